@@ -25,9 +25,9 @@ MAX_CONFIG_BYTES: Final = 16 * MIB
 MAX_DIMENSION: Final = 2**31
 MAX_LAYERS: Final = 2000
 REHEARSE_HINT: Final = (
-    "Its own class can be rehearsed: pip install torch transformers (or diffusers), and add "
-    "--rehearse; or build it yourself: fragdoctor estimate --model pkg.module:factory. A decoder "
-    "like Llama can be given by its sizes too: --layers, --hidden, --heads, --ffn, --vocab."
+    "Rehearse its own class: pip install torch transformers (or diffusers), then add --rehearse; "
+    "or build it yourself: fragdoctor estimate --model pkg.module:factory. For a decoder like "
+    "Llama, you can also give its sizes: --layers, --hidden, --heads, --ffn, --vocab."
 )
 
 Config = Mapping[str, Any]
@@ -97,7 +97,7 @@ def parse_config(data: bytes, name: str) -> Config:
         ) from e
     if not isinstance(config, dict):
         raise InputError(
-            f"{name} is not a model configuration: it holds no object.",
+            f"{name} is not a model configuration: it is not a JSON object.",
             hint="Give a Hugging Face config.json.",
         )
     return config
@@ -114,12 +114,12 @@ def shape_of_config(config: Config, name: str) -> ModelShape:
     kind = _kind(config)
     if not kind and not any(k in config for keys in KEYS.values() for k in keys):
         raise InputError(
-            f"{name} is JSON, but no model configuration.", hint="Give a Hugging Face config.json."
+            f"{name} is JSON but no model's configuration.", hint="Give a Hugging Face config.json."
         )
     architecture = ARCHITECTURES.get(kind)
     other = _unlike(config, kind)
     if architecture is None or other:
-        stated = f"of type {kind[:60]!r}{other}" if kind else "whose type (model_type) is not said"
+        stated = f"of type {kind[:60]!r}{other}" if kind else "without a type (model_type)"
         raise UncoveredModelError(
             f"{name} is a model {stated}, which the formulas do not cover.", hint=REHEARSE_HINT
         )
@@ -193,8 +193,8 @@ class ConfigReader:
             plural = "s" if len(self.missing) > 1 else ""
             raise InputError(
                 f"{self.name} lacks the key{plural} {which}.",
-                hint="Formulas cover language models; trace any other with --model "
-                "pkg.module:factory. Or add the key to the file.",
+                hint="The formulas cover language models; trace other models with --model "
+                "pkg.module:factory, or add the key to the file.",
             )
 
 
@@ -233,7 +233,7 @@ def _shape(reader: ConfigReader, a: Architecture, kind: str, notes: tuple[str, .
     is_masked = a.is_encoder and _is_masked_lm(config)
     has_head = not a.is_encoder or is_masked
     if not has_head:
-        notes = (*notes, "No language-model head is counted: a loss over a few classes.")
+        notes = (*notes, "No language-model head is counted; the loss is over a few classes.")
     positions = whole("positions", 0)
     d = replace(
         a,

@@ -45,7 +45,7 @@ DDP_SOURCE: Final = (
 )
 AUTOGRAD: Final = "PyTorch autograd: one gradient for each parameter, in its dtype"
 WORKSPACE_SOURCE: Final = (
-    "aten/src/ATen/cuda/CublasHandlePool.cpp: once a handle and stream; forward and autograd's "
+    "aten/src/ATen/cuda/CublasHandlePool.cpp: one per handle and stream; forward and autograd's "
     "thread have one each; CUBLAS_WORKSPACE_CONFIG changes it"
 )
 NCCL_BYTES: Final = 490 * MIB
@@ -106,11 +106,11 @@ def _bounds(workload: Workload) -> tuple[Needs, Sequence[Moment]]:
         workload.pipeline_parallel, workload.expert_parallel,
     )  # fmt: skip
     n_bytes = NCCL_BYTES * sum(degree > 1 for degree in degrees)
-    more = [Doubt("nccl", "communicators of NCCL, outside of PyTorch", n_bytes)]
+    more = [Doubt("nccl", "NCCL communicators, outside PyTorch", n_bytes)]
     if workload.is_fsdp and workload.lora_rank and workload.fsdp_kind is None:
         firsts = (replace(workload, fsdp_kind=kind) for kind in (FsdpKind.FIRST, FsdpKind.MIXED))
         most = max(needs_of(moments_of(first), first).high_bytes or 0 for first in firsts)
-        reason = "what FSDP 1 holds of layers with frozen weights; --fsdp-kind says which it is"
+        reason = "what FSDP 1 keeps for layers with frozen weights; --fsdp-kind settles it"
         more.append(Doubt("frozen_weights", reason, max(0, most - needs.high_bytes)))
     high = needs.high_bytes + sum(doubt.n_bytes for doubt in more)
     return replace(needs, high_bytes=high, doubts=(*needs.doubts, *more)), moments
@@ -231,7 +231,7 @@ def _items(workload: Workload, states: Sequence[GroupState], most: Mapping[str, 
     return [
         row("parameters", "Parameters", weights + sharded[3],
             ZERO if sharded[3] else workload.shape.source, sureness=guessed or exact),
-        row("gathered_parameters", "Parameters collected while in use",
+        row("gathered_parameters", "Parameters gathered while in use",
             f"({gathered_layers(workload)} x P_layer + P_outside) x bytes",
             f"{ZERO}; FSDP forward prefetch", sureness=estimate),
         row("master_weights", "fp32 master weights", f"{which} x 4 B{sharded[1]}",
@@ -243,7 +243,7 @@ def _items(workload: Workload, states: Sequence[GroupState], most: Mapping[str, 
         row("optimizer_states", f"Optimizer states ({optimizer.title})", stepped,
             f"{optimizer.source}; {ZERO}" if sharded[1] else optimizer.source,
             note="They appear in the first step()"),
-        row("weight_copies", "Weights once more (16-bit or fp8 copies)",
+        row("weight_copies", "Copies of weights (16-bit or fp8)",
             f"P_copied x {precision.copies:g} B", precision.source or AUTOCAST_DOC),
         row("kv_cache", "KV cache", "L x B x T x elements of a token x bytes", KV_SOURCE,
             numbers=_cache_numbers(workload)),
@@ -280,20 +280,20 @@ def _notes(workload: Workload) -> list[str]:
     falls_back = attention_used(workload, precision) is Attention.MATH
     if falls_back and workload.attention is Attention.SDPA:
         notes.append(
-            "In fp32 no fused attention takes fewer key-value heads than query heads: PyTorch's "
-            "fallback with its S x S scores is counted. Where the code repeats keys and values "
-            "first, write --attention flash."
+            "In fp32, no fused attention takes fewer key-value than query heads, so the S x S "
+            "scores of PyTorch's fallback are counted. If the code repeats keys and values first, "
+            "use --attention flash."
         )
     if precision.compute < 4 and workload.loss is None and shape.has_lm_head:
         notes.append(
-            f"The loss is taken of {'fp32' if loss_of(workload) is Loss.FP32 else '16-bit'} "
-            "logits; --logits says otherwise (16-bit, fp32, chunked, or fused as by Liger)."
+            f"The loss is computed from {'fp32' if loss_of(workload) is Loss.FP32 else '16-bit'} "
+            "logits; --logits changes that (16-bit, fp32, chunked, or fused as in Liger)."
         )
     if workload.grad_accumulation > 1:
         notes.append(
-            "Gradient accumulation keeps the gradients through the forward passes; a smaller "
-            "micro batch is what saves memory."
+            "Gradient accumulation keeps the gradients during the forward passes; only a smaller "
+            "micro batch saves memory."
         )
     if not shape.has_layers:
-        notes.append("The shape of the layers is not known: activations are left out.")
+        notes.append("The shape of the layers is not known, so activations are left out.")
     return notes

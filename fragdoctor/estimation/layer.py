@@ -126,7 +126,7 @@ def norm_op(norm: Norm, precision: Precision, slot: str, *, trains: bool = True)
         return Op(slot, slot, (source, Term("B*S", FP32, "deviation")), inputs)
     kept = [Term("B*S*H", FP32, "input" if residual == FP32 else "fp32 input")]
     if trains:
-        kept.append(Term("B*S*H", residual, "normalised"))
+        kept.append(Term("B*S*H", residual, "normalized"))
     saved = (*kept, Term("B*S", FP32, "deviation"))
     return Op(f"{slot} (written out)", slot, saved, inputs)
 
@@ -156,7 +156,7 @@ def _attention_ops(workload: Workload, precision: Precision) -> list[Op]:
     if any(g.name == "attention.qk_norm" for g in shape.parameters):
         kept = FP32 + (0.0 if workload.lora_rank else c)
         ops += [
-            Op(f"norm of the {what}", "", (Term(unit, kept, "fp32 input and normalised"),),
+            Op(f"norm of the {what}", "", (Term(unit, kept, "fp32 input and normalized"),),
                (Term(unit, c),), (Term(unit, 2 * FP32),))
             for what, unit in (("queries", "B*S*Q"), ("keys", "B*S*K"))
         ]  # fmt: skip
@@ -200,7 +200,7 @@ def _core_attention(workload: Workload, precision: Precision, kind: Attention) -
         Term("B*a*S*S", softmax, "probabilities"),
         Term("B*a*S*S", c * shape.attention_softcap, "tanh of the scores"),
         Term("B*a*S*S", float(dropped), "dropout mask"),
-        Term("B*a*S*S", c * (dropped or softmax != c), "what is multiplied with the values"),
+        Term("B*a*S*S", c * (dropped or softmax != c), "scores that multiply the values"),
     )
     return Op("attention written out", "", saved, inputs, (Term("B*a*S*S", FP32 + c),))
 
@@ -277,7 +277,7 @@ def linear_input(
         kept = precision.compute * (n_adapted if precision.is_autocast else 1)
     found = (Term(unit, kept, "inputs of adapters"),) if n_adapted else ()
     if precision.keeps_input:
-        found = (*found, Term(unit, precision.compute, "input of quantised layers"))
+        found = (*found, Term(unit, precision.compute, "input of quantized layers"))
     return found
 
 

@@ -115,7 +115,7 @@ def catalogue(workload: Workload) -> dict[str, Measure]:
             if workload.shape.n_heads >= n and workload.shape.n_heads % n == 0:
                 named[f"tp_{n}"] = Measure(
                     "tensor_parallel", f"tensor parallel on {n} GPUs",
-                    {"tensor_parallel": n}, "two reductions a layer between the GPUs",
+                    {"tensor_parallel": n}, "two reductions per layer between the GPUs",
                     TENSOR_PARALLEL,
                 )  # fmt: skip
     elif not workload.inference:
@@ -152,10 +152,10 @@ def _for_training(workload: Workload) -> list[Measure]:
         (workload.shape.has_lm_head and loss_of(workload) is not Loss.FUSED
          and not workload.keeps_logits,
          Measure("fused_loss", "fused loss", {"loss": Loss.FUSED},
-                 "the kernel of Liger or of cut cross-entropy, where it knows the model", LIGER)),
+                 "needs a kernel of Liger or cut cross-entropy for the model", LIGER)),
         (precision.compute >= 4,
          Measure("autocast", "autocast to bf16", {"dtype": "amp-bf16"},
-                 "weights stay fp32; copies of them in 16 bits", AUTOCAST_DOC)),
+                 "weights stay fp32, with copies in 16 bits", AUTOCAST_DOC)),
         (precision.weight >= 4 and is_full,
          Measure("bf16", "weights and states in bf16", {"dtype": "bf16"},
                  "small updates are rounded away without fp32 master weights", MIXED_PRECISION,
@@ -165,7 +165,7 @@ def _for_training(workload: Workload) -> list[Measure]:
                  "none: AdamW(fused=True) makes no temporary copy", TORCH_OPTIM)),
         (optimizer.copies >= 2,
          Measure("8bit_optimizer", "8-bit AdamW",
-                 {"optimizer": "adamw-8bit"}, "needs bitsandbytes; states are quantised in blocks",
+                 {"optimizer": "adamw-8bit"}, "needs bitsandbytes; states are quantized in blocks",
                  ADAM_8BIT)),
         ("optimizer" not in workload.offload and optimizer.copies,
          Measure("offload_optimizer", "optimizer states on the host",
@@ -173,15 +173,15 @@ def _for_training(workload: Workload) -> list[Measure]:
                  "back, and updates on the CPU", OFFLOAD, None)),
         (is_full,
          Measure("lora", f"LoRA of rank {LORA_RANK}", base,
-                 "another way of training: the base stays frozen", LORA, changes_training=True)),
+                 "different training: the base stays frozen", LORA, changes_training=True)),
         (is_full and workload.shape.has_layers,
          Measure("qlora", f"QLoRA: 4-bit base, LoRA of rank {LORA_RANK}",
                  {**base, "dtype": "int4"},
-                 "about 39 % slower than LoRA on 16-bit weights; the base is quantised", QLORA,
+                 "about 39 % slower than LoRA on 16-bit weights; the base is quantized", QLORA,
                  QLORA_SLOWDOWN, changes_training=True)),
         (not is_full and workload.shape.has_layers and not precision.is_quantised,
          Measure("qlora", "4-bit base", {"dtype": "int4"},
-                 "about 39 % slower than on 16-bit weights; the base is quantised", QLORA,
+                 "about 39 % slower than on 16-bit weights; the base is quantized", QLORA,
                  QLORA_SLOWDOWN, changes_training=True)),
     )  # fmt: skip
     return [measure for applies, measure in rows if applies]
@@ -224,7 +224,7 @@ def _micro_batch(workload: Workload, batch: int) -> Measure:
 def _sharded(stage: int, world: int) -> Measure:
     name = "ZeRO-3 / FSDP" if stage == 3 else "ZeRO-2"
     cost = (
-        "parameters travel too: 1.5 times the traffic of data parallelism"
+        "parameters are sent too: 1.5 times the traffic of data parallelism"
         if stage == 3
         else f"needs {world} GPUs; no more traffic than data parallelism"
     )

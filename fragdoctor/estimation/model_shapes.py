@@ -94,7 +94,7 @@ def parse_count(text: str) -> int:
     match = _COUNT.fullmatch(text)
     if match is None:
         raise ConfigError(
-            f"{text!r} is no parameter count.", hint="Write for example 7B, 350M or 1.3e9."
+            f"{text!r} is not a parameter count.", hint="Write for example 7B, 350M or 1.3e9."
         )
     value = float(match.group(1)) * _FACTORS[match.group(2).lower()]
     if not 1000 <= value <= MAX_PARAMETERS:
@@ -138,7 +138,7 @@ def guessed_shape(n_parameters: int, given: GivenSizes) -> ModelShape:
         raise ConfigError(
             f"These dimensions make {format_count(total)} parameters, not "
             f"{format_count(n_parameters)}.",
-            hint="Leave --params out, or give fewer dimensions.",
+            hint="Leave out --params, or give fewer dimensions.",
         )
     kind = "GPT-like" if is_gpt else "Llama-like"
     said = f"A {kind} decoder of {format_count(total)} parameters."
@@ -227,7 +227,7 @@ def _by_its_name(name: str, preset: Preset) -> Sequence[str]:
     hub = preset.hub.lower()
     if name.strip().lower() in (preset.name, hub, hub.rpartition("/")[2]):
         return ()
-    return (f"By its name, {name} is taken to have the shape of {preset.hub}.",)
+    return (f"Going by its name, {name} is assumed to have the shape of {preset.hub}.",)
 
 
 def is_model_name(name: str) -> bool:
@@ -241,19 +241,19 @@ def unknown_model(name: str) -> InputError:
     near = difflib.get_close_matches(name.lower(), presets(), cutoff=0.4)
     if is_of_llama_cpp(name):
         return InputError(
-            f"{name} is of llama.cpp, whose memory is not estimated.",
-            hint="Near it comes: fragdoctor estimate "
+            f"{name} is for llama.cpp, whose memory is not estimated.",
+            hint="The closest is: fragdoctor estimate "
             f"{(near or ['llama-3.1-8b'])[0]} --inference --dtype int4",
         )
     if re.fullmatch(r"[\d.]+[bm]", name.lower()):
         return InputError(
-            f"{name} is a size, and names no model.",
-            hint=f"Ask: fragdoctor estimate --params {name.upper()}",
+            f"{name} is a size, not the name of a model.",
+            hint=f"Run: fragdoctor estimate --params {name.upper()}",
         )
     if _HUB_ID.fullmatch(name):
         folder = name.rsplit("/", maxsplit=1)[-1]
         return InputError(
-            f"{name} is no file here and no model that is known by name; nothing is downloaded.",
+            f"{name} is neither a local file nor a known model; nothing is downloaded.",
             hint=f"Fetch its configuration: hf download {name} config.json --local-dir {folder}; "
             f"then: fragdoctor estimate {folder}",
         )
@@ -292,7 +292,7 @@ def configuration_of(inputs: Sequence[str]) -> Config:
             raise unknown_model(inputs[-1])  # its own configuration says how it is quantized
         return dict(preset.config)
     if len(inputs) != 1:
-        raise ConfigError("One model is rehearsed at a time.", hint="Give one config.json or name.")
+        raise ConfigError("Models are rehearsed one at a time.", hint="Give one model.")
     path = Path(inputs[0])
     return read_config(path / "config.json" if path.is_dir() else path)
 

@@ -55,7 +55,7 @@ def plans_of(workload: Workload, gpu: GpuModel, price: float | None) -> Sequence
     speeds = speeds_of(gpu)
     if speeds is None:
         raise ConfigError(
-            f"How fast {gpu.name} is, is not known: plans cannot be compared.",
+            f"The speed of {gpu.name} is not known, so plans cannot be compared.",
             hint="Name a card such as h100, a100-80g, l40s or rtx-4090.",
         )
     if not workload.shape.has_layers or not workload.seq:

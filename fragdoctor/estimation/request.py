@@ -26,19 +26,19 @@ MAX_BATCH: Final = 1 << 24
 MAX_SEQ: Final = 1 << 28
 MAX_WORLD: Final = 1 << 20
 FORMULA_ERROR: Final = (
-    "How sure: on 64 recorded runs of GPT- and Llama-like models the peak came out within 7 % and "
-    "reserved memory within 15 %, on PyTorch's own allocator with steps of 73 models of "
-    "Transformers, most in 3 precisions, the peak within 5 % for 9 of 10 and within 10 % for all; "
-    "code that keeps other tensors differs more. --rehearse runs the model's own class where its "
-    "library is installed, --model your own code."
+    "How sure: on 64 recorded runs of GPT- and Llama-like models, the peak was within 7 % and "
+    "reserved memory within 15 %; on PyTorch's own allocator, with steps of 73 models of "
+    "Transformers, most in 3 precisions, the peak was within 5 % for 9 of 10 and within 10 % for "
+    "all. Code that keeps other tensors differs more. --rehearse runs the model's own class if its "
+    "library is installed; --model runs your own code."
 )
 
 NO_LAYERS_ERROR: Final = (
     "How sure: parameters, gradients and optimizer states follow from the counts; activations, "
-    "which can be the larger part, are not in it."
+    "which can be the larger part, are not included."
 )
 INFERENCE_ERROR: Final = (
-    "How sure: 3 recorded prefills of Llama-like models came out within 5 %; a server such as vLLM "
+    "How sure: 3 recorded prefills of Llama-like models were within 5 %; a server such as vLLM "
     "takes the rest of the GPU for its cache."
 )
 
@@ -93,14 +93,14 @@ def workload_of(
     is_quantised = bool(stored) and not precision_of(stored).trains_base
     if is_quantised and name != stored and not workload.inference:
         notes.append(
-            f"The file's weights are quantised and cannot be trained so: {name} weights are "
-            "counted. --lora RANK trains adapters on the quantised ones."
+            f"The file's weights are quantized and cannot be trained that way, so {name} weights "
+            "are counted. --lora RANK trains adapters on the quantized weights."
         )
     seq, more = _length(workload)
     notes += more
     if not asked.get("dtype"):
         in_file = f"; the file stores {stored}" if stored and stored != name else ""
-        notes.append(f"The precision is taken to be {name}{in_file}; --dtype sets it.")
+        notes.append(f"The precision is assumed to be {name}{in_file}; --dtype sets it.")
     frozen_base = workload.inference or workload.lora_rank > 0
     workload = replace(
         workload,
@@ -189,7 +189,7 @@ def _length(workload: Workload) -> tuple[int, Sequence[str]]:
             hint=f"At most --seq {shape.max_positions}, new tokens included.",
         )
     beyond = f"{tokens} tokens are more than the {shape.max_positions} positions"
-    note = f"{beyond} that the model was made for: it answers badly there unless extended."
+    note = f"{beyond} that the model was made for: its answers are bad there unless it is extended."
     return workload.seq, (note,)
 
 
@@ -210,15 +210,15 @@ def _check(workload: Workload) -> None:
     for part in workload.offload:
         if part not in OFFLOADABLE:
             raise ConfigError(
-                f"{part!r} is nothing that can be offloaded.",
-                hint=f"Choose of {', '.join(OFFLOADABLE)}, separated by commas.",
+                f"{part!r} cannot be offloaded.",
+                hint=f"Choose from {', '.join(OFFLOADABLE)}, separated by commas.",
             )
     choice = workload.checkpointing
     if choice not in ("none", "full", "sqrt") and not (
         choice.isascii() and choice.isdigit() and 0 < int(choice[:9]) < 10**6
     ):
         raise ConfigError(
-            f"{choice!r} is no way of checkpointing.",
+            f"{choice!r} is not a kind of checkpointing.",
             hint="Choose none, full, sqrt, or a number of layers.",
         )
     if not workload.inference and (workload.kv_dtype or workload.new_tokens):
@@ -227,6 +227,6 @@ def _check(workload: Workload) -> None:
         )
     if workload.zero_stage and workload.world_size == 1:
         raise ConfigError(
-            "ZeRO and FSDP share states among GPUs: the number of GPUs is missing.",
+            "ZeRO and FSDP share states among GPUs, but the number of GPUs is missing.",
             hint="Add for example --world-size 8.",
         )

@@ -117,7 +117,7 @@ def _entry(path: Path, name: str, entry: Any, data_bytes: int) -> TensorEntry:
         bits = prod(found.shape) * DTYPE_BITS[found.dtype]
         is_genuine = prod(found.shape) <= MAX_ELEMENTS and end - begin == (bits + 7) // 8
     except (ValidationError, KeyError):
-        is_genuine, why = False, "is none of the format"
+        is_genuine, why = False, "is not in the format"
     if not is_genuine:
         said = f"{path}: the entry {name[:80]!r} {why}; no genuine file has that."
         raise RefusedSnapshot(said)
@@ -139,7 +139,7 @@ def read_index(path: Path) -> list[Path]:
     weights = read_config(path).get("weight_map")
     if not isinstance(weights, dict) or not weights:
         raise InputError(
-            f"{path} is no safetensors index: it lacks weight_map.",
+            f"{path} is not a safetensors index: it lacks weight_map.",
             hint="Give the directory, or model.safetensors.index.json.",
         )
     names = {name for name in weights.values() if isinstance(name, str)}
@@ -182,7 +182,7 @@ def shape_of_tensors(entries: Sequence[TensorEntry], source: str) -> ModelShape:
     """Return what the tensors alone say: how many parameters there are, but nothing on layers."""
     sizes = Counter(e.shape for e in entries if all(e.shape))
     groups = (ParameterGroup("tensors", s, n, Role.OTHER, layered=False) for s, n in sizes.items())
-    note = "Tensors alone do not say how layers work: activations are not estimated. "
+    note = "Tensors alone do not show how layers work, so activations are not estimated. "
     return ModelShape(
         name="safetensors", source=source, parameters=tuple(groups),
         assumptions=(f"{note}Put config.json beside the file.",),
@@ -195,8 +195,8 @@ def with_exact_counts(shape: ModelShape, entries: Sequence[TensorEntry], source:
     if counted == stated:
         return replace(shape, source=source)
     note = (
-        f"The files hold {format_count(counted)} elements, the configuration makes "
-        f"{format_count(stated)} parameters: the larger number counts."
+        f"The files hold {format_count(counted)} elements, but the configuration makes "
+        f"{format_count(stated)} parameters; the larger number is used."
     )
     rest = [outside("others", counted - stated)] if counted > stated else []
     return replace(

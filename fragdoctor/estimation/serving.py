@@ -55,7 +55,7 @@ def serving_of(
     """
     if not 0 < utilization <= 1:
         raise ConfigError(
-            f"--gpu-memory-utilization {utilization:g} is no share.", hint="Write for example 0.9."
+            f"--gpu-memory-utilization {utilization:g} is not a share.", hint="Use for example 0.9."
         )
     if not workload.shape.has_layers:
         raise ConfigError(

@@ -153,7 +153,7 @@ def _inference(workload: Workload, states: Sequence[GroupState], start: Live) ->
         joined = sum(
             g.stored_bytes * g.count for g in states if g.slot == "qkv" and g.role is Role.LINEAR
         )
-        yield Moment(held, "joining of query, key and value", _plus(start, temporaries=joined))
+        yield Moment(held, "joining query, key and value", _plus(start, temporaries=joined))
     read = _plus(start, kv_cache=workload.batch * cache_bytes_of_prompt(workload))
     grown = _plus(start, kv_cache=step, temporaries=step * (cache_copies(workload) - 1))
     if not shape.has_layers or not workload.seq:

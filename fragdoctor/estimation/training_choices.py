@@ -91,7 +91,7 @@ _GROUPED_4: Final = (4 + (16 + 4) / 128) / 8
 _MXFP4: Final = (4 + 8 / 32) / 8
 BNB_0_43_2: Final = (
     "https://github.com/bitsandbytes-foundation/bitsandbytes/releases/tag/0.43.2, QLoRA: inputs "
-    "were kept without need"
+    "were kept needlessly"
 )
 PREPARED: Final = (
     "https://github.com/huggingface/peft/blob/main/src/peft/utils/other.py, "
@@ -174,7 +174,7 @@ def precision_of(name: str) -> Precision:
         found = None if found.trains_base else _prepared(found)
     if found is None:
         raise ConfigError(
-            f"{name!r} is no precision.", hint=f"Choose one of {', '.join(PRECISIONS)}."
+            f"{name!r} is not a known precision.", hint=f"Choose one of {', '.join(PRECISIONS)}."
         )
     return found
 
@@ -199,7 +199,7 @@ def dtype_bytes(name: str) -> float:
     key = name.strip().lower()
     size = DTYPE_BYTES.get(_OTHER_PRECISIONS.get(key, key))
     if size is None:
-        raise ConfigError(f"{name!r} is no dtype.", hint=f"Choose {', '.join(DTYPE_BYTES)}.")
+        raise ConfigError(f"{name!r} is not a known dtype.", hint=f"Use {', '.join(DTYPE_BYTES)}.")
     return size
 
 
@@ -308,6 +308,6 @@ def optimizer_of(name: str) -> OptimizerSpec:
         if found.name.replace("-", "") == key:
             return found
     raise ConfigError(
-        f"{name!r} is no known optimizer.",
-        hint=f"Choose one of {', '.join(OPTIMIZERS)}; the nearest in states will do.",
+        f"{name!r} is not a known optimizer.",
+        hint=f"Choose one of {', '.join(OPTIMIZERS)}; one with similar states will do.",
     )

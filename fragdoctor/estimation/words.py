@@ -80,11 +80,11 @@ def read_question(text: str) -> Asked:
         bits = 8 if "8" in word else 4
         options.setdefault("dtype", f"int{bits}")
         notes.append(
-            f"{word} is of llama.cpp, whose memory is not estimated: {bits} bits are near."
+            f"{word} is for llama.cpp, whose memory is not estimated; {bits} bits come close."
         )
         rest = rest.replace(word, _GAP, 1)
     if params and guess:
-        said = f"No model of that name is known: one like Llama of {params} is counted."
+        said = f"No model of that name is known; a Llama-like one of {params} is counted."
         notes.append(f"{said} {guess}".rstrip())
     unread = [word for word in rest.split() if word.lower() not in _SAYS_NOTHING]
     if unread:
@@ -257,7 +257,7 @@ def _settle(options: dict[str, Any], n_named: int) -> list[str]:
             options.setdefault("zero", 3)
     elif n_gpus > 1:
         options["tensor_parallel"] = n_gpus
-    said = 'Neither training nor running was said: running is counted; say "train" for training.'
+    said = 'Training or running was not mentioned, so running is counted; say "train" for training.'
     return [] if is_said else [said]
 
 
@@ -275,7 +275,7 @@ def _near(words: Sequence[str], size: str) -> str:
     names = [name for name in presets() if not size or size in name.split("-")]
     runs = (" ".join(words[start:end]).lower() for start, end in _runs(words))
     near = [name for run in runs for name in difflib.get_close_matches(run, names, cutoff=0.7)]
-    return f"Near are {', '.join(dict.fromkeys(near[:3]))}. " if near else ""
+    return f"Similar are {', '.join(dict.fromkeys(near[:3]))}. " if near else ""
 
 
 def _no_model(words: Sequence[str], guess: str) -> InputError:
@@ -284,6 +284,6 @@ def _no_model(words: Sequence[str], guess: str) -> InputError:
         if is_of_llama_cpp(word):
             return unknown_model(word)
     return InputError(
-        "Those words name no file here and no model that is known.",
+        "Those words name no local file and no known model.",
         hint=f"{guess}Check the path, or see: fragdoctor estimate --list-models",
     )

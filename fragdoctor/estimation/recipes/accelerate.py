@@ -27,7 +27,7 @@ from fragdoctor.estimation.recipes.entries import (
 
 ENGINE: Final = one_of(
     {"fsdp": "fsdp", "deepspeed": "deepspeed", "multi_gpu": "ddp", "tp": "ddp"},
-    "is no way to share a run among GPUs that an estimate knows",
+    "is not a known way to share a run among GPUs",
 )  # fmt: skip
 SHARDING: Final = one_of(
     {"full_shard": 3, "1": 3, "shard_grad_op": 2, "2": 2, "no_shard": 0, "3": 0,
@@ -38,7 +38,7 @@ _WHOLE: Final = "weights stay gathered between forward and backward, which needs
 FSDP_RULES: Final[dict[str, Becomes]] = facts(
     ("stage", SHARDING, "fsdp_sharding_strategy"),
     ("offload_fsdp", when_on(True), "fsdp_offload_params"),
-    ("fsdp_kind", one_of({"1": "1", "2": "2"}, "is no version of FSDP"), "fsdp_version"),
+    ("fsdp_kind", one_of({"1": "1", "2": "2"}, "is not a version of FSDP"), "fsdp_version"),
     ("checkpointing", when_on("full"), "fsdp_activation_checkpointing"),
 )
 """FSDP's entries that several programs share; ``complete_fsdp`` reads the rest."""

@@ -61,7 +61,7 @@ def read_entries(path: Path) -> Entries:
     else:
         found = _parsed(json.loads, text, name, "JSON")
     if not isinstance(found, dict):
-        raise InputError(f"{name} holds no names with values.", hint="Give a configuration file.")
+        raise InputError(f"{name} does not map names to values.", hint="Give a configuration file.")
     _check_values(found, name)
     return {str(key): value for key, value in found.items()}
 
@@ -97,7 +97,7 @@ def parse_yaml(text: str, name: str) -> Any:
     except yaml.constructor.ConstructorError as e:
         raise RefusedSnapshot(
             f"{name} asks for more than plain values: {_first_line(e.problem or e)}.",
-            hint="Remove the tag (!...) or the key that is no text.",
+            hint="Remove the tag (!...) or the key that is not text.",
             offset=getattr(e.problem_mark, "index", None),
         ) from e
     except (yaml.YAMLError, ValueError) as e:
@@ -119,7 +119,7 @@ def _check_events(yaml: Any, text: str, name: str) -> None:
         anchor = getattr(event, "anchor", None)
         if isinstance(event, yaml.AliasEvent):
             if any(anchor == outer for outer, _ in open_nodes):
-                raise RefusedSnapshot(f"{name}: the alias *{anchor} stands inside of itself.")
+                raise RefusedSnapshot(f"{name}: the alias *{anchor} contains itself.")
             n_nodes += sizes.get(anchor, 1)
         elif isinstance(event, yaml.NodeEvent):
             n_nodes += 1

@@ -233,7 +233,7 @@ def text_of(value: Any) -> str:
 def name(value: Any) -> str:
     """Return a name or a path as written."""
     if not isinstance(value, str) or not value.strip():
-        raise UnsayableError("is no name")
+        raise UnsayableError("is not a name")
     return value.strip()
 
 
@@ -246,7 +246,7 @@ def count(value: Any) -> int | None:
     except (TypeError, ValueError):
         number = None
     if number is None or number != number or abs(number) > 2**53 or number != int(number):  # noqa: PLR0124 - not a number
-        raise UnsayableError("is no whole number")
+        raise UnsayableError("is not a whole number")
     return int(number) if number >= 1 else None
 
 
@@ -257,7 +257,7 @@ def share(value: Any) -> float:
     except (TypeError, ValueError):
         number = -1.0
     if not 0 < number <= 1:
-        raise UnsayableError("is no share of 1")
+        raise UnsayableError("is not a share from 0 to 1")
     return number
 
 
@@ -266,9 +266,7 @@ def when_on(meaning: Any) -> Convert:
     return lambda value: None if is_off(value) else meaning
 
 
-def one_of(
-    meanings: Mapping[str, Any], otherwise: str = "stands for nothing that is known"
-) -> Convert:
+def one_of(meanings: Mapping[str, Any], otherwise: str = "is not a known value") -> Convert:
     """Return the conversion of a lower-case name by a table; a value that is off becomes None."""
 
     def convert(value: Any) -> Any:
@@ -282,11 +280,9 @@ def one_of(
 
 
 _OF_TORCH: Final = {f"torch.{name}": kind for name, kind in PLAIN_DTYPES.items()}
-dtype: Final = one_of(
-    {AUTO: AUTO, **PLAIN_DTYPES, **_OF_TORCH}, "is no dtype that an estimate knows"
-)
+dtype: Final = one_of({AUTO: AUTO, **PLAIN_DTYPES, **_OF_TORCH}, "is not a known dtype")
 mixed_dtype: Final = one_of(
-    {"bf16": "bf16", "fp16": "fp16", "auto": None}, "is no mixed precision that an estimate knows"
+    {"bf16": "bf16", "fp16": "fp16", "auto": None}, "is not a known mixed precision"
 )
 
 _ATTENTION: Final[Mapping[str, str | None]] = {
@@ -301,7 +297,7 @@ def attention(value: Any) -> str | None:
     if "flash" in key or "sage" in key:
         return "flash"
     if key not in _ATTENTION:
-        raise UnsayableError("is no attention that an estimate knows; counted as sdpa")
+        raise UnsayableError("is not a known kind of attention; counted as sdpa")
     return _ATTENTION[key]
 
 
@@ -310,7 +306,7 @@ def optimizer(value: Any) -> str:
     try:
         return optimizer_of(str(value)).name
     except ConfigError as e:
-        raise UnsayableError("is no optimizer that an estimate knows") from e
+        raise UnsayableError("is not a known optimizer") from e
 
 
 _EVERY_LINEAR: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -31,8 +31,8 @@ FORMATS: Final = (
 """The formats in the order in which they are tried: the ones with distinctive names come first."""
 
 KNOWN: Final = (
-    "Known are files of Axolotl, LLaMA-Factory, torchtune, torchtitan, TRL and Transformers, vLLM, "
-    "Accelerate and DeepSpeed."
+    "Known are the files of Axolotl, LLaMA-Factory, torchtune, torchtitan, TRL and Transformers, "
+    "vLLM, Accelerate and DeepSpeed."
 )
 
 
@@ -55,5 +55,5 @@ def reading_of(entries: Entries, source: str) -> Reading:
     """
     format_ = format_of(entries)
     if format_ is None:
-        raise InputError(f"Nothing in {source} says which program's it is.", hint=KNOWN)
+        raise InputError(f"Nothing in {source} shows which program it is for.", hint=KNOWN)
     return read(format_, vllm.plain(entries) if format_ is vllm.FORMAT else entries, source)

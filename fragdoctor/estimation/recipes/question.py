@@ -23,7 +23,7 @@ _OF_MODELS: Final = ("architectures", "model_type", "weight_map", "_class_name",
 _SCRIPTS: Final = (".sh", ".bash", ".slurm", ".sbatch")
 MAX_REFERENCES: Final = 3
 PASTED: Final = "--args"
-NOT_HERE: Final = "is not here: what it shares among GPUs, or changes, is not counted"
+NOT_HERE: Final = "is missing; what it shares among GPUs or changes is not counted"
 
 
 class Question(Struct, frozen=True):
@@ -82,7 +82,7 @@ def _of_file(path: Path, source: str) -> list[Reading]:
 def _referenced(reading: Reading, folder: Path, depth: int = 0) -> Iterator[Reading]:
     """Yield what the files that a configuration names say, and note the files that are missing."""
     if depth == MAX_REFERENCES:
-        raise LimitExceeded(f"{reading.source} names files that name further ones, without end.")
+        raise LimitExceeded(f"{reading.source} names files that name more and more files.")
     for key, text in reading.references.items():
         if isinstance(text, dict):
             yield reading_of(text, f"{reading.source}, {key}")
@@ -118,12 +118,12 @@ def _of_commands(text: str, source: str, folder: Path) -> list[Reading]:
     try:
         found = command_lines(text)
     except ValueError as e:
-        raise InputError(f"{source} is no command line: {e}.") from e
+        raise InputError(f"{source} is not a command line: {e}.") from e
     if not found:
         raise InputError(
-            f"{source} starts neither a training nor a server that is known.",
-            hint="Known are vllm serve, accelerate launch, torchrun, deepspeed, trl, axolotl "
-            "train, llamafactory-cli train, tune run and python SCRIPT.py with options.",
+            f"{source} starts no known training program or server.",
+            hint="Known ones are vllm serve, accelerate launch, torchrun, deepspeed, trl, "
+            "axolotl train, llamafactory-cli train, tune run and python SCRIPT.py with options.",
         )
     readings = _of_command(found[0], source, folder)
     if len(found) > 1:
@@ -156,14 +156,14 @@ def _of_command(command: CommandLine, source: str, folder: Path) -> list[Reading
         readings += [launch, *_referenced(launch, folder)]
     if missing and (not readings or all(reading.format.is_launch for reading in readings)):
         raise InputError(
-            f"{missing[0]}, which the command of {source} names, is not here.",
-            hint="Start where it is, or give the file itself.",
+            f"{missing[0]}, which the command in {source} names, is missing.",
+            hint="Run this in its folder, or give the file itself.",
         )
     for name in missing:
         readings[0].leave("--config", name, Bearing.MATTERS, NOT_HERE)
     _note_places(readings, entries)
     if not readings:
-        raise InputError(f"The command of {source} has no options.", hint="Paste the whole of it.")
+        raise InputError(f"The command in {source} has no options.", hint="Paste all of it.")
     return readings
 
 

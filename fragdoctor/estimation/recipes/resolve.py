@@ -121,7 +121,7 @@ def _in_order(readings: Sequence[Reading]) -> Sequence[Reading]:
     if len(runs) > 1:
         raise ConfigError(
             f"{runs[0].source} and {runs[1].source} describe two runs.",
-            hint="Give one of them, with files of Accelerate or DeepSpeed beside it.",
+            hint="Give one of them, plus any files of Accelerate or DeepSpeed.",
         )
     return [*runs, *(reading for reading in readings if reading.format.is_launch)]
 
@@ -144,7 +144,7 @@ def _refuse_unsayable(run: _Run) -> None:
                 continue
             raise ConfigError(
                 f"{reading.source}: {fact.key} {fact.text!r} {reason}.",
-                hint=f"Give what comes nearest: {_NEAREST[option]}",
+                hint=f"Give what comes closest: {_NEAREST[option]}",
             )
 
 
@@ -193,8 +193,8 @@ def _sharing(run: _Run) -> int:
             n = max(1, n // int(run.value("n_nodes") or 1))
     if n is None and stage:
         run.notes.append(
-            f"{run.sources.get('engine', run.readings[0]).source}: {STAGES[stage]} among GPUs, and "
-            "no file says among how many. Counted on one; --world-size N says it."
+            f"{run.sources.get('engine', run.readings[0]).source}: {STAGES[stage]} among GPUs, but "
+            "no file says how many. One GPU is counted; --world-size N sets it."
         )
     n = n or 1
     if n > 1:
@@ -216,7 +216,7 @@ def _offload(run: _Run, n_sharing: int) -> None:
         # An estimate moves weights off the GPU only if GPUs share them.
         parts.remove("parameters")
         run.notes.append(
-            "Weights on the host are counted only where GPUs share them: here they stay."
+            "Weights count as moved to the host only if GPUs share them; here they stay on the GPU."
         )
     if parts:
         run.set("offload", ",".join(parts), *(f"offload_{part}" for part in parts))
@@ -269,7 +269,7 @@ def _of_model(run: _Run, model: FoundModel | None) -> None:
             run.set("seq", longest, "seq")
         else:
             run.notes.append(
-                "A sequence may grow as long as the model allows, which is not known here: --seq N."
+                "Sequences may get as long as the model allows, which is not known; set --seq N."
             )
     if "expert_parallel" in run.settings and model and not model.shape.n_experts:
         del run.settings["expert_parallel"]
@@ -320,8 +320,8 @@ def _stored_dtype(run: _Run, stored: str) -> str:
     if stored in _PLAIN:
         return stored
     run.notes.append(
-        "Weights are loaded in the dtype of their checkpoint, which is not known here: bf16 is "
-        "counted; --dtype sets it."
+        "Weights are loaded in the dtype of their checkpoint, which is not known here; bf16 is "
+        "counted, and --dtype changes that."
     )
     return "bf16"
 

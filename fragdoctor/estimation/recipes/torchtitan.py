@@ -105,7 +105,7 @@ def _complete_model(reading: Reading) -> None:
     if kind in _FLAVORS:
         reading.take("model", _FLAVORS[kind], key, text)
     else:
-        reading.leave(key, text, Bearing.MATTERS, "is no model whose size is known")
+        reading.leave(key, text, Bearing.MATTERS, "is not a model whose size is known")
 
 
 def _complete_optimizer(reading: Reading) -> None:

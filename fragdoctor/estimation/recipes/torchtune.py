@@ -58,7 +58,7 @@ def model(value: Any) -> str:
         return _OTHERS[builder]
     found = _KIND.fullmatch(builder)
     if found is None:
-        raise UnsayableError("is no model whose size is known; name one on the command line")
+        raise UnsayableError("is not a model whose size is known; name one on the command line")
     family, size = found[1], found[2].replace("_", ".")
     return _MODELS[family].format(size if family.startswith("gemma") else size.upper())
 
@@ -166,8 +166,8 @@ def _complete_sharing(reading: Reading) -> None:
     offload_to_host(reading)
     if "engine" not in reading.facts and "n_gpus" not in reading.facts:
         reading.notes.append(
-            f"{reading.source} does not say how many GPUs tune run starts: counted on one; for a "
-            "distributed recipe add --fsdp --world-size N."
+            f"{reading.source} does not say how many GPUs tune run uses; one is counted. For a "
+            "distributed recipe, add --fsdp --world-size N."
         )
 
 

@@ -34,9 +34,9 @@ from fragdoctor.estimation.recipes.entries import (
 from fragdoctor.model.recipe import Bearing, UnusedEntry
 
 REFERENCE: Final = (
-    "a reference model, where there is one, is not counted: a second copy of the weights needs more"
+    "a reference model, if there is one, is not counted; its copy of the weights needs more"
 )
-GENERATION: Final = "generation on the same GPU is not counted: it needs more"
+GENERATION: Final = "generation on the same GPU is not counted; it needs more"
 _EVAL_BATCHES: Final = ("per_device_eval_batch_size", "eval_batch_size")
 
 
@@ -85,7 +85,7 @@ def count_preferences(reading: Reading, kind: str, said: str, *, has_reference: 
         if found is not None:
             text = f"{found.text} pairs"
             reading.take("batch", 2 * found.value, found.key, text, is_default=found.is_default)
-        reading.notes.append(f"{reading.source}: {said}chosen and rejected answers are one pass.")
+        reading.notes.append(f"{reading.source}: {said}chosen and rejected answers share one pass.")
     if has_reference and kind in _COMPARED:
         reading.notes.append(f"{reading.source}: {REFERENCE}.")
     if kind in _GENERATING:
@@ -257,7 +257,7 @@ def _length(reading: Reading, kind: str) -> None:
         reading.drop("completion", "within the whole length")
         return
     if "prompt" not in reading.facts:
-        reading.notes.append(f"{reading.source}: prompts have no limit and are not counted; --seq.")
+        reading.notes.append(f"{reading.source}: prompts are unlimited and not counted; set --seq.")
     _joined(reading, "prompt", "completion")
 
 

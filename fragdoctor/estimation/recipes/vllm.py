@@ -39,12 +39,12 @@ _QUANTISED: Final = one_of(
      "gptq_marlin": "gptq", "bitsandbytes": "int4", "mxfp4": "mxfp4",
      # These are in the model's own configuration and are counted from there.
      "compressed-tensors": None, "modelopt": None, "modelopt_fp4": None, "gguf": None},
-    "is no quantisation that an estimate knows",
+    "is not a known quantization",
 )  # fmt: skip
 _KV: Final = one_of(
     {"auto": None, "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bfloat16": "bf16",
      "float16": "fp16", "bf16": "bf16", "half": "fp16"},
-    "is no precision of the cache that an estimate knows",
+    "is not a known cache precision",
 )  # fmt: skip
 
 
