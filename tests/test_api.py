@@ -109,7 +109,7 @@ def test_diagnosis_writes_its_page(oom: Path, tmp_path: Path) -> None:
         (lambda: fragdoctor.check("x", max_peak="24"), ConfigError, "no unit"),
         (lambda: fragdoctor.check("x", fail_on="often"), ConfigError, "fail_on"),
         (lambda: fragdoctor.check("x", select=["ZZ"]), ConfigError, "No rule"),
-        (lambda: fragdoctor.estimate(params="many"), ConfigError, "no parameter count"),
+        (lambda: fragdoctor.estimate(params="many"), ConfigError, "not a parameter count"),
         (lambda: fragdoctor.estimate(params="7B", colour=1), ConfigError, "no option 'colour'"),
     ],
 )

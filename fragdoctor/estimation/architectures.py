@@ -12,26 +12,26 @@ from fragdoctor.model.workload import Attention, LayerSizes, Norm, ParameterGrou
 
 
 class Dimensions(LayerSizes, frozen=True):
-    """What decides the parameters of a decoder or encoder.
+    """The dimensions that determine the parameters of a decoder or encoder.
 
     Attributes:
         positions: learned position embeddings; 0 = rotary or none.
         qkv_bias, out_bias, mlp_bias: which linear layers have biases; ``expert_bias``,
             ``router_bias``: whether the experts and their router do.
-        packed_qkv: one matrix for query, key and value.
+        packed_qkv: whether one matrix makes query, key and value.
         n_segments: token type embeddings (BERT).
-        n_outside_norms: normalisations outside the layers.
-        qk_norm: queries and keys are normalised, head by head.
-        has_wide_qk_norm: with a weight for each feature of all heads, not of one.
-        pooler: a square matrix stands before a head of a few classes.
-        head_transform: one stands before the head over the vocabulary.
-        shared_gate: what all tokens go through beside their experts has a gate of its own.
-        kv_latent, q_latent: width of the vectors that keys and values, and queries, are made of
-            (MLA; ``q_latent`` 0 = queries are made directly).
-        rope_dim, nope_dim, value_dim: per head (MLA): rotated and other part of queries and keys,
-            and values.
-        n_dense_layers, dense_ffn: of a mixture, the first layers, whose feed-forward is plain, and
-            its width.
+        n_outside_norms: number of norms outside the layers.
+        qk_norm: whether queries and keys are normalized, head by head.
+        has_wide_qk_norm: whether that norm has a weight for each feature of all heads, not of one.
+        pooler: whether a square matrix precedes the classification head.
+        head_transform: whether a square matrix precedes the head over the vocabulary.
+        shared_gate: whether the expert that all tokens go through has a gate of its own.
+        kv_latent, q_latent: width of the latent vectors that keys and values, and queries, are
+            computed from (MLA; ``q_latent`` 0 = queries are computed directly).
+        rope_dim, nope_dim, value_dim: width per head (MLA) of the rotated and the unrotated part
+            of queries and keys, and of values.
+        n_dense_layers, dense_ffn: number of first layers of a mixture that have a plain
+            feed-forward part, and its width.
     """
 
     positions: int = 0
@@ -59,13 +59,13 @@ class Dimensions(LayerSizes, frozen=True):
 
 
 class Architecture(Dimensions, frozen=True):
-    """Facts about an architecture's code; a file has the sizes.
+    """Facts about an architecture's code; the sizes come from a file.
 
     Attributes:
         dropout: default dropout.
-        extra_positions: rows that the position table has beyond the stated length.
+        extra_positions: rows of the position table beyond the stated length.
         global_every: one in this many layers attends to all tokens, the others to a window; 0 = as
-            the file says, or all of them.
+            the file says, or every layer.
     """
 
     learned_positions: bool = False
@@ -142,7 +142,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
 
 
 def outside(name: str, *shape: int, role: Role = Role.OTHER, count: int = 1) -> ParameterGroup:
-    """Return parameters that belong to no repeated layer: of an embedding, a head, a last norm."""
+    """Return parameters outside the repeated layers: an embedding, a head, the last norm."""
     return ParameterGroup(name, shape, count, role, layered=False)
 
 
@@ -184,7 +184,7 @@ def _norms(d: Dimensions) -> list[ParameterGroup]:
 def linear(
     name: str, shape: tuple[int, int], count: int, slot: str, *, bias: bool
 ) -> list[ParameterGroup]:
-    """Return a matrix of each of ``count`` layers, and its bias."""
+    """Return a matrix that each of ``count`` layers has, and its bias."""
     groups = [ParameterGroup(f"{name}.weight", shape, count, Role.LINEAR, slot=slot)]
     if bias:
         groups.append(ParameterGroup(f"{name}.bias", (shape[0],), count, Role.BIAS, slot=slot))
@@ -208,7 +208,7 @@ def _attention(d: Dimensions) -> list[ParameterGroup]:
 
 
 def _latent_attention(d: Dimensions) -> list[ParameterGroup]:
-    """Return multi-head latent attention: DeepSeek-V2, https://arxiv.org/abs/2405.04434."""
+    """Return multi-head latent attention as in DeepSeek-V2, https://arxiv.org/abs/2405.04434."""
     query, count = d.n_heads * (d.nope_dim + d.rope_dim), d.n_layers
     shapes = [
         ("kv_a_proj", (d.kv_latent + d.rope_dim, d.hidden)),

@@ -1,10 +1,10 @@
-"""What follows from the moments of a run: peaks by phase, reserved memory, bounds of the need.
+"""What follows from the moments of a run: peaks by phase, reserved memory, bounds of its needs.
 
-Whether a run fits is decided on bounds of its need (:class:`Needs`), never on what the allocator
-reserves where memory is plentiful: most of the latter is cache, which the allocator gives back when
-a request would fail otherwise. All are maxima over the moments of a step of sums whose terms grow
-with batch, length and width, so that a larger run never fits where a smaller one does not. The
-shares below were measured on the 64 recorded runs of ``tests/estimation/recorded_peaks.json``.
+Whether a run fits is decided by the bounds of its needs (:class:`Needs`), never by what the
+allocator reserves when memory is plentiful: most of that is cache, which the allocator releases
+before it lets a request fail. Each figure is the maximum, over the moments of a step, of a sum
+whose terms grow with batch, length and width, so a larger run never fits where a smaller one does
+not. The shares were measured on the 64 recorded runs of ``tests/estimation/recorded_peaks.json``.
 """
 
 from __future__ import annotations
@@ -20,28 +20,29 @@ from fragdoctor.model.memory_estimate import Doubt, PhasePeak, Share
 from fragdoctor.model.workload import Workload
 from fragdoctor.units import MIB
 
-# Counted from shapes: parameters, gradients, optimizer states. Alignment makes up the rest.
+# Parts counted from shapes (parameters, gradients, optimizer states) are off only by alignment.
 COUNTED_SHARE: Final = 0.005
 # Activations, logits and temporaries of the recorded runs lay within 10.4 % of the formulas.
 FORMULA_SHARE: Final = 0.11
-# The shape itself is a guess.
+# Used if the shape itself is a guess.
 GUESS_SHARE: Final = 0.25
-# What the allocator takes beyond the peak: 6 % of what comes and goes, one of the largest such
-# tensors, and some pages for small ones. Where memory is plentiful it is that in the middle of the
-# recorded runs; the upper bound held what was reserved in 50 of 56 of them, and 95 % of it in all.
+# What the allocator takes beyond the peak: 6 % of the memory that comes and goes, the size of the
+# largest tensor in it, and some pages for small tensors. This is the median of the recorded runs
+# when memory is plentiful; the upper bound covered everything reserved in 50 of the 56 runs, and
+# 95 % of it in all of them.
 CHURN_SHARE: Final = 0.06
 CHURN_PAGES: Final = 128 * MIB
-# Where batches differ in length a block that is free is seldom as large as the next longer batch
-# asks for: freed ones pile up. In 9 runs of LoRA (``benchmarks/varying_lengths.py``), with and
-# without checkpointing, of small and large vocabularies and lengths as texts have them, the cache
-# grew to 5 to 13 of the largest tensors, and to 3 to 10 where recorded steps were played 12 times
-# with such lengths: to 7 in the middle of all, to 6 where they are less spread. It is given back
-# when a request would fail otherwise: what a run needs is that of its longest batch.
+# If batches differ in length, a free block is seldom large enough for the next longer batch, so
+# freed blocks pile up. In 9 LoRA runs (``benchmarks/varying_lengths.py``), with and without
+# checkpointing, with small and large vocabularies and the lengths of real texts, the cache grew to
+# 5 to 13 times the largest tensor, and to 3 to 10 times when recorded steps were played 12 times
+# with such lengths: the median was 7, or 6 if lengths vary less. The cache is released before a
+# request fails, so a run needs only what its longest batch needs.
 CACHED_LARGEST: Final = 6
-# Weights and cache are allocated once, in pages.
+# When serving, weights and the KV cache are allocated once, in pages.
 SERVING_CHURN_SHARE: Final = 0.01
-# PyTorch's c10/core/AllocatorConfig.h: tensors beyond 1 MiB are cut out of segments of 20 MiB,
-# those of 10 MiB and more have their own, in steps of 2 MiB.
+# PyTorch's c10/core/AllocatorConfig.h: tensors larger than 1 MiB are cut out of segments of 20 MiB;
+# tensors of 10 MiB or more get a segment of their own, rounded up to 2 MiB.
 OWN_SEGMENT, SHARED_SEGMENT, PAGE = 10 * MIB, 20 * MIB, 2 * MIB
 
 COUNTED_TAGS: Final = frozenset(
@@ -49,18 +50,18 @@ COUNTED_TAGS: Final = frozenset(
      "kv_cache", "gathered_parameters", "inputs", "optimizer_temporaries",
      "communication", "weight_copies"}
 )  # fmt: skip
-"""What follows from counts and dtypes alone."""
+"""Parts that follow from counts and dtypes alone."""
 FIRST_TAGS: Final = frozenset({"parameters", "master_weights", "kv_cache", "workspaces"})
-"""What is allocated before the first step, in one run, and stays."""
+"""Parts that are allocated all at once before the first step and stay."""
 
 
 class Needs(Struct, frozen=True):
-    """What a run needs at least and at most.
+    """The least and the most memory that a run may need.
 
     Attributes:
-        low_bytes: below it the run cannot be served.
-        high_bytes: with it the run is served; None where a part of the run is not known.
-        doubts: what lies between the two.
+        low_bytes: with less than this the run fails.
+        high_bytes: with this much the run succeeds; None if a part of the run is not known.
+        doubts: what makes up the difference between the two.
     """
 
     low_bytes: int
@@ -69,7 +70,7 @@ class Needs(Struct, frozen=True):
 
 
 def most_of_each(moments: Sequence[Moment]) -> Mapping[str, int]:
-    """Return the most that is ever held for each purpose."""
+    """Return the most bytes ever held for each purpose."""
     names = dict.fromkeys(name for moment in moments for name in moment.live)
     return {name: round(max(m.live.get(name, 0) for m in moments)) for name in names}
 
@@ -92,7 +93,7 @@ def _sum(live: Live) -> float:
 
 
 def reserved_of(moments: Sequence[Moment], workload: Workload) -> int:
-    """Return what the caching allocator reserves where memory is plentiful."""
+    """Return how many bytes the caching allocator reserves if memory is plentiful."""
     top = max((moment.live for moment in moments), key=_sum)
     moving = sum(n for name, n in top.items() if name not in FIRST_TAGS)
     n_largest = CACHED_LARGEST if workload.varying_lengths else 1
@@ -101,16 +102,16 @@ def reserved_of(moments: Sequence[Moment], workload: Workload) -> int:
 
 
 def _lost_in_pages(workload: Workload) -> int:
-    """Return what segments hold beyond weights that are loaded one by one, and stay.
+    """Return how many bytes of segments stay unused after weights are loaded one by one.
 
-    In training gradients, states and activations fill such gaps.
+    In training, gradients, states and activations fill these gaps.
     """
     states = states_of(local_part(workload)) if workload.inference else ()
     return sum((_in_segments(g.stored_bytes) - g.stored_bytes) * g.count for g in states)
 
 
 def _in_segments(n_bytes: int) -> int:
-    """Return what a tensor takes of segments, among others of its size."""
+    """Return a tensor's share of a segment filled with tensors of its size, in bytes."""
     if n_bytes >= OWN_SEGMENT:
         return -(-n_bytes // PAGE) * PAGE
     return n_bytes if n_bytes <= MIB else SHARED_SEGMENT // (SHARED_SEGMENT // n_bytes)
@@ -121,7 +122,7 @@ def _churn(workload: Workload) -> float:
 
 
 def needs_of(moments: Sequence[Moment], workload: Workload) -> Needs:
-    """Return between which bounds the least capacity lies that serves a run."""
+    """Return the bounds of the smallest capacity that is enough for a run."""
     share = GUESS_SHARE if workload.shape.is_guess else FORMULA_SHARE
 
     def doubt(name: str) -> float:

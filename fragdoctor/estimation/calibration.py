@@ -1,18 +1,19 @@
-"""How far what others measured on real GPUs lay outside the bounds of the formulas.
+"""How far figures that others measured on real GPUs lay outside the bounds of the formulas.
 
 The bounds of :func:`fragdoctor.estimation.bounds.needs_of` hold for code that does what the
-formulas say, and decide whether it fits. Programs of others differ: libraries keep more, texts are
-shorter than stated, figures come from ``nvidia-smi``. By how much was measured, not reasoned: of
-each published figure of the half that may be looked at, its ratio to the lower and to the upper
-bound; of these ratios two quantiles, where each table counts once, however many rows it has. They
-are the narrowest pair that holds nine of ten figures of a table that was left out.
+formulas say, and they decide whether it fits. Other people's programs differ: libraries keep more,
+texts are shorter than stated, figures come from ``nvidia-smi``. How much they differ was measured:
+for each published figure in the half that may be looked at, its ratios to the lower and to the
+upper bound were taken. Two quantiles of these ratios are used, with each table counting once
+however many rows it has. They are the narrowest pair that covers nine of ten figures of a table
+that was left out.
 
-What is said removes an unknown, so each :func:`kind_of` has quantiles of its own: inference has no
-loss and no backward pass, and where it is said which logits the loss is taken from, the largest
-tensors of a step are known. ``python benchmarks/bench_published.py --calibrate`` repeats it.
+Stated facts remove unknowns, so each :func:`kind_of` has its own quantiles: inference has no loss
+and no backward pass, and if the logits that the loss is computed from are stated, the largest
+tensors of a step are known. ``python benchmarks/bench_published.py --calibrate`` measures again.
 
-Verdicts are left to the bounds: decided by this interval, most of the runs that did fit would be
-too close to call.
+Verdicts still follow the bounds: decided by this interval, most runs that did fit would be too
+close to call.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ SPREADS: Final = MappingProxyType(
         "training": (0.976, 1.756),
     }
 )
-"""Kind of workload -> factors of the lower and of the upper bound."""
+"""Kind of workload -> factors for the lower and the upper bound."""
 
 
 def kind_of(workload: Workload) -> str:
-    """Return by what is known of a workload its key of ``SPREADS``."""
+    """Return the key in ``SPREADS`` that matches what is known about a workload."""
     if workload.inference:
         return "inference"
     is_said = workload.loss is not None and not workload.varying_lengths
@@ -42,9 +43,9 @@ def kind_of(workload: Workload) -> str:
 
 
 def published_range(needs: Needs, workload: Workload) -> tuple[int, int | None]:
-    """Return between which bytes nine of ten published figures of such a run would lie.
+    """Return the range, in bytes, of nine of ten published figures for runs like this one.
 
-    There is no end to it where a part of the run is not known.
+    The range has no upper end if a part of the run is not known.
     """
     low, high = SPREADS[kind_of(workload)]
     most = needs.high_bytes

@@ -1,8 +1,8 @@
 """Reads the shape of a model from a Hugging Face ``config.json``.
 
-A table says for each architecture how its layers are built; parameter counts then equal the
-published ones. Values come from strangers: each is checked for type and size before anything is
-computed from it. A type that is not in the table is refused: its own class knows it.
+A table says how each architecture builds its layers, so parameter counts equal the published ones.
+Values come from strangers: each is checked for type and size before anything is computed from it.
+A model type that is not in the table is refused; only its own class knows its layers.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ MAX_CONFIG_BYTES: Final = 16 * MIB
 MAX_DIMENSION: Final = 2**31
 MAX_LAYERS: Final = 2000
 REHEARSE_HINT: Final = (
-    "Its own class can be rehearsed: pip install torch transformers (or diffusers), and add "
-    "--rehearse; or build it yourself: fragdoctor estimate --model pkg.module:factory. A decoder "
-    "like Llama can be given by its sizes too: --layers, --hidden, --heads, --ffn, --vocab."
+    "Rehearse its own class: pip install torch transformers (or diffusers), then add --rehearse; "
+    "or build it yourself: fragdoctor estimate --model pkg.module:factory. For a decoder like "
+    "Llama, you can also give its sizes: --layers, --hidden, --heads, --ffn, --vocab."
 )
 
 Config = Mapping[str, Any]
@@ -51,7 +51,7 @@ _ATTENTION_DROPOUTS: Final = ("attn_pdrop", "attention_probs_dropout_prob", "att
 
 
 class UncoveredModelError(InputError):
-    """A model that the formulas do not cover, though its own class may be rehearsed."""
+    """A model that the formulas do not cover, although its own class can be rehearsed."""
 
 
 def read_config(path: Path) -> Config:
@@ -65,7 +65,7 @@ def read_config(path: Path) -> Config:
 
 
 def read_bounded(path: Path, limit_bytes: int) -> bytes:
-    """Return what a configuration file holds; the limit is in whole MiB.
+    """Return the contents of a configuration file; the limit is in whole MiB.
 
     Raises:
         InputError: unreadable.
@@ -97,7 +97,7 @@ def parse_config(data: bytes, name: str) -> Config:
         ) from e
     if not isinstance(config, dict):
         raise InputError(
-            f"{name} is not a model configuration: it holds no object.",
+            f"{name} is not a model configuration: it is not a JSON object.",
             hint="Give a Hugging Face config.json.",
         )
     return config
@@ -114,12 +114,12 @@ def shape_of_config(config: Config, name: str) -> ModelShape:
     kind = _kind(config)
     if not kind and not any(k in config for keys in KEYS.values() for k in keys):
         raise InputError(
-            f"{name} is JSON, but no model configuration.", hint="Give a Hugging Face config.json."
+            f"{name} is JSON but no model's configuration.", hint="Give a Hugging Face config.json."
         )
     architecture = ARCHITECTURES.get(kind)
     other = _unlike(config, kind)
     if architecture is None or other:
-        stated = f"of type {kind[:60]!r}{other}" if kind else "whose type (model_type) is not said"
+        stated = f"of type {kind[:60]!r}{other}" if kind else "without a type (model_type)"
         raise UncoveredModelError(
             f"{name} is a model {stated}, which the formulas do not cover.", hint=REHEARSE_HINT
         )
@@ -132,7 +132,7 @@ def _kind(config: Config) -> str:
 
 
 def _unlike(config: Config, kind: str) -> str:
-    """Return what sets a model apart from others of its type, where the formulas differ then."""
+    """Return what sets a model apart from others of its type if that changes the formulas."""
     if kind == "falcon" and (config.get("new_decoder_architecture") or config.get("alibi")):
         return " with grouped heads or ALiBi"
     if config.get("word_embed_proj_dim", config.get("hidden_size")) != config.get("hidden_size"):
@@ -149,14 +149,14 @@ def _language_part(config: Config) -> tuple[Config, tuple[str, ...]]:
 
 
 class ConfigReader:
-    """Gets checked values out of a configuration, and remembers which are missing."""
+    """Reads checked values from a configuration, and remembers which keys are missing."""
 
     def __init__(self, config: Config, name: str) -> None:
         self.config, self.name = config, name
         self.missing: list[str] = []
 
     def whole(self, what: str, default: int | None = None, *, limit: int = MAX_DIMENSION) -> int:
-        """Return a dimension by our name for it; 0 and noted where it is missing."""
+        """Return a dimension by our name for it; if it is missing, note that and return 0."""
         for key in KEYS.get(what, (what,)):
             value = self.config.get(key)
             if value is None or (default == 0 and value == 0 and not isinstance(value, bool)):
@@ -174,7 +174,7 @@ class ConfigReader:
         return default
 
     def first(self, *keys: str, default: bool | str) -> Any:
-        """Return the first value of the default's type."""
+        """Return the first value that has the default's type."""
         found = (self.config.get(key) for key in keys)
         return next((value for value in found if isinstance(value, type(default))), default)
 
@@ -193,13 +193,13 @@ class ConfigReader:
             plural = "s" if len(self.missing) > 1 else ""
             raise InputError(
                 f"{self.name} lacks the key{plural} {which}.",
-                hint="Formulas cover language models; trace any other with --model "
-                "pkg.module:factory. Or add the key to the file.",
+                hint="The formulas cover language models; trace other models with --model "
+                "pkg.module:factory, or add the key to the file.",
             )
 
 
 def quantised_dtype(config: Config) -> str:
-    """Return our name for how the weights are quantised; "" = they are not."""
+    """Return our name for how the weights are quantized, or "" if they are not."""
     stated = config.get("quantization_config")
     if not isinstance(stated, dict):
         stated = config.get("compression_config")
@@ -233,7 +233,7 @@ def _shape(reader: ConfigReader, a: Architecture, kind: str, notes: tuple[str, .
     is_masked = a.is_encoder and _is_masked_lm(config)
     has_head = not a.is_encoder or is_masked
     if not has_head:
-        notes = (*notes, "No language-model head is counted: a loss over a few classes.")
+        notes = (*notes, "No language-model head is counted; the loss is over a few classes.")
     positions = whole("positions", 0)
     d = replace(
         a,
@@ -284,7 +284,7 @@ def _shape(reader: ConfigReader, a: Architecture, kind: str, notes: tuple[str, .
 
 
 def _latent(reader: ConfigReader) -> dict[str, Any]:
-    """Return the widths of latent attention, where the file has them."""
+    """Return the widths of latent attention if the file has them."""
     if not reader.config.get("kv_lora_rank"):
         return {}
     return {
@@ -297,7 +297,7 @@ def _latent(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _windows(reader: ConfigReader, a: Architecture, n_layers: int) -> tuple[int, int]:
-    """Return the window of local attention, and how many layers have it."""
+    """Return the window of local attention and the number of layers that use it."""
     window = reader.whole("sliding_window", 0)
     if not window or not reader.first("use_sliding_window", default=True):
         return 0, 0
@@ -309,7 +309,7 @@ def _windows(reader: ConfigReader, a: Architecture, n_layers: int) -> tuple[int,
 
 
 def _has_cap(config: Config, key: str) -> bool:
-    """Return whether a cap is set; the class sets one where the file is silent."""
+    """Return whether a cap is set; the class sets one unless the file says otherwise."""
     return key not in config or bool(config[key])
 
 

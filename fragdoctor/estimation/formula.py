@@ -1,4 +1,4 @@
-"""A footprint from a model's shape, each row with its formula and source."""
+"""Computes a footprint from a model's shape, each row with its formula and source."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ DDP_SOURCE: Final = (
 )
 AUTOGRAD: Final = "PyTorch autograd: one gradient for each parameter, in its dtype"
 WORKSPACE_SOURCE: Final = (
-    "aten/src/ATen/cuda/CublasHandlePool.cpp: once a handle and stream; forward and autograd's "
+    "aten/src/ATen/cuda/CublasHandlePool.cpp: one per handle and stream; forward and autograd's "
     "thread have one each; CUBLAS_WORKSPACE_CONFIG changes it"
 )
 NCCL_BYTES: Final = 490 * MIB
-"""What a communicator of NCCL takes beside the CUDA context; see ``model.gpu_table``."""
+"""What an NCCL communicator takes on top of the CUDA context; see ``model.gpu_table``."""
 
 
 def formula_footprint(workload: Workload) -> Footprint:
@@ -79,7 +79,7 @@ def formula_footprint(workload: Workload) -> Footprint:
 
 
 def stages_of(workload: Workload) -> list[Workload]:
-    """Return a workload as the stages of its pipeline have it; itself without a pipeline."""
+    """Return a workload's pipeline stages, or the workload itself if it has no pipeline."""
     if workload.pipeline_parallel == 1 or workload.stage or workload.inference:
         return [workload]
     names = ("first", "middle", "last") if workload.pipeline_parallel > 2 else ("first", "last")
@@ -89,14 +89,14 @@ def stages_of(workload: Workload) -> list[Workload]:
 def formula_needs(workload: Workload) -> Needs:
     """Return the bounds of a workload's memory, without the rest of its footprint.
 
-    Of a pipeline they are those of the stage that needs the most.
+    For a pipeline, they are the bounds of the stage that needs the most.
     """
     found = (_bounds(stage)[0] for stage in stages_of(workload))
     return max(found, key=lambda needs: needs.high_bytes or 0)
 
 
 def _bounds(workload: Workload) -> tuple[Needs, Sequence[Moment]]:
-    """Return the bounds of what one GPU needs, and the moments that they follow from."""
+    """Return the bounds of what one GPU needs, and the moments they were computed from."""
     moments = moments_of(workload)
     needs = needs_of(moments, workload)
     if n_gpus(workload) == 1 or needs.high_bytes is None:
@@ -106,11 +106,11 @@ def _bounds(workload: Workload) -> tuple[Needs, Sequence[Moment]]:
         workload.pipeline_parallel, workload.expert_parallel,
     )  # fmt: skip
     n_bytes = NCCL_BYTES * sum(degree > 1 for degree in degrees)
-    more = [Doubt("nccl", "communicators of NCCL, outside of PyTorch", n_bytes)]
+    more = [Doubt("nccl", "NCCL communicators, outside PyTorch", n_bytes)]
     if workload.is_fsdp and workload.lora_rank and workload.fsdp_kind is None:
         firsts = (replace(workload, fsdp_kind=kind) for kind in (FsdpKind.FIRST, FsdpKind.MIXED))
         most = max(needs_of(moments_of(first), first).high_bytes or 0 for first in firsts)
-        reason = "what FSDP 1 holds of layers with frozen weights; --fsdp-kind says which it is"
+        reason = "what FSDP 1 keeps for layers with frozen weights; --fsdp-kind settles it"
         more.append(Doubt("frozen_weights", reason, max(0, most - needs.high_bytes)))
     high = needs.high_bytes + sum(doubt.n_bytes for doubt in more)
     return replace(needs, high_bytes=high, doubts=(*needs.doubts, *more)), moments
@@ -130,7 +130,7 @@ def kept_tensors(workload: Workload) -> list[KeptTensor]:
 
 
 def layer_terms(workload: Workload) -> dict[str, float]:
-    """Return bytes kept for each element of each unit, in one layer."""
+    """Return the bytes kept per element of each unit, in one layer."""
     total: defaultdict[str, float] = defaultdict(float)
     for op in layer_ops(workload, precision_of(workload.dtype)):
         for term in op.saved:
@@ -139,7 +139,7 @@ def layer_terms(workload: Workload) -> dict[str, float]:
 
 
 def activation_formula(workload: Workload) -> str:
-    """Return the activations' formula in symbols."""
+    """Return the formula for activations, in symbols."""
     if not workload.shape.has_layers or workload.seq <= 0 or workload.inference:
         return ""
     layer = " + ".join(f"{unit} x {each:g}" for unit, each in layer_terms(workload).items())
@@ -150,7 +150,7 @@ def activation_formula(workload: Workload) -> str:
 
 
 def in_numbers(formula: str, values: Mapping[str, Any]) -> str:
-    """Return a formula with the values of its symbols in their places."""
+    """Return a formula with its symbols replaced by their values."""
     symbols = "|".join(map(re.escape, sorted(values, key=len, reverse=True)))
     return re.sub(
         rf"(?<![\w*])(?:{symbols})(?![\w*])", lambda found: format_count(values[found[0]]), formula
@@ -231,7 +231,7 @@ def _items(workload: Workload, states: Sequence[GroupState], most: Mapping[str, 
     return [
         row("parameters", "Parameters", weights + sharded[3],
             ZERO if sharded[3] else workload.shape.source, sureness=guessed or exact),
-        row("gathered_parameters", "Parameters collected while in use",
+        row("gathered_parameters", "Parameters gathered while in use",
             f"({gathered_layers(workload)} x P_layer + P_outside) x bytes",
             f"{ZERO}; FSDP forward prefetch", sureness=estimate),
         row("master_weights", "fp32 master weights", f"{which} x 4 B{sharded[1]}",
@@ -243,7 +243,7 @@ def _items(workload: Workload, states: Sequence[GroupState], most: Mapping[str, 
         row("optimizer_states", f"Optimizer states ({optimizer.title})", stepped,
             f"{optimizer.source}; {ZERO}" if sharded[1] else optimizer.source,
             note="They appear in the first step()"),
-        row("weight_copies", "Weights once more (16-bit or fp8 copies)",
+        row("weight_copies", "Copies of weights (16-bit or fp8)",
             f"P_copied x {precision.copies:g} B", precision.source or AUTOCAST_DOC),
         row("kv_cache", "KV cache", "L x B x T x elements of a token x bytes", KV_SOURCE,
             numbers=_cache_numbers(workload)),
@@ -280,20 +280,20 @@ def _notes(workload: Workload) -> list[str]:
     falls_back = attention_used(workload, precision) is Attention.MATH
     if falls_back and workload.attention is Attention.SDPA:
         notes.append(
-            "In fp32 no fused attention takes fewer key-value heads than query heads: PyTorch's "
-            "fallback with its S x S scores is counted. Where the code repeats keys and values "
-            "first, write --attention flash."
+            "In fp32, no fused attention takes fewer key-value than query heads, so the S x S "
+            "scores of PyTorch's fallback are counted. If the code repeats keys and values first, "
+            "use --attention flash."
         )
     if precision.compute < 4 and workload.loss is None and shape.has_lm_head:
         notes.append(
-            f"The loss is taken of {'fp32' if loss_of(workload) is Loss.FP32 else '16-bit'} "
-            "logits; --logits says otherwise (16-bit, fp32, chunked, or fused as by Liger)."
+            f"The loss is computed from {'fp32' if loss_of(workload) is Loss.FP32 else '16-bit'} "
+            "logits; --logits changes that (16-bit, fp32, chunked, or fused as in Liger)."
         )
     if workload.grad_accumulation > 1:
         notes.append(
-            "Gradient accumulation keeps the gradients through the forward passes; a smaller "
-            "micro batch is what saves memory."
+            "Gradient accumulation keeps the gradients during the forward passes; only a smaller "
+            "micro batch saves memory."
         )
     if not shape.has_layers:
-        notes.append("The shape of the layers is not known: activations are left out.")
+        notes.append("The shape of the layers is not known, so activations are left out.")
     return notes

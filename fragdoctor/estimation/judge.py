@@ -1,4 +1,4 @@
-"""Turns footprints into an answer: fits or not, the largest batch, what each measure saves."""
+"""Turns footprints into an answer: whether it fits, the largest batch, what each measure saves."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _fit(workload: Workload, footprint: Footprint, gpu: GpuModel) -> Fit:
 
 
 def fit_of(footprint: Footprint, gpu: GpuModel) -> Fit:
-    """Return whether a footprint fits on a GPU, without the batches that would."""
+    """Return whether a footprint fits on a GPU, without looking for batches that would fit."""
     usable = gpu.usable_bytes
     state, high = footprint.state_on(usable), footprint.needs_high_bytes
     return Fit(
@@ -86,12 +86,12 @@ def largest_batch(
 ) -> int | None:
     """Return the largest batch that fits; 0 = not even one.
 
-    None where memory does not depend on the batch, as when the layers are not known.
+    Returns None if memory does not depend on the batch, as when the layers are not known.
 
     Args:
-        workload: any batch of it.
-        needs_of: what a workload needs; it grows with the batch.
-        usable_bytes: of the GPU.
+        workload: the workload; its own batch does not matter.
+        needs_of: returns what a workload needs, which grows with the batch.
+        usable_bytes: the GPU's usable memory.
     """
 
     def needs(batch: int) -> int | None:

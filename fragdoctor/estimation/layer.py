@@ -1,19 +1,19 @@
-"""What autograd keeps of one transformer layer, operation by operation, and what moves meanwhile.
+"""What autograd keeps for one transformer layer, operation by operation, and its temporaries.
 
-The rules, each seen in PyTorch's ``derivatives.yaml`` and on recordings:
+The rules, each found in PyTorch's ``derivatives.yaml`` and seen in recordings:
 
 * a linear layer keeps its input (for the weight's gradient) and its weight (for the input's);
-  a frozen one keeps only the weight;
-* under autocast the input that is kept is the 16-bit copy, one for each linear layer;
-* layer_norm keeps its input and two fp32 figures a token; fused RMSNorm keeps its input and one;
-  written out in Python it keeps the fp32 input, and the normalised value as the weight's factor;
-* a fused attention kernel keeps q, k, v, its output and one fp32 figure a row of scores; SDPA's
-  math fallback and attention written out keep S x S probabilities;
-* gelu, silu keep their input; relu its result (which the next linear layer keeps anyway);
-* a product keeps both factors; dropout a mask of one byte; an addition keeps nothing.
+  a frozen linear layer keeps only the weight;
+* under autocast, the input is kept as a 16-bit copy, one for each linear layer;
+* layer_norm keeps its input and two fp32 values per token; fused RMSNorm keeps its input and one;
+  RMSNorm written out in Python keeps the fp32 input, and the normalized value (for the weight);
+* a fused attention kernel keeps q, k, v, its output and one fp32 value per row of scores; SDPA's
+  math fallback and attention written out in Python keep S x S probabilities;
+* gelu and silu keep their input; relu its result (which the next linear layer keeps anyway);
+* a product keeps both factors; dropout a mask of one byte each; an addition keeps nothing.
 
-Summed for a 16-bit GPT with dropout and attention written out this is Korthikanti et al. 2022,
-s*b*h*(34 + 5*a*s/h), https://arxiv.org/abs/2205.05198; other settings change summands.
+For a 16-bit GPT with dropout and attention written out, these sum to Korthikanti et al. 2022,
+s*b*h*(34 + 5*a*s/h), https://arxiv.org/abs/2205.05198; other settings change some of the terms.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Op(NamedTuple):
     """One operation of a layer.
 
     Attributes:
-        slot: whose parameters it uses (``ParameterGroup.slot``), or "".
+        slot: the slot whose parameters it uses (``ParameterGroup.slot``), or "".
         saved: tensors kept for backward.
-        inputs: what it reads: in the forward pass there until it has run, in the backward pass
-            their gradients are what it makes.
-        scratch: further memory while it runs.
+        inputs: tensors that it reads. They live until it has run in the forward pass; in the
+            backward pass it computes their gradients.
+        scratch: other memory that it uses while it runs.
     """
 
     name: str
@@ -75,7 +75,7 @@ def units(workload: Workload) -> Mapping[str, int]:
 
 
 def bytes_of(terms: Sequence[Term], sizes: Mapping[str, int]) -> int:
-    """Return the bytes of terms together."""
+    """Return the total bytes of the terms."""
     return sum(int(term.bytes_per * sizes[term.unit]) for term in terms)
 
 
@@ -87,11 +87,11 @@ def has_window(workload: Workload) -> bool:
 
 
 def attention_used(workload: Workload, precision: Precision) -> Attention:
-    """Return how attention is really computed: which kernel SDPA falls to.
+    """Return how attention is really computed: which kernel SDPA chooses.
 
-    No fused kernel takes fp32 with fewer key than query heads: the fallback serves it. Who asks
-    for a fused kernel by name has code that repeats keys and values first; so does Transformers
-    where a mask cuts a window out of the scores.
+    No fused kernel takes fp32 with fewer key heads than query heads, so the fallback runs. Users
+    who ask for a fused kernel by name have code that repeats keys and values first; Transformers
+    does so too if a mask cuts a window out of the scores.
     """
     shape = workload.shape
     if workload.attention_in_code is not Attention.SDPA:
@@ -115,7 +115,7 @@ def layer_ops(workload: Workload, precision: Precision) -> list[Op]:
 
 
 def norm_op(norm: Norm, precision: Precision, slot: str, *, trains: bool = True) -> Op:
-    """Return a normalisation of the residual stream."""
+    """Return the operation that normalizes the residual stream."""
     residual = precision.residual
     inputs = (Term("B*S*H", residual),)
     source = Term("B*S*H", residual, "input")
@@ -126,15 +126,15 @@ def norm_op(norm: Norm, precision: Precision, slot: str, *, trains: bool = True)
         return Op(slot, slot, (source, Term("B*S", FP32, "deviation")), inputs)
     kept = [Term("B*S*H", FP32, "input" if residual == FP32 else "fp32 input")]
     if trains:
-        kept.append(Term("B*S*H", residual, "normalised"))
+        kept.append(Term("B*S*H", residual, "normalized"))
     saved = (*kept, Term("B*S", FP32, "deviation"))
     return Op(f"{slot} (written out)", slot, saved, inputs)
 
 
 def _with_magnitudes(op: Op, workload: Workload, precision: Precision) -> Op:
-    """Return an operation of linear layers with what DoRA keeps of each (PEFT's ``dora.py``).
+    """Return an operation plus what DoRA keeps for its linear layers (PEFT's ``dora.py``).
 
-    The magnitude of an output is a factor of what the layer and the adapter give, which both stay.
+    DoRA multiplies the outputs of the layer and of the adapter by a magnitude, so both are kept.
     """
     sizes = [g.shape for g in adapted(workload, op.slot)] if op.slot else []
     each = precision.compute + (precision.compute if precision.is_autocast else FP32)
@@ -143,7 +143,7 @@ def _with_magnitudes(op: Op, workload: Workload, precision: Precision) -> Op:
 
 
 def _attention_ops(workload: Workload, precision: Precision) -> list[Op]:
-    """Return query, key and value, rotation, attention and the output projection."""
+    """Return the operations of attention: query, key, value, their norms, scores, projection."""
     shape, c = workload.shape, precision.compute
     back = FP32 if precision.is_autocast else 0.0
     n_qkv = n_linears(shape, "qkv")
@@ -156,12 +156,12 @@ def _attention_ops(workload: Workload, precision: Precision) -> list[Op]:
     if any(g.name == "attention.qk_norm" for g in shape.parameters):
         kept = FP32 + (0.0 if workload.lora_rank else c)
         ops += [
-            Op(f"norm of the {what}", "", (Term(unit, kept, "fp32 input and normalised"),),
+            Op(f"norm of the {what}", "", (Term(unit, kept, "fp32 input and normalized"),),
                (Term(unit, c),), (Term(unit, 2 * FP32),))
             for what, unit in (("queries", "B*S*Q"), ("keys", "B*S*K"))
         ]  # fmt: skip
     kind = attention_used(workload, precision)
-    # The projection's input is the attention's output, which fused kernels keep anyway.
+    # The projection's input is the output of attention, which fused kernels keep anyway.
     into: tuple[Term, ...] = (
         (Term("B*S*Q", c, "attention output"),) if kind is not Attention.FLASH else ()
     )
@@ -187,7 +187,7 @@ def _core_attention(workload: Workload, precision: Precision, kind: Attention) -
         )
         return Op("fused attention", "", saved, inputs)
     dropped = bool(shape.attention_dropout)
-    if kind is Attention.MATH:  # the fallback works in fp32, on keys and values repeated
+    if kind is Attention.MATH:  # the fallback works in fp32, on repeated keys and values
         saved = (
             Term("B*S*Q", 3 * FP32, "query, key and value in fp32"),
             Term("B*a*S*S", FP32, "probabilities"),
@@ -200,13 +200,13 @@ def _core_attention(workload: Workload, precision: Precision, kind: Attention) -
         Term("B*a*S*S", softmax, "probabilities"),
         Term("B*a*S*S", c * shape.attention_softcap, "tanh of the scores"),
         Term("B*a*S*S", float(dropped), "dropout mask"),
-        Term("B*a*S*S", c * (dropped or softmax != c), "what is multiplied with the values"),
+        Term("B*a*S*S", c * (dropped or softmax != c), "scores that multiply the values"),
     )
     return Op("attention written out", "", saved, inputs, (Term("B*a*S*S", FP32 + c),))
 
 
 def _mlp_ops(workload: Workload, precision: Precision) -> list[Op]:
-    """Return the feed-forward part: one for all tokens, or experts and what they share."""
+    """Return the feed-forward part: one for all tokens, or experts and their shared expert."""
     shape, c = workload.shape, precision.compute
     kept = linear_input("B*S*H", precision, workload, "up", 2 if shape.is_gated else 1)
     if not shape.n_experts:
@@ -215,7 +215,7 @@ def _mlp_ops(workload: Workload, precision: Precision) -> list[Op]:
     if shape.shared_ffn:
         shared = _feed_forward(workload, precision, kept, c, "B*S*W")
         shared = [op._replace(slot="") for op in shared]
-    # All experts work in one grouped product, which autocast does not know: in the weights' dtype.
+    # All experts run in one grouped product that autocast does not know, so in the weights' dtype.
     wide = precision.weight if precision.is_autocast else c
     gathered = (Term("B*S*k*H", wide, "tokens by expert"),)
     outputs = (Term("B*S*k*H", wide, "expert outputs"),)
@@ -231,8 +231,8 @@ def _feed_forward(
 ) -> list[Op]:
     """Return the two or three matrices and the activation between them.
 
-    ``kept`` is what is kept of the input, ``c`` the bytes of an element in between, and ``unit``
-    the unit of the tensors there.
+    ``kept`` are the terms kept for the input, ``c`` the bytes per element of the tensors between
+    the matrices, and ``unit`` the unit of those tensors.
     """
     shape = workload.shape
     back = FP32 if precision.is_autocast else c
@@ -252,8 +252,8 @@ def _activation_saved(
     if shape.activation in ("relu", "relu2", "leaky_relu"):
         return ()  # the next linear layer keeps the result anyway
     if shape.activation in ("gelu_new", "gelu_fast", "gelu_python"):
-        # Written out in Python: pow keeps its input (in fp32 under autocast), tanh its result, the
-        # last product both factors.
+        # Written out in Python: pow keeps its input (in fp32 under autocast), tanh its result, and
+        # the last product both factors.
         wide = FP32 if precision.is_autocast else c
         return (Term(unit, 3 * wide, "input of pow, tanh, 1 + tanh"), Term(unit, c, "0.5 x"))
     return (Term(unit, c, "input of the activation"),)
@@ -262,10 +262,10 @@ def _activation_saved(
 def linear_input(
     unit: str, precision: Precision, workload: Workload, slot: str, n_linears: int
 ) -> tuple[Term, ...]:
-    """Return what linear layers that read one tensor keep of it.
+    """Return what linear layers keep of the one tensor that they all read.
 
-    Autocast copies the input once for each of them; otherwise they share it. A frozen layer
-    keeps nothing; a LoRA adapter keeps its input in fp32, as PEFT computes it.
+    Autocast copies the input once for each layer; otherwise they share it. A frozen layer keeps
+    nothing; a LoRA adapter keeps its input in fp32, in which PEFT computes.
     """
     if not workload.lora_rank:
         if precision.is_autocast:
@@ -273,11 +273,11 @@ def linear_input(
         return (Term(unit, precision.linear_input, "input of linear layers"),)
     n_adapted = len(adapted(workload, slot))
     kept = FP32 * n_adapted
-    if precision.weight == FP32:  # nothing to widen: one tensor, or autocast's copies
+    if precision.weight == FP32:  # no cast to fp32: one tensor, or autocast's copies
         kept = precision.compute * (n_adapted if precision.is_autocast else 1)
     found = (Term(unit, kept, "inputs of adapters"),) if n_adapted else ()
     if precision.keeps_input:
-        found = (*found, Term(unit, precision.compute, "input of quantised layers"))
+        found = (*found, Term(unit, precision.compute, "input of quantized layers"))
     return found
 
 
@@ -299,14 +299,14 @@ _OTHER_NAMES: Final[Mapping[str, str]] = {
     )
     for name in names.split()
 }  # fmt: skip
-"""What the code of models calls its matrices -> where they work."""
+"""Name of a matrix in the code of models -> its slot here."""
 
 
 def adapted(workload: Workload, slot: str = "") -> list[ParameterGroup]:
-    """Return the matrices that get an adapter: all of them, or those of a slot.
+    """Return the matrices that get an adapter: all of them, or only those of a slot.
 
-    A target is ``attention``, ``all-linear`` or a name. A name that no matrix here has is one of
-    the model's own code, such as ``query_key_value``: it stands for what does the same work.
+    A target is ``attention``, ``all-linear`` or a name. A name that no matrix here has comes from
+    the model's own code, such as ``query_key_value``; it stands for the matrices of the same slot.
     """
     if not workload.lora_rank:
         return []

@@ -1,6 +1,6 @@
-"""Measures that lower memory, each with its price, and the search for the cheapest that suffice.
+"""Measures that save memory, each with its price, and a search for the cheapest that suffice.
 
-Prices are those that were published; where none was, the price is a phrase.
+Prices are published ones; if nobody published a number, the price is a phrase.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ LORA_RANK: Final = 16
 WORLDS: Final = (2, 4, 8)
 MAX_COMBINATIONS: Final = 5
 FUSED: Final = "adamw-fused"
-"""As fast as the other AdamW, without the copies in its step."""
-# One more forward pass beside a forward and a backward that costs two: Chen et al. 2016.
+"""As fast as plain AdamW, but without the copies in its step."""
+# One extra forward pass, on top of a forward and a backward that costs two: Chen et al. 2016.
 RECOMPUTATION: Final = 4 / 3
 # Raschka 2023, "Finetuning LLMs with LoRA and QLoRA: insights from hundreds of experiments":
 # 39 % more time than LoRA on 16-bit weights.
@@ -57,9 +57,9 @@ class Measure(Struct, frozen=True):
 
     Attributes:
         changes: fields of the workload and their new values.
-        slowdown: time of a step in relation to the run without it; None = it takes longer, and
-            nobody published by how much in general.
-        changes_training: other parameters are trained, or precision is lost.
+        slowdown: time of a step relative to the run without the change; None = a step takes longer
+            but nobody has published how much in general.
+        changes_training: whether other parameters are trained or precision is lost.
     """
 
     id: str
@@ -72,7 +72,7 @@ class Measure(Struct, frozen=True):
 
     @property
     def option(self) -> str:
-        """How to ask for it here."""
+        """The command line option for this measure."""
         return options_of(self.changes)
 
     def applied_to(self, workload: Workload) -> Workload:
@@ -85,7 +85,7 @@ _DEFAULTS: Final = {f.name: f.default for f in fields(Workload)}
 
 
 def options_of(changes: Mapping[str, Any]) -> str:
-    """Return how the command line asks for fields of a workload; defaults need no option."""
+    """Return the command line options that set a workload's fields; defaults need no option."""
     words = []
     for name, value in changes.items():
         if value != _DEFAULTS[name] or name == "batch":
@@ -96,7 +96,7 @@ def options_of(changes: Mapping[str, Any]) -> str:
 
 
 def measures_for(workload: Workload) -> Sequence[Measure]:
-    """Return the measures that are not taken yet and could matter, each alone."""
+    """Return the measures that could matter and are not in use yet, each on its own."""
     found = catalogue(workload)
     return [m for name, m in found.items() if name not in ("offload_optimizer", *_OTHER_WORLDS)]
 
@@ -105,7 +105,7 @@ _OTHER_WORLDS: Final = tuple(f"{kind}_{n}" for n in WORLDS for kind in ("zero2",
 
 
 def catalogue(workload: Workload) -> dict[str, Measure]:
-    """Return every measure that a workload can take, by a name of its own."""
+    """Return every measure that a workload can take, each under a unique name."""
     found = _for_inference(workload) if workload.inference else _for_training(workload)
     if workload.batch > 1 and (workload.inference or _has_layers(workload)):
         found.append(_micro_batch(workload, workload.batch // 2))
@@ -115,7 +115,7 @@ def catalogue(workload: Workload) -> dict[str, Measure]:
             if workload.shape.n_heads >= n and workload.shape.n_heads % n == 0:
                 named[f"tp_{n}"] = Measure(
                     "tensor_parallel", f"tensor parallel on {n} GPUs",
-                    {"tensor_parallel": n}, "two reductions a layer between the GPUs",
+                    {"tensor_parallel": n}, "two reductions per layer between the GPUs",
                     TENSOR_PARALLEL,
                 )  # fmt: skip
     elif not workload.inference:
@@ -152,10 +152,10 @@ def _for_training(workload: Workload) -> list[Measure]:
         (workload.shape.has_lm_head and loss_of(workload) is not Loss.FUSED
          and not workload.keeps_logits,
          Measure("fused_loss", "fused loss", {"loss": Loss.FUSED},
-                 "the kernel of Liger or of cut cross-entropy, where it knows the model", LIGER)),
+                 "needs a kernel of Liger or cut cross-entropy for the model", LIGER)),
         (precision.compute >= 4,
          Measure("autocast", "autocast to bf16", {"dtype": "amp-bf16"},
-                 "weights stay fp32; copies of them in 16 bits", AUTOCAST_DOC)),
+                 "weights stay fp32, with copies in 16 bits", AUTOCAST_DOC)),
         (precision.weight >= 4 and is_full,
          Measure("bf16", "weights and states in bf16", {"dtype": "bf16"},
                  "small updates are rounded away without fp32 master weights", MIXED_PRECISION,
@@ -165,7 +165,7 @@ def _for_training(workload: Workload) -> list[Measure]:
                  "none: AdamW(fused=True) makes no temporary copy", TORCH_OPTIM)),
         (optimizer.copies >= 2,
          Measure("8bit_optimizer", "8-bit AdamW",
-                 {"optimizer": "adamw-8bit"}, "needs bitsandbytes; states are quantised in blocks",
+                 {"optimizer": "adamw-8bit"}, "needs bitsandbytes; states are quantized in blocks",
                  ADAM_8BIT)),
         ("optimizer" not in workload.offload and optimizer.copies,
          Measure("offload_optimizer", "optimizer states on the host",
@@ -173,15 +173,15 @@ def _for_training(workload: Workload) -> list[Measure]:
                  "back, and updates on the CPU", OFFLOAD, None)),
         (is_full,
          Measure("lora", f"LoRA of rank {LORA_RANK}", base,
-                 "another way of training: the base stays frozen", LORA, changes_training=True)),
+                 "different training: the base stays frozen", LORA, changes_training=True)),
         (is_full and workload.shape.has_layers,
          Measure("qlora", f"QLoRA: 4-bit base, LoRA of rank {LORA_RANK}",
                  {**base, "dtype": "int4"},
-                 "about 39 % slower than LoRA on 16-bit weights; the base is quantised", QLORA,
+                 "about 39 % slower than LoRA on 16-bit weights; the base is quantized", QLORA,
                  QLORA_SLOWDOWN, changes_training=True)),
         (not is_full and workload.shape.has_layers and not precision.is_quantised,
          Measure("qlora", "4-bit base", {"dtype": "int4"},
-                 "about 39 % slower than on 16-bit weights; the base is quantised", QLORA,
+                 "about 39 % slower than on 16-bit weights; the base is quantized", QLORA,
                  QLORA_SLOWDOWN, changes_training=True)),
     )  # fmt: skip
     return [measure for applies, measure in rows if applies]
@@ -224,7 +224,7 @@ def _micro_batch(workload: Workload, batch: int) -> Measure:
 def _sharded(stage: int, world: int) -> Measure:
     name = "ZeRO-3 / FSDP" if stage == 3 else "ZeRO-2"
     cost = (
-        "parameters travel too: 1.5 times the traffic of data parallelism"
+        "parameters are sent too: 1.5 times the traffic of data parallelism"
         if stage == 3
         else f"needs {world} GPUs; no more traffic than data parallelism"
     )
@@ -242,12 +242,12 @@ Bounds = Callable[[Workload], Needs]
 def cheapest_combinations(
     workload: Workload, needs_of: Bounds, usable_bytes: int
 ) -> Sequence[Combination]:
-    """Return the cheapest measures, alone or together, with which a workload surely fits.
+    """Return the cheapest measures, alone or combined, that make a workload fit for certain.
 
-    One for each way of running it that differs in more than speed: the same training on one GPU,
-    the same with the optimizer on the host, the same on more GPUs, adapters on the weights as they
-    are, adapters on quantised ones. Of each way the combination that slows a step down least, then
-    the one of fewest measures; none that only adds to another.
+    There is one for each way of running it that differs in more than speed: the same training on
+    one GPU, with the optimizer on the host, or on more GPUs; adapters on the weights as they are,
+    or on quantized weights. For each way it is the combination that slows a step down least, then
+    the one with the fewest measures; combinations that only add to another one are left out.
     """
     found: list[Combination] = []
     for way in _ways(workload):
@@ -272,9 +272,9 @@ _PRECISION: Final = ("autocast", "bf16")
 
 
 def _ways(workload: Workload) -> Iterator[Sequence[Sequence[Measure | None]]]:
-    """Yield for each way its axes: of each axis one measure, or none, is taken.
+    """Yield the axes of each way; a combination takes one measure, or none, from each axis.
 
-    The last axis is what makes it that way; where it has no measure there is no such way.
+    The last axis distinguishes the way; if that axis has no measure, the way is left out.
     """
     found = catalogue(workload)
 
@@ -304,7 +304,7 @@ def _cheapest(
     needs_of: Bounds,
     usable_bytes: int,
 ) -> Combination | None:
-    """Return the cheapest choice that fits; at a smaller micro batch where it must be."""
+    """Return the cheapest choice that fits, with a smaller micro batch only if necessary."""
     choices = [tuple(m for m in choice if m) for choice in product(*axes)]
     choices.sort(key=lambda c: _price(_combined(workload, c)))
 

@@ -1,8 +1,8 @@
 """Finds the base that a tuned model or a mirror is named after.
 
-Tuning leaves shapes as they are, and the usual names say so: ``Qwen2.5-7B-Instruct`` is
-``Qwen2.5-7B``, whoever uploaded it. A quantised copy has its shape too, and the usual names say how
-it is stored. A name with any other word (a vision tower, a merge) is not guessed.
+Tuning does not change shapes, and common names show the base: ``Qwen2.5-7B-Instruct`` has the shape
+of ``Qwen2.5-7B``, whoever uploaded it. So does a quantized copy, and its name usually says how it
+is stored. If a name has any other word (a vision tower, a merge), no base is guessed.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Final
 
 _TUNED: Final = frozenset({"instruct", "chat", "it", "hf", "pt", "base", "latest"})
 _STAMP: Final = re.compile(r"\d{4}")
-"""A word that says when a copy was published: ``2407`` is July of 2024."""
+"""A word that says when a copy was published: ``2407`` is July 2024."""
 
-# Continued training of the same shape, published under a name of its own.
+# Models that were trained further from the same shape, published under another name.
 _SAME_SHAPE: Final = {
     "llama-3.3-70b": "llama-3.1-70b",
     "meta-llama-3.1-": "llama-3.1-",
@@ -47,7 +47,7 @@ _SAME_SHAPE: Final = {
     "deepseek-r1-distill-llama-": "llama-3.1-",
     "deepseek-r1": "deepseek-v3",
     "deepseek-r1-qwen3-8b": "qwen3-8b",
-    # Ollama's tags of the same, https://ollama.com/library/deepseek-r1/tags.
+    # Ollama's tags for the same models, https://ollama.com/library/deepseek-r1/tags.
     "deepseek-r1-671b": "deepseek-v3",
     "deepseek-r1-70b": "llama-3.1-70b",
     "deepseek-r1-8b": "qwen3-8b",
@@ -56,42 +56,42 @@ _SAME_SHAPE: Final = {
 
 
 _SIZE: Final = r"[\d.]+[bm](?:-a[\d.]+b)?"
-"""What stands behind a name that ends in a dash: ``7b``, ``360m``, ``30b-a3b``."""
+"""What follows a name that ends in a dash: ``7b``, ``360m``, ``30b-a3b``."""
 _STORED: Final = {
     "awq": "awq", "gptq": "gptq", "4bit": "int4", "8bit": "int8", "fp8": "fp8-weights",
     "int8": "int8", "int4": "", "bnb": "",
 }  # fmt: skip
-"""What a copy is stored in, by a word of its name: the precision here, "" = said by another."""
+"""Word in a copy's name -> the precision it is stored in, "" = another word says it."""
 
 
 def _words(name: str) -> list[str]:
-    """Return the words of a repository's name without its owner, however they are parted."""
+    """Return the words of a repository's name without its owner, whatever separates them."""
     return re.split(r"[-_ :]+", name.strip().lower().rpartition("/")[2])
 
 
 _OF_LLAMA_CPP: Final = re.compile(r"gguf|(?:iq|q)\d(?:k?(?:[01sml]|xx?s)?)?")
-"""A word of a name that says a format of llama.cpp: the first of ``Q4_K_M``."""
+"""A word that names a format of llama.cpp: the first word of ``Q4_K_M``."""
 
 
 def is_of_llama_cpp(name: str) -> bool:
-    """Return whether a name is of a file, or a tag of Ollama, in a format of llama.cpp."""
+    """Return whether a name belongs to a file or an Ollama tag in a format of llama.cpp."""
     return any(_OF_LLAMA_CPP.fullmatch(word) for word in _words(name.replace(".", "-")))
 
 
 def stored_in(name: str) -> str:
-    """Return the precision that the name of a quantised copy says; "" = of none."""
+    """Return the precision that the name of a quantized copy states, or "" if it states none."""
     return next((_STORED[word] for word in reversed(_words(name)) if _STORED.get(word)), "")
 
 
 def _plain(name: str) -> str:
-    """Return a name without the words of tuning and storing, which no name begins with."""
+    """Return a name without its words for tuning and storage, which are never the first word."""
     first, *words = _words(name)
     kept = (w for w in words if not (w in _TUNED or w in _STORED or _STAMP.fullmatch(w)))
     return "-".join((first, *kept))
 
 
 def _letters(name: str) -> str:
-    """Return a name without the dashes that people leave out: ``llama3-8b`` is ``llama-3-8b``."""
+    """Return a name without the dashes that people omit: ``llama3-8b`` is ``llama-3-8b``."""
     return re.sub(r"(?<=[a-z])-(?=\d)|(?<=\d)-(?=[a-z])", "", _plain(name))
 
 
@@ -99,8 +99,8 @@ def base_of(name: str, known: Iterable[tuple[str, str]]) -> str:
     """Return the known model that a name is a tuned or mirrored copy of; "" = none, or several.
 
     Args:
-        name: as somebody wrote it, with or without an owner.
-        known: names and repositories of models.
+        name: the name as the user wrote it, with or without an owner.
+        known: names and repositories of known models.
     """
     wanted = _plain(name)
     for start, base in _SAME_SHAPE.items():

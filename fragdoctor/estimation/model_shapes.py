@@ -1,13 +1,12 @@
-"""Finds out what an input is, and returns the shape of the model in it; or one for a count.
+"""Finds out what an input is and returns its model's shape, or a shape for a parameter count.
 
-Well-known models go by name: ``presets.json`` holds for each its repository on Hugging Face's hub,
-the parameter count published there, and the entries of ``config.json`` that decide shapes. A
-test compares the counts.
+Well-known models can be given by name: for each, ``presets.json`` holds its repository on the
+Hugging Face Hub, the parameter count published there, and the entries of ``config.json`` that
+determine shapes. A test compares the counts.
 
-For a parameter count alone, and for whatever dimensions are given, a plausible transformer is
-made. Decoders of the Llama kind keep hidden / layers near 128 from 1 billion parameters on (7B:
-4096 and 32, 13B: 5120 and 40) and near 64 below (GPT-2: 768 and 12); the feed-forward layer takes
-what is left.
+For a parameter count alone, or for any dimensions that are given, a plausible transformer is made.
+Llama-like decoders keep hidden / layers near 128 from 1 billion parameters up (7B: 4096 and 32,
+13B: 5120 and 40) and near 64 below (GPT-2: 768 and 12); the feed-forward layer takes the rest.
 """
 
 from __future__ import annotations
@@ -90,12 +89,12 @@ def parse_count(text: str) -> int:
     """Return the number that ``7B``, ``350M`` or ``1.3e9`` means.
 
     Raises:
-        ConfigError: it is no count, or none of a model.
+        ConfigError: the text is not a count, or not a possible one for a model.
     """
     match = _COUNT.fullmatch(text)
     if match is None:
         raise ConfigError(
-            f"{text!r} is no parameter count.", hint="Write for example 7B, 350M or 1.3e9."
+            f"{text!r} is not a parameter count.", hint="Write for example 7B, 350M or 1.3e9."
         )
     value = float(match.group(1)) * _FACTORS[match.group(2).lower()]
     if not 1000 <= value <= MAX_PARAMETERS:
@@ -107,13 +106,13 @@ def parse_count(text: str) -> int:
 
 
 def guessed_shape(n_parameters: int, given: GivenSizes) -> ModelShape:
-    """Return a shape with about this many parameters (0 = as the dimensions have it).
+    """Return a shape with about this many parameters (0 = as many as the dimensions make).
 
     Raises:
-        ConfigError: dimensions that do not go together, or do not make that count.
+        ConfigError: the dimensions contradict each other or do not add up to the count.
     """
     is_gpt = given.family == "gpt"
-    # An embedding and a head may not eat up a small model.
+    # The embedding and the head must not use up all parameters of a small model.
     small = max(64, n_parameters // 1000 // 64 * 64) if n_parameters else DEFAULT_VOCAB
     vocab = given.vocab or min(DEFAULT_VOCAB, small)
     layers, hidden = _depth_and_width(n_parameters, vocab, given)
@@ -139,7 +138,7 @@ def guessed_shape(n_parameters: int, given: GivenSizes) -> ModelShape:
         raise ConfigError(
             f"These dimensions make {format_count(total)} parameters, not "
             f"{format_count(n_parameters)}.",
-            hint="Leave --params out, or give fewer dimensions.",
+            hint="Leave out --params, or give fewer dimensions.",
         )
     kind = "GPT-like" if is_gpt else "Llama-like"
     said = f"A {kind} decoder of {format_count(total)} parameters."
@@ -172,7 +171,7 @@ def _depth_and_width(n: int, vocab: int, given: GivenSizes) -> tuple[int, int]:
             hint="For example: fragdoctor estimate --params 7B",
         )
     ratio = 128 if n >= 10**9 else 64
-    # Known models are as deep as the nearest even number.
+    # Known models have an even number of layers, so take the nearest even number.
     layers = given.layers or max(MIN_LAYERS, 2 * round((n / (12 * ratio**2)) ** (1 / 3) / 2))
     if given.hidden:
         body = max(0, n - 2 * vocab * given.hidden)
@@ -184,7 +183,7 @@ def _depth_and_width(n: int, vocab: int, given: GivenSizes) -> tuple[int, int]:
 
 
 def _ffn_for(n: int, d: Dimensions) -> int:
-    """Return the feed-forward width that fills up the parameter count, else the usual one."""
+    """Return the feed-forward width that makes up the parameter count, or the usual one."""
     usual = 4 * d.hidden if not d.is_gated else round(8 * d.hidden / 3 / 64) * 64
     if not n:
         return max(64, usual)
@@ -197,25 +196,25 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][\w.: -]{0,95}", re.ASCII)
 
 
 class Preset(KnownModel, frozen=True):
-    """A model that is known by name, with what of its configuration decides shapes."""
+    """A model known by name, with the entries of its configuration that determine shapes."""
 
     config: Mapping[str, Any]
 
 
 @cache
 def presets() -> Mapping[str, Preset]:
-    """Return all of them, by name."""
+    """Return all presets by name."""
     text = files("fragdoctor.estimation").joinpath("presets.json").read_text(encoding="utf-8")
     return {name: Preset(name=name, **entry) for name, entry in json.loads(text).items()}
 
 
 def known_models() -> tuple[KnownModel, ...]:
-    """Return all of them without their configurations, in the order of the file."""
+    """Return all presets without their configurations, in the order of the file."""
     return tuple(KnownModel(p.name, p.hub, p.n_parameters) for p in presets().values())
 
 
 def preset_of(name: str) -> Preset | None:
-    """Return the model of this name, of this repository on the hub, or the base of a tuned one."""
+    """Return the preset with this name or Hub repository, or the base of a tuned model."""
     key = name.strip().lower()
     for preset in presets().values():
         if key in (preset.name, preset.hub.lower(), preset.hub.lower().split("/")[-1]):
@@ -224,37 +223,37 @@ def preset_of(name: str) -> Preset | None:
 
 
 def _by_its_name(name: str, preset: Preset) -> Sequence[str]:
-    """Return what is taken for granted where a name is not the model's own."""
+    """Return what is assumed about a name that is not exactly the preset's own."""
     hub = preset.hub.lower()
     if name.strip().lower() in (preset.name, hub, hub.rpartition("/")[2]):
         return ()
-    return (f"By its name, {name} is taken to have the shape of {preset.hub}.",)
+    return (f"Going by its name, {name} is assumed to have the shape of {preset.hub}.",)
 
 
 def is_model_name(name: str) -> bool:
-    """Return whether an input that is no file can be meant as the name of a model."""
+    """Return whether an input that is not a file could be the name of a model."""
     has_suffix = name.lower().endswith((".json", ".safetensors", ".pickle", ".pkl", ".gz", ".txt"))
     return not has_suffix and (_HUB_ID.fullmatch(name) or _NAME.fullmatch(name)) is not None
 
 
 def unknown_model(name: str) -> InputError:
-    """Return what to say of a model that is not known here: how to get its configuration."""
+    """Return the error for an unknown model, with a hint on how to get its configuration."""
     near = difflib.get_close_matches(name.lower(), presets(), cutoff=0.4)
     if is_of_llama_cpp(name):
         return InputError(
-            f"{name} is of llama.cpp, whose memory is not estimated.",
-            hint="Near it comes: fragdoctor estimate "
+            f"{name} is for llama.cpp, whose memory is not estimated.",
+            hint="The closest is: fragdoctor estimate "
             f"{(near or ['llama-3.1-8b'])[0]} --inference --dtype int4",
         )
     if re.fullmatch(r"[\d.]+[bm]", name.lower()):
         return InputError(
-            f"{name} is a size, and names no model.",
-            hint=f"Ask: fragdoctor estimate --params {name.upper()}",
+            f"{name} is a size, not the name of a model.",
+            hint=f"Run: fragdoctor estimate --params {name.upper()}",
         )
     if _HUB_ID.fullmatch(name):
         folder = name.rsplit("/", maxsplit=1)[-1]
         return InputError(
-            f"{name} is no file here and no model that is known by name; nothing is downloaded.",
+            f"{name} is neither a local file nor a known model; nothing is downloaded.",
             hint=f"Fetch its configuration: hf download {name} config.json --local-dir {folder}; "
             f"then: fragdoctor estimate {folder}",
         )
@@ -266,7 +265,7 @@ def unknown_model(name: str) -> InputError:
 
 
 def _by_name(inputs: Sequence[str]) -> Preset | None:
-    """Return the known model that the only input names; None = it is a path.
+    """Return the known model that the inputs name, or None if they are paths.
 
     Raises:
         InputError: a name that is not known.
@@ -281,7 +280,7 @@ def _by_name(inputs: Sequence[str]) -> Preset | None:
 
 
 def configuration_of(inputs: Sequence[str]) -> Config:
-    """Return the ``config.json`` that one input is, holds, or stands for by name.
+    """Return the ``config.json`` that the input is, contains or names.
 
     Raises:
         ConfigError: there is no such input, or several.
@@ -290,10 +289,10 @@ def configuration_of(inputs: Sequence[str]) -> Config:
     preset = _by_name(inputs)
     if preset is not None:
         if stored_in(inputs[-1]):
-            raise unknown_model(inputs[-1])  # its own configuration says how it is quantised
+            raise unknown_model(inputs[-1])  # its own configuration says how it is quantized
         return dict(preset.config)
     if len(inputs) != 1:
-        raise ConfigError("One model is rehearsed at a time.", hint="Give one config.json or name.")
+        raise ConfigError("Models are rehearsed one at a time.", hint="Give one model.")
     path = Path(inputs[0])
     return read_config(path / "config.json" if path.is_dir() else path)
 
@@ -305,7 +304,7 @@ INDEX_NAMES: Final = (
 
 
 class FoundModel(Struct, frozen=True):
-    """A shape, and the dtype that its file stores ("" = not said)."""
+    """A shape, and the dtype that its file stores ("" = not stated)."""
 
     shape: ModelShape
     dtype: str = ""
@@ -374,7 +373,7 @@ def _in_directory(path: Path) -> list[Path]:
 
 
 def _read(path: Path) -> Config:
-    """Return what a file holds that may be a configuration or an index of tensors."""
+    """Return the contents of a file that may be a configuration or an index of tensors."""
     if path.is_dir():
         raise ConfigError(f"{path} is a directory.", hint="Give it alone.")
     if path.suffix == ".safetensors":

@@ -1,4 +1,4 @@
-"""How many processes of a kind fit on a GPU, from a number, a message or a snapshot."""
+"""Computes how many like processes fit on a GPU, from a number, a message or a snapshot."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _MAX_CONTEXT_BYTES: Final = 8 * GIB
 _EXPANDABLE: Final = "expandable_segments:True"
 TYPICAL: Final = "typical; 300 to 620 MiB from Pascal to Blackwell"
 _MAY_BE_MORE: Final = (
-    "The message is of a process that wanted more than it got: its true peak may be higher. A "
+    "The message is from a process that wanted more than it got, so its true peak may be higher. A "
     "snapshot or max_memory_reserved() of a run that fits shows it."
 )
 _HINT: Final = "Give the size of one process, as in: --per-process 6GB --gpu 24GiB"
 
 
 class Question(Struct, frozen=True):
-    """What the user asked; None is "as the input says, or the default"."""
+    """What the user asked; None means "as the input says, or the default"."""
 
     per_process_bytes: int | None = None
     context_bytes: int | None = None
@@ -43,11 +43,11 @@ class Question(Struct, frozen=True):
 def processes_on_gpu(question: Question, case: Case | None = None) -> Sharing:
     """Return how many processes fit.
 
-    A number given by the user goes before what an input says; of a case the snapshot's peak goes
-    before the message.
+    A number from the user overrides the inputs; in a case, the snapshot's peak overrides the
+    message.
 
     Raises:
-        ConfigError: neither a number nor an input says what one process takes, or how large the
+        ConfigError: neither a number nor an input says what one process takes or how large the
             GPU is.
     """
     message = None if case is None else case.primary_message
@@ -121,7 +121,7 @@ def _of_snapshot(snapshot: Snapshot, device: int | None) -> tuple[ProcessDemand,
     if device is not None and device not in snapshot.devices:
         held = ", ".join(str(d) for d in snapshot.devices)
         raise ConfigError(
-            f"The snapshot holds nothing of device {device}.", hint=f"It is about device {held}."
+            f"The snapshot holds nothing for device {device}.", hint=f"It is about device {held}."
         )
     devices = snapshot.devices if device is None else [device]
     analysis = max((analyze_device(snapshot, d) for d in devices), key=_peak)
@@ -129,7 +129,7 @@ def _of_snapshot(snapshot: Snapshot, device: int | None) -> tuple[ProcessDemand,
     if peak <= 0:
         raise ConfigError("The snapshot holds no memory of the device.", hint=_HINT)
     if not analysis.capture.has_trace:
-        note = "Without a trace the peak is not known: this is the state when it was taken."
+        note = "Without a trace, the peak is not known; this is the state at the snapshot."
         return ProcessDemand(peak, 0, "reserved in the snapshot", ""), (note,)
     smallest, lowest, conf, notes = _replayed(analysis.trace)
     demand = ProcessDemand(peak, 0, "peak reserved in the trace", "", lowest, conf)
@@ -139,13 +139,13 @@ def _of_snapshot(snapshot: Snapshot, device: int | None) -> tuple[ProcessDemand,
         source = "smallest at which a replay of the failed run fits"
         return replace(demand, pytorch_bytes=smallest, pytorch_source=source), notes
     return demand, (
-        "The run of this snapshot ran out of memory: it may need more than its peak.",
+        "The run of this snapshot ran out of memory, so it may need more than its peak.",
         *notes,
     )
 
 
 def _peak(analysis: DeviceAnalysis) -> int:
-    """Return the peak of reserved memory, or its last state where there is no trace."""
+    """Return the peak of reserved memory, or its last value if there is no trace."""
     if analysis.timeline is None:
         return analysis.reserved_bytes
     return analysis.timeline.peak_reserved_bytes
@@ -157,8 +157,8 @@ def _replayed(
     """Return the smallest capacity at which a replay serves every request.
 
     Returns:
-        That under the recorded settings, that of the best setting tried, which setting that is
-        ("" for the recorded ones), and notes.
+        The smallest capacity under the recorded settings, the smallest under the best settings
+        tried, those best settings ("" for the recorded ones), and notes.
     """
     recorded = trace.settings.conf
     confs = list(dict.fromkeys([recorded, _EXPANDABLE]))
@@ -190,7 +190,7 @@ def _with_context(
     if message is not None:
         own, reserved = _known(message.process_bytes), _known(message.reserved_bytes)
         if own and reserved is not None and 0 < own - reserved < _MAX_CONTEXT_BYTES:
-            source = "this process less its reserved memory, in the message"
+            source = "this process minus its reserved memory, in the message"
             return replace(demand, context_bytes=own - reserved, context_source=source)
     if question.gpu is not None:
         kind = question.gpu.architecture
@@ -201,9 +201,9 @@ def _with_context(
 
 
 def _others(message: OomMessage, demand: ProcessDemand) -> tuple[int, int, tuple[str, ...]]:
-    """Return what listed processes hold that are no trials like this one, and how many are.
+    """Return the bytes of listed processes that are not trials like this one, and how many are.
 
-    A process of half to twice the size is taken for another trial: it is one of those counted.
+    A process of half to twice the size counts as another trial, one of those to be packed.
     """
     listed = [p for p in message.other_processes if p.n_bytes < _UNKNOWN_BYTES]
     own = demand.total_bytes
@@ -213,10 +213,10 @@ def _others(message: OomMessage, demand: ProcessDemand) -> tuple[int, int, tuple
     if alike:
         pids = ", ".join(str(p.pid) for p in alike)
         held = ", ".join(format_size(p.n_bytes) for p in alike)
-        noun = "Process" if len(alike) == 1 else "Processes"
-        notes.append(f"{noun} {pids} ({held}) are taken for trials like this one.")
+        who = "Process {} ({}) is" if len(alike) == 1 else "Processes {} ({}) are"
+        notes.append(f"{who.format(pids, held)} assumed to be like this one.")
     if others:
         pids = ", ".join(str(p.pid) for p in others)
         held = format_size(sum(p.n_bytes for p in others))
-        notes.append(f"Process {pids} keeps {held} for itself.")
+        notes.append(f"Other processes ({pids}) keep {held}.")
     return sum(p.n_bytes for p in others), len(alike), tuple(notes)

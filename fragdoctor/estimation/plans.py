@@ -1,21 +1,21 @@
-"""The fewest GPUs that a run needs, and the ways to lay it out on them, by time a token.
+"""Finds the fewest GPUs that a run needs, and the ways to lay it out on them, by time per token.
 
-The time is a roofline, for comparing layouts with one another, not for promising a speed:
+The time is a roofline estimate for comparing layouts with one another, not a promise of speed:
 
-* compute: 6 operations for each parameter and token, 8 where layers are computed twice, 4 where
-  the base is frozen (Kaplan et al. 2020, https://arxiv.org/abs/2001.08361; Chen et al. 2016), and
-  6 for each layer, unit of width and token that a token looks back to; at the card's peak;
-* between replicas: gradients there and back, with stage 3 parameters once more (Rajbhandari et
-  al. 2020, ZeRO, section 7); a step of one micro batch hides what its backward takes;
-* within a layer: four times the residual stream there and back for tensor parallelism, six with
-  recomputation (Narayanan et al. 2021, section 3.2); keys and values for context parallelism; each
-  token to its experts and back, twice (GShard);
-* between stages the residual stream, and the bubble: stages less one, for each micro batch
-  (Narayanan et al. 2021, section 2.2.1);
+* compute: 6 operations per parameter and token, 8 if layers are computed twice, 4 if the base is
+  frozen (Kaplan et al. 2020, https://arxiv.org/abs/2001.08361; Chen et al. 2016), and 6 for each
+  layer, unit of width and token that a token looks back to; at the card's peak;
+* between replicas: gradients out and back, plus parameters again at stage 3 (Rajbhandari et al.
+  2020, ZeRO, section 7); compute hides traffic that takes no longer than it does;
+* within a layer: the residual stream out and back four times for tensor parallelism, six times
+  with recomputation (Narayanan et al. 2021, section 3.2); keys and values for context parallelism;
+  each token to its experts and back, twice (GShard);
+* between stages: the residual stream, and a bubble of stages minus one, divided by the number of
+  micro batches (Narayanan et al. 2021, section 2.2.1);
 * to the host and back: gradients and weights (ZeRO-Offload).
 
-Groups of up to 8 GPUs talk over the card's own links, larger ones over 400 Gbit/s a GPU.
-A step of a server reads the weights and the cache once for all its sequences.
+Groups of up to 8 GPUs use the card's own links, larger groups a network of 400 Gbit/s per GPU.
+A server's step reads the weights and the cache once for all its sequences.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ from fragdoctor.model.memory_estimate import MOST_GPUS, FitState, Plan, RankNeed
 from fragdoctor.model.workload import Role, Workload
 
 HOST: Final = 8
-"""GPUs of one host, as in DGX and HGX machines."""
+"""GPUs per host, as in DGX and HGX machines."""
 NETWORK: Final = 50e9
 HOST_LINK: Final = 32e9
-"""Bytes a second: 400 Gbit/s a GPU; one direction of 16 lanes of PCIe 4."""
+"""Both in bytes per second: 400 Gbit/s per GPU; one direction of 16 lanes of PCIe 4."""
 N_PLANS: Final = 5
 
 
 def plans_of(workload: Workload, gpu: GpuModel, price: float | None) -> Sequence[Plan]:
-    """Return the ways on the fewest GPUs that surely hold a workload, and on twice as many.
+    """Return the ways to run a workload on the fewest GPUs that surely hold it, and on twice those.
 
     Raises:
-        ConfigError: the peak of the card is not known, or the layers of the model are not.
+        ConfigError: the peak speed of the card or the layers of the model are not known.
     """
     speeds = speeds_of(gpu)
     if speeds is None:
         raise ConfigError(
-            f"How fast {gpu.name} is, is not known: plans cannot be compared.",
+            f"The speed of {gpu.name} is not known, so plans cannot be compared.",
             hint="Name a card such as h100, a100-80g, l40s or rtx-4090.",
         )
     if not workload.shape.has_layers or not workload.seq:
@@ -75,7 +75,7 @@ def _fewest(
     price: float | None,
     most: int | None = None,
 ) -> list[Plan]:
-    """Return the fastest ways on the fewest GPUs, and on twice as many."""
+    """Return the fastest ways on the fewest GPUs that are enough, and on twice as many."""
     ways_of = _serving_ways if workload.inference else _training_ways
     found: list[Plan] = []
     for n in _degrees(MOST_GPUS if most is None else most):
@@ -93,7 +93,7 @@ def _degrees(most: int) -> list[int]:
 
 
 def _serving_ways(workload: Workload, n: int, _gpu: GpuModel) -> Iterator[Workload]:
-    """Yield replicas times tensor parallelism."""
+    """Yield each combination of replicas and tensor parallelism."""
     for degree in _degrees(n):
         if workload.shape.n_heads % degree == 0:
             yield replace(workload, tensor_parallel=degree, world_size=n // degree)
@@ -132,17 +132,17 @@ def _training_ways(workload: Workload, n: int, gpu: GpuModel) -> Iterator[Worklo
                 is_fsdp=workload.is_fsdp and stage == 3,
             )  # fmt: skip
             if stage == 2 and pipeline > 1:
-                continue  # scatters gradients that a pipeline adds up over its micro batches
+                continue  # it scatters gradients that a pipeline sums over its micro batches
             ways = (replace(way, optimizer=optimizer) for optimizer in optimizers)
             yield from islice((one for one in ways if _fits(one, gpu)), 1)
 
 
 LONG_TOKENS: Final = 16_384
-"""Tokens a GPU below which a sequence is not split: shorter ones leave kernels idle."""
+"""A split sequence keeps at least this many tokens per GPU; fewer would leave kernels idle."""
 
 
 def _micro_batches(workload: Workload, pipeline: int) -> int:
-    """A pipeline is kept busy by four micro batches a stage."""
+    """Return the number of micro batches; four per stage keep a pipeline busy."""
     return max(workload.grad_accumulation, 4 * pipeline if pipeline > 1 else 1)
 
 
@@ -152,7 +152,7 @@ def _fits(way: Workload, gpu: GpuModel) -> bool:
 
 
 def _plan(way: Workload, gpu: GpuModel, speeds: Speeds, price: float | None) -> Plan | None:
-    """Return a way as a plan; None for a server without room for one sequence."""
+    """Return a way as a plan, or None for a server that has no room for even one sequence."""
     n = n_gpus(way)
     sequences = 0
     if way.inference:
@@ -188,12 +188,12 @@ def _plan(way: Workload, gpu: GpuModel, speeds: Speeds, price: float | None) -> 
 
 
 def _link(degree: int, inside: int, speeds: Speeds) -> float:
-    """Return the bytes a second between members of a group; ``inside`` of them lie closer."""
+    """Return the bytes per second within a group; each member stands for ``inside`` GPUs."""
     return speeds.link_bytes / 2 if degree * inside <= HOST else NETWORK
 
 
 def _training_seconds(way: Workload, speeds: Speeds) -> tuple[float, float]:
-    """Return the seconds of compute and of communication for each token of the whole run."""
+    """Return the seconds of compute and of communication per token of the whole run."""
     shape, precision = way.shape, precision_of(way.dtype)
     tokens = way.batch * way.seq * way.grad_accumulation  # of one replica
     active = sum(
@@ -215,10 +215,10 @@ def _training_seconds(way: Workload, speeds: Speeds) -> tuple[float, float]:
         gradients = sum(g.gradient_bytes * g.count for g in trained)
         passes = way.grad_accumulation if way.zero_stage >= 2 else 1
         moved: float = 2 * gradients * passes
-        if way.zero_stage == 3:  # collected in forward and in backward, scattered gradients
+        if way.zero_stage == 3:  # parameters gathered in both passes, and gradients scattered
             moved = passes * (2 * held + gradients)
         between = moved / _link(world, n, speeds)
-        traffic += max(0.0, between - compute)  # hidden behind the layers' work
+        traffic += max(0.0, between - compute)  # the rest is hidden behind the layers' work
     stream = way.batch * ceil(way.seq / way.context_parallel) * shape.hidden * precision.compute
     times = (6 if way.checkpointing != "none" else 4) * way.grad_accumulation * layers
     if way.tensor_parallel > 1:
@@ -237,7 +237,7 @@ def _training_seconds(way: Workload, speeds: Speeds) -> tuple[float, float]:
 
 
 def _serving_seconds(way: Workload, sequences: int, speeds: Speeds) -> tuple[float, float]:
-    """Return the seconds of reading and of communication for each token of all replicas."""
+    """Return the seconds of reading or compute, and of communication, per token of all replicas."""
     local, precision = local_part(way), precision_of(way.dtype)
     weights = sum(g.stored_bytes * g.count for g in states_of(local))
     read = weights + sequences * cache_bytes_per_sequence(replace(local, cache="paged"))
@@ -272,7 +272,7 @@ _LAYOUT: Final = (
 
 
 def _option(way: Workload) -> str:
-    """Return the options that ask for a way here; a server's replicas are like one another."""
+    """Return the command line options for a way; a server's replicas are all alike."""
     names = _LAYOUT[:5] if way.inference else _LAYOUT
     options = options_of({name: getattr(way, name) for name in names})
     return f"{options} --gpu-memory-utilization {UTILIZATION}".strip() if way.inference else options

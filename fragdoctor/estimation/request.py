@@ -1,4 +1,4 @@
-"""From options as people write them to a checked workload."""
+"""Turns options as people write them into a checked workload."""
 
 from __future__ import annotations
 
@@ -26,48 +26,48 @@ MAX_BATCH: Final = 1 << 24
 MAX_SEQ: Final = 1 << 28
 MAX_WORLD: Final = 1 << 20
 FORMULA_ERROR: Final = (
-    "How sure: on 64 recorded runs of GPT- and Llama-like models the peak came out within 7 % and "
-    "reserved memory within 15 %, on PyTorch's own allocator with steps of 73 models of "
-    "Transformers, most in 3 precisions, the peak within 5 % for 9 of 10 and within 10 % for all; "
-    "code that keeps other tensors differs more. --rehearse runs the model's own class where its "
-    "library is installed, --model your own code."
+    "How sure: on 64 recorded runs of GPT- and Llama-like models, the peak was within 7 % and "
+    "reserved memory within 15 %; on PyTorch's own allocator, with steps of 73 models of "
+    "Transformers, most in 3 precisions, the peak was within 5 % for 9 of 10 and within 10 % for "
+    "all. Code that keeps other tensors differs more. --rehearse runs the model's own class if its "
+    "library is installed; --model runs your own code."
 )
 
 NO_LAYERS_ERROR: Final = (
     "How sure: parameters, gradients and optimizer states follow from the counts; activations, "
-    "which can be the larger part, are not in it."
+    "which can be the larger part, are not included."
 )
 INFERENCE_ERROR: Final = (
-    "How sure: 3 recorded prefills of Llama-like models came out within 5 %; a server such as vLLM "
+    "How sure: 3 recorded prefills of Llama-like models were within 5 %; a server such as vLLM "
     "takes the rest of the GPU for its cache."
 )
 
 
 def error_of(workload: Workload) -> str:
-    """Return how far off the formulas may be for this workload, in a sentence."""
+    """Return a sentence on how far off the formulas may be for this workload."""
     if not workload.shape.has_layers:
         return NO_LAYERS_ERROR
     return INFERENCE_ERROR if workload.inference else FORMULA_ERROR
 
 
 OPTIONS: Final = frozenset(Workload.__struct_fields__) - {"shape", "stage", "stream_shards"}
-"""What :func:`workload_of` takes beside the model."""
+"""The options of :func:`workload_of` besides the model."""
 
 
 def workload_of(
     inputs: Sequence[str] = (), params: str = "", sizes: GivenSizes | None = None, **asked: Any
 ) -> Workload:
-    """Return what is to be estimated.
+    """Return the workload to estimate.
 
     Args:
-        inputs: files or a name that describe a model; without them a count or dimensions.
-        params: such as ``7B``.
+        inputs: files or a name that describe a model; if empty, a count or dimensions are needed.
+        params: a parameter count such as ``7B``.
         sizes: dimensions given by hand.
-        asked: fields of a workload (:data:`OPTIONS`), choices and lists as text; "" and 0 = not
-            given.
+        asked: fields of a workload (:data:`OPTIONS`), with choices and lists as text; "" and 0 =
+            not given.
 
     Raises:
-        ConfigError: options that are wrong or exclude each other.
+        ConfigError: options are wrong or exclude each other.
         InputError: an input cannot be read.
     """
     for name in asked.keys() - OPTIONS:
@@ -89,18 +89,18 @@ def workload_of(
     dtype = precision_of(workload.dtype if asked.get("dtype") else _default_dtype(stored, workload))
     name, notes = dtype.name, list(shape.assumptions)
     if workload.inference and name == "fp8":
-        name = "fp8-weights"  # no 16-bit weights beside them, unlike in training
+        name = "fp8-weights"  # unlike in training, there are no 16-bit weights besides
     is_quantised = bool(stored) and not precision_of(stored).trains_base
     if is_quantised and name != stored and not workload.inference:
         notes.append(
-            f"The file's weights are quantised and cannot be trained so: {name} weights are "
-            "counted. --lora RANK trains adapters on the quantised ones."
+            f"The file's weights are quantized and cannot be trained that way, so {name} weights "
+            "are counted. --lora RANK trains adapters on the quantized weights."
         )
     seq, more = _length(workload)
     notes += more
     if not asked.get("dtype"):
         in_file = f"; the file stores {stored}" if stored and stored != name else ""
-        notes.append(f"The precision is taken to be {name}{in_file}; --dtype sets it.")
+        notes.append(f"The precision is assumed to be {name}{in_file}; --dtype sets it.")
     frozen_base = workload.inference or workload.lora_rank > 0
     workload = replace(
         workload,
@@ -164,7 +164,7 @@ def _shape(inputs: Sequence[str], params: str, given: GivenSizes) -> tuple[Model
 
 
 def _default_dtype(stored: str, workload: Workload) -> str:
-    """The dtype of the file, where it can be trained; else fp32, as PyTorch does by itself."""
+    """Return the dtype of the file if it can be trained, else fp32, which is PyTorch's default."""
     if workload.inference:
         return stored or "bf16"
     if stored and (precision_of(stored).trains_base or workload.lora_rank):
@@ -189,12 +189,12 @@ def _length(workload: Workload) -> tuple[int, Sequence[str]]:
             hint=f"At most --seq {shape.max_positions}, new tokens included.",
         )
     beyond = f"{tokens} tokens are more than the {shape.max_positions} positions"
-    note = f"{beyond} that the model was made for: it answers badly there unless extended."
+    note = f"{beyond} that the model was made for: its answers are bad there unless it is extended."
     return workload.seq, (note,)
 
 
 def _check(workload: Workload) -> None:
-    """Refuse values beyond anything that exists, and options that mean nothing together."""
+    """Refuse values beyond anything that exists, and combinations that make no sense."""
     for name, value, limit in (
         ("--batch", workload.batch, MAX_BATCH),
         ("--seq", workload.seq, MAX_SEQ),
@@ -210,15 +210,15 @@ def _check(workload: Workload) -> None:
     for part in workload.offload:
         if part not in OFFLOADABLE:
             raise ConfigError(
-                f"{part!r} is nothing that can be offloaded.",
-                hint=f"Choose of {', '.join(OFFLOADABLE)}, separated by commas.",
+                f"{part!r} cannot be offloaded.",
+                hint=f"Choose from {', '.join(OFFLOADABLE)}, separated by commas.",
             )
     choice = workload.checkpointing
     if choice not in ("none", "full", "sqrt") and not (
         choice.isascii() and choice.isdigit() and 0 < int(choice[:9]) < 10**6
     ):
         raise ConfigError(
-            f"{choice!r} is no way of checkpointing.",
+            f"{choice!r} is not a kind of checkpointing.",
             hint="Choose none, full, sqrt, or a number of layers.",
         )
     if not workload.inference and (workload.kv_dtype or workload.new_tokens):
@@ -227,6 +227,6 @@ def _check(workload: Workload) -> None:
         )
     if workload.zero_stage and workload.world_size == 1:
         raise ConfigError(
-            "ZeRO and FSDP share states among GPUs: the number of GPUs is missing.",
+            "ZeRO and FSDP share states among GPUs, but the number of GPUs is missing.",
             hint="Add for example --world-size 8.",
         )

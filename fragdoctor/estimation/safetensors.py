@@ -1,4 +1,4 @@
-"""The header of safetensors files (never the data), and the model's shape that follows from it."""
+"""Reads the header of safetensors files (never the data), and derives the model's shape."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_FILES: Final = 10_000
 MAX_RANK: Final = 16
 MAX_ELEMENTS: Final = 2**53
 
-# Bits of an element.
+# Bits per element.
 DTYPE_BITS: Final = MappingProxyType(
     {
         "F64": 64, "I64": 64, "U64": 64, "C64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16,
@@ -56,7 +56,7 @@ def read_header(path: Path) -> list[TensorEntry]:
         InputError: unreadable or not safetensors.
         TruncatedSnapshot: the file ends inside its header or data.
         RefusedSnapshot: an entry contradicts itself or the file.
-        LimitExceeded: a header beyond the format's own limit.
+        LimitExceeded: the header is larger than the format allows.
     """
     try:
         size = path.stat().st_size
@@ -102,7 +102,7 @@ _Size = Annotated[int, Meta(ge=0)]
 
 
 class _Written(Struct):
-    """An entry of a header, as the format has it."""
+    """An entry of a header, as the format defines it."""
 
     dtype: str
     shape: Annotated[tuple[_Size, ...], Meta(max_length=MAX_RANK)]
@@ -117,7 +117,7 @@ def _entry(path: Path, name: str, entry: Any, data_bytes: int) -> TensorEntry:
         bits = prod(found.shape) * DTYPE_BITS[found.dtype]
         is_genuine = prod(found.shape) <= MAX_ELEMENTS and end - begin == (bits + 7) // 8
     except (ValidationError, KeyError):
-        is_genuine, why = False, "is none of the format"
+        is_genuine, why = False, "is not in the format"
     if not is_genuine:
         said = f"{path}: the entry {name[:80]!r} {why}; no genuine file has that."
         raise RefusedSnapshot(said)
@@ -129,7 +129,7 @@ def _entry(path: Path, name: str, entry: Any, data_bytes: int) -> TensorEntry:
 
 
 def read_index(path: Path) -> list[Path]:
-    """Return the files that an index (``model.safetensors.index.json``) names, beside it.
+    """Return the files beside an index (``model.safetensors.index.json``) that it names.
 
     Raises:
         InputError: not an index, or it names files outside its directory.
@@ -139,7 +139,7 @@ def read_index(path: Path) -> list[Path]:
     weights = read_config(path).get("weight_map")
     if not isinstance(weights, dict) or not weights:
         raise InputError(
-            f"{path} is no safetensors index: it lacks weight_map.",
+            f"{path} is not a safetensors index: it lacks weight_map.",
             hint="Give the directory, or model.safetensors.index.json.",
         )
     names = {name for name in weights.values() if isinstance(name, str)}
@@ -155,7 +155,7 @@ def read_files(paths: Sequence[Path]) -> list[TensorEntry]:
     """Return the tensors of all files.
 
     Raises:
-        InputError: as :func:`read_header`; a missing part of a sharded model is one too.
+        InputError: as in :func:`read_header`, or a part of a sharded model is missing.
     """
     found: list[TensorEntry] = []
     for path in paths:
@@ -179,10 +179,10 @@ _DTYPES: Final[Mapping[str, str]] = MappingProxyType(
 
 
 def shape_of_tensors(entries: Sequence[TensorEntry], source: str) -> ModelShape:
-    """Return what the tensors alone say: how many parameters there are, and no layers."""
+    """Return what the tensors alone say: how many parameters there are, but nothing on layers."""
     sizes = Counter(e.shape for e in entries if all(e.shape))
     groups = (ParameterGroup("tensors", s, n, Role.OTHER, layered=False) for s, n in sizes.items())
-    note = "Tensors alone do not say how layers work: activations are not estimated. "
+    note = "Tensors alone do not show how layers work, so activations are not estimated. "
     return ModelShape(
         name="safetensors", source=source, parameters=tuple(groups),
         assumptions=(f"{note}Put config.json beside the file.",),
@@ -190,13 +190,13 @@ def shape_of_tensors(entries: Sequence[TensorEntry], source: str) -> ModelShape:
 
 
 def with_exact_counts(shape: ModelShape, entries: Sequence[TensorEntry], source: str) -> ModelShape:
-    """Return a configuration's shape with what the files hold beyond it."""
+    """Return a configuration's shape plus the parameters that only the files have."""
     counted, stated = sum(e.n_elements for e in entries), shape.n_parameters
     if counted == stated:
         return replace(shape, source=source)
     note = (
-        f"The files hold {format_count(counted)} elements, the configuration makes "
-        f"{format_count(stated)} parameters: the larger number counts."
+        f"The files hold {format_count(counted)} elements, but the configuration makes "
+        f"{format_count(stated)} parameters; the larger number is used."
     )
     rest = [outside("others", counted - stated)] if counted > stated else []
     return replace(
@@ -206,7 +206,7 @@ def with_exact_counts(shape: ModelShape, entries: Sequence[TensorEntry], source:
 
 
 def stored_dtype(entries: Sequence[TensorEntry]) -> str:
-    """Return the dtype that most of the elements have, by our name for it; "" = none of ours."""
+    """Return our name for the dtype that most elements have, or "" if we have no name for it."""
     sizes: Counter[str] = Counter()
     for entry in entries:
         sizes[entry.dtype] += entry.n_elements

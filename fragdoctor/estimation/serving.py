@@ -1,10 +1,10 @@
-"""How many sequences a server of the vLLM kind holds at once.
+"""Estimates how many sequences a server like vLLM holds at once.
 
-Such a server takes a share of the GPU, loads the weights, runs its widest step once to see what
-activations need, and makes the rest a pool of cache blocks of 16 tokens
+Such a server takes a share of the GPU, loads the weights, runs its widest step once to measure
+activations, and turns the rest into a pool of cache blocks of 16 tokens each
 (https://docs.vllm.ai/en/stable/api/vllm/config/cache/). Sequences are served from the pool; with
-chunked prefill a step never reads more than ``max_batched_tokens``. Its kernels never write scores
-out. What sampling takes was fitted to published logs, see :data:`_SAMPLER_BYTES`.
+chunked prefill, a step never reads more than ``max_batched_tokens``. Its kernels never write out
+scores. The memory for sampling was fitted to published logs, see :data:`_SAMPLER_BYTES`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from fragdoctor.model.gpus import GpuModel
 from fragdoctor.model.memory_estimate import Serving
 from fragdoctor.model.workload import Attention, Workload
 
-# For each logit of all sequences, from logs of vLLM: Llama 3 8B 1.26 GiB
+# Bytes per logit of all sequences, from logs of vLLM: Llama 3 8B 1.26 GiB
 # (https://github.com/vllm-project/vllm/pull/10511), Qwen2.5 7B 1.42 GiB
 # (https://github.com/vllm-project/vllm/issues/13882), 256 sequences each: fp32 copies, sorted
 # values and their indices, probabilities.
 _SAMPLER_BYTES: Final = 39
 UTILIZATION: Final = 0.9
-"""What vLLM takes of a GPU by default, https://docs.vllm.ai/en/stable/cli/serve/."""
+"""Share of a GPU that vLLM takes by default, https://docs.vllm.ai/en/stable/cli/serve/."""
 DEFAULT_SEQS: Final = 256
 DEFAULT_BATCHED_TOKENS: Final = 8192
 
@@ -41,21 +41,21 @@ def serving_of(
     max_seqs: int = 0,
     max_batched_tokens: int = 0,
 ) -> Serving:
-    """Return what a server has left for its cache on one GPU, and for how many sequences.
+    """Return the memory that a server has left for its cache on one GPU, and its sequences.
 
     Args:
-        workload: inference; its length, new tokens included, is what a sequence may grow to.
-        gpu: one of those that share the model.
+        workload: inference; its length plus new tokens is the longest that a sequence can get.
+        gpu: one of the GPUs that share the model.
         utilization: share of the GPU's memory that the server takes, CUDA context included.
         max_seqs: sequences that it serves at once; 0 = vLLM's 256.
-        max_batched_tokens: tokens that one step reads; 0 = 8192, or the length if that is less.
+        max_batched_tokens: tokens that one step reads; 0 = 8192.
 
     Raises:
-        ConfigError: the share is none, or the model's layers are not known.
+        ConfigError: the share is out of range, or the model's layers are not known.
     """
     if not 0 < utilization <= 1:
         raise ConfigError(
-            f"--gpu-memory-utilization {utilization:g} is no share.", hint="Write for example 0.9."
+            f"--gpu-memory-utilization {utilization:g} is not a share.", hint="Use for example 0.9."
         )
     if not workload.shape.has_layers:
         raise ConfigError(

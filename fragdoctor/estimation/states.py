@@ -1,14 +1,14 @@
 """The part of a model that one of several GPUs holds, and what training adds to its parameters.
 
-* Tensor parallelism splits the matrices of each layer by heads and by feed-forward width, and
-  embedding and head by the vocabulary; norms and the residual stream stay whole, unless sequence
-  parallelism splits the latter too (Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198).
-* Context parallelism splits the sequence; keys and values of the other parts pass by in two
+* Tensor parallelism splits the matrices of each layer by heads and by feed-forward width, and the
+  embedding and head by vocabulary; norms and the residual stream stay whole, unless sequence
+  parallelism also splits the stream (Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198).
+* Context parallelism splits the sequence; keys and values of the other parts pass through two
   buffers (Liu et al. 2023, https://arxiv.org/abs/2310.01889).
 * Pipeline parallelism splits the layers; with one forward, one backward (Narayanan et al. 2021,
   https://arxiv.org/abs/2104.04473) the first stage holds as many micro batches as there are stages.
-* Expert parallelism splits the experts among the GPUs of data parallelism; tokens travel there and
-  back (GShard, https://arxiv.org/abs/2006.16668).
+* Expert parallelism splits the experts among the GPUs of data parallelism; tokens travel to them
+  and back (GShard, https://arxiv.org/abs/2006.16668).
 
 Training adds gradients and optimizer states.
 """
@@ -39,7 +39,7 @@ _BY_COLUMNS: Final = ("out", "down")
 
 
 def n_gpus(workload: Workload) -> int:
-    """Return the GPUs of the whole run."""
+    """Return the number of GPUs in the whole run."""
     return (
         workload.world_size * workload.tensor_parallel * workload.context_parallel
         * workload.pipeline_parallel
@@ -47,10 +47,10 @@ def n_gpus(workload: Workload) -> int:
 
 
 def check_parallel(workload: Workload) -> None:
-    """Refuse degrees that the model cannot be split by.
+    """Refuse degrees of parallelism that the model cannot be split by.
 
     Raises:
-        ConfigError: heads, layers or experts are fewer, or do not divide.
+        ConfigError: there are too few heads, layers or experts, or they do not divide evenly.
     """
     shape = workload.shape
     limits = (
@@ -67,7 +67,7 @@ def check_parallel(workload: Workload) -> None:
 
 
 def local_part(workload: Workload) -> Workload:
-    """Return what one GPU holds as a workload of its own; the same where nothing is split."""
+    """Return one GPU's part as a workload of its own, or the same workload if nothing is split."""
     tensor, pipeline = workload.tensor_parallel, workload.pipeline_parallel
     if max(tensor, pipeline, workload.context_parallel, workload.expert_parallel) == 1:
         return workload
@@ -100,7 +100,7 @@ def local_part(workload: Workload) -> Workload:
 
 
 def _is_on(group: ParameterGroup, workload: Workload) -> bool:
-    """Return whether a stage of a pipeline has a parameter: embedding first, head and norm last."""
+    """Return whether a pipeline stage holds a parameter: embedding first, head and norm last."""
     if group.layered or not workload.stage:
         return True
     is_head = slot_of(group) in ("head", "final_norm")
@@ -125,13 +125,13 @@ def _part(group: ParameterGroup, workload: Workload) -> ParameterGroup:
 
 
 def communication_elements(workload: Workload) -> int:
-    """Return the elements of the buffers through which one layer's tensors travel."""
+    """Return the number of elements in the buffers that one layer's tensors travel through."""
     shape, tokens = workload.shape, workload.batch * workload.seq
     local = ceil(tokens / workload.context_parallel)
     elements = 0
     if workload.tensor_parallel > 1:  # the whole residual stream, reduced or gathered
         elements += local * shape.hidden
-    if workload.context_parallel > 1:  # keys and values of the next part, and of the one after
+    if workload.context_parallel > 1:  # keys and values of the next part and of the one after it
         width = max(1, shape.n_kv_heads // workload.tensor_parallel) * shape.head_dim
         elements += 2 * 2 * local * width
     if workload.expert_parallel > 1:  # to the experts and back
@@ -142,18 +142,20 @@ def communication_elements(workload: Workload) -> int:
 
 
 class GroupState(Struct, frozen=True):
-    """Bytes of each tensor of a parameter group, on one GPU.
+    """Sizes of each tensor of a parameter group, on one GPU.
 
     Attributes:
-        slot: where it works: in the layer, or ``embedding``, ``head``, ``final_norm``.
-        per_layer: tensors of the group in one layer; the whole count outside the layers.
-        stored_bytes: the parameter as it lies in memory between steps.
-        gathered_bytes: the parameter collected for use (stage 3).
+        slot: where the group is used: its slot in the layer, or ``embedding``, ``head``,
+            ``final_norm``.
+        per_layer: tensors of the group in one layer, or all of them for a group outside the layers.
+        stored_bytes: the parameter as stored between steps.
+        gathered_bytes: the parameter gathered for use (stage 3).
         gradient_bytes: the gradient as backward makes it.
-        kept_gradient_bytes: what of it stays on this GPU.
-        has_gradient: whether there is one: of a frozen parameter too, in a unit of FSDP 1 that has
-            trained ones (``_validate_frozen_params`` in PyTorch's ``distributed/fsdp/wrap.py``).
-        state_bytes: all optimizer states, fp32 master weights not among them.
+        kept_gradient_bytes: the part of the gradient that stays on this GPU.
+        has_gradient: whether there is a gradient. A frozen parameter also has one in an FSDP 1 unit
+            with trained ones (``_validate_frozen_params`` in PyTorch's
+            ``distributed/fsdp/wrap.py``).
+        state_bytes: all optimizer states, without fp32 master weights.
         step_bytes: one temporary copy in the optimizer's step.
         n_own: elements that this GPU updates.
     """
@@ -177,9 +179,9 @@ class GroupState(Struct, frozen=True):
 
 
 def slot_of(group: ParameterGroup, *, tied_head: bool = False) -> str:
-    """Return where a group works: its slot in the layer, or its place outside.
+    """Return where a group is used: its slot in the layer, or its place outside the layers.
 
-    A tied token embedding is the head's weight too: its gradient begins there.
+    A tied token embedding is also the head's weight, and its gradient first appears there.
     """
     if tied_head and group.name == TOKENS:
         return "head"
@@ -190,7 +192,7 @@ def slot_of(group: ParameterGroup, *, tied_head: bool = False) -> str:
 
 
 def states_of(workload: Workload) -> Sequence[GroupState]:
-    """Return what each parameter group weighs on one GPU, adapters in fp32 as PEFT keeps them."""
+    """Return the sizes of each parameter group on one GPU, adapters in fp32 as PEFT keeps them."""
     precision = precision_of(workload.dtype)
     found = []
     for group in workload.shape.parameters:
@@ -216,13 +218,13 @@ def states_of(workload: Workload) -> Sequence[GroupState]:
 
 
 LIVE_PARAMETERS: Final = 10**9
-"""Collected parameters that DeepSpeed keeps before it lets go of one: the default of
+"""Gathered parameters that DeepSpeed keeps before it frees any: the default of
 ``stage3_max_live_parameters`` and ``stage3_max_reuse_distance``,
 https://www.deepspeed.ai/docs/config-json/."""
 
 
 def gathered_layers(workload: Workload) -> int:
-    """Return how many layers are collected at once: FSDP's prefetch, or DeepSpeed's limit."""
+    """Return how many layers are gathered at once: FSDP's prefetch, or DeepSpeed's limit."""
     if workload.zero_stage < 3 or workload.world_size == 1:
         return 0
     n_layers = max(1, workload.shape.n_layers)
@@ -238,17 +240,17 @@ def _state(
     optimizer, precision = optimizer_of(workload.optimizer), precision_of(workload.dtype)
     is_trained = is_adapter or not workload.lora_rank
     stage, world = workload.zero_stage, max(1, workload.world_size)
-    if group.role is Role.EXPERT:  # replicas of an expert are those GPUs that have the same ones
+    if group.role is Role.EXPERT:  # only GPUs with the same experts are replicas of each other
         world = max(1, world // workload.expert_parallel)
     used = min(stored, FP32) if is_adapter else precision.gathered or min(stored, FP32)
     grad = dtype_bytes(workload.grad_dtype) if workload.grad_dtype else min(used, stored)
-    # Under no_sync, as accumulation runs with FSDP 1, gradients stay whole: the documentation of
-    # FullyShardedDataParallel.no_sync.
+    # With FSDP 1, accumulation runs under no_sync, where gradients stay whole (documentation of
+    # FullyShardedDataParallel.no_sync).
     is_first = workload.fsdp_kind in (FsdpKind.FIRST, FsdpKind.MIXED)
     is_whole = world == 1 or stage < 2 or (is_first and workload.grad_accumulation > 1)
     kept = grad if is_adapter or is_whole else precision.kept_gradient or grad
     away = "optimizer" in workload.offload
-    if away and stage >= 2:  # ZeRO-Offload: this GPU's part of the gradients goes there too
+    if away and stage >= 2:  # ZeRO-Offload moves this GPU's part of the gradients to the host too
         kept = 0.0
     here = 0.0 if "parameters" in workload.offload and stage >= 3 else stored
     state_element = FP32 if workload.master_weights and not is_adapter else stored
@@ -276,7 +278,7 @@ def _state(
 
 
 def _state_bytes(optimizer: OptimizerSpec, group: ParameterGroup, own: int, element: float) -> int:
-    if optimizer.is_paged:  # the driver moves them to the host when the GPU is full
+    if optimizer.is_paged:  # the driver moves states to the host when the GPU is full
         return 0
     copies, kept, more = optimizer.copies, own, 0.0
     is_matrix = len(group.shape) == 2 and group.role in LINEAR

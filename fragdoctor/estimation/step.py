@@ -1,9 +1,9 @@
-"""What is alive at the moments of a run where memory can be the highest.
+"""What is live at the moments of a run when memory use can be highest.
 
 The order is that of an ordinary loop: forward, loss, ``backward()``, ``optimizer.step()``,
-``zero_grad(set_to_none=True)``, in a step that finds the optimizer's states. Layers are alike, so
-that what is alive while one of them runs is linear in its place: the highest sum lies at the loss,
-in the backward pass of the last or of the first layer, or in the optimizer's step.
+``zero_grad(set_to_none=True)``, in a step after the optimizer's states exist. Layers are alike, so
+live memory while a layer runs is linear in the layer's index: the highest sum is at the loss, in
+the backward pass of the last or the first layer, or in the optimizer's step.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from fragdoctor.model.workload import FsdpKind, Loss, Role, Workload
 
 INDEX: Final = 8
 N_CHUNKS: Final = 8
-"""Parts of the tokens whose loss is taken one after the other: torchtune's default."""
+"""Chunks of tokens whose losses are computed one after another: torchtune's default."""
 
 Live = Mapping[str, float]
 
 
 class Moment(NamedTuple):
-    """A moment, and the bytes that are alive then, by what they are for."""
+    """A moment, and the bytes that are live then, by purpose."""
 
     phase: PhaseName
     text: str
@@ -47,7 +47,7 @@ class Moment(NamedTuple):
 
 
 class LossBytes(NamedTuple):
-    """Bytes of each logit while the loss is taken: in forward, in backward, and of one tensor."""
+    """Bytes per logit while the loss is computed: in forward, in backward, and in one tensor."""
 
     forward: float
     backward: float
@@ -55,7 +55,7 @@ class LossBytes(NamedTuple):
 
 
 def loss_bytes(workload: Workload) -> LossBytes:
-    """Return what cross entropy makes of each logit: log_softmax, nll_loss, and both backwards."""
+    """Return the bytes per logit of cross entropy: log_softmax, nll_loss, and both backwards."""
     precision, shape = precision_of(workload.dtype), workload.shape
     c, loss = precision.compute, loss_of(workload)
     is_wide = loss is not Loss.WORKING and c != FP32
@@ -69,18 +69,18 @@ def loss_bytes(workload: Workload) -> LossBytes:
     forward = stays + upcast + shifted + entropy + nll
     backward = max(
         entropy + nll + (nll or entropy) / n,  # log_softmax's result, the gradient of nll_loss
-        entropy + 2 * entropy / n,  # and the one of log_softmax
+        entropy + 2 * entropy / n,  # the same, and the gradient of log_softmax
     )
     return LossBytes(held + forward, held + backward, max(entropy, c))
 
 
 def loss_of(workload: Workload) -> Loss:
-    """Return which logits the loss is taken from: by default as the model's code does."""
+    """Return which logits the loss is computed from; by default, those of the model's code."""
     return workload.loss or (Loss.FP32 if workload.shape.upcasts_logits else Loss.WORKING)
 
 
 def segment_layers(workload: Workload) -> int:
-    """Return the layers in a checkpointed segment; 0 = no checkpointing."""
+    """Return the number of layers in a checkpointed segment; 0 = no checkpointing."""
     choice, n_layers = workload.checkpointing, max(1, workload.shape.n_layers)
     if choice in ("none", "") or not workload.shape.has_layers:
         return 0
@@ -92,13 +92,13 @@ def segment_layers(workload: Workload) -> int:
 
 
 def moments_of(workload: Workload) -> list[Moment]:
-    """Return the moments of a workload as one GPU sees it, at which memory can be the highest."""
+    """Return the moments of a workload on one GPU when memory use can be highest."""
     workspace = generation_of(workload.compute).blas_workspace_bytes
     local, c = local_part(workload), precision_of(workload.dtype).compute
     states = states_of(local)
     start = {
         "parameters": _total(states, "stored_bytes"),
-        # Once a handle and stream; forward and autograd's thread have one each.
+        # One per handle and stream; the forward pass and autograd's thread have one each.
         "workspaces": workspace * (1 if workload.inference else 2),
         "communication": communication_elements(workload) * c,
         "inputs": local.batch * local.seq * INDEX * (1 if workload.inference else 2),
@@ -109,7 +109,7 @@ def moments_of(workload: Workload) -> list[Moment]:
 
 
 def largest_tensor(workload: Workload) -> int:
-    """Return the largest tensor of a run that is no parameter, gradient or state."""
+    """Return the size of a run's largest tensor that is not a parameter, gradient or state."""
     local, precision = local_part(workload), precision_of(workload.dtype)
     if not local.shape.has_layers or not local.seq:
         return 0
@@ -123,7 +123,7 @@ def largest_tensor(workload: Workload) -> int:
 
 
 def _plus(live: Live, **more: float) -> dict[str, float]:
-    """Return what is alive, and more of it."""
+    """Return live bytes with more bytes added to some purposes."""
     return {**live, **{name: live.get(name, 0) + n_bytes for name, n_bytes in more.items()}}
 
 
@@ -132,7 +132,7 @@ def _total(states: Sequence[GroupState], what: str) -> int:
 
 
 def _copies(states: Sequence[GroupState], workload: Workload, *, layered: bool) -> float:
-    """Return the 16-bit copies of linear weights: autocast's, or those of fp8 training."""
+    """Return the bytes of copies of linear weights that autocast or fp8 training makes."""
     precision = precision_of(workload.dtype)
     roles = (Role.HEAD,) if precision.is_quantised else (Role.LINEAR, Role.HEAD)
     is_tied = workload.shape.tied_head and workload.shape.has_lm_head
@@ -146,14 +146,14 @@ def _copies(states: Sequence[GroupState], workload: Workload, *, layered: bool) 
 
 
 def _inference(workload: Workload, states: Sequence[GroupState], start: Live) -> Iterator[Moment]:
-    """Yield loading, a prefill of ``seq`` tokens, and the last of ``new_tokens`` more."""
+    """Yield loading, a prefill of ``seq`` tokens, and the last of ``new_tokens`` new tokens."""
     precision, shape = precision_of(workload.dtype), workload.shape
     held, step = PhaseName.INFERENCE, workload.batch * cache_bytes_per_sequence(workload)
     if precision.fuses:
         joined = sum(
             g.stored_bytes * g.count for g in states if g.slot == "qkv" and g.role is Role.LINEAR
         )
-        yield Moment(held, "joining of query, key and value", _plus(start, temporaries=joined))
+        yield Moment(held, "joining query, key and value", _plus(start, temporaries=joined))
     read = _plus(start, kv_cache=workload.batch * cache_bytes_of_prompt(workload))
     grown = _plus(start, kv_cache=step, temporaries=step * (cache_copies(workload) - 1))
     if not shape.has_layers or not workload.seq:
@@ -164,7 +164,7 @@ def _inference(workload: Workload, states: Sequence[GroupState], start: Live) ->
         read, grown = _plus(read, weight_copies=copies), _plus(grown, weight_copies=copies)
     sizes, ops = units(workload), layer_ops(workload, precision)
     stream = sizes["B*S*H"] * precision.residual
-    # One layer is like the next: each operation's result lives until the next one has read it.
+    # All layers are alike: each operation's result lives until the next operation has read it.
     most = max(
         bytes_of((*op.inputs, *after.inputs), sizes) + bytes_of(op.scratch, sizes) // 2
         for op, after in zip(ops, [*ops[1:], ops[0]], strict=True)
@@ -173,8 +173,8 @@ def _inference(workload: Workload, states: Sequence[GroupState], start: Live) ->
     last = workload.batch * shape.vocab * FP32
     logits, text = last, "logits of the last token"
     if workload.keeps_logits:
-        # Transformers before 4.45 (its pull request 31292) made logits of the whole prompt, and an
-        # fp32 copy of them by logits.float() while the first ones were alive.
+        # Transformers before 4.45 (its pull request 31292) made logits for the whole prompt, and
+        # copied them to fp32 with logits.float() while the first ones were still alive.
         c, text = precision.compute, "logits of the whole prompt"
         logits = sizes["B*S*V"] * (c if c == FP32 else c + FP32)
     yield Moment(held, text, _plus(read, logits=logits))
@@ -182,7 +182,7 @@ def _inference(workload: Workload, states: Sequence[GroupState], start: Live) ->
 
 
 class _Step:
-    """A training step of one GPU's part."""
+    """A training step of one GPU's part of the run."""
 
     def __init__(self, workload: Workload, states: Sequence[GroupState], start: Live) -> None:
         self.workload, self.states = workload, states
@@ -206,7 +206,7 @@ class _Step:
             self.passes["gathered_parameters"] = sum(g.gathered_bytes * g.count for g in outside)
 
     def moments(self) -> Iterator[Moment]:
-        """Yield what is alive in the passes and in the optimizer's step."""
+        """Yield what is live in the passes and in the optimizer's step."""
         if self.workload.shape.has_layers and self.workload.seq:
             yield from self._passes()
         else:
@@ -237,8 +237,8 @@ class _Step:
 
         final = norm_op(w.shape.norm, p, "final", trains=not w.lora_rank)
         last = bytes_of(final.saved, sizes) + hidden * p.compute
-        # Autocast's cache (cached_cast of PyTorch's autocast_mode.cpp) holds copies of what is
-        # trained till the end of the forward pass, the graph those of all weights till backward.
+        # Autocast's cache (cached_cast of PyTorch's autocast_mode.cpp) holds copies of trained
+        # weights until the forward pass ends; the graph holds copies of all weights until backward.
         is_cached = p.is_autocast and not w.lora_rank
         cached = n_layers * self.copies if is_cached or not segment else 0.0
         passes = _plus(
@@ -247,7 +247,7 @@ class _Step:
             weight_copies=_copies(self.states, w, layered=False) + cached,
         )
         logits, v = loss_bytes(w), sizes["B*S*V"]
-        if loss_of(w) is Loss.FUSED:  # Liger's: a chunk's logits are as large as hidden states
+        if loss_of(w) is Loss.FUSED:  # in Liger, a chunk's logits are as large as hidden states
             forward, back = hidden * (2 * p.compute + FP32), hidden * p.compute
         else:
             forward, back = v * logits.forward, v * logits.backward
@@ -258,17 +258,17 @@ class _Step:
         made = self._gradients("head") + self._gradients("final_norm")
         for layer in (n_layers, 1):
             yield from self._layer(layer, segment, made)
-        if w.shape.tied_head and w.shape.has_lm_head:  # its gradient is added to that of the head
+        if w.shape.tied_head and w.shape.has_lm_head:  # both gradients of the one weight are added
             twice = sum(g.gradient_bytes for g in self.states if g.name == TOKENS and g.is_trained)
             now = self.passes | {"gradients": self.all_gradients, "temporaries": twice}
             yield Moment(PhaseName.BACKWARD, "backward of the embedding", now)
 
     def _layer(self, layer: int, segment: int, outside: float) -> Iterator[Moment]:
-        """Yield the backward pass of a layer, or of the checkpointed segment that it ends."""
+        """Yield the backward pass of a layer, or of the checkpointed segment that ends with it."""
         w, n_layers = self.workload, self.workload.shape.n_layers
         in_layer = sum(self._gradients(slot) for slot in {op.slot for op in self.ops})
         before, inputs, done = layer - 1, 0.0, n_layers - layer
-        if segment:  # computed again as a whole
+        if segment:  # recomputed as a whole
             n_segments, size = ceil(layer / segment), min(segment, n_layers)
             ended = ceil(n_layers / segment) - n_segments
             inputs = (n_segments - 1) * self.stream + self._held(ended, segment)
@@ -291,19 +291,19 @@ class _Step:
             incoming = back
 
     def _gradients(self, slot: str) -> float:
-        """Return the gradients that a slot leaves."""
+        """Return the bytes of gradients that a slot leaves."""
         if self.accumulates or not slot:
             return 0.0
         groups = (g for g in self.states if g.slot == slot and g.has_gradient)
         return sum(g.kept_gradient_bytes * g.per_layer for g in groups)
 
     def _held(self, n_segments: int, segment: int) -> float:
-        """Return inputs of checkpointed segments, with their gradients, kept till backward ends.
+        """Return the bytes of segment inputs and their gradients that live until backward ends.
 
-        Where all weights of a unit are frozen, FSDP 1 hangs its clean-up on the gradients of the
+        If all weights of a unit are frozen, FSDP 1 ties its clean-up to the gradients of the
         unit's inputs (``_register_post_backward_reshard_only_hook`` of PyTorch's
-        ``distributed/fsdp/_runtime_utils.py``). Under reentrant checkpointing these are leaves, so
-        the handle keeps them and their gradients alive until FSDP's last callback.
+        ``distributed/fsdp/_runtime_utils.py``). Under reentrant checkpointing the inputs are
+        leaves, so the handle keeps them and their gradients alive until FSDP's last callback.
         """
         w = self.workload
         if not segment or not w.lora_rank or w.fsdp_kind is not FsdpKind.FIRST:

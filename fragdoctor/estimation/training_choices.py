@@ -1,13 +1,13 @@
 """What a choice of precision or of an optimizer means in bytes.
 
-Under autocast (``amp-*``) weights, gradients and the residual stream stay fp32; each linear layer
+Under autocast (``amp-*``), weights, gradients and the residual stream stay fp32; each linear layer
 works on 16-bit copies of its weight (kept in autocast's cache until the context ends, and by the
-graph until backward) and of its input (made anew for each linear layer, and kept for its backward).
+graph until backward) and of its input (one copy per linear layer, kept for its backward).
 Source: PyTorch, "Automatic Mixed Precision package", op lists and ``weight_cache``.
 
-Of an optimizer it is the state kept for each parameter, and what a step allocates for a moment.
-Figures are those of the default implementation on CUDA: torch.optim updates all parameters of one
-dtype at once (``foreach=True``), so a temporary value of each parameter lives at the same time.
+For an optimizer, it is the state kept for each parameter, and what a step allocates temporarily.
+Figures are for the default implementation on CUDA: torch.optim updates all parameters of one dtype
+at once (``foreach=True``), so temporary values of all parameters are live at the same time.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ class Precision(Struct, frozen=True):
     Attributes:
         weight: a parameter outside the linear layers.
         linear_weight: a parameter of a linear layer as it is stored.
-        compute: an element that goes in or out of a matrix product.
+        compute: an element that goes into or comes out of a matrix product.
         residual: an element of the residual stream.
         linear_input: an element of a linear layer's input as kept for its backward.
         copies: bytes of working copies for each linear weight (autocast, fp8).
-        is_autocast: whether normalisation and loss run in fp32 on their own.
+        is_autocast: whether norms and loss run in fp32 automatically.
         trains_base: whether the weights themselves can be trained in this form.
-        expert_weight: a parameter of an expert; 0 = as any linear layer's.
-        gathered: a parameter while it is in use, where it is stored wider; 0 = as stored.
-        kept_gradient: a gradient as it is kept; 0 = as the parameter.
-        has_master: fp32 copies of the weights belong to it.
-        keeps_input: frozen linear layers keep their input too (bitsandbytes' MatMul8bitLt, and
-            MatMul4Bit before 0.43.2).
-        fuses: query, key and value are joined after loading, in all layers before one lets go of
-            the separate ones.
+        expert_weight: a parameter of an expert; 0 = the same as any linear layer's.
+        gathered: a parameter while it is in use, if it is stored wider; 0 = as stored.
+        kept_gradient: a gradient as it is kept; 0 = the same as the parameter.
+        has_master: whether there are also fp32 copies of the weights.
+        keeps_input: whether frozen linear layers keep their input too (bitsandbytes' MatMul8bitLt,
+            and MatMul4Bit before 0.43.2).
+        fuses: whether query, key and value are joined after loading, in all layers before any
+            layer frees the separate ones.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Precision(Struct, frozen=True):
 
     @property
     def is_quantised(self) -> bool:
-        """Whether linear layers make their weights anew for each product."""
+        """Whether linear layers dequantize their weights for each product."""
         return not self.trains_base and self.linear_weight < self.compute
 
 
@@ -81,17 +81,17 @@ DEEPSPEED: Final = (
 )
 FSDP: Final = "https://docs.pytorch.org/docs/stable/fsdp.html, MixedPrecision"
 
-# NF4: 4 bits, and for each block of 64 an fp32 scale; quantised once more 8 bits, and for each 256
-# blocks an fp32 scale.
+# NF4: 4 bits, plus an fp32 scale per block of 64; with double quantization an 8-bit scale instead,
+# plus an fp32 scale per 256 blocks.
 _NF4: Final = (4 + 32 / 64) / 8
 _NF4_DOUBLE: Final = (4 + 8 / 64 + 32 / (64 * 256)) / 8
-# 4 bits, and for each group of 128 a 16-bit scale and a 4-bit zero point.
+# 4 bits, plus a 16-bit scale and a 4-bit zero point per group of 128.
 _GROUPED_4: Final = (4 + (16 + 4) / 128) / 8
-# 4 bits, and for each group of 32 an 8-bit exponent.
+# 4 bits, plus an 8-bit exponent per group of 32.
 _MXFP4: Final = (4 + 8 / 32) / 8
 BNB_0_43_2: Final = (
     "https://github.com/bitsandbytes-foundation/bitsandbytes/releases/tag/0.43.2, QLoRA: inputs "
-    "were kept without need"
+    "were kept needlessly"
 )
 PREPARED: Final = (
     "https://github.com/huggingface/peft/blob/main/src/peft/utils/other.py, "
@@ -106,7 +106,7 @@ AUTOAWQ: Final = (
 MXFP4: Final = (
     "Open Compute Project, Microscaling Formats (MX) 1.0; experts only, as gpt-oss stores them"
 )
-# LLM.int8(): one fp32 scale for each row; a row has thousands of elements.
+# LLM.int8(): one fp32 scale per row, which is negligible with thousands of elements in a row.
 _INT8: Final = 1.0
 
 PRECISIONS: Final = MappingProxyType(
@@ -118,14 +118,14 @@ PRECISIONS: Final = MappingProxyType(
             Precision("fp16", 2, 2, 2, 2, 2),
             Precision("amp-bf16", 4, 4, 2, 4, 2, 2, is_autocast=True, source=AUTOCAST_DOC),
             Precision("amp-fp16", 4, 4, 2, 4, 2, 2, is_autocast=True, source=AUTOCAST_DOC),
-            # DeepSpeed: 16-bit weights and gradients, fp32 copies beside the optimizer's states.
+            # DeepSpeed: 16-bit weights and gradients, fp32 copies next to the optimizer's states.
             Precision("deepspeed-bf16", 2, 2, 2, 2, 2, source=DEEPSPEED, has_master=True),
             Precision("deepspeed-fp16", 2, 2, 2, 2, 2, source=DEEPSPEED, has_master=True),
-            # FSDP's MixedPrecision: fp32 shards, collected and computed with in 16 bits.
+            # FSDP's MixedPrecision: fp32 shards, gathered and computed with in 16 bits.
             Precision("fsdp-bf16", 4, 4, 2, 2, 2, source=FSDP, gathered=2, kept_gradient=4),
-            # bf16 weights; both layouts of the fp8 copy, inputs kept in fp8.
+            # bf16 weights, the fp8 copy in both layouts, inputs kept in fp8.
             Precision("fp8", 2, 2, 2, 2, 1, 2, source=FP8_DOC),
-            # Stored in fp8 and computed with in 16 bits, as inference servers load them.
+            # Weights stored in fp8 and computed with in 16 bits, as inference servers load them.
             Precision("fp8-weights", 2, 1, 2, 2, 2, trains_base=False, source=FP8_DOC),
             Precision("gptq", 2, _GROUPED_4, 2, 2, 2, trains_base=False, source=GPTQ),
             Precision("awq", 2, _GROUPED_4, 2, 2, 2, trains_base=False, source=AWQ),
@@ -150,7 +150,7 @@ PLAIN_DTYPES: Final = MappingProxyType(
         **dict.fromkeys(("float16", "fp16", "half"), "fp16"),
     }
 )
-"""What PyTorch and configurations call a dtype -> what it is called here."""
+"""Name of a dtype in PyTorch and configurations -> its name here."""
 _OTHER_PRECISIONS: Final = MappingProxyType(
     {
         **PLAIN_DTYPES,
@@ -165,7 +165,7 @@ def precision_of(name: str) -> Precision:
     """Return the precision of this name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such precision.
     """
     key = name.strip().lower().replace("_", "-")
     base = key.removesuffix("-peft")
@@ -174,15 +174,15 @@ def precision_of(name: str) -> Precision:
         found = None if found.trains_base else _prepared(found)
     if found is None:
         raise ConfigError(
-            f"{name!r} is no precision.", hint=f"Choose one of {', '.join(PRECISIONS)}."
+            f"{name!r} is not a known precision.", hint=f"Choose one of {', '.join(PRECISIONS)}."
         )
     return found
 
 
 def _prepared(base: Precision) -> Precision:
-    """Return what PEFT's ``prepare_model_for_kbit_training`` makes of a model with such weights.
+    """Return the precision after PEFT's ``prepare_model_for_kbit_training`` on these weights.
 
-    All that is not quantised is in fp32; the Trainer's autocast computes in 16 bits.
+    Everything that is not quantized is in fp32; the Trainer's autocast computes in 16 bits.
     """
     return replace(
         base, name=f"{base.name}-peft", weight=4, residual=4, copies=base.compute,
@@ -191,15 +191,15 @@ def _prepared(base: Precision) -> Precision:
 
 
 def dtype_bytes(name: str) -> float:
-    """Return the bytes of an element of a plain dtype such as ``bf16``.
+    """Return the bytes per element of a plain dtype such as ``bf16``.
 
     Raises:
-        ConfigError: it is not one.
+        ConfigError: the name is not a plain dtype.
     """
     key = name.strip().lower()
     size = DTYPE_BYTES.get(_OTHER_PRECISIONS.get(key, key))
     if size is None:
-        raise ConfigError(f"{name!r} is no dtype.", hint=f"Choose {', '.join(DTYPE_BYTES)}.")
+        raise ConfigError(f"{name!r} is not a known dtype.", hint=f"Use {', '.join(DTYPE_BYTES)}.")
     return size
 
 
@@ -211,7 +211,7 @@ ZERO: Final = "Rajbhandari et al. 2020, ZeRO, https://arxiv.org/abs/1910.02054"
 
 PAGED: Final = "bitsandbytes paged optimizers: QLoRA, https://arxiv.org/abs/2305.14314, section 3"
 FOUR_BIT: Final = "Li et al. 2023, https://arxiv.org/abs/2309.01507; blocks of 128"
-# bitsandbytes keeps one fp32 scale for each block of 256 values.
+# bitsandbytes keeps one fp32 scale per block of 256 values.
 _BLOCK_SCALE: Final = 4 / 256
 
 
@@ -219,15 +219,15 @@ class OptimizerSpec(Struct, frozen=True):
     """Memory of one optimizer.
 
     Attributes:
-        copies: states of the size and dtype of the parameter.
-        fixed: further bytes for each element, whatever the dtype.
-        factored: second moments of matrices as a row and a column (Adafactor).
-        step_copies: temporary values of the parameter's size and dtype that a step makes.
-        step_of_largest: whether those exist for one parameter at a time, not for all at once.
-        matrices: states of the hidden matrices alone, where the others are updated by AdamW; -1 =
-            no difference.
-        rank: states of matrices are kept for a projection to this rank; 0 = in full.
-        is_paged: states lie in memory that moves to the host when the GPU is full.
+        copies: number of states with the size and dtype of the parameter.
+        fixed: additional bytes per element, whatever the dtype.
+        factored: whether second moments of matrices are kept as a row and a column (Adafactor).
+        step_copies: number of temporary values with the parameter's size and dtype in a step.
+        step_of_largest: whether these exist for one parameter at a time, not for all at once.
+        matrices: number of states for hidden matrices if AdamW updates only the other parameters;
+            -1 = the same as ``copies``.
+        rank: matrices keep states for a projection to this rank; 0 = in full.
+        is_paged: whether states are in memory that moves to the host when the GPU is full.
     """
 
     name: str
@@ -292,15 +292,15 @@ _SAME_OPTIMIZER: Final = MappingProxyType(
         "adamwschedulefree": "schedulefreeadamw",
     }
 )  # fmt: skip
-# What names of Transformers and classes of libraries have beside: who wrote it, how wide it is.
+# What optimizer names of Transformers and class names add: who wrote it, how wide it is.
 _BESIDE: Final = re.compile(r".*\.|torch(?!ao)|32bit|bnb|hf$|xla|[^a-z0-9]")
 
 
 def optimizer_of(name: str) -> OptimizerSpec:
-    """Return the optimizer of a name, also as Transformers or the class of a library writes it.
+    """Return the optimizer with this name, which may also be Transformers' name or a class name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such optimizer.
     """
     key = _BESIDE.sub("", name.strip().lower().replace("-", ""))
     key = _SAME_OPTIMIZER.get(key, key)
@@ -308,6 +308,6 @@ def optimizer_of(name: str) -> OptimizerSpec:
         if found.name.replace("-", "") == key:
             return found
     raise ConfigError(
-        f"{name!r} is no known optimizer.",
-        hint=f"Choose one of {', '.join(OPTIMIZERS)}; the nearest in states will do.",
+        f"{name!r} is not a known optimizer.",
+        hint=f"Choose one of {', '.join(OPTIMIZERS)}; one with similar states will do.",
     )

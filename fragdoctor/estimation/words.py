@@ -1,7 +1,7 @@
 """Reads a question in words, ``can I fine-tune Llama 3 8B with QLoRA on a 3090?``, as options.
 
-Words that name the model and the GPU are found first, then phrases by a table. A word that became
-no option, and that English alone does not need, is handed on: the report says that it was not read.
+Words that name the model and the GPU are found first, then phrases from a table. The report lists
+words as not read if they became no option and are not just ordinary English.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Asked(Struct, frozen=True):
     """What a question means.
 
     Attributes:
-        model: its name, as a command takes it; "" where only its size is said.
+        model: the model's name as a command takes it, or "" if only its size was stated.
         options: parameters of ``fragdoctor estimate`` and their values.
-        notes: what was taken for granted, and which words were not read.
+        notes: what was assumed, and which words were not read.
     """
 
     model: str
@@ -42,7 +42,7 @@ class Asked(Struct, frozen=True):
 
 
 def is_question(inputs: Sequence[str]) -> bool:
-    """Return whether inputs are words, not files and not the name of a model."""
+    """Return whether inputs are a question in words, not files and not the name of a model."""
     text = " ".join(inputs).strip()
     if " " not in text or re.search(r"\.[a-z]{2,11}$", text.lower()):
         return False
@@ -55,7 +55,7 @@ def read_question(text: str) -> Asked:
     """Return what a question in words means.
 
     Raises:
-        InputError: it names no model that is known.
+        InputError: the question names no known model.
     """
     stripped = (one[:_LONGEST].strip(",;:?!()'\"").removesuffix(".") for one in text.split())
     words = [word for word in stripped if word][:_MOST_WORDS]
@@ -68,7 +68,7 @@ def read_question(text: str) -> Asked:
     if params is None:
         raise _no_model(words, guess)
     known, words = _taken(words, _gpus)
-    sized, words = _taken(words, _sizes)  # beside a name, it says the same once more
+    sized, words = _taken(words, _sizes)  # if a GPU is named too, a size only repeats it
     options, rest = _phrases(" ".join(words))
     n, gpu = known or sized or (1, "")
     if params:
@@ -80,11 +80,11 @@ def read_question(text: str) -> Asked:
         bits = 8 if "8" in word else 4
         options.setdefault("dtype", f"int{bits}")
         notes.append(
-            f"{word} is of llama.cpp, whose memory is not estimated: {bits} bits are near."
+            f"{word} is for llama.cpp, whose memory is not estimated; {bits} bits come close."
         )
         rest = rest.replace(word, _GAP, 1)
     if params and guess:
-        said = f"No model of that name is known: one like Llama of {params} is counted."
+        said = f"No model of that name is known; a Llama-like one of {params} is counted."
         notes.append(f"{said} {guess}".rstrip())
     unread = [word for word in rest.split() if word.lower() not in _SAYS_NOTHING]
     if unread:
@@ -93,7 +93,7 @@ def read_question(text: str) -> Asked:
 
 
 def _model(run: str) -> str | None:
-    """Return the model that a run of words names; a name that says how it is stored stays."""
+    """Return the model that a run of words names, as written if the name says how it is stored."""
     preset = preset_of(run)
     if preset is None:
         return None
@@ -104,13 +104,13 @@ _COUNT: Final = re.compile(r"(\d{1,4}(?:\.\d{1,2})?[bm])(?:[-_].*)?", re.ASCII |
 
 
 def _parameters(word: str) -> str | None:
-    """Return the parameters that a word states where no model is named: ``7B``, ``3b-chat``."""
+    """Return the parameter count that a word states, as ``7B`` or ``3b-chat``."""
     found = _COUNT.fullmatch(word)
     return found[1].upper() if found else None
 
 
 def _taken(words: list[str], find: Callable[[str], Any]) -> tuple[Any, list[str]]:
-    """Return what the longest run of words means, and the words with a gap in its place."""
+    """Return what the longest run that means something means, and the words with a gap there."""
     for start, end in _runs(words):
         run = words[start:end]
         if _GAP not in run and (found := find(" ".join(run))) is not None:
@@ -119,24 +119,24 @@ def _taken(words: list[str], find: Callable[[str], Any]) -> tuple[Any, list[str]
 
 
 def _runs(words: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Yield where runs of words begin and end, the longest first."""
+    """Yield the start and end of each run of words, the longest runs first."""
     for length in range(min(_MOST_IN_NAME, len(words)), 0, -1):
         for start in range(len(words) + 1 - length):
             yield start, start + length
 
 
-_GAP: Final = ";"  # between phrases, so that none reaches over what was taken out
+_GAP: Final = ";"  # replaces words that were taken out, so that no phrase matches across them
 
 
 def _gpus(run: str) -> tuple[int, str] | None:
-    """Return how many GPUs a run of words means, and what ``--gpu`` calls them."""
+    """Return how many GPUs a run of words means, and their name for ``--gpu``."""
     n, one = counted(run)
     found = known_gpu(one)
     return (n, found.name) if found else None
 
 
 def _sizes(run: str) -> tuple[int, str] | None:
-    """Return how many GPUs of a size a run of words means, and the size."""
+    """Return how many GPUs of one size a run of words means, and that size."""
     n, one = counted(run)
     return (n, gpu_of(one).name.replace(" ", "")) if SIZED.fullmatch(one.lower()) else None
 
@@ -151,7 +151,7 @@ def _whole_words(pattern: str) -> re.Pattern[str]:
 
 
 def _says(pattern: str, **options: Any) -> _Phrase:
-    """Return a phrase that means options as they are."""
+    """Return a phrase that stands for fixed options."""
     return _Phrase(_whole_words(pattern), lambda _match: options)
 
 
@@ -183,7 +183,7 @@ _PHRASES: Final = (
         r"8[ -]?bit (?:adamw?|optimi[sz]er)|(?:adamw?|optimi[sz]er)[ -]?8[ -]?bit",
         optimizer="adamw-8bit", trains=True,
     ),
-    # As PEFT's prepare_model_for_kbit_training has it: with checkpointing.
+    # With checkpointing, as in PEFT's prepare_model_for_kbit_training.
     _says("qlora", lora=LORA_RANK, dtype="int4", checkpointing="full"),
     _says("dora", lora=LORA_RANK, dora=True),
     _says("lora|peft|adapters?", lora=LORA_RANK),
@@ -212,7 +212,7 @@ _PHRASES: Final = (
         trains=True,
     ),
 )  # fmt: skip
-"""The first phrase of the table that is found says an option; a later one does not change it."""
+"""The first phrase of the table that matches sets an option; a later one does not change it."""
 
 _SAYS_NOTHING: Final = frozenset(
     f"{_GAP} "
@@ -242,7 +242,7 @@ def _phrases(text: str) -> tuple[dict[str, Any], str]:
 
 
 def _settle(options: dict[str, Any], n_named: int) -> list[str]:
-    """Complete what the options of a question leave open; return what was taken for granted."""
+    """Fill in what the options of a question leave open, and return what was assumed."""
     n_gpus = max(n_named, options.pop("n_gpus", 1))
     trains = options.pop("trains", False) or not options.keys().isdisjoint(_OF_TRAINING)
     is_said = trains or "inference" in options
@@ -257,7 +257,7 @@ def _settle(options: dict[str, Any], n_named: int) -> list[str]:
             options.setdefault("zero", 3)
     elif n_gpus > 1:
         options["tensor_parallel"] = n_gpus
-    said = 'Neither training nor running was said: running is counted; say "train" for training.'
+    said = 'Training or running was not mentioned, so running is counted; say "train" for training.'
     return [] if is_said else [said]
 
 
@@ -267,23 +267,23 @@ _OF_TRAINING: Final = frozenset(
 _FROZEN: Final = frozenset(
     name for name, precision in PRECISIONS.items() if not precision.trains_base
 )
-"""Precisions in which weights are not trained: adapters are, beside them."""
+"""Precisions whose weights cannot be trained, only adapters next to them."""
 
 
 def _near(words: Sequence[str], size: str) -> str:
-    """Return which known models of a size have names like those words; "" = none."""
+    """Return a sentence on known models of a size with names like the words, or ""."""
     names = [name for name in presets() if not size or size in name.split("-")]
     runs = (" ".join(words[start:end]).lower() for start, end in _runs(words))
     near = [name for run in runs for name in difflib.get_close_matches(run, names, cutoff=0.7)]
-    return f"Near are {', '.join(dict.fromkeys(near[:3]))}. " if near else ""
+    return f"Similar are {', '.join(dict.fromkeys(near[:3]))}. " if near else ""
 
 
 def _no_model(words: Sequence[str], guess: str) -> InputError:
-    """Return what to say where no model is named that is known here."""
+    """Return the error for words that name no known model."""
     for word in words:
         if is_of_llama_cpp(word):
             return unknown_model(word)
     return InputError(
-        "Those words name no file here and no model that is known.",
+        "Those words name no local file and no known model.",
         hint=f"{guess}Check the path, or see: fragdoctor estimate --list-models",
     )

@@ -196,7 +196,7 @@ def _members(archive: zipfile.ZipFile, name: str) -> dict[str, zipfile.ZipInfo]:
     homes = {p[:-1] for p in parts if p[-1:] == (MANIFEST,)}
     if len(homes) != 1 or any(len(home) > 1 for home in homes):
         raise RefusedSnapshot(
-            f"{name} holds several bundles." if homes else f"{name} is no bundle.",
+            f"{name} holds several bundles." if homes else f"{name} is not a bundle.",
             hint="Unpack it and give one of them.",
         )
     home = homes.pop()
@@ -208,7 +208,7 @@ def _members(archive: zipfile.ZipFile, name: str) -> dict[str, zipfile.ZipInfo]:
         if file in found or not is_usual(entry):
             raise RefusedSnapshot(
                 f"{name} holds {file} twice, encrypted or packed in an unusual way.",
-                hint="Pack the bundle anew: zip -r bundle.zip BUNDLE",
+                hint="Pack the bundle again: zip -r bundle.zip BUNDLE",
             )
         found[file] = entry
     return found
@@ -243,11 +243,11 @@ def read_manifest(data: bytes, name: str) -> BundleFacts:
         value = json.loads(data)
     except (ValueError, RecursionError) as e:
         raise NotASnapshot(
-            f"The manifest of {name} is no JSON.", hint="Give the snapshot in it by name."
+            f"The manifest of {name} is not JSON.", hint="Give the snapshot in it by name."
         ) from e
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise NotASnapshot(
-            f"The manifest of {name} is not one of fragdoctor.",
+            f"The manifest of {name} is not fragdoctor's.",
             hint="Give the snapshot in it by name.",
         )
     if value.get("version") != VERSION:

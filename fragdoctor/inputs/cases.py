@@ -111,7 +111,7 @@ def read_bundle(path: str | PathLike[str], overrides: Overrides | None = None) -
     """
     if not is_bundle(path):
         raise NotASnapshot(
-            f"{fspath(path)} is no bundle.", hint="A bundle is written by: fragdoctor run"
+            f"{fspath(path)} is not a bundle.", hint="To write a bundle: fragdoctor run"
         )
     return read_case([fspath(path)], overrides or Overrides())
 

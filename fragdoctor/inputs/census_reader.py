@@ -70,7 +70,7 @@ def _document(file: BinaryIO, kind: str) -> Mapping[str, Any]:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as e:
-        raise InputError("It is no JSON.", hint="") from e
+        raise InputError("It is not JSON.", hint="") from e
     if not isinstance(value, dict) or value.get("format") != kind or value.get("version") != 1:
         raise InputError("It was written by another version of fragdoctor.", hint="")
     return value

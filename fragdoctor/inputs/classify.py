@@ -193,7 +193,7 @@ def _hint(name: str, kind: InputKind, wanted: Wanted) -> str:
     hints = _HINTS[wanted]
     hint = hints.get(kind, hints[None]).format(name=name)
     is_piped = kind is InputKind.ARCHIVE and name in _PASTED
-    return f"{hint} Give a bundle by the name of its file.".lstrip() if is_piped else hint
+    return f"{hint} Give a bundle by its file name.".lstrip() if is_piped else hint
 
 
 MODEL_INPUTS: Final = (
@@ -204,9 +204,7 @@ _PASTE: Final = "Pipe a program's output in, or paste the text of the exception.
 _PASTED: Final = ("standard input", "command line")
 _NEVER_RUN: Final = "PyTorch writes protocol 2 or later; nothing in it was executed."
 _WRITE_ONE: Final = 'Write one with torch.cuda.memory._dump_snapshot("snapshot.pickle").'
-_PICKLE_IT: Final = (
-    "Where you have the snapshot: pickle.dump(snapshot, open('snapshot.pickle', 'wb'))."
-)
+_PICKLE_IT: Final = "In your program: pickle.dump(snapshot, open('snapshot.pickle', 'wb'))."
 _ANALYZE: Final = "Run: fragdoctor analyze {name}"
 _ESTIMATE: Final = "Run: fragdoctor estimate {name}"
 _OOM: Final = "For a message or a log, run: fragdoctor oom {name}"
@@ -215,7 +213,7 @@ _HINTS: Final[dict[Wanted, dict[InputKind | None, str]]] = {
         InputKind.OLD_PICKLE: _NEVER_RUN,
         InputKind.ARCHIVE: "A snapshot is written by torch.cuda.memory._dump_snapshot(), a bundle "
         "by fragdoctor run.",
-        InputKind.OLD_SAVED: "Save it again with a PyTorch since 1.6, or with pickle.dump().",
+        InputKind.OLD_SAVED: "Save it again with PyTorch 1.6 or later, or with pickle.dump().",
         InputKind.NUMPY: _PICKLE_IT,
         InputKind.ZLIB: _PICKLE_IT,
         InputKind.TEXT: _OOM,
@@ -409,12 +407,12 @@ def read_text(stream: ByteStream, name: str) -> tuple[bytes, str]:
         except (TruncatedSnapshot, RefusedSnapshot) as e:
             if not data:
                 raise
-            return bytes(data), f"{name} is read as far as it goes: {e.message}"
+            return bytes(data), f"{name} was read as far as possible: {e.message}"
         if not chunk:
             return bytes(data), ""
         data += chunk
         if len(data) > limit:
             raise LimitExceeded(
                 f"{name} is longer than {format_size(limit)}.",
-                hint="Cut the part around the failure out of it.",
+                hint="Give only the part around the failure.",
             )

@@ -200,7 +200,7 @@ class _Found(Struct):
             self.notes.setdefault(path)
         if self.n_files > MAX_FILES:
             raise ConfigError(
-                f"These are more than {MAX_FILES} files.", hint="Look at a part of them at a time."
+                f"There are more than {MAX_FILES} files.", hint="Look at some of them at a time."
             )
 
 

@@ -195,7 +195,7 @@ def expand(names: Sequence[str]) -> tuple[list[str], list[tuple[str, InputError]
             missing.append((name, _nothing(name)))
         if len(found) > MAX_CHECKED:
             raise ConfigError(
-                f"These are more than {MAX_CHECKED} files.", hint="Check a part of them at a time."
+                f"There are more than {MAX_CHECKED} files.", hint="Check some of them at a time."
             )
     return list(found), missing
 
@@ -220,7 +220,7 @@ def matches(pattern: str) -> list[str]:
     if not all(is_allowed(hit) for hit in hits):
         raise InputError(
             f"{pattern} leads out of the folder that may be read.",
-            hint="A link below it does; give a pattern that passes it by.",
+            hint="A link below it does; give a pattern that skips the link.",
         )
     return hits
 

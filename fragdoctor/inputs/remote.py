@@ -111,7 +111,7 @@ def list_remote(url: str, *, most: int) -> list[str]:
     if len(found) > most:
         raise ConfigError(
             f"{without_secrets(url)} holds more than {most} files.",
-            hint="Look at a part of them at a time.",
+            hint="Look at some of them at a time.",
         )
     return sorted(_url(scheme_of(url), str(path)) for path in found)
 
@@ -140,7 +140,7 @@ def _file_system(url: str) -> Any:
     scheme = scheme_of(url)
     if scheme not in SCHEMES:
         raise InputError(
-            f"{scheme}:// is nothing that fragdoctor reads.",
+            f"fragdoctor cannot read {scheme}:// URLs.",
             hint=f"It reads {', '.join(f'{s}://' for s in ('s3', 'gs', 'abfs', 'https'))} and "
             "others; or copy the file here.",
         )
@@ -218,7 +218,7 @@ def _explained(url: str, error: Exception) -> InputError:
             return InputError(sentence.format(shown), hint=hint)
     if "ClientPayloadError" in names or "IncompleteRead" in names:
         return TruncatedSnapshot(
-            f"{shown} broke off while it was read.", hint="Try again; the server ended early."
+            f"{shown} broke off while it was read.", hint="Try again; the server stopped early."
         )
     if isinstance(status, int):
         return InputError(f"{shown} cannot be read: the server answered {status}.")
@@ -232,7 +232,7 @@ _ANSWERS: Final = (
         {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"},
         (),
         "{} cannot be read: there are no credentials.",
-        "Set them up where this reads from, as with AWS_PROFILE or GOOGLE_APPLICATION_CREDENTIALS.",
+        "Set them up for the server, as with AWS_PROFILE or GOOGLE_APPLICATION_CREDENTIALS.",
     ),
     (
         {"PermissionError"},

@@ -172,7 +172,7 @@ class Payload(io.RawIOBase):
             self._ready = binascii.a2b_base64(text[:n], strict_mode=True) if n else b""
         except binascii.Error:
             raise RefusedSnapshot(
-                "The snapshot in the HTML page is no valid base64.",
+                "The snapshot in the HTML page is not valid base64.",
                 hint="Save the page again.",
                 offset=self._page.offset,
             ) from None
@@ -342,7 +342,7 @@ def _to_snapshot(
     n_devices = len(snapshot.devices)
     if n_devices > limits.max_devices:
         raise LimitExceeded(
-            f"{shown(stream.name)} is beyond a limit: it is about {n_devices} devices.",
+            f"{shown(stream.name)} is beyond a limit: it covers {n_devices} devices.",
             hint=f"A process has at most {limits.max_devices}.",
             offset=tables["n_bytes"],
         )

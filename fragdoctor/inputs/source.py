@@ -280,7 +280,7 @@ def _opened(path: str, stack: ExitStack) -> BinaryIO:
         if stat.S_ISDIR(mode):
             raise InputError(f"{path} is a directory.", hint="Give a file in it.")
         if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)):
-            raise InputError(f"{path} is no file.", hint="Give a file, or - for a pipe.")
+            raise InputError(f"{path} is not a file.", hint="Give a file, or - for a pipe.")
         return cast("BinaryIO", stack.enter_context(open_readable(path)))
     except (OSError, ValueError) as error:
         if is_text(path):

@@ -87,7 +87,7 @@ def read_stats(data: bytes | str, label: str = "") -> StatsSeries:
     series = StatsSeries(tuple(entries), is_series)
     if len(series.devices) > DEFAULT_LIMITS.max_devices:
         raise LimitExceeded(
-            f"The statistics are of {len(series.devices)} devices.",
+            f"The statistics cover {len(series.devices)} devices.",
             hint=f"A process has at most {DEFAULT_LIMITS.max_devices}. Give one process at a time.",
         )
     return series

@@ -39,7 +39,7 @@ def _pickle_of(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
     entries = archive.infolist()
     if len(entries) > MAX_ENTRIES:
         raise LimitExceeded(
-            f"{name} holds {len(entries)} members.", hint="A snapshot that was saved holds five."
+            f"{name} holds {len(entries)} members.", hint="A saved snapshot holds five."
         )
     found = [e for e in entries if len(p := parts_of(e.filename)) == 2 and p[1] == PICKLE]
     if not found:
@@ -59,5 +59,5 @@ def cannot_seek(name: str) -> InputError:
     """Return the error for an archive from a pipe: a zip lists its members at its end."""
     return NotASnapshot(
         f"{name} is a file of torch.save(), which cannot be read from a pipe.",
-        hint="Give it by the name of its file.",
+        hint="Give it by its file name.",
     )

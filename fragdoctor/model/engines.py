@@ -246,8 +246,8 @@ ENGINES: Final[tuple[Engine, ...]] = (
         frozenset({"tensorrt"}),
         {
             Need.STEP: Advice(
-                "Give the builder the GPU for itself, and smaller shapes",
-                "end what else is on the GPU; smaller maximum shapes in the optimization profiles; "
+                "Give the builder the GPU to itself, and smaller shapes",
+                "end other programs on the GPU; smaller maximum shapes in optimization profiles; "
                 "a lower config.set_memory_pool_limit(MemoryPoolType.WORKSPACE, ...); FP16",
             ),
         },
@@ -408,8 +408,8 @@ ANY_PROGRAM: Final = Engine(
     {
         Need.STEP: Advice(
             "See who fills the GPU, and put less on it",
-            "MONITOR beside the run: end what else is there; a smaller model, input or batch, "
-            "as far as the program has options for it",
+            "MONITOR beside the run: end other programs there; a smaller model, input or batch, "
+            "if the program has options for it",
         ),
     },
 )

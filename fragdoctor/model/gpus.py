@@ -27,7 +27,7 @@ SOURCE: Final = (
 GIVEN: Final = "as given"
 LIKE_SHARE: Final = 0.975
 """The lowest share of the memory in their names that known cards have without error correction."""
-LIKE_SOURCE: Final = "97.5 % of the memory in its name, as cards of its kind report; not measured"
+LIKE_SOURCE: Final = "97.5 % of the memory in its name, as similar cards report; not measured"
 MIG_SHARE: Final = 0.95
 MIG_SOURCE: Final = (
     "95 % of the memory in the profile's name, the lowest share in NVIDIA's MIG User Guide"
@@ -236,7 +236,7 @@ def _mac(name: str) -> GpuModel | None:
     if not int(match.group(2) or 0):
         raise ConfigError(
             f"{name} comes with more than one size of memory.",
-            hint=f"Write the size behind it: {name.strip()} 64GB.",
+            hint=f"Add the size to the name: {name.strip()} 64GB.",
         )
     gib = int(match.group(2))
     share = 2 / 3 if gib <= SMALL_MAC_GIB else 3 / 4
@@ -263,7 +263,7 @@ def gpu_of(name: str) -> GpuModel:
         one = gpu_of(each)
         raise ConfigError(
             f"{name!r} is {n} GPUs; --gpu names one.",
-            hint=f"Write --gpu {one.name}, and of an estimate --world-size {n} --zero 3 to train, "
+            hint=f"Write --gpu {one.name}, and for an estimate --world-size {n} --zero 3 to train, "
             f"--tensor-parallel {n} to serve, or --plan.",
         )
     known = known_gpu(each)

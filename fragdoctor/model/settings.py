@@ -315,7 +315,7 @@ def _max_split(settings: AllocatorSettings, key: str, value: str, version: Versi
     if version < (2, 5, 0) and size <= settings.large_segment_bytes:
         raise ConfigError(
             f"The allocator setting {key} must be more than 20.",
-            hint="From PyTorch 2.5 on 20 itself is accepted.",
+            hint="PyTorch 2.5 and later also accept 20.",
         )
     _at_least(key, size, settings.large_segment_bytes)
     return None if size >= _ENDLESS else size  # -1 wraps around to more than any device has
@@ -329,14 +329,14 @@ def _at_least(key: str, size: int, limit: int) -> None:
 def _threshold(key: str, value: str) -> float:
     threshold = math.nan if value.lower().startswith("nan") else real(key, value)
     if not 0.0 < threshold < 1.0:
-        raise ConfigError(f"The allocator setting {key} must lie between 0 and 1, both excluded.")
+        raise ConfigError(f"The allocator setting {key} must be between 0 and 1, both excluded.")
     return threshold
 
 
 def _fraction(key: str, value: str) -> float:
     fraction = real(key, value)
     if not 0.0 <= fraction <= 1.0:
-        raise ConfigError(f"The allocator setting {key} must lie between 0 and 1.")
+        raise ConfigError(f"The allocator setting {key} must be between 0 and 1.")
     return fraction
 
 

@@ -99,20 +99,20 @@ def test_assumptions_are_said(run: Run) -> None:
 
     assert "The shape is a guess" in outcome.out
     assert "Sequences of 2048 tokens are assumed" in outcome.out
-    assert "precision is taken to be fp32" in outcome.out
+    assert "precision is assumed to be fp32" in outcome.out
 
 
 @pytest.mark.parametrize(
     ("args", "words"),
     [
         ((), "nothing to estimate"),
-        (("--params", "many"), "no parameter count"),
+        (("--params", "many"), "not a parameter count"),
         (("--params", "7B", "--gpu", "toaster"), "neither a known GPU nor a size"),
-        (("--params", "7B", "--dtype", "fp7"), "no precision"),
-        (("--params", "7B", "--optimizer", "magic"), "no known optimizer"),
+        (("--params", "7B", "--dtype", "fp7"), "not a known precision"),
+        (("--params", "7B", "--optimizer", "magic"), "not a known optimizer"),
         (("--params", "7B", "--zero", "3"), "number of GPUs is missing"),
         (("--params", "7B", "--fsdp", "--zero", "2"), "exclude each other"),
-        (("--params", "7B", "--checkpointing", "some"), "no way of checkpointing"),
+        (("--params", "7B", "--checkpointing", "some"), "not a kind of checkpointing"),
         (("--params", "7B", "--dtype", "int4"), "cannot be trained"),
         (("--params", "7B", "--lora", "8", "--lora-targets", "nose"), "names no matrix"),
         (("--params", "7B", "--new-tokens", "5"), "KV cache"),

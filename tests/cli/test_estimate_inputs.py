@@ -110,8 +110,8 @@ def test_fallback_of_attention_in_fp32_is_told_and_can_be_denied(run: Run, tmp_p
     said = run(*words)
     denied = run(*words, "--attention", "flash")
 
-    assert "write --attention flash" in said.out
-    assert "write --attention flash" not in denied.out
+    assert "use --attention flash" in said.out
+    assert "use --attention flash" not in denied.out
     peaks = [json.loads(outcome.out)["peak_allocated_bytes"] for outcome in (said, denied)]
     assert peaks[1] < peaks[0]
 

@@ -107,7 +107,7 @@ def test_pasted_command_is_a_recipe(run: Run) -> None:
     [
         ("a.yaml", "services: {web: {image: x}}\n", "Nothing in"),
         ("a.yaml", "a: [1\n", "is not YAML"),
-        ("a.sh", "echo hello\n", "starts neither a training nor a server"),
+        ("a.sh", "echo hello\n", "starts no known training program or server"),
         ("a.toml", "[tool.black]\nline-length = 1\n", "Nothing in"),
     ],
 )

@@ -80,7 +80,7 @@ def test_quantised_copy_is_stored_in_what_its_name_says(name: str, base: str, dt
 
 
 def test_quantised_copy_is_not_rehearsed_as_its_base() -> None:
-    with pytest.raises(InputError, match="no model that is known by name"):
+    with pytest.raises(InputError, match="neither a local file nor a known model"):
         configuration_of(["Qwen/Qwen2.5-7B-Instruct-AWQ"])
 
 

@@ -76,7 +76,7 @@ def test_near_miss_of_a_name_is_suggested() -> None:
         ({"model_type": "jamba", "hidden_size": 4096}, "jamba"),
         ({"model_type": "opt", "hidden_size": 1024, "word_embed_proj_dim": 512}, "narrower"),
         ({"model_type": "falcon", "alibi": True}, "ALiBi"),
-        ({"hidden_size": 64, "num_hidden_layers": 2}, "not said"),
+        ({"hidden_size": 64, "num_hidden_layers": 2}, "without a type"),
     ],
 )
 def test_what_is_not_covered_is_named(config: dict[str, object], word: str) -> None:

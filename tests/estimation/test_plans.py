@@ -110,7 +110,7 @@ def test_stages_of_a_pipeline_differ_as_their_layers_do() -> None:
 
 
 def test_a_card_without_a_known_peak_is_refused() -> None:
-    with pytest.raises(ConfigError, match="How fast 24GiB is"):
+    with pytest.raises(ConfigError, match="The speed of 24GiB is not known"):
         plans_of(asked(), gpu_of("24GiB"), None)
 
 

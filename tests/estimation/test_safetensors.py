@@ -124,7 +124,7 @@ def test_configuration_that_disagrees_with_the_files_is_said(tmp_path: Path) -> 
     shape = model_of([str(tmp_path)]).shape
 
     assert shape.n_parameters > n_elements()
-    assert any("the larger number counts" in note for note in shape.assumptions)
+    assert any("the larger number is used" in note for note in shape.assumptions)
 
 
 def test_what_the_files_hold_beyond_the_configuration_is_counted(tmp_path: Path) -> None:

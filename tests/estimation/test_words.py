@@ -79,7 +79,7 @@ def test_format_of_llama_cpp_is_counted_as_what_comes_near_and_says_so() -> None
 
     assert "int4" == asked.options["dtype"]
     assert [
-        "q4_k_m is of llama.cpp, whose memory is not estimated: 4 bits are near."
+        "q4_k_m is for llama.cpp, whose memory is not estimated; 4 bits come close."
     ] == asked.notes
 
 
@@ -106,10 +106,10 @@ def test_question_is_words_and_no_name(inputs: list[str], is_one: bool) -> None:
 
 
 def test_words_without_a_known_model_get_near_names() -> None:
-    with pytest.raises(InputError, match="name no file here and no model") as refused:
+    with pytest.raises(InputError, match="name no local file and no known model") as refused:
         read_question("qwn2.5 lora on a 3090?")
 
-    assert "Near are qwen2.5" in refused.value.hint
+    assert "Similar are qwen2.5" in refused.value.hint
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_known_models_near_a_name_are_told_where_its_size_is_counted() -> None:
     asked = read_question("qwen 7b lora on a 3090?")
 
     assert "7B" == asked.options["params"]
-    assert "Near are qwen2.5-7b" in asked.notes[0]
+    assert "Similar are qwen2.5-7b" in asked.notes[0]
 
 
 def test_number_of_a_card_is_no_part_of_the_name_of_a_model() -> None:
@@ -147,12 +147,12 @@ def test_number_of_a_card_is_no_part_of_the_name_of_a_model() -> None:
 
 
 def test_tag_of_llama_cpp_is_refused_with_what_comes_near() -> None:
-    with pytest.raises(InputError, match=r"is of llama\.cpp") as refused:
+    with pytest.raises(InputError, match=r"is for llama\.cpp") as refused:
         read_question("run llama3.2:3b-q8_0 on a 3060")
 
     assert "fragdoctor estimate llama-3.2-3b --inference --dtype int4" in refused.value.hint
 
 
 def test_endless_words_are_cut() -> None:
-    with pytest.raises(InputError, match="name no file here"):
+    with pytest.raises(InputError, match="name no local file"):
         read_question(f"train {'x' * 10**6} " * 100)

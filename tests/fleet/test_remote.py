@@ -262,7 +262,7 @@ def test_unknown_scheme_and_missing_library_are_sentences(
 ) -> None:
     outcome = run("analyze", "reference://x/rank0.pickle")
     assert outcome.code == 2
-    assert "reference:// is nothing that fragdoctor reads." in outcome.err
+    assert "fragdoctor cannot read reference:// URLs." in outcome.err
 
     monkeypatch.setitem(sys.modules, "s3fs", None)
     outcome = run("analyze", "s3://bucket/rank0.pickle")

@@ -322,4 +322,4 @@ def test_bundle_from_a_pipe_is_told_to_be_given_by_name(bundle, tmp_path, monkey
 
     with pytest.raises(NotASnapshot) as caught:
         read_case(["-"], Overrides())
-    assert "by the name of its file" in caught.value.hint
+    assert "by its file name" in caught.value.hint

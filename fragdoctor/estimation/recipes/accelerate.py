@@ -1,8 +1,8 @@
 """Accelerate's YAML, and the options of programs that start processes.
 
-Names as in ``accelerate/commands/config`` and ``accelerate launch --help``
-(https://huggingface.co/docs/accelerate/package_reference/cli); ``torchrun`` and ``deepspeed`` say
-with other names how many processes there are.
+Names are those of ``accelerate/commands/config`` and ``accelerate launch --help``
+(https://huggingface.co/docs/accelerate/package_reference/cli); ``torchrun`` and ``deepspeed`` use
+other names for the number of processes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fragdoctor.estimation.recipes.entries import (
 
 ENGINE: Final = one_of(
     {"fsdp": "fsdp", "deepspeed": "deepspeed", "multi_gpu": "ddp", "tp": "ddp"},
-    "is no way to share a run among GPUs that an estimate knows",
+    "is not a known way to share a run among GPUs",
 )  # fmt: skip
 SHARDING: Final = one_of(
     {"full_shard": 3, "1": 3, "shard_grad_op": 2, "2": 2, "no_shard": 0, "3": 0,
@@ -38,10 +38,10 @@ _WHOLE: Final = "weights stay gathered between forward and backward, which needs
 FSDP_RULES: Final[dict[str, Becomes]] = facts(
     ("stage", SHARDING, "fsdp_sharding_strategy"),
     ("offload_fsdp", when_on(True), "fsdp_offload_params"),
-    ("fsdp_kind", one_of({"1": "1", "2": "2"}, "is no version of FSDP"), "fsdp_version"),
+    ("fsdp_kind", one_of({"1": "1", "2": "2"}, "is not a version of FSDP"), "fsdp_version"),
     ("checkpointing", when_on("full"), "fsdp_activation_checkpointing"),
 )
-"""Entries of FSDP as several programs write them; ``complete_fsdp`` reads the rest."""
+"""FSDP's entries that several programs share; ``complete_fsdp`` reads the rest."""
 
 _RULES: Final[dict[str, Becomes]] = FSDP_RULES | facts(
     ("engine", ENGINE, "distributed_type"),
@@ -67,7 +67,7 @@ _RULES: Final[dict[str, Becomes]] = FSDP_RULES | facts(
 
 
 def offload_to_host(reading: Reading) -> None:
-    """FSDP's offload keeps weights and optimizer states on the host, both or none."""
+    """Note FSDP's offload, which keeps both weights and optimizer states on the host."""
     host = reading.facts.pop("offload_fsdp", None)
     if host is not None:
         reading.take("offload_parameters", True, host.key, host.text)
@@ -75,7 +75,7 @@ def offload_to_host(reading: Reading) -> None:
 
 
 def complete_fsdp(reading: Reading, entries: Entries) -> None:
-    """Read what FSDP's entries say together: version 2 writes a flag where 1 has a strategy."""
+    """Combine FSDP's entries: version 2 writes a flag where version 1 has a strategy."""
     for key, value in entries.items():
         last = key.rpartition(".")[2].removeprefix("fsdp_")
         if last == "reshard_after_forward" and "stage" not in reading.facts:

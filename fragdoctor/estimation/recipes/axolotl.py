@@ -1,7 +1,7 @@
 """Axolotl's YAML (https://docs.axolotl.ai/docs/config-reference.html).
 
-Weights are loaded in the dtype of ``bf16`` or ``fp16``, so that autocast makes no copies of them;
-LoRA's targets are every linear layer of the decoder with ``lora_target_linear``.
+Weights are loaded in the dtype of ``bf16`` or ``fp16``, so autocast makes no copies of them. With
+``lora_target_linear``, LoRA's targets are all linear layers of the decoder.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from fragdoctor.estimation.recipes.trainer import (
 )
 from fragdoctor.model.recipe import Bearing
 
-_ADAPTER: Final = one_of({"lora": "lora", "qlora": "lora"}, "is no adapter that an estimate knows")
+_ADAPTER: Final = one_of({"lora": "lora", "qlora": "lora"}, "is not a known adapter")
 
 
 def _bf16(value: Any) -> str | None:
-    """Return bf16 for ``true`` and ``full``, and for ``auto``, which takes it where it can."""
+    """Return bf16 for ``true`` and ``full``, and for ``auto``, which uses it if possible."""
     return "bf16" if value == AUTO or not is_off(value) else None
 
 
 def _plugins(value: Any) -> str | None:
-    """Return what a plugin means: which ones save memory is said by their entries, but for one."""
+    """Return what a plugin means: all but one need entries of their own to save memory."""
     return "fused" if "CutCrossEntropy" in str(value) else None
 
 
@@ -90,9 +90,9 @@ def _complete(reading: Reading, entries: Entries) -> None:
     reading.default("seq", 512, "sequence_len")
     _complete_adapter(reading, entries)
     if reading.value("dequantised"):
-        reading.drop("loads_as", "it is dequantised")
+        reading.drop("loads_as", "it is dequantized")
     else:
-        counted = "quantisation on load is counted where the model's config.json has it"
+        counted = "quantization on load is counted only if the model's config.json has it"
         reading.drop("loads_as", counted, Bearing.MATTERS)
     preferred = reading.drop("rl", "see the notes")
     if preferred is not None:
@@ -112,7 +112,7 @@ def _complete_adapter(reading: Reading, entries: Entries) -> None:
     if reading.value("adapter") is None:
         without_adapter(reading, "no adapters are trained")
         if reading.facts.get("quantised") and "adapter" not in reading.unsayable:
-            reading.drop("quantised", "without an adapter nothing is quantised")
+            reading.drop("quantised", "nothing is quantized without an adapter")
         return
     if not is_off(entries.get("lora_target_linear")):
         if reading.value("targets") != "all-linear":

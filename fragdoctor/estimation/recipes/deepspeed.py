@@ -22,7 +22,7 @@ from fragdoctor.estimation.recipes.entries import (
 )
 
 DEVICE: Final = one_of({"cpu": True, "nvme": True, "auto": None})
-stage: Final = one_of({"auto": None, "0": 0, "1": 1, "2": 2, "3": 3}, "is no ZeRO stage")
+stage: Final = one_of({"auto": None, "0": 0, "1": 1, "2": 2, "3": 3}, "is not a ZeRO stage")
 
 
 def _unless_auto(kind: str) -> Convert:
@@ -49,7 +49,7 @@ _BATCH: Final = "train_batch_size"
 
 
 def _complete(reading: Reading, entries: Entries) -> None:
-    """Say that DeepSpeed is used, and take the batch from the whole one where that is possible."""
+    """Note that DeepSpeed is used, which optimizer it has, and a batch given only for all GPUs."""
     reading.default("engine", "deepspeed", "zero_optimization", "DeepSpeed")
     reading.default("stage", 0, "zero_optimization.stage")
     own = reading.facts.get("optimizer")
@@ -59,7 +59,7 @@ def _complete(reading: Reading, entries: Entries) -> None:
     whole = entries.get(_BATCH)
     if whole not in (None, AUTO) and reading.value("batch") is None:
         reading.notes.append(
-            f"{reading.source}: {_BATCH} {whole} is of all GPUs; --batch says one GPU's."
+            f"{reading.source}: {_BATCH} {whole} is for all GPUs; --batch sets one GPU's."
         )
 
 

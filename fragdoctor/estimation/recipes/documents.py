@@ -1,8 +1,8 @@
 """Reads JSON, YAML and TOML into plain mappings, and refuses what no genuine configuration holds.
 
-YAML needs PyYAML. Its aliases let a few lines stand for more values than there is memory, so the
-text is measured by its events before anything is built from it; only plain scalars, sequences and
-mappings are built (``yaml.SafeLoader``).
+YAML needs PyYAML. Aliases let a few lines stand for more values than fit in memory, so the text's
+events are counted before anything is built from it; only plain scalars, sequences and mappings are
+built (``yaml.SafeLoader``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fragdoctor.units import MIB
 MAX_BYTES: Final = MIB
 MAX_DEPTH: Final = 32
 MAX_NODES: Final = 20_000
-"""Values of a file, each counted as often as aliases repeat it."""
+"""The most values in a file, each counted as often as aliases repeat it."""
 
 MAX_BITS: Final = 128
 
@@ -45,12 +45,12 @@ def read_text(path: Path) -> str:
 
 
 def read_entries(path: Path) -> Entries:
-    """Return what a JSON, YAML or TOML file holds.
+    """Return the contents of a JSON, YAML or TOML file.
 
     Raises:
         ConfigError: PyYAML is not installed.
-        InputError: it cannot be read, or holds no mapping.
-        RefusedSnapshot: it holds what no genuine configuration holds.
+        InputError: it cannot be read, or is not a mapping.
+        RefusedSnapshot: it holds something that no genuine configuration does.
         LimitExceeded: it is too large, or nested too deeply.
     """
     text, name, suffix = read_text(path), str(path), path.suffix.lower()
@@ -61,7 +61,7 @@ def read_entries(path: Path) -> Entries:
     else:
         found = _parsed(json.loads, text, name, "JSON")
     if not isinstance(found, dict):
-        raise InputError(f"{name} holds no names with values.", hint="Give a configuration file.")
+        raise InputError(f"{name} does not map names to values.", hint="Give a configuration file.")
     _check_values(found, name)
     return {str(key): value for key, value in found.items()}
 
@@ -76,14 +76,14 @@ def _parsed(parse: Any, text: str, name: str, kind: str) -> Any:
 
 
 def parse_yaml(text: str, name: str) -> Any:
-    """Return what a YAML text holds; None for an empty one.
+    """Return the value of a YAML text, or None if the text is empty.
 
     Raises:
         ConfigError: PyYAML is not installed.
         InputError: not YAML.
-        RefusedSnapshot: a tag that would build something else than plain values, or an alias inside
-            of what it stands for.
-        LimitExceeded: aliases, depth or size beyond any genuine configuration.
+        RefusedSnapshot: a tag that would build something other than plain values, or an alias
+            inside the node that it stands for.
+        LimitExceeded: aliases, depth or size exceed any genuine configuration.
     """
     try:
         import yaml  # type: ignore[import-untyped, unused-ignore] # stubs may be installed
@@ -97,7 +97,7 @@ def parse_yaml(text: str, name: str) -> Any:
     except yaml.constructor.ConstructorError as e:
         raise RefusedSnapshot(
             f"{name} asks for more than plain values: {_first_line(e.problem or e)}.",
-            hint="Remove the tag (!...) or the key that is no text.",
+            hint="Remove the tag (!...) or the key that is not text.",
             offset=getattr(e.problem_mark, "index", None),
         ) from e
     except (yaml.YAMLError, ValueError) as e:
@@ -110,7 +110,7 @@ def parse_yaml(text: str, name: str) -> Any:
 def _check_events(yaml: Any, text: str, name: str) -> None:
     """Refuse a text that would become too many values, before any value is made.
 
-    What an alias stands for is counted again wherever it stands.
+    An alias counts as many values as the node that it stands for.
     """
     open_nodes: list[tuple[str | None, int]] = []  # anchor and count at the start
     sizes: dict[str | None, int] = {}
@@ -119,7 +119,7 @@ def _check_events(yaml: Any, text: str, name: str) -> None:
         anchor = getattr(event, "anchor", None)
         if isinstance(event, yaml.AliasEvent):
             if any(anchor == outer for outer, _ in open_nodes):
-                raise RefusedSnapshot(f"{name}: the alias *{anchor} stands inside of itself.")
+                raise RefusedSnapshot(f"{name}: the alias *{anchor} contains itself.")
             n_nodes += sizes.get(anchor, 1)
         elif isinstance(event, yaml.NodeEvent):
             n_nodes += 1

@@ -1,14 +1,14 @@
 """What an entry of a file becomes: the types that the tables of all formats are made of.
 
-A *fact* is what an entry says about the run, under one name for all formats. Most are the
-parameters of the command; the others are put together in ``resolve``:
+A *fact* is what an entry says about the run, under one name for all formats. Most facts are
+parameters of the command; ``resolve`` derives parameters from the others:
 
 * ``weights``: dtype that the weights are loaded in (``fp32``, ``bf16``, ``fp16``, ``auto``),
-  ``mixed``: dtype of mixed precision, ``quantised``: dtype of a frozen quantised base;
+  ``mixed``: dtype of mixed precision, ``quantised``: dtype of a frozen quantized base;
 * ``engine``: ``deepspeed`` or ``fsdp``, ``stage``: what it shards (ZeRO 0 to 3);
-* ``n_gpus``, ``gpus_per_node``, ``n_nodes``, ``shard_degree``: how many GPUs share it;
+* ``n_gpus``, ``gpus_per_node``, ``n_nodes``, ``shard_degree``: how many GPUs share the run;
 * ``adapter``: ``lora`` or ``none``, ``rank``, ``targets``;
-* ``logits``: how the loss gets them (``fused``, ``chunked``);
+* ``logits``: how the loss gets the logits (``fused``, ``chunked``);
 * ``offload_optimizer``, ``offload_parameters``, ``offload_activations``: True.
 """
 
@@ -32,22 +32,22 @@ AUTO: Final = "auto"
 
 
 class UnsayableError(Exception):
-    """A value that no option of an estimate stands for; the text says why, without a full stop."""
+    """A value that no option of an estimate stands for; the text says why, without a period."""
 
 
 Convert = Callable[[Any], Any]
-"""From a file's value to a fact's; None = the entry is off. Raises ``UnsayableError``."""
+"""Converts a file's value to a fact's; None = the entry is off. Raises ``UnsayableError``."""
 
 
 class Becomes(Struct, frozen=True):
-    """An entry that says a fact."""
+    """The fact that an entry becomes, and how."""
 
     fact: str
     convert: Convert
 
 
 def facts(*rows: tuple[str, Convert, str]) -> dict[str, Becomes]:
-    """Return the rules of rows: a fact, what makes it of a value, and the entries that say it."""
+    """Return the rules in rows of a fact, its conversion, and the entries that state it."""
     return {key: Becomes(fact, convert) for fact, convert, keys in rows for key in keys.split()}
 
 
@@ -64,10 +64,10 @@ class Reading(Struct):
     """What one file says.
 
     Attributes:
-        source: its name, for people.
-        facts: by their names.
-        unsayable: facts without which there is no honest figure: the entry, and why.
-        references: other files that it names, or holds: the entry -> what stands there.
+        source: the file's name as shown to people.
+        facts: the facts by name.
+        unsayable: facts that an honest figure needs but no option can state: the entry, and why.
+        references: other files that it names or contains: entry -> its value.
         notes: sentences about what it leaves open.
     """
 
@@ -80,15 +80,15 @@ class Reading(Struct):
     notes: list[str] = field(default_factory=list)
 
     def value(self, fact: str) -> Any:
-        """Return the value of a fact; None where the file does not say it."""
+        """Return the value of a fact, or None if the file does not state it."""
         return self.facts[fact].value if fact in self.facts else None
 
     def take(self, fact: str, value: Any, key: str, text: Any, *, is_default: bool = False) -> None:
-        """Note a fact, unless the file has said it already."""
+        """Note a fact, unless the file has already stated it."""
         self.facts.setdefault(fact, Fact(value, shown(key), shown(text), is_default))
 
     def default(self, fact: str, value: Any, key: str, text: Any = None) -> None:
-        """Note what the program takes where no entry says a fact; ``text`` shows it otherwise."""
+        """Note the program's default for a fact; ``text`` is what to show, if not the value."""
         if fact not in self.unsayable:
             self.take(fact, value, key, value if text is None else text, is_default=True)
 
@@ -97,7 +97,7 @@ class Reading(Struct):
         self.unused.append(UnusedEntry(shown(key), shown(value), bearing, reason))
 
     def drop(self, fact: str, reason: str = "", bearing: Bearing = Bearing.NONE) -> Fact | None:
-        """Take back, and return, a fact that becomes nothing; a default leaves no trace."""
+        """Remove and return a fact that becomes nothing; a default leaves no trace."""
         found = self.facts.pop(fact, None)
         if found is not None and not found.is_default:
             self.unused.append(UnusedEntry(found.key, found.text, bearing, reason))
@@ -108,14 +108,14 @@ class Format(Struct, frozen=True):
     """A program's configuration.
 
     Attributes:
-        title: for people, ``Axolotl recipe``.
-        signs: keys that only this program's files have together; one of the sets is enough. A dot
-            stands between nested names.
-        rules: what entries become. An entry inside of ``sections`` is also found by its last name.
-        sections: nested mappings whose entries ``rules`` names without them.
+        title: title for people, such as ``Axolotl recipe``.
+        signs: sets of keys; only this program's files have all the keys of a set, and one set is
+            enough. Nested names are joined by dots.
+        rules: what entries become. An entry inside ``sections`` is also found by its last name.
+        sections: nested mappings whose entries may be in ``rules`` without the section's name.
         references: entries that may hold another configuration, or its path.
-        complete: puts together what single entries do not say.
-        is_launch: it describes how a run is started, not what is run.
+        complete: derives facts that no single entry states.
+        is_launch: whether it describes how a run is started, not what is run.
     """
 
     title: str
@@ -127,7 +127,7 @@ class Format(Struct, frozen=True):
     is_launch: bool = False
 
     def rule_of(self, key: str) -> Becomes | None:
-        """Return the rule of an entry; None = it becomes nothing."""
+        """Return the rule for an entry, or None if it becomes nothing."""
         section, _, last = key.rpartition(".")
         return self.rules.get(key) or (self.rules.get(last) if section in self.sections else None)
 
@@ -139,11 +139,11 @@ DECISIVE: Final[Mapping[str, str]] = {
     "mixed": "dtype",
     "adapter": "lora",
 }
-"""Facts without which there is no honest figure -> the option that can say them instead."""
+"""Facts without which there is no honest figure -> the option that can state them instead."""
 
 
 def flat(entries: Entries, prefix: str = "") -> dict[str, Any]:
-    """Return nested mappings as one, with dots between names; lists are values."""
+    """Return nested mappings as one mapping with dotted names; lists count as values."""
     found: dict[str, Any] = {}
     for key, value in entries.items():
         name = f"{prefix}{key}"
@@ -155,7 +155,7 @@ def flat(entries: Entries, prefix: str = "") -> dict[str, Any]:
 
 
 def shown(value: Any) -> str:
-    """Return a value as the report shows it: one line, not too long."""
+    """Return a value as the report shows it: on one line and not too long."""
     if isinstance(value, bool):
         text = str(value).lower()
     elif isinstance(value, list):
@@ -173,7 +173,7 @@ def shown(value: Any) -> str:
 
 
 def is_off(value: Any) -> bool:
-    """Return whether an entry says that something is not wanted."""
+    """Return whether a value switches something off."""
     return value in (None, False, 0, [], {}) or text_of(value) in _OFF
 
 
@@ -226,19 +226,19 @@ def _read_fact(reading: Reading, rule: Becomes, key: str, value: Any) -> None:
 
 
 def text_of(value: Any) -> str:
-    """Return a value in lower case, as names are compared."""
+    """Return a value as lower-case text for comparing names."""
     return str(value).strip().lower()
 
 
 def name(value: Any) -> str:
-    """Return a name or a path as it is."""
+    """Return a name or a path as written."""
     if not isinstance(value, str) or not value.strip():
-        raise UnsayableError("is no name")
+        raise UnsayableError("is not a name")
     return value.strip()
 
 
 def count(value: Any) -> int | None:
-    """Return a whole number of at least 1; None for 0, less, or ``auto``."""
+    """Return a whole number of at least 1, or None for less and for ``auto``."""
     if value == AUTO:
         return None
     try:
@@ -246,33 +246,31 @@ def count(value: Any) -> int | None:
     except (TypeError, ValueError):
         number = None
     if number is None or number != number or abs(number) > 2**53 or number != int(number):  # noqa: PLR0124 - not a number
-        raise UnsayableError("is no whole number")
+        raise UnsayableError("is not a whole number")
     return int(number) if number >= 1 else None
 
 
 def share(value: Any) -> float:
-    """Return a share between 0 and 1."""
+    """Return a share above 0 and up to 1."""
     try:
         number = float(value)
     except (TypeError, ValueError):
         number = -1.0
     if not 0 < number <= 1:
-        raise UnsayableError("is no share of 1")
+        raise UnsayableError("is not a share from 0 to 1")
     return number
 
 
 def when_on(meaning: Any) -> Convert:
-    """Return a conversion of a flag: this where it is set, else nothing."""
+    """Return the conversion of a flag: ``meaning`` if it is set, else None."""
     return lambda value: None if is_off(value) else meaning
 
 
-def one_of(
-    meanings: Mapping[str, Any], otherwise: str = "stands for nothing that is known"
-) -> Convert:
-    """Return a conversion of a name, in lower case, by a table; what is off there means nothing."""
+def one_of(meanings: Mapping[str, Any], otherwise: str = "is not a known value") -> Convert:
+    """Return the conversion of a lower-case name by a table; a value that is off becomes None."""
 
     def convert(value: Any) -> Any:
-        """Return what a name means; raise ``UnsayableError`` for one that is not known."""
+        """Return what a name means; raise ``UnsayableError`` for an unknown name."""
         key = text_of(value)
         if key not in meanings and not is_off(value):
             raise UnsayableError(otherwise)
@@ -282,11 +280,9 @@ def one_of(
 
 
 _OF_TORCH: Final = {f"torch.{name}": kind for name, kind in PLAIN_DTYPES.items()}
-dtype: Final = one_of(
-    {AUTO: AUTO, **PLAIN_DTYPES, **_OF_TORCH}, "is no dtype that an estimate knows"
-)
+dtype: Final = one_of({AUTO: AUTO, **PLAIN_DTYPES, **_OF_TORCH}, "is not a known dtype")
 mixed_dtype: Final = one_of(
-    {"bf16": "bf16", "fp16": "fp16", "auto": None}, "is no mixed precision that an estimate knows"
+    {"bf16": "bf16", "fp16": "fp16", "auto": None}, "is not a known mixed precision"
 )
 
 _ATTENTION: Final[Mapping[str, str | None]] = {
@@ -296,21 +292,21 @@ _ATTENTION: Final[Mapping[str, str | None]] = {
 
 
 def attention(value: Any) -> str | None:
-    """Return how attention is computed; kernels that write no scores are all like ``flash``."""
+    """Return how attention is computed; any kernel that writes no scores counts as ``flash``."""
     key = text_of(value)
     if "flash" in key or "sage" in key:
         return "flash"
     if key not in _ATTENTION:
-        raise UnsayableError("is no attention that an estimate knows; counted as sdpa")
+        raise UnsayableError("is not a known kind of attention; counted as sdpa")
     return _ATTENTION[key]
 
 
 def optimizer(value: Any) -> str:
-    """Return the optimizer of a name or a class: ``paged_adamw_8bit``, ``torch.optim.AdamW``."""
+    """Return the optimizer for a name or class: ``paged_adamw_8bit``, ``torch.optim.AdamW``."""
     try:
         return optimizer_of(str(value)).name
     except ConfigError as e:
-        raise UnsayableError("is no optimizer that an estimate knows") from e
+        raise UnsayableError("is not a known optimizer") from e
 
 
 _EVERY_LINEAR: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -318,12 +314,12 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 
 
 def targets(value: Any) -> str:
-    """Return what adapters are put on, as ``--lora-targets`` takes it; a pattern: everything."""
+    """Return what gets adapters, in the form of ``--lora-targets``; a pattern means everything."""
     names = value if isinstance(value, list) else re.split(r"[\s,]+", str(value).strip())
     if len(names) == 1 and text_of(names[0]) in ("all", "all-linear", "all_linear"):
         return "all-linear"
     if not all(isinstance(one, str) and _NAME.fullmatch(one) for one in names):
-        return "all-linear"  # a pattern, which is not run: the most that it can name
+        return "all-linear"  # a pattern, which is not run: assume the most that it can match
     if set(_EVERY_LINEAR) <= set(names):
         return "all-linear"
     return "attention" if set(names) == set(_EVERY_LINEAR[:4]) else ",".join(names)

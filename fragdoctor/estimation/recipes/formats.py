@@ -1,4 +1,4 @@
-"""Tells whose configuration a file is, by the entries that stand in it."""
+"""Tells from a file's entries which program it configures."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ FORMATS: Final = (
     trainer.FORMAT,
     vllm.FORMAT,
 )
-"""The formats in the order in which they are tried: those with names of their own come first."""
+"""The formats in the order in which they are tried: the ones with distinctive names come first."""
 
 KNOWN: Final = (
-    "Known are files of Axolotl, LLaMA-Factory, torchtune, torchtitan, TRL and Transformers, vLLM, "
-    "Accelerate and DeepSpeed."
+    "Known are the files of Axolotl, LLaMA-Factory, torchtune, torchtitan, TRL and Transformers, "
+    "vLLM, Accelerate and DeepSpeed."
 )
 
 
 def format_of(entries: Entries) -> Format | None:
-    """Return whose configuration it is; None where nothing in it says so."""
+    """Return the format of a configuration, or None if nothing in it shows the format."""
     for format_ in FORMATS:
         keys = flat(vllm.plain(entries) if format_ is vllm.FORMAT else entries).keys()
-        # A section counts by its own name too.
+        # The name of a section also counts as a key.
         names = {*keys, *(key.partition(".")[0] for key in keys)}
         if any(sign <= names for sign in format_.signs):
             return format_
@@ -51,9 +51,9 @@ def reading_of(entries: Entries, source: str) -> Reading:
     """Return what a configuration says.
 
     Raises:
-        InputError: nothing in it says whose configuration it is.
+        InputError: nothing in it shows which program it configures.
     """
     format_ = format_of(entries)
     if format_ is None:
-        raise InputError(f"Nothing in {source} says which program's it is.", hint=KNOWN)
+        raise InputError(f"Nothing in {source} shows which program it is for.", hint=KNOWN)
     return read(format_, vllm.plain(entries) if format_ is vllm.FORMAT else entries, source)

@@ -1,7 +1,7 @@
 """LLaMA-Factory's YAML and JSON (https://llamafactory.readthedocs.io/en/latest/advanced/arguments.html).
 
 It recomputes activations unless told otherwise, loads weights in the dtype of ``bf16`` or
-``fp16``, and casts what is trained up to fp32 unless ``pure_bf16`` is set (``hparams/``,
+``fp16``, and casts trained parameters up to fp32 unless ``pure_bf16`` is set (``hparams/``,
 ``model/adapter.py``).
 """
 
@@ -36,9 +36,9 @@ from fragdoctor.estimation.recipes.trainer import (
 )
 from fragdoctor.model.recipe import Bearing
 
-_TUNING: Final = one_of({"lora": "lora", "full": None}, "trains what an estimate cannot count")
-_BITS: Final = one_of({"4": "int4", "8": "int8"}, "bits are no quantisation that an estimate knows")
-_OTHER_OPTIMIZER: Final = one_of({}, "is no optimizer that an estimate knows")
+_TUNING: Final = one_of({"lora": "lora", "full": None}, "trains what no estimate can count")
+_BITS: Final = one_of({"4": "int4", "8": "int8"}, "bits are not a known quantization")
+_OTHER_OPTIMIZER: Final = one_of({}, "is not a known optimizer")
 
 
 _RULES: Final[dict[str, Becomes]] = {
@@ -100,7 +100,7 @@ def _method(reading: Reading) -> None:
     if reading.value("method") in ("bnb", "bitsandbytes") or not counted:
         reading.drop("method")
     else:
-        reading.drop("method", f"is counted as {counted} of bitsandbytes", Bearing.MATTERS)
+        reading.drop("method", f"is counted as bitsandbytes' {counted}", Bearing.MATTERS)
 
 
 def _defaults(reading: Reading) -> None:

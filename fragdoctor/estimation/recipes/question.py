@@ -1,4 +1,4 @@
-"""From the inputs of a question to what its configuration files say."""
+"""Reads the inputs of a question: what its configuration files say, and its models."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _OF_MODELS: Final = ("architectures", "model_type", "weight_map", "_class_name",
 _SCRIPTS: Final = (".sh", ".bash", ".slurm", ".sbatch")
 MAX_REFERENCES: Final = 3
 PASTED: Final = "--args"
-NOT_HERE: Final = "is not here: what it shares among GPUs, or changes, is not counted"
+NOT_HERE: Final = "is missing; what it shares among GPUs or changes is not counted"
 
 
 class Question(Struct, frozen=True):
-    """What is asked: inputs that are configuration files, and those that describe a model."""
+    """A question: what its configuration files say, and the inputs that describe a model."""
 
     readings: Sequence[Reading]
     models: Sequence[str]
 
 
 def is_recipe(path: Path) -> bool:
-    """Return whether a file is a configuration of a program, by its suffix; JSON, by its entries.
+    """Return whether a file is a program's configuration, by its suffix or, for JSON, its entries.
 
-    JSON that cannot be read is left to what reads models.
+    JSON that cannot be read is left to the reader of models.
     """
     suffix = path.suffix.lower()
     if suffix in (*YAML_SUFFIXES, ".toml", *_SCRIPTS):
@@ -51,12 +51,12 @@ def is_recipe(path: Path) -> bool:
 
 
 def question_of(inputs: Sequence[str], pasted: str = "") -> Question:
-    """Return what is asked by inputs and a pasted command line.
+    """Return the question that inputs and a pasted command line ask.
 
     Raises:
         ConfigError: PyYAML is missing.
-        InputError: a file cannot be read, or nothing says whose it is.
-        RefusedSnapshot: a file holds what no genuine configuration holds.
+        InputError: a file cannot be read, or nothing shows which program it is for.
+        RefusedSnapshot: a file holds something that no genuine configuration does.
         LimitExceeded: a file is too large or nested too deeply.
     """
     readings: list[Reading] = []
@@ -80,9 +80,9 @@ def _of_file(path: Path, source: str) -> list[Reading]:
 
 
 def _referenced(reading: Reading, folder: Path, depth: int = 0) -> Iterator[Reading]:
-    """Yield what files say that a configuration names; one that is not here is noted."""
+    """Yield what the files that a configuration names say, and note the files that are missing."""
     if depth == MAX_REFERENCES:
-        raise LimitExceeded(f"{reading.source} names files that name further ones, without end.")
+        raise LimitExceeded(f"{reading.source} names files that name more and more files.")
     for key, text in reading.references.items():
         if isinstance(text, dict):
             yield reading_of(text, f"{reading.source}, {key}")
@@ -98,7 +98,7 @@ def _referenced(reading: Reading, folder: Path, depth: int = 0) -> Iterator[Read
 
 
 def _found(text: str, folder: Path) -> Path | None:
-    """Return the file of a name beside the configuration, or in the current directory."""
+    """Return the named file next to the configuration or in the current directory, or None."""
     for path in (folder / text, Path(text)):
         with contextlib.suppress(OSError, ValueError):  # a name that no file can have
             if path.is_file():
@@ -110,20 +110,20 @@ _PLACE: Final = re.compile(r"\$[\w{(]|<[^<>]+>")
 
 
 def _of_commands(text: str, source: str, folder: Path) -> list[Reading]:
-    """Return what the first command says that starts a training or a server.
+    """Return what the first command that starts a training or a server says.
 
     Raises:
-        InputError: there is none, or it names a file that is not here.
+        InputError: there is no such command, or it names a file that is missing.
     """
     try:
         found = command_lines(text)
     except ValueError as e:
-        raise InputError(f"{source} is no command line: {e}.") from e
+        raise InputError(f"{source} is not a command line: {e}.") from e
     if not found:
         raise InputError(
-            f"{source} starts neither a training nor a server that is known.",
-            hint="Known are vllm serve, accelerate launch, torchrun, deepspeed, trl, axolotl "
-            "train, llamafactory-cli train, tune run and python SCRIPT.py with options.",
+            f"{source} starts no known training program or server.",
+            hint="Known ones are vllm serve, accelerate launch, torchrun, deepspeed, trl, "
+            "axolotl train, llamafactory-cli train, tune run and python SCRIPT.py with options.",
         )
     readings = _of_command(found[0], source, folder)
     if len(found) > 1:
@@ -156,19 +156,19 @@ def _of_command(command: CommandLine, source: str, folder: Path) -> list[Reading
         readings += [launch, *_referenced(launch, folder)]
     if missing and (not readings or all(reading.format.is_launch for reading in readings)):
         raise InputError(
-            f"{missing[0]}, which the command of {source} names, is not here.",
-            hint="Start where it is, or give the file itself.",
+            f"{missing[0]}, which the command in {source} names, is missing.",
+            hint="Run this in its folder, or give the file itself.",
         )
     for name in missing:
         readings[0].leave("--config", name, Bearing.MATTERS, NOT_HERE)
     _note_places(readings, entries)
     if not readings:
-        raise InputError(f"The command of {source} has no options.", hint="Paste the whole of it.")
+        raise InputError(f"The command in {source} has no options.", hint="Paste all of it.")
     return readings
 
 
 def _as_written(entries: Entries) -> Entries:
-    """Return options under the names of a file: underscores for dashes; ``model`` as it is."""
+    """Return options under their names in a file, with underscores instead of dashes."""
     return {key if "." in key else key.replace("-", "_"): value for key, value in entries.items()}
 
 

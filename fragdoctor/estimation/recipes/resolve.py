@@ -1,11 +1,11 @@
-"""Puts together what all files of a question say, as options of an estimate.
+"""Combines what all files of a question say into options of an estimate.
 
-* Precision. DeepSpeed keeps 16-bit weights and fp32 copies beside the optimizer's states
-  (https://www.deepspeed.ai/docs/config-json/). FSDP computes in 16 bits on fp32 shards: Accelerate
-  casts what is trained up for that (``Accelerator.prepare_model``). Autocast leaves weights as they
-  were loaded: fp32 weights get 16-bit copies (``amp-bf16``), 16-bit weights none.
-* Adapters are fp32 beside a frozen base, which stays as it was loaded or quantised.
-* GPUs that share states are those of the run, less what splits the model instead.
+* Precision: DeepSpeed keeps 16-bit weights, and fp32 copies next to the optimizer's states
+  (https://www.deepspeed.ai/docs/config-json/). FSDP computes in 16 bits on fp32 shards; Accelerate
+  casts trained parameters up for that (``Accelerator.prepare_model``). Autocast leaves weights as
+  loaded: fp32 weights get 16-bit copies (``amp-bf16``), 16-bit weights get none.
+* Adapters are fp32 next to a frozen base, which stays as it was loaded or quantized.
+* The GPUs that share states are those of the run, divided by the degrees that split the model.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ _DEGREES: Final = ("tensor_parallel", "pipeline_parallel")
 
 
 class Setting(Struct, frozen=True):
-    """The value of a parameter of the command, and the facts that it follows from."""
+    """The value of a command line parameter, and the facts that it follows from."""
 
     value: Any
     facts: Sequence[str]
 
 
 class _Run(Struct):
-    """All facts; the first reading that says one counts, launch files after the others."""
+    """All facts; the first reading that states a fact wins, and launch files come last."""
 
     readings: Sequence[Reading]
     given: Mapping[str, Any]
@@ -72,7 +72,7 @@ class _Run(Struct):
 
 
 class Resolved(Struct, frozen=True):
-    """Options, by the parameters of the command, and what the report says of the files."""
+    """Options by command line parameter, and what the report says about the files."""
 
     options: Mapping[str, Any]
     settings: Mapping[str, Setting]
@@ -87,11 +87,11 @@ def resolve(
 
     Args:
         readings: what each file says.
-        given: parameters of the command line and their values; they win.
-        usable: parameters that the way taken uses; others of a file are listed as not used.
+        given: parameters from the command line and their values; they override the files.
+        usable: parameters that this kind of estimate uses; others are listed as not used.
 
     Raises:
-        ConfigError: two files describe two runs, or a value that decides cannot be said.
+        ConfigError: two files describe two runs, or no option can state a decisive value.
     """
     run = _Run(_in_order(readings), given)
     _collect(run)
@@ -121,13 +121,13 @@ def _in_order(readings: Sequence[Reading]) -> Sequence[Reading]:
     if len(runs) > 1:
         raise ConfigError(
             f"{runs[0].source} and {runs[1].source} describe two runs.",
-            hint="Give one of them, with files of Accelerate or DeepSpeed beside it.",
+            hint="Give one of them, plus any files of Accelerate or DeepSpeed.",
         )
     return [*runs, *(reading for reading in readings if reading.format.is_launch)]
 
 
 def _collect(run: _Run) -> None:
-    """Take each fact from the first file that states it, else from the first that defaults."""
+    """Take each fact from the first file that states it, else from the first default."""
     for wants_default in (False, True):
         for reading in run.readings:
             for name, fact in reading.facts.items():
@@ -144,7 +144,7 @@ def _refuse_unsayable(run: _Run) -> None:
                 continue
             raise ConfigError(
                 f"{reading.source}: {fact.key} {fact.text!r} {reason}.",
-                hint=f"Give what comes nearest: {_NEAREST[option]}",
+                hint=f"Give what comes closest: {_NEAREST[option]}",
             )
 
 
@@ -176,7 +176,7 @@ def _n_gpus(run: _Run) -> int | None:
 
 
 def _sharing(run: _Run) -> int:
-    """Set how states are shared, and return among how many GPUs; 1 where that is not known."""
+    """Set how states are shared, and return the number of GPUs that do, or 1 if it is unknown."""
     engine, stage = run.value("engine"), run.value("stage")
     if stage is None:
         stage = 3 if engine == "fsdp" else 0
@@ -193,8 +193,8 @@ def _sharing(run: _Run) -> int:
             n = max(1, n // int(run.value("n_nodes") or 1))
     if n is None and stage:
         run.notes.append(
-            f"{run.sources.get('engine', run.readings[0]).source}: {STAGES[stage]} among GPUs, and "
-            "no file says among how many. Counted on one; --world-size N says it."
+            f"{run.sources.get('engine', run.readings[0]).source}: {STAGES[stage]} among GPUs, but "
+            "no file says how many. One GPU is counted; --world-size N sets it."
         )
     n = n or 1
     if n > 1:
@@ -213,17 +213,17 @@ def _sharing(run: _Run) -> int:
 def _offload(run: _Run, n_sharing: int) -> None:
     parts = [kind for kind in OFFLOADABLE if run.value(f"offload_{kind}")]
     if "parameters" in parts and n_sharing == 1:
-        # Weights leave the GPU only where they are shared, as an estimate counts.
+        # An estimate moves weights off the GPU only if GPUs share them.
         parts.remove("parameters")
         run.notes.append(
-            "Weights on the host are counted only where GPUs share them: here they stay."
+            "Weights count as moved to the host only if GPUs share them; here they stay on the GPU."
         )
     if parts:
         run.set("offload", ",".join(parts), *(f"offload_{part}" for part in parts))
 
 
 def _name_model(run: _Run) -> None:
-    """Take the name of a folder for the model where the folder itself is on another machine."""
+    """Use the name of a folder as the model if the folder itself is not on this machine."""
     found = run.facts.get("model")
     if found is None or is_model_name(found.value) or not is_model_place(found.value):
         return
@@ -233,7 +233,7 @@ def _name_model(run: _Run) -> None:
 
 
 def is_model_place(text: str) -> bool:
-    """Return whether what a recipe calls its model is a name, a folder or an ordinary file."""
+    """Return whether a recipe's model is a name, a folder or an ordinary file."""
     try:
         mode = Path(text).stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -244,7 +244,7 @@ def is_model_place(text: str) -> bool:
 
 
 def _model(run: _Run) -> FoundModel | None:
-    """Return the model, if it can be known already."""
+    """Return the model, or None if it is not known yet."""
     named = run.value("model")
     inputs = run.given.get("inputs") or ([named] if named else None)
     if inputs is None:
@@ -257,11 +257,11 @@ def _model(run: _Run) -> FoundModel | None:
     try:
         return model_of(inputs)
     except FragdoctorError:
-        return None  # the estimate says why
+        return None  # the estimate will say why
 
 
 def _of_model(run: _Run, model: FoundModel | None) -> None:
-    """Settle what depends on the model: its longest sequence, and whether it has experts."""
+    """Set what depends on the model: its longest sequence, and whether it has experts."""
     if run.value("seq") == AUTO:
         del run.settings["seq"]
         longest = model.shape.max_positions if model else 0
@@ -269,16 +269,16 @@ def _of_model(run: _Run, model: FoundModel | None) -> None:
             run.set("seq", longest, "seq")
         else:
             run.notes.append(
-                "A sequence may grow as long as the model allows, which is not known here: --seq N."
+                "Sequences may get as long as the model allows, which is not known; set --seq N."
             )
     if "expert_parallel" in run.settings and model and not model.shape.n_experts:
         del run.settings["expert_parallel"]
 
 
 def _precision(run: _Run, n_sharing: int, stored: str) -> None:
-    """Set the one name that stands for loaded weights, mixed precision and the engine together.
+    """Set the one precision that stands for loaded weights, mixed precision and engine together.
 
-    What the checkpoint itself has quantised stays so, beside adapters and in a server.
+    A base that the checkpoint stores quantized stays quantized with adapters and in a server.
     """
     keeps = (_has_adapter(run) or run.value("inference")) and not run.value("dequantised")
     if run.value("quantised"):
@@ -295,7 +295,7 @@ def _precision(run: _Run, n_sharing: int, stored: str) -> None:
 
 
 def _adapted_dtype(run: _Run, weights: str | None, _n_sharing: int) -> str:
-    """Return the precision of a frozen base that is not quantised."""
+    """Return the precision of a frozen base that is not quantized."""
     mixed = run.value("mixed")
     if weights not in ("bf16", "fp16") and mixed:
         return str(mixed) if run.value("engine") == "deepspeed" else f"amp-{mixed}"
@@ -303,7 +303,7 @@ def _adapted_dtype(run: _Run, weights: str | None, _n_sharing: int) -> str:
 
 
 def _trained_dtype(run: _Run, weights: str | None, n_sharing: int) -> str:
-    """Return the precision of weights that are trained."""
+    """Return the precision of trained weights."""
     mixed, engine = run.value("mixed"), run.value("engine")
     if not mixed:
         return weights or "fp32"
@@ -316,12 +316,12 @@ def _trained_dtype(run: _Run, weights: str | None, n_sharing: int) -> str:
 
 
 def _stored_dtype(run: _Run, stored: str) -> str:
-    """Return the dtype that the checkpoint itself has; bf16, and a note, where it is not known."""
+    """Return the checkpoint's own dtype; if it is not known, note that and return bf16."""
     if stored in _PLAIN:
         return stored
     run.notes.append(
-        "Weights are loaded in the dtype of their checkpoint, which is not known here: bf16 is "
-        "counted; --dtype sets it."
+        "Weights are loaded in the dtype of their checkpoint, which is not known here; bf16 is "
+        "counted, and --dtype changes that."
     )
     return "bf16"
 
@@ -381,13 +381,13 @@ def _option(parameter: str, value: Any) -> str:
 def use_of(
     files: Sequence[Recipe], notes: Sequence[str], model: Sequence[str], options: Mapping[str, Any]
 ) -> RecipeUse:
-    """Return what the report says of files or words, with the same question by options alone.
+    """Return what the report says about files or words, and the same question as plain options.
 
     Args:
-        files: what the files became; none for a question in words.
+        files: what the files became; empty for a question in words.
         notes: what they leave open.
         model: the inputs that describe the model.
-        options: parameters that are not as without any option, and their values, in order.
+        options: parameters that differ from their defaults, and their values, in order.
     """
     words = ["fragdoctor estimate", *map(shlex.quote, model)]
     for name, value in options.items():

@@ -1,8 +1,8 @@
-"""Takes command lines apart, pasted or from a shell script. Nothing is run.
+"""Parses command lines, pasted or from a shell script. Nothing is run.
 
-Of the shell's language it knows what such scripts use: line continuations, quotes, comments,
-``NAME=value`` and ``$NAME``, ``${NAME:-default}``, and the signs between commands. What else stands
-for a value stays as it is written, and is then no number or name.
+It knows the parts of the shell's language that such scripts use: line continuations, quotes,
+comments, ``NAME=value``, ``$NAME``, ``${NAME:-default}``, and the operators between commands.
+Anything else stays as written, and then counts as neither a number nor a name.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from fragdoctor.estimation.recipes.trainer import PROGRAM
 
 MAX_WORDS: Final = 20_000
 MAX_OPEN_LINES: Final = 500
-"""Lines that one quote may go over: each is looked at again with those before it."""
+"""The most lines that one quote may span: each new line makes all of them be parsed again."""
 
 MAX_WORD: Final = 10_000
-"""Characters of a word, its variables replaced: each of them may double it."""
+"""The most characters of a word after its variables are replaced; each may double the word."""
 
 _ASSIGNED: Final = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _VARIABLE: Final = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?-([^{}$]*))?\})")
@@ -36,10 +36,10 @@ class CommandLine(Struct, frozen=True):
     """A command that starts a training or a server.
 
     Attributes:
-        launch: options of what starts it: ``accelerate launch``, ``torchrun``, ``deepspeed``.
-        program: options of the program, with its name; empty where there is none.
+        launch: options of the launcher: ``accelerate launch``, ``torchrun``, ``deepspeed``.
+        program: options of the program, with its name; empty if there is no program.
         files: configuration files that it names, in order.
-        is_server: it is ``vllm serve`` or the like.
+        is_server: whether it is ``vllm serve`` or similar.
     """
 
     launch: Mapping[str, Any]
@@ -49,10 +49,10 @@ class CommandLine(Struct, frozen=True):
 
 
 def command_lines(text: str) -> list[CommandLine]:
-    """Return the commands of a text that start a training or a server.
+    """Return the commands in a text that start a training or a server.
 
     Raises:
-        LimitExceeded: variables become larger than any genuine value.
+        LimitExceeded: a word becomes larger than any genuine one when variables are replaced.
         ValueError: a quote is not closed.
     """
     found = (_command_line(words) for words in _commands(text))
@@ -60,7 +60,7 @@ def command_lines(text: str) -> list[CommandLine]:
 
 
 def _commands(text: str) -> Iterator[list[str]]:
-    """Yield the words of each command, variables replaced where they were set before."""
+    """Yield the words of each command, with variables replaced if they were set before."""
     variables: dict[str, str] = {}
     n_words = 0
     for line in _lines(text):
@@ -79,7 +79,7 @@ def _commands(text: str) -> Iterator[list[str]]:
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Yield whole commands: lines that go on after a backslash or inside of quotes are one."""
+    """Yield whole commands, joining lines that end in a backslash or inside quotes."""
     whole, n_open = "", 0
     for line in text.replace("\r\n", "\n").split("\n"):
         stripped = line.strip()
@@ -153,7 +153,7 @@ def _command_line(words: Sequence[str]) -> CommandLine | None:
 
 
 def _served(words: Sequence[str], first: str, second: str) -> Sequence[str] | None:
-    """Return what stands after ``vllm serve`` or after the image of vLLM's server."""
+    """Return the words after ``vllm serve`` or after the image of vLLM's server, or None."""
     if (first, second) == ("vllm", "serve"):
         return words[2:]
     images = [i for i, word in enumerate(words) if word.startswith(_IMAGE)]
@@ -182,7 +182,7 @@ def _server(words: Sequence[str]) -> CommandLine:
 
 
 def _launched(words: Sequence[str], *, uses_deepspeed: bool = False) -> CommandLine:
-    """Split what belongs to the launcher from the program: its first word that is no option."""
+    """Split the launcher's options from the program, which starts at the first non-option word."""
     i = 0
     while i < len(words):
         word = words[i]
@@ -207,7 +207,7 @@ def _launched(words: Sequence[str], *, uses_deepspeed: bool = False) -> CommandL
 
 
 _EVALUATION: Final = re.compile(r"(?:^|/)(?:evals?|evaluation)/|(?:^|/)eval\w*\.py$")
-"""A program that trains nothing, though it may lie among others that do, as in TRL's examples."""
+"""A program that trains nothing, although programs next to it may, as in TRL's examples."""
 _MODULES: Final = (
     "torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch",
 )  # fmt: skip
@@ -223,7 +223,7 @@ _CONFIGS: Final = ("config", "job.config_file", "job.config-file", "config_file"
 
 
 def _program(program: str, words: Sequence[str]) -> CommandLine:
-    """Return a program's options; ``name=value`` changes an entry of the file that it names."""
+    """Return a program's options; ``name=value`` overrides an entry of its file."""
     options, others = arguments(words)
     files = [str(options.pop(key)) for key in _CONFIGS if isinstance(options.get(key), str)]
     for word in others:
@@ -236,9 +236,9 @@ def _program(program: str, words: Sequence[str]) -> CommandLine:
 
 
 def arguments(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Return options with their values, and the words before the first one or between them.
+    """Return options with their values, and the words that belong to no option.
 
-    An option with several values has a list, one without a value True.
+    An option with several values gets a list, and an option without a value gets True.
     """
     options: dict[str, Any] = {}
     others: list[str] = []

@@ -1,7 +1,7 @@
 """torchtitan's job TOML (``torchtitan/config/job_config.py`` until it became Python).
 
-A model is a name and a flavor. Weights are fp32; FSDP computes in bf16, and on one GPU autocast
-does. ``data_parallel_shard_degree = -1`` takes all GPUs that are left, which the file does not say.
+A model is a name and a flavor. Weights are fp32; FSDP, or autocast on one GPU, computes in bf16.
+``data_parallel_shard_degree = -1`` takes all remaining GPUs; the file does not say how many.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _complete(reading: Reading, entries: Entries) -> None:
 
 
 def _complete_model(reading: Reading) -> None:
-    """Name the model by its flavor; how attention is done does not change its size."""
+    """Name the model by its flavor, without the kind of attention, which does not affect size."""
     family, flavor = reading.facts.pop("family", None), reading.facts.pop("flavor", None)
     if "model" in reading.facts:
         return
@@ -105,7 +105,7 @@ def _complete_model(reading: Reading) -> None:
     if kind in _FLAVORS:
         reading.take("model", _FLAVORS[kind], key, text)
     else:
-        reading.leave(key, text, Bearing.MATTERS, "is no model whose size is known")
+        reading.leave(key, text, Bearing.MATTERS, "is not a model whose size is known")
 
 
 def _complete_optimizer(reading: Reading) -> None:
@@ -128,7 +128,7 @@ def _complete_checkpointing(reading: Reading) -> None:
 
 
 def _complete_pipeline(reading: Reading) -> None:
-    """Count one micro batch a pass where a pipeline splits the batch."""
+    """Count one micro batch per pass if a pipeline splits the batch."""
     micro = reading.facts.pop("microbatch", None)
     if (reading.value("pipeline_parallel") or 1) > 1:
         whole = reading.facts.pop("batch")

@@ -1,8 +1,8 @@
 """torchtune's recipe YAML (https://docs.pytorch.org/torchtune/stable/deep_dives/configs.html).
 
-A component is the path of a function; those of models name their sizes. Parameters, gradients and
-states are in ``dtype``, without autocast, and adapters as well. How many GPUs share them stands on
-the command line of ``tune run``, not in the file.
+A component is the path of a function; the functions for models have the size in their names.
+Parameters, gradients, states and adapters are all in ``dtype``, without autocast. The command line
+of ``tune run``, not the file, says how many GPUs share them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def model(value: Any) -> str:
     """Return the repository of the model that a builder makes.
 
     Raises:
-        UnsayableError: it is not known which one that is.
+        UnsayableError: the builder is not known.
     """
     builder = str(value).rpartition(".")[2]
     for prefix in ("qlora_", "lora_"):
@@ -58,7 +58,7 @@ def model(value: Any) -> str:
         return _OTHERS[builder]
     found = _KIND.fullmatch(builder)
     if found is None:
-        raise UnsayableError("is no model whose size is known; name one on the command line")
+        raise UnsayableError("is not a model whose size is known; name one on the command line")
     family, size = found[1], found[2].replace("_", ".")
     return _MODELS[family].format(size if family.startswith("gemma") else size.upper())
 
@@ -95,7 +95,7 @@ _RULES: Final[dict[str, Becomes]] = facts(
 
 
 def _resolved(entries: Entries) -> Entries:
-    """Return entries with ``${name}`` replaced by the plain value of that name."""
+    """Return entries with each ``${name}`` value replaced by the value of that entry."""
     reference = re.compile(r"\$\{([\w.]+)\}")
 
     def value_of(value: Any) -> Any:
@@ -155,7 +155,7 @@ def _complete_optimizer(reading: Reading) -> None:
 
 
 def _complete_sharing(reading: Reading) -> None:
-    """Say that FSDP is used where an entry means nothing without it."""
+    """Note that FSDP is used if an entry would mean nothing without it."""
     host, sharded = reading.facts.get("offload_fsdp"), reading.facts.pop("is_sharded", None)
     for fact in (host, sharded):
         if fact is not None:
@@ -166,8 +166,8 @@ def _complete_sharing(reading: Reading) -> None:
     offload_to_host(reading)
     if "engine" not in reading.facts and "n_gpus" not in reading.facts:
         reading.notes.append(
-            f"{reading.source} does not say how many GPUs tune run starts: counted on one; for a "
-            "distributed recipe add --fsdp --world-size N."
+            f"{reading.source} does not say how many GPUs tune run uses; one is counted. For a "
+            "distributed recipe, add --fsdp --world-size N."
         )
 
 

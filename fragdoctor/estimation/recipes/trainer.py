@@ -1,8 +1,9 @@
-"""Arguments of Transformers' Trainer and of TRL, as YAML or as they stand on a command line.
+"""Arguments of Transformers' Trainer and of TRL, as YAML or on a command line.
 
-Names and defaults as in ``transformers.TrainingArguments`` (4.57) and in TRL's ``ModelConfig``,
-``SFTConfig``, ``DPOConfig`` and ``GRPOConfig`` (0.29): https://huggingface.co/docs/trl. Axolotl and
-LLaMA-Factory hand the same arguments on, and share the rules here.
+Names and defaults are those of ``transformers.TrainingArguments`` (4.57) and of TRL's
+``ModelConfig``, ``SFTConfig``, ``DPOConfig`` and ``GRPOConfig`` (0.29):
+https://huggingface.co/docs/trl. Axolotl and LLaMA-Factory pass the same arguments on and share the
+rules here.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from fragdoctor.estimation.recipes.entries import (
 from fragdoctor.model.recipe import Bearing, UnusedEntry
 
 REFERENCE: Final = (
-    "a reference model, where there is one, is not counted: a second copy of the weights needs more"
+    "a reference model, if there is one, is not counted; its copy of the weights needs more"
 )
-GENERATION: Final = "generation on the same GPU is not counted: it needs more"
+GENERATION: Final = "generation on the same GPU is not counted; it needs more"
 _EVAL_BATCHES: Final = ("per_device_eval_batch_size", "eval_batch_size")
 
 
 def fsdp_flags(value: Any) -> str | None:
-    """Return the engine for ``fsdp: [full_shard, auto_wrap]``, also in one text."""
+    """Return the engine for ``fsdp: [full_shard, auto_wrap]``, or the same as one string."""
     return None if is_off(value) else "fsdp"
 
 
@@ -55,11 +56,11 @@ TRAINER_RULES: Final[dict[str, Becomes]] = FSDP_RULES | facts(
     ("engine", fsdp_flags, "fsdp"),
     ("logits", when_on("fused"), "use_liger_kernel use_liger_loss use_liger"),
 )
-"""Entries that every program over the Trainer shares."""
+"""Entries that all programs built on the Trainer share."""
 
 
 def complete_evaluation(reading: Reading) -> None:
-    """Say nothing of an evaluation batch that is no larger than the one of training."""
+    """Drop the warning about an evaluation batch that is no larger than the training batch."""
     batch = reading.value("batch") or 0
     for i, entry in enumerate(reading.unused):
         is_open = entry.key in _EVAL_BATCHES and entry.bearing is Bearing.MATTERS
@@ -74,17 +75,17 @@ _GENERATING: Final = ("grpo", "gdpo", "ebft", "ppo")
 
 
 def count_preferences(reading: Reading, kind: str, said: str, *, has_reference: bool) -> None:
-    """Count what a loss of preferences needs, or say that it is not counted.
+    """Count what a preference loss needs, or note what is not counted.
 
-    ``said`` begins the sentence on pairs, with its own colon; "" for none. ``has_reference``: a
-    loss that compares with a second model has one.
+    ``said`` starts the sentence on pairs, with its own colon, or is "". ``has_reference`` says
+    whether a loss that compares with a second model has that model.
     """
-    if kind in _PAIRED:  # chosen and rejected answers are put into one pass
+    if kind in _PAIRED:  # chosen and rejected answers go through in one pass
         found = reading.facts.pop("batch", None)
         if found is not None:
             text = f"{found.text} pairs"
             reading.take("batch", 2 * found.value, found.key, text, is_default=found.is_default)
-        reading.notes.append(f"{reading.source}: {said}chosen and rejected answers are one pass.")
+        reading.notes.append(f"{reading.source}: {said}chosen and rejected answers share one pass.")
     if has_reference and kind in _COMPARED:
         reading.notes.append(f"{reading.source}: {REFERENCE}.")
     if kind in _GENERATING:
@@ -92,7 +93,7 @@ def count_preferences(reading: Reading, kind: str, said: str, *, has_reference: 
 
 
 def without_adapter(reading: Reading, reason: str) -> None:
-    """Take back what says how adapters look, where none are trained."""
+    """Drop the entries that describe adapters, because none are trained."""
     for fact in ("rank", "targets", "dora"):
         reading.drop(fact, reason)
     for i, entry in enumerate(reading.unused):
@@ -101,14 +102,14 @@ def without_adapter(reading: Reading, reason: str) -> None:
 
 
 def scales_unquantised(reading: Reading) -> None:
-    """Count a 4-bit base without double quantisation: its scales stay in fp32."""
+    """Count a 4-bit base without double quantization, so that its scales stay in fp32."""
     found = reading.facts.get("quantised")
     if found is not None and found.value == "int4":
         reading.facts["quantised"] = replace(found, value="nf4")
 
 
 def deepspeed_reference(reading: Reading, entries: Entries) -> None:
-    """Say that DeepSpeed is used where the Trainer names a file of it, or is told so."""
+    """Note that DeepSpeed is used if the Trainer names its file or has ``deepspeed: true``."""
     found = reading.references.get("deepspeed", entries.get("deepspeed") is True)
     if found:
         reading.take("engine", "deepspeed", "deepspeed", found)
@@ -143,11 +144,11 @@ _RULES: Final[dict[str, Becomes]] = TRAINER_RULES | facts(
 _PREFERENCES: Final = ("dpo", "orpo", "cpo", "simpo", "reward")
 _ONLINE: Final = ("grpo", "rloo", "ppo", "online", "xpo", "nash", "gkd", "sdpo", "gold")
 PROGRAM: Final = "(program)"
-"""The entry under which a command line leaves the name of its program."""
+"""The entry that holds the name of a command line's program."""
 
 
 def kind_of(entries: Mapping[str, Any]) -> str:
-    """Return what is trained: ``sft``, ``dpo``, ``kto``, ``grpo``; "" for a Trainer of any kind."""
+    """Return the kind of training: ``sft``, ``dpo``, ``kto``, ``grpo`` or "" (a plain Trainer)."""
     whole = str(entries.get(PROGRAM, ""))
     program = whole.rpartition("/")[2].removesuffix(".py")
     for kinds, found in ((_ONLINE, "grpo"), (_PREFERENCES, "dpo"), (("kto",), "kto"),
@@ -166,7 +167,7 @@ def kind_of(entries: Mapping[str, Any]) -> str:
 
 
 def _is_trl(program: str) -> bool:
-    """Return whether a program is one of TRL's own."""
+    """Return whether a program is part of TRL."""
     return program.startswith(("trl/", "trl ")) or "examples/scripts/" in program
 
 
@@ -198,7 +199,7 @@ def _has_no_reference(entries: Entries) -> bool:
 
 
 def _defaults(reading: Reading, entries: Entries, kind: str) -> None:
-    """State what TRL and the Trainer take for what is missing."""
+    """Note the defaults of TRL and the Trainer for missing entries."""
     reading.default("batch", 8, "per_device_train_batch_size")
     reading.default("optimizer", "adamw-fused", "optim", "adamw_torch_fused")
     if kind:
@@ -214,10 +215,10 @@ def _defaults(reading: Reading, entries: Entries, kind: str) -> None:
 
 
 def _own_adapter(reading: Reading, entries: Entries) -> None:
-    """Tell whether adapters are trained where no entry switches them on.
+    """Decide whether adapters are trained if no entry switches them on.
 
-    TRL trains none without ``use_peft``, whatever else is written; a program of somebody's own that
-    is given their rank does.
+    TRL trains no adapters without ``use_peft``, whatever else is set; a user's own program that
+    gets a rank does.
     """
     rank = reading.facts.get("rank")
     if rank is None or entries.keys() & {"use_peft", "use_lora", "lora_enable"}:
@@ -240,7 +241,7 @@ def _defaults_of_adapter(reading: Reading) -> None:
 
 
 def _joined(reading: Reading, *names: str) -> None:
-    """Count parts as one sequence: programs for language models join source and target."""
+    """Count parts as one sequence, because programs for language models join them."""
     found = [reading.facts.pop(name) for name in names if name in reading.facts]
     if found:
         key, text = " + ".join(p.key for p in found), " + ".join(p.text for p in found)
@@ -249,14 +250,14 @@ def _joined(reading: Reading, *names: str) -> None:
 
 
 def _length(reading: Reading, kind: str) -> None:
-    """Count prompt and completion where they are limited apart."""
+    """Count prompt and completion together if each has a limit of its own."""
     _joined(reading, "source", "target")
     if kind != "grpo":
         reading.drop("prompt", "within the whole length")
         reading.drop("completion", "within the whole length")
         return
     if "prompt" not in reading.facts:
-        reading.notes.append(f"{reading.source}: prompts have no limit and are not counted; --seq.")
+        reading.notes.append(f"{reading.source}: prompts are unlimited and not counted; set --seq.")
     _joined(reading, "prompt", "completion")
 
 

@@ -1,7 +1,7 @@
-"""Arguments of ``vllm serve``, as YAML for ``--config`` or as they stand on a command line.
+"""Arguments of ``vllm serve``, as YAML for ``--config`` or on a command line.
 
-Names and defaults as in https://docs.vllm.ai/en/stable/cli/serve/ (0.15): a server takes 0.9 of the
-GPU, serves up to 256 sequences, and lets each grow to the longest that its model was made for.
+Names and defaults are those of https://docs.vllm.ai/en/stable/cli/serve/ (0.15): a server takes 0.9
+of the GPU, serves up to 256 sequences, and lets each grow to the longest that its model allows.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ SHORT: Final = {
     "q": "quantization", "ep": "enable_expert_parallel", "dcp": "decode_context_parallel_size",
     "cc": "compilation_config", "o": "compilation_config",
 }  # fmt: skip
-"""Options of one dash -> their long names."""
+"""Short options -> their long names."""
 
 _QUANTISED: Final = one_of(
     {"fp8": "fp8-weights", "awq": "awq", "awq_marlin": "awq", "gptq": "gptq",
      "gptq_marlin": "gptq", "bitsandbytes": "int4", "mxfp4": "mxfp4",
-     # Written into the model's own configuration, and counted from there.
+     # These are in the model's own configuration and are counted from there.
      "compressed-tensors": None, "modelopt": None, "modelopt_fp4": None, "gguf": None},
-    "is no quantisation that an estimate knows",
+    "is not a known quantization",
 )  # fmt: skip
 _KV: Final = one_of(
     {"auto": None, "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bfloat16": "bf16",
      "float16": "fp16", "bf16": "bf16", "half": "fp16"},
-    "is no precision of the cache that an estimate knows",
+    "is not a known cache precision",
 )  # fmt: skip
 
 
 def length(value: Any) -> int | None:
-    """Return the tokens of ``8192``, ``32k`` (thousands) or ``32K`` (of 1024), as vLLM reads them.
+    """Return the tokens of ``8192``, ``32k`` (x 1000) or ``32K`` (x 1024), as vLLM reads them.
 
     Raises:
-        UnsayableError: it is no number of tokens.
+        UnsayableError: the value is not a number of tokens.
     """
     text = str(value).strip()
     factors = {"k": 1000, "m": 10**6, "K": 1024, "M": 1024**2}
@@ -86,7 +86,7 @@ def _complete(reading: Reading, _entries: Entries) -> None:
 
 
 def _precision(reading: Reading) -> None:
-    """The dtype of the model is taken where none is given; a quantised one beats it."""
+    """Use a quantized dtype, else a given one, else leave the dtype to the model."""
     if reading.value("weights") == AUTO:
         reading.drop("weights", "the model's own")
     if "quantised" in reading.facts:
@@ -97,7 +97,7 @@ def _precision(reading: Reading) -> None:
 
 
 def _experts(reading: Reading) -> None:
-    """With expert parallelism, experts are split among all GPUs of the replicas."""
+    """With expert parallelism, split the experts among all GPUs of all replicas."""
     apart, replicas = reading.facts.pop("experts_apart", None), reading.facts.pop("replicas", None)
     n = replicas.value if replicas else 1
     if apart is not None:
@@ -114,7 +114,7 @@ def _experts(reading: Reading) -> None:
 
 
 def plain(entries: Entries) -> Entries:
-    """Return entries under their long names, with underscores, and without ``no-`` in front."""
+    """Return entries under their long names, with underscores and without a leading ``no-``."""
     found: dict[str, Any] = {}
     for key, value in entries.items():
         long = SHORT.get(key, key).replace("-", "_")

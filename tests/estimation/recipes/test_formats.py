@@ -282,7 +282,7 @@ def test_what_is_not_counted_is_listed_with_its_reason(tmp_path: Path) -> None:
 
     matters = {entry.key: entry.reason for entry in file.unused_that(Bearing.MATTERS)}
     assert {"chunked_cross_entropy"} == matters.keys()
-    assert "logits are counted whole" in matters["chunked_cross_entropy"]
+    assert "logits are counted in full" in matters["chunked_cross_entropy"]
     assert ["my_own_kv_cache"] == [entry.key for entry in file.unused_that(Bearing.UNKNOWN)]
     assert {"wandb_project", "datasets", "my_own_entry"} <= {
         e.key for e in file.unused_that(Bearing.NONE)
@@ -309,7 +309,7 @@ def test_default_of_the_program_is_told_from_an_entry(tmp_path: Path) -> None:
 def test_unknown_optimizer_is_refused_by_its_entry(tmp_path: Path, name: str) -> None:
     text = AXOLOTL.replace("paged_adamw_8bit", name)
 
-    with pytest.raises(ConfigError, match=f"optimizer '{name}' is no optimizer"):
+    with pytest.raises(ConfigError, match=f"optimizer '{name}' is not a known optimizer"):
         asked(tmp_path, ("a.yml", text))
     assert "--optimizer adamw" in asked(tmp_path, ("a.yml", text), optimizer="adamw").command
 
@@ -317,9 +317,9 @@ def test_unknown_optimizer_is_refused_by_its_entry(tmp_path: Path, name: str) ->
 @pytest.mark.parametrize(
     ("entries", "said"),
     [
-        ({"finetuning_type": "oft"}, "trains what an estimate cannot count"),
-        ({"quantization_bit": 3}, "no quantisation"),
-        ({"use_badam": True}, "no optimizer"),
+        ({"finetuning_type": "oft"}, "trains what no estimate can count"),
+        ({"quantization_bit": 3}, "not a known quantization"),
+        ({"use_badam": True}, "not a known optimizer"),
     ],
 )
 def test_training_that_cannot_be_said_is_refused(
@@ -337,7 +337,7 @@ def test_training_that_cannot_be_said_is_refused(
 )
 def test_file_of_nobody_is_refused_in_one_sentence(entries: dict[str, object]) -> None:
     assert format_of(entries) is None
-    with pytest.raises(InputError, match="says which program's it is"):
+    with pytest.raises(InputError, match="shows which program it is for"):
         reading_of(entries, "compose.yaml")
 
 
@@ -379,7 +379,7 @@ def test_file_that_is_not_here_is_listed_and_nothing_is_guessed(tmp_path: Path) 
 
     assert "--zero" not in use.command
     (entry,) = [e for e in use.files[0].unused if e.key == "deepspeed"]
-    assert (Bearing.MATTERS, "is not here") == (entry.bearing, entry.reason[:11])
+    assert (Bearing.MATTERS, "is missing") == (entry.bearing, entry.reason[:10])
 
 
 def test_configuration_inside_of_an_entry_is_read(tmp_path: Path) -> None:
@@ -421,7 +421,7 @@ def test_each_format_is_recognised_as_itself() -> None:
 def test_files_that_name_each_other_end(tmp_path: Path) -> None:
     own = "compute_environment: X\ndeepspeed_config: {deepspeed_config_file: loop.yaml}\n"
 
-    with pytest.raises(LimitExceeded, match="without end"):
+    with pytest.raises(LimitExceeded, match="more and more files"):
         asked(tmp_path, ("loop.yaml", own), ("gpt2", ""))
 
 

@@ -171,7 +171,7 @@ def test_two_runs_are_refused() -> None:
 def test_optimizer_that_is_not_known_is_refused_unless_named_on_the_command_line() -> None:
     entries = {**SFT, "optim": "apollo_adamw"}
 
-    with pytest.raises(ConfigError, match="optim 'apollo_adamw' is no optimizer"):
+    with pytest.raises(ConfigError, match="optim 'apollo_adamw' is not a known optimizer"):
         resolved(entries)
     found = resolved(entries, given={"optimizer": "adamw"})
 
