@@ -1,4 +1,4 @@
-"""What ``fragdoctor rehearse --cure`` says: the cheapest change that fits, others, and what not."""
+"""What ``fragdoctor rehearse --cure`` says: the cheapest change that fits, others, failed tries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _HOW: Final = (
 
 
 def document(found: Prescription) -> doc.ReportDocument:
-    """Return what was found."""
+    """Return the document of a search for changes."""
     answer, style = _answer(found)
     cure = found.cure
     lead: list[doc.DocumentBlock] = []
@@ -52,9 +52,9 @@ def document(found: Prescription) -> doc.ReportDocument:
 
 
 def shown(tried: Sequence[Tried]) -> list[Tried]:
-    """Return of each kind of change the one that tells most: the cheapest that fits, or the least.
+    """Return the most telling change of each kind: the cheapest that fits, or the lowest peak.
 
-    ``tried`` is in the order of what a reader would take first.
+    ``tried`` is in the order in which a reader would choose.
     """
     kinds: dict[tuple[str, ...], Tried] = {}
     for one in tried:
@@ -83,7 +83,7 @@ def _answer(found: Prescription) -> tuple[str, Style]:
 
 
 def compute_text(one: Tried) -> str:
-    """Return what a change costs in compute: ``+11 % compute``."""
+    """Return the compute cost of a change: ``+11 % compute``."""
     if one.extra_compute is None:
         return "copies to the host"
     return f"+{format_share(one.extra_compute, 1)} compute" if one.extra_compute else "same compute"
@@ -106,7 +106,7 @@ def _diff(found: Prescription) -> list[doc.DocumentBlock]:
 
 
 def _lines(one: Tried) -> list[doc.DocumentBlock]:
-    """Return what to write: the words of the framework where lines are no more than a sketch."""
+    """Return the code to write, or the framework's terms if code would only be a sketch."""
     blocks: list[doc.DocumentBlock] = []
     for treatment in one.treatments:
         is_sketch = treatment.place is Place.OPEN and treatment.instead
