@@ -1,4 +1,4 @@
-"""``fragdoctor analyze``: everything known about one process, or about the ranks of a job."""
+"""``fragdoctor analyze``: everything known about one process or about the ranks of a job."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ReplayChoice(StrEnum):
 
 @options.taken
 class RankOptions(options.DiagnosisOptions):
-    """How several ranks are read; ``None`` is to be chosen."""
+    """How several ranks are read; fragdoctor chooses if an option is ``None``."""
 
     workers: int | None = options.option(
         "N",
@@ -75,7 +75,7 @@ def analyze_fleet(
 
     Raises:
         InputError: no rank could be read.
-        ConfigError: several ranks have no report in that format, or the workers cannot be had.
+        ConfigError: the format is not available for several ranks, or workers cannot be started.
     """
     from fragdoctor.fleet.examine import Replays, examine, share_out
     from fragdoctor.report.base import VIEWS, render
@@ -112,10 +112,10 @@ def _timeout(seconds: float | None, *, is_here: bool) -> float | None:
 
 
 def _executor(asked: RankOptions, found: Discovery) -> AbstractContextManager[Executor | None]:
-    """Return the workers; None (this process) for a small job that asks for no guard.
+    """Return the workers, or None (use this process) for a small job that asks for no guard.
 
     Raises:
-        ConfigError: these options or inputs do not go together.
+        ConfigError: these options or inputs cannot be combined.
     """
     from fragdoctor.fleet.engine import default_workers, in_this_process_only, may_hang
     from fragdoctor.fleet.workers import process_pool
@@ -148,7 +148,7 @@ def _executor(asked: RankOptions, found: Discovery) -> AbstractContextManager[Ex
 
 @options.taken
 class AnalyzeOptions(RankOptions):
-    """What is asked about the inputs."""
+    """Options of the command."""
 
     paths: list[str] = options.argument(
         "PATH...",
@@ -242,5 +242,5 @@ def _rehearsed(
 
 
 def _is_one_file(paths: list[str]) -> bool:
-    """Return whether there is nothing to look for: the usual call, which must start quickly."""
+    """Return whether the input is one file: the usual call, which must start quickly."""
     return len(paths) == 1 and (paths[0] == "-" or os.path.isfile(paths[0]))  # noqa: PTH113 - never raises, unlike Path

@@ -1,7 +1,7 @@
-"""``run --cure``: the failed program once more, under the settings that its recording recommends.
+"""``run --cure``: rerun the failed program with the settings that its recording recommends.
 
-A rerun on the user's own GPU is the strongest proof that a setting helps. Only settings that an
-environment variable can make are tried, so that the program itself stays as it is.
+A rerun on the user's own GPU is the strongest proof that a setting helps. Only settings that go
+into an environment variable are tried, so that the program itself stays unchanged.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ SETTINGS: Final = (
     "PYTORCH_HIP_ALLOC_CONF",
     "PYTORCH_ALLOC_CONF",
 )
-"""Variables with allocator settings. One of them replaces the others: the recommended setting has
-what was set already, and PyTorch reads only one."""
+"""Variables with allocator settings. Setting one removes the others: the recommended value includes
+what was already set, and PyTorch reads only one variable."""
 
 _FIRST_SIGNAL: Final = 128
 _OUT_OF_MEMORY: Final = "OutOfMemoryError"
@@ -39,9 +39,9 @@ _SERVED: Final = "allocation.all.allocated"
 
 
 class RecordedRun(Struct, frozen=True):
-    """A program that ran under the recorder, and the bundles that it left, the most telling first.
+    """A program that ran under the recorder, and its bundles, the most telling first.
 
-    ``setting`` is what it was rerun under, "" for the first run.
+    ``setting`` is the setting of a rerun, "" for the first run.
     """
 
     ended: Ended
@@ -50,7 +50,7 @@ class RecordedRun(Struct, frozen=True):
 
     @property
     def failure(self) -> FoundBundle | None:
-        """The bundle of the failure that ended it; None where it ended for another reason."""
+        """The bundle of the failure that ended the run, or None if it ended for another reason."""
         code = self.ended.code
         if not 0 < code < _FIRST_SIGNAL or self.ended.was_asked_to or not self.bundles:
             return None
@@ -60,7 +60,7 @@ class RecordedRun(Struct, frozen=True):
 
     @property
     def n_served(self) -> int | None:
-        """Allocations that were served before it failed; None where nothing says so."""
+        """The number of allocations served before the failure, or None if unknown."""
         if self.failure is None:
             return None
         with contextlib.suppress(InputError), open_bundle(str(self.failure.path)) as files:
@@ -72,16 +72,16 @@ class RecordedRun(Struct, frozen=True):
 
     @property
     def ignores_setting(self) -> bool:
-        """Whether the program itself put other settings in the place of those given."""
+        """Whether the program itself replaced the given settings with its own."""
         name, _, value = self.setting.partition("=")
         seen = (b.facts.environment.get(name) for b in self.bundles)
         return bool(self.setting) and any(v not in (None, value) for v in seen)
 
     @property
     def is_last(self) -> bool:
-        """Whether another rerun is of no use, or not wanted.
+        """Whether another rerun would be useless or unwanted.
 
-        A run that left no bundle ended before it used the GPU: PyTorch may not know the setting.
+        A run without a bundle ended before it used the GPU: PyTorch may not know the setting.
         """
         if not self.ended.code or self.ended.was_asked_to or self.ended.code >= _FIRST_SIGNAL:
             return True
@@ -89,11 +89,11 @@ class RecordedRun(Struct, frozen=True):
 
 
 Again = Callable[[str, Path], RecordedRun]
-"""Runs the program once more, under a setting and with a folder for its bundles."""
+"""Reruns the program with a setting and a folder for its bundles."""
 
 
 def settings_of(recommendations: Sequence[Recommendation]) -> list[str]:
-    """Return the recommended ``VARIABLE=value`` of the allocator, the best first."""
+    """Return the recommended allocator settings as ``VARIABLE=value``, the best first."""
     settings = [r.setting for r in recommendations if r.setting.partition("=")[0] in SETTINGS]
     return list(dict.fromkeys(settings))[:MAX_RERUNS]
 
@@ -105,10 +105,10 @@ def rerun(
     place: Path,
     say: Callable[[str], None],
 ) -> int:
-    """Rerun a program that ran out of memory until a setting lets it end; return its exit code.
+    """Rerun a program that ran out of memory until a setting works; return its exit code.
 
-    The diagnosis is that of its recording, None where that cannot be read. ``place`` is the folder
-    of the first run's bundles, which are left as they are.
+    The diagnosis is that of its recording, or None if the recording cannot be read. ``place`` is
+    the folder of the first run's bundles, which are left unchanged.
     """
     code = first.ended.code
     if first.ended.was_asked_to or code >= _FIRST_SIGNAL:
@@ -142,7 +142,7 @@ def rerun(
 
 
 def environment_with(environ: Mapping[str, str], setting: str) -> dict[str, str]:
-    """Return an environment with one ``VARIABLE=value`` for the allocator and no other."""
+    """Return an environment in which this ``VARIABLE=value`` is the only allocator setting."""
     name, _, value = setting.partition("=")
     return {**{k: v for k, v in environ.items() if k not in SETTINGS}, name: value}
 
@@ -156,7 +156,7 @@ def _passes(first: RecordedRun, run: RecordedRun) -> bool | None:
 
 
 def _told(first: RecordedRun, run: RecordedRun) -> str:
-    """Return what became of a rerun, as a sentence."""
+    """Return the outcome of a rerun as a sentence."""
     code = run.ended.code
     if not code:
         return "the program came to its end."
@@ -185,7 +185,7 @@ def _told_failure(passes: bool | None, n_before: int, n_now: int) -> str:
 
 
 def _summary(first: RecordedRun, done: Sequence[RecordedRun]) -> str:
-    """Return which setting lets the program end, or got it farthest."""
+    """Return a sentence on the setting that lets the program finish, or gets it furthest."""
     last = done[-1]
     if not last.ended.code:
         return f"Cured: the program came to its end under {last.setting}"

@@ -30,20 +30,20 @@ class CacheKind(StrEnum):
 
 
 class Family(StrEnum):
-    """How the layers of a model without a configuration are built."""
+    """The architecture of the layers of a model without a configuration."""
 
     LLAMA = "llama"
     GPT = "gpt"
 
 
 def _count(text: str, group: str, default: int = 0) -> Any:
-    """Declare a number whose default is its minimum: 0 stands for unset."""
+    """Declare a number whose default is its minimum; 0 means unset."""
     return option("N", text, default=default, group=group, min=default)
 
 
 @taken
 class EstimateOptions(EstimateOutput):
-    """What is asked of a model before it runs."""
+    """Options of the command."""
 
     inputs: list[str] | None = argument(
         "[MODEL]...",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ExportFormat(StrEnum):
-    """What a snapshot can be written as."""
+    """Formats that a snapshot can be written in."""
 
     CSV = "csv"
     TRACE = "trace"
@@ -27,7 +27,7 @@ class ExportFormat(StrEnum):
 
 
 class ExportTable(StrEnum):
-    """Tables for CSV."""
+    """Tables that can be written as CSV."""
 
     EVENTS = "events"
     BLOCKS = "blocks"
@@ -38,7 +38,7 @@ class ExportTable(StrEnum):
 
 @options.taken
 class ExportOptions:
-    """What of a snapshot is written, and as what."""
+    """Which part of a snapshot to write, and in what format."""
 
     # A str, since a Path would turn the // of a URL into /.
     snapshot: str = options.argument(
@@ -66,7 +66,7 @@ class ExportOptions:
 
 
 def export(asked: ExportOptions) -> int:
-    """Write the snapshot in another form."""
+    """Write the snapshot in another format."""
     output_format, output, device = asked.output_format, asked.output, asked.device
     console.check_output(output, force=asked.force, inputs=[asked.snapshot])
     if output_format is ExportFormat.SNAPSHOT and output is None and sys.stdout.isatty():
@@ -123,10 +123,10 @@ def _write(
 
 
 def _modules(snapshot: Snapshot, device: int | None) -> pd.DataFrame:
-    """Return what the modules of the model held at the peak of each device.
+    """Return what the model's modules held at the peak of each device.
 
     Raises:
-        ConfigError: no module is noted.
+        ConfigError: no modules were recorded.
     """
     from fragdoctor.analysis.device import analyze_device
     from fragdoctor.diagnosis.modules import module_memory

@@ -1,6 +1,6 @@
-"""The commands in words: what each is called, its line of help, its examples.
+"""The texts of the commands: their names, lines of help, and examples.
 
-What ``fragdoctor --help`` prints is shown without loading any library.
+``fragdoctor --help`` prints them without loading any library.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ class Command(NamedTuple):
     """A command.
 
     Attributes:
-        name: its verb, and that of its module in ``fragdoctor.cli``.
-        text: its line of help; the front page leaves out what stands in brackets.
-        examples: two.
-        note: what follows them.
-        may_mix_options: whether options may stand behind arguments.
+        name: its name, which its module in ``fragdoctor.cli`` shares.
+        text: its line of help; the front page leaves out the part in brackets.
+        examples: two examples.
+        note: the text after the examples.
+        may_mix_options: whether options may come after arguments.
     """
 
     name: str

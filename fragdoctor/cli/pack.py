@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 @options.taken
 class PackOptions(options.EstimateOutput):
-    """What is asked about several processes on one GPU."""
+    """Options of the command."""
 
     inputs: list[str] | None = options.argument(
         "[INPUT]...",
         "What one process left: a snapshot, a message, statistics, a log or a bundle",
         default=None,
     )
-    # A list, so that a second one is refused and not silently preferred.
+    # A list, so that a second GPU is refused instead of silently replacing the first.
     gpu: list[str] | None = options.option("NAME|SIZE", "Choose the GPU: a100-40g, h100, 24GiB")
     per_process: int | None = options.option(
         "SIZE",
@@ -57,7 +57,7 @@ def _answer(chosen: PackOptions, look: RenderOptions) -> str:
     """Return the report on how many processes share a GPU.
 
     Raises:
-        ConfigError: the question is not complete.
+        ConfigError: the question is incomplete.
     """
     from fragdoctor.estimation.packing import Question, processes_on_gpu
     from fragdoctor.model.gpus import gpu_of

@@ -35,7 +35,7 @@ ASSUMED: Final = ("nonzero", "unique")
 
 @options.taken
 class RehearseOptions(options.FullOutput):
-    """What is asked about a program."""
+    """Options of the command."""
 
     words: list[str] = options.argument(
         "SCRIPT [-- ARGS]...",
@@ -101,7 +101,7 @@ class RehearseOptions(options.FullOutput):
 
 
 def rehearse(chosen: RehearseOptions) -> int:
-    """Rehearse a program, print the diagnosis of its memory, and fail where it does not fit."""
+    """Rehearse a program, print the diagnosis of its memory, and fail if it does not fit."""
     look = console.look_of(chosen)
     targets = report_targets(chosen.report or [])
     files = [chosen.output, *(target for _, target in targets)]
@@ -129,22 +129,22 @@ def rehearse(chosen: RehearseOptions) -> int:
 
 
 def _code(chosen: RehearseOptions, found: Sequence[Rehearsal], *, fits: bool) -> int:
-    """Return the exit code: a gate does not open for what was not seen, unless it was asked for."""
+    """Return the exit code: a gate passes no part that was not seen, unless asked to."""
     if not fits:
         return FINDINGS
     return USAGE if _is_gate(chosen) and any(r.is_partial for r in found) else OK
 
 
 def _is_gate(chosen: RehearseOptions) -> bool:
-    """Return whether the whole program was asked about, so that a part of it is no answer."""
+    """Return whether the question is about the whole program, so that a part is no answer."""
     return chosen.fits_on is not None and chosen.steps is None
 
 
 def asked_of(chosen: RehearseOptions) -> Sweep:
-    """Return what to run, and how.
+    """Return what to run and how.
 
     Raises:
-        ConfigError: there is no such program, or options exclude each other.
+        ConfigError: the program does not exist, or options exclude each other.
     """
     from fragdoctor.model.settings import parse_conf
     from fragdoctor.rehearsal.process import RehearsalConditions, rehearsed_gpu
@@ -198,10 +198,10 @@ def asked_of(chosen: RehearseOptions) -> Sweep:
 def _place_in_run(
     chosen: RehearseOptions, by_launcher: Launched | None
 ) -> tuple[int | None, int, int]:
-    """Return which rank it is, of how many, and how many GPUs it sees on its machine.
+    """Return the rank, the number of ranks, and the number of GPUs it sees on its machine.
 
     Raises:
-        ConfigError: there is no such rank, or options do not agree.
+        ConfigError: the rank does not exist, or options contradict each other.
     """
     if by_launcher is not None:
         if chosen.world_size is not None:
@@ -227,7 +227,7 @@ def _place_in_run(
 
 
 def _rank(rank: int | None, world_size: int) -> tuple[int, int]:
-    """Return a rank, the first where none is named, and how many there are."""
+    """Return the rank (the first if none is given) and the number of ranks."""
     if (rank or 0) >= world_size:
         raise ConfigError(
             f"There is no rank {rank} of {world_size}.",
@@ -237,10 +237,10 @@ def _rank(rank: int | None, world_size: int) -> tuple[int, int]:
 
 
 def _shares(values: list[str]) -> dict[str, float]:
-    """Return what ``--assume`` says.
+    """Return the shares that ``--assume`` gives.
 
     Raises:
-        ConfigError: it says it in another way.
+        ConfigError: a value is malformed.
     """
     found = {}
     for value in values:
@@ -258,10 +258,10 @@ def _shares(values: list[str]) -> dict[str, float]:
 
 
 def _snapshot_path(place: Path, program: Program, *, force: bool) -> Path:
-    """Return where the snapshot goes: the file asked for, or a new one in the folder asked for.
+    """Return the path of the snapshot: the requested file, or a new file in the requested folder.
 
     Raises:
-        ConfigError: it cannot be written there.
+        ConfigError: the snapshot cannot be written there.
     """
     if not place.is_dir():
         console.check_output(place, force=force, inputs=[program.target])
@@ -278,7 +278,7 @@ def _snapshot_path(place: Path, program: Program, *, force: bool) -> Path:
 
 
 def diagnosed(asked: Sweep, kept: Path | None = None) -> RehearsalResult:
-    """Rehearse once, and diagnose the snapshot, which is kept where a path is given."""
+    """Rehearse once, and diagnose the snapshot, which is kept if a path is given."""
     from fragdoctor.rehearsal import runner
     from fragdoctor.rehearsal.sweep import with_batch
 
@@ -298,7 +298,7 @@ def _cured(chosen: RehearseOptions, asked: Sweep, look: RenderOptions) -> int:
     """Search for the cheapest change that lets the program fit, and print what was found.
 
     Raises:
-        ConfigError: options do not agree, or the program cannot be rehearsed.
+        ConfigError: options contradict each other, or the program cannot be rehearsed.
     """
     from fragdoctor.rehearsal.prescription.search import CureSearch, seconds_of
     from fragdoctor.report.base import check_format, render
@@ -325,10 +325,10 @@ def _cured(chosen: RehearseOptions, asked: Sweep, look: RenderOptions) -> int:
 
 
 def _folder_of(keep: Path | None) -> Path | None:
-    """Return the folder for the snapshots of several rehearsals, made where it is missing.
+    """Return the folder for the snapshots of several rehearsals, creating it if needed.
 
     Raises:
-        ConfigError: there is something else at its place.
+        ConfigError: something other than a folder is there.
     """
     if keep is not None:
         if keep.exists() and not (keep.is_dir() and not any(keep.iterdir())):
@@ -356,7 +356,7 @@ def swept(asked: Sweep, keep: Path | None = None) -> RehearsalSweep:
 
 @contextmanager
 def _progress() -> Iterator[console.Progress]:
-    """Show progress; of a program that fails pass on what it said last, safe for a terminal."""
+    """Show progress; if the program fails, print its last output, made safe for a terminal."""
     from fragdoctor.rehearsal.runner import ProgramFailed
     from fragdoctor.report import escape
 
