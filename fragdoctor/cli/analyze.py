@@ -37,7 +37,7 @@ class RankOptions(options.DiagnosisOptions):
 
     workers: int | None = options.option(
         "N",
-        "Read several ranks in N processes; the cores of this machine where not given",
+        "Read several ranks in N processes; by default, one for each core",
         group=options.SEVERAL_RANKS,
         min=1,
         max=256,
@@ -49,19 +49,19 @@ class RankOptions(options.DiagnosisOptions):
     )
     timeout: float | None = options.option(
         "SECONDS",
-        "Give up a rank of several that takes longer; 600 in workers, 0 for never",
+        "Give up on a rank of several that takes longer; 600 in workers, 0 for never",
         group=options.SEVERAL_RANKS,
         min=0.0,
     )
     worker_memory: int | None = options.option(
         "SIZE",
-        "Give up a rank of several that takes more memory of this machine",
+        "Give up on a rank of several that takes more host memory",
         group=options.SEVERAL_RANKS,
         parser=options.size,
     )
     replay: ReplayChoice = options.option(
         None,
-        "Of several ranks, test the advice on all, on one of each group, or on none",
+        "Test the advice on all of several ranks, on one of each group, or on none",
         default=ReplayChoice.GROUPS,
         group=options.SEVERAL_RANKS,
         show_default=True,
@@ -83,8 +83,8 @@ def analyze_fleet(
     form = asked.output_format.value
     if form not in VIEWS["fleet"]:
         raise ConfigError(
-            f"There is no {form} report of several ranks.",
-            hint=f"The formats are {', '.join(VIEWS['fleet'])}; for one file after the other, "
+            f"There is no {form} report for several ranks.",
+            hint=f"The formats are {', '.join(VIEWS['fleet'])}; to check the files one by one, "
             f"run: fragdoctor check --format {form}",
         )
     ranks, notes = share_out(discovery)
@@ -125,7 +125,7 @@ def _executor(asked: RankOptions, found: Discovery) -> AbstractContextManager[Ex
     if in_this_process_only(found.ranks):
         if asked.dask is not None or workers > 1 or guards:
             raise ConfigError(
-                "What memory:// names is known to this process alone.",
+                "Only this process can read a memory:// input.",
                 hint="Leave out --workers, --dask, --timeout and --worker-memory.",
             )
         return process_pool(1)
@@ -133,7 +133,7 @@ def _executor(asked: RankOptions, found: Discovery) -> AbstractContextManager[Ex
         if asked.workers is not None or asked.worker_memory is not None:
             raise ConfigError(
                 "--dask excludes --workers and --worker-memory.",
-                hint="Workers of dask are given theirs where they start: "
+                hint="Set those when you start the dask workers: "
                 "dask worker --nworkers 8 --memory-limit 4GiB ADDRESS",
             )
         from fragdoctor.fleet.workers import dask_cluster
@@ -159,12 +159,12 @@ class AnalyzeOptions(RankOptions):
         "SIZE", "Set the size that was refused", group=options.INPUT, parser=options.size
     )
     batch: int | None = options.option(
-        "N", "Set the present batch size: advice then names another", group=options.INPUT, min=1
+        "N", "Set the current batch size: advice then names another", group=options.INPUT, min=1
     )
     continue_with: str | None = options.CONTINUE_WITH
     rehearse: bool = options.flag(
-        "Rehearse the command of a bundle on this machine: it continues the recording, and "
-        "changes are tried until one fits"
+        "Rehearse a bundle's command on this machine to continue the recording and try changes "
+        "until one fits"
     )
     at: str | None = options.option(
         "MOMENT",
@@ -193,7 +193,7 @@ def analyze(asked: AnalyzeOptions) -> int:
         of_one = {"--continue-with": asked.continue_with, "--at": asked.at}
         if given := [name for name, value in of_one.items() if value is not None]:
             raise ConfigError(
-                f"{given[0]} is about one recording, and these are several.",
+                f"{given[0]} takes one recording, but there are several.",
                 hint="Give the snapshot of one rank.",
             )
         ranks, text = analyze_fleet(found, overrides, look, asked)
@@ -231,7 +231,7 @@ def _rehearsed(
 
     if asked.output_format is not options.ReportFormat.TEXT or asked.continue_with is not None:
         raise ConfigError(
-            "--rehearse is for reports as text, and makes what --continue-with takes.",
+            "--rehearse writes text reports only, and replaces --continue-with.",
             hint="Otherwise: fragdoctor rehearse --cure, or --snapshot and --continue-with.",
         )
     command = () if case.bundle is None else case.bundle.command

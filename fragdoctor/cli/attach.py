@@ -14,7 +14,7 @@ class AttachOptions(options.DiagnosisOptions):
     pid: int = options.argument(
         "PID", "The program, or what started it; nvidia-smi shows it", min=1
     )
-    wait: float = options.option("SECONDS", "Wait so long for its answer", default=60.0, min=1.0)
+    wait: float = options.option("SECONDS", "Wait this long for its answer", default=60.0, min=1.0)
 
 
 def attach(asked: AttachOptions) -> int:

@@ -36,18 +36,18 @@ class CheckOptions(options.CaseOptions):
     max_retries: int | None = options.option(
         "N", "Limit allocations that flush the cache first", min=0
     )
-    min_headroom: Any = _budget("Demand capacity above the peak of active memory")
+    min_headroom: Any = _budget("Require capacity above the peak of active memory")
     fits_on: int | None = options.option(
         "SIZE",
-        "Demand by replay that the run fits where PyTorch can have this much",
+        "Require, by replay, that the run fits if PyTorch can have this much",
         parser=options.size,
     )
-    no_growth: bool = options.flag("Demand that no memory grows step by step")
+    no_growth: bool = options.flag("Require that no memory grows step by step")
     baseline: Path | None = options.option("FILE", "Fail only on what got worse than this")
     write_baseline: Path | None = options.option("FILE", "Accept the findings as they are now")
-    tolerance: Any = _budget("Accept this much more than the baseline; 5% where not given")
-    select: list[str] | None = options.option("CODES", "Look at these rules only: FD101,FD2")
-    ignore: list[str] | None = options.option("CODES", "Do not look at these rules")
+    tolerance: Any = _budget("Accept this much more than the baseline; 5% by default")
+    select: list[str] | None = options.option("CODES", "Apply only these rules: FD101,FD2")
+    ignore: list[str] | None = options.option("CODES", "Skip these rules")
     fail_on: options.FailOn = options.option(
         None,
         "Fail on findings this severe",

@@ -23,9 +23,9 @@ def step_list(text: str) -> list[float]:
     try:
         values = [float(part) for part in text.split(",")]
     except ValueError as e:
-        raise typer.BadParameter(f"{text!r} is no list of numbers. Write 100,200,300.") from e
+        raise typer.BadParameter(f"{text!r} is not a list of numbers. Write 100,200,300.") from e
     if not all(abs(v) < 1e15 for v in values):
-        raise typer.BadParameter(f"{text!r} holds a number that is no step.")
+        raise typer.BadParameter(f"{text!r} contains a number that is not a step.")
     return values
 
 
@@ -69,7 +69,7 @@ def compare(asked: CompareOptions) -> int:
     if len(paths) < 2:
         raise ConfigError(
             "One run cannot be compared.",
-            hint=f"Give two at least: fragdoctor compare {paths[0]} OTHER",
+            hint=f"Give at least two: fragdoctor compare {paths[0]} OTHER",
         )
 
     from fragdoctor.comparison.compare_cases import compare_cases
@@ -94,7 +94,7 @@ def compare(asked: CompareOptions) -> int:
         console.write_report(report, asked.output, force=asked.force)
     if is_unknown:
         raise ConfigError(
-            "Whether memory grew is not known: the runs have no peak in common.",
+            "It is unknown whether memory grew: the runs have no peak in common.",
             hint="Give snapshots, or memory_stats() of both.",
         )
     return FINDINGS if has_grown(judged) else OK
@@ -137,7 +137,7 @@ def _one_of(path: str) -> str:
     bundles = [r.path for r in discover([path]).ranks if is_bundle(r.path)]
     if len(bundles) > 1:
         raise ConfigError(
-            f"{path} holds the bundles of {len(bundles)} processes, and a run is one of them.",
-            hint=f"Give one by its name, such as {bundles[0]}",
+            f"{path} holds the bundles of {len(bundles)} processes, but a run is only one of them.",
+            hint=f"Name one of them, such as {bundles[0]}",
         )
     return bundles[0] if bundles else path

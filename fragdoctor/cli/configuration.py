@@ -109,14 +109,14 @@ def _table(path: Path) -> dict[str, Any] | None:
         ) from e
     except (ValueError, RecursionError) as e:
         raise ConfigError(
-            f"{path} is no valid TOML: {e}.", hint="Mend it, or run with --no-config."
+            f"{path} is not valid TOML: {e}.", hint="Fix it, or run with --no-config."
         ) from e
     if path.name != PROJECT_FILE and "tool" not in document:
         return document
     tool = document.get("tool")
     table = tool.get("fragdoctor") if isinstance(tool, dict) else None
     if table is not None and not isinstance(table, dict):
-        raise ConfigError(f"{path}: tool.fragdoctor is no table.")
+        raise ConfigError(f"{path}: tool.fragdoctor is not a table.")
     return table
 
 
@@ -129,9 +129,7 @@ def _value(path: Path, key: str, value: Any) -> Value:
         isinstance(v, str | int | float) and not isinstance(v, bool) for v in value
     ):
         return [str(v) for v in value]
-    raise ConfigError(
-        f"{path}: {key!r} is neither text, a number, true or false, nor a list of texts."
-    )
+    raise ConfigError(f"{path}: {key!r} is not text, a number, true, false or a list of texts.")
 
 
 def _unknown(path: Path, key: str, known: Collection[str]) -> ConfigError:
@@ -193,7 +191,7 @@ def _add_options(command: Any, name: str) -> None:
             callback=load,
             envvar=f"{PREFIX}CONFIG",
             show_envvar=False,
-            help="Read this file, not the nearest pyproject.toml or fragdoctor.toml",
+            help="Read this file instead of the nearest pyproject.toml or fragdoctor.toml",
             rich_help_panel=GENERAL,
         ),
     ]
@@ -249,7 +247,7 @@ def _usable(context: Any, config: Config, name: str, options: Options) -> Mappin
 def _wrong(context: Any, value: Value, parameter: Any, prepared: Value) -> str:
     """Return why an option refuses a value, as the end of a sentence, or "" if it accepts it."""
     if isinstance(value, bool) != bool(parameter.is_flag):
-        return f" is to be {'true or false' if parameter.is_flag else 'text or a number'}."
+        return f" must be {'true or false' if parameter.is_flag else 'text or a number'}."
     if isinstance(value, list) and not parameter.multiple:
         return " takes one value, not a list."
     try:

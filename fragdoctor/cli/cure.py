@@ -121,8 +121,8 @@ def rerun(
     settings = settings_of(diagnosis.recommendations if diagnosis is not None else ())
     if not settings:
         say(
-            "Nothing was rerun: no setting that an environment variable can make is recommended "
-            "for this failure."
+            "Nothing was rerun: the advice for this failure has no setting that goes into an "
+            "environment variable."
         )
         return code
     done: list[RecordedRun] = []
@@ -159,12 +159,12 @@ def _told(first: RecordedRun, run: RecordedRun) -> str:
     """Return the outcome of a rerun as a sentence."""
     code = run.ended.code
     if not code:
-        return "the program came to its end."
+        return "the program finished."
     if run.ended.was_asked_to or code >= _FIRST_SIGNAL:
         return f"the program was stopped (exit code {code})."
     if run.ignores_setting:
         name = run.setting.partition("=")[0]
-        return f"the program sets {name} itself, so that this setting was not in force."
+        return f"the program sets {name} itself, so this setting had no effect."
     if run.failure is None:
         how = ", but not out of memory" if run.bundles else " before it used the GPU"
         return f"the program ended with exit code {code}{how}."
@@ -173,12 +173,12 @@ def _told(first: RecordedRun, run: RecordedRun) -> str:
 
 def _told_failure(passes: bool | None, n_before: int, n_now: int) -> str:
     if passes is None:
-        return "out of memory again; whether at the same point is not known."
+        return "out of memory again; it is unknown whether at the same point."
     if passes:
         return (
             "it passed the point of failure and ran out of memory later: "
-            f"{plural(n_now, 'allocation')} served, against {format_count(n_before)} in the first "
-            "run."
+            f"{plural(n_now, 'allocation')} served, compared to "
+            f"{format_count(n_before)} in the first run."
         )
     place = "at the same point" if n_now == n_before else "earlier"
     return f"out of memory {place}, after {plural(n_now, 'allocation')}."
@@ -188,7 +188,7 @@ def _summary(first: RecordedRun, done: Sequence[RecordedRun]) -> str:
     """Return a sentence on the setting that lets the program finish, or gets it furthest."""
     last = done[-1]
     if not last.ended.code:
-        return f"Cured: the program came to its end under {last.setting}"
+        return f"Cured: the program finished under {last.setting}"
     passed = [run for run in done if _passes(first, run)]
     if passed:
         best = max(passed, key=lambda run: run.n_served or 0)

@@ -94,7 +94,7 @@ def _check_room(n_bytes: int, folder: Path) -> None:
     limit = min(DEFAULT_LIMITS.max_input_bytes, shutil.disk_usage(folder).free)
     if n_bytes > limit:
         raise ConfigError(
-            f"These are {format_size(n_bytes)}; there is room for {format_size(limit)}.",
+            f"They need {format_size(n_bytes)}; there is room for {format_size(limit)}.",
             hint="Name the file instead: fragdoctor view FILE",
         )
 

@@ -111,7 +111,9 @@ def _of_formulas(chosen: EstimateOptions, look: RenderOptions, files: RecipeUse 
         raise ConfigError("--fsdp and --zero exclude each other.", hint="FSDP is stage 3.")
     gpus = [gpu_of(name) for name in dict.fromkeys(chosen.gpu or ())]
     if chosen.plan and not gpus:
-        raise ConfigError("--plan asks how many of a GPU.", hint="Add for example --gpu h100.")
+        raise ConfigError(
+            "--plan asks how many GPUs of a kind.", hint="Add for example --gpu h100."
+        )
     with console.Progress("Estimating"):
         found = judged(_workload(chosen, gpus), gpus)
         if chosen.plan:
@@ -158,12 +160,12 @@ def _price(given: str, gpu: GpuModel) -> float:
         dollars = float(price)
     except ValueError:
         raise ConfigError(
-            f"--price {given} is no price.", hint="Write for example --price h100=2.5."
+            f"--price {given} is not a price.", hint="Write for example --price h100=2.5."
         ) from None
     if gpu_of(name).name != gpu.name:
         raise ConfigError(
-            f"--price {given} is of another GPU than --gpu {gpu.name}, which is planned for.",
-            hint=f"Write --price {gpu.name}=DOLLARS, or plan for the other one.",
+            f"--price {given} is for a different GPU than the planned one, --gpu {gpu.name}.",
+            hint=f"Write --price {gpu.name}=DOLLARS, or plan for the other GPU.",
         )
     return dollars
 
@@ -185,8 +187,8 @@ def _one_batch(text: str) -> int:
     sizes = parse_batches(text).sizes
     if len(sizes) > 1:
         raise ConfigError(
-            "Formulas take one --batch, and say with --gpu which is the largest.",
-            hint="Lists and searches of batch sizes belong to --model MODULE:FACTORY.",
+            "Formulas take one --batch, and find the largest with --gpu.",
+            hint="Lists and searches of batch sizes need --model MODULE:FACTORY.",
         )
     return sizes[0]
 
@@ -201,7 +203,7 @@ def _with_server(found: Estimate, chosen: EstimateOptions, gpus: Sequence[GpuMod
 
     if not gpus:
         raise ConfigError(
-            "A server's cache depends on the GPU, and none is named.", hint="Add --gpu h100."
+            "A server's cache depends on the GPU, but none is named.", hint="Add --gpu h100."
         )
     serving = serving_of(
         found.workload,
@@ -250,7 +252,7 @@ def _of_library(chosen: EstimateOptions, look: RenderOptions, given: frozenset[s
 
     if chosen.fsdp != (chosen.world_size > 1):
         raise ConfigError(
-            "Of several GPUs, one that shares all states by FSDP is rehearsed.",
+            "Of several GPUs, only one that shares all states by FSDP can be rehearsed.",
             hint="Add for example --fsdp --world-size 8.",
         )
     inputs = chosen.inputs or []

@@ -76,7 +76,7 @@ def with_recipes(
     models = list(question.models) or ([named] if named else [])
     if not models and not given & {"params", "layers"}:
         raise ConfigError(
-            f"{question.readings[0].source} names no model that is known here.",
+            f"{question.readings[0].source} does not name a known model.",
             hint=f"Add one: fragdoctor estimate {question.readings[0].source} llama-3.1-8b",
         )
     if named and not question.models:
@@ -106,7 +106,7 @@ def _with_words(
     meant = replace(chosen, inputs=models or None, **read)
     idle = read.keys() - used(route_of(meant), inference=meant.inference)
     meant = replace(meant, **{name: _DEFAULTS[name] for name in idle})
-    left = [f"{flag_of(name)} does not go with the rest." for name in sorted(idle)]
+    left = [f"{flag_of(name)} cannot be combined with the rest." for name in sorted(idle)]
     values = {n: plain(getattr(meant, n)) for n in _DEFAULTS if n not in (*_NO_QUESTION, "inputs")}
     told = {name: value for name, value in values.items() if value != plain(_DEFAULTS[name])}
     return meant, use_of((), (*asked.notes, *left), models, told)
@@ -124,7 +124,7 @@ def _check_model(named: str, source: str) -> None:
         model_of([named])
     except InputError as e:
         beside = f"fragdoctor estimate {source} config.json"
-        e.hint = f"{e.hint} Its configuration, or a model like it, goes beside the recipe: {beside}"
+        e.hint = f"{e.hint} Give its configuration, or a similar model, with the recipe: {beside}"
         raise
 
 

@@ -85,19 +85,17 @@ NEEDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 
 _HINTS: Final[Mapping[Route, str]] = MappingProxyType(
     {
-        Route.MODEL: "Your code decides that: build it so in the factory.",
-        Route.LIBRARY: "Leave it out, or leave --rehearse out: formulas know it.",
+        Route.MODEL: "Your code decides that: set it in the factory.",
+        Route.LIBRARY: "Leave it out, or leave --rehearse out: formulas support it.",
         Route.FILE: "The file describes the model; see fragdoctor estimate --help.",
         Route.COUNT: "See fragdoctor estimate --help.",
     }
 )
 _BELONGS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        **dict.fromkeys(
-            ("input_shape", "input_dtype", "loss"), "It belongs to --model MODULE:FACTORY."
-        ),
-        "steps": "It belongs to --rehearse and to --model MODULE:FACTORY.",
-        "rehearse": "It takes a config.json, or the name of a model.",
+        **dict.fromkeys(("input_shape", "input_dtype", "loss"), "It needs --model MODULE:FACTORY."),
+        "steps": "It needs --rehearse or --model MODULE:FACTORY.",
+        "rehearse": "It needs a config.json, or the name of a model.",
         **dict.fromkeys(_CACHE, "It is about the KV cache: add --inference."),
     }
 )

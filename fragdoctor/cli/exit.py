@@ -41,7 +41,7 @@ _NO_VALUE: Final = re.compile(r"Invalid value for '(--[\w-]+)'.*?: '(--?[A-Za-z]
 """The error if an option without its value takes the next option for the value."""
 
 _SAID_SO: Final = {
-    "--lora": "A rank follows it: --lora 16.",
+    "--lora": "It takes a rank: --lora 16.",
     "--vram": "A card of 24 GiB is --gpu 24GiB.",
     **dict.fromkeys(("--qlora", "--4bit", "--load-in-4bit"), "QLoRA is --lora 16 --dtype int4."),
 }

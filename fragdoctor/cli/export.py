@@ -71,7 +71,7 @@ def export(asked: ExportOptions) -> int:
     console.check_output(output, force=asked.force, inputs=[asked.snapshot])
     if output_format is ExportFormat.SNAPSHOT and output is None and sys.stdout.isatty():
         raise ConfigError(
-            f"{output_format.value} is binary and does not go to a terminal.",
+            f"{output_format.value} is binary and is not written to a terminal.",
             hint="Give -o FILE.",
         )
 
@@ -81,7 +81,7 @@ def export(asked: ExportOptions) -> int:
         source = read_snapshot(asked.snapshot)
     if device is not None and device not in source.devices:
         raise ConfigError(
-            f"The snapshot knows no device {device}.",
+            f"The snapshot has no device {device}.",
             hint=f"It has {', '.join(map(str, source.devices)) or 'none'}.",
         )
     if asked.redact:
@@ -137,6 +137,6 @@ def _modules(snapshot: Snapshot, device: int | None) -> pd.DataFrame:
     if not found:
         raise ConfigError(
             "The snapshot does not say which module of the model its memory is for.",
-            hint="Leave one that does: fragdoctor rehearse --snapshot FILE, or run --module-paths.",
+            hint="Make one that does: fragdoctor rehearse --snapshot FILE, or run --module-paths.",
         )
     return modules_frame(found)

@@ -80,13 +80,13 @@ def workflow(chosen: InitCiOptions, target: Path) -> str:
         # Both hosts replace such words with values before a shell sees them.
         if not word.isprintable() or "${{" in word:
             raise ConfigError(
-                f"{word!r} cannot stand in a workflow.", hint="Put it into a script of its own."
+                f"{word!r} cannot be used in a workflow.", hint="Put it into a script of its own."
             )
     labels = [label.strip() for label in (chosen.gpu_runner or "").split(",")]
     if not all(label.replace("-", "").replace("_", "").replace(".", "").isalnum() or not label
                for label in labels):  # fmt: skip
         raise ConfigError(
-            f"{chosen.gpu_runner!r} is no list of labels.", hint="Write self-hosted,gpu"
+            f"{chosen.gpu_runner!r} is not a list of labels.", hint="Write self-hosted,gpu"
         )
     start = ["-m", script] if chosen.is_module else [script]
     program = shlex.join([*start, "--", *args] if args else start)

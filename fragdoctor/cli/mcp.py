@@ -41,7 +41,7 @@ class ToolServerOptions:
 
     root: Path = option("DIR", "Read files below this folder only", default=Path())
     redact: bool = flag("Answer with pseudonyms for names of your code; snapshots only")
-    allow_rehearse: bool = flag("Offer rehearse too, which runs programs of yours")
+    allow_rehearse: bool = flag("Offer rehearse too, which runs your programs")
 
 
 def mcp(chosen: ToolServerOptions) -> int:
@@ -51,7 +51,9 @@ def mcp(chosen: ToolServerOptions) -> int:
         ConfigError: the package ``mcp`` is not installed, or the folder does not exist.
     """
     if not chosen.root.is_dir():
-        raise ConfigError(f"{chosen.root} is no folder.", hint="Give --root the project's folder.")
+        raise ConfigError(
+            f"{chosen.root} is not a folder.", hint="Give --root the project's folder."
+        )
     server(chosen).run("stdio")
     return OK
 
@@ -91,7 +93,7 @@ class _Tools:
 
         Args:
             paths: memory snapshots (.pickle), out-of-memory messages, memory_stats, logs.
-            capacity: what PyTorch could have, such as 24GiB, where the files do not say it.
+            capacity: what PyTorch could have, such as 24GiB, if the files do not say it.
             full: say everything: checklist, stacks, all rows.
         """
         if len(paths) > MAX_PATHS:

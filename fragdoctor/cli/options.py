@@ -179,7 +179,7 @@ def size(text: str | int) -> int:
     except ConfigError as e:
         raise typer.BadParameter(f"{e.message} {e.hint}") from e
     if value == 0:
-        raise typer.BadParameter("0 bytes is no size. Write for example 24GiB.")
+        raise typer.BadParameter("0 bytes is not a size. Write for example 24GiB.")
     return value
 
 
@@ -189,7 +189,7 @@ def size_or_factor(text: str | float) -> int | float:
     if factor is None:
         return text if isinstance(text, float) else size(text)
     if float(factor[1]) == 0:
-        raise typer.BadParameter("0x is no capacity. Write for example 1.2x.")
+        raise typer.BadParameter("0x is not a capacity. Write for example 1.2x.")
     return float(factor[1])
 
 
@@ -218,7 +218,7 @@ FORMAT: Final = option(
 )  # fmt: skip
 DOCUMENT_FORMAT: Final = FORMAT._replace(default=DocumentFormat.TEXT)
 REPORTS: Final = option(
-    "FORMAT=FILE", "Write a further report to a file; may be repeated", group=OUTPUT
+    "FORMAT=FILE", "Write another report to a file; may be repeated", group=OUTPUT
 )
 OUTPUT_FILE: Final = option("FILE", "Write the report to a file", "-o", "--output", group=OUTPUT)
 FORCE: Final = flag("Overwrite the output file if it exists", group=OUTPUT)
@@ -237,13 +237,13 @@ CAPACITY: Final = option(
     parser=size,
 )
 DEVICE_SIZE: Final = option(
-    "SIZE", "Set the size of the GPU, where no input says it", group=INPUT, parser=size
+    "SIZE", "Set the size of the GPU, if no input says it", group=INPUT, parser=size
 )
 DEVICE: Final = option("N", "Look at one GPU only", group=INPUT, min=0)
 CONTINUE_WITH: Final = option(
     "SNAPSHOT",
-    "Take from another recording of the program (a rehearsal, a healthy run) how this one "
-    "would have gone on",
+    "Use another recording of the program (a rehearsal, a healthy run) to tell how this one "
+    "would have continued",
     group=INPUT,
 )
 MEMORY_FRACTION: Final = option(

@@ -35,7 +35,7 @@ class PackOptions(options.EstimateOutput):
     )
     headroom: int | None = options.option(
         "SIZE",
-        "Keep so much of the GPU free; a twentieth of it otherwise",
+        "Keep this much of the GPU free; by default a twentieth",
         group=options.INPUT,
         parser=options.size,
     )
@@ -67,7 +67,7 @@ def _answer(chosen: PackOptions, look: RenderOptions) -> str:
     if len(gpus) > 1:
         raise ConfigError("Processes share one GPU.", hint="Give --gpu once.")
     if per_process == 0:
-        raise ConfigError("A process of no memory needs no GPU.", hint="--per-process 6GB")
+        raise ConfigError("A process without memory needs no GPU.", hint="--per-process 6GB")
     question = Question(
         per_process_bytes=per_process,
         context_bytes=chosen.context,

@@ -47,14 +47,14 @@ class RehearseOptions(options.FullOutput):
     )
     batch: str | None = options.option(
         "LIST|N..M",
-        "Put these batch sizes for {batch} in ARGS: 8,16,32, or 1..512 to search",
+        "Replace {batch} in ARGS with these batch sizes: 8,16,32, or 1..512 to search",
         group=options.INPUT,
     )
     capacity: int | None = options.CAPACITY
     unlimited: bool = options.flag("Never run out of memory, to learn the need")
     fits_on: int | None = options.option(
         "SIZE",
-        "Exit with 1 unless it fits where PyTorch can have this much",
+        "Exit with 1 unless it fits if PyTorch can have this much",
         parser=options.size,
     )
     conf: list[str] | None = options.option(
@@ -62,22 +62,22 @@ class RehearseOptions(options.FullOutput):
     )
     torch_version: str | None = options.TORCH_VERSION
     steps: int | None = options.option(
-        "N", "Stop after N steps; without it, when their memory repeats", min=1
+        "N", "Stop after N steps; by default, when their memory repeats", min=1
     )
     time_limit: float | None = options.option(
-        "SECONDS", "End each rehearsal after so much wall time", group=options.PROGRAM
+        "SECONDS", "End each rehearsal after this much wall time", group=options.PROGRAM
     )
     devices: int | None = options.option(
-        "N", "Show it N such GPUs", group=options.PROGRAM, min=1, max=MAX_DEVICES
+        "N", "Show the program N such GPUs", group=options.PROGRAM, min=1, max=MAX_DEVICES
     )
     world_size: int | None = options.option(
         "N", "Rehearse one rank of N, as torchrun starts it", group=options.PROGRAM, min=1
     )
     rank: int | None = options.option(
-        "R", "Choose the rank for --world-size; else 0", group=options.PROGRAM, min=0
+        "R", "Choose the rank for --world-size; 0 by default", group=options.PROGRAM, min=0
     )
     python: str | None = options.option(
-        "PATH", "Choose the program's Python; else the one on PATH", group=options.PROGRAM
+        "PATH", "Choose the program's Python; by default the one on PATH", group=options.PROGRAM
     )
     snapshot: Path | None = options.option(
         "FILE", "Leave the memory snapshot here; a folder for several; else none"
@@ -90,11 +90,11 @@ class RehearseOptions(options.FullOutput):
     )
     assume: list[str] | None = options.option(
         "KIND=SHARE",
-        "Assume how much nonzero (and masks) or unique keep: nonzero=0.5; else all",
+        "Assume how much nonzero (and masks) or unique keep: nonzero=0.5; all by default",
         group=options.PROGRAM,
     )
     allow_writes: bool = options.flag(
-        "Let the program change files, as it does by itself", group=options.PROGRAM
+        "Let the program change files, as in a normal run", group=options.PROGRAM
     )
     output_format: options.ReportFormat = options.FORMAT
     report: list[str] | None = options.REPORTS
@@ -175,7 +175,7 @@ def asked_of(chosen: RehearseOptions) -> Sweep:
     words, is_module, note = chosen.words, chosen.is_module, ""
     if by_launcher is not None:
         words, is_module = [*by_launcher.words], by_launcher.is_module
-        note = f"{by_launcher.launcher} was left out: rank {rank} of {world_size} was rehearsed."
+        note = f"{by_launcher.launcher} was skipped: rank {rank} of {world_size} was rehearsed."
     program = Program.found(words[0], words[1:], chosen.python, is_module=is_module, note=note)
     base = RehearsalConditions(
         gpu=gpus[0],
@@ -212,13 +212,13 @@ def _place_in_run(
         n_local = by_launcher.n_local or chosen.devices
         if n_local is None:
             raise ConfigError(
-                f"{by_launcher.launcher} is to start a rank for each GPU, and there is none here.",
+                f"{by_launcher.launcher} starts a rank for each GPU, but there is none here.",
                 hint="Say how many the machine has: --devices 8.",
             )
         return *_rank(chosen.rank, n_local * by_launcher.n_machines), n_local
     if chosen.world_size is None:
         if chosen.rank is not None:
-            raise ConfigError("--rank needs --world-size.", hint="Say of how many ranks it is one.")
+            raise ConfigError("--rank needs --world-size.", hint="Say how many ranks there are.")
         started = os.environ.get("LOCAL_WORLD_SIZE", "")
         seen = int(started) if started.isdecimal() and "RANK" in os.environ else 1
         return None, 1, chosen.devices or min(max(seen, 1), MAX_DEVICES)
@@ -251,7 +251,7 @@ def _shares(values: list[str]) -> dict[str, float]:
             found[kind] = -1.0
         if kind not in ASSUMED or not 0 <= found[kind] <= 1:
             raise ConfigError(
-                f"{value!r} is no assumption.",
+                f"{value!r} is not an assumption.",
                 hint=f"Write for example nonzero=0.5; kinds are {' and '.join(ASSUMED)}.",
             )
     return found
@@ -306,7 +306,7 @@ def _cured(chosen: RehearseOptions, asked: Sweep, look: RenderOptions) -> int:
     check_format("prescription", chosen.output_format.value)
     if not asked.is_one or chosen.snapshot is not None or chosen.report:
         raise ConfigError(
-            "--cure is about one program on one GPU.",
+            "--cure works on one program on one GPU.",
             hint="Leave out lists, --snapshot and --report.",
         )
     batch = None if asked.batches is None else asked.batches.sizes[0]
@@ -333,7 +333,7 @@ def _folder_of(keep: Path | None) -> Path | None:
     if keep is not None:
         if keep.exists() and not (keep.is_dir() and not any(keep.iterdir())):
             raise ConfigError(
-                f"{keep} exists and is no empty folder.",
+                f"{keep} exists and is not an empty folder.",
                 hint="Name a new or an empty folder: each rehearsal leaves a snapshot.",
             )
         keep.mkdir(parents=True, exist_ok=True)

@@ -30,7 +30,7 @@ def command_of(words: Sequence[str]) -> tuple[Sequence[str], bool, str | None]:
     """
     if not words:
         raise ConfigError(
-            "The recording does not say which command it is of.",
+            "The recording does not say which command was run.",
             hint="Rehearse it yourself: fragdoctor rehearse train.py --unlimited --snapshot FILE",
         )
     first, rest = words[0], list(words[1:])
@@ -39,7 +39,7 @@ def command_of(words: Sequence[str]) -> tuple[Sequence[str], bool, str | None]:
     while rest and rest[0].startswith("-") and rest[0] != "-m":
         if rest[0] == "-c":
             raise ConfigError(
-                "A program given with -c cannot be rehearsed.", hint="Make it a file."
+                "A program given with -c cannot be rehearsed.", hint="Put it in a file."
             )
         rest = rest[2:] if rest[0] in _VALUED else rest[1:]
     is_module = rest[:1] == ["-m"]
@@ -73,7 +73,8 @@ def follow(
     figures = diagnosis.figures_of(diagnosis.verdict.device)
     if figures is None or figures.capacity_bytes is None:
         raise ConfigError(
-            "What PyTorch could have of the GPU is not known.", hint="Give it: --capacity 24GiB"
+            "It is unknown how much of the GPU PyTorch could have.",
+            hint="Give it: --capacity 24GiB",
         )
     words, is_module, python = command_of(command)
     starts_ranks = bool(words) and Path(words[0]).name in LAUNCHERS

@@ -54,22 +54,22 @@ class RunOptions:
     )
     module_paths: bool = options.flag(
         "Record which module of the model allocates (layers.3.mlp); PyTorch 2.10+; "
-        "a few microseconds a module call"
+        "a few microseconds per module call"
     )
     no_census: bool = options.flag("Do not look up which names hold memory")
     no_sources: bool = options.flag("Put no lines of source into the bundle")
     output: Path | None = options.option(
-        "DIR", "Write bundles here, not to fragdoctor-NAME-TIME", "-o", "--output",
+        "DIR", "Write bundles here instead of fragdoctor-NAME-TIME", "-o", "--output",
         group=options.OUTPUT,
     )  # fmt: skip
     as_zip: bool = options.flag("Leave each bundle as one zip file", "--zip", group=options.OUTPUT)
     cure: bool = options.flag(
-        "After an out-of-memory error run it again under the best settings, at most three times",
+        "After an out-of-memory error, rerun it with the best settings, at most three times",
         group=options.CURE,
     )
     no_diagnosis: bool = options.flag("Name the bundles, print no diagnosis", group=options.OUTPUT)
     no_rehearse: bool = options.flag(
-        "After an out-of-memory error try no changes in rehearsals", group=options.CURE
+        "After an out-of-memory error, try no changes in rehearsals", group=options.CURE
     )
     rehearse_time: str = options.option(
         "TIME", "Try changes for this long: 30s, 5m", default="2m", group=options.CURE
@@ -240,7 +240,7 @@ def _follow(
         _say(f"No change could be tried: {e.message}")
         return
     except KeyboardInterrupt:
-        _say("The rehearsal was ended.")
+        _say("The rehearsal was stopped.")
         return
     decided = [one for one in continued.recommendations if _is_decided(one)]
     _say("")

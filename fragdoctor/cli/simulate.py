@@ -133,8 +133,7 @@ class SimulateOptions(options.FullOutput):
     smallest_capacity: bool = options.flag("Find the smallest capacity at which the run fits")
     steps: int | None = options.option(
         "N",
-        "Look on over N whole steps after the one under way; without it until they repeat, "
-        "at most 100",
+        "Look N whole steps beyond the current one; by default until they repeat, at most 100",
         min=0,
         max=100_000,
     )
@@ -197,7 +196,7 @@ def _scaled_capacity(trace: Trace, factor: float) -> int:
     recorded = recorded_capacity(trace)
     if recorded is None:
         raise ConfigError(
-            "What PyTorch could have is not in this recording: no request failed.",
+            "The recording does not say how much PyTorch could have: no request failed.",
             hint="Give a size, for example --capacity 24GiB.",
         )
     return round(recorded * factor)

@@ -279,8 +279,7 @@ class ViewOptions:
 
     paths: list[str] | None = options.argument(
         "[PATH]...",
-        "A snapshot, with its messages, statistics and logs; without one the page takes files "
-        "that are dropped on it",
+        "A snapshot, with its messages, statistics and logs; without one, drop files on the page",
         default=None,
     )
     capacity: int | None = options.DEVICE_SIZE

@@ -44,7 +44,7 @@ def render(result: CheckReport | Diagnosis, options: RenderOptions) -> str:
     if isinstance(result, CheckReport):
         for judgement in result.files:
             _add(root, file_name(judgement), _cases(judgement), file_line(judgement))
-        message = "could be judged in none of the files"
+        message = "could not be judged in any of the files"
         unjudged = [_Case(name, "error", f"--{name} {message}") for name in result.unjudged]
         if unjudged:
             _add(root, "budgets", unjudged)

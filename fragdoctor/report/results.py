@@ -123,7 +123,7 @@ def results_of_check(report: CheckReport, look: RenderOptions) -> Iterator[Resul
     for name in report.unjudged:
         yield Result(
             code="unjudged",
-            message=f"--{name} could be judged in none of the files.",
+            message=f"--{name} could not be judged in any of the files.",
             level=Severity.ERROR,
             place=ResultPlace("."),
             source="",

@@ -231,7 +231,7 @@ def outlook_text(outlook: Outlook) -> str:
     when = ""
     if outlook.fails_after_steps is not None:
         n = outlook.fails_after_steps
-        when = f" after {plural(n, 'more step')}" if n else " in the step under way"
+        when = f" after {plural(n, 'more step')}" if n else " in the current step"
     if outlook.state is OutlookState.FAILS:
         found = f"will fail{when}"
     elif outlook.state is OutlookState.HOLDS:

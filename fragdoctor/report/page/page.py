@@ -252,7 +252,7 @@ READING_SCRIPTS: Final = ("drawing", "common", "envelope", "charts")
 DROP_SCRIPTS: Final = ("drawing", "common", "drop")
 WITHOUT_TRACE: Final = {
     "events": "This recording has no events that can be stepped through.",
-    "whatif": "Nothing was replayed: that takes a recording of a run that failed or was tight.",
+    "whatif": "Nothing was replayed: that needs a recording of a run that failed or was tight.",
     "blocks": "This recording does not say which blocks lived when.",
 }
 COMPARED_GRAPHICS: Final = {

@@ -145,7 +145,7 @@ def wins(advice: Recommendation, diagnosis: Diagnosis) -> str:
             return f"{gain}It was not tested by replay."
         if not _is_recordable(diagnosis):
             return f"{gain}Not tested."
-        return f"{gain}Not tested: that takes a recording of the run ({_RECORD})."
+        return f"{gain}Not tested: that needs a recording of the run ({_RECORD})."
     # The remaining room says more than the peak, which is in the full report.
     figures = replace(p, peak_reserved_bytes=None) if p.margin_bytes is not None else p
     said = ["" if p.fits is None else _fits_text(p, diagnosis), *words.predicted_figures(figures)]

@@ -132,7 +132,7 @@ def total_line(report: CheckReport) -> str:
 def remarks(report: CheckReport) -> list[str]:
     """Return remarks about the check as a whole."""
     lines = [
-        f"--{name} could be judged in none of the files, so the check does not pass."
+        f"--{name} could not be judged in any of the files, so the check does not pass."
         for name in report.unjudged
     ]
     if report.has_nothing:

@@ -393,7 +393,7 @@ def _unseen(comparison: Comparison) -> str:
     n_gone = sum(c.kind is LineKind.GONE for c in idle)
     parts = [f"{n} {word}" for n, word in ((n_new, "new"), (n_gone, "gone")) if n]
     lines = "line holds" if n_new + n_gone == 1 else "lines hold"
-    return f"Besides, {' and '.join(parts)} {lines} nothing at that moment." if parts else ""
+    return f"In addition, {' and '.join(parts)} {lines} nothing at that moment." if parts else ""
 
 
 def _explained(comparison: Comparison) -> str:
@@ -407,7 +407,7 @@ def _explained(comparison: Comparison) -> str:
     share = named / delta
     if 0 <= share <= 1:
         return f"{said} ({format_share(share, 1)}); the rest has no Python stack."
-    return f"{said}; what has no Python stack went the other way."
+    return f"{said}; memory without a Python stack changed the other way."
 
 
 def _settings(comparison: Comparison) -> doc.Section:

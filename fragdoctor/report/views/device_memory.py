@@ -40,7 +40,7 @@ _PEAK_PLACES: Final = {
     TrainingPhase.FORWARD_BACKWARD: "the forward or the backward pass",
 }
 _KEPT_MEANS: Final = (
-    "Kept: outlives its step and is none of the others, as workspaces of libraries, caches, copies "
+    "Kept: outlives its step and is none of the others, such as library workspaces, caches, copies "
     "of weights, or a leak."
 )
 

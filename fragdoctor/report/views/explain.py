@@ -118,7 +118,7 @@ def find(word: str | None) -> Explanation:
         f"Did you mean {near[0].upper() if near[0][-1:].isdigit() else near[0]}? " if near else ""
     )
     raise ConfigError(
-        f"There is no rule and no term {word}.",
+        f"There is no rule or term {word}.",
         hint=f"{hint}The list of both: fragdoctor explain",
     )
 

@@ -152,7 +152,7 @@ def stranders_section(diagnosis: Diagnosis) -> doc.Section:
     blocks: list[doc.DocumentBlock] = [table]
     if n_shared := len(diagnosis.stranders) - len(stranders):
         shared = plural(n_shared, "further group shares", "further groups share")
-        text = f"{shared} segments with others: freeing one of them alone returns nothing."
+        text = f"{shared} segments with others: freeing just one of them returns nothing."
         blocks.append(doc.Paragraph(dim(text)))
     note = f"live blocks that keep free memory from being used{_stranders_when(diagnosis)}"
     return doc.Section("What strands memory", blocks, note, "stranders", detail=Detail.FULL)

@@ -175,7 +175,7 @@ def _odd(report: FleetReport) -> doc.Section:
         doc.Listing(items, _SHORT_ODD, is_airy=True),
         doc.Paragraph(more, detail=Detail.FULL),
     )
-    return doc.Section("Odd ranks", blocks, "and what sets them apart, the weightiest first", "odd")
+    return doc.Section("Odd ranks", blocks, "and what sets them apart, most important first", "odd")
 
 
 def _odd_rank(row: RankRow) -> doc.ListItem:

@@ -68,7 +68,7 @@ def _trends(story: LogStory) -> list[doc.DocumentBlock]:
     trends = [t for t in story.trends if t.slope_bytes is not None]
     if not trends and story.trends:
         n = len(story.trends[0].points)
-        return [doc.Paragraph(dim(f"A trend needs three points; here are {n}."))]
+        return [doc.Paragraph(dim(f"A trend needs three points; there are {n}."))]
     return [
         doc.tabled(
             trends,
@@ -211,7 +211,5 @@ def trend_text(trend: TrialTrend) -> str:
     if trend.low_bytes is not None and trend.high_bytes is not None:
         low, high = format_size(trend.low_bytes), format_size(trend.high_bytes)
         bounds = f", 90 %: {low} to {high}" if low != high else ""
-    own = (
-        "; each has a process of its own, so nothing is left over" if trend.has_process_each else ""
-    )
+    own = "; each has its own process, so nothing is left over" if trend.has_process_each else ""
     return f"{format_size(trend.slope_bytes)} a {step}{bounds}; {n}{sure}{own}"

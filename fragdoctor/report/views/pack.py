@@ -98,11 +98,11 @@ def fewer_sentence(sharing: Sharing, n: int) -> str:
     """Return the most that one process fewer than ``n`` costs, and what the others gain."""
     row = {r.n: r for r in sharing.rows}
     if n < 2 or n not in row or n - 1 not in row:
-        return "Throughput is of processes that are always busy and never slow each other down."
+        return "Throughput assumes processes that are always busy and never slow each other down."
     gain = row[n - 1].each_bytes - row[n].each_bytes
     return (
         f"{n - 1} instead of {n}: at most 1/{n} of the throughput is lost, if all are always busy "
-        "and none slows another down; less where they already share the GPU's cores. Each of the "
+        "and none slows another down; less if they already share the GPU's cores. Each of the "
         f"others could have {format_size(gain)} more."
     )
 
@@ -112,11 +112,11 @@ def _notes(sharing: Sharing) -> doc.Section:
     lowest = sharing.n_fit_lowest
     if lowest is not None and lowest > sharing.n_fit:
         by = sharing.demand.lowest_conf or "a per-process memory fraction"
-        notes.append(f"At the lowest that the replay allows {lowest} would fit, with {by}.")
+        notes.append(f"With the least that the replay allows, {lowest} would fit, using {by}.")
     if sharing.n_fit_tight > sharing.n_fit:
         notes.append(
-            f"Without headroom {sharing.n_fit_tight} would fit: the first spike of any of them "
-            "ends one."
+            f"Without headroom {sharing.n_fit_tight} would fit, but the first spike in any of them "
+            "would end one."
         )
     if sharing.demand.context_source.startswith("typical"):
         notes.append(

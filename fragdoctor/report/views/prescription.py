@@ -16,10 +16,10 @@ NUMERICS: Final = {
     Numerics.DIFFERENT: "other results",
 }
 _PARTIAL: Final = "Not all of the program was rehearsed: what was not seen may need more."
-_CUT_SHORT: Final = "The time was over before all were tried; --time gives more."
+_CUT_SHORT: Final = "Time ran out before all were tried; --time gives more."
 _HOW: Final = (
     "Each line is a rehearsal of your unchanged program with that change made from outside; what "
-    "it needs is replayed. Further compute is that of matrix products, convolutions and attention."
+    "it needs is replayed. Added compute counts matrix products, convolutions and attention."
 )
 
 
@@ -78,7 +78,10 @@ def _answer(found: Prescription) -> tuple[str, Style]:
         end = " as far as it was rehearsed" if found.is_partial else ""
         return f"Fits in {where} as it is{end}: {needs} would be enough.", Style.GOOD
     if found.cure is None:
-        return f"Does not fit in {where} (needs {needs}), and no change tried lets it.", Style.BAD
+        return (
+            f"Does not fit in {where} (needs {needs}), and no change tried makes it fit.",
+            Style.BAD,
+        )
     return f"Does not fit in {where} (needs {needs}).", Style.BAD
 
 
@@ -99,9 +102,7 @@ def _figures(one: Tried) -> str:
 
 
 def _diff(found: Prescription) -> list[doc.DocumentBlock]:
-    said = (
-        "With these lines in it, the program was rehearsed as a file of its own: it needs the same."
-    )
+    said = "A copy of the program with these lines in it was rehearsed: it needs the same."
     return [doc.Code(found.diff), doc.Paragraph(doc.dim(said))]
 
 

@@ -104,7 +104,7 @@ def _facts(result: RehearsalResult) -> list[tuple[str, doc.Content]]:
     found = result.rehearsal
     steps = plural(found.steps, "step") if found.steps else "no whole step"
     if found.n_skipped:
-        steps += f", {plural(found.n_skipped, 'round')} of its loops skipped as equal to others"
+        steps += f", {plural(found.n_skipped, 'round')} of its loops skipped as identical to others"
     end = f", until {found.stopped}" if found.stopped else ", to the program's end"
     if found.out_of_memory is not None:
         end = " before it ran out of memory"

@@ -47,7 +47,7 @@ def answer(simulation: Simulation) -> str:
     if not fitting:
         n_open = sum(not r.is_conclusive for r in results)
         none = f"None of {len(results)} variants fits."
-        is_open = f"Whether {n_open} of {len(results)} variants fit is not known."
+        is_open = f"It is unknown whether {n_open} of {len(results)} variants fit."
         return f"{is_open if n_open else none} {as_recorded}"
     if simulation.best is not None:
         best = simulation.best

@@ -64,8 +64,9 @@ def doubts_section(estimate: Estimate) -> doc.Section:
     if footprint.needs_high_bytes is None or footprint.published_high_bytes is None:
         return doc.Section(title, (), id="doubts")
     others = dim(
-        "That is for a program that does what was counted. Measured in programs of others, nine of "
-        f"ten such figures would lie between {format_size(footprint.published_low_bytes)} and "
+        "That is for a program that does what was counted. Measured in other people's "
+        "programs, nine in ten such figures are between "
+        f"{format_size(footprint.published_low_bytes)} and "
         f"{format_size(footprint.published_high_bytes)}."
     )
     return doc.Section(title, [table, doc.Paragraph(others)], id="doubts")

@@ -70,7 +70,7 @@ class Explorer {
     this.jumps = element("div", { class: "switch", role: "group", "aria-label": "Jump to" }, ...jumps);
     this.marks = element("div", { class: "switch", role: "group", "aria-label": "Compare two moments" },
       button("Mark", "Mark this moment, to compare another with it (M)", () => this.mark()),
-      button("Difference", "Show what changed between the mark and the moment, or over the stretch in view (D)", () => this.showDifference()));
+      button("Difference", "Show what changed between the mark and the moment, or over the range in view (D)", () => this.showDifference()));
     const parts = [this.jumps];
     if (this.canTravel) parts.push(this.marks);
     if (lives) {

@@ -31,7 +31,7 @@ class Icicle {
 
   build() {
     const names = { failure: ["Failure", "What was allocated when the request failed"], peak: ["Peak", "What was allocated at the peak"], end: ["End", "What was allocated at the end"] };
-    if (this.lives) Object.assign(names, { moment: ["Moment", "What was allocated at the moment chosen in the timeline"], made: ["Made in view", "What the stretch in view allocated, kept or not"], change: ["Mark to moment", "What changed between the mark and the moment"] });
+    if (this.lives) Object.assign(names, { moment: ["Moment", "What was allocated at the moment chosen in the timeline"], made: ["Made in view", "What the range in view allocated, kept or not"], change: ["Mark to moment", "What changed between the mark and the moment"] });
     this.switches = Object.keys(names).filter((name) => this.moments[name] || (this.lives && !["failure", "peak", "end"].includes(name))).map((name) => {
       const b = button(names[name][0], names[name][1], () => this.choose(name));
       b.dataset.moment = name;
@@ -149,7 +149,7 @@ class Icicle {
     } else {
       const since = this.anchor ?? (isView ? Math.ceil(this.view.from) : 0);
       const from = this.anchor !== null ? " (marked)" : isView ? "" : " (set a mark to compare with another moment)";
-      this.tree.label = `changes from event ${formatCount(since)}${from} to ${formatCount(at)}${isView ? ", the stretch in view" : ""}`;
+      this.tree.label = `changes from event ${formatCount(since)}${from} to ${formatCount(at)}${isView ? ", the range in view" : ""}`;
       const sums = this.sums(here);
       this.sums((i) => lives.isAllocated(i, since), sums, -1);
       const less = new Map();
@@ -325,7 +325,7 @@ class Icicle {
 
   describe(node) {
     if (!node) {
-      this.readout.replaceChildren(element("div", { class: "wide" }, element("dt", null, `${this.tree.label}: ${formatSize(this.tree.bytes)}. ${this.by === "stack" ? "Callers stand above, what they call below" : "Names stand above, the lines that allocated below"}; width is memory. Point to read, click to enlarge, click again to go back.`)));
+      this.readout.replaceChildren(element("div", { class: "wide" }, element("dt", null, `${this.tree.label}: ${formatSize(this.tree.bytes)}. ${this.by === "stack" ? "Callers are above, what they call is below" : "Names are above, the lines that allocated are below"}; width is memory. Point to read, click to enlarge, click again to go back.`)));
       return;
     }
     const pairs = [["Memory", formatSize(node.bytes)], ["Of all", formatShare(node.bytes, this.tree.bytes)]];

@@ -398,7 +398,7 @@ class SegmentMap {
 
   describe(b) {
     if (b === null) {
-      this.panel.replaceChildren(element("h4", null, "Point at a block"), element("p", { class: "from" }, "Its size, age and call stack stand here. Blocks of the same stack light up with it. Click to keep one."));
+      this.panel.replaceChildren(element("h4", null, "Point at a block"), element("p", { class: "from" }, "Its size, age and call stack appear here. Blocks with the same stack light up too. Click to keep one."));
       return;
     }
     const s = this.segmentOf[b], live = this.state[b] !== 0;
