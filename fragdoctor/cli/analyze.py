@@ -1,4 +1,4 @@
-"""``fragdoctor analyze``: everything known about one process, or about the ranks of a job."""
+"""``fragdoctor analyze``: everything known about one process or about the ranks of a job."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class ReplayChoice(StrEnum):
 
 @options.taken
 class RankOptions(options.DiagnosisOptions):
-    """How several ranks are read; ``None`` is to be chosen."""
+    """How several ranks are read; fragdoctor chooses if an option is ``None``."""
 
     workers: int | None = options.option(
         "N",
-        "Read several ranks in N processes; the cores of this machine where not given",
+        "Read several ranks in N processes; by default, one for each core",
         group=options.SEVERAL_RANKS,
         min=1,
         max=256,
@@ -49,19 +49,19 @@ class RankOptions(options.DiagnosisOptions):
     )
     timeout: float | None = options.option(
         "SECONDS",
-        "Give up a rank of several that takes longer; 600 in workers, 0 for never",
+        "Give up on a rank of several that takes longer; 600 in workers, 0 for never",
         group=options.SEVERAL_RANKS,
         min=0.0,
     )
     worker_memory: int | None = options.option(
         "SIZE",
-        "Give up a rank of several that takes more memory of this machine",
+        "Give up on a rank of several that takes more host memory",
         group=options.SEVERAL_RANKS,
         parser=options.size,
     )
     replay: ReplayChoice = options.option(
         None,
-        "Of several ranks, test the advice on all, on one of each group, or on none",
+        "Test the advice on all of several ranks, on one of each group, or on none",
         default=ReplayChoice.GROUPS,
         group=options.SEVERAL_RANKS,
         show_default=True,
@@ -75,7 +75,7 @@ def analyze_fleet(
 
     Raises:
         InputError: no rank could be read.
-        ConfigError: several ranks have no report in that format, or the workers cannot be had.
+        ConfigError: the format is not available for several ranks, or workers cannot be started.
     """
     from fragdoctor.fleet.examine import Replays, examine, share_out
     from fragdoctor.report.base import VIEWS, render
@@ -83,8 +83,8 @@ def analyze_fleet(
     form = asked.output_format.value
     if form not in VIEWS["fleet"]:
         raise ConfigError(
-            f"There is no {form} report of several ranks.",
-            hint=f"The formats are {', '.join(VIEWS['fleet'])}; for one file after the other, "
+            f"There is no {form} report for several ranks.",
+            hint=f"The formats are {', '.join(VIEWS['fleet'])}; to check the files one by one, "
             f"run: fragdoctor check --format {form}",
         )
     ranks, notes = share_out(discovery)
@@ -112,10 +112,10 @@ def _timeout(seconds: float | None, *, is_here: bool) -> float | None:
 
 
 def _executor(asked: RankOptions, found: Discovery) -> AbstractContextManager[Executor | None]:
-    """Return the workers; None (this process) for a small job that asks for no guard.
+    """Return the workers, or None (use this process) for a small job that asks for no guard.
 
     Raises:
-        ConfigError: these options or inputs do not go together.
+        ConfigError: these options or inputs cannot be combined.
     """
     from fragdoctor.fleet.engine import default_workers, in_this_process_only, may_hang
     from fragdoctor.fleet.workers import process_pool
@@ -125,7 +125,7 @@ def _executor(asked: RankOptions, found: Discovery) -> AbstractContextManager[Ex
     if in_this_process_only(found.ranks):
         if asked.dask is not None or workers > 1 or guards:
             raise ConfigError(
-                "What memory:// names is known to this process alone.",
+                "Only this process can read a memory:// input.",
                 hint="Leave out --workers, --dask, --timeout and --worker-memory.",
             )
         return process_pool(1)
@@ -133,7 +133,7 @@ def _executor(asked: RankOptions, found: Discovery) -> AbstractContextManager[Ex
         if asked.workers is not None or asked.worker_memory is not None:
             raise ConfigError(
                 "--dask excludes --workers and --worker-memory.",
-                hint="Workers of dask are given theirs where they start: "
+                hint="Set those when you start the dask workers: "
                 "dask worker --nworkers 8 --memory-limit 4GiB ADDRESS",
             )
         from fragdoctor.fleet.workers import dask_cluster
@@ -148,7 +148,7 @@ def _executor(asked: RankOptions, found: Discovery) -> AbstractContextManager[Ex
 
 @options.taken
 class AnalyzeOptions(RankOptions):
-    """What is asked about the inputs."""
+    """Options of the command."""
 
     paths: list[str] = options.argument(
         "PATH...",
@@ -159,12 +159,12 @@ class AnalyzeOptions(RankOptions):
         "SIZE", "Set the size that was refused", group=options.INPUT, parser=options.size
     )
     batch: int | None = options.option(
-        "N", "Set the present batch size: advice then names another", group=options.INPUT, min=1
+        "N", "Set the current batch size: advice then names another", group=options.INPUT, min=1
     )
     continue_with: str | None = options.CONTINUE_WITH
     rehearse: bool = options.flag(
-        "Rehearse the command of a bundle on this machine: it continues the recording, and "
-        "changes are tried until one fits"
+        "Rehearse a bundle's command on this machine to continue the recording and try changes "
+        "until one fits"
     )
     at: str | None = options.option(
         "MOMENT",
@@ -193,7 +193,7 @@ def analyze(asked: AnalyzeOptions) -> int:
         of_one = {"--continue-with": asked.continue_with, "--at": asked.at}
         if given := [name for name, value in of_one.items() if value is not None]:
             raise ConfigError(
-                f"{given[0]} is about one recording, and these are several.",
+                f"{given[0]} takes one recording, but there are several.",
                 hint="Give the snapshot of one rank.",
             )
         ranks, text = analyze_fleet(found, overrides, look, asked)
@@ -231,7 +231,7 @@ def _rehearsed(
 
     if asked.output_format is not options.ReportFormat.TEXT or asked.continue_with is not None:
         raise ConfigError(
-            "--rehearse is for reports as text, and makes what --continue-with takes.",
+            "--rehearse writes text reports only, and replaces --continue-with.",
             hint="Otherwise: fragdoctor rehearse --cure, or --snapshot and --continue-with.",
         )
     command = () if case.bundle is None else case.bundle.command
@@ -242,5 +242,5 @@ def _rehearsed(
 
 
 def _is_one_file(paths: list[str]) -> bool:
-    """Return whether there is nothing to look for: the usual call, which must start quickly."""
+    """Return whether the input is one file: the usual call, which must start quickly."""
     return len(paths) == 1 and (paths[0] == "-" or os.path.isfile(paths[0]))  # noqa: PTH113 - never raises, unlike Path

@@ -1,7 +1,7 @@
-"""The way in: ``fragdoctor`` on the command line.
+"""The entry point: ``fragdoctor`` on the command line.
 
-This module is light on purpose. The front page and the version are printed before typer, rich or
-numpy are loaded; a command loads what it needs.
+This module is light on purpose. The front page and the version are printed without loading typer,
+rich or numpy; a command loads what it needs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 from fragdoctor.cli.front_page import COMMANDS, FRONT_PAGE
 
 COMPLETION: Final = "_FRAGDOCTOR_COMPLETE"
-"""The variable in which typer's shell completion says what it wants."""
+"""The environment variable through which typer's shell completion makes its requests."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -28,10 +28,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         from fragdoctor import __version__
 
         sys.exit(_print(f"fragdoctor {__version__}\n"))
-    if words[:1] != ["run"]:  # a program that is run has the environment that it was given
-        # numpy would start a thread per core for linear algebra, which is not used here.
+    if words[:1] != ["run"]:  # a program under ``run`` must see its environment unchanged
+        # numpy would start a thread per core for linear algebra, which we do not use.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    gc.disable()  # nothing dies while modules are loaded; collecting then costs a tenth
+    gc.disable()  # nothing becomes garbage while modules load; collecting would cost a tenth
     try:
         from fragdoctor.cli import exit as exit_codes
         from fragdoctor.cli.console import prepare_streams
@@ -42,17 +42,17 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     prepare_streams()
     code = exit_codes.run(invoke, words)
-    if argv is None:  # the process ends: it need not look for garbage in all that is left
+    if argv is None:  # the process ends, so there is no need to collect what is left
         gc.freeze()
     sys.exit(code)
 
 
 def invoke(argv: Sequence[str]) -> int:
-    """Parse a command line and run its command; return the exit code or raise."""
+    """Parse a command line and run its command; return the exit code or raise an error."""
     from fragdoctor.cli.commands import group_of
     from fragdoctor.cli.configuration import configure
 
-    # Loading goes on in the command, and columns are no garbage: collect seldom.
+    # The command goes on loading data, and columns are not garbage: collect rarely.
     gc.set_threshold(100_000, 50, 50)
     gc.enable()
     names = [command.name for command in COMMANDS]
@@ -60,7 +60,7 @@ def invoke(argv: Sequence[str]) -> int:
     asks_what_follows = COMPLETION in os.environ
     wanted = words[:1] if {*words[:1]} & {*names} and not asks_what_follows else names
     command = configure(group_of(wanted))
-    if asks_what_follows:  # the shell does
+    if asks_what_follows:  # the shell asks for completions
         command.main([], "fragdoctor")
     with command.make_context("fragdoctor", words) as context:
         code = command.invoke(context)
@@ -68,7 +68,7 @@ def invoke(argv: Sequence[str]) -> int:
 
 
 def with_command(words: Sequence[str], commands: Collection[str]) -> list[str]:
-    """Return the command line, with the command before what names an input or is a message."""
+    """Return the command line, adding the command if it starts with an input or a message."""
     first = words[0] if words else ""
     if first in commands:
         return list(words)
@@ -102,7 +102,7 @@ def _may_be_path(word: str) -> bool:
 
 
 def _missing(name: str) -> int:
-    """Say what a folder of sources lacks that was never installed."""
+    """Name a package that is missing because fragdoctor runs from sources, not installed."""
     folder = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # noqa: PTH100, PTH120 - pathlib is slow to load
     sys.stderr.write(
         f"Error: {name}, which fragdoctor needs, is not installed for this Python.\n"
@@ -130,7 +130,7 @@ def _raising(error: OSError) -> Callable[[Sequence[str]], int]:
 
 
 def _open_closed_streams() -> None:
-    """Replace streams that the caller closed (``>&-``): Python has None for them then."""
+    """Replace streams that the caller closed (``>&-``), which Python sets to None."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115 - lives as long as the process

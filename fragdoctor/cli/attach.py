@@ -1,4 +1,4 @@
-"""``fragdoctor attach``: what a program that runs holds now."""
+"""``fragdoctor attach``: what a running program holds now."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from fragdoctor.cli import console, options
 
 @options.taken
 class AttachOptions(options.DiagnosisOptions):
-    """Which program is asked, and how long it may take."""
+    """The program to ask, and how long it may take."""
 
     pid: int = options.argument(
         "PID", "The program, or what started it; nvidia-smi shows it", min=1
     )
-    wait: float = options.option("SECONDS", "Wait so long for its answer", default=60.0, min=1.0)
+    wait: float = options.option("SECONDS", "Wait this long for its answer", default=60.0, min=1.0)
 
 
 def attach(asked: AttachOptions) -> int:
-    """Have the program write a bundle, diagnose it, and print the report; the program goes on."""
+    """Have the program write a bundle, diagnose it, print the report; the program keeps running."""
     look = console.look_of(asked)
     console.check_output(asked.output, force=asked.force)
 

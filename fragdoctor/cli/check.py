@@ -1,4 +1,4 @@
-"""``fragdoctor check``: the gate for continuous integration."""
+"""``fragdoctor check``: a gate for continuous integration."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _budget(text: str) -> Any:
 
 @options.taken
 class CheckOptions(options.CaseOptions):
-    """What is demanded of the inputs."""
+    """The requirements on the inputs."""
 
     paths: list[str] = options.argument(
         "PATH...", "Snapshots, messages, statistics and logs, or directories and patterns of them"
@@ -36,18 +36,18 @@ class CheckOptions(options.CaseOptions):
     max_retries: int | None = options.option(
         "N", "Limit allocations that flush the cache first", min=0
     )
-    min_headroom: Any = _budget("Demand capacity above the peak of active memory")
+    min_headroom: Any = _budget("Require capacity above the peak of active memory")
     fits_on: int | None = options.option(
         "SIZE",
-        "Demand by replay that the run fits where PyTorch can have this much",
+        "Require, by replay, that the run fits if PyTorch can have this much",
         parser=options.size,
     )
-    no_growth: bool = options.flag("Demand that no memory grows step by step")
+    no_growth: bool = options.flag("Require that no memory grows step by step")
     baseline: Path | None = options.option("FILE", "Fail only on what got worse than this")
     write_baseline: Path | None = options.option("FILE", "Accept the findings as they are now")
-    tolerance: Any = _budget("Accept this much more than the baseline; 5% where not given")
-    select: list[str] | None = options.option("CODES", "Look at these rules only: FD101,FD2")
-    ignore: list[str] | None = options.option("CODES", "Do not look at these rules")
+    tolerance: Any = _budget("Accept this much more than the baseline; 5% by default")
+    select: list[str] | None = options.option("CODES", "Apply only these rules: FD101,FD2")
+    ignore: list[str] | None = options.option("CODES", "Skip these rules")
     fail_on: options.FailOn = options.option(
         None,
         "Fail on findings this severe",
@@ -60,7 +60,7 @@ class CheckOptions(options.CaseOptions):
 
 
 def check(asked: CheckOptions) -> int:
-    """Judge each input, print the report, and fail where a budget or a rule says so."""
+    """Judge each input, print the report, and fail if a budget or a rule says so."""
     look = console.look_of(asked)
     targets = report_targets(asked.report or [])
     files = [asked.output, *(t for _, t in targets)]
@@ -104,10 +104,10 @@ def _gate(asked: CheckOptions) -> Gate:
 
 
 def report_targets(reports: Sequence[str]) -> list[tuple[str, Path]]:
-    """Return (format, file) of each ``--report FORMAT=FILE``.
+    """Return (format, file) for each ``--report FORMAT=FILE``.
 
     Raises:
-        ConfigError: one is written in another way, or two go to one file.
+        ConfigError: one is malformed, or two go to the same file.
     """
     targets = []
     for text in reports:
@@ -129,10 +129,10 @@ def report_targets(reports: Sequence[str]) -> list[tuple[str, Path]]:
 def check_targets(
     files: Sequence[Path | None], baseline: Path | None, inputs: Sequence[str], *, force: bool
 ) -> None:
-    """Refuse before the work what cannot be written after it."""
+    """Refuse, before any work, targets that could not be written afterward."""
     for file in files:
         console.check_output(file, force=force or _is_step_summary(file), inputs=inputs)
-    # A baseline is there to be renewed; another file of that name is not overwritten.
+    # A baseline may be renewed; any other file of that name is not overwritten.
     renews = baseline is not None and baseline.is_file() and not force
     if baseline is not None and renews:
         from fragdoctor.gate.baseline import load_baseline
@@ -142,13 +142,13 @@ def check_targets(
 
 
 def _is_step_summary(file: Path | None) -> bool:
-    """Return whether a file is GitHub's summary of the running step, which is appended to."""
+    """Return whether a file is GitHub's summary of the running step, to which we append."""
     summary = os.environ.get("GITHUB_STEP_SUMMARY", "")
     return file is not None and bool(summary) and str(file) == summary
 
 
 def write_target(text: str, target: Path | None, *, force: bool) -> None:
-    """Write a report to a file, or to the end of GitHub's summary of the running step."""
+    """Write a report to a file, or append it to GitHub's summary of the running step."""
     if target is not None and _is_step_summary(target):
         with target.open("a", encoding="utf-8") as file:
             file.write(text)
@@ -157,7 +157,7 @@ def write_target(text: str, target: Path | None, *, force: bool) -> None:
 
 
 def _accept(judged: Sequence[FileJudgement], path: Path) -> str:
-    """Write the baseline, unless an input is missing from it; return what was done."""
+    """Write the baseline, unless it would lack an input; return a sentence that says so."""
     from fragdoctor.gate.baseline import write_baseline
     from fragdoctor.gate.judgement import GateStatus, new_baseline
 

@@ -1,4 +1,4 @@
-"""Commands as typer has them: their help in groups, their formats, and how they are loaded."""
+"""Commands for typer: their help in groups, their formats, and how they are loaded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FORMATS_OF_SUFFIXES: Final = (
     (".csv", "csv"),
     (".pickle", "snapshot"),
 )
-"""What the name of a file says about its format; the first that the command has counts."""
+"""File name suffix -> format; the first match that the command supports counts."""
 
 
 class _Group(TyperGroup):
@@ -42,10 +42,10 @@ class _Group(TyperGroup):
 
 
 class _Command(TyperCommand):
-    """A command that takes the format from the name of its report, and says what it wrote."""
+    """A command that derives the format from its report's name, and says what it wrote."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Take what follows another program's command for options of that command."""
+        """Leave options that follow another program's command to that command."""
         if self.name == "rehearse":
             from fragdoctor.rehearsal.programs import LAUNCHERS
 
@@ -55,7 +55,7 @@ class _Command(TyperCommand):
         return super().parse_args(ctx, args)
 
     def _first_word(self, args: list[str]) -> int:
-        """Return the place of the first word that is neither an option nor the value of one."""
+        """Return the index of the first word that is neither an option nor its value."""
         options: list[Any] = [p for p in self.params if p.param_type_name == "option"]
         valued = {name for option in options if not option.is_flag for name in option.opts}
         first = 0
@@ -68,7 +68,7 @@ class _Command(TyperCommand):
         arguments = [p for p in self.params if p.param_type_name == "argument"]
         options: list[Any] = [p for p in self.get_params(ctx) if p not in arguments]
         for option in options:
-            if isinstance(option.default, int) and not option.default:  # 0 stands for unset
+            if isinstance(option.default, int) and not option.default:  # 0 means unset
                 option.show_default = False
         groups = [(heading, [o for o in options if _heading(o) == heading]) for heading in HEADINGS]
         for heading, group in (("Arguments", arguments), *groups):
@@ -109,16 +109,16 @@ class _Command(TyperCommand):
 
 
 def _heading(option: Any) -> str:
-    """Return what an option stands under in the help; typer's own ``--help`` does not say."""
+    """Return an option's heading in the help; typer's own ``--help`` has none."""
     if "--help" in option.opts:
         return GENERAL
     return getattr(option, "rich_help_panel", None) or HEADINGS[0]
 
 
 def add(app: typer.Typer, command: Command) -> None:
-    """Load a command and add it: the function of its module that has its name.
+    """Load a command and add it: the function in its module with the command's name.
 
-    It takes a class of options, or ``command`` stands for it.
+    The function takes a class of options, unless the module has a ready ``command``.
     """
     name = command.name.replace("-", "_")
     module = import_module(f"fragdoctor.cli.{name}")
@@ -134,7 +134,7 @@ def add(app: typer.Typer, command: Command) -> None:
 
 
 def group_of(names: Collection[str]) -> Any:
-    """Return the command ``fragdoctor`` with some of its commands; no others are loaded."""
+    """Return the command ``fragdoctor`` with some of its commands, loading no others."""
     app = typer.Typer(
         name="fragdoctor",
         cls=_Group,

@@ -23,21 +23,21 @@ def step_list(text: str) -> list[float]:
     try:
         values = [float(part) for part in text.split(",")]
     except ValueError as e:
-        raise typer.BadParameter(f"{text!r} is no list of numbers. Write 100,200,300.") from e
+        raise typer.BadParameter(f"{text!r} is not a list of numbers. Write 100,200,300.") from e
     if not all(abs(v) < 1e15 for v in values):
-        raise typer.BadParameter(f"{text!r} holds a number that is no step.")
+        raise typer.BadParameter(f"{text!r} contains a number that is not a step.")
     return values
 
 
 def by_numbers(name: str) -> list[tuple[int, int, str]]:
-    """Return a key that puts ``step8`` before ``step16``: numbers count as numbers."""
+    """Return a sort key that puts ``step8`` before ``step16``, comparing numbers by value."""
     parts = re.findall(r"[0-9]{1,18}|[^0-9]+", name)
     return [(0, int(p), "") if p[0] in "0123456789" else (1, 0, p) for p in parts]
 
 
 @options.taken
 class CompareOptions(options.FullOutput):
-    """What is asked about the runs."""
+    """Options of the command."""
 
     paths: list[str] = options.argument(
         "A B [C]...",
@@ -62,14 +62,14 @@ class CompareOptions(options.FullOutput):
 
 
 def compare(asked: CompareOptions) -> int:
-    """Compare the runs, print the report, and fail where they grew too much."""
+    """Compare the runs, print the report, and fail if they grew too much."""
     look = console.look_of(asked)
     console.check_output(asked.output, force=asked.force, inputs=asked.paths)
     paths = sorted(asked.paths, key=by_numbers) if asked.sort else asked.paths
     if len(paths) < 2:
         raise ConfigError(
             "One run cannot be compared.",
-            hint=f"Give two at least: fragdoctor compare {paths[0]} OTHER",
+            hint=f"Give at least two: fragdoctor compare {paths[0]} OTHER",
         )
 
     from fragdoctor.comparison.compare_cases import compare_cases
@@ -86,7 +86,7 @@ def compare(asked: CompareOptions) -> int:
         )
     judged = () if asked.fail_on_growth is None else judge_growth(result, asked.fail_on_growth)
     is_unknown = asked.fail_on_growth is not None and not judged
-    # Standard output is one JSON document: that of the error, which then stands for the report.
+    # Standard output must be one JSON document: the error's, which then replaces the report.
     is_printed = asked.output is None or str(asked.output) == "-"
     is_one_document = is_printed and asked.output_format is options.DocumentFormat.JSON
     if not (is_unknown and is_one_document):
@@ -94,7 +94,7 @@ def compare(asked: CompareOptions) -> int:
         console.write_report(report, asked.output, force=asked.force)
     if is_unknown:
         raise ConfigError(
-            "Whether memory grew is not known: the runs have no peak in common.",
+            "It is unknown whether memory grew: the runs have no peak in common.",
             hint="Give snapshots, or memory_stats() of both.",
         )
     return FINDINGS if has_grown(judged) else OK
@@ -103,7 +103,7 @@ def compare(asked: CompareOptions) -> int:
 def _cases(
     paths: Sequence[str], device: int | None, version: str | None, progress: console.Progress
 ) -> Iterator[tuple[str, Case]]:
-    """Yield one case after the other, so that only the first one's trace is kept."""
+    """Yield one case after the other, so that only the first case's trace is kept."""
     from fragdoctor.inputs.cases import read_case
     from fragdoctor.inputs.remote import without_secrets
     from fragdoctor.model.case import Overrides
@@ -122,10 +122,10 @@ def _cases(
 
 
 def _one_of(path: str) -> str:
-    """Return the bundle in the folder of a ``fragdoctor run``; any other path as it is.
+    """Return the bundle in the folder of a ``fragdoctor run``, or any other path unchanged.
 
     Raises:
-        ConfigError: it holds bundles of several processes.
+        ConfigError: the folder holds bundles of several processes.
     """
     import os.path
 
@@ -137,7 +137,7 @@ def _one_of(path: str) -> str:
     bundles = [r.path for r in discover([path]).ranks if is_bundle(r.path)]
     if len(bundles) > 1:
         raise ConfigError(
-            f"{path} holds the bundles of {len(bundles)} processes, and a run is one of them.",
-            hint=f"Give one by its name, such as {bundles[0]}",
+            f"{path} holds the bundles of {len(bundles)} processes, but a run is only one of them.",
+            hint=f"Name one of them, such as {bundles[0]}",
         )
     return bundles[0] if bundles else path

@@ -1,10 +1,10 @@
 """Options from the environment and from a configuration file.
 
-The command line wins over ``FRAGDOCTOR_*`` variables, these over the file. Every command that has
-options gets ``--config`` and ``--no-config``.
+The command line takes precedence over ``FRAGDOCTOR_*`` variables, and these over the file. Every
+command that has options gets ``--config`` and ``--no-config``.
 
 The file is ``fragdoctor.toml``, or ``pyproject.toml`` with a table ``[tool.fragdoctor]``; its keys
-are the long options of the commands, without the dashes in front.
+are the long options of the commands, without the leading dashes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_BYTES: Final = 1024 * 1024
 Value = str | bool | list[str]
 
 NOT_CONFIGURED: Final = frozenset({"help", "output", "force", "write-baseline", "module"})
-"""Options of one run, not of a project: they stand on the command line only."""
+"""Options of a single run, not of a project: they are only allowed on the command line."""
 PREFIX: Final = "FRAGDOCTOR_"
 _PATHS: Final = frozenset({"baseline"})
 _WITHOUT: Final = frozenset({"explain"})
@@ -42,9 +42,9 @@ class Config(Struct, frozen=True):
     """The settings of one file.
 
     Attributes:
-        path: where they were read.
-        values: option (``max-peak``) -> text as on the command line, or True / False for a flag,
-            or a list for an option that may be repeated.
+        path: the file.
+        values: option (``max-peak``) -> text as on the command line, True or False for a flag,
+            or a list for an option that can be repeated.
     """
 
     path: Path
@@ -52,7 +52,7 @@ class Config(Struct, frozen=True):
 
 
 def find_config(start: Path) -> Path | None:
-    """Return the nearest file with settings, from a directory upwards; None where there is none.
+    """Return the nearest file with settings, from a directory upward, or None.
 
     Raises:
         ConfigError: a ``pyproject.toml`` on the way cannot be read.
@@ -75,7 +75,7 @@ def read_config(path: Path, known: Collection[str]) -> Config:
         known: options that may be set.
 
     Raises:
-        ConfigError: the file cannot be read, a key is unknown, or a value has no such form.
+        ConfigError: the file cannot be read, a key is unknown, or a value has the wrong form.
     """
     table = _table(path)
     if table is None:
@@ -94,7 +94,7 @@ def read_config(path: Path, known: Collection[str]) -> Config:
 
 
 def _table(path: Path) -> dict[str, Any] | None:
-    """Return the settings of a TOML file; None where it has none."""
+    """Return the settings of a TOML file, or None if it has none."""
     import tomllib  # most projects have no settings
 
     try:
@@ -109,14 +109,14 @@ def _table(path: Path) -> dict[str, Any] | None:
         ) from e
     except (ValueError, RecursionError) as e:
         raise ConfigError(
-            f"{path} is no valid TOML: {e}.", hint="Mend it, or run with --no-config."
+            f"{path} is not valid TOML: {e}.", hint="Fix it, or run with --no-config."
         ) from e
     if path.name != PROJECT_FILE and "tool" not in document:
         return document
     tool = document.get("tool")
     table = tool.get("fragdoctor") if isinstance(tool, dict) else None
     if table is not None and not isinstance(table, dict):
-        raise ConfigError(f"{path}: tool.fragdoctor is no table.")
+        raise ConfigError(f"{path}: tool.fragdoctor is not a table.")
     return table
 
 
@@ -129,9 +129,7 @@ def _value(path: Path, key: str, value: Any) -> Value:
         isinstance(v, str | int | float) and not isinstance(v, bool) for v in value
     ):
         return [str(v) for v in value]
-    raise ConfigError(
-        f"{path}: {key!r} is neither text, a number, true or false, nor a list of texts."
-    )
+    raise ConfigError(f"{path}: {key!r} is not text, a number, true, false or a list of texts.")
 
 
 def _unknown(path: Path, key: str, known: Collection[str]) -> ConfigError:
@@ -141,7 +139,7 @@ def _unknown(path: Path, key: str, known: Collection[str]) -> ConfigError:
 
 
 def configure(group: Any) -> Any:
-    """Add environment variables, ``--config`` and ``--no-config`` to the commands; return them."""
+    """Add environment variables, ``--config`` and ``--no-config`` to commands, and return them."""
     for name, own in _options_of(group).items():
         for option, parameter in own.items():
             parameter.envvar = PREFIX + option.replace("-", "_").upper()
@@ -151,14 +149,14 @@ def configure(group: Any) -> Any:
 
 
 def _options_of(group: Any) -> Options:
-    """Return the options that may be configured, by command and long name."""
+    """Return the configurable options by command and long name."""
     return {
         name: _options(command) for name, command in group.commands.items() if name not in _WITHOUT
     }
 
 
 def _options(command: Any) -> dict[str, Any]:
-    """Return the options of a command that may be configured, by their long names."""
+    """Return the configurable options of a command by their long names."""
     found = {}
     for parameter in command.params:
         if isinstance(parameter, TyperOption):
@@ -193,7 +191,7 @@ def _add_options(command: Any, name: str) -> None:
             callback=load,
             envvar=f"{PREFIX}CONFIG",
             show_envvar=False,
-            help="Read this file, not the nearest pyproject.toml or fragdoctor.toml",
+            help="Read this file instead of the nearest pyproject.toml or fragdoctor.toml",
             rich_help_panel=GENERAL,
         ),
     ]
@@ -205,7 +203,7 @@ def _remember(context: Any, parameter: Any, value: Any) -> Any:  # noqa: ARG001 
 
 
 def _load(context: Any, name: str, given: str | None) -> None:
-    """Make the settings of the file the defaults of the command.
+    """Use the settings of the file as the defaults of the command.
 
     Raises:
         ConfigError: the file, a key or a value is wrong.
@@ -215,7 +213,7 @@ def _load(context: Any, name: str, given: str | None) -> None:
     path = Path(given) if given else _nearest()
     if path is None:
         return
-    options = _options_of(whole_group())  # a file is for every command
+    options = _options_of(whole_group())  # the file applies to all commands
     config = read_config(path, {key for own in options.values() for key in own})
     context.default_map = {
         options[name][key].name: value
@@ -231,7 +229,7 @@ def _nearest() -> Path | None:
 
 
 def _usable(context: Any, config: Config, name: str, options: Options) -> Mapping[str, Value]:
-    """Return the settings that this command has, each checked as if it were given by hand."""
+    """Return the settings that apply to this command, checked as if given on the command line."""
     usable: dict[str, Value] = {}
     for key, value in config.values.items():
         wrong = {
@@ -247,9 +245,9 @@ def _usable(context: Any, config: Config, name: str, options: Options) -> Mappin
 
 
 def _wrong(context: Any, value: Value, parameter: Any, prepared: Value) -> str:
-    """Return why an option would refuse a value, as the end of a sentence; "" if it takes it."""
+    """Return why an option refuses a value, as the end of a sentence, or "" if it accepts it."""
     if isinstance(value, bool) != bool(parameter.is_flag):
-        return f" is to be {'true or false' if parameter.is_flag else 'text or a number'}."
+        return f" must be {'true or false' if parameter.is_flag else 'text or a number'}."
     if isinstance(value, list) and not parameter.multiple:
         return " takes one value, not a list."
     try:
@@ -261,7 +259,7 @@ def _wrong(context: Any, value: Value, parameter: Any, prepared: Value) -> str:
 
 
 def _prepared(config: Config, key: str, value: Value, parameter: Any) -> Value:
-    """Return a value as the command line would pass it on."""
+    """Return a value in the form that the command line would pass on."""
     if isinstance(value, str) and key in _PATHS:
         return str(config.path.parent / value)
     return [value] if isinstance(value, str) and parameter.multiple else value

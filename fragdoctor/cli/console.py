@@ -1,4 +1,4 @@
-"""Where output goes and how it looks: terminal or pipe, color, width, files."""
+"""The destination and look of output: terminal or pipe, color, width, files."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _PROGRESS_EVERY_S: Final = 0.1
 _PROGRESS_AT_LEAST_EVERY_S: Final = 0.4
 _LINKING_PROGRAMS: Final = ("iTerm.app", "WezTerm", "ghostty", "Hyper", "Tabby")
 _LINKING_TERMINALS: Final = ("xterm-kitty", "xterm-ghostty", "alacritty", "foot", "wezterm")
-_LINKING_VTE: Final = 5000  # GNOME Terminal and others; it crashed on links before
-_MAX_COUNTED: Final = 10_000  # of more than this a percentage says more
+_LINKING_VTE: Final = 5000  # for GNOME Terminal and others; earlier versions crash on links
+_MAX_COUNTED: Final = 10_000  # above this, a percentage says more than a count
 
 
 def prepare_streams() -> None:
-    """Make printing safe: what the encoding lacks is written out instead of raising."""
+    """Make printing safe: write out characters that the encoding lacks instead of raising."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
@@ -51,7 +51,7 @@ def render_options(  # noqa: PLR0913 - how a report looks, by keyword
     on_stderr: bool = False,
     path_map: Sequence[str] | None = None,
 ) -> RenderOptions:
-    """Return how a report on standard output (or standard error, or in a file) is to look.
+    """Return the look of a report on standard output, on standard error or in a file.
 
     Raises:
         ConfigError: both quiet and verbose were asked for, or a part of ``path_map`` is not
@@ -59,7 +59,7 @@ def render_options(  # noqa: PLR0913 - how a report looks, by keyword
     """
     if quiet and verbose:
         raise ConfigError("--quiet and --full exclude each other.", hint="Give one of them.")
-    # What is quiet is the terminal: a file that was asked for holds the whole report.
+    # Only the terminal is quiet: a requested file holds the whole report.
     short = Verbosity.QUIET if quiet and not to_file else Verbosity.NORMAL
     verbosity = Verbosity.FULL if verbose else short
     stream = sys.stderr if on_stderr else sys.stdout
@@ -76,7 +76,7 @@ def render_options(  # noqa: PLR0913 - how a report looks, by keyword
 
 
 def _line_link() -> str:
-    """Return where lines of a program lead (OSC 8), "" in terminals not known to follow links."""
+    """Return the link target for source lines (OSC 8), or "" if the terminal may lack links."""
     environ = os.environ
     if environ.get("TERM_PROGRAM") == "vscode":
         return "vscode://file{path}:{line}"
@@ -102,12 +102,12 @@ def _mapped(text: str) -> tuple[str, str]:
 def _working_directory() -> str:
     try:
         return str(Path.cwd())
-    except OSError:  # it was deleted under us
+    except OSError:  # the directory was deleted
         return ""
 
 
 def wants_color(stream: TextIO) -> bool:
-    """Return whether to color: NO_COLOR forbids, FORCE_COLOR demands, else terminals get it."""
+    """Return whether to use color: NO_COLOR forbids it, FORCE_COLOR forces it, else a terminal."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR", "0") != "0":
@@ -116,7 +116,7 @@ def wants_color(stream: TextIO) -> bool:
 
 
 def write_report(text: str, output: Path | None, *, force: bool = False) -> None:
-    """Write the report to standard output or, atomically, to a file.
+    """Write the report to standard output, or atomically to a file.
 
     Raises:
         ConfigError: the file exists and ``force`` is not given, or it cannot be written.
@@ -136,10 +136,10 @@ def write_report(text: str, output: Path | None, *, force: bool = False) -> None
 
 
 def look_of(asked: ReportOutput) -> RenderOptions:
-    """Return how the report that options ask for is to look.
+    """Return the look of the report that options ask for.
 
     Raises:
-        ConfigError: as ``render_options``.
+        ConfigError: as for ``render_options``.
     """
     return render_options(
         quiet=asked.quiet,
@@ -153,15 +153,15 @@ def look_of(asked: ReportOutput) -> RenderOptions:
 def answer(
     asked: ReportOutput, inputs: Sequence[str] | None, answer_of: Callable[[RenderOptions], str]
 ) -> None:
-    """Write a report to where it was asked for.
+    """Make a report and write it to the requested destination.
 
     Args:
-        asked: where it goes, and in which form.
-        inputs: files that it must not overwrite.
+        asked: the destination and the format.
+        inputs: files that must not be overwritten.
         answer_of: makes the report.
 
     Raises:
-        ConfigError: as ``check_output``, before any work is done.
+        ConfigError: as for ``check_output``, before any work is done.
     """
     look = look_of(asked)
     check_output(asked.output, force=asked.force, inputs=inputs or [])
@@ -169,7 +169,7 @@ def answer(
 
 
 def check_output(output: Path | None, *, force: bool, inputs: Sequence[str] = ()) -> None:
-    """Refuse early what ``write_report`` would refuse after the work is done.
+    """Refuse early what ``write_report`` would refuse once the work is done.
 
     Raises:
         ConfigError: the file exists without ``force``, is an input, or is a directory.
@@ -184,7 +184,7 @@ def check_output(output: Path | None, *, force: bool, inputs: Sequence[str] = ()
                 raise ConfigError(
                     f"{output} is an input; it is not overwritten.", hint="Choose another name."
                 )
-    # A file, or a link that leads to where none is yet.
+    # A file, or a link to a file that does not exist yet.
     if (output.is_file() or (output.is_symlink() and not output.exists())) and not force:
         raise _exists(output)
     if not output.parent.is_dir():
@@ -197,9 +197,9 @@ def _exists(output: Path) -> ConfigError:
 
 @contextlib.contextmanager
 def binary_output(output: Path | None, *, force: bool = False) -> Iterator[BinaryIO]:
-    """Open standard output or, written beside its place and then moved, a file.
+    """Open standard output, or a file that is written beside its destination and then moved.
 
-    A failed run leaves no half file.
+    A failed run leaves no partial file.
 
     Raises:
         ConfigError: the file exists and ``force`` is not given, or it cannot be written.
@@ -232,7 +232,7 @@ def binary_output(output: Path | None, *, force: bool = False) -> Iterator[Binar
 
 
 def _link(temporary: Path, target: Path) -> None:
-    """Move without overwriting: another run may have made the file meanwhile."""
+    """Move without overwriting: another run may have created the file in the meantime."""
     try:
         os.link(temporary, target)
     except FileExistsError:
@@ -263,9 +263,9 @@ def _width(*, is_terminal: bool) -> int:
 
 
 class Progress:
-    """One line on standard error, only on a terminal and only for what takes a while.
+    """One line on standard error, only on a terminal and only for work that takes a while.
 
-    Inside of the ``with`` block it shows reported progress (``model.hooks``), and renews the
+    Inside the ``with`` block it shows reported progress (``model.hooks``), and refreshes the
     line by itself, so that a long pass over a long trace does not look like a hang.
     """
 
@@ -294,7 +294,7 @@ class Progress:
         self.clear()
 
     def show(self, what: str, done: int, total: int) -> None:
-        """Show what is being done and how much of it is done; cheap to call often."""
+        """Show the current task and its progress; cheap enough to call often."""
         if not self._is_on:
             return
         is_new = what != self._what
@@ -302,7 +302,7 @@ class Progress:
         self._write(_PROGRESS_EVERY_S if done < total and not is_new else 0.0)
 
     def update(self, done: int, total: int) -> None:
-        """Show how much is done of what this is about; cheap to call often."""
+        """Show the progress of this task; cheap enough to call often."""
         self.show(self._label, done, total)
 
     def _renew(self) -> None:
@@ -310,14 +310,14 @@ class Progress:
             self._write(_PROGRESS_AT_LEAST_EVERY_S)
 
     def _write(self, every_s: float) -> None:
-        """Write the line, unless that was done within this many seconds."""
+        """Write the line, unless it was written within this many seconds."""
         with self._lock:
             now = time.monotonic()
             if now - self._start < _PROGRESS_AFTER_S or now - self._last < every_s:
                 return
             self._last, self._shown = now, True
             line = f"{self._of_file}{self._what}{self._amount()} ({now - self._start:.0f} s)"
-            # A line that wraps could not be taken back.
+            # A line that wraps could not be erased.
             room = max(10, shutil.get_terminal_size((PIPE_WIDTH, 24)).columns - 1)
             sys.stderr.write(f"\r{line[:room]}\x1b[K")
             sys.stderr.flush()
@@ -329,7 +329,7 @@ class Progress:
         return f" {done} of {total}" if total else ""
 
     def clear(self) -> None:
-        """Remove the line, so that the report stands alone."""
+        """Remove the line, so that only the report remains."""
         with self._lock:
             if self._shown:
                 sys.stderr.write("\r\x1b[K")
@@ -337,7 +337,7 @@ class Progress:
                 self._shown = False
 
     def each(self, items: Sequence[str]) -> Iterator[str]:
-        """Yield the items; progress reported meanwhile is shown with the number of the item."""
+        """Yield the items; progress reported in the meantime is shown with the item's number."""
         for i, item in enumerate(items):
             self._of_file = f"File {i + 1} of {len(items)}: " if len(items) > 1 else ""
             self.update(i, len(items))

@@ -1,7 +1,7 @@
-"""``run --cure``: the failed program once more, under the settings that its recording recommends.
+"""``run --cure``: rerun the failed program with the settings that its recording recommends.
 
-A rerun on the user's own GPU is the strongest proof that a setting helps. Only settings that an
-environment variable can make are tried, so that the program itself stays as it is.
+A rerun on the user's own GPU is the strongest proof that a setting helps. Only settings that go
+into an environment variable are tried, so that the program itself stays unchanged.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ SETTINGS: Final = (
     "PYTORCH_HIP_ALLOC_CONF",
     "PYTORCH_ALLOC_CONF",
 )
-"""Variables with allocator settings. One of them replaces the others: the recommended setting has
-what was set already, and PyTorch reads only one."""
+"""Variables with allocator settings. Setting one removes the others: the recommended value includes
+what was already set, and PyTorch reads only one variable."""
 
 _FIRST_SIGNAL: Final = 128
 _OUT_OF_MEMORY: Final = "OutOfMemoryError"
@@ -39,9 +39,9 @@ _SERVED: Final = "allocation.all.allocated"
 
 
 class RecordedRun(Struct, frozen=True):
-    """A program that ran under the recorder, and the bundles that it left, the most telling first.
+    """A program that ran under the recorder, and its bundles, the most telling first.
 
-    ``setting`` is what it was rerun under, "" for the first run.
+    ``setting`` is the setting of a rerun, "" for the first run.
     """
 
     ended: Ended
@@ -50,7 +50,7 @@ class RecordedRun(Struct, frozen=True):
 
     @property
     def failure(self) -> FoundBundle | None:
-        """The bundle of the failure that ended it; None where it ended for another reason."""
+        """The bundle of the failure that ended the run, or None if it ended for another reason."""
         code = self.ended.code
         if not 0 < code < _FIRST_SIGNAL or self.ended.was_asked_to or not self.bundles:
             return None
@@ -60,7 +60,7 @@ class RecordedRun(Struct, frozen=True):
 
     @property
     def n_served(self) -> int | None:
-        """Allocations that were served before it failed; None where nothing says so."""
+        """The number of allocations served before the failure, or None if unknown."""
         if self.failure is None:
             return None
         with contextlib.suppress(InputError), open_bundle(str(self.failure.path)) as files:
@@ -72,16 +72,16 @@ class RecordedRun(Struct, frozen=True):
 
     @property
     def ignores_setting(self) -> bool:
-        """Whether the program itself put other settings in the place of those given."""
+        """Whether the program itself replaced the given settings with its own."""
         name, _, value = self.setting.partition("=")
         seen = (b.facts.environment.get(name) for b in self.bundles)
         return bool(self.setting) and any(v not in (None, value) for v in seen)
 
     @property
     def is_last(self) -> bool:
-        """Whether another rerun is of no use, or not wanted.
+        """Whether another rerun would be useless or unwanted.
 
-        A run that left no bundle ended before it used the GPU: PyTorch may not know the setting.
+        A run without a bundle ended before it used the GPU: PyTorch may not know the setting.
         """
         if not self.ended.code or self.ended.was_asked_to or self.ended.code >= _FIRST_SIGNAL:
             return True
@@ -89,11 +89,11 @@ class RecordedRun(Struct, frozen=True):
 
 
 Again = Callable[[str, Path], RecordedRun]
-"""Runs the program once more, under a setting and with a folder for its bundles."""
+"""Reruns the program with a setting and a folder for its bundles."""
 
 
 def settings_of(recommendations: Sequence[Recommendation]) -> list[str]:
-    """Return the recommended ``VARIABLE=value`` of the allocator, the best first."""
+    """Return the recommended allocator settings as ``VARIABLE=value``, the best first."""
     settings = [r.setting for r in recommendations if r.setting.partition("=")[0] in SETTINGS]
     return list(dict.fromkeys(settings))[:MAX_RERUNS]
 
@@ -105,10 +105,10 @@ def rerun(
     place: Path,
     say: Callable[[str], None],
 ) -> int:
-    """Rerun a program that ran out of memory until a setting lets it end; return its exit code.
+    """Rerun a program that ran out of memory until a setting works; return its exit code.
 
-    The diagnosis is that of its recording, None where that cannot be read. ``place`` is the folder
-    of the first run's bundles, which are left as they are.
+    The diagnosis is that of its recording, or None if the recording cannot be read. ``place`` is
+    the folder of the first run's bundles, which are left unchanged.
     """
     code = first.ended.code
     if first.ended.was_asked_to or code >= _FIRST_SIGNAL:
@@ -121,8 +121,8 @@ def rerun(
     settings = settings_of(diagnosis.recommendations if diagnosis is not None else ())
     if not settings:
         say(
-            "Nothing was rerun: no setting that an environment variable can make is recommended "
-            "for this failure."
+            "Nothing was rerun: the advice for this failure has no setting that goes into an "
+            "environment variable."
         )
         return code
     done: list[RecordedRun] = []
@@ -142,7 +142,7 @@ def rerun(
 
 
 def environment_with(environ: Mapping[str, str], setting: str) -> dict[str, str]:
-    """Return an environment with one ``VARIABLE=value`` for the allocator and no other."""
+    """Return an environment in which this ``VARIABLE=value`` is the only allocator setting."""
     name, _, value = setting.partition("=")
     return {**{k: v for k, v in environ.items() if k not in SETTINGS}, name: value}
 
@@ -156,15 +156,15 @@ def _passes(first: RecordedRun, run: RecordedRun) -> bool | None:
 
 
 def _told(first: RecordedRun, run: RecordedRun) -> str:
-    """Return what became of a rerun, as a sentence."""
+    """Return the outcome of a rerun as a sentence."""
     code = run.ended.code
     if not code:
-        return "the program came to its end."
+        return "the program finished."
     if run.ended.was_asked_to or code >= _FIRST_SIGNAL:
         return f"the program was stopped (exit code {code})."
     if run.ignores_setting:
         name = run.setting.partition("=")[0]
-        return f"the program sets {name} itself, so that this setting was not in force."
+        return f"the program sets {name} itself, so this setting had no effect."
     if run.failure is None:
         how = ", but not out of memory" if run.bundles else " before it used the GPU"
         return f"the program ended with exit code {code}{how}."
@@ -173,22 +173,22 @@ def _told(first: RecordedRun, run: RecordedRun) -> str:
 
 def _told_failure(passes: bool | None, n_before: int, n_now: int) -> str:
     if passes is None:
-        return "out of memory again; whether at the same point is not known."
+        return "out of memory again; it is unknown whether at the same point."
     if passes:
         return (
             "it passed the point of failure and ran out of memory later: "
-            f"{plural(n_now, 'allocation')} served, against {format_count(n_before)} in the first "
-            "run."
+            f"{plural(n_now, 'allocation')} served, compared to "
+            f"{format_count(n_before)} in the first run."
         )
     place = "at the same point" if n_now == n_before else "earlier"
     return f"out of memory {place}, after {plural(n_now, 'allocation')}."
 
 
 def _summary(first: RecordedRun, done: Sequence[RecordedRun]) -> str:
-    """Return which setting lets the program end, or got it farthest."""
+    """Return a sentence on the setting that lets the program finish, or gets it furthest."""
     last = done[-1]
     if not last.ended.code:
-        return f"Cured: the program came to its end under {last.setting}"
+        return f"Cured: the program finished under {last.setting}"
     passed = [run for run in done if _passes(first, run)]
     if passed:
         best = max(passed, key=lambda run: run.n_served or 0)

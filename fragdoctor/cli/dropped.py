@@ -1,4 +1,4 @@
-"""Files that were dropped on the page of ``fragdoctor view``: diagnosed as if they were named."""
+"""Files dropped on the page of ``fragdoctor view``, diagnosed as if named on the command line."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ _CHUNK_BYTES: Final = 1 << 20
 
 
 class Readable(Protocol):
-    """What bytes are read from."""
+    """A source of bytes."""
 
     def read(self, n_bytes: int, /) -> bytes:
-        """Return this many bytes, fewer at the end."""
+        """Return this many bytes, or fewer at the end."""
 
 
 class Sent(NamedTuple):
-    """A file as it is announced: its name without folders, and its size."""
+    """An announced file: its name without folders, and its size."""
 
     name: str
     n_bytes: int
 
 
 def announced(text: str) -> Sequence[Sent]:
-    """Return the files that a request says it holds, one after the other.
+    """Return the files that a request announces, in their order in its body.
 
     Args:
         text: their names and sizes, as JSON in which every special character is percent-encoded.
 
     Raises:
-        ValueError: it says nothing of the kind.
+        ValueError: the text is malformed.
     """
     found: list[Sent] = []
     told = json.loads(unquote(text, errors="strict"))
@@ -63,21 +63,21 @@ def announced(text: str) -> Sequence[Sent]:
 
 
 def opened(known: Overrides, files: Sequence[Sent], body: Readable, is_wanted: IsWanted) -> Shown:
-    """Return the page of files that are read from the body of a request.
+    """Read files from the body of a request and return their page.
 
-    They are kept in a folder of the user's own until they have been diagnosed.
+    The files are kept in a private folder until they have been diagnosed.
 
     Raises:
-        FragdoctorError: they are not, are refused, or find no room.
+        FragdoctorError: the files cannot be diagnosed, are refused, or do not fit on the disk.
         ValueError: there are fewer bytes than announced.
-        Abandoned: nobody waits for the page.
+        Abandoned: nobody is waiting for the page.
     """
     with TemporaryDirectory(prefix="fragdoctor-") as name:
         folder = Path(name)
         _check_room(sum(file.n_bytes for file in files), folder)
         paths = []
         for number, file in enumerate(files):
-            (folder / str(number)).mkdir()  # two may have one name
+            (folder / str(number)).mkdir()  # two files may have the same name
             path = folder / str(number) / file.name
             with path.open("xb") as copy:
                 _copy(body, copy, file.n_bytes)
@@ -94,7 +94,7 @@ def _check_room(n_bytes: int, folder: Path) -> None:
     limit = min(DEFAULT_LIMITS.max_input_bytes, shutil.disk_usage(folder).free)
     if n_bytes > limit:
         raise ConfigError(
-            f"These are {format_size(n_bytes)}; there is room for {format_size(limit)}.",
+            f"They need {format_size(n_bytes)}; there is room for {format_size(limit)}.",
             hint="Name the file instead: fragdoctor view FILE",
         )
 

@@ -1,4 +1,4 @@
-"""``fragdoctor estimate``: will it fit, and what would make it fit."""
+"""``fragdoctor estimate``: whether it will fit, and what would make it fit."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 def estimate(chosen: EstimateOptions, given: frozenset[str]) -> int:
     """Estimate the memory of a run and print whether it fits.
 
-    ``given`` names the options that stand on the command line: a default, or a value of the
-    configuration, is nothing to refuse.
+    ``given`` names the options that are on the command line: only those are refused, never a
+    default or a value from the configuration.
     """
     if route_of(chosen) not in FORMULAS:
         refuse_unused(route_of(chosen), given, inference=chosen.inference)
@@ -52,7 +52,7 @@ def _answer(
     given: frozenset[str],
     files: RecipeUse | None,
 ) -> str:
-    """Return the report of a route; its modules are loaded only when it is taken."""
+    """Return the report of a route, loading its modules only when it is taken."""
     if route is Route.GPUS:
         from fragdoctor.model.gpus import known_gpus
         from fragdoctor.report.base import render
@@ -72,7 +72,7 @@ def _answer(
     try:
         return _of_formulas(chosen, look, files)
     except UncoveredModelError as refused:
-        if files:  # a rehearsal has no place for what was used of them
+        if files:  # a rehearsal could not use what the files say
             raise
         return _of_uncovered(refused, chosen, look, given)
 
@@ -83,10 +83,10 @@ def _of_uncovered(
     look: RenderOptions,
     given: frozenset[str],
 ) -> str:
-    """Return the rehearsal of a model that no formula covers, where its library can be imported.
+    """Return the rehearsal of a model that no formula covers, if its library can be imported.
 
     Raises:
-        UncoveredModelError: it cannot be rehearsed either; its hint says why.
+        UncoveredModelError: the model cannot be rehearsed either; the hint says why.
     """
     try:
         refuse_unused(Route.LIBRARY, given, inference=chosen.inference)
@@ -97,11 +97,11 @@ def _of_uncovered(
 
 
 def _of_formulas(chosen: EstimateOptions, look: RenderOptions, files: RecipeUse | None) -> str:
-    """Return the report on a model whose shape is known or assumed.
+    """Return the report on a model with a known or assumed shape.
 
     Raises:
-        ConfigError: options that exclude each other.
-        InputError: an input is no model.
+        ConfigError: options exclude each other.
+        InputError: an input is not a model.
     """
     from fragdoctor.estimation.judge import judged
     from fragdoctor.model.gpus import gpu_of
@@ -111,7 +111,9 @@ def _of_formulas(chosen: EstimateOptions, look: RenderOptions, files: RecipeUse 
         raise ConfigError("--fsdp and --zero exclude each other.", hint="FSDP is stage 3.")
     gpus = [gpu_of(name) for name in dict.fromkeys(chosen.gpu or ())]
     if chosen.plan and not gpus:
-        raise ConfigError("--plan asks how many of a GPU.", hint="Add for example --gpu h100.")
+        raise ConfigError(
+            "--plan asks how many GPUs of a kind.", hint="Add for example --gpu h100."
+        )
     with console.Progress("Estimating"):
         found = judged(_workload(chosen, gpus), gpus)
         if chosen.plan:
@@ -146,10 +148,10 @@ def _workload(chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Workload:
 
 
 def _price(given: str, gpu: GpuModel) -> float:
-    """Return dollars an hour of the GPU that is planned for.
+    """Return the price of the planned GPU in dollars per hour.
 
     Raises:
-        ConfigError: it is no price, or one of another GPU.
+        ConfigError: the text is not a price, or is the price of another GPU.
     """
     from fragdoctor.model.gpus import gpu_of
 
@@ -158,41 +160,41 @@ def _price(given: str, gpu: GpuModel) -> float:
         dollars = float(price)
     except ValueError:
         raise ConfigError(
-            f"--price {given} is no price.", hint="Write for example --price h100=2.5."
+            f"--price {given} is not a price.", hint="Write for example --price h100=2.5."
         ) from None
     if gpu_of(name).name != gpu.name:
         raise ConfigError(
-            f"--price {given} is of another GPU than --gpu {gpu.name}, which is planned for.",
-            hint=f"Write --price {gpu.name}=DOLLARS, or plan for the other one.",
+            f"--price {given} is for a different GPU than the planned one, --gpu {gpu.name}.",
+            hint=f"Write --price {gpu.name}=DOLLARS, or plan for the other GPU.",
         )
     return dollars
 
 
 def _shared(chosen: EstimateOptions, names: AbstractSet[str]) -> dict[str, Any]:
-    """Return what was chosen of the options that are called like this."""
+    """Return the values of the options with these names."""
     values = {name: getattr(chosen, name) for name in names & {*PARAMETERS}}
     return {name: plain(value) for name, value in values.items() if value is not None}
 
 
 def _one_batch(text: str) -> int:
-    """Return a batch size for formulas, which say by themselves which is the largest.
+    """Return a single batch size: formulas find the largest batch by themselves.
 
     Raises:
-        ConfigError: it is none, or several.
+        ConfigError: the text is not a batch size, or holds several.
     """
     from fragdoctor.rehearsal.sweep import parse_batches
 
     sizes = parse_batches(text).sizes
     if len(sizes) > 1:
         raise ConfigError(
-            "Formulas take one --batch, and say with --gpu which is the largest.",
-            hint="Lists and searches of batch sizes belong to --model MODULE:FACTORY.",
+            "Formulas take one --batch, and find the largest with --gpu.",
+            hint="Lists and searches of batch sizes need --model MODULE:FACTORY.",
         )
     return sizes[0]
 
 
 def _with_server(found: Estimate, chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Estimate:
-    """Return an estimate with what a server holds on the first GPU.
+    """Return an estimate to which a server's memory on the first GPU is added.
 
     Raises:
         ConfigError: no GPU is named.
@@ -201,7 +203,7 @@ def _with_server(found: Estimate, chosen: EstimateOptions, gpus: Sequence[GpuMod
 
     if not gpus:
         raise ConfigError(
-            "A server's cache depends on the GPU, and none is named.", hint="Add --gpu h100."
+            "A server's cache depends on the GPU, but none is named.", hint="Add --gpu h100."
         )
     serving = serving_of(
         found.workload,
@@ -214,9 +216,9 @@ def _with_server(found: Estimate, chosen: EstimateOptions, gpus: Sequence[GpuMod
 
 
 def _of_own_model(chosen: EstimateOptions, look: RenderOptions, given: frozenset[str]) -> str:
-    """Return the rehearsal of steps of the user's own model.
+    """Return the rehearsal of some steps of the user's own model.
 
-    Of the options given on the command line those are refused that the factory decides by itself.
+    Options on the command line that the factory itself decides are refused.
 
     Raises:
         ConfigError: the model cannot be rehearsed.
@@ -239,18 +241,18 @@ def _of_own_model(chosen: EstimateOptions, look: RenderOptions, given: frozenset
 
 
 def _of_library(chosen: EstimateOptions, look: RenderOptions, given: frozenset[str]) -> str:
-    """Return the rehearsal of steps of a model by its own class in Transformers or Diffusers.
+    """Return the rehearsal of some steps of a model with its class in Transformers or Diffusers.
 
     Raises:
-        ConfigError: options that exclude each other, or a model that cannot be rehearsed.
-        InputError: the input is no configuration.
+        ConfigError: options exclude each other, or the model cannot be rehearsed.
+        InputError: the input is not a configuration.
     """
     from fragdoctor.estimation.model_shapes import configuration_of
     from fragdoctor.rehearsal.step_script import library_model, step_options
 
     if chosen.fsdp != (chosen.world_size > 1):
         raise ConfigError(
-            "Of several GPUs, one that shares all states by FSDP is rehearsed.",
+            "Of several GPUs, only one that shares all states by FSDP can be rehearsed.",
             hint="Add for example --fsdp --world-size 8.",
         )
     inputs = chosen.inputs or []
@@ -289,7 +291,7 @@ def _rehearsed(
     base = RehearsalConditions(gpu=gpus[0], n_steps=chosen.steps)
     if chosen.fsdp:
         n = chosen.world_size
-        shard = ("fully-shard:1",)  # --batch is of one GPU
+        shard = ("fully-shard:1",)  # --batch is per GPU
         base = replace(base, rank=0, world_size=n, n_devices=min(n, 8), treatments=shard)
     batches = None if chosen.batch is None else parse_batches(chosen.batch)
     with TemporaryDirectory(prefix="fragdoctor-") as folder:

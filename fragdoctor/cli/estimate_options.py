@@ -30,20 +30,20 @@ class CacheKind(StrEnum):
 
 
 class Family(StrEnum):
-    """How the layers of a model without a configuration are built."""
+    """The architecture of the layers of a model without a configuration."""
 
     LLAMA = "llama"
     GPT = "gpt"
 
 
 def _count(text: str, group: str, default: int = 0) -> Any:
-    """Declare a number whose default is its minimum: 0 stands for unset."""
+    """Declare a number whose default is its minimum; 0 means unset."""
     return option("N", text, default=default, group=group, min=default)
 
 
 @taken
 class EstimateOptions(EstimateOutput):
-    """What is asked of a model before it runs."""
+    """Options of the command."""
 
     inputs: list[str] | None = argument(
         "[MODEL]...",
@@ -66,9 +66,9 @@ class EstimateOptions(EstimateOutput):
     master_weights: bool = flag("Keep fp32 weights and states beside 16-bit ones", group=TRAINING)
     grad_dtype: str | None = option("KIND", "Set the precision of gradients", group=TRAINING)
     batch: str | None = option(
-        "N", "Set the sequences a GPU a pass; of a rehearsal also 8,16 or 1..512 to search"
+        "N", "Set the sequences per GPU and pass; a rehearsal also takes 8,16 or 1..512 to search"
     )
-    seq: int | None = option("N", "Set tokens a sequence", min=1)
+    seq: int | None = option("N", "Set the tokens per sequence", min=1)
     varying_lengths: bool = flag("Count the cache of batches that differ in length", group=TRAINING)
     attention: Attention = option(None, "Choose how attention is computed", default=Attention.SDPA)
     checkpointing: str = option(
@@ -101,12 +101,12 @@ class EstimateOptions(EstimateOutput):
     expert_parallel: int = _count("Set the GPUs that share the experts", SEVERAL_GPUS, 1)
     plan: bool = flag("Find the fewest GPUs, and how to use them", group=SEVERAL_GPUS)
     price: str | None = option(
-        "NAME=DOLLARS", "Set what a GPU costs an hour, for --plan", group=SEVERAL_GPUS
+        "NAME=DOLLARS", "Set the price of a GPU per hour, for --plan", group=SEVERAL_GPUS
     )
     offload: str | None = option(
         "WHAT,WHAT", "Keep optimizer, parameters or activations on the host", group=TRAINING
     )
-    grad_accumulation: int = _count("Set the passes a step", TRAINING, 1)
+    grad_accumulation: int = _count("Set the passes per step", TRAINING, 1)
     inference: bool = flag("Estimate weights and KV cache, without training", group=INFERENCE)
     new_tokens: int = _count("Leave room in the KV cache", INFERENCE)
     kv_dtype: str | None = option("KIND", "Set the precision of the KV cache", group=INFERENCE)
@@ -120,8 +120,10 @@ class EstimateOptions(EstimateOutput):
         group=INFERENCE,
         show_default=False,
     )
-    max_num_seqs: int = _count("Set what the server takes at once", INFERENCE)
-    max_num_batched_tokens: int = _count("Set what one step of the server reads", INFERENCE)
+    max_num_seqs: int = _count("Set the sequences that the server takes at once", INFERENCE)
+    max_num_batched_tokens: int = _count(
+        "Set the tokens that one step of the server reads", INFERENCE
+    )
     keep_logits: bool = flag(
         "Count logits held through backward, or of a whole prompt", group=TRAINING
     )
@@ -157,7 +159,7 @@ class EstimateOptions(EstimateOutput):
     )
     steps: int | None = option(
         "N",
-        "Stop a rehearsal after N steps; without it, when their memory repeats",
+        "Stop a rehearsal after N steps; by default, when their memory repeats",
         group=REHEARSAL,
         min=1,
         max=200,

@@ -1,6 +1,6 @@
 """Configuration files among the inputs of ``fragdoctor estimate``.
 
-What they say becomes the options of the command, where the command line does not say it.
+Their contents become options of the command, unless the command line gives those options.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ _NO_QUESTION: Final = ("output", "force", "quiet", "no_color", "output_format", 
 
 
 def may_be_recipe(text: str) -> bool:
-    """Return whether an input may be a configuration file: cheap, before anything is loaded."""
+    """Return whether an input may be a configuration file; cheap, before anything is loaded."""
     return text.lower().endswith(SUFFIXES) and Path(text).is_file()
 
 
 def with_recipes(
     chosen: EstimateOptions, given: frozenset[str]
 ) -> tuple[EstimateOptions, RecipeUse | None]:
-    """Return the options with what files say, and what was used of them; None without files.
+    """Return the options completed from files, and what was used of the files (None without any).
 
     Args:
-        chosen: the options of the command line, files among the inputs.
-        given: those that stand on the command line, and win.
+        chosen: the command's options, whose inputs may include files.
+        given: the options on the command line, which take precedence.
 
     Raises:
-        ConfigError: files that describe two runs or no model, or say what cannot be said here.
-        InputError: a file cannot be read, or nothing says whose it is.
+        ConfigError: files describe two runs or no model, or hold a value that no option can take.
+        InputError: a file cannot be read, or its tool cannot be recognized.
     """
     inputs = chosen.inputs or []
     if len(" ".join(inputs).split()) > 1 and not chosen.args:
@@ -76,7 +76,7 @@ def with_recipes(
     models = list(question.models) or ([named] if named else [])
     if not models and not given & {"params", "layers"}:
         raise ConfigError(
-            f"{question.readings[0].source} names no model that is known here.",
+            f"{question.readings[0].source} does not name a known model.",
             hint=f"Add one: fragdoctor estimate {question.readings[0].source} llama-3.1-8b",
         )
     if named and not question.models:
@@ -92,10 +92,10 @@ def with_recipes(
 def _with_words(
     chosen: EstimateOptions, given: frozenset[str], text: str
 ) -> tuple[EstimateOptions, RecipeUse]:
-    """Return the options with what a question in words says.
+    """Return the options completed from a question in words.
 
     Raises:
-        InputError: it names no model that is known.
+        InputError: the question does not name a known model.
     """
     from fragdoctor.estimation.recipes.resolve import use_of
     from fragdoctor.estimation.words import read_question
@@ -106,17 +106,17 @@ def _with_words(
     meant = replace(chosen, inputs=models or None, **read)
     idle = read.keys() - used(route_of(meant), inference=meant.inference)
     meant = replace(meant, **{name: _DEFAULTS[name] for name in idle})
-    left = [f"{flag_of(name)} does not go with the rest." for name in sorted(idle)]
+    left = [f"{flag_of(name)} cannot be combined with the rest." for name in sorted(idle)]
     values = {n: plain(getattr(meant, n)) for n in _DEFAULTS if n not in (*_NO_QUESTION, "inputs")}
     told = {name: value for name, value in values.items() if value != plain(_DEFAULTS[name])}
     return meant, use_of((), (*asked.notes, *left), models, told)
 
 
 def _check_model(named: str, source: str) -> None:
-    """Refuse a model of a recipe that is not known, with what to do about it.
+    """Refuse an unknown model in a recipe, and say what to do about it.
 
     Raises:
-        InputError: as an estimate without a recipe, and that another may be named.
+        InputError: as without a recipe, adding that another model can be named.
     """
     from fragdoctor.estimation.model_shapes import model_of
 
@@ -124,12 +124,12 @@ def _check_model(named: str, source: str) -> None:
         model_of([named])
     except InputError as e:
         beside = f"fragdoctor estimate {source} config.json"
-        e.hint = f"{e.hint} Its configuration, or a model like it, goes beside the recipe: {beside}"
+        e.hint = f"{e.hint} Give its configuration, or a similar model, with the recipe: {beside}"
         raise
 
 
 def _typed(name: str, value: Any) -> Any:
-    """Return a value as the option has it: a batch as text, a choice as a member of its enum."""
+    """Return a value in its option's type: a batch as text, a choice as a member of its enum."""
     kind = get_type_hints(EstimateOptions)[name]
     enums = [k for k in (kind, *get_args(kind)) if isinstance(k, type) and issubclass(k, StrEnum)]
     if enums:
@@ -138,5 +138,5 @@ def _typed(name: str, value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Return a choice as its text, any other value as it is."""
+    """Return a choice as its text, and any other value unchanged."""
     return value.value if isinstance(value, StrEnum) else value

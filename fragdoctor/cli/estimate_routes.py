@@ -1,7 +1,7 @@
-"""The ways to an estimate, and which options each of them uses.
+"""The routes to an estimate, and the options that each of them uses.
 
-An option that the way taken does not use is refused, never silently ignored: the answer would look
-as if it had been heeded.
+An option that the chosen route does not use is refused, never silently ignored: the answer would
+look as if the option had been taken into account.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fragdoctor.errors import ConfigError
 
 
 class Route(StrEnum):
-    """A way to an answer; the value is how sentences name it."""
+    """A route to an answer; the value is its name in sentences."""
 
     GPUS = "--list-gpus"
     MODELS = "--list-models"
@@ -30,7 +30,7 @@ class Route(StrEnum):
 
 
 PARAMETERS: Final = tuple(field.name for field in fields(EstimateOptions))
-"""All parameters of the command, in their order."""
+"""All parameters of the command, in order."""
 
 FORMULAS: Final = (Route.FILE, Route.COUNT)
 _OUTPUT: Final = frozenset(field.name for field in fields(EstimateOutput))
@@ -67,7 +67,7 @@ _USED: Final[Mapping[Route, tuple[AbstractSet[str], AbstractSet[str]]]] = Mappin
         Route.COUNT: (_FORMULA | _SHAPE, _TRAINING | {"dropout"}),
     }
 )
-"""By route: the parameters that it uses, and those that it uses without ``--inference``."""
+"""Route -> (parameters that it always uses, parameters that it uses without ``--inference``)."""
 
 NEEDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -81,23 +81,21 @@ NEEDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "max_num_batched_tokens": ("gpu_memory_utilization",),
     }
 )
-"""Options that mean nothing without another one."""
+"""Option -> other options without which it has no meaning."""
 
 _HINTS: Final[Mapping[Route, str]] = MappingProxyType(
     {
-        Route.MODEL: "Your code decides that: build it so in the factory.",
-        Route.LIBRARY: "Leave it out, or leave --rehearse out: formulas know it.",
+        Route.MODEL: "Your code decides that: set it in the factory.",
+        Route.LIBRARY: "Leave it out, or leave --rehearse out: formulas support it.",
         Route.FILE: "The file describes the model; see fragdoctor estimate --help.",
         Route.COUNT: "See fragdoctor estimate --help.",
     }
 )
 _BELONGS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        **dict.fromkeys(
-            ("input_shape", "input_dtype", "loss"), "It belongs to --model MODULE:FACTORY."
-        ),
-        "steps": "It belongs to --rehearse and to --model MODULE:FACTORY.",
-        "rehearse": "It takes a config.json, or the name of a model.",
+        **dict.fromkeys(("input_shape", "input_dtype", "loss"), "It needs --model MODULE:FACTORY."),
+        "steps": "It needs --rehearse or --model MODULE:FACTORY.",
+        "rehearse": "It needs a config.json, or the name of a model.",
         **dict.fromkeys(_CACHE, "It is about the KV cache: add --inference."),
     }
 )
@@ -111,17 +109,17 @@ def used(route: Route, *, inference: bool) -> AbstractSet[str]:
 
 
 def used_by_formulas(*, inference: bool) -> AbstractSet[str]:
-    """Return the parameters that formulas use: what configuration files may become."""
+    """Return the parameters that formulas use, which configuration files may set."""
     return used(Route.FILE, inference=inference) | used(Route.COUNT, inference=inference)
 
 
 def flag_of(parameter: str) -> str:
-    """Return how the command line writes a parameter."""
+    """Return a parameter as it is written on the command line."""
     return "an input" if parameter == "inputs" else f"--{parameter.replace('_', '-')}"
 
 
 def route_of(chosen: EstimateOptions) -> Route:
-    """Return the way that the options lead; what does not fit to it is refused afterwards."""
+    """Return the route that the options choose; options that do not fit it are refused later."""
     if chosen.list_gpus or chosen.list_models:
         return Route.GPUS if chosen.list_gpus else Route.MODELS
     if chosen.model is not None:
@@ -132,7 +130,7 @@ def route_of(chosen: EstimateOptions) -> Route:
 
 
 def refuse_unused(route: Route, given: AbstractSet[str], *, inference: bool) -> None:
-    """Refuse options on the command line that would change nothing.
+    """Refuse options on the command line that would have no effect.
 
     Raises:
         ConfigError: one sentence with the options and the route.

@@ -1,8 +1,8 @@
-"""The one place where exceptions become sentences and exit codes.
+"""The only place where exceptions become sentences and exit codes.
 
 0 done; 1 findings at or above ``--fail-on``; 2 usage, configuration or unreadable input; 3 input
-refused as hostile or over a limit; 70 a bug in fragdoctor; 130 interrupted; 141 the reader
-of the output went away.
+refused as hostile or over a limit; 70 a bug in fragdoctor; 130 interrupted; 141 the reader of
+the output is gone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ INTERNAL: Final = 70
 INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
 
-# typer has its own copy of click, older ones use the package: reach the base through typer.
+# typer has its own copy of click, older versions use the package: get the base through typer.
 _UsageError: Final = typer.BadParameter.__mro__[1]
 _ClickError: Final = cast("type[Exception]", typer.BadParameter.__mro__[2])
 
@@ -38,14 +38,14 @@ _OS_SENTENCES: Final = (
 )
 
 _NO_VALUE: Final = re.compile(r"Invalid value for '(--[\w-]+)'.*?: '(--?[A-Za-z][\w-]*)' is not ")
-"""An option without its value takes the next option for it."""
+"""The error if an option without its value takes the next option for the value."""
 
 _SAID_SO: Final = {
-    "--lora": "A rank follows it: --lora 16.",
+    "--lora": "It takes a rank: --lora 16.",
     "--vram": "A card of 24 GiB is --gpu 24GiB.",
     **dict.fromkeys(("--qlora", "--4bit", "--load-in-4bit"), "QLoRA is --lora 16 --dtype int4."),
 }
-"""What people write of an estimate, and how it is said."""
+"""What people write for an estimate -> the correct way to say it."""
 
 HOW_TO_REPORT: Final = (
     "This is a bug in fragdoctor, not in your input. Report it with the lines above, the command, "
@@ -56,7 +56,7 @@ HOW_TO_REPORT: Final = (
 def run(  # noqa: PLR0911 - one line for each way to end
     call: Callable[[Sequence[str]], int], argv: Sequence[str]
 ) -> int:
-    """Return the exit code of ``call(argv)``; every way to fail becomes a sentence."""
+    """Return the exit code of ``call(argv)``; every failure becomes a sentence."""
     try:
         return _flushed(call(argv))
     except typer.Exit as e:
@@ -84,7 +84,7 @@ def run(  # noqa: PLR0911 - one line for each way to end
 
 
 def wants_json(argv: Sequence[str]) -> bool:
-    """Return whether the command line asks for JSON, as far as can be seen without parsing."""
+    """Return whether the command line seems to ask for JSON, without parsing it."""
     for i, word in enumerate(argv):
         if word == "--":
             return False
@@ -111,7 +111,7 @@ def _fail(  # noqa: PLR0913, PLR0917 - the parts of one answer
     *,
     plain: str = "",
 ) -> int:
-    """Print one sentence and its hint on standard error, and JSON on standard output if asked."""
+    """Print one sentence and its hint on standard error, and on request JSON on standard output."""
     _say(f"Error: {message}", hint)
     if wants_json(argv):
         _print_error_document(code, plain or message, hint, offset)
@@ -119,7 +119,7 @@ def _fail(  # noqa: PLR0913, PLR0917 - the parts of one answer
 
 
 def _usage(argv: Sequence[str], error: Exception) -> int:
-    """Print what is wrong with the command line, and where its help is."""
+    """Print what is wrong with the command line, and how to get help."""
     message = getattr(error, "format_message", error.__str__)()
     if no_value := _NO_VALUE.match(message):
         message = f"{no_value[1]} needs a value: {no_value[2]} follows it."
@@ -155,7 +155,7 @@ def _internal(argv: Sequence[str], error: Exception) -> int:
 
     from fragdoctor.report import escape
 
-    # A traceback quotes input in messages; its own line breaks are kept.
+    # A traceback's messages can quote input, so escape each line; its line breaks are kept.
     for line in "".join(traceback.format_exception(error)).splitlines():
         sys.stderr.write(f"{escape.terminal(line)}\n")
     _say(HOW_TO_REPORT)
@@ -172,7 +172,7 @@ def _print_error_document(code: str, message: str, hint: str, offset: int | None
 
 
 def _write_out(text: str) -> None:
-    """Write to standard output what can be; what cannot is not tried again at the very end."""
+    """Write as much as possible to standard output; the rest is not retried when Python exits."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -191,7 +191,7 @@ def _say(message: str, hint: str = "") -> None:
 
 
 def quiet_pipe() -> int:
-    """Return the code of a program whose reader went away, and keep the interpreter quiet."""
+    """Return the exit code for a reader that is gone, and keep the interpreter quiet."""
     with contextlib.suppress(OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""``fragdoctor explain``: the rules and the words of the reports, offline."""
+"""``fragdoctor explain``: the rules and terms of the reports, offline."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fragdoctor.cli.exit import OK
 
 @options.taken
 class ExplainOptions:
-    """What is to be explained."""
+    """What to explain."""
 
     words: list[str] | None = options.argument(
         "[CODE|TERM]",
@@ -20,7 +20,7 @@ class ExplainOptions:
 
 
 def explain(asked: ExplainOptions) -> int:
-    """Print the lists of rules and terms, or the text of one."""
+    """Print the lists of rules and terms, or the text of one of them."""
     look = console.render_options(no_color=asked.no_color)
 
     from fragdoctor.report.base import render

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ExportFormat(StrEnum):
-    """What a snapshot can be written as."""
+    """Formats that a snapshot can be written in."""
 
     CSV = "csv"
     TRACE = "trace"
@@ -27,7 +27,7 @@ class ExportFormat(StrEnum):
 
 
 class ExportTable(StrEnum):
-    """Tables for CSV."""
+    """Tables that can be written as CSV."""
 
     EVENTS = "events"
     BLOCKS = "blocks"
@@ -38,7 +38,7 @@ class ExportTable(StrEnum):
 
 @options.taken
 class ExportOptions:
-    """What of a snapshot is written, and as what."""
+    """Which part of a snapshot to write, and in what format."""
 
     # A str, since a Path would turn the // of a URL into /.
     snapshot: str = options.argument(
@@ -66,12 +66,12 @@ class ExportOptions:
 
 
 def export(asked: ExportOptions) -> int:
-    """Write the snapshot in another form."""
+    """Write the snapshot in another format."""
     output_format, output, device = asked.output_format, asked.output, asked.device
     console.check_output(output, force=asked.force, inputs=[asked.snapshot])
     if output_format is ExportFormat.SNAPSHOT and output is None and sys.stdout.isatty():
         raise ConfigError(
-            f"{output_format.value} is binary and does not go to a terminal.",
+            f"{output_format.value} is binary and is not written to a terminal.",
             hint="Give -o FILE.",
         )
 
@@ -81,7 +81,7 @@ def export(asked: ExportOptions) -> int:
         source = read_snapshot(asked.snapshot)
     if device is not None and device not in source.devices:
         raise ConfigError(
-            f"The snapshot knows no device {device}.",
+            f"The snapshot has no device {device}.",
             hint=f"It has {', '.join(map(str, source.devices)) or 'none'}.",
         )
     if asked.redact:
@@ -123,10 +123,10 @@ def _write(
 
 
 def _modules(snapshot: Snapshot, device: int | None) -> pd.DataFrame:
-    """Return what the modules of the model held at the peak of each device.
+    """Return what the model's modules held at the peak of each device.
 
     Raises:
-        ConfigError: no module is noted.
+        ConfigError: no modules were recorded.
     """
     from fragdoctor.analysis.device import analyze_device
     from fragdoctor.diagnosis.modules import module_memory
@@ -137,6 +137,6 @@ def _modules(snapshot: Snapshot, device: int | None) -> pd.DataFrame:
     if not found:
         raise ConfigError(
             "The snapshot does not say which module of the model its memory is for.",
-            hint="Leave one that does: fragdoctor rehearse --snapshot FILE, or run --module-paths.",
+            hint="Make one that does: fragdoctor rehearse --snapshot FILE, or run --module-paths.",
         )
     return modules_frame(found)

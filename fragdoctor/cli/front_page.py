@@ -1,6 +1,6 @@
-"""The commands in words: what each is called, its line of help, its examples.
+"""The texts of the commands: their names, lines of help, and examples.
 
-What ``fragdoctor --help`` prints is shown without loading any library.
+``fragdoctor --help`` prints them without loading any library.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ class Command(NamedTuple):
     """A command.
 
     Attributes:
-        name: its verb, and that of its module in ``fragdoctor.cli``.
-        text: its line of help; the front page leaves out what stands in brackets.
-        examples: two.
-        note: what follows them.
-        may_mix_options: whether options may stand behind arguments.
+        name: its name, which its module in ``fragdoctor.cli`` shares.
+        text: its line of help; the front page leaves out the part in brackets.
+        examples: two examples.
+        note: the text after the examples.
+        may_mix_options: whether options may come after arguments.
     """
 
     name: str
@@ -44,12 +44,12 @@ COMMANDS: Final = (
             "fragdoctor run -o bundles --zip -- torchrun --nproc-per-node 8 train.py",
         ],
         "\n\n\b\nThe report goes to standard error; output and exit code stay the program's.\n"
-        "A program that succeeds with nothing to record (no torch, no CUDA) ends in 2.",
+        "A program that succeeds with nothing to record (no torch or CUDA) exits with 2.",
         may_mix_options=False,
     ),
     Command(
         "attach",
-        "Diagnose a program while it runs, and let it go on",
+        "Diagnose a program while it runs, and let it keep running",
         [
             "fragdoctor attach 4711",
             "fragdoctor attach 4711 --wait 10 --format html -o now.html",
@@ -140,7 +140,7 @@ COMMANDS: Final = (
     ),
     Command(
         "mcp",
-        "Serve the doctor as tools of a coding agent (Model Context Protocol)",
+        "Serve fragdoctor as tools for a coding agent (Model Context Protocol)",
         [
             "fragdoctor mcp --root .",
             "fragdoctor mcp --redact --allow-rehearse",

@@ -1,4 +1,4 @@
-"""``fragdoctor init-ci``: the file that lets a code host rehearse each change."""
+"""``fragdoctor init-ci``: a file that makes a code host rehearse every change."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GITLAB: Final = Path(".gitlab/gpu-memory.yml")
 
 @options.taken
 class InitCiOptions:
-    """What is to be checked, and where."""
+    """What to check, and where."""
 
     words: list[str] = options.argument(
         "SCRIPT [-- ARGS]...",
@@ -62,7 +62,7 @@ def workflow(chosen: InitCiOptions, target: Path) -> str:
     """Return the text of the file.
 
     Raises:
-        ConfigError: a word cannot stand in such a file, or there is no such script.
+        ConfigError: a word cannot be written into such a file, or the script does not exist.
     """
     script, *args = chosen.words
     package = chosen.install or requirement()
@@ -77,16 +77,16 @@ def workflow(chosen: InitCiOptions, target: Path) -> str:
     if not chosen.is_module and not Path(script).is_file():
         raise ConfigError(f"{script} does not exist.", hint="Run it at the root of the repository.")
     for word in (*chosen.words, package, chosen.gpu_runner or "", str(target)):
-        # Both hosts put values in place of such words before a shell sees them.
+        # Both hosts replace such words with values before a shell sees them.
         if not word.isprintable() or "${{" in word:
             raise ConfigError(
-                f"{word!r} cannot stand in a workflow.", hint="Put it into a script of its own."
+                f"{word!r} cannot be used in a workflow.", hint="Put it into a script of its own."
             )
     labels = [label.strip() for label in (chosen.gpu_runner or "").split(",")]
     if not all(label.replace("-", "").replace("_", "").replace(".", "").isalnum() or not label
                for label in labels):  # fmt: skip
         raise ConfigError(
-            f"{chosen.gpu_runner!r} is no list of labels.", hint="Write self-hosted,gpu"
+            f"{chosen.gpu_runner!r} is not a list of labels.", hint="Write self-hosted,gpu"
         )
     start = ["-m", script] if chosen.is_module else [script]
     program = shlex.join([*start, "--", *args] if args else start)
@@ -112,7 +112,7 @@ def workflow(chosen: InitCiOptions, target: Path) -> str:
 
 
 def _filled(name: str, values: Mapping[str, str], kept: Collection[str]) -> str:
-    """Return a template with its values, and of its optional parts those that are kept."""
+    """Return a template filled with values, keeping only the chosen optional parts."""
     from importlib.resources import files
 
     text = files("fragdoctor.gate").joinpath(f"workflows/{name}.yml").read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
-"""``fragdoctor mcp``: the doctor as tools of a coding agent, by the Model Context Protocol.
+"""``fragdoctor mcp``: tools for a coding agent over the Model Context Protocol.
 
-Each call runs ``fragdoctor`` in a process of its own, so that limits, exit codes and escaping are
-those of the command line, and nothing that a file does to it reaches the server.
+Each call runs ``fragdoctor`` in its own process, so that limits, exit codes and escaping are those
+of the command line, and a hostile file cannot affect the server.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from fragdoctor.errors import ConfigError
 from fragdoctor.inputs.confinement import confined_to
 
 MAX_TEXT: Final = 60_000
-"""Characters of an answer: more fills the memory of the model that reads it."""
+"""The most characters of an answer: more would fill the context of the model that reads it."""
 
 MAX_NAME: Final = 4096
-"""Characters of a path, as Linux has it; of a longer one not even the refusal is useful."""
+"""The most characters of a path, as on Linux; even quoting a longer path would be useless."""
 
 MAX_PATHS: Final = 1000
 _MAX_TOLD_NAME: Final = 200
@@ -37,21 +37,23 @@ _INSTRUCTIONS: Final = (
 
 @taken
 class ToolServerOptions:
-    """What agents may do."""
+    """Permissions of agents."""
 
     root: Path = option("DIR", "Read files below this folder only", default=Path())
     redact: bool = flag("Answer with pseudonyms for names of your code; snapshots only")
-    allow_rehearse: bool = flag("Offer rehearse too, which runs programs of yours")
+    allow_rehearse: bool = flag("Offer rehearse too, which runs your programs")
 
 
 def mcp(chosen: ToolServerOptions) -> int:
-    """Serve the tools on standard input and output until the agent goes away.
+    """Serve the tools on standard input and output until the agent disconnects.
 
     Raises:
-        ConfigError: the package ``mcp`` is not installed, or there is no such folder.
+        ConfigError: the package ``mcp`` is not installed, or the folder does not exist.
     """
     if not chosen.root.is_dir():
-        raise ConfigError(f"{chosen.root} is no folder.", hint="Give --root the project's folder.")
+        raise ConfigError(
+            f"{chosen.root} is not a folder.", hint="Give --root the project's folder."
+        )
     server(chosen).run("stdio")
     return OK
 
@@ -60,7 +62,7 @@ def server(chosen: ToolServerOptions) -> Any:
     """Return the server with its tools.
 
     Raises:
-        ConfigError: the package ``mcp`` is not installed, or is another version.
+        ConfigError: the package ``mcp`` is not installed, or has the wrong version.
     """
     try:
         from mcp.server import MCPServer
@@ -91,7 +93,7 @@ class _Tools:
 
         Args:
             paths: memory snapshots (.pickle), out-of-memory messages, memory_stats, logs.
-            capacity: what PyTorch could have, such as 24GiB, where the files do not say it.
+            capacity: what PyTorch could have, such as 24GiB, if the files do not say it.
             full: say everything: checklist, stacks, all rows.
         """
         if len(paths) > MAX_PATHS:
@@ -149,7 +151,7 @@ class _Tools:
         with _scratch() as scratch:
             left = str(Path(scratch) / "rehearsal.pickle")
             words = ["rehearse", *options, f"--snapshot={left}"]
-            program = [target, "--", *(args or [])]  # an absolute path is no option
+            program = [target, "--", *(args or [])]  # an absolute path cannot be an option
             if not self._is_redacted:
                 return await self._report(*words, "--format=markdown", *program)
             found = loads(await self._output(*words, "--format=json", *program))["rehearsal"]
@@ -164,13 +166,13 @@ class _Tools:
         """Return a path below the root.
 
         Raises:
-            ToolError: it is elsewhere.
+            ToolError: the path is not below the root.
         """
         told = name if len(name) <= _MAX_TOLD_NAME else f"{name[:_MAX_TOLD_NAME]}..."
         try:
             is_path = "://" not in name and len(name) <= MAX_NAME
             place = (self._root / name).resolve() if is_path else None
-        except (OSError, ValueError, RuntimeError):  # a name that none can have; circles
+        except (OSError, ValueError, RuntimeError):  # impossible names; circular links
             place = None
         if place is None or not place.is_relative_to(self._root):
             raise _refusal(f"{told} is not below {self._root}, the folder of --root.")
@@ -181,7 +183,7 @@ class _Tools:
         return await self._redacted(place, scratch) if self._is_redacted else place
 
     async def _redacted(self, path: str, scratch: str) -> str:
-        """Return a copy of a snapshot without names of the user's; what cannot be, is refused."""
+        """Return a copy of a snapshot without the user's names, or refuse if that is impossible."""
         n = len(os.listdir(scratch))  # noqa: PTH208 - a count
         target = str(Path(scratch) / f"redacted-{n}.pickle")
         export = ("export", "--format=snapshot", "--redact", f"-o{target}", "--", path)
@@ -199,11 +201,11 @@ class _Tools:
 
         Args:
             words: the command and its arguments.
-            below: the folders that it may read in, links followed; empty where the command runs a
-                program, which reads what it likes.
+            below: the folders that it may read in, following links; empty if the command runs a
+                program, which may read anything.
 
         Raises:
-            ToolError: it failed, with its sentence, or took too long.
+            ToolError: the command failed, with its sentence, or took too long.
         """
         import asyncio
 
@@ -229,7 +231,7 @@ class _Tools:
         return out.decode("utf-8", "replace")
 
     def _without_names(self, text: str) -> str:
-        """Return an error as it may be told: where names are redacted, without a traceback."""
+        """Return an error as the agent may see it: without a traceback if names are redacted."""
         if not self._is_redacted:
             return text
         return "The file cannot be read or redacted; only memory snapshots can be redacted."
@@ -242,7 +244,7 @@ def _scratch() -> contextlib.AbstractContextManager[str]:
 
 
 def _refusal(message: str) -> Exception:
-    """Return the error whose message the agent is told; others are only logged."""
+    """Return the error type whose message reaches the agent; others are only logged."""
     from mcp.server.mcpserver.exceptions import ToolError
 
     error: Exception = ToolError(message)

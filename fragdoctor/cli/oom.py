@@ -1,4 +1,4 @@
-"""``fragdoctor oom``: a message or a log, pasted, piped or read from a file."""
+"""``fragdoctor oom``: diagnose a message or a log, pasted, piped or read from a file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fragdoctor.cli import console, options
 
 @options.taken
 class OomOptions(options.DiagnosisOptions):
-    """What is asked about a message or a log."""
+    """Options of the command."""
 
     text: list[str] | None = options.argument(
         "[TEXT|FILE|-]",
@@ -20,7 +20,7 @@ class OomOptions(options.DiagnosisOptions):
 
 
 def oom(asked: OomOptions) -> int:
-    """Diagnose the first cause in the text and print the report."""
+    """Diagnose the first cause in the text, and print the report."""
     look = console.look_of(asked)
     words = asked.text or []
     console.check_output(asked.output, force=asked.force, inputs=words)

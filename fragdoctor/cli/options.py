@@ -1,6 +1,6 @@
-"""What commands take: dataclasses whose fields are declared once, as options, switches, arguments.
+"""Parameters of commands: dataclasses whose fields are declared as options, flags and arguments.
 
-An option is called as its field is (``max_peak``: ``--max-peak``), unless its declaration names it.
+An option is named after its field (``max_peak``: ``--max-peak``), unless the declaration names it.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ HEADINGS: Final = (
     *("Options", SHAPE, TRAINING, SEVERAL_GPUS, INFERENCE, REHEARSAL),
     *(PROGRAM, CURE, INPUT, SEVERAL_RANKS, GATE, OUTPUT, GENERAL),
 )
-"""Under which a command's help lists its options; the first is for those without another."""
+"""Headings of options in a command's help; the first is for options without a group."""
 
 
 class Declared(NamedTuple):
-    """A parameter: what makes it, from the name of its option; its default, ``...`` without one."""
+    """A parameter: a function from its option's name to it, and its default (``...`` for none)."""
 
     made: Callable[[str], OptionInfo | ArgumentInfo]
     default: Any
@@ -65,33 +65,33 @@ class Declared(NamedTuple):
 def option(
     metavar: str | None, text: str, *names: str, default: Any = None, group: str = "", **more: Any
 ) -> Any:
-    """Declare an option that takes a value; ``metavar`` is None where its type says what.
+    """Declare an option that takes a value; ``metavar`` is None if the type says enough.
 
     Args:
-        metavar: what it takes, in capitals.
+        metavar: the kind of value, in capitals.
         text: its line of help.
-        names: how it is written, where not as its field is called.
-        default: where it is not given.
-        group: the heading that it stands under in the help.
-        more: as ``typer.Option`` has it.
+        names: its spellings, if not the name of its field.
+        default: the value if the option is not given.
+        group: its heading in the help.
+        more: further arguments of ``typer.Option``.
     """
     more |= {"metavar": metavar, "help": text, "rich_help_panel": group or None}
     return Declared(lambda name: typer.Option(*(names or (name,)), **more), default)
 
 
 def flag(text: str, *names: str, group: str = "") -> Any:
-    """Declare a switch; arguments as of :func:`option`."""
+    """Declare a flag; arguments as for :func:`option`."""
     return option(None, text, *names, default=False, group=group)
 
 
 def argument(metavar: str, text: str, *, default: Any = ..., **more: Any) -> Any:
-    """Declare an argument; arguments as of :func:`option`."""
+    """Declare an argument; arguments as for :func:`option`."""
     return Declared(lambda _: typer.Argument(metavar=metavar, help=text, **more), default)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def taken(kind: type[_Options]) -> type[_Options]:
-    """Make a class of declared parameters a frozen dataclass, made by keyword."""
+    """Make a class of declared parameters a frozen dataclass with keyword-only fields."""
     for name in kind.__annotations__:
         declared = getattr(kind, name)
         info = declared.made(f"--{name.replace('_', '-')}")
@@ -101,7 +101,7 @@ def taken(kind: type[_Options]) -> type[_Options]:
 
 
 def command_of(call: Callable[[Any], int]) -> Callable[..., int]:
-    """Return a command whose parameters are the fields of what a function takes."""
+    """Return a command whose parameters are the fields of a function's argument."""
     kind = next(iter(get_type_hints(call).values()))
     return command_with(parameters_of(kind), lambda **values: call(kind(**values)))
 
@@ -109,7 +109,7 @@ def command_of(call: Callable[[Any], int]) -> Callable[..., int]:
 def command_with(
     parameters: Sequence[inspect.Parameter], call: Callable[..., int]
 ) -> Callable[..., int]:
-    """Return a command with these parameters, which calls a function with their values by name."""
+    """Return a command with these parameters that passes their values to a function by name."""
 
     def command(**values: Any) -> int:
         return call(**values)
@@ -120,9 +120,9 @@ def command_with(
 
 
 def parameters_of(kind: type) -> list[inspect.Parameter]:
-    """Return the fields of a class of options as parameters: arguments, its own, inherited ones.
+    """Return the fields of a class of options as parameters: arguments, then own, then inherited.
 
-    The nearer the class that has a field, the sooner it comes.
+    Fields of nearer base classes come first.
     """
     hints = get_type_hints(kind)
     level = {
@@ -166,30 +166,30 @@ class DocumentFormat(StrEnum):
 
 
 class FailOn(StrEnum):
-    """From which severity on findings make the exit code 1."""
+    """The lowest severity of findings that makes the exit code 1."""
 
     WARNING = "warning"
     ERROR = "error"
 
 
 def size(text: str | int) -> int:
-    """Return the bytes of an option such as ``24GiB``; a number of a configuration has no unit."""
+    """Return the bytes of an option such as ``24GiB``; a number in a configuration has no unit."""
     try:
         value = parse_size(str(text))
     except ConfigError as e:
         raise typer.BadParameter(f"{e.message} {e.hint}") from e
     if value == 0:
-        raise typer.BadParameter("0 bytes is no size. Write for example 24GiB.")
+        raise typer.BadParameter("0 bytes is not a size. Write for example 24GiB.")
     return value
 
 
 def size_or_factor(text: str | float) -> int | float:
-    """Return the bytes of an option such as ``24GiB``, or the factor of one such as ``1.2x``."""
+    """Return the bytes of an option such as ``24GiB``, or the factor of an option like ``1.2x``."""
     factor = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*[xX]", str(text))
     if factor is None:
         return text if isinstance(text, float) else size(text)
     if float(factor[1]) == 0:
-        raise typer.BadParameter("0x is no capacity. Write for example 1.2x.")
+        raise typer.BadParameter("0x is not a capacity. Write for example 1.2x.")
     return float(factor[1])
 
 
@@ -218,7 +218,7 @@ FORMAT: Final = option(
 )  # fmt: skip
 DOCUMENT_FORMAT: Final = FORMAT._replace(default=DocumentFormat.TEXT)
 REPORTS: Final = option(
-    "FORMAT=FILE", "Write a further report to a file; may be repeated", group=OUTPUT
+    "FORMAT=FILE", "Write another report to a file; may be repeated", group=OUTPUT
 )
 OUTPUT_FILE: Final = option("FILE", "Write the report to a file", "-o", "--output", group=OUTPUT)
 FORCE: Final = flag("Overwrite the output file if it exists", group=OUTPUT)
@@ -237,13 +237,13 @@ CAPACITY: Final = option(
     parser=size,
 )
 DEVICE_SIZE: Final = option(
-    "SIZE", "Set the size of the GPU, where no input says it", group=INPUT, parser=size
+    "SIZE", "Set the size of the GPU, if no input says it", group=INPUT, parser=size
 )
 DEVICE: Final = option("N", "Look at one GPU only", group=INPUT, min=0)
 CONTINUE_WITH: Final = option(
     "SNAPSHOT",
-    "Take from another recording of the program (a rehearsal, a healthy run) how this one "
-    "would have gone on",
+    "Use another recording of the program (a rehearsal, a healthy run) to tell how this one "
+    "would have continued",
     group=INPUT,
 )
 MEMORY_FRACTION: Final = option(
@@ -255,7 +255,7 @@ IS_MODULE: Final = flag("Run a module, as python -m does", "-m", "--module", gro
 
 @taken
 class ReportOutput:
-    """Where a report goes, and how it looks."""
+    """The destination and look of a report."""
 
     output: Path | None = OUTPUT_FILE
     force: bool = FORCE
@@ -265,21 +265,21 @@ class ReportOutput:
 
 @taken
 class EstimateOutput(ReportOutput):
-    """Where the answer of an estimate or a packing goes, and in which form."""
+    """The destination and format of the answer of an estimate or a packing."""
 
     output_format: DocumentFormat = DOCUMENT_FORMAT
 
 
 @taken
 class FullOutput(ReportOutput):
-    """The same of a report that has more to say on request."""
+    """The same for a report that can say more on request."""
 
     verbose: bool = VERBOSE
 
 
 @taken
 class CaseOptions(FullOutput):
-    """What is known of a case beside its inputs, and where the report on it goes."""
+    """What is known about a case besides its inputs, and the destination of its report."""
 
     capacity: int | None = DEVICE_SIZE
     device: int | None = DEVICE
@@ -293,7 +293,7 @@ class CaseOptions(FullOutput):
     )
 
     def overrides(self) -> Overrides:
-        """Return what is known, as a case takes it."""
+        """Return the known facts in the form that a case takes."""
         from fragdoctor.model.case import Overrides
 
         return Overrides(
@@ -308,7 +308,7 @@ class CaseOptions(FullOutput):
 
 @taken
 class DiagnosisOptions(CaseOptions):
-    """The same of a case that is diagnosed, and which findings make the exit code 1."""
+    """The same for a case to diagnose, and the findings that make the exit code 1."""
 
     output_format: ReportFormat = FORMAT
     fail_on: FailOn | None = FAIL_ON

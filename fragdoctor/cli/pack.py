@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 @options.taken
 class PackOptions(options.EstimateOutput):
-    """What is asked about several processes on one GPU."""
+    """Options of the command."""
 
     inputs: list[str] | None = options.argument(
         "[INPUT]...",
         "What one process left: a snapshot, a message, statistics, a log or a bundle",
         default=None,
     )
-    # A list, so that a second one is refused and not silently preferred.
+    # A list, so that a second GPU is refused instead of silently replacing the first.
     gpu: list[str] | None = options.option("NAME|SIZE", "Choose the GPU: a100-40g, h100, 24GiB")
     per_process: int | None = options.option(
         "SIZE",
@@ -35,7 +35,7 @@ class PackOptions(options.EstimateOutput):
     )
     headroom: int | None = options.option(
         "SIZE",
-        "Keep so much of the GPU free; a twentieth of it otherwise",
+        "Keep this much of the GPU free; by default a twentieth",
         group=options.INPUT,
         parser=options.size,
     )
@@ -57,7 +57,7 @@ def _answer(chosen: PackOptions, look: RenderOptions) -> str:
     """Return the report on how many processes share a GPU.
 
     Raises:
-        ConfigError: the question is not complete.
+        ConfigError: the question is incomplete.
     """
     from fragdoctor.estimation.packing import Question, processes_on_gpu
     from fragdoctor.model.gpus import gpu_of
@@ -67,7 +67,7 @@ def _answer(chosen: PackOptions, look: RenderOptions) -> str:
     if len(gpus) > 1:
         raise ConfigError("Processes share one GPU.", hint="Give --gpu once.")
     if per_process == 0:
-        raise ConfigError("A process of no memory needs no GPU.", hint="--per-process 6GB")
+        raise ConfigError("A process without memory needs no GPU.", hint="--per-process 6GB")
     question = Question(
         per_process_bytes=per_process,
         context_bytes=chosen.context,

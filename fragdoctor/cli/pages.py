@@ -30,7 +30,7 @@ _SHOWN: Final = (
 
 
 class Shown(NamedTuple):
-    """A page, and what answers its what-ifs; None where it has none."""
+    """A page, and the replays that answer its what-ifs, or None if it has none."""
 
     page: bytes
     answer: Answer | None = None
@@ -40,7 +40,7 @@ def shown_case(case: Case) -> Shown:
     """Diagnose a case; return its page.
 
     Raises:
-        FragdoctorError: it cannot be diagnosed.
+        FragdoctorError: the case cannot be diagnosed.
     """
     from fragdoctor.diagnosis.pipeline import diagnose
     from fragdoctor.report.base import RenderOptions
@@ -52,8 +52,8 @@ def shown_case(case: Case) -> Shown:
     return Shown(page.encode(), ViewReplays(diagnosis))
 
 
-class Abandoned(Exception):  # noqa: N818 - no error: whoever asked went away
-    """Nobody waits for the answer any more."""
+class Abandoned(Exception):  # noqa: N818 - not an error: whoever asked is gone
+    """Nobody is waiting for the answer anymore."""
 
 
 class ViewReplays:
@@ -66,17 +66,17 @@ class ViewReplays:
         self._lock = threading.Lock()
 
     def __call__(self, question: object, is_wanted: IsWanted) -> dict[str, Any]:
-        """Return what the replay of a question says.
+        """Return the replay's answer to a question.
 
         Args:
-            is_wanted: returns whether somebody still waits for the answer.
+            is_wanted: returns whether somebody is still waiting for the answer.
             question: ``device``, ``conf`` ("" or null: as recorded), ``capacity_bytes`` (null: as
                 recorded) and ``smallest`` (whether to look for the smallest capacity).
 
         Raises:
             FragdoctorError: a setting is wrong, or there is nothing to replay.
-            ValueError: it is no such question.
-            Abandoned: nobody waits for the answer.
+            ValueError: the question is malformed.
+            Abandoned: nobody is waiting for the answer.
         """
         from fragdoctor.future.search import with_smallest_capacity
         from fragdoctor.future.whatif import WhatIf
@@ -111,7 +111,7 @@ class ViewReplays:
 
     @contextlib.contextmanager
     def _turn(self, is_wanted: IsWanted) -> Iterator[None]:
-        """Wait until no other question is answered, as long as somebody waits for this one."""
+        """Wait until no other question is being answered, while somebody waits for this answer."""
         while not self._lock.acquire(timeout=_LOOK_EVERY_S):
             go_on(is_wanted)
         try:
@@ -130,6 +130,6 @@ class ViewReplays:
 
 
 def go_on(is_wanted: IsWanted) -> None:
-    """Raise ``Abandoned`` where nobody waits any more."""
+    """Raise ``Abandoned`` if nobody is waiting anymore."""
     if not is_wanted():
         raise Abandoned

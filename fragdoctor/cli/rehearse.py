@@ -35,7 +35,7 @@ ASSUMED: Final = ("nonzero", "unique")
 
 @options.taken
 class RehearseOptions(options.FullOutput):
-    """What is asked about a program."""
+    """Options of the command."""
 
     words: list[str] = options.argument(
         "SCRIPT [-- ARGS]...",
@@ -47,14 +47,14 @@ class RehearseOptions(options.FullOutput):
     )
     batch: str | None = options.option(
         "LIST|N..M",
-        "Put these batch sizes for {batch} in ARGS: 8,16,32, or 1..512 to search",
+        "Replace {batch} in ARGS with these batch sizes: 8,16,32, or 1..512 to search",
         group=options.INPUT,
     )
     capacity: int | None = options.CAPACITY
     unlimited: bool = options.flag("Never run out of memory, to learn the need")
     fits_on: int | None = options.option(
         "SIZE",
-        "Exit with 1 unless it fits where PyTorch can have this much",
+        "Exit with 1 unless it fits if PyTorch can have this much",
         parser=options.size,
     )
     conf: list[str] | None = options.option(
@@ -62,22 +62,22 @@ class RehearseOptions(options.FullOutput):
     )
     torch_version: str | None = options.TORCH_VERSION
     steps: int | None = options.option(
-        "N", "Stop after N steps; without it, when their memory repeats", min=1
+        "N", "Stop after N steps; by default, when their memory repeats", min=1
     )
     time_limit: float | None = options.option(
-        "SECONDS", "End each rehearsal after so much wall time", group=options.PROGRAM
+        "SECONDS", "End each rehearsal after this much wall time", group=options.PROGRAM
     )
     devices: int | None = options.option(
-        "N", "Show it N such GPUs", group=options.PROGRAM, min=1, max=MAX_DEVICES
+        "N", "Show the program N such GPUs", group=options.PROGRAM, min=1, max=MAX_DEVICES
     )
     world_size: int | None = options.option(
         "N", "Rehearse one rank of N, as torchrun starts it", group=options.PROGRAM, min=1
     )
     rank: int | None = options.option(
-        "R", "Choose the rank for --world-size; else 0", group=options.PROGRAM, min=0
+        "R", "Choose the rank for --world-size; 0 by default", group=options.PROGRAM, min=0
     )
     python: str | None = options.option(
-        "PATH", "Choose the program's Python; else the one on PATH", group=options.PROGRAM
+        "PATH", "Choose the program's Python; by default the one on PATH", group=options.PROGRAM
     )
     snapshot: Path | None = options.option(
         "FILE", "Leave the memory snapshot here; a folder for several; else none"
@@ -90,18 +90,18 @@ class RehearseOptions(options.FullOutput):
     )
     assume: list[str] | None = options.option(
         "KIND=SHARE",
-        "Assume how much nonzero (and masks) or unique keep: nonzero=0.5; else all",
+        "Assume how much nonzero (and masks) or unique keep: nonzero=0.5; all by default",
         group=options.PROGRAM,
     )
     allow_writes: bool = options.flag(
-        "Let the program change files, as it does by itself", group=options.PROGRAM
+        "Let the program change files, as in a normal run", group=options.PROGRAM
     )
     output_format: options.ReportFormat = options.FORMAT
     report: list[str] | None = options.REPORTS
 
 
 def rehearse(chosen: RehearseOptions) -> int:
-    """Rehearse a program, print the diagnosis of its memory, and fail where it does not fit."""
+    """Rehearse a program, print the diagnosis of its memory, and fail if it does not fit."""
     look = console.look_of(chosen)
     targets = report_targets(chosen.report or [])
     files = [chosen.output, *(target for _, target in targets)]
@@ -129,22 +129,22 @@ def rehearse(chosen: RehearseOptions) -> int:
 
 
 def _code(chosen: RehearseOptions, found: Sequence[Rehearsal], *, fits: bool) -> int:
-    """Return the exit code: a gate does not open for what was not seen, unless it was asked for."""
+    """Return the exit code: a gate passes no part that was not seen, unless asked to."""
     if not fits:
         return FINDINGS
     return USAGE if _is_gate(chosen) and any(r.is_partial for r in found) else OK
 
 
 def _is_gate(chosen: RehearseOptions) -> bool:
-    """Return whether the whole program was asked about, so that a part of it is no answer."""
+    """Return whether the question is about the whole program, so that a part is no answer."""
     return chosen.fits_on is not None and chosen.steps is None
 
 
 def asked_of(chosen: RehearseOptions) -> Sweep:
-    """Return what to run, and how.
+    """Return what to run and how.
 
     Raises:
-        ConfigError: there is no such program, or options exclude each other.
+        ConfigError: the program does not exist, or options exclude each other.
     """
     from fragdoctor.model.settings import parse_conf
     from fragdoctor.rehearsal.process import RehearsalConditions, rehearsed_gpu
@@ -175,7 +175,7 @@ def asked_of(chosen: RehearseOptions) -> Sweep:
     words, is_module, note = chosen.words, chosen.is_module, ""
     if by_launcher is not None:
         words, is_module = [*by_launcher.words], by_launcher.is_module
-        note = f"{by_launcher.launcher} was left out: rank {rank} of {world_size} was rehearsed."
+        note = f"{by_launcher.launcher} was skipped: rank {rank} of {world_size} was rehearsed."
     program = Program.found(words[0], words[1:], chosen.python, is_module=is_module, note=note)
     base = RehearsalConditions(
         gpu=gpus[0],
@@ -198,10 +198,10 @@ def asked_of(chosen: RehearseOptions) -> Sweep:
 def _place_in_run(
     chosen: RehearseOptions, by_launcher: Launched | None
 ) -> tuple[int | None, int, int]:
-    """Return which rank it is, of how many, and how many GPUs it sees on its machine.
+    """Return the rank, the number of ranks, and the number of GPUs it sees on its machine.
 
     Raises:
-        ConfigError: there is no such rank, or options do not agree.
+        ConfigError: the rank does not exist, or options contradict each other.
     """
     if by_launcher is not None:
         if chosen.world_size is not None:
@@ -212,13 +212,13 @@ def _place_in_run(
         n_local = by_launcher.n_local or chosen.devices
         if n_local is None:
             raise ConfigError(
-                f"{by_launcher.launcher} is to start a rank for each GPU, and there is none here.",
+                f"{by_launcher.launcher} starts a rank for each GPU, but there is none here.",
                 hint="Say how many the machine has: --devices 8.",
             )
         return *_rank(chosen.rank, n_local * by_launcher.n_machines), n_local
     if chosen.world_size is None:
         if chosen.rank is not None:
-            raise ConfigError("--rank needs --world-size.", hint="Say of how many ranks it is one.")
+            raise ConfigError("--rank needs --world-size.", hint="Say how many ranks there are.")
         started = os.environ.get("LOCAL_WORLD_SIZE", "")
         seen = int(started) if started.isdecimal() and "RANK" in os.environ else 1
         return None, 1, chosen.devices or min(max(seen, 1), MAX_DEVICES)
@@ -227,7 +227,7 @@ def _place_in_run(
 
 
 def _rank(rank: int | None, world_size: int) -> tuple[int, int]:
-    """Return a rank, the first where none is named, and how many there are."""
+    """Return the rank (the first if none is given) and the number of ranks."""
     if (rank or 0) >= world_size:
         raise ConfigError(
             f"There is no rank {rank} of {world_size}.",
@@ -237,10 +237,10 @@ def _rank(rank: int | None, world_size: int) -> tuple[int, int]:
 
 
 def _shares(values: list[str]) -> dict[str, float]:
-    """Return what ``--assume`` says.
+    """Return the shares that ``--assume`` gives.
 
     Raises:
-        ConfigError: it says it in another way.
+        ConfigError: a value is malformed.
     """
     found = {}
     for value in values:
@@ -251,17 +251,17 @@ def _shares(values: list[str]) -> dict[str, float]:
             found[kind] = -1.0
         if kind not in ASSUMED or not 0 <= found[kind] <= 1:
             raise ConfigError(
-                f"{value!r} is no assumption.",
+                f"{value!r} is not an assumption.",
                 hint=f"Write for example nonzero=0.5; kinds are {' and '.join(ASSUMED)}.",
             )
     return found
 
 
 def _snapshot_path(place: Path, program: Program, *, force: bool) -> Path:
-    """Return where the snapshot goes: the file asked for, or a new one in the folder asked for.
+    """Return the path of the snapshot: the requested file, or a new file in the requested folder.
 
     Raises:
-        ConfigError: it cannot be written there.
+        ConfigError: the snapshot cannot be written there.
     """
     if not place.is_dir():
         console.check_output(place, force=force, inputs=[program.target])
@@ -278,7 +278,7 @@ def _snapshot_path(place: Path, program: Program, *, force: bool) -> Path:
 
 
 def diagnosed(asked: Sweep, kept: Path | None = None) -> RehearsalResult:
-    """Rehearse once, and diagnose the snapshot, which is kept where a path is given."""
+    """Rehearse once, and diagnose the snapshot, which is kept if a path is given."""
     from fragdoctor.rehearsal import runner
     from fragdoctor.rehearsal.sweep import with_batch
 
@@ -298,7 +298,7 @@ def _cured(chosen: RehearseOptions, asked: Sweep, look: RenderOptions) -> int:
     """Search for the cheapest change that lets the program fit, and print what was found.
 
     Raises:
-        ConfigError: options do not agree, or the program cannot be rehearsed.
+        ConfigError: options contradict each other, or the program cannot be rehearsed.
     """
     from fragdoctor.rehearsal.prescription.search import CureSearch, seconds_of
     from fragdoctor.report.base import check_format, render
@@ -306,7 +306,7 @@ def _cured(chosen: RehearseOptions, asked: Sweep, look: RenderOptions) -> int:
     check_format("prescription", chosen.output_format.value)
     if not asked.is_one or chosen.snapshot is not None or chosen.report:
         raise ConfigError(
-            "--cure is about one program on one GPU.",
+            "--cure works on one program on one GPU.",
             hint="Leave out lists, --snapshot and --report.",
         )
     batch = None if asked.batches is None else asked.batches.sizes[0]
@@ -325,15 +325,15 @@ def _cured(chosen: RehearseOptions, asked: Sweep, look: RenderOptions) -> int:
 
 
 def _folder_of(keep: Path | None) -> Path | None:
-    """Return the folder for the snapshots of several rehearsals, made where it is missing.
+    """Return the folder for the snapshots of several rehearsals, creating it if needed.
 
     Raises:
-        ConfigError: there is something else at its place.
+        ConfigError: something other than a folder is there.
     """
     if keep is not None:
         if keep.exists() and not (keep.is_dir() and not any(keep.iterdir())):
             raise ConfigError(
-                f"{keep} exists and is no empty folder.",
+                f"{keep} exists and is not an empty folder.",
                 hint="Name a new or an empty folder: each rehearsal leaves a snapshot.",
             )
         keep.mkdir(parents=True, exist_ok=True)
@@ -356,7 +356,7 @@ def swept(asked: Sweep, keep: Path | None = None) -> RehearsalSweep:
 
 @contextmanager
 def _progress() -> Iterator[console.Progress]:
-    """Show progress; of a program that fails pass on what it said last, safe for a terminal."""
+    """Show progress; if the program fails, print its last output, made safe for a terminal."""
     from fragdoctor.rehearsal.runner import ProgramFailed
     from fragdoctor.report import escape
 

@@ -1,4 +1,4 @@
-"""After a failure on the GPU: the same command rehearsed, the recording continued, a cure tried."""
+"""After a failure on the GPU: rehearse the command, continue the recording, try cures."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _VALUED: Final = {"-W", "-X"}
 
 
 def command_of(words: Sequence[str]) -> tuple[Sequence[str], bool, str | None]:
-    """Return a recorded command as a rehearsal takes it.
+    """Return a recorded command in the form that a rehearsal takes.
 
-    That is the script or module and its arguments, whether it is a module, and its Python.
+    The result is the script or module with its arguments, whether it is a module, and its Python.
 
     Raises:
-        ConfigError: it starts no program of Python.
+        ConfigError: the command does not start a Python program.
     """
     if not words:
         raise ConfigError(
-            "The recording does not say which command it is of.",
+            "The recording does not say which command was run.",
             hint="Rehearse it yourself: fragdoctor rehearse train.py --unlimited --snapshot FILE",
         )
     first, rest = words[0], list(words[1:])
@@ -39,7 +39,7 @@ def command_of(words: Sequence[str]) -> tuple[Sequence[str], bool, str | None]:
     while rest and rest[0].startswith("-") and rest[0] != "-m":
         if rest[0] == "-c":
             raise ConfigError(
-                "A program given with -c cannot be rehearsed.", hint="Make it a file."
+                "A program given with -c cannot be rehearsed.", hint="Put it in a file."
             )
         rest = rest[2:] if rest[0] in _VALUED else rest[1:]
     is_module = rest[:1] == ["-m"]
@@ -53,16 +53,16 @@ def follow(
 
     Args:
         case: the recording.
-        diagnosis: of it alone.
-        command: that was run.
-        time: how long to search, ``2m``.
-        say: told what goes on.
+        diagnosis: the diagnosis of the recording alone.
+        command: the command that was run.
+        time: how long to search, such as ``2m``.
+        say: called with progress messages.
 
     Returns:
-        The diagnosis of the recording, continued with the rehearsal, and the changes tried.
+        The diagnosis of the recording continued with the rehearsal, and the changes tried.
 
     Raises:
-        ConfigError: it cannot be rehearsed, or the recording is of another program.
+        ConfigError: the command cannot be rehearsed, or the recording is of another program.
     """
     from fragdoctor.cli.rehearse import RehearseOptions, asked_of
     from fragdoctor.diagnosis.pipeline import diagnose
@@ -73,7 +73,8 @@ def follow(
     figures = diagnosis.figures_of(diagnosis.verdict.device)
     if figures is None or figures.capacity_bytes is None:
         raise ConfigError(
-            "What PyTorch could have of the GPU is not known.", hint="Give it: --capacity 24GiB"
+            "It is unknown how much of the GPU PyTorch could have.",
+            hint="Give it: --capacity 24GiB",
         )
     words, is_module, python = command_of(command)
     starts_ranks = bool(words) and Path(words[0]).name in LAUNCHERS

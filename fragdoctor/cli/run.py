@@ -1,4 +1,4 @@
-"""``fragdoctor run``: a program under the recorder, and the diagnosis of what it left."""
+"""``fragdoctor run``: run a program under the recorder, and diagnose the bundles that it leaves."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MOST_CONTINUED = 3
 
 
 class StackMode(StrEnum):
-    """Which frames each event is recorded with."""
+    """The stack frames to record with each event."""
 
     PYTHON = "python"
     ALL = "all"
@@ -39,7 +39,7 @@ class StackMode(StrEnum):
 
 @options.taken
 class RunOptions:
-    """What is run, how it is recorded, and what is said of it."""
+    """What to run, how to record it, and what to report."""
 
     words: list[str] = options.argument(
         "[--] COMMAND [ARGS]...",
@@ -54,22 +54,22 @@ class RunOptions:
     )
     module_paths: bool = options.flag(
         "Record which module of the model allocates (layers.3.mlp); PyTorch 2.10+; "
-        "a few microseconds a module call"
+        "a few microseconds per module call"
     )
     no_census: bool = options.flag("Do not look up which names hold memory")
     no_sources: bool = options.flag("Put no lines of source into the bundle")
     output: Path | None = options.option(
-        "DIR", "Write bundles here, not to fragdoctor-NAME-TIME", "-o", "--output",
+        "DIR", "Write bundles here instead of fragdoctor-NAME-TIME", "-o", "--output",
         group=options.OUTPUT,
     )  # fmt: skip
     as_zip: bool = options.flag("Leave each bundle as one zip file", "--zip", group=options.OUTPUT)
     cure: bool = options.flag(
-        "After an out-of-memory error run it again under the best settings, at most three times",
+        "After an out-of-memory error, rerun it with the best settings, at most three times",
         group=options.CURE,
     )
     no_diagnosis: bool = options.flag("Name the bundles, print no diagnosis", group=options.OUTPUT)
     no_rehearse: bool = options.flag(
-        "After an out-of-memory error try no changes in rehearsals", group=options.CURE
+        "After an out-of-memory error, try no changes in rehearsals", group=options.CURE
     )
     rehearse_time: str = options.option(
         "TIME", "Try changes for this long: 30s, 5m", default="2m", group=options.CURE
@@ -80,12 +80,11 @@ class RunOptions:
 
 
 def run(asked: RunOptions) -> int:
-    """Run a program under the recorder and diagnose the bundle that explains most.
+    """Run a program under the recorder and diagnose the bundle that explains the most.
 
-    Everything is said on standard error after the program ended: its own output stays as it was.
-    The exit code is the program's (of its last run), 128 + n for a signal, as in a shell. Only
-    where the program succeeded and nothing could be recorded it is 2: the recording that was asked
-    for failed.
+    All messages go to standard error after the program ended, so its own output is unchanged. The
+    exit code is the program's (from its last run), or 128 + n for a signal, as in a shell. Only if
+    the program succeeded and nothing could be recorded is it 2: the requested recording failed.
     """
     from fragdoctor.capture.launcher import command_of, environment_of, launch, read_status
     from fragdoctor.cli.cure import RecordedRun, environment_with, rerun
@@ -153,7 +152,7 @@ def run(asked: RunOptions) -> int:
 
 
 def _start_of_input() -> int | None:
-    """Return where standard input stands, None where it cannot be read twice (a pipe)."""
+    """Return the position of standard input, or None if it cannot be read twice (a pipe)."""
     try:
         return os.lseek(0, 0, os.SEEK_CUR)
     except OSError:
@@ -161,10 +160,10 @@ def _start_of_input() -> int | None:
 
 
 def _directory(asked: RunOptions) -> Path:
-    """Return where bundles go, absolute; nothing is made before there is a bundle.
+    """Return the absolute directory for bundles, which is not created before there is a bundle.
 
     Raises:
-        ConfigError: something else than a directory has that name, or it cannot be written to.
+        ConfigError: the path is not a directory, or is not writable.
     """
     output = asked.output
     if output is None:
@@ -182,7 +181,7 @@ def _directory(asked: RunOptions) -> Path:
 
 
 def _program(asked: RunOptions) -> str:
-    """Return a name for the program: its script or module rather than the interpreter."""
+    """Return a name for the program: that of its script or module, not of the interpreter."""
     name = asked.words[0]
     if not asked.is_module:
         name = next((w for w in asked.words if w.endswith(".py")), name)
@@ -205,7 +204,7 @@ def _packed(bundles: Sequence[FoundBundle]) -> list[FoundBundle]:
 
 
 def _diagnosed(path: Path) -> Diagnosis | None:
-    """Return the diagnosis of a bundle; that it cannot be read is no failure of the program."""
+    """Return the diagnosis of a bundle, or None: a bad bundle is not the program's failure."""
     from fragdoctor.diagnosis.pipeline import diagnose
     from fragdoctor.inputs.cases import read_bundle
 
@@ -220,9 +219,9 @@ def _diagnosed(path: Path) -> Diagnosis | None:
 def _follow(
     bundle: Path, diagnosis: Diagnosis, command: Sequence[str], seconds: str, look: RenderOptions
 ) -> None:
-    """Rehearse the command that failed, and say what would have let it end.
+    """Rehearse the command that failed, and say what would have let it finish.
 
-    That it cannot be rehearsed costs a sentence; Ctrl-C ends it.
+    If it cannot be rehearsed, a sentence says so; Ctrl-C stops the rehearsal.
     """
     from fragdoctor.cli.rehearse_after import follow
     from fragdoctor.inputs.cases import read_bundle
@@ -241,7 +240,7 @@ def _follow(
         _say(f"No change could be tried: {e.message}")
         return
     except KeyboardInterrupt:
-        _say("The rehearsal was ended.")
+        _say("The rehearsal was stopped.")
         return
     decided = [one for one in continued.recommendations if _is_decided(one)]
     _say("")
@@ -258,7 +257,7 @@ def _is_decided(one: Recommendation) -> bool:
 
 
 def _name(bundles: Sequence[FoundBundle], reached: Reached) -> None:
-    """Name every bundle and the next command to type."""
+    """Print the name of every bundle and the next command to type."""
     first = _shown(bundles[0].path)
     if len(bundles) == 1:
         _say(f"Recorded in {first}")
@@ -269,7 +268,7 @@ def _name(bundles: Sequence[FoundBundle], reached: Reached) -> None:
         if len(bundles) > _MOST_NAMED:
             _say(f"  and {len(bundles) - _MOST_NAMED} more")
     by_process: dict[tuple[str, int | None], int] = {}
-    for found in bundles:  # each bundle counts up to its own time
+    for found in bundles:  # each bundle counts events up to its own time
         key = (found.facts.host, found.facts.pid)
         by_process[key] = max(by_process.get(key, 0), found.facts.n_skipped)
     if skipped := sum(by_process.values()):

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 def parse_edit(text: str, trace: Trace) -> Edit:  # noqa: C901, PLR0911 - one line a change
-    """Return the change that ``NAME`` or ``NAME:VALUE`` means for the trace of a device.
+    """Return the change that ``NAME`` or ``NAME:VALUE`` stands for in the trace of a device.
 
     Raises:
-        ConfigError: there is no such change, or its value is none.
-        SimulationError: the trace does not say enough for it.
+        ConfigError: the change does not exist, or its value is invalid.
+        SimulationError: the trace does not have the information that the change needs.
     """
     from fragdoctor.future import edits, training_edits
 
@@ -80,7 +80,7 @@ def _factor(value: str) -> float:
 
 
 def _leak(trace: Trace) -> tuple[I64, I64]:
-    """Return the blocks that the growing lines keep, and where each could end."""
+    """Return the blocks that growing lines keep, and where each of them could be freed."""
     from fragdoctor.analysis.device import analyze_trace
 
     found = analyze_trace(trace)
@@ -91,7 +91,7 @@ def _leak(trace: Trace) -> tuple[I64, I64]:
 
 
 def _stranding(trace: Trace, value: str) -> list[int]:
-    """Return the blocks of the ``value`` worst stranders, of the worst one if not given."""
+    """Return the blocks of the ``value`` worst stranders, or of the worst one by default."""
     from fragdoctor.analysis.attribution import find_stranders
 
     n_groups = _whole("The number of groups", value) if value else 1
@@ -109,9 +109,9 @@ def _whole(what: str, text: str) -> int:
 
 @options.taken
 class SimulateOptions(options.FullOutput):
-    """What is asked of the replay."""
+    """Options of the command."""
 
-    # A str, since a Path would take one slash of a URL away.
+    # A str, since a Path would remove one slash of a URL.
     snapshot: str = options.argument(
         "SNAPSHOT", "A memory snapshot with a trace; - is standard input"
     )
@@ -133,8 +133,7 @@ class SimulateOptions(options.FullOutput):
     smallest_capacity: bool = options.flag("Find the smallest capacity at which the run fits")
     steps: int | None = options.option(
         "N",
-        "Look on over N whole steps after the one under way; without it until they repeat, "
-        "at most 100",
+        "Look N whole steps beyond the current one; by default until they repeat, at most 100",
         min=0,
         max=100_000,
     )
@@ -168,7 +167,7 @@ def _report(asked: SimulateOptions, look: RenderOptions) -> str:
 def _answered(
     snapshot: Snapshot, further: Snapshot | None, asked: SimulateOptions, confs: Sequence[str]
 ) -> Simulation:
-    """Return the replay of everything that was asked: the settings, then the sweep."""
+    """Return the replay of everything that was asked for: the settings, then the sweep."""
     from fragdoctor.future.simulator import simulate as replay
     from fragdoctor.future.simulator import trace_of
 
@@ -197,7 +196,7 @@ def _scaled_capacity(trace: Trace, factor: float) -> int:
     recorded = recorded_capacity(trace)
     if recorded is None:
         raise ConfigError(
-            "What PyTorch could have is not in this recording: no request failed.",
+            "The recording does not say how much PyTorch could have: no request failed.",
             hint="Give a size, for example --capacity 24GiB.",
         )
     return round(recorded * factor)
@@ -210,7 +209,7 @@ def _swept(
     confs: Sequence[str],
     capacity: int | None,
 ) -> Simulation:
-    """Return a search over all sensible settings, those that were named included."""
+    """Return a search over all sensible settings, including those that were named."""
     from fragdoctor.future.search import (
         capacity_of,
         search_settings,
@@ -234,7 +233,7 @@ def _swept(
     )
     candidates = sweep_candidates(reproduction, version or None)
     if capacity_of(reproduction, what_if) is None:
-        # A fraction of a device of unknown size is no limit.
+        # A fraction of a device of unknown size does not set a limit.
         candidates = tuple(c for c in candidates if "memory_fraction" not in c)
     tried = dict.fromkeys((*confs, *candidates))
     steps, other = asked.steps, continued_with(reproduction, further, asked.steps)

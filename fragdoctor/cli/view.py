@@ -1,4 +1,4 @@
-"""``fragdoctor view``: the interactive page, served to this machine, with replay behind it."""
+"""``fragdoctor view``: serve the interactive page to this machine, backed by replays."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HOST: Final = "127.0.0.1"
 MAX_QUESTION_BYTES: Final = 4096
 MAX_OPENED: Final = 4
 MAX_CONNECTIONS: Final = 64
-"""Connections at a time, each with a thread; a browser opens six to one server."""
+"""The most connections at a time, each with a thread; a browser opens six to one server."""
 
 _QUEUE: Final = 512
 _SLOT_WAIT_S: Final = 1.0
@@ -42,21 +42,21 @@ _HEADERS: Final = {
 
 
 class Opener(Protocol):
-    """Makes a page of files that the body of a request holds."""
+    """Makes a page from files in the body of a request."""
 
     def __call__(self, files: Sequence[Sent], body: Readable, is_wanted: IsWanted) -> Shown:
-        """Return the page; raises as ``dropped.opened``."""
+        """Return the page; raises the errors of ``dropped.opened``."""
 
 
 class Viewer(ThreadingHTTPServer):
     """Serves a page and its questions under an address that nobody can guess.
 
-    With an ``opener`` the page may send files, whose pages are served below it; the last
-    ``MAX_OPENED`` of them are kept.
+    With an ``opener``, the page may send files, whose pages are served below its address; the
+    last ``MAX_OPENED`` pages are kept.
 
-    Only this machine reaches it; a foreign name for this address (DNS rebinding) is refused, and so
-    is a request that a page of another origin sends. Connections beyond ``MAX_CONNECTIONS`` wait in
-    the operating system's queue.
+    Only this machine can reach it; foreign names for this address (DNS rebinding) and requests
+    from pages of another origin are refused. Connections beyond ``MAX_CONNECTIONS`` wait in the
+    operating system's queue.
     """
 
     daemon_threads = True
@@ -80,39 +80,39 @@ class Viewer(ThreadingHTTPServer):
         self._placed: set[Any] = set()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer a connection in a thread of its own; close it where no place gets free."""
+        """Answer a connection in its own thread, or close it if no slot becomes free."""
         if not self._slots.acquire(timeout=_SLOT_WAIT_S):
             self.shutdown_request(request)
             return
         self._placed.add(request)
         try:
             super().process_request(request, client_address)
-        except BaseException:  # Ctrl-C also while the thread that answers has started
+        except BaseException:  # including Ctrl-C once the answering thread has started
             self._make_place(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer, and make place for the next connection."""
+        """Answer, and free the slot for the next connection."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._make_place(request)
 
     def _make_place(self, request: Any) -> None:
-        """Give back the place of a connection, once."""
+        """Free the slot of a connection, only once."""
         with contextlib.suppress(KeyError):
             self._placed.remove(request)
             self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of connections that the other side broke; the rest is a fault of ours."""
+        """Ignore connections that the other side broke; any other error is our bug."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
     def open(
         self, opener: Opener, files: Sequence[Sent], body: Readable, is_wanted: IsWanted
     ) -> str:
-        """Make a page of files, one at a time; return where it is."""
+        """Make a page of files, one page at a time; return its address."""
         with self._opening:
             shown = opener(files, body, is_wanted)
             self._n_opened += 1
@@ -139,7 +139,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: Viewer
     server_version = "fragdoctor"
     sys_version = ""
-    default_request_version = "HTTP/1.0"  # of 0.9, which it is else, answers have no headers
+    default_request_version = "HTTP/1.0"  # the default is 0.9, whose answers have no headers
     timeout = 10
 
     def do_GET(self) -> None:
@@ -172,7 +172,7 @@ class _Handler(BaseHTTPRequestHandler):
         return answer(json.loads(self.rfile.read(n_bytes)), self._is_wanted)
 
     def _open(self, opener: Opener) -> Mapping[str, Any]:
-        self.close_connection = True  # of a refusal not all is read
+        self.close_connection = True  # a refused request is not read to its end
         files = announced(self.headers.get("Fragdoctor-Files", ""))
         if self.headers.get("Content-Length", "") != str(sum(file.n_bytes for file in files)):
             raise ValueError("another length")
@@ -191,7 +191,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._say(HTTPStatus.OK, answer)
 
     def _is_wanted(self) -> bool:
-        """Return whether the connection is open on the other side too."""
+        """Return whether the other side still has the connection open."""
         self.connection.settimeout(0)
         try:
             return len(self.connection.recv(1, socket.MSG_PEEK)) > 0
@@ -203,7 +203,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.settimeout(self.timeout)
 
     def _place(self) -> str | None:
-        """Return what is asked for; refuse what does not come from the page itself (None)."""
+        """Return what is requested, or None after refusing a request not from the page itself."""
         start = f"/{self.server.token}/"
         host = f"{HOST}:{self.server.server_port}"
         origin = self.headers.get("Origin", self.server.origin)
@@ -216,7 +216,7 @@ class _Handler(BaseHTTPRequestHandler):
         return None
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Refuse what is no request that is answered here, with the headers of all answers."""
+        """Refuse a request that is not supported, with the same headers as all answers."""
         del message, explain  # they repeat what was sent
         self._refuse(HTTPStatus(code))
 
@@ -242,7 +242,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _length(text: str) -> int | None:
-    """Return the length of a question; None where it is no number, or too long."""
+    """Return the length of a question, or None if it is not a number or too large."""
     if not text.isdecimal() or len(text) > len(str(MAX_QUESTION_BYTES)):
         return None
     return int(text) if int(text) <= MAX_QUESTION_BYTES else None
@@ -250,10 +250,10 @@ def _length(text: str) -> int | None:
 
 @contextlib.contextmanager
 def in_browser(address: str) -> Iterator[None]:
-    """Open an address in the browser without naming it in the arguments of a process.
+    """Open an address in the browser without exposing it in the arguments of a process.
 
-    Other users of a machine see those, and with them the token. The browser is given a file that
-    only its user may read and that sends it on; it is removed at the end of the block.
+    Other users of the machine can see arguments, and thus the token. Instead the browser opens a
+    file that only this user can read and that redirects; it is removed at the end of the block.
     """
     import webbrowser
     from pathlib import Path
@@ -275,12 +275,11 @@ def in_browser(address: str) -> Iterator[None]:
 
 @options.taken
 class ViewOptions:
-    """What is shown, and where."""
+    """What to show, and where."""
 
     paths: list[str] | None = options.argument(
         "[PATH]...",
-        "A snapshot, with its messages, statistics and logs; without one the page takes files "
-        "that are dropped on it",
+        "A snapshot, with its messages, statistics and logs; without one, drop files on the page",
         default=None,
     )
     capacity: int | None = options.DEVICE_SIZE
@@ -290,7 +289,7 @@ class ViewOptions:
 
 
 def view(asked: ViewOptions) -> int:
-    """Serve the page of the inputs, or of what is dropped on it, until Ctrl-C."""
+    """Serve the page of the inputs, or of files dropped on it, until Ctrl-C."""
     from fragdoctor.model.case import Overrides
 
     known = Overrides(capacity_bytes=asked.capacity, device=asked.device)

@@ -210,7 +210,7 @@ def find_notes(comparison: Comparison, compared: Sequence[ComparedRun]) -> list[
     no_stacks = [r.letter for r in runs if r.has_snapshot and not r.has_stacks]
     if no_stacks:
         notes.append(
-            f"{_names(no_stacks)} {_has(no_stacks)} no stacks: which line holds what is not known."
+            f"{_names(no_stacks)} {_has(no_stacks)} no stacks: it is unknown which line holds what."
         )
     cut = [r.letter for r in runs if r.is_cut]
     if cut:
@@ -224,7 +224,7 @@ def find_notes(comparison: Comparison, compared: Sequence[ComparedRun]) -> list[
     n_merged = max((d.n_lines_merged for r in compared for d in r.devices.values()), default=0)
     if n_merged:
         notes.append(
-            f"The {plural(n_merged, 'smallest line')} of a run are summed up, without a place."
+            f"The {plural(n_merged, 'smallest line')} of a run are summed up, without their places."
         )
     notes += _order_notes(comparison)
     notes += _peak_notes(comparison)

@@ -164,7 +164,7 @@ def trend_text(trend: RunTrend, place: str) -> str:
 def _forecast(trend: RunTrend) -> str:
     unit = trend.unit
     if trend.capacity_bytes is None:
-        return " When it will run out is not known: give --capacity."
+        return " It is unknown when it will run out: give --capacity."
     low, high = trend.exhausted_from, trend.exhausted_until
     if trend.exhausted_at is None or low is None:
         return ""
@@ -174,7 +174,7 @@ def _forecast(trend: RunTrend) -> str:
     until = f"{high:,.0f}" if high is not None else "never"
     at = f"{trend.exhausted_at:,.0f}"
     between = "" if f"{low:,.0f}" == at == until else f"between {low:,.0f} and {until}; "
-    word = "If it goes on so" if trend.confidence is Confidence.LIKELY else "If that is a trend"
+    word = "If this continues" if trend.confidence is Confidence.LIKELY else "If that is a trend"
     return (
         f" {word}, {capacity} are full at about {unit} {at} "
         f"({between}fragmentation and the memory outside PyTorch come on top)."
@@ -296,7 +296,7 @@ def compare_runs(
         ConfigError: if there are fewer than two runs, or steps that do not fit them.
     """
     if len(compared) < 2:
-        raise ConfigError("One run cannot be compared.", hint="Give two at least.")
+        raise ConfigError("One run cannot be compared.", hint="Give at least two.")
     _check_steps(steps, len(compared))
     chosen, notes = choose_devices(compared)
     devices = [

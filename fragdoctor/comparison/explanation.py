@@ -275,7 +275,7 @@ def _features(e: ComparisonEvidence) -> list[LikelyCause]:
     # A run that stopped before its first optimizer step has not gone through an optimizer yet.
     ran_on = min(e.before.n_steps or 0, e.after.n_steps or 0) > 1
     if a != b and ((a and b) or ran_on):
-        text = f"Another optimizer allocates: {_listed(a)} in A, {_listed(b)} in {e.last}."
+        text = f"A different optimizer allocates: {_listed(a)} in A, {_listed(b)} in {e.last}."
         found.append(LikelyCause(CauseKind.OPTIMIZER, Confidence.LIKELY, text))
     return found
 

@@ -197,7 +197,7 @@ class _Run:
 
 def _never_read(what: RankInput, reason: str) -> RankSummary:
     """Return the row of a rank that no worker is left for."""
-    hint = "Start the scheduler and its workers again, or leave out --dask."
+    hint = "Restart the scheduler and its workers, or leave out --dask."
     return failed(what, reason, "worker_lost", hint=hint)
 
 
@@ -207,7 +207,7 @@ def _given_up(what: RankInput, error: BaseException) -> RankSummary:
     if is_death or type(error).__name__ == "KilledWorker":  # of dask, which is not loaded here
         return failed(
             what,
-            "The worker died twice while it read this, perhaps out of host memory.",
+            "The worker died twice while reading this, perhaps out of host memory.",
             "worker_lost",
             hint="Try it alone, on a machine with more memory, or with fewer workers.",
         )

@@ -107,7 +107,7 @@ def _reasons(group: RankGroup) -> str:
         return "its memory is unlike that of any other rank"
     lead = differences[0]
     if group.n_failed and lead.kind is DifferenceKind.VERDICT:  # last kind: nothing else differs
-        return "it fails with what the others hold as well"
+        return "it fails with the same memory as the others"
     parts = [lead.text]
     # A sentence of its own says that it fails.
     kinds = (DifferenceKind.SETTING, *(() if group.n_failed else (DifferenceKind.VERDICT,)))

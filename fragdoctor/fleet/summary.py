@@ -85,7 +85,7 @@ def summarise_within(what: RankInput, options: SummaryOptions) -> RankSummary:
     try:
         return answer.get(timeout=options.timeout_s)
     except queue.Empty:
-        sentence = f"It was not done within {options.timeout_s:g} s."
+        sentence = f"It did not finish within {options.timeout_s:g} s."
         return failed(what, sentence, "timed_out", hint="Give it longer: --timeout SECONDS.")
 
 

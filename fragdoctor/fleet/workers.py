@@ -91,7 +91,7 @@ def _connected(kind: Any, where: str) -> Any:
     except Exception as e:  # addresses, files and networks fail in many ways
         raise ConfigError(
             f"The dask scheduler at {where} cannot be reached.",
-            hint="Give the address that it prints at its start, such as tcp://host:8786.",
+            hint="Give the address that it prints when it starts, such as tcp://host:8786.",
         ) from e
 
 
@@ -113,7 +113,7 @@ def _check_workers(client: Any, where: str) -> None:
         ) from e
     if theirs != ours:
         raise ConfigError(
-            f"The dask workers have fragdoctor {theirs}, and this is {ours}.", hint=hint
+            f"The dask workers have fragdoctor {theirs}, but this is {ours}.", hint=hint
         )
 
 

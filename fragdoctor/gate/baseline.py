@@ -214,9 +214,9 @@ def read_baseline(text: str, name: str) -> Baseline:
     version = document["fragdoctor_baseline"]
     if not isinstance(version, str) or version.split(".")[0] != SCHEMA_VERSION.split(".")[0]:
         raise ConfigError(
-            f"{name} is a baseline of version {version!s:.20}, this fragdoctor reads "
+            f"{name} is a baseline of version {version!s:.20}, but this fragdoctor reads "
             f"{SCHEMA_VERSION}.",
-            hint="Write it anew with --write-baseline.",
+            hint="Rewrite it with --write-baseline.",
         )
     try:
         return Baseline(convert(document.get("files"), dict[str, Entry], str_keys=True))
@@ -226,5 +226,5 @@ def read_baseline(text: str, name: str) -> Baseline:
 
 def _no_baseline(name: str, why: str) -> ConfigError:
     return ConfigError(
-        f"{name} is no baseline of fragdoctor: {why}.", hint="Write one with --write-baseline."
+        f"{name} is not a fragdoctor baseline: {why}.", hint="Write one with --write-baseline."
     )

@@ -286,7 +286,9 @@ def _stranded(m: Measures, limit: Amount) -> BudgetResult:
         return _skip(budget, "only a snapshot or statistics say what is stranded", m.device)
     bound = limit.of(m.reserved_bytes)
     if bound is None:
-        return _skip(budget, "the reserved memory is unknown, so is a percentage of it", m.device)
+        return _skip(
+            budget, "the reserved memory is unknown, and so is a percentage of it", m.device
+        )
     what = f"live blocks strand {format_size(m.stranded_bytes)} of free memory{m.where}"
     limit_text = _bound(bound, limit, "reserved memory")
     return _judged(budget, m, m.stranded_bytes, bound, what, limit_text)
@@ -347,7 +349,7 @@ def _skip(budget: str, reason: str, device: int = 0) -> BudgetResult:
 
 
 def _no_capacity(what: str) -> str:
-    return f"the capacity is unknown, so is {what}; give --capacity"
+    return f"the capacity is unknown, and so is {what}; give --capacity"
 
 
 def _bound(bound: int, limit: Amount, whole: str) -> str:

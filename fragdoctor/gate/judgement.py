@@ -312,7 +312,7 @@ class JudgedGrowth(Struct, frozen=True):
                 "reached, not what it needs."
             )
         if self.n_requests is not None:
-            what += f" over the first {plural(self.n_requests, 'request')}, as many as both made,"
+            what += f" over the first {plural(self.n_requests, 'request')}, which both made,"
         if grown <= 0:
             return f"{what} did not grow."
         word = "more than" if self.is_exceeded else "within"

@@ -1,4 +1,4 @@
-"""What every report has in common: its looks, the table of views and the table of formats."""
+"""What all reports share: how they look, the table of views and the table of formats."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class Verbosity(IntEnum):
 
 
 class RenderOptions(Struct, frozen=True):
-    """How a report looks; formats take what concerns them.
+    """How a report looks; each format uses the attributes that apply to it.
 
     Attributes:
-        width: columns of text; held between 60 and 120, longer lines are hard to read.
-        color: ANSI colors.
-        unicode: bars, ellipses and rules beyond ASCII; off on a pipe.
+        width: columns of text, kept between 60 and 120 because longer lines are hard to read.
+        color: whether to use ANSI colors.
+        unicode: whether to use bars, ellipses and rules beyond ASCII; off on a pipe.
         verbosity: quiet is the answer alone, full is everything.
-        source_root: directory of the sources (absolute); paths below it are written relative to it
-            where a format points at files, "" to leave paths as they are.
-        link: where the lines of a program lead at a terminal, with ``{path}`` and ``{line}``;
+        source_root: absolute directory of the sources; formats that point at files write paths
+            below it relative to it. "" leaves paths as they are.
+        link: link target for lines of a program at a terminal, with ``{path}`` and ``{line}``;
             "" for no links.
-        path_map: (as recorded, here): the beginning of a recorded path and what stands there on
-            this machine, absolute or seen from ``source_root``.
+        path_map: pairs (as recorded, here): the start of a recorded path and its replacement on
+            this machine, absolute or relative to ``source_root``.
     """
 
     width: int = 80
@@ -51,7 +51,7 @@ class RenderOptions(Struct, frozen=True):
 
     @property
     def text_width(self) -> int:
-        """Columns to lay out for."""
+        """The number of columns to lay out for."""
         return max(MIN_WIDTH, min(self.width, MAX_WIDTH))
 
 
@@ -66,7 +66,7 @@ FORMATS: Final[Mapping[str, str]] = MappingProxyType(
         "junit": "fragdoctor.report.junit",
     }
 )
-"""Format -> module that writes it, loaded when it is asked for."""
+"""Format -> module that writes it, loaded on first use."""
 
 DOCUMENT_FORMATS: Final = ("text", "json", "markdown", "html")
 """Formats that every command has."""
@@ -79,23 +79,23 @@ VIEWS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     dict.fromkeys(("analyze", "oom", "check", "rehearse"), tuple(FORMATS))
     | dict.fromkeys(_WITH_DOCUMENT.split(), DOCUMENT_FORMATS)
 )
-"""View -> its formats; the module ``views.VIEW``, or as ``_MODULES`` says, fills its document."""
+"""View -> its formats; the module ``views.VIEW``, or that in ``_MODULES``, fills its document."""
 
 _PAGE: Final = "fragdoctor.report.page.page"
 _WITH_SCRIPT: Final = ("fleet",)
-"""Views whose page answers to the pointer; others with graphics make a page of their own."""
+"""Views whose page responds to the pointer; others with graphics make a page of their own."""
 
 _WITH_SOURCES: Final = ("analyze", "oom", "rehearse")
-"""Views that quote the program, whose sources are where the options say."""
+"""Views that quote the program; the options say where its sources are."""
 
 _MODULES: Final = {"oom": "analyze", "gpus": "estimate", "models": "estimate", "fleet": "job"}
 
 
 def check_format(view: str, name: str) -> None:
-    """Raise unless a view has a format.
+    """Raise an error unless a view has a format.
 
     Raises:
-        ConfigError: it does not; the hint names those that it has.
+        ConfigError: the view does not have the format; the hint lists the formats that it has.
     """
     known = VIEWS[view]
     if name in known:
@@ -110,7 +110,7 @@ def check_format(view: str, name: str) -> None:
 def render(view: str, name: str, result: Any, options: RenderOptions, **more: Any) -> str:
     """Return the report of a command, ending in a newline.
 
-    ``view`` is a key of ``VIEWS``; ``more`` are further values that it takes.
+    ``view`` is a key of ``VIEWS``; ``more`` holds further arguments of that view.
 
     Raises:
         ConfigError: the view has no such format.

@@ -1,7 +1,7 @@
-"""Cards for Jupyter: the short report of a diagnosis, or what a snapshot holds, at a glance.
+"""Cards for Jupyter: the short report of a diagnosis, or the contents of a snapshot at a glance.
 
-It is the report at a terminal as one piece of HTML with inline styles alone, no script and nothing
-that is loaded. Text takes the color of the notebook, so that the card fits a light and a dark one.
+A card is the terminal's report as one piece of HTML with inline styles only, no script and nothing
+to load. Text takes the color of the notebook, so the card fits both light and dark themes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_DEVICES: Final = 16
 _FRAMES: Final = ("checklist", "recommendations", "stranders", "holders")
 _WIDTH: Final = 100
 
-# Readable on white and on black; dim text is halfway between the first two.
+# Readable on both white and black; dim text is halfway between the first two.
 _COLORS: Final = TerminalTheme(
     (160, 160, 160),
     (110, 110, 110),
@@ -54,7 +54,7 @@ def diagnosis_card(diagnosis: Diagnosis) -> str:
 
 
 def snapshot_card(snapshot: Snapshot) -> str:
-    """Return what a snapshot holds as HTML: its origin, its settings, and each device."""
+    """Return the contents of a snapshot as HTML: its origin, its settings, and each device."""
     origin = snapshot.provenance
     high = origin.version_high or "newer"
     container = f"{origin.container} {origin.compression}".rstrip()
@@ -87,7 +87,7 @@ def snapshot_card(snapshot: Snapshot) -> str:
     return _card(document)
 
 
-# Sizes of a file are hostile: summed as Python's integers, which do not wrap around.
+# Sizes in a file are hostile: sum them as Python integers, which do not wrap around.
 def _reserved(snapshot: Snapshot, device: int) -> int:
     return sum(snapshot.segments.total_bytes[snapshot.segments.device == device].tolist())
 
@@ -115,7 +115,7 @@ def prescription_card(found: Prescription) -> str:
 
 
 def _card(document: doc.ReportDocument) -> str:
-    """Return the short report at a terminal as HTML: what rich makes of its colors, inline."""
+    """Return the terminal's short report as HTML, with rich's colors as inline styles."""
     shown = text.render(document, RenderOptions(_WIDTH, color=True, unicode=True))
     console = Console(file=StringIO(), width=_WIDTH, record=True)
     console.print(Text.from_ansi(shown), soft_wrap=True, end="")

@@ -1,4 +1,4 @@
-"""What a report says, free of any format: a command fills a document once, each format renders it.
+"""What a report says, in no particular format: a command fills a document, each format renders it.
 
 Every string in a document is raw: hostile until a renderer passes it through ``escape``.
 """
@@ -21,7 +21,7 @@ from fragdoctor.units import format_count, format_size
 
 
 class Style(StrEnum):
-    """What a few words are, not how they look: each renderer decides that."""
+    """The role of a few words, not their look: each renderer decides how they look."""
 
     STRONG = "strong"
     DIM = "dim"
@@ -51,7 +51,7 @@ DETAILS: Final[Mapping[Verbosity, Sequence[Detail]]] = MappingProxyType(
         Verbosity.FULL: (Detail.USUAL, Detail.FULL),
     }
 )
-"""Which blocks stand in which report."""
+"""The blocks that each report includes."""
 
 
 class Span(NamedTuple):
@@ -62,7 +62,7 @@ class Span(NamedTuple):
 
 
 Content = str | Span | Sequence[str | Span]
-"""What stands on a line, in a cell or in a paragraph."""
+"""The text of a line, a cell or a paragraph."""
 
 
 strong: Final = partial(Span, style=Style.STRONG)
@@ -74,7 +74,7 @@ code: Final = partial(Span, style=Style.CODE)
 
 
 def spans(content: Content) -> Iterator[tuple[str, Style | None]]:
-    """Yield the words of a content with their styles."""
+    """Yield the words of some content with their styles."""
     if isinstance(content, str):
         yield content, None
     elif isinstance(content, Span):
@@ -85,20 +85,20 @@ def spans(content: Content) -> Iterator[tuple[str, Style | None]]:
 
 
 def plain(content: Content) -> str:
-    """Return a content without its styles."""
+    """Return some content as plain text, without its styles."""
     return "".join(text for text, _ in spans(content))
 
 
-NO_STACK: Final = "(no Python stack)"  # none was recorded, or C++ frames alone
+NO_STACK: Final = "(no Python stack)"  # no stack was recorded, or only C++ frames
 
 
 def location_text(location: Location | None) -> str:
-    """Return ``file.py:88 in forward``; the line is left out where it is unknown."""
+    """Return ``file.py:88 in forward``; the line is left out if it is unknown."""
     return NO_STACK if location is None else str(location)
 
 
 class Gauge(Struct, frozen=True):
-    """A share of a whole drawn as a bar in the cell of a table; 0 <= start <= end <= 1."""
+    """A share of a whole, drawn as a bar in a table cell; 0 <= start <= end <= 1."""
 
     end: float
     start: float = 0.0
@@ -107,7 +107,7 @@ class Gauge(Struct, frozen=True):
 
 
 class Spark(Struct, frozen=True):
-    """A few values drawn as a curve in the cell of a table, from zero to their highest."""
+    """A few values drawn as a curve in a table cell, from zero to the highest value."""
 
     values: Sequence[float]
 
@@ -117,18 +117,18 @@ Cell = Content | Gauge | Spark
 
 
 class Column(Struct, frozen=True):
-    """A column of a table: its heading, what stands in it, and how it is laid out.
+    """A column of a table: its heading, its contents, and its layout.
 
     Attributes:
         title: its heading, "" for none.
-        read: a field of the rows' values, or a function of one; without it rows are given as cells.
-            Fields are written as what their names and types say: ``_bytes`` as a size, an integer
-            as a count, a ``Location`` as a path; None is a dash.
-        kind: ``fit`` and ``right`` columns get the width they need; the others share what is left:
+        read: a field of each row's value, or a function of that value; without it rows are given
+            as cells. A field's name and type decide its format: ``_bytes`` is a size, an integer
+            a count, a ``Location`` a path; None is a dash.
+        kind: ``fit`` and ``right`` columns get the width they need; the others share the rest:
             ``wrap`` breaks into lines at spaces, ``list`` after commas, ``path`` is cut on the
-            left and stands as code.
-        from_width: width of a page of text that has room for it.
-        style: of all its cells.
+            left and shown as code.
+        from_width: the narrowest page of text that has room for the column.
+        style: the style of all its cells.
     """
 
     title: str = ""
@@ -140,7 +140,7 @@ class Column(Struct, frozen=True):
 
 
 class Row(Struct, frozen=True):
-    """A row of a table and the lines that stand below it."""
+    """A row of a table and the lines below it."""
 
     cells: Sequence[Cell]
     notes: Sequence[Content] = ()
@@ -151,9 +151,10 @@ class DocumentBlock(Struct, frozen=True, kw_only=True):
     """A part of a document.
 
     Attributes:
-        kind: its class in lower case, by which renderers tell blocks apart.
-        holds: the field without whose content there is nothing to show, "" where there always is.
-        detail: in which reports it stands.
+        kind: its class name in lower case, by which renderers tell blocks apart.
+        holds: the field whose content is needed for anything to show, or "" if something always
+            shows.
+        detail: the reports that include it.
     """
 
     kind: ClassVar[str]
@@ -177,27 +178,27 @@ class Paragraph(DocumentBlock, frozen=True):
 
 
 class Gap(DocumentBlock, frozen=True):
-    """Room between what stands before and after."""
+    """Space between the blocks before and after."""
 
 
 class Facts(DocumentBlock, frozen=True):
-    """Labelled values."""
+    """Labeled values."""
 
     holds: ClassVar[str] = "items"
     items: Sequence[tuple[str, Content]]
 
 
 class Bullets(DocumentBlock, frozen=True):
-    """Sentences of equal weight."""
+    """Sentences of equal importance."""
 
     holds: ClassVar[str] = "items"
     items: Sequence[Content]
 
 
 class Code(DocumentBlock, frozen=True):
-    """Lines to copy as they stand; a line break inside of one is shown, not made.
+    """Lines to copy as they are; a line break inside a line is shown as an escape.
 
-    What is quoted is there to be recognized, and may be cut where a line of text ends.
+    Quoted lines only need to be recognized, so they may be cut at the page's width.
     """
 
     holds: ClassVar[str] = "lines"
@@ -206,7 +207,7 @@ class Code(DocumentBlock, frozen=True):
 
 
 class ListItem(Struct, frozen=True):
-    """An entry of a list: a label such as its number, its first line, and blocks below it."""
+    """An entry of a list: a label such as its number, its first line, and the blocks below it."""
 
     head: Content
     blocks: Sequence[DocumentBlock] = ()
@@ -215,7 +216,7 @@ class ListItem(Struct, frozen=True):
 
 
 class Listing(DocumentBlock, frozen=True):
-    """Entries with blocks of their own, such as recommendations; the short report has a few.
+    """Entries with blocks of their own, such as recommendations; the short report shows a few.
 
     ``is_airy`` leaves room between them.
     """
@@ -227,9 +228,9 @@ class Listing(DocumentBlock, frozen=True):
 
 
 class Table(DocumentBlock, frozen=True):
-    """Aligned columns; the short report has the first ``shown`` rows.
+    """Aligned columns; the short report shows the first ``shown`` rows.
 
-    ``n_left_out`` counts rows that the document itself does not hold.
+    ``n_left_out`` is the number of rows that even the document does not hold.
     """
 
     holds: ClassVar[str] = "rows"
@@ -246,7 +247,7 @@ def tabled(
     style: Callable[[Any], Style | None] | None = None,
     **table: Any,
 ) -> Table:
-    """Return a table with a row for each value, read by its columns.
+    """Return a table with a row for each value; the columns read the values.
 
     ``notes`` returns the lines below a row, ``style`` the style of a row; ``table`` are further
     fields of the table.
@@ -265,7 +266,7 @@ def tabled(
 
 
 def _as_read(column: Column, values: Sequence[Any]) -> Column:
-    """Return a column laid out as the values that it reads: figures to the right."""
+    """Return a column laid out to suit the values that it reads: figures are right-aligned."""
     if column.kind != "fit" or not isinstance(column.read, str):
         return column
     read = [getattr(value, column.read) for value in values]
@@ -283,17 +284,17 @@ def _cell(value: Any, column: Column) -> Cell:
 
 
 def size(n_bytes: float | None) -> str:
-    """Return a size, or a dash for what is not known."""
+    """Return a size, or a dash if it is unknown."""
     return "-" if n_bytes is None else format_size(n_bytes)
 
 
 def count(n: int | None) -> str:
-    """Return a number, or a dash for what is not known."""
+    """Return a number, or a dash if it is unknown."""
     return "-" if n is None else format_count(n)
 
 
 def written(value: Any, name: str = "") -> Content:
-    """Return a value as reports write it, by its type and the name of its field."""
+    """Return a value as reports write it; its type and the name of its field decide how."""
     if isinstance(value, Location) or (value is None and name == "location"):
         return code(location_text(value))
     if value is None:
@@ -314,14 +315,17 @@ class BarPart(Struct, frozen=True):
 
 
 class Bar(DocumentBlock, frozen=True):
-    """Bytes that add up to a whole, drawn to scale; ``request_bytes`` failed, to compare."""
+    """Bytes that add up to a whole, drawn to scale.
+
+    ``request_bytes`` is the size of the request that failed, drawn for comparison.
+    """
 
     parts: Sequence[BarPart]
     request_bytes: int | None = None
 
     @property
     def total_bytes(self) -> int:
-        """The whole."""
+        """The sum of all parts."""
         return sum(part.n_bytes for part in self.parts)
 
 
@@ -332,14 +336,14 @@ class Timeline(DocumentBlock, frozen=True):
 
 
 class SegmentBar(Struct, frozen=True):
-    """A segment: a few figures of it, and its blocks in address order."""
+    """A segment: a few of its figures, and its blocks in address order."""
 
     figures: Sequence[str]
     runs: Sequence[SegmentRun]
 
 
 class SegmentBars(DocumentBlock, frozen=True):
-    """Segments drawn to scale; ``lines`` are those that strand them, with their stranders."""
+    """Segments drawn to scale; ``lines`` are the source lines that strand them, with stranders."""
 
     titles: Sequence[str]
     bars: Sequence[SegmentBar]
@@ -350,10 +354,10 @@ class ChartSeries(Struct, frozen=True):
     """A curve of a chart.
 
     Attributes:
-        shape: ``step`` lasts from each point to the next; ``points`` are marks; ``line`` is
+        shape: ``step`` keeps each value until the next point; ``points`` are marks; ``line`` is
             straight between its points.
-        labels: of points, or one of a step's highest point; may be empty.
-        number: chooses the color.
+        labels: labels of points, or a single label for a step's highest point; may be empty.
+        number: decides the color.
     """
 
     name: str
@@ -366,7 +370,7 @@ class ChartSeries(Struct, frozen=True):
 
 
 class Chart(DocumentBlock, frozen=True):
-    """Curves over one axis, bytes upwards. ``limit_bytes`` is a level such as the capacity."""
+    """Curves over one axis, bytes going up. ``limit_bytes`` is a level such as the capacity."""
 
     series: Sequence[ChartSeries]
     label: str
@@ -386,12 +390,12 @@ class Section(Struct, frozen=True):
     """Blocks under a heading.
 
     Attributes:
-        title: the heading, "" for blocks that stand without one.
-        note: what the title leaves open, smaller beside it.
-        id: names the section in links.
-        device: the device that it is about, where a report may switch between several.
-        is_folded: a page shows its heading alone until it is opened.
-        detail: in which reports its usual blocks stand.
+        title: the heading, or "" for blocks without one.
+        note: what the title leaves open, in smaller type beside it.
+        id: the section's name in links.
+        device: the device that it is about, if a report can switch between several.
+        is_folded: whether a page shows only its heading until it is opened.
+        detail: the reports that include its usual blocks.
     """
 
     title: str
@@ -412,7 +416,7 @@ class Section(Struct, frozen=True):
 
 
 class Figure(Struct, frozen=True):
-    """A figure that a page shows large: what it is, the figure, and a few words below it."""
+    """A figure that a page shows large: its label, the figure, and a few words below it."""
 
     name: str
     value: str
@@ -423,15 +427,15 @@ class ReportDocument(Struct, frozen=True):
     """Everything that one command says.
 
     Attributes:
-        title: a few words for the title of a window.
+        title: a few words for the window title.
         headline: the answer in one line.
-        tone: whether that is good or bad.
-        brief: the lines of ``--quiet``; ``lead`` follows the headline at once.
-        kicker: a few words above the headline, such as what is judged.
+        tone: whether the answer is good or bad.
+        brief: the lines of ``--quiet``; ``lead`` comes right after the headline.
+        kicker: a few words above the headline, such as what is being judged.
         sections: the rest, most important first.
-        footer: what the full report has more.
-        figures: the most telling ones, which a page shows beside the headline.
-        places: where lines of the program lead at a terminal, by how they are written.
+        footer: what the full report adds.
+        figures: the most telling figures, which a page shows beside the headline.
+        places: line of the program, as written in the report -> link target at a terminal.
     """
 
     title: str

@@ -4,7 +4,7 @@ File names, function names, setting strings, messages and annotations come from 
 strangers. They stay raw in the data model; a renderer passes **every** string through the function
 of its sink, its own wording included, so that no call can be forgotten for "safe" text.
 
-Characters that a reader cannot see, or that change how others are shown, are written out
+Characters that a reader cannot see, or that change how other characters look, are written out
 (``\x1b``, ``\u202e``): control characters C0 and C1, bidirectional controls, zero-width and other
 invisible characters, line and paragraph separators, lone surrogates, private use.
 """
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Final
 
-# Unicode 15 categories Cc, Cf, Cs, Co, Zl, Zp, and what is invisible by
+# Unicode 15 categories Cc, Cf, Cs, Co, Zl, Zp, and characters that are invisible according to
 # Default_Ignorable_Code_Point. tests/report/test_escape.py compares with unicodedata.
 _UNSEEN: Final = (
     "\x00-\x1f\x7f-\x9f\u00ad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2"
@@ -28,12 +28,12 @@ _UNSEEN: Final = (
 )
 _UNSEEN_RUN: Final = re.compile(f"[{_UNSEEN}]")
 _MARKS: Final = "\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f"
-# Three combining marks on one letter occur in real languages, towers of them do not.
+# Real languages put up to three combining marks on a letter; taller stacks are hostile.
 _MARK_TOWER: Final = re.compile(f"([{_MARKS}]{{3}})([{_MARKS}]+)")
 _SHORT_ESCAPES: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _WORD: Final = "[^\\W_]"
 _MARKDOWN_BACKSLASH: Final = re.compile(
-    # An underscore inside a word is no emphasis, and names are full of them.
+    # An underscore inside a word does not mean emphasis, and names are full of them.
     rf"[\\`*{{}}\[\]~|]|(?<!{_WORD})_|_(?!{_WORD})"
 )
 _MARKDOWN_ENTITY: Final = re.compile(r"[<>&@#$]|:(?=//|[\w+-]+:)")
@@ -59,7 +59,7 @@ def _shortened_tower(match: re.Match[str]) -> str:
 
 
 def visible(text: str) -> str:
-    """Return text in which every character can be seen and stands where it was written."""
+    """Return text in which every character is visible and stays where it was written."""
     return _MARK_TOWER.sub(_shortened_tower, _UNSEEN_RUN.sub(_written_out, text))
 
 
@@ -80,7 +80,7 @@ def markdown(text: str) -> str:
 
 
 def _unlisted(match: re.Match[str]) -> str:
-    """Return the start of a line that begins neither a list nor a heading's underline."""
+    """Escape the start of a line so that it begins neither a list nor a heading's underline."""
     space, sign, number, dot = match.groups()
     return f"{space}\\{sign}" if sign else f"{space}{number}\\{dot}"
 
@@ -102,12 +102,12 @@ def html(text: str) -> str:
 
 
 def json_in_script(json_text: str) -> str:
-    """Return JSON that may stand inside ``<script>``: it can neither end it nor open a comment."""
+    """Return JSON that is safe inside ``<script>``: it cannot end the element or open a comment."""
     return re.sub(r"[<>&\u2028\u2029]", lambda m: f"\\u{ord(m.group()):04x}", json_text)
 
 
 def csv_cell(text: str) -> str:
-    """Return text for a CSV cell that no spreadsheet takes for a formula (quoting is csv's)."""
+    """Return text that no spreadsheet takes for a formula; the csv module does the quoting."""
     stripped = text.lstrip(" \u00a0\ufeff")
     shown = visible(text)
     return f"'{shown}" if stripped[:1] in _CSV_FORMULA_START and stripped else shown
@@ -131,23 +131,23 @@ def json_text(text: str) -> str:
 
 
 def shorten_left(text: str, width: int, ellipsis: str = "...") -> str:
-    """Return text of at most ``width`` characters, the start cut: ends of paths tell most."""
+    """Return text of at most ``width`` characters, cut at the start: path ends tell the most."""
     if len(text) <= width:
         return text
     keep = width - len(ellipsis)
     if keep <= 0:
         return text[-width:] if width > 0 else ""
     tail = text[-keep:]
-    # Start at a path separator where one is near, so that no directory name is cut in half.
+    # Start at a path separator if one is near, so that no directory name is cut in half.
     cut = min((i for i in (tail.find("/"), tail.find("\\")) if i >= 0), default=-1)
     return ellipsis + (tail[cut:] if 0 <= cut <= keep // 2 else tail)
 
 
 def shorten_apart(texts: Sequence[str], width: int, ellipsis: str = "...") -> list[str]:
-    """Return paths of at most ``width`` characters each; those that differ stay different.
+    """Return paths of at most ``width`` characters each, keeping different paths different.
 
-    Where the ends alone would be the same, the folder that differs is kept: ``.../b/.../c.txt``.
-    Only where that does not fit either, two may look alike.
+    If the ends alone would be the same, the folder that differs is kept: ``.../b/.../c.txt``.
+    Only if that does not fit either may two paths look alike.
     """
     distinct = dict.fromkeys(texts)
     shown: dict[str, str] = {}
@@ -161,7 +161,7 @@ def shorten_apart(texts: Sequence[str], width: int, ellipsis: str = "...") -> li
 
 
 def _telling(text: str, others: Sequence[str], width: int, ellipsis: str) -> str:
-    """Return a path's end and, of its folders, those by which it differs from the others."""
+    """Return a path's end and the folders that tell it apart from the others."""
     parts = _SEPARATOR.split(text)
     kept = {len(parts) - 1}
     for other in others:

@@ -1,4 +1,4 @@
-"""GitHub workflow commands: an annotation for each result, at the user's line where it is known.
+"""GitHub workflow commands: an annotation for each result, at the user's line if it is known.
 
 https://docs.github.com/actions/reference/workflow-commands-for-github-actions
 """

@@ -1,9 +1,9 @@
-"""A document as one HTML file that needs nothing else: no network, no framework, strict policy.
+"""A document as one self-contained HTML file: no network, no framework, a strict policy.
 
-Every string of an input is hostile. Text reaches the markup through ``escape.visible`` and
-Jinja2's autoescape alone; the policy names the file's own style and script by hash and allows
-nothing else, so that markup that slipped through could still not run or load anything. A chart is
-drawn from numbers alone.
+Every string from an input is hostile. Text reaches the markup only through ``escape.visible`` and
+Jinja2's autoescape. The policy names the file's own style and script by hash and allows nothing
+else, so even markup that slipped through could not run or load anything. Charts are drawn from
+numbers only.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _LABEL_ROOM: Final = 150
 
 
 class Tick(Struct, frozen=True):
-    """A mark on an axis: where, and its label."""
+    """A mark on an axis: its position and its label."""
 
     at: float
     label: str
@@ -63,7 +63,7 @@ class DrawnPath(Struct, frozen=True):
 
 
 class Mark(Struct, frozen=True):
-    """A point with its label; ``is_named`` puts the label beside it, on the left if it must."""
+    """A point with its label; ``is_named`` puts the label beside it, on the left if necessary."""
 
     x: float
     y: float
@@ -92,7 +92,7 @@ def drawn(chart: Chart) -> Drawing:
     top = max(peak, limit, 1) * 1.06
     places = [x for s in chart.series for x in s.x]
     low, high = min(places, default=0), max(places, default=1)
-    # Points need air on both sides, curves begin at the axis.
+    # Points need space on both sides; curves begin at the axis.
     air = 0.02 if any(s.shape == "points" for s in chart.series) else 0.0
     span = (high - low) or 1.0
 
@@ -135,7 +135,7 @@ def _marks(s: ChartSeries, xs: Sequence[float], ys: Sequence[float]) -> list[Mar
 
 
 def _steps(xs: Sequence[float], ys: Sequence[float]) -> str:
-    """Return a step line: each level lasts to the next point."""
+    """Return a step line: each level lasts until the next point."""
     parts: list[str] = []
     before = ""
     for x, y in zip(xs, ys, strict=True):
@@ -169,7 +169,7 @@ def _round_ticks(high: float) -> list[float]:
 
 
 def _round_step(rough: float) -> float:
-    """Return 1, 2 or 5 times a power of ten, at least as large."""
+    """Return the next number up that is 1, 2 or 5 times a power of ten."""
     if rough <= 0:
         return 1.0
     power: float = 10.0 ** math.floor(math.log10(rough))
@@ -177,20 +177,20 @@ def _round_step(rough: float) -> float:
 
 
 MAX_SHOWN: Final = 1500
-"""Characters of one text: a file may hold names of megabytes."""
+"""The most characters of one text: a file may hold names of megabytes."""
 
 MAX_ROWS: Final = 5000
-"""Rows of one table: beyond, a page is slower than anybody reads."""
+"""The most rows of one table: nobody reads more, and they slow the page down."""
 
 LONG_TABLE: Final = 40
-"""Rows from which on a table is folded."""
+"""Tables with at least this many rows are folded."""
 
 EVERYTHING: Final = (Detail.USUAL, Detail.FULL)
-"""But not ``Detail.PAGE``: the interactive page has a place of its own for its graphics."""
+"""``Detail.PAGE`` is left out: the interactive page has its own place for its graphics."""
 
 
 def render(document: ReportDocument, options: RenderOptions) -> str:
-    """Return the document as a page without any script; it always has everything."""
+    """Return the document as a page without any script; it always includes everything."""
     del options
     return page(document, "document.html.j2")
 
@@ -206,9 +206,9 @@ def page(
 ) -> str:
     """Return a document as a page.
 
-    The template is ``document.html.j2`` or one that extends it; script and style are the page's
-    own, beside the style of all reports. ``may_ask``: the script may ask the server that the page
-    came from. ``values`` are further values for the template.
+    The template is ``document.html.j2`` or one that extends it. ``script`` and ``style`` belong to
+    this page and come on top of the style of all reports. ``may_ask`` lets the script query the
+    server that the page came from. ``values`` are further values for the template.
     """
     style = source("report.css") + style
     made = environment()
@@ -231,7 +231,7 @@ _NUMBERS: Final = [itertools.count(1)]
 
 @cache
 def environment() -> jinja2.Environment:
-    """Return an environment that escapes every expression and shows what cannot be seen."""
+    """Return an environment that escapes every expression and shows invisible characters."""
     made = jinja2.Environment(
         loader=jinja2.PackageLoader("fragdoctor.report", "templates"),
         autoescape=True,
@@ -248,7 +248,7 @@ def environment() -> jinja2.Environment:
         "plain": plain,
         "drawn": drawn,
         "curve": _curve,
-        "path": Markup,  # coordinates only; a path is longer than text may be
+        "path": Markup,  # coordinates only; a path exceeds the limit for text
     }
     made.globals |= {
         "plural": plural,
@@ -263,9 +263,9 @@ def environment() -> jinja2.Environment:
 
 
 def policy(style: str, script: str = "", *, may_ask: bool = False) -> str:
-    """Return the content security policy: this style and this script, by hash, and nothing else.
+    """Return the content security policy: allow this style and this script, by hash, nothing else.
 
-    A page that may ask reaches the server that it came from besides.
+    A page that may ask can also reach the server that it came from.
     """
     scripts = f"'{_hash(script)}'" if script else "'none'"
     asks = "connect-src 'self'; " if may_ask else ""
@@ -277,7 +277,7 @@ def policy(style: str, script: str = "", *, may_ask: bool = False) -> str:
 
 
 def source(name: str) -> str:
-    """Return a style or script of ours: ``page/main.js``."""
+    """Return one of our styles or scripts, such as ``page/main.js``."""
     return files("fragdoctor.report").joinpath("templates", *name.split("/")).read_text("utf-8")
 
 
@@ -287,7 +287,7 @@ def _hash(text: str) -> str:
 
 
 def _visible(value: object) -> object:
-    """Make what cannot be seen visible and bound what is long, in every expression."""
+    """Make invisible characters visible and cut long text, in every expression."""
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
     n_more = len(value) - MAX_SHOWN

@@ -1,7 +1,7 @@
 """JSON: the same facts as the text, with byte counts as integers and unknowns as null.
 
-Written from the types of the model; ``json_shapes`` has what differs. The documents are
-described by ``schema/*.schema.json``, which are made from the same types by ``schemas``.
+The documents follow the types of the model, except where ``json_shapes`` says otherwise.
+``schema/*.schema.json`` describe them; ``tools/write_schemas.py`` makes them from the same types.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Json = dict[str, Any]
 def document_of(view: str, result: Any, **more: Any) -> Json:
     """Return the document of a command as plain values.
 
-    ``view`` is a key of ``base.VIEWS``; ``more`` are further values that it takes.
+    ``view`` is a key of ``base.VIEWS``; ``more`` holds further arguments of that view.
     """
     if view == "compare":
         result = CompareResult.of(result, more.get("judged", ()))
@@ -48,7 +48,7 @@ def document_of(view: str, result: Any, **more: Any) -> Json:
 
 
 def error_document(code: str, message: str, hint: str = "", offset: int | None = None) -> Json:
-    """Return the document that stands on standard output when there is no result."""
+    """Return the document to write to standard output when there is no result."""
     document: Json = plain(ErrorResult(ErrorFacts(code, message, hint, offset)))
     return document
 
@@ -57,13 +57,13 @@ def dumps(document: Json) -> str:
     """Return a document as ASCII JSON, ending in a newline.
 
     Everything beyond ASCII is written as an escape, so that no control or bidirectional character
-    reaches a terminal; numbers that JSON does not know become null.
+    reaches a terminal; numbers that JSON cannot express become null.
     """
     return json.dumps(plain(document), indent=2, ensure_ascii=True, allow_nan=False) + "\n"
 
 
 def plain(value: Any) -> Any:  # noqa: PLR0911 - one line a type
-    """Return a value as JSON has it: numbers, texts, lists and objects."""
+    """Return a value in JSON's types: numbers, strings, lists and objects."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, Enum):
@@ -101,9 +101,9 @@ def _object(value: Any) -> Json:
 
 @cache
 def field_names(kind: type) -> tuple[str, ...]:
-    """Return the fields of a type, nothing of one that has none.
+    """Return the fields of a type, or an empty tuple if it has none.
 
-    What also runs inside the user's program is a dataclass, all else a ``Struct``.
+    Types that are also used inside the user's program are dataclasses, all others ``Struct``.
     """
     if is_dataclass(kind):
         return tuple(field.name for field in fields(kind))
@@ -113,7 +113,7 @@ def field_names(kind: type) -> tuple[str, ...]:
 
 @cache
 def written(kind: type) -> tuple[tuple[str, str], ...]:
-    """Return the fields of a type that a document has, each with its key."""
+    """Return the fields of a type that go into a document, each with its key."""
     shape = SHAPES.get(kind, Shape())
     names = field_names(kind)
     kept = [n for n in names if (not shape.only or n in shape.only) and n not in shape.without]

@@ -1,7 +1,7 @@
-"""How results become the documents of ``--format json``: where a document is not its type.
+"""How results become the documents of ``--format json``: where a document differs from its type.
 
-A document has the fields of its type under their own names. What differs stands here: the
-JSON of version 1.x is a contract, so that fields are only ever added.
+A document has the fields of its type under their own names; the exceptions are listed here. The
+JSON of version 1.x is a contract: fields are only ever added.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from fragdoctor.report.views.estimate import summary
 from fragdoctor.report.views.explain import Explanation
 
 Computed = tuple[Any, Callable[[Any], Any]]
-"""The type of a further field, and the function that gives it."""
+"""The type of an additional field, and the function that computes it."""
 
 
 class Shape(Struct, frozen=True):
     """Where the document of a type differs from it.
 
     Attributes:
-        names: other names of fields.
+        names: fields that are written under another name.
         only: the fields that are written; empty for all.
         without: fields that are left out.
-        inline: fields whose own fields take their place.
-        null: fields whose empty value (``""``, 0) means that it is not known.
-        properties: properties that are written too.
-        computed: further fields.
+        inline: fields that are replaced by their own fields.
+        null: fields whose empty value (``""``, 0) means unknown.
+        properties: properties that are written as well.
+        computed: additional fields.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -155,7 +155,7 @@ _VERSION: Final[Mapping[str, Computed]] = {"schema_version": (str, lambda _: SCH
 _SIZES: Final = ("n_layers", "hidden", "n_heads", "n_kv_heads", "ffn", "vocab")
 _BYTES: Final = Shape(names={"n_bytes": "bytes"})
 
-# Commands that diagnose, replay and judge.
+# Results of the commands that diagnose, replay and judge.
 _DIAGNOSES: Final[Mapping[type, Shape]] = {
     Diagnosis: Shape(
         without=("case", "timeline", "worst_segments", "n_stranded_segments", "replay_notes",
@@ -276,4 +276,4 @@ _ESTIMATES: Final[Mapping[type, Shape]] = {
 SHAPES: Final[Mapping[type, Shape]] = MappingProxyType(
     {**_DIAGNOSES, **_COMPARISONS, **_FLEETS, **_ESTIMATES}
 )
-"""Dataclass -> where its document differs."""
+"""Type -> how its document differs from it."""

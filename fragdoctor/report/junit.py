@@ -35,16 +35,16 @@ class _Case(Struct, frozen=True):
 
 
 def render(result: CheckReport | Diagnosis, options: RenderOptions) -> str:
-    """Return a suite for each input of a check; of a diagnosis one.
+    """Return a suite for each input of a check, or a single suite for a diagnosis.
 
-    That has a case for each item of the checklist, and one for the findings.
+    The suite of a diagnosis has a case for each checklist item, and one for the findings.
     """
     del options
     root = _element(None, "testsuites", name="fragdoctor")
     if isinstance(result, CheckReport):
         for judgement in result.files:
             _add(root, file_name(judgement), _cases(judgement), file_line(judgement))
-        message = "could be judged in none of the files"
+        message = "could not be judged in any of the files"
         unjudged = [_Case(name, "error", f"--{name} {message}") for name in result.unjudged]
         if unjudged:
             _add(root, "budgets", unjudged)
@@ -81,7 +81,7 @@ def _add(root: Element, name: str, cases: Iterable[_Case], out: str = "") -> Non
 def _element(
     parent: Element | None, tag: str, lines: Sequence[str] = (), **attributes: str
 ) -> Element:
-    """Return a new element; every text in it is made visible here, and escaped when written."""
+    """Return a new element; its text is made visible here, and escaped when it is written."""
     shown = {name: escape.visible(value) for name, value in attributes.items()}
     element = Element(tag, shown) if parent is None else SubElement(parent, tag, shown)
     element.text = "\n".join(map(escape.visible, lines)) or None

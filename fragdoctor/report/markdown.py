@@ -1,4 +1,4 @@
-"""A document as GitHub-flavoured Markdown: for a pull request, an issue, a job summary."""
+"""A document as GitHub-flavored Markdown: for a pull request, an issue, a job summary."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fragdoctor.report.words import share_of
 from fragdoctor.units import format_count, format_size, plural
 
 MAX_BYTES: Final = 900_000
-"""GitHub drops a step summary of more than 1 MiB altogether."""
+"""Size limit of a report: GitHub drops a step summary of more than 1 MiB altogether."""
 
 MAX_TEXT: Final = 4000
-"""Characters of one text: a name of a megabyte must not become a megabyte of report."""
+"""The most characters of one text: a megabyte of name must not become a megabyte of report."""
 
 MAX_ROWS: Final = 500
 _WIDE: Final = ("wrap", "path", "list")
@@ -26,7 +26,7 @@ _BOLD: Final = (doc.Style.STRONG, doc.Style.BAD)
 
 
 def render(document: doc.ReportDocument, options: RenderOptions) -> str:
-    """Return the document; what the short report leaves out is there to unfold."""
+    """Return the document; details that the short report leaves out are folded."""
     if options.verbosity is Verbosity.QUIET:
         return (
             "".join(f"{_text(doc.plain(line))}\n\n" for line in document.brief).rstrip("\n") + "\n"
@@ -45,7 +45,7 @@ def render(document: doc.ReportDocument, options: RenderOptions) -> str:
 
 
 def _bounded(blocks: Sequence[str]) -> str:
-    """Return the blocks as far as they fit, and say what was left out."""
+    """Return as many blocks as fit, and say what was left out."""
     kept: list[str] = []
     size = 0
     for block in blocks:
@@ -66,7 +66,7 @@ def _section(section: doc.Section, details: Sequence[doc.Detail]) -> list[str]:
 
 
 def _block(block: doc.DocumentBlock) -> str:  # noqa: PLR0911 - one a block
-    """Return a block; "" for a picture that only a page can show."""
+    """Return a block, or "" for a picture that only a page can show."""
     match block:
         case doc.Paragraph():
             return _content(block.content)
@@ -98,7 +98,7 @@ def _text(text: str) -> str:
 
 
 def _content(content: doc.Content, *, in_table: bool = False) -> str:
-    # Words of one style are one span: side by side, the marks of two would read as one longer mark.
+    # Join words of one style: the marks of two adjacent spans would read as one longer mark.
     runs = groupby(doc.spans(content), key=itemgetter(1))
     return "".join(
         _styled("".join(text for text, _ in run), style, in_table=in_table) for style, run in runs
@@ -111,7 +111,7 @@ def _styled(text: str, style: doc.Style | None, *, in_table: bool) -> str:
     shown = _text(text)
     if style not in _BOLD or not shown.strip():
         return shown
-    # Markdown ends bold words only where they end.
+    # Markdown's closing mark must touch the last word, so spaces stay outside the marks.
     core = shown.strip()
     before, _, after = shown.partition(core)
     return f"{before}**{core}**{after}"
@@ -137,7 +137,7 @@ def _item(item: doc.ListItem) -> str:
 
 
 def _inner(block: doc.DocumentBlock) -> list[str]:
-    """Return the lines of a block inside of a list, each an entry of its own."""
+    """Return the lines of a block inside a list, each as its own entry."""
     if isinstance(block, doc.Code):
         return [f"- {escape.markdown_code(line)}" for line in block.lines]
     if isinstance(block, doc.Paragraph):
@@ -147,12 +147,12 @@ def _inner(block: doc.DocumentBlock) -> list[str]:
 
 def _table(block: doc.Table) -> str:
     rows = block.rows[:MAX_ROWS]
-    # What is drawn is left out: the figures beside it say the same.
+    # Drawings are left out: the figures beside them say the same.
     kept = [i for i in range(len(block.columns)) if not isinstance(rows[0].cells[i], doc.Drawn)]
     if not kept:
         return ""
     columns = [block.columns[i] for i in kept]
-    # What stands below a row stands in its main cell here.
+    # The lines below a row go into its main cell here.
     main = next((i for i, c in enumerate(columns) if c.kind in _WIDE), len(columns) - 1)
     marks = ["---:" if c.kind == "right" else "---" for c in columns]
     lines = [_row(_text(c.title) for c in columns), _row(marks)]

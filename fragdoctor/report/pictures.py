@@ -1,4 +1,4 @@
-"""What a terminal can draw: a bar to scale, an area over time, segments with their blocks."""
+"""Drawings for a terminal: a bar to scale, an area over time, segments with their blocks."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from fragdoctor.report.words import PHASE_NAMES, share_of
 from fragdoctor.units import format_size, plural
 
 N_ROWS: Final = 4
-"""Lines of the timeline's area."""
+"""Height of the timeline's area in lines."""
 
-# Below the picture, a letter says which phase of training each column is in. Of phases narrower
-# than this many columns on average the letters would be noise.
+# Below the picture, a letter shows the training phase of each column. If phases are narrower
+# than this many columns on average, the letters would be noise.
 _MIN_PHASE_WIDTH: Final = 1.5
-# Scaled to a capacity that is mostly empty, the curve would be a line on the floor.
+# The least of the capacity that must be in use to scale to it: below, the curve would look flat.
 _MIN_FILL: Final = 0.25
 # A cell where several blocks alternate with this much free space is shown as mixed.
 _MIXED_FREE: Final = 0.25
@@ -38,7 +38,7 @@ class Ink(Struct, frozen=True):
     style: str
 
     def mark(self, page: Page, n: int = 1) -> tuple[str, str]:
-        """Return ``n`` cells of it for this page."""
+        """Return ``n`` cells drawn in this ink for a page."""
         return (self.unicode if page.options.unicode else self.ascii) * n, self.style
 
 
@@ -89,13 +89,13 @@ def draw_bar(page: Page, bar: Bar) -> None:
 
 
 def apportion(parts: Sequence[BarPart], width: int) -> list[int]:
-    """Return the cells of each part: to scale, at least one each, ``width`` in all."""
+    """Return the number of cells of each part: to scale, at least one each, ``width`` in all."""
     total = sum(p.n_bytes for p in parts)
     if not total or width < len(parts):
         return [0] * len(parts)
     exact = [p.n_bytes * width / total for p in parts]
     cells = [max(1, int(x)) for x in exact]
-    # Largest remainder first; the largest part pays for the cells that small ones were given.
+    # Largest remainder first; the largest part gives up the cells that small parts gained.
     by_remainder = sorted(range(len(parts)), key=lambda i: int(exact[i]) - exact[i])
     step = 0
     while sum(cells) < width:
@@ -129,7 +129,7 @@ def draw_timeline(page: Page, strip: TimelineStrip, *, phases_too: bool) -> None
 
 
 def top_line(strip: TimelineStrip) -> tuple[int, str]:
-    """Return the bytes at the top of the picture and what they are."""
+    """Return the bytes at the top of the picture, and the name of that level."""
     peak = max(strip.peak_bytes)
     capacity = strip.capacity_bytes or 0
     if peak <= capacity <= peak / _MIN_FILL:
@@ -138,7 +138,7 @@ def top_line(strip: TimelineStrip) -> tuple[int, str]:
 
 
 def resampled(values: Sequence[int], n_columns: int) -> list[int]:
-    """Return one value for each column: the highest of all that fall in it, even in part."""
+    """Return one value per column: the highest of all values that overlap the column."""
     n = len(values)
     return [
         max(values[c * n // n_columns : max(c * n // n_columns + 1, -(-(c + 1) * n // n_columns))])
@@ -149,7 +149,7 @@ def resampled(values: Sequence[int], n_columns: int) -> list[int]:
 def _area(
     page: Page, allocated: Sequence[int], reserved: Sequence[int], top: int, row: int
 ) -> list[tuple[str, str]]:
-    """Return the cells of one line, from the bottom line 0 up."""
+    """Return the cells of one line; line 0 is at the bottom."""
     steps = page.glyphs.steps
     cells: list[tuple[str, str]] = []
     for live, held in zip(allocated, reserved, strict=True):
@@ -164,7 +164,7 @@ def _area(
 
 
 def _phase_columns(strip: TimelineStrip, n_columns: int) -> list[TrainingPhase]:
-    """Return the phase of each column; empty where there are none, or too many to see."""
+    """Return the phase of each column, or nothing if there are none or too many to see."""
     n = len(strip.phases)
     if not n:
         return []
@@ -174,7 +174,7 @@ def _phase_columns(strip: TimelineStrip, n_columns: int) -> list[TrainingPhase]:
 
 
 def _marks(strip: TimelineStrip, n_columns: int) -> list[tuple[str, str]]:
-    """Return the line of marks, an OOM before a flush; empty where nothing happened."""
+    """Return the line of marks (an OOM hides a flush), or nothing if nothing happened."""
     n = len(strip.allocated_bytes)
     cells = [(" ", "")] * n_columns
     for columns, mark in ((strip.flush_columns, _FLUSH), (strip.oom_columns, _OOM)):
@@ -201,7 +201,7 @@ def _write_key(
 
 
 def draw_segments(page: Page, block: SegmentBars) -> None:
-    """Draw segments to scale, with a letter for each line whose blocks strand them."""
+    """Draw segments to scale, with a letter for each source line whose blocks strand them."""
     frame = len(page.glyphs.bar_start + page.glyphs.bar_end)
     figures = [block.titles, *(bar.figures for bar in block.bars)]
     widths = [max(len(row[i]) for row in figures) for i in range(len(block.titles))]
@@ -229,9 +229,9 @@ def draw_segments(page: Page, block: SegmentBars) -> None:
 def _lettered(
     bars: Sequence[Sequence[SegmentRun]], n_cells: int, lines: Sequence[tuple[str, Sequence[int]]]
 ) -> tuple[list[list[str]], dict[str, str]]:
-    """Return the cells of each bar, and the lines by letter.
+    """Return the cells of each bar, and a mapping from letters to source lines.
 
-    Letters go to the lines that are seen, in turn: blocks may be too small to win a cell.
+    Only lines that are visible get a letter, in turn: blocks may be too small to win a cell.
     """
     by_letter = dict(zip(_LETTERS, lines, strict=False))
     of_strander = {
@@ -247,10 +247,10 @@ def _lettered(
 
 
 def cells_of(runs: Sequence[SegmentRun], n_cells: int, letters: Mapping[int, str]) -> list[str]:
-    """Return what each cell of a bar shows: a kind of block, or the letter of a line.
+    """Return what each cell of a bar shows: a kind of block, or the letter of a source line.
 
-    A cell shows the kind that has most of it. A live block smaller than a cell is seen even where
-    most of the cell is free, and several of them between holes make it ``mixed``.
+    A cell shows the kind that fills most of it. A live block smaller than a cell shows even if
+    most of the cell is free, and several such blocks between holes make the cell ``mixed``.
     """
     total = sum(r.n_bytes for r in runs)
     if not total or n_cells <= 0:
@@ -297,7 +297,7 @@ def _framed(page: Page, cells: Sequence[tuple[str, str]]) -> Text:
 
 
 def _joined(cells: Sequence[tuple[str, str]]) -> Text:
-    """Return cells as text, neighbors of the same style as one span."""
+    """Return cells as text, joining neighbors of the same style into one span."""
     whole = Text()
     for style, run in groupby(cells, key=lambda cell: cell[1]):
         whole.append("".join(text for text, _ in run), style=style or None)

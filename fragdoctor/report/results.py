@@ -1,6 +1,6 @@
-"""What the formats of machines list: few results, each with a place and a fingerprint.
+"""Results for machine-readable formats: few of them, each with a place and a fingerprint.
 
-A place is the user's file below the root of the sources and its line, or the input.
+A place is the user's file below the source root with a line, or else the input.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from fragdoctor.rules.registry import find_rule
 
 
 class ResultPlace(Struct, frozen=True):
-    """A file and a line of it; ``line`` is None where it is unknown.
+    """A file and a line in it; ``line`` is None if it is unknown.
 
-    ``path`` is relative to the root of the sources where the file lies below it; hostile text.
+    ``path`` is relative to the source root if the file is below it; it is hostile text.
     """
 
     path: str
@@ -35,7 +35,7 @@ class ResultPlace(Struct, frozen=True):
 
     @property
     def is_relative(self) -> bool:
-        """Whether the path is meant from the root of the sources."""
+        """Whether the path is relative to the source root."""
         return not self.path.startswith("/") and ":" not in self.path[:3]
 
     @property
@@ -48,7 +48,7 @@ class ResultPlace(Struct, frozen=True):
 
 
 def place_of(location: Location, look: RenderOptions) -> ResultPlace:
-    """Return where a line of the user's program is, seen from the root of the sources."""
+    """Return the place of a line of the user's program, relative to the source root."""
     line = location.line if 0 < location.line < MAX_LINE else None
     path = relative(location.filename or "unknown", look)
     place = ResultPlace(path, line, location.function[:MAX_PATH])
@@ -90,10 +90,10 @@ class Result(Struct, frozen=True):
         code: the rule (``FD101``) or the budget (``max-peak``).
         message: one sentence with its numbers; hostile text.
         level: how bad it is.
-        place: where to look: the user's line, else the input.
-        stack: the lines behind it, innermost first.
-        source: the input that says it.
-        fingerprint: stable without addresses and line numbers.
+        place: where to look: the user's line, or else the input.
+        stack: the source lines behind it, innermost first.
+        source: the input that it comes from.
+        fingerprint: stable, because it leaves out addresses and line numbers.
     """
 
     code: str
@@ -106,24 +106,24 @@ class Result(Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """The rule in a few words; ours, not from an input."""
+        """The rule in a few words: our text, not from an input."""
         return title_of(self.code)
 
     @property
     def sourced(self) -> str:
-        """The message, with its input where the place is another."""
+        """The message, with the name of its input if the place does not name it."""
         is_there = self.source in ("", self.place.path)
         return self.message if is_there else f"{self.message} [{self.source}]"
 
 
 def results_of_check(report: CheckReport, look: RenderOptions) -> Iterator[Result]:
-    """Yield why files fail or cannot be read, ``MAX_RESULTS`` at most, and what was not judged."""
+    """Yield why files fail or cannot be read (up to ``MAX_RESULTS``), and what was not judged."""
     every = chain.from_iterable(_of_file(judgement, look) for judgement in report.files)
     yield from islice(every, MAX_RESULTS)
     for name in report.unjudged:
         yield Result(
             code="unjudged",
-            message=f"--{name} could be judged in none of the files.",
+            message=f"--{name} could not be judged in any of the files.",
             level=Severity.ERROR,
             place=ResultPlace("."),
             source="",
@@ -148,7 +148,7 @@ def _of_file(judgement: FileJudgement, look: RenderOptions) -> Iterator[Result]:
 
 
 def results_of_diagnosis(diagnosis: Diagnosis, look: RenderOptions) -> Iterator[Result]:
-    """Yield the findings from warnings on; the verdict where no rule speaks about a failure."""
+    """Yield findings from warnings up, and the verdict if no rule reports the failure."""
     source = diagnosis.case.sources[0] if diagnosis.case.sources else "-"
     findings = [f for f in diagnosis.findings if f.severity >= Severity.WARNING][:MAX_RESULTS]
     for finding in findings:
@@ -180,7 +180,7 @@ def _of(found: Reason | Finding, message: str, source: str, look: RenderOptions)
 
 
 def _asked(diagnosis: Diagnosis) -> Sequence[Location]:
-    """Return the stack of the request that failed, from the user's line outwards."""
+    """Return the stack of the failed request, from the user's line outward."""
     return () if diagnosis.failure is None else diagnosis.failure.stack
 
 

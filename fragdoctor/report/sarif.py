@@ -1,4 +1,4 @@
-"""SARIF 2.1.0: for code scanning. Few results, each with a place and a fingerprint.
+"""SARIF 2.1.0 for code scanning: few results, each with a place and a fingerprint.
 
 https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html
 """
@@ -33,7 +33,7 @@ _LEVELS: Final = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity
 
 
 def render(result: CheckReport | Diagnosis, options: RenderOptions) -> str:
-    """Return a log with one run: why files fail, or the findings from warnings on."""
+    """Return a log with one run: why files fail, or the findings from warnings up."""
     if isinstance(result, CheckReport):
         failures = [f for f in result.files if f.error is not None]
         results = list(results_of_check(result, options))
@@ -67,7 +67,7 @@ def _log(
 
 
 def _invocation(failures: Sequence[FileJudgement]) -> Json:
-    """Return whether all inputs could be read; those that could not are notifications."""
+    """Return whether all inputs could be read, with a notification for each that could not."""
     notes = [
         {
             "level": "error",

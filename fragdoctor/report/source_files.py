@@ -1,7 +1,7 @@
-"""The program's own files: where they are seen from the root of the sources, and what they hold.
+"""The program's own files: where they are relative to the source root, and what they hold.
 
-Nothing is looked up because an input mentions it, but Python files below that root: a program that
-was recorded elsewhere (in a container, by another user) is found by the end of its path.
+A path in an input can only lead to Python files below that root. A program that was recorded
+elsewhere (in a container, by another user) is found by the end of its path.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_PATH: Final = 1000
 
 
 def relative(path: str, look: RenderOptions) -> str:
-    """Return a path below the root as relative to it, any other as it is, with ``/``."""
+    """Return a path relative to the root if it is below it, else unchanged; always with ``/``."""
     clean = posixpath.normpath(path.replace("\\", "/"))[-MAX_PATH:]
     for recorded, here in look.path_map:
         if clean == recorded or clean.startswith(f"{recorded.rstrip('/')}/"):
@@ -37,16 +37,16 @@ def relative(path: str, look: RenderOptions) -> str:
 
 
 def source_line(location: Location, root: str) -> str:
-    """Return ``train.py:143: loss.backward()``, "" where the file is not at hand."""
+    """Return ``train.py:143: loss.backward()``, or "" if the file is not available."""
     quoted = source_text(location, root)
     return f"{location.basename}:{location.line}: {quoted}" if quoted else ""
 
 
 def source_text(location: Location, root: str) -> str:
-    """Return the source of a line without its indentation, "" where the file is not at hand.
+    """Return the source of a line without its indentation, or "" if the file is not available.
 
-    The path comes from an input, so nothing is opened but Python files below ``root``, and a line
-    is quoted only where the function that the input names really holds it.
+    The path comes from an input, so only Python files below ``root`` are opened, and a line is
+    quoted only if it really is inside the function that the input names.
     """
     for _, text in _files(location, root):
         return text.splitlines()[location.line - 1].strip()[:MAX_QUOTED]
@@ -54,16 +54,16 @@ def source_text(location: Location, root: str) -> str:
 
 
 def file_of(location: Location, root: str) -> str | None:
-    """Return the file below ``root`` that holds a line, as seen from there; None: there is none."""
+    """Return the file below ``root`` that holds a line, relative to ``root``, or None."""
     for path, _ in _files(location, root):
         return path.relative_to(root).as_posix()
     return None
 
 
 def links_to(locations: Iterable[Location], look: RenderOptions) -> dict[str, str]:
-    """Return where the lines of a program lead, by how they are written: ``train.py:88``.
+    """Return link targets for the lines of a program, keyed by their text such as ``train.py:88``.
 
-    Only what ``file_of`` finds leads anywhere; names that two files share do not.
+    Only lines that ``file_of`` finds get a link; names that two files share get none.
     """
     found: dict[str, set[str]] = {}
     for location in dict.fromkeys(locations) if look.link else ():
@@ -77,7 +77,7 @@ def links_to(locations: Iterable[Location], look: RenderOptions) -> dict[str, st
 
 
 def _files(location: Location, root: str) -> Iterator[tuple[Path, str]]:
-    """Yield the files below the root that hold the line in the named function, and their text."""
+    """Yield the files below the root that have the line in the named function, and their text."""
     if not root or location.line < 1:
         return
     for path in _candidates(location.filename, root):
@@ -87,7 +87,7 @@ def _files(location: Location, root: str) -> Iterator[tuple[Path, str]]:
 
 
 def _candidates(filename: str, root: str) -> Iterator[Path]:
-    """Yield the path itself and its ends below the root: it may have been recorded elsewhere."""
+    """Yield the path itself, then its endings below the root: it may be from another machine."""
     parts = PurePosixPath(filename.replace("\\", "/")).parts
     if not parts or not parts[-1].endswith(".py") or ".." in parts:
         return

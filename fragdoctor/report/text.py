@@ -1,4 +1,4 @@
-"""A document at a terminal, in a pipe or in a plain file."""
+"""A document as text for a terminal, a pipe or a plain file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_LABEL: Final = 24
 
 
 def render(document: doc.ReportDocument, options: RenderOptions) -> str:
-    """Return the document as text, ending in a newline; quiet is its brief lines alone."""
+    """Return the document as text, ending in a newline; quiet gives only its brief lines."""
     if options.verbosity is Verbosity.QUIET:
         return "".join(f"{escape.terminal(doc.plain(line))}\n" for line in document.brief)
     page = Page(options)
@@ -46,7 +46,7 @@ def _write_blocks(page: Page, section: doc.Section, *, indent: int) -> bool:
 
 
 def _write(page: Page, block: doc.DocumentBlock, indent: int) -> None:  # noqa: C901, PLR0912 - one a block
-    """Write a block; nothing of a picture that only a page can show."""
+    """Write a block; pictures that only a page can show are skipped."""
     match block:
         case doc.Gap():
             page.blank()

@@ -1,7 +1,7 @@
-"""A page of plain text: headings, paragraphs and tables laid out to a width, escaped, printed.
+"""A page of plain text: headings, paragraphs and tables, laid out to a width and escaped.
 
 Every string that reaches a page goes through ``escape.terminal`` here, so no section of the report
-can forget it. Layout counts terminal cells, not characters.
+can forget to escape. The layout counts terminal cells, not characters.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from fragdoctor.report import document as doc
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions
 
-# A name of a megabyte must not become a megabyte of report.
+# The most cells of one text: a megabyte of name must not become a megabyte of report.
 MAX_CELLS: Final = 4000
 
-# Numbers, codes and marks are shorter; whatever is longer came from a stranger.
+# The widest ``fit`` column: numbers, codes and marks are shorter; longer text is untrusted.
 MAX_FIT: Final = 24
 
-# A private character, which "escape.terminal" lets nobody else bring in, is no place to break.
+# A space that lines do not break at: a private character, which "escape.terminal" removes from
+# all other text.
 _BOUND: Final = "\ue000"
 _UNIT: Final = re.compile(r"(?<=[0-9]) (?=(?:[KMGT]iB|B|%)(?![A-Za-z0-9]))")
 
@@ -54,7 +55,7 @@ STYLES: Final = MappingProxyType(
 
 
 class Glyphs(Struct, frozen=True):
-    """What is drawn beyond letters and digits; ``steps`` are parts of a cell from low to full."""
+    """Symbols beyond letters and digits; ``steps`` are cells filled from low to full."""
 
     ellipsis: str
     bar_start: str
@@ -83,7 +84,7 @@ class Page:
         )
 
     def blank(self) -> None:
-        """Leave one empty line, never two, and none at the top."""
+        """Leave one empty line, but never two in a row, and none at the top."""
         if self._lines and self._lines[-1].plain:
             self._lines.append(Text())
 
@@ -100,7 +101,7 @@ class Page:
             self._put(indent + (hang if i else 0), line)
 
     def verbatim(self, content: doc.Content, indent: int, *, is_cut: bool = False) -> None:
-        """Write one line as it is, however long: something to copy. What is cut ends in dots."""
+        """Write one line as it is, however long, to be copied; ``is_cut`` cuts it with dots."""
         line, room = styled(content), self.width - indent
         if is_cut and line.cell_len > room:
             line.truncate(room - len(self.glyphs.ellipsis))
@@ -108,11 +109,11 @@ class Page:
         self._put(indent, line)
 
     def drawn(self, line: Text) -> None:
-        """Write a line of a picture, which holds nothing of an input but letters and sizes."""
+        """Write a line of a picture; it holds only letters and sizes, no text from an input."""
         self._put(INDENT, line)
 
     def key(self, entries: Iterable[tuple[tuple[str, str], str]]) -> None:
-        """Write what the marks of a picture mean, each (mark, style) with its words."""
+        """Write the key of a picture: each (mark, style) with the words that explain it."""
         whole = Text()
         for mark, words in entries:
             # A mark and its words stay on one line.
@@ -124,7 +125,7 @@ class Page:
     def labelled(
         self, label: doc.Content, content: doc.Content, *, indent: int, label_width: int
     ) -> None:
-        """Write a label and, beside it, text wrapped in a column of its own."""
+        """Write a label and, beside it, text wrapped in its own column."""
         start = _padded(styled(label), label_width)
         lines = self._wrapped(styled(content), self.width - indent - label_width)
         for i, line in enumerate(lines or [Text()]):
@@ -147,7 +148,7 @@ class Page:
         indent: int = INDENT,
         notes: Sequence[Sequence[doc.Content]] = (),
     ) -> None:
-        """Write aligned columns of text that is safe already."""
+        """Write aligned columns of text that is already safe."""
         if not body:
             return
         titles = [styled(doc.dim(c.title)) for c in columns]
@@ -171,7 +172,7 @@ class Page:
         return Text(bar.ljust(cell.n_cells, self.glyphs.empty), style=STYLES[cell.style])
 
     def _spark(self, values: Sequence[float]) -> str:
-        """Return values as a row of bars of different height; "" where only ASCII is at hand."""
+        """Return values as a row of bars of different heights, or "" if limited to ASCII."""
         steps = self.glyphs.steps
         if len(steps) < 2 or not values:
             return ""
@@ -184,7 +185,7 @@ class Page:
         """Return the page as text, ending in a newline.
 
         Args:
-            places: where words lead, in color; a part of a longer name leads nowhere.
+            places: words -> link target, used with color; a part of a longer name gets no link.
         """
         out = io.StringIO()
         if not self.options.color:
@@ -221,7 +222,7 @@ class Page:
     def _widths(
         self, columns: Sequence[doc.Column], grid: Sequence[Sequence[Text]], indent: int
     ) -> list[int]:
-        """Return the width of each column: what it needs, or a share of what is left."""
+        """Return the width of each column: what it needs, or a share of the remaining width."""
         natural = [max(row[i].cell_len for row in grid) for i in range(len(columns))]
         widths = [
             min(need, c.max_width or (MAX_FIT if c.kind in _FITTED else need))
@@ -230,7 +231,7 @@ class Page:
         flexible = [i for i, c in enumerate(columns) if c.kind not in _FITTED]
         room = self.width - indent - GAP * (len(columns) - 1)
         room -= sum(w for i, w in enumerate(widths) if i not in flexible)
-        # The narrowest first: what it leaves goes to the others.
+        # The narrowest column first: width that it does not need goes to the others.
         for rank, i in enumerate(sorted(flexible, key=lambda i: widths[i])):
             share = max(room // (len(flexible) - rank), 8)
             widths[i] = min(widths[i], share)
@@ -261,7 +262,7 @@ class Page:
     def _shorten_paths(
         self, columns: Sequence[doc.Column], body: Sequence[list[Text]], widths: Sequence[int]
     ) -> None:
-        """Shorten the paths of each column together, so that those that differ look different."""
+        """Shorten the paths of each column together, so that different paths look different."""
         for i, (column, width) in enumerate(zip(columns, widths, strict=True)):
             if column.kind != "path":
                 continue
@@ -281,7 +282,7 @@ class Page:
 
 
 def styled(content: doc.Content) -> Text:
-    """Return a content as text of a terminal: escaped, with its styles."""
+    """Return some content as terminal text: escaped, with its styles."""
     whole = Text()
     for text, style in doc.spans(content):
         whole.append(_safe(text), style=STYLES[style] or None)
@@ -289,12 +290,12 @@ def styled(content: doc.Content) -> Text:
 
 
 def _commas_opened(text: Text, width: int) -> Text:
-    """Return text with a space after the last comma that fits on each line: a place to break."""
+    """Return text with a space to break at after the last comma that fits on each line."""
     parts = text.split(",", include_separator=True)
     opened, used = Text(), 0
     for part in parts:
         if used and used + part.cell_len > width:
-            if not part.plain.startswith(" "):  # that one breaks by itself
+            if not part.plain.startswith(" "):  # a leading space is a place to break already
                 opened.append(" ")
             used = 0
         opened.append_text(part)
@@ -303,7 +304,7 @@ def _commas_opened(text: Text, width: int) -> Text:
 
 
 def _units_bound(text: Text) -> Text:
-    """Return text in which no line ends between a number and its unit."""
+    """Return text in which no line can break between a number and its unit."""
     bound = text.copy()
     bound.plain = _UNIT.sub(_BOUND, text.plain)
     return bound

@@ -1,4 +1,4 @@
-"""The words that all reports share: titles of what the model names, and figures in a phrase.
+"""The words that all reports share: titles of the model's values, and figures as phrases.
 
 Everything here is raw text: a format escapes it for its sink.
 """
@@ -48,7 +48,7 @@ CAUSE_TITLES: Final = {
     Cause.UNKNOWN: "Cause unknown",
 }
 
-# Of a healthy run: how healthy.
+# How healthy a healthy run is.
 _STATE_TITLES: Final = {
     RunState.NEAR_LIMIT: "Near the limit",
     RunState.NO_HISTORY: "No history recorded",
@@ -56,10 +56,10 @@ _STATE_TITLES: Final = {
 }
 
 _STATE_TITLES_ALONE: Final = (RunState.NO_HISTORY, RunState.EMPTY)
-"""States that nobody has to be sure of."""
+"""States whose title needs no degree of confidence."""
 
 NO_MESSAGE: Final = "no-message"
-"""Decider of the verdict on a text in which nothing failed."""
+"""The ``decider`` of the verdict on a text in which nothing failed."""
 
 STATUS_WORDS: Final = {
     Status.PASS: ("ok", Style.GOOD),
@@ -88,7 +88,7 @@ CHECK_TITLES: Final[Mapping[str, str]] = MappingProxyType(
         "settings": "Settings",
     }
 )
-"""Short names of the checklist's items, by their ids."""
+"""Checklist item id -> its short name."""
 
 PHASE_NAMES: Final = {phase: phase.word for phase in TrainingPhase} | {
     TrainingPhase.FORWARD_BACKWARD: "fwd + bwd"
@@ -109,14 +109,14 @@ ERA_TITLES: Final = {
 
 
 def cause_style(cause: Cause) -> Style:
-    """Return how a cause is meant: well, open, or a problem."""
+    """Return the style of a cause: good, open, or a problem."""
     if cause in (Cause.HEALTHY, Cause.NOT_MEMORY):
         return Style.GOOD
     return Style.WARN if cause is Cause.UNKNOWN else Style.BAD
 
 
 def verdict_name(verdict: Verdict) -> str:
-    """Return the verdict in a few words: its cause, or for a healthy run how it stands."""
+    """Return the verdict in a few words: its cause, or the state of a healthy run."""
     if verdict.cause is Cause.HEALTHY:
         return _STATE_TITLES.get(verdict.state, CAUSE_TITLES[verdict.cause])
     if verdict.decider == NO_MESSAGE:
@@ -125,7 +125,7 @@ def verdict_name(verdict: Verdict) -> str:
 
 
 def verdict_title(verdict: Verdict) -> str:
-    """Return the verdict in a few words, with how sure it is."""
+    """Return the verdict in a few words, with its confidence."""
     is_plain = verdict.cause is Cause.HEALTHY and verdict.state in _STATE_TITLES_ALONE
     if is_plain or verdict.decider == NO_MESSAGE:
         return verdict_name(verdict)
@@ -133,27 +133,27 @@ def verdict_title(verdict: Verdict) -> str:
 
 
 def titled(cause: Cause, confidence: Confidence | str, name: str = "") -> str:
-    """Return a cause with how sure it is; nobody is sure of an unknown one."""
+    """Return a cause with its confidence; an unknown cause has none."""
     name = name or CAUSE_TITLES[cause]
     return name if cause is Cause.UNKNOWN or not confidence else f"{name} ({confidence})"
 
 
 def verdict_style(verdict: Verdict) -> Style:
-    """Return how a verdict is meant."""
+    """Return the style of a verdict."""
     is_open = verdict.cause is Cause.HEALTHY and verdict.state in _STATE_TITLES
     return Style.WARN if is_open else cause_style(verdict.cause)
 
 
 def verdict_line(verdict: Verdict) -> str:
-    """Return the verdict in one line: what ``--quiet`` prints."""
+    """Return the verdict in one line, as ``--quiet`` prints it."""
     where = "" if verdict.device is None else f" on GPU {verdict.device}"
     return f"{verdict_title(verdict)}{where}: {verdict.summary}"
 
 
 def failure_line(failure: Failure | None) -> str:
-    """Return who asked for how much in one sentence; "" where neither is known.
+    """Return who asked for how much in one sentence, or "" if neither is known.
 
-    A library that fails without figures may have failed for another reason than memory.
+    A library that fails without figures may have failed for a reason other than memory.
     """
     if failure is None or (failure.location is None and failure.requested_bytes is None):
         return ""
@@ -165,7 +165,7 @@ def failure_line(failure: Failure | None) -> str:
         comma = "," if at else ""
         at += f"{comma} in the backward pass near {failure.backward_of.short}"
     asked, segment, free = failure.requested_bytes, failure.segment_bytes, failure.free_bytes
-    # Where the request itself would have fitted, the reader has to know what the driver was asked.
+    # If the request itself would have fit, the reader must know what the driver was asked for.
     is_enough = asked is not None and free is not None and segment is not None and asked <= free
     for_segment = f" (a segment of {format_size(segment or 0)})" if is_enough else ""
     figures = ((asked, f"asked{for_segment}"), (free, "free"))
@@ -174,9 +174,9 @@ def failure_line(failure: Failure | None) -> str:
 
 
 def also_text(verdict: Verdict) -> str:
-    """Return the further causes that the evidence supports, within a sentence.
+    """Return the other causes that the evidence supports, as part of a sentence.
 
-    A failure that is proven is not healthy, even where the program caught it.
+    A run with a proven failure is not healthy, even if the program caught the failure.
     """
     is_proven = verdict.confidence is Confidence.PROVEN
     causes = [c for c in verdict.also if not (is_proven and c is Cause.HEALTHY)]
@@ -185,12 +185,12 @@ def also_text(verdict: Verdict) -> str:
 
 
 def sureness(share: CategoryShare) -> str:
-    """Return how sure a category is, "-" for what is unknown."""
+    """Return the confidence of a category, or "-" for unknown memory."""
     return "-" if share.category is Category.UNKNOWN else share.confidence.value
 
 
 def predicted_text(predicted: Predicted) -> str:
-    """Return the predicted effect in one sentence, "" where nothing was tested."""
+    """Return the predicted effect in one sentence, or "" if nothing was tested."""
     if predicted.method == "none":
         return ""
     parts: list[str] = []
@@ -205,7 +205,7 @@ def predicted_text(predicted: Predicted) -> str:
 
 
 def predicted_figures(predicted: Predicted) -> list[str]:
-    """Return peak, margin and retries of a prediction, a few words each."""
+    """Return the peak, margin and retries of a prediction, a few words each."""
     parts: list[str] = []
     if predicted.peak_reserved_bytes is not None:
         parts.append(f"peak reserved {format_size(predicted.peak_reserved_bytes)}")
@@ -218,7 +218,7 @@ def predicted_figures(predicted: Predicted) -> list[str]:
 
 
 def method_text(predicted: Predicted) -> str:
-    """Return how an effect was found, with how exact the replay is."""
+    """Return how an effect was found, with the accuracy of the replay."""
     method = METHOD_TITLES.get(predicted.method, predicted.method)
     share = predicted.fidelity_share
     if predicted.method == "replay" and share is not None:
@@ -227,11 +227,11 @@ def method_text(predicted: Predicted) -> str:
 
 
 def outlook_text(outlook: Outlook) -> str:
-    """Return whether a run goes on to its end, in one of five words, and why."""
+    """Return whether a run survives to its end, in one of five phrases, and why."""
     when = ""
     if outlook.fails_after_steps is not None:
         n = outlook.fails_after_steps
-        when = f" after {plural(n, 'more step')}" if n else " in the step under way"
+        when = f" after {plural(n, 'more step')}" if n else " in the current step"
     if outlook.state is OutlookState.FAILS:
         found = f"will fail{when}"
     elif outlook.state is OutlookState.HOLDS:
@@ -249,14 +249,14 @@ def outlook_text(outlook: Outlook) -> str:
 
 
 def share_text(share: float) -> str:
-    """Return a share of 0..1 in per cent; never rounds up to 100."""
+    """Return a share of 0..1 in percent; never rounds up to 100."""
     if share >= 1:
         return "100 %"
     return f"{int(share * 1000) / 10:.1f} %"
 
 
 def fidelity_text(fidelity: FidelityReport) -> str:
-    """Return how exactly the model reproduced the file, in one sentence."""
+    """Return how accurately the model reproduced the file, in one sentence."""
     era = ERA_TITLES.get(fidelity.era, fidelity.era)
     if fidelity.share is None:
         return f"Nothing was replayed. {fidelity.reason}" if fidelity.reason else ""
@@ -275,7 +275,7 @@ def evidence_text(evidence: Evidence) -> str:
 
 
 def evidence_value(evidence: Evidence) -> str:
-    """Return the number of an evidence in its unit."""
+    """Return the number of a piece of evidence in its unit."""
     value = evidence.value
     if isinstance(value, str):
         return value
@@ -291,27 +291,27 @@ def evidence_value(evidence: Evidence) -> str:
 
 
 def shown_first(diagnosis: Diagnosis, devices: Sequence[int]) -> list[int]:
-    """Return devices in the order of a report: the verdict's first, then ascending."""
+    """Return devices in report order: the verdict's device first, then ascending."""
     first = diagnosis.verdict.device
     return sorted(set(devices), key=lambda d: (d != first, d))
 
 
 MAX_TEXT: Final = 1000
-"""Characters of one sentence: a name of a megabyte must not become a megabyte of report."""
+"""The most characters of one sentence: a megabyte of name must not become one of report."""
 
 
 def shortened(text: str, limit: int = MAX_TEXT) -> str:
-    """Return the beginning of a text."""
+    """Return a text, cut to a limit."""
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 def source_name(source: str) -> str:
-    """Return the name of an input for people."""
+    """Return the name of an input as people should read it."""
     return "standard input" if source == "-" else source
 
 
 def told_apart(sources: Sequence[str]) -> list[str]:
-    """Return the names of inputs without the folders that all of them share."""
+    """Return the names of inputs without the folders that they all share."""
     parts = [source_name(source).split("/") for source in sources]
     n = 0
     while all(len(p) > n + 1 for p in parts) and len({p[n] for p in parts}) == 1:
@@ -320,6 +320,6 @@ def told_apart(sources: Sequence[str]) -> list[str]:
 
 
 def share_of(part: int, whole: int) -> str:
-    """Return a share in per cent. Nearly all is not all: the rest may be what matters."""
+    """Return a share in percent; nearly all is never shown as 100: the rest may be what matters."""
     shown = format_share(part, whole)
     return ">99 %" if shown == "100 %" and part < whole else shown

@@ -255,7 +255,7 @@ def test_difference_without_a_mark_is_that_over_the_stretch_in_view(opened):
     page.evaluate(f"{X}.timeline.show(4000, 6000)")
     page.settle()
     page.key("d")
-    page.until(f"{X}.icicle.tree.label.includes('4,000 to 6,000, the stretch in view')")
+    page.until(f"{X}.icicle.tree.label.includes('4,000 to 6,000, the range in view')")
 
     assert page.evaluate(f"{X}.moment") is None
     page.evaluate(f"{X}.timeline.show(2000, 6000)")

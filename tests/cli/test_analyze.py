@@ -62,7 +62,7 @@ def test_analyze_continues_no_job_of_several_ranks(run: Run, tmp_path: Path) -> 
     done = run("analyze", str(tmp_path), "--continue-with", str(tmp_path / "rank0.pickle"))
 
     assert done.code == 2
-    assert "--continue-with is about one recording" in done.err
+    assert "--continue-with takes one recording" in done.err
 
 
 def test_analyze_refuses_to_continue_with_another_program(run: Run, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_folder_of_several_processes_is_a_sentence(
     outcome = run("compare", str(tmp_path / "run"), after)
 
     assert (outcome.code, outcome.out) == (2, "")
-    assert "run holds the bundles of 2 processes, and a run is one of them." in outcome.err
+    assert "run holds the bundles of 2 processes, but a run is only one of them." in outcome.err
     assert "rank0" in outcome.err
 
 
@@ -88,7 +88,7 @@ def test_growth_that_is_not_known_is_an_error_after_the_report(
     outcome = run("compare", str(note), before, "--fail-on-growth", "2%")
 
     assert outcome.code == 2
-    assert "is not known" in outcome.err
+    assert "is unknown whether" in outcome.err
 
 
 def test_json_of_growth_that_is_not_known_is_one_document(
@@ -102,8 +102,8 @@ def test_json_of_growth_that_is_not_known_is_one_document(
     left = run(*words, "-o", str(tmp_path / "report.json"))
 
     assert outcome.code == left.code == 2
-    assert "is not known" in json.loads(outcome.out)["error"]["message"]
-    assert "is not known" in json.loads(left.out)["error"]["message"]
+    assert "is unknown whether" in json.loads(outcome.out)["error"]["message"]
+    assert "is unknown whether" in json.loads(left.out)["error"]["message"]
     assert json.loads((tmp_path / "report.json").read_text())["figures"]
 
 
@@ -162,8 +162,8 @@ def test_runs_are_sorted_by_the_numbers_in_their_names(run: Run, tmp_path: Path)
     [
         (["A"], "One run cannot be compared"),
         (["A", "B", "--steps", "1,2,3"], "2 runs and 3 steps"),
-        (["A", "B", "--steps", "1,x"], "no list of numbers"),
-        (["A", "B", "--steps", "1,nan"], "no step"),
+        (["A", "B", "--steps", "1,x"], "not a list of numbers"),
+        (["A", "B", "--steps", "1,nan"], "not a step"),
         (["A", "B", "--fail-on-growth", "much"], "neither a size nor a percentage"),
         (["A", "nowhere.pickle"], "does not exist"),
         (["-", "-"], "empty"),

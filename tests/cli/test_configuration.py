@@ -96,8 +96,8 @@ def test_baseline_of_the_file_is_found_beside_it(
     [
         ('max-peek = "1GiB"', "Did you mean 'max-peak'?"),
         ('max-peak = "much"', "pyproject.toml: max-peak: "),
-        ("max-peak = true", "max-peak is to be text or a number"),
-        ('no-growth = "yes"', "no-growth is to be true or false"),
+        ("max-peak = true", "max-peak must be text or a number"),
+        ('no-growth = "yes"', "no-growth must be true or false"),
         ("max-retries = -1", "max-retries: "),
         ('fail-on = "panic"', "fail-on: "),
         ('max-peak = ["1GiB"]', "takes one value"),

@@ -70,8 +70,8 @@ def test_a_plan_begins_with_the_fewest_gpus(run: Run) -> None:
     assert outcome.out.startswith("Fits on ")
     assert " an hour." in outcome.out
     assert "Will it fit" not in outcome.out  # on one GPU, where it does not
-    assert run(*words).err.startswith("Error: --plan asks how many of a GPU.")
-    assert "is no price" in run(*words, "--gpu", "h100", "--price", "h100=x").err
+    assert run(*words).err.startswith("Error: --plan asks how many GPUs of a kind.")
+    assert "is not a price" in run(*words, "--gpu", "h100", "--price", "h100=x").err
 
 
 def test_a_training_takes_the_dtype_of_the_file(run: Run, config: str) -> None:
@@ -119,7 +119,7 @@ def test_assumptions_are_said(run: Run) -> None:
         (("--params", "7B", "--seq", "999999999999"), "out of range"),
         (("nowhere.json",), "does not exist"),
         (("llama", "3", "8b", "--qlora"), "QLoRA is --lora 16 --dtype int4"),
-        (("llama-3-8b", "--lora"), "A rank follows it: --lora 16"),
+        (("llama-3-8b", "--lora"), "It takes a rank: --lora 16"),
         (("--params", "7B", "--inference", "--varying-lengths"), "does not go with"),
     ],
 )
@@ -192,7 +192,10 @@ def test_report_is_written_once(run: Run, config: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("price", "said"),
-    [("a100-80g=2", "is of another GPU than --gpu h100"), ("h100=cheap", "is no price")],
+    [
+        ("a100-80g=2", "is for a different GPU than the planned one"),
+        ("h100=cheap", "is not a price"),
+    ],
 )
 def test_price_that_cannot_count_is_refused(run: Run, price: str, said: str) -> None:
     outcome = run("estimate", "llama-3.1-8b", "--gpu", "h100", "--plan", "--price", price)

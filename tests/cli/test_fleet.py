@@ -115,7 +115,7 @@ def test_format_without_a_report_of_ranks_is_refused_early(run: Run, job: Path, 
     outcome = run("analyze", str(job), "--format", name)
 
     assert outcome.code == 2
-    assert f"There is no {name} report of several ranks." in outcome.err
+    assert f"There is no {name} report for several ranks." in outcome.err
 
 
 def test_log_of_nobody_is_noted(run: Run, job: Path) -> None:

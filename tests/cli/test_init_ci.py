@@ -242,9 +242,9 @@ def test_nothing_is_overwritten_unasked(run, home) -> None:
     ("words", "sentence"),
     [
         (["missing.py"], "missing.py does not exist"),
-        (["train.py", "--", "a\nb: c"], "cannot stand in a workflow"),
-        (["train.py", "--", "${{ secrets.X }}"], "cannot stand in a workflow"),
-        (["train.py", "--gpu-runner", "a]: b"], "no list of labels"),
+        (["train.py", "--", "a\nb: c"], "cannot be used in a workflow"),
+        (["train.py", "--", "${{ secrets.X }}"], "cannot be used in a workflow"),
+        (["train.py", "--gpu-runner", "a]: b"], "not a list of labels"),
         (["train.py", "--fits-on", "big"], "big"),
     ],
 )

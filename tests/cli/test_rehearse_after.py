@@ -70,7 +70,7 @@ def test_analyze_says_what_it_lacks_where_no_command_was_recorded(run: Run) -> N
     done = run("analyze", str(SAMPLES / "capacity_oom.pickle"), "--rehearse")
 
     assert done.code == 2
-    assert "The recording does not say which command it is of." in done.err
+    assert "The recording does not say which command was run." in done.err
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_capacity_must_be_known() -> None:
     sample = SAMPLES / "empty.pickle"
     case = read_case([str(sample)], Overrides())
 
-    with pytest.raises(ConfigError, match="What PyTorch could have"):
+    with pytest.raises(ConfigError, match="how much of the GPU PyTorch could have"):
         follow(case, diagnose(case), ["python", "train.py"], "2m", lambda _: None)
 
 

@@ -537,7 +537,7 @@ def test_cure_reruns_under_the_best_setting_and_records_it_beside_the_failure(ru
     assert (0, b"None\nexpandable_segments:True\n") == (done.returncode, done.stdout)
     setting = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
     assert f"\nRerun 1 of at most 3, under {setting}\n" in told(done)
-    assert f"\nCured: the program came to its end under {setting}\n" in told(done)
+    assert f"\nCured: the program finished under {setting}\n" in told(done)
     assert ["oom1", "rerun1"] == without_pid(runner.bundles())
     (again,) = (runner.out / "rerun1").iterdir()
     facts = json.loads((again / "bundle.json").read_text(encoding="utf-8"))
@@ -559,7 +559,7 @@ def test_cure_says_which_setting_only_postpones_and_stops_after_three(runner) ->
     assert 4 == done.stdout.count(b"\n")
     assert (
         "Rerun 1: it passed the point of failure and ran out of memory later: 3 allocations "
-        "served, against 1 in the first run." in told(done)
+        "served, compared to 1 in the first run." in told(done)
     )
     assert "Rerun 2: out of memory at the same point, after 1 allocation." in told(done)
     assert "Not cured, only postponed: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in told(
@@ -638,7 +638,7 @@ def test_cure_gives_each_rerun_the_input_of_the_first(runner, tmp_path) -> None:
     [
         ("torch.alloc(1)\n", 0, ""),
         ("torch.alloc(1)\nsys.exit(5)\n", 5, "the program did not run out of memory."),
-        ("torch.alloc(90)\ntorch.alloc(90)\n", 1, "no setting that an environment variable"),
+        ("torch.alloc(90)\ntorch.alloc(90)\n", 1, "no setting that goes into an environment"),
     ],
 )
 def test_cure_reruns_nothing_where_no_setting_can_help(runner, body, code, sentence) -> None:

@@ -120,7 +120,7 @@ def test_rank_that_always_kills_its_worker_is_a_row(tmp_path: Path) -> None:
 
     held.join()
     (row,) = fleet.ranks
-    assert row.error.startswith("The worker died twice while it read this")
+    assert row.error.startswith("The worker died twice while reading this")
 
 
 @pytest.mark.skipif(not slow_ranks.HAS_PROC, reason="asks /proc who reads a pipe")

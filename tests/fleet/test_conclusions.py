@@ -207,7 +207,7 @@ def test_rank_that_fails_with_the_memory_of_the_others_is_said_to() -> None:
     result = report(*(summary(i) for i in range(4)), failed(4, fleets.USUAL))
 
     assert result.verdict.summary.startswith(
-        "Rank 4 is odd: it fails with what the others hold as well."
+        "Rank 4 is odd: it fails with the same memory as the others."
     )
 
 

@@ -118,7 +118,7 @@ def test_memory_and_other_processes_exclude_each_other(run: Run, memory: str) ->
         outcome = run("analyze", memory, *option)
 
         assert outcome.code == 2
-        assert "known to this process alone" in outcome.err
+        assert "Only this process can read" in outcome.err
     assert run("analyze", memory).code == 0
 
 

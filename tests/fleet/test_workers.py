@@ -175,7 +175,11 @@ def test_rank_that_hangs_runs_into_its_timeout_the_same_everywhere(
         r for r in expected.ranks if r.path != ranks[3]
     ]
     (row,) = (r for r in found[0].ranks if not r.is_read)
-    assert (row.rank, row.error_code, row.error) == (3, "timed_out", "It was not done within 15 s.")
+    assert (row.rank, row.error_code, row.error) == (
+        3,
+        "timed_out",
+        "It did not finish within 15 s.",
+    )
 
 
 def test_rank_over_the_memory_of_a_worker_is_a_row(ranks: list[str], tmp_path: Path) -> None:

@@ -100,6 +100,6 @@ def test_a_launcher_before_the_script_is_left_out(stage: Stage) -> None:
     found = stage.json("--rank", "1", *launcher)
 
     assert found["rehearsal"]["fits"]
-    assert "torchrun was left out: rank 1 of 4 was rehearsed." in found["rehearsal"]["notes"]
+    assert "torchrun was skipped: rank 1 of 4 was rehearsed." in found["rehearsal"]["notes"]
     refused = stage.run("--world-size", "4", *launcher).stderr
     assert "--world-size and torchrun both say how many ranks there are." in refused

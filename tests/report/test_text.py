@@ -163,7 +163,7 @@ def test_holder_says_what_it_is_where_its_line_does_not() -> None:
         ("open", None, None, "whether it finishes is open: why"),
         ("open", "fails", 2, "likely fails after 2 more steps (why)"),
         ("open", "fails", None, "likely fails (why)"),
-        ("fails", None, 0, "will fail in the step under way (why)"),
+        ("fails", None, 0, "will fail in the current step (why)"),
         ("fails", None, 1, "will fail after 1 more step (why)"),
     ],
 )

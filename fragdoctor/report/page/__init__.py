@@ -1,1 +1,1 @@
-"""What the HTML page shows, as data: each graphic has its module, the template only places them."""
+"""The HTML page's data: each graphic has its own module; the template only places the graphics."""

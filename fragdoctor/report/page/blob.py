@@ -1,9 +1,9 @@
-"""What the page's graphics refer to: arrays and text in one compressed blob.
+"""The data behind the page's graphics: arrays and text in one compressed blob.
 
-A million events fit a small file. The page's script holds the reverse
+A million events fit in a small file. The page's script does the reverse
 (``templates/page/decode.js``). Integers are stored as differences, folded to unsigned (zigzag),
-split into byte planes and deflated together with the JSON part; base64 carries the whole. Hostile
-text is inside the blob and so never markup.
+split into byte planes and deflated together with the JSON part; the result is base64. Hostile
+text stays inside the blob, so it is never markup.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from fragdoctor.trace.stacks import USER, Stacks
 
 I64 = npt.NDArray[np.int64]
 
-# JavaScript's numbers are exact up to here; every figure of a device is far below.
+# JavaScript's numbers are exact up to this; every figure of a device is far below.
 MAX_EXACT: Final = 2**53 - 1
 
 
 def byte_planes(values: npt.ArrayLike) -> tuple[bytes, int, int]:
-    """Return (planes, bytes per value, unit) of the integers given.
+    """Return (planes, bytes per value, unit) of some integers.
 
-    ``unit`` is the largest power of two that divides all of them: sizes are multiples of 512.
+    ``unit`` is the largest power of two that divides them all: sizes are multiples of 512.
     """
     numbers = np.asarray(values, np.int64)
     if len(numbers) == 0:
@@ -47,7 +47,7 @@ def byte_planes(values: npt.ArrayLike) -> tuple[bytes, int, int]:
 
 
 class BlobWriter:
-    """Collects arrays; ``add`` returns what the page's script needs to find one again."""
+    """Collects arrays; ``add`` returns what the page's script needs to find an array."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -70,25 +70,25 @@ class BlobWriter:
 
 
 def compressed_size(arrays: Sequence[npt.ArrayLike]) -> int:
-    """Return about how many bytes the arrays will take in the blob (fast compression)."""
+    """Return roughly how many bytes the arrays will take in the blob (fast compression)."""
     return sum(len(zlib.compress(byte_planes(a)[0], 1)) for a in arrays)
 
 
 MAX_TEXT: Final = 240
-"""Characters of one string on the page; the rest of a path is cut at its start."""
+"""The most characters of one string on the page; longer paths are cut at the start."""
 
 MAX_FRAME_REFERENCES: Final = 250_000
-"""Frames over all stacks: about 0.4 MB compressed. Later stacks keep their user's line only."""
+"""The most frames in all stacks: 0.4 MB compressed. Later stacks keep only the user's line."""
 
 MAX_STRINGS: Final = 30_000
-"""Distinct file and function names; twice as many before stacks are left out altogether."""
+"""The most distinct file and function names; beyond twice this, stacks are left out altogether."""
 
 MAX_STACK_DEPTH: Final = 96
 
 LEFT_OUT: Final = "(stack left out to keep this file small)"
 
 MAX_LINES: Final = 20_000
-"""Distinct source lines that the timeline names; programs have hundreds."""
+"""The most distinct source lines that the timeline names; programs have hundreds."""
 
 
 class TextTables:
@@ -106,8 +106,8 @@ class TextTables:
         self._n_references = 0
 
     def string(self, text: str) -> int:
-        """Return the id of a text, made visible and at most ``MAX_TEXT`` characters long."""
-        # Cut twice: making characters visible can lengthen a hostile string sixfold.
+        """Return the id of a text, made visible and cut to ``MAX_TEXT`` characters."""
+        # Cut twice: making characters visible can make a hostile string six times longer.
         shown = escape.shorten_left(
             escape.visible(escape.shorten_left(text, 4 * MAX_TEXT)), MAX_TEXT
         )
@@ -119,13 +119,13 @@ class TextTables:
         return self._frames.setdefault(key, len(self._frames))
 
     def has_room(self, n_frames: int) -> bool:
-        """Return whether a whole stack of that depth still fits."""
+        """Return whether a whole stack of this many frames still fits."""
         fits = self._n_references + n_frames <= self._max_references
         return fits and len(self._strings) < self._max_strings
 
     @property
     def is_full(self) -> bool:
-        """Whether not even single lines fit any more."""
+        """Whether there is no room even for single lines."""
         return len(self._strings) >= 2 * self._max_strings
 
     def stack(self, frames: list[int]) -> int:
@@ -149,7 +149,7 @@ class TextTables:
 
 
 class PageStacks:
-    """Maps stack ids of a snapshot to stacks of the page, each translated once."""
+    """Maps stack ids of a snapshot to stacks of the page, translating each once."""
 
     def __init__(self, snapshot: Snapshot, stacks: Stacks, tables: TextTables) -> None:
         self._snapshot = snapshot
@@ -160,9 +160,9 @@ class PageStacks:
         self._left_out: int | None = None
 
     def page_stack(self, stack_id: int) -> int:
-        """Return the page's id of a stack of the snapshot; -1 for none recorded.
+        """Return the page's id of a stack of the snapshot, or -1 if none was recorded.
 
-        When the tables fill up, stacks keep the user's line only, then nothing but a remark.
+        When the tables fill up, stacks keep only the user's line, then only a remark.
         """
         known = self._known.get(stack_id)
         if known is None:
@@ -172,8 +172,8 @@ class PageStacks:
     def page_stacks(self, stacks: npt.NDArray[Any], n_bytes: npt.NDArray[np.int64]) -> I64:
         """Return the page's ids of the stacks of blocks.
 
-        The stacks that hold most are translated first: they keep their frames if the tables fill
-        up.
+        The stacks that hold the most are translated first, so they keep their frames if the
+        tables fill up.
         """
         used, inverse = np.unique(stacks, return_inverse=True)
         held = np.bincount(inverse, n_bytes.astype(float), len(used))
@@ -202,9 +202,9 @@ class PageStacks:
         return self._left_out
 
     def page_lines(self, stack: npt.NDArray[np.int32]) -> npt.NDArray[np.int64] | None:
-        """Return the page's frame id of the user's line of each stack, -1 for none.
+        """Return the page's frame id of the user's line of each stack, or -1 for none.
 
-        None where there are more than ``MAX_LINES`` distinct ones, or the tables are full.
+        Returns None if there are more than ``MAX_LINES`` distinct lines, or the tables are full.
         """
         used, inverse = np.unique(self._stacks.lines_of(stack), return_inverse=True)
         if len(used) > MAX_LINES or self._tables.is_full:
@@ -229,7 +229,7 @@ class PageStacks:
 
 
 class Sink(Struct, frozen=True):
-    """What every part of one page writes to: one blob of arrays, one set of text tables."""
+    """The destination of all parts of one page: one blob of arrays, one set of text tables."""
 
     blob: BlobWriter
     tables: TextTables
@@ -237,10 +237,10 @@ class Sink(Struct, frozen=True):
 
     @classmethod
     def of(cls, snapshot: Snapshot, stacks: Stacks, scale: float = 1.0) -> Sink:
-        """Return an empty sink for the stacks of one snapshot; ``scale`` is of ``TextTables``."""
+        """Return an empty sink for the stacks of one snapshot; for ``scale`` see ``TextTables``."""
         tables = TextTables(scale)
         return cls(BlobWriter(), tables, PageStacks(snapshot, stacks, tables))
 
     def beside(self, snapshot: Snapshot, stacks: Stacks) -> Sink:
-        """Return a sink of another snapshot that writes to the same blob and the same tables."""
+        """Return a sink for another snapshot that writes to the same blob and tables."""
         return replace(self, stacks=PageStacks(snapshot, stacks, self.tables))

@@ -1,8 +1,8 @@
-"""Blocks on the page: those of every segment, in address order, and all of them over time.
+"""Blocks on the page: the blocks of each segment in address order, and all blocks over time.
 
-From the latter the page draws any moment of a recording. A million events are a third of a million
-blocks, about 1 MB compressed. Where they do not fit the budget the smallest are left out; the page
-then gathers them by the totals and says so.
+From the blocks over time the page draws any moment of a recording. A million events are a third of
+a million blocks, about 1 MB compressed. If they exceed the budget, the smallest are left out; the
+page then shows them together, as the difference to the totals, and says so.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from fragdoctor.trace.trace import SegmentLives, Trace, large_page_bytes
 I64 = npt.NDArray[np.int64]
 
 MAX_BLOCKS: Final = 120_000
-"""Blocks on one page (all devices): about 0.4 MB compressed."""
+"""The most blocks on one page (all devices): about 0.4 MB compressed."""
 
 
 class MapBlocks(Struct, frozen=True):
     """Blocks of the segments that a map shows, by segment and address.
 
     Attributes:
-        segment: index of each block's segment among those shown.
+        segment: index of each block's segment among the shown segments.
         row: row of ``Lives``, -1 for free blocks.
-        stack: stack id of the allocation, -1 for free blocks and where it was not recorded.
-        state: of ``BlockState``.
+        stack: stack id of the allocation, -1 for free blocks and if it was not recorded.
+        state: values of ``BlockState``.
     """
 
     segment: I64
@@ -49,9 +49,9 @@ class MapBlocks(Struct, frozen=True):
 
 
 def shown_segments(layout: Layout, max_blocks: int) -> I64:
-    """Return the segments to show, in address order: those with most free space stay first.
+    """Return the segments to show, in address order; those with most free space are kept first.
 
-    All of them, unless they have more than ``max_blocks`` blocks together.
+    All segments are shown unless together they have more than ``max_blocks`` blocks.
     """
     n = len(layout.segment_address)
     free = np.zeros(n, np.int64)
@@ -63,7 +63,7 @@ def shown_segments(layout: Layout, max_blocks: int) -> I64:
 
 
 def blocks_of(layout: Layout, segments: I64) -> MapBlocks:
-    """Return the blocks of some segments of a layout, live and free ones together."""
+    """Return the blocks of some segments of a layout, both live and free."""
     n_free = len(layout.free_segment)
     nothing = np.full(n_free, -1, np.int64)
     pending = layout.live_is_pending
@@ -85,7 +85,7 @@ def blocks_of(layout: Layout, segments: I64) -> MapBlocks:
 def segment_map_data(
     analysis: DeviceAnalysis, sink: Sink, max_blocks: int
 ) -> dict[str, Any] | None:
-    """Return the JSON part of one device's segment map; None without segments."""
+    """Return the JSON part of one device's segment map, or None without segments."""
     trace, layout, blob = analysis.trace, analysis.trace.layout, sink.blob
     rows = shown_segments(layout, max_blocks)
     if len(rows) == 0:
@@ -126,7 +126,7 @@ def _taken(column: npt.NDArray[Any], rows: I64) -> I64:
 
 
 Group = tuple[int, bool, int]
-"""Private pool or -1, is small, stream: no block moves between segments of two groups."""
+"""(Private pool or -1, is small, stream): no block moves between segments of different groups."""
 
 
 def groups_of(
@@ -140,7 +140,7 @@ def groups_of(
 
 
 def describe_groups(trace: Trace, groups: list[Group]) -> list[dict[str, Any]]:
-    """Return what the page says of groups of segments."""
+    """Return the page's descriptions of groups of segments."""
     return [_group(trace, key) for key in groups]
 
 
@@ -161,11 +161,11 @@ MAX_SEGMENT_LIVES: Final = 200_000
 def lives_data(
     analysis: DeviceAnalysis, sink: Sink, budget_bytes: int, censuses: Sequence[Census] = ()
 ) -> dict[str, Any] | None:
-    """Return the JSON part of one device's blocks over time; None without a trace.
+    """Return the JSON part of one device's blocks over time, or None without a trace.
 
     States count events: a block is allocated in state k iff ``born <= k < born + kept``, and active
-    until ``waited`` states later. ``complete`` says that every block is there and that their sums
-    are the totals of the trace in every state.
+    until ``waited`` states later. ``complete`` says that no block is missing and that their sums
+    equal the totals of the trace in every state.
     """
     trace = analysis.trace
     if analysis.timeline is None or analysis.n_events == 0:
@@ -196,7 +196,7 @@ def lives_data(
 
 
 def _columns(lives: Lives, n_events: int) -> dict[str, I64]:
-    """Return what is stored of each block; a state after the last event stands for never."""
+    """Return the stored columns of the blocks; a state after the last event means never."""
 
     def state(rows: npt.NDArray[np.int32]) -> I64:
         return np.clip(rows.astype(np.int64), -1, n_events) + 1
@@ -214,10 +214,10 @@ def _columns(lives: Lives, n_events: int) -> dict[str, I64]:
 
 
 def _kept(columns: dict[str, I64], budget_bytes: int) -> I64:
-    """Return the rows of the largest blocks that fit a budget, in their order."""
+    """Return the rows of the largest blocks that fit a budget, in their original order."""
     size = columns["size"]
     rows = np.arange(len(size))
-    # Hardly any column takes less than a bit: what is shorter fits without being tried.
+    # Rows hardly ever take more than 16 bytes, so this many fit without being measured.
     while len(rows) > budget_bytes // 16:
         needed = compressed_size([values[rows] for values in columns.values()])
         if needed <= budget_bytes:
@@ -228,7 +228,7 @@ def _kept(columns: dict[str, I64], budget_bytes: int) -> I64:
 
 
 def _adds_up(trace: Trace, columns: dict[str, I64]) -> bool:
-    """Return whether blocks and segments sum up to the totals of the trace in every state."""
+    """Return whether blocks and segments add up to the totals of the trace in every state."""
     born, freed = columns["born"], columns["born"] + columns["kept"]
     done, size, segments = freed + columns["waited"], columns["size"], trace.segment_lives
     came = np.clip(segments.start.astype(np.int64), -1, trace.n_events) + 1
@@ -249,7 +249,7 @@ def _is_sum(first: I64, last: I64, size: I64, total: I64) -> bool:
 
 
 def _growth(analysis: DeviceAnalysis) -> list[int] | None:
-    """Return the states of the first and the last survivor of the line that grows most."""
+    """Return the states of the first and last survivor of the line that grows most."""
     if not analysis.growth:
         return None
     worst, first_row = analysis.growth[0], analysis.trace.first_row
@@ -257,7 +257,7 @@ def _growth(analysis: DeviceAnalysis) -> list[int] | None:
 
 
 def _segments(trace: Trace, segments: SegmentLives, sink: Sink) -> dict[str, Any]:
-    """Return segments over time: those of one group may touch, others never share a block."""
+    """Return segments over time; blocks can span adjacent segments only within one group."""
     blob, n = sink.blob, trace.n_events
     groups, group = groups_of(
         np.where(segments.pool != trace.default_pool, segments.pool, -1),

@@ -26,10 +26,10 @@ _FURTHER: Final = "further names"
 def names_data(
     trace: Trace, censuses: Sequence[Census], rows: I64, sink: Sink
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the JSON part of the names of some rows of ``Lives``: ``module`` and ``owner``.
+    """Return the JSON part with the names of some rows of ``Lives``: ``module`` and ``owner``.
 
     Each has ``paths``, lists of the parts of a name from the outermost, and ``of``, for each row
-    its place among them counted from 1, 0 where it has none. One that was not recorded is missing.
+    its 1-based place in ``paths``, or 0 if it has no name. A kind that was not recorded is missing.
     """
     sizes = trace.lives.size_bytes[rows]
     found: dict[str, Any] = {}
@@ -49,7 +49,7 @@ def _encode(
 ) -> dict[str, Any]:  # fmt: skip
     most = largest_groups(place[place >= 0], sizes[place >= 0]).group
     shown = [int(at) for at in most[:MAX_MODULES]]
-    number = np.full(max(texts, default=-1) + 2, 0, np.int64)  # its last is that of no name
+    number = np.full(max(texts, default=-1) + 2, 0, np.int64)  # the last entry is for no name
     number[most[MAX_MODULES:]] = len(shown) + 1
     number[shown] = np.arange(1, len(shown) + 1)
     paths = [[_shown(part) for part in texts[at]] for at in shown]

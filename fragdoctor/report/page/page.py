@@ -1,7 +1,7 @@
-"""The interactive page: the document of a diagnosis, with graphics that answer to the mouse.
+"""The interactive page: the document of a diagnosis, with graphics that respond to the mouse.
 
-What the graphics show travels in a compressed blob and reaches the page as text nodes and canvas
-text only.
+The graphics' data travels in a compressed blob; its text reaches the page only as text nodes and
+canvas text.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from fragdoctor.units import format_size
 I64 = npt.NDArray[np.int64]
 
 TIMELINE_BUDGET: Final = 1_500_000
-"""Compressed bytes of all timelines; 1.33 times that in the file, as base64."""
+"""The most compressed bytes of all timelines; base64 makes them 1.33 times as large in the file."""
 
 LIVES_BUDGET: Final = 2_200_000
-"""Compressed bytes of all blocks over time."""
+"""The most compressed bytes of all blocks over time."""
 
 MAX_DEVICES: Final = 64
 
 MAX_STACKS: Final = 4000
-"""Stacks in one picture; what the others hold is summed up and named as such."""
+"""The most stacks in one picture; what the others hold is shown as one sum."""
 
 _VARIABLE: Final = "PYTORCH_CUDA_ALLOC_CONF="
 _MAX_TEXT: Final = 200
 
 
 class ShownDevice(Struct, frozen=True):
-    """What the explorer shows at a time: a device, or one run of a comparison.
+    """One subject of the explorer: a device, or one run of a comparison.
 
     Attributes:
-        key: what the page's address calls it.
-        label: what the switch calls it.
-        moment: what the report is about, where the graphics open.
+        key: its name in the page's address.
+        label: its name on the switch.
+        moment: the moment that the report is about, where the graphics open.
     """
 
     key: str
@@ -67,7 +67,7 @@ class ShownDevice(Struct, frozen=True):
 
 
 def shown_devices(diagnosis: Diagnosis) -> list[ShownDevice]:
-    """Return the devices that there are graphics of."""
+    """Return the devices that have graphics."""
     figures = {f.device: f for f in diagnosis.devices}
     shown = []
     for device, analysis in sorted(diagnosis.analyses.items())[:MAX_DEVICES]:
@@ -81,7 +81,7 @@ def shown_devices(diagnosis: Diagnosis) -> list[ShownDevice]:
 
 
 def shown_runs(runs: Sequence[RunSide]) -> list[ShownDevice]:
-    """Return the runs of a comparison that have their analyses."""
+    """Return the runs of a comparison that have an analysis."""
     kept = [r for r in runs if r.analysis is not None]
     return [
         ShownDevice(r.letter, f"Run {r.letter}", r.analysis, r.capacity_bytes, r.moment)
@@ -90,7 +90,7 @@ def shown_runs(runs: Sequence[RunSide]) -> list[ShownDevice]:
 
 
 def encode_payload(diagnosis: Diagnosis, scale: float = 1.0, *, is_live: bool = False) -> str:
-    """Return the data of all graphics; "" without a recording. A scale below 1 is coarser."""
+    """Return the data of all graphics, "" without a recording; a scale below 1 is coarser."""
     shown = shown_devices(diagnosis)
     wanted = str(diagnosis.verdict.device)
     return _encoded(
@@ -102,7 +102,7 @@ def encode_payload(diagnosis: Diagnosis, scale: float = 1.0, *, is_live: bool = 
 
 
 def _encoded(shown: Sequence[ShownDevice], scale: float, **head: Any) -> str:
-    """Return the data of what is shown, with more of the head; "" where nothing is."""
+    """Return the data of what is shown, with further head entries, or "" if nothing is shown."""
     if not shown:
         return ""
     first = shown[0].analysis.trace
@@ -119,8 +119,8 @@ def _encoded(shown: Sequence[ShownDevice], scale: float, **head: Any) -> str:
 
 
 def _device_data(one: ShownDevice, sink: Sink, share: float) -> dict[str, Any]:
-    """Return the JSON part of one device; ``share`` is its part of what the page may take."""
-    # The map and the icicle first: their stacks matter most if the tables fill up.
+    """Return the JSON part of one device; ``share`` is its share of the page's budget."""
+    # The icicle and the map come first: their stacks matter most if the tables fill up.
     data: dict[str, Any] = {
         "icicle": icicle_data(one.analysis, sink, one.moment),
         "map": segment_map_data(one.analysis, sink, int(MAX_BLOCKS * share)),
@@ -133,13 +133,13 @@ def _device_data(one: ShownDevice, sink: Sink, share: float) -> dict[str, Any]:
 
 
 def held_at(lives: Lives, state: int) -> GroupSums:
-    """Return what was allocated after ``state`` events, by stack id (-1: none recorded)."""
+    """Return the allocated bytes after ``state`` events, by stack id (-1: none recorded)."""
     rows = lives.allocated_at(state)
     return largest_groups(lives.stack[rows], lives.size_bytes[rows])
 
 
 def opening(moment: MomentFigures | None) -> dict[str, Any]:
-    """Return the moment at which the graphics open, that of the report; no state is the end."""
+    """Return the report's moment, at which the graphics open; no state means the end."""
     if moment is None:
         return {}
     name = moment.moment.value
@@ -153,7 +153,7 @@ def opening(moment: MomentFigures | None) -> dict[str, Any]:
 def icicle_data(
     analysis: DeviceAnalysis, sink: Sink, moment: MomentFigures | None = None
 ) -> dict[str, Any] | None:
-    """Return the JSON part of one device's icicles; None where nothing was ever live."""
+    """Return the JSON part of one device's icicles, or None if nothing was ever live."""
     states = {"end": analysis.n_events}
     if analysis.timeline is not None and analysis.n_events:
         states = {"peak": analysis.timeline.peak_allocated_state, **states}
@@ -181,9 +181,9 @@ def _encode(held: GroupSums, sink: Sink) -> dict[str, Any]:
 
 
 def whatif_data(diagnosis: Diagnosis, *, is_live: bool) -> dict[str, Any] | None:
-    """Return the recorded run and every variant that was replayed; None where nothing was.
+    """Return the recorded run and every replayed variant, or None if nothing was replayed.
 
-    The page of a server (``is_live``) can ask for more, so that it needs no variants.
+    A served page (``is_live``) can ask for replays, so it needs no variants.
     """
     device = diagnosis.verdict.device
     if device is None and diagnosis.devices:
@@ -252,7 +252,7 @@ READING_SCRIPTS: Final = ("drawing", "common", "envelope", "charts")
 DROP_SCRIPTS: Final = ("drawing", "common", "drop")
 WITHOUT_TRACE: Final = {
     "events": "This recording has no events that can be stepped through.",
-    "whatif": "Nothing was replayed: that takes a recording of a run that failed or was tight.",
+    "whatif": "Nothing was replayed: that needs a recording of a run that failed or was tight.",
     "blocks": "This recording does not say which blocks lived when.",
 }
 COMPARED_GRAPHICS: Final = {
@@ -262,19 +262,19 @@ COMPARED_GRAPHICS: Final = {
 
 
 def graphics_of(document: ReportDocument) -> dict[str, str]:
-    """Return the graphics that the explorer shows, each with what stands there without its data."""
+    """Return the graphics that the explorer shows, each with the text to show without its data."""
     blocks = [b for s in document.sections for b in s.blocks if isinstance(b, Graphic)]
     found = {b.name: b.absent for b in blocks}
     return {**found, **WITHOUT_TRACE} if found else {}
 
 
 def render_page(diagnosis: Diagnosis, document: ReportDocument, *, is_live: bool = False) -> str:
-    """Return the whole page, below 5 MB: the graphics are made coarser until it is.
+    """Return the whole page, below 5 MB: graphics are made coarser until it fits.
 
-    A live page asks the server that it came from to replay what-ifs.
+    A live page asks its server to replay what-ifs.
 
     Raises:
-        ConfigError: even the coarsest is larger.
+        ConfigError: even the coarsest page is larger.
     """
     drawn_too = {"what-if"} if whatif_data(diagnosis, is_live=is_live) else set()
     graphics = graphics_of(document)
@@ -290,9 +290,9 @@ def render_page(diagnosis: Diagnosis, document: ReportDocument, *, is_live: bool
 
 
 def render_compared_page(runs: Sequence[RunSide], document: ReportDocument) -> str:
-    """Return the page of a comparison: two runs with their analyses share an explorer.
+    """Return the page of a comparison: two runs with analyses share an explorer.
 
-    Others have charts that can be read with the pointer.
+    Other comparisons have charts whose values can be read with the pointer.
 
     Raises:
         ConfigError: the coarsest page is larger than 5 MB.
@@ -344,7 +344,7 @@ def _explorer_page(
 
 
 def render_reading_page(document: ReportDocument) -> str:
-    """Return a document whose charts can be read with the pointer and whose tables sort."""
+    """Return a page with charts whose values the pointer shows, and tables that sort."""
     charts = [
         {
             "across": drawn(chart).across,
@@ -366,7 +366,7 @@ def render_reading_page(document: ReportDocument) -> str:
 
 
 def render_drop_page() -> str:
-    """Return the page that takes files and hands them to the server that it came from."""
+    """Return the page that takes dropped files and hands them to its server."""
     document = ReportDocument(
         title="Open a recording",
         headline="Open a recording, a message or a log.",
@@ -389,7 +389,7 @@ def render_drop_page() -> str:
 
 
 def charts_of(document: ReportDocument) -> list[Chart]:
-    """Return the charts of a document in the order in which a page shows them."""
+    """Return the charts of a document in page order."""
     blocks = [b for s in document.sections for b in s.only(html.EVERYTHING)]
     return [b for b in blocks if isinstance(b, Chart)]
 

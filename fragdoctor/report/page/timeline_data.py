@@ -1,4 +1,4 @@
-"""The timeline for the page: as fine as the size budget allows, and no peak ever lost.
+"""The timeline for the page: as fine as the size budget allows, without ever losing a peak.
 
 The state after each event is grouped into buckets of 1, 2, 4, ... events; each bucket keeps the
 highest and the lowest value of each curve, so that a maximum over any range of whole buckets is
@@ -36,7 +36,7 @@ SERIES: Final = ("allocated", "active", "reserved")
 
 
 class NamedRange(Struct, frozen=True):
-    """A recorded range: states ``first`` to ``last``, nested ``depth`` deep."""
+    """A recorded range: states ``first`` to ``last``, at nesting level ``depth``."""
 
     name: str
     first: int
@@ -47,10 +47,10 @@ class NamedRange(Struct, frozen=True):
 def timeline_data(
     analysis: DeviceAnalysis, sink: Sink, budget_bytes: float | None
 ) -> dict[str, Any] | None:
-    """Return the JSON part of one device's timeline; None without a trace.
+    """Return the JSON part of one device's timeline, or None without a trace.
 
-    ``budget_bytes`` bounds the compressed curves; the finest bucket size that fits is taken. None
-    leaves them out: the page sums them up from the blocks.
+    ``budget_bytes`` limits the compressed curves; the finest bucket size that fits is used. None
+    leaves the curves out: the page computes them from the blocks.
     """
     if analysis.timeline is None or analysis.n_events == 0:
         return None
@@ -81,7 +81,7 @@ def timeline_data(
 
 
 def _measured(trace: Trace, rows: slice, sink: Sink, budget_bytes: int) -> dict[str, Any]:
-    """Return the curves, and what each event did where single events are shown."""
+    """Return the curves, and what each event did if single events are shown."""
     size, curves = _finest(trace, budget_bytes)
     spent = compressed_size([*curves.values()])
     data: dict[str, Any] = {"bucket": size}
@@ -92,7 +92,7 @@ def _measured(trace: Trace, rows: slice, sink: Sink, budget_bytes: int) -> dict[
 
 
 def _training(analysis: DeviceAnalysis, blob: BlobWriter) -> dict[str, Any] | None:
-    """Return the passes of training phases: pass i is from state ``first[i]`` to the next."""
+    """Return the passes of training phases: pass i lasts from state ``first[i]`` to the next."""
     found = analysis.phases
     if found is None or len(found.phases) < 2 or len(found.labels) > MAX_PASSES:
         return None
@@ -104,10 +104,10 @@ def _training(analysis: DeviceAnalysis, blob: BlobWriter) -> dict[str, Any] | No
 
 
 def _finest(trace: Trace, budget_bytes: int) -> tuple[int, dict[str, I64]]:
-    """Return the smallest bucket whose curves fit a budget, and the curves."""
+    """Return the smallest bucket size whose curves fit a budget, and the curves."""
     n_states = trace.n_events + 1
     size = 1
-    # Three curves in less than two bits a state do not exist; skip sizes that cannot fit.
+    # Three curves never take less than two bits per state, so skip sizes that cannot fit.
     while n_states // size > 4 * budget_bytes:
         size *= 2
     while True:
@@ -118,7 +118,7 @@ def _finest(trace: Trace, budget_bytes: int) -> tuple[int, dict[str, I64]]:
 
 
 def _curves(trace: Trace, size: int) -> dict[str, I64]:
-    """Return the highest value of each curve in each bucket, and how far the lowest is below."""
+    """Return each curve's highest value in each bucket, and how far below it the lowest is."""
     curves: dict[str, I64] = {}
     for name in SERIES:
         stretch = trace.totals.envelope(f"{name}_bytes", np.arange(0, trace.n_events + 1, size))
@@ -131,7 +131,7 @@ def _curves(trace: Trace, size: int) -> dict[str, I64]:
 def _event_details(
     snapshot: Snapshot, rows: slice, sink: Sink, budget_bytes: int
 ) -> dict[str, Any] | None:
-    """Return what each single event did, where that fits the budget."""
+    """Return what each event did, or None if that does not fit the budget."""
     events = snapshot.events
     lines = sink.stacks.page_lines(events.stack[rows])
     if lines is None:
@@ -145,7 +145,7 @@ def _event_details(
 
 
 def _times(snapshot: Snapshot, rows: slice) -> I64 | None:
-    """Return the time of each event, never decreasing; None where the file has none."""
+    """Return the time of each event, never decreasing, or None if the file has no times."""
     times = snapshot.events.time_us[rows]
     if len(times) == 0 or int(times.min()) < 0:
         return None
@@ -163,7 +163,7 @@ def _time(snapshot: Snapshot, rows: slice, blob: BlobWriter) -> dict[str, Any] |
 
 
 def _marks(analysis: DeviceAnalysis, first_row: int) -> dict[str, Any]:
-    """Return OOMs and flushes as states: the number of events up to and with them."""
+    """Return OOMs and flushes as states: the number of events up to and including them."""
     flushes = sorted(analysis.flushes, key=lambda f: -f.released_bytes)[:MAX_MARKS]
     ooms = analysis.ooms[-MAX_MARKS:]
     n_retries = sum(f.cause == RETRY for f in analysis.flushes)
@@ -179,7 +179,7 @@ def _marks(analysis: DeviceAnalysis, first_row: int) -> dict[str, Any]:
 
 
 def _line(analysis: DeviceAnalysis, stack: int) -> str:
-    """Return the user's line of a stack, "" where none was recorded; hostile text."""
+    """Return the user's line of a stack, or "" if none was recorded; it is hostile text."""
     trace = analysis.trace
     (frame,) = trace.stacks.lines_of(np.array([stack], np.int32)).tolist()
     location = trace.snapshot.location(frame)
@@ -187,9 +187,9 @@ def _line(analysis: DeviceAnalysis, stack: int) -> str:
 
 
 def named_ranges(snapshot: Snapshot, device: int) -> list[NamedRange]:
-    """Return the recorded ranges of a device, each END matched with its innermost START.
+    """Return the recorded ranges of a device, matching each END with its innermost START.
 
-    A range without END lasts to the end of the trace; an END without START is left out.
+    A range without an END lasts to the end of the trace; an END without a START is left out.
     """
     rows = snapshot.events.device_slice(device)
     times = _times(snapshot, rows)
@@ -214,7 +214,7 @@ def named_ranges(snapshot: Snapshot, device: int) -> list[NamedRange]:
 def _close(
     open_ranges: list[tuple[Annotation, int]], found: list[NamedRange], name: str, state: int
 ) -> None:
-    # Looks at the innermost 32 only: a hostile list must not cost quadratic time.
+    # Look only at the innermost 32: a hostile list must not cost quadratic time.
     for back in range(1, min(len(open_ranges), 32) + 1):
         mark, first = open_ranges[-back]
         if mark.name == name:

@@ -1,1 +1,1 @@
-"""What each command says: one file a command fills a document from its result."""
+"""What each command says: each file fills a document from the result of one command."""

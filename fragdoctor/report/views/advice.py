@@ -1,4 +1,4 @@
-"""What to do: the cure and what it wins, the alternatives, and what would not help."""
+"""What to do: the cure and what it gains, the alternatives, and what would not help."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fragdoctor.report import words
 from fragdoctor.units import format_size
 
 MAX_ALTERNATIVES: Final = 2
-MAX_MEASURES: Final = 4  # besides the first, with what does not help
+MAX_MEASURES: Final = 4  # besides the first, including those that do not help
 _VARIABLE: Final = "PYTORCH_CUDA_ALLOC_CONF="
 _REPLAYED: Final = re.compile(r"^Replayed[^:]*: ")
 _RECORD: Final = "fragdoctor run train.py"
@@ -39,9 +39,9 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def cure(diagnosis: Diagnosis, source_line: str) -> tuple[str, list[doc.DocumentBlock]]:
-    """Return how the headline leads to the cure, and the cure with what it wins.
+    """Return the headline's lead-in to the cure, and the cure with what it gains.
 
-    ``source_line`` is the line of the program that is to be changed, where it is at hand.
+    ``source_line`` is the line of the program to change, if it is available.
     """
     if not diagnosis.recommendations:
         return _without_advice(diagnosis)
@@ -59,17 +59,17 @@ def cure(diagnosis: Diagnosis, source_line: str) -> tuple[str, list[doc.Document
 
 
 MAX_HOW: Final = 320
-"""Characters of how a measure is taken; of several combined, ``--full`` says all."""
+"""The most characters of instructions for a measure; ``--full`` shows those of all combined."""
 
 
 def _how(change: str) -> str:
-    """Return how a measure is taken, cut between two clauses where it is long."""
+    """Return the instructions for a measure, cut between two clauses if they are long."""
     cut = change.rfind("; ", 0, MAX_HOW) if len(change) > MAX_HOW else -1
     return sentence(change if cut < 0 else f"{change[:cut]}; the rest with --full")
 
 
 def _lead(diagnosis: Diagnosis, first: Recommendation) -> str:
-    """Return what the first recommendation is for: where nothing failed there is no cure."""
+    """Return what the first recommendation is for; if nothing failed, it is not called a cure."""
     if diagnosis.verdict.cause is Cause.HEALTHY:
         if diagnosis.verdict.state is RunState.NEAR_LIMIT:
             return "To gain room:"
@@ -82,7 +82,7 @@ def _lead(diagnosis: Diagnosis, first: Recommendation) -> str:
 
 
 def _lowers_peak(advice: Recommendation, diagnosis: Diagnosis) -> bool:
-    """Return whether it was tried for a lower peak, in a run that fits as it is."""
+    """Return whether the advice only lowers the peak of a run that already fits."""
     fits = diagnosis.verdict.cause is Cause.HEALTHY and advice.predicted.fits is True
     return fits and bool(advice.saves_bytes)
 
@@ -106,7 +106,7 @@ def _without_advice(diagnosis: Diagnosis) -> tuple[str, list[doc.DocumentBlock]]
 
 
 def brief_cure(diagnosis: Diagnosis) -> str:
-    """Return the cure in one line, as ``--quiet`` prints it; "" where there is nothing to cure."""
+    """Return the cure in one line, as ``--quiet`` prints it, or "" if there is nothing to cure."""
     if not diagnosis.recommendations or diagnosis.verdict.state is RunState.FITS:
         return ""
     first = diagnosis.recommendations[0]
@@ -114,9 +114,9 @@ def brief_cure(diagnosis: Diagnosis) -> str:
 
 
 def command(setting: str) -> str:
-    """Return what to type in a shell for a setting, to export a variable or to unset it.
+    """Return the shell command for a setting: to export a variable or to unset it.
 
-    A setting may hold what an input records: a shell must take all of it as one value.
+    A setting may include text from an input, so it is quoted: a shell must take it as one value.
     """
     name, _, value = setting.partition("=")
     if not _NAME.fullmatch(name):
@@ -134,7 +134,7 @@ def sentence(text: str) -> str:
 
 
 def wins(advice: Recommendation, diagnosis: Diagnosis) -> str:
-    """Return what a recommendation wins for the whole run, and how that is known."""
+    """Return what a recommendation gains for the whole run, and how that is known."""
     p = advice.predicted
     if _lowers_peak(advice, diagnosis) and _REPLAYED.match(advice.why):
         return advice.why
@@ -145,8 +145,8 @@ def wins(advice: Recommendation, diagnosis: Diagnosis) -> str:
             return f"{gain}It was not tested by replay."
         if not _is_recordable(diagnosis):
             return f"{gain}Not tested."
-        return f"{gain}Not tested: that takes a recording of the run ({_RECORD})."
-    # The room that is left says more than the peak, which the full report has.
+        return f"{gain}Not tested: that needs a recording of the run ({_RECORD})."
+    # The remaining room says more than the peak, which is in the full report.
     figures = replace(p, peak_reserved_bytes=None) if p.margin_bytes is not None else p
     said = ["" if p.fits is None else _fits_text(p, diagnosis), *words.predicted_figures(figures)]
     how = words.METHOD_TITLES.get(p.method, p.method).capitalize()
@@ -157,7 +157,7 @@ def wins(advice: Recommendation, diagnosis: Diagnosis) -> str:
 
 
 def _is_recordable(diagnosis: Diagnosis) -> bool:
-    """Return whether a recording of the run would show more: it fails by its own allocations."""
+    """Return whether a recording would show more: the run fails by its own allocations."""
     messages = diagnosis.case.oom.messages if diagnosis.case.oom is not None else ()
     is_own = not messages or any(m.is_of_caching_allocator for m in messages)
     is_served = any(
@@ -203,7 +203,7 @@ def _in_short(advice: Recommendation, outcome: str) -> doc.Content:
 
 
 def _label(advice: Recommendation) -> doc.Content:
-    """Return a setting without the usual variable, or what else is to be done."""
+    """Return a setting without the usual variable, or else what to do."""
     if not advice.setting:
         return advice.title
     _, is_assigned, value = advice.setting.partition("=")
@@ -239,14 +239,14 @@ PROMISES: Final[Mapping[Promise, doc.Style]] = MappingProxyType(
 
 
 def promise_of(advice: Recommendation, diagnosis: Diagnosis) -> doc.Span:
-    """Return what is promised of something, in a word."""
+    """Return the promise of a recommendation in a word."""
     if _lowers_peak(advice, diagnosis):
         return doc.good("lower peak")
     return promised(advice.predicted.promise, diagnosis)
 
 
 def promised(promise: Promise, diagnosis: Diagnosis) -> doc.Span:
-    """Return the word for a promise; what did not fail neither gets further nor still fails."""
+    """Return the word for a promise; a run that did not fail cannot get further or still fail."""
     if diagnosis.verdict.state is not RunState.FAILED:
         if promise is Promise.GETS_FURTHER:
             return doc.good("fits")
@@ -256,14 +256,14 @@ def promised(promise: Promise, diagnosis: Diagnosis) -> doc.Span:
 
 
 def _rejected(advice: Recommendation, diagnosis: Diagnosis) -> tuple[doc.Content, doc.Content]:
-    """Return what does not help, with its word and the reason."""
+    """Return a measure that does not help, with its promise in a word and the reason."""
     if advice.predicted.fits is False:
         return promised(Promise.STILL_FAILS, diagnosis), _in_short(advice, "")
     return doc.bad("no help"), _in_short(advice, _why_not(advice))
 
 
 def _why_not(advice: Recommendation) -> str:
-    """Return in a few words why something does not help."""
+    """Return in a few words why a measure does not help."""
     if advice.predicted.outlook is not None and advice.predicted.outlook.ends_step:
         return "the step fails further on"
     first = _REPLAYED.sub("", advice.why.split(". ", 1)[0].rstrip("."))
@@ -272,7 +272,7 @@ def _why_not(advice: Recommendation) -> str:
 
 
 def advice_sections(diagnosis: Diagnosis) -> list[doc.Section]:
-    """Return every recommendation with its reason, proof and price, and all that would not help."""
+    """Return every recommendation with its reason, proof and cost, and all that would not help."""
     items = [_item(r) for r in diagnosis.recommendations]
     listing = doc.Listing(items, is_airy=True)
     rejected = doc.tabled(
@@ -290,7 +290,7 @@ def advice_sections(diagnosis: Diagnosis) -> list[doc.Section]:
 
 
 def _reason(rejected: Recommendation) -> str:
-    # What was replayed has its outcome in "why" already.
+    # For replays and estimates, "why" already says the outcome.
     is_said = rejected.predicted.method in {"replay", "estimate"}
     predicted = "" if is_said else words.predicted_text(rejected.predicted)
     return "; ".join(x for x in (rejected.why.rstrip("."), predicted) if x) or "-"
@@ -319,7 +319,7 @@ def _item(one: Recommendation) -> doc.ListItem:
 
 
 def _what_ifs(diagnosis: Diagnosis) -> doc.Table:
-    """Return every setting and change that was replayed, against the run as recorded."""
+    """Return every setting and change that was replayed, compared with the recorded run."""
     tested = [
         r for r in (*diagnosis.recommendations, *diagnosis.rejected) if r.predicted.method != "none"
     ]

@@ -1,4 +1,4 @@
-"""What ``fragdoctor analyze`` and ``oom`` say: the answer first, then what it rests on."""
+"""What ``fragdoctor analyze`` and ``oom`` say: the answer first, then its basis."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ _SHORT_NOTES: Final = 2
 _MAX_TO_COPY: Final = 3
 _MOST_LINKED: Final = 12
 _SCRIPT: Final = re.compile(r"[\w.][\w./-]*\.py")
-"""A script's path that can be copied into a shell as it is."""
+"""A script path that can be copied into a shell without quotes."""
 
 _REHEARSE: Final = "Rehearse the program without a GPU: that shows what the rest of the step needs."
 
 
 def checklist_section(diagnosis: Diagnosis) -> doc.Section:
-    """Return each step of the checklist with its outcome, its figure, and the input behind it."""
+    """Return each item of the checklist with its outcome, its figure, and the input behind it."""
     table = doc.tabled(
         diagnosis.checklist,
         doc.Column("", lambda i: Span(*STATUS_WORDS[i.status])),
@@ -69,7 +69,7 @@ def checklist_section(diagnosis: Diagnosis) -> doc.Section:
 def _outcome(item: ChecklistItem) -> doc.Content:
     if item.status is not Status.SKIP:
         return item.value or "-"
-    # The reason is what there is to say of what is not known.
+    # For an unknown value, the reason is all there is to say.
     return dim(". ".join(x for x in (item.value, item.detail) if x) or "-")
 
 
@@ -81,7 +81,7 @@ def _source(item: ChecklistItem) -> str:
 
 
 def evidence_section(diagnosis: Diagnosis) -> doc.Section:
-    """Return the figures that the verdict rests on, each with the input that says it."""
+    """Return the figures that the verdict is based on, each with the input that it comes from."""
     table = doc.tabled(
         diagnosis.verdict.evidence,
         doc.Column("", "name"),
@@ -94,7 +94,7 @@ def evidence_section(diagnosis: Diagnosis) -> doc.Section:
 
 
 def findings_section(diagnosis: Diagnosis) -> doc.Section:
-    """Return what the rules found, with evidence and places."""
+    """Return the findings of the rules, with evidence and places."""
     table = doc.tabled(
         sorted(diagnosis.findings, key=lambda f: (-int(f.severity), -f.n_bytes, f.code)),
         doc.Column("", lambda f: Span(f.code, SEVERITY_STYLES[f.severity])),
@@ -113,7 +113,7 @@ def _finding_notes(finding: Finding) -> list[doc.Content]:
 
 
 def about_sections(diagnosis: Diagnosis) -> list[doc.Section]:
-    """Return corrected claims, what is to know about the inputs, and which rules could not run."""
+    """Return corrected claims, facts about the inputs, and the rules that could not run."""
     has_replay = diagnosis.fidelity.share is not None or diagnosis.case.snapshot is not None
     fidelity = fidelity_text(diagnosis.fidelity) if has_replay else ""
     notes = [*diagnosis.notes, *diagnosis.replay_notes, *([fidelity] if fidelity else [])]
@@ -136,7 +136,7 @@ def about_sections(diagnosis: Diagnosis) -> list[doc.Section]:
 
 
 def _facts(diagnosis: Diagnosis) -> list[tuple[str, doc.Content]]:
-    """Return what the inputs are, how they were written, and the settings that they record."""
+    """Return what the inputs are, what wrote them, and the settings that they record."""
     facts: list[tuple[str, doc.Content]] = [
         ("Input", code(source_name(s))) for s in diagnosis.case.sources[:_MAX_OTHER]
     ]
@@ -179,7 +179,7 @@ def _setting_facts(s: AllocatorSettings) -> list[tuple[str, doc.Content]]:
 
 
 def footer(diagnosis: Diagnosis) -> str:
-    """Return what the full report has that the short one leaves out."""
+    """Return what the full report adds to the short one."""
     n_failed = sum(i.status is Status.FAIL for i in diagnosis.checklist)
     n_serious = sum(f.severity > Severity.INFO for f in diagnosis.findings)
     n_advice = len(diagnosis.recommendations)
@@ -198,7 +198,7 @@ def footer(diagnosis: Diagnosis) -> str:
 def document(
     diagnosis: Diagnosis, options: RenderOptions, *, is_rehearsed: bool = False
 ) -> doc.ReportDocument:
-    """Return everything that a diagnosis says; a rehearsed program has its own next step."""
+    """Return the document of a diagnosis; a rehearsed program has its own next step."""
     verdict = diagnosis.verdict
     leads_to, cure = advice.cure(diagnosis, _line_to_change(diagnosis, options))
     where = "" if verdict.device is None else f" on GPU {verdict.device}"
@@ -214,7 +214,7 @@ def document(
         *device_memory.memory_sections(diagnosis),
         device_memory.timeline_section(diagnosis),
     )
-    is_explored = bool(diagnosis.analyses)  # the page draws them, and can be asked more
+    is_explored = bool(diagnosis.analyses)  # the page draws them and lets the reader explore
     failure: list[doc.DocumentBlock] = []
     if failed:
         line = _line_that_asked(diagnosis, options)
@@ -258,7 +258,7 @@ def document(
 
 
 def _lines_named(diagnosis: Diagnosis) -> Iterator[Location]:
-    """Yield the lines of the program that a report is most likely to name."""
+    """Yield the source lines that a report is most likely to name."""
     if diagnosis.failure is not None:
         yield from filter(None, (diagnosis.failure.location, diagnosis.failure.backward_of))
     yield from (Location(f.filename, f.first_line, f.function) for f in diagnosis.functions)
@@ -277,7 +277,7 @@ def page(diagnosis: Diagnosis, options: RenderOptions) -> str:
 
 
 def _line_that_asked(diagnosis: Diagnosis, options: RenderOptions) -> str:
-    """Return the source of the line whose request failed: ``52 | x = f(y)``, "" where unknown."""
+    """Return the source of the line whose request failed, ``52 | x = f(y)``, or "" if unknown."""
     failure = diagnosis.failure
     place = None if failure is None else failure.location or failure.backward_of
     if failure is None or place is None:
@@ -301,22 +301,22 @@ def _line_to_change(diagnosis: Diagnosis, options: RenderOptions) -> str:
 
 
 def _recorded_line(diagnosis: Diagnosis, place: Location) -> str:
-    """Return a line of the program as its bundle has it, "" where it has none."""
+    """Return a line of the program as recorded in its bundle, or "" if it is not there."""
     lines = diagnosis.case.source_lines.get(place.filename, {})
     return lines.get(place.line, "").strip()[:MAX_QUOTED]
 
 
 def _rehearsal_of(diagnosis: Diagnosis, options: RenderOptions) -> tuple[str, ...]:
-    """Return what to type to continue a recording with a rehearsal of its program.
+    """Return the command that continues a recording with a rehearsal of its program.
 
-    The stacks name the program; where it is not below the root, by its file's own name.
+    The stacks name the program; if it is not below the root, only its file name is used.
     """
     sources = [shlex.quote(source) for source in diagnosis.case.sources[:_MAX_TO_COPY]]
     if diagnosis.case.bundle is not None and diagnosis.case.bundle.command:
         return (f"fragdoctor analyze {' '.join(sources)} --rehearse",)
     scripts = (a.trace.stacks.script for a in diagnosis.analyses.values())
     script = relative(next(filter(None, scripts), "train.py"), options)
-    is_elsewhere = posixpath.isabs(script) or ":" in script  # a drive of Windows
+    is_elsewhere = posixpath.isabs(script) or ":" in script  # a Windows drive
     script = posixpath.basename(script) if is_elsewhere else script
     script = script if _SCRIPT.fullmatch(script) else "train.py"
     return (
@@ -328,9 +328,9 @@ def _rehearsal_of(diagnosis: Diagnosis, options: RenderOptions) -> tuple[str, ..
 def _what_it_is(
     diagnosis: Diagnosis, options: RenderOptions, *, is_rehearsed: bool
 ) -> list[doc.DocumentBlock]:
-    """Return the finding in words: the summary, what else it may be, what would settle it."""
+    """Return the verdict in words: the summary, other possible causes, what would settle it."""
     verdict = diagnosis.verdict
-    # What is proven has nothing left to settle.
+    # A proven verdict leaves nothing to settle.
     settled_by = "" if verdict.confidence is Confidence.PROVEN else verdict.settled_by
     outlook = verdict.outlook
     is_cut_off = outlook is not None and outlook.basis is OutlookBasis.LOWER_BOUND

@@ -19,7 +19,7 @@ STATUS_WORDS: Final = {
 
 
 def document(report: CheckReport) -> doc.ReportDocument:
-    """Return the judgement of all files, those that fail first."""
+    """Return the judgment of all files, failing files first."""
     failed = report.exit_code != 0
     title = "GPU memory check failed" if failed else "GPU memory check passed"
     if report.has_nothing:
@@ -76,12 +76,12 @@ def _details(judgement: FileJudgement) -> list[doc.Content]:
 
 
 def file_name(judgement: FileJudgement) -> str:
-    """Return the name of an input for people."""
+    """Return the name of an input as people should read it."""
     return shortened(source_name(judgement.name))
 
 
 def file_line(judgement: FileJudgement) -> str:
-    """Return what one file came out as: verdict and figures, or why it could not be read."""
+    """Return the outcome for one file: verdict and figures, or why it could not be read."""
     if judgement.error is not None:
         return shortened(judgement.error.sentence)
     if judgement.diagnosis is None:
@@ -92,7 +92,7 @@ def file_line(judgement: FileJudgement) -> str:
 
 
 def _measures(m: Measures) -> str:
-    """Return the figures of one device in one phrase; reserved memory last, for information."""
+    """Return the figures of one device in a phrase; reserved memory comes last, as information."""
     parts = []
     if m.peak_bytes is not None:
         parts.append(f"peak {m.peak_kind} {format_size(m.peak_bytes)}")
@@ -107,17 +107,17 @@ def _measures(m: Measures) -> str:
 
 
 def place_text(reason: Reason) -> str:
-    """Return the user's line that a reason is about, "" where none is known."""
+    """Return the user's line that a reason is about, or "" if it is unknown."""
     return shortened(location_text(reason.locations[0])) if reason.locations else ""
 
 
 def hint_text(judgement: FileJudgement) -> str:
-    """Return what to try next where an input could not be read, "" where nothing is known."""
+    """Return what to try next if an input could not be read, or "" if there is no hint."""
     return shortened(judgement.error.hint) if judgement.error is not None else ""
 
 
 def total_line(report: CheckReport) -> str:
-    """Return how many files came out how."""
+    """Return the number of files for each outcome."""
     counts = (
         (GateStatus.FAILED, "failed"),
         (GateStatus.OK, "passed"),
@@ -130,9 +130,9 @@ def total_line(report: CheckReport) -> str:
 
 
 def remarks(report: CheckReport) -> list[str]:
-    """Return what has to be said about the check as a whole."""
+    """Return remarks about the check as a whole."""
     lines = [
-        f"--{name} could be judged in none of the files, so the check does not pass."
+        f"--{name} could not be judged in any of the files, so the check does not pass."
         for name in report.unjudged
     ]
     if report.has_nothing:

@@ -20,12 +20,12 @@ from fragdoctor.units import format_count, format_share, format_size, plural, si
 MAX_LINES: Final = 120
 MAX_TREND_LINES: Final = 40
 MAX_CURVES: Final = 8
-"""Curves beyond these cannot be told apart."""
+"""The most curves of a chart: more cannot be told apart."""
 
 MAX_RUNS: Final = 400
 _SHORT_LINES: Final = 8
 _RUNS_ACROSS: Final = 3
-"""More runs stand below each other, not beside."""
+"""The most runs that are shown side by side; more are listed below each other."""
 
 REASON_TITLES: Final = {
     ReasonKind.NEW_LINES: "new lines",
@@ -103,7 +103,7 @@ def _runs(comparison: Comparison) -> doc.Section:
 
 
 def _run_facts(side: model.RunSide) -> str:
-    """Return what else is known about a run, in one phrase."""
+    """Return the other known facts about a run, in one phrase."""
     parts = []
     if side.device is not None:
         parts.append(f"GPU {side.device}")
@@ -115,7 +115,7 @@ def _run_facts(side: model.RunSide) -> str:
 
 
 def _versions(comparison: Comparison) -> str:
-    """Return which PyTorch wrote the runs, and whether their settings differ, in one sentence."""
+    """Return the PyTorch versions of the runs, and whether settings differ, in one sentence."""
     versions = [r.torch_version for r in comparison.runs]
     parts = []
     if len(set(versions)) == 1:
@@ -131,9 +131,9 @@ def _versions(comparison: Comparison) -> str:
 
 
 def _timelines(comparison: Comparison) -> doc.Section:
-    """Return the runs' curves over their events; empty where no run has a trace."""
+    """Return the runs' curves over their events, or an empty section if no run has a trace."""
     known = [r for r in comparison.runs if r.curve is not None]
-    # The first and the last run are what is compared; of many the ones between are thinned out.
+    # The comparison is of the first and the last run; if there are many, drop some in between.
     kept = known if len(known) <= MAX_CURVES else [*known[: MAX_CURVES - 1], known[-1]]
     series = [s for number, run in enumerate(kept) for s in _curves(run, number)]
     capacity = comparison.runs[-1].capacity_bytes
@@ -156,7 +156,7 @@ def _curves(run: model.RunSide, number: int) -> list[doc.ChartSeries]:
     if curve is None:
         return []
     n = max(1, len(curve.allocated_bytes))
-    # A last point closes the step of the last column.
+    # One more point ends the step of the last column.
     x = [i * curve.n_events / n for i in range(n + 1)]
     allocated = [*curve.allocated_bytes, curve.allocated_bytes[-1]]
     reserved = [*curve.reserved_bytes, curve.reserved_bytes[-1]]
@@ -168,7 +168,7 @@ def _curves(run: model.RunSide, number: int) -> list[doc.ChartSeries]:
 
 
 def _figures(comparison: Comparison) -> doc.Section:
-    # Active memory is left out where it is allocated memory: nothing waits.
+    # Leave out active memory if it equals allocated memory: then no block waits to be freed.
     values = {f.id: f.values for f in comparison.figures}
     twins = {"peak_active": "peak_allocated", "active": "allocated"}
     figures = [f for f in comparison.figures if values.get(twins.get(f.id, "")) != f.values]
@@ -199,7 +199,7 @@ def _figures_across(
 
 
 def _figures_down(comparison: Comparison) -> doc.Table:
-    """Return a row a run: the figures that matter, as many as there is room for."""
+    """Return a table with a row per run, with as many important figures as there is room for."""
     figures = [f for f in (comparison.figure(name) for name in _MAIN) if f is not None]
     return doc.tabled(
         range(len(comparison.runs[:MAX_RUNS])),
@@ -212,7 +212,7 @@ def _figures_down(comparison: Comparison) -> doc.Table:
 
 
 def _value(figure: model.ComparedFigure, run: int) -> str:
-    """Return the value of a figure in a run; a dash where it is unknown."""
+    """Return the value of a figure in a run, or a dash if it is unknown."""
     value = figure.values[run]
     return doc.size(value) if figure.unit == "bytes" else doc.count(value)
 
@@ -252,7 +252,7 @@ def _growth(comparison: Comparison) -> doc.Section:
 
 
 def _trend_chart(trend: model.RunTrend) -> doc.Chart:
-    """Return the values of a series with the line that was fitted."""
+    """Return the values of a series with the fitted line."""
     x, values = list(trend.x), list(trend.values)
     labels = [f"{at:g}: {format_size(v)}" for at, v in zip(x, values, strict=True)]
     series = [doc.ChartSeries("runs", x, values, "points", labels)]
@@ -315,7 +315,7 @@ def _line_table(comparison: Comparison, lines: Sequence[LineChange], detail: Det
 
 
 def _is_shown(change: LineChange) -> bool:
-    """Return whether a line matters at the compared moment: other bytes, or other sizes."""
+    """Return whether a line matters at the compared moment: its bytes or sizes differ."""
     holds = change.before_bytes or change.after_bytes
     return bool(change.delta_bytes or (change.sizes is not None and holds))
 
@@ -332,7 +332,7 @@ def _change_bar(largest: int, change: LineChange) -> doc.Gauge:
 
 
 def _held(side: str, unless: LineKind, change: LineChange) -> str:
-    """Return what a line holds on one side; a word where it is not there."""
+    """Return what a line holds on one side, or a word if it does not occur there."""
     return unless.value if change.kind is unless else format_size(getattr(change, f"{side}_bytes"))
 
 
@@ -346,7 +346,7 @@ def _line_notes(change: LineChange) -> list[doc.Content]:
 
 
 def _line_place(change: LineChange) -> str:
-    """Return where a line is, and where it was: ``train.py:88 -> :93 in forward``."""
+    """Return where a line was and where it is now: ``train.py:88 -> :93 in forward``."""
     place = change.after or change.before
     if place is None:
         return NO_STACK
@@ -362,13 +362,13 @@ def _line_place(change: LineChange) -> str:
 
 
 def _blocks(change: LineChange) -> str:
-    """Return how many blocks a line holds, before and after."""
+    """Return the number of blocks that a line holds, before and after."""
     a, b = change.before_blocks, change.after_blocks
     return format_count(a) if a == b else f"{format_count(a)} -> {format_count(b)}"
 
 
 def _sizes_text(change: model.SizeChange) -> str:
-    """Return how the sizes that a line asks for changed, in one clause."""
+    """Return how the sizes that a line requests changed, in one clause."""
     if change.factor is not None:
         before, after = format_size(change.before_bytes), format_size(change.after_bytes)
         return f"asks {change.factor:.3g}x: {before} -> {after}"
@@ -387,13 +387,13 @@ def _sizes(sizes: Sequence[int], total: int) -> str:
 
 
 def _unseen(comparison: Comparison) -> str:
-    """Return how many new and gone lines hold nothing at the compared moment."""
+    """Return how many new and removed lines hold nothing at the compared moment."""
     idle = [c for c in comparison.lines if not _is_shown(c)]
     n_new = sum(c.kind is LineKind.NEW for c in idle)
     n_gone = sum(c.kind is LineKind.GONE for c in idle)
     parts = [f"{n} {word}" for n, word in ((n_new, "new"), (n_gone, "gone")) if n]
     lines = "line holds" if n_new + n_gone == 1 else "lines hold"
-    return f"Besides, {' and '.join(parts)} {lines} nothing at that moment." if parts else ""
+    return f"In addition, {' and '.join(parts)} {lines} nothing at that moment." if parts else ""
 
 
 def _explained(comparison: Comparison) -> str:
@@ -407,7 +407,7 @@ def _explained(comparison: Comparison) -> str:
     share = named / delta
     if 0 <= share <= 1:
         return f"{said} ({format_share(share, 1)}); the rest has no Python stack."
-    return f"{said}; what has no Python stack went the other way."
+    return f"{said}; memory without a Python stack changed the other way."
 
 
 def _settings(comparison: Comparison) -> doc.Section:

@@ -1,4 +1,4 @@
-"""What a device's memory is made of, and how it went: the bar, the timeline, the phases."""
+"""What a device's memory is made of, and its course over time: bar, timeline, phases."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fragdoctor.report.words import CATEGORY_NAMES, PHASE_NAMES, shown_first, su
 from fragdoctor.rules.request_sources import request_of_message
 from fragdoctor.units import format_count, format_share, format_size, plural, signed_size
 
-# A phase's row names what it holds down to this share of its peak.
+# The smallest share of a phase's peak that its row names.
 _MIN_HELD_SHARE: Final = 0.05
 _MAX_HELD: Final = 2
 _PEAK_PLACES: Final = {
@@ -40,13 +40,13 @@ _PEAK_PLACES: Final = {
     TrainingPhase.FORWARD_BACKWARD: "the forward or the backward pass",
 }
 _KEPT_MEANS: Final = (
-    "Kept: outlives its step and is none of the others, as workspaces of libraries, caches, copies "
+    "Kept: outlives its step and is none of the others, such as library workspaces, caches, copies "
     "of weights, or a leak."
 )
 
 
 def phase_sections(diagnosis: Diagnosis) -> list[doc.Section]:
-    """Return the training phases of each device: the peak of each, and what it is made of."""
+    """Return the training phases of each device: their peaks, and what those are made of."""
     found = {p.device: p for p in diagnosis.phases if len(p.phases) > 1}
     return [_phases(found[d]) for d in shown_first(diagnosis, list(found))]
 
@@ -83,7 +83,7 @@ def _phases(report: PhaseReport) -> doc.Section:
 
 
 def _held(shares: Sequence[CategoryShare]) -> str:
-    """Return what holds most of a peak, in a few words."""
+    """Return the categories that hold most of a peak, in a few words."""
     total = sum(s.n_bytes for s in shares)
     large = [s for s in shares if s.n_bytes >= _MIN_HELD_SHARE * total][:_MAX_HELD]
     return ", ".join(
@@ -111,13 +111,13 @@ def _categories(report: PhaseReport) -> doc.Table:
 
 
 def _main_line(share: CategoryShare) -> str:
-    """Return the line that holds most of a category, without the folders of its file."""
+    """Return the source line that holds most of a category, without the folders of its file."""
     place = share.lines[0].location if share.lines else None
     return NO_STACK if place is None else place.short
 
 
 def _limits(report: PhaseReport) -> str:
-    """Return what could not be distinguished and why, "" where nothing is missing."""
+    """Return what could not be distinguished and why, or "" if nothing is missing."""
     if not report.reason:
         return ""
     what = "Forward and backward" if report.method == "lifetimes" else "Activations and caches"
@@ -125,16 +125,16 @@ def _limits(report: PhaseReport) -> str:
 
 
 MAX_MOMENT_LINES: Final = 10
-"""Lines of a moment that stand in the short report."""
+"""The most lines of a moment in the short report."""
 
 MIN_EVENTS: Final = 20
-"""A timeline of fewer events says no more than the figures do."""
+"""Fewest events of a timeline: a shorter one says no more than the figures do."""
 
 _IDLE_SHARE: Final = 0.01
-"""A device with less than this share of the fullest one's memory is a line, not a bar."""
+"""A device with less than this share of the fullest device's memory gets a line, not a bar."""
 
 _SHARE_SHOWN: Final = 0.001
-"""A category with less of a moment is not named."""
+"""The smallest share of a moment's memory for which a category is named."""
 
 _NO_TIMELINE: Final = (
     "This device has no recorded trace, so there is no timeline. Record one with "
@@ -159,7 +159,7 @@ _FIGURES: Final = (
 
 
 def message_of(diagnosis: Diagnosis, device: int) -> OomMessage | None:
-    """Return the message that the diagnosis is about, if it speaks of this device."""
+    """Return the message that the diagnosis is about, if it is about this device."""
     message = diagnosis.case.primary_message
     return message if message is not None and message.device_index in (None, device) else None
 
@@ -178,12 +178,13 @@ def moment_of(diagnosis: Diagnosis, device: int | None) -> MomentFigures | None:
 
 
 def when(moment: MomentFigures | None) -> str:
-    """Return which moment figures are of, for a note; "" where it is the end of the file."""
+    """Return a note that names the moment of the figures, or "" if it is the end of the file."""
     return "" if moment is None or moment.is_end else f", {_MOMENT_WORDS[moment.moment]}"
 
 
 _PAGED: Final = 1.02
-"""Reserved memory beyond the device by more than figures are rounded lies in the host's memory."""
+"""Reserved memory above this multiple of the device's is partly in host memory; below it, the
+excess may be rounding."""
 
 
 def memory_sections(diagnosis: Diagnosis) -> list[doc.Section]:
@@ -203,7 +204,7 @@ def memory_sections(diagnosis: Diagnosis) -> list[doc.Section]:
 
 
 def _is_told(f: DeviceFigures) -> bool:
-    """Return whether anything says what PyTorch held; of a message that is cut nothing may."""
+    """Return whether it is known what PyTorch held; a message that was cut off may not say it."""
     return (f.moment, f.reserved_bytes, f.allocated_bytes) != (None, None, None)
 
 
@@ -222,7 +223,7 @@ def _memory(
     is_of_failure = f.moment is not None and f.moment.is_end and f.moment.moment is Moment.FAILURE
     is_told = f.moment is None and message is not None
     at = _MOMENT_WORDS[Moment.FAILURE if is_told or is_of_failure else Moment.END]
-    # A message prints the size of the device, and others may hold part of it.
+    # A message gives the size of the whole device, and other processes may hold part of it.
     is_device = message is not None and message.total_bytes == f.capacity_bytes
     facts: list[tuple[str, doc.Content]] = [
         (
@@ -251,7 +252,7 @@ def _memory(
 
 
 def _what_for(moment: MomentFigures | None) -> doc.Paragraph:
-    """Return what the allocated memory is for, where more than half of it is known."""
+    """Return what the allocated memory is for, if that is known for more than half of it."""
     found = () if moment is None else moment.categories
     total = sum(c.n_bytes for c in found)
     known = sum(c.n_bytes for c in found if c.category is not Category.UNKNOWN)
@@ -260,10 +261,10 @@ def _what_for(moment: MomentFigures | None) -> doc.Paragraph:
 
 
 def parts_of(figures: DeviceFigures, message: OomMessage | None) -> list[doc.BarPart]:
-    """Return what the device's memory is made of, largest claim first, free memory last.
+    """Return the parts of the device's memory, largest claim first, free memory last.
 
-    The parts sum to the device's total where a message gives it, else to the capacity that
-    PyTorch could have, else to what it has reserved.
+    The parts sum to the device's total if a message gives it, else to the capacity available
+    to PyTorch, else to what PyTorch has reserved.
     """
     at = figures.moment
     source = figures if at is None else at
@@ -290,7 +291,7 @@ def parts_of(figures: DeviceFigures, message: OomMessage | None) -> list[doc.Bar
 
 
 def _outside_meaning(message: OomMessage | None) -> str:
-    """Return what the part is that is neither live nor free; of a message that is cut, unknown."""
+    """Return what the part that is neither live nor free is; a cut-off message leaves it open."""
     request = None if message is None else request_of_message(message)
     if request is not None and request.cache_is_unprinted:
         return "in PyTorch's cache or outside it: not printed"
@@ -298,7 +299,7 @@ def _outside_meaning(message: OomMessage | None) -> str:
 
 
 def _beyond(figures: DeviceFigures, message: OomMessage | None, reserved: int) -> tuple[int, int]:
-    """Return (memory outside PyTorch, free memory) of the device, 0 where nothing says it."""
+    """Return (memory outside PyTorch, free memory) of the device; 0 means unknown."""
     if message is not None and message.total_bytes and message.true_free_bytes is not None:
         free = max(0, message.true_free_bytes)
         return max(0, message.total_bytes - free - reserved), free
@@ -315,7 +316,7 @@ def _clip(value: int, upper: int) -> int:
 
 
 def moment_sections(diagnosis: Diagnosis) -> list[doc.Section]:
-    """Return what was live at the moment that was asked for."""
+    """Return what was live at the requested moment."""
     m = diagnosis.moment
     if m is None:
         return []
@@ -337,7 +338,7 @@ def moment_sections(diagnosis: Diagnosis) -> list[doc.Section]:
 
 
 def _shares(categories: Sequence[HeldBytes], total_bytes: int, least: float) -> str:
-    """Return what allocated memory is for, down to a share of it: ``activations 71 %``."""
+    """Return what allocated memory is for, down to a least share: ``activations 71 %``."""
     return ", ".join(
         f"{CATEGORY_NAMES[c.category]} {format_share(c.n_bytes, total_bytes)}"
         for c in categories
@@ -346,7 +347,7 @@ def _shares(categories: Sequence[HeldBytes], total_bytes: int, least: float) -> 
 
 
 def _change(m: MomentReport) -> doc.Section:
-    """Return what changed since the moment that this one is compared with."""
+    """Return what changed since the moment that this moment is compared with."""
     if m.since is None or m.since_allocated_bytes is None:
         return doc.Section("Change", ())
     table = doc.tabled(
@@ -365,7 +366,7 @@ def _change(m: MomentReport) -> doc.Section:
 
 
 def timeline_section(diagnosis: Diagnosis) -> doc.Section:
-    """Return the memory of the verdict's device over its trace, if that is long enough to show."""
+    """Return the memory of the verdict's device over its trace, if the trace is long enough."""
     strip = diagnosis.timeline
     blocks = graphic(diagnosis, "timeline", _NO_TIMELINE)
     note = ""
@@ -389,7 +390,7 @@ def _points(strip: TimelineStrip) -> doc.Table:
 
 
 def graphic(diagnosis: Diagnosis, name: str, absent: str) -> list[doc.DocumentBlock]:
-    """Return the place of an interactive graphic; only a recording has what it shows."""
+    """Return the place of an interactive graphic; only a recording has data for it."""
     if not diagnosis.analyses:
         return []
     return [doc.Graphic(name, absent, detail=Detail.PAGE)]

@@ -1,4 +1,4 @@
-"""What ``fragdoctor estimate`` says: fits or not, where the memory goes, what would save some."""
+"""What ``fragdoctor estimate`` says: whether it fits, where memory goes, what would save some."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _GPU_LEGEND: Final = (
 
 
 def document(estimate: Estimate, *, explain: bool = False) -> doc.ReportDocument:
-    """Return an estimate; ``explain`` puts the formulas into the short report as well."""
+    """Return the document of an estimate; ``explain`` adds the formulas to the short report."""
     tone = Style.STRONG
     if estimate.fits:
         tone = TONES[estimate.fits[0].state]
@@ -92,7 +92,7 @@ def _known(
 
 
 def models_document(models: Sequence[KnownModel]) -> doc.ReportDocument:
-    """Return the table of models that are known by name."""
+    """Return the table of models that can be given by name."""
     table = doc.tabled(
         models,
         doc.Column("name", "name"),
@@ -119,7 +119,7 @@ def summary(estimate: Estimate) -> str:
 
 
 def _planned(estimate: Estimate) -> str:
-    """Return the fewest GPUs, and the fastest way to use them."""
+    """Return the smallest number of GPUs that works, and the fastest way to use them."""
     gpu, plans = estimate.fits[0].gpu, estimate.plans
     if not plans:
         return f"No layout on up to {MOST_GPUS} x {gpu.name} surely fits."
@@ -131,7 +131,7 @@ def _planned(estimate: Estimate) -> str:
 
 
 def _served(estimate: Estimate) -> list[str]:
-    """Return how many sequences a server holds, where one was asked for."""
+    """Return how many sequences a server holds, if a server was asked about."""
     found = estimate.serving
     if found is None:
         return []
@@ -159,7 +159,7 @@ def _one(estimate: Estimate, fit: Fit) -> str:
 
 
 def _way_out(estimate: Estimate, fit: Fit) -> str:
-    """Return what would surely fit: a smaller batch, else the cheapest measures."""
+    """Return what would certainly fit: a smaller batch, or else the cheapest measures."""
     word = " Surely fits:" if fit.state is FitState.TOO_CLOSE else " What would fit:"
     if fit.largest_batch:
         return f"{word} batch {format_count(fit.largest_batch)}."
@@ -178,11 +178,11 @@ _PRECISIONS: Final = MappingProxyType(
         "fsdp": "fp32 shards, {} operations (FSDP mixed precision)",
     }
 )
-"""What is said of a training by what stands before its 16-bit dtype."""
+"""Prefix of a training dtype, such as ``amp`` in ``amp-bf16`` -> the words for its precision."""
 
 
 def _assumed(w: Workload, *, is_planned: bool = False) -> list[str]:
-    """Return the assumptions that decide, in one sentence; plans choose checkpointing."""
+    """Return the decisive assumptions in one sentence; plans choose checkpointing themselves."""
     if w.inference:
         cache = f" and {w.kv_dtype} KV cache" if w.kv_dtype else ""
         return [f"Counted: weights in {w.dtype}{cache}, batch {format_count(w.batch)}."]
@@ -210,7 +210,7 @@ def _assumed(w: Workload, *, is_planned: bool = False) -> list[str]:
 
 
 def _workload_text(estimate: Estimate) -> str:
-    """Return what was asked about, in one line or two."""
+    """Return what the question was, in one or two lines."""
     w, footprint = estimate.workload, estimate.footprint
     parts = [f"{w.shape.name}, {_parameters(footprint.n_parameters)} parameters"]
     if w.inference:
@@ -225,7 +225,7 @@ def _workload_text(estimate: Estimate) -> str:
 
 
 def _training(w: Workload, n_trainable: int) -> list[str]:
-    """Return what a training is beyond what the headline says of it."""
+    """Return facts about a training run that the headline does not mention."""
     parts = []
     if w.lora_rank:
         parts.append(f"LoRA rank {w.lora_rank} ({_parameters(n_trainable)} trained)")
@@ -248,7 +248,7 @@ def _parallel(w: Workload) -> list[str]:
 
 
 def _parameters(n: int) -> str:
-    """Return a parameter count for people: ``6.74B``."""
+    """Return a parameter count in short form: ``6.74B``."""
     for factor, unit in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K")):
         if n >= factor:
             return f"{n / factor:.3g}{unit}" if n < 100 * factor else f"{n / factor:.0f}{unit}"
@@ -256,12 +256,12 @@ def _parameters(n: int) -> str:
 
 
 def _batch(batch: int | None) -> str:
-    """Return a largest batch for a table."""
+    """Return the largest batch as the text of a table cell."""
     return "-" if batch is None else "none" if batch == 0 else format_count(batch)
 
 
 def _on_one_gpu(estimate: Estimate) -> Iterator[doc.Section]:
-    """Yield where the memory goes as it was asked for; beside plans only in whole reports."""
+    """Yield where the memory goes for the question as asked; with plans, only in full reports."""
     sections = [
         _at_the_peak(estimate),
         _phases(estimate),

@@ -1,4 +1,4 @@
-"""What ``fragdoctor explain`` says: the rules and the terms, or one of them."""
+"""What ``fragdoctor explain`` says: all rules and terms, or one of them."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Explanation(Struct, frozen=True):
 
 @cache
 def terms() -> tuple[GlossaryTerm, ...]:
-    """Return all terms of ``glossary.md``, one a heading, in its order."""
+    """Return all terms of ``glossary.md``, one per heading, in its order."""
     text = files("fragdoctor.report").joinpath("glossary.md").read_text("utf-8")
     return tuple(_read_term(part) for part in text.split("\n## ")[1:])
 
@@ -93,10 +93,10 @@ def _read_term(entry: str) -> GlossaryTerm:
 
 
 def find(word: str | None) -> Explanation:
-    """Return what a code, a rule's name or a term stands for; everything for None.
+    """Return the explanation of a code, a rule's name or a term, or of everything for None.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: the word is none of these.
     """
     rules = [RuleText.of(rule) for rule in RULES]
     if word is None:
@@ -118,13 +118,13 @@ def find(word: str | None) -> Explanation:
         f"Did you mean {near[0].upper() if near[0][-1:].isdigit() else near[0]}? " if near else ""
     )
     raise ConfigError(
-        f"There is no rule and no term {word}.",
+        f"There is no rule or term {word}.",
         hint=f"{hint}The list of both: fragdoctor explain",
     )
 
 
 def document(explanation: Explanation) -> doc.ReportDocument:
-    """Return the text of one rule or term, or the list of all."""
+    """Return the text of one rule or term, or the list of all of them."""
     if len(explanation.rules) + len(explanation.terms) > 1:
         return _everything(explanation)
     if explanation.rules:
@@ -189,7 +189,7 @@ def _rule(rule: RuleText) -> doc.ReportDocument:
 
 
 def _blocks(text: str) -> list[doc.DocumentBlock]:
-    """Return prose as blocks: lists as lists, indented lines as they stand."""
+    """Return prose as blocks: lists as lists, indented lines unchanged."""
     blocks: list[doc.DocumentBlock] = []
     for part in text.strip("\n").split("\n\n"):
         folded = ""
@@ -212,6 +212,6 @@ def _prose(text: str) -> doc.DocumentBlock:
 
 
 def _inline(text: str) -> doc.Content:
-    """Return prose with what stands in backticks as code, without the stars of emphasis."""
+    """Return prose with text in backticks as code, without the asterisks of emphasis."""
     parts = re.split(r"`+", re.sub(r"(?<!\w)\*(\w[^*]*)\*", r"\1", text))
     return [code(part) if i % 2 else part for i, part in enumerate(parts) if part]

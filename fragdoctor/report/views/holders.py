@@ -1,4 +1,4 @@
-"""Who holds the memory: lines of the program, strands, segments."""
+"""What holds the memory: source lines, stranders, segments."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _MAX_HOLDERS: Final = 3
 _MAX_SEGMENTS: Final = 5
 _MAX_STRANDER_LINES: Final = 6
 
-# Less stranded memory than this share of the reserved is not what the reader came for.
+# The smallest share of reserved memory that must be stranded to be worth the reader's time.
 _MIN_STRANDED_SHARE: Final = 0.1
-# Of the worst segment's stranded memory: a row with less only distracts.
+# Share of the worst segment's stranded memory: a row with less only distracts.
 _MIN_ROW_SHARE: Final = 0.05
 
 
 def short_holders(diagnosis: Diagnosis) -> doc.Section:
-    """Return the lines that hold most memory, and what they strand: three at most."""
+    """Return the lines that hold most memory, and what they strand: at most three."""
     device = diagnosis.verdict.device
     mine = [h for h in diagnosis.holders if device in (None, h.device) and h.held_bytes]
     one = _main_function(diagnosis, mine)
@@ -88,11 +88,11 @@ def short_holders(diagnosis: Diagnosis) -> doc.Section:
 
 
 _MOST: Final = 0.5
-"""Share of what all lines hold: a function with more is named as one holder."""
+"""Share of what all lines hold: a function with more is named as a single holder."""
 
 
 def _main_function(diagnosis: Diagnosis, holders: Sequence[HolderReport]) -> FunctionHolder | None:
-    """Return the function whose lines together hold most memory, None where there is none."""
+    """Return the function whose lines together hold most of the memory, or None."""
     total = sum(h.held_bytes for h in holders)
     return next(
         (
@@ -110,7 +110,7 @@ def _place(row: HolderReport | FunctionHolder) -> doc.Content:
 
 
 def _within(holder: HolderReport) -> list[doc.Content]:
-    """Return where in the model and in a library most of it was made, where that says more."""
+    """Return where in the model and in a library most of it was made, if that adds something."""
     places = []
     if holder.module:
         places.append(f"the module {holder.module}")
@@ -127,7 +127,7 @@ def _within(holder: HolderReport) -> list[doc.Content]:
 
 
 _TELLING: Final = (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER_STATE)
-"""What a line holds without making it by name: a call of a trainer, a thread without Python."""
+"""Categories worth naming for a line that does not show them: a trainer's call, a C++ thread."""
 
 
 def _gpu_column(diagnosis: Diagnosis) -> list[doc.Column]:
@@ -152,14 +152,14 @@ def stranders_section(diagnosis: Diagnosis) -> doc.Section:
     blocks: list[doc.DocumentBlock] = [table]
     if n_shared := len(diagnosis.stranders) - len(stranders):
         shared = plural(n_shared, "further group shares", "further groups share")
-        text = f"{shared} segments with others: freeing one of them alone returns nothing."
+        text = f"{shared} segments with others: freeing just one of them returns nothing."
         blocks.append(doc.Paragraph(dim(text)))
     note = f"live blocks that keep free memory from being used{_stranders_when(diagnosis)}"
     return doc.Section("What strands memory", blocks, note, "stranders", detail=Detail.FULL)
 
 
 def _stranders_when(diagnosis: Diagnosis) -> str:
-    """Return the moment of the list for a note; "" where nothing happened after it."""
+    """Return a note that names the moment of the list, or "" if nothing happened after it."""
     moment = moment_of(diagnosis, diagnosis.verdict.device)
     if moment is None or moment.is_end:
         return ""
@@ -200,7 +200,7 @@ def _moment_columns(holders: Sequence[HolderReport]) -> list[doc.Column]:
 
 
 def stack_lines(stack: Sequence[Location], known: Location | None) -> list[doc.Content]:
-    """Return the lines of a stack but the known one, innermost first; libraries are counted."""
+    """Return the lines of a stack except the known one, innermost first, counting libraries'."""
     lines: list[doc.Content] = []
     others = [f for f in stack if f != known]
     for is_own, run in groupby(others, key=lambda f: classify_file(f.filename) == USER):
@@ -213,14 +213,14 @@ def stack_lines(stack: Sequence[Location], known: Location | None) -> list[doc.C
 
 
 def segments_section(diagnosis: Diagnosis) -> doc.Section:
-    """Return the segments with most stranded free memory, where that is part of the story."""
+    """Return the segments with most stranded free memory, if that is part of the story."""
     blocks = graphic(diagnosis, "map", "PyTorch holds no segment on this device.")
     worst = diagnosis.worst_segments
     if not worst or not _says_something(diagnosis):
         return doc.Section("Segments", blocks, id="segments")
     least = worst[0].stranded_bytes * _MIN_ROW_SHARE
     shown = [s for s in worst[:_MAX_SEGMENTS] if s.stranded_bytes >= least]
-    # Where some of the free memory can be returned, page by page, the stranded part is what counts.
+    # If some of the free memory can be returned page by page, only the stranded part counts.
     is_paged = any(s.stranded_bytes != s.free_bytes for s in shown)
     bars = [
         doc.SegmentBar(
@@ -258,7 +258,7 @@ def _says_something(diagnosis: Diagnosis) -> bool:
 def _strander_lines(
     diagnosis: Diagnosis, segments: Sequence[SegmentReport]
 ) -> list[tuple[str, Sequence[int]]]:
-    """Return the lines that hold most of these segments, with their stranders, as they appear."""
+    """Return the lines that hold most of these segments, with stranders, in order of appearance."""
     stranders = [p for p in diagnosis.stranders if p.device == segments[0].device]
     held: dict[int, int] = {}
     for run in (r for s in segments for r in s.runs):

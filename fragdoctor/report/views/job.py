@@ -1,6 +1,6 @@
-"""What ``fragdoctor analyze`` says of a job: groups of ranks, odd ranks, advice, the table.
+"""What ``fragdoctor analyze`` says about a job: groups of ranks, odd ranks, advice, the table.
 
-A thousand ranks must not flood a terminal: the short report has the table for a few ranks alone.
+A thousand ranks must not flood a terminal: the short report has the table only for a few ranks.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from fragdoctor.report.words import CAUSE_TITLES, METHOD_TITLES, cause_style
 from fragdoctor.units import format_count, format_size, plural
 
 MAX_TABLE: Final = 16
-"""Ranks whose table stands in the short report too."""
+"""The most ranks for which the short report includes the table."""
 
 MAX_ROWS: Final = 5000
-"""Rows of the table: beyond, nobody reads them; JSON has them all."""
+"""The most rows of the table: nobody reads more, and JSON has them all."""
 
 _SHORT_GROUPS: Final = 8
 _SHORT_ODD: Final = 6
@@ -48,7 +48,7 @@ _NUMBERED: Final = re.compile(r"rank (\d+)")
 
 
 def document(report: FleetReport) -> doc.ReportDocument:
-    """Return what is concluded of the ranks of a job."""
+    """Return the conclusions about the ranks of a job."""
     tone = cause_style(report.verdict.cause)
     return doc.ReportDocument(
         title=title(report),
@@ -82,12 +82,12 @@ def title(report: FleetReport) -> str:
 
 
 def verdict_line(report: FleetReport) -> str:
-    """Return the verdict in one line: what ``--quiet`` prints."""
+    """Return the verdict in one line, as ``--quiet`` prints it."""
     return f"{CAUSE_TITLES[report.verdict.cause]}, {counts(report)}: {report.verdict.summary}"
 
 
 def counts(report: FleetReport) -> str:
-    """Return the ranks in numbers: how many, how many failed, how many could not be read."""
+    """Return how many ranks there are, how many failed, and how many could not be read."""
     v = report.verdict
     parts = [plural(v.n_ranks, "rank")]
     if v.n_failed:
@@ -175,7 +175,7 @@ def _odd(report: FleetReport) -> doc.Section:
         doc.Listing(items, _SHORT_ODD, is_airy=True),
         doc.Paragraph(more, detail=Detail.FULL),
     )
-    return doc.Section("Odd ranks", blocks, "and what sets them apart, the weightiest first", "odd")
+    return doc.Section("Odd ranks", blocks, "and what sets them apart, most important first", "odd")
 
 
 def _odd_rank(row: RankRow) -> doc.ListItem:
@@ -229,7 +229,7 @@ def _unread(report: FleetReport) -> doc.Section:
 
 
 def members_text(labels: Sequence[str], limit: int = 12) -> str:
-    """Return labels with runs of ranks joined: ``0-4, 6, 7``; at most ``limit`` runs."""
+    """Return labels with consecutive ranks joined, ``0-4, 6, 7``; at most ``limit`` ranges."""
     numbers, names = [], []
     for label in labels:
         match = _NUMBERED.fullmatch(label)
@@ -244,7 +244,7 @@ def members_text(labels: Sequence[str], limit: int = 12) -> str:
 
 
 def whom_text(labels: Sequence[str]) -> str:
-    """Return for whom something is: ``rank 5``, or ``ranks 0-3``."""
+    """Return the ranks that something applies to: ``rank 5``, or ``ranks 0-3``."""
     if len(labels) == 1:
         return labels[0]
     lead = "ranks " if all(_NUMBERED.fullmatch(label) for label in labels) else ""
@@ -264,7 +264,7 @@ def _runs(numbers: Sequence[int]) -> list[str]:
 
 
 def peaks_text(group: RankGroup) -> str:
-    """Return the peak of a group; its range where it is wide."""
+    """Return the peak of a group, or its range if the peaks differ much."""
     low, high = group.min_peak_bytes, group.max_peak_bytes
     if low is None or high is None:
         return "-"
@@ -279,14 +279,14 @@ def rank_title(rank: RankSummary) -> str:
 
 
 class GroupAdvice(Struct, frozen=True):
-    """One piece of advice, and for whom it is."""
+    """One piece of advice, and the ranks that it is for."""
 
     advice: Recommendation
     labels: tuple[str, ...]
 
 
 def advice_of(report: FleetReport) -> list[GroupAdvice]:
-    """Return what to do, each advice once: for ranks that are not well, the failing first."""
+    """Return each piece of advice once, for ranks with problems, failing ranks first."""
     found: dict[tuple[str, str, str, str], GroupAdvice] = {}
     unwell = [g for g in report.groups if g.n_failed or g.cause not in ("healthy", "not_memory")]
     for g in sorted(unwell, key=lambda g: not g.n_failed):

@@ -8,7 +8,7 @@ from fragdoctor.units import format_size
 
 
 def key_figures(diagnosis: Diagnosis) -> list[Figure]:
-    """Return what was asked, what was there and what was missing; of a run that fits, its room."""
+    """Return what was requested, available and missing; for a run that fits, the room left."""
     failure = diagnosis.failure
     device = diagnosis.verdict.device if failure is None else failure.device
     figures = diagnosis.figures_of(device) or next(iter(diagnosis.devices), None)
@@ -18,7 +18,7 @@ def key_figures(diagnosis: Diagnosis) -> list[Figure]:
 
 
 def _of_failure(failure: Failure, asked_bytes: int, figures: DeviceFigures | None) -> list[Figure]:
-    """Return the request, the largest piece that could have served it, and what that lacks."""
+    """Return the request, the largest piece that could have served it, and the shortfall."""
     free_bytes, segment_bytes = failure.free_bytes, failure.segment_bytes or 0
     asked = [Figure("asked", format_size(asked_bytes), "")]
     hole = None
@@ -44,7 +44,7 @@ def _of_failure(failure: Failure, asked_bytes: int, figures: DeviceFigures | Non
 
 
 def _of_room(figures: DeviceFigures) -> list[Figure]:
-    """Return the peak, the capacity, and what the peak leaves of it."""
+    """Return the peak, the capacity, and the difference."""
     shown = []
     if figures.peak_allocated_bytes is not None:
         shown.append(Figure("peak allocated", format_size(figures.peak_allocated_bytes), ""))

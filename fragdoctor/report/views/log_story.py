@@ -1,4 +1,4 @@
-"""A log told in time: what happened when, what followed from what, which figures grow."""
+"""A log told in order of time: what happened when, what caused what, which figures grow."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DIRECTION_STYLES: Final = {Direction.GROWS: Style.BAD, Direction.LEVEL: Style.G
 
 
 def story_section(diagnosis: Diagnosis) -> doc.Section:
-    """Return the story of a log and its trends; empty where a log tells none."""
+    """Return the story of a log and its trends, or nothing if the log tells none."""
     story = diagnosis.story
     if story is None:
         return doc.Section("Story", ())
@@ -68,7 +68,7 @@ def _trends(story: LogStory) -> list[doc.DocumentBlock]:
     trends = [t for t in story.trends if t.slope_bytes is not None]
     if not trends and story.trends:
         n = len(story.trends[0].points)
-        return [doc.Paragraph(dim(f"A trend needs three points; here are {n}."))]
+        return [doc.Paragraph(dim(f"A trend needs three points; there are {n}."))]
     return [
         doc.tabled(
             trends,
@@ -88,11 +88,11 @@ def _direction(trend: TrialTrend) -> doc.Content:
 
 
 def message_sections(diagnosis: Diagnosis) -> list[doc.Section]:
-    """Return the messages of a text, the first cause on top, and the lines beside them."""
+    """Return the messages of a text, the first cause on top, and the lines near them."""
     log = diagnosis.case.oom
     if log is None:
         return []
-    # The story holds them all in their order.
+    # The story already has all messages in order.
     detail = Detail.USUAL if diagnosis.story is None else Detail.FULL
     several = len(log.messages) > 1
     judged = diagnosis.case.primary_message
@@ -153,7 +153,7 @@ def _marker_place(marker: LogMarker) -> str:
 
 
 def story_facts(story: LogStory) -> str:
-    """Return the story in a line of counts."""
+    """Return the story as a line of counts."""
     facts = [
         f"by {'time' if story.is_by_time else 'line'}",
         *([f"over {duration_text(story.duration_s)}"] if story.duration_s else []),
@@ -173,7 +173,7 @@ def _trials_text(story: LogStory) -> str:
 
 
 def duration_text(seconds: float | None) -> str:
-    """Return a length of time for people."""
+    """Return a length of time in readable units."""
     if seconds is None:
         return "unknown"
     whole = round(seconds)
@@ -187,7 +187,7 @@ def duration_text(seconds: float | None) -> str:
 
 
 def trend_title(trend: TrialTrend) -> str:
-    """Return which figure a trend is about, and where it was read."""
+    """Return the name of a trend's figure, and where the figure was read."""
     at = "printed" if trend.label else "at OOM"
     rank = "" if trend.rank is None else f", rank {trend.rank}"
     return f"{trend.figure} {at}{rank}"
@@ -199,7 +199,7 @@ def trend_span(trend: TrialTrend) -> str:
 
 
 def trend_text(trend: TrialTrend) -> str:
-    """Return how a figure goes: number of points, slope with its bounds, how sure."""
+    """Return the course of a figure: number of points, slope with its bounds, confidence."""
     step = {"trial": "trial", "oom": "OOM", "print": "print"}[trend.over]
     n = plural(len(trend.points), step)
     if trend.slope_bytes is None:
@@ -211,7 +211,5 @@ def trend_text(trend: TrialTrend) -> str:
     if trend.low_bytes is not None and trend.high_bytes is not None:
         low, high = format_size(trend.low_bytes), format_size(trend.high_bytes)
         bounds = f", 90 %: {low} to {high}" if low != high else ""
-    own = (
-        "; each has a process of its own, so nothing is left over" if trend.has_process_each else ""
-    )
+    own = "; each has its own process, so nothing is left over" if trend.has_process_each else ""
     return f"{format_size(trend.slope_bytes)} a {step}{bounds}; {n}{sure}{own}"

@@ -1,4 +1,4 @@
-"""The rows of a story: trials in a run together, what tells least left out, each in its words."""
+"""The rows of a story: consecutive trials are joined, and the least telling events left out."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ class StoryRow(Struct, frozen=True):
 def story_rows(diagnosis: Diagnosis, limit: int) -> tuple[list[StoryRow], int]:
     """Return the rows of a story, at most this many, and the number of events left out.
 
-    Neighboring trials without a failure are one row. What is left out stands in the middle and
-    tells least: progress first, then trials and retries, then failures like those before them.
+    Neighboring trials without a failure are one row. Rows that tell the least are left out, from
+    the middle: progress first, then trials and retries, then failures like those before them.
     """
     story = diagnosis.story
     if story is None:
@@ -98,7 +98,7 @@ def story_rows(diagnosis: Diagnosis, limit: int) -> tuple[list[StoryRow], int]:
 
 
 def _reported_early(row: StoryRow, story: LogStory, group: Sequence[int]) -> StoryRow:
-    """Return a row that stands above its cause without the mark that points upwards."""
+    """Return a row, without the mark that points upward if it comes before its cause."""
     cause = story.events[group[0]].caused_by
     if cause is None or cause < group[0]:
         return row
@@ -107,7 +107,7 @@ def _reported_early(row: StoryRow, story: LogStory, group: Sequence[int]) -> Sto
 
 
 def _grouped(events: Sequence[Scene]) -> list[list[int]]:
-    """Return events in rows: uneventful trials in a run, and a retry or flush repeated."""
+    """Return events grouped in rows: consecutive uneventful trials, repeated retries or flushes."""
     groups: list[list[int]] = []
     for i, event in enumerate(events):
         if groups and _joins(events[groups[-1][-1]], event):
@@ -128,10 +128,10 @@ def _joins(last: Scene, event: Scene) -> bool:
 
 
 def _chosen(groups: Sequence[list[int]], events: Sequence[Scene], limit: int) -> list[int]:
-    """Return the places of the rows that are shown.
+    """Return the indices of the rows to show.
 
-    What tells least goes first, all of it: progress, then trials and retries, then what follows
-    from a failure. Of failures that are still too many the middle goes.
+    The least telling kinds are dropped first, completely: progress, then trials and retries, then
+    consequences of a failure. If there are still too many failures, the middle is dropped.
     """
     kept = list(range(len(groups)))
     ends = {0, len(groups) - 1}
@@ -148,14 +148,14 @@ def _chosen(groups: Sequence[list[int]], events: Sequence[Scene], limit: int) ->
 def _importance(group: Sequence[int], events: Sequence[Scene]) -> int:
     event = events[group[0]]
     if len(group) > 1:
-        return _MOST  # a stretch of the log in one row
+        return _MOST  # a whole stretch of the log in one row
     if event.kind in FAILURES or event.kind is SceneKind.RESTART:
         return _MOST if event.caused_by is None else _MOST - 1
     return _IMPORTANCE.get(event.kind, _MOST)
 
 
 def _left_out(gap: Sequence[int], events: Sequence[Scene]) -> list[StoryRow]:
-    """Return a row for what is left out between two rows, if failures are among it."""
+    """Return a row for the events left out between two rows, if they include failures."""
     failures = [events[i] for i in gap if events[i].kind in FAILURES]
     own = [e for e in failures if e.caused_by is None]
     if not own:

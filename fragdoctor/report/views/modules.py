@@ -22,7 +22,7 @@ _MIN_SHARE: Final = 0.01
 
 _SMALLER: Final = "(smaller ones)"
 _IN_GIB: Final = 10 * GIB
-"""From here on, figures are written in GiB."""
+"""Figures are written in GiB from this size up."""
 
 _TITLES: Final = dict(
     zip(KINDS, ("params", "grads", "optim.", "activ.", "temp.", "other"), strict=True)
@@ -30,9 +30,9 @@ _TITLES: Final = dict(
 
 
 def modules_section(diagnosis: Diagnosis) -> doc.Section:
-    """Return the peak by module: its largest parts, in full every one; empty where none is known.
+    """Return the peak by module: the largest, or all in full reports; empty if none is known.
 
-    The rows without others inside them add up to what was allocated, in every column.
+    In every column, the rows with no other rows inside them add up to what was allocated.
     """
     if not diagnosis.modules:
         return doc.Section("", [])
@@ -54,7 +54,7 @@ def modules_section(diagnosis: Diagnosis) -> doc.Section:
 
 
 _Row = tuple[int, ModuleMemory]
-"""A module and how deep it stands in the tree."""
+"""A module and its depth in the tree."""
 
 
 def _table(

@@ -1,4 +1,4 @@
-"""Who holds the memory, by the program's own names."""
+"""What holds the memory, by the program's own names."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _MIN_SHARE: Final = 0.02
 
 
 def short_owners(diagnosis: Diagnosis, function: FunctionHolder | None) -> doc.Section:
-    """Return the names that hold most memory, and the lines of what none holds: four at most.
+    """Return at most four rows: names that hold most memory, and lines for memory without a name.
 
-    ``function`` makes most of all by several lines, so that one of them alone says little.
+    ``function`` allocates most of the memory over several lines, so a single line says little.
     """
     device = diagnosis.verdict.device
     mine = [o for o in diagnosis.owners if device in (None, o.device)]
@@ -47,7 +47,7 @@ def _row(row: OwnerReport, function: FunctionHolder | None) -> doc.Content:
 
 
 def owner_text(owner: Owner) -> list[str | doc.Span]:  # noqa: PLR0911 - one a kind
-    """Return what holds memory, in words: ``agent.buffer`` (list of 4,096)."""
+    """Return an owner of memory in words: ``agent.buffer`` (list of 4,096)."""
     name = doc.code(owner.name or f"a {owner.class_name}")
     inside = f" in {owner.scope}" if owner.scope else ""
     of_class = f" ({owner.class_name})" if owner.class_name and owner.name else ""
@@ -72,7 +72,7 @@ def owner_text(owner: Owner) -> list[str | doc.Span]:  # noqa: PLR0911 - one a k
 
 
 def _notes(found: OwnerReport) -> list[doc.Content]:
-    """Return how items hold it, and how much has come since the first census where most has."""
+    """Return how items hold it, and its growth since the first census if that is most of it."""
     owner, through = found.owner, list[doc.Content]()
     if owner.through:
         through = [dim(f"through {', '.join(owner.through.split(' -> ')[1:])}")]
@@ -87,7 +87,7 @@ def _notes(found: OwnerReport) -> list[doc.Content]:
 
 
 def owners_section(diagnosis: Diagnosis) -> doc.Section:
-    """Return all names that hold memory; empty without a census."""
+    """Return all names that hold memory, or nothing without a census."""
     order = shown_first(diagnosis, [o.device for o in diagnosis.owners])
     shown = sorted(diagnosis.owners, key=lambda o: order.index(o.device))
     several = len({o.device for o in shown}) > 1

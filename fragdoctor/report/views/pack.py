@@ -1,4 +1,4 @@
-"""What ``fragdoctor pack`` says: how many processes fit on a GPU, and what one fewer costs."""
+"""What ``fragdoctor pack`` says: how many processes fit on a GPU, and the cost of one fewer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fragdoctor.units import format_share, format_size, plural
 
 
 def document(sharing: Sharing) -> doc.ReportDocument:
-    """Return how many processes share a GPU."""
+    """Return the document on how many processes can share a GPU."""
     sentence = sharing_sentence(sharing)
     is_well = sharing.n_fit >= (sharing.n_asked or 1)
     tone = Style.GOOD if is_well else Style.BAD
@@ -23,7 +23,7 @@ def document(sharing: Sharing) -> doc.ReportDocument:
 
 
 def sharing_sentence(sharing: Sharing) -> str:
-    """Return how many fit in one sentence, and for a number that was asked for whether it does."""
+    """Return in one sentence how many fit, and whether a number that was asked about does."""
     each = format_size(sharing.demand.total_bytes)
     room = format_size(max(0, sharing.total_bytes - sharing.headroom_bytes - sharing.others_bytes))
     fits = "fits" if sharing.n_fit < 2 else "fit"
@@ -95,14 +95,14 @@ def _rows(sharing: Sharing) -> doc.Section:
 
 
 def fewer_sentence(sharing: Sharing, n: int) -> str:
-    """Return what one process fewer than ``n`` costs at most and gives the others."""
+    """Return the most that one process fewer than ``n`` costs, and what the others gain."""
     row = {r.n: r for r in sharing.rows}
     if n < 2 or n not in row or n - 1 not in row:
-        return "Throughput is of processes that are always busy and never slow each other down."
+        return "Throughput assumes processes that are always busy and never slow each other down."
     gain = row[n - 1].each_bytes - row[n].each_bytes
     return (
         f"{n - 1} instead of {n}: at most 1/{n} of the throughput is lost, if all are always busy "
-        "and none slows another down; less where they already share the GPU's cores. Each of the "
+        "and none slows another down; less if they already share the GPU's cores. Each of the "
         f"others could have {format_size(gain)} more."
     )
 
@@ -112,11 +112,11 @@ def _notes(sharing: Sharing) -> doc.Section:
     lowest = sharing.n_fit_lowest
     if lowest is not None and lowest > sharing.n_fit:
         by = sharing.demand.lowest_conf or "a per-process memory fraction"
-        notes.append(f"At the lowest that the replay allows {lowest} would fit, with {by}.")
+        notes.append(f"With the least that the replay allows, {lowest} would fit, using {by}.")
     if sharing.n_fit_tight > sharing.n_fit:
         notes.append(
-            f"Without headroom {sharing.n_fit_tight} would fit: the first spike of any of them "
-            "ends one."
+            f"Without headroom {sharing.n_fit_tight} would fit, but the first spike in any of them "
+            "would end one."
         )
     if sharing.demand.context_source.startswith("typical"):
         notes.append(

@@ -1,4 +1,4 @@
-"""What ``fragdoctor rehearse --cure`` says: the cheapest change that fits, others, and what not."""
+"""What ``fragdoctor rehearse --cure`` says: the cheapest change that fits, others, failed tries."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ NUMERICS: Final = {
     Numerics.DIFFERENT: "other results",
 }
 _PARTIAL: Final = "Not all of the program was rehearsed: what was not seen may need more."
-_CUT_SHORT: Final = "The time was over before all were tried; --time gives more."
+_CUT_SHORT: Final = "Time ran out before all were tried; --time gives more."
 _HOW: Final = (
     "Each line is a rehearsal of your unchanged program with that change made from outside; what "
-    "it needs is replayed. Further compute is that of matrix products, convolutions and attention."
+    "it needs is replayed. Added compute counts matrix products, convolutions and attention."
 )
 
 
 def document(found: Prescription) -> doc.ReportDocument:
-    """Return what was found."""
+    """Return the document of a search for changes."""
     answer, style = _answer(found)
     cure = found.cure
     lead: list[doc.DocumentBlock] = []
@@ -52,9 +52,9 @@ def document(found: Prescription) -> doc.ReportDocument:
 
 
 def shown(tried: Sequence[Tried]) -> list[Tried]:
-    """Return of each kind of change the one that tells most: the cheapest that fits, or the least.
+    """Return the most telling change of each kind: the cheapest that fits, or the lowest peak.
 
-    ``tried`` is in the order of what a reader would take first.
+    ``tried`` is in the order in which a reader would choose.
     """
     kinds: dict[tuple[str, ...], Tried] = {}
     for one in tried:
@@ -78,12 +78,15 @@ def _answer(found: Prescription) -> tuple[str, Style]:
         end = " as far as it was rehearsed" if found.is_partial else ""
         return f"Fits in {where} as it is{end}: {needs} would be enough.", Style.GOOD
     if found.cure is None:
-        return f"Does not fit in {where} (needs {needs}), and no change tried lets it.", Style.BAD
+        return (
+            f"Does not fit in {where} (needs {needs}), and no change tried makes it fit.",
+            Style.BAD,
+        )
     return f"Does not fit in {where} (needs {needs}).", Style.BAD
 
 
 def compute_text(one: Tried) -> str:
-    """Return what a change costs in compute: ``+11 % compute``."""
+    """Return the compute cost of a change: ``+11 % compute``."""
     if one.extra_compute is None:
         return "copies to the host"
     return f"+{format_share(one.extra_compute, 1)} compute" if one.extra_compute else "same compute"
@@ -99,14 +102,12 @@ def _figures(one: Tried) -> str:
 
 
 def _diff(found: Prescription) -> list[doc.DocumentBlock]:
-    said = (
-        "With these lines in it, the program was rehearsed as a file of its own: it needs the same."
-    )
+    said = "A copy of the program with these lines in it was rehearsed: it needs the same."
     return [doc.Code(found.diff), doc.Paragraph(doc.dim(said))]
 
 
 def _lines(one: Tried) -> list[doc.DocumentBlock]:
-    """Return what to write: the words of the framework where lines are no more than a sketch."""
+    """Return the code to write, or the framework's terms if code would only be a sketch."""
     blocks: list[doc.DocumentBlock] = []
     for treatment in one.treatments:
         is_sketch = treatment.place is Place.OPEN and treatment.instead

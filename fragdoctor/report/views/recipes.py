@@ -1,4 +1,4 @@
-"""What ``fragdoctor estimate`` says of the configuration files that it was asked with."""
+"""What ``fragdoctor estimate`` says about the configuration files among its inputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST_NAMED: Final = 4
 
 
 def recipe_lead(use: RecipeUse | None) -> list[doc.DocumentBlock]:
-    """Return what a reader of the answer alone should know: what of the files is not in it."""
+    """Return what even a reader of just the answer must know: parts of the files that it omits."""
     if use is None:
         return []
     said = map(_counted, use.files) if use.files else [f"Read as: {use.command}."]
@@ -32,7 +32,7 @@ def _counted(recipe: Recipe) -> str:
 
 
 def recipe_sections(use: RecipeUse | None) -> list[doc.Section]:
-    """Return a section for each file: what its entries became, and which became nothing."""
+    """Return a section for each file: what its entries became, and which ones were not used."""
     if use is None or not use.files:
         return []
     sections = [_section(i, recipe) for i, recipe in enumerate(use.files)]

@@ -1,4 +1,4 @@
-"""What ``fragdoctor rehearse`` says: fits or not, where it ends, then the whole diagnosis."""
+"""What ``fragdoctor rehearse`` says: whether it fits, where it ends, then the whole diagnosis."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NEXT: Final = "Add --cure to try changes until one fits, or --unlimited to see 
 def document(
     result: RehearsalResult | RehearsalSweep, options: RenderOptions
 ) -> doc.ReportDocument:
-    """Return what a rehearsal found, and the diagnosis of its snapshot; or a table of several."""
+    """Return a rehearsal's result and the diagnosis of its snapshot, or a table of several."""
     if isinstance(result, RehearsalSweep):
         return _table_of(result)
     found = result.rehearsal
@@ -104,7 +104,7 @@ def _facts(result: RehearsalResult) -> list[tuple[str, doc.Content]]:
     found = result.rehearsal
     steps = plural(found.steps, "step") if found.steps else "no whole step"
     if found.n_skipped:
-        steps += f", {plural(found.n_skipped, 'round')} of its loops skipped as equal to others"
+        steps += f", {plural(found.n_skipped, 'round')} of its loops skipped as identical to others"
     end = f", until {found.stopped}" if found.stopped else ", to the program's end"
     if found.out_of_memory is not None:
         end = " before it ran out of memory"
@@ -129,7 +129,7 @@ def _facts(result: RehearsalResult) -> list[tuple[str, doc.Content]]:
 
 
 def _gpus(result: RehearsalResult) -> str:
-    """Return the smallest GPUs that do, one of each size: the first of it in the table."""
+    """Return the smallest GPUs that suffice, one of each size: the first in the table."""
     names = result.fitting_gpus
     of_sizes: dict[int, str] = {}
     for name, gpu in GPUS.items():
@@ -180,7 +180,7 @@ def _table_of(sweep: RehearsalSweep) -> doc.ReportDocument:
 
 
 def sweep_answers(sweep: RehearsalSweep) -> list[str]:
-    """Return what several rehearsals say together, a sentence each."""
+    """Return the conclusions from several rehearsals together, a sentence each."""
     if sweep.largest_batches:
         return [_largest(found, sweep.largest_batches) for found in sweep.largest_batches]
     fitting = [_case(r, sweep) for r in sweep.rehearsals if r.fits]
@@ -258,7 +258,7 @@ def _failure(case: FailedRehearsal) -> str:
 
 
 def _case(found: Rehearsal, sweep: RehearsalSweep) -> str:
-    """Return what tells one of several rehearsals from the others."""
+    """Return what distinguishes one of several rehearsals from the others."""
     parts = [found.gpu]
     if len({r.conf for r in sweep.rehearsals}) > 1:
         parts.append(found.conf or "default settings")
@@ -268,7 +268,7 @@ def _case(found: Rehearsal, sweep: RehearsalSweep) -> str:
 
 
 def _common(sweep: RehearsalSweep) -> list[doc.Section]:
-    """Return what holds for all of them: notes, assumptions, what is not in the figures."""
+    """Return what applies to all rehearsals: notes, assumptions, what the figures leave out."""
     if not sweep.rehearsals:
         return []
     notes = list(dict.fromkeys(note for r in sweep.rehearsals for note in r.notes))
@@ -278,9 +278,9 @@ def _common(sweep: RehearsalSweep) -> list[doc.Section]:
 
 
 def judged(result: RehearsalResult | RehearsalSweep, *, is_gate: bool) -> CheckReport:
-    """Return rehearsals as the formats of CI have them: one judgement for each.
+    """Return rehearsals in the form that CI formats need: one judgment for each.
 
-    As a gate, a rehearsal with a part that was not seen has not been judged.
+    In a gate, a rehearsal with a part that was not seen counts as not judged.
     """
     if isinstance(result, RehearsalResult):
         found = result.rehearsal

@@ -1,4 +1,4 @@
-"""What ``fragdoctor simulate`` says: fits or not, at which peak, with how much work."""
+"""What ``fragdoctor simulate`` says: whether it fits, at what peak, with how much work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MEANING: Final = (
 
 
 def document(simulation: Simulation) -> doc.ReportDocument:
-    """Return the results of a replay."""
+    """Return the document of a replay."""
     sentence = answer(simulation)
     headline, stop, rest = sentence.partition(". ")
     return doc.ReportDocument(
@@ -33,7 +33,7 @@ def document(simulation: Simulation) -> doc.ReportDocument:
 
 
 def answer(simulation: Simulation) -> str:
-    """Return what the replay says in one sentence or two, with the numbers."""
+    """Return the result of the replay in one or two sentences, with the numbers."""
     as_recorded = f"As recorded the run {_outcome(simulation.baseline)}."
     results = simulation.results
     if not results:
@@ -47,7 +47,7 @@ def answer(simulation: Simulation) -> str:
     if not fitting:
         n_open = sum(not r.is_conclusive for r in results)
         none = f"None of {len(results)} variants fits."
-        is_open = f"Whether {n_open} of {len(results)} variants fit is not known."
+        is_open = f"It is unknown whether {n_open} of {len(results)} variants fit."
         return f"{is_open if n_open else none} {as_recorded}"
     if simulation.best is not None:
         best = simulation.best
@@ -172,9 +172,9 @@ def _replayed(simulation: Simulation) -> str:
 
 
 def _shared_capacity(simulation: Simulation) -> ReplayResult | None:
-    """Return a result whose capacity was asked for, and is not the recorded one.
+    """Return a result with a requested capacity that differs from the recorded one.
 
-    All have it but those whose settings take a fraction of it.
+    All results have that capacity, except those whose settings limit them to a fraction of it.
     """
     whole = [r for r in simulation.results if "memory_fraction" not in r.conf]
     capacities = {r.capacity_bytes for r in whole}

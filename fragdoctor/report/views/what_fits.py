@@ -19,7 +19,7 @@ TONES: Final = {state: word.style for state, word in STATES.items()}
 
 
 def bounds_text(estimate: Estimate) -> str:
-    """Return what a run needs at least and at most."""
+    """Return the least and the most memory that a run needs."""
     low, high = estimate.footprint.needs_low_bytes, estimate.footprint.needs_high_bytes
     if high is None:
         return f"at least {format_size(low)}"
@@ -27,7 +27,7 @@ def bounds_text(estimate: Estimate) -> str:
 
 
 def server_section(estimate: Estimate) -> doc.Section:
-    """Return what a server's memory is divided into."""
+    """Return how a server's memory is divided."""
     found = estimate.serving
     if found is None:
         return doc.Section("Server", ())
@@ -53,7 +53,7 @@ def server_section(estimate: Estimate) -> doc.Section:
 
 
 def doubts_section(estimate: Estimate) -> doc.Section:
-    """Return where the width between the bounds comes from."""
+    """Return the reasons for the gap between the bounds."""
     footprint = estimate.footprint
     table = doc.tabled(
         [doubt for doubt in footprint.doubts if doubt.n_bytes],
@@ -64,15 +64,16 @@ def doubts_section(estimate: Estimate) -> doc.Section:
     if footprint.needs_high_bytes is None or footprint.published_high_bytes is None:
         return doc.Section(title, (), id="doubts")
     others = dim(
-        "That is for a program that does what was counted. Measured in programs of others, nine of "
-        f"ten such figures would lie between {format_size(footprint.published_low_bytes)} and "
+        "That is for a program that does what was counted. Measured in other people's "
+        "programs, nine in ten such figures are between "
+        f"{format_size(footprint.published_low_bytes)} and "
         f"{format_size(footprint.published_high_bytes)}."
     )
     return doc.Section(title, [table, doc.Paragraph(others)], id="doubts")
 
 
 def plans_section(estimate: Estimate) -> doc.Section:
-    """Return the layouts on the fewest GPUs, and on twice as many."""
+    """Return the layouts on the fewest GPUs possible, and on twice as many."""
     plans = estimate.plans or ()
 
     def dollars(plan: Plan) -> str:
@@ -100,7 +101,7 @@ def plans_section(estimate: Estimate) -> doc.Section:
 
 
 def _ranks(plan: Plan) -> str:
-    """Return what the stages of a pipeline need, where they differ."""
+    """Return what the stages of a pipeline need, if they differ."""
     if len(plan.ranks) < 2:
         return ""
     return "  stages: " + ", ".join(
@@ -109,7 +110,7 @@ def _ranks(plan: Plan) -> str:
 
 
 def combinations_section(estimate: Estimate) -> doc.Section:
-    """Return the cheapest measures, alone or together, that make it fit."""
+    """Return the cheapest measures that make it fit, alone or combined."""
 
     def slowdown(found: Combination) -> str:
         if found.slowdown is None:

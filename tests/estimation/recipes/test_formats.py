@@ -246,7 +246,7 @@ def test_launch_file_goes_beside_a_model(
 
 
 def test_launch_file_alone_asks_for_a_model(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="names no model") as caught:
+    with pytest.raises(ConfigError, match="does not name a known model") as caught:
         asked(tmp_path, ("a.yaml", ACCELERATE))
 
     assert "a.yaml llama-3.1-8b" in caught.value.hint
@@ -474,13 +474,13 @@ def test_model_that_is_not_known_says_what_to_put_beside(tmp_path: Path, model: 
     with pytest.raises(InputError) as caught:
         asked(tmp_path, ("run.sh", OWN.format(model)))
 
-    assert "goes beside the recipe" in caught.value.hint
+    assert "with the recipe" in caught.value.hint
 
 
 def test_variable_that_is_not_set_is_no_model(tmp_path: Path) -> None:
     text = OWN.format('"${BASE_MODEL}"')
 
-    with pytest.raises(ConfigError, match="names no model"):
+    with pytest.raises(ConfigError, match="does not name a known model"):
         asked(tmp_path, ("run.sh", text))
     use = asked(tmp_path, ("run.sh", text), ("gpt2", ""))
 

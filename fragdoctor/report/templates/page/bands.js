@@ -1,8 +1,8 @@
-// The active memory as bands: each allocation a band over time, the small ones gathered by group.
+// Active memory as bands: each allocation is a band over time; small ones are gathered by group.
 //
-// Each column of pixels shows the moment within it at which most was allocated, so that no peak is
-// lost and the top of the bands is the true highest value. A block thinner than the detail asks for
-// goes to the gathered bands at the bottom, which stand for the same moment and are exact.
+// Each column of pixels shows its moment with the most allocated memory, so that no peak is lost
+// and the top of the bands is the true highest value. Blocks thinner than the level of detail go
+// to the gathered bands at the bottom, which are for the same moment and are exact.
 
 const DETAIL = { groups: Infinity, coarse: 6, fine: 1.5, finest: 0.5 };
 /** @type {[string, number][]} */
@@ -10,7 +10,7 @@ const SIZE_CLASSES = [["under 1 MiB", 1], ["1 to 16 MiB", 16], ["16 to 128 MiB",
 const LIFE_CLASSES = ["from before the recording", "never freed", "a tenth of the recording or more", "1 % to 10 %", "under 1 % of the recording"];
 const NAMED_LINES = 14;
 
-// Which band color a block has, and the names of the colors.
+// The band color of each block, and the names of the colors.
 class Coloring {
   constructor(lives, mode, peakState) {
     this.mode = mode;
@@ -30,7 +30,7 @@ class Coloring {
         this.group[i] = lives.born[i] === 0 ? 0 : lives.freed[i] > lives.n ? 1 : span >= lives.n / 10 ? 2 : span >= lives.n / 100 ? 3 : 4;
       }
     } else {
-      // The lines that hold most at the peak have a color of their own.
+      // The lines that hold most at the peak get their own colors.
       const named = lives.holdersAt(peakState, NAMED_LINES).map((h) => h.line);
       this.lines = named;
       const of = new Uint8Array(lives.lineFrame.length).fill(named.length);
@@ -40,7 +40,7 @@ class Coloring {
     }
   }
 
-  // CSS colors, as the theme has them.
+  // CSS colors of the theme.
   colors() {
     const dark = isDark();
     if (this.mode === "category") return ["--c-parameters", "--c-gradients", "--c-optimizer", "--c-activations", "--c-inputs", "--c-temporaries", "--c-kept", "--c-unknown"].map(cssColor);
@@ -82,7 +82,7 @@ class Bands {
   /**
    * Sort blocks into columns.
    * @param {Int32Array} states of the columns, ascending
-   * @param {number} least bytes of a band of its own
+   * @param {number} least the fewest bytes that get their own band
    * @param {Coloring} coloring
    */
   lay(states, least, coloring) {
@@ -121,7 +121,7 @@ class Bands {
   }
 
   /**
-   * Paint into pixels: columns of the image are the columns laid.
+   * Paint into pixels: the image's columns are the columns laid out before.
    * @param {ImageData} image
    * @param {number} bytesPerPixel
    * @param {{found: Uint8Array | null, selected: number, floor: number}} look
@@ -135,11 +135,11 @@ class Bands {
     const { chosen, first, last, gathered, coloring } = this, size = this.lives.size;
     let active = [], next = 0;
     const fill = (c, bottom, top, color, line, isFirst) => {
-      // Rows count from the top of the image; a band has at least the row that its top is in.
+      // Rows count from the top of the image; a band covers at least the row that its top is in.
       let y = Math.max(0, height - Math.round(top)), stop = Math.min(height, height - Math.round(bottom));
       if (y >= stop) return;
       const tall = stop - y;
-      // Lines between blocks that are hardly higher than a line would make a pattern of their own.
+      // If blocks are hardly higher than a line, lines between them would form their own pattern.
       if (tall >= 6) pixels[y++ * width + c] = line;
       const color2 = isFirst && tall >= 6 ? line : color;
       for (let at = y * width + c; y < stop; y++, at += width) pixels[at] = color2;
@@ -167,7 +167,7 @@ class Bands {
     }
   }
 
-  // What lies at so many bytes in a column: a block, or the group that the small ones are in.
+  // What is at a height in bytes in a column: a block, or a group of small blocks.
   at(c, bytes) {
     let y = 0;
     for (let g = 0; g < this.gathered.length; g++) {

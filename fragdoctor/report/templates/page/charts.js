@@ -1,4 +1,4 @@
-// Pages without a recording: their charts answer to the pointer and to keys.
+// Pages without a recording: their charts respond to the pointer and to keys.
 
 const SVG = "http://www.w3.org/2000/svg", CHART_WIDTH = 1104, CHART_TOP = 18, CHART_BOTTOM = 306;
 
@@ -54,7 +54,7 @@ class StaticChart {
   }
 }
 
-// "rank 5" in a heading leads to its row of the table.
+// "rank 5" in a heading links to its row of the table.
 function linkRanks() {
   const rows = new Map();
   for (const row of /** @type {NodeListOf<HTMLTableRowElement>} */ (document.querySelectorAll("#ranks tbody tr"))) {
@@ -65,7 +65,7 @@ function linkRanks() {
   }
   for (const head of document.querySelectorAll("#odd h3 b, #odd .body > p b")) {
     const row = rows.get(head.textContent.trim());
-    if (!row || head.querySelector("a")) continue; // it leads to the page of the rank
+    if (!row || head.querySelector("a")) continue; // already links to the rank's page
     head.replaceChildren(element("a", { href: `#${row.id}`, title: "To its row in the table of ranks" }, head.textContent));
   }
 }

@@ -1,4 +1,4 @@
-// What every page does: light or dark, copying, and tables that sort.
+// What every page does: light and dark themes, copying, and tables that sort.
 
 const byId = (id) => document.getElementById(id);
 
@@ -34,7 +34,7 @@ function setUpTheme(onTheme) {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { label(); onTheme(); });
   label();
   theme.read();
-  // What sticks below the bar, and where links lead to, must know how many rows it has.
+  // Elements that stick below the bar, and link targets, depend on the bar's height.
   const [bar] = elements(".top");
   new ResizeObserver(() => document.documentElement.style.setProperty("--top", `${bar.offsetHeight}px`)).observe(bar);
 }
@@ -55,7 +55,7 @@ function setUpCopying() {
   }
 }
 
-// The tables of the report: a click on a heading sorts, by size or number where cells hold these.
+// The tables of the report: a click on a heading sorts, by size or number if cells hold those.
 function cellValue(text) {
   const m = /^\s*([-−+]?[\d,]*\.?\d+)\s*(B|KiB|MiB|GiB|TiB|%|s|ms)?\b/.exec(text);
   if (!m) return null;

@@ -21,7 +21,7 @@ function decodeArray(body, [offset, count, width, unit]) {
   const [a, b, c, d] = planes;
   let sum = 0;
   for (let i = 0; i < count; i++) {
-    // The four low bytes in one integer; those above, which only addresses have, as numbers.
+    // The four low bytes fit in one integer; higher bytes, which only addresses have, are numbers.
     let folded = a[i];
     if (b) folded |= b[i] << 8;
     if (c) folded |= c[i] << 16;
@@ -35,7 +35,7 @@ function decodeArray(body, [offset, count, width, unit]) {
   return values;
 }
 
-// Strings, frames and stacks by id, as the graphics name them.
+// Strings, frames and stacks by id, in the form that the graphics show.
 class TextTables {
   constructor(head, array) {
     this.strings = head.strings;
@@ -53,7 +53,7 @@ class TextTables {
     return { file: where || "(unknown file)", name: this.strings[this.name[id]], isLibrary: this.isLibrary[id] === 1 };
   }
 
-  // The last part of the path is what people look for; the panel shows the whole.
+  // People look for the last part of the path; the panel shows the whole path.
   short(id) {
     const { file, name } = this.frame(id);
     const tail = file.split(/[\\/]/).pop();

@@ -1,4 +1,4 @@
-// What the three graphics share: sizes in words, colors of the theme, sharp canvases, elements.
+// What the three graphics share: sizes as text, colors of the theme, sharp canvases, elements.
 
 const KIB = 1024, MIB = KIB ** 2, GIB = KIB ** 3, TIB = KIB ** 4;
 
@@ -39,7 +39,7 @@ function sumOf(values) {
 
 function plural(n, one, many) { return `${formatCount(n)} ${n === 1 ? one : many || one + "s"}`; }
 
-// Text from the input goes through textContent and setAttribute only: never through markup.
+// Text from the input goes only through textContent and setAttribute, never through markup.
 function element(tag, attributes, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes || {})) node.setAttribute(name, value);
@@ -73,7 +73,7 @@ const theme = {
   },
 };
 
-// A canvas as sharp as the screen; returns its context, scaled to CSS pixels and wiped.
+// Make a canvas as sharp as the screen; returns its context, scaled to CSS pixels and cleared.
 function prepare(canvas, width, height) {
   const ratio = Math.min(window.devicePixelRatio || 1, 3);
   const w = Math.round(width * ratio), h = Math.round(height * ratio);
@@ -90,7 +90,7 @@ function prepare(canvas, width, height) {
   return context;
 }
 
-// Text that fits a width, cut with an ellipsis; "" where not even a few letters fit.
+// Text cut to a width with an ellipsis, or "" if not even a few letters fit.
 function fitted(context, text, width) {
   if (width < 24) return "";
   if (context.measureText(text).width <= width) return text;
@@ -141,7 +141,7 @@ function tickSize(bytes) {
   return `${+(bytes / factor).toPrecision(3)} ${unit}`;
 }
 
-// One frame of drawing however many events asked for it.
+// Draw one frame, no matter how many events asked for it.
 function onFrame(draw) {
   let waiting = false;
   return () => {
@@ -151,14 +151,14 @@ function onFrame(draw) {
   };
 }
 
-// A wheel over a graphic zooms it, unless it only came there because the page was scrolling.
+// The wheel zooms the graphic under it, unless it only got there because the page was scrolling.
 const pageScroll = { last: 0 };
 window.addEventListener("scroll", () => { pageScroll.last = performance.now(); }, { passive: true });
 function isPageScrolling() { return performance.now() - pageScroll.last < 300; }
 
 function panelStack(text, stackId) {
   const list = element("ol"), frames = text.stack(stackId).slice(0, 64).map((id) => text.frame(id));
-  // The line of the program that this is about, before the library's frames that lie above it.
+  // The source line that this is about, before the library frames above it.
   const own = frames.findIndex((frame) => !frame.isLibrary);
   if (own > 0) list.append(element("li", { class: "own" }, `${frames[own].file} ${frames[own].name}`));
   for (const frame of frames) {

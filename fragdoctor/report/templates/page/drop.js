@@ -1,4 +1,4 @@
-// The page that takes files: they go to the server that it came from, which is this machine.
+// The page that takes files and sends them to its server, which runs on this machine.
 
 function setUpDropping() {
   const zone = byId("drop"), input = /** @type {HTMLInputElement} */ (byId("files")), state = byId("state");
@@ -24,7 +24,7 @@ function setUpDropping() {
 
   for (const kind of ["dragover", "dragleave", "drop"]) {
     addEventListener(kind, (event) => {
-      event.preventDefault(); // else the browser leaves the page for the file
+      event.preventDefault(); // otherwise the browser leaves the page to open the file
       zone.classList.toggle("over", kind === "dragover");
       if (kind === "drop") open([.../** @type {DragEvent} */ (event).dataTransfer.files]);
     });

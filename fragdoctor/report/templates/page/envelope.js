@@ -1,4 +1,4 @@
-// Highest and lowest values at ever coarser steps, so that a pixel asks for a few entries only.
+// Highest and lowest values at coarser and coarser steps, so that a pixel needs only a few entries.
 class Envelope {
   constructor(high, drop) {
     const low = drop ? high.map((v, i) => v - drop[i]) : high;
@@ -23,7 +23,7 @@ class Envelope {
     return { high: up, low: down };
   }
 
-  // Over buckets first..last, both included. Whole coarse entries inside, fine ones at the edges.
+  // Covers buckets first..last inclusive: coarse entries inside, fine ones at the edges.
   range(first, last) {
     let top = -Infinity, bottom = Infinity;
     const look = (level, i) => {
@@ -47,7 +47,7 @@ class Envelope {
     return { top, bottom };
   }
 
-  // Where the highest value of first..last is; stretches that are lower throughout are passed over.
+  // The position of the highest value of first..last; stretches that are all lower are skipped.
   highestIn(first, last) {
     const { levels } = this, { high } = levels[0], { top } = this.range(first, last);
     for (let i = first; i < last;) {
@@ -60,7 +60,7 @@ class Envelope {
   }
 }
 
-// The number of values not above the one asked for, in an ascending array.
+// The number of values in an ascending array that are not above a given value.
 function upperBound(values, wanted) {
   let low = 0, high = values.length;
   while (low < high) {

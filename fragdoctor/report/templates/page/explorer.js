@@ -1,4 +1,4 @@
-// One moment, one view, one search for all graphics, kept in the page's address.
+// All graphics share one moment, one view and one search, kept in the page's address.
 
 const STATE_KEYS = ["color", "detail"];
 
@@ -20,7 +20,7 @@ class Explorer {
     this.text = text;
     this.lives = data.lives ? new Lives(data.lives, array, text) : null;
     this.canTravel = Boolean(this.lives && this.lives.isComplete);
-    // What the report is about: the failure or the peak, where that is not the end of the file.
+    // The report's moment: the failure or the peak, if that is not the end of the file.
     this.usual = data.moment ? data.moment.state : null;
     this.moment = this.usual;
     this.anchor = null;
@@ -51,7 +51,7 @@ class Explorer {
     if (this.timeline) this.timeline.cursor = this.moment;
     this.describe(null, null);
     this.follow();
-    // Sorted while nobody waits for it, so that the first click finds it done.
+    // Sort while nobody is waiting, so that it is done before the first click.
     if (this.canTravel) setTimeout(() => this.lives.byAddress(), 300);
   }
 
@@ -70,7 +70,7 @@ class Explorer {
     this.jumps = element("div", { class: "switch", role: "group", "aria-label": "Jump to" }, ...jumps);
     this.marks = element("div", { class: "switch", role: "group", "aria-label": "Compare two moments" },
       button("Mark", "Mark this moment, to compare another with it (M)", () => this.mark()),
-      button("Difference", "Show what changed between the mark and the moment, or over the stretch in view (D)", () => this.showDifference()));
+      button("Difference", "Show what changed between the mark and the moment, or over the range in view (D)", () => this.showDifference()));
     const parts = [this.jumps];
     if (this.canTravel) parts.push(this.marks);
     if (lives) {
@@ -127,7 +127,7 @@ class Explorer {
     this.icicle.root.scrollIntoView({ block: "nearest" });
   }
 
-  // The moments that the command line knows: the peak of a step, or an event.
+  // The moments that the command line accepts: the peak of a step, or an event.
   momentOf(query) {
     const asked = /^(step|event):(\d{1,15})$/i.exec(query.trim()), number = asked ? Number(asked[2]) : 0;
     if (!asked || !this.lives) return null;
@@ -151,7 +151,7 @@ class Explorer {
     this.followSoon();
   }
 
-  // The capacity that is tried stands in the timeline.
+  // The timeline shows the capacity that is being tried.
   tryCapacity(bytes) {
     if (!this.timeline) return;
     this.timeline.capacity = bytes;
@@ -168,7 +168,7 @@ class Explorer {
     this.followSoon();
   }
 
-  /** Let all graphics show the moment, the marks and the view. */
+  /** Make all graphics show the moment, the marks and the view. */
   follow() {
     const { timeline } = this;
     if (timeline) {
@@ -219,7 +219,7 @@ class Explorer {
     return [[`Allocated in ${this.twin.name}`, bytes === null ? "it has ended" : formatSize(bytes)]];
   }
 
-  // Where the other run is when this one is at its moment; null where nobody chose a moment.
+  // The other run's position at this run's moment; null if nobody chose a moment.
   placeInTwin() {
     const place = this.twin && this.moment !== this.usual ? this.twin.stateAt(this.moment) : null;
     return place === null ? null : Math.round(place);
@@ -273,7 +273,7 @@ class Explorer {
     return children;
   }
 
-  // What the block does to its segment at the moment.
+  // The effect of the block on its segment at the moment.
   heldBy(i) {
     if (!this.map || !this.canTravel) return "";
     const b = this.map.row ? this.map.row.indexOf(i) : this.map.allocRow.indexOf(this.lives.born[i] - 1);
@@ -366,7 +366,7 @@ function saveFile(blob, name) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
 
-// A cell that a spreadsheet would take for a formula is kept from being one.
+// Keeps a spreadsheet from taking a cell for a formula.
 function csvCell(value) {
   const text = String(value), safe = /^[=+\-@\t\r]/.test(text) && typeof value !== "number" ? `'${text}` : text;
   return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;

@@ -13,7 +13,7 @@ class Icicle {
     for (const [name, m] of Object.entries(data)) this.moments[name] = { ...m, stack: array(m.stack), bytes: array(m.bytes), blocks: array(m.blocks) };
     this.usual = this.moments[opens] ? opens : this.moments.peak ? "peak" : "end";
     this.moment = this.usual;
-    // What the rest of the page shows: the stopped moment, the mark, and the stretch in view.
+    // What the rest of the page shows: the chosen moment, the mark, and the range in view.
     this.at = null;
     this.anchor = null;
     this.view = { from: 0, to: lives ? lives.n : 0 };
@@ -31,7 +31,7 @@ class Icicle {
 
   build() {
     const names = { failure: ["Failure", "What was allocated when the request failed"], peak: ["Peak", "What was allocated at the peak"], end: ["End", "What was allocated at the end"] };
-    if (this.lives) Object.assign(names, { moment: ["Moment", "What was allocated at the moment chosen in the timeline"], made: ["Made in view", "What the stretch in view allocated, kept or not"], change: ["Mark to moment", "What changed between the mark and the moment"] });
+    if (this.lives) Object.assign(names, { moment: ["Moment", "What was allocated at the moment chosen in the timeline"], made: ["Made in view", "What the range in view allocated, kept or not"], change: ["Mark to moment", "What changed between the mark and the moment"] });
     this.switches = Object.keys(names).filter((name) => this.moments[name] || (this.lives && !["failure", "peak", "end"].includes(name))).map((name) => {
       const b = button(names[name][0], names[name][1], () => this.choose(name));
       b.dataset.moment = name;
@@ -97,7 +97,7 @@ class Icicle {
     this.onView();
   }
 
-  /** Follow the page; what is not on show is summed up when it is asked for. */
+  /** Follow the page; hidden pictures are computed when they are asked for. */
   follow(at, anchor, view) {
     const made = view.from !== this.view.from || view.to !== this.view.to;
     const changed = { moment: at !== this.at, change: at !== this.at || anchor !== this.anchor || (at === null && anchor === null && made), made };
@@ -136,7 +136,7 @@ class Icicle {
   }
 
   growLives() {
-    // Without a moment and a mark the change is that over the stretch in view.
+    // Without a moment and a mark, the change is over the range in view.
     const { lives } = this, isView = this.moment === "change" && this.at === null && this.anchor === null;
     const at = isView ? Math.floor(this.view.to) : this.at ?? lives.n, here = (i) => lives.isAllocated(i, at);
     if (this.moment === "moment") {
@@ -149,7 +149,7 @@ class Icicle {
     } else {
       const since = this.anchor ?? (isView ? Math.ceil(this.view.from) : 0);
       const from = this.anchor !== null ? " (marked)" : isView ? "" : " (set a mark to compare with another moment)";
-      this.tree.label = `changes from event ${formatCount(since)}${from} to ${formatCount(at)}${isView ? ", the stretch in view" : ""}`;
+      this.tree.label = `changes from event ${formatCount(since)}${from} to ${formatCount(at)}${isView ? ", the range in view" : ""}`;
       const sums = this.sums(here);
       this.sums((i) => lives.isAllocated(i, since), sums, -1);
       const less = new Map();
@@ -174,7 +174,7 @@ class Icicle {
     }
   }
 
-  // The parts of a name from the outermost, and the line that allocated it below.
+  // The parts of a name from the outermost, with the line that allocated it below.
   growNames(root, key, bytes, blocks) {
     const { parts, frame } = this.lives.namesOf(this.by, key), path = [root];
     for (const part of parts) path.push(Object.assign(this.child(path[path.length - 1], part, part), { isName: true }));
@@ -227,7 +227,7 @@ class Icicle {
     while (open.length) {
       const node = open.pop();
       this.depth = Math.max(this.depth, node.depth);
-      // The layers of a model stand in their order, all else by size.
+      // The layers of a model keep their order; everything else is sorted by size.
       node.children.sort((a, b) => (/^\d+$/.test(a.label) && /^\d+$/.test(b.label) ? Number(a.label) - Number(b.label) : b.bytes - a.bytes));
       let start = node.start;
       for (const next of node.children) {
@@ -325,7 +325,7 @@ class Icicle {
 
   describe(node) {
     if (!node) {
-      this.readout.replaceChildren(element("div", { class: "wide" }, element("dt", null, `${this.tree.label}: ${formatSize(this.tree.bytes)}. ${this.by === "stack" ? "Callers stand above, what they call below" : "Names stand above, the lines that allocated below"}; width is memory. Point to read, click to enlarge, click again to go back.`)));
+      this.readout.replaceChildren(element("div", { class: "wide" }, element("dt", null, `${this.tree.label}: ${formatSize(this.tree.bytes)}. ${this.by === "stack" ? "Callers are above, what they call is below" : "Names are above, the lines that allocated are below"}; width is memory. Point to read, click to enlarge, click again to go back.`)));
       return;
     }
     const pairs = [["Memory", formatSize(node.bytes)], ["Of all", formatShare(node.bytes, this.tree.bytes)]];

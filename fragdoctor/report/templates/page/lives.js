@@ -23,7 +23,7 @@ class Lives {
     this.stack = Int32Array.from(array(data.stack));
     this.address = array(data.address);
     this.category = data.category ? Uint8Array.from(array(data.category)) : null;
-    // By which names blocks go: for each row a place in ``paths`` counted from 1, 0 for none.
+    // The names of blocks: for each row a 1-based place in ``paths``, or 0 for none.
     this.names = {};
     for (const [kind, { paths, of }] of Object.entries(data.names)) this.names[kind] = { paths, of: Int32Array.from(array(of)) };
     this.steps = Int32Array.from(array(data.steps));
@@ -120,7 +120,7 @@ class Lives {
     return { kind: what, block: isBlock ? i : -1, size: isBlock ? this.size[i] - this.slack[i] : this.segments.size[i], line: isBlock ? this.line[i] : -1 };
   }
 
-  // Bytes and blocks of each line among those that are allocated, most first.
+  // Bytes and blocks of each line among the allocated blocks, largest first.
   holdersAt(state, limit) {
     const bytes = new Float64Array(this.lineFrame.length), blocks = new Int32Array(this.lineFrame.length);
     const { born, freed, line, size, count } = this;
@@ -133,21 +133,21 @@ class Lives {
       .map((l) => ({ line: l, bytes: bytes[l], blocks: blocks[l] }));
   }
 
-  // The names and the line of each block in one number, or its stack.
+  // The names and the line of each block as one number, or else its stack.
   keysBy(kind) {
     if (kind === "stack") return this.stack;
     const of = kind === "category" ? this.category : this.names[kind].of, lines = this.lineFrame.length;
     return Float64Array.from(of, (name, i) => name * lines + this.line[i]);
   }
 
-  // What ``keysBy`` wrote, read back: the parts of the name, and the frame of the line or none.
+  // The reverse of ``keysBy``: the parts of the name, and the frame of the line or none.
   namesOf(kind, key) {
     const lines = this.lineFrame.length, name = Math.floor(key / lines), frame = this.lineFrame[key % lines];
     const parts = kind === "category" ? [CATEGORIES[name]] : name ? this.names[kind].paths[name - 1] : [];
     return { parts, frame };
   }
 
-  // Bytes and blocks by key of the blocks that a test admits; factor -1 counts them off.
+  // Bytes and blocks by key, for blocks that pass a test; factor -1 subtracts them.
   sumBy(keys, admits, into = new Map(), factor = 1) {
     for (let i = 0; i < this.count; i++) {
       if (!admits(i)) continue;
@@ -159,7 +159,7 @@ class Lives {
     return into;
   }
 
-  // The segments as they were: columns as the segment map takes them.
+  // The segments at a state, as the columns that the segment map takes.
   layoutAt(state) {
     const { segments: s, address, size, born, done, freed, stack } = this;
     const there = [];
@@ -187,7 +187,7 @@ class Lives {
       while (k < live.length && address[live[k]] < at) k++;
       for (; k < live.length && address[live[k]] < end; k++) {
         const i = live[k];
-        if (address[i] < at) continue; // overlaps its neighbor: an unsound file
+        if (address[i] < at) continue; // overlaps its neighbor: the file is inconsistent
         if (address[i] > at) put(address[i] - at, 0, -1);
         const bytes = Math.min(size[i], end - address[i]);
         put(bytes, state < freed[i] ? 1 : 2, i);
@@ -210,14 +210,14 @@ class Lives {
       const address = this.address.subarray(0, this.data.n_regular), n = address.length;
       const low = address.reduce((least, a) => Math.min(least, a), Infinity), high = address.reduce((most, a) => Math.max(most, a), 0);
       if (((high - low) / 512 + 1) * n < Number.MAX_SAFE_INTEGER && address.every((a) => a % 512 === low % 512)) {
-        // Address and row in one number: numbers are sorted ten times faster than by a function.
+        // Address and row in one number: sorting numbers is ten times faster than with a comparator.
         this.sorted = Int32Array.from(address.map((a, i) => ((a - low) / 512) * n + i).sort(), (key) => key % n);
       } else this.sorted = Int32Array.from(address.keys()).sort((a, b) => address[a] - address[b]);
     }
     return this.sorted;
   }
 
-  // Rows whose file, function, size or address a query names; null where it asks for nothing.
+  // Rows whose file, function, size or address matches a query; null if the query is empty.
   search(query) {
     const tests = query.trim().split(/\s+/).filter(Boolean).map((word) => this.testOf(word));
     if (!tests.length) return null;
@@ -238,7 +238,7 @@ class Lives {
       const at = Number(word);
       return (i) => this.address[i] <= at && at < this.address[i] + this.size[i];
     }
-    // Each stack is read once, and each row looks its answer up: 0 is not asked yet, 1 no, 2 yes.
+    // Each stack is tested once, and each row looks up the answer: 0 not tested yet, 1 no, 2 yes.
     const wanted = word.toLowerCase(), frames = new Map(), { stack, category } = this;
     const known = new Uint8Array(2 + stack.reduce((most, s) => Math.max(most, s), -1));
     const fits = CATEGORIES.map((name) => name.startsWith(wanted));
@@ -258,8 +258,8 @@ class Lives {
   }
 }
 
-// Which live blocks keep free memory: those in a segment, or in a page of an expandable one, that
-// is partly free (analysis/attribution.py). The fifty stacks that keep most are marked.
+// The live blocks that strand free memory: those in a segment, or in a page of an expandable
+// segment, that is partly free (analysis/attribution.py). The fifty worst stacks are marked.
 function strandersOf(map) {
   const stranders = new Uint8Array(map.size.length), kept = new Map();
   const hold = (b, free) => {

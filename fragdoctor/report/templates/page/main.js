@@ -9,7 +9,7 @@ function redraw() {
   if (page.explorer) page.explorer.redraw();
 }
 
-// Paper is white and cannot be clicked: light colors, every section open, redrawn for its width.
+// Paper is white and cannot be clicked: use light colors, open every section, redraw to its width.
 function setUpPrinting() {
   let before = null, closed = [];
   window.addEventListener("beforeprint", () => {
@@ -54,7 +54,7 @@ function place(name, data, make) {
   return make(root);
 }
 
-// The address keeps what is seen, so that a link shows the same. "#checklist" stays a place.
+// The address keeps what is shown, so that a link shows the same. "#checklist" stays an anchor.
 let isRestoring = false, saving = null;
 
 function saveAddress() {

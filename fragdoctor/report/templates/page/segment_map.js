@@ -1,5 +1,5 @@
 // The segment map: all segments of a pool flow like words in a paragraph, each a bar of blocks to
-// scale. Only what is in the window is drawn, so thousands of segments stay smooth.
+// scale. Only the visible part is drawn, so scrolling stays smooth with thousands of segments.
 
 const BAR = 18, ROW = 26, HEAD = 46, GAP = 3, LEAST = 3;
 const STATES = ["free", "allocated", "freed, waits for another stream", "unknown state"];
@@ -18,7 +18,7 @@ class SegmentMap {
     new ResizeObserver(() => this.arrange()).observe(this.viewport);
   }
 
-  // The columns of segment_map_data.py, as ``load`` takes them.
+  // The columns of segment_map_data in lives_data.py, as ``load`` takes them.
   static decoded(data, array) {
     const columns = { groups: data.groups, nEvents: data.n_events, nHidden: data.n_hidden, hiddenBytes: data.hidden_bytes, start: null, row: null };
     for (const name of ["group", "total", "page", "size", "requested", "state", "stack", "stranders"]) columns[name] = array(data[name]);
@@ -78,7 +78,7 @@ class SegmentMap {
     this.arrange();
   }
 
-  // The stretch of a free block that the allocator returns by itself: a whole segment, or, in
+  // The stretch of a free block that the allocator can return: a whole segment, or, in
   // expandable segments, whole pages. Private pools return nothing while they are in use.
   releasable(b) {
     const s = this.segmentOf[b], page = this.page[s];
@@ -172,7 +172,7 @@ class SegmentMap {
       y = this.flow(members, perPixel, y + HEAD) + 14;
     }
     this.total_height = y;
-    // Paper does not scroll: it gets two pages of the map.
+    // Paper does not scroll, so print at most two pages of the map.
     this.window = Math.min(y, this.isPrinting ? 1800 : width < 600 ? 420 : 560);
     this.spacer.style.height = `${y - this.window}px`;
     this.draw();
@@ -184,7 +184,7 @@ class SegmentMap {
     this.arrange();
   }
 
-  // The pool with most stranded space first, as the order of segments within it.
+  // The pool with most stranded space comes first, just like the segments within a pool.
   poolsInOrder() {
     const pools = this.groups.map((_, g) => ({ g, members: [], stranded: 0 }));
     for (let s = 0; s < this.nSegments; s++) {
@@ -211,7 +211,7 @@ class SegmentMap {
     const rows = largest > sum / 3 ? Math.max(1, Math.min(6, Math.ceil(crowded / 40))) : 1;
     const comfortable = Math.max(sum / (12 * this.width), largest / (rows * (this.width - 2)));
     const scale = Math.max(Math.min(comfortable, small / 10), sum / (40 * this.width)) / this.factor;
-    // Where one size is common, a whole number of them fills a row.
+    // If one size is common, make a row fit a whole number of such segments.
     const usual = sizes[sizes.length >> 1], fit = Math.floor((this.width + GAP) / (usual / scale + GAP));
     return usual === largest && fit >= 1 ? usual / ((this.width + GAP) / (fit < 2 && this.factor <= 1 ? 2 : fit) - GAP) : scale;
   }
@@ -266,7 +266,7 @@ class SegmentMap {
     return Math.max(first, first + upperBound(this.offset.subarray(first, last), at) - 1);
   }
 
-  // A strander is often a hair: within three pixels it is meant.
+  // A strander is often hair-thin: a click within three pixels selects it.
   nearStrander(piece, at) {
     const reach = 3 * piece.perPixel, here = this.blockHolding(piece.s, at);
     for (let b = Math.max(this.blockStart[piece.s], here - 12); b < Math.min(this.blockStart[piece.s + 1], here + 13); b++) {
@@ -293,7 +293,7 @@ class SegmentMap {
 
   paint() { this.paintOn(prepare(this.canvas, this.width, this.window)); }
 
-  /** @returns {Blob} what is seen, as an SVG */
+  /** @returns {Blob} the visible part, as an SVG */
   svg() {
     const c = new VectorContext(this.width, this.window);
     this.paintOn(c);
@@ -344,7 +344,7 @@ class SegmentMap {
       const x1 = x + Math.min(width, (this.offset[b] + this.size[b] - from) / perPixel);
       if (this.stranders[b]) stranders.push([x0, x1, b]);
       const same = stack >= 0 && this.stack[b] === stack;
-      // Blocks below a pixel share it: whatever is live there shows.
+      // Blocks smaller than a pixel share it: if any of them is live, it shows.
       if (x1 < drawn + 0.5 && !same) continue;
       c.fillStyle = this.state[b] === 2 ? k.pending : k.live;
       c.globalAlpha = same || stack < 0 ? 1 : 0.62;
@@ -357,7 +357,7 @@ class SegmentMap {
       }
       drawn = x1;
     }
-    // A strander wears a cap; one that is thin beside the space it holds is a nail all the way down.
+    // A strander gets a cap; if it is thin compared to the space it strands, a full-height nail.
     c.fillStyle = k.strander;
     for (const [x0, x1] of stranders) {
       const thin = x1 - x0 < 5;
@@ -389,7 +389,7 @@ class SegmentMap {
     c.strokeRect(x0 - 1, y - 3, Math.max(4, x1 - x0 + 2), BAR + 6);
   }
 
-  // --- words --------------------------------------------------------------------------------
+  // --- text ---------------------------------------------------------------------------------
 
   address(s, offset) {
     if (this.start) return `0x${(this.start[s] + offset).toString(16)}`;
@@ -398,7 +398,7 @@ class SegmentMap {
 
   describe(b) {
     if (b === null) {
-      this.panel.replaceChildren(element("h4", null, "Point at a block"), element("p", { class: "from" }, "Its size, age and call stack stand here. Blocks of the same stack light up with it. Click to keep one."));
+      this.panel.replaceChildren(element("h4", null, "Point at a block"), element("p", { class: "from" }, "Its size, age and call stack appear here. Blocks with the same stack light up too. Click to keep one."));
       return;
     }
     const s = this.segmentOf[b], live = this.state[b] !== 0;

@@ -1,4 +1,4 @@
-// Lists of the explorer: the events around the moment, and the blocks; and tables that sort.
+// Lists of the explorer (the events around the moment, and the blocks), and tables that sort.
 
 class EventList {
   // `ooms`: [state, bytes, free at the driver or null, line] of each failed request.
@@ -42,7 +42,7 @@ class EventList {
       rows.push(row);
     }
     this.list.replaceChildren(...rows);
-    // On a small screen the list scrolls: the event of the moment is what it is there for.
+    // On a small screen the list scrolls to the event of the moment, which is its purpose.
     const here = rows[state - first];
     if (here) this.list.scrollTop = here.offsetTop - this.list.offsetTop - this.list.clientHeight / 2;
   }
@@ -104,7 +104,7 @@ class BlockTable {
     this.paintSoon();
   }
 
-  // Sorting waits until the moment stands still.
+  // Sort only once the moment stops moving.
   paintSoon() {
     clearTimeout(this.waiting);
     this.waiting = setTimeout(() => this.paint(), 100);
@@ -139,7 +139,7 @@ class BlockTable {
     return rows;
   }
 
-  // The rows in order, or the first of them: those are kept while the others go by.
+  // The rows in order, or only the first rows, which are kept while the others are scanned.
   sorted(limit = Infinity) {
     const rows = this.rows(), column = this.columns.find(([name]) => name === this.sort.replace("-", "")), sign = this.sort.startsWith("-") ? -1 : 1;
     const key = (i) => sign * column[2](this.lives, i), byKey = (a, b) => a.key - b.key || a.row - b.row;

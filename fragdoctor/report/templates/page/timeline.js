@@ -1,4 +1,4 @@
-// The timeline: what each pixel shows is the true highest and lowest value of its events.
+// The timeline: each pixel shows the true highest and lowest value of its events.
 
 const ACTIONS = ["alloc", "free requested", "free completed", "segment alloc", "segment free", "segment map",
   "segment unmap", "snapshot", "OOM", "annotate", "other"];
@@ -80,7 +80,7 @@ class Timeline {
     new ResizeObserver(this.draw).observe(this.canvas.parentElement);
   }
 
-  // A choice that the page's address keeps: a name of a field and its values.
+  // Choices that the page's address keeps: the name of each field and its values.
   choice(label, field, options) {
     const select = element("select", null, ...options.map(([value, word]) => element("option", { value }, word)));
     select.dataset.field = field;
@@ -158,7 +158,7 @@ class Timeline {
     this.overview.addEventListener("pointerup", () => { grab = null; });
   }
 
-  // --- where things are ---------------------------------------------------------------------
+  // --- positions ----------------------------------------------------------------------------
 
   timeOf(state) {
     const { state: at, us } = this.time;
@@ -192,14 +192,14 @@ class Timeline {
     return LEFT + share * (this.width - LEFT - RIGHT);
   }
 
-  // The training pass that a state is in: state k is that after k events.
+  // The training pass that a state is in; state k is the state after k events.
   passAt(state) { return Math.max(0, Math.min(this.training.label.length - 1, upperBound(this.training.first, Math.max(0, state - 1)) - 1)); }
 
   bucketOf(state) { return Math.max(0, Math.min(this.lastBucket, Math.floor(state / this.bucket))); }
 
   valueAt(name, state) { return this[name].levels[0].high[this.bucketOf(state)]; }
 
-  // Buckets drawn in the pixel that starts at x.
+  // The buckets drawn in the pixel that starts at x.
   bucketsAt(x, view = this.view) {
     const first = this.bucketOf(this.stateAtX(x, view) + 0.5), next = this.bucketOf(this.stateAtX(x + 1, view) + 0.5);
     return [first, Math.max(first, next - 1)];
@@ -229,12 +229,12 @@ class Timeline {
     this.setCursor(state);
   }
 
-  /** The first mark after the moment, the first of all behind the last one. */
+  /** The first mark after the moment; after the last mark, the first of all. */
   nextOf(states) {
     if (states.length) this.goTo(states.find((s) => s > (this.moment ?? -1)) ?? states[0]);
   }
 
-  /** The two states, at most a fiftieth of the trace apart, between which most was added. */
+  /** The two states, at most a fiftieth of the trace apart, with the largest increase. */
   steepestRise() {
     const { high } = this.allocated.levels[0], width = Math.max(16, Math.floor(high.length / 50));
     const lowest = new Int32Array(high.length); // states of rising values: the first is the lowest
@@ -248,7 +248,7 @@ class Timeline {
     return best.map((k) => k * this.bucket);
   }
 
-  /** The state of the highest allocated memory after ``first`` and up to ``last``. */
+  /** The state with the most allocated memory after ``first`` and up to ``last``. */
   highestAfter(first, last) { return this.allocated.highestIn(this.bucketOf(first + 1), this.bucketOf(last)) * this.bucket; }
 
   nextOom() { this.nextOf(this.data.ooms.map((o) => o[0])); }
@@ -260,7 +260,7 @@ class Timeline {
     this.onView();
   }
 
-  // Between which bytes the chart shows: null is all of it.
+  // The range of bytes that the chart shows; null means all.
   stretch(factor, about) {
     const top = this.top(), { low, high } = this.heights || { low: 0, high: top };
     const from = about - (about - low) * factor, to = about + (high - about) * factor;
@@ -326,7 +326,7 @@ class Timeline {
 
   bytesAtY(y) { return this.low + ((this.area.bottom - y) / this.area.height) * (this.high - this.low); }
 
-  // The cursor goes to the highest point of the pixel: the one that is drawn.
+  // The cursor goes to the highest point of the pixel, which is the one that is drawn.
   setCursorAtX(x, y) {
     if (x < LEFT || x > this.width - RIGHT) return;
     const [first, last] = this.bucketsAt(x);

@@ -1,8 +1,8 @@
-// How the timeline is drawn; where its things are is in timeline.js.
+// How the timeline is drawn; timeline.js says where everything is.
 
 const timelinePainting = {
 
-  // What does not follow the pointer is painted once and kept.
+  // Everything that does not follow the pointer is painted once and kept.
   paint() {
     this.width = this.root.clientWidth;
     if (this.width < 80) return;
@@ -26,7 +26,7 @@ const timelinePainting = {
     this.paintCursor(c, area, y);
   },
 
-  /** @returns {Blob} what is seen, as an SVG */
+  /** @returns {Blob} the visible part, as an SVG */
   svg() {
     const c = new VectorContext(this.width, this.area.bottom + BOTTOM);
     const y = (bytes) => this.area.bottom - ((bytes - this.low) / (this.high - this.low)) * this.area.height;
@@ -55,8 +55,8 @@ const timelinePainting = {
     this.paintMarks(c, area, y);
   },
 
-  // One column of blocks for each pixel of the screen, painted as pixels: a million events in the
-  // time that a thousand paths would take.
+  // One column of blocks for each pixel of the screen, painted as pixels: a million events take
+  // as long as a thousand paths would.
   paintBands(c, area) {
     const left = LEFT, right = this.width - RIGHT, width = Math.round((right - left) * this.ratio), height = Math.round(area.height * this.ratio);
     const states = () => {
@@ -71,7 +71,7 @@ const timelinePainting = {
       return found;
     };
     const perPixel = (this.high - this.low) / height, least = DETAIL[this.detail] * perPixel;
-    // A search or a chosen block changes how blocks look, not where they are.
+    // A search or a selected block changes how blocks look, not where they are.
     const laid = [left, right, this.ratio, this.view.from, this.view.to, this.byTime, least].join();
     if (laid !== this.laid || this.bands.coloring !== this.coloring) this.bands.lay(states(), least, this.coloring);
     this.laid = laid;
@@ -145,7 +145,7 @@ const timelinePainting = {
     c.beginPath();
     let before = null;
     for (const [x, low, high] of this.reservedLine) {
-      // Through the end nearer to where the line comes from first, so that both ends are drawn.
+      // First go through the end that is nearer to the previous point, so that both ends are drawn.
       const [near, far] = before !== null && Math.abs(before - low) < Math.abs(before - high) ? [low, high] : [high, low];
       if (before === null) c.moveTo(x, near);
       c.lineTo(x, near);
@@ -156,7 +156,7 @@ const timelinePainting = {
     c.stroke();
   },
 
-  // A line that stands out from the bands below it.
+  // A line that stands out from the bands beneath it.
   paintTwin(c, y) {
     c.beginPath();
     for (let x = LEFT, isDrawing = false; x < this.width - RIGHT; x++) {
@@ -179,7 +179,7 @@ const timelinePainting = {
     if (!this.capacity) return;
     const at = isInside ? y(this.capacity) : 0;
     const label = `capacity ${formatSize(this.capacity)}${isInside ? "" : ", above this chart"}`;
-    // On the side with more room beside the marks of the peak and the failures.
+    // Use the side with more room next to the marks of the peak and the failures.
     const marks = [this.data.peak_state, ...this.data.ooms.map((oom) => oom[0])].map((state) => this.xOf(state))
       .filter((x) => x >= LEFT && x <= this.width - RIGHT);
     const isLeft = Math.min(...marks) - LEFT > this.width - RIGHT - Math.max(...marks);
@@ -226,11 +226,11 @@ const timelinePainting = {
     void area;
   },
 
-  // One band per pass; where passes are narrower than a pixel, a band that says so.
+  // One band per pass; if passes are narrower than a pixel, a band that says so.
   paintTraining(c) {
     if (!this.training) return;
     const { label, first, names } = this.training, { soft, ink, line, phase0, phase1, phase2, phase3, phase4 } = theme.colors;
-    const colors = [phase0, phase1, phase2, phase3, phase4]; // greys: colors are what memory is for
+    const colors = [phase0, phase1, phase2, phase3, phase4]; // grays: colors stand for what memory is for
     const top = TOP + this.rangeLanes * LANE, left = LEFT, right = this.width - RIGHT;
     c.fillStyle = soft;
     c.textAlign = "right";
@@ -265,7 +265,7 @@ const timelinePainting = {
       if (x < LEFT || x > this.width - RIGHT || seen.has(x)) continue;
       seen.add(x);
       c.fillStyle = pools;
-      // Below the axis, where nothing else is.
+      // Below the axis, where there is nothing else.
       if (cause !== "retry") { c.fillRect(x - 1, area.bottom + 1, 2, 8); continue; }
       c.beginPath();
       c.arc(x, area.bottom + 5, 4, 0, 7);
@@ -356,7 +356,7 @@ const timelinePainting = {
       this.overviewKey = key;
       this.overviewBase = this.overviewBase || element("canvas");
       this.paintCurves(prepare(this.overviewBase, this.width, height), height - 4, y, whole, LEFT, right);
-      this.reservedLine = line; // that of the chart
+      this.reservedLine = line; // the chart's reserved line
     }
     c.drawImage(this.overviewBase, 0, 0, this.width, height);
     const x0 = this.xOf(this.view.from, whole), x1 = Math.max(this.xOf(this.view.to, whole), x0 + 3);

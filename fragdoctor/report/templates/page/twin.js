@@ -1,9 +1,9 @@
-// The other run of a comparison at the same place: as far into the same step where both runs have
-// steps, else after the same number of events.
+// The other run of a comparison at the same place: equally far into the same step if both runs
+// have steps, else after the same number of events.
 
 class Twin {
   /**
-   * @param {string} name what the page calls the other run
+   * @param {string} name the page's name for the other run
    * @param {any} data of the other run
    * @param {any} decoded the page's blob
    * @param {Lives | null} lives of this run
@@ -17,7 +17,7 @@ class Twin {
     this.allocated = data.timeline.allocated ? new Envelope(array(data.timeline.allocated), array(data.timeline.allocated_drop)) : new Envelope(this.lives.curves().allocated, null);
     this.last = this.allocated.levels[0].high.length - 1;
     this.peak = this.allocated.range(0, this.last).top;
-    // States of both runs that belong together.
+    // Corresponding states of both runs.
     this.here = [0];
     this.there = [0];
     const own = lives ? lives.steps : [], others = this.lives ? this.lives.steps : [];
@@ -29,7 +29,7 @@ class Twin {
     this.bySteps = this.here.length > 1;
   }
 
-  /** @returns {number | null} the other run's state that belongs to one of this run; null after its end */
+  /** @returns {number | null} the other run's state for a state of this run; null after its end */
   stateAt(state) {
     const { here, there } = this, i = Math.max(1, upperBound(here, state));
     const rate = i < here.length ? (there[i] - there[i - 1]) / (here[i] - here[i - 1]) : 1;
@@ -39,7 +39,7 @@ class Twin {
 
   bucketOf(state) { return Math.max(0, Math.min(this.last, Math.floor(state / this.bucket))); }
 
-  /** @returns {{top: number, bottom: number} | null} allocated between what belongs to two states */
+  /** @returns {{top: number, bottom: number} | null} its allocated range between two states of this run */
   between(from, to) {
     const low = this.stateAt(from), high = this.stateAt(to);
     return low === null ? null : this.allocated.range(this.bucketOf(low), this.bucketOf(high === null ? this.n : high));
@@ -50,7 +50,7 @@ class Twin {
     return there === null ? null : this.allocated.levels[0].high[this.bucketOf(there)];
   }
 
-  // Bytes by the frame of the user's line, as the tables of text count the frames of both runs.
+  // Bytes by the frame of the user's line; both runs share the frame ids of the text tables.
   heldByFrame(state) {
     const there = this.lives ? this.stateAt(state) : null;
     if (there === null) return null;

@@ -1,5 +1,5 @@
-// A drawing context that writes an SVG: what the painters of the graphics draw on a canvas, as shapes
-// and text. Text goes in as text nodes; blocks that are painted as pixels go in as one picture.
+// A drawing context that writes what the graphics would draw on a canvas as an SVG of shapes and
+// text. Text becomes text nodes; blocks that are painted as pixels become one picture.
 
 const VECTOR_STATE = ["fillStyle", "strokeStyle", "globalAlpha", "lineWidth", "lineJoin", "font", "textAlign", "dash", "clipId"];
 
@@ -42,7 +42,7 @@ class VectorContext {
   lineTo(x, y) { this.path += `L${shortNumber(x)} ${shortNumber(y)}`; }
   closePath() { this.path += "Z"; }
   rect(x, y, width, height) { this.path += `M${shortNumber(x)} ${shortNumber(y)}h${shortNumber(width)}v${shortNumber(height)}h${shortNumber(-width)}Z`; }
-  // Whole circles only: nothing else is drawn.
+  // Only whole circles: no other arcs are drawn.
   arc(x, y, r) { this.path += `M${shortNumber(x - r)} ${shortNumber(y)}a${r} ${r} 0 1 0 ${2 * r} 0a${r} ${r} 0 1 0 ${-2 * r} 0`; }
   fill() { this.put("path", { d: this.path, fill: this.fillStyle }); }
   stroke() { this.put("path", { d: this.path, ...this.lines }); }
@@ -80,7 +80,7 @@ class VectorContext {
 
 function shortNumber(value) { return +Number(value).toFixed(2); }
 
-// A rectangle drawn backwards is one all the same.
+// A rectangle with a negative width or height is still drawn.
 function boxOf(x, y, width, height) {
   return { x: shortNumber(Math.min(x, x + width)), y: shortNumber(Math.min(y, y + height)), width: shortNumber(Math.abs(width)), height: shortNumber(Math.abs(height)) };
 }

@@ -1,4 +1,4 @@
-// Settings and capacities tried: those that the diagnosis replayed, and, where a server is behind
+// Settings and capacities to try: those that the diagnosis replayed and, if a server is behind
 // the page, any others, replayed as the sliders move.
 
 /** @type {[string, string, string[][]][]} */
@@ -10,7 +10,7 @@ const KNOBS = [
 ];
 const SLIDER_STEPS = 400;
 
-// What is promised, in the words of the report; of the run itself, how it ended.
+// The promise, in the words of the report; for the recorded run, how it ended.
 function verdictOf(row) {
   if (row.isRecorded) return row.fits ? ["dim", "ran"] : ["bad", "failed"];
   return row.said || ["dim", "not known"];
@@ -69,7 +69,7 @@ class WhatIf {
   conf() {
     if (this.isRecorded.checked) return null;
     const set = this.knobs.map((label) => label.querySelector("select")).filter((s) => s.value).map((s) => `${s.dataset.key}:${s.value}`);
-    // Every default, said as one that is: an empty string would mean the recorded settings.
+    // Spell out every default: an empty string would mean the recorded settings.
     return set.join(",") || "expandable_segments:False";
   }
 
@@ -113,7 +113,7 @@ class WhatIf {
     fill.style.width = `${(100 * (row.peak || 0)) / scale}%`;
     if (row.fits === false) fill.classList.add("short");
     bar.append(fill);
-    if (isSpare) { // what is free is what people compare
+    if (isSpare) { // people compare the free room
       const spare = element("i", { class: "spare" });
       spare.style.left = `${(100 * (capacity - row.margin)) / scale}%`;
       spare.style.width = `${(100 * row.margin) / scale}%`;
