@@ -10,7 +10,7 @@ ARGUMENT: Final = "@"
 
 
 def divided(source: bytes, n: int, places: list[str]) -> bytes:
-    """Return a program with the numbers at some lines and columns, such as ``7.8``, divided by n."""
+    """Return a program with the numbers at some places (line and column, ``7.8``) divided by n."""
     lines = source.split(b"\n")
     for row, column in sorted((tuple(map(int, one.split("."))) for one in places), reverse=True):
         line = lines[row - 1]
