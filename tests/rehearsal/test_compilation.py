@@ -142,9 +142,7 @@ def test_what_inductor_does_not_manage_runs_as_its_partition(stage: Stage) -> No
     """
     )
 
-    assert any(
-        "ran unfused" in n and "no such lowering" in n for n in found["rehearsal"]["notes"]
-    )
+    assert any("ran unfused" in n and "no such lowering" in n for n in found["rehearsal"]["notes"])
 
 
 @needs_triton
