@@ -79,9 +79,7 @@ def _recorded(pid: int) -> tuple[int, Options | None]:
         return pid, answering[pid]
     if len(answering) > 1:
         named = ", ".join(str(p) for p in [*answering][:_MOST_NAMED])
-        raise ConfigError(
-            f"Process {pid} started several processes that use a GPU.", hint=f"One of: {named}"
-        )
+        raise ConfigError(f"Process {pid} has several children on a GPU.", hint=f"One of: {named}")
     return next(iter(answering.items()), (pid, None))
 
 

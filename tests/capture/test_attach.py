@@ -137,7 +137,7 @@ def test_several_children_are_named(start: Start) -> None:
     program = start(body, *RUN)
     (main,) = children_of(program.pid)
 
-    with pytest.raises(ConfigError, match="started several") as error, bundle_of(program.pid, 5):
+    with pytest.raises(ConfigError, match="children on a GPU") as error, bundle_of(program.pid, 5):
         pass
 
     assert all(str(child) in error.value.hint for child in children_of(main))
