@@ -44,7 +44,7 @@ COMMANDS: Final = (
             "fragdoctor run -o bundles --zip -- torchrun --nproc-per-node 8 train.py",
         ],
         "\n\n\b\nThe report goes to standard error; output and exit code stay the program's.\n"
-        "A program that succeeds with nothing to record (no torch or CUDA) exits with 2.",
+        "A successful program with nothing to record (no torch, no CUDA) exits with 2.",
         may_mix_options=False,
     ),
     Command(
