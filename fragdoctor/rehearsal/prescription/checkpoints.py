@@ -81,6 +81,11 @@ class Plan(Struct, frozen=True):
         """What sets are compared by: operations, then modules."""
         return self.n_flops, len(self.choices)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether no results are kept of any module."""
+        return not any(one.kept for one in self.choices)
+
     def without(self, choice: Choice, *instead: Choice) -> Plan:
         """Return the set without one of its modules, or with another way instead."""
         rest = [one for one in self.choices if one is not choice]
@@ -209,7 +214,7 @@ class Checkpoints:
 
     def whole(self, capacity_bytes: int) -> Plan | None:
         """Return the cheapest first few of equal modules that fit without any results kept."""
-        sets = [plans for plans in self._alike() if not plans[0].choices[0].kept]
+        sets = [plans for plans in self._alike() if plans[0].is_whole]
         return self._cheapest_alike(sets, inf, capacity_bytes)
 
     def _cheapest_alike(

@@ -348,11 +348,12 @@ class CureSearch:
             self._learn_ends(base, others)
         seen = {base.outermost: self._outermost[_key(others)]}
         limit, fitting = self._cheapest_tried(base, seen, others)
-        if fitting and any(one.kept for one in fitting.choices):
+        is_cured = any(one.fits for one in seen.values())
+        if is_cured and not (fitting and fitting.is_whole):
             plan = base.whole(limit)  # a loop of two lines; what keeps results takes twenty
             if plan:
                 self._try(catalogue.checkpointed(base.traits, plan), *others)
-        return any(one.fits for one in seen.values())
+        return is_cured
 
     def _cheapest_tried(
         self, base: Checkpoints, seen: dict[Plan, Tried], others: Sequence[Treatment]
