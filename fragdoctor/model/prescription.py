@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from fragdoctor.model.finding import Location
 from fragdoctor.model.hooks import drawn
 
 
@@ -115,10 +116,21 @@ class Tried(Struct, frozen=True):
         known = self.extra_compute
         cost = float("inf") if known is None else known
         numerics = list(Numerics).index(self.numerics)
-        parts = self.treatments
-        is_open = any(one.place is Place.OPEN and not one.instead for one in parts)
-        n_lines = sum(1 if one.instead else len(one.lines) for one in parts)
-        return (self.n_gpus, numerics, int(known is None), cost, len(parts), is_open, n_lines)
+        n_parts = len(self.treatments)
+        return (
+            *(self.n_gpus, numerics, int(known is None), cost),
+            *(n_parts, self.is_open, self.n_lines),
+        )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it depends on the program where a line goes, and no framework has an option."""
+        return any(one.place is Place.OPEN and not one.instead for one in self.treatments)
+
+    @property
+    def n_lines(self) -> int:
+        """How many lines the user writes; an option of a framework is one."""
+        return sum(1 if one.instead else len(one.lines) for one in self.treatments)
 
 
 class LeftOut(Struct, frozen=True):
@@ -143,6 +155,8 @@ class Prescription(Struct, frozen=True):
         notes: sentences about the whole prescription.
         diff: the cheapest change that fits, as a unified diff of the program. The changed program
             was rehearsed as a file of its own and needs the same. Empty if the place is open.
+        optimizer_place: the line that makes the optimizer, the last of the user's own; None if it
+            is not known or there are several optimizers.
     """
 
     target: str
@@ -155,6 +169,7 @@ class Prescription(Struct, frozen=True):
     is_cut_short: bool = False
     notes: Sequence[str] = ()
     diff: Sequence[str] = ()
+    optimizer_place: Location | None = None
 
     @property
     def fits(self) -> bool:

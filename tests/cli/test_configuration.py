@@ -102,7 +102,7 @@ def test_baseline_of_the_file_is_found_beside_it(
         ('fail-on = "panic"', "fail-on: "),
         ('max-peak = ["1GiB"]', "takes one value"),
         ('output = "x"', "there is no setting 'output'"),
-        ("max-peak = [", "no valid TOML"),
+        ("max-peak = [", "not valid TOML"),
     ],
 )
 def test_wrong_setting_is_an_error_that_names_file_and_key(

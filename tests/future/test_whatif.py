@@ -75,7 +75,7 @@ def test_expandable_segments_would_break_the_growing_cache(shared: Path) -> None
 
     assert simulation.baseline.fits
     assert not simulation.results[0].fits
-    assert "anew" in simulation.results[0].note
+    assert "requested again" in simulation.results[0].note
 
 
 @pytest.mark.shared

@@ -43,6 +43,22 @@ def test_memory_is_what_pytorch_would_say(stage: Stage) -> None:
     assert found["rehearsal"]["fits"]
 
 
+def test_code_whose_constants_have_no_hash_stands_in_stacks(stage: Stage) -> None:
+    """A compiler writes such code."""
+    stage.must_pass(
+        """
+        import torch
+
+        def made():
+            return torch.ones(4, device="cuda")
+
+        code = made.__code__
+        made.__code__ = code.replace(co_consts=(*code.co_consts, {}))
+        x = made()
+        """
+    )
+
+
 def test_tensors_are_plain_and_on_the_gpu(stage: Stage) -> None:
     stage.must_pass(
         """

@@ -212,7 +212,7 @@ def test_operators_of_other_libraries_return_what_their_fakes_say(stage: Stage) 
     )
 
     (note,) = found["rehearsal"]["notes"]
-    assert note.startswith("The kernel of mine::scaled needs a GPU: its fake says")
+    assert note.startswith("The kernel of mine::scaled needs a GPU: its fake tells")
 
 
 def test_an_operator_that_nothing_is_known_of_is_named(stage: Stage) -> None:

@@ -156,7 +156,7 @@ def test_formats_of_ci_have_one_result_a_rehearsal(training: Stage) -> None:
         (["--batch", "1..64", "--", "{batch}"], "Without a limit every batch fits"),
         (["--batch", "8,16", "--gpu", "h100", "--", "--batch-size", "8"], "no {batch}"),
         (["--gpu", "h100,nonsense"], "neither a known GPU nor a size"),
-        (["--gpu", "h100,l4", "--snapshot", "."], "is no empty folder"),
+        (["--gpu", "h100,l4", "--snapshot", "."], "is not an empty folder"),
     ],
 )
 def test_sweeps_that_cannot_be_are_refused_before_anything_runs(training, options, sentence):

@@ -47,7 +47,7 @@ class RecordedStacks:
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, ...], int] = {}
         self._stacks: list[tuple[tuple[Any, int], ...]] = []
-        self._frames: dict[tuple[CodeType, int], Frame] = {}
+        self._frames: dict[tuple[int, int], Frame] = {}
         self._kept: dict[int, CodeType | bool] = {}
         self._outermost: CodeType | None = None
         self._held: list[CodeType] = []  # so that their ids are not reused
@@ -122,14 +122,15 @@ class RecordedStacks:
         return found
 
     def _frame(self, code: CodeType, instruction: int) -> Frame:
-        found = self._frames.get((code, instruction))
+        place = (id(code), instruction)  # what Dynamo writes may have constants without a hash
+        found = self._frames.get(place)
         if found is None:
             found = {
                 "name": code.co_name,
                 "filename": code.co_filename,
                 "line": _line(code, instruction),
             }
-            self._frames[code, instruction] = found
+            self._frames[place] = found
         return found
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
+from math import inf
 from typing import Any, Final
 
 from msgspec import Struct, field
@@ -79,6 +80,11 @@ class Plan(Struct, frozen=True):
     def cost(self) -> tuple[int, int]:
         """What sets are compared by: operations, then number of modules."""
         return self.n_flops, len(self.choices)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no results are kept of any module."""
+        return not any(one.kept for one in self.choices)
 
     def without(self, choice: Choice, *instead: Choice) -> Plan:
         """Return the set without one of its modules, or with it checkpointed in another way."""
@@ -204,18 +210,28 @@ class Checkpoints:
         if len({one.kept for one in cheapest.choices}) == 1:
             return cheapest
         most = cheapest.n_flops + SIMPLER * self.traits["n_flops"]
-        first = (self._first(plans, most, capacity_bytes) for plans in self._alike())
-        return min(filter(None, first), key=lambda one: one.cost, default=cheapest)
+        return self._cheapest_alike([*self._alike()], most, capacity_bytes) or cheapest
+
+    def whole(self, capacity_bytes: int) -> Plan | None:
+        """Return the cheapest first few of equal modules that fit without any results kept."""
+        sets = [plans for plans in self._alike() if plans[0].is_whole]
+        return self._cheapest_alike(sets, inf, capacity_bytes)
+
+    def _cheapest_alike(
+        self, sets: Sequence[list[Plan]], most: float, capacity_bytes: int
+    ) -> Plan | None:
+        first = (self._first(plans, most, capacity_bytes) for plans in sets)
+        return min(filter(None, first), key=lambda one: one.cost, default=None)
 
     def _alike(self) -> Iterator[list[Plan]]:
-        """Yield for each way to checkpoint equal modules the first two, the first three, ..."""
+        """Yield for each way to checkpoint equal modules the first, the first two, ..."""
         for parts in [self._roots, *(part.parts for part in self._parts.values())]:
             groups: dict[tuple[tuple[int, ...], ...], list[_Part]] = {}
             for part in parts:
                 groups.setdefault(tuple(one.kept for one in part.options), []).append(part)
             for group in groups.values():
                 for ways in zip(*(part.options for part in group), strict=True):
-                    yield [Plan(ways[:n]) for n in range(2, len(ways) + 1)]
+                    yield [Plan(ways[:n]) for n in range(1, len(ways) + 1)]
 
     def _first(self, plans: list[Plan], most: float, capacity_bytes: int) -> Plan | None:
         """Return the first of growing sets that fits; None if none does within this cost."""

@@ -148,6 +148,7 @@ class CureSearch:
                 )
         conf = self._conditions.conf or found.conf
         traits = {**found.traits, "number": self._number}
+        place = found.traits["place"]
         return Prescription(
             target=self._program.target,
             gpu=self._conditions.gpu.name,
@@ -159,6 +160,7 @@ class CureSearch:
             is_cut_short=is_cut_short,
             notes=[*found.notes, *self._notes],
             diff=diff,
+            optimizer_place=Location(place["filename"], place["line"], "") if place else None,
         )
 
     def _diff(self, traits: catalogue.Traits, cure: Tried) -> list[str]:
@@ -345,8 +347,20 @@ class CureSearch:
             return False
         if _key(others) not in self._outermost:
             self._learn_ends(base, others)
-        limit = self._capacity_bytes
         seen = {base.outermost: self._outermost[_key(others)]}
+        limit, fitting = self._cheapest_tried(base, seen, others)
+        is_cured = any(one.fits for one in seen.values())
+        if is_cured and not (fitting and fitting.is_whole):
+            plan = base.whole(limit)  # a loop of two lines; what keeps results takes twenty
+            if plan:
+                self._try(catalogue.checkpointed(base.traits, plan), *others)
+        return is_cured
+
+    def _cheapest_tried(
+        self, base: Checkpoints, seen: dict[Plan, Tried], others: Sequence[Treatment]
+    ) -> tuple[int, Plan | None]:
+        """Rehearse sets until the cheapest is known; return it, and the limit for the replay."""
+        limit = self._capacity_bytes
         fitting: Plan | None = None
         while len(seen) <= MAX_SETS:
             plan = self._cheapest(base, limit)
@@ -363,7 +377,7 @@ class CureSearch:
             if 0 <= spare <= FINE * self._capacity_bytes:
                 break
             limit = base.needs_bytes(plan) + spare
-        return any(one.fits for one in seen.values())
+        return limit, fitting
 
     def _cheapest(self, base: Checkpoints, limit: int) -> Plan | None:
         """Return the cheapest set that fits by replay, or a simpler one that costs little more."""

@@ -15,6 +15,9 @@ NUMERICS: Final = {
     Numerics.ROUNDING: "other precision",
     Numerics.DIFFERENT: "other results",
 }
+_AT: Final = {
+    Place.BEFORE_OPTIMIZER: "Before ", Place.AFTER_OPTIMIZER: "After ", Place.OPTIMIZER: "In "
+}  # fmt: skip
 _PARTIAL: Final = "Not all of the program was rehearsed: what was not seen may need more."
 _CUT_SHORT: Final = "Time ran out before all were tried; --time gives more."
 _HOW: Final = (
@@ -32,16 +35,22 @@ def document(found: Prescription) -> doc.ReportDocument:
         lead = [
             doc.Paragraph(["Cheapest change that fits: ", doc.strong(cure.title), "."]),
             doc.Paragraph(f"{_figures(cure)}."),
-            *(_diff(found) if found.diff else _lines(cure)),
+            *(_diff(found) if found.diff else _lines(found, cure)),
         ]
     rest = [one for one in shown(found.tried) if one is not cure]
+    also: list[doc.DocumentBlock] = [_table(one for one in rest if one.fits)]
+    simple = (one for one in rest if _is_plain(one))
+    shorter = next((one for one in simple if cure is not None and _is_shorter(one, cure)), None)
+    if shorter is not None:
+        also += [doc.Paragraph(["In fewer lines: ", doc.strong(shorter.title), "."])]
+        also += _lines(found, shorter)
     return doc.ReportDocument(
         title="Prescription",
         headline=doc.Span(answer, style),
         brief=[answer, *([cure.title] if cure is not None else [])],
         lead=lead,
         sections=[
-            doc.Section("Also fits", [_table(one for one in rest if one.fits)], id="also-fits"),
+            doc.Section("Also fits", also, id="also-fits"),
             doc.Section("Does not fit", [_table(one for one in rest if not one.fits)], id="fails"),
             doc.Section("Not tried", [_left_out(found)], id="not-tried", detail=doc.Detail.FULL),
             doc.Section("", [doc.Bullets(_notes(found))]),
@@ -54,15 +63,29 @@ def document(found: Prescription) -> doc.ReportDocument:
 def shown(tried: Sequence[Tried]) -> list[Tried]:
     """Return the most telling change of each kind: the cheapest that fits, or the lowest peak.
 
-    ``tried`` is in the order in which a reader would choose.
+    A change that fits in fewer than half as many lines is a kind of its own. ``tried`` is in the
+    order in which a reader would choose.
     """
     kinds: dict[tuple[str, ...], Tried] = {}
     for one in tried:
         kind = tuple(part.code for part in one.treatments)
         best = kinds.get(kind)
+        if best is not None and _is_shorter(one, best):
+            kind = (*kind, "shorter")
+            best = kinds.get(kind)
         if best is None or (not best.fits and _need(one) < _need(best)):
             kinds[kind] = one
     return list(kinds.values())
+
+
+def _is_shorter(one: Tried, other: Tried) -> bool:
+    return one.fits and 2 * one.n_lines < other.n_lines
+
+
+def _is_plain(one: Tried) -> bool:
+    """Whether it is known where its lines go and what they cost, and the results stay."""
+    is_known = one.extra_compute is not None and not one.is_open
+    return is_known and one.numerics is Numerics.EXACT
 
 
 def _need(one: Tried) -> float:
@@ -106,11 +129,17 @@ def _diff(found: Prescription) -> list[doc.DocumentBlock]:
     return [doc.Code(found.diff), doc.Paragraph(doc.dim(said))]
 
 
-def _lines(one: Tried) -> list[doc.DocumentBlock]:
+def _lines(found: Prescription, one: Tried) -> list[doc.DocumentBlock]:
     """Return the code to write, or the framework's terms if code would only be a sketch."""
+    at = found.optimizer_place
     blocks: list[doc.DocumentBlock] = []
     for treatment in one.treatments:
         is_sketch = treatment.place is Place.OPEN and treatment.instead
+        if at is not None and treatment.place in _AT:
+            line = doc.code(f"{at.basename}:{at.line}")
+            blocks.append(
+                doc.Paragraph([_AT[treatment.place], line, ", where the optimizer is made:"])
+            )
         if not is_sketch:
             blocks.append(doc.Code(treatment.lines))
         if treatment.instead:
