@@ -20,7 +20,6 @@ _MOST_ROWS: Final = 12
 _MIN_SHARE: Final = 0.01
 """Share of the peak: smaller neighbors are merged into one row of the short table."""
 
-_SMALLER: Final = "(smaller ones)"
 _IN_GIB: Final = 10 * GIB
 """Figures are written in GiB from this size up."""
 
@@ -115,6 +114,6 @@ def _trimmed(modules: Sequence[ModuleMemory], least: float) -> list[ModuleMemory
         found.append(replace(m, children=inner if len(inner) > 1 else ()))
     if len(large) < len(modules):
         sums = {kind: sum(getattr(m, kind) for m in small) for kind in KINDS}
-        n_modules = sum(m.n_modules for m in small)
-        found.append(ModuleMemory(small[0].device, _SMALLER, n_modules, **sums))
+        name = f"({sum(m.n_modules for m in small)} smaller)"
+        found.append(ModuleMemory(small[0].device, name, 1, **sums))
     return found
