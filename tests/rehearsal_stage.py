@@ -57,7 +57,8 @@ class PreparedRuns:
     def __init__(self, imports: str = IMPORTS) -> None:
         self._imports = imports
         self._of_machines: dict[tuple[object, ...], Runs] = {}
-        self.place = Path()
+        self._folder = tempfile.TemporaryDirectory(prefix="fragdoctor-", ignore_cleanup_errors=True)
+        self.place = Path(self._folder.name)  # of all machines, as their runs follow each other
         self.blocker = ""
 
     def run(
@@ -71,12 +72,12 @@ class PreparedRuns:
         runs = self._of_machines.get(machine)
         if runs is None:
             runs = self._of_machines[machine] = Runs(forks=True)
+            runs.place = self.place
             atexit.register(runs.__exit__)
             with tempfile.TemporaryDirectory() as folder:
                 first = Path(folder, "imports.py")
                 first.write_text(self._imports, encoding="utf-8")
                 runs.run(Program(str(first), False, [], [python]), conditions, python)
-        self.place = runs.place
         return runs.run(program, conditions, python, on_step)
 
 

@@ -84,7 +84,7 @@ def test_rehearsed_tests_report_as_if_they_ran_here(pytester, monkeypatch) -> No
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ('"1 GiB", gpu="l4"', "gpu is for rehearse=True"),
+        ('"1 GiB", gpu="l4"', "gpu is only for rehearse=True"),
         ('"1 GiB", rehearse="yes"', "takes rehearse=True"),
     ],
 )
