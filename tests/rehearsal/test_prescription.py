@@ -6,6 +6,7 @@ import json
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ from fragdoctor.rehearsal.prescription.batch_rows import mixing
 from fragdoctor.rehearsal.prescription.held import held_lines
 from fragdoctor.rehearsal.prescription.need import Need
 from fragdoctor.rehearsal.prescription.patch import optimizer_name, patched
-from fragdoctor.rehearsal.prescription.search import _parts
+from fragdoctor.rehearsal.prescription.search import CureSearch, _parts
 from fragdoctor.rehearsal.process import RehearsalConditions, rehearsed_gpu
 from fragdoctor.rehearsal.programs import Program
 from fragdoctor.report.base import RenderOptions
@@ -1065,3 +1066,21 @@ def test_updates_in_the_backward_pass_are_left_out_where_they_change_results(
 
     (said,) = [one for one in catalogue.left_out(traits, None, "") if "backward" in one.code]
     assert reason in said.reason
+
+
+def test_a_short_form_is_tried_again_where_the_replay_was_wrong(monkeypatch) -> None:
+    """The replay says 95 of 100, the rehearsal 110: the next set may need 85 by replay."""
+    monkeypatch.setattr(catalogue, "checkpointed", lambda _, plan: plan)
+    limits: list[int] = []
+    base = SimpleNamespace(
+        traits={}, whole=lambda limit: limits.append(limit) or limit, needs_bytes=lambda _: 95
+    )
+    needs = iter([110, 99])
+
+    def rehearse(*_: object) -> SimpleNamespace:
+        n_bytes = next(needs)
+        return SimpleNamespace(fits=n_bytes <= 100, needs_bytes=n_bytes)
+
+    CureSearch._try_whole(SimpleNamespace(_try=rehearse, _capacity_bytes=100), base, 98, ())
+
+    assert limits == [98, 85]

@@ -351,10 +351,19 @@ class CureSearch:
         limit, fitting = self._cheapest_tried(base, seen, others)
         is_cured = any(one.fits for one in seen.values())
         if is_cured and not (fitting and fitting.is_whole):
-            plan = base.whole(limit)  # a loop of two lines; what keeps results takes twenty
-            if plan:
-                self._try(catalogue.checkpointed(base.traits, plan), *others)
+            self._try_whole(base, limit, others)
         return is_cured
+
+    def _try_whole(self, base: Checkpoints, limit: int, others: Sequence[Treatment]) -> None:
+        """Try a set that is a loop of two lines to write; keeping some results takes twenty."""
+        for _ in range(2):  # where the replay is wrong, once more with what the rehearsal said
+            plan = base.whole(limit)
+            if plan is None:
+                return
+            tried = self._try(catalogue.checkpointed(base.traits, plan), *others)
+            if tried.fits or tried.needs_bytes is None:
+                return
+            limit = base.needs_bytes(plan) + self._capacity_bytes - tried.needs_bytes
 
     def _cheapest_tried(
         self, base: Checkpoints, seen: dict[Plan, Tried], others: Sequence[Treatment]
