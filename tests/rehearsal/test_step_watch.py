@@ -15,7 +15,7 @@ from fragdoctor.rehearsal.engine.step_watch import RUNS_BEFORE_A_TURN, Steps
 
 @pytest.fixture(autouse=True)
 def going_on_for_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_watch, "GO_ON_S", 0.0)
+    monkeypatch.setattr(step_watch, "LIBRARY_S", 0.0)
 
 
 class EndedError(Exception):
@@ -150,7 +150,7 @@ def test_it_ends_after_equal_steps_which_hold_their_micro_batches() -> None:
 
 def test_loops_of_libraries_go_on_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes after an epoch of a trainer counts."""
-    monkeypatch.setattr(step_watch, "GO_ON_S", 10.0)
+    monkeypatch.setattr(step_watch, "LIBRARY_S", 10.0)
     made = Program("A")
     made.steps._began -= 60.0
 

@@ -32,7 +32,7 @@ from fragdoctor.rehearsal.engine.skipping import (
     Round,
 )
 
-GO_ON_S: Final = 10.0
+LIBRARY_S: Final = 10.0
 """How long a rehearsal continues at most when a library's loop repeats in memory."""
 RUNS_BEFORE_A_TURN: Final = 5
 """After this many runs of others, an optimizer that was not called yet takes no turn: a WGAN
@@ -267,5 +267,5 @@ class Steps(StepProgress):
         """
         now = time.monotonic()
         if self._ends_at is None:
-            self._ends_at = now + min(GO_ON_S, now - self._began)
+            self._ends_at = now + min(LIBRARY_S, now - self._began)
         return now >= self._ends_at
