@@ -286,16 +286,18 @@ class Recorder:
     def _dump(self, path: str) -> None:
         memory = self.torch.cuda.memory
         self._user_lines = {}  # none from an earlier bundle, in case this one fails
-        with _without_inductor(self.torch), passed_through(memory, self._completed):
-            memory._dump_snapshot(path)
+        seen: list[Any] = []
 
-    def _completed(self, snapshot: Any) -> Any:
-        """Note the user's lines in a snapshot; return it with the marks that PyTorch lacks."""
-        if self.options.sources:
-            self._user_lines = user_lines(snapshot)
-        if self._step_marks is None:
-            return snapshot
-        return {**snapshot, "external_annotations": list(self._step_marks.marks)}
+        def completed(snapshot: Any) -> Any:
+            seen.append(snapshot)
+            if self._step_marks is None:
+                return snapshot
+            return {**snapshot, "external_annotations": list(self._step_marks.marks)}
+
+        with _without_inductor(self.torch), passed_through(memory, completed):
+            memory._dump_snapshot(path)
+        if seen and self.options.sources:  # after the snapshot is safe on disk
+            self._user_lines = user_lines(seen[-1])
 
     def _write_sources(self, path: str) -> None:
         write_sources(path, self._user_lines, self._started)
