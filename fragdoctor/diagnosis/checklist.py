@@ -369,7 +369,7 @@ def check_growth(context: Context, _verdict: Verdict) -> Answer:  # noqa: PLR091
 
 
 def _growth_by_log(context: Context) -> Answer | None:
-    """Return what the trials, failures and prints of a log say, or None if they say nothing."""
+    """Return what the trials and failures of a log say, or None if they say nothing."""
     grown = accumulation(context.story)
     if grown is not None:
         value = f"{format_size(grown.slope_bytes)} a {STEPS[grown.over]}"

@@ -42,7 +42,7 @@ from fragdoctor.rules.growth.growing_line import (
 )
 from fragdoctor.rules.request_sources import is_one_of_several
 from fragdoctor.rules.rule import Context
-from fragdoctor.story.trends import accumulation, growing_cache
+from fragdoctor.story.trends import accumulation
 from fragdoctor.units import GIB, format_count, format_size, plural
 
 NOT_A_SHORTAGE: Final = ("negative", "shared-memory")
@@ -470,8 +470,6 @@ def _beside(e: CaseEvidence) -> Iterator[Cause]:
     is_about_memory = e.reading.cause not in (Cause.NOT_MEMORY, Cause.HEALTHY, Cause.UNKNOWN)
     if is_about_memory and e.grown is not None:
         yield Cause.LEAK
-    if is_about_memory and growing_cache(e.context.story) is not None:
-        yield Cause.FRAGMENTATION
     if failed is None or analysis is None:
         return
     if failed.is_caught:

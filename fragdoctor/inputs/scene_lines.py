@@ -257,7 +257,7 @@ def happening_of(plain: str) -> tuple[SceneKind | None, int | None]:  # noqa: PL
     return None, None
 
 
-FIGURE_LITERALS: Final = ("alloc", "reserved", "mem", "mib /", "vram", "max_ma")
+FIGURE_LITERALS: Final = ("alloc", "reserved", "mem", "vram", "max_ma")
 
 _NUMBER: Final = r"(?P<n>\d{1,15}(?:,\d{3}){0,4}(?:\.\d{1,9})?)"
 _UNIT: Final = r"(?P<u>bytes|[kmgt]i?b|[kmgt]|b)"
@@ -280,7 +280,6 @@ _SPACED: Final = re.compile(
 _DEEPSPEED: Final = re.compile(
     rf"(?<![a-z_])(?P<label>ma|ca)\s{{1,4}}{_NUMBER}\s{{0,2}}{_UNIT}(?![\w])"
 )
-_SMI: Final = re.compile(r"(?<!\d)(?P<n>\d{1,7})\s?mib\s?/\s{0,3}\d{1,7}\s?mib")
 _LABEL_UNIT: Final = re.compile(r"[_ (\[](bytes|[kmgt]i?b)[)\]]?\s{0,2}$")
 _PEAK: Final = re.compile(r"(?<![a-z])(?:max|peak|high)|max_mem|total|limit|capacity|free|cpu|ram")
 _ABOUT: Final = re.compile(r"alloc|reserv|cache|mem|vram|used|usage")
@@ -296,10 +295,6 @@ def figures_of(plain: str) -> Iterator[PrintedFigure]:
     """Yield a line's figures of memory currently in use, without peaks, totals and free memory."""
     lowered = plain[:1000].lower()
     if not any(literal in lowered for literal in FIGURE_LITERALS):
-        return
-    smi = _SMI.search(lowered)
-    if smi is not None:
-        yield PrintedFigure("used", "nvidia-smi", int(smi.group("n")) << 20)
         return
     spans: list[tuple[int, int]] = []
     for match, label in _labelled(lowered):

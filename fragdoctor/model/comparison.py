@@ -81,7 +81,6 @@ class RunSide(Struct, frozen=True):
         torch_version: PyTorch versions that fit the inputs, or "".
         n_steps: passes of the outermost loop in the trace; None without a trace.
         is_cut: whether the trace lacks its beginning.
-        peak_location: the line that made the allocation at the peak.
         moment: figures at the moment that a report on this run alone is about.
         analysis: the ``DeviceAnalysis``, for the graphics of the page; None if they are not needed.
     """
@@ -100,7 +99,6 @@ class RunSide(Struct, frozen=True):
     n_events: int | None = None
     n_steps: int | None = None
     capacity_bytes: int | None = None
-    peak_location: Location | None = None
     curve: Curve | None = None
     moment: MomentFigures | None = None
     analysis: Any = None
@@ -278,7 +276,6 @@ class RunTrend(Struct, frozen=True):
         slope_low_bytes, slope_high_bytes: 90 % confidence range of the slope if there are enough
             runs, otherwise the smallest and largest pairwise slope.
         p_value: chance of such a steady rise without any growth (Mann-Kendall, one-sided).
-        is_significant: whether the rise is more than chance.
         confidence: None if nothing grows.
         capacity_bytes: the capacity that the growth runs into, if known.
         exhausted_at: axis value at which the capacity is reached; None if unknown or insignificant.
@@ -293,7 +290,6 @@ class RunTrend(Struct, frozen=True):
     slope_low_bytes: float
     slope_high_bytes: float
     p_value: float
-    is_significant: bool
     confidence: Confidence | None
     lines: Sequence[LineTrend] = ()
     capacity_bytes: int | None = None

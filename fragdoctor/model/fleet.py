@@ -199,8 +199,8 @@ class Difference(Struct, frozen=True):
 class Skew(Struct, frozen=True):
     """How unevenly one figure is spread over the ranks.
 
-    ``mad`` is the median absolute deviation; ``over_median`` is max / median, None for a median
-    of 0; ``path`` names the first rank with the maximum, ``n_highest`` is how many have it.
+    ``over_median`` is max / median, None for a median of 0; ``path`` names the first rank with the
+    maximum, ``n_highest`` is how many have it.
     """
 
     name: str
@@ -208,7 +208,6 @@ class Skew(Struct, frozen=True):
     minimum: int
     median: int
     maximum: int
-    mad: int
     over_median: float | None
     path: str
     label: str
@@ -237,8 +236,6 @@ class RankGroup(Struct, frozen=True):
     median_peak_bytes: int | None
     min_peak_bytes: int | None
     max_peak_bytes: int | None
-    median_stranded_bytes: int | None
-    median_retries: int | None
     settings: tuple[tuple[str, str], ...] = ()
     holders: Sequence[SourceLine] = ()
     is_odd: bool = False
@@ -246,7 +243,6 @@ class RankGroup(Struct, frozen=True):
     differences: Sequence[Difference] = ()
     representative: str = ""
     advice: Recommendation | None = None
-    advice_is_tested: bool = False
 
 
 class RankRow(Struct, frozen=True):

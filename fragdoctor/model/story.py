@@ -63,7 +63,7 @@ class PrintedFigure(Struct, frozen=True):
     """A figure of memory that a program printed.
 
     Attributes:
-        name: ``allocated``, ``reserved`` or ``used`` (nvidia-smi and the like).
+        name: ``allocated``, ``reserved`` or ``used``.
         label: the words before it, normalized; figures with different labels are not compared.
         n_bytes: the value.
     """
@@ -125,11 +125,9 @@ class TrialOutcome(StrEnum):
 
 
 class Trial(Struct, frozen=True):
-    """One trial of a sweep: its lines, its end, and how often it ran out of memory."""
+    """One trial of a sweep: its end, and how often it ran out of memory."""
 
     name: str
-    first_line: int
-    last_line: int
     outcome: TrialOutcome = TrialOutcome.OPEN
     n_ooms: int = 0
 
@@ -149,7 +147,7 @@ class TrialTrend(Struct, frozen=True):
 
     Attributes:
         figure: ``allocated``, ``unallocated``, ``reserved`` or ``used``.
-        over: what one step is: ``trial``, ``oom`` or ``print``.
+        over: what one step is: ``trial`` or ``oom``.
         points: bytes, in order.
         lines: line of each point.
         slope_bytes: median of all pairwise slopes (Theil-Sen), bytes per step; None below 3 points.
@@ -183,7 +181,6 @@ class LogStory(Struct, frozen=True):
         trials: trials of a sweep, in order of their first line.
         trends: figures over trials and failures.
         n_ooms, n_consequences, n_retries, n_restarts: counts over the whole log, without repeats.
-        n_parallel: the most trials or processes that were active at the same time.
         duration_s: seconds between the first and the last printed time, None if there are none.
     """
 
@@ -195,5 +192,4 @@ class LogStory(Struct, frozen=True):
     n_consequences: int = 0
     n_retries: int = 0
     n_restarts: int = 0
-    n_parallel: int = 1
     duration_s: float | None = None

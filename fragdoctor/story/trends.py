@@ -1,4 +1,4 @@
-"""Figures over trials, failures and prints: their slopes, and what those add up to."""
+"""Figures over trials and failures: their slopes, and what those add up to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from fragdoctor.analysis.trend import LIKELY_P, MAX_POINTS, MIN_POINTS, POSSIBLE
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.story import Direction, LogStory, Scene, SceneKind, TrialTrend
-from fragdoctor.story.order import Processes
 from fragdoctor.units import MIB
 
 MIN_RISE_BYTES: Final = 32 * MIB
@@ -60,9 +59,6 @@ def with_slope(trend: TrialTrend, stride: float = 1.0) -> TrialTrend:
     )
 
 
-_TABLE_LINES: Final = 6
-"""Rows of one nvidia-smi table are at most this many lines apart."""
-
 _MAX_TRENDS: Final = 12
 
 
@@ -106,54 +102,24 @@ def _first_of_trial(points: Iterable[_Point]) -> list[_Point]:
     return kept
 
 
-def trends_of_prints(scenes: Sequence[Scene], processes: Processes) -> list[TrialTrend]:
-    """Return printed figures over the trials, or without trials, over the prints of one process."""
-    series: dict[tuple[int | None, int | None, str, str], list[_Point]] = {}
-    smi_line, smi_row = -1, 0
+def trends_of_prints(scenes: Sequence[Scene]) -> list[TrialTrend]:
+    """Return printed figures over the trials: the lowest of each trial."""
+    series: dict[tuple[int | None, str, str], dict[str, _Point]] = {}
     for scene in scenes:
-        for figure in scene.figures:
-            label = figure.label
-            if label == "nvidia-smi":  # one row for each GPU
-                smi_row = smi_row + 1 if scene.line - smi_line <= _TABLE_LINES else 0
-                smi_line = scene.line
-                label = f"nvidia-smi row {smi_row}"
+        for figure in scene.figures if scene.trial else ():
+            lowest = series.setdefault((scene.rank, figure.name, figure.label), {})
             point = _Point(scene.line, figure.n_bytes, scene.trial)
-            pid = None if scene.trial else scene.pid
-            series.setdefault((scene.rank, pid, figure.name, label), []).append(point)
-    trends: list[TrialTrend] = []
-    of_processes: dict[tuple[int | None, str, str], list[TrialTrend]] = {}
-    for (rank, _, name, label), points in series.items():
-        lowest = _lowest_of_trials(points)
-        if len(lowest) > 1:
-            trends.extend(_trend(name, lowest, rank=rank, label=label))
-        elif not any(p.trial for p in points):
-            of_one = _trend(name, _one_process(points, processes), rank, label, "print")
-            of_processes.setdefault((rank, name, label), []).extend(of_one)
-    # among workers side by side, the one that grows most
-    steepest = (max(ts, key=lambda t: t.slope_bytes or 0) for ts in of_processes.values() if ts)
-    return [*trends, *steepest]
-
-
-def _lowest_of_trials(points: Iterable[_Point]) -> list[_Point]:
-    lowest: dict[str, _Point] = {}
-    for point in points:
-        if point.trial and (
-            point.trial not in lowest or point.n_bytes < lowest[point.trial].n_bytes
-        ):
-            lowest[point.trial] = point
-    return list(lowest.values())
-
-
-def _one_process(points: Sequence[_Point], processes: Processes) -> list[_Point]:
-    """Return the prints of the process that printed most: a new process starts from zero."""
-    grouped: dict[int, list[_Point]] = {}
-    for point in points:
-        grouped.setdefault(processes.generation(point.line), []).append(point)
-    return max(grouped.values(), key=len, default=[])
+            if figure.n_bytes < lowest.setdefault(scene.trial, point).n_bytes:
+                lowest[scene.trial] = point
+    return [
+        trend
+        for (rank, name, label), lowest in series.items()
+        for trend in _trend(name, list(lowest.values()), rank, label)
+    ]
 
 
 def _trend(
-    figure: str, points: Sequence[_Point], rank: int | None = None, label: str = "", over: str = ""
+    figure: str, points: Sequence[_Point], rank: int | None = None, label: str = ""
 ) -> list[TrialTrend]:
     if len(points) < 2:
         return []
@@ -164,7 +130,7 @@ def _trend(
         points = [points[i] for i in chosen.tolist()]
     trend = TrialTrend(
         figure=figure,
-        over=over or ("trial" if all(p.trial for p in points) else "oom"),
+        over="trial" if all(p.trial for p in points) else "oom",
         points=tuple(p.n_bytes for p in points),
         lines=tuple(p.line for p in points),
         label=label,
@@ -182,30 +148,23 @@ def kept(trends: Sequence[TrialTrend]) -> tuple[TrialTrend, ...]:
     return tuple(trends[i] for i in sorted(ranked[:_MAX_TRENDS]))
 
 
-_OVER_TRIALS: Final = ("trial", "oom")
-_RUN_RISE_SHARE: Final = 0.1
-"""Within one run, printed memory must rise by a tenth: steps differ more than trials."""
-
-
 def memory_over_trials(story: LogStory) -> TrialTrend | None:
     """Return the trend that shows whether memory accumulates, or None if none does.
 
     Figures printed between trials say more than what was allocated when memory ran out, since that
     also depends on the size of the trial.
     """
-    printed = [t for t in story.trends if t.label and t.over == "trial" and _is_printed(t)]
+    fitted = [t for t in story.trends if t.slope_bytes is not None]
+    printed = [t for t in fitted if t.label]
     for figure in ("allocated", "reserved", "used"):
         best = _best([t for t in printed if t.figure == figure])
         if best is not None:
             return best
-    at_failures = [
-        t for t in story.trends if not t.label and t.figure == "allocated" and _is_printed(t)
-    ]
-    return _best(at_failures)
+    return _best([t for t in fitted if not t.label and t.figure == "allocated"])
 
 
 def accumulation(story: LogStory | None) -> TrialTrend | None:
-    """Return the trend of memory that grows over trials, failures, or the prints of one run.
+    """Return the trend of memory that grows over trials or failures.
 
     If each trial has a process of its own, nothing can pile up between them: any growth there comes
     from the trials asking for more.
@@ -213,46 +172,16 @@ def accumulation(story: LogStory | None) -> TrialTrend | None:
     if story is None:
         return None
     trend = memory_over_trials(story)
-    if trend is not None and trend.has_process_each:
+    if trend is None or trend.has_process_each:
         return None
-    if trend is not None:
-        return trend if trend.direction is Direction.GROWS else None
-    runs = [
-        t
-        for t in story.trends
-        if t.over == "print"
-        and t.figure == "allocated"
-        and t.direction is Direction.GROWS
-        and t.confidence is Confidence.LIKELY
-        and rise_bytes(t) >= _RUN_RISE_SHARE * t.points[-1]
-    ]
-    return _best(runs)
-
-
-def growing_cache(story: LogStory | None) -> TrialTrend | None:
-    """Return the trend of reserved but unallocated memory, if it grows over failures."""
-    if story is None:
-        return None
-    return _best(
-        [t for t in story.trends if t.figure == "unallocated" and t.direction is Direction.GROWS]
-    )
+    return trend if trend.direction is Direction.GROWS else None
 
 
 def rise_bytes(trend: TrialTrend) -> int:
     """Return how much a figure rose from the first to the last point along its slope."""
     if trend.slope_bytes is None:
         return 0
-    if trend.lines and trend.over == "print":
-        return trend.points[-1] - trend.points[0]
     return trend.slope_bytes * (len(trend.points) - 1)
-
-
-def trials_before_failure(story: LogStory) -> int | None:
-    """Return how many trials came before the first that ran out of memory, or None if none did."""
-    for n, trial in enumerate(story.trials):
-        if trial.n_ooms:
-            return n
-    return None
 
 
 def has_process_each(story: LogStory) -> bool:
@@ -263,10 +192,6 @@ def has_process_each(story: LogStory) -> bool:
             of_trial.setdefault(event.trial, set()).add(event.pid)
     pids = [pid for group in of_trial.values() for pid in group]
     return len(of_trial) > 1 and len(pids) == len(set(pids))
-
-
-def _is_printed(trend: TrialTrend) -> bool:
-    return trend.over in _OVER_TRIALS and trend.slope_bytes is not None
 
 
 def _best(trends: list[TrialTrend]) -> TrialTrend | None:

@@ -77,7 +77,6 @@ def test_trial_is_read_with_what_became_of_it(line, name, told):
         ("GPU memory allocated: 3.50 GiB", [("allocated", 3.5)]),
         ("allocated=3.5GB reserved=4.5GB", [("allocated", 3.5), ("reserved", 4.5)]),
         ("torch.cuda.memory_allocated(): 3221225472", [("allocated", 3)]),
-        ("|  12288MiB / 24576MiB |", [("used", 12)]),
         ("GPU Memory Allocated (GB): 12.5", [("allocated", 12.5)]),
         ("MA 5.5 GB  Max_MA 6.1 GB  CA 7.5 GB", [("allocated", 5.5), ("reserved", 7.5)]),
         ("max memory allocated: 9 GB", []),

@@ -10,7 +10,7 @@ from fragdoctor.model.finding import Confidence
 from fragdoctor.model.story import Direction, SceneKind, TrialOutcome
 from fragdoctor.report.views.log_story import trend_text
 from fragdoctor.story.build import build_story
-from fragdoctor.story.trends import accumulation, growing_cache
+from fragdoctor.story.trends import accumulation
 
 GIB = 1024**3
 
@@ -59,9 +59,7 @@ def test_two_trials_are_too_few_for_a_trend():
 def test_growing_holes_are_told_from_growing_memory():
     story = story_of(story_logs.holes())
 
-    cache = growing_cache(story)
-    assert cache is not None
-    assert cache.slope_bytes == pytest.approx(0.75 * GIB, rel=0.01)
+    assert trend_of(story, "unallocated").slope_bytes == pytest.approx(0.75 * GIB, rel=0.01)
     assert accumulation(story) is None
     assert trend_of(story, "allocated").direction is Direction.LEVEL
 
@@ -154,15 +152,6 @@ def test_trainer_says_how_far_the_run_had_come():
 )
 def test_healthy_log_and_single_message_have_no_story(text):
     assert story_of(text) is None
-
-
-def test_parallel_trials_are_counted():
-    text = "".join(f"Trial f_abc12_0000{i} started\n" for i in range(3))
-    text += "".join(f"(train pid={1000 + i}) epoch 1 mem: {4 + i}GB\n" for i in range(3)) * 3
-    text += story_logs.traceback(story_logs.message(5, 0.2), "(train pid=1002) ")
-    text += "".join(f"Trial f_abc12_0000{i} errored\n" for i in range(3))
-
-    assert story_of(text).n_parallel == 3
 
 
 def test_clock_that_passes_midnight_goes_on():

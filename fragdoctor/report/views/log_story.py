@@ -200,7 +200,7 @@ def trend_span(trend: TrialTrend) -> str:
 
 def trend_text(trend: TrialTrend) -> str:
     """Return the course of a figure: number of points, slope with its bounds, confidence."""
-    step = {"trial": "trial", "oom": "OOM", "print": "print"}[trend.over]
+    step = {"trial": "trial", "oom": "OOM"}[trend.over]
     n = plural(len(trend.points), step)
     if trend.slope_bytes is None:
         return f"{n} do not say"

@@ -10,15 +10,14 @@ from fragdoctor.rules.rule import Context, Rule, Skip
 from fragdoctor.story.trends import accumulation, rise_bytes
 from fragdoctor.units import format_size, plural
 
-STEPS = {"trial": "trial", "oom": "failure", "print": "print"}
+STEPS = {"trial": "trial", "oom": "failure"}
 
 
 class AccumulatingTrials(Rule):
     """Memory accumulates from trial to trial.
 
-    What it finds. Allocated memory that rises over the trials of a sweep, over its failures, or
-    over what one run prints: the lowest figure of each trial, or what was allocated when memory ran
-    out.
+    What it finds. Allocated memory that rises over the trials of a sweep or over its failures: the
+    lowest printed figure of each trial, or what was allocated when memory ran out.
 
     Why it costs memory. What one trial leaves behind is missing in all later ones, until one fails
     that would have fit alone.
