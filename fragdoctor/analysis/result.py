@@ -181,7 +181,6 @@ class IdleGraph(Struct, frozen=True):
 class SizeDiversity(Struct, frozen=True):
     """How varied the request sizes of the large pool are; variety is what causes fragmentation."""
 
-    n_allocs: int
     n_large_allocs: int
     n_distinct_large: int
     drifting: bool

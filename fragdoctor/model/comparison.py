@@ -203,7 +203,6 @@ class DifferencePart(Struct, frozen=True):
 
     kind: ReasonKind
     delta_bytes: int
-    n_lines: int
 
 
 class LikelyCause(Struct, frozen=True):
@@ -213,14 +212,13 @@ class LikelyCause(Struct, frozen=True):
     confidence: Confidence
     text: str
     delta_bytes: int | None = None
-    locations: Sequence[Location] = ()
 
 
 class SettingsProof(Struct, frozen=True):
     """The requests of one run replayed under the settings of another.
 
     Attributes:
-        replayed, under: letters of the run that is replayed and of the run whose settings are used.
+        under: letter of the run whose settings are used; run A is replayed.
         requests_equal: share of the shorter run's requests that both made in the same order.
         own_bytes: peak reserved memory of the replayed run under its own settings.
         result_bytes: its peak reserved memory under the other settings.
@@ -232,7 +230,6 @@ class SettingsProof(Struct, frozen=True):
         is_exact: whether the model reproduces the replayed file exactly.
     """
 
-    replayed: str
     under: str
     requests_equal: float
     own_bytes: int
