@@ -391,7 +391,6 @@ def joined_logs(logs: Sequence[OomLog]) -> OomLog | None:
         sum(log.n_bytes for log in logs),
         scenes,
         server=next((log.server for log in logs if log.server), ()),
-        utilization=next((log.utilization for log in logs if log.utilization), None),
         program=next((log.program for log in logs if log.program), ()),
         damage=" ".join(log.damage for log in logs if log.damage),
     )
