@@ -90,9 +90,8 @@ class Scene(Struct, frozen=True):
         figures: figures of memory on the line.
         count: a counter on the line (retries, cache flushes), None if there is none.
         n_lines: number of lines that reported the same.
-        caused_by: index in ``LogStory.events`` of the failure that caused this one; None for a
-            failure that no other caused. It may be a later index: some sweep tools print the end
-            of a trial above its traceback.
+        caused_by: index in ``LogStory.events`` of the earlier failure that caused this one; None
+            for a failure that no other caused.
         confidence: how sure ``caused_by`` is; None without it.
         reason: why the failure is a consequence or, for a later failure, why it is not; or "".
     """
