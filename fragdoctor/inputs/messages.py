@@ -198,7 +198,6 @@ def find_messages(text: str) -> OomLog:
         markers=markers,
         primary=_primary(messages),
         n_lines=text.count("\n") + (not text.endswith("\n") and bool(text)),
-        n_bytes=len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass")),
         scenes=scan(text, messages, markers),
         server=server_budget(text),
         frameworks=tuple(f.name for f in frameworks_in((), text[:_LOOK_ALIKE_CHARS])),

@@ -200,7 +200,6 @@ class OomLog(Struct, frozen=True):
     markers: Sequence[LogMarker] = ()
     primary: int = 0
     n_lines: int = 0
-    n_bytes: int = 0
     scenes: Sequence[Scene] = ()
     server: Sequence[ServerShare] = ()
     program: Sequence[ServerShare] = ()
