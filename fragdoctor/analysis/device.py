@@ -371,7 +371,6 @@ def size_diversity(trace: Trace) -> SizeDiversity | None:
     size = trace.events.size_bytes[rows]
     large = np.flatnonzero(size > SMALL_REQUEST_BYTES)
     return SizeDiversity(
-        n_allocs=len(rows),
         n_large_allocs=len(large),
         n_distinct_large=len(distinct(size[large])),
         drifting=_frees_enough(trace, len(large)) and _is_drifting(trace, rows[large]),

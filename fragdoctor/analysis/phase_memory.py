@@ -135,7 +135,6 @@ def _summary(trace: Trace, passes: Passes, table: _Table, end: int | None = None
         method="stacks",
         labels=passes.label,
         first=passes.first,
-        pass_peak_bytes=peaks,
         phases=tuple(
             found
             for label in _ORDER
@@ -172,7 +171,6 @@ def _phase(
         n_passes=len(mine),
         median_peak_bytes=int(median(peaks[mine])),
         worst_peak_bytes=int(peaks[worst]),
-        worst_event=state,
         held=table.at(state),
     )
 

@@ -181,7 +181,6 @@ class IdleGraph(Struct, frozen=True):
 class SizeDiversity(Struct, frozen=True):
     """How varied the request sizes of the large pool are; variety is what causes fragmentation."""
 
-    n_allocs: int
     n_large_allocs: int
     n_distinct_large: int
     drifting: bool
@@ -266,7 +265,6 @@ class PhaseAnalysis(Struct, frozen=True):
     reason: str = ""
     labels: npt.NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
     first: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
-    pass_peak_bytes: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     phases: Sequence[PhaseFigures] = ()
     peak_label: TrainingPhase = TrainingPhase.UNKNOWN
     peak_bytes: int = 0

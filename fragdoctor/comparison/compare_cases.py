@@ -79,7 +79,6 @@ def fit_trend(  # noqa: PLR0913 - a series, by keyword
         slope_low_bytes=found.low,
         slope_high_bytes=found.high,
         p_value=found.p_rise,
-        is_significant=found.p_rise <= MAX_P,
         confidence=sure,
         lines=_growing(tracks, x),
         capacity_bytes=capacity_bytes,

@@ -88,7 +88,6 @@ class ComparedDevice(Struct, frozen=True, eq=False):
     requests: I64
     request_rows: I64
     features: frozenset[str]
-    peak_place: Location | None
     capacity_bytes: int | None
 
 
@@ -181,7 +180,6 @@ def read_device(trace: Trace) -> tuple[ComparedDevice, DeviceAnalysis]:
         requests=trace.events.size_bytes[asked],
         request_rows=asked,
         features=_features(snapshot, trace.lives.stack),
-        peak_place=_peak_place(trace, peak),
         capacity_bytes=analysis.capacity_estimate_bytes,
     )
     return compared, analysis
@@ -200,14 +198,6 @@ def _features(snapshot: Snapshot, stack: I32) -> frozenset[str]:
     names = np.unique(snapshot.frames.filename[np.unique(snapshot.stacks.frames[inside])])
     found = (_FEATURES.search(snapshot.strings[int(i)][-500:]) for i in names if i >= 0)
     return frozenset(m.group(1) or f"optim.{m.group(2)}" for m in found if m is not None)
-
-
-def _peak_place(trace: Trace, peak: int | None) -> Location | None:
-    """Return the line whose request made the peak."""
-    if not peak:
-        return None
-    at = int(trace.events.stack[peak - 1])
-    return None if at < 0 else trace.snapshot.location(int(trace.stacks.lines[at]))
 
 
 MAX_COLUMNS: Final = 1200
@@ -341,7 +331,6 @@ def side(run: ComparedRun, index: int, device: int | None) -> RunSide:
         n_events=None if figures is None else figures.n_events,
         n_steps=None if own is None else own.n_steps,
         capacity_bytes=None if figures is None else figures.capacity_bytes,
-        peak_location=None if own is None else own.peak_place,
         curve=None if totals is None else totals.curve,
         moment=None if figures is None else figures.moment,
     )

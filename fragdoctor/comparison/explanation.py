@@ -75,7 +75,6 @@ def confidence_of(e: ComparisonEvidence, part: int, is_plain: bool) -> Confidenc
     return Confidence.LIKELY if is_most else Confidence.POSSIBLE
 
 
-MAX_SCALED: Final = 3
 MIN_UNCHANGED: Final = 0.05
 """Smallest share of the older run's bytes that lines of unchanged size must hold to be evidence."""
 
@@ -113,8 +112,7 @@ def _one_factor(e: ComparisonEvidence, factor: float, group: Sequence[LineChange
     )
     is_plain = len(group) > 1
     sure = confidence_of(e, part, is_plain)
-    places = tuple(c.place for c in group if c.place is not None)[:MAX_SCALED]
-    return LikelyCause(CauseKind.SCALE, sure, text, part, places)
+    return LikelyCause(CauseKind.SCALE, sure, text, part)
 
 
 def _meaning(e: ComparisonEvidence, factor: float, group: Sequence[LineChange]) -> str:
@@ -240,14 +238,14 @@ def _leaks(e: ComparisonEvidence) -> list[LikelyCause]:
         # Without that many steps, a run cannot show that a line keeps nothing.
         is_known = (quiet.n_steps or 0) >= ENOUGH_STEPS
         contrast = f"in {other} not" if is_known else f"{other} has too few steps to say"
-        named = tuple(place for _, c in lines if (place := c.after or c.before) is not None)
         more = len(lines) - 1
-        who = place_text(named[0])
+        fastest = lines[0][1]
+        who = place_text(fastest.after or fastest.before)
         who += f" and {plural(more, 'more line')} keep" if more else " keeps"
         slope = sum(rate for rate, _ in lines)
         text = f"{who} {format_size(slope)} more each step in {letter}, {contrast}."
         moved = sum(change.delta_bytes for _, change in lines)
-        found.append(LikelyCause(CauseKind.LEAK, Confidence.LIKELY, text, moved, named))
+        found.append(LikelyCause(CauseKind.LEAK, Confidence.LIKELY, text, moved))
     return found
 
 
@@ -301,8 +299,7 @@ def _new_and_gone(e: ComparisonEvidence) -> list[LikelyCause]:
             continue
         named = _named([f"{place_text(c.place)} {signed_size(c.delta_bytes)}" for c in group])
         text = f"{plural(len(group), 'line is', 'lines are')} {word}: {named}."
-        places = tuple(c.place for c in group if c.place is not None)[:MAX_NAMED]
-        found.append(LikelyCause(cause, confidence_of(e, part, True), text, part, places))
+        found.append(LikelyCause(cause, confidence_of(e, part, True), text, part))
     return found
 
 
@@ -330,8 +327,7 @@ def _counts(e: ComparisonEvidence) -> list[LikelyCause]:
         )
         lines = plural(len(group), "line holds", "lines hold")
         text = f"{lines} {word} at that moment ({named}): {why}."
-        places = tuple(c.place for _, c in group if c.place is not None)[:MAX_NAMED]
-        found.append(LikelyCause(cause, confidence_of(e, whole, True), text, whole, places))
+        found.append(LikelyCause(cause, confidence_of(e, whole, True), text, whole))
     return found
 
 

@@ -172,11 +172,7 @@ def reasons(changes: Sequence[LineChange], delta_bytes: int) -> tuple[Difference
             parts[ReasonKind.OTHER_COUNTS].append(c.delta_bytes - by_size)
     explained = sum(sum(values) for values in parts.values())
     parts[ReasonKind.UNEXPLAINED].append(delta_bytes - explained)
-    found = [
-        DifferencePart(kind, sum(values), sum(v != 0 for v in values))
-        for kind, values in parts.items()
-        if any(values)
-    ]
+    found = [DifferencePart(kind, sum(values)) for kind, values in parts.items() if any(values)]
     return tuple(sorted(found, key=lambda r: -abs(r.delta_bytes)))
 
 

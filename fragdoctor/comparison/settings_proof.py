@@ -114,7 +114,6 @@ def prove_settings(  # noqa: PLR0913 - two runs, each with what it needs
     recorded = _recorded_peak(after, len(before.requests))
     difference, moved = recorded - own, result.peak_reserved_bytes - own
     proof = SettingsProof(
-        replayed="A",
         under=under,
         requests_equal=equal or 0.0,
         own_bytes=own,

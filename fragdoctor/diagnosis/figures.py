@@ -33,9 +33,7 @@ from fragdoctor.model.diagnosis import (
     TimelineStrip,
 )
 from fragdoctor.model.phases import (
-    Category,
     PhaseReport,
-    PhaseSpan,
     TrainingPhase,
 )
 from fragdoctor.rules.failed_request import FailedRequest
@@ -231,16 +229,11 @@ def _n_blocks(h: Holder, moment: DecidingMoment) -> int:
     return h.n_now if moment.is_end else h.n_failure or 0
 
 
-MAX_SPANS: Final = 1000
-
-
 def phase_report(context: Context) -> PhaseReport | None:
     """Return the phases of one device, or None without a trace."""
     if context.analysis is None or context.analysis.phases is None:
         return None
     found = context.analysis.phases
-    unknown = sum(s.n_bytes for s in found.at_peak if s.category is Category.UNKNOWN)
-    total = sum(s.n_bytes for s in found.at_peak)
     return PhaseReport(
         device=context.analysis.device,
         method=found.method,
@@ -251,25 +244,6 @@ def phase_report(context: Context) -> PhaseReport | None:
         at_peak=found.at_peak,
         at_rest=found.at_rest,
         rest_bytes=found.rest_bytes,
-        coverage=0.0 if not total else (total - unknown) / total,
-        spans=_spans(found),
-        n_spans=len(found.labels),
-    )
-
-
-def _spans(found: PhaseAnalysis) -> tuple[PhaseSpan, ...]:
-    """Return the passes in order, or only the longest if there are too many."""
-    length = np.diff(found.first)
-    kept = np.sort(np.argsort(-length, kind="stable")[:MAX_SPANS])
-    return tuple(
-        PhaseSpan(
-            TrainingPhase(int(found.labels[i])),
-            int(found.first[i]),
-            int(found.first[i + 1]),
-            int(found.pass_peak_bytes[i]),
-        )
-        for i in kept.tolist()
-        if len(found.labels)
     )
 
 

@@ -49,7 +49,6 @@ def function_holders(
                         filename=filename,
                         first_line=run[0],
                         last_line=run[-1],
-                        n_lines=len(members),
                         held_bytes=sum(h.held_bytes for h in members),
                         moment=members[0].moment,
                     )

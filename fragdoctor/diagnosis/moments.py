@@ -189,7 +189,6 @@ def moment_report(context: Context, asked: str) -> MomentReport:
     return replace(
         moment,
         since=since,
-        since_event=before,
         since_allocated_bytes=int(a.timeline.allocated_bytes[before]),
         changes=[HeldBytes(context.frame(f), None, *held) for f, *held in changed[:MAX_LINES_AT]],
     )

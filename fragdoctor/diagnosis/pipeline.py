@@ -183,7 +183,7 @@ def diagnose(  # noqa: PLR0913 - the choices of one run, all by keyword
     results = run_rules(RULES, contexts)
     bench, fidelity = set_up(leader, continue_with) if replays else (None, NOT_REPLAYED)
     verdict = find_verdict(CaseEvidence(leader, bench))
-    judged = JudgedCase(leader, verdict, results, bench, _training(leader, bench, verdict))
+    judged = JudgedCase(leader, verdict, bench, _training(leader, bench, verdict))
     tested, replay_notes = prove(judged, proposals(judged), progress)
     ordered = [leader, *(c for c in contexts if c is not leader)]
     moments = [(c, deciding_moment(c, leader, verdict)) for c in ordered]

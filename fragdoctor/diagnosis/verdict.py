@@ -42,7 +42,7 @@ from fragdoctor.rules.growth.growing_line import (
 )
 from fragdoctor.rules.request_sources import is_one_of_several
 from fragdoctor.rules.rule import Context
-from fragdoctor.story.trends import accumulation, growing_cache
+from fragdoctor.story.trends import accumulation, rise_bytes
 from fragdoctor.units import GIB, format_count, format_size, plural
 
 NOT_A_SHORTAGE: Final = ("negative", "shared-memory")
@@ -231,7 +231,9 @@ def _growth_in_log(e: CaseEvidence) -> Hypothesis | None:
         return None
     if grown.over == "oom" or e.kept is not None:
         return None
-    if reading.cause is Cause.CAPACITY:
+    request = 0 if e.failed is None else e.failed.requested_bytes
+    explains_holes = rise_bytes(grown) > request
+    if reading.cause in LEAKS_INTO and (reading.cause is not Cause.FRAGMENTATION or explains_holes):
         text = f"{growth_sentence(grown)} In the end: {reading.summary}"
     elif reading.row == "no-message" and grown.over == "trial":
         text = f"{growth_sentence(grown)} {reading.summary}"
@@ -470,8 +472,6 @@ def _beside(e: CaseEvidence) -> Iterator[Cause]:
     is_about_memory = e.reading.cause not in (Cause.NOT_MEMORY, Cause.HEALTHY, Cause.UNKNOWN)
     if is_about_memory and e.grown is not None:
         yield Cause.LEAK
-    if is_about_memory and growing_cache(e.context.story) is not None:
-        yield Cause.FRAGMENTATION
     if failed is None or analysis is None:
         return
     if failed.is_caught:

@@ -84,17 +84,6 @@ def _beyond_device(name: str, m: OomMessage) -> Hypothesis | None:
     return None
 
 
-def _beside_its_own(name: str, m: OomMessage) -> Hypothesis | None:
-    whole, used, wanted = _whole_bytes(m), known(m.allocated_bytes), asked_bytes(m)
-    if whole is None or used is None or wanted is None or wanted + used <= whole:
-        return None
-    text = (
-        f"{name} had {format_size(used)} of {format_size(whole)} in use and asked for "
-        f"{format_size(wanted)} more."
-    )
-    return Hypothesis(Cause.CAPACITY, text, Confidence.LIKELY)
-
-
 def _program(_name: str, m: OomMessage) -> Hypothesis | None:
     needs = _needs_bytes(m)
     if needs is None:
@@ -157,7 +146,6 @@ def _size_alone(name: str, m: OomMessage) -> Hypothesis | None:
 
 _ROWS: Final[tuple[Callable[[str, OomMessage], Hypothesis | None], ...]] = (
     _beyond_device,
-    _beside_its_own,
     _program,
     _beyond_free,
     _with_room,

@@ -189,8 +189,6 @@ def _group(
         median_peak_bytes=median_or_none(peaks),
         min_peak_bytes=min(peaks, default=None),
         max_peak_bytes=max(peaks, default=None),
-        median_stranded_bytes=median_or_none(r.figure("stranded_free_bytes") for r in members),
-        median_retries=median_or_none(r.figure("alloc_retries") for r in members),
         settings=chosen.settings,
         holders=_typical_lines(typical[i]),
         is_odd=is_odd,
@@ -198,7 +196,6 @@ def _group(
         differences=() if compared is None else differences(members, compared),
         representative=chosen.path,
         advice=chosen.advice,
-        advice_is_tested=chosen.is_replayed,
     )
 
 
@@ -269,7 +266,6 @@ def _skew(name: str, known: Sequence[tuple[int, RankSummary]], labels: Mapping[s
         minimum=min(values),
         median=middle,
         maximum=highest,
-        mad=median_of([abs(v - middle) for v in values]),
         over_median=highest / middle if middle else None,
         path=first.path,
         label=labels[first.path],

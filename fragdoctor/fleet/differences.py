@@ -135,8 +135,6 @@ def _line(key: LineKey, delta: int, mine: Typical, others: Typical) -> Differenc
         DifferenceKind.LINE,
         text,
         line=SourceLine(line.filename, line.line, line.function, here, line.n_blocks),
-        value=format_size(here),
-        others=format_size(there),
         delta_bytes=delta,
     )
 
@@ -151,10 +149,8 @@ def _of_figure(  # noqa: PLR0913 - one row of a table of figures
         return []
     if abs(here - there) < least or abs(here - there) <= share * max(here, there):
         return []
-    a, b = format_size(here), format_size(there)
-    return [
-        Difference(kind, f"{what} {a} against {b}", value=a, others=b, delta_bytes=here - there)
-    ]
+    text = f"{what} {format_size(here)} against {format_size(there)}"
+    return [Difference(kind, text, delta_bytes=here - there)]
 
 
 def _of_settings(mine: Typical, others: Typical) -> list[Difference]:
@@ -167,7 +163,7 @@ def _of_settings(mine: Typical, others: Typical) -> list[Difference]:
         a, b = left.get(name, "the default"), right.get(name, "the default")
         if a != b:
             text = f"another setting: {name} is {a}, not {b}"
-            found.append(Difference(DifferenceKind.SETTING, text, name=name, value=a, others=b))
+            found.append(Difference(DifferenceKind.SETTING, text))
     return found
 
 
@@ -183,7 +179,7 @@ def _of_retries(mine: Typical, others: Typical) -> list[Difference]:
     if here is None or there is None or (here > 0) == (there > 0):
         return []
     text = f"{plural(here, 'retry', 'retries')} of allocations against {format_count(there)}"
-    return [Difference(kind, text, value=format_count(here), others=format_count(there))]
+    return [Difference(kind, text)]
 
 
 def _of_sizes(mine: Typical, others: Typical) -> list[Difference]:
@@ -198,7 +194,7 @@ def _of_sizes(mine: Typical, others: Typical) -> list[Difference]:
     gone = sorted((s for s in there if s not in here), key=lambda s: (-there[s], s))[:3]
     b = ", ".join(format_size(s) for s in gone) or "other sizes"
     text = f"another shape: it asks for {a} where the others ask for {b}"
-    return [Difference(DifferenceKind.SIZES, text, value=a, others=b)]
+    return [Difference(DifferenceKind.SIZES, text)]
 
 
 def _sizes(members: Sequence[RankSummary]) -> dict[int, int]:
@@ -217,7 +213,7 @@ def _of_verdict(mine: Typical, others: Typical) -> list[Difference]:
         return []
     a, b = (cause.replace("_", " ") for cause in (here, there))
     text = f"the verdict is {a}, not {b}"
-    return [Difference(DifferenceKind.VERDICT, text, value=here, others=there)]
+    return [Difference(DifferenceKind.VERDICT, text)]
 
 
 def _median(members: Sequence[RankSummary], name: str) -> int | None:

@@ -65,7 +65,6 @@ _FUNCTION: Final = 80
 _CONF: Final = 400
 _WORD: Final = 60
 MAX_HOLDERS: Final = 16
-MAX_STRANDERS: Final = 4
 MAX_FINDINGS: Final = 30
 MAX_SETTINGS: Final = 12
 _ENDLESS: Final = 2**63 - 1
@@ -195,10 +194,6 @@ def _summary(what: RankInput, here: RankInput, options: SummaryOptions) -> RankS
         settings=_changed_settings(settings) if settings is not None and known else (),
         settings_known=known,
         holders=_holders(diagnosis, device),
-        stranders=tuple(
-            line(p.location, p.stranded_bytes, p.n_blocks)
-            for p in [p for p in diagnosis.stranders if p.device == device][:MAX_STRANDERS]
-        ),
         findings=_findings(diagnosis),
         advice=_advice(diagnosis),
         is_replayed=options.replays,

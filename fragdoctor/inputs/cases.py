@@ -388,10 +388,8 @@ def joined_logs(logs: Sequence[OomLog]) -> OomLog | None:
         tuple(m for log in logs for m in log.markers),
         primary or 0,
         sum(log.n_lines for log in logs),
-        sum(log.n_bytes for log in logs),
         scenes,
         server=next((log.server for log in logs if log.server), ()),
-        utilization=next((log.utilization for log in logs if log.utilization), None),
         program=next((log.program for log in logs if log.program), ()),
         damage=" ".join(log.damage for log in logs if log.damage),
     )

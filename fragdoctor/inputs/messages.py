@@ -18,7 +18,7 @@ from fragdoctor.inputs.gpu_tables import FULL_SHARE, fullest_gpu
 from fragdoctor.inputs.log_cleaning import plain_lines, rank_in
 from fragdoctor.inputs.log_streams import LogStream, Window, windows
 from fragdoctor.inputs.scenes import line_starts, scan
-from fragdoctor.inputs.server_budget import server_budget, utilization
+from fragdoctor.inputs.server_budget import server_budget
 from fragdoctor.inputs.told_failures import told_failure
 from fragdoctor.inputs.tracebacks import MAX_MESSAGES, with_tracebacks
 from fragdoctor.inputs.wordings.allocator_message import VARIANTS, hits
@@ -198,11 +198,9 @@ def find_messages(text: str) -> OomLog:
         markers=markers,
         primary=_primary(messages),
         n_lines=text.count("\n") + (not text.endswith("\n") and bool(text)),
-        n_bytes=len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass")),
         scenes=scan(text, messages, markers),
         server=server_budget(text),
         frameworks=tuple(f.name for f in frameworks_in((), text[:_LOOK_ALIKE_CHARS])),
-        utilization=utilization(text),
         program=() if program is None else program.parts,
     )
 

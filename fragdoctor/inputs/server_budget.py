@@ -44,9 +44,6 @@ _LINES: Final = tuple(
         ("CUDA graphs", rf"Capture cuda graph end\..{{0,200}}?mem usage={_SIZE}"),
     )
 )
-_UTILIZATION: Final = re.compile(
-    r"gpu[-_]memory[-_]utilization['\"]?\s?[=: (]\s?(0?\.\d{1,4}|1(?:\.0{1,4})?)(?![\d.])"
-)
 _ORDER: Final = tuple(dict.fromkeys(share for share, _ in _LINES))
 
 
@@ -59,9 +56,3 @@ def server_budget(text: str) -> tuple[ServerShare, ...]:
             n_bytes = printed_bytes("".join(match.groups()).lower())
             largest[share] = max(n_bytes, largest.get(share, 0))
     return tuple(ServerShare(name, largest[name]) for name in _ORDER if name in largest)
-
-
-def utilization(text: str) -> float | None:
-    """Return the share of the card that vLLM was told to use, from its command line or log."""
-    found = _UTILIZATION.search(text[:MAX_CHARS])
-    return None if found is None or not float(found[1]) else float(found[1])

@@ -18,7 +18,6 @@ from os import PathLike
 from typing import Any, BinaryIO, Final
 
 import numpy as np
-from msgspec.structs import replace
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import (
@@ -187,7 +186,6 @@ _ERRORS: Final[dict[str, type[InputError]]] = {
     "limit": LimitExceeded,
 }
 _JSON: Final = (InputKind.SNAPSHOT_JSON, InputKind.STATS, InputKind.MODEL_CONFIG, InputKind.JSON)
-_MOST_NAMED_ENTRIES: Final = 100
 _HAS_ADDRESS, _HAS_SIZE, _HAS_ALLOCATED, _ALLOCATED = 1, 2, 4, 8
 
 
@@ -267,30 +265,21 @@ def _can_seek(file: str | PathLike[str] | BinaryIO) -> bool:
 
 
 def _read_page(stream: ByteStream, limits: Limits) -> Snapshot:
-    """Return the first snapshot of a page, with the other entries' names in its provenance."""
+    """Return the first snapshot of a page."""
     page = PageEntries(stream)
     page.find_list()
-    found: Snapshot | None = None
     first_error: NotASnapshot | None = None
-    others: list[str] = []
     while (payload := page.next_payload()) is not None:
-        if found is None:
-            try:
-                tables = _call(
-                    _ext.read_pickle, payload, f"{page.name} in {shown(stream.name)}", limits
-                )
-                found = _to_snapshot(tables, stream, limits, container="html", entry=page.name)
-            except NotASnapshot as error:
-                first_error = first_error or error
-                others.append(page.name)
-        elif len(others) < _MOST_NAMED_ENTRIES:
-            others.append(page.name)
+        name = f"{page.name} in {shown(stream.name)}"
+        try:
+            tables = _call(_ext.read_pickle, payload, name, limits)
+            return _to_snapshot(tables, stream, limits, container="html", entry=page.name)
+        except NotASnapshot as error:
+            first_error = first_error or error
         payload.drain()
-    if found is None:
-        raise first_error or NotASnapshot(
-            "The HTML page lists no snapshot.", hint="Give the pickle itself.", offset=page.offset
-        )
-    return replace(found, provenance=replace(found.provenance, other_entries=tuple(others)))
+    raise first_error or NotASnapshot(
+        "The HTML page lists no snapshot.", hint="Give the pickle itself.", offset=page.offset
+    )
 
 
 def _to_snapshot(

@@ -190,8 +190,8 @@ class OomLog(Struct, frozen=True):
 
     ``primary`` is the index of the first cause: the message that a diagnosis should be about.
     ``scenes`` are the lines of the text's story, in order: progress, trials, figures, retries,
-    failures. ``server`` is the budget that a server printed at start, ``utilization`` the share of
-    the GPU that it was told to use; ``program`` has the parts of a program that XLA printed.
+    failures. ``server`` is the budget that a server printed at start; ``program`` has the parts of
+    a program that XLA printed.
     ``damage`` says why the text was not read to its end, or is "" if it was. ``frameworks`` names
     the frameworks whose commands, imports or lines are anywhere in the text.
     """
@@ -200,10 +200,8 @@ class OomLog(Struct, frozen=True):
     markers: Sequence[LogMarker] = ()
     primary: int = 0
     n_lines: int = 0
-    n_bytes: int = 0
     scenes: Sequence[Scene] = ()
     server: Sequence[ServerShare] = ()
-    utilization: float | None = None
     program: Sequence[ServerShare] = ()
     damage: str = ""
     frameworks: Sequence[str] = ()

@@ -81,7 +81,6 @@ class RunSide(Struct, frozen=True):
         torch_version: PyTorch versions that fit the inputs, or "".
         n_steps: passes of the outermost loop in the trace; None without a trace.
         is_cut: whether the trace lacks its beginning.
-        peak_location: the line that made the allocation at the peak.
         moment: figures at the moment that a report on this run alone is about.
         analysis: the ``DeviceAnalysis``, for the graphics of the page; None if they are not needed.
     """
@@ -100,7 +99,6 @@ class RunSide(Struct, frozen=True):
     n_events: int | None = None
     n_steps: int | None = None
     capacity_bytes: int | None = None
-    peak_location: Location | None = None
     curve: Curve | None = None
     moment: MomentFigures | None = None
     analysis: Any = None
@@ -205,7 +203,6 @@ class DifferencePart(Struct, frozen=True):
 
     kind: ReasonKind
     delta_bytes: int
-    n_lines: int
 
 
 class LikelyCause(Struct, frozen=True):
@@ -215,14 +212,13 @@ class LikelyCause(Struct, frozen=True):
     confidence: Confidence
     text: str
     delta_bytes: int | None = None
-    locations: Sequence[Location] = ()
 
 
 class SettingsProof(Struct, frozen=True):
     """The requests of one run replayed under the settings of another.
 
     Attributes:
-        replayed, under: letters of the run that is replayed and of the run whose settings are used.
+        under: letter of the run whose settings are used; run A is replayed.
         requests_equal: share of the shorter run's requests that both made in the same order.
         own_bytes: peak reserved memory of the replayed run under its own settings.
         result_bytes: its peak reserved memory under the other settings.
@@ -234,7 +230,6 @@ class SettingsProof(Struct, frozen=True):
         is_exact: whether the model reproduces the replayed file exactly.
     """
 
-    replayed: str
     under: str
     requests_equal: float
     own_bytes: int
@@ -278,7 +273,6 @@ class RunTrend(Struct, frozen=True):
         slope_low_bytes, slope_high_bytes: 90 % confidence range of the slope if there are enough
             runs, otherwise the smallest and largest pairwise slope.
         p_value: chance of such a steady rise without any growth (Mann-Kendall, one-sided).
-        is_significant: whether the rise is more than chance.
         confidence: None if nothing grows.
         capacity_bytes: the capacity that the growth runs into, if known.
         exhausted_at: axis value at which the capacity is reached; None if unknown or insignificant.
@@ -293,7 +287,6 @@ class RunTrend(Struct, frozen=True):
     slope_low_bytes: float
     slope_high_bytes: float
     p_value: float
-    is_significant: bool
     confidence: Confidence | None
     lines: Sequence[LineTrend] = ()
     capacity_bytes: int | None = None

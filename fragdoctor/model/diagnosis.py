@@ -375,7 +375,7 @@ class OwnerReport(Struct, frozen=True):
 class FunctionHolder(Struct, frozen=True):
     """Several lines of one function that hold memory together, at the moment of the holders.
 
-    ``first_line`` and ``last_line`` are the first and last of its ``n_lines`` that hold memory.
+    ``first_line`` and ``last_line`` are the first and last that hold memory.
     """
 
     device: int
@@ -383,7 +383,6 @@ class FunctionHolder(Struct, frozen=True):
     filename: str
     first_line: int
     last_line: int
-    n_lines: int
     held_bytes: int
     moment: Moment
 

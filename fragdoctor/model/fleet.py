@@ -96,7 +96,6 @@ class RankSummary(Struct, frozen=True):
         figures: figures of the device that the verdict is about.
         settings: allocator settings that differ from the defaults, as (key, value), sorted.
         holders: lines by live bytes at the peak (or at the end, if there is no trace).
-        stranders: lines by the free bytes that their blocks strand.
         findings: the worst finding of each rule, without prose, evidence and places.
         advice: the first recommendation, reduced to what to do and its predicted effect.
         large_sizes: (request size, number of requests), by the bytes they add up to.
@@ -124,7 +123,6 @@ class RankSummary(Struct, frozen=True):
     settings: tuple[tuple[str, str], ...] = ()
     settings_known: bool = False
     holders: tuple[SourceLine, ...] = ()
-    stranders: tuple[SourceLine, ...] = ()
     findings: tuple[Finding, ...] = ()
     advice: Recommendation | None = None
     large_sizes: tuple[tuple[int, int], ...] = ()
@@ -181,26 +179,21 @@ class Difference(Struct, frozen=True):
 
     Attributes:
         text: the difference in words, without a period; may quote input, so it is hostile text.
-        name: the setting, or "".
         line: the line of the program for ``LINE``.
-        value, others: the figure or text here, and (the median) of the others.
         delta_bytes: the value here minus the others' value, if these are bytes.
     """
 
     kind: DifferenceKind
     text: str
-    name: str = ""
     line: SourceLine | None = None
-    value: str = ""
-    others: str = ""
     delta_bytes: int | None = None
 
 
 class Skew(Struct, frozen=True):
     """How unevenly one figure is spread over the ranks.
 
-    ``mad`` is the median absolute deviation; ``over_median`` is max / median, None for a median
-    of 0; ``path`` names the first rank with the maximum, ``n_highest`` is how many have it.
+    ``over_median`` is max / median, None for a median of 0; ``path`` names the first rank with the
+    maximum, ``n_highest`` is how many have it.
     """
 
     name: str
@@ -208,7 +201,6 @@ class Skew(Struct, frozen=True):
     minimum: int
     median: int
     maximum: int
-    mad: int
     over_median: float | None
     path: str
     label: str
@@ -237,8 +229,6 @@ class RankGroup(Struct, frozen=True):
     median_peak_bytes: int | None
     min_peak_bytes: int | None
     max_peak_bytes: int | None
-    median_stranded_bytes: int | None
-    median_retries: int | None
     settings: tuple[tuple[str, str], ...] = ()
     holders: Sequence[SourceLine] = ()
     is_odd: bool = False
@@ -246,7 +236,6 @@ class RankGroup(Struct, frozen=True):
     differences: Sequence[Difference] = ()
     representative: str = ""
     advice: Recommendation | None = None
-    advice_is_tested: bool = False
 
 
 class RankRow(Struct, frozen=True):

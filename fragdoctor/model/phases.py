@@ -86,17 +86,7 @@ class PhaseFigures(Struct, frozen=True):
     n_passes: int | None
     median_peak_bytes: int
     worst_peak_bytes: int
-    worst_event: int
     held: Sequence[CategoryShare] = ()
-
-
-class PhaseSpan(Struct, frozen=True):
-    """A pass of a phase: the device's events from ``first_event`` up to before ``last_event``."""
-
-    phase: TrainingPhase
-    first_event: int
-    last_event: int
-    peak_bytes: int
 
 
 class PhaseReport(Struct, frozen=True):
@@ -110,8 +100,6 @@ class PhaseReport(Struct, frozen=True):
         peak_phase: the phase with the highest allocated bytes of the trace.
         at_peak: what is allocated at that peak, most bytes first.
         at_rest: what is allocated between two steps; empty if the trace has no such moment.
-        coverage: share of the bytes at the peak with a known category, 0..1.
-        spans: passes in order: the longest ``MAX_SPANS`` of ``n_spans``.
     """
 
     device: int
@@ -123,9 +111,6 @@ class PhaseReport(Struct, frozen=True):
     at_peak: Sequence[CategoryShare] = ()
     at_rest: Sequence[CategoryShare] = ()
     rest_bytes: int | None = None
-    coverage: float = 0.0
-    spans: Sequence[PhaseSpan] = ()
-    n_spans: int = 0
 
 
 class HeldBytes(Struct, frozen=True):
@@ -147,7 +132,6 @@ class MomentReport(Struct, frozen=True):
         lines: memory by line of the program, most bytes first; their ``category`` is None.
         categories: memory by category, empty if none is known; their ``location`` is None.
         since: the moment to compare with, in words; None if only one moment was asked for.
-        since_event: events before that earlier moment.
         since_allocated_bytes: what was allocated then.
         changes: changes by line from that moment to this one, largest first; negative for less.
     """
@@ -164,6 +148,5 @@ class MomentReport(Struct, frozen=True):
     lines: Sequence[HeldBytes] = ()
     categories: Sequence[HeldBytes] = ()
     since: str | None = None
-    since_event: int | None = None
     since_allocated_bytes: int | None = None
     changes: Sequence[HeldBytes] = ()

@@ -5,9 +5,8 @@ An :class:`Outlook` says what the run would have done next if its recording ends
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any
 
 from msgspec import Struct, field
 
@@ -19,13 +18,11 @@ class FidelityReport(Struct, frozen=True):
         share: fidelity, 0..1; None if there was nothing to compare.
         era: tie-breaking era that fits best: ``address``, ``block_counter``, ``segment_counter``.
         reason: why the share is below 1 or was not computed; "" for an exact replay.
-        details: the parts: segment events, peak reserved, final layout, retries.
     """
 
     share: float | None = None
     era: str = ""
     reason: str = ""
-    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 class OutlookState(StrEnum):

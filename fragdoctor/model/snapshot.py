@@ -195,7 +195,6 @@ class Provenance(Struct, frozen=True):
         unknown_values: unknown value, such as a newer version's action -> how often it occurred.
         n_replaced_strings: strings with lone surrogates, which were replaced by U+FFFD.
         has_trailing_bytes: whether anything follows the end of the pickle (ignored).
-        other_entries: names of other files in an HTML page; hostile text.
     """
 
     source: str = ""
@@ -211,7 +210,6 @@ class Provenance(Struct, frozen=True):
     unknown_values: Mapping[str, int] = field(default_factory=dict)
     n_replaced_strings: int = 0
     has_trailing_bytes: bool = False
-    other_entries: Sequence[str] = ()
 
 
 class Snapshot(Struct, frozen=True, dict=True):

@@ -90,9 +90,8 @@ class Scene(Struct, frozen=True):
         figures: figures of memory on the line.
         count: a counter on the line (retries, cache flushes), None if there is none.
         n_lines: number of lines that reported the same.
-        caused_by: index in ``LogStory.events`` of the failure that caused this one; None for a
-            failure that no other caused. It may be a later index: some sweep tools print the end
-            of a trial above its traceback.
+        caused_by: index in ``LogStory.events`` of the earlier failure that caused this one; None
+            for a failure that no other caused.
         confidence: how sure ``caused_by`` is; None without it.
         reason: why the failure is a consequence or, for a later failure, why it is not; or "".
     """
@@ -125,11 +124,9 @@ class TrialOutcome(StrEnum):
 
 
 class Trial(Struct, frozen=True):
-    """One trial of a sweep: its lines, its end, and how often it ran out of memory."""
+    """One trial of a sweep: its end, and how often it ran out of memory."""
 
     name: str
-    first_line: int
-    last_line: int
     outcome: TrialOutcome = TrialOutcome.OPEN
     n_ooms: int = 0
 
@@ -183,7 +180,6 @@ class LogStory(Struct, frozen=True):
         trials: trials of a sweep, in order of their first line.
         trends: figures over trials and failures.
         n_ooms, n_consequences, n_retries, n_restarts: counts over the whole log, without repeats.
-        n_parallel: the most trials or processes that were active at the same time.
         duration_s: seconds between the first and the last printed time, None if there are none.
     """
 
@@ -195,5 +191,4 @@ class LogStory(Struct, frozen=True):
     n_consequences: int = 0
     n_retries: int = 0
     n_restarts: int = 0
-    n_parallel: int = 1
     duration_s: float | None = None

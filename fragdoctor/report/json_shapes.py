@@ -214,7 +214,6 @@ _FLEETS: Final[Mapping[type, Shape]] = {
         null=("reference",),
         computed={"settings": (Mapping[str, str], lambda g: dict(g.settings))},
     ),
-    fleet.Difference: Shape(null=("name",)),
     fleet.RankRow: Shape(inline=("rank",), null=("group", "reference")),
     fleet.RankSummary: Shape(
         null=("rank_source", "host", "job"),

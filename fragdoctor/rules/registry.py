@@ -11,7 +11,6 @@ from fragdoctor.rules.capacity.request_beyond_device import RequestBeyondDevice
 from fragdoctor.rules.capacity.rescued_requests import RescuedRequests
 from fragdoctor.rules.capacity.transient_peak import TransientPeak
 from fragdoctor.rules.fragmentation.drifting_sizes import DriftingSizes
-from fragdoctor.rules.fragmentation.growing_cache import GrowingCache
 from fragdoctor.rules.fragmentation.holes_below_request import HolesBelowRequest
 from fragdoctor.rules.fragmentation.page_rounding import PageRounding
 from fragdoctor.rules.fragmentation.pending_frees import PendingFrees
@@ -47,7 +46,6 @@ RULES: Final[tuple[Rule, ...]] = (
     PrivatePoolCache(),  # FD105
     PendingFrees(),  # FD106
     RoundingWaste(),  # FD108
-    GrowingCache(),  # FD109
     DeviceFull(),  # FD201
     RequestBeyondDevice(),  # FD202
     TransientPeak(),  # FD203

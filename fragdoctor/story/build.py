@@ -156,15 +156,6 @@ def depth(spans: Sequence[tuple[int, int]]) -> int:
     return deepest
 
 
-def n_parallel(scenes: Sequence[Scene]) -> int:
-    """Return how many trials were seen running at the same time, or 1 if none was.
-
-    Workers of a sweep that print a PID but no rank count too.
-    """
-    workers = _spans((s.pid, s.line) for s in scenes if s.pid is not None and s.rank is None)
-    return max(1, depth(_trial_spans(scenes)), depth(workers))
-
-
 def trials_of(scenes: Sequence[Scene]) -> list[Trial]:
     """Return the trials of scenes that have one, sorted by first line."""
     grouped: dict[str, list[Scene]] = {}
@@ -178,7 +169,7 @@ def _trial(name: str, members: Sequence[Scene]) -> Trial:
     outcome = TrialOutcome.OPEN
     for scene in members:
         outcome = ENDS.get(scene.kind, outcome)
-    return Trial(name, members[0].line, members[-1].line, outcome)
+    return Trial(name, outcome)
 
 
 MAX_EVENTS: Final = 2000
@@ -227,7 +218,6 @@ def build_story(log: OomLog | None) -> LogStory | None:
         n_consequences=sum(s.caused_by is not None and s.kind in FAILURES for s in linked),
         n_retries=sum(s.kind is SceneKind.RETRY for s in linked),
         n_restarts=processes.n_restarts,
-        n_parallel=n_parallel(scenes) if len(trials) > 1 else 1,
         duration_s=max(times) - min(times) if is_by_time and times else None,
     )
     if not has_process_each(story):

@@ -89,17 +89,12 @@ _STICKY: Final = frozenset({SceneKind.DEVICE_ASSERT, SceneKind.ILLEGAL_ACCESS})
 _CUDA: Final = frozenset({*_STICKY, SceneKind.CUDA_ERROR, SceneKind.COLLECTIVE, SceneKind.OTHER})
 _OF_PEERS: Final = frozenset({SceneKind.COLLECTIVE, SceneKind.KILLED})
 _ROOTS: Final = frozenset({SceneKind.OOM, SceneKind.HOST_MEMORY, *_STICKY, SceneKind.CUDA_ERROR})
-_TRIAL_ENDS: Final = frozenset({SceneKind.TRIAL_FAILED})
-_MOVES_ON: Final = frozenset({SceneKind.TRIAL_START, SceneKind.TRIAL_END, SceneKind.PROGRESS})
 TRACEBACK_LINES: Final = 200
 """If a trial is reported as failed, its traceback follows within this many lines."""
 
 _MAX_BACK: Final = 200
 _BURST_LINES: Final = 300
 """Ranks that fail together print their tracebacks one below the other within this many lines."""
-
-_RETRY_LINES: Final = 100
-_ENDED_TRIAL: Final = "the failure ended the trial"
 
 
 def _caused(scene: Scene, cause: int, reason: str, sure: Confidence = Confidence.LIKELY) -> Scene:
@@ -127,12 +122,9 @@ class CauseFinder:
             self._scenes[i] = self._linked(scene)
             if scene.kind in FAILURES:
                 self._failures.append(i)
-        for i, scene in enumerate(self._scenes):
-            if scene.kind in _TRIAL_ENDS and scene.caused_by is None:
-                self._scenes[i] = self._reported_before(i, scene)
         return self._scenes
 
-    def _linked(self, scene: Scene) -> Scene:  # noqa: PLR0911 - one return a kind
+    def _linked(self, scene: Scene) -> Scene:
         message = None if scene.message is None else self._messages[scene.message]
         has_figures = message is not None and message.requested_bytes is not None
         if scene.kind in _CUDA or (scene.kind is SceneKind.OOM and not has_figures):
@@ -144,12 +136,8 @@ class CauseFinder:
                 return own
         if scene.kind in _OF_PEERS:
             return self._after_peer(scene)
-        if scene.kind in _TRIAL_ENDS:
+        if scene.kind is SceneKind.TRIAL_FAILED:
             return self._end_of_trial(scene)
-        if scene.kind is SceneKind.RETRY and scene.count is None:
-            return self._retry(scene)
-        if scene.kind is SceneKind.RESTART:
-            return self._restart(scene)
         return scene
 
     def _before(self, kinds: frozenset[SceneKind]) -> list[int]:
@@ -231,32 +219,5 @@ class CauseFinder:
     def _end_of_trial(self, scene: Scene) -> Scene:
         for i in self._before(FAILURES):
             if self._scenes[i].trial == scene.trial:
-                return _caused(scene, self._root(i), _ENDED_TRIAL)
-        return scene
-
-    def _reported_before(self, i: int, scene: Scene) -> Scene:
-        """Link the end of a trial to the failure printed right below it, as Optuna does."""
-        for k in range(i + 1, min(i + 1 + _MAX_BACK, len(self._scenes))):
-            later = self._scenes[k]
-            if later.line - scene.line > TRACEBACK_LINES or later.kind in _MOVES_ON:
-                break
-            if later.kind in FAILURES and later.trial == scene.trial:
-                return _caused(scene, self._root(k), _ENDED_TRIAL)
-        return scene
-
-    def _retry(self, scene: Scene) -> Scene:
-        for i in self._before(frozenset({SceneKind.OOM})):
-            earlier = self._scenes[i]
-            if scene.line - earlier.line > _RETRY_LINES:
-                break
-            if self._processes.may_be_same(earlier, scene):
-                return _caused(scene, i, "the program tried again after the failure")
-        return scene
-
-    def _restart(self, scene: Scene) -> Scene:
-        generation = self._processes.generation
-        for i in self._before(_ROOTS):
-            if generation(self._scenes[i].line) >= generation(scene.line) - 1:
-                return _caused(scene, self._root(i), "the failure ended the process")
-            break
+                return _caused(scene, self._root(i), "the failure ended the trial")
         return scene

@@ -229,15 +229,6 @@ def accumulation(story: LogStory | None) -> TrialTrend | None:
     return _best(runs)
 
 
-def growing_cache(story: LogStory | None) -> TrialTrend | None:
-    """Return the trend of reserved but unallocated memory, if it grows over failures."""
-    if story is None:
-        return None
-    return _best(
-        [t for t in story.trends if t.figure == "unallocated" and t.direction is Direction.GROWS]
-    )
-
-
 def rise_bytes(trend: TrialTrend) -> int:
     """Return how much a figure rose from the first to the last point along its slope."""
     if trend.slope_bytes is None:
@@ -245,14 +236,6 @@ def rise_bytes(trend: TrialTrend) -> int:
     if trend.lines and trend.over == "print":
         return trend.points[-1] - trend.points[0]
     return trend.slope_bytes * (len(trend.points) - 1)
-
-
-def trials_before_failure(story: LogStory) -> int | None:
-    """Return how many trials came before the first that ran out of memory, or None if none did."""
-    for n, trial in enumerate(story.trials):
-        if trial.n_ooms:
-            return n
-    return None
 
 
 def has_process_each(story: LogStory) -> bool:

@@ -170,40 +170,9 @@ def share_of(comparison: dict[str, Any]) -> float:
 
 
 def report(best: Reproduction) -> FidelityReport:
-    """Return the fidelity of a reproduction, with its parts and what keeps it from being exact."""
-    c, trace = best.comparison, best.trace
-    details = {
-        "segment_events": {
-            "recorded": c["n_segment_events"],
-            "model": c["n_segment_events_model"],
-            "equal": c["n_segment_events_equal"],
-        },
-        "final_blocks": {"total": c["n_final_blocks"], "equal": c["n_final_blocks_equal"]},
-        "addresses": {"total": c["n_requests"], "equal": c["n_same_address"]},
-        "failed_requests": {
-            "recorded": c["n_failed"],
-            "equal": c["n_failed_equal"],
-            "model_only": c["n_failed_model_only"],
-        },
-        "peak_reserved": {
-            "recorded_bytes": trace.totals.peak_reserved_bytes,
-            "model_bytes": best.raw["peak_reserved_bytes"],
-        },
-        "retries": {
-            "recorded": best.operations.facts()["n_flushed"],
-            "model": best.raw["retries"],
-        },
-        "inferred_empty_cache": best.operations.facts()["n_inferred_empty_cache"],
-        "order_of_old_blocks_is_learned": best.order_is_learned,
-        "first_difference_event": c["first_difference_event"],
-        "contradictions": dict(trace.contradictions),
-    }
-    return FidelityReport(
-        share=share_of(c),
-        era=ERA_NAMES[best.conditions.era],
-        reason=_reason(best),
-        details=details,
-    )
+    """Return the fidelity of a reproduction, and what keeps it from being exact."""
+    era = ERA_NAMES[best.conditions.era]
+    return FidelityReport(share_of(best.comparison), era, _reason(best))
 
 
 def is_foreign(trace: Trace) -> bool:

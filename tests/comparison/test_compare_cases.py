@@ -262,7 +262,6 @@ def test_lines_that_leak_in_one_run_are_one_cause() -> None:
     (cause,) = _leaks(evidence)  # type: ignore[arg-type]
 
     assert cause.text.startswith("train.py:23 in forward and 1 more line keep 4.00 MiB more")
-    assert cause.locations == (large, small)
     assert cause.delta_bytes == 2 * MIB
 
 

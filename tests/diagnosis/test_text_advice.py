@@ -764,25 +764,6 @@ def test_more_free_than_the_device_has_is_an_integrated_gpus_and_proves_no_size(
     assert first.code == "find-the-limit"
 
 
-# ---- servers: what they were told ----
-
-NO_BLOCKS = "ValueError: No available memory for the cache blocks. Try increasing it.\n"
-
-
-@pytest.mark.parametrize(
-    ("before", "said"),
-    [
-        ("vllm serve org/net --gpu-memory-utilization 0.95\n", "0.95 is given"),
-        ("LLM(model='net', gpu_memory_utilization=0.4)\n", "--gpu-memory-utilization 0.9"),
-        ("INFO x.py:1 Model loading took 0.2500 GiB and 1 s\n", "only 256.00 MiB"),
-    ],
-)
-def test_cache_without_room_is_advised_by_what_the_server_was_told(before, said):
-    _, first = first_of(before + NO_BLOCKS)
-
-    assert said in first.change
-
-
 def test_process_that_leaves_no_room_for_this_one_is_this_one():
     cut = new_style(
         "2.00 GiB",

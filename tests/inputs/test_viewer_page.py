@@ -37,10 +37,9 @@ def test_page_gives_its_snapshot(raw):
     assert_same(from_python(small()), result)
     assert result.provenance.container == "html"
     assert result.provenance.source.endswith(": snapshot.pickle")
-    assert result.provenance.other_entries == ()
 
 
-def test_several_entries_give_the_first_and_name_the_others():
+def test_several_entries_give_the_first():
     entries = [
         entry(f"rank{i}.pickle", pickled(d)) for i, d in enumerate([OTHER, small(), small()])
     ]
@@ -48,16 +47,14 @@ def test_several_entries_give_the_first_and_name_the_others():
     result = read_snapshot(page(*entries))
 
     assert_same(from_python(OTHER), result)
-    assert result.provenance.other_entries == ("rank1.pickle", "rank2.pickle")
 
 
-def test_entries_that_are_no_snapshot_are_passed_over_and_named():
+def test_entries_that_are_no_snapshot_are_passed_over():
     entries = [entry("weights.pickle", pickled({"a": 1})), entry("s.pickle", pickled(small()))]
 
     result = read_snapshot(page(*entries))
 
     assert_same(from_python(small()), result)
-    assert result.provenance.other_entries == ("weights.pickle",)
 
 
 def test_page_whose_entries_are_all_something_else_is_not_a_snapshot():

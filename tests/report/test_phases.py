@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from itertools import pairwise
 
 import pytest
 from analysis.training_loop import PARAMETERS, TrainingLoop
@@ -45,14 +44,10 @@ def test_diagnose_training_reports_its_phases_and_categories():
         (TrainingPhase.OPTIMIZER, 3),
     ]
     assert report.peak_phase is TrainingPhase.BACKWARD
-    assert report.coverage == 1.0
     rest = {s.category: s for s in report.at_rest}
     assert rest[Category.PARAMETERS].n_bytes == MODEL
     assert rest[Category.PARAMETERS].confidence is Confidence.LIKELY
     assert rest[Category.PARAMETERS].lines[0].location.filename == "train.py"
-    spans = report.spans
-    assert report.n_spans == len(spans) == 10
-    assert all(a.last_event == b.first_event for a, b in pairwise(spans))
 
 
 def test_json_phases_fit_the_schema_exactly():

@@ -99,7 +99,6 @@ def test_growth_from_trial_to_trial_becomes_the_verdict():
     advice = {r.code: r for r in found.recommendations}
     assert "empty_cache() gives" in " ".join(advice["free-between-trials"].caveats)
     assert "memory_allocated()" in advice["free-between-trials"].verify
-    assert "every 5 trials" in advice["restart-trials"].title
 
 
 def test_level_sweep_keeps_its_verdict_and_says_that_nothing_piles_up():
@@ -107,14 +106,11 @@ def test_level_sweep_keeps_its_verdict_and_says_that_nothing_piles_up():
 
     assert found.verdict.cause is not Cause.LEAK
     assert Cause.LEAK not in found.verdict.also
-    restart = next(r for r in found.recommendations if r.code == "restart-trials")
-    assert any("Nothing in this log piles up" in c for c in restart.caveats)
 
 
 def test_growing_holes_are_found():
     found = diagnosis_of(story_logs.holes())
 
-    assert "FD109" in {f.code for f in found.findings}
     assert "FD404" not in {f.code for f in found.findings}
     assert found.verdict.cause is Cause.FRAGMENTATION
 

@@ -391,10 +391,3 @@ def test_retries_agree_with_the_statistics(shared: Path, has_all_recordings: boo
 
 def test_programs_run_forever_without_capacity() -> None:
     assert operations_of(program(MIB)).facts()["lowest_need_bytes"] is None
-
-
-def test_details_name_bytes_only_what_is_a_number() -> None:
-    details = dict(simulate(record(program(30 * MIB, 20 * MIB))).fidelity.details)
-
-    assert details["peak_reserved"] == {"recorded_bytes": 50 * MIB, "model_bytes": 50 * MIB}
-    assert not [name for name in details if name.endswith("_bytes")]

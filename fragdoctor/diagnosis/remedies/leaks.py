@@ -24,12 +24,7 @@ from fragdoctor.model.story import LogStory
 from fragdoctor.rules.growth.accumulating_trials import growth_sentence
 from fragdoctor.rules.growth.growing_line import gathered_text, keeper, maker_text
 from fragdoctor.rules.rule import Context, line_text
-from fragdoctor.story.trends import (
-    accumulation,
-    growing_cache,
-    has_process_each,
-    trials_before_failure,
-)
+from fragdoctor.story.trends import accumulation, has_process_each
 from fragdoctor.trace.stacks import BACKWARD, EVALUATION, PACKAGE, USER, classify_file
 from fragdoctor.trace.trace import Trace
 from fragdoctor.units import format_size, plural
@@ -399,55 +394,10 @@ class FreeBetweenTrials(Remedy):
         )
 
 
-class RestartTrials(Remedy):
-    """Long sweeps in one process: start a new process between trials."""
-
-    code = "restart-trials"
-    title = "Start a fresh process every few trials"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose a restart for trials in one process."""
-        story = sweep_of(case)
-        if story is not None and not has_process_each(story):
-            yield self._every_few(story)
-
-    def _every_few(self, story: LogStory) -> Proposal:
-        piles_up = accumulation(story) is not None or growing_cache(story) is not None
-        n_before = trials_before_failure(story)
-        n = max(1, (n_before or 0) // 2)
-        often = "for every trial" if n == 1 else f"every {n} trials"
-        title = self.title if n_before is None else f"Start a fresh process {often}"
-        seen = (
-            ""
-            if n_before is None
-            else "The first trial in the log already failed. "
-            if n_before == 0
-            else f"{plural(n_before, 'trial')} ran before the first that failed; half of that "
-            "leaves a margin. "
-        )
-        return self.proposal(
-            title=title,
-            weight=HELPS if piles_up else MAY_HELP - 15,
-            confidence=Confidence.LIKELY if piles_up else Confidence.POSSIBLE,
-            change="run trials with subprocess or multiprocessing (spawn), or the sweep tool's own "
-            "process isolation, and let the process end",
-            why=f"{seen}A process that ends gives everything back: leaked tensors, holes in the "
-            "cache, the CUDA context.",
-            cost="Start-up and a new CUDA context for each process, a few seconds.",
-            caveats=(
-                *(() if piles_up else ("Nothing in this log piles up from trial to trial.",)),
-                "It does not help a trial that is too large by itself.",
-            ),
-            verify="The first memory_allocated() and the first 'reserved but unallocated' of each "
-            "new process are those of the first trial; nvidia-smi shows the old process gone.",
-        )
-
-
 GROWTH: Final[tuple[Remedy, ...]] = (
     FreeLeak(),
     GatherOnHost(),
     NoGrad(),
     FindLeak(),
     FreeBetweenTrials(),
-    RestartTrials(),
 )

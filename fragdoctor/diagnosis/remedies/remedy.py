@@ -8,7 +8,7 @@ from enum import IntEnum
 from functools import cached_property
 from typing import ClassVar, Final
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from fragdoctor.analysis.result import OomEvent
@@ -21,7 +21,7 @@ from fragdoctor.model.case import CHECKPOINTING, NO_FAILURE, OomMessage
 from fragdoctor.model.conf_keys import KEYS, key_is_known
 from fragdoctor.model.diagnosis import Cause, Predicted, Recommendation, Verdict
 from fragdoctor.model.engines import is_of_other_program
-from fragdoctor.model.finding import Confidence, Evidence, Location, RuleResults
+from fragdoctor.model.finding import Confidence, Evidence, Location
 from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.simulation import Outlook, OutlookState, ReplayResult
@@ -60,7 +60,7 @@ VARIABLES: Final = {
 
 
 class JudgedCase(Struct, frozen=True, dict=True):
-    """One device of a case with its verdict and the results of the rules.
+    """One device of a case with its verdict.
 
     Attributes:
         bench: the bench to try remedies on, or None if no trace can be replayed.
@@ -69,7 +69,6 @@ class JudgedCase(Struct, frozen=True, dict=True):
 
     context: Context
     verdict: Verdict
-    results: RuleResults = field(default_factory=RuleResults)
     bench: Bench | None = None
     training: TrainingRun | None = None
 

@@ -46,7 +46,7 @@ class FitKvCache(Remedy):
             return
         log = case.context.case.oom
         shares = () if log is None else log.server
-        title, change, cost = _option(message, shares, None if log is None else log.utilization)
+        title, change, cost = _option(message, shares)
         yield self.proposal(
             title=title,
             weight=CURES + 6,  # this says more than advice to free the device
@@ -100,7 +100,7 @@ def _least_utilization(shares: Sequence[ServerShare]) -> tuple[float, int] | Non
 
 
 def _option(  # noqa: PLR0911 - one return a kind
-    m: OomMessage, shares: Sequence[ServerShare], utilization: float | None
+    m: OomMessage, shares: Sequence[ServerShare]
 ) -> Option:
     """Return what the figures of the message, or of the server's start, call for."""
     spread = SPREAD.get(m.backend, SPREAD["vllm"])
@@ -172,48 +172,18 @@ def _option(  # noqa: PLR0911 - one return a kind
             f"(--cuda-graph-max-bs; --cuda-graph-max-bs-decode since 0.5.20); {spread}",
             "Less room for CUDA graphs and for steps.",
         )
-    return _beside_weights(shares, utilization, spread)
+    return _beside_weights(shares, spread)
 
 
-LARGE_UTILIZATION: Final = 0.9
-"""vLLM's default until 0.24; a server that has this much cannot be given more."""
-
-SMALL_WEIGHTS_BYTES: Final = 1 << 30
-"""Every card that vLLM runs on has many times this, so smaller weights do not fill it."""
-
-
-def _beside_weights(
-    shares: Sequence[ServerShare], utilization: float | None, spread: str
-) -> Option:
+def _beside_weights(shares: Sequence[ServerShare], spread: str) -> Option:
     """Return what makes room for a KV cache of vLLM."""
     least = _least_utilization(shares)
-    weights = next((s.n_bytes for s in shares if s.name == "weights"), None)
-    if least is None and weights is not None and weights < SMALL_WEIGHTS_BYTES:
-        return Option(
-            "See who else is on the GPU, or give the server a larger share",
-            f"the weights take only {format_size(weights)}: end what else is there "
-            "(nvidia-smi), or a higher --gpu-memory-utilization; a lower "
-            "--max-num-batched-tokens makes the measured step smaller",
-            "None, if it is a leftover.",
-        )
-    leaves_none = (
-        (utilization or 0) >= LARGE_UTILIZATION if least is None else least[0] > MOST_UTILIZATION
-    )
-    if leaves_none:
-        given = f"they take {format_size(least[1])}" if least else f"{utilization:.2f} is given"
+    if least is not None and least[0] > MOST_UTILIZATION:
         return Option(
             "Make the weights or a step smaller",
             f"{spread}; a lower --max-num-batched-tokens and --max-model-len; --enforce-eager: "
-            f"{given}, which leaves no cache on this card",
+            f"they take {format_size(least[1])}, which leaves no cache on this card",
             "Slower serving, or more GPUs.",
-        )
-    if least is None and utilization is not None:
-        return Option(
-            f"Give the server more than {utilization:.2f} of the card",
-            "--gpu-memory-utilization 0.9, if nothing else uses the GPU; it is a share of the "
-            "whole card, less what other processes hold; where that is not "
-            f"enough, {spread}",
-            "Less room for other programs on the GPU.",
         )
     if least is not None:
         return Option(

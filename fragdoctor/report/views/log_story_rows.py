@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.diagnosis import Diagnosis
-from fragdoctor.model.story import FAILURES, LogStory, Scene, SceneKind
+from fragdoctor.model.story import FAILURES, Scene, SceneKind
 from fragdoctor.report.words import shortened
 from fragdoctor.units import format_count, format_size, plural
 
@@ -90,20 +90,9 @@ def story_rows(diagnosis: Diagnosis, limit: int) -> tuple[list[StoryRow], int]:
         last = g
         row = _row([story.events[i] for i in groups[g]], messages, has_days=has_days)
         is_judged = primary is not None and story.events[groups[g][0]].message == primary
-        rows.append(
-            replace(row, note=_JUDGED) if is_judged else _reported_early(row, story, groups[g])
-        )
+        rows.append(replace(row, note=_JUDGED) if is_judged else row)
     n_left = len(story.events) - sum(len(groups[g]) for g in chosen)
     return rows, n_left
-
-
-def _reported_early(row: StoryRow, story: LogStory, group: Sequence[int]) -> StoryRow:
-    """Return a row, without the mark that points upward if it comes before its cause."""
-    cause = story.events[group[0]].caused_by
-    if cause is None or cause < group[0]:
-        return row
-    line = format_count(story.events[cause].line)
-    return replace(row, is_consequence=False, note=f"by the failure in line {line} below")
 
 
 def _grouped(events: Sequence[Scene]) -> list[list[int]]:
