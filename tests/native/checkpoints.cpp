@@ -34,10 +34,12 @@ std::uint64_t some_size(RandomSource& random) {
   }
 }
 
-// A program that repeats some sizes, as real ones do.
+// A program that repeats some sizes, as real ones do; some only those of whole segments.
 std::vector<Op> program(RandomSource& random) {
+  const bool is_whole = random() % 3 == 0;
+  const auto size = [&] { return is_whole ? (6 + random() % 40) * 2 * MIB : some_size(random); };
   std::vector<std::uint64_t> sizes;
-  for (int i = 0; i < 12; ++i) sizes.push_back(some_size(random));
+  for (auto i = 2 + random() % 12; i > 0; --i) sizes.push_back(size());
   std::vector<Op> ops;
   std::vector<std::uint32_t> live, pending;
   std::uint32_t n_ids = 0;
@@ -62,7 +64,7 @@ std::vector<Op> program(RandomSource& random) {
       live.erase(live.begin() + static_cast<std::ptrdiff_t>(at));
     } else {
       op.kind = random() % 16 == 0 ? OpKind::failed : OpKind::malloc;
-      op.size = random() % 8 == 0 ? some_size(random) : sizes[random() % sizes.size()];
+      op.size = !is_whole && random() % 8 == 0 ? size() : sizes[random() % sizes.size()];
       op.stream = static_cast<std::uint16_t>(random() % 8 == 0);
       op.pool = static_cast<std::uint16_t>(random() % 8 == 0 ? 1 + random() % N_POOLS : 0);
       op.id = n_ids++;
