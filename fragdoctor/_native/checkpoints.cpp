@@ -10,7 +10,7 @@ namespace fragdoctor {
 namespace {
 
 constexpr std::size_t N_PER_REPLAY = 16;
-constexpr std::size_t MAX_BYTES = 12 * MIB;
+constexpr std::size_t MAX_BYTES = 4 * MIB;
 
 bool is_same(const Op& a, const Op& b) {
   return a.size == b.size && a.id == b.id && a.row == b.row && a.stream == b.stream &&
