@@ -291,8 +291,8 @@ bool Allocator::is_same_under(const Allocator& fresh) const {
       ours.large_segment_bytes != other.large_segment_bytes ||
       ours.max_non_split_rounding_bytes != other.max_non_split_rounding_bytes ||
       collects != other_collects ||
-      (collects && (allowed_ != fresh.allowed_ || ours.garbage_collection_threshold !=
-                                                      other.garbage_collection_threshold)))
+      (collects && (allowed_ != fresh.allowed_ ||
+                    ours.garbage_collection_threshold != other.garbage_collection_threshold)))
     return false;
   if (ours.expandable_segments && reservation_bytes() != fresh.reservation_bytes()) return false;
   const bool splits_alike =
@@ -301,10 +301,9 @@ bool Allocator::is_same_under(const Allocator& fresh) const {
   const bool driver_agrees =
       highest_granted_ <= fresh.config_.capacity_bytes &&
       (lowest_refused_ == UNLIMITED || lowest_refused_ > fresh.config_.capacity_bytes);
-  const bool fraction_agrees =
-      (!fresh.fraction_is_set_ || highest_allowed_ <= fresh.allowed_) &&
-      (lowest_disallowed_ == UNLIMITED ||
-       (fresh.fraction_is_set_ && lowest_disallowed_ > fresh.allowed_));
+  const bool fraction_agrees = (!fresh.fraction_is_set_ || highest_allowed_ <= fresh.allowed_) &&
+                               (lowest_disallowed_ == UNLIMITED ||
+                                (fresh.fraction_is_set_ && lowest_disallowed_ > fresh.allowed_));
   return splits_alike && driver_agrees && fraction_agrees;
 }
 

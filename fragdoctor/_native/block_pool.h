@@ -62,9 +62,9 @@ class FreeSet {
  private:
   template <class Below>
   Position first_not(Below&& below) const {
-    const auto chunk = std::partition_point(
-        chunks_.begin(), chunks_.end(),
-        [&](const std::vector<Entry>& one) { return below(one.back().key); });
+    const auto chunk =
+        std::partition_point(chunks_.begin(), chunks_.end(),
+                             [&](const std::vector<Entry>& one) { return below(one.back().key); });
     if (chunk == chunks_.end()) return {chunks_.size(), 0};
     const auto entry = std::partition_point(chunk->begin(), chunk->end(),
                                             [&](const Entry& one) { return below(one.key); });

@@ -176,7 +176,7 @@ bool run(RandomSource& random) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const int count = argc > 1 ? std::atoi(argv[1]) : 1000;
+  const int count = argc > 1 ? std::atoi(argv[1]) : 500;
   const auto seed = static_cast<std::uint64_t>(argc > 2 ? std::atoi(argv[2]) : 1);
   int n_shared = 0;
   for (int i = 0; i < count; ++i) {
