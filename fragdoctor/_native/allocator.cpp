@@ -139,7 +139,12 @@ bool Allocator::get_free_block(Request& request) {
 
 bool Allocator::alloc_block(Request& request, bool is_retry) {
   if (is_retry) ++counters_.retries;
-  if (fraction_is_set_ && counters_.reserved + request.alloc_size > allowed_) return false;
+  const std::uint64_t wanted = counters_.reserved + request.alloc_size;
+  if (fraction_is_set_ && wanted > allowed_) {
+    lowest_disallowed_ = std::min(lowest_disallowed_, wanted);
+    return false;
+  }
+  highest_allowed_ = std::max(highest_allowed_, wanted);
   if (!settings_.expandable_segments) return cuda_malloc(request);
   request.block = try_allocate_expandable(request);
   return request.block != NO_BLOCK;
@@ -174,6 +179,8 @@ bool Allocator::should_split(const Block& block, std::uint64_t size) const {
 BlockId Allocator::take_block(const Request& request, std::uint64_t requested) {
   BlockId id = request.block;
   const bool was_split = is_split(blocks_[id]);
+  if (blocks_[id].size > request.size)
+    largest_splittable_ = std::max(largest_splittable_, blocks_[id].size);
   if (should_split(blocks_[id], request.size)) {
     const BlockId rest = id;
     id = new_block(blocks_[rest].address, request.size, blocks_[rest].segment);
@@ -273,6 +280,38 @@ bool Allocator::try_merge(BlockId dst_id, BlockId src_id, std::optional<FreeKey>
   }
   delete_block(src_id);
   return true;
+}
+
+bool Allocator::is_same_under(const Allocator& fresh) const {
+  const Settings &ours = settings_, &other = fresh.settings_;
+  const bool collects = fraction_is_set_ && ours.garbage_collection_threshold > 0.0;
+  const bool other_collects = fresh.fraction_is_set_ && other.garbage_collection_threshold > 0.0;
+  if (config_.era != fresh.config_.era || config_.event_delay != fresh.config_.event_delay ||
+      ours.expandable_segments != other.expandable_segments ||
+      ours.large_segment_bytes != other.large_segment_bytes ||
+      ours.max_non_split_rounding_bytes != other.max_non_split_rounding_bytes ||
+      collects != other_collects ||
+      (collects && (allowed_ != fresh.allowed_ ||
+                    ours.garbage_collection_threshold != other.garbage_collection_threshold)))
+    return false;
+  if (ours.expandable_segments && reservation_bytes() != fresh.reservation_bytes()) return false;
+  const bool splits_alike =
+      ours.max_split_bytes == other.max_split_bytes ||
+      (ours.max_split_bytes == UNLIMITED && other.max_split_bytes > largest_splittable_);
+  const bool driver_agrees =
+      highest_granted_ <= fresh.config_.capacity_bytes &&
+      (lowest_refused_ == UNLIMITED || lowest_refused_ > fresh.config_.capacity_bytes);
+  const bool fraction_agrees = (!fresh.fraction_is_set_ || highest_allowed_ <= fresh.allowed_) &&
+                               (lowest_disallowed_ == UNLIMITED ||
+                                (fresh.fraction_is_set_ && lowest_disallowed_ > fresh.allowed_));
+  return splits_alike && driver_agrees && fraction_agrees;
+}
+
+void Allocator::go_on_under(const Allocator& fresh) {
+  config_ = fresh.config_;
+  settings_ = fresh.settings_;
+  fraction_is_set_ = fresh.fraction_is_set_;
+  allowed_ = fresh.allowed_;
 }
 
 void Allocator::empty_cache() {

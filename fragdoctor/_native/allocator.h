@@ -93,6 +93,13 @@ class Allocator {
   // The smallest capacity at which the driver would have granted something it has refused so far;
   // below it, a larger capacity changes nothing. UNLIMITED if nothing was refused.
   std::uint64_t lowest_refused_bytes() const { return lowest_refused_; }
+  // Whether everything so far would have happened under the conditions of `fresh` too. May say no
+  // where it would have, never yes where it would not. Sizes are taken as rounded: the caller
+  // compares roundup_power2_divisions.
+  bool is_same_under(const Allocator& fresh) const;
+  // Go on under the conditions of `fresh`, which nothing was asked of yet.
+  void go_on_under(const Allocator& fresh);
+  std::size_t state_bytes() const;  // roughly what a copy takes
   std::uint64_t address_of(BlockId block) const { return blocks_[block].address; }
   std::uint64_t size_of(BlockId block) const { return blocks_[block].size; }
   const Block& block(BlockId id) const { return blocks_[id]; }
@@ -208,6 +215,13 @@ class Allocator {
   OomFigures last_oom_;  // all but private_free_bytes
   std::uint64_t driver_used_ = 0;
   std::uint64_t lowest_refused_ = UNLIMITED;
+  // What decides whether other conditions would have made a difference: the most that the driver
+  // granted, what the memory fraction let pass and what not, and the largest block that a
+  // max_split_size would have kept from being split, or would have returned to the driver.
+  std::uint64_t highest_granted_ = 0;
+  std::uint64_t highest_allowed_ = 0;
+  std::uint64_t lowest_disallowed_ = UNLIMITED;
+  std::uint64_t largest_splittable_ = 0;
   std::uint64_t next_block_counter_ = 0;
   std::uint64_t next_segment_counter_ = 0;
   std::vector<Block> blocks_;

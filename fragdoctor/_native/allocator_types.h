@@ -125,6 +125,7 @@ struct Counters {
   std::uint64_t driver_calls() const { return n_malloc + n_free + n_map + n_unmap; }
 };
 
+// As large as a cache line: replays visit them at random.
 struct Block {
   std::uint64_t address = 0;
   std::uint64_t size = 0;
@@ -135,12 +136,20 @@ struct Block {
   std::uint32_t segment = 0;
   std::uint32_t pool = 0;  // index of the BlockPool
   std::uint32_t stream = 0;
-  std::uint32_t event_count = 0;
-  bool in_use = false;  // the arena slot holds a block
-  bool allocated = false;
-  bool mapped = true;
-  bool has_stream_uses = false;
-  bool expandable = false;
+  std::uint32_t event_count : 27;
+  bool in_use : 1;  // the arena slot holds a block
+  bool allocated : 1;
+  bool mapped : 1;
+  bool has_stream_uses : 1;
+  bool expandable : 1;
+
+  Block()
+      : event_count(0),
+        in_use(false),
+        allocated(false),
+        mapped(true),
+        has_stream_uses(false),
+        expandable(false) {}
 };
 
 // A cudaMalloc'ed range (page 0), or the reservation of an expandable segment.

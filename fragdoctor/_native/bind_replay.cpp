@@ -15,6 +15,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "checkpoints.h"
 #include "native_trace.h"
 #include "replay.h"
 #include "trace_ops.h"
@@ -52,6 +53,8 @@ class NativeOps {
     check_numbers(t.trace, t.end);
     nb::gil_scoped_release release;
     made = build_ops(t.trace, t.undone, t.settings, inference);
+    recorded_ops = std::make_shared<const std::vector<Op>>(std::exchange(made.ops, {}));
+    checkpoints = std::make_shared<Checkpoints>(*recorded_ops);
     auto state = std::make_shared<InitialState>(
         initial_state(t.trace, t.undone, t.settings, device_total_bytes));
     initial = std::move(state);
@@ -59,7 +62,11 @@ class NativeOps {
 
   // The same start with other operations: the memory of a numpy array of them, which is kept alive.
   NativeOps(const NativeOps& base, InColumn<std::uint8_t> table)
-      : source(base.source), initial(base.initial), edited(nb::cast(table)) {
+      : source(base.source),
+        initial(base.initial),
+        recorded_ops(base.recorded_ops),
+        checkpoints(base.checkpoints),
+        edited(nb::cast(table)) {
     const std::size_t n = table.shape(0) / sizeof(Op);
     if (table.shape(0) % sizeof(Op) != 0 ||
         reinterpret_cast<std::uintptr_t>(table.data()) % alignof(Op) != 0)
@@ -88,10 +95,11 @@ class NativeOps {
     }
     auto other = std::make_shared<NativeOps>(*this);
     other->initial = std::move(state);
+    other->checkpoints = std::make_shared<Checkpoints>(ops());
     return other;
   }
 
-  OpSpan ops() const { return edited.is_valid() ? edited_ops : OpSpan(made.ops); }
+  OpSpan ops() const { return edited.is_valid() ? edited_ops : OpSpan(*recorded_ops); }
 
   nb::dict facts() const {
     nb::dict d;
@@ -106,11 +114,15 @@ class NativeOps {
     return d;
   }
 
-  ReplayInput input() const { return {ops(), initial.get(), made.n_ids, made.n_pools}; }
+  ReplayInput input() const {
+    return {ops(), initial.get(), made.n_ids, made.n_pools, checkpoints.get()};
+  }
 
   std::shared_ptr<NativeTrace> source;
   TraceOps made;
   std::shared_ptr<const InitialState> initial;
+  std::shared_ptr<const std::vector<Op>> recorded_ops;  // also of an edit
+  std::shared_ptr<Checkpoints> checkpoints;
   nb::object edited;  // owns the operations of an edit; unset if they are those made
   OpSpan edited_ops;
 };

@@ -8,17 +8,7 @@ namespace {
 
 constexpr std::size_t MAX_CHUNK = 128;
 
-bool entry_below(const FreeSet::Entry& entry, const FreeKey& key) { return entry.key < key; }
-
 }  // namespace
-
-// The first chunk that may hold the key: the first whose last key is not below it.
-std::size_t FreeSet::chunk_of(const FreeKey& key) const {
-  const auto it =
-      std::partition_point(chunks_.begin(), chunks_.end(),
-                           [&](const std::vector<Entry>& chunk) { return chunk.back().key < key; });
-  return static_cast<std::size_t>(it - chunks_.begin());
-}
 
 void FreeSet::insert(const FreeKey& key, BlockId block) {
   ++size_;
@@ -27,9 +17,10 @@ void FreeSet::insert(const FreeKey& key, BlockId block) {
     chunks_.back().assign(1, Entry{key, block});
     return;
   }
-  const std::size_t at = std::min(chunk_of(key), chunks_.size() - 1);
+  auto [at, index] = lower_bound(key);
+  if (at == chunks_.size()) index = chunks_[--at].size();
   std::vector<Entry>& chunk = chunks_[at];
-  chunk.insert(std::lower_bound(chunk.begin(), chunk.end(), key, entry_below), Entry{key, block});
+  chunk.insert(chunk.begin() + static_cast<std::ptrdiff_t>(index), Entry{key, block});
   if (chunk.size() <= MAX_CHUNK) return;
   const auto half = chunk.begin() + static_cast<std::ptrdiff_t>(chunk.size() / 2);
   std::vector<Entry> upper(half, chunk.end());
@@ -38,12 +29,9 @@ void FreeSet::insert(const FreeKey& key, BlockId block) {
 }
 
 bool FreeSet::erase(const FreeKey& key) {
-  const std::size_t at = chunk_of(key);
-  if (at == chunks_.size()) return false;
-  std::vector<Entry>& chunk = chunks_[at];
-  const auto it = std::lower_bound(chunk.begin(), chunk.end(), key, entry_below);
-  if (it == chunk.end() || key < it->key) return false;
-  erase(Position{at, static_cast<std::size_t>(it - chunk.begin())});
+  const Position p = lower_bound(key);
+  if (at_end(p) || key < chunks_[p.chunk][p.index].key) return false;
+  erase(p);
   return true;
 }
 
@@ -66,23 +54,12 @@ void FreeSet::replace(const Position& p, const FreeKey& key, BlockId block) {
   }
   std::vector<Entry>& chunk = chunks_[p.chunk];
   const auto old = chunk.begin() + static_cast<std::ptrdiff_t>(p.index);
-  if (key < old->key) {
-    const auto at = std::lower_bound(chunk.begin(), old, key, entry_below);
-    std::move_backward(at, old, old + 1);
-    *at = {key, block};
-  } else {
-    const auto at = std::lower_bound(old + 1, chunk.end(), key, entry_below);
-    std::move(old + 1, at, old);
-    *(at - 1) = {key, block};
-  }
-}
-
-FreeSet::Position FreeSet::lower_bound(const FreeKey& key) const {
-  const std::size_t at = chunk_of(key);
-  if (at == chunks_.size()) return {at, 0};
-  const std::vector<Entry>& chunk = chunks_[at];
-  const auto it = std::lower_bound(chunk.begin(), chunk.end(), key, entry_below);
-  return {at, static_cast<std::size_t>(it - chunk.begin())};
+  // Most stay where they are, and nearly all others within a few places.
+  auto at = old;
+  for (; at != chunk.begin() && key < (at - 1)->key; --at) *at = *(at - 1);
+  if (at == old)
+    for (; at + 1 != chunk.end() && (at + 1)->key < key; ++at) *at = *(at + 1);
+  *at = {key, block};
 }
 
 void FreeSet::forward(Position& p) const {

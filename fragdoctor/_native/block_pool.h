@@ -1,6 +1,7 @@
 // Free blocks of one pool, in the order in which the allocator tries them.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -43,8 +44,12 @@ class FreeSet {
   void erase(const Position& p);
   // Replace the element at a position with another one, keeping the order: usually close by.
   void replace(const Position& p, const FreeKey& key, BlockId block);
-  Position lower_bound(std::uint64_t size) const { return lower_bound(FreeKey{size, 0, 0}); }
-  Position lower_bound(const FreeKey& key) const;
+  Position lower_bound(std::uint64_t size) const {
+    return first_not([size](const FreeKey& key) { return key.size < size; });
+  }
+  Position lower_bound(const FreeKey& key) const {
+    return first_not([&key](const FreeKey& other) { return other < key; });
+  }
   Position begin() const { return {}; }
   bool at_end(const Position& p) const { return p.chunk >= chunks_.size(); }
   // Step forward, to the end if necessary; step back, returning false at the beginning.
@@ -55,7 +60,18 @@ class FreeSet {
   std::size_t size() const { return size_; }
 
  private:
-  std::size_t chunk_of(const FreeKey& key) const;
+  template <class Below>
+  Position first_not(Below&& below) const {
+    const auto chunk =
+        std::partition_point(chunks_.begin(), chunks_.end(),
+                             [&](const std::vector<Entry>& one) { return below(one.back().key); });
+    if (chunk == chunks_.end()) return {chunks_.size(), 0};
+    const auto entry = std::partition_point(chunk->begin(), chunk->end(),
+                                            [&](const Entry& one) { return below(one.key); });
+    return {static_cast<std::size_t>(chunk - chunks_.begin()),
+            static_cast<std::size_t>(entry - chunk->begin())};
+  }
+
   std::vector<std::vector<Entry>> chunks_;  // none is empty
   std::vector<Entry> spare_;                // memory of the last chunk that became empty
   std::size_t size_ = 0;

@@ -127,6 +127,7 @@ bool Allocator::charge(std::uint64_t bytes) {
     return false;
   }
   driver_used_ += physical;
+  highest_granted_ = std::max(highest_granted_, driver_used_);
   return true;
 }
 
@@ -134,6 +135,14 @@ void Allocator::uncharge(std::uint64_t bytes) { driver_used_ -= round_up(bytes, 
 
 std::uint64_t Allocator::driver_free_bytes() const {
   return config_.capacity_bytes > driver_used_ ? config_.capacity_bytes - driver_used_ : 0;
+}
+
+std::size_t Allocator::state_bytes() const {
+  std::size_t n_free = 0;
+  for (const BlockPool& pool : pools_)
+    for (const FreeSet& set : pool.free) n_free += set.size();
+  return blocks_.size() * sizeof(Block) + segments_.size() * sizeof(Segment) +
+         n_free * sizeof(FreeSet::Entry) + tickets_.size() * sizeof(BlockId);
 }
 
 void Allocator::emit(Action action, const Block& block, std::uint64_t address, std::uint64_t size) {

@@ -62,9 +62,14 @@ void Allocator::garbage_collect() {
 // ones until their sum could. Return whether it is worth asking the driver again.
 bool Allocator::release_available(const Request& request) {
   const std::uint64_t limit = settings_.max_split_bytes;
-  if (limit == UNLIMITED) return false;
-  const std::uint64_t wanted = std::max(request.size, limit);
   const FreeSet& set = free_set(request.pool, request.stream);
+  if (limit == UNLIMITED) {
+    auto last = set.lower_bound(UNLIMITED);
+    if (set.backward(last))
+      largest_splittable_ = std::max(largest_splittable_, blocks_[set[last]].size);
+    return false;
+  }
+  const std::uint64_t wanted = std::max(request.size, limit);
   auto p = set.lower_bound(wanted);
   // Oversize blocks are never split, unless the limit was lowered at run time: then PyTorch would
   // free a pointer inside a segment. The model leaves such blocks alone.

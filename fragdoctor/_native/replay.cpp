@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <tuple>
+#include <utility>
 
+#include "checkpoints.h"
 #include "recorder.h"
 
 namespace fragdoctor {
@@ -26,25 +28,49 @@ class Replay {
       if (id < blocks_.size()) free_pending(id);
   }
 
-  ReplayResult run(bool stop_at_oom) {
-    for (const Op& op : input_.ops) {
-      apply(op);
-      if (flush_work_ > MAX_FLUSH_WORK || (stop_at_oom && !result_.fits)) {
-        result_.is_cut_short = true;
-        break;
+  // Go on from where another replay stood.
+  Replay(const ReplayInput& input, const Config& config, const Checkpoint& from)
+      : input_(input),
+        allocator_(from.allocator),
+        blocks_(input.n_ids, NO_BLOCK),
+        pool_is_gone_(from.pool_is_gone),
+        flush_work_(from.flush_work),
+        n_live_(from.n_live),
+        result_(from.result),
+        n_done_(from.n_done) {
+    allocator_.go_on_under(Allocator(config));
+    for (const auto& [id, block] : from.blocks)
+      if (id < blocks_.size()) blocks_[id] = block;
+    if (!from.tickets.empty()) tickets_.assign(input.n_ids, NO_TICKET);
+    for (const auto& [id, ticket] : from.tickets)
+      if (id < tickets_.size()) tickets_[id] = ticket;
+  }
+
+  // Play on until this many operations are done, leaving states for other replays to start from.
+  void play_to(std::size_t end, bool stop_at_oom, Checkpoints* checkpoints) {
+    while (n_done_ < end) {
+      const std::size_t next =
+          checkpoints == nullptr ? end : std::min(end, checkpoints->next_after(n_done_));
+      while (n_done_ < next) {
+        apply(input_.ops[n_done_++]);
+        if (flush_work_ > MAX_FLUSH_WORK || (stop_at_oom && !result_.fits)) {
+          result_.is_cut_short = true;
+          return;
+        }
       }
+      if (checkpoints != nullptr && checkpoints->takes(input_.ops)) checkpoints->add(checkpoint());
     }
+  }
+
+  ReplayResult run(bool stop_at_oom, Checkpoints* checkpoints = nullptr) {
+    play_to(input_.ops.size(), stop_at_oom, checkpoints);
     return finish();
   }
 
-  PlayedRun run_to(std::size_t n_past) {
-    const std::size_t n = std::min(n_past, input_.ops.size());
-    for (std::size_t i = 0; i < n && flush_work_ <= MAX_FLUSH_WORK; ++i) apply(input_.ops[i]);
+  PlayedRun run_to(std::size_t n_past, Checkpoints* checkpoints) {
+    play_to(std::min(n_past, input_.ops.size()), false, checkpoints);
     Replay recorded_end(*this);
-    for (std::size_t i = n; i < input_.ops.size() && recorded_end.flush_work_ <= MAX_FLUSH_WORK;
-         ++i)
-      recorded_end.apply(input_.ops[i]);
-    recorded_end.result_.is_cut_short = recorded_end.flush_work_ > MAX_FLUSH_WORK;
+    if (!result_.is_cut_short) recorded_end.play_to(input_.ops.size(), false, checkpoints);
     return {recorded_end.finish(), std::move(allocator_), std::move(blocks_), std::move(tickets_)};
   }
 
@@ -64,6 +90,7 @@ class Replay {
  private:
   void seed();
   void remake();
+  Checkpoint checkpoint() const;
   bool apply(const Op& op);
   bool request(const Op& op);
   // Changes whenever a request may have visited all free blocks.
@@ -99,6 +126,7 @@ class Replay {
   std::uint64_t flush_work_ = 0;
   std::uint64_t n_live_ = 0;  // blocks handed out; bounds the number of free ones
   ReplayResult result_;
+  std::size_t n_done_ = 0;  // operations
 };
 
 void Replay::seed() {
@@ -139,6 +167,17 @@ void Replay::remake() {
   // Count only the requests and driver calls of the trace.
   result_.n_requests = 0;
   driver_calls_before_ = allocator_.counters().driver_calls();
+}
+
+Checkpoint Replay::checkpoint() const {
+  Checkpoint made{n_done_, allocator_, {}, {}, pool_is_gone_, flush_work_, n_live_, result_};
+  for (std::size_t id = 0; id < blocks_.size(); ++id)
+    if (blocks_[id] != NO_BLOCK)
+      made.blocks.emplace_back(static_cast<std::uint32_t>(id), blocks_[id]);
+  for (std::size_t id = 0; id < tickets_.size(); ++id)
+    if (tickets_[id] != NO_TICKET)
+      made.tickets.emplace_back(static_cast<std::uint32_t>(id), tickets_[id]);
+  return made;
 }
 
 void Replay::free_pending(std::uint32_t id) {
@@ -347,6 +386,14 @@ std::vector<std::uint64_t> Replay::learn(const Recording& recording) {
   return allocator_.learned_seed_order();
 }
 
+// A replay from the furthest state that it would go through in its first `most` operations.
+Replay furthest(const ReplayInput& input, const Config& config, Checkpoints* checkpoints,
+                std::size_t most, bool fits) {
+  std::shared_ptr<const Checkpoint> from;
+  if (checkpoints != nullptr) from = checkpoints->furthest(input.ops, config, most, fits);
+  return from == nullptr ? Replay(input, config, false) : Replay(input, config, *from);
+}
+
 }  // namespace
 
 std::vector<std::uint64_t> learn_seed_order(const ReplayInput& input, const Config& config,
@@ -355,12 +402,17 @@ std::vector<std::uint64_t> learn_seed_order(const ReplayInput& input, const Conf
 }
 
 ReplayResult replay(const ReplayInput& input, const Config& config, const ReplayOptions& options) {
-  return Replay(input, config, options.remake_initial).run(options.stop_at_oom);
+  if (options.remake_initial) return Replay(input, config, true).run(options.stop_at_oom);
+  Checkpoints* const checkpoints = input.checkpoints;
+  return furthest(input, config, checkpoints, input.ops.size(), options.stop_at_oom)
+      .run(options.stop_at_oom, checkpoints);
 }
 
 PlayedRun play(const ReplayInput& input, const Config& config, bool remake_initial,
                std::size_t n_past) {
-  return Replay(input, config, remake_initial).run_to(n_past);
+  if (remake_initial) return Replay(input, config, true).run_to(n_past, nullptr);
+  return furthest(input, config, input.checkpoints, n_past, false)
+      .run_to(n_past, input.checkpoints);
 }
 
 LookOn look_on(const PlayedRun& run, const Future& future, const LookOnLimits& limits) {

@@ -14,12 +14,15 @@
 
 namespace fragdoctor {
 
+class Checkpoints;
+
 // What a replay starts from and plays; shared by any number of replays, never changed.
 struct ReplayInput {
   OpSpan ops;
   const InitialState* initial = nullptr;
   std::size_t n_ids = 0;
   std::uint32_t n_pools = 0;
+  Checkpoints* checkpoints = nullptr;  // of replays with the same initial state; null = none
 };
 
 // What the file says about the run; only for baselines.

@@ -7,7 +7,11 @@ namespace {
 
 unsigned floor_log2(std::uint64_t value) {
   unsigned log = 0;
-  while (value >>= 1) ++log;
+  for (unsigned step = 32; step > 0; step /= 2) {
+    if (value >> step == 0) continue;
+    value >>= step;
+    log += step;
+  }
   return log;
 }
 

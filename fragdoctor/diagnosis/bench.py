@@ -210,6 +210,7 @@ class Bench(Struct, frozen=True, dict=True):
         """Return an outcome per attempt, or None if the trace does not say enough for it."""
         outcomes: list[Outcome | None] = []
         report_progress("Replaying", 0, len(attempts))
+        return_free_memory(self.reproduction.trace)
         with ExitStack() as pools:
             replays = pools.enter_context(ThreadPoolExecutor(N_THREADS - self._edits_apart))
             edits = replays

@@ -137,7 +137,7 @@ class CaseEvidence(Struct, frozen=True, dict=True):
             return None
         available = failed.available_bytes
         is_alone = available is not None and failed.requested_bytes > available
-        return None if is_alone else find_transient(analysis)
+        return None if is_alone else analysis.trace.once(find_transient)
 
     @cached_property
     def grown(self) -> TrialTrend | None:

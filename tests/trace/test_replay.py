@@ -91,6 +91,26 @@ def test_replay_up_to_the_capacity_it_names_is_the_same(made: Program, pages: in
     assert below == run
 
 
+@given(programs(), ERAS, st.lists(st.tuples(CONFS, CAPACITIES), min_size=2, max_size=6), st.data())
+@settings(max_examples=40, deadline=None)
+def test_replays_that_share_their_beginning_end_as_they_do_alone(
+    made: Program, era: Era, tried: list[tuple[str, int | None]], data: st.DataObject
+) -> None:
+    shared = operations_of(made)
+    table = Operations.of(shared).table.copy()
+    at = data.draw(st.integers(0, len(table) - 1))
+    table["size"][at] += 3 * MIB
+    edited = Operations(table).native(shared)
+
+    for conf, capacity in tried:
+        config = Conditions(parse_conf(conf), era, capacity).native()
+        alone = operations_of(made)
+        assert shared.replay(config) == alone.replay(config)
+        assert shared.play(config, at).recorded == operations_of(made).play(config, at).recorded
+        edited_alone = Operations(table).native(operations_of(made))
+        assert edited.replay(config) == edited_alone.replay(config)
+
+
 def test_replay_stopped_at_failure_names_its_request() -> None:
     operations = operations_of(program(30 * MIB, 30 * MIB, 30 * MIB, -1))
     conditions = Conditions(AllocatorSettings(), Era.BLOCK_COUNTER, 50 * MIB)

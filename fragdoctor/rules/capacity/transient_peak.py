@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.future.steps import Steps
 from fragdoctor.model.arrays import percentile
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.rule import Context, Rule
+from fragdoctor.trace.trace import Trace
 from fragdoctor.units import format_size
 
 
@@ -42,7 +42,7 @@ class TransientPeak(Rule):
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding for the last ascent."""
         analysis = context.need_trace()
-        spike = find_transient(analysis)
+        spike = analysis.trace.once(find_transient)
         if spike is None or analysis.kept is not None:
             return
         yield self.finding(
@@ -79,21 +79,19 @@ class Transient(Struct, frozen=True):
     usual_bytes: int
 
 
-def find_transient(analysis: DeviceAnalysis) -> Transient | None:
+def find_transient(trace: Trace) -> Transient | None:
     """Return the last ascent of live memory if it rises far above the peaks before it.
 
     The ascent begins at the last valley: the last state near the low level of the run (its 5th
     percentile and a tenth of the whole range). If steps are seen, at least one of them must have
     ended before, since the stages of a first step are not peaks to compare with.
     """
-    if analysis.timeline is None:
-        return None
-    active = analysis.timeline.active_bytes
+    active = trace.totals.active_bytes
     low, top = percentile(active, LOW_PERCENTILE), float(active.max())
     valleys = np.flatnonzero(active <= low + VALLEY_SHARE * (top - low))
     valley = int(valleys[-1]) if len(valleys) else 0
     earlier = active[:valley]
-    began = Steps.of(analysis.trace).rows - analysis.trace.first_row
+    began = Steps.of(trace).rows - trace.first_row
     if not len(earlier) or (len(began) and not (began[1:] <= valley).any()):
         return None
     usual, peak = int(earlier.max()), int(active[valley:].max())
