@@ -37,9 +37,14 @@ def find_failure(
     if event is None and (message is None or not message.is_device_oom):
         return None
     stack = () if event is None else context.python_stack(event.stack)
-    source_text = ""
+    source_text, begun = "", None
+    if not stack and moment is not None:
+        begun = _backward_began(moment)
     if not stack and message is not None:
         stack, source_text = _told_stack(message)
+    if not stack and begun is not None and moment is not None:
+        # The program calls a backward pass where its first gradient is made.
+        stack = context.python_stack(int(moment.analysis.trace.events.stack[begun]))
     asked = None if message is None else message.requested_bytes
     free = None if message is None else message.free_bytes
     segment = None
@@ -58,32 +63,45 @@ def find_failure(
         source_text=source_text,
         source="oom message" if request is None else request.source,
         is_caught=request is not None and request.is_caught,
-        backward_of=None if event is None or moment is None else _backward_of(context, moment),
+        backward_of=_backward_of(context, moment, begun),
     )
 
 
-def _backward_of(context: Context, moment: DecidingMoment) -> Location | None:
-    """Return the forward line whose backward pass was running when a request in it failed.
+def _backward_began(moment: DecidingMoment) -> int | None:
+    """Return the first row of the backward pass in which a request failed, or None."""
+    trace, failed = moment.analysis.trace, moment.failed
+    if failed is None or not trace.stacks.roles.trains:
+        return None
+    start = trace.lives.start
+    in_pass = stacks.is_backward(trace.stacks.roles.role[trace.lives.stack])
+    made = (start >= 0) & (start < moment.state)
+    since = start[made & ~in_pass].max(initial=-1)
+    rows = start[made & in_pass & (start > since)]
+    return int(rows.min()) if len(rows) else None
+
+
+def _backward_of(
+    context: Context, moment: DecidingMoment | None, begun: int | None
+) -> Location | None:
+    """Return the forward line whose node of a backward pass made the request that failed.
 
     The thread of the autograd engine has no Python frames. But a node frees what it saved as soon
-    as it has run: what was freed last, after requests stopped having a stack, was made by the
-    forward line of that node. Returns None if the request has a stack, or nothing was freed yet.
+    as it has run: what was freed last, after the pass began, was made by the forward line of that
+    node. A pass that has freed nothing is at its first node, which belongs to the last result of
+    the forward pass. Returns None if neither shows.
     """
+    if moment is None or begun is None:
+        return None
     trace = moment.analysis.trace
     lives, roles = trace.lives, trace.stacks.roles
-    failed = moment.failed
-    if failed is None or not roles.trains or context.python_stack(failed.stack):
-        return None
-    role = roles.role[lives.stack]
-    made = (lives.start >= 0) & (lives.start < moment.state)
-    in_pass = stacks.is_backward(role)
-    since = lives.start[made & ~in_pass].max(initial=-1)
-    begun = lives.start[made & in_pass & (lives.start > since)].min(initial=moment.state)
-    is_saved = (role == stacks.FORWARD) & (trace.stacks.lines_of(lives.stack) >= 0)
-    saved = np.flatnonzero(is_saved & (lives.free > begun) & (lives.free < moment.state))
-    if not len(saved):
-        return None
-    return context.user_line(int(lives.stack[saved[lives.free[saved].argmax()]]))
+    is_result = (roles.role[lives.stack] == stacks.FORWARD) & (
+        trace.stacks.lines_of(lives.stack) >= 0
+    )
+    in_pass = (lives.free > begun) & (lives.free < moment.state)
+    rows, at = np.flatnonzero(is_result & in_pass), lives.free
+    if not in_pass.any():
+        rows, at = np.flatnonzero(is_result & (lives.start < begun)), lives.start
+    return context.user_line(int(lives.stack[rows[at[rows].argmax()]])) if len(rows) else None
 
 
 def _told_stack(message: OomMessage) -> tuple[tuple[Location, ...], str]:

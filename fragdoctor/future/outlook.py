@@ -100,9 +100,10 @@ class Outlooks:
         expected = self._outcome(known, run, known.expected, limit)
         doubt, fails = known.doubt, expected.state is OutlookState.FAILS
         is_likely = is_sure = doubt.share <= SURE
-        if fails and not is_sure:
-            less = known.play(max(1 - doubt.share, 0.0))
-            is_likely = self._outcome(known, run, less, limit).state is OutlookState.FAILS
+        if not is_sure and (fails or (known.n_complete >= ENOUGH and not known.rises)):
+            differ = max(1 - doubt.share, 0.0) if fails else 1 + doubt.share
+            other = self._outcome(known, run, known.play(differ), limit)
+            is_likely = other.state is expected.state
         is_known = is_sure and known.n_complete >= ENOUGH
         reason = expected.reason if is_known else doubt.reason
         if is_sure and not is_known:

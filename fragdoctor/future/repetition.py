@@ -18,6 +18,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from fragdoctor._native import _ext
+from fragdoctor.analysis.trend import POSSIBLE_P, trend_of
 from fragdoctor.future.alignment import Requests, align
 from fragdoctor.future.window import StepWindow
 from fragdoctor.model.arrays import median, occurrence
@@ -64,7 +65,8 @@ class Repetition(Struct, frozen=True, dict=True):
         n_complete: complete steps that it was made from.
         is_exact: whether they are equal to the byte, and the current step began like them.
         doubt: by how much a coming step may differ from what is expected of it.
-        grows: whether sizes rise from step to step.
+        grows: whether sizes rise evenly from step to step.
+        rises: whether steps ask for more and more, evenly or not.
         order: the steps that repeat, counted from the first step of the window.
         period_steps: how many of them are steps of the program, not evaluation.
         counts_first: whether the current step is one of the program's.
@@ -78,6 +80,7 @@ class Repetition(Struct, frozen=True, dict=True):
     is_exact: bool
     doubt: Doubt
     grows: bool
+    rises: bool
     order: tuple[int, ...]
     period_steps: int
     counts_first: bool
@@ -368,6 +371,12 @@ class AlignedSteps:
                 result[k] = size * ratio
         return np.where(np.isnan(result), 1, result)
 
+    @property
+    def rises(self) -> bool:
+        """Whether the complete steps ask for more and more."""
+        totals = [self.w.size[at].sum() for at in self.w.requests[:-1]]
+        return self.n > 1 and trend_of(totals).p_rise <= POSSIBLE_P
+
     def doubt(self) -> Doubt:
         """Return what the complete steps leave unexplained: the largest of three shares."""
         return max(
@@ -458,6 +467,7 @@ def _repeated(s: AlignedSteps, n_pools: int) -> Repetition:
         is_exact=n > 1 and not doubt.share and not grows,
         doubt=doubt,
         grows=grows,
+        rises=s.rises,
         order=tuple(order),
         period_steps=sum(counts[1:]),
         counts_first=counts[0],
