@@ -18,11 +18,11 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from fragdoctor._native import _ext
-from fragdoctor.analysis.trend import POSSIBLE_P, trend_of
 from fragdoctor.future.alignment import Requests, align
 from fragdoctor.future.window import StepWindow
 from fragdoctor.model.arrays import median, occurrence
 from fragdoctor.model.snapshot import I64
+from fragdoctor.model.trend import POSSIBLE_P, trend_of
 from fragdoctor.trace import stacks
 from fragdoctor.trace.operations import Operations, OpKind
 from fragdoctor.trace.trace import Trace
@@ -33,7 +33,8 @@ MAX_KINDS: Final = 12
 """The most kinds of steps, told apart by the order of their requests, to align; the latest ones."""
 
 MIN_EVEN: Final = 5
-"""A size must rise evenly over this many steps before it is taken to keep rising."""
+"""Over this many steps a size must rise evenly before it is taken to keep rising, and what steps
+ask for in all must not rise before later steps are taken to be like them."""
 
 FUTURE_OPERATION: Final = np.dtype(
     {
@@ -65,8 +66,7 @@ class Repetition(Struct, frozen=True, dict=True):
         n_complete: complete steps that it was made from.
         is_exact: whether they are equal to the byte, and the current step began like them.
         doubt: by how much a coming step may differ from what is expected of it.
-        grows: whether sizes rise evenly from step to step.
-        rises: whether steps ask for more and more, evenly or not.
+        grows: whether sizes rise from step to step.
         order: the steps that repeat, counted from the first step of the window.
         period_steps: how many of them are steps of the program, not evaluation.
         counts_first: whether the current step is one of the program's.
@@ -80,7 +80,6 @@ class Repetition(Struct, frozen=True, dict=True):
     is_exact: bool
     doubt: Doubt
     grows: bool
-    rises: bool
     order: tuple[int, ...]
     period_steps: int
     counts_first: bool
@@ -371,11 +370,11 @@ class AlignedSteps:
                 result[k] = size * ratio
         return np.where(np.isnan(result), 1, result)
 
-    @property
-    def rises(self) -> bool:
-        """Whether the complete steps ask for more and more."""
+    @cached_property
+    def may_rise(self) -> bool:
+        """Whether the complete steps ask for more and more, or are too few to tell."""
         totals = [self.w.size[at].sum() for at in self.w.requests[:-1]]
-        return self.n > 1 and trend_of(totals).p_rise <= POSSIBLE_P
+        return self.n < MIN_EVEN or trend_of(totals).p_rise <= POSSIBLE_P
 
     def doubt(self) -> Doubt:
         """Return what the complete steps leave unexplained: the largest of three shares."""
@@ -467,7 +466,6 @@ def _repeated(s: AlignedSteps, n_pools: int) -> Repetition:
         is_exact=n > 1 and not doubt.share and not grows,
         doubt=doubt,
         grows=grows,
-        rises=s.rises,
         order=tuple(order),
         period_steps=sum(counts[1:]),
         counts_first=counts[0],
