@@ -37,14 +37,11 @@ def find_failure(
     if event is None and (message is None or not message.is_device_oom):
         return None
     stack = () if event is None else context.python_stack(event.stack)
-    source_text, begun = "", None
-    if not stack and moment is not None:
-        begun = _backward_began(moment)
+    source_text = ""
+    called, backward_of = ((), None) if stack or moment is None else _in_backward(context, moment)
     if not stack and message is not None:
         stack, source_text = _told_stack(message)
-    if not stack and begun is not None and moment is not None:
-        # The program calls a backward pass where its first gradient is made.
-        stack = context.python_stack(int(moment.analysis.trace.events.stack[begun]))
+    stack = stack or called
     asked = None if message is None else message.requested_bytes
     free = None if message is None else message.free_bytes
     segment = None
@@ -63,45 +60,39 @@ def find_failure(
         source_text=source_text,
         source="oom message" if request is None else request.source,
         is_caught=request is not None and request.is_caught,
-        backward_of=_backward_of(context, moment, begun),
+        backward_of=backward_of,
     )
 
 
-def _backward_began(moment: DecidingMoment) -> int | None:
-    """Return the first row of the backward pass in which a request failed, or None."""
-    trace, failed = moment.analysis.trace, moment.failed
-    if failed is None or not trace.stacks.roles.trains:
-        return None
-    start = trace.lives.start
-    in_pass = stacks.is_backward(trace.stacks.roles.role[trace.lives.stack])
-    made = (start >= 0) & (start < moment.state)
-    since = start[made & ~in_pass].max(initial=-1)
-    rows = start[made & in_pass & (start > since)]
-    return int(rows.min()) if len(rows) else None
+def _in_backward(
+    context: Context, moment: DecidingMoment
+) -> tuple[tuple[Location, ...], Location | None]:
+    """Return the stack that called the backward pass of the failure, and the forward line reached.
 
-
-def _backward_of(
-    context: Context, moment: DecidingMoment | None, begun: int | None
-) -> Location | None:
-    """Return the forward line whose node of a backward pass made the request that failed.
-
-    The thread of the autograd engine has no Python frames. But a node frees what it saved as soon
-    as it has run: what was freed last, after the pass began, was made by the forward line of that
-    node. A pass that has freed nothing is at its first node, which belongs to the last result of
-    the forward pass. Returns None if neither shows.
+    The thread of the autograd engine has no Python frames. But a pass makes its first gradient
+    where the program calls it, and a node frees what it saved as soon as it has run: what was freed
+    last, after the pass began, was made by the forward line of that node. A pass that has freed
+    nothing is at its first node, which belongs to the last result of the forward pass.
     """
-    if moment is None or begun is None:
-        return None
-    trace = moment.analysis.trace
+    trace, failed = moment.analysis.trace, moment.failed
     lives, roles = trace.lives, trace.stacks.roles
-    is_result = (roles.role[lives.stack] == stacks.FORWARD) & (
-        trace.stacks.lines_of(lives.stack) >= 0
-    )
-    in_pass = (lives.free > begun) & (lives.free < moment.state)
-    rows, at = np.flatnonzero(is_result & in_pass), lives.free
-    if not in_pass.any():
+    if failed is None or not roles.trains:
+        return (), None
+    role = roles.role[lives.stack]
+    made = (lives.start >= 0) & (lives.start < moment.state)
+    since = lives.start[made & ~stacks.is_backward(role)].max(initial=-1)
+    in_pass = lives.start[made & (lives.start > since)]
+    if not len(in_pass):
+        return (), None
+    begun = int(in_pass.min())
+    is_result = (role == stacks.FORWARD) & (trace.stacks.lines_of(lives.stack) >= 0)
+    is_freed = (lives.free > begun) & (lives.free < moment.state)
+    if is_freed.any():
+        rows, at = np.flatnonzero(is_result & is_freed), lives.free
+    else:
         rows, at = np.flatnonzero(is_result & (lives.start < begun)), lives.start
-    return context.user_line(int(lives.stack[rows[at[rows].argmax()]])) if len(rows) else None
+    near = context.user_line(int(lives.stack[rows[at[rows].argmax()]])) if len(rows) else None
+    return context.python_stack(int(trace.events.stack[begun])), near
 
 
 def _told_stack(message: OomMessage) -> tuple[tuple[Location, ...], str]:
