@@ -17,11 +17,11 @@ import numpy as np
 from msgspec import Struct
 
 from fragdoctor.analysis.result import Growth
-from fragdoctor.analysis.trend import MIN_POINTS, trend_of
 from fragdoctor.future.steps import Steps
 from fragdoctor.model.arrays import distinct, largest_groups, sum_by
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.snapshot import I32, I64, Bools
+from fragdoctor.model.trend import MIN_POINTS, trend_of
 from fragdoctor.trace.lives import NEVER, Lives
 from fragdoctor.trace.trace import Trace
 from fragdoctor.units import KIB

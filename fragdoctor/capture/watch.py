@@ -113,7 +113,7 @@ class StepGrowth:
     @property
     def bytes_per_step(self) -> float | None:
         """Growth per step after the warm-up; 0 if it is not steady, None if steps are too few."""
-        from fragdoctor.analysis.trend import MIN_POINTS, trend_of  # numpy is only for this
+        from fragdoctor.model.trend import MIN_POINTS, trend_of  # numpy is only for this
 
         held = self._held[WARM_UP_STEPS - 1 :]
         if len(held) < MIN_POINTS:

@@ -9,7 +9,6 @@ from typing import Final
 import numpy as np
 from msgspec.structs import replace
 
-from fragdoctor.analysis import trend as trends
 from fragdoctor.comparison.answer import find_notes, is_same, summarised
 from fragdoctor.comparison.compared_run import (
     ComparedDevice,
@@ -26,6 +25,7 @@ from fragdoctor.comparison.line_matching import line_tracks
 from fragdoctor.comparison.line_uses import merged
 from fragdoctor.comparison.settings_proof import prove_settings, requests_equal, setting_changes
 from fragdoctor.errors import ConfigError
+from fragdoctor.model import trend as trends
 from fragdoctor.model.case import Case
 from fragdoctor.model.comparison import (
     Basis,

@@ -38,8 +38,10 @@ def find_failure(
         return None
     stack = () if event is None else context.python_stack(event.stack)
     source_text = ""
+    called, backward_of = ((), None) if stack or moment is None else _in_backward(context, moment)
     if not stack and message is not None:
         stack, source_text = _told_stack(message)
+    stack = stack or called
     asked = None if message is None else message.requested_bytes
     free = None if message is None else message.free_bytes
     segment = None
@@ -58,32 +60,39 @@ def find_failure(
         source_text=source_text,
         source="oom message" if request is None else request.source,
         is_caught=request is not None and request.is_caught,
-        backward_of=None if event is None or moment is None else _backward_of(context, moment),
+        backward_of=backward_of,
     )
 
 
-def _backward_of(context: Context, moment: DecidingMoment) -> Location | None:
-    """Return the forward line whose backward pass was running when a request in it failed.
+def _in_backward(
+    context: Context, moment: DecidingMoment
+) -> tuple[tuple[Location, ...], Location | None]:
+    """Return the stack that called the backward pass of the failure, and the forward line reached.
 
-    The thread of the autograd engine has no Python frames. But a node frees what it saved as soon
-    as it has run: what was freed last, after requests stopped having a stack, was made by the
-    forward line of that node. Returns None if the request has a stack, or nothing was freed yet.
+    The thread of the autograd engine has no Python frames. But a pass makes its first gradient
+    where the program calls it, and a node frees what it saved as soon as it has run: what was freed
+    last, after the pass began, was made by the forward line of that node. A pass that has freed
+    nothing is at its first node, which belongs to the last result of the forward pass.
     """
-    trace = moment.analysis.trace
+    trace, failed = moment.analysis.trace, moment.failed
     lives, roles = trace.lives, trace.stacks.roles
-    failed = moment.failed
-    if failed is None or not roles.trains or context.python_stack(failed.stack):
-        return None
+    if failed is None or not roles.trains:
+        return (), None
     role = roles.role[lives.stack]
     made = (lives.start >= 0) & (lives.start < moment.state)
-    in_pass = stacks.is_backward(role)
-    since = lives.start[made & ~in_pass].max(initial=-1)
-    begun = lives.start[made & in_pass & (lives.start > since)].min(initial=moment.state)
-    is_saved = (role == stacks.FORWARD) & (trace.stacks.lines_of(lives.stack) >= 0)
-    saved = np.flatnonzero(is_saved & (lives.free > begun) & (lives.free < moment.state))
-    if not len(saved):
-        return None
-    return context.user_line(int(lives.stack[saved[lives.free[saved].argmax()]]))
+    since = lives.start[made & ~stacks.is_backward(role)].max(initial=-1)
+    in_pass = lives.start[made & (lives.start > since)]
+    if not len(in_pass):
+        return (), None
+    begun = int(in_pass.min())
+    is_result = (role == stacks.FORWARD) & (trace.stacks.lines_of(lives.stack) >= 0)
+    is_freed = (lives.free > begun) & (lives.free < moment.state)
+    if is_freed.any():
+        rows, at = np.flatnonzero(is_result & is_freed), lives.free
+    else:
+        rows, at = np.flatnonzero(is_result & (lives.start < begun)), lives.start
+    near = context.user_line(int(lives.stack[rows[at[rows].argmax()]])) if len(rows) else None
+    return context.python_stack(int(trace.events.stack[begun])), near
 
 
 def _told_stack(message: OomMessage) -> tuple[tuple[Location, ...], str]:

@@ -42,8 +42,9 @@ PLAYED_OF_EDIT: Final = 20_000
 """The same limit for a changed program: advice tries a dozen changes."""
 
 SURE: Final = 0.05
-"""Doubt up to which the expected steps decide the outcome. With more doubt, only a failure is
-called likely, and only if it would happen even if the steps asked for that much less."""
+"""Doubt up to which the expected steps decide the outcome. With more doubt, a failure is likely if
+it would happen even if the steps asked for that much less. Success is likely if the steps could ask
+for that much more, unless they may be on the rise."""
 
 ENOUGH: Final = 3
 """Complete steps from which on the outcome is said to be certain, not just likely."""
@@ -100,9 +101,10 @@ class Outlooks:
         expected = self._outcome(known, run, known.expected, limit)
         doubt, fails = known.doubt, expected.state is OutlookState.FAILS
         is_likely = is_sure = doubt.share <= SURE
-        if fails and not is_sure:
-            less = known.play(max(1 - doubt.share, 0.0))
-            is_likely = self._outcome(known, run, less, limit).state is OutlookState.FAILS
+        if not is_sure and (fails or not known.steps.may_rise):
+            differ = max(1 - doubt.share, 0.0) if fails else 1 + doubt.share
+            other = self._outcome(known, run, known.play(differ), limit)
+            is_likely = other.state is expected.state
         is_known = is_sure and known.n_complete >= ENOUGH
         reason = expected.reason if is_known else doubt.reason
         if is_sure and not is_known:

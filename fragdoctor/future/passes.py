@@ -18,7 +18,6 @@ from fragdoctor.model.phases import TrainingPhase
 from fragdoctor.model.snapshot import I32, I64, U8, Action, Bools
 from fragdoctor.trace import stacks as stack_roles
 from fragdoctor.trace.columns import Events
-from fragdoctor.trace.stacks import StackRoles
 from fragdoctor.trace.trace import Trace
 
 NOT_REACHED: Final = np.iinfo(np.int64).max
@@ -70,13 +69,12 @@ class RoleRuns(Struct):
     Attributes:
         label: ``int64``, role of each run (``stacks.FORWARD``, ``BACKWARD``, ``OPTIMIZER``).
         first: row of its first event.
-        n_allocs, n_module: all its allocations, and those inside a module's call.
+        n_allocs: its allocations.
     """
 
     label: I64
     first: I64
     n_allocs: I64
-    n_module: I64
 
     def __len__(self) -> int:
         return len(self.label)
@@ -108,7 +106,7 @@ def find_runs(trace: Trace) -> RoleRuns | None:
     marked = np.flatnonzero(role != stack_roles.NO_STACK)
     if not len(marked):
         return None
-    runs = _runs(events, roles, role[marked], marked)
+    runs = _runs(events, role[marked], marked)
     # A run that only frees (a loss that goes out of scope) is not a pass of its own.
     is_step = np.isin(runs.label, (stack_roles.OPTIMIZER, stack_roles.ZERO_GRAD))
     idle = (runs.n_allocs == 0) & ~is_step
@@ -117,8 +115,6 @@ def find_runs(trace: Trace) -> RoleRuns | None:
     runs.label = _filled(runs.label)
     runs = _merged(runs)
     _place_zero_grad(runs)
-    runs = _merged(runs)
-    _join_clipping(runs)
     return _merged(runs)
 
 
@@ -147,17 +143,15 @@ def last_phase(labels: U8) -> TrainingPhase:
     return TrainingPhase.OPTIMIZER if has_step else TrainingPhase.BACKWARD
 
 
-def _runs(events: Events, roles: StackRoles, role: I32, marked: I64) -> RoleRuns:
+def _runs(events: Events, role: I32, marked: I64) -> RoleRuns:
     """Return the runs of equal roles among the marked rows."""
     fresh = np.append(True, role[1:] != role[:-1])
     starts = np.flatnonzero(fresh)
     is_alloc = events.action[marked] == Action.ALLOC
-    in_module = is_alloc & roles.in_module[events.stack[marked]]
     return RoleRuns(
         label=role[starts].astype(np.int64),
         first=marked[starts],
         n_allocs=np.add.reduceat(is_alloc.astype(np.int64), starts),
-        n_module=np.add.reduceat(in_module.astype(np.int64), starts),
     )
 
 
@@ -168,7 +162,6 @@ def _merged(runs: RoleRuns) -> RoleRuns:
         runs.label[starts],
         runs.first[starts],
         np.add.reduceat(runs.n_allocs, starts),
-        np.add.reduceat(runs.n_module, starts),
     )
 
 
@@ -186,20 +179,6 @@ def _place_zero_grad(runs: RoleRuns) -> None:
     after_backward = before != stack_roles.FORWARD
     runs.label[is_zero & after_backward] = stack_roles.OPTIMIZER
     runs.label[is_zero & ~after_backward] = stack_roles.FORWARD
-
-
-def _join_clipping(runs: RoleRuns) -> None:
-    """Give user code between a backward pass and the step (norms, clipping) to the step."""
-    label = runs.label
-    if len(label) < 3:
-        return
-    middle = (
-        (label[1:-1] == stack_roles.FORWARD)
-        & (label[:-2] == stack_roles.BACKWARD)
-        & (label[2:] == stack_roles.OPTIMIZER)
-        & (runs.n_module[1:-1] == 0)
-    )
-    label[1:-1][middle] = stack_roles.OPTIMIZER
 
 
 _LABELS: Final = {

@@ -22,6 +22,7 @@ from fragdoctor.future.alignment import Requests, align
 from fragdoctor.future.window import StepWindow
 from fragdoctor.model.arrays import median, occurrence
 from fragdoctor.model.snapshot import I64
+from fragdoctor.model.trend import POSSIBLE_P, trend_of
 from fragdoctor.trace import stacks
 from fragdoctor.trace.operations import Operations, OpKind
 from fragdoctor.trace.trace import Trace
@@ -32,7 +33,8 @@ MAX_KINDS: Final = 12
 """The most kinds of steps, told apart by the order of their requests, to align; the latest ones."""
 
 MIN_EVEN: Final = 5
-"""A size must rise evenly over this many steps before it is taken to keep rising."""
+"""Over this many steps a size must rise evenly before it is taken to keep rising, and what steps
+ask for in all must not rise before later steps are taken to be like them."""
 
 FUTURE_OPERATION: Final = np.dtype(
     {
@@ -367,6 +369,12 @@ class AlignedSteps:
             elif size not in fixed and not stays[k]:
                 result[k] = size * ratio
         return np.where(np.isnan(result), 1, result)
+
+    @cached_property
+    def may_rise(self) -> bool:
+        """Whether the complete steps ask for more and more, or are too few to tell."""
+        totals = [self.w.size[at].sum() for at in self.w.requests[:-1]]
+        return self.n < MIN_EVEN or trend_of(totals).p_rise <= POSSIBLE_P
 
     def doubt(self) -> Doubt:
         """Return what the complete steps leave unexplained: the largest of three shares."""

@@ -9,10 +9,10 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fragdoctor.analysis.trend import LIKELY_P, MAX_POINTS, MIN_POINTS, POSSIBLE_P, trend_of
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.story import Direction, LogStory, Scene, SceneKind, TrialTrend
+from fragdoctor.model.trend import LIKELY_P, MAX_POINTS, MIN_POINTS, POSSIBLE_P, trend_of
 from fragdoctor.story.order import Processes
 from fragdoctor.units import MIB
 

@@ -14,6 +14,7 @@ from fragdoctor.model.finding import Location
 from fragdoctor.report.base import RenderOptions, render
 
 SAMPLES = Path(__file__).parents[2] / "sample_snapshots"
+TRUTH = Path(__file__).parents[1] / "truth"
 
 MESSAGE = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 498.00 MiB. GPU 0 has a total "
@@ -124,3 +125,22 @@ def test_device_beside_that_of_the_verdict_has_no_bar_on_the_first_screen():
     said = render("analyze", "text", told, RenderOptions(100))
 
     assert len([line for line in said.splitlines() if line.startswith("Memory  GPU")]) == 1
+
+
+@pytest.mark.parametrize(
+    ("recording", "line", "forward_line"),
+    [
+        ("bert_mlm_accum@60", "bert_mlm_accum.py:49", "bert_mlm_accum.py:48"),
+        ("lstm_tbptt@60", "lstm_tbptt.py:40", "lstm_tbptt.py:39"),
+        ("wgan_gp@75", "wgan_gp.py:37", ""),
+    ],
+    ids=["nothing freed yet", "nothing freed yet, after another pass", "keeps its graph"],
+)
+def test_failure_in_a_backward_pass_is_where_the_program_calls_it(recording, line, forward_line):
+    failure = diagnose(Case(snapshot=read_snapshot(TRUTH / f"{recording}.pickle.gz"))).failure
+
+    assert failure is not None
+    assert failure.location is not None
+    assert f"{failure.location.basename}:{failure.location.line}" == line
+    near = failure.backward_of
+    assert ("" if near is None else f"{near.basename}:{near.line}") == forward_line

@@ -102,3 +102,23 @@ def test_step_is_like_the_latest_one_where_no_stack_tells_requests_apart() -> No
     outlook = simulation.results[0].outlook
     assert outlook is not None
     assert OutlookState.FAILS not in (outlook.state, outlook.likely)
+
+
+@pytest.mark.parametrize(
+    ("recording", "likely"),
+    [
+        ("detection_variable@54", OutlookState.HOLDS),  # images of random sizes
+        ("unfreeze_layers@75", None),  # trains more and more layers
+    ],
+)
+def test_run_likely_holds_if_larger_steps_would_unless_its_steps_rise(recording, likely) -> None:
+    """On 1.3 times the memory the first program passes, and the second one fails later."""
+    snapshot = read_snapshot(Path(__file__).parents[1] / "truth" / f"{recording}.pickle.gz")
+    capacity = simulate(snapshot).baseline.capacity_bytes
+    assert capacity is not None
+
+    outlook = simulate(snapshot, capacity_bytes=13 * capacity // 10).results[0].outlook
+
+    assert outlook is not None
+    assert outlook.state is OutlookState.OPEN
+    assert outlook.likely is likely

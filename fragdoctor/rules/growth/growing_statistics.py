@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from fragdoctor.analysis.trend import trend_of
 from fragdoctor.model.case import MemoryStats
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
+from fragdoctor.model.trend import trend_of
 from fragdoctor.rules.rule import Context, Rule, Skip
 from fragdoctor.units import format_count, format_size
 

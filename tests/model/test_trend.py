@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fragdoctor.analysis.trend import (
+from fragdoctor.model.trend import (
     kendall_deviation,
     mann_kendall,
     pairwise_slopes,
