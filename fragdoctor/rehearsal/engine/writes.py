@@ -351,6 +351,7 @@ def install(home: Path, undo: ExitStack) -> None:
         put(undo, owner, name, value)
     put(undo, shutil, "_use_fd_functions", False)
     _replace_taken(taken, undo)
+    _lead_imports(overlay, undo)
     changes: dict[str, Callable[[Any], None]] = {
         name: partial(_lead_library, overlay, undo, name) for name in _LIBRARIES
     }
@@ -370,6 +371,18 @@ def _replace_taken(taken: dict[int, Any], undo: ExitStack) -> None:
         for name, value in list(vars(module).items()):
             if id(value) in taken:
                 put(undo, module, name, taken[id(value)])
+
+
+def _lead_imports(overlay: Overlay, undo: ExitStack) -> None:
+    """Let imports find modules that the program wrote: libraries copy a checkpoint's code."""
+    machinery: Any = sys.modules["_frozen_importlib_external"]
+    code = _led(machinery._io.open_code, overlay.to_stat, "path")
+    for name, changed in (
+        ("_os", {"stat": os.stat, "listdir": os.listdir}),
+        ("_io", {"open_code": code}),
+    ):
+        functions = vars(getattr(machinery, name)) | changed
+        put(undo, machinery, name, types.SimpleNamespace(**functions))
 
 
 def _opening(overlay: Overlay) -> Iterator[tuple[Any, ...]]:
