@@ -10,7 +10,8 @@ a table in Markdown; nothing from the repositories is kept.
 
 A request is a size that the program asked the allocator for. If both recordings have the same
 number of requests, those at the same position are compared; otherwise the requests in the longest
-common runs count as equal. The scripts need einops, jaxtyping and pandas in their Python.
+common runs count as equal. The scripts need einops, einx, frozendict, jaxtyping,
+pandas and regex in their Python; the compiled one needs Triton.
 """
 
 from __future__ import annotations
@@ -103,6 +104,25 @@ SILMONT2000: Final = Recording(
     "rtx4090",
 )
 
+BCRAFTON: Final = Recording(
+    "bcrafton/assignment2-systems",
+    "0c0e8a736edbf5f55ec1a3536fd0f126a9eb9ee9",
+    "benchmarking_script.py",
+    "memory_snapshot.pickle",
+    "memory_snapshot.pickle",
+    "rtx4090",
+    imports=(".",),
+    paths=("benchmarking_script.py", "cs336_basics"),
+)
+NOTHANMIN: Final = Recording(
+    "notHanmin/assignment2-systems",
+    "33be88e6487892dd486fcbc60d84fa5fdc2d3a5f",
+    "cs336_systems/benchmarking_script.py",
+    "memory_snapshot.pickle",
+    "memory_snapshot.pickle",
+    "rtx4090",
+)
+
 
 def _wedsonlin(length: int, pattern: str, word: str, autocast: str) -> Recording:
     name = f"results/medium_{length}_{word}_memory_snapshot.pickle"
@@ -128,6 +148,8 @@ RECORDINGS: Final = (
     _shreyansh26("profile_grad"),
     _shreyansh26("profile_no_grad"),
     SILMONT2000,
+    BCRAFTON,
+    NOTHANMIN,
     # The recordings with 512 tokens contain requests of casts, so they were made with autocast.
     *(
         _wedsonlin(n, *pattern, "true" if n == 512 else "false")

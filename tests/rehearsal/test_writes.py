@@ -261,3 +261,28 @@ def test_files_that_libraries_open_themselves_are_where_the_program_wrote(stage:
     """)
 
     assert not (stage.home / "out").exists()
+
+
+def test_modules_that_the_program_writes_can_be_imported(stage: Stage) -> None:
+    """Transformers and evaluate copy a model's or a metric's code into a folder of their cache."""
+    (stage.home / "real.py").write_text("value = 1\n")
+
+    stage.must_pass("""
+    import importlib, os, sys, torch
+    torch.ones(4, device="cuda")
+    os.makedirs("cache/written")
+    for name in ("__init__", "code"):
+        with open(f"cache/written/{name}.py", "w") as file:
+            file.write("import os\\n" if name == "__init__" else "value = 3\\n")
+    sys.path.append(os.path.abspath("cache"))
+    importlib.invalidate_caches()
+    from written.code import value
+    import real, written.code
+    assert (value, real.value) == (3, 1)
+    assert written.code.__file__ == os.path.abspath("cache/written/code.py")
+    with open("real.py", "w") as file:
+        file.write("value = 20\\n")
+    assert importlib.reload(real).value == 20
+    """)
+    assert (stage.home / "real.py").read_text() == "value = 1\n"
+    assert not (stage.home / "cache").exists()

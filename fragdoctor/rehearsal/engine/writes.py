@@ -224,10 +224,6 @@ class Overlay:
         """Return the path whose file is examined, or opened for reading."""
         return self.to_read(path, itself=not follow_symlinks, folder=folder)
 
-    def to_look_at(self, path: Any, *_: Any, folder: int | None = None, **__: Any) -> Any:
-        """Return the path to examine, even if it is a link."""
-        return self.to_read(path, itself=True, folder=folder)
-
     def to_write(self, path: Any, *_: Any, **__: Any) -> Any:
         """Return the path of a file that is rewritten."""
         return self.to_change(path)
@@ -266,6 +262,10 @@ class Overlay:
             return database
         path = self.to_change(unquote(parts.path), keeps_content=True)
         return parts._replace(path=path).geturl()
+
+    def listed(self, original: Callable[[Any], list[Any]], path: Any = ".") -> Any:
+        """Return the names of a folder's contents, as ``os.listdir`` does."""
+        return self.names(path, original, os.fsdecode)
 
     def names(
         self, name: Any, listed: Callable[[Any], list[Any]], key: Callable[[Any], str]
@@ -332,7 +332,7 @@ def install(home: Path, undo: ExitStack) -> None:
     replaced: list[tuple[Any, str, Any]] = [
         *((*row[:2], _led(getattr(*row[:2]), *row[2:])) for row in _opening(overlay)),
         (io, "FileIO", _raw_file(overlay)),
-        (os, "listdir", _lister(overlay, os.listdir)),
+        (os, "listdir", partial(overlay.listed, os.listdir)),
         (os, "scandir", _scanner(overlay, os.scandir)),
         *(
             (os, n, _changer(overlay, getattr(os, n), n))
@@ -351,6 +351,7 @@ def install(home: Path, undo: ExitStack) -> None:
         put(undo, owner, name, value)
     put(undo, shutil, "_use_fd_functions", False)
     _replace_taken(taken, undo)
+    _lead_imports(overlay, undo)
     changes: dict[str, Callable[[Any], None]] = {
         name: partial(_lead_library, overlay, undo, name) for name in _LIBRARIES
     }
@@ -372,6 +373,19 @@ def _replace_taken(taken: dict[int, Any], undo: ExitStack) -> None:
                 put(undo, module, name, taken[id(value)])
 
 
+def _lead_imports(overlay: Overlay, undo: ExitStack) -> None:
+    """Let imports find modules that the program wrote: libraries copy a checkpoint's code."""
+    machinery: Any = sys.modules["_frozen_importlib_external"]
+    led = {
+        "stat": os.stat,
+        "listdir": os.listdir,
+        "open_code": _led(machinery._io.open_code, overlay.to_stat, "path"),
+    }
+    for name in ("_os", "_io"):
+        functions = vars(getattr(machinery, name)) | led
+        put(undo, machinery, name, types.SimpleNamespace(**functions))
+
+
 def _opening(overlay: Overlay) -> Iterator[tuple[Any, ...]]:
     """Yield functions that open a file: owner, name, redirection, name and position of the path.
 
@@ -380,7 +394,8 @@ def _opening(overlay: Overlay) -> Iterator[tuple[Any, ...]]:
     for owner in (builtins, io):
         yield owner, "open", overlay.to_open, "file"
     yield os, "open", overlay.to_open_by_flags, "path"
-    for names, lead in ((_ONE_READ, overlay.to_stat), (_ONE_READ_ITSELF, overlay.to_look_at)):
+    itself = partial(overlay.to_stat, follow_symlinks=False)
+    for names, lead in ((_ONE_READ, overlay.to_stat), (_ONE_READ_ITSELF, itself)):
         yield from ((os, name, lead, "path") for name in names if hasattr(os, name))
     native: Any = torch._C
     for owner in (native.ScriptModule, native.ScriptFunction):
@@ -498,15 +513,6 @@ def _mover(overlay: Overlay, original: Any, name: str) -> Any:
         return result
 
     return move
-
-
-def _lister(overlay: Overlay, original: Any) -> Any:
-    def listdir(path: Any = ".") -> Any:
-        if isinstance(path, int):
-            return original(path)
-        return overlay.names(path, lambda p: list(original(p)), os.fsdecode)
-
-    return listdir
 
 
 def _scanner(overlay: Overlay, original: Any) -> Any:
