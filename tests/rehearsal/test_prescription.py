@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from importlib.util import find_spec
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -513,6 +514,21 @@ def test_place_and_fewer_lines_are_shown() -> None:
     assert text.count("line 24\n") == 24
     assert text.count("line 4\n") == 4
     assert "checkpoint in 20" not in text
+
+
+def test_place_of_two_changes_is_said_once() -> None:
+    parts = [
+        Treatment(name, name, Numerics.EXACT, lines=[f"{name}()"], place=Place.BEFORE_OPTIMIZER)
+        for name in ("first", "second")
+    ]
+    tried = Tried([*parts, replace(parts[0], place=Place.OPEN, lines=["with it:"])], True, 1, 1)
+    place = Location("/home/me/model.py", 283, "")
+    found = Prescription("t.py", "", 1, 2, False, [tried], [], optimizer_place=place)
+
+    text = render(document(found), RenderOptions())
+
+    assert text.count("model.py:283") == 1
+    assert text.index("first()") < text.index("second()") < text.index("with it:")
 
 
 def applied(text: str, diff: list[str]) -> str:
@@ -1084,3 +1100,37 @@ def test_a_short_form_is_tried_again_where_the_replay_was_wrong(monkeypatch) -> 
     CureSearch._try_whole(SimpleNamespace(_try=rehearse, _capacity_bytes=100), base, 98, ())
 
     assert limits == [98, 85]
+
+
+@pytest.mark.parametrize(
+    ("as_it_is", "changed", "fits"),
+    [
+        ("", "", True),
+        ("", "steps 2 to 12 asked for the same memory", False),
+        (
+            "steps 2 to 16 asked for the same memory",
+            "steps 2 to 12 asked for the same memory",
+            True,
+        ),
+        ("steps 2 to 16 asked for the same memory", "", True),
+    ],
+)
+def test_a_change_is_rehearsed_as_far_as_the_unchanged_program(
+    as_it_is: str, changed: str, fits: bool, tmp_path: Path
+) -> None:
+    def found(stopped: str) -> Any:
+        return SimpleNamespace(
+            stopped=stopped, partial_reason=stopped, steps=16, peak_allocated_bytes=1, traits={}
+        )
+
+    conditions = RehearsalConditions(gpu=rehearsed_gpu("1GiB", None, is_unlimited=False))
+    searching = CureSearch(
+        Program("t.py", is_module=False, args=[], pythons=[]), conditions, None, 9.0
+    )
+    searching._as_it_is, searching._ends_at = found(as_it_is), inf
+    searching._rehearse = lambda *_: (found(changed), 1)  # type: ignore[method-assign]
+
+    tried = searching._try(Treatment("fused", "fused", Numerics.EXACT, specs=["fused"]))
+
+    assert tried.fits is fits
+    assert ("Not rehearsed as far" in tried.error) is not fits

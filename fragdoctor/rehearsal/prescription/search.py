@@ -124,8 +124,10 @@ class CureSearch:
                 shutil.copyfile(self._snapshot, keep)
             self._needs_bytes, self._peak_bytes = needs_bytes, found.peak_allocated_bytes
             self._need_as_it_is = self._need
-            self._partial_reason = found.partial_reason
-            self._least_steps = min(found.steps, 2)
+            self._as_it_is = found
+            # A change may take longer: what ended by itself without it is not stopped with it.
+            least_steps = 0 if found.stopped else found.steps
+            self._conditions = replace(self._conditions, least_steps=least_steps)
             is_cut_short = False
             if needs_bytes > self._capacity_bytes:
                 self._held = held_lines(read_snapshot(self._snapshot))
@@ -436,9 +438,10 @@ class CureSearch:
             # A run that ended before the unchanged program did may not have reached its peak, which
             # may be in the second update: the first one creates the optimizer state.
             reason = found.partial_reason
-            if not reason and found.steps < self._least_steps:
+            if not reason and found.steps < min(self._as_it_is.steps, 2):
                 reason = "its rounds end before the second update; let it run more of them"
-            as_far = reason in {"", self._partial_reason}
+            are_stopped = bool(found.stopped and self._as_it_is.stopped)
+            as_far = are_stopped or reason in {"", self._as_it_is.partial_reason}
             if not as_far:
                 self._check_time()
             fits = needs_bytes <= self._capacity_bytes and as_far
