@@ -1102,6 +1102,30 @@ def test_a_short_form_is_tried_again_where_the_replay_was_wrong(monkeypatch) -> 
     assert limits == [98, 85]
 
 
+class Fake(CureSearch):
+    """A search whose rehearsals end as they are told to."""
+
+    def __init__(self, stopped: str = "", *, compiles: bool = False) -> None:
+        gpu = rehearsed_gpu("1GiB", None, is_unlimited=False)
+        program = Program("t.py", is_module=False, args=[], pythons=[])
+        super().__init__(program, RehearsalConditions(gpu=gpu), None, 9.0)
+        self._as_it_is = self.ended(stopped).found
+        self._ends_at, self._compiles = inf, compiles
+        self.stopped = ""
+        self.observed: list[bool] = []
+
+    def ended(self, stopped: str) -> Any:
+        found = runner.Rehearsal(
+            "", False, None, "", True, 16, stopped, 1, 1, None, 0, [], [], [], [], "", "", "",
+            partial_reason=stopped,
+        )  # fmt: skip
+        return search._Seen(found, Any, 1)
+
+    def _rehearse(self, conditions: RehearsalConditions, _: int) -> Any:
+        self.observed.append(conditions.observes)
+        return self.ended(self.stopped)
+
+
 @pytest.mark.parametrize(
     ("as_it_is", "changed", "fits"),
     [
@@ -1116,21 +1140,27 @@ def test_a_short_form_is_tried_again_where_the_replay_was_wrong(monkeypatch) -> 
     ],
 )
 def test_a_change_is_rehearsed_as_far_as_the_unchanged_program(
-    as_it_is: str, changed: str, fits: bool, tmp_path: Path
+    as_it_is: str, changed: str, fits: bool
 ) -> None:
-    def found(stopped: str) -> Any:
-        return SimpleNamespace(
-            stopped=stopped, partial_reason=stopped, steps=16, peak_allocated_bytes=1, traits={}
-        )
-
-    conditions = RehearsalConditions(gpu=rehearsed_gpu("1GiB", None, is_unlimited=False))
-    searching = CureSearch(
-        Program("t.py", is_module=False, args=[], pythons=[]), conditions, None, 9.0
-    )
-    searching._as_it_is, searching._ends_at = found(as_it_is), inf
-    searching._rehearse = lambda *_: (found(changed), 1)  # type: ignore[method-assign]
+    searching = Fake(as_it_is)
+    searching.stopped = changed
 
     tried = searching._try(Treatment("fused", "fused", Numerics.EXACT, specs=["fused"]))
 
     assert tried.fits is fits
     assert ("Not rehearsed as far" in tried.error) is not fits
+
+
+@pytest.mark.parametrize(("compiles", "observed"), [(False, [True]), (True, [True, False])])
+def test_what_was_observed_is_rehearsed_again_only_where_it_is_compiled(
+    compiles: bool, observed: list[bool]
+) -> None:
+    searching = Fake(compiles=compiles)
+    fused = Treatment("fused", "fused", Numerics.EXACT, specs=["fused"])
+
+    searching._observe(fused)
+    assert searching._observe(fused)
+    assert searching._try(fused).fits
+    assert searching._try(fused).fits
+
+    assert searching.observed == observed
