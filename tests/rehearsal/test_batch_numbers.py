@@ -73,6 +73,39 @@ def test_a_number_is_divided_in_the_program_and_in_its_arguments(tmp_path: Path)
     assert rehearsed(written).peak_allocated_bytes > expected
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "read"),
+    [
+        ("sizes.py", "rows = 2048\n", "from sizes import rows"),
+        (
+            "sizes.yaml",
+            "train:\n  rows: 2048  # a step\n",
+            "rows = int(open('sizes.yaml').read().split()[2])",
+        ),
+    ],
+)
+def test_a_number_is_divided_in_a_file_that_the_program_reads(
+    file: str, text: str, read: str, stage: Stage
+) -> None:
+    (stage.home / file).write_text(text)
+    stage.script(
+        BATCH_OF.replace("trained(rows=2048)", "trained()").replace("def tr", f"{read}\ndef tr")
+        + LOOP
+    )
+
+    found = stage.json("--fits-on", "38MiB", "--cure", "train.py", code=1)
+
+    split = next(
+        t for one in found["tried"] for t in one["treatments"] if t["code"] == "accumulate"
+    )
+    line = text.split("\n")[-2].strip().replace("2048", "1024")
+    assert split["lines"][0] == f"{line}  # {file}:{text.count(chr(10))}"
+    assert split["specs"][1].endswith(f":{stage.home / file}")
+    assert (stage.home / file).read_text() == text
+    fitting = [one for one in found["tried"] if one["treatments"][0] == split]
+    assert fitting[0]["peak_allocated_bytes"] < 0.8 * found["tried"][-1]["peak_allocated_bytes"]
+
+
 def test_what_is_called_a_batch_comes_first_and_then_what_is_as_large(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(

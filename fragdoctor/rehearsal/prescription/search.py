@@ -273,7 +273,9 @@ class CureSearch:
         size = catalogue.batch_size(traits, self._batch)
         if size or not traits["trains"]:
             return self._with_mixing(traits, size)
-        for number in batch_numbers(self._program, traits["rows"]):
+        # With --allow-writes, settings would be changed where they are.
+        files = [] if self._conditions.allows_writes else traits["files"]
+        for number in batch_numbers(self._program, traits["rows"], files):
             n = next(_parts(number.value), 0)
             tried = {**traits, "number": number}
             seen = self._observe(catalogue.accumulated(tried, n, self._batch)) if n else None
