@@ -49,9 +49,11 @@ def program(path: Path, *args: str) -> Program:
     return Program(str(path), is_module=False, args=args, pythons=[sys.executable])
 
 
-def rehearsed(path: Path, *treatments: str, args: tuple[str, ...] = ()) -> Rehearsal:
+def rehearsed(
+    path: Path, *treatments: str, args: tuple[str, ...] = (), observes: bool = False
+) -> Rehearsal:
     unlimited = rehearsed_gpu("h100", None, is_unlimited=True)
-    conditions = RehearsalConditions(gpu=unlimited, treatments=treatments)
+    conditions = RehearsalConditions(gpu=unlimited, treatments=treatments, observes=observes)
     snapshot = path.with_name("s.pickle")
     return runner.rehearse(program(path, *args), conditions, snapshot, None, PREPARED)
 
@@ -80,30 +82,26 @@ def test_a_number_is_divided_in_the_program_and_in_its_arguments(tmp_path: Path)
         (
             "sizes.yaml",
             "train:\n  rows: 2048  # a step\n",
-            "rows = int(open('sizes.yaml').read().split()[2])",
+            "rows = int(open(__file__[:-8] + 'sizes.yaml').read().split()[2])",
         ),
     ],
 )
 def test_a_number_is_divided_in_a_file_that_the_program_reads(
-    file: str, text: str, read: str, stage: Stage
+    file: str, text: str, read: str, tmp_path: Path
 ) -> None:
-    (stage.home / file).write_text(text)
-    stage.script(
-        BATCH_OF.replace("trained(rows=2048)", "trained()").replace("def tr", f"{read}\ndef tr")
-        + LOOP
-    )
+    sizes, path, by_hand = (tmp_path / name for name in (file, "train.py", "by_hand.py"))
+    sizes.write_text(text)
+    path.write_text(BATCH_OF.replace("def trained(rows=2048)", f"{read}\ndef trained()") + LOOP)
+    by_hand.write_text(BATCH_OF.replace("2048", "1024") + ACCUMULATED)
 
-    found = stage.json("--fits-on", "38MiB", "--cure", "train.py", code=1)
+    (number,) = batch_numbers(program(path), [2048], [str(sizes)])
+    found = rehearsed(path, "accumulate:2:", number.spec(2), observes=True)
 
-    split = next(
-        t for one in found["tried"] for t in one["treatments"] if t["code"] == "accumulate"
-    )
     line = text.split("\n")[-2].strip().replace("2048", "1024")
-    assert split["lines"][0] == f"{line}  # {file}:{text.count(chr(10))}"
-    assert split["specs"][1].endswith(f":{stage.home / file}")
-    assert (stage.home / file).read_text() == text
-    fitting = [one for one in found["tried"] if one["treatments"][0] == split]
-    assert fitting[0]["peak_allocated_bytes"] < 0.8 * found["tried"][-1]["peak_allocated_bytes"]
+    assert number.lines(2) == [f"{line}  # {file}:{text.count(chr(10))}"]
+    assert found.peak_allocated_bytes == rehearsed(by_hand).peak_allocated_bytes
+    assert str(sizes) in found.traits["files"]
+    assert sizes.read_text() == text
 
 
 def test_what_is_called_a_batch_comes_first_and_then_what_is_as_large(tmp_path: Path) -> None:

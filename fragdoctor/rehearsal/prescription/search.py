@@ -113,7 +113,6 @@ class CureSearch:
         self._held: list[Location] = []
         self._notes: list[str] = []
         self._number: BatchNumber | None = None
-        self._dearer: dict[str, float] = {}
         self._reserve_s = 0.0  # for rehearsing the changed program, once a change fits
 
     def run(self, keep: Path | None = None) -> Prescription:
@@ -157,12 +156,6 @@ class CureSearch:
             tried = sorted(self._tried, key=lambda one: (not one.fits, one.rank))
             cure = tried[0] if tried and tried[0].fits else None
             diff = self._diff(found.traits, cure) if cure else []
-            specs = cure.treatments[0].specs if cure else ()
-            if dearer := sum(self._dearer.get(spec, 0.0) for spec in specs):
-                self._notes.append(
-                    "Keeping different results in each of the modules could save "
-                    f"{100 * dearer:.1f} % of the compute, but takes many more lines."
-                )
         conf = self._conditions.conf or found.conf
         traits = {**found.traits, "number": self._number}
         place = found.traits["place"]
@@ -389,7 +382,9 @@ class CureSearch:
         limit = self._capacity_bytes
         fitting: Plan | None = None
         while len(seen) <= MAX_SETS:
-            plan = self._cheapest(base, limit)
+            plan = base.cheapest(limit)
+            if plan is not None:
+                plan = base.simpler(plan, limit)
             if plan is None or (plan in seen and not seen[plan].fits):
                 # A replay that is slightly wrong may find none.
                 plan = None if fitting else base.lowest()
@@ -404,16 +399,6 @@ class CureSearch:
                 break
             limit = base.needs_bytes(plan) + spare
         return limit, fitting
-
-    def _cheapest(self, base: Checkpoints, limit: int) -> Plan | None:
-        """Return the cheapest set that fits by replay, or a simpler one that costs little more."""
-        cheapest = base.cheapest(limit)
-        if cheapest is None:
-            return None
-        plan = base.simpler(cheapest, limit)
-        (spec,) = catalogue.checkpointed(base.traits, plan).specs
-        self._dearer[spec] = (plan.n_flops - cheapest.n_flops) / base.traits["n_flops"]
-        return plan
 
     def _base(self, others: Sequence[Treatment]) -> Checkpoints | None:
         """Return what is known of checkpoints together with others, None if that failed."""
