@@ -94,7 +94,7 @@ def test_a_number_is_divided_in_a_file_that_the_program_reads(
     path.write_text(BATCH_OF.replace("def trained(rows=2048)", f"{read}\ndef trained()") + LOOP)
     by_hand.write_text(BATCH_OF.replace("2048", "1024") + ACCUMULATED)
 
-    (number,) = batch_numbers(program(path), [2048], [str(sizes)])
+    number = batch_numbers(program(path), [2048], [str(sizes)])[0]
     found = rehearsed(path, "accumulate:2:", number.spec(2), observes=True)
 
     line = text.split("\n")[-2].strip().replace("2048", "1024")
