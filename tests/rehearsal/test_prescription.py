@@ -528,7 +528,8 @@ def test_place_of_two_changes_is_said_once() -> None:
     text = render(document(found), RenderOptions())
 
     assert text.count("model.py:283") == 1
-    assert text.index("first()") < text.index("second()") < text.index("with it:")
+    assert text.index("first()") < text.index("second()") < text.index("first:")
+    assert text.index("first:") < text.index("with it:")
 
 
 def applied(text: str, diff: list[str]) -> str:
@@ -928,6 +929,8 @@ def lost(loss: str, *before: str) -> str:
         (MODEL + LOADER, ""),
         (lost("-z.softmax(1).log()[:, 0].sum() / len(z) + 0.1 * z.abs().mean()"), ""),
         (lost("(w * z.square().mean() + v) / 3", "w, v = torch.ones(2, device='cuda')"), ""),
+        (lost("torch.nn.functional.mse_loss(z, 0 * z) + 0.1 * z.abs().mean()"), ""),
+        (lost("torch.nn.functional.huber_loss(z, 0 * z)"), ""),
         (normed("InstanceNorm1d(4)", "self.norm(x.view(-1, 4, 64)).flatten(1)"), ""),
         (normed("BatchNorm1d(256)", "self.norm(x)"), "batch_norm"),
         (lost("torch.nn.functional.cross_entropy(z @ z.T, torch.arange(len(z)).cuda())"), "mm"),
@@ -973,6 +976,7 @@ SUMMED = 'torch.nn.functional.cross_entropy(z, y, ignore_index=5, reduction="sum
     [
         lost("z.square().sum() / 8 + z.abs().sum()"),
         lost("(z / len(z)).sum() * len(z)"),
+        lost('torch.nn.functional.mse_loss(z, 0 * z, reduction="sum")'),
         lost(SUMMED, "y = torch.full((len(x),), 5).cuda()"),
     ],
 )

@@ -140,10 +140,13 @@ def _lines(found: Prescription, one: Tried) -> list[doc.DocumentBlock]:
     """Return the code to write, or the framework's terms if code would only be a sketch."""
     at = found.optimizer_place
     blocks: list[doc.DocumentBlock] = []
-    for place, parts in by_place(one.treatments):
+    groups = by_place(one.treatments)
+    for place, parts in groups:
         if at is not None and place in _AT:
             line = doc.code(f"{at.basename}:{at.line}")
             blocks.append(doc.Paragraph([_AT[place], line, ", where the optimizer is made:"]))
+        elif len(groups) > 1:  # lines with a place of their own
+            blocks.append(doc.Paragraph([doc.strong(parts[0].title), ":"]))
         is_sketch = place is Place.OPEN and bool(parts[0].instead)
         if not is_sketch:
             blocks.append(doc.Code(lines_of(parts)))
