@@ -929,7 +929,7 @@ def lost(loss: str, *before: str) -> str:
         (MODEL + LOADER, ""),
         (lost("-z.softmax(1).log()[:, 0].sum() / len(z) + 0.1 * z.abs().mean()"), ""),
         (lost("(w * z.square().mean() + v) / 3", "w, v = torch.ones(2, device='cuda')"), ""),
-        (lost("torch.nn.functional.mse_loss(z, 0 * z) + 0.1 * z.abs().mean()"), ""),
+        (lost("torch.nn.functional.mse_loss(z, torch.zeros_like(z)) + 0.1 * z.abs().mean()"), ""),
         (lost("torch.nn.functional.huber_loss(z, 0 * z)"), ""),
         (normed("InstanceNorm1d(4)", "self.norm(x.view(-1, 4, 64)).flatten(1)"), ""),
         (normed("BatchNorm1d(256)", "self.norm(x)"), "batch_norm"),
@@ -976,7 +976,7 @@ SUMMED = 'torch.nn.functional.cross_entropy(z, y, ignore_index=5, reduction="sum
     [
         lost("z.square().sum() / 8 + z.abs().sum()"),
         lost("(z / len(z)).sum() * len(z)"),
-        lost('torch.nn.functional.mse_loss(z, 0 * z, reduction="sum")'),
+        lost('torch.nn.functional.mse_loss(z, torch.zeros_like(z), reduction="sum")'),
         lost(SUMMED, "y = torch.full((len(x),), 5).cuda()"),
     ],
 )
