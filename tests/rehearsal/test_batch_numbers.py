@@ -123,6 +123,23 @@ def test_what_is_called_a_batch_comes_first_and_then_what_is_as_large(tmp_path: 
     assert [one.places for one in alike] == [("2.14",), ("1.18",), ("3.15",)]
 
 
+def test_other_files_are_searched_if_they_are_beside_the_program_and_small(tmp_path: Path) -> None:
+    path, data, far = tmp_path / "a/train.py", tmp_path / "a/data.json", tmp_path / "far.json"
+    path.parent.mkdir()
+    path.write_text("")
+    setting = '{\n  "batch": 64\n}\n'
+    far.write_text(setting)
+    data.write_text(setting)
+    files = [str(data), str(far), str(path.with_name("gone.yaml"))]
+
+    (found,) = batch_numbers(program(path), [64], files)
+
+    assert (found.name, found.value, found.file) == ("batch", 64, str(data))
+    assert found.lines(2) == ['"batch": 32  # data.json:2']
+    data.write_text(setting + " " * 2**20)
+    assert not batch_numbers(program(path), [64], files)
+
+
 def test_equal_numbers_of_one_function_are_one(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text("a = f(6)\ndef g():\n    é = 'ä', randn(32, 5), zeros((32,))\n    h(b=2)\n")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +24,7 @@ from fragdoctor.rehearsal.programs import Program
 
 MAX_TRIED: Final = 3
 MAX_FILES: Final = 64
+MAX_BYTES: Final = 2**20
 _SETTING: Final = re.compile(
     r"""^\s{0,40}["']?([\w.-]{1,80})["']?\s{0,9}[:=]\s{0,9}(\d{1,9})(?![\w.])"""
 )
@@ -71,11 +72,11 @@ def batch_numbers(
     found = [*_arguments(program.args)]
     script = Path(program.target).absolute()
     if program.kind == "script":
-        found += _in_source(script)
+        found += _in_file(script, _in_source)
     near_by = {script.parent, Path.cwd()}
     others = (one for one in map(Path, files) if not near_by.isdisjoint(one.parents))
     for other in islice((one for one in others if one != script), MAX_FILES):
-        inside = _in_source(other) if other.suffix == ".py" else _in_settings(other)
+        inside = _in_file(other, _in_source if other.suffix == ".py" else _in_settings)
         found += [replace(one, file=str(other)) for one in inside]
 
     def distance(one: BatchNumber) -> float:
@@ -102,13 +103,17 @@ def _arguments(words: Sequence[str]) -> Iterator[BatchNumber]:
             yield BatchNumber(name, int(value), (f"{ARGUMENT}{number}",))
 
 
-def _in_source(path: Path) -> Iterator[BatchNumber]:
-    """Yield numbers that are given to names, and bare ones, which are grouped by function."""
+def _in_file(path: Path, read: Callable[[str], Iterator[BatchNumber]]) -> list[BatchNumber]:
     try:
-        source = path.read_bytes().decode()
-        module = ast.parse(source)
+        is_small = path.stat().st_size <= MAX_BYTES  # JSON may be the data
+        return [*read(path.read_bytes().decode())] if is_small else []
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
-        return
+        return []
+
+
+def _in_source(source: str) -> Iterator[BatchNumber]:
+    """Yield numbers that are given to names, and bare ones, which are grouped by function."""
+    module = ast.parse(source)
     names = {id(value): name for name, value in _named(module)}
     alike: dict[tuple[int, int], list[str]] = {}
     inner: list[tuple[ast.AST, int]] = [(module, 0)]
@@ -130,12 +135,8 @@ def _in_source(path: Path) -> Iterator[BatchNumber]:
         yield BatchNumber("", value, tuple(places), source)
 
 
-def _in_settings(path: Path) -> Iterator[BatchNumber]:
+def _in_settings(source: str) -> Iterator[BatchNumber]:
     """Yield numbers of a file of settings, each on a line with its name."""
-    try:
-        source = path.read_bytes().decode()
-    except (OSError, ValueError):
-        return
     for row, line in enumerate(source.split("\n"), 1):
         if found := _SETTING.match(line):
             place = f"{row}.{len(line[: found.start(2)].encode())}"
