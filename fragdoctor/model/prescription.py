@@ -67,6 +67,22 @@ class Treatment(Struct, frozen=True):
     batch_divisor: int = 1
 
 
+def by_place(parts: Sequence[Treatment]) -> list[tuple[Place, list[Treatment]]]:
+    """Return treatments that are written at the same known place together, others one by one."""
+    together = ((place, [one for one in parts if one.place is place]) for place in list(Place)[1:])
+    others = ((one.place, [one]) for one in parts if one.place is Place.OPEN)
+    return [*((place, those) for place, those in together if those), *others]
+
+
+def lines_of(parts: Sequence[Treatment]) -> list[str]:
+    """Return the lines of treatments that are written at one place, each import only once."""
+    lines: list[str] = []
+    for part in parts:
+        again = {line for line in lines if line.startswith(("import ", "from "))}
+        lines += [line for line in part.lines if line not in again]
+    return lines
+
+
 class Tried(Struct, frozen=True):
     """Treatments that were rehearsed together.
 

@@ -112,6 +112,7 @@ class RehearsalConditions(Struct, frozen=True):
         conf: settings of the allocator; None = as the environment says.
         torch_version: the version whose allocator is modeled; "" = that of the program's PyTorch.
         n_steps: steps after which to stop; None = when their memory repeats.
+        least_steps: steps before which it is not stopped because their memory repeats.
         assumed_shares: the share kept by operations whose results depend on values, by kind.
         allows_writes: whether files outside the scratch folder may be changed.
         shows_output: whether the program's output is passed on to standard error.
@@ -130,6 +131,7 @@ class RehearsalConditions(Struct, frozen=True):
     conf: str | None = None
     torch_version: str = ""
     n_steps: int | None = None
+    least_steps: int = 0
     assumed_shares: Mapping[str, float] = field(default_factory=dict)
     allows_writes: bool = False
     shows_output: bool = False

@@ -119,7 +119,7 @@ def rehearse(
             again = rehearse(program, whole, place, on_step, runs)
             if again.is_partial:
                 place.unlink()
-                return made
+                return replace(made, stopped="")  # it ended by itself
             return replace(again, snapshot=str(place.replace(snapshot)))
     raise refused or CannotRehearse("There is no Python to run the program with.")
 

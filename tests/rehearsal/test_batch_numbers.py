@@ -49,9 +49,11 @@ def program(path: Path, *args: str) -> Program:
     return Program(str(path), is_module=False, args=args, pythons=[sys.executable])
 
 
-def rehearsed(path: Path, *treatments: str, args: tuple[str, ...] = ()) -> Rehearsal:
+def rehearsed(
+    path: Path, *treatments: str, args: tuple[str, ...] = (), observes: bool = False
+) -> Rehearsal:
     unlimited = rehearsed_gpu("h100", None, is_unlimited=True)
-    conditions = RehearsalConditions(gpu=unlimited, treatments=treatments)
+    conditions = RehearsalConditions(gpu=unlimited, treatments=treatments, observes=observes)
     snapshot = path.with_name("s.pickle")
     return runner.rehearse(program(path, *args), conditions, snapshot, None, PREPARED)
 
@@ -73,6 +75,35 @@ def test_a_number_is_divided_in_the_program_and_in_its_arguments(tmp_path: Path)
     assert rehearsed(written).peak_allocated_bytes > expected
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "read"),
+    [
+        ("sizes.py", "rows = 2048\n", "from sizes import rows"),
+        (
+            "sizes.yaml",
+            "train:\n  rows: 2048  # a step\n",
+            "rows = int(open(__file__[:-8] + 'sizes.yaml').read().split()[2])",
+        ),
+    ],
+)
+def test_a_number_is_divided_in_a_file_that_the_program_reads(
+    file: str, text: str, read: str, tmp_path: Path
+) -> None:
+    sizes, path, by_hand = (tmp_path / name for name in (file, "train.py", "by_hand.py"))
+    sizes.write_text(text)
+    path.write_text(BATCH_OF.replace("def trained(rows=2048)", f"{read}\ndef trained()") + LOOP)
+    by_hand.write_text(BATCH_OF.replace("2048", "1024") + ACCUMULATED)
+
+    number = batch_numbers(program(path), [2048], [str(sizes)])[0]
+    found = rehearsed(path, "accumulate:2:", number.spec(2), observes=True)
+
+    line = text.split("\n")[-2].strip().replace("2048", "1024")
+    assert number.lines(2) == [f"{line}  # {file}:{text.count(chr(10))}"]
+    assert found.peak_allocated_bytes == rehearsed(by_hand).peak_allocated_bytes
+    assert str(sizes) in found.traits["files"]
+    assert sizes.read_text() == text
+
+
 def test_what_is_called_a_batch_comes_first_and_then_what_is_as_large(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(
@@ -90,6 +121,23 @@ def test_what_is_called_a_batch_comes_first_and_then_what_is_as_large(tmp_path: 
     assert found[1].lines(4) == ["--size 8  # in the arguments"]
     alike = batch_numbers(program(path), [32])
     assert [one.places for one in alike] == [("2.14",), ("1.18",), ("3.15",)]
+
+
+def test_other_files_are_searched_if_they_are_beside_the_program_and_small(tmp_path: Path) -> None:
+    path, data, far = tmp_path / "a/train.py", tmp_path / "a/data.json", tmp_path / "far.json"
+    path.parent.mkdir()
+    path.write_text("")
+    setting = '{\n  "batch": 64\n}\n'
+    far.write_text(setting)
+    data.write_text(setting)
+    files = [str(data), str(far), str(path.with_name("gone.yaml"))]
+
+    (found,) = batch_numbers(program(path), [64], files)
+
+    assert (found.name, found.value, found.file) == ("batch", 64, str(data))
+    assert found.lines(2) == ['"batch": 32  # data.json:2']
+    data.write_text(setting + " " * 2**20)
+    assert not batch_numbers(program(path), [64], files)
 
 
 def test_equal_numbers_of_one_function_are_one(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from fragdoctor.model.prescription import Numerics, Place, Treatment
 from fragdoctor.rehearsal.prescription.patch import diff, patched
@@ -39,6 +40,14 @@ def test_lines_go_around_the_statement_and_are_indented_as_it_is() -> None:
     assert after is not None
     assert after.splitlines()[2] == "        a()"
     assert after.splitlines()[-1] == "        z()"
+
+
+def test_changes_at_one_optimizer_are_written_together_with_each_import_once() -> None:
+    one, two = (replace(BEFORE, lines=["import a", f"a.{name}()"]) for name in "pq")
+
+    after = written("optimizer = AdamW(p)\n", one, two, AFTER, FUSED)
+
+    assert after == "import a\na.p()\na.q()\noptimizer = AdamW(p, fused=True)\nz()\n"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from importlib.util import find_spec
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -515,6 +516,22 @@ def test_place_and_fewer_lines_are_shown() -> None:
     assert "checkpoint in 20" not in text
 
 
+def test_place_of_two_changes_is_said_once() -> None:
+    parts = [
+        Treatment(name, name, Numerics.EXACT, lines=[f"{name}()"], place=Place.BEFORE_OPTIMIZER)
+        for name in ("first", "second")
+    ]
+    tried = Tried([*parts, replace(parts[0], place=Place.OPEN, lines=["with it:"])], True, 1, 1)
+    place = Location("/home/me/model.py", 283, "")
+    found = Prescription("t.py", "", 1, 2, False, [tried], [], optimizer_place=place)
+
+    text = render(document(found), RenderOptions())
+
+    assert text.count("model.py:283") == 1
+    assert text.index("first()") < text.index("second()") < text.index("first:")
+    assert text.index("first:") < text.index("with it:")
+
+
 def applied(text: str, diff: list[str]) -> str:
     """Return a text with the lines of a diff that only adds."""
     lines = text.split("\n")
@@ -912,6 +929,8 @@ def lost(loss: str, *before: str) -> str:
         (MODEL + LOADER, ""),
         (lost("-z.softmax(1).log()[:, 0].sum() / len(z) + 0.1 * z.abs().mean()"), ""),
         (lost("(w * z.square().mean() + v) / 3", "w, v = torch.ones(2, device='cuda')"), ""),
+        (lost("torch.nn.functional.mse_loss(z, torch.zeros_like(z)) + 0.1 * z.abs().mean()"), ""),
+        (lost("torch.nn.functional.huber_loss(z, 0 * z)"), ""),
         (normed("InstanceNorm1d(4)", "self.norm(x.view(-1, 4, 64)).flatten(1)"), ""),
         (normed("BatchNorm1d(256)", "self.norm(x)"), "batch_norm"),
         (lost("torch.nn.functional.cross_entropy(z @ z.T, torch.arange(len(z)).cuda())"), "mm"),
@@ -957,6 +976,7 @@ SUMMED = 'torch.nn.functional.cross_entropy(z, y, ignore_index=5, reduction="sum
     [
         lost("z.square().sum() / 8 + z.abs().sum()"),
         lost("(z / len(z)).sum() * len(z)"),
+        lost('torch.nn.functional.mse_loss(z, torch.zeros_like(z), reduction="sum")'),
         lost(SUMMED, "y = torch.full((len(x),), 5).cuda()"),
     ],
 )
@@ -1084,3 +1104,67 @@ def test_a_short_form_is_tried_again_where_the_replay_was_wrong(monkeypatch) -> 
     CureSearch._try_whole(SimpleNamespace(_try=rehearse, _capacity_bytes=100), base, 98, ())
 
     assert limits == [98, 85]
+
+
+class Fake(CureSearch):
+    """A search whose rehearsals end as they are told to."""
+
+    def __init__(self, stopped: str = "", *, compiles: bool = False) -> None:
+        gpu = rehearsed_gpu("1GiB", None, is_unlimited=False)
+        program = Program("t.py", is_module=False, args=[], pythons=[])
+        super().__init__(program, RehearsalConditions(gpu=gpu), None, 9.0)
+        self._as_it_is = self.ended(stopped).found
+        self._ends_at, self._compiles = inf, compiles
+        self.stopped = ""
+        self.observed: list[bool] = []
+
+    def ended(self, stopped: str) -> Any:
+        found = runner.Rehearsal(
+            "", False, None, "", True, 16, stopped, 1, 1, None, 0, [], [], [], [], "", "", "",
+            partial_reason=stopped,
+        )  # fmt: skip
+        return search._Seen(found, Any, 1)
+
+    def _rehearse(self, conditions: RehearsalConditions, _: int) -> Any:
+        self.observed.append(conditions.observes)
+        return self.ended(self.stopped)
+
+
+@pytest.mark.parametrize(
+    ("as_it_is", "changed", "fits"),
+    [
+        ("", "", True),
+        ("", "steps 2 to 12 asked for the same memory", False),
+        (
+            "steps 2 to 16 asked for the same memory",
+            "steps 2 to 12 asked for the same memory",
+            True,
+        ),
+        ("steps 2 to 16 asked for the same memory", "", True),
+    ],
+)
+def test_a_change_is_rehearsed_as_far_as_the_unchanged_program(
+    as_it_is: str, changed: str, fits: bool
+) -> None:
+    searching = Fake(as_it_is)
+    searching.stopped = changed
+
+    tried = searching._try(Treatment("fused", "fused", Numerics.EXACT, specs=["fused"]))
+
+    assert tried.fits is fits
+    assert ("Not rehearsed as far" in tried.error) is not fits
+
+
+@pytest.mark.parametrize(("compiles", "observed"), [(False, [True]), (True, [True, False])])
+def test_what_was_observed_is_rehearsed_again_only_where_it_is_compiled(
+    compiles: bool, observed: list[bool]
+) -> None:
+    searching = Fake(compiles=compiles)
+    fused = Treatment("fused", "fused", Numerics.EXACT, specs=["fused"])
+
+    searching._observe(fused)
+    assert searching._observe(fused)
+    assert searching._try(fused).fits
+    assert searching._try(fused).fits
+
+    assert searching.observed == observed

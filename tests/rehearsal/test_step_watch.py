@@ -29,7 +29,9 @@ class Program:
     and each capital a run of the optimizer of that name.
     """
 
-    def __init__(self, optimizers: str, limit: int | None = None, most: int | None = None) -> None:
+    def __init__(
+        self, optimizers: str, limit: int | None = None, most: int | None = None, least: int = 0
+    ) -> None:
         self.requests: list[int] = []
         self.told: list[int] = []
         gpus = SimpleNamespace(
@@ -39,7 +41,7 @@ class Program:
         now: Any = SimpleNamespace(
             gpus=gpus, n_devices=1, is_started=True, captures=[], loops=Loops()
         )
-        self.steps = Steps(now, limit, most, self.told.append, self._stop)
+        self.steps = Steps(now, limit, most, self.told.append, self._stop, least)
         self.optimizers = {name: SimpleOptimizer() for name in optimizers}
         self.steps._has_optimizer = bool(optimizers)
         self.steps._uncalled.update(self.optimizers.values())
@@ -157,6 +159,13 @@ def test_loops_of_libraries_go_on_for_a_while(monkeypatch: pytest.MonkeyPatch) -
     made.run("bA" * 200 + "m")
 
     assert 200 == made.steps.n_taken
+
+
+def test_it_goes_on_as_far_as_it_must_although_steps_repeat() -> None:
+    made = Program("A", least=30)
+
+    with pytest.raises(EndedError, match="steps 11 to 30 asked for the same memory"):
+        made.run("bA" * 50)
 
 
 def test_micro_batches_that_differ_make_no_step_differ() -> None:

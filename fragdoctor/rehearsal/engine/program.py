@@ -229,7 +229,7 @@ def _rehearse(request: dict[str, Any], now: Session, undo: ExitStack) -> NoRetur
     now.assumptions.shares.update(request["assumed_shares"])
     outcome = ProgramOutcome(request, now)
     limit, most = request["n_steps"], request["most_steps"]
-    steps = Steps(now, limit, most, outcome.on_step, outcome.stop_early)
+    steps = Steps(now, limit, most, outcome.on_step, outcome.stop_early, request["least_steps"])
     if request["stops_by_itself"]:
         steps.install(undo)
         if limit is None:

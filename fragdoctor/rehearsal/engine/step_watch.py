@@ -80,6 +80,7 @@ class Steps(StepProgress):
         most: steps after which to stop in any case; None = never.
         on_step: called after each run of the optimizer that ends a step.
         on_stop: called with the reason when enough has been seen.
+        least: steps before which it does not stop because their memory repeats.
 
     Attributes:
         found: steps that end with a run of the optimizer.
@@ -92,12 +93,14 @@ class Steps(StepProgress):
         most: int | None,
         on_step: Callable[[int], None],
         on_stop: Callable[[str], None],
+        least: int = 0,
     ) -> None:
         self.now = now
         self.limit = limit
         self.most = most
         self.on_step = on_step
         self.on_stop = on_stop
+        self.least = least
         self.found: list[Step] = []
         self._runs: list[Run] = []
         self._period = 1
@@ -251,7 +254,7 @@ class Steps(StepProgress):
             return ""
         steps = islice(reversed(self.found), MANY_EQUAL_ROUNDS)
         equal = list(takewhile(lambda step: step.asked == self.found[-1].asked, steps))
-        if len(equal) >= EQUAL_ROUNDS:
+        if len(equal) >= EQUAL_ROUNDS and n >= self.least:
             n_events = sum(equal[0].n_events) - sum(equal[-1].n_events)
             is_many = len(equal) >= MANY_EQUAL_ROUNDS or n_events >= CHEAP_EVENTS
             if is_many and self._has_gone_on():

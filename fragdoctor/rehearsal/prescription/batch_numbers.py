@@ -1,4 +1,6 @@
-"""The number in a program, or in its arguments, that sets the batch size without a data loader.
+"""The number that sets the batch size without a data loader.
+
+It may be in the program, in its arguments, or in a file beside it that it imports or reads.
 
 Such a number is recognized not by its name but by its effect: with an n-th of it the models get an
 n-th of the rows, and have as many parameters as before. Which number to try first is a guess.
@@ -7,16 +9,25 @@ n-th of the rows, and have as many parameters as before. Which number to try fir
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from fragdoctor.rehearsal.divided_numbers import ARGUMENT, divided
 from fragdoctor.rehearsal.programs import Program
 
 MAX_TRIED: Final = 3
+MAX_FILES: Final = 64
+MAX_BYTES: Final = 2**20
+_SETTING: Final = re.compile(
+    r"""^\s{0,40}["']?([\w.-]{1,80})["']?\s{0,9}[:=]\s{0,9}(\d{1,9})(?![\w.])"""
+)
 _SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
@@ -27,17 +38,19 @@ class BatchNumber(Struct, frozen=True):
         name: the name that it is given to, "" if it is used directly.
         value: the number.
         places: its positions, in the form that ``engine/treatments/numbers.py`` takes.
-        source: the program's source; "" if it is an argument.
+        source: the text that it is in; "" if it is an argument.
+        file: path of the file that it is in, "" if that is the program.
     """
 
     name: str
     value: int
     places: tuple[str, ...]
     source: str = ""
+    file: str = ""
 
     def spec(self, n: int) -> str:
         """Return the spec that divides the number in a rehearsal."""
-        return f"batch-number:{n}:{','.join(self.places)}"
+        return f"batch-number:{n}:{','.join(self.places)}{self.file and ':'}{quote(self.file)}"
 
     def lines(self, n: int) -> list[str]:
         """Return the lines that the user writes for an n-th of the number."""
@@ -45,14 +58,26 @@ class BatchNumber(Struct, frozen=True):
             return [f"{self.name} {self.value // n}  # in the arguments".lstrip()]
         written = divided(self.source.encode(), n, [*self.places]).decode().split("\n")
         rows = dict.fromkeys(int(place.partition(".")[0]) for place in self.places)
-        return [f"{written[row - 1].strip()}  # line {row}" for row in rows]
+        place = f"{Path(self.file).name}:" if self.file else "line "
+        return [f"{written[row - 1].strip()}  # {place}{row}" for row in rows]
 
 
-def batch_numbers(program: Program, rows: Sequence[int]) -> list[BatchNumber]:
-    """Return the numbers that may produce these numbers of rows, the likeliest first."""
+def batch_numbers(
+    program: Program, rows: Sequence[int], files: Sequence[str] = ()
+) -> list[BatchNumber]:
+    """Return the numbers that may produce these numbers of rows, the likeliest first.
+
+    ``files`` are files that the program imports or reads; those beside it are looked at.
+    """
     found = [*_arguments(program.args)]
+    script = Path(program.target).absolute()
     if program.kind == "script":
-        found += _in_source(Path(program.target))
+        found += _in_file(script, _in_source)
+    near_by = {script.parent, Path.cwd()}
+    others = (one for one in map(Path, files) if not near_by.isdisjoint(one.parents))
+    for other in islice((one for one in others if one != script), MAX_FILES):
+        inside = _in_file(other, _in_source if other.suffix == ".py" else _in_settings)
+        found += [replace(one, file=str(other)) for one in inside]
 
     def distance(one: BatchNumber) -> float:
         ratios = (max(one.value, n) / min(one.value, n) for n in rows)
@@ -78,13 +103,17 @@ def _arguments(words: Sequence[str]) -> Iterator[BatchNumber]:
             yield BatchNumber(name, int(value), (f"{ARGUMENT}{number}",))
 
 
-def _in_source(path: Path) -> Iterator[BatchNumber]:
-    """Yield numbers that are given to names, and bare ones, which are grouped by function."""
+def _in_file(path: Path, read: Callable[[str], Iterator[BatchNumber]]) -> list[BatchNumber]:
     try:
-        source = path.read_bytes().decode()
-        module = ast.parse(source)
+        is_small = path.stat().st_size <= MAX_BYTES  # JSON may be the data
+        return [*read(path.read_bytes().decode())] if is_small else []
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
-        return
+        return []
+
+
+def _in_source(source: str) -> Iterator[BatchNumber]:
+    """Yield numbers that are given to names, and bare ones, which are grouped by function."""
+    module = ast.parse(source)
     names = {id(value): name for name, value in _named(module)}
     alike: dict[tuple[int, int], list[str]] = {}
     inner: list[tuple[ast.AST, int]] = [(module, 0)]
@@ -104,6 +133,14 @@ def _in_source(path: Path) -> Iterator[BatchNumber]:
             alike.setdefault((scope, node.value), []).append(place)
     for (_, value), places in alike.items():
         yield BatchNumber("", value, tuple(places), source)
+
+
+def _in_settings(source: str) -> Iterator[BatchNumber]:
+    """Yield numbers of a file of settings, each on a line with its name."""
+    for row, line in enumerate(source.split("\n"), 1):
+        if found := _SETTING.match(line):
+            place = f"{row}.{len(line[: found.start(2)].encode())}"
+            yield BatchNumber(found[1], int(found[2]), (place,), source)
 
 
 def _named(module: ast.Module) -> Iterator[tuple[str, ast.AST]]:

@@ -61,7 +61,8 @@ def _scale(whole: Sequence[Node], part: Sequence[Node], share: float) -> float:
     has_rows: list[bool] = []
     is_sum: list[bool] = []
     scales: list[float] = []
-    for (full_name, shapes, reads, about), (_, fewer, _, other) in zip(whole, part, strict=True):
+    for (full_name, shapes, read, about), (_, fewer, _, other) in zip(whole, part, strict=True):
+        reads = [] if full_name.startswith(_EMPTY) else read  # what was there does not matter
         name = full_name.partition("::")[2].partition(".")[0].removesuffix("_")
         along = [_differing(*pair) for pair in zip(shapes, fewer, strict=False)]
         sums = [n for n in reads if is_sum[n]]

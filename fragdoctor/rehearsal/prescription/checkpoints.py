@@ -93,12 +93,11 @@ class Plan(Struct, frozen=True):
 
 
 class _State(Struct, frozen=True):
-    """A set of modules as a chain: the last choice, and those before it."""
+    """A set of modules with its sums."""
 
     n_flops: int = 0
     dropped_bytes: int = 0
-    choice: Choice | None = None
-    before: _State | None = None
+    choices: tuple[Choice, ...] = ()
 
     @property
     def cost(self) -> tuple[int, int]:
@@ -106,7 +105,8 @@ class _State(Struct, frozen=True):
 
     def plus(self, choice: Choice) -> _State:
         n_flops = self.n_flops + choice.n_flops
-        return _State(n_flops, self.dropped_bytes + choice.dropped_bytes, choice, self)
+        dropped_bytes = self.dropped_bytes + choice.dropped_bytes
+        return _State(n_flops, dropped_bytes, (*self.choices, choice))
 
 
 class _Part(Struct):
@@ -281,7 +281,7 @@ class Checkpoints:
             states = [_State()]
             for root in self._roots:
                 states = _with(root, states, step, sizes[-1])
-            found.append([_plan_of(state) for state in reversed(states)])
+            found.append([Plan(state.choices) for state in reversed(states)])
             sizes = sizes[: bisect_right(sizes, sizes[-1] // 2)]
         return found
 
@@ -346,15 +346,6 @@ def _with(part: _Part, states: list[_State], step: int, most_bytes: int) -> list
         if not kept or best[key].cost < kept[-1].cost:
             kept.append(best[key])
     return kept
-
-
-def _plan_of(state: _State) -> Plan:
-    choices = []
-    at: _State | None = state
-    while at is not None and at.choice is not None:
-        choices.append(at.choice)
-        at = at.before
-    return Plan(tuple(sorted(choices, key=lambda one: one.number)))
 
 
 def _outermost(parts: Sequence[_Part]) -> Iterator[_Part]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fragdoctor.model.prescription import Place, Treatment
+from fragdoctor.model.prescription import Place, Treatment, by_place, lines_of
 
 
 def patched(source: str, traits: Mapping[str, Any], treatments: Sequence[Treatment]) -> str | None:
@@ -23,24 +23,29 @@ def patched(source: str, traits: Mapping[str, Any], treatments: Sequence[Treatme
     lines = io.StringIO(source).readlines()  # split like Python's parser does
     if statement is None or not _is_alone(statement, lines):
         return None
-    is_written = all(_write(one, statement, lines, traits["optimizers"]) for one in treatments)
+    places = reversed(by_place(treatments))  # the call first, while its lines are as they were
+    is_written = all(_write(*pair, statement, lines, traits["optimizers"]) for pair in places)
     return "".join(lines) if is_written else None
 
 
-def _write(one: Treatment, at: ast.stmt, lines: list[str], optimizers: Sequence[str]) -> bool:
-    """Write a treatment at a statement; return whether that was possible."""
+def _write(
+    place: Place, parts: list[Treatment], at: ast.stmt, lines: list[str], optimizers: Sequence[str]
+) -> bool:
+    """Write treatments of one place at a statement; return whether that was possible."""
     begin, end = at.lineno - 1, (at.end_lineno or 0) - 1
-    written = "".join(f"{' ' * at.col_offset}{line}\n" if line else "\n" for line in one.lines)
-    if one.place is Place.BEFORE_OPTIMIZER:
+    written = "".join(
+        f"{' ' * at.col_offset}{line}\n" if line else "\n" for line in lines_of(parts)
+    )
+    if place is Place.BEFORE_OPTIMIZER:
         lines[begin] = written + lines[begin]
         return True
-    if one.place is Place.AFTER_OPTIMIZER:
+    if place is Place.AFTER_OPTIMIZER:
         lines[end] += written
         return bool(_name_given(at))  # the name that the lines use
     call = _call_of(at, optimizers)
     if call is None or any(k.arg in {None, "fused", "foreach"} for k in call.keywords):
         return False
-    _add_arguments(lines, call, one.arguments)
+    _add_arguments(lines, call, [word for one in parts for word in one.arguments])
     return True
 
 

@@ -84,7 +84,6 @@ class _Again(Struct, frozen=True):
         remade: ``int64[n, 2]``, outputs that are recomputed, and where the first ones are freed if
             no other recomputed call was given them.
         inputs: blocks that stay until ``end``.
-        begin: where the call is repeated.
         end: where the last of its blocks is freed.
         steps: ``int64[4, n]``, requests that are added: before which position, of which kind, like
             those of which block, and the number of the recomputed block (UNKNOWN: it is the block
@@ -96,7 +95,6 @@ class _Again(Struct, frozen=True):
     gone: I64
     remade: I64
     inputs: I64
-    begin: int
     end: int
     steps: I64
     removed: I64
@@ -195,7 +193,6 @@ class Recomputation:
             gone=_pairs(gone, [self._end_of(row, call) for row in gone]),
             remade=_pairs(remade, first_ends),
             inputs=np.array([r for r in call.inputs if self._dies[r] < NEVER], np.int64),
-            begin=begin,
             end=max(ends, default=begin),
             steps=np.array(numbered, np.int64).reshape(-1, 4).T,
             removed=np.array(removed, np.int64),

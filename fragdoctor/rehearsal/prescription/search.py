@@ -18,6 +18,7 @@ from math import inf
 from pathlib import Path
 from typing import Final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from fragdoctor.errors import ConfigError
@@ -64,6 +65,15 @@ class _TimeIsOverError(Exception):
     """There is no time for another rehearsal."""
 
 
+class _Seen(Struct, frozen=True):
+    """A rehearsal, the replays of it, the least memory that PyTorch must have, and its time."""
+
+    found: Rehearsal
+    need: Need
+    needs_bytes: int
+    seconds: float = 0.0
+
+
 class CureSearch:
     """Rehearses a program with treatments until the cheapest one that fits is known.
 
@@ -98,11 +108,11 @@ class CureSearch:
         self._tried: list[Tried] = []
         self._can_checkpoint = False
         self._bases: dict[tuple[str, ...], Checkpoints] = {}
-        self._outermost: dict[tuple[str, ...], Tried] = {}
+        self._learned: set[tuple[str, ...]] = set()
+        self._observed: tuple[tuple[str, ...], _Seen | ConfigError] | None = None
         self._held: list[Location] = []
         self._notes: list[str] = []
         self._number: BatchNumber | None = None
-        self._dearer: dict[str, float] = {}
         self._reserve_s = 0.0  # for rehearsing the changed program, once a change fits
 
     def run(self, keep: Path | None = None) -> Prescription:
@@ -117,21 +127,27 @@ class CureSearch:
         with Runs(forks=True) as self._runs, tempfile.TemporaryDirectory() as scratch:
             self._snapshot = Path(scratch) / "snapshot.pickle"
             self._on_try("the unchanged program")
-            found, needs_bytes = self._rehearse(replace(self._conditions, observes=True), 1)
+            observed = seen = self._rehearse(replace(self._conditions, observes=True), 1)
+            self._compiles = bool(seen.found.traits["compiles"])
+            if self._compiles:
+                seen = self._rehearse(self._conditions, 1)
+            found, needs_bytes, self._need_as_it_is = seen.found, seen.needs_bytes, seen.need
+            found = replace(found, traits=observed.found.traits)
             if found.traits["place"]:
                 found.traits["place"]["optimizer"] = patch.optimizer_name(found.traits["place"])
             if keep is not None:
                 shutil.copyfile(self._snapshot, keep)
             self._needs_bytes, self._peak_bytes = needs_bytes, found.peak_allocated_bytes
-            self._need_as_it_is = self._need
-            self._partial_reason = found.partial_reason
-            self._least_steps = min(found.steps, 2)
+            self._as_it_is = found
+            # A change may take longer: what ended by itself without it is not stopped with it.
+            least_steps = 0 if found.stopped else found.steps
+            self._conditions = replace(self._conditions, least_steps=least_steps)
             is_cut_short = False
             if needs_bytes > self._capacity_bytes:
                 self._held = held_lines(read_snapshot(self._snapshot))
                 self._can_checkpoint = not found.traits["checkpoints"]
                 if self._can_checkpoint:
-                    self._bases[()] = self._checkpoints(found)
+                    self._bases[()] = self._checkpoints(observed)
                 self._ends_at = time.monotonic() + self._seconds
                 try:
                     self._search(found)
@@ -140,12 +156,6 @@ class CureSearch:
             tried = sorted(self._tried, key=lambda one: (not one.fits, one.rank))
             cure = tried[0] if tried and tried[0].fits else None
             diff = self._diff(found.traits, cure) if cure else []
-            specs = cure.treatments[0].specs if cure else ()
-            if dearer := sum(self._dearer.get(spec, 0.0) for spec in specs):
-                self._notes.append(
-                    "Keeping different results in each of the modules could save "
-                    f"{100 * dearer:.1f} % of the compute, but takes many more lines."
-                )
         conf = self._conditions.conf or found.conf
         traits = {**found.traits, "number": self._number}
         place = found.traits["place"]
@@ -188,7 +198,7 @@ class CureSearch:
         left_s = max(self._ends_at - time.monotonic(), LEAST_S)
         try:
             conditions = self._conditions_of(cure.treatments)
-            found, needs_bytes = self._rehearse(
+            seen = self._rehearse(
                 replace(conditions, treatments=[], variables=variables, time_limit_s=left_s),
                 _divisor(cure.treatments),
             )
@@ -197,7 +207,7 @@ class CureSearch:
         finally:
             self._program = program
         same = (cure.needs_bytes, cure.peak_allocated_bytes)
-        if (needs_bytes, found.peak_allocated_bytes) != same:
+        if (seen.needs_bytes, seen.found.peak_allocated_bytes) != same:
             return []
         name = path.name if path.is_absolute() else path.as_posix()
         return patch.diff(name, before, after)
@@ -256,13 +266,14 @@ class CureSearch:
         size = catalogue.batch_size(traits, self._batch)
         if size or not traits["trains"]:
             return self._with_mixing(traits, size)
-        for number in batch_numbers(self._program, traits["rows"]):
+        # With --allow-writes, settings would be changed where they are.
+        files = [] if self._conditions.allows_writes else traits["files"]
+        for number in batch_numbers(self._program, traits["rows"], files):
             n = next(_parts(number.value), 0)
-            tried = self._with_mixing({**traits, "number": number}, number.value) if n else {}
-            if "mixing" in tried and is_of_rows(n, traits, self._traits):
-                return tried
-            if n:
-                self._tried.pop()  # the number does not set the batch size
+            tried = {**traits, "number": number}
+            seen = self._observe(catalogue.accumulated(tried, n, self._batch)) if n else None
+            if seen is not None and is_of_rows(n, traits, seen.found.traits):
+                return self._with_mixing(tried, number.value)
         return traits
 
     def _with_mixing(self, traits: catalogue.Traits, size: int) -> catalogue.Traits:
@@ -270,15 +281,11 @@ class CureSearch:
         n = next(_parts(size), 0)
         if not n:
             return traits
-        split = catalogue.accumulated(traits, n, self._batch)
-        tried = self._try(split, is_base=True, observes=True)
-        if tried.needs_bytes is None:
+        seen = self._observe(catalogue.accumulated(traits, n, self._batch))
+        if seen is None:
             return traits
-        reason, is_sum = mixing(traits["losses"], self._traits["losses"], n)
-        traits = {**traits, "mixing": reason, "is_sum": is_sum}
-        split = catalogue.accumulated(traits, n, self._batch)
-        self._tried[-1] = replace(tried, treatments=(split,))
-        return traits
+        reason, is_sum = mixing(traits["losses"], seen.found.traits["losses"], n)
+        return {**traits, "mixing": reason, "is_sum": is_sum}
 
     def _split(self, size: int, make: Callable[[int], Treatment]) -> None:
         """Split a batch into more and more parts until it fits, or until that no longer helps."""
@@ -342,12 +349,15 @@ class CureSearch:
             return False
         if others and _key(others) not in self._bases and self._try(*others, is_base=True).fits:
             return True
-        base = self._bases.get(_key(others))
+        base = self._base(others)
         if base is None or not base.can_save:
             return False
-        if _key(others) not in self._outermost:
-            self._learn_ends(base, others)
-        seen = {base.outermost: self._outermost[_key(others)]}
+        outermost = (catalogue.checkpointed(base.traits, base.outermost), *others)
+        if _key(others) not in self._learned:
+            self._learned.add(_key(others))
+            if observed := self._observe(*outermost):
+                base.learn_ends(observed.need.trace, observed.found.traits)
+        seen = {} if self._compiles else {base.outermost: self._try(*outermost)}
         limit, fitting = self._cheapest_tried(base, seen, others)
         is_cured = any(one.fits for one in seen.values())
         if is_cured and not (fitting and fitting.is_whole):
@@ -372,7 +382,9 @@ class CureSearch:
         limit = self._capacity_bytes
         fitting: Plan | None = None
         while len(seen) <= MAX_SETS:
-            plan = self._cheapest(base, limit)
+            plan = base.cheapest(limit)
+            if plan is not None:
+                plan = base.simpler(plan, limit)
             if plan is None or (plan in seen and not seen[plan].fits):
                 # A replay that is slightly wrong may find none.
                 plan = None if fitting else base.lowest()
@@ -388,74 +400,90 @@ class CureSearch:
             limit = base.needs_bytes(plan) + spare
         return limit, fitting
 
-    def _cheapest(self, base: Checkpoints, limit: int) -> Plan | None:
-        """Return the cheapest set that fits by replay, or a simpler one that costs little more."""
-        cheapest = base.cheapest(limit)
-        if cheapest is None:
-            return None
-        plan = base.simpler(cheapest, limit)
-        (spec,) = catalogue.checkpointed(base.traits, plan).specs
-        self._dearer[spec] = (plan.n_flops - cheapest.n_flops) / base.traits["n_flops"]
-        return plan
+    def _base(self, others: Sequence[Treatment]) -> Checkpoints | None:
+        """Return what is known of checkpoints together with others, None if that failed."""
+        key = _key(others)
+        if key not in self._bases and self._compiles and (seen := self._observe(*others)):
+            self._bases[key] = self._checkpoints(seen)
+        return self._bases.get(key)
 
-    def _learn_ends(self, base: Checkpoints, others: Sequence[Treatment]) -> None:
-        """Rehearse the outermost modules checkpointed, for what that tells about all others."""
-        treatments = (catalogue.checkpointed(base.traits, base.outermost), *others)
-        tried = self._outermost[_key(others)] = self._try(*treatments, observes=True)
-        if tried.needs_bytes is not None:
-            base.learn_ends(self._observed.trace, self._traits)
+    def _observe(self, *treatments: Treatment) -> _Seen | None:
+        """Rehearse the program with treatments and observe it; None if that failed.
 
-    def _try(self, *treatments: Treatment, is_base: bool = False, observes: bool = False) -> Tried:
+        Unless it is compiled, it is not rehearsed again for what it needs.
+
+        Raises:
+            _TimeIsOverError: there is no time for it.
+        """
+        key = _key(treatments)
+        if self._observed is None or self._observed[0] != key:
+            self._check_time()
+            self._on_try(_titled(treatments))
+            self._observed = key, self._seen(treatments, observes=True)
+        seen = self._observed[1]
+        return None if isinstance(seen, ConfigError) else seen
+
+    def _seen(self, treatments: Sequence[Treatment], *, observes: bool) -> _Seen | ConfigError:
+        """Rehearse the program with treatments, in the time that is left."""
+        began_at = time.monotonic()
+        conditions = self._conditions_of(treatments)
+        limit_s = min(self._seconds_left(), conditions.time_limit_s or inf)
+        conditions = replace(conditions, observes=observes, time_limit_s=limit_s)
+        try:
+            seen = self._rehearse(conditions, _divisor(treatments))
+        except ConfigError as err:
+            self._check_time()
+            return err
+        return replace(seen, seconds=time.monotonic() - began_at)
+
+    def _try(self, *treatments: Treatment, is_base: bool = False) -> Tried:
         """Rehearse the program with treatments, and observe it if others are to be added.
 
         Raises:
             _TimeIsOverError: there is no time for it.
         """
         known = next((one for one in self._tried if one.treatments == treatments), None)
-        if known is not None and not observes:
+        if known is not None:
             return known
         self._check_time()
-        self._on_try(" + ".join(one.title for one in treatments))
+        self._on_try(_titled(treatments))
         if not _key(treatments):  # only the allocator's settings differ; requests stay the same
             need, conf = self._need_as_it_is, treatments[0].conf
             needs_bytes, peak_bytes = need.bytes(conf=conf), need.peak_bytes(conf=conf)
             fits = needs_bytes <= self._capacity_bytes
             self._tried.append(Tried(treatments, fits, needs_bytes, peak_bytes))
             return self._tried[-1]
-        conditions = self._conditions_of(treatments)
-        is_base &= self._can_checkpoint
-        began_at = time.monotonic()
-        limit_s = min(self._seconds_left(), conditions.time_limit_s or inf)
-        conditions = replace(conditions, observes=is_base or observes, time_limit_s=limit_s)
-        try:
-            found, needs_bytes = self._rehearse(conditions, _divisor(treatments))
-        except ConfigError as err:
-            self._check_time()
-            tried = Tried(treatments, False, None, None, err.message)
+        is_base &= self._can_checkpoint and not self._compiles
+        key, seen = self._observed or ((), None)
+        if seen is None or key != _key(treatments) or self._compiles:
+            seen = self._seen(treatments, observes=is_base)
+        if isinstance(seen, ConfigError):
+            tried = Tried(treatments, False, None, None, seen.message)
         else:
+            found, needs_bytes = seen.found, seen.needs_bytes
             # A run that ended before the unchanged program did may not have reached its peak, which
             # may be in the second update: the first one creates the optimizer state.
             reason = found.partial_reason
-            if not reason and found.steps < self._least_steps:
+            if not reason and found.steps < min(self._as_it_is.steps, 2):
                 reason = "its rounds end before the second update; let it run more of them"
-            as_far = reason in {"", self._partial_reason}
+            are_stopped = bool(found.stopped and self._as_it_is.stopped)
+            as_far = are_stopped or reason in {"", self._as_it_is.partial_reason}
             if not as_far:
                 self._check_time()
             fits = needs_bytes <= self._capacity_bytes and as_far
             error = "" if as_far else f"Not rehearsed as far: {reason}."
             peak_bytes = found.peak_allocated_bytes
             tried = Tried(treatments, fits, needs_bytes, peak_bytes, error)
-            self._traits = found.traits
             if is_base and not fits and as_far:
-                self._bases[_key(treatments)] = self._checkpoints(found)
+                self._bases[_key(treatments)] = self._checkpoints(seen)
+            is_written = all(one.place is not Place.OPEN for one in treatments)
+            if fits and is_written and not self._reserve_s:
+                self._reserve_s = seen.seconds
         self._tried.append(tried)
-        is_written = all(one.place is not Place.OPEN for one in treatments)
-        if tried.fits and is_written and not self._reserve_s:
-            self._reserve_s = time.monotonic() - began_at
         return tried
 
-    def _checkpoints(self, found: Rehearsal) -> Checkpoints:
-        return Checkpoints(self._observed, found.traits, self._check_time)
+    def _checkpoints(self, seen: _Seen) -> Checkpoints:
+        return Checkpoints(seen.need, seen.found.traits, self._check_time)
 
     def _seconds_left(self) -> float:
         return self._ends_at - self._reserve_s - time.monotonic()
@@ -475,20 +503,22 @@ class CureSearch:
             conditions = replace(conditions, rank=0, world_size=n_gpus, n_devices=n_gpus)
         return conditions
 
-    def _rehearse(self, conditions: RehearsalConditions, divisor: int) -> tuple[Rehearsal, int]:
-        """Return a rehearsal, and the least memory that PyTorch must have for it, by replay."""
+    def _rehearse(self, conditions: RehearsalConditions, divisor: int) -> _Seen:
+        """Rehearse once.
+
+        If the program is compiled, observing its modules splits what is compiled together, which
+        changes its requests.
+        """
         program = self._program
         if self._batch is not None:
             program = with_batch(program, max(self._batch // divisor, 1))
         found = runner.rehearse(program, conditions, self._snapshot, None, self._runs)
-        self._need = self._observed = Need(trace_of(read_snapshot(self._snapshot)))
-        if conditions.observes and found.traits["compiles"]:
-            # Observing its modules splits what is compiled together, which changes its requests.
-            unseen = replace(conditions, observes=False)
-            alone = runner.rehearse(program, unseen, self._snapshot, None, self._runs)
-            self._need = Need(trace_of(read_snapshot(self._snapshot)))
-            found = replace(alone, traits=found.traits)
-        return found, self._need.bytes() or found.peak_reserved_bytes
+        need = Need(trace_of(read_snapshot(self._snapshot)))
+        return _Seen(found, need, need.bytes() or found.peak_reserved_bytes)
+
+
+def _titled(treatments: Sequence[Treatment]) -> str:
+    return " + ".join(one.title for one in treatments)
 
 
 def _cost(one: Treatment) -> float:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from fragdoctor.model.prescription import Numerics, Place, Prescription, Tried
+from fragdoctor.model.prescription import (
+    Numerics,
+    Place,
+    Prescription,
+    Tried,
+    by_place,
+    lines_of,
+)
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Style
 from fragdoctor.units import format_share, format_size
@@ -133,18 +140,19 @@ def _lines(found: Prescription, one: Tried) -> list[doc.DocumentBlock]:
     """Return the code to write, or the framework's terms if code would only be a sketch."""
     at = found.optimizer_place
     blocks: list[doc.DocumentBlock] = []
-    for treatment in one.treatments:
-        is_sketch = treatment.place is Place.OPEN and treatment.instead
-        if at is not None and treatment.place in _AT:
+    groups = by_place(one.treatments)
+    for place, parts in groups:
+        if at is not None and place in _AT:
             line = doc.code(f"{at.basename}:{at.line}")
-            blocks.append(
-                doc.Paragraph([_AT[treatment.place], line, ", where the optimizer is made:"])
-            )
+            blocks.append(doc.Paragraph([_AT[place], line, ", where the optimizer is made:"]))
+        elif len(groups) > 1:  # lines with a place of their own
+            blocks.append(doc.Paragraph([doc.strong(parts[0].title), ":"]))
+        is_sketch = place is Place.OPEN and bool(parts[0].instead)
         if not is_sketch:
-            blocks.append(doc.Code(treatment.lines))
-        if treatment.instead:
-            verb = "Write " if is_sketch else "Or "
-            blocks.append(doc.Paragraph([verb, doc.code(treatment.instead), "."]))
+            blocks.append(doc.Code(lines_of(parts)))
+        for part in (part for part in parts if part.instead):
+            verb = "Write " if is_sketch else f"Or, to {part.title}, " if parts[1:] else "Or "
+            blocks.append(doc.Paragraph([verb, doc.code(part.instead), "."]))
     return blocks
 
 

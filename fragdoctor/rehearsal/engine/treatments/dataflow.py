@@ -83,8 +83,10 @@ class Losses:
         written = {*addresses(results)}
         if written <= read.keys() and not op._schema.is_mutable:
             return  # a view
-        names = (argument.name for argument in op._schema.arguments)
-        named = dict(zip(names, args, strict=False)) | kwargs
+        arguments = op._schema.arguments
+        # PyTorch leaves a reduction out if it is the usual one, a mean.
+        named = {one.name: one.default_value for one in arguments if one.name == "reduction"}
+        named |= dict(zip((one.name for one in arguments), args, strict=False)) | kwargs
         about = {name: named[name] for name in _ABOUT if name in named}
         if isinstance(about.get("other"), torch.Tensor):
             about["other"] = None if about["other"].dim() else self._value(about["other"])

@@ -1,32 +1,55 @@
-"""The number that sets the batch size, divided where it is: in the program or its arguments."""
+"""The number that sets the batch size, divided where it is.
+
+It may be in the program, in its arguments, or in a file that the program imports or reads.
+"""
 
 from __future__ import annotations
 
+import _io
 import io
 import os
 import re
 import sys
 from contextlib import ExitStack
+from importlib import _bootstrap_external
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from fragdoctor.rehearsal.divided_numbers import ARGUMENT, divided
 from fragdoctor.rehearsal.engine import put
 
 
 def install(argument: str, undo: ExitStack) -> None:
-    """Divide numbers at lines and columns, ``2:7.8,9.4``, or in the second argument, ``2:@1``."""
-    n, _, places = argument.partition(":")
+    """Divide numbers at lines and columns, ``2:7.8,9.4``, or in the second argument, ``2:@1``.
+
+    The quoted path of a file other than the program may follow: ``2:7.8:conf/train.yaml``.
+    """
+    n, places, *path = argument.split(":")
     found = [place for place in places.split(",") if not place.startswith(ARGUMENT)]
     for place in {*places.split(",")} - {*found}:
         at = 1 + int(place.removeprefix(ARGUMENT))
         sys.argv[at] = re.sub(r"\d+\Z", lambda one: str(int(one[0]) // int(n)), sys.argv[at])
-    read, script = io.open_code, os.path.realpath(sys.argv[0])
+    target = os.path.realpath(unquote(path[0]) if path else sys.argv[0])
+    if not target.endswith(".py") and path:
+        file = Path(target)
+        file.write_bytes(divided(file.read_bytes(), int(n), found))  # into the scratch folder
+        return
+    read, cached = io.open_code, _bootstrap_external.cache_from_source
 
     def open_code(path: str) -> Any:
-        """``io.open_code``, with which ``runpy`` reads the program."""
+        """``io.open_code``, with which the program and what it imports are read."""
         with read(path) as stream:
             source = stream.read()
-        is_program = os.path.realpath(path) == script
-        return io.BytesIO(divided(source, int(n), found) if is_program else source)
+        is_target = os.path.realpath(path) == target
+        return io.BytesIO(divided(source, int(n), found) if is_target else source)
 
-    put(undo, io, "open_code", open_code)
+    def cache_from_source(path: str, *args: Any, **kwargs: Any) -> str:
+        """``importlib.util.cache_from_source``, without a file for what is divided."""
+        if os.path.realpath(path) == target:
+            raise NotImplementedError
+        return cached(path, *args, **kwargs)
+
+    for owner in (io, _io):
+        put(undo, owner, "open_code", open_code)
+    put(undo, _bootstrap_external, "cache_from_source", cache_from_source)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 import gc
+import io
 import os
 import sys
 import weakref
@@ -40,6 +42,9 @@ FRAMEWORKS: Final = {
     "accelerate": ("accelerate.accelerator", "Accelerator"),
 }
 """Frameworks that run the training, outermost first: module and class of each."""
+
+CONFIGURATIONS: Final = (".cfg", ".ini", ".json", ".toml", ".yaml", ".yml")
+"""Ends of the names of files that may set the batch size."""
 
 MAX_ITEMS: Final = 64
 """The longest list that is searched for models."""
@@ -89,6 +94,9 @@ class Traits:
         self._given: set[str] = set()
         self._is_given = False
         self._trained_on: set[str] = set()
+        self._files: set[str] = set()
+        for opener in (builtins, io):
+            self._watch(opener, "open", self._opened, undo)
         self._watch(BatchSampler, "__init__", self._made_sampler, undo)
         put(undo, BatchSampler, "__iter__", self._noted(BatchSampler.__iter__))
         self._watch(checkpoint, "checkpoint", lambda *_, **__: self._note("checkpoints"), undo)
@@ -103,6 +111,9 @@ class Traits:
         self._found["n_flops"] = self._operations.n_flops
         self._found["losses"] = self._losses.found
         self._found["rows"] = sorted(self._rows)
+        sources = (getattr(module, "__file__", None) for module in [*sys.modules.values()])
+        self._files |= {path for path in sources if path and path.endswith(".py")}
+        self._found["files"] = sorted(path for path in self._files if is_users(path))
         for described, part in self._parts:
             calls = [call.described() for call in self._operations.of(part)]
             self._found["parts"].append(described | {"calls": calls})
@@ -264,6 +275,11 @@ class Traits:
                 yield batch
 
         return noted
+
+    def _opened(self, file: Any, mode: str = "r", *_: Any, **__: Any) -> None:
+        path = os.path.abspath(file) if isinstance(file, (str, os.PathLike)) else ""  # noqa: PTH100
+        if mode in {"r", "rt", "rb"} and path.endswith(CONFIGURATIONS):
+            self._files.add(path)
 
     def _zeroed(self, _owner: Any, set_to_none: bool = True, *_: Any, **__: Any) -> None:
         if not set_to_none:
