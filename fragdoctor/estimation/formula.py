@@ -209,7 +209,7 @@ def _items(workload: Workload, states: Sequence[GroupState], most: Mapping[str, 
         weights = f"(P_linear x {linear} + P_rest x {rest}{adapters})"
     logits = units(workload)["B*S*V"]
     of_logits = f"B*S*V x {round(most['logits'] / logits, 1):g} B" if logits else ""
-    if workload.inference and not workload.keeps_logits:
+    if workload.inference and not (workload.keeps_logits or workload.shape.prompt_logits):
         of_logits = "B*V x 4 B"
     segment = segment_layers(workload)
     recomputed = f", checkpointed every {'layer' if segment == 1 else f'{segment} layers'}"
