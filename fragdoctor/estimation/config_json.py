@@ -232,8 +232,11 @@ def _shape(reader: ConfigReader, a: Architecture, kind: str, notes: tuple[str, .
         head_dim = latent["nope_dim"] + latent["rope_dim"]
     is_masked = a.is_encoder and _is_masked_lm(config)
     has_head = not a.is_encoder or is_masked
+    may_have_head = not (has_head or config.get("architectures"))
     if not has_head:
-        notes = (*notes, "No language-model head is counted; the loss is over a few classes.")
+        allowed = " The upper bound allows for one." if may_have_head else ""
+        counted = "No language-model head is counted; the loss is over a few classes."
+        notes = (*notes, counted + allowed)
     positions = whole("positions", 0)
     d = replace(
         a,
@@ -274,6 +277,7 @@ def _shape(reader: ConfigReader, a: Architecture, kind: str, notes: tuple[str, .
         experts_per_token=min(n_experts, whole("num_experts_per_tok", 2)),
         upcasts_logits=not is_masked,
         has_lm_head=has_head,
+        may_have_head=may_have_head,
         hidden_dropout=reader.share(_DROPOUTS, a.dropout),
         attention_dropout=reader.share(
             _ATTENTION_DROPOUTS, a.dropout if a.attention_dropout is None else a.attention_dropout

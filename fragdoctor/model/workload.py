@@ -155,7 +155,8 @@ class ModelShape(LayerSizes, frozen=True):
         hidden_dropout: dropout after the sub-layers; 0 = none.
         attention_dropout: dropout of the attention probabilities.
         upcasts_logits: whether the model's code computes the loss from fp32 logits by default.
-        has_lm_head: whether the model ends in logits over the vocabulary.
+        has_lm_head: whether the model ends in logits over the vocabulary; ``may_have_head``:
+            whether it may do so although nothing says it.
         is_guess: whether the shape was derived from a parameter count.
         kv_elements: elements that a token leaves in one layer's cache; 0 = keys and values of all
             key-value heads. Latent attention (MLA) keeps one short vector.
@@ -171,6 +172,7 @@ class ModelShape(LayerSizes, frozen=True):
     upcasts_logits: bool = True
     is_guess: bool = False
     has_lm_head: bool = True
+    may_have_head: bool = False
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
     kv_elements: int = 0
