@@ -201,6 +201,7 @@ def _core_attention(workload: Workload, precision: Precision, kind: Attention) -
         backward = (Term("B*a*S*S", 3 * FP32),)
         return Op("attention by SDPA's fallback", "", saved, inputs, backward, forward)
     softmax = FP32 if precision.is_autocast or shape.softmax_fp32 else c
+    after = dropped + c * (dropped or softmax != c)
     saved = (
         Term("B*S*Q", 3 * c, "query, key and value"),
         Term("B*a*S*S", softmax, "probabilities"),
@@ -208,15 +209,18 @@ def _core_attention(workload: Workload, precision: Precision, kind: Attention) -
         Term("B*a*S*S", float(dropped), "dropout mask"),
         Term("B*a*S*S", c * (dropped or softmax != c), "scores that multiply the values"),
     )
-    # Scores, those in fp32 for bf16 (fp16 needs no copy), their softmax; what the layer before
-    # returned; repeated keys and values.
-    wide = 2 * FP32 if softmax != c else c
-    is_grouped = shape.n_kv_heads < shape.n_heads
+    # The softmax reads and writes fp16 as it is; bf16 is copied to fp32 and back.
+    copied = c if softmax == c or precision.name == "fp16" else FP32
+    # Scores, their copy or that of the softmax, the softmax; what the layer before returned;
+    # repeated keys and values.
     forward = (
-        Term("B*a*S*S", c + wide + c * shape.returns_scores),
-        Term("B*S*Q", 2 * c * is_grouped),
+        Term("B*a*S*S", c + softmax + copied * (softmax != c) + c * shape.returns_scores),
+        Term("B*S*Q", 2 * c * (shape.n_kv_heads < shape.n_heads)),
     )
-    return Op("attention written out", "", saved, inputs, (Term("B*a*S*S", FP32 + c),), forward)
+    # The softmax's backward holds its result, the gradient, their product and the new gradient;
+    # what the operations after it kept has been freed by then.
+    backward = (Term("B*a*S*S", 2 * softmax + copied - after),)
+    return Op("attention written out", "", saved, inputs, backward, forward)
 
 
 def _mlp_ops(workload: Workload, precision: Precision) -> list[Op]:
