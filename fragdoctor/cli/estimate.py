@@ -314,8 +314,8 @@ def _with_rehearsals(found: Estimate, chosen: EstimateOptions) -> Estimate:
             optimizer=way.get("optimizer", chosen.optimizer),
         )
         try:
-            one = cast("RehearsalResult", _library_rehearsal(asked, frozenset()))
-            rehearsal = PlanRehearsal(one.rehearsal.fits, one.needs_bytes)
+            one = cast("RehearsalResult", _library_rehearsal(asked, frozenset())).rehearsal
+            rehearsal = PlanRehearsal(one.fits, one.peak_allocated_bytes)
         except FragdoctorError as refused:
             rehearsal = PlanRehearsal(None, reason=refused.message)
         plans[i] = replace(plans[i], rehearsal=rehearsal)

@@ -119,12 +119,12 @@ class PlanRehearsal(Struct, frozen=True):
 
     Attributes:
         fits: whether it fits; None if it could not be rehearsed.
-        needs_bytes: the least that PyTorch must have there; None if it does not fit.
+        peak_allocated_bytes: its peak, or that until the request that failed.
         reason: why it could not be rehearsed, or "".
     """
 
     fits: bool | None
-    needs_bytes: int | None = None
+    peak_allocated_bytes: int = 0
     reason: str = ""
 
 

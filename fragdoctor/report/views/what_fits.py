@@ -116,10 +116,9 @@ def _rehearsed(plan: Plan) -> list[str]:
         return []
     if found.fits is None:
         return [f"not rehearsed: {found.reason}"]
-    needs = found.needs_bytes
-    if not found.fits or needs is None:
+    if not found.fits:
         return ["rehearsed: one rank runs out of memory"]
-    return [f"rehearsed: one rank fits, PyTorch needs {format_size(needs)}"]
+    return [f"rehearsed: one rank fits, peak {format_size(found.peak_allocated_bytes)} allocated"]
 
 
 def combinations_section(estimate: Estimate) -> doc.Section:
