@@ -22,7 +22,7 @@ QLORA = FOUR_BITS | {"checkpointing": "full"}
         ("qlora for Mistral-7B, rtx 4090", "mistral-7b", QLORA | {"gpu": ["rtx-4090"]}),
         ("qwen2.5 14B 4-bit fine-tuning, 24GB", "qwen2.5-14b", FOUR_BITS | {"gpu": ["24GB"]}),
         (
-            "Memory overflow when lora fine-tuning meta-llama/Meta-Llama-3.1-8B-Instruct",
+            "Memory needed when lora fine-tuning meta-llama/Meta-Llama-3.1-8B-Instruct",
             "llama-3.1-8b",
             TRAIN | {"lora": 16},
         ),
