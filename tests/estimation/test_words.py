@@ -131,7 +131,7 @@ def test_words_without_a_known_model_get_near_names() -> None:
             TRAIN | {"params": "8B", "gpu": ["a100-40g"], "zero": 3, "world_size": 4},
         ),
         ("fine-tune 3B_v2", TRAIN | {"params": "3B"}),
-        ("run `3B-Instruct-AWQ`", RUN | {"params": "3B", "dtype": "awq"}),
+        ("run `3B-Instruct-AWQ` on 16G", RUN | {"params": "3B", "dtype": "awq", "gpu": ["16G"]}),
         ("run 72B, max-model-len 8192", RUN | {"params": "72B", "seq": 8192}),
         (
             "Finetuning 7B using FSDP+4-bit-quantization+PEFT on 4 A40's",
