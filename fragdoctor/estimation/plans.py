@@ -47,17 +47,15 @@ HOST_LINK: Final = 32e9
 N_PLANS: Final = 5
 
 
-_REHEARSED: Final = frozenset({"checkpointing", "optimizer", "grad-accumulation"})
+_REHEARSED: Final = frozenset({"checkpointing", "optimizer", "grad-accumulation", "world-size"})
 _OPTION: Final = re.compile(r"--([a-z-]{1,40})(?: ([a-z0-9][a-z0-9.-]{0,40}))?")
 
 
 def rehearsed_with(plan: Plan) -> dict[str, str] | None:
     """Return the options of a plan that ``--rehearse`` can run: one GPU, or all states shared."""
-    options = dict(_OPTION.findall(plan.option))
-    world = options.pop("world-size", "1")
-    if plan.sequences or options.pop("zero", "3") != "3" or options.keys() - _REHEARSED:
-        return None
-    return {**options, "world-size": world}
+    options = {"world-size": "1", **dict(_OPTION.findall(plan.option))}
+    shares = options.pop("zero", "") == "3" or options["world-size"] == "1"
+    return options if shares and not plan.sequences and options.keys() <= _REHEARSED else None
 
 
 def plans_of(
@@ -106,12 +104,13 @@ def _fewest(
 
 def _listed(plans: Sequence[Plan], n_rehearsed: int) -> list[Plan]:
     """Return the fastest plans on each number of GPUs, and as many that can be rehearsed."""
-    found = []
+    found: list[Plan] = []
     for n in dict.fromkeys(plan.n_gpus for plan in plans):
         ways = [plan for plan in plans if plan.n_gpus == n]
-        slower = [plan for plan in ways[N_PLANS:] if rehearsed_with(plan) is not None]
-        found += [*ways[:N_PLANS], *slower[:n_rehearsed]]
-        n_rehearsed = max(0, n_rehearsed - sum(map(bool, map(rehearsed_with, found))))
+        found += ways[:N_PLANS]
+        missing = n_rehearsed - sum(rehearsed_with(plan) is not None for plan in found)
+        slower = (plan for plan in ways[N_PLANS:] if rehearsed_with(plan))
+        found += islice(slower, max(0, missing))
     return found
 
 

@@ -104,7 +104,9 @@ def _model(run: str) -> str | None:
     return run if stored_in(run) else preset.name
 
 
-_COUNT: Final = re.compile(r"(\d{1,4}(?:\.\d{1,2})?[bm])(?:[-_]\S{0,95})?", re.ASCII | re.IGNORECASE)
+_COUNT: Final = re.compile(
+    r"(\d{1,4}(?:\.\d{1,2})?[bm])(?:[-_]\S{0,95})?", re.ASCII | re.IGNORECASE
+)
 
 
 def _parameters(word: str) -> tuple[str, str] | None:
