@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from inspect import Parameter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import typer
 from msgspec.structs import replace
@@ -18,7 +19,7 @@ from fragdoctor.cli.estimate_recipes import plain, with_recipes
 from fragdoctor.cli.estimate_routes import FORMULAS, PARAMETERS, Route, refuse_unused, route_of
 from fragdoctor.cli.exit import OK
 from fragdoctor.cli.options import command_with, parameters_of
-from fragdoctor.errors import ConfigError
+from fragdoctor.errors import ConfigError, FragdoctorError
 
 if TYPE_CHECKING:
     from fragdoctor.estimation.config_json import UncoveredModelError
@@ -66,7 +67,7 @@ def _answer(
     if route is Route.MODEL:
         return _of_own_model(chosen, look, given)
     if route is Route.LIBRARY:
-        return _of_library(chosen, look, given)
+        return _shown(_library_rehearsal(chosen, given), chosen, look)
     from fragdoctor.estimation.config_json import UncoveredModelError
 
     try:
@@ -90,7 +91,7 @@ def _of_uncovered(
     """
     try:
         refuse_unused(Route.LIBRARY, given, inference=chosen.inference)
-        return _of_library(chosen, look, given)
+        return _shown(_library_rehearsal(chosen, given), chosen, look)
     except ConfigError as error:
         refused.hint = f"{error.message} {error.hint}".strip()
         raise refused from error
@@ -120,8 +121,11 @@ def _of_formulas(chosen: EstimateOptions, look: RenderOptions, files: RecipeUse 
             from fragdoctor.estimation.plans import plans_of
 
             price = _price(chosen.price, gpus[0]) if chosen.price else None
-            plans = plans_of(found.workload, gpus[0], price)
+            n_rehearsed = N_VERIFIED * chosen.verify
+            plans = plans_of(found.workload, gpus[0], price, n_rehearsed)
             found = replace(found, plans=plans)
+    if chosen.verify:
+        found = _with_rehearsals(found, chosen)
     if chosen.gpu_memory_utilization:
         found = _with_server(found, chosen, gpus)
     found = replace(found, recipe=files)
@@ -237,11 +241,13 @@ def _of_own_model(chosen: EstimateOptions, look: RenderOptions, given: frozenset
         inference=chosen.inference,
         given=tuple(sorted(given)),
     )
-    return _rehearsed(spec, build, options, chosen, look)
+    return _shown(_rehearsal(spec, build, options, chosen), chosen, look)
 
 
-def _of_library(chosen: EstimateOptions, look: RenderOptions, given: frozenset[str]) -> str:
-    """Return the rehearsal of some steps of a model with its class in Transformers or Diffusers.
+def _library_rehearsal(
+    chosen: EstimateOptions, given: frozenset[str]
+) -> RehearsalResult | RehearsalSweep:
+    """Rehearse some steps of a model with its class in Transformers or Diffusers.
 
     Raises:
         ConfigError: options exclude each other, or the model cannot be rehearsed.
@@ -273,18 +279,57 @@ def _of_library(chosen: EstimateOptions, look: RenderOptions, given: frozenset[s
         inference=chosen.inference,
         given=tuple(sorted(given)),
     )
-    return _rehearsed(inputs[0], build, options, chosen, look)
+    return _rehearsal(inputs[0], build, options, chosen)
 
 
-def _rehearsed(
-    title: str, build: str, options: Mapping[str, Any], chosen: EstimateOptions, look: RenderOptions
-) -> str:
+N_VERIFIED: Final = 2
+
+
+def _with_rehearsals(found: Estimate, chosen: EstimateOptions) -> Estimate:
+    """Return an estimate with one rank rehearsed of the first plans that can be.
+
+    Raises:
+        ConfigError: no plan can be rehearsed.
+    """
+    from fragdoctor.estimation.plans import rehearsed_with
+    from fragdoctor.model.memory_estimate import PlanRehearsal
+
+    plans = list(found.plans or ())
+    ways = [(i, way) for i, plan in enumerate(plans) if (way := rehearsed_with(plan))]
+    if not ways:
+        raise ConfigError(
+            "None of the plans can be rehearsed.",
+            hint="Leave --verify out: only one GPU, or one that shares all states, can be.",
+        )
+    for i, way in ways[:N_VERIFIED]:
+        world = int(way["world-size"])
+        asked = dataclasses.replace(
+            chosen,
+            gpu=(chosen.gpu or [])[:1],
+            seq=found.workload.seq,
+            dtype=found.workload.dtype,
+            fsdp=world > 1,
+            world_size=world,
+            checkpointing=way.get("checkpointing", "none"),
+            optimizer=way.get("optimizer", chosen.optimizer),
+        )
+        try:
+            one = cast("RehearsalResult", _library_rehearsal(asked, frozenset())).rehearsal
+            rehearsal = PlanRehearsal(one.fits, one.peak_allocated_bytes)
+        except FragdoctorError as refused:
+            rehearsal = PlanRehearsal(None, reason=refused.message)
+        plans[i] = replace(plans[i], rehearsal=rehearsal)
+    return replace(found, plans=tuple(plans))
+
+
+def _rehearsal(
+    title: str, build: str, options: Mapping[str, Any], chosen: EstimateOptions
+) -> RehearsalResult | RehearsalSweep:
     from fragdoctor.cli.rehearse import diagnosed, swept
     from fragdoctor.rehearsal.process import RehearsalConditions, rehearsed_gpu
     from fragdoctor.rehearsal.programs import pythons
     from fragdoctor.rehearsal.step_script import step_program
     from fragdoctor.rehearsal.sweep import Sweep, parse_batches
-    from fragdoctor.report.base import render
 
     names: list[str | None] = [*dict.fromkeys(chosen.gpu or ())]
     gpus = [rehearsed_gpu(name, None, is_unlimited=name is None) for name in names or [None]]
@@ -299,9 +344,15 @@ def _rehearsed(
             title, build, options, pythons(None), Path(folder), has_batch=batches is not None
         )
         asked = Sweep(program, base, gpus, [None], batches)
-        found: RehearsalResult | RehearsalSweep
-        found = diagnosed(asked) if asked.is_one else swept(asked)
-        return render("rehearse", chosen.output_format.value, found, look)
+        return diagnosed(asked) if asked.is_one else swept(asked)
+
+
+def _shown(
+    found: RehearsalResult | RehearsalSweep, chosen: EstimateOptions, look: RenderOptions
+) -> str:
+    from fragdoctor.report.base import render
+
+    return render("rehearse", chosen.output_format.value, found, look)
 
 
 def _command(context_of_command: typer.Context, **values: Any) -> int:

@@ -100,6 +100,7 @@ class EstimateOptions(EstimateOutput):
     pipeline_parallel: int = _count("Set the GPUs that share the layers", SEVERAL_GPUS, 1)
     expert_parallel: int = _count("Set the GPUs that share the experts", SEVERAL_GPUS, 1)
     plan: bool = flag("Find the fewest GPUs, and how to use them", group=SEVERAL_GPUS)
+    verify: bool = flag("Rehearse the best two plans that --rehearse can run", group=SEVERAL_GPUS)
     price: str | None = option(
         "NAME=DOLLARS", "Set the price of a GPU per hour, for --plan", group=SEVERAL_GPUS
     )

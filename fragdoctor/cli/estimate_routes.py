@@ -37,8 +37,9 @@ _OUTPUT: Final = frozenset(field.name for field in fields(EstimateOutput))
 _REHEARSED: Final = frozenset({"gpu", "dtype", "batch", "inference"})
 _FORMULA: Final = frozenset(
     {"args", "gpu", "dtype", "batch", "seq", "attention", "lora", "lora_targets", "zero", "fsdp",
-     "fsdp_kind", "plan", "price", "world_size", "inference", "explain", "tensor_parallel",
-     "context_parallel", "pipeline_parallel", "expert_parallel", "dora", "keep_logits"}
+     "fsdp_kind", "plan", "price", "verify", "world_size", "inference", "explain",
+     "tensor_parallel", "context_parallel", "pipeline_parallel", "expert_parallel", "dora",
+     "keep_logits"}
 )  # fmt: skip
 
 
@@ -74,7 +75,7 @@ NEEDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "lora_targets": ("lora",),
         "dora": ("lora",),
         "fsdp_kind": ("fsdp",),
-        "price": ("plan",),
+        **dict.fromkeys(("price", "verify"), ("plan",)),
         "input_dtype": ("input_shape",),
         "sequence_parallel": ("tensor_parallel",),
         "max_num_seqs": ("gpu_memory_utilization",),

@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from fragdoctor.model.workload import Attention, LayerSizes, Norm, ParameterGroup, Role
+from fragdoctor.model.workload import Attention, LayerSizes, Loss, Norm, ParameterGroup, Role
 
 
 class Dimensions(LayerSizes, frozen=True):
@@ -62,7 +62,7 @@ class Architecture(Dimensions, frozen=True):
     """Facts about an architecture's code; the sizes come from a file.
 
     Attributes:
-        dropout: default dropout.
+        dropout: default dropout; ``attention_dropout``: that of the probabilities, None = the same.
         extra_positions: rows of the position table beyond the stated length.
         global_every: one in this many layers attends to all tokens, the others to a window; 0 = as
             the file says, or every layer.
@@ -71,13 +71,15 @@ class Architecture(Dimensions, frozen=True):
     learned_positions: bool = False
     extra_positions: int = 0
     dropout: float = 0.0
+    attention_dropout: float | None = None
     multi_query: bool = False
-    is_encoder: bool = False
     is_mixture: bool = False
     global_every: int = 0
 
 
-LLAMA: Final = Architecture(norm=Norm.RMSNORM_WRITTEN_OUT, is_gated=True, activation="silu")
+LLAMA: Final = Architecture(
+    norm=Norm.RMSNORM_WRITTEN_OUT, is_gated=True, activation="silu", softmax_fp32=True
+)
 GPT2: Final = Architecture(
     qkv_bias=True,
     out_bias=True,
@@ -87,9 +89,10 @@ GPT2: Final = Architecture(
     tied_head=True,
     dropout=0.1,
 )
-BERT: Final = replace(GPT2, packed_qkv=False, pooler=True, is_encoder=True)
+BERT: Final = replace(GPT2, packed_qkv=False, pooler=True, is_encoder=True, returns_scores=True)
 NEOX: Final = replace(
     GPT2,
+    softmax_fp32=True,
     learned_positions=False,
     tied_head=False,
     dropout=0.0,
@@ -112,7 +115,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
         "granitemoe": replace(MIXTURE, tied_head=True),
         "gpt_oss": replace(MIXTURE, qkv_bias=True, out_bias=True,
                            expert_bias=True, global_every=2, own_attention=Attention.EAGER,
-                           has_flash=False),
+                           has_flash=False, softmax_fp32=False),
         "phi3": replace(LLAMA, packed_qkv=True),
         "olmo2": replace(LLAMA, qk_norm=True, has_wide_qk_norm=True),
         "cohere": COHERE,
@@ -128,15 +131,20 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
         "gpt2": replace(GPT2, activation="gelu_new"),
         "gpt_neox": NEOX,
         "gptj": replace(NEOX, qkv_bias=False, out_bias=False, packed_qkv=False, norms_per_layer=1,
-                        head_bias=True, activation="gelu_new", own_attention=Attention.EAGER),
+                        head_bias=True, activation="gelu_new", own_attention=Attention.EAGER,
+                        returns_scores=True, prompt_logits=Loss.FP32),
         "phi": replace(NEOX, packed_qkv=False, norms_per_layer=1, head_bias=True,
                        activation="gelu_new"),
-        "opt": replace(GPT2, packed_qkv=False, extra_positions=2, activation="relu"),
+        "opt": replace(GPT2, packed_qkv=False, extra_positions=2, activation="relu",
+                       attention_dropout=0.0, softmax_fp32=True, returns_scores=True,
+                       prompt_logits=Loss.WORKING),
         "bloom": replace(GPT2, learned_positions=False, n_outside_norms=2, dropout=0.0,
-                         own_attention=Attention.EAGER, has_flash=False),
+                         own_attention=Attention.EAGER, has_flash=False, softmax_fp32=True,
+                         returns_scores=True, prompt_logits=Loss.WORKING),
         "falcon": replace(NEOX, qkv_bias=False, out_bias=False, mlp_bias=False, tied_head=True,
                           norms_per_layer=1, multi_query=True, own_attention=Attention.MATH),
-        "starcoder2": replace(GPT2, packed_qkv=False, learned_positions=False, dropout=0.0),
+        "starcoder2": replace(GPT2, packed_qkv=False, learned_positions=False, dropout=0.0,
+                              softmax_fp32=True),
     }
 )  # fmt: skip
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from fragdoctor.errors import InputError, LimitExceeded
 from fragdoctor.estimation.architectures import ARCHITECTURES, Architecture, parameters_of
-from fragdoctor.model.workload import LayerSizes, ModelShape, shared
+from fragdoctor.model.workload import LayerSizes, Loss, ModelShape, shared
 from fragdoctor.opening import open_readable
 from fragdoctor.units import MIB
 
@@ -232,11 +232,15 @@ def _shape(reader: ConfigReader, a: Architecture, kind: str, notes: tuple[str, .
         head_dim = latent["nope_dim"] + latent["rope_dim"]
     is_masked = a.is_encoder and _is_masked_lm(config)
     has_head = not a.is_encoder or is_masked
+    may_have_head = not (has_head or config.get("architectures"))
     if not has_head:
-        notes = (*notes, "No language-model head is counted; the loss is over a few classes.")
+        allowed = " The upper bound allows for one." if may_have_head else ""
+        counted = "No language-model head is counted; the loss is over a few classes."
+        notes = (*notes, counted + allowed)
     positions = whole("positions", 0)
     d = replace(
         a,
+        prompt_logits=Loss.WORKING if is_masked else a.prompt_logits,
         tied_head=a.is_encoder or flag("tie_word_embeddings", default=a.tied_head),
         activation=reader.first(*_ACTIVATIONS, default=a.activation),
         attention_softcap=a.attention_softcap and _has_cap(config, "attn_logit_softcapping"),
@@ -271,11 +275,13 @@ def _shape(reader: ConfigReader, a: Architecture, kind: str, notes: tuple[str, .
         parameters=tuple(parameters_of(d)),
         max_positions=positions,
         experts_per_token=min(n_experts, whole("num_experts_per_tok", 2)),
-        softmax_fp32=kind not in ("gpt2", "gpt_oss"),
         upcasts_logits=not is_masked,
         has_lm_head=has_head,
+        may_have_head=may_have_head,
         hidden_dropout=reader.share(_DROPOUTS, a.dropout),
-        attention_dropout=reader.share(_ATTENTION_DROPOUTS, a.dropout),
+        attention_dropout=reader.share(
+            _ATTENTION_DROPOUTS, a.dropout if a.attention_dropout is None else a.attention_dropout
+        ),
         kv_elements=d.kv_latent + d.rope_dim if latent else 0,
         sliding_window=window,
         n_sliding_layers=n_sliding,

@@ -99,8 +99,25 @@ def _bounds(workload: Workload) -> tuple[Needs, Sequence[Moment]]:
     """Return the bounds of what one GPU needs, and the moments they were computed from."""
     moments = moments_of(workload)
     needs = needs_of(moments, workload)
-    if n_gpus(workload) == 1 or needs.high_bytes is None:
+    if needs.high_bytes is None:
         return needs, moments
+    more = []
+    if workload.shape.may_have_head:
+        shape = replace(
+            workload.shape, has_lm_head=True, upcasts_logits=False, prompt_logits=Loss.WORKING
+        )
+        headed = replace(workload, shape=shape)
+        most = needs_of(moments_of(headed), headed).high_bytes or 0
+        more.append(
+            Doubt("head", "a head over the vocabulary, if there is one", most - needs.high_bytes)
+        )
+    if n_gpus(workload) > 1:
+        more += _of_several_gpus(workload, needs.high_bytes)
+    high = needs.high_bytes + sum(doubt.n_bytes for doubt in more)
+    return replace(needs, high_bytes=high, doubts=(*needs.doubts, *more)), moments
+
+
+def _of_several_gpus(workload: Workload, high_bytes: int) -> list[Doubt]:
     degrees = (
         workload.world_size, workload.tensor_parallel, workload.context_parallel,
         workload.pipeline_parallel, workload.expert_parallel,
@@ -111,9 +128,8 @@ def _bounds(workload: Workload) -> tuple[Needs, Sequence[Moment]]:
         firsts = (replace(workload, fsdp_kind=kind) for kind in (FsdpKind.FIRST, FsdpKind.MIXED))
         most = max(needs_of(moments_of(first), first).high_bytes or 0 for first in firsts)
         reason = "what FSDP 1 keeps for layers with frozen weights; --fsdp-kind settles it"
-        more.append(Doubt("frozen_weights", reason, max(0, most - needs.high_bytes)))
-    high = needs.high_bytes + sum(doubt.n_bytes for doubt in more)
-    return replace(needs, high_bytes=high, doubts=(*needs.doubts, *more)), moments
+        more.append(Doubt("frozen_weights", reason, max(0, most - high_bytes)))
+    return more
 
 
 def kept_tensors(workload: Workload) -> list[KeptTensor]:
@@ -209,7 +225,7 @@ def _items(workload: Workload, states: Sequence[GroupState], most: Mapping[str, 
         weights = f"(P_linear x {linear} + P_rest x {rest}{adapters})"
     logits = units(workload)["B*S*V"]
     of_logits = f"B*S*V x {round(most['logits'] / logits, 1):g} B" if logits else ""
-    if workload.inference and not workload.keeps_logits:
+    if workload.inference and not (workload.keeps_logits or workload.shape.prompt_logits):
         of_logits = "B*V x 4 B"
     segment = segment_layers(workload)
     recomputed = f", checkpointed every {'layer' if segment == 1 else f'{segment} layers'}"

@@ -35,6 +35,8 @@ class CachePart(Struct, frozen=True):
 def cache_parts(workload: Workload) -> list[CachePart]:
     """Return what the cache holds for one sequence between two tokens, by kind of layer."""
     shape = workload.shape
+    if shape.is_encoder:
+        return []
     tokens = workload.seq + workload.new_tokens
     if workload.cache == "paged":
         tokens = -(-tokens // BLOCK_TOKENS) * BLOCK_TOKENS

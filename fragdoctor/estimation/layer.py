@@ -44,7 +44,8 @@ class Op(NamedTuple):
         saved: tensors kept for backward.
         inputs: tensors that it reads. They live until it has run in the forward pass; in the
             backward pass it computes their gradients.
-        scratch: other memory that it uses while it runs.
+        scratch: other memory that its backward pass uses while it runs.
+        forward: other memory that it uses while it runs without gradients.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Op(NamedTuple):
     saved: tuple[Term, ...] = ()
     inputs: tuple[Term, ...] = ()
     scratch: tuple[Term, ...] = ()
+    forward: tuple[Term, ...] = ()
 
 
 def units(workload: Workload) -> Mapping[str, int]:
@@ -157,7 +159,7 @@ def _attention_ops(workload: Workload, precision: Precision) -> list[Op]:
         kept = FP32 + (0.0 if workload.lora_rank else c)
         ops += [
             Op(f"norm of the {what}", "", (Term(unit, kept, "fp32 input and normalized"),),
-               (Term(unit, c),), (Term(unit, 2 * FP32),))
+               (Term(unit, c),), (Term(unit, 2 * FP32),), (Term(unit, FP32),))
             for what, unit in (("queries", "B*S*Q"), ("keys", "B*S*K"))
         ]  # fmt: skip
     kind = attention_used(workload, precision)
@@ -193,8 +195,13 @@ def _core_attention(workload: Workload, precision: Precision, kind: Attention) -
             Term("B*a*S*S", FP32, "probabilities"),
             Term("B*a*S*S", (FP32 + 1) * dropped, "dropped probabilities and mask"),
         )
-        return Op("attention by SDPA's fallback", "", saved, inputs, (Term("B*a*S*S", 3 * FP32),))
+        # Scaled queries and keys, repeated keys and values; scores, softmax, and a byte that says
+        # which scores are masked.
+        forward = (Term("B*S*Q", 4 * FP32), Term("B*a*S*S", 2 * FP32 + 1))
+        backward = (Term("B*a*S*S", 3 * FP32),)
+        return Op("attention by SDPA's fallback", "", saved, inputs, backward, forward)
     softmax = FP32 if precision.is_autocast or shape.softmax_fp32 else c
+    after = dropped + c * (dropped or softmax != c)
     saved = (
         Term("B*S*Q", 3 * c, "query, key and value"),
         Term("B*a*S*S", softmax, "probabilities"),
@@ -202,7 +209,18 @@ def _core_attention(workload: Workload, precision: Precision, kind: Attention) -
         Term("B*a*S*S", float(dropped), "dropout mask"),
         Term("B*a*S*S", c * (dropped or softmax != c), "scores that multiply the values"),
     )
-    return Op("attention written out", "", saved, inputs, (Term("B*a*S*S", FP32 + c),))
+    # The softmax reads and writes fp16 as it is; bf16 is copied to fp32 and back.
+    copied = c if softmax == c or precision.name == "fp16" else FP32
+    # Scores, their copy or that of the softmax, the softmax; what the layer before returned;
+    # repeated keys and values.
+    forward = (
+        Term("B*a*S*S", c + softmax + copied * (softmax != c) + c * shape.returns_scores),
+        Term("B*S*Q", 2 * c * (shape.n_kv_heads < shape.n_heads)),
+    )
+    # The softmax's backward holds its result, the gradient, their product and the new gradient;
+    # what the operations after it kept has been freed by then.
+    backward = (Term("B*a*S*S", 2 * softmax + copied - after),)
+    return Op("attention written out", "", saved, inputs, backward, forward)
 
 
 def _mlp_ops(workload: Workload, precision: Precision) -> list[Op]:

@@ -80,7 +80,8 @@ def is_of_llama_cpp(name: str) -> bool:
 
 def stored_in(name: str) -> str:
     """Return the precision that the name of a quantized copy states, or "" if it states none."""
-    return next((_STORED[word] for word in reversed(_words(name)) if _STORED.get(word)), "")
+    found = [kind for word in reversed(_words(name)) if (kind := _STORED.get(word))]
+    return next((kind for kind in found if kind != "int4"), "int4" if found else "")
 
 
 def _plain(name: str) -> str:

@@ -20,6 +20,7 @@ A server's step reads the weights and the cache once for all its sequences.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import islice, product
 from math import ceil
@@ -46,8 +47,23 @@ HOST_LINK: Final = 32e9
 N_PLANS: Final = 5
 
 
-def plans_of(workload: Workload, gpu: GpuModel, price: float | None) -> Sequence[Plan]:
+_REHEARSED: Final = frozenset({"checkpointing", "optimizer", "grad-accumulation", "world-size"})
+_OPTION: Final = re.compile(r"--([a-z-]{1,40})(?: ([a-z0-9][a-z0-9.-]{0,40}))?")
+
+
+def rehearsed_with(plan: Plan) -> dict[str, str] | None:
+    """Return the options of a plan that ``--rehearse`` can run: one GPU, or all states shared."""
+    options = {"world-size": "1", **dict(_OPTION.findall(plan.option))}
+    shares = options.pop("zero", "") == "3" or options["world-size"] == "1"
+    return options if shares and not plan.sequences and options.keys() <= _REHEARSED else None
+
+
+def plans_of(
+    workload: Workload, gpu: GpuModel, price: float | None, n_rehearsed: int = 0
+) -> Sequence[Plan]:
     """Return the ways to run a workload on the fewest GPUs that surely hold it, and on twice those.
+
+    The fastest are listed, and slower ones until ``n_rehearsed`` of them can be rehearsed.
 
     Raises:
         ConfigError: the peak speed of the card or the layers of the model are not known.
@@ -60,7 +76,7 @@ def plans_of(workload: Workload, gpu: GpuModel, price: float | None) -> Sequence
         )
     if not workload.shape.has_layers or not workload.seq:
         raise ConfigError("Plans need the shape of the layers.", hint="Give a config.json.")
-    found = _fewest(workload, gpu, speeds, price)
+    found = _listed(_fewest(workload, gpu, speeds, price), n_rehearsed)
     if not workload.inference and not workload.lora_rank and "optimizer" not in workload.offload:
         away = replace(workload, offload=(*workload.offload, "optimizer"))
         on_host = _fewest(away, gpu, speeds, price, most=found[0].n_gpus // 2 if found else None)
@@ -75,16 +91,26 @@ def _fewest(
     price: float | None,
     most: int | None = None,
 ) -> list[Plan]:
-    """Return the fastest ways on the fewest GPUs that are enough, and on twice as many."""
+    """Return the ways on the fewest GPUs that are enough, and on twice as many, fastest first."""
     ways_of = _serving_ways if workload.inference else _training_ways
     found: list[Plan] = []
     for n in _degrees(MOST_GPUS if most is None else most):
         plans = (_plan(way, gpu, speeds, price) for way in ways_of(workload, n, gpu))
-        found += sorted((plan for plan in plans if plan), key=lambda p: p.seconds_per_token)[
-            :N_PLANS
-        ]
+        found += sorted((plan for plan in plans if plan), key=lambda p: p.seconds_per_token)
         if found and n > found[0].n_gpus:
             break
+    return found
+
+
+def _listed(plans: Sequence[Plan], n_rehearsed: int) -> list[Plan]:
+    """Return the fastest plans on each number of GPUs, and as many that can be rehearsed."""
+    found: list[Plan] = []
+    for n in dict.fromkeys(plan.n_gpus for plan in plans):
+        ways = [plan for plan in plans if plan.n_gpus == n]
+        found += ways[:N_PLANS]
+        missing = n_rehearsed - sum(rehearsed_with(plan) is not None for plan in found)
+        slower = (plan for plan in ways[N_PLANS:] if rehearsed_with(plan))
+        found += islice(slower, max(0, missing))
     return found
 
 

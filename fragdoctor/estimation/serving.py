@@ -18,15 +18,21 @@ from fragdoctor.estimation.formula import formula_footprint
 from fragdoctor.estimation.kv_cache import BLOCK_TOKENS, cache_bytes_per_sequence
 from fragdoctor.estimation.states import local_part
 from fragdoctor.estimation.training_choices import precision_of
-from fragdoctor.model.gpus import GpuModel
+from fragdoctor.model.gpus import GpuModel, speeds_of
 from fragdoctor.model.memory_estimate import Serving
 from fragdoctor.model.workload import Attention, Workload
+from fragdoctor.units import MIB
 
 # Bytes per logit of all sequences, from logs of vLLM: Llama 3 8B 1.26 GiB
 # (https://github.com/vllm-project/vllm/pull/10511), Qwen2.5 7B 1.42 GiB
 # (https://github.com/vllm-project/vllm/issues/13882), 256 sequences each: fp32 copies, sorted
 # values and their indices, probabilities.
 _SAMPLER_BYTES: Final = 39
+# What vLLM 0.19 reports outside PyTorch on 2 or 4 H100s of one NVLink switch, 2.06 to 2.21 GiB,
+# beyond the 0.25 GiB on one (logs of 13 servers, https://github.com/llm-d-incubation/
+# llm-d-planner/pull/205); GPUs without such a switch report 0.25 GiB with two as well.
+SWITCHED_BYTES: Final = 1900 * MIB
+_SWITCH_BYTES_PER_SECOND: Final = 900e9
 UTILIZATION: Final = 0.9
 """Share of a GPU that vLLM takes by default, https://docs.vllm.ai/en/stable/cli/serve/."""
 DEFAULT_SEQS: Final = 256
@@ -76,6 +82,9 @@ def serving_of(
     sampling = min(limit, tokens) * workload.shape.vocab * _SAMPLER_BYTES + int(stream)
     activations = max(0, in_layers, sampling)
     budget = int(gpu.total_bytes * utilization) - gpu.context_bytes
+    speeds = speeds_of(gpu)
+    if workload.tensor_parallel > 1 and speeds and speeds.link_bytes >= _SWITCH_BYTES_PER_SECOND:
+        budget -= SWITCHED_BYTES
     pool = max(0, budget - weights - activations)
     each = cache_bytes_per_sequence(local)
     whole_tokens = -(-length // BLOCK_TOKENS) * BLOCK_TOKENS

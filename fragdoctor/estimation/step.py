@@ -166,17 +166,18 @@ def _inference(workload: Workload, states: Sequence[GroupState], start: Live) ->
     stream = sizes["B*S*H"] * precision.residual
     # All layers are alike: each operation's result lives until the next operation has read it.
     most = max(
-        bytes_of((*op.inputs, *after.inputs), sizes) + bytes_of(op.scratch, sizes) // 2
+        bytes_of((*op.inputs, *op.forward, *after.inputs), sizes)
         for op, after in zip(ops, [*ops[1:], ops[0]], strict=True)
     )
     yield Moment(held, "prefill", _plus(read, activations=stream + most))
     last = workload.batch * shape.vocab * FP32
     logits, text = last, "logits of the last token"
-    if workload.keeps_logits:
-        # Transformers before 4.45 (its pull request 31292) made logits for the whole prompt, and
-        # copied them to fp32 with logits.float() while the first ones were still alive.
+    # Transformers before 4.45 (its pull request 31292) made logits for the whole prompt, and
+    # copied them to fp32 with logits.float() while the first ones were still alive.
+    made = Loss.FP32 if workload.keeps_logits else shape.prompt_logits
+    if made:
         c, text = precision.compute, "logits of the whole prompt"
-        logits = sizes["B*S*V"] * (c if c == FP32 else c + FP32)
+        logits = sizes["B*S*V"] * (c + FP32 if made is Loss.FP32 and c != FP32 else c)
     yield Moment(held, text, _plus(read, logits=logits))
     yield Moment(held, "the last token", _plus(grown, logits=last))
 

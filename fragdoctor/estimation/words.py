@@ -57,22 +57,26 @@ def read_question(text: str) -> Asked:
     Raises:
         InputError: the question names no known model.
     """
-    stripped = (one[:_LONGEST].strip(",;:?!()'\"").removesuffix(".") for one in text.split())
+    spaced = re.sub(r"\+|['\u2019]s\b", " ", text).split()
+    stripped = (one[:_LONGEST].strip(",;:?!()'`\"").removesuffix(".") for one in spaced)
     words = [word for word in stripped if word][:_MOST_WORDS]
     named, words = _taken(words, _model)
-    params, guess = "", ""
+    params, stored, guess = "", "", ""
     if named is None:
         others = words
-        params, words = _taken(words, _parameters)
-        guess = _near(others, (params or "").lower())
-    if params is None:
-        raise _no_model(words, guess)
+        found, words = _taken(words, _parameters)
+        params, stored = found or ("", "")
+        guess = _near(others, params.lower())
+        if not params:
+            raise _no_model(words, guess)
     known, words = _taken(words, _gpus)
     sized, words = _taken(words, _sizes)  # if a GPU is named too, a size only repeats it
     options, rest = _phrases(" ".join(words))
     n, gpu = known or sized or (1, "")
     if params:
         options["params"] = params
+    if stored:
+        options.setdefault("dtype", stored)
     if gpu:
         options["gpu"] = [gpu]
     notes = _settle(options, n)
@@ -95,18 +99,20 @@ def read_question(text: str) -> Asked:
 def _model(run: str) -> str | None:
     """Return the model that a run of words names, as written if the name says how it is stored."""
     preset = preset_of(run)
-    if preset is None:
+    if preset is None or " " in run.rpartition("/")[0]:  # an owner is one word
         return None
     return run if stored_in(run) else preset.name
 
 
-_COUNT: Final = re.compile(r"(\d{1,4}(?:\.\d{1,2})?[bm])(?:[-_].*)?", re.ASCII | re.IGNORECASE)
+_COUNT: Final = re.compile(
+    r"(\d{1,4}(?:\.\d{1,2})?[bm])(?:[-_]\S{0,95})?", re.ASCII | re.IGNORECASE
+)
 
 
-def _parameters(word: str) -> str | None:
-    """Return the parameter count that a word states, as ``7B`` or ``3b-chat``."""
+def _parameters(word: str) -> tuple[str, str] | None:
+    """Return the parameter count that a word states, and how such a model is stored, or ""."""
     found = _COUNT.fullmatch(word)
-    return found[1].upper() if found else None
+    return (found[1].upper(), stored_in(word)) if found else None
 
 
 def _taken(words: list[str], find: Callable[[str], Any]) -> tuple[Any, list[str]]:
@@ -167,12 +173,13 @@ def _counts(pattern: str, parameter: str) -> _Phrase:
 
 _N: Final = r"([1-9]\d{0,6}k?)"
 _IS: Final = r"(?: of| is| =|=|:)? ?"
+_QUANTIZED: Final = r"(?:[ -]quanti[sz]\w{1,8})?"
 _PHRASES: Final = (
     _counts(rf"(?:lora )?(?:rank|r)(?:{_IS}){_N}", "lora"),
     _counts(rf"(?:micro )?(?:batch(?:[ _-]?size)?|bs|bsz){_IS}{_N}", "batch"),
     _counts(
-        rf"(?:max[ _-])?(?:seq(?:uence)?(?:[ _-]?len(?:gth)?)?|len(?:gth)?|ctx|tokens"
-        rf"|context(?:[ _-](?:len(?:gth)?|window|size))?){_IS}{_N}"
+        rf"(?:-{{0,2}}max[ _-])?(?:model[ _-])?(?:seq(?:uence)?(?:[ _-]?len(?:gth)?)?|len(?:gth)?"
+        rf"|ctx|tokens|context(?:[ _-](?:len(?:gth)?|window|size))?){_IS}{_N}"
         rf"|{_N} ?-?(?:tokens?|ctx|seq(?:uence)?s?|context(?: (?:len(?:gth)?|window))?)"
         rf"|{_N} (?:sequence |context )(?:len(?:gth)?|window)",
         "seq",
@@ -187,10 +194,10 @@ _PHRASES: Final = (
     _says("qlora", lora=LORA_RANK, dtype="int4", checkpointing="full"),
     _says("dora", lora=LORA_RANK, dora=True),
     _says("lora|peft|adapters?", lora=LORA_RANK),
-    _says(r"4[ -]?bits?|int4|nf4|bnb", dtype="int4"),
-    _says(r"8[ -]?bits?|int8", dtype="int8"),
     _says("awq", dtype="awq"),
     _says("gptq", dtype="gptq"),
+    _says(rf"4[ -]?bits?{_QUANTIZED}|int4|nf4|bnb", dtype="int4"),
+    _says(rf"8[ -]?bits?{_QUANTIZED}|int8", dtype="int8"),
     _says("fp8", dtype="fp8-weights"),
     _says("amp|mixed[ -]precision|autocast", dtype="amp-bf16"),
     _says("bf16|bfloat16", dtype="bf16"),
@@ -199,6 +206,7 @@ _PHRASES: Final = (
     _says("(?:gradient |activation )?checkpointing", checkpointing="full"),
     _says(r"flash(?:[ -]?att(?:entio)?n)?(?:[ -]?[23])?", attention="flash"),
     _says("fsdp", fsdp=True),
+    _says("how many", plan=True),
     _Phrase(_whole_words(r"zero[ -]?(?:stage )?([0-3])"), lambda match: {"zero": int(match[1])}),
     _says("vllm", inference=True, gpu_memory_utilization=UTILIZATION),
     _says(
@@ -249,6 +257,8 @@ def _settle(options: dict[str, Any], n_named: int) -> list[str]:
     options["inference"] = not trains
     if trains or "gpu" not in options:
         options.pop("gpu_memory_utilization", None)
+    if n_gpus > 1 or "gpu" not in options:
+        options.pop("plan", None)
     if trains and options.get("dtype") in _FROZEN:
         options.setdefault("lora", LORA_RANK)
     if n_gpus > 1 and trains:

@@ -248,7 +248,7 @@ def _mac(name: str) -> GpuModel | None:
 SIZED: Final = re.compile(r"\d{1,7} ?(?:gi?b?|mi?b)", re.ASCII)
 _NUMBERS: Final = {"two": "2", "four": "4", "eight": "8", "sixteen": "16"}
 _SEVERAL: Final = re.compile(
-    rf"([1-9]\d{{0,3}}|{'|'.join(_NUMBERS)})(?:\s*[x*-]\s*|\s+)(.+?)s?|(.+?)\s*[x*]\s*([1-9]\d{{0,3}})"
+    rf"([1-9]\d{{0,3}}|{'|'.join(_NUMBERS)})(?:\s*[x*-]\s*|\s+)(.+)|(.+?)\s*[x*]\s*([1-9]\d{{0,3}})"
 )
 
 
@@ -289,12 +289,13 @@ def gpu_of(name: str) -> GpuModel:
 def counted(text: str) -> tuple[int, str]:
     """Return how many GPUs a text means, and which: ``two 4090s`` are 2 ``4090``."""
     several = None if known_gpu(text) else _SEVERAL.fullmatch(text.strip().lower())
-    if several is None:
-        return 1, text
-    one = several[2] or several[3]
-    is_gpu = known_gpu(one) is not None or SIZED.fullmatch(one) is not None
-    n = several[1] or several[4]
-    return (int(_NUMBERS.get(n, n)), one) if is_gpu else (1, text)
+    n, one = (
+        ("1", text) if several is None else (several[1] or several[4], several[2] or several[3])
+    )
+    for name in (one, one.removesuffix("s")):
+        if known_gpu(name) is not None or SIZED.fullmatch(name.lower()) is not None:
+            return int(_NUMBERS.get(n, n)), name
+    return 1, text
 
 
 def known_gpu(name: str) -> GpuModel | None:

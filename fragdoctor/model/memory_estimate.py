@@ -114,6 +114,20 @@ class RankNeeds(Struct, frozen=True):
     needs_high_bytes: int
 
 
+class PlanRehearsal(Struct, frozen=True):
+    """What the rehearsal of one rank of a plan found.
+
+    Attributes:
+        fits: whether it fits; None if it could not be rehearsed.
+        peak_allocated_bytes: its peak, or that until the request that failed.
+        reason: why it could not be rehearsed, or "".
+    """
+
+    fits: bool | None
+    peak_allocated_bytes: int = 0
+    reason: str = ""
+
+
 class Plan(Struct, frozen=True):
     """A way to lay a run out on several GPUs.
 
@@ -126,6 +140,7 @@ class Plan(Struct, frozen=True):
         communication_share: share of that time spent waiting for other GPUs or the host.
         sequences: sequences that a server holds at once, in all replicas; 0 = training.
         price_per_hour, price_per_million_tokens: for all GPUs; None without a price.
+        rehearsal: None = none was asked for, or the plan cannot be rehearsed.
     """
 
     n_gpus: int
@@ -139,6 +154,7 @@ class Plan(Struct, frozen=True):
     sequences: int
     price_per_hour: float | None
     price_per_million_tokens: float | None
+    rehearsal: PlanRehearsal | None = None
 
 
 class Sureness(StrEnum):

@@ -97,6 +97,12 @@ class LayerBuild(Struct, frozen=True, kw_only=True):
         has_flash: whether a fused kernel that is requested by name works for the model.
         attention_softcap: whether attention scores go through a tanh (Gemma 2).
         logit_softcap: whether the logits go through a tanh.
+        softmax_fp32: whether eager attention uses an fp32 softmax, as Hugging Face's does.
+        returns_scores: whether a layer returns the probabilities of eager attention, so that they
+            live until the next layer has made its own.
+        prompt_logits: how generation makes the logits of the whole prompt; None = it makes those
+            of the last token alone.
+        is_encoder: whether there is neither a KV cache nor a next token.
     """
 
     norm: Norm = Norm.LAYERNORM
@@ -108,6 +114,10 @@ class LayerBuild(Struct, frozen=True, kw_only=True):
     has_flash: bool = True
     attention_softcap: bool = False
     logit_softcap: bool = False
+    softmax_fp32: bool = False
+    returns_scores: bool = False
+    prompt_logits: Loss | None = None
+    is_encoder: bool = False
 
 
 class LayerSizes(LayerBuild, frozen=True, kw_only=True):
@@ -144,9 +154,9 @@ class ModelShape(LayerSizes, frozen=True):
         parameters: all parameters; their sum is the parameter count.
         hidden_dropout: dropout after the sub-layers; 0 = none.
         attention_dropout: dropout of the attention probabilities.
-        softmax_fp32: whether eager attention uses an fp32 softmax, as Hugging Face's does.
         upcasts_logits: whether the model's code computes the loss from fp32 logits by default.
-        has_lm_head: whether the model ends in logits over the vocabulary.
+        has_lm_head: whether the model ends in logits over the vocabulary; ``may_have_head``:
+            whether it may do so although nothing says it.
         is_guess: whether the shape was derived from a parameter count.
         kv_elements: elements that a token leaves in one layer's cache; 0 = keys and values of all
             key-value heads. Latent attention (MLA) keeps one short vector.
@@ -159,10 +169,10 @@ class ModelShape(LayerSizes, frozen=True):
     parameters: Sequence[ParameterGroup]
     max_positions: int = 0
     experts_per_token: int = 0
-    softmax_fp32: bool = False
     upcasts_logits: bool = True
     is_guess: bool = False
     has_lm_head: bool = True
+    may_have_head: bool = False
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
     kv_elements: int = 0

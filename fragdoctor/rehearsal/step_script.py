@@ -18,7 +18,8 @@ PRECISIONS: Final[Mapping[str, tuple[str, str]]] = {
 }  # fmt: skip
 """What each ``--dtype`` converts the model to, and its autocast setting."""
 OPTIMIZERS: Final[Mapping[str, tuple[str, Mapping[str, float]]]] = {
-    "adamw": ("AdamW", {}), "adam": ("Adam", {}), "sgd": ("SGD", {}),
+    "adamw": ("AdamW", {}), "adamw-fused": ("AdamW", {"fused": True}), "adam": ("Adam", {}),
+    "sgd": ("SGD", {}),
     "sgd-momentum": ("SGD", {"momentum": 0.9}), "rmsprop": ("RMSprop", {}),
     "adagrad": ("Adagrad", {}), "adamax": ("Adamax", {}), "nadam": ("NAdam", {}),
     "radam": ("RAdam", {}), "adadelta": ("Adadelta", {}), "adafactor": ("Adafactor", {}),

@@ -6,6 +6,11 @@ from pathlib import Path
 import pytest
 from command_line import Run
 
+from fragdoctor.cli.estimate_options import EstimateOptions
+from fragdoctor.errors import ConfigError
+from fragdoctor.model.rehearsal import Rehearsal, RehearsalResult
+from fragdoctor.units import GIB
+
 GPT = (
     "--family", "gpt", "--layers", "6", "--hidden", "512", "--heads", "8", "--vocab", "8192",
     "--positions", "4096",
@@ -72,6 +77,40 @@ def test_a_plan_begins_with_the_fewest_gpus(run: Run) -> None:
     assert "Will it fit" not in outcome.out  # on one GPU, where it does not
     assert run(*words).err.startswith("Error: --plan asks how many GPUs of a kind.")
     assert "is not a price" in run(*words, "--gpu", "h100", "--price", "h100=x").err
+
+
+def rehearsal(*, fits: bool) -> RehearsalResult:
+    found = Rehearsal(
+        gpu="a100-40g", is_known_gpu=True, capacity_bytes=40 * GIB, conf="", fits=fits, steps=2,
+        stopped="", peak_allocated_bytes=34 * GIB, peak_reserved_bytes=38 * GIB,
+        out_of_memory=None, n_ooms=0, devices=(), assumptions=(), unmodelled=(), notes=(),
+        snapshot="", torch_version="", python="",
+    )  # fmt: skip
+    return RehearsalResult(diagnosis=None, rehearsal=found)  # type: ignore[arg-type]
+
+
+def test_the_best_two_plans_are_rehearsed_on_request(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[object, ...]] = []
+
+    def rehearse(chosen: EstimateOptions, _given: frozenset[str]) -> RehearsalResult:
+        asked.append((chosen.world_size, chosen.fsdp, chosen.checkpointing, chosen.optimizer))
+        if len(asked) == 2:
+            raise ConfigError("transformers cannot be imported by python.")
+        return rehearsal(fits=True)
+
+    monkeypatch.setattr("fragdoctor.cli.estimate._library_rehearsal", rehearse)
+    words = ["estimate", "llama-3.1-8b", "--dtype", "bf16", "--seq", "4096"]
+    outcome = run(*words, "--gpu", "a100-40g", "--plan", "--verify")
+
+    assert asked == [(2, True, "full", "adamw-fused"), (4, True, "full", "adamw")]
+    assert "rehearsed: one rank fits, peak 34.00 GiB allocated" in outcome.out
+    assert "not rehearsed: transformers cannot be imported by python." in outcome.out
+    refused = run(*words, "--gpu", "a100-40g", "--verify").err
+    assert refused.startswith("Error: --verify means nothing without --plan.")
+    server = run(*words, "--gpu", "a100-40g", "--plan", "--verify", "--inference").err
+    assert server.startswith("Error: None of the plans can be rehearsed.")
 
 
 def test_a_training_takes_the_dtype_of_the_file(run: Run, config: str) -> None:

@@ -34,6 +34,22 @@ class Misfit(nn.Module):
 def misfit():
     return Misfit(), torch.zeros(4, 512)
 
+class Adapted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lora_A = nn.Linear(1024, 4096, bias=False)
+
+    def forward(self, x):
+        return self.lora_A(x.to(self.lora_A.weight.dtype))
+
+def plain():
+    return Adapted(), torch.zeros(4, 1024)
+
+def adapted():
+    model, inputs = plain()
+    model.peft_config = {}
+    return model, inputs
+
 def ends():
     raise SystemExit(7)
 
@@ -194,3 +210,17 @@ def test_option_that_the_factory_decides_is_refused(
 
     assert outcome.code == 2
     assert f"{words[0]} cannot be used if the factory returns its own" in outcome.err
+
+
+def test_adapters_of_a_16_bit_base_stay_in_fp32(run: Run) -> None:
+    def peak_of(factory: str) -> int:
+        outcome = run(
+            "estimate", "--model", f"my_project:{factory}", "--dtype", "bf16", "--loss", "mean",
+            "--optimizer", "sgd", "--gpu", "1GiB", "--format", "json",
+        )  # fmt: skip
+        assert outcome.code == 0, outcome.err
+        return int(json.loads(outcome.out)["rehearsal"]["peak_allocated_bytes"])
+
+    n_parameters = 1024 * 4096
+    # Weights and gradients, at 4 bytes instead of 2.
+    assert peak_of("adapted") - peak_of("plain") >= 2 * 2 * n_parameters

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fragdoctor.errors import FragdoctorError, InputError, LimitExceeded
+from fragdoctor.estimation.bounds import Needs
 from fragdoctor.estimation.config_json import (
     MAX_CONFIG_BYTES,
     UncoveredModelError,
@@ -19,6 +20,8 @@ from fragdoctor.estimation.config_json import (
     read_config,
     shape_of_config,
 )
+from fragdoctor.estimation.formula import formula_needs
+from fragdoctor.model.workload import Workload
 
 LLAMA = {
     "model_type": "llama",
@@ -225,3 +228,34 @@ def test_class_decides_the_activation_where_the_file_is_silent() -> None:
 
     assert "gelu_new" == shape_of_config(config, "c.json").activation
     assert "gelu" == shape_of_config(config | {"activation_function": "gelu"}, "c.json").activation
+
+
+def test_head_that_is_not_stated_is_in_the_upper_bound() -> None:
+    config = {
+        "model_type": "bert", "hidden_size": 768, "num_hidden_layers": 12,
+        "num_attention_heads": 12, "intermediate_size": 3072, "vocab_size": 30_522,
+    }  # fmt: skip
+
+    def needs_of(*classes: str) -> Needs:
+        stated = {**config, "architectures": list(classes)} if classes else config
+        shape = shape_of_config(stated, "config.json")
+        return formula_needs(Workload(shape, dtype="fp32", batch=32, seq=128))
+
+    unknown, none, head = needs_of(), needs_of("BertModel"), needs_of("BertForMaskedLM")
+    assert none.high_bytes is not None
+    assert unknown.high_bytes is not None
+    assert unknown.low_bytes == none.low_bytes < head.low_bytes
+    assert unknown.high_bytes == pytest.approx(head.high_bytes, rel=0.01)
+    assert none.high_bytes < unknown.high_bytes
+    assert {doubt.id for doubt in unknown.doubts} - {doubt.id for doubt in none.doubts} == {"head"}
+
+
+def test_dropout_of_the_class_counts_where_the_file_is_silent() -> None:
+    """OPTConfig drops hidden states, and no attention probabilities."""
+    config = {
+        "model_type": "opt", "hidden_size": 768, "num_hidden_layers": 12,
+        "num_attention_heads": 12, "ffn_dim": 3072, "vocab_size": 50_272,
+    }  # fmt: skip
+    shape = shape_of_config(config, "config.json")
+
+    assert (shape.hidden_dropout, shape.attention_dropout) == (0.1, 0.0)

@@ -9,15 +9,16 @@ from msgspec.structs import replace
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.bounds import CHURN_PAGES
+from fragdoctor.estimation.config_json import shape_of_config
 from fragdoctor.estimation.formula import formula_footprint, formula_needs
 from fragdoctor.estimation.kv_cache import cache_bytes_per_sequence, cache_parts
 from fragdoctor.estimation.model_shapes import GivenSizes
 from fragdoctor.estimation.request import workload_of
-from fragdoctor.estimation.serving import serving_of
+from fragdoctor.estimation.serving import SWITCHED_BYTES, serving_of
 from fragdoctor.estimation.states import check_parallel, local_part, n_gpus
 from fragdoctor.estimation.training_choices import PRECISIONS, precision_of
 from fragdoctor.model.gpus import gpu_of
-from fragdoctor.model.workload import Workload
+from fragdoctor.model.workload import Attention, ModelShape, Workload
 from fragdoctor.units import GIB, MIB
 
 
@@ -290,3 +291,85 @@ def test_weights_that_share_segments_leave_gaps_in_them() -> None:
 
     n_matrices = 4 * workload.shape.n_layers
     assert doubts["allocator"] > 2 * MIB * n_matrices + CHURN_PAGES
+
+
+def shape_of(**config: Any) -> ModelShape:
+    return shape_of_config({"num_attention_heads": 16, **config}, "config.json")
+
+
+QWEN3 = {
+    "model_type": "qwen3", "hidden_size": 1024, "num_hidden_layers": 28, "num_key_value_heads": 8,
+    "intermediate_size": 3072, "vocab_size": 151_669, "head_dim": 128, "tie_word_embeddings": True,
+}  # fmt: skip
+ERNIE = {
+    "model_type": "ernie4_5", "hidden_size": 1024, "num_hidden_layers": 18,
+    "num_key_value_heads": 2, "intermediate_size": 3072, "vocab_size": 103_424, "head_dim": 128,
+}  # fmt: skip
+BLOOM = {
+    "model_type": "bloom", "hidden_size": 4096, "n_layer": 30, "num_attention_heads": 32,
+    "vocab_size": 250_680,
+}  # fmt: skip
+OPT = {
+    "model_type": "opt", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "ffn_dim": 16_384, "vocab_size": 50_000, "max_position_embeddings": 2048,
+}  # fmt: skip
+MINILM = {
+    "model_type": "bert", "hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12,
+    "intermediate_size": 1536, "vocab_size": 30_522, "max_position_embeddings": 512,
+    "architectures": ["BertModel"],
+}  # fmt: skip
+CAMEMBERT = {
+    "model_type": "camembert", "hidden_size": 768, "num_hidden_layers": 12,
+    "num_attention_heads": 12, "intermediate_size": 3072, "vocab_size": 32_005,
+    "max_position_embeddings": 514, "architectures": ["CamembertForMaskedLM"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype", "attention", "batch", "seq", "new_tokens", "measured_bytes"),
+    [
+        (QWEN3, "bf16", "eager", 1, 2000, 32, 2_140_517_376),  # copies of the scores in fp32
+        (ERNIE, "fp32", "sdpa", 1, 2000, 32, 2_236_171_776),  # grouped heads: SDPA's fallback
+        (BLOOM, "bf16", "sdpa", 4, 1024, 32, 18_305_851_392),  # logits of the whole prompt
+        (OPT, "fp32", "sdpa", 4, 1024, 32, 31_845_875_712),
+        (MINILM, "fp32", "eager", 64, 512, 0, 2_893_180_416),  # scores of the layer before
+        (CAMEMBERT, "fp32", "eager", 64, 512, 0, 4_872_980_992),  # logits of all tokens, no cache
+    ],
+    ids=["qwen3", "ernie", "bloom", "opt", "minilm", "camembert"],
+)
+def test_inference_peaks_as_on_the_allocator(
+    config: dict[str, Any],
+    dtype: str,
+    attention: str,
+    batch: int,
+    seq: int,
+    new_tokens: int,
+    measured_bytes: int,
+) -> None:
+    """Transformers 4.57.1 on PyTorch 2.12's CUDA allocator."""
+    workload = Workload(
+        shape_of(**config), dtype=dtype, attention=Attention(attention), batch=batch, seq=seq,
+        new_tokens=new_tokens, inference=True, compute="9.0",
+    )  # fmt: skip
+
+    peak = formula_footprint(workload).peak_allocated_bytes
+    assert peak == pytest.approx(measured_bytes, rel=0.045)
+
+
+def test_encoder_has_no_cache() -> None:
+    assert cache_bytes_per_sequence(of("bert-base", seq=512)) == 0
+
+
+@pytest.mark.parametrize(("gpu", "is_switched"), [("h100", True), ("l40s", False)])
+def test_servers_behind_an_nvlink_switch_hold_more_outside_pytorch(
+    gpu: str, *, is_switched: bool
+) -> None:
+    """vLLM 0.19 with Qwen2.5 72B on 2 H100s has 3.04 GiB of cache at 0.95 of each."""
+    one, two = (
+        serving_of(of("qwen2.5-72b", tensor_parallel=n), gpu_of(gpu), utilization=0.95)
+        for n in (1, 2)
+    )
+
+    assert one.budget_bytes - two.budget_bytes == (SWITCHED_BYTES if is_switched else 0)
+    if is_switched:
+        assert two.cache_bytes == pytest.approx(3.04 * GIB, rel=0.12)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.formula import formula_needs, stages_of
-from fragdoctor.estimation.plans import plans_of
+from fragdoctor.estimation.plans import plans_of, rehearsed_with
 from fragdoctor.estimation.request import workload_of
 from fragdoctor.model.gpus import gpu_of
 from fragdoctor.model.memory_estimate import Plan
@@ -122,3 +122,28 @@ def test_mixtures_need_as_many_gpus_as_xtuner_says(model: str, fewest: int) -> N
     plans = plans_of(workload, gpu_of("a100-80g"), None)
 
     assert fewest == min(p.n_gpus for p in plans if "--offload" not in p.option)
+
+
+def test_plans_that_can_be_rehearsed_are_listed_on_request() -> None:
+    workload = asked(dtype="bf16")
+    card = gpu_of("a100-40g")
+
+    fastest = plans_of(workload, card, None)
+    listed = plans_of(workload, card, None, n_rehearsed=2)
+
+    assert [plan for plan in listed if plan in fastest] == list(fastest)
+    found = [options for options in map(rehearsed_with, listed) if options]
+    assert len(found) >= 2
+    assert found[0] == {
+        "world-size": "2", "checkpointing": "full", "optimizer": "adamw-fused"
+    }  # fmt: skip
+
+
+def test_servers_and_split_layers_are_not_rehearsed() -> None:
+    serving = plans_of(asked(inference=True, dtype="bf16"), CARD, None)
+    assert [rehearsed_with(plan) for plan in serving] == [None] * len(serving)
+
+    plans = plans_of(asked(inputs=["smollm2-360m"], dtype="bf16", batch=4), CARD, None)
+    others = [p for p in plans if p.layout.startswith(("replicas", "ZeRO-1", "pipeline"))]
+    assert len(others) >= 2
+    assert not any(map(rehearsed_with, others))

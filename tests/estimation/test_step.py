@@ -7,7 +7,9 @@ from estimated_workloads import workload_of
 from msgspec.structs import replace
 
 from fragdoctor.estimation.formula import formula_footprint, layer_terms
+from fragdoctor.estimation.layer import layer_ops
 from fragdoctor.estimation.step import segment_layers
+from fragdoctor.estimation.training_choices import precision_of
 from fragdoctor.model.workload import Attention, Loss, Workload
 
 GPT = workload_of(
@@ -149,3 +151,16 @@ def test_gradient_of_a_tied_embedding_is_there_twice() -> None:
     table = 8192 * 512 * 2
     assert "backward of the embedding" == peak.moment
     assert table == {share.item: share.n_bytes for share in peak.shares}["temporaries"]
+
+
+@pytest.mark.parametrize(("dtype", "bytes_per_score"), [("fp32", 16), ("bf16", 16), ("fp16", 14)])
+def test_backward_of_a_softmax_multiplies_before_it_sums(dtype: str, bytes_per_score: int) -> None:
+    """Eager attention of Transformers, forward and backward, on PyTorch's own allocator."""
+    shape = replace(GPT.shape, softmax_fp32=True, attention_dropout=0.0)
+    workload = replace(GPT, shape=shape, dtype=dtype, attention=Attention.EAGER)
+    precision = precision_of(dtype)
+
+    op = next(op for op in layer_ops(workload, precision) if op.name == "attention written out")
+
+    terms = (*op.saved, *op.scratch)
+    assert sum(term.bytes_per for term in terms if term.unit == "B*a*S*S") == bytes_per_score

@@ -22,6 +22,12 @@ QLORA = FOUR_BITS | {"checkpointing": "full"}
         ("qlora for Mistral-7B, rtx 4090", "mistral-7b", QLORA | {"gpu": ["rtx-4090"]}),
         ("qwen2.5 14B 4-bit fine-tuning, 24GB", "qwen2.5-14b", FOUR_BITS | {"gpu": ["24GB"]}),
         (
+            "Memory needed when lora fine-tuning meta-llama/Meta-Llama-3.1-8B-Instruct",
+            "llama-3.1-8b",
+            TRAIN | {"lora": 16},
+        ),
+        ("serve Mistral-Small-24B GPTQ 4bit", "Mistral-Small-24B GPTQ 4bit", RUN),
+        (
             "train llama 3 8b on 2x 4090?",
             "llama-3-8b",
             TRAIN | {"gpu": ["rtx-4090"], "zero": 3, "world_size": 2},
@@ -125,6 +131,15 @@ def test_words_without_a_known_model_get_near_names() -> None:
             TRAIN | {"params": "8B", "gpu": ["a100-40g"], "zero": 3, "world_size": 4},
         ),
         ("fine-tune 3B_v2", TRAIN | {"params": "3B"}),
+        ("run `3B-Instruct-AWQ` on 16G", RUN | {"params": "3B", "dtype": "awq", "gpu": ["16G"]}),
+        ("run 72B, max-model-len 8192", RUN | {"params": "72B", "seq": 8192}),
+        (
+            "Finetuning 7B using FSDP+4-bit-quantization+PEFT on 4 A40's",
+            FOUR_BITS | {"params": "7B", "fsdp": True, "world_size": 4, "gpu": ["a40"]},
+        ),
+        ("How many H100s to serve a 70B?", RUN | {"params": "70B", "plan": True, "gpu": ["h100"]}),
+        ("How many cards to serve a 70B?", RUN | {"params": "70B"}),
+        ("run 70B on 2 x L40S", RUN | {"params": "70B", "tensor_parallel": 2, "gpu": ["l40s"]}),
     ],
 )
 def test_size_stands_for_a_model_that_nobody_names(words: str, options: dict[str, Any]) -> None:

@@ -65,6 +65,9 @@ class ModelStep:
         self._own, self._loss, self._autocast = own, loss, DTYPES.get(autocast)
         _refuse_ignored(own, given, inference=inference, autocast=autocast)
         self.model = own.model.to(device="cuda", dtype=DTYPES.get(dtype))
+        for name, part in self.model.named_modules():  # PEFT keeps adapters of 16-bit bases in fp32
+            if name.rpartition(".")[2].startswith("lora_") and hasattr(self.model, "peft_config"):
+                part.float()
         self.train_step = own.train_step
         self.passes = range(grad_accumulation)
         if own.inputs is None and input_shape:

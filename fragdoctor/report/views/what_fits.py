@@ -90,7 +90,7 @@ def plans_section(estimate: Estimate) -> doc.Section:
         *([doc.Column("sequences", lambda p: format_count(p.sequences), "right")]
           if any(p.sequences for p in plans) else []),
         doc.Column("layout", "layout", "wrap"),
-        notes=lambda p: [dim(f"{p.option}{_ranks(p)}")],
+        notes=lambda p: [*([dim(text)] if (text := p.option + _ranks(p)) else []), *_rehearsed(p)],
     )  # fmt: skip
     legend = (
         "tokens/s: at the card's peak, an upper bound that compares layouts. waits: for other GPUs "
@@ -107,6 +107,18 @@ def _ranks(plan: Plan) -> str:
     return "  stages: " + ", ".join(
         f"{rank.rank} {format_size(rank.needs_high_bytes)}" for rank in plan.ranks
     )
+
+
+def _rehearsed(plan: Plan) -> list[str]:
+    """Return what the rehearsal of a plan found, in at most one sentence."""
+    found = plan.rehearsal
+    if found is None:
+        return []
+    if found.fits is None:
+        return [f"not rehearsed: {found.reason}"]
+    if not found.fits:
+        return ["rehearsed: one rank runs out of memory"]
+    return [f"rehearsed: one rank fits, peak {format_size(found.peak_allocated_bytes)} allocated"]
 
 
 def combinations_section(estimate: Estimate) -> doc.Section:
