@@ -33,6 +33,10 @@ FORMATS_OF_SUFFIXES: Final = (
 """File name suffix -> format; the first match that the command supports counts."""
 
 
+USUAL: Final = {"estimate": {"--lora": "16"}}
+"""Command -> option -> the number that it has if none follows it."""
+
+
 class _Group(TyperGroup):
     """The command ``fragdoctor`` itself, whose help is the front page."""
 
@@ -52,6 +56,10 @@ class _Command(TyperCommand):
             first = self._first_word(args)
             if first < len(args) and Path(args[first]).name in LAUNCHERS:
                 args = [*args[:first], "--", *args[first:]]
+        for option, usual in USUAL.get(self.name or "", {}).items():
+            for i in [i for i, word in enumerate(args) if word == option][::-1]:
+                if not args[i + 1 : i + 2] or not args[i + 1][:1].isdigit():
+                    args = [*args[: i + 1], usual, *args[i + 1 :]]
         return super().parse_args(ctx, args)
 
     def _first_word(self, args: list[str]) -> int:
@@ -101,9 +109,13 @@ class _Command(TyperCommand):
                 ctx.params["output_format"] = name
                 return
         if output.suffix and not is_chosen:
+            known: dict[str, str] = {}
+            for suffix, name in FORMATS_OF_SUFFIXES:
+                if name in option.type.choices:
+                    known.setdefault(name, suffix)
             raise ConfigError(
                 f"fragdoctor {self.name} writes no {output.suffix} files.",
-                hint="Name the file .html, .json or .md, or choose with --format: "
+                hint=f"Name the file {', '.join(known.values())}, or choose with --format: "
                 f"{', '.join(option.type.choices)}.",
             )
 

@@ -28,7 +28,6 @@ INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
 
 # typer has its own copy of click, older versions use the package: get the base through typer.
-_UsageError: Final = typer.BadParameter.__mro__[1]
 _ClickError: Final = cast("type[Exception]", typer.BadParameter.__mro__[2])
 
 _OS_SENTENCES: Final = (
@@ -37,11 +36,14 @@ _OS_SENTENCES: Final = (
     (IsADirectoryError, "{} is a directory.", "Give a file."),
 )
 
+_NUMBERS: Final = (
+    (re.compile("is not a valid int(?: range)?"), "is not a whole number"),
+    (re.compile("is not a valid float(?: range)?"), "is not a number"),
+)
 _NO_VALUE: Final = re.compile(r"Invalid value for '(--[\w-]+)'.*?: '(--?[A-Za-z][\w-]*)' is not ")
 """The error if an option without its value takes the next option for the value."""
 
 _SAID_SO: Final = {
-    "--lora": "It takes a rank: --lora 16.",
     "--vram": "A card of 24 GiB is --gpu 24GiB.",
     **dict.fromkeys(("--qlora", "--4bit", "--load-in-4bit"), "QLoRA is --lora 16 --dtype int4."),
 }
@@ -120,22 +122,45 @@ def _fail(  # noqa: PLR0913, PLR0917 - the parts of one answer
 
 def _usage(argv: Sequence[str], error: Exception) -> int:
     """Print what is wrong with the command line, and how to get help."""
+    from fragdoctor.cli.app import with_command
+    from fragdoctor.cli.front_page import COMMANDS
+
     message = getattr(error, "format_message", error.__str__)()
+    for pattern, words in _NUMBERS:
+        message = pattern.sub(words, message)
     if no_value := _NO_VALUE.match(message):
         message = f"{no_value[1]} needs a value: {no_value[2]} follows it."
     context = getattr(error, "ctx", None)
-    if isinstance(error, _UsageError) and context is not None:
-        hint = f"See: {context.command_path} --help"
-        if type(error).__name__ == "NoArgsIsHelpError":
-            sys.stderr.write(f"{context.get_help()}\n")
-            return USAGE
-    else:
-        hint = "See: fragdoctor --help"
-    if type(error).__name__ == "NoSuchOption" and argv[:1] == ["rehearse"] and "--" not in argv:
+    kind = type(error).__name__
+    if kind == "NoArgsIsHelpError" and context is not None:
+        sys.stderr.write(f"{context.get_help()}\n")
+        return USAGE
+    names = [command.name for command in COMMANDS]
+    name = next(iter(with_command(argv, names)), "")
+    hint = f"See: fragdoctor {name} --help" if name in names else "See: fragdoctor --help"
+    option = str(getattr(error, "option_name", None) or "")
+    said = _SAID_SO.get(option, "") if name == "estimate" else ""
+    if kind == "NoSuchOption" and name == "rehearse" and "--" not in argv:
         hint = "Options of the program come after two dashes: rehearse train.py -- --lr 1e-4"
-    option = getattr(error, "option_name", None) if argv[:1] == ["estimate"] else None
-    said = _SAID_SO.get(option or "", "")
+    elif kind == "NoSuchOption":
+        said = said or _elsewhere(option, name)
+    elif name not in names:
+        meant = [c.name for c in COMMANDS if name in c.also]
+        said = f"Did you mean {meant[0]}?" if meant else ""
     return _fail(argv, USAGE, "bad_usage", message, f"{said} {hint}".strip())
+
+
+def _elsewhere(option: str, command: str) -> str:
+    """Say what an unknown option is besides: a value of an option, or another command's option."""
+    from fragdoctor.cli.commands import whole_group
+
+    commands = whole_group().commands
+    for known in commands[command].params if command in commands else ():
+        if option.removeprefix("--") in getattr(known.type, "choices", ()):
+            return f"Write {known.opts[0]} {option.removeprefix('--')}."
+    others = [n for n, c in commands.items() if any(option in p.opts for p in c.params)]
+    more = " and others" if len(others) > 3 else ""
+    return f"{option} is an option of {', '.join(others[:3])}{more}." if others else ""
 
 
 def _os_sentence(error: OSError) -> tuple[str, str]:
