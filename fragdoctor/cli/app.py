@@ -94,7 +94,9 @@ def _kind_of_text(word: str) -> str:
     from fragdoctor.inputs.messages import find_messages
     from fragdoctor.opening import is_text
 
-    if (found := find_messages(word)).messages or found.markers:
+    told = [m for m in find_messages(word).messages if m.kind != "negative"]
+    is_asked = word.rstrip().endswith("?") and all(m.requested_bytes is None for m in told)
+    if told and not is_asked:
         return "oom"
     if _is_question(word):
         return "estimate"

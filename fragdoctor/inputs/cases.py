@@ -137,7 +137,7 @@ def read_messages(words: Sequence[str], overrides: Overrides) -> Case:
     text = printed_by_cells(decoded(data))
     log = replace(find_messages(text), damage=damage) if data else OomLog(())
     if not log.messages:
-        kind = kind_of_quiet(name, kind, text)
+        kind = kind_of_quiet(kind, text)
         if kind not in (InputKind.TEXT, InputKind.STATS):
             raise something_else(name, kind, Wanted.MESSAGE)
     return Case(oom=log, overrides=overrides, sources=(name,))
@@ -353,7 +353,7 @@ def _read_text(name: str, kind: InputKind, data: bytes, parts: _Parts, damage: s
     if log.messages or log.markers:
         parts.logs.append(log)
     else:
-        raise NothingFound(name, kind_of_quiet(name, kind, text), log)
+        raise NothingFound(name, kind_of_quiet(kind, text), log)
 
 
 def _spoken(words: Sequence[str]) -> bytes:

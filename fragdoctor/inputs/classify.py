@@ -242,10 +242,8 @@ _HINTS: Final[dict[Wanted, dict[InputKind | None, str]]] = {
 """What to do instead, by what the command wants and what the input is."""
 
 
-def kind_of_quiet(name: str, kind: InputKind, text: str) -> InputKind:
-    """Return the kind of a text that tells of no failure: a document or a program is no log."""
-    if kind is InputKind.TEXT and name.endswith(".py"):
-        return InputKind.PROGRAM
+def kind_of_quiet(kind: InputKind, text: str) -> InputKind:
+    """Return the kind of a text that tells of no failure: a document of JSON is no log."""
     if kind is not InputKind.JSON:
         return kind
     try:
@@ -398,7 +396,9 @@ def open_input(name: str) -> Iterator[Input]:
         yield Input(name, InputKind.FOLDER)
     else:
         with open_source(name) as stream:
-            yield Input(name, classify(stream.head), stream)
+            kind = classify(stream.head)
+            is_program = kind is InputKind.TEXT and name.endswith(".py")
+            yield Input(name, InputKind.PROGRAM if is_program else kind, stream)
 
 
 def kind_of(path: str) -> InputKind | None:
