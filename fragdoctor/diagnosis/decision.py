@@ -339,8 +339,8 @@ def _over_available(r: FailedRequest) -> Iterator[Hypothesis]:
             Cause.CAPACITY,
             f"{format_size(r.live_bytes)} of the {format_size(r.total_bytes)} device are in use, "
             f"and {format_size(r.free_bytes)} are free for a {r.request_text}. The rest is the "
-            "context and the pool of cudaMallocAsync, whose size its message does not print, so there "
-            "need not be another process.",
+            "context and the pool of cudaMallocAsync, whose size its message does not print, so "
+            "there need not be another process.",
             Confidence.LIKELY,
             "PYTORCH_CUDA_ALLOC_CONF=backend:native prints all figures.",
         )
