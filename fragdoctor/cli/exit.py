@@ -44,6 +44,9 @@ _NO_VALUE: Final = re.compile(r"Invalid value for '(--[\w-]+)'.*?: '(--?[A-Za-z]
 """The error if an option without its value takes the next option for the value."""
 
 _SAID_SO: Final = {
+    "--bf16": "Write --dtype bf16.",
+    "--fp16": "Write --dtype fp16.",
+    "--train": "Training is what is estimated without --inference.",
     "--vram": "A card of 24 GiB is --gpu 24GiB.",
     **dict.fromkeys(("--qlora", "--4bit", "--load-in-4bit"), "QLoRA is --lora 16 --dtype int4."),
 }

@@ -51,6 +51,20 @@ def test_question_needs_neither_its_mark_nor_quotes(run: Run, words: tuple[str, 
     assert run(*words) == run("estimate", " ".join(words))
 
 
+@pytest.mark.parametrize("rest", ["", "/blob/main/config.json", "?library=transformers"])
+def test_page_of_a_model_is_the_model(run: Run, rest: str) -> None:
+    page = f"https://huggingface.co/Qwen/Qwen3-8B{rest}"
+
+    assert run("estimate", page, "-q") == run("estimate", "Qwen/Qwen3-8B", "-q")
+
+
+def test_link_to_nowhere_is_not_what_was_meant(run: Run, tmp_path: Path) -> None:
+    link = tmp_path / "snapshot.pickle"
+    link.symlink_to(tmp_path / "gone.pickle")
+
+    assert "Check the path." in run(str(link)).err
+
+
 def test_name_of_several_words_is_a_file(run: Run) -> None:
     assert "the old run of monday.pickle does not exist" in run("the old run of monday.pickle").err
 

@@ -139,6 +139,8 @@ def test_option_that_swallows_the_next_is_named(run: Run) -> None:
         (("analyze", "x", "--gpu", "t4"), "--gpu is an option of rehearse, estimate, pack."),
         (("analyze", "x", "--device", "one"), "'one' is not a whole number."),
         (("analyze", "x", "--memory-fraction", "half"), "'half' is not a number."),
+        (("estimate", "gpt2", "--bf16"), "Write --dtype bf16."),
+        (("init-ci", "nothere.py"), "nothere.py does not exist."),
         (("diff", "a", "b"), "Did you mean compare?"),
         (("estimate", "gpt2", "--gpu"), "See: fragdoctor estimate --help"),
         (("x.pickle", "-o"), "See: fragdoctor analyze --help"),
