@@ -65,6 +65,12 @@ def test_link_to_nowhere_is_not_what_was_meant(run: Run, tmp_path: Path) -> None
     assert "Check the path." in run(str(link)).err
 
 
+def test_two_snapshots_that_name_no_rank_may_be_two_runs(run: Run, samples: Path) -> None:
+    names = [str(samples / f"{name}_oom.pickle") for name in ("capacity", "memory_limit")]
+
+    assert "for two runs: fragdoctor compare" in run(*names).err
+
+
 def test_name_of_several_words_is_a_file(run: Run) -> None:
     assert "the old run of monday.pickle does not exist" in run("the old run of monday.pickle").err
 
