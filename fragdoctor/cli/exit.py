@@ -28,6 +28,7 @@ INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
 
 # typer has its own copy of click, older versions use the package: get the base through typer.
+USAGE_ERROR: Final = cast("type[Exception]", typer.BadParameter.__mro__[1])
 _ClickError: Final = cast("type[Exception]", typer.BadParameter.__mro__[2])
 
 _OS_SENTENCES: Final = (
@@ -125,7 +126,6 @@ def _fail(  # noqa: PLR0913, PLR0917 - the parts of one answer
 
 def _usage(argv: Sequence[str], error: Exception) -> int:
     """Print what is wrong with the command line, and how to get help."""
-    from fragdoctor.cli.app import with_command
     from fragdoctor.cli.front_page import COMMANDS
 
     message = getattr(error, "format_message", error.__str__)()
@@ -138,32 +138,17 @@ def _usage(argv: Sequence[str], error: Exception) -> int:
     if kind == "NoArgsIsHelpError" and context is not None:
         sys.stderr.write(f"{context.get_help()}\n")
         return USAGE
-    names = [command.name for command in COMMANDS]
-    name = next(iter(with_command(argv, names)), "")
-    hint = f"See: fragdoctor {name} --help" if name in names else "See: fragdoctor --help"
+    command = "fragdoctor" if context is None else context.command_path
+    hint = f"See: {command} --help"
     option = str(getattr(error, "option_name", None) or "")
-    said = _SAID_SO.get(option, "") if name == "estimate" else ""
-    if kind == "NoSuchOption" and name == "rehearse" and "--" not in argv:
+    said = _SAID_SO.get(option, "") if argv[:1] == ["estimate"] else ""
+    if kind == "NoSuchOption" and argv[:1] == ["rehearse"] and "--" not in argv:
         hint = "Options of the program come after two dashes: rehearse train.py -- --lr 1e-4"
     elif kind == "NoSuchOption":
-        said = said or _elsewhere(option, name)
-    elif name not in names:
-        meant = [c.name for c in COMMANDS if name in c.also]
-        said = f"Did you mean {meant[0]}?" if meant else ""
+        said = said or getattr(error, "said", "")
+    elif meant := [c.name for c in COMMANDS if {*argv[:1]} & {*c.also}]:
+        said = f"Did you mean {meant[0]}?"
     return _fail(argv, USAGE, "bad_usage", message, f"{said} {hint}".strip())
-
-
-def _elsewhere(option: str, command: str) -> str:
-    """Say what an unknown option is besides: a value of an option, or another command's option."""
-    from fragdoctor.cli.commands import whole_group
-
-    commands = whole_group().commands
-    for known in commands[command].params if command in commands else ():
-        if option.removeprefix("--") in getattr(known.type, "choices", ()):
-            return f"Write {known.opts[0]} {option.removeprefix('--')}."
-    others = [n for n, c in commands.items() if any(option in p.opts for p in c.params)]
-    more = " and others" if len(others) > 3 else ""
-    return f"{option} is an option of {', '.join(others[:3])}{more}." if others else ""
 
 
 def _os_sentence(error: OSError) -> tuple[str, str]:
