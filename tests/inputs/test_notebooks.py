@@ -1,4 +1,4 @@
-"""Notebooks: what their cells printed is read as a log."""
+"""Notebooks, documents of other kinds, and lines that look like progress."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from fragdoctor.errors import InputError
 from fragdoctor.inputs.cases import read_case
+from fragdoctor.inputs.scene_lines import place_of
 from fragdoctor.model.case import Overrides
 
 MESSAGE = (
@@ -69,3 +70,8 @@ def test_lines_of_json_are_a_log(tmp_path: Path) -> None:
     path.write_text('{"loss": 1.5}\n{"loss": 1.25}\n')
 
     assert read_case([str(path)], Overrides()).oom is not None
+
+
+def test_step_of_slurm_is_no_step_of_the_training() -> None:
+    assert not place_of("slurmstepd: error: *** STEP 4711.0 ON node01 CANCELLED ***")
+    assert place_of("step 4711 loss 0.5") == "step 4711"
