@@ -166,9 +166,9 @@ class Reached(Struct, frozen=True):
             (self.n_recording > 0, "the program used CUDA but reserved no memory on a GPU"),
             (
                 bool(version) and cuda == "-",
-                f"PyTorch {version} is built without CUDA; fragdoctor rehearse needs no GPU",
+                f"PyTorch {version} is built without CUDA{_TRY}",
             ),
-            (bool(version), f"the program imported PyTorch {version} but used no GPU"),
+            (bool(version), f"the program imported PyTorch {version} but used no GPU{_TRY}"),
             (self.n_inner > 0, "the fragdoctor run inside the program records by itself"),
             (
                 bool(self.without_torch),
@@ -177,6 +177,9 @@ class Reached(Struct, frozen=True):
             (self.n_started > 0, "the program did not import torch"),
         )
         return next((text for applies, text in reasons if applies), _NO_PYTHON)
+
+
+_TRY: Final = "; fragdoctor rehearse needs no GPU"
 
 
 def _end_of(code: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import AbstractContextManager
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
@@ -198,6 +199,8 @@ def analyze(asked: AnalyzeOptions) -> int:
             )
         ranks, text = analyze_fleet(found, overrides, look, asked)
         console.write_report(text, asked.output, force=asked.force)
+        if len(paths) == 2 and all(row.rank.rank is None for row in ranks.rows) and not asked.quiet:
+            sys.stderr.write("Read as two ranks of one job; for two runs: fragdoctor compare\n")
         if any(row.rank.exit_code == REFUSED for row in ranks.rows):
             return REFUSED
         return asked.exit_code(f for row in ranks.rows for f in row.rank.findings)

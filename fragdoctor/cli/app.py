@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     _open_closed_streams()
     if words[:1] in (["--help"], ["-h"]):
         sys.exit(_print(FRONT_PAGE))
-    if words[:1] == ["--version"]:
+    if words[:1] in (["--version"], ["-V"], ["version"]):
         from fragdoctor import __version__
 
         sys.exit(_print(f"fragdoctor {__version__}\n"))
@@ -68,13 +68,18 @@ def invoke(argv: Sequence[str]) -> int:
 
 
 def with_command(words: Sequence[str], commands: Collection[str]) -> list[str]:
-    """Return the command line, adding the command if it starts with an input or a message."""
+    """Return the command line, adding the command if it starts with an input or with text."""
     first = words[0] if words else ""
     if first in commands:
         return list(words)
-    if _is_text(first):
-        is_question = first.rstrip().endswith("?") and not _tells_of_shortage(first)
-        return ["estimate" if is_question else "oom", *words]
+    if first == "help":
+        return [*words[1:], "--help"]
+    spoken = " ".join(words)
+    if len(words) > 1 and not any(w.startswith("-") or _may_be_file(w) for w in words):
+        if _is_question(spoken):  # that nobody quoted
+            return ["estimate", spoken]
+    elif kind := _kind_of_text(first):
+        return [kind, *words]
     is_option = first.startswith("-") and first != "-"
     names = words[1:] if is_option else words[:1]
     if any(map(os.path.exists, names)) or (not is_option and _may_be_path(first)):
@@ -82,19 +87,31 @@ def with_command(words: Sequence[str], commands: Collection[str]) -> list[str]:
     return list(words)
 
 
-def _tells_of_shortage(text: str) -> bool:
-    return "out of memory" in text.lower()
-
-
-def _is_text(word: str) -> bool:
-    """Whether a word of the command line is a pasted message, or a question about a model."""
-    n_words = len(word.split())
-    if n_words < 2 or os.path.exists(word):  # noqa: PTH110 - never raises
-        return False
+def _kind_of_text(word: str) -> str:
+    """Return the command for a word that is text: a pasted message, or a question about a model."""
+    if len(word.split()) < 2 or os.path.exists(word):  # noqa: PTH110 - never raises
+        return ""
+    from fragdoctor.inputs.messages import find_messages
     from fragdoctor.opening import is_text
 
-    is_question = n_words > 3 and word.rstrip().endswith("?")
-    return is_question or is_text(word) or _tells_of_shortage(word)
+    told = [m for m in find_messages(word).messages if m.kind != "negative"]
+    is_asked = word.rstrip().endswith("?") and all(m.requested_bytes is None for m in told)
+    if told and not is_asked:
+        return "oom"
+    if _is_question(word):
+        return "estimate"
+    return "oom" if is_text(word) else ""
+
+
+def _is_question(text: str) -> bool:
+    """Return whether a text of several words asks something, rather than naming a file."""
+    return len(text.split()) > 3 and (text.rstrip().endswith("?") or not _may_be_file(text))
+
+
+def _may_be_file(word: str) -> bool:
+    """Return whether a word is the name of a file, or looks like one: it ends as names do."""
+    suffix = os.path.splitext(word)[1]  # noqa: PTH122 - pathlib is slow to load
+    return suffix[1:2].isalpha() or os.path.lexists(word)
 
 
 def _may_be_path(word: str) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, Final
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from fragdoctor.cli.exit import USAGE_ERROR
 from fragdoctor.cli.front_page import COMMANDS, FRONT_PAGE, Command
 from fragdoctor.cli.options import GENERAL, HEADINGS, command_of
 from fragdoctor.errors import ConfigError
@@ -33,6 +34,10 @@ FORMATS_OF_SUFFIXES: Final = (
 """File name suffix -> format; the first match that the command supports counts."""
 
 
+USUAL: Final = {"estimate": {"--lora": "16"}}
+"""Command -> option -> the number that it has if none follows it."""
+
+
 class _Group(TyperGroup):
     """The command ``fragdoctor`` itself, whose help is the front page."""
 
@@ -52,7 +57,29 @@ class _Command(TyperCommand):
             first = self._first_word(args)
             if first < len(args) and Path(args[first]).name in LAUNCHERS:
                 args = [*args[:first], "--", *args[first:]]
-        return super().parse_args(ctx, args)
+        for option, usual in USUAL.get(self.name or "", {}).items():
+            for i in [i for i, word in enumerate(args) if word == option][::-1]:
+                if not args[i + 1 : i + 2] or not args[i + 1][:1].isdigit():
+                    args = [*args[: i + 1], usual, *args[i + 1 :]]
+        try:
+            return super().parse_args(ctx, args)
+        except USAGE_ERROR as e:
+            error: Any = e
+            error.ctx = error.ctx or ctx
+            if type(e).__name__ == "NoSuchOption":
+                error.said = self._elsewhere(error.option_name)
+            raise
+
+    def _elsewhere(self, option: str) -> str:
+        """Say what an unknown option is besides: an option's value, or another command's option."""
+        value = option.removeprefix("--")
+        for known in self.params:
+            if value in getattr(known.type, "choices", ()):
+                return f"Write {known.opts[0]} {value}."
+        commands = whole_group().commands.items()
+        others = [name for name, c in commands if any(option in p.opts for p in c.params)]
+        more = " and others" if len(others) > 3 else ""
+        return f"{option} is an option of {', '.join(others[:3])}{more}." if others else ""
 
     def _first_word(self, args: list[str]) -> int:
         """Return the index of the first word that is neither an option nor its value."""
@@ -101,9 +128,13 @@ class _Command(TyperCommand):
                 ctx.params["output_format"] = name
                 return
         if output.suffix and not is_chosen:
+            known: dict[str, str] = {}
+            for suffix, name in FORMATS_OF_SUFFIXES:
+                if name in option.type.choices:
+                    known.setdefault(name, suffix)
             raise ConfigError(
                 f"fragdoctor {self.name} writes no {output.suffix} files.",
-                hint="Name the file .html, .json or .md, or choose with --format: "
+                hint=f"Name the file {', '.join(known.values())}, or choose with --format: "
                 f"{', '.join(option.type.choices)}.",
             )
 

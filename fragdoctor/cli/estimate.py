@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from inspect import Parameter
@@ -355,9 +356,15 @@ def _shown(
     return render("rehearse", chosen.output_format.value, found, look)
 
 
+_HUB_PAGE: Final = re.compile(
+    r"https?://(?:www\.)?huggingface\.co/([\w.-]{1,96}/[\w.-]{1,96})(?:[/?#].*)?", re.ASCII
+)
+
+
 def _command(context_of_command: typer.Context, **values: Any) -> int:
     sources = {n: context_of_command.get_parameter_source(n) for n in context_of_command.params}
     given = frozenset(n for n, s in sources.items() if s and s.name == "COMMANDLINE")
+    values["inputs"] = [_HUB_PAGE.sub(r"\1", name) for name in values["inputs"] or ()]
     return estimate(EstimateOptions(**values), given)
 
 

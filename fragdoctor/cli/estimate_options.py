@@ -76,7 +76,7 @@ class EstimateOptions(EstimateOutput):
         default="none", group=TRAINING,
     )  # fmt: skip
     lora: int | None = option(
-        "RANK", "Train LoRA adapters of this rank only", group=TRAINING, min=1
+        "RANK", "Train LoRA adapters only, of this rank or of 16", group=TRAINING, min=1
     )
     lora_targets: str = option(
         "NAMES", "Adapt attention, all-linear, or named matrices",

@@ -28,7 +28,7 @@ INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
 
 # typer has its own copy of click, older versions use the package: get the base through typer.
-_UsageError: Final = typer.BadParameter.__mro__[1]
+USAGE_ERROR: Final = cast("type[Exception]", typer.BadParameter.__mro__[1])
 _ClickError: Final = cast("type[Exception]", typer.BadParameter.__mro__[2])
 
 _OS_SENTENCES: Final = (
@@ -37,11 +37,17 @@ _OS_SENTENCES: Final = (
     (IsADirectoryError, "{} is a directory.", "Give a file."),
 )
 
+_NUMBERS: Final = (
+    (re.compile("is not a valid int(?: range)?"), "is not a whole number"),
+    (re.compile("is not a valid float(?: range)?"), "is not a number"),
+)
 _NO_VALUE: Final = re.compile(r"Invalid value for '(--[\w-]+)'.*?: '(--?[A-Za-z][\w-]*)' is not ")
 """The error if an option without its value takes the next option for the value."""
 
 _SAID_SO: Final = {
-    "--lora": "It takes a rank: --lora 16.",
+    "--bf16": "Write --dtype bf16.",
+    "--fp16": "Write --dtype fp16.",
+    "--train": "Training is what is estimated without --inference.",
     "--vram": "A card of 24 GiB is --gpu 24GiB.",
     **dict.fromkeys(("--qlora", "--4bit", "--load-in-4bit"), "QLoRA is --lora 16 --dtype int4."),
 }
@@ -120,21 +126,28 @@ def _fail(  # noqa: PLR0913, PLR0917 - the parts of one answer
 
 def _usage(argv: Sequence[str], error: Exception) -> int:
     """Print what is wrong with the command line, and how to get help."""
+    from fragdoctor.cli.front_page import COMMANDS
+
     message = getattr(error, "format_message", error.__str__)()
+    for pattern, words in _NUMBERS:
+        message = pattern.sub(words, message)
     if no_value := _NO_VALUE.match(message):
         message = f"{no_value[1]} needs a value: {no_value[2]} follows it."
     context = getattr(error, "ctx", None)
-    if isinstance(error, _UsageError) and context is not None:
-        hint = f"See: {context.command_path} --help"
-        if type(error).__name__ == "NoArgsIsHelpError":
-            sys.stderr.write(f"{context.get_help()}\n")
-            return USAGE
-    else:
-        hint = "See: fragdoctor --help"
-    if type(error).__name__ == "NoSuchOption" and argv[:1] == ["rehearse"] and "--" not in argv:
+    kind = type(error).__name__
+    if kind == "NoArgsIsHelpError" and context is not None:
+        sys.stderr.write(f"{context.get_help()}\n")
+        return USAGE
+    command = "fragdoctor" if context is None else context.command_path
+    hint = f"See: {command} --help"
+    option = str(getattr(error, "option_name", None) or "")
+    said = _SAID_SO.get(option, "") if argv[:1] == ["estimate"] else ""
+    if kind == "NoSuchOption" and argv[:1] == ["rehearse"] and "--" not in argv:
         hint = "Options of the program come after two dashes: rehearse train.py -- --lr 1e-4"
-    option = getattr(error, "option_name", None) if argv[:1] == ["estimate"] else None
-    said = _SAID_SO.get(option or "", "")
+    elif kind == "NoSuchOption":
+        said = said or getattr(error, "said", "")
+    elif meant := [c.name for c in COMMANDS if {*argv[:1]} & {*c.also}]:
+        said = f"Did you mean {meant[0]}?"
     return _fail(argv, USAGE, "bad_usage", message, f"{said} {hint}".strip())
 
 

@@ -65,6 +65,8 @@ def workflow(chosen: InitCiOptions, target: Path) -> str:
         ConfigError: a word cannot be written into such a file, or the script does not exist.
     """
     script, *args = chosen.words
+    if not chosen.is_module and not Path(script).is_file():
+        raise ConfigError(f"{script} does not exist.", hint="Run it at the root of the repository.")
     package = chosen.install or requirement()
     if package is None:
         known = requirement_of_checkout()
@@ -74,8 +76,6 @@ def workflow(chosen: InitCiOptions, target: Path) -> str:
             "This fragdoctor was installed from a folder, which the CI machine does not have.",
             hint=f"Say what pip installs there{ifs}: --install {shlex.quote(origin)}",
         )
-    if not chosen.is_module and not Path(script).is_file():
-        raise ConfigError(f"{script} does not exist.", hint="Run it at the root of the repository.")
     for word in (*chosen.words, package, chosen.gpu_runner or "", str(target)):
         # Both hosts replace such words with values before a shell sees them.
         if not word.isprintable() or "${{" in word:

@@ -84,7 +84,7 @@ def simply_full(r: FailedRequest) -> Hypothesis:
     else:
         live, available = r.live_bytes or 0, r.available_bytes or 0
         summary = (
-            f"{format_size(live)} of {format_size(available)} are live "
+            f"{format_size(live)} of {format_size(available)} are in use "
             f"({format_share(live, available)})"
         )
         if r.requested_bytes < LAST_STRAW_SHARE * available:
@@ -135,7 +135,7 @@ def although_free(r: FailedRequest) -> str:
 
 def live_and_request(r: FailedRequest) -> str:
     """Return the subject of a sentence about live memory and the request."""
-    return f"Live {format_size(r.live_bytes)} and the {r.request_text}"
+    return f"The {format_size(r.live_bytes)} in use and the {r.request_text}"
 
 
 OUTSIDE_SHARE: Final = 0.25
@@ -229,7 +229,7 @@ def _beyond_device(r: FailedRequest) -> Iterator[Hypothesis]:
         if live > r.total_bytes:
             yield Hypothesis(
                 Cause.CAPACITY,
-                f"{format_size(live)} are live on a device of {format_size(r.total_bytes)}: the "
+                f"{format_size(live)} are in use on a device of {format_size(r.total_bytes)}: the "
                 "driver has moved the rest to the host's memory, as it does on Windows, and the "
                 f"{r.request_text} found no room there either.",
                 Confidence.PROVEN,
@@ -337,10 +337,10 @@ def _over_available(r: FailedRequest) -> Iterator[Hypothesis]:
     if r.pool_is_unprinted:
         yield Hypothesis(
             Cause.CAPACITY,
-            f"{format_size(r.live_bytes)} of the {format_size(r.total_bytes)} device are live, and "
-            f"{format_size(r.free_bytes)} are free for a {r.request_text}. The rest is the context "
-            "and the pool of cudaMallocAsync, whose size its message does not print, so there need "
-            "not be another process.",
+            f"{format_size(r.live_bytes)} of the {format_size(r.total_bytes)} device are in use, "
+            f"and {format_size(r.free_bytes)} are free for a {r.request_text}. The rest is the "
+            "context and the pool of cudaMallocAsync, whose size its message does not print, so "
+            "there need not be another process.",
             Confidence.LIKELY,
             "PYTORCH_CUDA_ALLOC_CONF=backend:native prints all figures.",
         )
@@ -348,7 +348,7 @@ def _over_available(r: FailedRequest) -> Iterator[Hypothesis]:
     if r.cache_is_unprinted:
         yield Hypothesis(
             Cause.CAPACITY,
-            f"{format_size(r.live_bytes)} are live and {format_size(r.free_bytes)} free on the "
+            f"{format_size(r.live_bytes)} are in use and {format_size(r.free_bytes)} free on the "
             f"device, too little for a {r.request_text}; what PyTorch keeps in its cache is "
             "missing from the message.",
             Confidence.LIKELY,

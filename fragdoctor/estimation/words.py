@@ -295,5 +295,6 @@ def _no_model(words: Sequence[str], guess: str) -> InputError:
             return unknown_model(word)
     return InputError(
         "Those words name no local file and no known model.",
-        hint=f"{guess}Check the path, or see: fragdoctor estimate --list-models",
+        hint=f"{guess}Check the path, or see: fragdoctor estimate --list-models. A message goes to "
+        "fragdoctor oom.",
     )

@@ -29,10 +29,12 @@ from fragdoctor.inputs.classify import (
     Wanted,
     classify,
     kind_of,
+    kind_of_quiet,
     open_input,
     read_text,
     something_else,
 )
+from fragdoctor.inputs.notebooks import printed_by_cells
 from fragdoctor.inputs.remote import is_remote
 from fragdoctor.inputs.source import HEAD_BYTES, open_source, shown
 from fragdoctor.model.case import BundleFacts, Case, OomLog, OomMessage, Overrides, StatsSeries
@@ -132,15 +134,14 @@ def read_messages(words: Sequence[str], overrides: Overrides) -> Case:
     else:
         name, data, damage = "command line", _spoken(words), ""
         kind = classify(data[:HEAD_BYTES])
-    log = replace(find_messages(decoded(data)), damage=damage) if data else OomLog(())
-    may_be_quiet = kind in _MAY_BE_QUIET or kind is InputKind.STATS
-    if not log.messages and not may_be_quiet:
-        raise something_else(name, kind, Wanted.MESSAGE)
+    text = printed_by_cells(decoded(data))
+    log = replace(find_messages(text), damage=damage) if data else OomLog(())
+    if not log.messages:
+        kind = kind_of_quiet(kind, text)
+        if kind not in (InputKind.TEXT, InputKind.STATS):
+            raise something_else(name, kind, Wanted.MESSAGE)
     return Case(oom=log, overrides=overrides, sources=(name,))
 
-
-_MAY_BE_QUIET: Final = (InputKind.TEXT, InputKind.JSON)
-"""Kinds of text for which "there is no failure in it" is an answer."""
 
 _MAY_QUOTE: Final = (InputKind.STATS, InputKind.SNAPSHOT_JSON, InputKind.PAGE)
 """Kinds of input that are not text but may still quote the text of an exception."""
@@ -293,18 +294,18 @@ class NothingFound(InputError):  # noqa: N818 - reads as what it says
     """
 
     def __init__(self, name: str, kind: InputKind, log: OomLog) -> None:
-        is_model = kind is InputKind.MODEL_CONFIG
         other = something_else(name, kind, Wanted.SNAPSHOT)
+        is_known = kind not in (InputKind.TEXT, InputKind.JSON)
         super().__init__(
             other.message
-            if is_model
+            if is_known
             else f"{name} holds no out-of-memory message, no statistics and no snapshot.",
             hint=other.hint
-            if is_model
+            if is_known
             else "Give the text of the exception, or a file of _dump_snapshot().",
         )
         self.kind = kind
-        self.log = log if kind in _MAY_BE_QUIET else None
+        self.log = log if kind is InputKind.TEXT else None
 
 
 def _several(names: Sequence[str], what: str = "snapshots") -> ConfigError:
@@ -340,7 +341,7 @@ def _read_text(name: str, kind: InputKind, data: bytes, parts: _Parts, damage: s
     from fragdoctor.inputs.messages import find_messages
     from fragdoctor.inputs.stats_reader import looks_like_summary, read_stats
 
-    text = decoded(data)
+    text = printed_by_cells(decoded(data))
     has_stats = kind is InputKind.STATS or looks_like_summary(text)
     if has_stats:
         parts.stats.append(read_stats(text))
@@ -352,7 +353,7 @@ def _read_text(name: str, kind: InputKind, data: bytes, parts: _Parts, damage: s
     if log.messages or log.markers:
         parts.logs.append(log)
     else:
-        raise NothingFound(name, kind, log)
+        raise NothingFound(name, kind_of_quiet(kind, text), log)
 
 
 def _spoken(words: Sequence[str]) -> bytes:

@@ -18,6 +18,7 @@ from enum import StrEnum
 from io import BytesIO
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 from msgspec import Struct
 
 from fragdoctor.errors import (
@@ -56,6 +57,7 @@ class InputKind(StrEnum):
     SAFETENSORS = "a safetensors file"
     MODEL_CONFIG = "the configuration of a model"
     JSON = "JSON"
+    PROGRAM = "a program"
     TEXT = "text"
     ARCHIVE = "a zip archive"
     SAVED = "a file of torch.save()"
@@ -207,6 +209,7 @@ _WRITE_ONE: Final = 'Write one with torch.cuda.memory._dump_snapshot("snapshot.p
 _PICKLE_IT: Final = "In your program: pickle.dump(snapshot, open('snapshot.pickle', 'wb'))."
 _ANALYZE: Final = "Run: fragdoctor analyze {name}"
 _ESTIMATE: Final = "Run: fragdoctor estimate {name}"
+_RUN: Final = "On a GPU: fragdoctor run {name}; without one: fragdoctor rehearse {name}"
 _OOM: Final = "For a message or a log, run: fragdoctor oom {name}"
 _HINTS: Final[dict[Wanted, dict[InputKind | None, str]]] = {
     Wanted.SNAPSHOT: {
@@ -218,6 +221,7 @@ _HINTS: Final[dict[Wanted, dict[InputKind | None, str]]] = {
         InputKind.ZLIB: _PICKLE_IT,
         InputKind.TEXT: _OOM,
         InputKind.JSON: _OOM,
+        InputKind.PROGRAM: _RUN,
         InputKind.STATS: _ANALYZE,
         InputKind.SAFETENSORS: _ESTIMATE,
         InputKind.MODEL_CONFIG: _ESTIMATE,
@@ -227,6 +231,8 @@ _HINTS: Final[dict[Wanted, dict[InputKind | None, str]]] = {
         InputKind.OLD_PICKLE: _NEVER_RUN,
         InputKind.ARCHIVE: "",
         InputKind.BINARY: "",
+        InputKind.PROGRAM: _RUN,
+        InputKind.JSON: _PASTE,
         InputKind.SAFETENSORS: _ESTIMATE,
         InputKind.MODEL_CONFIG: _ESTIMATE,
         None: _ANALYZE,
@@ -234,6 +240,17 @@ _HINTS: Final[dict[Wanted, dict[InputKind | None, str]]] = {
     Wanted.MODEL: {InputKind.OLD_PICKLE: _NEVER_RUN, None: MODEL_INPUTS},
 }
 """What to do instead, by what the command wants and what the input is."""
+
+
+def kind_of_quiet(kind: InputKind, text: str) -> InputKind:
+    """Return the kind of a text that tells of no failure: a document of JSON is no log."""
+    if kind is not InputKind.JSON:
+        return kind
+    try:
+        msgspec.json.decode(text.encode(errors="replace"), type=msgspec.Raw)
+    except (msgspec.DecodeError, RecursionError):
+        return InputKind.TEXT  # a log may begin with JSON, or have it in each line
+    return kind
 
 
 def _kind_of_json(start: bytes) -> InputKind:
@@ -379,7 +396,9 @@ def open_input(name: str) -> Iterator[Input]:
         yield Input(name, InputKind.FOLDER)
     else:
         with open_source(name) as stream:
-            yield Input(name, classify(stream.head), stream)
+            kind = classify(stream.head)
+            is_program = kind is InputKind.TEXT and name.endswith(".py")
+            yield Input(name, InputKind.PROGRAM if is_program else kind, stream)
 
 
 def kind_of(path: str) -> InputKind | None:

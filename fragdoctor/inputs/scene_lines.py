@@ -105,7 +105,7 @@ _MARK: Final = r"['\"]?[\s:=\[(#]{1,4}"
 _EPOCH: Final = re.compile(rf"(?<![a-z])epoch{_MARK}(\d{{1,9}}(?:\.\d{{1,6}})?){_OF}")
 _STEP: Final = re.compile(
     r"(?<![a-z])(step|iter|iteration|training_iteration|global_step|batch|update)"
-    rf"{_MARK}(\d{{1,12}})(?![\d.]{{0,40}}%){_OF}"
+    rf"{_MARK}(\d{{1,12}})(?!\d|\.\d)(?![\d.]{{0,40}}%){_OF}"  # Slurm's step 4711.0 is no count
 )
 _DESCRIPTION: Final = re.compile(r"([a-z][\w \[\]/-]{0,30}?)[:\s]{0,3}$")
 

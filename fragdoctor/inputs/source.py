@@ -306,7 +306,8 @@ def _near(path: str) -> str:
     folder, base = os.path.split(path)
     try:
         with os.scandir(folder or ".") as entries:
-            names = [entry.name for entry in islice(entries, 2000)]
+            # A link to nowhere is listed, though nothing is there.
+            names = [entry.name for entry in islice(entries, 2000) if entry.name != base]
     except OSError:
         return ""
     longer = sorted(name for name in names if base and name.startswith(f"{base}."))

@@ -32,7 +32,10 @@ def open_saved(source: str | PathLike[str] | BinaryIO, name: str) -> Iterator[Bi
     except DAMAGE as e:
         raise damaged(name) from e
     with archive, open_member(archive, _pickle_of(archive, name), name) as stream:
-        yield stream
+        try:
+            yield stream
+        except RefusedSnapshot as e:
+            raise RefusedSnapshot(e.message, hint=CHECKPOINT, offset=e.offset) from e
 
 
 def _pickle_of(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
@@ -53,6 +56,11 @@ def _pickle_of(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
 
 
 NO_PICKLE: Final = f"torch.save() puts a {PICKLE} into its archives; this one has none."
+
+
+CHECKPOINT: Final = (
+    "It looks like a checkpoint. A snapshot is written by torch.cuda.memory._dump_snapshot()."
+)
 
 
 def cannot_seek(name: str) -> InputError:

@@ -8,6 +8,7 @@ memory (Apple, ``MTLDevice.recommendedMaxWorkingSetSize``).
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 from collections.abc import Mapping, Sequence
@@ -269,20 +270,17 @@ def gpu_of(name: str) -> GpuModel:
     known = known_gpu(each)
     if known is not None:
         return known
-    try:
-        total = parse_size(each)
-    except ConfigError as e:
-        if name.strip().isdigit():
-            hint = f"Write {name.strip()}GiB, or a name of: fragdoctor estimate --list-gpus"
-            raise ConfigError(e.message, hint=hint) from e
-        total = 0
-    if total:
-        return GpuModel(name, "", total, GIVEN)
-    near = difflib.get_close_matches(_key(name), (*GPUS, *gpu_table.ALIASES), n=2, cutoff=0.5)
-    guess = f"Did you mean {' or '.join(near)}? " if near else ""
+    with contextlib.suppress(ConfigError):
+        if total := parse_size(each):
+            return GpuModel(name, "", total, GIVEN)
+    spelled = _spelled()
+    near = difflib.get_close_matches(_key(name), spelled, n=4, cutoff=0.5)
+    meant = list(dict.fromkeys(spelled[key].name for key in near))[:2]
+    guess = f"Did you mean {' or '.join(meant)}? " if meant else ""
+    size = f"{name.strip()}GiB" if re.fullmatch(r"\s*\d{1,3}\s*", name) else "24GiB"
     raise ConfigError(
         f"{name!r} is neither a known GPU nor a size.",
-        hint=f"{guess}See: fragdoctor estimate --list-gpus; or write a size such as 24GiB.",
+        hint=f"{guess}See: fragdoctor estimate --list-gpus; or write a size such as {size}.",
     )
 
 

@@ -155,6 +155,11 @@ class Runs:
     """
 
     def __init__(self, *, forks: bool = False) -> None:
+        if sys.platform.startswith("win"):  # no process groups, and no pipes to pass on
+            raise ConfigError(
+                "A program can be rehearsed on Linux and macOS only.",
+                hint="On Windows, run fragdoctor in WSL.",
+            )
         is_possible = sys.platform.startswith("linux")
         self.blocker = "" if is_possible else "forks are safe only on Linux"
         self._forks = forks and is_possible

@@ -184,6 +184,8 @@ MAX_ROWS: Final = 5000
 
 LONG_TABLE: Final = 40
 """Tables with at least this many rows are folded."""
+FIRST_ITEMS: Final = 4
+"""Measures of a list that a page shows; the rest is folded."""
 
 EVERYTHING: Final = (Detail.USUAL, Detail.FULL)
 """``Detail.PAGE`` is left out: the interactive page has its own place for its graphics."""
@@ -255,6 +257,7 @@ def environment() -> jinja2.Environment:
         "shown": EVERYTHING,
         "max_rows": MAX_ROWS,
         "long_table": LONG_TABLE,
+        "first_items": FIRST_ITEMS,
         "is_gauge": lambda cell: isinstance(cell, Gauge),
         "is_spark": lambda cell: isinstance(cell, Spark),
         "next_id": lambda: str(next(_NUMBERS[0])),

@@ -39,6 +39,68 @@ def test_question_alone_is_answered(run: Run) -> None:
     assert run(question) == run("estimate", question)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("will Qwen3 8B LoRA fit on my 4090",),
+        ("will", "Qwen3", "8B", "LoRA", "fit", "on", "my", "4090"),
+        ("will Llama 3 8B run out of memory on a 3090?",),
+    ],
+)
+def test_question_needs_neither_its_mark_nor_quotes(run: Run, words: tuple[str, ...]) -> None:
+    assert run(*words) == run("estimate", " ".join(words))
+
+
+@pytest.mark.parametrize("rest", ["", "/blob/main/config.json", "?library=transformers"])
+def test_page_of_a_model_is_the_model(run: Run, rest: str) -> None:
+    page = f"https://huggingface.co/Qwen/Qwen3-8B{rest}"
+
+    assert run("estimate", page, "-q") == run("estimate", "Qwen/Qwen3-8B", "-q")
+
+
+def test_link_to_nowhere_is_not_what_was_meant(run: Run, tmp_path: Path) -> None:
+    link = tmp_path / "snapshot.pickle"
+    link.symlink_to(tmp_path / "gone.pickle")
+
+    assert "Check the path." in run(str(link)).err
+
+
+def test_two_snapshots_that_name_no_rank_may_be_two_runs(run: Run, samples: Path) -> None:
+    names = [str(samples / f"{name}_oom.pickle") for name in ("capacity", "memory_limit")]
+
+    assert "for two runs: fragdoctor compare" in run(*names).err
+
+
+def test_name_of_several_words_is_a_file(run: Run) -> None:
+    assert "the old run of monday.pickle does not exist" in run("the old run of monday.pickle").err
+
+
+@pytest.mark.parametrize(("words", "same"), [(("help", "pack"), ("pack", "--help"))])
+def test_help_is_what_it_is_elsewhere(
+    run: Run, words: tuple[str, ...], same: tuple[str, ...]
+) -> None:
+    assert run(*words) == run(*same)
+
+
+@pytest.mark.parametrize("word", ["version", "-V"])
+def test_version_may_be_asked_for_in_other_ways(word: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fragdoctor", word], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.startswith("fragdoctor ")
+
+
+def test_program_is_sent_to_the_commands_that_run_it(run: Run, tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text("try:\n    step()\nexcept RuntimeError:\n    print('CUDA out of memory')\n")
+
+    for words in ((str(program),), ("oom", str(program))):
+        done = run(*words)
+        assert done.code == 2
+        assert f"fragdoctor rehearse {program}" in done.err
+
+
 def test_edits_made_one_at_a_time_give_the_same(
     run: Run, samples: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -158,7 +158,7 @@ def test_assumptions_are_said(run: Run) -> None:
         (("--params", "7B", "--seq", "999999999999"), "out of range"),
         (("nowhere.json",), "does not exist"),
         (("llama", "3", "8b", "--qlora"), "QLoRA is --lora 16 --dtype int4"),
-        (("llama-3-8b", "--lora"), "It takes a rank: --lora 16"),
+        (("llama-3-8b", "--lora", "0"), "range x>=1"),
         (("--params", "7B", "--inference", "--varying-lengths"), "does not go with"),
     ],
 )

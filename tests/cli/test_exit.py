@@ -126,10 +126,35 @@ def test_wrong_command_line_with_json_is_json(run: Run) -> None:
 
 
 def test_option_that_swallows_the_next_is_named(run: Run) -> None:
-    result = run("estimate", "gpt2", "--lora", "--gpu", "t4")
+    result = run("estimate", "gpt2", "--seq", "--gpu", "t4")
 
     assert result.code == 2
-    assert "--lora needs a value: --gpu follows it." in result.err
+    assert "--seq needs a value: --gpu follows it." in result.err
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (("analyze", "x", "--html"), "Write --format html."),
+        (("analyze", "x", "--gpu", "t4"), "--gpu is an option of rehearse, estimate, pack."),
+        (("analyze", "x", "--device", "one"), "'one' is not a whole number."),
+        (("analyze", "x", "--memory-fraction", "half"), "'half' is not a number."),
+        (("estimate", "gpt2", "--bf16"), "Write --dtype bf16."),
+        (("init-ci", "nothere.py"), "nothere.py does not exist."),
+        (("diff", "a", "b"), "Did you mean compare?"),
+        (("estimate", "gpt2", "--gpu"), "See: fragdoctor estimate --help"),
+        (("x.pickle", "-o"), "See: fragdoctor analyze --help"),
+        (("estimate", "gpt2", "--gpu", "4900"), "Did you mean rtx-4090"),
+        (("export", "x.pickle", "-o", "x.parquet"), "Name the file .speedscope.json,"),
+    ],
+)
+def test_wrong_word_is_answered_with_the_right_one(
+    run: Run, words: tuple[str, ...], answer: str
+) -> None:
+    result = run(*words)
+
+    assert result.code == 2
+    assert answer in result.err.replace("\n", " ")
 
 
 def test_option_of_a_program_is_told_where_it_goes(run: Run) -> None:

@@ -142,6 +142,18 @@ def test_error_of_the_driver_at_the_first_weights_is_a_gpu_that_was_full_before(
     assert first.code == "free-other-process"
 
 
+def test_server_that_finds_its_gpu_in_use_gets_one_remedy_for_that():
+    text = (
+        "ValueError: Free memory on device (5.12/23.65 GiB) on startup is less than desired GPU "
+        "memory utilization (0.9, 21.28 GiB).\n"
+    )
+
+    codes = [r.code for r in diagnose(case_of(text)).recommendations]
+
+    assert "free-other-process" not in codes
+    assert codes
+
+
 def test_context_that_cannot_be_made_is_somebody_else_on_the_gpu():
     verdict, first = first_of(
         "jcuda.CudaException: CUDA_ERROR_OUT_OF_MEMORY\n    at jcuda.JCudaDriver.cuCtxCreate()\n"

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.rehearsal.process import Runs
 from fragdoctor.rehearsal.programs import launched
 
 TORCHRUN = [
@@ -70,3 +73,10 @@ def test_what_a_launcher_sets_up_is_refused_where_it_is_not_known(words: str, sa
         launched(words.split())
 
     assert said in refused.value.message
+
+
+def test_on_windows_a_rehearsal_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+
+    with pytest.raises(ConfigError, match="on Linux and macOS only"):
+        Runs()

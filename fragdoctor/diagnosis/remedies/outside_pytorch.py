@@ -81,7 +81,8 @@ class FreeOtherProcess(Remedy):
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose a look at the processes on the device."""
-        if not case.supports(Cause.OTHER_PROCESS):
+        is_checked = case.message is not None and case.message.sub_kind == "startup-check"
+        if is_checked or not case.supports(Cause.OTHER_PROCESS):  # the server's remedy says it
             return
         is_main = case.cause is Cause.OTHER_PROCESS
         weight = CURES + 5 if is_main else MAY_HELP

@@ -46,6 +46,9 @@ _MAX_SETTINGS: Final = 28
 _SHORT_NOTES: Final = 2
 _MAX_TO_COPY: Final = 3
 _MOST_LINKED: Final = 12
+_SAID_ELSEWHERE: Final = ("message", "rejected")
+"""Sections that a page with an explorer folds: its headline and its what-ifs say the same."""
+
 _SCRIPT: Final = re.compile(r"[\w.][\w./-]*\.py")
 """A script path that can be copied into a shell without quotes."""
 
@@ -231,9 +234,14 @@ def document(
             holders.short_holders(diagnosis),
             modules.modules_section(diagnosis),
             log_story.story_section(diagnosis),
-            *log_story.message_sections(diagnosis),
-            advice.short_advice(diagnosis),
-            *advice.advice_sections(diagnosis),
+            *(
+                replace(s, is_folded=is_explored and s.id in _SAID_ELSEWHERE)
+                for s in (
+                    *log_story.message_sections(diagnosis),
+                    advice.short_advice(diagnosis),
+                    *advice.advice_sections(diagnosis),
+                )
+            ),
             *(
                 replace(section, is_folded=True)
                 for section in (

@@ -66,6 +66,8 @@ def _event(row: StoryRow) -> doc.Content:
 
 def _trends(story: LogStory) -> list[doc.DocumentBlock]:
     trends = [t for t in story.trends if t.slope_bytes is not None]
+    trends.sort(key=lambda t: t.direction is Direction.UNCLEAR)
+    n_clear = sum(t.direction is not Direction.UNCLEAR for t in trends)
     if not trends and story.trends:
         n = len(story.trends[0].points)
         return [doc.Paragraph(dim(f"A trend needs three points; there are {n}."))]
@@ -76,7 +78,7 @@ def _trends(story: LogStory) -> list[doc.DocumentBlock]:
             doc.Column("", lambda t: doc.Spark(t.points)),
             doc.Column("from", trend_span, max_width=28),
             doc.Column("goes", _direction, "wrap"),
-            shown=_SHORT_TRENDS,
+            shown=min(_SHORT_TRENDS, max(1, n_clear)),
         )
     ]
 

@@ -45,7 +45,7 @@ def document(
         lead=[
             doc.Facts(_facts(result)),
             doc.Gap(),
-            doc.Paragraph(diagnosed.headline),
+            *([doc.Paragraph(diagnosed.headline)] if found.fits else []),  # else the answer says it
             *diagnosed.lead,
         ],
         sections=[*diagnosed.sections, _assumed(found), _unmodelled(found)],

@@ -34,14 +34,14 @@ def document(simulation: Simulation) -> doc.ReportDocument:
 
 def answer(simulation: Simulation) -> str:
     """Return the result of the replay in one or two sentences, with the numbers."""
-    as_recorded = f"As recorded the run {_outcome(simulation.baseline)}."
+    as_recorded = f"As recorded, the run {_outcome(simulation.baseline)}."
     results = simulation.results
     if not results:
         return as_recorded
     if len(results) == 1:
         name = _name(results[0])
         variant = name.capitalize() if name.startswith("without ") else f"With {name}"
-        return f"{variant} the run {_outcome(results[0])}. {as_recorded}"
+        return f"{variant}, the run {_outcome(results[0])}. {as_recorded}"
     fitting = [r for r in results if r.fits and r.is_conclusive]
     count = f"{len(fitting)} of {len(results)} variants {'fits' if len(fitting) == 1 else 'fit'}"
     if not fitting:
@@ -89,7 +89,7 @@ def _outcome(result: ReplayResult) -> str:
 def _failure(result: ReplayResult) -> str:
     if result.oom_event is None:
         return ""
-    asked = "" if result.oom_bytes is None else f" asking {format_size(result.oom_bytes)}"
+    asked = "" if result.oom_bytes is None else f", asking for {format_size(result.oom_bytes)}"
     return f" at event {format_count(result.oom_event)}{asked}"
 
 
@@ -116,6 +116,7 @@ def _tables(simulation: Simulation) -> list[doc.Section]:
 def _table(simulation: Simulation, results: Sequence[ReplayResult]) -> list[doc.DocumentBlock]:
     whole = max((r.capacity_bytes or r.peak_reserved_bytes for r in results), default=0) or 1
     best = None if simulation.best is None else simulation.best.conf
+    same = _same_outlook(results)
 
     def named(r: ReplayResult) -> doc.Content:
         if r is simulation.baseline:
@@ -135,10 +136,23 @@ def _table(simulation: Simulation, results: Sequence[ReplayResult]) -> list[doc.
         doc.Column("retries", "retries"),
         doc.Column("calls", "driver_calls"),
         doc.Column("setting", named, "list"),
-        notes=lambda r: [dim(note) for note in _notes(r, simulation)],
+        notes=lambda r: [dim(note) for note in _notes(r, simulation) if note != same],
         style=is_best,
     )  # fmt: skip
-    return [table, doc.Paragraph(dim(_MEANING))]
+    once = [doc.Paragraph(dim(f"Where it fits, {same}."))] if same else []
+    return [table, *once, doc.Paragraph(dim(_MEANING))]
+
+
+def _same_outlook(results: Sequence[ReplayResult]) -> str:
+    """Return the outlook of all results that fit, if several do and it is the same for all."""
+    outlooks = [_open_outlook(r) for r in results if r.fits]
+    return outlooks[0] if len(outlooks) > 1 and len(set(outlooks)) == 1 else ""
+
+
+def _open_outlook(result: ReplayResult) -> str:
+    outlook = result.outlook if result.fits else None
+    holds = outlook is None or outlook.state is OutlookState.HOLDS
+    return "" if outlook is None or holds else outlook_text(outlook)
 
 
 def _fits(result: ReplayResult) -> doc.Content:
@@ -154,9 +168,8 @@ def _notes(result: ReplayResult, simulation: Simulation) -> list[str]:
         lines.append(f"within {_capacity(result)}")
     if not result.fits and result.oom_event is not None:
         lines.append(f"fails{_failure(result)}")
-    outlook = result.outlook if result.fits else None
-    if outlook is not None and outlook.state is not OutlookState.HOLDS:
-        lines.append(outlook_text(outlook))
+    if outlook := _open_outlook(result):
+        lines.append(outlook)
     if result.smallest_capacity_bytes is not None:
         smallest = format_size(result.smallest_capacity_bytes)
         lines.append(f"smallest capacity at which it fits: {smallest}")

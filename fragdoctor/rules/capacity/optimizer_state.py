@@ -49,7 +49,7 @@ class OptimizerState(Rule):
         yield self.finding(
             context,
             "The request failed inside the optimizer's step"
-            f"{f'; {format_size(held)} of its state are live' if held else ''}.",
+            f"{f', which already holds {format_size(held)} of state' if held else ''}.",
             confidence=Confidence.LIKELY,
             n_bytes=held,
             evidence=(Evidence("optimizer state", held, "bytes", "snapshot"),),

@@ -9,6 +9,7 @@ const KNOBS = [
   ["roundup_power2_divisions", "Round sizes up", [["", "no"], ["8", "1/8 of a power of two"], ["4", "1/4 of a power of two"], ["2", "1/2 of a power of two"]]],
 ];
 const SLIDER_STEPS = 400;
+const FIRST_VARIANTS = 7;
 
 // The promise, in the words of the report; for the recorded run, how it ended.
 function verdictOf(row) {
@@ -26,7 +27,9 @@ class WhatIf {
     this.kept = [];
     this.asked = 0;
     this.list = element("ul", { class: "variants" });
-    root.replaceChildren(...(data.live ? [this.form()] : []), this.list);
+    this.limit = FIRST_VARIANTS;
+    this.more = button("Show more", "Show all that was replayed", () => { this.limit = Infinity; this.paint(); });
+    root.replaceChildren(...(data.live ? [this.form()] : []), this.list, this.more);
     if (!data.live) root.append(element("p", { class: "from" }, "These were replayed when the file was written. fragdoctor view FILE tries any capacity and setting."));
     this.paint();
   }
@@ -100,7 +103,8 @@ class WhatIf {
   paint() {
     const rows = [...(this.live ? [{ ...this.live, isLive: true }] : []), ...this.kept, { ...this.data.recorded, isRecorded: true }, ...this.data.variants];
     const scale = Math.max(...rows.map((r) => Math.max(r.peak || 0, r.capacity || 0)), this.capacity || 0, this.recordedCapacity || 0, 1);
-    this.list.replaceChildren(...rows.map((row) => this.row(row, scale)));
+    this.list.replaceChildren(...rows.slice(0, this.limit).map((row) => this.row(row, scale)));
+    this.more.hidden = rows.length <= this.limit;
   }
 
   row(row, scale) {

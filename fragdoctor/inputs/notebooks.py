@@ -1,0 +1,36 @@
+"""What the cells of a notebook printed, as the text of a log."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class _Output(msgspec.Struct):
+    text: str | list[str] = ""
+    traceback: list[str] = []
+
+
+class _Cell(msgspec.Struct):
+    outputs: list[_Output] = []
+
+
+class _Notebook(msgspec.Struct):
+    nbformat: int
+    cells: list[_Cell]
+
+
+def printed_by_cells(text: str) -> str:
+    """Return what a notebook's cells printed and raised, or the text itself if it is no notebook.
+
+    An error that a cell raised is in the notebook three times: the traceback is the whole of it.
+    """
+    if '"nbformat"' not in text:
+        return text
+    try:
+        notebook = msgspec.json.decode(text.encode(), type=_Notebook)
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        return text
+    parts: list[str] = []
+    for output in (output for cell in notebook.cells for output in cell.outputs):
+        parts += ["".join(output.text), *output.traceback]
+    return "\n".join(filter(None, parts))
