@@ -1,8 +1,8 @@
 """The last resort if no known message is found: a sentence that says that memory ran out.
 
 Programs that fragdoctor does not know report it in their own words, and people describe what they
-got: "it throws a CUDA out of memory error". Advice and rules ("if you see", "may cause") do not
-report a failure.
+got: "it throws a CUDA out of memory error". Advice and rules ("if you see", "may cause"), denials
+("never throws") and memory that levels off do not report a failure.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ _EXPLAINS: Final = re.compile(
     r"|users?|may|might|could(?! not)|would|should|means?|common|frequent|fixe[ds]"
     r"|errors (?:happen|occur|arise)|make sure"
     r"|handl(?:e|es|ed|ing)|avoids?|prevents?|protection|such as|instead of|as expected)\b"
-    r"|\b(?:when(?:ever)?|once|if|before) (?:the )?$|^\W{0,9}(?:how does|never|tips)\b"
+    r"|\b(?:when(?:ever)?|once|if|before) (?:(?:the|a|cuda|gpu|device|memory) ){0,3}(?:is |runs )?$"
+    r"|\b(?:never|not|n't) (?:throw|rais|report|caus|giv|return)(?:e?s?|ing) (?:an? |any )?$"
+    r"|\b(?:stays?|remains?|is) (?:constant|stable|flat|bounded)\b|\b(?:levels? off|plateaus?)\b"
+    r"|^\W{0,9}(?:how does|never|tips)\b"
     r"|\b(?:closed?|removed?s?|resolved?|detecting|finding) (?:an? |the )?$"
     r"|\b(?:can|will) (?:be|cause|lead|run|get)\b|\be\.g\."
     r"|\bto (?:avoid|prevent|reduce|handle)\b|\b(?:no|not|never|without|0) $"

@@ -53,6 +53,11 @@ EXPLAINED = (
     "VRAM is not enough for full finetuning, use LoRA.",
     "Tips for OOM",
     "OOM count = 0",
+    "The loader never throws an out-of-memory exception.",
+    "feat: retry with a smaller batch when CUDA runs out of memory (#1821)",
+    "Improved the error message when the GPU is out of memory.",
+    "The memory usage keeps growing until the cache is full, then it stays constant.",
+    "GPU memory keeps increasing for ten steps and then levels off.",
 )
 
 
