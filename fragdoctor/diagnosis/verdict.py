@@ -27,6 +27,7 @@ from fragdoctor.model.case import NO_FAILURE
 from fragdoctor.model.census import HoldingKind
 from fragdoctor.model.diagnosis import Cause, Verdict
 from fragdoctor.model.finding import ACTIVE, LIVE_AT_FAILURE, Confidence, Evidence
+from fragdoctor.model.gpus import with_monitor_of
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState, ReplayResult
 from fragdoctor.model.snapshot import Action
 from fragdoctor.model.story import TrialTrend
@@ -116,6 +117,12 @@ class CaseEvidence(Struct, frozen=True, dict=True):
         return Hypothesis(Cause.UNKNOWN, nothing, row="no-input")
 
     @property
+    def backend(self) -> str:
+        """Backend of the message, or CUDA without one."""
+        message = self.context.message
+        return "cuda" if message is None else message.backend
+
+    @property
     def _explaining(self) -> DeviceAnalysis | None:
         return self.context.analysis if self.is_of_snapshot or self.failed is not None else None
 
@@ -195,7 +202,7 @@ def find_verdict(evidence: CaseEvidence) -> Verdict:
         distinct(beside, decided.cause),
         _figures(evidence),
         decided.row,
-        decided.settled_by,
+        with_monitor_of(evidence.backend, decided.settled_by),
     )
     outlook = evidence.outlook
     if outlook is not None and not (verdict.cause is Cause.HEALTHY and evidence.failed is not None):

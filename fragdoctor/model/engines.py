@@ -227,6 +227,25 @@ ENGINES: Final[tuple[Engine, ...]] = (
         logs=r"\bonnxruntime:",
     ),
     Engine(
+        "LMDeploy's TurboMind",
+        "lmdeploy 0.2.1 to 0.8, docs/en/faq.md and messages.py",
+        frozenset(),
+        {
+            Need.STEP: Advice(
+                "Give the KV cache a smaller share of the GPU",
+                "--cache-max-entry-count 0.4 or less (cache_max_entry_count in "
+                "TurbomindEngineConfig): by default the cache takes 0.8 of what the weights leave "
+                "free; then a lower --session-len and --max-batch-size, and --quant-policy 8",
+            ),
+            Need.WEIGHTS: Advice(
+                "Load the weights in less memory",
+                "--tp over more GPUs, or an AWQ or GPTQ checkpoint: these are the weights, which "
+                "no cache setting changes",
+            ),
+        },
+        logs=r"\[TM\]\[|(?i:turbomind|lmdeploy)",
+    ),
+    Engine(
         "TensorRT-LLM",
         "tensorrt_llm 0.9 to 1.0, commands/build.py and llmapi/llm_args.py",
         frozenset({"trtllm"}),
@@ -408,7 +427,7 @@ ANY_PROGRAM: Final = Engine(
     {
         Need.STEP: Advice(
             "See who fills the GPU, and put less on it",
-            "MONITOR beside the run: end other programs there; a smaller model, input or batch, "
+            "nvidia-smi beside the run: end other programs there; a smaller model, input or batch, "
             "if the program has options for it",
         ),
     },
@@ -448,7 +467,9 @@ _SHAPE: Final = re.compile(
 )
 _ELEMENT_BYTES: Final = {"half": 2, "bfloat16": 2, "double": 8, "int64": 8, "bool": 1, "uint8": 1}
 """Sizes of TensorFlow types that do not have 4 bytes (tensorflow/core/framework/types.cc)."""
-_VARIABLES: Final = re.compile(r"variables_initializer|\.initializer\b|load_weights\(|\.restore\(")
+_VARIABLES: Final = re.compile(
+    r"variables_initializer|\.initializer\b|(?:load|create)_\w{0,20}weights?\(|\.restore\("
+)
 _LUA_LOADS: Final = re.compile(
     r"/(?:torch/File|cutorch/init|cudnn/init)\.lua |\.lua (?:type|recursiveType|cuda|clone)$"
 )

@@ -88,8 +88,9 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         r"/vllm/(?:engine|v1|worker|executor|model_executor|entrypoints|attention|lora)/",
         {
             Change.BATCH: "a lower --gpu-memory-utilization (0.92 by default in 0.25, 0.9 in "
-            "earlier ones) or --kv-cache-memory-bytes; a lower --max-num-batched-tokens, "
-            "--max-num-seqs or --max-model-len",
+            "earlier ones; vllm_gpu_memory_utilization in TRL and ms-swift) or "
+            "--kv-cache-memory-bytes; a lower --max-num-batched-tokens, --max-num-seqs or "
+            "--max-model-len",
             Change.WEIGHTS: "--tensor-parallel-size over more GPUs; an AWQ, GPTQ or FP8 "
             "checkpoint; --cpu-offload-gb",
             "graph-capture": "a lower --gpu-memory-utilization or --max-num-seqs; --enforce-eager "
@@ -374,6 +375,17 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         "timm 1.0, models/vision_transformer.py and others",
         r"/timm/(?:models|layers)/",
         {Change.CHECKPOINT: "model.set_grad_checkpointing()"},
+    ),
+    Framework(
+        "Gaussian splatting",
+        "gaussian-splatting of 2023 to 2025, arguments/__init__.py and scene/cameras.py",
+        r"/gaussian[-_](?:splatting|renderer)/",
+        {
+            Change.BATCH: "images kept on the CPU (--data_device cpu), a lower resolution (-r 2), "
+            "or fewer of them; fewer Gaussians (a higher --densify_grad_threshold, a lower "
+            "--densify_until_iter)",
+        },
+        logs=r"(?i:gaussian[- _]splatting)",
     ),
     Framework(
         "Detectron2",

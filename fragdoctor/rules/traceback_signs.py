@@ -279,6 +279,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         spelled=Change.WEIGHTS,
         why="Nothing but weights was asked for: what is missing is room for the model "
         "itself, which no batch size changes.",
+        in_words=r"\bfrom_pretrained\([^()]{0,300}\)\.(?:to|cuda|half)\("
+        r"(?!.{0,600}\b(?:generate|chat|train|fit|forward|backward|step)\()",
         intro=r"Node Type:\W{0,8}\w*Load(?:er|\b)|\bERROR lora\b|Patching LoRAs"
         r"|modules are dispatched on the CPU",
         source="torch 2.13, torch/nn/modules/module.py; transformers 4.30 to 5.0, "
@@ -349,6 +351,26 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             ),
         ),
         intro=r"[Cc]apture cuda graph failed|Capturing (?:the model for CUDA |cuda)graphs",
+    ),
+    TracebackSign(
+        name="server-cache",
+        doing="while the server set its KV cache aside",
+        grows_with=_MODEL,
+        title="Leave the server's KV cache a smaller share of the GPU",
+        change="a smaller share of the card for the cache",
+        spelled=Change.BATCH,
+        why="The cache is sized by a share of the whole card, whatever else is there by then: a "
+        "trainer's model in the same process, or what loading has left.",
+        source="vllm 0.6 to 0.11, worker/cache_engine.py and v1/worker/gpu_model_runner.py; sglang "
+        "0.4 to 0.5.20, srt/model_executor and srt/mem_cache/memory_pool.py",
+        places=(
+            Place(
+                file=r"/(?:vllm|sglang)/",
+                functions="_allocate_kv_cache allocate_kv_cache _allocate_kv_cache_tensors "
+                "initialize_kv_cache init_memory_pool _create_buffers",
+            ),
+            Place(file=r"/vllm/worker/cache_engine\.py$"),
+        ),
     ),
     TracebackSign(
         name=SERVER_STEP,
@@ -791,8 +813,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         is_surrounding=True,
         title="Keep numbers from step to step, not tensors with their graph",
         change="loss.item() in place of loss where losses are summed or kept, .detach().cpu() for "
-        "outputs that are kept, torch.no_grad() around metrics, states detached between sequences; "
-        "then cap what differs from batch to batch: lengths, boxes, nodes",
+        "outputs that are kept, torch.no_grad() around inference and metrics, states detached "
+        "between sequences; then cap what differs from batch to batch: lengths, boxes, nodes",
         why="What a step leaves behind adds up, whatever the batch: a loss that is kept holds the "
         "graph of its step.",
         source="torch 2.13, docs/source/notes/faq.rst",

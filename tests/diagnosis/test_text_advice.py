@@ -621,6 +621,16 @@ OTHERS = {
         ),
         "kSameAsRequested",
     ),
+    "TurboMind of LMDeploy": (
+        "RuntimeError: [TM][ERROR] CUDA runtime error: out of memory /src/utils/allocator.h:231",
+        "--cache-max-entry-count",
+    ),
+    "weights of LMDeploy": (
+        'File "/a/lmdeploy/turbomind/turbomind.py", line 145, in _create_weight_func\n'
+        "    model_comm.create_shared_weights(device_id, rank)\n"
+        "RuntimeError: [TM][ERROR] CUDA runtime error: out of memory /src/memory_utils.cu:32",
+        "--tp over more GPUs",
+    ),
     "a miner": ("Cuda error in func 'start' at line 9 : out of memory", "nvidia-smi"),
     "pool of ggml": ("ggml-cuda.cu:44: CUVMM Failure: out of memory", "GGML_CUDA_NO_VMM"),
 }
@@ -1076,3 +1086,40 @@ def test_tensor_that_is_joined_while_memory_is_seen_to_grow_is_a_leak():
     )
 
     assert diagnose(case_of(text)).verdict.cause is Cause.LEAK
+
+
+def test_tool_that_shows_who_is_on_the_gpu_is_the_vendors():
+    text = (
+        "HIP out of memory. Tried to allocate 76.00 MiB. GPU 0 has a total capacity of 287.98 GiB "
+        "of which 0 bytes is free. Of the allocated memory 8.51 GiB is allocated by PyTorch, and "
+        "1.99 MiB is reserved by PyTorch but unallocated."
+    )
+
+    result = diagnose(case_of(text))
+
+    assert result.verdict.settled_by == "rocm-smi names the processes."
+    said = " ".join(f"{r.change} {r.verify}" for r in result.recommendations)
+    assert "rocm-smi" in said
+    assert "nvidia" not in said
+
+
+def test_rest_of_a_tpu_is_held_by_the_program_itself():
+    result = diagnose(
+        case_of(
+            "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Error allocating device "
+            "buffer: Attempting to allocate 15.65G. That was not possible. There are 11.08G "
+            "free.; (0x0x0_HBM0)\n"
+        )
+    )
+
+    assert "this one's other arrays hold the rest" in result.verdict.summary
+    assert Cause.OTHER_PROCESS not in result.verdict.also
+    assert "nvidia-smi" not in result.verdict.settled_by
+
+
+def test_gaussian_splatting_is_advised_in_its_options():
+    full = old_style("42.00 MiB", "24.00 GiB", "53.19 GiB", "0 bytes", "53.57 GiB")
+
+    _, first = first_of(f"{full}\nI use a 3090 for gaussian-splatting with 3000 photos.\n")
+
+    assert "--data_device cpu" in first.change

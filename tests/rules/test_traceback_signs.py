@@ -74,6 +74,11 @@ SHAPES = {
         frame(f"{LIB}/vllm/worker/model_runner.py", "load_model", "self.model = get_model()"),
         frame(f"{LIB}/vllm/somewhere.py", "create_weights", "w = torch.empty(n)"),
     ),
+    "loading-weights by the code below": f"{FULL}\n"
+    'model = AutoModel.from_pretrained("a/b", device_map="auto").cuda()\n',
+    "server-cache": failing(
+        frame(f"{LIB}/vllm/worker/cache_engine.py", "__init__", "self.cache = self._allocate()")
+    ),
     "server-step": failing(
         frame(f"{LIB}/vllm/v1/worker/gpu_worker.py", "execute_model", "out = self.run()")
     ),
