@@ -20,7 +20,12 @@ from fragdoctor.analysis.result import DeviceAnalysis, KeptMemory, KeptPattern
 from fragdoctor.diagnosis.bench import Bench
 from fragdoctor.diagnosis.decision import Hypothesis, decide, distinct
 from fragdoctor.diagnosis.run_state import backed_off, run_state
-from fragdoctor.diagnosis.verdict_message import evidence_of_message, read_message, read_no_message
+from fragdoctor.diagnosis.verdict_message import (
+    evidence_of_message,
+    read_message,
+    read_no_message,
+    with_growth,
+)
 from fragdoctor.diagnosis.verdict_stats import evidence_of_stats, read_stats
 from fragdoctor.future.outlook import ENOUGH
 from fragdoctor.model.case import NO_FAILURE
@@ -104,7 +109,7 @@ class CaseEvidence(Struct, frozen=True, dict=True):
         """What the figures alone say."""
         context, message = self.context, self.context.message
         if self.failed is not None:
-            return decide(self.failed)
+            return with_growth(decide(self.failed), message)
         if self.is_of_snapshot:
             return _no_failure(self)
         if message is not None and message.sub_kind != NO_FAILURE:

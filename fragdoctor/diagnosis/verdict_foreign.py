@@ -34,7 +34,13 @@ def by_its_figures(name: str, message: OomMessage) -> Hypothesis:
     for row in _ROWS:
         if (found := row(name, message)) is not None:
             return found
-    text = f"{name} ran out of device memory; the message prints no figures."
+    figures = (
+        "the message prints no figures"
+        if message.free_bytes is None or message.total_bytes is None
+        else f"{format_size(message.free_bytes)} of {format_size(message.total_bytes)} were free "
+        "when it began"
+    )
+    text = f"{name} ran out of device memory; {figures}."
     return _open(Cause.CAPACITY, text, message)
 
 

@@ -300,7 +300,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             ),
             # a traceback that was cut above torch's own frames
             Place(
-                code=r"\b(?:model|net|pipe)\w*\.(?:to|cuda)\(|\b(?:load_model|from_pretrained)\(",
+                code=r"\b(?:model|module|net|pipe)\w*\.(?:to|cuda)\(|\b(?:load_model|from_pretrained)\("
+                r"|\bt\.to\(device, dtype if |\bself\._apply\((?:convert|lambda t: t\.)",
                 is_last=True,
             ),
             Place(
@@ -690,6 +691,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 r"|(?:attn|attention)_(?:weights|scores|probs)\s?=|\bmatmul_result\s?=|(?:\bq\w*|\))\s?@\s?k\w*\.transpose|baddbmm\("
                 r"|einsum\(\s*f?['\"][^'\"]*i d\s?,[^'\"]*j d\s?->[^'\"]*i j['\"]"
                 r"|einsum\(\s*f?['\"](\w*)(\w)(\w)\s?,\s?\1(\w)\3\s?->\s?\1\2\4['\"]"
+                r"|einsum\(\s*['\"][^'\"]{0,20}i j\s?,[^'\"]{0,20}j d\s?->[^'\"]{0,20}i d['\"]"
             ),
         ),
     ),
@@ -812,9 +814,9 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         grows_with=_BATCH,
         is_surrounding=True,
         title="Keep numbers from step to step, not tensors with their graph",
-        change="loss.item() in place of loss where losses are summed or kept, .detach().cpu() for "
-        "outputs that are kept, torch.no_grad() around inference and metrics, states detached "
-        "between sequences; then cap what differs from batch to batch: lengths, boxes, nodes",
+        change="sum and store loss.item(), not loss; store outputs with .detach().cpu(); put "
+        "torch.no_grad() around inference and metrics; detach states between sequences; then cap "
+        "what differs from batch to batch: lengths, boxes, nodes",
         why="What a step leaves behind adds up, whatever the batch: a loss that is kept holds the "
         "graph of its step.",
         source="torch 2.13, docs/source/notes/faq.rst",

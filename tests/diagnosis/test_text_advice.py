@@ -214,7 +214,7 @@ stack traceback:
 
 @pytest.mark.parametrize(
     ("file", "function", "said"),
-    [("utils", "recursiveType", "Take a GPU that is free"), ("Linear", "updateOutput", "batch")],
+    [("utils", "recursiveType", "Use a GPU that is free"), ("Linear", "updateOutput", "batch")],
 )
 def test_lua_is_advised_in_its_own_words(file, function, said):
     _, first = first_of(LUA.format(file, function))
@@ -629,7 +629,19 @@ OTHERS = {
         'File "/a/lmdeploy/turbomind/turbomind.py", line 145, in _create_weight_func\n'
         "    model_comm.create_shared_weights(device_id, rank)\n"
         "RuntimeError: [TM][ERROR] CUDA runtime error: out of memory /src/memory_utils.cu:32",
-        "--tp over more GPUs",
+        "over more GPUs (--tp)",
+    ),
+    "cache of TensorRT-LLM": (
+        "[TRT-LLM] [E] Executor creation failed due to insufficient GPU memory.\n\n"
+        "The following component could not be created: KV cache\nTotal GPU memory (GiB): 140.06\n"
+        "Free GPU memory before component creation attempt (GiB): 108.86\n",
+        "free_gpu_memory_fraction",
+    ),
+    "variables of TensorFlow": (
+        "ResourceExhaustedError: OOM when allocating tensor with shape[25088,4096] and type float "
+        "on /job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc\n"
+        "\t [[Node: vgg_16/fc6/weights/Initializer/random_uniform = RandomUniform[T=DT_INT32]()]]",
+        "before any batch",
     ),
     "a miner": ("Cuda error in func 'start' at line 9 : out of memory", "nvidia-smi"),
     "pool of ggml": ("ggml-cuda.cu:44: CUVMM Failure: out of memory", "GGML_CUDA_NO_VMM"),
@@ -1123,3 +1135,26 @@ def test_gaussian_splatting_is_advised_in_its_options():
     _, first = first_of(f"{full}\nI use a 3090 for gaussian-splatting with 3000 photos.\n")
 
     assert "--data_device cpu" in first.change
+
+
+def test_figures_of_tensorrt_llms_executor_are_told():
+    text, _ = OTHERS["cache of TensorRT-LLM"]
+
+    assert "108.86 GiB of 140.06 GiB were free" in diagnose(case_of(text)).verdict.summary
+
+
+def test_memory_that_was_seen_to_grow_is_the_only_evidence_beside_a_size():
+    verdict, first = first_of(
+        "cuda memory increases with the iteration, then CUDA out of memory. Tried to allocate "
+        "20.00 MiB\n"
+    )
+
+    assert (verdict.cause, verdict.confidence) == (Cause.LEAK, Confidence.POSSIBLE)
+    assert "loss.item()" in first.change
+
+
+def test_ctranslate2_is_told_once_and_not_to_block_launches():
+    verdict, _ = first_of("RuntimeError: CUDA failed with error out of memory\n")
+
+    assert verdict.summary.count("CTranslate2") == 1
+    assert "CUDA_LAUNCH_BLOCKING" not in verdict.settled_by

@@ -76,6 +76,15 @@ SHAPES = {
     ),
     "loading-weights by the code below": f"{FULL}\n"
     'model = AutoModel.from_pretrained("a/b", device_map="auto").cuda()\n',
+    "loading-weights of a box without files": "│ ❱  905 │   │   return t.to(device, dtype if "
+    f"t.is_floating_point() or\n╰────────╯\n{FULL}\n",
+    "loading-weights of a pipeline": failing(
+        frame("/job/train.py", "validate", "pipeline = pipeline.to(accelerator.device)"),
+        frame(f"{LIB}/diffusers/pipelines/pipeline_utils.py", "to", "module.to(torch_device)"),
+    ),
+    "attention-scores of old code": failing(
+        frame("/job/attention.py", "forward", "out = einsum('b i j, b j d -> b i d', attn, v)")
+    ),
     "server-cache": failing(
         frame(f"{LIB}/vllm/worker/cache_engine.py", "__init__", "self.cache = self._allocate()")
     ),
