@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from fragdoctor.inputs.wordings.wording import ALLOCATOR, DRIVER, HOST
 from fragdoctor.model.case import GROWS, OomMessage
+from fragdoctor.model.frameworks import frameworks_in
 
 MAX_CHARS: Final = 256 * 1024
 _MAX_TEXT: Final = 500
@@ -26,7 +27,8 @@ _MEMORY: Final = (
 )
 SHORTAGE: Final = re.compile(
     rf"\b(?:(?P<torch>cuda|hip)[ :]{{1,2}})?out[ _-]of[ _-]{_MEMORY}(?![ -]killer)"
-    r"|(?:^|(?<=[a-z`] ))(?P<name>(?:torch\.(?:cuda\.)?)?OutOfMemoryError)(?=\s{1,80}[a-zT]|$)"
+    r"|(?:^|(?<=[a-z`] ))`?(?P<name>(?:torch\.(?:cuda\.)?)?OutOfMemoryError)"
+    r"(?=`?\s{1,80}[a-zT]|`?$)"
     r"|\b(?-i:OOM)s?\b(?!\W{1,3}(?:0|count|safe|score|killer: disabled)\b)"
     r"|\b(?:an?|cuda|gpu|vram|get|gets|got|hit|hits) oom\b"
     rf"|(?:\bnot|n't)(?: have| provide)? enough {_MEMORY}|\b(?:insufficient|no more) {_MEMORY}"
@@ -119,7 +121,7 @@ def _message(found: re.Match[str], told: str, head: str) -> OomMessage:
     around = head[max(0, found.start() - 700) : found.end() + 250]
     if is_on_host:
         kind, sub_kind = HOST, ""
-    elif found["torch"] or found["name"]:
+    elif found["torch"] or found["name"] or frameworks_in((), around):
         kind, sub_kind = ALLOCATOR, "figures-lost"
     else:
         kind, sub_kind = DRIVER, "" if _ON_DEVICE.search(around) else "unread"

@@ -102,7 +102,7 @@ ENGINES: Final[tuple[Engine, ...]] = (
                 "one)",
             ),
         },
-        logs=r"\bollama\b|llama runner",
+        logs=r"\bollama\b|llama runner|/ml/backend/ggml/",
         verify="ollama ps shows what is on the GPU; the log's sizes stay below the free memory.",
     ),
     Engine(

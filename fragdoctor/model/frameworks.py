@@ -281,7 +281,7 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             "sub_group_size under ZeRO 3",
         },
         logs=r"\[launch\.py:\d+:sigkill_handler|DeepSpeed(?:ZeRoOffload|Strategy)"
-        r"|see_memory_usage\]|--deepspeed\b|\bZeRO[- ]?(?:[123]\b|stage)",
+        r"|see_memory_usage\]|--deepspeed\b|(?i:\bzero[-_ ]?(?:[123]\b|stage))",
     ),
     Framework(
         "accelerate",
@@ -335,7 +335,8 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             "with the most objects; cut crowded images into tiles; since 8.3.30 it falls back to "
             "the CPU there, which is slow",
         },
-        logs=r"(?i:\bultralytics\b|\byolo ?v?(?:5|8|9|1[0-2])[a-z]?\b)|\bimgsz\b",
+        logs=r"(?i:\bultralytics\b|\byolo ?v?(?:5|8|9|1[0-2])[a-z]?\b)|\bimgsz\b"
+        r"|\bvideo \d{1,6}/\d{1,6} \(frame \d",
     ),
     Framework(
         "Real-ESRGAN",
@@ -506,6 +507,7 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             "4.56), or 4 bits (quantization_config=BitsAndBytesConfig(load_in_4bit=True)); "
             "device_map='auto' spreads it over several GPUs and the CPU, with max_memory for each",
         },
+        logs=r"\bdevice_map\b|\bAutoModel\w{0,40}\b",
     ),
 )
 """A framework comes first if its words also hold for the ones below: TRL runs Trainer's loop."""

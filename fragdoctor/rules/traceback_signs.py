@@ -133,7 +133,9 @@ def is_seen_to_grow(message: OomMessage) -> bool:
 
 _BACKWARD: Final = Place(code=r"\.backward\(")
 _TRAINS: Final = Place(named=r"(?i)train|^(?:fit|closure)$")
-_PASTES: Final = Place(functions="_do_paste_mask paste_masks_in_image get_seg_masks prep_display")
+_PASTES: Final = Place(
+    functions="_do_paste_mask paste_masks_in_image get_seg_masks prep_display prep_metrics"
+)
 
 
 def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
@@ -301,7 +303,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             # a traceback that was cut above torch's own frames
             Place(
                 code=r"\b(?:model|module|net|pipe)\w*\.(?:to|cuda)\(|\b(?:load_model|from_pretrained)\("
-                r"|\bt\.to\(device, dtype if |\bself\._apply\((?:convert|lambda t: t\.)",
+                r"|= ?\w*Trainer\(|\bt\.to\(device, dtype if "
+                r"|\bself\._apply\((?:convert|lambda t: t\.)",
                 is_last=True,
             ),
             Place(
@@ -623,7 +626,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             Place(code=r"\bgrid_sampler?\("),
         ),
         # drawing masks calls grid_sample too
-        unless=(Place(functions="_do_paste_mask paste_masks_in_image get_seg_masks prep_display"),),
+        unless=(_PASTES,),
     ),
     TracebackSign(
         name="gaussian-tiles",
@@ -801,6 +804,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 "_evaluation_step validation_step _run_sanity_check validate"
             ),
             Place(file=r"(?:^|/)evaluation/"),
+            Place(code=r"\bself\.(?:val|validate|validation|eval|evaluate|evaluation)_\w+\("),
             # The user's own functions named so: val_one_epoch, run_validation, test_model.
             Place(
                 named=r"^(?!.*train)(?:.*_)?(?:val|valid|validate|validation|eval|evaluate"
@@ -881,7 +885,9 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             ),
             Place(file=rf"(?:^|/)(?:\w*_)?{_INFERS}\w*\.py$"),
             Place(functions="infer inference predict upscale transcribe enhance generate detect"),
+            Place(code=r"\.(?:infer|inference|predict|upscale|transcribe|enhance|generate)\("),
         ),
+        intro=r"\bvideo \d{1,6}/\d{1,6} \(frame \d",
         in_words=rf"(?i)\b(?:python3?|ran|run|running) (?:\S*[/\\])?(?:\w*_)?{_INFERS}\w*\.py\b"
         r"|\bupscal|super.?resol|\btranscrib|\binference\b|Mask\w{0,40}Generator\(",
     ),

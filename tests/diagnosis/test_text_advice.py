@@ -626,22 +626,35 @@ OTHERS = {
         "--cache-max-entry-count",
     ),
     "weights of LMDeploy": (
-        'File "/a/lmdeploy/turbomind/turbomind.py", line 145, in _create_weight_func\n'
-        "    model_comm.create_shared_weights(device_id, rank)\n"
-        "RuntimeError: [TM][ERROR] CUDA runtime error: out of memory /src/memory_utils.cu:32",
+        (
+            'File "/a/lmdeploy/turbomind/turbomind.py", line 145, in _create_weight_func\n'
+            "    model_comm.create_shared_weights(device_id, rank)\n"
+            "RuntimeError: [TM][ERROR] CUDA runtime error: out of memory /src/memory_utils.cu:32"
+        ),
         "over more GPUs (--tp)",
     ),
     "cache of TensorRT-LLM": (
-        "[TRT-LLM] [E] Executor creation failed due to insufficient GPU memory.\n\n"
-        "The following component could not be created: KV cache\nTotal GPU memory (GiB): 140.06\n"
-        "Free GPU memory before component creation attempt (GiB): 108.86\n",
+        (
+            "[TRT-LLM] [E] Executor creation failed due to insufficient GPU memory.\n\n"
+            "The following component could not be created: KV cache\nTotal GPU memory (GiB): 140.06\n"
+            "Free GPU memory before component creation attempt (GiB): 108.86\n"
+        ),
         "free_gpu_memory_fraction",
     ),
     "variables of TensorFlow": (
-        "ResourceExhaustedError: OOM when allocating tensor with shape[25088,4096] and type float "
-        "on /job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc\n"
-        "\t [[Node: vgg_16/fc6/weights/Initializer/random_uniform = RandomUniform[T=DT_INT32]()]]",
+        (
+            "ResourceExhaustedError: OOM when allocating tensor with shape[25088,4096] and type float "
+            "on /job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc\n"
+            "\t [[Node: vgg_16/fc6/weights/Initializer/random_uniform = RandomUniform[T=DT_INT32]()]]"
+        ),
         "before any batch",
+    ),
+    "Ollama by its build": (
+        (
+            "CUDA error: out of memory\n  in function alloc at "
+            "//ml/backend/ggml/ggml/src/ggml-cuda/ggml-cuda.cu:445\n"
+        ),
+        "num_ctx",
     ),
     "a miner": ("Cuda error in func 'start' at line 9 : out of memory", "nvidia-smi"),
     "pool of ggml": ("ggml-cuda.cu:44: CUVMM Failure: out of memory", "GGML_CUDA_NO_VMM"),
@@ -1158,3 +1171,15 @@ def test_ctranslate2_is_told_once_and_not_to_block_launches():
 
     assert verdict.summary.count("CTranslate2") == 1
     assert "CUDA_LAUNCH_BLOCKING" not in verdict.settled_by
+
+
+def test_tenth_of_the_cache_in_holes_is_a_full_card():
+    full = old_style("210.00 MiB", "10.92 GiB", "9.16 GiB", "147.50 MiB", "10.18 GiB")
+
+    assert first_of(full)[0].cause is Cause.CAPACITY
+
+
+def test_killed_process_with_zero_3_is_told_to_offload_less():
+    _, first = first_of("zero-3-offload, one H100\nexitcode -9\n")
+
+    assert "offload less to the host" in first.change

@@ -28,6 +28,7 @@ TOLD = (
     "It tries to exceed the GPU memory and dies.",
     "训练时爆显存了",
     "it is out of memory on the GPU. you can see the log below.",
+    "On a longer video I encounter an `OutOfMemoryError` on my device.",
 )
 EXPLAINED = (
     "If you see an out of memory error, reduce the batch.",
@@ -114,3 +115,10 @@ def test_sentence_that_says_whose_memory_it_was_comes_first() -> None:
 
     assert message is not None
     assert (message.kind, message.line) == ("host-ram", 2)
+
+
+def test_failure_told_beside_a_framework_of_pytorch_is_pytorchs():
+    message = told_failure("At 8k tokens it goes OOM. I set device_map='auto'.\n")
+
+    assert message is not None
+    assert message.kind == "pytorch-caching-allocator"

@@ -85,6 +85,19 @@ SHAPES = {
     "attention-scores of old code": failing(
         frame("/job/attention.py", "forward", "out = einsum('b i j, b j d -> b i d', attn, v)")
     ),
+    "loading-weights of a trainer": failing(
+        frame("/job/workflow.py", "run", "trainer = PairwiseTrainer(")
+    ),
+    "evaluation by the call": failing(
+        frame("/job/trainer.py", "loop", "self.eval_iteration(step)"),
+        frame("/job/decorators.py", "wrapper", "ret = func(self, *args)"),
+    ),
+    "inference by the call": failing(frame("/job/pipeline.py", "run", "model.transcribe(path)")),
+    "inference of a video": f"video 1/1 (frame 252/4272) /a/b.mp4: 1024x1024 1 0, 66.7ms\n{FULL}\n",
+    "pasted-masks of an evaluation": failing(
+        frame("/job/eval.py", "prep_metrics", "dets, w, h, crop_masks=crop)"),
+        frame("/job/output_utils.py", "postprocess", "masks = F.interpolate(masks)"),
+    ),
     "server-cache": failing(
         frame(f"{LIB}/vllm/worker/cache_engine.py", "__init__", "self.cache = self._allocate()")
     ),
