@@ -243,7 +243,8 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             "tensor_parallel_size={n})), and parallelize_module in configure_model()",
         },
         "lightning",
-        r"\bpl\.Trainer\(|\bpytorch_lightning\b|PyTorch Lightning|accumulate_grad_batches",
+        r"\bpl\.Trainer\(|\b(?:pytorch_lightning|LightningModule)\b"
+        r"|PyTorch Lightning|accumulate_grad_batches",
     ),
     Framework(
         "Megatron",

@@ -296,6 +296,9 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             ),
             Place(file=r"/torch/nn/modules/\w+\.py$", functions="__init__ reset_parameters"),
             Place(
+                named=r"^_?(?:fast_)?load_(?:\w{1,40}_)?(?:model|pipeline|transformer|weight)s?$"
+            ),
+            Place(
                 file=r"/(?:vllm|sglang)/",
                 functions="load_model initialize_model _initialize_model load_weights "
                 "create_weights",
@@ -303,7 +306,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             # a traceback that was cut above torch's own frames
             Place(
                 code=r"\b(?:model|module|net|pipe)\w*\.(?:to|cuda)\(|\b(?:load_model|from_pretrained)\("
-                r"|= ?\w*Trainer\(|\bt\.to\(device, dtype if "
+                r"|\bensure_model_loaded\(|= ?\w*Trainer\(|\bt\.to\(device, dtype if "
                 r"|\bself\._apply\((?:convert|lambda t: t\.)",
                 is_last=True,
             ),

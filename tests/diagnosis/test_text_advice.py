@@ -636,16 +636,17 @@ OTHERS = {
     "cache of TensorRT-LLM": (
         (
             "[TRT-LLM] [E] Executor creation failed due to insufficient GPU memory.\n\n"
-            "The following component could not be created: KV cache\nTotal GPU memory (GiB): 140.06\n"
+            "The following component could not be created: KV cache\n"
+            "Total GPU memory (GiB): 140.06\n"
             "Free GPU memory before component creation attempt (GiB): 108.86\n"
         ),
         "free_gpu_memory_fraction",
     ),
     "variables of TensorFlow": (
         (
-            "ResourceExhaustedError: OOM when allocating tensor with shape[25088,4096] and type float "
-            "on /job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc\n"
-            "\t [[Node: vgg_16/fc6/weights/Initializer/random_uniform = RandomUniform[T=DT_INT32]()]]"
+            "ResourceExhaustedError: OOM when allocating tensor with shape[25088,4096] and type "
+            "float on /job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc\n"
+            "\t [[Node: fc6/weights/Initializer/random_uniform = RandomUniform[T=DT_INT32]()]]"
         ),
         "before any batch",
     ),

@@ -88,6 +88,10 @@ SHAPES = {
     "loading-weights of a trainer": failing(
         frame("/job/workflow.py", "run", "trainer = PairwiseTrainer(")
     ),
+    "loading-weights by the name of a function": failing(
+        frame("/job/wgp.py", "load_models", "model = handlers[kind].make(name)"),
+        frame("/job/any2video.py", "__init__", "self.model = offload.fast(name, kind=Model)"),
+    ),
     "evaluation by the call": failing(
         frame("/job/trainer.py", "loop", "self.eval_iteration(step)"),
         frame("/job/decorators.py", "wrapper", "ret = func(self, *args)"),
