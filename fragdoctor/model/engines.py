@@ -270,10 +270,6 @@ ENGINES: Final[tuple[Engine, ...]] = (
                 "spread them over more GPUs (--tp_size, --pp_size), lower max_num_tokens, or use a "
                 "quantized checkpoint",
             ),
-            Need.GRAPH: Advice(
-                "Leave more memory beside the weights",
-                "lower max_num_tokens, max_seq_len and max_batch_size",
-            ),
         },
         speaks=frozenset({"trtllm"}),
         logs=r"TRT-LLM\]|TensorRT-LLM",

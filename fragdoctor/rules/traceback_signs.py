@@ -360,28 +360,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         intro=r"[Cc]apture cuda graph failed|Capturing (?:the model for CUDA |cuda)graphs",
     ),
     TracebackSign(
-        name="server-cache",
-        doing="while the server set its KV cache aside",
-        grows_with=_MODEL,
-        title="Leave the server's KV cache a smaller share of the GPU",
-        change="a smaller share of the card for the cache",
-        spelled=Change.BATCH,
-        why="The cache is sized by a share of the whole card, whatever else is there by then: a "
-        "trainer's model in the same process, or what loading has left.",
-        source="vllm 0.6 to 0.11, worker/cache_engine.py and v1/worker/gpu_model_runner.py; sglang "
-        "0.4 to 0.5.20, srt/model_executor and srt/mem_cache/memory_pool.py",
-        places=(
-            Place(
-                file=r"/(?:vllm|sglang)/",
-                functions="_allocate_kv_cache allocate_kv_cache _allocate_kv_cache_tensors "
-                "initialize_kv_cache init_memory_pool _create_buffers",
-            ),
-            Place(file=r"/vllm/worker/cache_engine\.py$"),
-        ),
-    ),
-    TracebackSign(
         name=SERVER_STEP,
-        doing="while the server ran a step",
+        doing="while the server set its KV cache aside or ran a step",
         grows_with=_MODEL,
         is_surrounding=True,
         title="Give the server's steps more room beside its KV cache",

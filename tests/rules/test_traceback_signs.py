@@ -102,9 +102,6 @@ SHAPES = {
         frame("/job/eval.py", "prep_metrics", "dets, w, h, crop_masks=crop)"),
         frame("/job/output_utils.py", "postprocess", "masks = F.interpolate(masks)"),
     ),
-    "server-cache": failing(
-        frame(f"{LIB}/vllm/worker/cache_engine.py", "__init__", "self.cache = self._allocate()")
-    ),
     "server-step": failing(
         frame(f"{LIB}/vllm/v1/worker/gpu_worker.py", "execute_model", "out = self.run()")
     ),
