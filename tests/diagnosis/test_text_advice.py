@@ -983,7 +983,7 @@ def test_program_on_the_cpu_is_advised_a_smaller_batch():
         verdict, first = first_of(text)
 
         assert verdict.cause is Cause.HOST_MEMORY
-        assert first.change.startswith("a smaller batch")
+        assert first.change.startswith("use a smaller batch")
 
 
 def test_request_of_the_old_cpu_allocator_is_the_hosts():
