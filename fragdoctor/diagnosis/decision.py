@@ -311,17 +311,23 @@ def _free_enough(r: FailedRequest) -> Iterator[Hypothesis]:
             "torch.cuda.get_per_process_memory_fraction() (2.10 and later).",
         )
         return
-    fraction = "a memory fraction that this version's message does not print, "
+    fraction, ask = (
+        (
+            "a memory fraction that this version's message does not print, ",
+            "Say whether a memory fraction is set; ",
+        )
+        if r.may_hide_limit
+        else ("", "")
+    )
     reasons = (
-        f"{fraction if r.may_hide_limit else ''}a neighbor that has since freed its memory, "
+        f"{fraction}a neighbor that has since freed its memory, "
         "a limit of the driver or of virtual memory, or on Windows a page file that is too small"
     )
     yield Hypothesis(
         Cause.UNKNOWN,
         f"{figures}: a full device does not explain it; possible causes are {reasons}.",
-        settled_by="Say whether a memory fraction is set and list the processes on the "
-        "device (nvidia-smi); the allocator's trace shows whether the driver was asked at "
-        "all.",
+        settled_by=f"{ask}nvidia-smi during the run lists the processes on the device, and the "
+        "allocator's trace shows whether the driver was asked at all.",
         also=(Cause.MEMORY_LIMIT,) if r.may_hide_limit else (),
     )
 

@@ -20,13 +20,19 @@ from fragdoctor.analysis.result import DeviceAnalysis, KeptMemory, KeptPattern
 from fragdoctor.diagnosis.bench import Bench
 from fragdoctor.diagnosis.decision import Hypothesis, decide, distinct
 from fragdoctor.diagnosis.run_state import backed_off, run_state
-from fragdoctor.diagnosis.verdict_message import evidence_of_message, read_message, read_no_message
+from fragdoctor.diagnosis.verdict_message import (
+    evidence_of_message,
+    read_message,
+    read_no_message,
+    with_growth,
+)
 from fragdoctor.diagnosis.verdict_stats import evidence_of_stats, read_stats
 from fragdoctor.future.outlook import ENOUGH
 from fragdoctor.model.case import NO_FAILURE
 from fragdoctor.model.census import HoldingKind
 from fragdoctor.model.diagnosis import Cause, Verdict
 from fragdoctor.model.finding import ACTIVE, LIVE_AT_FAILURE, Confidence, Evidence
+from fragdoctor.model.gpus import with_monitor_of
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState, ReplayResult
 from fragdoctor.model.snapshot import Action
 from fragdoctor.model.story import TrialTrend
@@ -103,7 +109,7 @@ class CaseEvidence(Struct, frozen=True, dict=True):
         """What the figures alone say."""
         context, message = self.context, self.context.message
         if self.failed is not None:
-            return decide(self.failed)
+            return with_growth(decide(self.failed), message)
         if self.is_of_snapshot:
             return _no_failure(self)
         if message is not None and message.sub_kind != NO_FAILURE:
@@ -114,6 +120,12 @@ class CaseEvidence(Struct, frozen=True, dict=True):
             return read_no_message(context.case.oom)
         nothing = "There is no input to judge."
         return Hypothesis(Cause.UNKNOWN, nothing, row="no-input")
+
+    @property
+    def backend(self) -> str:
+        """Backend of the message, or CUDA without one."""
+        message = self.context.message
+        return "cuda" if message is None else message.backend
 
     @property
     def _explaining(self) -> DeviceAnalysis | None:
@@ -195,7 +207,7 @@ def find_verdict(evidence: CaseEvidence) -> Verdict:
         distinct(beside, decided.cause),
         _figures(evidence),
         decided.row,
-        decided.settled_by,
+        with_monitor_of(evidence.backend, decided.settled_by),
     )
     outlook = evidence.outlook
     if outlook is not None and not (verdict.cause is Cause.HEALTHY and evidence.failed is not None):

@@ -13,7 +13,6 @@ from fragdoctor.model.case import OomMessage
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.engines import NEXT_TO_NOTHING_BYTES, asked_bytes
 from fragdoctor.model.finding import Confidence
-from fragdoctor.model.gpus import monitor_of
 from fragdoctor.rules.failed_request import known
 from fragdoctor.units import format_size
 
@@ -21,10 +20,13 @@ WATCH: Final = "nvidia-smi shows the device's size and whether another process i
 
 
 def watch(message: OomMessage) -> str:
-    """Return the vendor's command that shows who is on the device, or "" if there is none."""
-    if message.variant == "jax-program" or message.backend in ("cpu", "directml"):
-        return ""
-    return WATCH.replace("nvidia-smi", monitor_of(message.backend))
+    """Return how to see who is on the device, or "" if nothing shows it."""
+    return "" if _is_tpu(message) or message.backend in ("cpu", "directml") else WATCH
+
+
+def _is_tpu(message: OomMessage) -> bool:
+    """Return whether a TPU printed a message: it belongs to one process (libtpu's lock file)."""
+    return message.variant in ("jax-program", "jax-reserve")
 
 
 def by_its_figures(name: str, message: OomMessage) -> Hypothesis:
@@ -32,7 +34,13 @@ def by_its_figures(name: str, message: OomMessage) -> Hypothesis:
     for row in _ROWS:
         if (found := row(name, message)) is not None:
             return found
-    text = f"{name} ran out of device memory; the message prints no figures."
+    figures = (
+        "the message prints no figures"
+        if message.free_bytes is None or message.total_bytes is None
+        else f"{format_size(message.free_bytes)} of {format_size(message.total_bytes)} were free "
+        "when it began"
+    )
+    text = f"{name} ran out of device memory; {figures}."
     return _open(Cause.CAPACITY, text, message)
 
 
@@ -40,7 +48,7 @@ def _open(
     cause: Cause, text: str, m: OomMessage, sure: Confidence = Confidence.POSSIBLE
 ) -> Hypothesis:
     """Return a hypothesis that leaves open who else is on the device."""
-    also: tuple[Cause, ...] = (Cause.OTHER_PROCESS,)
+    also: tuple[Cause, ...] = () if _is_tpu(m) else (Cause.OTHER_PROCESS,)
     if cause is Cause.UNKNOWN:
         also = (Cause.CAPACITY, *also)
     return Hypothesis(cause, text, sure, watch(m), also=also)
@@ -108,10 +116,12 @@ def _beyond_free(name: str, m: OomMessage) -> Hypothesis | None:
             f"{format_size(wanted)} were asked for."
         )
         return _open(Cause.CAPACITY, text, m, Confidence.LIKELY)
-    text = (
-        f"{name} asked for {format_size(wanted)} with {format_size(free)} free; the message "
-        "does not say who holds the rest."
+    rest = (
+        "on a TPU, which belongs to one process, this one's other arrays hold the rest"
+        if _is_tpu(m)
+        else "the message does not say who holds the rest"
     )
+    text = f"{name} asked for {format_size(wanted)} with {format_size(free)} free; {rest}."
     return _open(Cause.CAPACITY, text, m, _by_size(wanted))
 
 

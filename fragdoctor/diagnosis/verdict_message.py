@@ -65,7 +65,7 @@ LIBRARIES: Final = {
     "cudnn": "cuDNN",
     "nccl": "NCCL",
     "thrust": "Thrust",
-    "ctranslate2": "CTranslate2, which runs faster-whisper,",
+    "ctranslate2": "CTranslate2",
     "bitsandbytes": "bitsandbytes",
 }
 """Libraries that ask the driver for memory, by the kind or finer kind of their messages."""
@@ -196,12 +196,21 @@ def read_no_message(log: OomLog) -> Hypothesis:
 def read_message(message: OomMessage) -> Hypothesis:
     """Return the hypothesis on one message of any kind."""
     row = f"message-{message.sub_kind or message.kind}"
-    found = _read(message)
-    if found.confidence is Confidence.POSSIBLE and is_seen_to_grow(message):
-        # The only evidence is what people saw: memory that grows is kept from step to step.
-        also = distinct((found.cause, *found.also), Cause.LEAK)
-        found = replace(found, cause=Cause.LEAK, also=also)
+    found = with_growth(_read(message), message)
     return replace(found, row=found.row or row)
+
+
+def with_growth(found: Hypothesis, message: OomMessage | None) -> Hypothesis:
+    """Return a leak instead of a cause that is only possible, if people saw memory grow.
+
+    Memory that grows is kept from step to step, and nothing else is known.
+    """
+    if message is None or found.confidence is not Confidence.POSSIBLE:
+        return found
+    if not is_seen_to_grow(message):
+        return found
+    also = distinct((found.cause, *found.also), Cause.LEAK)
+    return replace(found, cause=Cause.LEAK, also=also)
 
 
 def _read(message: OomMessage) -> Hypothesis:
@@ -374,17 +383,21 @@ def _library(message: OomMessage) -> Hypothesis:
             also=(Cause.OTHER_PROCESS,),
         )
     full = "the device was full" if asked is not None else "most likely the device was full"
-    is_nccl = message.kind == "nccl"
     sign = sign_of(message)
-    failed = f" It failed {sign.doing}." if sign is not None else ""
+    failed = f" It failed {sign.doing}." if sign is not None and name not in sign.doing else ""
+    cheap = {
+        "nccl": "Print torch.cuda.mem_get_info() before the communicator is created.",
+        "driver-no-figures": "nvidia-smi during the run shows whether the device is full.",
+    }
     return Hypothesis(
         Cause.CAPACITY,
         f"{name} could not get {what}: it asks the driver directly, and PyTorch's cache does not "
         f"make room for it: {full}.{failed}",
-        settled_by="Print torch.cuda.mem_get_info() before the communicator is created."
-        if is_nccl
-        else "Print torch.cuda.mem_get_info() before the call; rerun with "
-        "CUDA_LAUNCH_BLOCKING=1, since an index out of range can look the same.",
+        settled_by=cheap.get(
+            message.kind,
+            "Print torch.cuda.mem_get_info() before the call; rerun with CUDA_LAUNCH_BLOCKING=1, "
+            "since an index out of range can look the same.",
+        ),
         also=(Cause.NON_PYTORCH_MEMORY,),
     )
 

@@ -147,9 +147,10 @@ def find_messages(text: str) -> OomLog:
     one kill. If only a failure of another kind is found, one message of kind ``negative`` says
     which.
 
-    ``primary`` is the first cause: the earliest failure of device memory that printed figures;
-    else the earliest without figures; else the earliest failure of the host's memory; else the
-    earliest warning; else the first message. A message without a rank gets the rank of the process
+    ``primary`` is the first cause: the earliest failure of device memory that printed figures (its
+    repetition, if a title cut it); else the earliest without figures; else the earliest failure of
+    the host's memory, first one that says why; else the earliest warning; else the first message. A
+    message without a rank gets the rank of the process
     whose end the launcher reports below the message.
     Timeouts, asserts and kills that follow an out-of-memory error are its consequences.
     """
@@ -403,15 +404,29 @@ _TOPICS: Final = (
 def _primary(messages: list[OomMessage]) -> int:
     def tier(message: OomMessage) -> int:
         if message.kind in {NEGATIVE, SHARED_MEMORY}:
-            return 4
+            return 5
         if message.is_warning:
-            return 3
+            return 4
         if not message.is_device_oom:
-            return 2
+            return 2 if message.variant in _TELL_WHY else 3
         figures = message.requested_bytes, message.total_bytes, message.kv_tokens_requested
         return 0 if any(f is not None for f in figures) else 1
 
-    return min(range(len(messages)), key=lambda i: (tier(messages[i]), i), default=0)
+    first = min(range(len(messages)), key=lambda i: (tier(messages[i]), i), default=0)
+    whole = (i for i, m in enumerate(messages) if _is_whole_of(messages[first], m))
+    return next(whole, first)
+
+
+def _is_whole_of(cut: OomMessage, message: OomMessage) -> bool:
+    """Return whether a message repeats one that was cut, as a title is, with all its figures."""
+    told = [name for name in _FILLABLE if getattr(cut, name) is not None]
+    return (
+        cut.is_of_caching_allocator
+        and cut.allocated_bytes is None
+        and cut.requested_bytes is not None
+        and message.allocated_bytes is not None
+        and all(getattr(cut, name) == getattr(message, name) for name in ("kind", *told))
+    )
 
 
 _ONE: Final = r"(?:perdevice|_per_gpu)?['\"]?,?(?:of|to|is)?(?:already|just)?[=:]?['\"]?1(?!\.?\d)"

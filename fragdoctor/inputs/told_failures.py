@@ -1,8 +1,8 @@
 """The last resort if no known message is found: a sentence that says that memory ran out.
 
 Programs that fragdoctor does not know report it in their own words, and people describe what they
-got: "it throws a CUDA out of memory error". Advice and rules ("if you see", "may cause") do not
-report a failure.
+got: "it throws a CUDA out of memory error". Advice and rules ("if you see", "may cause"), denials
+("never throws") and memory that levels off do not report a failure.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from fragdoctor.inputs.wordings.wording import ALLOCATOR, DRIVER, HOST
 from fragdoctor.model.case import GROWS, OomMessage
+from fragdoctor.model.frameworks import frameworks_in
 
 MAX_CHARS: Final = 256 * 1024
 _MAX_TEXT: Final = 500
@@ -26,7 +27,8 @@ _MEMORY: Final = (
 )
 SHORTAGE: Final = re.compile(
     rf"\b(?:(?P<torch>cuda|hip)[ :]{{1,2}})?out[ _-]of[ _-]{_MEMORY}(?![ -]killer)"
-    r"|(?:^|(?<=[a-z`] ))(?P<name>(?:torch\.(?:cuda\.)?)?OutOfMemoryError)(?=\s{1,80}[a-zT]|$)"
+    r"|(?:^|(?<=[a-z`] ))`?(?P<name>(?:torch\.(?:cuda\.)?)?OutOfMemoryError)"
+    r"(?=`?\s{1,80}[a-zT]|`?$)"
     r"|\b(?-i:OOM)s?\b(?!\W{1,3}(?:0|count|safe|score|killer: disabled)\b)"
     r"|\b(?:an?|cuda|gpu|vram|get|gets|got|hit|hits) oom\b"
     rf"|(?:\bnot|n't)(?: have| provide)? enough {_MEMORY}|\b(?:insufficient|no more) {_MEMORY}"
@@ -51,7 +53,10 @@ _EXPLAINS: Final = re.compile(
     r"|users?|may|might|could(?! not)|would|should|means?|common|frequent|fixe[ds]"
     r"|errors (?:happen|occur|arise)|make sure"
     r"|handl(?:e|es|ed|ing)|avoids?|prevents?|protection|such as|instead of|as expected)\b"
-    r"|\b(?:when(?:ever)?|once|if|before) (?:the )?$|^\W{0,9}(?:how does|never|tips)\b"
+    r"|\b(?:when(?:ever)?|once|if|before) (?:(?:the|a|cuda|gpu|device|memory) ){0,3}(?:is |runs )?$"
+    r"|\b(?:never|not|n't) (?:throw|rais|report|caus|giv|return)(?:e?s?|ing) (?:an? |any )?$"
+    r"|\b(?:stays?|remains?|is) (?:constant|stable|flat|bounded)\b|\b(?:levels? off|plateaus?)\b"
+    r"|^\W{0,9}(?:how does|never|tips)\b"
     r"|\b(?:closed?|removed?s?|resolved?|detecting|finding) (?:an? |the )?$"
     r"|\b(?:can|will) (?:be|cause|lead|run|get)\b|\be\.g\."
     r"|\bto (?:avoid|prevent|reduce|handle)\b|\b(?:no|not|never|without|0) $"
@@ -116,7 +121,7 @@ def _message(found: re.Match[str], told: str, head: str) -> OomMessage:
     around = head[max(0, found.start() - 700) : found.end() + 250]
     if is_on_host:
         kind, sub_kind = HOST, ""
-    elif found["torch"] or found["name"]:
+    elif found["torch"] or found["name"] or frameworks_in((), around):
         kind, sub_kind = ALLOCATOR, "figures-lost"
     else:
         kind, sub_kind = DRIVER, "" if _ON_DEVICE.search(around) else "unread"

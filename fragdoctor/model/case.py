@@ -30,8 +30,8 @@ GROWS: Final = (
     rf"{_MEMORY}(?:\W{{1,3}}\w{{1,20}}){{0,3}}?\W{{1,3}}(?:keeps?|kept|ceaselessly|gradually"
     r"|steadily|continuously|constantly)(?: \w{1,20}){0,2}? (?:increas|grow|ris)(?:es?|s|ing)\b"
     rf"|{_MEMORY}\W{{1,3}}(?:usage |consumption )?(?:explode[sd]?|exploding|blows? up"
-    r"|(?:increas|grow|ris)(?:es?|s|ing) (?:over time|unlimit\w{2,4}"
-    r"|(?:\w{1,9} )?(?:each|every)))\b(?!-)"
+    r"|(?:increas|grow|ris)(?:es?|s|ing|ed) (?:over time|unlimit\w{2,4}|(?:\w{1,9} )?(?:each|every)"
+    r"|with (?:the |more ){0,2}(?:iteration|step|epoch)s?))\b(?!-)"
     rf"|{_MEMORY} leak(?:s|age|ing)?\b(?! (?:check|test|free)\b)"
 )
 """The ways in which people say that memory grows until it runs out."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from fragdoctor.model.case import OomMessage
 
@@ -40,378 +40,387 @@ class Need(StrEnum):
 
 
 class Advice(NamedTuple):
-    """A way to put less on the device: in a few words, and spelled as options."""
+    """A way to put less on the device: in a few words, and as instructions with its options."""
 
     title: str
     change: str
 
 
-class Engine(Struct, frozen=True):
-    """A program and its advice by need; every program has advice for ``STEP``.
+class Engine(Struct, frozen=True, kw_only=True):
+    """A program and its advice.
 
     Attributes:
         name: name as people write it.
         source: version and file that the advice is from.
+        step: advice for a step, and for any need that has none of its own.
+        words: advice for other needs.
         speaks: kinds, backends and ``sub_kind``s of messages that only this program prints.
-        words: the advice for each need.
         logs: pattern to search for in a message and the lines above it.
         verify: what shows that the advice helped.
     """
 
     name: str
     source: str
-    speaks: frozenset[str]
-    words: Mapping[Need, Advice]
+    step: Advice
+    words: Mapping[Need, Advice] = field(default_factory=dict)
+    speaks: frozenset[str] = frozenset()
     logs: str = ""
     verify: str = "The same request is served."
 
     def advice(self, need: Need) -> Advice:
         """Return the advice for a need."""
-        return self.words.get(need, self.words[Need.STEP])
+        return self.words.get(need, self.step)
 
 
-_LAYERS: Final = (
-    "lower --n-gpu-layers (for MoE models --n-cpu-moe), --tensor-split over several GPUs"
-)
 _JAX_SHARE: Final = (
-    "XLA_PYTHON_CLIENT_MEM_FRACTION=.95 (.75 is the default); XLA_PYTHON_CLIENT_PREALLOCATE=false "
-    "where others use the GPU too"
+    "give JAX more of the GPU with XLA_PYTHON_CLIENT_MEM_FRACTION=.95 (the default is .75)"
+)
+_OTHERS: Final = (
+    "close other programs on the GPU and notebooks that are still open (nvidia-smi lists them)"
 )
 _GROWTH: Final = (
-    "tf.config.experimental.set_memory_growth(gpu, True) for each GPU before anything runs on it, "
-    "or TF_FORCE_GPU_ALLOW_GROWTH=true; end other programs on the GPU, and notebooks that are "
-    "still open"
+    "call tf.config.experimental.set_memory_growth(gpu, True) for each GPU before anything runs on "
+    "it, or set TF_FORCE_GPU_ALLOW_GROWTH=true"
 )
+_TF_HALF: Final = "tf.keras.mixed_precision.set_global_policy('mixed_float16') halves activations"
 
 ENGINES: Final[tuple[Engine, ...]] = (
     Engine(
-        "Ollama",
-        "ollama 0.12, envconfig/config.go and docs/faq.md",
-        frozenset(),
-        {
-            Need.STEP: Advice(
-                "Put less of the model on the GPU",
-                "a lower num_ctx (OLLAMA_CONTEXT_LENGTH) and OLLAMA_NUM_PARALLEL=1; a lower "
-                "num_gpu, which is the number of layers on the GPU; OLLAMA_FLASH_ATTENTION=1 "
-                "with OLLAMA_KV_CACHE_TYPE=q8_0; a smaller quantization",
-            ),
+        name="Ollama",
+        source="ollama 0.12, envconfig/config.go and docs/faq.md",
+        step=Advice(
+            "Put less of the model on the GPU",
+            "lower num_ctx (OLLAMA_CONTEXT_LENGTH) and set OLLAMA_NUM_PARALLEL=1; lower num_gpu, "
+            "the number of layers on the GPU; set OLLAMA_FLASH_ATTENTION=1 with "
+            "OLLAMA_KV_CACHE_TYPE=q8_0; or pull a smaller quantization",
+        ),
+        words={
             Need.WEIGHTS: Advice(
                 "Put fewer layers on the GPU",
-                "a lower num_gpu, which is the number of layers on the GPU, or a smaller "
-                "quantization; stop other models (ollama ps, ollama stop)",
+                "lower num_gpu, the number of layers on the GPU, or pull a smaller quantization; "
+                "stop models that you do not need (ollama ps lists them, ollama stop NAME ends "
+                "one)",
             ),
         },
-        logs=r"\bollama\b|llama runner",
+        logs=r"\bollama\b|llama runner|/ml/backend/ggml/",
         verify="ollama ps shows what is on the GPU; the log's sizes stay below the free memory.",
     ),
     Engine(
-        "llama.cpp",
-        "llama.cpp b6000, common/arg.cpp; llama-cpp-python 0.3, llama.py",
-        frozenset({"ggml", "ggml-host"}),
-        {
-            Need.STEP: Advice(
-                "Put fewer layers on the GPU, or use a smaller context",
-                "lower --n-gpu-layers or --ctx-size (n_gpu_layers and n_ctx in Python), split "
-                "over GPUs, or a smaller quantization",
-            ),
+        name="llama.cpp",
+        source="llama.cpp b6000, common/arg.cpp; llama-cpp-python 0.3, llama.py",
+        step=Advice(
+            "Put fewer layers on the GPU, or use a smaller context",
+            "lower --n-gpu-layers or --ctx-size (n_gpu_layers and n_ctx in Python), split the "
+            "model over more GPUs, or use a smaller quantization",
+        ),
+        words={
             Need.GRAPH: Advice(
                 "Make the compute buffer of that GPU smaller",
-                "flash attention (-fa), a lower --ubatch-size (512 by default) and --ctx-size; "
-                "then fewer layers on that GPU (--n-gpu-layers, --tensor-split)",
+                "turn on flash attention (-fa), and lower --ubatch-size (512 by default) and "
+                "--ctx-size; if that is not enough, put fewer layers on that GPU (--n-gpu-layers, "
+                "--tensor-split)",
             ),
             Need.CACHE: Advice(
                 "Make the KV cache smaller",
-                "a lower --ctx-size (n_ctx in Python; without one it is the context that the model "
-                "was trained with) or --parallel, --cache-type-k q8_0 and --cache-type-v q8_0 with "
-                "flash attention (-fa); then fewer layers on that GPU (--n-gpu-layers)",
+                "lower --ctx-size (n_ctx in Python; if you set none, it is the context that the "
+                "model was trained with) or --parallel; store the cache in 8 bits (--cache-type-k "
+                "q8_0, and --cache-type-v q8_0 with -fa); then put fewer layers on that GPU "
+                "(--n-gpu-layers)",
             ),
             Need.WEIGHTS: Advice(
                 "Put fewer layers on that GPU",
-                f"{_LAYERS}, or a smaller quantization: these are the weights, which no "
-                "context size changes",
+                "lower --n-gpu-layers (--n-cpu-moe for MoE models), spread the model over more "
+                "GPUs with --tensor-split, or use a smaller quantization: these are the weights, "
+                "and no context size changes them",
             ),
             Need.POOL: Advice(
                 "Build it without the pool that maps virtual memory",
-                "cmake -DGGML_CUDA_NO_VMM=ON (-DGGML_HIP_NO_VMM=ON for ROCm), or a build that "
-                "has it already: some drivers refuse these calls with memory free; where the "
-                "GPU is full as well, a lower --n-gpu-layers",
+                "use cmake -DGGML_CUDA_NO_VMM=ON (-DGGML_HIP_NO_VMM=ON for ROCm) or a build made "
+                "that way: some drivers refuse these calls with memory free; if the GPU is full as "
+                "well, lower --n-gpu-layers",
             ),
         },
+        speaks=frozenset({"ggml", "ggml-host"}),
         logs=r"\bllama_|\bggml_|llama\.cpp|llama-server",
         verify="The log's buffer sizes stay below the free memory.",
     ),
     Engine(
-        "JAX",
-        "jax 0.4 to 0.7, docs/gpu_memory_allocation.rst and docs/gradient-checkpointing.md",
-        frozenset({"jax"}),
-        {
-            Need.STEP: Advice(
-                "Make the program's arrays smaller, or give JAX a larger share",
-                "a smaller batch or input, jax.checkpoint, donate_argnums for what is not "
-                f"needed again, arrays sharded over more devices; {_JAX_SHARE}",
-            ),
+        name="JAX",
+        source="jax 0.4 to 0.7, docs/gpu_memory_allocation.rst and docs/gradient-checkpointing.md",
+        step=Advice(
+            "Make the program's arrays smaller, or give JAX more of the GPU",
+            "use a smaller batch or input, jax.checkpoint, and donate_argnums for arguments that "
+            f"you do not need again; shard arrays over more devices; {_JAX_SHARE}, or set "
+            "XLA_PYTHON_CLIENT_PREALLOCATE=false where others use the GPU too",
+        ),
+        words={
             Need.FULL: Advice(
-                "Do not let JAX take most of the GPU at start",
-                f"XLA_PYTHON_CLIENT_PREALLOCATE=false, or {_JAX_SHARE.partition(';')[0]}",
+                "Keep JAX from taking most of the GPU at the start",
+                f"set XLA_PYTHON_CLIENT_PREALLOCATE=false, or {_JAX_SHARE}",
             ),
             Need.GRAPH: Advice(
                 "Make the compiled program smaller, or spread it over more devices",
-                "a smaller batch or input on each device, jax.checkpoint (nn.remat) around the "
-                "layers, bfloat16, donate_argnums for what is not needed again; more of the "
-                "mesh for weights and state (jax.sharding), or a device with more memory",
+                "use a smaller batch or input on each device, jax.checkpoint (nn.remat) around the "
+                "layers, bfloat16, and donate_argnums for arguments that you do not need again; in "
+                "a notebook, del arrays of earlier runs or restart the kernel; spread weights and "
+                "state over more of the mesh (jax.sharding), or use a device with more memory",
             ),
         },
+        speaks=frozenset({"jax"}),
         verify="The peak in jax.profiler.device_memory_profile().",
     ),
     Engine(
-        "TensorFlow",
-        "tensorflow 2.19, python/framework/config.py and core/framework/allocator docs",
-        frozenset({"tf"}),
-        {
-            Need.STEP: Advice(
-                "Use a smaller batch or smaller inputs",
-                "a lower batch_size, or smaller images or shorter sequences; "
-                "tf.keras.mixed_precision.set_global_policy('mixed_float16')",
-            ),
+        name="TensorFlow",
+        source="tensorflow 2.19, python/framework/config.py and core/framework/allocator docs",
+        step=Advice(
+            "Use a smaller batch or smaller inputs",
+            f"lower batch_size, or use smaller images or shorter sequences; {_TF_HALF}",
+        ),
+        words={
             Need.ONE_INPUT: Advice(
                 "Use smaller inputs: the batch is one already",
-                "smaller images, crops or tiles, or shorter sequences; fewer filters in the "
-                "layer that failed; tf.recompute_grad; "
-                "tf.keras.mixed_precision.set_global_policy('mixed_float16')",
+                "use smaller images, crops or tiles, or shorter sequences; use fewer filters in "
+                f"the layer that failed, or tf.recompute_grad; {_TF_HALF}",
             ),
             Need.WEIGHTS: Advice(
                 "Use a smaller model, or a GPU with more memory",
-                "it failed while the variables were made, before any batch: fewer or smaller "
-                f"layers; {_GROWTH.partition('; ')[2]}",
+                "it failed while the variables were made, before any batch: use fewer or smaller "
+                f"layers; {_OTHERS}",
             ),
             Need.FULL: Advice(
                 "Use a smaller batch, and see who else is on the GPU",
-                f"a lower batch_size or smaller inputs; {_GROWTH.partition('; ')[2]}",
+                f"lower batch_size or use smaller inputs; {_OTHERS}",
             ),
-            Need.LIBRARY: Advice("Let TensorFlow grow its memory on demand", _GROWTH),
+            Need.LIBRARY: Advice(
+                "Let TensorFlow grow its memory on demand", f"{_GROWTH}; {_OTHERS}"
+            ),
         },
+        speaks=frozenset({"tf"}),
         verify="nvidia-smi shows less than the whole device in use after start.",
     ),
     Engine(
-        "PaddlePaddle",
-        "paddlepaddle 3.0, paddle/common/flags.cc and phi/core/memory/allocation",
-        frozenset({"paddle"}),
-        {
-            Need.STEP: Advice(
-                "Use a smaller batch or smaller inputs",
-                "a lower batch_size, or smaller images or shorter sequences; "
-                "FLAGS_allocator_strategy=auto_growth, where it is naive_best_fit; see with "
-                "nvidia-smi whether another process is on the GPU",
-            ),
-        },
+        name="PaddlePaddle",
+        source="paddlepaddle 3.0, paddle/common/flags.cc and phi/core/memory/allocation",
+        step=Advice(
+            "Use a smaller batch or smaller inputs",
+            "lower batch_size, or use smaller images or shorter sequences; set "
+            "FLAGS_allocator_strategy=auto_growth where it is naive_best_fit; check with "
+            "nvidia-smi whether another process is on the GPU",
+        ),
+        speaks=frozenset({"paddle"}),
     ),
     Engine(
-        "ONNX Runtime",
-        "onnxruntime 1.22, docs/execution-providers/CUDA-ExecutionProvider.md and "
+        name="ONNX Runtime",
+        source="onnxruntime 1.22, docs/execution-providers/CUDA-ExecutionProvider.md and "
         "core/framework/bfc_arena.cc",
-        frozenset({"onnxruntime"}),
-        {
-            Need.STEP: Advice(
-                "Let its arena grow by what is asked for, and run smaller inputs",
-                "arena_extend_strategy=kSameAsRequested and cudnn_conv_use_max_workspace=0 in "
-                "the CUDA provider's options: by default the arena doubles with each growth; a "
-                "smaller batch or input; a gpu_mem_limit for each of several sessions on one "
-                "GPU; and no enable_cuda_graph for a run that still allocates",
-            ),
+        step=Advice(
+            "Let its arena grow by what is asked for, and run smaller inputs",
+            "set arena_extend_strategy=kSameAsRequested and cudnn_conv_use_max_workspace=0 in the "
+            "CUDA provider's options (by default the arena doubles each time it grows); use a "
+            "smaller batch or input; give each of several sessions on one GPU a gpu_mem_limit; and "
+            "leave enable_cuda_graph off for a run that still allocates",
+        ),
+        words={
             Need.LIMIT: Advice(
                 "Raise the limit that the arena was given",
-                "a higher gpu_mem_limit in the provider's options, or max_mem of OrtArenaCfg "
-                "(0 lets ONNX Runtime choose)",
+                "raise gpu_mem_limit in the provider's options, or max_mem of OrtArenaCfg (0 lets "
+                "ONNX Runtime choose)",
             ),
         },
+        speaks=frozenset({"onnxruntime"}),
         logs=r"\bonnxruntime:",
     ),
     Engine(
-        "TensorRT-LLM",
-        "tensorrt_llm 0.9 to 1.0, commands/build.py and llmapi/llm_args.py",
-        frozenset({"trtllm"}),
-        {
-            Need.STEP: Advice(
-                "Build the engine for smaller batches, or serve it with less cache",
-                "trtllm-build with a lower --max_batch_size, --max_num_tokens and --max_seq_len, "
-                "or quantized weights; --tp_size over more GPUs; at run time a lower "
-                "kv_cache_free_gpu_memory_fraction (kv_cache_free_gpu_mem_fraction in Triton)",
+        name="LMDeploy's TurboMind",
+        source="lmdeploy 0.2.1 to 0.8, docs/en/faq.md and messages.py",
+        step=Advice(
+            "Give the KV cache a smaller share of the GPU",
+            "set --cache-max-entry-count to 0.4 or less (cache_max_entry_count in "
+            "TurbomindEngineConfig): by default the cache takes 0.8 of what the weights leave "
+            "free; then lower --session-len and --max-batch-size, and set --quant-policy 8",
+        ),
+        words={
+            Need.WEIGHTS: Advice(
+                "Load the weights in less memory",
+                "spread them over more GPUs (--tp), or use an AWQ or GPTQ checkpoint: these are "
+                "the weights, and no cache setting changes them",
             ),
         },
+        logs=r"\[TM\]\[|(?i:turbomind|lmdeploy)",
+    ),
+    Engine(
+        name="TensorRT-LLM",
+        source="tensorrt_llm 0.9 to 1.2, commands/build.py, llmapi/llm_args.py and "
+        "_torch/pyexecutor/py_executor_creator.py",
+        step=Advice(
+            "Build the engine for smaller batches, or serve it with less cache",
+            "run trtllm-build with a lower --max_batch_size, --max_num_tokens and --max_seq_len, "
+            "or with quantized weights; spread it over more GPUs with --tp_size; when serving, "
+            "lower kv_cache_free_gpu_memory_fraction (kv_cache_free_gpu_mem_fraction in Triton)",
+        ),
+        words={
+            Need.CACHE: Advice(
+                "Give the KV cache a smaller share of the GPU",
+                "lower free_gpu_memory_fraction of kv_cache_config "
+                "(--kv_cache_free_gpu_memory_fraction of trtllm-serve), and max_num_tokens or "
+                "max_batch_size, so that more stays free beside it",
+            ),
+            Need.WEIGHTS: Advice(
+                "Load the weights in less memory",
+                "spread them over more GPUs (--tp_size, --pp_size), lower max_num_tokens, or use a "
+                "quantized checkpoint",
+            ),
+        },
+        speaks=frozenset({"trtllm"}),
         logs=r"TRT-LLM\]|TensorRT-LLM",
     ),
     Engine(
-        "TensorRT",
-        "tensorrt 10, IBuilderConfig::setMemoryPoolLimit",
-        frozenset({"tensorrt"}),
-        {
-            Need.STEP: Advice(
-                "Give the builder the GPU to itself, and smaller shapes",
-                "end other programs on the GPU; smaller maximum shapes in optimization profiles; "
-                "a lower config.set_memory_pool_limit(MemoryPoolType.WORKSPACE, ...); FP16",
-            ),
-        },
+        name="TensorRT",
+        source="tensorrt 10, IBuilderConfig::setMemoryPoolLimit",
+        step=Advice(
+            "Give the builder the GPU to itself, and smaller shapes",
+            "end other programs on the GPU; use smaller maximum shapes in the optimization "
+            "profiles; lower config.set_memory_pool_limit(MemoryPoolType.WORKSPACE, ...); build in "
+            "FP16",
+        ),
+        speaks=frozenset({"tensorrt"}),
         logs=r"\[TRT\]|\bTensorRT\b",
     ),
     Engine(
-        "FlashInfer",
-        "sglang 0.5, srt/environ.py; vllm 0.11, envs.py",
-        frozenset({"workspace-limit"}),
-        {
-            Need.STEP: Advice(
-                "Give FlashInfer a larger workspace",
-                "SGLANG_FLASHINFER_WORKSPACE_SIZE=1073741824 for SGLang (384 MiB by default), "
-                "VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE for vLLM (394 MiB); or shorter prefills "
-                "(--chunked-prefill-size, --max-num-batched-tokens)",
-            ),
-        },
+        name="FlashInfer",
+        source="sglang 0.5, srt/environ.py; vllm 0.11, envs.py",
+        step=Advice(
+            "Give FlashInfer a larger workspace",
+            "set SGLANG_FLASHINFER_WORKSPACE_SIZE=1073741824 for SGLang (384 MiB by default) or "
+            "VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE for vLLM (394 MiB); or shorten the prefills "
+            "(--chunked-prefill-size, --max-num-batched-tokens)",
+        ),
+        speaks=frozenset({"workspace-limit"}),
     ),
     Engine(
-        "CuPy",
-        "cupy 13, docs/source/user_guide/memory.rst",
-        frozenset({"cupy"}),
-        {
-            Need.STEP: Advice(
-                "Work in smaller parts, and give the pool's free blocks back",
-                "arrays in chunks, in 32 bits or less; del of what is not needed, then "
-                "cupy.get_default_memory_pool().free_all_blocks(); a pool with set_limit() "
-                "where others use the GPU",
-            ),
-        },
+        name="CuPy",
+        source="cupy 13, docs/source/user_guide/memory.rst",
+        step=Advice(
+            "Work in smaller parts, and give the pool's free blocks back",
+            "process arrays in chunks, in 32 bits or less; del what you no longer need, then call "
+            "cupy.get_default_memory_pool().free_all_blocks(); where others use the GPU, cap the "
+            "pool with set_limit()",
+        ),
+        speaks=frozenset({"cupy"}),
     ),
     Engine(
-        "RMM, the allocator of RAPIDS,",
-        "rmm and cudf 24.02 to 25.08, docs/user_guide",
-        frozenset({"rmm"}),
-        {
-            Need.STEP: Advice(
-                "Work in smaller parts, or let them spill to the host",
-                "cudf.set_option('spill', True), or rmm.reinitialize(managed_memory=True) "
-                "before anything is read; files in parts (dask_cudf), del of frames that are "
-                "not needed; a higher maximum_pool_size, where a pool was given one; "
-                "nvidia-smi shows who else is on the GPU",
-            ),
-        },
+        name="RMM, the allocator of RAPIDS,",
+        source="rmm and cudf 24.02 to 25.08, docs/user_guide",
+        step=Advice(
+            "Work in smaller parts, or let them spill to the host",
+            "call cudf.set_option('spill', True), or rmm.reinitialize(managed_memory=True) before "
+            "you read anything; read files in parts (dask_cudf) and del frames that you no longer "
+            "need; raise maximum_pool_size if the pool was given one; nvidia-smi shows who else is "
+            "on the GPU",
+        ),
+        speaks=frozenset({"rmm"}),
     ),
     Engine(
-        "CUDA.jl",
-        "CUDA.jl 5, docs/src/usage/memory.md",
-        frozenset({"julia"}),
-        {
-            Need.STEP: Advice(
-                "Use less at once, and give back what Julia has not yet collected",
-                "a smaller batch or arrays in Float32; CUDA.unsafe_free!(x) where an array is "
-                "done with, GC.gc(true) and CUDA.reclaim() between steps, since arrays live "
-                "until Julia collects them; nvidia-smi shows who else is on the GPU",
-            ),
-        },
+        name="CUDA.jl",
+        source="CUDA.jl 5, docs/src/usage/memory.md",
+        step=Advice(
+            "Use less at once, and give back what Julia has not yet collected",
+            "use a smaller batch or Float32 arrays; arrays live until Julia collects them, so call "
+            "CUDA.unsafe_free!(x) when you are done with one, and GC.gc(true) and CUDA.reclaim() "
+            "between steps; nvidia-smi shows who else is on the GPU",
+        ),
+        speaks=frozenset({"julia"}),
         logs=r"\.julia[/\\]|\bCuArrays\b|CUDA\.jl|\bLoadError: ",
     ),
     Engine(
-        "MLX",
-        "mlx 0.2 to 0.29, python/src/memory.cpp; mlx-lm 0.28, generate.py; macOS 14",
-        frozenset(),
-        {
-            Need.STEP: Advice(
-                "Use a smaller model or context, or let the GPU have more of the memory",
-                "a model in fewer bits, a shorter prompt or --max-kv-size, one model at a "
-                "time; mx.set_cache_limit(0) and mx.clear_cache() give back what is cached; "
-                "close other programs; sudo sysctl iogpu.wired_limit_mb=N raises the share; in "
-                "training --batch-size 1 and a lower --max-seq-length or --num-layers",
-            ),
+        name="MLX",
+        source="mlx 0.2 to 0.29, python/src/memory.cpp; mlx-lm 0.28, generate.py; macOS 14",
+        step=Advice(
+            "Use a smaller model or context, or let the GPU have more of the memory",
+            "use a model in fewer bits, a shorter prompt or --max-kv-size, and one model at a "
+            "time; mx.set_cache_limit(0) and mx.clear_cache() give cached memory back; close "
+            "other programs; sudo sysctl iogpu.wired_limit_mb=N raises the GPU's share; when "
+            "training, use --batch-size 1 and a lower --max-seq-length or --num-layers",
+        ),
+        words={
             Need.LIMIT: Advice(
                 "Make the largest array smaller, or keep fewer of them",
-                "Metal limits the size of one buffer and the number of buffers: a smaller batch, a "
-                "shorter prompt or sequence, or the work in parts; where it is the number, a newer "
-                "mlx, mx.eval() in each step and mx.clear_cache() between steps",
+                "Metal limits the size of one buffer and the number of buffers: use a smaller "
+                "batch or a shorter prompt, or split the work; if it is the number, use a newer "
+                "mlx, call mx.eval() in each step and mx.clear_cache() between steps",
             ),
         },
         logs=r"\[METAL\]|\bmlx\b|\bmlx_|\[(?:metal::)?malloc",
     ),
     Engine(
-        "XGBoost",
-        "xgboost 2 and 3, doc/gpu/index.rst and doc/tutorials/external_memory.rst",
-        frozenset(),
-        {
-            Need.STEP: Advice(
-                "Put less on the GPU",
-                "QuantileDMatrix instead of DMatrix, a lower max_bin or max_depth, fewer rows "
-                "(subsample with sampling_method='gradient_based') or external memory; del of "
-                "boosters and matrices of earlier runs; nvidia-smi shows who else is on the GPU",
-            ),
-        },
+        name="XGBoost",
+        source="xgboost 2 and 3, doc/gpu/index.rst and doc/tutorials/external_memory.rst",
+        step=Advice(
+            "Put less on the GPU",
+            "use QuantileDMatrix instead of DMatrix, a lower max_bin or max_depth, fewer rows "
+            "(subsample with sampling_method='gradient_based') or external memory; del boosters "
+            "and matrices of earlier runs; nvidia-smi shows who else is on the GPU",
+        ),
         logs=r"\bxgboost\b|XGBoostError",
     ),
     Engine(
-        "Numba",
-        "numba 0.61, docs/source/cuda/memory.rst",
-        frozenset(),
-        {
-            Need.STEP: Advice(
-                "Put less on the GPU at a time",
-                "arrays in parts and in 32 bits, del of device arrays that are not needed; "
-                "nvidia-smi shows who else is on the GPU",
-            ),
-        },
+        name="Numba",
+        source="numba 0.61, docs/source/cuda/memory.rst",
+        step=Advice(
+            "Put less on the GPU at a time",
+            "process arrays in parts and in 32 bits, and del device arrays that you no longer "
+            "need; nvidia-smi shows who else is on the GPU",
+        ),
         logs=r"\bnumba[./\\]cuda|numba\.cuda|CudaAPIError",
     ),
     Engine(
-        "DirectML",
-        "torch-directml 0.2",
-        frozenset({"directml"}),
-        {
-            Need.STEP: Advice(
-                "Use smaller images or a smaller batch", "--lowvram or --medvram of the UI"
-            )
-        },
+        name="DirectML",
+        source="torch-directml 0.2",
+        step=Advice(
+            "Use smaller images or a smaller batch", "start the UI with --lowvram or --medvram"
+        ),
+        speaks=frozenset({"directml"}),
     ),
     Engine(
-        "Torch7",
-        "torch7 and cutorch of 2017, File.lua, nn/Module.lua and nn/utils.lua",
-        frozenset(),
-        {
-            Need.STEP: Advice(
-                "Use a smaller batch or smaller inputs, and see who else is on the GPU",
-                "a lower -batch_size (-batchSize, -image_size, as the script calls it); nvidia-smi "
-                "shows who else is there, CUDA_VISIBLE_DEVICES picks another GPU; the backend "
-                "cudnn instead of nn keeps less",
-            ),
+        name="Torch7",
+        source="torch7 and cutorch of 2017, File.lua, nn/Module.lua and nn/utils.lua",
+        step=Advice(
+            "Use a smaller batch or smaller inputs, and see who else is on the GPU",
+            "lower -batch_size (-batchSize or -image_size, as the script calls it); nvidia-smi "
+            "shows who else is there, and CUDA_VISIBLE_DEVICES picks another GPU; the cudnn "
+            "backend keeps less than nn",
+        ),
+        words={
             Need.WEIGHTS: Advice(
-                "Take a GPU that is free, or a smaller model",
+                "Use a GPU that is free, or a smaller model",
                 "it failed while the model was loaded or moved to the GPU, before any batch: "
-                "nvidia-smi shows who else is there, CUDA_VISIBLE_DEVICES picks another GPU; "
+                "nvidia-smi shows who else is there, and CUDA_VISIBLE_DEVICES picks another GPU; "
                 "model:clearState() before torch.save() keeps buffers out of its file",
             ),
         },
         logs=r"\.lua\b|\bluajit:|\bqlua:",
     ),
     Engine(
-        "MXNet",
-        "mxnet 1.9, docs/static_site/src/pages/api/faq/env_var.md",
-        frozenset(),
-        {
-            Need.STEP: Advice(
-                "Use a smaller batch or model",
-                "a lower --batch-size, a smaller vocabulary or model; "
-                "MXNET_GPU_MEM_POOL_RESERVE=10 leaves more of the GPU to libraries",
-            ),
-        },
+        name="MXNet",
+        source="mxnet 1.9, docs/static_site/src/pages/api/faq/env_var.md",
+        step=Advice(
+            "Use a smaller batch or model",
+            "lower --batch-size, or use a smaller vocabulary or model; "
+            "MXNET_GPU_MEM_POOL_RESERVE=10 leaves more of the GPU to libraries",
+        ),
         logs=r"\bMXNet\b|\bmxnet\.",
     ),
 )
 """A program that runs another comes before it: Ollama runs llama.cpp."""
 
 ANY_PROGRAM: Final = Engine(
-    "The program",
-    "",
-    frozenset(),
-    {
-        Need.STEP: Advice(
-            "See who fills the GPU, and put less on it",
-            "MONITOR beside the run: end other programs there; a smaller model, input or batch, "
-            "if the program has options for it",
-        ),
-    },
+    name="The program",
+    source="",
+    step=Advice(
+        "See who fills the GPU, and put less on it",
+        "run nvidia-smi beside the program: end other programs there; use a smaller model, input "
+        "or batch if the program has options for it",
+    ),
 )
 """A program that nothing in the text names."""
 
@@ -448,7 +457,11 @@ _SHAPE: Final = re.compile(
 )
 _ELEMENT_BYTES: Final = {"half": 2, "bfloat16": 2, "double": 8, "int64": 8, "bool": 1, "uint8": 1}
 """Sizes of TensorFlow types that do not have 4 bytes (tensorflow/core/framework/types.cc)."""
-_VARIABLES: Final = re.compile(r"variables_initializer|\.initializer\b|load_weights\(|\.restore\(")
+_VARIABLES: Final = re.compile(
+    r"variables_initializer|\.initializer\b|(?:load|create)_\w{0,20}weights?\(|\.restore\("
+)
+_OF_VARIABLE: Final = re.compile(r"/Initializer/")
+"""The name of a TensorFlow operation that makes a variable's first values."""
 _LUA_LOADS: Final = re.compile(
     r"/(?:torch/File|cutorch/init|cudnn/init)\.lua |\.lua (?:type|recursiveType|cuda|clone)$"
 )
@@ -476,7 +489,7 @@ def need_of(message: OomMessage) -> Need:
         return _NEEDS[message.sub_kind]
     if message.kind in ("cudnn", "cublas") or message.variant == "tf-device":
         return Need.LIBRARY
-    if any(
+    if _OF_VARIABLE.search(message.said) or any(
         _VARIABLES.search(frame.code) or _LUA_LOADS.search(f"{frame.file} {frame.function}")
         for frame in message.frames
     ):

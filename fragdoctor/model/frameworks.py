@@ -87,12 +87,13 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         "vllm 0.8 to 0.25, engine/arg_utils.py, config/cache.py and config/scheduler.py",
         r"/vllm/(?:engine|v1|worker|executor|model_executor|entrypoints|attention|lora)/",
         {
-            Change.BATCH: "a lower --gpu-memory-utilization (0.92 by default in 0.25, 0.9 in "
-            "earlier ones) or --kv-cache-memory-bytes; a lower --max-num-batched-tokens, "
-            "--max-num-seqs or --max-model-len",
-            Change.WEIGHTS: "--tensor-parallel-size over more GPUs; an AWQ, GPTQ or FP8 "
-            "checkpoint; --cpu-offload-gb",
-            "graph-capture": "a lower --gpu-memory-utilization or --max-num-seqs; --enforce-eager "
+            Change.BATCH: "lower --gpu-memory-utilization (0.92 by default in 0.25, 0.9 in "
+            "earlier ones; vllm_gpu_memory_utilization in TRL and ms-swift) or "
+            "--kv-cache-memory-bytes; lower --max-num-batched-tokens, --max-num-seqs or "
+            "--max-model-len",
+            Change.WEIGHTS: "spread the weights over more GPUs (--tensor-parallel-size), use an "
+            "AWQ, GPTQ or FP8 checkpoint, or move a part to the CPU (--cpu-offload-gb)",
+            "graph-capture": "lower --gpu-memory-utilization or --max-num-seqs; --enforce-eager "
             "does without graphs",
         },
         logs=r"\bVllmWorker|\bRayWorkerWrapper|\bEngineCore|\bWorker(?:_TP\d| pid=)"
@@ -103,11 +104,12 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         "sglang 0.4 to 0.5.20, srt/server_args.py and docs/advanced_features/server_arguments.md",
         r"/sglang/(?:srt|lang)/",
         {
-            Change.BATCH: "a lower --mem-fraction-static, which leaves less to the KV cache; for "
-            "long prompts a lower --chunked-prefill-size, while decoding a lower "
+            Change.BATCH: "lower --mem-fraction-static, which leaves less to the KV cache; for "
+            "long prompts lower --chunked-prefill-size, and while decoding lower "
             "--max-running-requests",
-            Change.WEIGHTS: "--tp over more GPUs; an AWQ, GPTQ or FP8 checkpoint; --cpu-offload-gb",
-            "graph-capture": "a lower --mem-fraction-static, or a lower --cuda-graph-max-bs "
+            Change.WEIGHTS: "spread the weights over more GPUs (--tp), use an AWQ, GPTQ or FP8 "
+            "checkpoint, or move a part to the CPU (--cpu-offload-gb)",
+            "graph-capture": "lower --mem-fraction-static or --cuda-graph-max-bs "
             "(--cuda-graph-max-bs-decode since 0.5.20); --disable-cuda-graph does without"
             " graphs",
         },
@@ -118,9 +120,10 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         "text-generation-inference 2.4, launcher/src/main.rs",
         r"/text_generation(?:_server)?/",
         {
-            Change.BATCH: "a lower --max-batch-prefill-tokens, --max-input-tokens or "
-            "--max-batch-total-tokens; --cuda-memory-fraction 0.9 or less",
-            Change.WEIGHTS: "--num-shard over more GPUs, --quantize",
+            Change.BATCH: "lower --max-batch-prefill-tokens, --max-input-tokens or "
+            "--max-batch-total-tokens; set --cuda-memory-fraction to 0.9 or less",
+            Change.WEIGHTS: "spread the weights over more GPUs (--num-shard), or quantize them "
+            "(--quantize)",
         },
         logs=r"text_generation(?:_|\.errors)|text-generation-launcher",
     ),
@@ -129,18 +132,19 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         "ComfyUI 0.3, comfy/cli_args.py and nodes.py",
         r"/comfy/(?:\w+\.py|ldm/|sd\w*/|k_diffusion/)|/ComfyUI/",
         {
-            Change.BATCH: "a smaller image or batch_size in the latent node; VAE Decode (Tiled) "
-            "where decoding fails",
-            Change.ATTENTION: "--use-pytorch-cross-attention or --use-quad-cross-attention",
-            Change.WEIGHTS: "--lowvram or --novram, or an fp8 or GGUF checkpoint",
-            Change.HOST_MEMORY: "--cache-none, which keeps no results between runs, smaller (fp8 "
-            "or GGUF) checkpoints and fewer models in one workflow; close other programs and on "
-            "Windows enlarge the page file; where it grows from run to run, leave out custom nodes "
-            "one by one",
-            "vae-decode": "VAE Decode (Tiled), with smaller tiles where it is in use already; "
-            "--cpu-vae; a smaller image or fewer frames",
-            "fused-attention-call": "a smaller image or fewer frames; --use-sage-attention or "
-            "--use-flash-attention, where they are installed",
+            Change.BATCH: "use a smaller image or batch_size in the latent node; use VAE Decode "
+            "(Tiled) if decoding fails",
+            Change.ATTENTION: "start it with --use-pytorch-cross-attention or "
+            "--use-quad-cross-attention",
+            Change.WEIGHTS: "start it with --lowvram or --novram, or use an fp8 or GGUF checkpoint",
+            Change.HOST_MEMORY: "start it with --cache-none, which keeps no results between runs; "
+            "use smaller (fp8 or GGUF) checkpoints and fewer models in one workflow; close other "
+            "programs, and enlarge the page file on Windows; if it grows from run to run, turn "
+            "off custom nodes one by one",
+            "vae-decode": "use VAE Decode (Tiled), or smaller tiles if you use it already; start "
+            "it with --cpu-vae; use a smaller image or fewer frames",
+            "fused-attention-call": "use a smaller image or fewer frames; start it with "
+            "--use-sage-attention or --use-flash-attention if they are installed",
         },
         # the part of cudaMallocAsync's message that ComfyUI shows
         logs=r"\bComfyUI\b|Allocation on device\s*$",
@@ -150,12 +154,13 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         "AUTOMATIC1111 1.10, modules/cmd_args.py",
         r"/stable-diffusion-webui[\w-]*/|/modules/(?:sd_\w+|processing|txt2img|img2img|call_queue)\.py$",
         {
-            Change.BATCH: "a smaller width and height, a batch size of 1, or a lower upscale in "
-            "Hires. fix",
-            Change.ATTENTION: "--opt-sdp-attention (PyTorch 2), --xformers or "
+            Change.BATCH: "use a smaller width and height, a batch size of 1, or a lower upscale "
+            "in Hires. fix",
+            Change.ATTENTION: "start it with --opt-sdp-attention (PyTorch 2), --xformers or "
             "--opt-sub-quad-attention",
-            Change.WEIGHTS: "--medvram, or --lowvram, which keeps even less on the GPU; in Forge "
-            "fewer GPU Weights and a model in fp8 or nf4, --always-low-vram in Forge and Fooocus",
+            Change.WEIGHTS: "start it with --medvram, or with --lowvram, which keeps even less on "
+            "the GPU; in Forge lower GPU Weights and use a model in fp8 or nf4; Forge and Fooocus "
+            "also have --always-low-vram",
         },
         logs=r"use lower resolution|Torch active/reserved:|\bA: [\d.]+ GB, R: [\d.]+ GB"
         r"|\bwebui-user\.|(?i:stable.diffusion.web.?ui)|\bA1111\b|\bFooocus\b"
@@ -166,11 +171,11 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         "verl 0.4 to 0.6, trainer/config and docs/perf/perf_tuning.rst",
         r"/verl/(?:workers|trainer|utils|models|single_controller)/",
         {
-            Change.BATCH: "a lower actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu and "
-            "rollout.log_prob_micro_batch_size_per_gpu, or use_dynamic_bsz=True with a lower "
-            "ppo_max_token_len_per_gpu; a lower rollout.gpu_memory_utilization",
+            Change.BATCH: "lower actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu and "
+            "rollout.log_prob_micro_batch_size_per_gpu, or set use_dynamic_bsz=True and lower "
+            "ppo_max_token_len_per_gpu; lower rollout.gpu_memory_utilization",
             Change.LOSS: "actor_rollout_ref.actor.entropy_from_logits_with_chunking=True, "
-            "actor_rollout_ref.model.use_fused_kernels=True, a lower "
+            "actor_rollout_ref.model.use_fused_kernels=True, and a lower "
             "log_prob_micro_batch_size_per_gpu",
             Change.CHECKPOINT: "actor_rollout_ref.model.enable_gradient_checkpointing=True",
             Change.WEIGHTS: "actor_rollout_ref.actor.fsdp_config.param_offload=True and "
@@ -184,8 +189,8 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         r"/trl/(?:trainer|models|extras)/",
         {
             Change.BATCH: "lower per_device_train_batch_size (and raise "
-            "gradient_accumulation_steps), or lower max_length; in GRPO max_completion_length or "
-            "num_generations",
+            "gradient_accumulation_steps), or lower max_length; in GRPO lower "
+            "max_completion_length or num_generations",
             Change.LOSS: 'SFTConfig(loss_type="chunked_nll")',
             Change.COPIES: "a LoRA peft_config, whose base model is the reference, or "
             "precompute_ref_log_probs=True in DPOConfig",
@@ -201,8 +206,8 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             "gradient_accumulation_steps by as much",
             Change.ACCUMULATE: "TrainingArguments(per_device_train_batch_size={batch}, "
             "gradient_accumulation_steps={n})",
-            Change.EVALUATION_BATCH: "a lower per_device_eval_batch_size (8 by default, whatever "
-            "training uses), and eval_accumulation_steps=1; gradients are off already",
+            Change.EVALUATION_BATCH: "lower per_device_eval_batch_size (8 by default, whatever "
+            "training uses), and set eval_accumulation_steps=1; gradients are off already",
             Change.CHECKPOINT: "TrainingArguments(gradient_checkpointing=True)",
             Change.BF16: "TrainingArguments(bf16=True)",
             Change.FUSED: 'TrainingArguments(optim="adamw_torch_fused")',
@@ -225,10 +230,10 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         "lightning 2.6, pytorch/trainer/trainer.py and pytorch/strategies",
         r"/(?:pytorch_lightning|lightning/(?:pytorch|fabric))/",
         {
-            Change.BATCH: "a smaller batch_size in the DataLoader, and "
-            "Trainer(accumulate_grad_batches=...) higher by as much",
+            Change.BATCH: "lower batch_size in the DataLoader, and raise "
+            "Trainer(accumulate_grad_batches=...) by as much",
             Change.ACCUMULATE: "Trainer(accumulate_grad_batches={n}), with batches of {batch}",
-            Change.EVALUATION_BATCH: "a smaller batch_size in val_dataloader(); return or keep "
+            Change.EVALUATION_BATCH: "lower batch_size in val_dataloader(); keep and return "
             "nothing on the GPU in validation_step(); gradients are off already",
             Change.BF16: 'Trainer(precision="bf16-mixed")',
             Change.OFFLOAD_STATE: 'Trainer(strategy="deepspeed_stage_2_offload")',
@@ -238,18 +243,18 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             "tensor_parallel_size={n})), and parallelize_module in configure_model()",
         },
         "lightning",
-        r"\bpl\.Trainer\(|\bpytorch_lightning\b|PyTorch Lightning|accumulate_grad_batches",
+        r"\bpl\.Trainer\(|\b(?:pytorch_lightning|LightningModule)\b"
+        r"|PyTorch Lightning|accumulate_grad_batches",
     ),
     Framework(
         "Megatron",
         "megatron-lm core_r0.10 to 0.14, megatron/training/arguments.py",
         r"/megatron/(?:core|training|model|legacy|\w+\.py)",
         {
-            Change.BATCH: "a lower --micro-batch-size or --seq-length",
+            Change.BATCH: "lower --micro-batch-size or --seq-length",
             Change.CHECKPOINT: "--recompute-granularity full --recompute-method uniform "
             "--recompute-num-layers 1",
-            Change.WEIGHTS: "a higher --tensor-model-parallel-size or "
-            "--pipeline-model-parallel-size",
+            Change.WEIGHTS: "raise --tensor-model-parallel-size or --pipeline-model-parallel-size",
         },
         logs=r"\bpretrain_gpt\d?\.py|\bMegatron-LM\b",
     ),
@@ -258,7 +263,7 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         "deepspeed 0.19.6, runtime/constants.py and runtime/zero/config.py",
         r"/deepspeed/(?:runtime|ops|utils|inference|module_inject)/",
         {
-            Change.BATCH: 'a lower "train_micro_batch_size_per_gpu", and higher '
+            Change.BATCH: 'lower "train_micro_batch_size_per_gpu", and raise '
             '"gradient_accumulation_steps"',
             Change.OFFLOAD_STATE: '"zero_optimization": {"offload_optimizer": {"device": "cpu"}}',
             Change.WEIGHTS: '"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}',
@@ -277,15 +282,15 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             "sub_group_size under ZeRO 3",
         },
         logs=r"\[launch\.py:\d+:sigkill_handler|DeepSpeed(?:ZeRoOffload|Strategy)"
-        r"|see_memory_usage\]|--deepspeed\b|\bZeRO[- ]?(?:[123]\b|stage)",
+        r"|see_memory_usage\]|--deepspeed\b|(?i:\bzero[-_ ]?(?:[123]\b|stage))",
     ),
     Framework(
         "accelerate",
         "accelerate 1.15, accelerator.py, parallelism_config.py and utils/dataclasses.py",
         r"/accelerate/(?:accelerator|optimizer|scheduler|data_loader)\.py$",
         {
-            Change.BATCH: "a smaller batch_size in the DataLoader, and "
-            "Accelerator(gradient_accumulation_steps=...) higher by as much",
+            Change.BATCH: "lower batch_size in the DataLoader, and raise "
+            "Accelerator(gradient_accumulation_steps=...) by as much",
             Change.ACCUMULATE: "Accelerator(gradient_accumulation_steps={n}), with batches of "
             "{batch}",
             Change.BF16: 'Accelerator(mixed_precision="bf16")',
@@ -322,24 +327,25 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         "ultralytics 8.3, cfg/default.yaml and utils/tal.py",
         r"/ultralytics/(?:engine|models|nn|utils|data)/",
         {
-            Change.BATCH: "a lower batch= or imgsz=, or batch=0.6, which takes that share of the "
-            "GPU",
-            Change.EVALUATION_BATCH: "a lower batch= or imgsz=, a lower max_det, "
-            "retina_masks=False; stream=True in predict(), which otherwise keeps the results of "
-            "all images",
-            "box-assignment": "a lower batch=, since all images of a batch are filled up to the "
-            "one with most objects; tiles of crowded images; since 8.3.30 it goes on on the CPU "
-            "by itself there, which is slow",
+            Change.BATCH: "lower batch= or imgsz=, or set batch=0.6, which takes that share of "
+            "the GPU",
+            Change.EVALUATION_BATCH: "lower batch=, imgsz= or max_det, and set "
+            "retina_masks=False; use stream=True in predict(), which otherwise keeps the results "
+            "of all images",
+            "box-assignment": "lower batch=, since all images of a batch are padded to the one "
+            "with the most objects; cut crowded images into tiles; since 8.3.30 it falls back to "
+            "the CPU there, which is slow",
         },
-        logs=r"(?i:\bultralytics\b|\byolo ?v?(?:5|8|9|1[0-2])[a-z]?\b)|\bimgsz\b",
+        logs=r"(?i:\bultralytics\b|\byolo ?v?(?:5|8|9|1[0-2])[a-z]?\b)|\bimgsz\b"
+        r"|\bvideo \d{1,6}/\d{1,6} \(frame \d",
     ),
     Framework(
         "Real-ESRGAN",
         "realesrgan 0.3, inference_realesrgan.py; SwinIR, main_test_swinir.py",
         r"/(?:realesrgan|gfpgan)/",
         {
-            Change.BATCH: "--tile 256 or less (0, the default, takes the image as a whole), or a "
-            "smaller image",
+            Change.BATCH: "use --tile 256 or less (0, the default, takes the image as a whole), "
+            "or a smaller image",
         },
         logs=r"(?i:real.?esrgan|\bswinir\b|\bgfpgan\b|\bgpen\b)",
     ),
@@ -348,12 +354,12 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         "diffusers 0.39, pipelines/pipeline_utils.py and models/modeling_utils.py",
         r"/diffusers/(?:pipelines|models|schedulers|loaders)/",
         {
-            Change.CHECKPOINT: "unet.enable_gradient_checkpointing(), or the transformer's",
-            Change.ATTENTION: "pipe.enable_xformers_memory_efficient_attention(), or PyTorch 2, "
-            "where fused attention is the default; a lower resolution",
-            "vae-decode": "pipe.vae.enable_tiling() and enable_slicing(), under torch.no_grad() "
-            "in code of your own; enable_model_cpu_offload(), so that the denoiser has left the "
-            "GPU",
+            Change.CHECKPOINT: "call unet.enable_gradient_checkpointing(), or the transformer's",
+            Change.ATTENTION: "call pipe.enable_xformers_memory_efficient_attention(), or use "
+            "PyTorch 2, where fused attention is the default; lower the resolution",
+            "vae-decode": "call pipe.vae.enable_tiling() and enable_slicing(), under "
+            "torch.no_grad() in code of your own; call enable_model_cpu_offload(), so that the "
+            "denoiser has left the GPU by then",
         },
         logs=r"\b(?:from|import) diffusers\b|Pipeline\.from_pretrained\(",
     ),
@@ -362,9 +368,9 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         "diffusers 0.39, pipelines/pipeline_utils.py",
         r"/diffusers/pipelines/",
         {
-            Change.BATCH: "a smaller height and width, or num_images_per_prompt=1; "
-            "pipe.vae.enable_tiling() where decoding fails",
-            Change.WEIGHTS: "pipe.enable_model_cpu_offload(); "
+            Change.BATCH: "use a smaller height and width, or num_images_per_prompt=1; call "
+            "pipe.vae.enable_tiling() if decoding fails",
+            Change.WEIGHTS: "call pipe.enable_model_cpu_offload(); "
             "pipe.enable_sequential_cpu_offload() keeps even less on the GPU",
         },
         logs=r"\b(?:from|import) diffusers\b|Pipeline\.from_pretrained\(",
@@ -376,13 +382,24 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         {Change.CHECKPOINT: "model.set_grad_checkpointing()"},
     ),
     Framework(
+        "Gaussian splatting",
+        "gaussian-splatting of 2023 to 2025, arguments/__init__.py and scene/cameras.py",
+        r"/gaussian[-_](?:splatting|renderer)/",
+        {
+            Change.BATCH: "keep the images on the CPU (--data_device cpu), lower their resolution "
+            "(-r 2), or use fewer of them; make fewer Gaussians (raise --densify_grad_threshold, "
+            "lower --densify_until_iter)",
+        },
+        logs=r"(?i:gaussian[- _]splatting)",
+    ),
+    Framework(
         "Detectron2",
         "detectron2 0.6, config/defaults.py",
         r"/detectron2/",
         {
-            Change.BATCH: "a lower SOLVER.IMS_PER_BATCH (with SOLVER.BASE_LR lower by as much), "
-            "smaller INPUT.MIN_SIZE_TRAIN and MAX_SIZE_TRAIN",
-            Change.EVALUATION_BATCH: "smaller INPUT.MIN_SIZE_TEST and MAX_SIZE_TEST",
+            Change.BATCH: "lower SOLVER.IMS_PER_BATCH (and SOLVER.BASE_LR by as much), or "
+            "INPUT.MIN_SIZE_TRAIN and MAX_SIZE_TRAIN",
+            Change.EVALUATION_BATCH: "lower INPUT.MIN_SIZE_TEST and MAX_SIZE_TEST",
         },
         logs=r"\bIMS_PER_BATCH\b|(?i:\bdetectron2\b)",
     ),
@@ -391,8 +408,8 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         "mmengine 0.10, runner/runner.py; mmdet 2 and 3, mmseg 0 and 1, configs/_base_",
         r"/mm(?:engine|cv|det|seg|pose|rotate|action|pretrain)\w*/",
         {
-            Change.BATCH: "a lower batch_size in train_dataloader (samples_per_gpu in data of the "
-            "versions before 3), a smaller scale or crop_size in the pipeline",
+            Change.BATCH: "lower batch_size in train_dataloader (samples_per_gpu in data before "
+            "version 3), or scale or crop_size in the pipeline",
         },
         logs=r"\bsamples_per_gpu\b|\bmm(?:det|seg|detection|segmentation|rotate|engine)\b",
     ),
@@ -400,7 +417,7 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         "fairseq",
         "fairseq 0.12, options.py and dataclass/configs.py",
         r"/fairseq(?:_cli)?/",
-        {Change.BATCH: "a lower --max-tokens or --batch-size, and a higher --update-freq"},
+        {Change.BATCH: "lower --max-tokens or --batch-size, and raise --update-freq"},
         logs=r"\bfairseq\b|\| WARNING: ran out of memory",
     ),
     Framework(
@@ -408,10 +425,10 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         "nemo_toolkit 1.20 to 2.4, collections/asr/models and docs/asr",
         r"/nemo/collections/",
         {
-            Change.BATCH: "a lower batch_size or max_duration in train_ds",
-            Change.EVALUATION_BATCH: "recordings in pieces of some minutes; "
+            Change.BATCH: "lower batch_size or max_duration in train_ds",
+            Change.EVALUATION_BATCH: "cut recordings into pieces of a few minutes; call "
             "model.change_attention_model('rel_pos_local_attn', [128, 128]) and "
-            "change_subsampling_conv_chunking_factor(1); batch_size=1 in transcribe()",
+            "change_subsampling_conv_chunking_factor(1); use batch_size=1 in transcribe()",
         },
         logs=r"\bnemo_asr\b|\bNeMo/|nemo\.collections",
     ),
@@ -420,9 +437,9 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         "espnet 202301 to 202412, espnet2/tasks/abs_task.py",
         r"/espnet2?/",
         {
-            Change.BATCH: "a lower batch_bins or batch_size, and a higher accum_grad; utterances "
-            "of at most 20 to 30 s (--max_wav_duration)",
-            Change.EVALUATION_BATCH: "recordings of at most 20 to 30 s, a smaller beam_size",
+            Change.BATCH: "lower batch_bins or batch_size, and raise accum_grad; keep utterances "
+            "to 20 to 30 s (--max_wav_duration)",
+            Change.EVALUATION_BATCH: "keep recordings to 20 to 30 s, and lower beam_size",
         },
         logs=r"(?i:\bespnet)",
     ),
@@ -431,10 +448,10 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         "nnunetv2 2.2 to 2.6, inference/predict_from_raw_data.py and experiment_planning",
         r"/nnunet(?:v2)?/",
         {
-            Change.BATCH: "plans for a smaller GPU: nnUNetv2_plan_experiment with a lower "
-            "-gpu_memory_target and a -overwrite_plans_name of their own",
-            Change.EVALUATION_BATCH: "perform_everything_on_device=False (--not_on_device of "
-            "nnUNetv2_predict), which gathers the windows on the CPU; nothing else on the GPU",
+            Change.BATCH: "make plans for a smaller GPU: run nnUNetv2_plan_experiment with a "
+            "lower -gpu_memory_target and a new -overwrite_plans_name",
+            Change.EVALUATION_BATCH: "set perform_everything_on_device=False (--not_on_device of "
+            "nnUNetv2_predict), which gathers the windows on the CPU; run nothing else on the GPU",
         },
         logs=r"\bnnUNet",
     ),
@@ -443,9 +460,9 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         "fair-esm 2.0, scripts/fold.py and README.md",
         r"/esm/esmfold/",
         {
-            Change.BATCH: "--chunk-size 64 or less (model.set_chunk_size), a lower "
-            "--max-tokens-per-batch, --cpu-offload; shorter chains: memory grows with the square "
-            "of the length and more",
+            Change.BATCH: "use --chunk-size 64 or less (model.set_chunk_size), a lower "
+            "--max-tokens-per-batch, --cpu-offload, or shorter chains: memory grows with the "
+            "square of the length or faster",
         },
         logs=r"(?i:esm-?fold)",
     ),
@@ -454,8 +471,8 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         "segment-anything 1.0 and sam2 1.1, automatic_mask_generator.py and build_sam.py",
         r"/(?:segment_anything|sam2)/",
         {
-            Change.BATCH: "points_per_batch=16 (64 by default) in the mask generator, a smaller "
-            "image, or the model vit_b instead of vit_h",
+            Change.BATCH: "use points_per_batch=16 (64 by default) in the mask generator, a "
+            "smaller image, or vit_b instead of vit_h",
         },
         logs=r"\bSam\w{0,40}Mask\w{0,40}Generator\b|(?i:segment.anything)",
     ),
@@ -464,9 +481,9 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         "unsloth 2026, save.py",
         r"/unsloth(?:_zoo)?/|/unsloth_compiled_cache/",
         {
-            "merged-save": "a lower maximum_memory_usage (0.9 by default, 0.5 for a start) in "
-            "save_pretrained_merged() or save_pretrained_gguf(); save_method='lora' saves"
-            " the adapter alone, which can be merged in a process of its own",
+            "merged-save": "lower maximum_memory_usage (0.9 by default; try 0.5) in "
+            "save_pretrained_merged() or save_pretrained_gguf(); save_method='lora' saves the "
+            "adapter alone, and another process can merge it later",
         },
     ),
     Framework(
@@ -474,7 +491,8 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         "peft 0.21, utils/other.py",
         r"/peft/(?:tuners|utils|peft_model|mapping)",
         {
-            Change.WEIGHTS: "a base model in 4 bits (BitsAndBytesConfig(load_in_4bit=True)) and "
+            Change.WEIGHTS: "load the base model in 4 bits "
+            "(BitsAndBytesConfig(load_in_4bit=True)) and call "
             "prepare_model_for_kbit_training(model)",
         },
     ),
@@ -486,10 +504,11 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         {
             Change.CHECKPOINT: "model.gradient_checkpointing_enable()",
             Change.ATTENTION: 'from_pretrained(..., attn_implementation="sdpa")',
-            Change.WEIGHTS: "from_pretrained(..., dtype=torch.bfloat16) (torch_dtype= before 4.56) "
-            "or 4 bits (quantization_config=BitsAndBytesConfig(load_in_4bit=True)); "
-            "device_map='auto' over several GPUs and the CPU, with max_memory for each",
+            Change.WEIGHTS: "from_pretrained(..., dtype=torch.bfloat16) (torch_dtype= before "
+            "4.56), or 4 bits (quantization_config=BitsAndBytesConfig(load_in_4bit=True)); "
+            "device_map='auto' spreads it over several GPUs and the CPU, with max_memory for each",
         },
+        logs=r"\bdevice_map\b|\bAutoModel\w{0,40}\b",
     ),
 )
 """A framework comes first if its words also hold for the ones below: TRL runs Trainer's loop."""

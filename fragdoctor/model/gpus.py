@@ -354,6 +354,10 @@ _MONITORS: Final = {
 }
 
 
-def monitor_of(backend: str) -> str:
-    """Return the tool that shows who uses a device, by PyTorch's name for the backend."""
-    return _MONITORS.get(backend, "nvidia-smi")
+_OF_NVIDIA: Final = re.compile(r"nvidia-smi(?: \(?or fuser -v /dev/nvidia\*\)?)?")
+
+
+def with_monitor_of(backend: str, text: str) -> str:
+    """Return advice with the backend's tool that shows who uses a device, for NVIDIA's in it."""
+    tool = _MONITORS.get(backend)
+    return text if tool is None else _OF_NVIDIA.sub(tool, text)

@@ -36,9 +36,9 @@ FULL_SLACK_SHARE: Final = 0.02
 """Free cached memory below this share of reserved memory is the slack of any run (tails of 20 MiB
 segments, remainders of 1 MiB that are not split): the device is simply full."""
 
-PRINTED_SLACK_SHARE: Final = 0.1
+PRINTED_SLACK_SHARE: Final = 0.105
 """The same share for a message, which does not show how large the holes are. In public threads,
-full cards print up to 10 % of what is reserved, and fragmented cards print 14 % and more."""
+full cards print up to 10.1 % of what is reserved, and fragmented cards print 14 % and more."""
 
 FREE_NOISE_BYTES: Final = 32 * MIB
 FREE_NOISE_SHARE: Final = 0.01

@@ -133,7 +133,9 @@ def is_seen_to_grow(message: OomMessage) -> bool:
 
 _BACKWARD: Final = Place(code=r"\.backward\(")
 _TRAINS: Final = Place(named=r"(?i)train|^(?:fit|closure)$")
-_PASTES: Final = Place(functions="_do_paste_mask paste_masks_in_image get_seg_masks prep_display")
+_PASTES: Final = Place(
+    functions="_do_paste_mask paste_masks_in_image get_seg_masks prep_display prep_metrics"
+)
 
 
 def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
@@ -274,11 +276,13 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         doing="while the weights of a model were put on the GPU",
         grows_with=_MODEL,
         title="Load the weights in less memory",
-        change="model.to(torch.bfloat16) or 4 bits before the weights go to the GPU; a smaller "
-        "model; or keep some layers on another GPU or on the CPU",
+        change="convert the weights with model.to(torch.bfloat16) or load them in 4 bits before "
+        "they go to the GPU; use a smaller model; or keep some layers on another GPU or on the CPU",
         spelled=Change.WEIGHTS,
         why="Nothing but weights was asked for: what is missing is room for the model "
         "itself, which no batch size changes.",
+        in_words=r"\bfrom_pretrained\([^()]{0,300}\)\.(?:to|cuda|half)\("
+        r"(?!.{0,600}\b(?:generate|chat|train|fit|forward|backward|step)\()",
         intro=r"Node Type:\W{0,8}\w*Load(?:er|\b)|\bERROR lora\b|Patching LoRAs"
         r"|modules are dispatched on the CPU",
         source="torch 2.13, torch/nn/modules/module.py; transformers 4.30 to 5.0, "
@@ -292,13 +296,18 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             ),
             Place(file=r"/torch/nn/modules/\w+\.py$", functions="__init__ reset_parameters"),
             Place(
+                named=r"^_?(?:fast_)?load_(?:\w{1,40}_)?(?:model|pipeline|transformer|weight)s?$"
+            ),
+            Place(
                 file=r"/(?:vllm|sglang)/",
                 functions="load_model initialize_model _initialize_model load_weights "
                 "create_weights",
             ),
             # a traceback that was cut above torch's own frames
             Place(
-                code=r"\b(?:model|net|pipe)\w*\.(?:to|cuda)\(|\b(?:load_model|from_pretrained)\(",
+                code=r"\b(?:model|module|net|pipe)\w*\.(?:to|cuda)\(|\b(?:load_model|from_pretrained)\("
+                r"|\bensure_model_loaded\(|= ?\w*Trainer\(|\bt\.to\(device, dtype if "
+                r"|\bself\._apply\((?:convert|lambda t: t\.)",
                 is_last=True,
             ),
             Place(
@@ -352,7 +361,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     ),
     TracebackSign(
         name=SERVER_STEP,
-        doing="while the server ran a step",
+        doing="while the server set its KV cache aside or ran a step",
         grows_with=_MODEL,
         is_surrounding=True,
         title="Give the server's steps more room beside its KV cache",
@@ -406,9 +415,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         grows_with=_INPUT,
         can_leave_gpu=True,
         title="Assign on the CPU where an image has many boxes",
-        change="gpu_assign_thr=100 of the assigner in MMDetection (train_cfg: "
-        "rpn.assigner.gpu_assign_thr); otherwise drop or split images with "
-        "hundreds of boxes",
+        change="set gpu_assign_thr=100 in MMDetection's assigner (train_cfg: "
+        "rpn.assigner.gpu_assign_thr); otherwise drop or split images with hundreds of boxes",
         why="The matrix of overlaps has a row for each true box and a column for each "
         "anchor: one crowded image makes it huge, whatever the batch size.",
         source="mmdet 2.0 to 3.3, core/bbox/assigners and models/task_modules/assigners; "
@@ -428,9 +436,10 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         is_training=False,
         can_leave_gpu=True,
         title="Draw the masks on the CPU, or fewer of them",
-        change="masks and boxes moved to the CPU before they are drawn (.to('cpu')), or left at "
-        "their own size (rescale=False in MMDetection); fewer objects: a higher score threshold, "
-        "max_per_img, TEST.DETECTIONS_PER_IMAGE; a smaller image, or tiles of it",
+        change="move masks and boxes to the CPU before they are drawn (.to('cpu')), or leave them "
+        "at their own size (rescale=False in MMDetection); keep fewer objects (a higher score "
+        "threshold, a lower max_per_img or TEST.DETECTIONS_PER_IMAGE); use a smaller image, or "
+        "tiles of it",
         why="Each object gets a mask as large as the original image, in 32 bits, with a grid of "
         "the same size beside it, whatever size the network worked at.",
         source="detectron2 0.6, layers/mask_ops.py; mmdet 2.0 to 3.3, roi_heads/mask_heads; "
@@ -484,8 +493,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         doing="in a step of the optimizer, for temporaries as large as the weights",
         grows_with=_MODEL,
         title="Use the fused step, which makes no temporaries",
-        change="fused=True in the optimizer of torch.optim; where it has none foreach=False, which "
-        "is slower; then an 8-bit optimizer, or sharding over more GPUs",
+        change="set fused=True in the optimizer of torch.optim, or foreach=False, which is "
+        "slower, if it has none; then use an 8-bit optimizer, or shard it over more GPUs",
         spelled=Change.FUSED,
         why="The foreach form works on all weights at once, and keeps its intermediate results for "
         "all of them. The batch's activations are freed by then: a smaller batch changes nothing.",
@@ -498,9 +507,9 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         doing="while the optimizer made its state or took a step",
         grows_with=_MODEL,
         title="Keep less of the optimizer's state on the GPU",
-        change="an optimizer in 8 bits (bitsandbytes.optim.AdamW8bit, optim='adamw_8bit' of "
-        "Trainer), Adafactor, or fused=True, which needs no temporaries; ZeRO or FSDP over more "
-        "GPUs, or the optimizer offloaded to the CPU; LoRA trains fewer weights",
+        change="use an 8-bit optimizer (bitsandbytes.optim.AdamW8bit, or optim='adamw_8bit' of "
+        "Trainer), Adafactor, or fused=True, which needs no temporaries; shard it over more GPUs "
+        "(ZeRO, FSDP) or offload it to the CPU; or train fewer weights with LoRA",
         why="Adam keeps two numbers for each weight from the first step on, mixed precision a copy "
         "in 32 bits. The batch's activations are freed by then: a smaller batch changes nothing.",
         source="torch 2.13, torch/optim; deepspeed 0.9 to 0.19.6, runtime/zero and engine.py; "
@@ -538,8 +547,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         grows_with=_INPUT,
         title="Keep the data set on the CPU, and move what a step needs",
         change="load it without .to(device) or .cuda(), and move each batch in the loop "
-        "(non_blocking=True from pinned memory); --data_device cpu in Gaussian splatting; fewer or "
-        "smaller images",
+        "(non_blocking=True from pinned memory); use --data_device cpu in Gaussian splatting, or "
+        "fewer or smaller images",
         why="All images are loaded before the first step, so no batch size changes that.",
         source="gaussian-splatting, scene/cameras.py and utils/camera_utils.py",
         places=(
@@ -569,7 +578,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         doing="while a VAE turned latents into pixels or pixels into latents",
         grows_with=_INPUT,
         title="Run the VAE in tiles, or on fewer pixels at once",
-        change="turn tiling on, or halve the tiles where it is on; one image at a time "
+        change="turn tiling on, or halve the tiles if it is on; one image at a time "
         "(vae_batch_size 1 where latents are cached before training), a lower resolution or fewer "
         "frames; torch.no_grad() in a loop of your own",
         why="The decoder works at full resolution: its peak grows with the pixels of "
@@ -600,16 +609,17 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             Place(code=r"\bgrid_sampler?\("),
         ),
         # drawing masks calls grid_sample too
-        unless=(Place(functions="_do_paste_mask paste_masks_in_image get_seg_masks prep_display"),),
+        unless=(_PASTES,),
     ),
     TracebackSign(
         name="gaussian-tiles",
         doing="in the rasterizer of a Gaussian-splatting extension",
         grows_with=_INPUT,
         title="Render fewer Gaussians or pixels at once",
-        change="a lower resolution (-r 2, --downscale-factor, data_factor) or one view at a time; "
-        "fewer Gaussians: a higher gradient threshold of densification, cap_max of the MCMC "
-        "strategy, opacity pruning; images on the CPU (--data_device cpu); packed=True in gsplat",
+        change="lower the resolution (-r 2, --downscale-factor, data_factor) or render one view "
+        "at a time; make fewer Gaussians (a higher gradient threshold of densification, cap_max "
+        "of the MCMC strategy, opacity pruning); keep images on the CPU (--data_device cpu); set "
+        "packed=True in gsplat",
         why="It lists every pair of a Gaussian and a tile of the image that it touches: large or "
         "many Gaussians and pixels make that list long.",
         source="gsplat 1.4, cuda/_wrapper.py: isect_tiles; diff-gaussian-rasterization, "
@@ -639,8 +649,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         doing="in fused attention, whose fast kernels make no scores",
         grows_with=_INPUT,
         title="Attend to fewer tokens at once",
-        change="a smaller batch or shorter sequences; on CUDA q, k and v in 16 bits without a "
-        "dense mask, so that its flash or memory-efficient kernel is taken "
+        change="use a smaller batch or shorter sequences; on CUDA pass q, k and v in 16 bits "
+        "without a dense mask, so that its flash or memory-efficient kernel runs "
         "(torch.nn.attention.sdpa_kernel allows no other)",
         why="Without a kernel for these inputs it makes the scores after all: batch x heads x "
         "length x length.",
@@ -668,6 +678,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 r"|(?:attn|attention)_(?:weights|scores|probs)\s?=|\bmatmul_result\s?=|(?:\bq\w*|\))\s?@\s?k\w*\.transpose|baddbmm\("
                 r"|einsum\(\s*f?['\"][^'\"]*i d\s?,[^'\"]*j d\s?->[^'\"]*i j['\"]"
                 r"|einsum\(\s*f?['\"](\w*)(\w)(\w)\s?,\s?\1(\w)\3\s?->\s?\1\2\4['\"]"
+                r"|einsum\(\s*['\"][^'\"]{0,20}i j\s?,[^'\"]{0,20}j d\s?->[^'\"]{0,20}i d['\"]"
             ),
         ),
     ),
@@ -741,10 +752,10 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         is_surrounding=True,
         unless=(_BACKWARD,),
         title="Generate with a shorter context, or a smaller cache",
-        change="a shorter prompt or max_new_tokens, fewer num_beams or "
-        "num_return_sequences; cache_implementation='offloaded' or 'quantized'; no "
-        "contrastive search (penalty_alpha), which keeps the hidden states of "
-        "top_k candidates; weights in 8 or 4 bits",
+        change="shorten the prompt or max_new_tokens, lower num_beams or num_return_sequences; "
+        "set cache_implementation='offloaded' or 'quantized'; drop contrastive search "
+        "(penalty_alpha), which keeps the hidden states of top_k candidates; load the weights in "
+        "8 or 4 bits",
         why="The cache of keys and values grows with every token of prompt and answer, "
         "for each beam and sequence.",
         source="transformers 4.20 to 4.57, generation/utils.py and cache_utils.py",
@@ -758,9 +769,9 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         is_surrounding=True,
         unless=(_BACKWARD,),
         title="Evaluate without gradients, and in smaller batches",
-        change="with torch.no_grad(): around the loop of the evaluation (model.eval() alone keeps "
-        "the graph); a smaller batch there, and images or sequences no larger than in training "
-        "(resize, crop, tiles); keep results with .item() or .cpu()",
+        change="put torch.no_grad() around the loop of the evaluation (model.eval() alone keeps "
+        "the graph); use a smaller batch there, and images or sequences no larger than in "
+        "training (resize, crop, tiles); keep results with .item() or .cpu()",
         spelled=Change.EVALUATION_BATCH,
         why="Training fits but the evaluation does not: its batch is different, and it keeps what "
         "it returns.",
@@ -777,6 +788,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 "_evaluation_step validation_step _run_sanity_check validate"
             ),
             Place(file=r"(?:^|/)evaluation/"),
+            Place(code=r"\bself\.(?:val|validate|validation|eval|evaluate|evaluation)_\w+\("),
             # The user's own functions named so: val_one_epoch, run_validation, test_model.
             Place(
                 named=r"^(?!.*train)(?:.*_)?(?:val|valid|validate|validation|eval|evaluate"
@@ -790,9 +802,9 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         grows_with=_BATCH,
         is_surrounding=True,
         title="Keep numbers from step to step, not tensors with their graph",
-        change="loss.item() in place of loss where losses are summed or kept, .detach().cpu() for "
-        "outputs that are kept, torch.no_grad() around metrics, states detached between sequences; "
-        "then cap what differs from batch to batch: lengths, boxes, nodes",
+        change="sum and store loss.item(), not loss; store outputs with .detach().cpu(); put "
+        "torch.no_grad() around inference and metrics; detach states between sequences; then cap "
+        "what differs from batch to batch: lengths, boxes, nodes",
         why="What a step leaves behind adds up, whatever the batch: a loss that is kept holds the "
         "graph of its step.",
         source="torch 2.13, docs/source/notes/faq.rst",
@@ -825,9 +837,9 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         is_surrounding=True,
         unless=(_BACKWARD,),
         title="Transcribe in smaller batches, and with int8 weights",
-        change="a lower batch_size and beam_size, compute_type='int8_float16' or 'int8', a smaller "
-        "or distilled model; between the steps of a pipeline del model, gc.collect() and "
-        "torch.cuda.empty_cache(), since it asks the driver beside PyTorch",
+        change="lower batch_size and beam_size, set compute_type='int8_float16' or 'int8', or use "
+        "a smaller or distilled model; between the steps of a pipeline call del model, "
+        "gc.collect() and torch.cuda.empty_cache(), since it asks the driver and not PyTorch",
         why="It takes its memory from the driver: what PyTorch keeps in its cache for the other "
         "models of the pipeline is not available to it.",
         source="ctranslate2 3 and 4, src/cuda; faster-whisper 1.1, transcribe.py; whisperx 3, "
@@ -844,9 +856,9 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         kind="pytorch-caching-allocator",
         spelled=Change.BATCH,
         title="Give the model less at a time",
-        change="a smaller image, tiles of it, fewer frames or points, a shorter text or audio; one "
-        "input at a time, under torch.inference_mode(); weights in 16 or 8 bits, or a smaller "
-        "model",
+        change="use a smaller image or tiles of it, fewer frames or points, or a shorter text or "
+        "audio; run one input at a time, under torch.inference_mode(); load the weights in 16 or "
+        "8 bits, or use a smaller model",
         why="Nothing is trained here, so the memory goes to the weights and to what one layer "
         "makes, which grows with the input.",
         source="torch 1.2 to 2.13, autograd/grad_mode.py and utils/_contextlib.py",
@@ -857,7 +869,9 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             ),
             Place(file=rf"(?:^|/)(?:\w*_)?{_INFERS}\w*\.py$"),
             Place(functions="infer inference predict upscale transcribe enhance generate detect"),
+            Place(code=r"\.(?:infer|inference|predict|upscale|transcribe|enhance|generate)\("),
         ),
+        intro=r"\bvideo \d{1,6}/\d{1,6} \(frame \d",
         in_words=rf"(?i)\b(?:python3?|ran|run|running) (?:\S*[/\\])?(?:\w*_)?{_INFERS}\w*\.py\b"
         r"|\bupscal|super.?resol|\btranscrib|\binference\b|Mask\w{0,40}Generator\(",
     ),

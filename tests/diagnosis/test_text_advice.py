@@ -226,7 +226,7 @@ stack traceback:
 
 @pytest.mark.parametrize(
     ("file", "function", "said"),
-    [("utils", "recursiveType", "Take a GPU that is free"), ("Linear", "updateOutput", "batch")],
+    [("utils", "recursiveType", "Use a GPU that is free"), ("Linear", "updateOutput", "batch")],
 )
 def test_lua_is_advised_in_its_own_words(file, function, said):
     _, first = first_of(LUA.format(file, function))
@@ -633,6 +633,42 @@ OTHERS = {
         ),
         "kSameAsRequested",
     ),
+    "TurboMind of LMDeploy": (
+        "RuntimeError: [TM][ERROR] CUDA runtime error: out of memory /src/utils/allocator.h:231",
+        "--cache-max-entry-count",
+    ),
+    "weights of LMDeploy": (
+        (
+            'File "/a/lmdeploy/turbomind/turbomind.py", line 145, in _create_weight_func\n'
+            "    model_comm.create_shared_weights(device_id, rank)\n"
+            "RuntimeError: [TM][ERROR] CUDA runtime error: out of memory /src/memory_utils.cu:32"
+        ),
+        "over more GPUs (--tp)",
+    ),
+    "cache of TensorRT-LLM": (
+        (
+            "[TRT-LLM] [E] Executor creation failed due to insufficient GPU memory.\n\n"
+            "The following component could not be created: KV cache\n"
+            "Total GPU memory (GiB): 140.06\n"
+            "Free GPU memory before component creation attempt (GiB): 108.86\n"
+        ),
+        "free_gpu_memory_fraction",
+    ),
+    "variables of TensorFlow": (
+        (
+            "ResourceExhaustedError: OOM when allocating tensor with shape[25088,4096] and type "
+            "float on /job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc\n"
+            "\t [[Node: fc6/weights/Initializer/random_uniform = RandomUniform[T=DT_INT32]()]]"
+        ),
+        "before any batch",
+    ),
+    "Ollama by its build": (
+        (
+            "CUDA error: out of memory\n  in function alloc at "
+            "//ml/backend/ggml/ggml/src/ggml-cuda/ggml-cuda.cu:445\n"
+        ),
+        "num_ctx",
+    ),
     "a miner": ("Cuda error in func 'start' at line 9 : out of memory", "nvidia-smi"),
     "pool of ggml": ("ggml-cuda.cu:44: CUVMM Failure: out of memory", "GGML_CUDA_NO_VMM"),
 }
@@ -940,7 +976,7 @@ def test_program_on_the_cpu_is_advised_a_smaller_batch():
         verdict, first = first_of(text)
 
         assert verdict.cause is Cause.HOST_MEMORY
-        assert first.change.startswith("a smaller batch")
+        assert first.change.startswith("use a smaller batch")
 
 
 def test_request_of_the_old_cpu_allocator_is_the_hosts():
@@ -1069,3 +1105,75 @@ def test_tensor_that_is_joined_while_memory_is_seen_to_grow_is_a_leak():
     )
 
     assert diagnose(case_of(text)).verdict.cause is Cause.LEAK
+
+
+def test_tool_that_shows_who_is_on_the_gpu_is_the_vendors():
+    text = (
+        "HIP out of memory. Tried to allocate 76.00 MiB. GPU 0 has a total capacity of 287.98 GiB "
+        "of which 0 bytes is free. Of the allocated memory 8.51 GiB is allocated by PyTorch, and "
+        "1.99 MiB is reserved by PyTorch but unallocated."
+    )
+
+    result = diagnose(case_of(text))
+
+    assert result.verdict.settled_by == "rocm-smi names the processes."
+    said = " ".join(f"{r.change} {r.verify}" for r in result.recommendations)
+    assert "rocm-smi" in said
+    assert "nvidia" not in said
+
+
+def test_rest_of_a_tpu_is_held_by_the_program_itself():
+    result = diagnose(
+        case_of(
+            "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Error allocating device "
+            "buffer: Attempting to allocate 15.65G. That was not possible. There are 11.08G "
+            "free.; (0x0x0_HBM0)\n"
+        )
+    )
+
+    assert "this one's other arrays hold the rest" in result.verdict.summary
+    assert Cause.OTHER_PROCESS not in result.verdict.also
+    assert "nvidia-smi" not in result.verdict.settled_by
+
+
+def test_gaussian_splatting_is_advised_in_its_options():
+    full = old_style("42.00 MiB", "24.00 GiB", "53.19 GiB", "0 bytes", "53.57 GiB")
+
+    _, first = first_of(f"{full}\nI use a 3090 for gaussian-splatting with 3000 photos.\n")
+
+    assert "--data_device cpu" in first.change
+
+
+def test_figures_of_tensorrt_llms_executor_are_told():
+    text, _ = OTHERS["cache of TensorRT-LLM"]
+
+    assert "108.86 GiB of 140.06 GiB were free" in diagnose(case_of(text)).verdict.summary
+
+
+def test_memory_that_was_seen_to_grow_is_the_only_evidence_beside_a_size():
+    verdict, first = first_of(
+        "cuda memory increases with the iteration, then CUDA out of memory. Tried to allocate "
+        "20.00 MiB\n"
+    )
+
+    assert (verdict.cause, verdict.confidence) == (Cause.LEAK, Confidence.POSSIBLE)
+    assert "loss.item()" in first.change
+
+
+def test_ctranslate2_is_told_once_and_not_to_block_launches():
+    verdict, _ = first_of("RuntimeError: CUDA failed with error out of memory\n")
+
+    assert verdict.summary.count("CTranslate2") == 1
+    assert "CUDA_LAUNCH_BLOCKING" not in verdict.settled_by
+
+
+def test_tenth_of_the_cache_in_holes_is_a_full_card():
+    full = old_style("210.00 MiB", "10.92 GiB", "9.16 GiB", "147.50 MiB", "10.18 GiB")
+
+    assert first_of(full)[0].cause is Cause.CAPACITY
+
+
+def test_killed_process_with_zero_3_is_told_to_offload_less():
+    _, first = first_of("zero-3-offload, one H100\nexitcode -9\n")
+
+    assert "offload less to the host" in first.change

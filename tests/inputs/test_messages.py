@@ -407,3 +407,28 @@ def test_size_that_a_broken_collective_left_is_its_consequence():
     assert [m.sub_kind for m in find_messages(f"{broken}\n{garbage}").messages] == [
         "collective-timeout"
     ]
+
+
+def test_title_that_cuts_a_message_leaves_the_judgment_to_its_repetition():
+    cut = "Tried to allocate 2.00 MiB. GPU 6 has a total capacity of 44.53 GiB of which 1.00 MiB is"
+    whole = (
+        f"{cut} free. Of the allocated memory 42.50 GiB is allocated by PyTorch, and 57.10 MiB is "
+    )
+    text = f"# CUDA out of memory. {cut}\n{{}}CUDA out of memory. {whole}reserved by PyTorch.\n"
+
+    assert find_messages(text.format("")).primary == 1
+    other = "CUDA out of memory. Tried to allocate 4.00 MiB. GPU 6 has a total capacity of 1 GiB.\n"
+    assert (
+        find_messages(text.format("").replace(f"memory. {whole}", f"memory. {other}")).primary == 0
+    )
+
+
+def test_kill_whose_reason_is_told_is_judged_before_one_without():
+    text = (
+        "RuntimeError: DataLoader worker (pid 41932) is killed by signal: Killed.\n"
+        "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7612309.0 cgroup.\n"
+    )
+
+    log = find_messages(text)
+
+    assert log.messages[log.primary].variant == "slurm"

@@ -28,6 +28,7 @@ TOLD = (
     "It tries to exceed the GPU memory and dies.",
     "训练时爆显存了",
     "it is out of memory on the GPU. you can see the log below.",
+    "On a longer video I encounter an `OutOfMemoryError` on my device.",
 )
 EXPLAINED = (
     "If you see an out of memory error, reduce the batch.",
@@ -53,6 +54,11 @@ EXPLAINED = (
     "VRAM is not enough for full finetuning, use LoRA.",
     "Tips for OOM",
     "OOM count = 0",
+    "The loader never throws an out-of-memory exception.",
+    "feat: retry with a smaller batch when CUDA runs out of memory (#1821)",
+    "Improved the error message when the GPU is out of memory.",
+    "The memory usage keeps growing until the cache is full, then it stays constant.",
+    "GPU memory keeps increasing for ten steps and then levels off.",
 )
 
 
@@ -109,3 +115,10 @@ def test_sentence_that_says_whose_memory_it_was_comes_first() -> None:
 
     assert message is not None
     assert (message.kind, message.line) == ("host-ram", 2)
+
+
+def test_failure_told_beside_a_framework_of_pytorch_is_pytorchs():
+    message = told_failure("At 8k tokens it goes OOM. I set device_map='auto'.\n")
+
+    assert message is not None
+    assert message.kind == "pytorch-caching-allocator"

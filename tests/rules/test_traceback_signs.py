@@ -74,6 +74,34 @@ SHAPES = {
         frame(f"{LIB}/vllm/worker/model_runner.py", "load_model", "self.model = get_model()"),
         frame(f"{LIB}/vllm/somewhere.py", "create_weights", "w = torch.empty(n)"),
     ),
+    "loading-weights by the code below": f"{FULL}\n"
+    'model = AutoModel.from_pretrained("a/b", device_map="auto").cuda()\n',
+    "loading-weights of a box without files": "│ ❱  905 │   │   return t.to(device, dtype if "
+    f"t.is_floating_point() or\n╰────────╯\n{FULL}\n",
+    "loading-weights of a pipeline": failing(
+        frame("/job/train.py", "validate", "pipeline = pipeline.to(accelerator.device)"),
+        frame(f"{LIB}/diffusers/pipelines/pipeline_utils.py", "to", "module.to(torch_device)"),
+    ),
+    "attention-scores of old code": failing(
+        frame("/job/attention.py", "forward", "out = einsum('b i j, b j d -> b i d', attn, v)")
+    ),
+    "loading-weights of a trainer": failing(
+        frame("/job/workflow.py", "run", "trainer = PairwiseTrainer(")
+    ),
+    "loading-weights by the name of a function": failing(
+        frame("/job/wgp.py", "load_models", "model = handlers[kind].make(name)"),
+        frame("/job/any2video.py", "__init__", "self.model = offload.fast(name, kind=Model)"),
+    ),
+    "evaluation by the call": failing(
+        frame("/job/trainer.py", "loop", "self.eval_iteration(step)"),
+        frame("/job/decorators.py", "wrapper", "ret = func(self, *args)"),
+    ),
+    "inference by the call": failing(frame("/job/pipeline.py", "run", "model.transcribe(path)")),
+    "inference of a video": f"video 1/1 (frame 252/4272) /a/b.mp4: 1024x1024 1 0, 66.7ms\n{FULL}\n",
+    "pasted-masks of an evaluation": failing(
+        frame("/job/eval.py", "prep_metrics", "dets, w, h, crop_masks=crop)"),
+        frame("/job/output_utils.py", "postprocess", "masks = F.interpolate(masks)"),
+    ),
     "server-step": failing(
         frame(f"{LIB}/vllm/v1/worker/gpu_worker.py", "execute_model", "out = self.run()")
     ),

@@ -11,7 +11,6 @@ from fragdoctor.diagnosis.remedies.remedy import ASKS, CURES, HELPS, JudgedCase,
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.engines import ANY_PROGRAM, Need, engine_of, need_of
 from fragdoctor.model.finding import Confidence
-from fragdoctor.model.gpus import monitor_of
 
 WSL: Final = re.compile(r"\bWSL|/mnt/[a-z]/|microsoft-standard")
 
@@ -34,7 +33,6 @@ class LessOnTheDevice(Remedy):
             return
         engine, need = engine_of(message) or ANY_PROGRAM, need_of(message)
         title, change = engine.advice(need)
-        change = change.replace("MONITOR", monitor_of(message.backend))
         if case.kind == "ggml" and message.requested_bytes is None and WSL.search(message.said):
             title = "Try without page-locked host memory first, then with fewer layers on the GPU"
             change = f"{HOST_CHANGES['ggml-pinned']}: {change}"

@@ -1,4 +1,4 @@
-"""Advice in the words of the framework whose code is in the stacks."""
+"""Advice in the words of the framework in the stacks, and with the tools of the GPU's vendor."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from fragdoctor.model.frameworks import (
     frameworks_in,
     words_for,
 )
+from fragdoctor.model.gpus import with_monitor_of
 
 CHANGES: Final = {
     "limit-batch": Change.BATCH,
@@ -44,7 +45,7 @@ def in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Itera
     """Yield proposals, with changes in the words of the case's framework if it has any."""
     frameworks = frameworks_of(case)
     trains = any(f.name not in RUN_ONLY for f in frameworks)
-    for one in proposals:
+    for one in (_with_tool(case, p) for p in proposals):
         change = CHANGES.get(one.recommendation.code)
         is_told = change is Change.BATCH and any(map(case.has_marker, (BATCH_OF_ONE, BATCH_TRIED)))
         if change is Change.CHECKPOINT and frameworks and not trains:
@@ -66,6 +67,13 @@ def in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Itera
                 recommendation, title="Give the server's steps more room beside its KV cache"
             )
         yield replace(one, recommendation=recommendation)
+
+
+def _with_tool(case: JudgedCase, proposal: Proposal) -> Proposal:
+    """Return a proposal that names the tool of the GPU's vendor."""
+    one = proposal.recommendation
+    change, verify = (with_monitor_of(case.backend, text) for text in (one.change, one.verify))
+    return replace(proposal, recommendation=replace(one, change=change, verify=verify))
 
 
 def words_in(case: JudgedCase, *changes: str | None) -> tuple[str, str] | None:

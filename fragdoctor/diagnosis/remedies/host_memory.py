@@ -15,26 +15,26 @@ from fragdoctor.rules.traceback_signs import Place
 from fragdoctor.units import GIB, format_size
 
 HOST_CHANGE: Final = (
-    "load checkpoints with mmap=True or low_cpu_mem_usage, and not in every rank at once; fewer "
-    "DataLoader workers and a smaller prefetch_factor; offload less to the CPU; raise the limit of "
-    "the container or scheduler"
+    "load checkpoints with mmap=True or low_cpu_mem_usage, and not in every rank at once; use "
+    "fewer DataLoader workers and a smaller prefetch_factor; offload less to the CPU; raise the "
+    "limit of the container or scheduler"
 )
 LIMIT_CHANGE: Final = (
-    "a higher limit first: --mem of sbatch, resources.limits.memory of the pod, --memory of docker "
-    "run; the job's accounting (sacct, kubectl top) shows how much it took"
+    "raise the limit first: --mem of sbatch, resources.limits.memory of the pod, --memory of "
+    "docker run; the job's accounting (sacct, kubectl top) shows how much it took"
 )
 _PAGE_FILE: Final = (
-    "a larger page file (System, Advanced system settings, Performance, Advanced, Virtual memory: "
-    "system managed, on a drive with room), since Windows refuses what RAM and page file together "
-    "cannot back"
+    "use a larger page file (System, Advanced system settings, Performance, Advanced, Virtual "
+    "memory: system managed, on a drive with room), since Windows refuses what RAM and page file "
+    "together cannot back"
 )
 _FEWER_WORKERS: Final = (
-    "fewer DataLoader workers, each of which holds a copy of the dataset's Python objects; a "
-    "smaller prefetch_factor; samples read on demand"
+    "use fewer DataLoader workers, each of which holds a copy of the dataset's Python objects; "
+    "use a smaller prefetch_factor; read samples on demand"
 )
 _ON_CPU: Final = (
-    "a smaller batch, or smaller images or shorter sequences: the program computes on the CPU; a "
-    "GPU build, if there is a GPU; more memory for the machine or container"
+    "use a smaller batch, or smaller images or shorter sequences: the program computes on the "
+    "CPU; use a GPU build if there is a GPU, or give the machine or container more memory"
 )
 HOST_CHANGES: Final = {
     "dataloader-killed": _FEWER_WORKERS,
@@ -44,12 +44,12 @@ HOST_CHANGES: Final = {
     "page-file": f"{_PAGE_FILE}; fewer DataLoader workers and processes, each of which loads "
     "PyTorch's libraries again",
     "windows-commit": f"{_PAGE_FILE}; close other programs; smaller or fewer models at a time",
-    "ggml-host": "a lower --ctx-size (n_ctx in Python), since the default is the context that the "
-    "model was trained with; --cache-type-k q8_0 and --cache-type-v q8_0; a smaller "
-    "quantization, or more layers on the GPU (--n-gpu-layers)",
-    "ray-memory": "fewer tasks or actors at a time (num_cpus= or memory= of @ray.remote), and "
-    "smaller objects in the store; more memory on the node. RAY_memory_usage_threshold only moves "
-    "the kill",
+    "ggml-host": "lower --ctx-size (n_ctx in Python), since the default is the context that the "
+    "model was trained with; set --cache-type-k q8_0 and --cache-type-v q8_0; use a smaller "
+    "quantization, or put more layers on the GPU (--n-gpu-layers)",
+    "ray-memory": "run fewer tasks or actors at a time (num_cpus= or memory= of @ray.remote), "
+    "keep smaller objects in the store, or use a node with more memory. "
+    "RAY_memory_usage_threshold only moves the kill",
     "ray-worker": "look into that worker's own log first (ray logs worker-ID*), and into dmesg; if "
     "it was memory: fewer tasks at a time (num_cpus= or memory= of @ray.remote), smaller blocks "
     "and objects in the store, or more memory on the node",
@@ -58,8 +58,8 @@ HOST_CHANGES: Final = {
     "streaming); weights loaded on the GPU at once (device_map, low_cpu_mem_usage)",
     "kernel-died": "run it as a script, which shows how it ended (Killed: memory; a signal: a "
     "crash); watch the RAM meanwhile; then load less at once, or in parts",
-    "ollama": "a smaller model or quantization, a lower num_ctx or OLLAMA_NUM_PARALLEL=1; close "
-    "other programs, or more RAM: what does not fit on the GPU goes there",
+    "ollama": "use a smaller model or quantization, lower num_ctx, or set OLLAMA_NUM_PARALLEL=1; "
+    "close other programs, or add RAM: what does not fit on the GPU goes there",
     "evicted": "resources.requests.memory of the pod as high as what it takes (kubectl top pod), "
     "so that it is put on a node with room and is not the first to go; a larger node, or fewer "
     "pods on it; then fewer DataLoader workers and less loaded at once",
@@ -72,8 +72,8 @@ HOST_CHANGES: Final = {
     "tensors in a sample (one padded tensor instead of a list), num_workers=0 for a test; what is "
     "loaded in the dataset's __init__ kept as one array",
     "ggml-pinned": "GGML_CUDA_NO_PINNED=1 in the environment, with which llama.cpp takes ordinary "
-    "host memory; in WSL2 a larger memory= in .wslconfig; then fewer layers on the GPU",
-    "pinned-host": "fewer or smaller page-locked buffers (pin_memory=False in PyTorch's "
+    "host memory; in WSL2 set a larger memory= in .wslconfig; then fewer layers on the GPU",
+    "pinned-host": "use fewer or smaller page-locked buffers (pin_memory=False in PyTorch's "
     "DataLoader): WSL2 and some containers allow few of them however much memory is free; in WSL2 "
     "a larger memory= in .wslconfig",
 }

@@ -25,7 +25,7 @@ from fragdoctor.model.case import OtherProcess
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.model.gpu_sharing import ProcessDemand, share_gpu
-from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES, monitor_of
+from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, FailedRequest
 from fragdoctor.rules.rule import line_text
 from fragdoctor.rules.traceback_signs import Place
@@ -47,12 +47,6 @@ def equal_processes(listed: Sequence[OtherProcess]) -> int:
     """Return how many processes hold the same amount, or 0 for fewer than ``MIN_PEERS``."""
     n_most = max(Counter(p.n_bytes for p in listed).values(), default=0)
     return n_most if n_most >= MIN_PEERS else 0
-
-
-def _finders(case: JudgedCase) -> str:
-    """Return the commands that find the processes on the device."""
-    monitor = monitor_of("" if case.message is None else case.message.backend)
-    return f"{monitor} or fuser -v /dev/nvidia*" if monitor == "nvidia-smi" else monitor
 
 
 SHARES: Final = {
@@ -103,7 +97,8 @@ class FreeOtherProcess(Remedy):
             if peers
             else f"end or move process {pids}"
             if pids
-            else f"find the holders with {_finders(case)}, and end leftovers{_share(case)}",
+            else "find the holders with nvidia-smi or fuser -v /dev/nvidia*, and end leftovers"
+            + _share(case),
             why=case.verdict.summary
             if is_main
             else f"{format_size(held)} may be held by other processes."
@@ -238,7 +233,7 @@ class FindTheLimit(Remedy):
             confidence=Confidence.POSSIBLE,
             change=f"look for {fraction}a memory option of the program; on Windows enlarge the "
             "page file, against which GPU memory counts, and close other programs; ulimit -v; "
-            f"{monitor_of(r.backend)} during the run shows a neighbor that comes and goes",
+            "nvidia-smi during the run shows a neighbor that comes and goes",
             why=case.verdict.summary,
             cost="None.",
             verify="The same request is served.",
@@ -427,10 +422,10 @@ class LocateDriverCall(Remedy):
             "nvidia-smi for the GPU and free -h for the host during the run, then less on the "
             "one that fills up"
             if message.sub_kind == "unread"
-            else f"{monitor_of(message.backend)} during the run: end another process that fills "
-            "it, or take a GPU that is free (CUDA_VISIBLE_DEVICES); if this program fills it, a "
-            "smaller batch, input or model; with room left, pin_memory=False in the DataLoader for "
-            "a test, and CUDA_LAUNCH_BLOCKING=1, with which the traceback names the call"
+            else "nvidia-smi during the run: end another process that fills it, or take a GPU "
+            "that is free (CUDA_VISIBLE_DEVICES); if this program fills it, a smaller batch, input "
+            "or model; with room left, pin_memory=False in the DataLoader for a test, and "
+            "CUDA_LAUNCH_BLOCKING=1, with which the traceback names the call"
         )
         yield self.proposal(
             weight=ASKS + 10,

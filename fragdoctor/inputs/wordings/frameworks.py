@@ -51,6 +51,18 @@ _TENSORRT: Final = where(r"trt-llm\]|tensorrt[-_]llm|trtllm", 8000, 8000, sub_ki
 """Signs that TensorRT-LLM runs TensorRT's builder: its own lines around those of TensorRT."""
 
 
+_PARTS: Final = {"kvcache": "kv-buffer", "model": "weights-buffer"}
+
+
+def _executor(fields: Fields, match: re.Match[str], _stream: LogStream) -> Fields:
+    """Read which part TensorRT-LLM could not create, and its figures, which lack their unit."""
+    told = match.groupdict()
+    if told["_total"]:
+        fields["total_bytes"] = printed_bytes(f"{told['_total']}gib")
+        fields["free_bytes"] = printed_bytes(f"{told['_free']}gib")
+    return fields | {"sub_kind": _PARTS.get(told["_part"] or "", "compute-buffer")}
+
+
 def _ggml_check(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
     """Tell the virtual-memory pool, whose calls some drivers refuse, from a full device."""
     del stream
@@ -216,6 +228,16 @@ FRAMEWORKS: Final = (
         Wording("spilled", literal, "went-on", refine=_SLOW, is_warning=True, is_marker=True)
         # Written by people who watch Windows' task manager; no program prints this.
         for literal in ("sharedgpumemory", "sysmemfallback")
+    ),
+    _other(
+        "trtllm-executor",
+        # tensorrt_llm 1.0 to 1.2, _torch/pyexecutor/py_executor_creator.py
+        r"executorcreationfailedduetoinsufficientgpumemory\.?"
+        r"(?:thefollowingcomponentcouldnotbecreated:(?P<_part>[a-z]{1,60}?)totalgpumemory\(gib\):"
+        r"(?P<_total>\d{1,6}\.\d\d)freegpumemorybeforecomponentcreationattempt\(gib\):"
+        r"(?P<_free>\d{1,6}\.\d\d))?",
+        backend="trtllm",
+        refine=_executor,
     ),
     _other(
         "tensorrt",
