@@ -311,7 +311,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 is_last=True,
             ),
             Place(
-                file=r"/comfy/model_(?:management|patcher)\.py$",
+                file=r"/(?:comfy|modules)/model_(?:management|patcher)\.py$",
                 functions="load_models_gpu model_load model_use_more_vram partially_load load "
                 "patch_model patch_weight_to_device cast_to cast_to_device",
             ),
