@@ -119,10 +119,9 @@ class SavingRemedy(Remedy):
         )
         if is_cut(case, bench):
             r = replace(r, caveats=(*r.caveats, CUT))
-        weight = HELPS if case.cause in SHORT_OF_MEMORY else MAY_HELP
         return replace(
             proposal,
-            weight=weight,
+            weight=HELPS,
             recommendation=replace(r, predicted=bench.predicted(best.result)),
         )
 
@@ -308,10 +307,9 @@ class SmallerBatch(SavingRemedy):
             return
         if r.requested_bytes * BATCH_SHARES[-1] > (r.available_bytes or r.requested_bytes):
             return  # even the smallest share to try would not fit: a shape is wrong
-        is_main = case.cause is not Cause.MEMORY_LIMIT and not case.only_builds
         yield self.proposal(
             title=title,
-            weight=HELPS if is_main else MAY_HELP,
+            weight=HELPS,
             confidence=Confidence.POSSIBLE,
             change=change,
             why=_missing_text(r),
