@@ -395,9 +395,9 @@ class FreeBetweenTrials(Remedy):
 
 
 GROWTH: Final[tuple[Remedy, ...]] = (
+    NoGrad(),
     FreeLeak(),
     GatherOnHost(),
-    NoGrad(),
     FindLeak(),
     FreeBetweenTrials(),
 )
