@@ -67,7 +67,7 @@ def holes(n: int = 6) -> str:
     """Return a sweep with constant live memory, and more unallocated memory at each failure."""
     return "".join(
         f"=== Trial {i} ===\nEpoch 2/2: 100%|####| 25/25 [00:12<00:00, 2.1it/s]\n"
-        + traceback(message(15.1 + 0.02 * (i % 2), 2 + 0.75 * i))
+        + traceback(message(15.1 + 0.02 * (i % 2), 4 + 0.75 * i))
         for i in range(n)
     )
 

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 
 from fragdoctor.analysis.result import CaptureQuality
-from fragdoctor.diagnosis.decision import OUTSIDE_SHARE, SLIM_MARGIN_SHARE
+from fragdoctor.diagnosis.decision import NORMAL_OUTSIDE_SHARE, SLIM_MARGIN_SHARE
 from fragdoctor.model.diagnosis import Cause, ChecklistItem, Status, Verdict
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.story import Direction
@@ -318,7 +318,7 @@ def check_outside_pytorch(context: Context, verdict: Verdict) -> Answer:
     detail = _outside_detail(r)
     if verdict.cause in (Cause.OTHER_PROCESS, Cause.NON_PYTORCH_MEMORY):
         return fail(value, detail, r.source)
-    if outside > CONTEXT_ALLOWANCE_BYTES or outside >= OUTSIDE_SHARE * total:
+    if outside > max(CONTEXT_ALLOWANCE_BYTES, NORMAL_OUTSIDE_SHARE * total):
         return warn(value, detail, r.source)
     return passed(value, detail, r.source)
 

@@ -138,10 +138,6 @@ def live_and_request(r: FailedRequest) -> str:
     return f"The {format_size(r.live_bytes)} in use and the {r.request_text}"
 
 
-OUTSIDE_SHARE: Final = 0.25
-"""Other processes' memory is called the cause from this share of the device on; with less, a
-slightly larger batch would outgrow what they could give back."""
-
 LAST_STRAW_SHARE: Final = 0.05
 """A request below this share of the device is not what filled it."""
 
@@ -149,9 +145,9 @@ SLIM_MARGIN_SHARE: Final = 0.05
 """If no hole is as large as the request, cache and driver-free memory have to be joined. If perfect
 packing would leave less than this share, a real allocator cannot do it."""
 
-SHORT_OF_CAPACITY_SHARE: Final = 0.1
-"""If a message prints no free figure, the context, libraries and driver account for up to this
-share of the device beyond reserved memory and the request."""
+NORMAL_OUTSIDE_SHARE: Final = 0.1
+"""The context, libraries and driver account for up to this share of the device beside what PyTorch
+reserves. More than that is nobody's need: where it covers what is missing, it is the cause."""
 
 BEYOND_ALL_ELSE: Final = 100
 BEYOND_DEVICE: Final = 2
@@ -446,7 +442,7 @@ def _no_free_figure(r: FailedRequest) -> Iterator[Hypothesis]:
     rest = r.total_bytes - r.reserved_bytes - r.requested_bytes
     if r.unallocated_bytes >= r.requested_bytes and r.has_real_holes:
         yield fragmentation(r)
-    elif rest <= SHORT_OF_CAPACITY_SHARE * r.total_bytes:
+    elif rest <= NORMAL_OUTSIDE_SHARE * r.total_bytes:
         yield Hypothesis(
             Cause.CAPACITY,
             f"{format_size(r.reserved_bytes)} reserved plus the request of "
@@ -494,7 +490,7 @@ def _outside(r: FailedRequest) -> Iterator[Hypothesis]:
     """Memory of other processes, or of other libraries in this process, as the main culprit."""
     missing = r.uncovered_bytes
     for hypothesis, n_bytes in _outside_candidates(r):
-        is_large = r.total_bytes is not None and n_bytes >= OUTSIDE_SHARE * r.total_bytes
+        is_large = r.total_bytes is not None and n_bytes >= NORMAL_OUTSIDE_SHARE * r.total_bytes
         if is_large and n_bytes >= missing and n_bytes >= (r.cache_bytes or 0):
             yield hypothesis
 

@@ -62,11 +62,11 @@ _PREFIXES: Final = tuple(
         # containers, pods, streams
         r"[A-Za-z][\w./-]{0,80}\s{0,20}\|(?=\s|$)",
         r"(?:[A-Za-z][\w./-]{0,80}[\s:]{1,3})?(?:stderr|stdout|STDERR|STDOUT)(?:\s[FPfp])?:?(?=\s|$)",
-        # levels and sources
+        # levels, components and sources
         r"(?i:debug|info|warning|warn|error|critical|fatal):[\w.]{1,80}:",
         (
             r"\[?(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|error|warn|info)\]?"
-            r"(?::[\w.]{1,80})?[:|]?(?=\s|\[|$)"
+            r"(?::[\w.]{1,80})?[:|]?(?:\s\[[A-Za-z][\w.-]{0,60}\])?(?=\s|\[|$)"
         ),
         r"\[?[\w./-]{1,120}\.(?:py|cc|cpp|cu|c|h|rs|go):\d{1,6}\]",
         r"\[\d{1,9}\](?=\s\[)",

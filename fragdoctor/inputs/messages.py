@@ -429,7 +429,9 @@ def _is_whole_of(cut: OomMessage, message: OomMessage) -> bool:
     )
 
 
-_ONE: Final = r"(?:perdevice|_per_gpu)?['\"]?,?(?:of|to|is)?(?:already|just)?[=:]?['\"]?1(?!\.?\d)"
+_ONE: Final = (
+    r"(?:perdevice|_per_gpu)?['\"]?,?(?:of|to|is)?(?:already|just|only)?[=:]?['\"]?1(?!\.?\d)"
+)
 _NO_HELP: Final = r"(?:did|does|do|has)?(?:not|n't|no)(?:help|work|effect|change|makeadiff)"
 _MARKERS: Final = (
     ("cache-flush", r"allocatorcacheflushes"),

@@ -311,7 +311,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 is_last=True,
             ),
             Place(
-                file=r"/comfy/model_(?:management|patcher)\.py$",
+                file=r"/(?:comfy|modules)/model_(?:management|patcher)\.py$",
                 functions="load_models_gpu model_load model_use_more_vram partially_load load "
                 "patch_model patch_weight_to_device cast_to cast_to_device",
             ),
@@ -342,14 +342,18 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     ),
     TracebackSign(
         name="graph-capture",
-        doing="while the server captured its CUDA graphs",
+        doing="while CUDA graphs were captured",
         grows_with=_MODEL,
-        title="Leave more memory beside the server's KV cache for CUDA graphs",
-        change="a smaller share of the card for the cache, smaller graphs, or none",
-        why="The KV cache was sized first and has taken what the graphs need.",
-        source="sglang 0.4, model_executor/cuda_graph_runner.py; vllm 0.11, "
-        "v1/worker/gpu_model_runner.py",
+        title="Leave more memory for CUDA graphs, or capture fewer",
+        change="fewer or smaller graphs, or none; in a server a smaller share of the card for its "
+        "KV cache",
+        why="Each graph keeps the memory of its pool for as long as it exists, beside all that was "
+        "there before: weights, state, a server's KV cache.",
+        source="torch 2.13, torch/cuda/graphs.py; transformer_engine 2.8, pytorch/graph.py; "
+        "megatron-core 0.14, transformer/cuda_graphs.py; sglang 0.4, "
+        "model_executor/cuda_graph_runner.py; vllm 0.11, v1/worker/gpu_model_runner.py",
         places=(
+            Place(functions="make_graphed_callables create_cudagraphs capture_begin"),
             Place(
                 file=r"/(?:sglang|vllm)/",
                 functions="init_cuda_graphs init_device_graphs capture_one_batch_size "

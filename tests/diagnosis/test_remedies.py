@@ -182,18 +182,39 @@ def test_limit_names_the_fraction_that_would_do():
 
 
 def test_other_process_counts_how_many_fit():
-    text = new_style(
-        "128.00 MiB", "8.00 GiB", "68.00 MiB", "1.10 GiB", "20.34 MiB",
-        processes=process(4242, "6.35 GiB"), own="1.59 GiB",
+    one, four = (
+        new_style(
+            "128.00 MiB", "8.00 GiB", "68.00 MiB", "1.10 GiB", "20.34 MiB",
+            processes="".join(process(4242 + i, f"{6.35 / n:.2f} GiB") for i in range(n)),
+            own="1.59 GiB",
+        )
+        for n in (1, 4)
     )  # fmt: skip
 
-    diagnosis = diagnose(case_of(text))
+    alone, crowded = (diagnose(case_of(text)) for text in (one, four))
 
-    assert codes(diagnosis)[0] == "free-other-process"
-    assert "4242" in diagnosis.recommendations[0].change
+    assert codes(alone)[0] == codes(crowded)[0] == "free-other-process"
+    assert "4242" in alone.recommendations[0].change
     # 8 GiB / (1.10 live + 0.125 request + 0.47 context)
-    assert "at most 4" in by_code(diagnosis, "fewer-processes").title
-    assert "smaller-batch" not in codes(diagnosis)
+    assert "at most 4" in by_code(crowded, "fewer-processes").title
+    assert "fewer-processes" not in codes(alone)  # there are only two: four would be more
+    assert "smaller-batch" not in codes(alone)
+
+
+def test_first_advice_frees_more_than_the_failed_call_asks_for():
+    frames = (
+        'File "/lib/mmdet/core/bbox/assigners/max_iou_assigner.py", line 126, in assign\n'
+        "    overlaps = self.iou_calculator(gt_bboxes, bboxes)\nRuntimeError: "
+    )
+    asked = "CUDA out of memory. Tried to allocate {} (GPU 0; 23.70 GiB total capacity; {} already "
+    asked += "allocated; {} free; {} reserved in total by PyTorch)"
+
+    less = diagnose(case_of(frames + asked.format("5.05 GiB", "7.94 GiB", "4.16 GiB", "8.03 GiB")))
+    more = diagnose(case_of(frames + asked.format("9.05 GiB", "7.94 GiB", "8.16 GiB", "8.03 GiB")))
+
+    assert less.verdict.cause is more.verdict.cause is Cause.OTHER_PROCESS
+    assert codes(less)[0] == "free-other-process"
+    assert codes(more)[0] == "at-the-failing-call"
 
 
 def test_holes_of_freed_blocks_below_a_page_reject_expandable_segments():

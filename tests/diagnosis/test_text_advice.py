@@ -39,6 +39,7 @@ FULL = old_style("1.00 GiB", "8.00 GiB", "7.20 GiB", "0 bytes", "7.32 GiB")
         "['main.py', '--per_device_train_batch_size', '1', '--lora_dim', '8']",
         "cfg.SOLVER.IMS_PER_BATCH = 1",
         "The batch size is already 1.",
+        "I have 4 images, and batch size is only 1.",
     ],
 )
 def test_batch_of_one_is_not_made_smaller(setting):

@@ -114,6 +114,9 @@ def test_path_below_the_home_of_windows_is_no_escaped_text():
 FORMS = {
     "python": PLAIN,
     "logged": "".join(f"2026-01-02 03:04:05,678 - ERROR - {line}\n" for line in PLAIN.split("\n")),
+    "logged by a component": "".join(
+        f"2026-01-02 03:04:05.678 [INFO] [Driver] {line}\n" for line in PLAIN.split("\n")
+    ),
     "of a rank": "".join(f"[rank3]: {line}\n" for line in PLAIN.split("\n")),
     "IPython 8": f"""OutOfMemoryError                          Traceback (most recent call last)
 Cell In[7], line 40

@@ -67,6 +67,15 @@ SHAPES = {
         frame(f"{LIB}/deepspeed/runtime/engine.py", "_configure_distributed_model", "m.to(d)"),
         frame(f"{TORCH}/nn/modules/module.py", "convert", "return t.to(device)"),
     ),
+    "loading-weights of a program that took ComfyUI's code": failing(
+        frame("/app/ldm_patched/modules/model_management.py", "cast_to_device", "return t.to(d)"),
+    ),
+    "graph-capture of a training run": failing(
+        frame("/job/megatron/training.py", "train", "helper.create_cudagraphs()"),
+        frame(
+            f"{LIB}/transformer_engine/pytorch/graph.py", "make_graphed_callables", "graphs = f(c)"
+        ),
+    ),
     "graph-capture": failing(
         message=f"Exception: Capture cuda graph failed: {FULL.partition(': ')[2]}"
     ),

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
 from fragdoctor.diagnosis.remedies.remedy import (
     CURES,
+    FITS,
     HELPS,
     MAY_HELP,
     JudgedCase,
@@ -184,7 +185,7 @@ class ExpandableSegments(SettingRemedy):
             else "Live blocks keep free cache in segments that cannot be returned"
         )
         # Without a trace the holes are unknown; the setting is still the cheapest thing to try.
-        weight = (HELPS if needs_upgrade else CURES - 5) if is_main else MAY_HELP
+        weight = (HELPS if needs_upgrade else FITS) if is_main else MAY_HELP
         yield self.proposal(
             title="Upgrade to PyTorch 2.1 or later and use expandable segments"
             if needs_upgrade
@@ -253,7 +254,7 @@ class MaxSplitSize(SettingRemedy):
             return
         request = "" if r is None else f" such as the {format_size(r.requested_bytes)} here"
         yield self.proposal(
-            weight=MAY_HELP + 5,
+            weight=MAY_HELP,
             confidence=Confidence.POSSIBLE,
             setting=setting,
             why=f"Blocks of {megabytes} MiB and more are then never split for smaller requests. "
@@ -303,7 +304,7 @@ class RoundupDivisions(SettingRemedy):
             )
         yield self.proposal(
             title="Round sizes up to a quarter of a power of two",
-            weight=HELPS - 10 if sizes is not None else MAY_HELP - 5,
+            weight=HELPS if sizes is not None else MAY_HELP,
             confidence=Confidence.LIKELY if sizes is not None else Confidence.POSSIBLE,
             setting=case.assignment(case.with_present(f"{self.key}:4")),
             why=why,

@@ -9,7 +9,7 @@ from typing import Final
 from fragdoctor.analysis.attention_scores import find_attention_scores
 from fragdoctor.diagnosis.remedies.capacity import SHORT_OF_MEMORY, SavingRemedy
 from fragdoctor.diagnosis.remedies.outside_pytorch import one_tensor_text
-from fragdoctor.diagnosis.remedies.remedy import HELPS, Burden, JudgedCase, Proposal
+from fragdoctor.diagnosis.remedies.remedy import FITS, HELPS, Burden, JudgedCase, Proposal
 from fragdoctor.future.edits import Edit
 from fragdoctor.future.training_edits import requests_removed
 from fragdoctor.model.diagnosis import Cause
@@ -53,7 +53,7 @@ class FusedAttention(SavingRemedy):
         where = asking or line
         yield self.proposal(
             title="" if where is None else f"Never make the attention scores of {line_text(where)}",
-            weight=HELPS + (24 if where is None else 26),
+            weight=HELPS if where is None else FITS,
             confidence=Confidence.POSSIBLE,
             change=self.change,
             why=one_tensor_text(r) if is_alone else "Scores and their softmax are kept.",

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
 from fragdoctor.diagnosis.remedies.leaks import is_evaluation
 from fragdoctor.diagnosis.remedies.remedy import (
+    FITS,
     HELPS,
     MAY_HELP,
     Burden,
@@ -106,7 +107,6 @@ class SavingRemedy(Remedy):
         saved = saved_bytes(bench, best)
         if saved < MIN_SAVING_SHARE * bench.peak_bytes:
             return self.useless(case, bench, proposal, saved)
-        fits = best.result.fits and best.result.is_conclusive
         r = replace(
             proposal.recommendation,
             why=saving_text(case, bench, best),
@@ -119,11 +119,9 @@ class SavingRemedy(Remedy):
         )
         if is_cut(case, bench):
             r = replace(r, caveats=(*r.caveats, CUT))
-        weight = HELPS + 20 if fits else HELPS
-        weight = weight if case.cause in SHORT_OF_MEMORY else MAY_HELP
         return replace(
             proposal,
-            weight=weight,
+            weight=HELPS,
             recommendation=replace(r, predicted=bench.predicted(best.result)),
         )
 
@@ -309,10 +307,9 @@ class SmallerBatch(SavingRemedy):
             return
         if r.requested_bytes * BATCH_SHARES[-1] > (r.available_bytes or r.requested_bytes):
             return  # even the smallest share to try would not fit: a shape is wrong
-        is_main = case.cause is not Cause.MEMORY_LIMIT and not case.only_builds
         yield self.proposal(
             title=title,
-            weight=HELPS + 20 if is_main else MAY_HELP,
+            weight=HELPS,
             confidence=Confidence.POSSIBLE,
             change=change,
             why=_missing_text(r),
@@ -494,9 +491,9 @@ class LessModelMemory(Remedy):
                 "over n GPUs (ZeRO, FSDP), each holds one nth."
             )
         yield self.proposal(
-            weight=HELPS + 25
+            weight=FITS
             if is_building or (case.has_marker(BATCH_OF_ONE) and case.is_checkpointed)
-            else MAY_HELP + 2,
+            else MAY_HELP,
             confidence=Confidence.LIKELY if is_building else Confidence.POSSIBLE,
             change="bf16 weights or autocast, an 8-bit optimizer, LoRA; quantized weights for "
             "inference; FSDP or ZeRO over several GPUs, offloading to the host",

@@ -85,7 +85,8 @@ def rank(
     """Return the recommendations by rank from 1, and the rejected ones with rank 0.
 
     What a replay shows to fit comes first, led by what cures the whole run. Further order is by
-    what removes the cause, then by confidence, then by the bytes saved.
+    what removes the cause, then by the bytes that it frees, then by confidence, and at last by the
+    order of ``REMEDIES``.
     """
     kept: list[Proposal] = []
     rejected: list[Recommendation] = []
@@ -99,7 +100,7 @@ def rank(
     return ranked, tuple(sorted(rejected, key=lambda r: r.code))
 
 
-def _order(proposal: Proposal, cause: Cause) -> tuple[int | str, ...]:
+def _order(proposal: Proposal, cause: Cause) -> tuple[int, ...]:
     r = proposal.recommendation
     p = r.predicted
     is_setting = bool(r.setting)
@@ -127,10 +128,9 @@ def _order(proposal: Proposal, cause: Cause) -> tuple[int | str, ...]:
         int(fails),
         *how_far,
         -proposal.weight,
+        -(r.saves_bytes or 0),
         -steps_won(p.outlook),
         CONFIDENCE_ORDER[r.confidence],
-        -(r.saves_bytes or 0),
-        r.code,
     )
 
 

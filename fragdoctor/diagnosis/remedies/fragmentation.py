@@ -73,7 +73,7 @@ class MoveStrandingBlocks(Remedy):
             solves = strander.stranded_bytes + strander.block_bytes >= r.uncovered_bytes
             proposal = self.proposal(
                 title=f"Keep the blocks of {line_text(line)} out of the way",
-                weight=HELPS + 5 if solves else MAY_HELP,
+                weight=HELPS if solves else MAY_HELP,
                 confidence=Confidence.LIKELY if solves else Confidence.POSSIBLE,
                 change="allocate them before everything that is short-lived, or clone() what must "
                 "stay once the step has freed its memory; del them before the large request if "
@@ -177,7 +177,7 @@ class BucketShapes(Remedy):
             return
         sizes = _sizes(case)
         yield self.proposal(
-            weight=HELPS if sizes is not None else MAY_HELP + 3,
+            weight=HELPS if sizes is not None else MAY_HELP,
             confidence=Confidence.LIKELY if sizes is not None else Confidence.POSSIBLE,
             change="pad sequence lengths to multiples of 64 or 128, or batch samples of similar "
             "length",
@@ -208,7 +208,7 @@ class LargestFirst(Remedy):
         if not _shapes_may_vary(case):
             return
         yield self.proposal(
-            weight=MAY_HELP + 4 if _sizes(case) is not None else MAY_HELP - 5,
+            weight=MAY_HELP,
             confidence=Confidence.POSSIBLE,
             change="sort the first epoch by length, longest first, or run one dummy step of the "
             "largest shape at start",

@@ -10,7 +10,7 @@ import numpy as np
 from fragdoctor.analysis.failed_attempts import left_of_attempts
 from fragdoctor.diagnosis.bench import Attempt, Bench
 from fragdoctor.diagnosis.remedies.framework_words import words_in
-from fragdoctor.diagnosis.remedies.remedy import CURES, HELPS, JudgedCase, Proposal, Remedy
+from fragdoctor.diagnosis.remedies.remedy import CURES, FITS, HELPS, JudgedCase, Proposal, Remedy
 from fragdoctor.diagnosis.remedies.serving import smaller_cache
 from fragdoctor.future.edits import combined
 from fragdoctor.future.training_edits import requests_freed_at, requests_removed
@@ -23,12 +23,6 @@ from fragdoctor.units import format_size
 
 CLOSED: Final = (Cause.NOT_MEMORY, Cause.HOST_MEMORY, Cause.HEALTHY)
 """Causes for which the place of the failure adds nothing."""
-
-ABOVE_GENERIC: Final = CURES - 2
-"""Weight of advice that fits the place: below certain cures, above the rest."""
-
-NEEDS_NO_GPU: Final = CURES + 7
-"""Weight for a call that can leave the GPU, which helps whatever fills the GPU."""
 
 
 class AtTheFailingCall(Remedy):
@@ -52,9 +46,8 @@ class AtTheFailingCall(Remedy):
             change = "; ".join(filter(None, (smaller_cache(case), change)))
         yield self.proposal(
             title=sign.title,
-            weight=NEEDS_NO_GPU
-            if sign.can_leave_gpu and not case.has_only_begun
-            else ABOVE_GENERIC,
+            # A call that can leave the GPU helps whatever fills the GPU.
+            weight=CURES if sign.can_leave_gpu and not case.has_only_begun else FITS,
             confidence=Confidence.LIKELY,
             change=change,
             why=f"{said} {sign.doing}. {sign.why}",
@@ -86,7 +79,7 @@ class RetryOutsideHandler(Remedy):
             return
         why = "An exception's traceback keeps the frames of its attempt, and they keep its tensors"
         yield self.proposal(
-            weight=ABOVE_GENERIC + 1 if case.sign is None else HELPS,
+            weight=FITS if case.sign is None else HELPS,
             confidence=Confidence.LIKELY,
             change="set a flag in the except block and try again after it; keep str(error), not "
             "the exception; gc.collect() and torch.cuda.empty_cache() before the next attempt",

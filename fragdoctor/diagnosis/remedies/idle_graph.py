@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from fragdoctor.diagnosis.bench import Attempt, Bench
-from fragdoctor.diagnosis.remedies.remedy import CURES, JudgedCase, Proposal, Remedy
+from fragdoctor.diagnosis.remedies.remedy import CURES, HELPS, JudgedCase, Proposal, Remedy
 from fragdoctor.diagnosis.remedies.training import layers_checkpointed
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
@@ -30,7 +30,7 @@ class DropIdleGraph(Remedy):
         line = context.frame(graph.frame)
         call = "the call of the model" if line is None else line_text(line)
         yield self.proposal(
-            weight=CURES + 8 if case.cause is Cause.TRANSIENT_PEAK else CURES - 25,
+            weight=CURES if case.cause is Cause.TRANSIENT_PEAK else HELPS,
             confidence=Confidence.LIKELY,
             change=f"wrap {call} in torch.no_grad() or torch.inference_mode()",
             why=f"{idle_graph_text(context, graph)}.",

@@ -75,7 +75,7 @@ class FreeLeak(_Leak):
             verb, title, change = _by_name(owner, title, change, kept.pattern)
         yield self.proposal(
             title=f"{verb} {title}",
-            weight=CURES + 5 if case.cause is Cause.LEAK else CURES - 30,
+            weight=CURES if case.cause is Cause.LEAK else HELPS,
             confidence=Confidence.LIKELY,
             change=change,
             why=f"{_sites_text(context, kept)}.",
@@ -206,7 +206,7 @@ class NoGrad(_Leak):
             reason = "Graph after graph was built at this line, and no backward pass ran"
         yield self.proposal(
             title=title,
-            weight=CURES + 8 if case.cause is Cause.LEAK and is_sure else CURES - 25,
+            weight=CURES if case.cause is Cause.LEAK and is_sure else HELPS,
             confidence=Confidence.LIKELY if is_sure else Confidence.POSSIBLE,
             change=change,
             why=f"{reason}; with gradients on, every kept output keeps its whole graph "
@@ -376,11 +376,11 @@ class FreeBetweenTrials(Remedy):
         now = ""
         if grown is not None:
             why = growth_sentence(grown)
-            weight = CURES + 2 if case.supports(Cause.LEAK) else HELPS
+            weight = CURES if case.supports(Cause.LEAK) else HELPS
             now = f"; it rose by {format_size(grown.slope_bytes)} a trial"
         else:
             why = "The log does not print what is allocated between trials, so it may grow."
-            weight = MAY_HELP - 5
+            weight = MAY_HELP
         yield self.proposal(
             weight=weight,
             confidence=Confidence.LIKELY if grown is not None else Confidence.POSSIBLE,
@@ -395,9 +395,9 @@ class FreeBetweenTrials(Remedy):
 
 
 GROWTH: Final[tuple[Remedy, ...]] = (
+    NoGrad(),
     FreeLeak(),
     GatherOnHost(),
-    NoGrad(),
     FindLeak(),
     FreeBetweenTrials(),
 )

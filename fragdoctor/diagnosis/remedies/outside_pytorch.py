@@ -14,6 +14,7 @@ from fragdoctor.diagnosis.remedies.framework_words import frameworks_of
 from fragdoctor.diagnosis.remedies.remedy import (
     ASKS,
     CURES,
+    FITS,
     HELPS,
     MAY_HELP,
     JudgedCase,
@@ -79,12 +80,14 @@ class FreeOtherProcess(Remedy):
         if is_checked or not case.supports(Cause.OTHER_PROCESS):  # the server's remedy says it
             return
         is_main = case.cause is Cause.OTHER_PROCESS
-        weight = CURES + 5 if is_main else MAY_HELP
-        is_needless = case.sign is not None and case.sign.can_leave_gpu
-        if is_main and is_needless and not case.has_only_begun:
-            weight = HELPS  # the call need not be on this device at all
+        weight = CURES if is_main else MAY_HELP
         r = case.failed_request
         held = r.other_bytes if r is not None else None
+        can_leave = case.sign is not None and case.sign.can_leave_gpu and not case.has_only_begun
+        # A call that works on the model asks for it piece by piece: the request is not all of it.
+        is_more = case.is_of_model or r is None or r.requested_bytes > (held or 0)
+        if is_main and can_leave and is_more:
+            weight = HELPS  # the call need not be on this device at all
         listed = () if r is None else r.other_processes
         pids = ", ".join(str(p.pid) for p in listed)
         peers = equal_processes(listed)
@@ -136,6 +139,8 @@ class FewerProcesses(Remedy):
         )
         sharing = share_gpu(demand, gpu="", total_bytes=r.total_bytes)
         n = sharing.n_fit
+        if n > len(r.other_processes):
+            return  # so many are not there, or not known to be like this one
         yield self.proposal(
             title=f"Run at most {n} such process{'' if n == 1 else 'es'} on this device"
             if n
@@ -170,7 +175,7 @@ class CapOtherLibraries(Remedy):
         held = r.non_pytorch_bytes if r is not None else None
         is_main = case.cause is Cause.NON_PYTORCH_MEMORY
         yield self.proposal(
-            weight=CURES if is_main else MAY_HELP - 5,
+            weight=CURES if is_main else MAY_HELP,
             confidence=Confidence.LIKELY if is_main else Confidence.POSSIBLE,
             change="XLA_PYTHON_CLIENT_PREALLOCATE=false for JAX, set_memory_growth for TensorFlow, "
             "fewer NCCL communicators and channels (NCCL_MAX_NCHANNELS), smaller TensorRT "
@@ -197,7 +202,7 @@ class LibraryHeadroom(Remedy):
             return
         library = library_of(case.message).partition(",")[0]
         yield self.proposal(
-            weight=HELPS + 15,
+            weight=HELPS,
             confidence=Confidence.POSSIBLE,
             change="torch.cuda.set_per_process_memory_fraction(0.95), and create handles and "
             "communicators early, for example by one small matmul or all_reduce at start",
@@ -229,7 +234,7 @@ class FindTheLimit(Remedy):
             return
         fraction = "" if not r.may_hide_limit else "set_per_process_memory_fraction() or "
         yield self.proposal(
-            weight=ASKS + 5,
+            weight=MAY_HELP,
             confidence=Confidence.POSSIBLE,
             change=f"look for {fraction}a memory option of the program; on Windows enlarge the "
             "page file, against which GPU memory counts, and close other programs; ulimit -v; "
@@ -384,7 +389,7 @@ class FixShape(Remedy):
         yield self.proposal(
             title=title,
             locations=case.asking_stack,
-            weight=CURES if is_main else HELPS + 25,
+            weight=CURES if is_main else FITS,
             confidence=Confidence.PROVEN if is_main else Confidence.POSSIBLE,
             change=change,
             why=case.verdict.summary if is_main or r is None else one_tensor_text(r),
@@ -428,7 +433,7 @@ class LocateDriverCall(Remedy):
             "CUDA_LAUNCH_BLOCKING=1, with which the traceback names the call"
         )
         yield self.proposal(
-            weight=ASKS + 10,
+            weight=MAY_HELP,
             confidence=Confidence.POSSIBLE,
             change=change,
             why="The driver's message does not say whether device memory, pinned host memory or "

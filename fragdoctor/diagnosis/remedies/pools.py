@@ -90,7 +90,7 @@ class EmptyCache(Remedy):
         if case.is_library_failure and not case.is_of_other_program:
             yield self.proposal(
                 title="Call torch.cuda.empty_cache() before the library starts",
-                weight=HELPS,
+                weight=MAY_HELP,
                 confidence=Confidence.POSSIBLE,
                 change="torch.cuda.empty_cache() before the first call of the library or the "
                 "creation of the communicator",
@@ -134,7 +134,7 @@ class SplitAllocation(Remedy):
         is_metal = case.backend == "mps"
         yield self.proposal(
             title="" if is_metal else "Allow allocations of 4 GiB and more, or split them",
-            weight=CURES + 6,
+            weight=CURES,
             confidence=Confidence.LIKELY,
             change="a smaller batch, image or sequence, or the operation in chunks: Metal limits "
             "the size of one buffer"
@@ -181,7 +181,7 @@ class RaiseMemoryLimit(Remedy):
             needed = r.reserved_bytes + r.requested_bytes + r.tolerance_bytes
         proposal = self.proposal(
             # A limit that was never printed but would explain the failure has to be found first.
-            weight=CURES + 5 if is_main else ASKS - 5 if case.cause is Cause.UNKNOWN else HELPS,
+            weight=CURES if is_main else ASKS if case.cause is Cause.UNKNOWN else HELPS,
             confidence=Confidence.LIKELY if is_main else Confidence.POSSIBLE,
             why=case.verdict.summary
             if is_main
@@ -266,7 +266,7 @@ class LessOnMetal(Remedy):
         if case.backend != "mps" or not case.supports(Cause.MEMORY_LIMIT):
             return
         yield self.proposal(
-            weight=HELPS + 10,
+            weight=HELPS,
             confidence=Confidence.LIKELY,
             change="a smaller batch, input or model, in 16 bits; torch.mps.empty_cache() after "
             "large steps; close other programs; fixed shapes keep the caches of graphs small",
@@ -287,7 +287,7 @@ class RaiseMpsWatermark(Remedy):
         if case.backend != "mps" or not case.supports(Cause.MEMORY_LIMIT):
             return
         yield self.proposal(
-            weight=HELPS if case.cause is Cause.MEMORY_LIMIT else HELPS - 20,
+            weight=HELPS if case.cause is Cause.MEMORY_LIMIT else MAY_HELP,
             confidence=Confidence.POSSIBLE,
             setting="PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0",
             change="a last resort: the machine may swap or stop",

@@ -34,16 +34,19 @@ from fragdoctor.rules.traceback_signs import GrowsWith, Place, TracebackSign, si
 from fragdoctor.trace.stacks import NATIVE, classify_file
 from fragdoctor.units import format_count, format_size, plural
 
-CURES: Final = 90
+CURES: Final = 4
 """Weight of a remedy that removes the cause itself."""
 
-HELPS: Final = 60
+FITS: Final = 3
+"""Weight of a remedy for what the evidence shows to hold or ask for the memory."""
+
+HELPS: Final = 2
 """Weight of a remedy that helps against the cause without removing it."""
 
-MAY_HELP: Final = 35
+MAY_HELP: Final = 1
 """Weight of a remedy that helps some programs of this kind."""
 
-ASKS: Final = 15
+ASKS: Final = 0
 """Weight of a remedy that only brings better evidence."""
 
 BUILD_FREES_SHARE: Final = 0.02

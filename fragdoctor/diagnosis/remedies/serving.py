@@ -49,7 +49,7 @@ class FitKvCache(Remedy):
         title, change, cost = _option(message, shares)
         yield self.proposal(
             title=title,
-            weight=CURES + 6,  # this says more than advice to free the device
+            weight=CURES,
             confidence=Confidence.LIKELY,
             change=change,
             why=case.verdict.summary,

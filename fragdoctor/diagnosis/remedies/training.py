@@ -153,7 +153,7 @@ class GradientCheckpointing(SavingRemedy):
         if _only_infers(case) or case.is_checkpointed:
             return
         yield self.proposal(
-            weight=MAY_HELP + 10,
+            weight=MAY_HELP,
             confidence=Confidence.POSSIBLE,
             change=self.change,
             why="In training, activations are often the largest part. Checkpointed layers keep "
@@ -284,7 +284,7 @@ class CombinedSavings(Remedy):
         saved = saved_bytes(bench, outcome)
         proposal = self.proposal(
             title=f"Combine: {doing}",
-            weight=HELPS + 15,
+            weight=HELPS,
             confidence=Confidence.LIKELY,
             change="; ".join(part.change for part in parts),
             why=saving_text(case, bench, outcome),

@@ -11,8 +11,7 @@ import numpy as np
 from fragdoctor.analysis.weight_copies import WeightCopies, find_weight_copies
 from fragdoctor.diagnosis.remedies.capacity import SHORT_OF_MEMORY, SavingRemedy
 from fragdoctor.diagnosis.remedies.remedy import (
-    CURES,
-    HELPS,
+    FITS,
     Burden,
     JudgedCase,
     Proposal,
@@ -59,7 +58,7 @@ class CopyOfWeights(SavingRemedy):
         title, change = self.said(copies, line_text(stack[0] if stack else None))
         yield self.proposal(
             title=title,
-            weight=CURES - 1 if case.cause is Cause.LEAK else HELPS + 25,
+            weight=FITS,
             confidence=Confidence.LIKELY,
             change=change,
             why=f"{format_size(copies.n_bytes)} are held beside the model.",
