@@ -320,6 +320,28 @@ _reduces("linalg_vector_norm", kind=lambda t: ReductionKind(8 if t.dtype is torc
 _reduces("norm", kind=lambda t: ReductionKind(_accumulator_bytes(t.dtype)))
 
 
+@after_results("histc")
+def _histogram(call: Call) -> Iterable[Step]:
+    """Without limits the least and the largest value are found first (SummaryOps.cu)."""
+    tensor: torch.Tensor = call.args[0]
+    if call.argument("min") == call.argument("max") and tensor.numel():
+        size = tensor.element_size()
+        yield from (Temp(size), Temp(size))
+        yield from buffers_of(tensor, None, ReductionKind(2 * size))
+
+
+@after_results("renorm", "renorm_")
+def _norms(call: Call) -> Iterable[Step]:
+    """The norm of each slice, and its factor if norms have another dtype (Normalization.cpp)."""
+    tensor, dim = call.args[0], call.argument("dim")
+    n, size = tensor.shape[dim], _accumulator_bytes(tensor.dtype)
+    yield Temp(n * size)
+    others = [i for i in range(tensor.dim()) if i != dim % tensor.dim()]
+    yield from buffers_of(tensor, others, ReductionKind(size))
+    if size != tensor.element_size():
+        yield Temp(n * tensor.element_size())
+
+
 def summed(tensor: torch.Tensor, axes: Sequence[int] | None = None) -> list[Step]:
     """Return the buffers of summing a tensor over some of its dimensions; None = all."""
     return buffers_of(tensor, axes, ReductionKind(_accumulator_bytes(tensor.dtype)))
