@@ -23,6 +23,7 @@ from fragdoctor.rehearsal.engine.kernels.scratch import (
     Step,
     Temp,
     after_results,
+    copied_unless_dense,
     held_only,
 )
 
@@ -296,7 +297,11 @@ def _sum(call: Call) -> Iterable[Step]:
 
 @after_results("max", "min")
 def _extreme_or_indexed(call: Call) -> Iterable[Step]:
+    """The extreme of a whole tensor is looked for in one piece (ReduceAllOps.cpp)."""
     tensor, axes = call.args[0], _axes(call)
+    if axes is None:
+        yield from copied_unless_dense(tensor)
+        tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
     size = tensor.element_size() if axes is None else INDEXED
     yield from buffers_of(tensor, axes, ReductionKind(size))
 
