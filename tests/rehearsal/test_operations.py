@@ -42,6 +42,22 @@ PEAK_AND_ALL_ASKED = {
     "p.count_nonzero(dim=0)": (3545088, 3545088),
     "d[:384, :384].clone().addmm_(d[:384, ::2], d[:384, :384])": (1179648, 1179648),
     "(F.scaled_dot_product_attention(q, q, q) * 2).values().sum().backward()": (7597588, 10970856),
+    "d[i[:, None], j]": (24000, 24000),
+    "d[i.int(), i.int()]": (1120, 1120),
+    "d.clone().index_put_((i[:, None], j), d[0, 0])": (1592064, 1592064),
+    "p[i[:, None], j].sum().backward()": (1616073, 1668873),
+    "s[:, i[:, None], j].sum().backward()": (2072073, 2580873),
+    "r.clone().index_put_((i[:, None], j), r[0, 0], accumulate=True)": (5297665, 5364901),
+    "s.mode(1)": (1646592, 1646592),
+    "torch.cdist(p[:, :64], p[:300, :64], p=1).sum().backward()": (41580552, 85999704),
+    "torch.histc(d)": (796, 796),
+    "torch.histc(d, 50, -1, 1)": (200, 200),
+    "torch.renorm(d, 2, 0, 1.0)": (1574912, 1574912),
+    "torch.renorm(h, 2, 1, 1.0)": (786816, 786816),
+    "F.multi_margin_loss(p[:, :100], d[:, 0].long()).backward()": (1777672, 2193416),
+    "F.multilabel_margin_loss(p[:, :20], d[:, :20].long()).backward()": (1613832, 1820680),
+    "F.adaptive_avg_pool3d(s.mT, 3).sum().backward()": (3145736, 3147464),
+    "torch.repeat_interleave(d, d[:, 0].long(), 0, output_size=512)": (1581056, 1586431),
 }
 """Bytes asked for at the peak, above what was there, and in all; cuFFT's workspaces are none."""
 
@@ -58,6 +74,7 @@ def test_operations_ask_for_what_the_real_ones_do(stage: Stage) -> None:
     s = torch.zeros(8, 64, 64, 12, device="cuda", requires_grad=True)
     r, mask = s.detach(), torch.zeros(8, 64, 1, 1, dtype=torch.bool, device="cuda")
     h, d = r.bfloat16(), p.detach()
+    i, j = (torch.zeros(n, dtype=torch.int64, device="cuda") for n in (40, 30))
     n = [torch.zeros(length, 12, 64) for length in (37, 512)]
     n = torch.nested.nested_tensor(n, layout=torch.jagged, dtype=torch.half, device="cuda")
     q = n.requires_grad_().transpose(1, 2)

@@ -423,15 +423,25 @@ def _in_one_piece(tensor: torch.Tensor) -> list[Temp]:
 # The first argument is copied: the input, or the gradient of the result.
 copied_after(
     *NEAREST, *POOLS, "adaptive_max_pool3d",
-    *_backward(*NEAREST, *SMOOTH, "_adaptive_avg_pool2d", "max_pool3d_with_indices", "avg_pool3d"),
+    *_backward(*NEAREST, *SMOOTH, "max_pool3d_with_indices", "avg_pool3d"),
     copies=_in_one_piece,
 )  # fmt: skip
 copied_after(*_backward("max_pool2d_with_indices", "avg_pool2d"), places=(0, 1),
              copies=_in_one_piece)  # fmt: skip
 copied_before("_adaptive_avg_pool2d", copies=_in_one_piece)
 copied_after(
-    *REFLECTED, *_backward(*REFLECTED, *ANTIALIASED, "adaptive_max_pool3d"), "reflection_pad3d"
+    *REFLECTED,
+    *_backward(*REFLECTED, *ANTIALIASED, "adaptive_max_pool3d", "_adaptive_avg_pool3d"),
+    "reflection_pad3d",
 )
+
+
+@after_results("_adaptive_avg_pool2d_backward")
+def _averages_backward(call: Call) -> Iterable[Step]:
+    """Channels-last gradients are read where they are (AdaptiveAveragePooling.cu)."""
+    gradient, tensor = call.args
+    if tensor.is_contiguous():
+        yield from copied_unless_dense(gradient)
 
 
 @after_results(*ANTIALIASED, "adaptive_max_pool2d", "adaptive_max_pool2d_backward")

@@ -41,12 +41,42 @@ def _softmax_backward(call: Call) -> Iterable[Step]:
     yield from copied_unless_dense(output)
 
 
-@after_results("_cdist_backward", "_pdist_backward")
+def _points(points: torch.Tensor, others: torch.Tensor) -> Iterable[Step]:
+    """Points are written out for each batch that they are compared with (Distance.cpp)."""
+    batch = torch.broadcast_shapes(points.shape[:-2], others.shape[:-2])
+    for given in (points, others):
+        yield from copied_unless_dense(given.expand(*batch, -1, -1))
+
+
+@rule("_cdist_forward")
+def _distances(call: Call) -> Iterable[Step]:
+    return [*_points(*call.args[:2]), *call.results]
+
+
+@rule("_cdist_backward", "_pdist_backward")
 def _distances_backward(call: Call) -> Iterable[Step]:
     """A gradient for each pair of points, before they are summed (DistanceKernel.cu)."""
     _, points, *others, norm, _ = call.args
+    if others:
+        yield from _points(points, *others)
+    yield from call.results
     if norm and points.numel():
         yield Temp(call.outs[0].n_bytes * (others[0].shape[-2] if others else len(points) - 1))
+
+
+@after_results("multi_margin_loss", "multilabel_margin_loss_forward")
+def _margin_loss(call: Call) -> Iterable[Step]:
+    """The loss of each row is summed (MultiMarginLoss.cu, MultiLabelMarginCriterion.cu)."""
+    tensor: torch.Tensor = call.args[0]
+    yield from copied_unless_dense(tensor)
+    yield from copied_unless_dense(call.args[1])
+    if call.argument("reduction") and tensor.dim() > 1:
+        rows = torch.empty(len(tensor), dtype=tensor.dtype, device="meta")
+        yield Temp(n_bytes(rows))
+        yield from summed(rows)
+
+
+copied_after("multi_margin_loss_backward", "multilabel_margin_loss_backward", places=(1, 2))
 
 
 @rule("mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy")

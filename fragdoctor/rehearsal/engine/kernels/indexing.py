@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from math import ceil, log, log2
+from collections.abc import Callable, Iterable, Sequence
+from math import ceil, log, log2, prod
 from typing import Any, Final
 
 import torch
@@ -87,24 +87,46 @@ def _gradient(call: Call, n_rows: int, *, by_frequency: bool, is_sorted: bool) -
     )  # fmt: skip
 
 
-def _expanded(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> list[Any]:
-    """Return indices with masks as the positions that they keep, on the GPU (``expandTensors``)."""
+def _expanded(indices: Sequence[torch.Tensor | None]) -> list[Any]:
+    """Return indices with masks as the positions that they keep (``expandTensors``)."""
     found: list[torch.Tensor | None] = []
     for index in indices:
-        if index is None:
-            found.append(None)
-        elif index.dtype in MASKS:
+        if index is not None and index.dtype in MASKS:
             positions = index.nonzero()
             found += [positions.select(1, i) for i in range(index.dim())]
         else:
             found.append(index)
-    return [t if t is None or t.is_cuda else t.to(self.device) for t in found]
+    return found
+
+
+def _changed(
+    indices: Sequence[torch.Tensor | None], change: Callable[..., Sequence[torch.Tensor]]
+) -> list[torch.Tensor | None]:
+    """Return indices after a change of those that are given."""
+    given = iter(change(*(t for t in indices if t is not None)))
+    return [None if t is None else next(given) for t in indices]
+
+
+def _alike(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> list[Any]:
+    """Return indices as kernels take them: on the GPU, of one shape and with the same strides.
+
+    After ``make_info`` and ``AdvancedIndex`` (TensorAdvancedIndexing.cpp): where strides differ,
+    as between rows and columns that are broadcast, each index is written out.
+    """
+
+    def alike(*given: torch.Tensor) -> Sequence[torch.Tensor]:
+        given = tuple(t.to(self.device, torch.int64) for t in torch.broadcast_tensors(*given))
+        if len({t.stride() for t in given}) > 1:
+            return [t.contiguous() for t in given]
+        return given
+
+    return _changed(_expanded(indices), alike)
 
 
 @special("aten::index.Tensor", "aten::_unsafe_index.Tensor")
 def index(op: Any, self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
     """``x[i, mask]``."""
-    return functional(op, self, _expanded(self, indices))  # type: ignore[no-any-return]
+    return functional(op, self, _alike(self, indices))  # type: ignore[no-any-return]
 
 
 @special("aten::_index_put_impl_")
@@ -122,45 +144,55 @@ def index_put(
     is_mask = len(given) == 1 and given[0].dtype in MASKS
     if not accumulate and is_mask and values.numel() == 1:
         return self
-    positions = _expanded(self, indices)
     if accumulate:
-        _put_sorted(self, positions, values, is_checked=not unsafe)
+        _put_sorted(self, indices, values, is_checked=not unsafe)
+    else:
+        _alike(self, indices)
     return self
 
 
 def _put_sorted(
     self: torch.Tensor,
-    positions: list[torch.Tensor | None],
+    indices: Sequence[torch.Tensor | None],
     values: torch.Tensor,
     *,
     is_checked: bool,
 ) -> None:
-    given = [t for t in positions if t is not None]
-    n = torch.broadcast_shapes(*(t.shape for t in given)).numel()
+    """``index_put_with_sort_kernel``: one index for all dimensions is sorted."""
+    places = _changed(_expanded(indices), lambda *t: [i.to(self.device, torch.int64) for i in t])
+    given = torch.broadcast_tensors(*(t for t in places if t is not None))
+    n = given[0].numel()
     linear = None
-    for position in given:
-        if is_checked:
-            for _ in range(2):  # the largest and the smallest index, each compared
-                extreme = scratch(self, INDEX_BYTES)
-                scratch(self, 1)
-                del extreme
-        wrapped = scratch(self, position.numel() * INDEX_BYTES)
-        scaled = scratch(self, position.numel() * INDEX_BYTES)
-        del wrapped
+    for index in given:
+        if is_checked and n:
+            for extreme in (index.max, index.min):
+                found = extreme()
+                scratch(self, 1)  # it is compared with the size of the dimension
+                del found
+        wrapped, scaled = (scratch(self, n * INDEX_BYTES) for _ in range(2))
+        del wrapped, index
         linear = scaled if linear is None else linear
         del scaled
     if not n:
         return
-    first = next(i for i, t in enumerate(positions) if t is not None)
-    slice_size = self.shape[first + len(given) :].numel()
-    bits = max(1, self.numel() // max(1, slice_size)).bit_length()
-    copied = None if values.is_contiguous() else scratch(self, n_bytes(values))
-    is_adjacent = all(t is not None for t in positions[first : first + len(given)])
-    is_dense = is_adjacent and self.is_contiguous()
-    whole = None if is_dense else scratch(self, n_bytes(self))
+    first = next(i for i, t in enumerate(places) if t is not None)
+    is_adjacent = all(t is not None for t in places[first : first + len(given)])
+    n_before = self.shape[:first].numel() if is_adjacent else 1
+    n_after = self.numel() // max(1, n_before * _n_indexed(self, places))
+    del places, given
+    bits = max(1, self.numel() // max(1, n_after)).bit_length()
+    needed = n * n_before * n_after
+    is_ready = values.is_contiguous() and values.numel() >= needed
+    copied = None if is_ready else scratch(self, needed * values.element_size())
+    whole = None if is_adjacent and self.is_contiguous() else scratch(self, n_bytes(self))
     ordered, original, numbers = (scratch(self, n * INDEX_BYTES) for _ in range(3))
     scratch(self, cub.radix_sort(n, INDEX_BYTES, INDEX_BYTES, bits))
     del numbers, original, ordered, whole, copied, linear
+
+
+def _n_indexed(self: torch.Tensor, places: Sequence[torch.Tensor | None]) -> int:
+    """Return the number of elements in the indexed dimensions."""
+    return prod(size for size, i in zip(self.shape, places, strict=False) if i is not None)
 
 
 @special("aten::nonzero")
@@ -209,8 +241,10 @@ def repeat_interleave(
     if not repeats.numel():
         return new((0,), None, repeats.dtype, repeats.get_device())
     sums = repeats.cumsum(0)
-    n = values.n_repeated(repeats) if output_size is None else output_size
-    (repeats >= 0).all()
+    n = output_size
+    if n is None:
+        n = values.n_repeated(repeats)
+        (repeats >= 0).all()
     result = new((n,), None, repeats.dtype, repeats.get_device())
     del sums
     return result

@@ -23,6 +23,7 @@ from fragdoctor.rehearsal.engine.kernels.scratch import (
     Step,
     Temp,
     after_results,
+    copied_unless_dense,
     held_only,
 )
 
@@ -296,7 +297,11 @@ def _sum(call: Call) -> Iterable[Step]:
 
 @after_results("max", "min")
 def _extreme_or_indexed(call: Call) -> Iterable[Step]:
+    """The extreme of a whole tensor is looked for in one piece (ReduceAllOps.cpp)."""
     tensor, axes = call.args[0], _axes(call)
+    if axes is None:
+        yield from copied_unless_dense(tensor)
+        tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
     size = tensor.element_size() if axes is None else INDEXED
     yield from buffers_of(tensor, axes, ReductionKind(size))
 
@@ -318,6 +323,28 @@ _reduces("any", "all", kind=lambda _: ReductionKind(1))
 _reduces("var", "std", "var_mean", "std_mean", kind=_of_variance)
 _reduces("linalg_vector_norm", kind=lambda t: ReductionKind(8 if t.dtype is torch.float64 else 4))
 _reduces("norm", kind=lambda t: ReductionKind(_accumulator_bytes(t.dtype)))
+
+
+@after_results("histc")
+def _histogram(call: Call) -> Iterable[Step]:
+    """Without limits the least and the largest value are found first (SummaryOps.cu)."""
+    tensor: torch.Tensor = call.args[0]
+    if call.argument("min") == call.argument("max") and tensor.numel():
+        size = tensor.element_size()
+        yield from (Temp(size), Temp(size))
+        yield from buffers_of(tensor, None, ReductionKind(2 * size))
+
+
+@after_results("renorm", "renorm_")
+def _norms(call: Call) -> Iterable[Step]:
+    """The norm of each slice, and its factor if norms have another dtype (Normalization.cpp)."""
+    tensor, dim = call.args[0], call.argument("dim")
+    n, size = tensor.shape[dim], _accumulator_bytes(tensor.dtype)
+    yield Temp(n * size)
+    others = [i for i in range(tensor.dim()) if i != dim % tensor.dim()]
+    yield from buffers_of(tensor, others, ReductionKind(size))
+    if size != tensor.element_size():
+        yield Temp(n * tensor.element_size())
 
 
 def summed(tensor: torch.Tensor, axes: Sequence[int] | None = None) -> list[Step]:

@@ -44,7 +44,15 @@ _SHARED_OTHERWISE: Final = 400
 
 copied_after("_cummax_helper", "_cummin_helper", "_logcumsumexp")
 copied_after("bucketize", "searchsorted", places=(0, 1))
-copied_before("kthvalue", "mode")
+copied_before("kthvalue")
+
+
+@after_results("mode")
+def _mode(call: Call) -> Iterable[Step]:
+    """Each slice is sorted in one piece (TensorModeKernel.cpp)."""
+    tensor: torch.Tensor = call.args[0]
+    if tensor.dim():
+        yield from copied_unless_dense(tensor.transpose(call.argument("dim"), -1))
 
 
 @rule("sort")
