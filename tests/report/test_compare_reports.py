@@ -202,3 +202,13 @@ def test_runs_of_one_name_are_told_apart_by_the_folder_that_differs():
     assert "old/memory/snapshot.pickle" in shown
     assert "new/memory/snapshot.pickle" in shown
     assert [run.name for run in comparison.runs] == names
+
+
+def test_cause_that_the_answer_tells_is_told_once() -> None:
+    comparison = pair()
+    told = comparison.causes[0].text
+    assert told in comparison.summary
+
+    text = " ".join(rendered("text", comparison).split())
+
+    assert text.count(told.partition(". ")[2]) == 1
