@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from attacks_on_text import HOSTILE
+from msgspec.structs import replace
 from runs import Ask, case
 from schemas import must_fit_exactly, schema
 
@@ -205,10 +206,11 @@ def test_runs_of_one_name_are_told_apart_by_the_folder_that_differs():
 
 
 def test_cause_that_the_answer_tells_is_told_once() -> None:
-    comparison = pair()
-    told = comparison.causes[0].text
-    assert told in comparison.summary
+    cause = pair().causes[0]
+    cause = replace(cause, text="Settings did it. All is served under them.")
+    comparison = replace(pair(), summary=cause.text, causes=[cause])
 
     text = " ".join(rendered("text", comparison).split())
 
-    assert text.count(told.partition(". ")[2]) == 1
+    assert text.count("All is served under them.") == 1
+    assert text.count("Settings did it.") == 2
