@@ -86,12 +86,7 @@ class InputKind(StrEnum):
     @property
     def is_text(self) -> bool:
         """Whether the input may hold a message or be a log; a log may begin with anything."""
-        return self in (
-            InputKind.TEXT,
-            InputKind.JSON,
-            InputKind.MODEL_CONFIG,
-            InputKind.SHELL,
-        )
+        return self in (InputKind.TEXT, InputKind.JSON, InputKind.MODEL_CONFIG, InputKind.SHELL)
 
 
 _PACKED: Final = ("", ".gz", ".zst")
@@ -206,7 +201,7 @@ def something_else(
 
 
 def _hint(name: str, kind: InputKind, wanted: Wanted) -> str:
-    hints = _HINTS[wanted]
+    hints = _ALWAYS | _HINTS[wanted]
     hint = hints.get(kind, hints[None]).format(name=name)
     is_piped = kind is InputKind.ARCHIVE and name in _PASTED
     return f"{hint} Give a bundle by its file name.".lstrip() if is_piped else hint
@@ -227,9 +222,17 @@ _RUN: Final = "On a GPU: fragdoctor run {name}; without one: fragdoctor rehearse
 _MADE_FROM: Final = "Give the files that it was made from."
 _OUTPUT: Final = "Give what it printed."
 _OOM: Final = "For a message or a log, run: fragdoctor oom {name}"
+_ALWAYS: Final[dict[InputKind | None, str]] = {
+    InputKind.OLD_PICKLE: _NEVER_RUN,
+    InputKind.PROGRAM: _RUN,
+    InputKind.SHELL: _OUTPUT,
+    InputKind.REPORT: _MADE_FROM,
+    InputKind.SAFETENSORS: _ESTIMATE,
+    InputKind.MODEL_CONFIG: _ESTIMATE,
+}
+"""What to do with an input, whatever the command wants."""
 _HINTS: Final[dict[Wanted, dict[InputKind | None, str]]] = {
     Wanted.SNAPSHOT: {
-        InputKind.OLD_PICKLE: _NEVER_RUN,
         InputKind.ARCHIVE: "A snapshot is written by torch.cuda.memory._dump_snapshot(), a bundle "
         "by fragdoctor run.",
         InputKind.OLD_SAVED: "Save it again with PyTorch 1.6 or later, or with pickle.dump().",
@@ -237,31 +240,18 @@ _HINTS: Final[dict[Wanted, dict[InputKind | None, str]]] = {
         InputKind.ZLIB: _PICKLE_IT,
         InputKind.TEXT: _OOM,
         InputKind.JSON: _OOM,
-        InputKind.PROGRAM: _RUN,
-        InputKind.SHELL: _OUTPUT,
-        InputKind.REPORT: _MADE_FROM,
         InputKind.STATS: _ANALYZE,
-        InputKind.SAFETENSORS: _ESTIMATE,
-        InputKind.MODEL_CONFIG: _ESTIMATE,
         None: _WRITE_ONE,
     },
     Wanted.MESSAGE: {
-        InputKind.OLD_PICKLE: _NEVER_RUN,
         InputKind.ARCHIVE: "",
         InputKind.BINARY: "",
-        InputKind.PROGRAM: _RUN,
-        InputKind.SHELL: _OUTPUT,
-        InputKind.REPORT: _MADE_FROM,
         InputKind.JSON: _PASTE,
-        InputKind.SAFETENSORS: _ESTIMATE,
-        InputKind.MODEL_CONFIG: _ESTIMATE,
         None: _ANALYZE,
     },
-    Wanted.MODEL: {InputKind.OLD_PICKLE: _NEVER_RUN, None: MODEL_INPUTS},
+    Wanted.MODEL: {None: MODEL_INPUTS},
     Wanted.PROGRAM: {
         InputKind.SHELL: "Give the program that it starts: fragdoctor rehearse train.py -- ARGS",
-        InputKind.MODEL_CONFIG: _ESTIMATE,
-        InputKind.SAFETENSORS: _ESTIMATE,
         InputKind.REPORT: "Give the script of the training.",
         None: "Give the script of the training; for what a run left: fragdoctor analyze {name}",
     },
