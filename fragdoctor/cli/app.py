@@ -10,6 +10,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Collection, Sequence
+from itertools import takewhile
 from typing import Final
 
 from fragdoctor.cli.front_page import COMMANDS, FRONT_PAGE
@@ -67,7 +68,9 @@ def invoke(argv: Sequence[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def with_command(words: Sequence[str], commands: Collection[str]) -> list[str]:
+def with_command(  # noqa: PLR0911 - one return for each way to begin
+    words: Sequence[str], commands: Collection[str]
+) -> list[str]:
     """Return the command line, adding the command if it starts with an input or with text."""
     first = words[0] if words else ""
     if first in commands:
@@ -75,6 +78,10 @@ def with_command(words: Sequence[str], commands: Collection[str]) -> list[str]:
     if first == "help":
         return [*words[1:], "--help"]
     spoken = " ".join(words)
+    parts = list(takewhile(lambda word: not word.startswith("-"), words))
+    whole = " ".join(parts)
+    if len(parts) > 1 and os.path.lexists(whole) and not os.path.lexists(first):  # nobody quoted it
+        return ["analyze", whole, *words[len(parts) :]]
     if len(words) > 1 and not any(w.startswith("-") or _may_be_file(w) for w in words):
         if _is_question(spoken):  # that nobody quoted
             return ["estimate", spoken]

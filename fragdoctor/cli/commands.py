@@ -62,20 +62,25 @@ class _Command(TyperCommand):
                 if not args[i + 1 : i + 2] or not args[i + 1][:1].isdigit():
                     args = [*args[: i + 1], usual, *args[i + 1 :]]
         try:
-            return super().parse_args(ctx, args)
+            return super().parse_args(ctx, [*args])  # it takes them out
         except USAGE_ERROR as e:
             error: Any = e
             error.ctx = error.ctx or ctx
             if type(e).__name__ == "NoSuchOption":
-                error.said = self._elsewhere(error.option_name)
+                error.said = self._elsewhere(error, args)
             raise
 
-    def _elsewhere(self, option: str) -> str:
-        """Say what an unknown option is besides: an option's value, or another command's option."""
+    def _elsewhere(self, error: Any, args: list[str]) -> str:
+        """Say what an unknown option is besides: another way to write one, or another command's."""
+        words = [word for word in args if word.startswith(error.option_name)]
+        option = words[0].partition("=")[0] if words else error.option_name
+        error.option_name, error.message = option, f"No such option: {option}"
         value = option.removeprefix("--")
         for known in self.params:
             if value in getattr(known.type, "choices", ()):
                 return f"Write {known.opts[0]} {value}."
+            if f"-{option}" in known.opts:
+                return f"Write -{option}."
         commands = whole_group().commands.items()
         others = [name for name, c in commands if any(option in p.opts for p in c.params)]
         more = " and others" if len(others) > 3 else ""

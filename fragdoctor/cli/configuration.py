@@ -30,8 +30,10 @@ MAX_BYTES: Final = 1024 * 1024
 
 Value = str | bool | list[str]
 
-NOT_CONFIGURED: Final = frozenset({"help", "output", "force", "write-baseline", "module"})
-"""Options of a single run, not of a project: they are only allowed on the command line."""
+NOT_CONFIGURED: Final = frozenset(
+    {"help", "output", "force", "write-baseline", "module", "root", "allow-rehearse"}
+)
+"""Options of a single run, or permissions, which a project must not give to itself."""
 PREFIX: Final = "FRAGDOCTOR_"
 _PATHS: Final = frozenset({"baseline"})
 _WITHOUT: Final = frozenset({"explain"})

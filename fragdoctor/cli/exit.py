@@ -126,8 +126,6 @@ def _fail(  # noqa: PLR0913, PLR0917 - the parts of one answer
 
 def _usage(argv: Sequence[str], error: Exception) -> int:
     """Print what is wrong with the command line, and how to get help."""
-    from fragdoctor.cli.front_page import COMMANDS
-
     message = getattr(error, "format_message", error.__str__)()
     for pattern, words in _NUMBERS:
         message = pattern.sub(words, message)
@@ -142,12 +140,9 @@ def _usage(argv: Sequence[str], error: Exception) -> int:
     hint = f"See: {command} --help"
     option = str(getattr(error, "option_name", None) or "")
     said = _SAID_SO.get(option, "") if argv[:1] == ["estimate"] else ""
-    if kind == "NoSuchOption" and argv[:1] == ["rehearse"] and "--" not in argv:
-        hint = "Options of the program come after two dashes: rehearse train.py -- --lr 1e-4"
-    elif kind == "NoSuchOption":
-        said = said or getattr(error, "said", "")
-    elif meant := [c.name for c in COMMANDS if {*argv[:1]} & {*c.also}]:
-        said = f"Did you mean {meant[0]}?"
+    said = said or getattr(error, "said", "")
+    if option and not said and argv[:1] == ["rehearse"] and "--" not in argv:
+        hint = f"Options of the program come after two dashes: rehearse train.py -- {option}"
     return _fail(argv, USAGE, "bad_usage", message, f"{said} {hint}".strip())
 
 

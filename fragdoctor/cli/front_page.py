@@ -18,7 +18,6 @@ class Command(NamedTuple):
         examples: two examples.
         note: the text after the examples.
         may_mix_options: whether options may come after arguments.
-        also: what people call it, which an error translates.
     """
 
     name: str
@@ -26,7 +25,6 @@ class Command(NamedTuple):
     examples: Sequence[str]
     note: str = ""
     may_mix_options: bool = True
-    also: Sequence[str] = ()
 
 
 COMMANDS: Final = (
@@ -37,7 +35,6 @@ COMMANDS: Final = (
             "fragdoctor analyze snapshot.pickle oom.txt --at step:3",
             "fragdoctor analyze job/ --workers 8 --format html -o job.html",
         ],
-        also=("diagnose", "report", "show"),
     ),
     Command(
         "run",
@@ -49,7 +46,6 @@ COMMANDS: Final = (
         "\n\n\b\nThe report goes to standard error; output and exit code stay the program's.\n"
         "A successful program with nothing to record (no torch, no CUDA) exits with 2.",
         may_mix_options=False,
-        also=("record", "profile", "trace"),
     ),
     Command(
         "attach",
@@ -69,7 +65,6 @@ COMMANDS: Final = (
         ],
         "\n\n\b\nThe program needs PyTorch 2.6 or newer, no GPU; what it computes is made up.\n"
         "Exit code 0: it fits; 1: it runs out of memory; 2: it cannot be rehearsed.",
-        also=("dry-run", "fits"),
     ),
     Command(
         "oom",
@@ -78,7 +73,6 @@ COMMANDS: Final = (
             "fragdoctor oom train.log",
             "python train.py 2>&1 | fragdoctor oom -",
         ],
-        also=("log", "parse"),
     ),
     Command(
         "check",
@@ -87,7 +81,6 @@ COMMANDS: Final = (
             "fragdoctor check snapshots/ --max-peak 70GiB --max-stranded 5%",
             "fragdoctor check snapshots/ --baseline memory.json --report sarif=out.sarif",
         ],
-        also=("gate", "test"),
     ),
     Command(
         "init-ci",
@@ -96,7 +89,6 @@ COMMANDS: Final = (
             "fragdoctor init-ci train.py --fits-on 24GiB -- --epochs 1",
             "fragdoctor init-ci -m package.train --gitlab --gpu-runner gpu",
         ],
-        also=("ci", "init"),
     ),
     Command(
         "simulate",
@@ -105,7 +97,6 @@ COMMANDS: Final = (
             'fragdoctor simulate snapshot.pickle --conf "expandable_segments:True"',
             "fragdoctor simulate snapshot.pickle --sweep --capacity 1.2x --format json",
         ],
-        also=("replay", "sweep"),
     ),
     Command(
         "view",
@@ -114,7 +105,6 @@ COMMANDS: Final = (
             "fragdoctor view snapshot.pickle",
             "fragdoctor view snapshot.pickle oom.txt --no-browser --port 8000",
         ],
-        also=("serve", "open", "visualize"),
     ),
     Command(
         "compare",
@@ -123,7 +113,6 @@ COMMANDS: Final = (
             "fragdoctor compare before.pickle after.pickle --fail-on-growth 2%",
             "fragdoctor compare step*.pickle --steps 100,200,300 --capacity 24GiB",
         ],
-        also=("diff",),
     ),
     Command(
         "estimate",
@@ -132,7 +121,6 @@ COMMANDS: Final = (
             "fragdoctor estimate llama-3.1-8b --gpu rtx-4090 --lora 16 --dtype bf16",
             "fragdoctor estimate qlora.yml --gpu rtx-4090",
         ],
-        also=("fit", "predict", "calculate"),
     ),
     Command(
         "pack",
@@ -149,7 +137,6 @@ COMMANDS: Final = (
             "fragdoctor export snapshot.pickle --format trace -o trace.json",
             "fragdoctor export run.pickle --format snapshot --redact -o shared.pickle",
         ],
-        also=("convert", "redact"),
     ),
     Command(
         "mcp",

@@ -177,7 +177,7 @@ def decoded(data: bytes) -> str:
     """Return text in any of the usual encodings; undecodable bytes become U+FFFD."""
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):  # PowerShell's > writes UTF-16
         return data.decode("utf-16", errors="replace")
-    return data.decode("utf-8-sig", errors="replace")
+    return data.replace(b"\0", b"").decode("utf-8-sig", errors="replace")
 
 
 def _read_input(name: str, parts: _Parts) -> InputKind:

@@ -44,6 +44,7 @@ class Wanted(StrEnum):
     SNAPSHOT = "a memory snapshot"
     MESSAGE = "a message or a log"
     MODEL = "a model"
+    PROGRAM = "a Python program"
 
 
 class InputKind(StrEnum):
@@ -58,6 +59,8 @@ class InputKind(StrEnum):
     MODEL_CONFIG = "the configuration of a model"
     JSON = "JSON"
     PROGRAM = "a program"
+    SHELL = "a shell script"
+    REPORT = "a report of fragdoctor"
     TEXT = "text"
     ARCHIVE = "a zip archive"
     SAVED = "a file of torch.save()"
@@ -82,8 +85,8 @@ class InputKind(StrEnum):
 
     @property
     def is_text(self) -> bool:
-        """Whether the input may hold a message or be a log; a log may begin with any JSON."""
-        return self in (InputKind.TEXT, InputKind.JSON, InputKind.MODEL_CONFIG)
+        """Whether the input may hold a message or be a log; a log may begin with anything."""
+        return self in (InputKind.TEXT, InputKind.JSON, InputKind.MODEL_CONFIG, InputKind.SHELL)
 
 
 _PACKED: Final = ("", ".gz", ".zst")
@@ -96,6 +99,7 @@ KNOWN_SUFFIXES: Final = (*SNAPSHOT_SUFFIXES, *TEXT_SUFFIXES, *STATS_SUFFIXES, ".
 """Lowercase suffixes of the files to look at when a folder is searched."""
 
 _ZIP: Final = b"PK\x03\x04"
+_EMPTY_ZIP: Final = b"PK\x05\x06"
 _FIRST_NAME: Final = 30
 """Offset of the first member's name in a zip file."""
 
@@ -118,6 +122,9 @@ _SNAPSHOT_KEYS: Final = re.compile(
     rb'"(?:segments|device_traces|external_annotations|blocks)"\s*:\s*\['
     rb'|"allocator_settings"\s*:\s*\{|"segment_type"\s*:\s*"'
 )
+_REPORT: Final = re.compile(rb'\{\s{0,9}"schema_version": "\d')
+_REPORT_PAGE: Final = b'<meta name="generator" content="fragdoctor">'
+_SHELL: Final = re.compile(rb"#![^\n]{0,99}sh\b")
 _MODEL_KEYS: Final = re.compile(
     rb'"(?:model_type|architectures|hidden_size|num_hidden_layers|n_layer|weight_map|_class_name)"'
     rb"\s*:"
@@ -131,7 +138,7 @@ def classify(head: bytes) -> InputKind:  # noqa: PLR0911 - one return per kind
 
     ``head`` is the first ``source.HEAD_BYTES`` bytes, or the whole input if it is shorter.
     """
-    if not head:
+    if not head or head.startswith(_EMPTY_ZIP):
         return InputKind.EMPTY
     if (packed := _by_magic(head)) is not None:
         return packed
@@ -146,9 +153,11 @@ def classify(head: bytes) -> InputKind:  # noqa: PLR0911 - one return per kind
         return InputKind.OLD_PICKLE
     if start[:1] in b"{[" and (kind := _kind_of_json(start)) is not InputKind.TEXT:
         return kind
-    if b"\x00" in head or _control_share(head) > 0.1:
+    if not _is_text(head):
         return InputKind.BINARY
-    return InputKind.PAGE if _PAGE.match(start) else InputKind.TEXT
+    if _PAGE.match(start):
+        return InputKind.REPORT if _REPORT_PAGE in start else InputKind.PAGE
+    return InputKind.SHELL if _SHELL.match(start) else InputKind.TEXT
 
 
 def _by_magic(head: bytes) -> InputKind | None:
@@ -192,7 +201,7 @@ def something_else(
 
 
 def _hint(name: str, kind: InputKind, wanted: Wanted) -> str:
-    hints = _HINTS[wanted]
+    hints = _ALWAYS | _HINTS[wanted]
     hint = hints.get(kind, hints[None]).format(name=name)
     is_piped = kind is InputKind.ARCHIVE and name in _PASTED
     return f"{hint} Give a bundle by its file name.".lstrip() if is_piped else hint
@@ -210,10 +219,20 @@ _PICKLE_IT: Final = "In your program: pickle.dump(snapshot, open('snapshot.pickl
 _ANALYZE: Final = "Run: fragdoctor analyze {name}"
 _ESTIMATE: Final = "Run: fragdoctor estimate {name}"
 _RUN: Final = "On a GPU: fragdoctor run {name}; without one: fragdoctor rehearse {name}"
+_MADE_FROM: Final = "Give the files that it was made from."
+_OUTPUT: Final = "Give what it printed."
 _OOM: Final = "For a message or a log, run: fragdoctor oom {name}"
+_ALWAYS: Final[dict[InputKind | None, str]] = {
+    InputKind.OLD_PICKLE: _NEVER_RUN,
+    InputKind.PROGRAM: _RUN,
+    InputKind.SHELL: _OUTPUT,
+    InputKind.REPORT: _MADE_FROM,
+    InputKind.SAFETENSORS: _ESTIMATE,
+    InputKind.MODEL_CONFIG: _ESTIMATE,
+}
+"""What to do with an input, whatever the command wants."""
 _HINTS: Final[dict[Wanted, dict[InputKind | None, str]]] = {
     Wanted.SNAPSHOT: {
-        InputKind.OLD_PICKLE: _NEVER_RUN,
         InputKind.ARCHIVE: "A snapshot is written by torch.cuda.memory._dump_snapshot(), a bundle "
         "by fragdoctor run.",
         InputKind.OLD_SAVED: "Save it again with PyTorch 1.6 or later, or with pickle.dump().",
@@ -221,23 +240,21 @@ _HINTS: Final[dict[Wanted, dict[InputKind | None, str]]] = {
         InputKind.ZLIB: _PICKLE_IT,
         InputKind.TEXT: _OOM,
         InputKind.JSON: _OOM,
-        InputKind.PROGRAM: _RUN,
         InputKind.STATS: _ANALYZE,
-        InputKind.SAFETENSORS: _ESTIMATE,
-        InputKind.MODEL_CONFIG: _ESTIMATE,
         None: _WRITE_ONE,
     },
     Wanted.MESSAGE: {
-        InputKind.OLD_PICKLE: _NEVER_RUN,
         InputKind.ARCHIVE: "",
         InputKind.BINARY: "",
-        InputKind.PROGRAM: _RUN,
         InputKind.JSON: _PASTE,
-        InputKind.SAFETENSORS: _ESTIMATE,
-        InputKind.MODEL_CONFIG: _ESTIMATE,
         None: _ANALYZE,
     },
-    Wanted.MODEL: {InputKind.OLD_PICKLE: _NEVER_RUN, None: MODEL_INPUTS},
+    Wanted.MODEL: {None: MODEL_INPUTS},
+    Wanted.PROGRAM: {
+        InputKind.SHELL: "Give the program that it starts: fragdoctor rehearse train.py -- ARGS",
+        InputKind.REPORT: "Give the script of the training.",
+        None: "Give the script of the training; for what a run left: fragdoctor analyze {name}",
+    },
 }
 """What to do instead, by what the command wants and what the input is."""
 
@@ -248,13 +265,16 @@ def kind_of_quiet(kind: InputKind, text: str) -> InputKind:
         return kind
     try:
         msgspec.json.decode(text.encode(errors="replace"), type=msgspec.Raw)
-    except (msgspec.DecodeError, RecursionError):
-        return InputKind.TEXT  # a log may begin with JSON, or have it in each line
+    except (msgspec.DecodeError, RecursionError) as e:
+        if "truncated" not in str(e):
+            return InputKind.TEXT  # a log may begin with JSON, or have it in each line
     return kind
 
 
 def _kind_of_json(start: bytes) -> InputKind:
     snapshot = _SNAPSHOT_KEYS.search(start)
+    if _REPORT.match(start):
+        return InputKind.REPORT
     # Statistics may quote anything in a label: the first mark in the text decides.
     if looks_like_stats(start[: snapshot.start()] if snapshot else start):
         return InputKind.STATS
@@ -277,10 +297,16 @@ def _looks_like_json(text: bytes) -> bool:
     )
 
 
-def _control_share(head: bytes) -> float:
-    # Escape sequences do not count: logs are colored.
-    n_bad = sum(head.count(bytes([c])) for c in range(32) if c not in b"\t\n\r\x0b\x0c\x1b\x08")
-    return n_bad / len(head)
+def _is_text(head: bytes) -> bool:
+    """Return whether bytes are text, besides the NULs of lost pages and of UTF-16 without a mark.
+
+    Escape sequences do not count: logs are colored.
+    """
+    text = head.replace(b"\x00", b"")
+    if text != head and (b"\n" not in text or "\ufffd" in text.decode(errors="replace")[:-1]):
+        return False
+    n_bad = sum(text.count(bytes([c])) for c in range(32) if c not in b"\t\n\r\x0b\x0c\x1b\x08")
+    return n_bad <= 0.1 * len(text)
 
 
 _MAX_DEPTH: Final = 40

@@ -17,6 +17,7 @@ from typing import Any, Final
 from msgspec import Struct, field
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.inputs.classify import InputKind, Wanted, kind_of, something_else
 
 SUFFIX: Final = ".ipynb"
 MAX_BYTES: Final = 256 << 20
@@ -178,6 +179,10 @@ class Program(Struct, frozen=True):
             if Path(target).name.startswith("python"):
                 hint = "Leave out Python: the script comes first, and --python chooses another one."
             raise ConfigError(f"{target} does not exist.", hint=hint)
+        kind = kind_of(target)
+        is_named = target.endswith((".py", SUFFIX))
+        if not (is_named or kind in {None, InputKind.TEXT, InputKind.EMPTY}):
+            raise something_else(target, kind, Wanted.PROGRAM)
         if target.endswith(SUFFIX):
             sources, left_out = read_notebook(Path(target))
             notes += [left_out] if left_out else []

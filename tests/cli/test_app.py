@@ -71,6 +71,17 @@ def test_two_snapshots_that_name_no_rank_may_be_two_runs(run: Run, samples: Path
     assert "for two runs: fragdoctor compare" in run(*names).err
 
 
+def test_name_of_several_words_that_nobody_quoted_is_a_file(
+    run: Run, samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my oom.txt").write_bytes((samples / "capacity_oom.txt").read_bytes())
+    monkeypatch.chdir(tmp_path)
+
+    assert run("my", "oom.txt", "--full") == run("my oom.txt", "--full")
+    (tmp_path / "my").touch()
+    assert run("my", "oom.txt").code == 2
+
+
 def test_name_of_several_words_is_a_file(run: Run) -> None:
     assert "the old run of monday.pickle does not exist" in run("the old run of monday.pickle").err
 

@@ -147,3 +147,16 @@ def test_each_option_has_its_own_variable() -> None:
     assert "FRAGDOCTOR_MAX_PEAK" in variables
     assert "FRAGDOCTOR_CONFIG" in variables
     assert len(variables) == len(set(variables))
+
+
+@pytest.mark.parametrize("line", ['root = "/"', "allow-rehearse = true"])
+def test_project_gives_itself_no_permissions(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    (tmp_path / "fragdoctor.toml").write_text(line)
+    monkeypatch.chdir(tmp_path)
+
+    done = run("mcp")
+
+    assert done.code == 2
+    assert "there is no setting" in done.err

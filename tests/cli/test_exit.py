@@ -141,7 +141,8 @@ def test_option_that_swallows_the_next_is_named(run: Run) -> None:
         (("analyze", "x", "--memory-fraction", "half"), "'half' is not a number."),
         (("estimate", "gpt2", "--bf16"), "Write --dtype bf16."),
         (("init-ci", "nothere.py"), "nothere.py does not exist."),
-        (("diff", "a", "b"), "Did you mean compare?"),
+        (("analyze", "x", "-format", "html"), "No such option: -format Write --format."),
+        (("analyze", "-full", "x"), "No such option: -full Write --full."),
         (("estimate", "gpt2", "--gpu"), "See: fragdoctor estimate --help"),
         (("x.pickle", "-o"), "See: fragdoctor analyze --help"),
         (("estimate", "gpt2", "--gpu", "4900"), "Did you mean rtx-4090"),
@@ -163,6 +164,13 @@ def test_option_of_a_program_is_told_where_it_goes(run: Run) -> None:
     assert result.code == 2
     assert "No such option: --lr" in result.err
     assert "Options of the program come after two dashes" in result.err
+
+
+def test_option_of_a_program_that_rehearse_has_too_is_told_where_it_goes(run: Run) -> None:
+    result = run("rehearse", "python", "train.py", "--steps")
+
+    assert result.code == 2
+    assert "two dashes: rehearse train.py -- --steps" in result.err
 
 
 def test_command_typo_suggests_the_command(run: Run) -> None:

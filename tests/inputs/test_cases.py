@@ -11,7 +11,7 @@ import pytest
 from command_line import FakePipeline, Run
 
 from fragdoctor.errors import ConfigError, FragdoctorError, InputError
-from fragdoctor.inputs.cases import decoded, read_case
+from fragdoctor.inputs.cases import NothingFound, decoded, read_case
 from fragdoctor.model.case import Overrides
 
 MESSAGE = (
@@ -228,3 +228,21 @@ def test_path_of_impossible_length_is_a_sentence(run: Run) -> None:
 def test_path_with_null_byte_is_a_sentence() -> None:
     with pytest.raises((FragdoctorError, InputError)):
         case_of("a\x00b")
+
+
+def test_message_is_read_around_what_a_file_system_lost(tmp_path: Path) -> None:
+    text = MESSAGE.encode()
+    (tmp_path / "job.log").write_bytes(b"step 1\n" + bytes(700) + text[:50] + b"\0" + text[50:])
+
+    case = case_of(tmp_path / "job.log")
+
+    assert [m.requested_bytes for m in case.oom.messages] == [500 << 20]
+
+
+def test_document_that_is_cut_off_is_no_log(tmp_path: Path) -> None:
+    (tmp_path / "metrics.json").write_text('{"loss": [1, 2,\n')
+
+    with pytest.raises(NothingFound) as raised:
+        case_of(tmp_path / "metrics.json")
+
+    assert raised.value.log is None

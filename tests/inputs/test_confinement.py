@@ -14,7 +14,7 @@ from fragdoctor.errors import InputError
 from fragdoctor.inputs.cases import read_case
 from fragdoctor.inputs.confinement import VARIABLE, is_allowed
 from fragdoctor.inputs.discovery import discover
-from fragdoctor.inputs.folders import expand
+from fragdoctor.inputs.folders import DiskTree, expand, matches
 from fragdoctor.model.case import Overrides
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
@@ -92,3 +92,19 @@ def test_names_that_none_can_have_are_not_allowed(home: Path) -> None:
 
     assert not is_allowed("a\0b")
     assert not is_allowed(f"{home}{os.sep}..")
+
+
+def test_pattern_follows_no_links_to_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "job/latest").mkdir(parents=True)
+    (tmp_path / "job/latest/a.txt").touch()
+    (tmp_path / "job/again").symlink_to(".")
+    (tmp_path / "job/root").symlink_to("/")
+    (tmp_path / "job/circle.txt").symlink_to("circle.txt")
+    monkeypatch.chdir(tmp_path)
+
+    assert matches("**/a.txt") == ["job/latest/a.txt"]
+    assert matches("./j*/**") == ["./job/again", "./job/circle.txt", "./job/latest",
+                                  "./job/latest/a.txt", "./job/root"]  # fmt: skip
+    assert DiskTree().listing("job") == ([], ["job/latest"])

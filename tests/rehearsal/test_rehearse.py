@@ -229,6 +229,8 @@ def test_what_cannot_be_rehearsed_is_said_in_a_sentence(stage, body, sentence) -
     ("options", "sentence"),
     [
         (["missing.py"], "missing.py does not exist"),
+        (["metrics.json"], "metrics.json is JSON, not a Python program."),
+        (["job.sh"], "job.sh is a shell script, not a Python program."),
         (["train.py", "--gpu", "mi300x"], "NVIDIA GPUs"),
         (["train.py", "--capacity", "1GiB", "--unlimited"], "exclude each other"),
         (["train.py", "--python", "/nowhere/python"], "There is no Python at /nowhere/python"),
@@ -238,6 +240,9 @@ def test_what_cannot_be_rehearsed_is_said_in_a_sentence(stage, body, sentence) -
     ],
 )
 def test_wrong_options_are_refused_before_anything_runs(training, options, sentence) -> None:
+    (training.home / "metrics.json").write_text('{"loss": 1}')
+    (training.home / "job.sh").write_text("#!/bin/bash\npython train.py\n")
+
     done = training.run(*options)
 
     assert done.returncode == 2

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from attacks_on_text import HOSTILE
+from msgspec.structs import replace
 from runs import Ask, case
 from schemas import must_fit_exactly, schema
 
@@ -202,3 +203,14 @@ def test_runs_of_one_name_are_told_apart_by_the_folder_that_differs():
     assert "old/memory/snapshot.pickle" in shown
     assert "new/memory/snapshot.pickle" in shown
     assert [run.name for run in comparison.runs] == names
+
+
+def test_cause_that_the_answer_tells_is_told_once() -> None:
+    cause = pair().causes[0]
+    cause = replace(cause, text="Settings did it. All is served under them.")
+    comparison = replace(pair(), summary=cause.text, causes=[cause])
+
+    text = " ".join(rendered("text", comparison).split())
+
+    assert text.count("All is served under them.") == 1
+    assert text.count("Settings did it.") == 2

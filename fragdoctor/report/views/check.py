@@ -7,7 +7,7 @@ from typing import Final
 from fragdoctor.gate.budgets import RESERVED_NOTE, Measures, Outcome, Reason
 from fragdoctor.gate.judgement import CheckReport, FileJudgement, GateStatus
 from fragdoctor.report import document as doc
-from fragdoctor.report.document import Span, Style, code, location_text, strong
+from fragdoctor.report.document import Span, Style, code, dim, location_text, strong
 from fragdoctor.report.words import shortened, source_name, verdict_title
 from fragdoctor.units import format_size, plural
 
@@ -29,7 +29,7 @@ def document(report: CheckReport) -> doc.ReportDocument:
     tone = Style.BAD if failed else Style.GOOD
     return doc.ReportDocument(
         title=title,
-        headline=[Span(title, tone), f"  {total_line(report)}"],
+        headline=[Span(title, tone), dim(f"  {total_line(report)}")],
         brief=[*(_brief(f) for f in files), total_line(report)],
         sections=[
             doc.Section("Files", (listing,), id="files"),

@@ -267,7 +267,11 @@ def _trend_chart(trend: model.RunTrend) -> doc.Chart:
 def _causes(comparison: Comparison) -> doc.Section:
     items = [
         doc.ListItem(
-            c.text, (), c.confidence.value, _CONFIDENCE_STYLES.get(c.confidence, Style.DIM)
+            # What the answer tells in full is only named here.
+            f"{c.text.partition('. ')[0].rstrip('.')}." if c.text in comparison.summary else c.text,
+            (),
+            c.confidence.value,
+            _CONFIDENCE_STYLES.get(c.confidence, Style.DIM),
         )
         for c in comparison.causes
     ]

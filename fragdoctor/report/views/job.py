@@ -158,7 +158,7 @@ def _which(group: RankGroup) -> doc.Content:
 
 
 def _group_notes(group: RankGroup) -> list[doc.Content]:
-    if group.reference and group.differences:
+    if group.reference and group.differences and not group.is_odd:  # those have a section
         differences = "; ".join(d.text for d in group.differences[:2])
         return [dim(f"against group {group.reference}: {differences}")]
     held = ", ".join(
