@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, field
 
-from fragdoctor.model.phases import Category, CategoryShare, PhaseFigures, TrainingPhase
+from fragdoctor.model.phases import Category, PhaseReport
 from fragdoctor.model.snapshot import I64
 from fragdoctor.trace.lives import Totals
 from fragdoctor.trace.trace import Trace
@@ -254,23 +254,16 @@ class CaptureQuality(Struct, frozen=True):
 
 
 class PhaseAnalysis(Struct, frozen=True):
-    """Passes of training phases and the categories of memory; see ``model/phases.py``.
+    """The phases of a device's trace, with the phase of each row and the category of each block.
 
     ``labels[i]`` is the ``TrainingPhase`` of the device's rows ``first[i]`` to ``first[i + 1]``, so
     ``first`` is one longer than ``labels``. ``category`` has the category of each block of
     ``Lives`` (see ``analysis/categories.py``); it is empty if none is known.
     """
 
-    method: str
-    reason: str = ""
+    report: PhaseReport
     labels: npt.NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
     first: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
-    phases: Sequence[PhaseFigures] = ()
-    peak_label: TrainingPhase = TrainingPhase.UNKNOWN
-    peak_bytes: int = 0
-    at_peak: Sequence[CategoryShare] = ()
-    at_rest: Sequence[CategoryShare] = ()
-    rest_bytes: int | None = None
     category: npt.NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
 
 

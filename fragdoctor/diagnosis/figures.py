@@ -33,7 +33,6 @@ from fragdoctor.model.diagnosis import (
     TimelineStrip,
 )
 from fragdoctor.model.phases import (
-    PhaseReport,
     TrainingPhase,
 )
 from fragdoctor.rules.failed_request import FailedRequest
@@ -229,24 +228,6 @@ def _n_blocks(h: Holder, moment: DecidingMoment) -> int:
     return h.n_now if moment.is_end else h.n_failure or 0
 
 
-def phase_report(context: Context) -> PhaseReport | None:
-    """Return the phases of one device, or None without a trace."""
-    if context.analysis is None or context.analysis.phases is None:
-        return None
-    found = context.analysis.phases
-    return PhaseReport(
-        device=context.analysis.device,
-        method=found.method,
-        reason=found.reason,
-        phases=found.phases,
-        peak_phase=found.peak_label,
-        peak_bytes=found.peak_bytes,
-        at_peak=found.at_peak,
-        at_rest=found.at_rest,
-        rest_bytes=found.rest_bytes,
-    )
-
-
 I64 = npt.NDArray[np.int64]
 
 MAX_COLUMNS: Final = 240
@@ -312,7 +293,7 @@ def _phases(
     analysis: PhaseAnalysis | None, starts: I64, n_states: int
 ) -> tuple[TrainingPhase, ...]:
     """Return the most frequent phase of each column, or nothing if none is known."""
-    if analysis is None or not analysis.phases:
+    if analysis is None or not analysis.report.phases:
         return ()
     label = np.repeat(analysis.labels, np.diff(analysis.first))
     label = np.append(label[:1], label)[:n_states]  # state k comes after k events

@@ -65,6 +65,11 @@ class Location(Struct, frozen=True):
         return self.filename.replace("\\", "/").rsplit("/", 1)[-1]
 
     @property
+    def at(self) -> str:
+        """The file and the line alone: ``train.py:88``."""
+        return f"{self.basename}:{self.line}"
+
+    @property
     def short(self) -> str:
         """The location without the file's folder: ``train.py:88 in forward``."""
         return self._written(self.basename)
@@ -76,6 +81,11 @@ class Location(Struct, frozen=True):
         line = f":{self.line}" if 0 < self.line < MAX_LINE else ""
         function = f" in {self.function}" if self.function else ""
         return f"{filename or UNKNOWN_FILE}{line}{function}"
+
+
+def line_text(location: Location | None, unknown: str = "an unrecorded line") -> str:
+    """Return ``train.py:88 in forward`` for a sentence; hostile text until a report escapes it."""
+    return unknown if location is None else location.short
 
 
 class Finding(Struct, frozen=True):

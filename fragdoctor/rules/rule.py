@@ -237,11 +237,6 @@ def from_user(frames: tuple[Location, ...]) -> tuple[Location, ...]:
     return frames
 
 
-def line_text(location: Location | None) -> str:
-    """Return ``train.py:88 in forward`` for a sentence; hostile text until a report escapes it."""
-    return "an unrecorded line" if location is None else location.short
-
-
 HEADINGS: Final = (
     "What it finds.",
     "Why it costs memory.",

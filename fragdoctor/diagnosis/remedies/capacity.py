@@ -462,7 +462,7 @@ def _model_bytes(case: JudgedCase) -> dict[str, int]:
         Category.GRADIENTS: "gradients",
         Category.OPTIMIZER_STATE: "optimizer state",
     }
-    sums = analysis.phases.at_peak
+    sums = analysis.phases.report.at_peak
     return {names[s.category]: s.n_bytes for s in sums if s.category in names and s.n_bytes}
 
 

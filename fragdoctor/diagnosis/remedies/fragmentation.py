@@ -21,8 +21,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
 from fragdoctor.future.edits import blocks_freed, combined, largest_step_first, sizes_padded
 from fragdoctor.future.training_edits import buffers_preallocated
 from fragdoctor.model.diagnosis import Cause, Predicted
-from fragdoctor.model.finding import Confidence, Evidence, Location
-from fragdoctor.rules.rule import line_text
+from fragdoctor.model.finding import Confidence, Evidence, Location, line_text
 from fragdoctor.trace.stacks import TORCH, classify_file
 from fragdoctor.units import MIB, format_size, plural
 
