@@ -23,7 +23,7 @@ from fragdoctor.analysis.result import (
     KeptPattern,
     PhaseAnalysis,
 )
-from fragdoctor.analysis.training_run import NO_ROW, TRAINING, TrainingRequests
+from fragdoctor.analysis.training_run import NO_ROW, TrainingRequests
 from fragdoctor.future.steps import StepKind, Steps
 from fragdoctor.model.arrays import distinct, is_among, largest_groups
 from fragdoctor.model.snapshot import I32, I64, Action, StackTable
@@ -338,4 +338,4 @@ def _trains_meanwhile(trace: Trace, phases: PhaseAnalysis | None, rows: I64) -> 
         return True
     first, end = int(start.min()), int(start.max())
     inside = (phases.first[1:] > first) & (phases.first[:-1] <= end)
-    return bool(np.isin(phases.labels[inside], TRAINING).any())
+    return bool(phases.is_training[inside].any())

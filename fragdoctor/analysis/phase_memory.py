@@ -63,8 +63,7 @@ def find_phases(trace: Trace) -> PhaseAnalysis:
         lives = trace.lives.until(end)
         categories = _told(trace, sort_blocks(lives, trace.stacks.roles, passes))
         found = _summary(trace, passes, _Table(categories, lives, trace), end)
-        trains = np.isin(passes.label, (TrainingPhase.BACKWARD, TrainingPhase.OPTIMIZER)).any()
-        return found if trains else _untrained(found)
+        return found if found.is_training.any() else _untrained(found)
     if trace.stacks.roles.has_python:
         return PhaseAnalysis(PhaseReport(trace.device, "none", NO_TRAINING))
     annotated = annotated_passes(trace)
