@@ -137,7 +137,7 @@ def _label(snapshot: Snapshot, stack: int) -> tuple[str, Json]:
     if not frames:
         return "(no stack recorded)", {}
     lines = [_cut(f"{f.filename}:{f.line} {f.function}") for f in frames[:_STACK_FRAMES]]
-    return _cut(f"{frames[0].filename.rsplit('/', 1)[-1]}:{frames[0].line}"), {"stack": lines}
+    return _cut(frames[0].at), {"stack": lines}
 
 
 def _ooms(snapshot: Snapshot, life: DeviceLife) -> Iterator[Json]:
