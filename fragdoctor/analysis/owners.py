@@ -50,7 +50,7 @@ class NamedBlocks(Struct, frozen=True, eq=False):
     of_row: I32
 
 
-class Growth(Struct, frozen=True):
+class OwnerGrowth(Struct, frozen=True):
     """How much more a name holds in the last census than in the first."""
 
     n_bytes: int
@@ -157,13 +157,13 @@ def module_parts(trace: Trace, paths: ModulePaths, censuses: Sequence[Census]) -
     return ModulePaths(tuple(places), of_row, category)
 
 
-def growth_of(owner: Owner, censuses: Sequence[Census]) -> Growth | None:
+def growth_of(owner: Owner, censuses: Sequence[Census]) -> OwnerGrowth | None:
     """Return how much a container, graph or cycle grew since the first census, or None."""
     if len(censuses) < 2 or owner.kind not in _KEEPS:
         return None
     before, n_items = _held_in(owner, censuses[0])
     after, _ = _held_in(owner, censuses[-1])
-    return Growth(after - before, n_items) if after > before else None
+    return OwnerGrowth(after - before, n_items) if after > before else None
 
 
 def _held_in(owner: Owner, census: Census) -> tuple[int, int]:

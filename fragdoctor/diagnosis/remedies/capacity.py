@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 
 from msgspec.structs import replace
 
-from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
+from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.remedies.leaks import is_evaluation
 from fragdoctor.diagnosis.remedies.remedy import (
     HELPS,
@@ -97,7 +97,7 @@ class SavingRemedy(Remedy):
         return [Attempt.of_edit(edit, is_saving=True) for edit in self.edits(case)]
 
     def judged(
-        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Outcome]
+        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Effect]
     ) -> Proposal | None:
         """Return the change with what it saves, unless it saves next to nothing."""
         if proposal is None:
@@ -127,7 +127,7 @@ class SavingRemedy(Remedy):
             recommendation=replace(r, predicted=bench.predicted(best.result)),
         )
 
-    def chosen(self, bench: Bench, outcomes: Sequence[Outcome]) -> Outcome:
+    def chosen(self, bench: Bench, outcomes: Sequence[Effect]) -> Effect:
         """Return the outcome that represents the change: its first edit that is enough."""
         enough = first_enough(bench, outcomes)
         return enough or bench.looked_on(min(outcomes, key=lambda o: o.peak_bytes or 0))
@@ -149,7 +149,7 @@ class SavingRemedy(Remedy):
         return replace(proposal, recommendation=rejected, is_rejected=True)
 
 
-def first_enough(bench: Bench, outcomes: Sequence[Outcome]) -> Outcome | None:
+def first_enough(bench: Bench, outcomes: Sequence[Effect]) -> Effect | None:
     """Return the first outcome with which the run is not expected to fail; None if all fail.
 
     If all are expected to fail, return the last one unless it is known to fail. The mildest comes
@@ -166,7 +166,7 @@ def first_enough(bench: Bench, outcomes: Sequence[Outcome]) -> Outcome | None:
     return next(o for o in looked_on if o.result.outlook is None or not o.result.outlook.fails)
 
 
-def _sureness(bench: Bench, outcome: Outcome) -> Confidence:
+def _sureness(bench: Bench, outcome: Effect) -> Confidence:
     """Return how certain a saving is; an edit only models the changed program, so never proven."""
     if outcome.result.outlook is None:
         return Confidence.LIKELY
@@ -180,12 +180,12 @@ def is_cut(case: JudgedCase, bench: Bench) -> bool:
     return not bench.recorded.fits and whole == 0
 
 
-def saved_bytes(bench: Bench, outcome: Outcome) -> int:
+def saved_bytes(bench: Bench, outcome: Effect) -> int:
     """Return how much lower the peak of live memory is than the recorded one."""
     return bench.peak_bytes - (outcome.peak_bytes or bench.peak_bytes)
 
 
-def saving_text(case: JudgedCase, bench: Bench, outcome: Outcome) -> str:
+def saving_text(case: JudgedCase, bench: Bench, outcome: Effect) -> str:
     """Return what a change does to the peak, and whether that is enough."""
     peak = bench.peak_bytes - saved_bytes(bench, outcome)
     saved = format_size(saved_bytes(bench, outcome))
@@ -348,7 +348,7 @@ class SmallerBatch(SavingRemedy):
         return batch_scaled(share)
 
     def judged(
-        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Outcome]
+        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Effect]
     ) -> Proposal | None:
         """Return the proposal with the largest share of the batch that fits."""
         judged = super().judged(case, bench, proposal, outcomes)
@@ -409,7 +409,7 @@ class LimitBatch(SmallerBatch):
             yield replace(proposal, recommendation=replace(r, title=title, change=change))
 
     def judged(
-        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Outcome]
+        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Effect]
     ) -> Proposal | None:
         """Return the proposal with the share of this batch that fits."""
         judged = super().judged(case, bench, proposal, outcomes)

@@ -8,7 +8,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from fragdoctor.analysis.result import SizeDiversity
-from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
+from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.remedies.remedy import (
     CURES,
     HELPS,
@@ -149,7 +149,7 @@ class PreallocateBuffers(Remedy):
         return [Attempt.of_edit(combined(edits))]
 
     def judged(
-        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Outcome]
+        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Effect]
     ) -> Proposal | None:
         """Return the proposal with the replay's result, unless the replay holds buffers twice."""
         judged = super().judged(case, bench, proposal, outcomes)

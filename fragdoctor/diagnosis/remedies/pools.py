@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
+from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.remedies.remedy import (
     ASKS,
     CURES,
@@ -206,7 +206,7 @@ class RaiseMemoryLimit(Remedy):
         return [Attempt(whole)]
 
     def judged(
-        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Outcome]
+        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Effect]
     ) -> Proposal | None:
         """Return the proposal with the fraction that all recorded requests need."""
         judged = super().judged(case, bench, proposal, outcomes)

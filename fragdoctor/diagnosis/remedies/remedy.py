@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from fragdoctor.analysis.result import OomEvent
 from fragdoctor.analysis.step_scale import step_scale
 from fragdoctor.analysis.training_run import TrainingRun
-from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
+from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.verdict_message import LIBRARIES
 from fragdoctor.model.arrays import distinct
 from fragdoctor.model.case import CHECKPOINTING, NO_FAILURE, OomMessage
@@ -388,7 +388,7 @@ class Remedy(ABC):
         return []
 
     def judged(
-        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Outcome]
+        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Effect]
     ) -> Proposal | None:
         """Return the proposal in the light of its best attempt, or None to drop it.
 
@@ -496,10 +496,10 @@ def helps(recorded: ReplayResult, result: ReplayResult) -> bool:
     return not recorded.fits or result.retries <= FEWER_RETRIES_SHARE * recorded.retries
 
 
-def best_of(bench: Bench, outcomes: Sequence[Outcome]) -> Outcome:
+def best_of(bench: Bench, outcomes: Sequence[Effect]) -> Effect:
     """Return the outcome that helps and leaves the most room."""
 
-    def badness(one: Outcome) -> tuple[bool, Prospect, int, int, int, int]:
+    def badness(one: Effect) -> tuple[bool, Prospect, int, int, int, int]:
         r = one.result
         is_bad = not helps(bench.recorded, r)
         steps = steps_won(r.outlook)
