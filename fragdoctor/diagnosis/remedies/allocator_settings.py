@@ -110,11 +110,10 @@ class SettingRemedy(Remedy):
         if case.cause is not Cause.LEAK:
             return accepted
         n = steps_won(best.result.outlook)
-        r = accepted.recommendation
         steps = f" by about {plural(n, 'step')}" if n else ""
-        why = f"It only postpones the failure{steps}, since memory grows step by step. {r.why}"
-        r = replace(r, why=why)
-        return replace(accepted, recommendation=r, weight=MAY_HELP)
+        why = f"It only postpones the failure{steps}, since memory grows step by step."
+        said = accepted.saying(why=f"{why} {accepted.recommendation.why}")
+        return replace(said, weight=MAY_HELP)
 
     def _with_setting(
         self, bench: Bench, best: Effect, proposal: Proposal | None, setting: str
@@ -122,12 +121,14 @@ class SettingRemedy(Remedy):
         confidence = bench.confidence(best.result)
         predicted = bench.predicted(best.result)
         if proposal is not None and not proposal.is_rejected:
-            r = replace(proposal.recommendation, confidence=confidence)
-            if r.setting != setting:  # the replay found a better value than reasoning alone
+            told = proposal.saying(confidence=confidence)
+            if (
+                proposal.recommendation.setting != setting
+            ):  # the replay found a better value than reasoning alone
                 value = f"{self.key}:{self._value(best)}"
                 why = f"Of the values replayed, {value} leaves the most room."
-                r = replace(r, title=self.title, setting=setting, why=why)
-            return replace(proposal, recommendation=r).with_prediction(predicted)
+                told = told.saying(title=self.title, setting=setting, why=why)
+            return told.with_prediction(predicted)
         return self.proposal(
             weight=CURES if not bench.recorded.fits else HELPS,
             confidence=confidence,

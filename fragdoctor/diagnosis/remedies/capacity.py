@@ -107,25 +107,21 @@ class SavingRemedy(Remedy):
         if saved < MIN_SAVING_SHARE * bench.peak_bytes:
             return self.useless(case, bench, proposal, saved)
         fits = best.result.fits and best.result.is_conclusive
-        r = replace(
-            proposal.recommendation,
+        judged = proposal.saying(
             why=saving_text(case, bench, best),
             confidence=_sureness(bench, best),
             saves_bytes=saved,
+            predicted=bench.predicted(best.result),
             evidence=(
                 Evidence("peak as recorded", bench.peak_bytes, "bytes", "replay"),
                 Evidence("peak with the change", bench.peak_bytes - saved, "bytes", "replay"),
             ),
         )
         if is_cut(case, bench):
-            r = replace(r, caveats=(*r.caveats, CUT))
+            judged = judged.with_caveat(CUT)
         weight = HELPS + 20 if fits else HELPS
         weight = weight if case.cause in SHORT_OF_MEMORY else MAY_HELP
-        return replace(
-            proposal,
-            weight=weight,
-            recommendation=replace(r, predicted=bench.predicted(best.result)),
-        )
+        return replace(judged, weight=weight)
 
     def chosen(self, bench: Bench, outcomes: Sequence[Effect]) -> Effect:
         """Return the outcome that represents the change: its first edit that is enough."""
@@ -143,10 +139,8 @@ class SavingRemedy(Remedy):
             f"Replayed with {self.doing}: the peak of {format_size(bench.peak_bytes)} live memory "
             f"{less}. It is made up of things other than {self.acts_on}."
         )
-        rejected = replace(
-            proposal.recommendation, why=why, confidence=Confidence.LIKELY, saves_bytes=None
-        )
-        return replace(proposal, recommendation=rejected, is_rejected=True)
+        told = proposal.saying(why=why, confidence=Confidence.LIKELY, saves_bytes=None)
+        return replace(told, is_rejected=True)
 
 
 def first_enough(bench: Bench, outcomes: Sequence[Effect]) -> Effect | None:
@@ -360,26 +354,22 @@ class SmallerBatch(SavingRemedy):
             least = "an eighth of the present batch times sequence length"
             if n is not None:
                 least = f"a batch of {round(n * share)}"
-            r = replace(judged.recommendation, change=f"even {least} is not enough alone")
-            return replace(judged, recommendation=r, weight=MAY_HELP)
+            judged = judged.saying(change=f"even {least} is not enough alone")
+            return replace(judged, weight=MAY_HELP)
         if n is not None:
-            r = replace(
-                judged.recommendation,
+            return judged.saying(
                 title=f"Use a batch of {round(n * share)} instead of {n}",
                 change=f"batch size {round(n * share)} instead of {n}; {KEPT_BATCH}",
             )
-            return replace(judged, recommendation=r)
         eighths = round(share * 8)
         part = {1: "an eighth", 2: "a quarter", 4: "half", 6: "three quarters"}.get(
             eighths, f"{eighths}/8"
         )
-        r = replace(
-            judged.recommendation,
+        return judged.saying(
             title=f"Use {part} of the present batch or sequence length",
             change=f"{part} of the present batch size times sequence length "
             f"({100 * eighths / 8:g} %); {KEPT_BATCH}",
         )
-        return replace(judged, recommendation=r)
 
 
 class LimitBatch(SmallerBatch):
@@ -405,8 +395,7 @@ class LimitBatch(SmallerBatch):
             )
             change = "a smaller batch, or smaller inputs, where the evaluation loads its data"
         for proposal in found:
-            r = proposal.recommendation
-            yield replace(proposal, recommendation=replace(r, title=title, change=change))
+            yield proposal.saying(title=title, change=change)
 
     def judged(
         self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Effect]
@@ -418,8 +407,7 @@ class LimitBatch(SmallerBatch):
         said, r = proposal.recommendation, judged.recommendation
         part = r.change.split(";")[0]
         change = f"{said.change}; {part} fits" if r.predicted.fits else f"{said.change}; {part}"
-        recommendation = replace(r, title=said.title, change=change)
-        return replace(judged, recommendation=recommendation)
+        return judged.saying(title=said.title, change=change)
 
 
 LARGER: Final = 1.5

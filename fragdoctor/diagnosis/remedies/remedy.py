@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from functools import cached_property
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -332,21 +332,21 @@ class Proposal(Struct, frozen=True):
     is_rejected: bool = False
     addresses: tuple[int, ...] = ()
 
+    def saying(self, **changes: Any) -> Proposal:
+        """Return the proposal with changes to what the user gets."""
+        return replace(self, recommendation=replace(self.recommendation, **changes))
+
     def with_prediction(self, predicted: Predicted) -> Proposal:
         """Return the proposal with the outcome of its replay.
 
         A proposal that was rejected by reasoning alone comes back if the replay fits.
         """
-        return replace(
-            self,
-            recommendation=replace(self.recommendation, predicted=predicted),
-            is_rejected=self.is_rejected and not predicted.fits,
-        )
+        is_rejected = self.is_rejected and not predicted.fits
+        return replace(self.saying(predicted=predicted), is_rejected=is_rejected)
 
     def with_caveat(self, caveat: str) -> Proposal:
         """Return the proposal with one more caveat."""
-        r = self.recommendation
-        return replace(self, recommendation=replace(r, caveats=(*r.caveats, caveat)))
+        return self.saying(caveats=(*self.recommendation.caveats, caveat))
 
 
 class Burden(IntEnum):
@@ -403,18 +403,14 @@ class Remedy(ABC):
             confidence = bench.confidence(best.result)
             if self.is_modelled and confidence is Confidence.PROVEN:
                 confidence = r.confidence
-            proposal = replace(proposal, recommendation=replace(r, confidence=confidence))
-            return proposal.with_prediction(predicted)
+            return proposal.saying(confidence=confidence).with_prediction(predicted)
         said = outcome_text(bench.recorded, best.result)
         if not bench.is_exact and not proposal.is_rejected:
             return proposal.with_caveat(f"An estimate says that it may not be enough: {said}.")
         why = f"{r.why} Replayed: {said}." if proposal.is_rejected else f"Replayed: {said}."
         # Not with_prediction: a run that fits no better than without the change is no success.
-        return replace(
-            proposal,
-            recommendation=replace(r, why=why, predicted=predicted),
-            is_rejected=proposal.is_rejected or bench.is_exact,
-        )
+        is_rejected = proposal.is_rejected or bench.is_exact
+        return replace(proposal.saying(why=why, predicted=predicted), is_rejected=is_rejected)
 
     def proposal(  # noqa: PLR0913 - the fields of a recommendation, all by keyword
         self,
