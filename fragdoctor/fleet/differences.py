@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from fragdoctor.fleet.groups import TOLERANCE, LineKey, lines_of
 from fragdoctor.model.finding import line_text
@@ -130,7 +131,7 @@ def _line(key: LineKey, delta: int, mine: Typical, others: Typical) -> Differenc
     return Difference(
         DifferenceKind.LINE,
         text,
-        line=SourceLine(line.filename, line.line, line.function, here, line.n_blocks),
+        line=replace(line, n_bytes=here),
         delta_bytes=delta,
     )
 
