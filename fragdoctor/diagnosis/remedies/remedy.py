@@ -138,7 +138,7 @@ class JudgedCase(Struct, frozen=True, dict=True):
             found = self.context.stack(event.stack)
         else:
             frames = () if message is None else message.frames
-            found = tuple(Location(f.file, f.line or 0, f.function) for f in frames[::-1])
+            found = tuple(f.location for f in frames[::-1])
         return tuple(f for f in found if classify_file(f.filename) != NATIVE)
 
     @cached_property
