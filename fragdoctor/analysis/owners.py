@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fragdoctor.analysis.modules import UNTOLD, ModulePaths
-from fragdoctor.model.arrays import distinct, largest_groups
+from fragdoctor.model.arrays import distinct, largest_groups, sum_by
 from fragdoctor.model.census import Census, HoldingKind, Owner
 from fragdoctor.model.phases import Category
 from fragdoctor.model.snapshot import I32, I64
@@ -184,8 +184,7 @@ def main_owner(named: NamedBlocks, rows: I64, sizes: I64) -> Owner | None:
     known = place >= 0
     if not known.any():
         return None
-    sums = np.zeros(len(named.owners), np.int64)
-    np.add.at(sums, place[known], sizes[known])
+    sums = sum_by(place[known], sizes[known], len(named.owners))
     most = int(np.argmax(sums))
     return named.owners[most] if 2 * sums[most] >= sizes.sum() else None
 
