@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "trace": {"errors", "units", "model", "_native"},
     "future": {"errors", "units", "model", "trace", "_native"},
     "analysis": {"units", "model", "trace", "future"},
-    "story": {"units", "model", "analysis"},
+    "story": {"units", "model"},
     "rules": {"units", "model", "trace", "future", "analysis", "story"},
     "gate": {"errors", "opening", "units", "model", "future", "rules"},
     "diagnosis": {
@@ -86,7 +86,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "fleet": {"errors", "installed", "units", "model", "inputs", "diagnosis"},
     "export": {"units", "model", "trace", "report"},
     "recording": set(),
-    "capture": {"errors", "units", "analysis", "recording", "rehearsal"},
+    "capture": {"errors", "units", "model", "recording", "rehearsal"},
     "integrations": {"errors", "capture", "recording", "tracking"},
     "tracking": {"errors", "api", "report"},
     "rehearsal": {

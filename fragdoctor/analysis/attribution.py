@@ -210,8 +210,6 @@ def find_holds(layout: Layout) -> Holds:
     paged = layout.page_bytes[layout.live_segment[usable]] > 0
     in_pages, in_segments = usable[paged], usable[~paged]
     n_segments = len(layout.segment_address)
-    free_of_segment = np.zeros(n_segments, np.int64)
-    np.add.at(free_of_segment, layout.free_segment, layout.free_bytes)
 
     segment = layout.live_segment[in_pages]
     page = layout.page_bytes[segment]
@@ -232,7 +230,7 @@ def find_holds(layout: Layout) -> Holds:
 
     block = np.concatenate([in_segments, block])
     unit = np.concatenate([layout.live_segment[in_segments], n_segments + unit])
-    free = np.maximum(0, np.concatenate([free_of_segment, free_of_page]))
+    free = np.maximum(0, np.concatenate([layout.free_of_segment, free_of_page]))
     held = np.flatnonzero(free[unit] > 0)
     return Holds(block[held], unit[held], layout.live_segment[block[held]], free)
 
@@ -263,8 +261,7 @@ def find_stranded_segments(
     """
     holds = find_holds(layout)
     unit, once = np.unique(holds.unit, return_index=True)
-    stranded = np.zeros(len(layout.segment_address), np.int64)
-    np.add.at(stranded, holds.segment[once], holds.free[unit])
+    stranded = sum_by(holds.segment[once], holds.free[unit], len(layout.segment_address))
     order = np.lexsort((layout.segment_address, -stranded))[:MAX_SEGMENTS]
     reports = []
     for segment in order[stranded[order] > 0].tolist():

@@ -134,9 +134,9 @@ def _sort_forward_alone(s: _Sorter) -> None:
     """
     made = s.made_in(TrainingPhase.FORWARD) & s.roles.in_module[s.stack]
     n_stacks = len(s.roles.role)
-    total, alive = np.zeros(n_stacks, np.int64), np.zeros(n_stacks, np.int64)
-    np.add.at(total, s.stack[made], s.requested[made])
-    np.add.at(alive, s.stack[made & s.is_alive], s.requested[made & s.is_alive])
+    lasts = made & s.is_alive
+    total = sum_by(s.stack[made], s.requested[made], n_stacks)
+    alive = sum_by(s.stack[lasts], s.requested[lasts], n_stacks)
     waits = s.made_in(TrainingPhase.FORWARD) & s.is_alive & (s.category != Category.INPUTS)
     s.put(waits, Category.UNKNOWN, POSSIBLE)
     if s.passes.is_cut:

@@ -39,7 +39,7 @@ from fragdoctor.analysis.result import (
     SizeDiversity,
 )
 from fragdoctor.future.steps import Steps, evaluation_rounds
-from fragdoctor.model.arrays import distinct, is_among
+from fragdoctor.model.arrays import distinct, is_among, sum_by
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import I32, I64, Action, BlockState, Bools, Snapshot
@@ -157,8 +157,8 @@ def _tiling_errors(trace: Trace) -> int:
     n = len(segments)
     if not n:
         return 0
-    total, count = np.zeros(n, np.int64), np.bincount(blocks.segment, minlength=n)
-    np.add.at(total, blocks.segment, blocks.size_bytes)
+    count = np.bincount(blocks.segment, minlength=n)
+    total = sum_by(blocks.segment, blocks.size_bytes, n)
     bad = (total != segments.size_bytes) & (count > 0)
     order = np.lexsort((blocks.address, blocks.segment))
     segment, address = blocks.segment[order], blocks.address[order]

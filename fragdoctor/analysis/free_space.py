@@ -41,7 +41,7 @@ MAX_OOMS: Final = 1000
 def free_space(layout: Layout) -> FreeSpace:
     """Return the free memory of a layout."""
     n = len(layout.segment_address)
-    free = sum_by(layout.free_segment, layout.free_bytes, n)
+    free = layout.free_of_segment
     page = layout.page_bytes[layout.free_segment]
     low = layout.free_offset
     high = low + layout.free_bytes

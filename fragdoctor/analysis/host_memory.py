@@ -7,16 +7,12 @@ segments hold one block each. No figure of a GPU includes any of these bytes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
-from msgspec import Struct
 from msgspec.structs import replace
 
 from fragdoctor.analysis.growth import StepEnds, find_growth
-from fragdoctor.analysis.result import Growth
 from fragdoctor.model.arrays import largest_groups
-from fragdoctor.model.finding import Location
+from fragdoctor.model.diagnosis import HostGrowth, HostMemoryReport, Moment
 from fragdoctor.model.phases import LineBytes
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import (
@@ -31,52 +27,51 @@ from fragdoctor.model.snapshot import (
 from fragdoctor.trace.trace import Trace
 
 
-class HostMemory(Struct, frozen=True):
-    """Page-locked memory that the program asked for, at one moment and over the recording.
-
-    Attributes:
-        held_bytes: bytes held at the moment, by ``holders``, most bytes first.
-        peak_bytes: the most that was held at once.
-        growth: lines whose page-locked memory grows from step to step, with their location.
-    """
-
-    held_bytes: int
-    peak_bytes: int
-    holders: Sequence[LineBytes]
-    growth: Sequence[tuple[Location | None, Growth]]
-
-
 def host_memory(
     snapshot: Snapshot, moment_us: int | None = None, step_times_us: I64 | None = None
-) -> HostMemory | None:
-    """Return the page-locked memory, or None if the file has no ``host_traces``.
+) -> HostMemoryReport | None:
+    """Return the page-locked memory, or None if the file has none.
 
     If ``moment_us`` is None, the moment is the end of the file. The steps are the device's: the
     host's trace has no marks for them, but both traces use the same clock.
     """
+    known = [segment for segment in snapshot.host_segments if segment.size_bytes > 0]
+    report = HostMemoryReport(
+        reserved_bytes=sum(segment.size_bytes for segment in known),
+        cached_bytes=sum(s.size_bytes for s in known if s.allocated is False),
+    )
+    report_of_file = report if report.reserved_bytes else None
     events = snapshot.host_events
     if events is None:
-        return None
+        return report_of_file
     trace = Trace.of(_as_device(snapshot, events), 0)
     times, lives = trace.events.time_us, trace.lives
     has_times = bool((times >= 0).all())
     state = trace.n_events
     if moment_us is not None and has_times:
         state = int(np.searchsorted(times, moment_us, side="right"))
-    held = np.flatnonzero((lives.start < state) & (lives.free >= state))
+    peak_bytes = int(trace.totals.allocated_bytes.max())
+    if not peak_bytes:
+        return report_of_file
+    held = lives.allocated_at(state)
     frames = trace.stacks.lines_of(lives.stack[held]).astype(np.int64)
     groups = largest_groups(frames, lives.size_bytes[held])
     steps = StepEnds(np.zeros(0, np.int64))
     if step_times_us is not None and has_times and (step_times_us >= 0).all():
         steps = StepEnds(np.searchsorted(times, step_times_us).astype(np.int64))
-    return HostMemory(
+    return replace(
+        report,
+        moment=Moment.END if moment_us is None else Moment.FAILURE,
         held_bytes=int(lives.size_bytes[held].sum()),
-        peak_bytes=int(trace.totals.allocated_bytes.max()),
-        holders=[
+        peak_bytes=peak_bytes,
+        holders=tuple(
             LineBytes(snapshot.location(frame), n_bytes)
             for frame, n_bytes in zip(groups.group.tolist(), groups.n_bytes.tolist(), strict=True)
-        ],
-        growth=[(snapshot.location(g.frame), g) for g in find_growth(trace, steps)],
+        ),
+        growth=tuple(
+            HostGrowth(snapshot.location(g.frame), g.slope_bytes, g.survivor_bytes)
+            for g in find_growth(trace, steps)
+        ),
     )
 
 

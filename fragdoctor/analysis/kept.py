@@ -23,9 +23,9 @@ from fragdoctor.analysis.result import (
     KeptPattern,
     PhaseAnalysis,
 )
-from fragdoctor.analysis.training_run import NO_ROW, TRAINING, TrainingRequests
+from fragdoctor.analysis.training_run import NO_ROW, TrainingRequests
 from fragdoctor.future.steps import StepKind, Steps
-from fragdoctor.model.arrays import distinct, is_among, largest_groups
+from fragdoctor.model.arrays import distinct, is_among, largest_groups, sum_by
 from fragdoctor.model.snapshot import I32, I64, Action, StackTable
 from fragdoctor.trace import stacks as roles_of
 from fragdoctor.trace.lives import NEVER
@@ -261,8 +261,7 @@ def shared_frame(trace: Trace, table: StackTable, stack: I32, size: I64, share: 
     """
     classes = trace.stacks.classes
     ids, member = np.unique(stack[stack >= 0], return_inverse=True)
-    weight = np.zeros(len(ids), np.int64)
-    np.add.at(weight, member.reshape(-1), size[stack >= 0])
+    weight = sum_by(member.reshape(-1), size[stack >= 0], len(ids))
     paths = [
         table.frames[table.offsets[i] : table.offsets[i + 1]][::-1].tolist() for i in ids.tolist()
     ]
@@ -338,4 +337,4 @@ def _trains_meanwhile(trace: Trace, phases: PhaseAnalysis | None, rows: I64) -> 
         return True
     first, end = int(start.min()), int(start.max())
     inside = (phases.first[1:] > first) & (phases.first[:-1] <= end)
-    return bool(np.isin(phases.labels[inside], TRAINING).any())
+    return bool(phases.is_training[inside].any())

@@ -7,11 +7,10 @@ a census, the census says which modules own the parameters, gradients and optimi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -113,108 +112,95 @@ def module_table(
     sums = np.zeros((2, further + 2, len(KINDS)), np.int64)  # the last place is for no module
     np.add.at(sums[0], (place, column[kind]), lives.size_bytes[rows])
     np.add.at(sums[1], (place, column[kind]), lives.requested_bytes[rows])
-    root = _Node("")
+    root = _Module("")
     for at in np.flatnonzero(sums.any(axis=(0, 2))).tolist():
         if at == further + 1:
             path: list[str] = [OUTSIDE]
         else:
             path = [FURTHER] if at == further else paths.paths[at].split(".", MAX_DEPTH)
-        root.below(path).add(sums[:, at])
-    found = [_Summed.of(node) for node in root.children.values()]
-    found.sort(key=lambda node: (node.name in (OUTSIDE, FURTHER), -int(node.sums[0].sum())))
-    return tuple(node.as_memory(trace.device) for node in found)
+        root.below(path).sums += sums[:, at]
+    found = list(root.children.values())
+    for module in found:
+        module.sum_up()
+    found.sort(key=lambda module: (module.name in (OUTSIDE, FURTHER), -int(module.sums[0].sum())))
+    return tuple(module.as_memory(trace.device) for module in found)
 
 
-class _Node:
-    """A module in the making: its own sums, by block size and by request, and its children."""
+class _Module:
+    """A module in the making: what it holds, by block size and by request, and its children."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.own = np.zeros((2, len(KINDS)), np.int64)
-        self.children: dict[str, _Node] = {}
+        self.n_modules = 1
+        self.sums = np.zeros((2, len(KINDS)), np.int64)
+        self.children: dict[str, _Module] = {}
 
-    def below(self, path: Sequence[str]) -> _Node:
-        """Return the node at a path below this node."""
-        node = self
+    def below(self, path: Sequence[str]) -> _Module:
+        """Return the module at a path below this one."""
+        module = self
         for part in path:
-            node = node.children.setdefault(part, _Node(part))
-        return node
+            module = module.children.setdefault(part, _Module(part))
+        return module
 
-    def add(self, sums: npt.NDArray[np.int64]) -> None:
-        self.own += sums
-
-
-class _Summed(Struct, frozen=True, eq=False):
-    """A module with its children; ``sums`` are by block size and by requested size."""
-
-    name: str
-    n_modules: int
-    sums: npt.NDArray[np.int64]
-    children: Sequence[_Summed] = ()
-
-    @classmethod
-    def of(cls, node: _Node) -> _Summed:
-        inner = [cls.of(child) for child in node.children.values()]
-        if not inner:
-            return cls(node.name, 1, node.own)
-        if node.own.any():
-            inner.append(cls(ITSELF, 1, node.own))
-        sums = sum((child.sums for child in inner), np.zeros_like(node.own))
-        return cls(node.name, 1, sums, _folded(inner))
+    def sum_up(self) -> None:
+        """Add what the children hold, and merge the children that are equal."""
+        if not self.children:
+            return
+        for child in self.children.values():
+            child.sum_up()
+        if self.sums.any():
+            self.below([ITSELF]).sums += self.sums
+        self.sums = sum((child.sums for child in self.children.values()), np.zeros_like(self.sums))
+        self.children = _folded(self.children.values())
 
     @property
     def form(self) -> tuple[Any, ...]:
         """What equal layers have in common: the bytes requested by each module in them."""
         asked = tuple(self.sums[1].tolist())
-        return asked, tuple((child.name, child.form) for child in self.children)
+        return asked, tuple((child.name, child.form) for child in self.children.values())
 
-    def with_next(self, other: _Summed) -> _Summed:
-        """Return this module merged with an equal module."""
-        pairs = zip(self.children, other.children, strict=True)
-        return _Summed(
-            self.name,
-            self.n_modules + other.n_modules,
-            self.sums + other.sums,
-            [mine.with_next(theirs) for mine, theirs in pairs],
-        )
+    def take(self, other: _Module) -> None:
+        """Add an equal module to this one."""
+        self.n_modules += other.n_modules
+        self.sums = self.sums + other.sums
+        for mine, theirs in zip(self.children.values(), other.children.values(), strict=True):
+            mine.take(theirs)
 
     def as_memory(self, device: int) -> ModuleMemory:
         figures = dict(zip(KINDS, self.sums[0].tolist(), strict=True))
-        children = [child.as_memory(device) for child in self.children]
+        children = [child.as_memory(device) for child in self.children.values()]
         if len(children) == 1:  # the module itself holds nothing: merge it with its only child
             (one,) = children
             return replace(one, name=f"{self.name}.{one.name}")
         return ModuleMemory(device, self.name, self.n_modules, children=children, **figures)
 
 
-def _folded(modules: Sequence[_Summed]) -> list[_Summed]:
+def _folded(modules: Iterable[_Module]) -> dict[str, _Module]:
     """Return modules ordered by name; equal modules with consecutive numbers are merged.
 
     The part of a block that exceeds its request is ignored, because the allocator decides it.
     """
     ordered = sorted(modules, key=_order)
-    found: list[_Summed] = []
+    found: dict[str, _Module] = {}
     for number, run in _runs(ordered):
-        merged = run[0]
+        merged = found[run[0].name] = run[0]
         for other in run[1:]:
-            merged = merged.with_next(other)
+            merged.take(other)
         if len(run) > 1:
-            name = f"{number}-{number + len(run) - 1}"
-            merged = _Summed(name, merged.n_modules, merged.sums, merged.children)
-        found.append(merged)
+            merged.name = f"{number}-{number + len(run) - 1}"
     return found
 
 
-def _order(module: _Summed) -> tuple[int, int, str]:
+def _order(module: _Module) -> tuple[int, int, str]:
     if module.name == ITSELF:
         return 2, 0, ""
     is_number = _NUMBER.fullmatch(module.name) is not None
     return (0, int(module.name), "") if is_number else (1, 0, module.name)
 
 
-def _runs(modules: Sequence[_Summed]) -> Iterator[tuple[int, list[_Summed]]]:
+def _runs(modules: Sequence[_Module]) -> Iterator[tuple[int, list[_Module]]]:
     """Yield runs of equal modules with consecutive numbers, and the first number of each run."""
-    run: list[_Summed] = []
+    run: list[_Module] = []
     first, form = -1, ()
     for module in modules:
         number = int(module.name) if _NUMBER.fullmatch(module.name) else -1

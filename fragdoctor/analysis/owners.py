@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fragdoctor.analysis.modules import UNTOLD, ModulePaths
-from fragdoctor.model.arrays import distinct, largest_groups
+from fragdoctor.model.arrays import distinct, largest_groups, sum_by
 from fragdoctor.model.census import Census, HoldingKind, Owner
 from fragdoctor.model.phases import Category
 from fragdoctor.model.snapshot import I32, I64
@@ -50,7 +50,7 @@ class NamedBlocks(Struct, frozen=True, eq=False):
     of_row: I32
 
 
-class Growth(Struct, frozen=True):
+class OwnerGrowth(Struct, frozen=True):
     """How much more a name holds in the last census than in the first."""
 
     n_bytes: int
@@ -157,13 +157,13 @@ def module_parts(trace: Trace, paths: ModulePaths, censuses: Sequence[Census]) -
     return ModulePaths(tuple(places), of_row, category)
 
 
-def growth_of(owner: Owner, censuses: Sequence[Census]) -> Growth | None:
+def growth_of(owner: Owner, censuses: Sequence[Census]) -> OwnerGrowth | None:
     """Return how much a container, graph or cycle grew since the first census, or None."""
     if len(censuses) < 2 or owner.kind not in _KEEPS:
         return None
     before, n_items = _held_in(owner, censuses[0])
     after, _ = _held_in(owner, censuses[-1])
-    return Growth(after - before, n_items) if after > before else None
+    return OwnerGrowth(after - before, n_items) if after > before else None
 
 
 def _held_in(owner: Owner, census: Census) -> tuple[int, int]:
@@ -184,8 +184,7 @@ def main_owner(named: NamedBlocks, rows: I64, sizes: I64) -> Owner | None:
     known = place >= 0
     if not known.any():
         return None
-    sums = np.zeros(len(named.owners), np.int64)
-    np.add.at(sums, place[known], sizes[known])
+    sums = sum_by(place[known], sizes[known], len(named.owners))
     most = int(np.argmax(sums))
     return named.owners[most] if 2 * sums[most] >= sizes.sum() else None
 

@@ -29,6 +29,7 @@ from fragdoctor.model.phases import (
     CategoryShare,
     LineBytes,
     PhaseFigures,
+    PhaseReport,
     TrainingPhase,
 )
 from fragdoctor.model.snapshot import I64, U8, Action, Bools
@@ -62,16 +63,15 @@ def find_phases(trace: Trace) -> PhaseAnalysis:
         lives = trace.lives.until(end)
         categories = _told(trace, sort_blocks(lives, trace.stacks.roles, passes))
         found = _summary(trace, passes, _Table(categories, lives, trace), end)
-        trains = np.isin(passes.label, (TrainingPhase.BACKWARD, TrainingPhase.OPTIMIZER)).any()
-        return found if trains else _untrained(found)
+        return found if found.is_training.any() else _untrained(found)
     if trace.stacks.roles.has_python:
-        return PhaseAnalysis("none", NO_TRAINING)
+        return PhaseAnalysis(PhaseReport(trace.device, "none", NO_TRAINING))
     annotated = annotated_passes(trace)
     if annotated is None:
-        return PhaseAnalysis("none", NO_STACKS)
+        return PhaseAnalysis(PhaseReport(trace.device, "none", NO_STACKS))
     categories = _told(trace, sort_by_lifetime(trace.lives, annotated, trace.totals))
     found = _summary(trace, annotated, _Table(categories, trace.lives, trace))
-    return replace(found, method="lifetimes", reason=ONLY_STEPS)
+    return replace(found, report=replace(found.report, method="lifetimes", reason=ONLY_STEPS))
 
 
 def _told(trace: Trace, found: Categories) -> Categories:
@@ -84,9 +84,10 @@ def _told(trace: Trace, found: Categories) -> Categories:
 def _untrained(found: PhaseAnalysis) -> PhaseAnalysis:
     """Return the phases of a program that shows no training; forward passes are not counted."""
     phases = tuple(
-        replace(p, n_passes=None) if p.phase == TrainingPhase.FORWARD else p for p in found.phases
+        replace(p, n_passes=None) if p.phase == TrainingPhase.FORWARD else p
+        for p in found.report.phases
     )
-    return replace(found, phases=phases, reason=NO_TRAINING)
+    return replace(found, report=replace(found.report, phases=phases, reason=NO_TRAINING))
 
 
 class _Table:
@@ -131,22 +132,21 @@ def _summary(trace: Trace, passes: Passes, table: _Table, end: int | None = None
     )
     peak = totals.peak_allocated_state
     rest = _rest_state(passes, trace.n_events, end)
-    return PhaseAnalysis(
+    report = PhaseReport(
+        device=trace.device,
         method="stacks",
-        labels=passes.label,
-        first=passes.first,
         phases=tuple(
             found
             for label in _ORDER
             if (found := _phase(label, passes, peaks, states, table)) is not None
         ),
-        peak_label=_label_of(passes, peak),
+        peak_phase=_label_of(passes, peak),
         peak_bytes=totals.peak_allocated_bytes,
         at_peak=table.at(peak),
         at_rest=() if rest is None else table.at(rest),
         rest_bytes=None if rest is None else int(states[rest]),
-        category=table.categories.category,
     )
+    return PhaseAnalysis(report, passes.label, passes.first, table.categories.category)
 
 
 def _label_of(passes: Passes, state: int) -> TrainingPhase:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, field
 
-from fragdoctor.model.phases import Category, CategoryShare, PhaseFigures, TrainingPhase
-from fragdoctor.model.snapshot import I64
+from fragdoctor.model.phases import Category, PhaseReport, TrainingPhase
+from fragdoctor.model.snapshot import I64, Bools
 from fragdoctor.trace.lives import Totals
 from fragdoctor.trace.trace import Trace
 
@@ -253,25 +254,31 @@ class CaptureQuality(Struct, frozen=True):
     notes: Sequence[str] = ()
 
 
+_TRAINING: Final = (
+    TrainingPhase.BACKWARD,
+    TrainingPhase.FORWARD_BACKWARD,
+    TrainingPhase.OPTIMIZER,
+)
+
+
 class PhaseAnalysis(Struct, frozen=True):
-    """Passes of training phases and the categories of memory; see ``model/phases.py``.
+    """The phases of a device's trace, with the phase of each row and the category of each block.
 
     ``labels[i]`` is the ``TrainingPhase`` of the device's rows ``first[i]`` to ``first[i + 1]``, so
     ``first`` is one longer than ``labels``. ``category`` has the category of each block of
     ``Lives`` (see ``analysis/categories.py``); it is empty if none is known.
     """
 
-    method: str
-    reason: str = ""
+    report: PhaseReport
     labels: npt.NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
     first: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
-    phases: Sequence[PhaseFigures] = ()
-    peak_label: TrainingPhase = TrainingPhase.UNKNOWN
-    peak_bytes: int = 0
-    at_peak: Sequence[CategoryShare] = ()
-    at_rest: Sequence[CategoryShare] = ()
-    rest_bytes: int | None = None
     category: npt.NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
+
+    @property
+    def is_training(self) -> Bools:
+        """Whether each pass shows that the program trains; a forward pass alone does not."""
+        found: Bools = np.isin(self.labels, _TRAINING)
+        return found
 
 
 class DeviceAnalysis(Struct, frozen=True):

@@ -219,7 +219,6 @@ def training_run(
     """
     if phases is None or not len(phases.labels) or only_infers(trace, phases):
         return None
-    trains = bool(np.isin(phases.labels, TRAINING).any())
     # Without stacks nothing separates forward from backward.
     forward = _spans(
         phases,
@@ -228,7 +227,7 @@ def training_run(
         else TrainingPhase.FORWARD_BACKWARD,
     )
     layers = find_layers(requests, list(zip(forward[0].tolist(), forward[1].tolist(), strict=True)))
-    if not len(forward[0]) or (not trains and layers is None):
+    if not len(forward[0]) or (not phases.is_training.any() and layers is None):
         return None
     is_loss = trace.stacks.calls(LOSS)
     backward = _spans(phases, TrainingPhase.BACKWARD)
@@ -249,17 +248,10 @@ def training_run(
     )
 
 
-TRAINING: Final = (
-    TrainingPhase.BACKWARD,
-    TrainingPhase.FORWARD_BACKWARD,
-    TrainingPhase.OPTIMIZER,
-)
-
-
 def only_infers(trace: Trace, phases: PhaseAnalysis) -> bool:
     """Return whether only forward passes were recorded, and they keep too little to train."""
     is_forward = phases.labels == TrainingPhase.FORWARD
-    if np.isin(phases.labels, TRAINING).any() or not is_forward.any():
+    if phases.is_training.any() or not is_forward.any():
         return False
     first, end = int(phases.first[:-1][is_forward][0]), int(phases.first[-1])
     roles, events = trace.stacks.roles, trace.events

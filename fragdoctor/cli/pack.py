@@ -59,7 +59,7 @@ def _answer(chosen: PackOptions, look: RenderOptions) -> str:
     Raises:
         ConfigError: the question is incomplete.
     """
-    from fragdoctor.estimation.packing import Question, processes_on_gpu
+    from fragdoctor.estimation.packing import PackRequest, processes_on_gpu
     from fragdoctor.model.gpus import gpu_of
     from fragdoctor.report.base import render
 
@@ -68,7 +68,7 @@ def _answer(chosen: PackOptions, look: RenderOptions) -> str:
         raise ConfigError("Processes share one GPU.", hint="Give --gpu once.")
     if per_process == 0:
         raise ConfigError("A process without memory needs no GPU.", hint="--per-process 6GB")
-    question = Question(
+    question = PackRequest(
         per_process_bytes=per_process,
         context_bytes=chosen.context,
         headroom_bytes=chosen.headroom,

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from fragdoctor.comparison.compared_run import ComparedRun
-from fragdoctor.comparison.explanation import place_text
 from fragdoctor.comparison.settings_proof import SAME_REQUESTS
 from fragdoctor.model.comparison import (
     Basis,
@@ -145,7 +144,7 @@ def _lines(comparison: Comparison) -> str:
 
 def line_text(change: LineChange) -> str:
     """Return what happened to a line, as a clause."""
-    where, size = place_text(change.place), format_size(abs(change.delta_bytes))
+    where, size = change.where, format_size(abs(change.delta_bytes))
     if change.kind is LineKind.NEW:
         return f"{where} is new and holds {size}"
     if change.kind is LineKind.GONE:

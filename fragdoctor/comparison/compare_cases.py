@@ -19,7 +19,7 @@ from fragdoctor.comparison.compared_run import (
     read_run,
     side,
 )
-from fragdoctor.comparison.explanation import ComparisonEvidence, likely_causes, place_text
+from fragdoctor.comparison.explanation import ComparisonEvidence, likely_causes
 from fragdoctor.comparison.line_changes import line_changes, phase_changes, reasons
 from fragdoctor.comparison.line_matching import line_tracks
 from fragdoctor.comparison.line_uses import merged
@@ -35,7 +35,7 @@ from fragdoctor.model.comparison import (
     RunTrend,
     SettingsProof,
 )
-from fragdoctor.model.finding import Confidence, Location
+from fragdoctor.model.finding import Confidence, Location, line_text
 from fragdoctor.units import MIB, format_size, plural
 
 MAX_P: Final = 0.05
@@ -211,7 +211,7 @@ def find_trend(
         figure=figure, values=values, x=x, unit=unit, tracks=tracks, capacity_bytes=capacity_bytes
     )
     top = next((t.location for t in trend.lines if t.location is not None), None)
-    return replace(trend, text=trend_text(trend, "" if top is None else place_text(top)))
+    return replace(trend, text=trend_text(trend, line_text(top, "")))
 
 
 def live_bytes(device: ComparedDevice, *, peak: bool) -> int:

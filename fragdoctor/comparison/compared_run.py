@@ -142,16 +142,7 @@ def read_run(case: Case, name: str) -> ComparedRun:
 
 def _version(case: Case) -> str:
     """Return the PyTorch versions that fit the inputs: ``2.12``, ``2.4 to 2.6``, or ""."""
-    given = case.overrides.torch_version
-    if given:
-        return given
-    message = case.primary_message
-    low = high = ""
-    if case.snapshot is not None and case.snapshot.provenance.version_low:
-        origin = case.snapshot.provenance
-        low, high = origin.version_low, origin.version_high
-    elif message is not None:
-        low, high = message.version_low, message.version_high
+    low, high = case.torch_versions(case.primary_message)
     if not low or low == high:
         return low or high
     return f"{low} to {high}" if high else f"{low} or newer"

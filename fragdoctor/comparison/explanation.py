@@ -55,13 +55,6 @@ class ComparisonEvidence(Struct, frozen=True):
         return sum(abs(c.delta_bytes) for c in self.changes)
 
 
-def place_text(place: Location | None) -> str:
-    """Return ``train.py:88 in forward``, with the file's base name."""
-    if place is None:
-        return "requests without a Python stack"
-    return place.short
-
-
 def counts_enough(e: ComparisonEvidence, part: int) -> bool:
     """Return whether a part is large enough among all that moved to be called a cause."""
     return abs(part) >= max(MIN_BYTES, MIN_SHARE * e.moved_bytes)
@@ -140,9 +133,9 @@ def _example(group: Sequence[LineChange]) -> str:
     top = max(group, key=lambda c: abs(size_part(c)))
     sizes = top.sizes
     if sizes is None:
-        return place_text(top.place)
+        return top.where
     before, after = format_size(sizes.before_bytes), format_size(sizes.after_bytes)
-    return f"{place_text(top.place)}: {before} -> {after}"
+    return f"{top.where}: {before} -> {after}"
 
 
 MAX_NAMED: Final = 3
@@ -240,7 +233,7 @@ def _leaks(e: ComparisonEvidence) -> list[LikelyCause]:
         contrast = f"in {other} not" if is_known else f"{other} has too few steps to say"
         more = len(lines) - 1
         fastest = lines[0][1]
-        who = place_text(fastest.after or fastest.before)
+        who = fastest.where
         who += f" and {plural(more, 'more line')} keep" if more else " keeps"
         slope = sum(rate for rate, _ in lines)
         text = f"{who} {format_size(slope)} more each step in {letter}, {contrast}."
@@ -297,7 +290,7 @@ def _new_and_gone(e: ComparisonEvidence) -> list[LikelyCause]:
         part = sum(c.delta_bytes for c in group)
         if not group or not counts_enough(e, part):
             continue
-        named = _named([f"{place_text(c.place)} {signed_size(c.delta_bytes)}" for c in group])
+        named = _named([f"{c.where} {signed_size(c.delta_bytes)}" for c in group])
         text = f"{plural(len(group), 'line is', 'lines are')} {word}: {named}."
         found.append(LikelyCause(cause, confidence_of(e, part, True), text, part))
     return found
@@ -322,9 +315,7 @@ def _counts(e: ComparisonEvidence) -> list[LikelyCause]:
         whole = sum(part for part, _ in group)
         if not group or not counts_enough(e, whole):
             continue
-        named = _named(
-            [f"{place_text(c.place)} {c.before_blocks:,} -> {c.after_blocks:,}" for _, c in group]
-        )
+        named = _named([f"{c.where} {c.before_blocks:,} -> {c.after_blocks:,}" for _, c in group])
         lines = plural(len(group), "line holds", "lines hold")
         text = f"{lines} {word} at that moment ({named}): {why}."
         found.append(LikelyCause(cause, confidence_of(e, whole, True), text, whole))

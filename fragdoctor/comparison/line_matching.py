@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Final
 
 from fragdoctor.comparison.line_uses import LineUse
-from fragdoctor.model.finding import Location
+from fragdoctor.model.finding import Location, n_shared
 
 MIN_SCORE: Final = 1.0
 """Two lines of a function with a lower score are not the same line."""
@@ -56,16 +56,6 @@ def match_lines(before: Sequence[LineUse], after: Sequence[LineUse]) -> list[Pai
 def path_parts(filename: str) -> tuple[str, ...]:
     """Return the parts of a path, the last one first."""
     return tuple(reversed([p for p in filename.replace("\\", "/").split("/") if p]))
-
-
-def n_shared(a: Sequence[str], b: Sequence[str]) -> int:
-    """Return how many parts two reversed paths share, counted from the file name."""
-    n = 0
-    for x, y in zip(a, b, strict=False):
-        if x != y:
-            break
-        n += 1
-    return n
 
 
 def match_files(before: Sequence[LineUse], after: Sequence[LineUse]) -> dict[str, str]:

@@ -84,7 +84,7 @@ def without(kept: KeptMemory) -> Attempt | None:
     return Attempt.of_edit(leak_removed(kept.rows, kept.ends))
 
 
-class Outcome(Struct, frozen=True):
+class Effect(Struct, frozen=True):
     """The outcome of an attempt.
 
     ``peak_bytes`` is the peak of live memory with unlimited capacity, or None unless the attempt
@@ -137,7 +137,7 @@ class Bench(Struct, frozen=True, dict=True):
         return not self.recorded.fits or self.recorded.retries > 0
 
     @cached_property
-    def _tried(self) -> dict[Attempt, Outcome | None]:
+    def _tried(self) -> dict[Attempt, Effect | None]:
         """The outcomes of attempts; those of edits that save cover only the recorded part."""
         return {}
 
@@ -206,9 +206,9 @@ class Bench(Struct, frozen=True, dict=True):
 
     def run(
         self, attempts: Sequence[Attempt], progress: Progress | None = None
-    ) -> list[Outcome | None]:
+    ) -> list[Effect | None]:
         """Return an outcome per attempt, or None if the trace does not say enough for it."""
-        outcomes: list[Outcome | None] = []
+        outcomes: list[Effect | None] = []
         report_progress("Replaying", 0, len(attempts))
         return_free_memory(self.reproduction.trace)
         with ExitStack() as pools:
@@ -232,7 +232,7 @@ class Bench(Struct, frozen=True, dict=True):
         return_free_memory(self.reproduction.trace)
         return outcomes
 
-    def looked_on(self, outcome: Outcome) -> Outcome:
+    def looked_on(self, outcome: Effect) -> Effect:
         """Return an outcome that is continued past the recorded part.
 
         The outcome is returned as it is if the recorded part already fails or is too long to be
@@ -249,16 +249,16 @@ class Bench(Struct, frozen=True, dict=True):
             self._looked_on[attempt] = result
         return replace(outcome, result=self._looked_on[attempt])
 
-    def tried(self, attempt: Attempt) -> Outcome | None:
+    def tried(self, attempt: Attempt) -> Effect | None:
         """Return the outcome of an attempt, or None if the trace does not say enough for it."""
         if attempt not in self._tried:
             self._tried[attempt] = self._run(attempt)
         return self._tried[attempt]
 
-    def _run(self, attempt: Attempt) -> Outcome | None:
+    def _run(self, attempt: Attempt) -> Effect | None:
         try:
             if attempt.edit is None:
-                return Outcome(attempt, self.fair_replay.replay(attempt.what_if))
+                return Effect(attempt, self.fair_replay.replay(attempt.what_if))
             operations = self._edited(attempt)
             looks_on = not (attempt.is_saving or self.is_long)
             result = self.fair_replay.replay(attempt.what_if, operations, looks_on=looks_on)
@@ -266,7 +266,7 @@ class Bench(Struct, frozen=True, dict=True):
             if attempt.is_saving:
                 served = result if result.fits else self._endless(operations)
                 peak = served.peak_allocated_bytes
-            return Outcome(attempt, result, peak)
+            return Effect(attempt, result, peak)
         except (SimulationError, ConfigError):
             return None  # the proposal stays, and says that it was not tested
 

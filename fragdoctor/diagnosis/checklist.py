@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from fragdoctor.analysis.result import CaptureQuality
 from fragdoctor.diagnosis.decision import NORMAL_OUTSIDE_SHARE, SLIM_MARGIN_SHARE
+from fragdoctor.diagnosis.figures import peak_of
 from fragdoctor.model.diagnosis import Cause, ChecklistItem, Status, Verdict
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.story import Direction
@@ -109,14 +110,14 @@ def check_capacity(context: Context, _verdict: Verdict) -> Answer:
     if r is not None and r.total_bytes is not None and r.requested_bytes > r.total_bytes:
         value = f"{format_size(r.requested_bytes)} requested of {format_size(r.total_bytes)}"
         return fail(value, "The request alone is larger than the device.", r.source)
-    peak, source = _peak(context)
+    peak, source = peak_of(context, "active")
+    is_peak, a = peak is not None, context.analysis
+    if a is not None and (peak is None or a.active_bytes > peak):
+        peak, source = a.active_bytes, "snapshot"
     if peak is None:
         return skip("No input says how much was live.")
     total = context.total_bytes
     if total is None:
-        # A state with neither a history nor statistics has no peak.
-        a = context.analysis
-        is_peak = bool(context.stats) or (a is not None and a.timeline is not None)
         return skip(
             "No input says how large the device is: give --capacity.",
             f"Live memory {'peaked at' if is_peak else 'is'} {format_size(peak)}",
@@ -159,19 +160,6 @@ def _available_parts(r: FailedRequest) -> str:
     if r.limit_bytes is not None and r.available_bytes == r.limit_bytes:
         return f"a limit of {format_size(r.limit_bytes)}"
     return f"reserved {format_size(r.reserved_bytes)} + free {format_size(r.free_bytes)}"
-
-
-def _peak(context: Context) -> tuple[int | None, str]:
-    candidates: list[tuple[int, str]] = []
-    if context.analysis is not None:
-        line = context.analysis.timeline
-        now = context.analysis.active_bytes
-        candidates.append((line.peak_active_bytes if line is not None else now, "snapshot"))
-    for s in context.stats[-1:]:
-        peak = s.get("active_bytes.all.peak")
-        if peak is not None:
-            candidates.append((peak, s.origin))
-    return max(candidates) if candidates else (None, "")
 
 
 def check_gap(context: Context, _verdict: Verdict) -> Answer:

@@ -97,11 +97,7 @@ def _in_backward(
 
 def _told_stack(message: OomMessage) -> tuple[tuple[Location, ...], str]:
     """Return the stack of a traceback from the user's line outward, and that line's source."""
-    code = {
-        Location(f.file, f.line or 0, f.function): f.code
-        for f in reversed(message.frames)
-        if f.file
-    }
+    code = {f.location: f.code for f in reversed(message.frames) if f.file}
     stack = from_user(tuple(code))[:MAX_STACK]
     return stack, code[stack[0]] if stack else ""
 

@@ -33,7 +33,6 @@ from fragdoctor.model.diagnosis import (
     TimelineStrip,
 )
 from fragdoctor.model.phases import (
-    PhaseReport,
     TrainingPhase,
 )
 from fragdoctor.rules.failed_request import FailedRequest
@@ -73,13 +72,13 @@ def _from_snapshot(context: Context, a: DeviceAnalysis) -> DeviceFigures:
         releasable_bytes=space.releasable_bytes,
         stranded_free_bytes=space.stranded_free_bytes,
         largest_free_block_bytes=space.largest_free_block_bytes,
-        peak_allocated_bytes=_peak(context, "allocated"),
-        peak_reserved_bytes=_peak(context, "reserved"),
+        peak_allocated_bytes=peak_of(context, "allocated")[0],
+        peak_reserved_bytes=peak_of(context, "reserved")[0],
         alloc_retries=retries[0] if retries else None,
         ooms=_n_ooms(context),
         capacity_bytes=_capacity(context),
         n_events=a.n_events,
-        peak_active_bytes=_peak(context, "active"),
+        peak_active_bytes=peak_of(context, "active")[0],
         private_pools_bytes=space.private_pools_reserved_bytes,
         pending_free_bytes=space.pending_free_bytes,
     )
@@ -106,14 +105,17 @@ def _at(context: Context, a: DeviceAnalysis, moment: DecidingMoment) -> MomentFi
     )
 
 
-def _peak(context: Context, name: str) -> int | None:
-    """Return the higher of the trace's peak and the counter's, which covers lost events too."""
-    line = context.analysis.timeline if context.analysis is not None else None
-    figures = [] if line is None else [int(getattr(line, f"peak_{name}_bytes"))]
-    if context.stats:
-        counted = context.stats[-1].get(f"{name}_bytes.all.peak")
-        figures += [] if counted is None else [counted]
-    return max(figures, default=None)
+def peak_of(context: Context, name: str) -> tuple[int | None, str]:
+    """Return the higher of the trace's peak and the counter's, which covers lost events too.
+
+    Also return the input that says it.
+    """
+    line = None if context.analysis is None else context.analysis.timeline
+    found = [] if line is None else [(int(getattr(line, f"peak_{name}_bytes")), "snapshot")]
+    for stats in context.stats[-1:]:
+        counted = stats.get(f"{name}_bytes.all.peak")
+        found += [] if counted is None else [(counted, stats.origin)]
+    return max(found, default=(None, ""))
 
 
 def _capacity(context: Context) -> int | None:
@@ -229,24 +231,6 @@ def _n_blocks(h: Holder, moment: DecidingMoment) -> int:
     return h.n_now if moment.is_end else h.n_failure or 0
 
 
-def phase_report(context: Context) -> PhaseReport | None:
-    """Return the phases of one device, or None without a trace."""
-    if context.analysis is None or context.analysis.phases is None:
-        return None
-    found = context.analysis.phases
-    return PhaseReport(
-        device=context.analysis.device,
-        method=found.method,
-        reason=found.reason,
-        phases=found.phases,
-        peak_phase=found.peak_label,
-        peak_bytes=found.peak_bytes,
-        at_peak=found.at_peak,
-        at_rest=found.at_rest,
-        rest_bytes=found.rest_bytes,
-    )
-
-
 I64 = npt.NDArray[np.int64]
 
 MAX_COLUMNS: Final = 240
@@ -312,7 +296,7 @@ def _phases(
     analysis: PhaseAnalysis | None, starts: I64, n_states: int
 ) -> tuple[TrainingPhase, ...]:
     """Return the most frequent phase of each column, or nothing if none is known."""
-    if analysis is None or not analysis.phases:
+    if analysis is None or not analysis.report.phases:
         return ()
     label = np.repeat(analysis.labels, np.diff(analysis.first))
     label = np.append(label[:1], label)[:n_states]  # state k comes after k events

@@ -7,7 +7,7 @@ import numpy as np
 from fragdoctor.analysis.growth import StepEnds
 from fragdoctor.analysis.host_memory import host_memory
 from fragdoctor.diagnosis.moments import DecidingMoment
-from fragdoctor.model.diagnosis import HostGrowth, HostMemoryReport, Moment
+from fragdoctor.model.diagnosis import HostMemoryReport
 from fragdoctor.model.snapshot import Snapshot
 
 
@@ -21,9 +21,6 @@ def host_report(
     """
     if snapshot is None:
         return None
-    known = [segment for segment in snapshot.host_segments if segment.size_bytes > 0]
-    reserved = sum(segment.size_bytes for segment in known)
-    cached = sum(segment.size_bytes for segment in known if segment.allocated is False)
     when = step_times = None
     if moment is not None and moment.analysis.capture.has_trace:
         trace = moment.analysis.trace
@@ -32,16 +29,4 @@ def host_report(
         step_times = times[np.minimum(rows, len(times) - 1)]
         if moment.failed is not None:
             when = int(times[moment.failed.row - trace.first_row])
-    at_failure = when is not None and when >= 0
-    host = host_memory(snapshot, when if at_failure else None, step_times)
-    if host is None or not host.peak_bytes:
-        return HostMemoryReport(reserved, cached) if reserved else None
-    return HostMemoryReport(
-        reserved,
-        cached,
-        Moment.FAILURE if at_failure else Moment.END,
-        host.held_bytes,
-        host.peak_bytes,
-        tuple(host.holders),
-        tuple(HostGrowth(place, g.slope_bytes, g.survivor_bytes) for place, g in host.growth),
-    )
+    return host_memory(snapshot, when if when is not None and when >= 0 else None, step_times)

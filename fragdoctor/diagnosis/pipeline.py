@@ -17,7 +17,6 @@ from fragdoctor.diagnosis.failure import find_failure
 from fragdoctor.diagnosis.figures import (
     device_figures,
     holder_reports,
-    phase_report,
     segment_reports,
     strander_reports,
     timeline_strip,
@@ -231,7 +230,7 @@ def diagnose(  # noqa: PLR0913 - the choices of one run, all by keyword
         timeline=timeline_strip(leader),
         worst_segments=segments,
         n_stranded_segments=n_segments,
-        phases=tuple(p for c in ordered if (p := phase_report(c)) is not None),
+        phases=tuple(a.phases.report for c in ordered if (a := c.analysis) and a.phases),
         story=leader.story,
         moment=moment,
         failure=find_failure(leader, verdict, moments[0][1]),

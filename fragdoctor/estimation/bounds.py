@@ -15,7 +15,7 @@ from typing import Final
 from msgspec import Struct
 
 from fragdoctor.estimation.states import local_part, states_of
-from fragdoctor.estimation.step import Live, Moment, largest_tensor
+from fragdoctor.estimation.step import Instant, Live, largest_tensor
 from fragdoctor.model.memory_estimate import Doubt, PhasePeak, Share
 from fragdoctor.model.workload import Workload
 from fragdoctor.units import MIB
@@ -69,15 +69,15 @@ class Needs(Struct, frozen=True):
     doubts: tuple[Doubt, ...] = ()
 
 
-def most_of_each(moments: Sequence[Moment]) -> Mapping[str, int]:
+def most_of_each(moments: Sequence[Instant]) -> Mapping[str, int]:
     """Return the most bytes ever held for each purpose."""
     names = dict.fromkeys(name for moment in moments for name in moment.live)
     return {name: round(max(m.live.get(name, 0) for m in moments)) for name in names}
 
 
-def phases_of(moments: Sequence[Moment]) -> list[PhasePeak]:
+def phases_of(moments: Sequence[Instant]) -> list[PhasePeak]:
     """Return the peak of each phase, in the order in which they begin."""
-    tops: dict[str, Moment] = {}
+    tops: dict[str, Instant] = {}
     for moment in moments:
         if moment.phase not in tops or _sum(moment.live) > _sum(tops[moment.phase].live):
             tops[moment.phase] = moment
@@ -92,7 +92,7 @@ def _sum(live: Live) -> float:
     return sum(live.values())
 
 
-def reserved_of(moments: Sequence[Moment], workload: Workload) -> int:
+def reserved_of(moments: Sequence[Instant], workload: Workload) -> int:
     """Return how many bytes the caching allocator reserves if memory is plentiful."""
     top = max((moment.live for moment in moments), key=_sum)
     moving = sum(n for name, n in top.items() if name not in FIRST_TAGS)
@@ -121,7 +121,7 @@ def _churn(workload: Workload) -> float:
     return SERVING_CHURN_SHARE if workload.inference else CHURN_SHARE
 
 
-def needs_of(moments: Sequence[Moment], workload: Workload) -> Needs:
+def needs_of(moments: Sequence[Instant], workload: Workload) -> Needs:
     """Return the bounds of the smallest capacity that is enough for a run."""
     share = GUESS_SHARE if workload.shape.is_guess else FORMULA_SHARE
 

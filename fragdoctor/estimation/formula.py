@@ -23,7 +23,7 @@ from fragdoctor.estimation.states import (
     n_gpus,
     states_of,
 )
-from fragdoctor.estimation.step import Moment, loss_of, moments_of, segment_layers
+from fragdoctor.estimation.step import Instant, loss_of, moments_of, segment_layers
 from fragdoctor.estimation.training_choices import (
     AUTOCAST_DOC,
     CHECKPOINTING,
@@ -95,7 +95,7 @@ def formula_needs(workload: Workload) -> Needs:
     return max(found, key=lambda needs: needs.high_bytes or 0)
 
 
-def _bounds(workload: Workload) -> tuple[Needs, Sequence[Moment]]:
+def _bounds(workload: Workload) -> tuple[Needs, Sequence[Instant]]:
     """Return the bounds of what one GPU needs, and the moments they were computed from."""
     moments = moments_of(workload)
     needs = needs_of(moments, workload)

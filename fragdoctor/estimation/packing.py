@@ -29,7 +29,7 @@ _MAY_BE_MORE: Final = (
 _HINT: Final = "Give the size of one process, as in: --per-process 6GB --gpu 24GiB"
 
 
-class Question(Struct, frozen=True):
+class PackRequest(Struct, frozen=True):
     """What the user asked; None means "as the input says, or the default"."""
 
     per_process_bytes: int | None = None
@@ -40,7 +40,7 @@ class Question(Struct, frozen=True):
     device: int | None = None
 
 
-def processes_on_gpu(question: Question, case: Case | None = None) -> Sharing:
+def processes_on_gpu(question: PackRequest, case: Case | None = None) -> Sharing:
     """Return how many processes fit.
 
     A number from the user overrides the inputs; in a case, the snapshot's peak overrides the
@@ -76,7 +76,7 @@ def _known(n_bytes: int | None) -> int | None:
     return None if n_bytes is None or n_bytes >= _UNKNOWN_BYTES else n_bytes
 
 
-def _gpu(question: Question, message: OomMessage | None, case: Case | None) -> tuple[str, int]:
+def _gpu(question: PackRequest, message: OomMessage | None, case: Case | None) -> tuple[str, int]:
     if question.gpu is not None:
         return question.gpu.name, question.gpu.total_bytes
     total = _known(message.total_bytes) if message is not None else None
@@ -91,7 +91,7 @@ def _gpu(question: Question, message: OomMessage | None, case: Case | None) -> t
 
 
 def _demand(
-    question: Question, snapshot: Snapshot | None, message: OomMessage | None
+    question: PackRequest, snapshot: Snapshot | None, message: OomMessage | None
 ) -> tuple[ProcessDemand, tuple[str, ...]]:
     if question.per_process_bytes is not None:
         return ProcessDemand(question.per_process_bytes, 0, "as given", ""), ()
@@ -183,7 +183,7 @@ def _replayed(
 
 
 def _with_context(
-    demand: ProcessDemand, question: Question, message: OomMessage | None
+    demand: ProcessDemand, question: PackRequest, message: OomMessage | None
 ) -> ProcessDemand:
     if question.context_bytes is not None:
         return replace(demand, context_bytes=question.context_bytes, context_source="as given")

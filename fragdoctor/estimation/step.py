@@ -38,7 +38,7 @@ N_CHUNKS: Final = 8
 Live = Mapping[str, float]
 
 
-class Moment(NamedTuple):
+class Instant(NamedTuple):
     """A moment, and the bytes that are live then, by purpose."""
 
     phase: PhaseName
@@ -91,7 +91,7 @@ def segment_layers(workload: Workload) -> int:
     return min(int(choice), n_layers)
 
 
-def moments_of(workload: Workload) -> list[Moment]:
+def moments_of(workload: Workload) -> list[Instant]:
     """Return the moments of a workload on one GPU when memory use can be highest."""
     workspace = generation_of(workload.compute).blas_workspace_bytes
     local, c = local_part(workload), precision_of(workload.dtype).compute
@@ -145,7 +145,7 @@ def _copies(states: Sequence[GroupState], workload: Workload, *, layered: bool) 
     )
 
 
-def _inference(workload: Workload, states: Sequence[GroupState], start: Live) -> Iterator[Moment]:
+def _inference(workload: Workload, states: Sequence[GroupState], start: Live) -> Iterator[Instant]:
     """Yield loading, a prefill of ``seq`` tokens, and the last of ``new_tokens`` new tokens."""
     precision, shape = precision_of(workload.dtype), workload.shape
     held, step = PhaseName.INFERENCE, workload.batch * cache_bytes_per_sequence(workload)
@@ -153,11 +153,11 @@ def _inference(workload: Workload, states: Sequence[GroupState], start: Live) ->
         joined = sum(
             g.stored_bytes * g.count for g in states if g.slot == "qkv" and g.role is Role.LINEAR
         )
-        yield Moment(held, "joining query, key and value", _plus(start, temporaries=joined))
+        yield Instant(held, "joining query, key and value", _plus(start, temporaries=joined))
     read = _plus(start, kv_cache=workload.batch * cache_bytes_of_prompt(workload))
     grown = _plus(start, kv_cache=step, temporaries=step * (cache_copies(workload) - 1))
     if not shape.has_layers or not workload.seq:
-        yield Moment(held, "prefill", _plus(start, kv_cache=step))
+        yield Instant(held, "prefill", _plus(start, kv_cache=step))
         return
     if precision.is_autocast:
         copies = sum(_copies(states, workload, layered=k) for k in (True, False))
@@ -169,7 +169,7 @@ def _inference(workload: Workload, states: Sequence[GroupState], start: Live) ->
         bytes_of((*op.inputs, *op.forward, *after.inputs), sizes)
         for op, after in zip(ops, [*ops[1:], ops[0]], strict=True)
     )
-    yield Moment(held, "prefill", _plus(read, activations=stream + most))
+    yield Instant(held, "prefill", _plus(read, activations=stream + most))
     last = workload.batch * shape.vocab * FP32
     logits, text = last, "logits of the last token"
     # Transformers before 4.45 (its pull request 31292) made logits for the whole prompt, and
@@ -178,8 +178,8 @@ def _inference(workload: Workload, states: Sequence[GroupState], start: Live) ->
     if made:
         c, text = precision.compute, "logits of the whole prompt"
         logits = sizes["B*S*V"] * (c + FP32 if made is Loss.FP32 and c != FP32 else c)
-    yield Moment(held, text, _plus(read, logits=logits))
-    yield Moment(held, "the last token", _plus(grown, logits=last))
+    yield Instant(held, text, _plus(read, logits=logits))
+    yield Instant(held, "the last token", _plus(grown, logits=last))
 
 
 class _Step:
@@ -206,14 +206,14 @@ class _Step:
             outside = (g for g in states if not g.layered)
             self.passes["gathered_parameters"] = sum(g.gathered_bytes * g.count for g in outside)
 
-    def moments(self) -> Iterator[Moment]:
+    def moments(self) -> Iterator[Instant]:
         """Yield what is live in the passes and in the optimizer's step."""
         if self.workload.shape.has_layers and self.workload.seq:
             yield from self._passes()
         else:
             everything = _plus(self.start, gradients=self.all_gradients)
-            yield Moment(PhaseName.FORWARD, "forward", self.passes)
-            yield Moment(PhaseName.BACKWARD, "backward", everything)
+            yield Instant(PhaseName.FORWARD, "forward", self.passes)
+            yield Instant(PhaseName.BACKWARD, "backward", everything)
         optimizer = optimizer_of(self.workload.optimizer)
         steps = [g.step_bytes * g.count for g in self.states if g.is_trained]
         if optimizer.step_of_largest:
@@ -222,9 +222,9 @@ class _Step:
         moved = ceil(optimizer.step_copies) * sum(steps) if here else 0
         del self.start["inputs"]
         step = _plus(self.start, gradients=self.all_gradients, optimizer_temporaries=moved)
-        yield Moment(PhaseName.OPTIMIZER_STEP, "optimizer step", step)
+        yield Instant(PhaseName.OPTIMIZER_STEP, "optimizer step", step)
 
-    def _passes(self) -> Iterator[Moment]:
+    def _passes(self) -> Iterator[Instant]:
         w, p = self.workload, self.precision
         self.sizes = sizes = units(w)
         self.ops = layer_ops(w, p)
@@ -252,19 +252,19 @@ class _Step:
             forward, back = hidden * (2 * p.compute + FP32), hidden * p.compute
         else:
             forward, back = v * logits.forward, v * logits.backward
-        yield Moment(PhaseName.FORWARD, "loss", _plus(passes, logits=forward))
+        yield Instant(PhaseName.FORWARD, "loss", _plus(passes, logits=forward))
         if segment:
             passes["weight_copies"] -= cached
-        yield Moment(PhaseName.BACKWARD, "backward of the loss", _plus(passes, logits=back))
+        yield Instant(PhaseName.BACKWARD, "backward of the loss", _plus(passes, logits=back))
         made = self._gradients("head") + self._gradients("final_norm")
         for layer in (n_layers, 1):
             yield from self._layer(layer, segment, made)
         if w.shape.tied_head and w.shape.has_lm_head:  # both gradients of the one weight are added
             twice = sum(g.gradient_bytes for g in self.states if g.name == TOKENS and g.is_trained)
             now = self.passes | {"gradients": self.all_gradients, "temporaries": twice}
-            yield Moment(PhaseName.BACKWARD, "backward of the embedding", now)
+            yield Instant(PhaseName.BACKWARD, "backward of the embedding", now)
 
-    def _layer(self, layer: int, segment: int, outside: float) -> Iterator[Moment]:
+    def _layer(self, layer: int, segment: int, outside: float) -> Iterator[Instant]:
         """Yield the backward pass of a layer, or of the checkpointed segment that ends with it."""
         w, n_layers = self.workload, self.workload.shape.n_layers
         in_layer = sum(self._gradients(slot) for slot in {op.slot for op in self.ops})
@@ -287,7 +287,7 @@ class _Step:
             back, made = bytes_of(op.inputs, self.sizes), made + self._gradients(op.slot)
             moving = self.stream + incoming + back + bytes_of(op.scratch, self.sizes)
             now = _plus(live, activations=kept, gradients=made, temporaries=moving)
-            yield Moment(PhaseName.BACKWARD, f"backward of layer {layer} of {n_layers}", now)
+            yield Instant(PhaseName.BACKWARD, f"backward of layer {layer} of {n_layers}", now)
             kept -= bytes_of(op.saved, self.sizes)
             incoming = back
 

@@ -9,11 +9,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from msgspec import Struct
 
-from fragdoctor.model.snapshot import I32, I64, Snapshot
+from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.report import escape
-from fragdoctor.trace.lives import BEFORE, NEVER, Lives, Totals
+from fragdoctor.trace.lives import BEFORE, NEVER
 from fragdoctor.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -50,12 +49,12 @@ def _allocations(snapshot: Snapshot, device: int) -> pd.DataFrame:
 
     from fragdoctor.model import frames  # noqa: PLC0415 - loads pandas
 
-    life = device_life(snapshot, device)
-    lives = life.lives
+    trace = Trace.of(snapshot, device)
+    lives = trace.lives
 
     def rows(values: Any) -> Any:
         known = (values != BEFORE) & (values != NEVER)
-        return frames.nullable(np.where(known, values.astype(np.int64) + life.first_row, -1))
+        return frames.nullable(np.where(known, values.astype(np.int64) + trace.first_row, -1))
 
     return pd.DataFrame(
         {
@@ -86,45 +85,3 @@ def write_csv(frame: pd.DataFrame, write: Callable[[str], object]) -> None:
 
 def _cell(value: Any) -> str:
     return escape.csv_cell(str(value))
-
-
-class DeviceLife(Struct, frozen=True):
-    """What happened on one device.
-
-    Attributes:
-        first_row: row of the device's first event in the snapshot.
-        clock_us: the time of each of the n_events + 1 states, never decreasing: the recorded time
-            since the first event, or the event's number if the file has no times.
-        has_times: whether the clock shows recorded times.
-    """
-
-    device: int
-    first_row: int
-    n_events: int
-    lives: Lives
-    totals: Totals
-    clock_us: I64
-    has_times: bool
-
-    def time_of(self, rows: I32 | I64) -> I64:
-        """Return the time of each event; the first time for ``BEFORE``, the last for ``NEVER``."""
-        if not self.n_events:
-            return np.zeros(len(rows), np.int64)
-        state = np.where(rows == BEFORE, 0, np.minimum(rows, self.n_events - 1) + 1)
-        result: I64 = self.clock_us[np.where(rows == NEVER, self.n_events, state)]
-        return result
-
-
-def device_life(snapshot: Snapshot, device: int) -> DeviceLife:
-    """Return the lives of all blocks of one device and its timeline."""
-    trace = Trace.of(snapshot, device)
-    times = trace.events.time_us
-    clock = np.zeros(trace.n_events + 1, np.int64)
-    has_times = bool(len(times)) and int(times.min()) >= 0 and int(times.max()) > int(times.min())
-    if has_times:
-        clock[1:] = np.maximum.accumulate(times) - int(times[0])
-    else:
-        clock[1:] = np.arange(1, trace.n_events + 1)
-    return DeviceLife(
-        device, trace.first_row, trace.n_events, trace.lives, trace.totals, clock, has_times,
-    )  # fmt: skip

@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from fragdoctor.export.snapshot_tables import device_life
 from fragdoctor.model.arrays import largest_groups
 from fragdoctor.model.finding import MAX_LINE
 from fragdoctor.model.snapshot import I64, Snapshot
 from fragdoctor.report import escape
+from fragdoctor.trace.trace import Trace
 
 SCHEMA: Final = "https://www.speedscope.app/file-format-schema.json"
 _MAX_TEXT: Final = 1000
@@ -51,12 +51,12 @@ def _frames(snapshot: Snapshot) -> list[Json]:
 
 
 def _profiles(snapshot: Snapshot, device: int, unknown: int) -> list[Json]:
-    life = device_life(snapshot, device)
-    lives = life.lives
-    peak = life.totals.peak_allocated_state
+    trace = Trace.of(snapshot, device)
+    lives = trace.lives
+    peak = trace.totals.peak_allocated_state
     chosen = (
         ("live at the peak", lives.allocated_at(peak)),
-        ("live at the end", lives.allocated_at(life.n_events)),
+        ("live at the end", lives.allocated_at(trace.n_events)),
         ("all allocations", np.arange(len(lives))),
     )
     return [

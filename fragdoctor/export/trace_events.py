@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct
 
-from fragdoctor.export.snapshot_tables import DeviceLife, device_life
-from fragdoctor.model.snapshot import I64, Action, Snapshot
+from fragdoctor.model.snapshot import I32, I64, Action, Snapshot
 from fragdoctor.report import escape
-from fragdoctor.trace.lives import NEVER
+from fragdoctor.trace.lives import BEFORE, NEVER
+from fragdoctor.trace.trace import Trace
 from fragdoctor.units import format_size
 
 MAX_SLICES: Final = 50_000
@@ -29,6 +30,38 @@ _MAX_TEXT: Final = 300
 _STACK_FRAMES: Final = 12
 
 Json = dict[str, Any]
+
+
+class DeviceLife(Struct, frozen=True):
+    """What happened on one device, with a clock.
+
+    Attributes:
+        clock_us: the time of each of the n_events + 1 states, never decreasing: the recorded time
+            since the first event, or the event's number if the file has no times.
+        has_times: whether the clock shows recorded times.
+    """
+
+    trace: Trace
+    clock_us: I64
+    has_times: bool
+
+    @classmethod
+    def of(cls, trace: Trace) -> DeviceLife:
+        """Return the clock of a device."""
+        times = trace.events.time_us
+        if len(times) and 0 <= int(times.min()) < int(times.max()):
+            elapsed = np.maximum.accumulate(times) - int(times[0])
+            return cls(trace, np.append(0, elapsed), has_times=True)
+        return cls(trace, np.arange(trace.n_events + 1), has_times=False)
+
+    def time_of(self, rows: I32 | I64) -> I64:
+        """Return the time of each event; the first time for ``BEFORE``, the last for ``NEVER``."""
+        n_events = self.trace.n_events
+        if not n_events:
+            return np.zeros(len(rows), np.int64)
+        state = np.where(rows == BEFORE, 0, np.minimum(rows, n_events - 1) + 1)
+        result: I64 = self.clock_us[np.where(rows == NEVER, n_events, state)]
+        return result
 
 
 def trace_parts(snapshot: Snapshot, device: int | None = None) -> Iterator[str]:
@@ -44,7 +77,7 @@ def trace_parts(snapshot: Snapshot, device: int | None = None) -> Iterator[str]:
 
 def _events(snapshot: Snapshot, devices: list[int]) -> Iterator[Json]:
     for device in devices:
-        life = device_life(snapshot, device)
+        life = DeviceLife.of(Trace.of(snapshot, device))
         yield from _names(life)
         yield from _counters(life)
         yield from _slices(snapshot, life)
@@ -58,19 +91,19 @@ def _process(device: int) -> int:
 
 def _names(life: DeviceLife) -> Iterator[Json]:
     clock = "" if life.has_times else " (no times recorded: 1 us is one event)"
-    facts = {"process_name": f"GPU {life.device}{clock}", "thread_name": "memory"}
+    facts = {"process_name": f"GPU {life.trace.device}{clock}", "thread_name": "memory"}
     for name, text in facts.items():
         yield {
             "ph": "M",
             "name": name,
-            "pid": _process(life.device),
+            "pid": _process(life.trace.device),
             "tid": 1,
             "args": {"name": text},
         }
 
 
 def _counters(life: DeviceLife) -> Iterator[Json]:
-    line = life.totals
+    line = life.trace.totals
     columns = (line.allocated_bytes, line.active_bytes, line.reserved_bytes)
     kept = _thinned(columns)
     values = zip(life.clock_us[kept].tolist(), *(c[kept].tolist() for c in columns), strict=True)
@@ -78,7 +111,7 @@ def _counters(life: DeviceLife) -> Iterator[Json]:
         # One counter for each: viewers stack the series of a counter, but these overlap.
         for name, value in (("allocated", allocated), ("active", active), ("reserved", reserved)):
             yield {
-                "ph": "C", "name": f"{name} bytes", "pid": _process(life.device), "tid": 1,
+                "ph": "C", "name": f"{name} bytes", "pid": _process(life.trace.device), "tid": 1,
                 "ts": time, "args": {name: value},
             }  # fmt: skip
 
@@ -106,7 +139,7 @@ def _slices(snapshot: Snapshot, life: DeviceLife) -> Iterator[Json]:
     The slices are asynchronous because they overlap; their ids are local to the device. Viewers
     draw slices with the same name together, so the name is the line that allocates.
     """
-    lives = life.lives
+    lives = life.trace.lives
     rows = np.argsort(-lives.size_bytes, kind="stable")[:MAX_SLICES]
     begin, end = life.time_of(lives.start[rows]), life.time_of(lives.free[rows])
     labels: dict[int, tuple[str, Json]] = {}
@@ -118,7 +151,7 @@ def _slices(snapshot: Snapshot, life: DeviceLife) -> Iterator[Json]:
         size = int(lives.size_bytes[row])
         common = {
             "cat": "allocation", "name": place, "id2": {"local": hex(i)},
-            "pid": _process(life.device), "tid": 1,
+            "pid": _process(life.trace.device), "tid": 1,
         }  # fmt: skip
         args = {
             "size": format_size(size),
@@ -137,18 +170,18 @@ def _label(snapshot: Snapshot, stack: int) -> tuple[str, Json]:
     if not frames:
         return "(no stack recorded)", {}
     lines = [_cut(f"{f.filename}:{f.line} {f.function}") for f in frames[:_STACK_FRAMES]]
-    return _cut(f"{frames[0].filename.rsplit('/', 1)[-1]}:{frames[0].line}"), {"stack": lines}
+    return _cut(frames[0].at), {"stack": lines}
 
 
 def _ooms(snapshot: Snapshot, life: DeviceLife) -> Iterator[Json]:
     events = snapshot.events
-    rows = events.device_slice(life.device)
+    rows = events.device_slice(life.trace.device)
     found = np.flatnonzero(events.action[rows] == Action.OOM)
     for row, time in zip(found.tolist(), life.time_of(found).tolist(), strict=True):
         size = int(events.size_bytes[rows][row])
         yield {
             "ph": "i", "s": "p", "name": f"out of memory: {format_size(size)} refused",
-            "cat": "oom", "pid": _process(life.device), "tid": 1, "ts": time,
+            "cat": "oom", "pid": _process(life.trace.device), "tid": 1, "ts": time,
             "args": {
                 "refused_bytes": size,
                 "device_free_bytes": snapshot.oom_free_bytes.get(rows.start + row),

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from msgspec.structs import replace
+
 from fragdoctor.fleet.differences import (
     Typical,
     differences,
@@ -224,7 +226,7 @@ def _representative(members: Sequence[RankSummary]) -> RankSummary:
 def _typical_lines(typical: Typical) -> tuple[SourceLine, ...]:
     largest = sorted(typical.lines, key=lambda k: (-typical.lines[k], k))[:_MAX_GROUP_LINES]
     return tuple(
-        SourceLine(p.filename, p.line, p.function, typical.lines[k], p.n_blocks)
+        replace(p, n_bytes=typical.lines[k])
         for k in largest
         if (p := typical.places[k]) and typical.lines[k] > 0
     )

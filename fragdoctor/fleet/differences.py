@@ -8,8 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from fragdoctor.fleet.groups import TOLERANCE, LineKey, lines_of
+from fragdoctor.model.finding import line_text
 from fragdoctor.model.fleet import Difference, DifferenceKind, RankSummary, SourceLine
 from fragdoctor.units import MIB, format_count, format_size, plural
 
@@ -90,12 +92,6 @@ def differences(here: Sequence[RankSummary], others: Typical) -> tuple[Differenc
     )  # fmt: skip
 
 
-def shown_line(line: SourceLine) -> str:
-    """Return ``train.py:88 in forward``; the text is hostile."""
-    place = line.location
-    return "lines without a recorded stack" if place is None else place.short
-
-
 def median_of(values: Sequence[int]) -> int:
     """Return the median as an integer, or 0 if there are no values."""
     return int(statistics.median(values)) if values else 0
@@ -124,7 +120,8 @@ def _line(key: LineKey, delta: int, mine: Typical, others: Typical) -> Differenc
     line = mine.places.get(key) or others.places[key]
     here, there = mine.lines.get(key, 0), others.lines.get(key, 0)
     way = "more" if delta > 0 else "less"
-    text = f"{format_size(abs(delta))} {way} at {shown_line(line)}"
+    where = line_text(line.location, "lines without a recorded stack")
+    text = f"{format_size(abs(delta))} {way} at {where}"
     if not there:
         text += ", a line that holds nothing on the others"
     elif not here:
@@ -134,7 +131,7 @@ def _line(key: LineKey, delta: int, mine: Typical, others: Typical) -> Differenc
     return Difference(
         DifferenceKind.LINE,
         text,
-        line=SourceLine(line.filename, line.line, line.function, here, line.n_blocks),
+        line=replace(line, n_bytes=here),
         delta_bytes=delta,
     )
 

@@ -18,6 +18,7 @@ from fragdoctor.fleet.summary import name_of
 from fragdoctor.fleet.workers import SCHEDULER_LOST, WORKERS_LOST
 from fragdoctor.inputs.cases import read_messages
 from fragdoctor.model.case import OomLog, OomMessage, Overrides
+from fragdoctor.model.finding import basename_of
 from fragdoctor.model.fleet import FleetReport, FleetSummary, RankInput, SummaryOptions
 from fragdoctor.units import MIB, format_count, format_size
 
@@ -38,8 +39,8 @@ def share_out(found: Discovery) -> tuple[tuple[RankInput, ...], list[str]]:
     for name in found.ownerless:
         if _size(name) > MAX_LOG_BYTES:
             notes.append(
-                f"{_base(name)} is longer than {format_size(MAX_LOG_BYTES)} and was not read. "
-                f"Run: fragdoctor oom {name}"
+                f"{basename_of(name)} is longer than {format_size(MAX_LOG_BYTES)} and was not "
+                f"read. Run: fragdoctor oom {name}"
             )
             continue
         of_ranks = _messages(name)
@@ -71,16 +72,12 @@ def _messages(name: str) -> Sequence[OomMessage]:
 
 
 def _nobodys(names: Sequence[str]) -> str:
-    shown = ", ".join(_base(n) for n in names[:_MAX_NAMED])
+    shown = ", ".join(basename_of(n) for n in names[:_MAX_NAMED])
     more = ", ..." if len(names) > _MAX_NAMED else ""
     return (
         f"No rank could be matched with {shown}{more}. To read a log of the whole job, run: "
         f"fragdoctor oom {names[0]}"
     )
-
-
-def _base(name: str) -> str:
-    return name.replace("\\", "/").rsplit("/", 1)[-1]
 
 
 def _size(name: str) -> int:

@@ -49,7 +49,7 @@ FUTURE_OPERATION: Final = np.dtype(
 FutureOperations = npt.NDArray[np.void]
 
 
-class Doubt(Struct, frozen=True):
+class StepDoubt(Struct, frozen=True):
     """The share by which a coming step may differ from what is expected of it, and why."""
 
     share: float
@@ -78,7 +78,7 @@ class Repetition(Struct, frozen=True, dict=True):
     n_past: int
     n_complete: int
     is_exact: bool
-    doubt: Doubt
+    doubt: StepDoubt
     grows: bool
     order: tuple[int, ...]
     period_steps: int
@@ -376,15 +376,15 @@ class AlignedSteps:
         totals = [self.w.size[at].sum() for at in self.w.requests[:-1]]
         return self.n < MIN_EVEN or trend_of(totals).p_rise <= POSSIBLE_P
 
-    def doubt(self) -> Doubt:
+    def doubt(self) -> StepDoubt:
         """Return what the complete steps leave unexplained: the largest of three shares."""
         return max(
             (
-                Doubt(self._spread(), "later steps may be larger than those recorded"),
-                Doubt(
+                StepDoubt(self._spread(), "later steps may be larger than those recorded"),
+                StepDoubt(
                     self._unlike, "the step that failed makes requests that no complete step made"
                 ),
-                Doubt(
+                StepDoubt(
                     self._unexplained(),
                     "the step that failed holds more than other steps did by then",
                 ),

@@ -141,7 +141,7 @@ N_THREADS = 2
 MARGIN_SHARE = 0.03
 
 
-class Search(Struct, frozen=True):
+class SettingsSearch(Struct, frozen=True):
     """What a search found.
 
     Attributes:
@@ -167,7 +167,7 @@ def search_settings(  # noqa: PLR0913 - the choices of one search, all by keywor
     steps: int | None = None,
     other: OtherRun | None = None,
     progress: ProgressCallback | None = None,
-) -> Search:
+) -> SettingsSearch:
     """Replay every candidate and return what each does, the best, and the Pareto set.
 
     The settings are ``usual_candidates`` if None, replayed under the capacity, fraction and version
@@ -196,7 +196,7 @@ def search_settings(  # noqa: PLR0913 - the choices of one search, all by keywor
     done = [r for r in results if r is not None]
     recorded = fair.replay(what_if)
     is_fine = recorded.fits and recorded.retries == 0 and _has_margin(recorded)
-    return Search(
+    return SettingsSearch(
         results=tuple(done),
         best=None if is_fine else best_of(_gaining(done, recorded)),
         pareto=pareto_of(done),

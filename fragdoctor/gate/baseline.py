@@ -17,7 +17,7 @@ from msgspec import Meta, Struct, ValidationError, convert, field, to_builtins
 from fragdoctor.errors import ConfigError
 from fragdoctor.gate.budgets import Measures, Reason, measured
 from fragdoctor.model.diagnosis import Diagnosis
-from fragdoctor.model.finding import Finding, Severity
+from fragdoctor.model.finding import Finding, Severity, n_shared
 from fragdoctor.opening import open_readable
 from fragdoctor.units import MIB, Amount, format_count, format_size
 
@@ -65,7 +65,7 @@ class Baseline(Struct, frozen=True):
         When one file is checked against a baseline of one file, the names do not matter.
         """
         parts = _parts(name)
-        scores = {other: _n_shared(parts, _parts(other)) for other in self.files}
+        scores = {other: n_shared(parts, _parts(other)) for other in self.files}
         best = max(scores.values(), default=0)
         found = [other for other, score in scores.items() if score == best]
         if len(found) == 1 and (best > 0 or n_files == 1):
@@ -157,16 +157,8 @@ def _by_fingerprint(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
 
 
 def _parts(name: str) -> tuple[str, ...]:
-    return PurePath(name.replace("\\", "/")).parts
-
-
-def _n_shared(a: Sequence[str], b: Sequence[str]) -> int:
-    n = 0
-    for x, y in zip(reversed(a), reversed(b), strict=False):
-        if x != y:
-            break
-        n += 1
-    return n
+    """Return the parts of a path, the last one first."""
+    return PurePath(name.replace("\\", "/")).parts[::-1]
 
 
 def write_baseline(baseline: Baseline) -> str:

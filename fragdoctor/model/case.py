@@ -11,6 +11,7 @@ from typing import Final
 from msgspec import Struct, field
 
 from fragdoctor.model.census import Census
+from fragdoctor.model.finding import Location
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.model.story import Scene
 
@@ -58,6 +59,11 @@ class TracebackFrame(Struct, frozen=True):
     line: int | None = None
     function: str = ""
     code: str = ""
+
+    @property
+    def location(self) -> Location:
+        """The line of the call."""
+        return Location(self.file, self.line or 0, self.function)
 
 
 class OomMessage(Struct, frozen=True):
@@ -409,3 +415,13 @@ class Case(Struct, frozen=True):
             return None
         index = self.oom.primary if 0 <= self.oom.primary < len(self.oom.messages) else 0
         return self.oom.messages[index]
+
+    def torch_versions(self, message: OomMessage | None) -> tuple[str, str]:
+        """Return the lowest and highest PyTorch version that fits; "" is an open end."""
+        given = self.overrides.torch_version
+        if given:
+            return given, given
+        if self.snapshot is not None and self.snapshot.provenance.version_low:
+            origin = self.snapshot.provenance
+            return origin.version_low, origin.version_high
+        return ("", "") if message is None else (message.version_low, message.version_high)

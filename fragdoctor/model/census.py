@@ -8,6 +8,7 @@ from enum import StrEnum
 import numpy as np
 from msgspec import Struct, field
 
+from fragdoctor.model.arrays import sum_by
 from fragdoctor.model.finding import Location
 from fragdoctor.model.snapshot import I32, I64, U64
 
@@ -86,7 +87,6 @@ class Census(Struct, frozen=True, eq=False):
     def bytes_by_owner(self) -> Sequence[int]:
         """The bytes of each owner."""
         known = self.holder >= 0
-        sums = np.zeros(len(self.owners), np.int64)
-        np.add.at(sums, self.holder[known], self.size_bytes[known])
+        sums = sum_by(self.holder[known], self.size_bytes[known], len(self.owners))
         found: list[int] = sums.tolist()
         return found

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from fragdoctor.model.diagnosis import MomentFigures, Verdict
-from fragdoctor.model.finding import Confidence, Location
+from fragdoctor.model.finding import Confidence, Location, line_text
 
 
 class Basis(StrEnum):
@@ -196,6 +196,11 @@ class LineChange(Struct, frozen=True):
     def place(self) -> Location | None:
         """The line in the newer run, or in the older run if the newer has no such line."""
         return self.after or self.before
+
+    @property
+    def where(self) -> str:
+        """The line for a sentence, without the folders of its file; hostile text."""
+        return line_text(self.place, "requests without a Python stack")
 
 
 class DifferencePart(Struct, frozen=True):

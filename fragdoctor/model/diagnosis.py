@@ -13,7 +13,14 @@ from msgspec import Struct, field
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.case import Case
 from fragdoctor.model.census import Owner
-from fragdoctor.model.finding import Confidence, Evidence, Finding, Location, SkippedRule
+from fragdoctor.model.finding import (
+    Confidence,
+    Evidence,
+    Finding,
+    Location,
+    SkippedRule,
+    basename_of,
+)
 from fragdoctor.model.hooks import drawn
 from fragdoctor.model.modules import ModuleMemory, modules_frame
 from fragdoctor.model.phases import (
@@ -389,7 +396,7 @@ class FunctionHolder(Struct, frozen=True):
     @property
     def short(self) -> str:
         """The function with its file and lines: ``update_nodes (models.py:174-181)``."""
-        name = Location(self.filename, 0, "").basename
+        name = basename_of(self.filename)
         return f"{self.function} ({name}:{self.first_line}-{self.last_line})"
 
     def has(self, holder: HolderReport | OwnerReport) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum, StrEnum
+from itertools import takewhile
 from typing import Final
 
 from msgspec import Struct, field
@@ -49,6 +50,16 @@ UNKNOWN_FILE: Final = "(unknown file)"
 MAX_LINE: Final = 2**31  # PyTorch writes 2^64 - 1 if it does not know the line
 
 
+def basename_of(path: str) -> str:
+    """Return the name of a file without its folder, for any path separator."""
+    return path.replace("\\", "/").rsplit("/", 1)[-1]
+
+
+def n_shared(a: Sequence[str], b: Sequence[str]) -> int:
+    """Return how many parts two reversed paths share, counted from the file name."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+
+
 class Location(Struct, frozen=True):
     """A line of a program. Hostile text.
 
@@ -62,7 +73,12 @@ class Location(Struct, frozen=True):
     @property
     def basename(self) -> str:
         """The name of the file without its folder, for any path separator."""
-        return self.filename.replace("\\", "/").rsplit("/", 1)[-1]
+        return basename_of(self.filename)
+
+    @property
+    def at(self) -> str:
+        """The file and the line alone: ``train.py:88``."""
+        return f"{self.basename}:{self.line}"
 
     @property
     def short(self) -> str:
@@ -76,6 +92,11 @@ class Location(Struct, frozen=True):
         line = f":{self.line}" if 0 < self.line < MAX_LINE else ""
         function = f" in {self.function}" if self.function else ""
         return f"{filename or UNKNOWN_FILE}{line}{function}"
+
+
+def line_text(location: Location | None, unknown: str = "an unrecorded line") -> str:
+    """Return ``train.py:88 in forward`` for a sentence; hostile text until a report escapes it."""
+    return unknown if location is None else location.short
 
 
 class Finding(Struct, frozen=True):

@@ -63,12 +63,9 @@ class SummaryOptions(Struct, frozen=True):
     folder: str = ""
 
 
-class SourceLine(Struct, frozen=True):
+class SourceLine(Location, frozen=True):
     """A line of the user's program and what it holds, strands or requests. Hostile text, cut."""
 
-    filename: str
-    line: int
-    function: str
     n_bytes: int
     n_blocks: int = 0
 
@@ -80,8 +77,7 @@ class SourceLine(Struct, frozen=True):
     @property
     def key(self) -> tuple[str, int, str]:
         """A key that is the same on every machine, so it leaves out the directory."""
-        place = self.location
-        return "" if place is None else place.basename, self.line, self.function
+        return self.basename, self.line, self.function
 
 
 class RankSummary(Struct, frozen=True):

@@ -21,8 +21,8 @@ from .cuda_storages import CudaStorages
 from .module_names import ModuleNames, common_path, path_below
 from .object_climb import Climb
 from .object_names import class_name
-from .object_owners import Naming, Owner
-from .object_search import Search, class_is, dict_of
+from .object_owners import Keeper, Naming
+from .object_search import ObjectSearch, class_is, dict_of
 
 FORMAT = "fragdoctor-census"
 VERSION = 1
@@ -48,7 +48,7 @@ _Claim = tuple[Any, str, list[int]]
 """A module or an optimizer, how it holds storages, and their addresses."""
 
 
-class Census(NamedTuple):
+class TakenCensus(NamedTuple):
     """Everything that one census found.
 
     Attributes:
@@ -68,7 +68,7 @@ class Census(NamedTuple):
     seconds: float
     step: int
     is_complete: bool
-    owners: list[Owner]
+    owners: list[Keeper]
     devices: array[int]
     addresses: array[int]
     sizes: array[int]
@@ -88,7 +88,7 @@ class Census(NamedTuple):
 
 def take_census(
     torch: Any, step: int = 0, limit_s: float = LIMIT_S, modules: ModuleNames | None = None
-) -> Census:
+) -> TakenCensus:
     """Return who holds this process's CUDA storages now, and for which of ``modules``.
 
     It takes at most ``limit_s`` of one core, within a few hundredths: beyond that, tensors are
@@ -102,7 +102,7 @@ def take_census(
     sizes, devices, held = taking.storages.sizes, taking.storages.devices, taking.held
     rows = sorted(sizes, key=sizes.__getitem__, reverse=True)[:_MAX_STORAGES]
     paths = {path: at for at, path in enumerate(dict.fromkeys(taking.parts.values())) if path}
-    return Census(
+    return TakenCensus(
         time_us,
         round(time.thread_time() - started, 4),
         step,
@@ -190,10 +190,10 @@ class _Taking:
         self._least_s = _LEAST_SHARE * limit_s
         self._module = torch.nn.Module
         self.storages = CudaStorages(torch)
-        self.owners: list[Owner] = []
+        self.owners: list[Keeper] = []
         self.held: dict[int, int] = {}
         self.is_complete = True
-        self._owner_places: dict[Owner, int] = {}
+        self._owner_places: dict[Keeper, int] = {}
 
     def take(self) -> None:
         """Find everything and name it."""
@@ -210,7 +210,7 @@ class _Taking:
         needed |= {id(head) for head, _, _ in claims} | graphs.outputs()
         hidden = {id(found.tensors), id(found.modules), id(found.optimizers), id(rest.tensors)}
         hidden |= {id(rest.with_graph), id(claims)}
-        search = Search(needed, {*rest.addresses, *graphs.heads}, hidden, self._search_until)
+        search = ObjectSearch(needed, {*rest.addresses, *graphs.heads}, hidden, self._search_until)
         search.run()
         self.is_complete &= search.is_complete
         naming = Naming(search, self._module)
@@ -310,8 +310,8 @@ class _Taking:
             found.append((one, "optimizer", addresses))
         return [claim for claim in found if claim[2]]
 
-    def _part_owner(self, naming: Naming, place: int | None, head: Any, kind: str) -> Owner:
-        owner = Owner("", kind) if place is None else naming.owner_at(place)
+    def _part_owner(self, naming: Naming, place: int | None, head: Any, kind: str) -> Keeper:
+        owner = Keeper("", kind) if place is None else naming.owner_at(place)
         name = f"{owner.name}.state" if owner.name and kind == "optimizer" else owner.name
         return owner._replace(name=name, kind=kind, class_name=class_name(type(head)))
 
@@ -342,7 +342,7 @@ class _Taking:
         node = getattr(self._torch._C, "_current_autograd_node", None)
         return node is not None and node() is not None and self._torch.cuda.device_count() > 1
 
-    def _name_graphs(self, search: Search, naming: Naming, graphs: _Graphs) -> None:
+    def _name_graphs(self, search: ObjectSearch, naming: Naming, graphs: _Graphs) -> None:
         """Claim what only autograd graphs keep, for the tensors whose graphs they are."""
         heads = graphs.heads.items()
         placed = sorted((search.places[t], n) for t, n in heads if t in search.places)
@@ -358,7 +358,7 @@ class _Taking:
             for _, kept in members:
                 self._claim(owner, kept)
 
-    def _name_unreached(self, search: Search, rest: _Rest, hidden: set[int]) -> None:
+    def _name_unreached(self, search: ObjectSearch, rest: _Rest, hidden: set[int]) -> None:
         """Claim what no user's name leads to: for a cycle, or for a name of a library.
 
         The largest storages are traced; storages that hang on other instances of the classes of a
@@ -380,13 +380,13 @@ class _Taking:
             found = climb.holder(rest.tensors[number])
             if found is not None:
                 kind = "cycle" if found.classes else "tensor"
-                owner = Owner(found.name, kind, len(found.classes))
+                owner = Keeper(found.name, kind, len(found.classes))
                 below = climb.below(found.classes, rest.addresses)
                 self._claim(owner, [rest.addresses[n] for n in (number, *below)])
         climb.forget()
         self.is_complete &= climb.is_complete
 
-    def _claim(self, owner: Owner, addresses: list[int]) -> None:
+    def _claim(self, owner: Keeper, addresses: list[int]) -> None:
         """Give an owner those storages that have none yet."""
         fresh = [a for a in addresses if a not in self.held]
         if not fresh:

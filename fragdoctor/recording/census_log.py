@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any
 
-from .census import FORMAT, VERSION, Census, take_census
+from .census import FORMAT, VERSION, TakenCensus, take_census
 from .module_names import ModuleNames
 
 _FIRST_STEP = 2
@@ -40,8 +40,8 @@ class CensusLog:
     def __init__(self, torch: Any, modules: ModuleNames | None = None) -> None:
         self._torch = torch
         self._modules = modules
-        self._first: Census | None = None
-        self._at_peak: Census | None = None
+        self._first: TakenCensus | None = None
+        self._at_peak: TakenCensus | None = None
         self._peak_bytes = 0
         self._step = 0
         self._next_s = 0.0
@@ -77,7 +77,7 @@ class CensusLog:
         with open(path, "w", encoding="utf-8") as f:
             json.dump(document, f)
 
-    def _take(self) -> Census | None:
+    def _take(self) -> TakenCensus | None:
         try:
             with uncompiled(self._torch):
                 found = take_census(self._torch, self._step, modules=self._modules)

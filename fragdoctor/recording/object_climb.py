@@ -16,7 +16,7 @@ _MAX_PARENTS = 8
 _MAX_BELOW = 200
 
 
-class Holder(NamedTuple):
+class ClimbedHolder(NamedTuple):
     """What holds an object that no user's name leads to.
 
     ``classes`` are those of the instances of a reference cycle, or () for a name of a module.
@@ -52,7 +52,7 @@ class Climb:
         self._modules = module_dicts()
         self.is_complete = True
 
-    def holder(self, value: Any) -> Holder | None:
+    def holder(self, value: Any) -> ClimbedHolder | None:
         """Return what holds an object, or None if nothing is found: C++ has it, or time is up."""
         above: dict[int, list[Any]] = {}
         tried = {id(value): value}
@@ -66,7 +66,7 @@ class Climb:
             parents = []
             for parent, held in self._referrers(level):
                 if id(parent) in self._modules:
-                    return Holder(self._global(parent, held[0]), ())
+                    return ClimbedHolder(self._global(parent, held[0]), ())
                 for child in held:
                     above.setdefault(id(child), []).append(parent)
                 if id(parent) not in tried:
@@ -143,9 +143,9 @@ def _cycle_above(value: Any, above: dict[int, list[Any]]) -> list[Any]:
     return []
 
 
-def _as_holder(cycle: list[Any]) -> Holder:
+def _as_holder(cycle: list[Any]) -> ClimbedHolder:
     """Return a cycle as the classes of its instances, each holding the next."""
     instances = [c for c in cycle[::-1] if container_of(c) is None] or cycle[:1]
     classes = tuple({id(type(c)): type(c) for c in instances}.values())
     names = [class_name(c) for c in classes]
-    return Holder(" -> ".join([*names, names[0]]), classes)
+    return ClimbedHolder(" -> ".join([*names, names[0]]), classes)

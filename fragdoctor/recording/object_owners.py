@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from .object_names import INSIDE_MODULES, class_name, container_of, length_of, way_name
-from .object_search import Search, class_is, dict_of
+from .object_search import ObjectSearch, class_is, dict_of
 
 _MOST_HELD_ALONE = 0.9
 """Share of a container's bytes: an item with that much is named in its place."""
 
 
-class Owner(NamedTuple):
+class Keeper(NamedTuple):
     """Who holds storages, by the name that the program has for it.
 
     Attributes:
@@ -44,14 +44,14 @@ class Naming:
         module: the base class of modules.
     """
 
-    def __init__(self, search: Search, module: type) -> None:
+    def __init__(self, search: ObjectSearch, module: type) -> None:
         self._search = search
         self._module = module
         self._bytes: list[int] = []
         self._largest: list[int] = []
         self._cuts: dict[int, int] = {}
 
-    def owners_of(self, leaves: list[tuple[int, int, int]]) -> Iterator[tuple[Owner, list[int]]]:
+    def owners_of(self, leaves: list[tuple[int, int, int]]) -> Iterator[tuple[Keeper, list[int]]]:
         """Yield owners of tensors, each with its storages.
 
         Each of ``leaves`` is a tensor's place in the search, its storage, and the storage's bytes.
@@ -84,7 +84,7 @@ class Naming:
         rest = way_name(root, way)[len(way_name(root, way[:n])) :]
         return rest[rest.find(" -> ") :] if " -> " in rest else ""
 
-    def owner_at(self, place: int) -> Owner:
+    def owner_at(self, place: int) -> Keeper:
         """Return the owner, named after the object that was reached at a place."""
         root, way = self._search.way(place)
         value = self._search.objects[place]
@@ -93,7 +93,7 @@ class Naming:
         if container is not None:
             kind, n_items = "container", length_of(value, container)
             of_class = class_name(type(value))
-        return Owner(way_name(root, way), kind, n_items, of_class, root.scope, root.place)
+        return Keeper(way_name(root, way), kind, n_items, of_class, root.scope, root.place)
 
     def direct_container(self, place: int) -> int:
         """Return the place of the container that holds a tensor directly, else its own place."""

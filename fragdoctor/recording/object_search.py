@@ -177,7 +177,7 @@ def _exceptions() -> list[Root]:
     return [Root("exception", e, "", None) for e in values if e is not None]
 
 
-class Search:
+class ObjectSearch:
     """A walk from the names of the program to what they lead to, by the shortest way to each.
 
     Args:

@@ -39,7 +39,7 @@ def relative(path: str, look: RenderOptions) -> str:
 def source_line(location: Location, root: str) -> str:
     """Return ``train.py:143: loss.backward()``, or "" if the file is not available."""
     quoted = source_text(location, root)
-    return f"{location.basename}:{location.line}: {quoted}" if quoted else ""
+    return f"{location.at}: {quoted}" if quoted else ""
 
 
 def source_text(location: Location, root: str) -> str:
@@ -72,7 +72,7 @@ def links_to(locations: Iterable[Location], look: RenderOptions) -> dict[str, st
         if place is not None:
             path = quote(str(Path(look.source_root, place)))
             target = look.link.format(path=path, line=location.line)
-            found.setdefault(f"{location.basename}:{location.line}", set()).add(target)
+            found.setdefault(location.at, set()).add(target)
     return {name: min(targets) for name, targets in found.items() if len(targets) == 1}
 
 

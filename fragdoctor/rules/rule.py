@@ -118,15 +118,7 @@ class Context(Struct, frozen=True):
     @property
     def torch_version(self) -> tuple[str, str]:
         """Lowest and highest PyTorch version that fits the inputs; "" is an open end."""
-        given = self.case.overrides.torch_version
-        if given:
-            return given, given
-        if self.snapshot is not None and self.snapshot.provenance.version_low:
-            origin = self.snapshot.provenance
-            return origin.version_low, origin.version_high
-        if self.message is not None:
-            return self.message.version_low, self.message.version_high
-        return "", ""
+        return self.case.torch_versions(self.message)
 
     @property
     def total_bytes(self) -> int | None:
@@ -137,11 +129,15 @@ class Context(Struct, frozen=True):
         printed = known(self.message.total_bytes) if self.message is not None else None
         if printed is not None:
             return printed
-        bundle = self.case.bundle
-        device = bundle.device(self.device) if bundle is not None else None
-        if device is not None and device.total_bytes is not None:
-            return device.total_bytes
+        if self._bundle_bytes is not None:
+            return self._bundle_bytes
         return self.case.overrides.capacity_bytes if self.uses_given_capacity else None
+
+    @property
+    def _bundle_bytes(self) -> int | None:
+        bundle = self.case.bundle
+        device = None if bundle is None else bundle.device(self.device)
+        return None if device is None else device.total_bytes
 
     @property
     def proven_capacity_bytes(self) -> int | None:
@@ -157,12 +153,10 @@ class Context(Struct, frozen=True):
     @property
     def uses_given_capacity(self) -> bool:
         """Whether the user's size may be that of the device, as far as the inputs show."""
-        given, device = self.case.overrides.capacity_bytes, None
+        given = self.case.overrides.capacity_bytes
         if given is None or (self.message is not None and known(self.message.total_bytes)):
             return False
-        if self.case.bundle is not None:
-            device = self.case.bundle.device(self.device)
-        if device is not None and device.total_bytes is not None:
+        if self._bundle_bytes is not None:
             return False
         if self.case.overrides.memory_fraction is not None:
             return True  # a fraction refers to the whole device, whose size only the user knows
@@ -235,11 +229,6 @@ def from_user(frames: tuple[Location, ...]) -> tuple[Location, ...]:
         if wanted in kinds:
             return frames[kinds.index(wanted) :]
     return frames
-
-
-def line_text(location: Location | None) -> str:
-    """Return ``train.py:88 in forward`` for a sentence; hostile text until a report escapes it."""
-    return "an unrecorded line" if location is None else location.short
 
 
 HEADINGS: Final = (

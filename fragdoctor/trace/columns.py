@@ -65,24 +65,27 @@ class FinalBlocks(Struct, frozen=True):
 
 
 class DeviceColumns(Struct, frozen=True):
-    """One device in the snapshot's numbering, and ``native`` in the core's numbering.
+    """One device in the snapshot's numbering.
 
-    The core's streams are ranks of the handles; its pools are 0 for the default pool and 1, 2, ...
-    for private ones. ``stream_of_rank`` and ``pool_of_number`` map back to the snapshot's indices.
+    The native core has its own: its streams are ranks of the handles, its pools are 0 for the
+    default pool and 1, 2, ... for private ones. ``stream_of_rank`` and ``pool_of_number`` map back
+    to the snapshot's indices.
     ``default_pool`` is the index of pool (0, 0), or -1.
     """
 
     events: Events
     segments: FinalSegments
     blocks: FinalBlocks
-    native: Mapping[str, Any]
     stream_of_rank: I32
     pool_of_number: I32
     default_pool: int
 
 
-def device_columns(snapshot: Snapshot, device: int) -> DeviceColumns:
-    """Return the columns of a device; they are empty if the file does not know the device."""
+def device_columns(snapshot: Snapshot, device: int) -> tuple[DeviceColumns, Mapping[str, Any]]:
+    """Return the columns of a device, and those for the native core, in its numbering.
+
+    They are empty if the file does not know the device.
+    """
     events, segments, blocks = snapshot.events, snapshot.segments, snapshot.blocks
     rows = events.device_slice(device)
     own = np.flatnonzero(segments.device == device)
@@ -121,7 +124,7 @@ def device_columns(snapshot: Snapshot, device: int) -> DeviceColumns:
         "block_state": blocks.state[own_blocks],
     }
     segment_bytes = _cut(segments.total_bytes[own], limit)
-    return DeviceColumns(
+    columns = DeviceColumns(
         events=Events(
             action=events.action[rows],
             address=events.address[rows],
@@ -147,11 +150,11 @@ def device_columns(snapshot: Snapshot, device: int) -> DeviceColumns:
             stack=blocks.stack[own_blocks],
             segment=of_block[own_blocks],
         ),
-        native=native,
         stream_of_rank=stream_of_rank,
         pool_of_number=pool_of_number,
         default_pool=default_pool,
     )
+    return columns, native
 
 
 def _cut(values: U64, limit: int) -> I64:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from fragdoctor._native import _ext
-from fragdoctor.model.arrays import distinct
+from fragdoctor.model.arrays import distinct, sum_by
 from fragdoctor.model.snapshot import I32, I64, U64, Bools
 from fragdoctor.trace.columns import Events, FinalBlocks, FinalSegments
 
@@ -244,6 +244,11 @@ class Layout(Struct, frozen=True):
         """``uint64[b]``: first byte of each live block."""
         result: U64 = self.segment_address[self.live_segment] + self.live_offset.view(np.uint64)
         return result
+
+    @property
+    def free_of_segment(self) -> I64:
+        """The free bytes of each segment."""
+        return sum_by(self.free_segment, self.free_bytes, len(self.segment_address))
 
     @property
     def reserved_bytes(self) -> int:

@@ -313,20 +313,14 @@ def _any_bits(bits: I64, offsets: I64) -> I64:
 
 def _first(hits: I64, offsets: I64) -> I64:
     """Return the first of the positions inside each stack, or -1 if there is none."""
-    if not len(hits):
-        return np.full(len(offsets) - 1, -1, np.int64)
-    position = hits[np.minimum(np.searchsorted(hits, offsets[:-1]), len(hits) - 1)]
-    inside = (position >= offsets[:-1]) & (position < offsets[1:])
-    return np.where(inside, position, -1)
+    position = np.append(hits, offsets[-1])[np.searchsorted(hits, offsets[:-1])]
+    return np.where(position < offsets[1:], position, -1)
 
 
 def _last(hits: I64, offsets: I64) -> I64:
     """Return the last of the positions inside each stack, or -1 if there is none."""
-    if not len(hits):
-        return np.full(len(offsets) - 1, -1, np.int64)
-    position = hits[np.maximum(np.searchsorted(hits, offsets[1:]) - 1, 0)]
-    inside = (position >= offsets[:-1]) & (position < offsets[1:])
-    return np.where(inside, position, -1)
+    position = np.append(hits, -1)[np.searchsorted(hits, offsets[1:]) - 1]
+    return np.where(position >= offsets[:-1], position, -1)
 
 
 def _calls_back(bits: I64, offsets: I64) -> Bools:

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from fragdoctor._native import _ext
 from fragdoctor.model.hooks import report_progress
@@ -22,8 +23,7 @@ from fragdoctor.trace.allocator import native_config
 from fragdoctor.trace.columns import (
     MAX_SUM,
     SMALL_SEGMENT_BYTES,
-    Events,
-    FinalBlocks,
+    DeviceColumns,
     FinalSegments,
     device_columns,
 )
@@ -63,34 +63,24 @@ class InitialState(Struct, frozen=True):
     block_size_is_known: Bools
 
 
-class SegmentLives(Struct, frozen=True):
+class SegmentLives(FinalSegments, frozen=True, kw_only=True):
     """Segments over time: ordinary ones, and groups of expandable pages with the same lifetime.
 
     ``start`` and ``done`` are rows, as in ``Lives``: a segment is there in state k iff
     ``start < k <= done``.
     """
 
-    address: U64
-    size_bytes: I64
     start: I32
     done: I32
-    stream: I32
-    pool: I32
-    is_small: Bools
-    is_expandable: Bools
-
-    def __len__(self) -> int:
-        return len(self.address)
 
 
-class Trace(Struct, frozen=True, eq=False, dict=True):
+class Trace(DeviceColumns, frozen=True, eq=False, dict=True, kw_only=True):
     """One device's recording, undone.
 
     Attributes:
         settings: settings that it was recorded under; sizes are rounded by them.
         stacks: what the stacks of the snapshot say; shared by its devices.
         native: the undone trace of the native core.
-        stream_of_rank, pool_of_number: map the core's numbers to indices of the snapshot.
         contradictions: kind -> count of things that do not fit together; empty for a sound file.
             The kinds are those of ``Contradiction`` in ``undone.h``.
         missing: action -> number of events that must have happened but are not in the file.
@@ -101,13 +91,7 @@ class Trace(Struct, frozen=True, eq=False, dict=True):
     device: int
     settings: AllocatorSettings
     stacks: Stacks
-    events: Events
-    segments: FinalSegments
-    blocks: FinalBlocks
     native: _ext.NativeTrace
-    stream_of_rank: I32
-    pool_of_number: I32
-    default_pool: int
     facts: Mapping[str, Any]
     memo: dict[Callable[..., Any], Any] = field(default_factory=dict)
 
@@ -127,20 +111,15 @@ class Trace(Struct, frozen=True, eq=False, dict=True):
         """
         report_progress("Undoing the trace")
         bounded = bounded_settings(settings or snapshot.settings)
-        columns = device_columns(snapshot, device)
-        native = _ext.NativeTrace(**columns.native, config=native_config(bounded, era=Era.ADDRESS))
+        columns, of_core = device_columns(snapshot, device)
+        native = _ext.NativeTrace(**of_core, config=native_config(bounded, era=Era.ADDRESS))
         return cls(
+            **asdict(columns),
             snapshot=snapshot,
             device=device,
             settings=bounded,
             stacks=stacks or Stacks(snapshot),
-            events=columns.events,
-            segments=columns.segments,
-            blocks=columns.blocks,
             native=native,
-            stream_of_rank=columns.stream_of_rank,
-            pool_of_number=columns.pool_of_number,
-            default_pool=columns.default_pool,
             facts=native.facts(),
         )
 

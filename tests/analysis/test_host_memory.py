@@ -54,13 +54,13 @@ def test_holders_at_a_moment_are_those_of_that_moment():
 def test_memory_kept_in_every_step_grows():
     found = host_memory(_recorded(N_STEPS), step_times_us=STEP_TIMES)
 
-    assert [(p.line, g.slope_bytes, g.survivor_bytes) for p, g in found.growth] == [
+    assert [(g.location.line, g.bytes_per_step, g.survivor_bytes) for g in found.growth] == [
         (20, 4 * MIB, 48 * MIB)
     ]
 
 
 def test_memory_kept_in_the_first_steps_only_does_not_grow():
-    assert host_memory(_recorded(3), step_times_us=STEP_TIMES).growth == []
+    assert host_memory(_recorded(3), step_times_us=STEP_TIMES).growth == ()
 
 
 def test_without_host_traces_there_is_nothing_to_say():

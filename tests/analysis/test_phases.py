@@ -39,8 +39,13 @@ def by_category(sums: Any) -> dict[int, CategoryShare]:
 
 def most_of(found: PhaseAnalysis, category: int) -> CategoryShare | None:
     """Return the largest sum of a category over the peaks of all phases."""
-    sums = [s for x in found.phases for s in x.held if s.category == category]
+    sums = [s for x in found.report.phases for s in x.held if s.category == category]
     return max(sums, key=lambda s: s.n_bytes, default=None)
+
+
+def peak_of(found: PhaseAnalysis, phase: TrainingPhase) -> dict[int, CategoryShare]:
+    """Return what the worst pass of a phase holds at its peak."""
+    return by_category(next(x for x in found.report.phases if x.phase == phase).held)
 
 
 def trained(n_steps: int = 3, **options: Any) -> TrainingLoop:
@@ -54,9 +59,9 @@ def trained(n_steps: int = 3, **options: Any) -> TrainingLoop:
 def test_find_phases_steps_are_found_in_order():
     found = trained(3).phases()
 
-    assert found.method == "stacks"
+    assert found.report.method == "stacks"
     assert passes_of(found) == "s" + "fbo" * 3
-    assert [(x.phase, x.n_passes) for x in found.phases] == [
+    assert [(x.phase, x.n_passes) for x in found.report.phases] == [
         (TrainingPhase.SETUP, 1),
         (TrainingPhase.FORWARD, 3),
         (TrainingPhase.BACKWARD, 3),
@@ -78,19 +83,19 @@ def test_find_phases_categories_have_the_bytes_of_the_program(n_steps, context):
         assert most is not None
         assert most.n_bytes == wanted
         assert most.confidence is Confidence.LIKELY
-    held = by_category(next(x for x in found.phases if x.phase == TrainingPhase.BACKWARD).held)
+    held = peak_of(found, TrainingPhase.BACKWARD)
     assert held[Category.ACTIVATIONS].n_bytes == 2 * ACTIVATION
     assert held[Category.INPUTS].n_bytes == INPUT
-    rest = {s.category: s.n_bytes for s in found.at_rest}
+    rest = {s.category: s.n_bytes for s in found.report.at_rest}
     assert rest == {Category.PARAMETERS: MODEL, Category.OPTIMIZER_STATE: 2 * MODEL}
-    assert found.rest_bytes == 3 * MODEL
+    assert found.report.rest_bytes == 3 * MODEL
 
 
 def test_find_phases_peak_is_in_the_phase_that_holds_it():
     found = trained().phases()
 
-    assert found.peak_label == TrainingPhase.BACKWARD
-    assert found.peak_bytes == max(x.worst_peak_bytes for x in found.phases)
+    assert found.report.peak_phase == TrainingPhase.BACKWARD
+    assert found.report.peak_bytes == max(x.worst_peak_bytes for x in found.report.phases)
 
 
 def test_find_phases_optimizer_peak_is_seen_where_the_step_needs_most():
@@ -102,8 +107,8 @@ def test_find_phases_optimizer_peak_is_seen_where_the_step_needs_most():
 
     found = loop.phases()
 
-    assert found.peak_label == TrainingPhase.OPTIMIZER
-    assert by_category(found.at_peak)[Category.TEMPORARIES].n_bytes == 200 * MIB
+    assert found.report.peak_phase == TrainingPhase.OPTIMIZER
+    assert by_category(found.report.at_peak)[Category.TEMPORARIES].n_bytes == 200 * MIB
 
 
 def test_find_phases_gradients_kept_over_steps_are_gradients():
@@ -116,7 +121,7 @@ def test_find_phases_gradients_kept_over_steps_are_gradients():
 
     found = loop.phases()
 
-    assert by_category(found.at_rest)[Category.GRADIENTS].n_bytes == MODEL
+    assert by_category(found.report.at_rest)[Category.GRADIENTS].n_bytes == MODEL
 
 
 def test_find_phases_accumulated_gradients_survive_further_passes():
@@ -150,7 +155,7 @@ def test_find_phases_recomputed_activations_are_no_backward_temporaries():
 
     found = loop.phases()
 
-    held = by_category(next(x for x in found.phases if x.phase == TrainingPhase.BACKWARD).held)
+    held = peak_of(found, TrainingPhase.BACKWARD)
     assert held[Category.ACTIVATIONS].n_bytes >= 50 * MIB
     assert "f" not in passes_of(found).replace("fb", "")
 
@@ -162,7 +167,7 @@ def test_find_phases_cache_that_outlives_its_step_is_kept_and_not_sure():
         loop.step()
         loop.new(7 * MIB, LINEAR)
 
-    kept = by_category(loop.phases().at_rest)[Category.KEPT]
+    kept = by_category(loop.phases().report.at_rest)[Category.KEPT]
 
     assert kept.n_bytes >= 14 * MIB
     assert kept.confidence is Confidence.POSSIBLE
@@ -183,7 +188,7 @@ def test_find_phases_workspace_as_large_as_a_parameter_is_no_gradient():
     found = loop.phases()
 
     assert most_of(found, Category.GRADIENTS).n_bytes == MODEL
-    assert by_category(found.at_rest)[Category.KEPT].n_bytes == PARAMETERS[0]
+    assert by_category(found.report.at_rest)[Category.KEPT].n_bytes == PARAMETERS[0]
 
 
 def test_find_phases_closure_inside_the_step_is_not_the_step():
@@ -210,8 +215,8 @@ def test_find_phases_failure_in_forward_leaves_activations_unsure():
     found = loop.phases()
 
     assert passes_of(found) == "sf"
-    assert found.reason
-    held = by_category(found.at_peak)
+    assert found.report.reason
+    held = by_category(found.report.at_peak)
     assert held[Category.ACTIVATIONS].n_bytes == 2 * ACTIVATION
     assert held[Category.ACTIVATIONS].confidence is Confidence.POSSIBLE
     assert held[Category.PARAMETERS].n_bytes == MODEL
@@ -226,7 +231,7 @@ def test_find_phases_unwinding_after_a_failure_in_forward_makes_no_temporaries()
 
     found = loop.phases()
 
-    at_peak = by_category(next(x for x in found.phases if x.phase == TrainingPhase.FORWARD).held)
+    at_peak = peak_of(found, TrainingPhase.FORWARD)
     assert at_peak[Category.ACTIVATIONS].n_bytes == 2 * ACTIVATION
     assert at_peak[Category.TEMPORARIES].n_blocks == 1  # the scratch of the moment
 
@@ -243,7 +248,7 @@ def test_find_phases_unwinding_after_a_failure_in_the_first_step_leaves_optimize
 
     found = loop.phases()
 
-    at_peak = by_category(next(x for x in found.phases if x.phase == TrainingPhase.OPTIMIZER).held)
+    at_peak = peak_of(found, TrainingPhase.OPTIMIZER)
     assert at_peak[Category.OPTIMIZER_STATE].n_bytes == MODEL
     assert at_peak[Category.PARAMETERS].n_bytes == MODEL
 
@@ -253,7 +258,7 @@ def test_find_phases_model_that_goes_at_the_end_is_there_between_steps():
     for block in (*loop.state, *loop.parameters):
         loop.free(block, USER)
 
-    between = by_category(loop.phases().at_rest)
+    between = by_category(loop.phases().report.at_rest)
 
     assert between[Category.PARAMETERS].n_bytes == MODEL
     assert between[Category.OPTIMIZER_STATE].n_bytes == 2 * MODEL
@@ -270,7 +275,7 @@ def test_find_phases_weights_of_inference_that_go_at_the_end_are_no_temporaries(
     for block in loop.parameters:
         loop.free(block, USER)
 
-    held = by_category(loop.phases().at_peak)
+    held = by_category(loop.phases().report.at_peak)
 
     assert held[Category.PARAMETERS].n_bytes == MODEL
 
@@ -285,9 +290,9 @@ def test_find_phases_inference_has_no_activations():
 
     found = loop.phases()
 
-    held = by_category(found.at_peak)
+    held = by_category(found.report.at_peak)
     assert set(held) <= {Category.PARAMETERS, Category.TEMPORARIES, Category.UNKNOWN}
-    assert "backward" in found.reason
+    assert "backward" in found.report.reason
 
 
 def test_find_phases_inference_counts_no_passes_and_is_sure_of_no_temporaries():
@@ -299,7 +304,7 @@ def test_find_phases_inference_counts_no_passes_and_is_sure_of_no_temporaries():
 
     found = loop.phases()
 
-    forward = next(x for x in found.phases if x.phase == TrainingPhase.FORWARD)
+    forward = next(x for x in found.report.phases if x.phase == TrainingPhase.FORWARD)
     assert forward.n_passes is None
     held = by_category(forward.held)
     assert held[Category.TEMPORARIES].n_bytes > 0
@@ -310,10 +315,10 @@ def test_find_phases_inference_counts_no_passes_and_is_sure_of_no_temporaries():
 def test_find_phases_without_stacks_or_annotations_nothing_is_told():
     found = trained(context="none").phases()
 
-    assert found.method == "none"
-    assert found.reason
-    assert not found.phases
-    assert not found.at_peak
+    assert found.report.method == "none"
+    assert found.report.reason
+    assert not found.report.phases
+    assert not found.report.at_peak
 
 
 def test_find_phases_without_stacks_annotated_steps_are_found():
@@ -333,7 +338,7 @@ def test_find_phases_without_stacks_annotated_steps_are_found():
 
     found = loop.phases(annotations=marks)
 
-    assert found.method == "lifetimes"
+    assert found.report.method == "lifetimes"
     assert passes_of(found) == "+o+o+o+"
     assert most_of(found, Category.PARAMETERS).n_bytes == MODEL
     assert most_of(found, Category.PARAMETERS).confidence is Confidence.POSSIBLE
@@ -397,13 +402,13 @@ def test_find_phases_recorded_model_has_its_exact_bytes(shared, name, n_bytes, n
 def test_find_phases_recorded_peak_is_in_its_phase(shared, name, phase):
     _, (analysis, *_) = recording(shared / "snapshots" / name)
 
-    assert analysis.phases.peak_label == phase
+    assert analysis.phases.report.peak_phase == phase
 
 
 @pytest.mark.shared
 def test_find_phases_checkpointing_makes_activations_smaller(shared):
     held = [
-        by_category(recording(shared / "snapshots" / name)[1][0].phases.at_peak)[
+        by_category(recording(shared / "snapshots" / name)[1][0].phases.report.at_peak)[
             Category.ACTIVATIONS
         ]
         for name in ("checkpoint_on", "checkpoint_off")
@@ -419,9 +424,9 @@ def test_find_phases_every_recording_sums_to_its_peak(shared):
             continue
         for analysis in recording(folder)[1]:
             found = analysis.phases
-            if found is None or not found.phases:
+            if found is None or not found.report.phases:
                 continue
-            assert sum(s.n_bytes for s in found.at_peak) == found.peak_bytes
-            assert found.peak_bytes == analysis.timeline.peak_allocated_bytes
+            assert sum(s.n_bytes for s in found.report.at_peak) == found.report.peak_bytes
+            assert found.report.peak_bytes == analysis.timeline.peak_allocated_bytes
             assert found.first[0] == 0
             assert found.first[-1] == analysis.n_events

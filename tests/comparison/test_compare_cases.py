@@ -16,7 +16,7 @@ from fragdoctor.comparison.explanation import _leaks
 from fragdoctor.errors import ConfigError
 from fragdoctor.inputs.cases import read_case
 from fragdoctor.model.case import Case, Overrides
-from fragdoctor.model.comparison import Basis, CauseKind, Comparison, LineKind
+from fragdoctor.model.comparison import Basis, CauseKind, Comparison, LineChange, LineKind
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence, Location
 from fragdoctor.units import MIB
@@ -230,13 +230,17 @@ def test_smaller_device_is_no_change_of_the_program(shared: Path) -> None:
     assert comparison.runs[1].verdict.cause is Cause.CAPACITY
 
 
+def _grown(place: Location) -> LineChange:
+    return LineChange(LineKind.GREW, place, place, 0, MIB, 0, 1)
+
+
 @pytest.mark.parametrize(
     ("n_steps", "told"),
     [(2, "in B, A has too few steps to say."), (9, "in B, in A not.")],
 )
 def test_leak_is_denied_only_of_a_run_with_enough_steps(n_steps: int, told: str) -> None:
     place = Location("train.py", 19, "forward")
-    change = SimpleNamespace(before=place, after=place, delta_bytes=MIB)
+    change = _grown(place)
     evidence = SimpleNamespace(
         changes=[change],
         before=SimpleNamespace(growth={}, n_steps=n_steps),
@@ -251,7 +255,7 @@ def test_leak_is_denied_only_of_a_run_with_enough_steps(n_steps: int, told: str)
 
 def test_lines_that_leak_in_one_run_are_one_cause() -> None:
     small, large = (Location("train.py", line, "forward") for line in (19, 23))
-    changes = [SimpleNamespace(before=p, after=p, delta_bytes=MIB) for p in (small, large)]
+    changes = [_grown(small), _grown(large)]
     evidence = SimpleNamespace(
         changes=changes,
         before=SimpleNamespace(growth={}, n_steps=2),

@@ -8,11 +8,10 @@ from fragdoctor.comparison.line_matching import (
     align,
     match_files,
     match_lines,
-    n_shared,
     path_parts,
 )
 from fragdoctor.comparison.line_uses import LineUse
-from fragdoctor.model.finding import Location
+from fragdoctor.model.finding import Location, n_shared
 
 FILE = "/home/a/proj/train.py"
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from oom_messages import GIB, case_of, log_of, message, new_style, old_style, process
 from oom_snapshots import calm, full, holes, interleaved, late_free, leaking, model_building
 
-from fragdoctor.diagnosis.bench import Attempt, Outcome
+from fragdoctor.diagnosis.bench import Attempt, Effect
 from fragdoctor.diagnosis.pipeline import build_contexts, diagnose
 from fragdoctor.diagnosis.remedies.allocator_settings import ExpandableSegments, GarbageCollection
 from fragdoctor.diagnosis.remedies.capacity import first_enough
@@ -547,7 +547,7 @@ class Futures:
     def __init__(self, states):
         self.recorded = replayed(0, fits=False)
         self.outcomes = [
-            Outcome(Attempt(WhatIf(edit=str(i))), replayed(0)) for i in range(len(states))
+            Effect(Attempt(WhatIf(edit=str(i))), replayed(0)) for i in range(len(states))
         ]
         self.states, self.asked = states, []
 

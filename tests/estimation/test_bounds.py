@@ -13,7 +13,7 @@ from fragdoctor.estimation.bounds import most_of_each, phases_of
 from fragdoctor.estimation.config_json import shape_of_config
 from fragdoctor.estimation.formula import formula_footprint, formula_needs
 from fragdoctor.estimation.judge import judged
-from fragdoctor.estimation.step import Moment
+from fragdoctor.estimation.step import Instant
 from fragdoctor.model.gpus import gpu_of
 from fragdoctor.model.memory_estimate import FitState, PhaseName
 from fragdoctor.model.workload import Attention, FsdpKind, Loss, ModelShape, Norm, Workload
@@ -22,9 +22,9 @@ from fragdoctor.units import GIB, MIB
 
 def test_peak_is_what_is_alive_at_one_moment_not_the_sum_of_maxima() -> None:
     moments = [
-        Moment(PhaseName.FORWARD, "first", {"a": 3 * MIB}),
-        Moment(PhaseName.FORWARD, "second", {"b": 5 * MIB}),
-        Moment(PhaseName.BACKWARD, "here", {"a": 3 * MIB, "b": 700}),
+        Instant(PhaseName.FORWARD, "first", {"a": 3 * MIB}),
+        Instant(PhaseName.FORWARD, "second", {"b": 5 * MIB}),
+        Instant(PhaseName.BACKWARD, "here", {"a": 3 * MIB, "b": 700}),
     ]
 
     forward, backward = phases_of(moments)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from story_logs import message
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.estimation.packing import Question, processes_on_gpu
+from fragdoctor.estimation.packing import PackRequest, processes_on_gpu
 from fragdoctor.inputs.messages import find_messages
 from fragdoctor.model.case import Case
 from fragdoctor.model.gpu_sharing import (
@@ -26,7 +26,7 @@ def shared_by(per_process, total, **more):
 
 
 def test_four_trials_of_six_gib_do_not_fit_on_24_with_their_contexts():
-    question = Question(per_process_bytes=6 * GIB, gpu=gpu_of("24GiB"), n_processes=4)
+    question = PackRequest(per_process_bytes=6 * GIB, gpu=gpu_of("24GiB"), n_processes=4)
 
     sharing = processes_on_gpu(question)
 
@@ -41,7 +41,7 @@ def test_four_trials_of_six_gib_do_not_fit_on_24_with_their_contexts():
 
 
 def test_headroom_and_context_can_be_given():
-    question = Question(
+    question = PackRequest(
         per_process_bytes=6 * GIB,
         gpu=gpu_of("24GiB"),
         headroom_bytes=0,
@@ -57,7 +57,7 @@ def log_case(text):
 
 def test_message_tells_context_and_other_trials():
     others = "Process 11 has 6.10 GiB memory in use. Process 12 has 5.90 GiB memory in use. "
-    sharing = processes_on_gpu(Question(), log_case(message(5.0, 0.2, others=others)))
+    sharing = processes_on_gpu(PackRequest(), log_case(message(5.0, 0.2, others=others)))
 
     assert sharing.demand.context_bytes == pytest.approx(0.45 * GIB, abs=16 * MIB)
     assert sharing.demand.pytorch_bytes == pytest.approx(5.5 * GIB, abs=16 * MIB)
@@ -67,7 +67,7 @@ def test_message_tells_context_and_other_trials():
 
 def test_small_process_of_the_message_is_deducted_not_counted():
     others = "Process 11 has 0.90 GiB memory in use. "
-    sharing = processes_on_gpu(Question(), log_case(message(5.0, 0.2, others=others)))
+    sharing = processes_on_gpu(PackRequest(), log_case(message(5.0, 0.2, others=others)))
 
     assert sharing.n_asked is None
     assert sharing.others_bytes == pytest.approx(0.9 * GIB, abs=MIB)
@@ -75,7 +75,7 @@ def test_small_process_of_the_message_is_deducted_not_counted():
 
 def test_snapshot_without_a_trace_says_so():
     snapshot = columns({**small(), "device_traces": []})
-    sharing = processes_on_gpu(Question(gpu=gpu_of("24GiB")), Case(snapshot=snapshot))
+    sharing = processes_on_gpu(PackRequest(gpu=gpu_of("24GiB")), Case(snapshot=snapshot))
 
     assert sharing.demand.pytorch_source == "reserved in the snapshot"
     assert any("Without a trace" in note for note in sharing.notes)
@@ -86,7 +86,7 @@ def test_snapshot_with_a_trace_tells_how_low_it_can_go(shared):
     from fragdoctor.inputs.snapshot_reader import read_snapshot
 
     snapshot = read_snapshot(shared / "snapshots" / "healthy_gpt" / "snapshot.pickle")
-    sharing = processes_on_gpu(Question(gpu=gpu_of("24GiB")), Case(snapshot=snapshot))
+    sharing = processes_on_gpu(PackRequest(gpu=gpu_of("24GiB")), Case(snapshot=snapshot))
 
     assert sharing.demand.lowest_bytes is not None
     assert 0 < sharing.demand.lowest_bytes <= sharing.demand.pytorch_bytes
@@ -97,13 +97,13 @@ def test_failed_run_needs_more_than_its_peak(shared):
     from fragdoctor.inputs.snapshot_reader import read_snapshot
 
     snapshot = read_snapshot(shared / "snapshots" / "capacity_oom" / "snapshot.pickle")
-    sharing = processes_on_gpu(Question(gpu=gpu_of("24GiB")), Case(snapshot=snapshot))
+    sharing = processes_on_gpu(PackRequest(gpu=gpu_of("24GiB")), Case(snapshot=snapshot))
 
     assert "replay of the failed run" in sharing.demand.pytorch_source
 
 
 @pytest.mark.parametrize(
-    "question", [Question(), Question(n_processes=4), Question(per_process_bytes=GIB)]
+    "question", [PackRequest(), PackRequest(n_processes=4), PackRequest(per_process_bytes=GIB)]
 )
 def test_incomplete_question_says_what_is_missing(question):
     with pytest.raises(ConfigError) as caught:

@@ -19,8 +19,8 @@ from builders import BASE, MIB, alloc, block, frame, free, oom, segment, segment
 import fragdoctor
 from fragdoctor.analysis.device import analyze_device
 from fragdoctor.export import snapshot_tables, trace_events
-from fragdoctor.export.snapshot_tables import device_life
 from fragdoctor.export.speedscope import speedscope_text
+from fragdoctor.export.trace_events import DeviceLife
 from fragdoctor.model.snapshot import Snapshot
 
 A, B = [frame("/p/a.py", 1, "f"), frame("/p/m.py", 9, "<module>")], [frame("/p/b.py", 2, "g")]
@@ -257,7 +257,7 @@ def test_recording_exports_with_the_figures_of_the_analysis(shared: Path, name: 
     for device in snap.devices:
         analysis = analyze_device(snap, device)
         if analysis.timeline is not None:
-            life = device_life(snap, device)
+            life = DeviceLife.of(analysis.trace)
             top = max(
                 (
                     e["args"]["allocated"]

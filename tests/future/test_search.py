@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from programs import program, record, reproduced
 
 from fragdoctor.future.search import (
-    Search,
+    SettingsSearch,
     best_of,
     pareto_of,
     search_settings,
@@ -89,7 +89,7 @@ def test_search_under_larger_capacity_fits_as_it_is() -> None:
 
     found = search_settings(reproduction, what_if=WhatIf(capacity_bytes=800 * MIB))
 
-    assert isinstance(found, Search)
+    assert isinstance(found, SettingsSearch)
     assert found.recorded_fits
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar, Final
 
 from msgspec.structs import replace
 
-from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
+from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.remedies.remedy import (
     CURES,
     FITS,
@@ -63,7 +63,7 @@ class SettingRemedy(Remedy):
         ]
 
     def judged(
-        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Outcome]
+        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Effect]
     ) -> Proposal | None:
         """Return the setting with its best value: recommended, rejected, or left open."""
         outcomes = [o for o in outcomes if o.result.is_conclusive] or outcomes
@@ -89,19 +89,19 @@ class SettingRemedy(Remedy):
             predicted=bench.predicted(result),
         )
 
-    def _value(self, one: Outcome) -> str:
+    def _value(self, one: Effect) -> str:
         """Return the value of the key in the setting that was tried."""
         conf = one.attempt.what_if.conf or ""
         return conf.rpartition(f"{self.key}:")[2] if self.key else ""
 
-    def _variants(self, outcomes: Sequence[Outcome]) -> str:
+    def _variants(self, outcomes: Sequence[Effect]) -> str:
         if len(outcomes) < 2:
             return ""
         values = dict.fromkeys(self._value(one) for one in outcomes)
         return f" with {', '.join(values)}, at best"
 
     def _accepted(
-        self, case: JudgedCase, bench: Bench, best: Outcome, proposal: Proposal | None
+        self, case: JudgedCase, bench: Bench, best: Effect, proposal: Proposal | None
     ) -> Proposal:
         conf = best.attempt.what_if.conf or ""
         accepted = self._with_setting(bench, best, proposal, case.assignment(conf))
@@ -111,24 +111,25 @@ class SettingRemedy(Remedy):
         if case.cause is not Cause.LEAK:
             return accepted
         n = steps_won(best.result.outlook)
-        r = accepted.recommendation
         steps = f" by about {plural(n, 'step')}" if n else ""
-        why = f"It only postpones the failure{steps}, since memory grows step by step. {r.why}"
-        r = replace(r, why=why)
-        return replace(accepted, recommendation=r, weight=MAY_HELP)
+        why = f"It only postpones the failure{steps}, since memory grows step by step."
+        said = accepted.saying(why=f"{why} {accepted.recommendation.why}")
+        return replace(said, weight=MAY_HELP)
 
     def _with_setting(
-        self, bench: Bench, best: Outcome, proposal: Proposal | None, setting: str
+        self, bench: Bench, best: Effect, proposal: Proposal | None, setting: str
     ) -> Proposal:
         confidence = bench.confidence(best.result)
         predicted = bench.predicted(best.result)
         if proposal is not None and not proposal.is_rejected:
-            r = replace(proposal.recommendation, confidence=confidence)
-            if r.setting != setting:  # the replay found a better value than reasoning alone
+            told = proposal.saying(confidence=confidence)
+            if (
+                proposal.recommendation.setting != setting
+            ):  # the replay found a better value than reasoning alone
                 value = f"{self.key}:{self._value(best)}"
                 why = f"Of the values replayed, {value} leaves the most room."
-                r = replace(r, title=self.title, setting=setting, why=why)
-            return replace(proposal, recommendation=r).with_prediction(predicted)
+                told = told.saying(title=self.title, setting=setting, why=why)
+            return told.with_prediction(predicted)
         return self.proposal(
             weight=CURES if not bench.recorded.fits else HELPS,
             confidence=confidence,
@@ -362,7 +363,7 @@ class DefaultSettings(SettingRemedy):
         yield from ()
 
     def judged(
-        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Outcome]
+        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Effect]
     ) -> Proposal | None:
         """Return the defaults like any setting; a failure no replay can judge may be retried."""
         result = best_of(bench, outcomes).result

@@ -13,8 +13,7 @@ from fragdoctor.diagnosis.remedies.remedy import FITS, HELPS, Burden, JudgedCase
 from fragdoctor.future.edits import Edit
 from fragdoctor.future.training_edits import requests_removed
 from fragdoctor.model.diagnosis import Cause
-from fragdoctor.model.finding import Confidence, Location
-from fragdoctor.rules.rule import line_text
+from fragdoctor.model.finding import Confidence, Location, line_text
 from fragdoctor.rules.traceback_signs import ATTENTION_SCORES
 
 ATTENTION: Final = re.compile(r"att(?:n|en[dt])|softmax|sdpa", re.IGNORECASE)

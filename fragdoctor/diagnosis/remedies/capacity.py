@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 
 from msgspec.structs import replace
 
-from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
+from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.remedies.leaks import is_evaluation
 from fragdoctor.diagnosis.remedies.remedy import (
     FITS,
@@ -98,7 +98,7 @@ class SavingRemedy(Remedy):
         return [Attempt.of_edit(edit, is_saving=True) for edit in self.edits(case)]
 
     def judged(
-        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Outcome]
+        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Effect]
     ) -> Proposal | None:
         """Return the change with what it saves, unless it saves next to nothing."""
         if proposal is None:
@@ -107,25 +107,21 @@ class SavingRemedy(Remedy):
         saved = saved_bytes(bench, best)
         if saved < MIN_SAVING_SHARE * bench.peak_bytes:
             return self.useless(case, bench, proposal, saved)
-        r = replace(
-            proposal.recommendation,
+        judged = proposal.saying(
             why=saving_text(case, bench, best),
             confidence=_sureness(bench, best),
             saves_bytes=saved,
+            predicted=bench.predicted(best.result),
             evidence=(
                 Evidence("peak as recorded", bench.peak_bytes, "bytes", "replay"),
                 Evidence("peak with the change", bench.peak_bytes - saved, "bytes", "replay"),
             ),
         )
         if is_cut(case, bench):
-            r = replace(r, caveats=(*r.caveats, CUT))
-        return replace(
-            proposal,
-            weight=HELPS,
-            recommendation=replace(r, predicted=bench.predicted(best.result)),
-        )
+            judged = judged.with_caveat(CUT)
+        return replace(judged, weight=HELPS)
 
-    def chosen(self, bench: Bench, outcomes: Sequence[Outcome]) -> Outcome:
+    def chosen(self, bench: Bench, outcomes: Sequence[Effect]) -> Effect:
         """Return the outcome that represents the change: its first edit that is enough."""
         enough = first_enough(bench, outcomes)
         return enough or bench.looked_on(min(outcomes, key=lambda o: o.peak_bytes or 0))
@@ -141,13 +137,11 @@ class SavingRemedy(Remedy):
             f"Replayed with {self.doing}: the peak of {format_size(bench.peak_bytes)} live memory "
             f"{less}. It is made up of things other than {self.acts_on}."
         )
-        rejected = replace(
-            proposal.recommendation, why=why, confidence=Confidence.LIKELY, saves_bytes=None
-        )
-        return replace(proposal, recommendation=rejected, is_rejected=True)
+        told = proposal.saying(why=why, confidence=Confidence.LIKELY, saves_bytes=None)
+        return replace(told, is_rejected=True)
 
 
-def first_enough(bench: Bench, outcomes: Sequence[Outcome]) -> Outcome | None:
+def first_enough(bench: Bench, outcomes: Sequence[Effect]) -> Effect | None:
     """Return the first outcome with which the run is not expected to fail; None if all fail.
 
     If all are expected to fail, return the last one unless it is known to fail. The mildest comes
@@ -164,7 +158,7 @@ def first_enough(bench: Bench, outcomes: Sequence[Outcome]) -> Outcome | None:
     return next(o for o in looked_on if o.result.outlook is None or not o.result.outlook.fails)
 
 
-def _sureness(bench: Bench, outcome: Outcome) -> Confidence:
+def _sureness(bench: Bench, outcome: Effect) -> Confidence:
     """Return how certain a saving is; an edit only models the changed program, so never proven."""
     if outcome.result.outlook is None:
         return Confidence.LIKELY
@@ -178,12 +172,12 @@ def is_cut(case: JudgedCase, bench: Bench) -> bool:
     return not bench.recorded.fits and whole == 0
 
 
-def saved_bytes(bench: Bench, outcome: Outcome) -> int:
+def saved_bytes(bench: Bench, outcome: Effect) -> int:
     """Return how much lower the peak of live memory is than the recorded one."""
     return bench.peak_bytes - (outcome.peak_bytes or bench.peak_bytes)
 
 
-def saving_text(case: JudgedCase, bench: Bench, outcome: Outcome) -> str:
+def saving_text(case: JudgedCase, bench: Bench, outcome: Effect) -> str:
     """Return what a change does to the peak, and whether that is enough."""
     peak = bench.peak_bytes - saved_bytes(bench, outcome)
     saved = format_size(saved_bytes(bench, outcome))
@@ -345,7 +339,7 @@ class SmallerBatch(SavingRemedy):
         return batch_scaled(share)
 
     def judged(
-        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Outcome]
+        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Effect]
     ) -> Proposal | None:
         """Return the proposal with the largest share of the batch that fits."""
         judged = super().judged(case, bench, proposal, outcomes)
@@ -357,26 +351,22 @@ class SmallerBatch(SavingRemedy):
             least = "an eighth of the present batch times sequence length"
             if n is not None:
                 least = f"a batch of {round(n * share)}"
-            r = replace(judged.recommendation, change=f"even {least} is not enough alone")
-            return replace(judged, recommendation=r, weight=MAY_HELP)
+            judged = judged.saying(change=f"even {least} is not enough alone")
+            return replace(judged, weight=MAY_HELP)
         if n is not None:
-            r = replace(
-                judged.recommendation,
+            return judged.saying(
                 title=f"Use a batch of {round(n * share)} instead of {n}",
                 change=f"batch size {round(n * share)} instead of {n}; {KEPT_BATCH}",
             )
-            return replace(judged, recommendation=r)
         eighths = round(share * 8)
         part = {1: "an eighth", 2: "a quarter", 4: "half", 6: "three quarters"}.get(
             eighths, f"{eighths}/8"
         )
-        r = replace(
-            judged.recommendation,
+        return judged.saying(
             title=f"Use {part} of the present batch or sequence length",
             change=f"{part} of the present batch size times sequence length "
             f"({100 * eighths / 8:g} %); {KEPT_BATCH}",
         )
-        return replace(judged, recommendation=r)
 
 
 class LimitBatch(SmallerBatch):
@@ -402,11 +392,10 @@ class LimitBatch(SmallerBatch):
             )
             change = "a smaller batch, or smaller inputs, where the evaluation loads its data"
         for proposal in found:
-            r = proposal.recommendation
-            yield replace(proposal, recommendation=replace(r, title=title, change=change))
+            yield proposal.saying(title=title, change=change)
 
     def judged(
-        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Outcome]
+        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Effect]
     ) -> Proposal | None:
         """Return the proposal with the share of this batch that fits."""
         judged = super().judged(case, bench, proposal, outcomes)
@@ -415,8 +404,7 @@ class LimitBatch(SmallerBatch):
         said, r = proposal.recommendation, judged.recommendation
         part = r.change.split(";")[0]
         change = f"{said.change}; {part} fits" if r.predicted.fits else f"{said.change}; {part}"
-        recommendation = replace(r, title=said.title, change=change)
-        return replace(judged, recommendation=recommendation)
+        return judged.saying(title=said.title, change=change)
 
 
 LARGER: Final = 1.5
@@ -459,7 +447,7 @@ def _model_bytes(case: JudgedCase) -> dict[str, int]:
         Category.GRADIENTS: "gradients",
         Category.OPTIMIZER_STATE: "optimizer state",
     }
-    sums = analysis.phases.at_peak
+    sums = analysis.phases.report.at_peak
     return {names[s.category]: s.n_bytes for s in sums if s.category in names and s.n_bytes}
 
 

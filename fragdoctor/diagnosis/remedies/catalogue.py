@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from fragdoctor.diagnosis.bench import Bench, Outcome, Progress
+from fragdoctor.diagnosis.bench import Bench, Effect, Progress
 from fragdoctor.diagnosis.remedies.allocator_settings import SETTINGS
 from fragdoctor.diagnosis.remedies.attention import FusedAttention
 from fragdoctor.diagnosis.remedies.capacity import (
@@ -205,7 +205,7 @@ def _together(case: JudgedCase, bench: Bench, tested: Sequence[Proposal]) -> lis
     chosen, attempts = remedy.of(case, saving)
     if len(chosen) < MIN_COMBINED or (is_enough and not bench.recorded.fits):
         return []
-    outcomes: list[Outcome] = [o for o in bench.run(attempts) if o is not None]
+    outcomes: list[Effect] = [o for o in bench.run(attempts) if o is not None]
     if not outcomes:
         return []
     enough = None if bench.recorded.fits else first_enough(bench, outcomes)

@@ -8,7 +8,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from fragdoctor.analysis.result import SizeDiversity
-from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
+from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.remedies.remedy import (
     CURES,
     HELPS,
@@ -21,8 +21,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
 from fragdoctor.future.edits import blocks_freed, combined, largest_step_first, sizes_padded
 from fragdoctor.future.training_edits import buffers_preallocated
 from fragdoctor.model.diagnosis import Cause, Predicted
-from fragdoctor.model.finding import Confidence, Evidence, Location
-from fragdoctor.rules.rule import line_text
+from fragdoctor.model.finding import Confidence, Evidence, Location, line_text
 from fragdoctor.trace.stacks import TORCH, classify_file
 from fragdoctor.units import MIB, format_size, plural
 
@@ -150,7 +149,7 @@ class PreallocateBuffers(Remedy):
         return [Attempt.of_edit(combined(edits))]
 
     def judged(
-        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Outcome]
+        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Effect]
     ) -> Proposal | None:
         """Return the proposal with the replay's result, unless the replay holds buffers twice."""
         judged = super().judged(case, bench, proposal, outcomes)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from msgspec.structs import replace
-
 from fragdoctor.diagnosis.remedies.leaks import is_evaluation
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal
 from fragdoctor.model.case import BATCH_OF_ONE, BATCH_TRIED
@@ -61,19 +59,17 @@ def in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Itera
         own = one.recommendation.change
         if change in ADDED and own and own != getattr(one.remedy, "change", ""):
             text = f"{text}; {own}"
-        recommendation = replace(one.recommendation, change=text)
+        told = one.saying(change=text)
         if found[0] in SERVERS and change is Change.BATCH:
-            recommendation = replace(
-                recommendation, title="Give the server's steps more room beside its KV cache"
-            )
-        yield replace(one, recommendation=recommendation)
+            told = told.saying(title="Give the server's steps more room beside its KV cache")
+        yield told
 
 
 def _with_tool(case: JudgedCase, proposal: Proposal) -> Proposal:
     """Return a proposal that names the tool of the GPU's vendor."""
     one = proposal.recommendation
     change, verify = (with_monitor_of(case.backend, text) for text in (one.change, one.verify))
-    return replace(proposal, recommendation=replace(one, change=change, verify=verify))
+    return proposal.saying(change=change, verify=verify)
 
 
 def words_in(case: JudgedCase, *changes: str | None) -> tuple[str, str] | None:

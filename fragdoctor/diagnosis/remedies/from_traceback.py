@@ -16,7 +16,7 @@ from fragdoctor.future.edits import combined
 from fragdoctor.future.training_edits import requests_freed_at, requests_removed
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.diagnosis import Cause
-from fragdoctor.model.finding import Confidence, Location
+from fragdoctor.model.finding import Confidence
 from fragdoctor.model.snapshot import I64
 from fragdoctor.rules.traceback_signs import SERVER_STEP
 from fragdoctor.units import format_size
@@ -52,7 +52,7 @@ class AtTheFailingCall(Remedy):
             change=change,
             why=f"{said} {sign.doing}. {sign.why}",
             locations=tuple(
-                Location(frame.file, frame.line, frame.function)
+                frame.location
                 for frame in message.frames
                 if frame.file and frame.line is not None and sign.matches(frame)
             )[-1:],

@@ -9,9 +9,8 @@ from fragdoctor.diagnosis.bench import Attempt, Bench
 from fragdoctor.diagnosis.remedies.remedy import CURES, HELPS, JudgedCase, Proposal, Remedy
 from fragdoctor.diagnosis.remedies.training import layers_checkpointed
 from fragdoctor.model.diagnosis import Cause
-from fragdoctor.model.finding import Confidence
+from fragdoctor.model.finding import Confidence, line_text
 from fragdoctor.rules.growth.growing_line import idle_graph_text
-from fragdoctor.rules.rule import line_text
 
 
 class DropIdleGraph(Remedy):

@@ -24,11 +24,10 @@ from fragdoctor.diagnosis.remedies.remedy import (
 from fragdoctor.diagnosis.verdict_message import library_of
 from fragdoctor.model.case import OtherProcess
 from fragdoctor.model.diagnosis import Cause, Predicted
-from fragdoctor.model.finding import Confidence, Evidence
+from fragdoctor.model.finding import Confidence, Evidence, line_text
 from fragdoctor.model.gpu_sharing import ProcessDemand, share_gpu
 from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, FailedRequest
-from fragdoctor.rules.rule import line_text
 from fragdoctor.rules.traceback_signs import Place
 from fragdoctor.units import format_count, format_size
 

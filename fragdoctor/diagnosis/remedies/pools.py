@@ -6,9 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from msgspec.structs import replace
-
-from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
+from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.remedies.remedy import (
     ASKS,
     CURES,
@@ -206,7 +204,7 @@ class RaiseMemoryLimit(Remedy):
         return [Attempt(whole)]
 
     def judged(
-        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Outcome]
+        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Effect]
     ) -> Proposal | None:
         """Return the proposal with the fraction that all recorded requests need."""
         judged = super().judged(case, bench, proposal, outcomes)
@@ -227,16 +225,13 @@ def _with_fraction(
     fraction = _fraction(r, needed_bytes)
     told = 0.0 if r is None else r.fraction or 0.0
     present = f" from {told:{'.2f' if told >= TENTH else '.2g'}}" if told else ""
-    r_ = proposal.recommendation
     number = "" if fraction is None else f"{present} to at least {fraction:g}"
     value = "..." if fraction is None else f"{fraction:g}"
-    changed = replace(
-        r_,
+    return proposal.saying(
         title=f"{RaiseMemoryLimit.title}{number}",
         change=f"torch.cuda.set_per_process_memory_fraction({value}), or remove the call; from "
         "2.10 on also per_process_memory_fraction in PYTORCH_CUDA_ALLOC_CONF",
     )
-    return replace(proposal, recommendation=changed)
 
 
 def _fraction(r: FailedRequest | None, needed_bytes: int | None) -> float | None:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from functools import cached_property
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from fragdoctor.analysis.result import OomEvent
 from fragdoctor.analysis.step_scale import step_scale
 from fragdoctor.analysis.training_run import TrainingRun
-from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
+from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.verdict_message import LIBRARIES
 from fragdoctor.model.arrays import distinct
 from fragdoctor.model.case import CHECKPOINTING, NO_FAILURE, OomMessage
@@ -141,7 +141,7 @@ class JudgedCase(Struct, frozen=True, dict=True):
             found = self.context.stack(event.stack)
         else:
             frames = () if message is None else message.frames
-            found = tuple(Location(f.file, f.line or 0, f.function) for f in frames[::-1])
+            found = tuple(f.location for f in frames[::-1])
         return tuple(f for f in found if classify_file(f.filename) != NATIVE)
 
     @cached_property
@@ -335,21 +335,21 @@ class Proposal(Struct, frozen=True):
     is_rejected: bool = False
     addresses: tuple[int, ...] = ()
 
+    def saying(self, **changes: Any) -> Proposal:
+        """Return the proposal with changes to what the user gets."""
+        return replace(self, recommendation=replace(self.recommendation, **changes))
+
     def with_prediction(self, predicted: Predicted) -> Proposal:
         """Return the proposal with the outcome of its replay.
 
         A proposal that was rejected by reasoning alone comes back if the replay fits.
         """
-        return replace(
-            self,
-            recommendation=replace(self.recommendation, predicted=predicted),
-            is_rejected=self.is_rejected and not predicted.fits,
-        )
+        is_rejected = self.is_rejected and not predicted.fits
+        return replace(self.saying(predicted=predicted), is_rejected=is_rejected)
 
     def with_caveat(self, caveat: str) -> Proposal:
         """Return the proposal with one more caveat."""
-        r = self.recommendation
-        return replace(self, recommendation=replace(r, caveats=(*r.caveats, caveat)))
+        return self.saying(caveats=(*self.recommendation.caveats, caveat))
 
 
 class Burden(IntEnum):
@@ -391,7 +391,7 @@ class Remedy(ABC):
         return []
 
     def judged(
-        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Outcome]
+        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Effect]
     ) -> Proposal | None:
         """Return the proposal in the light of its best attempt, or None to drop it.
 
@@ -406,18 +406,14 @@ class Remedy(ABC):
             confidence = bench.confidence(best.result)
             if self.is_modelled and confidence is Confidence.PROVEN:
                 confidence = r.confidence
-            proposal = replace(proposal, recommendation=replace(r, confidence=confidence))
-            return proposal.with_prediction(predicted)
+            return proposal.saying(confidence=confidence).with_prediction(predicted)
         said = outcome_text(bench.recorded, best.result)
         if not bench.is_exact and not proposal.is_rejected:
             return proposal.with_caveat(f"An estimate says that it may not be enough: {said}.")
         why = f"{r.why} Replayed: {said}." if proposal.is_rejected else f"Replayed: {said}."
         # Not with_prediction: a run that fits no better than without the change is no success.
-        return replace(
-            proposal,
-            recommendation=replace(r, why=why, predicted=predicted),
-            is_rejected=proposal.is_rejected or bench.is_exact,
-        )
+        is_rejected = proposal.is_rejected or bench.is_exact
+        return replace(proposal.saying(why=why, predicted=predicted), is_rejected=is_rejected)
 
     def proposal(  # noqa: PLR0913 - the fields of a recommendation, all by keyword
         self,
@@ -499,10 +495,10 @@ def helps(recorded: ReplayResult, result: ReplayResult) -> bool:
     return not recorded.fits or result.retries <= FEWER_RETRIES_SHARE * recorded.retries
 
 
-def best_of(bench: Bench, outcomes: Sequence[Outcome]) -> Outcome:
+def best_of(bench: Bench, outcomes: Sequence[Effect]) -> Effect:
     """Return the outcome that helps and leaves the most room."""
 
-    def badness(one: Outcome) -> tuple[bool, Prospect, int, int, int, int]:
+    def badness(one: Effect) -> tuple[bool, Prospect, int, int, int, int]:
         r = one.result
         is_bad = not helps(bench.recorded, r)
         steps = steps_won(r.outlook)

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.analysis.training_run import only_infers
-from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
+from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.remedies.capacity import (
     CUT,
     SavingRemedy,
@@ -275,7 +275,7 @@ class CombinedSavings(Remedy):
         return chosen, attempts
 
     def made_of(
-        self, case: JudgedCase, bench: Bench, chosen: Sequence[SavingRemedy], outcome: Outcome
+        self, case: JudgedCase, bench: Bench, chosen: Sequence[SavingRemedy], outcome: Effect
     ) -> Proposal:
         """Return the proposal to make the first changes together, with what they save."""
         n = outcome.attempt.what_if.edit.count(" + ") + 1

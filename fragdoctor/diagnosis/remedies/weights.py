@@ -20,9 +20,8 @@ from fragdoctor.diagnosis.remedies.remedy import (
 from fragdoctor.future.edits import Edit
 from fragdoctor.future.training_edits import requests_freed_at, requests_removed
 from fragdoctor.model.diagnosis import Cause
-from fragdoctor.model.finding import Confidence, Evidence
+from fragdoctor.model.finding import Confidence, Evidence, line_text
 from fragdoctor.model.snapshot import I64
-from fragdoctor.rules.rule import line_text
 from fragdoctor.units import format_size
 
 MIN_SHARE: Final = 0.05

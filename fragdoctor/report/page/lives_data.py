@@ -54,11 +54,9 @@ def shown_segments(layout: Layout, max_blocks: int) -> I64:
     All segments are shown unless together they have more than ``max_blocks`` blocks.
     """
     n = len(layout.segment_address)
-    free = np.zeros(n, np.int64)
-    np.add.at(free, layout.free_segment, layout.free_bytes)
     counts = np.bincount(layout.live_segment, minlength=n)
     counts += np.bincount(layout.free_segment, minlength=n)
-    by_interest = np.lexsort((-layout.segment_bytes, -free))
+    by_interest = np.lexsort((-layout.segment_bytes, -layout.free_of_segment))
     return np.sort(by_interest[np.cumsum(counts[by_interest]) <= max_blocks])
 
 

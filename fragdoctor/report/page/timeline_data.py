@@ -16,6 +16,7 @@ from msgspec import Struct
 from fragdoctor.analysis.device import RETRY
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.model.arrays import distinct
+from fragdoctor.model.finding import line_text
 from fragdoctor.model.phases import TrainingPhase
 from fragdoctor.model.snapshot import Annotation, Snapshot
 from fragdoctor.report.page.blob import BlobWriter, Sink, compressed_size
@@ -94,7 +95,7 @@ def _measured(trace: Trace, rows: slice, sink: Sink, budget_bytes: int) -> dict[
 def _training(analysis: DeviceAnalysis, blob: BlobWriter) -> dict[str, Any] | None:
     """Return the passes of training phases: pass i lasts from state ``first[i]`` to the next."""
     found = analysis.phases
-    if found is None or len(found.phases) < 2 or len(found.labels) > MAX_PASSES:
+    if found is None or len(found.report.phases) < 2 or len(found.labels) > MAX_PASSES:
         return None
     return {
         "names": [TRAINING_NAMES[p] for p in TrainingPhase],
@@ -182,8 +183,7 @@ def _line(analysis: DeviceAnalysis, stack: int) -> str:
     """Return the user's line of a stack, or "" if none was recorded; it is hostile text."""
     trace = analysis.trace
     (frame,) = trace.stacks.lines_of(np.array([stack], np.int32)).tolist()
-    location = trace.snapshot.location(frame)
-    return "" if location is None else location.short[:MAX_LINE_TEXT]
+    return line_text(trace.snapshot.location(frame), "")[:MAX_LINE_TEXT]
 
 
 def named_ranges(snapshot: Snapshot, device: int) -> list[NamedRange]:

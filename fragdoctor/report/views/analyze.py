@@ -304,7 +304,7 @@ def _line_to_change(diagnosis: Diagnosis, options: RenderOptions) -> str:
     here = replace(location, filename=relative(location.filename, options))
     recorded = _recorded_line(diagnosis, location)
     return source_line(here, options.source_root) or (
-        f"{location.basename}:{location.line}: {recorded}" if recorded else ""
+        f"{location.at}: {recorded}" if recorded else ""
     )
 
 

@@ -343,7 +343,7 @@ def _held(side: str, unless: LineKind, change: LineChange) -> str:
 def _line_notes(change: LineChange) -> list[doc.Content]:
     notes: list[doc.Content] = [] if change.sizes is None else [dim(_sizes_text(change.sizes))]
     for stack in change.stacks:
-        path = " <- ".join(f"{f.basename}:{f.line} {f.function}" for f in stack.frames[1:5])
+        path = " <- ".join(f"{f.at} {f.function}" for f in stack.frames[1:5])
         moved = signed_size(stack.after_bytes - stack.before_bytes)
         notes.append(dim(f"{moved} from {path or 'the top level'}"))
     return notes

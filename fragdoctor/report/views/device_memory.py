@@ -13,6 +13,7 @@ from fragdoctor.model.diagnosis import (
     MomentFigures,
     TimelineStrip,
 )
+from fragdoctor.model.finding import line_text
 from fragdoctor.model.phases import (
     Category,
     CategoryShare,
@@ -113,7 +114,7 @@ def _categories(report: PhaseReport) -> doc.Table:
 def _main_line(share: CategoryShare) -> str:
     """Return the source line that holds most of a category, without the folders of its file."""
     place = share.lines[0].location if share.lines else None
-    return NO_STACK if place is None else place.short
+    return line_text(place, NO_STACK)
 
 
 def _limits(report: PhaseReport) -> str:

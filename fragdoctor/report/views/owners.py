@@ -42,7 +42,7 @@ def _row(row: OwnerReport, function: FunctionHolder | None) -> doc.Content:
     if row.owner.kind is HoldingKind.GRAPH and function is not None and function.has(row):
         made = f", made in {function.short}"
     elif row.location is not None:
-        made = f", made at {row.location.basename}:{row.location.line}"
+        made = f", made at {row.location.at}"
     return [*owner_text(row.owner), made]
 
 

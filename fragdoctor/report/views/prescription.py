@@ -143,7 +143,7 @@ def _lines(found: Prescription, one: Tried) -> list[doc.DocumentBlock]:
     groups = by_place(one.treatments)
     for place, parts in groups:
         if at is not None and place in _AT:
-            line = doc.code(f"{at.basename}:{at.line}")
+            line = doc.code(at.at)
             blocks.append(doc.Paragraph([_AT[place], line, ", where the optimizer is made:"]))
         elif len(groups) > 1:  # lines with a place of their own
             blocks.append(doc.Paragraph([doc.strong(parts[0].title), ":"]))

@@ -64,6 +64,6 @@ def fails_in_optimizer(analysis: DeviceAnalysis) -> bool:
 
 def state_in_step(analysis: DeviceAnalysis) -> int:
     """Return the bytes of state that a step holds at its peak, or 0 if no steps are seen."""
-    phases = () if analysis.phases is None else analysis.phases.phases
+    phases = () if analysis.phases is None else analysis.phases.report.phases
     held = (s for p in phases if p.phase == TrainingPhase.OPTIMIZER for s in p.held)
     return next((s.n_bytes for s in held if s.category == Category.OPTIMIZER_STATE), 0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
-from fragdoctor.rules.rule import Context, Rule, line_text
+from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity, line_text
+from fragdoctor.rules.rule import Context, Rule
 from fragdoctor.units import format_share, format_size, plural
 
 WORTH_SHARE: Final = 0.1

@@ -11,8 +11,8 @@ from fragdoctor.analysis.owners import main_owner, named_blocks
 from fragdoctor.analysis.result import IdleGraph, KeptKind, KeptMemory
 from fragdoctor.model.arrays import is_among
 from fragdoctor.model.census import HoldingKind, Owner
-from fragdoctor.model.finding import Confidence, Evidence, Finding, Location, Severity
-from fragdoctor.rules.rule import Context, Rule, line_text
+from fragdoctor.model.finding import Confidence, Evidence, Finding, Location, Severity, line_text
+from fragdoctor.rules.rule import Context, Rule
 from fragdoctor.units import format_count, format_share, format_size, plural
 
 MAX_LINES: Final = 5
