@@ -40,6 +40,7 @@ from fragdoctor.rehearsal.programs import Program
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.text import render
 from fragdoctor.report.views.prescription import document, shown
+from fragdoctor.units import parse_seconds
 
 pytest.importorskip("torch")  # the programs are rehearsed with it
 
@@ -684,13 +685,13 @@ def test_what_mostly_cures_is_tried_before_what_seldom_does(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("5m", 300), ("1.5h", 5400), ("7", 7)])
 def test_times(text: str, seconds: float) -> None:
-    assert search.seconds_of(text) == seconds
+    assert parse_seconds(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "m", "-5m", "0s", "nan", "5 parsecs"])
 def test_other_times_are_refused(text: str) -> None:
     with pytest.raises(ConfigError):
-        search.seconds_of(text)
+        parse_seconds(text)
 
 
 def tried(code: str, needs: int, capacity: int = 100, numerics: Numerics = Numerics.EXACT,
