@@ -54,6 +54,8 @@ ALONE: Final = ("accumulate", "checkpoint", "step-in-backward")
 """Not tried with everything else that lowers the need, if nothing is enough."""
 ON_TOP: Final = ("autocast", "adamw-8bit")
 """Tried on top of checkpointing if nothing that leaves the results as they are is enough."""
+EQUAL: Final = 3
+"""Equal steps after which a try is stopped if those of the unchanged program repeat from there."""
 LEAST_S: Final = 5.0
 """How long the changed program may take if no time is left for it."""
 
@@ -139,9 +141,15 @@ class CureSearch:
                 shutil.copyfile(self._snapshot, keep)
             self._needs_bytes, self._peak_bytes = needs_bytes, found.peak_allocated_bytes
             self._as_it_is = found
-            # A change may take longer: what ended by itself without it is not stopped with it.
-            least_steps = 0 if found.stopped else found.steps
-            self._conditions = replace(self._conditions, least_steps=least_steps)
+            # A change may take longer: what ended by itself without it is not stopped with it,
+            # unless all that it would show is known.
+            known_from = found.traits["known_from"]
+            self._conditions = replace(
+                self._conditions,
+                least_steps=0 if found.stopped else found.steps,
+                known_steps=None if known_from is None else known_from + EQUAL - 1,
+                fitting_bytes=self._capacity_bytes,
+            )
             is_cut_short = False
             if needs_bytes > self._capacity_bytes:
                 self._held = held_lines(read_snapshot(self._snapshot))
@@ -466,10 +474,12 @@ class CureSearch:
             reason = found.partial_reason
             if not reason and found.steps < min(self._as_it_is.steps, 2):
                 reason = "its rounds end before the second update; let it run more of them"
-            are_stopped = bool(found.stopped and self._as_it_is.stopped)
-            as_far = are_stopped or reason in {"", self._as_it_is.partial_reason}
-            if not as_far:
-                self._check_time()
+            is_known = bool(self._as_it_is.stopped) or self._conditions.known_steps is not None
+            is_over = found.peak_allocated_bytes > self._capacity_bytes  # whatever would follow
+            as_far = bool(found.stopped) and (is_known or is_over)
+            as_far |= reason in {"", self._as_it_is.partial_reason}
+            if found.stopped or not as_far:
+                self._check_time()  # it may have been stopped for lack of time
             fits = needs_bytes <= self._capacity_bytes and as_far
             error = "" if as_far else f"Not rehearsed as far: {reason}."
             peak_bytes = found.peak_allocated_bytes
