@@ -572,6 +572,16 @@ def test_fewest_gpus_are_found_where_one_does_not_do(stage: Stage) -> None:
     assert found["cure"]["n_gpus"] in {1, fewest}
 
 
+def test_smaller_batches_are_not_tried_where_what_is_kept_is_too_much(stage: Stage) -> None:
+    stage.script(MODEL.replace("1024", "4096") + LOOP.replace("BATCH", "8"))
+
+    found = cure(stage, "80MiB", code=1)
+
+    alone = {one["treatments"][0]["code"] for one in found["tried"] if len(one["treatments"]) == 1}
+    assert alone == {*search.KEEPING_LESS, "fully-shard"}
+    assert any("state alone take" in note for note in found["notes"])
+
+
 @pytest.mark.slow
 def test_what_a_change_breaks_later_is_no_cure(stage: Stage) -> None:
     stage.script(
