@@ -47,6 +47,7 @@ def cure(ipython: Any, line: str, cell: str) -> Any:
         FragdoctorError: the line names no capacity, or the cell cannot be rehearsed.
     """
     import fragdoctor  # noqa: PLC0415
+    from fragdoctor.rehearsal.programs import read_notebook  # noqa: PLC0415
     from fragdoctor.units import parse_size  # noqa: PLC0415
 
     del ipython
@@ -57,7 +58,9 @@ def cure(ipython: Any, line: str, cell: str) -> Any:
     with TemporaryDirectory(prefix="fragdoctor-") as scratch:
         place = Path(scratch) / "cell.ipynb"
         place.write_text(json.dumps(notebook), encoding="utf-8")
-        return fragdoctor.cure(place, capacity_bytes=capacity_bytes, python=sys.executable)
+        script = place.with_suffix(".py")  # whose numbers can be changed
+        script.write_text("\n".join(read_notebook(place)[0]), encoding="utf-8")
+        return fragdoctor.cure(script, capacity_bytes=capacity_bytes, python=sys.executable)
 
 
 def _guarded(magic: Any, ipython: Any) -> Any:
