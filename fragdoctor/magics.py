@@ -6,6 +6,7 @@ the cell as a program of its own, without a GPU, and shows the cheapest change t
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,6 +15,7 @@ from typing import Any, Final
 from fragdoctor.errors import ConfigError, FragdoctorError
 
 USAGE: Final = "Write for example: %%cure 24GiB"
+ALONE: Final = "The cell is rehearsed on its own: what other cells define is not there."
 
 
 def load(ipython: Any) -> None:
@@ -45,26 +47,50 @@ def cure(ipython: Any, line: str, cell: str) -> Any:
         FragdoctorError: the line names no capacity, or the cell cannot be rehearsed.
     """
     import fragdoctor  # noqa: PLC0415
+    from fragdoctor.rehearsal.programs import read_notebook  # noqa: PLC0415
     from fragdoctor.units import parse_size  # noqa: PLC0415
 
     del ipython
     if not line.strip():
         raise ConfigError("%%cure needs what PyTorch can have.", hint=USAGE)
     capacity_bytes = parse_size(line.strip())
+    notebook = {"cells": [{"cell_type": "code", "source": cell}]}  # may hold other magics
     with TemporaryDirectory(prefix="fragdoctor-") as scratch:
-        script = Path(scratch) / "cell.py"
-        script.write_text(cell, encoding="utf-8")
+        place = Path(scratch) / "cell.ipynb"
+        place.write_text(json.dumps(notebook), encoding="utf-8")
+        script = place.with_suffix(".py")  # whose numbers can be changed
+        script.write_text("\n".join(read_notebook(place)[0]), encoding="utf-8")
         return fragdoctor.cure(script, capacity_bytes=capacity_bytes, python=sys.executable)
 
 
 def _guarded(magic: Any, ipython: Any) -> Any:
-    """Return a magic that reports an error in one sentence, without a traceback."""
+    """Return a magic that reports an error without our traceback, but with the program's.
+
+    A shell in a terminal shows no HTML: there the report is printed before the value.
+    """
 
     def call(line: str, cell: str) -> Any:
+        from fragdoctor.report import escape  # noqa: PLC0415
+
         try:
-            return magic(ipython, line, cell)
+            found = magic(ipython, line, cell)
         except FragdoctorError as e:
-            print(f"{e.message} {e.hint}".rstrip(), file=sys.stderr)  # noqa: T201 - in a notebook
+            said = [*getattr(e, "output", "").splitlines(), f"{e.message} {e.hint}".rstrip()]
+            if e.code == "program_failed":
+                said.append(ALONE)
+            for text in said:
+                print(escape.terminal(text), file=sys.stderr)  # noqa: T201 - in a notebook
             return None
+        if not hasattr(ipython, "kernel"):
+            print(_report(found))  # noqa: T201 - in a terminal
+        return found
 
     return call
+
+
+def _report(found: Any) -> str:
+    from fragdoctor.model.prescription import Prescription  # noqa: PLC0415
+    from fragdoctor.report.base import RenderOptions, render  # noqa: PLC0415
+
+    command = "prescription" if isinstance(found, Prescription) else "analyze"
+    return render(command, "text", found, RenderOptions())

@@ -145,3 +145,20 @@ def format_share(part: float, whole: float) -> str:
         return "-"
     share = 100 * part / whole
     return f"{share:.0f} %" if share >= 10 or share == 0 else f"{share:.1f} %"
+
+
+def parse_seconds(text: str) -> float:
+    """Return the seconds of ``90s``, ``5m`` or ``1h``.
+
+    Raises:
+        ConfigError: the text has another form.
+    """
+    unit = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:])
+    number = text[:-1].strip() if unit else text
+    try:
+        seconds = float(number) * (unit or 1.0)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < 1e6:
+        raise ConfigError(f"{text!r} is no time.", hint="Write for example 5m or 90s.")
+    return seconds

@@ -41,7 +41,33 @@ def test_cell_is_rehearsed_as_a_program(shell: Shell) -> None:
 
     assert found.fits
     assert "Fits in 4.00 GiB as it is" in found._repr_html_()
+    assert repr(found).endswith("of 4.00 GiB: fits as it is>")
     assert shell.ran == []
+
+
+@pytest.mark.usefixtures("prepared")
+def test_report_is_printed_where_no_html_is_shown(
+    shell: Shell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cell = "import torch\n%matplotlib inline\nkept = torch.empty(1 << 20, device='cuda')\n"
+
+    shell.magics["cure"]("1GiB", cell)
+    assert "Fits in 1.00 GiB as it is" in capsys.readouterr().out
+
+    shell.kernel = object()  # type: ignore[attr-defined]
+    shell.magics["cure"]("1GiB", cell)
+    assert not capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("prepared")
+def test_traceback_of_a_cell_that_fails_is_shown(
+    shell: Shell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert shell.magics["cure"]("1GiB", "import torch\nmodel = Net().cuda()") is None
+
+    said = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in said
+    assert said.endswith("what other cells define is not there.\n")
 
 
 @pytest.mark.parametrize("line", ["", "much"])
@@ -58,6 +84,7 @@ def test_cell_is_run_under_the_recorder(
     asked: list[Any] = []
     monkeypatch.setattr(fragdoctor, "record", lambda bundle: nullcontext(asked.append(bundle)))
     monkeypatch.setattr(fragdoctor, "diagnose", lambda bundle: ("diagnosis of", bundle))
+    shell.kernel = object()  # type: ignore[attr-defined]
 
     found = shell.magics["gpu_memory"]("", "x = 1")
 

@@ -16,7 +16,7 @@ from fragdoctor.cli.check import check_targets, report_targets, write_target
 from fragdoctor.cli.exit import FINDINGS, OK, USAGE
 from fragdoctor.errors import ConfigError
 from fragdoctor.opening import first_free
-from fragdoctor.units import format_size
+from fragdoctor.units import format_size, parse_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -300,7 +300,7 @@ def _cured(chosen: RehearseOptions, asked: Sweep, look: RenderOptions) -> int:
     Raises:
         ConfigError: options contradict each other, or the program cannot be rehearsed.
     """
-    from fragdoctor.rehearsal.prescription.search import CureSearch, seconds_of
+    from fragdoctor.rehearsal.prescription.search import CureSearch
     from fragdoctor.report.base import check_format, render
 
     check_format("prescription", chosen.output_format.value)
@@ -310,7 +310,7 @@ def _cured(chosen: RehearseOptions, asked: Sweep, look: RenderOptions) -> int:
             hint="Leave out lists, --snapshot and --report.",
         )
     batch = None if asked.batches is None else asked.batches.sizes[0]
-    seconds = seconds_of(chosen.time)
+    seconds = parse_seconds(chosen.time)
     with _progress() as progress:
 
         def on_try(title: str) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.rehearsal.programs import LAUNCHERS, SUFFIX
 
 if TYPE_CHECKING:
     from fragdoctor.model.case import Case
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 DEFAULT_TIME: Final = "2m"
 _PYTHON: Final = re.compile(r"python[0-9.]*(?:\.exe)?")
 _VALUED: Final = {"-W", "-X"}
+_MAX_LINE: Final = 256  # the kernel reads no more of a script's first line
 
 
 def command_of(words: Sequence[str]) -> tuple[Sequence[str], bool, str | None]:
@@ -35,7 +38,7 @@ def command_of(words: Sequence[str]) -> tuple[Sequence[str], bool, str | None]:
         )
     first, rest = words[0], list(words[1:])
     if not _PYTHON.fullmatch(Path(first).name):
-        return words, False, None
+        return [_script(first), *rest], False, None
     while rest and rest[0].startswith("-") and rest[0] != "-m":
         if rest[0] == "-c":
             raise ConfigError(
@@ -44,6 +47,25 @@ def command_of(words: Sequence[str]) -> tuple[Sequence[str], bool, str | None]:
         rest = rest[2:] if rest[0] in _VALUED else rest[1:]
     is_module = rest[:1] == ["-m"]
     return rest[1:] if is_module else rest, is_module, first
+
+
+def _script(name: str) -> str:
+    """Return the script that a command runs: its own name, or where it is found on PATH.
+
+    Raises:
+        ConfigError: it is none of Python.
+    """
+    if name.endswith((".py", SUFFIX)) or Path(name).name in LAUNCHERS:
+        return name
+    found = shutil.which(name)
+    if found is not None:
+        with Path(found).open("rb") as file:
+            if b"python" in file.readline(_MAX_LINE):
+                return found
+    raise ConfigError(
+        f"{name} is not a Python script.",
+        hint="Rehearse the script that it starts: fragdoctor rehearse train.py --cure",
+    )
 
 
 def follow(
@@ -67,8 +89,8 @@ def follow(
     from fragdoctor.cli.rehearse import RehearseOptions, asked_of
     from fragdoctor.diagnosis.pipeline import diagnose
     from fragdoctor.inputs.snapshot_reader import read_snapshot
-    from fragdoctor.rehearsal.prescription.search import CureSearch, seconds_of
-    from fragdoctor.rehearsal.programs import LAUNCHERS
+    from fragdoctor.rehearsal.prescription.search import CureSearch
+    from fragdoctor.units import parse_seconds
 
     figures = diagnosis.figures_of(diagnosis.verdict.device)
     if figures is None or figures.capacity_bytes is None:
@@ -78,7 +100,7 @@ def follow(
         )
     words, is_module, python = command_of(command)
     starts_ranks = bool(words) and Path(words[0]).name in LAUNCHERS
-    seconds = seconds_of(time)
+    seconds = parse_seconds(time)
     options = RehearseOptions(
         words=list(words),
         is_module=is_module,

@@ -16,6 +16,7 @@ from fragdoctor.cli.exit import OK, USAGE
 from fragdoctor.errors import ConfigError, FragdoctorError
 from fragdoctor.opening import first_free
 from fragdoctor.recording.record_options import DEFAULT_MAX_ENTRIES
+from fragdoctor.units import parse_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,6 +96,7 @@ def run(asked: RunOptions) -> int:
     look = console.render_options(
         quiet=asked.quiet, verbose=asked.verbose, no_color=asked.no_color, on_stderr=True
     )
+    parse_seconds(asked.rehearse_time)  # a mistake in it is no surprise after hours
     command = command_of(asked.words, is_module=asked.is_module)
     directory = _directory(asked)
     if outer := from_environment(os.environ):
@@ -237,7 +239,7 @@ def _follow(
                 lambda title: progress.show(f"Rehearsing {title}", 0, 0),
             )  # fmt: skip
     except FragdoctorError as e:
-        _say(f"No change could be tried: {e.message}")
+        _say(f"No change could be tried: {e.message} {e.hint}".rstrip())
         return
     except KeyboardInterrupt:
         _say("The rehearsal was stopped.")

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from fragdoctor.model.finding import Location
 from fragdoctor.model.hooks import drawn
+from fragdoctor.units import format_size
 
 
 class Numerics(StrEnum):
@@ -191,6 +192,14 @@ class Prescription(Struct, frozen=True):
     def fits(self) -> bool:
         """Whether the program fits without a change."""
         return self.needs_bytes <= self.capacity_bytes
+
+    def __repr__(self) -> str:
+        """Return one line: what was tried fills screens."""
+        cure = "fits as it is" if self.fits else "no change fits"
+        if self.cure is not None:
+            cure = self.cure.title
+        needs = f"{format_size(self.needs_bytes)} of {format_size(self.capacity_bytes)}"
+        return f"<Prescription {self.target!r} needs {needs}: {cure}>"
 
     def _repr_html_(self) -> str | None:
         """Return what Jupyter shows."""

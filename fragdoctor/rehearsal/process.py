@@ -113,6 +113,10 @@ class RehearsalConditions(Struct, frozen=True):
         torch_version: the version whose allocator is modeled; "" = that of the program's PyTorch.
         n_steps: steps after which to stop; None = when their memory repeats.
         least_steps: steps before which it is not stopped because their memory repeats.
+        known_steps: steps after which it is stopped as soon as their memory repeats, since those
+            that follow are known to repeat too; None = not known.
+        fitting_bytes: once more than this was allocated, it is stopped as soon as its steps repeat,
+            since it does not fit; None = never.
         assumed_shares: the share kept by operations whose results depend on values, by kind.
         allows_writes: whether files outside the scratch folder may be changed.
         shows_output: whether the program's output is passed on to standard error.
@@ -132,6 +136,8 @@ class RehearsalConditions(Struct, frozen=True):
     torch_version: str = ""
     n_steps: int | None = None
     least_steps: int = 0
+    known_steps: int | None = None
+    fitting_bytes: int | None = None
     assumed_shares: Mapping[str, float] = field(default_factory=dict)
     allows_writes: bool = False
     shows_output: bool = False

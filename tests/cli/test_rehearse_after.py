@@ -107,7 +107,18 @@ def test_command_is_taken_apart(words: Sequence[str], expected: tuple[Any, ...])
     assert command_of(words) == expected
 
 
-@pytest.mark.parametrize("words", [[], ["python", "-c", "print()"]])
+def test_script_on_path_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, first in [("tune", "#!/usr/bin/env python3"), ("go", "#!/bin/sh")]:
+        (tmp_path / name).write_text(f"{first}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    assert command_of(["tune", "run"]) == ([str(tmp_path / "tune"), "run"], False, None)
+    with pytest.raises(ConfigError, match="go is not a Python script"):
+        command_of(["go"])
+
+
+@pytest.mark.parametrize("words", [[], ["python", "-c", "print()"], ["sh", "go.sh"]])
 def test_command_that_is_no_file_of_python_is_refused(words: Sequence[str]) -> None:
     with pytest.raises(ConfigError):
         command_of(words)

@@ -118,6 +118,15 @@ def test_failure_that_cannot_be_rehearsed_costs_a_sentence(runner) -> None:
     assert last[1].startswith("No change could be tried: ")
 
 
+def test_mistake_in_the_time_is_said_before_the_program_runs(runner) -> None:
+    script = runner.script("print('mine')\n")
+
+    done = runner.run(str(script), options=("--rehearse-time", "soon"))
+
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"'soon' is no time" in done.stderr
+
+
 def test_program_that_succeeds_is_not_rehearsed(runner) -> None:
     done = runner.run(str(runner.script("torch.alloc(60)\n")), options=())
 

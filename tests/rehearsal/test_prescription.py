@@ -40,6 +40,7 @@ from fragdoctor.rehearsal.programs import Program
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.text import render
 from fragdoctor.report.views.prescription import document, shown
+from fragdoctor.units import parse_seconds
 
 pytest.importorskip("torch")  # the programs are rehearsed with it
 
@@ -571,6 +572,16 @@ def test_fewest_gpus_are_found_where_one_does_not_do(stage: Stage) -> None:
     assert found["cure"]["n_gpus"] in {1, fewest}
 
 
+def test_smaller_batches_are_not_tried_where_what_is_kept_is_too_much(stage: Stage) -> None:
+    stage.script(MODEL.replace("1024", "4096") + LOOP.replace("BATCH", "8"))
+
+    found = cure(stage, "80MiB", code=1)
+
+    alone = {one["treatments"][0]["code"] for one in found["tried"] if len(one["treatments"]) == 1}
+    assert alone == {*search.KEEPING_LESS, "fully-shard"}
+    assert any("state alone take" in note for note in found["notes"])
+
+
 @pytest.mark.slow
 def test_what_a_change_breaks_later_is_no_cure(stage: Stage) -> None:
     stage.script(
@@ -684,13 +695,13 @@ def test_what_mostly_cures_is_tried_before_what_seldom_does(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("5m", 300), ("1.5h", 5400), ("7", 7)])
 def test_times(text: str, seconds: float) -> None:
-    assert search.seconds_of(text) == seconds
+    assert parse_seconds(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "m", "-5m", "0s", "nan", "5 parsecs"])
 def test_other_times_are_refused(text: str) -> None:
     with pytest.raises(ConfigError):
-        search.seconds_of(text)
+        parse_seconds(text)
 
 
 def tried(code: str, needs: int, capacity: int = 100, numerics: Numerics = Numerics.EXACT,

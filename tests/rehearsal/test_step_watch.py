@@ -9,8 +9,9 @@ pytest.importorskip("torch")
 
 from fragdoctor.rehearsal.engine import step_watch
 from fragdoctor.rehearsal.engine.loops import Loops
+from fragdoctor.rehearsal.engine.memory_history import ALLOC
 from fragdoctor.rehearsal.engine.skipping import MANY_EQUAL_ROUNDS
-from fragdoctor.rehearsal.engine.step_watch import RUNS_BEFORE_A_TURN, Steps
+from fragdoctor.rehearsal.engine.step_watch import RUNS_BEFORE_A_TURN, Steps, StopConditions
 
 
 @pytest.fixture(autouse=True)
@@ -30,18 +31,27 @@ class Program:
     """
 
     def __init__(
-        self, optimizers: str, limit: int | None = None, most: int | None = None, least: int = 0
+        self, optimizers: str, limit: int | None = None, most: int | None = None, **asked: int
     ) -> None:
         self.requests: list[int] = []
         self.told: list[int] = []
         gpus = SimpleNamespace(
-            figures=lambda _: {"events": len(self.requests), "allocated": 1, "reserved": 2},
+            figures=lambda _: {
+                "events": len(self.requests),
+                "allocated": 1,
+                "reserved": 2,
+                "peak_allocated": max(self.requests, default=0),
+            },
+            trace=lambda _, first: [
+                SimpleNamespace(size=size, action=ALLOC) for size in self.requests[first:]
+            ],
             digest=lambda _, first, end: hash(tuple(self.requests[first:end])),
         )
         now: Any = SimpleNamespace(
             gpus=gpus, n_devices=1, is_started=True, captures=[], loops=Loops()
         )
-        self.steps = Steps(now, limit, most, self.told.append, self._stop, least)
+        conditions = StopConditions(limit, most, **asked)
+        self.steps = Steps(now, conditions, self.told.append, self._stop)
         self.optimizers = {name: SimpleOptimizer() for name in optimizers}
         self.steps._has_optimizer = bool(optimizers)
         self.steps._uncalled.update(self.optimizers.values())
@@ -166,6 +176,37 @@ def test_it_goes_on_as_far_as_it_must_although_steps_repeat() -> None:
 
     with pytest.raises(EndedError, match="steps 11 to 30 asked for the same memory"):
         made.run("bA" * 50)
+
+
+def test_it_ends_at_once_where_the_steps_that_follow_are_known_to_repeat() -> None:
+    made = Program("A", least=30, known=4)
+    with pytest.raises(EndedError, match="steps 2 to 4 asked for the same memory"):
+        made.run("m" + "bbA" * 50)
+
+
+@pytest.mark.parametrize(("after", "known_from"), [("", 2), ("n", 2), ("mmm", None)])
+def test_a_program_is_known_where_nothing_large_follows_its_steps(
+    after: str, known_from: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_watch, "LITTLE_BYTES", 2000)
+    made = Program("A")
+
+    made.run("m" + "bA" * 9 + after)
+
+    assert made.steps.known_from(is_stopped=False) == known_from
+    assert made.steps.known_from(is_stopped=True) == 2
+
+
+@pytest.mark.parametrize(("fitting_bytes", "n_steps"), [(999, 4), (1000, 30)])
+def test_it_ends_as_soon_as_steps_repeat_that_need_too_much(
+    fitting_bytes: int, n_steps: int
+) -> None:
+    made = Program("A", least=30, fitting_bytes=fitting_bytes)
+
+    with pytest.raises(EndedError, match="asked for the same memory"):
+        made.run("m" + "bA" * 50)
+
+    assert made.steps.n_taken == n_steps
 
 
 def test_micro_batches_that_differ_make_no_step_differ() -> None:

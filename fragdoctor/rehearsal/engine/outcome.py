@@ -137,13 +137,17 @@ class ProgramOutcome:
             ],
             "notes": list(now.assumptions.notes),
             "conf": now.budget.settings.conf,
-            "traits": None if self.traits is None else self.traits.found(),
+            "traits": None if self.traits is None else self._traits(),
         }
         if "libraries" in self.request:
             found["libraries"] = self.request["libraries"].found()
         temporary = Path(f"{self.request['outcome']}.tmp")
         temporary.write_text(json.dumps(found), encoding="utf-8")
         temporary.replace(self.request["outcome"])
+
+    def _traits(self) -> dict[str, Any]:
+        known_from = self.steps.known_from(is_stopped=bool(self.stopped))
+        return {**self.traits.found(), "known_from": known_from}
 
     def _failure_after_skipping(self) -> str:
         """Return what ended the program, which may lack the effects of the skipped rounds."""

@@ -219,7 +219,7 @@ def _prepared(request: dict[str, Any], undo: ExitStack) -> Session:
 def _rehearse(request: dict[str, Any], now: Session, undo: ExitStack) -> NoReturn:
     """Run the program on the requested GPU, write the outcome, and exit."""
     from fragdoctor.rehearsal.engine.outcome import ProgramOutcome
-    from fragdoctor.rehearsal.engine.step_watch import Steps
+    from fragdoctor.rehearsal.engine.step_watch import Steps, StopConditions
 
     gpu = request["gpu"]
     now.facts = GpuModel(**gpu["kernels"])
@@ -229,7 +229,10 @@ def _rehearse(request: dict[str, Any], now: Session, undo: ExitStack) -> NoRetur
     now.assumptions.shares.update(request["assumed_shares"])
     outcome = ProgramOutcome(request, now)
     limit, most = request["n_steps"], request["most_steps"]
-    steps = Steps(now, limit, most, outcome.on_step, outcome.stop_early, request["least_steps"])
+    asked = StopConditions(
+        limit, most, request["least_steps"], request["known_steps"], request["fitting_bytes"]
+    )
+    steps = Steps(now, asked, outcome.on_step, outcome.stop_early)
     if request["stops_by_itself"]:
         steps.install(undo)
         if limit is None:

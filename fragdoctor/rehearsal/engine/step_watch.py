@@ -23,6 +23,7 @@ from torch.optim import optimizer as optimizers
 from fragdoctor.model.turns import period_of, whole_rounds
 from fragdoctor.rehearsal.engine.calls import after_making
 from fragdoctor.rehearsal.engine.marks import StepProgress
+from fragdoctor.rehearsal.engine.memory_history import ALLOC
 from fragdoctor.rehearsal.engine.session import Session
 from fragdoctor.rehearsal.engine.skipping import (
     CHEAP_EVENTS,
@@ -32,6 +33,8 @@ from fragdoctor.rehearsal.engine.skipping import (
     Round,
 )
 
+LITTLE_BYTES: Final = 2**20
+"""What a program may ask for after its last step, such as for the mean of its losses."""
 LIBRARY_S: Final = 10.0
 """How long a rehearsal continues at most when a library's loop repeats in memory."""
 RUNS_BEFORE_A_TURN: Final = 5
@@ -67,6 +70,24 @@ class Run(NamedTuple):
     end: Moment
 
 
+class StopConditions(NamedTuple):
+    """When a program has shown enough.
+
+    Attributes:
+        limit: steps after which to stop; None = when their memory repeats.
+        most: steps after which to stop in any case; None = never.
+        least: steps before which it does not stop because their memory repeats.
+        known: steps after which all that follow are known to repeat; None = not known.
+        fitting_bytes: how much it may allocate; None = any amount.
+    """
+
+    limit: int | None
+    most: int | None
+    least: int = 0
+    known: int | None = None
+    fitting_bytes: int | None = None
+
+
 class Steps(StepProgress):
     """Counts the steps of a program, and ends the program when enough has been seen.
 
@@ -76,11 +97,9 @@ class Steps(StepProgress):
 
     Args:
         now: the rehearsal.
-        limit: steps after which to stop; None = when their memory repeats.
-        most: steps after which to stop in any case; None = never.
+        asked: when enough has been seen.
         on_step: called after each run of the optimizer that ends a step.
         on_stop: called with the reason when enough has been seen.
-        least: steps before which it does not stop because their memory repeats.
 
     Attributes:
         found: steps that end with a run of the optimizer.
@@ -89,18 +108,14 @@ class Steps(StepProgress):
     def __init__(
         self,
         now: Session,
-        limit: int | None,
-        most: int | None,
+        asked: StopConditions,
         on_step: Callable[[int], None],
         on_stop: Callable[[str], None],
-        least: int = 0,
     ) -> None:
         self.now = now
-        self.limit = limit
-        self.most = most
+        self.asked = asked
         self.on_step = on_step
         self.on_stop = on_stop
-        self.least = least
         self.found: list[Step] = []
         self._runs: list[Run] = []
         self._period = 1
@@ -206,7 +221,7 @@ class Steps(StepProgress):
             self.on_step(self.n_complete)
         # Like the run one period before, this run is over, with all optimizers that ran in a row.
         is_over = self._runs[at - self._period].turn == self._runs[at].turn
-        if self.limit is None and at >= self._period and is_over:
+        if self.asked.limit is None and at >= self._period and is_over:
             self._reason = self._settled()
 
     def end_range(self) -> None:
@@ -223,8 +238,8 @@ class Steps(StepProgress):
     def _begin(self) -> None:
         """Note that the next step begins, or more of this one: stop if enough has been seen."""
         if not self._has_optimizer:
-            if self.limit is not None and self.n_taken >= self.limit:
-                self.on_stop(f"{self.limit} steps were asked for")
+            if self.asked.limit is not None and self.n_taken >= self.asked.limit:
+                self.on_stop(f"{self.asked.limit} steps were asked for")
         elif len(self._runs) > self._n_settled:
             reason = self._settled()
             if reason:
@@ -247,21 +262,57 @@ class Steps(StepProgress):
         asked = end.round_since(self.now.gpus, before)
         return Step(len(self.found) + 1, end.n_events, asked)
 
+    def _equal(self, most: int | None = None) -> list[Step]:
+        """Return the last steps that asked for the same memory, the last one first."""
+        steps = islice(reversed(self.found), most)
+        return list(takewhile(lambda step: step.asked == self.found[-1].asked, steps))
+
+    def known_from(self, *, is_stopped: bool) -> int | None:
+        """Return the step from which all asked for the same memory, and nothing else followed.
+
+        It is None in a loop of the user's own, whose end is always seen, and if the program asked
+        for memory after its last step. Where it was stopped, what followed is not known anyhow.
+        """
+        if self._is_in_users_loop or not self._runs:
+            return None
+        self._settled()
+        events = (
+            event
+            for device, first in enumerate(self._runs[-1].end.n_events)
+            for event in self.now.gpus.trace(device, first)
+        )
+        asked_bytes = sum(event.size for event in events if event.action == ALLOC)
+        is_quiet = is_stopped or asked_bytes <= LITTLE_BYTES
+        return len(self.found) - len(self._equal()) + 1 if is_quiet else None
+
     def _enough(self, n: int) -> str:
-        if self.limit is not None:
-            return f"{n} steps were asked for" if n >= self.limit else ""
+        limit, most, least, *_ = self.asked
+        if limit is not None:
+            return f"{n} steps were asked for" if n >= limit else ""
+        equal = self._equal(MANY_EQUAL_ROUNDS)
+        repeats = len(equal) >= EQUAL_ROUNDS
+        reason = f"steps {equal[-1].number} to {n} asked for the same memory" if repeats else ""
+        if repeats and self._shows_nothing_new(n):
+            return reason
         if self._is_in_users_loop:
             return ""
-        steps = islice(reversed(self.found), MANY_EQUAL_ROUNDS)
-        equal = list(takewhile(lambda step: step.asked == self.found[-1].asked, steps))
-        if len(equal) >= EQUAL_ROUNDS and n >= self.least:
+        if repeats and n >= least:
             n_events = sum(equal[0].n_events) - sum(equal[-1].n_events)
             is_many = len(equal) >= MANY_EQUAL_ROUNDS or n_events >= CHEAP_EVENTS
             if is_many and self._has_gone_on():
-                return f"steps {equal[-1].number} to {n} asked for the same memory"
-        if self.most is not None and n >= self.most:
+                return reason
+        if most is not None and n >= most:
             return f"{n} steps did not repeat in memory"
         return ""
+
+    def _shows_nothing_new(self, n: int) -> bool:
+        """Return whether the rest is known, or is of no use as the program already has too much."""
+        known, fitting_bytes = self.asked.known, self.asked.fitting_bytes
+        if known is not None and n >= known and not self._is_in_users_loop:
+            return True
+        figures = map(self.now.gpus.figures, range(self.now.n_devices))
+        peak_bytes = max(one["peak_allocated"] for one in figures)
+        return fitting_bytes is not None and peak_bytes > fitting_bytes
 
     def _has_gone_on(self) -> bool:
         """Return whether a library's loop, whose rounds cannot be skipped, ran for long enough.

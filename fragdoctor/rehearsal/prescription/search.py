@@ -37,6 +37,7 @@ from fragdoctor.rehearsal.prescription.need import Need
 from fragdoctor.rehearsal.process import RehearsalConditions, Runs
 from fragdoctor.rehearsal.programs import Program
 from fragdoctor.rehearsal.sweep import with_batch
+from fragdoctor.units import format_size
 
 MAX_PARTS: Final = 64
 MAX_GPUS: Final = 64
@@ -50,10 +51,14 @@ BESIDE: Final = ("chunked-loss",)
 """Tried together with fewer checkpointed blocks, as it leaves the results alone and costs less."""
 LATE: Final = ("fused", "no-foreach", "step-in-backward")
 """Tried after checkpointing, although they cost nothing: of 67 programs they let none fit."""
+KEEPING_LESS: Final = ("step-in-backward", "state-on-host", "adamw-8bit", "adafactor")
+"""Change how much parameters, gradients and the optimizer's state take while it runs."""
 ALONE: Final = ("accumulate", "checkpoint", "step-in-backward")
 """Not tried with everything else that lowers the need, if nothing is enough."""
 ON_TOP: Final = ("autocast", "adamw-8bit")
 """Tried on top of checkpointing if nothing that leaves the results as they are is enough."""
+EQUAL: Final = 3
+"""Equal steps after which a try is stopped if those of the unchanged program repeat from there."""
 LEAST_S: Final = 5.0
 """How long the changed program may take if no time is left for it."""
 
@@ -139,9 +144,15 @@ class CureSearch:
                 shutil.copyfile(self._snapshot, keep)
             self._needs_bytes, self._peak_bytes = needs_bytes, found.peak_allocated_bytes
             self._as_it_is = found
-            # A change may take longer: what ended by itself without it is not stopped with it.
-            least_steps = 0 if found.stopped else found.steps
-            self._conditions = replace(self._conditions, least_steps=least_steps)
+            # A change may take longer: what ended by itself without it is not stopped with it,
+            # unless all that it would show is known.
+            known_from = found.traits["known_from"]
+            self._conditions = replace(
+                self._conditions,
+                least_steps=0 if found.stopped else found.steps,
+                known_steps=None if known_from is None else known_from + EQUAL - 1,
+                fitting_bytes=self._capacity_bytes,
+            )
             is_cut_short = False
             if needs_bytes > self._capacity_bytes:
                 self._held = held_lines(read_snapshot(self._snapshot))
@@ -215,16 +226,17 @@ class CureSearch:
     def _search(self, found: Rehearsal) -> None:
         traits, conf = found.traits, self._conditions.conf or found.conf
         simple = [*catalogue.simple(traits, conf)]
+        if traits["kept_bytes"] > self._capacity_bytes:
+            self._keep_less(traits, simple)
+        else:
+            self._lower_peak(traits, simple, conf)
+
+    def _lower_peak(self, traits: catalogue.Traits, simple: Sequence[Treatment], conf: str) -> None:
         first = [one for one in simple if _cost(one) == 0 and one.code not in LATE]
         for treatment in first:
             self._try(treatment)
         traits = self._with_batch(traits)
         self._number = traits.get("number")
-        if traits.get("mixing"):
-            self._notes.append(
-                "Smaller batches may not add up to the gradients of the whole batch: "
-                f"{traits['mixing']}."
-            )
         size = catalogue.batch_size(traits, self._batch)
         self._split(size, lambda n: catalogue.accumulated(traits, n, self._batch))
         evaluated = max(traits["evaluated"].values(), default=0)
@@ -248,6 +260,26 @@ class CureSearch:
         self._combine(traits, conf)
         if not catalogue.why_not_sharded(traits):
             self._fewest_gpus(traits)
+
+    def _keep_less(self, traits: catalogue.Traits, simple: Sequence[Treatment]) -> None:
+        """Try what helps where parameters, gradients and the optimizer's state do not fit."""
+        self._notes.append(
+            "Parameters, gradients and the optimizer's state alone take "
+            f"{format_size(traits['kept_bytes'])}. Smaller batches and checkpoints by themselves "
+            "cannot be enough."
+        )
+        keeping_less = [one for one in simple if one.code in KEEPING_LESS]
+        for treatment in keeping_less:
+            self._try(treatment, is_base=True)
+        if any(one.fits and one.numerics is Numerics.EXACT for one in self._tried):
+            return
+        traits = self._with_batch(traits)
+        self._number = traits.get("number")
+        if not catalogue.why_not_sharded(traits):
+            self._fewest_gpus(traits)
+        for treatment in keeping_less:
+            if self._checkpoint(treatment):
+                return
 
     def _helping(self) -> list[Treatment]:
         """Return what lowers the need by itself and leaves results alone, the best of each kind."""
@@ -285,6 +317,10 @@ class CureSearch:
         if seen is None:
             return traits
         reason, is_sum = mixing(traits["losses"], seen.found.traits["losses"], n)
+        if reason:
+            self._notes.append(
+                f"Smaller batches may not add up to the gradients of the whole batch: {reason}."
+            )
         return {**traits, "mixing": reason, "is_sum": is_sum}
 
     def _split(self, size: int, make: Callable[[int], Treatment]) -> None:
@@ -299,7 +335,8 @@ class CureSearch:
     def _fewest_gpus(self, traits: catalogue.Traits) -> None:
         """Spread the program over as few GPUs as necessary; a batch is split evenly."""
         size = catalogue.batch_size(traits, self._batch)
-        counts = [n for n in range(2, MAX_GPUS + 1) if size % n == 0]
+        least = traits["kept_bytes"] / self._capacity_bytes  # each GPU has an equal part
+        counts = [n for n in range(2, MAX_GPUS + 1) if size % n == 0 and n >= least]
         low, high = -1, min(0, len(counts) - 1)
         peak_bytes = self._needs_bytes
         while low < high:
@@ -466,10 +503,12 @@ class CureSearch:
             reason = found.partial_reason
             if not reason and found.steps < min(self._as_it_is.steps, 2):
                 reason = "its rounds end before the second update; let it run more of them"
-            are_stopped = bool(found.stopped and self._as_it_is.stopped)
-            as_far = are_stopped or reason in {"", self._as_it_is.partial_reason}
-            if not as_far:
-                self._check_time()
+            is_known = bool(self._as_it_is.stopped) or self._conditions.known_steps is not None
+            is_over = found.peak_allocated_bytes > self._capacity_bytes  # whatever would follow
+            as_far = bool(found.stopped) and (is_known or is_over)
+            as_far |= reason in {"", self._as_it_is.partial_reason}
+            if found.stopped or not as_far:
+                self._check_time()  # it may have been stopped for lack of time
             fits = needs_bytes <= self._capacity_bytes and as_far
             error = "" if as_far else f"Not rehearsed as far: {reason}."
             peak_bytes = found.peak_allocated_bytes
@@ -542,20 +581,3 @@ def _parts(size: int) -> Iterator[int]:
 
 def _divisor(treatments: Sequence[Treatment]) -> int:
     return max(one.batch_divisor for one in treatments)
-
-
-def seconds_of(text: str) -> float:
-    """Return the seconds of ``90s``, ``5m`` or ``1h``.
-
-    Raises:
-        ConfigError: the text has another form.
-    """
-    unit = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:])
-    number = text[:-1].strip() if unit else text
-    try:
-        seconds = float(number) * (unit or 1.0)
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds < 1e6:
-        raise ConfigError(f"{text!r} is no time.", hint="Write for example 5m or 90s.")
-    return seconds

@@ -8,7 +8,7 @@ import io
 import os
 import sys
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from functools import wraps
 from types import FrameType, ModuleType
@@ -62,7 +62,7 @@ class Traits:
     def __init__(self, undo: ExitStack) -> None:
         self._found: dict[str, Any] = {
             **dict.fromkeys(_FLAGS, False),
-            **dict.fromkeys(("n_parameters", "n_flops", "n_optimizers"), 0),
+            **dict.fromkeys(("n_parameters", "n_flops", "n_optimizers", "kept_bytes"), 0),
             **{name: [] for name in ("parts", "caches", "optimizers")},
             **{name: {} for name in ("batches", "blocks", "evaluated")},
             **dict.fromkeys(("head", "place")),
@@ -91,6 +91,7 @@ class Traits:
         self._watch(torch.optim.Optimizer, "__init__", self._made_optimizer, undo)
         self._samplers: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._sizes: dict[str, int] = {}
+        self._kept: dict[int, dict[int, int]] = {}
         self._given: set[str] = set()
         self._is_given = False
         self._trained_on: set[str] = set()
@@ -213,9 +214,17 @@ class Traits:
         if self._updating is not None:
             self._updating.add(id(optimizer))
         self._losses.forget()
-        values = (value for state in optimizer.state.values() for value in state.values())
+        values = [value for state in optimizer.state.values() for value in state.values()]
         if any(torch.is_tensor(v) and v.is_cuda and v.dim() for v in values):
             self._note("has_state")
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._kept[id(optimizer)] = _sizes([*parameters, *values])
+        gradients_bytes = sum(_sizes([p.grad for p in parameters]).values())
+        kept: dict[int, int] = {}
+        for sizes in self._kept.values():
+            kept |= sizes
+        at_update = sum(kept.values()) + gradients_bytes
+        self._found["kept_bytes"] = max(self._found["kept_bytes"], at_update)
 
     def _scaled(self, scaler: Any, *_: Any) -> None:
         if scaler.is_enabled():
@@ -284,6 +293,11 @@ class Traits:
     def _zeroed(self, _owner: Any, set_to_none: bool = True, *_: Any, **__: Any) -> None:
         if not set_to_none:
             self._note("zeroes")
+
+
+def _sizes(values: Iterable[Any]) -> dict[int, int]:
+    """Return the bytes of each tensor on a GPU."""
+    return {id(v): v.nbytes for v in values if torch.is_tensor(v) and v.is_cuda}
 
 
 def _place_of_optimizer() -> tuple[str, int, dict[int, str]] | None:
