@@ -5,13 +5,11 @@ It may be in the program, in its arguments, or in a file that the program import
 
 from __future__ import annotations
 
-import _io
 import io
 import os
 import re
 import sys
 from contextlib import ExitStack
-from importlib import _bootstrap_external
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -35,7 +33,8 @@ def install(argument: str, undo: ExitStack) -> None:
         file = Path(target)
         file.write_bytes(divided(file.read_bytes(), int(n), found))  # into the scratch folder
         return
-    read, cached = io.open_code, _bootstrap_external.cache_from_source
+    machinery: Any = sys.modules["_frozen_importlib_external"]  # with functions of its own
+    read, cached = machinery._io.open_code, machinery.cache_from_source
 
     def open_code(path: str) -> Any:
         """``io.open_code``, with which the program and what it imports are read."""
@@ -44,12 +43,12 @@ def install(argument: str, undo: ExitStack) -> None:
         is_target = os.path.realpath(path) == target
         return io.BytesIO(divided(source, int(n), found) if is_target else source)
 
-    def cache_from_source(path: str, *args: Any, **kwargs: Any) -> str:
+    def cache_from_source(path: str, *args: Any, **kwargs: Any) -> Any:
         """``importlib.util.cache_from_source``, without a file for what is divided."""
         if os.path.realpath(path) == target:
             raise NotImplementedError
         return cached(path, *args, **kwargs)
 
-    for owner in (io, _io):
+    for owner in (io, machinery._io):
         put(undo, owner, "open_code", open_code)
-    put(undo, _bootstrap_external, "cache_from_source", cache_from_source)
+    put(undo, machinery, "cache_from_source", cache_from_source)
