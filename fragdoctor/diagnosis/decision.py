@@ -307,14 +307,10 @@ def _free_enough(r: FailedRequest) -> Iterator[Hypothesis]:
             "torch.cuda.get_per_process_memory_fraction() (2.10 and later).",
         )
         return
-    fraction, ask = (
-        (
-            "a memory fraction that this version's message does not print, ",
-            "Say whether a memory fraction is set; ",
-        )
-        if r.may_hide_limit
-        else ("", "")
-    )
+    fraction = ask = ""
+    if r.may_hide_limit:
+        fraction = "a memory fraction that this version's message does not print, "
+        ask = "Say whether a memory fraction is set; "
     reasons = (
         f"{fraction}a neighbor that has since freed its memory, "
         "a limit of the driver or of virtual memory, or on Windows a page file that is too small"

@@ -237,15 +237,13 @@ def _request_served(e: CaseEvidence) -> Hypothesis | None:
 
 
 def _growth_in_log(e: CaseEvidence) -> Hypothesis | None:
-    """Memory grew from trial to trial, which one message alone cannot show."""
+    """Memory grew over the trials or the prints of a log, which one message cannot show."""
     grown, reading = e.grown, e.reading
     if grown is None or grown.confidence is not Confidence.LIKELY:
         return None
     if grown.over == "oom" or e.kept is not None:
         return None
-    request = 0 if e.failed is None else e.failed.requested_bytes
-    explains_holes = rise_bytes(grown) > request
-    if reading.cause in LEAKS_INTO and (reading.cause is not Cause.FRAGMENTATION or explains_holes):
+    if _explains_reading(e, rise_bytes(grown)):
         text = f"{growth_sentence(grown)} In the end: {reading.summary}"
     elif reading.row == "no-message" and grown.over == "trial":
         text = f"{growth_sentence(grown)} {reading.summary}"
@@ -254,23 +252,25 @@ def _growth_in_log(e: CaseEvidence) -> Hypothesis | None:
     return Hypothesis(Cause.LEAK, text, Confidence.LIKELY, reading.settled_by, "growth-in-log")
 
 
-def _growth(e: CaseEvidence) -> Hypothesis | None:
-    """Memory grows from step to step, which explains any shortage, and holes between leaks.
+def _explains_reading(e: CaseEvidence, grown_bytes: int) -> bool:
+    """Return whether memory that grew explains what the figures say.
 
-    It does not explain holes if all that was kept is less than the request, nor a request that
-    fails even without what was kept.
+    It explains any shortage, but holes only if what grew is no less than the request.
     """
+    request = 0 if e.failed is None else e.failed.requested_bytes
+    if e.reading.cause is Cause.FRAGMENTATION and grown_bytes < request:
+        return False
+    return e.reading.cause in LEAKS_INTO
+
+
+def _growth(e: CaseEvidence) -> Hypothesis | None:
+    """Memory grows from step to step, unless the request fails even without what was kept."""
     kept, failed = e.kept, e.failed
     if kept is None:
         return None
     ending = "; no request failed yet"
     if failed is not None:
-        is_small = kept.survivor_bytes < failed.requested_bytes
-        if e.reading.cause not in LEAKS_INTO:
-            return None
-        if e.reading.cause is Cause.FRAGMENTATION and is_small:
-            return None
-        if e.is_refuted_leak:
+        if not _explains_reading(e, kept.survivor_bytes) or e.is_refuted_leak:
             return None
         ending = f", until the {failed.request_text} failed"
     check = "look for a list, a cache or a loss that keeps its graph"

@@ -123,9 +123,8 @@ class SettingRemedy(Remedy):
         predicted = bench.predicted(best.result)
         if proposal is not None and not proposal.is_rejected:
             told = proposal.saying(confidence=confidence)
-            if (
-                proposal.recommendation.setting != setting
-            ):  # the replay found a better value than reasoning alone
+            # The replay may have found a better value than reasoning alone.
+            if proposal.recommendation.setting != setting:
                 value = f"{self.key}:{self._value(best)}"
                 why = f"Of the values replayed, {value} leaves the most room."
                 told = told.saying(title=self.title, setting=setting, why=why)
