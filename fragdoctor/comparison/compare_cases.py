@@ -19,7 +19,7 @@ from fragdoctor.comparison.compared_run import (
     read_run,
     side,
 )
-from fragdoctor.comparison.explanation import ComparisonEvidence, likely_causes
+from fragdoctor.comparison.explanation import likely_causes
 from fragdoctor.comparison.line_changes import line_changes, phase_changes, reasons
 from fragdoctor.comparison.line_matching import line_tracks
 from fragdoctor.comparison.line_uses import merged
@@ -216,8 +216,8 @@ def find_trend(
 
 def live_bytes(device: ComparedDevice, *, peak: bool) -> int:
     """Return live bytes at the compared moment, from the trace or the blocks."""
-    if peak and device.totals is not None:
-        return device.totals.peak_allocated_bytes
+    if peak and device.curve is not None:
+        return max(device.curve.allocated_bytes)
     return sum(use.now_bytes for use in device.lines)
 
 
@@ -337,7 +337,7 @@ def _check_steps(steps: Sequence[float] | None, n_runs: int) -> None:
 def _basis(devices: Sequence[ComparedDevice | None]) -> Basis:
     if any(d is None for d in devices):
         return Basis.NONE
-    return Basis.PEAK if all(d is not None and d.totals for d in devices) else Basis.NOW
+    return Basis.PEAK if all(d is not None and d.curve for d in devices) else Basis.NOW
 
 
 def _with_lines(
@@ -361,29 +361,22 @@ def _with_lines(
         )
         if why:
             notes.append(f"The settings were not tried by replay: {why}")
-    evidence = ComparisonEvidence(
-        before=first,
-        after=last,
-        changes=changes,
+    comparison = replace(
+        comparison,
         delta_bytes=delta,
-        settings=comparison.settings,
+        explained_bytes=sum(c.delta_bytes for c in changes if c.place is not None),
+        lines=changes,
+        reasons=reasons(changes, delta),
         proof=proof,
         requests_equal=equal,
-        last=comparison.runs[-1].letter,
-        is_series=len(compared) > 2,
     )
     kept = changes[:MAX_LINES_SHOWN]
     return (
         replace(
             comparison,
-            delta_bytes=delta,
-            explained_bytes=sum(c.delta_bytes for c in changes if c.place is not None),
+            causes=likely_causes(comparison, first, last),
             lines=kept,
             n_lines_left_out=len(changes) - len(kept),
-            reasons=reasons(changes, delta),
-            causes=likely_causes(evidence),
-            proof=proof,
-            requests_equal=equal,
         ),
         notes,
     )

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -29,47 +28,12 @@ _FEATURES: Final = re.compile(
 )
 
 
-class RunTotals(Struct, frozen=True, eq=False):
-    """The part of a run's totals that is kept: in a long series, every trace would be too much.
-
-    ``reserved_bytes`` is reserved memory after each of ``reserved_rows``, the segment events;
-    ``peaks_by_request`` is the highest allocated and active memory up to each request,
-    ``int64[n_requests, 2]``, for only the first and the last run of a series.
-    """
-
-    peaks_by_request: I64
-    peak_allocated_bytes: int
-    peak_reserved_bytes: int
-    curve: Curve
-    initial_reserved_bytes: int
-    reserved_rows: I32
-    reserved_bytes: I64
-
-    @classmethod
-    def of(cls, trace: Trace, request_rows: npt.NDArray[np.intp]) -> RunTotals:
-        """Return the totals of a trace; memory is highest right after a request."""
-        rows, n_bytes = trace.totals.reserved_changes()
-        states = trace.totals.at(np.concatenate(([0], request_rows + 1)))[:, :2]
-        return cls(
-            np.maximum.accumulate(states)[1:],
-            trace.totals.peak_allocated_bytes,
-            trace.totals.peak_reserved_bytes,
-            curve_of(trace.totals, trace.n_events),
-            trace.initial_reserved_bytes,
-            rows.copy(),
-            n_bytes.copy(),
-        )
-
-    def peak_reserved_before(self, row: int) -> int:
-        """Return the highest reserved memory before an event."""
-        n = int(np.searchsorted(self.reserved_rows, row))
-        return max(self.initial_reserved_bytes, int(self.reserved_bytes[:n].max(initial=0)))
-
-
 class ComparedDevice(Struct, frozen=True, eq=False):
     """One device of one run.
 
     Attributes:
+        curve: memory over the trace; None without a trace.
+        totals: totals of the trace, for only the first and the last run of a series.
         n_lines_merged: number of the smallest lines, which are merged into one in ``lines``.
         growth: lines that keep memory step by step, with the bytes that each keeps per step.
         requests: ``int64``, requested sizes in the order of the trace, without failed requests.
@@ -80,7 +44,8 @@ class ComparedDevice(Struct, frozen=True, eq=False):
 
     device: int
     capture: CaptureQuality
-    totals: RunTotals | None
+    curve: Curve | None
+    totals: Totals | None
     n_steps: int | None
     lines: tuple[LineUse, ...]
     n_lines_merged: int
@@ -108,12 +73,7 @@ class ComparedRun(Struct, frozen=True, eq=False):
 
     def in_the_middle(self) -> ComparedRun:
         """Return the run without data that only the first and last of a series need."""
-        devices = {
-            number: d
-            if d.totals is None
-            else replace(d, totals=replace(d.totals, peaks_by_request=np.empty((0, 2), np.int64)))
-            for number, d in self.devices.items()
-        }
+        devices = {number: replace(d, totals=None) for number, d in self.devices.items()}
         return replace(self, devices=devices, analyses={})
 
 
@@ -163,7 +123,8 @@ def read_device(trace: Trace) -> tuple[ComparedDevice, DeviceAnalysis]:
     compared = ComparedDevice(
         device=trace.device,
         capture=analysis.capture,
-        totals=None if totals is None else RunTotals.of(trace, asked),
+        curve=None if totals is None else curve_of(totals, trace.n_events),
+        totals=totals,
         n_steps=None if totals is None else analysis.n_steps or None,
         lines=uses,
         n_lines_merged=n_merged,
@@ -262,7 +223,7 @@ def all_figures(compared: Sequence[ComparedRun], chosen: Pairing) -> tuple[Compa
     ]
     devices = [_device(r, d) for r, d in zip(compared, chosen, strict=True)]
     steps = tuple(None if d is None else d.n_steps for d in devices)
-    n_requests = tuple(None if d is None or d.totals is None else len(d.requests) for d in devices)
+    n_requests = tuple(None if d is None or d.curve is None else len(d.requests) for d in devices)
     found.append(ComparedFigure("steps", "steps in the trace", "count", steps))
     found.append(ComparedFigure("requests", "requests in the trace", "count", n_requests))
     return tuple(f for f in found if any(v is not None for v in f.values))
@@ -296,17 +257,21 @@ def _common_peaks(
 
     A run that failed is shorter than one that did not: what the other did later is not growth.
     """
-    peaks = [run.totals.peaks_by_request for run in (first, last) if run and run.totals]
-    n = min(map(len, peaks)) if len(peaks) == 2 else 0
-    old, new = (p[n - 1].tolist() for p in peaks) if n else ((None, None), (None, None))
-    return n or None, (old[0], new[0]), (old[1], new[1])
+    runs = [(run.totals, run.request_rows) for run in (first, last) if run and run.totals]
+    n = min(len(rows) for _, rows in runs) if len(runs) == 2 else 0
+    if not n:
+        return None, (None, None), (None, None)
+    # Memory is highest right after a request.
+    states = (totals.at(np.append(0, rows[:n] + 1)) for totals, rows in runs)
+    old, new = (highest.max(axis=0).tolist() for highest in states)
+    return n, (old[0], new[0]), (old[1], new[1])
 
 
 def side(run: ComparedRun, index: int, device: int | None) -> RunSide:
     """Return one run in the form that reports show."""
     own = _device(run, device)
     figures = figures_of(run, device)
-    totals = None if own is None else own.totals
+    curve = None if own is None else own.curve
     return RunSide(
         letter=letter(index),
         name=run.name,
@@ -316,13 +281,13 @@ def side(run: ComparedRun, index: int, device: int | None) -> RunSide:
         torch_version=run.torch_version,
         conf=run.conf,
         has_snapshot=bool(run.devices),
-        has_trace=totals is not None,
+        has_trace=curve is not None,
         has_stacks=own is not None and own.capture.has_stacks > 0,
         is_cut=own is not None and own.capture.is_truncated,
         n_events=None if figures is None else figures.n_events,
         n_steps=None if own is None else own.n_steps,
         capacity_bytes=None if figures is None else figures.capacity_bytes,
-        curve=None if totals is None else totals.curve,
+        curve=curve,
         moment=None if figures is None else figures.moment,
     )
 

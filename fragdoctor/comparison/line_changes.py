@@ -18,7 +18,7 @@ from fragdoctor.model.comparison import (
     StackChange,
 )
 from fragdoctor.model.finding import Location
-from fragdoctor.model.phases import Category, PhaseReport, TrainingPhase
+from fragdoctor.model.phases import Category, TrainingPhase
 
 MAX_SHOWN_SIZES: Final = 8
 MAX_STACK_CHANGES: Final = 8
@@ -36,11 +36,10 @@ def line_changes(
 
     With ``peak``, the peaks are compared; otherwise what is live now.
     """
-    changes = []
-    for i, j in match_lines(before, after):
-        a = None if i is None else before[i]
-        b = None if j is None else after[j]
-        changes.append(_change(a, b, peak=peak))
+    changes = [
+        _change(None if i is None else before[i], None if j is None else after[j], peak=peak)
+        for i, j in match_lines(before, after)
+    ]
     changes.sort(key=lambda c: (-abs(c.delta_bytes), -max(c.before_bytes, c.after_bytes)))
     return tuple(changes)
 
@@ -196,29 +195,21 @@ def phase_changes(
     before: ComparedRun, after: ComparedRun, devices: tuple[int | None, int | None]
 ) -> tuple[PhaseChange, ...]:
     """Return each phase's peak, then each category at the peak; empty if a run has no phases."""
-    old, new = _report(before, devices[0]), _report(after, devices[1])
-    if old is None or new is None:
+    # A device without a training step has no phases.
+    reports = [
+        p
+        for run, device in zip((before, after), devices, strict=True)
+        for p in run.diagnosis.phases
+        if p.device == device and p.phases
+    ]
+    if len(reports) < 2:
         return ()
-    a, b = _peaks(old), _peaks(new)
+    a, b = ({p.phase: p.worst_peak_bytes for p in report.phases} for report in reports)
     rows = [PhaseChange(f"{p.word} (peak)", a.get(p), b.get(p)) for p in _PHASES if p in a | b]
-    held_a, held_b = _held(old), _held(new)
+    held_a, held_b = ({s.category: s.n_bytes for s in report.at_peak} for report in reports)
     rows += [
         PhaseChange(f"at the peak: {c.word.replace('_', ' ')}", held_a.get(c, 0), held_b.get(c, 0))
         for c in Category
         if held_a.get(c) or held_b.get(c)
     ]
     return tuple(rows)
-
-
-def _report(run: ComparedRun, device: int | None) -> PhaseReport | None:
-    """Return the phases of a device, or None if it shows no training step."""
-    found = (p for p in run.diagnosis.phases if p.device == device and p.phases)
-    return next(found, None)
-
-
-def _peaks(report: PhaseReport) -> dict[TrainingPhase, int]:
-    return {p.phase: p.worst_peak_bytes for p in report.phases}
-
-
-def _held(report: PhaseReport) -> dict[Category, int]:
-    return {s.category: s.n_bytes for s in report.at_peak}
