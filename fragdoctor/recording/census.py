@@ -48,51 +48,21 @@ _Claim = tuple[Any, str, list[int]]
 """A module or an optimizer, how it holds storages, and their addresses."""
 
 
-class TakenCensus(NamedTuple):
-    """Everything that one census found.
-
-    Attributes:
-        time_us: time of the census, on the clock of a snapshot's events.
-        seconds: how long it took.
-        step: optimizer runs before it; 0 = none, or not counted.
-        is_complete: whether everything was examined in time.
-        owners: who holds anything.
-        devices, addresses, sizes, holders: of each storage; the holder is an index into ``owners``,
-            or -1 if no name leads to the storage.
-        paths: of modules, if allocations are noted with them too.
-        parts: for each storage, the index in ``paths`` of the module whose parameter, gradient or
-            optimizer state it is; -1 if there is none.
-    """
-
-    time_us: int
-    seconds: float
-    step: int
-    is_complete: bool
-    owners: list[Keeper]
-    devices: array[int]
-    addresses: array[int]
-    sizes: array[int]
-    holders: array[int]
-    paths: list[str]
-    parts: array[int]
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the census in the form of its file in a bundle."""
-        columns = ("devices", "addresses", "sizes", "holders", "parts")
-        return {
-            **self._asdict(),
-            "owners": [o._asdict() for o in self.owners],
-            **{name: list(getattr(self, name)) for name in columns},
-        }
-
-
 def take_census(
     torch: Any, step: int = 0, limit_s: float = LIMIT_S, modules: ModuleNames | None = None
-) -> TakenCensus:
+) -> dict[str, Any]:
     """Return who holds this process's CUDA storages now, and for which of ``modules``.
 
     It takes at most ``limit_s`` of one core, within a few hundredths: beyond that, tensors are
     sampled, and unreached storages have no owner. The collector, which may run its code, is paused.
+
+    The census has the form of its file in a bundle, with arrays as its columns: ``time_us`` on the
+    clock of a snapshot's events; ``seconds`` that it took; ``step``, optimizer runs before it (0 =
+    none, or not counted); ``is_complete``, whether everything was examined in time; ``owners`` who
+    hold anything; for each storage ``devices``, ``addresses``, ``sizes`` and ``holders`` (an index
+    into ``owners``, or -1 if no name leads to it); ``paths`` of modules, if allocations are noted
+    with them too; and for each storage in ``parts`` the index in ``paths`` of the module whose
+    parameter, gradient or optimizer state it is, or -1.
     """
     started = time.thread_time()
     time_us = time.time_ns() // 1000
@@ -102,19 +72,19 @@ def take_census(
     sizes, devices, held = taking.storages.sizes, taking.storages.devices, taking.held
     rows = sorted(sizes, key=sizes.__getitem__, reverse=True)[:_MAX_STORAGES]
     paths = {path: at for at, path in enumerate(dict.fromkeys(taking.parts.values())) if path}
-    return TakenCensus(
-        time_us,
-        round(time.thread_time() - started, 4),
-        step,
-        taking.is_complete and taking.storages.is_complete,
-        taking.owners,
-        array("q", [devices[address] for address in rows]),
-        array("Q", rows),
-        array("q", [sizes[address] for address in rows]),
-        array("q", [held.get(address, -1) for address in rows]),
-        [*paths],
-        array("q", [paths.get(taking.parts.get(address, ""), -1) for address in rows]),
-    )
+    return {
+        "time_us": time_us,
+        "seconds": round(time.thread_time() - started, 4),
+        "step": step,
+        "is_complete": taking.is_complete and taking.storages.is_complete,
+        "owners": [owner._asdict() for owner in taking.owners],
+        "devices": array("q", [devices[address] for address in rows]),
+        "addresses": array("Q", rows),
+        "sizes": array("q", [sizes[address] for address in rows]),
+        "holders": array("q", [held.get(address, -1) for address in rows]),
+        "paths": [*paths],
+        "parts": array("q", [paths.get(taking.parts.get(address, ""), -1) for address in rows]),
+    }
 
 
 @contextlib.contextmanager
