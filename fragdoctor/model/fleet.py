@@ -88,7 +88,6 @@ class RankSummary(Struct, frozen=True):
         is_read: False if the rank could not be read: ``error`` is a sentence that says why,
             ``error_code`` its stable name, ``exit_code`` the exit code for this rank alone.
         has_failed: whether an out-of-memory error ended the rank or was raised in it.
-        refused_bytes: size of the first request that was refused.
         figures: figures of the device that the verdict is about.
         settings: allocator settings that differ from the defaults, as (key, value), sorted.
         holders: lines by live bytes at the peak (or at the end, if there is no trace).
@@ -114,7 +113,6 @@ class RankSummary(Struct, frozen=True):
     confidence: str = ""
     summary: str = ""
     has_failed: bool = False
-    refused_bytes: int | None = None
     figures: DeviceFigures | None = None
     settings: tuple[tuple[str, str], ...] = ()
     settings_known: bool = False

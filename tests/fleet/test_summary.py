@@ -123,7 +123,6 @@ def test_summary_says_what_the_snapshot_holds(tmp_path: Path) -> None:
     assert summary.peak_bytes == 112 * builders.MIB
     assert summary.settings == (("expandable_segments", "True"),)
     assert summary.has_failed
-    assert summary.refused_bytes == 256 * builders.MIB
     assert summary.failed_us == fleets.WALL_US + 100
     assert summary.large_sizes[0] == (64 * builders.MIB, 1)
 
