@@ -195,28 +195,21 @@ def find_notes(comparison: Comparison, compared: Sequence[ComparedRun]) -> list[
     runs = comparison.runs
     notes = []
     without = [r.letter for r in runs if not r.has_snapshot]
-    if without:
-        notes.append(
-            f"{_names(without)} {_has(without)} no snapshot with memory in it: figures are "
-            "compared, source lines cannot be."
-        )
     no_trace = [r.letter for r in runs if r.has_snapshot and not r.has_trace]
-    if no_trace and comparison.basis is Basis.NOW:
-        notes.append(
-            f"{_names(no_trace)} {_has(no_trace)} no trace: lines are compared by what is live "
-            "now, not at the peak."
-        )
-    no_stacks = [r.letter for r in runs if r.has_snapshot and not r.has_stacks]
-    if no_stacks:
-        notes.append(
-            f"{_names(no_stacks)} {_has(no_stacks)} no stacks: it is unknown which line holds what."
-        )
-    cut = [r.letter for r in runs if r.is_cut]
-    if cut:
-        notes.append(
-            f"{_names(cut)} {_has(cut)} lost the beginning of the trace: a higher peak before it "
-            "is not seen, and requests are not compared one by one."
-        )
+    texts = {
+        "no snapshot with memory in it: figures are compared, source lines cannot be.": without,
+        "no trace: lines are compared by what is live now, not at the peak.": (
+            no_trace if comparison.basis is Basis.NOW else []
+        ),
+        "no stacks: it is unknown which line holds what.": [
+            r.letter for r in runs if r.has_snapshot and not r.has_stacks
+        ],
+        "lost the beginning of the trace: a higher peak before it is not seen, and requests are "
+        "not compared one by one.": [r.letter for r in runs if r.is_cut],
+    }
+    for what, letters in texts.items():
+        if letters:
+            notes.append(f"{_names(letters)} {_has(letters)} {what}")
     if comparison.settings is None and not without:
         silent = [r.letter for r, own in zip(runs, compared, strict=True) if own.settings is None]
         notes.append(f"{_names(silent)} {_has(silent)} no settings recorded: they may differ.")

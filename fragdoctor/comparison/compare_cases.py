@@ -30,7 +30,6 @@ from fragdoctor.model.case import Case
 from fragdoctor.model.comparison import (
     Basis,
     Comparison,
-    LineChange,
     LineTrend,
     RunTrend,
     SettingsProof,
@@ -67,6 +66,11 @@ def fit_trend(  # noqa: PLR0913 - a series, by keyword
     """
     found = trends.trend_of(values, x)
     sure = confidence_of(found, x)
+    growing = [
+        LineTrend(place, tuple(track), trend.slope)
+        for place, track in tracks
+        if confidence_of(trend := trends.trend_of(track, x), x) is not None
+    ]
     at, between = None, None
     if capacity_bytes is not None and sure is not None:
         at, between = _exhausted(values, x, found, capacity_bytes)
@@ -80,7 +84,7 @@ def fit_trend(  # noqa: PLR0913 - a series, by keyword
         slope_high_bytes=found.high,
         p_value=found.p_rise,
         confidence=sure,
-        lines=_growing(tracks, x),
+        lines=tuple(sorted(growing, key=lambda line: -line.slope_bytes)),
         capacity_bytes=capacity_bytes,
         exhausted_at=at,
         exhausted_from=between and between[0],
@@ -116,18 +120,6 @@ def _exhausted(
     soonest = min(x[-1] + room / found.high, at)
     latest = max(x[-1] + room / found.low, at) if found.low > 0 else None
     return at, (soonest, latest)
-
-
-def _growing(
-    tracks: Sequence[tuple[Location | None, Sequence[int]]], x: Sequence[float]
-) -> tuple[LineTrend, ...]:
-    """Return the lines that grow over the runs, fastest first."""
-    lines = []
-    for place, values in tracks:
-        trend = trends.trend_of(values, x)
-        if confidence_of(trend, x) is not None:
-            lines.append(LineTrend(place, tuple(values), trend.slope))
-    return tuple(sorted(lines, key=lambda t: -t.slope_bytes))
 
 
 def trend_text(trend: RunTrend, place: str) -> str:
@@ -301,7 +293,10 @@ def compare_runs(
     devices = [
         None if d is None else r.devices.get(d) for r, d in zip(compared, chosen, strict=True)
     ]
-    basis = _basis(devices)
+    if None in devices:
+        basis = Basis.NONE
+    else:
+        basis = Basis.PEAK if all(d is not None and d.curve for d in devices) else Basis.NOW
     first, last = devices[0], devices[-1]
     comparison = Comparison(
         runs=tuple(side(r, i, d) for i, (r, d) in enumerate(zip(compared, chosen, strict=True))),
@@ -334,12 +329,6 @@ def _check_steps(steps: Sequence[float] | None, n_runs: int) -> None:
         raise ConfigError("The steps do not ascend.", hint="Give the runs in time order.")
 
 
-def _basis(devices: Sequence[ComparedDevice | None]) -> Basis:
-    if any(d is None for d in devices):
-        return Basis.NONE
-    return Basis.PEAK if all(d is not None and d.curve for d in devices) else Basis.NOW
-
-
 def _with_lines(
     comparison: Comparison,
     compared: Sequence[ComparedRun],
@@ -348,7 +337,11 @@ def _with_lines(
 ) -> tuple[Comparison, list[str]]:
     """Return the comparison with lines, reasons and causes, and notes about the replay."""
     peak = comparison.basis is Basis.PEAK
-    changes = _changes(first, last, peak=peak)
+    old, new = first.lines, last.lines
+    if not min(first.capture.has_stacks, last.capture.has_stacks):
+        # A line that only one run has would seem new in the other.
+        old, new = (merged(old),), (merged(new),)
+    changes = line_changes(old, new, peak=peak)
     delta = live_bytes(last, peak=peak) - live_bytes(first, peak=peak)
     equal = requests_equal(first, last)
     proof: SettingsProof | None = None
@@ -380,10 +373,3 @@ def _with_lines(
         ),
         notes,
     )
-
-
-def _changes(first: ComparedDevice, last: ComparedDevice, *, peak: bool) -> tuple[LineChange, ...]:
-    if min(first.capture.has_stacks, last.capture.has_stacks) > 0:
-        return line_changes(first.lines, last.lines, peak=peak)
-    # A line that only one run has would seem new in the other.
-    return line_changes([merged(first.lines)], [merged(last.lines)], peak=peak)

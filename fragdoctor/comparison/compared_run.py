@@ -16,7 +16,7 @@ from fragdoctor.comparison.line_uses import LineUse, line_uses
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.model.case import Case
 from fragdoctor.model.comparison import ComparedFigure, Curve, DevicePeaks, RunSide
-from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis
+from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.finding import Location
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import I32, I64, Action, Snapshot
@@ -68,7 +68,6 @@ class ComparedRun(Struct, frozen=True, eq=False):
     devices: dict[int, ComparedDevice]
     settings: AllocatorSettings | None
     torch_version: str
-    conf: str | None
     analyses: Mapping[int, DeviceAnalysis] = field(default_factory=dict)
 
     def in_the_middle(self) -> ComparedRun:
@@ -88,14 +87,13 @@ def read_run(case: Case, name: str) -> ComparedRun:
             if wanted in (None, trace.device):
                 devices[trace.device], analyses[trace.device] = read_device(trace)
     diagnosis = diagnose(case, analyses=analyses)
-    is_recorded = snapshot is not None and snapshot.settings.is_recorded
+    settings = None if snapshot is None else snapshot.settings
     return ComparedRun(
         name=name,
         diagnosis=replace(diagnosis, case=replace(case, snapshot=None), analyses={}),
         devices=devices,
-        settings=snapshot.settings if snapshot is not None and is_recorded else None,
+        settings=settings if settings is not None and settings.is_recorded else None,
         torch_version=_version(case),
-        conf=snapshot.settings.conf if snapshot is not None and is_recorded else None,
         analyses=analyses,
     )
 
@@ -207,14 +205,9 @@ def letter(index: int) -> str:
     return chr(ord("A") + index) if index < 26 else f"R{index + 1}"
 
 
-def figures_of(run: ComparedRun, device: int | None) -> DeviceFigures | None:
-    """Return the figures of one device of a run."""
-    return next((f for f in run.diagnosis.devices if f.device == device), None)
-
-
 def all_figures(compared: Sequence[ComparedRun], chosen: Pairing) -> tuple[ComparedFigure, ...]:
     """Return the figures that any run knows, over all runs."""
-    rows = [figures_of(r, d) for r, d in zip(compared, chosen, strict=True)]
+    rows = [r.diagnosis.figures_of(d) for r, d in zip(compared, chosen, strict=True)]
     found = [
         ComparedFigure(
             name, title, unit, tuple(None if f is None else getattr(f, key) for f in rows)
@@ -270,7 +263,7 @@ def _common_peaks(
 def side(run: ComparedRun, index: int, device: int | None) -> RunSide:
     """Return one run in the form that reports show."""
     own = _device(run, device)
-    figures = figures_of(run, device)
+    figures = run.diagnosis.figures_of(device)
     curve = None if own is None else own.curve
     return RunSide(
         letter=letter(index),
@@ -279,7 +272,7 @@ def side(run: ComparedRun, index: int, device: int | None) -> RunSide:
         device=device,
         devices=tuple(f.device for f in run.diagnosis.devices),
         torch_version=run.torch_version,
-        conf=run.conf,
+        conf=None if run.settings is None else run.settings.conf,
         has_snapshot=bool(run.devices),
         has_trace=curve is not None,
         has_stacks=own is not None and own.capture.has_stacks > 0,

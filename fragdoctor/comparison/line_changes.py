@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from fragdoctor.comparison.compared_run import ComparedRun
-from fragdoctor.comparison.line_matching import match_lines, path_parts
+from fragdoctor.comparison.line_matching import match_lines
 from fragdoctor.comparison.line_uses import LineUse, StackUse
 from fragdoctor.model.comparison import (
     DifferencePart,
@@ -145,7 +145,7 @@ def _by_path(
     """Return stacks by their functions and file names; lines within these may have moved."""
     result: dict[tuple[str, ...], tuple[tuple[Location, ...], int]] = {}
     for use in stacks:
-        key = tuple(f"{(path_parts(f.filename) or ('',))[0]}:{f.function}" for f in use.frames)
+        key = tuple(f"{f.basename}:{f.function}" for f in use.frames)
         _, n_bytes = result.get(key, ((), 0))
         result[key] = (use.frames, n_bytes + (use.peak if peak else use.now))
     return result

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Final
 
 from fragdoctor.comparison.line_uses import LineUse
-from fragdoctor.model.finding import Location, n_shared
+from fragdoctor.model.finding import Location, n_shared, path_parts
 
 MIN_SCORE: Final = 1.0
 """Two lines of a function with a lower score are not the same line."""
@@ -51,11 +51,6 @@ def match_lines(before: Sequence[LineUse], after: Sequence[LineUse]) -> list[Pai
     gone: list[Pair] = [(i, None) for i in range(len(before)) if i not in taken_a]
     new: list[Pair] = [(None, j) for j in range(len(after)) if j not in taken_b]
     return [*pairs, *gone, *new]
-
-
-def path_parts(filename: str) -> tuple[str, ...]:
-    """Return the parts of a path, the last one first."""
-    return tuple(reversed([p for p in filename.replace("\\", "/").split("/") if p]))
 
 
 def match_files(before: Sequence[LineUse], after: Sequence[LineUse]) -> dict[str, str]:

@@ -14,7 +14,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from types import MappingProxyType
 from typing import Final
 
 from fragdoctor.errors import ConfigError
@@ -174,9 +173,10 @@ def _models(
     }
 
 
-GPUS: Final[Mapping[str, GpuModel]] = MappingProxyType(
-    _models(gpu_table.PRINTED, 1, SOURCE) | _models(gpu_table.LIKE, LIKE_SHARE, LIKE_SOURCE)
-)
+GPUS: Final[Mapping[str, GpuModel]] = {
+    **_models(gpu_table.PRINTED, 1, SOURCE),
+    **_models(gpu_table.LIKE, LIKE_SHARE, LIKE_SOURCE),
+}
 DEFAULT: Final = GPUS["h100"]
 """The GPU whose kernels are assumed if none is named."""
 

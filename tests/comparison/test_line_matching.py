@@ -8,10 +8,9 @@ from fragdoctor.comparison.line_matching import (
     align,
     match_files,
     match_lines,
-    path_parts,
 )
 from fragdoctor.comparison.line_uses import LineUse
-from fragdoctor.model.finding import Location, n_shared
+from fragdoctor.model.finding import Location, n_shared, path_parts
 
 FILE = "/home/a/proj/train.py"
 
