@@ -16,7 +16,7 @@ from fragdoctor.model.comparison import (
     LineKind,
 )
 from fragdoctor.model.finding import Confidence
-from fragdoctor.units import format_count, format_share, format_size, plural
+from fragdoctor.units import format_count, format_share, format_size, listed, plural
 
 _MEASURES: Final = ("peak_allocated", "peak_active", "allocated", "peak_reserved", "reserved")
 _DECISIVE: Final = frozenset(
@@ -209,10 +209,10 @@ def find_notes(comparison: Comparison, compared: Sequence[ComparedRun]) -> list[
     }
     for what, letters in texts.items():
         if letters:
-            notes.append(f"{_names(letters)} {_has(letters)} {what}")
+            notes.append(f"{listed(letters)} {_has(letters)} {what}")
     if comparison.settings is None and not without:
         silent = [r.letter for r, own in zip(runs, compared, strict=True) if own.settings is None]
-        notes.append(f"{_names(silent)} {_has(silent)} no settings recorded: they may differ.")
+        notes.append(f"{listed(silent)} {_has(silent)} no settings recorded: they may differ.")
     n_merged = max((d.n_lines_merged for r in compared for d in r.devices.values()), default=0)
     if n_merged:
         notes.append(
@@ -259,10 +259,6 @@ def _peak_notes(comparison: Comparison) -> list[str]:
             f"The traces are of different length: {format_count(a)} and {format_count(b)} steps."
         )
     return notes
-
-
-def _names(letters: Sequence[str]) -> str:
-    return letters[0] if len(letters) == 1 else f"{', '.join(letters[:-1])} and {letters[-1]}"
 
 
 def _has(letters: Sequence[str]) -> str:
