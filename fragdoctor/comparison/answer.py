@@ -60,11 +60,13 @@ def summarised(comparison: Comparison) -> str:
     """Return the answer as text."""
     if comparison.trend is not None:
         return comparison.trend.text
+    figure = main_figure(comparison)
     if comparison.is_same:
-        return _no_difference(comparison)
+        if figure is None:
+            return "No difference in anything that both runs report."
+        return f"No difference: {_how_much(figure, comparison)}."
     if _is_settings(comparison) and comparison.proof is not None:
         return f"{comparison.causes[0].text}{_verdicts(comparison)}"
-    figure = main_figure(comparison)
     if figure is None:
         return f"The runs have no figure in common.{_verdicts(comparison)}"
     how_much = _how_much(figure, comparison)
@@ -98,15 +100,6 @@ def _is_settings(comparison: Comparison) -> bool:
         )
         and (comparison.requests_equal or 0.0) >= SAME_REQUESTS
     )
-
-
-def _no_difference(comparison: Comparison) -> str:
-    figure = main_figure(comparison)
-    last = comparison.runs[-1].letter
-    if figure is None:
-        return "No difference in anything that both runs report."
-    size = format_size(figure.values[-1])
-    return f"No difference: {last} {_VERBS[figure.id]} {size}, as A does."
 
 
 def _how_much(figure: ComparedFigure, comparison: Comparison) -> str:

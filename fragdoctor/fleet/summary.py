@@ -165,7 +165,8 @@ def _summary(what: RankInput, here: RankInput, options: SummaryOptions) -> RankS
     if case.oom is None and what.said is not None:
         case = replace(case, oom=what.said)
     diagnosis = diagnose(case, replays=options.replays)
-    figures = _leading_figures(diagnosis)
+    leading = diagnosis.figures_of(diagnosis.verdict.device)
+    figures = leading or next(iter(diagnosis.devices), None)
     device = 0 if figures is None else figures.device
     what = _with_manifest(what, case.bundle)
     rank, source = _rank(what, case.oom)
@@ -226,12 +227,6 @@ def line(place: Location | None, n_bytes: int, n_blocks: int) -> SourceLine:
         n_bytes,
         n_blocks,
     )
-
-
-def _leading_figures(diagnosis: Diagnosis) -> DeviceFigures | None:
-    wanted = diagnosis.verdict.device
-    same = [f for f in diagnosis.devices if f.device == wanted]
-    return next(iter(same or diagnosis.devices), None)
 
 
 def _has_failed(diagnosis: Diagnosis, figures: DeviceFigures | None) -> bool:

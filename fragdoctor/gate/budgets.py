@@ -111,20 +111,16 @@ def fits_on(case: Case, capacity_bytes: int) -> list[BudgetResult]:
     snapshot = case.snapshot
     if snapshot is None:
         return [_skip(_FITS_ON, "only the trace of a snapshot can be replayed")]
-    devices = _devices_with_requests(snapshot)
+    events = snapshot.events
+    devices = [
+        d for d in snapshot.devices if np.any(events.action[events.device_slice(d)] == Action.ALLOC)
+    ]
     if case.overrides.device is not None:
         devices = [d for d in devices if d == case.overrides.device]
     if not devices:
         device = case.overrides.device or 0
         return [_skip(_FITS_ON, "the snapshot holds no trace that could be replayed", device)]
     return [_fit_of(case, snapshot, d, capacity_bytes, len(devices) == 1) for d in devices]
-
-
-def _devices_with_requests(snapshot: Snapshot) -> list[int]:
-    events = snapshot.events
-    return [
-        d for d in snapshot.devices if np.any(events.action[events.device_slice(d)] == Action.ALLOC)
-    ]
 
 
 def _fit_of(

@@ -133,13 +133,9 @@ class Gate(Struct, frozen=True):
 
     def counts(self, finding: Finding) -> bool:
         """Return whether a finding is considered at all."""
-        return self.counts_code(finding.code)
-
-    def counts_code(self, code: str) -> bool:
-        """Return whether findings of a rule are considered."""
-        if code.startswith(tuple(self.ignore)) and self.ignore:
+        if finding.code.startswith(tuple(self.ignore)):
             return False
-        return not self.select or code.startswith(tuple(self.select))
+        return not self.select or finding.code.startswith(tuple(self.select))
 
 
 def judge(name: str, diagnosis: Diagnosis, gate: Gate, n_files: int = 1) -> FileJudgement:

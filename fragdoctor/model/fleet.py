@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
-from msgspec import Struct, field, to_builtins
+from msgspec import Struct, field
 
 from fragdoctor.model.case import OomLog, Overrides
 from fragdoctor.model.diagnosis import Cause, DeviceFigures, Recommendation
@@ -136,11 +136,6 @@ class RankSummary(Struct, frozen=True):
         """Return a figure of the device that the verdict is about, or None if it is not known."""
         value: int | None = None if self.figures is None else getattr(self.figures, name)
         return value
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the summary as plain values, ready for JSON."""
-        found: dict[str, Any] = to_builtins(self)
-        return found
 
 
 class FleetSummary(Struct, frozen=True):

@@ -99,37 +99,6 @@ def without_collector() -> Iterator[None]:
             gc.enable()
 
 
-class _Graphs(NamedTuple):
-    """Autograd graphs by the IDs of their nodes.
-
-    Attributes:
-        heads: ID of a tensor -> its node.
-        after: a node -> the nodes that it calls.
-        kept: a node -> the storages that it keeps and that have no owner yet.
-    """
-
-    heads: dict[int, int]
-    after: dict[int, list[int]]
-    kept: dict[int, list[int]]
-
-    def outputs(self) -> set[int]:
-        """Return the IDs of tensors on whose nodes no other node depends."""
-        inner = {n for after in self.after.values() for n in after}
-        return {tensor for tensor, node in self.heads.items() if node not in inner}
-
-    def kept_from(self, node: int, seen: set[int]) -> list[int]:
-        """Return what is kept from a node on, except by nodes already seen."""
-        found: list[int] = []
-        todo = [node]
-        while todo:
-            one = todo.pop()
-            if one not in seen:
-                seen.add(one)
-                found += self.kept.get(one, ())
-                todo += self.after.get(one, ())
-        return found
-
-
 class _Rest(NamedTuple):
     """Tensors that belong to no module and no optimizer, by their IDs, with each one's storage."""
 
@@ -287,32 +256,24 @@ class _Taking:
 
     # ---- graphs, cycles -------------------------------------------------------------------------
 
-    def _read_graphs(self, tensors: list[Any], claimed: set[int]) -> _Graphs:
-        """Return what graphs keep that has no owner yet."""
-        found = _Graphs({}, {}, {})
-        if self._is_backward_elsewhere():
-            return found
-        reader = GraphReader(self._torch, self._graph_until)
-        for t in tensors:
-            if node := reader.read(t):
-                found.heads[id(t)] = node
-        self.is_complete &= reader.is_complete
-        for number, read in reader.nodes.items():
-            found.after[number] = read.after
-            kept = [a for a in self.storages.addresses(read.kept) if a not in claimed]
-            if kept:
-                found.kept[number] = kept
-        return found
+    def _read_graphs(self, tensors: list[Any], claimed: set[int]) -> GraphReader:
+        """Read what graphs keep that has no owner yet."""
 
-    def _is_backward_elsewhere(self) -> bool:
-        """Return whether other threads may take graphs apart while they are being read.
+        def unclaimed(values: Iterator[Any]) -> list[int]:
+            return [a for a in self.storages.addresses(values) if a not in claimed]
 
-        Autograd uses one thread per GPU; the one that calls here is waiting.
-        """
+        reader = GraphReader(self._torch, self._graph_until, unclaimed)
+        # Autograd uses one thread per GPU; the one that calls here is waiting, but others may take
+        # graphs apart while they are being read.
         node = getattr(self._torch._C, "_current_autograd_node", None)
-        return node is not None and node() is not None and self._torch.cuda.device_count() > 1
+        in_backward = node is not None and node() is not None
+        if not in_backward or self._torch.cuda.device_count() <= 1:
+            for tensor in tensors:
+                reader.read(tensor)
+        self.is_complete &= reader.is_complete
+        return reader
 
-    def _name_graphs(self, search: ObjectSearch, naming: Naming, graphs: _Graphs) -> None:
+    def _name_graphs(self, search: ObjectSearch, naming: Naming, graphs: GraphReader) -> None:
         """Claim what only autograd graphs keep, for the tensors whose graphs they are."""
         heads = graphs.heads.items()
         placed = sorted((search.places[t], n) for t, n in heads if t in search.places)
