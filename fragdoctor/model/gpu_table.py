@@ -55,7 +55,6 @@ GENERATIONS: Final[Mapping[str, tuple[str, int, int, int, int, int, int]]] = {
     "gfx1030": ("rdna", 600, _LARGE, 0, 0, 0, 0),
     "gfx1100": ("rdna", 600, _LARGE, 0, 0, 0, 0),
     "gfx1201": ("rdna", 600, _LARGE, 0, 0, 0, 0),
-    "apple": ("apple", 0, 0, 0, 0, 0, 0),
 }
 """Compute capability, or AMD's name for it -> architecture, context in MiB, workspace of a cuBLAS
 handle in KiB, and for NVIDIA only: threads per multiprocessor, shared memory per multiprocessor and
@@ -247,13 +246,3 @@ ALIASES: Final[Mapping[str, str]] = {
     "vii": "radeon-vii",
 }
 """Other name -> name in the table."""
-
-INSTANCES: Final[Mapping[str, str]] = {
-        "g4dn.": "t4", "g5.": "a10g", "g6.": "l4", "g6e.": "l40s", "p3.": "v100-16g",
-        "p3dn.": "v100-32g", "p4d.": "a100-40g", "p4de.": "a100-80g", "p5.": "h100",
-        "p5e.": "h200", "p5en.": "h200", "p6-b200.": "b200", "a2-highgpu-": "a100-40g",
-        "a2-megagpu-": "a100-40g", "a2-ultragpu-": "a100-80g", "a3-highgpu-": "h100",
-        "a3-megagpu-": "h100", "a3-ultragpu-": "h200", "a4-highgpu-": "b200", "g2-standard-": "l4",
-}  # fmt: skip
-"""Prefix of the type of a rented machine -> its GPU (aws.amazon.com/ec2/instance-types,
-cloud.google.com/compute/docs/gpus)."""
