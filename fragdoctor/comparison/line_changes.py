@@ -7,7 +7,7 @@ from typing import Final
 
 from fragdoctor.comparison.compared_run import ComparedRun
 from fragdoctor.comparison.line_matching import match_lines
-from fragdoctor.comparison.line_uses import LineUse, StackUse
+from fragdoctor.comparison.line_uses import LineUse
 from fragdoctor.model.comparison import (
     DifferencePart,
     LineChange,
@@ -15,13 +15,10 @@ from fragdoctor.model.comparison import (
     PhaseChange,
     ReasonKind,
     SizeChange,
-    StackChange,
 )
-from fragdoctor.model.finding import Location
 from fragdoctor.model.phases import Category, TrainingPhase
 
 MAX_SHOWN_SIZES: Final = 8
-MAX_STACK_CHANGES: Final = 8
 FACTOR_SLACK: Final = 0.02
 """Sizes whose ratios differ by less than this changed by the same factor."""
 
@@ -58,7 +55,6 @@ def _change(a: LineUse | None, b: LineUse | None, *, peak: bool) -> LineChange:
         before_blocks=n_old,
         after_blocks=n_new,
         sizes=None if a is None or b is None else size_change(a, b),
-        stacks=stack_changes(() if a is None else a.stacks, () if b is None else b.stacks, peak),
     )
 
 
@@ -122,33 +118,6 @@ def _typical_factor(a: LineUse, b: LineUse) -> float | None:
         ratios.append(size)
     factor = ratios[1] / max(ratios[0], 1)
     return factor if ratios[0] and abs(factor - 1) > FACTOR_SLACK else None
-
-
-def stack_changes(
-    before: Sequence[StackUse], after: Sequence[StackUse], peak: bool
-) -> tuple[StackChange, ...]:
-    """Return the whole stacks of a line whose memory changed, by functions and files."""
-    old = _by_path(before, peak)
-    new = _by_path(after, peak)
-    changes = []
-    for key in dict.fromkeys((*old, *new)):
-        a, b = old.get(key, ((), 0)), new.get(key, ((), 0))
-        if a[1] != b[1] and (a[0] or b[0]):
-            changes.append(StackChange(b[0] or a[0], a[1], b[1]))
-    changes.sort(key=lambda c: -abs(c.after_bytes - c.before_bytes))
-    return tuple(changes[:MAX_STACK_CHANGES])
-
-
-def _by_path(
-    stacks: Sequence[StackUse], peak: bool
-) -> dict[tuple[str, ...], tuple[tuple[Location, ...], int]]:
-    """Return stacks by their functions and file names; lines within these may have moved."""
-    result: dict[tuple[str, ...], tuple[tuple[Location, ...], int]] = {}
-    for use in stacks:
-        key = tuple(f"{f.basename}:{f.function}" for f in use.frames)
-        _, n_bytes = result.get(key, ((), 0))
-        result[key] = (use.frames, n_bytes + (use.peak if peak else use.now))
-    return result
 
 
 def reasons(changes: Sequence[LineChange], delta_bytes: int) -> tuple[DifferencePart, ...]:

@@ -162,14 +162,6 @@ class SizeChange(Struct, frozen=True):
     n_gone: int = 0
 
 
-class StackChange(Struct, frozen=True):
-    """Memory of one whole stack (from the user's line outward), before and after."""
-
-    frames: Sequence[Location]
-    before_bytes: int
-    after_bytes: int
-
-
 class LineChange(Struct, frozen=True):
     """Live memory of one source line at the compared moment of the first and the last run.
 
@@ -185,7 +177,6 @@ class LineChange(Struct, frozen=True):
     before_blocks: int
     after_blocks: int
     sizes: SizeChange | None = None
-    stacks: Sequence[StackChange] = ()
 
     @property
     def delta_bytes(self) -> int:
