@@ -34,7 +34,7 @@ from fragdoctor.model.comparison import (
     RunTrend,
     SettingsProof,
 )
-from fragdoctor.model.finding import Confidence, Location, line_text
+from fragdoctor.model.finding import Confidence, Location
 from fragdoctor.units import MIB, format_size, plural
 
 MAX_P: Final = 0.05
@@ -122,11 +122,8 @@ def _exhausted(
     return at, (soonest, latest)
 
 
-def trend_text(trend: RunTrend, place: str) -> str:
-    """Return what the series says, in two sentences.
-
-    ``place`` is the fastest-growing line for people, or "" if none grows.
-    """
+def trend_text(trend: RunTrend) -> str:
+    """Return what the series says, in two sentences."""
     n, unit = len(trend.values), trend.unit
     what = "Peak allocated memory" if trend.figure == "peak_allocated" else "Live memory"
     if trend.confidence is None:
@@ -143,6 +140,7 @@ def trend_text(trend: RunTrend, place: str) -> str:
         )
     per = f"{format_size(trend.slope_bytes)} per {unit}"
     between = f"{format_size(trend.slope_low_bytes)} to {format_size(trend.slope_high_bytes)}"
+    place = next((t.location.short for t in trend.lines if t.location is not None), "")
     where = f", most of it at {place}" if place else ""
     if trend.confidence is Confidence.LIKELY:
         how = f"p = {trend.p_value:.2g}"
@@ -202,8 +200,7 @@ def find_trend(
     trend = fit_trend(
         figure=figure, values=values, x=x, unit=unit, tracks=tracks, capacity_bytes=capacity_bytes
     )
-    top = next((t.location for t in trend.lines if t.location is not None), None)
-    return replace(trend, text=trend_text(trend, line_text(top, "")))
+    return replace(trend, text=trend_text(trend))
 
 
 def live_bytes(device: ComparedDevice, *, peak: bool) -> int:

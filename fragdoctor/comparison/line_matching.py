@@ -41,11 +41,14 @@ def match_lines(before: Sequence[LineUse], after: Sequence[LineUse]) -> list[Pai
     for (filename, function), rows in groups_a.items():
         partner = files.get(filename)
         others = [] if partner is None else groups_b.get((partner, function), [])
-        n_pairs = len(rows) * len(others)
-        is_cheap = n_pairs <= min(MAX_CELLS, budget)
-        budget -= n_pairs if is_cheap else 0
-        matched = align if is_cheap else by_number
-        pairs += matched([before[i] for i in rows], [after[j] for j in others], rows, others)
+        ours, theirs = [before[i] for i in rows], [after[j] for j in others]
+        if len(ours) * len(theirs) <= min(MAX_CELLS, budget):
+            budget -= len(ours) * len(theirs)
+            matched = align(ours, theirs)
+        else:  # by line number
+            numbers = {_line(b): j for j, b in enumerate(theirs)}
+            matched = [(i, numbers[_line(a)]) for i, a in enumerate(ours) if _line(a) in numbers]
+        pairs += [(rows[i], others[j]) for i, j in matched]
     pairs += _without_place(before, after)
     taken_a, taken_b = ({pair[side] for pair in pairs} for side in (0, 1))
     gone: list[Pair] = [(i, None) for i in range(len(before)) if i not in taken_a]
@@ -96,12 +99,10 @@ def likeness(a: dict[str, set[int]], b: dict[str, set[int]]) -> float:
     return sizes if only_top_level else max(functions, (functions + sizes) / 2)
 
 
-def align(
-    before: Sequence[LineUse], after: Sequence[LineUse], rows: Sequence[int], others: Sequence[int]
-) -> list[Pair]:
+def align(before: Sequence[LineUse], after: Sequence[LineUse]) -> list[tuple[int, int]]:
     """Return the pairs of two functions' lines, in order; the other lines stay unpaired.
 
-    Lines are ascending; ``rows`` and ``others`` are their numbers in the result.
+    Both are in the order of their line numbers.
     """
     if not before or not after:
         return []
@@ -114,16 +115,7 @@ def align(
         ]
         for i, a in enumerate(before)
     ]
-    return [(rows[i], others[j]) for i, j in _best_path(scores)]
-
-
-def by_number(
-    before: Sequence[LineUse], after: Sequence[LineUse], rows: Sequence[int], others: Sequence[int]
-) -> list[Pair]:
-    """Return the pairs of lines with the same number; arguments as for ``align``."""
-    numbers = {_line(b): j for j, b in enumerate(after)}
-    found = [(i, numbers[_line(a)]) for i, a in enumerate(before) if _line(a) in numbers]
-    return [(rows[i], others[j]) for i, j in found]
+    return _best_path(scores)
 
 
 def _best_path(scores: Sequence[Sequence[float]]) -> list[tuple[int, int]]:

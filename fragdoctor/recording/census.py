@@ -154,8 +154,11 @@ class _Taking:
         self.is_complete &= search.is_complete
         naming = Naming(search, self._module)
         for head, kind, addresses in claims:
-            owner = self._part_owner(naming, search.places.get(id(head)), head, kind)
-            self._claim(owner, addresses)
+            place = search.places.get(id(head))
+            owner = Keeper("", kind) if place is None else naming.owner_at(place)
+            name = f"{owner.name}.state" if owner.name and kind == "optimizer" else owner.name
+            named = owner._replace(name=name, kind=kind, class_name=class_name(type(head)))
+            self._claim(named, addresses)
         sizes = self.storages.sizes
         places = ((search.places.get(number), a) for number, a in rest.addresses.items())
         leaves = [(place, a, sizes[a]) for place, a in places if place is not None]
@@ -248,11 +251,6 @@ class _Taking:
                         self._is_part(address, self._path_of[id(parameter)])
             found.append((one, "optimizer", addresses))
         return [claim for claim in found if claim[2]]
-
-    def _part_owner(self, naming: Naming, place: int | None, head: Any, kind: str) -> Keeper:
-        owner = Keeper("", kind) if place is None else naming.owner_at(place)
-        name = f"{owner.name}.state" if owner.name and kind == "optimizer" else owner.name
-        return owner._replace(name=name, kind=kind, class_name=class_name(type(head)))
 
     # ---- graphs, cycles -------------------------------------------------------------------------
 
