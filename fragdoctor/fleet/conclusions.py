@@ -100,17 +100,12 @@ def conclude(fleet: FleetSummary, notes: Sequence[str] = ()) -> FleetReport:
     read = {r.path: r for r in ranks if r.is_read}
     groups = _groups(read, labels)
     group_of = {path: g for g in groups for path in g.paths}
-    usual = {g.id: typical_of([read[p] for p in g.paths]) for g in groups if not g.is_odd}
-    rows = []
-    for r in ranks:
-        group = group_of.get(r.path)
-        is_odd = group is not None and group.is_odd
-        row = RankRow(labels[r.path], "" if group is None else group.id, is_odd, r)
-        if group is not None and is_odd:
-            others = usual.get(group.reference)
-            found = () if others is None else differences([r], others)
-            row = replace(row, reference=group.reference, differences=found)
-        rows.append(row)
+    rows = [
+        RankRow(labels[r.path], group.id, group.is_odd, r)
+        if (group := group_of.get(r.path))
+        else RankRow(labels[r.path], "", False, r)
+        for r in ranks
+    ]
     return FleetReport(
         verdict=job_verdict(rows, groups),
         rows=tuple(rows),

@@ -228,18 +228,12 @@ class RankGroup(Struct, frozen=True):
 
 
 class RankRow(Struct, frozen=True):
-    """A row of the table of ranks; ``group`` is "" for a rank that could not be read.
-
-    For a rank unlike the others, ``differences`` are its differences from the group ``reference``,
-    most important first.
-    """
+    """A row of the table of ranks; ``group`` is "" for a rank that could not be read."""
 
     label: str
     group: str
     is_odd: bool
     rank: RankSummary
-    reference: str = ""
-    differences: Sequence[Difference] = ()
 
 
 class JobVerdict(Struct, frozen=True):
