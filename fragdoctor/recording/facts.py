@@ -9,7 +9,7 @@ import re
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 MASK = "***"
 
@@ -61,13 +61,6 @@ _NOT_AVAILABLE = 1 << 60
 _MAX_PROCESSES = 4096
 
 
-class Process(NamedTuple):
-    """One process on a GPU; ``n_bytes`` is None if the driver does not report it (WSL, MIG)."""
-
-    pid: int
-    n_bytes: int | None
-
-
 class _Info(ctypes.Structure):
     # nvmlProcessInfo_v2_t: the layout of the calls with suffixes _v2 and _v3.
     _fields_ = (
@@ -104,8 +97,10 @@ class Nvml:
             return None
         return text.value.decode("ascii", "replace") or None
 
-    def processes(self, uuid: str | None, bus_id: str | None) -> list[Process] | None:
+    def processes(self, uuid: str | None, bus_id: str | None) -> list[dict[str, Any]] | None:
         """Return the compute processes of a device, or None if NVML does not know the device.
+
+        The bytes of a process are None if the driver does not report them (WSL, MIG).
 
         Args:
             uuid: ``GPU-...`` as the driver names it.
@@ -130,7 +125,7 @@ class Nvml:
         return None
 
 
-def _read(call: Any, handle: ctypes.c_void_p) -> list[Process] | None:
+def _read(call: Any, handle: ctypes.c_void_p) -> list[dict[str, Any]] | None:
     room = 64
     while room <= _MAX_PROCESSES:
         n = ctypes.c_uint(room)
@@ -139,7 +134,7 @@ def _read(call: Any, handle: ctypes.c_void_p) -> list[Process] | None:
         if status == 0:
             rows = table[: min(n.value, room)]
             return [
-                Process(int(r.pid), int(r.n_bytes) if r.n_bytes < _NOT_AVAILABLE else None)
+                {"pid": r.pid, "bytes": r.n_bytes if r.n_bytes < _NOT_AVAILABLE else None}
                 for r in rows
             ]
         if status != _INSUFFICIENT_SIZE:
@@ -225,8 +220,8 @@ def _processes(
     if found is None:
         return None, None
     me = os.getpid()
-    own = next((p.n_bytes for p in found if p.pid == me), None)
-    return own, [{"pid": p.pid, "bytes": p.n_bytes} for p in found if p.pid != me]
+    own = next((p["bytes"] for p in found if p["pid"] == me), None)
+    return own, [p for p in found if p["pid"] != me]
 
 
 def _reserved(torch: Any, device: int, which: str) -> int | None:

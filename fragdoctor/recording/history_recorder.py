@@ -11,7 +11,7 @@ import time
 import types
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import bundle_writer
 from .census import without_collector
@@ -28,17 +28,16 @@ _PATIENCE_S = 60.0
 _MOST_WAITING = 64
 
 
-class _Waiting:
+class _Waiting(NamedTuple):
     """A failure whose message is still to come: the exception is made after the observer ran.
 
     ``bundle`` is None if this recorder wrote none; ``is_reported`` tells whether any recorder did.
     """
 
-    def __init__(self, device: int, bundle: str | None, *, is_reported: bool) -> None:
-        self.bundle = bundle
-        self.device = device
-        self.is_reported = is_reported
-        self.thread = threading.get_ident()
+    device: int
+    bundle: str | None
+    is_reported: bool
+    thread: int
 
 
 class Recorder:
@@ -135,7 +134,8 @@ class Recorder:
             return
         self.n_ooms += 1
         bundle = self._write_oom(device, asked, total, free) if writes else None
-        waiting = _Waiting(device, bundle, is_reported=bundle is not None or not writes)
+        is_reported = bundle is not None or not writes
+        waiting = _Waiting(device, bundle, is_reported, threading.get_ident())
         self._waiting = [*self._waiting[1 - _MOST_WAITING :], waiting]
 
     def _write_oom(self, device: int, asked: int, total: int, free: int) -> str | None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import ctypes
 
-from fragdoctor.recording.facts import Nvml, Process, _read
+from fragdoctor.recording.facts import Nvml, _read
 
 
 class Call:
@@ -29,7 +29,7 @@ def test_processes_are_read_and_what_is_not_available_is_none() -> None:
 
     found = _read(call, ctypes.c_void_p(1))
 
-    assert [Process(7, 100), Process(8, None)] == found
+    assert [{"pid": 7, "bytes": 100}, {"pid": 8, "bytes": None}] == found
 
 
 def test_processes_are_asked_for_again_where_there_are_many() -> None:
