@@ -25,73 +25,113 @@ Sources:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
-_SMALL, _LARGE, _LARGEST = 2 * 4096 + 8 * 16, 32 * 1024, 128 * 1024
+from fragdoctor.units import KIB, MIB
 
-GENERATIONS: Final[Mapping[str, tuple[str, int, int, int, int, int, int]]] = {
+_SMALL, _LARGE, _LARGEST = (2 * 4096 + 8 * 16) * KIB, 32 * MIB, 128 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What GPUs of one compute capability have in common; only NVIDIA's have more than a workspace.
+
+    Attributes:
+        architecture: ``hopper`` and so on, "" if only a size is known.
+        context_bytes: roughly what the CUDA context and libraries take outside PyTorch.
+        blas_workspace_bytes: workspace that PyTorch gives a cuBLAS handle by default.
+        threads_per_multiprocessor: threads that it holds at once; 0 if that is not known.
+        shared_memory_bytes: shared memory of a multiprocessor.
+        block_shared_memory_bytes: the most shared memory that a block may use.
+        l2_cache_bytes: the device's L2 cache, on most such cards.
+    """
+
+    architecture: str
+    context_bytes: int
+    blas_workspace_bytes: int
+    threads_per_multiprocessor: int = 0
+    shared_memory_bytes: int = 0
+    block_shared_memory_bytes: int = 0
+    l2_cache_bytes: int = 0
+
+
+GENERATIONS: Final[Mapping[str, Generation]] = {
     # For a GPU known only by its size: a typical context, and the largest workspace.
-    "": ("", 450, _LARGE, 0, 0, 0, 0),
-    "3.7": ("kepler", 300, _SMALL, 2048, 112, 48, 1),
-    "5.2": ("maxwell", 300, _SMALL, 2048, 96, 48, 3),
-    "6.0": ("pascal", 300, _SMALL, 2048, 64, 48, 4),
-    "6.1": ("pascal", 300, _SMALL, 2048, 96, 48, 3),
-    "7.0": ("volta", 330, _SMALL, 2048, 96, 96, 6),
-    "7.5": ("turing", 320, _SMALL, 1024, 64, 64, 6),
-    "8.0": ("ampere", 420, _SMALL, 2048, 164, 163, 40),
-    "8.6": ("ampere", 420, _SMALL, 1536, 100, 99, 6),
-    "8.7": ("ampere", 420, _SMALL, 1536, 164, 163, 4),
-    "8.9": ("ada", 400, _SMALL, 1536, 100, 99, 96),
-    "9.0": ("hopper", 690, _LARGE, 2048, 228, 227, 50),
-    "10.0": ("blackwell", 620, _LARGE, 2048, 228, 227, 126),
-    "10.3": ("blackwell", 620, _LARGE, 2048, 228, 227, 126),
-    "12.0": ("blackwell", 620, _LARGE, 1536, 100, 99, 128),
-    "12.1": ("blackwell", 620, _LARGE, 1536, 100, 99, 24),
-    "gfx906": ("gcn", 600, _LARGE, 0, 0, 0, 0),
-    "gfx908": ("cdna", 600, _LARGE, 0, 0, 0, 0),
-    "gfx90a": ("cdna", 600, _LARGE, 0, 0, 0, 0),
-    "gfx942": ("cdna", 600, _LARGEST, 0, 0, 0, 0),
-    "gfx950": ("cdna", 600, _LARGEST, 0, 0, 0, 0),
-    "gfx1030": ("rdna", 600, _LARGE, 0, 0, 0, 0),
-    "gfx1100": ("rdna", 600, _LARGE, 0, 0, 0, 0),
-    "gfx1201": ("rdna", 600, _LARGE, 0, 0, 0, 0),
+    "": Generation("", 450 * MIB, _LARGE),
+    "3.7": Generation("kepler", 300 * MIB, _SMALL, 2048, 112 * KIB, 48 * KIB, 1 * MIB),
+    "5.2": Generation("maxwell", 300 * MIB, _SMALL, 2048, 96 * KIB, 48 * KIB, 3 * MIB),
+    "6.0": Generation("pascal", 300 * MIB, _SMALL, 2048, 64 * KIB, 48 * KIB, 4 * MIB),
+    "6.1": Generation("pascal", 300 * MIB, _SMALL, 2048, 96 * KIB, 48 * KIB, 3 * MIB),
+    "7.0": Generation("volta", 330 * MIB, _SMALL, 2048, 96 * KIB, 96 * KIB, 6 * MIB),
+    "7.5": Generation("turing", 320 * MIB, _SMALL, 1024, 64 * KIB, 64 * KIB, 6 * MIB),
+    "8.0": Generation("ampere", 420 * MIB, _SMALL, 2048, 164 * KIB, 163 * KIB, 40 * MIB),
+    "8.6": Generation("ampere", 420 * MIB, _SMALL, 1536, 100 * KIB, 99 * KIB, 6 * MIB),
+    "8.7": Generation("ampere", 420 * MIB, _SMALL, 1536, 164 * KIB, 163 * KIB, 4 * MIB),
+    "8.9": Generation("ada", 400 * MIB, _SMALL, 1536, 100 * KIB, 99 * KIB, 96 * MIB),
+    "9.0": Generation("hopper", 690 * MIB, _LARGE, 2048, 228 * KIB, 227 * KIB, 50 * MIB),
+    "10.0": Generation("blackwell", 620 * MIB, _LARGE, 2048, 228 * KIB, 227 * KIB, 126 * MIB),
+    "10.3": Generation("blackwell", 620 * MIB, _LARGE, 2048, 228 * KIB, 227 * KIB, 126 * MIB),
+    "12.0": Generation("blackwell", 620 * MIB, _LARGE, 1536, 100 * KIB, 99 * KIB, 128 * MIB),
+    "12.1": Generation("blackwell", 620 * MIB, _LARGE, 1536, 100 * KIB, 99 * KIB, 24 * MIB),
+    "gfx906": Generation("gcn", 600 * MIB, _LARGE),
+    "gfx908": Generation("cdna", 600 * MIB, _LARGE),
+    "gfx90a": Generation("cdna", 600 * MIB, _LARGE),
+    "gfx942": Generation("cdna", 600 * MIB, _LARGEST),
+    "gfx950": Generation("cdna", 600 * MIB, _LARGEST),
+    "gfx1030": Generation("rdna", 600 * MIB, _LARGE),
+    "gfx1100": Generation("rdna", 600 * MIB, _LARGE),
+    "gfx1201": Generation("rdna", 600 * MIB, _LARGE),
 }
-"""Compute capability, or AMD's name for it -> architecture, context in MiB, workspace of a cuBLAS
-handle in KiB, and for NVIDIA only: threads per multiprocessor, shared memory per multiprocessor and
-the most that a block may use of it, in KiB, and the L2 cache of most such cards in MiB."""
+"""What is known by compute capability, or by AMD's name for it."""
 
 OTHER_L2_CACHE: Final[Mapping[str, int]] = {"NVIDIA H200 141 GB": 60}
 """Title -> L2 cache in MiB, for cards that differ from their generation."""
 
-SPEEDS: Final[Mapping[str, tuple[float, float, float]]] = {
-    "b200": (2250, 8.0, 1800),
-    "h200": (989, 4.8, 900),
-    "gh200": (989, 4.0, 900),
-    "h100": (989, 3.35, 900),
-    "h100-nvl": (835, 3.9, 600),
-    "h100-pcie": (756, 2.0, 128),
-    "a100-80g": (312, 2.039, 600),
-    "a100-40g": (312, 1.555, 600),
-    "l40s": (362, 0.864, 64),
-    "l4": (121, 0.3, 64),
-    "a40": (150, 0.696, 64),
-    "a30": (165, 0.933, 64),
-    "a10": (125, 0.6, 64),
-    "a10g": (70, 0.6, 64),
-    "v100-32g": (125, 0.9, 300),
-    "v100-16g": (125, 0.9, 300),
-    "t4": (65, 0.32, 32),
-    "rtx-pro-6000": (504, 1.792, 128),
-    "rtx-6000-ada": (364, 0.96, 64),
-    "rtx-a6000": (155, 0.768, 64),
-    "rtx-a5000": (111, 0.768, 64),
-    "rtx-5090": (210, 1.792, 128),
-    "rtx-4090": (165, 1.008, 64),
-    "rtx-3090": (71, 0.936, 64),
-    "mi300x": (1307, 5.3, 896),
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """Peak speeds of a card.
+
+    Attributes:
+        operations: 16-bit operations per second.
+        memory_bytes: memory traffic per second.
+        link_bytes: traffic to other GPUs per second, both directions together.
+    """
+
+    operations: float
+    memory_bytes: float
+    link_bytes: float
+
+
+SPEEDS: Final[Mapping[str, Speeds]] = {
+    "b200": Speeds(2250e12, 8.0e12, 1800e9),
+    "h200": Speeds(989e12, 4.8e12, 900e9),
+    "gh200": Speeds(989e12, 4.0e12, 900e9),
+    "h100": Speeds(989e12, 3.35e12, 900e9),
+    "h100-nvl": Speeds(835e12, 3.9e12, 600e9),
+    "h100-pcie": Speeds(756e12, 2.0e12, 128e9),
+    "a100-80g": Speeds(312e12, 2.039e12, 600e9),
+    "a100-40g": Speeds(312e12, 1.555e12, 600e9),
+    "l40s": Speeds(362e12, 0.864e12, 64e9),
+    "l4": Speeds(121e12, 0.3e12, 64e9),
+    "a40": Speeds(150e12, 0.696e12, 64e9),
+    "a30": Speeds(165e12, 0.933e12, 64e9),
+    "a10": Speeds(125e12, 0.6e12, 64e9),
+    "a10g": Speeds(70e12, 0.6e12, 64e9),
+    "v100-32g": Speeds(125e12, 0.9e12, 300e9),
+    "v100-16g": Speeds(125e12, 0.9e12, 300e9),
+    "t4": Speeds(65e12, 0.32e12, 32e9),
+    "rtx-pro-6000": Speeds(504e12, 1.792e12, 128e9),
+    "rtx-6000-ada": Speeds(364e12, 0.96e12, 64e9),
+    "rtx-a6000": Speeds(155e12, 0.768e12, 64e9),
+    "rtx-a5000": Speeds(111e12, 0.768e12, 64e9),
+    "rtx-5090": Speeds(210e12, 1.792e12, 128e9),
+    "rtx-4090": Speeds(165e12, 1.008e12, 64e9),
+    "rtx-3090": Speeds(71e12, 0.936e12, 64e9),
+    "mi300x": Speeds(1307e12, 5.3e12, 896e9),
 }
-"""Name -> 16-bit operations without sparsity in 10^12/s, memory in 10^12 bytes/s, links to other
-GPUs in 10^9 bytes/s (both directions together); from the makers' data sheets."""
+"""Speeds by name, from the makers' data sheets; operations without sparsity."""
 
 PRINTED: Final[Mapping[str, tuple[str, float, str, int]]] = {
     "b200": ("NVIDIA B200 180 GB", 178.35, "10.0", 148),

@@ -17,7 +17,7 @@ from typing import Final
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.model import gpu_table
-from fragdoctor.units import GIB, KIB, MIB, parse_size
+from fragdoctor.units import GIB, MIB, parse_size
 
 SOURCE: Final = (
     "about the total capacity that out-of-memory messages commonly print for this GPU; drivers "
@@ -33,69 +33,11 @@ MIG_SOURCE: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """What GPUs of one compute capability have in common.
-
-    Attributes:
-        architecture: ``hopper`` and so on, "" if only a size is known.
-        context_bytes: roughly what the CUDA context and libraries take outside PyTorch.
-        blas_workspace_bytes: workspace that PyTorch gives a cuBLAS handle by default.
-        threads_per_multiprocessor: threads that it holds at once; 0 if that is not known.
-        shared_memory_bytes: shared memory of a multiprocessor.
-        block_shared_memory_bytes: the most shared memory that a block may use.
-        l2_cache_bytes: the device's L2 cache, on most such cards.
-    """
-
-    architecture: str
-    context_bytes: int
-    blas_workspace_bytes: int
-    threads_per_multiprocessor: int
-    shared_memory_bytes: int
-    block_shared_memory_bytes: int
-    l2_cache_bytes: int
-
-
-def generation_of(compute: str) -> Generation:
-    """Return what is known about GPUs of a compute capability.
-
-    Raises:
-        KeyError: the table does not have it.
-    """
-    architecture, context, *kib, l2 = gpu_table.GENERATIONS[compute]
-    workspace, threads, shared, block_shared = kib
-    return Generation(
-        architecture, context * MIB, workspace * KIB, threads, shared * KIB, block_shared * KIB,
-        l2 * MIB,
-    )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Speeds:
-    """Peak speeds of a card.
-
-    Attributes:
-        operations: 16-bit operations per second.
-        memory_bytes: memory traffic per second.
-        link_bytes: traffic to other GPUs per second, both directions together.
-    """
-
-    operations: float
-    memory_bytes: float
-    link_bytes: float
-
-
-def speeds_of(gpu: GpuModel) -> Speeds | None:
-    """Return the peak speeds of a card, or None if they are not known."""
-    known = gpu_table.SPEEDS.get(gpu.name)
-    return Speeds(known[0] * 1e12, known[1] * 1e12, known[2] * 1e9) if known else None
-
-
-TYPICAL_CONTEXT_BYTES: Final = generation_of("").context_bytes
+TYPICAL_CONTEXT_BYTES: Final = gpu_table.GENERATIONS[""].context_bytes
 """CUDA context of a process on an unknown GPU."""
 CUBLAS_WORKSPACES: Final = frozenset(
     kind.blas_workspace_bytes
-    for kind in map(generation_of, gpu_table.GENERATIONS)
+    for kind in gpu_table.GENERATIONS.values()
     if kind.threads_per_multiprocessor
 )
 """Every size that a cuBLAS workspace has by default."""
@@ -122,9 +64,9 @@ class GpuModel:
     n_multiprocessors: int = 0
 
     @property
-    def generation(self) -> Generation:
+    def generation(self) -> gpu_table.Generation:
         """What the GPU has in common with others of its compute capability."""
-        return generation_of(self.compute)
+        return gpu_table.GENERATIONS[self.compute]
 
     @property
     def architecture(self) -> str:

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.model.gpu_table import ALIASES
-from fragdoctor.model.gpus import GPUS, generation_of, gpu_of, kernels_of
+from fragdoctor.model.gpu_table import ALIASES, GENERATIONS
+from fragdoctor.model.gpus import GPUS, gpu_of, kernels_of
 from fragdoctor.units import GIB, MIB
 
 
@@ -94,7 +94,7 @@ def test_near_miss_is_suggested() -> None:
 )
 def test_workspace_is_what_pytorch_takes_for_a_handle(compute: str, n_bytes: int) -> None:
     """As PyTorch 2.12.1 asked its own allocator on each compute capability."""
-    assert generation_of(compute).blas_workspace_bytes == n_bytes
+    assert GENERATIONS[compute].blas_workspace_bytes == n_bytes
 
 
 @pytest.mark.parametrize("name", [n for n, g in GPUS.items() if g.title.startswith("NVIDIA")])
