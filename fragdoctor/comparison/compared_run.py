@@ -228,36 +228,32 @@ def device_peaks(compared: Sequence[ComparedRun]) -> tuple[DevicePeaks, ...]:
     old = {f.device: f for f in first}
     if len(first) == len(last) == 1:
         old = {last[0].device: first[0]}
-    pairs = [(old[f.device], f) for f in last if f.device in old]
-    return tuple(
-        DevicePeaks(
-            b.device,
-            (a.highest("allocated"), b.highest("allocated")),
-            (a.highest("active"), b.highest("active")),
-            (a.ooms, b.ooms),
-            *_common_peaks(compared[0].devices.get(a.device), compared[-1].devices.get(b.device))
-            if a.ooms != b.ooms
-            else (),
-        )
-        for a, b in pairs
-    )
+    found = []
+    for a, b in ((old[f.device], f) for f in last if f.device in old):
+        allocated, active = ((a.highest(kind), b.highest(kind)) for kind in ("allocated", "active"))
+        peaks = DevicePeaks(b.device, allocated, active, (a.ooms, b.ooms))
+        if a.ooms != b.ooms:
+            devices = compared[0].devices.get(a.device), compared[-1].devices.get(b.device)
+            peaks = _over_common_requests(peaks, *devices)
+        found.append(peaks)
+    return tuple(found)
 
 
-def _common_peaks(
-    first: ComparedDevice | None, last: ComparedDevice | None
-) -> tuple[int | None, tuple[int | None, int | None], tuple[int | None, int | None]]:
-    """Return how many requests both runs made, and the peaks of both over that many.
+def _over_common_requests(
+    peaks: DevicePeaks, first: ComparedDevice | None, last: ComparedDevice | None
+) -> DevicePeaks:
+    """Return the peaks over as many requests as both runs made, if they are known.
 
     A run that failed is shorter than one that did not: what the other did later is not growth.
     """
     runs = [(run.totals, run.request_rows) for run in (first, last) if run and run.totals]
     n = min(len(rows) for _, rows in runs) if len(runs) == 2 else 0
     if not n:
-        return None, (None, None), (None, None)
+        return peaks
     # Memory is highest right after a request.
     states = (totals.at(np.append(0, rows[:n] + 1)) for totals, rows in runs)
-    old, new = (highest.max(axis=0).tolist() for highest in states)
-    return n, (old[0], new[0]), (old[1], new[1])
+    allocated, active, _ = zip(*(s.max(axis=0).tolist() for s in states), strict=True)
+    return replace(peaks, allocated_bytes=allocated, active_bytes=active, n_common_requests=n)
 
 
 def side(run: ComparedRun, index: int, device: int | None) -> RunSide:

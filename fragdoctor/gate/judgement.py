@@ -322,11 +322,10 @@ def judge_growth(comparison: Comparison, accepted: Amount) -> tuple[JudgedGrowth
     found: list[JudgedGrowth] = []
     for peaks in comparison.device_peaks:
         n = peaks.n_common_requests
-        for measure, whole, common in (
-            ("Peak allocated memory", peaks.allocated_bytes, peaks.common_allocated_bytes),
-            ("Peak active memory", peaks.active_bytes, peaks.common_active_bytes),
+        for measure, (old, new) in (
+            ("Peak allocated memory", peaks.allocated_bytes),
+            ("Peak active memory", peaks.active_bytes),
         ):
-            old, new = whole if n is None else common
             if old is not None and new is not None:
                 allowed = accepted.of(old) or 0
                 found.append(JudgedGrowth(measure, peaks.device, old, new, allowed, n_requests=n))

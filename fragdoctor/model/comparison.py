@@ -123,9 +123,9 @@ class DevicePeaks(Struct, frozen=True):
     """Peaks of one device in the first and the last run: what ``--fail-on-growth`` judges.
 
     ``device`` is its number in the last run. Pairs are (first, last); None is unknown. A run that
-    ran out of memory shows the peak that it reached, not the peak that it needed. So if only one of
-    the two runs failed, the ``common`` peaks cover only the first ``n_common_requests``, which is
-    as many as both runs made.
+    ran out of memory shows the peak that it reached, not the peak that it needed. So if the two
+    runs failed differently, the peaks cover only the first ``n_common_requests``, which is as many
+    as both runs made; None = the whole runs.
     """
 
     device: int
@@ -133,8 +133,6 @@ class DevicePeaks(Struct, frozen=True):
     active_bytes: tuple[int | None, int | None]
     ooms: tuple[int | None, int | None] = (None, None)
     n_common_requests: int | None = None
-    common_allocated_bytes: tuple[int | None, int | None] = (None, None)
-    common_active_bytes: tuple[int | None, int | None] = (None, None)
 
 
 class SettingChange(Struct, frozen=True):
