@@ -18,7 +18,6 @@ from fragdoctor.model.comparison import (
 from fragdoctor.model.finding import Confidence
 from fragdoctor.units import format_count, format_share, format_size, listed, plural
 
-_MEASURES: Final = ("peak_allocated", "peak_active", "allocated", "peak_reserved", "reserved")
 _DECISIVE: Final = frozenset(
     {
         CauseKind.SCALE,
@@ -43,6 +42,7 @@ _VERBS: Final = {
     "peak_reserved": "reserves at most",
     "reserved": "reserves",
 }
+"""What a run does, by the figures that an answer may be about, the first of them first."""
 
 
 def is_same(comparison: Comparison) -> bool:
@@ -65,8 +65,11 @@ def summarised(comparison: Comparison) -> str:
         if figure is None:
             return "No difference in anything that both runs report."
         return f"No difference: {_how_much(figure, comparison)}."
-    if _is_settings(comparison) and comparison.proof is not None:
-        return f"{comparison.causes[0].text}{_verdicts(comparison)}"
+    top = next(iter(comparison.causes), None)
+    if comparison.proof is not None and top is not None and top.kind is CauseKind.SETTINGS:
+        is_same = (comparison.requests_equal or 0.0) >= SAME_REQUESTS
+        if is_same and top.confidence is not Confidence.POSSIBLE:
+            return f"{top.text}{_verdicts(comparison)}"
     if figure is None:
         return f"The runs have no figure in common.{_verdicts(comparison)}"
     how_much = _how_much(figure, comparison)
@@ -83,23 +86,9 @@ def main_figure(comparison: Comparison) -> ComparedFigure | None:
     If the requests were the same, or live memory is equal, reserved memory is what differs.
     """
     known = {f.id: f for f in comparison.figures if f.delta is not None}
-    names: Sequence[str] = _MEASURES
-    if comparison.basis is Basis.NOW:
-        names = ("allocated", *_MEASURES)
-    found = [known[name] for name in names if name in known]
-    if not found:
-        return None
-    return next((f for f in found if f.delta), found[0])
-
-
-def _is_settings(comparison: Comparison) -> bool:
-    return (
-        any(
-            c.kind is CauseKind.SETTINGS and c.confidence is not Confidence.POSSIBLE
-            for c in comparison.causes[:1]
-        )
-        and (comparison.requests_equal or 0.0) >= SAME_REQUESTS
-    )
+    first = ["allocated"] if comparison.basis is Basis.NOW else []
+    found = [known[name] for name in (*first, *_VERBS) if name in known]
+    return next((f for f in found if f.delta), next(iter(found), None))
 
 
 def _how_much(figure: ComparedFigure, comparison: Comparison) -> str:
