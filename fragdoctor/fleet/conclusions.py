@@ -56,12 +56,9 @@ def labels_of(ranks: Sequence[RankSummary]) -> Mapping[str, str]:
     labels: dict[str, str] = {}
     for r in ranks:
         short, longer = by_rank[r.path], by_host[r.path]
-        if short and n_rank[short] == 1:
-            labels[r.path] = short
-        elif longer and n_host[longer] == 1:
-            labels[r.path] = longer
-        else:
-            labels[r.path] = f"{short} ({tails[r.path]})" if short else tails[r.path]
+        alone = (name for name, n in ((short, n_rank), (longer, n_host)) if name and n[name] == 1)
+        tail = tails[r.path]
+        labels[r.path] = next(alone, f"{short} ({tail})" if short else tail)
     return labels
 
 

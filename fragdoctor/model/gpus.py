@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
@@ -241,11 +241,6 @@ def _spelled() -> Mapping[str, GpuModel]:
     for alias, name in gpu_table.ALIASES.items():
         found.setdefault(alias, GPUS[name])
     return found
-
-
-def known_gpus() -> Sequence[GpuModel]:
-    """Return all GPUs, in the order of the table."""
-    return tuple(GPUS.values())
 
 
 def kernels_of(gpu: GpuModel | None) -> GpuModel:

@@ -30,7 +30,7 @@ from fragdoctor.inputs.cases import read_case
 from fragdoctor.inputs.messages import find_messages
 from fragdoctor.model.case import Overrides
 from fragdoctor.model.finding import Location
-from fragdoctor.model.gpus import known_gpus
+from fragdoctor.model.gpus import GPUS
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.rehearsal import (
     Assumed,
@@ -340,7 +340,7 @@ def judge(rehearsal: Rehearsal, name: str) -> RehearsalResult:
     needed = replayed.smallest_capacity_bytes
     if needed is None:
         return RehearsalResult(diagnosis, rehearsal)
-    fitting = [gpu for gpu in known_gpus() if gpu.usable_bytes >= needed]
+    fitting = [gpu for gpu in GPUS.values() if gpu.usable_bytes >= needed]
     by_size = sorted(fitting, key=lambda gpu: gpu.total_bytes)
     return RehearsalResult(diagnosis, rehearsal, needed, tuple(gpu.name for gpu in by_size))
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.model.gpus import known_gpus
+from fragdoctor.model.gpus import GPUS
 from fragdoctor.rehearsal.process import rehearsed_gpu
 from fragdoctor.units import GIB
 
-NVIDIAS = [gpu.name for gpu in known_gpus() if gpu.title.startswith("NVIDIA")]
-OTHERS = [gpu.name for gpu in known_gpus() if gpu.name not in NVIDIAS]
+NVIDIAS = [gpu.name for gpu in GPUS.values() if gpu.title.startswith("NVIDIA")]
+OTHERS = [gpu.name for gpu in GPUS.values() if gpu.name not in NVIDIAS]
 
 
 @pytest.mark.parametrize("name", [*NVIDIAS, "24GiB", "a100-80g-1g.10gb", "1g.10gb"])
