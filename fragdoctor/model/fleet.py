@@ -141,7 +141,7 @@ class RankSummary(Struct, frozen=True):
 class FleetSummary(Struct, frozen=True):
     """The ranks seen so far, each path once, in the order of the paths.
 
-    Made by ``fleet.merge``, which keeps that order, so equal fleets compare equal.
+    Made by ``fleet.engine.merge``, which keeps that order, so equal fleets compare equal.
     """
 
     ranks: tuple[RankSummary, ...] = ()
@@ -254,7 +254,7 @@ class JobVerdict(Struct, frozen=True):
 
 
 class FleetReport(Struct, frozen=True):
-    """Everything that a report on many ranks prints. Made by ``fleet.report.conclude``."""
+    """Everything that a report on many ranks prints. Made by ``fleet.conclusions.conclude``."""
 
     verdict: JobVerdict
     rows: Sequence[RankRow]
