@@ -8,6 +8,7 @@ All units are powers of 1024, as in PyTorch; ``KB``/``MB``/``GB`` mean the same 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -137,6 +138,11 @@ def format_count(n: int) -> str:
 def plural(n: int, one: str, many: str = "") -> str:
     """Return a count with its noun: ``1 block``, ``3 blocks``."""
     return f"{format_count(n)} {one if n == 1 else many or one + 's'}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """Return words as a list: ``A``, ``A and B``, ``A, B and C``."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def format_share(part: float, whole: float) -> str:

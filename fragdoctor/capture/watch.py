@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, Self, TextIO, TypeVar
 
@@ -95,31 +95,17 @@ def _label(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-class StepGrowth:
-    """Tells whether allocated memory rises from step to step, by the single test of growth."""
+def steady_growth(held: Sequence[int]) -> float | None:
+    """Return the growth per step after the warm-up; 0 if it is not steady, None if too few steps.
 
-    def __init__(self) -> None:
-        self._held = array("q")
+    ``held`` are the allocated bytes at the ends of steps. This is the single test of growth.
+    """
+    from fragdoctor.model.trend import MIN_POINTS, trend_of  # numpy is only for this
 
-    def add(self, allocated: int) -> None:
-        """Add the allocated bytes at the end of a step."""
-        self._held.append(allocated)
-
-    @property
-    def n_steps(self) -> int:
-        """Number of steps so far."""
-        return len(self._held)
-
-    @property
-    def bytes_per_step(self) -> float | None:
-        """Growth per step after the warm-up; 0 if it is not steady, None if steps are too few."""
-        from fragdoctor.model.trend import MIN_POINTS, trend_of  # numpy is only for this
-
-        held = self._held[WARM_UP_STEPS - 1 :]
-        if len(held) < MIN_POINTS:
-            return None
-        trend = trend_of(held)
-        return max(0.0, trend.slope) if trend.goes_on else 0.0
+    if len(held) < WARM_UP_STEPS - 1 + MIN_POINTS:
+        return None
+    trend = trend_of(held[WARM_UP_STEPS - 1 :])
+    return max(0.0, trend.slope) if trend.goes_on else 0.0
 
 
 class watch(Generic[T]):  # noqa: N801 - used as a verb: for batch in fragdoctor.watch(loader)
@@ -173,7 +159,7 @@ class watch(Generic[T]):  # noqa: N801 - used as a verb: for batch in fragdoctor
             if not self._metrics.parent.is_dir():
                 raise ConfigError(f"{self._metrics.parent} is no folder.", hint="Create it first.")
         self._torch = need_cuda("Watching")
-        self._growth = StepGrowth()
+        self._held = array("q")
         self._is_open = False
 
     def __iter__(self) -> Iterator[T]:
@@ -195,7 +181,7 @@ class watch(Generic[T]):  # noqa: N801 - used as a verb: for batch in fragdoctor
     def __enter__(self) -> Self:
         if not self._is_open:
             self._is_open = True
-            self._growth = StepGrowth()
+            self._held = array("q")
             self._begin_step()
             self._print(_row(HEADINGS))
         return self
@@ -208,8 +194,8 @@ class watch(Generic[T]):  # noqa: N801 - used as a verb: for batch in fragdoctor
     def step(self) -> Figures:
         """End a step: print its row if it is one of every n, and return its figures."""
         figures = read_figures(self._torch, self._device)
-        self._growth.add(figures.allocated)
-        n = self._growth.n_steps
+        self._held.append(figures.allocated)
+        n = len(self._held)
         if n % self._every == 0 or n == 1:
             sizes = [format_size(v) for v in figures[:3]]
             stranded = "-" if figures.stranded is None else format_size(figures.stranded)
@@ -220,9 +206,8 @@ class watch(Generic[T]):  # noqa: N801 - used as a verb: for batch in fragdoctor
 
     def summary(self) -> str:
         """Return one line on whether allocated memory grows."""
-        growth = self._growth
-        steps = plural(growth.n_steps, "step")
-        rate = growth.bytes_per_step
+        steps = plural(len(self._held), "step")
+        rate = steady_growth(self._held)
         if rate is None:
             return f"{steps}: too few to tell whether memory grows."
         after = f"after step {WARM_UP_STEPS}"
@@ -238,7 +223,7 @@ class watch(Generic[T]):  # noqa: N801 - used as a verb: for batch in fragdoctor
         if self._device is not None:
             labels["device"] = str(self._device)
         temporary = self._metrics.with_name(f".{self._metrics.name}.{os.getpid()}.tmp")
-        text = exposition(figures, self._growth.n_steps, labels)
+        text = exposition(figures, len(self._held), labels)
         try:
             temporary.write_text(text, encoding="utf-8")
             temporary.replace(self._metrics)

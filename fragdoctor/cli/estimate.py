@@ -56,10 +56,10 @@ def _answer(
 ) -> str:
     """Return the report of a route, loading its modules only when it is taken."""
     if route is Route.GPUS:
-        from fragdoctor.model.gpus import known_gpus
+        from fragdoctor.model.gpus import GPUS
         from fragdoctor.report.base import render
 
-        return render("gpus", chosen.output_format.value, known_gpus(), look)
+        return render("gpus", chosen.output_format.value, tuple(GPUS.values()), look)
     if route is Route.MODELS:
         from fragdoctor.estimation.model_shapes import known_models
         from fragdoctor.report.base import render

@@ -16,9 +16,8 @@ from fragdoctor.model.comparison import (
     LineKind,
 )
 from fragdoctor.model.finding import Confidence
-from fragdoctor.units import format_count, format_share, format_size, plural
+from fragdoctor.units import format_count, format_share, format_size, listed, plural
 
-_MEASURES: Final = ("peak_allocated", "peak_active", "allocated", "peak_reserved", "reserved")
 _DECISIVE: Final = frozenset(
     {
         CauseKind.SCALE,
@@ -43,6 +42,7 @@ _VERBS: Final = {
     "peak_reserved": "reserves at most",
     "reserved": "reserves",
 }
+"""What a run does, by the figures that an answer may be about, the first of them first."""
 
 
 def is_same(comparison: Comparison) -> bool:
@@ -60,11 +60,16 @@ def summarised(comparison: Comparison) -> str:
     """Return the answer as text."""
     if comparison.trend is not None:
         return comparison.trend.text
-    if comparison.is_same:
-        return _no_difference(comparison)
-    if _is_settings(comparison) and comparison.proof is not None:
-        return f"{comparison.causes[0].text}{_verdicts(comparison)}"
     figure = main_figure(comparison)
+    if comparison.is_same:
+        if figure is None:
+            return "No difference in anything that both runs report."
+        return f"No difference: {_how_much(figure, comparison)}."
+    top = next(iter(comparison.causes), None)
+    if comparison.proof is not None and top is not None and top.kind is CauseKind.SETTINGS:
+        is_same = (comparison.requests_equal or 0.0) >= SAME_REQUESTS
+        if is_same and top.confidence is not Confidence.POSSIBLE:
+            return f"{top.text}{_verdicts(comparison)}"
     if figure is None:
         return f"The runs have no figure in common.{_verdicts(comparison)}"
     how_much = _how_much(figure, comparison)
@@ -81,32 +86,9 @@ def main_figure(comparison: Comparison) -> ComparedFigure | None:
     If the requests were the same, or live memory is equal, reserved memory is what differs.
     """
     known = {f.id: f for f in comparison.figures if f.delta is not None}
-    names: Sequence[str] = _MEASURES
-    if comparison.basis is Basis.NOW:
-        names = ("allocated", *_MEASURES)
-    found = [known[name] for name in names if name in known]
-    if not found:
-        return None
-    return next((f for f in found if f.delta), found[0])
-
-
-def _is_settings(comparison: Comparison) -> bool:
-    return (
-        any(
-            c.kind is CauseKind.SETTINGS and c.confidence is not Confidence.POSSIBLE
-            for c in comparison.causes[:1]
-        )
-        and (comparison.requests_equal or 0.0) >= SAME_REQUESTS
-    )
-
-
-def _no_difference(comparison: Comparison) -> str:
-    figure = main_figure(comparison)
-    last = comparison.runs[-1].letter
-    if figure is None:
-        return "No difference in anything that both runs report."
-    size = format_size(figure.values[-1])
-    return f"No difference: {last} {_VERBS[figure.id]} {size}, as A does."
+    first = ["allocated"] if comparison.basis is Basis.NOW else []
+    found = [known[name] for name in (*first, *_VERBS) if name in known]
+    return next((f for f in found if f.delta), next(iter(found), None))
 
 
 def _how_much(figure: ComparedFigure, comparison: Comparison) -> str:
@@ -195,31 +177,24 @@ def find_notes(comparison: Comparison, compared: Sequence[ComparedRun]) -> list[
     runs = comparison.runs
     notes = []
     without = [r.letter for r in runs if not r.has_snapshot]
-    if without:
-        notes.append(
-            f"{_names(without)} {_has(without)} no snapshot with memory in it: figures are "
-            "compared, source lines cannot be."
-        )
     no_trace = [r.letter for r in runs if r.has_snapshot and not r.has_trace]
-    if no_trace and comparison.basis is Basis.NOW:
-        notes.append(
-            f"{_names(no_trace)} {_has(no_trace)} no trace: lines are compared by what is live "
-            "now, not at the peak."
-        )
-    no_stacks = [r.letter for r in runs if r.has_snapshot and not r.has_stacks]
-    if no_stacks:
-        notes.append(
-            f"{_names(no_stacks)} {_has(no_stacks)} no stacks: it is unknown which line holds what."
-        )
-    cut = [r.letter for r in runs if r.is_cut]
-    if cut:
-        notes.append(
-            f"{_names(cut)} {_has(cut)} lost the beginning of the trace: a higher peak before it "
-            "is not seen, and requests are not compared one by one."
-        )
+    texts = {
+        "no snapshot with memory in it: figures are compared, source lines cannot be.": without,
+        "no trace: lines are compared by what is live now, not at the peak.": (
+            no_trace if comparison.basis is Basis.NOW else []
+        ),
+        "no stacks: it is unknown which line holds what.": [
+            r.letter for r in runs if r.has_snapshot and not r.has_stacks
+        ],
+        "lost the beginning of the trace: a higher peak before it is not seen, and requests are "
+        "not compared one by one.": [r.letter for r in runs if r.is_cut],
+    }
+    for what, letters in texts.items():
+        if letters:
+            notes.append(f"{listed(letters)} {_has(letters)} {what}")
     if comparison.settings is None and not without:
         silent = [r.letter for r, own in zip(runs, compared, strict=True) if own.settings is None]
-        notes.append(f"{_names(silent)} {_has(silent)} no settings recorded: they may differ.")
+        notes.append(f"{listed(silent)} {_has(silent)} no settings recorded: they may differ.")
     n_merged = max((d.n_lines_merged for r in compared for d in r.devices.values()), default=0)
     if n_merged:
         notes.append(
@@ -266,10 +241,6 @@ def _peak_notes(comparison: Comparison) -> list[str]:
             f"The traces are of different length: {format_count(a)} and {format_count(b)} steps."
         )
     return notes
-
-
-def _names(letters: Sequence[str]) -> str:
-    return letters[0] if len(letters) == 1 else f"{', '.join(letters[:-1])} and {letters[-1]}"
 
 
 def _has(letters: Sequence[str]) -> str:

@@ -19,7 +19,7 @@ from fragdoctor.comparison.compared_run import (
     read_run,
     side,
 )
-from fragdoctor.comparison.explanation import ComparisonEvidence, likely_causes
+from fragdoctor.comparison.explanation import likely_causes
 from fragdoctor.comparison.line_changes import line_changes, phase_changes, reasons
 from fragdoctor.comparison.line_matching import line_tracks
 from fragdoctor.comparison.line_uses import merged
@@ -30,12 +30,11 @@ from fragdoctor.model.case import Case
 from fragdoctor.model.comparison import (
     Basis,
     Comparison,
-    LineChange,
     LineTrend,
     RunTrend,
     SettingsProof,
 )
-from fragdoctor.model.finding import Confidence, Location, line_text
+from fragdoctor.model.finding import Confidence, Location
 from fragdoctor.units import MIB, format_size, plural
 
 MAX_P: Final = 0.05
@@ -67,6 +66,11 @@ def fit_trend(  # noqa: PLR0913 - a series, by keyword
     """
     found = trends.trend_of(values, x)
     sure = confidence_of(found, x)
+    growing = [
+        LineTrend(place, tuple(track), trend.slope)
+        for place, track in tracks
+        if confidence_of(trend := trends.trend_of(track, x), x) is not None
+    ]
     at, between = None, None
     if capacity_bytes is not None and sure is not None:
         at, between = _exhausted(values, x, found, capacity_bytes)
@@ -80,7 +84,7 @@ def fit_trend(  # noqa: PLR0913 - a series, by keyword
         slope_high_bytes=found.high,
         p_value=found.p_rise,
         confidence=sure,
-        lines=_growing(tracks, x),
+        lines=tuple(sorted(growing, key=lambda line: -line.slope_bytes)),
         capacity_bytes=capacity_bytes,
         exhausted_at=at,
         exhausted_from=between and between[0],
@@ -118,23 +122,8 @@ def _exhausted(
     return at, (soonest, latest)
 
 
-def _growing(
-    tracks: Sequence[tuple[Location | None, Sequence[int]]], x: Sequence[float]
-) -> tuple[LineTrend, ...]:
-    """Return the lines that grow over the runs, fastest first."""
-    lines = []
-    for place, values in tracks:
-        trend = trends.trend_of(values, x)
-        if confidence_of(trend, x) is not None:
-            lines.append(LineTrend(place, tuple(values), trend.slope))
-    return tuple(sorted(lines, key=lambda t: -t.slope_bytes))
-
-
-def trend_text(trend: RunTrend, place: str) -> str:
-    """Return what the series says, in two sentences.
-
-    ``place`` is the fastest-growing line for people, or "" if none grows.
-    """
+def trend_text(trend: RunTrend) -> str:
+    """Return what the series says, in two sentences."""
     n, unit = len(trend.values), trend.unit
     what = "Peak allocated memory" if trend.figure == "peak_allocated" else "Live memory"
     if trend.confidence is None:
@@ -151,6 +140,7 @@ def trend_text(trend: RunTrend, place: str) -> str:
         )
     per = f"{format_size(trend.slope_bytes)} per {unit}"
     between = f"{format_size(trend.slope_low_bytes)} to {format_size(trend.slope_high_bytes)}"
+    place = next((t.location.short for t in trend.lines if t.location is not None), "")
     where = f", most of it at {place}" if place else ""
     if trend.confidence is Confidence.LIKELY:
         how = f"p = {trend.p_value:.2g}"
@@ -210,14 +200,13 @@ def find_trend(
     trend = fit_trend(
         figure=figure, values=values, x=x, unit=unit, tracks=tracks, capacity_bytes=capacity_bytes
     )
-    top = next((t.location for t in trend.lines if t.location is not None), None)
-    return replace(trend, text=trend_text(trend, line_text(top, "")))
+    return replace(trend, text=trend_text(trend))
 
 
 def live_bytes(device: ComparedDevice, *, peak: bool) -> int:
     """Return live bytes at the compared moment, from the trace or the blocks."""
-    if peak and device.totals is not None:
-        return device.totals.peak_allocated_bytes
+    if peak and device.curve is not None:
+        return max(device.curve.allocated_bytes)
     return sum(use.now_bytes for use in device.lines)
 
 
@@ -301,7 +290,10 @@ def compare_runs(
     devices = [
         None if d is None else r.devices.get(d) for r, d in zip(compared, chosen, strict=True)
     ]
-    basis = _basis(devices)
+    if None in devices:
+        basis = Basis.NONE
+    else:
+        basis = Basis.PEAK if all(d is not None and d.curve for d in devices) else Basis.NOW
     first, last = devices[0], devices[-1]
     comparison = Comparison(
         runs=tuple(side(r, i, d) for i, (r, d) in enumerate(zip(compared, chosen, strict=True))),
@@ -334,12 +326,6 @@ def _check_steps(steps: Sequence[float] | None, n_runs: int) -> None:
         raise ConfigError("The steps do not ascend.", hint="Give the runs in time order.")
 
 
-def _basis(devices: Sequence[ComparedDevice | None]) -> Basis:
-    if any(d is None for d in devices):
-        return Basis.NONE
-    return Basis.PEAK if all(d is not None and d.totals for d in devices) else Basis.NOW
-
-
 def _with_lines(
     comparison: Comparison,
     compared: Sequence[ComparedRun],
@@ -348,7 +334,11 @@ def _with_lines(
 ) -> tuple[Comparison, list[str]]:
     """Return the comparison with lines, reasons and causes, and notes about the replay."""
     peak = comparison.basis is Basis.PEAK
-    changes = _changes(first, last, peak=peak)
+    old, new = first.lines, last.lines
+    if not min(first.capture.has_stacks, last.capture.has_stacks):
+        # A line that only one run has would seem new in the other.
+        old, new = (merged(old),), (merged(new),)
+    changes = line_changes(old, new, peak=peak)
     delta = live_bytes(last, peak=peak) - live_bytes(first, peak=peak)
     equal = requests_equal(first, last)
     proof: SettingsProof | None = None
@@ -361,36 +351,22 @@ def _with_lines(
         )
         if why:
             notes.append(f"The settings were not tried by replay: {why}")
-    evidence = ComparisonEvidence(
-        before=first,
-        after=last,
-        changes=changes,
+    comparison = replace(
+        comparison,
         delta_bytes=delta,
-        settings=comparison.settings,
+        explained_bytes=sum(c.delta_bytes for c in changes if c.place is not None),
+        lines=changes,
+        reasons=reasons(changes, delta),
         proof=proof,
         requests_equal=equal,
-        last=comparison.runs[-1].letter,
-        is_series=len(compared) > 2,
     )
     kept = changes[:MAX_LINES_SHOWN]
     return (
         replace(
             comparison,
-            delta_bytes=delta,
-            explained_bytes=sum(c.delta_bytes for c in changes if c.place is not None),
+            causes=likely_causes(comparison, first, last),
             lines=kept,
             n_lines_left_out=len(changes) - len(kept),
-            reasons=reasons(changes, delta),
-            causes=likely_causes(evidence),
-            proof=proof,
-            requests_equal=equal,
         ),
         notes,
     )
-
-
-def _changes(first: ComparedDevice, last: ComparedDevice, *, peak: bool) -> tuple[LineChange, ...]:
-    if min(first.capture.has_stacks, last.capture.has_stacks) > 0:
-        return line_changes(first.lines, last.lines, peak=peak)
-    # A line that only one run has would seem new in the other.
-    return line_changes([merged(first.lines)], [merged(last.lines)], peak=peak)

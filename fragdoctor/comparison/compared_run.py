@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -17,7 +16,7 @@ from fragdoctor.comparison.line_uses import LineUse, line_uses
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.model.case import Case
 from fragdoctor.model.comparison import ComparedFigure, Curve, DevicePeaks, RunSide
-from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis
+from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.finding import Location
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import I32, I64, Action, Snapshot
@@ -29,47 +28,12 @@ _FEATURES: Final = re.compile(
 )
 
 
-class RunTotals(Struct, frozen=True, eq=False):
-    """The part of a run's totals that is kept: in a long series, every trace would be too much.
-
-    ``reserved_bytes`` is reserved memory after each of ``reserved_rows``, the segment events;
-    ``peaks_by_request`` is the highest allocated and active memory up to each request,
-    ``int64[n_requests, 2]``, for only the first and the last run of a series.
-    """
-
-    peaks_by_request: I64
-    peak_allocated_bytes: int
-    peak_reserved_bytes: int
-    curve: Curve
-    initial_reserved_bytes: int
-    reserved_rows: I32
-    reserved_bytes: I64
-
-    @classmethod
-    def of(cls, trace: Trace, request_rows: npt.NDArray[np.intp]) -> RunTotals:
-        """Return the totals of a trace; memory is highest right after a request."""
-        rows, n_bytes = trace.totals.reserved_changes()
-        states = trace.totals.at(np.concatenate(([0], request_rows + 1)))[:, :2]
-        return cls(
-            np.maximum.accumulate(states)[1:],
-            trace.totals.peak_allocated_bytes,
-            trace.totals.peak_reserved_bytes,
-            curve_of(trace.totals, trace.n_events),
-            trace.initial_reserved_bytes,
-            rows.copy(),
-            n_bytes.copy(),
-        )
-
-    def peak_reserved_before(self, row: int) -> int:
-        """Return the highest reserved memory before an event."""
-        n = int(np.searchsorted(self.reserved_rows, row))
-        return max(self.initial_reserved_bytes, int(self.reserved_bytes[:n].max(initial=0)))
-
-
 class ComparedDevice(Struct, frozen=True, eq=False):
     """One device of one run.
 
     Attributes:
+        curve: memory over the trace; None without a trace.
+        totals: totals of the trace, for only the first and the last run of a series.
         n_lines_merged: number of the smallest lines, which are merged into one in ``lines``.
         growth: lines that keep memory step by step, with the bytes that each keeps per step.
         requests: ``int64``, requested sizes in the order of the trace, without failed requests.
@@ -80,7 +44,8 @@ class ComparedDevice(Struct, frozen=True, eq=False):
 
     device: int
     capture: CaptureQuality
-    totals: RunTotals | None
+    curve: Curve | None
+    totals: Totals | None
     n_steps: int | None
     lines: tuple[LineUse, ...]
     n_lines_merged: int
@@ -103,17 +68,11 @@ class ComparedRun(Struct, frozen=True, eq=False):
     devices: dict[int, ComparedDevice]
     settings: AllocatorSettings | None
     torch_version: str
-    conf: str | None
     analyses: Mapping[int, DeviceAnalysis] = field(default_factory=dict)
 
     def in_the_middle(self) -> ComparedRun:
         """Return the run without data that only the first and last of a series need."""
-        devices = {
-            number: d
-            if d.totals is None
-            else replace(d, totals=replace(d.totals, peaks_by_request=np.empty((0, 2), np.int64)))
-            for number, d in self.devices.items()
-        }
+        devices = {number: replace(d, totals=None) for number, d in self.devices.items()}
         return replace(self, devices=devices, analyses={})
 
 
@@ -128,14 +87,13 @@ def read_run(case: Case, name: str) -> ComparedRun:
             if wanted in (None, trace.device):
                 devices[trace.device], analyses[trace.device] = read_device(trace)
     diagnosis = diagnose(case, analyses=analyses)
-    is_recorded = snapshot is not None and snapshot.settings.is_recorded
+    settings = None if snapshot is None else snapshot.settings
     return ComparedRun(
         name=name,
         diagnosis=replace(diagnosis, case=replace(case, snapshot=None), analyses={}),
         devices=devices,
-        settings=snapshot.settings if snapshot is not None and is_recorded else None,
+        settings=settings if settings is not None and settings.is_recorded else None,
         torch_version=_version(case),
-        conf=snapshot.settings.conf if snapshot is not None and is_recorded else None,
         analyses=analyses,
     )
 
@@ -163,7 +121,8 @@ def read_device(trace: Trace) -> tuple[ComparedDevice, DeviceAnalysis]:
     compared = ComparedDevice(
         device=trace.device,
         capture=analysis.capture,
-        totals=None if totals is None else RunTotals.of(trace, asked),
+        curve=None if totals is None else curve_of(totals, trace.n_events),
+        totals=totals,
         n_steps=None if totals is None else analysis.n_steps or None,
         lines=uses,
         n_lines_merged=n_merged,
@@ -246,14 +205,9 @@ def letter(index: int) -> str:
     return chr(ord("A") + index) if index < 26 else f"R{index + 1}"
 
 
-def figures_of(run: ComparedRun, device: int | None) -> DeviceFigures | None:
-    """Return the figures of one device of a run."""
-    return next((f for f in run.diagnosis.devices if f.device == device), None)
-
-
 def all_figures(compared: Sequence[ComparedRun], chosen: Pairing) -> tuple[ComparedFigure, ...]:
     """Return the figures that any run knows, over all runs."""
-    rows = [figures_of(r, d) for r, d in zip(compared, chosen, strict=True)]
+    rows = [r.diagnosis.figures_of(d) for r, d in zip(compared, chosen, strict=True)]
     found = [
         ComparedFigure(
             name, title, unit, tuple(None if f is None else getattr(f, key) for f in rows)
@@ -262,7 +216,7 @@ def all_figures(compared: Sequence[ComparedRun], chosen: Pairing) -> tuple[Compa
     ]
     devices = [_device(r, d) for r, d in zip(compared, chosen, strict=True)]
     steps = tuple(None if d is None else d.n_steps for d in devices)
-    n_requests = tuple(None if d is None or d.totals is None else len(d.requests) for d in devices)
+    n_requests = tuple(None if d is None or d.curve is None else len(d.requests) for d in devices)
     found.append(ComparedFigure("steps", "steps in the trace", "count", steps))
     found.append(ComparedFigure("requests", "requests in the trace", "count", n_requests))
     return tuple(f for f in found if any(v is not None for v in f.values))
@@ -274,39 +228,39 @@ def device_peaks(compared: Sequence[ComparedRun]) -> tuple[DevicePeaks, ...]:
     old = {f.device: f for f in first}
     if len(first) == len(last) == 1:
         old = {last[0].device: first[0]}
-    pairs = [(old[f.device], f) for f in last if f.device in old]
-    return tuple(
-        DevicePeaks(
-            b.device,
-            (a.highest("allocated"), b.highest("allocated")),
-            (a.highest("active"), b.highest("active")),
-            (a.ooms, b.ooms),
-            *_common_peaks(compared[0].devices.get(a.device), compared[-1].devices.get(b.device))
-            if a.ooms != b.ooms
-            else (),
-        )
-        for a, b in pairs
-    )
+    found = []
+    for a, b in ((old[f.device], f) for f in last if f.device in old):
+        allocated, active = ((a.highest(kind), b.highest(kind)) for kind in ("allocated", "active"))
+        peaks = DevicePeaks(b.device, allocated, active, (a.ooms, b.ooms))
+        if a.ooms != b.ooms:
+            devices = compared[0].devices.get(a.device), compared[-1].devices.get(b.device)
+            peaks = _over_common_requests(peaks, *devices)
+        found.append(peaks)
+    return tuple(found)
 
 
-def _common_peaks(
-    first: ComparedDevice | None, last: ComparedDevice | None
-) -> tuple[int | None, tuple[int | None, int | None], tuple[int | None, int | None]]:
-    """Return how many requests both runs made, and the peaks of both over that many.
+def _over_common_requests(
+    peaks: DevicePeaks, first: ComparedDevice | None, last: ComparedDevice | None
+) -> DevicePeaks:
+    """Return the peaks over as many requests as both runs made, if they are known.
 
     A run that failed is shorter than one that did not: what the other did later is not growth.
     """
-    peaks = [run.totals.peaks_by_request for run in (first, last) if run and run.totals]
-    n = min(map(len, peaks)) if len(peaks) == 2 else 0
-    old, new = (p[n - 1].tolist() for p in peaks) if n else ((None, None), (None, None))
-    return n or None, (old[0], new[0]), (old[1], new[1])
+    runs = [(run.totals, run.request_rows) for run in (first, last) if run and run.totals]
+    n = min(len(rows) for _, rows in runs) if len(runs) == 2 else 0
+    if not n:
+        return peaks
+    # Memory is highest right after a request.
+    states = (totals.at(np.append(0, rows[:n] + 1)) for totals, rows in runs)
+    allocated, active, _ = zip(*(s.max(axis=0).tolist() for s in states), strict=True)
+    return replace(peaks, allocated_bytes=allocated, active_bytes=active, n_common_requests=n)
 
 
 def side(run: ComparedRun, index: int, device: int | None) -> RunSide:
     """Return one run in the form that reports show."""
     own = _device(run, device)
-    figures = figures_of(run, device)
-    totals = None if own is None else own.totals
+    figures = run.diagnosis.figures_of(device)
+    curve = None if own is None else own.curve
     return RunSide(
         letter=letter(index),
         name=run.name,
@@ -314,15 +268,15 @@ def side(run: ComparedRun, index: int, device: int | None) -> RunSide:
         device=device,
         devices=tuple(f.device for f in run.diagnosis.devices),
         torch_version=run.torch_version,
-        conf=run.conf,
+        conf=None if run.settings is None else run.settings.conf,
         has_snapshot=bool(run.devices),
-        has_trace=totals is not None,
+        has_trace=curve is not None,
         has_stacks=own is not None and own.capture.has_stacks > 0,
         is_cut=own is not None and own.capture.is_truncated,
         n_events=None if figures is None else figures.n_events,
         n_steps=None if own is None else own.n_steps,
         capacity_bytes=None if figures is None else figures.capacity_bytes,
-        curve=None if totals is None else totals.curve,
+        curve=curve,
         moment=None if figures is None else figures.moment,
     )
 

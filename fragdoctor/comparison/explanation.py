@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from msgspec import Struct
-
 from fragdoctor.comparison.compared_run import ComparedDevice
 from fragdoctor.comparison.line_changes import FACTOR_SLACK, size_part
 from fragdoctor.comparison.settings_proof import MIN_DIFFERENCE, SAME_REQUESTS
 from fragdoctor.model.comparison import (
     CauseKind,
+    Comparison,
     LikelyCause,
     LineChange,
     LineKind,
-    SettingChange,
-    SettingsProof,
+    SizeChange,
 )
 from fragdoctor.model.finding import Confidence, Location
 from fragdoctor.units import MIB, format_count, format_size, plural, signed_size
@@ -31,94 +29,62 @@ MIN_BYTES: Final = 1 * MIB
 LIKELY_SHARE: Final = 0.5
 
 
-class ComparisonEvidence(Struct, frozen=True):
-    """What is known about two runs beyond their lines.
-
-    Attributes:
-        last: name of the newer run.
-        is_series: whether one program is seen again and again; that it continued explains nothing.
-    """
-
-    before: ComparedDevice
-    after: ComparedDevice
-    changes: Sequence[LineChange]
-    delta_bytes: int
-    settings: Sequence[SettingChange] | None
-    proof: SettingsProof | None
-    requests_equal: float | None
-    last: str = "B"
-    is_series: bool = False
-
-    @property
-    def moved_bytes(self) -> int:
-        """Bytes that lines gained or lost, regardless of the sum."""
-        return sum(abs(c.delta_bytes) for c in self.changes)
-
-
-def counts_enough(e: ComparisonEvidence, part: int) -> bool:
+def _counts_enough(pair: Comparison, part: int) -> bool:
     """Return whether a part is large enough among all that moved to be called a cause."""
-    return abs(part) >= max(MIN_BYTES, MIN_SHARE * e.moved_bytes)
+    moved_bytes = sum(abs(c.delta_bytes) for c in pair.lines)
+    return abs(part) >= max(MIN_BYTES, MIN_SHARE * moved_bytes)
 
 
-def confidence_of(e: ComparisonEvidence, part: int, is_plain: bool) -> Confidence:
+def _confidence(pair: Comparison, part: int) -> Confidence:
     """Return "likely" for a part that makes up most of the difference, in its direction."""
-    if not e.delta_bytes or (part > 0) != (e.delta_bytes > 0) or not is_plain:
-        return Confidence.POSSIBLE
-    is_most = abs(part) >= LIKELY_SHARE * abs(e.delta_bytes)
+    delta = pair.delta_bytes or 0
+    is_most = part * delta >= LIKELY_SHARE * delta**2 > 0
     return Confidence.LIKELY if is_most else Confidence.POSSIBLE
 
 
 MIN_UNCHANGED: Final = 0.05
 """Smallest share of the older run's bytes that lines of unchanged size must hold to be evidence."""
 
-Cluster = tuple[float, list[LineChange]]
 
-
-def scaled(e: ComparisonEvidence) -> list[LikelyCause]:
+def _scaled(pair: Comparison) -> list[LikelyCause]:
     """Return the factors by which sizes changed, each with its lines."""
-    return [
-        _one_factor(e, factor, group)
-        for factor, group in _clusters(e.changes)
-        if counts_enough(e, sum(size_part(c) for c in group))
-    ]
-
-
-def _clusters(changes: Sequence[LineChange]) -> list[Cluster]:
-    clusters: list[Cluster] = []
-    for change in changes:
-        factor = None if change.sizes is None else change.sizes.factor
-        if factor is None or change.place is None:
+    clusters: list[tuple[float, list[tuple[LineChange, SizeChange]]]] = []
+    for change in pair.lines:
+        sizes = change.sizes
+        if sizes is None or sizes.factor is None or change.place is None:
             continue
-        near = next((c for f, c in clusters if abs(factor / f - 1) <= FACTOR_SLACK), None)
-        if near is None:
-            clusters.append((factor, [change]))
-        else:
-            near.append(change)
-    return clusters
+        near = (group for f, group in clusters if abs(sizes.factor / f - 1) <= FACTOR_SLACK)
+        group = next(near, None)
+        if group is None:
+            clusters.append((sizes.factor, group := []))
+        group.append((change, sizes))
+    causes = []
+    for factor, group in clusters:
+        part = sum(size_part(c) for c, _ in group)
+        if not _counts_enough(pair, part):
+            continue
+        top, sizes = max(group, key=lambda one: abs(size_part(one[0])))
+        before, after = format_size(sizes.before_bytes), format_size(sizes.after_bytes)
+        is_one = len(group) == 1
+        text = (
+            f"{plural(len(group), 'line asks', 'lines ask')} {factor:.3g} times as much "
+            f"({top.where}: {before} -> {after}): "
+            f"{'another shape' if is_one else _meaning(pair, factor)}."
+        )
+        sure = Confidence.POSSIBLE if is_one else _confidence(pair, part)
+        causes.append(LikelyCause(CauseKind.SCALE, sure, text, part))
+    return causes
 
 
-def _one_factor(e: ComparisonEvidence, factor: float, group: Sequence[LineChange]) -> LikelyCause:
-    part = sum(size_part(c) for c in group)
-    text = (
-        f"{plural(len(group), 'line asks', 'lines ask')} {factor:.3g} times as much "
-        f"({_example(group)}): {_meaning(e, factor, group)}."
-    )
-    is_plain = len(group) > 1
-    sure = confidence_of(e, part, is_plain)
-    return LikelyCause(CauseKind.SCALE, sure, text, part)
-
-
-def _meaning(e: ComparisonEvidence, factor: float, group: Sequence[LineChange]) -> str:
-    """Return what a common factor may come from."""
-    if len(group) == 1:
-        return "another shape"
+def _meaning(pair: Comparison, factor: float) -> str:
+    """Return what a factor that several lines have in common may come from."""
     same = [
         c
-        for c in e.changes
+        for c in pair.lines
         if c.sizes is None and c.before is not None and c.after is not None and c.before_bytes
     ]
     kept = sum(c.before_bytes for c in same)
-    whole = sum(c.before_bytes for c in e.changes)
+    whole = sum(c.before_bytes for c in pair.lines)
     precision = factor in (0.25, 0.5, 2.0, 4.0)
     if same and kept >= MIN_UNCHANGED * whole:
         names = "a batch, sequence or precision" if precision else "a batch or sequence"
@@ -129,30 +95,26 @@ def _meaning(e: ComparisonEvidence, factor: float, group: Sequence[LineChange]) 
     return f"a batch, sequence{', width or precision' if precision else ' or width'} of that factor"
 
 
-def _example(group: Sequence[LineChange]) -> str:
-    top = max(group, key=lambda c: abs(size_part(c)))
-    sizes = top.sizes
-    if sizes is None:
-        return top.where
-    before, after = format_size(sizes.before_bytes), format_size(sizes.after_bytes)
-    return f"{top.where}: {before} -> {after}"
-
-
 MAX_NAMED: Final = 3
 MIN_REQUESTS: Final = 100
 """With at least this many equal requests, one run is the beginning of the other, not an edit."""
 
 
-def likely_causes(evidence: ComparisonEvidence) -> tuple[LikelyCause, ...]:
-    """Return the likely causes, the surest and largest first; empty if nothing stands out."""
+def likely_causes(
+    comparison: Comparison, before: ComparedDevice, after: ComparedDevice
+) -> tuple[LikelyCause, ...]:
+    """Return the likely causes, the surest and largest first; empty if nothing stands out.
+
+    The comparison has all lines; ``before`` and ``after`` are the compared devices.
+    """
+    leaking = {*before.growth, *after.growth}  # causes of their own
     found = [
-        *_by_settings(evidence),
-        *_by_length(evidence),
-        *_leaks(evidence),
-        *_features(evidence),
-        *scaled(evidence),
-        *_new_and_gone(evidence),
-        *_counts(evidence),
+        *_by_settings(comparison),
+        *_by_length(comparison, before, after),
+        *_leaks(comparison, before, after),
+        *_features(comparison, before, after),
+        *_scaled(comparison),
+        *_by_lines(comparison, leaking),
     ]
     if any(c.kind is CauseKind.LENGTH for c in found):
         # The lines differ because one run went further, not because the program changed.
@@ -168,12 +130,12 @@ def likely_causes(evidence: ComparisonEvidence) -> tuple[LikelyCause, ...]:
     return tuple(found)
 
 
-def _by_settings(e: ComparisonEvidence) -> list[LikelyCause]:
-    if not e.settings:
+def _by_settings(pair: Comparison) -> list[LikelyCause]:
+    if not pair.settings:
         return []
-    names = ", ".join(f"{s.key} {s.before} -> {s.after}" for s in e.settings)
-    same = (e.requests_equal or 0.0) >= SAME_REQUESTS
-    proof = e.proof
+    names = ", ".join(f"{s.key} {s.before} -> {s.after}" for s in pair.settings)
+    same = (pair.requests_equal or 0.0) >= SAME_REQUESTS
+    proof = pair.proof
     if proof is None:
         text = f"Both runs made the same requests; only settings differ ({names})."
         return [LikelyCause(CauseKind.SETTINGS, Confidence.LIKELY, text)] if same else []
@@ -194,18 +156,22 @@ def _by_settings(e: ComparisonEvidence) -> list[LikelyCause]:
     return [LikelyCause(CauseKind.SETTINGS, sure, text, moved)]
 
 
-def _by_length(e: ComparisonEvidence) -> list[LikelyCause]:
+def _by_length(
+    pair: Comparison, before: ComparedDevice, after: ComparedDevice
+) -> list[LikelyCause]:
     """Return the cause that the program is the same, but one run went further."""
-    n_old, n_new = len(e.before.requests), len(e.after.requests)
-    is_same = (e.requests_equal or 0.0) >= SAME_REQUESTS
-    if e.is_series or not is_same or n_old == n_new:
+    n_old, n_new = len(before.requests), len(after.requests)
+    is_same = (pair.requests_equal or 0.0) >= SAME_REQUESTS
+    if len(pair.runs) > 2 or not is_same or n_old == n_new:
         return []
-    short, long = (e.before, e.after) if n_old < n_new else (e.after, e.before)
+    short, long = (before, after) if n_old < n_new else (after, before)
     alone = LineKind.NEW if n_old < n_new else LineKind.GONE
-    has_own_lines = any(c.kind is alone and c.delta_bytes for c in e.changes)
+    has_own_lines = any(c.kind is alone and c.delta_bytes for c in pair.lines)
     if short.capacity_bytes is None and (has_own_lines or len(short.requests) < MIN_REQUESTS):
         return []  # the end of the program may have been edited
-    stopped, other = ("A", e.last) if n_old < n_new else (e.last, "A")
+    stopped, other = "A", pair.runs[-1].letter
+    if n_new < n_old:
+        stopped, other = other, stopped
     why = ""
     if short.capacity_bytes is not None:
         why = f" out of memory, with a capacity of {format_size(short.capacity_bytes)}"
@@ -214,20 +180,20 @@ def _by_length(e: ComparisonEvidence) -> list[LikelyCause]:
         f"Both runs made the same {format_count(len(short.requests))} requests; {stopped} stopped "
         f"there{why}, {other} went on with {n_more} more."
     )
-    return [LikelyCause(CauseKind.LENGTH, Confidence.PROVEN, text, e.delta_bytes)]
+    return [LikelyCause(CauseKind.LENGTH, Confidence.PROVEN, text, pair.delta_bytes)]
 
 
-def _leaks(e: ComparisonEvidence) -> list[LikelyCause]:
+def _leaks(pair: Comparison, before: ComparedDevice, after: ComparedDevice) -> list[LikelyCause]:
     """Return one cause per run for lines that keep memory step by step only in that run."""
     grown: dict[bool, list[tuple[int, LineChange]]] = {}
-    for change in e.changes:
-        old, new = _slope(e.before, change.before), _slope(e.after, change.after)
+    for change in pair.lines:
+        old, new = _slope(before, change.before), _slope(after, change.after)
         if (old is None) != (new is None):
             grown.setdefault(old is None, []).append((new or old or 0, change))
-    found = []
+    found, last = [], pair.runs[-1].letter
     for is_new, lines in grown.items():
         lines.sort(key=lambda line: -line[0])
-        letter, other, quiet = (e.last, "A", e.before) if is_new else ("A", e.last, e.after)
+        letter, other, quiet = (last, "A", before) if is_new else ("A", last, after)
         # Without that many steps, a run cannot show that a line keeps nothing.
         is_known = (quiet.n_steps or 0) >= ENOUGH_STEPS
         contrast = f"in {other} not" if is_known else f"{other} has too few steps to say"
@@ -246,27 +212,27 @@ def _slope(device: ComparedDevice, place: Location | None) -> int | None:
     return None if place is None else device.growth.get(place)
 
 
-def _features(e: ComparisonEvidence) -> list[LikelyCause]:
+def _features(pair: Comparison, before: ComparedDevice, after: ComparedDevice) -> list[LikelyCause]:
     """Return causes for library parts that only one of the runs goes through."""
-    old, new = e.before.features, e.after.features
-    found = []
+    old, new = before.features, after.features
+    found, last = [], pair.runs[-1].letter
     if ("checkpoint" in old) != ("checkpoint" in new):
         is_on = "checkpoint" in new
-        letter, other = (e.last, "A") if is_on else ("A", e.last)
+        letter, other = (last, "A") if is_on else ("A", last)
         text = (
             f"{letter} recomputes activations (torch.utils.checkpoint is in its stacks), {other} "
             "keeps them."
         )
-        moved = sum(c.delta_bytes for c in e.changes if c.place is not None)
+        moved = sum(c.delta_bytes for c in pair.lines if c.place is not None)
         helps = (moved < 0) == is_on
         sure = Confidence.LIKELY if helps else Confidence.POSSIBLE
         found.append(LikelyCause(CauseKind.CHECKPOINTING, sure, text, moved if helps else None))
     a = sorted(f for f in old if f.startswith("optim."))
     b = sorted(f for f in new if f.startswith("optim."))
     # A run that stopped before its first optimizer step has not gone through an optimizer yet.
-    ran_on = min(e.before.n_steps or 0, e.after.n_steps or 0) > 1
+    ran_on = min(before.n_steps or 0, after.n_steps or 0) > 1
     if a != b and ((a and b) or ran_on):
-        text = f"A different optimizer allocates: {_listed(a)} in A, {_listed(b)} in {e.last}."
+        text = f"A different optimizer allocates: {_listed(a)} in A, {_listed(b)} in {last}."
         found.append(LikelyCause(CauseKind.OPTIMIZER, Confidence.LIKELY, text))
     return found
 
@@ -275,61 +241,44 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(f"torch.{name}" for name in names) or "none"
 
 
-def _new_and_gone(e: ComparisonEvidence) -> list[LikelyCause]:
-    found = []
-    for kind, cause, word in (
-        (LineKind.NEW, CauseKind.NEW_CODE, f"only in {e.last}"),
-        (LineKind.GONE, CauseKind.GONE_CODE, "only in A"),
-    ):
-        leaking = _leaking(e)
-        group = [
-            c
-            for c in e.changes
-            if c.kind is kind and c.place is not None and c.delta_bytes and c.place not in leaking
-        ]
-        part = sum(c.delta_bytes for c in group)
-        if not group or not counts_enough(e, part):
+_SAID: Final = {
+    CauseKind.NEW_CODE: ("line is", "lines are", "only in {last}: {named}."),
+    CauseKind.GONE_CODE: ("line is", "lines are", "only in A: {named}."),
+    CauseKind.MORE_BLOCKS: (
+        *("line holds", "lines hold"),
+        "more blocks at that moment ({named}): more layers, or more is kept.",
+    ),
+    CauseKind.FEWER_BLOCKS: (
+        *("line holds", "lines hold"),
+        "fewer blocks at that moment ({named}): fewer layers, or less is kept.",
+    ),
+}
+
+
+def _by_lines(pair: Comparison, leaking: set[Location]) -> list[LikelyCause]:
+    """Return causes for lines that only one run has, or that hold other numbers of blocks."""
+    groups: dict[CauseKind, list[tuple[int, str]]] = {kind: [] for kind in _SAID}
+    for c in pair.lines:
+        if c.place is None or {c.before, c.after} & leaking:
             continue
-        named = _named([f"{c.where} {signed_size(c.delta_bytes)}" for c in group])
-        text = f"{plural(len(group), 'line is', 'lines are')} {word}: {named}."
-        found.append(LikelyCause(cause, confidence_of(e, part, True), text, part))
-    return found
-
-
-def _counts(e: ComparisonEvidence) -> list[LikelyCause]:
-    """Return causes for lines that hold more (or fewer) blocks of the same sizes as before."""
-    leaking = _leaking(e)
+        if c.before is None or c.after is None:
+            part, text = c.delta_bytes, signed_size(c.delta_bytes)
+            kind = CauseKind.GONE_CODE if c.after is None else CauseKind.NEW_CODE
+        else:
+            part = c.delta_bytes - size_part(c) if c.before_blocks != c.after_blocks else 0
+            kind = CauseKind.MORE_BLOCKS if part > 0 else CauseKind.FEWER_BLOCKS
+            text = f"{c.before_blocks:,} -> {c.after_blocks:,}"
+        if part:
+            groups[kind].append((part, f"{c.where} {text}"))
     found = []
-    for sign, cause, word, why in (
-        (1, CauseKind.MORE_BLOCKS, "more blocks", "more layers, or more is kept"),
-        (-1, CauseKind.FEWER_BLOCKS, "fewer blocks", "fewer layers, or less is kept"),
-    ):
-        group = []
-        for c in e.changes:
-            is_shared = c.before is not None and c.after is not None
-            is_shared &= c.before_blocks != c.after_blocks
-            part = c.delta_bytes - size_part(c)
-            if is_shared and part * sign > 0 and not {c.before, c.after} & leaking:
-                group.append((part, c))
-        group.sort(key=lambda pc: -abs(pc[0]))
-        whole = sum(part for part, _ in group)
-        if not group or not counts_enough(e, whole):
-            continue
-        named = _named([f"{c.where} {c.before_blocks:,} -> {c.after_blocks:,}" for _, c in group])
-        lines = plural(len(group), "line holds", "lines hold")
-        text = f"{lines} {word} at that moment ({named}): {why}."
-        found.append(LikelyCause(cause, confidence_of(e, whole, True), text, whole))
+    for kind, group in groups.items():
+        group.sort(key=lambda one: -abs(one[0]))
+        whole, n_more = sum(part for part, _ in group), len(group) - MAX_NAMED
+        if group and _counts_enough(pair, whole):
+            named = ", ".join(text for _, text in group[:MAX_NAMED])
+            named += f" and {format_count(n_more)} more" if n_more > 0 else ""
+            one, many, rest = _SAID[kind]
+            text = rest.format(named=named, last=pair.runs[-1].letter)
+            text = f"{plural(len(group), one, many)} {text}"
+            found.append(LikelyCause(kind, _confidence(pair, whole), text, whole))
     return found
-
-
-def _named(lines: Sequence[str]) -> str:
-    """Return the first of some lines, and how many more there are."""
-    n_more = len(lines) - MAX_NAMED
-    return ", ".join(lines[:MAX_NAMED]) + (
-        f" and {format_count(n_more)} more" if n_more > 0 else ""
-    )
-
-
-def _leaking(e: ComparisonEvidence) -> set[Location]:
-    """Return the lines that keep memory step by step; they are causes of their own."""
-    return {*e.before.growth, *e.after.growth}

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from fragdoctor.comparison.compared_run import ComparedRun
-from fragdoctor.comparison.line_matching import match_lines, path_parts
-from fragdoctor.comparison.line_uses import LineUse, StackUse
+from fragdoctor.comparison.line_matching import match_lines
+from fragdoctor.comparison.line_uses import LineUse
 from fragdoctor.model.comparison import (
     DifferencePart,
     LineChange,
@@ -15,13 +15,10 @@ from fragdoctor.model.comparison import (
     PhaseChange,
     ReasonKind,
     SizeChange,
-    StackChange,
 )
-from fragdoctor.model.finding import Location
-from fragdoctor.model.phases import Category, PhaseReport, TrainingPhase
+from fragdoctor.model.phases import Category, TrainingPhase
 
 MAX_SHOWN_SIZES: Final = 8
-MAX_STACK_CHANGES: Final = 8
 FACTOR_SLACK: Final = 0.02
 """Sizes whose ratios differ by less than this changed by the same factor."""
 
@@ -36,11 +33,10 @@ def line_changes(
 
     With ``peak``, the peaks are compared; otherwise what is live now.
     """
-    changes = []
-    for i, j in match_lines(before, after):
-        a = None if i is None else before[i]
-        b = None if j is None else after[j]
-        changes.append(_change(a, b, peak=peak))
+    changes = [
+        _change(None if i is None else before[i], None if j is None else after[j], peak=peak)
+        for i, j in match_lines(before, after)
+    ]
     changes.sort(key=lambda c: (-abs(c.delta_bytes), -max(c.before_bytes, c.after_bytes)))
     return tuple(changes)
 
@@ -59,7 +55,6 @@ def _change(a: LineUse | None, b: LineUse | None, *, peak: bool) -> LineChange:
         before_blocks=n_old,
         after_blocks=n_new,
         sizes=None if a is None or b is None else size_change(a, b),
-        stacks=stack_changes(() if a is None else a.stacks, () if b is None else b.stacks, peak),
     )
 
 
@@ -125,33 +120,6 @@ def _typical_factor(a: LineUse, b: LineUse) -> float | None:
     return factor if ratios[0] and abs(factor - 1) > FACTOR_SLACK else None
 
 
-def stack_changes(
-    before: Sequence[StackUse], after: Sequence[StackUse], peak: bool
-) -> tuple[StackChange, ...]:
-    """Return the whole stacks of a line whose memory changed, by functions and files."""
-    old = _by_path(before, peak)
-    new = _by_path(after, peak)
-    changes = []
-    for key in dict.fromkeys((*old, *new)):
-        a, b = old.get(key, ((), 0)), new.get(key, ((), 0))
-        if a[1] != b[1] and (a[0] or b[0]):
-            changes.append(StackChange(b[0] or a[0], a[1], b[1]))
-    changes.sort(key=lambda c: -abs(c.after_bytes - c.before_bytes))
-    return tuple(changes[:MAX_STACK_CHANGES])
-
-
-def _by_path(
-    stacks: Sequence[StackUse], peak: bool
-) -> dict[tuple[str, ...], tuple[tuple[Location, ...], int]]:
-    """Return stacks by their functions and file names; lines within these may have moved."""
-    result: dict[tuple[str, ...], tuple[tuple[Location, ...], int]] = {}
-    for use in stacks:
-        key = tuple(f"{(path_parts(f.filename) or ('',))[0]}:{f.function}" for f in use.frames)
-        _, n_bytes = result.get(key, ((), 0))
-        result[key] = (use.frames, n_bytes + (use.peak if peak else use.now))
-    return result
-
-
 def reasons(changes: Sequence[LineChange], delta_bytes: int) -> tuple[DifferencePart, ...]:
     """Return where the difference comes from; the parts add up to it.
 
@@ -196,29 +164,21 @@ def phase_changes(
     before: ComparedRun, after: ComparedRun, devices: tuple[int | None, int | None]
 ) -> tuple[PhaseChange, ...]:
     """Return each phase's peak, then each category at the peak; empty if a run has no phases."""
-    old, new = _report(before, devices[0]), _report(after, devices[1])
-    if old is None or new is None:
+    # A device without a training step has no phases.
+    reports = [
+        p
+        for run, device in zip((before, after), devices, strict=True)
+        for p in run.diagnosis.phases
+        if p.device == device and p.phases
+    ]
+    if len(reports) < 2:
         return ()
-    a, b = _peaks(old), _peaks(new)
+    a, b = ({p.phase: p.worst_peak_bytes for p in report.phases} for report in reports)
     rows = [PhaseChange(f"{p.word} (peak)", a.get(p), b.get(p)) for p in _PHASES if p in a | b]
-    held_a, held_b = _held(old), _held(new)
+    held_a, held_b = ({s.category: s.n_bytes for s in report.at_peak} for report in reports)
     rows += [
         PhaseChange(f"at the peak: {c.word.replace('_', ' ')}", held_a.get(c, 0), held_b.get(c, 0))
         for c in Category
         if held_a.get(c) or held_b.get(c)
     ]
     return tuple(rows)
-
-
-def _report(run: ComparedRun, device: int | None) -> PhaseReport | None:
-    """Return the phases of a device, or None if it shows no training step."""
-    found = (p for p in run.diagnosis.phases if p.device == device and p.phases)
-    return next(found, None)
-
-
-def _peaks(report: PhaseReport) -> dict[TrainingPhase, int]:
-    return {p.phase: p.worst_peak_bytes for p in report.phases}
-
-
-def _held(report: PhaseReport) -> dict[Category, int]:
-    return {s.category: s.n_bytes for s in report.at_peak}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from itertools import islice
 from typing import Final
 
 from fragdoctor.comparison.line_uses import LineUse
-from fragdoctor.model.finding import Location, n_shared
+from fragdoctor.model.finding import Location, n_shared, path_parts
 
 MIN_SCORE: Final = 1.0
 """Two lines of a function with a lower score are not the same line."""
@@ -41,21 +41,19 @@ def match_lines(before: Sequence[LineUse], after: Sequence[LineUse]) -> list[Pai
     for (filename, function), rows in groups_a.items():
         partner = files.get(filename)
         others = [] if partner is None else groups_b.get((partner, function), [])
-        n_pairs = len(rows) * len(others)
-        is_cheap = n_pairs <= min(MAX_CELLS, budget)
-        budget -= n_pairs if is_cheap else 0
-        matched = align if is_cheap else by_number
-        pairs += matched([before[i] for i in rows], [after[j] for j in others], rows, others)
+        ours, theirs = [before[i] for i in rows], [after[j] for j in others]
+        if len(ours) * len(theirs) <= min(MAX_CELLS, budget):
+            budget -= len(ours) * len(theirs)
+            matched = align(ours, theirs)
+        else:  # by line number
+            numbers = {_line(b): j for j, b in enumerate(theirs)}
+            matched = [(i, numbers[_line(a)]) for i, a in enumerate(ours) if _line(a) in numbers]
+        pairs += [(rows[i], others[j]) for i, j in matched]
     pairs += _without_place(before, after)
     taken_a, taken_b = ({pair[side] for pair in pairs} for side in (0, 1))
     gone: list[Pair] = [(i, None) for i in range(len(before)) if i not in taken_a]
     new: list[Pair] = [(None, j) for j in range(len(after)) if j not in taken_b]
     return [*pairs, *gone, *new]
-
-
-def path_parts(filename: str) -> tuple[str, ...]:
-    """Return the parts of a path, the last one first."""
-    return tuple(reversed([p for p in filename.replace("\\", "/").split("/") if p]))
 
 
 def match_files(before: Sequence[LineUse], after: Sequence[LineUse]) -> dict[str, str]:
@@ -101,50 +99,38 @@ def likeness(a: dict[str, set[int]], b: dict[str, set[int]]) -> float:
     return sizes if only_top_level else max(functions, (functions + sizes) / 2)
 
 
-def align(
-    before: Sequence[LineUse], after: Sequence[LineUse], rows: Sequence[int], others: Sequence[int]
-) -> list[Pair]:
+def align(before: Sequence[LineUse], after: Sequence[LineUse]) -> list[tuple[int, int]]:
     """Return the pairs of two functions' lines, in order; the other lines stay unpaired.
 
-    Lines are ascending; ``rows`` and ``others`` are their numbers in the result.
+    Both are in the order of their line numbers.
     """
     if not before or not after:
         return []
     sizes_a = [frozenset(s for s, _ in a.sizes) for a in before]
     sizes_b = [frozenset(s for s, _ in b.sizes) for b in after]
-    alike = [
-        [_score(a, b, _jaccard(sizes_a[i], sizes_b[j])) for j, b in enumerate(after)]
+    scores = [
+        [
+            _score(a, b, _jaccard(sizes_a[i], sizes_b[j])) + 0.5 * (_line(a) == _line(b))
+            for j, b in enumerate(after)
+        ]
         for i, a in enumerate(before)
     ]
-    path = _best_path(
-        len(before),
-        len(after),
-        lambda i, j: alike[i][j] + 0.5 * (_line(before[i]) == _line(after[j])),
-    )
-    return [(rows[i], others[j]) for i, j in path]
+    return _best_path(scores)
 
 
-def by_number(
-    before: Sequence[LineUse], after: Sequence[LineUse], rows: Sequence[int], others: Sequence[int]
-) -> list[Pair]:
-    """Return the pairs of lines with the same number; arguments as for ``align``."""
-    numbers = {_line(b): j for j, b in enumerate(after)}
-    found = [(i, numbers[_line(a)]) for i, a in enumerate(before) if _line(a) in numbers]
-    return [(rows[i], others[j]) for i, j in found]
-
-
-def _best_path(n: int, m: int, score: Callable[[int, int], float]) -> list[tuple[int, int]]:
+def _best_path(scores: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
     """Return the order-preserving pairs with the highest total score, each above ``MIN_SCORE``."""
+    n, m = len(scores), len(scores[0])
     best = [[0.0] * (m + 1) for _ in range(n + 1)]
     for i in range(n - 1, -1, -1):
         for j in range(m - 1, -1, -1):
-            value = score(i, j)
+            value = scores[i][j]
             both = best[i + 1][j + 1] + value if value >= MIN_SCORE else -1.0
             best[i][j] = max(both, best[i + 1][j], best[i][j + 1])
     path = []
     i = j = 0
     while i < n and j < m:
-        value = score(i, j)
+        value = scores[i][j]
         if value >= MIN_SCORE and best[i][j] == best[i + 1][j + 1] + value:
             path.append((i, j))
             i, j = i + 1, j + 1
@@ -220,29 +206,17 @@ def line_tracks(
     runs: Sequence[Sequence[LineUse]], *, peak: bool
 ) -> list[tuple[Location | None, list[int]]]:
     """Return each line's newest place and its bytes in every run, 0 if the run lacks the line."""
-    places: list[Location | None] = []
-    values: list[list[int]] = []
+    tracks: list[tuple[Location | None, list[int]]] = []
     current: dict[int, int] = {}  # row of the current run -> track
-
-    def begin(run: int, row: int, use: LineUse) -> None:
-        current[row] = len(values)
-        places.append(use.place)
-        values.append([0] * len(runs))
-        values[-1][run] = use.bytes_at(peak=peak)
-
-    for row, use in enumerate(runs[0]):
-        begin(0, row, use)
-    for run in range(1, len(runs)):
+    for run, lines in enumerate(runs):
         before, current = current, {}
-        for i, j in match_lines(runs[run - 1], runs[run]):
+        pairs = match_lines(runs[run - 1], lines) if run else [(None, j) for j in range(len(lines))]
+        for i, j in pairs:
             if j is None:
                 continue
-            use = runs[run][j]
-            if i is None or i not in before:
-                begin(run, j, use)
-                continue
-            track = before[i]
-            current[j] = track
-            places[track] = use.place
-            values[track][run] = use.bytes_at(peak=peak)
-    return list(zip(places, values, strict=True))
+            track = None if i is None else before.get(i)
+            values = [0] * len(runs) if track is None else tracks[track][1]
+            values[run] = lines[j].bytes_at(peak=peak)
+            current[j] = len(tracks) if track is None else track
+            tracks[current[j] : current[j] + 1] = [(lines[j].place, values)]
+    return tracks

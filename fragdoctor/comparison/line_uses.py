@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Final
 
@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from fragdoctor.model.arrays import sum_by
 from fragdoctor.model.finding import Location
 from fragdoctor.model.snapshot import I64, Snapshot
-from fragdoctor.trace.lives import Lives
 from fragdoctor.trace.trace import Trace
 
 MAX_LINES: Final = 2000
@@ -21,16 +20,7 @@ MAX_LINES: Final = 2000
 
 MAX_SIZES: Final = 64
 MAX_STACKS: Final = 32
-MAX_FRAMES: Final = 12
 MAX_DEPTH: Final = 4096
-
-
-class StackUse(Struct, frozen=True):
-    """Memory of one whole stack: ``peak`` and ``now`` are the bytes at those moments."""
-
-    frames: tuple[Location, ...]
-    peak: int
-    now: int
 
 
 class LineUse(Struct, frozen=True):
@@ -43,7 +33,6 @@ class LineUse(Struct, frozen=True):
         sizes: (requested size, number of requests), those with most bytes first.
         n_sizes: total number of distinct sizes.
         callees: functions between the line and the allocation: what the line calls.
-        stacks: whole stacks, those with most bytes first.
     """
 
     place: Location | None
@@ -55,7 +44,6 @@ class LineUse(Struct, frozen=True):
     sizes: tuple[tuple[int, int], ...] = ()
     n_sizes: int = 0
     callees: frozenset[str] = frozenset()
-    stacks: tuple[StackUse, ...] = ()
 
     def bytes_at(self, *, peak: bool) -> int:
         """Return the live bytes at the peak, or now."""
@@ -88,14 +76,17 @@ def line_uses(trace: Trace, peak: int | None) -> tuple[tuple[LineUse, ...], int]
     asked = sum_by(member, lives.requested_bytes, n)
     order = np.lexsort((-asked, -np.maximum(columns[:, 0], columns[:, 2])))
     sizes = _sizes(member, lives.requested_bytes, n)
-    stacks = _stacks(snapshot, lives, member, at_peak, now)
+    stacks_of: dict[int, list[int]] = defaultdict(list)
+    stacks, first = np.unique(lives.stack, return_index=True)
+    for stack, group in zip(stacks.tolist(), member[first].tolist(), strict=True):
+        if stack >= 0:
+            stacks_of[group].append(stack)
     kept = [
         replace(
             LineUse(snapshot.location(int(groups[g])), *columns[g].tolist()),
             sizes=sizes[g][0],
             n_sizes=sizes[g][1],
-            callees=_callees(snapshot, stacks.of_line.get(g, ()), int(groups[g])),
-            stacks=stacks.uses(snapshot, g, int(groups[g])),
+            callees=_callees(snapshot, stacks_of[g], int(groups[g])),
         )
         for g in order[:MAX_LINES].tolist()
     ]
@@ -134,62 +125,13 @@ def _sizes(member: I64, requested: I64, n: int) -> list[tuple[tuple[tuple[int, i
     return result
 
 
-class _Stacks(Struct, frozen=True):
-    """Stacks of each group, most bytes first, with their bytes at the peak and now."""
-
-    of_line: dict[int, list[int]]
-    peak: dict[int, int]
-    now: dict[int, int]
-
-    def uses(self, snapshot: Snapshot, group: int, frame: int) -> tuple[StackUse, ...]:
-        """Return the stacks of a group that hold memory at either moment."""
-        found = [s for s in self.of_line.get(group, []) if s in self.peak or s in self.now]
-        found.sort(key=lambda s: -max(self.peak.get(s, 0), self.now.get(s, 0)))
-        return tuple(
-            StackUse(_outwards(snapshot, s, frame), self.peak.get(s, 0), self.now.get(s, 0))
-            for s in found[:MAX_STACKS]
-        )
-
-
-def _stacks(snapshot: Snapshot, lives: Lives, member: I64, at_peak: I64, now: I64) -> _Stacks:
-    n = len(snapshot.stacks)
-    has = np.flatnonzero(lives.stack >= 0)
-    of_stack = np.full(n, -1, np.int64)
-    of_stack[lives.stack[has]] = member[has]
-    of_line: dict[int, list[int]] = {}
-    for s in np.flatnonzero(of_stack >= 0).tolist():
-        of_line.setdefault(int(of_stack[s]), []).append(s)
-    return _Stacks(of_line, _by_stack(lives, at_peak, n), _by_stack(lives, now, n))
-
-
-def _by_stack(lives: Lives, rows: I64, n: int) -> dict[int, int]:
-    rows = rows[lives.stack[rows] >= 0]
-    total = sum_by(lives.stack[rows], lives.size_bytes[rows], n)
-    used = np.flatnonzero(total)
-    return dict(zip(used.tolist(), total[used].tolist(), strict=True))
-
-
-def _frames(snapshot: Snapshot, stack: int) -> list[int]:
-    """Return the frame IDs of a stack, innermost first; only the first part if it is endless."""
-    low, high = int(snapshot.stacks.offsets[stack]), int(snapshot.stacks.offsets[stack + 1])
-    frames: list[int] = snapshot.stacks.frames[low : min(high, low + MAX_DEPTH)].tolist()
-    return frames
-
-
-def _outwards(snapshot: Snapshot, stack: int, frame: int) -> tuple[Location, ...]:
-    """Return a stack from the line's own frame outward."""
-    ids = _frames(snapshot, stack)
-    start = ids.index(frame) if frame in ids else 0
-    places = [snapshot.location(i) for i in ids[start : start + MAX_FRAMES]]
-    return tuple(p for p in places if p is not None)
-
-
 def _callees(snapshot: Snapshot, stacks: Sequence[int], frame: int) -> frozenset[str]:
     """Return the names of the functions between a line and its allocations."""
     found: set[str] = set()
-    table = snapshot.frames
-    for s in list(stacks)[:MAX_STACKS]:
-        ids = _frames(snapshot, s)
+    table = snapshot.stacks
+    for stack in stacks[:MAX_STACKS]:
+        low, high = int(table.offsets[stack]), int(table.offsets[stack + 1])
+        ids = table.frames[low : min(high, low + MAX_DEPTH)].tolist()  # a stack may be endless
         inner = ids[: ids.index(frame)] if frame in ids else []
-        found |= {snapshot.strings[int(table.name[i])][:200] for i in inner[:64]}
+        found |= {snapshot.strings[int(snapshot.frames.name[i])][:200] for i in inner[:64]}
     return frozenset(found)

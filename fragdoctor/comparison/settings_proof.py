@@ -13,6 +13,7 @@ from fragdoctor.future.simulator import reproduce, simulation_of
 from fragdoctor.future.whatif import FairReplay, WhatIf
 from fragdoctor.model.comparison import SettingChange, SettingsProof
 from fragdoctor.model.settings import AllocatorSettings, parse_conf
+from fragdoctor.trace.lives import Totals
 from fragdoctor.trace.trace import Trace
 from fragdoctor.units import MIB, format_count, format_share, format_size
 
@@ -111,7 +112,9 @@ def prove_settings(  # noqa: PLR0913 - two runs, each with what it needs
     if not result.is_conclusive:
         return None, result.note
     own = before.totals.peak_reserved_bytes
-    recorded = _recorded_peak(after, len(before.requests))
+    recorded = after.totals.peak_reserved_bytes
+    if len(before.requests) < len(after.request_rows):  # over as many requests as A made
+        recorded = _reserved_before(after.totals, int(after.request_rows[len(before.requests)]))
     difference, moved = recorded - own, result.peak_reserved_bytes - own
     proof = SettingsProof(
         under=under,
@@ -128,12 +131,11 @@ def prove_settings(  # noqa: PLR0913 - two runs, each with what it needs
     return replace(proof, text=_sentence(proof, len(before.requests))), ""
 
 
-def _recorded_peak(after: ComparedDevice, n_requests: int) -> int:
-    """Return B's peak reserved bytes over as many requests as A made."""
-    assert after.totals is not None  # noqa: S101 - checked by the caller
-    if n_requests >= len(after.request_rows):
-        return after.totals.peak_reserved_bytes
-    return after.totals.peak_reserved_before(int(after.request_rows[n_requests]))
+def _reserved_before(totals: Totals, row: int) -> int:
+    """Return the highest reserved bytes before an event."""
+    rows, n_bytes = totals.reserved_changes()
+    n = int(np.searchsorted(rows, row))
+    return max(int(totals.at([0])[0, 2]), int(n_bytes[:n].max(initial=0)))
 
 
 def _sentence(proof: SettingsProof, n_requests: int) -> str:

@@ -32,7 +32,7 @@ from fragdoctor.estimation.training_choices import (
     optimizer_of,
     precision_of,
 )
-from fragdoctor.model.gpus import generation_of
+from fragdoctor.model.gpu_table import GENERATIONS
 from fragdoctor.model.memory_estimate import Doubt, Footprint, Item, KeptTensor, Sureness
 from fragdoctor.model.workload import Attention, FsdpKind, Loss, Role, Workload
 from fragdoctor.units import MIB, format_count
@@ -234,7 +234,7 @@ def _items(workload: Workload, states: Sequence[GroupState], most: Mapping[str, 
         title = "Activations of the largest operation"
     operations = f"PyTorch derivatives.yaml, operation by operation; compare {KORTHIKANTI}"
     n_workspaces = 1 if workload.inference else 2
-    blas = format_count(generation_of(workload.compute).blas_workspace_bytes)
+    blas = format_count(GENERATIONS[workload.compute].blas_workspace_bytes)
     guessed = Sureness.ASSUMED if workload.shape.is_guess else None
     exact, estimate = Sureness.EXACT, Sureness.ESTIMATE
 

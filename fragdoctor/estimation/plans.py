@@ -35,7 +35,8 @@ from fragdoctor.estimation.measures import FUSED, options_of
 from fragdoctor.estimation.serving import UTILIZATION, serving_of
 from fragdoctor.estimation.states import communication_elements, local_part, n_gpus, states_of
 from fragdoctor.estimation.training_choices import precision_of
-from fragdoctor.model.gpus import GpuModel, Speeds, speeds_of
+from fragdoctor.model.gpu_table import SPEEDS, Speeds
+from fragdoctor.model.gpus import GpuModel
 from fragdoctor.model.memory_estimate import MOST_GPUS, FitState, Plan, RankNeeds, state_on
 from fragdoctor.model.workload import Role, Workload
 
@@ -68,7 +69,7 @@ def plans_of(
     Raises:
         ConfigError: the peak speed of the card or the layers of the model are not known.
     """
-    speeds = speeds_of(gpu)
+    speeds = SPEEDS.get(gpu.name)
     if speeds is None:
         raise ConfigError(
             f"The speed of {gpu.name} is not known, so plans cannot be compared.",

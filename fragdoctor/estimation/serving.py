@@ -18,7 +18,8 @@ from fragdoctor.estimation.formula import formula_footprint
 from fragdoctor.estimation.kv_cache import BLOCK_TOKENS, cache_bytes_per_sequence
 from fragdoctor.estimation.states import local_part
 from fragdoctor.estimation.training_choices import precision_of
-from fragdoctor.model.gpus import GpuModel, speeds_of
+from fragdoctor.model.gpu_table import SPEEDS
+from fragdoctor.model.gpus import GpuModel
 from fragdoctor.model.memory_estimate import Serving
 from fragdoctor.model.workload import Attention, Workload
 from fragdoctor.units import MIB
@@ -82,7 +83,7 @@ def serving_of(
     sampling = min(limit, tokens) * workload.shape.vocab * _SAMPLER_BYTES + int(stream)
     activations = max(0, in_layers, sampling)
     budget = int(gpu.total_bytes * utilization) - gpu.context_bytes
-    speeds = speeds_of(gpu)
+    speeds = SPEEDS.get(gpu.name)
     if workload.tensor_parallel > 1 and speeds and speeds.link_bytes >= _SWITCH_BYTES_PER_SECOND:
         budget -= SWITCHED_BYTES
     pool = max(0, budget - weights - activations)

@@ -27,7 +27,7 @@ from fragdoctor.estimation.states import (
     states_of,
 )
 from fragdoctor.estimation.training_choices import optimizer_of, precision_of
-from fragdoctor.model.gpus import generation_of
+from fragdoctor.model.gpu_table import GENERATIONS
 from fragdoctor.model.memory_estimate import PhaseName
 from fragdoctor.model.workload import FsdpKind, Loss, Role, Workload
 
@@ -93,7 +93,7 @@ def segment_layers(workload: Workload) -> int:
 
 def moments_of(workload: Workload) -> list[Instant]:
     """Return the moments of a workload on one GPU when memory use can be highest."""
-    workspace = generation_of(workload.compute).blas_workspace_bytes
+    workspace = GENERATIONS[workload.compute].blas_workspace_bytes
     local, c = local_part(workload), precision_of(workload.dtype).compute
     states = states_of(local)
     start = {

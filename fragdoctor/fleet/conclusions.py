@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -56,12 +56,9 @@ def labels_of(ranks: Sequence[RankSummary]) -> Mapping[str, str]:
     labels: dict[str, str] = {}
     for r in ranks:
         short, longer = by_rank[r.path], by_host[r.path]
-        if short and n_rank[short] == 1:
-            labels[r.path] = short
-        elif longer and n_host[longer] == 1:
-            labels[r.path] = longer
-        else:
-            labels[r.path] = f"{short} ({tails[r.path]})" if short else tails[r.path]
+        alone = (name for name, n in ((short, n_rank), (longer, n_host)) if name and n[name] == 1)
+        tail = tails[r.path]
+        labels[r.path] = next(alone, f"{short} ({tail})" if short else tail)
     return labels
 
 
@@ -100,25 +97,19 @@ def conclude(fleet: FleetSummary, notes: Sequence[str] = ()) -> FleetReport:
     read = {r.path: r for r in ranks if r.is_read}
     groups = _groups(read, labels)
     group_of = {path: g for g in groups for path in g.paths}
-    usual = {g.id: typical_of([read[p] for p in g.paths]) for g in groups if not g.is_odd}
-    rows = [_row(r, labels[r.path], group_of.get(r.path), usual) for r in ranks]
+    rows = [
+        RankRow(labels[r.path], group.id, group.is_odd, r)
+        if (group := group_of.get(r.path))
+        else RankRow(labels[r.path], "", False, r)
+        for r in ranks
+    ]
     return FleetReport(
         verdict=job_verdict(rows, groups),
         rows=tuple(rows),
         groups=groups,
-        skew=_skews(list(read.values()), labels),
+        skew=tuple(_skews(list(read.values()), labels)),
         notes=tuple(notes),
     )
-
-
-def _row(
-    rank: RankSummary, label: str, group: RankGroup | None, usual: Mapping[str, Typical]
-) -> RankRow:
-    if group is None or not group.is_odd:
-        return RankRow(label, "" if group is None else group.id, False, rank)
-    others = usual.get(group.reference)
-    found = () if others is None else differences([rank], others)
-    return RankRow(label, group.id, True, rank, group.reference, found)
 
 
 def representatives(report: FleetReport, limit: int = 16) -> tuple[str, ...]:
@@ -128,16 +119,21 @@ def representatives(report: FleetReport, limit: int = 16) -> tuple[str, ...]:
 
 
 def _groups(read: Members, labels: Mapping[str, str]) -> tuple[RankGroup, ...]:
-    found = find_groups(list(read.values()))
     position = {path: i for i, path in enumerate(read)}
-    found = [tuple(sorted(paths, key=position.__getitem__)) for paths in found]
+    found = [tuple(sorted(g, key=position.__getitem__)) for g in find_groups([*read.values()])]
     found.sort(key=lambda paths: (-len(paths), position[paths[0]]))
     typical = [typical_of([read[p] for p in paths]) for paths in found]
     is_odd = _oddness(found, typical, read)
     usual = [j for j, odd in enumerate(is_odd) if not odd]
-    references = [_reference(i, typical, usual, is_odd=is_odd[i]) for i in range(len(found))]
+
+    def reference(i: int) -> int | None:
+        """Return the group to compare with: the nearest usual one if odd, else the largest."""
+        if not is_odd[i]:
+            return next((j for j in usual[:1] if j < i), None)
+        return min(usual, key=lambda j: (_distance(typical[i], typical[j]), j), default=None)
+
     return tuple(
-        _group(i, labels, typical, references[i], is_odd=is_odd[i]) for i in range(len(found))
+        _group(i, labels, typical, reference(i), is_odd=is_odd[i]) for i in range(len(found))
     )
 
 
@@ -179,7 +175,9 @@ def _group(
 ) -> RankGroup:
     members = typical[i].members
     peaks = [r.peak_bytes for r in members if r.peak_bytes is not None]
-    chosen = _representative(members)
+    # The member whose peak is nearest to the median; the first by path if several are.
+    middle = median_of([r.peak_bytes or 0 for r in members])
+    chosen = min(members, key=lambda r: (abs((r.peak_bytes or 0) - middle), r.path))
     compared = typical[reference] if reference is not None else None
     return RankGroup(
         id=group_id(i),
@@ -201,26 +199,9 @@ def _group(
     )
 
 
-def _reference(
-    i: int, typical: Sequence[Typical], usual: Sequence[int], *, is_odd: bool
-) -> int | None:
-    """Return the group to compare with: the nearest usual one if odd, else the largest."""
-    if not usual:
-        return None
-    if not is_odd:
-        return usual[0] if usual[0] < i else None
-    return min(usual, key=lambda j: (_distance(typical[i], typical[j]), j))
-
-
 def _distance(a: Typical, b: Typical) -> int:
     keys = a.lines.keys() | b.lines.keys()
     return sum(abs(a.lines.get(k, 0) - b.lines.get(k, 0)) for k in keys)
-
-
-def _representative(members: Sequence[RankSummary]) -> RankSummary:
-    """Return the member whose peak is nearest to the median; the first by path if several are."""
-    middle = median_of([r.peak_bytes or 0 for r in members])
-    return min(members, key=lambda r: (abs((r.peak_bytes or 0) - middle), r.path))
 
 
 def _typical_lines(typical: Typical) -> tuple[SourceLine, ...]:
@@ -247,29 +228,24 @@ _FIGURES: Final = (
 )
 
 
-def _skews(ranks: Sequence[RankSummary], labels: Mapping[str, str]) -> tuple[Skew, ...]:
-    found = []
+def _skews(ranks: Sequence[RankSummary], labels: Mapping[str, str]) -> Iterator[Skew]:
     for name in _FIGURES:
         is_peak = name == "peak_allocated_bytes"  # or the nearest figure that the input has
-        values = [(r.peak_bytes if is_peak else r.figure(name), r) for r in ranks]
-        known = [(value, r) for value, r in values if value is not None]
-        if known:
-            found.append(_skew(name, known, labels))
-    return tuple(found)
-
-
-def _skew(name: str, known: Sequence[tuple[int, RankSummary]], labels: Mapping[str, str]) -> Skew:
-    values = [value for value, _ in known]
-    middle, highest = median_of(values), max(values)
-    first = next(r for value, r in known if value == highest)
-    return Skew(
-        name=name,
-        n=len(values),
-        minimum=min(values),
-        median=middle,
-        maximum=highest,
-        over_median=highest / middle if middle else None,
-        path=first.path,
-        label=labels[first.path],
-        n_highest=values.count(highest),
-    )
+        figures = ((r.peak_bytes if is_peak else r.figure(name), r) for r in ranks)
+        known = [(value, r) for value, r in figures if value is not None]
+        if not known:
+            continue
+        values = [value for value, _ in known]
+        middle, highest = median_of(values), max(values)
+        first = known[values.index(highest)][1]
+        yield Skew(
+            name=name,
+            n=len(values),
+            minimum=min(values),
+            median=middle,
+            maximum=highest,
+            over_median=highest / middle if middle else None,
+            path=first.path,
+            label=labels[first.path],
+            n_highest=values.count(highest),
+        )

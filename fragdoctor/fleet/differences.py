@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -76,20 +76,7 @@ def typical_of(members: Sequence[RankSummary]) -> Typical:
 def differences(here: Sequence[RankSummary], others: Typical) -> tuple[Difference, ...]:
     """Return what sets some ranks apart from others, the weightiest difference first."""
     mine = typical_of(here)
-    peak = max(mine.peak or 0, others.peak or 0)
-    return (
-        *_of_lines(mine, others),
-        *_of_figure(DifferenceKind.PEAK, "a peak of", mine, others, share=TOLERANCE),
-        *_of_settings(mine, others),
-        *_of_figure(DifferenceKind.CAPACITY, "a device of", mine, others, share=_CAPACITY_SHARE),
-        *_of_sizes(mine, others),
-        *_of_figure(
-            DifferenceKind.STRANDED, "stranded free memory of", mine, others,
-            least=int(max(2 * MIB, _MANY_STRANDED * peak)),
-        ),
-        *_of_retries(mine, others),
-        *_of_verdict(mine, others),
-    )  # fmt: skip
+    return (*_of_lines(mine, others), *_of_figures(mine, others))
 
 
 def median_of(values: Sequence[int]) -> int:
@@ -136,32 +123,42 @@ def _line(key: LineKey, delta: int, mine: Typical, others: Typical) -> Differenc
     )
 
 
-def _of_figure(  # noqa: PLR0913 - one row of a table of figures
+def _of_figures(mine: Typical, others: Typical) -> Iterator[Difference]:
+    yield from _of_bytes(DifferenceKind.PEAK, "a peak of", mine, others, share=TOLERANCE)
+    if mine.settings is not None and others.settings is not None:
+        left, right = dict(mine.settings), dict(others.settings)
+        for name in sorted(left.keys() | right.keys()):
+            a, b = left.get(name, "the default"), right.get(name, "the default")
+            if a != b:
+                text = f"another setting: {name} is {a}, not {b}"
+                yield Difference(DifferenceKind.SETTING, text)
+    share = _CAPACITY_SHARE
+    yield from _of_bytes(DifferenceKind.CAPACITY, "a device of", mine, others, share=share)
+    yield from _of_sizes(mine, others)
+    least = int(max(2 * MIB, _MANY_STRANDED * max(mine.peak or 0, others.peak or 0)))
+    what = "stranded free memory of"
+    yield from _of_bytes(DifferenceKind.STRANDED, what, mine, others, least=least)
+    kind = DifferenceKind.RETRIES
+    n_here, n_there = mine.figures[kind], others.figures[kind]
+    if n_here is not None and n_there is not None and (n_here > 0) != (n_there > 0):
+        retries = plural(n_here, "retry", "retries")
+        yield Difference(kind, f"{retries} of allocations against {format_count(n_there)}")
+    if mine.cause != others.cause:
+        a, b = (one.cause.replace("_", " ") for one in (mine, others))
+        yield Difference(DifferenceKind.VERDICT, f"the verdict is {a}, not {b}")
+
+
+def _of_bytes(  # noqa: PLR0913 - one row of a table of figures
     kind: DifferenceKind, what: str, mine: Typical, others: Typical, *,
     share: float = 0.0, least: int = 1,
-) -> list[Difference]:  # fmt: skip
-    """Return a figure of bytes where it differs by at least this many, and by more than a share."""
+) -> Iterator[Difference]:  # fmt: skip
+    """Yield a figure of bytes where it differs by at least this many, and by more than a share."""
     here, there = mine.figures[kind], others.figures[kind]
-    if here is None or there is None:
-        return []
-    if abs(here - there) < least or abs(here - there) <= share * max(here, there):
-        return []
-    text = f"{what} {format_size(here)} against {format_size(there)}"
-    return [Difference(kind, text, delta_bytes=here - there)]
-
-
-def _of_settings(mine: Typical, others: Typical) -> list[Difference]:
-    here, there = mine.settings, others.settings
-    if here is None or there is None:
-        return []
-    left, right = dict(here), dict(there)
-    found = []
-    for name in sorted(left.keys() | right.keys()):
-        a, b = left.get(name, "the default"), right.get(name, "the default")
-        if a != b:
-            text = f"another setting: {name} is {a}, not {b}"
-            found.append(Difference(DifferenceKind.SETTING, text))
-    return found
+    if here is not None and there is not None:
+        apart = abs(here - there)
+        if apart >= least and apart > share * max(here, there):
+            text = f"{what} {format_size(here)} against {format_size(there)}"
+            yield Difference(kind, text, delta_bytes=here - there)
 
 
 def _common(values: Iterable[_Settings]) -> _Settings | None:
@@ -170,28 +167,17 @@ def _common(values: Iterable[_Settings]) -> _Settings | None:
     return min(counts, key=lambda v: (-counts[v], v)) if counts else None
 
 
-def _of_retries(mine: Typical, others: Typical) -> list[Difference]:
-    kind = DifferenceKind.RETRIES
-    here, there = mine.figures[kind], others.figures[kind]
-    if here is None or there is None or (here > 0) == (there > 0):
-        return []
-    text = f"{plural(here, 'retry', 'retries')} of allocations against {format_count(there)}"
-    return [Difference(kind, text)]
-
-
-def _of_sizes(mine: Typical, others: Typical) -> list[Difference]:
-    """Return the request sizes if the largest ones have little in common."""
+def _of_sizes(mine: Typical, others: Typical) -> Iterator[Difference]:
+    """Yield the request sizes if the largest ones have little in common."""
     here, there = mine.sizes, others.sizes
-    if not here or not there:
-        return []
     new = [s for s in here if s not in there]
-    if sum(here[s] for s in new) < 0.5 * sum(here.values()):
-        return []
+    if not here or not there or sum(here[s] for s in new) < 0.5 * sum(here.values()):
+        return
     a = ", ".join(format_size(s) for s in sorted(new, key=lambda s: (-here[s], s))[:3])
     gone = sorted((s for s in there if s not in here), key=lambda s: (-there[s], s))[:3]
     b = ", ".join(format_size(s) for s in gone) or "other sizes"
     text = f"another shape: it asks for {a} where the others ask for {b}"
-    return [Difference(DifferenceKind.SIZES, text)]
+    yield Difference(DifferenceKind.SIZES, text)
 
 
 def _sizes(members: Sequence[RankSummary]) -> dict[int, int]:
@@ -202,15 +188,6 @@ def _sizes(members: Sequence[RankSummary]) -> dict[int, int]:
             if size >= MIB:
                 total[size] += size * count
     return total
-
-
-def _of_verdict(mine: Typical, others: Typical) -> list[Difference]:
-    here, there = mine.cause, others.cause
-    if here == there:
-        return []
-    a, b = (cause.replace("_", " ") for cause in (here, there))
-    text = f"the verdict is {a}, not {b}"
-    return [Difference(DifferenceKind.VERDICT, text)]
 
 
 def _median(members: Sequence[RankSummary], name: str) -> int | None:

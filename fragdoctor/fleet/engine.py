@@ -13,6 +13,8 @@ from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from concurrent.futures.process import BrokenProcessPool
 from typing import Final
 
+from msgspec import to_builtins
+
 from fragdoctor.fleet.summary import failed, summarise_within
 from fragdoctor.fleet.workers import LOOK_S, SCHEDULER_LOST, Watch, WorkerPool, n_threads
 from fragdoctor.inputs.remote import is_remote, scheme_of
@@ -39,7 +41,7 @@ def better(a: RankSummary, b: RankSummary) -> RankSummary:
 
 
 def _order(summary: RankSummary) -> tuple[bool, bool, str]:
-    text = json.dumps(summary.as_dict(), sort_keys=True)
+    text = json.dumps(to_builtins(summary), sort_keys=True)
     return summary.is_read, summary.is_replayed, text
 
 

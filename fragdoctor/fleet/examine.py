@@ -34,7 +34,7 @@ _MAX_NAMED: Final = 3
 
 def share_out(found: Discovery) -> tuple[tuple[RankInput, ...], list[str]]:
     """Return the ranks, with what the job's logs say about them, and notes for the report."""
-    said: dict[int, list[OomMessage]] = defaultdict(list)
+    said: dict[int | None, list[OomMessage]] = defaultdict(list)
     notes, nobodys = [], []
     for name in found.ownerless:
         if _size(name) > MAX_LOG_BYTES:
@@ -47,18 +47,16 @@ def share_out(found: Discovery) -> tuple[tuple[RankInput, ...], list[str]]:
         if not of_ranks:
             nobodys.append(name)
         for message in of_ranks:
-            if message.rank is not None:
-                said[message.rank].append(message)
+            said[message.rank].append(message)
     if nobodys:
-        notes.append(_nobodys(nobodys))
-    return tuple(_with(rank, said) for rank in found.ranks), notes
-
-
-def _with(what: RankInput, said: dict[int, list[OomMessage]]) -> RankInput:
-    messages = said.get(what.rank, []) if what.rank is not None else []
-    if not messages:
-        return what
-    return replace(what, said=OomLog(tuple(messages[:_MAX_MESSAGES])))
+        shown = ", ".join(basename_of(n) for n in nobodys[:_MAX_NAMED])
+        more = ", ..." if len(nobodys) > _MAX_NAMED else ""
+        notes.append(
+            f"No rank could be matched with {shown}{more}. To read a log of the whole job, run: "
+            f"fragdoctor oom {nobodys[0]}"
+        )
+    logs = {rank: OomLog(tuple(messages[:_MAX_MESSAGES])) for rank, messages in said.items()}
+    return tuple(replace(one, said=logs.get(one.rank)) for one in found.ranks), notes
 
 
 def _messages(name: str) -> Sequence[OomMessage]:
@@ -69,15 +67,6 @@ def _messages(name: str) -> Sequence[OomMessage]:
         return ()
     messages = () if log is None else log.messages
     return [m for m in messages if m.rank is not None and m.kind != "negative"]
-
-
-def _nobodys(names: Sequence[str]) -> str:
-    shown = ", ".join(basename_of(n) for n in names[:_MAX_NAMED])
-    more = ", ..." if len(names) > _MAX_NAMED else ""
-    return (
-        f"No rank could be matched with {shown}{more}. To read a log of the whole job, run: "
-        f"fragdoctor oom {names[0]}"
-    )
 
 
 def _size(name: str) -> int:

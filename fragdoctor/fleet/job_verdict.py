@@ -8,7 +8,7 @@ from typing import Final
 
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.fleet import DifferenceKind, JobVerdict, RankGroup, RankRow
-from fragdoctor.units import format_count, format_size, plural
+from fragdoctor.units import format_count, format_size, listed, plural
 
 # Microseconds since 1970 are at least this large; smaller times are from a machine's own clock.
 _WALL_CLOCK_US: Final = 10**15
@@ -23,7 +23,13 @@ def job_verdict(rows: Sequence[RankRow], groups: Sequence[RankGroup]) -> JobVerd
     read = [row for row in rows if row.rank.is_read]
     failed = [row for row in read if row.rank.has_failed]
     first = first_failed(failed)
-    sentences = _sentences(read, failed, groups, odd, first)
+    sentences = _odd_sentences(odd, groups)
+    if failed:
+        sentences += _failing(read, failed, odd, first)
+    elif odd:
+        sentences.append("No rank ran out of memory.")
+    rest = [row for row in read if not row.is_odd and not row.rank.has_failed]
+    sentences += _others(read, rest, groups)
     if len(read) < len(rows):
         sentences.append(f"{plural(len(rows) - len(read), 'rank')} could not be read.")
     return JobVerdict(
@@ -66,25 +72,6 @@ def _cause(
         return Cause.HEALTHY
     counts = Counter(row.rank.cause for row in among)
     return min(counts, key=lambda c: (-counts[c], c.value))
-
-
-def _sentences(
-    read: Sequence[RankRow],
-    failed: Sequence[RankRow],
-    groups: Sequence[RankGroup],
-    odd: Sequence[RankRow],
-    first: RankRow | None,
-) -> list[str]:
-    if not read:
-        return []
-    sentences = _odd_sentences(odd, groups)
-    if failed:
-        sentences += _failing(read, failed, odd, first)
-    elif odd:
-        sentences.append("No rank ran out of memory.")
-    rest = [row for row in read if not row.is_odd and not row.rank.has_failed]
-    sentences += _others(read, rest, groups)
-    return sentences
 
 
 def _odd_sentences(odd: Sequence[RankRow], groups: Sequence[RankGroup]) -> list[str]:
@@ -199,17 +186,12 @@ def _all(n: int) -> str:
 
 def names_of(labels: Sequence[str]) -> str:
     """Return labels as a list in words: ``ranks 3, 5 and 7``, with at most a few of them."""
-    shown = list(labels[:_MAX_NAMED])
+    shown, lead = list(labels[:_MAX_NAMED]), ""
     if len(labels) > 1 and all(label.startswith("rank ") for label in shown):
-        shown = [label.removeprefix("rank ") for label in shown]
-        lead = "ranks "
-    else:
-        lead = ""
+        shown, lead = [label.removeprefix("rank ") for label in shown], "ranks "
     if len(labels) > _MAX_NAMED:
         return f"{lead}{', '.join(shown)} and {format_count(len(labels) - _MAX_NAMED)} more"
-    if len(shown) == 1:
-        return shown[0]
-    return f"{lead}{', '.join(shown[:-1])} and {shown[-1]}"
+    return lead + listed(shown)
 
 
 def _capital(text: str) -> str:

@@ -9,6 +9,7 @@ import queue
 import threading
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 from msgspec.structs import replace
 
 from fragdoctor.errors import FragdoctorError
@@ -17,6 +18,7 @@ from fragdoctor.model.diagnosis import Cause, DeviceFigures, Diagnosis, Recommen
 from fragdoctor.model.finding import Finding, Location
 from fragdoctor.model.fleet import RankInput, RankSource, RankSummary, SourceLine, SummaryOptions
 from fragdoctor.model.settings import AllocatorSettings
+from fragdoctor.model.snapshot import Action, BlockState, Snapshot
 from fragdoctor.units import format_size
 
 _DIGEST: Final = 12
@@ -35,23 +37,14 @@ def clip(text: str, limit: int, *, is_name: bool = False) -> str:
     """
     if len(text) * 12 + 2 <= limit or weight(text) <= limit:
         return text
-    if not is_name:
-        return _prefix(text, limit - len(_MARK)) + _MARK
-    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST]
-    return f"{digest}{_MARK}{_prefix(text[::-1], limit - len(_MARK) - _DIGEST)[::-1]}"
-
-
-def _prefix(text: str, limit: int) -> str:
-    """Return the longest start of at most ``limit`` bytes."""
-    text = text[: max(0, limit)]
-    low, high = 0, len(text)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if weight(text[:middle]) <= limit:
-            low = middle
-        else:
-            high = middle - 1
-    return text[:low]
+    digest = ""
+    if is_name:
+        digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST]
+    kept, room = text[::-1] if is_name else text, limit - len(_MARK) - len(digest)
+    kept = kept[:room]
+    while kept and weight(kept) > room:
+        kept = kept[: -max(1, (weight(kept) - room) // 12)]  # no character takes more than 12
+    return f"{digest}{_MARK}{kept[::-1]}" if is_name else kept + _MARK
 
 
 if TYPE_CHECKING:
@@ -67,6 +60,7 @@ _WORD: Final = 60
 MAX_HOLDERS: Final = 16
 MAX_FINDINGS: Final = 30
 MAX_SETTINGS: Final = 12
+MAX_SIZES: Final = 16
 _ENDLESS: Final = 2**63 - 1
 
 
@@ -90,7 +84,6 @@ def summarise_within(what: RankInput, options: SummaryOptions) -> RankSummary:
 
 def _load() -> None:
     import fragdoctor.diagnosis.pipeline
-    import fragdoctor.fleet.trace_shape
     import fragdoctor.inputs.cases  # noqa: F401
 
 
@@ -166,21 +159,21 @@ def _named(what: RankInput) -> RankSummary:
 
 def _summary(what: RankInput, here: RankInput, options: SummaryOptions) -> RankSummary:
     from fragdoctor.diagnosis.pipeline import diagnose
-    from fragdoctor.fleet.trace_shape import trace_shape
     from fragdoctor.inputs.cases import read_case
 
     case = read_case([here.path], options.overrides, beside=here.beside)
     if case.oom is None and what.said is not None:
         case = replace(case, oom=what.said)
     diagnosis = diagnose(case, replays=options.replays)
-    figures = _leading_figures(diagnosis)
+    leading = diagnosis.figures_of(diagnosis.verdict.device)
+    figures = leading or next(iter(diagnosis.devices), None)
     device = 0 if figures is None else figures.device
     what = _with_manifest(what, case.bundle)
     rank, source = _rank(what, case.oom)
     settings = None if case.snapshot is None else case.snapshot.settings
     known = settings is not None and settings.is_recorded
-    sizes, failed_us, in_trace = trace_shape(case.snapshot, device)
-    has_failed, refused = _failure(diagnosis, figures)
+    sizes, failed_us = ((), None) if case.snapshot is None else _trace_shape(case.snapshot, device)
+    has_failed = _has_failed(diagnosis, figures)
     return replace(
         _named(what),
         rank=rank,
@@ -189,7 +182,6 @@ def _summary(what: RankInput, here: RankInput, options: SummaryOptions) -> RankS
         confidence=str(diagnosis.verdict.confidence),
         summary=clip(diagnosis.verdict.summary, _SENTENCE),
         has_failed=has_failed,
-        refused_bytes=in_trace if refused is None else refused,
         figures=figures,
         settings=_changed_settings(settings) if settings is not None and known else (),
         settings_known=known,
@@ -237,23 +229,32 @@ def line(place: Location | None, n_bytes: int, n_blocks: int) -> SourceLine:
     )
 
 
-def _leading_figures(diagnosis: Diagnosis) -> DeviceFigures | None:
-    wanted = diagnosis.verdict.device
-    same = [f for f in diagnosis.devices if f.device == wanted]
-    return next(iter(same or diagnosis.devices), None)
-
-
-def _failure(diagnosis: Diagnosis, figures: DeviceFigures | None) -> tuple[bool, int | None]:
-    """Return whether memory ran out, and for which request if a message says so."""
+def _has_failed(diagnosis: Diagnosis, figures: DeviceFigures | None) -> bool:
+    """Return whether memory ran out."""
     log = diagnosis.case.oom
-    first = None
-    if log is not None:
-        refusals = [m for m in log.messages if m.is_device_oom and not m.is_warning]
-        primary = log.messages[log.primary] if log.primary < len(log.messages) else None
-        first = primary if primary in refusals else next(iter(refusals), None)
-    n_ooms = figures.ooms if figures is not None and figures.ooms is not None else 0
-    has_failed = first is not None or (n_ooms > 0 and diagnosis.verdict.cause != Cause.HEALTHY)
-    return has_failed, None if first is None else first.requested_bytes
+    if log is not None and any(m.is_device_oom and not m.is_warning for m in log.messages):
+        return True
+    n_ooms = 0 if figures is None else figures.ooms or 0
+    return n_ooms > 0 and diagnosis.verdict.cause != Cause.HEALTHY
+
+
+def _trace_shape(snapshot: Snapshot, device: int) -> tuple[tuple[tuple[int, int], ...], int | None]:
+    """Return what a device's trace, or without one its live blocks, asked for most bytes of.
+
+    These are the ``large_sizes`` of a summary, with the time of the first refusal.
+    """
+    events, rows = snapshot.events, snapshot.events.device_slice(device)
+    action = events.action[rows]
+    sizes = events.size_bytes[rows][action == Action.ALLOC]
+    if not len(sizes):
+        blocks = snapshot.blocks
+        is_live = blocks.state != BlockState.INACTIVE
+        sizes = blocks.size_bytes[is_live & (snapshot.segments.device[blocks.segment] == device)]
+    distinct, counts = np.unique(sizes, return_counts=True)
+    by_bytes = np.argsort(-(distinct.astype(np.float64) * counts), kind="stable")[:MAX_SIZES]
+    large = tuple((min(int(distinct[i]), _ENDLESS), int(counts[i])) for i in by_bytes)
+    times_us = events.time_us[rows][action == Action.OOM].tolist()
+    return large, times_us[0] if times_us and times_us[0] >= 0 else None
 
 
 def _holders(diagnosis: Diagnosis, device: int) -> tuple[SourceLine, ...]:

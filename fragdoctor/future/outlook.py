@@ -117,7 +117,6 @@ class Outlooks:
             fails_after_steps=expected.fails_after_steps if is_likely else None,
             reason=reason,
             n_complete_steps=known.n_complete,
-            doubt_share=round(doubt.share, 4),
         )
 
     def step_needs_bytes(self) -> int | None:

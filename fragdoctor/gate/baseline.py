@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from io import BufferedReader
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct, ValidationError, convert, field, to_builtins
@@ -17,7 +17,7 @@ from msgspec import Meta, Struct, ValidationError, convert, field, to_builtins
 from fragdoctor.errors import ConfigError
 from fragdoctor.gate.budgets import Measures, Reason, measured
 from fragdoctor.model.diagnosis import Diagnosis
-from fragdoctor.model.finding import Finding, Severity, n_shared
+from fragdoctor.model.finding import Finding, Severity, n_shared, path_parts
 from fragdoctor.opening import open_readable
 from fragdoctor.units import MIB, Amount, format_count, format_size
 
@@ -64,8 +64,8 @@ class Baseline(Struct, frozen=True):
         The name may have changed: the entry that shares most of the last parts of the path is used.
         When one file is checked against a baseline of one file, the names do not matter.
         """
-        parts = _parts(name)
-        scores = {other: n_shared(parts, _parts(other)) for other in self.files}
+        parts = path_parts(name)
+        scores = {other: n_shared(parts, path_parts(other)) for other in self.files}
         best = max(scores.values(), default=0)
         found = [other for other, score in scores.items() if score == best]
         if len(found) == 1 and (best > 0 or n_files == 1):
@@ -154,11 +154,6 @@ def _by_fingerprint(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
     for finding in findings:
         found.setdefault(finding.fingerprint or finding.code, []).append(finding)
     return found
-
-
-def _parts(name: str) -> tuple[str, ...]:
-    """Return the parts of a path, the last one first."""
-    return PurePath(name.replace("\\", "/")).parts[::-1]
 
 
 def write_baseline(baseline: Baseline) -> str:

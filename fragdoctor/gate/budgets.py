@@ -111,20 +111,16 @@ def fits_on(case: Case, capacity_bytes: int) -> list[BudgetResult]:
     snapshot = case.snapshot
     if snapshot is None:
         return [_skip(_FITS_ON, "only the trace of a snapshot can be replayed")]
-    devices = _devices_with_requests(snapshot)
+    events = snapshot.events
+    devices = [
+        d for d in snapshot.devices if np.any(events.action[events.device_slice(d)] == Action.ALLOC)
+    ]
     if case.overrides.device is not None:
         devices = [d for d in devices if d == case.overrides.device]
     if not devices:
         device = case.overrides.device or 0
         return [_skip(_FITS_ON, "the snapshot holds no trace that could be replayed", device)]
     return [_fit_of(case, snapshot, d, capacity_bytes, len(devices) == 1) for d in devices]
-
-
-def _devices_with_requests(snapshot: Snapshot) -> list[int]:
-    events = snapshot.events
-    return [
-        d for d in snapshot.devices if np.any(events.action[events.device_slice(d)] == Action.ALLOC)
-    ]
 
 
 def _fit_of(
@@ -244,14 +240,15 @@ def check_budgets(
     """
     devices = measured(diagnosis)
     results: list[BudgetResult] = []
-    if (peak := budgets.max_peak) is not None:
-        results.append(_worst([_peak(m, peak) for m in devices], "max-peak"))
-    if (stranded := budgets.max_stranded) is not None:
-        results.append(_worst([_stranded(m, stranded) for m in devices], "max-stranded"))
-    if (retries := budgets.max_retries) is not None:
-        results.append(_worst([_retries(m, retries) for m in devices], "max-retries"))
-    if (headroom := budgets.min_headroom) is not None:
-        results.append(_worst([_headroom(m, headroom) for m in devices], "min-headroom"))
+    for budget, judge in (
+        ("max-peak", _peak),
+        ("max-stranded", _stranded),
+        ("max-retries", _retries),
+        ("min-headroom", _headroom),
+    ):
+        limit = getattr(budgets, budget.replace("-", "_"))
+        if limit is not None:
+            results.append(_worst([judge(budget, m, limit) for m in devices], budget))
     if budgets.fits_on is not None:
         results.append(_worst(fits, _FITS_ON))
     if budgets.no_growth:
@@ -268,8 +265,7 @@ def _worst(results: Sequence[BudgetResult], budget: str) -> BudgetResult:
     return BudgetResult(budget, Outcome.SKIP, "the input says nothing about a device's memory")
 
 
-def _peak(m: Measures, limit: Amount) -> BudgetResult:
-    budget = "max-peak"
+def _peak(budget: str, m: Measures, limit: Amount) -> BudgetResult:
     bound = limit.of(m.capacity_bytes)
     if m.peak_bytes is None:
         return _skip(budget, "the input does not say how much memory was live", m.device)
@@ -280,8 +276,7 @@ def _peak(m: Measures, limit: Amount) -> BudgetResult:
     return _judged(budget, m, m.peak_bytes, bound, what, limit_text)
 
 
-def _stranded(m: Measures, limit: Amount) -> BudgetResult:
-    budget = "max-stranded"
+def _stranded(budget: str, m: Measures, limit: Amount) -> BudgetResult:
     if m.stranded_bytes is None:
         return _skip(budget, "only a snapshot or statistics say what is stranded", m.device)
     bound = limit.of(m.reserved_bytes)
@@ -294,16 +289,15 @@ def _stranded(m: Measures, limit: Amount) -> BudgetResult:
     return _judged(budget, m, m.stranded_bytes, bound, what, limit_text)
 
 
-def _retries(m: Measures, limit: int) -> BudgetResult:
+def _retries(budget: str, m: Measures, limit: int) -> BudgetResult:
     if m.retries is None:
-        return _skip("max-retries", "only a trace or statistics count retries", m.device)
+        return _skip(budget, "only a trace or statistics count retries", m.device)
     count = format_count(m.retries)
     what = f"{count} {'allocation' if m.retries == 1 else 'allocations'} had to flush the cache"
-    return _judged("max-retries", m, m.retries, limit, what + m.where, format_count(limit))
+    return _judged(budget, m, m.retries, limit, what + m.where, format_count(limit))
 
 
-def _headroom(m: Measures, limit: Amount) -> BudgetResult:
-    budget = "min-headroom"
+def _headroom(budget: str, m: Measures, limit: Amount) -> BudgetResult:
     bound = limit.of(m.capacity_bytes)
     if m.capacity_bytes is None or bound is None:
         return _skip(budget, _no_capacity("headroom"), m.device)

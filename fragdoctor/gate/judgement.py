@@ -133,13 +133,9 @@ class Gate(Struct, frozen=True):
 
     def counts(self, finding: Finding) -> bool:
         """Return whether a finding is considered at all."""
-        return self.counts_code(finding.code)
-
-    def counts_code(self, code: str) -> bool:
-        """Return whether findings of a rule are considered."""
-        if code.startswith(tuple(self.ignore)) and self.ignore:
+        if finding.code.startswith(tuple(self.ignore)):
             return False
-        return not self.select or code.startswith(tuple(self.select))
+        return not self.select or finding.code.startswith(tuple(self.select))
 
 
 def judge(name: str, diagnosis: Diagnosis, gate: Gate, n_files: int = 1) -> FileJudgement:
@@ -326,11 +322,10 @@ def judge_growth(comparison: Comparison, accepted: Amount) -> tuple[JudgedGrowth
     found: list[JudgedGrowth] = []
     for peaks in comparison.device_peaks:
         n = peaks.n_common_requests
-        for measure, whole, common in (
-            ("Peak allocated memory", peaks.allocated_bytes, peaks.common_allocated_bytes),
-            ("Peak active memory", peaks.active_bytes, peaks.common_active_bytes),
+        for measure, (old, new) in (
+            ("Peak allocated memory", peaks.allocated_bytes),
+            ("Peak active memory", peaks.active_bytes),
         ):
-            old, new = whole if n is None else common
             if old is not None and new is not None:
                 allowed = accepted.of(old) or 0
                 found.append(JudgedGrowth(measure, peaks.device, old, new, allowed, n_requests=n))

@@ -123,9 +123,9 @@ class DevicePeaks(Struct, frozen=True):
     """Peaks of one device in the first and the last run: what ``--fail-on-growth`` judges.
 
     ``device`` is its number in the last run. Pairs are (first, last); None is unknown. A run that
-    ran out of memory shows the peak that it reached, not the peak that it needed. So if only one of
-    the two runs failed, the ``common`` peaks cover only the first ``n_common_requests``, which is
-    as many as both runs made.
+    ran out of memory shows the peak that it reached, not the peak that it needed. So if the two
+    runs failed differently, the peaks cover only the first ``n_common_requests``, which is as many
+    as both runs made; None = the whole runs.
     """
 
     device: int
@@ -133,8 +133,6 @@ class DevicePeaks(Struct, frozen=True):
     active_bytes: tuple[int | None, int | None]
     ooms: tuple[int | None, int | None] = (None, None)
     n_common_requests: int | None = None
-    common_allocated_bytes: tuple[int | None, int | None] = (None, None)
-    common_active_bytes: tuple[int | None, int | None] = (None, None)
 
 
 class SettingChange(Struct, frozen=True):
@@ -162,14 +160,6 @@ class SizeChange(Struct, frozen=True):
     n_gone: int = 0
 
 
-class StackChange(Struct, frozen=True):
-    """Memory of one whole stack (from the user's line outward), before and after."""
-
-    frames: Sequence[Location]
-    before_bytes: int
-    after_bytes: int
-
-
 class LineChange(Struct, frozen=True):
     """Live memory of one source line at the compared moment of the first and the last run.
 
@@ -185,7 +175,6 @@ class LineChange(Struct, frozen=True):
     before_blocks: int
     after_blocks: int
     sizes: SizeChange | None = None
-    stacks: Sequence[StackChange] = ()
 
     @property
     def delta_bytes(self) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final
 
@@ -30,37 +29,33 @@ _REAL = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class KeyVersions:
-    """The versions that know a key: from ``since`` (inclusive) until ``gone`` (exclusive)."""
-
-    since: Version
-    gone: Version | None = None
-
-
-KEYS: Final[dict[str, KeyVersions]] = {
-    "backend": KeyVersions((2, 0, 0)),
-    "max_split_size_mb": KeyVersions((1, 9, 0)),  # about
-    "garbage_collection_threshold": KeyVersions((1, 12, 0)),
-    "roundup_power2_divisions": KeyVersions((1, 12, 0)),
-    "roundup_bypass_threshold_mb": KeyVersions((1, 13, 0), gone=(2, 0, 0)),
-    "expandable_segments": KeyVersions((2, 1, 0)),
-    "release_lock_on_cudamalloc": KeyVersions((2, 2, 0)),
-    "pinned_use_cuda_host_register": KeyVersions((2, 2, 0)),
-    "pinned_num_register_threads": KeyVersions((2, 2, 0)),
-    "pinned_use_background_threads": KeyVersions((2, 6, 0)),  # about
-    "max_non_split_rounding_mb": KeyVersions((2, 6, 0)),
-    "pinned_reserve_segment_size_mb": KeyVersions((2, 10, 0)),
-    "graph_capture_record_stream_reuse": KeyVersions((2, 10, 0)),
-    "per_process_memory_fraction": KeyVersions((2, 10, 0)),
-    "large_segment_size_mb": KeyVersions((2, 11, 0)),
-    "throw_on_cudamalloc_oom": KeyVersions((2, 12, 0)),  # about
-    "stranded_free_catch_all": KeyVersions((2, 12, 0)),  # about
-    "pinned_max_round_threshold_mb": KeyVersions((2, 13, 0)),
-    "pinned_max_cached_size_mb": KeyVersions((2, 13, 0)),
-    "expandable_segments_reserve": KeyVersions((2, 14, 0)),  # absent in 2.13, present in 2.15
-    "expandable_segments_reserve_by_class": KeyVersions((2, 14, 0)),
+KEYS: Final[dict[str, Version]] = {
+    "backend": (2, 0, 0),
+    "max_split_size_mb": (1, 9, 0),  # about
+    "garbage_collection_threshold": (1, 12, 0),
+    "roundup_power2_divisions": (1, 12, 0),
+    "roundup_bypass_threshold_mb": (1, 13, 0),
+    "expandable_segments": (2, 1, 0),
+    "release_lock_on_cudamalloc": (2, 2, 0),
+    "pinned_use_cuda_host_register": (2, 2, 0),
+    "pinned_num_register_threads": (2, 2, 0),
+    "pinned_use_background_threads": (2, 6, 0),  # about
+    "max_non_split_rounding_mb": (2, 6, 0),
+    "pinned_reserve_segment_size_mb": (2, 10, 0),
+    "graph_capture_record_stream_reuse": (2, 10, 0),
+    "per_process_memory_fraction": (2, 10, 0),
+    "large_segment_size_mb": (2, 11, 0),
+    "throw_on_cudamalloc_oom": (2, 12, 0),  # about
+    "stranded_free_catch_all": (2, 12, 0),  # about
+    "pinned_max_round_threshold_mb": (2, 13, 0),
+    "pinned_max_cached_size_mb": (2, 13, 0),
+    "expandable_segments_reserve": (2, 14, 0),  # absent in 2.13, present in 2.15
+    "expandable_segments_reserve_by_class": (2, 14, 0),
 }
+"""The version that each key came with."""
+
+GONE: Final[dict[str, Version]] = {"roundup_bypass_threshold_mb": (2, 0, 0)}
+"""The first version without a key."""
 
 _COMMON: Final = (
     "max_split_size_mb",
@@ -90,26 +85,24 @@ def key_is_known(key: str, torch_version: str | None = None) -> bool:
     A key that the installed version does not know is a hard error at the first CUDA call, so check
     this before recommending a setting.
     """
-    versions = KEYS.get(key)
-    if versions is None or torch_version is None:
-        return versions is not None
+    if key not in KEYS or torch_version is None:
+        return key in KEYS
     version = parse_version(torch_version)
-    return versions.since <= version and (versions.gone is None or version < versions.gone)
+    return KEYS[key] <= version and not (key in GONE and version >= GONE[key])
 
 
 def check_key(key: str, torch_version: str | None) -> None:
     """Raise ConfigError with a suggestion if this version does not know the key."""
     if key_is_known(key, torch_version):
         return
-    versions = KEYS.get(key)
-    if versions is None:
+    if key not in KEYS:
         near = get_close_matches(key.lower(), KEYS, n=1, cutoff=0.6)
         hint = f"Did you mean {near[0]}?" if near else "Known keys: " + ", ".join(_COMMON) + ", ..."
         if "=" in key:
             hint = "Write key:value with a colon, and a comma between settings."
         raise ConfigError(f"The allocator setting {key!r} does not exist.", hint=hint)
-    since = ".".join(map(str, versions.since[:2]))
-    gone = "" if versions.gone is None else f", gone in {'.'.join(map(str, versions.gone[:2]))}"
+    since = ".".join(map(str, KEYS[key][:2]))
+    gone = f", gone in {'.'.join(map(str, GONE[key][:2]))}" if key in GONE else ""
     raise ConfigError(
         f"PyTorch {torch_version} does not know the allocator setting {key!r} "
         f"(from {since}{gone}).",

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from fragdoctor.model.case import OomMessage
+from fragdoctor.model.frameworks import read_table
 
 
 class Need(StrEnum):
@@ -46,383 +47,249 @@ class Advice(NamedTuple):
     change: str
 
 
-class Engine(Struct, frozen=True, kw_only=True):
+class Engine(Struct, frozen=True):
     """A program and its advice.
 
     Attributes:
         name: name as people write it.
         source: version and file that the advice is from.
-        step: advice for a step, and for any need that has none of its own.
-        words: advice for other needs.
+        words: advice by need; that for a step is for every need that has none of its own.
         speaks: kinds, backends and ``sub_kind``s of messages that only this program prints.
         logs: pattern to search for in a message and the lines above it.
         verify: what shows that the advice helped.
     """
 
     name: str
-    source: str
-    step: Advice
-    words: Mapping[Need, Advice] = field(default_factory=dict)
+    words: Mapping[Need, Advice]
+    source: str = ""
     speaks: frozenset[str] = frozenset()
     logs: str = ""
     verify: str = "The same request is served."
 
     def advice(self, need: Need) -> Advice:
         """Return the advice for a need."""
-        return self.words.get(need, self.step)
+        return self.words.get(need, self.words[Need.STEP])
 
 
-_JAX_SHARE: Final = (
-    "give JAX more of the GPU with XLA_PYTHON_CLIENT_MEM_FRACTION=.95 (the default is .75)"
-)
-_OTHERS: Final = (
-    "close other programs on the GPU and notebooks that are still open (nvidia-smi lists them)"
-)
-_GROWTH: Final = (
-    "call tf.config.experimental.set_memory_growth(gpu, True) for each GPU before anything runs on "
-    "it, or set TF_FORCE_GPU_ALLOW_GROWTH=true"
-)
-_TF_HALF: Final = "tf.keras.mixed_precision.set_global_policy('mixed_float16') halves activations"
+_TABLE: Final = r"""
+Ollama
+  source: ollama 0.12, envconfig/config.go and docs/faq.md
+  logs: \bollama\b|llama runner|/ml/backend/ggml/
+  verify: ollama ps shows what is on the GPU; the log's sizes stay below the free memory.
+  step: Put less of the model on the GPU
+    lower num_ctx (OLLAMA_CONTEXT_LENGTH) and set OLLAMA_NUM_PARALLEL=1; lower num_gpu, the number
+    of layers on the GPU; set OLLAMA_FLASH_ATTENTION=1 with OLLAMA_KV_CACHE_TYPE=q8_0; or pull a
+    smaller quantization
+  weights: Put fewer layers on the GPU
+    lower num_gpu, the number of layers on the GPU, or pull a smaller quantization; stop models that
+    you do not need (ollama ps lists them, ollama stop NAME ends one)
+llama.cpp
+  source: llama.cpp b6000, common/arg.cpp; llama-cpp-python 0.3, llama.py
+  speaks: ggml ggml-host
+  logs: \bllama_|\bggml_|llama\.cpp|llama-server
+  verify: The log's buffer sizes stay below the free memory.
+  step: Put fewer layers on the GPU, or use a smaller context
+    lower --n-gpu-layers or --ctx-size (n_gpu_layers and n_ctx in Python), split the model over more
+    GPUs, or use a smaller quantization
+  graph: Make the compute buffer of that GPU smaller
+    turn on flash attention (-fa), and lower --ubatch-size (512 by default) and --ctx-size; if that
+    is not enough, put fewer layers on that GPU (--n-gpu-layers, --tensor-split)
+  cache: Make the KV cache smaller
+    lower --ctx-size (n_ctx in Python; if you set none, it is the context that the model was trained
+    with) or --parallel; store the cache in 8 bits (--cache-type-k q8_0, and --cache-type-v q8_0
+    with -fa); then put fewer layers on that GPU (--n-gpu-layers)
+  weights: Put fewer layers on that GPU
+    lower --n-gpu-layers (--n-cpu-moe for MoE models), spread the model over more GPUs with
+    --tensor-split, or use a smaller quantization: these are the weights, and no context size
+    changes them
+  pool: Build it without the pool that maps virtual memory
+    use cmake -DGGML_CUDA_NO_VMM=ON (-DGGML_HIP_NO_VMM=ON for ROCm) or a build made that way: some
+    drivers refuse these calls with memory free; if the GPU is full as well, lower --n-gpu-layers
+JAX
+  source: jax 0.4 to 0.7, docs/gpu_memory_allocation.rst and docs/gradient-checkpointing.md
+  speaks: jax
+  verify: The peak in jax.profiler.device_memory_profile().
+  step: Make the program's arrays smaller, or give JAX more of the GPU
+    use a smaller batch or input, jax.checkpoint, and donate_argnums for arguments that you do not
+    need again; shard arrays over more devices; give JAX more of the GPU with
+    XLA_PYTHON_CLIENT_MEM_FRACTION=.95 (the default is .75), or set
+    XLA_PYTHON_CLIENT_PREALLOCATE=false where others use the GPU too
+  full: Keep JAX from taking most of the GPU at the start
+    set XLA_PYTHON_CLIENT_PREALLOCATE=false, or give JAX more of the GPU with
+    XLA_PYTHON_CLIENT_MEM_FRACTION=.95 (the default is .75)
+  graph: Make the compiled program smaller, or spread it over more devices
+    use a smaller batch or input on each device, jax.checkpoint (nn.remat) around the layers,
+    bfloat16, and donate_argnums for arguments that you do not need again; in a notebook, del arrays
+    of earlier runs or restart the kernel; spread weights and state over more of the mesh
+    (jax.sharding), or use a device with more memory
+TensorFlow
+  source: tensorflow 2.19, python/framework/config.py and core/framework/allocator docs
+  speaks: tf
+  verify: nvidia-smi shows less than the whole device in use after start.
+  step: Use a smaller batch or smaller inputs
+    lower batch_size, or use smaller images or shorter sequences;
+    tf.keras.mixed_precision.set_global_policy('mixed_float16') halves activations
+  one-input: Use smaller inputs: the batch is one already
+    use smaller images, crops or tiles, or shorter sequences; use fewer filters in the layer that
+    failed, or tf.recompute_grad; tf.keras.mixed_precision.set_global_policy('mixed_float16') halves
+    activations
+  weights: Use a smaller model, or a GPU with more memory
+    it failed while the variables were made, before any batch: use fewer or smaller layers; close
+    other programs on the GPU and notebooks that are still open (nvidia-smi lists them)
+  full: Use a smaller batch, and see who else is on the GPU
+    lower batch_size or use smaller inputs; close other programs on the GPU and notebooks that are
+    still open (nvidia-smi lists them)
+  library: Let TensorFlow grow its memory on demand
+    call tf.config.experimental.set_memory_growth(gpu, True) for each GPU before anything runs on
+    it, or set TF_FORCE_GPU_ALLOW_GROWTH=true; close other programs on the GPU and notebooks that
+    are still open (nvidia-smi lists them)
+PaddlePaddle
+  source: paddlepaddle 3.0, paddle/common/flags.cc and phi/core/memory/allocation
+  speaks: paddle
+  step: Use a smaller batch or smaller inputs
+    lower batch_size, or use smaller images or shorter sequences; set
+    FLAGS_allocator_strategy=auto_growth where it is naive_best_fit; check with nvidia-smi whether
+    another process is on the GPU
+ONNX Runtime
+  source: onnxruntime 1.22, docs/execution-providers/CUDA-ExecutionProvider.md and
+    core/framework/bfc_arena.cc
+  speaks: onnxruntime
+  logs: \bonnxruntime:
+  step: Let its arena grow by what is asked for, and run smaller inputs
+    set arena_extend_strategy=kSameAsRequested and cudnn_conv_use_max_workspace=0 in the CUDA
+    provider's options (by default the arena doubles each time it grows); use a smaller batch or
+    input; give each of several sessions on one GPU a gpu_mem_limit; and leave enable_cuda_graph off
+    for a run that still allocates
+  limit: Raise the limit that the arena was given
+    raise gpu_mem_limit in the provider's options, or max_mem of OrtArenaCfg (0 lets ONNX Runtime
+    choose)
+LMDeploy's TurboMind
+  source: lmdeploy 0.2.1 to 0.8, docs/en/faq.md and messages.py
+  logs: \[TM\]\[|(?i:turbomind|lmdeploy)
+  step: Give the KV cache a smaller share of the GPU
+    set --cache-max-entry-count to 0.4 or less (cache_max_entry_count in TurbomindEngineConfig): by
+    default the cache takes 0.8 of what the weights leave free; then lower --session-len and
+    --max-batch-size, and set --quant-policy 8
+  weights: Load the weights in less memory
+    spread them over more GPUs (--tp), or use an AWQ or GPTQ checkpoint: these are the weights, and
+    no cache setting changes them
+TensorRT-LLM
+  source: tensorrt_llm 0.9 to 1.2, commands/build.py, llmapi/llm_args.py and
+    _torch/pyexecutor/py_executor_creator.py
+  speaks: trtllm
+  logs: TRT-LLM\]|TensorRT-LLM
+  step: Build the engine for smaller batches, or serve it with less cache
+    run trtllm-build with a lower --max_batch_size, --max_num_tokens and --max_seq_len, or with
+    quantized weights; spread it over more GPUs with --tp_size; when serving, lower
+    kv_cache_free_gpu_memory_fraction (kv_cache_free_gpu_mem_fraction in Triton)
+  cache: Give the KV cache a smaller share of the GPU
+    lower free_gpu_memory_fraction of kv_cache_config (--kv_cache_free_gpu_memory_fraction of
+    trtllm-serve), and max_num_tokens or max_batch_size, so that more stays free beside it
+  weights: Load the weights in less memory
+    spread them over more GPUs (--tp_size, --pp_size), lower max_num_tokens, or use a quantized
+    checkpoint
+TensorRT
+  source: tensorrt 10, IBuilderConfig::setMemoryPoolLimit
+  speaks: tensorrt
+  logs: \[TRT\]|\bTensorRT\b
+  step: Give the builder the GPU to itself, and smaller shapes
+    end other programs on the GPU; use smaller maximum shapes in the optimization profiles; lower
+    config.set_memory_pool_limit(MemoryPoolType.WORKSPACE, ...); build in FP16
+FlashInfer
+  source: sglang 0.5, srt/environ.py; vllm 0.11, envs.py
+  speaks: workspace-limit
+  step: Give FlashInfer a larger workspace
+    set SGLANG_FLASHINFER_WORKSPACE_SIZE=1073741824 for SGLang (384 MiB by default) or
+    VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE for vLLM (394 MiB); or shorten the prefills
+    (--chunked-prefill-size, --max-num-batched-tokens)
+CuPy
+  source: cupy 13, docs/source/user_guide/memory.rst
+  speaks: cupy
+  step: Work in smaller parts, and give the pool's free blocks back
+    process arrays in chunks, in 32 bits or less; del what you no longer need, then call
+    cupy.get_default_memory_pool().free_all_blocks(); where others use the GPU, cap the pool with
+    set_limit()
+RMM, the allocator of RAPIDS,
+  source: rmm and cudf 24.02 to 25.08, docs/user_guide
+  speaks: rmm
+  step: Work in smaller parts, or let them spill to the host
+    call cudf.set_option('spill', True), or rmm.reinitialize(managed_memory=True) before you read
+    anything; read files in parts (dask_cudf) and del frames that you no longer need; raise
+    maximum_pool_size if the pool was given one; nvidia-smi shows who else is on the GPU
+CUDA.jl
+  source: CUDA.jl 5, docs/src/usage/memory.md
+  speaks: julia
+  logs: \.julia[/\\]|\bCuArrays\b|CUDA\.jl|\bLoadError:
+  step: Use less at once, and give back what Julia has not yet collected
+    use a smaller batch or Float32 arrays; arrays live until Julia collects them, so call
+    CUDA.unsafe_free!(x) when you are done with one, and GC.gc(true) and CUDA.reclaim() between
+    steps; nvidia-smi shows who else is on the GPU
+MLX
+  source: mlx 0.2 to 0.29, python/src/memory.cpp; mlx-lm 0.28, generate.py; macOS 14
+  logs: \[METAL\]|\bmlx\b|\bmlx_|\[(?:metal::)?malloc
+  step: Use a smaller model or context, or let the GPU have more of the memory
+    use a model in fewer bits, a shorter prompt or --max-kv-size, and one model at a time;
+    mx.set_cache_limit(0) and mx.clear_cache() give cached memory back; close other programs; sudo
+    sysctl iogpu.wired_limit_mb=N raises the GPU's share; when training, use --batch-size 1 and a
+    lower --max-seq-length or --num-layers
+  limit: Make the largest array smaller, or keep fewer of them
+    Metal limits the size of one buffer and the number of buffers: use a smaller batch or a shorter
+    prompt, or split the work; if it is the number, use a newer mlx, call mx.eval() in each step and
+    mx.clear_cache() between steps
+XGBoost
+  source: xgboost 2 and 3, doc/gpu/index.rst and doc/tutorials/external_memory.rst
+  logs: \bxgboost\b|XGBoostError
+  step: Put less on the GPU
+    use QuantileDMatrix instead of DMatrix, a lower max_bin or max_depth, fewer rows (subsample with
+    sampling_method='gradient_based') or external memory; del boosters and matrices of earlier runs;
+    nvidia-smi shows who else is on the GPU
+Numba
+  source: numba 0.61, docs/source/cuda/memory.rst
+  logs: \bnumba[./\\]cuda|numba\.cuda|CudaAPIError
+  step: Put less on the GPU at a time
+    process arrays in parts and in 32 bits, and del device arrays that you no longer need;
+    nvidia-smi shows who else is on the GPU
+DirectML
+  source: torch-directml 0.2
+  speaks: directml
+  step: Use smaller images or a smaller batch
+    start the UI with --lowvram or --medvram
+Torch7
+  source: torch7 and cutorch of 2017, File.lua, nn/Module.lua and nn/utils.lua
+  logs: \.lua\b|\bluajit:|\bqlua:
+  step: Use a smaller batch or smaller inputs, and see who else is on the GPU
+    lower -batch_size (-batchSize or -image_size, as the script calls it); nvidia-smi shows who else
+    is there, and CUDA_VISIBLE_DEVICES picks another GPU; the cudnn backend keeps less than nn
+  weights: Use a GPU that is free, or a smaller model
+    it failed while the model was loaded or moved to the GPU, before any batch: nvidia-smi shows who
+    else is there, and CUDA_VISIBLE_DEVICES picks another GPU; model:clearState() before
+    torch.save() keeps buffers out of its file
+MXNet
+  source: mxnet 1.9, docs/static_site/src/pages/api/faq/env_var.md
+  logs: \bMXNet\b|\bmxnet\.
+  step: Use a smaller batch or model
+    lower --batch-size, or use a smaller vocabulary or model; MXNET_GPU_MEM_POOL_RESERVE=10 leaves
+    more of the GPU to libraries
+The program
+  step: See who fills the GPU, and put less on it
+    run nvidia-smi beside the program: end other programs there; use a smaller model, input or batch
+    if the program has options for it
+"""
+"""Advice for a need is its title and, below it, the instructions. The last entry is for programs
+that nothing in a text names."""
 
-ENGINES: Final[tuple[Engine, ...]] = (
-    Engine(
-        name="Ollama",
-        source="ollama 0.12, envconfig/config.go and docs/faq.md",
-        step=Advice(
-            "Put less of the model on the GPU",
-            "lower num_ctx (OLLAMA_CONTEXT_LENGTH) and set OLLAMA_NUM_PARALLEL=1; lower num_gpu, "
-            "the number of layers on the GPU; set OLLAMA_FLASH_ATTENTION=1 with "
-            "OLLAMA_KV_CACHE_TYPE=q8_0; or pull a smaller quantization",
-        ),
-        words={
-            Need.WEIGHTS: Advice(
-                "Put fewer layers on the GPU",
-                "lower num_gpu, the number of layers on the GPU, or pull a smaller quantization; "
-                "stop models that you do not need (ollama ps lists them, ollama stop NAME ends "
-                "one)",
-            ),
-        },
-        logs=r"\bollama\b|llama runner|/ml/backend/ggml/",
-        verify="ollama ps shows what is on the GPU; the log's sizes stay below the free memory.",
-    ),
-    Engine(
-        name="llama.cpp",
-        source="llama.cpp b6000, common/arg.cpp; llama-cpp-python 0.3, llama.py",
-        step=Advice(
-            "Put fewer layers on the GPU, or use a smaller context",
-            "lower --n-gpu-layers or --ctx-size (n_gpu_layers and n_ctx in Python), split the "
-            "model over more GPUs, or use a smaller quantization",
-        ),
-        words={
-            Need.GRAPH: Advice(
-                "Make the compute buffer of that GPU smaller",
-                "turn on flash attention (-fa), and lower --ubatch-size (512 by default) and "
-                "--ctx-size; if that is not enough, put fewer layers on that GPU (--n-gpu-layers, "
-                "--tensor-split)",
-            ),
-            Need.CACHE: Advice(
-                "Make the KV cache smaller",
-                "lower --ctx-size (n_ctx in Python; if you set none, it is the context that the "
-                "model was trained with) or --parallel; store the cache in 8 bits (--cache-type-k "
-                "q8_0, and --cache-type-v q8_0 with -fa); then put fewer layers on that GPU "
-                "(--n-gpu-layers)",
-            ),
-            Need.WEIGHTS: Advice(
-                "Put fewer layers on that GPU",
-                "lower --n-gpu-layers (--n-cpu-moe for MoE models), spread the model over more "
-                "GPUs with --tensor-split, or use a smaller quantization: these are the weights, "
-                "and no context size changes them",
-            ),
-            Need.POOL: Advice(
-                "Build it without the pool that maps virtual memory",
-                "use cmake -DGGML_CUDA_NO_VMM=ON (-DGGML_HIP_NO_VMM=ON for ROCm) or a build made "
-                "that way: some drivers refuse these calls with memory free; if the GPU is full as "
-                "well, lower --n-gpu-layers",
-            ),
-        },
-        speaks=frozenset({"ggml", "ggml-host"}),
-        logs=r"\bllama_|\bggml_|llama\.cpp|llama-server",
-        verify="The log's buffer sizes stay below the free memory.",
-    ),
-    Engine(
-        name="JAX",
-        source="jax 0.4 to 0.7, docs/gpu_memory_allocation.rst and docs/gradient-checkpointing.md",
-        step=Advice(
-            "Make the program's arrays smaller, or give JAX more of the GPU",
-            "use a smaller batch or input, jax.checkpoint, and donate_argnums for arguments that "
-            f"you do not need again; shard arrays over more devices; {_JAX_SHARE}, or set "
-            "XLA_PYTHON_CLIENT_PREALLOCATE=false where others use the GPU too",
-        ),
-        words={
-            Need.FULL: Advice(
-                "Keep JAX from taking most of the GPU at the start",
-                f"set XLA_PYTHON_CLIENT_PREALLOCATE=false, or {_JAX_SHARE}",
-            ),
-            Need.GRAPH: Advice(
-                "Make the compiled program smaller, or spread it over more devices",
-                "use a smaller batch or input on each device, jax.checkpoint (nn.remat) around the "
-                "layers, bfloat16, and donate_argnums for arguments that you do not need again; in "
-                "a notebook, del arrays of earlier runs or restart the kernel; spread weights and "
-                "state over more of the mesh (jax.sharding), or use a device with more memory",
-            ),
-        },
-        speaks=frozenset({"jax"}),
-        verify="The peak in jax.profiler.device_memory_profile().",
-    ),
-    Engine(
-        name="TensorFlow",
-        source="tensorflow 2.19, python/framework/config.py and core/framework/allocator docs",
-        step=Advice(
-            "Use a smaller batch or smaller inputs",
-            f"lower batch_size, or use smaller images or shorter sequences; {_TF_HALF}",
-        ),
-        words={
-            Need.ONE_INPUT: Advice(
-                "Use smaller inputs: the batch is one already",
-                "use smaller images, crops or tiles, or shorter sequences; use fewer filters in "
-                f"the layer that failed, or tf.recompute_grad; {_TF_HALF}",
-            ),
-            Need.WEIGHTS: Advice(
-                "Use a smaller model, or a GPU with more memory",
-                "it failed while the variables were made, before any batch: use fewer or smaller "
-                f"layers; {_OTHERS}",
-            ),
-            Need.FULL: Advice(
-                "Use a smaller batch, and see who else is on the GPU",
-                f"lower batch_size or use smaller inputs; {_OTHERS}",
-            ),
-            Need.LIBRARY: Advice(
-                "Let TensorFlow grow its memory on demand", f"{_GROWTH}; {_OTHERS}"
-            ),
-        },
-        speaks=frozenset({"tf"}),
-        verify="nvidia-smi shows less than the whole device in use after start.",
-    ),
-    Engine(
-        name="PaddlePaddle",
-        source="paddlepaddle 3.0, paddle/common/flags.cc and phi/core/memory/allocation",
-        step=Advice(
-            "Use a smaller batch or smaller inputs",
-            "lower batch_size, or use smaller images or shorter sequences; set "
-            "FLAGS_allocator_strategy=auto_growth where it is naive_best_fit; check with "
-            "nvidia-smi whether another process is on the GPU",
-        ),
-        speaks=frozenset({"paddle"}),
-    ),
-    Engine(
-        name="ONNX Runtime",
-        source="onnxruntime 1.22, docs/execution-providers/CUDA-ExecutionProvider.md and "
-        "core/framework/bfc_arena.cc",
-        step=Advice(
-            "Let its arena grow by what is asked for, and run smaller inputs",
-            "set arena_extend_strategy=kSameAsRequested and cudnn_conv_use_max_workspace=0 in the "
-            "CUDA provider's options (by default the arena doubles each time it grows); use a "
-            "smaller batch or input; give each of several sessions on one GPU a gpu_mem_limit; and "
-            "leave enable_cuda_graph off for a run that still allocates",
-        ),
-        words={
-            Need.LIMIT: Advice(
-                "Raise the limit that the arena was given",
-                "raise gpu_mem_limit in the provider's options, or max_mem of OrtArenaCfg (0 lets "
-                "ONNX Runtime choose)",
-            ),
-        },
-        speaks=frozenset({"onnxruntime"}),
-        logs=r"\bonnxruntime:",
-    ),
-    Engine(
-        name="LMDeploy's TurboMind",
-        source="lmdeploy 0.2.1 to 0.8, docs/en/faq.md and messages.py",
-        step=Advice(
-            "Give the KV cache a smaller share of the GPU",
-            "set --cache-max-entry-count to 0.4 or less (cache_max_entry_count in "
-            "TurbomindEngineConfig): by default the cache takes 0.8 of what the weights leave "
-            "free; then lower --session-len and --max-batch-size, and set --quant-policy 8",
-        ),
-        words={
-            Need.WEIGHTS: Advice(
-                "Load the weights in less memory",
-                "spread them over more GPUs (--tp), or use an AWQ or GPTQ checkpoint: these are "
-                "the weights, and no cache setting changes them",
-            ),
-        },
-        logs=r"\[TM\]\[|(?i:turbomind|lmdeploy)",
-    ),
-    Engine(
-        name="TensorRT-LLM",
-        source="tensorrt_llm 0.9 to 1.2, commands/build.py, llmapi/llm_args.py and "
-        "_torch/pyexecutor/py_executor_creator.py",
-        step=Advice(
-            "Build the engine for smaller batches, or serve it with less cache",
-            "run trtllm-build with a lower --max_batch_size, --max_num_tokens and --max_seq_len, "
-            "or with quantized weights; spread it over more GPUs with --tp_size; when serving, "
-            "lower kv_cache_free_gpu_memory_fraction (kv_cache_free_gpu_mem_fraction in Triton)",
-        ),
-        words={
-            Need.CACHE: Advice(
-                "Give the KV cache a smaller share of the GPU",
-                "lower free_gpu_memory_fraction of kv_cache_config "
-                "(--kv_cache_free_gpu_memory_fraction of trtllm-serve), and max_num_tokens or "
-                "max_batch_size, so that more stays free beside it",
-            ),
-            Need.WEIGHTS: Advice(
-                "Load the weights in less memory",
-                "spread them over more GPUs (--tp_size, --pp_size), lower max_num_tokens, or use a "
-                "quantized checkpoint",
-            ),
-        },
-        speaks=frozenset({"trtllm"}),
-        logs=r"TRT-LLM\]|TensorRT-LLM",
-    ),
-    Engine(
-        name="TensorRT",
-        source="tensorrt 10, IBuilderConfig::setMemoryPoolLimit",
-        step=Advice(
-            "Give the builder the GPU to itself, and smaller shapes",
-            "end other programs on the GPU; use smaller maximum shapes in the optimization "
-            "profiles; lower config.set_memory_pool_limit(MemoryPoolType.WORKSPACE, ...); build in "
-            "FP16",
-        ),
-        speaks=frozenset({"tensorrt"}),
-        logs=r"\[TRT\]|\bTensorRT\b",
-    ),
-    Engine(
-        name="FlashInfer",
-        source="sglang 0.5, srt/environ.py; vllm 0.11, envs.py",
-        step=Advice(
-            "Give FlashInfer a larger workspace",
-            "set SGLANG_FLASHINFER_WORKSPACE_SIZE=1073741824 for SGLang (384 MiB by default) or "
-            "VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE for vLLM (394 MiB); or shorten the prefills "
-            "(--chunked-prefill-size, --max-num-batched-tokens)",
-        ),
-        speaks=frozenset({"workspace-limit"}),
-    ),
-    Engine(
-        name="CuPy",
-        source="cupy 13, docs/source/user_guide/memory.rst",
-        step=Advice(
-            "Work in smaller parts, and give the pool's free blocks back",
-            "process arrays in chunks, in 32 bits or less; del what you no longer need, then call "
-            "cupy.get_default_memory_pool().free_all_blocks(); where others use the GPU, cap the "
-            "pool with set_limit()",
-        ),
-        speaks=frozenset({"cupy"}),
-    ),
-    Engine(
-        name="RMM, the allocator of RAPIDS,",
-        source="rmm and cudf 24.02 to 25.08, docs/user_guide",
-        step=Advice(
-            "Work in smaller parts, or let them spill to the host",
-            "call cudf.set_option('spill', True), or rmm.reinitialize(managed_memory=True) before "
-            "you read anything; read files in parts (dask_cudf) and del frames that you no longer "
-            "need; raise maximum_pool_size if the pool was given one; nvidia-smi shows who else is "
-            "on the GPU",
-        ),
-        speaks=frozenset({"rmm"}),
-    ),
-    Engine(
-        name="CUDA.jl",
-        source="CUDA.jl 5, docs/src/usage/memory.md",
-        step=Advice(
-            "Use less at once, and give back what Julia has not yet collected",
-            "use a smaller batch or Float32 arrays; arrays live until Julia collects them, so call "
-            "CUDA.unsafe_free!(x) when you are done with one, and GC.gc(true) and CUDA.reclaim() "
-            "between steps; nvidia-smi shows who else is on the GPU",
-        ),
-        speaks=frozenset({"julia"}),
-        logs=r"\.julia[/\\]|\bCuArrays\b|CUDA\.jl|\bLoadError: ",
-    ),
-    Engine(
-        name="MLX",
-        source="mlx 0.2 to 0.29, python/src/memory.cpp; mlx-lm 0.28, generate.py; macOS 14",
-        step=Advice(
-            "Use a smaller model or context, or let the GPU have more of the memory",
-            "use a model in fewer bits, a shorter prompt or --max-kv-size, and one model at a "
-            "time; mx.set_cache_limit(0) and mx.clear_cache() give cached memory back; close "
-            "other programs; sudo sysctl iogpu.wired_limit_mb=N raises the GPU's share; when "
-            "training, use --batch-size 1 and a lower --max-seq-length or --num-layers",
-        ),
-        words={
-            Need.LIMIT: Advice(
-                "Make the largest array smaller, or keep fewer of them",
-                "Metal limits the size of one buffer and the number of buffers: use a smaller "
-                "batch or a shorter prompt, or split the work; if it is the number, use a newer "
-                "mlx, call mx.eval() in each step and mx.clear_cache() between steps",
-            ),
-        },
-        logs=r"\[METAL\]|\bmlx\b|\bmlx_|\[(?:metal::)?malloc",
-    ),
-    Engine(
-        name="XGBoost",
-        source="xgboost 2 and 3, doc/gpu/index.rst and doc/tutorials/external_memory.rst",
-        step=Advice(
-            "Put less on the GPU",
-            "use QuantileDMatrix instead of DMatrix, a lower max_bin or max_depth, fewer rows "
-            "(subsample with sampling_method='gradient_based') or external memory; del boosters "
-            "and matrices of earlier runs; nvidia-smi shows who else is on the GPU",
-        ),
-        logs=r"\bxgboost\b|XGBoostError",
-    ),
-    Engine(
-        name="Numba",
-        source="numba 0.61, docs/source/cuda/memory.rst",
-        step=Advice(
-            "Put less on the GPU at a time",
-            "process arrays in parts and in 32 bits, and del device arrays that you no longer "
-            "need; nvidia-smi shows who else is on the GPU",
-        ),
-        logs=r"\bnumba[./\\]cuda|numba\.cuda|CudaAPIError",
-    ),
-    Engine(
-        name="DirectML",
-        source="torch-directml 0.2",
-        step=Advice(
-            "Use smaller images or a smaller batch", "start the UI with --lowvram or --medvram"
-        ),
-        speaks=frozenset({"directml"}),
-    ),
-    Engine(
-        name="Torch7",
-        source="torch7 and cutorch of 2017, File.lua, nn/Module.lua and nn/utils.lua",
-        step=Advice(
-            "Use a smaller batch or smaller inputs, and see who else is on the GPU",
-            "lower -batch_size (-batchSize or -image_size, as the script calls it); nvidia-smi "
-            "shows who else is there, and CUDA_VISIBLE_DEVICES picks another GPU; the cudnn "
-            "backend keeps less than nn",
-        ),
-        words={
-            Need.WEIGHTS: Advice(
-                "Use a GPU that is free, or a smaller model",
-                "it failed while the model was loaded or moved to the GPU, before any batch: "
-                "nvidia-smi shows who else is there, and CUDA_VISIBLE_DEVICES picks another GPU; "
-                "model:clearState() before torch.save() keeps buffers out of its file",
-            ),
-        },
-        logs=r"\.lua\b|\bluajit:|\bqlua:",
-    ),
-    Engine(
-        name="MXNet",
-        source="mxnet 1.9, docs/static_site/src/pages/api/faq/env_var.md",
-        step=Advice(
-            "Use a smaller batch or model",
-            "lower --batch-size, or use a smaller vocabulary or model; "
-            "MXNET_GPU_MEM_POOL_RESERVE=10 leaves more of the GPU to libraries",
-        ),
-        logs=r"\bMXNet\b|\bmxnet\.",
-    ),
-)
+
+def _engines() -> Iterator[Engine]:
+    for name, lines in read_table(_TABLE):
+        own = {key: " ".join(lines.pop(key)) for key in ("source", "verify") if key in lines}
+        speaks, logs = "".join(lines.pop("speaks", ())), "".join(lines.pop("logs", ()))
+        words = {Need(need): Advice(title, " ".join(how)) for need, (title, *how) in lines.items()}
+        yield Engine(name, words, speaks=frozenset(speaks.split()), logs=logs, **own)
+
+
+*_KNOWN, ANY_PROGRAM = _engines()
+ENGINES: Final = tuple(_KNOWN)
 """A program that runs another comes before it: Ollama runs llama.cpp."""
-
-ANY_PROGRAM: Final = Engine(
-    name="The program",
-    source="",
-    step=Advice(
-        "See who fills the GPU, and put less on it",
-        "run nvidia-smi beside the program: end other programs there; use a smaller model, input "
-        "or batch if the program has options for it",
-    ),
-)
-"""A program that nothing in the text names."""
 
 
 def engine_of(message: OomMessage) -> Engine | None:

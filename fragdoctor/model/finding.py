@@ -55,6 +55,11 @@ def basename_of(path: str) -> str:
     return path.replace("\\", "/").rsplit("/", 1)[-1]
 
 
+def path_parts(path: str) -> tuple[str, ...]:
+    """Return the parts of a path, the last one first, for any path separator."""
+    return tuple(part for part in path.replace("\\", "/").split("/")[::-1] if part)
+
+
 def n_shared(a: Sequence[str], b: Sequence[str]) -> int:
     """Return how many parts two reversed paths share, counted from the file name."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))

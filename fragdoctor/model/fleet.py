@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
-from msgspec import Struct, field, to_builtins
+from msgspec import Struct, field
 
 from fragdoctor.model.case import OomLog, Overrides
 from fragdoctor.model.diagnosis import Cause, DeviceFigures, Recommendation
@@ -88,7 +88,6 @@ class RankSummary(Struct, frozen=True):
         is_read: False if the rank could not be read: ``error`` is a sentence that says why,
             ``error_code`` its stable name, ``exit_code`` the exit code for this rank alone.
         has_failed: whether an out-of-memory error ended the rank or was raised in it.
-        refused_bytes: size of the first request that was refused.
         figures: figures of the device that the verdict is about.
         settings: allocator settings that differ from the defaults, as (key, value), sorted.
         holders: lines by live bytes at the peak (or at the end, if there is no trace).
@@ -114,7 +113,6 @@ class RankSummary(Struct, frozen=True):
     confidence: str = ""
     summary: str = ""
     has_failed: bool = False
-    refused_bytes: int | None = None
     figures: DeviceFigures | None = None
     settings: tuple[tuple[str, str], ...] = ()
     settings_known: bool = False
@@ -139,16 +137,11 @@ class RankSummary(Struct, frozen=True):
         value: int | None = None if self.figures is None else getattr(self.figures, name)
         return value
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the summary as plain values, ready for JSON."""
-        found: dict[str, Any] = to_builtins(self)
-        return found
-
 
 class FleetSummary(Struct, frozen=True):
     """The ranks seen so far, each path once, in the order of the paths.
 
-    Made by ``fleet.merge``, which keeps that order, so equal fleets compare equal.
+    Made by ``fleet.engine.merge``, which keeps that order, so equal fleets compare equal.
     """
 
     ranks: tuple[RankSummary, ...] = ()
@@ -235,18 +228,12 @@ class RankGroup(Struct, frozen=True):
 
 
 class RankRow(Struct, frozen=True):
-    """A row of the table of ranks; ``group`` is "" for a rank that could not be read.
-
-    For a rank unlike the others, ``differences`` are its differences from the group ``reference``,
-    most important first.
-    """
+    """A row of the table of ranks; ``group`` is "" for a rank that could not be read."""
 
     label: str
     group: str
     is_odd: bool
     rank: RankSummary
-    reference: str = ""
-    differences: Sequence[Difference] = ()
 
 
 class JobVerdict(Struct, frozen=True):
@@ -267,7 +254,7 @@ class JobVerdict(Struct, frozen=True):
 
 
 class FleetReport(Struct, frozen=True):
-    """Everything that a report on many ranks prints. Made by ``fleet.report.conclude``."""
+    """Everything that a report on many ranks prints. Made by ``fleet.conclusions.conclude``."""
 
     verdict: JobVerdict
     rows: Sequence[RankRow]

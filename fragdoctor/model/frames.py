@@ -48,31 +48,20 @@ def members(codes: npt.NDArray[np.uint8], enum: type[IntEnum]) -> pd.Categorical
 
 def texts_of(ids: npt.NDArray[np.int32], texts: Sequence[str]) -> pd.Categorical[Any]:
     """Return texts by id as a categorical; equal texts become one category, -1 is missing."""
-    codes, categories = pd.factorize(np.array(texts, dtype=object))
-    lookup = np.append(codes, -1).astype(np.int32)
-    return pd.Categorical.from_codes(lookup[ids], categories=pd.Index(categories, dtype=object))
-
-
-def few_texts_of(ids: npt.NDArray[np.int32], texts: Sequence[str]) -> pd.Categorical[Any]:
-    """Return the same as ``texts_of``, but faster if only a few of many texts are used."""
-    used, compact = np.unique(ids, return_inverse=True)
+    used, compact = np.unique(ids, return_inverse=True)  # often a few of many texts
     chosen = [texts[int(i)] for i in used if i >= 0]
-    n_missing = len(used) - len(chosen)
-    return texts_of((compact.ravel() - n_missing).astype(np.int32), chosen)
+    codes, categories = pd.factorize(np.array(chosen, dtype=object))
+    lookup = np.append(np.full(len(used) - len(chosen), -1), codes).astype(np.int32)
+    found = lookup[compact.ravel()]
+    return pd.Categorical.from_codes(found, categories=pd.Index(categories, dtype=object))
 
 
 def nullable(values: npt.NDArray[np.int64]) -> pd.api.extensions.ExtensionArray:
     """Return integers, with negative ones marked as missing."""
-    column = pd.array(values, dtype="Int64")
-    column[values < 0] = pd.NA
-    return column
+    return pd.arrays.IntegerArray(values.copy(), values < 0)
 
 
 def sparse(values: Mapping[int, int], rows: slice) -> pd.api.extensions.ExtensionArray:
     """Return the values of some of the rows; the others are missing."""
-    column = pd.array(np.zeros(rows.stop - rows.start, np.uint64), dtype="UInt64")
-    column[:] = pd.NA
-    for row, value in values.items():
-        if rows.start <= row < rows.stop:
-            column[row - rows.start] = value
-    return column
+    wanted = range(rows.start, rows.stop)
+    return pd.Series(values, dtype="UInt64").reindex(wanted).array  # type: ignore[no-any-return]

@@ -7,7 +7,7 @@ by its own files in stacks. Option names are those of the stated version.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -68,449 +68,331 @@ class Framework:
     """
 
     name: str
+    words: Mapping[str, str]
     source: str
     files: str
-    words: Mapping[str, str]
     key: str = ""
     logs: str = ""
 
 
-_OF_TRL: Final = r"\b(?:SFT|DPO|GRPO|KTO|ORPO)(?:Trainer|Config)\b"
-_ZERO_3: Final = (
-    '{"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": "auto", '
-    '"gradient_accumulation_steps": "auto"}'
-)
+PATTERNS: Final = ("files", "logs")
+"""Keys of a table whose texts are regular expressions."""
 
-FRAMEWORKS: Final[tuple[Framework, ...]] = (
-    Framework(
-        "vLLM",
-        "vllm 0.8 to 0.25, engine/arg_utils.py, config/cache.py and config/scheduler.py",
-        r"/vllm/(?:engine|v1|worker|executor|model_executor|entrypoints|attention|lora)/",
-        {
-            Change.BATCH: "lower --gpu-memory-utilization (0.92 by default in 0.25, 0.9 in "
-            "earlier ones; vllm_gpu_memory_utilization in TRL and ms-swift) or "
-            "--kv-cache-memory-bytes; lower --max-num-batched-tokens, --max-num-seqs or "
-            "--max-model-len",
-            Change.WEIGHTS: "spread the weights over more GPUs (--tensor-parallel-size), use an "
-            "AWQ, GPTQ or FP8 checkpoint, or move a part to the CPU (--cpu-offload-gb)",
-            "graph-capture": "lower --gpu-memory-utilization or --max-num-seqs; --enforce-eager "
-            "does without graphs",
-        },
-        logs=r"\bVllmWorker|\bRayWorkerWrapper|\bEngineCore|\bWorker(?:_TP\d| pid=)"
-        r"|\[core(?:_client)?\.py:\d|\b(?i:vllm)\b",
-    ),
-    Framework(
-        "SGLang",
-        "sglang 0.4 to 0.5.20, srt/server_args.py and docs/advanced_features/server_arguments.md",
-        r"/sglang/(?:srt|lang)/",
-        {
-            Change.BATCH: "lower --mem-fraction-static, which leaves less to the KV cache; for "
-            "long prompts lower --chunked-prefill-size, and while decoding lower "
-            "--max-running-requests",
-            Change.WEIGHTS: "spread the weights over more GPUs (--tp), use an AWQ, GPTQ or FP8 "
-            "checkpoint, or move a part to the CPU (--cpu-offload-gb)",
-            "graph-capture": "lower --mem-fraction-static or --cuda-graph-max-bs "
-            "(--cuda-graph-max-bs-decode since 0.5.20); --disable-cuda-graph does without"
-            " graphs",
-        },
-        logs=r"\bsglang[.:]|\bimport sglang|mem[-_]fraction[-_]static|[Cc]apture cuda graph failed",
-    ),
-    Framework(
-        "TGI",
-        "text-generation-inference 2.4, launcher/src/main.rs",
-        r"/text_generation(?:_server)?/",
-        {
-            Change.BATCH: "lower --max-batch-prefill-tokens, --max-input-tokens or "
-            "--max-batch-total-tokens; set --cuda-memory-fraction to 0.9 or less",
-            Change.WEIGHTS: "spread the weights over more GPUs (--num-shard), or quantize them "
-            "(--quantize)",
-        },
-        logs=r"text_generation(?:_|\.errors)|text-generation-launcher",
-    ),
-    Framework(
-        "ComfyUI",
-        "ComfyUI 0.3, comfy/cli_args.py and nodes.py",
-        r"/comfy/(?:\w+\.py|ldm/|sd\w*/|k_diffusion/)|/ComfyUI/",
-        {
-            Change.BATCH: "use a smaller image or batch_size in the latent node; use VAE Decode "
-            "(Tiled) if decoding fails",
-            Change.ATTENTION: "start it with --use-pytorch-cross-attention or "
-            "--use-quad-cross-attention",
-            Change.WEIGHTS: "start it with --lowvram or --novram, or use an fp8 or GGUF checkpoint",
-            Change.HOST_MEMORY: "start it with --cache-none, which keeps no results between runs; "
-            "use smaller (fp8 or GGUF) checkpoints and fewer models in one workflow; close other "
-            "programs, and enlarge the page file on Windows; if it grows from run to run, turn "
-            "off custom nodes one by one",
-            "vae-decode": "use VAE Decode (Tiled), or smaller tiles if you use it already; start "
-            "it with --cpu-vae; use a smaller image or fewer frames",
-            "fused-attention-call": "use a smaller image or fewer frames; start it with "
-            "--use-sage-attention or --use-flash-attention if they are installed",
-        },
-        # the part of cudaMallocAsync's message that ComfyUI shows
-        logs=r"\bComfyUI\b|Allocation on device\s*$",
-    ),
-    Framework(
-        "Stable Diffusion web UI",
-        "AUTOMATIC1111 1.10, modules/cmd_args.py",
-        r"/stable-diffusion-webui[\w-]*/|/modules/(?:sd_\w+|processing|txt2img|img2img|call_queue)\.py$",
-        {
-            Change.BATCH: "use a smaller width and height, a batch size of 1, or a lower upscale "
-            "in Hires. fix",
-            Change.ATTENTION: "start it with --opt-sdp-attention (PyTorch 2), --xformers or "
-            "--opt-sub-quad-attention",
-            Change.WEIGHTS: "start it with --medvram, or with --lowvram, which keeps even less on "
-            "the GPU; in Forge lower GPU Weights and use a model in fp8 or nf4; Forge and Fooocus "
-            "also have --always-low-vram",
-        },
-        logs=r"use lower resolution|Torch active/reserved:|\bA: [\d.]+ GB, R: [\d.]+ GB"
-        r"|\bwebui-user\.|(?i:stable.diffusion.web.?ui)|\bA1111\b|\bFooocus\b"
-        r"|\[Memory Management\]",
-    ),
-    Framework(
-        "verl",
-        "verl 0.4 to 0.6, trainer/config and docs/perf/perf_tuning.rst",
-        r"/verl/(?:workers|trainer|utils|models|single_controller)/",
-        {
-            Change.BATCH: "lower actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu and "
-            "rollout.log_prob_micro_batch_size_per_gpu, or set use_dynamic_bsz=True and lower "
-            "ppo_max_token_len_per_gpu; lower rollout.gpu_memory_utilization",
-            Change.LOSS: "actor_rollout_ref.actor.entropy_from_logits_with_chunking=True, "
-            "actor_rollout_ref.model.use_fused_kernels=True, and a lower "
-            "log_prob_micro_batch_size_per_gpu",
-            Change.CHECKPOINT: "actor_rollout_ref.model.enable_gradient_checkpointing=True",
-            Change.WEIGHTS: "actor_rollout_ref.actor.fsdp_config.param_offload=True and "
-            "optimizer_offload=True",
-        },
-        logs=r"\bactor_rollout_|\bverl\b",
-    ),
-    Framework(
-        "TRL",
-        "trl 1.16, trainer/*_config.py",
-        r"/trl/(?:trainer|models|extras)/",
-        {
-            Change.BATCH: "lower per_device_train_batch_size (and raise "
-            "gradient_accumulation_steps), or lower max_length; in GRPO lower "
-            "max_completion_length or num_generations",
-            Change.LOSS: 'SFTConfig(loss_type="chunked_nll")',
-            Change.COPIES: "a LoRA peft_config, whose base model is the reference, or "
-            "precompute_ref_log_probs=True in DPOConfig",
-        },
-        logs=_OF_TRL,
-    ),
-    Framework(
-        "Trainer",
-        "transformers 4.57, training_args.py, modeling_utils.py and integrations/deepspeed.py",
-        r"/transformers/(?:trainer\w*|training_args)\.py$|/llamafactory/|/trl/trainer/",
-        {
-            Change.BATCH: "lower per_device_train_batch_size, and raise "
-            "gradient_accumulation_steps by as much",
-            Change.ACCUMULATE: "TrainingArguments(per_device_train_batch_size={batch}, "
-            "gradient_accumulation_steps={n})",
-            Change.EVALUATION_BATCH: "lower per_device_eval_batch_size (8 by default, whatever "
-            "training uses), and set eval_accumulation_steps=1; gradients are off already",
-            Change.CHECKPOINT: "TrainingArguments(gradient_checkpointing=True)",
-            Change.BF16: "TrainingArguments(bf16=True)",
-            Change.FUSED: 'TrainingArguments(optim="adamw_torch_fused")',
-            Change.STATE_8BIT: 'TrainingArguments(optim="adamw_8bit")',
-            Change.LOSS: "TrainingArguments(use_liger_kernel=True)",
-            Change.GATHER: "TrainingArguments(eval_accumulation_steps=1), and a "
-            "preprocess_logits_for_metrics that returns logits.argmax(-1); or "
-            "prediction_loss_only=True",
-            Change.ATTENTION: 'from_pretrained(..., attn_implementation="sdpa")',
-            Change.FSDP: 'TrainingArguments(fsdp="full_shard auto_wrap")',
-            Change.ZERO: f"TrainingArguments(deepspeed={_ZERO_3})",
-            Change.TENSOR_PARALLEL: 'from_pretrained(..., tp_plan="auto", tp_size={n}) and '
-            "TrainingArguments(parallelism_config=ParallelismConfig(tp_size={n}))",
-        },
-        "trainer",
-        r"\bTrainingArguments\(|per_device_train_batch_size|(?i:llama-?factory)|" + _OF_TRL,
-    ),
-    Framework(
-        "Lightning",
-        "lightning 2.6, pytorch/trainer/trainer.py and pytorch/strategies",
-        r"/(?:pytorch_lightning|lightning/(?:pytorch|fabric))/",
-        {
-            Change.BATCH: "lower batch_size in the DataLoader, and raise "
-            "Trainer(accumulate_grad_batches=...) by as much",
-            Change.ACCUMULATE: "Trainer(accumulate_grad_batches={n}), with batches of {batch}",
-            Change.EVALUATION_BATCH: "lower batch_size in val_dataloader(); keep and return "
-            "nothing on the GPU in validation_step(); gradients are off already",
-            Change.BF16: 'Trainer(precision="bf16-mixed")',
-            Change.OFFLOAD_STATE: 'Trainer(strategy="deepspeed_stage_2_offload")',
-            Change.FSDP: 'Trainer(strategy="fsdp")',
-            Change.ZERO: 'Trainer(strategy="deepspeed_stage_3"), or _2 or _1',
-            Change.TENSOR_PARALLEL: "Trainer(strategy=ModelParallelStrategy("
-            "tensor_parallel_size={n})), and parallelize_module in configure_model()",
-        },
-        "lightning",
-        r"\bpl\.Trainer\(|\b(?:pytorch_lightning|LightningModule)\b"
-        r"|PyTorch Lightning|accumulate_grad_batches",
-    ),
-    Framework(
-        "Megatron",
-        "megatron-lm core_r0.10 to 0.14, megatron/training/arguments.py",
-        r"/megatron/(?:core|training|model|legacy|\w+\.py)",
-        {
-            Change.BATCH: "lower --micro-batch-size or --seq-length",
-            Change.CHECKPOINT: "--recompute-granularity full --recompute-method uniform "
-            "--recompute-num-layers 1",
-            Change.WEIGHTS: "raise --tensor-model-parallel-size or --pipeline-model-parallel-size",
-        },
-        logs=r"\bpretrain_gpt\d?\.py|\bMegatron-LM\b",
-    ),
-    Framework(
-        "DeepSpeed",
-        "deepspeed 0.19.6, runtime/constants.py and runtime/zero/config.py",
-        r"/deepspeed/(?:runtime|ops|utils|inference|module_inject)/",
-        {
-            Change.BATCH: 'lower "train_micro_batch_size_per_gpu", and raise '
-            '"gradient_accumulation_steps"',
-            Change.OFFLOAD_STATE: '"zero_optimization": {"offload_optimizer": {"device": "cpu"}}',
-            Change.WEIGHTS: '"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}',
-            Change.HOST_MEMORY: "offload less to the host, where optimizer state takes at least 12 "
-            'bytes a parameter in all: "offload_param" out first, then "offload_optimizer", or '
-            'both to "device": "nvme" with an "nvme_path" (ZeRO 3); "pin_memory": false; '
-            "more memory",
-            "gathered-save": "stage3_gather_16bit_weights_on_model_save: false, then the "
-            "zero_to_fp32.py that lies beside the checkpoint",
-            "loading-weights": '"zero_optimization": {"stage": 3}, and the model built inside '
-            "deepspeed.zero.Init(config_dict_or_path=...), or with an "
-            "HfDeepSpeedConfig(config) alive before from_pretrained(): otherwise each "
-            "process builds the whole of it",
-            "optimizer-state": '"zero_optimization": {"offload_optimizer": {"device": "cpu"}}, so '
-            "that the step runs on the CPU; a higher ZeRO stage or more GPUs; a lower "
-            "sub_group_size under ZeRO 3",
-        },
-        logs=r"\[launch\.py:\d+:sigkill_handler|DeepSpeed(?:ZeRoOffload|Strategy)"
-        r"|see_memory_usage\]|--deepspeed\b|(?i:\bzero[-_ ]?(?:[123]\b|stage))",
-    ),
-    Framework(
-        "accelerate",
-        "accelerate 1.15, accelerator.py, parallelism_config.py and utils/dataclasses.py",
-        r"/accelerate/(?:accelerator|optimizer|scheduler|data_loader)\.py$",
-        {
-            Change.BATCH: "lower batch_size in the DataLoader, and raise "
-            "Accelerator(gradient_accumulation_steps=...) by as much",
-            Change.ACCUMULATE: "Accelerator(gradient_accumulation_steps={n}), with batches of "
-            "{batch}",
-            Change.BF16: 'Accelerator(mixed_precision="bf16")',
-            Change.FSDP: "Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2, "
-            'auto_wrap_policy="transformer_based_wrap"))',
-            Change.ZERO: "Accelerator(deepspeed_plugin=DeepSpeedPlugin(zero_stage=3))",
-            Change.TENSOR_PARALLEL: 'from_pretrained(..., tp_plan="auto", tp_size={n}) and '
-            "Accelerator(parallelism_config=ParallelismConfig(tp_size={n}))",
-        },
-        "accelerate",
-    ),
-    Framework(
-        "FSDP",
-        "torch 2.13, distributed/fsdp",
-        r"/torch/distributed/fsdp/",
-        {
-            Change.OFFLOAD_STATE: "fully_shard(..., offload_policy=CPUOffloadPolicy()), or "
-            "FSDP(..., cpu_offload=CPUOffload(offload_params=True))",
-        },
-    ),
-    Framework(
-        "PyG",
-        "torch_geometric 2.6, loader",
-        r"/torch_geometric/",
-        {
-            Change.BATCH: 'DynamicBatchSampler(dataset, max_num=..., mode="edge"), which limits a '
-            "batch by its edges; for one large graph NeighborLoader with fewer num_neighbors or a "
-            "smaller batch_size",
-        },
-        logs=r"\b(?:torch|pytorch)_geometric\b",
-    ),
-    Framework(
-        "Ultralytics",
-        "ultralytics 8.3, cfg/default.yaml and utils/tal.py",
-        r"/ultralytics/(?:engine|models|nn|utils|data)/",
-        {
-            Change.BATCH: "lower batch= or imgsz=, or set batch=0.6, which takes that share of "
-            "the GPU",
-            Change.EVALUATION_BATCH: "lower batch=, imgsz= or max_det, and set "
-            "retina_masks=False; use stream=True in predict(), which otherwise keeps the results "
-            "of all images",
-            "box-assignment": "lower batch=, since all images of a batch are padded to the one "
-            "with the most objects; cut crowded images into tiles; since 8.3.30 it falls back to "
-            "the CPU there, which is slow",
-        },
-        logs=r"(?i:\bultralytics\b|\byolo ?v?(?:5|8|9|1[0-2])[a-z]?\b)|\bimgsz\b"
-        r"|\bvideo \d{1,6}/\d{1,6} \(frame \d",
-    ),
-    Framework(
-        "Real-ESRGAN",
-        "realesrgan 0.3, inference_realesrgan.py; SwinIR, main_test_swinir.py",
-        r"/(?:realesrgan|gfpgan)/",
-        {
-            Change.BATCH: "use --tile 256 or less (0, the default, takes the image as a whole), "
-            "or a smaller image",
-        },
-        logs=r"(?i:real.?esrgan|\bswinir\b|\bgfpgan\b|\bgpen\b)",
-    ),
-    Framework(
-        "Diffusers",
-        "diffusers 0.39, pipelines/pipeline_utils.py and models/modeling_utils.py",
-        r"/diffusers/(?:pipelines|models|schedulers|loaders)/",
-        {
-            Change.CHECKPOINT: "call unet.enable_gradient_checkpointing(), or the transformer's",
-            Change.ATTENTION: "call pipe.enable_xformers_memory_efficient_attention(), or use "
-            "PyTorch 2, where fused attention is the default; lower the resolution",
-            "vae-decode": "call pipe.vae.enable_tiling() and enable_slicing(), under "
-            "torch.no_grad() in code of your own; call enable_model_cpu_offload(), so that the "
-            "denoiser has left the GPU by then",
-        },
-        logs=r"\b(?:from|import) diffusers\b|Pipeline\.from_pretrained\(",
-    ),
-    Framework(
-        "Diffusers",  # for pipelines, which a program that trains Diffusers models does not have
-        "diffusers 0.39, pipelines/pipeline_utils.py",
-        r"/diffusers/pipelines/",
-        {
-            Change.BATCH: "use a smaller height and width, or num_images_per_prompt=1; call "
-            "pipe.vae.enable_tiling() if decoding fails",
-            Change.WEIGHTS: "call pipe.enable_model_cpu_offload(); "
-            "pipe.enable_sequential_cpu_offload() keeps even less on the GPU",
-        },
-        logs=r"\b(?:from|import) diffusers\b|Pipeline\.from_pretrained\(",
-    ),
-    Framework(
-        "timm",
-        "timm 1.0, models/vision_transformer.py and others",
-        r"/timm/(?:models|layers)/",
-        {Change.CHECKPOINT: "model.set_grad_checkpointing()"},
-    ),
-    Framework(
-        "Gaussian splatting",
-        "gaussian-splatting of 2023 to 2025, arguments/__init__.py and scene/cameras.py",
-        r"/gaussian[-_](?:splatting|renderer)/",
-        {
-            Change.BATCH: "keep the images on the CPU (--data_device cpu), lower their resolution "
-            "(-r 2), or use fewer of them; make fewer Gaussians (raise --densify_grad_threshold, "
-            "lower --densify_until_iter)",
-        },
-        logs=r"(?i:gaussian[- _]splatting)",
-    ),
-    Framework(
-        "Detectron2",
-        "detectron2 0.6, config/defaults.py",
-        r"/detectron2/",
-        {
-            Change.BATCH: "lower SOLVER.IMS_PER_BATCH (and SOLVER.BASE_LR by as much), or "
-            "INPUT.MIN_SIZE_TRAIN and MAX_SIZE_TRAIN",
-            Change.EVALUATION_BATCH: "lower INPUT.MIN_SIZE_TEST and MAX_SIZE_TEST",
-        },
-        logs=r"\bIMS_PER_BATCH\b|(?i:\bdetectron2\b)",
-    ),
-    Framework(
-        "OpenMMLab",
-        "mmengine 0.10, runner/runner.py; mmdet 2 and 3, mmseg 0 and 1, configs/_base_",
-        r"/mm(?:engine|cv|det|seg|pose|rotate|action|pretrain)\w*/",
-        {
-            Change.BATCH: "lower batch_size in train_dataloader (samples_per_gpu in data before "
-            "version 3), or scale or crop_size in the pipeline",
-        },
-        logs=r"\bsamples_per_gpu\b|\bmm(?:det|seg|detection|segmentation|rotate|engine)\b",
-    ),
-    Framework(
-        "fairseq",
-        "fairseq 0.12, options.py and dataclass/configs.py",
-        r"/fairseq(?:_cli)?/",
-        {Change.BATCH: "lower --max-tokens or --batch-size, and raise --update-freq"},
-        logs=r"\bfairseq\b|\| WARNING: ran out of memory",
-    ),
-    Framework(
-        "NeMo",
-        "nemo_toolkit 1.20 to 2.4, collections/asr/models and docs/asr",
-        r"/nemo/collections/",
-        {
-            Change.BATCH: "lower batch_size or max_duration in train_ds",
-            Change.EVALUATION_BATCH: "cut recordings into pieces of a few minutes; call "
-            "model.change_attention_model('rel_pos_local_attn', [128, 128]) and "
-            "change_subsampling_conv_chunking_factor(1); use batch_size=1 in transcribe()",
-        },
-        logs=r"\bnemo_asr\b|\bNeMo/|nemo\.collections",
-    ),
-    Framework(
-        "ESPnet",
-        "espnet 202301 to 202412, espnet2/tasks/abs_task.py",
-        r"/espnet2?/",
-        {
-            Change.BATCH: "lower batch_bins or batch_size, and raise accum_grad; keep utterances "
-            "to 20 to 30 s (--max_wav_duration)",
-            Change.EVALUATION_BATCH: "keep recordings to 20 to 30 s, and lower beam_size",
-        },
-        logs=r"(?i:\bespnet)",
-    ),
-    Framework(
-        "nnU-Net",
-        "nnunetv2 2.2 to 2.6, inference/predict_from_raw_data.py and experiment_planning",
-        r"/nnunet(?:v2)?/",
-        {
-            Change.BATCH: "make plans for a smaller GPU: run nnUNetv2_plan_experiment with a "
-            "lower -gpu_memory_target and a new -overwrite_plans_name",
-            Change.EVALUATION_BATCH: "set perform_everything_on_device=False (--not_on_device of "
-            "nnUNetv2_predict), which gathers the windows on the CPU; run nothing else on the GPU",
-        },
-        logs=r"\bnnUNet",
-    ),
-    Framework(
-        "ESMFold",
-        "fair-esm 2.0, scripts/fold.py and README.md",
-        r"/esm/esmfold/",
-        {
-            Change.BATCH: "use --chunk-size 64 or less (model.set_chunk_size), a lower "
-            "--max-tokens-per-batch, --cpu-offload, or shorter chains: memory grows with the "
-            "square of the length or faster",
-        },
-        logs=r"(?i:esm-?fold)",
-    ),
-    Framework(
-        "Segment Anything",
-        "segment-anything 1.0 and sam2 1.1, automatic_mask_generator.py and build_sam.py",
-        r"/(?:segment_anything|sam2)/",
-        {
-            Change.BATCH: "use points_per_batch=16 (64 by default) in the mask generator, a "
-            "smaller image, or vit_b instead of vit_h",
-        },
-        logs=r"\bSam\w{0,40}Mask\w{0,40}Generator\b|(?i:segment.anything)",
-    ),
-    Framework(
-        "Unsloth",
-        "unsloth 2026, save.py",
-        r"/unsloth(?:_zoo)?/|/unsloth_compiled_cache/",
-        {
-            "merged-save": "lower maximum_memory_usage (0.9 by default; try 0.5) in "
-            "save_pretrained_merged() or save_pretrained_gguf(); save_method='lora' saves the "
-            "adapter alone, and another process can merge it later",
-        },
-    ),
-    Framework(
-        "PEFT",
-        "peft 0.21, utils/other.py",
-        r"/peft/(?:tuners|utils|peft_model|mapping)",
-        {
-            Change.WEIGHTS: "load the base model in 4 bits "
-            "(BitsAndBytesConfig(load_in_4bit=True)) and call "
-            "prepare_model_for_kbit_training(model)",
-        },
-    ),
-    Framework(
-        "Transformers",
-        "transformers 4.57, modeling_utils.py",
-        r"/transformers/(?:models|generation|integrations|modeling_\w+|pipelines)"
-        r"|/accelerate/(?:utils/modeling|big_modeling)\.py$",
-        {
-            Change.CHECKPOINT: "model.gradient_checkpointing_enable()",
-            Change.ATTENTION: 'from_pretrained(..., attn_implementation="sdpa")',
-            Change.WEIGHTS: "from_pretrained(..., dtype=torch.bfloat16) (torch_dtype= before "
-            "4.56), or 4 bits (quantization_config=BitsAndBytesConfig(load_in_4bit=True)); "
-            "device_map='auto' spreads it over several GPUs and the CPU, with max_memory for each",
-        },
-        logs=r"\bdevice_map\b|\bAutoModel\w{0,40}\b",
-    ),
-)
+
+def read_table(table: str) -> Iterator[tuple[str, dict[str, list[str]]]]:
+    """Yield the entries of a table, each with the lines of its texts by their keys.
+
+    A name stands at the left edge, a key is indented by two blanks, and further lines by four.
+    """
+    texts: dict[str, list[str]] = {}
+    name = key = ""
+    for line in [*table.strip().split("\n"), ""]:
+        if line.startswith("    "):
+            texts[key].append(line[4:])
+        elif line.startswith("  "):
+            key, _, text = line[2:].partition(": ")
+            texts[key] = [text]
+        else:
+            if name:
+                yield name, texts
+            name, texts = line, {}
+
+
+_TABLE: Final = r"""
+vLLM
+  source: vllm 0.8 to 0.25, engine/arg_utils.py, config/cache.py and config/scheduler.py
+  files: /vllm/(?:engine|v1|worker|executor|model_executor|entrypoints|attention|lora)/
+  logs: \bVllmWorker|\bRayWorkerWrapper|\bEngineCore|\bWorker(?:_TP\d| pid=)
+    |\[core(?:_client)?\.py:\d|\b(?i:vllm)\b
+  batch: lower --gpu-memory-utilization (0.92 by default in 0.25, 0.9 in earlier ones;
+    vllm_gpu_memory_utilization in TRL and ms-swift) or --kv-cache-memory-bytes; lower
+    --max-num-batched-tokens, --max-num-seqs or --max-model-len
+  weights: spread the weights over more GPUs (--tensor-parallel-size), use an AWQ, GPTQ or FP8
+    checkpoint, or move a part to the CPU (--cpu-offload-gb)
+  graph-capture: lower --gpu-memory-utilization or --max-num-seqs; --enforce-eager does without
+    graphs
+SGLang
+  source: sglang 0.4 to 0.5.20, srt/server_args.py and docs/advanced_features/server_arguments.md
+  files: /sglang/(?:srt|lang)/
+  logs: \bsglang[.:]|\bimport sglang|mem[-_]fraction[-_]static|[Cc]apture cuda graph failed
+  batch: lower --mem-fraction-static, which leaves less to the KV cache; for long prompts lower
+    --chunked-prefill-size, and while decoding lower --max-running-requests
+  weights: spread the weights over more GPUs (--tp), use an AWQ, GPTQ or FP8 checkpoint, or move a
+    part to the CPU (--cpu-offload-gb)
+  graph-capture: lower --mem-fraction-static or --cuda-graph-max-bs (--cuda-graph-max-bs-decode
+    since 0.5.20); --disable-cuda-graph does without graphs
+TGI
+  source: text-generation-inference 2.4, launcher/src/main.rs
+  files: /text_generation(?:_server)?/
+  logs: text_generation(?:_|\.errors)|text-generation-launcher
+  batch: lower --max-batch-prefill-tokens, --max-input-tokens or --max-batch-total-tokens; set
+    --cuda-memory-fraction to 0.9 or less
+  weights: spread the weights over more GPUs (--num-shard), or quantize them (--quantize)
+ComfyUI
+  source: ComfyUI 0.3, comfy/cli_args.py and nodes.py
+  files: /comfy/(?:\w+\.py|ldm/|sd\w*/|k_diffusion/)|/ComfyUI/
+  logs: \bComfyUI\b|Allocation on device\s*$
+  batch: use a smaller image or batch_size in the latent node; use VAE Decode (Tiled) if decoding
+    fails
+  attention: start it with --use-pytorch-cross-attention or --use-quad-cross-attention
+  weights: start it with --lowvram or --novram, or use an fp8 or GGUF checkpoint
+  host-memory: start it with --cache-none, which keeps no results between runs; use smaller (fp8 or
+    GGUF) checkpoints and fewer models in one workflow; close other programs, and enlarge the page
+    file on Windows; if it grows from run to run, turn off custom nodes one by one
+  vae-decode: use VAE Decode (Tiled), or smaller tiles if you use it already; start it with
+    --cpu-vae; use a smaller image or fewer frames
+  fused-attention-call: use a smaller image or fewer frames; start it with --use-sage-attention or
+    --use-flash-attention if they are installed
+Stable Diffusion web UI
+  source: AUTOMATIC1111 1.10, modules/cmd_args.py
+  files: /stable-diffusion-webui[\w-]*/|/modules/(?:sd_\w+|processing|txt2img|img2img
+    |call_queue)\.py$
+  logs: use lower resolution|Torch active/reserved:|\bA: [\d.]+ GB, R: [\d.]+ GB|\bwebui-user\.
+    |(?i:stable.diffusion.web.?ui)|\bA1111\b|\bFooocus\b|\[Memory Management\]
+  batch: use a smaller width and height, a batch size of 1, or a lower upscale in Hires. fix
+  attention: start it with --opt-sdp-attention (PyTorch 2), --xformers or --opt-sub-quad-attention
+  weights: start it with --medvram, or with --lowvram, which keeps even less on the GPU; in Forge
+    lower GPU Weights and use a model in fp8 or nf4; Forge and Fooocus also have --always-low-vram
+verl
+  source: verl 0.4 to 0.6, trainer/config and docs/perf/perf_tuning.rst
+  files: /verl/(?:workers|trainer|utils|models|single_controller)/
+  logs: \bactor_rollout_|\bverl\b
+  batch: lower actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu and
+    rollout.log_prob_micro_batch_size_per_gpu, or set use_dynamic_bsz=True and lower
+    ppo_max_token_len_per_gpu; lower rollout.gpu_memory_utilization
+  loss: actor_rollout_ref.actor.entropy_from_logits_with_chunking=True,
+    actor_rollout_ref.model.use_fused_kernels=True, and a lower log_prob_micro_batch_size_per_gpu
+  checkpoint: actor_rollout_ref.model.enable_gradient_checkpointing=True
+  weights: actor_rollout_ref.actor.fsdp_config.param_offload=True and optimizer_offload=True
+TRL
+  source: trl 1.16, trainer/*_config.py
+  files: /trl/(?:trainer|models|extras)/
+  logs: \b(?:SFT|DPO|GRPO|KTO|ORPO)(?:Trainer|Config)\b
+  batch: lower per_device_train_batch_size (and raise gradient_accumulation_steps), or lower
+    max_length; in GRPO lower max_completion_length or num_generations
+  loss: SFTConfig(loss_type="chunked_nll")
+  copies: a LoRA peft_config, whose base model is the reference, or precompute_ref_log_probs=True in
+    DPOConfig
+Trainer
+  source: transformers 4.57, training_args.py, modeling_utils.py and integrations/deepspeed.py
+  key: trainer
+  files: /transformers/(?:trainer\w*|training_args)\.py$|/llamafactory/|/trl/trainer/
+  logs: \bTrainingArguments\(|per_device_train_batch_size|(?i:llama-?factory)|\b(?:SFT|DPO|GRPO|KTO
+    |ORPO)(?:Trainer|Config)\b
+  batch: lower per_device_train_batch_size, and raise gradient_accumulation_steps by as much
+  accumulate: TrainingArguments(per_device_train_batch_size={batch},
+    gradient_accumulation_steps={n})
+  evaluation-batch: lower per_device_eval_batch_size (8 by default, whatever training uses), and set
+    eval_accumulation_steps=1; gradients are off already
+  checkpoint: TrainingArguments(gradient_checkpointing=True)
+  bf16: TrainingArguments(bf16=True)
+  fused: TrainingArguments(optim="adamw_torch_fused")
+  state-8bit: TrainingArguments(optim="adamw_8bit")
+  loss: TrainingArguments(use_liger_kernel=True)
+  gather: TrainingArguments(eval_accumulation_steps=1), and a preprocess_logits_for_metrics that
+    returns logits.argmax(-1); or prediction_loss_only=True
+  attention: from_pretrained(..., attn_implementation="sdpa")
+  fsdp: TrainingArguments(fsdp="full_shard auto_wrap")
+  zero: TrainingArguments(deepspeed={"zero_optimization": {"stage": 3},
+    "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"})
+  tensor-parallel: from_pretrained(..., tp_plan="auto", tp_size={n}) and
+    TrainingArguments(parallelism_config=ParallelismConfig(tp_size={n}))
+Lightning
+  source: lightning 2.6, pytorch/trainer/trainer.py and pytorch/strategies
+  key: lightning
+  files: /(?:pytorch_lightning|lightning/(?:pytorch|fabric))/
+  logs: \bpl\.Trainer\(|\b(?:pytorch_lightning|LightningModule)\b|PyTorch Lightning
+    |accumulate_grad_batches
+  batch: lower batch_size in the DataLoader, and raise Trainer(accumulate_grad_batches=...) by as
+    much
+  accumulate: Trainer(accumulate_grad_batches={n}), with batches of {batch}
+  evaluation-batch: lower batch_size in val_dataloader(); keep and return nothing on the GPU in
+    validation_step(); gradients are off already
+  bf16: Trainer(precision="bf16-mixed")
+  offload-state: Trainer(strategy="deepspeed_stage_2_offload")
+  fsdp: Trainer(strategy="fsdp")
+  zero: Trainer(strategy="deepspeed_stage_3"), or _2 or _1
+  tensor-parallel: Trainer(strategy=ModelParallelStrategy(tensor_parallel_size={n})), and
+    parallelize_module in configure_model()
+Megatron
+  source: megatron-lm core_r0.10 to 0.14, megatron/training/arguments.py
+  files: /megatron/(?:core|training|model|legacy|\w+\.py)
+  logs: \bpretrain_gpt\d?\.py|\bMegatron-LM\b
+  batch: lower --micro-batch-size or --seq-length
+  checkpoint: --recompute-granularity full --recompute-method uniform --recompute-num-layers 1
+  weights: raise --tensor-model-parallel-size or --pipeline-model-parallel-size
+DeepSpeed
+  source: deepspeed 0.19.6, runtime/constants.py and runtime/zero/config.py
+  files: /deepspeed/(?:runtime|ops|utils|inference|module_inject)/
+  logs: \[launch\.py:\d+:sigkill_handler|DeepSpeed(?:ZeRoOffload|Strategy)|see_memory_usage\]
+    |--deepspeed\b|(?i:\bzero[-_ ]?(?:[123]\b|stage))
+  batch: lower "train_micro_batch_size_per_gpu", and raise "gradient_accumulation_steps"
+  offload-state: "zero_optimization": {"offload_optimizer": {"device": "cpu"}}
+  weights: "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}
+  host-memory: offload less to the host, where optimizer state takes at least 12 bytes a parameter
+    in all: "offload_param" out first, then "offload_optimizer", or both to "device": "nvme" with an
+    "nvme_path" (ZeRO 3); "pin_memory": false; more memory
+  gathered-save: stage3_gather_16bit_weights_on_model_save: false, then the zero_to_fp32.py that
+    lies beside the checkpoint
+  loading-weights: "zero_optimization": {"stage": 3}, and the model built inside
+    deepspeed.zero.Init(config_dict_or_path=...), or with an HfDeepSpeedConfig(config) alive before
+    from_pretrained(): otherwise each process builds the whole of it
+  optimizer-state: "zero_optimization": {"offload_optimizer": {"device": "cpu"}}, so that the step
+    runs on the CPU; a higher ZeRO stage or more GPUs; a lower sub_group_size under ZeRO 3
+accelerate
+  source: accelerate 1.15, accelerator.py, parallelism_config.py and utils/dataclasses.py
+  key: accelerate
+  files: /accelerate/(?:accelerator|optimizer|scheduler|data_loader)\.py$
+  batch: lower batch_size in the DataLoader, and raise Accelerator(gradient_accumulation_steps=...)
+    by as much
+  accumulate: Accelerator(gradient_accumulation_steps={n}), with batches of {batch}
+  bf16: Accelerator(mixed_precision="bf16")
+  fsdp: Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2,
+    auto_wrap_policy="transformer_based_wrap"))
+  zero: Accelerator(deepspeed_plugin=DeepSpeedPlugin(zero_stage=3))
+  tensor-parallel: from_pretrained(..., tp_plan="auto", tp_size={n}) and
+    Accelerator(parallelism_config=ParallelismConfig(tp_size={n}))
+FSDP
+  source: torch 2.13, distributed/fsdp
+  files: /torch/distributed/fsdp/
+  offload-state: fully_shard(..., offload_policy=CPUOffloadPolicy()), or FSDP(...,
+    cpu_offload=CPUOffload(offload_params=True))
+PyG
+  source: torch_geometric 2.6, loader
+  files: /torch_geometric/
+  logs: \b(?:torch|pytorch)_geometric\b
+  batch: DynamicBatchSampler(dataset, max_num=..., mode="edge"), which limits a batch by its edges;
+    for one large graph NeighborLoader with fewer num_neighbors or a smaller batch_size
+Ultralytics
+  source: ultralytics 8.3, cfg/default.yaml and utils/tal.py
+  files: /ultralytics/(?:engine|models|nn|utils|data)/
+  logs: (?i:\bultralytics\b|\byolo ?v?(?:5|8|9|1[0-2])[a-z]?\b)|\bimgsz\b
+    |\bvideo \d{1,6}/\d{1,6} \(frame \d
+  batch: lower batch= or imgsz=, or set batch=0.6, which takes that share of the GPU
+  evaluation-batch: lower batch=, imgsz= or max_det, and set retina_masks=False; use stream=True in
+    predict(), which otherwise keeps the results of all images
+  box-assignment: lower batch=, since all images of a batch are padded to the one with the most
+    objects; cut crowded images into tiles; since 8.3.30 it falls back to the CPU there, which is
+    slow
+Real-ESRGAN
+  source: realesrgan 0.3, inference_realesrgan.py; SwinIR, main_test_swinir.py
+  files: /(?:realesrgan|gfpgan)/
+  logs: (?i:real.?esrgan|\bswinir\b|\bgfpgan\b|\bgpen\b)
+  batch: use --tile 256 or less (0, the default, takes the image as a whole), or a smaller image
+Diffusers
+  source: diffusers 0.39, pipelines/pipeline_utils.py and models/modeling_utils.py
+  files: /diffusers/(?:pipelines|models|schedulers|loaders)/
+  logs: \b(?:from|import) diffusers\b|Pipeline\.from_pretrained\(
+  checkpoint: call unet.enable_gradient_checkpointing(), or the transformer's
+  attention: call pipe.enable_xformers_memory_efficient_attention(), or use PyTorch 2, where fused
+    attention is the default; lower the resolution
+  vae-decode: call pipe.vae.enable_tiling() and enable_slicing(), under torch.no_grad() in code of
+    your own; call enable_model_cpu_offload(), so that the denoiser has left the GPU by then
+Diffusers
+  source: diffusers 0.39, pipelines/pipeline_utils.py
+  files: /diffusers/pipelines/
+  logs: \b(?:from|import) diffusers\b|Pipeline\.from_pretrained\(
+  batch: use a smaller height and width, or num_images_per_prompt=1; call pipe.vae.enable_tiling()
+    if decoding fails
+  weights: call pipe.enable_model_cpu_offload(); pipe.enable_sequential_cpu_offload() keeps even
+    less on the GPU
+timm
+  source: timm 1.0, models/vision_transformer.py and others
+  files: /timm/(?:models|layers)/
+  checkpoint: model.set_grad_checkpointing()
+Gaussian splatting
+  source: gaussian-splatting of 2023 to 2025, arguments/__init__.py and scene/cameras.py
+  files: /gaussian[-_](?:splatting|renderer)/
+  logs: (?i:gaussian[- _]splatting)
+  batch: keep the images on the CPU (--data_device cpu), lower their resolution (-r 2), or use fewer
+    of them; make fewer Gaussians (raise --densify_grad_threshold, lower --densify_until_iter)
+Detectron2
+  source: detectron2 0.6, config/defaults.py
+  files: /detectron2/
+  logs: \bIMS_PER_BATCH\b|(?i:\bdetectron2\b)
+  batch: lower SOLVER.IMS_PER_BATCH (and SOLVER.BASE_LR by as much), or INPUT.MIN_SIZE_TRAIN and
+    MAX_SIZE_TRAIN
+  evaluation-batch: lower INPUT.MIN_SIZE_TEST and MAX_SIZE_TEST
+OpenMMLab
+  source: mmengine 0.10, runner/runner.py; mmdet 2 and 3, mmseg 0 and 1, configs/_base_
+  files: /mm(?:engine|cv|det|seg|pose|rotate|action|pretrain)\w*/
+  logs: \bsamples_per_gpu\b|\bmm(?:det|seg|detection|segmentation|rotate|engine)\b
+  batch: lower batch_size in train_dataloader (samples_per_gpu in data before version 3), or scale
+    or crop_size in the pipeline
+fairseq
+  source: fairseq 0.12, options.py and dataclass/configs.py
+  files: /fairseq(?:_cli)?/
+  logs: \bfairseq\b|\| WARNING: ran out of memory
+  batch: lower --max-tokens or --batch-size, and raise --update-freq
+NeMo
+  source: nemo_toolkit 1.20 to 2.4, collections/asr/models and docs/asr
+  files: /nemo/collections/
+  logs: \bnemo_asr\b|\bNeMo/|nemo\.collections
+  batch: lower batch_size or max_duration in train_ds
+  evaluation-batch: cut recordings into pieces of a few minutes; call
+    model.change_attention_model('rel_pos_local_attn', [128, 128]) and
+    change_subsampling_conv_chunking_factor(1); use batch_size=1 in transcribe()
+ESPnet
+  source: espnet 202301 to 202412, espnet2/tasks/abs_task.py
+  files: /espnet2?/
+  logs: (?i:\bespnet)
+  batch: lower batch_bins or batch_size, and raise accum_grad; keep utterances to 20 to 30 s
+    (--max_wav_duration)
+  evaluation-batch: keep recordings to 20 to 30 s, and lower beam_size
+nnU-Net
+  source: nnunetv2 2.2 to 2.6, inference/predict_from_raw_data.py and experiment_planning
+  files: /nnunet(?:v2)?/
+  logs: \bnnUNet
+  batch: make plans for a smaller GPU: run nnUNetv2_plan_experiment with a lower -gpu_memory_target
+    and a new -overwrite_plans_name
+  evaluation-batch: set perform_everything_on_device=False (--not_on_device of nnUNetv2_predict),
+    which gathers the windows on the CPU; run nothing else on the GPU
+ESMFold
+  source: fair-esm 2.0, scripts/fold.py and README.md
+  files: /esm/esmfold/
+  logs: (?i:esm-?fold)
+  batch: use --chunk-size 64 or less (model.set_chunk_size), a lower --max-tokens-per-batch,
+    --cpu-offload, or shorter chains: memory grows with the square of the length or faster
+Segment Anything
+  source: segment-anything 1.0 and sam2 1.1, automatic_mask_generator.py and build_sam.py
+  files: /(?:segment_anything|sam2)/
+  logs: \bSam\w{0,40}Mask\w{0,40}Generator\b|(?i:segment.anything)
+  batch: use points_per_batch=16 (64 by default) in the mask generator, a smaller image, or vit_b
+    instead of vit_h
+Unsloth
+  source: unsloth 2026, save.py
+  files: /unsloth(?:_zoo)?/|/unsloth_compiled_cache/
+  merged-save: lower maximum_memory_usage (0.9 by default; try 0.5) in save_pretrained_merged() or
+    save_pretrained_gguf(); save_method='lora' saves the adapter alone, and another process can
+    merge it later
+PEFT
+  source: peft 0.21, utils/other.py
+  files: /peft/(?:tuners|utils|peft_model|mapping)
+  weights: load the base model in 4 bits (BitsAndBytesConfig(load_in_4bit=True)) and call
+    prepare_model_for_kbit_training(model)
+Transformers
+  source: transformers 4.57, modeling_utils.py
+  files: /transformers/(?:models|generation|integrations|modeling_\w+|pipelines)
+    |/accelerate/(?:utils/modeling|big_modeling)\.py$
+  logs: \bdevice_map\b|\bAutoModel\w{0,40}\b
+  checkpoint: model.gradient_checkpointing_enable()
+  attention: from_pretrained(..., attn_implementation="sdpa")
+  weights: from_pretrained(..., dtype=torch.bfloat16) (torch_dtype= before 4.56), or 4 bits
+    (quantization_config=BitsAndBytesConfig(load_in_4bit=True)); device_map='auto' spreads it over
+    several GPUs and the CPU, with max_memory for each
+"""
+# ComfyUI's "Allocation on device" is the part of cudaMallocAsync's message that it shows. The first
+# entry of Diffusers is for programs that train its models, the second for pipelines.
+
+
+def _frameworks() -> Iterator[Framework]:
+    for name, lines in read_table(_TABLE):
+        texts = {key: ("" if key in PATTERNS else " ").join(lines[key]) for key in lines}
+        own = {key: texts.pop(key) for key in ("source", "files", "key", "logs") if key in texts}
+        yield Framework(name, texts, **own)
+
+
+FRAMEWORKS: Final = tuple(_frameworks())
 """A framework comes first if its words also hold for the ones below: TRL runs Trainer's loop."""
 
 

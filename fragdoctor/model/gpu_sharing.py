@@ -48,15 +48,12 @@ class SharingRow(Struct, frozen=True):
         used_bytes: what these processes and others take together.
         left_bytes: usable memory that is left; if negative, memory that is missing.
         each_bytes: how much PyTorch in each process could have.
-        throughput_share: share of the throughput of ``n_asked`` (or of the most that fit) if all
-            are always busy and none slows another down; the real loss with fewer is at most that.
     """
 
     n: int
     used_bytes: int
     left_bytes: int
     each_bytes: int
-    throughput_share: float
 
     @property
     def fits(self) -> bool:
@@ -141,5 +138,4 @@ def _rows(
             used_bytes=used + others,
             left_bytes=usable - used,
             each_bytes=max(0, usable // n - demand.context_bytes),
-            throughput_share=n / n_whole,
         )

@@ -25,248 +25,264 @@ Sources:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
+from dataclasses import dataclass
 from typing import Final
 
-_SMALL, _LARGE, _LARGEST = 2 * 4096 + 8 * 16, 32 * 1024, 128 * 1024
+from fragdoctor.units import KIB, MIB
 
-GENERATIONS: Final[Mapping[str, tuple[str, int, int, int, int, int, int]]] = MappingProxyType(
-    {
-        # For a GPU known only by its size: a typical context, and the largest workspace.
-        "": ("", 450, _LARGE, 0, 0, 0, 0),
-        "3.7": ("kepler", 300, _SMALL, 2048, 112, 48, 1),
-        "5.2": ("maxwell", 300, _SMALL, 2048, 96, 48, 3),
-        "6.0": ("pascal", 300, _SMALL, 2048, 64, 48, 4),
-        "6.1": ("pascal", 300, _SMALL, 2048, 96, 48, 3),
-        "7.0": ("volta", 330, _SMALL, 2048, 96, 96, 6),
-        "7.5": ("turing", 320, _SMALL, 1024, 64, 64, 6),
-        "8.0": ("ampere", 420, _SMALL, 2048, 164, 163, 40),
-        "8.6": ("ampere", 420, _SMALL, 1536, 100, 99, 6),
-        "8.7": ("ampere", 420, _SMALL, 1536, 164, 163, 4),
-        "8.9": ("ada", 400, _SMALL, 1536, 100, 99, 96),
-        "9.0": ("hopper", 690, _LARGE, 2048, 228, 227, 50),
-        "10.0": ("blackwell", 620, _LARGE, 2048, 228, 227, 126),
-        "10.3": ("blackwell", 620, _LARGE, 2048, 228, 227, 126),
-        "12.0": ("blackwell", 620, _LARGE, 1536, 100, 99, 128),
-        "12.1": ("blackwell", 620, _LARGE, 1536, 100, 99, 24),
-        "gfx906": ("gcn", 600, _LARGE, 0, 0, 0, 0),
-        "gfx908": ("cdna", 600, _LARGE, 0, 0, 0, 0),
-        "gfx90a": ("cdna", 600, _LARGE, 0, 0, 0, 0),
-        "gfx942": ("cdna", 600, _LARGEST, 0, 0, 0, 0),
-        "gfx950": ("cdna", 600, _LARGEST, 0, 0, 0, 0),
-        "gfx1030": ("rdna", 600, _LARGE, 0, 0, 0, 0),
-        "gfx1100": ("rdna", 600, _LARGE, 0, 0, 0, 0),
-        "gfx1201": ("rdna", 600, _LARGE, 0, 0, 0, 0),
-        "apple": ("apple", 0, 0, 0, 0, 0, 0),
-    }
-)
-"""Compute capability, or AMD's name for it -> architecture, context in MiB, workspace of a cuBLAS
-handle in KiB, and for NVIDIA only: threads per multiprocessor, shared memory per multiprocessor and
-the most that a block may use of it, in KiB, and the L2 cache of most such cards in MiB."""
+_SMALL, _LARGE, _LARGEST = (2 * 4096 + 8 * 16) * KIB, 32 * MIB, 128 * MIB
 
-OTHER_L2_CACHE: Final[Mapping[str, int]] = MappingProxyType({"NVIDIA H200 141 GB": 60})
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What GPUs of one compute capability have in common; only NVIDIA's have more than a workspace.
+
+    Attributes:
+        architecture: ``hopper`` and so on, "" if only a size is known.
+        context_bytes: roughly what the CUDA context and libraries take outside PyTorch.
+        blas_workspace_bytes: workspace that PyTorch gives a cuBLAS handle by default.
+        threads_per_multiprocessor: threads that it holds at once; 0 if that is not known.
+        shared_memory_bytes: shared memory of a multiprocessor.
+        block_shared_memory_bytes: the most shared memory that a block may use.
+        l2_cache_bytes: the device's L2 cache, on most such cards.
+    """
+
+    architecture: str
+    context_bytes: int
+    blas_workspace_bytes: int
+    threads_per_multiprocessor: int = 0
+    shared_memory_bytes: int = 0
+    block_shared_memory_bytes: int = 0
+    l2_cache_bytes: int = 0
+
+
+GENERATIONS: Final[Mapping[str, Generation]] = {
+    # For a GPU known only by its size: a typical context, and the largest workspace.
+    "": Generation("", 450 * MIB, _LARGE),
+    "3.7": Generation("kepler", 300 * MIB, _SMALL, 2048, 112 * KIB, 48 * KIB, 1 * MIB),
+    "5.2": Generation("maxwell", 300 * MIB, _SMALL, 2048, 96 * KIB, 48 * KIB, 3 * MIB),
+    "6.0": Generation("pascal", 300 * MIB, _SMALL, 2048, 64 * KIB, 48 * KIB, 4 * MIB),
+    "6.1": Generation("pascal", 300 * MIB, _SMALL, 2048, 96 * KIB, 48 * KIB, 3 * MIB),
+    "7.0": Generation("volta", 330 * MIB, _SMALL, 2048, 96 * KIB, 96 * KIB, 6 * MIB),
+    "7.5": Generation("turing", 320 * MIB, _SMALL, 1024, 64 * KIB, 64 * KIB, 6 * MIB),
+    "8.0": Generation("ampere", 420 * MIB, _SMALL, 2048, 164 * KIB, 163 * KIB, 40 * MIB),
+    "8.6": Generation("ampere", 420 * MIB, _SMALL, 1536, 100 * KIB, 99 * KIB, 6 * MIB),
+    "8.7": Generation("ampere", 420 * MIB, _SMALL, 1536, 164 * KIB, 163 * KIB, 4 * MIB),
+    "8.9": Generation("ada", 400 * MIB, _SMALL, 1536, 100 * KIB, 99 * KIB, 96 * MIB),
+    "9.0": Generation("hopper", 690 * MIB, _LARGE, 2048, 228 * KIB, 227 * KIB, 50 * MIB),
+    "10.0": Generation("blackwell", 620 * MIB, _LARGE, 2048, 228 * KIB, 227 * KIB, 126 * MIB),
+    "10.3": Generation("blackwell", 620 * MIB, _LARGE, 2048, 228 * KIB, 227 * KIB, 126 * MIB),
+    "12.0": Generation("blackwell", 620 * MIB, _LARGE, 1536, 100 * KIB, 99 * KIB, 128 * MIB),
+    "12.1": Generation("blackwell", 620 * MIB, _LARGE, 1536, 100 * KIB, 99 * KIB, 24 * MIB),
+    "gfx906": Generation("gcn", 600 * MIB, _LARGE),
+    "gfx908": Generation("cdna", 600 * MIB, _LARGE),
+    "gfx90a": Generation("cdna", 600 * MIB, _LARGE),
+    "gfx942": Generation("cdna", 600 * MIB, _LARGEST),
+    "gfx950": Generation("cdna", 600 * MIB, _LARGEST),
+    "gfx1030": Generation("rdna", 600 * MIB, _LARGE),
+    "gfx1100": Generation("rdna", 600 * MIB, _LARGE),
+    "gfx1201": Generation("rdna", 600 * MIB, _LARGE),
+}
+"""What is known by compute capability, or by AMD's name for it."""
+
+OTHER_L2_CACHE: Final[Mapping[str, int]] = {"NVIDIA H200 141 GB": 60}
 """Title -> L2 cache in MiB, for cards that differ from their generation."""
 
-SPEEDS: Final[Mapping[str, tuple[float, float, float]]] = MappingProxyType(
-    {
-        "b200": (2250, 8.0, 1800),
-        "h200": (989, 4.8, 900),
-        "gh200": (989, 4.0, 900),
-        "h100": (989, 3.35, 900),
-        "h100-nvl": (835, 3.9, 600),
-        "h100-pcie": (756, 2.0, 128),
-        "a100-80g": (312, 2.039, 600),
-        "a100-40g": (312, 1.555, 600),
-        "l40s": (362, 0.864, 64),
-        "l4": (121, 0.3, 64),
-        "a40": (150, 0.696, 64),
-        "a30": (165, 0.933, 64),
-        "a10": (125, 0.6, 64),
-        "a10g": (70, 0.6, 64),
-        "v100-32g": (125, 0.9, 300),
-        "v100-16g": (125, 0.9, 300),
-        "t4": (65, 0.32, 32),
-        "rtx-pro-6000": (504, 1.792, 128),
-        "rtx-6000-ada": (364, 0.96, 64),
-        "rtx-a6000": (155, 0.768, 64),
-        "rtx-a5000": (111, 0.768, 64),
-        "rtx-5090": (210, 1.792, 128),
-        "rtx-4090": (165, 1.008, 64),
-        "rtx-3090": (71, 0.936, 64),
-        "mi300x": (1307, 5.3, 896),
-    }
-)
-"""Name -> 16-bit operations without sparsity in 10^12/s, memory in 10^12 bytes/s, links to other
-GPUs in 10^9 bytes/s (both directions together); from the makers' data sheets."""
 
-PRINTED: Final[Mapping[str, tuple[str, float, str, int]]] = MappingProxyType(
-    {
-        "b200": ("NVIDIA B200 180 GB", 178.35, "10.0", 148),
-        "h200": ("NVIDIA H200 141 GB", 139.72, "9.0", 132),
-        "gh200": ("NVIDIA GH200 96 GB", 94.50, "9.0", 132),
-        "h100": ("NVIDIA H100 80 GB", 79.10, "9.0", 132),
-        "h100-nvl": ("NVIDIA H100 NVL 94 GB", 93.00, "9.0", 132),
-        "a100-80g": ("NVIDIA A100 80 GB", 79.15, "8.0", 108),
-        "a100-40g": ("NVIDIA A100 40 GB", 39.39, "8.0", 108),
-        "l40s": ("NVIDIA L40S 48 GB", 44.32, "8.9", 142),
-        "l4": ("NVIDIA L4 24 GB", 21.95, "8.9", 58),
-        "a40": ("NVIDIA A40 48 GB", 44.34, "8.6", 84),
-        "a30": ("NVIDIA A30 24 GB", 23.50, "8.0", 56),
-        "a10": ("NVIDIA A10 24 GB", 21.99, "8.6", 72),
-        "a10g": ("NVIDIA A10G 24 GB", 21.99, "8.6", 80),
-        "v100-32g": ("NVIDIA V100 32 GB", 31.73, "7.0", 80),
-        "v100-16g": ("NVIDIA V100 16 GB", 15.77, "7.0", 80),
-        "t4": ("NVIDIA T4 16 GB", 14.56, "7.5", 40),
-        "p100": ("NVIDIA P100 16 GB", 15.89, "6.0", 56),
-        "rtx-pro-6000": ("NVIDIA RTX PRO 6000 96 GB", 94.97, "12.0", 188),
-        "rtx-6000-ada": ("NVIDIA RTX 6000 Ada 48 GB", 47.38, "8.9", 142),
-        "rtx-a6000": ("NVIDIA RTX A6000 48 GB", 47.40, "8.6", 84),
-        "rtx-a5000": ("NVIDIA RTX A5000 24 GB", 23.58, "8.6", 64),
-        "rtx-5090": ("NVIDIA RTX 5090 32 GB", 31.36, "12.0", 170),
-        "rtx-5080": ("NVIDIA RTX 5080 16 GB", 15.47, "12.0", 84),
-        "rtx-4090": ("NVIDIA RTX 4090 24 GB", 23.52, "8.9", 128),
-        "rtx-4080": ("NVIDIA RTX 4080 16 GB", 15.70, "8.9", 76),
-        "rtx-4070": ("NVIDIA RTX 4070 12 GB", 11.72, "8.9", 46),
-        "rtx-4060-ti-16g": ("NVIDIA RTX 4060 Ti 16 GB", 15.70, "8.9", 34),
-        "rtx-4060": ("NVIDIA RTX 4060 8 GB", 7.63, "8.9", 24),
-        "rtx-3090": ("NVIDIA RTX 3090 24 GB", 23.57, "8.6", 82),
-        "rtx-3080": ("NVIDIA RTX 3080 10 GB", 9.77, "8.6", 68),
-        "rtx-3060": ("NVIDIA RTX 3060 12 GB", 11.75, "8.6", 28),
-        "rtx-2080-ti": ("NVIDIA RTX 2080 Ti 11 GB", 10.74, "7.5", 68),
-        "gtx-1080-ti": ("NVIDIA GTX 1080 Ti 11 GB", 10.91, "6.1", 28),
-        "mi300x": ("AMD MI300X 192 GB", 191.69, "gfx942", 304),
-        "mi250x": ("AMD MI250X, one die, 64 GB", 63.98, "gfx90a", 110),
-    }
-)
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """Peak speeds of a card.
+
+    Attributes:
+        operations: 16-bit operations per second.
+        memory_bytes: memory traffic per second.
+        link_bytes: traffic to other GPUs per second, both directions together.
+    """
+
+    operations: float
+    memory_bytes: float
+    link_bytes: float
+
+
+SPEEDS: Final[Mapping[str, Speeds]] = {
+    "b200": Speeds(2250e12, 8.0e12, 1800e9),
+    "h200": Speeds(989e12, 4.8e12, 900e9),
+    "gh200": Speeds(989e12, 4.0e12, 900e9),
+    "h100": Speeds(989e12, 3.35e12, 900e9),
+    "h100-nvl": Speeds(835e12, 3.9e12, 600e9),
+    "h100-pcie": Speeds(756e12, 2.0e12, 128e9),
+    "a100-80g": Speeds(312e12, 2.039e12, 600e9),
+    "a100-40g": Speeds(312e12, 1.555e12, 600e9),
+    "l40s": Speeds(362e12, 0.864e12, 64e9),
+    "l4": Speeds(121e12, 0.3e12, 64e9),
+    "a40": Speeds(150e12, 0.696e12, 64e9),
+    "a30": Speeds(165e12, 0.933e12, 64e9),
+    "a10": Speeds(125e12, 0.6e12, 64e9),
+    "a10g": Speeds(70e12, 0.6e12, 64e9),
+    "v100-32g": Speeds(125e12, 0.9e12, 300e9),
+    "v100-16g": Speeds(125e12, 0.9e12, 300e9),
+    "t4": Speeds(65e12, 0.32e12, 32e9),
+    "rtx-pro-6000": Speeds(504e12, 1.792e12, 128e9),
+    "rtx-6000-ada": Speeds(364e12, 0.96e12, 64e9),
+    "rtx-a6000": Speeds(155e12, 0.768e12, 64e9),
+    "rtx-a5000": Speeds(111e12, 0.768e12, 64e9),
+    "rtx-5090": Speeds(210e12, 1.792e12, 128e9),
+    "rtx-4090": Speeds(165e12, 1.008e12, 64e9),
+    "rtx-3090": Speeds(71e12, 0.936e12, 64e9),
+    "mi300x": Speeds(1307e12, 5.3e12, 896e9),
+}
+"""Speeds by name, from the makers' data sheets; operations without sparsity."""
+
+PRINTED: Final[Mapping[str, tuple[str, float, str, int]]] = {
+    "b200": ("NVIDIA B200 180 GB", 178.35, "10.0", 148),
+    "h200": ("NVIDIA H200 141 GB", 139.72, "9.0", 132),
+    "gh200": ("NVIDIA GH200 96 GB", 94.50, "9.0", 132),
+    "h100": ("NVIDIA H100 80 GB", 79.10, "9.0", 132),
+    "h100-nvl": ("NVIDIA H100 NVL 94 GB", 93.00, "9.0", 132),
+    "a100-80g": ("NVIDIA A100 80 GB", 79.15, "8.0", 108),
+    "a100-40g": ("NVIDIA A100 40 GB", 39.39, "8.0", 108),
+    "l40s": ("NVIDIA L40S 48 GB", 44.32, "8.9", 142),
+    "l4": ("NVIDIA L4 24 GB", 21.95, "8.9", 58),
+    "a40": ("NVIDIA A40 48 GB", 44.34, "8.6", 84),
+    "a30": ("NVIDIA A30 24 GB", 23.50, "8.0", 56),
+    "a10": ("NVIDIA A10 24 GB", 21.99, "8.6", 72),
+    "a10g": ("NVIDIA A10G 24 GB", 21.99, "8.6", 80),
+    "v100-32g": ("NVIDIA V100 32 GB", 31.73, "7.0", 80),
+    "v100-16g": ("NVIDIA V100 16 GB", 15.77, "7.0", 80),
+    "t4": ("NVIDIA T4 16 GB", 14.56, "7.5", 40),
+    "p100": ("NVIDIA P100 16 GB", 15.89, "6.0", 56),
+    "rtx-pro-6000": ("NVIDIA RTX PRO 6000 96 GB", 94.97, "12.0", 188),
+    "rtx-6000-ada": ("NVIDIA RTX 6000 Ada 48 GB", 47.38, "8.9", 142),
+    "rtx-a6000": ("NVIDIA RTX A6000 48 GB", 47.40, "8.6", 84),
+    "rtx-a5000": ("NVIDIA RTX A5000 24 GB", 23.58, "8.6", 64),
+    "rtx-5090": ("NVIDIA RTX 5090 32 GB", 31.36, "12.0", 170),
+    "rtx-5080": ("NVIDIA RTX 5080 16 GB", 15.47, "12.0", 84),
+    "rtx-4090": ("NVIDIA RTX 4090 24 GB", 23.52, "8.9", 128),
+    "rtx-4080": ("NVIDIA RTX 4080 16 GB", 15.70, "8.9", 76),
+    "rtx-4070": ("NVIDIA RTX 4070 12 GB", 11.72, "8.9", 46),
+    "rtx-4060-ti-16g": ("NVIDIA RTX 4060 Ti 16 GB", 15.70, "8.9", 34),
+    "rtx-4060": ("NVIDIA RTX 4060 8 GB", 7.63, "8.9", 24),
+    "rtx-3090": ("NVIDIA RTX 3090 24 GB", 23.57, "8.6", 82),
+    "rtx-3080": ("NVIDIA RTX 3080 10 GB", 9.77, "8.6", 68),
+    "rtx-3060": ("NVIDIA RTX 3060 12 GB", 11.75, "8.6", 28),
+    "rtx-2080-ti": ("NVIDIA RTX 2080 Ti 11 GB", 10.74, "7.5", 68),
+    "gtx-1080-ti": ("NVIDIA GTX 1080 Ti 11 GB", 10.91, "6.1", 28),
+    "mi300x": ("AMD MI300X 192 GB", 191.69, "gfx942", 304),
+    "mi250x": ("AMD MI250X, one die, 64 GB", 63.98, "gfx90a", 110),
+}
 """Name -> title, memory in GiB as PyTorch's messages print it, generation, multiprocessors."""
 
-LIKE: Final[Mapping[str, tuple[str, float, str, int]]] = MappingProxyType(
-    {
-        "b300": ("NVIDIA B300 288 GB", 275, "10.3", 148),
-        "gb200": ("NVIDIA GB200, one GPU, 186 GB", 189, "10.0", 152),
-        "h100-pcie": ("NVIDIA H100 PCIe 80 GB", 80, "9.0", 114),
-        "h20": ("NVIDIA H20 96 GB", 96, "9.0", 78),
-        "h800": ("NVIDIA H800 80 GB", 80, "9.0", 132),
-        "a800": ("NVIDIA A800 80 GB", 80, "8.0", 108),
-        "gb10": ("NVIDIA GB10 (DGX Spark), shared with the CPU, 128 GB", 120, "12.1", 48),
-        "orin-64g": ("NVIDIA Jetson AGX Orin, shared with the CPU, 64 GB", 62, "8.7", 16),
-        "l40": ("NVIDIA L40 48 GB", 45, "8.9", 142),
-        "l20": ("NVIDIA L20 48 GB", 45, "8.9", 92),
-        "a2": ("NVIDIA A2 16 GB", 15, "8.6", 10),
-        "a16": ("NVIDIA A16, one of four, 16 GB", 15, "8.6", 10),
-        "p40": ("NVIDIA P40 24 GB", 23, "6.1", 30),
-        "p4": ("NVIDIA P4 8 GB", 7.6, "6.1", 20),
-        "m40": ("NVIDIA M40 24 GB", 23, "5.2", 24),
-        "m60": ("NVIDIA M60, one of two, 8 GB", 8, "5.2", 16),
-        "k80": ("NVIDIA K80, one of two, 12 GB", 11.5, "3.7", 13),
-        "rtx-pro-5000": ("NVIDIA RTX PRO 5000 48 GB", 48, "12.0", 110),
-        "rtx-pro-4500": ("NVIDIA RTX PRO 4500 32 GB", 32, "12.0", 82),
-        "rtx-pro-4000": ("NVIDIA RTX PRO 4000 24 GB", 24, "12.0", 70),
-        "rtx-5000-ada": ("NVIDIA RTX 5000 Ada 32 GB", 32, "8.9", 100),
-        "rtx-4000-ada": ("NVIDIA RTX 4000 Ada 20 GB", 20, "8.9", 48),
-        "rtx-4500-ada": ("NVIDIA RTX 4500 Ada 24 GB", 24, "8.9", 60),
-        "rtx-2000-ada": ("NVIDIA RTX 2000 Ada 16 GB", 16, "8.9", 22),
-        "rtx-a4000": ("NVIDIA RTX A4000 16 GB", 16, "8.6", 48),
-        "rtx-a4500": ("NVIDIA RTX A4500 20 GB", 20, "8.6", 56),
-        "rtx-a2000": ("NVIDIA RTX A2000 12 GB", 12, "8.6", 26),
-        "quadro-rtx-8000": ("NVIDIA Quadro RTX 8000 48 GB", 48, "7.5", 72),
-        "quadro-rtx-6000": ("NVIDIA Quadro RTX 6000 24 GB", 24, "7.5", 72),
-        "quadro-gv100": ("NVIDIA Quadro GV100 32 GB", 32, "7.0", 80),
-        "quadro-p6000": ("NVIDIA Quadro P6000 24 GB", 24, "6.1", 30),
-        "titan-rtx": ("NVIDIA TITAN RTX 24 GB", 24, "7.5", 72),
-        "titan-v": ("NVIDIA TITAN V 12 GB", 12, "7.0", 80),
-        "titan-xp": ("NVIDIA TITAN Xp 12 GB", 12, "6.1", 30),
-        "rtx-5090-laptop": ("NVIDIA RTX 5090 Laptop 24 GB", 24, "12.0", 82),
-        "rtx-5070-ti": ("NVIDIA RTX 5070 Ti 16 GB", 16, "12.0", 70),
-        "rtx-5070": ("NVIDIA RTX 5070 12 GB", 12, "12.0", 48),
-        "rtx-5060-ti": ("NVIDIA RTX 5060 Ti 16 GB", 16, "12.0", 36),
-        "rtx-5060": ("NVIDIA RTX 5060 8 GB", 8, "12.0", 30),
-        "rtx-4090-laptop": ("NVIDIA RTX 4090 Laptop 16 GB", 16, "8.9", 76),
-        "rtx-4080-super": ("NVIDIA RTX 4080 SUPER 16 GB", 16, "8.9", 80),
-        "rtx-4070-ti-super": ("NVIDIA RTX 4070 Ti SUPER 16 GB", 16, "8.9", 66),
-        "rtx-4070-ti": ("NVIDIA RTX 4070 Ti 12 GB", 12, "8.9", 60),
-        "rtx-4070-super": ("NVIDIA RTX 4070 SUPER 12 GB", 12, "8.9", 56),
-        "rtx-4070-laptop": ("NVIDIA RTX 4070 Laptop 8 GB", 8, "8.9", 36),
-        "rtx-4060-ti": ("NVIDIA RTX 4060 Ti 8 GB", 8, "8.9", 34),
-        "rtx-4060-laptop": ("NVIDIA RTX 4060 Laptop 8 GB", 8, "8.9", 24),
-        "rtx-3090-ti": ("NVIDIA RTX 3090 Ti 24 GB", 24, "8.6", 84),
-        "rtx-3080-ti": ("NVIDIA RTX 3080 Ti 12 GB", 12, "8.6", 80),
-        "rtx-3080-12g": ("NVIDIA RTX 3080 12 GB", 12, "8.6", 70),
-        "rtx-3070-ti": ("NVIDIA RTX 3070 Ti 8 GB", 8, "8.6", 48),
-        "rtx-3070": ("NVIDIA RTX 3070 8 GB", 8, "8.6", 46),
-        "rtx-3060-ti": ("NVIDIA RTX 3060 Ti 8 GB", 8, "8.6", 38),
-        "rtx-3050": ("NVIDIA RTX 3050 8 GB", 8, "8.6", 20),
-        "rtx-2080-super": ("NVIDIA RTX 2080 SUPER 8 GB", 8, "7.5", 48),
-        "rtx-2080": ("NVIDIA RTX 2080 8 GB", 8, "7.5", 46),
-        "rtx-2070-super": ("NVIDIA RTX 2070 SUPER 8 GB", 8, "7.5", 40),
-        "rtx-2070": ("NVIDIA RTX 2070 8 GB", 8, "7.5", 36),
-        "rtx-2060-super": ("NVIDIA RTX 2060 SUPER 8 GB", 8, "7.5", 34),
-        "rtx-2060": ("NVIDIA RTX 2060 6 GB", 6, "7.5", 30),
-        "gtx-1660-ti": ("NVIDIA GTX 1660 Ti 6 GB", 6, "7.5", 24),
-        "gtx-1660-super": ("NVIDIA GTX 1660 SUPER 6 GB", 6, "7.5", 22),
-        "gtx-1660": ("NVIDIA GTX 1660 6 GB", 6, "7.5", 22),
-        "gtx-1650": ("NVIDIA GTX 1650 4 GB", 4, "7.5", 14),
-        "gtx-1080": ("NVIDIA GTX 1080 8 GB", 8, "6.1", 20),
-        "gtx-1070-ti": ("NVIDIA GTX 1070 Ti 8 GB", 8, "6.1", 19),
-        "gtx-1070": ("NVIDIA GTX 1070 8 GB", 8, "6.1", 15),
-        "gtx-1060": ("NVIDIA GTX 1060 6 GB", 6, "6.1", 10),
-        "mi325x": ("AMD MI325X 256 GB", 256, "gfx942", 304),
-        "mi350x": ("AMD MI350X 288 GB", 288, "gfx950", 256),
-        "mi355x": ("AMD MI355X 288 GB", 288, "gfx950", 256),
-        "mi210": ("AMD MI210 64 GB", 64, "gfx90a", 104),
-        "mi100": ("AMD MI100 32 GB", 32, "gfx908", 120),
-        "mi60": ("AMD MI60 32 GB", 32, "gfx906", 64),
-        "mi50": ("AMD MI50 32 GB", 32, "gfx906", 60),
-        "radeon-vii": ("AMD Radeon VII 16 GB", 16, "gfx906", 60),
-        "rx-7900-xtx": ("AMD Radeon RX 7900 XTX 24 GB", 24, "gfx1100", 96),
-        "rx-7900-xt": ("AMD Radeon RX 7900 XT 20 GB", 20, "gfx1100", 84),
-        "rx-9070-xt": ("AMD Radeon RX 9070 XT 16 GB", 16, "gfx1201", 64),
-        "rx-6900-xt": ("AMD Radeon RX 6900 XT 16 GB", 16, "gfx1030", 80),
-        "rx-6800-xt": ("AMD Radeon RX 6800 XT 16 GB", 16, "gfx1030", 72),
-        "pro-w7900": ("AMD Radeon PRO W7900 48 GB", 48, "gfx1100", 96),
-    }
-)
+LIKE: Final[Mapping[str, tuple[str, float, str, int]]] = {
+    "b300": ("NVIDIA B300 288 GB", 275, "10.3", 148),
+    "gb200": ("NVIDIA GB200, one GPU, 186 GB", 189, "10.0", 152),
+    "h100-pcie": ("NVIDIA H100 PCIe 80 GB", 80, "9.0", 114),
+    "h20": ("NVIDIA H20 96 GB", 96, "9.0", 78),
+    "h800": ("NVIDIA H800 80 GB", 80, "9.0", 132),
+    "a800": ("NVIDIA A800 80 GB", 80, "8.0", 108),
+    "gb10": ("NVIDIA GB10 (DGX Spark), shared with the CPU, 128 GB", 120, "12.1", 48),
+    "orin-64g": ("NVIDIA Jetson AGX Orin, shared with the CPU, 64 GB", 62, "8.7", 16),
+    "l40": ("NVIDIA L40 48 GB", 45, "8.9", 142),
+    "l20": ("NVIDIA L20 48 GB", 45, "8.9", 92),
+    "a2": ("NVIDIA A2 16 GB", 15, "8.6", 10),
+    "a16": ("NVIDIA A16, one of four, 16 GB", 15, "8.6", 10),
+    "p40": ("NVIDIA P40 24 GB", 23, "6.1", 30),
+    "p4": ("NVIDIA P4 8 GB", 7.6, "6.1", 20),
+    "m40": ("NVIDIA M40 24 GB", 23, "5.2", 24),
+    "m60": ("NVIDIA M60, one of two, 8 GB", 8, "5.2", 16),
+    "k80": ("NVIDIA K80, one of two, 12 GB", 11.5, "3.7", 13),
+    "rtx-pro-5000": ("NVIDIA RTX PRO 5000 48 GB", 48, "12.0", 110),
+    "rtx-pro-4500": ("NVIDIA RTX PRO 4500 32 GB", 32, "12.0", 82),
+    "rtx-pro-4000": ("NVIDIA RTX PRO 4000 24 GB", 24, "12.0", 70),
+    "rtx-5000-ada": ("NVIDIA RTX 5000 Ada 32 GB", 32, "8.9", 100),
+    "rtx-4000-ada": ("NVIDIA RTX 4000 Ada 20 GB", 20, "8.9", 48),
+    "rtx-4500-ada": ("NVIDIA RTX 4500 Ada 24 GB", 24, "8.9", 60),
+    "rtx-2000-ada": ("NVIDIA RTX 2000 Ada 16 GB", 16, "8.9", 22),
+    "rtx-a4000": ("NVIDIA RTX A4000 16 GB", 16, "8.6", 48),
+    "rtx-a4500": ("NVIDIA RTX A4500 20 GB", 20, "8.6", 56),
+    "rtx-a2000": ("NVIDIA RTX A2000 12 GB", 12, "8.6", 26),
+    "quadro-rtx-8000": ("NVIDIA Quadro RTX 8000 48 GB", 48, "7.5", 72),
+    "quadro-rtx-6000": ("NVIDIA Quadro RTX 6000 24 GB", 24, "7.5", 72),
+    "quadro-gv100": ("NVIDIA Quadro GV100 32 GB", 32, "7.0", 80),
+    "quadro-p6000": ("NVIDIA Quadro P6000 24 GB", 24, "6.1", 30),
+    "titan-rtx": ("NVIDIA TITAN RTX 24 GB", 24, "7.5", 72),
+    "titan-v": ("NVIDIA TITAN V 12 GB", 12, "7.0", 80),
+    "titan-xp": ("NVIDIA TITAN Xp 12 GB", 12, "6.1", 30),
+    "rtx-5090-laptop": ("NVIDIA RTX 5090 Laptop 24 GB", 24, "12.0", 82),
+    "rtx-5070-ti": ("NVIDIA RTX 5070 Ti 16 GB", 16, "12.0", 70),
+    "rtx-5070": ("NVIDIA RTX 5070 12 GB", 12, "12.0", 48),
+    "rtx-5060-ti": ("NVIDIA RTX 5060 Ti 16 GB", 16, "12.0", 36),
+    "rtx-5060": ("NVIDIA RTX 5060 8 GB", 8, "12.0", 30),
+    "rtx-4090-laptop": ("NVIDIA RTX 4090 Laptop 16 GB", 16, "8.9", 76),
+    "rtx-4080-super": ("NVIDIA RTX 4080 SUPER 16 GB", 16, "8.9", 80),
+    "rtx-4070-ti-super": ("NVIDIA RTX 4070 Ti SUPER 16 GB", 16, "8.9", 66),
+    "rtx-4070-ti": ("NVIDIA RTX 4070 Ti 12 GB", 12, "8.9", 60),
+    "rtx-4070-super": ("NVIDIA RTX 4070 SUPER 12 GB", 12, "8.9", 56),
+    "rtx-4070-laptop": ("NVIDIA RTX 4070 Laptop 8 GB", 8, "8.9", 36),
+    "rtx-4060-ti": ("NVIDIA RTX 4060 Ti 8 GB", 8, "8.9", 34),
+    "rtx-4060-laptop": ("NVIDIA RTX 4060 Laptop 8 GB", 8, "8.9", 24),
+    "rtx-3090-ti": ("NVIDIA RTX 3090 Ti 24 GB", 24, "8.6", 84),
+    "rtx-3080-ti": ("NVIDIA RTX 3080 Ti 12 GB", 12, "8.6", 80),
+    "rtx-3080-12g": ("NVIDIA RTX 3080 12 GB", 12, "8.6", 70),
+    "rtx-3070-ti": ("NVIDIA RTX 3070 Ti 8 GB", 8, "8.6", 48),
+    "rtx-3070": ("NVIDIA RTX 3070 8 GB", 8, "8.6", 46),
+    "rtx-3060-ti": ("NVIDIA RTX 3060 Ti 8 GB", 8, "8.6", 38),
+    "rtx-3050": ("NVIDIA RTX 3050 8 GB", 8, "8.6", 20),
+    "rtx-2080-super": ("NVIDIA RTX 2080 SUPER 8 GB", 8, "7.5", 48),
+    "rtx-2080": ("NVIDIA RTX 2080 8 GB", 8, "7.5", 46),
+    "rtx-2070-super": ("NVIDIA RTX 2070 SUPER 8 GB", 8, "7.5", 40),
+    "rtx-2070": ("NVIDIA RTX 2070 8 GB", 8, "7.5", 36),
+    "rtx-2060-super": ("NVIDIA RTX 2060 SUPER 8 GB", 8, "7.5", 34),
+    "rtx-2060": ("NVIDIA RTX 2060 6 GB", 6, "7.5", 30),
+    "gtx-1660-ti": ("NVIDIA GTX 1660 Ti 6 GB", 6, "7.5", 24),
+    "gtx-1660-super": ("NVIDIA GTX 1660 SUPER 6 GB", 6, "7.5", 22),
+    "gtx-1660": ("NVIDIA GTX 1660 6 GB", 6, "7.5", 22),
+    "gtx-1650": ("NVIDIA GTX 1650 4 GB", 4, "7.5", 14),
+    "gtx-1080": ("NVIDIA GTX 1080 8 GB", 8, "6.1", 20),
+    "gtx-1070-ti": ("NVIDIA GTX 1070 Ti 8 GB", 8, "6.1", 19),
+    "gtx-1070": ("NVIDIA GTX 1070 8 GB", 8, "6.1", 15),
+    "gtx-1060": ("NVIDIA GTX 1060 6 GB", 6, "6.1", 10),
+    "mi325x": ("AMD MI325X 256 GB", 256, "gfx942", 304),
+    "mi350x": ("AMD MI350X 288 GB", 288, "gfx950", 256),
+    "mi355x": ("AMD MI355X 288 GB", 288, "gfx950", 256),
+    "mi210": ("AMD MI210 64 GB", 64, "gfx90a", 104),
+    "mi100": ("AMD MI100 32 GB", 32, "gfx908", 120),
+    "mi60": ("AMD MI60 32 GB", 32, "gfx906", 64),
+    "mi50": ("AMD MI50 32 GB", 32, "gfx906", 60),
+    "radeon-vii": ("AMD Radeon VII 16 GB", 16, "gfx906", 60),
+    "rx-7900-xtx": ("AMD Radeon RX 7900 XTX 24 GB", 24, "gfx1100", 96),
+    "rx-7900-xt": ("AMD Radeon RX 7900 XT 20 GB", 20, "gfx1100", 84),
+    "rx-9070-xt": ("AMD Radeon RX 9070 XT 16 GB", 16, "gfx1201", 64),
+    "rx-6900-xt": ("AMD Radeon RX 6900 XT 16 GB", 16, "gfx1030", 80),
+    "rx-6800-xt": ("AMD Radeon RX 6800 XT 16 GB", 16, "gfx1030", 72),
+    "pro-w7900": ("AMD Radeon PRO W7900 48 GB", 48, "gfx1100", 96),
+}
 """The same for GPUs without a known message: the GiB in the name, minus what ECC takes."""
 
-MIG_SLICES: Final[Mapping[str, int]] = MappingProxyType({"a30": 4, "rtx-pro-6000": 4})
+MIG_SLICES: Final[Mapping[str, int]] = {"a30": 4, "rtx-pro-6000": 4}
 """How many slices MIG divides a GPU's multiprocessors into, if not seven (NVIDIA, "MIG User Guide",
 supported profiles)."""
 
-ALIASES: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "a100": "a100-80g",
-        "v100": "v100-16g",
-        "h100-80g": "h100",
-        "h100-sxm": "h100",
-        "h200-141g": "h200",
-        "h200-nvl": "h200",
-        "a6000": "rtx-a6000",
-        "a5000": "rtx-a5000",
-        "6000-ada": "rtx-6000-ada",
-        "a6000-ada": "rtx-6000-ada",
-        "w7900": "pro-w7900",
-        "jetson-agx-orin-64g": "orin-64g",
-        "mi250": "mi250x",
-        "mi300": "mi300x",
-        "gh200-480g": "gh200",
-        "b200-180g": "b200",
-        "spark": "gb10",
-        "dgx-spark": "gb10",
-        "8000": "quadro-rtx-8000",
-        "rtx-8000": "quadro-rtx-8000",
-        "vii": "radeon-vii",
-    }
-)
+ALIASES: Final[Mapping[str, str]] = {
+    "a100": "a100-80g",
+    "v100": "v100-16g",
+    "h100-80g": "h100",
+    "h100-sxm": "h100",
+    "h200-141g": "h200",
+    "h200-nvl": "h200",
+    "a6000": "rtx-a6000",
+    "a5000": "rtx-a5000",
+    "6000-ada": "rtx-6000-ada",
+    "a6000-ada": "rtx-6000-ada",
+    "w7900": "pro-w7900",
+    "jetson-agx-orin-64g": "orin-64g",
+    "mi250": "mi250x",
+    "mi300": "mi300x",
+    "gh200-480g": "gh200",
+    "b200-180g": "b200",
+    "spark": "gb10",
+    "dgx-spark": "gb10",
+    "8000": "quadro-rtx-8000",
+    "rtx-8000": "quadro-rtx-8000",
+    "vii": "radeon-vii",
+}
 """Other name -> name in the table."""
-
-INSTANCES: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "g4dn.": "t4", "g5.": "a10g", "g6.": "l4", "g6e.": "l40s", "p3.": "v100-16g",
-        "p3dn.": "v100-32g", "p4d.": "a100-40g", "p4de.": "a100-80g", "p5.": "h100",
-        "p5e.": "h200", "p5en.": "h200", "p6-b200.": "b200", "a2-highgpu-": "a100-40g",
-        "a2-megagpu-": "a100-40g", "a2-ultragpu-": "a100-80g", "a3-highgpu-": "h100",
-        "a3-megagpu-": "h100", "a3-ultragpu-": "h200", "a4-highgpu-": "b200", "g2-standard-": "l4",
-    }
-)  # fmt: skip
-"""Prefix of the type of a rented machine -> its GPU (aws.amazon.com/ec2/instance-types,
-cloud.google.com/compute/docs/gpus)."""

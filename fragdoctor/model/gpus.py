@@ -2,8 +2,7 @@
 
 The facts about each GPU are in :mod:`fragdoctor.model.gpu_table`. A MIG slice has at least 95 % of
 the memory in its name (NVIDIA, "MIG User Guide", supported profiles: 4.75 of 5, 9.75 of 10, 19.62
-of 20 GB). A Mac's GPU may use two thirds of the memory up to 36 GB, and three quarters of a larger
-memory (Apple, ``MTLDevice.recommendedMaxWorkingSetSize``).
+of 20 GB).
 """
 
 from __future__ import annotations
@@ -11,15 +10,14 @@ from __future__ import annotations
 import contextlib
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from types import MappingProxyType
 from typing import Final
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.model import gpu_table
-from fragdoctor.units import GIB, KIB, MIB, parse_size
+from fragdoctor.units import GIB, MIB, parse_size
 
 SOURCE: Final = (
     "about the total capacity that out-of-memory messages commonly print for this GPU; drivers "
@@ -33,76 +31,13 @@ MIG_SHARE: Final = 0.95
 MIG_SOURCE: Final = (
     "95 % of the memory in the profile's name, the lowest share in NVIDIA's MIG User Guide"
 )
-MAC_SOURCE: Final = (
-    "Apple, MTLDevice.recommendedMaxWorkingSetSize: two thirds of up to 36 GB, three quarters of "
-    "more; the system and other programs use the same memory"
-)
-SMALL_MAC_GIB: Final = 36
 
 
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """What GPUs of one compute capability have in common.
-
-    Attributes:
-        architecture: ``hopper`` and so on, "" if only a size is known.
-        context_bytes: roughly what the CUDA context and libraries take outside PyTorch.
-        blas_workspace_bytes: workspace that PyTorch gives a cuBLAS handle by default.
-        threads_per_multiprocessor: threads that it holds at once; 0 if that is not known.
-        shared_memory_bytes: shared memory of a multiprocessor.
-        block_shared_memory_bytes: the most shared memory that a block may use.
-        l2_cache_bytes: the device's L2 cache, on most such cards.
-    """
-
-    architecture: str
-    context_bytes: int
-    blas_workspace_bytes: int
-    threads_per_multiprocessor: int
-    shared_memory_bytes: int
-    block_shared_memory_bytes: int
-    l2_cache_bytes: int
-
-
-def generation_of(compute: str) -> Generation:
-    """Return what is known about GPUs of a compute capability.
-
-    Raises:
-        KeyError: the table does not have it.
-    """
-    architecture, context, *kib, l2 = gpu_table.GENERATIONS[compute]
-    workspace, threads, shared, block_shared = kib
-    return Generation(
-        architecture, context * MIB, workspace * KIB, threads, shared * KIB, block_shared * KIB,
-        l2 * MIB,
-    )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Speeds:
-    """Peak speeds of a card.
-
-    Attributes:
-        operations: 16-bit operations per second.
-        memory_bytes: memory traffic per second.
-        link_bytes: traffic to other GPUs per second, both directions together.
-    """
-
-    operations: float
-    memory_bytes: float
-    link_bytes: float
-
-
-def speeds_of(gpu: GpuModel) -> Speeds | None:
-    """Return the peak speeds of a card, or None if they are not known."""
-    known = gpu_table.SPEEDS.get(gpu.name)
-    return Speeds(known[0] * 1e12, known[1] * 1e12, known[2] * 1e9) if known else None
-
-
-TYPICAL_CONTEXT_BYTES: Final = generation_of("").context_bytes
+TYPICAL_CONTEXT_BYTES: Final = gpu_table.GENERATIONS[""].context_bytes
 """CUDA context of a process on an unknown GPU."""
 CUBLAS_WORKSPACES: Final = frozenset(
     kind.blas_workspace_bytes
-    for kind in map(generation_of, gpu_table.GENERATIONS)
+    for kind in gpu_table.GENERATIONS.values()
     if kind.threads_per_multiprocessor
 )
 """Every size that a cuBLAS workspace has by default."""
@@ -129,9 +64,9 @@ class GpuModel:
     n_multiprocessors: int = 0
 
     @property
-    def generation(self) -> Generation:
+    def generation(self) -> gpu_table.Generation:
         """What the GPU has in common with others of its compute capability."""
-        return generation_of(self.compute)
+        return gpu_table.GENERATIONS[self.compute]
 
     @property
     def architecture(self) -> str:
@@ -174,9 +109,10 @@ def _models(
     }
 
 
-GPUS: Final[Mapping[str, GpuModel]] = MappingProxyType(
-    _models(gpu_table.PRINTED, 1, SOURCE) | _models(gpu_table.LIKE, LIKE_SHARE, LIKE_SOURCE)
-)
+GPUS: Final[Mapping[str, GpuModel]] = {
+    **_models(gpu_table.PRINTED, 1, SOURCE),
+    **_models(gpu_table.LIKE, LIKE_SHARE, LIKE_SOURCE),
+}
 DEFAULT: Final = GPUS["h100"]
 """The GPU whose kernels are assumed if none is named."""
 
@@ -189,9 +125,6 @@ _AROUND: Final = frozenset(
 )  # fmt: skip
 _MIG: Final = re.compile(
     r"(?:(.*?)[\s-]*)?(?:mig[\s-]*)?([1-7])(?:c\.\d)?g\.(\d{1,3})gb?(?:\+.*)?", re.ASCII
-)
-_MAC: Final = re.compile(
-    r"(?:apple[\s-]*)?(m[1-9][\s-]*(?:pro|max|ultra)?)(?:[\s-]+(\d{1,3})\s*g(?:i?b)?)?", re.ASCII
 )
 
 
@@ -220,30 +153,6 @@ def _slice(name: str) -> GpuModel | None:
     n_slices = gpu_table.MIG_SLICES.get(whole.name, 7)
     own = whole.n_multiprocessors * int(match.group(2)) // n_slices
     return GpuModel(f"{whole.name}-{profile}", title, total, MIG_SOURCE, whole.compute, own)
-
-
-def _rented(name: str) -> GpuModel | None:
-    """Return the GPU in a rented machine of this type: ``g5.xlarge``."""
-    key = name.strip().lower()
-    starts = (start for start in gpu_table.INSTANCES if key.startswith(start))
-    return next((GPUS[gpu_table.INSTANCES[start]] for start in starts), None)
-
-
-def _mac(name: str) -> GpuModel | None:
-    """Return the part of a Mac's memory that its GPU may use: ``M3 Max 64GB``."""
-    match = _MAC.fullmatch(name.strip().lower())
-    if match is None:
-        return None
-    if not int(match.group(2) or 0):
-        raise ConfigError(
-            f"{name} comes with more than one size of memory.",
-            hint=f"Add the size to the name: {name.strip()} 64GB.",
-        )
-    gib = int(match.group(2))
-    share = 2 / 3 if gib <= SMALL_MAC_GIB else 3 / 4
-    chip = re.sub(r"[\s-]+", "-", match.group(1).strip())
-    title = f"Apple {chip.replace('-', ' ').upper()}, shared with the CPU, {gib} GB"
-    return GpuModel(f"{chip}-{gib}g", title, int(share * gib * GIB), MAC_SOURCE, "apple")
 
 
 SIZED: Final = re.compile(r"\d{1,7} ?(?:gi?b?|mi?b)", re.ASCII)
@@ -298,7 +207,7 @@ def counted(text: str) -> tuple[int, str]:
 
 def known_gpu(name: str) -> GpuModel | None:
     """Return the GPU with this name, or None if it is not known."""
-    return _find(name) or _slice(name) or _mac(name) or _rented(name)
+    return _find(name) or _slice(name)
 
 
 def _find(name: str) -> GpuModel | None:
@@ -332,11 +241,6 @@ def _spelled() -> Mapping[str, GpuModel]:
     for alias, name in gpu_table.ALIASES.items():
         found.setdefault(alias, GPUS[name])
     return found
-
-
-def known_gpus() -> Sequence[GpuModel]:
-    """Return all GPUs, in the order of the table."""
-    return tuple(GPUS.values())
 
 
 def kernels_of(gpu: GpuModel | None) -> GpuModel:

@@ -64,7 +64,6 @@ class Outlook(Struct, frozen=True):
         reason: what is missing, or why the run fails, in one sentence; or "".
         n_complete_steps: recorded steps that the coming steps were made from; None if there were
             none. They do not contain what a program does for the first time later.
-        doubt_share: by what share a coming step may differ from what is expected.
         likely: for an open state, the outcome if coming steps are as expected; None if unknown.
     """
 
@@ -77,7 +76,6 @@ class Outlook(Struct, frozen=True):
     growth_bytes_per_step: int | None = None
     reason: str = ""
     n_complete_steps: int | None = None
-    doubt_share: float | None = None
     likely: OutlookState | None = None
 
     @property

@@ -235,7 +235,10 @@ def _on_cuda(options: Options, torch: Any) -> None:
 
             return act
 
-        _at_exit(reported(lambda: recorder.on_exit(_last_error())))
+        def ended() -> None:
+            recorder.on_exit(getattr(sys, "last_exc", None) or getattr(sys, "last_value", None))
+
+        _at_exit(reported(ended))
         on_request = OnRequest(reported(recorder.on_request))
         on_term = OnTerm(
             reported(lambda name: recorder.on_exit(signal_name=name)),
@@ -254,11 +257,6 @@ def _at_exit(call: Callable[[], None]) -> None:
     if "multiprocessing.util" in sys.modules:
         # Forked children end by os._exit, which runs only multiprocessing's finalizers.
         _quietly(sys.modules["multiprocessing.util"].Finalize, None, call, exitpriority=100)
-
-
-def _last_error() -> BaseException | None:
-    """Return the exception that ends the program."""
-    return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
 
 
 def report(options: Options, recorder: Recorder) -> None:

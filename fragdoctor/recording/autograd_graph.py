@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from .object_search import class_is
 
@@ -17,29 +17,24 @@ _MAX_PACKED = 64
 _PREFIX = "_raw_saved_"
 
 
-class GraphNode(NamedTuple):
-    """One operation of a graph: what it keeps for the backward pass, and the nodes that it calls.
-
-    ``after`` holds node IDs.
-    """
-
-    kept: list[Any]
-    after: list[int]
-
-
 class GraphReader:
-    """Reads graphs, each node once.
+    """Reads graphs, each node once; a node goes by the ID of its Python object.
 
     Args:
         torch: the program's own.
         deadline: time by ``time.thread_time`` at which the reading ends.
+        addresses: returns the storages of those of some tensors that have no owner yet.
 
     Attributes:
-        nodes: the nodes read, by the ID of their Python object.
+        heads: ID of a tensor -> its node.
+        after: a node -> the nodes that it calls.
+        kept: a node -> the storages that it keeps for the backward pass.
         is_complete: whether the reading ended before the deadline.
     """
 
-    def __init__(self, torch: Any, deadline: float) -> None:
+    def __init__(
+        self, torch: Any, deadline: float, addresses: Callable[[Iterator[Any]], list[int]]
+    ) -> None:
         base = getattr(torch._C, "TensorBase", None) or torch._C._TensorBase
         self._grad_fn = base.grad_fn.__get__
         self._tensor = torch.Tensor
@@ -50,26 +45,48 @@ class GraphReader:
         self._names: dict[int, list[Any]] = {}
         self._held: list[Any] = []  # a node's object, and so its ID, lives as long as it is held
         self._deadline = deadline
-        self.nodes: dict[int, GraphNode] = {}
+        self._addresses = addresses
+        self.heads: dict[int, int] = {}
+        self.after: dict[int, list[int]] = {}
+        self.kept: dict[int, list[int]] = {}
         self.is_complete = True
 
-    def read(self, tensor: Any) -> int:
-        """Read the graph of a tensor and return the ID of its first node, or 0 if not read."""
+    def read(self, tensor: Any) -> None:
+        """Read the graph of a tensor."""
         first = self._grad_fn(tensor) if self._can_read else None
         todo = [] if first is None else [first]
         while todo:
             node = todo.pop()
-            if id(node) in self.nodes:
+            if id(node) in self.after:
                 continue
-            if len(self.nodes) % 64 == 63 and time.thread_time() > self._deadline:
+            if len(self.after) % 64 == 63 and time.thread_time() > self._deadline:
                 self.is_complete = False
-                return 0
+                return
             self._held.append(node)
             after = [n for n, _ in self._next(node) if n is not None]
             self._held += after
-            self.nodes[id(node)] = GraphNode(list(self._saved_of(node)), [id(n) for n in after])
+            self.after[id(node)] = [id(n) for n in after]
+            self.kept[id(node)] = self._addresses(self._saved_of(node))
             todo += after
-        return 0 if first is None else id(first)
+        if first is not None:
+            self.heads[id(tensor)] = id(first)
+
+    def outputs(self) -> set[int]:
+        """Return the IDs of tensors on whose nodes no other node depends."""
+        inner = {n for after in self.after.values() for n in after}
+        return {tensor for tensor, node in self.heads.items() if node not in inner}
+
+    def kept_from(self, node: int, seen: set[int]) -> list[int]:
+        """Return what is kept from a node on, except by nodes already seen."""
+        found: list[int] = []
+        todo = [node]
+        while todo:
+            one = todo.pop()
+            if one not in seen:
+                seen.add(one)
+                found += self.kept.get(one, ())
+                todo += self.after.get(one, ())
+        return found
 
     def _next(self, node: Any) -> Any:
         if class_is(type(node), self._custom):

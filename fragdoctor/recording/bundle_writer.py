@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -53,7 +54,8 @@ def write_bundle(
                 _sync(path)
                 files.append(file)
             except Exception as e:  # the program must not notice, but the manifest does
-                _forget(path)
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
                 problems.append(f"{file}: {type(e).__name__}: {e}"[:500])
         _check_room(files, problems, directory)
         write_json(
@@ -75,7 +77,8 @@ def add_file(bundle: str, file: str, text: str) -> None:
         _sync(temporary)
         os.replace(temporary, path)
     except BaseException:
-        _forget(temporary)
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
         raise
 
 
@@ -141,10 +144,3 @@ def _sync(path: str) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-def _forget(path: str) -> None:
-    try:
-        os.unlink(path)
-    except OSError:
-        pass

@@ -48,51 +48,21 @@ _Claim = tuple[Any, str, list[int]]
 """A module or an optimizer, how it holds storages, and their addresses."""
 
 
-class TakenCensus(NamedTuple):
-    """Everything that one census found.
-
-    Attributes:
-        time_us: time of the census, on the clock of a snapshot's events.
-        seconds: how long it took.
-        step: optimizer runs before it; 0 = none, or not counted.
-        is_complete: whether everything was examined in time.
-        owners: who holds anything.
-        devices, addresses, sizes, holders: of each storage; the holder is an index into ``owners``,
-            or -1 if no name leads to the storage.
-        paths: of modules, if allocations are noted with them too.
-        parts: for each storage, the index in ``paths`` of the module whose parameter, gradient or
-            optimizer state it is; -1 if there is none.
-    """
-
-    time_us: int
-    seconds: float
-    step: int
-    is_complete: bool
-    owners: list[Keeper]
-    devices: array[int]
-    addresses: array[int]
-    sizes: array[int]
-    holders: array[int]
-    paths: list[str]
-    parts: array[int]
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the census in the form of its file in a bundle."""
-        columns = ("devices", "addresses", "sizes", "holders", "parts")
-        return {
-            **self._asdict(),
-            "owners": [o._asdict() for o in self.owners],
-            **{name: list(getattr(self, name)) for name in columns},
-        }
-
-
 def take_census(
     torch: Any, step: int = 0, limit_s: float = LIMIT_S, modules: ModuleNames | None = None
-) -> TakenCensus:
+) -> dict[str, Any]:
     """Return who holds this process's CUDA storages now, and for which of ``modules``.
 
     It takes at most ``limit_s`` of one core, within a few hundredths: beyond that, tensors are
     sampled, and unreached storages have no owner. The collector, which may run its code, is paused.
+
+    The census has the form of its file in a bundle, with arrays as its columns: ``time_us`` on the
+    clock of a snapshot's events; ``seconds`` that it took; ``step``, optimizer runs before it (0 =
+    none, or not counted); ``is_complete``, whether everything was examined in time; ``owners`` who
+    hold anything; for each storage ``devices``, ``addresses``, ``sizes`` and ``holders`` (an index
+    into ``owners``, or -1 if no name leads to it); ``paths`` of modules, if allocations are noted
+    with them too; and for each storage in ``parts`` the index in ``paths`` of the module whose
+    parameter, gradient or optimizer state it is, or -1.
     """
     started = time.thread_time()
     time_us = time.time_ns() // 1000
@@ -102,19 +72,19 @@ def take_census(
     sizes, devices, held = taking.storages.sizes, taking.storages.devices, taking.held
     rows = sorted(sizes, key=sizes.__getitem__, reverse=True)[:_MAX_STORAGES]
     paths = {path: at for at, path in enumerate(dict.fromkeys(taking.parts.values())) if path}
-    return TakenCensus(
-        time_us,
-        round(time.thread_time() - started, 4),
-        step,
-        taking.is_complete and taking.storages.is_complete,
-        taking.owners,
-        array("q", [devices[address] for address in rows]),
-        array("Q", rows),
-        array("q", [sizes[address] for address in rows]),
-        array("q", [held.get(address, -1) for address in rows]),
-        [*paths],
-        array("q", [paths.get(taking.parts.get(address, ""), -1) for address in rows]),
-    )
+    return {
+        "time_us": time_us,
+        "seconds": round(time.thread_time() - started, 4),
+        "step": step,
+        "is_complete": taking.is_complete and taking.storages.is_complete,
+        "owners": [owner._asdict() for owner in taking.owners],
+        "devices": array("q", [devices[address] for address in rows]),
+        "addresses": array("Q", rows),
+        "sizes": array("q", [sizes[address] for address in rows]),
+        "holders": array("q", [held.get(address, -1) for address in rows]),
+        "paths": [*paths],
+        "parts": array("q", [paths.get(taking.parts.get(address, ""), -1) for address in rows]),
+    }
 
 
 @contextlib.contextmanager
@@ -127,37 +97,6 @@ def without_collector() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-class _Graphs(NamedTuple):
-    """Autograd graphs by the IDs of their nodes.
-
-    Attributes:
-        heads: ID of a tensor -> its node.
-        after: a node -> the nodes that it calls.
-        kept: a node -> the storages that it keeps and that have no owner yet.
-    """
-
-    heads: dict[int, int]
-    after: dict[int, list[int]]
-    kept: dict[int, list[int]]
-
-    def outputs(self) -> set[int]:
-        """Return the IDs of tensors on whose nodes no other node depends."""
-        inner = {n for after in self.after.values() for n in after}
-        return {tensor for tensor, node in self.heads.items() if node not in inner}
-
-    def kept_from(self, node: int, seen: set[int]) -> list[int]:
-        """Return what is kept from a node on, except by nodes already seen."""
-        found: list[int] = []
-        todo = [node]
-        while todo:
-            one = todo.pop()
-            if one not in seen:
-                seen.add(one)
-                found += self.kept.get(one, ())
-                todo += self.after.get(one, ())
-        return found
 
 
 class _Rest(NamedTuple):
@@ -215,8 +154,11 @@ class _Taking:
         self.is_complete &= search.is_complete
         naming = Naming(search, self._module)
         for head, kind, addresses in claims:
-            owner = self._part_owner(naming, search.places.get(id(head)), head, kind)
-            self._claim(owner, addresses)
+            place = search.places.get(id(head))
+            owner = Keeper("", kind) if place is None else naming.owner_at(place)
+            name = f"{owner.name}.state" if owner.name and kind == "optimizer" else owner.name
+            named = owner._replace(name=name, kind=kind, class_name=class_name(type(head)))
+            self._claim(named, addresses)
         sizes = self.storages.sizes
         places = ((search.places.get(number), a) for number, a in rest.addresses.items())
         leaves = [(place, a, sizes[a]) for place, a in places if place is not None]
@@ -310,39 +252,26 @@ class _Taking:
             found.append((one, "optimizer", addresses))
         return [claim for claim in found if claim[2]]
 
-    def _part_owner(self, naming: Naming, place: int | None, head: Any, kind: str) -> Keeper:
-        owner = Keeper("", kind) if place is None else naming.owner_at(place)
-        name = f"{owner.name}.state" if owner.name and kind == "optimizer" else owner.name
-        return owner._replace(name=name, kind=kind, class_name=class_name(type(head)))
-
     # ---- graphs, cycles -------------------------------------------------------------------------
 
-    def _read_graphs(self, tensors: list[Any], claimed: set[int]) -> _Graphs:
-        """Return what graphs keep that has no owner yet."""
-        found = _Graphs({}, {}, {})
-        if self._is_backward_elsewhere():
-            return found
-        reader = GraphReader(self._torch, self._graph_until)
-        for t in tensors:
-            if node := reader.read(t):
-                found.heads[id(t)] = node
-        self.is_complete &= reader.is_complete
-        for number, read in reader.nodes.items():
-            found.after[number] = read.after
-            kept = [a for a in self.storages.addresses(read.kept) if a not in claimed]
-            if kept:
-                found.kept[number] = kept
-        return found
+    def _read_graphs(self, tensors: list[Any], claimed: set[int]) -> GraphReader:
+        """Read what graphs keep that has no owner yet."""
 
-    def _is_backward_elsewhere(self) -> bool:
-        """Return whether other threads may take graphs apart while they are being read.
+        def unclaimed(values: Iterator[Any]) -> list[int]:
+            return [a for a in self.storages.addresses(values) if a not in claimed]
 
-        Autograd uses one thread per GPU; the one that calls here is waiting.
-        """
+        reader = GraphReader(self._torch, self._graph_until, unclaimed)
+        # Autograd uses one thread per GPU; the one that calls here is waiting, but others may take
+        # graphs apart while they are being read.
         node = getattr(self._torch._C, "_current_autograd_node", None)
-        return node is not None and node() is not None and self._torch.cuda.device_count() > 1
+        in_backward = node is not None and node() is not None
+        if not in_backward or self._torch.cuda.device_count() <= 1:
+            for tensor in tensors:
+                reader.read(tensor)
+        self.is_complete &= reader.is_complete
+        return reader
 
-    def _name_graphs(self, search: ObjectSearch, naming: Naming, graphs: _Graphs) -> None:
+    def _name_graphs(self, search: ObjectSearch, naming: Naming, graphs: GraphReader) -> None:
         """Claim what only autograd graphs keep, for the tensors whose graphs they are."""
         heads = graphs.heads.items()
         placed = sorted((search.places[t], n) for t, n in heads if t in search.places)

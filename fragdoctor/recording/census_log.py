@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any
 
-from .census import FORMAT, VERSION, TakenCensus, take_census
+from .census import FORMAT, VERSION, take_census
 from .module_names import ModuleNames
 
 _FIRST_STEP = 2
@@ -40,8 +40,8 @@ class CensusLog:
     def __init__(self, torch: Any, modules: ModuleNames | None = None) -> None:
         self._torch = torch
         self._modules = modules
-        self._first: TakenCensus | None = None
-        self._at_peak: TakenCensus | None = None
+        self._first: dict[str, Any] | None = None
+        self._at_peak: dict[str, Any] | None = None
         self._peak_bytes = 0
         self._step = 0
         self._next_s = 0.0
@@ -69,22 +69,18 @@ class CensusLog:
         if now is None:
             raise RuntimeError(self.problem)
         kept = [c for c in (self._first, self._at_peak, now) if c is not None]
-        document = {
-            "format": FORMAT,
-            "version": VERSION,
-            "censuses": [c.as_json() for c in kept],
-        }
         with open(path, "w", encoding="utf-8") as f:
-            json.dump(document, f)
+            document = {"format": FORMAT, "version": VERSION, "censuses": kept}
+            json.dump(document, f, default=list)  # arrays
 
-    def _take(self) -> TakenCensus | None:
+    def _take(self) -> dict[str, Any] | None:
         try:
             with uncompiled(self._torch):
                 found = take_census(self._torch, self._step, modules=self._modules)
         except Exception as e:  # the program must not notice
             self.problem = f"{type(e).__name__}: {e}"[:500]
             return None
-        self._next_s = time.perf_counter() + _PAUSE * found.seconds
+        self._next_s = time.perf_counter() + _PAUSE * found["seconds"]
         return found
 
     def _on_step(self, *_: Any) -> None:

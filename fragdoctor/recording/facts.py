@@ -9,7 +9,7 @@ import re
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 MASK = "***"
 
@@ -61,19 +61,7 @@ _NOT_AVAILABLE = 1 << 60
 _MAX_PROCESSES = 4096
 
 
-class Process(NamedTuple):
-    """One process on a GPU; ``n_bytes`` is None if the driver does not report it (WSL, MIG)."""
-
-    pid: int
-    n_bytes: int | None
-
-
 class _Info(ctypes.Structure):
-    # nvmlProcessInfo_v1_t: the layout of nvmlDeviceGetComputeRunningProcesses without a suffix.
-    _fields_ = (("pid", ctypes.c_uint), ("n_bytes", ctypes.c_ulonglong))
-
-
-class _Info2(ctypes.Structure):
     # nvmlProcessInfo_v2_t: the layout of the calls with suffixes _v2 and _v3.
     _fields_ = (
         ("pid", ctypes.c_uint),
@@ -84,9 +72,8 @@ class _Info2(ctypes.Structure):
 
 
 _CALLS = (
-    ("nvmlDeviceGetComputeRunningProcesses_v3", _Info2),
-    ("nvmlDeviceGetComputeRunningProcesses_v2", _Info2),
-    ("nvmlDeviceGetComputeRunningProcesses", _Info),
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlDeviceGetComputeRunningProcesses_v2",
 )
 
 
@@ -110,8 +97,10 @@ class Nvml:
             return None
         return text.value.decode("ascii", "replace") or None
 
-    def processes(self, uuid: str | None, bus_id: str | None) -> list[Process] | None:
+    def processes(self, uuid: str | None, bus_id: str | None) -> list[dict[str, Any]] | None:
         """Return the compute processes of a device, or None if NVML does not know the device.
+
+        The bytes of a process are None if the driver does not report them (WSL, MIG).
 
         Args:
             uuid: ``GPU-...`` as the driver names it.
@@ -120,13 +109,9 @@ class Nvml:
         handle = self._handle(uuid, bus_id)
         if handle is None:
             return None
-        for name, kind in _CALLS:
-            call = getattr(self._library, name, None)
-            if call is not None:
-                found = _read(call, handle, kind)
-                if found is not None:
-                    return found
-        return None
+        calls = (getattr(self._library, name, None) for name in _CALLS)
+        found = (_read(call, handle) for call in calls if call is not None)
+        return next((processes for processes in found if processes is not None), None)
 
     def _handle(self, uuid: str | None, bus_id: str | None) -> ctypes.c_void_p | None:
         for name, key in (
@@ -140,16 +125,16 @@ class Nvml:
         return None
 
 
-def _read(call: Any, handle: ctypes.c_void_p, kind: Any) -> list[Process] | None:
+def _read(call: Any, handle: ctypes.c_void_p) -> list[dict[str, Any]] | None:
     room = 64
     while room <= _MAX_PROCESSES:
         n = ctypes.c_uint(room)
-        table = (kind * room)()
+        table = (_Info * room)()
         status = call(handle, ctypes.byref(n), table)
         if status == 0:
             rows = table[: min(n.value, room)]
             return [
-                Process(int(r.pid), int(r.n_bytes) if r.n_bytes < _NOT_AVAILABLE else None)
+                {"pid": r.pid, "bytes": r.n_bytes if r.n_bytes < _NOT_AVAILABLE else None}
                 for r in rows
             ]
         if status != _INSUFFICIENT_SIZE:
@@ -195,8 +180,7 @@ def device_facts(torch: Any, devices: list[int]) -> tuple[list[dict[str, Any]], 
     """Return the facts of each device, and the driver's version; None means unknown."""
     library = _try(Nvml)
     facts = [_one_device(torch, d, library) for d in devices]
-    driver = _try(library.driver_version) if library is not None else None
-    return facts, driver or _driver_of_kernel()
+    return facts, _try(library.driver_version) if library is not None else None
 
 
 def _one_device(torch: Any, device: int, library: Nvml | None) -> dict[str, Any]:
@@ -236,23 +220,13 @@ def _processes(
     if found is None:
         return None, None
     me = os.getpid()
-    own = next((p.n_bytes for p in found if p.pid == me), None)
-    return own, [{"pid": p.pid, "bytes": p.n_bytes} for p in found if p.pid != me]
+    own = next((p["bytes"] for p in found if p["pid"] == me), None)
+    return own, [p for p in found if p["pid"] != me]
 
 
 def _reserved(torch: Any, device: int, which: str) -> int | None:
     stats = _try(lambda: torch.cuda.memory_stats(device))
     return None if stats is None else int(stats.get(f"reserved_bytes.all.{which}", 0))
-
-
-def _driver_of_kernel() -> str | None:
-    """Return the driver's version as reported by the kernel module."""
-    try:
-        with open("/proc/driver/nvidia/version", encoding="ascii", errors="replace") as f:
-            words = f.readline().split()
-    except OSError:
-        return None
-    return next((w for w in words if w[:1].isdigit() and "." in w), None)
 
 
 def _try(call: Callable[[], Any]) -> Any:

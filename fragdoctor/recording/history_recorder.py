@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import sys
 import threading
@@ -10,7 +11,7 @@ import time
 import types
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import bundle_writer
 from .census import without_collector
@@ -20,24 +21,23 @@ from .module_names import ModuleNames
 from .module_paths import ModulePaths
 from .record_options import Options, Pace, find_ranks
 from .source_lines import passed_through, user_lines, write_sources
-from .step_marks import StepMarks, has_annotations
+from .step_marks import StepMarks
 
 _MESSAGE_CHARACTERS = 64 * 1024
 _PATIENCE_S = 60.0
 _MOST_WAITING = 64
 
 
-class _Waiting:
+class _Waiting(NamedTuple):
     """A failure whose message is still to come: the exception is made after the observer ran.
 
     ``bundle`` is None if this recorder wrote none; ``is_reported`` tells whether any recorder did.
     """
 
-    def __init__(self, device: int, bundle: str | None, *, is_reported: bool) -> None:
-        self.bundle = bundle
-        self.device = device
-        self.is_reported = is_reported
-        self.thread = threading.get_ident()
+    device: int
+    bundle: str | None
+    is_reported: bool
+    thread: int
 
 
 class Recorder:
@@ -78,7 +78,7 @@ class Recorder:
         self._step_marks: StepMarks | None = None
         self._census: CensusLog | None = None
         self._user_lines: dict[str, set[int]] = {}
-        self.on_idle: Callable[[], None] = _nothing
+        self.on_idle: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
         self._started = time.time()
 
@@ -86,11 +86,19 @@ class Recorder:
         """Start the history, unless the program records already, and watch for failures."""
         self.pid = os.getpid()
         self.is_on = True
-        marks_itself = has_annotations(self.torch)
-        if not _is_recording(self.torch):
-            # Otherwise only this thread's ranges are noted; a program may train in another one.
-            self._record({"global_record_annotations": True} if marks_itself else {})
-            record = self.torch.cuda.memory._record_memory_history
+        record = self.torch.cuda.memory._record_memory_history
+        # Otherwise only this thread's ranges are noted; a program may train in another one.
+        annotates = "global_record_annotations"
+        marks_itself = annotates in inspect.signature(record).parameters
+        is_recording = getattr(self.torch._C, "_cuda_isHistoryEnabled", bool)
+        if not is_recording():
+            record(
+                enabled="all",
+                context="all",
+                stacks=self.options.stacks,
+                max_entries=self.options.max_entries,
+                **({annotates: True} if marks_itself else {}),
+            )
             self._stopping.callback(record, enabled=None)
             self.owns_history = True
         if not marks_itself:
@@ -110,7 +118,7 @@ class Recorder:
     def stop(self) -> None:
         """Stop watching, and stop the history if it was started here."""
         self.is_on = False
-        _forget(self)
+        _watchers[:] = [w for w in _watchers if w is not self]
         self._stopping.close()
         self.owns_history = False
         self._census = self._step_marks = None
@@ -126,7 +134,8 @@ class Recorder:
             return
         self.n_ooms += 1
         bundle = self._write_oom(device, asked, total, free) if writes else None
-        waiting = _Waiting(device, bundle, is_reported=bundle is not None or not writes)
+        is_reported = bundle is not None or not writes
+        waiting = _Waiting(device, bundle, is_reported, threading.get_ident())
         self._waiting = [*self._waiting[1 - _MOST_WAITING :], waiting]
 
     def _write_oom(self, device: int, asked: int, total: int, free: int) -> str | None:
@@ -238,7 +247,9 @@ class Recorder:
         parts[bundle_writer.SNAPSHOT] = self._dump
         parts[bundle_writer.STATS] = lambda path: self._write_stats(path, devices)
         if self.options.sources:
-            parts[bundle_writer.SOURCES] = self._write_sources
+            parts[bundle_writer.SOURCES] = lambda path: write_sources(
+                path, self._user_lines, self._started
+            )
         if error is not None and is_about_memory(error):
             parts[bundle_writer.MESSAGE] = lambda path: bundle_writer.write_text(
                 path, _shown(str(error))
@@ -299,21 +310,9 @@ class Recorder:
         if seen and self.options.sources:  # after the snapshot is safe on disk
             self._user_lines = user_lines(seen[-1])
 
-    def _write_sources(self, path: str) -> None:
-        write_sources(path, self._user_lines, self._started)
-
     def _write_stats(self, path: str, devices: list[int]) -> None:
         stats = {str(d): dict(self.torch.cuda.memory_stats(d)) for d in devices}
         bundle_writer.write_json(path, stats)
-
-    def _record(self, more: dict[str, Any]) -> None:
-        self.torch.cuda.memory._record_memory_history(
-            enabled="all",
-            context="all",
-            stacks=self.options.stacks,
-            max_entries=self.options.max_entries,
-            **more,
-        )
 
     def _take(self, text: str) -> _Waiting:
         """Take out the bundle that a message is about: same thread, else same device, else last.
@@ -337,10 +336,6 @@ class Recorder:
             self.problems.append(f"{type(e).__name__}: {e}"[:500])
 
 
-def _nothing() -> None:
-    """Do nothing."""
-
-
 _watchers: list[Recorder] = []
 _observed: list[Any] = []
 
@@ -354,11 +349,7 @@ def _observe(recorder: Recorder) -> None:
     _observed.append(torch)
     torch._C._cuda_attach_out_of_memory_observer(_on_oom)
     with contextlib.suppress(Exception):  # without it, bundles just lack the text
-        _listen(_error_class(torch))
-
-
-def _forget(recorder: Recorder) -> None:
-    _watchers[:] = [w for w in _watchers if w is not recorder]
+        _listen(torch.cuda.OutOfMemoryError)
 
 
 def _on_oom(device: int, asked: int, total: int, free: int) -> None:
@@ -398,16 +389,6 @@ def _listen(kind: Any) -> None:
                 recorder.on_message(args[0])
 
     kind.__init__ = __init__
-
-
-def _error_class(torch: Any) -> Any:
-    found = getattr(torch, "OutOfMemoryError", None)  # from 2.5 on
-    return found if found is not None else torch.cuda.OutOfMemoryError
-
-
-def _is_recording(torch: Any) -> bool:
-    ask = getattr(torch._C, "_cuda_isHistoryEnabled", None)
-    return bool(ask()) if ask is not None else False
 
 
 @contextlib.contextmanager

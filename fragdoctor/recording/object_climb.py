@@ -14,6 +14,7 @@ from .object_search import class_is, module_dicts
 _MAX_LEVELS = 8
 _MAX_PARENTS = 8
 _MAX_BELOW = 200
+_LEADING_EVERYWHERE = (type, types.ModuleType, types.FunctionType)
 
 
 class ClimbedHolder(NamedTuple):
@@ -106,7 +107,7 @@ class Climb:
                         seen.add(id(child))
                         if id(child) in wanted:
                             found.append(id(child))
-                        elif not _leads_everywhere(child):
+                        elif not any(class_is(type(child), c) for c in _LEADING_EVERYWHERE):
                             todo.append(child)
         return found
 
@@ -117,12 +118,6 @@ class Climb:
     def _global(self, names: Any, value: Any) -> str:
         key = next((k for k, v in list(names.items()) if v is value and type(k) is str), "...")
         return f"{self._modules[id(names)]}.{key}"
-
-
-def _leads_everywhere(value: Any) -> bool:
-    """Return whether an object is a class, function or module: these lead to too much."""
-    kind = type(value)
-    return any(class_is(kind, c) for c in (type, types.ModuleType, types.FunctionType))
 
 
 def _cycle_above(value: Any, above: dict[int, list[Any]]) -> list[Any]:

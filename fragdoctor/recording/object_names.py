@@ -21,11 +21,6 @@ def container_of(value: Any) -> type | None:
     return next((c for c in CONTAINERS if class_is(type(value), c)), None)
 
 
-def length_of(value: Any, container: type) -> int:
-    """Return how many items a container holds."""
-    return int(container.__len__(value))  # type: ignore[attr-defined]
-
-
 def way_name(root: Root, way: list[Any]) -> str:
     """Return the name of the last object on a way that begins with the value of a root."""
     value, rest, name = root.value, way[1:], root.name

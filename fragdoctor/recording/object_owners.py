@@ -6,7 +6,7 @@ import types
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from .object_names import INSIDE_MODULES, class_name, container_of, length_of, way_name
+from .object_names import INSIDE_MODULES, class_name, container_of, way_name
 from .object_search import ObjectSearch, class_is, dict_of
 
 _MOST_HELD_ALONE = 0.9
@@ -91,7 +91,7 @@ class Naming:
         container = container_of(value)
         kind, n_items, of_class = "tensor", 0, ""
         if container is not None:
-            kind, n_items = "container", length_of(value, container)
+            kind, n_items = "container", int(container.__len__(value))  # type: ignore[attr-defined]
             of_class = class_name(type(value))
         return Keeper(way_name(root, way), kind, n_items, of_class, root.scope, root.place)
 

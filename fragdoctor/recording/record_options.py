@@ -110,19 +110,16 @@ class Pace:
     """
 
     def __init__(self, keep_first: int = 3, interval_s: float = 60.0, keep_most: int = 20) -> None:
-        self._left = keep_first
-        self._left_in_all = keep_most
+        self._keep_first = keep_first
         self._interval_s = interval_s
-        self._last: float | None = None
+        self._keep_most = keep_most
+        self._allowed: list[float] = []
 
     def allows(self, now_s: float) -> bool:
         """Return whether one more is allowed at this time (monotonic seconds), and count it."""
-        if self._left_in_all <= 0:
+        n, last = len(self._allowed), max(self._allowed, default=-self._interval_s)
+        is_soon = n >= self._keep_first and now_s - last < self._interval_s
+        if n >= self._keep_most or is_soon:
             return False
-        if self._left > 0:
-            self._left -= 1
-        elif self._last is not None and now_s - self._last < self._interval_s:
-            return False
-        self._last = now_s
-        self._left_in_all -= 1
+        self._allowed.append(now_s)
         return True

@@ -7,18 +7,11 @@ snapshot's ``external_annotations``.
 
 from __future__ import annotations
 
-import inspect
 import sys
 import time
 from collections import deque
 from functools import partial
 from typing import Any
-
-
-def has_annotations(torch: Any) -> bool:
-    """Return whether PyTorch's recorder can be asked for annotations."""
-    parameters = inspect.signature(torch.cuda.memory._record_memory_history).parameters
-    return "global_record_annotations" in parameters
 
 
 class StepMarks:

@@ -45,7 +45,9 @@ def read_notebook(path: Path) -> tuple[list[str], str]:
         raise ConfigError(
             f"{path} is not a notebook.", hint="Save it again with Jupyter, or export it as .py."
         ) from err
-    language = _language(content)
+    metadata = content.get("metadata", {})
+    language = metadata.get("language_info", {}).get("name")
+    language = str(language or metadata.get("kernelspec", {}).get("language") or "python").lower()
     if language != "python":
         raise ConfigError(f"{path} is a notebook of {language}.", hint="Give one of Python.")
     left_out: list[str] = []
@@ -60,12 +62,6 @@ def read_notebook(path: Path) -> tuple[list[str], str]:
 def _source(cell: Any) -> str:
     source = cell["source"]
     return source if isinstance(source, str) else "".join(source)
-
-
-def _language(content: Any) -> str:
-    metadata = content.get("metadata", {})
-    language = metadata.get("language_info", {}).get("name")
-    return str(language or metadata.get("kernelspec", {}).get("language") or "python").lower()
 
 
 def _plain(source: str) -> tuple[str, list[str]]:

@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -29,7 +30,7 @@ from fragdoctor.inputs.cases import read_case
 from fragdoctor.inputs.messages import find_messages
 from fragdoctor.model.case import Overrides
 from fragdoctor.model.finding import Location
-from fragdoctor.model.gpus import known_gpus
+from fragdoctor.model.gpus import GPUS
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.rehearsal import (
     Assumed,
@@ -180,12 +181,12 @@ def _vanished(python: str, code: int, tail: str, conditions: RehearsalConditions
 
 
 def _failed(found: Mapping[str, Any], tail: str, conditions: RehearsalConditions) -> ProgramFailed:
+    failed = partial(ProgramFailed, output=tail)
     failure = found["failure"]
     if failure is None:
-        return ProgramFailed(
+        return failed(
             f"The program ended with exit code {found['exit_code']}.",
             hint="Its last lines are above." if tail else "It printed nothing before it ended.",
-            output=tail,
         )
     if failure["advice"] is not None:
         return ProgramFailed(failure["text"], hint=failure["advice"])
@@ -194,26 +195,23 @@ def _failed(found: Mapping[str, Any], tail: str, conditions: RehearsalConditions
     text = failure["text"].strip().splitlines()
     needs_gpu = _NEEDS_GPU.search(failure["text"]) is not None
     if _OF_OTHER_LAYOUTS.search(failure["text"]) or (needs_gpu and failure["is_of_other_layout"]):
-        return ProgramFailed(
+        return failed(
             "Gradients of sparse embeddings and products of a sparse and a dense matrix can be "
             f"rehearsed, but not what the program does with a sparse or nested tensor{where}.",
             hint="Rehearse it with dense tensors: embeddings with sparse=False, or to_dense().",
-            output=tail,
         )
     if needs_gpu:
-        return ProgramFailed(
+        return failed(
             f"The program calls GPU code that is not PyTorch's own{where}, and nothing tells what "
             "memory it takes.",
             hint="Rehearse the program without it (attn_implementation='sdpa', an optimizer of "
             "torch.optim), or register what it returns: torch.library.register_fake.",
-            output=tail,
         )
     if _REFUSED.search(failure["text"]) and not conditions.allows_writes:
-        return ProgramFailed(
+        return failed(
             f"The program was not allowed to change a file{where}: {text[0]}",
             hint="What Python writes goes to a scratch folder, and what other code writes is "
             "blocked; --allow-writes lets the program change files.",
-            output=tail,
         )
     hint = _made_up(found) or (
         "The traceback is above. If the program works on a GPU, it does something here that a "
@@ -221,24 +219,23 @@ def _failed(found: Mapping[str, Any], tail: str, conditions: RehearsalConditions
     )
     if failure["type"] == "ModuleNotFoundError":
         hint = "Rehearse in the environment of the program: --python names its interpreter."
-    return ProgramFailed(
+    return failed(
         f"The program failed{where}: {failure['type']}: {text[0] if text else ''}",
         hint=hint,
-        output=tail,
     )
 
 
 def _made_up(found: Mapping[str, Any]) -> str:
     """Return which values were made up before a program failed, the last of them first."""
     made = found["assumptions"][::-1][:_MOST_MADE_UP]
-    said = [f"{a['assumed']} ({a['operation']}{_at(a['location'])})" for a in made if a["location"]]
+    said = [
+        f"{one['assumed']} ({one['operation']} at {_location(one['location']).at})"
+        for one in made
+        if one["location"]
+    ]
     if not said:
         return ""
     return f"Values on the GPU are made up, which may be why: {'; '.join(said)}."
-
-
-def _at(place: Mapping[str, Any]) -> str:
-    return f" at {Path(place['filename']).name}:{place['line']}"
 
 
 def _rehearsal(
@@ -343,7 +340,7 @@ def judge(rehearsal: Rehearsal, name: str) -> RehearsalResult:
     needed = replayed.smallest_capacity_bytes
     if needed is None:
         return RehearsalResult(diagnosis, rehearsal)
-    fitting = [gpu for gpu in known_gpus() if gpu.usable_bytes >= needed]
+    fitting = [gpu for gpu in GPUS.values() if gpu.usable_bytes >= needed]
     by_size = sorted(fitting, key=lambda gpu: gpu.total_bytes)
     return RehearsalResult(diagnosis, rehearsal, needed, tuple(gpu.name for gpu in by_size))
 

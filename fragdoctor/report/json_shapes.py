@@ -214,7 +214,7 @@ _FLEETS: Final[Mapping[type, Shape]] = {
         null=("reference",),
         computed={"settings": (Mapping[str, str], lambda g: dict(g.settings))},
     ),
-    fleet.RankRow: Shape(inline=("rank",), null=("group", "reference")),
+    fleet.RankRow: Shape(inline=("rank",), null=("group",)),
     fleet.RankSummary: Shape(
         null=("rank_source", "host", "job"),
         computed={

@@ -5,7 +5,7 @@ import io
 import pytest
 
 from fragdoctor import ConfigError, watch
-from fragdoctor.capture.watch import Figures, StepGrowth, exposition
+from fragdoctor.capture.watch import Figures, exposition, steady_growth
 
 
 def lines(file: io.StringIO) -> list[list[str]]:
@@ -107,11 +107,7 @@ def test_watch_without_a_gpu_is_one_sentence(fake_torch) -> None:
     ],
 )
 def test_growth_is_steady_or_none(series, expected) -> None:
-    growth = StepGrowth()
-    for allocated in series:
-        growth.add(allocated)
-
-    assert growth.bytes_per_step == (None if expected is None else pytest.approx(expected))
+    assert steady_growth(series) == (None if expected is None else pytest.approx(expected))
 
 
 def test_metrics_are_a_file_that_collectors_read(fake_torch, tmp_path, monkeypatch) -> None:

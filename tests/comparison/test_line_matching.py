@@ -8,10 +8,9 @@ from fragdoctor.comparison.line_matching import (
     align,
     match_files,
     match_lines,
-    path_parts,
 )
 from fragdoctor.comparison.line_uses import LineUse
-from fragdoctor.model.finding import Location, n_shared
+from fragdoctor.model.finding import Location, n_shared, path_parts
 
 FILE = "/home/a/proj/train.py"
 
@@ -162,7 +161,7 @@ def test_alignment_keeps_the_order_of_lines(
     before = [use(n, size, calls=(call,)) for n, size, call in sorted(old)]
     after = [use(n, size, calls=(call,)) for n, size, call in sorted(new)]
 
-    found = align(before, after, range(len(before)), range(len(after)))
+    found = align(before, after)
 
     assert found == sorted(found)
     assert [j for _, j in found] == sorted({j for _, j in found})

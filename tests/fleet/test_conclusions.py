@@ -19,11 +19,15 @@ from fragdoctor.fleet.engine import fleet_of
 from fragdoctor.fleet.groups import TOLERANCE, are_alike, find_groups, profiles_of
 from fragdoctor.fleet.summary import MAX_HOLDERS
 from fragdoctor.model.diagnosis import Cause, DeviceFigures
-from fragdoctor.model.fleet import DifferenceKind, FleetReport, RankSummary
+from fragdoctor.model.fleet import DifferenceKind, FleetReport, RankGroup, RankSummary
 
 
 def report(*ranks: RankSummary) -> FleetReport:
     return conclude(fleet_of(ranks))
+
+
+def odd_group(result: FleetReport) -> RankGroup:
+    return next(group for group in result.groups if group.is_odd)
 
 
 def groups(result: FleetReport) -> list[tuple[str, ...]]:
@@ -57,7 +61,7 @@ def test_rank_that_holds_more_at_one_line_is_odd_by_that_line() -> None:
     result = report(*(summary(i) for i in range(8) if i != 5), odd)
 
     assert [o.label for o in result.odd] == ["rank 5"]
-    first = result.odd[0].differences[0]
+    first = odd_group(result).differences[0]
     assert (first.kind, first.delta_bytes) == (DifferenceKind.LINE, 3200 * MIB)
     assert first.line is not None
     assert first.line.key == ("train.py", 10, "f10")
@@ -73,7 +77,7 @@ def test_rank_that_holds_more_at_one_line_is_odd_by_that_line() -> None:
 def test_line_that_others_lack_is_named_so() -> None:
     result = report(*(summary(i) for i in range(4)), summary(4, {**fleets.USUAL, 77: 50}))
 
-    assert result.odd[0].differences[0].text == (
+    assert odd_group(result).differences[0].text == (
         "50.00 MiB more at train.py:77 in f77, a line that holds nothing on the others"
     )
 
@@ -83,7 +87,7 @@ def test_setting_that_differs_makes_a_rank_odd() -> None:
     result = report(*(summary(i) for i in range(4) if i != 2), odd)
 
     assert [o.label for o in result.odd] == ["rank 2"]
-    assert [d.text for d in result.odd[0].differences] == [
+    assert [d.text for d in odd_group(result).differences] == [
         "another setting: max_split_size_mb is 128, not the default"
     ]
 
@@ -92,7 +96,7 @@ def test_other_request_sizes_are_another_shape() -> None:
     usual = [summary(i, large_sizes=((24 * MIB, 10), (8 * MIB, 3))) for i in range(4)]
     odd = summary(4, {10: 200}, large_sizes=((96 * MIB, 10),))
 
-    texts = [d.text for d in report(*usual, odd).odd[0].differences]
+    texts = [d.text for d in odd_group(report(*usual, odd)).differences]
 
     assert (
         "another shape: it asks for 96.00 MiB where the others ask for 24.00 MiB, 8.00 MiB" in texts
@@ -119,8 +123,8 @@ def test_odd_rank_is_compared_with_the_group_nearest_to_it() -> None:
 
     result = report(*first, *other, odd)
 
-    assert result.odd[0].reference == "B"
-    assert result.odd[0].differences[0].delta_bytes == 100 * MIB
+    assert odd_group(result).reference == "B"
+    assert odd_group(result).differences[0].delta_bytes == 100 * MIB
 
 
 def test_continuum_of_peaks_is_one_group_and_a_rank_beyond_the_gap_is_odd() -> None:
@@ -292,7 +296,7 @@ def test_each_read_rank_is_in_one_group_and_not_all_are_odd(ranks: list[RankSumm
     assert sorted(grouped) == sorted(r.path for r in ranks if r.is_read)
     assert {o.rank.path for o in result.odd} == {row.rank.path for row in result.rows if row.is_odd}
     assert not result.groups or not all(g.is_odd for g in result.groups)
-    assert all(o.reference for o in result.odd)
+    assert all(g.reference for g in result.groups if g.is_odd)
     assert (result.verdict.n_ranks, result.verdict.n_read) == (len(ranks), len(grouped))
 
 
@@ -304,7 +308,7 @@ def test_capacity_that_differs_is_told() -> None:
 
     usual = [replace(on(i, 80), has_failed=False, cause=Cause.HEALTHY) for i in range(4)]
 
-    kinds = [d.kind for d in report(*usual, on(4, 40)).odd[0].differences]
+    kinds = [d.kind for d in odd_group(report(*usual, on(4, 40))).differences]
     assert DifferenceKind.CAPACITY in kinds
 
 

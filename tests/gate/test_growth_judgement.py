@@ -59,7 +59,7 @@ def test_unknown_peaks_are_not_judged() -> None:
 @pytest.mark.parametrize(("common", "expected"), [((100, 101), False), ((100, 110), True)])
 def test_where_one_run_failed_only_what_both_made_is_judged(common: Pair, expected: bool) -> None:
     pair = (common[0] * MIB, common[1] * MIB)
-    peaks = DevicePeaks(0, (100 * MIB, 900 * MIB), (None, None), (1, 0), 40, pair, (None, None))
+    peaks = DevicePeaks(0, pair, (None, None), (1, 0), 40)
     comparison = Comparison((), "", Basis.NONE, device_peaks=(peaks,))
 
     result = judge_growth(comparison, parse_amount("2%"))

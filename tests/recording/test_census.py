@@ -22,6 +22,7 @@ from fragdoctor.recording import census as subject  # noqa: E402 - after the ski
 from fragdoctor.recording import object_search  # noqa: E402
 from fragdoctor.recording.census_log import CensusLog, uncompiled  # noqa: E402
 from fragdoctor.recording.history_recorder import Recorder  # noqa: E402
+from fragdoctor.recording.object_owners import Keeper  # noqa: E402
 from fragdoctor.recording.object_search import frame_locals  # noqa: E402
 from fragdoctor.recording.record_options import Options  # noqa: E402
 
@@ -80,8 +81,8 @@ def new() -> Any:
 def owner_of(tensor_address: int, limit_s: float = 30.0) -> Any:
     """Return who holds a storage; None where no name was found for it."""
     found = subject.take_census(LIKE_CUDA, limit_s=limit_s)
-    at = found.addresses.index(tensor_address)
-    return found.owners[found.holders[at]] if found.holders[at] >= 0 else None
+    holder = found["holders"][found["addresses"].index(tensor_address)]
+    return Keeper(**found["owners"][holder]) if holder >= 0 else None
 
 
 def address(tensor: Any) -> int:
@@ -442,8 +443,8 @@ def test_census_ends_in_its_time_and_says_that_it_was_cut_short():
 
     found = subject.take_census(LIKE_CUDA, limit_s=0.1)
 
-    assert not found.is_complete
-    assert len(found.sizes) < len(many)
+    assert not found["is_complete"]
+    assert len(found["sizes"]) < len(many)
     assert time.thread_time() - started < 2  # whole it takes many times the limit
 
 
@@ -544,8 +545,8 @@ def test_parts_of_a_model_have_their_modules_where_these_are_noted():
     found = subject.take_census(LIKE_CUDA, limit_s=30.0, modules=Noted())
 
     def path(tensor: Any) -> str:
-        part = found.parts[found.addresses.index(address(tensor))]
-        return found.paths[part] if part >= 0 else ""
+        part = found["parts"][found["addresses"].index(address(tensor))]
+        return found["paths"][part] if part >= 0 else ""
 
     assert path(inner) == path(inner.grad) == "Tied.layers.1"
     assert path(optimizer.state[inner]["exp_avg"]) == "Tied.layers.1"
@@ -558,6 +559,6 @@ def test_parts_have_no_modules_where_none_are_noted():
 
     found = subject.take_census(LIKE_CUDA, limit_s=30.0)
 
-    assert found.paths == []
-    assert set(found.parts) == {-1}
+    assert found["paths"] == []
+    assert set(found["parts"]) == {-1}
     del model

@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import ctypes
 
-from fragdoctor.recording.facts import Nvml, Process, _Info, _Info2, _read
+from fragdoctor.recording.facts import Nvml, _read
 
 
 class Call:
     """Stands for a function of NVML that knows ``rows`` processes."""
 
-    def __init__(self, kind, rows) -> None:
-        self.kind = kind
+    def __init__(self, rows) -> None:
         self.rows = rows
         self.rooms: list[int] = []
 
@@ -26,24 +25,24 @@ class Call:
 
 
 def test_processes_are_read_and_what_is_not_available_is_none() -> None:
-    call = Call(_Info2, [(7, 100), (8, (1 << 64) - 1)])
+    call = Call([(7, 100), (8, (1 << 64) - 1)])
 
-    found = _read(call, ctypes.c_void_p(1), _Info2)
+    found = _read(call, ctypes.c_void_p(1))
 
-    assert [Process(7, 100), Process(8, None)] == found
+    assert [{"pid": 7, "bytes": 100}, {"pid": 8, "bytes": None}] == found
 
 
 def test_processes_are_asked_for_again_where_there_are_many() -> None:
-    call = Call(_Info, [(n, n) for n in range(300)])
+    call = Call([(n, n) for n in range(300)])
 
-    found = _read(call, ctypes.c_void_p(1), _Info)
+    found = _read(call, ctypes.c_void_p(1))
 
     assert 300 == len(found or ())
     assert 64 == call.rooms[0]
 
 
 def test_processes_are_unknown_where_the_driver_refuses() -> None:
-    assert _read(lambda *_: 3, ctypes.c_void_p(1), _Info) is None
+    assert _read(lambda *_: 3, ctypes.c_void_p(1)) is None
 
 
 class Library:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from schemas import must_fit_exactly, schema
 
 from fragdoctor.estimation.judge import judged
-from fragdoctor.model.gpus import gpu_of, known_gpus
+from fragdoctor.model.gpus import GPUS, gpu_of
 from fragdoctor.model.memory_estimate import Estimate, PhaseName, Sureness
 from fragdoctor.model.workload import Attention
 from fragdoctor.report.base import RenderOptions, Verbosity, render
@@ -48,7 +48,7 @@ def test_document_fits_its_schema_exactly(gpus: tuple[str, ...], changes: dict[s
 
 
 def test_gpu_list_fits_its_schema_exactly() -> None:
-    must_fit_exactly(document_of("gpus", known_gpus()), "gpus")
+    must_fit_exactly(document_of("gpus", tuple(GPUS.values())), "gpus")
 
 
 def test_schema_lists_each_value() -> None:
@@ -111,6 +111,6 @@ def test_name_with_escape_sequences_is_shown_as_text() -> None:
 
 
 def test_gpu_table_lists_each() -> None:
-    text = render("gpus", "text", known_gpus(), RenderOptions())
+    text = render("gpus", "text", tuple(GPUS.values()), RenderOptions())
 
-    assert all(f"  {g.name} " in text for g in known_gpus())
+    assert all(f"  {g.name} " in text for g in GPUS.values())

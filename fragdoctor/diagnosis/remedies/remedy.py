@@ -274,10 +274,9 @@ class JudgedCase(Struct, frozen=True, dict=True):
     def version_caveats(self, key: str) -> tuple[str, ...]:
         """Return the warning that a key may be too new, if the version is not certain."""
         low, _ = self.context.torch_version
-        versions = KEYS.get(key)
-        if versions is None or (low and key_is_known(key, low)):
+        if key not in KEYS or (low and key_is_known(key, low)):
             return ()
-        since = ".".join(str(part) for part in versions.since[:2])
+        since = ".".join(map(str, KEYS[key][:2]))
         return (
             f"{key} needs PyTorch {since} or later: an older one stops with an error at first use.",
         )

@@ -81,7 +81,9 @@ def checkpointed(traits: Traits, plan: Plan) -> Treatment:
         parts = [traits["parts"][n] for n in numbers]
         written = [part["written"] for part in parts if "piece" not in part]
         if written:
-            lines += _checkpointing(written, kept)
+            more = f", context_fn={_kept(kept)}" if kept else ""
+            call = f"functools.partial(checkpoint, block.forward, use_reentrant=False{more})"
+            lines += [f"for block in {_together(written)}:", f"    block.forward = {call}"]
     lines += _in_pieces(traits, plan)
     paths = [traits["parts"][choice.number]["path"] for choice in plan.choices]
     blocks = [*traits["blocks"]]
@@ -99,20 +101,6 @@ def checkpointed(traits: Traits, plan: Plan) -> Treatment:
         [f"checkpoint:{','.join(specs)}"],
         place=Place.BEFORE_OPTIMIZER,
     )
-
-
-def _checkpointing(written: Sequence[str], kept: Sequence[int]) -> list[str]:
-    """Return the lines that checkpoint modules while keeping some results of each."""
-    loop = f"for block in {_together(written)}:"
-    if not kept:
-        call = "functools.partial(checkpoint, block.forward, use_reentrant=False)"
-        return [loop, f"    block.forward = {call}"]
-    return [
-        loop,
-        "    block.forward = functools.partial(",
-        f"        checkpoint, block.forward, use_reentrant=False, context_fn={_kept(kept)}",
-        "    )",
-    ]
 
 
 def _kept(numbers: Sequence[int]) -> str:

@@ -236,7 +236,6 @@ class CureSearch:
         for treatment in first:
             self._try(treatment)
         traits = self._with_batch(traits)
-        self._number = traits.get("number")
         size = catalogue.batch_size(traits, self._batch)
         self._split(size, lambda n: catalogue.accumulated(traits, n, self._batch))
         evaluated = max(traits["evaluated"].values(), default=0)
@@ -274,7 +273,6 @@ class CureSearch:
         if any(one.fits and one.numerics is Numerics.EXACT for one in self._tried):
             return
         traits = self._with_batch(traits)
-        self._number = traits.get("number")
         if not catalogue.why_not_sharded(traits):
             self._fewest_gpus(traits)
         for treatment in keeping_less:
@@ -305,6 +303,7 @@ class CureSearch:
             tried = {**traits, "number": number}
             seen = self._observe(catalogue.accumulated(tried, n, self._batch)) if n else None
             if seen is not None and is_of_rows(n, traits, seen.found.traits):
+                self._number = number
                 return self._with_mixing(tried, number.value)
         return traits
 

@@ -312,7 +312,7 @@ def _line_table(comparison: Comparison, lines: Sequence[LineChange], detail: Det
         doc.Column(comparison.runs[-1].letter, partial(_held, "after", LineKind.GONE), "right"),
         doc.Column("blocks", _blocks),
         doc.Column("line", lambda c: code(_line_place(c)), "path"),
-        notes=_line_notes if is_full else lambda c: _line_notes(c)[: int(c.sizes is not None)],
+        notes=lambda c: [] if c.sizes is None else [dim(_sizes_text(c.sizes))],
         n_left_out=max(0, len(lines) - MAX_LINES) + comparison.n_lines_left_out * is_full,
         detail=detail,
     )
@@ -338,15 +338,6 @@ def _change_bar(largest: int, change: LineChange) -> doc.Gauge:
 def _held(side: str, unless: LineKind, change: LineChange) -> str:
     """Return what a line holds on one side, or a word if it does not occur there."""
     return unless.value if change.kind is unless else format_size(getattr(change, f"{side}_bytes"))
-
-
-def _line_notes(change: LineChange) -> list[doc.Content]:
-    notes: list[doc.Content] = [] if change.sizes is None else [dim(_sizes_text(change.sizes))]
-    for stack in change.stacks:
-        path = " <- ".join(f"{f.at} {f.function}" for f in stack.frames[1:5])
-        moved = signed_size(stack.after_bytes - stack.before_bytes)
-        notes.append(dim(f"{moved} from {path or 'the top level'}"))
-    return notes
 
 
 def _line_place(change: LineChange) -> str:

@@ -168,7 +168,8 @@ def _group_notes(group: RankGroup) -> list[doc.Content]:
 
 
 def _odd(report: FleetReport) -> doc.Section:
-    items = [_odd_rank(row) for row in report.odd[:_MAX_GROUPS]]
+    groups = {group.id: group for group in report.groups}
+    items = [_odd_rank(row, groups[row.group]) for row in report.odd[:_MAX_GROUPS]]
     n_more = len(report.odd) - len(items)
     more = f"{format_count(n_more)} more with --format json" if n_more else ""
     blocks = (
@@ -178,11 +179,11 @@ def _odd(report: FleetReport) -> doc.Section:
     return doc.Section("Odd ranks", blocks, "and what sets them apart, most important first", "odd")
 
 
-def _odd_rank(row: RankRow) -> doc.ListItem:
+def _odd_rank(row: RankRow, group: RankGroup) -> doc.ListItem:
     rank = row.rank
-    against = f"  against group {row.reference}" if row.reference else ""
+    against = f"  against group {group.reference}" if group.reference else ""
     peak = f"  {rank_title(rank)}, peak {doc.size(rank.peak_bytes)}"
-    lines = [d.text for d in row.differences[:_SHORT_DIFFERENCES]]
+    lines = [d.text for d in group.differences[:_SHORT_DIFFERENCES]]
     if rank.has_failed and rank.summary:
         lines.append(rank.summary)
     blocks = (doc.Bullets(lines), doc.Facts([("file", code(rank.path))]))
