@@ -82,6 +82,7 @@ GENERATIONS: Final[Mapping[str, Generation]] = {
     "gfx1030": Generation("rdna", 600 * MIB, _LARGE),
     "gfx1100": Generation("rdna", 600 * MIB, _LARGE),
     "gfx1201": Generation("rdna", 600 * MIB, _LARGE),
+    "apple": Generation("apple", 0, 0),
 }
 """What is known by compute capability, or by AMD's name for it."""
 
@@ -286,3 +287,13 @@ ALIASES: Final[Mapping[str, str]] = {
     "vii": "radeon-vii",
 }
 """Other name -> name in the table."""
+
+INSTANCES: Final[Mapping[str, str]] = {
+        "g4dn.": "t4", "g5.": "a10g", "g6.": "l4", "g6e.": "l40s", "p3.": "v100-16g",
+        "p3dn.": "v100-32g", "p4d.": "a100-40g", "p4de.": "a100-80g", "p5.": "h100",
+        "p5e.": "h200", "p5en.": "h200", "p6-b200.": "b200", "a2-highgpu-": "a100-40g",
+        "a2-megagpu-": "a100-40g", "a2-ultragpu-": "a100-80g", "a3-highgpu-": "h100",
+        "a3-megagpu-": "h100", "a3-ultragpu-": "h200", "a4-highgpu-": "b200", "g2-standard-": "l4",
+}  # fmt: skip
+"""Prefix of the type of a rented machine -> its GPU (aws.amazon.com/ec2/instance-types,
+cloud.google.com/compute/docs/gpus)."""

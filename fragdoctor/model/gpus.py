@@ -2,7 +2,8 @@
 
 The facts about each GPU are in :mod:`fragdoctor.model.gpu_table`. A MIG slice has at least 95 % of
 the memory in its name (NVIDIA, "MIG User Guide", supported profiles: 4.75 of 5, 9.75 of 10, 19.62
-of 20 GB).
+of 20 GB). A Mac's GPU may use two thirds of the memory up to 36 GB, and three quarters of a larger
+memory (Apple, ``MTLDevice.recommendedMaxWorkingSetSize``).
 """
 
 from __future__ import annotations
@@ -31,6 +32,11 @@ MIG_SHARE: Final = 0.95
 MIG_SOURCE: Final = (
     "95 % of the memory in the profile's name, the lowest share in NVIDIA's MIG User Guide"
 )
+MAC_SOURCE: Final = (
+    "Apple, MTLDevice.recommendedMaxWorkingSetSize: two thirds of up to 36 GB, three quarters of "
+    "more; the system and other programs use the same memory"
+)
+SMALL_MAC_GIB: Final = 36
 
 
 TYPICAL_CONTEXT_BYTES: Final = gpu_table.GENERATIONS[""].context_bytes
@@ -126,6 +132,9 @@ _AROUND: Final = frozenset(
 _MIG: Final = re.compile(
     r"(?:(.*?)[\s-]*)?(?:mig[\s-]*)?([1-7])(?:c\.\d)?g\.(\d{1,3})gb?(?:\+.*)?", re.ASCII
 )
+_MAC: Final = re.compile(
+    r"(?:apple[\s-]*)?(m[1-9][\s-]*(?:pro|max|ultra)?)(?:[\s-]+(\d{1,3})\s*g(?:i?b)?)?", re.ASCII
+)
 
 
 def _key(name: str, around: frozenset[str] = _AROUND) -> str:
@@ -153,6 +162,30 @@ def _slice(name: str) -> GpuModel | None:
     n_slices = gpu_table.MIG_SLICES.get(whole.name, 7)
     own = whole.n_multiprocessors * int(match.group(2)) // n_slices
     return GpuModel(f"{whole.name}-{profile}", title, total, MIG_SOURCE, whole.compute, own)
+
+
+def _rented(name: str) -> GpuModel | None:
+    """Return the GPU in a rented machine of this type: ``g5.xlarge``."""
+    key = name.strip().lower()
+    starts = (start for start in gpu_table.INSTANCES if key.startswith(start))
+    return next((GPUS[gpu_table.INSTANCES[start]] for start in starts), None)
+
+
+def _mac(name: str) -> GpuModel | None:
+    """Return the part of a Mac's memory that its GPU may use: ``M3 Max 64GB``."""
+    match = _MAC.fullmatch(name.strip().lower())
+    if match is None:
+        return None
+    if not int(match.group(2) or 0):
+        raise ConfigError(
+            f"{name} comes with more than one size of memory.",
+            hint=f"Add the size to the name: {name.strip()} 64GB.",
+        )
+    gib = int(match.group(2))
+    share = 2 / 3 if gib <= SMALL_MAC_GIB else 3 / 4
+    chip = re.sub(r"[\s-]+", "-", match.group(1).strip())
+    title = f"Apple {chip.replace('-', ' ').upper()}, shared with the CPU, {gib} GB"
+    return GpuModel(f"{chip}-{gib}g", title, int(share * gib * GIB), MAC_SOURCE, "apple")
 
 
 SIZED: Final = re.compile(r"\d{1,7} ?(?:gi?b?|mi?b)", re.ASCII)
@@ -207,7 +240,7 @@ def counted(text: str) -> tuple[int, str]:
 
 def known_gpu(name: str) -> GpuModel | None:
     """Return the GPU with this name, or None if it is not known."""
-    return _find(name) or _slice(name)
+    return _find(name) or _slice(name) or _mac(name) or _rented(name)
 
 
 def _find(name: str) -> GpuModel | None:

@@ -66,6 +66,9 @@ def test_one_of_a_card_is_the_card() -> None:
         ("40 GB A100", "a100-40g"),
         ("Radeon VII", "radeon-vii"),
         ("Colab T4", "t4"),
+        ("g5.xlarge", "a10g"),
+        ("p4de.24xlarge", "a100-80g"),
+        ("a3-highgpu-8g", "h100"),
         ("p4", "p4"),
     ],
 )
@@ -144,6 +147,7 @@ def test_other_names_lead_to_a_gpu_and_hide_none() -> None:
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000"),
         ("AMD Instinct MI300X", "mi300x"),
         ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", "a100-80g-1g.10gb"),
+        ("M3 Max 64GB", "m3-max-64g"),
         ("NVIDIA GB10", "gb10"),
         ("rtx 3070", "rtx-3070"),
         ("RTX3070", "rtx-3070"),
@@ -156,6 +160,13 @@ def test_names_that_drivers_write_are_found(text: str, name: str) -> None:
     assert gpu_of(text).name == name
 
 
-def test_slice_is_less_than_its_name_says() -> None:
+def test_mac_without_its_memory_is_asked_for_it() -> None:
+    with pytest.raises(ConfigError, match="more than one size"):
+        gpu_of("Apple M3 Max")
+
+
+def test_slice_and_shared_memory_are_less_than_their_names_say() -> None:
     assert gpu_of("MIG 3g.20gb").total_bytes == int(0.95 * 20 * GIB)
+    assert gpu_of("M2 16GB").usable_bytes == int(16 * GIB * 2 / 3)
+    assert gpu_of("M3 Max 64GB").usable_bytes == 48 * GIB
     assert gpu_of("A100-40GB MIG 1g.5gb").architecture == "ampere"

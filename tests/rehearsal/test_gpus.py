@@ -31,7 +31,7 @@ def test_kernels_are_those_of_the_gpu_and_of_an_h100_for_a_size() -> None:
     assert gpus[1].total_bytes == 24 * GIB
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", [*OTHERS, "M3 Max 64GB"])
 def test_gpu_of_another_maker_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="NVIDIA GPUs"):
         rehearsed_gpu(name, None, is_unlimited=False)
