@@ -92,9 +92,7 @@ def parse_config(data: bytes, name: str) -> Config:
     try:
         config = json.loads(data)
     except (ValueError, RecursionError) as e:
-        raise InputError(
-            f"{name} is not JSON.", hint="Give a Hugging Face config.json or a safetensors file."
-        ) from e
+        raise InputError(f"{name} is not JSON.", hint="Give a Hugging Face config.json.") from e
     if not isinstance(config, dict):
         raise InputError(
             f"{name} is not a model configuration: it is not a JSON object.",

@@ -56,7 +56,7 @@ def formula_footprint(workload: Workload) -> Footprint:
     """Return the memory of a workload whose shape is known."""
     whole = workload
     stages = [(*_bounds(stage), stage) for stage in stages_of(workload)]
-    needs, moments, workload = max(stages, key=lambda stage: stage[0].high_bytes or 0)
+    needs, moments, workload = max(stages, key=lambda stage: stage[0].high_bytes)
     local = local_part(workload)
     most = defaultdict(int, most_of_each(moments))
     items = (item for item in _items(local, states_of(local), most) if item.n_bytes > 0)
@@ -92,22 +92,20 @@ def formula_needs(workload: Workload) -> Needs:
     For a pipeline, they are the bounds of the stage that needs the most.
     """
     found = (_bounds(stage)[0] for stage in stages_of(workload))
-    return max(found, key=lambda needs: needs.high_bytes or 0)
+    return max(found, key=lambda needs: needs.high_bytes)
 
 
 def _bounds(workload: Workload) -> tuple[Needs, Sequence[Instant]]:
     """Return the bounds of what one GPU needs, and the moments they were computed from."""
     moments = moments_of(workload)
     needs = needs_of(moments, workload)
-    if needs.high_bytes is None:
-        return needs, moments
     more = []
     if workload.shape.may_have_head:
         shape = replace(
             workload.shape, has_lm_head=True, upcasts_logits=False, prompt_logits=Loss.WORKING
         )
         headed = replace(workload, shape=shape)
-        most = needs_of(moments_of(headed), headed).high_bytes or 0
+        most = needs_of(moments_of(headed), headed).high_bytes
         more.append(
             Doubt("head", "a head over the vocabulary, if there is one", most - needs.high_bytes)
         )
@@ -126,7 +124,7 @@ def _of_several_gpus(workload: Workload, high_bytes: int) -> list[Doubt]:
     more = [Doubt("nccl", "NCCL communicators, outside PyTorch", n_bytes)]
     if workload.is_fsdp and workload.lora_rank and workload.fsdp_kind is None:
         firsts = (replace(workload, fsdp_kind=kind) for kind in (FsdpKind.FIRST, FsdpKind.MIXED))
-        most = max(needs_of(moments_of(first), first).high_bytes or 0 for first in firsts)
+        most = max(needs_of(moments_of(first), first).high_bytes for first in firsts)
         reason = "what FSDP 1 keeps for layers with frozen weights; --fsdp-kind settles it"
         more.append(Doubt("frozen_weights", reason, max(0, most - high_bytes)))
     return more
@@ -134,7 +132,7 @@ def _of_several_gpus(workload: Workload, high_bytes: int) -> list[Doubt]:
 
 def kept_tensors(workload: Workload) -> list[KeptTensor]:
     """Return what each operation of a layer keeps, for ``--explain``."""
-    if not workload.shape.has_layers or workload.seq <= 0 or workload.inference:
+    if workload.inference:
         return []
     sizes = units(workload)
     return [
@@ -156,7 +154,7 @@ def layer_terms(workload: Workload) -> dict[str, float]:
 
 def activation_formula(workload: Workload) -> str:
     """Return the formula for activations, in symbols."""
-    if not workload.shape.has_layers or workload.seq <= 0 or workload.inference:
+    if workload.inference:
         return ""
     layer = " + ".join(f"{unit} x {each:g}" for unit, each in layer_terms(workload).items())
     if not segment_layers(workload):
@@ -310,6 +308,4 @@ def _notes(workload: Workload) -> list[str]:
             "Gradient accumulation keeps the gradients during the forward passes; only a smaller "
             "micro batch saves memory."
         )
-    if not shape.has_layers:
-        notes.append("The shape of the layers is not known, so activations are left out.")
     return notes

@@ -61,11 +61,11 @@ def _fit(workload: Workload, footprint: Footprint, gpu: GpuModel) -> Fit:
 def fit_of(footprint: Footprint, gpu: GpuModel) -> Fit:
     """Return whether a footprint fits on a GPU, without looking for batches that would fit."""
     usable = gpu.usable_bytes
-    state, high = footprint.state_on(usable), footprint.needs_high_bytes
+    state = footprint.state_on(usable)
     return Fit(
         gpu=gpu,
         fits=state is FitState.FITS,
-        margin_bytes=min(-1, usable - footprint.needs_low_bytes) if high is None else usable - high,
+        margin_bytes=usable - footprint.needs_high_bytes,
         largest_batch=None,
         state=state,
     )
@@ -73,8 +73,6 @@ def fit_of(footprint: Footprint, gpu: GpuModel) -> Fit:
 
 def _other_lengths(workload: Workload) -> Sequence[int]:
     seq = workload.seq
-    if not seq:
-        return ()
     limit = workload.shape.max_positions or 4 * seq
     return tuple(s for s in (seq // 2, 2 * seq, 4 * seq) if MIN_LENGTH <= s <= limit)
 
@@ -86,7 +84,7 @@ def largest_batch(
 ) -> int | None:
     """Return the largest batch that fits; 0 = not even one.
 
-    Returns None if memory does not depend on the batch, as when the layers are not known.
+    Returns None if memory hardly depends on the batch.
 
     Args:
         workload: the workload; its own batch does not matter.
@@ -94,23 +92,20 @@ def largest_batch(
         usable_bytes: the GPU's usable memory.
     """
 
-    def needs(batch: int) -> int | None:
+    def needs(batch: int) -> int:
         return needs_of(replace(workload, batch=batch)).high_bytes
 
-    first = needs(1)
-    if first is None:
-        return None
-    if first > usable_bytes:
+    if needs(1) > usable_bytes:
         return 0
     high = 2
-    while (needs(high) or 0) <= usable_bytes:
+    while needs(high) <= usable_bytes:
         high *= 2
         if high > MAX_BATCH:
             return None
     low = high // 2
     while high - low > max(1, low // 64):  # to within 2 %: the estimate is no finer
         middle = (low + high) // 2
-        low, high = (middle, high) if (needs(middle) or 0) <= usable_bytes else (low, middle)
+        low, high = (middle, high) if needs(middle) <= usable_bytes else (low, middle)
     return low
 
 

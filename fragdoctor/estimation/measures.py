@@ -107,7 +107,7 @@ _OTHER_WORLDS: Final = tuple(f"{kind}_{n}" for n in WORLDS for kind in ("zero2",
 def catalogue(workload: Workload) -> dict[str, Measure]:
     """Return every measure that a workload can take, each under a unique name."""
     found = _for_inference(workload) if workload.inference else _for_training(workload)
-    if workload.batch > 1 and (workload.inference or _has_layers(workload)):
+    if workload.batch > 1:
         found.append(_micro_batch(workload, workload.batch // 2))
     named = {m.id: m for m in found}
     if workload.inference and workload.tensor_parallel == 1:
@@ -126,23 +126,17 @@ def catalogue(workload: Workload) -> dict[str, Measure]:
     return named
 
 
-def _has_layers(workload: Workload) -> bool:
-    return workload.shape.has_layers and workload.seq > 0
-
-
 def _for_training(workload: Workload) -> list[Measure]:
     precision, optimizer = precision_of(workload.dtype), optimizer_of(workload.optimizer)
     is_full = not workload.lora_rank
-    has_layers = _has_layers(workload)
-    recomputes = has_layers and workload.checkpointing == "none"
-    writes = has_layers and attention_used(workload, precision) is not Attention.FLASH
+    writes = attention_used(workload, precision) is not Attention.FLASH
     narrow = {} if precision.compute < 4 else {"dtype": "amp-bf16"}
     base: dict[str, Any] = {"lora_rank": LORA_RANK, "master_weights": False, "grad_dtype": ""}
     if precision.weight >= 4:
         base["dtype"] = "bf16"
     away = tuple(dict.fromkeys((*workload.offload, "optimizer")))
     rows = (
-        (recomputes,
+        (workload.checkpointing == "none",
          Measure("checkpointing", "checkpoint each layer",
                  {"checkpointing": "full"}, "about 33 % more compute: layers run forward twice",
                  CHECKPOINTING, RECOMPUTATION)),
@@ -174,12 +168,12 @@ def _for_training(workload: Workload) -> list[Measure]:
         (is_full,
          Measure("lora", f"LoRA of rank {LORA_RANK}", base,
                  "different training: the base stays frozen", LORA, changes_training=True)),
-        (is_full and workload.shape.has_layers,
+        (is_full,
          Measure("qlora", f"QLoRA: 4-bit base, LoRA of rank {LORA_RANK}",
                  {**base, "dtype": "int4"},
                  "about 39 % slower than LoRA on 16-bit weights; the base is quantized", QLORA,
                  QLORA_SLOWDOWN, changes_training=True)),
-        (not is_full and workload.shape.has_layers and not precision.is_quantised,
+        (not is_full and not precision.is_quantised,
          Measure("qlora", "4-bit base", {"dtype": "int4"},
                  "about 39 % slower than on 16-bit weights; the base is quantized", QLORA,
                  QLORA_SLOWDOWN, changes_training=True)),
@@ -309,8 +303,7 @@ def _cheapest(
     choices.sort(key=lambda c: _price(_combined(workload, c)))
 
     def fits(changed: Workload) -> bool:
-        high = needs_of(changed).high_bytes
-        return high is not None and high <= usable_bytes
+        return needs_of(changed).high_bytes <= usable_bytes
 
     most = applied(workload, tuple(m for m in (axis[-1] for axis in axes) if m))
     if not fits(replace(most, batch=1)):
@@ -336,7 +329,7 @@ def _combined(
     workload: Workload, measures: Sequence[Measure], needs_of: Bounds | None = None
 ) -> Combination:
     changed = applied(workload, measures)
-    needs = needs_of(changed) if needs_of else Needs(0, None)
+    needs = needs_of(changed) if needs_of else Needs(0, 0)
     published = [m.slowdown for m in measures if m.slowdown is not None]
     slowdown = math.prod(published) if len(published) == len(measures) else None
     return Combination(

@@ -66,7 +66,7 @@ def plans_of(
     The fastest are listed, and slower ones until ``n_rehearsed`` of them can be rehearsed.
 
     Raises:
-        ConfigError: the peak speed of the card or the layers of the model are not known.
+        ConfigError: the peak speed of the card is not known.
     """
     speeds = speeds_of(gpu)
     if speeds is None:
@@ -74,8 +74,6 @@ def plans_of(
             f"The speed of {gpu.name} is not known, so plans cannot be compared.",
             hint="Name a card such as h100, a100-80g, l40s or rtx-4090.",
         )
-    if not workload.shape.has_layers or not workload.seq:
-        raise ConfigError("Plans need the shape of the layers.", hint="Give a config.json.")
     found = _listed(_fewest(workload, gpu, speeds, price), n_rehearsed)
     if not workload.inference and not workload.lora_rank and "optimizer" not in workload.offload:
         away = replace(workload, offload=(*workload.offload, "optimizer"))
@@ -189,11 +187,11 @@ def _plan(way: Workload, gpu: GpuModel, speeds: Speeds, price: float | None) -> 
         compute, traffic = _serving_seconds(way, serving.sequences, speeds)
         ranks: tuple[RankNeeds, ...] = ()
         low = serving.weights_bytes + serving.activations_bytes + serving.bytes_per_sequence
-        high: int | None = low
+        high = low
     else:
         compute, traffic = _training_seconds(way, speeds)
         needs = {stage.stage or "every": formula_needs(stage) for stage in stages_of(way)}
-        ranks = tuple(RankNeeds(k, v.low_bytes, v.high_bytes or 0) for k, v in needs.items())
+        ranks = tuple(RankNeeds(k, v.low_bytes, v.high_bytes) for k, v in needs.items())
         most = max(ranks, key=lambda rank: rank.needs_high_bytes)
         low, high = most.needs_low_bytes, most.needs_high_bytes
     seconds = compute + traffic

@@ -24,13 +24,11 @@ class FitState(StrEnum):
     DOES_NOT_FIT = "does_not_fit"  # not even at the lower bound
 
 
-def state_on(low_bytes: int, high_bytes: int | None, usable_bytes: int) -> FitState:
+def state_on(low_bytes: int, high_bytes: int, usable_bytes: int) -> FitState:
     """Return whether a run with these lower and upper bounds fits."""
     if low_bytes > usable_bytes:
         return FitState.DOES_NOT_FIT
-    if high_bytes is not None and high_bytes <= usable_bytes:
-        return FitState.FITS
-    return FitState.TOO_CLOSE
+    return FitState.FITS if high_bytes <= usable_bytes else FitState.TOO_CLOSE
 
 
 class Doubt(Struct, frozen=True):
@@ -69,7 +67,7 @@ class Combination(Struct, frozen=True):
     changes_training: bool
     n_gpus: int
     needs_low_bytes: int
-    needs_high_bytes: int | None
+    needs_high_bytes: int
 
 
 class Serving(Struct, frozen=True):
@@ -147,7 +145,7 @@ class Plan(Struct, frozen=True):
     layout: str
     option: str
     needs_low_bytes: int
-    needs_high_bytes: int | None
+    needs_high_bytes: int
     ranks: Sequence[RankNeeds]
     seconds_per_token: float
     communication_share: float
@@ -241,9 +239,9 @@ class Footprint(Struct, frozen=True):
         notes: what was assumed, one sentence each.
         layer: what one layer keeps, by operation; empty if the layers are not known.
         needs_low_bytes: with less memory, the run cannot be served.
-        needs_high_bytes: with this much memory, the run is served; None if a part is not known.
+        needs_high_bytes: with this much memory, the run is served.
         published_low_bytes, published_high_bytes: range in which nine of ten published figures for
-            such a run would lie; None if a part is not known.
+            such a run would lie.
         doubts: what makes up the width between the lower and the upper bound.
     """
 
@@ -255,9 +253,9 @@ class Footprint(Struct, frozen=True):
     notes: Sequence[str] = ()
     layer: Sequence[KeptTensor] = ()
     needs_low_bytes: int = 0
-    needs_high_bytes: int | None = None
+    needs_high_bytes: int = 0
     published_low_bytes: int = 0
-    published_high_bytes: int | None = None
+    published_high_bytes: int = 0
     doubts: Sequence[Doubt] = ()
 
     def state_on(self, usable_bytes: int) -> FitState:
@@ -293,8 +291,7 @@ class Fit(Struct, frozen=True):
 
     Attributes:
         fits: whether it surely fits: the state is ``fits``.
-        margin_bytes: usable memory minus the upper bound, at least 0 if and only if it fits. If
-            that bound is not known, usable memory minus the lower bound, and at most -1.
+        margin_bytes: usable memory minus the upper bound, at least 0 if and only if it fits.
         largest_batch: the most sequences per step (micro batch) that surely fit on one GPU; 0 = not
             even one; None = the batch does not matter or could not be varied.
         other_lengths: other sequence lengths and the largest batch at each.

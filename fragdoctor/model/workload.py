@@ -146,7 +146,7 @@ def shared(of: LayerBuild, kind: type[LayerBuild]) -> dict[str, Any]:
 
 
 class ModelShape(LayerSizes, frozen=True):
-    """The shape of a transformer, or as much as is known about another model.
+    """The shape of a transformer.
 
     Attributes:
         name: name for people, such as ``llama`` or a file's name.
@@ -189,11 +189,6 @@ class ModelShape(LayerSizes, frozen=True):
     def kv_per_token(self) -> int:
         """Elements that one token leaves in the cache of one attention layer."""
         return self.kv_elements or 2 * self.n_kv_heads * self.head_dim
-
-    @property
-    def has_layers(self) -> bool:
-        """Whether the shape of the layers is known, so that activations can be derived."""
-        return self.n_layers > 0 and self.hidden > 0
 
 
 class Workload(Struct, frozen=True):

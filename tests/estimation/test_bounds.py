@@ -201,18 +201,6 @@ def test_combination_is_what_its_options_give() -> None:
     assert prices == sorted(prices)
 
 
-def test_nothing_is_promised_where_the_layers_are_not_known() -> None:
-    unknown = ModelShape("model", "a file", parameters_of(DIMENSIONS))
-
-    needs = formula_needs(Workload(shape=unknown, dtype="bf16"))
-
-    assert needs.high_bytes is None
-    estimate = judged(Workload(shape=unknown, dtype="bf16"), [gpu_of("h200")])
-    assert estimate.fits[0].state is FitState.TOO_CLOSE
-    assert not estimate.fits[0].fits
-    assert estimate.fits[0].margin_bytes < 0
-
-
 # The property: nothing larger fits where something smaller does not.
 
 DIMENSIONS = Dimensions(

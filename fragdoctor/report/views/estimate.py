@@ -124,7 +124,7 @@ def _planned(estimate: Estimate) -> str:
     if not plans:
         return f"No layout on up to {MOST_GPUS} x {gpu.name} surely fits."
     best = plans[0]
-    each = f"{format_size(best.needs_high_bytes or 0)} of {format_size(gpu.usable_bytes)} usable"
+    each = f"{format_size(best.needs_high_bytes)} of {format_size(gpu.usable_bytes)} usable"
     cost = "" if best.price_per_hour is None else f", ${best.price_per_hour:,.2f} an hour"
     holds = f", {format_count(best.sequences)} sequences at once" if best.sequences else ""
     return f"Fits on {best.n_gpus} x {gpu.name}: {best.layout}; {each} each{holds}{cost}."
@@ -149,8 +149,6 @@ def _one(estimate: Estimate, fit: Fit) -> str:
     if fit.state is FitState.FITS:
         return f"Fits on {fit.gpu.name} with {format_size(fit.margin_bytes)} to spare: {needs}."
     if fit.state is FitState.TOO_CLOSE:
-        if estimate.footprint.needs_high_bytes is None:
-            return f"Cannot say whether it fits on {fit.gpu.name}: {needs}."
         return f"Too close to call on {fit.gpu.name}: {needs}.{_way_out(estimate, fit)}"
     short = format_size(estimate.footprint.needs_low_bytes - fit.gpu.usable_bytes)
     return (
@@ -197,13 +195,10 @@ def _assumed(w: Workload, *, is_planned: bool = False) -> list[str]:
         if w.grad_dtype:
             precision += f", gradients in {w.grad_dtype}"
     parts = [precision, w.optimizer]
-    if w.shape.has_layers:
-        kind = w.attention_in_code.value
-        checkpointing = w.checkpointing
-        is_off = checkpointing == "none"
-        parts.append(f"{'fused (sdpa)' if kind == 'sdpa' else kind} attention")
-        if not (is_off and is_planned):
-            parts.append("no checkpointing" if is_off else f"checkpointing {checkpointing}")
+    kind, is_off = w.attention_in_code.value, w.checkpointing == "none"
+    parts.append(f"{'fused (sdpa)' if kind == 'sdpa' else kind} attention")
+    if not (is_off and is_planned):
+        parts.append("no checkpointing" if is_off else f"checkpointing {w.checkpointing}")
     if w.offload:
         parts.append(f"{' and '.join(w.offload)} on the host")
     return [f"Counted: {', '.join(parts)}."]
@@ -217,9 +212,8 @@ def _workload_text(estimate: Estimate) -> str:
         parts.append(f"inference of {w.batch} x {format_count(w.seq + w.new_tokens)} tokens")
         parts += _parallel(w)
     else:
-        if w.seq:
-            most = "up to " * w.varying_lengths + format_count(w.seq)
-            parts.append(f"batch {w.batch} x {most} tokens")
+        most = "up to " * w.varying_lengths + format_count(w.seq)
+        parts.append(f"batch {w.batch} x {most} tokens")
         parts += _training(w, footprint.n_trainable)
     return ", ".join(parts) + "."
 
@@ -347,8 +341,9 @@ def _fits(estimate: Estimate) -> doc.Section:
         doc.Column("usable", lambda fit: format_size(fit.gpu.usable_bytes), "right"),
         doc.Column("fits", lambda fit: STATES[fit.state]),
         doc.Column("to spare", "margin_bytes"),
-        doc.Column(f"batch at {format_count(seq)}" if seq else "batch",
-                   lambda fit: _batch(fit.largest_batch), "right"),
+        doc.Column(
+            f"batch at {format_count(seq)}", lambda fit: _batch(fit.largest_batch), "right"
+        ),
         *lengths,
     )  # fmt: skip
     legend = (

@@ -20,9 +20,8 @@ TONES: Final = {state: word.style for state, word in STATES.items()}
 
 def bounds_text(estimate: Estimate) -> str:
     """Return the least and the most memory that a run needs."""
-    low, high = estimate.footprint.needs_low_bytes, estimate.footprint.needs_high_bytes
-    if high is None:
-        return f"at least {format_size(low)}"
+    footprint = estimate.footprint
+    low, high = footprint.needs_low_bytes, footprint.needs_high_bytes
     return f"{format_size(low)} to {format_size(high)}"
 
 
@@ -61,8 +60,6 @@ def doubts_section(estimate: Estimate) -> doc.Section:
         doc.Column("", "reason", "wrap"),
     )
     title = f"Between {bounds_text(estimate)}".replace(" to ", " and ")
-    if footprint.needs_high_bytes is None or footprint.published_high_bytes is None:
-        return doc.Section(title, (), id="doubts")
     others = dim(
         "That is for a program that does what was counted. Measured in other people's "
         "programs, nine in ten such figures are between "
@@ -83,7 +80,7 @@ def plans_section(estimate: Estimate) -> doc.Section:
     table = doc.tabled(
         plans,
         doc.Column("GPUs", lambda p: format_count(p.n_gpus), "right"),
-        doc.Column("each", lambda p: format_size(p.needs_high_bytes or 0), "right"),
+        doc.Column("each", lambda p: format_size(p.needs_high_bytes), "right"),
         doc.Column("tokens/s", lambda p: format_count(round(1 / p.seconds_per_token)), "right"),
         doc.Column("waits", lambda p: f"{p.communication_share:.0%}".replace("%", " %"), "right"),
         *([doc.Column("1M tokens", dollars, "right")] if any(map(dollars, plans)) else []),
@@ -131,7 +128,7 @@ def combinations_section(estimate: Estimate) -> doc.Section:
 
     table = doc.tabled(
         estimate.combinations,
-        doc.Column("needs", lambda c: format_size(c.needs_high_bytes or 0), "right"),
+        doc.Column("needs", lambda c: format_size(c.needs_high_bytes), "right"),
         doc.Column("time", slowdown, "right"),
         doc.Column("GPUs", lambda c: format_count(c.n_gpus), "right"),
         doc.Column("measures", "title", "wrap"),
