@@ -172,7 +172,7 @@ def in_numbers(formula: str, values: Mapping[str, Any]) -> str:
 
 
 def _count(groups: Sequence[GroupState]) -> int:
-    return sum(g.n_each * g.count for g in groups)
+    return sum(g.n_total for g in groups)
 
 
 def values_of(workload: Workload, states: Sequence[GroupState]) -> dict[str, int]:

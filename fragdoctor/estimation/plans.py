@@ -221,7 +221,7 @@ def _training_seconds(way: Workload, speeds: Speeds) -> tuple[float, float]:
     shape, precision = way.shape, precision_of(way.dtype)
     tokens = way.batch * way.seq * way.grad_accumulation  # of one replica
     active = sum(
-        g.n_each * g.count * (max(1, shape.experts_per_token) / max(1, shape.n_experts)
+        g.n_total * (max(1, shape.experts_per_token) / max(1, shape.n_experts)
                               if g.role is Role.EXPERT else 1)
         for g in shape.parameters if g.role is not Role.EMBEDDING
     )  # fmt: skip
@@ -232,7 +232,7 @@ def _training_seconds(way: Workload, speeds: Speeds) -> tuple[float, float]:
 
     local = local_part(way)
     trained = [g for g in states_of(local) if g.is_trained]
-    held = sum(g.n_each * g.count for g in local.shape.parameters) * precision.compute
+    held = local.shape.n_parameters * precision.compute
     world, layers = way.world_size, local.shape.n_layers
     traffic = 0.0
     if world > 1:

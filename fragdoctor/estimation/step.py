@@ -135,7 +135,7 @@ def _copies(states: Sequence[GroupState], workload: Workload, *, layered: bool) 
     roles = (Role.HEAD,) if precision.is_quantised else (Role.LINEAR, Role.HEAD)
     is_tied = workload.shape.tied_head and workload.shape.has_lm_head
     return precision.copies * sum(
-        g.n_each * g.count
+        g.n_total
         for g in states
         if g.layered is layered
         and ".lora_" not in g.name

@@ -140,7 +140,7 @@ class LayerSizes(LayerBuild, frozen=True, kw_only=True):
     shared_ffn: int = 0
 
 
-def shared(of: LayerBuild, kind: type[LayerBuild]) -> dict[str, Any]:
+def shared(of: Struct, kind: type[Struct]) -> dict[str, Any]:
     """Return the fields of a kind with an object's values for them."""
     return {name: getattr(of, name) for name in kind.__struct_fields__}
 
