@@ -132,14 +132,13 @@ class Format(Struct, frozen=True):
         return self.rules.get(key) or (self.rules.get(last) if section in self.sections else None)
 
 
-DECISIVE: Final[Mapping[str, str]] = {
-    "optimizer": "optimizer",
-    "quantised": "dtype",
-    "weights": "dtype",
-    "mixed": "dtype",
-    "adapter": "lora",
+_DTYPE: Final = ("dtype", "--dtype KIND, as fragdoctor estimate --help lists them.")
+DECISIVE: Final[Mapping[str, tuple[str, str]]] = {
+    "optimizer": ("optimizer", "--optimizer adamw, or another that keeps as many states."),
+    **dict.fromkeys(("quantised", "weights", "mixed"), _DTYPE),
+    "adapter": ("lora", "--lora RANK, if adapters of about that size are trained."),
 }
-"""Facts without which there is no honest figure -> the option that can state them instead."""
+"""Facts without which there is no honest figure -> the option that can state them, and how."""
 
 
 def flat(entries: Entries, prefix: str = "") -> dict[str, Any]:
