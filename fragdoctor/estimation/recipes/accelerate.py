@@ -7,62 +7,51 @@ other names for the number of processes.
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import Final
 
+from fragdoctor.estimation.recipes import values
 from fragdoctor.estimation.recipes.deepspeed import DEVICE, stage
 from fragdoctor.estimation.recipes.documents import Entries
-from fragdoctor.estimation.recipes.entries import (
-    Becomes,
-    Format,
-    Reading,
-    count,
-    facts,
-    is_off,
-    mixed_dtype,
-    one_of,
-    text_of,
-    when_on,
-)
+from fragdoctor.estimation.recipes.entries import Format, Reading, facts
 
-ENGINE: Final = one_of(
+ENGINE: Final = values.one_of(
     {"fsdp": "fsdp", "deepspeed": "deepspeed", "multi_gpu": "ddp", "tp": "ddp"},
     "is not a known way to share a run among GPUs",
 )  # fmt: skip
-SHARDING: Final = one_of(
+SHARDING: Final = values.one_of(
     {"full_shard": 3, "1": 3, "shard_grad_op": 2, "2": 2, "no_shard": 0, "3": 0,
      "hybrid_shard": 3, "4": 3, "hybrid_shard_zero2": 2, "5": 2, "true": 3, "false": 3},
 )  # fmt: skip
 _WHOLE: Final = "weights stay gathered between forward and backward, which needs more"
 
-FSDP_RULES: Final[dict[str, Becomes]] = facts(
+FSDP_RULES: Final = facts(
     ("stage", SHARDING, "fsdp_sharding_strategy"),
-    ("offload_fsdp", when_on(True), "fsdp_offload_params"),
-    ("fsdp_kind", one_of({"1": "1", "2": "2"}, "is not a version of FSDP"), "fsdp_version"),
-    ("checkpointing", when_on("full"), "fsdp_activation_checkpointing"),
+    ("offload_fsdp", values.when_on(True), "fsdp_offload_params"),
+    ("fsdp_kind", values.one_of({"1": "1", "2": "2"}, "is not a version of FSDP"), "fsdp_version"),
+    ("checkpointing", values.when_on("full"), "fsdp_activation_checkpointing"),
 )
 """FSDP's entries that several programs share; ``complete_fsdp`` reads the rest."""
 
-_RULES: Final[dict[str, Becomes]] = FSDP_RULES | facts(
+_RULES: Final = FSDP_RULES | facts(
     ("engine", ENGINE, "distributed_type"),
-    ("engine", when_on("fsdp"), "use_fsdp"),
-    ("engine", when_on("deepspeed"), "use_deepspeed"),
-    ("engine", when_on("ddp"), "multi_gpu"),
-    ("mixed", mixed_dtype, "mixed_precision"),
-    ("n_gpus", count, "num_processes"),
-    ("n_nodes", count, "num_machines nnodes num_nodes"),
-    ("gpus_per_node", count, "nproc_per_node nproc-per-node num_gpus"),
+    ("engine", values.when_on("fsdp"), "use_fsdp"),
+    ("engine", values.when_on("deepspeed"), "use_deepspeed"),
+    ("engine", values.when_on("ddp"), "multi_gpu"),
+    ("mixed", values.mixed_dtype, "mixed_precision"),
+    ("n_gpus", values.count, "num_processes"),
+    ("n_nodes", values.count, "num_machines nnodes num_nodes"),
+    ("gpus_per_node", values.count, "nproc_per_node nproc-per-node num_gpus"),
     ("stage", stage, "zero_stage"),
     ("offload_optimizer", DEVICE, "offload_optimizer_device"),
     ("offload_parameters", DEVICE, "offload_param_device"),
-    ("grad_accumulation", count, "gradient_accumulation_steps"),
-    ("tensor_parallel", count, "parallelism_config_tp_size megatron_lm_tp_degree"),
-    ("context_parallel", count, "parallelism_config_cp_size parallelism_config_sp_size"),
-    ("replicas", count, "parallelism_config_dp_replicate_size"),
-    ("shard", count, "parallelism_config_dp_shard_size"),
-    ("pipeline_parallel", count, "megatron_lm_pp_degree"),
-    ("sequence_parallel", when_on(True), "megatron_lm_sequence_parallelism"),
-    ("stage", when_on(1), "megatron_lm_use_distributed_optimizer"),
+    ("grad_accumulation", values.count, "gradient_accumulation_steps"),
+    ("tensor_parallel", values.count, "parallelism_config_tp_size megatron_lm_tp_degree"),
+    ("context_parallel", values.count, "parallelism_config_cp_size parallelism_config_sp_size"),
+    ("replicas", values.count, "parallelism_config_dp_replicate_size"),
+    ("shard", values.count, "parallelism_config_dp_shard_size"),
+    ("pipeline_parallel", values.count, "megatron_lm_pp_degree"),
+    ("sequence_parallel", values.when_on(True), "megatron_lm_sequence_parallelism"),
+    ("stage", values.when_on(1), "megatron_lm_use_distributed_optimizer"),
 )
 
 
@@ -79,13 +68,13 @@ def complete_fsdp(reading: Reading, entries: Entries) -> None:
     for key, value in entries.items():
         last = key.rpartition(".")[2].removeprefix("fsdp_")
         if last == "reshard_after_forward" and "stage" not in reading.facts:
-            stays = value is not None and is_off(value)
-            code = text_of(value)
+            stays = value is not None and values.is_off(value)
+            code = values.text_of(value)
             if code in ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard"):
                 reading.take("stage", SHARDING(value), key, value)
             elif stays:
                 reading.notes.append(f"{reading.source}: {key} is off: {_WHOLE}; not counted.")
-        if "hybrid" in text_of(value) and last == "sharding_strategy":
+        if "hybrid" in values.text_of(value) and last == "sharding_strategy":
             reading.take("hybrid", True, key, value)
     if reading.value("engine") == "fsdp" and reading.value("stage") == 2:
         reading.notes.append(
@@ -118,7 +107,7 @@ FORMAT: Final = Format(
         frozenset({"mixed_precision", "num_processes"}),
         frozenset({"num_processes", "num_machines"}),
     ),
-    rules=MappingProxyType(_RULES),
+    rules=_RULES,
     sections=(
         "deepspeed_config", "fsdp_config", "parallelism_config", "megatron_lm_config",
         "fp8_config", "dynamo_config",

@@ -13,10 +13,11 @@ from msgspec import Struct
 from fragdoctor.errors import FragdoctorError, InputError, LimitExceeded
 from fragdoctor.estimation.recipes import accelerate, vllm
 from fragdoctor.estimation.recipes.documents import YAML_SUFFIXES, Entries, read_entries, read_text
-from fragdoctor.estimation.recipes.entries import Reading, flat, read, shown
+from fragdoctor.estimation.recipes.entries import Reading, flat, read
 from fragdoctor.estimation.recipes.formats import format_of, reading_of
 from fragdoctor.estimation.recipes.shell import CommandLine, command_lines
 from fragdoctor.estimation.recipes.trainer import PROGRAM
+from fragdoctor.estimation.recipes.values import shown
 from fragdoctor.model.recipe import Bearing
 
 _OF_MODELS: Final = ("architectures", "model_type", "weight_map", "_class_name", "segments")

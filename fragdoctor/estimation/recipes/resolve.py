@@ -27,7 +27,8 @@ from fragdoctor.estimation.model_shapes import (
     model_of,
     preset_of,
 )
-from fragdoctor.estimation.recipes.entries import AUTO, DECISIVE, Fact, Reading, shown
+from fragdoctor.estimation.recipes.entries import DECISIVE, Fact, Reading
+from fragdoctor.estimation.recipes.values import AUTO, shown
 from fragdoctor.estimation.request import OFFLOADABLE
 from fragdoctor.model.recipe import Bearing, Recipe, RecipeUse, UnusedEntry, UsedEntry
 

@@ -9,21 +9,10 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Final
 
+from fragdoctor.estimation.recipes import values
 from fragdoctor.estimation.recipes.accelerate import offload_to_host
 from fragdoctor.estimation.recipes.documents import Entries
-from fragdoctor.estimation.recipes.entries import (
-    Becomes,
-    Format,
-    Reading,
-    count,
-    dtype,
-    facts,
-    is_off,
-    name,
-    optimizer,
-    text_of,
-    when_on,
-)
+from fragdoctor.estimation.recipes.entries import Format, Reading, facts
 from fragdoctor.model.recipe import Bearing
 
 _FLAVORS: Final = {
@@ -37,30 +26,30 @@ _FLAVORS: Final = {
     "llama4 17bx16e": "meta-llama/Llama-4-Scout-17B-16E",
     "llama4 17bx128e": "meta-llama/Llama-4-Maverick-17B-128E",
 }  # fmt: skip
-_PARALLEL: Final[dict[str, Becomes]] = facts(
-    ("shard_degree", count, "data_parallel_shard_degree data_parallel_degree"),
-    ("replicas", count, "data_parallel_replicate_degree"),
-    ("tensor_parallel", count, "tensor_parallel_degree"),
-    ("pipeline_parallel", count, "pipeline_parallel_degree"),
-    ("context_parallel", count, "context_parallel_degree"),
-    ("expert_parallel", count, "expert_parallel_degree"),
-    ("microbatch", count, "pipeline_parallel_microbatch_size"),
+_PARALLEL: Final = facts(
+    ("shard_degree", values.count, "data_parallel_shard_degree data_parallel_degree"),
+    ("replicas", values.count, "data_parallel_replicate_degree"),
+    ("tensor_parallel", values.count, "tensor_parallel_degree"),
+    ("pipeline_parallel", values.count, "pipeline_parallel_degree"),
+    ("context_parallel", values.count, "context_parallel_degree"),
+    ("expert_parallel", values.count, "expert_parallel_degree"),
+    ("microbatch", values.count, "pipeline_parallel_microbatch_size"),
 )
-_RULES: Final[dict[str, Becomes]] = facts(
-    ("flavor", text_of, "model.flavor"),
-    ("family", text_of, "model.name"),
-    ("model", name, "hf_transformers.model"),
-    ("optimizer", optimizer, "optimizer.name"),
-    ("implementation", text_of, "optimizer.implementation"),
-    ("implementation", when_on("fused"), "optimizer.fused"),
-    ("batch", count, "training.local_batch_size training.batch_size"),
-    ("seq", count, "training.seq_len"),
-    ("weights", dtype, "training.dtype"),
-    ("mixed", dtype, "training.mixed_precision_param"),
-    ("offload_fsdp", when_on(True), "training.enable_cpu_offload"),
-    ("ac", text_of, "activation_checkpoint.mode"),
-    ("ac_option", text_of, "activation_checkpoint.selective_ac_option"),
-    ("rank", count, "lora.rank"),
+_RULES: Final = facts(
+    ("flavor", values.text_of, "model.flavor"),
+    ("family", values.text_of, "model.name"),
+    ("model", values.name, "hf_transformers.model"),
+    ("optimizer", values.optimizer, "optimizer.name"),
+    ("implementation", values.text_of, "optimizer.implementation"),
+    ("implementation", values.when_on("fused"), "optimizer.fused"),
+    ("batch", values.count, "training.local_batch_size training.batch_size"),
+    ("seq", values.count, "training.seq_len"),
+    ("weights", values.dtype, "training.dtype"),
+    ("mixed", values.dtype, "training.mixed_precision_param"),
+    ("offload_fsdp", values.when_on(True), "training.enable_cpu_offload"),
+    ("ac", values.text_of, "activation_checkpoint.mode"),
+    ("ac_option", values.text_of, "activation_checkpoint.selective_ac_option"),
+    ("rank", values.count, "lora.rank"),
 )
 
 
@@ -122,7 +111,7 @@ def _complete_checkpointing(reading: Reading) -> None:
     text = f"{kind} {option.text}" if kind == "selective" and option else kind
     if text in ("full", "selective 1"):
         reading.take("checkpointing", "full", key, text)
-    elif not is_off(kind):
+    elif not values.is_off(kind):
         some = "selective checkpointing is counted as none: it needs less, but more than full"
         reading.leave(key, text, Bearing.MATTERS, some)
 

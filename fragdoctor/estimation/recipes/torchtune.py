@@ -8,25 +8,12 @@ of ``tune run``, not the file, says how many GPUs share them.
 from __future__ import annotations
 
 import re
-from types import MappingProxyType
 from typing import Any, Final
 
+from fragdoctor.estimation.recipes import values
 from fragdoctor.estimation.recipes.accelerate import offload_to_host
 from fragdoctor.estimation.recipes.documents import Entries
-from fragdoctor.estimation.recipes.entries import (
-    Becomes,
-    Format,
-    Reading,
-    UnsayableError,
-    count,
-    dtype,
-    facts,
-    is_off,
-    optimizer,
-    shown,
-    text_of,
-    when_on,
-)
+from fragdoctor.estimation.recipes.entries import Format, Reading, facts
 
 _MODELS: Final = {
     "llama2": "meta-llama/Llama-2-{}-hf", "llama3": "meta-llama/Meta-Llama-3-{}",
@@ -58,38 +45,40 @@ def model(value: Any) -> str:
         return _OTHERS[builder]
     found = _KIND.fullmatch(builder)
     if found is None:
-        raise UnsayableError("is not a model whose size is known; name one on the command line")
+        raise values.UnsayableError(
+            "is not a model whose size is known; name one on the command line"
+        )
     family, size = found[1], found[2].replace("_", ".")
     return _MODELS[family].format(size if family.startswith("gemma") else size.upper())
 
 
 _LOSSES: Final = ("linearcrossentropy", "chunked", "cewithchunked", "liger")
-_RULES: Final[dict[str, Becomes]] = facts(
+_RULES: Final = facts(
     ("model", model, "model._component_"),
-    ("rank", count, "model.lora_rank"),
+    ("rank", values.count, "model.lora_rank"),
     ("modules", lambda value: value, "model.lora_attn_modules"),
-    ("mlp", when_on(True), "model.apply_lora_to_mlp"),
-    ("dora", when_on(True), "model.use_dora"),
-    ("quantised", when_on("int4"), "model.quantize_base"),
-    ("seq", count, "tokenizer.max_seq_len dataset.max_seq_len max_seq_len"),
-    ("batch", count, "batch_size"),
-    ("grad_accumulation", count, "gradient_accumulation_steps"),
-    ("weights", dtype, "dtype"),
-    ("optimizer", optimizer, "optimizer._component_"),
-    ("fused", when_on(True), "optimizer.fused"),
-    ("momentum", when_on(True), "optimizer.momentum"),
-    ("checkpointing", when_on("full"), "enable_activation_checkpointing"),
-    ("offload_activations", when_on(True), "enable_activation_offloading"),
-    ("offload_fsdp", when_on(True), "fsdp_cpu_offload"),
-    ("is_sharded", when_on(True), "custom_sharded_layers"),
-    ("tensor_parallel", count, "tensor_parallel_dim"),
-    ("context_parallel", count, "context_parallel_dim"),
-    ("shard_degree", count, "data_parallel_shard_dim"),
-    ("replicas", count, "data_parallel_replicate_dim"),
-    ("expert_parallel", count, "expert_parallel_degree"),
-    ("gpus_per_node", count, "nproc_per_node nproc-per-node"),
-    ("n_nodes", count, "nnodes"),
-    ("offload_optimizer", when_on(True), "optimizer_cpu_offload"),
+    ("mlp", values.when_on(True), "model.apply_lora_to_mlp"),
+    ("dora", values.when_on(True), "model.use_dora"),
+    ("quantised", values.when_on("int4"), "model.quantize_base"),
+    ("seq", values.count, "tokenizer.max_seq_len dataset.max_seq_len max_seq_len"),
+    ("batch", values.count, "batch_size"),
+    ("grad_accumulation", values.count, "gradient_accumulation_steps"),
+    ("weights", values.dtype, "dtype"),
+    ("optimizer", values.optimizer, "optimizer._component_"),
+    ("fused", values.when_on(True), "optimizer.fused"),
+    ("momentum", values.when_on(True), "optimizer.momentum"),
+    ("checkpointing", values.when_on("full"), "enable_activation_checkpointing"),
+    ("offload_activations", values.when_on(True), "enable_activation_offloading"),
+    ("offload_fsdp", values.when_on(True), "fsdp_cpu_offload"),
+    ("is_sharded", values.when_on(True), "custom_sharded_layers"),
+    ("tensor_parallel", values.count, "tensor_parallel_dim"),
+    ("context_parallel", values.count, "context_parallel_dim"),
+    ("shard_degree", values.count, "data_parallel_shard_dim"),
+    ("replicas", values.count, "data_parallel_replicate_dim"),
+    ("expert_parallel", values.count, "expert_parallel_degree"),
+    ("gpus_per_node", values.count, "nproc_per_node nproc-per-node"),
+    ("n_nodes", values.count, "nnodes"),
+    ("offload_optimizer", values.when_on(True), "optimizer_cpu_offload"),
     ("loss", lambda value: value, "loss._component_"),
 )
 
@@ -110,7 +99,7 @@ def _complete(reading: Reading, entries: Entries) -> None:
     reading.default("batch", 1, "batch_size")
     _complete_adapter(reading, entries)
     _complete_optimizer(reading)
-    if any(kind in text_of(reading.value("loss")) for kind in _LOSSES):
+    if any(kind in values.text_of(reading.value("loss")) for kind in _LOSSES):
         loss = reading.facts.pop("loss")
         reading.take("logits", "chunked", loss.key, loss.text)
     reading.drop("loss")
@@ -135,7 +124,7 @@ def _complete_adapter(reading: Reading, entries: Entries) -> None:
         plain += ["gate_proj", "up_proj", "down_proj"]
     if plain:
         is_all = set(plain) >= {"q_proj", "k_proj", "v_proj", "o_proj"} and mlp is not None
-        text = f"{shown(names)}{', MLP' if mlp else ''}"
+        text = f"{values.shown(names)}{', MLP' if mlp else ''}"
         target = "all-linear" if is_all else ",".join(plain)
         reading.take("targets", target, "model.lora_attn_modules", text)
     reading.notes.append(
@@ -161,7 +150,7 @@ def _complete_sharing(reading: Reading) -> None:
         if fact is not None:
             reading.take("engine", "fsdp", fact.key, fact.text)
     for fact_name in ("shard_degree", "gpus_per_node", "tensor_parallel"):
-        if not is_off(reading.value(fact_name)) and reading.value(fact_name) != 1:
+        if not values.is_off(reading.value(fact_name)) and reading.value(fact_name) != 1:
             reading.default("engine", "fsdp", reading.facts[fact_name].key, "FSDP")
     offload_to_host(reading)
     if "engine" not in reading.facts and "n_gpus" not in reading.facts:
@@ -178,6 +167,6 @@ FORMAT: Final = Format(
         frozenset({"model._component_", "checkpointer._component_"}),
         frozenset({"model._component_", "optimizer._component_"}),
     ),
-    rules=MappingProxyType(_RULES),
+    rules=_RULES,
     complete=_complete,
 )  # fmt: skip

@@ -9,28 +9,15 @@ rules here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, Final
 
 from msgspec.structs import replace
 
+from fragdoctor.estimation.recipes import values
 from fragdoctor.estimation.recipes.accelerate import FSDP_RULES, complete_fsdp
 from fragdoctor.estimation.recipes.deepspeed import stage
 from fragdoctor.estimation.recipes.documents import Entries
-from fragdoctor.estimation.recipes.entries import (
-    Becomes,
-    Format,
-    Reading,
-    attention,
-    count,
-    dtype,
-    facts,
-    is_off,
-    name,
-    optimizer,
-    targets,
-    when_on,
-)
+from fragdoctor.estimation.recipes.entries import Format, Reading, facts
 from fragdoctor.model.recipe import Bearing, UnusedEntry
 
 REFERENCE: Final = (
@@ -42,19 +29,19 @@ _EVAL_BATCHES: Final = ("per_device_eval_batch_size", "eval_batch_size")
 
 def fsdp_flags(value: Any) -> str | None:
     """Return the engine for ``fsdp: [full_shard, auto_wrap]``, or the same as one string."""
-    return None if is_off(value) else "fsdp"
+    return None if values.is_off(value) else "fsdp"
 
 
-TRAINER_RULES: Final[dict[str, Becomes]] = FSDP_RULES | facts(
-    ("batch", count, "per_device_train_batch_size"),
-    ("grad_accumulation", count, "gradient_accumulation_steps"),
-    ("checkpointing", when_on("full"), "gradient_checkpointing"),
-    ("optimizer", optimizer, "optim"),
-    ("mixed", when_on("bf16"), "bf16"),
-    ("mixed", when_on("fp16"), "fp16"),
-    ("attention", attention, "attn_implementation"),
+TRAINER_RULES: Final = FSDP_RULES | facts(
+    ("batch", values.count, "per_device_train_batch_size"),
+    ("grad_accumulation", values.count, "gradient_accumulation_steps"),
+    ("checkpointing", values.when_on("full"), "gradient_checkpointing"),
+    ("optimizer", values.optimizer, "optim"),
+    ("mixed", values.when_on("bf16"), "bf16"),
+    ("mixed", values.when_on("fp16"), "fp16"),
+    ("attention", values.attention, "attn_implementation"),
     ("engine", fsdp_flags, "fsdp"),
-    ("logits", when_on("fused"), "use_liger_kernel use_liger_loss use_liger"),
+    ("logits", values.when_on("fused"), "use_liger_kernel use_liger_loss use_liger"),
 )
 """Entries that all programs built on the Trainer share."""
 
@@ -115,30 +102,30 @@ def deepspeed_reference(reading: Reading, entries: Entries) -> None:
         reading.take("engine", "deepspeed", "deepspeed", found)
 
 
-_RULES: Final[dict[str, Becomes]] = TRAINER_RULES | facts(
-    ("model", name, "model_name_or_path model"),
+_RULES: Final = TRAINER_RULES | facts(
+    ("model", values.name, "model_name_or_path model"),
     (
         "weights",
-        dtype,
+        values.dtype,
         "torch_dtype dtype model_init_kwargs.torch_dtype model_init_kwargs.dtype",
     ),
-    ("attention", attention, "model_init_kwargs.attn_implementation"),
-    ("adapter", when_on("lora"), "use_peft use_lora lora_enable"),
+    ("attention", values.attention, "model_init_kwargs.attn_implementation"),
+    ("adapter", values.when_on("lora"), "use_peft use_lora lora_enable"),
     ("stage", stage, "zero_stage"),
-    ("source", count, "max_source_length"),
-    ("target", count, "max_target_length"),
-    ("rank", count, "lora_r lora_rank lora_dim"),
-    ("targets", targets, "lora_target_modules"),
-    ("dora", when_on(True), "use_dora"),
-    ("quantised", when_on("int4"), "load_in_4bit use_4bit"),
-    ("quantised", when_on("int8"), "load_in_8bit"),
-    ("seq", count, "max_length max_seq_length max_seq_len model_max_length block_size"),
-    ("prompt", count, "max_prompt_length"),
-    ("completion", count, "max_completion_length max_new_tokens response_length"),
-    ("offload_activations", when_on(True), "activation_offloading"),
+    ("source", values.count, "max_source_length"),
+    ("target", values.count, "max_target_length"),
+    ("rank", values.count, "lora_r lora_rank lora_dim"),
+    ("targets", values.targets, "lora_target_modules"),
+    ("dora", values.when_on(True), "use_dora"),
+    ("quantised", values.when_on("int4"), "load_in_4bit use_4bit"),
+    ("quantised", values.when_on("int8"), "load_in_8bit"),
+    ("seq", values.count, "max_length max_seq_length max_seq_len model_max_length block_size"),
+    ("prompt", values.count, "max_prompt_length"),
+    ("completion", values.count, "max_completion_length max_new_tokens response_length"),
+    ("offload_activations", values.when_on(True), "activation_offloading"),
     ("loss", lambda value: value, "loss_type"),
-    ("nested", when_on(True), "use_bnb_nested_quant"),
-    ("n_gpus", count, "num_processes"),
+    ("nested", values.when_on(True), "use_bnb_nested_quant"),
+    ("n_gpus", values.count, "num_processes"),
 )
 
 _PREFERENCES: Final = ("dpo", "orpo", "cpo", "simpo", "reward")
@@ -184,7 +171,7 @@ def _complete(reading: Reading, entries: Entries) -> None:
     _defaults_of_adapter(reading)
     _length(reading, kind)
     _loss(reading, kind)
-    if kind == "grpo" and not is_off(entries.get("beta")) and "adapter" not in reading.facts:
+    if kind == "grpo" and not values.is_off(entries.get("beta")) and "adapter" not in reading.facts:
         reading.notes.append(f"{reading.source}: {REFERENCE}.")
     alone = "adapter" in reading.facts or _has_no_reference(entries)
     count_preferences(reading, kind, "", has_reference=not alone)
@@ -194,7 +181,7 @@ def _complete(reading: Reading, entries: Entries) -> None:
 
 def _has_no_reference(entries: Entries) -> bool:
     losses = str(entries.get("loss_type", "")) + str(entries.get(PROGRAM, ""))
-    precomputed = not is_off(entries.get("precompute_ref_log_probs"))
+    precomputed = not values.is_off(entries.get("precompute_ref_log_probs"))
     return precomputed or any(one in losses for one in ("orpo", "cpo", "simpo", "reward"))
 
 
@@ -274,7 +261,7 @@ FORMAT: Final = Format(
         frozenset({"model_name_or_path"}),
         frozenset({"per_device_train_batch_size"}),
     ),
-    rules=MappingProxyType(_RULES),
+    rules=_RULES,
     sections=("fsdp_config",),
     references=("deepspeed", "accelerate_config"),
     complete=_complete,
