@@ -9,6 +9,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Final
 
+from fragdoctor.estimation.model_shapes import preset_of
 from fragdoctor.estimation.recipes import values
 from fragdoctor.estimation.recipes.accelerate import offload_to_host
 from fragdoctor.estimation.recipes.documents import Entries
@@ -16,15 +17,8 @@ from fragdoctor.estimation.recipes.entries import Format, Reading, facts
 from fragdoctor.model.recipe import Bearing
 
 _FLAVORS: Final = {
-    "llama3 8b": "llama-3.1-8b", "llama3 70b": "llama-3.1-70b", "llama3 405b": "llama-3.1-405b",
-    "llama2 7b": "llama-2-7b", "llama2 13b": "llama-2-13b", "llama2 70b": "llama-2-70b",
-    "qwen3 0.6b": "qwen3-0.6b", "qwen3 1.7b": "Qwen/Qwen3-1.7B", "qwen3 4b": "qwen3-4b",
-    "qwen3 8b": "qwen3-8b", "qwen3 14b": "qwen3-14b", "qwen3 32b": "qwen3-32b",
-    "qwen3 30b-a3b": "qwen3-30b-a3b", "qwen3 235b-a22b": "qwen3-235b-a22b",
     "deepseek_v3 16b": "deepseek-v2-lite", "deepseek_v3 236b": "deepseek-v2",
-    "deepseek_v3 671b": "deepseek-v3", "gpt_oss 20b": "gpt-oss-20b", "gpt_oss 120b": "gpt-oss-120b",
-    "llama4 17bx16e": "meta-llama/Llama-4-Scout-17B-16E",
-    "llama4 17bx128e": "meta-llama/Llama-4-Maverick-17B-128E",
+    "deepseek_v3 671b": "deepseek-v3",
 }  # fmt: skip
 _PARALLEL: Final = facts(
     ("shard_degree", values.count, "data_parallel_shard_degree data_parallel_degree"),
@@ -91,8 +85,9 @@ def _complete_model(reading: Reading) -> None:
         plain = plain.removesuffix(suffix)
     kind = f"{family.value.removesuffix('_ft') if family else 'llama3'} {plain}"
     text = f"{family.text if family else 'llama3'} {flavor.text if flavor else 'debugmodel'}"
-    if kind in _FLAVORS:
-        reading.take("model", _FLAVORS[kind], key, text)
+    known = preset_of(_FLAVORS.get(kind, kind.replace("llama3 ", "llama-3.1 ")))
+    if known is not None:
+        reading.take("model", known.name, key, text)
     else:
         reading.leave(key, text, Bearing.MATTERS, "is not a model whose size is known")
 

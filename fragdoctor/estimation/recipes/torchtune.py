@@ -8,32 +8,22 @@ of ``tune run``, not the file, says how many GPUs share them.
 from __future__ import annotations
 
 import re
+from itertools import product
 from typing import Any, Final
 
+from fragdoctor.estimation.model_shapes import preset_of
 from fragdoctor.estimation.recipes import values
 from fragdoctor.estimation.recipes.accelerate import offload_to_host
 from fragdoctor.estimation.recipes.documents import Entries
 from fragdoctor.estimation.recipes.entries import Format, Reading, facts
 
-_MODELS: Final = {
-    "llama2": "meta-llama/Llama-2-{}-hf", "llama3": "meta-llama/Meta-Llama-3-{}",
-    "llama3_1": "meta-llama/Llama-3.1-{}", "llama3_2": "meta-llama/Llama-3.2-{}",
-    "llama3_2_vision": "meta-llama/Llama-3.2-{}-Vision", "llama3_3": "meta-llama/Llama-3.1-{}",
-    "code_llama2": "codellama/CodeLlama-{}-hf", "qwen2": "Qwen/Qwen2-{}",
-    "qwen2_5": "Qwen/Qwen2.5-{}", "qwen3": "Qwen/Qwen3-{}", "gemma": "google/gemma-{}",
-    "gemma2": "google/gemma-2-{}", "mistral": "mistralai/Mistral-{}-v0.1",
-}  # fmt: skip
-_OTHERS: Final = {
-    "phi3_mini": "microsoft/Phi-3-mini-4k-instruct", "phi4_14b": "microsoft/phi-4",
-    "llama4_scout_17b_16e": "meta-llama/Llama-4-Scout-17B-16E",
-    "llama4_maverick_17b_128e": "meta-llama/Llama-4-Maverick-17B-128E",
-}  # fmt: skip
-_KNOWN_FAMILY: Final = "|".join(sorted(_MODELS, key=len, reverse=True))
-_KIND: Final = re.compile(rf"({_KNOWN_FAMILY})_((?:\d+_)?\d+b)(?:_base|_instruct)?")
+_MOST_GAPS: Final = 4
 
 
 def model(value: Any) -> str:
-    """Return the repository of the model that a builder makes.
+    """Return the known model that a builder such as ``lora_llama3_1_8b`` makes.
+
+    Between two digits, an underscore is a point or a dash: the one that makes a known name.
 
     Raises:
         UnsayableError: the builder is not known.
@@ -41,15 +31,12 @@ def model(value: Any) -> str:
     builder = str(value).rpartition(".")[2]
     for prefix in ("qlora_", "lora_"):
         builder = builder.removeprefix(prefix)
-    if builder in _OTHERS:
-        return _OTHERS[builder]
-    found = _KIND.fullmatch(builder)
-    if found is None:
-        raise values.UnsayableError(
-            "is not a model whose size is known; name one on the command line"
-        )
-    family, size = found[1], found[2].replace("_", ".")
-    return _MODELS[family].format(size if family.startswith("gemma") else size.upper())
+    parts = re.split(r"(?<=\d)_(?=\d)", builder)[:_MOST_GAPS]
+    for marks in product(".-", repeat=len(parts) - 1):
+        found = preset_of("".join(map("".join, zip(parts, (*marks, ""), strict=True))))
+        if found is not None:
+            return found.name
+    raise values.UnsayableError("is not a model whose size is known; name one on the command line")
 
 
 _LOSSES: Final = ("linearcrossentropy", "chunked", "cewithchunked", "liger")

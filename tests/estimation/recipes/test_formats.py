@@ -166,7 +166,7 @@ def asked(folder: Path, *files: tuple[str, str], **options: object) -> RecipeUse
             "a.yaml",
             TORCHTUNE,
             (
-                "meta-llama/Llama-3.1-8B --optimizer adamw-fused --batch 4 --seq 2048 "
+                "llama-3.1-8b --optimizer adamw-fused --batch 4 --seq 2048 "
                 "--checkpointing full --grad-accumulation 2 --lora 16 "
                 "--lora-targets q_proj,v_proj,o_proj,gate_proj,up_proj,down_proj "
                 "--offload activations --dtype bf16"
