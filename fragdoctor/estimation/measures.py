@@ -97,33 +97,32 @@ def options_of(changes: Mapping[str, Any]) -> str:
 
 def measures_for(workload: Workload) -> Sequence[Measure]:
     """Return the measures that could matter and are not in use yet, each on its own."""
-    found = catalogue(workload)
-    return [m for name, m in found.items() if name not in ("offload_optimizer", *_OTHER_WORLDS)]
-
-
-_OTHER_WORLDS: Final = tuple(f"{kind}_{n}" for n in WORLDS for kind in ("zero2", "zero3", "tp"))
-
-
-def catalogue(workload: Workload) -> dict[str, Measure]:
-    """Return every measure that a workload can take, each under a unique name."""
-    found = _for_inference(workload) if workload.inference else _for_training(workload)
+    found = [m for m in _on_as_many_gpus(workload) if m.id != "offload_optimizer"]
     if workload.batch > 1:
         found.append(_micro_batch(workload, workload.batch // 2))
-    named = {m.id: m for m in found}
-    if workload.inference and workload.tensor_parallel == 1:
-        for n in WORLDS:
-            if workload.shape.n_heads >= n and workload.shape.n_heads % n == 0:
-                named[f"tp_{n}"] = Measure(
-                    "tensor_parallel", f"tensor parallel on {n} GPUs",
-                    {"tensor_parallel": n}, "two reductions per layer between the GPUs",
-                    TENSOR_PARALLEL,
-                )  # fmt: skip
-    elif not workload.inference:
+    if not workload.inference:
+        found += {m.id: m for m in _on_more_gpus(workload)}.values()  # each on the most GPUs
+    return found
+
+
+def _on_as_many_gpus(workload: Workload) -> list[Measure]:
+    return _for_inference(workload) if workload.inference else _for_training(workload)
+
+
+def _on_more_gpus(workload: Workload) -> list[Measure]:
+    """Return the ways to share the model among GPUs, each on 2, 4 and 8 or on those at hand."""
+    if not workload.inference:
         worlds = (workload.world_size,) if workload.world_size > 1 else WORLDS
         stages = [stage for stage in (2, 3) if workload.zero_stage < stage]
-        named |= {f"zero{s}_{n}": _sharded(s, n) for n in worlds for s in stages}
-        named |= {f"zero{s}": _sharded(s, worlds[-1]) for s in stages}
-    return named
+        return [_sharded(stage, world) for world in worlds for stage in stages]
+    return [
+        Measure(
+            "tensor_parallel", f"tensor parallel on {n} GPUs", {"tensor_parallel": n},
+            "two reductions per layer between the GPUs", TENSOR_PARALLEL,
+        )
+        for n in WORLDS
+        if workload.tensor_parallel == 1 and workload.shape.n_heads % n == 0
+    ]  # fmt: skip
 
 
 def _for_training(workload: Workload) -> list[Measure]:
@@ -261,33 +260,32 @@ def _price(combination: Combination) -> tuple[int, bool, float, int]:
     )
 
 
-_OPTIMIZER: Final = ("fused_optimizer", "8bit_optimizer")
-_PRECISION: Final = ("autocast", "bf16")
-
-
 def _ways(workload: Workload) -> Iterator[Sequence[Sequence[Measure | None]]]:
     """Yield the axes of each way; a combination takes one measure, or none, from each axis.
 
     The last axis distinguishes the way; if that axis has no measure, the way is left out.
     """
-    found = catalogue(workload)
+    found = {m.id: m for m in _on_as_many_gpus(workload)}
+    others = _on_more_gpus(workload)
 
-    def axis(names: Sequence[str], *others: None) -> Sequence[Measure | None]:
-        return (*others, *(found[name] for name in names if name in found))
+    def axis(*names: str) -> Sequence[Measure | None]:
+        return tuple(found[name] for name in names if name in found)
 
-    sharded = [name for name in found if name.startswith("zero") and "_" in name]
-    same = (axis(_OPTIMIZER, None), axis(_PRECISION, None))
+    def free(*names: str) -> Sequence[Measure | None]:
+        return (None, *axis(*names))
+
     if workload.inference:
-        free = [axis(("bf16", "int8", "int4"), None), axis(("kv8",), None)]
-        ways = [free, (*free, axis([name for name in found if name.startswith("tp_")]))]
+        own = (free("bf16", "int8", "int4"), free("kv8"))
+        ways: list[Sequence[Sequence[Measure | None]]] = [own, (*own, others)]
     else:
-        free = [axis((name,), None) for name in ("flash_attention", "fused_loss", "checkpointing")]
+        kept = (free("flash_attention"), free("fused_loss"), free("checkpointing"))
+        optimizer, precision = free("fused_optimizer", "8bit_optimizer"), free("autocast", "bf16")
         ways = [
-            (*free, *same),
-            (*free, same[1], axis(("offload_optimizer",))),
-            (*free, *same, axis(sharded)),
-            (*free, axis(("lora",))),
-            (*free, axis(("qlora",))),
+            (*kept, optimizer, precision),
+            (*kept, precision, axis("offload_optimizer")),
+            (*kept, optimizer, precision, others),
+            (*kept, axis("lora")),
+            (*kept, axis("qlora")),
         ]
     yield from (way for way in ways if way[-1])
 
