@@ -26,17 +26,17 @@ _WHOLE: Final = "weights stay gathered between forward and backward, which needs
 
 FSDP_RULES: Final = facts(
     ("stage", SHARDING, "fsdp_sharding_strategy"),
-    ("offload_fsdp", values.when_on(True), "fsdp_offload_params"),
+    ("offload_parameters offload_optimizer", True, "fsdp_offload_params"),
     ("fsdp_kind", values.one_of({"1": "1", "2": "2"}, "is not a version of FSDP"), "fsdp_version"),
-    ("checkpointing", values.when_on("full"), "fsdp_activation_checkpointing"),
+    ("checkpointing", "full", "fsdp_activation_checkpointing"),
 )
 """FSDP's entries that several programs share; ``complete_fsdp`` reads the rest."""
 
 _RULES: Final = FSDP_RULES | facts(
     ("engine", ENGINE, "distributed_type"),
-    ("engine", values.when_on("fsdp"), "use_fsdp"),
-    ("engine", values.when_on("deepspeed"), "use_deepspeed"),
-    ("engine", values.when_on("ddp"), "multi_gpu"),
+    ("engine", "fsdp", "use_fsdp"),
+    ("engine", "deepspeed", "use_deepspeed"),
+    ("engine", "ddp", "multi_gpu"),
     ("mixed", values.mixed_dtype, "mixed_precision"),
     ("n_gpus", values.count, "num_processes"),
     ("n_nodes", values.count, "num_machines nnodes num_nodes"),
@@ -50,17 +50,9 @@ _RULES: Final = FSDP_RULES | facts(
     ("replicas", values.count, "parallelism_config_dp_replicate_size"),
     ("shard", values.count, "parallelism_config_dp_shard_size"),
     ("pipeline_parallel", values.count, "megatron_lm_pp_degree"),
-    ("sequence_parallel", values.when_on(True), "megatron_lm_sequence_parallelism"),
-    ("stage", values.when_on(1), "megatron_lm_use_distributed_optimizer"),
+    ("sequence_parallel", True, "megatron_lm_sequence_parallelism"),
+    ("stage", 1, "megatron_lm_use_distributed_optimizer"),
 )
-
-
-def offload_to_host(reading: Reading) -> None:
-    """Note FSDP's offload, which keeps both weights and optimizer states on the host."""
-    host = reading.facts.pop("offload_fsdp", None)
-    if host is not None:
-        reading.take("offload_parameters", True, host.key, host.text)
-        reading.take("offload_optimizer", True, host.key, host.text)
 
 
 def complete_fsdp(reading: Reading, entries: Entries) -> None:
@@ -81,18 +73,14 @@ def complete_fsdp(reading: Reading, entries: Entries) -> None:
             f"{reading.source}: with {reading.facts['stage'].text}, the estimate keeps whole "
             "weights on each GPU, as ZeRO-2 does."
         )
-    offload_to_host(reading)
 
 
 def _complete(reading: Reading, entries: Entries) -> None:
-    if reading.value("engine") != "fsdp":
-        for fact in ("offload_fsdp", "hybrid"):
-            reading.drop(fact, "FSDP is not used")
     if reading.value("engine") == "deepspeed" and not reading.references:
         reading.default("stage", 2, "zero_stage")
-    elif reading.value("engine") != "deepspeed":
-        for fact in ("offload_optimizer", "offload_parameters"):
-            reading.drop(fact, "DeepSpeed is not used")
+    elif reading.value("engine") not in ("deepspeed", "fsdp"):
+        for fact in ("offload_optimizer", "offload_parameters", "hybrid"):
+            reading.drop(fact, "neither FSDP nor DeepSpeed is used")
     complete_fsdp(reading, entries)
     reading.drop("shard", "follows from the other degrees")
     if reading.value("engine") == "ddp":

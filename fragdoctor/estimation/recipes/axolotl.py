@@ -32,38 +32,35 @@ _RULES: Final = trainer.TRAINER_RULES | facts(
     ("batch", values.count, "micro_batch_size"),
     ("seq", values.count, "sequence_len"),
     ("optimizer", values.optimizer, "optimizer"),
-    ("checkpointing", values.when_on("full"), "gradient_checkpointing"),
-    ("checkpointing", values.when_on("full"), "fsdp_config.activation_checkpointing"),
-    ("offload_fsdp", values.when_on(True), "fsdp_config.offload_params"),
-    ("mixed", _bf16, "bf16 bfloat16"),
-    ("mixed", values.when_on("fp16"), "float16"),
+    ("checkpointing", "full", "gradient_checkpointing"),
+    ("checkpointing", "full", "fsdp_config.activation_checkpointing"),
+    ("offload_parameters offload_optimizer", True, "fsdp_config.offload_params"),
+    ("mixed weights", _bf16, "bf16 bfloat16"),
+    ("mixed weights", "fp16", "fp16 float16"),
     ("adapter", _ADAPTER, "adapter"),
     ("rank", values.count, "lora_r"),
     ("targets", values.targets, "lora_target_modules"),
-    ("dora", values.when_on(True), "peft_use_dora"),
-    ("quantised", values.when_on("int4"), "load_in_4bit"),
-    ("quantised", values.when_on("int8"), "load_in_8bit"),
-    ("attention", values.when_on("flash"), "flash_attention flex_attention sage_attention"),
-    ("attention", values.when_on("sdpa"), "sdp_attention xformers_attention"),
-    ("attention", values.when_on("eager"), "eager_attention"),
-    ("offload_activations", values.when_on(True), "activation_offloading"),
+    ("dora", True, "peft_use_dora"),
+    ("quantised", "int4", "load_in_4bit"),
+    ("quantised", "int8", "load_in_8bit"),
+    ("attention", "flash", "flash_attention flex_attention sage_attention"),
+    ("attention", "sdpa", "sdp_attention xformers_attention"),
+    ("attention", "eager", "eager_attention"),
+    ("offload_activations", True, "activation_offloading"),
     ("n_gpus", values.count, "world_size"),
     ("shard_degree", values.count, "dp_shard_size"),
     ("context_parallel", values.count, "context_parallel_size sequence_parallel_degree"),
     ("tensor_parallel", values.count, "tensor_parallel_size"),
     ("logits", _plugins, "plugins"),
-    ("logits", values.when_on("fused"), "cut_cross_entropy liger_fused_linear_cross_entropy"),
+    ("logits", "fused", "cut_cross_entropy liger_fused_linear_cross_entropy"),
     ("loads_as", values.name, "model_quantization_config"),
-    ("dequantised", values.when_on(True), "model_quantization_config_kwargs.dequantize"),
+    ("dequantised", True, "model_quantization_config_kwargs.dequantize"),
     ("rl", values.text_of, "rl"),
 )
 
 
 def _complete(reading: Reading, entries: Entries) -> None:
     trainer.deepspeed_reference(reading, entries)
-    if reading.value("mixed"):
-        mixed = reading.facts["mixed"]
-        reading.take("weights", mixed.value, mixed.key, mixed.text)
     reading.default("optimizer", "adamw-fused", "optimizer", "adamw_torch_fused")
     reading.default("batch", 1, "micro_batch_size")
     reading.default("seq", 512, "sequence_len")

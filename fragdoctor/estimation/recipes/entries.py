@@ -21,20 +21,34 @@ from msgspec import Struct, field
 
 from fragdoctor.estimation.recipes.documents import Entries
 from fragdoctor.estimation.recipes.uncounted import may_matter, reason_of
-from fragdoctor.estimation.recipes.values import AUTO, Convert, UnsayableError, is_off, shown
+from fragdoctor.estimation.recipes.values import (
+    AUTO,
+    Convert,
+    UnsayableError,
+    is_off,
+    shown,
+    when_on,
+)
 from fragdoctor.model.recipe import Bearing, UnusedEntry
 
 
 class Becomes(Struct, frozen=True):
-    """The fact that an entry becomes, and how."""
+    """The facts that an entry becomes, and how."""
 
-    fact: str
+    facts: Sequence[str]
     convert: Convert
 
 
-def facts(*rows: tuple[str, Convert, str]) -> dict[str, Becomes]:
-    """Return the rules in rows of a fact, its conversion, and the entries that state it."""
-    return {key: Becomes(fact, convert) for fact, convert, keys in rows for key in keys.split()}
+def facts(*rows: tuple[str, Any, str]) -> dict[str, Becomes]:
+    """Return the rules in rows of facts, their meaning, and the entries that state them.
+
+    The meaning is a conversion of the entry's value, or what the facts are if the entry is on.
+    """
+    return {
+        key: Becomes(of.split(), meaning if callable(meaning) else when_on(meaning))
+        for of, meaning, keys in rows
+        for key in keys.split()
+    }
 
 
 class Fact(Struct, frozen=True):
@@ -72,6 +86,10 @@ class Reading(Struct):
     def take(self, fact: str, value: Any, key: str, text: Any, *, is_default: bool = False) -> None:
         """Note a fact, unless the file has already stated it."""
         self.facts.setdefault(fact, Fact(value, shown(key), shown(text), is_default))
+
+    def derive(self, fact: str, value: Any, of: Fact, text: str = "") -> None:
+        """Note a fact that follows from another one."""
+        self.take(fact, value, of.key, text or of.text, is_default=of.is_default)
 
     def default(self, fact: str, value: Any, key: str, text: Any = None) -> None:
         """Note the program's default for a fact; ``text`` is what to show, if not the value."""
@@ -168,19 +186,21 @@ def _read_entry(reading: Reading, key: str, value: Any) -> None:
 
 
 def _read_fact(reading: Reading, rule: Becomes, key: str, value: Any) -> None:
+    fact = rule.facts[0]
     try:
         converted = rule.convert(value)
     except UnsayableError as e:
-        if rule.fact in DECISIVE:
-            reading.unsayable.setdefault(rule.fact, (Fact(None, key, shown(value)), str(e)))
+        if fact in DECISIVE:
+            reading.unsayable.setdefault(fact, (Fact(None, key, shown(value)), str(e)))
         else:
             reading.leave(key, value, Bearing.MATTERS, str(e))
         return
-    before = reading.facts.get(rule.fact)
+    before = reading.facts.get(fact)
     if converted is None:
         reading.leave(key, value, Bearing.NONE, "off")
     elif before is None:
-        reading.take(rule.fact, converted, key, value)
+        for each in rule.facts:
+            reading.take(each, converted, key, value)
     elif before.value == converted:
         reading.leave(key, value, Bearing.NONE, f"says the same as {before.key}")
     else:

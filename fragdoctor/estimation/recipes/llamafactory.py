@@ -24,22 +24,22 @@ _RULES: Final = {
     key: rule for key, rule in trainer.TRAINER_RULES.items() if key != "gradient_checkpointing"
 } | facts(
     ("model", values.name, "model_name_or_path"),
-    ("checkpointing", values.when_on("none"), "disable_gradient_checkpointing"),
+    ("checkpointing", "none", "disable_gradient_checkpointing"),
     ("seq", values.count, "cutoff_len"),
     ("adapter", _TUNING, "finetuning_type"),
     ("rank", values.count, "lora_rank"),
     ("targets", values.targets, "lora_target"),
-    ("dora", values.when_on(True), "use_dora"),
+    ("dora", True, "use_dora"),
     ("quantised", _BITS, "quantization_bit"),
     ("attention", values.attention, "flash_attn"),
-    ("pure", values.when_on("bf16"), "pure_bf16"),
-    ("optimizer", values.when_on("galore"), "use_galore"),
-    ("optimizer", values.when_on("muon"), "use_muon"),
+    ("pure", "bf16", "pure_bf16"),
+    ("optimizer", "galore", "use_galore"),
+    ("optimizer", "muon", "use_muon"),
     ("optimizer", _OTHER_OPTIMIZER, "use_apollo use_badam use_adam_mini"),
     ("task", values.text_of, "stage"),
     ("method", values.text_of, "quantization_method"),
     ("double", lambda value: "no" if values.is_off(value) else None, "double_quantization"),
-    ("logits", values.when_on("fused"), "enable_liger_kernel"),
+    ("logits", "fused", "enable_liger_kernel"),
     ("n_gpus", values.count, "ray_num_workers"),
 )
 
@@ -54,13 +54,12 @@ def _complete(reading: Reading, entries: Entries) -> None:
     if "adapter" not in reading.facts and "finetuning_type" not in entries:
         reading.default("adapter", "lora", "finetuning_type")
     if pure is not None:
-        reading.take("weights", "bf16", pure.key, pure.text)
+        reading.derive("weights", "bf16", pure)
         if reading.value("adapter") is None:
-            reading.take("dtype", "bf16", pure.key, pure.text)
+            reading.derive("dtype", "bf16", pure)
     elif found is not None:
-        reading.take("mixed", found.value, found.key, found.text)
-        kept = found.value if reading.value("adapter") else "fp32"
-        reading.take("weights", kept, found.key, found.text)
+        reading.derive("mixed", found.value, found)
+        reading.derive("weights", found.value if reading.value("adapter") else "fp32", found)
     else:
         loaded = "auto" if reading.value("adapter") else "fp32"
         reading.default("weights", loaded, "bf16", "not set")

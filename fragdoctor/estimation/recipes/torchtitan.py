@@ -11,7 +11,6 @@ from typing import Final
 
 from fragdoctor.estimation.model_shapes import preset_of
 from fragdoctor.estimation.recipes import values
-from fragdoctor.estimation.recipes.accelerate import offload_to_host
 from fragdoctor.estimation.recipes.documents import Entries
 from fragdoctor.estimation.recipes.entries import Format, Reading, facts
 from fragdoctor.model.recipe import Bearing
@@ -35,12 +34,12 @@ _RULES: Final = facts(
     ("model", values.name, "hf_transformers.model"),
     ("optimizer", values.optimizer, "optimizer.name"),
     ("implementation", values.text_of, "optimizer.implementation"),
-    ("implementation", values.when_on("fused"), "optimizer.fused"),
+    ("implementation", "fused", "optimizer.fused"),
     ("batch", values.count, "training.local_batch_size training.batch_size"),
     ("seq", values.count, "training.seq_len"),
     ("weights", values.dtype, "training.dtype"),
     ("mixed", values.dtype, "training.mixed_precision_param"),
-    ("offload_fsdp", values.when_on(True), "training.enable_cpu_offload"),
+    ("offload_parameters offload_optimizer", True, "training.enable_cpu_offload"),
     ("ac", values.text_of, "activation_checkpoint.mode"),
     ("ac_option", values.text_of, "activation_checkpoint.selective_ac_option"),
     ("rank", values.count, "lora.rank"),
@@ -61,17 +60,14 @@ def _complete(reading: Reading, entries: Entries) -> None:
     if reading.value("mixed") == "fp32":
         reading.drop("mixed", "nothing is computed in 16 bits")
     if reading.value("weights") == "bf16":
-        found = reading.facts["weights"]
-        reading.take("dtype", "bf16", found.key, found.text)
+        reading.derive("dtype", "bf16", reading.facts["weights"])
     _complete_optimizer(reading)
     _complete_checkpointing(reading)
     _complete_pipeline(reading)
     if (reading.value("tensor_parallel") or 1) > 1:
-        fact = reading.facts["tensor_parallel"]
-        reading.take("sequence_parallel", True, fact.key, fact.text)
-    offload_to_host(reading)
+        reading.derive("sequence_parallel", True, reading.facts["tensor_parallel"])
     if reading.value("rank"):
-        reading.take("adapter", "lora", "lora.rank", reading.facts["rank"].text)
+        reading.derive("adapter", "lora", reading.facts["rank"])
 
 
 def _complete_model(reading: Reading) -> None:
@@ -96,8 +92,7 @@ def _complete_optimizer(reading: Reading) -> None:
     found, how = reading.facts.get("optimizer"), reading.facts.pop("implementation")
     if found is not None and found.value == "adamw" and how.value == "fused":
         del reading.facts["optimizer"]
-        text, default = f"{found.text}, fused", found.is_default and how.is_default
-        reading.take("optimizer", "adamw-fused", found.key, text, is_default=default)
+        reading.derive("optimizer", "adamw-fused", found, f"{found.text}, fused")
 
 
 def _complete_checkpointing(reading: Reading) -> None:

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from fragdoctor.estimation.model_shapes import preset_of
 from fragdoctor.estimation.recipes import values
-from fragdoctor.estimation.recipes.accelerate import offload_to_host
 from fragdoctor.estimation.recipes.documents import Entries
 from fragdoctor.estimation.recipes.entries import Format, Reading, facts
 
@@ -43,21 +42,21 @@ _LOSSES: Final = ("linearcrossentropy", "chunked", "cewithchunked", "liger")
 _RULES: Final = facts(
     ("model", model, "model._component_"),
     ("rank", values.count, "model.lora_rank"),
-    ("modules", lambda value: value, "model.lora_attn_modules"),
-    ("mlp", values.when_on(True), "model.apply_lora_to_mlp"),
-    ("dora", values.when_on(True), "model.use_dora"),
-    ("quantised", values.when_on("int4"), "model.quantize_base"),
+    ("modules", values.anything, "model.lora_attn_modules"),
+    ("mlp", True, "model.apply_lora_to_mlp"),
+    ("dora", True, "model.use_dora"),
+    ("quantised", "int4", "model.quantize_base"),
     ("seq", values.count, "tokenizer.max_seq_len dataset.max_seq_len max_seq_len"),
     ("batch", values.count, "batch_size"),
     ("grad_accumulation", values.count, "gradient_accumulation_steps"),
     ("weights", values.dtype, "dtype"),
     ("optimizer", values.optimizer, "optimizer._component_"),
-    ("fused", values.when_on(True), "optimizer.fused"),
-    ("momentum", values.when_on(True), "optimizer.momentum"),
-    ("checkpointing", values.when_on("full"), "enable_activation_checkpointing"),
-    ("offload_activations", values.when_on(True), "enable_activation_offloading"),
-    ("offload_fsdp", values.when_on(True), "fsdp_cpu_offload"),
-    ("is_sharded", values.when_on(True), "custom_sharded_layers"),
+    ("fused", True, "optimizer.fused"),
+    ("momentum", True, "optimizer.momentum"),
+    ("checkpointing", "full", "enable_activation_checkpointing"),
+    ("offload_activations", True, "enable_activation_offloading"),
+    ("offload_parameters offload_optimizer", True, "fsdp_cpu_offload"),
+    ("engine", "fsdp", "custom_sharded_layers"),
     ("tensor_parallel", values.count, "tensor_parallel_dim"),
     ("context_parallel", values.count, "context_parallel_dim"),
     ("shard_degree", values.count, "data_parallel_shard_dim"),
@@ -65,8 +64,8 @@ _RULES: Final = facts(
     ("expert_parallel", values.count, "expert_parallel_degree"),
     ("gpus_per_node", values.count, "nproc_per_node nproc-per-node"),
     ("n_nodes", values.count, "nnodes"),
-    ("offload_optimizer", values.when_on(True), "optimizer_cpu_offload"),
-    ("loss", lambda value: value, "loss._component_"),
+    ("offload_optimizer", True, "optimizer_cpu_offload"),
+    ("loss", values.anything, "loss._component_"),
 )
 
 
@@ -86,14 +85,13 @@ def _complete(reading: Reading, entries: Entries) -> None:
     reading.default("batch", 1, "batch_size")
     _complete_adapter(reading, entries)
     _complete_optimizer(reading)
-    if any(kind in values.text_of(reading.value("loss")) for kind in _LOSSES):
-        loss = reading.facts.pop("loss")
-        reading.take("logits", "chunked", loss.key, loss.text)
-    reading.drop("loss")
+    loss = reading.drop("loss")
+    if loss and any(kind in loss.text.lower() for kind in _LOSSES):
+        reading.derive("logits", "chunked", loss)
     _complete_sharing(reading)
-    if "dpo" in str(entries.get("loss._component_", "")).lower():
+    if loss and "dpo" in loss.text.lower():
         batch = reading.facts.pop("batch")
-        reading.take("batch", 2 * batch.value, batch.key, f"{batch.text} pairs")
+        reading.derive("batch", 2 * batch.value, batch, f"{batch.text} pairs")
 
 
 def _complete_adapter(reading: Reading, entries: Entries) -> None:
@@ -132,14 +130,9 @@ def _complete_optimizer(reading: Reading) -> None:
 
 def _complete_sharing(reading: Reading) -> None:
     """Note that FSDP is used if an entry would mean nothing without it."""
-    host, sharded = reading.facts.get("offload_fsdp"), reading.facts.pop("is_sharded", None)
-    for fact in (host, sharded):
-        if fact is not None:
-            reading.take("engine", "fsdp", fact.key, fact.text)
-    for fact_name in ("shard_degree", "gpus_per_node", "tensor_parallel"):
-        if not values.is_off(reading.value(fact_name)) and reading.value(fact_name) != 1:
-            reading.default("engine", "fsdp", reading.facts[fact_name].key, "FSDP")
-    offload_to_host(reading)
+    for name in ("offload_parameters", "shard_degree", "gpus_per_node", "tensor_parallel"):
+        if reading.value(name) is True or (reading.value(name) or 1) > 1:
+            reading.default("engine", "fsdp", reading.facts[name].key, "FSDP")
     if "engine" not in reading.facts and "n_gpus" not in reading.facts:
         reading.notes.append(
             f"{reading.source} does not say how many GPUs tune run uses; one is counted. For a "

@@ -35,13 +35,13 @@ def fsdp_flags(value: Any) -> str | None:
 TRAINER_RULES: Final = FSDP_RULES | facts(
     ("batch", values.count, "per_device_train_batch_size"),
     ("grad_accumulation", values.count, "gradient_accumulation_steps"),
-    ("checkpointing", values.when_on("full"), "gradient_checkpointing"),
+    ("checkpointing", "full", "gradient_checkpointing"),
     ("optimizer", values.optimizer, "optim"),
-    ("mixed", values.when_on("bf16"), "bf16"),
-    ("mixed", values.when_on("fp16"), "fp16"),
+    ("mixed", "bf16", "bf16"),
+    ("mixed", "fp16", "fp16"),
     ("attention", values.attention, "attn_implementation"),
     ("engine", fsdp_flags, "fsdp"),
-    ("logits", values.when_on("fused"), "use_liger_kernel use_liger_loss use_liger"),
+    ("logits", "fused", "use_liger_kernel use_liger_loss use_liger"),
 )
 """Entries that all programs built on the Trainer share."""
 
@@ -70,8 +70,7 @@ def count_preferences(reading: Reading, kind: str, said: str, *, has_reference: 
     if kind in _PAIRED:  # chosen and rejected answers go through in one pass
         found = reading.facts.pop("batch", None)
         if found is not None:
-            text = f"{found.text} pairs"
-            reading.take("batch", 2 * found.value, found.key, text, is_default=found.is_default)
+            reading.derive("batch", 2 * found.value, found, f"{found.text} pairs")
         reading.notes.append(f"{reading.source}: {said}chosen and rejected answers share one pass.")
     if has_reference and kind in _COMPARED:
         reading.notes.append(f"{reading.source}: {REFERENCE}.")
@@ -110,21 +109,21 @@ _RULES: Final = TRAINER_RULES | facts(
         "torch_dtype dtype model_init_kwargs.torch_dtype model_init_kwargs.dtype",
     ),
     ("attention", values.attention, "model_init_kwargs.attn_implementation"),
-    ("adapter", values.when_on("lora"), "use_peft use_lora lora_enable"),
+    ("adapter", "lora", "use_peft use_lora lora_enable"),
     ("stage", stage, "zero_stage"),
     ("source", values.count, "max_source_length"),
     ("target", values.count, "max_target_length"),
     ("rank", values.count, "lora_r lora_rank lora_dim"),
     ("targets", values.targets, "lora_target_modules"),
-    ("dora", values.when_on(True), "use_dora"),
-    ("quantised", values.when_on("int4"), "load_in_4bit use_4bit"),
-    ("quantised", values.when_on("int8"), "load_in_8bit"),
+    ("dora", True, "use_dora"),
+    ("quantised", "int4", "load_in_4bit use_4bit"),
+    ("quantised", "int8", "load_in_8bit"),
     ("seq", values.count, "max_length max_seq_length max_seq_len model_max_length block_size"),
     ("prompt", values.count, "max_prompt_length"),
     ("completion", values.count, "max_completion_length max_new_tokens response_length"),
-    ("offload_activations", values.when_on(True), "activation_offloading"),
-    ("loss", lambda value: value, "loss_type"),
-    ("nested", values.when_on(True), "use_bnb_nested_quant"),
+    ("offload_activations", True, "activation_offloading"),
+    ("loss", values.anything, "loss_type"),
+    ("nested", True, "use_bnb_nested_quant"),
     ("n_gpus", values.count, "num_processes"),
 )
 
@@ -212,7 +211,7 @@ def _own_adapter(reading: Reading, entries: Entries) -> None:
         return
     program = str(entries.get(PROGRAM, ""))
     if program and not _is_trl(program):
-        reading.take("adapter", "lora", rank.key, rank.text)
+        reading.derive("adapter", "lora", rank)
     else:
         reading.notes.append(
             f"{reading.source}: {rank.key} without use_peft trains no adapters in TRL; --lora "
@@ -249,10 +248,9 @@ def _length(reading: Reading, kind: str) -> None:
 
 
 def _loss(reading: Reading, kind: str) -> None:
-    if kind == "sft" and "chunked" in str(reading.value("loss")):
-        found = reading.facts.pop("loss")
-        reading.take("logits", "chunked", found.key, found.text)
-    reading.drop("loss")
+    loss = reading.drop("loss")
+    if kind == "sft" and loss and "chunked" in loss.text:
+        reading.derive("logits", "chunked", loss)
 
 
 FORMAT: Final = Format(

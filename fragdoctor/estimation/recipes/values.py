@@ -50,6 +50,11 @@ def text_of(value: Any) -> str:
     return str(value).strip().lower()
 
 
+def anything(value: Any) -> Any:
+    """Return a value as it is."""
+    return value
+
+
 def name(value: Any) -> str:
     """Return a name or a path as written."""
     if not isinstance(value, str) or not value.strip():

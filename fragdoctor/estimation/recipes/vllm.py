@@ -53,7 +53,7 @@ _RULES: Final = facts(
     ("tensor_parallel", values.count, "tensor_parallel_size"),
     ("pipeline_parallel", values.count, "pipeline_parallel_size"),
     ("replicas", values.count, "data_parallel_size"),
-    ("experts_apart", values.when_on(True), "enable_expert_parallel"),
+    ("experts_apart", True, "enable_expert_parallel"),
     ("seq", length, "max_model_len"),
     ("gpu_memory_utilization", values.share, "gpu_memory_utilization"),
     ("max_num_seqs", values.count, "max_num_seqs"),
@@ -80,7 +80,7 @@ def _precision(reading: Reading) -> None:
         reading.drop("weights", "weights are quantised")
     found = reading.facts.pop("quantised", None) or reading.facts.pop("weights", None)
     if found is not None:
-        reading.take("dtype", found.value, found.key, found.text)
+        reading.derive("dtype", found.value, found)
 
 
 def _experts(reading: Reading) -> None:
