@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from fragdoctor.estimation.bounds import Needs
 from fragdoctor.estimation.formula import formula_footprint, formula_needs
-from fragdoctor.estimation.measures import Measure, cheapest_combinations, measures_for
+from fragdoctor.estimation.measures import cheapest_combinations, savings_of
 from fragdoctor.estimation.request import error_of
 from fragdoctor.model.gpus import GpuModel
 from fragdoctor.model.memory_estimate import (
@@ -18,7 +18,6 @@ from fragdoctor.model.memory_estimate import (
     Fit,
     FitState,
     Footprint,
-    Saving,
 )
 from fragdoctor.model.workload import Workload
 
@@ -34,7 +33,7 @@ def judged(workload: Workload, gpus: Sequence[GpuModel]) -> Estimate:
         workload=workload,
         footprint=footprint,
         fits=fits,
-        savings=tuple(_savings(workload, footprint, gpus)),
+        savings=savings_of(workload, formula_needs),
         error=error_of(workload),
         combinations=_combinations(workload, fits),
     )
@@ -51,22 +50,13 @@ def _fit(workload: Workload, footprint: Footprint, gpu: GpuModel) -> Fit:
         return largest_batch(replace(workload, seq=seq), formula_needs, gpu.usable_bytes)
 
     others = [(seq, largest(seq)) for seq in _other_lengths(workload)]
-    return replace(
-        fit_of(footprint, gpu),
-        largest_batch=largest(workload.seq),
-        other_lengths=tuple((seq, batch) for seq, batch in others if batch is not None),
-    )
-
-
-def fit_of(footprint: Footprint, gpu: GpuModel) -> Fit:
-    """Return whether a footprint fits on a GPU, without looking for batches that would fit."""
-    usable = gpu.usable_bytes
-    state = footprint.state_on(usable)
+    state = footprint.state_on(gpu.usable_bytes)
     return Fit(
         gpu=gpu,
         fits=state is FitState.FITS,
-        margin_bytes=usable - footprint.needs_high_bytes,
-        largest_batch=None,
+        margin_bytes=gpu.usable_bytes - footprint.needs_high_bytes,
+        largest_batch=largest(workload.seq),
+        other_lengths=tuple((seq, batch) for seq, batch in others if batch is not None),
         state=state,
     )
 
@@ -107,27 +97,3 @@ def largest_batch(
         middle = (low + high) // 2
         low, high = (middle, high) if needs(middle) <= usable_bytes else (low, middle)
     return low
-
-
-def _savings(workload: Workload, footprint: Footprint, gpus: Sequence[GpuModel]) -> list[Saving]:
-    gpu = gpus[0] if gpus else None
-    found = [
-        _saving(measure, footprint, formula_footprint(measure.applied_to(workload)), gpu)
-        for measure in measures_for(workload)
-    ]
-    return sorted(found, key=lambda s: -s.saved_bytes)
-
-
-def _saving(measure: Measure, before: Footprint, after: Footprint, gpu: GpuModel | None) -> Saving:
-    state = None if gpu is None else after.state_on(gpu.usable_bytes)
-    return Saving(
-        id=measure.id,
-        title=measure.title,
-        option=measure.option,
-        peak_bytes=after.peak_allocated_bytes,
-        reserved_bytes=after.reserved_bytes,
-        saved_bytes=before.peak_allocated_bytes - after.peak_allocated_bytes,
-        cost=measure.cost,
-        source=measure.source,
-        state=state,
-    )

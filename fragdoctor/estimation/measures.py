@@ -251,6 +251,14 @@ def cheapest_combinations(
     return found[:MAX_COMBINATIONS]
 
 
+def savings_of(workload: Workload, needs_of: Bounds) -> Sequence[Combination]:
+    """Return the measures that each alone make a workload need less, the least first."""
+    now = needs_of(workload).high_bytes
+    found = [_combined(workload, [measure], needs_of) for measure in measures_for(workload)]
+    less = (one for one in found if one.needs_high_bytes < now)
+    return sorted(less, key=lambda one: one.needs_high_bytes)
+
+
 def _price(combination: Combination) -> tuple[int, bool, float, int]:
     return (
         combination.n_gpus,
@@ -340,4 +348,5 @@ def _combined(
         n_gpus=n_gpus(changed),
         needs_low_bytes=needs.low_bytes,
         needs_high_bytes=needs.high_bytes,
+        source="; ".join(dict.fromkeys(m.source for m in measures if m.source)),
     )

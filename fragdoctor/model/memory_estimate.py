@@ -46,14 +46,15 @@ class Doubt(Struct, frozen=True):
 
 
 class Combination(Struct, frozen=True):
-    """Measures that together make a run fit on the first GPU.
+    """One or several measures that save memory.
 
     Attributes:
-        measures: ids of the measures, cheapest first; the savings describe the measures.
+        measures: ids of the measures, such as ``checkpointing``, cheapest first.
         title: the measures in one phrase, for people.
         option: the command-line options for all of them.
         slowdown: time per step relative to the run as asked for, as published; None = not known.
         cost: what the measures cost, one phrase for each measure that costs something.
+        source: where to read about them.
         changes_training: whether other parameters are trained (adapters) or precision is lost.
         n_gpus: number of GPUs that it needs.
         needs_low_bytes, needs_high_bytes: bounds of the memory that it needs on each GPU.
@@ -68,6 +69,7 @@ class Combination(Struct, frozen=True):
     n_gpus: int
     needs_low_bytes: int
     needs_high_bytes: int
+    source: str = ""
 
 
 class Serving(Struct, frozen=True):
@@ -306,38 +308,12 @@ class Fit(Struct, frozen=True):
     state: FitState = FitState.TOO_CLOSE
 
 
-class Saving(Struct, frozen=True):
-    """What one measure would change.
-
-    Attributes:
-        id: stable name, such as ``checkpointing``.
-        title: name for people, ``gradient checkpointing of each layer``.
-        option: the command-line option for it, ``--checkpointing full``.
-        peak_bytes: peak of allocated memory with the measure.
-        reserved_bytes: what the allocator would reserve.
-        saved_bytes: how much it lowers the peak, in bytes; negative if it costs memory.
-        cost: what it costs, one phrase.
-        source: where to read about it.
-        state: whether the run then fits on the first GPU; None if no GPU is named.
-    """
-
-    id: str
-    title: str
-    option: str
-    peak_bytes: int
-    reserved_bytes: int
-    saved_bytes: int
-    cost: str
-    source: str = ""
-    state: FitState | None = None
-
-
 class Estimate(Struct, frozen=True):
     """The answer to "will it fit?".
 
     Attributes:
         fits: one for each GPU that was named; empty without ``--gpu``.
-        savings: measures with their effect, largest saving first.
+        savings: measures that each alone save memory, the most first.
         error: how far off this kind of estimate was on recordings, one sentence.
         combinations: the cheapest measures, alone or together, that make the run fit on the first
             GPU; empty if it already fits, or if nothing makes it fit.
@@ -349,7 +325,7 @@ class Estimate(Struct, frozen=True):
     workload: Workload
     footprint: Footprint
     fits: Sequence[Fit] = ()
-    savings: Sequence[Saving] = ()
+    savings: Sequence[Combination] = ()
     error: str = ""
     combinations: Sequence[Combination] = ()
     serving: Serving | None = None

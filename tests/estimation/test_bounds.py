@@ -146,8 +146,7 @@ def test_a_measure_that_the_first_line_names_lowers_the_peak() -> None:
 
     assert estimate.fits[0].state is FitState.TOO_CLOSE
     assert estimate.combinations[0].measures == ("fused_optimizer",)
-    saved = {saving.id: saving.saved_bytes for saving in estimate.savings}
-    assert saved["fused_optimizer"] > 0
+    assert ("fused_optimizer",) in [saving.measures for saving in estimate.savings]
     assert estimate.combinations[0].n_gpus == 1
 
 

@@ -28,8 +28,8 @@ from fragdoctor.report.views.what_fits import (
     STATES,
     TONES,
     bounds_text,
-    combinations_section,
     doubts_section,
+    measures_section,
     plans_section,
     server_section,
 )
@@ -261,10 +261,8 @@ def _on_one_gpu(estimate: Estimate) -> Iterator[doc.Section]:
         _phases(estimate),
         _fits(estimate),
         doubts_section(estimate),
-        combinations_section(estimate),
+        measures_section(estimate),
     ]
-    if not estimate.combinations:
-        sections.append(_savings(estimate))
     for section in sections:
         if estimate.plans:
             yield replace(section, detail=Detail.FULL, note="without a plan")
@@ -351,19 +349,6 @@ def _fits(estimate: Estimate) -> doc.Section:
         "sequences a pass on one GPU, to within 2 %."
     )
     return doc.Section("Will it fit", [table, doc.Paragraph(dim(legend))], id="fits")
-
-
-def _savings(estimate: Estimate) -> doc.Section:
-    fits = doc.Column("fits", lambda s: STATES[s.state] if s.state else "-")
-    table = doc.tabled(
-        [s for s in estimate.savings if s.saved_bytes > 0],
-        doc.Column("saves", "saved_bytes"),
-        doc.Column("peak", "peak_bytes"),
-        *([fits] if estimate.fits else []),
-        doc.Column("measure", "title", "wrap"),
-        notes=lambda s: [dim(f"{s.option}: {s.cost}")],
-    )
-    return doc.Section("What would save memory", [table], "each alone", "savings")
 
 
 def _formulas(estimate: Estimate, detail: Detail) -> list[doc.Section]:

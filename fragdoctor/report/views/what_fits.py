@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from fragdoctor.model.memory_estimate import Combination, Estimate, FitState, Plan
+from fragdoctor.model.memory_estimate import Combination, Estimate, FitState, Plan, state_on
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Span, Style, dim
 from fragdoctor.units import format_count, format_size
@@ -118,23 +118,29 @@ def _rehearsed(plan: Plan) -> list[str]:
     return [f"rehearsed: one rank fits, peak {format_size(found.peak_allocated_bytes)} allocated"]
 
 
-def combinations_section(estimate: Estimate) -> doc.Section:
-    """Return the cheapest measures that make it fit, alone or combined."""
+def measures_section(estimate: Estimate) -> doc.Section:
+    """Return the cheapest measures that make it fit, or else what each alone would save."""
+    gpu = estimate.fits[0].gpu if estimate.fits else None
 
     def slowdown(found: Combination) -> str:
         if found.slowdown is None:
             return "longer"
         return "-" if found.slowdown == 1 else f"x {found.slowdown:.2f}"
 
+    def fits(found: Combination) -> doc.Content:
+        usable = gpu.usable_bytes if gpu else 0
+        return STATES[state_on(found.needs_low_bytes, found.needs_high_bytes, usable)]
+
     table = doc.tabled(
-        estimate.combinations,
+        estimate.combinations or estimate.savings,
         doc.Column("needs", lambda c: format_size(c.needs_high_bytes), "right"),
+        *([doc.Column("fits", fits)] if gpu and not estimate.combinations else []),
         doc.Column("time", slowdown, "right"),
         doc.Column("GPUs", lambda c: format_count(c.n_gpus), "right"),
         doc.Column("measures", "title", "wrap"),
         notes=lambda c: [dim(f"{c.option}: {c.cost}")],
     )
-    name = estimate.fits[0].gpu.name if estimate.fits else ""
-    return doc.Section(
-        f"What would surely fit on {name}", [table], "cheapest first", "combinations"
-    )
+    if gpu and estimate.combinations:
+        title, note = f"What would surely fit on {gpu.name}", "cheapest first"
+        return doc.Section(title, [table], note, "combinations")
+    return doc.Section("What would save memory", [table], "each alone", "savings")
