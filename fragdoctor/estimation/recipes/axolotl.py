@@ -9,10 +9,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from fragdoctor.estimation.recipes import trainer, values
-from fragdoctor.estimation.recipes.accelerate import complete_fsdp
 from fragdoctor.estimation.recipes.documents import Entries
 from fragdoctor.estimation.recipes.entries import Format, Reading, facts
-from fragdoctor.model.recipe import Bearing
 
 _ADAPTER: Final = values.one_of({"lora": "lora", "qlora": "lora"}, "is not a known adapter")
 
@@ -53,40 +51,30 @@ _RULES: Final = trainer.TRAINER_RULES | facts(
     ("tensor_parallel", values.count, "tensor_parallel_size"),
     ("logits", _plugins, "plugins"),
     ("logits", "fused", "cut_cross_entropy liger_fused_linear_cross_entropy"),
-    ("loads_as", values.name, "model_quantization_config"),
     ("dequantised", True, "model_quantization_config_kwargs.dequantize"),
     ("rl", values.text_of, "rl"),
 )
 
 
 def _complete(reading: Reading, entries: Entries) -> None:
-    trainer.deepspeed_reference(reading, entries)
     reading.default("optimizer", "adamw-fused", "optimizer", "adamw_torch_fused")
     reading.default("batch", 1, "micro_batch_size")
     reading.default("seq", 512, "sequence_len")
     _complete_adapter(reading, entries)
-    if reading.value("dequantised"):
-        reading.drop("loads_as", "it is dequantized")
-    else:
-        counted = "quantization on load is counted only if the model's config.json has it"
-        reading.drop("loads_as", counted, Bearing.MATTERS)
-    preferred = reading.drop("rl", "see the notes")
+    preferred = reading.drop("rl")
     if preferred is not None:
-        said, alone = f"rl {preferred.text}: ", reading.value("adapter") is not None
-        trainer.count_preferences(reading, preferred.value, said, has_reference=not alone)
+        trainer.count_preferences(reading, preferred.value)
     activation = values.text_of(entries.get("gradient_checkpointing"))
     if "offload" in activation:
         reading.take("offload_activations", True, "gradient_checkpointing", activation)
     for key in ("fsdp_config", "fsdp_version", "dp_shard_size"):
         if any(not values.is_off(entries[k]) for k in entries if k.partition(".")[0] == key):
             reading.default("engine", "fsdp", key, "FSDP")
-    trainer.complete_evaluation(reading)
-    complete_fsdp(reading, entries)
+    trainer.complete(reading, entries)
 
 
 def _complete_adapter(reading: Reading, entries: Entries) -> None:
     if reading.value("adapter") is None:
-        trainer.without_adapter(reading, "no adapters are trained")
         if reading.facts.get("quantised") and "adapter" not in reading.unsayable:
             reading.drop("quantised", "nothing is quantized without an adapter")
         return

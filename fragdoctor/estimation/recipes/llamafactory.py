@@ -10,10 +10,8 @@ from __future__ import annotations
 from typing import Final
 
 from fragdoctor.estimation.recipes import trainer, values
-from fragdoctor.estimation.recipes.accelerate import complete_fsdp
 from fragdoctor.estimation.recipes.documents import Entries
 from fragdoctor.estimation.recipes.entries import Format, Reading, facts
-from fragdoctor.model.recipe import Bearing
 
 _TUNING: Final = values.one_of({"lora": "lora", "full": None}, "trains what no estimate can count")
 _BITS: Final = values.one_of({"4": "int4", "8": "int8"}, "bits are not a known quantization")
@@ -37,20 +35,17 @@ _RULES: Final = {
     ("optimizer", "muon", "use_muon"),
     ("optimizer", _OTHER_OPTIMIZER, "use_apollo use_badam use_adam_mini"),
     ("task", values.text_of, "stage"),
-    ("method", values.text_of, "quantization_method"),
     ("double", lambda value: "no" if values.is_off(value) else None, "double_quantization"),
     ("logits", "fused", "enable_liger_kernel"),
     ("n_gpus", values.count, "ray_num_workers"),
 )
 
-_FEWER: Final = ("pt", "sft")
-
 
 def _complete(reading: Reading, entries: Entries) -> None:
-    trainer.deepspeed_reference(reading, entries)
     found = reading.facts.pop("mixed", None)
     pure = reading.facts.pop("pure", None)
-    _method(reading)
+    if reading.facts.pop("double", None) is not None:
+        trainer.scales_unquantised(reading)
     if "adapter" not in reading.facts and "finetuning_type" not in entries:
         reading.default("adapter", "lora", "finetuning_type")
     if pure is not None:
@@ -64,21 +59,10 @@ def _complete(reading: Reading, entries: Entries) -> None:
         loaded = "auto" if reading.value("adapter") else "fp32"
         reading.default("weights", loaded, "bf16", "not set")
     _defaults(reading)
-    if reading.value("adapter") is None:
-        trainer.without_adapter(reading, "no adapters are trained")
-    _task(reading)
-    trainer.complete_evaluation(reading)
-    complete_fsdp(reading, entries)
-
-
-def _method(reading: Reading) -> None:
-    if reading.facts.pop("double", None) is not None:
-        trainer.scales_unquantised(reading)
-    counted = reading.value("quantised")
-    if reading.value("method") in ("bnb", "bitsandbytes") or not counted:
-        reading.drop("method")
-    else:
-        reading.drop("method", f"is counted as bitsandbytes' {counted}", Bearing.MATTERS)
+    task = reading.drop("task")
+    if task is not None:
+        trainer.count_preferences(reading, task.value)
+    trainer.complete(reading, entries)
 
 
 def _defaults(reading: Reading) -> None:
@@ -91,15 +75,6 @@ def _defaults(reading: Reading) -> None:
     if reading.value("adapter"):
         reading.default("rank", 8, "lora_rank")
         reading.default("targets", "all-linear", "lora_target", "all")
-
-
-def _task(reading: Reading) -> None:
-    task = reading.drop("task", "see the notes" * (reading.value("task") not in _FEWER))
-    if task is not None:
-        alone = reading.value("adapter") is not None
-        trainer.count_preferences(
-            reading, task.value, f"stage {task.text}: ", has_reference=not alone
-        )
 
 
 FORMAT: Final = Format(

@@ -69,19 +69,7 @@ _RULES: Final = facts(
 )
 
 
-def _resolved(entries: Entries) -> Entries:
-    """Return entries with each ``${name}`` value replaced by the value of that entry."""
-    reference = re.compile(r"\$\{([\w.]+)\}")
-
-    def value_of(value: Any) -> Any:
-        found = reference.fullmatch(value) if isinstance(value, str) else None
-        return entries.get(found[1], value) if found else value
-
-    return {key: value_of(value) for key, value in entries.items()}
-
-
 def _complete(reading: Reading, entries: Entries) -> None:
-    entries = _resolved(entries)
     reading.default("batch", 1, "batch_size")
     _complete_adapter(reading, entries)
     _complete_optimizer(reading)
@@ -108,10 +96,8 @@ def _complete_adapter(reading: Reading, entries: Entries) -> None:
     if mlp is not None:
         plain += ["gate_proj", "up_proj", "down_proj"]
     if plain:
-        is_all = set(plain) >= {"q_proj", "k_proj", "v_proj", "o_proj"} and mlp is not None
         text = f"{values.shown(names)}{', MLP' if mlp else ''}"
-        target = "all-linear" if is_all else ",".join(plain)
-        reading.take("targets", target, "model.lora_attn_modules", text)
+        reading.take("targets", values.targets(plain), "model.lora_attn_modules", text)
     reading.notes.append(
         f"{reading.source}: torchtune keeps adapters in its dtype; they are counted in fp32."
     )
@@ -122,10 +108,9 @@ def _complete_optimizer(reading: Reading) -> None:
     for name, how, becomes in (("adamw", "fused", "adamw-fused"),
                                ("sgd", "momentum", "sgd-momentum")):  # fmt: skip
         if found is not None and found.value == name and how in reading.facts:
-            del reading.facts["optimizer"], reading.facts[how]
-            reading.take("optimizer", becomes, found.key, f"{found.text}, {how}")
-    reading.drop("fused")
-    reading.facts.pop("momentum", None)
+            del reading.facts["optimizer"]
+            reading.derive("optimizer", becomes, found, f"{found.text}, {how}")
+        reading.drop(how)
 
 
 def _complete_sharing(reading: Reading) -> None:

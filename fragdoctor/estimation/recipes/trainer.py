@@ -8,7 +8,7 @@ rules here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -20,10 +20,7 @@ from fragdoctor.estimation.recipes.documents import Entries
 from fragdoctor.estimation.recipes.entries import Format, Reading, facts
 from fragdoctor.model.recipe import Bearing, UnusedEntry
 
-REFERENCE: Final = (
-    "a reference model, if there is one, is not counted; its copy of the weights needs more"
-)
-GENERATION: Final = "generation on the same GPU is not counted; it needs more"
+_NO_ADAPTERS: Final = "no adapters are trained"
 _EVAL_BATCHES: Final = ("per_device_eval_batch_size", "eval_batch_size")
 
 
@@ -46,45 +43,51 @@ TRAINER_RULES: Final = FSDP_RULES | facts(
 """Entries that all programs built on the Trainer share."""
 
 
-def complete_evaluation(reading: Reading) -> None:
-    """Drop the warning about an evaluation batch that is no larger than the training batch."""
+def complete(reading: Reading, entries: Entries) -> None:
+    """Derive what all programs built on the Trainer have in common."""
+    found = reading.references.get("deepspeed", entries.get("deepspeed") is True)
+    if found:
+        reading.take("engine", "deepspeed", "deepspeed", found)
+    if reading.value("adapter") is None and "adapter" not in reading.unsayable:
+        for fact in ("rank", "targets", "dora"):
+            reading.drop(fact, _NO_ADAPTERS)
+        _excuse(reading, _NO_ADAPTERS, lambda entry: _last(entry).startswith("lora_"))
     batch = reading.value("batch") or 0
+    _excuse(
+        reading,
+        "an evaluation pass keeps no activations",
+        lambda one: one.key in _EVAL_BATCHES and one.value.isdecimal() and int(one.value) <= batch,
+    )
+    complete_fsdp(reading, entries)
+
+
+def _last(entry: UnusedEntry) -> str:
+    return entry.key.rpartition(".")[2]
+
+
+def _excuse(reading: Reading, reason: str, is_harmless: Callable[[UnusedEntry], bool]) -> None:
+    """Note of entries that would matter that they do not here."""
     for i, entry in enumerate(reading.unused):
-        is_open = entry.key in _EVAL_BATCHES and entry.bearing is Bearing.MATTERS
-        if is_open and entry.value.isdecimal() and int(entry.value) <= batch:
-            reason = "an evaluation pass keeps no activations"
+        if entry.bearing is Bearing.MATTERS and is_harmless(entry):
             reading.unused[i] = UnusedEntry(entry.key, entry.value, Bearing.NONE, reason)
 
 
 _PAIRED: Final = ("dpo", "ipo", "orpo", "simpo", "cpo", "rm")
-_COMPARED: Final = ("dpo", "ipo", "kto", "ppo")
-_GENERATING: Final = ("grpo", "gdpo", "ebft", "ppo")
+_MORE: Final = ("dpo", "ipo", "kto", "grpo", "gdpo", "ebft", "ppo")
+"""Losses that compare with a second model, or generate on the same GPU."""
 
 
-def count_preferences(reading: Reading, kind: str, said: str, *, has_reference: bool) -> None:
-    """Count what a preference loss needs, or note what is not counted.
-
-    ``said`` starts the sentence on pairs, with its own colon, or is "". ``has_reference`` says
-    whether a loss that compares with a second model has that model.
-    """
-    if kind in _PAIRED:  # chosen and rejected answers go through in one pass
-        found = reading.facts.pop("batch", None)
-        if found is not None:
-            reading.derive("batch", 2 * found.value, found, f"{found.text} pairs")
-        reading.notes.append(f"{reading.source}: {said}chosen and rejected answers share one pass.")
-    if has_reference and kind in _COMPARED:
-        reading.notes.append(f"{reading.source}: {REFERENCE}.")
-    if kind in _GENERATING:
-        reading.notes.append(f"{reading.source}: {GENERATION}.")
-
-
-def without_adapter(reading: Reading, reason: str) -> None:
-    """Drop the entries that describe adapters, because none are trained."""
-    for fact in ("rank", "targets", "dora"):
-        reading.drop(fact, reason)
-    for i, entry in enumerate(reading.unused):
-        if entry.key.rpartition(".")[2].startswith("lora_") and entry.bearing is Bearing.MATTERS:
-            reading.unused[i] = UnusedEntry(entry.key, entry.value, Bearing.NONE, reason)
+def count_preferences(reading: Reading, kind: str) -> None:
+    """Count the pairs of a preference loss, whose answers go through in one pass."""
+    found = reading.facts.pop("batch", None) if kind in _PAIRED else None
+    if found is not None:
+        reading.derive("batch", 2 * found.value, found, f"{found.text} pairs")
+        reading.notes.append(f"{reading.source}: chosen and rejected answers share one pass.")
+    if kind in _MORE:
+        reading.notes.append(
+            f"{reading.source}: a reference model or generation on the same GPU, if there is any, "
+            "is not counted; it needs more."
+        )
 
 
 def scales_unquantised(reading: Reading) -> None:
@@ -92,13 +95,6 @@ def scales_unquantised(reading: Reading) -> None:
     found = reading.facts.get("quantised")
     if found is not None and found.value == "int4":
         reading.facts["quantised"] = replace(found, value="nf4")
-
-
-def deepspeed_reference(reading: Reading, entries: Entries) -> None:
-    """Note that DeepSpeed is used if the Trainer names its file or has ``deepspeed: true``."""
-    found = reading.references.get("deepspeed", entries.get("deepspeed") is True)
-    if found:
-        reading.take("engine", "deepspeed", "deepspeed", found)
 
 
 _RULES: Final = TRAINER_RULES | facts(
@@ -159,29 +155,17 @@ def _is_trl(program: str) -> bool:
 
 def _complete(reading: Reading, entries: Entries) -> None:
     kind = kind_of(entries)
-    deepspeed_reference(reading, entries)
     _defaults(reading, entries, kind)
     nested = reading.drop("nested", "as 4 bits are counted")
     if kind and nested is None:
         scales_unquantised(reading)
     _own_adapter(reading, entries)
-    if "adapter" not in reading.facts and not reading.unsayable:
-        without_adapter(reading, "no adapters are trained")
-    _defaults_of_adapter(reading)
     _length(reading, kind)
-    _loss(reading, kind)
-    if kind == "grpo" and not values.is_off(entries.get("beta")) and "adapter" not in reading.facts:
-        reading.notes.append(f"{reading.source}: {REFERENCE}.")
-    alone = "adapter" in reading.facts or _has_no_reference(entries)
-    count_preferences(reading, kind, "", has_reference=not alone)
-    complete_evaluation(reading)
-    complete_fsdp(reading, entries)
-
-
-def _has_no_reference(entries: Entries) -> bool:
-    losses = str(entries.get("loss_type", "")) + str(entries.get(PROGRAM, ""))
-    precomputed = not values.is_off(entries.get("precompute_ref_log_probs"))
-    return precomputed or any(one in losses for one in ("orpo", "cpo", "simpo", "reward"))
+    loss = reading.drop("loss")
+    if kind == "sft" and loss and "chunked" in loss.text:
+        reading.derive("logits", "chunked", loss)
+    count_preferences(reading, kind)
+    complete(reading, entries)
 
 
 def _defaults(reading: Reading, entries: Entries, kind: str) -> None:
@@ -206,20 +190,15 @@ def _own_adapter(reading: Reading, entries: Entries) -> None:
     TRL trains no adapters without ``use_peft``, whatever else is set; a user's own program that
     gets a rank does.
     """
-    rank = reading.facts.get("rank")
-    if rank is None or entries.keys() & {"use_peft", "use_lora", "lora_enable"}:
-        return
-    program = str(entries.get(PROGRAM, ""))
-    if program and not _is_trl(program):
-        reading.derive("adapter", "lora", rank)
-    else:
-        reading.notes.append(
-            f"{reading.source}: {rank.key} without use_peft trains no adapters in TRL; --lora "
-            f"{rank.value} counts them."
-        )
-
-
-def _defaults_of_adapter(reading: Reading) -> None:
+    rank, program = reading.facts.get("rank"), str(entries.get(PROGRAM, ""))
+    if rank is not None and not entries.keys() & {"use_peft", "use_lora", "lora_enable"}:
+        if program and not _is_trl(program):
+            reading.derive("adapter", "lora", rank)
+        else:
+            reading.notes.append(
+                f"{reading.source}: {rank.key} without use_peft trains no adapters in TRL; --lora "
+                f"{rank.value} counts them."
+            )
     if reading.value("adapter"):
         text = "as PEFT for Llama: q_proj, v_proj"
         reading.default("rank", 16, "lora_r")
@@ -245,12 +224,6 @@ def _length(reading: Reading, kind: str) -> None:
     if "prompt" not in reading.facts:
         reading.notes.append(f"{reading.source}: prompts are unlimited and not counted; set --seq.")
     _joined(reading, "prompt", "completion")
-
-
-def _loss(reading: Reading, kind: str) -> None:
-    loss = reading.drop("loss")
-    if kind == "sft" and loss and "chunked" in loss.text:
-        reading.derive("logits", "chunked", loss)
 
 
 FORMAT: Final = Format(
