@@ -184,7 +184,6 @@ class Item(Struct, frozen=True):
         n_bytes: the most that this item ever takes; at the peak it may take less
             (:attr:`PhasePeak.shares`).
         formula: the formula with symbols, ``P x 4 B``.
-        numbers: the same formula with numbers, ``6,738,415,616 x 4 B``.
         source: where the formula comes from.
         sureness: how sure the number is.
         note: anything else to know, one sentence, or "".
@@ -194,7 +193,6 @@ class Item(Struct, frozen=True):
     title: str
     n_bytes: int
     formula: str = ""
-    numbers: str = ""
     source: str = ""
     sureness: Sureness = Sureness.DERIVED
     note: str = ""

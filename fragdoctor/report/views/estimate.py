@@ -373,12 +373,7 @@ def _formulas(estimate: Estimate, detail: Detail) -> list[doc.Section]:
 
 
 def _formula(item: Item) -> doc.ListItem:
-    lines = (
-        item.formula,
-        f"= {item.numbers}" * (item.numbers not in ("", item.formula)),
-        item.note,
-    )
-    blocks = [doc.Paragraph(text) for text in lines if text]
+    blocks = [doc.Paragraph(text) for text in (item.formula, item.note) if text]
     blocks.append(doc.Paragraph(dim(f"{item.sureness.value}; {item.source}")))
     return doc.ListItem([strong(item.title), f"  at most {format_size(item.n_bytes)}"], blocks)
 
@@ -386,7 +381,7 @@ def _formula(item: Item) -> doc.ListItem:
 def _symbols(workload: Workload) -> str:
     shape = workload.shape
     return (
-        f"P parameters; B batch {workload.batch}; S tokens {workload.seq}; L layers "
+        f"P parameters {format_count(shape.n_parameters)}; B batch {workload.batch}; S tokens {workload.seq}; L layers "
         f"{shape.n_layers}; H hidden size {shape.hidden}; Q and K width of all query and of all "
         f"key heads {shape.n_heads * shape.head_dim} and {shape.n_kv_heads * shape.head_dim}; "
         f"F feed-forward width {shape.ffn}; a heads {shape.n_heads}; V vocabulary {shape.vocab}; "
