@@ -380,12 +380,13 @@ def _formula(item: Item) -> doc.ListItem:
 
 def _symbols(workload: Workload) -> str:
     shape = workload.shape
+    of_queries, of_keys = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
     return (
-        f"P parameters {format_count(shape.n_parameters)}; B batch {workload.batch}; S tokens {workload.seq}; L layers "
-        f"{shape.n_layers}; H hidden size {shape.hidden}; Q and K width of all query and of all "
-        f"key heads {shape.n_heads * shape.head_dim} and {shape.n_kv_heads * shape.head_dim}; "
-        f"F feed-forward width {shape.ffn}; a heads {shape.n_heads}; V vocabulary {shape.vocab}; "
-        f"n layers in a checkpointed segment; N GPUs {workload.world_size}."
+        f"P parameters {format_count(shape.n_parameters)}; B batch {workload.batch}; S tokens "
+        f"{workload.seq}; L layers {shape.n_layers}; H hidden size {shape.hidden}; Q and K width "
+        f"of all query and of all key heads {of_queries} and {of_keys}; F feed-forward width "
+        f"{shape.ffn}; a heads {shape.n_heads}; V vocabulary {shape.vocab}; n layers in a "
+        f"checkpointed segment; N GPUs {workload.world_size}."
     )
 
 
