@@ -201,17 +201,20 @@ def known_models() -> tuple[KnownModel, ...]:
 
 def preset_of(name: str) -> Preset | None:
     """Return the preset with this name or Hub repository, or the base of a tuned model."""
-    key = name.strip().lower()
-    for preset in presets().values():
-        if key in (preset.name, preset.hub.lower(), preset.hub.lower().split("/")[-1]):
-            return preset
-    return presets().get(base_of(name, ((p.name, p.hub) for p in presets().values())))
+    own = _by_own_name().get(name.strip().lower())
+    return own or presets().get(base_of(name, ((p.name, p.hub) for p in presets().values())))
+
+
+@cache
+def _by_own_name() -> Mapping[str, Preset]:
+    """Return all presets by their names, repositories, and repositories without an owner."""
+    places = ((p.hub.lower(), p) for p in presets().values())
+    return {key: p for hub, p in places for key in (hub, hub.rpartition("/")[2], p.name)}
 
 
 def _by_its_name(name: str, preset: Preset) -> Sequence[str]:
     """Return what is assumed about a name that is not exactly the preset's own."""
-    hub = preset.hub.lower()
-    if name.strip().lower() in (preset.name, hub, hub.rpartition("/")[2]):
+    if name.strip().lower() in _by_own_name():
         return ()
     return (f"Going by its name, {name} is assumed to have the shape of {preset.hub}.",)
 

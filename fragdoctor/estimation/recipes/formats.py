@@ -6,9 +6,8 @@ from typing import Final
 
 from fragdoctor.errors import InputError
 from fragdoctor.estimation.recipes import (
-    accelerate,
     axolotl,
-    deepspeed,
+    launch,
     llamafactory,
     torchtitan,
     torchtune,
@@ -19,12 +18,12 @@ from fragdoctor.estimation.recipes.documents import Entries
 from fragdoctor.estimation.recipes.entries import Format, Reading, flat, read
 
 FORMATS: Final = (
-    deepspeed.FORMAT,
+    launch.DEEPSPEED,
     torchtune.FORMAT,
     torchtitan.FORMAT,
     axolotl.FORMAT,
     llamafactory.FORMAT,
-    accelerate.FORMAT,
+    launch.ACCELERATE,
     trainer.FORMAT,
     vllm.FORMAT,
 )

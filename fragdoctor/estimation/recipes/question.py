@@ -11,7 +11,7 @@ from typing import Final
 from msgspec import Struct
 
 from fragdoctor.errors import FragdoctorError, InputError, LimitExceeded
-from fragdoctor.estimation.recipes import accelerate, vllm
+from fragdoctor.estimation.recipes import launch, vllm
 from fragdoctor.estimation.recipes.documents import YAML_SUFFIXES, Entries, read_entries, read_text
 from fragdoctor.estimation.recipes.entries import Reading, flat, read
 from fragdoctor.estimation.recipes.formats import format_of, reading_of
@@ -153,8 +153,8 @@ def _of_command(command: CommandLine, source: str, folder: Path) -> list[Reading
         program = reading_of(_as_written(entries), source)
         readings[:0] = [program, *_referenced(program, folder)]
     if command.launch:
-        launch = read(accelerate.FORMAT, command.launch, f"{source}, launcher")
-        readings += [launch, *_referenced(launch, folder)]
+        started = read(launch.ACCELERATE, command.launch, f"{source}, launcher")
+        readings += [started, *_referenced(started, folder)]
     if missing and (not readings or all(reading.format.is_launch for reading in readings)):
         raise InputError(
             f"{missing[0]}, which the command in {source} names, is missing.",

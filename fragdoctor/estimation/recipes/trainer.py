@@ -14,10 +14,9 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from fragdoctor.estimation.recipes import values
-from fragdoctor.estimation.recipes.accelerate import FSDP_RULES, complete_fsdp
-from fragdoctor.estimation.recipes.deepspeed import stage
 from fragdoctor.estimation.recipes.documents import Entries
 from fragdoctor.estimation.recipes.entries import Format, Reading, facts
+from fragdoctor.estimation.recipes.launch import FSDP_RULES, complete_fsdp, stage
 from fragdoctor.model.recipe import Bearing, UnusedEntry
 
 _NO_ADAPTERS: Final = "no adapters are trained"
@@ -123,8 +122,16 @@ _RULES: Final = TRAINER_RULES | facts(
     ("n_gpus", values.count, "num_processes"),
 )
 
-_PREFERENCES: Final = ("dpo", "orpo", "cpo", "simpo", "reward")
-_ONLINE: Final = ("grpo", "rloo", "ppo", "online", "xpo", "nash", "gkd", "sdpo", "gold")
+_KINDS: Final = (
+    ("grpo", "grpo rloo ppo online xpo nash gkd sdpo gold",
+     {"num_generations", "reward_funcs", "max_completion_length"}),
+    ("dpo", "dpo orpo cpo simpo reward", {"beta", "max_prompt_length", "precompute_ref_log_probs"}),
+    ("kto", "kto", set[str]()),
+    ("sft", "sft",
+     {"dataset_mixture", "dataset_name", "max_seq_length", "packing", "use_liger_kernel",
+      "dataset_text_field", "assistant_only_loss", "max_length", "use_peft"}),
+)  # fmt: skip
+"""Kind of training -> parts of the names of its programs, and entries that only it has."""
 PROGRAM: Final = "(program)"
 """The entry that holds the name of a command line's program."""
 
@@ -133,19 +140,13 @@ def kind_of(entries: Mapping[str, Any]) -> str:
     """Return the kind of training: ``sft``, ``dpo``, ``kto``, ``grpo`` or "" (a plain Trainer)."""
     whole = str(entries.get(PROGRAM, ""))
     program = whole.rpartition("/")[2].removesuffix(".py")
-    for kinds, found in ((_ONLINE, "grpo"), (_PREFERENCES, "dpo"), (("kto",), "kto"),
-                         (("sft",), "sft")):  # fmt: skip
-        if any(one in program for one in kinds):
-            return found
-    if entries.keys() & {"num_generations", "reward_funcs", "max_completion_length"}:
-        return "grpo"
-    if entries.keys() & {"beta", "max_prompt_length", "precompute_ref_log_probs"}:
-        return "dpo"
-    trl = {"dataset_mixture", "dataset_name", "max_seq_length", "packing", "use_liger_kernel",
-           "dataset_text_field", "assistant_only_loss", "max_length", "use_peft"}  # fmt: skip
-    is_trl = _is_trl(whole)
-    is_like = entries.keys() & trl and "model_max_length" not in entries
-    return "sft" if is_trl or is_like else ""
+    for kind, names, _ in _KINDS:
+        if any(name in program for name in names.split()):
+            return kind
+    kinds = (kind for kind, _, own in _KINDS if entries.keys() & own)
+    found = next(kinds, "sft" if _is_trl(whole) else "")
+    is_plain = found == "sft" and "model_max_length" in entries and not _is_trl(whole)
+    return "" if is_plain else found
 
 
 def _is_trl(program: str) -> bool:

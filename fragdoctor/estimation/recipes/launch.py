@@ -1,8 +1,9 @@
-"""Accelerate's YAML, and the options of programs that start processes.
+"""How a run is started and shares its states: Accelerate's YAML, launchers, DeepSpeed's JSON.
 
 Names are those of ``accelerate/commands/config`` and ``accelerate launch --help``
 (https://huggingface.co/docs/accelerate/package_reference/cli); ``torchrun`` and ``deepspeed`` use
-other names for the number of processes.
+other names for the number of processes. DeepSpeed's are those of
+https://www.deepspeed.ai/docs/config-json/.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 from typing import Final
 
 from fragdoctor.estimation.recipes import values
-from fragdoctor.estimation.recipes.deepspeed import DEVICE, stage
 from fragdoctor.estimation.recipes.documents import Entries
-from fragdoctor.estimation.recipes.entries import Format, Reading, facts
+from fragdoctor.estimation.recipes.entries import Fact, Format, Reading, facts
 
+DEVICE: Final = values.one_of({"cpu": True, "nvme": True, "auto": None})
+stage: Final = values.one_of({"auto": None, "0": 0, "1": 1, "2": 2, "3": 3}, "is not a ZeRO stage")
 ENGINE: Final = values.one_of(
     {"fsdp": "fsdp", "deepspeed": "deepspeed", "multi_gpu": "ddp", "tp": "ddp"},
     "is not a known way to share a run among GPUs",
@@ -32,7 +34,7 @@ FSDP_RULES: Final = facts(
 )
 """FSDP's entries that several programs share; ``complete_fsdp`` reads the rest."""
 
-_RULES: Final = FSDP_RULES | facts(
+_ACCELERATE: Final = FSDP_RULES | facts(
     ("engine", ENGINE, "distributed_type"),
     ("engine", "fsdp", "use_fsdp"),
     ("engine", "deepspeed", "use_deepspeed"),
@@ -75,7 +77,7 @@ def complete_fsdp(reading: Reading, entries: Entries) -> None:
         )
 
 
-def _complete(reading: Reading, entries: Entries) -> None:
+def _complete_accelerate(reading: Reading, entries: Entries) -> None:
     if reading.value("engine") == "deepspeed" and not reading.references:
         reading.default("stage", 2, "zero_stage")
     elif reading.value("engine") not in ("deepspeed", "fsdp"):
@@ -87,7 +89,7 @@ def _complete(reading: Reading, entries: Entries) -> None:
         reading.drop("stage", "neither FSDP nor DeepSpeed is used")
 
 
-FORMAT: Final = Format(
+ACCELERATE: Final = Format(
     title="Accelerate configuration",
     signs=(
         frozenset({"distributed_type"}),
@@ -95,12 +97,65 @@ FORMAT: Final = Format(
         frozenset({"mixed_precision", "num_processes"}),
         frozenset({"num_processes", "num_machines"}),
     ),
-    rules=_RULES,
+    rules=_ACCELERATE,
     sections=(
         "deepspeed_config", "fsdp_config", "parallelism_config", "megatron_lm_config",
         "fp8_config", "dynamo_config",
     ),
     references=("deepspeed_config.deepspeed_config_file", "deepspeed_config_file"),
-    complete=_complete,
+    complete=_complete_accelerate,
+    is_launch=True,
+)  # fmt: skip
+
+
+def _unless_auto(kind: str) -> values.Convert:
+    return lambda value: None if value == values.AUTO or values.is_off(value) else kind
+
+
+_DEEPSPEED: Final = facts(
+    ("stage", stage, "zero_optimization.stage"),
+    ("offload_optimizer", DEVICE, "zero_optimization.offload_optimizer.device"),
+    ("offload_parameters", DEVICE, "zero_optimization.offload_param.device"),
+    ("offload_optimizer", True, "zero_optimization.cpu_offload"),
+    ("offload_parameters", True, "zero_optimization.cpu_offload_params"),
+    ("mixed", _unless_auto("bf16"), "bf16.enabled bfloat16.enabled"),
+    ("mixed", _unless_auto("fp16"), "fp16.enabled amp.enabled"),
+    ("batch", values.count, "train_micro_batch_size_per_gpu"),
+    ("grad_accumulation", values.count, "gradient_accumulation_steps"),
+    ("optimizer", values.optimizer, "optimizer.type"),
+    ("tensor_parallel", values.count, "tensor_parallel.autotp_size tensor_parallel.tp_size"),
+    ("context_parallel", values.count, "sequence_parallel_size"),
+    ("pipeline_parallel", values.count, "pipeline.stages"),
+)
+
+_BATCH: Final = "train_batch_size"
+
+
+def _complete_deepspeed(reading: Reading, entries: Entries) -> None:
+    """Note that DeepSpeed is used, which optimizer it has, and a batch given only for all GPUs."""
+    reading.default("engine", "deepspeed", "zero_optimization", "DeepSpeed")
+    reading.default("stage", 0, "zero_optimization.stage")
+    own = reading.facts.get("optimizer")
+    is_own = values.is_off(entries.get("optimizer.params.torch_adam"))
+    if own is not None and own.value in ("adam", "adamw") and is_own:
+        reading.facts["optimizer"] = Fact("adamw-fused", own.key, own.text)
+    whole = entries.get(_BATCH)
+    if whole not in (None, values.AUTO) and reading.value("batch") is None:
+        reading.notes.append(
+            f"{reading.source}: {_BATCH} {whole} is for all GPUs; --batch sets one GPU's."
+        )
+
+
+DEEPSPEED: Final = Format(
+    title="DeepSpeed configuration",
+    signs=(
+        frozenset({"zero_optimization"}),
+        frozenset({"train_micro_batch_size_per_gpu"}),
+        frozenset({_BATCH, "fp16"}),
+        frozenset({_BATCH, "bf16"}),
+        frozenset({_BATCH, "optimizer"}),
+    ),
+    rules=_DEEPSPEED,
+    complete=_complete_deepspeed,
     is_launch=True,
 )  # fmt: skip
