@@ -111,11 +111,7 @@ def _bounds(workload: Workload) -> tuple[Needs, Sequence[Instant]]:
 
 
 def _of_several_gpus(workload: Workload, high_bytes: int) -> list[Doubt]:
-    degrees = (
-        workload.world_size, workload.tensor_parallel, workload.context_parallel,
-        workload.pipeline_parallel, workload.expert_parallel,
-    )  # fmt: skip
-    n_bytes = NCCL_BYTES * sum(degree > 1 for degree in degrees)
+    n_bytes = NCCL_BYTES * (len(workload.degrees) + (workload.world_size > 1))
     more = [Doubt("nccl", "NCCL communicators, outside PyTorch", n_bytes)]
     if workload.is_fsdp and workload.lora_rank and workload.fsdp_kind is None:
         firsts = (replace(workload, fsdp_kind=kind) for kind in (FsdpKind.FIRST, FsdpKind.MIXED))

@@ -279,9 +279,7 @@ def _layout(way: Workload) -> str:
     sharing = "replicas" if not way.zero_stage else f"ZeRO-{way.zero_stage}"
     parts = [
         f"{sharing} {way.world_size}" if way.world_size > 1 else "",
-        *(f"{kind} {degree}" if degree > 1 else "" for kind, degree in (
-            ("tensor", way.tensor_parallel), ("pipeline", way.pipeline_parallel),
-            ("context", way.context_parallel), ("expert", way.expert_parallel))),
+        *(f"{kind} {degree}" for kind, degree in way.degrees.items()),
         f"checkpointing {way.checkpointing}" if way.checkpointing != "none" else "",
         "fused AdamW" if way.optimizer == FUSED else "",
         f"{' and '.join(way.offload)} on the host" if way.offload else "",

@@ -67,10 +67,9 @@ def check_parallel(workload: Workload) -> None:
 
 def local_part(workload: Workload) -> Workload:
     """Return one GPU's part as a workload of its own, or the same workload if nothing is split."""
-    tensor, pipeline = workload.tensor_parallel, workload.pipeline_parallel
-    if max(tensor, pipeline, workload.context_parallel, workload.expert_parallel) == 1:
+    if not workload.degrees:
         return workload
-    shape = workload.shape
+    tensor, pipeline, shape = workload.tensor_parallel, workload.pipeline_parallel, workload.shape
     micro_batches = max(1, workload.grad_accumulation)
     place = {"first": 0, "middle": pipeline // 2, "last": pipeline - 1}.get(workload.stage, 0)
     in_flight = min(pipeline - place, micro_batches)

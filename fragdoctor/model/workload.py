@@ -261,6 +261,15 @@ class Workload(Struct, frozen=True):
     compute: str = ""
 
     @property
+    def degrees(self) -> dict[str, int]:
+        """The kinds of parallelism that split the model, and into how many parts each does."""
+        kinds = {
+            "tensor": self.tensor_parallel, "pipeline": self.pipeline_parallel,
+            "context": self.context_parallel, "expert": self.expert_parallel,
+        }  # fmt: skip
+        return {kind: degree for kind, degree in kinds.items() if degree > 1}
+
+    @property
     def attention_in_code(self) -> Attention:
         """The attention that the code uses: the model's own if the choice is left to it."""
         is_open = self.attention is Attention.SDPA

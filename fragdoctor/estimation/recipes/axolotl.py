@@ -90,11 +90,8 @@ def _complete_adapter(reading: Reading, entries: Entries) -> None:
 FORMAT: Final = Format(
     title="Axolotl recipe",
     signs=(
-        frozenset({"base_model", "micro_batch_size"}),
-        frozenset({"base_model", "sequence_len"}),
-        frozenset({"base_model", "adapter"}),
-        frozenset({"base_model", "datasets"}),
-        frozenset({"base_model", "pretraining_dataset"}),
+        "base_model micro_batch_size", "base_model sequence_len", "base_model adapter",
+        "base_model datasets", "base_model pretraining_dataset",
     ),
     rules=_RULES,
     sections=("fsdp_config",),

@@ -113,8 +113,8 @@ class Format(Struct, frozen=True):
 
     Attributes:
         title: title for people, such as ``Axolotl recipe``.
-        signs: sets of keys; only this program's files have all the keys of a set, and one set is
-            enough. Nested names are joined by dots.
+        signs: each one or several keys that only files of this program all have. Nested names are
+            joined by dots.
         rules: what entries become. An entry inside ``sections`` is also found by its last name.
         sections: nested mappings whose entries may be in ``rules`` without the section's name.
         references: entries that may hold another configuration, or its path.
@@ -123,7 +123,7 @@ class Format(Struct, frozen=True):
     """
 
     title: str
-    signs: Sequence[frozenset[str]]
+    signs: Sequence[str]
     rules: Mapping[str, Becomes]
     sections: Sequence[str] = ()
     references: Sequence[str] = ()

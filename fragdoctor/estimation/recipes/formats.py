@@ -41,7 +41,7 @@ def format_of(entries: Entries) -> Format | None:
         keys = flat(vllm.plain(entries) if format_ is vllm.FORMAT else entries).keys()
         # The name of a section also counts as a key.
         names = {*keys, *(key.partition(".")[0] for key in keys)}
-        if any(sign <= names for sign in format_.signs):
+        if any(names.issuperset(sign.split()) for sign in format_.signs):
             return format_
     return None
 

@@ -92,10 +92,8 @@ def _complete_accelerate(reading: Reading, entries: Entries) -> None:
 ACCELERATE: Final = Format(
     title="Accelerate configuration",
     signs=(
-        frozenset({"distributed_type"}),
-        frozenset({"compute_environment"}),
-        frozenset({"mixed_precision", "num_processes"}),
-        frozenset({"num_processes", "num_machines"}),
+        "distributed_type", "compute_environment", "mixed_precision num_processes",
+        "num_processes num_machines",
     ),
     rules=_ACCELERATE,
     sections=(
@@ -149,11 +147,8 @@ def _complete_deepspeed(reading: Reading, entries: Entries) -> None:
 DEEPSPEED: Final = Format(
     title="DeepSpeed configuration",
     signs=(
-        frozenset({"zero_optimization"}),
-        frozenset({"train_micro_batch_size_per_gpu"}),
-        frozenset({_BATCH, "fp16"}),
-        frozenset({_BATCH, "bf16"}),
-        frozenset({_BATCH, "optimizer"}),
+        "zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size fp16",
+        "train_batch_size bf16", "train_batch_size optimizer",
     ),
     rules=_DEEPSPEED,
     complete=_complete_deepspeed,

@@ -80,10 +80,8 @@ def _defaults(reading: Reading) -> None:
 FORMAT: Final = Format(
     title="LLaMA-Factory recipe",
     signs=(
-        frozenset({"model_name_or_path", "finetuning_type"}),
-        frozenset({"model_name_or_path", "cutoff_len"}),
-        frozenset({"model_name_or_path", "template", "stage"}),
-        frozenset({"model_name_or_path", "template", "dataset"}),
+        "model_name_or_path finetuning_type", "model_name_or_path cutoff_len",
+        "model_name_or_path template stage", "model_name_or_path template dataset",
     ),
     rules=_RULES,
     references=("deepspeed",),

@@ -6,7 +6,6 @@ A model is a name and a flavor. Weights are fp32; FSDP, or autocast on one GPU, 
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import Final
 
 from fragdoctor.estimation.model_shapes import preset_of
@@ -19,7 +18,7 @@ _FLAVORS: Final = {
     "deepseek_v3 16b": "deepseek-v2-lite", "deepseek_v3 236b": "deepseek-v2",
     "deepseek_v3 671b": "deepseek-v3",
 }  # fmt: skip
-_PARALLEL: Final = facts(
+_RULES: Final = facts(
     ("shard_degree", values.count, "data_parallel_shard_degree data_parallel_degree"),
     ("replicas", values.count, "data_parallel_replicate_degree"),
     ("tensor_parallel", values.count, "tensor_parallel_degree"),
@@ -27,8 +26,6 @@ _PARALLEL: Final = facts(
     ("context_parallel", values.count, "context_parallel_degree"),
     ("expert_parallel", values.count, "expert_parallel_degree"),
     ("microbatch", values.count, "pipeline_parallel_microbatch_size"),
-)
-_RULES: Final = facts(
     ("flavor", values.text_of, "model.flavor"),
     ("family", values.text_of, "model.name"),
     ("model", values.name, "hf_transformers.model"),
@@ -119,15 +116,10 @@ def _complete_pipeline(reading: Reading) -> None:
 FORMAT: Final = Format(
     title="torchtitan job",
     signs=(
-        frozenset({"model.name", "model.flavor"}),
-        frozenset({"model.flavor"}),
-        frozenset({"training.local_batch_size"}),
-        frozenset({"training.seq_len", "activation_checkpoint.mode"}),
+        "model.flavor", "training.local_batch_size",
+        "training.seq_len activation_checkpoint.mode",
     ),
-    rules=MappingProxyType(
-        _RULES
-        | {f"{section}.{key}": rule for key, rule in _PARALLEL.items()
-           for section in ("parallelism", "training", "experimental")}
-    ),
+    rules=_RULES,
+    sections=("parallelism", "training", "experimental"),
     complete=_complete,
 )  # fmt: skip

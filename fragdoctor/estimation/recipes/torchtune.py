@@ -128,9 +128,8 @@ def _complete_sharing(reading: Reading) -> None:
 FORMAT: Final = Format(
     title="torchtune recipe",
     signs=(
-        frozenset({"model._component_", "tokenizer._component_"}),
-        frozenset({"model._component_", "checkpointer._component_"}),
-        frozenset({"model._component_", "optimizer._component_"}),
+        "model._component_ tokenizer._component_", "model._component_ checkpointer._component_",
+        "model._component_ optimizer._component_",
     ),
     rules=_RULES,
     complete=_complete,

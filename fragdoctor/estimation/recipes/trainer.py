@@ -229,10 +229,7 @@ def _length(reading: Reading, kind: str) -> None:
 
 FORMAT: Final = Format(
     title="arguments of TRL or Transformers",
-    signs=(
-        frozenset({"model_name_or_path"}),
-        frozenset({"per_device_train_batch_size"}),
-    ),
+    signs=("model_name_or_path", "per_device_train_batch_size"),
     rules=_RULES,
     sections=("fsdp_config",),
     references=("deepspeed", "accelerate_config"),

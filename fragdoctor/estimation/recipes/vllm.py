@@ -119,7 +119,7 @@ _SIGNS: Final = (
 )  # fmt: skip
 FORMAT: Final = Format(
     title="arguments of vLLM",
-    signs=tuple(frozenset({sign}) for sign in _SIGNS),
+    signs=_SIGNS,
     rules=_RULES,
     complete=_complete,
 )  # fmt: skip

@@ -232,13 +232,7 @@ def _training(w: Workload, n_trainable: int) -> list[str]:
 
 
 def _parallel(w: Workload) -> list[str]:
-    degrees = (
-        ("tensor", w.tensor_parallel),
-        ("context", w.context_parallel),
-        ("pipeline", w.pipeline_parallel),
-        ("expert", w.expert_parallel),
-    )
-    return [f"{kind} parallel {degree}" for kind, degree in degrees if degree > 1]
+    return [f"{kind} parallel {degree}" for kind, degree in w.degrees.items()]
 
 
 def _parameters(n: int) -> str:
