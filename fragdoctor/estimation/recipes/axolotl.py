@@ -76,11 +76,11 @@ def _complete(reading: Reading, entries: Entries) -> None:
 def _complete_adapter(reading: Reading, entries: Entries) -> None:
     if reading.value("adapter") is None:
         if reading.facts.get("quantised") and "adapter" not in reading.unsayable:
-            reading.drop("quantised", "nothing is quantized without an adapter")
+            reading.drop("quantised")
         return
     if not values.is_off(entries.get("lora_target_linear")):
         if reading.value("targets") != "all-linear":
-            reading.drop("targets", "lora_target_linear names them all")
+            reading.drop("targets")
         reading.facts.pop("targets", None)
         reading.take("targets", "all-linear", "lora_target_linear", "true")
     reading.default("rank", 8, "lora_r")

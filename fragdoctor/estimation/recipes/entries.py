@@ -96,15 +96,17 @@ class Reading(Struct):
         if fact not in self.unsayable:
             self.take(fact, value, key, value if text is None else text, is_default=True)
 
-    def leave(self, key: str, value: Any, bearing: Bearing, reason: str = "") -> None:
-        """Note an entry that becomes nothing."""
+    def leave(
+        self, key: str, value: Any, bearing: Bearing = Bearing.NONE, reason: str = ""
+    ) -> None:
+        """Note an entry that becomes nothing, and why if memory depends on it."""
         self.unused.append(UnusedEntry(shown(key), shown(value), bearing, reason))
 
-    def drop(self, fact: str, reason: str = "", bearing: Bearing = Bearing.NONE) -> Fact | None:
+    def drop(self, fact: str) -> Fact | None:
         """Remove and return a fact that becomes nothing; a default leaves no trace."""
         found = self.facts.pop(fact, None)
         if found is not None and not found.is_default:
-            self.unused.append(UnusedEntry(found.key, found.text, bearing, reason))
+            self.leave(found.key, found.text)
         return found
 
 
@@ -173,12 +175,10 @@ def _read_entry(reading: Reading, key: str, value: Any) -> None:
     rule = reading.format.rule_of(key)
     if key in reading.format.references and isinstance(value, str) and not is_off(value):
         reading.references[key] = value
-    elif value is None:
-        reading.leave(key, value, Bearing.NONE, "left to the program")
-    elif rule is not None:
+    elif rule is not None and value is not None:
         _read_fact(reading, rule, key, value)
     elif is_off(value) or value == AUTO:
-        reading.leave(key, value, Bearing.NONE, "off")
+        reading.leave(key, value)
     elif reason := reason_of(key):
         reading.leave(key, value, Bearing.MATTERS, reason)
     else:
@@ -196,12 +196,10 @@ def _read_fact(reading: Reading, rule: Becomes, key: str, value: Any) -> None:
             reading.leave(key, value, Bearing.MATTERS, str(e))
         return
     before = reading.facts.get(fact)
-    if converted is None:
-        reading.leave(key, value, Bearing.NONE, "off")
+    if converted is None or (before and before.value == converted):
+        reading.leave(key, value)
     elif before is None:
         for each in rule.facts:
             reading.take(each, converted, key, value)
-    elif before.value == converted:
-        reading.leave(key, value, Bearing.NONE, f"says the same as {before.key}")
     else:
         reading.leave(key, value, Bearing.MATTERS, f"contradicts {before.key}, which was used")

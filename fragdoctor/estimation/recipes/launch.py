@@ -82,11 +82,11 @@ def _complete_accelerate(reading: Reading, entries: Entries) -> None:
         reading.default("stage", 2, "zero_stage")
     elif reading.value("engine") not in ("deepspeed", "fsdp"):
         for fact in ("offload_optimizer", "offload_parameters", "hybrid"):
-            reading.drop(fact, "neither FSDP nor DeepSpeed is used")
+            reading.drop(fact)
     complete_fsdp(reading, entries)
-    reading.drop("shard", "follows from the other degrees")
+    reading.drop("shard")
     if reading.value("engine") == "ddp":
-        reading.drop("stage", "neither FSDP nor DeepSpeed is used")
+        reading.drop("stage")
 
 
 ACCELERATE: Final = Format(

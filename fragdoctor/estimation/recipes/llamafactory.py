@@ -70,7 +70,7 @@ def _defaults(reading: Reading) -> None:
     reading.default("seq", 2048, "cutoff_len")
     reading.default("checkpointing", "full", "disable_gradient_checkpointing", "false")
     if reading.value("checkpointing") == "none":
-        reading.drop("checkpointing", "no activations are recomputed, as counted")
+        reading.drop("checkpointing")
     reading.default("optimizer", "adamw-fused", "optim", "adamw_torch_fused")
     if reading.value("adapter"):
         reading.default("rank", 8, "lora_rank")

@@ -93,7 +93,7 @@ def _referenced(reading: Reading, folder: Path, depth: int = 0) -> Iterator[Read
             reading.leave(key, text, Bearing.MATTERS, NOT_HERE)
             continue
         inner = reading_of(read_entries(path), str(path))
-        reading.leave(key, text, Bearing.NONE, "read as well")
+        reading.leave(key, text)
         yield inner
         yield from _referenced(inner, path.parent, depth + 1)
 

@@ -287,10 +287,6 @@ def _report(run: _Run, reading: Reading, kept: Mapping[str, Any]) -> Recipe:
     """Return what became of each entry of a file; of several reasons for one, the gravest stays."""
     used, unused = [], list(reading.unused)
 
-    def leave(fact: Fact, reason: str, bearing: Bearing = Bearing.NONE) -> None:
-        if not fact.is_default:
-            unused.append(UnusedEntry(fact.key, fact.text, bearing, reason))
-
     for name, fact in reading.facts.items():
         counted, source = run.facts[name], run.sources[name]
         parameters = [p for p in run.settings if name in run.origins[p]]
@@ -298,15 +294,14 @@ def _report(run: _Run, reading: Reading, kept: Mapping[str, Any]) -> Recipe:
         winners = [p for p in parameters if p in run.given]
         if name == "model" and "inputs" in run.given:
             option, winners = "", ["inputs"]
-        if source is not reading and fact.value == counted.value:
-            leave(fact, f"{source.source} says the same")
-        elif source is not reading:
-            leave(fact, f"{counted.key} of {source.source} was used", Bearing.MATTERS)
-        elif option or winners:
+        if source is reading and (option or winners):
             won = ", ".join(_option(p, run.given[p]) for p in winners)
             used.append(UsedEntry(fact.key, fact.text, option, fact.is_default, won))
-        else:
-            leave(fact, "does not go with the rest" if parameters else "changes nothing here")
+        elif fact.value == counted.value and not fact.is_default:
+            unused.append(UnusedEntry(fact.key, fact.text, Bearing.NONE))
+        elif not fact.is_default:
+            reason = f"{counted.key} of {source.source} was used"
+            unused.append(UnusedEntry(fact.key, fact.text, Bearing.MATTERS, reason))
     named = {key for entry in used for key in entry.key.split(" + ")}
     named |= {entry.key for entry in unused if entry.bearing is not Bearing.NONE}
     left = {

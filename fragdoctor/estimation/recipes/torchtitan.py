@@ -55,7 +55,7 @@ def _complete(reading: Reading, entries: Entries) -> None:
     reading.default("weights", "fp32", "training.dtype", "float32")
     reading.default("mixed", "bf16", "training.mixed_precision_param", "bfloat16")
     if reading.value("mixed") == "fp32":
-        reading.drop("mixed", "nothing is computed in 16 bits")
+        reading.drop("mixed")
     if reading.value("weights") == "bf16":
         reading.derive("dtype", "bf16", reading.facts["weights"])
     _complete_optimizer(reading)
@@ -109,7 +109,7 @@ def _complete_pipeline(reading: Reading) -> None:
     if (reading.value("pipeline_parallel") or 1) > 1:
         whole = reading.facts.pop("batch")
         key = "parallelism.pipeline_parallel_microbatch_size"
-        reading.leave(whole.key, whole.text, Bearing.NONE, "split into micro batches")
+        reading.leave(whole.key, whole.text)
         reading.take("batch", micro.value if micro else 1, key, micro.text if micro else "1")
 
 

@@ -19,7 +19,6 @@ from fragdoctor.estimation.recipes.entries import Format, Reading, facts
 from fragdoctor.estimation.recipes.launch import FSDP_RULES, complete_fsdp, stage
 from fragdoctor.model.recipe import Bearing, UnusedEntry
 
-_NO_ADAPTERS: Final = "no adapters are trained"
 _EVAL_BATCHES: Final = ("per_device_eval_batch_size", "eval_batch_size")
 
 
@@ -49,26 +48,21 @@ def complete(reading: Reading, entries: Entries) -> None:
         reading.take("engine", "deepspeed", "deepspeed", found)
     if reading.value("adapter") is None and "adapter" not in reading.unsayable:
         for fact in ("rank", "targets", "dora"):
-            reading.drop(fact, _NO_ADAPTERS)
-        _excuse(reading, _NO_ADAPTERS, lambda entry: _last(entry).startswith("lora_"))
+            reading.drop(fact)
+        _excuse(reading, lambda one: one.key.rpartition(".")[2].startswith("lora_"))
     batch = reading.value("batch") or 0
-    _excuse(
+    _excuse(  # an evaluation pass keeps no activations
         reading,
-        "an evaluation pass keeps no activations",
         lambda one: one.key in _EVAL_BATCHES and one.value.isdecimal() and int(one.value) <= batch,
     )
     complete_fsdp(reading, entries)
 
 
-def _last(entry: UnusedEntry) -> str:
-    return entry.key.rpartition(".")[2]
-
-
-def _excuse(reading: Reading, reason: str, is_harmless: Callable[[UnusedEntry], bool]) -> None:
+def _excuse(reading: Reading, is_harmless: Callable[[UnusedEntry], bool]) -> None:
     """Note of entries that would matter that they do not here."""
     for i, entry in enumerate(reading.unused):
         if entry.bearing is Bearing.MATTERS and is_harmless(entry):
-            reading.unused[i] = UnusedEntry(entry.key, entry.value, Bearing.NONE, reason)
+            reading.unused[i] = UnusedEntry(entry.key, entry.value, Bearing.NONE)
 
 
 _PAIRED: Final = ("dpo", "ipo", "orpo", "simpo", "cpo", "rm")
@@ -157,7 +151,7 @@ def _is_trl(program: str) -> bool:
 def _complete(reading: Reading, entries: Entries) -> None:
     kind = kind_of(entries)
     _defaults(reading, entries, kind)
-    nested = reading.drop("nested", "as 4 bits are counted")
+    nested = reading.drop("nested")
     if kind and nested is None:
         scales_unquantised(reading)
     _own_adapter(reading, entries)
@@ -219,8 +213,8 @@ def _length(reading: Reading, kind: str) -> None:
     """Count prompt and completion together if each has a limit of its own."""
     _joined(reading, "source", "target")
     if kind != "grpo":
-        reading.drop("prompt", "within the whole length")
-        reading.drop("completion", "within the whole length")
+        reading.drop("prompt")
+        reading.drop("completion")
         return
     if "prompt" not in reading.facts:
         reading.notes.append(f"{reading.source}: prompts are unlimited and not counted; set --seq.")

@@ -12,7 +12,6 @@ from fragdoctor.estimation.recipes import values
 from fragdoctor.estimation.recipes.documents import Entries
 from fragdoctor.estimation.recipes.entries import Format, Reading, facts
 from fragdoctor.estimation.serving import UTILIZATION
-from fragdoctor.model.recipe import Bearing
 
 SHORT: Final = {
     "tp": "tensor_parallel_size", "pp": "pipeline_parallel_size", "dp": "data_parallel_size",
@@ -74,10 +73,8 @@ def _complete(reading: Reading, _entries: Entries) -> None:
 
 def _precision(reading: Reading) -> None:
     """Use a quantized dtype, else a given one, else leave the dtype to the model."""
-    if reading.value("weights") == values.AUTO:
-        reading.drop("weights", "the model's own")
-    if "quantised" in reading.facts:
-        reading.drop("weights", "weights are quantised")
+    if reading.value("weights") == values.AUTO or "quantised" in reading.facts:
+        reading.drop("weights")
     found = reading.facts.pop("quantised", None) or reading.facts.pop("weights", None)
     if found is not None:
         reading.derive("dtype", found.value, found)
@@ -93,11 +90,9 @@ def _experts(reading: Reading) -> None:
             parts = [fact.key for fact in (apart, replicas) if fact]
             reading.take("expert_parallel", n, " + ".join(parts), f"{n} GPUs")
         else:
-            reading.leave(apart.key, apart.text, Bearing.NONE, "one GPU has all experts")
+            reading.leave(apart.key, apart.text)
     elif replicas is not None:
-        reading.leave(
-            replicas.key, replicas.text, Bearing.NONE, "each replica is counted by itself"
-        )
+        reading.leave(replicas.key, replicas.text)
 
 
 def plain(entries: Entries) -> Entries:
