@@ -29,20 +29,18 @@ def judged(workload: Workload, gpus: Sequence[GpuModel]) -> Estimate:
     """Return the estimate of a workload on each of the GPUs, and what would save memory."""
     footprint = formula_footprint(workload)
     fits = tuple(_fit(workload, footprint, gpu) for gpu in gpus)
+    combinations: Sequence[Combination] = ()
+    if fits and fits[0].state is not FitState.FITS:
+        usable = fits[0].gpu.usable_bytes
+        combinations = cheapest_combinations(workload, formula_needs, usable)
     return Estimate(
         workload=workload,
         footprint=footprint,
         fits=fits,
         savings=savings_of(workload, formula_needs),
         error=error_of(workload),
-        combinations=_combinations(workload, fits),
+        combinations=combinations,
     )
-
-
-def _combinations(workload: Workload, fits: Sequence[Fit]) -> Sequence[Combination]:
-    if not fits or fits[0].state is FitState.FITS:
-        return ()
-    return cheapest_combinations(workload, formula_needs, fits[0].gpu.usable_bytes)
 
 
 def _fit(workload: Workload, footprint: Footprint, gpu: GpuModel) -> Fit:

@@ -70,11 +70,6 @@ class Measure(Struct, frozen=True):
     slowdown: float | None = 1.0
     changes_training: bool = False
 
-    @property
-    def option(self) -> str:
-        """The command line option for this measure."""
-        return options_of(self.changes)
-
     def applied_to(self, workload: Workload) -> Workload:
         """Return a workload with the change."""
         return replace(workload, **self.changes)

@@ -11,12 +11,18 @@ from typing import Final
 from msgspec import Struct
 
 from fragdoctor.errors import FragdoctorError, InputError, LimitExceeded
-from fragdoctor.estimation.recipes import launch, vllm
+from fragdoctor.estimation.recipes import (
+    axolotl,
+    launch,
+    llamafactory,
+    torchtitan,
+    torchtune,
+    trainer,
+    vllm,
+)
 from fragdoctor.estimation.recipes.documents import YAML_SUFFIXES, Entries, read_entries, read_text
-from fragdoctor.estimation.recipes.entries import Reading, flat, read
-from fragdoctor.estimation.recipes.formats import format_of, reading_of
+from fragdoctor.estimation.recipes.entries import Format, Reading, flat, read
 from fragdoctor.estimation.recipes.shell import CommandLine, command_lines
-from fragdoctor.estimation.recipes.trainer import PROGRAM
 from fragdoctor.estimation.recipes.values import shown
 from fragdoctor.model.recipe import Bearing
 
@@ -25,6 +31,47 @@ _SCRIPTS: Final = (".sh", ".bash", ".slurm", ".sbatch")
 MAX_REFERENCES: Final = 3
 PASTED: Final = "--args"
 NOT_HERE: Final = "is missing; what it shares among GPUs or changes is not counted"
+
+
+FORMATS: Final = (
+    launch.DEEPSPEED,
+    torchtune.FORMAT,
+    torchtitan.FORMAT,
+    axolotl.FORMAT,
+    llamafactory.FORMAT,
+    launch.ACCELERATE,
+    trainer.FORMAT,
+    vllm.FORMAT,
+)
+"""The formats in the order in which they are tried: the ones with distinctive names come first."""
+
+KNOWN: Final = (
+    "Known are the files of Axolotl, LLaMA-Factory, torchtune, torchtitan, TRL and Transformers, "
+    "vLLM, Accelerate and DeepSpeed."
+)
+
+
+def format_of(entries: Entries) -> Format | None:
+    """Return the format of a configuration, or None if nothing in it shows the format."""
+    for format_ in FORMATS:
+        keys = flat(vllm.plain(entries) if format_ is vllm.FORMAT else entries).keys()
+        # The name of a section also counts as a key.
+        names = {*keys, *(key.partition(".")[0] for key in keys)}
+        if any(names.issuperset(sign.split()) for sign in format_.signs):
+            return format_
+    return None
+
+
+def reading_of(entries: Entries, source: str) -> Reading:
+    """Return what a configuration says.
+
+    Raises:
+        InputError: nothing in it shows which program it configures.
+    """
+    format_ = format_of(entries)
+    if format_ is None:
+        raise InputError(f"Nothing in {source} shows which program it is for.", hint=KNOWN)
+    return read(format_, vllm.plain(entries) if format_ is vllm.FORMAT else entries, source)
 
 
 class Question(Struct, frozen=True):
@@ -149,7 +196,7 @@ def _of_command(command: CommandLine, source: str, folder: Path) -> list[Reading
             entries = {**flat(inside), **entries}
     if command.is_server:
         readings.insert(0, read(vllm.FORMAT, vllm.plain(entries), source))
-    elif entries.keys() - {PROGRAM}:
+    elif entries.keys() - {trainer.PROGRAM}:
         program = reading_of(_as_written(entries), source)
         readings[:0] = [program, *_referenced(program, folder)]
     if command.launch:

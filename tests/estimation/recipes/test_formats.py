@@ -10,7 +10,7 @@ import pytest
 from fragdoctor.cli.estimate_options import EstimateOptions
 from fragdoctor.cli.estimate_recipes import with_recipes
 from fragdoctor.errors import ConfigError, InputError, LimitExceeded
-from fragdoctor.estimation.recipes.formats import FORMATS, format_of, reading_of
+from fragdoctor.estimation.recipes.question import FORMATS, format_of, reading_of
 from fragdoctor.model.recipe import Bearing, RecipeUse
 
 AXOLOTL = """
