@@ -34,10 +34,7 @@ from fragdoctor.units import MIB, format_count
 
 FOREACH_SOURCE: Final = "torch.optim, foreach implementation, default on CUDA"
 KV_SOURCE: Final = "Pope et al. 2022, https://arxiv.org/abs/2211.05102"
-DDP_SOURCE: Final = (
-    "DistributedDataParallel without gradient_as_bucket_view=True, "
-    "https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html"
-)
+DDP_SOURCE: Final = "DistributedDataParallel without gradient_as_bucket_view=True"
 AUTOGRAD: Final = "PyTorch autograd: one gradient for each parameter, in its dtype"
 WORKSPACE_SOURCE: Final = (
     "aten/src/ATen/cuda/CublasHandlePool.cpp: one per handle and stream; forward and autograd's "

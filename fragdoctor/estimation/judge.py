@@ -32,12 +32,12 @@ def judged(workload: Workload, gpus: Sequence[GpuModel]) -> Estimate:
     combinations: Sequence[Combination] = ()
     if fits and fits[0].state is not FitState.FITS:
         usable = fits[0].gpu.usable_bytes
-        combinations = cheapest_combinations(workload, formula_needs, usable)
+        combinations = cheapest_combinations(workload, usable)
     return Estimate(
         workload=workload,
         footprint=footprint,
         fits=fits,
-        savings=savings_of(workload, formula_needs),
+        savings=savings_of(workload),
         error=error_of(workload),
         combinations=combinations,
     )

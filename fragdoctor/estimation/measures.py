@@ -6,14 +6,14 @@ Prices are published ones; if nobody published a number, the price is a phrase.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import fields, replace
 
-from fragdoctor.estimation.bounds import Needs
+from fragdoctor.estimation.formula import formula_needs
 from fragdoctor.estimation.layer import attention_used
 from fragdoctor.estimation.states import n_gpus
 from fragdoctor.estimation.step import loss_of
@@ -224,12 +224,10 @@ def _sharded(stage: int, world: int) -> Measure:
 
 # The search
 
-Bounds = Callable[[Workload], Needs]
+Measures = tuple[Measure, ...]
 
 
-def cheapest_combinations(
-    workload: Workload, needs_of: Bounds, usable_bytes: int
-) -> Sequence[Combination]:
+def cheapest_combinations(workload: Workload, usable_bytes: int) -> Sequence[Combination]:
     """Return the cheapest measures, alone or combined, that make a workload fit for certain.
 
     There is one for each way of running it that differs in more than speed: the same training on
@@ -237,30 +235,37 @@ def cheapest_combinations(
     or on quantized weights. For each way it is the combination that slows a step down least, then
     the one with the fewest measures; combinations that only add to another one are left out.
     """
-    found: list[Combination] = []
+    found: list[Measures] = []
     for way in _ways(workload):
-        best = _cheapest(workload, way, needs_of, usable_bytes)
-        if best and not any({*other.measures} <= {*best.measures} for other in found):
+        best = _cheapest(workload, way, usable_bytes)
+        if best and not any({m.id for m in other} <= {m.id for m in best} for other in found):
             found.append(best)
-    found.sort(key=_price)
-    return found[:MAX_COMBINATIONS]
+    found.sort(key=lambda measures: _price(workload, measures))
+    return [_combined(workload, measures) for measures in found[:MAX_COMBINATIONS]]
 
 
-def savings_of(workload: Workload, needs_of: Bounds) -> Sequence[Combination]:
+def savings_of(workload: Workload) -> Sequence[Combination]:
     """Return the measures that each alone make a workload need less, the least first."""
-    now = needs_of(workload).high_bytes
-    found = [_combined(workload, [measure], needs_of) for measure in measures_for(workload)]
+    now = formula_needs(workload).high_bytes
+    found = [_combined(workload, (measure,)) for measure in measures_for(workload)]
     less = (one for one in found if one.needs_high_bytes < now)
     return sorted(less, key=lambda one: one.needs_high_bytes)
 
 
-def _price(combination: Combination) -> tuple[int, bool, float, int]:
+def _price(workload: Workload, measures: Measures) -> tuple[int, bool, float, int]:
+    slowdown = _slowdown(measures)
     return (
-        combination.n_gpus,
-        combination.changes_training,
-        math.inf if combination.slowdown is None else combination.slowdown,
-        len(combination.measures),
+        n_gpus(applied(workload, measures)),
+        any(m.changes_training for m in measures),
+        math.inf if slowdown is None else slowdown,
+        len(measures),
     )
+
+
+def _slowdown(measures: Measures) -> float | None:
+    """Return the time of a step relative to one without the measures; None = not published."""
+    published = [m.slowdown for m in measures if m.slowdown is not None]
+    return round(math.prod(published), 2) if len(published) == len(measures) else None
 
 
 def _ways(workload: Workload) -> Iterator[Sequence[Sequence[Measure | None]]]:
@@ -294,50 +299,42 @@ def _ways(workload: Workload) -> Iterator[Sequence[Sequence[Measure | None]]]:
 
 
 def _cheapest(
-    workload: Workload,
-    axes: Sequence[Sequence[Measure | None]],
-    needs_of: Bounds,
-    usable_bytes: int,
-) -> Combination | None:
+    workload: Workload, axes: Sequence[Sequence[Measure | None]], usable_bytes: int
+) -> Measures | None:
     """Return the cheapest choice that fits, with a smaller micro batch only if necessary."""
     choices = [tuple(m for m in choice if m) for choice in product(*axes)]
-    choices.sort(key=lambda c: _price(_combined(workload, c)))
+    choices.sort(key=lambda choice: _price(workload, choice))
 
     def fits(changed: Workload) -> bool:
-        return needs_of(changed).high_bytes <= usable_bytes
+        return formula_needs(changed).high_bytes <= usable_bytes
 
     most = applied(workload, tuple(m for m in (axis[-1] for axis in axes) if m))
     if not fits(replace(most, batch=1)):
         return None
     for batch in dict.fromkeys((workload.batch, 1)):
+        smaller = (_micro_batch(workload, batch),) if batch < workload.batch else ()
         for choice in choices:
-            measures = choice
-            if batch < workload.batch:
-                measures = (*choice, _micro_batch(workload, batch))
+            measures = (*choice, *smaller)
             if measures and fits(applied(workload, measures)):
-                return _combined(workload, measures, needs_of)
+                return measures
     return None
 
 
-def applied(workload: Workload, measures: Sequence[Measure]) -> Workload:
+def applied(workload: Workload, measures: Measures) -> Workload:
     """Return a workload with several measures, each on top of the one before."""
     for measure in measures:
         workload = measure.applied_to(workload)
     return workload
 
 
-def _combined(
-    workload: Workload, measures: Sequence[Measure], needs_of: Bounds | None = None
-) -> Combination:
+def _combined(workload: Workload, measures: Measures) -> Combination:
     changed = applied(workload, measures)
-    needs = needs_of(changed) if needs_of else Needs(0, 0)
-    published = [m.slowdown for m in measures if m.slowdown is not None]
-    slowdown = math.prod(published) if len(published) == len(measures) else None
+    needs = formula_needs(changed)
     return Combination(
         measures=tuple(m.id for m in measures),
         title=", ".join(m.title for m in measures),
         option=options_of({k: v for m in measures for k, v in m.changes.items()}),
-        slowdown=None if slowdown is None else round(slowdown, 2),
+        slowdown=_slowdown(measures),
         cost="; ".join(dict.fromkeys(m.cost for m in measures if m.cost)),
         changes_training=any(m.changes_training for m in measures),
         n_gpus=n_gpus(changed),

@@ -205,34 +205,23 @@ def _assumed(w: Workload, *, is_planned: bool = False) -> list[str]:
 
 
 def _workload_text(estimate: Estimate) -> str:
-    """Return what the question was, in one or two lines."""
+    """Return what the question was, as far as the headline does not say it."""
     w, footprint = estimate.workload, estimate.footprint
     parts = [f"{w.shape.name}, {_parameters(footprint.n_parameters)} parameters"]
     if w.inference:
         parts.append(f"inference of {w.batch} x {format_count(w.seq + w.new_tokens)} tokens")
-        parts += _parallel(w)
     else:
         most = "up to " * w.varying_lengths + format_count(w.seq)
         parts.append(f"batch {w.batch} x {most} tokens")
-        parts += _training(w, footprint.n_trainable)
-    return ", ".join(parts) + "."
-
-
-def _training(w: Workload, n_trainable: int) -> list[str]:
-    """Return facts about a training run that the headline does not mention."""
-    parts = []
     if w.lora_rank:
-        parts.append(f"LoRA rank {w.lora_rank} ({_parameters(n_trainable)} trained)")
+        trained = _parameters(footprint.n_trainable)
+        parts.append(f"LoRA rank {w.lora_rank} ({trained} trained)")
     if w.zero_stage:
         parts.append(f"ZeRO-{w.zero_stage} on {w.world_size} GPUs")
-    parts += _parallel(w)
+    parts += [f"{kind} parallel {degree}" for kind, degree in w.degrees.items()]
     if w.grad_accumulation > 1:
         parts.append(f"{w.grad_accumulation} passes a step")
-    return parts
-
-
-def _parallel(w: Workload) -> list[str]:
-    return [f"{kind} parallel {degree}" for kind, degree in w.degrees.items()]
+    return ", ".join(parts) + "."
 
 
 def _parameters(n: int) -> str:
