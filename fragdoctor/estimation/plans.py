@@ -36,7 +36,7 @@ from fragdoctor.estimation.serving import UTILIZATION, serving_of
 from fragdoctor.estimation.states import communication_elements, local_part, n_gpus, states_of
 from fragdoctor.estimation.training_choices import precision_of
 from fragdoctor.model.gpus import GpuModel, Speeds, speeds_of
-from fragdoctor.model.memory_estimate import MOST_GPUS, FitState, Plan, RankNeeds, state_on
+from fragdoctor.model.memory_estimate import MOST_GPUS, FitState, Plan, state_on
 from fragdoctor.model.workload import Role, Workload
 
 HOST: Final = 8
@@ -185,15 +185,12 @@ def _plan(way: Workload, gpu: GpuModel, speeds: Speeds, price: float | None) -> 
         if not sequences:
             return None
         compute, traffic = _serving_seconds(way, serving.sequences, speeds)
-        ranks: tuple[RankNeeds, ...] = ()
         low = serving.weights_bytes + serving.activations_bytes + serving.bytes_per_sequence
         high = low
     else:
         compute, traffic = _training_seconds(way, speeds)
-        needs = {stage.stage or "every": formula_needs(stage) for stage in stages_of(way)}
-        ranks = tuple(RankNeeds(k, v.low_bytes, v.high_bytes) for k, v in needs.items())
-        most = max(ranks, key=lambda rank: rank.needs_high_bytes)
-        low, high = most.needs_low_bytes, most.needs_high_bytes
+        needs = formula_needs(way)
+        low, high = needs.low_bytes, needs.high_bytes
     seconds = compute + traffic
     hourly = None if price is None else n * price
     return Plan(
@@ -202,7 +199,7 @@ def _plan(way: Workload, gpu: GpuModel, speeds: Speeds, price: float | None) -> 
         option=_option(way),
         needs_low_bytes=low,
         needs_high_bytes=high,
-        ranks=ranks,
+        ranks={one.stage: formula_needs(one).high_bytes for one in stages_of(way) if one.stage},
         seconds_per_token=seconds,
         communication_share=traffic / seconds,
         sequences=sequences,

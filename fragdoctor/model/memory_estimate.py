@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -102,18 +102,6 @@ class Serving(Struct, frozen=True):
     max_batched_tokens: int
 
 
-class RankNeeds(Struct, frozen=True):
-    """How much memory a rank needs.
-
-    Attributes:
-        rank: ``every``, or the ``first``, ``middle`` or ``last`` stage of a pipeline.
-    """
-
-    rank: str
-    needs_low_bytes: int
-    needs_high_bytes: int
-
-
 class PlanRehearsal(Struct, frozen=True):
     """What the rehearsal of one rank of a plan found.
 
@@ -135,7 +123,7 @@ class Plan(Struct, frozen=True):
         layout: the layout in one phrase, for people.
         option: the command-line options for it.
         needs_low_bytes, needs_high_bytes: needs of the rank that needs the most.
-        ranks: needs of each kind of rank; empty for a server.
+        ranks: upper bound for each stage of a pipeline, in bytes; empty without one.
         seconds_per_token: for all GPUs together, by a roofline model.
         communication_share: share of that time spent waiting for other GPUs or the host.
         sequences: sequences that a server holds at once, in all replicas; 0 = training.
@@ -148,7 +136,7 @@ class Plan(Struct, frozen=True):
     option: str
     needs_low_bytes: int
     needs_high_bytes: int
-    ranks: Sequence[RankNeeds]
+    ranks: Mapping[str, int]
     seconds_per_token: float
     communication_share: float
     sequences: int

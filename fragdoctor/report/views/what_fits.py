@@ -99,11 +99,8 @@ def plans_section(estimate: Estimate) -> doc.Section:
 
 def _ranks(plan: Plan) -> str:
     """Return what the stages of a pipeline need, if they differ."""
-    if len(plan.ranks) < 2:
-        return ""
-    return "  stages: " + ", ".join(
-        f"{rank.rank} {format_size(rank.needs_high_bytes)}" for rank in plan.ranks
-    )
+    each = [f"{stage} {format_size(n_bytes)}" for stage, n_bytes in plan.ranks.items()]
+    return f"  stages: {', '.join(each)}" if each else ""
 
 
 def _rehearsed(plan: Plan) -> list[str]:
