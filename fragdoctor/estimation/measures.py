@@ -177,20 +177,18 @@ def _for_training(workload: Workload) -> list[Measure]:
 
 def _for_inference(workload: Workload) -> list[Measure]:
     precision = precision_of(workload.dtype)
-    rows = [
+    rows = (
         (precision.weight >= 4,
          Measure("bf16", "weights in bf16", {"dtype": "bf16"},
                  "none for most models", AUTOCAST_DOC)),
         (not workload.kv_dtype and precision.compute > 1,
          Measure("kv8", "KV cache in 8 bits", {"kv_dtype": "fp8"},
                  "some accuracy; the server must support it", QUANTISED_CACHE)),
-    ]  # fmt: skip
-    rows += [
-        (precision.linear_weight > precision_of(kind).linear_weight,
-         Measure(kind, f"weights in {bits} bits", {"dtype": kind},
-                 "some accuracy", QLORA, changes_training=True))
-        for kind, bits in (("int8", 8), ("int4", 4))
-    ]  # fmt: skip
+        *((precision.linear_weight > precision_of(kind).linear_weight,
+           Measure(kind, f"weights in {bits} bits", {"dtype": kind},
+                   "some accuracy", QLORA, changes_training=True))
+          for kind, bits in (("int8", 8), ("int4", 4))),
+    )  # fmt: skip
     return [measure for applies, measure in rows if applies]
 
 

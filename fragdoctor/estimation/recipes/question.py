@@ -8,8 +8,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from msgspec import Struct
-
 from fragdoctor.errors import FragdoctorError, InputError, LimitExceeded
 from fragdoctor.estimation.recipes import (
     axolotl,
@@ -74,13 +72,6 @@ def reading_of(entries: Entries, source: str) -> Reading:
     return read(format_, vllm.plain(entries) if format_ is vllm.FORMAT else entries, source)
 
 
-class Question(Struct, frozen=True):
-    """A question: what its configuration files say, and the inputs that describe a model."""
-
-    readings: Sequence[Reading]
-    models: Sequence[str]
-
-
 def is_recipe(path: Path) -> bool:
     """Return whether a file is a program's configuration, by its suffix or, for JSON, its entries.
 
@@ -98,8 +89,8 @@ def is_recipe(path: Path) -> bool:
     return not entries.keys() & set(_OF_MODELS) and format_of(entries) is not None
 
 
-def question_of(inputs: Sequence[str], pasted: str = "") -> Question:
-    """Return the question that inputs and a pasted command line ask.
+def question_of(inputs: Sequence[str], pasted: str = "") -> tuple[Sequence[Reading], Sequence[str]]:
+    """Return what the configurations and the pasted command line say, and the inputs of a model.
 
     Raises:
         ConfigError: PyYAML is missing.
@@ -119,7 +110,7 @@ def question_of(inputs: Sequence[str], pasted: str = "") -> Question:
             readings += _of_file(path, text)
     if pasted:
         readings += _of_commands(pasted, PASTED, Path())
-    return Question(readings, models)
+    return readings, models
 
 
 def _of_file(path: Path, source: str) -> list[Reading]:
