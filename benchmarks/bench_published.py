@@ -37,10 +37,9 @@ from fragdoctor.cli.app import invoke
 from fragdoctor.errors import FragdoctorError
 from fragdoctor.estimation import formula, judge
 from fragdoctor.estimation.calibration import SPREADS, kind_of
-from fragdoctor.estimation.judge import fit_of
 from fragdoctor.estimation.request import error_of
 from fragdoctor.model.gpus import GpuModel, gpu_of
-from fragdoctor.model.memory_estimate import Estimate
+from fragdoctor.model.memory_estimate import Estimate, Fit, FitState, Footprint
 from fragdoctor.model.workload import Workload
 
 FOLDER = Path(__file__).parent / "published"
@@ -90,6 +89,12 @@ def without_advice(workload: Workload, gpus: Sequence[GpuModel]) -> Estimate:
     footprint = formula.formula_footprint(workload)
     fits = tuple(fit_of(footprint, gpu) for gpu in gpus)
     return Estimate(workload, footprint, fits, (), error_of(workload))
+
+
+def fit_of(footprint: Footprint, gpu: GpuModel) -> Fit:
+    """Return whether a footprint fits, without looking for batches that would."""
+    state, most = footprint.state_on(gpu.usable_bytes), footprint.needs_high_bytes
+    return Fit(gpu, state is FitState.FITS, gpu.usable_bytes - most, None, state=state)
 
 
 def asked(row: Mapping[str, str]) -> tuple[dict[str, Any], str]:

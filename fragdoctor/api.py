@@ -266,8 +266,8 @@ def estimate(  # noqa: PLR0913 - the options of one estimate, all by keyword
     """Return how much memory the training or inference of a model needs, and whether it fits.
 
     Args:
-        inputs: ``config.json``, safetensors files, or a folder of them; not needed if ``params``
-            says how large the model is.
+        inputs: ``config.json``, or its folder; not needed if ``params`` says how large the model
+            is.
         params: number of parameters, such as ``"7B"``.
         dtype: parameters' dtype: ``fp32``, ``bf16``, ``fp16``, ``amp-bf16``, ``int8``, ``int4``.
         optimizer: ``adamw``, ``sgd``, ``adafactor``, ...
@@ -308,7 +308,7 @@ def estimate(  # noqa: PLR0913 - the options of one estimate, all by keyword
     return judged(workload, gpus)
 
 
-_OF_MODELS: Final = "Give it a config.json, safetensors files, or a folder of them."
+_OF_MODELS: Final = "Give it a config.json, or the folder of a model with one."
 
 
 def _snapshot_of(given: object, what: str = "simulate") -> Snapshot:

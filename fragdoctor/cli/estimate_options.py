@@ -47,7 +47,7 @@ class EstimateOptions(EstimateOutput):
 
     inputs: list[str] | None = argument(
         "[MODEL]...",
-        "A config.json, a model directory, safetensors files, or a name: llama-3.1-8b; "
+        "A config.json, a model directory, or a name: llama-3.1-8b; "
         "a recipe of a training or a server: YAML, TOML, JSON or a script; or a question in words",
         default=None,
     )

@@ -54,8 +54,8 @@ def with_recipes(
     from fragdoctor.estimation.recipes.question import question_of
     from fragdoctor.estimation.recipes.resolve import resolve, use_of
 
-    question = question_of(inputs, chosen.args or "")
-    if not question.readings:
+    readings, given_models = question_of(inputs, chosen.args or "")
+    if not readings:
         return chosen, None
     if chosen.rehearse or chosen.model:
         raise ConfigError(
@@ -67,20 +67,20 @@ def with_recipes(
         for name in _DEFAULTS
         if name in given and name not in (*_NO_QUESTION, "inputs")
     }
-    if question.models:
-        on_line = {"inputs": list(question.models), **on_line}
-    is_inference = chosen.inference or any(r.value("inference") for r in question.readings)
-    resolved = resolve(question.readings, on_line, used_by_formulas(inference=is_inference))
+    if given_models:
+        on_line = {"inputs": list(given_models), **on_line}
+    is_inference = chosen.inference or any(r.value("inference") for r in readings)
+    resolved = resolve(readings, on_line, used_by_formulas(inference=is_inference))
     values = dict(resolved.options)
     named = values.pop("model", None)
-    models = list(question.models) or ([named] if named else [])
+    models = list(given_models) or ([named] if named else [])
     if not models and not given & {"params", "layers"}:
         raise ConfigError(
-            f"{question.readings[0].source} does not name a known model.",
-            hint=f"Add one: fragdoctor estimate {question.readings[0].source} llama-3.1-8b",
+            f"{readings[0].source} does not name a known model.",
+            hint=f"Add one: fragdoctor estimate {readings[0].source} llama-3.1-8b",
         )
-    if named and not question.models:
-        _check_model(named, question.readings[0].source)
+    if named and not given_models:
+        _check_model(named, readings[0].source)
     values = {name: _typed(name, value) for name, value in values.items()}
     shown = {name: value for name, value in on_line.items() if name != "inputs"}
     told = {n: v for n, v in values.items() if plain(v) != plain(_DEFAULTS.get(n))}

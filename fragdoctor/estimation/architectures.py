@@ -157,146 +157,110 @@ def outside(name: str, *shape: int, role: Role = Role.OTHER, count: int = 1) -> 
 def parameters_of(d: Dimensions) -> list[ParameterGroup]:
     """Return every parameter of a model with these dimensions."""
     groups = [
-        *_embeddings(d),
-        *_norms(d),
-        *(_latent_attention(d) if d.kv_latent else _attention(d)),
-        *(_experts(d) if d.n_experts else _feed_forward(d)),
         *_outside(d),
+        *_norms(d),
+        *_attention(d),
+        *(_experts(d) if d.n_experts else _feed_forward(d, "mlp", d.n_layers, d.ffn)),
     ]
     return [g for g in groups if g.n_total > 0]
 
 
-def _embeddings(d: Dimensions) -> list[ParameterGroup]:
-    tables = (("tokens", d.vocab), ("positions", d.positions), ("segments", d.n_segments))
-    return [outside(f"embedding.{n}", rows, d.hidden, role=Role.EMBEDDING) for n, rows in tables]
+def _outside(d: Dimensions) -> list[ParameterGroup]:
+    """Return tables, heads and the square matrices before them, and the last norms."""
+    h, embedding = d.hidden, Role.EMBEDDING
+    return [
+        outside("embedding.tokens", d.vocab, h, role=embedding),
+        outside("embedding.positions", d.positions, h, role=embedding),
+        outside("embedding.segments", d.n_segments, h, role=embedding),
+        outside("norm", h, role=Role.NORM, count=d.n_outside_norms * _norm_tensors(d)),
+        outside("pooler.weight", h, h, count=d.pooler),
+        outside("pooler.bias", h, count=d.pooler),
+        outside("transform.weight", h, h, count=d.head_transform),
+        outside("transform.bias", h, count=3 * d.head_transform),
+        outside("head.weight", d.vocab, h, role=Role.HEAD, count=not d.tied_head),
+        outside("head.bias", d.vocab, count=d.head_bias),
+    ]
+
+
+def _norm_tensors(d: Dimensions) -> int:
+    return 2 if d.norm is Norm.LAYERNORM else 1
 
 
 def _norms(d: Dimensions) -> list[ParameterGroup]:
-    with_bias = 2 if d.norm is Norm.LAYERNORM else 1
-    groups = [
-        ParameterGroup(f"norm{i + 1}", (d.hidden,), d.n_layers * with_bias, Role.NORM,
-                       slot="norm1" if i == 0 else "norm2")
-        for i in range(d.norms_per_layer)
-    ]  # fmt: skip
-    if d.qk_norm:
-        heads = (d.n_heads, d.n_kv_heads) if d.has_wide_qk_norm else (1, 1)
-        groups += [
-            ParameterGroup("attention.qk_norm", (n * d.head_dim,), d.n_layers, Role.NORM,
-                           slot="qkv")
-            for n in heads
-        ]  # fmt: skip
-    groups.append(outside("norm", d.hidden, role=Role.NORM, count=d.n_outside_norms * with_bias))
-    return groups
+    count = d.n_layers * _norm_tensors(d)
+    return [
+        ParameterGroup(f"norm{i}", (d.hidden,), count, Role.NORM, slot=f"norm{min(i, 2)}")
+        for i in range(1, d.norms_per_layer + 1)
+    ]
 
 
-def linear(
-    name: str, shape: tuple[int, int], count: int, slot: str, *, bias: bool
+def _linears(
+    part: str, count: int, slot: str, shapes: Mapping[str, tuple[int, int]], *, bias: bool
 ) -> list[ParameterGroup]:
-    """Return a matrix that each of ``count`` layers has, and its bias."""
-    groups = [ParameterGroup(f"{name}.weight", shape, count, Role.LINEAR, slot=slot)]
-    if bias:
-        groups.append(ParameterGroup(f"{name}.bias", (shape[0],), count, Role.BIAS, slot=slot))
+    """Return matrices that each of ``count`` layers has in a slot, and their biases."""
+    groups = []
+    for name, shape in shapes.items():
+        full = f"{part}.{name}"
+        groups.append(ParameterGroup(f"{full}.weight", shape, count, Role.LINEAR, slot=slot))
+        if bias:
+            groups.append(ParameterGroup(f"{full}.bias", shape[:1], count, Role.BIAS, slot=slot))
     return groups
 
 
 def _attention(d: Dimensions) -> list[ParameterGroup]:
-    q, kv = d.n_heads * d.head_dim, d.n_kv_heads * d.head_dim
-    count = d.n_layers
-    if d.packed_qkv:
-        into = linear("attention.qkv", (q + 2 * kv, d.hidden), count, "qkv", bias=d.qkv_bias)
+    """Return attention, or multi-head latent attention (https://arxiv.org/abs/2405.04434)."""
+    h, q, kv, out = d.hidden, d.n_heads * d.head_dim, d.n_kv_heads * d.head_dim, 0
+    norms: dict[str, Sequence[int]] = {}
+    if d.kv_latent:
+        q, out = d.n_heads * (d.nope_dim + d.rope_dim), d.n_heads * d.value_dim
+        into = {
+            "kv_a_proj": (d.kv_latent + d.rope_dim, h),
+            "kv_b_proj": (d.n_heads * (d.nope_dim + d.value_dim), d.kv_latent),
+        }
+        if d.q_latent:
+            into |= {"q_a_proj": (d.q_latent, h), "q_b_proj": (q, d.q_latent)}
+        else:
+            into["q_proj"] = (q, h)
+        norms["latent_norm"] = (d.kv_latent, d.q_latent)
+    elif d.packed_qkv:
+        into = {"qkv": (q + 2 * kv, h)}
     else:
-        into = [
-            group
-            for name, width in (("q_proj", q), ("k_proj", kv), ("v_proj", kv))
-            for group in linear(
-                f"attention.{name}", (width, d.hidden), count, "qkv", bias=d.qkv_bias
-            )
-        ]
-    return [*into, *linear("attention.o_proj", (d.hidden, q), count, "out", bias=d.out_bias)]
+        into = {"q_proj": (q, h), "k_proj": (kv, h), "v_proj": (kv, h)}
+    if d.qk_norm:
+        norms["qk_norm"] = (q, kv) if d.has_wide_qk_norm else (d.head_dim, d.head_dim)
+    return [
+        *_linears("attention", d.n_layers, "qkv", into, bias=d.qkv_bias),
+        *(ParameterGroup(f"attention.{name}", (width,), d.n_layers, Role.NORM, slot="qkv")
+          for name, widths in norms.items() for width in widths),
+        *_linears("attention", d.n_layers, "out", {"o_proj": (h, out or q)}, bias=d.out_bias),
+    ]  # fmt: skip
 
 
-def _latent_attention(d: Dimensions) -> list[ParameterGroup]:
-    """Return multi-head latent attention as in DeepSeek-V2, https://arxiv.org/abs/2405.04434."""
-    query, count = d.n_heads * (d.nope_dim + d.rope_dim), d.n_layers
-    shapes = [
-        ("kv_a_proj", (d.kv_latent + d.rope_dim, d.hidden)),
-        ("kv_b_proj", (d.n_heads * (d.nope_dim + d.value_dim), d.kv_latent)),
-    ]
-    norms = [d.kv_latent]
-    if d.q_latent:
-        shapes += [("q_a_proj", (d.q_latent, d.hidden)), ("q_b_proj", (query, d.q_latent))]
-        norms.append(d.q_latent)
-    else:
-        shapes.append(("q_proj", (query, d.hidden)))
-    groups = [
-        group
-        for name, shape in shapes
-        for group in linear(f"attention.{name}", shape, count, "qkv", bias=False)
-    ]
-    groups += [
-        ParameterGroup("attention.latent_norm", (width,), count, Role.NORM, slot="qkv")
-        for width in norms
-    ]
-    out = (d.hidden, d.n_heads * d.value_dim)
-    return [*groups, *linear("attention.o_proj", out, count, "out", bias=False)]
-
-
-def _feed_forward(d: Dimensions) -> list[ParameterGroup]:
+def _feed_forward(d: Dimensions, part: str, count: int, width: int) -> list[ParameterGroup]:
     names = ("gate_proj", "up_proj") if d.is_gated else ("up_proj",)
-    up = [
-        group
-        for name in names
-        for group in linear(f"mlp.{name}", (d.ffn, d.hidden), d.n_layers, "up", bias=d.mlp_bias)
+    up, down = dict.fromkeys(names, (width, d.hidden)), {"down_proj": (d.hidden, width)}
+    return [
+        *_linears(part, count, "up", up, bias=d.mlp_bias),
+        *_linears(part, count, "down", down, bias=d.mlp_bias),
     ]
-    return [*up, *linear("mlp.down_proj", (d.hidden, d.ffn), d.n_layers, "down", bias=d.mlp_bias)]
 
 
 def _experts(d: Dimensions) -> list[ParameterGroup]:
-    n_sparse = d.n_layers - d.n_dense_layers
-    count = n_sparse * d.n_experts
-    n_up = 2 if d.is_gated else 1
-    groups = [
-        ParameterGroup("router.weight", (d.n_experts, d.hidden), n_sparse, Role.LINEAR,
-                       slot="router"),
-        ParameterGroup("experts.up.weight", (d.ffn, d.hidden), n_up * count, Role.EXPERT,
-                       slot="up"),
-        ParameterGroup("experts.down.weight", (d.hidden, d.ffn), count, Role.EXPERT, slot="down"),
+    h, n, n_sparse = d.hidden, d.n_experts, d.n_layers - d.n_dense_layers
+    n_up, n_down = n_sparse * n * (2 if d.is_gated else 1), n_sparse * n
+    rows = (
+        ("router.weight", (n, h), n_sparse, Role.LINEAR, "router"),
+        ("experts.up.weight", (d.ffn, h), n_up, Role.EXPERT, "up"),
+        ("experts.down.weight", (h, d.ffn), n_down, Role.EXPERT, "down"),
+        ("router.bias", (n,), n_sparse * (d.expert_bias or d.router_bias), Role.BIAS, "router"),
+        ("experts.up.bias", (d.ffn,), n_up * d.expert_bias, Role.BIAS, "up"),
+        ("experts.down.bias", (h,), n_down * d.expert_bias, Role.BIAS, "down"),
+        ("shared.gate.weight", (1, h), n_sparse * (d.shared_gate and d.shared_ffn > 0),
+         Role.LINEAR, "router"),
+    )  # fmt: skip
+    return [
+        *(ParameterGroup(name, shape, count, role, slot=slot)
+          for name, shape, count, role, slot in rows),
+        *_feed_forward(d, "mlp", d.n_dense_layers, d.dense_ffn),
+        *_feed_forward(d, "shared", n_sparse, d.shared_ffn),
     ]  # fmt: skip
-    if d.expert_bias or d.router_bias:
-        groups.append(
-            ParameterGroup("router.bias", (d.n_experts,), n_sparse, Role.BIAS, slot="router")
-        )
-    if d.expert_bias:
-        groups += [
-            ParameterGroup("experts.up.bias", (d.ffn,), n_up * count, Role.BIAS, slot="up"),
-            ParameterGroup("experts.down.bias", (d.hidden,), count, Role.BIAS, slot="down"),
-        ]
-    if d.n_dense_layers:
-        groups += _feed_forward(replace(d, n_layers=d.n_dense_layers, ffn=d.dense_ffn))
-    if d.shared_ffn:
-        width = d.shared_ffn
-        groups += linear("shared.gate_proj", (width, d.hidden), n_sparse, "up", bias=False)
-        groups += linear("shared.up_proj", (width, d.hidden), n_sparse, "up", bias=False)
-        groups += linear("shared.down_proj", (d.hidden, width), n_sparse, "down", bias=False)
-    if d.shared_gate and d.shared_ffn:
-        groups += linear("shared.gate", (1, d.hidden), n_sparse, "router", bias=False)
-    return groups
-
-
-def _outside(d: Dimensions) -> Sequence[ParameterGroup]:
-    groups = []
-    if d.pooler:
-        groups += [
-            outside("pooler.weight", d.hidden, d.hidden),
-            outside("pooler.bias", d.hidden),
-        ]
-    if d.head_transform:
-        groups += [
-            outside("transform.weight", d.hidden, d.hidden),
-            outside("transform.bias", d.hidden, count=3),
-        ]
-    if not d.tied_head:
-        groups.append(outside("head.weight", d.vocab, d.hidden, role=Role.HEAD))
-    if d.head_bias:
-        groups.append(outside("head.bias", d.vocab))
-    return groups

@@ -60,12 +60,12 @@ class Needs(Struct, frozen=True):
 
     Attributes:
         low_bytes: with less than this the run fails.
-        high_bytes: with this much the run succeeds; None if a part of the run is not known.
+        high_bytes: with this much the run succeeds.
         doubts: what makes up the difference between the two.
     """
 
     low_bytes: int
-    high_bytes: int | None
+    high_bytes: int
     doubts: tuple[Doubt, ...] = ()
 
 
@@ -141,7 +141,7 @@ def needs_of(moments: Sequence[Instant], workload: Workload) -> Needs:
     allocator = round(sum(moves(name) * n for name, n in top.items())) + fixed
     return Needs(
         low_bytes=int(low),
-        high_bytes=int(highest(top)) + fixed if workload.shape.has_layers else None,
+        high_bytes=int(highest(top)) + fixed,
         doubts=(
             Doubt(
                 "formulas",

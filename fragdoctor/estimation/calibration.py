@@ -42,11 +42,7 @@ def kind_of(workload: Workload) -> str:
     return "training, loss said" if is_said else "training"
 
 
-def published_range(needs: Needs, workload: Workload) -> tuple[int, int | None]:
-    """Return the range, in bytes, of nine of ten published figures for runs like this one.
-
-    The range has no upper end if a part of the run is not known.
-    """
+def published_range(needs: Needs, workload: Workload) -> tuple[int, int]:
+    """Return the range, in bytes, of nine of ten published figures for runs like this one."""
     low, high = SPREADS[kind_of(workload)]
-    most = needs.high_bytes
-    return int(needs.low_bytes * low), None if most is None else round(most * high)
+    return int(needs.low_bytes * low), round(needs.high_bytes * high)

@@ -54,16 +54,6 @@ class UncoveredModelError(InputError):
     """A model that the formulas do not cover, although its own class can be rehearsed."""
 
 
-def read_config(path: Path) -> Config:
-    """Return the object in a configuration file.
-
-    Raises:
-        InputError: unreadable, not JSON, or not an object.
-        LimitExceeded: larger than any genuine configuration.
-    """
-    return parse_config(read_bounded(path, MAX_CONFIG_BYTES), str(path))
-
-
 def read_bounded(path: Path, limit_bytes: int) -> bytes:
     """Return the contents of a configuration file; the limit is in whole MiB.
 
@@ -83,23 +73,21 @@ def read_bounded(path: Path, limit_bytes: int) -> bytes:
     return data
 
 
-def parse_config(data: bytes, name: str) -> Config:
-    """Return the object that a configuration's text holds.
+def read_config(path: Path) -> Config:
+    """Return the object in a configuration file.
 
     Raises:
-        InputError: not JSON, or not an object.
+        InputError: unreadable, not JSON, or not an object.
+        LimitExceeded: larger than any genuine configuration.
     """
+    hint = "Give a Hugging Face config.json."
     try:
-        config = json.loads(data)
+        config = json.loads(read_bounded(path, MAX_CONFIG_BYTES))
     except (ValueError, RecursionError) as e:
-        raise InputError(
-            f"{name} is not JSON.", hint="Give a Hugging Face config.json or a safetensors file."
-        ) from e
+        raise InputError(f"{path} is not JSON.", hint=hint) from e
     if not isinstance(config, dict):
-        raise InputError(
-            f"{name} is not a model configuration: it is not a JSON object.",
-            hint="Give a Hugging Face config.json.",
-        )
+        said = f"{path} is not a model configuration: it is not a JSON object."
+        raise InputError(said, hint=hint)
     return config
 
 

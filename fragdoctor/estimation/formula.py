@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from functools import partial
-from math import ceil
 from typing import Any, Final
 
 from msgspec.structs import replace
 
 from fragdoctor.estimation.bounds import Needs, most_of_each, needs_of, phases_of, reserved_of
 from fragdoctor.estimation.calibration import published_range
-from fragdoctor.estimation.kv_cache import cache_parts, kv_element_bytes
 from fragdoctor.estimation.layer import KORTHIKANTI, attention_used, bytes_of, layer_ops, units
 from fragdoctor.estimation.states import (
-    LINEAR,
     GroupState,
     gathered_layers,
     local_part,
@@ -34,15 +29,12 @@ from fragdoctor.estimation.training_choices import (
 )
 from fragdoctor.model.gpu_table import GENERATIONS
 from fragdoctor.model.memory_estimate import Doubt, Footprint, Item, KeptTensor, Sureness
-from fragdoctor.model.workload import Attention, FsdpKind, Loss, Role, Workload
+from fragdoctor.model.workload import Attention, FsdpKind, Loss, Workload
 from fragdoctor.units import MIB, format_count
 
 FOREACH_SOURCE: Final = "torch.optim, foreach implementation, default on CUDA"
 KV_SOURCE: Final = "Pope et al. 2022, https://arxiv.org/abs/2211.05102"
-DDP_SOURCE: Final = (
-    "DistributedDataParallel without gradient_as_bucket_view=True, "
-    "https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html"
-)
+DDP_SOURCE: Final = "DistributedDataParallel without gradient_as_bucket_view=True"
 AUTOGRAD: Final = "PyTorch autograd: one gradient for each parameter, in its dtype"
 WORKSPACE_SOURCE: Final = (
     "aten/src/ATen/cuda/CublasHandlePool.cpp: one per handle and stream; forward and autograd's "
@@ -56,7 +48,7 @@ def formula_footprint(workload: Workload) -> Footprint:
     """Return the memory of a workload whose shape is known."""
     whole = workload
     stages = [(*_bounds(stage), stage) for stage in stages_of(workload)]
-    needs, moments, workload = max(stages, key=lambda stage: stage[0].high_bytes or 0)
+    needs, moments, workload = max(stages, key=lambda stage: stage[0].high_bytes)
     local = local_part(workload)
     most = defaultdict(int, most_of_each(moments))
     items = (item for item in _items(local, states_of(local), most) if item.n_bytes > 0)
@@ -92,22 +84,20 @@ def formula_needs(workload: Workload) -> Needs:
     For a pipeline, they are the bounds of the stage that needs the most.
     """
     found = (_bounds(stage)[0] for stage in stages_of(workload))
-    return max(found, key=lambda needs: needs.high_bytes or 0)
+    return max(found, key=lambda needs: needs.high_bytes)
 
 
 def _bounds(workload: Workload) -> tuple[Needs, Sequence[Instant]]:
     """Return the bounds of what one GPU needs, and the moments they were computed from."""
     moments = moments_of(workload)
     needs = needs_of(moments, workload)
-    if needs.high_bytes is None:
-        return needs, moments
     more = []
     if workload.shape.may_have_head:
         shape = replace(
             workload.shape, has_lm_head=True, upcasts_logits=False, prompt_logits=Loss.WORKING
         )
         headed = replace(workload, shape=shape)
-        most = needs_of(moments_of(headed), headed).high_bytes or 0
+        most = needs_of(moments_of(headed), headed).high_bytes
         more.append(
             Doubt("head", "a head over the vocabulary, if there is one", most - needs.high_bytes)
         )
@@ -118,15 +108,11 @@ def _bounds(workload: Workload) -> tuple[Needs, Sequence[Instant]]:
 
 
 def _of_several_gpus(workload: Workload, high_bytes: int) -> list[Doubt]:
-    degrees = (
-        workload.world_size, workload.tensor_parallel, workload.context_parallel,
-        workload.pipeline_parallel, workload.expert_parallel,
-    )  # fmt: skip
-    n_bytes = NCCL_BYTES * sum(degree > 1 for degree in degrees)
+    n_bytes = NCCL_BYTES * (len(workload.degrees) + (workload.world_size > 1))
     more = [Doubt("nccl", "NCCL communicators, outside PyTorch", n_bytes)]
     if workload.is_fsdp and workload.lora_rank and workload.fsdp_kind is None:
         firsts = (replace(workload, fsdp_kind=kind) for kind in (FsdpKind.FIRST, FsdpKind.MIXED))
-        most = max(needs_of(moments_of(first), first).high_bytes or 0 for first in firsts)
+        most = max(needs_of(moments_of(first), first).high_bytes for first in firsts)
         reason = "what FSDP 1 keeps for layers with frozen weights; --fsdp-kind settles it"
         more.append(Doubt("frozen_weights", reason, max(0, most - high_bytes)))
     return more
@@ -134,7 +120,7 @@ def _of_several_gpus(workload: Workload, high_bytes: int) -> list[Doubt]:
 
 def kept_tensors(workload: Workload) -> list[KeptTensor]:
     """Return what each operation of a layer keeps, for ``--explain``."""
-    if not workload.shape.has_layers or workload.seq <= 0 or workload.inference:
+    if workload.inference:
         return []
     sizes = units(workload)
     return [
@@ -145,65 +131,13 @@ def kept_tensors(workload: Workload) -> list[KeptTensor]:
     ]
 
 
-def layer_terms(workload: Workload) -> dict[str, float]:
-    """Return the bytes kept per element of each unit, in one layer."""
-    total: defaultdict[str, float] = defaultdict(float)
-    for op in layer_ops(workload, precision_of(workload.dtype)):
-        for term in op.saved:
-            total[term.unit] += term.bytes_per
-    return {unit: total[unit] for unit in units(workload) if total.get(unit)}
-
-
-def activation_formula(workload: Workload) -> str:
-    """Return the formula for activations, in symbols."""
-    if not workload.shape.has_layers or workload.seq <= 0 or workload.inference:
-        return ""
-    layer = " + ".join(f"{unit} x {each:g}" for unit, each in layer_terms(workload).items())
-    if not segment_layers(workload):
-        return f"L x ({layer}) B"
-    residual = precision_of(workload.dtype).residual
-    return f"ceil(L / n) x B*S*H x {residual:g} B + n x ({layer}) B"
-
-
-def in_numbers(formula: str, values: Mapping[str, Any]) -> str:
-    """Return a formula with its symbols replaced by their values."""
-    symbols = "|".join(map(re.escape, sorted(values, key=len, reverse=True)))
-    return re.sub(
-        rf"(?<![\w*])(?:{symbols})(?![\w*])", lambda found: format_count(values[found[0]]), formula
-    )
-
-
 def _count(groups: Sequence[GroupState]) -> int:
-    return sum(g.n_each * g.count for g in groups)
-
-
-def values_of(workload: Workload, states: Sequence[GroupState]) -> dict[str, int]:
-    """Return the symbols of all formulas and their values."""
-    own = [g for g in states if ".lora_" not in g.name]
-    linear = _count([g for g in own if g.role in LINEAR])
-    segment = segment_layers(workload)
-    return {
-        **units(workload),
-        "P": _count(own),
-        "P_adapters": _count(states) - _count(own),
-        "P_linear": linear,
-        "P_rest": _count(own) - linear,
-        "P_copied": _count([g for g in own if g.role in (Role.LINEAR, Role.HEAD)]),
-        "P_layer": round(sum(g.n_each * g.per_layer for g in own if g.layered)),
-        "P_outside": _count([g for g in own if not g.layered]),
-        "P_largest": max((g.n_each for g in states if g.is_trained), default=0),
-        "B*V": workload.batch * workload.shape.vocab,
-        "L": workload.shape.n_layers,
-        "ceil(L / n)": ceil(workload.shape.n_layers / segment) if segment else 0,
-        "n": segment,
-        "N": workload.world_size,
-    }
+    return sum(g.n_total for g in groups)
 
 
 def _items(workload: Workload, states: Sequence[GroupState], most: Mapping[str, int]) -> list[Item]:
-    """Return the rows of a footprint, each with its formula, its numbers and its source."""
+    """Return the rows of a footprint, each with its formula and its source."""
     precision, optimizer = precision_of(workload.dtype), optimizer_of(workload.optimizer)
-    numbers = partial(in_numbers, values=values_of(workload, states))
     first = next((g for g in states if g.is_trained), None)
     which = "P_adapters" if workload.lora_rank else "P"
     gradient = f"{first.gradient_bytes / first.n_each if first else 0.0:g} B"
@@ -227,11 +161,13 @@ def _items(workload: Workload, states: Sequence[GroupState], most: Mapping[str, 
     of_logits = f"B*S*V x {round(most['logits'] / logits, 1):g} B" if logits else ""
     if workload.inference and not (workload.keeps_logits or workload.shape.prompt_logits):
         of_logits = "B*V x 4 B"
-    segment = segment_layers(workload)
+    segment, kept = segment_layers(workload), "L x what one layer keeps"
+    if segment:
+        kept = f"ceil(L / n) x B*S*H x {precision.residual:g} B + n x what one layer keeps"
     recomputed = f", checkpointed every {'layer' if segment == 1 else f'{segment} layers'}"
     title = "Activations kept for backward" + (recomputed if segment else "")
     if workload.inference:
-        title = "Activations of the largest operation"
+        title, kept = "Activations of the largest operation", "inputs, results and other memory"
     operations = f"PyTorch derivatives.yaml, operation by operation; compare {KORTHIKANTI}"
     n_workspaces = 1 if workload.inference else 2
     blas = format_count(GENERATIONS[workload.compute].blas_workspace_bytes)
@@ -239,10 +175,7 @@ def _items(workload: Workload, states: Sequence[GroupState], most: Mapping[str, 
     exact, estimate = Sureness.EXACT, Sureness.ESTIMATE
 
     def row(name: str, title: str, formula: str, source: str, **more: Any) -> Item:
-        return Item(
-            name, title, most[name], formula,
-            more.pop("numbers", None) or numbers(formula), source, **more,
-        )  # fmt: skip
+        return Item(name, title, most[name], formula, source, **more)
 
     return [
         row("parameters", "Parameters", weights + sharded[3],
@@ -261,9 +194,8 @@ def _items(workload: Workload, states: Sequence[GroupState], most: Mapping[str, 
             note="They appear in the first step()"),
         row("weight_copies", "Copies of weights (16-bit or fp8)",
             f"P_copied x {precision.copies:g} B", precision.source or AUTOCAST_DOC),
-        row("kv_cache", "KV cache", "L x B x T x elements of a token x bytes", KV_SOURCE,
-            numbers=_cache_numbers(workload)),
-        row("activations", title, activation_formula(workload),
+        row("kv_cache", "KV cache", "L x B x T x elements of a token x bytes", KV_SOURCE),
+        row("activations", title, kept,
             f"{CHECKPOINTING}; {operations}" if segment else operations,
             sureness=guessed or Sureness.DERIVED),
         row("logits", "Logits and loss", of_logits,
@@ -278,14 +210,6 @@ def _items(workload: Workload, states: Sequence[GroupState], most: Mapping[str, 
             sureness=exact),
         row("workspaces", "cuBLAS workspaces", f"{n_workspaces} x {blas} B", WORKSPACE_SOURCE),
     ]  # fmt: skip
-
-
-def _cache_numbers(workload: Workload) -> str:
-    return " + ".join(
-        f"{p.n_layers} x {workload.batch} x {format_count(p.tokens)} x {p.elements} x "
-        f"{kv_element_bytes(workload):g} B"
-        for p in cache_parts(workload)
-    )
 
 
 def _notes(workload: Workload) -> list[str]:
@@ -310,6 +234,4 @@ def _notes(workload: Workload) -> list[str]:
             "Gradient accumulation keeps the gradients during the forward passes; only a smaller "
             "micro batch saves memory."
         )
-    if not shape.has_layers:
-        notes.append("The shape of the layers is not known, so activations are left out.")
     return notes

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from fragdoctor.estimation.bounds import Needs
 from fragdoctor.estimation.formula import formula_footprint, formula_needs
-from fragdoctor.estimation.measures import Measure, cheapest_combinations, measures_for
+from fragdoctor.estimation.measures import cheapest_combinations, savings_of
 from fragdoctor.estimation.request import error_of
 from fragdoctor.model.gpus import GpuModel
 from fragdoctor.model.memory_estimate import (
@@ -18,7 +18,6 @@ from fragdoctor.model.memory_estimate import (
     Fit,
     FitState,
     Footprint,
-    Saving,
 )
 from fragdoctor.model.workload import Workload
 
@@ -30,20 +29,18 @@ def judged(workload: Workload, gpus: Sequence[GpuModel]) -> Estimate:
     """Return the estimate of a workload on each of the GPUs, and what would save memory."""
     footprint = formula_footprint(workload)
     fits = tuple(_fit(workload, footprint, gpu) for gpu in gpus)
+    combinations: Sequence[Combination] = ()
+    if fits and fits[0].state is not FitState.FITS:
+        usable = fits[0].gpu.usable_bytes
+        combinations = cheapest_combinations(workload, usable)
     return Estimate(
         workload=workload,
         footprint=footprint,
         fits=fits,
-        savings=tuple(_savings(workload, footprint, gpus)),
+        savings=savings_of(workload),
         error=error_of(workload),
-        combinations=_combinations(workload, fits),
+        combinations=combinations,
     )
-
-
-def _combinations(workload: Workload, fits: Sequence[Fit]) -> Sequence[Combination]:
-    if not fits or fits[0].state is FitState.FITS:
-        return ()
-    return cheapest_combinations(workload, formula_needs, fits[0].gpu.usable_bytes)
 
 
 def _fit(workload: Workload, footprint: Footprint, gpu: GpuModel) -> Fit:
@@ -51,30 +48,19 @@ def _fit(workload: Workload, footprint: Footprint, gpu: GpuModel) -> Fit:
         return largest_batch(replace(workload, seq=seq), formula_needs, gpu.usable_bytes)
 
     others = [(seq, largest(seq)) for seq in _other_lengths(workload)]
-    return replace(
-        fit_of(footprint, gpu),
-        largest_batch=largest(workload.seq),
-        other_lengths=tuple((seq, batch) for seq, batch in others if batch is not None),
-    )
-
-
-def fit_of(footprint: Footprint, gpu: GpuModel) -> Fit:
-    """Return whether a footprint fits on a GPU, without looking for batches that would fit."""
-    usable = gpu.usable_bytes
-    state, high = footprint.state_on(usable), footprint.needs_high_bytes
+    state = footprint.state_on(gpu.usable_bytes)
     return Fit(
         gpu=gpu,
         fits=state is FitState.FITS,
-        margin_bytes=min(-1, usable - footprint.needs_low_bytes) if high is None else usable - high,
-        largest_batch=None,
+        margin_bytes=gpu.usable_bytes - footprint.needs_high_bytes,
+        largest_batch=largest(workload.seq),
+        other_lengths=tuple((seq, batch) for seq, batch in others if batch is not None),
         state=state,
     )
 
 
 def _other_lengths(workload: Workload) -> Sequence[int]:
     seq = workload.seq
-    if not seq:
-        return ()
     limit = workload.shape.max_positions or 4 * seq
     return tuple(s for s in (seq // 2, 2 * seq, 4 * seq) if MIN_LENGTH <= s <= limit)
 
@@ -86,7 +72,7 @@ def largest_batch(
 ) -> int | None:
     """Return the largest batch that fits; 0 = not even one.
 
-    Returns None if memory does not depend on the batch, as when the layers are not known.
+    Returns None if memory hardly depends on the batch.
 
     Args:
         workload: the workload; its own batch does not matter.
@@ -94,45 +80,18 @@ def largest_batch(
         usable_bytes: the GPU's usable memory.
     """
 
-    def needs(batch: int) -> int | None:
+    def needs(batch: int) -> int:
         return needs_of(replace(workload, batch=batch)).high_bytes
 
-    first = needs(1)
-    if first is None:
-        return None
-    if first > usable_bytes:
+    if needs(1) > usable_bytes:
         return 0
     high = 2
-    while (needs(high) or 0) <= usable_bytes:
+    while needs(high) <= usable_bytes:
         high *= 2
         if high > MAX_BATCH:
             return None
     low = high // 2
     while high - low > max(1, low // 64):  # to within 2 %: the estimate is no finer
         middle = (low + high) // 2
-        low, high = (middle, high) if (needs(middle) or 0) <= usable_bytes else (low, middle)
+        low, high = (middle, high) if needs(middle) <= usable_bytes else (low, middle)
     return low
-
-
-def _savings(workload: Workload, footprint: Footprint, gpus: Sequence[GpuModel]) -> list[Saving]:
-    gpu = gpus[0] if gpus else None
-    found = [
-        _saving(measure, footprint, formula_footprint(measure.applied_to(workload)), gpu)
-        for measure in measures_for(workload)
-    ]
-    return sorted(found, key=lambda s: -s.saved_bytes)
-
-
-def _saving(measure: Measure, before: Footprint, after: Footprint, gpu: GpuModel | None) -> Saving:
-    state = None if gpu is None else after.state_on(gpu.usable_bytes)
-    return Saving(
-        id=measure.id,
-        title=measure.title,
-        option=measure.option,
-        peak_bytes=after.peak_allocated_bytes,
-        reserved_bytes=after.reserved_bytes,
-        saved_bytes=before.peak_allocated_bytes - after.peak_allocated_bytes,
-        cost=measure.cost,
-        source=measure.source,
-        state=state,
-    )

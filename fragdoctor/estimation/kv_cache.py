@@ -8,7 +8,6 @@ window (Mistral 7B, https://arxiv.org/abs/2310.06825).
 
 from __future__ import annotations
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from fragdoctor.estimation.training_choices import dtype_bytes, precision_of
@@ -18,41 +17,24 @@ from fragdoctor.model.workload import Workload
 BLOCK_TOKENS = 16
 
 
-class CachePart(Struct, frozen=True):
-    """The cache of layers that all keep the same amount.
-
-    Attributes:
-        n_layers: how many layers.
-        tokens: how many tokens of one sequence each layer keeps.
-        elements: how many elements one token adds in one layer.
-    """
-
-    n_layers: int
-    tokens: int
-    elements: int
-
-
-def cache_parts(workload: Workload) -> list[CachePart]:
-    """Return what the cache holds for one sequence between two tokens, by kind of layer."""
-    shape = workload.shape
+def cached_tokens(workload: Workload) -> int:
+    """Return how many tokens of one sequence all layers hold between two tokens, summed up."""
+    shape, tokens = workload.shape, workload.seq + workload.new_tokens
     if shape.is_encoder:
-        return []
-    tokens = workload.seq + workload.new_tokens
+        return 0
     if workload.cache == "paged":
         tokens = -(-tokens // BLOCK_TOKENS) * BLOCK_TOKENS
     n_sliding = shape.n_sliding_layers if shape.sliding_window else 0
-    windowed = min(tokens, shape.sliding_window)
-    parts = [
-        CachePart(shape.n_layers - n_sliding, tokens, shape.kv_per_token),
-        CachePart(n_sliding, windowed, shape.kv_per_token),
-    ]
-    return [part for part in parts if part.n_layers and part.elements and part.tokens]
+    return (shape.n_layers - n_sliding) * tokens + n_sliding * min(tokens, shape.sliding_window)
 
 
 def cache_bytes_per_sequence(workload: Workload) -> int:
     """Return the cache size of one sequence at its full length."""
-    each = kv_element_bytes(workload)
-    return int(sum(p.n_layers * p.tokens * p.elements * each for p in cache_parts(workload)))
+    if workload.kv_dtype:
+        each = dtype_bytes(workload.kv_dtype)
+    else:
+        each = precision_of(workload.dtype).compute
+    return int(cached_tokens(workload) * workload.shape.kv_per_token * each)
 
 
 def cache_bytes_of_prompt(workload: Workload) -> int:
@@ -69,10 +51,3 @@ def cache_copies(workload: Workload) -> float:
     """
     each_layer = 1 / max(1, workload.shape.n_layers)
     return 1 + {"dynamic": each_layer, "tuple": 1.0}.get(workload.cache, 0.0)
-
-
-def kv_element_bytes(workload: Workload) -> float:
-    """Return the size of one KV-cache element in bytes."""
-    if workload.kv_dtype:
-        return dtype_bytes(workload.kv_dtype)
-    return precision_of(workload.dtype).compute

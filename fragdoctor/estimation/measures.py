@@ -6,14 +6,14 @@ Prices are published ones; if nobody published a number, the price is a phrase.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import fields, replace
 
-from fragdoctor.estimation.bounds import Needs
+from fragdoctor.estimation.formula import formula_needs
 from fragdoctor.estimation.layer import attention_used
 from fragdoctor.estimation.states import n_gpus
 from fragdoctor.estimation.step import loss_of
@@ -70,11 +70,6 @@ class Measure(Struct, frozen=True):
     slowdown: float | None = 1.0
     changes_training: bool = False
 
-    @property
-    def option(self) -> str:
-        """The command line option for this measure."""
-        return options_of(self.changes)
-
     def applied_to(self, workload: Workload) -> Workload:
         """Return a workload with the change."""
         return replace(workload, **self.changes)
@@ -97,52 +92,45 @@ def options_of(changes: Mapping[str, Any]) -> str:
 
 def measures_for(workload: Workload) -> Sequence[Measure]:
     """Return the measures that could matter and are not in use yet, each on its own."""
-    found = catalogue(workload)
-    return [m for name, m in found.items() if name not in ("offload_optimizer", *_OTHER_WORLDS)]
-
-
-_OTHER_WORLDS: Final = tuple(f"{kind}_{n}" for n in WORLDS for kind in ("zero2", "zero3", "tp"))
-
-
-def catalogue(workload: Workload) -> dict[str, Measure]:
-    """Return every measure that a workload can take, each under a unique name."""
-    found = _for_inference(workload) if workload.inference else _for_training(workload)
-    if workload.batch > 1 and (workload.inference or _has_layers(workload)):
+    found = [m for m in _on_as_many_gpus(workload) if m.id != "offload_optimizer"]
+    if workload.batch > 1:
         found.append(_micro_batch(workload, workload.batch // 2))
-    named = {m.id: m for m in found}
-    if workload.inference and workload.tensor_parallel == 1:
-        for n in WORLDS:
-            if workload.shape.n_heads >= n and workload.shape.n_heads % n == 0:
-                named[f"tp_{n}"] = Measure(
-                    "tensor_parallel", f"tensor parallel on {n} GPUs",
-                    {"tensor_parallel": n}, "two reductions per layer between the GPUs",
-                    TENSOR_PARALLEL,
-                )  # fmt: skip
-    elif not workload.inference:
+    if not workload.inference:
+        found += {m.id: m for m in _on_more_gpus(workload)}.values()  # each on the most GPUs
+    return found
+
+
+def _on_as_many_gpus(workload: Workload) -> list[Measure]:
+    return _for_inference(workload) if workload.inference else _for_training(workload)
+
+
+def _on_more_gpus(workload: Workload) -> list[Measure]:
+    """Return the ways to share the model among GPUs, each on 2, 4 and 8 or on those at hand."""
+    if not workload.inference:
         worlds = (workload.world_size,) if workload.world_size > 1 else WORLDS
         stages = [stage for stage in (2, 3) if workload.zero_stage < stage]
-        named |= {f"zero{s}_{n}": _sharded(s, n) for n in worlds for s in stages}
-        named |= {f"zero{s}": _sharded(s, worlds[-1]) for s in stages}
-    return named
-
-
-def _has_layers(workload: Workload) -> bool:
-    return workload.shape.has_layers and workload.seq > 0
+        return [_sharded(stage, world) for world in worlds for stage in stages]
+    return [
+        Measure(
+            "tensor_parallel", f"tensor parallel on {n} GPUs", {"tensor_parallel": n},
+            "two reductions per layer between the GPUs", TENSOR_PARALLEL,
+        )
+        for n in WORLDS
+        if workload.tensor_parallel == 1 and workload.shape.n_heads % n == 0
+    ]  # fmt: skip
 
 
 def _for_training(workload: Workload) -> list[Measure]:
     precision, optimizer = precision_of(workload.dtype), optimizer_of(workload.optimizer)
     is_full = not workload.lora_rank
-    has_layers = _has_layers(workload)
-    recomputes = has_layers and workload.checkpointing == "none"
-    writes = has_layers and attention_used(workload, precision) is not Attention.FLASH
+    writes = attention_used(workload, precision) is not Attention.FLASH
     narrow = {} if precision.compute < 4 else {"dtype": "amp-bf16"}
     base: dict[str, Any] = {"lora_rank": LORA_RANK, "master_weights": False, "grad_dtype": ""}
     if precision.weight >= 4:
         base["dtype"] = "bf16"
     away = tuple(dict.fromkeys((*workload.offload, "optimizer")))
     rows = (
-        (recomputes,
+        (workload.checkpointing == "none",
          Measure("checkpointing", "checkpoint each layer",
                  {"checkpointing": "full"}, "about 33 % more compute: layers run forward twice",
                  CHECKPOINTING, RECOMPUTATION)),
@@ -174,12 +162,12 @@ def _for_training(workload: Workload) -> list[Measure]:
         (is_full,
          Measure("lora", f"LoRA of rank {LORA_RANK}", base,
                  "different training: the base stays frozen", LORA, changes_training=True)),
-        (is_full and workload.shape.has_layers,
+        (is_full,
          Measure("qlora", f"QLoRA: 4-bit base, LoRA of rank {LORA_RANK}",
                  {**base, "dtype": "int4"},
                  "about 39 % slower than LoRA on 16-bit weights; the base is quantized", QLORA,
                  QLORA_SLOWDOWN, changes_training=True)),
-        (not is_full and workload.shape.has_layers and not precision.is_quantised,
+        (not is_full and not precision.is_quantised,
          Measure("qlora", "4-bit base", {"dtype": "int4"},
                  "about 39 % slower than on 16-bit weights; the base is quantized", QLORA,
                  QLORA_SLOWDOWN, changes_training=True)),
@@ -189,20 +177,18 @@ def _for_training(workload: Workload) -> list[Measure]:
 
 def _for_inference(workload: Workload) -> list[Measure]:
     precision = precision_of(workload.dtype)
-    rows = [
+    rows = (
         (precision.weight >= 4,
          Measure("bf16", "weights in bf16", {"dtype": "bf16"},
                  "none for most models", AUTOCAST_DOC)),
         (not workload.kv_dtype and precision.compute > 1,
          Measure("kv8", "KV cache in 8 bits", {"kv_dtype": "fp8"},
                  "some accuracy; the server must support it", QUANTISED_CACHE)),
-    ]  # fmt: skip
-    rows += [
-        (precision.linear_weight > precision_of(kind).linear_weight,
-         Measure(kind, f"weights in {bits} bits", {"dtype": kind},
-                 "some accuracy", QLORA, changes_training=True))
-        for kind, bits in (("int8", 8), ("int4", 4))
-    ]  # fmt: skip
+        *((precision.linear_weight > precision_of(kind).linear_weight,
+           Measure(kind, f"weights in {bits} bits", {"dtype": kind},
+                   "some accuracy", QLORA, changes_training=True))
+          for kind, bits in (("int8", 8), ("int4", 4))),
+    )  # fmt: skip
     return [measure for applies, measure in rows if applies]
 
 
@@ -236,12 +222,10 @@ def _sharded(stage: int, world: int) -> Measure:
 
 # The search
 
-Bounds = Callable[[Workload], Needs]
+Measures = tuple[Measure, ...]
 
 
-def cheapest_combinations(
-    workload: Workload, needs_of: Bounds, usable_bytes: int
-) -> Sequence[Combination]:
+def cheapest_combinations(workload: Workload, usable_bytes: int) -> Sequence[Combination]:
     """Return the cheapest measures, alone or combined, that make a workload fit for certain.
 
     There is one for each way of running it that differs in more than speed: the same training on
@@ -249,26 +233,37 @@ def cheapest_combinations(
     or on quantized weights. For each way it is the combination that slows a step down least, then
     the one with the fewest measures; combinations that only add to another one are left out.
     """
-    found: list[Combination] = []
+    found: list[Measures] = []
     for way in _ways(workload):
-        best = _cheapest(workload, way, needs_of, usable_bytes)
-        if best and not any({*other.measures} <= {*best.measures} for other in found):
+        best = _cheapest(workload, way, usable_bytes)
+        if best and not any({m.id for m in other} <= {m.id for m in best} for other in found):
             found.append(best)
-    found.sort(key=_price)
-    return found[:MAX_COMBINATIONS]
+    found.sort(key=lambda measures: _price(workload, measures))
+    return [_combined(workload, measures) for measures in found[:MAX_COMBINATIONS]]
 
 
-def _price(combination: Combination) -> tuple[int, bool, float, int]:
+def savings_of(workload: Workload) -> Sequence[Combination]:
+    """Return the measures that each alone make a workload need less, the least first."""
+    now = formula_needs(workload).high_bytes
+    found = [_combined(workload, (measure,)) for measure in measures_for(workload)]
+    less = (one for one in found if one.needs_high_bytes < now)
+    return sorted(less, key=lambda one: one.needs_high_bytes)
+
+
+def _price(workload: Workload, measures: Measures) -> tuple[int, bool, float, int]:
+    slowdown = _slowdown(measures)
     return (
-        combination.n_gpus,
-        combination.changes_training,
-        math.inf if combination.slowdown is None else combination.slowdown,
-        len(combination.measures),
+        n_gpus(applied(workload, measures)),
+        any(m.changes_training for m in measures),
+        math.inf if slowdown is None else slowdown,
+        len(measures),
     )
 
 
-_OPTIMIZER: Final = ("fused_optimizer", "8bit_optimizer")
-_PRECISION: Final = ("autocast", "bf16")
+def _slowdown(measures: Measures) -> float | None:
+    """Return the time of a step relative to one without the measures; None = not published."""
+    published = [m.slowdown for m in measures if m.slowdown is not None]
+    return round(math.prod(published), 2) if len(published) == len(measures) else None
 
 
 def _ways(workload: Workload) -> Iterator[Sequence[Sequence[Measure | None]]]:
@@ -276,77 +271,72 @@ def _ways(workload: Workload) -> Iterator[Sequence[Sequence[Measure | None]]]:
 
     The last axis distinguishes the way; if that axis has no measure, the way is left out.
     """
-    found = catalogue(workload)
+    found = {m.id: m for m in _on_as_many_gpus(workload)}
+    others = _on_more_gpus(workload)
 
-    def axis(names: Sequence[str], *others: None) -> Sequence[Measure | None]:
-        return (*others, *(found[name] for name in names if name in found))
+    def axis(*names: str) -> Sequence[Measure | None]:
+        return tuple(found[name] for name in names if name in found)
 
-    sharded = [name for name in found if name.startswith("zero") and "_" in name]
-    same = (axis(_OPTIMIZER, None), axis(_PRECISION, None))
+    def free(*names: str) -> Sequence[Measure | None]:
+        return (None, *axis(*names))
+
     if workload.inference:
-        free = [axis(("bf16", "int8", "int4"), None), axis(("kv8",), None)]
-        ways = [free, (*free, axis([name for name in found if name.startswith("tp_")]))]
+        own = (free("bf16", "int8", "int4"), free("kv8"))
+        ways: list[Sequence[Sequence[Measure | None]]] = [own, (*own, others)]
     else:
-        free = [axis((name,), None) for name in ("flash_attention", "fused_loss", "checkpointing")]
+        kept = (free("flash_attention"), free("fused_loss"), free("checkpointing"))
+        optimizer, precision = free("fused_optimizer", "8bit_optimizer"), free("autocast", "bf16")
         ways = [
-            (*free, *same),
-            (*free, same[1], axis(("offload_optimizer",))),
-            (*free, *same, axis(sharded)),
-            (*free, axis(("lora",))),
-            (*free, axis(("qlora",))),
+            (*kept, optimizer, precision),
+            (*kept, precision, axis("offload_optimizer")),
+            (*kept, optimizer, precision, others),
+            (*kept, axis("lora")),
+            (*kept, axis("qlora")),
         ]
     yield from (way for way in ways if way[-1])
 
 
 def _cheapest(
-    workload: Workload,
-    axes: Sequence[Sequence[Measure | None]],
-    needs_of: Bounds,
-    usable_bytes: int,
-) -> Combination | None:
+    workload: Workload, axes: Sequence[Sequence[Measure | None]], usable_bytes: int
+) -> Measures | None:
     """Return the cheapest choice that fits, with a smaller micro batch only if necessary."""
     choices = [tuple(m for m in choice if m) for choice in product(*axes)]
-    choices.sort(key=lambda c: _price(_combined(workload, c)))
+    choices.sort(key=lambda choice: _price(workload, choice))
 
     def fits(changed: Workload) -> bool:
-        high = needs_of(changed).high_bytes
-        return high is not None and high <= usable_bytes
+        return formula_needs(changed).high_bytes <= usable_bytes
 
     most = applied(workload, tuple(m for m in (axis[-1] for axis in axes) if m))
     if not fits(replace(most, batch=1)):
         return None
     for batch in dict.fromkeys((workload.batch, 1)):
+        smaller = (_micro_batch(workload, batch),) if batch < workload.batch else ()
         for choice in choices:
-            measures = choice
-            if batch < workload.batch:
-                measures = (*choice, _micro_batch(workload, batch))
+            measures = (*choice, *smaller)
             if measures and fits(applied(workload, measures)):
-                return _combined(workload, measures, needs_of)
+                return measures
     return None
 
 
-def applied(workload: Workload, measures: Sequence[Measure]) -> Workload:
+def applied(workload: Workload, measures: Measures) -> Workload:
     """Return a workload with several measures, each on top of the one before."""
     for measure in measures:
         workload = measure.applied_to(workload)
     return workload
 
 
-def _combined(
-    workload: Workload, measures: Sequence[Measure], needs_of: Bounds | None = None
-) -> Combination:
+def _combined(workload: Workload, measures: Measures) -> Combination:
     changed = applied(workload, measures)
-    needs = needs_of(changed) if needs_of else Needs(0, None)
-    published = [m.slowdown for m in measures if m.slowdown is not None]
-    slowdown = math.prod(published) if len(published) == len(measures) else None
+    needs = formula_needs(changed)
     return Combination(
         measures=tuple(m.id for m in measures),
         title=", ".join(m.title for m in measures),
         option=options_of({k: v for m in measures for k, v in m.changes.items()}),
-        slowdown=None if slowdown is None else round(slowdown, 2),
+        slowdown=_slowdown(measures),
         cost="; ".join(dict.fromkeys(m.cost for m in measures if m.cost)),
         changes_training=any(m.changes_training for m in measures),
         n_gpus=n_gpus(changed),
         needs_low_bytes=needs.low_bytes,
         needs_high_bytes=needs.high_bytes,
+        source="; ".join(dict.fromkeys(m.source for m in measures if m.source)),
     )

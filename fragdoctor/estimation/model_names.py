@@ -18,6 +18,9 @@ _STAMP: Final = re.compile(r"\d{4}")
 # Models that were trained further from the same shape, published under another name.
 _SAME_SHAPE: Final = {
     "llama-3.3-70b": "llama-3.1-70b",
+    "llama3.3-70b": "llama-3.1-70b",
+    "phi4-14b": "phi-4",
+    "code-llama2-": "codellama-",
     "meta-llama-3.1-": "llama-3.1-",
     "mistral-7b-v0.2": "mistral-7b",
     "zephyr-7b-alpha": "mistral-7b",

@@ -34,22 +34,8 @@ from fragdoctor.estimation.config_json import (
     shape_of_config,
 )
 from fragdoctor.estimation.model_names import base_of, is_of_llama_cpp, stored_in
-from fragdoctor.estimation.safetensors import (
-    TensorEntry,
-    read_files,
-    read_index,
-    shape_of_tensors,
-    stored_dtype,
-    with_exact_counts,
-)
 from fragdoctor.estimation.training_choices import PLAIN_DTYPES
-from fragdoctor.inputs.classify import (
-    MODEL_INPUTS,
-    InputKind,
-    Wanted,
-    open_input,
-    something_else,
-)
+from fragdoctor.inputs.classify import MODEL_INPUTS, InputKind, Wanted, open_input
 from fragdoctor.model.memory_estimate import KnownModel
 from fragdoctor.model.workload import LayerSizes, ModelShape, Norm, shared
 from fragdoctor.units import format_count
@@ -215,17 +201,20 @@ def known_models() -> tuple[KnownModel, ...]:
 
 def preset_of(name: str) -> Preset | None:
     """Return the preset with this name or Hub repository, or the base of a tuned model."""
-    key = name.strip().lower()
-    for preset in presets().values():
-        if key in (preset.name, preset.hub.lower(), preset.hub.lower().split("/")[-1]):
-            return preset
-    return presets().get(base_of(name, ((p.name, p.hub) for p in presets().values())))
+    own = _by_own_name().get(name.strip().lower())
+    return own or presets().get(base_of(name, ((p.name, p.hub) for p in presets().values())))
+
+
+@cache
+def _by_own_name() -> Mapping[str, Preset]:
+    """Return all presets by their names, repositories, and repositories without an owner."""
+    places = ((p.hub.lower(), p) for p in presets().values())
+    return {key: p for hub, p in places for key in (hub, hub.rpartition("/")[2], p.name)}
 
 
 def _by_its_name(name: str, preset: Preset) -> Sequence[str]:
     """Return what is assumed about a name that is not exactly the preset's own."""
-    hub = preset.hub.lower()
-    if name.strip().lower() in (preset.name, hub, hub.rpartition("/")[2]):
+    if name.strip().lower() in _by_own_name():
         return ()
     return (f"Going by its name, {name} is assumed to have the shape of {preset.hub}.",)
 
@@ -279,30 +268,6 @@ def _by_name(inputs: Sequence[str]) -> Preset | None:
     return preset
 
 
-def configuration_of(inputs: Sequence[str]) -> Config:
-    """Return the ``config.json`` that the input is, contains or names.
-
-    Raises:
-        ConfigError: there is no such input, or several.
-        InputError: it cannot be read, or is something else.
-    """
-    preset = _by_name(inputs)
-    if preset is not None:
-        if stored_in(inputs[-1]):
-            raise unknown_model(inputs[-1])  # its own configuration says how it is quantized
-        return dict(preset.config)
-    if len(inputs) != 1:
-        raise ConfigError("Models are rehearsed one at a time.", hint="Give one model.")
-    path = Path(inputs[0])
-    return read_config(path / "config.json" if path.is_dir() else path)
-
-
-INDEX_NAMES: Final = (
-    "model.safetensors.index.json",
-    "diffusion_pytorch_model.safetensors.index.json",
-)
-
-
 class FoundModel(Struct, frozen=True):
     """A shape, and the dtype that its file stores ("" = not stated)."""
 
@@ -314,77 +279,65 @@ def model_of(inputs: Sequence[str]) -> FoundModel:
     """Return the model that the inputs describe.
 
     Raises:
-        ConfigError: no input, or inputs that do not belong together.
+        ConfigError: inputs that do not belong together.
         InputError: an input cannot be read, or is something else.
+    """
+    preset = _by_name(inputs)
+    if preset is None:
+        path = _configuration_file(inputs)
+        config = read_config(path)
+        return FoundModel(shape_of_config(config, str(path)), _config_dtype(config))
+    shape = shape_of_config(preset.config, f"config.json of {preset.hub}")
+    name = " ".join(inputs)
+    notes = (*shape.assumptions, *_by_its_name(name, preset))
+    shape = replace(shape, name=preset.name, assumptions=notes)
+    return FoundModel(shape, stored_in(name) or _config_dtype(preset.config))
+
+
+def configuration_of(inputs: Sequence[str]) -> Config:
+    """Return the configuration of the model that the inputs describe.
+
+    Raises:
+        ConfigError: inputs that do not belong together.
+        InputError: an input cannot be read, or is something else.
+    """
+    preset = _by_name(inputs)
+    if preset is None:
+        return read_config(_configuration_file(inputs))
+    if stored_in(inputs[-1]):
+        raise unknown_model(inputs[-1])  # its own configuration says how it is quantized
+    return preset.config
+
+
+def _configuration_file(inputs: Sequence[str]) -> Path:
+    """Return the ``config.json`` that the inputs are, or that lies in or beside them.
+
+    Only a configuration says how layers work, so weights stand for the one beside them.
     """
     if "-" in inputs:
         raise ConfigError("Standard input is not read here.", hint=MODEL_INPUTS)
-    preset = _by_name(inputs)
-    if preset is not None:
-        shape = shape_of_config(preset.config, f"config.json of {preset.hub}")
-        name = " ".join(inputs)
-        notes = (*shape.assumptions, *_by_its_name(name, preset))
-        shape = replace(shape, name=preset.name, assumptions=notes)
-        return FoundModel(shape, stored_in(name) or _config_dtype(preset.config))
     paths = [Path(name) for name in inputs]
-    if len(paths) == 1 and paths[0].is_dir():
-        paths = _in_directory(paths[0])
-    configs: list[Path] = []
-    tensors: list[Path] = []
-    for path in paths:
-        with open_input(str(path)) as found:
-            (tensors if found.kind is InputKind.SAFETENSORS else configs).append(path)
-    if len(configs) > 1:
-        raise ConfigError(
-            f"{configs[0]} and {configs[1]} are two models.", hint="Give one model at a time."
-        )
-    config = _read(configs[0]) if configs else None
-    if config is not None and isinstance(config.get("weight_map"), dict):
-        tensors, configs, config = read_index(configs[0]), [], None
-    beside = (tensors or configs)[0].parent / "config.json"
-    if config is None and beside.is_file():
-        config = read_config(beside)
-    if not tensors:
-        config = config or {}
-        return FoundModel(shape_of_config(config, str(configs[0])), _config_dtype(config))
-    return _of_tensors(read_files(tensors), inputs[0], config)
-
-
-def _of_tensors(entries: Sequence[TensorEntry], source: str, config: Config | None) -> FoundModel:
-    if not entries:
-        raise InputError(f"{source} lists no tensors.", hint=MODEL_INPUTS)
-    if config is None:
-        return FoundModel(shape_of_tensors(entries, source), stored_dtype(entries))
-    shape = with_exact_counts(shape_of_config(config, source), entries, source)
-    return FoundModel(shape, stored_dtype(entries))
-
-
-def _in_directory(path: Path) -> list[Path]:
-    """Return the files of a directory that describe a model: an index, tensors, a configuration."""
-    index = [path / name for name in INDEX_NAMES if (path / name).is_file()]
-    tensors = sorted(p for p in path.glob("*.safetensors") if p.is_file())
-    config = [path / "config.json"] if (path / "config.json").is_file() else []
-    found = index[:1] or tensors or config
-    if not found:
+    found = list(dict.fromkeys(map(_beside, paths)))
+    if len(found) > 1:
+        raise ConfigError(f"{paths[0]} and {paths[1]} are two models.", hint="Give one at a time.")
+    if not found[0].is_file() and found != paths:
         raise InputError(
-            f"{path} holds neither config.json nor safetensors files.", hint=MODEL_INPUTS
+            f"There is no {found[0]}, which says how the layers of {paths[0]} work.",
+            hint=MODEL_INPUTS,
         )
-    return found
+    with open_input(str(found[0])) as opened:
+        is_object = opened.stream.head.lstrip()[:1] == b"{" and not opened.stream.compression
+        if not is_object or opened.kind is InputKind.SNAPSHOT_JSON:
+            raise opened.is_not(Wanted.MODEL)
+    return found[0]
 
 
-def _read(path: Path) -> Config:
-    """Return the contents of a file that may be a configuration or an index of tensors."""
+def _beside(path: Path) -> Path:
+    """Return the configuration of a folder or of weights; any other file is one itself."""
     if path.is_dir():
-        raise ConfigError(f"{path} is a directory.", hint="Give it alone.")
-    if path.suffix == ".safetensors":
-        read_files([path])  # says what is wrong with it
-    with open_input(str(path)) as found:
-        if found.stream.compression or found.stream.head.lstrip()[:1] != b"{":
-            raise found.is_not(Wanted.MODEL)
-    config = read_config(path)
-    if "segments" in config or "device_traces" in config:
-        raise something_else(str(path), InputKind.SNAPSHOT_JSON, Wanted.MODEL)
-    return config
+        return path / "config.json"
+    is_weights = path.name.endswith((".safetensors", ".safetensors.index.json"))
+    return path.with_name("config.json") if is_weights else path
 
 
 def _config_dtype(config: Config) -> str:

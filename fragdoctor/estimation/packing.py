@@ -8,7 +8,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fragdoctor.analysis.device import analyze_device
-from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.errors import ConfigError, FragdoctorError
 from fragdoctor.future.simulator import simulate
 from fragdoctor.model.case import Case, OomMessage
@@ -20,7 +19,6 @@ from fragdoctor.units import GIB, format_size
 
 _UNKNOWN_BYTES: Final = 1 << 60
 _MAX_CONTEXT_BYTES: Final = 8 * GIB
-_EXPANDABLE: Final = "expandable_segments:True"
 TYPICAL: Final = "typical; 300 to 620 MiB from Pascal to Blackwell"
 _MAY_BE_MORE: Final = (
     "The message is from a process that wanted more than it got, so its true peak may be higher. A "
@@ -37,7 +35,6 @@ class PackRequest(Struct, frozen=True):
     headroom_bytes: int | None = None
     gpu: GpuModel | None = None
     n_processes: int | None = None
-    device: int | None = None
 
 
 def processes_on_gpu(question: PackRequest, case: Case | None = None) -> Sharing:
@@ -96,7 +93,7 @@ def _demand(
     if question.per_process_bytes is not None:
         return ProcessDemand(question.per_process_bytes, 0, "as given", ""), ()
     if snapshot is not None:
-        return _of_snapshot(snapshot, question.device)
+        return _of_snapshot(snapshot)
     if message is not None:
         demand = _of_message(message)
         if demand is not None:
@@ -115,71 +112,36 @@ def _of_message(message: OomMessage) -> ProcessDemand | None:
     return ProcessDemand(live + asked, 0, "live memory and the request of the message", "")
 
 
-def _of_snapshot(snapshot: Snapshot, device: int | None) -> tuple[ProcessDemand, tuple[str, ...]]:
-    if not snapshot.devices:
+def _of_snapshot(snapshot: Snapshot) -> tuple[ProcessDemand, tuple[str, ...]]:
+    """Return the peak of the fullest device, or more if the run failed for want of it."""
+    analyses = [analyze_device(snapshot, device) for device in snapshot.devices]
+    peaks = [a.timeline.peak_reserved_bytes if a.timeline else a.reserved_bytes for a in analyses]
+    peak = max(peaks, default=0)
+    if not peak:
         raise ConfigError("The snapshot holds no memory of any device.", hint=_HINT)
-    if device is not None and device not in snapshot.devices:
-        held = ", ".join(str(d) for d in snapshot.devices)
-        raise ConfigError(
-            f"The snapshot holds nothing for device {device}.", hint=f"It is about device {held}."
-        )
-    devices = snapshot.devices if device is None else [device]
-    analysis = max((analyze_device(snapshot, d) for d in devices), key=_peak)
-    peak = _peak(analysis)
-    if peak <= 0:
-        raise ConfigError("The snapshot holds no memory of the device.", hint=_HINT)
+    analysis = analyses[peaks.index(peak)]
     if not analysis.capture.has_trace:
         note = "Without a trace, the peak is not known; this is the state at the snapshot."
         return ProcessDemand(peak, 0, "reserved in the snapshot", ""), (note,)
-    smallest, lowest, conf, notes = _replayed(analysis.trace)
-    demand = ProcessDemand(peak, 0, "peak reserved in the trace", "", lowest, conf)
     if not analysis.ooms:
-        return demand, notes
-    if smallest is not None and smallest > peak:
+        return ProcessDemand(peak, 0, "peak reserved in the trace", ""), ()
+    smallest, why = _smallest(analysis.trace)
+    if smallest > peak:
         source = "smallest at which a replay of the failed run fits"
-        return replace(demand, pytorch_bytes=smallest, pytorch_source=source), notes
-    return demand, (
-        "The run of this snapshot ran out of memory, so it may need more than its peak.",
-        *notes,
-    )
+        return ProcessDemand(smallest, 0, source, ""), why
+    note = "The run of this snapshot ran out of memory, so it may need more than its peak."
+    return ProcessDemand(peak, 0, "peak reserved in the trace", ""), (note, *why)
 
 
-def _peak(analysis: DeviceAnalysis) -> int:
-    """Return the peak of reserved memory, or its last value if there is no trace."""
-    if analysis.timeline is None:
-        return analysis.reserved_bytes
-    return analysis.timeline.peak_reserved_bytes
-
-
-def _replayed(
-    trace: Trace,
-) -> tuple[int | None, int | None, str, tuple[str, ...]]:
-    """Return the smallest capacity at which a replay serves every request.
-
-    Returns:
-        The smallest capacity under the recorded settings, the smallest under the best settings
-        tried, those best settings ("" for the recorded ones), and notes.
-    """
-    recorded = trace.settings.conf
-    confs = list(dict.fromkeys([recorded, _EXPANDABLE]))
+def _smallest(trace: Trace) -> tuple[int, tuple[str, ...]]:
+    """Return the smallest capacity at which a replay serves every request, and notes on it."""
     try:
-        simulation = simulate(trace, confs=confs, smallest_capacity=True)
+        simulation = simulate(trace, confs=[trace.settings.conf], smallest_capacity=True)
     except FragdoctorError as e:
-        return None, None, "", (f"Nothing was replayed: {e}",)
-    found = {
-        r.conf: r.smallest_capacity_bytes
-        for r in simulation.results
-        if r.smallest_capacity_bytes is not None
-    }
-    if not found:
-        return None, None, "", ()
-    conf = min(found, key=lambda c: (found[c], c != recorded))
-    notes = tuple(
-        f"The lowest under {r.conf or 'the recorded settings'}: {r.smallest_capacity_note}."
-        for r in simulation.results
-        if r.smallest_capacity_note
-    )
-    return found.get(recorded), found[conf], "" if conf == recorded else conf, notes
+        return 0, (f"Nothing was replayed: {e}",)
+    (replay,) = simulation.results
+    note = replay.smallest_capacity_note
+    return replay.smallest_capacity_bytes or 0, (f"The smallest: {note}.",) if note else ()
 
 
 def _with_context(

@@ -37,7 +37,7 @@ from fragdoctor.estimation.states import communication_elements, local_part, n_g
 from fragdoctor.estimation.training_choices import precision_of
 from fragdoctor.model.gpu_table import SPEEDS, Speeds
 from fragdoctor.model.gpus import GpuModel
-from fragdoctor.model.memory_estimate import MOST_GPUS, FitState, Plan, RankNeeds, state_on
+from fragdoctor.model.memory_estimate import MOST_GPUS, FitState, Plan, state_on
 from fragdoctor.model.workload import Role, Workload
 
 HOST: Final = 8
@@ -67,7 +67,7 @@ def plans_of(
     The fastest are listed, and slower ones until ``n_rehearsed`` of them can be rehearsed.
 
     Raises:
-        ConfigError: the peak speed of the card or the layers of the model are not known.
+        ConfigError: the peak speed of the card is not known.
     """
     speeds = SPEEDS.get(gpu.name)
     if speeds is None:
@@ -75,8 +75,6 @@ def plans_of(
             f"The speed of {gpu.name} is not known, so plans cannot be compared.",
             hint="Name a card such as h100, a100-80g, l40s or rtx-4090.",
         )
-    if not workload.shape.has_layers or not workload.seq:
-        raise ConfigError("Plans need the shape of the layers.", hint="Give a config.json.")
     found = _listed(_fewest(workload, gpu, speeds, price), n_rehearsed)
     if not workload.inference and not workload.lora_rank and "optimizer" not in workload.offload:
         away = replace(workload, offload=(*workload.offload, "optimizer"))
@@ -188,15 +186,12 @@ def _plan(way: Workload, gpu: GpuModel, speeds: Speeds, price: float | None) -> 
         if not sequences:
             return None
         compute, traffic = _serving_seconds(way, serving.sequences, speeds)
-        ranks: tuple[RankNeeds, ...] = ()
         low = serving.weights_bytes + serving.activations_bytes + serving.bytes_per_sequence
-        high: int | None = low
+        high = low
     else:
         compute, traffic = _training_seconds(way, speeds)
-        needs = {stage.stage or "every": formula_needs(stage) for stage in stages_of(way)}
-        ranks = tuple(RankNeeds(k, v.low_bytes, v.high_bytes or 0) for k, v in needs.items())
-        most = max(ranks, key=lambda rank: rank.needs_high_bytes)
-        low, high = most.needs_low_bytes, most.needs_high_bytes
+        needs = formula_needs(way)
+        low, high = needs.low_bytes, needs.high_bytes
     seconds = compute + traffic
     hourly = None if price is None else n * price
     return Plan(
@@ -205,7 +200,7 @@ def _plan(way: Workload, gpu: GpuModel, speeds: Speeds, price: float | None) -> 
         option=_option(way),
         needs_low_bytes=low,
         needs_high_bytes=high,
-        ranks=ranks,
+        ranks={one.stage: formula_needs(one).high_bytes for one in stages_of(way) if one.stage},
         seconds_per_token=seconds,
         communication_share=traffic / seconds,
         sequences=sequences,
@@ -224,7 +219,7 @@ def _training_seconds(way: Workload, speeds: Speeds) -> tuple[float, float]:
     shape, precision = way.shape, precision_of(way.dtype)
     tokens = way.batch * way.seq * way.grad_accumulation  # of one replica
     active = sum(
-        g.n_each * g.count * (max(1, shape.experts_per_token) / max(1, shape.n_experts)
+        g.n_total * (max(1, shape.experts_per_token) / max(1, shape.n_experts)
                               if g.role is Role.EXPERT else 1)
         for g in shape.parameters if g.role is not Role.EMBEDDING
     )  # fmt: skip
@@ -235,7 +230,7 @@ def _training_seconds(way: Workload, speeds: Speeds) -> tuple[float, float]:
 
     local = local_part(way)
     trained = [g for g in states_of(local) if g.is_trained]
-    held = sum(g.n_each * g.count for g in local.shape.parameters) * precision.compute
+    held = local.shape.n_parameters * precision.compute
     world, layers = way.world_size, local.shape.n_layers
     traffic = 0.0
     if world > 1:
@@ -282,9 +277,7 @@ def _layout(way: Workload) -> str:
     sharing = "replicas" if not way.zero_stage else f"ZeRO-{way.zero_stage}"
     parts = [
         f"{sharing} {way.world_size}" if way.world_size > 1 else "",
-        *(f"{kind} {degree}" if degree > 1 else "" for kind, degree in (
-            ("tensor", way.tensor_parallel), ("pipeline", way.pipeline_parallel),
-            ("context", way.context_parallel), ("expert", way.expert_parallel))),
+        *(f"{kind} {degree}" for kind, degree in way.degrees.items()),
         f"checkpointing {way.checkpointing}" if way.checkpointing != "none" else "",
         "fused AdamW" if way.optimizer == FUSED else "",
         f"{' and '.join(way.offload)} on the host" if way.offload else "",

@@ -32,11 +32,6 @@ FORMULA_ERROR: Final = (
     "all. Code that keeps other tensors differs more. --rehearse runs the model's own class if its "
     "library is installed; --model runs your own code."
 )
-
-NO_LAYERS_ERROR: Final = (
-    "How sure: parameters, gradients and optimizer states follow from the counts; activations, "
-    "which can be the larger part, are not included."
-)
 INFERENCE_ERROR: Final = (
     "How sure: 3 recorded prefills of Llama-like models were within 5 %; a server such as vLLM "
     "takes the rest of the GPU for its cache."
@@ -45,8 +40,6 @@ INFERENCE_ERROR: Final = (
 
 def error_of(workload: Workload) -> str:
     """Return a sentence on how far off the formulas may be for this workload."""
-    if not workload.shape.has_layers:
-        return NO_LAYERS_ERROR
     return INFERENCE_ERROR if workload.inference else FORMULA_ERROR
 
 
@@ -158,7 +151,7 @@ def _shape(inputs: Sequence[str], params: str, given: GivenSizes) -> tuple[Model
     if not params and not given.any_given:
         raise ConfigError(
             "There is nothing to estimate.",
-            hint="Give a config.json, a model directory, safetensors files, or --params 7B.",
+            hint="Give a config.json, a model directory, or --params 7B.",
         )
     return guessed_shape(parse_count(params) if params else 0, given), ""
 
@@ -174,8 +167,6 @@ def _default_dtype(stored: str, workload: Workload) -> str:
 
 def _length(workload: Workload) -> tuple[int, Sequence[str]]:
     shape = workload.shape
-    if not shape.has_layers:
-        return 0, ()
     if not workload.seq:
         seq = min(DEFAULT_SEQ, shape.max_positions or DEFAULT_SEQ)
         return seq, (f"Sequences of {seq} tokens are assumed; --seq sets the length.",)

@@ -64,10 +64,6 @@ def serving_of(
         raise ConfigError(
             f"--gpu-memory-utilization {utilization:g} is not a share.", hint="Use for example 0.9."
         )
-    if not workload.shape.has_layers:
-        raise ConfigError(
-            "A cache needs the shape of the layers.", hint="Give a config.json of the model."
-        )
     length = workload.seq + workload.new_tokens
     limit = max_seqs or DEFAULT_SEQS
     tokens = max_batched_tokens or DEFAULT_BATCHED_TOKENS

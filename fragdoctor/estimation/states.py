@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from math import ceil
 from typing import Final
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from fragdoctor.errors import ConfigError
@@ -30,7 +29,7 @@ from fragdoctor.estimation.training_choices import (
     optimizer_of,
     precision_of,
 )
-from fragdoctor.model.workload import FsdpKind, ParameterGroup, Role, Workload
+from fragdoctor.model.workload import FsdpKind, ParameterGroup, Role, Workload, shared
 
 TOKENS: Final = "embedding.tokens"
 LINEAR: Final = (Role.LINEAR, Role.EXPERT)
@@ -68,10 +67,9 @@ def check_parallel(workload: Workload) -> None:
 
 def local_part(workload: Workload) -> Workload:
     """Return one GPU's part as a workload of its own, or the same workload if nothing is split."""
-    tensor, pipeline = workload.tensor_parallel, workload.pipeline_parallel
-    if max(tensor, pipeline, workload.context_parallel, workload.expert_parallel) == 1:
+    if not workload.degrees:
         return workload
-    shape = workload.shape
+    tensor, pipeline, shape = workload.tensor_parallel, workload.pipeline_parallel, workload.shape
     micro_batches = max(1, workload.grad_accumulation)
     place = {"first": 0, "middle": pipeline // 2, "last": pipeline - 1}.get(workload.stage, 0)
     in_flight = min(pipeline - place, micro_batches)
@@ -141,12 +139,12 @@ def communication_elements(workload: Workload) -> int:
     return elements
 
 
-class GroupState(Struct, frozen=True):
-    """Sizes of each tensor of a parameter group, on one GPU.
+class GroupState(ParameterGroup, frozen=True, kw_only=True):
+    """A parameter group with the sizes of each of its tensors on one GPU.
+
+    Its ``slot`` is also set outside the layers: ``embedding``, ``head`` or ``final_norm``.
 
     Attributes:
-        slot: where the group is used: its slot in the layer, or ``embedding``, ``head``,
-            ``final_norm``.
         per_layer: tensors of the group in one layer, or all of them for a group outside the layers.
         stored_bytes: the parameter as stored between steps.
         gathered_bytes: the parameter gathered for use (stage 3).
@@ -160,12 +158,6 @@ class GroupState(Struct, frozen=True):
         n_own: elements that this GPU updates.
     """
 
-    name: str
-    role: Role
-    slot: str
-    layered: bool
-    n_each: int
-    count: int
     per_layer: float
     is_trained: bool
     stored_bytes: int
@@ -205,15 +197,9 @@ def states_of(workload: Workload) -> Sequence[GroupState]:
         shapes: dict[str, tuple[int, ...]] = {"lora_A": (rank, columns), "lora_B": (rows, rank)}
         if workload.dora:
             shapes["lora_magnitude"] = (rows,)
-        found += [
-            _state(
-                workload,
-                replace(group, name=f"{group.name}.{name}", shape=shape, role=Role.OTHER),
-                FP32,
-                is_adapter=True,
-            )
-            for name, shape in shapes.items()
-        ]
+        for name, shape in shapes.items():
+            adapter = replace(group, name=f"{group.name}.{name}", shape=shape, role=Role.OTHER)
+            found.append(_state(workload, adapter, FP32, is_adapter=True))
     return tuple(found)
 
 
@@ -255,13 +241,9 @@ def _state(
     here = 0.0 if "parameters" in workload.offload and stage >= 3 else stored
     state_element = FP32 if workload.master_weights and not is_adapter else stored
     own = ceil(group.n_each / (world if stage >= 1 else 1))
+    is_tied = workload.shape.tied_head and workload.shape.has_lm_head
     return GroupState(
-        name=group.name,
-        role=group.role,
-        slot=slot_of(group, tied_head=workload.shape.tied_head and workload.shape.has_lm_head),
-        layered=group.layered,
-        n_each=group.n_each,
-        count=group.count,
+        **shared(replace(group, slot=slot_of(group, tied_head=is_tied)), ParameterGroup),
         per_layer=group.count / max(1, workload.shape.n_layers) if group.layered else group.count,
         is_trained=is_trained,
         stored_bytes=int(ceil(group.n_each / (world if stage >= 3 else 1)) * here),

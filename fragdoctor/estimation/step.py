@@ -82,7 +82,7 @@ def loss_of(workload: Workload) -> Loss:
 def segment_layers(workload: Workload) -> int:
     """Return the number of layers in a checkpointed segment; 0 = no checkpointing."""
     choice, n_layers = workload.checkpointing, max(1, workload.shape.n_layers)
-    if choice in ("none", "") or not workload.shape.has_layers:
+    if choice == "none":
         return 0
     if choice == "full":
         return 1
@@ -111,8 +111,6 @@ def moments_of(workload: Workload) -> list[Instant]:
 def largest_tensor(workload: Workload) -> int:
     """Return the size of a run's largest tensor that is not a parameter, gradient or state."""
     local, precision = local_part(workload), precision_of(workload.dtype)
-    if not local.shape.has_layers or not local.seq:
-        return 0
     sizes = units(local)
     each = [sizes["B*S*H"] * precision.residual]
     if loss_of(local) is not Loss.FUSED and not local.inference:
@@ -137,7 +135,7 @@ def _copies(states: Sequence[GroupState], workload: Workload, *, layered: bool) 
     roles = (Role.HEAD,) if precision.is_quantised else (Role.LINEAR, Role.HEAD)
     is_tied = workload.shape.tied_head and workload.shape.has_lm_head
     return precision.copies * sum(
-        g.n_each * g.count
+        g.n_total
         for g in states
         if g.layered is layered
         and ".lora_" not in g.name
@@ -156,9 +154,6 @@ def _inference(workload: Workload, states: Sequence[GroupState], start: Live) ->
         yield Instant(held, "joining query, key and value", _plus(start, temporaries=joined))
     read = _plus(start, kv_cache=workload.batch * cache_bytes_of_prompt(workload))
     grown = _plus(start, kv_cache=step, temporaries=step * (cache_copies(workload) - 1))
-    if not shape.has_layers or not workload.seq:
-        yield Instant(held, "prefill", _plus(start, kv_cache=step))
-        return
     if precision.is_autocast:
         copies = sum(_copies(states, workload, layered=k) for k in (True, False))
         read, grown = _plus(read, weight_copies=copies), _plus(grown, weight_copies=copies)
@@ -208,12 +203,7 @@ class _Step:
 
     def moments(self) -> Iterator[Instant]:
         """Yield what is live in the passes and in the optimizer's step."""
-        if self.workload.shape.has_layers and self.workload.seq:
-            yield from self._passes()
-        else:
-            everything = _plus(self.start, gradients=self.all_gradients)
-            yield Instant(PhaseName.FORWARD, "forward", self.passes)
-            yield Instant(PhaseName.BACKWARD, "backward", everything)
+        yield from self._passes()
         optimizer = optimizer_of(self.workload.optimizer)
         steps = [g.step_bytes * g.count for g in self.states if g.is_trained]
         if optimizer.step_of_largest:

@@ -89,23 +89,12 @@ _NF4_DOUBLE: Final = (4 + 8 / 64 + 32 / (64 * 256)) / 8
 _GROUPED_4: Final = (4 + (16 + 4) / 128) / 8
 # 4 bits, plus an 8-bit exponent per group of 32.
 _MXFP4: Final = (4 + 8 / 32) / 8
-BNB_0_43_2: Final = (
-    "https://github.com/bitsandbytes-foundation/bitsandbytes/releases/tag/0.43.2, QLoRA: inputs "
-    "were kept needlessly"
-)
-PREPARED: Final = (
-    "https://github.com/huggingface/peft/blob/main/src/peft/utils/other.py, "
-    "prepare_model_for_kbit_training"
-)
+BNB_0_43_2: Final = "bitsandbytes' release notes of 0.43.2: inputs were kept needlessly"
+PREPARED: Final = "peft/utils/other.py, prepare_model_for_kbit_training"
 GPTQ: Final = "Frantar et al. 2022, https://arxiv.org/abs/2210.17323; groups of 128"
 AWQ: Final = "Lin et al. 2023, https://arxiv.org/abs/2306.00978; groups of 128"
-AUTOAWQ: Final = (
-    "https://github.com/casper-hansen/AutoAWQ, from_quantized(fuse_layers=True), its default: "
-    "awq/modules/fused and the fuse_transformer of each model"
-)
-MXFP4: Final = (
-    "Open Compute Project, Microscaling Formats (MX) 1.0; experts only, as gpt-oss stores them"
-)
+AUTOAWQ: Final = "AutoAWQ, awq/modules/fused and the fuse_transformer of each model"
+MXFP4: Final = "OCP Microscaling Formats (MX) 1.0; experts only, as gpt-oss stores them"
 # LLM.int8(): one fp32 scale per row, which is negligible with thousands of elements in a row.
 _INT8: Final = 1.0
 

@@ -10,7 +10,7 @@ import difflib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -147,45 +147,32 @@ def _sizes(run: str) -> tuple[int, str] | None:
     return (n, gpu_of(one).name.replace(" ", "")) if SIZED.fullmatch(one.lower()) else None
 
 
-class _Phrase(NamedTuple):
-    pattern: re.Pattern[str]
-    options: Callable[[re.Match[str]], Mapping[str, Any]]
+def _says(pattern: str, **options: Any) -> tuple[re.Pattern[str], Mapping[str, Any]]:
+    """Return a phrase and the options that it stands for; ``int`` is the number in the phrase."""
+    return re.compile(rf"(?<!\S)(?:{pattern})(?!\S)", re.IGNORECASE | re.ASCII), options
 
 
-def _whole_words(pattern: str) -> re.Pattern[str]:
-    return re.compile(rf"(?<!\S)(?:{pattern})(?!\S)", re.IGNORECASE | re.ASCII)
-
-
-def _says(pattern: str, **options: Any) -> _Phrase:
-    """Return a phrase that stands for fixed options."""
-    return _Phrase(_whole_words(pattern), lambda _match: options)
-
-
-def _counts(pattern: str, parameter: str) -> _Phrase:
-    """Return a phrase with one number in it; ``k`` stands for 1,024."""
-
-    def options(match: re.Match[str]) -> Mapping[str, Any]:
-        text = next(group for group in match.groups() if group).lower()
-        return {parameter: int(text.removesuffix("k")) * (1024 if text.endswith("k") else 1)}
-
-    return _Phrase(_whole_words(pattern), options)
+def _number(match: re.Match[str]) -> int:
+    """Return the number in a phrase; ``k`` stands for 1,024."""
+    text = next(group for group in match.groups() if group).lower()
+    return int(text.removesuffix("k")) * (1024 if text.endswith("k") else 1)
 
 
 _N: Final = r"([1-9]\d{0,6}k?)"
 _IS: Final = r"(?: of| is| =|=|:)? ?"
 _QUANTIZED: Final = r"(?:[ -]quanti[sz]\w{1,8})?"
 _PHRASES: Final = (
-    _counts(rf"(?:lora )?(?:rank|r)(?:{_IS}){_N}", "lora"),
-    _counts(rf"(?:micro )?(?:batch(?:[ _-]?size)?|bs|bsz){_IS}{_N}", "batch"),
-    _counts(
+    _says(rf"(?:lora )?(?:rank|r)(?:{_IS}){_N}", lora=int),
+    _says(rf"(?:micro )?(?:batch(?:[ _-]?size)?|bs|bsz){_IS}{_N}", batch=int),
+    _says(
         rf"(?:-{{0,2}}max[ _-])?(?:model[ _-])?(?:seq(?:uence)?(?:[ _-]?len(?:gth)?)?|len(?:gth)?"
         rf"|ctx|tokens|context(?:[ _-](?:len(?:gth)?|window|size))?){_IS}{_N}"
         rf"|{_N} ?-?(?:tokens?|ctx|seq(?:uence)?s?|context(?: (?:len(?:gth)?|window))?)"
         rf"|{_N} (?:sequence |context )(?:len(?:gth)?|window)",
-        "seq",
+        seq=int,
     ),
-    _counts(rf"{_N} (?:accumulation|accumulated) steps|accumulation{_IS}{_N}", "grad_accumulation"),
-    _counts(rf"{_N} ?x? ?(?:gpus|(?:graphics )?cards)", "n_gpus"),
+    _says(rf"{_N} (?:accumulation|accumulated) steps|accumulation{_IS}{_N}", grad_accumulation=int),
+    _says(rf"{_N} ?x? ?(?:gpus|(?:graphics )?cards)", n_gpus=int),
     _says(
         r"8[ -]?bit (?:adamw?|optimi[sz]er)|(?:adamw?|optimi[sz]er)[ -]?8[ -]?bit",
         optimizer="adamw-8bit", trains=True,
@@ -207,7 +194,7 @@ _PHRASES: Final = (
     _says(r"flash(?:[ -]?att(?:entio)?n)?(?:[ -]?[23])?", attention="flash"),
     _says("fsdp", fsdp=True),
     _says("how many", plan=True),
-    _Phrase(_whole_words(r"zero[ -]?(?:stage )?([0-3])"), lambda match: {"zero": int(match[1])}),
+    _says(r"zero[ -]?(?:stage )?([0-3])", zero=int),
     _says("vllm", inference=True, gpu_memory_utilization=UTILIZATION),
     _says(
         r"run(?:ning|s)?|serv(?:e|es|ing)|inferences?|infer|inferencing|generat(?:e|es|ing|ion)"
@@ -236,10 +223,11 @@ _SAYS_NOTHING: Final = frozenset(
 def _phrases(text: str) -> tuple[dict[str, Any], str]:
     """Return what phrases mean, and the text without them."""
     options: dict[str, Any] = {}
-    for phrase in _PHRASES:
-        for match in phrase.pattern.finditer(text):
-            options = {**phrase.options(match), **options}
-        text = phrase.pattern.sub(_GAP, text)
+    for pattern, meant in _PHRASES:
+        for match in pattern.finditer(text):
+            for name, value in meant.items():
+                options.setdefault(name, _number(match) if value is int else value)
+        text = pattern.sub(_GAP, text)
     for word in text.split():
         try:
             options.setdefault("optimizer", optimizer_of(word).name)

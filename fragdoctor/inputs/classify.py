@@ -208,7 +208,7 @@ def _hint(name: str, kind: InputKind, wanted: Wanted) -> str:
 
 
 MODEL_INPUTS: Final = (
-    "Give a Hugging Face config.json, a model directory, safetensors files, or --params."
+    "Give a Hugging Face config.json, the folder of a model with one, or --params."
 )
 _KILLED: Final = "A program that was killed while writing leaves such a file."
 _PASTE: Final = "Pipe a program's output in, or paste the text of the exception."
@@ -249,7 +249,7 @@ _HINTS: Final[dict[Wanted, dict[InputKind | None, str]]] = {
         InputKind.JSON: _PASTE,
         None: _ANALYZE,
     },
-    Wanted.MODEL: {None: MODEL_INPUTS},
+    Wanted.MODEL: {InputKind.SAFETENSORS: MODEL_INPUTS, None: MODEL_INPUTS},
     Wanted.PROGRAM: {
         InputKind.SHELL: "Give the program that it starts: fragdoctor rehearse train.py -- ARGS",
         InputKind.REPORT: "Give the script of the training.",

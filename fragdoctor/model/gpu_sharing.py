@@ -23,17 +23,12 @@ class ProcessDemand(Struct, frozen=True):
         pytorch_bytes: peak of PyTorch's reserved memory, which is what the device sees.
         context_bytes: CUDA context and libraries of the process.
         pytorch_source, context_source: where each figure comes from, for people.
-        lowest_bytes: smallest reserved memory with which a replay of the trace still serves every
-            request; None without a trace.
-        lowest_conf: the setting that needs no more than that; "" for the recorded settings.
     """
 
     pytorch_bytes: int
     context_bytes: int
     pytorch_source: str
     context_source: str
-    lowest_bytes: int | None = None
-    lowest_conf: str = ""
 
     @property
     def total_bytes(self) -> int:
@@ -70,7 +65,6 @@ class Sharing(Struct, frozen=True):
         others_bytes: held by other processes.
         n_fit: how many processes fit.
         n_fit_tight: how many fit without headroom.
-        n_fit_lowest: how many fit with the lowest reserved memory of a replay; None without one.
         n_asked: how many the user asked for, None if not given.
     """
 
@@ -81,7 +75,6 @@ class Sharing(Struct, frozen=True):
     others_bytes: int
     n_fit: int
     n_fit_tight: int
-    n_fit_lowest: int | None
     n_asked: int | None
     rows: Sequence[SharingRow]
     notes: Sequence[str] = ()
@@ -104,7 +97,6 @@ def share_gpu(  # noqa: PLR0913 - the figures of one question, all by keyword
     headroom = round(HEADROOM_SHARE * total_bytes) if headroom_bytes is None else headroom_bytes
     usable = max(0, total_bytes - headroom - others_bytes)
     n_fit = _fitting(usable, demand.total_bytes)
-    lowest = demand.lowest_bytes
     sharing_of = n_asked or n_fit or 1
     return Sharing(
         demand=demand,
@@ -114,7 +106,6 @@ def share_gpu(  # noqa: PLR0913 - the figures of one question, all by keyword
         others_bytes=others_bytes,
         n_fit=n_fit,
         n_fit_tight=_fitting(max(0, total_bytes - others_bytes), demand.total_bytes),
-        n_fit_lowest=None if lowest is None else _fitting(usable, lowest + demand.context_bytes),
         n_asked=n_asked,
         rows=tuple(_rows(demand, usable, others_bytes, n_fit, sharing_of)),
         notes=tuple(notes),

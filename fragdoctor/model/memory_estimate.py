@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -24,13 +24,11 @@ class FitState(StrEnum):
     DOES_NOT_FIT = "does_not_fit"  # not even at the lower bound
 
 
-def state_on(low_bytes: int, high_bytes: int | None, usable_bytes: int) -> FitState:
+def state_on(low_bytes: int, high_bytes: int, usable_bytes: int) -> FitState:
     """Return whether a run with these lower and upper bounds fits."""
     if low_bytes > usable_bytes:
         return FitState.DOES_NOT_FIT
-    if high_bytes is not None and high_bytes <= usable_bytes:
-        return FitState.FITS
-    return FitState.TOO_CLOSE
+    return FitState.FITS if high_bytes <= usable_bytes else FitState.TOO_CLOSE
 
 
 class Doubt(Struct, frozen=True):
@@ -48,14 +46,15 @@ class Doubt(Struct, frozen=True):
 
 
 class Combination(Struct, frozen=True):
-    """Measures that together make a run fit on the first GPU.
+    """One or several measures that save memory.
 
     Attributes:
-        measures: ids of the measures, cheapest first; the savings describe the measures.
+        measures: ids of the measures, such as ``checkpointing``, cheapest first.
         title: the measures in one phrase, for people.
         option: the command-line options for all of them.
         slowdown: time per step relative to the run as asked for, as published; None = not known.
         cost: what the measures cost, one phrase for each measure that costs something.
+        source: where to read about them.
         changes_training: whether other parameters are trained (adapters) or precision is lost.
         n_gpus: number of GPUs that it needs.
         needs_low_bytes, needs_high_bytes: bounds of the memory that it needs on each GPU.
@@ -69,7 +68,8 @@ class Combination(Struct, frozen=True):
     changes_training: bool
     n_gpus: int
     needs_low_bytes: int
-    needs_high_bytes: int | None
+    needs_high_bytes: int
+    source: str = ""
 
 
 class Serving(Struct, frozen=True):
@@ -102,18 +102,6 @@ class Serving(Struct, frozen=True):
     max_batched_tokens: int
 
 
-class RankNeeds(Struct, frozen=True):
-    """How much memory a rank needs.
-
-    Attributes:
-        rank: ``every``, or the ``first``, ``middle`` or ``last`` stage of a pipeline.
-    """
-
-    rank: str
-    needs_low_bytes: int
-    needs_high_bytes: int
-
-
 class PlanRehearsal(Struct, frozen=True):
     """What the rehearsal of one rank of a plan found.
 
@@ -135,7 +123,7 @@ class Plan(Struct, frozen=True):
         layout: the layout in one phrase, for people.
         option: the command-line options for it.
         needs_low_bytes, needs_high_bytes: needs of the rank that needs the most.
-        ranks: needs of each kind of rank; empty for a server.
+        ranks: upper bound for each stage of a pipeline, in bytes; empty without one.
         seconds_per_token: for all GPUs together, by a roofline model.
         communication_share: share of that time spent waiting for other GPUs or the host.
         sequences: sequences that a server holds at once, in all replicas; 0 = training.
@@ -147,8 +135,8 @@ class Plan(Struct, frozen=True):
     layout: str
     option: str
     needs_low_bytes: int
-    needs_high_bytes: int | None
-    ranks: Sequence[RankNeeds]
+    needs_high_bytes: int
+    ranks: Mapping[str, int]
     seconds_per_token: float
     communication_share: float
     sequences: int
@@ -184,7 +172,6 @@ class Item(Struct, frozen=True):
         n_bytes: the most that this item ever takes; at the peak it may take less
             (:attr:`PhasePeak.shares`).
         formula: the formula with symbols, ``P x 4 B``.
-        numbers: the same formula with numbers, ``6,738,415,616 x 4 B``.
         source: where the formula comes from.
         sureness: how sure the number is.
         note: anything else to know, one sentence, or "".
@@ -194,7 +181,6 @@ class Item(Struct, frozen=True):
     title: str
     n_bytes: int
     formula: str = ""
-    numbers: str = ""
     source: str = ""
     sureness: Sureness = Sureness.DERIVED
     note: str = ""
@@ -241,9 +227,9 @@ class Footprint(Struct, frozen=True):
         notes: what was assumed, one sentence each.
         layer: what one layer keeps, by operation; empty if the layers are not known.
         needs_low_bytes: with less memory, the run cannot be served.
-        needs_high_bytes: with this much memory, the run is served; None if a part is not known.
+        needs_high_bytes: with this much memory, the run is served.
         published_low_bytes, published_high_bytes: range in which nine of ten published figures for
-            such a run would lie; None if a part is not known.
+            such a run would lie.
         doubts: what makes up the width between the lower and the upper bound.
     """
 
@@ -255,9 +241,9 @@ class Footprint(Struct, frozen=True):
     notes: Sequence[str] = ()
     layer: Sequence[KeptTensor] = ()
     needs_low_bytes: int = 0
-    needs_high_bytes: int | None = None
+    needs_high_bytes: int = 0
     published_low_bytes: int = 0
-    published_high_bytes: int | None = None
+    published_high_bytes: int = 0
     doubts: Sequence[Doubt] = ()
 
     def state_on(self, usable_bytes: int) -> FitState:
@@ -293,8 +279,7 @@ class Fit(Struct, frozen=True):
 
     Attributes:
         fits: whether it surely fits: the state is ``fits``.
-        margin_bytes: usable memory minus the upper bound, at least 0 if and only if it fits. If
-            that bound is not known, usable memory minus the lower bound, and at most -1.
+        margin_bytes: usable memory minus the upper bound, at least 0 if and only if it fits.
         largest_batch: the most sequences per step (micro batch) that surely fit on one GPU; 0 = not
             even one; None = the batch does not matter or could not be varied.
         other_lengths: other sequence lengths and the largest batch at each.
@@ -309,38 +294,12 @@ class Fit(Struct, frozen=True):
     state: FitState = FitState.TOO_CLOSE
 
 
-class Saving(Struct, frozen=True):
-    """What one measure would change.
-
-    Attributes:
-        id: stable name, such as ``checkpointing``.
-        title: name for people, ``gradient checkpointing of each layer``.
-        option: the command-line option for it, ``--checkpointing full``.
-        peak_bytes: peak of allocated memory with the measure.
-        reserved_bytes: what the allocator would reserve.
-        saved_bytes: how much it lowers the peak, in bytes; negative if it costs memory.
-        cost: what it costs, one phrase.
-        source: where to read about it.
-        state: whether the run then fits on the first GPU; None if no GPU is named.
-    """
-
-    id: str
-    title: str
-    option: str
-    peak_bytes: int
-    reserved_bytes: int
-    saved_bytes: int
-    cost: str
-    source: str = ""
-    state: FitState | None = None
-
-
 class Estimate(Struct, frozen=True):
     """The answer to "will it fit?".
 
     Attributes:
         fits: one for each GPU that was named; empty without ``--gpu``.
-        savings: measures with their effect, largest saving first.
+        savings: measures that each alone save memory, the most first.
         error: how far off this kind of estimate was on recordings, one sentence.
         combinations: the cheapest measures, alone or together, that make the run fit on the first
             GPU; empty if it already fits, or if nothing makes it fit.
@@ -352,7 +311,7 @@ class Estimate(Struct, frozen=True):
     workload: Workload
     footprint: Footprint
     fits: Sequence[Fit] = ()
-    savings: Sequence[Saving] = ()
+    savings: Sequence[Combination] = ()
     error: str = ""
     combinations: Sequence[Combination] = ()
     serving: Serving | None = None

@@ -38,7 +38,7 @@ class UnusedEntry(Struct, frozen=True):
     """An entry of a file that was not used.
 
     Attributes:
-        reason: why it was not used and, if known, in which direction it would move the figure.
+        reason: why it was not used if memory depends on it, and in which direction, if known.
     """
 
     key: str

@@ -140,13 +140,13 @@ class LayerSizes(LayerBuild, frozen=True, kw_only=True):
     shared_ffn: int = 0
 
 
-def shared(of: LayerBuild, kind: type[LayerBuild]) -> dict[str, Any]:
+def shared(of: Struct, kind: type[Struct]) -> dict[str, Any]:
     """Return the fields of a kind with an object's values for them."""
     return {name: getattr(of, name) for name in kind.__struct_fields__}
 
 
 class ModelShape(LayerSizes, frozen=True):
-    """The shape of a transformer, or as much as is known about another model.
+    """The shape of a transformer.
 
     Attributes:
         name: name for people, such as ``llama`` or a file's name.
@@ -189,11 +189,6 @@ class ModelShape(LayerSizes, frozen=True):
     def kv_per_token(self) -> int:
         """Elements that one token leaves in the cache of one attention layer."""
         return self.kv_elements or 2 * self.n_kv_heads * self.head_dim
-
-    @property
-    def has_layers(self) -> bool:
-        """Whether the shape of the layers is known, so that activations can be derived."""
-        return self.n_layers > 0 and self.hidden > 0
 
 
 class Workload(Struct, frozen=True):
@@ -264,6 +259,15 @@ class Workload(Struct, frozen=True):
     keeps_logits: bool = False
     varying_lengths: bool = False
     compute: str = ""
+
+    @property
+    def degrees(self) -> dict[str, int]:
+        """The kinds of parallelism that split the model, and into how many parts each does."""
+        kinds = {
+            "tensor": self.tensor_parallel, "pipeline": self.pipeline_parallel,
+            "context": self.context_parallel, "expert": self.expert_parallel,
+        }  # fmt: skip
+        return {kind: degree for kind, degree in kinds.items() if degree > 1}
 
     @property
     def attention_in_code(self) -> Attention:

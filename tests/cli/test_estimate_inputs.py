@@ -82,6 +82,18 @@ def test_error_is_claimed_only_for_what_was_compared(
     assert told in text
 
 
+def test_weights_stand_for_the_configuration_beside_them(run: Run, tmp_path: Path) -> None:
+    weights = tmp_path / "model-00001-of-00002.safetensors"
+    weights.write_bytes(struct.pack("<Q", 2) + b"{}")
+
+    alone = run("estimate", str(weights))
+    config(tmp_path)
+
+    assert alone.code == 2
+    assert "config.json" in alone.err
+    assert run("estimate", str(weights)).out == run("estimate", str(tmp_path)).out
+
+
 @pytest.mark.parametrize(
     ("name", "data"),
     [

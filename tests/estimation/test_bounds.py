@@ -146,8 +146,7 @@ def test_a_measure_that_the_first_line_names_lowers_the_peak() -> None:
 
     assert estimate.fits[0].state is FitState.TOO_CLOSE
     assert estimate.combinations[0].measures == ("fused_optimizer",)
-    saved = {saving.id: saving.saved_bytes for saving in estimate.savings}
-    assert saved["fused_optimizer"] > 0
+    assert ("fused_optimizer",) in [saving.measures for saving in estimate.savings]
     assert estimate.combinations[0].n_gpus == 1
 
 
@@ -199,18 +198,6 @@ def test_combination_is_what_its_options_give() -> None:
         assert found.needs_low_bytes <= found.needs_high_bytes
     prices = [(c.n_gpus, c.changes_training) for c in estimate.combinations]
     assert prices == sorted(prices)
-
-
-def test_nothing_is_promised_where_the_layers_are_not_known() -> None:
-    unknown = ModelShape("model", "a file", parameters_of(DIMENSIONS))
-
-    needs = formula_needs(Workload(shape=unknown, dtype="bf16"))
-
-    assert needs.high_bytes is None
-    estimate = judged(Workload(shape=unknown, dtype="bf16"), [gpu_of("h200")])
-    assert estimate.fits[0].state is FitState.TOO_CLOSE
-    assert not estimate.fits[0].fits
-    assert estimate.fits[0].margin_bytes < 0
 
 
 # The property: nothing larger fits where something smaller does not.

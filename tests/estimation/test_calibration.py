@@ -26,12 +26,6 @@ def test_both_points_lie_inside(row: dict[str, Any]) -> None:
     assert found.reserved_bytes <= found.published_high_bytes
 
 
-def test_there_is_no_end_where_a_part_is_not_known() -> None:
-    workload = workload_of(recorded_peaks()[0]["settings"])
-
-    assert published_range(Needs(1000, None), workload)[1] is None
-
-
 def test_what_is_said_narrows_the_range() -> None:
     training = replace(workload_of(recorded_peaks()[0]["settings"]), loss=None)
 

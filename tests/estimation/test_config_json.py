@@ -16,7 +16,6 @@ from fragdoctor.estimation.bounds import Needs
 from fragdoctor.estimation.config_json import (
     MAX_CONFIG_BYTES,
     UncoveredModelError,
-    parse_config,
     read_config,
     shape_of_config,
 )
@@ -196,9 +195,12 @@ def test_text_model_of_a_multimodal_configuration_is_counted() -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"3", b"{", b"\xff\xfe", b"[" * 100_000])
-def test_what_is_no_object_is_refused(text: bytes) -> None:
+def test_what_is_no_object_is_refused(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(text)
+
     with pytest.raises(InputError):
-        parse_config(text, "config.json")
+        read_config(path)
 
 
 def test_huge_file_is_refused_before_it_is_parsed(tmp_path: Path) -> None:

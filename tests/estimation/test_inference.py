@@ -11,7 +11,7 @@ from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.bounds import CHURN_PAGES
 from fragdoctor.estimation.config_json import shape_of_config
 from fragdoctor.estimation.formula import formula_footprint, formula_needs
-from fragdoctor.estimation.kv_cache import cache_bytes_per_sequence, cache_parts
+from fragdoctor.estimation.kv_cache import cache_bytes_per_sequence, cached_tokens
 from fragdoctor.estimation.model_shapes import GivenSizes
 from fragdoctor.estimation.request import workload_of
 from fragdoctor.estimation.serving import SWITCHED_BYTES, serving_of
@@ -48,8 +48,8 @@ def test_grouped_queries_share_keys_and_values() -> None:
 def test_sliding_layers_keep_their_window_only() -> None:
     mistral, gemma = of("mistral-7b", seq=32_768), of("gemma-2-9b", seq=8192)
 
-    assert {part.tokens for part in cache_parts(mistral)} == {4096}
-    assert [(p.n_layers, p.tokens) for p in cache_parts(gemma)] == [(21, 8192), (21, 4096)]
+    assert cached_tokens(mistral) == 32 * 4096
+    assert cached_tokens(gemma) == 21 * 8192 + 21 * 4096
 
 
 def phases_of_cache(cache: str) -> tuple[int, int]:

@@ -58,15 +58,16 @@ def test_estimate_fits_exactly_where_the_margin_is_not_negative() -> None:
     assert small.margin_bytes < 0 <= large.margin_bytes
 
 
-def test_savings_are_differences_of_footprints_largest_first() -> None:
+def test_savings_are_measures_that_each_alone_need_less_the_least_first() -> None:
     estimate = judged(SMALL, [])
 
-    by_id = {s.id: s for s in estimate.savings}
-    checkpointed = replace(SMALL, checkpointing="full")
-    assert by_id["checkpointing"].saved_bytes == peak(SMALL) - peak(checkpointed)
-    assert "33 %" in by_id["checkpointing"].cost
-    saved = [s.saved_bytes for s in estimate.savings]
-    assert saved == sorted(saved, reverse=True)
+    (checkpointing,) = [s for s in estimate.savings if s.measures == ("checkpointing",)]
+    checkpointed = formula_needs(replace(SMALL, checkpointing="full"))
+    assert checkpointing.needs_high_bytes == checkpointed.high_bytes
+    assert "33 %" in checkpointing.cost
+    needed = [s.needs_high_bytes for s in estimate.savings]
+    assert needed == sorted(needed)
+    assert needed[-1] < estimate.footprint.needs_high_bytes
 
 
 def test_measures_already_taken_are_not_offered() -> None:

@@ -81,17 +81,6 @@ def test_snapshot_without_a_trace_says_so():
 
 
 @pytest.mark.shared
-def test_snapshot_with_a_trace_tells_how_low_it_can_go(shared):
-    from fragdoctor.inputs.snapshot_reader import read_snapshot
-
-    snapshot = read_snapshot(shared / "snapshots" / "healthy_gpt" / "snapshot.pickle")
-    sharing = processes_on_gpu(PackRequest(gpu=gpu_of("24GiB")), Case(snapshot=snapshot))
-
-    assert sharing.demand.lowest_bytes is not None
-    assert 0 < sharing.demand.lowest_bytes <= sharing.demand.pytorch_bytes
-
-
-@pytest.mark.shared
 def test_failed_run_needs_more_than_its_peak(shared):
     from fragdoctor.inputs.snapshot_reader import read_snapshot
 

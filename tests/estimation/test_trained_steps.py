@@ -115,9 +115,9 @@ def test_rehearsed_step_is_what_the_allocator_saw(row: dict[str, Any]) -> None:
 )
 def test_parameters_of_measured_model_are_counted(row: dict[str, Any]) -> None:
     groups = states_of(workload_of(row, "fp32"))
-    trained = sum(g.n_each * g.count for g in groups if g.is_trained)
+    trained = sum(g.n_total for g in groups if g.is_trained)
 
-    assert sum(g.n_each * g.count for g in groups) == pytest.approx(row["n_parameters"], rel=1e-3)
+    assert sum(g.n_total for g in groups) == pytest.approx(row["n_parameters"], rel=1e-3)
     assert trained == pytest.approx(row["n_trained"], rel=1e-3)
 
 

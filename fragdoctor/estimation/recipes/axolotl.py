@@ -6,41 +6,18 @@ Weights are loaded in the dtype of ``bf16`` or ``fp16``, so autocast makes no co
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import Any, Final
 
-from fragdoctor.estimation.recipes.accelerate import complete_fsdp
+from fragdoctor.estimation.recipes import trainer, values
 from fragdoctor.estimation.recipes.documents import Entries
-from fragdoctor.estimation.recipes.entries import (
-    AUTO,
-    Becomes,
-    Format,
-    Reading,
-    count,
-    facts,
-    is_off,
-    name,
-    one_of,
-    optimizer,
-    targets,
-    text_of,
-    when_on,
-)
-from fragdoctor.estimation.recipes.trainer import (
-    TRAINER_RULES,
-    complete_evaluation,
-    count_preferences,
-    deepspeed_reference,
-    without_adapter,
-)
-from fragdoctor.model.recipe import Bearing
+from fragdoctor.estimation.recipes.entries import Format, Reading, facts
 
-_ADAPTER: Final = one_of({"lora": "lora", "qlora": "lora"}, "is not a known adapter")
+_ADAPTER: Final = values.one_of({"lora": "lora", "qlora": "lora"}, "is not a known adapter")
 
 
 def _bf16(value: Any) -> str | None:
     """Return bf16 for ``true`` and ``full``, and for ``auto``, which uses it if possible."""
-    return "bf16" if value == AUTO or not is_off(value) else None
+    return "bf16" if value == values.AUTO or not values.is_off(value) else None
 
 
 def _plugins(value: Any) -> str | None:
@@ -48,75 +25,62 @@ def _plugins(value: Any) -> str | None:
     return "fused" if "CutCrossEntropy" in str(value) else None
 
 
-_RULES: Final[dict[str, Becomes]] = TRAINER_RULES | facts(
-    ("model", name, "base_model"),
-    ("batch", count, "micro_batch_size"),
-    ("seq", count, "sequence_len"),
-    ("optimizer", optimizer, "optimizer"),
-    ("checkpointing", when_on("full"), "gradient_checkpointing"),
-    ("checkpointing", when_on("full"), "fsdp_config.activation_checkpointing"),
-    ("offload_fsdp", when_on(True), "fsdp_config.offload_params"),
-    ("mixed", _bf16, "bf16 bfloat16"),
-    ("mixed", when_on("fp16"), "float16"),
+_RULES: Final = trainer.TRAINER_RULES | facts(
+    ("model", values.name, "base_model"),
+    ("batch", values.count, "micro_batch_size"),
+    ("seq", values.count, "sequence_len"),
+    ("optimizer", values.optimizer, "optimizer"),
+    ("checkpointing", "full", "gradient_checkpointing"),
+    ("checkpointing", "full", "fsdp_config.activation_checkpointing"),
+    ("offload_parameters offload_optimizer", True, "fsdp_config.offload_params"),
+    ("mixed weights", _bf16, "bf16 bfloat16"),
+    ("mixed weights", "fp16", "fp16 float16"),
     ("adapter", _ADAPTER, "adapter"),
-    ("rank", count, "lora_r"),
-    ("targets", targets, "lora_target_modules"),
-    ("dora", when_on(True), "peft_use_dora"),
-    ("quantised", when_on("int4"), "load_in_4bit"),
-    ("quantised", when_on("int8"), "load_in_8bit"),
-    ("attention", when_on("flash"), "flash_attention flex_attention sage_attention"),
-    ("attention", when_on("sdpa"), "sdp_attention xformers_attention"),
-    ("attention", when_on("eager"), "eager_attention"),
-    ("offload_activations", when_on(True), "activation_offloading"),
-    ("n_gpus", count, "world_size"),
-    ("shard_degree", count, "dp_shard_size"),
-    ("context_parallel", count, "context_parallel_size sequence_parallel_degree"),
-    ("tensor_parallel", count, "tensor_parallel_size"),
+    ("rank", values.count, "lora_r"),
+    ("targets", values.targets, "lora_target_modules"),
+    ("dora", True, "peft_use_dora"),
+    ("quantised", "int4", "load_in_4bit"),
+    ("quantised", "int8", "load_in_8bit"),
+    ("attention", "flash", "flash_attention flex_attention sage_attention"),
+    ("attention", "sdpa", "sdp_attention xformers_attention"),
+    ("attention", "eager", "eager_attention"),
+    ("offload_activations", True, "activation_offloading"),
+    ("n_gpus", values.count, "world_size"),
+    ("shard_degree", values.count, "dp_shard_size"),
+    ("context_parallel", values.count, "context_parallel_size sequence_parallel_degree"),
+    ("tensor_parallel", values.count, "tensor_parallel_size"),
     ("logits", _plugins, "plugins"),
-    ("logits", when_on("fused"), "cut_cross_entropy liger_fused_linear_cross_entropy"),
-    ("loads_as", name, "model_quantization_config"),
-    ("dequantised", when_on(True), "model_quantization_config_kwargs.dequantize"),
-    ("rl", text_of, "rl"),
+    ("logits", "fused", "cut_cross_entropy liger_fused_linear_cross_entropy"),
+    ("dequantised", True, "model_quantization_config_kwargs.dequantize"),
+    ("rl", values.text_of, "rl"),
 )
 
 
 def _complete(reading: Reading, entries: Entries) -> None:
-    deepspeed_reference(reading, entries)
-    if reading.value("mixed"):
-        mixed = reading.facts["mixed"]
-        reading.take("weights", mixed.value, mixed.key, mixed.text)
     reading.default("optimizer", "adamw-fused", "optimizer", "adamw_torch_fused")
     reading.default("batch", 1, "micro_batch_size")
     reading.default("seq", 512, "sequence_len")
     _complete_adapter(reading, entries)
-    if reading.value("dequantised"):
-        reading.drop("loads_as", "it is dequantized")
-    else:
-        counted = "quantization on load is counted only if the model's config.json has it"
-        reading.drop("loads_as", counted, Bearing.MATTERS)
-    preferred = reading.drop("rl", "see the notes")
+    preferred = reading.drop("rl")
     if preferred is not None:
-        said, alone = f"rl {preferred.text}: ", reading.value("adapter") is not None
-        count_preferences(reading, preferred.value, said, has_reference=not alone)
-    activation = text_of(entries.get("gradient_checkpointing"))
+        trainer.count_preferences(reading, preferred.value)
+    activation = values.text_of(entries.get("gradient_checkpointing"))
     if "offload" in activation:
         reading.take("offload_activations", True, "gradient_checkpointing", activation)
     for key in ("fsdp_config", "fsdp_version", "dp_shard_size"):
-        if any(not is_off(entries[k]) for k in entries if k.partition(".")[0] == key):
+        if any(not values.is_off(entries[k]) for k in entries if k.partition(".")[0] == key):
             reading.default("engine", "fsdp", key, "FSDP")
-    complete_evaluation(reading)
-    complete_fsdp(reading, entries)
+    trainer.complete(reading, entries)
 
 
 def _complete_adapter(reading: Reading, entries: Entries) -> None:
     if reading.value("adapter") is None:
-        without_adapter(reading, "no adapters are trained")
         if reading.facts.get("quantised") and "adapter" not in reading.unsayable:
-            reading.drop("quantised", "nothing is quantized without an adapter")
+            reading.drop("quantised")
         return
-    if not is_off(entries.get("lora_target_linear")):
+    if not values.is_off(entries.get("lora_target_linear")):
         if reading.value("targets") != "all-linear":
-            reading.drop("targets", "lora_target_linear names them all")
+            reading.drop("targets")
         reading.facts.pop("targets", None)
         reading.take("targets", "all-linear", "lora_target_linear", "true")
     reading.default("rank", 8, "lora_r")
@@ -126,13 +90,10 @@ def _complete_adapter(reading: Reading, entries: Entries) -> None:
 FORMAT: Final = Format(
     title="Axolotl recipe",
     signs=(
-        frozenset({"base_model", "micro_batch_size"}),
-        frozenset({"base_model", "sequence_len"}),
-        frozenset({"base_model", "adapter"}),
-        frozenset({"base_model", "datasets"}),
-        frozenset({"base_model", "pretraining_dataset"}),
+        "base_model micro_batch_size", "base_model sequence_len", "base_model adapter",
+        "base_model datasets", "base_model pretraining_dataset",
     ),
-    rules=MappingProxyType(_RULES),
+    rules=_RULES,
     sections=("fsdp_config",),
     references=("deepspeed",),
     complete=_complete,

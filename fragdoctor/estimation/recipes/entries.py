@@ -14,41 +14,41 @@ parameters of the command; ``resolve`` derives parameters from the others:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import Struct, field
 
-from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.recipes.documents import Entries
 from fragdoctor.estimation.recipes.uncounted import may_matter, reason_of
-from fragdoctor.estimation.training_choices import PLAIN_DTYPES, optimizer_of
+from fragdoctor.estimation.recipes.values import (
+    AUTO,
+    Convert,
+    UnsayableError,
+    is_off,
+    shown,
+    when_on,
+)
 from fragdoctor.model.recipe import Bearing, UnusedEntry
-
-_SHOWN: Final = 80
-_OFF: Final = ("", "none", "no", "null", "false", "off", "n", "0")
-AUTO: Final = "auto"
-
-
-class UnsayableError(Exception):
-    """A value that no option of an estimate stands for; the text says why, without a period."""
-
-
-Convert = Callable[[Any], Any]
-"""Converts a file's value to a fact's; None = the entry is off. Raises ``UnsayableError``."""
 
 
 class Becomes(Struct, frozen=True):
-    """The fact that an entry becomes, and how."""
+    """The facts that an entry becomes, and how."""
 
-    fact: str
+    facts: Sequence[str]
     convert: Convert
 
 
-def facts(*rows: tuple[str, Convert, str]) -> dict[str, Becomes]:
-    """Return the rules in rows of a fact, its conversion, and the entries that state it."""
-    return {key: Becomes(fact, convert) for fact, convert, keys in rows for key in keys.split()}
+def facts(*rows: tuple[str, Any, str]) -> dict[str, Becomes]:
+    """Return the rules in rows of facts, their meaning, and the entries that state them.
+
+    The meaning is a conversion of the entry's value, or what the facts are if the entry is on.
+    """
+    return {
+        key: Becomes(of.split(), meaning if callable(meaning) else when_on(meaning))
+        for of, meaning, keys in rows
+        for key in keys.split()
+    }
 
 
 class Fact(Struct, frozen=True):
@@ -87,20 +87,26 @@ class Reading(Struct):
         """Note a fact, unless the file has already stated it."""
         self.facts.setdefault(fact, Fact(value, shown(key), shown(text), is_default))
 
+    def derive(self, fact: str, value: Any, of: Fact, text: str = "") -> None:
+        """Note a fact that follows from another one."""
+        self.take(fact, value, of.key, text or of.text, is_default=of.is_default)
+
     def default(self, fact: str, value: Any, key: str, text: Any = None) -> None:
         """Note the program's default for a fact; ``text`` is what to show, if not the value."""
         if fact not in self.unsayable:
             self.take(fact, value, key, value if text is None else text, is_default=True)
 
-    def leave(self, key: str, value: Any, bearing: Bearing, reason: str = "") -> None:
-        """Note an entry that becomes nothing."""
+    def leave(
+        self, key: str, value: Any, bearing: Bearing = Bearing.NONE, reason: str = ""
+    ) -> None:
+        """Note an entry that becomes nothing, and why if memory depends on it."""
         self.unused.append(UnusedEntry(shown(key), shown(value), bearing, reason))
 
-    def drop(self, fact: str, reason: str = "", bearing: Bearing = Bearing.NONE) -> Fact | None:
+    def drop(self, fact: str) -> Fact | None:
         """Remove and return a fact that becomes nothing; a default leaves no trace."""
         found = self.facts.pop(fact, None)
         if found is not None and not found.is_default:
-            self.unused.append(UnusedEntry(found.key, found.text, bearing, reason))
+            self.leave(found.key, found.text)
         return found
 
 
@@ -109,8 +115,8 @@ class Format(Struct, frozen=True):
 
     Attributes:
         title: title for people, such as ``Axolotl recipe``.
-        signs: sets of keys; only this program's files have all the keys of a set, and one set is
-            enough. Nested names are joined by dots.
+        signs: each one or several keys that only files of this program all have. Nested names are
+            joined by dots.
         rules: what entries become. An entry inside ``sections`` is also found by its last name.
         sections: nested mappings whose entries may be in ``rules`` without the section's name.
         references: entries that may hold another configuration, or its path.
@@ -119,7 +125,7 @@ class Format(Struct, frozen=True):
     """
 
     title: str
-    signs: Sequence[frozenset[str]]
+    signs: Sequence[str]
     rules: Mapping[str, Becomes]
     sections: Sequence[str] = ()
     references: Sequence[str] = ()
@@ -132,14 +138,13 @@ class Format(Struct, frozen=True):
         return self.rules.get(key) or (self.rules.get(last) if section in self.sections else None)
 
 
-DECISIVE: Final[Mapping[str, str]] = {
-    "optimizer": "optimizer",
-    "quantised": "dtype",
-    "weights": "dtype",
-    "mixed": "dtype",
-    "adapter": "lora",
+_DTYPE: Final = ("dtype", "--dtype KIND, as fragdoctor estimate --help lists them.")
+DECISIVE: Final[Mapping[str, tuple[str, str]]] = {
+    "optimizer": ("optimizer", "--optimizer adamw, or another that keeps as many states."),
+    **dict.fromkeys(("quantised", "weights", "mixed"), _DTYPE),
+    "adapter": ("lora", "--lora RANK, if adapters of about that size are trained."),
 }
-"""Facts without which there is no honest figure -> the option that can state them instead."""
+"""Facts without which there is no honest figure -> the option that can state them, and how."""
 
 
 def flat(entries: Entries, prefix: str = "") -> dict[str, Any]:
@@ -152,29 +157,6 @@ def flat(entries: Entries, prefix: str = "") -> dict[str, Any]:
         else:
             found[name] = value
     return found
-
-
-def shown(value: Any) -> str:
-    """Return a value as the report shows it: on one line and not too long."""
-    if isinstance(value, bool):
-        text = str(value).lower()
-    elif isinstance(value, list):
-        text = (
-            ", ".join(map(shown, value[:8]))
-            if all(isinstance(v, str | int | float) for v in value)
-            else "[...]"
-        )
-    elif isinstance(value, dict):
-        text = "{...}"
-    else:
-        text = "null" if value is None else str(value)
-    text = " ".join(text.split())
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
-
-
-def is_off(value: Any) -> bool:
-    """Return whether a value switches something off."""
-    return value in (None, False, 0, [], {}) or text_of(value) in _OFF
 
 
 def read(format_: Format, entries: Entries, source: str) -> Reading:
@@ -193,12 +175,10 @@ def _read_entry(reading: Reading, key: str, value: Any) -> None:
     rule = reading.format.rule_of(key)
     if key in reading.format.references and isinstance(value, str) and not is_off(value):
         reading.references[key] = value
-    elif value is None:
-        reading.leave(key, value, Bearing.NONE, "left to the program")
-    elif rule is not None:
+    elif rule is not None and value is not None:
         _read_fact(reading, rule, key, value)
     elif is_off(value) or value == AUTO:
-        reading.leave(key, value, Bearing.NONE, "off")
+        reading.leave(key, value)
     elif reason := reason_of(key):
         reading.leave(key, value, Bearing.MATTERS, reason)
     else:
@@ -206,120 +186,20 @@ def _read_entry(reading: Reading, key: str, value: Any) -> None:
 
 
 def _read_fact(reading: Reading, rule: Becomes, key: str, value: Any) -> None:
+    fact = rule.facts[0]
     try:
         converted = rule.convert(value)
     except UnsayableError as e:
-        if rule.fact in DECISIVE:
-            reading.unsayable.setdefault(rule.fact, (Fact(None, key, shown(value)), str(e)))
+        if fact in DECISIVE:
+            reading.unsayable.setdefault(fact, (Fact(None, key, shown(value)), str(e)))
         else:
             reading.leave(key, value, Bearing.MATTERS, str(e))
         return
-    before = reading.facts.get(rule.fact)
-    if converted is None:
-        reading.leave(key, value, Bearing.NONE, "off")
+    before = reading.facts.get(fact)
+    if converted is None or (before and before.value == converted):
+        reading.leave(key, value)
     elif before is None:
-        reading.take(rule.fact, converted, key, value)
-    elif before.value == converted:
-        reading.leave(key, value, Bearing.NONE, f"says the same as {before.key}")
+        for each in rule.facts:
+            reading.take(each, converted, key, value)
     else:
         reading.leave(key, value, Bearing.MATTERS, f"contradicts {before.key}, which was used")
-
-
-def text_of(value: Any) -> str:
-    """Return a value as lower-case text for comparing names."""
-    return str(value).strip().lower()
-
-
-def name(value: Any) -> str:
-    """Return a name or a path as written."""
-    if not isinstance(value, str) or not value.strip():
-        raise UnsayableError("is not a name")
-    return value.strip()
-
-
-def count(value: Any) -> int | None:
-    """Return a whole number of at least 1, or None for less and for ``auto``."""
-    if value == AUTO:
-        return None
-    try:
-        number = float(value) if not isinstance(value, bool) else None
-    except (TypeError, ValueError):
-        number = None
-    if number is None or number != number or abs(number) > 2**53 or number != int(number):  # noqa: PLR0124 - not a number
-        raise UnsayableError("is not a whole number")
-    return int(number) if number >= 1 else None
-
-
-def share(value: Any) -> float:
-    """Return a share above 0 and up to 1."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = -1.0
-    if not 0 < number <= 1:
-        raise UnsayableError("is not a share from 0 to 1")
-    return number
-
-
-def when_on(meaning: Any) -> Convert:
-    """Return the conversion of a flag: ``meaning`` if it is set, else None."""
-    return lambda value: None if is_off(value) else meaning
-
-
-def one_of(meanings: Mapping[str, Any], otherwise: str = "is not a known value") -> Convert:
-    """Return the conversion of a lower-case name by a table; a value that is off becomes None."""
-
-    def convert(value: Any) -> Any:
-        """Return what a name means; raise ``UnsayableError`` for an unknown name."""
-        key = text_of(value)
-        if key not in meanings and not is_off(value):
-            raise UnsayableError(otherwise)
-        return meanings.get(key)
-
-    return convert
-
-
-_OF_TORCH: Final = {f"torch.{name}": kind for name, kind in PLAIN_DTYPES.items()}
-dtype: Final = one_of({AUTO: AUTO, **PLAIN_DTYPES, **_OF_TORCH}, "is not a known dtype")
-mixed_dtype: Final = one_of(
-    {"bf16": "bf16", "fp16": "fp16", "auto": None}, "is not a known mixed precision"
-)
-
-_ATTENTION: Final[Mapping[str, str | None]] = {
-    "sdpa": "sdpa", "eager": "eager", "xformers": "sdpa", "auto": None, "disabled": "eager",
-    "fa2": "flash", "fa3": "flash", "flex_attention": "flash", "flex": "flash", "s2": "flash",
-}  # fmt: skip
-
-
-def attention(value: Any) -> str | None:
-    """Return how attention is computed; any kernel that writes no scores counts as ``flash``."""
-    key = text_of(value)
-    if "flash" in key or "sage" in key:
-        return "flash"
-    if key not in _ATTENTION:
-        raise UnsayableError("is not a known kind of attention; counted as sdpa")
-    return _ATTENTION[key]
-
-
-def optimizer(value: Any) -> str:
-    """Return the optimizer for a name or class: ``paged_adamw_8bit``, ``torch.optim.AdamW``."""
-    try:
-        return optimizer_of(str(value)).name
-    except ConfigError as e:
-        raise UnsayableError("is not a known optimizer") from e
-
-
-_EVERY_LINEAR: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
-
-
-def targets(value: Any) -> str:
-    """Return what gets adapters, in the form of ``--lora-targets``; a pattern means everything."""
-    names = value if isinstance(value, list) else re.split(r"[\s,]+", str(value).strip())
-    if len(names) == 1 and text_of(names[0]) in ("all", "all-linear", "all_linear"):
-        return "all-linear"
-    if not all(isinstance(one, str) and _NAME.fullmatch(one) for one in names):
-        return "all-linear"  # a pattern, which is not run: assume the most that it can match
-    if set(_EVERY_LINEAR) <= set(names):
-        return "all-linear"
-    return "attention" if set(names) == set(_EVERY_LINEAR[:4]) else ",".join(names)

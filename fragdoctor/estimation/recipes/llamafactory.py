@@ -7,100 +7,62 @@ It recomputes activations unless told otherwise, loads weights in the dtype of `
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import Final
 
-from fragdoctor.estimation.recipes.accelerate import complete_fsdp
+from fragdoctor.estimation.recipes import trainer, values
 from fragdoctor.estimation.recipes.documents import Entries
-from fragdoctor.estimation.recipes.entries import (
-    Becomes,
-    Format,
-    Reading,
-    attention,
-    count,
-    facts,
-    is_off,
-    name,
-    one_of,
-    targets,
-    text_of,
-    when_on,
-)
-from fragdoctor.estimation.recipes.trainer import (
-    TRAINER_RULES,
-    complete_evaluation,
-    count_preferences,
-    deepspeed_reference,
-    scales_unquantised,
-    without_adapter,
-)
-from fragdoctor.model.recipe import Bearing
+from fragdoctor.estimation.recipes.entries import Format, Reading, facts
 
-_TUNING: Final = one_of({"lora": "lora", "full": None}, "trains what no estimate can count")
-_BITS: Final = one_of({"4": "int4", "8": "int8"}, "bits are not a known quantization")
-_OTHER_OPTIMIZER: Final = one_of({}, "is not a known optimizer")
+_TUNING: Final = values.one_of({"lora": "lora", "full": None}, "trains what no estimate can count")
+_BITS: Final = values.one_of({"4": "int4", "8": "int8"}, "bits are not a known quantization")
+_OTHER_OPTIMIZER: Final = values.one_of({}, "is not a known optimizer")
 
 
-_RULES: Final[dict[str, Becomes]] = {
-    key: rule for key, rule in TRAINER_RULES.items() if key != "gradient_checkpointing"
+_RULES: Final = {
+    key: rule for key, rule in trainer.TRAINER_RULES.items() if key != "gradient_checkpointing"
 } | facts(
-    ("model", name, "model_name_or_path"),
-    ("checkpointing", when_on("none"), "disable_gradient_checkpointing"),
-    ("seq", count, "cutoff_len"),
+    ("model", values.name, "model_name_or_path"),
+    ("checkpointing", "none", "disable_gradient_checkpointing"),
+    ("seq", values.count, "cutoff_len"),
     ("adapter", _TUNING, "finetuning_type"),
-    ("rank", count, "lora_rank"),
-    ("targets", targets, "lora_target"),
-    ("dora", when_on(True), "use_dora"),
+    ("rank", values.count, "lora_rank"),
+    ("targets", values.targets, "lora_target"),
+    ("dora", True, "use_dora"),
     ("quantised", _BITS, "quantization_bit"),
-    ("attention", attention, "flash_attn"),
-    ("pure", when_on("bf16"), "pure_bf16"),
-    ("optimizer", when_on("galore"), "use_galore"),
-    ("optimizer", when_on("muon"), "use_muon"),
+    ("attention", values.attention, "flash_attn"),
+    ("pure", "bf16", "pure_bf16"),
+    ("optimizer", "galore", "use_galore"),
+    ("optimizer", "muon", "use_muon"),
     ("optimizer", _OTHER_OPTIMIZER, "use_apollo use_badam use_adam_mini"),
-    ("task", text_of, "stage"),
-    ("method", text_of, "quantization_method"),
-    ("double", lambda value: "no" if is_off(value) else None, "double_quantization"),
-    ("logits", when_on("fused"), "enable_liger_kernel"),
-    ("n_gpus", count, "ray_num_workers"),
+    ("task", values.text_of, "stage"),
+    ("double", lambda value: "no" if values.is_off(value) else None, "double_quantization"),
+    ("logits", "fused", "enable_liger_kernel"),
+    ("n_gpus", values.count, "ray_num_workers"),
 )
-
-_FEWER: Final = ("pt", "sft")
 
 
 def _complete(reading: Reading, entries: Entries) -> None:
-    deepspeed_reference(reading, entries)
     found = reading.facts.pop("mixed", None)
     pure = reading.facts.pop("pure", None)
-    _method(reading)
+    if reading.facts.pop("double", None) is not None:
+        trainer.scales_unquantised(reading)
     if "adapter" not in reading.facts and "finetuning_type" not in entries:
         reading.default("adapter", "lora", "finetuning_type")
     if pure is not None:
-        reading.take("weights", "bf16", pure.key, pure.text)
+        reading.derive("weights", "bf16", pure)
         if reading.value("adapter") is None:
-            reading.take("dtype", "bf16", pure.key, pure.text)
+            reading.derive("dtype", "bf16", pure)
     elif found is not None:
-        reading.take("mixed", found.value, found.key, found.text)
-        kept = found.value if reading.value("adapter") else "fp32"
-        reading.take("weights", kept, found.key, found.text)
+        reading.derive("mixed", found.value, found)
+        reading.derive("weights", found.value if reading.value("adapter") else "fp32", found)
     else:
         loaded = "auto" if reading.value("adapter") else "fp32"
         reading.default("weights", loaded, "bf16", "not set")
     _defaults(reading)
-    if reading.value("adapter") is None:
-        without_adapter(reading, "no adapters are trained")
-    _task(reading)
-    complete_evaluation(reading)
-    complete_fsdp(reading, entries)
-
-
-def _method(reading: Reading) -> None:
-    if reading.facts.pop("double", None) is not None:
-        scales_unquantised(reading)
-    counted = reading.value("quantised")
-    if reading.value("method") in ("bnb", "bitsandbytes") or not counted:
-        reading.drop("method")
-    else:
-        reading.drop("method", f"is counted as bitsandbytes' {counted}", Bearing.MATTERS)
+    task = reading.drop("task")
+    if task is not None:
+        trainer.count_preferences(reading, task.value)
+    trainer.complete(reading, entries)
 
 
 def _defaults(reading: Reading) -> None:
@@ -108,29 +70,20 @@ def _defaults(reading: Reading) -> None:
     reading.default("seq", 2048, "cutoff_len")
     reading.default("checkpointing", "full", "disable_gradient_checkpointing", "false")
     if reading.value("checkpointing") == "none":
-        reading.drop("checkpointing", "no activations are recomputed, as counted")
+        reading.drop("checkpointing")
     reading.default("optimizer", "adamw-fused", "optim", "adamw_torch_fused")
     if reading.value("adapter"):
         reading.default("rank", 8, "lora_rank")
         reading.default("targets", "all-linear", "lora_target", "all")
 
 
-def _task(reading: Reading) -> None:
-    task = reading.drop("task", "see the notes" * (reading.value("task") not in _FEWER))
-    if task is not None:
-        alone = reading.value("adapter") is not None
-        count_preferences(reading, task.value, f"stage {task.text}: ", has_reference=not alone)
-
-
 FORMAT: Final = Format(
     title="LLaMA-Factory recipe",
     signs=(
-        frozenset({"model_name_or_path", "finetuning_type"}),
-        frozenset({"model_name_or_path", "cutoff_len"}),
-        frozenset({"model_name_or_path", "template", "stage"}),
-        frozenset({"model_name_or_path", "template", "dataset"}),
+        "model_name_or_path finetuning_type", "model_name_or_path cutoff_len",
+        "model_name_or_path template stage", "model_name_or_path template dataset",
     ),
-    rules=MappingProxyType(_RULES),
+    rules=_RULES,
     references=("deepspeed",),
     complete=_complete,
 )  # fmt: skip

@@ -8,15 +8,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from msgspec import Struct
-
 from fragdoctor.errors import FragdoctorError, InputError, LimitExceeded
-from fragdoctor.estimation.recipes import accelerate, vllm
+from fragdoctor.estimation.recipes import (
+    axolotl,
+    launch,
+    llamafactory,
+    torchtitan,
+    torchtune,
+    trainer,
+    vllm,
+)
 from fragdoctor.estimation.recipes.documents import YAML_SUFFIXES, Entries, read_entries, read_text
-from fragdoctor.estimation.recipes.entries import Reading, flat, read, shown
-from fragdoctor.estimation.recipes.formats import format_of, reading_of
+from fragdoctor.estimation.recipes.entries import Format, Reading, flat, read
 from fragdoctor.estimation.recipes.shell import CommandLine, command_lines
-from fragdoctor.estimation.recipes.trainer import PROGRAM
+from fragdoctor.estimation.recipes.values import shown
 from fragdoctor.model.recipe import Bearing
 
 _OF_MODELS: Final = ("architectures", "model_type", "weight_map", "_class_name", "segments")
@@ -26,11 +31,45 @@ PASTED: Final = "--args"
 NOT_HERE: Final = "is missing; what it shares among GPUs or changes is not counted"
 
 
-class Question(Struct, frozen=True):
-    """A question: what its configuration files say, and the inputs that describe a model."""
+FORMATS: Final = (
+    launch.DEEPSPEED,
+    torchtune.FORMAT,
+    torchtitan.FORMAT,
+    axolotl.FORMAT,
+    llamafactory.FORMAT,
+    launch.ACCELERATE,
+    trainer.FORMAT,
+    vllm.FORMAT,
+)
+"""The formats in the order in which they are tried: the ones with distinctive names come first."""
 
-    readings: Sequence[Reading]
-    models: Sequence[str]
+KNOWN: Final = (
+    "Known are the files of Axolotl, LLaMA-Factory, torchtune, torchtitan, TRL and Transformers, "
+    "vLLM, Accelerate and DeepSpeed."
+)
+
+
+def format_of(entries: Entries) -> Format | None:
+    """Return the format of a configuration, or None if nothing in it shows the format."""
+    for format_ in FORMATS:
+        keys = flat(vllm.plain(entries) if format_ is vllm.FORMAT else entries).keys()
+        # The name of a section also counts as a key.
+        names = {*keys, *(key.partition(".")[0] for key in keys)}
+        if any(names.issuperset(sign.split()) for sign in format_.signs):
+            return format_
+    return None
+
+
+def reading_of(entries: Entries, source: str) -> Reading:
+    """Return what a configuration says.
+
+    Raises:
+        InputError: nothing in it shows which program it configures.
+    """
+    format_ = format_of(entries)
+    if format_ is None:
+        raise InputError(f"Nothing in {source} shows which program it is for.", hint=KNOWN)
+    return read(format_, vllm.plain(entries) if format_ is vllm.FORMAT else entries, source)
 
 
 def is_recipe(path: Path) -> bool:
@@ -50,8 +89,8 @@ def is_recipe(path: Path) -> bool:
     return not entries.keys() & set(_OF_MODELS) and format_of(entries) is not None
 
 
-def question_of(inputs: Sequence[str], pasted: str = "") -> Question:
-    """Return the question that inputs and a pasted command line ask.
+def question_of(inputs: Sequence[str], pasted: str = "") -> tuple[Sequence[Reading], Sequence[str]]:
+    """Return what the configurations and the pasted command line say, and the inputs of a model.
 
     Raises:
         ConfigError: PyYAML is missing.
@@ -71,7 +110,7 @@ def question_of(inputs: Sequence[str], pasted: str = "") -> Question:
             readings += _of_file(path, text)
     if pasted:
         readings += _of_commands(pasted, PASTED, Path())
-    return Question(readings, models)
+    return readings, models
 
 
 def _of_file(path: Path, source: str) -> list[Reading]:
@@ -92,7 +131,7 @@ def _referenced(reading: Reading, folder: Path, depth: int = 0) -> Iterator[Read
             reading.leave(key, text, Bearing.MATTERS, NOT_HERE)
             continue
         inner = reading_of(read_entries(path), str(path))
-        reading.leave(key, text, Bearing.NONE, "read as well")
+        reading.leave(key, text)
         yield inner
         yield from _referenced(inner, path.parent, depth + 1)
 
@@ -148,12 +187,12 @@ def _of_command(command: CommandLine, source: str, folder: Path) -> list[Reading
             entries = {**flat(inside), **entries}
     if command.is_server:
         readings.insert(0, read(vllm.FORMAT, vllm.plain(entries), source))
-    elif entries.keys() - {PROGRAM}:
+    elif entries.keys() - {trainer.PROGRAM}:
         program = reading_of(_as_written(entries), source)
         readings[:0] = [program, *_referenced(program, folder)]
     if command.launch:
-        launch = read(accelerate.FORMAT, command.launch, f"{source}, launcher")
-        readings += [launch, *_referenced(launch, folder)]
+        started = read(launch.ACCELERATE, command.launch, f"{source}, launcher")
+        readings += [started, *_referenced(started, folder)]
     if missing and (not readings or all(reading.format.is_launch for reading in readings)):
         raise InputError(
             f"{missing[0]}, which the command in {source} names, is missing.",

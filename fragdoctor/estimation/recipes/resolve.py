@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import shlex
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, Final
@@ -27,16 +27,11 @@ from fragdoctor.estimation.model_shapes import (
     model_of,
     preset_of,
 )
-from fragdoctor.estimation.recipes.entries import AUTO, DECISIVE, Fact, Reading, shown
+from fragdoctor.estimation.recipes.entries import DECISIVE, Fact, Reading
+from fragdoctor.estimation.recipes.values import AUTO, shown
 from fragdoctor.estimation.request import OFFLOADABLE
 from fragdoctor.model.recipe import Bearing, Recipe, RecipeUse, UnusedEntry, UsedEntry
 
-STAGES: Final = {
-    0: "nothing is shared",
-    1: "optimizer states are shared",
-    2: "gradients and optimizer states are shared",
-    3: "weights, gradients and optimizer states are shared",
-}
 _DIRECT: Final = (
     "model", "optimizer", "batch", "seq", "attention", "checkpointing", "dora", "grad_accumulation",
     "tensor_parallel", "sequence_parallel", "context_parallel", "pipeline_parallel",
@@ -47,35 +42,32 @@ _PLAIN: Final = ("fp32", "bf16", "fp16")
 _DEGREES: Final = ("tensor_parallel", "pipeline_parallel")
 
 
-class Setting(Struct, frozen=True):
-    """The value of a command line parameter, and the facts that it follows from."""
-
-    value: Any
-    facts: Sequence[str]
-
-
 class _Run(Struct):
-    """All facts; the first reading that states a fact wins, and launch files come last."""
+    """All facts, and the command line parameters that they become.
+
+    The first reading that states a fact wins, and launch files come last. ``origins`` holds the
+    facts that a parameter follows from.
+    """
 
     readings: Sequence[Reading]
     given: Mapping[str, Any]
     facts: dict[str, Fact] = field(default_factory=dict)
     sources: dict[str, Reading] = field(default_factory=dict)
-    settings: dict[str, Setting] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    origins: dict[str, Sequence[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def value(self, fact: str) -> Any:
         return self.facts[fact].value if fact in self.facts else None
 
     def set(self, parameter: str, value: Any, *facts: str) -> None:
-        self.settings[parameter] = Setting(value, [fact for fact in facts if fact in self.facts])
+        self.settings[parameter], self.origins[parameter] = value, facts
 
 
 class Resolved(Struct, frozen=True):
     """Options by command line parameter, and what the report says about the files."""
 
     options: Mapping[str, Any]
-    settings: Mapping[str, Setting]
     files: Sequence[Recipe]
     notes: Sequence[str]
 
@@ -107,13 +99,13 @@ def resolve(
     _offload(run, n_sharing)
     _precision(run, n_sharing, model.dtype if model else "")
     kept = {
-        name: setting
-        for name, setting in run.settings.items()
+        name: value
+        for name, value in run.settings.items()
         if name == "model" or (name not in given and name in usable)
     }
-    files = [_report(run, reading, kept) for reading in readings]
+    files = tuple(_report(run, reading, kept) for reading in readings)
     notes = [*run.notes, *(note for reading in readings for note in reading.notes)]
-    return Resolved({n: s.value for n, s in kept.items()}, kept, files, tuple(dict.fromkeys(notes)))
+    return Resolved(kept, files, tuple(dict.fromkeys(notes)))
 
 
 def _in_order(readings: Sequence[Reading]) -> Sequence[Reading]:
@@ -138,21 +130,11 @@ def _collect(run: _Run) -> None:
 def _refuse_unsayable(run: _Run) -> None:
     for reading in run.readings:
         for name, (fact, reason) in reading.unsayable.items():
-            option = DECISIVE[name]
-            if option in run.given:
-                reading.leave(fact.key, fact.text, Bearing.MATTERS, reason)
-                continue
-            raise ConfigError(
-                f"{reading.source}: {fact.key} {fact.text!r} {reason}.",
-                hint=f"Give what comes closest: {_NEAREST[option]}",
-            )
-
-
-_NEAREST: Final = {
-    "optimizer": "--optimizer adamw, or another that keeps as many states.",
-    "dtype": "--dtype KIND, as fragdoctor estimate --help lists them.",
-    "lora": "--lora RANK, if adapters of about that size are trained.",
-}
+            option, nearest = DECISIVE[name]
+            if option not in run.given:
+                said = f"{reading.source}: {fact.key} {fact.text!r} {reason}."
+                raise ConfigError(said, hint=f"Give what comes closest: {nearest}")
+            reading.leave(fact.key, fact.text, Bearing.MATTERS, reason)
 
 
 def _adapters(run: _Run) -> None:
@@ -164,39 +146,26 @@ def _adapters(run: _Run) -> None:
         run.set("lora_targets", run.value("targets"), "targets")
 
 
-def _has_adapter(run: _Run) -> bool:
-    return "lora" in run.given or "lora" in run.settings
-
-
-def _n_gpus(run: _Run) -> int | None:
-    if run.value("n_gpus"):
-        return int(run.value("n_gpus"))
-    each = run.value("gpus_per_node")
-    return int(each) * int(run.value("n_nodes") or 1) if each else None
-
-
 def _sharing(run: _Run) -> int:
     """Set how states are shared, and return the number of GPUs that do, or 1 if it is unknown."""
     engine, stage = run.value("engine"), run.value("stage")
     if stage is None:
         stage = 3 if engine == "fsdp" else 0
+    n_nodes, replicas = run.value("n_nodes") or 1, run.value("replicas") or 1
     n = run.given.get("world_size") or run.value("shard_degree")
     if not n:
-        total = _n_gpus(run)
-        splits = 1
+        total = run.value("n_gpus") or (run.value("gpus_per_node") or 0) * n_nodes
+        splits = replicas if stage else 1
         for name in (*_DEGREES, *(() if engine == "fsdp" else ("context_parallel",))):
             splits *= run.given.get(name) or run.value(name) or 1
-        replicas = run.value("replicas") or 1
-        splits *= replicas if stage else 1
-        n = max(1, total // splits) if total else None if stage or replicas == 1 else replicas
-        if n and run.value("hybrid"):
-            n = max(1, n // int(run.value("n_nodes") or 1))
-    if n is None and stage:
-        run.notes.append(
-            f"{run.sources.get('engine', run.readings[0]).source}: {STAGES[stage]} among GPUs, but "
-            "no file says how many. One GPU is counted; --world-size N sets it."
-        )
-    n = n or 1
+        n = total // splits if total else 0 if stage else replicas
+        if run.value("hybrid"):
+            n //= n_nodes
+        if stage and not (n or total):
+            run.notes.append(
+                f"{run.sources.get('engine', run.readings[0]).source}: GPUs share states, but no "
+                "file says how many do. One GPU is counted; --world-size N sets it."
+            )
     if n > 1:
         of = ("n_gpus", "gpus_per_node", "n_nodes", "shard_degree", "replicas")
         run.set("world_size", n, *of)
@@ -207,7 +176,7 @@ def _sharing(run: _Run) -> int:
                 run.set("fsdp_kind", run.value("fsdp_kind"), "fsdp_kind")
         else:
             run.set("zero", stage, "engine", "stage")
-    return n
+    return max(1, int(n))
 
 
 def _offload(run: _Run, n_sharing: int) -> None:
@@ -280,7 +249,8 @@ def _precision(run: _Run, n_sharing: int, stored: str) -> None:
 
     A base that the checkpoint stores quantized stays quantized with adapters and in a server.
     """
-    keeps = (_has_adapter(run) or run.value("inference")) and not run.value("dequantised")
+    has_adapter = "lora" in run.given or "lora" in run.settings
+    keeps = (has_adapter or run.value("inference")) and not run.value("dequantised")
     if run.value("quantised"):
         run.set("dtype", run.value("quantised"), "quantised")
     elif keeps and stored not in ("", *_PLAIN):
@@ -288,62 +258,50 @@ def _precision(run: _Run, n_sharing: int, stored: str) -> None:
     elif "dtype" not in run.settings and run.facts.keys() & {"weights", "mixed"}:
         weights = run.value("weights")
         if weights == AUTO:
-            weights = _stored_dtype(run, stored)
-        named = _adapted_dtype if _has_adapter(run) else _trained_dtype
-        of = ("weights", "mixed", "engine", "dequantised")
-        run.set("dtype", named(run, weights, n_sharing), *of)
+            weights = stored if stored in _PLAIN else "bf16"
+            if weights != stored:
+                run.notes.append(
+                    "Weights are loaded in the dtype of their checkpoint, which is not known here; "
+                    "bf16 is counted, and --dtype changes that."
+                )
+        found = _mixed(run, weights or "fp32", n_sharing, has_adapter=has_adapter)
+        run.set("dtype", found, "weights", "mixed", "engine", "dequantised")
 
 
-def _adapted_dtype(run: _Run, weights: str | None, _n_sharing: int) -> str:
-    """Return the precision of a frozen base that is not quantized."""
-    mixed = run.value("mixed")
-    if weights not in ("bf16", "fp16") and mixed:
-        return str(mixed) if run.value("engine") == "deepspeed" else f"amp-{mixed}"
-    return weights or "fp32"
-
-
-def _trained_dtype(run: _Run, weights: str | None, n_sharing: int) -> str:
-    """Return the precision of trained weights."""
+def _mixed(run: _Run, weights: str, n_sharing: int, *, has_adapter: bool) -> str:
+    """Return the precision of weights that are not quantized: trained, or a frozen base."""
     mixed, engine = run.value("mixed"), run.value("engine")
-    if not mixed:
-        return weights or "fp32"
+    is_wide = weights == "fp32"
+    if not mixed or (has_adapter and not is_wide):
+        return weights
     if engine == "deepspeed":
-        return f"deepspeed-{mixed}"
-    if engine == "fsdp" and n_sharing > 1 and run.value("stage") in (None, 3):
+        return str(mixed) if has_adapter else f"deepspeed-{mixed}"
+    if has_adapter or engine != "fsdp":
+        return f"amp-{mixed}" if is_wide else weights
+    if n_sharing > 1 and run.value("stage") in (None, 3):
         return "fsdp-bf16"  # fp16 has the same sizes
-    is_cast = weights not in ("bf16", "fp16") or engine == "fsdp"
-    return f"amp-{mixed}" if is_cast else str(weights)
+    return f"amp-{mixed}"
 
 
-def _stored_dtype(run: _Run, stored: str) -> str:
-    """Return the checkpoint's own dtype; if it is not known, note that and return bf16."""
-    if stored in _PLAIN:
-        return stored
-    run.notes.append(
-        "Weights are loaded in the dtype of their checkpoint, which is not known here; bf16 is "
-        "counted, and --dtype changes that."
-    )
-    return "bf16"
-
-
-def _report(run: _Run, reading: Reading, kept: Mapping[str, Setting]) -> Recipe:
+def _report(run: _Run, reading: Reading, kept: Mapping[str, Any]) -> Recipe:
+    """Return what became of each entry of a file; of several reasons for one, the gravest stays."""
     used, unused = [], list(reading.unused)
+
     for name, fact in reading.facts.items():
-        if run.sources[name] is not reading:
-            counted = run.facts[name]
-            if not fact.is_default:
-                unused.append(_outdone(fact, counted, run.sources[name]))
-            continue
-        parameters = [p for p, setting in run.settings.items() if name in setting.facts]
-        option = ", ".join(_option(p, kept[p].value) for p in parameters if p in kept)
+        counted, source = run.facts[name], run.sources[name]
+        parameters = [p for p in run.settings if name in run.origins[p]]
+        option = ", ".join(_option(p, kept[p]) for p in parameters if p in kept)
         winners = [p for p in parameters if p in run.given]
         if name == "model" and "inputs" in run.given:
             option, winners = "", ["inputs"]
-        if option or winners:
+        if source is reading and (option or winners):
             won = ", ".join(_option(p, run.given[p]) for p in winners)
             used.append(UsedEntry(fact.key, fact.text, option, fact.is_default, won))
+        elif fact.value == counted.value and not fact.is_default:
+            unused.append(UnusedEntry(fact.key, fact.text, Bearing.NONE))
         elif not fact.is_default:
-            unused.append(_idle(fact, parameters))
+            reason = f"{counted.key} of {source.source} was used"
+            unused.append(UnusedEntry(fact.key, fact.text, Bearing.MATTERS, reason))
     named = {key for entry in used for key in entry.key.split(" + ")}
     named |= {entry.key for entry in unused if entry.bearing is not Bearing.NONE}
     left = {
@@ -352,18 +310,6 @@ def _report(run: _Run, reading: Reading, kept: Mapping[str, Setting]) -> Recipe:
         if entry.bearing is not Bearing.NONE or entry.key not in named
     }
     return Recipe(reading.source, reading.format.title, tuple(used), tuple(left.values()))
-
-
-def _outdone(fact: Fact, counted: Fact, source: Reading) -> UnusedEntry:
-    if fact.value == counted.value:
-        return UnusedEntry(fact.key, fact.text, Bearing.NONE, f"{source.source} says the same")
-    reason = f"{counted.key} of {source.source} was used"
-    return UnusedEntry(fact.key, fact.text, Bearing.MATTERS, reason)
-
-
-def _idle(fact: Fact, parameters: Iterable[str]) -> UnusedEntry:
-    reason = "does not go with the other options" if list(parameters) else "changes nothing here"
-    return UnusedEntry(fact.key, fact.text, Bearing.NONE, reason)
 
 
 def _option(parameter: str, value: Any) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, islice
 from typing import Any, Final
 
 from msgspec import Struct
@@ -18,14 +19,13 @@ from fragdoctor.errors import LimitExceeded
 from fragdoctor.estimation.recipes.trainer import PROGRAM
 
 MAX_WORDS: Final = 20_000
-MAX_OPEN_LINES: Final = 500
-"""The most lines that one quote may span: each new line makes all of them be parsed again."""
-
 MAX_WORD: Final = 10_000
 """The most characters of a word after its variables are replaced; each may double the word."""
 
 _ASSIGNED: Final = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _VARIABLE: Final = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?-([^{}$]*))?\})")
+_CONTINUED: Final = re.compile(r"\\[ \t]*\n")
+_END: Final = "\n;\n"
 _BETWEEN: Final = re.compile(r"[();<>|&]+")
 _FLAG: Final = re.compile(r"--?[A-Za-z][\w.-]*(=.*)?", re.DOTALL)
 _OVERRIDE: Final = re.compile(r"[A-Za-z_][\w.]*=.*", re.DOTALL)
@@ -62,53 +62,18 @@ def command_lines(text: str) -> list[CommandLine]:
 def _commands(text: str) -> Iterator[list[str]]:
     """Yield the words of each command, with variables replaced if they were set before."""
     variables: dict[str, str] = {}
-    n_words = 0
-    for line in _lines(text):
-        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
-        lexer.whitespace_split = True
-        words: list[str] = []
-        for word in [*lexer, ";"]:
-            n_words += 1
-            if n_words > MAX_WORDS:
-                return
-            if not _BETWEEN.fullmatch(word):
-                words.append(_filled_in(word, variables))
-                continue
-            yield _without_assignments(words, variables)
-            words = []
-
-
-def _lines(text: str) -> Iterator[str]:
-    """Yield whole commands, joining lines that end in a backslash or inside quotes."""
-    whole, n_open = "", 0
-    for line in text.replace("\r\n", "\n").split("\n"):
-        stripped = line.strip()
-        if not whole and (not stripped or stripped.startswith("#")):
+    lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    joined = _CONTINUED.sub(" ", "\n".join(lines))
+    # A comment takes the end of its line with it, so that a line of its own ends the command.
+    lexer = shlex.shlex(joined.replace("\n", _END), posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    words: list[str] = []
+    for word in islice(chain(lexer, ";"), MAX_WORDS):
+        if not _BETWEEN.fullmatch(word):
+            words.append(_filled_in(word.replace(_END, "\n"), variables))
             continue
-        if stripped.startswith("#"):  # a comment between continued lines
-            continue
-        whole = f"{whole}{line}\n"
-        if stripped.endswith("\\"):
-            whole = whole.rstrip("\n").rstrip().removesuffix("\\") + " "
-            continue
-        n_open += 1
-        if n_open > MAX_OPEN_LINES:
-            raise ValueError("a quote is not closed")
-        if not _is_open(whole):
-            yield whole
-            whole, n_open = "", 0
-    if whole:
-        if _is_open(whole):
-            raise ValueError("a quote is not closed")
-        yield whole
-
-
-def _is_open(text: str) -> bool:
-    try:
-        shlex.split(text, comments=True)
-    except ValueError:
-        return True
-    return False
+        yield _without_assignments(words, variables)
+        words = []
 
 
 def _filled_in(word: str, variables: Mapping[str, str]) -> str:
@@ -184,19 +149,13 @@ def _server(words: Sequence[str]) -> CommandLine:
 def _launched(words: Sequence[str], *, uses_deepspeed: bool = False) -> CommandLine:
     """Split the launcher's options from the program, which starts at the first non-option word."""
     i = 0
-    while i < len(words):
-        word = words[i]
-        if word in ("-m", "--module"):
-            break
-        if not _FLAG.fullmatch(word):
-            break
-        has_value = "=" not in word and i + 1 < len(words) and not words[i + 1].startswith("-")
-        is_program = has_value and (words[i + 1].endswith(".py") or word in _FLAGS_OF_LAUNCHERS)
-        i += 2 if has_value and not is_program else 1
+    while i < len(words) and _FLAG.fullmatch(words[i]) and words[i] not in _OF_MODULE:
+        has_value = "=" not in words[i] and i + 1 < len(words) and not words[i + 1].startswith("-")
+        i += 2 if has_value and not words[i + 1].endswith(".py") else 1
     launch, _ = arguments(words[:i])
     files = [str(launch.pop(key)) for key in ("config_file",) if key in launch]
     rest = list(words[i:])
-    if rest and rest[0] in ("-m", "--module"):
+    if rest and rest[0] in _OF_MODULE:
         rest = rest[1:]
     inner = _program(rest[0], rest[1:]) if rest else None
     if inner is None:
@@ -211,14 +170,11 @@ _EVALUATION: Final = re.compile(r"(?:^|/)(?:evals?|evaluation)/|(?:^|/)eval\w*\.
 _MODULES: Final = (
     "torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch",
 )  # fmt: skip
+_OF_MODULE: Final = ("-m", "--module")
 _IMAGE: Final = "vllm/vllm-openai"
 _LAUNCHERS: Final = (("accelerate", "launch"), ("tune", "run"))
 _TRAINERS: Final = ("trl", "axolotl", "llamafactory-cli", "lmf")
 _PREFIXES: Final = ("sudo", "nohup", "time", "exec", "srun", "uv", "run", "poetry")
-_FLAGS_OF_LAUNCHERS: Final = (
-    "--multi_gpu", "--use_deepspeed", "--use_fsdp", "--standalone", "--no_python", "--debug",
-    "--use_megatron_lm", "--no_local_rank", "--use_parallelism_config", "--same_network",
-)  # fmt: skip
 _CONFIGS: Final = ("config", "job.config_file", "job.config-file", "config_file", "cfg")
 
 

@@ -6,61 +6,40 @@ A model is a name and a flavor. Weights are fp32; FSDP, or autocast on one GPU, 
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import Final
 
-from fragdoctor.estimation.recipes.accelerate import offload_to_host
+from fragdoctor.estimation.model_shapes import preset_of
+from fragdoctor.estimation.recipes import values
 from fragdoctor.estimation.recipes.documents import Entries
-from fragdoctor.estimation.recipes.entries import (
-    Becomes,
-    Format,
-    Reading,
-    count,
-    dtype,
-    facts,
-    is_off,
-    name,
-    optimizer,
-    text_of,
-    when_on,
-)
+from fragdoctor.estimation.recipes.entries import Format, Reading, facts
 from fragdoctor.model.recipe import Bearing
 
 _FLAVORS: Final = {
-    "llama3 8b": "llama-3.1-8b", "llama3 70b": "llama-3.1-70b", "llama3 405b": "llama-3.1-405b",
-    "llama2 7b": "llama-2-7b", "llama2 13b": "llama-2-13b", "llama2 70b": "llama-2-70b",
-    "qwen3 0.6b": "qwen3-0.6b", "qwen3 1.7b": "Qwen/Qwen3-1.7B", "qwen3 4b": "qwen3-4b",
-    "qwen3 8b": "qwen3-8b", "qwen3 14b": "qwen3-14b", "qwen3 32b": "qwen3-32b",
-    "qwen3 30b-a3b": "qwen3-30b-a3b", "qwen3 235b-a22b": "qwen3-235b-a22b",
     "deepseek_v3 16b": "deepseek-v2-lite", "deepseek_v3 236b": "deepseek-v2",
-    "deepseek_v3 671b": "deepseek-v3", "gpt_oss 20b": "gpt-oss-20b", "gpt_oss 120b": "gpt-oss-120b",
-    "llama4 17bx16e": "meta-llama/Llama-4-Scout-17B-16E",
-    "llama4 17bx128e": "meta-llama/Llama-4-Maverick-17B-128E",
+    "deepseek_v3 671b": "deepseek-v3",
 }  # fmt: skip
-_PARALLEL: Final[dict[str, Becomes]] = facts(
-    ("shard_degree", count, "data_parallel_shard_degree data_parallel_degree"),
-    ("replicas", count, "data_parallel_replicate_degree"),
-    ("tensor_parallel", count, "tensor_parallel_degree"),
-    ("pipeline_parallel", count, "pipeline_parallel_degree"),
-    ("context_parallel", count, "context_parallel_degree"),
-    ("expert_parallel", count, "expert_parallel_degree"),
-    ("microbatch", count, "pipeline_parallel_microbatch_size"),
-)
-_RULES: Final[dict[str, Becomes]] = facts(
-    ("flavor", text_of, "model.flavor"),
-    ("family", text_of, "model.name"),
-    ("model", name, "hf_transformers.model"),
-    ("optimizer", optimizer, "optimizer.name"),
-    ("implementation", text_of, "optimizer.implementation"),
-    ("implementation", when_on("fused"), "optimizer.fused"),
-    ("batch", count, "training.local_batch_size training.batch_size"),
-    ("seq", count, "training.seq_len"),
-    ("weights", dtype, "training.dtype"),
-    ("mixed", dtype, "training.mixed_precision_param"),
-    ("offload_fsdp", when_on(True), "training.enable_cpu_offload"),
-    ("ac", text_of, "activation_checkpoint.mode"),
-    ("ac_option", text_of, "activation_checkpoint.selective_ac_option"),
-    ("rank", count, "lora.rank"),
+_RULES: Final = facts(
+    ("shard_degree", values.count, "data_parallel_shard_degree data_parallel_degree"),
+    ("replicas", values.count, "data_parallel_replicate_degree"),
+    ("tensor_parallel", values.count, "tensor_parallel_degree"),
+    ("pipeline_parallel", values.count, "pipeline_parallel_degree"),
+    ("context_parallel", values.count, "context_parallel_degree"),
+    ("expert_parallel", values.count, "expert_parallel_degree"),
+    ("microbatch", values.count, "pipeline_parallel_microbatch_size"),
+    ("flavor", values.text_of, "model.flavor"),
+    ("family", values.text_of, "model.name"),
+    ("model", values.name, "hf_transformers.model"),
+    ("optimizer", values.optimizer, "optimizer.name"),
+    ("implementation", values.text_of, "optimizer.implementation"),
+    ("implementation", "fused", "optimizer.fused"),
+    ("batch", values.count, "training.local_batch_size training.batch_size"),
+    ("seq", values.count, "training.seq_len"),
+    ("weights", values.dtype, "training.dtype"),
+    ("mixed", values.dtype, "training.mixed_precision_param"),
+    ("offload_parameters offload_optimizer", True, "training.enable_cpu_offload"),
+    ("ac", values.text_of, "activation_checkpoint.mode"),
+    ("ac_option", values.text_of, "activation_checkpoint.selective_ac_option"),
+    ("rank", values.count, "lora.rank"),
 )
 
 
@@ -76,19 +55,16 @@ def _complete(reading: Reading, entries: Entries) -> None:
     reading.default("weights", "fp32", "training.dtype", "float32")
     reading.default("mixed", "bf16", "training.mixed_precision_param", "bfloat16")
     if reading.value("mixed") == "fp32":
-        reading.drop("mixed", "nothing is computed in 16 bits")
+        reading.drop("mixed")
     if reading.value("weights") == "bf16":
-        found = reading.facts["weights"]
-        reading.take("dtype", "bf16", found.key, found.text)
+        reading.derive("dtype", "bf16", reading.facts["weights"])
     _complete_optimizer(reading)
     _complete_checkpointing(reading)
     _complete_pipeline(reading)
     if (reading.value("tensor_parallel") or 1) > 1:
-        fact = reading.facts["tensor_parallel"]
-        reading.take("sequence_parallel", True, fact.key, fact.text)
-    offload_to_host(reading)
+        reading.derive("sequence_parallel", True, reading.facts["tensor_parallel"])
     if reading.value("rank"):
-        reading.take("adapter", "lora", "lora.rank", reading.facts["rank"].text)
+        reading.derive("adapter", "lora", reading.facts["rank"])
 
 
 def _complete_model(reading: Reading) -> None:
@@ -102,8 +78,9 @@ def _complete_model(reading: Reading) -> None:
         plain = plain.removesuffix(suffix)
     kind = f"{family.value.removesuffix('_ft') if family else 'llama3'} {plain}"
     text = f"{family.text if family else 'llama3'} {flavor.text if flavor else 'debugmodel'}"
-    if kind in _FLAVORS:
-        reading.take("model", _FLAVORS[kind], key, text)
+    known = preset_of(_FLAVORS.get(kind, kind.replace("llama3 ", "llama-3.1 ")))
+    if known is not None:
+        reading.take("model", known.name, key, text)
     else:
         reading.leave(key, text, Bearing.MATTERS, "is not a model whose size is known")
 
@@ -112,8 +89,7 @@ def _complete_optimizer(reading: Reading) -> None:
     found, how = reading.facts.get("optimizer"), reading.facts.pop("implementation")
     if found is not None and found.value == "adamw" and how.value == "fused":
         del reading.facts["optimizer"]
-        text, default = f"{found.text}, fused", found.is_default and how.is_default
-        reading.take("optimizer", "adamw-fused", found.key, text, is_default=default)
+        reading.derive("optimizer", "adamw-fused", found, f"{found.text}, fused")
 
 
 def _complete_checkpointing(reading: Reading) -> None:
@@ -122,7 +98,7 @@ def _complete_checkpointing(reading: Reading) -> None:
     text = f"{kind} {option.text}" if kind == "selective" and option else kind
     if text in ("full", "selective 1"):
         reading.take("checkpointing", "full", key, text)
-    elif not is_off(kind):
+    elif not values.is_off(kind):
         some = "selective checkpointing is counted as none: it needs less, but more than full"
         reading.leave(key, text, Bearing.MATTERS, some)
 
@@ -133,22 +109,17 @@ def _complete_pipeline(reading: Reading) -> None:
     if (reading.value("pipeline_parallel") or 1) > 1:
         whole = reading.facts.pop("batch")
         key = "parallelism.pipeline_parallel_microbatch_size"
-        reading.leave(whole.key, whole.text, Bearing.NONE, "split into micro batches")
+        reading.leave(whole.key, whole.text)
         reading.take("batch", micro.value if micro else 1, key, micro.text if micro else "1")
 
 
 FORMAT: Final = Format(
     title="torchtitan job",
     signs=(
-        frozenset({"model.name", "model.flavor"}),
-        frozenset({"model.flavor"}),
-        frozenset({"training.local_batch_size"}),
-        frozenset({"training.seq_len", "activation_checkpoint.mode"}),
+        "model.flavor", "training.local_batch_size",
+        "training.seq_len activation_checkpoint.mode",
     ),
-    rules=MappingProxyType(
-        _RULES
-        | {f"{section}.{key}": rule for key, rule in _PARALLEL.items()
-           for section in ("parallelism", "training", "experimental")}
-    ),
+    rules=_RULES,
+    sections=("parallelism", "training", "experimental"),
     complete=_complete,
 )  # fmt: skip

@@ -8,45 +8,21 @@ of ``tune run``, not the file, says how many GPUs share them.
 from __future__ import annotations
 
 import re
-from types import MappingProxyType
+from itertools import product
 from typing import Any, Final
 
-from fragdoctor.estimation.recipes.accelerate import offload_to_host
+from fragdoctor.estimation.model_shapes import preset_of
+from fragdoctor.estimation.recipes import values
 from fragdoctor.estimation.recipes.documents import Entries
-from fragdoctor.estimation.recipes.entries import (
-    Becomes,
-    Format,
-    Reading,
-    UnsayableError,
-    count,
-    dtype,
-    facts,
-    is_off,
-    optimizer,
-    shown,
-    text_of,
-    when_on,
-)
+from fragdoctor.estimation.recipes.entries import Format, Reading, facts
 
-_MODELS: Final = {
-    "llama2": "meta-llama/Llama-2-{}-hf", "llama3": "meta-llama/Meta-Llama-3-{}",
-    "llama3_1": "meta-llama/Llama-3.1-{}", "llama3_2": "meta-llama/Llama-3.2-{}",
-    "llama3_2_vision": "meta-llama/Llama-3.2-{}-Vision", "llama3_3": "meta-llama/Llama-3.1-{}",
-    "code_llama2": "codellama/CodeLlama-{}-hf", "qwen2": "Qwen/Qwen2-{}",
-    "qwen2_5": "Qwen/Qwen2.5-{}", "qwen3": "Qwen/Qwen3-{}", "gemma": "google/gemma-{}",
-    "gemma2": "google/gemma-2-{}", "mistral": "mistralai/Mistral-{}-v0.1",
-}  # fmt: skip
-_OTHERS: Final = {
-    "phi3_mini": "microsoft/Phi-3-mini-4k-instruct", "phi4_14b": "microsoft/phi-4",
-    "llama4_scout_17b_16e": "meta-llama/Llama-4-Scout-17B-16E",
-    "llama4_maverick_17b_128e": "meta-llama/Llama-4-Maverick-17B-128E",
-}  # fmt: skip
-_KNOWN_FAMILY: Final = "|".join(sorted(_MODELS, key=len, reverse=True))
-_KIND: Final = re.compile(rf"({_KNOWN_FAMILY})_((?:\d+_)?\d+b)(?:_base|_instruct)?")
+_MOST_GAPS: Final = 4
 
 
 def model(value: Any) -> str:
-    """Return the repository of the model that a builder makes.
+    """Return the known model that a builder such as ``lora_llama3_1_8b`` makes.
+
+    Between two digits, an underscore is a point or a dash: the one that makes a known name.
 
     Raises:
         UnsayableError: the builder is not known.
@@ -54,70 +30,56 @@ def model(value: Any) -> str:
     builder = str(value).rpartition(".")[2]
     for prefix in ("qlora_", "lora_"):
         builder = builder.removeprefix(prefix)
-    if builder in _OTHERS:
-        return _OTHERS[builder]
-    found = _KIND.fullmatch(builder)
-    if found is None:
-        raise UnsayableError("is not a model whose size is known; name one on the command line")
-    family, size = found[1], found[2].replace("_", ".")
-    return _MODELS[family].format(size if family.startswith("gemma") else size.upper())
+    parts = re.split(r"(?<=\d)_(?=\d)", builder)[:_MOST_GAPS]
+    for marks in product(".-", repeat=len(parts) - 1):
+        found = preset_of("".join(map("".join, zip(parts, (*marks, ""), strict=True))))
+        if found is not None:
+            return found.name
+    raise values.UnsayableError("is not a model whose size is known; name one on the command line")
 
 
 _LOSSES: Final = ("linearcrossentropy", "chunked", "cewithchunked", "liger")
-_RULES: Final[dict[str, Becomes]] = facts(
+_RULES: Final = facts(
     ("model", model, "model._component_"),
-    ("rank", count, "model.lora_rank"),
-    ("modules", lambda value: value, "model.lora_attn_modules"),
-    ("mlp", when_on(True), "model.apply_lora_to_mlp"),
-    ("dora", when_on(True), "model.use_dora"),
-    ("quantised", when_on("int4"), "model.quantize_base"),
-    ("seq", count, "tokenizer.max_seq_len dataset.max_seq_len max_seq_len"),
-    ("batch", count, "batch_size"),
-    ("grad_accumulation", count, "gradient_accumulation_steps"),
-    ("weights", dtype, "dtype"),
-    ("optimizer", optimizer, "optimizer._component_"),
-    ("fused", when_on(True), "optimizer.fused"),
-    ("momentum", when_on(True), "optimizer.momentum"),
-    ("checkpointing", when_on("full"), "enable_activation_checkpointing"),
-    ("offload_activations", when_on(True), "enable_activation_offloading"),
-    ("offload_fsdp", when_on(True), "fsdp_cpu_offload"),
-    ("is_sharded", when_on(True), "custom_sharded_layers"),
-    ("tensor_parallel", count, "tensor_parallel_dim"),
-    ("context_parallel", count, "context_parallel_dim"),
-    ("shard_degree", count, "data_parallel_shard_dim"),
-    ("replicas", count, "data_parallel_replicate_dim"),
-    ("expert_parallel", count, "expert_parallel_degree"),
-    ("gpus_per_node", count, "nproc_per_node nproc-per-node"),
-    ("n_nodes", count, "nnodes"),
-    ("offload_optimizer", when_on(True), "optimizer_cpu_offload"),
-    ("loss", lambda value: value, "loss._component_"),
+    ("rank", values.count, "model.lora_rank"),
+    ("modules", values.anything, "model.lora_attn_modules"),
+    ("mlp", True, "model.apply_lora_to_mlp"),
+    ("dora", True, "model.use_dora"),
+    ("quantised", "int4", "model.quantize_base"),
+    ("seq", values.count, "tokenizer.max_seq_len dataset.max_seq_len max_seq_len"),
+    ("batch", values.count, "batch_size"),
+    ("grad_accumulation", values.count, "gradient_accumulation_steps"),
+    ("weights", values.dtype, "dtype"),
+    ("optimizer", values.optimizer, "optimizer._component_"),
+    ("fused", True, "optimizer.fused"),
+    ("momentum", True, "optimizer.momentum"),
+    ("checkpointing", "full", "enable_activation_checkpointing"),
+    ("offload_activations", True, "enable_activation_offloading"),
+    ("offload_parameters offload_optimizer", True, "fsdp_cpu_offload"),
+    ("engine", "fsdp", "custom_sharded_layers"),
+    ("tensor_parallel", values.count, "tensor_parallel_dim"),
+    ("context_parallel", values.count, "context_parallel_dim"),
+    ("shard_degree", values.count, "data_parallel_shard_dim"),
+    ("replicas", values.count, "data_parallel_replicate_dim"),
+    ("expert_parallel", values.count, "expert_parallel_degree"),
+    ("gpus_per_node", values.count, "nproc_per_node nproc-per-node"),
+    ("n_nodes", values.count, "nnodes"),
+    ("offload_optimizer", True, "optimizer_cpu_offload"),
+    ("loss", values.anything, "loss._component_"),
 )
 
 
-def _resolved(entries: Entries) -> Entries:
-    """Return entries with each ``${name}`` value replaced by the value of that entry."""
-    reference = re.compile(r"\$\{([\w.]+)\}")
-
-    def value_of(value: Any) -> Any:
-        found = reference.fullmatch(value) if isinstance(value, str) else None
-        return entries.get(found[1], value) if found else value
-
-    return {key: value_of(value) for key, value in entries.items()}
-
-
 def _complete(reading: Reading, entries: Entries) -> None:
-    entries = _resolved(entries)
     reading.default("batch", 1, "batch_size")
     _complete_adapter(reading, entries)
     _complete_optimizer(reading)
-    if any(kind in text_of(reading.value("loss")) for kind in _LOSSES):
-        loss = reading.facts.pop("loss")
-        reading.take("logits", "chunked", loss.key, loss.text)
-    reading.drop("loss")
+    loss = reading.drop("loss")
+    if loss and any(kind in loss.text.lower() for kind in _LOSSES):
+        reading.derive("logits", "chunked", loss)
     _complete_sharing(reading)
-    if "dpo" in str(entries.get("loss._component_", "")).lower():
+    if loss and "dpo" in loss.text.lower():
         batch = reading.facts.pop("batch")
-        reading.take("batch", 2 * batch.value, batch.key, f"{batch.text} pairs")
+        reading.derive("batch", 2 * batch.value, batch, f"{batch.text} pairs")
 
 
 def _complete_adapter(reading: Reading, entries: Entries) -> None:
@@ -134,10 +96,8 @@ def _complete_adapter(reading: Reading, entries: Entries) -> None:
     if mlp is not None:
         plain += ["gate_proj", "up_proj", "down_proj"]
     if plain:
-        is_all = set(plain) >= {"q_proj", "k_proj", "v_proj", "o_proj"} and mlp is not None
-        text = f"{shown(names)}{', MLP' if mlp else ''}"
-        target = "all-linear" if is_all else ",".join(plain)
-        reading.take("targets", target, "model.lora_attn_modules", text)
+        text = f"{values.shown(names)}{', MLP' if mlp else ''}"
+        reading.take("targets", values.targets(plain), "model.lora_attn_modules", text)
     reading.notes.append(
         f"{reading.source}: torchtune keeps adapters in its dtype; they are counted in fp32."
     )
@@ -148,22 +108,16 @@ def _complete_optimizer(reading: Reading) -> None:
     for name, how, becomes in (("adamw", "fused", "adamw-fused"),
                                ("sgd", "momentum", "sgd-momentum")):  # fmt: skip
         if found is not None and found.value == name and how in reading.facts:
-            del reading.facts["optimizer"], reading.facts[how]
-            reading.take("optimizer", becomes, found.key, f"{found.text}, {how}")
-    reading.drop("fused")
-    reading.facts.pop("momentum", None)
+            del reading.facts["optimizer"]
+            reading.derive("optimizer", becomes, found, f"{found.text}, {how}")
+        reading.drop(how)
 
 
 def _complete_sharing(reading: Reading) -> None:
     """Note that FSDP is used if an entry would mean nothing without it."""
-    host, sharded = reading.facts.get("offload_fsdp"), reading.facts.pop("is_sharded", None)
-    for fact in (host, sharded):
-        if fact is not None:
-            reading.take("engine", "fsdp", fact.key, fact.text)
-    for fact_name in ("shard_degree", "gpus_per_node", "tensor_parallel"):
-        if not is_off(reading.value(fact_name)) and reading.value(fact_name) != 1:
-            reading.default("engine", "fsdp", reading.facts[fact_name].key, "FSDP")
-    offload_to_host(reading)
+    for name in ("offload_parameters", "shard_degree", "gpus_per_node", "tensor_parallel"):
+        if reading.value(name) is True or (reading.value(name) or 1) > 1:
+            reading.default("engine", "fsdp", reading.facts[name].key, "FSDP")
     if "engine" not in reading.facts and "n_gpus" not in reading.facts:
         reading.notes.append(
             f"{reading.source} does not say how many GPUs tune run uses; one is counted. For a "
@@ -174,10 +128,9 @@ def _complete_sharing(reading: Reading) -> None:
 FORMAT: Final = Format(
     title="torchtune recipe",
     signs=(
-        frozenset({"model._component_", "tokenizer._component_"}),
-        frozenset({"model._component_", "checkpointer._component_"}),
-        frozenset({"model._component_", "optimizer._component_"}),
+        "model._component_ tokenizer._component_", "model._component_ checkpointer._component_",
+        "model._component_ optimizer._component_",
     ),
-    rules=MappingProxyType(_RULES),
+    rules=_RULES,
     complete=_complete,
 )  # fmt: skip

@@ -8,97 +8,79 @@ rules here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from msgspec.structs import replace
 
-from fragdoctor.estimation.recipes.accelerate import FSDP_RULES, complete_fsdp
-from fragdoctor.estimation.recipes.deepspeed import stage
+from fragdoctor.estimation.recipes import values
 from fragdoctor.estimation.recipes.documents import Entries
-from fragdoctor.estimation.recipes.entries import (
-    Becomes,
-    Format,
-    Reading,
-    attention,
-    count,
-    dtype,
-    facts,
-    is_off,
-    name,
-    optimizer,
-    targets,
-    when_on,
-)
+from fragdoctor.estimation.recipes.entries import Format, Reading, facts
+from fragdoctor.estimation.recipes.launch import FSDP_RULES, complete_fsdp, stage
 from fragdoctor.model.recipe import Bearing, UnusedEntry
 
-REFERENCE: Final = (
-    "a reference model, if there is one, is not counted; its copy of the weights needs more"
-)
-GENERATION: Final = "generation on the same GPU is not counted; it needs more"
 _EVAL_BATCHES: Final = ("per_device_eval_batch_size", "eval_batch_size")
 
 
 def fsdp_flags(value: Any) -> str | None:
     """Return the engine for ``fsdp: [full_shard, auto_wrap]``, or the same as one string."""
-    return None if is_off(value) else "fsdp"
+    return None if values.is_off(value) else "fsdp"
 
 
-TRAINER_RULES: Final[dict[str, Becomes]] = FSDP_RULES | facts(
-    ("batch", count, "per_device_train_batch_size"),
-    ("grad_accumulation", count, "gradient_accumulation_steps"),
-    ("checkpointing", when_on("full"), "gradient_checkpointing"),
-    ("optimizer", optimizer, "optim"),
-    ("mixed", when_on("bf16"), "bf16"),
-    ("mixed", when_on("fp16"), "fp16"),
-    ("attention", attention, "attn_implementation"),
+TRAINER_RULES: Final = FSDP_RULES | facts(
+    ("batch", values.count, "per_device_train_batch_size"),
+    ("grad_accumulation", values.count, "gradient_accumulation_steps"),
+    ("checkpointing", "full", "gradient_checkpointing"),
+    ("optimizer", values.optimizer, "optim"),
+    ("mixed", "bf16", "bf16"),
+    ("mixed", "fp16", "fp16"),
+    ("attention", values.attention, "attn_implementation"),
     ("engine", fsdp_flags, "fsdp"),
-    ("logits", when_on("fused"), "use_liger_kernel use_liger_loss use_liger"),
+    ("logits", "fused", "use_liger_kernel use_liger_loss use_liger"),
 )
 """Entries that all programs built on the Trainer share."""
 
 
-def complete_evaluation(reading: Reading) -> None:
-    """Drop the warning about an evaluation batch that is no larger than the training batch."""
+def complete(reading: Reading, entries: Entries) -> None:
+    """Derive what all programs built on the Trainer have in common."""
+    found = reading.references.get("deepspeed", entries.get("deepspeed") is True)
+    if found:
+        reading.take("engine", "deepspeed", "deepspeed", found)
+    if reading.value("adapter") is None and "adapter" not in reading.unsayable:
+        for fact in ("rank", "targets", "dora"):
+            reading.drop(fact)
+        _excuse(reading, lambda one: one.key.rpartition(".")[2].startswith("lora_"))
     batch = reading.value("batch") or 0
+    _excuse(  # an evaluation pass keeps no activations
+        reading,
+        lambda one: one.key in _EVAL_BATCHES and one.value.isdecimal() and int(one.value) <= batch,
+    )
+    complete_fsdp(reading, entries)
+
+
+def _excuse(reading: Reading, is_harmless: Callable[[UnusedEntry], bool]) -> None:
+    """Note of entries that would matter that they do not here."""
     for i, entry in enumerate(reading.unused):
-        is_open = entry.key in _EVAL_BATCHES and entry.bearing is Bearing.MATTERS
-        if is_open and entry.value.isdecimal() and int(entry.value) <= batch:
-            reason = "an evaluation pass keeps no activations"
-            reading.unused[i] = UnusedEntry(entry.key, entry.value, Bearing.NONE, reason)
+        if entry.bearing is Bearing.MATTERS and is_harmless(entry):
+            reading.unused[i] = UnusedEntry(entry.key, entry.value, Bearing.NONE)
 
 
 _PAIRED: Final = ("dpo", "ipo", "orpo", "simpo", "cpo", "rm")
-_COMPARED: Final = ("dpo", "ipo", "kto", "ppo")
-_GENERATING: Final = ("grpo", "gdpo", "ebft", "ppo")
+_MORE: Final = ("dpo", "ipo", "kto", "grpo", "gdpo", "ebft", "ppo")
+"""Losses that compare with a second model, or generate on the same GPU."""
 
 
-def count_preferences(reading: Reading, kind: str, said: str, *, has_reference: bool) -> None:
-    """Count what a preference loss needs, or note what is not counted.
-
-    ``said`` starts the sentence on pairs, with its own colon, or is "". ``has_reference`` says
-    whether a loss that compares with a second model has that model.
-    """
-    if kind in _PAIRED:  # chosen and rejected answers go through in one pass
-        found = reading.facts.pop("batch", None)
-        if found is not None:
-            text = f"{found.text} pairs"
-            reading.take("batch", 2 * found.value, found.key, text, is_default=found.is_default)
-        reading.notes.append(f"{reading.source}: {said}chosen and rejected answers share one pass.")
-    if has_reference and kind in _COMPARED:
-        reading.notes.append(f"{reading.source}: {REFERENCE}.")
-    if kind in _GENERATING:
-        reading.notes.append(f"{reading.source}: {GENERATION}.")
-
-
-def without_adapter(reading: Reading, reason: str) -> None:
-    """Drop the entries that describe adapters, because none are trained."""
-    for fact in ("rank", "targets", "dora"):
-        reading.drop(fact, reason)
-    for i, entry in enumerate(reading.unused):
-        if entry.key.rpartition(".")[2].startswith("lora_") and entry.bearing is Bearing.MATTERS:
-            reading.unused[i] = UnusedEntry(entry.key, entry.value, Bearing.NONE, reason)
+def count_preferences(reading: Reading, kind: str) -> None:
+    """Count the pairs of a preference loss, whose answers go through in one pass."""
+    found = reading.facts.pop("batch", None) if kind in _PAIRED else None
+    if found is not None:
+        reading.derive("batch", 2 * found.value, found, f"{found.text} pairs")
+        reading.notes.append(f"{reading.source}: chosen and rejected answers share one pass.")
+    if kind in _MORE:
+        reading.notes.append(
+            f"{reading.source}: a reference model or generation on the same GPU, if there is any, "
+            "is not counted; it needs more."
+        )
 
 
 def scales_unquantised(reading: Reading) -> None:
@@ -108,41 +90,42 @@ def scales_unquantised(reading: Reading) -> None:
         reading.facts["quantised"] = replace(found, value="nf4")
 
 
-def deepspeed_reference(reading: Reading, entries: Entries) -> None:
-    """Note that DeepSpeed is used if the Trainer names its file or has ``deepspeed: true``."""
-    found = reading.references.get("deepspeed", entries.get("deepspeed") is True)
-    if found:
-        reading.take("engine", "deepspeed", "deepspeed", found)
-
-
-_RULES: Final[dict[str, Becomes]] = TRAINER_RULES | facts(
-    ("model", name, "model_name_or_path model"),
+_RULES: Final = TRAINER_RULES | facts(
+    ("model", values.name, "model_name_or_path model"),
     (
         "weights",
-        dtype,
+        values.dtype,
         "torch_dtype dtype model_init_kwargs.torch_dtype model_init_kwargs.dtype",
     ),
-    ("attention", attention, "model_init_kwargs.attn_implementation"),
-    ("adapter", when_on("lora"), "use_peft use_lora lora_enable"),
+    ("attention", values.attention, "model_init_kwargs.attn_implementation"),
+    ("adapter", "lora", "use_peft use_lora lora_enable"),
     ("stage", stage, "zero_stage"),
-    ("source", count, "max_source_length"),
-    ("target", count, "max_target_length"),
-    ("rank", count, "lora_r lora_rank lora_dim"),
-    ("targets", targets, "lora_target_modules"),
-    ("dora", when_on(True), "use_dora"),
-    ("quantised", when_on("int4"), "load_in_4bit use_4bit"),
-    ("quantised", when_on("int8"), "load_in_8bit"),
-    ("seq", count, "max_length max_seq_length max_seq_len model_max_length block_size"),
-    ("prompt", count, "max_prompt_length"),
-    ("completion", count, "max_completion_length max_new_tokens response_length"),
-    ("offload_activations", when_on(True), "activation_offloading"),
-    ("loss", lambda value: value, "loss_type"),
-    ("nested", when_on(True), "use_bnb_nested_quant"),
-    ("n_gpus", count, "num_processes"),
+    ("source", values.count, "max_source_length"),
+    ("target", values.count, "max_target_length"),
+    ("rank", values.count, "lora_r lora_rank lora_dim"),
+    ("targets", values.targets, "lora_target_modules"),
+    ("dora", True, "use_dora"),
+    ("quantised", "int4", "load_in_4bit use_4bit"),
+    ("quantised", "int8", "load_in_8bit"),
+    ("seq", values.count, "max_length max_seq_length max_seq_len model_max_length block_size"),
+    ("prompt", values.count, "max_prompt_length"),
+    ("completion", values.count, "max_completion_length max_new_tokens response_length"),
+    ("offload_activations", True, "activation_offloading"),
+    ("loss", values.anything, "loss_type"),
+    ("nested", True, "use_bnb_nested_quant"),
+    ("n_gpus", values.count, "num_processes"),
 )
 
-_PREFERENCES: Final = ("dpo", "orpo", "cpo", "simpo", "reward")
-_ONLINE: Final = ("grpo", "rloo", "ppo", "online", "xpo", "nash", "gkd", "sdpo", "gold")
+_KINDS: Final = (
+    ("grpo", "grpo rloo ppo online xpo nash gkd sdpo gold",
+     {"num_generations", "reward_funcs", "max_completion_length"}),
+    ("dpo", "dpo orpo cpo simpo reward", {"beta", "max_prompt_length", "precompute_ref_log_probs"}),
+    ("kto", "kto", set[str]()),
+    ("sft", "sft",
+     {"dataset_mixture", "dataset_name", "max_seq_length", "packing", "use_liger_kernel",
+      "dataset_text_field", "assistant_only_loss", "max_length", "use_peft"}),
+)  # fmt: skip
+"""Kind of training -> parts of the names of its programs, and entries that only it has."""
 PROGRAM: Final = "(program)"
 """The entry that holds the name of a command line's program."""
 
@@ -151,19 +134,13 @@ def kind_of(entries: Mapping[str, Any]) -> str:
     """Return the kind of training: ``sft``, ``dpo``, ``kto``, ``grpo`` or "" (a plain Trainer)."""
     whole = str(entries.get(PROGRAM, ""))
     program = whole.rpartition("/")[2].removesuffix(".py")
-    for kinds, found in ((_ONLINE, "grpo"), (_PREFERENCES, "dpo"), (("kto",), "kto"),
-                         (("sft",), "sft")):  # fmt: skip
-        if any(one in program for one in kinds):
-            return found
-    if entries.keys() & {"num_generations", "reward_funcs", "max_completion_length"}:
-        return "grpo"
-    if entries.keys() & {"beta", "max_prompt_length", "precompute_ref_log_probs"}:
-        return "dpo"
-    trl = {"dataset_mixture", "dataset_name", "max_seq_length", "packing", "use_liger_kernel",
-           "dataset_text_field", "assistant_only_loss", "max_length", "use_peft"}  # fmt: skip
-    is_trl = _is_trl(whole)
-    is_like = entries.keys() & trl and "model_max_length" not in entries
-    return "sft" if is_trl or is_like else ""
+    for kind, names, _ in _KINDS:
+        if any(name in program for name in names.split()):
+            return kind
+    kinds = (kind for kind, _, own in _KINDS if entries.keys() & own)
+    found = next(kinds, "sft" if _is_trl(whole) else "")
+    is_plain = found == "sft" and "model_max_length" in entries and not _is_trl(whole)
+    return "" if is_plain else found
 
 
 def _is_trl(program: str) -> bool:
@@ -173,29 +150,17 @@ def _is_trl(program: str) -> bool:
 
 def _complete(reading: Reading, entries: Entries) -> None:
     kind = kind_of(entries)
-    deepspeed_reference(reading, entries)
     _defaults(reading, entries, kind)
-    nested = reading.drop("nested", "as 4 bits are counted")
+    nested = reading.drop("nested")
     if kind and nested is None:
         scales_unquantised(reading)
     _own_adapter(reading, entries)
-    if "adapter" not in reading.facts and not reading.unsayable:
-        without_adapter(reading, "no adapters are trained")
-    _defaults_of_adapter(reading)
     _length(reading, kind)
-    _loss(reading, kind)
-    if kind == "grpo" and not is_off(entries.get("beta")) and "adapter" not in reading.facts:
-        reading.notes.append(f"{reading.source}: {REFERENCE}.")
-    alone = "adapter" in reading.facts or _has_no_reference(entries)
-    count_preferences(reading, kind, "", has_reference=not alone)
-    complete_evaluation(reading)
-    complete_fsdp(reading, entries)
-
-
-def _has_no_reference(entries: Entries) -> bool:
-    losses = str(entries.get("loss_type", "")) + str(entries.get(PROGRAM, ""))
-    precomputed = not is_off(entries.get("precompute_ref_log_probs"))
-    return precomputed or any(one in losses for one in ("orpo", "cpo", "simpo", "reward"))
+    loss = reading.drop("loss")
+    if kind == "sft" and loss and "chunked" in loss.text:
+        reading.derive("logits", "chunked", loss)
+    count_preferences(reading, kind)
+    complete(reading, entries)
 
 
 def _defaults(reading: Reading, entries: Entries, kind: str) -> None:
@@ -220,20 +185,15 @@ def _own_adapter(reading: Reading, entries: Entries) -> None:
     TRL trains no adapters without ``use_peft``, whatever else is set; a user's own program that
     gets a rank does.
     """
-    rank = reading.facts.get("rank")
-    if rank is None or entries.keys() & {"use_peft", "use_lora", "lora_enable"}:
-        return
-    program = str(entries.get(PROGRAM, ""))
-    if program and not _is_trl(program):
-        reading.take("adapter", "lora", rank.key, rank.text)
-    else:
-        reading.notes.append(
-            f"{reading.source}: {rank.key} without use_peft trains no adapters in TRL; --lora "
-            f"{rank.value} counts them."
-        )
-
-
-def _defaults_of_adapter(reading: Reading) -> None:
+    rank, program = reading.facts.get("rank"), str(entries.get(PROGRAM, ""))
+    if rank is not None and not entries.keys() & {"use_peft", "use_lora", "lora_enable"}:
+        if program and not _is_trl(program):
+            reading.derive("adapter", "lora", rank)
+        else:
+            reading.notes.append(
+                f"{reading.source}: {rank.key} without use_peft trains no adapters in TRL; --lora "
+                f"{rank.value} counts them."
+            )
     if reading.value("adapter"):
         text = "as PEFT for Llama: q_proj, v_proj"
         reading.default("rank", 16, "lora_r")
@@ -253,28 +213,18 @@ def _length(reading: Reading, kind: str) -> None:
     """Count prompt and completion together if each has a limit of its own."""
     _joined(reading, "source", "target")
     if kind != "grpo":
-        reading.drop("prompt", "within the whole length")
-        reading.drop("completion", "within the whole length")
+        reading.drop("prompt")
+        reading.drop("completion")
         return
     if "prompt" not in reading.facts:
         reading.notes.append(f"{reading.source}: prompts are unlimited and not counted; set --seq.")
     _joined(reading, "prompt", "completion")
 
 
-def _loss(reading: Reading, kind: str) -> None:
-    if kind == "sft" and "chunked" in str(reading.value("loss")):
-        found = reading.facts.pop("loss")
-        reading.take("logits", "chunked", found.key, found.text)
-    reading.drop("loss")
-
-
 FORMAT: Final = Format(
     title="arguments of TRL or Transformers",
-    signs=(
-        frozenset({"model_name_or_path"}),
-        frozenset({"per_device_train_batch_size"}),
-    ),
-    rules=MappingProxyType(_RULES),
+    signs=("model_name_or_path", "per_device_train_batch_size"),
+    rules=_RULES,
     sections=("fsdp_config",),
     references=("deepspeed", "accelerate_config"),
     complete=_complete,

@@ -6,26 +6,12 @@ of the GPU, serves up to 256 sequences, and lets each grow to the longest that i
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import Any, Final
 
+from fragdoctor.estimation.recipes import values
 from fragdoctor.estimation.recipes.documents import Entries
-from fragdoctor.estimation.recipes.entries import (
-    AUTO,
-    Becomes,
-    Format,
-    Reading,
-    count,
-    dtype,
-    facts,
-    is_off,
-    name,
-    one_of,
-    share,
-    when_on,
-)
+from fragdoctor.estimation.recipes.entries import Format, Reading, facts
 from fragdoctor.estimation.serving import UTILIZATION
-from fragdoctor.model.recipe import Bearing
 
 SHORT: Final = {
     "tp": "tensor_parallel_size", "pp": "pipeline_parallel_size", "dp": "data_parallel_size",
@@ -34,14 +20,14 @@ SHORT: Final = {
 }  # fmt: skip
 """Short options -> their long names."""
 
-_QUANTISED: Final = one_of(
+_QUANTISED: Final = values.one_of(
     {"fp8": "fp8-weights", "awq": "awq", "awq_marlin": "awq", "gptq": "gptq",
      "gptq_marlin": "gptq", "bitsandbytes": "int4", "mxfp4": "mxfp4",
      # These are in the model's own configuration and are counted from there.
      "compressed-tensors": None, "modelopt": None, "modelopt_fp4": None, "gguf": None},
     "is not a known quantization",
 )  # fmt: skip
-_KV: Final = one_of(
+_KV: Final = values.one_of(
     {"auto": None, "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bfloat16": "bf16",
      "float16": "fp16", "bf16": "bf16", "half": "fp16"},
     "is not a known cache precision",
@@ -58,21 +44,21 @@ def length(value: Any) -> int | None:
     factors = {"k": 1000, "m": 10**6, "K": 1024, "M": 1024**2}
     if text[-1:] in factors and text[:-1].replace(".", "", 1).isdecimal():
         return int(float(text[:-1]) * factors[text[-1]])
-    return None if text in (AUTO, "-1") else count(value)
+    return None if text in (values.AUTO, "-1") else values.count(value)
 
 
-_RULES: Final[dict[str, Becomes]] = facts(
-    ("model", name, "model model_tag"),
-    ("tensor_parallel", count, "tensor_parallel_size"),
-    ("pipeline_parallel", count, "pipeline_parallel_size"),
-    ("replicas", count, "data_parallel_size"),
-    ("experts_apart", when_on(True), "enable_expert_parallel"),
+_RULES: Final = facts(
+    ("model", values.name, "model model_tag"),
+    ("tensor_parallel", values.count, "tensor_parallel_size"),
+    ("pipeline_parallel", values.count, "pipeline_parallel_size"),
+    ("replicas", values.count, "data_parallel_size"),
+    ("experts_apart", True, "enable_expert_parallel"),
     ("seq", length, "max_model_len"),
-    ("gpu_memory_utilization", share, "gpu_memory_utilization"),
-    ("max_num_seqs", count, "max_num_seqs"),
+    ("gpu_memory_utilization", values.share, "gpu_memory_utilization"),
+    ("max_num_seqs", values.count, "max_num_seqs"),
     ("max_num_batched_tokens", length, "max_num_batched_tokens"),
     ("kv_dtype", _KV, "kv_cache_dtype"),
-    ("weights", dtype, "dtype"),
+    ("weights", values.dtype, "dtype"),
     ("quantised", _QUANTISED, "quantization"),
 )
 
@@ -82,18 +68,16 @@ def _complete(reading: Reading, _entries: Entries) -> None:
     _precision(reading)
     reading.default("gpu_memory_utilization", UTILIZATION, "gpu_memory_utilization")
     _experts(reading)
-    reading.default("seq", AUTO, "max_model_len", "the model's longest")
+    reading.default("seq", values.AUTO, "max_model_len", "the model's longest")
 
 
 def _precision(reading: Reading) -> None:
     """Use a quantized dtype, else a given one, else leave the dtype to the model."""
-    if reading.value("weights") == AUTO:
-        reading.drop("weights", "the model's own")
-    if "quantised" in reading.facts:
-        reading.drop("weights", "weights are quantised")
+    if reading.value("weights") == values.AUTO or "quantised" in reading.facts:
+        reading.drop("weights")
     found = reading.facts.pop("quantised", None) or reading.facts.pop("weights", None)
     if found is not None:
-        reading.take("dtype", found.value, found.key, found.text)
+        reading.derive("dtype", found.value, found)
 
 
 def _experts(reading: Reading) -> None:
@@ -106,11 +90,9 @@ def _experts(reading: Reading) -> None:
             parts = [fact.key for fact in (apart, replicas) if fact]
             reading.take("expert_parallel", n, " + ".join(parts), f"{n} GPUs")
         else:
-            reading.leave(apart.key, apart.text, Bearing.NONE, "one GPU has all experts")
+            reading.leave(apart.key, apart.text)
     elif replicas is not None:
-        reading.leave(
-            replicas.key, replicas.text, Bearing.NONE, "each replica is counted by itself"
-        )
+        reading.leave(replicas.key, replicas.text)
 
 
 def plain(entries: Entries) -> Entries:
@@ -118,7 +100,7 @@ def plain(entries: Entries) -> Entries:
     found: dict[str, Any] = {}
     for key, value in entries.items():
         long = SHORT.get(key, key).replace("-", "_")
-        if long.startswith("no_") and not is_off(value):
+        if long.startswith("no_") and not values.is_off(value):
             long, value = long.removeprefix("no_"), False  # noqa: PLW2901 - its negation
         found[long] = value
     return found
@@ -132,7 +114,7 @@ _SIGNS: Final = (
 )  # fmt: skip
 FORMAT: Final = Format(
     title="arguments of vLLM",
-    signs=tuple(frozenset({sign}) for sign in _SIGNS),
-    rules=MappingProxyType(_RULES),
+    signs=_SIGNS,
+    rules=_RULES,
     complete=_complete,
 )  # fmt: skip

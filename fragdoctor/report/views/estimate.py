@@ -28,8 +28,8 @@ from fragdoctor.report.views.what_fits import (
     STATES,
     TONES,
     bounds_text,
-    combinations_section,
     doubts_section,
+    measures_section,
     plans_section,
     server_section,
 )
@@ -124,7 +124,7 @@ def _planned(estimate: Estimate) -> str:
     if not plans:
         return f"No layout on up to {MOST_GPUS} x {gpu.name} surely fits."
     best = plans[0]
-    each = f"{format_size(best.needs_high_bytes or 0)} of {format_size(gpu.usable_bytes)} usable"
+    each = f"{format_size(best.needs_high_bytes)} of {format_size(gpu.usable_bytes)} usable"
     cost = "" if best.price_per_hour is None else f", ${best.price_per_hour:,.2f} an hour"
     holds = f", {format_count(best.sequences)} sequences at once" if best.sequences else ""
     return f"Fits on {best.n_gpus} x {gpu.name}: {best.layout}; {each} each{holds}{cost}."
@@ -149,8 +149,6 @@ def _one(estimate: Estimate, fit: Fit) -> str:
     if fit.state is FitState.FITS:
         return f"Fits on {fit.gpu.name} with {format_size(fit.margin_bytes)} to spare: {needs}."
     if fit.state is FitState.TOO_CLOSE:
-        if estimate.footprint.needs_high_bytes is None:
-            return f"Cannot say whether it fits on {fit.gpu.name}: {needs}."
         return f"Too close to call on {fit.gpu.name}: {needs}.{_way_out(estimate, fit)}"
     short = format_size(estimate.footprint.needs_low_bytes - fit.gpu.usable_bytes)
     return (
@@ -197,54 +195,33 @@ def _assumed(w: Workload, *, is_planned: bool = False) -> list[str]:
         if w.grad_dtype:
             precision += f", gradients in {w.grad_dtype}"
     parts = [precision, w.optimizer]
-    if w.shape.has_layers:
-        kind = w.attention_in_code.value
-        checkpointing = w.checkpointing
-        is_off = checkpointing == "none"
-        parts.append(f"{'fused (sdpa)' if kind == 'sdpa' else kind} attention")
-        if not (is_off and is_planned):
-            parts.append("no checkpointing" if is_off else f"checkpointing {checkpointing}")
+    kind, is_off = w.attention_in_code.value, w.checkpointing == "none"
+    parts.append(f"{'fused (sdpa)' if kind == 'sdpa' else kind} attention")
+    if not (is_off and is_planned):
+        parts.append("no checkpointing" if is_off else f"checkpointing {w.checkpointing}")
     if w.offload:
         parts.append(f"{' and '.join(w.offload)} on the host")
     return [f"Counted: {', '.join(parts)}."]
 
 
 def _workload_text(estimate: Estimate) -> str:
-    """Return what the question was, in one or two lines."""
+    """Return what the question was, as far as the headline does not say it."""
     w, footprint = estimate.workload, estimate.footprint
     parts = [f"{w.shape.name}, {_parameters(footprint.n_parameters)} parameters"]
     if w.inference:
         parts.append(f"inference of {w.batch} x {format_count(w.seq + w.new_tokens)} tokens")
-        parts += _parallel(w)
     else:
-        if w.seq:
-            most = "up to " * w.varying_lengths + format_count(w.seq)
-            parts.append(f"batch {w.batch} x {most} tokens")
-        parts += _training(w, footprint.n_trainable)
-    return ", ".join(parts) + "."
-
-
-def _training(w: Workload, n_trainable: int) -> list[str]:
-    """Return facts about a training run that the headline does not mention."""
-    parts = []
+        most = "up to " * w.varying_lengths + format_count(w.seq)
+        parts.append(f"batch {w.batch} x {most} tokens")
     if w.lora_rank:
-        parts.append(f"LoRA rank {w.lora_rank} ({_parameters(n_trainable)} trained)")
+        trained = _parameters(footprint.n_trainable)
+        parts.append(f"LoRA rank {w.lora_rank} ({trained} trained)")
     if w.zero_stage:
         parts.append(f"ZeRO-{w.zero_stage} on {w.world_size} GPUs")
-    parts += _parallel(w)
+    parts += [f"{kind} parallel {degree}" for kind, degree in w.degrees.items()]
     if w.grad_accumulation > 1:
         parts.append(f"{w.grad_accumulation} passes a step")
-    return parts
-
-
-def _parallel(w: Workload) -> list[str]:
-    degrees = (
-        ("tensor", w.tensor_parallel),
-        ("context", w.context_parallel),
-        ("pipeline", w.pipeline_parallel),
-        ("expert", w.expert_parallel),
-    )
-    return [f"{kind} parallel {degree}" for kind, degree in degrees if degree > 1]
+    return ", ".join(parts) + "."
 
 
 def _parameters(n: int) -> str:
@@ -267,10 +244,8 @@ def _on_one_gpu(estimate: Estimate) -> Iterator[doc.Section]:
         _phases(estimate),
         _fits(estimate),
         doubts_section(estimate),
-        combinations_section(estimate),
+        measures_section(estimate),
     ]
-    if not estimate.combinations:
-        sections.append(_savings(estimate))
     for section in sections:
         if estimate.plans:
             yield replace(section, detail=Detail.FULL, note="without a plan")
@@ -347,8 +322,9 @@ def _fits(estimate: Estimate) -> doc.Section:
         doc.Column("usable", lambda fit: format_size(fit.gpu.usable_bytes), "right"),
         doc.Column("fits", lambda fit: STATES[fit.state]),
         doc.Column("to spare", "margin_bytes"),
-        doc.Column(f"batch at {format_count(seq)}" if seq else "batch",
-                   lambda fit: _batch(fit.largest_batch), "right"),
+        doc.Column(
+            f"batch at {format_count(seq)}", lambda fit: _batch(fit.largest_batch), "right"
+        ),
         *lengths,
     )  # fmt: skip
     legend = (
@@ -356,19 +332,6 @@ def _fits(estimate: Estimate) -> doc.Section:
         "sequences a pass on one GPU, to within 2 %."
     )
     return doc.Section("Will it fit", [table, doc.Paragraph(dim(legend))], id="fits")
-
-
-def _savings(estimate: Estimate) -> doc.Section:
-    fits = doc.Column("fits", lambda s: STATES[s.state] if s.state else "-")
-    table = doc.tabled(
-        [s for s in estimate.savings if s.saved_bytes > 0],
-        doc.Column("saves", "saved_bytes"),
-        doc.Column("peak", "peak_bytes"),
-        *([fits] if estimate.fits else []),
-        doc.Column("measure", "title", "wrap"),
-        notes=lambda s: [dim(f"{s.option}: {s.cost}")],
-    )
-    return doc.Section("What would save memory", [table], "each alone", "savings")
 
 
 def _formulas(estimate: Estimate, detail: Detail) -> list[doc.Section]:
@@ -393,24 +356,20 @@ def _formulas(estimate: Estimate, detail: Detail) -> list[doc.Section]:
 
 
 def _formula(item: Item) -> doc.ListItem:
-    lines = (
-        item.formula,
-        f"= {item.numbers}" * (item.numbers not in ("", item.formula)),
-        item.note,
-    )
-    blocks = [doc.Paragraph(text) for text in lines if text]
+    blocks = [doc.Paragraph(text) for text in (item.formula, item.note) if text]
     blocks.append(doc.Paragraph(dim(f"{item.sureness.value}; {item.source}")))
     return doc.ListItem([strong(item.title), f"  at most {format_size(item.n_bytes)}"], blocks)
 
 
 def _symbols(workload: Workload) -> str:
     shape = workload.shape
+    of_queries, of_keys = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
     return (
-        f"P parameters; B batch {workload.batch}; S tokens {workload.seq}; L layers "
-        f"{shape.n_layers}; H hidden size {shape.hidden}; Q and K width of all query and of all "
-        f"key heads {shape.n_heads * shape.head_dim} and {shape.n_kv_heads * shape.head_dim}; "
-        f"F feed-forward width {shape.ffn}; a heads {shape.n_heads}; V vocabulary {shape.vocab}; "
-        f"n layers in a checkpointed segment; N GPUs {workload.world_size}."
+        f"P parameters {format_count(shape.n_parameters)}; B batch {workload.batch}; S tokens "
+        f"{workload.seq}; L layers {shape.n_layers}; H hidden size {shape.hidden}; Q and K width "
+        f"of all query and of all key heads {of_queries} and {of_keys}; F feed-forward width "
+        f"{shape.ffn}; a heads {shape.n_heads}; V vocabulary {shape.vocab}; n layers in a "
+        f"checkpointed segment; N GPUs {workload.world_size}."
     )
 
 

@@ -46,14 +46,11 @@ def sharing_sentence(sharing: Sharing) -> str:
 
 def _demand(sharing: Sharing) -> doc.Section:
     demand = sharing.demand
-    lowest = demand.lowest_conf or "recorded settings"
-    how = f"smallest at which the replay fits, {lowest}; flushes cost time"
     return _facts(
         "One process",
         ("PyTorch", demand.pytorch_bytes, demand.pytorch_source),
         ("CUDA context", demand.context_bytes, demand.context_source),
         ("together", demand.total_bytes, ""),
-        ("PyTorch, lowest", demand.lowest_bytes, how),
     )
 
 
@@ -109,10 +106,6 @@ def fewer_sentence(sharing: Sharing, n: int) -> str:
 
 def _notes(sharing: Sharing) -> doc.Section:
     notes: list[doc.Content] = [*sharing.notes]
-    lowest = sharing.n_fit_lowest
-    if lowest is not None and lowest > sharing.n_fit:
-        by = sharing.demand.lowest_conf or "a per-process memory fraction"
-        notes.append(f"With the least that the replay allows, {lowest} would fit, using {by}.")
     if sharing.n_fit_tight > sharing.n_fit:
         notes.append(
             f"Without headroom {sharing.n_fit_tight} would fit, but the first spike in any of them "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from fragdoctor.model.memory_estimate import Combination, Estimate, FitState, Plan
+from fragdoctor.model.memory_estimate import Combination, Estimate, FitState, Plan, state_on
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Span, Style, dim
 from fragdoctor.units import format_count, format_size
@@ -20,9 +20,8 @@ TONES: Final = {state: word.style for state, word in STATES.items()}
 
 def bounds_text(estimate: Estimate) -> str:
     """Return the least and the most memory that a run needs."""
-    low, high = estimate.footprint.needs_low_bytes, estimate.footprint.needs_high_bytes
-    if high is None:
-        return f"at least {format_size(low)}"
+    footprint = estimate.footprint
+    low, high = footprint.needs_low_bytes, footprint.needs_high_bytes
     return f"{format_size(low)} to {format_size(high)}"
 
 
@@ -61,8 +60,6 @@ def doubts_section(estimate: Estimate) -> doc.Section:
         doc.Column("", "reason", "wrap"),
     )
     title = f"Between {bounds_text(estimate)}".replace(" to ", " and ")
-    if footprint.needs_high_bytes is None or footprint.published_high_bytes is None:
-        return doc.Section(title, (), id="doubts")
     others = dim(
         "That is for a program that does what was counted. Measured in other people's "
         "programs, nine in ten such figures are between "
@@ -83,7 +80,7 @@ def plans_section(estimate: Estimate) -> doc.Section:
     table = doc.tabled(
         plans,
         doc.Column("GPUs", lambda p: format_count(p.n_gpus), "right"),
-        doc.Column("each", lambda p: format_size(p.needs_high_bytes or 0), "right"),
+        doc.Column("each", lambda p: format_size(p.needs_high_bytes), "right"),
         doc.Column("tokens/s", lambda p: format_count(round(1 / p.seconds_per_token)), "right"),
         doc.Column("waits", lambda p: f"{p.communication_share:.0%}".replace("%", " %"), "right"),
         *([doc.Column("1M tokens", dollars, "right")] if any(map(dollars, plans)) else []),
@@ -102,11 +99,8 @@ def plans_section(estimate: Estimate) -> doc.Section:
 
 def _ranks(plan: Plan) -> str:
     """Return what the stages of a pipeline need, if they differ."""
-    if len(plan.ranks) < 2:
-        return ""
-    return "  stages: " + ", ".join(
-        f"{rank.rank} {format_size(rank.needs_high_bytes)}" for rank in plan.ranks
-    )
+    each = [f"{stage} {format_size(n_bytes)}" for stage, n_bytes in plan.ranks.items()]
+    return f"  stages: {', '.join(each)}" if each else ""
 
 
 def _rehearsed(plan: Plan) -> list[str]:
@@ -121,23 +115,29 @@ def _rehearsed(plan: Plan) -> list[str]:
     return [f"rehearsed: one rank fits, peak {format_size(found.peak_allocated_bytes)} allocated"]
 
 
-def combinations_section(estimate: Estimate) -> doc.Section:
-    """Return the cheapest measures that make it fit, alone or combined."""
+def measures_section(estimate: Estimate) -> doc.Section:
+    """Return the cheapest measures that make it fit, or else what each alone would save."""
+    gpu = estimate.fits[0].gpu if estimate.fits else None
 
     def slowdown(found: Combination) -> str:
         if found.slowdown is None:
             return "longer"
         return "-" if found.slowdown == 1 else f"x {found.slowdown:.2f}"
 
+    def fits(found: Combination) -> doc.Content:
+        usable = gpu.usable_bytes if gpu else 0
+        return STATES[state_on(found.needs_low_bytes, found.needs_high_bytes, usable)]
+
     table = doc.tabled(
-        estimate.combinations,
-        doc.Column("needs", lambda c: format_size(c.needs_high_bytes or 0), "right"),
+        estimate.combinations or estimate.savings,
+        doc.Column("needs", lambda c: format_size(c.needs_high_bytes), "right"),
+        *([doc.Column("fits", fits)] if gpu and not estimate.combinations else []),
         doc.Column("time", slowdown, "right"),
         doc.Column("GPUs", lambda c: format_count(c.n_gpus), "right"),
         doc.Column("measures", "title", "wrap"),
         notes=lambda c: [dim(f"{c.option}: {c.cost}")],
     )
-    name = estimate.fits[0].gpu.name if estimate.fits else ""
-    return doc.Section(
-        f"What would surely fit on {name}", [table], "cheapest first", "combinations"
-    )
+    if gpu and estimate.combinations:
+        title, note = f"What would surely fit on {gpu.name}", "cheapest first"
+        return doc.Section(title, [table], note, "combinations")
+    return doc.Section("What would save memory", [table], "each alone", "savings")

@@ -10,7 +10,7 @@ import pytest
 from fragdoctor.cli.estimate_options import EstimateOptions
 from fragdoctor.cli.estimate_recipes import with_recipes
 from fragdoctor.errors import ConfigError, InputError, LimitExceeded
-from fragdoctor.estimation.recipes.formats import FORMATS, format_of, reading_of
+from fragdoctor.estimation.recipes.question import FORMATS, format_of, reading_of
 from fragdoctor.model.recipe import Bearing, RecipeUse
 
 AXOLOTL = """
@@ -166,7 +166,7 @@ def asked(folder: Path, *files: tuple[str, str], **options: object) -> RecipeUse
             "a.yaml",
             TORCHTUNE,
             (
-                "meta-llama/Llama-3.1-8B --optimizer adamw-fused --batch 4 --seq 2048 "
+                "llama-3.1-8b --optimizer adamw-fused --batch 4 --seq 2048 "
                 "--checkpointing full --grad-accumulation 2 --lora 16 "
                 "--lora-targets q_proj,v_proj,o_proj,gate_proj,up_proj,down_proj "
                 "--offload activations --dtype bf16"

@@ -8,7 +8,7 @@ import pytest
 
 from fragdoctor.errors import ConfigError, FragdoctorError
 from fragdoctor.estimation.recipes.entries import Format, flat, read
-from fragdoctor.estimation.recipes.formats import FORMATS, reading_of
+from fragdoctor.estimation.recipes.question import FORMATS, reading_of
 from fragdoctor.estimation.recipes.resolve import Resolved, resolve
 from fragdoctor.model.recipe import Bearing
 

@@ -132,7 +132,7 @@ def test_other_commands_of_a_script_are_passed_over() -> None:
 
 
 def test_open_quote_is_an_error() -> None:
-    with pytest.raises(ValueError, match="quote"):
+    with pytest.raises(ValueError, match="quotation"):
         command_lines("python train.py --name 'x\n")
 
 
@@ -148,7 +148,7 @@ def test_quote_that_is_never_closed_does_not_take_for_ever() -> None:
     text = "python train.py --name '\n" + "x\n" * 100_000
 
     started = time.monotonic()
-    with pytest.raises(ValueError, match="quote"):
+    with pytest.raises(ValueError, match="quotation"):
         command_lines(text)
 
     assert time.monotonic() - started < 10
