@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -49,7 +48,7 @@ class RuleText(Struct, frozen=True):
     def of(cls, rule: Rule) -> RuleText:
         """Return the text of a rule."""
         facts = (rule.code, rule.name, rule.summary, rule.severity, rule.since, rule.status)
-        return cls(*facts, inspect.getdoc(rule) or "")
+        return cls(*facts, rule.text)
 
 
 class GlossaryTerm(Struct, frozen=True):
