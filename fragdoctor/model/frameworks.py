@@ -90,11 +90,9 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             Change.BATCH: "lower --gpu-memory-utilization (0.92 by default in 0.25, 0.9 in "
             "earlier ones; vllm_gpu_memory_utilization in TRL and ms-swift) or "
             "--kv-cache-memory-bytes; lower --max-num-batched-tokens, --max-num-seqs or "
-            "--max-model-len",
+            "--max-model-len; --enforce-eager does without CUDA graphs",
             Change.WEIGHTS: "spread the weights over more GPUs (--tensor-parallel-size), use an "
             "AWQ, GPTQ or FP8 checkpoint, or move a part to the CPU (--cpu-offload-gb)",
-            "graph-capture": "lower --gpu-memory-utilization or --max-num-seqs; --enforce-eager "
-            "does without graphs",
         },
         logs=r"\bVllmWorker|\bRayWorkerWrapper|\bEngineCore|\bWorker(?:_TP\d| pid=)"
         r"|\[core(?:_client)?\.py:\d|\b(?i:vllm)\b",
@@ -106,12 +104,9 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         {
             Change.BATCH: "lower --mem-fraction-static, which leaves less to the KV cache; for "
             "long prompts lower --chunked-prefill-size, and while decoding lower "
-            "--max-running-requests",
+            "--max-running-requests; --disable-cuda-graph does without graphs",
             Change.WEIGHTS: "spread the weights over more GPUs (--tp), use an AWQ, GPTQ or FP8 "
             "checkpoint, or move a part to the CPU (--cpu-offload-gb)",
-            "graph-capture": "lower --mem-fraction-static or --cuda-graph-max-bs "
-            "(--cuda-graph-max-bs-decode since 0.5.20); --disable-cuda-graph does without"
-            " graphs",
         },
         logs=r"\bsglang[.:]|\bimport sglang|mem[-_]fraction[-_]static|[Cc]apture cuda graph failed",
     ),
@@ -143,8 +138,6 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             "off custom nodes one by one",
             "vae-decode": "use VAE Decode (Tiled), or smaller tiles if you use it already; start "
             "it with --cpu-vae; use a smaller image or fewer frames",
-            "fused-attention-call": "use a smaller image or fewer frames; start it with "
-            "--use-sage-attention or --use-flash-attention if they are installed",
         },
         # the part of cudaMallocAsync's message that ComfyUI shows
         logs=r"\bComfyUI\b|Allocation on device\s*$",
