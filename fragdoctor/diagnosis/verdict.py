@@ -28,7 +28,6 @@ from fragdoctor.diagnosis.verdict_message import (
 )
 from fragdoctor.diagnosis.verdict_stats import evidence_of_stats, read_stats
 from fragdoctor.future.outlook import ENOUGH
-from fragdoctor.model.case import NO_FAILURE
 from fragdoctor.model.census import HoldingKind
 from fragdoctor.model.diagnosis import Cause, Verdict
 from fragdoctor.model.finding import ACTIVE, LIVE_AT_FAILURE, Confidence, Evidence
@@ -111,7 +110,7 @@ class CaseEvidence(Struct, frozen=True, dict=True):
             return with_growth(decide(self.failed), message)
         if self.is_of_snapshot:
             return _no_failure(self)
-        if message is not None and message.sub_kind != NO_FAILURE:
+        if message is not None:
             return read_message(message)
         if context.stats:
             return read_stats(context)
@@ -570,7 +569,7 @@ def _figures(e: CaseEvidence) -> tuple[Evidence, ...]:
     if e.grown is not None and e.kept is None:
         grown = [Evidence("growth", round(e.grown.slope_bytes or 0), "bytes", "log")]
     if analysis is None or not e.is_of_snapshot:
-        if message is not None and message.sub_kind != NO_FAILURE:
+        if message is not None:
             return (*evidence_of_message(message), *grown)
         return (*(evidence_of_stats(context) if context.stats else ()), *grown)
     source, failed = "snapshot", e.failed
