@@ -96,11 +96,6 @@ FRAMEWORKS: Final = (
         backend="cpu",
         is_device_oom=False,
     ),
-    _ggml(
-        "ggml",
-        r"ggml_(?P<_word>metal)[\w:()]{0,80}?failedtoallocatebuffer,size=<requested_bytes>",
-        backend="mps",
-    ),
     _ggml("ggml", r"(?:vk::[\w:]{1,60}:)?erroroutofdevicememory", backend="vulkan"),
     Wording(
         "ggml",
@@ -149,13 +144,6 @@ FRAMEWORKS: Final = (
         "figures-lost",
         backend="cupy",
         may_be_prose=True,
-    ),
-    Wording(
-        "web-ui-check",
-        # AUTOMATIC1111 1.0 to 1.10, modules/sd_hijack_optimizations.py: what its attention checks
-        # before it computes; the figure after "Need" is not the size of a request.
-        r"notenoughmemory,uselowerresolution",
-        "figures-lost",
     ),
     _other(
         "onnxruntime",
