@@ -17,7 +17,7 @@ from fragdoctor.inputs.scenes import line_starts, scan
 from fragdoctor.inputs.server_budget import server_budget
 from fragdoctor.inputs.told_failures import told_failure
 from fragdoctor.inputs.tracebacks import MAX_MESSAGES, with_tracebacks
-from fragdoctor.inputs.wordings.allocator_message import VARIANTS, hits
+from fragdoctor.inputs.wordings.allocator_message import hits
 from fragdoctor.inputs.wordings.backends import CUDA_ASYNC, JAX_AND_TENSORFLOW, MPS
 from fragdoctor.inputs.wordings.driver import DRIVERS, LIBRARIES
 from fragdoctor.inputs.wordings.frameworks import FRAMEWORKS, KV_CACHE_CHECKS
@@ -58,11 +58,6 @@ WORDINGS: Final[tuple[Wording, ...]] = (
 )
 _HEAD_CHARS: Final = 256 * 1024  # where a text names the frameworks that it is about
 _GROUP_GAP: Final = 900  # the most squeezed characters between two parts of one report
-
-
-def variants() -> tuple[str, ...]:
-    """Return the names of all wordings in the table, sorted."""
-    return tuple(sorted({w.variant for w in WORDINGS} | set(VARIANTS)))
 
 
 def hits_of(stream: LogStream) -> Iterator[Hit]:
@@ -119,9 +114,6 @@ def _filled(first: OomMessage, second: OomMessage) -> OomMessage:
         return replace(second, line=first.line)
     missing = {name: getattr(second, name) for name in _FILLABLE if getattr(first, name) is None}
     return replace(first, **missing)
-
-
-__all__ = ["find_messages", "parse_oom", "variants"]
 
 
 def parse_oom(text: str) -> OomMessage | None:

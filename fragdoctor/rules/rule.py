@@ -274,15 +274,11 @@ class Rule(Struct, frozen=True):
         code: for example ``FD103``.
         severity: severity of its findings unless they have their own.
         check: yields what is found on one device; raises ``Skip`` if the input allows no judgment.
-        since: first version of fragdoctor with this rule.
-        status: ``preview`` or ``stable``.
     """
 
     code: str
     severity: Severity
     check: Check
-    since: str = "0.2.0"
-    status: str = "preview"
 
     @property
     def name(self) -> str:

@@ -30,7 +30,6 @@ def test_rule_attributes_are_well_formed(rule):
     assert rule.summary
     assert not rule.summary.endswith(".")
     assert rule.severity in Severity
-    assert rule.status in ("preview", "stable")
 
 
 def test_headings_are_the_seven_of_the_contract():
