@@ -295,14 +295,12 @@ class MemoryStats(Struct, frozen=True):
         values: in flat form: ``allocated_bytes.all.peak`` -> int, ``num_alloc_retries`` -> int.
             Figures from a summary are rounded down to the printed unit.
         device: device index, None if the source does not say.
-        resolution_bytes: 1 for exact figures, else the unit of ``memory_summary`` (up to 1 GiB).
         origin: ``memory_stats`` or ``memory_summary``.
         label: position in a series (step, line), for people; hostile text.
     """
 
     values: Mapping[str, int]
     device: int | None = None
-    resolution_bytes: int = 1
     origin: str = "memory_stats"
     label: str = ""
 
