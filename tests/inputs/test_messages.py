@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import textwrap
 
 import pytest
 from hypothesis import given
@@ -363,20 +362,6 @@ def test_message_in_a_list_repr_is_no_program_text():
     log = find_messages(repr(["step 1\nstep 2", "RuntimeError: " + FULL]))
 
     assert [round(44.39 * 2**30)] == [m.total_bytes for m in log.messages]
-
-
-@pytest.mark.parametrize("width", [70, 90, 110])
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_logger_name_before_each_wrapped_line_is_no_part_of_the_message(width, end):
-    prefix = "2026-01-02 03:04:05,678 ERROR trainer "
-    lines = textwrap.wrap("torch.OutOfMemoryError: " + FULL, width)
-
-    message = parse_oom(end.join(prefix + line for line in lines))
-
-    assert message is not None
-    assert parse_oom(FULL).free_bytes == message.free_bytes
-    assert parse_oom(FULL).reserved_unallocated_bytes == message.reserved_unallocated_bytes
-    assert parse_oom(FULL).total_bytes == message.total_bytes
 
 
 def test_message_wrapped_twice_before_a_unit_keeps_its_figures() -> None:
