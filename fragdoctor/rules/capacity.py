@@ -16,7 +16,7 @@ from fragdoctor.model.finding import Confidence, Evidence, Severity
 from fragdoctor.model.phases import Category, TrainingPhase
 from fragdoctor.rules.failed_request import SIZE_BUG_BYTES
 from fragdoctor.rules.request_sources import last_request
-from fragdoctor.rules.rule import Context, Found, Skip, rule
+from fragdoctor.rules.rule import Context, Found, Skip, needed, rule
 from fragdoctor.trace.trace import Trace
 from fragdoctor.units import format_count, format_size
 
@@ -42,11 +42,9 @@ def device_full(context: Context) -> Iterator[Found]:
     References. FAQ: My model reports "cuda runtime error(2): out of memory".
     """
     r = context.need_request()
-    if r.margin_bytes is None:
-        raise Skip("the message does not print live and free memory")
-    if r.margin_bytes >= 0:
+    missing = -needed(r.margin_bytes, "the message does not print live and free memory")
+    if missing <= 0:
         return
-    missing = -r.margin_bytes
     yield Found(
         f"{format_size(r.live_bytes)} live and {format_size(r.requested_bytes)} asked exceed "
         f"{format_size(r.available_bytes)} by {format_size(missing)}.",
@@ -257,10 +255,7 @@ def rescued_requests(context: Context) -> Iterator[Found]:
 
     References. torch.cuda.memory_stats: num_alloc_retries.
     """
-    known = context.retries
-    if known is None:
-        raise Skip("a message counts no retries; statistics or a trace do")
-    n, source = known
+    n, source = needed(context.retries, "a message counts no retries; statistics or a trace do")
     failures = [s.n_ooms for s in context.stats if s.n_ooms is not None]
     n_ooms = failures[-1] if failures else 0
     if not failures and context.analysis is not None:

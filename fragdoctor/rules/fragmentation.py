@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from fragdoctor.model.finding import Confidence, Evidence, Severity, line_text
-from fragdoctor.rules.rule import Context, Found, Skip, rule
+from fragdoctor.rules.rule import Context, Found, Skip, needed, rule
 from fragdoctor.units import format_count, format_share, format_size, plural
 
 STRANDED_SHARE: Final = 0.1
@@ -86,21 +86,21 @@ def holes_below_request(context: Context) -> Iterator[Found]:
     References. CUDA semantics: Optimizing memory usage with PYTORCH_CUDA_ALLOC_CONF.
     """
     r = context.need_request()
-    if r.unallocated_bytes is None:
-        raise Skip("the message does not print what was reserved but unallocated")
-    if r.unallocated_bytes < r.requested_bytes or not r.has_real_holes:
+    free = needed(
+        r.unallocated_bytes, "the message does not print what was reserved but unallocated"
+    )
+    if free < r.requested_bytes or not r.has_real_holes:
         return
     largest, wanted = r.largest_free_block_bytes, r.block_bytes or r.requested_bytes
     if largest is not None and largest >= wanted:
         return
     holes = "" if largest is None else f" in holes of at most {format_size(largest)}"
     yield Found(
-        f"{format_size(wanted)} were refused with {format_size(r.unallocated_bytes)} free in "
-        f"the cache{holes}.",
+        f"{format_size(wanted)} were refused with {format_size(free)} free in the cache{holes}.",
         confidence=Confidence.LIKELY if largest is None else Confidence.PROVEN,
-        n_bytes=r.unallocated_bytes,
+        n_bytes=free,
         evidence=(
-            Evidence("free in the cache", r.unallocated_bytes, "bytes", r.source),
+            Evidence("free in the cache", free, "bytes", r.source),
             Evidence("requested", wanted, "bytes", r.source),
         ),
     )
@@ -129,9 +129,7 @@ def drifting_sizes(context: Context) -> Iterator[Found]:
     References. CUDA semantics: Optimizing memory usage with PYTORCH_CUDA_ALLOC_CONF.
     """
     analysis = context.need_trace()
-    sizes = analysis.sizes
-    if sizes is None:
-        raise Skip("the trace has no allocation events")
+    sizes = needed(analysis.sizes, "the trace has no allocation events")
     if not sizes.drifting:
         return
     retries = context.retries
@@ -169,8 +167,7 @@ def page_rounding(context: Context) -> Iterator[Found]:
     References. CUDA semantics: expandable_segments.
     """
     r = context.need_request()
-    if r.expandable is None:
-        raise Skip("no input says whether expandable segments are on")
+    needed(r.expandable, "no input says whether expandable segments are on")
     if not r.fails_by_pages:
         return
     yield Found(

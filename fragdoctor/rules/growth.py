@@ -15,7 +15,7 @@ from fragdoctor.model.census import HoldingKind, Owner
 from fragdoctor.model.finding import Confidence, Evidence, Location, Severity, line_text
 from fragdoctor.model.story import TrialTrend
 from fragdoctor.model.trend import trend_of
-from fragdoctor.rules.rule import Context, Found, Skip, rule
+from fragdoctor.rules.rule import Context, Found, Skip, needed, rule
 from fragdoctor.story.trends import accumulation, rise_bytes
 from fragdoctor.units import format_count, format_share, format_size, plural
 
@@ -235,9 +235,8 @@ def accumulating_trials(context: Context) -> Iterator[Found]:
 
     References. torch.cuda.memory_allocated; H. Theil 1950, P. K. Sen 1968.
     """
-    if context.story is None:
-        raise Skip("no log with several trials or failures was given")
-    trend = accumulation(context.story)
+    why = "no log with several trials or failures was given"
+    trend = accumulation(needed(context.story, why))
     if trend is None or trend.slope_bytes is None:
         return
     yield Found(

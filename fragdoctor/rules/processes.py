@@ -8,7 +8,7 @@ from typing import Final
 from fragdoctor.model.finding import Confidence, Evidence, Severity
 from fragdoctor.model.story import FAILURES, Scene, SceneKind
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES
-from fragdoctor.rules.rule import Context, Found, Skip, rule
+from fragdoctor.rules.rule import Context, Found, needed, rule
 from fragdoctor.units import format_count, format_share, format_size, plural
 
 
@@ -34,9 +34,8 @@ def other_process(context: Context) -> Iterator[Found]:
     References. torch.cuda.mem_get_info; torch.cuda.set_device.
     """
     r = context.need_request()
-    held = r.other_bytes
-    if held is None:
-        raise Skip("no input says how large the device is and what others hold")
+    why = "no input says how large the device is and what others hold"
+    held = needed(r.other_bytes, why)
     missing = max(1, r.requested_bytes - (r.free_bytes or 0))
     if held < missing:
         return
@@ -73,9 +72,8 @@ def memory_outside_pytorch(context: Context) -> Iterator[Found]:
     References. CUDA semantics: Memory management.
     """
     r = context.need_request()
-    outside = r.non_pytorch_bytes
-    if outside is None:
-        raise Skip("the message does not print the memory of this process")
+    why = "the message does not print the memory of this process"
+    outside = needed(r.non_pytorch_bytes, why)
     if outside <= CONTEXT_ALLOWANCE_BYTES:
         return
     yield Found(
@@ -216,9 +214,7 @@ def consequence_errors(context: Context) -> Iterator[Found]:
 
     References. CUDA Runtime API: errors from previous, asynchronous launches; NCCL watchdog.
     """
-    if context.story is None:
-        raise Skip("no log with several events was given")
-    events = context.story.events
+    events = needed(context.story, "no log with several events was given").events
     grouped: dict[int, list[Scene]] = {}
     for event in events:
         if event.caused_by is not None and event.kind in FAILURES:
@@ -258,10 +254,8 @@ def separate_failure(context: Context) -> Iterator[Found]:
 
     References. torch.cuda: Asynchronous execution; CUDA_LAUNCH_BLOCKING.
     """
-    if context.story is None:
-        raise Skip("no log with several events was given")
     seen: set[SceneKind] = set()
-    for event in context.story.events:
+    for event in needed(context.story, "no log with several events was given").events:
         is_own = event.caused_by is None and event.kind in (
             SceneKind.DEVICE_ASSERT,
             SceneKind.ILLEGAL_ACCESS,

@@ -10,7 +10,7 @@ import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import PurePath
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from msgspec import Struct
 
@@ -43,6 +43,16 @@ class Skip(Exception):  # noqa: N818 - it is a decision, not an error
         self.reason = reason
 
 
+T = TypeVar("T")
+
+
+def needed(value: T | None, reason: str) -> T:
+    """Return what a rule needs, or skip the rule for this reason if there is none."""
+    if value is None:
+        raise Skip(reason)
+    return value
+
+
 class Context(Struct, frozen=True):
     """One device of a case.
 
@@ -67,39 +77,32 @@ class Context(Struct, frozen=True):
 
     def need_analysis(self) -> DeviceAnalysis:
         """Return the analysis of the snapshot, or skip the rule without a snapshot."""
-        if self.analysis is None:
-            raise Skip("no memory snapshot was given")
-        return self.analysis
+        return needed(self.analysis, "no memory snapshot was given")
 
     def need_trace(self) -> DeviceAnalysis:
         """Return the analysis of a snapshot with a trace, or skip the rule without a trace."""
-        if self.analysis is None or not self.analysis.capture.has_trace:
-            raise Skip("no snapshot with a trace of events was given")
-        return self.analysis
+        analysis = self.analysis
+        has_trace = analysis is not None and analysis.capture.has_trace
+        return needed(
+            analysis if has_trace else None, "no snapshot with a trace of events was given"
+        )
 
     def need_message(self) -> OomMessage:
         """Return the message, or skip the rule without one."""
-        if self.message is None:
-            raise Skip("no out-of-memory message was given")
-        return self.message
+        return needed(self.message, "no out-of-memory message was given")
 
     def need_stats(self) -> tuple[MemoryStats, ...]:
         """Return the statistics, or skip the rule without any."""
-        if not self.stats:
-            raise Skip("no memory statistics were given")
-        return self.stats
+        return needed(self.stats or None, "no memory statistics were given")
 
     def need_request(self) -> FailedRequest:
         """Return the failed request, or skip the rule without one."""
-        if self.failed_request is None:
-            raise Skip("no failed request is known (no event, message or --request)")
-        return self.failed_request
+        why = "no failed request is known (no event, message or --request)"
+        return needed(self.failed_request, why)
 
     def need_settings(self) -> AllocatorSettings:
         """Return the recorded settings, or skip the rule without any."""
-        if self.settings is None:
-            raise Skip("no input records the allocator settings")
-        return self.settings
+        return needed(self.settings, "no input records the allocator settings")
 
     @property
     def snapshot(self) -> Snapshot | None:
