@@ -234,7 +234,9 @@ class JudgedCase(Struct, frozen=True, dict=True):
     @property
     def is_allocator_case(self) -> bool:
         """Whether the case is about PyTorch's caching allocator."""
-        return self.message is None or self.message.is_of_caching_allocator
+        if self.message is None:  # a log without a message may print memory that grows
+            return self.context.case.oom is None or self.cause is Cause.LEAK
+        return self.message.is_of_caching_allocator
 
     def assignment(self, conf: str) -> str:
         """Return the environment variable of this backend set to a setting string."""
