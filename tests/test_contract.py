@@ -395,8 +395,7 @@ def test_rules_have_sorted_codes_distinct_names_and_the_headings() -> None:
     assert sorted(set(codes)) == codes
     assert len(codes) == len({rule.name for rule in RULES})
     for rule in RULES:
-        text = inspect.getdoc(rule) or ""
-        places = [text.find(f"\n\n{heading}") for heading in HEADINGS]
+        places = [rule.text.find(f"\n\n{heading}") for heading in HEADINGS]
         assert -1 not in places, rule.code
         assert sorted(places) == places, rule.code
 

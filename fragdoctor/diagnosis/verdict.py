@@ -28,7 +28,6 @@ from fragdoctor.diagnosis.verdict_message import (
 )
 from fragdoctor.diagnosis.verdict_stats import evidence_of_stats, read_stats
 from fragdoctor.future.outlook import ENOUGH
-from fragdoctor.model.case import NO_FAILURE
 from fragdoctor.model.census import HoldingKind
 from fragdoctor.model.diagnosis import Cause, Verdict
 from fragdoctor.model.finding import ACTIVE, LIVE_AT_FAILURE, Confidence, Evidence
@@ -36,12 +35,11 @@ from fragdoctor.model.gpus import with_monitor_of
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState, ReplayResult
 from fragdoctor.model.snapshot import Action
 from fragdoctor.model.story import TrialTrend
-from fragdoctor.rules.capacity.optimizer_state import fails_in_optimizer
-from fragdoctor.rules.capacity.transient_peak import Transient, find_transient
+from fragdoctor.rules.capacity import Transient, fails_in_optimizer, find_transient
 from fragdoctor.rules.failed_request import FULL_SLACK_SHARE, FailedRequest
-from fragdoctor.rules.growth.accumulating_trials import growth_sentence
-from fragdoctor.rules.growth.growing_line import (
+from fragdoctor.rules.growth import (
     gathered_text,
+    growth_sentence,
     idle_graph_text,
     keeper,
     kept_text,
@@ -112,7 +110,7 @@ class CaseEvidence(Struct, frozen=True, dict=True):
             return with_growth(decide(self.failed), message)
         if self.is_of_snapshot:
             return _no_failure(self)
-        if message is not None and message.sub_kind != NO_FAILURE:
+        if message is not None:
             return read_message(message)
         if context.stats:
             return read_stats(context)
@@ -571,7 +569,7 @@ def _figures(e: CaseEvidence) -> tuple[Evidence, ...]:
     if e.grown is not None and e.kept is None:
         grown = [Evidence("growth", round(e.grown.slope_bytes or 0), "bytes", "log")]
     if analysis is None or not e.is_of_snapshot:
-        if message is not None and message.sub_kind != NO_FAILURE:
+        if message is not None:
             return (*evidence_of_message(message), *grown)
         return (*(evidence_of_stats(context) if context.stats else ()), *grown)
     source, failed = "snapshot", e.failed

@@ -26,7 +26,7 @@ from fragdoctor.errors import (
 )
 from fragdoctor.inputs.confinement import check_place, is_allowed
 from fragdoctor.inputs.remote import is_remote, list_remote, open_remote, without_secrets
-from fragdoctor.inputs.zip_members import DAMAGE, damaged, is_usual, open_member, parts_of
+from fragdoctor.inputs.zip_members import DAMAGE, only_one, open_archive, open_member, parts_of
 from fragdoctor.limits import DEFAULT_LIMITS
 from fragdoctor.model.case import BundleDevice, BundleFacts, OtherProcess, Overrides
 from fragdoctor.units import MIB, format_size
@@ -136,11 +136,8 @@ def open_bundle(path: str) -> Iterator[BundleFiles]:
     with ExitStack() as stack:
         name = without_secrets(path)
         file = stack.enter_context(_seekable(path)) if is_remote(path) else path
-        try:
-            archive = stack.enter_context(zipfile.ZipFile(file))
-        except DAMAGE as e:
-            raise damaged(name) from e
-        members = _members(archive, name)
+        archive = open_archive(file, name, _MAX_ENTRIES, "A bundle holds six.")
+        members = _members(stack.enter_context(archive), name)
         yield BundleFiles(name, members, lambda file: open_member(archive, members[file], name))
 
 
@@ -190,8 +187,6 @@ def _directory(path: Path) -> BundleFiles:
 def _members(archive: zipfile.ZipFile, name: str) -> dict[str, zipfile.ZipInfo]:
     """Return the files of a bundle in a zip file, at the zip's root or in a single folder."""
     entries = archive.infolist()
-    if len(entries) > _MAX_ENTRIES:
-        raise LimitExceeded(f"{name} holds {len(entries)} members.", hint="A bundle holds six.")
     parts = [parts_of(e.filename) for e in entries]
     homes = {p[:-1] for p in parts if p[-1:] == (MANIFEST,)}
     if len(homes) != 1 or any(len(home) > 1 for home in homes):
@@ -199,19 +194,12 @@ def _members(archive: zipfile.ZipFile, name: str) -> dict[str, zipfile.ZipInfo]:
             f"{name} holds several bundles." if homes else f"{name} is not a bundle.",
             hint="Unpack it and give one of them.",
         )
-    home = homes.pop()
-    found: dict[str, zipfile.ZipInfo] = {}
-    for entry in entries:
-        *folder, file = parts_of(entry.filename) or ("",)
-        if tuple(folder) != home or file not in (MANIFEST, *MEMBERS, *ADDED):
-            continue
-        if file in found or not is_usual(entry):
-            raise RefusedSnapshot(
-                f"{name} holds {file} twice, encrypted or packed in an unusual way.",
-                hint="Pack the bundle again: zip -r bundle.zip BUNDLE",
-            )
-        found[file] = entry
-    return found
+    home, again = homes.pop(), "Pack the bundle again: zip -r bundle.zip BUNDLE"
+    found: dict[str, list[zipfile.ZipInfo]] = {}
+    for entry, path in zip(entries, parts, strict=True):
+        if path[:-1] == home and path[-1:] and path[-1] in (MANIFEST, *MEMBERS, *ADDED):
+            found.setdefault(path[-1], []).append(entry)
+    return {file: only_one(same, file, name, again) for file, same in found.items()}
 
 
 def _is_regular(path: Path) -> bool:

@@ -82,15 +82,6 @@ _KEYWORD: Final = re.compile(
 )
 _DIGITS: Final = re.compile(r"[0-9]")
 _SEPARATOR_END: Final = re.compile(r".{0,200}[\]|:>)»#/-]\s|.{0,200}[\]|>»:]", re.DOTALL)
-# Words of PyTorch's messages that may begin several wrapped lines in a row.
-_MESSAGE_WORDS: Final = (
-    "all|allocated|already|and|avoid|been|but|by|bytes|cached|capacity|documentation|for|free|has"
-    "|if|in|including|is|large|management|memory|of|please|process|pytorch|release|reserved|see"
-    "|setting|the|this|to|total|try|unallocated|unoccupied|use|which|[kmgtpe]i?b"
-)
-_LOGGER_NAME: Final = re.compile(
-    rf"(?!(?:{_MESSAGE_WORDS})[.,;]? )[A-Za-z_][\w.]{{2,80}} ", re.ASCII | re.IGNORECASE
-)
 _MAX_PREFIX: Final = 240
 
 
@@ -162,15 +153,6 @@ def shared_prefix(previous: str, line: str) -> int:
         n = min(n, keyword.start())
     match = _SEPARATOR_END.match(b[:n])
     return match.end() if match and match.end() >= 3 else 0
-
-
-def logger_name(line: str) -> str:
-    """Return the first word and its blank if it could be a logger's name, or "" otherwise.
-
-    Only the surrounding lines show whether it is one; see ``inputs.log_streams``.
-    """
-    name = _LOGGER_NAME.match(line[:_MAX_PREFIX])
-    return "" if name is None or _KEYWORD.match(name.group()) else name.group()
 
 
 RANK_PATTERNS: Final = tuple(

@@ -22,7 +22,6 @@ from msgspec.structs import replace
 
 from fragdoctor.inputs.log_cleaning import (
     ACTOR,
-    logger_name,
     plain_lines,
     rank_in,
     shared_prefix,
@@ -57,12 +56,12 @@ NEEDLES: Final = (
     "cache flushes", "memory mapping failed", "no space left", "heap space", "internal assert",
     "running low on memory", "buffer of size", "memory allocation of", "allocation on device",
     "driver initialization", "execution_failed", "initialization error",
-    "allocating <= available", "pinned host memory", "ib allowed", "first observed failure",
+    "allocating <= available", "pinned host memory", "ib allowed",
     "of memory, used", "allocate request for", "that was not possible", "resourceexhausted",
-    "fail to alloc", "process name:", "srun: error", "return code", "gpu video memory",
+    "fail to alloc", "return code", "gpu video memory",
     "shared memory segment", "insufficient shared memory",
     "not supported on this platform", "cublas handle", "cannot malloc", "low on resource",
-    "segmentation fault", "memory pool", "shared gpu memory", "fallback pol",
+    "segmentation fault", "memory pool",
 )  # fmt: skip
 
 # Each stem occurs in many needles: a text without the stem need not be searched for those needles.
@@ -233,24 +232,8 @@ def _without_shared_prefixes(lines: Iterable[LogLine]) -> Iterator[LogLine]:
         cut = shared_prefix(previous, line.text)
         if not cut and i + 1 < len(filled):
             cut = shared_prefix(filled[i + 1].text, line.text)
-        if not cut and line.prefix:
-            cut = _logger_name(filled, i)
         previous = line.text
         yield replace(line, prefix=line.prefix + line.text[:cut], text=line.text[cut:])
-
-
-def _logger_name(lines: Sequence[LogLine], i: int) -> int:
-    """Return the length of a logger's name at the start of a line, or 0 if there is none.
-
-    After a known prefix (a clock, a level), a single word counts if three lines in a row begin with
-    it: two lines of a wrapped message sometimes begin alike.
-    """
-    name = logger_name(lines[i].text)
-    if not name:
-        return 0
-    has = [line.text.startswith(name) for line in lines[max(0, i - 2) : i + 3]]
-    in_a_row = any(has[k] and has[k + 1] and has[k + 2] for k in range(len(has) - 2))
-    return len(name) if in_a_row else 0
 
 
 def _source(prefix: str) -> object:

@@ -5,9 +5,6 @@ The table of all wordings is here; if several match the same words, the first on
 
 from __future__ import annotations
 
-import re
-from bisect import bisect_left, bisect_right
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -15,13 +12,12 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from fragdoctor.inputs.gpu_tables import FULL_SHARE, fullest_gpu
-from fragdoctor.inputs.log_cleaning import plain_lines, rank_in
-from fragdoctor.inputs.log_streams import LogStream, Window, windows
+from fragdoctor.inputs.log_streams import LogStream, windows
 from fragdoctor.inputs.scenes import line_starts, scan
 from fragdoctor.inputs.server_budget import server_budget
 from fragdoctor.inputs.told_failures import told_failure
 from fragdoctor.inputs.tracebacks import MAX_MESSAGES, with_tracebacks
-from fragdoctor.inputs.wordings.allocator_message import VARIANTS, hits
+from fragdoctor.inputs.wordings.allocator_message import hits
 from fragdoctor.inputs.wordings.backends import CUDA_ASYNC, JAX_AND_TENSORFLOW, MPS
 from fragdoctor.inputs.wordings.driver import DRIVERS, LIBRARIES
 from fragdoctor.inputs.wordings.frameworks import FRAMEWORKS, KV_CACHE_CHECKS
@@ -42,7 +38,6 @@ from fragdoctor.model.case import (
     BATCH_TRIED,
     CHECKPOINTING,
     GPU_TABLE,
-    NO_FAILURE,
     LogMarker,
     OomLog,
     OomMessage,
@@ -61,12 +56,8 @@ WORDINGS: Final[tuple[Wording, ...]] = (
     *DRIVERS,
     *NOT_DEVICE_MEMORY,
 )
+_HEAD_CHARS: Final = 256 * 1024  # where a text names the frameworks that it is about
 _GROUP_GAP: Final = 900  # the most squeezed characters between two parts of one report
-
-
-def variants() -> tuple[str, ...]:
-    """Return the names of all wordings in the table, sorted."""
-    return tuple(sorted({w.variant for w in WORDINGS} | set(VARIANTS)))
 
 
 def hits_of(stream: LogStream) -> Iterator[Hit]:
@@ -125,9 +116,6 @@ def _filled(first: OomMessage, second: OomMessage) -> OomMessage:
     return replace(first, **missing)
 
 
-__all__ = ["find_messages", "parse_oom", "variants"]
-
-
 def parse_oom(text: str) -> OomMessage | None:
     """Return the first message in a text, or None if the text holds nothing known.
 
@@ -149,9 +137,7 @@ def find_messages(text: str) -> OomLog:
 
     ``primary`` is the first cause: the earliest failure of device memory that printed figures (its
     repetition, if a title cut it); else the earliest without figures; else the earliest failure of
-    the host's memory, first one that says why; else the earliest warning; else the first message. A
-    message without a rank gets the rank of the process
-    whose end the launcher reports below the message.
+    the host's memory, first one that says why; else the earliest warning; else the first message.
     Timeouts, asserts and kills that follow an out-of-memory error are its consequences.
     """
     found = _Found()
@@ -167,14 +153,11 @@ def find_messages(text: str) -> OomLog:
                     hits.append((first, stream.ordinal_at(max(hit.start, hit.end - 1)), hit))
         for _first, last, hit in sorted(hits, key=lambda item: (item[0], item[2].start)):
             found.add(hit, last)
-        found.ends.extend(_ends_told(window))
-    found.name_ranks()
     messages = (
         _without_echoes(found.messages)
         or found.warnings
         or found.negative[:1]
         or list(filter(None, [fullest_gpu(text) or told_failure(text)]))
-        or _look_alike(text)
     )
     messages = _with_table(messages, text)
     starts = line_starts(text, sorted({m.line for m in messages[:MAX_MESSAGES]}))
@@ -201,7 +184,7 @@ def find_messages(text: str) -> OomLog:
         n_lines=text.count("\n") + (not text.endswith("\n") and bool(text)),
         scenes=scan(text, messages, markers),
         server=server_budget(text),
-        frameworks=tuple(f.name for f in frameworks_in((), text[:_LOOK_ALIKE_CHARS])),
+        frameworks=tuple(f.name for f in frameworks_in((), text[:_HEAD_CHARS])),
         program=() if program is None else program.parts,
     )
 
@@ -234,7 +217,6 @@ class _Found(Struct):
     negative: list[OomMessage] = field(default_factory=list)
     warnings: list[OomMessage] = field(default_factory=list)
     consumed: int = -1  # ordinal of the last raw line that a message covers
-    ends: list[_RankEnd] = field(default_factory=list)
 
     def add(self, hit: Hit, last: int) -> None:
         """Add one hit to the list where it belongs."""
@@ -260,33 +242,6 @@ class _Found(Struct):
         elif not is_consequence:
             self.negative.append(replace(message, rank=None))
 
-    def name_ranks(self) -> None:
-        """Give messages without a rank the rank of the process whose end the log reports."""
-        if any(m.rank is not None for m in self.messages):
-            return  # this log prefixes its lines with ranks; a line without one has its reasons
-        ends = sorted(self.ends, key=lambda e: e.line)
-        end_lines = [e.line for e in ends]
-        lines = sorted(m.line for m in self.messages)
-        devices = Counter(m.device_index for m in self.messages)
-        for i, message in enumerate(self.messages):
-            first = bisect_left(end_lines, message.line)
-            last = bisect_right(end_lines, message.line + _END_LINES)
-            below = ends[first : min(last, first + _END_LINES)]
-            summary = [e for e in below if e.local_rank is not None]
-            roots = {e.rank for e in summary if e.is_root}
-            if not summary:
-                following = bisect_right(lines, message.line)
-                until = lines[following] if following < len(lines) else message.line + _END_LINES
-                ranks = {e.rank for e in below if e.line <= until}
-            elif len({e.rank for e in summary}) == 1 or (lines[0] == lines[-1] and roots):
-                ranks = roots or {e.rank for e in summary}
-            elif devices[message.device_index] == 1:
-                ranks = {e.rank for e in summary if e.local_rank == message.device_index}
-            else:
-                ranks = set()
-            if len(ranks) == 1:
-                self.messages[i] = replace(message, rank=ranks.pop())
-
 
 def _without_echoes(messages: list[OomMessage]) -> list[OomMessage]:
     """Return messages without those that another message states better.
@@ -309,51 +264,6 @@ def _without_echoes(messages: list[OomMessage]) -> list[OomMessage]:
     ]
 
 
-_END_LINES: Final = 400
-_SUMMARY: Final = re.compile(r"\brank\s{0,20}:\s{0,4}(\d{1,6})\s\(local_rank:\s{0,4}(\d{1,6})\)")
-_NAMES_RANK: Final = re.compile(r"rank|process name:|srun: error", re.IGNORECASE)
-# Slurm's task numbers and MPI's process numbers are ranks.
-_LAUNCHER: Final = re.compile(
-    r"srun: error: [\w.-]{1,100}: task (\d{1,6}): "
-    r"|Process name: (?:\[\[\d{1,9},\d{1,9}\],)?(\d{1,6})\b"
-)
-_ENDED: Final = re.compile(
-    r"\b(?:fail|error|exception|abort|crash|died|dying|dead|exit|terminat|killed|lost)",
-    re.IGNORECASE,
-)
-_OF_PEERS: Final = re.compile(
-    r"time[sd]?[ -]?out|watchdog|collective|waiting|heartbeat|connection|peer|local.?rank",
-    re.IGNORECASE,
-)
-
-
-class _RankEnd(Struct, frozen=True):
-    """A line that says that a rank's process failed or ended."""
-
-    line: int
-    rank: int
-    local_rank: int | None = None
-    is_root: bool = False
-
-
-def _ends_told(window: Window) -> Iterator[_RankEnd]:
-    """Yield the ends of ranks that the lines of a window report."""
-    is_root = False
-    for line in window.lines:
-        if "first observed failure" in line.raw:
-            is_root = True
-        for plain in plain_lines(line.raw) if _NAMES_RANK.search(line.raw) else ():
-            summary, launcher = _SUMMARY.search(plain), _LAUNCHER.search(plain)
-            if summary is not None:
-                yield _RankEnd(line.number, int(summary[1]), int(summary[2]), is_root)
-            elif launcher is not None:
-                yield _RankEnd(line.number, int(launcher[1] or launcher[2]))
-            elif _ENDED.search(plain) and not _OF_PEERS.search(plain):
-                rank = rank_in(plain)
-                if rank is not None:
-                    yield _RankEnd(line.number, rank)
-
-
 # Peers die after one rank fails; such a line on its own means the host's OOM killer.
 _CONSEQUENCES: Final = frozenset({"exit-code", "sigkill", "killed"})
 
@@ -367,38 +277,6 @@ same bad index raises an IndexError, which people who have looked for the cause 
 
 _GARBLE: Final = frozenset({"collective-timeout", "nccl-error", "illegal-access"})
 """Failures after which the sizes that a program continues with are garbage."""
-
-
-def _look_alike(text: str) -> list[OomMessage]:
-    """Return a message of kind ``negative`` for a text about devices that reports no failure."""
-    head = text[:_LOOK_ALIKE_CHARS].lower()
-    for words, backend in _TOPICS:
-        if any(word in head for word in words):
-            return [
-                OomMessage(
-                    kind=NEGATIVE,
-                    backend=backend,
-                    is_device_oom=False,
-                    sub_kind=NO_FAILURE,
-                    text=" ".join(text[:_LOOK_ALIKE_CHARS].split())[:500],
-                )
-            ]
-    return []
-
-
-_LOOK_ALIKE_CHARS: Final = 256 * 1024
-_TOPICS: Final = (
-    (("vllm", "gpu_memory_utilization"), "vllm"),
-    (("sglang", "mem-fraction-static"), "sglang"),
-    (("mps backend", "torch.mps", "apple m"), "mps"),
-    (("torch.xpu", "intel_extension_for_pytorch", "xpu:"), "xpu"),
-    (("rocm", "hip error", "miopen"), "rocm"),
-    (("torch_npu", "ascend"), "npu"),
-    (("torch", "cuda", "gpu", "nvidia", "nccl", "triton", "cudnn", "cublas"), "cuda"),
-    (("jaxlib", "jax."), "jax"),
-    (("tensorflow",), "tf"),
-    (("out of memory", "memory"), "cpu"),
-)
 
 
 def _primary(messages: list[OomMessage]) -> int:

@@ -241,13 +241,8 @@ _ANSWERS: Final = (
         "Check the credentials.",
     ),
     (
-        {"TimeoutError", "FSTimeoutError", "ServerTimeoutError"},
-        (),
-        "{} did not answer in time.",
-        "Check the network, or copy the file here.",
-    ),
-    (
-        {"ClientConnectorError", "EndpointConnectionError", "ConnectionError"},
+        {"ClientConnectorError", "ConnectionError", "EndpointConnectionError", "FSTimeoutError"}
+        | {"ServerTimeoutError", "TimeoutError"},
         (),
         "The server of {} cannot be reached.",
         "Check the URL and the network.",

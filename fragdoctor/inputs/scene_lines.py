@@ -16,8 +16,7 @@ _MONTHS: Final = (
 )  # fmt: skip
 _HMS: Final = r"(?P<H>\d{1,2}):(?P<M>\d\d)(?::(?P<S>\d\d)(?:[.,](?P<f>\d{1,9}))?)?"
 _FULL: Final = re.compile(
-    rf"(?<!\d)(?P<y>\d{{4}})[-/](?P<m>\d{{1,2}})[-/](?P<d>\d{{1,2}})[T _]{_HMS}"
-    r"(?P<z>Z|[+-]\d\d:?\d\d)?",
+    rf"(?<!\d)(?P<y>\d{{4}})[-/](?P<m>\d{{1,2}})[-/](?P<d>\d{{1,2}})[T _]{_HMS}",
     re.ASCII,
 )
 _SYSLOG: Final = re.compile(
@@ -40,7 +39,10 @@ _SOME_YEAR: Final = 1972
 
 
 def time_of(line: str) -> tuple[float | None, TimePrecision]:
-    """Return the time at the start of a plain line, in seconds, and how complete it is."""
+    """Return the time at the start of a plain line, in seconds, and how complete it is.
+
+    A log has one time zone, so the zone that a line may print is not read.
+    """
     head = line[:_HEAD]
     if ":" not in head:
         return None, TimePrecision.NONE
@@ -81,18 +83,7 @@ def _dated(match: re.Match[str], precision: TimePrecision) -> tuple[float | None
         seconds = (day + timedelta(seconds=_seconds(match))).timestamp()
     except (ValueError, OverflowError):
         return None, TimePrecision.NONE
-    zone = parts.get("z")
-    if not zone:
-        return seconds, precision
-    return seconds - _offset(zone), TimePrecision.ZONED
-
-
-def _offset(zone: str) -> int:
-    if zone == "Z":
-        return 0
-    digits = zone[1:].replace(":", "")
-    sign = -1 if zone[0] == "-" else 1
-    return sign * (3600 * int(digits[:2]) + 60 * int(digits[2:]))
+    return seconds, precision
 
 
 PROGRESS_LITERALS: Final = ("%|", "epoch", "step", "iter", "batch")

@@ -24,21 +24,20 @@ _SCALARS: Final = frozenset(
         "num_oom_rejections",
     }
 )
-_FAMILIES: Final = frozenset(
-    {
-        "allocation",
-        "segment",
-        "active",
-        "inactive_split",
-        "allocated_bytes",
-        "reserved_bytes",
-        "active_bytes",
-        "inactive_split_bytes",
-        "requested_bytes",
-        "oversize_allocations",
-        "oversize_segments",
-    }
-)
+_ROWS: Final = {  # of memory_summary(), by their titles
+    "allocated memory": "allocated_bytes",
+    "active memory": "active_bytes",
+    "requested memory": "requested_bytes",
+    "gpu reserved memory": "reserved_bytes",
+    "non-releasable memory": "inactive_split_bytes",
+    "allocations": "allocation",
+    "active allocs": "active",
+    "gpu reserved segments": "segment",
+    "non-releasable allocs": "inactive_split",
+    "oversize allocations": "oversize_allocations",
+    "oversize gpu segments": "oversize_segments",
+}
+_FAMILIES: Final = frozenset(_ROWS.values())
 _MARK: Final = re.compile(
     r"\"(?:(?:allocated|reserved|active)_bytes(?:\.|\"\s{0,20}:\s{0,20}\{)"
     r"|num_alloc_retries\"|num_ooms\")"
@@ -242,19 +241,6 @@ _RETRIES: Final = re.compile(
     r"(?:cuda|hip)?Malloc\s{1,9}retries\s{0,40}:\s{0,40}(\d{1,18})", re.IGNORECASE
 )
 _CELL: Final = re.compile(r"(\d{1,18})\s{0,9}([KMGTP]i?B|B|[KM])?", re.IGNORECASE)
-_ROWS: Final = {
-    "allocated memory": "allocated_bytes",
-    "active memory": "active_bytes",
-    "requested memory": "requested_bytes",
-    "gpu reserved memory": "reserved_bytes",
-    "non-releasable memory": "inactive_split_bytes",
-    "allocations": "allocation",
-    "active allocs": "active",
-    "gpu reserved segments": "segment",
-    "non-releasable allocs": "inactive_split",
-    "oversize allocations": "oversize_allocations",
-    "oversize gpu segments": "oversize_segments",
-}
 _SUB_ROWS: Final = {"from large pool": "large_pool", "from small pool": "small_pool"}
 _COLUMNS: Final = ("current", "peak", "allocated", "freed")
 _POWERS: Final = {"K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
@@ -272,14 +258,12 @@ class _Table(Struct):
     label: str
     device: int | None = None
     values: dict[str, int] = field(default_factory=dict)
-    resolution: int = 1
     family: str = ""
 
     def stats(self) -> MemoryStats:
         return MemoryStats(
             values=self.values,
             device=self.device,
-            resolution_bytes=self.resolution,
             origin="memory_summary",
             label=self.label,
         )
@@ -332,15 +316,7 @@ def _read_line(table: _Table, line: str) -> None:
         match = _CELL.fullmatch(cell)
         if match is None:
             continue
-        unit = match.group(2) or ""
-        factor = _factor(unit)
+        unit = (match.group(2) or "").upper()
+        thousand = 1024 if unit.endswith("B") else 1000
         key = f"{family}.{column}" if family in _WITHOUT_POOLS else f"{family}.{pool}.{column}"
-        table.values[key] = int(match.group(1)) * factor
-        if unit.upper().endswith("B"):
-            table.resolution = max(table.resolution, factor)
-
-
-def _factor(unit: str) -> int:
-    power = _POWERS.get(unit[:1].upper(), 0)
-    is_size = unit.upper().endswith("B")
-    return int(1024**power if is_size else 1000**power)
+        table.values[key] = int(match.group(1)) * thousand ** _POWERS.get(unit[:1], 0)

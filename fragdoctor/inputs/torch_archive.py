@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from os import PathLike
 from typing import BinaryIO, Final
 
-from fragdoctor.errors import InputError, LimitExceeded, NotASnapshot, RefusedSnapshot
-from fragdoctor.inputs.zip_members import DAMAGE, damaged, is_usual, open_member, parts_of
+from fragdoctor.errors import InputError, NotASnapshot, RefusedSnapshot
+from fragdoctor.inputs.zip_members import only_one, open_archive, open_member, parts_of
 
 PICKLE: Final = "data.pkl"
 MAX_ENTRIES: Final = 100_000
@@ -27,10 +27,7 @@ def open_saved(source: str | PathLike[str] | BinaryIO, name: str) -> Iterator[Bi
     Raises:
         InputError: the file cannot be read, or does not hold exactly one such pickle.
     """
-    try:
-        archive = zipfile.ZipFile(source)
-    except DAMAGE as e:
-        raise damaged(name) from e
+    archive = open_archive(source, name, MAX_ENTRIES, "A saved snapshot holds five.")
     with archive, open_member(archive, _pickle_of(archive, name), name) as stream:
         try:
             yield stream
@@ -40,19 +37,10 @@ def open_saved(source: str | PathLike[str] | BinaryIO, name: str) -> Iterator[Bi
 
 def _pickle_of(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
     entries = archive.infolist()
-    if len(entries) > MAX_ENTRIES:
-        raise LimitExceeded(
-            f"{name} holds {len(entries)} members.", hint="A saved snapshot holds five."
-        )
     found = [e for e in entries if len(p := parts_of(e.filename)) == 2 and p[1] == PICKLE]
     if not found:
         raise NotASnapshot(f"{name} is a zip archive, not a memory snapshot.", hint=NO_PICKLE)
-    if len(found) > 1 or not is_usual(found[0]):
-        raise RefusedSnapshot(
-            f"{name} holds {PICKLE} twice, encrypted or packed in an unusual way.",
-            hint="torch.save() writes no such file.",
-        )
-    return found[0]
+    return only_one(found, PICKLE, name, "torch.save() writes no such file.")
 
 
 NO_PICKLE: Final = f"torch.save() puts a {PICKLE} into its archives; this one has none."

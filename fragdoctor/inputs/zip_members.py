@@ -6,10 +6,12 @@ import io
 import struct
 import zipfile
 import zlib
+from collections.abc import Sequence
+from os import PathLike
 from pathlib import PurePosixPath
 from typing import IO, BinaryIO, Final
 
-from fragdoctor.errors import InputError, LimitExceeded, TruncatedSnapshot
+from fragdoctor.errors import InputError, LimitExceeded, RefusedSnapshot, TruncatedSnapshot
 from fragdoctor.limits import DEFAULT_LIMITS
 from fragdoctor.units import MIB, format_size
 
@@ -28,9 +30,38 @@ DAMAGE: Final = (
 """The exceptions that ``zipfile`` raises on damaged or forged archives, found by fuzzing."""
 
 
-def is_usual(entry: zipfile.ZipInfo) -> bool:
-    """Return whether a member is packed like genuine ones: stored or deflated, not encrypted."""
-    return not entry.flag_bits & 1 and entry.compress_type in _METHODS
+def open_archive(
+    source: str | PathLike[str] | BinaryIO, name: str, most: int, usual: str
+) -> zipfile.ZipFile:
+    """Open a zip file; ``name`` is its display name, ``usual`` what a genuine one holds.
+
+    Raises:
+        InputError: the archive is damaged, or has more than ``most`` members.
+    """
+    try:
+        archive = zipfile.ZipFile(source)
+    except DAMAGE as e:
+        raise damaged(name) from e
+    n = len(archive.infolist())
+    if n > most:
+        archive.close()
+        raise LimitExceeded(f"{name} holds {n} members.", hint=usual)
+    return archive
+
+
+def only_one(
+    entries: Sequence[zipfile.ZipInfo], file: str, name: str, hint: str
+) -> zipfile.ZipInfo:
+    """Return the member that is this file of an archive, packed like genuine ones.
+
+    Raises:
+        RefusedSnapshot: it is there twice, encrypted, or neither stored nor deflated.
+    """
+    if len(entries) > 1 or entries[0].flag_bits & 1 or entries[0].compress_type not in _METHODS:
+        raise RefusedSnapshot(
+            f"{name} holds {file} twice, encrypted or packed in an unusual way.", hint=hint
+        )
+    return entries[0]
 
 
 def open_member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str) -> BinaryIO:

@@ -15,9 +15,6 @@ from fragdoctor.model.finding import Location
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.model.story import Scene
 
-NO_FAILURE: Final = "no-failure"
-"""``sub_kind`` of the message (of kind ``negative``) that stands for a text without a failure."""
-
 GPU_TABLE: Final = "gpu-table"
 """``sub_kind`` of the message that stands for a table of GPUs next to words about a failure."""
 
@@ -298,14 +295,12 @@ class MemoryStats(Struct, frozen=True):
         values: in flat form: ``allocated_bytes.all.peak`` -> int, ``num_alloc_retries`` -> int.
             Figures from a summary are rounded down to the printed unit.
         device: device index, None if the source does not say.
-        resolution_bytes: 1 for exact figures, else the unit of ``memory_summary`` (up to 1 GiB).
         origin: ``memory_stats`` or ``memory_summary``.
         label: position in a series (step, line), for people; hostile text.
     """
 
     values: Mapping[str, int]
     device: int | None = None
-    resolution_bytes: int = 1
     origin: str = "memory_stats"
     label: str = ""
 

@@ -53,7 +53,6 @@ class TimePrecision(StrEnum):
     """How complete a printed time is; only times of the same precision can be compared."""
 
     NONE = ""
-    ZONED = "zoned"
     DATED = "dated"
     YEARLESS = "yearless"
     CLOCK = "clock"

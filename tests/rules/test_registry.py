@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import pkgutil
-
 import pytest
 
-import fragdoctor.rules
 from fragdoctor.model.finding import Severity
 from fragdoctor.rules.registry import RULES, explanation, find_rule
 from fragdoctor.rules.rule import HEADINGS
@@ -17,16 +14,6 @@ def test_registry_is_sorted_by_unique_code():
 
     assert sorted(set(codes)) == codes
     assert len({rule.name for rule in RULES}) == len(RULES)
-
-
-def test_registry_holds_every_rule_module():
-    modules = {
-        info.name
-        for info in pkgutil.walk_packages(fragdoctor.rules.__path__, "fragdoctor.rules.")
-        if info.name.count(".") == 3
-    }
-
-    assert modules == {type(rule).__module__ for rule in RULES}
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
@@ -40,11 +27,9 @@ def test_rule_is_documented_under_every_heading(rule):
 def test_rule_attributes_are_well_formed(rule):
     assert rule.code.startswith("FD")
     assert rule.code[2:].isdigit()
-    assert type(rule).__module__.endswith(rule.name.replace("-", "_"))
     assert rule.summary
     assert not rule.summary.endswith(".")
     assert rule.severity in Severity
-    assert rule.status in ("preview", "stable")
 
 
 def test_headings_are_the_seven_of_the_contract():

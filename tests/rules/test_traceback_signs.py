@@ -31,15 +31,7 @@ SHAPES = {
         frame(f"{LIB}/monai/inferers/utils.py", "sliding_window_inference", "x = zeros(n)")
     ),
     # vllm, csrc/cumem_allocator.cpp
-    "asleep no more": "CUDA Error: out of memory at /build/csrc/cumem_allocator.cpp:62\n",
-    # vllm, device_allocator/cumem.py: what sleep() logs
-    "asleep": "Sleep mode freed 43.80 GiB, 11.57 GiB memory is still in use\n" + FULL + "\n",
-    "data-on-gpu": failing(
-        frame("/job/scene/cameras.py", "__init__", "self.image = image.to(self.data_device)")
-    ),
-    "data-on-gpu by its name": failing(
-        frame("/job/data.py", "load_images", "images = torch.stack(found).cuda()")
-    ),
+    "server-step that wakes up": "CUDA Error: out of memory at csrc/cumem_allocator.cpp:62\n",
     "optimizer-state in 32 bits": failing(
         frame(f"{LIB}/colossalai/zero/low_level_optim.py", "__init__", "fp32_flat = half.float()")
     ),
@@ -70,13 +62,7 @@ SHAPES = {
     "loading-weights of a program that took ComfyUI's code": failing(
         frame("/app/ldm_patched/modules/model_management.py", "cast_to_device", "return t.to(d)"),
     ),
-    "graph-capture of a training run": failing(
-        frame("/job/megatron/training.py", "train", "helper.create_cudagraphs()"),
-        frame(
-            f"{LIB}/transformer_engine/pytorch/graph.py", "make_graphed_callables", "graphs = f(c)"
-        ),
-    ),
-    "graph-capture": failing(
+    "server-step that captures graphs": failing(
         message=f"Exception: Capture cuda graph failed: {FULL.partition(': ')[2]}"
     ),
     "loading-weights of a server": failing(
@@ -143,16 +129,7 @@ SHAPES = {
     "gaussian-tiles": failing(
         frame(f"{LIB}/gsplat/cuda/_wrapper.py", "isect_tiles", "ids = fn(means, radii)")
     ),
-    "nccl-start": failing(
-        frame(f"{TORCH}/nn/parallel/distributed.py", "__init__", "_verify_shapes(group)"),
-        message="torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:7\n"
-        "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
-        "Failed to CUDA calloc 4194304 bytes\n",
-    ),
     "quantized-kernel": "Error out of memory at line 88 in file /src/csrc/ops.cu\n",
-    "calibration": failing(
-        frame(f"{LIB}/awq/quantize/quantizer.py", "quantize", "self.run(samples)")
-    ),
     "loaded-checkpoint in words": f"When I resume training from a checkpoint:\n{FULL}\n",
     "growth": f"The memory keeps growing from step to step until it fails:\n{FULL}\n",
     "loaded-checkpoint that is resumed": f"It only fails when resuming:\n{FULL}\n",
@@ -160,8 +137,6 @@ SHAPES = {
     "merged-save in words": f"I get this from model.save_pretrained_gguf('m', t):\n{FULL}\n",
     "loading-weights of an adapter": f"ERROR lora blocks.18.txt_mod.lin.weight {FULL}\n",
     "growth told below the message": f"{FULL}\n\nThe GPU memory is slowly increasing.\n",
-    "spilled": "Since the update training is very slow: the task manager shows 4 GB of Shared GPU "
-    "memory in use.\n",
     "attention-scores": failing(
         frame("/job/net.py", "forward", "w = torch.matmul(q, key_states.transpose(2, 3))")
     ),
@@ -174,7 +149,7 @@ SHAPES = {
     ),
     "inference by what the script is called": f"$ python tools/inference_sr.py -i in.png\n{FULL}\n",
     "inference by what was run": f"After training I ran render.py and it failed:\n{FULL}\n",
-    "graph-capture of a log": "INFO [model_runner.py:1442] Capturing cudagraphs for decoding.\n"
+    "server-step of a log": "INFO [model_runner.py:1442] Capturing cudagraphs for decoding.\n"
     f"{FULL}\n",
     "server-step of a router": f"ERROR text_generation_client: router/lib.rs:33: {FULL}\n",
     "all-pairs": failing(frame("/job/net.py", "forward", "d = torch.cdist(a, b)")),
@@ -196,17 +171,11 @@ SHAPES = {
         frame(f"{LIB}/deepspeed/runtime/zero/stage3.py", "_optimizer_step", "self.opt.step()"),
         frame(f"{TORCH}/optim/adam.py", "_init_group", "state['exp_avg'] = zeros_like(p)"),
     ),
-    "fused-attention-call": failing(
-        frame("/job/net.py", "attend", "y = F.scaled_dot_product_attention(q, k, v, mask)")
-    ),
     "ctranslate2": "RuntimeError: CUDA failed with error out of memory\n",
     "loading-weights at the end of what was pasted": failing(
         frame("/job/workflow.py", "run_sft", "model = load_model(tokenizer, args)")
     ),
     "ctranslate2 in small letters": "I get cuda failed with error out of memory after a while.\n",
-    "generation": failing(
-        frame(f"{LIB}/transformers/generation/utils.py", "_sample", "out = self(**inputs)")
-    ),
     "evaluation": failing(
         frame(f"{LIB}/lightning/loops/evaluation_loop.py", "_evaluation_step", "out = step()"),
         frame(f"{TORCH}/nn/modules/conv.py", "forward", "return F.conv2d(x, w)"),
@@ -274,10 +243,7 @@ def test_frameworks_have_words_for_changes_and_signs_only():
 
 
 @pytest.mark.parametrize("sign", SIGNS, ids=lambda sign: sign.name)
-def test_sign_names_library_and_version(sign):
-    library, *_ = sign.source.split()
-
-    assert library
+def test_sign_says_what_was_done_and_where(sign):
     assert sign.doing
     assert sign.places or sign.intro or sign.in_words
 

@@ -17,7 +17,7 @@ from fragdoctor.analysis.training_run import TrainingRun
 from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.verdict_message import LIBRARIES
 from fragdoctor.model.arrays import distinct
-from fragdoctor.model.case import CHECKPOINTING, NO_FAILURE, OomMessage
+from fragdoctor.model.case import CHECKPOINTING, OomMessage
 from fragdoctor.model.conf_keys import KEYS, key_is_known
 from fragdoctor.model.diagnosis import Cause, Predicted, Recommendation, Verdict
 from fragdoctor.model.engines import is_of_other_program
@@ -26,7 +26,7 @@ from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.simulation import Outlook, OutlookState, ReplayResult
 from fragdoctor.model.snapshot import Action
-from fragdoctor.rules.capacity.optimizer_state import fails_in_optimizer
+from fragdoctor.rules.capacity import fails_in_optimizer
 from fragdoctor.rules.failed_request import FailedRequest
 from fragdoctor.rules.request_sources import matching_oom
 from fragdoctor.rules.rule import MAX_STACK, Context, from_user
@@ -234,10 +234,8 @@ class JudgedCase(Struct, frozen=True, dict=True):
     @property
     def is_allocator_case(self) -> bool:
         """Whether the case is about PyTorch's caching allocator."""
-        if self.message is None:
-            return True
-        if self.message.sub_kind == NO_FAILURE:
-            return self.cause is Cause.LEAK  # the program's own prints show it
+        if self.message is None:  # a log without a message may print memory that grows
+            return self.context.case.oom is None or self.cause is Cause.LEAK
         return self.message.is_of_caching_allocator
 
     def assignment(self, conf: str) -> str:

@@ -169,25 +169,6 @@ def _sub_kind(draft: _Draft, after: str) -> str:
     return "figures-lost" if not draft.seen & _FIGURES and after.startswith(".gpu") else ""
 
 
-VARIANTS: Final = {
-    "torch-1.0": "cached",
-    "torch-1.4": "reserved in total by PyTorch",
-    "torch-1.10": "the same with advice about max_split_size_mb",
-    "torch-2.1": "total capacty, or 2.x sentences with advice about max_split_size_mb",
-    "torch-2.2": "2.x sentences, advice with the environment-variables link",
-    "torch-2.9": "advice with PYTORCH_ALLOC_CONF",
-    "torch-2.10": "advice with the docs.pytorch.org link",
-    "torch-2.15": "advice that knows whether expandable segments are on",
-    "torch-2": "2.x sentences, cut before what tells the versions apart",
-    "torch": "no figure but the request",
-    "ipex": "XPU of Intel's extension",
-    "xpu-2.4": "XPU without free memory",
-    "xpu-2.9": "XPU with free memory",
-    "npu": "Ascend",
-    "musa": "Moore Threads",
-}
-
-
 def _dialect(seen: AbstractSet[str], name: str, text: str) -> Fields:
     """Return what the form of a message shows besides its figures: backend, variant and versions.
 

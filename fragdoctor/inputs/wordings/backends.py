@@ -106,7 +106,6 @@ MPS: Final = (
         rf"\)?\.?(?:{_TRIED})?",
     ),
     _mps("mps-cut", rf"mpsbackendoutofmemory\.?(?:{_TRIED})?", may_be_prose=True),
-    _mps("mps-cut", r"triedtoallocate<requested_bytes>on(?:shared|private)pool"),
     _mps("mps-buffer", r"invalidbuffersize:<requested_bytes>", "buffer-too-large", hint=""),
     _mps(
         "mps-array",

@@ -16,7 +16,6 @@ from fragdoctor.inputs.wordings.wording import (
     OTHER,
     Fields,
     Wording,
-    alone,
     compile_squeezed,
     ends_line,
     on_host,
@@ -222,11 +221,6 @@ DRIVERS: Final = (
         # cudaMallocAsync's message as ComfyUI shows it: cut off after the device's number
         r"allocationondevice(?P<device_index>\d{1,3})?(?!\d?would)",
         refine=ends_line,
-    ),
-    _lost(
-        "exception-name",
-        r"torch(?:\.cuda|\._c)?\._?outofmemoryerror(?:\(\))?",
-        refine=alone,
     ),
     _lost(
         "dispatched-modules",

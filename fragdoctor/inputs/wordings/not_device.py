@@ -107,11 +107,6 @@ HOST_MEMORY: Final[tuple[Wording, ...]] = (
         r"|errorwhilecreatingsharedmemorysegment[/\w.-]{0,100}\(size(?P<_size>\d{1,15})\))"
         r"[,:]{0,2}(?:error)?:?nospaceleftondevice",
     ),
-    _shm(
-        "nccl-shm",
-        r"errorwhilecreatingsharedmemorysegment[/\w.-]{0,100}"
-        r"\(size(?P<requested_bytes>COUNT)\)",
-    ),
     _shm("shared-memory-full", r"dataloader'?sworkersareoutofsharedmemory"),
     # aten/src/ATen/MapAllocator.cpp; on Windows the page file backs shared memory, and error 1455
     # is ERROR_COMMITMENT_LIMIT

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -41,15 +40,12 @@ class RuleText(Struct, frozen=True):
     name: str
     summary: str
     severity: Severity
-    since: str
-    status: str
     text: str
 
     @classmethod
     def of(cls, rule: Rule) -> RuleText:
         """Return the text of a rule."""
-        facts = (rule.code, rule.name, rule.summary, rule.severity, rule.since, rule.status)
-        return cls(*facts, inspect.getdoc(rule) or "")
+        return cls(rule.code, rule.name, rule.summary, rule.severity, rule.text)
 
 
 class GlossaryTerm(Struct, frozen=True):
@@ -171,8 +167,8 @@ def _term(term: GlossaryTerm) -> doc.ReportDocument:
 
 
 def _rule(rule: RuleText) -> doc.ReportDocument:
-    facts = f"severity {rule.severity.name.lower()}, {rule.status}, since {rule.since}"
-    lead: list[doc.DocumentBlock] = [doc.Paragraph(dim(facts))]
+    severity = doc.Paragraph(dim(f"severity {rule.severity.name.lower()}"))
+    lead: list[doc.DocumentBlock] = [severity]
     sections: list[doc.Section] = []
     for text in rule.text.strip().split("\n\n"):
         heading = next((h for h in HEADINGS if text.startswith(h)), "")

@@ -1,0 +1,268 @@
+"""FD4xx: memory that grows and is not freed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+
+from fragdoctor.analysis.owners import main_owner, named_blocks
+from fragdoctor.analysis.result import IdleGraph, KeptKind, KeptMemory
+from fragdoctor.model.arrays import is_among
+from fragdoctor.model.case import MemoryStats
+from fragdoctor.model.census import HoldingKind, Owner
+from fragdoctor.model.finding import Confidence, Evidence, Location, Severity, line_text
+from fragdoctor.model.story import TrialTrend
+from fragdoctor.model.trend import trend_of
+from fragdoctor.rules.rule import Context, Found, Skip, needed, rule
+from fragdoctor.story.trends import accumulation, rise_bytes
+from fragdoctor.units import format_count, format_share, format_size, plural
+
+MAX_LINES: Final = 5
+"""The most lines to name; a leaked graph shows up as many lines of the model."""
+
+
+@rule("FD401", Severity.ERROR)
+def growing_line(context: Context) -> Iterator[Found]:
+    """Memory from one line grows step by step and is not freed.
+
+    What it finds. Lines whose blocks of many different steps are all still live at the end.
+
+    Why it costs memory. It grows until nothing is left, however large the device is.
+
+    Evidence used. Allocation and free events with their stacks, cut into steps of the program.
+
+    What to do. Keep loss.item() or tensor.detach().cpu() in place of tensors that carry a graph,
+    clear lists and caches, evaluate under torch.no_grad(), release kept exceptions.
+
+    What it can get wrong. A cache that fills on purpose grows too, until it is full. Short traces
+    show too few steps to tell.
+
+    Example. features.append(output) keeps 16 MiB a step.
+
+    References. FAQ: My model reports "cuda runtime error(2)": don't accumulate history across your
+    training loop.
+    """
+    analysis = context.need_trace()
+    for growth in analysis.growth[:MAX_LINES]:
+        stack = context.python_stack(growth.stack)
+        line = context.frame(growth.frame) or (stack[0] if stack else None)
+        leads = analysis.kept is not None and growth in analysis.kept.lines
+        yield Found(
+            f"{line_text(line)} keeps {format_size(growth.slope_bytes)} more in each of "
+            f"{plural(growth.n_steps, 'step')}: {plural(growth.n_survivors, 'block')} "
+            f"of {format_size(growth.survivor_bytes)} "
+            f"{'is' if growth.n_survivors == 1 else 'are'} live.",
+            severity=Severity.ERROR if leads else Severity.INFO,
+            confidence=Confidence.LIKELY if leads else Confidence.POSSIBLE,
+            n_bytes=growth.survivor_bytes,
+            evidence=(
+                Evidence("growth per step", growth.slope_bytes, "bytes", "trace"),
+                Evidence("survivors", growth.survivor_bytes, "bytes", "trace"),
+            ),
+            locations=stack or (() if line is None else (line,)),
+        )
+
+
+KIND_WORDS: Final = {
+    KeptKind.ACTIVATION: ("activation", "activations"),
+    KeptKind.LOSS: ("loss", "losses"),
+    KeptKind.STATE: ("tensor of optimizer state", "tensors of optimizer state"),
+    KeptKind.COPY: ("copy", "copies"),
+    KeptKind.GRADIENT: ("result of the backward pass", "results of the backward pass"),
+    KeptKind.TENSOR: ("tensor", "tensors"),
+}
+
+
+def kept_line(context: Context, kept: KeptMemory) -> Location | None:
+    """Return the line that makes what grows, or None if no stack shows it."""
+    return context.frame(kept.frame) or context.user_line(kept.stack)
+
+
+def maker_text(context: Context, kept: KeptMemory) -> str:
+    """Return the line that makes what grows, as part of a sentence."""
+    return line_text(kept_line(context, kept))
+
+
+def gathered_text(context: Context, kept: KeptMemory) -> str:
+    """Return what the last evaluation gathers, as the beginning of a sentence."""
+    return (
+        f"The evaluation keeps what {maker_text(context, kept)} makes: "
+        f"{format_size(kept.slope_bytes)} a batch, {format_size(kept.survivor_bytes)} so far"
+    )
+
+
+def idle_graph_text(context: Context, graph: IdleGraph) -> str:
+    """Return what an evaluation keeps in its graph, as the beginning of a sentence."""
+    line = context.frame(graph.frame)
+    where = "" if line is None else f" at {line_text(line)}"
+    return (
+        f"The model called{where} keeps {format_size(graph.n_bytes)} of results, "
+        f"{format_share(graph.share, 1)} of what it makes, as much as a forward pass of training "
+        f"({format_share(graph.usual_share, 1)}): it builds a graph, and most steps have no "
+        "backward pass for that call"
+    )
+
+
+def keeper(context: Context, kept: KeptMemory) -> Owner | None:
+    """Return who holds most of what grows according to a census, or None if unknown."""
+    a = context.analysis
+    named = None if a is None else named_blocks(a.trace, context.case.censuses)
+    if a is None or named is None:
+        return None
+    lives = a.trace.lives
+    rows = np.flatnonzero(lives.survives)
+    frames = [g.frame for g in kept.lines]
+    stacks = [g.stack for g in kept.lines if g.frame < 0]
+    is_kept = is_among(a.trace.stacks.lines_of(lives.stack[rows]), [f for f in frames if f >= 0])
+    is_kept |= is_among(lives.stack[rows], stacks)
+    mine = rows[is_kept]
+    return main_owner(named, mine, lives.size_bytes[mine])
+
+
+def owner_name(owner: Owner) -> str:
+    """Return an owner's name with what it is, to begin a sentence."""
+    if owner.kind is HoldingKind.CONTAINER:
+        return f"{owner.name} ({owner.class_name} of {format_count(owner.n_items)})"
+    if owner.kind is HoldingKind.GRAPH:
+        return f"The autograd graph of {owner.name}"
+    if owner.kind is HoldingKind.CYCLE:
+        return f"The reference cycle {owner.name}"
+    return owner.name or f"A {owner.class_name}"
+
+
+def kept_text(context: Context, kept: KeptMemory) -> str:
+    """Return what is kept and how it grows, as the beginning of a sentence."""
+    kinds = ", ".join(plural(k.n_per_step, *KIND_WORDS[k.kind]) for k in kept.kinds[:3])
+    within = context.line_of_library(kept.stack)
+    where = "" if within is None else f", most in {line_text(within)}"
+    owner = keeper(context, kept)
+    keeps = "Something keeps" if owner is None else f"{owner_name(owner)} keeps"
+    return (
+        f"{keeps} what {maker_text(context, kept)} makes{where}: {kinds}, "
+        f"{format_size(kept.slope_bytes)} a step, {format_size(kept.survivor_bytes)} after "
+        f"{plural(kept.n_steps, 'step')}"
+    )
+
+
+KEY = "allocated_bytes.all.current"
+
+
+@rule("FD402", Severity.WARNING)
+def growing_statistics(context: Context) -> Iterator[Found]:
+    """Allocated memory climbs over a series of statistics.
+
+    What it finds. Current allocated bytes that rise over the series, and to its end.
+
+    Why it costs memory. Taken at the same point of each step, allocated memory should be level.
+
+    Evidence used. allocated_bytes.all.current of each record.
+
+    What to do. Record a snapshot over a few steps: it names the line.
+
+    What it can get wrong. Records taken at different points of a step, or during warm-up.
+
+    Example. 2.1, 2.3, 2.5, 2.7 GiB after steps 100, 200, 300, 400.
+
+    References. torch.cuda.memory_stats.
+    """
+    stats = context.need_stats()
+    if not context.is_series or len(values_of(stats, KEY)) < MIN_RECORDS:
+        raise Skip(f"a series of at least {MIN_RECORDS} records is needed")
+    grown = grown_bytes(stats)
+    if grown is None:
+        return
+    yield Found(
+        f"Allocated memory rises by {format_size(grown)} over {format_count(len(stats))} records.",
+        confidence=Confidence.LIKELY,
+        n_bytes=grown,
+        evidence=(Evidence("rise", grown, "bytes", "memory_stats"),),
+    )
+
+
+MIN_RECORDS: Final = 4
+"""Fewer records than this cannot distinguish a trend from a warm-up."""
+
+MIN_RISE_SHARE: Final = 0.1
+"""A series must end this share above its start; smaller drifts are caches that fill."""
+
+
+def values_of(stats: Sequence[MemoryStats], key: str) -> list[int]:
+    """Return the values of one figure over a series, without records that lack the figure."""
+    return [value for record in stats if (value := record.get(key)) is not None]
+
+
+def grown_bytes(stats: Sequence[MemoryStats]) -> int | None:
+    """Return how much allocated memory grows over a series, or None if it does not grow."""
+    values = values_of(stats, KEY)
+    if len(values) < MIN_RECORDS or not trend_of(values).goes_on:
+        return None
+    rise = values[-1] - values[0]
+    return rise if rise >= MIN_RISE_SHARE * values[-1] else None
+
+
+def count_rises(stats: Sequence[MemoryStats], key: str) -> bool:
+    """Return whether a counter rose at all within the series."""
+    values = values_of(stats, key)
+    return len(values) > 1 and values[-1] > values[0]
+
+
+STEPS = {"trial": "trial", "oom": "failure", "print": "print"}
+
+
+@rule("FD404", Severity.WARNING)
+def accumulating_trials(context: Context) -> Iterator[Found]:
+    """Memory accumulates from trial to trial.
+
+    What it finds. Allocated memory that rises over the trials of a sweep, over its failures, or
+    over what one run prints: the lowest figure of each trial, or what was allocated when memory ran
+    out.
+
+    Why it costs memory. What one trial leaves behind is missing in all later ones, until one fails
+    that would have fit alone.
+
+    Evidence used. Printed figures of memory and the figures of OOM messages, in order of the log;
+    the slope is the median of all pairs (Theil-Sen), three points at least.
+
+    What to do. Let go of the trial's model, optimizer and batches, and of what keeps them: lists of
+    results, callbacks, exceptions with their tracebacks. Or a fresh process every few trials.
+
+    What it can get wrong. Trials that grow on purpose, such as ever larger models. Three points are
+    possible, five that all rise are likely.
+
+    Example. 2.0, 3.6, 5.2, 6.8 GiB at the start of trials 0 to 3.
+
+    References. torch.cuda.memory_allocated; H. Theil 1950, P. K. Sen 1968.
+    """
+    why = "no log with several trials or failures was given"
+    trend = accumulation(needed(context.story, why))
+    if trend is None or trend.slope_bytes is None:
+        return
+    yield Found(
+        growth_sentence(trend),
+        confidence=trend.confidence or Confidence.POSSIBLE,
+        n_bytes=max(0, rise_bytes(trend)),
+        evidence=(
+            Evidence("slope", round(trend.slope_bytes), "bytes", "log"),
+            Evidence("points", len(trend.points), "count", "log"),
+        ),
+        key=f"{trend.figure} {trend.over}",
+    )
+
+
+def growth_sentence(trend: TrialTrend) -> str:
+    """Return how a figure grows, in one sentence with its numbers."""
+    what = {"unallocated": "Reserved but unallocated memory"}.get(
+        trend.figure, f"{trend.figure.capitalize()} memory"
+    )
+    where = " at the failures" if trend.over == "oom" or not trend.label else ""
+    bounds = ""
+    if trend.low_bytes is not None and trend.high_bytes is not None:
+        low, high = format_size(trend.low_bytes), format_size(trend.high_bytes)
+        bounds = f" (90 %: {low} to {high})" if low != high else ""
+    return (
+        f"{what}{where} grows from {format_size(trend.points[0])} to "
+        f"{format_size(trend.points[-1])} over {plural(len(trend.points), STEPS[trend.over])}, "
+        f"{format_size(trend.slope_bytes)} a {STEPS[trend.over]}{bounds}."
+    )
