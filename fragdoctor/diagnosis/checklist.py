@@ -22,13 +22,12 @@ from fragdoctor.rules.failed_request import (
     FULL_SLACK_SHARE,
     FailedRequest,
 )
-from fragdoctor.rules.growth import (
+from fragdoctor.rules.growth.accumulating_trials import STEPS, growth_sentence
+from fragdoctor.rules.growth.growing_line import maker_text
+from fragdoctor.rules.growth.growing_statistics import (
     MIN_RECORDS,
-    STEPS,
     count_rises,
     grown_bytes,
-    growth_sentence,
-    maker_text,
     values_of,
 )
 from fragdoctor.rules.rule import Context

@@ -17,7 +17,7 @@ from fragdoctor.model.diagnosis import DeviceFigures, HostMemoryReport, Moment, 
 from fragdoctor.model.simulation import OutlookState
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, rounding_bytes
-from fragdoctor.rules.input_quality import missing_figures
+from fragdoctor.rules.input_quality.cut_message import missing_figures
 from fragdoctor.rules.request_sources import asked_bytes
 from fragdoctor.rules.rule import Context
 from fragdoctor.units import format_count, format_size

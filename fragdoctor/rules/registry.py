@@ -1,18 +1,25 @@
-"""All rules, sorted by code."""
+"""All rules, sorted by code. A rule is a file of a theme, with the rule's name."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
 from typing import Final
 
-from fragdoctor.rules import capacity, fragmentation, growth, input_quality, processes, settings
 from fragdoctor.rules.rule import HEADINGS, Rule
 
-_THEMES: Final = (fragmentation, capacity, settings, growth, processes, input_quality)
+_THEMES: Final = ("fragmentation", "capacity", "settings", "growth", "processes", "input_quality")
+
+
+def _rules_of(theme: str) -> Iterator[Rule]:
+    for file in Path(__file__).with_name(theme).glob("[!_]*.py"):
+        rule: Rule = getattr(import_module(f"fragdoctor.rules.{theme}.{file.stem}"), file.stem)
+        yield rule
+
+
 RULES: Final[tuple[Rule, ...]] = tuple(
-    sorted(
-        (found for theme in _THEMES for found in vars(theme).values() if isinstance(found, Rule)),
-        key=lambda rule: rule.code,
-    )
+    sorted((rule for theme in _THEMES for rule in _rules_of(theme)), key=lambda rule: rule.code)
 )
 
 

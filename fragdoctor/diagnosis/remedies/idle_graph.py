@@ -10,7 +10,7 @@ from fragdoctor.diagnosis.remedies.remedy import CURES, HELPS, JudgedCase, Propo
 from fragdoctor.diagnosis.remedies.training import layers_checkpointed
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence, line_text
-from fragdoctor.rules.growth import idle_graph_text
+from fragdoctor.rules.growth.growing_line import idle_graph_text
 
 
 class DropIdleGraph(Remedy):

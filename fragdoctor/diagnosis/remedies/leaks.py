@@ -21,7 +21,8 @@ from fragdoctor.model.census import HoldingKind, Owner
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Evidence, Location, line_text
 from fragdoctor.model.story import LogStory
-from fragdoctor.rules.growth import gathered_text, growth_sentence, keeper, maker_text
+from fragdoctor.rules.growth.accumulating_trials import growth_sentence
+from fragdoctor.rules.growth.growing_line import gathered_text, keeper, maker_text
 from fragdoctor.rules.rule import Context
 from fragdoctor.story.trends import accumulation, has_process_each
 from fragdoctor.trace.stacks import BACKWARD, EVALUATION, PACKAGE, USER, classify_file

@@ -1,8 +1,8 @@
-"""FD4xx: memory that grows and is not freed."""
+"""FD401: memory from one line grows step by step and is not freed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -10,13 +10,9 @@ import numpy as np
 from fragdoctor.analysis.owners import main_owner, named_blocks
 from fragdoctor.analysis.result import IdleGraph, KeptKind, KeptMemory
 from fragdoctor.model.arrays import is_among
-from fragdoctor.model.case import MemoryStats
 from fragdoctor.model.census import HoldingKind, Owner
 from fragdoctor.model.finding import Confidence, Evidence, Location, Severity, line_text
-from fragdoctor.model.story import TrialTrend
-from fragdoctor.model.trend import trend_of
-from fragdoctor.rules.rule import Context, Found, Skip, needed, rule
-from fragdoctor.story.trends import accumulation, rise_bytes
+from fragdoctor.rules.rule import Context, Found, rule
 from fragdoctor.units import format_count, format_share, format_size, plural
 
 MAX_LINES: Final = 5
@@ -143,126 +139,4 @@ def kept_text(context: Context, kept: KeptMemory) -> str:
         f"{keeps} what {maker_text(context, kept)} makes{where}: {kinds}, "
         f"{format_size(kept.slope_bytes)} a step, {format_size(kept.survivor_bytes)} after "
         f"{plural(kept.n_steps, 'step')}"
-    )
-
-
-KEY = "allocated_bytes.all.current"
-
-
-@rule("FD402", Severity.WARNING)
-def growing_statistics(context: Context) -> Iterator[Found]:
-    """Allocated memory climbs over a series of statistics.
-
-    What it finds. Current allocated bytes that rise over the series, and to its end.
-
-    Why it costs memory. Taken at the same point of each step, allocated memory should be level.
-
-    Evidence used. allocated_bytes.all.current of each record.
-
-    What to do. Record a snapshot over a few steps: it names the line.
-
-    What it can get wrong. Records taken at different points of a step, or during warm-up.
-
-    Example. 2.1, 2.3, 2.5, 2.7 GiB after steps 100, 200, 300, 400.
-
-    References. torch.cuda.memory_stats.
-    """
-    stats = context.need_stats()
-    if not context.is_series or len(values_of(stats, KEY)) < MIN_RECORDS:
-        raise Skip(f"a series of at least {MIN_RECORDS} records is needed")
-    grown = grown_bytes(stats)
-    if grown is None:
-        return
-    yield Found(
-        f"Allocated memory rises by {format_size(grown)} over {format_count(len(stats))} records.",
-        confidence=Confidence.LIKELY,
-        n_bytes=grown,
-        evidence=(Evidence("rise", grown, "bytes", "memory_stats"),),
-    )
-
-
-MIN_RECORDS: Final = 4
-"""Fewer records than this cannot distinguish a trend from a warm-up."""
-
-MIN_RISE_SHARE: Final = 0.1
-"""A series must end this share above its start; smaller drifts are caches that fill."""
-
-
-def values_of(stats: Sequence[MemoryStats], key: str) -> list[int]:
-    """Return the values of one figure over a series, without records that lack the figure."""
-    return [value for record in stats if (value := record.get(key)) is not None]
-
-
-def grown_bytes(stats: Sequence[MemoryStats]) -> int | None:
-    """Return how much allocated memory grows over a series, or None if it does not grow."""
-    values = values_of(stats, KEY)
-    if len(values) < MIN_RECORDS or not trend_of(values).goes_on:
-        return None
-    rise = values[-1] - values[0]
-    return rise if rise >= MIN_RISE_SHARE * values[-1] else None
-
-
-def count_rises(stats: Sequence[MemoryStats], key: str) -> bool:
-    """Return whether a counter rose at all within the series."""
-    values = values_of(stats, key)
-    return len(values) > 1 and values[-1] > values[0]
-
-
-STEPS = {"trial": "trial", "oom": "failure", "print": "print"}
-
-
-@rule("FD404", Severity.WARNING)
-def accumulating_trials(context: Context) -> Iterator[Found]:
-    """Memory accumulates from trial to trial.
-
-    What it finds. Allocated memory that rises over the trials of a sweep, over its failures, or
-    over what one run prints: the lowest figure of each trial, or what was allocated when memory ran
-    out.
-
-    Why it costs memory. What one trial leaves behind is missing in all later ones, until one fails
-    that would have fit alone.
-
-    Evidence used. Printed figures of memory and the figures of OOM messages, in order of the log;
-    the slope is the median of all pairs (Theil-Sen), three points at least.
-
-    What to do. Let go of the trial's model, optimizer and batches, and of what keeps them: lists of
-    results, callbacks, exceptions with their tracebacks. Or a fresh process every few trials.
-
-    What it can get wrong. Trials that grow on purpose, such as ever larger models. Three points are
-    possible, five that all rise are likely.
-
-    Example. 2.0, 3.6, 5.2, 6.8 GiB at the start of trials 0 to 3.
-
-    References. torch.cuda.memory_allocated; H. Theil 1950, P. K. Sen 1968.
-    """
-    why = "no log with several trials or failures was given"
-    trend = accumulation(needed(context.story, why))
-    if trend is None or trend.slope_bytes is None:
-        return
-    yield Found(
-        growth_sentence(trend),
-        confidence=trend.confidence or Confidence.POSSIBLE,
-        n_bytes=max(0, rise_bytes(trend)),
-        evidence=(
-            Evidence("slope", round(trend.slope_bytes), "bytes", "log"),
-            Evidence("points", len(trend.points), "count", "log"),
-        ),
-        key=f"{trend.figure} {trend.over}",
-    )
-
-
-def growth_sentence(trend: TrialTrend) -> str:
-    """Return how a figure grows, in one sentence with its numbers."""
-    what = {"unallocated": "Reserved but unallocated memory"}.get(
-        trend.figure, f"{trend.figure.capitalize()} memory"
-    )
-    where = " at the failures" if trend.over == "oom" or not trend.label else ""
-    bounds = ""
-    if trend.low_bytes is not None and trend.high_bytes is not None:
-        low, high = format_size(trend.low_bytes), format_size(trend.high_bytes)
-        bounds = f" (90 %: {low} to {high})" if low != high else ""
-    return (
-        f"{what}{where} grows from {format_size(trend.points[0])} to "
-        f"{format_size(trend.points[-1])} over {plural(len(trend.points), STEPS[trend.over])}, "
-        f"{format_size(trend.slope_bytes)} a {STEPS[trend.over]}{bounds}."
     )
