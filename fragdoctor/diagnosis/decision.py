@@ -75,11 +75,11 @@ def simply_full(r: FailedRequest) -> Hypothesis:
     """Return the hypothesis that live memory fills the device; holes at most contributed."""
     if r.has_real_holes:
         is_slim = _share(r.margin_bytes, r.available_bytes) < SLIM_MARGIN_SHARE
-        rest = "little would be left" if is_slim else "not a second one like it"
+        rest = "with little to spare" if is_slim else "but a second one would not"
         summary = (
             f"{live_and_request(r)} leave {format_size(r.margin_bytes)} of the "
-            f"{format_size(r.available_bytes)} that PyTorch could have. Packed perfectly it would "
-            f"fit, but {rest}: the device is as good as full."
+            f"{format_size(r.available_bytes)} that PyTorch could have. Packed perfectly, it would "
+            f"fit, {rest}: the device is as good as full."
         )
     else:
         live, available = r.live_bytes or 0, r.available_bytes or 0

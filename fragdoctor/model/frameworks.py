@@ -132,8 +132,8 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         "ComfyUI 0.3, comfy/cli_args.py and nodes.py",
         r"/comfy/(?:\w+\.py|ldm/|sd\w*/|k_diffusion/)|/ComfyUI/",
         {
-            Change.BATCH: "use a smaller image or batch_size in the latent node; use VAE Decode "
-            "(Tiled) if decoding fails",
+            Change.BATCH: "use a smaller image, fewer frames or a smaller batch_size in the latent "
+            "node; use VAE Decode (Tiled) if decoding fails",
             Change.ATTENTION: "start it with --use-pytorch-cross-attention or "
             "--use-quad-cross-attention",
             Change.WEIGHTS: "start it with --lowvram or --novram, or use an fp8 or GGUF checkpoint",
@@ -235,6 +235,8 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             Change.ACCUMULATE: "Trainer(accumulate_grad_batches={n}), with batches of {batch}",
             Change.EVALUATION_BATCH: "lower batch_size in val_dataloader(); keep and return "
             "nothing on the GPU in validation_step(); gradients are off already",
+            "loaded-checkpoint": 'load_from_checkpoint(path, map_location="cpu"), and ckpt_path= '
+            "of trainer.fit() to resume, which puts each rank's weights on its own GPU",
             Change.BF16: 'Trainer(precision="bf16-mixed")',
             Change.OFFLOAD_STATE: 'Trainer(strategy="deepspeed_stage_2_offload")',
             Change.FSDP: 'Trainer(strategy="fsdp")',
@@ -244,7 +246,7 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         },
         "lightning",
         r"\bpl\.Trainer\(|\b(?:pytorch_lightning|LightningModule)\b"
-        r"|PyTorch Lightning|accumulate_grad_batches",
+        r"|PyTorch Lightning|accumulate_grad_batches|\bload_from_checkpoint\(",
     ),
     Framework(
         "Megatron",
@@ -354,14 +356,16 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         "diffusers 0.39, pipelines/pipeline_utils.py and models/modeling_utils.py",
         r"/diffusers/(?:pipelines|models|schedulers|loaders)/",
         {
-            Change.CHECKPOINT: "call unet.enable_gradient_checkpointing(), or the transformer's",
+            Change.CHECKPOINT: "call unet.enable_gradient_checkpointing(), or the transformer's; "
+            "its example scripts have --gradient_checkpointing, and --use_8bit_adam for the state",
             Change.ATTENTION: "call pipe.enable_xformers_memory_efficient_attention(), or use "
             "PyTorch 2, where fused attention is the default; lower the resolution",
             "vae-decode": "call pipe.vae.enable_tiling() and enable_slicing(), under "
             "torch.no_grad() in code of your own; call enable_model_cpu_offload(), so that the "
             "denoiser has left the GPU by then",
         },
-        logs=r"\b(?:from|import) diffusers\b|Pipeline\.from_pretrained\(",
+        logs=r"\b(?:from|import) diffusers\b|Pipeline\.from_pretrained\("
+        r"|\btrain_(?:dreambooth|text_to_image|controlnet|instruct_pix2pix)\w*\.py",
     ),
     Framework(
         "Diffusers",  # for pipelines, which a program that trains Diffusers models does not have
@@ -528,13 +532,18 @@ RUN_ONLY: Final = (
 """Frameworks that only run trained models: without another framework, nothing keeps activations."""
 
 
+_ENVIRONMENT: Final = re.compile(r"\S{0,200}/\.?v?env/lib\w{0,5}/python[\d.]{1,5}(?=/)")
+"""Where a virtual environment lies, which may be in the folder of a program that does not run."""
+
+
 def frameworks_in(paths: Iterable[str], said: str = "") -> tuple[Framework, ...]:
     """Return the frameworks seen in paths of frames or in a log, in the order of the table.
 
     If there are several servers, only the one that called the others counts. ``paths`` are
     outermost first.
     """
-    distinct = dict.fromkeys(path[:1000].replace("\\", "/") for path in paths)
+    said = _ENVIRONMENT.sub("", said)
+    distinct = dict.fromkeys(_ENVIRONMENT.sub("", path[:1000].replace("\\", "/")) for path in paths)
     found = [
         f
         for f in FRAMEWORKS

@@ -128,7 +128,7 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
 
 def is_seen_to_grow(message: OomMessage) -> bool:
     """Return whether people said that memory grew from step to step."""
-    return any(s.name == GROWTH and _search(s.in_words, message.said) for s in _SURROUNDINGS)
+    return _search(rf"(?i){_GROWS}", message.said)
 
 
 _BACKWARD: Final = Place(code=r"\.backward\(")
@@ -159,6 +159,26 @@ _BATCH = GrowsWith.BATCH
 
 _INFERS: Final = "(?:infer|demo|predict|generate|sample|detect|upscale|transcribe|render)"
 """Names of programs that only run a model."""
+
+_EVALUATES: Final = (
+    r"(?:\b(?:during|in|at|after|running|when|while|try\w* to) (?:the |each )?"
+    r"(?:(?:validat|evaluat)i\w+|test(?:ing)?\b(?! (?:different|various|with)))"
+    r"|\bvalidation (?:step|process|phase|stage|routine|loop|fails|OOM)\b"
+    r"|\btrain\w* (?:is|was|works|runs|goes|went) (?:ok|okay|fine|well|normal\w*|success\w*)\b"
+    r"[^\n]{0,20}\s{0,3}[^\n]{0,20}\b(?:test|eval|valid)\w*)"
+)
+"""The ways in which people say that an evaluation or a test failed, and not the training."""
+
+_GROWS: Final = (
+    rf"(?:{GROWS}|\b(?:memory|vram|usage)\b(?: \w+){{0,5}}? (?:climb\w*|(?:slowly"
+    r"|will|continu\w+|were|was|is|been|becom\w+|gets?)(?: \w+){0,3}? (?:increas\w+|grow\w*"
+    r"|ris(?:es|ing)|larger|higher|bigger|fill\w+|full))|\b(?:steady|gradual) increase"
+    r"|\bincreasing GPU.memory|\bwithout .{0,3}item\(|\bleak(?:s|ing|age)?\b"
+    r"|\b(?:error|fail|crash|oom)\w*(?: \w+){0,3} after (?:\w+ )?\d+ (?:images|samples|batches"
+    r"|iterations|steps|epochs)\b|\bgrows? larger after each\b"
+    r"|\baccumulat(?:es?|ed|ing) (?:in|on|over)\b)"
+)
+"""The ways in which people say that memory grew, or that only a long run failed."""
 
 _RASTERIZER: Final = Place(file=r"/diff_gaussian_rasterization|/gsplat/")
 
@@ -298,6 +318,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             Place(
                 named=r"^_?(?:fast_)?load_(?:\w{1,40}_)?(?:model|pipeline|transformer|weight)s?$"
             ),
+            Place(code=r"\b(?:load_model|from_pretrained)\("),
             Place(
                 file=r"/(?:vllm|sglang)/",
                 functions="load_model initialize_model _initialize_model load_weights "
@@ -305,8 +326,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             ),
             # a traceback that was cut above torch's own frames
             Place(
-                code=r"\b(?:model|module|net|pipe)\w*\.(?:to|cuda)\(|\b(?:load_model|from_pretrained)\("
-                r"|\bensure_model_loaded\(|= ?\w*Trainer\(|\bt\.to\(device, dtype if "
+                code=r"\b(?:model|module|net|pipe)\w*\.(?:to|cuda)\(|\bensure_model_loaded\("
+                r"|= ?\w*Trainer\(|\bt\.to\(device, dtype if "
                 r"|\bself\._apply\((?:convert|lambda t: t\.)",
                 is_last=True,
             ),
@@ -766,6 +787,23 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         places=(Place(file=r"/transformers/(?:generation/|cache_utils\.py$)"),),
     ),
     TracebackSign(
+        name="growing-evaluation",
+        doing="in an evaluation whose memory was seen to grow",
+        grows_with=_INPUT,
+        is_training=False,
+        is_surrounding=True,
+        can_leave_gpu=True,
+        title="Keep nothing of an evaluated batch on the GPU",
+        change="put torch.no_grad() around the loop (model.eval() alone keeps the graph), and "
+        "store outputs and metrics with .item() or .cpu(); with Trainer: "
+        "eval_accumulation_steps=1, and a preprocess_logits_for_metrics that returns "
+        "logits.argmax(-1)",
+        spelled=Change.GATHER,
+        why="What each batch leaves behind adds up, whatever the batch size.",
+        source="torch 2.13, docs/source/notes/faq.rst; transformers 4.57, trainer.py",
+        in_words=rf"(?is)(?=.*{_EVALUATES})(?=.*{_GROWS})",
+    ),
+    TracebackSign(
         name="evaluation",
         doing="while an evaluation ran",
         grows_with=_BATCH,
@@ -780,9 +818,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         why="Training fits but the evaluation does not: its batch is different, and it keeps what "
         "it returns.",
         source="transformers 4.57, trainer.py; lightning 2.5, loops/evaluation_loop.py",
-        in_words=r"(?i)\b(?:during|in|at|after|running|when|while) (?:the |each )?"
-        r"(?:validat|evaluat)i\w+"
-        r"|\bvalidation (?:step|process|phase|stage|routine|loop|fails|OOM)\b",
+        in_words=rf"(?i){_EVALUATES}",
         # progress bars of catalyst and Lightning; code of PyTorch 0.3, which kept no graph there
         intro=r"(?:\(valid(?:ation)?\)|\bValidat(?:ing|ion(?: DataLoader \d+)?)):\s{1,6}\d{1,3}%"
         r"|volatile was removed and now has no effect",
@@ -812,11 +848,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         why="What a step leaves behind adds up, whatever the batch: a loss that is kept holds the "
         "graph of its step.",
         source="torch 2.13, docs/source/notes/faq.rst",
-        in_words=rf"(?i){GROWS}|\b(?:memory|vram|usage)\b(?: \w+){{0,5}}? (?:climb\w*|(?:slowly"
-        r"|will|continu\w+|were|was|is|been|becom\w+|gets?)(?: \w+){0,3}? (?:increas\w+|grow\w*"
-        r"|ris(?:es|ing)|larger|higher|bigger|fill\w+|full))|\b(?:steady|gradual) increase"
-        r"|\bincreasing GPU.memory|\bwithout .{0,3}item\(|\bleak(?:s|ing|age)?\b"
-        r"|\baccumulat(?:es?|ed|ing) (?:in|on|over)\b",
+        in_words=rf"(?i){_GROWS}",
     ),
     # ---- searches, and libraries beside PyTorch ----
     TracebackSign(

@@ -157,6 +157,15 @@ SHAPES = {
     "growth": f"The memory keeps growing from step to step until it fails:\n{FULL}\n",
     "loaded-checkpoint that is resumed": f"It only fails when resuming:\n{FULL}\n",
     "evaluation in other words": f"Training works, validation fails with this:\n{FULL}\n",
+    "evaluation told as a test": f"Hi, train is ok.\ntest is error.\n{FULL}\n",
+    "evaluation with a trained model": f"I am trying to test the pretrained model.\n{FULL}\n",
+    "growing-evaluation": f"{FULL}\nIt happens during evaluation: memory usage starts to creep up "
+    "at some batch until it overflows.\n",
+    "growing-evaluation of many images": f"In testing, it fails after 1000 images:\n{FULL}",
+    "loading-weights in a loader's own functions": failing(
+        frame("/job/models.py", "loader", "return Quantized.from_pretrained(name)"),
+        frame(f"{LIB}/exl/moe_mlp.py", "load", "self.w3[e].load()"),
+    ),
     "merged-save in words": f"I get this from model.save_pretrained_gguf('m', t):\n{FULL}\n",
     "loading-weights of an adapter": f"ERROR lora blocks.18.txt_mod.lin.weight {FULL}\n",
     "growth told below the message": f"{FULL}\n\nThe GPU memory is slowly increasing.\n",
@@ -230,7 +239,7 @@ def test_search_that_found_no_batch_says_that_the_batch_is_one_already():
     assert "find_executable_batch_size" in result.verdict.summary
     assert "a batch of one failed as well" in result.verdict.summary
     assert Cause.HOST_MEMORY in result.verdict.also
-    assert result.recommendations[0].title == "Use smaller inputs: the batch is already one"
+    assert result.recommendations[0].title == "Use less for one sample: the batch is already one"
 
 
 def test_search_that_found_no_batch_says_where_it_failed():

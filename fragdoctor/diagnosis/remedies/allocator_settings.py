@@ -146,6 +146,11 @@ def left_open(proposal: Proposal, result: ReplayResult) -> Proposal:
     return proposal.with_caveat(f"A replay cannot answer it: {reason}.")
 
 
+_NOT_ON_WINDOWS: Final = (
+    "It needs Linux: Windows does not have it, and WSL's driver often refuses it."
+)
+
+
 class ExpandableSegments(SettingRemedy):
     """``expandable_segments:True``: the first setting to try against fragmentation."""
 
@@ -168,7 +173,7 @@ class ExpandableSegments(SettingRemedy):
         elif case.expandable_is_on:
             against = "It is on already."
         else:
-            against = _beyond_holes(case)
+            against = _beyond_holes(case) or (_NOT_ON_WINDOWS if case.runs_on_windows else "")
         if against:
             yield self.rejection(against, Confidence.PROVEN, setting=setting)
             return

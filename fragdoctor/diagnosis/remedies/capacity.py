@@ -9,6 +9,7 @@ from typing import ClassVar, Final
 from msgspec.structs import replace
 
 from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
+from fragdoctor.diagnosis.remedies.framework_words import words_in
 from fragdoctor.diagnosis.remedies.leaks import is_evaluation
 from fragdoctor.diagnosis.remedies.remedy import (
     FITS,
@@ -25,6 +26,7 @@ from fragdoctor.future.training_edits import batch_scaled, passes_scaled
 from fragdoctor.model.case import BATCH_OF_ONE, BATCH_TRIED
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Evidence
+from fragdoctor.model.frameworks import Change
 from fragdoctor.model.phases import Category
 from fragdoctor.model.simulation import OutlookBasis, OutlookState
 from fragdoctor.rules.failed_request import FailedRequest
@@ -271,7 +273,10 @@ class SmallerBatch(SavingRemedy):
         title = "Use a smaller batch or smaller images" if is_of_pixels else ""
         change = FEWER_PIXELS if is_of_pixels else self.change
         if case.has_marker(BATCH_OF_ONE):
-            title, change = "Use smaller inputs: the batch is already one", ONE_SAMPLE
+            title, change = "Use less for one sample: the batch is already one", ONE_SAMPLE
+            words = words_in(case, Change.CHECKPOINT)
+            if words is not None and case.trains and not case.is_checkpointed:
+                change = f"with {words[0]}: {words[1]}; also {ONE_SAMPLE}"
         elif case.has_marker(BATCH_TRIED):
             title, change = "Use smaller inputs, or less memory for the model", ONE_SAMPLE
         if (r is None or r.is_bare) and case.message is not None and case.sign is None:

@@ -6,6 +6,7 @@ Some ask for one more check: a shape, a call, a recording.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -67,6 +68,21 @@ def _share(case: JudgedCase) -> str:
     return f"; or share the GPU: {option} {left:.2f} or less leaves them what they hold"
 
 
+_DEVICE: Final = re.compile(r"\bcuda:(\d{1,2})\b")
+
+
+def _meant_device(case: JudgedCase) -> str:
+    """Return the one other GPU that the text says the program should use, or "".
+
+    With CUDA_VISIBLE_DEVICES the numbers do not tell, since it renames the devices.
+    """
+    message = case.message
+    if message is None or message.device_index is None or "VISIBLE_DEVICES" in message.said:
+        return ""
+    meant = {*_DEVICE.findall(message.said)} - {str(message.device_index)}
+    return meant.pop() if len(meant) == 1 else ""
+
+
 class FreeOtherProcess(Remedy):
     """Other processes on the device: end them."""
 
@@ -90,13 +106,21 @@ class FreeOtherProcess(Remedy):
         listed = () if r is None else r.other_processes
         pids = ", ".join(str(p.pid) for p in listed)
         peers = equal_processes(listed)
+        meant = _meant_device(case) if is_main else ""
         may_be_own = r is not None and listed and r.process_bytes is None
         yield self.proposal(
-            title="Give each rank a device of its own" if peers else self.title,
+            title="Give each rank a device of its own"
+            if peers
+            else "Run it on the GPU that was meant"
+            if meant
+            else self.title,
             weight=weight,
             confidence=Confidence.LIKELY if listed or is_main else Confidence.POSSIBLE,
             change=f"{OWN_DEVICE}; otherwise end or move process {pids}"
             if peers
+            else f"CUDA_VISIBLE_DEVICES={meant} before the start: the text says cuda:{meant}, but "
+            f"the program asked GPU {case.message.device_index}"
+            if meant and case.message is not None
             else f"end or move process {pids}"
             if pids
             else "find the holders with nvidia-smi or fuser -v /dev/nvidia*, and end leftovers"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
@@ -32,7 +33,7 @@ from fragdoctor.rules.request_sources import matching_oom
 from fragdoctor.rules.rule import MAX_STACK, Context, from_user
 from fragdoctor.rules.traceback_signs import GrowsWith, Place, TracebackSign, sign_of
 from fragdoctor.trace.stacks import NATIVE, classify_file
-from fragdoctor.units import format_count, format_size, plural
+from fragdoctor.units import GIB, MIB, format_count, format_size, plural
 
 CURES: Final = 4
 """Weight of a remedy that removes the cause itself."""
@@ -192,6 +193,25 @@ class JudgedCase(Struct, frozen=True, dict=True):
         return self.has_marker(CHECKPOINTING) or any(map(_CHECKPOINT.matches, frames))
 
     @property
+    def trains(self) -> bool:
+        """Whether the text around the failure is about a training run."""
+        return self.message is not None and bool(_TRAINS.search(self.message.said))
+
+    @property
+    def runs_on_windows(self) -> bool:
+        """Whether paths, words or the driver's figures around the failure are those of Windows.
+
+        Its display driver (WDDM, also under WSL 2) reports a card's nominal size, and 0 bytes free
+        once the card is full; on Linux the driver's own share is missing from both figures.
+        """
+        m = self.message
+        if m is None or m.backend != "cuda":
+            return False
+        is_nominal = m.total_bytes is not None and -m.total_bytes % GIB <= WDDM_SLACK_BYTES
+        said = (m.said, *(frame.file for frame in m.frames))
+        return (m.free_bytes == 0 and is_nominal) or any(map(_WINDOWS.search, said))
+
+    @property
     def is_of_model(self) -> bool:
         """Whether the traceback shows that the model, not its batch, fills the device."""
         return self.sign is not None and self.sign.grows_with is GrowsWith.MODEL
@@ -282,6 +302,11 @@ class JudgedCase(Struct, frozen=True, dict=True):
             f"{key} needs PyTorch {since} or later: an older one stops with an error at first use.",
         )
 
+
+_TRAINS: Final = re.compile(r"(?i)train|fine-?tun|dreambooth|backward|learning.rate|optimi[sz]er")
+_WINDOWS: Final = re.compile(r"(?<![A-Za-z])[A-Z]:[\\/]{1,2}\w|\bWin(?:dows[ -]?)?1[01]\b|\bWDDM\b")
+WDDM_SLACK_BYTES: Final = 16 * MIB
+"""How much below a whole number of GiB Windows' display driver reports a card's size."""
 
 _CHECKPOINT: Final = Place(file=r"/torch/utils/checkpoint\.py$")
 
