@@ -9,24 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from enum import StrEnum
 from typing import Final
 
 from msgspec import Struct
 
 from fragdoctor.model.case import GROWS, OomMessage, TracebackFrame
 from fragdoctor.model.frameworks import Change
-
-
-class GrowsWith(StrEnum):
-    """What the memory at a sign grows with, and what it therefore helps to make smaller."""
-
-    BATCH = "batch"
-    """The batch or the length of its sequences."""
-    INPUT = "input"
-    """One sample, such as an image, a prompt or a graph; a batch of one may still be too large."""
-    MODEL = "model"
-    """The model: weights, state, or what a server reserves. No smaller batch helps."""
 
 
 class Place(Struct, frozen=True):
@@ -62,7 +50,10 @@ class TracebackSign(Struct, frozen=True):
     Attributes:
         name: stable name.
         doing: what the program was doing, as part of a sentence: "while ...".
-        grows_with: what its memory grows with.
+        is_of_model: whether its memory grows with the model (weights, state, what a server
+            reserves), which no smaller batch makes smaller.
+        is_of_batch: whether its memory grows with the batch; one sample alone may be too large for
+            any other sign.
         title, change, why: as in ``Recommendation``.
         source: library, versions and file that the names come from.
         places: the frames that show it.
@@ -82,11 +73,12 @@ class TracebackSign(Struct, frozen=True):
 
     name: str
     doing: str
-    grows_with: GrowsWith
     title: str
     change: str
     why: str
     source: str
+    is_of_model: bool = False
+    is_of_batch: bool = False
     places: Sequence[Place] = ()
     spelled: Change | None = None
     intro: str = ""
@@ -150,12 +142,8 @@ def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
         return True  # found in lines that no longer have the form of a traceback
     whole = message.total_bytes
     is_beyond = whole is not None and (message.requested_bytes or 0) > whole
-    return is_beyond and sign.is_surrounding and sign.grows_with is GrowsWith.BATCH
+    return is_beyond and sign.is_surrounding and sign.is_of_batch
 
-
-_MODEL = GrowsWith.MODEL
-_INPUT = GrowsWith.INPUT
-_BATCH = GrowsWith.BATCH
 
 _INFERS: Final = "(?:infer|demo|predict|generate|sample|detect|upscale|transcribe|render)"
 """Names of programs that only run a model."""
@@ -193,7 +181,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     TracebackSign(
         name="gathered-save",
         doing="while the whole model was gathered on the GPU to save it",
-        grows_with=_MODEL,
+        is_of_model=True,
         can_leave_gpu=True,
         title="Save the shards, or gather them on the CPU of rank 0",
         change="FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, "
@@ -228,7 +216,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     TracebackSign(
         name="merged-save",
         doing="while an adapter was merged into the weights of its model",
-        grows_with=_MODEL,
+        is_of_model=True,
         can_leave_gpu=True,
         title="Merge on the CPU, or save the adapter alone",
         change="load the base model on the CPU in 16 bits, PeftModel.from_pretrained() on it and "
@@ -248,7 +236,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     TracebackSign(
         name="calibration",
         doing="while a model was quantized with samples of text",
-        grows_with=_INPUT,
         is_training=False,
         title="Calibrate with fewer and shorter samples, and keep the rest on the CPU",
         change="fewer calibration samples and shorter ones (max_calib_samples, n_samples, "
@@ -263,7 +250,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     TracebackSign(
         name="loaded-checkpoint",
         doing="while a checkpoint was loaded onto the GPU",
-        grows_with=_MODEL,
+        is_of_model=True,
         can_leave_gpu=True,
         title="Load the checkpoint on the CPU, and free it after loading",
         change="state = torch.load(path, map_location='cpu'), with mmap=True since 2.1; "
@@ -294,7 +281,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     TracebackSign(
         name=LOADING_WEIGHTS,
         doing="while the weights of a model were put on the GPU",
-        grows_with=_MODEL,
+        is_of_model=True,
         title="Load the weights in less memory",
         change="convert the weights with model.to(torch.bfloat16) or load them in 4 bits before "
         "they go to the GPU; use a smaller model; or keep some layers on another GPU or on the CPU",
@@ -346,7 +333,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     TracebackSign(
         name="asleep",
         doing="beside a vLLM on the same GPU that sleeps and wakes up",
-        grows_with=_MODEL,
+        is_of_model=True,
         is_surrounding=True,
         can_leave_gpu=True,
         title="Leave less of vLLM and of the trainer on the GPU that they share",
@@ -364,7 +351,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     TracebackSign(
         name="graph-capture",
         doing="while CUDA graphs were captured",
-        grows_with=_MODEL,
+        is_of_model=True,
         title="Leave more memory for CUDA graphs, or capture fewer",
         change="fewer or smaller graphs, or none; in a server a smaller share of the card for its "
         "KV cache",
@@ -387,7 +374,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     TracebackSign(
         name=SERVER_STEP,
         doing="while the server set its KV cache aside or ran a step",
-        grows_with=_MODEL,
+        is_of_model=True,
         is_surrounding=True,
         title="Give the server's steps more room beside its KV cache",
         change="a smaller share of the card for the cache, and smaller steps",
@@ -411,7 +398,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     TracebackSign(
         name="gathered-predictions",
         doing="while the predictions of the whole evaluation were joined on the GPU",
-        grows_with=_INPUT,
         is_training=False,
         can_leave_gpu=True,
         title="Gather the predictions on the CPU",
@@ -437,7 +423,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     TracebackSign(
         name="box-assignment",
         doing="while a detector compared all boxes of an image with all anchors",
-        grows_with=_INPUT,
         can_leave_gpu=True,
         title="Assign on the CPU where an image has many boxes",
         change="set gpu_assign_thr=100 in MMDetection's assigner (train_cfg: "
@@ -457,7 +442,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     TracebackSign(
         name="pasted-masks",
         doing="while the masks of all objects were drawn at the size of the image",
-        grows_with=_INPUT,
         is_training=False,
         can_leave_gpu=True,
         title="Draw the masks on the CPU, or fewer of them",
@@ -476,7 +460,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     TracebackSign(
         name="nccl-start",
         doing="in NCCL's first call, when the ranks were set up",
-        grows_with=_MODEL,
+        is_of_model=True,
         kind="nccl",
         title="Give each rank a GPU of its own, and load checkpoints on the CPU",
         change="torch.cuda.set_device(local_rank) before init_process_group(), and as many ranks "
@@ -497,7 +481,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     TracebackSign(
         name="data-parallel-gather",
         doing="while DataParallel gathered the outputs of all GPUs on the first",
-        grows_with=_BATCH,
+        is_of_batch=True,
         title="Use DistributedDataParallel instead of DataParallel",
         change="torchrun --nproc_per_node=N train.py with DistributedDataParallel; or "
         "compute the loss inside forward(), so that a number is gathered instead "
@@ -516,7 +500,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     TracebackSign(
         name="optimizer-temporaries",
         doing="in a step of the optimizer, for temporaries as large as the weights",
-        grows_with=_MODEL,
+        is_of_model=True,
         title="Use the fused step, which makes no temporaries",
         change="set fused=True in the optimizer of torch.optim, or foreach=False, which is "
         "slower, if it has none; then use an 8-bit optimizer, or shard it over more GPUs",
@@ -530,7 +514,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     TracebackSign(
         name="optimizer-state",
         doing="while the optimizer made its state or took a step",
-        grows_with=_MODEL,
+        is_of_model=True,
         title="Keep less of the optimizer's state on the GPU",
         change="use an 8-bit optimizer (bitsandbytes.optim.AdamW8bit, or optim='adamw_8bit' of "
         "Trainer), Adafactor, or fused=True, which needs no temporaries; shard it over more GPUs "
@@ -569,7 +553,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     TracebackSign(
         name="data-on-gpu",
         doing="while a whole data set was put on the GPU",
-        grows_with=_INPUT,
         title="Keep the data set on the CPU, and move what a step needs",
         change="load it without .to(device) or .cuda(), and move each batch in the loop "
         "(non_blocking=True from pinned memory); use --data_device cpu in Gaussian splatting, or "
@@ -589,7 +572,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     TracebackSign(
         name="quantized-kernel",
         doing="in a kernel of bitsandbytes",
-        grows_with=_INPUT,
         title="Leave room beside PyTorch's cache for bitsandbytes",
         change="a smaller batch or a shorter prompt, fewer layers on the GPU, or a smaller model; "
         "close other programs that use the GPU; torch.cuda.empty_cache() before a long prompt",
@@ -601,7 +583,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     TracebackSign(
         name="vae-decode",
         doing="while a VAE turned latents into pixels or pixels into latents",
-        grows_with=_INPUT,
         title="Run the VAE in tiles, or on fewer pixels at once",
         change="turn tiling on, or halve the tiles if it is on; one image at a time "
         "(vae_batch_size 1 where latents are cached before training), a lower resolution or fewer "
@@ -621,7 +602,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     TracebackSign(
         name="sampled-grid",
         doing="while features were sampled at points of a grid",
-        grows_with=_INPUT,
         title="Sample in chunks of points",
         change="split the grid along its points and join the results; fewer rays, views "
         "or points a chunk (chunk_size, n_rays, num_points of the model); under "
@@ -639,7 +619,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     TracebackSign(
         name="gaussian-tiles",
         doing="in the rasterizer of a Gaussian-splatting extension",
-        grows_with=_INPUT,
         title="Render fewer Gaussians or pixels at once",
         change="lower the resolution (-r 2, --downscale-factor, data_factor) or render one view "
         "at a time; make fewer Gaussians (a higher gradient threshold of densification, cap_max "
@@ -655,7 +634,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     TracebackSign(
         name="sliding-window",
         doing="while MONAI put the windows of a whole volume together on the GPU",
-        grows_with=_INPUT,
         is_training=False,
         can_leave_gpu=True,
         title="Put the windows together on the CPU",
@@ -672,7 +650,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     TracebackSign(
         name="fused-attention-call",
         doing="in fused attention, whose fast kernels make no scores",
-        grows_with=_INPUT,
         title="Attend to fewer tokens at once",
         change="use a smaller batch or shorter sequences; on CUDA pass q, k and v in 16 bits "
         "without a dense mask, so that its flash or memory-efficient kernel runs "
@@ -686,7 +663,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     TracebackSign(
         name=ATTENTION_SCORES,
         doing="while attention made the scores of all pairs of tokens",
-        grows_with=_INPUT,
         title="Use attention that never makes the scores",
         change="torch.nn.functional.scaled_dot_product_attention in 16 bits and without a dense "
         "mask, or flash-attn, xformers or SageAttention where this GPU has no fused kernel of "
@@ -710,7 +686,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     TracebackSign(
         name="all-pairs",
         doing="while a matrix of all pairs was made",
-        grows_with=_INPUT,
         title="Do not make all pairs at once",
         change="work through the rows in chunks; a sparse or fused form of the operation, such as "
         "edge_index or torch_sparse.SparseTensor in place of to_dense_adj(); a smaller graph, "
@@ -729,7 +704,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     TracebackSign(
         name="growing-concatenation",
         doing="while a tensor was extended by torch.cat",
-        grows_with=_INPUT,
         title="Collect on the CPU, and join once",
         change="parts.append(x.detach().cpu()) in the loop, torch.cat(parts) once after it",
         why="Extending a tensor copies all of it for each part: old and new are there "
@@ -745,7 +719,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     TracebackSign(
         name="loss-of-vocabulary",
         doing="while logits over the whole vocabulary were made or turned into a loss",
-        grows_with=_BATCH,
+        is_of_batch=True,
         title="Compute the loss in chunks, or fused",
         change="score a few hundred tokens at a time, or a fused loss "
         "(liger_kernel.transformers.LigerFusedLinearCrossEntropyLoss, cut_cross_entropy), which "
@@ -772,7 +746,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     TracebackSign(
         name="generation",
         doing="while text was generated",
-        grows_with=_INPUT,
         is_training=False,
         is_surrounding=True,
         unless=(_BACKWARD,),
@@ -789,7 +762,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     TracebackSign(
         name="growing-evaluation",
         doing="in an evaluation whose memory was seen to grow",
-        grows_with=_INPUT,
         is_training=False,
         is_surrounding=True,
         can_leave_gpu=True,
@@ -806,7 +778,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     TracebackSign(
         name="evaluation",
         doing="while an evaluation ran",
-        grows_with=_BATCH,
+        is_of_batch=True,
         is_training=False,
         is_surrounding=True,
         unless=(_BACKWARD,),
@@ -839,7 +811,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     TracebackSign(
         name=GROWTH,
         doing="in a run whose memory was seen to grow",
-        grows_with=_BATCH,
+        is_of_batch=True,
         is_surrounding=True,
         title="Keep numbers from step to step, not tensors with their graph",
         change="sum and store loss.item(), not loss; store outputs with .detach().cpu(); put "
@@ -854,7 +826,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     TracebackSign(
         name="spilled",
         doing="with part of the GPU's memory on the host, where Windows' driver had moved it",
-        grows_with=_BATCH,
+        is_of_batch=True,
         is_surrounding=True,
         title="Use less than the GPU's own memory",
         change="a smaller batch, input or model, until nvidia-smi stays a few hundred MiB below "
@@ -868,7 +840,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     TracebackSign(
         name="ctranslate2",
         doing="in CTranslate2, which faster-whisper and WhisperX run on",
-        grows_with=_INPUT,
         is_training=False,
         is_surrounding=True,
         unless=(_BACKWARD,),
@@ -885,7 +856,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     TracebackSign(
         name=INFERENCE,
         doing="while a trained model was run",
-        grows_with=_INPUT,
         is_training=False,
         is_surrounding=True,
         unless=(_BACKWARD, _TRAINS),

@@ -10,7 +10,7 @@ from fragdoctor.inputs.messages import find_messages
 from fragdoctor.model.case import TracebackFrame
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.frameworks import FRAMEWORKS, Change
-from fragdoctor.rules.traceback_signs import SIGNS, GrowsWith, sign_of
+from fragdoctor.rules.traceback_signs import SIGNS, sign_of
 
 FULL = old_style("1.00 GiB", "23.69 GiB", "22.10 GiB", "412.00 MiB", "22.60 GiB")
 LIB = "/env/lib/python3.11/site-packages"
@@ -298,7 +298,7 @@ def test_advice_at_the_failing_call_comes_first(name):
     assert first.code == "at-the-failing-call"
     sign = sign_of(find_messages(SHAPES[name]).messages[0])
     assert sign is not None
-    if sign.grows_with is GrowsWith.MODEL:
+    if sign.is_of_model:
         assert "smaller-batch" not in [r.code for r in others]
 
 

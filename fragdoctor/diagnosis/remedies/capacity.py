@@ -30,7 +30,7 @@ from fragdoctor.model.frameworks import Change
 from fragdoctor.model.phases import Category
 from fragdoctor.model.simulation import OutlookBasis, OutlookState
 from fragdoctor.rules.failed_request import FailedRequest
-from fragdoctor.rules.traceback_signs import GrowsWith, works_on_pixels
+from fragdoctor.rules.traceback_signs import works_on_pixels
 from fragdoctor.units import MIB, format_share, format_size, plural
 
 SHORT_OF_MEMORY: Final = (Cause.CAPACITY, Cause.TRANSIENT_PEAK, Cause.MEMORY_LIMIT)
@@ -225,7 +225,7 @@ def may_be_activations(case: JudgedCase) -> bool:
 def _is_no_training(case: JudgedCase) -> bool:
     """Return whether the traceback shows no activations being kept, as in a load or evaluation."""
     sign = case.sign
-    return sign is not None and (sign.grows_with is GrowsWith.MODEL or not sign.is_training)
+    return sign is not None and (sign.is_of_model or not sign.is_training)
 
 
 FEWER_PIXELS: Final = (
@@ -275,8 +275,8 @@ class SmallerBatch(SavingRemedy):
         if case.has_marker(BATCH_OF_ONE):
             title, change = "Use less for one sample: the batch is already one", ONE_SAMPLE
             words = words_in(case, Change.CHECKPOINT)
-            if words is not None and case.trains and not case.is_checkpointed:
-                change = f"with {words[0]}: {words[1]}; also {ONE_SAMPLE}"
+            if words and case.trains and not case.is_checkpointed:
+                change = f"{words}; also {ONE_SAMPLE}"
         elif case.has_marker(BATCH_TRIED):
             title, change = "Use smaller inputs, or less memory for the model", ONE_SAMPLE
         if (r is None or r.is_bare) and case.message is not None and case.sign is None:

@@ -40,8 +40,7 @@ class AtTheFailingCall(Remedy):
         if case.cause is Cause.UNKNOWN and r is not None and r.is_covered_by_free:
             return  # the device had room, so a limit refused the request
         said = "It goes on more slowly" if message.is_warning else "It failed"
-        found = words_in(case, sign.name, sign.spelled)
-        change = sign.change if found is None else f"with {found[0]}: {found[1]}"
+        change = words_in(case, sign.name, sign.spelled) or sign.change
         if sign.name == SERVER_STEP:
             change = "; ".join(filter(None, (smaller_cache(case), change)))
         yield self.proposal(

@@ -120,17 +120,13 @@ def host_change(case: JudgedCase) -> str:
     message = case.message
     if message is None or _LOADING.search(f"{message.around} {message.intro}"):
         return HOST_CHANGE
-    return next(_changes(case, message), HOST_CHANGE)
+    return next(filter(None, _changes(case, message)), HOST_CHANGE)
 
 
 def _changes(case: JudgedCase, message: OomMessage) -> Iterator[str]:
     """Yield what fits the message, its traceback and the text around it, in this order."""
-    words = words_in(case, Change.HOST_MEMORY)
-    if words is not None:
-        yield f"with {words[0]}: {words[1]}"
-    told = HOST_CHANGES.get(message.variant) or HOST_CHANGES.get(message.sub_kind)
-    if told is not None:
-        yield told
+    yield words_in(case, Change.HOST_MEMORY)
+    yield HOST_CHANGES.get(message.variant) or HOST_CHANGES.get(message.sub_kind, "")
     for place, change in HOST_PLACES:
         if any(place.matches(frame) for frame in message.frames):
             yield change

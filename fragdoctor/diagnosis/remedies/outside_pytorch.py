@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from fragdoctor.diagnosis.remedies.framework_words import frameworks_of
 from fragdoctor.diagnosis.remedies.remedy import (
     ASKS,
     CURES,
@@ -25,10 +24,9 @@ from fragdoctor.diagnosis.remedies.remedy import (
 from fragdoctor.diagnosis.verdict_message import library_of
 from fragdoctor.model.case import OtherProcess
 from fragdoctor.model.diagnosis import Cause, Predicted
-from fragdoctor.model.finding import Confidence, Evidence, line_text
-from fragdoctor.model.gpu_sharing import ProcessDemand, share_gpu
+from fragdoctor.model.finding import Confidence, line_text
 from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES
-from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, FailedRequest
+from fragdoctor.rules.failed_request import FailedRequest
 from fragdoctor.rules.traceback_signs import Place
 from fragdoctor.units import format_count, format_size
 
@@ -61,7 +59,7 @@ SHARES: Final = {
 def _share(case: JudgedCase) -> str:
     """Return the option with which a server that takes a share leaves room for the others."""
     r = case.failed_request
-    option = next((SHARES[f.name] for f in frameworks_of(case) if f.name in SHARES), "")
+    option = next((SHARES[f.name] for f in case.frameworks if f.name in SHARES), "")
     if not option or r is None or not r.total_bytes or not r.other_bytes:
         return ""
     left = math.floor(100 * (1 - (r.other_bytes + TYPICAL_CONTEXT_BYTES) / r.total_bytes)) / 100
@@ -140,45 +138,6 @@ class FreeOtherProcess(Remedy):
             if r is not None and held is not None and listed
             else None,
             saves_bytes=held,
-        )
-
-
-class FewerProcesses(Remedy):
-    """Several equal processes on a device: how many fit."""
-
-    code = "fewer-processes"
-    title = "Run fewer such processes on this device"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose as many processes as fit, each as large as this one would have been."""
-        r = case.failed_request
-        if case.cause is not Cause.OTHER_PROCESS or r is None or case.has_only_begun:
-            return
-        if r.total_bytes is None or r.needed_bytes is None:
-            return
-        context = min(r.non_pytorch_bytes or TYPICAL_CONTEXT_BYTES, CONTEXT_ALLOWANCE_BYTES)
-        demand = ProcessDemand(
-            max(r.needed_bytes, r.reserved_bytes or 0), context, "oom message", "oom message"
-        )
-        sharing = share_gpu(demand, gpu="", total_bytes=r.total_bytes)
-        n = sharing.n_fit
-        if n > len(r.other_processes):
-            return  # so many are not there, or not known to be like this one
-        yield self.proposal(
-            title=f"Run at most {n} such process{'' if n == 1 else 'es'} on this device"
-            if n
-            else "Use a larger device: not even one such process fits",
-            weight=HELPS,
-            confidence=Confidence.POSSIBLE,
-            change="one process per GPU, or fewer workers",
-            why=f"One process needs {format_size(demand.total_bytes)} (its memory, the request and "
-            f"the context); {format_size(r.total_bytes)} less "
-            f"{format_size(sharing.headroom_bytes)} of headroom hold {n} of them.",
-            cost="One fewer of N loses at most 1/N of the throughput, less if they already wait "
-            "for each other.",
-            verify="The sum over nvidia-smi's processes stays below the device's size.",
-            predicted=Predicted(fits=n > 0, method="arithmetic"),
-            evidence=(Evidence("one process", demand.total_bytes, "bytes", r.source),),
         )
 
 
@@ -468,7 +427,6 @@ class LocateDriverCall(Remedy):
 
 OUTSIDE: Final[tuple[Remedy, ...]] = (
     FreeOtherProcess(),
-    FewerProcesses(),
     CapOtherLibraries(),
     LibraryHeadroom(),
     FindTheLimit(),

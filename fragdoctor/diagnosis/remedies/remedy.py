@@ -23,6 +23,7 @@ from fragdoctor.model.conf_keys import KEYS, key_is_known
 from fragdoctor.model.diagnosis import Cause, Predicted, Recommendation, Verdict
 from fragdoctor.model.engines import is_of_other_program
 from fragdoctor.model.finding import Confidence, Evidence, Location
+from fragdoctor.model.frameworks import FRAMEWORKS, Framework, frameworks_in
 from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.simulation import Outlook, OutlookState, ReplayResult
@@ -31,7 +32,7 @@ from fragdoctor.rules.capacity.optimizer_state import fails_in_optimizer
 from fragdoctor.rules.failed_request import FailedRequest
 from fragdoctor.rules.request_sources import matching_oom
 from fragdoctor.rules.rule import MAX_STACK, Context, from_user
-from fragdoctor.rules.traceback_signs import GrowsWith, Place, TracebackSign, sign_of
+from fragdoctor.rules.traceback_signs import Place, TracebackSign, sign_of
 from fragdoctor.trace.stacks import NATIVE, classify_file
 from fragdoctor.units import GIB, MIB, format_count, format_size, plural
 
@@ -192,6 +193,17 @@ class JudgedCase(Struct, frozen=True, dict=True):
         frames = () if self.message is None else self.message.frames
         return self.has_marker(CHECKPOINTING) or any(map(_CHECKPOINT.matches, frames))
 
+    @cached_property
+    def frameworks(self) -> tuple[Framework, ...]:
+        """The frameworks of the stacks, of the failure's lines, and of the text, in this order."""
+        message, log = self.message, self.context.case.oom
+        if message is None:
+            return frameworks_in(self.files)
+        files = (frame.file for frame in message.frames)
+        near = frameworks_in((*files, *self.files), message.said)
+        named = () if log is None else log.frameworks
+        return (*near, *(f for f in FRAMEWORKS if f.name in named and f not in near))
+
     @property
     def trains(self) -> bool:
         """Whether the text around the failure is about a training run."""
@@ -214,7 +226,7 @@ class JudgedCase(Struct, frozen=True, dict=True):
     @property
     def is_of_model(self) -> bool:
         """Whether the traceback shows that the model, not its batch, fills the device."""
-        return self.sign is not None and self.sign.grows_with is GrowsWith.MODEL
+        return self.sign is not None and self.sign.is_of_model
 
     @property
     def kind(self) -> str:

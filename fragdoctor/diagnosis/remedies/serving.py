@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from fragdoctor.diagnosis.remedies.framework_words import frameworks_of
 from fragdoctor.diagnosis.remedies.remedy import CURES, JudgedCase, Proposal, Remedy
 from fragdoctor.model.case import OomMessage, ServerShare
 from fragdoctor.model.finding import Confidence
@@ -66,7 +65,7 @@ def smaller_cache(case: JudgedCase) -> str:
     log, r = case.context.case.oom, case.failed_request
     shares = () if log is None else log.server
     cache = next((s.n_bytes for s in shares if s.name == "KV cache"), 0)
-    is_vllm = any(f.name == "vLLM" for f in frameworks_of(case))
+    is_vllm = any(f.name == "vLLM" for f in case.frameworks)
     if not is_vllm or r is None or not 0 < r.missing_bytes < cache:
         return ""
     left = (cache - r.missing_bytes) // CACHE_STEP_BYTES * CACHE_STEP_BYTES
