@@ -1,8 +1,9 @@
-"""What calls in a traceback say about a failure: a table of signs, each with its source.
+"""What calls in a traceback say about a failure: a table of signs.
 
 A sign is a call of a library that is known to need memory of its own: saving, loading, gathering,
 assigning. Advice that fits the call outweighs advice that fits any failure. The innermost call
 that is a sign counts; if it matches several signs, the first in the table counts.
+The comment in a row says which libraries, versions and files its names come from.
 """
 
 from __future__ import annotations
@@ -55,7 +56,6 @@ class TracebackSign(Struct, frozen=True):
         is_of_batch: whether its memory grows with the batch; one sample alone may be too large for
             any other sign.
         title, change, why: as in ``Recommendation``.
-        source: library, versions and file that the names come from.
         places: the frames that show it.
         spelled: the same change in ``model/frameworks.py``, whose words are used for a framework
             that has none under the sign's name.
@@ -76,7 +76,6 @@ class TracebackSign(Struct, frozen=True):
     title: str
     change: str
     why: str
-    source: str
     is_of_model: bool = False
     is_of_batch: bool = False
     places: Sequence[Place] = ()
@@ -191,8 +190,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "2.3; fsdp_state_dict_type: SHARDED_STATE_DICT in accelerate",
         why="The whole state holds every weight of the model on each GPU at once, "
         "where training holds a share of them.",
-        source="torch 1.12 to 2.15, torch/distributed/fsdp; deepspeed 0.9 to 0.19.6, "
-        "runtime/engine.py",
+        # torch 1.12 to 2.15, torch/distributed/fsdp; deepspeed 0.9 to 0.19.6, runtime/engine.py
         places=(
             Place(
                 file=r"/torch/distributed/fsdp/(?:_state_dict_utils|_unshard_param_utils)\.py$"
@@ -223,7 +221,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "merge_and_unload() there; or save_pretrained() of the adapter, which is small",
         why="Merged weights are whole matrices in 16 bits, beside the quantized ones that training "
         "has on the GPU.",
-        source="peft 0.21, tuners/tuners_utils.py and tuners/lora; unsloth 2026, save.py",
+        # peft 0.21, tuners/tuners_utils.py and tuners/lora; unsloth 2026, save.py
         places=(
             Place(file=r"/unsloth(?:_zoo)?/(?:save|saving_utils)\.py$"),
             Place(
@@ -242,8 +240,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "num_calibration_samples, max_calib_seq_len); the model on the CPU, with the layer that is "
         "being quantized alone on the GPU (no device_map); use_cache=False",
         why="A layer's inputs for all samples are kept, and the next layer's are made from them.",
-        source="autoawq 0.2, awq/quantize/quantizer.py; auto-gptq 0.7, modeling/_base.py; "
-        "llmcompressor 0.6, entrypoints/oneshot.py",
+        # autoawq 0.2, awq/quantize/quantizer.py; auto-gptq 0.7, modeling/_base.py; llmcompressor
+        # 0.6, entrypoints/oneshot.py
         places=(Place(file=r"/(?:awq|auto_gptq|gptqmodel|llmcompressor)/(?!modules|nn_modules)"),),
     ),
     # ---- loading ----
@@ -261,8 +259,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         r"|\bresum(?:e|ed|ing)\b(?![_=])",
         why="Without map_location each tensor goes to the device it was saved from: beside the "
         "weights that it is copied into, and for every rank to the same GPU.",
-        source="torch 1.0 to 2.15, torch/serialization.py, nn/modules/module.py and "
-        "optim/optimizer.py",
+        # torch 1.0 to 2.15, torch/serialization.py, nn/modules/module.py and optim/optimizer.py
         unless=(Place(code=r"map_location\s?=\s?(?:torch\.device\()?['\"]cpu"),),
         places=(
             Place(
@@ -292,10 +289,9 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         r"(?!.{0,600}\b(?:generate|chat|train|fit|forward|backward|step)\()",
         intro=r"Node Type:\W{0,8}\w*Load(?:er|\b)|\bERROR lora\b|Patching LoRAs"
         r"|modules are dispatched on the CPU",
-        source="torch 2.13, torch/nn/modules/module.py; transformers 4.30 to 5.0, "
-        "modeling_utils.py; accelerate 1.10, utils/modeling.py; ComfyUI 0.3, "
-        "comfy/model_patcher.py and execution.py; vllm 0.11, model_executor/model_loader; sglang "
-        "0.4, model_executor/model_runner.py",
+        # torch 2.13, torch/nn/modules/module.py; transformers 4.30 to 5.0, modeling_utils.py;
+        # accelerate 1.10, utils/modeling.py; ComfyUI 0.3, comfy/model_patcher.py and execution.py;
+        # vllm 0.11, model_executor/model_loader; sglang 0.4, model_executor/model_runner.py
         places=(
             Place(
                 file=r"/torch/nn/modules/module\.py$",
@@ -343,8 +339,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "What its log says is still in use should not grow from step to step",
         why="vLLM gives only weights and KV cache away, and maps them again in the old size, "
         "beside whatever the trainer has taken or cached since.",
-        source="vllm 0.7 to 0.11, docs/features/sleep_mode.md, csrc/cumem_allocator.cpp and "
-        "device_allocator/cumem.py",
+        # vllm 0.7 to 0.11, docs/features/sleep_mode.md, csrc/cumem_allocator.cpp and
+        # device_allocator/cumem.py
         places=(Place(file=r"/vllm/device_allocator/cumem\.py$"),),
         intro=r"Sleep mode freed|cumem_allocator\.cpp",
     ),
@@ -357,9 +353,9 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "KV cache",
         why="Each graph keeps the memory of its pool for as long as it exists, beside all that was "
         "there before: weights, state, a server's KV cache.",
-        source="torch 2.13, torch/cuda/graphs.py; transformer_engine 2.8, pytorch/graph.py; "
-        "megatron-core 0.14, transformer/cuda_graphs.py; sglang 0.4, "
-        "model_executor/cuda_graph_runner.py; vllm 0.11, v1/worker/gpu_model_runner.py",
+        # torch 2.13, torch/cuda/graphs.py; transformer_engine 2.8, pytorch/graph.py; megatron-core
+        # 0.14, transformer/cuda_graphs.py; sglang 0.4, model_executor/cuda_graph_runner.py; vllm
+        # 0.11, v1/worker/gpu_model_runner.py
         places=(
             Place(functions="make_graphed_callables create_cudagraphs capture_begin"),
             Place(
@@ -381,8 +377,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         spelled=Change.BATCH,
         why="The server fills the card with KV cache up to its limit; what a step "
         "needs beyond what was measured at start has to come out of the rest.",
-        source="vllm 0.6 to 0.25, config/cache.py, worker and v1/worker; sglang 0.4 to 0.5.20, "
-        "srt and docs/advanced_features/server_arguments.md",
+        # vllm 0.6 to 0.25, config/cache.py, worker and v1/worker; sglang 0.4 to 0.5.20, srt and
+        # docs/advanced_features/server_arguments.md
         places=(
             Place(
                 file=r"/(?:vllm|sglang)/(?:.*/)?(?:worker|executor|model_executor|managers|layers|lora"
@@ -405,7 +401,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         spelled=Change.GATHER,
         why="Trainer keeps every batch's logits on the GPU until the evaluation ends, "
         "and joins them with a copy.",
-        source="transformers 3.1 to 4.57, trainer.py and trainer_pt_utils.py",
+        # transformers 3.1 to 4.57, trainer.py and trainer_pt_utils.py
         places=(
             Place(
                 file=r"/transformers/trainer_pt_utils\.py$|/accelerate/(?:accelerator"
@@ -429,8 +425,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "rpn.assigner.gpu_assign_thr); otherwise drop or split images with hundreds of boxes",
         why="The matrix of overlaps has a row for each true box and a column for each "
         "anchor: one crowded image makes it huge, whatever the batch size.",
-        source="mmdet 2.0 to 3.3, core/bbox/assigners and models/task_modules/assigners; "
-        "detectron2 0.6, structures/boxes.py; torchvision 0.23, ops/boxes.py",
+        # mmdet 2.0 to 3.3, core/bbox/assigners and models/task_modules/assigners; detectron2 0.6,
+        # structures/boxes.py; torchvision 0.23, ops/boxes.py
         places=(
             Place(
                 file=r"/assigners/|iou2d_calculator\.py$|/detectron2/structures/(?:rotated_)?boxes\.py$"
@@ -451,8 +447,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "tiles of it",
         why="Each object gets a mask as large as the original image, in 32 bits, with a grid of "
         "the same size beside it, whatever size the network worked at.",
-        source="detectron2 0.6, layers/mask_ops.py; mmdet 2.0 to 3.3, roi_heads/mask_heads; "
-        "torchvision 0.23, models/detection/roi_heads.py; yolact, layers/output_utils.py",
+        # detectron2 0.6, layers/mask_ops.py; mmdet 2.0 to 3.3, roi_heads/mask_heads; torchvision
+        # 0.23, models/detection/roi_heads.py; yolact, layers/output_utils.py
         places=(_PASTES,),
         intro=rf"\b(?:{_PASTES.functions.replace(' ', '|')})\b",
     ),
@@ -468,7 +464,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "that loads to 'cuda' puts it on GPU 0; nvidia-smi shows whether several ranks share a GPU",
         why="NCCL makes its buffers on each rank's GPU at the first collective, beside PyTorch's "
         "cache: what is already there leaves them no room.",
-        source="torch 1.10 to 2.15, nn/parallel/distributed.py, distributed/utils.py and fsdp",
+        # torch 1.10 to 2.15, nn/parallel/distributed.py, distributed/utils.py and fsdp
         places=(
             Place(file=r"/torch/nn/parallel/distributed\.py$", functions="__init__"),
             Place(
@@ -487,7 +483,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "compute the loss inside forward(), so that a number is gathered instead "
         "of the outputs",
         why="DataParallel joins all outputs, and the loss, on one GPU: that one fills first.",
-        source="torch 1.0 to 2.15, torch/nn/parallel",
+        # torch 1.0 to 2.15, torch/nn/parallel
         places=(
             Place(
                 file=r"/torch/nn/parallel/(?:scatter_gather|_functions|comm)\.py$|/torch/cuda/comm\.py$",
@@ -507,8 +503,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         spelled=Change.FUSED,
         why="The foreach form works on all weights at once, and keeps its intermediate results for "
         "all of them. The batch's activations are freed by then: a smaller batch changes nothing.",
-        source="torch 2.0 to 2.13, torch/optim: _multi_tensor_*; transformers 4.57, "
-        "training_args.py",
+        # torch 2.0 to 2.13, torch/optim: _multi_tensor_*; transformers 4.57, training_args.py
         places=(Place(file=r"/torch/optim/", code=r"\btorch\._foreach_"),),
     ),
     TracebackSign(
@@ -521,9 +516,9 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "(ZeRO, FSDP) or offload it to the CPU; or train fewer weights with LoRA",
         why="Adam keeps two numbers for each weight from the first step on, mixed precision a copy "
         "in 32 bits. The batch's activations are freed by then: a smaller batch changes nothing.",
-        source="torch 2.13, torch/optim; deepspeed 0.9 to 0.19.6, runtime/zero and engine.py; "
-        "colossalai 0.2 to 0.4, zero/low_level; apex, amp/_process_optimizer.py; bitsandbytes 0.39 "
-        "to 0.48, csrc/pythonInterface.cpp: cget_managed_ptr of paged state",
+        # torch 2.13, torch/optim; deepspeed 0.9 to 0.19.6, runtime/zero and engine.py; colossalai
+        # 0.2 to 0.4, zero/low_level; apex, amp/_process_optimizer.py; bitsandbytes 0.39 to 0.48,
+        # csrc/pythonInterface.cpp: cget_managed_ptr of paged state
         intro=r"[Oo]ut of memory at line \d+ in file \S*pythonInterface",
         places=(
             Place(
@@ -558,7 +553,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "(non_blocking=True from pinned memory); use --data_device cpu in Gaussian splatting, or "
         "fewer or smaller images",
         why="All images are loaded before the first step, so no batch size changes that.",
-        source="gaussian-splatting, scene/cameras.py and utils/camera_utils.py",
+        # gaussian-splatting, scene/cameras.py and utils/camera_utils.py
         places=(
             Place(file=r"/scene/cameras\.py$"),
             Place(functions="loadCam cameraList_from_camInfos"),
@@ -576,7 +571,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         change="a smaller batch or a shorter prompt, fewer layers on the GPU, or a smaller model; "
         "close other programs that use the GPU; torch.cuda.empty_cache() before a long prompt",
         why="Its kernels ask the driver for their temporaries, beside PyTorch's cache.",
-        source="bitsandbytes 0.35 to 0.48, csrc/ops.cu: CUDA_CHECK_RETURN",
+        # bitsandbytes 0.35 to 0.48, csrc/ops.cu: CUDA_CHECK_RETURN
         intro=r"[Oo]ut of memory at line \d+ in file \S*(?:ops|kernels)\.cu",
     ),
     # ---- images ----
@@ -589,7 +584,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "frames; torch.no_grad() in a loop of your own",
         why="The decoder works at full resolution: its peak grows with the pixels of "
         "the image or the frames of the video, after the denoiser has fit.",
-        source="diffusers 0.35, models/autoencoders; ComfyUI 0.3, comfy/sd.py and nodes.py",
+        # diffusers 0.35, models/autoencoders; ComfyUI 0.3, comfy/sd.py and nodes.py
         places=(
             Place(file=r"/diffusers/models/autoencoders/|/comfy/ldm/.*(?:vae|autoencoder)"),
             Place(
@@ -608,7 +603,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "autocast it runs in 32 bits",
         why="grid_sample makes channels x points values and keeps grid and input for "
         "the backward pass: the number of points decides.",
-        source="torch 2.13, torch/nn/functional.py",
+        # torch 2.13, torch/nn/functional.py
         places=(
             Place(functions="grid_sample"),
             Place(code=r"\bgrid_sampler?\("),
@@ -626,8 +621,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "packed=True in gsplat",
         why="It lists every pair of a Gaussian and a tile of the image that it touches: large or "
         "many Gaussians and pixels make that list long.",
-        source="gsplat 1.4, cuda/_wrapper.py: isect_tiles; diff-gaussian-rasterization, "
-        "cuda_rasterizer/rasterizer_impl.cu",
+        # gsplat 1.4, cuda/_wrapper.py: isect_tiles; diff-gaussian-rasterization,
+        # cuda_rasterizer/rasterizer_impl.cu
         places=(_RASTERIZER,),
     ),
     # ---- a volume in windows ----
@@ -641,7 +636,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "itself on the CPU; a lower sw_batch_size",
         why="The output has the size of the whole volume times the number of classes, in 32 bits, "
         "with a map of counts beside it; the network only ever sees one window.",
-        source="monai 0.2 to 1.5, inferers/utils.py and inferer.py",
+        # monai 0.2 to 1.5, inferers/utils.py and inferer.py
         places=(Place(file=r"/monai/inferers/", is_last=True),),
         intro=r"sliding_window_inference\s+(?:count_map|output_image)|(?:count_map|output_image\w*)"
         r"(?:\.append\(| ?= ?)torch\.zeros\(",
@@ -656,8 +651,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "(torch.nn.attention.sdpa_kernel allows no other)",
         why="Without a kernel for these inputs it makes the scores after all: batch x heads x "
         "length x length.",
-        source="torch 2.0 to 2.13, torch/nn/functional.py and attention/__init__.py; ComfyUI 0.3, "
-        "comfy/cli_args.py",
+        # torch 2.0 to 2.13, torch/nn/functional.py and attention/__init__.py; ComfyUI 0.3,
+        # comfy/cli_args.py
         places=(Place(code=r"\bscaled_dot_product_attention\("),),
     ),
     TracebackSign(
@@ -670,9 +665,9 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         spelled=Change.ATTENTION,
         why="The matrix has batch x heads x length x length entries: half the length "
         "is a quarter of it.",
-        source="transformers 4.20 to 4.57, models/*/modeling_*.py; diffusers 0.39, "
-        "models/attention_processor.py; megatron-core 0.5 to 0.14, "
-        "transformer/dot_product_attention.py",
+        # transformers 4.20 to 4.57, models/*/modeling_*.py; diffusers 0.39,
+        # models/attention_processor.py; megatron-core 0.5 to 0.14,
+        # transformer/dot_product_attention.py
         places=(
             Place(
                 code=r"key_states\.transpose|softmax\(\s*(?:attn|attention)_(?:weights|scores)"
@@ -691,7 +686,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "edge_index or torch_sparse.SparseTensor in place of to_dense_adj(); a smaller graph, "
         "image or sequence, or parts of a large graph (NeighborLoader, ClusterLoader)",
         why="All pairs are the square of the number of items.",
-        source="torch 2.13: cdist, pairwise products; torch_geometric 2.6, utils/_to_dense_adj.py",
+        # torch 2.13: cdist, pairwise products; torch_geometric 2.6, utils/_to_dense_adj.py
         places=(
             Place(functions="to_dense_adj to_dense_batch to_scipy_sparse_matrix"),
             Place(
@@ -708,7 +703,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         change="parts.append(x.detach().cpu()) in the loop, torch.cat(parts) once after it",
         why="Extending a tensor copies all of it for each part: old and new are there "
         "together, and what it holds stays on the GPU.",
-        source="torch 2.13: cat returns a new tensor",
+        # torch 2.13: cat returns a new tensor
         places=(
             Place(
                 code=r"(?<![\w.])(?P<name>[A-Za-z_][\w.]*)\s*=.{0,80}\b(?:torch\.)?(?:cat"
@@ -727,8 +722,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         spelled=Change.LOSS,
         why="Logits have batch x length x vocabulary entries, in 32 bits for the loss, "
         "and their gradient once more.",
-        source="torch 2.13, torch/nn/functional.py; trl 0.21; transformers 4.57, loss; "
-        "transformers 4.20 to 4.57, models/*/modeling_*.py",
+        # torch 2.13, torch/nn/functional.py; trl 0.21; transformers 4.57, loss; transformers 4.20
+        # to 4.57, models/*/modeling_*.py
         places=(
             Place(
                 functions="cross_entropy log_softmax selective_log_softmax "
@@ -756,7 +751,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "8 or 4 bits",
         why="The cache of keys and values grows with every token of prompt and answer, "
         "for each beam and sequence.",
-        source="transformers 4.20 to 4.57, generation/utils.py and cache_utils.py",
+        # transformers 4.20 to 4.57, generation/utils.py and cache_utils.py
         places=(Place(file=r"/transformers/(?:generation/|cache_utils\.py$)"),),
     ),
     TracebackSign(
@@ -772,7 +767,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "logits.argmax(-1)",
         spelled=Change.GATHER,
         why="What each batch leaves behind adds up, whatever the batch size.",
-        source="torch 2.13, docs/source/notes/faq.rst; transformers 4.57, trainer.py",
+        # torch 2.13, docs/source/notes/faq.rst; transformers 4.57, trainer.py
         in_words=rf"(?is)(?=.*{_EVALUATES})(?=.*{_GROWS})",
     ),
     TracebackSign(
@@ -789,7 +784,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         spelled=Change.EVALUATION_BATCH,
         why="Training fits but the evaluation does not: its batch is different, and it keeps what "
         "it returns.",
-        source="transformers 4.57, trainer.py; lightning 2.5, loops/evaluation_loop.py",
+        # transformers 4.57, trainer.py; lightning 2.5, loops/evaluation_loop.py
         in_words=rf"(?i){_EVALUATES}",
         # progress bars of catalyst and Lightning; code of PyTorch 0.3, which kept no graph there
         intro=r"(?:\(valid(?:ation)?\)|\bValidat(?:ing|ion(?: DataLoader \d+)?)):\s{1,6}\d{1,3}%"
@@ -819,7 +814,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "what differs from batch to batch: lengths, boxes, nodes",
         why="What a step leaves behind adds up, whatever the batch: a loss that is kept holds the "
         "graph of its step.",
-        source="torch 2.13, docs/source/notes/faq.rst",
+        # torch 2.13, docs/source/notes/faq.rst
         in_words=rf"(?i){_GROWS}",
     ),
     # ---- searches, and libraries beside PyTorch ----
@@ -834,7 +829,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "settings, CUDA - Sysmem Fallback Policy: Prefer No Sysmem Fallback",
         why="What does not fit goes to the host's memory, over the bus, at a fraction of the "
         "speed.",
-        source="NVIDIA's driver for Windows since 536.40; support answer 5490",
+        # NVIDIA's driver for Windows since 536.40; support answer 5490
         in_words=r"[Ss]hared GPU memory|[Ss]ysmem [Ff]allback",
     ),
     TracebackSign(
@@ -849,8 +844,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "gc.collect() and torch.cuda.empty_cache(), since it asks the driver and not PyTorch",
         why="It takes its memory from the driver: what PyTorch keeps in its cache for the other "
         "models of the pipeline is not available to it.",
-        source="ctranslate2 3 and 4, src/cuda; faster-whisper 1.1, transcribe.py; whisperx 3, "
-        "README",
+        # ctranslate2 3 and 4, src/cuda; faster-whisper 1.1, transcribe.py; whisperx 3, README
         intro=r"(?i)(?:CUDA|HIP) failed with error out of memory",
     ),
     TracebackSign(
@@ -867,7 +861,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "8 bits, or use a smaller model",
         why="Nothing is trained here, so the memory goes to the weights and to what one layer "
         "makes, which grows with the input.",
-        source="torch 1.2 to 2.13, autograd/grad_mode.py and utils/_contextlib.py",
+        # torch 1.2 to 2.13, autograd/grad_mode.py and utils/_contextlib.py
         places=(
             Place(
                 file=r"/torch/(?:autograd/grad_mode|utils/_contextlib)\.py$",
