@@ -211,7 +211,7 @@ def _beyond_device(r: FailedRequest) -> Iterator[Hypothesis]:
         yield Hypothesis(
             Cause.CAPACITY,
             f"The single {r.request_text} is larger than the whole "
-            f"device of {format_size(r.total_bytes)}: attention scores, or a wrong shape?",
+            f"device of {format_size(r.total_bytes)}: attention scores, or a wrong shape.",
             Confidence.PROVEN,
             also=(Cause.SIZE_BUG,),
         )
@@ -499,8 +499,8 @@ def _outside_candidates(r: FailedRequest) -> Iterator[tuple[Hypothesis, int]]:
         Cause.OTHER_PROCESS,
         f"{'Other processes hold' if listed else 'About'} {format_size(other)} of the "
         f"{format_size(r.total_bytes)} device"
-        f"{'' if listed else ' are held outside this PyTorch, most likely by another process'}; "
-        f"this PyTorch has {format_size(r.reserved_bytes)}.",
+        f"{'' if listed else ' are held by somebody else, most likely another process'}; PyTorch "
+        f"in this process has reserved {format_size(r.reserved_bytes)}.",
         Confidence.PROVEN if listed else Confidence.LIKELY,
         "" if listed else "nvidia-smi (or fuser -v /dev/nvidia*) names the processes.",
     )

@@ -308,9 +308,9 @@ def _mps(message: OomMessage) -> Hypothesis:
     if other > message.allocated_bytes:
         return Hypothesis(
             Cause.NON_PYTORCH_MEMORY,
-            f"Metal holds {format_size(other)} outside PyTorch's heaps, more than the "
-            f"{format_size(message.allocated_bytes)} of tensors: growth of driver and graph "
-            f"caches, against a limit of {format_size(limit)}.",
+            f"Metal holds {format_size(other)} outside PyTorch's heaps (caches of the driver and "
+            f"of compiled graphs), more than the {format_size(message.allocated_bytes)} of "
+            f"tensors; the limit for both is {format_size(limit)}.",
             Confidence.LIKELY,
             also=(Cause.MEMORY_LIMIT,),
         )
