@@ -92,11 +92,11 @@ def simply_full(r: FailedRequest) -> Hypothesis:
         else:
             left = available - live
             how_much = "nearly all" if r.requested_bytes >= 0.8 * left else "most"
-            holes = format_size(r.unallocated_bytes) if r.unallocated_bytes else "a part"
-            summary += (
-                f". The {r.request_text} is {how_much} of the {format_size(left)} that are left, "
-                f"and {holes} of that lies in holes of PyTorch's cache."
-            )
+            summary += f". The {r.request_text} is {how_much} of the {format_size(left)} left"
+            if r.unallocated_bytes:
+                holes = format_size(r.unallocated_bytes)
+                summary += f", and {holes} of that lies in holes of PyTorch's cache"
+            summary += "."
     return Hypothesis(Cause.CAPACITY, summary, Confidence.LIKELY, also=(Cause.FRAGMENTATION,))
 
 
@@ -174,8 +174,8 @@ def decide(failed: FailedRequest) -> Hypothesis:
 
 
 def distinct(causes: Iterable[Cause], first: Cause) -> tuple[Cause, ...]:
-    """Return the causes other than the first, without duplicates."""
-    return tuple(dict.fromkeys(cause for cause in causes if cause is not first))
+    """Return the known causes other than the first, without duplicates."""
+    return tuple(dict.fromkeys(c for c in causes if c not in (first, Cause.UNKNOWN)))
 
 
 # The rows, in order.
@@ -269,7 +269,7 @@ def _single_allocation(r: FailedRequest) -> Iterator[Hypothesis]:
         return
     if (r.live_bytes or 0) + r.requested_bytes > r.total_bytes:
         return
-    if r.free_bytes is not None and not r.is_covered_by_free:
+    if r.free_bytes is not None and r.free_bytes < r.requested_bytes:
         return
     # The message does not say whether this driver refuses it, and its free figure may be wrong.
     yield Hypothesis(

@@ -564,7 +564,9 @@ def _not_memory(message: OomMessage) -> Hypothesis:
     else:
         what = NEGATIVES.get(message.sub_kind)
         summary = "This error is not about memory running out" + (f": {what}." if what else ".")
-    return Hypothesis(Cause.NOT_MEMORY, summary, Confidence.LIKELY)
+    finds = "Run with CUDA_LAUNCH_BLOCKING=1, or on the CPU: the traceback then names the line."
+    is_kernel = message.sub_kind in ("device-assert", "illegal-access", "launch-failure")
+    return Hypothesis(Cause.NOT_MEMORY, summary, Confidence.LIKELY, finds if is_kernel else "")
 
 
 def _framework(message: OomMessage) -> str:

@@ -1,7 +1,7 @@
 """How each framework spells a change that saves memory.
 
 This one table serves the advice for recordings, messages and rehearsals. A framework is recognized
-by its own files in stacks. Option names are those of the stated version.
+by its own files in stacks. Option names are those of the version in the comment above a row.
 """
 
 from __future__ import annotations
@@ -58,7 +58,6 @@ class Framework:
     Attributes:
         name: name as people write it.
         key: name in a rehearsal's traits, "" if a rehearsal does not recognize the framework.
-        source: version and file that the words are from.
         files: pattern to search for in the paths of frames, with ``/`` between their parts.
         logs: pattern to search for in the lines of a log and in what people write: the framework's
             name, lines and options.
@@ -68,7 +67,6 @@ class Framework:
     """
 
     name: str
-    source: str
     files: str
     words: Mapping[str, str]
     key: str = ""
@@ -82,9 +80,9 @@ _ZERO_3: Final = (
 )
 
 FRAMEWORKS: Final[tuple[Framework, ...]] = (
+    # vllm 0.8 to 0.25, engine/arg_utils.py, config/cache.py and config/scheduler.py
     Framework(
         "vLLM",
-        "vllm 0.8 to 0.25, engine/arg_utils.py, config/cache.py and config/scheduler.py",
         r"/vllm/(?:engine|v1|worker|executor|model_executor|entrypoints|attention|lora)/",
         {
             Change.BATCH: "lower --gpu-memory-utilization (0.92 by default in 0.25, 0.9 in "
@@ -99,9 +97,9 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         logs=r"\bVllmWorker|\bRayWorkerWrapper|\bEngineCore|\bWorker(?:_TP\d| pid=)"
         r"|\[core(?:_client)?\.py:\d|\b(?i:vllm)\b",
     ),
+    # sglang 0.4 to 0.5.20, srt/server_args.py and docs/advanced_features/server_arguments.md
     Framework(
         "SGLang",
-        "sglang 0.4 to 0.5.20, srt/server_args.py and docs/advanced_features/server_arguments.md",
         r"/sglang/(?:srt|lang)/",
         {
             Change.BATCH: "lower --mem-fraction-static, which leaves less to the KV cache; for "
@@ -115,9 +113,9 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         },
         logs=r"\bsglang[.:]|\bimport sglang|mem[-_]fraction[-_]static|[Cc]apture cuda graph failed",
     ),
+    # text-generation-inference 2.4, launcher/src/main.rs
     Framework(
         "TGI",
-        "text-generation-inference 2.4, launcher/src/main.rs",
         r"/text_generation(?:_server)?/",
         {
             Change.BATCH: "lower --max-batch-prefill-tokens, --max-input-tokens or "
@@ -127,9 +125,9 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         },
         logs=r"text_generation(?:_|\.errors)|text-generation-launcher",
     ),
+    # ComfyUI 0.3, comfy/cli_args.py and nodes.py
     Framework(
         "ComfyUI",
-        "ComfyUI 0.3, comfy/cli_args.py and nodes.py",
         r"/comfy/(?:\w+\.py|ldm/|sd\w*/|k_diffusion/)|/ComfyUI/",
         {
             Change.BATCH: "use a smaller image, fewer frames or a smaller batch_size in the latent "
@@ -149,9 +147,9 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         # the part of cudaMallocAsync's message that ComfyUI shows
         logs=r"\bComfyUI\b|Allocation on device\s*$",
     ),
+    # AUTOMATIC1111 1.10, modules/cmd_args.py
     Framework(
         "Stable Diffusion web UI",
-        "AUTOMATIC1111 1.10, modules/cmd_args.py",
         r"/stable-diffusion-webui[\w-]*/|/modules/(?:sd_\w+|processing|txt2img|img2img|call_queue)\.py$",
         {
             Change.BATCH: "use a smaller width and height, a batch size of 1, or a lower upscale "
@@ -163,12 +161,12 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             "also have --always-low-vram",
         },
         logs=r"use lower resolution|Torch active/reserved:|\bA: [\d.]+ GB, R: [\d.]+ GB"
-        r"|\bwebui-user\.|(?i:stable.diffusion.web.?ui)|\bA1111\b|\bFooocus\b"
+        r"|\bwebui-user\.|(?i:\bhires\.? ?fix\b|stable.diffusion.web.?ui)|\bA1111\b|\bFooocus\b"
         r"|\[Memory Management\]",
     ),
+    # verl 0.4 to 0.6, trainer/config and docs/perf/perf_tuning.rst
     Framework(
         "verl",
-        "verl 0.4 to 0.6, trainer/config and docs/perf/perf_tuning.rst",
         r"/verl/(?:workers|trainer|utils|models|single_controller)/",
         {
             Change.BATCH: "lower actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu and "
@@ -183,9 +181,9 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         },
         logs=r"\bactor_rollout_|\bverl\b",
     ),
+    # trl 1.16, trainer/*_config.py
     Framework(
         "TRL",
-        "trl 1.16, trainer/*_config.py",
         r"/trl/(?:trainer|models|extras)/",
         {
             Change.BATCH: "lower per_device_train_batch_size (and raise "
@@ -197,9 +195,9 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         },
         logs=_OF_TRL,
     ),
+    # transformers 4.57, training_args.py, modeling_utils.py and integrations/deepspeed.py
     Framework(
         "Trainer",
-        "transformers 4.57, training_args.py, modeling_utils.py and integrations/deepspeed.py",
         r"/transformers/(?:trainer\w*|training_args)\.py$|/llamafactory/|/trl/trainer/",
         {
             Change.BATCH: "lower per_device_train_batch_size, and raise "
@@ -225,9 +223,9 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         "trainer",
         r"\bTrainingArguments\(|per_device_train_batch_size|(?i:llama-?factory)|" + _OF_TRL,
     ),
+    # lightning 2.6, pytorch/trainer/trainer.py and pytorch/strategies
     Framework(
         "Lightning",
-        "lightning 2.6, pytorch/trainer/trainer.py and pytorch/strategies",
         r"/(?:pytorch_lightning|lightning/(?:pytorch|fabric))/",
         {
             Change.BATCH: "lower batch_size in the DataLoader, and raise "
@@ -248,9 +246,9 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         r"\bpl\.Trainer\(|\b(?:pytorch_lightning|LightningModule)\b"
         r"|PyTorch Lightning|accumulate_grad_batches|\bload_from_checkpoint\(",
     ),
+    # megatron-lm core_r0.10 to 0.14, megatron/training/arguments.py
     Framework(
         "Megatron",
-        "megatron-lm core_r0.10 to 0.14, megatron/training/arguments.py",
         r"/megatron/(?:core|training|model|legacy|\w+\.py)",
         {
             Change.BATCH: "lower --micro-batch-size or --seq-length",
@@ -260,9 +258,9 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         },
         logs=r"\bpretrain_gpt\d?\.py|\bMegatron-LM\b",
     ),
+    # deepspeed 0.19.6, runtime/constants.py and runtime/zero/config.py
     Framework(
         "DeepSpeed",
-        "deepspeed 0.19.6, runtime/constants.py and runtime/zero/config.py",
         r"/deepspeed/(?:runtime|ops|utils|inference|module_inject)/",
         {
             Change.BATCH: 'lower "train_micro_batch_size_per_gpu", and raise '
@@ -286,9 +284,9 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         logs=r"\[launch\.py:\d+:sigkill_handler|DeepSpeed(?:ZeRoOffload|Strategy)"
         r"|see_memory_usage\]|--deepspeed\b|(?i:\bzero[-_ ]?(?:[123]\b|stage))",
     ),
+    # accelerate 1.15, accelerator.py, parallelism_config.py and utils/dataclasses.py
     Framework(
         "accelerate",
-        "accelerate 1.15, accelerator.py, parallelism_config.py and utils/dataclasses.py",
         r"/accelerate/(?:accelerator|optimizer|scheduler|data_loader)\.py$",
         {
             Change.BATCH: "lower batch_size in the DataLoader, and raise "
@@ -304,18 +302,18 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         },
         "accelerate",
     ),
+    # torch 2.13, distributed/fsdp
     Framework(
         "FSDP",
-        "torch 2.13, distributed/fsdp",
         r"/torch/distributed/fsdp/",
         {
             Change.OFFLOAD_STATE: "fully_shard(..., offload_policy=CPUOffloadPolicy()), or "
             "FSDP(..., cpu_offload=CPUOffload(offload_params=True))",
         },
     ),
+    # torch_geometric 2.6, loader
     Framework(
         "PyG",
-        "torch_geometric 2.6, loader",
         r"/torch_geometric/",
         {
             Change.BATCH: 'DynamicBatchSampler(dataset, max_num=..., mode="edge"), which limits a '
@@ -324,9 +322,9 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         },
         logs=r"\b(?:torch|pytorch)_geometric\b",
     ),
+    # ultralytics 8.3, cfg/default.yaml and utils/tal.py
     Framework(
         "Ultralytics",
-        "ultralytics 8.3, cfg/default.yaml and utils/tal.py",
         r"/ultralytics/(?:engine|models|nn|utils|data)/",
         {
             Change.BATCH: "lower batch= or imgsz=, or set batch=0.6, which takes that share of "
@@ -341,9 +339,9 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         logs=r"(?i:\bultralytics\b|\byolo ?v?(?:5|8|9|1[0-2])[a-z]?\b)|\bimgsz\b"
         r"|\bvideo \d{1,6}/\d{1,6} \(frame \d",
     ),
+    # realesrgan 0.3, inference_realesrgan.py; SwinIR, main_test_swinir.py
     Framework(
         "Real-ESRGAN",
-        "realesrgan 0.3, inference_realesrgan.py; SwinIR, main_test_swinir.py",
         r"/(?:realesrgan|gfpgan)/",
         {
             Change.BATCH: "use --tile 256 or less (0, the default, takes the image as a whole), "
@@ -351,9 +349,9 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         },
         logs=r"(?i:real.?esrgan|\bswinir\b|\bgfpgan\b|\bgpen\b)",
     ),
+    # diffusers 0.39, pipelines/pipeline_utils.py and models/modeling_utils.py
     Framework(
         "Diffusers",
-        "diffusers 0.39, pipelines/pipeline_utils.py and models/modeling_utils.py",
         r"/diffusers/(?:pipelines|models|schedulers|loaders)/",
         {
             Change.CHECKPOINT: "call unet.enable_gradient_checkpointing(), or the transformer's; "
@@ -367,9 +365,9 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         logs=r"\b(?:from|import) diffusers\b|Pipeline\.from_pretrained\("
         r"|\btrain_(?:dreambooth|text_to_image|controlnet|instruct_pix2pix)\w*\.py",
     ),
+    # diffusers 0.39, pipelines/pipeline_utils.py
     Framework(
         "Diffusers",  # for pipelines, which a program that trains Diffusers models does not have
-        "diffusers 0.39, pipelines/pipeline_utils.py",
         r"/diffusers/pipelines/",
         {
             Change.BATCH: "use a smaller height and width, or num_images_per_prompt=1; call "
@@ -379,15 +377,15 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         },
         logs=r"\b(?:from|import) diffusers\b|Pipeline\.from_pretrained\(",
     ),
+    # timm 1.0, models/vision_transformer.py and others
     Framework(
         "timm",
-        "timm 1.0, models/vision_transformer.py and others",
         r"/timm/(?:models|layers)/",
         {Change.CHECKPOINT: "model.set_grad_checkpointing()"},
     ),
+    # gaussian-splatting of 2023 to 2025, arguments/__init__.py and scene/cameras.py
     Framework(
         "Gaussian splatting",
-        "gaussian-splatting of 2023 to 2025, arguments/__init__.py and scene/cameras.py",
         r"/gaussian[-_](?:splatting|renderer)/",
         {
             Change.BATCH: "keep the images on the CPU (--data_device cpu), lower their resolution "
@@ -396,9 +394,9 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         },
         logs=r"(?i:gaussian[- _]splatting)",
     ),
+    # detectron2 0.6, config/defaults.py
     Framework(
         "Detectron2",
-        "detectron2 0.6, config/defaults.py",
         r"/detectron2/",
         {
             Change.BATCH: "lower SOLVER.IMS_PER_BATCH (and SOLVER.BASE_LR by as much), or "
@@ -407,9 +405,9 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         },
         logs=r"\bIMS_PER_BATCH\b|(?i:\bdetectron2\b)",
     ),
+    # mmengine 0.10, runner/runner.py; mmdet 2 and 3, mmseg 0 and 1, configs/_base_
     Framework(
         "OpenMMLab",
-        "mmengine 0.10, runner/runner.py; mmdet 2 and 3, mmseg 0 and 1, configs/_base_",
         r"/mm(?:engine|cv|det|seg|pose|rotate|action|pretrain)\w*/",
         {
             Change.BATCH: "lower batch_size in train_dataloader (samples_per_gpu in data before "
@@ -417,16 +415,16 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         },
         logs=r"\bsamples_per_gpu\b|\bmm(?:det|seg|detection|segmentation|rotate|engine)\b",
     ),
+    # fairseq 0.12, options.py and dataclass/configs.py
     Framework(
         "fairseq",
-        "fairseq 0.12, options.py and dataclass/configs.py",
         r"/fairseq(?:_cli)?/",
         {Change.BATCH: "lower --max-tokens or --batch-size, and raise --update-freq"},
         logs=r"\bfairseq\b|\| WARNING: ran out of memory",
     ),
+    # nemo_toolkit 1.20 to 2.4, collections/asr/models and docs/asr
     Framework(
         "NeMo",
-        "nemo_toolkit 1.20 to 2.4, collections/asr/models and docs/asr",
         r"/nemo/collections/",
         {
             Change.BATCH: "lower batch_size or max_duration in train_ds",
@@ -436,9 +434,9 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         },
         logs=r"\bnemo_asr\b|\bNeMo/|nemo\.collections",
     ),
+    # espnet 202301 to 202412, espnet2/tasks/abs_task.py
     Framework(
         "ESPnet",
-        "espnet 202301 to 202412, espnet2/tasks/abs_task.py",
         r"/espnet2?/",
         {
             Change.BATCH: "lower batch_bins or batch_size, and raise accum_grad; keep utterances "
@@ -447,9 +445,9 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         },
         logs=r"(?i:\bespnet)",
     ),
+    # nnunetv2 2.2 to 2.6, inference/predict_from_raw_data.py and experiment_planning
     Framework(
         "nnU-Net",
-        "nnunetv2 2.2 to 2.6, inference/predict_from_raw_data.py and experiment_planning",
         r"/nnunet(?:v2)?/",
         {
             Change.BATCH: "make plans for a smaller GPU: run nnUNetv2_plan_experiment with a "
@@ -459,9 +457,9 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         },
         logs=r"\bnnUNet",
     ),
+    # fair-esm 2.0, scripts/fold.py and README.md
     Framework(
         "ESMFold",
-        "fair-esm 2.0, scripts/fold.py and README.md",
         r"/esm/esmfold/",
         {
             Change.BATCH: "use --chunk-size 64 or less (model.set_chunk_size), a lower "
@@ -470,9 +468,9 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         },
         logs=r"(?i:esm-?fold)",
     ),
+    # segment-anything 1.0 and sam2 1.1, automatic_mask_generator.py and build_sam.py
     Framework(
         "Segment Anything",
-        "segment-anything 1.0 and sam2 1.1, automatic_mask_generator.py and build_sam.py",
         r"/(?:segment_anything|sam2)/",
         {
             Change.BATCH: "use points_per_batch=16 (64 by default) in the mask generator, a "
@@ -480,9 +478,9 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
         },
         logs=r"\bSam\w{0,40}Mask\w{0,40}Generator\b|(?i:segment.anything)",
     ),
+    # unsloth 2026, save.py
     Framework(
         "Unsloth",
-        "unsloth 2026, save.py",
         r"/unsloth(?:_zoo)?/|/unsloth_compiled_cache/",
         {
             "merged-save": "lower maximum_memory_usage (0.9 by default; try 0.5) in "
@@ -490,9 +488,9 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             "adapter alone, and another process can merge it later",
         },
     ),
+    # peft 0.21, utils/other.py
     Framework(
         "PEFT",
-        "peft 0.21, utils/other.py",
         r"/peft/(?:tuners|utils|peft_model|mapping)",
         {
             Change.WEIGHTS: "load the base model in 4 bits "
@@ -500,9 +498,9 @@ FRAMEWORKS: Final[tuple[Framework, ...]] = (
             "prepare_model_for_kbit_training(model)",
         },
     ),
+    # transformers 4.57, modeling_utils.py
     Framework(
         "Transformers",
-        "transformers 4.57, modeling_utils.py",
         r"/transformers/(?:models|generation|integrations|modeling_\w+|pipelines)"
         r"|/accelerate/(?:utils/modeling|big_modeling)\.py$",
         {

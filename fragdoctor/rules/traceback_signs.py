@@ -133,14 +133,16 @@ def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
     """Return whether a message contradicts a sign.
 
     If one tensor is larger than the device, its own size is the problem, not the batch of the
-    surrounding code.
+    surrounding code. Growth over many steps makes the last small request fail, not a large one.
     """
     if any(place.matches(frame) for place in sign.unless for frame in message.frames):
         return True
     if any(name in message.said for place in sign.unless for name in place.functions.split()):
         return True  # found in lines that no longer have the form of a traceback
-    whole = message.total_bytes
-    is_beyond = whole is not None and (message.requested_bytes or 0) > whole
+    share = (message.requested_bytes or 0) / (message.total_bytes or float("inf"))
+    if sign.name == GROWTH and share > LARGE_SHARE:
+        return True
+    is_beyond = share > 1
     return is_beyond and sign.is_surrounding and sign.is_of_batch
 
 
@@ -174,6 +176,8 @@ SERVER_STEP: Final = "server-step"
 ATTENTION_SCORES: Final = "attention-scores"
 INFERENCE: Final = "inference"
 GROWTH: Final = "growth"
+LARGE_SHARE: Final = 0.25
+"""A request of more than this share of the device fails by its own size, whatever grew before."""
 
 SIGNS: Final[tuple[TracebackSign, ...]] = (
     # ---- saving ----
@@ -745,14 +749,21 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         is_surrounding=True,
         unless=(_BACKWARD,),
         title="Generate with a shorter context, or a smaller cache",
-        change="shorten the prompt or max_new_tokens, lower num_beams or num_return_sequences; "
+        change="shorten the prompt, max_new_tokens or the length that a cache is made for "
+        "(max_seq_len), lower num_beams or num_return_sequences; "
         "set cache_implementation='offloaded' or 'quantized'; drop contrastive search "
         "(penalty_alpha), which keeps the hidden states of top_k candidates; load the weights in "
         "8 or 4 bits",
         why="The cache of keys and values grows with every token of prompt and answer, "
         "for each beam and sequence.",
         # transformers 4.20 to 4.57, generation/utils.py and cache_utils.py
-        places=(Place(file=r"/transformers/(?:generation/|cache_utils\.py$)"),),
+        places=(
+            Place(file=r"/transformers/(?:generation/|cache_utils\.py$)"),
+            # a cache that is made for the whole context at once
+            Place(
+                code=r"\bcache = \w*Cache\w*\(|\bkey_(?:states|cache)\w* = torch\.(?:zeros|empty)\("
+            ),
+        ),
     ),
     TracebackSign(
         name="growing-evaluation",

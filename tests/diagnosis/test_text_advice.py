@@ -39,6 +39,7 @@ FULL = old_style("1.00 GiB", "8.00 GiB", "7.20 GiB", "0 bytes", "7.32 GiB")
         "['main.py', '--per_device_train_batch_size', '1', '--lora_dim', '8']",
         "cfg.SOLVER.IMS_PER_BATCH = 1",
         "The batch size is already 1.",
+        "When I change Num samples to 1, there is the same error.",
         "I have 4 images, and batch size is only 1.",
     ],
 )
@@ -484,6 +485,43 @@ def test_message_that_never_has_figures_is_not_called_cut(text, said):
     assert said in result.verdict.summary
     assert "whole message" not in result.verdict.settled_by
     assert not any("is cut" in note for note in result.notes)
+
+
+def test_large_request_fails_by_its_size_whatever_grew_before():
+    text = "A memory leak when using Hires fix\n" + old_style(
+        "13.98 GiB", "24.00 GiB", "16.17 GiB", "5.39 GiB", "16.19 GiB"
+    )
+
+    _, first = first_of(text)
+
+    assert first.code == "smaller-batch"
+    assert "Hires. fix" in first.change
+
+
+def test_server_that_was_refused_beside_free_memory_is_told_to_reserve_less():
+    text = new_style("12.95 GiB", "127.00 GiB", "18.55 GiB", "99.37 GiB", "121.80 MiB")
+
+    verdict, first = first_of(f"(EngineCore pid=2651) {text}")
+
+    assert verdict.cause is Cause.UNKNOWN
+    assert "--gpu-memory-utilization" in first.change
+
+
+@pytest.mark.parametrize(("given", "said"), [("0.95", "A quantized"), ("0.4", "higher --gpu")])
+def test_share_that_a_server_was_given_decides_whether_a_higher_one_is_advised(given, said):
+    _, first = first_of(
+        f"vllm serve m --gpu-memory-utilization {given}\nValueError: No available memory for the "
+        "cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine.\n"
+    )
+
+    assert said.lower() in first.change[:20].lower()
+
+
+def test_assertion_on_the_device_is_told_how_to_find_its_line():
+    found = diagnose(case_of("RuntimeError: CUDA error: device-side assert triggered\n"))
+
+    assert found.verdict.cause is Cause.NOT_MEMORY
+    assert "CUDA_LAUNCH_BLOCKING=1" in found.verdict.settled_by
 
 
 def test_free_memory_of_rocm_that_its_driver_keeps_is_a_full_card():

@@ -216,6 +216,10 @@ SHAPES = {
     "generation": failing(
         frame(f"{LIB}/transformers/generation/utils.py", "_sample", "out = self(**inputs)")
     ),
+    "generation in a cache made at once": failing(
+        frame("/job/infer.py", "<module>", "cache = ExLlamaV2Cache(model)"),
+        frame(f"{LIB}/ex/cache.py", "make", "key_states = torch.zeros(shape, device=device)"),
+    ),
     "evaluation": failing(
         frame(f"{LIB}/lightning/loops/evaluation_loop.py", "_evaluation_step", "out = step()"),
         frame(f"{TORCH}/nn/modules/conv.py", "forward", "return F.conv2d(x, w)"),

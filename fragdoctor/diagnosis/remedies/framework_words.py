@@ -34,7 +34,9 @@ ADDED: Final = (Change.BATCH, Change.EVALUATION_BATCH, Change.WEIGHTS, Change.CO
 def in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Iterator[Proposal]:
     """Yield proposals, with changes in the words of the case's framework if it has any."""
     trains = any(f.name not in RUN_ONLY for f in case.frameworks)
-    for one in (_with_tool(case, p) for p in proposals):
+    for proposal in proposals:
+        texts = {n: getattr(proposal.recommendation, n) for n in ("change", "verify")}
+        one = proposal.saying(**{n: with_monitor_of(case.backend, t) for n, t in texts.items()})
         change = CHANGES.get(one.recommendation.code)
         is_told = change is Change.BATCH and any(map(case.has_marker, (BATCH_OF_ONE, BATCH_TRIED)))
         if change is Change.CHECKPOINT and case.frameworks and not trains:
@@ -54,13 +56,6 @@ def in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Itera
         if found[0] in SERVERS and change is Change.BATCH:
             told = told.saying(title="Give the server's steps more room beside its KV cache")
         yield told
-
-
-def _with_tool(case: JudgedCase, proposal: Proposal) -> Proposal:
-    """Return a proposal that names the tool of the GPU's vendor."""
-    one = proposal.recommendation
-    change, verify = (with_monitor_of(case.backend, text) for text in (one.change, one.verify))
-    return proposal.saying(change=change, verify=verify)
 
 
 def words_in(case: JudgedCase, *changes: str | None) -> str:

@@ -93,15 +93,9 @@ HOST_PLACES: Final = (
     ),
     (
         Place(file=r"/torch/(?:serialization|storage)\.py$|/safetensors/"),
-        (
-            "load with mmap=True (torch.load) or from safetensors, one rank after another, and "
-            "free the loaded state after load_state_dict()"
-        ),
+        "load with mmap=True or from safetensors, one rank at a time, and free the loaded state",
     ),
-    (
-        Place(file=r"/torch/utils/data/|/multiprocessing/"),
-        (_FEWER_WORKERS),
-    ),
+    (Place(file=r"/torch/utils/data/|/multiprocessing/"), _FEWER_WORKERS),
 )
 """Changes that use less host memory, by a call in the traceback; the first match counts."""
 
