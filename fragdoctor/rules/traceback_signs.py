@@ -165,6 +165,7 @@ _GROWS: Final = (
     r"|\bincreasing GPU.memory|\bwithout .{0,3}item\(|\bleak(?:s|ing|age)?\b"
     r"|\b(?:error|fail|crash|oom)\w*(?: \w+){0,3} after (?:\w+ )?\d+ (?:images|samples|batches"
     r"|iterations|steps|epochs)\b|\bgrows? larger after each\b"
+    r"|\b(?:training|validation|test)_epoch_end\(self, ?outputs"  # Lightning before 2 keeps them
     r"|\baccumulat(?:es?|ed|ing) (?:in|on|over)\b)"
 )
 """The ways in which people say that memory grew, or that only a long run failed."""
@@ -259,7 +260,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "model.load_state_dict(state), which copies it into the model that is already on the GPU; "
         "del state",
         in_words=r"(?i)\b(?:resum|restor|load)(?:e|ed|es|ing|s)? (?:(?:training|the|an?|from|my"
-        r"|saved|last|previous|model|fsdp) ){0,4}checkpoint(?! shards)"
+        r"|saved|last|previous|existing|old|latest|model|fsdp) ){0,4}checkpoint(?! shards)"
         r"|\bresum(?:e|ed|ing)\b(?![_=])",
         why="Without map_location each tensor goes to the device it was saved from: beside the "
         "weights that it is copied into, and for every rank to the same GPU.",

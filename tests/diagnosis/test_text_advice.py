@@ -517,6 +517,15 @@ def test_share_that_a_server_was_given_decides_whether_a_higher_one_is_advised(g
     assert said.lower() in first.change[:20].lower()
 
 
+@pytest.mark.parametrize(
+    ("left", "said"), [("16 GB of VRAM left", "pin_memory"), ("all VRAM in use", "nvidia-smi")]
+)
+def test_room_that_people_saw_is_believed(left, said):
+    _, first = first_of(f"RuntimeError: CUDA error: out of memory, nvidia-smi reports {left}.\n")
+
+    assert first.change.startswith(said)
+
+
 def test_assertion_on_the_device_is_told_how_to_find_its_line():
     found = diagnose(case_of("RuntimeError: CUDA error: device-side assert triggered\n"))
 

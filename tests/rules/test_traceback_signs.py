@@ -159,6 +159,9 @@ SHAPES = {
     "evaluation in other words": f"Training works, validation fails with this:\n{FULL}\n",
     "evaluation told as a test": f"Hi, train is ok.\ntest is error.\n{FULL}\n",
     "evaluation with a trained model": f"I am trying to test the pretrained model.\n{FULL}\n",
+    "loaded-checkpoint that exists": f"When it loads the existing checkpoint:\n{FULL}\n",
+    "growth of what Lightning keeps": "    def training_epoch_end(self, outputs):\n        ...\n"
+    f"{FULL}\n",
     "growing-evaluation": f"{FULL}\nIt happens during evaluation: memory usage starts to creep up "
     "at some batch until it overflows.\n",
     "growing-evaluation of many images": f"In testing, it fails after 1000 images:\n{FULL}",

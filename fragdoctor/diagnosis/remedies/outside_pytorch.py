@@ -390,6 +390,12 @@ def one_tensor_text(r: FailedRequest) -> str:
     )
 
 
+_ROOM: Final = re.compile(
+    r"(?i)\b[1-9]\d{0,2}(?:\.\d{1,2})? ?gi?b (?:of )?(?:v?ram|(?:gpu |video )?memory)? ?"
+    r"(?:is |are )?(?:still )?(?:left|free|available|unused)\b"
+)
+
+
 class LocateDriverCall(Remedy):
     """A driver's message without figures."""
 
@@ -405,8 +411,13 @@ class LocateDriverCall(Remedy):
             return
         if case.is_of_other_program:
             return
+        has_room = _ROOM.search(message.said) is not None
         change = (
-            "nvidia-smi for the GPU and free -h for the host during the run, then less on the "
+            "pin_memory=False in the DataLoader and fewer workers for a test, since page-locked "
+            "host memory has limits of its own; CUDA_LAUNCH_BLOCKING=1, with which the traceback "
+            "names the call; ulimit -v and -l; another version of the driver"
+            if has_room
+            else "nvidia-smi for the GPU and free -h for the host during the run, then less on the "
             "one that fills up"
             if message.sub_kind == "unread"
             else "nvidia-smi during the run: end another process that fills it, or take a GPU "
@@ -415,6 +426,7 @@ class LocateDriverCall(Remedy):
             "CUDA_LAUNCH_BLOCKING=1, with which the traceback names the call"
         )
         yield self.proposal(
+            title="Look for what refused it: the GPU is said to have had room" if has_room else "",
             weight=MAY_HELP,
             confidence=Confidence.POSSIBLE,
             change=change,
