@@ -75,11 +75,11 @@ def simply_full(r: FailedRequest) -> Hypothesis:
     """Return the hypothesis that live memory fills the device; holes at most contributed."""
     if r.has_real_holes:
         is_slim = _share(r.margin_bytes, r.available_bytes) < SLIM_MARGIN_SHARE
-        rest = "little would be left" if is_slim else "not a second one like it"
+        rest = "with little to spare" if is_slim else "but a second one would not"
         summary = (
             f"{live_and_request(r)} leave {format_size(r.margin_bytes)} of the "
-            f"{format_size(r.available_bytes)} that PyTorch could have. Packed perfectly it would "
-            f"fit, but {rest}: the device is as good as full."
+            f"{format_size(r.available_bytes)} that PyTorch could have. Packed perfectly, it would "
+            f"fit, {rest}: the device is as good as full."
         )
     else:
         live, available = r.live_bytes or 0, r.available_bytes or 0
@@ -92,11 +92,11 @@ def simply_full(r: FailedRequest) -> Hypothesis:
         else:
             left = available - live
             how_much = "nearly all" if r.requested_bytes >= 0.8 * left else "most"
-            holes = format_size(r.unallocated_bytes) if r.unallocated_bytes else "a part"
-            summary += (
-                f". The {r.request_text} is {how_much} of the {format_size(left)} that are left, "
-                f"and {holes} of that lies in holes of PyTorch's cache."
-            )
+            summary += f". The {r.request_text} is {how_much} of the {format_size(left)} left"
+            if r.unallocated_bytes:
+                holes = format_size(r.unallocated_bytes)
+                summary += f", and {holes} of that lies in holes of PyTorch's cache"
+            summary += "."
     return Hypothesis(Cause.CAPACITY, summary, Confidence.LIKELY, also=(Cause.FRAGMENTATION,))
 
 
@@ -174,8 +174,8 @@ def decide(failed: FailedRequest) -> Hypothesis:
 
 
 def distinct(causes: Iterable[Cause], first: Cause) -> tuple[Cause, ...]:
-    """Return the causes other than the first, without duplicates."""
-    return tuple(dict.fromkeys(cause for cause in causes if cause is not first))
+    """Return the known causes other than the first, without duplicates."""
+    return tuple(dict.fromkeys(c for c in causes if c not in (first, Cause.UNKNOWN)))
 
 
 # The rows, in order.
@@ -211,7 +211,7 @@ def _beyond_device(r: FailedRequest) -> Iterator[Hypothesis]:
         yield Hypothesis(
             Cause.CAPACITY,
             f"The single {r.request_text} is larger than the whole "
-            f"device of {format_size(r.total_bytes)}: attention scores, or a wrong shape?",
+            f"device of {format_size(r.total_bytes)}: attention scores, or a wrong shape.",
             Confidence.PROVEN,
             also=(Cause.SIZE_BUG,),
         )
@@ -269,7 +269,7 @@ def _single_allocation(r: FailedRequest) -> Iterator[Hypothesis]:
         return
     if (r.live_bytes or 0) + r.requested_bytes > r.total_bytes:
         return
-    if r.free_bytes is not None and not r.is_covered_by_free:
+    if r.free_bytes is not None and r.free_bytes < r.requested_bytes:
         return
     # The message does not say whether this driver refuses it, and its free figure may be wrong.
     yield Hypothesis(
@@ -499,8 +499,8 @@ def _outside_candidates(r: FailedRequest) -> Iterator[tuple[Hypothesis, int]]:
         Cause.OTHER_PROCESS,
         f"{'Other processes hold' if listed else 'About'} {format_size(other)} of the "
         f"{format_size(r.total_bytes)} device"
-        f"{'' if listed else ' are held outside this PyTorch, most likely by another process'}; "
-        f"this PyTorch has {format_size(r.reserved_bytes)}.",
+        f"{'' if listed else ' are held by somebody else, most likely another process'}; PyTorch "
+        f"in this process has reserved {format_size(r.reserved_bytes)}.",
         Confidence.PROVEN if listed else Confidence.LIKELY,
         "" if listed else "nvidia-smi (or fuser -v /dev/nvidia*) names the processes.",
     )

@@ -118,6 +118,12 @@ TOLD: Final = {
         "(ulimit -v) or a driver that was updated without a reboot looks the same.",
         also=(Cause.HOST_MEMORY,),
     ),
+    "nvml-unavailable": Hypothesis(
+        Cause.CAPACITY,
+        "PyTorch ran out of memory and asked NVML for the figures of its message, which failed, as "
+        "it does on MIG slices and with some drivers: this assertion hides the message.",
+        settled_by="nvidia-smi during the run shows whether the GPU, or the MIG slice, is full.",
+    ),
     "unread": Hypothesis(
         Cause.UNKNOWN,
         "A line says that memory ran out, in the words of an unknown program, but not whether it "
@@ -273,7 +279,16 @@ def _allocator(message: OomMessage) -> Hypothesis:
             "lack of host memory for too large a batch.",
             also=(Cause.HOST_MEMORY,),
         )
-    return without_figures("request", doing) if failed is None else decide(failed)
+    if failed is not None:
+        return decide(failed)
+    found = without_figures("request", doing)
+    if message.variant != "allocation-on-device":
+        return found
+    return replace(
+        found,
+        summary=f"{found.summary.partition(';')[0]}; ComfyUI's message has no figures.",
+        settled_by="nvidia-smi during the run shows who fills the GPU.",
+    )
 
 
 def _mps(message: OomMessage) -> Hypothesis:
@@ -291,9 +306,9 @@ def _mps(message: OomMessage) -> Hypothesis:
     if other > message.allocated_bytes:
         return Hypothesis(
             Cause.NON_PYTORCH_MEMORY,
-            f"Metal holds {format_size(other)} outside PyTorch's heaps, more than the "
-            f"{format_size(message.allocated_bytes)} of tensors: growth of driver and graph "
-            f"caches, against a limit of {format_size(limit)}.",
+            f"Metal holds {format_size(other)} outside PyTorch's heaps (caches of the driver and "
+            f"of compiled graphs), more than the {format_size(message.allocated_bytes)} of "
+            f"tensors; the limit for both is {format_size(limit)}.",
             Confidence.LIKELY,
             also=(Cause.MEMORY_LIMIT,),
         )
@@ -315,8 +330,15 @@ def _unknown(message: OomMessage) -> Hypothesis:
     )
 
 
+_BESIDE: Final = re.compile(
+    r"(?is)(?=.*\b(?:tensorflow|tf|keras|jax|flax) (?:model|program|session|code|part|pipeline"
+    r"|process)s?\b)(?=.*torch)"
+)
+_WATCHED: Final = "nvidia-smi during the run shows whether the device is full, and by whom"
+
+
 def _driver(message: OomMessage) -> Hypothesis:
-    sign = sign_of(message)
+    sign, is_told = sign_of(message), message.variant == "told"
     if message.sub_kind == GPU_TABLE and (sign is None or sign.name == LOADING_WEIGHTS):
         whole = "" if message.total_bytes is None else f" of {format_size(message.total_bytes)}"
         return Hypothesis(
@@ -333,7 +355,9 @@ def _driver(message: OomMessage) -> Hypothesis:
         )
     if is_of_other_program(message) and sign is None:
         return by_its_figures(_framework(message), message)
-    if sign is not None and sign.name == LOADING_WEIGHTS and message.variant == "runtime-error":
+    is_of_library = ".cu:" in message.text  # with allocations of its own
+    is_bare = message.variant == "runtime-error" and not is_of_library
+    if is_bare and sign is not None and sign.name == LOADING_WEIGHTS:
         return Hypothesis(
             Cause.OTHER_PROCESS,
             "The driver ran out of memory when the first weights went to the GPU. If weights do "
@@ -345,15 +369,27 @@ def _driver(message: OomMessage) -> Hypothesis:
     if sign is not None:
         return Hypothesis(
             Cause.CAPACITY,
-            f"The driver ran out of memory {sign.doing}; the message prints no figures.",
-            settled_by="nvidia-smi during the run shows whether the device is full, and by whom.",
+            f"The {'GPU' if is_told else 'driver'} ran out of memory {sign.doing}; the "
+            f"{'text' if is_told else 'message'} has no figures.",
+            settled_by=f"{_WATCHED}.",
             also=(Cause.OTHER_PROCESS,),
+        )
+    if is_told and _BESIDE.search(message.said):
+        return Hypothesis(
+            Cause.NON_PYTORCH_MEMORY,
+            "PyTorch runs beside TensorFlow or JAX here, which take most of a GPU at the start.",
+            settled_by=f"{_WATCHED}.",
+            also=(Cause.CAPACITY,),
         )
     return Hypothesis(
         Cause.UNKNOWN,
-        "A direct driver call ran out of memory; the message prints no figures, so that "
+        "The text says that the GPU's memory ran out, but not who held it or what was asked for."
+        if is_told
+        else "A direct driver call ran out of memory; the message prints no figures, so that "
         "device memory, pinned host memory and the context are all possible.",
-        settled_by="Run with CUDA_LAUNCH_BLOCKING=1 to see the failing call, and watch nvidia-smi.",
+        settled_by=f"{_WATCHED}; give the error with its traceback."
+        if is_told
+        else "Run with CUDA_LAUNCH_BLOCKING=1 to see the failing call, and watch nvidia-smi.",
         also=(Cause.CAPACITY,),
     )
 
@@ -526,7 +562,9 @@ def _not_memory(message: OomMessage) -> Hypothesis:
     else:
         what = NEGATIVES.get(message.sub_kind)
         summary = "This error is not about memory running out" + (f": {what}." if what else ".")
-    return Hypothesis(Cause.NOT_MEMORY, summary, Confidence.LIKELY)
+    finds = "Run with CUDA_LAUNCH_BLOCKING=1, or on the CPU: the traceback then names the line."
+    is_kernel = message.sub_kind in ("device-assert", "illegal-access", "launch-failure")
+    return Hypothesis(Cause.NOT_MEMORY, summary, Confidence.LIKELY, finds if is_kernel else "")
 
 
 def _framework(message: OomMessage) -> str:

@@ -325,7 +325,12 @@ _MARKERS: Final = (
     # but not in a router's span: batch{batch_size=1}
     *(
         (BATCH_OF_ONE, rf"(?<!eval_)(?<!val_)(?<!test_)(?<!\{{){name}" + _ONE)
-        for name in (r"batch[-_]?size", "samples_per_gpu", "ims_per_batch")
+        for name in (
+            r"batch[-_]?size",
+            "samples_per_gpu",
+            "ims_per_batch",
+            r"num[-_]?(?:samples|images)",
+        )
     ),
     (BATCH_OF_ONE, r"noexecutablebatchsizefound"),
     (

@@ -91,8 +91,10 @@ def with_tracebacks(
         lines = _lines(text[end + 1 : min(until, end + _BELOW_CHARS)]) if end >= 0 else iter(())
         below = [line for _, line in islice(lines, _AROUND_LINES if has_calls else None)]
         told = [] if has_calls else [*_frames(_leading_block(below))]
+        own = after = ""
         if not told:  # people describe before or after a message what they did
-            around = f"{around} {_folded(below[:_AROUND_LINES])[:_MAX_AROUND]}".strip()
+            own = _folded(text[offset : offset + 2 * _MAX_AROUND].split("\n", 1)[:1])
+            after = _folded(below[:_AROUND_LINES])[:_MAX_AROUND]
         if told:
             frames = told[:: -1 if told[0].file.endswith(".lua") else 1]
         if frames and _OF_DRIVER.search(frames[-1].file.replace("\\", "/")):
@@ -100,7 +102,7 @@ def with_tracebacks(
         for n in wanted[offset]:
             found[n] = replace(
                 found[n],
-                around=around,
+                around=_folded([around, _after(own, found[n].text), after]),
                 frames=tuple(frames[-_MAX_FRAMES:]),
                 is_in_handler=is_in_handler,
             )
@@ -158,6 +160,11 @@ def _lines(text: str) -> Iterator[tuple[int | None, str]]:
             told = rank_in(prefix) if prefix else None
             writer = told if told is not None else writer
             yield writer, rest.rstrip(_FRAME_BARS)
+
+
+def _after(line: str, message: str) -> str:
+    """Return what follows a message on its own line."""
+    return line.partition(message)[2].lstrip(" .") if message else ""
 
 
 def _folded(lines: Sequence[str]) -> str:

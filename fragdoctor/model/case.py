@@ -30,6 +30,8 @@ GROWS: Final = (
     rf"|{_MEMORY}\W{{1,3}}(?:usage |consumption )?(?:explode[sd]?|exploding|blows? up"
     r"|(?:increas|grow|ris)(?:es?|s|ing|ed) (?:over time|unlimit\w{2,4}|(?:\w{1,9} )?(?:each|every)"
     r"|with (?:the |more ){0,2}(?:iteration|step|epoch)s?))\b(?!-)"
+    rf"|{_MEMORY}(?:\W{{1,3}}\w{{1,20}}){{0,4}}?\W{{1,3}}(?:increas|grow|ris|creep|climb)"
+    r"(?:es?|s|ing)?\b(?:\W{1,3}\w{1,20}){0,8}?\W{1,3}(?:until|till|without reducing)\b"
     rf"|{_MEMORY} leak(?:s|age|ing)?\b(?! (?:check|test|free)\b)"
 )
 """The ways in which people say that memory grows until it runs out."""

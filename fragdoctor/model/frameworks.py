@@ -1,7 +1,7 @@
 """How each framework spells a change that saves memory.
 
 This one table serves the advice for recordings, messages and rehearsals. A framework is recognized
-by its own files in stacks. Option names are those of the stated version.
+by its own files in stacks. Option names are those of the version in the comment above a row.
 """
 
 from __future__ import annotations
@@ -58,7 +58,6 @@ class Framework:
     Attributes:
         name: name as people write it.
         key: name in a rehearsal's traits, "" if a rehearsal does not recognize the framework.
-        source: version and file that the words are from.
         files: pattern to search for in the paths of frames, with ``/`` between their parts.
         logs: pattern to search for in the lines of a log and in what people write: the framework's
             name, lines and options.
@@ -130,8 +129,8 @@ ComfyUI
   source: ComfyUI 0.3, comfy/cli_args.py and nodes.py
   files: /comfy/(?:\w+\.py|ldm/|sd\w*/|k_diffusion/)|/ComfyUI/
   logs: \bComfyUI\b|Allocation on device\s*$
-  batch: use a smaller image or batch_size in the latent node; use VAE Decode (Tiled) if decoding
-    fails
+  batch: use a smaller image, fewer frames or a smaller batch_size in the latent node; use VAE
+    Decode (Tiled) if decoding fails
   attention: start it with --use-pytorch-cross-attention or --use-quad-cross-attention
   weights: start it with --lowvram or --novram, or use an fp8 or GGUF checkpoint
   host-memory: start it with --cache-none, which keeps no results between runs; use smaller (fp8 or
@@ -144,7 +143,7 @@ Stable Diffusion web UI
   files: /stable-diffusion-webui[\w-]*/|/modules/(?:sd_\w+|processing|txt2img|img2img
     |call_queue)\.py$
   logs: use lower resolution|Torch active/reserved:|\bA: [\d.]+ GB, R: [\d.]+ GB|\bwebui-user\.
-    |(?i:stable.diffusion.web.?ui)|\bA1111\b|\bFooocus\b|\[Memory Management\]
+    |(?i:\bhires\.? ?fix\b|stable.diffusion.web.?ui)|\bA1111\b|\bFooocus\b|\[Memory Management\]
   batch: use a smaller width and height, a batch size of 1, or a lower upscale in Hires. fix
   attention: start it with --opt-sdp-attention (PyTorch 2), --xformers or --opt-sub-quad-attention
   weights: start it with --medvram, or with --lowvram, which keeps even less on the GPU; in Forge
@@ -198,7 +197,7 @@ Lightning
   key: lightning
   files: /(?:pytorch_lightning|lightning/(?:pytorch|fabric))/
   logs: \bpl\.Trainer\(|\b(?:pytorch_lightning|LightningModule)\b|PyTorch Lightning
-    |accumulate_grad_batches
+    |accumulate_grad_batches|\bload_from_checkpoint\(
   batch: lower batch_size in the DataLoader, and raise Trainer(accumulate_grad_batches=...) by as
     much
   accumulate: Trainer(accumulate_grad_batches={n}), with batches of {batch}
@@ -206,6 +205,8 @@ Lightning
     validation_step(); gradients are off already
   bf16: Trainer(precision="bf16-mixed")
   offload-state: Trainer(strategy="deepspeed_stage_2_offload")
+  loaded-checkpoint: load_from_checkpoint(path, map_location="cpu"), and ckpt_path= of trainer.fit()
+    to resume, which puts each rank's weights on its own GPU
   fsdp: Trainer(strategy="fsdp")
   zero: Trainer(strategy="deepspeed_stage_3"), or _2 or _1
   tensor-parallel: Trainer(strategy=ModelParallelStrategy(tensor_parallel_size={n})), and
@@ -279,7 +280,9 @@ Diffusers
   source: diffusers 0.39, pipelines/pipeline_utils.py and models/modeling_utils.py
   files: /diffusers/(?:pipelines|models|schedulers|loaders)/
   logs: \b(?:from|import) diffusers\b|Pipeline\.from_pretrained\(
-  checkpoint: call unet.enable_gradient_checkpointing(), or the transformer's
+    |\btrain_(?:dreambooth|text_to_image|controlnet|instruct_pix2pix)\w*\.py
+  checkpoint: call unet.enable_gradient_checkpointing(), or the transformer's; its example scripts
+    have --gradient_checkpointing, and --use_8bit_adam for the state
   attention: call pipe.enable_xformers_memory_efficient_attention(), or use PyTorch 2, where fused
     attention is the default; lower the resolution
   vae-decode: call pipe.vae.enable_tiling() and enable_slicing(), under torch.no_grad() in code of
@@ -406,13 +409,18 @@ RUN_ONLY: Final = (
 """Frameworks that only run trained models: without another framework, nothing keeps activations."""
 
 
+_ENVIRONMENT: Final = re.compile(r"\S{0,200}/\.?v?env/lib\w{0,5}/python[\d.]{1,5}(?=/)")
+"""Where a virtual environment lies, which may be in the folder of a program that does not run."""
+
+
 def frameworks_in(paths: Iterable[str], said: str = "") -> tuple[Framework, ...]:
     """Return the frameworks seen in paths of frames or in a log, in the order of the table.
 
     If there are several servers, only the one that called the others counts. ``paths`` are
     outermost first.
     """
-    distinct = dict.fromkeys(path[:1000].replace("\\", "/") for path in paths)
+    said = _ENVIRONMENT.sub("", said)
+    distinct = dict.fromkeys(_ENVIRONMENT.sub("", path[:1000].replace("\\", "/")) for path in paths)
     found = [
         f
         for f in FRAMEWORKS

@@ -41,10 +41,12 @@ PRINTED_SLACK_SHARE: Final = 0.105
 full cards print up to 10.1 % of what is reserved, and fragmented cards print 14 % and more."""
 
 FREE_NOISE_BYTES: Final = 32 * MIB
+ROCM_RESERVE_SHARE: Final = 0.03
 FREE_NOISE_SHARE: Final = 0.01
 """Full cards print free memory up to this much above the failed request: the driver keeps some of
 it for its own pages, and the figure is read after the failure. In public threads, full cards print
-5 to 14 MiB more than the request; if something else was wrong, they print 1 GiB and more."""
+5 to 14 MiB more than the request; if something else was wrong, they print 1 GiB and more. On ROCm
+full cards print up to this share of the device as free."""
 
 ROUNDING_SHARE: Final = 0.005
 """Two decimals are printed, so a figure may be off by half of the last decimal."""
@@ -265,12 +267,14 @@ class FailedRequest(Struct, frozen=True):
     def is_covered_by_free(self) -> bool:
         """Whether the driver had more than enough free memory for the whole request.
 
-        A card is full if its free memory exceeds the request by less than ``FREE_NOISE_BYTES`` or
-        by less than a hundredth of the request.
+        A card is full if its free memory exceeds the request by less than ``FREE_NOISE_BYTES``, by
+        less than a hundredth of the request, or on ROCm by less than ``ROCM_RESERVE_SHARE``.
         """
         if self.free_bytes is None:
             return False
         noise = max(FREE_NOISE_BYTES, int(FREE_NOISE_SHARE * self.requested_bytes))
+        if self.backend == "rocm":
+            noise = max(noise, int(ROCM_RESERVE_SHARE * (self.total_bytes or 0)))
         return self.free_bytes >= self.requested_bytes + noise
 
     @property

@@ -1,32 +1,21 @@
-"""What calls in a traceback say about a failure: a table of signs, each below its source.
+"""What calls in a traceback say about a failure: a table of signs.
 
 A sign is a call of a library that is known to need memory of its own: saving, loading, gathering,
 assigning. Advice that fits the call outweighs advice that fits any failure. The innermost call
 that is a sign counts; if it matches several signs, the first in the table counts.
+The comment in a row says which libraries, versions and files its names come from.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from enum import StrEnum
 from typing import Final
 
 from msgspec import Struct
 
 from fragdoctor.model.case import GROWS, OomMessage, TracebackFrame
 from fragdoctor.model.frameworks import Change
-
-
-class GrowsWith(StrEnum):
-    """What the memory at a sign grows with, and what it therefore helps to make smaller."""
-
-    BATCH = "batch"
-    """The batch or the length of its sequences."""
-    INPUT = "input"
-    """One sample, such as an image, a prompt or a graph; a batch of one may still be too large."""
-    MODEL = "model"
-    """The model: weights, state, or what a server reserves. No smaller batch helps."""
 
 
 class Place(Struct, frozen=True):
@@ -62,7 +51,10 @@ class TracebackSign(Struct, frozen=True):
     Attributes:
         name: stable name.
         doing: what the program was doing, as part of a sentence: "while ...".
-        grows_with: what its memory grows with.
+        is_of_model: whether its memory grows with the model (weights, state, what a server
+            reserves), which no smaller batch makes smaller.
+        is_of_batch: whether its memory grows with the batch; one sample alone may be too large for
+            any other sign.
         title, change, why: as in ``Recommendation``.
         places: the frames that show it.
         spelled: the same change in ``model/frameworks.py``, whose words are used for a framework
@@ -81,10 +73,11 @@ class TracebackSign(Struct, frozen=True):
 
     name: str
     doing: str
-    grows_with: GrowsWith
     title: str
     change: str
     why: str
+    is_of_model: bool = False
+    is_of_batch: bool = False
     places: Sequence[Place] = ()
     spelled: Change | None = None
     intro: str = ""
@@ -126,7 +119,7 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
 
 def is_seen_to_grow(message: OomMessage) -> bool:
     """Return whether people said that memory grew from step to step."""
-    return any(s.name == GROWTH and _search(s.in_words, message.said) for s in _SURROUNDINGS)
+    return _search(rf"(?i){_GROWS}", message.said)
 
 
 _BACKWARD: Final = Place(code=r"\.backward\(")
@@ -140,23 +133,42 @@ def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
     """Return whether a message contradicts a sign.
 
     If one tensor is larger than the device, its own size is the problem, not the batch of the
-    surrounding code.
+    surrounding code. Growth over many steps makes the last small request fail, not a large one.
     """
     if any(place.matches(frame) for place in sign.unless for frame in message.frames):
         return True
     if any(name in message.said for place in sign.unless for name in place.functions.split()):
         return True  # found in lines that no longer have the form of a traceback
-    whole = message.total_bytes
-    is_beyond = whole is not None and (message.requested_bytes or 0) > whole
-    return is_beyond and sign.is_surrounding and sign.grows_with is GrowsWith.BATCH
+    share = (message.requested_bytes or 0) / (message.total_bytes or float("inf"))
+    if sign.name == GROWTH and share > LARGE_SHARE:
+        return True
+    is_beyond = share > 1
+    return is_beyond and sign.is_surrounding and sign.is_of_batch
 
-
-_MODEL = GrowsWith.MODEL
-_INPUT = GrowsWith.INPUT
-_BATCH = GrowsWith.BATCH
 
 _INFERS: Final = "(?:infer|demo|predict|generate|sample|detect|upscale|transcribe|render)"
 """Names of programs that only run a model."""
+
+_EVALUATES: Final = (
+    r"(?:\b(?:during|in|at|after|running|when|while|try\w* to) (?:the |each )?"
+    r"(?:(?:validat|evaluat)i\w+|test(?:ing)?\b(?! (?:different|various|with)))"
+    r"|\bvalidation (?:step|process|phase|stage|routine|loop|fails|OOM)\b"
+    r"|\btrain\w* (?:is|was|works|runs|goes|went) (?:ok|okay|fine|well|normal\w*|success\w*)\b"
+    r"[^\n]{0,20}\s{0,3}[^\n]{0,20}\b(?:test|eval|valid)\w*)"
+)
+"""The ways in which people say that an evaluation or a test failed, and not the training."""
+
+_GROWS: Final = (
+    rf"(?:{GROWS}|\b(?:memory|vram|usage)\b(?: \w+){{0,5}}? (?:climb\w*|(?:slowly"
+    r"|will|continu\w+|were|was|is|been|becom\w+|gets?)(?: \w+){0,3}? (?:increas\w+|grow\w*"
+    r"|ris(?:es|ing)|larger|higher|bigger|fill\w+|full))|\b(?:steady|gradual) increase"
+    r"|\bincreasing GPU.memory|\bwithout .{0,3}item\(|\bleak(?:s|ing|age)?\b"
+    r"|\b(?:error|fail|crash|oom)\w*(?: \w+){0,3} after (?:\w+ )?\d+ (?:images|samples|batches"
+    r"|iterations|steps|epochs)\b|\bgrows? larger after each\b"
+    r"|\b(?:training|validation|test)_epoch_end\(self, ?outputs"  # Lightning before 2 keeps them
+    r"|\baccumulat(?:es?|ed|ing) (?:in|on|over)\b)"
+)
+"""The ways in which people say that memory grew, or that only a long run failed."""
 
 _RASTERIZER: Final = Place(file=r"/diff_gaussian_rasterization|/gsplat/")
 
@@ -165,14 +177,15 @@ SERVER_STEP: Final = "server-step"
 ATTENTION_SCORES: Final = "attention-scores"
 INFERENCE: Final = "inference"
 GROWTH: Final = "growth"
+LARGE_SHARE: Final = 0.25
+"""A request of more than this share of the device fails by its own size, whatever grew before."""
 
 SIGNS: Final[tuple[TracebackSign, ...]] = (
     # ---- saving ----
-    # torch 1.12 to 2.15, torch/distributed/fsdp; deepspeed 0.9 to 0.19.6, runtime/engine.py
     TracebackSign(
         name="gathered-save",
         doing="while the whole model was gathered on the GPU to save it",
-        grows_with=_MODEL,
+        is_of_model=True,
         can_leave_gpu=True,
         title="Save the shards, or gather them on the CPU of rank 0",
         change="FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, "
@@ -182,6 +195,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "2.3; fsdp_state_dict_type: SHARDED_STATE_DICT in accelerate",
         why="The whole state holds every weight of the model on each GPU at once, "
         "where training holds a share of them.",
+        # torch 1.12 to 2.15, torch/distributed/fsdp; deepspeed 0.9 to 0.19.6, runtime/engine.py
         places=(
             Place(
                 file=r"/torch/distributed/fsdp/(?:_state_dict_utils|_unshard_param_utils)\.py$"
@@ -202,17 +216,17 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         intro=r"/fsdp/(?:_state_dict_utils|fully_sharded_data_parallel)\.py"
         r"|Failed to clone\(\) tensor with name",
     ),
-    # peft 0.21, tuners/tuners_utils.py and tuners/lora; unsloth 2026, save.py
     TracebackSign(
         name="merged-save",
         doing="while an adapter was merged into the weights of its model",
-        grows_with=_MODEL,
+        is_of_model=True,
         can_leave_gpu=True,
         title="Merge on the CPU, or save the adapter alone",
         change="load the base model on the CPU in 16 bits, PeftModel.from_pretrained() on it and "
         "merge_and_unload() there; or save_pretrained() of the adapter, which is small",
         why="Merged weights are whole matrices in 16 bits, beside the quantized ones that training "
         "has on the GPU.",
+        # peft 0.21, tuners/tuners_utils.py and tuners/lora; unsloth 2026, save.py
         places=(
             Place(file=r"/unsloth(?:_zoo)?/(?:save|saving_utils)\.py$"),
             Place(
@@ -223,21 +237,21 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         in_words=r"\bsave_pretrained_(?:gguf|merged)\(|\bmerge_and_unload\(",
     ),
     # ---- loading ----
-    # torch 1.0 to 2.15, torch/serialization.py, nn/modules/module.py and optim/optimizer.py
     TracebackSign(
         name="loaded-checkpoint",
         doing="while a checkpoint was loaded onto the GPU",
-        grows_with=_MODEL,
+        is_of_model=True,
         can_leave_gpu=True,
         title="Load the checkpoint on the CPU, and free it after loading",
         change="state = torch.load(path, map_location='cpu'), with mmap=True since 2.1; "
         "model.load_state_dict(state), which copies it into the model that is already on the GPU; "
         "del state",
         in_words=r"(?i)\b(?:resum|restor|load)(?:e|ed|es|ing|s)? (?:(?:training|the|an?|from|my"
-        r"|saved|last|previous|model|fsdp) ){0,4}checkpoint(?! shards)"
+        r"|saved|last|previous|existing|old|latest|model|fsdp) ){0,4}checkpoint(?! shards)"
         r"|\bresum(?:e|ed|ing)\b(?![_=])",
         why="Without map_location each tensor goes to the device it was saved from: beside the "
         "weights that it is copied into, and for every rank to the same GPU.",
+        # torch 1.0 to 2.15, torch/serialization.py, nn/modules/module.py and optim/optimizer.py
         unless=(Place(code=r"map_location\s?=\s?(?:torch\.device\()?['\"]cpu"),),
         places=(
             Place(
@@ -253,14 +267,10 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             ),
         ),
     ),
-    # torch 2.13, torch/nn/modules/module.py; transformers 4.30 to 5.0, modeling_utils.py;
-    # accelerate 1.10, utils/modeling.py; ComfyUI 0.3, comfy/model_patcher.py and
-    # execution.py; vllm 0.11, model_executor/model_loader; sglang 0.4,
-    # model_executor/model_runner.py
     TracebackSign(
         name=LOADING_WEIGHTS,
         doing="while the weights of a model were put on the GPU",
-        grows_with=_MODEL,
+        is_of_model=True,
         title="Load the weights in less memory",
         change="convert the weights with model.to(torch.bfloat16) or load them in 4 bits before "
         "they go to the GPU; use a smaller model; or keep some layers on another GPU or on the CPU",
@@ -271,6 +281,9 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         r"(?!.{0,600}\b(?:generate|chat|train|fit|forward|backward|step)\()",
         intro=r"Node Type:\W{0,8}\w*Load(?:er|\b)|\bERROR lora\b|Patching LoRAs"
         r"|modules are dispatched on the CPU",
+        # torch 2.13, torch/nn/modules/module.py; transformers 4.30 to 5.0, modeling_utils.py;
+        # accelerate 1.10, utils/modeling.py; ComfyUI 0.3, comfy/model_patcher.py and execution.py;
+        # vllm 0.11, model_executor/model_loader; sglang 0.4, model_executor/model_runner.py
         places=(
             Place(
                 file=r"/torch/nn/modules/module\.py$",
@@ -280,6 +293,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             Place(
                 named=r"^_?(?:fast_)?load_(?:\w{1,40}_)?(?:model|pipeline|transformer|weight)s?$"
             ),
+            Place(code=r"\b(?:load_model|from_pretrained)\("),
             Place(
                 file=r"/(?:vllm|sglang)/",
                 functions="load_model initialize_model _initialize_model load_weights "
@@ -287,8 +301,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             ),
             # a traceback that was cut above torch's own frames
             Place(
-                code=r"\b(?:model|module|net|pipe)\w*\.(?:to|cuda)\(|\b(?:load_model|from_pretrained)\("
-                r"|\bensure_model_loaded\(|= ?\w*Trainer\(|\bt\.to\(device, dtype if "
+                code=r"\b(?:model|module|net|pipe)\w*\.(?:to|cuda)\(|\bensure_model_loaded\("
+                r"|= ?\w*Trainer\(|\bt\.to\(device, dtype if "
                 r"|\bself\._apply\((?:convert|lambda t: t\.)",
                 is_last=True,
             ),
@@ -304,18 +318,18 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
     ),
     # ---- serving ----
-    # vllm 0.6 to 0.25, config/cache.py, worker and v1/worker; sglang 0.4 to 0.5.20, srt and
-    # docs/advanced_features/server_arguments.md
     TracebackSign(
         name=SERVER_STEP,
         doing="while the server set its KV cache aside or ran a step",
-        grows_with=_MODEL,
+        is_of_model=True,
         is_surrounding=True,
         title="Give the server's steps more room beside its KV cache",
         change="a smaller share of the card for the cache, and smaller steps",
         spelled=Change.BATCH,
         why="The server fills the card with KV cache up to its limit; what a step "
         "needs beyond what was measured at start has to come out of the rest.",
+        # vllm 0.6 to 0.25, config/cache.py, worker and v1/worker; sglang 0.4 to 0.5.20, srt and
+        # docs/advanced_features/server_arguments.md
         places=(
             Place(
                 file=r"/(?:vllm|sglang)/(?:.*/)?(?:worker|executor|model_executor|managers|layers|lora"
@@ -329,11 +343,9 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         r"|\[(?:multiproc_executor|multiproc_worker_utils|worker_base|core)\.py:\d",
     ),
     # ---- evaluation ----
-    # transformers 3.1 to 4.57, trainer.py and trainer_pt_utils.py
     TracebackSign(
         name="gathered-predictions",
         doing="while the predictions of the whole evaluation were joined on the GPU",
-        grows_with=_INPUT,
         is_training=False,
         can_leave_gpu=True,
         title="Gather the predictions on the CPU",
@@ -341,6 +353,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         spelled=Change.GATHER,
         why="Trainer keeps every batch's logits on the GPU until the evaluation ends, "
         "and joins them with a copy.",
+        # transformers 3.1 to 4.57, trainer.py and trainer_pt_utils.py
         places=(
             Place(
                 file=r"/transformers/trainer_pt_utils\.py$|/accelerate/(?:accelerator"
@@ -355,18 +368,17 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
     ),
     # ---- boxes and masks of detectors ----
-    # mmdet 2.0 to 3.3, core/bbox/assigners and models/task_modules/assigners; detectron2 0.6,
-    # structures/boxes.py; torchvision 0.23, ops/boxes.py
     TracebackSign(
         name="box-assignment",
         doing="while a detector compared all boxes of an image with all anchors",
-        grows_with=_INPUT,
         can_leave_gpu=True,
         title="Assign on the CPU where an image has many boxes",
         change="set gpu_assign_thr=100 in MMDetection's assigner (train_cfg: "
         "rpn.assigner.gpu_assign_thr); otherwise drop or split images with hundreds of boxes",
         why="The matrix of overlaps has a row for each true box and a column for each "
         "anchor: one crowded image makes it huge, whatever the batch size.",
+        # mmdet 2.0 to 3.3, core/bbox/assigners and models/task_modules/assigners; detectron2 0.6,
+        # structures/boxes.py; torchvision 0.23, ops/boxes.py
         places=(
             Place(
                 file=r"/assigners/|iou2d_calculator\.py$|/detectron2/structures/(?:rotated_)?boxes\.py$"
@@ -375,12 +387,9 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             Place(functions="bbox_overlaps pairwise_iou box_iou box_iou_rotated"),
         ),
     ),
-    # detectron2 0.6, layers/mask_ops.py; mmdet 2.0 to 3.3, roi_heads/mask_heads; torchvision
-    # 0.23, models/detection/roi_heads.py; yolact, layers/output_utils.py
     TracebackSign(
         name="pasted-masks",
         doing="while the masks of all objects were drawn at the size of the image",
-        grows_with=_INPUT,
         is_training=False,
         can_leave_gpu=True,
         title="Draw the masks on the CPU, or fewer of them",
@@ -390,20 +399,22 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "tiles of it",
         why="Each object gets a mask as large as the original image, in 32 bits, with a grid of "
         "the same size beside it, whatever size the network worked at.",
+        # detectron2 0.6, layers/mask_ops.py; mmdet 2.0 to 3.3, roi_heads/mask_heads; torchvision
+        # 0.23, models/detection/roi_heads.py; yolact, layers/output_utils.py
         places=(_PASTES,),
         intro=rf"\b(?:{_PASTES.functions.replace(' ', '|')})\b",
     ),
     # ---- several GPUs ----
-    # torch 1.0 to 2.15, torch/nn/parallel
     TracebackSign(
         name="data-parallel-gather",
         doing="while DataParallel gathered the outputs of all GPUs on the first",
-        grows_with=_BATCH,
+        is_of_batch=True,
         title="Use DistributedDataParallel instead of DataParallel",
         change="torchrun --nproc_per_node=N train.py with DistributedDataParallel; or "
         "compute the loss inside forward(), so that a number is gathered instead "
         "of the outputs",
         why="DataParallel joins all outputs, and the loss, on one GPU: that one fills first.",
+        # torch 1.0 to 2.15, torch/nn/parallel
         places=(
             Place(
                 file=r"/torch/nn/parallel/(?:scatter_gather|_functions|comm)\.py$|/torch/cuda/comm\.py$",
@@ -413,32 +424,32 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
     ),
     # ---- optimizers ----
-    # torch 2.0 to 2.13, torch/optim: _multi_tensor_*; transformers 4.57, training_args.py
     TracebackSign(
         name="optimizer-temporaries",
         doing="in a step of the optimizer, for temporaries as large as the weights",
-        grows_with=_MODEL,
+        is_of_model=True,
         title="Use the fused step, which makes no temporaries",
         change="set fused=True in the optimizer of torch.optim, or foreach=False, which is "
         "slower, if it has none; then use an 8-bit optimizer, or shard it over more GPUs",
         spelled=Change.FUSED,
         why="The foreach form works on all weights at once, and keeps its intermediate results for "
         "all of them. The batch's activations are freed by then: a smaller batch changes nothing.",
+        # torch 2.0 to 2.13, torch/optim: _multi_tensor_*; transformers 4.57, training_args.py
         places=(Place(file=r"/torch/optim/", code=r"\btorch\._foreach_"),),
     ),
-    # torch 2.13, torch/optim; deepspeed 0.9 to 0.19.6, runtime/zero and engine.py; colossalai
-    # 0.2 to 0.4, zero/low_level; apex, amp/_process_optimizer.py; bitsandbytes 0.39 to 0.48,
-    # csrc/pythonInterface.cpp: cget_managed_ptr of paged state
     TracebackSign(
         name="optimizer-state",
         doing="while the optimizer made its state or took a step",
-        grows_with=_MODEL,
+        is_of_model=True,
         title="Keep less of the optimizer's state on the GPU",
         change="use an 8-bit optimizer (bitsandbytes.optim.AdamW8bit, or optim='adamw_8bit' of "
         "Trainer), Adafactor, or fused=True, which needs no temporaries; shard it over more GPUs "
         "(ZeRO, FSDP) or offload it to the CPU; or train fewer weights with LoRA",
         why="Adam keeps two numbers for each weight from the first step on, mixed precision a copy "
         "in 32 bits. The batch's activations are freed by then: a smaller batch changes nothing.",
+        # torch 2.13, torch/optim; deepspeed 0.9 to 0.19.6, runtime/zero and engine.py; colossalai
+        # 0.2 to 0.4, zero/low_level; apex, amp/_process_optimizer.py; bitsandbytes 0.39 to 0.48,
+        # csrc/pythonInterface.cpp: cget_managed_ptr of paged state
         intro=r"[Oo]ut of memory at line \d+ in file \S*pythonInterface",
         places=(
             Place(
@@ -465,29 +476,27 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             ),
         ),
     ),
-    # bitsandbytes 0.35 to 0.48, csrc/ops.cu: CUDA_CHECK_RETURN
     TracebackSign(
         name="quantized-kernel",
         doing="in a kernel of bitsandbytes",
-        grows_with=_INPUT,
         title="Leave room beside PyTorch's cache for bitsandbytes",
         change="a smaller batch or a shorter prompt, fewer layers on the GPU, or a smaller model; "
         "close other programs that use the GPU; torch.cuda.empty_cache() before a long prompt",
         why="Its kernels ask the driver for their temporaries, beside PyTorch's cache.",
+        # bitsandbytes 0.35 to 0.48, csrc/ops.cu: CUDA_CHECK_RETURN
         intro=r"[Oo]ut of memory at line \d+ in file \S*(?:ops|kernels)\.cu",
     ),
     # ---- images ----
-    # diffusers 0.35, models/autoencoders; ComfyUI 0.3, comfy/sd.py and nodes.py
     TracebackSign(
         name="vae-decode",
         doing="while a VAE turned latents into pixels or pixels into latents",
-        grows_with=_INPUT,
         title="Run the VAE in tiles, or on fewer pixels at once",
         change="turn tiling on, or halve the tiles if it is on; one image at a time "
         "(vae_batch_size 1 where latents are cached before training), a lower resolution or fewer "
         "frames; torch.no_grad() in a loop of your own",
         why="The decoder works at full resolution: its peak grows with the pixels of "
         "the image or the frames of the video, after the denoiser has fit.",
+        # diffusers 0.35, models/autoencoders; ComfyUI 0.3, comfy/sd.py and nodes.py
         places=(
             Place(file=r"/diffusers/models/autoencoders/|/comfy/ldm/.*(?:vae|autoencoder)"),
             Place(
@@ -497,17 +506,16 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
         intro=r"when regular VAE (?:de|en)coding|\[Tiled VAE\]|(?:VAE|Video) ?(?:[Dd]e|[Ee]n)cod",
     ),
-    # torch 2.13, torch/nn/functional.py
     TracebackSign(
         name="sampled-grid",
         doing="while features were sampled at points of a grid",
-        grows_with=_INPUT,
         title="Sample in chunks of points",
         change="split the grid along its points and join the results; fewer rays, views "
         "or points a chunk (chunk_size, n_rays, num_points of the model); under "
         "autocast it runs in 32 bits",
         why="grid_sample makes channels x points values and keeps grid and input for "
         "the backward pass: the number of points decides.",
+        # torch 2.13, torch/nn/functional.py
         places=(
             Place(functions="grid_sample"),
             Place(code=r"\bgrid_sampler?\("),
@@ -515,12 +523,9 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         # drawing masks calls grid_sample too
         unless=(_PASTES,),
     ),
-    # gsplat 1.4, cuda/_wrapper.py: isect_tiles; diff-gaussian-rasterization,
-    # cuda_rasterizer/rasterizer_impl.cu
     TracebackSign(
         name="gaussian-tiles",
         doing="in the rasterizer of a Gaussian-splatting extension",
-        grows_with=_INPUT,
         title="Render fewer Gaussians or pixels at once",
         change="lower the resolution (-r 2, --downscale-factor, data_factor) or render one view "
         "at a time; make fewer Gaussians (a higher gradient threshold of densification, cap_max "
@@ -528,14 +533,14 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "packed=True in gsplat",
         why="It lists every pair of a Gaussian and a tile of the image that it touches: large or "
         "many Gaussians and pixels make that list long.",
+        # gsplat 1.4, cuda/_wrapper.py: isect_tiles; diff-gaussian-rasterization,
+        # cuda_rasterizer/rasterizer_impl.cu
         places=(_RASTERIZER,),
     ),
     # ---- a volume in windows ----
-    # monai 0.2 to 1.5, inferers/utils.py and inferer.py
     TracebackSign(
         name="sliding-window",
         doing="while MONAI put the windows of a whole volume together on the GPU",
-        grows_with=_INPUT,
         is_training=False,
         can_leave_gpu=True,
         title="Put the windows together on the CPU",
@@ -543,18 +548,15 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "itself on the CPU; a lower sw_batch_size",
         why="The output has the size of the whole volume times the number of classes, in 32 bits, "
         "with a map of counts beside it; the network only ever sees one window.",
+        # monai 0.2 to 1.5, inferers/utils.py and inferer.py
         places=(Place(file=r"/monai/inferers/", is_last=True),),
         intro=r"sliding_window_inference\s+(?:count_map|output_image)|(?:count_map|output_image\w*)"
         r"(?:\.append\(| ?= ?)torch\.zeros\(",
     ),
     # ---- generating and attention ----
-    # transformers 4.20 to 4.57, models/*/modeling_*.py; diffusers 0.39,
-    # models/attention_processor.py; megatron-core 0.5 to 0.14,
-    # transformer/dot_product_attention.py
     TracebackSign(
         name=ATTENTION_SCORES,
         doing="while attention made the scores of all pairs of tokens",
-        grows_with=_INPUT,
         title="Use attention that never makes the scores",
         change="torch.nn.functional.scaled_dot_product_attention in 16 bits and without a dense "
         "mask, or flash-attn, xformers or SageAttention where this GPU has no fused kernel of "
@@ -562,6 +564,9 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         spelled=Change.ATTENTION,
         why="The matrix has batch x heads x length x length entries: half the length "
         "is a quarter of it.",
+        # transformers 4.20 to 4.57, models/*/modeling_*.py; diffusers 0.39,
+        # models/attention_processor.py; megatron-core 0.5 to 0.14,
+        # transformer/dot_product_attention.py
         places=(
             Place(
                 code=r"key_states\.transpose|softmax\(\s*(?:attn|attention)_(?:weights|scores)"
@@ -572,16 +577,15 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             ),
         ),
     ),
-    # torch 2.13: cdist, pairwise products; torch_geometric 2.6, utils/_to_dense_adj.py
     TracebackSign(
         name="all-pairs",
         doing="while a matrix of all pairs was made",
-        grows_with=_INPUT,
         title="Do not make all pairs at once",
         change="work through the rows in chunks; a sparse or fused form of the operation, such as "
         "edge_index or torch_sparse.SparseTensor in place of to_dense_adj(); a smaller graph, "
         "image or sequence, or parts of a large graph (NeighborLoader, ClusterLoader)",
         why="All pairs are the square of the number of items.",
+        # torch 2.13: cdist, pairwise products; torch_geometric 2.6, utils/_to_dense_adj.py
         places=(
             Place(functions="to_dense_adj to_dense_batch to_scipy_sparse_matrix"),
             Place(
@@ -591,15 +595,14 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             ),
         ),
     ),
-    # torch 2.13: cat returns a new tensor
     TracebackSign(
         name="growing-concatenation",
         doing="while a tensor was extended by torch.cat",
-        grows_with=_INPUT,
         title="Collect on the CPU, and join once",
         change="parts.append(x.detach().cpu()) in the loop, torch.cat(parts) once after it",
         why="Extending a tensor copies all of it for each part: old and new are there "
         "together, and what it holds stays on the GPU.",
+        # torch 2.13: cat returns a new tensor
         places=(
             Place(
                 code=r"(?<![\w.])(?P<name>[A-Za-z_][\w.]*)\s*=.{0,80}\b(?:torch\.)?(?:cat"
@@ -607,12 +610,10 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             ),
         ),
     ),
-    # torch 2.13, torch/nn/functional.py; trl 0.21; transformers 4.57, loss; transformers 4.20
-    # to 4.57, models/*/modeling_*.py
     TracebackSign(
         name="loss-of-vocabulary",
         doing="while logits over the whole vocabulary were made or turned into a loss",
-        grows_with=_BATCH,
+        is_of_batch=True,
         title="Compute the loss in chunks, or fused",
         change="score a few hundred tokens at a time, or a fused loss "
         "(liger_kernel.transformers.LigerFusedLinearCrossEntropyLoss, cut_cross_entropy), which "
@@ -620,6 +621,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         spelled=Change.LOSS,
         why="Logits have batch x length x vocabulary entries, in 32 bits for the loss, "
         "and their gradient once more.",
+        # torch 2.13, torch/nn/functional.py; trl 0.21; transformers 4.57, loss; transformers 4.20
+        # to 4.57, models/*/modeling_*.py
         places=(
             Place(
                 functions="cross_entropy log_softmax selective_log_softmax "
@@ -634,11 +637,49 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
         in_words=r"log_softmax|logprobs_from_logits|logits_to_logprobs|compute_log_probs\(",
     ),
-    # transformers 4.57, trainer.py; lightning 2.5, loops/evaluation_loop.py
+    TracebackSign(
+        name="generation",
+        doing="while text was generated",
+        is_training=False,
+        is_surrounding=True,
+        unless=(_BACKWARD,),
+        title="Generate with a shorter context, or a smaller cache",
+        change="shorten the prompt, max_new_tokens or the length that a cache is made for "
+        "(max_seq_len), lower num_beams or num_return_sequences; "
+        "set cache_implementation='offloaded' or 'quantized'; drop contrastive search "
+        "(penalty_alpha), which keeps the hidden states of top_k candidates; load the weights in "
+        "8 or 4 bits",
+        why="The cache of keys and values grows with every token of prompt and answer, "
+        "for each beam and sequence.",
+        # transformers 4.20 to 4.57, generation/utils.py and cache_utils.py
+        places=(
+            Place(file=r"/transformers/(?:generation/|cache_utils\.py$)"),
+            # a cache that is made for the whole context at once
+            Place(
+                code=r"\bcache = \w*Cache\w*\(|\bkey_(?:states|cache)\w* = torch\.(?:zeros|empty)\("
+            ),
+        ),
+    ),
+    TracebackSign(
+        name="growing-evaluation",
+        doing="in an evaluation whose memory was seen to grow",
+        is_training=False,
+        is_surrounding=True,
+        can_leave_gpu=True,
+        title="Keep nothing of an evaluated batch on the GPU",
+        change="put torch.no_grad() around the loop (model.eval() alone keeps the graph), and "
+        "store outputs and metrics with .item() or .cpu(); with Trainer: "
+        "eval_accumulation_steps=1, and a preprocess_logits_for_metrics that returns "
+        "logits.argmax(-1)",
+        spelled=Change.GATHER,
+        why="What each batch leaves behind adds up, whatever the batch size.",
+        # torch 2.13, docs/source/notes/faq.rst; transformers 4.57, trainer.py
+        in_words=rf"(?is)(?=.*{_EVALUATES})(?=.*{_GROWS})",
+    ),
     TracebackSign(
         name="evaluation",
         doing="while an evaluation ran",
-        grows_with=_BATCH,
+        is_of_batch=True,
         is_training=False,
         is_surrounding=True,
         unless=(_BACKWARD,),
@@ -649,9 +690,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         spelled=Change.EVALUATION_BATCH,
         why="Training fits but the evaluation does not: its batch is different, and it keeps what "
         "it returns.",
-        in_words=r"(?i)\b(?:during|in|at|after|running|when|while) (?:the |each )?"
-        r"(?:validat|evaluat)i\w+"
-        r"|\bvalidation (?:step|process|phase|stage|routine|loop|fails|OOM)\b",
+        # transformers 4.57, trainer.py; lightning 2.5, loops/evaluation_loop.py
+        in_words=rf"(?i){_EVALUATES}",
         # progress bars of catalyst and Lightning; code of PyTorch 0.3, which kept no graph there
         intro=r"(?:\(valid(?:ation)?\)|\bValidat(?:ing|ion(?: DataLoader \d+)?)):\s{1,6}\d{1,3}%"
         r"|volatile was removed and now has no effect",
@@ -669,11 +709,10 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             ),
         ),
     ),
-    # torch 2.13, docs/source/notes/faq.rst
     TracebackSign(
         name=GROWTH,
         doing="in a run whose memory was seen to grow",
-        grows_with=_BATCH,
+        is_of_batch=True,
         is_surrounding=True,
         title="Keep numbers from step to step, not tensors with their graph",
         change="sum and store loss.item(), not loss; store outputs with .detach().cpu(); put "
@@ -681,18 +720,13 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "what differs from batch to batch: lengths, boxes, nodes",
         why="What a step leaves behind adds up, whatever the batch: a loss that is kept holds the "
         "graph of its step.",
-        in_words=rf"(?i){GROWS}|\b(?:memory|vram|usage)\b(?: \w+){{0,5}}? (?:climb\w*|(?:slowly"
-        r"|will|continu\w+|were|was|is|been|becom\w+|gets?)(?: \w+){0,3}? (?:increas\w+|grow\w*"
-        r"|ris(?:es|ing)|larger|higher|bigger|fill\w+|full))|\b(?:steady|gradual) increase"
-        r"|\bincreasing GPU.memory|\bwithout .{0,3}item\(|\bleak(?:s|ing|age)?\b"
-        r"|\baccumulat(?:es?|ed|ing) (?:in|on|over)\b",
+        # torch 2.13, docs/source/notes/faq.rst
+        in_words=rf"(?i){_GROWS}",
     ),
     # ---- searches, and libraries beside PyTorch ----
-    # ctranslate2 3 and 4, src/cuda; faster-whisper 1.1, transcribe.py; whisperx 3, README
     TracebackSign(
         name="ctranslate2",
         doing="in CTranslate2, which faster-whisper and WhisperX run on",
-        grows_with=_INPUT,
         is_training=False,
         is_surrounding=True,
         unless=(_BACKWARD,),
@@ -702,13 +736,12 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "gc.collect() and torch.cuda.empty_cache(), since it asks the driver and not PyTorch",
         why="It takes its memory from the driver: what PyTorch keeps in its cache for the other "
         "models of the pipeline is not available to it.",
+        # ctranslate2 3 and 4, src/cuda; faster-whisper 1.1, transcribe.py; whisperx 3, README
         intro=r"(?i)(?:CUDA|HIP) failed with error out of memory",
     ),
-    # torch 1.2 to 2.13, autograd/grad_mode.py and utils/_contextlib.py
     TracebackSign(
         name=INFERENCE,
         doing="while a trained model was run",
-        grows_with=_INPUT,
         is_training=False,
         is_surrounding=True,
         unless=(_BACKWARD, _TRAINS),
@@ -720,6 +753,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "8 bits, or use a smaller model",
         why="Nothing is trained here, so the memory goes to the weights and to what one layer "
         "makes, which grows with the input.",
+        # torch 1.2 to 2.13, autograd/grad_mode.py and utils/_contextlib.py
         places=(
             Place(
                 file=r"/torch/(?:autograd/grad_mode|utils/_contextlib)\.py$",

@@ -161,16 +161,6 @@ def test_old_version_is_told_to_upgrade_for_expandable_segments():
     assert "Upgrade" in by_code(diagnosis, "expandable-segments").title
 
 
-def test_collection_threshold_needs_a_fraction():
-    without = diagnose(case_of(FRAGMENTED))
-    fragmented_under_limit = new_style(
-        "316.00 MiB", "2.29 GiB", "356.00 MiB", "1.56 GiB", "396.22 MiB", allowed="2.23 GiB"
-    )
-
-    assert "garbage-collection-threshold" in rejected(without)
-    assert "garbage-collection-threshold" not in rejected(diagnose(case_of(fragmented_under_limit)))
-
-
 def test_limit_names_the_fraction_that_would_do():
     diagnosis = diagnose(case_of(LIMITED))
 
@@ -181,24 +171,17 @@ def test_limit_names_the_fraction_that_would_do():
     assert Predicted(fits=True, method="arithmetic") == best.predicted
 
 
-def test_other_process_counts_how_many_fit():
-    one, four = (
-        new_style(
-            "128.00 MiB", "8.00 GiB", "68.00 MiB", "1.10 GiB", "20.34 MiB",
-            processes="".join(process(4242 + i, f"{6.35 / n:.2f} GiB") for i in range(n)),
-            own="1.59 GiB",
-        )
-        for n in (1, 4)
+def test_other_process_that_is_listed_is_ended_first():
+    text = new_style(
+        "128.00 MiB", "8.00 GiB", "68.00 MiB", "1.10 GiB", "20.34 MiB",
+        processes=process(4242, "6.35 GiB"), own="1.59 GiB",
     )  # fmt: skip
 
-    alone, crowded = (diagnose(case_of(text)) for text in (one, four))
+    found = diagnose(case_of(text))
 
-    assert codes(alone)[0] == codes(crowded)[0] == "free-other-process"
-    assert "4242" in alone.recommendations[0].change
-    # 8 GiB / (1.10 live + 0.125 request + 0.47 context)
-    assert "at most 4" in by_code(crowded, "fewer-processes").title
-    assert "fewer-processes" not in codes(alone)  # there are only two: four would be more
-    assert "smaller-batch" not in codes(alone)
+    assert codes(found)[0] == "free-other-process"
+    assert "4242" in found.recommendations[0].change
+    assert "smaller-batch" not in codes(found)
 
 
 def test_first_advice_frees_more_than_the_failed_call_asks_for():
@@ -381,6 +364,12 @@ def test_collection_without_a_fraction_is_not_tried_in_place_of_other_settings()
     case = judged(Case(snapshot=holes(conf="roundup_power2_divisions:4")))
 
     assert len(GarbageCollection().confs(case)) == 1
+
+
+def test_collection_that_is_set_without_a_fraction_did_nothing():
+    found = diagnose(Case(snapshot=holes(conf="garbage_collection_threshold:0.8")))
+
+    assert "garbage-collection-threshold" in rejected(found)
 
 
 def test_tested_rejection_comes_back_when_the_replay_fits():

@@ -39,13 +39,14 @@ FULL = old_style("1.00 GiB", "8.00 GiB", "7.20 GiB", "0 bytes", "7.32 GiB")
         "['main.py', '--per_device_train_batch_size', '1', '--lora_dim', '8']",
         "cfg.SOLVER.IMS_PER_BATCH = 1",
         "The batch size is already 1.",
+        "When I change Num samples to 1, there is the same error.",
         "I have 4 images, and batch size is only 1.",
     ],
 )
 def test_batch_of_one_is_not_made_smaller(setting):
     _, first = first_of(f"{setting} \n{FULL}\n")
 
-    assert first.title == "Use smaller inputs: the batch is already one"
+    assert first.title == "Use less for one sample: the batch is already one"
 
 
 @pytest.mark.parametrize(
@@ -261,6 +262,14 @@ HOST = {
         + ASKED.format(4096),
         "--cache-none",
     ),
+    "fork of a worker": (
+        "    self.pid = os.fork()\n" + CPU + ASKED.format(4096),
+        "fewer DataLoader",
+    ),
+    "growth": (
+        CPU + ASKED.format(33 << 30) + "The memory grows during the epoch without reducing back.\n",
+        "only what is needed in the end",
+    ),
     "nothing known": (CPU + ASKED.format(4096), "DataLoader workers"),
 }
 
@@ -455,6 +464,124 @@ def test_next_to_nothing_refused_to_jax_asks_who_is_on_the_gpu():
 
 
 # ---- figures that explain nothing, or that are not there ----
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("torch.OutOfMemoryError: Allocation on device \n", "ComfyUI's message has no figures"),
+        ("RuntimeError: NVML_SUCCESS == r INTERNAL ASSERT FAILED at a.cpp:1154\n", "MIG slice"),
+        ("CUDA out of memory. Tried to allocate more than 1EB memory.\n", "overflowed"),
+        (
+            "I train a TensorFlow model beside torch and get a CUDA OOM error.\n",
+            "TensorFlow or JAX",
+        ),
+        ("My torch program hits a GPU OOM.\n", "who held it"),
+    ],
+)
+def test_message_that_never_has_figures_is_not_called_cut(text, said):
+    result = diagnose(case_of(text))
+
+    assert said in result.verdict.summary
+    assert "whole message" not in result.verdict.settled_by
+    assert not any("is cut" in note for note in result.notes)
+
+
+def test_large_request_fails_by_its_size_whatever_grew_before():
+    text = "A memory leak when using Hires fix\n" + old_style(
+        "13.98 GiB", "24.00 GiB", "16.17 GiB", "5.39 GiB", "16.19 GiB"
+    )
+
+    _, first = first_of(text)
+
+    assert first.code == "smaller-batch"
+    assert "Hires. fix" in first.change
+
+
+def test_server_that_was_refused_beside_free_memory_is_told_to_reserve_less():
+    text = new_style("12.95 GiB", "127.00 GiB", "18.55 GiB", "99.37 GiB", "121.80 MiB")
+
+    verdict, first = first_of(f"(EngineCore pid=2651) {text}")
+
+    assert verdict.cause is Cause.UNKNOWN
+    assert "--gpu-memory-utilization" in first.change
+
+
+@pytest.mark.parametrize(("given", "said"), [("0.95", "A quantized"), ("0.4", "higher --gpu")])
+def test_share_that_a_server_was_given_decides_whether_a_higher_one_is_advised(given, said):
+    _, first = first_of(
+        f"vllm serve m --gpu-memory-utilization {given}\nValueError: No available memory for the "
+        "cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine.\n"
+    )
+
+    assert said.lower() in first.change[:20].lower()
+
+
+@pytest.mark.parametrize(
+    ("left", "said"), [("16 GB of VRAM left", "pin_memory"), ("all VRAM in use", "nvidia-smi")]
+)
+def test_room_that_people_saw_is_believed(left, said):
+    _, first = first_of(f"RuntimeError: CUDA error: out of memory, nvidia-smi reports {left}.\n")
+
+    assert first.change.startswith(said)
+
+
+def test_assertion_on_the_device_is_told_how_to_find_its_line():
+    found = diagnose(case_of("RuntimeError: CUDA error: device-side assert triggered\n"))
+
+    assert found.verdict.cause is Cause.NOT_MEMORY
+    assert "CUDA_LAUNCH_BLOCKING=1" in found.verdict.settled_by
+
+
+def test_free_memory_of_rocm_that_its_driver_keeps_is_a_full_card():
+    text = new_style("124.00 MiB", "19.94 GiB", "554.47 MiB", "15.87 GiB", "165.29 MiB")
+
+    on_rocm, on_cuda = (first_of(t)[0] for t in (text.replace("CUDA", "HIP", 1), text))
+
+    assert (on_rocm.cause, on_cuda.cause) == (Cause.CAPACITY, Cause.UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    ("total", "free", "beside", "is_offered"),
+    [
+        ("23.99 GiB", "0 bytes", "", False),  # the driver of Windows
+        ("23.69 GiB", "0 bytes", "", True),
+        ("23.69 GiB", "2.00 MiB", "D:\\sd\\run.py", False),
+    ],
+)
+def test_expandable_segments_are_not_offered_on_windows(total, free, beside, is_offered):
+    text = f"{beside}\n" + new_style("908.00 MiB", total, free, "17.96 GiB", "4.18 GiB")
+
+    verdict, first = first_of(text)
+
+    assert verdict.cause is Cause.FRAGMENTATION
+    assert ("expandable" in first.setting) is is_offered
+
+
+@pytest.mark.parametrize(
+    ("said", "change"),
+    [
+        ("config has device: cuda:3, not (device: cuda:0)\n", "CUDA_VISIBLE_DEVICES=3"),
+        ("CUDA_VISIBLE_DEVICES=3 python run.py --device cuda:0 --other cuda:1\n", "process 77"),
+        ("tensors on cuda:1 and cuda:2\n", "process 77"),
+    ],
+)
+def test_program_that_runs_on_another_gpu_than_it_was_told_is_sent_there(said, change):
+    other = process(77, "38.00 GiB")
+    full = new_style(
+        "24.00 MiB",
+        "39.38 GiB",
+        "3.81 MiB",
+        "62.54 MiB",
+        "17.46 MiB",
+        processes=other,
+        own="0.5 GiB",
+    )
+
+    verdict, first = first_of(said + full)
+
+    assert verdict.cause is Cause.OTHER_PROCESS
+    assert change in first.change
 
 
 def test_room_that_was_refused_is_no_reason_to_raise_a_fraction_nobody_set():

@@ -41,6 +41,12 @@ def test_heading_keeps_the_words_below_it():
     assert message.around == "In the validation."
 
 
+def test_words_after_a_message_on_its_line_are_kept():
+    (message,) = find_messages(f"{OOM} It fails with 16 GB left.\n").messages
+
+    assert message.around == "It fails with 16 GB left."
+
+
 def test_words_above_and_below_a_message_are_kept_in_their_order():
     (message,) = find_messages(f"I upscale a photo.\n{OOM}\nIt works for small ones.\n").messages
 

@@ -60,9 +60,8 @@ def test_words_for_what_no_remedy_proposes_are_those_of_a_rehearsal():
         assert framework.key or not of_rehearsals & set(framework.words), framework.name
 
 
-def test_every_framework_names_the_version_of_its_words_and_all_fit_their_places():
+def test_words_of_every_framework_fit_their_places():
     for framework in FRAMEWORKS:
-        assert re.search(r" \d", framework.source), framework.name
         for change, words in framework.words.items():
             holes = {Change.ACCUMULATE: {"batch", "n"}, Change.TENSOR_PARALLEL: {"n"}}
             assert set(re.findall(r"{(batch|n)}", words)) == holes.get(change, set())

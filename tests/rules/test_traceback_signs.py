@@ -10,7 +10,7 @@ from fragdoctor.inputs.messages import find_messages
 from fragdoctor.model.case import TracebackFrame
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.frameworks import FRAMEWORKS, Change
-from fragdoctor.rules.traceback_signs import SIGNS, GrowsWith, sign_of
+from fragdoctor.rules.traceback_signs import SIGNS, sign_of
 
 FULL = old_style("1.00 GiB", "23.69 GiB", "22.10 GiB", "412.00 MiB", "22.60 GiB")
 LIB = "/env/lib/python3.11/site-packages"
@@ -134,6 +134,18 @@ SHAPES = {
     "growth": f"The memory keeps growing from step to step until it fails:\n{FULL}\n",
     "loaded-checkpoint that is resumed": f"It only fails when resuming:\n{FULL}\n",
     "evaluation in other words": f"Training works, validation fails with this:\n{FULL}\n",
+    "evaluation told as a test": f"Hi, train is ok.\ntest is error.\n{FULL}\n",
+    "evaluation with a trained model": f"I am trying to test the pretrained model.\n{FULL}\n",
+    "loaded-checkpoint that exists": f"When it loads the existing checkpoint:\n{FULL}\n",
+    "growth of what Lightning keeps": "    def training_epoch_end(self, outputs):\n        ...\n"
+    f"{FULL}\n",
+    "growing-evaluation": f"{FULL}\nIt happens during evaluation: memory usage starts to creep up "
+    "at some batch until it overflows.\n",
+    "growing-evaluation of many images": f"In testing, it fails after 1000 images:\n{FULL}",
+    "loading-weights in a loader's own functions": failing(
+        frame("/job/models.py", "loader", "return Quantized.from_pretrained(name)"),
+        frame(f"{LIB}/exl/moe_mlp.py", "load", "self.w3[e].load()"),
+    ),
     "merged-save in words": f"I get this from model.save_pretrained_gguf('m', t):\n{FULL}\n",
     "loading-weights of an adapter": f"ERROR lora blocks.18.txt_mod.lin.weight {FULL}\n",
     "growth told below the message": f"{FULL}\n\nThe GPU memory is slowly increasing.\n",
@@ -176,6 +188,13 @@ SHAPES = {
         frame("/job/workflow.py", "run_sft", "model = load_model(tokenizer, args)")
     ),
     "ctranslate2 in small letters": "I get cuda failed with error out of memory after a while.\n",
+    "generation": failing(
+        frame(f"{LIB}/transformers/generation/utils.py", "_sample", "out = self(**inputs)")
+    ),
+    "generation in a cache made at once": failing(
+        frame("/job/infer.py", "<module>", "cache = ExLlamaV2Cache(model)"),
+        frame(f"{LIB}/ex/cache.py", "make", "key_states = torch.zeros(shape, device=device)"),
+    ),
     "evaluation": failing(
         frame(f"{LIB}/lightning/loops/evaluation_loop.py", "_evaluation_step", "out = step()"),
         frame(f"{TORCH}/nn/modules/conv.py", "forward", "return F.conv2d(x, w)"),
@@ -199,7 +218,7 @@ def test_search_that_found_no_batch_says_that_the_batch_is_one_already():
     assert "find_executable_batch_size" in result.verdict.summary
     assert "a batch of one failed as well" in result.verdict.summary
     assert Cause.HOST_MEMORY in result.verdict.also
-    assert result.recommendations[0].title == "Use smaller inputs: the batch is already one"
+    assert result.recommendations[0].title == "Use less for one sample: the batch is already one"
 
 
 def test_search_that_found_no_batch_says_where_it_failed():
@@ -243,7 +262,7 @@ def test_frameworks_have_words_for_changes_and_signs_only():
 
 
 @pytest.mark.parametrize("sign", SIGNS, ids=lambda sign: sign.name)
-def test_sign_says_what_was_done_and_where(sign):
+def test_sign_says_what_was_going_on_and_how_it_is_seen(sign):
     assert sign.doing
     assert sign.places or sign.intro or sign.in_words
 
@@ -255,7 +274,7 @@ def test_advice_at_the_failing_call_comes_first(name):
     assert first.code == "at-the-failing-call"
     sign = sign_of(find_messages(SHAPES[name]).messages[0])
     assert sign is not None
-    if sign.grows_with is GrowsWith.MODEL:
+    if sign.is_of_model:
         assert "smaller-batch" not in [r.code for r in others]
 
 

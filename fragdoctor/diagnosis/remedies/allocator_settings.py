@@ -146,6 +146,11 @@ def left_open(proposal: Proposal, result: ReplayResult) -> Proposal:
     return proposal.with_caveat(f"A replay cannot answer it: {reason}.")
 
 
+_NOT_ON_WINDOWS: Final = (
+    "It needs Linux: Windows does not have it, and WSL's driver often refuses it."
+)
+
+
 class ExpandableSegments(SettingRemedy):
     """``expandable_segments:True``: the first setting to try against fragmentation."""
 
@@ -168,7 +173,7 @@ class ExpandableSegments(SettingRemedy):
         elif case.expandable_is_on:
             against = "It is on already."
         else:
-            against = _beyond_holes(case)
+            against = _beyond_holes(case) or (_NOT_ON_WINDOWS if case.runs_on_windows else "")
         if against:
             yield self.rejection(against, Confidence.PROVEN, setting=setting)
             return
@@ -330,18 +335,14 @@ class GarbageCollection(SettingRemedy):
         return found if case.context.has_memory_fraction else found[:1]
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Say that the key does nothing without a limit; with one, only a replay can favor it."""
-        if not case.is_allocator_case or case.cause is Cause.HEALTHY:
-            return
-        is_about_it = case.supports(Cause.FRAGMENTATION, Cause.MEMORY_LIMIT)
-        if is_about_it and not case.context.has_memory_fraction:
-            is_set = case.settings is not None and case.settings.garbage_collection_threshold > 0
-            why = (
-                "It needs a memory fraction below 1"
-                f"{': it is set here and had no effect' if is_set else ''}."
+        """Say that the key does nothing where it is set without a limit."""
+        present = 0.0 if case.settings is None else case.settings.garbage_collection_threshold
+        if present and not case.context.has_memory_fraction and case.cause is not Cause.HEALTHY:
+            yield self.rejection(
+                "It needs a memory fraction below 1: it is set here and had no effect.",
+                Confidence.PROVEN,
+                setting=case.assignment(f"{self.key}:{present:g}"),
             )
-            setting = case.assignment(f"{self.key}:0.8")
-            yield self.rejection(why, Confidence.PROVEN, setting=setting)
 
 
 class DefaultSettings(SettingRemedy):

@@ -9,6 +9,7 @@ from typing import ClassVar, Final
 from msgspec.structs import replace
 
 from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
+from fragdoctor.diagnosis.remedies.framework_words import words_in
 from fragdoctor.diagnosis.remedies.leaks import is_evaluation
 from fragdoctor.diagnosis.remedies.remedy import (
     FITS,
@@ -25,10 +26,11 @@ from fragdoctor.future.training_edits import batch_scaled, passes_scaled
 from fragdoctor.model.case import BATCH_OF_ONE, BATCH_TRIED
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Evidence
+from fragdoctor.model.frameworks import Change
 from fragdoctor.model.phases import Category
 from fragdoctor.model.simulation import OutlookBasis, OutlookState
 from fragdoctor.rules.failed_request import FailedRequest
-from fragdoctor.rules.traceback_signs import GrowsWith, works_on_pixels
+from fragdoctor.rules.traceback_signs import works_on_pixels
 from fragdoctor.units import MIB, format_share, format_size, plural
 
 SHORT_OF_MEMORY: Final = (Cause.CAPACITY, Cause.TRANSIENT_PEAK, Cause.MEMORY_LIMIT)
@@ -223,7 +225,7 @@ def may_be_activations(case: JudgedCase) -> bool:
 def _is_no_training(case: JudgedCase) -> bool:
     """Return whether the traceback shows no activations being kept, as in a load or evaluation."""
     sign = case.sign
-    return sign is not None and (sign.grows_with is GrowsWith.MODEL or not sign.is_training)
+    return sign is not None and (sign.is_of_model or not sign.is_training)
 
 
 FEWER_PIXELS: Final = (
@@ -271,7 +273,10 @@ class SmallerBatch(SavingRemedy):
         title = "Use a smaller batch or smaller images" if is_of_pixels else ""
         change = FEWER_PIXELS if is_of_pixels else self.change
         if case.has_marker(BATCH_OF_ONE):
-            title, change = "Use smaller inputs: the batch is already one", ONE_SAMPLE
+            title, change = "Use less for one sample: the batch is already one", ONE_SAMPLE
+            words = words_in(case, Change.CHECKPOINT)
+            if words and case.trains and not case.is_checkpointed:
+                change = f"{words}; also {ONE_SAMPLE}"
         elif case.has_marker(BATCH_TRIED):
             title, change = "Use smaller inputs, or less memory for the model", ONE_SAMPLE
         if (r is None or r.is_bare) and case.message is not None and case.sign is None:

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from fragdoctor.diagnosis.remedies.leaks import is_evaluation
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal
 from fragdoctor.model.case import BATCH_OF_ONE, BATCH_TRIED
-from fragdoctor.model.frameworks import (
-    FRAMEWORKS,
-    RUN_ONLY,
-    SERVERS,
-    Change,
-    Framework,
-    frameworks_in,
-    words_for,
-)
+from fragdoctor.model.frameworks import RUN_ONLY, SERVERS, Change, words_for
 from fragdoctor.model.gpus import with_monitor_of
 
 CHANGES: Final = {
@@ -41,17 +33,18 @@ ADDED: Final = (Change.BATCH, Change.EVALUATION_BATCH, Change.WEIGHTS, Change.CO
 
 def in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Iterator[Proposal]:
     """Yield proposals, with changes in the words of the case's framework if it has any."""
-    frameworks = frameworks_of(case)
-    trains = any(f.name not in RUN_ONLY for f in frameworks)
-    for one in (_with_tool(case, p) for p in proposals):
+    trains = any(f.name not in RUN_ONLY for f in case.frameworks)
+    for proposal in proposals:
+        texts = {n: getattr(proposal.recommendation, n) for n in ("change", "verify")}
+        one = proposal.saying(**{n: with_monitor_of(case.backend, t) for n, t in texts.items()})
         change = CHANGES.get(one.recommendation.code)
         is_told = change is Change.BATCH and any(map(case.has_marker, (BATCH_OF_ONE, BATCH_TRIED)))
-        if change is Change.CHECKPOINT and frameworks and not trains:
+        if change is Change.CHECKPOINT and case.frameworks and not trains:
             continue
         if change is None or one.is_rejected or is_told:
             yield one
             continue
-        found = _words(case, frameworks, change)
+        found = _words(case, change)
         if found is None:
             yield one
             continue
@@ -65,39 +58,21 @@ def in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Itera
         yield told
 
 
-def _with_tool(case: JudgedCase, proposal: Proposal) -> Proposal:
-    """Return a proposal that names the tool of the GPU's vendor."""
-    one = proposal.recommendation
-    change, verify = (with_monitor_of(case.backend, text) for text in (one.change, one.verify))
-    return proposal.saying(change=change, verify=verify)
+def words_in(case: JudgedCase, *changes: str | None) -> str:
+    """Return the first of these changes that a framework has words for, in its words, or ""."""
+    found = _words(case, *changes)
+    return "" if found is None else f"with {found[0]}: {found[1]}"
 
 
-def words_in(case: JudgedCase, *changes: str | None) -> tuple[str, str] | None:
+def _words(case: JudgedCase, *changes: str | None) -> tuple[str, str] | None:
     """Return (framework, words) for the first of these changes that a framework has words for.
 
     A program that only runs a model has another batch to change than training has.
     """
-    return _words(case, frameworks_of(case), *changes)
-
-
-def _words(
-    case: JudgedCase, frameworks: Sequence[Framework], *changes: str | None
-) -> tuple[str, str] | None:
     batch = (Change.EVALUATION_BATCH,) if Change.BATCH in changes and _runs_only(case) else ()
-    return words_for(frameworks, *batch, *changes)
+    return words_for(case.frameworks, *batch, *changes)
 
 
 def _runs_only(case: JudgedCase) -> bool:
     """Return whether an evaluation or an inference failed."""
     return is_evaluation(case.asking_stack) or (case.sign is not None and not case.sign.is_training)
-
-
-def frameworks_of(case: JudgedCase) -> tuple[Framework, ...]:
-    """Return the frameworks of the stacks, of the failure's lines, and of the text, in order."""
-    message, log = case.message, case.context.case.oom
-    if message is None:
-        return frameworks_in(case.files)
-    files = (frame.file for frame in message.frames)
-    near = frameworks_in((*files, *case.files), message.said)
-    named = () if log is None else log.frameworks
-    return (*near, *(f for f in FRAMEWORKS if f.name in named and f not in near))

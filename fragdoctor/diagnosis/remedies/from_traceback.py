@@ -37,11 +37,11 @@ class AtTheFailingCall(Remedy):
         if sign is None or message is None or case.cause in CLOSED or case.kind == "kv-cache":
             return
         r = case.failed_request
-        if case.cause is Cause.UNKNOWN and r is not None and r.is_covered_by_free:
-            return  # the device had room, so a limit refused the request
+        had_room = case.cause is Cause.UNKNOWN and r is not None and r.is_covered_by_free
+        if had_room and sign.name != SERVER_STEP:
+            return  # a limit refused the request; but a server can reserve less
         said = "It goes on more slowly" if message.is_warning else "It failed"
-        found = words_in(case, sign.name, sign.spelled)
-        change = sign.change if found is None else f"with {found[0]}: {found[1]}"
+        change = words_in(case, sign.name, sign.spelled) or sign.change
         if sign.name == SERVER_STEP:
             change = "; ".join(filter(None, (smaller_cache(case), change)))
         yield self.proposal(

@@ -8,10 +8,11 @@ from typing import Final
 
 from fragdoctor.diagnosis.remedies.framework_words import words_in
 from fragdoctor.diagnosis.remedies.remedy import CURES, JudgedCase, Proposal, Remedy
+from fragdoctor.model.case import OomMessage
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.frameworks import Change
-from fragdoctor.rules.traceback_signs import Place
+from fragdoctor.rules.traceback_signs import Place, is_seen_to_grow
 from fragdoctor.units import GIB, format_size
 
 HOST_CHANGE: Final = (
@@ -36,6 +37,12 @@ _ON_CPU: Final = (
     "use a smaller batch, or smaller images or shorter sequences: the program computes on the "
     "CPU; use a GPU build if there is a GPU, or give the machine or container more memory"
 )
+_KEEP_LESS: Final = (
+    "keep of each batch only what is needed in the end (a number, the arg max, the metric's state) "
+    "instead of all outputs or features, or write them to disk as they come; then fewer or smaller "
+    "samples"
+)
+_FORKS: Final = re.compile(r"\bos\.fork\(|\bnum_workers\b")
 HOST_CHANGES: Final = {
     "dataloader-killed": _FEWER_WORKERS,
     "tf-host": _ON_CPU,
@@ -82,23 +89,13 @@ HOST_CHANGES: Final = {
 HOST_PLACES: Final = (
     (
         Place(code=r"\b(?:torch|np|numpy)\.(?:cat|concat\w*|stack|[vh]stack)\("),
-        (
-            "keep of each batch only what is needed in the end (a number, the arg max, the "
-            "metric's state) instead of all outputs, which are joined here with a copy; or write "
-            "them to disk as they come"
-        ),
+        f"{_KEEP_LESS}; they are joined here with a copy",
     ),
     (
         Place(file=r"/torch/(?:serialization|storage)\.py$|/safetensors/"),
-        (
-            "load with mmap=True (torch.load) or from safetensors, one rank after another, and "
-            "free the loaded state after load_state_dict()"
-        ),
+        "load with mmap=True or from safetensors, one rank at a time, and free the loaded state",
     ),
-    (
-        Place(file=r"/torch/utils/data/|/multiprocessing/"),
-        (_FEWER_WORKERS),
-    ),
+    (Place(file=r"/torch/utils/data/|/multiprocessing/"), _FEWER_WORKERS),
 )
 """Changes that use less host memory, by a call in the traceback; the first match counts."""
 
@@ -117,23 +114,28 @@ def host_change(case: JudgedCase) -> str:
     message = case.message
     if message is None or _LOADING.search(f"{message.around} {message.intro}"):
         return HOST_CHANGE
-    words = words_in(case, Change.HOST_MEMORY)
-    if words is not None:
-        return f"with {words[0]}: {words[1]}"
-    told = HOST_CHANGES.get(message.variant) or HOST_CHANGES.get(message.sub_kind)
-    if told is not None:
-        return told
+    return next(filter(None, _changes(case, message)), HOST_CHANGE)
+
+
+def _changes(case: JudgedCase, message: OomMessage) -> Iterator[str]:
+    """Yield what fits the message, its traceback and the text around it, in this order."""
+    yield words_in(case, Change.HOST_MEMORY)
+    yield HOST_CHANGES.get(message.variant) or HOST_CHANGES.get(message.sub_kind, "")
     for place, change in HOST_PLACES:
         if any(place.matches(frame) for frame in message.frames):
-            return change
+            yield change
+    if _FORKS.search(message.said):
+        yield _FEWER_WORKERS
+    if is_seen_to_grow(message):
+        yield _KEEP_LESS
     if (message.requested_bytes or 0) >= HUGE_ON_HOST_BYTES:
         size = format_size(message.requested_bytes)
-        return (
+        yield (
             f"a smaller input, tile or batch: {size} is one tensor on the CPU; print its shape at "
             "the failing line"
         )
-    is_limited = message.variant == "slurm" or _OF_CONTAINER.search(message.text)
-    return f"{LIMIT_CHANGE}; then {HOST_CHANGE}" if is_limited else HOST_CHANGE
+    if message.variant == "slurm" or _OF_CONTAINER.search(message.text):
+        yield f"{LIMIT_CHANGE}; then {HOST_CHANGE}"
 
 
 class LessHostMemory(Remedy):

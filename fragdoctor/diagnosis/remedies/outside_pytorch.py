@@ -6,11 +6,11 @@ Some ask for one more check: a shape, a call, a recording.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from fragdoctor.diagnosis.remedies.framework_words import frameworks_of
 from fragdoctor.diagnosis.remedies.remedy import (
     ASKS,
     CURES,
@@ -24,10 +24,9 @@ from fragdoctor.diagnosis.remedies.remedy import (
 from fragdoctor.diagnosis.verdict_message import library_of
 from fragdoctor.model.case import OtherProcess
 from fragdoctor.model.diagnosis import Cause, Predicted
-from fragdoctor.model.finding import Confidence, Evidence, line_text
-from fragdoctor.model.gpu_sharing import ProcessDemand, share_gpu
+from fragdoctor.model.finding import Confidence, line_text
 from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES
-from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, FailedRequest
+from fragdoctor.rules.failed_request import FailedRequest
 from fragdoctor.rules.traceback_signs import Place
 from fragdoctor.units import format_count, format_size
 
@@ -60,11 +59,26 @@ SHARES: Final = {
 def _share(case: JudgedCase) -> str:
     """Return the option with which a server that takes a share leaves room for the others."""
     r = case.failed_request
-    option = next((SHARES[f.name] for f in frameworks_of(case) if f.name in SHARES), "")
+    option = next((SHARES[f.name] for f in case.frameworks if f.name in SHARES), "")
     if not option or r is None or not r.total_bytes or not r.other_bytes:
         return ""
     left = math.floor(100 * (1 - (r.other_bytes + TYPICAL_CONTEXT_BYTES) / r.total_bytes)) / 100
     return f"; or share the GPU: {option} {left:.2f} or less leaves them what they hold"
+
+
+_DEVICE: Final = re.compile(r"\bcuda:(\d{1,2})\b")
+
+
+def _meant_device(case: JudgedCase) -> str:
+    """Return the one other GPU that the text says the program should use, or "".
+
+    With CUDA_VISIBLE_DEVICES the numbers do not tell, since it renames the devices.
+    """
+    message = case.message
+    if message is None or message.device_index is None or "VISIBLE_DEVICES" in message.said:
+        return ""
+    meant = {*_DEVICE.findall(message.said)} - {str(message.device_index)}
+    return meant.pop() if len(meant) == 1 else ""
 
 
 class FreeOtherProcess(Remedy):
@@ -90,13 +104,21 @@ class FreeOtherProcess(Remedy):
         listed = () if r is None else r.other_processes
         pids = ", ".join(str(p.pid) for p in listed)
         peers = equal_processes(listed)
+        meant = _meant_device(case) if is_main else ""
         may_be_own = r is not None and listed and r.process_bytes is None
         yield self.proposal(
-            title="Give each rank a device of its own" if peers else self.title,
+            title="Give each rank a device of its own"
+            if peers
+            else "Run it on the GPU that was meant"
+            if meant
+            else self.title,
             weight=weight,
             confidence=Confidence.LIKELY if listed or is_main else Confidence.POSSIBLE,
             change=f"{OWN_DEVICE}; otherwise end or move process {pids}"
             if peers
+            else f"CUDA_VISIBLE_DEVICES={meant} before the start: the text says cuda:{meant}, but "
+            f"the program asked GPU {case.message.device_index}"
+            if meant and case.message is not None
             else f"end or move process {pids}"
             if pids
             else "find the holders with nvidia-smi or fuser -v /dev/nvidia*, and end leftovers"
@@ -116,45 +138,6 @@ class FreeOtherProcess(Remedy):
             if r is not None and held is not None and listed
             else None,
             saves_bytes=held,
-        )
-
-
-class FewerProcesses(Remedy):
-    """Several equal processes on a device: how many fit."""
-
-    code = "fewer-processes"
-    title = "Run fewer such processes on this device"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose as many processes as fit, each as large as this one would have been."""
-        r = case.failed_request
-        if case.cause is not Cause.OTHER_PROCESS or r is None or case.has_only_begun:
-            return
-        if r.total_bytes is None or r.needed_bytes is None:
-            return
-        context = min(r.non_pytorch_bytes or TYPICAL_CONTEXT_BYTES, CONTEXT_ALLOWANCE_BYTES)
-        demand = ProcessDemand(
-            max(r.needed_bytes, r.reserved_bytes or 0), context, "oom message", "oom message"
-        )
-        sharing = share_gpu(demand, gpu="", total_bytes=r.total_bytes)
-        n = sharing.n_fit
-        if n > len(r.other_processes):
-            return  # so many are not there, or not known to be like this one
-        yield self.proposal(
-            title=f"Run at most {n} such process{'' if n == 1 else 'es'} on this device"
-            if n
-            else "Use a larger device: not even one such process fits",
-            weight=HELPS,
-            confidence=Confidence.POSSIBLE,
-            change="one process per GPU, or fewer workers",
-            why=f"One process needs {format_size(demand.total_bytes)} (its memory, the request and "
-            f"the context); {format_size(r.total_bytes)} less "
-            f"{format_size(sharing.headroom_bytes)} of headroom hold {n} of them.",
-            cost="One fewer of N loses at most 1/N of the throughput, less if they already wait "
-            "for each other.",
-            verify="The sum over nvidia-smi's processes stays below the device's size.",
-            predicted=Predicted(fits=n > 0, method="arithmetic"),
-            evidence=(Evidence("one process", demand.total_bytes, "bytes", r.source),),
         )
 
 
@@ -407,6 +390,12 @@ def one_tensor_text(r: FailedRequest) -> str:
     )
 
 
+_ROOM: Final = re.compile(
+    r"(?i)\b[1-9]\d{0,2}(?:\.\d{1,2})? ?gi?b (?:of )?(?:v?ram|(?:gpu |video )?memory)? ?"
+    r"(?:is |are )?(?:still )?(?:left|free|available|unused)\b"
+)
+
+
 class LocateDriverCall(Remedy):
     """A driver's message without figures."""
 
@@ -422,8 +411,13 @@ class LocateDriverCall(Remedy):
             return
         if case.is_of_other_program:
             return
+        has_room = _ROOM.search(message.said) is not None
         change = (
-            "nvidia-smi for the GPU and free -h for the host during the run, then less on the "
+            "pin_memory=False in the DataLoader and fewer workers for a test, since page-locked "
+            "host memory has limits of its own; CUDA_LAUNCH_BLOCKING=1, with which the traceback "
+            "names the call; ulimit -v and -l; another version of the driver"
+            if has_room
+            else "nvidia-smi for the GPU and free -h for the host during the run, then less on the "
             "one that fills up"
             if message.sub_kind == "unread"
             else "nvidia-smi during the run: end another process that fills it, or take a GPU "
@@ -432,6 +426,7 @@ class LocateDriverCall(Remedy):
             "CUDA_LAUNCH_BLOCKING=1, with which the traceback names the call"
         )
         yield self.proposal(
+            title="Look for what refused it: the GPU is said to have had room" if has_room else "",
             weight=MAY_HELP,
             confidence=Confidence.POSSIBLE,
             change=change,
@@ -444,7 +439,6 @@ class LocateDriverCall(Remedy):
 
 OUTSIDE: Final[tuple[Remedy, ...]] = (
     FreeOtherProcess(),
-    FewerProcesses(),
     CapOtherLibraries(),
     LibraryHeadroom(),
     FindTheLimit(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
@@ -22,6 +23,7 @@ from fragdoctor.model.conf_keys import KEYS, key_is_known
 from fragdoctor.model.diagnosis import Cause, Predicted, Recommendation, Verdict
 from fragdoctor.model.engines import is_of_other_program
 from fragdoctor.model.finding import Confidence, Evidence, Location
+from fragdoctor.model.frameworks import FRAMEWORKS, Framework, frameworks_in
 from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.simulation import Outlook, OutlookState, ReplayResult
@@ -30,9 +32,9 @@ from fragdoctor.rules.capacity.optimizer_state import fails_in_optimizer
 from fragdoctor.rules.failed_request import FailedRequest
 from fragdoctor.rules.request_sources import matching_oom
 from fragdoctor.rules.rule import MAX_STACK, Context, from_user
-from fragdoctor.rules.traceback_signs import GrowsWith, Place, TracebackSign, sign_of
+from fragdoctor.rules.traceback_signs import Place, TracebackSign, sign_of
 from fragdoctor.trace.stacks import NATIVE, classify_file
-from fragdoctor.units import format_count, format_size, plural
+from fragdoctor.units import GIB, MIB, format_count, format_size, plural
 
 CURES: Final = 4
 """Weight of a remedy that removes the cause itself."""
@@ -191,10 +193,40 @@ class JudgedCase(Struct, frozen=True, dict=True):
         frames = () if self.message is None else self.message.frames
         return self.has_marker(CHECKPOINTING) or any(map(_CHECKPOINT.matches, frames))
 
+    @cached_property
+    def frameworks(self) -> tuple[Framework, ...]:
+        """The frameworks of the stacks, of the failure's lines, and of the text, in this order."""
+        message, log = self.message, self.context.case.oom
+        if message is None:
+            return frameworks_in(self.files)
+        files = (frame.file for frame in message.frames)
+        near = frameworks_in((*files, *self.files), message.said)
+        named = () if log is None else log.frameworks
+        return (*near, *(f for f in FRAMEWORKS if f.name in named and f not in near))
+
+    @property
+    def trains(self) -> bool:
+        """Whether the text around the failure is about a training run."""
+        return self.message is not None and bool(_TRAINS.search(self.message.said))
+
+    @property
+    def runs_on_windows(self) -> bool:
+        """Whether paths, words or the driver's figures around the failure are those of Windows.
+
+        Its display driver (WDDM, also under WSL 2) reports a card's nominal size, and 0 bytes free
+        once the card is full; on Linux the driver's own share is missing from both figures.
+        """
+        m = self.message
+        if m is None or m.backend != "cuda":
+            return False
+        is_nominal = m.total_bytes is not None and -m.total_bytes % GIB <= WDDM_SLACK_BYTES
+        said = (m.said, *(frame.file for frame in m.frames))
+        return (m.free_bytes == 0 and is_nominal) or any(map(_WINDOWS.search, said))
+
     @property
     def is_of_model(self) -> bool:
         """Whether the traceback shows that the model, not its batch, fills the device."""
-        return self.sign is not None and self.sign.grows_with is GrowsWith.MODEL
+        return self.sign is not None and self.sign.is_of_model
 
     @property
     def kind(self) -> str:
@@ -279,6 +311,11 @@ class JudgedCase(Struct, frozen=True, dict=True):
             f"{key} needs PyTorch {since} or later: an older one stops with an error at first use.",
         )
 
+
+_TRAINS: Final = re.compile(r"(?i)train|fine-?tun|dreambooth|backward|learning.rate|optimi[sz]er")
+_WINDOWS: Final = re.compile(r"(?<![A-Za-z])[A-Z]:[\\/]{1,2}\w|\bWin(?:dows[ -]?)?1[01]\b|\bWDDM\b")
+WDDM_SLACK_BYTES: Final = 16 * MIB
+"""How much below a whole number of GiB Windows' display driver reports a card's size."""
 
 _CHECKPOINT: Final = Place(file=r"/torch/utils/checkpoint\.py$")
 

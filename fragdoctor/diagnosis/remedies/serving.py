@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from fragdoctor.diagnosis.remedies.framework_words import frameworks_of
 from fragdoctor.diagnosis.remedies.remedy import CURES, JudgedCase, Proposal, Remedy
 from fragdoctor.model.case import OomMessage, ServerShare
 from fragdoctor.model.finding import Confidence
@@ -66,7 +66,7 @@ def smaller_cache(case: JudgedCase) -> str:
     log, r = case.context.case.oom, case.failed_request
     shares = () if log is None else log.server
     cache = next((s.n_bytes for s in shares if s.name == "KV cache"), 0)
-    is_vllm = any(f.name == "vLLM" for f in frameworks_of(case))
+    is_vllm = any(f.name == "vLLM" for f in case.frameworks)
     if not is_vllm or r is None or not 0 < r.missing_bytes < cache:
         return ""
     left = (cache - r.missing_bytes) // CACHE_STEP_BYTES * CACHE_STEP_BYTES
@@ -82,6 +82,7 @@ FEW_TOKENS: Final = 1024
 ROOM_FOR_CACHE: Final = 0.05
 """Smallest share of the card for a KV cache with which a server is worth starting."""
 
+USUAL_UTILIZATION: Final = 0.9
 MOST_UTILIZATION: Final = 0.97
 """The context and the driver take the rest of a card."""
 
@@ -172,11 +173,15 @@ def _option(  # noqa: PLR0911 - one return a kind
             f"(--cuda-graph-max-bs; --cuda-graph-max-bs-decode since 0.5.20); {spread}",
             "Less room for CUDA graphs and for steps.",
         )
-    return _beside_weights(shares, spread)
+    return _beside_weights(m, shares, spread)
 
 
-def _beside_weights(shares: Sequence[ServerShare], spread: str) -> Option:
+_GIVEN: Final = re.compile(r"gpu[-_]memory[-_]utilization[\s=:'\"]{1,4}(0?\.\d{1,3})")
+
+
+def _beside_weights(m: OomMessage, shares: Sequence[ServerShare], spread: str) -> Option:
     """Return what makes room for a KV cache of vLLM."""
+    given = _GIVEN.search(m.said)
     least = _least_utilization(shares)
     if least is not None and least[0] > MOST_UTILIZATION:
         return Option(
@@ -192,9 +197,13 @@ def _beside_weights(shares: Sequence[ServerShare], spread: str) -> Option:
             f"{least[0]:.2f} is the least; nothing else may use that much of the GPU; {spread}",
             "Less room for other programs on the GPU.",
         )
+    steps = "a lower --max-num-batched-tokens; --enforce-eager"
+    more = f"a higher --gpu-memory-utilization{f' than {given[1]}' if given else ''}"
+    is_high = given is not None and float(given[1]) >= USUAL_UTILIZATION
     return Option(
         "Make room for a KV cache beside the weights",
-        f"a higher --gpu-memory-utilization if nothing else uses the GPU; a lower "
-        f"--max-num-batched-tokens; --enforce-eager; {spread}",
+        f"{spread}; {steps}"
+        if is_high
+        else f"{more} if nothing else uses the GPU; {steps}; {spread}",
         "Slower serving, or more GPUs.",
     )

@@ -129,7 +129,8 @@ def sentence(text: str) -> str:
     text = text.strip()
     if not text:
         return ""
-    start = text[0].upper() if text.split(" ", 1)[0].isalpha() else text[0]
+    word, _, rest = text.partition(" ")
+    start = text[0].upper() if word.isalpha() and not rest.startswith("= ") else text[0]
     return start + text[1:] + ("" if text.endswith((".", "!", "?", ".)")) else ".")
 
 

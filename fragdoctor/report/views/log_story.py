@@ -102,7 +102,7 @@ def message_sections(diagnosis: Diagnosis) -> list[doc.Section]:
     markers = doc.tabled(
         log.markers,
         doc.Column("", _marker_place),
-        doc.Column("", "kind"),
+        doc.Column("", lambda m: m.kind.replace("-", " ")),
         doc.Column("", lambda m: dim(shortened(m.text, _MAX_TEXT)), "wrap"),
         shown=3,
         detail=detail,
