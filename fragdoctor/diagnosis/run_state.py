@@ -8,6 +8,7 @@ import numpy as np
 from msgspec import Struct
 
 from fragdoctor.analysis.result import DeviceAnalysis
+from fragdoctor.model.case import NO_FAILURE
 from fragdoctor.model.diagnosis import Cause, RunState
 from fragdoctor.model.snapshot import Action
 from fragdoctor.rules.rule import Context
@@ -81,7 +82,7 @@ def _has_failure(context: Context) -> bool:
     if context.analysis is not None and context.analysis.ooms:
         return True
     message = context.message
-    return message is not None and not message.is_warning
+    return message is not None and message.sub_kind != NO_FAILURE and not message.is_warning
 
 
 def _is_full(context: Context, analysis: DeviceAnalysis | None) -> bool:

@@ -28,6 +28,7 @@ from fragdoctor.diagnosis.verdict_message import (
 )
 from fragdoctor.diagnosis.verdict_stats import evidence_of_stats, read_stats
 from fragdoctor.future.outlook import ENOUGH
+from fragdoctor.model.case import NO_FAILURE
 from fragdoctor.model.census import HoldingKind
 from fragdoctor.model.diagnosis import Cause, Verdict
 from fragdoctor.model.finding import ACTIVE, LIVE_AT_FAILURE, Confidence, Evidence
@@ -106,7 +107,7 @@ class CaseEvidence(Struct, frozen=True, dict=True):
             return with_growth(decide(self.failed), message)
         if self.is_of_snapshot:
             return _no_failure(self)
-        if message is not None:
+        if message is not None and message.sub_kind != NO_FAILURE:
             return read_message(message)
         if context.stats:
             return read_stats(context)
@@ -565,7 +566,7 @@ def _figures(e: CaseEvidence) -> tuple[Evidence, ...]:
     if e.grown is not None and e.kept is None:
         grown = [Evidence("growth", round(e.grown.slope_bytes or 0), "bytes", "log")]
     if analysis is None or not e.is_of_snapshot:
-        if message is not None:
+        if message is not None and message.sub_kind != NO_FAILURE:
             return (*evidence_of_message(message), *grown)
         return (*(evidence_of_stats(context) if context.stats else ()), *grown)
     source, failed = "snapshot", e.failed

@@ -38,6 +38,7 @@ from fragdoctor.model.case import (
     BATCH_TRIED,
     CHECKPOINTING,
     GPU_TABLE,
+    NO_FAILURE,
     LogMarker,
     OomLog,
     OomMessage,
@@ -56,7 +57,6 @@ WORDINGS: Final[tuple[Wording, ...]] = (
     *DRIVERS,
     *NOT_DEVICE_MEMORY,
 )
-_HEAD_CHARS: Final = 256 * 1024  # where a text names the frameworks that it is about
 _GROUP_GAP: Final = 900  # the most squeezed characters between two parts of one report
 
 
@@ -158,6 +158,7 @@ def find_messages(text: str) -> OomLog:
         or found.warnings
         or found.negative[:1]
         or list(filter(None, [fullest_gpu(text) or told_failure(text)]))
+        or _look_alike(text)
     )
     messages = _with_table(messages, text)
     starts = line_starts(text, sorted({m.line for m in messages[:MAX_MESSAGES]}))
@@ -184,7 +185,7 @@ def find_messages(text: str) -> OomLog:
         n_lines=text.count("\n") + (not text.endswith("\n") and bool(text)),
         scenes=scan(text, messages, markers),
         server=server_budget(text),
-        frameworks=tuple(f.name for f in frameworks_in((), text[:_HEAD_CHARS])),
+        frameworks=tuple(f.name for f in frameworks_in((), text[:_LOOK_ALIKE_CHARS])),
         program=() if program is None else program.parts,
     )
 
@@ -277,6 +278,38 @@ same bad index raises an IndexError, which people who have looked for the cause 
 
 _GARBLE: Final = frozenset({"collective-timeout", "nccl-error", "illegal-access"})
 """Failures after which the sizes that a program continues with are garbage."""
+
+
+def _look_alike(text: str) -> list[OomMessage]:
+    """Return a message of kind ``negative`` for a text about devices that reports no failure."""
+    head = text[:_LOOK_ALIKE_CHARS].lower()
+    for words, backend in _TOPICS:
+        if any(word in head for word in words):
+            return [
+                OomMessage(
+                    kind=NEGATIVE,
+                    backend=backend,
+                    is_device_oom=False,
+                    sub_kind=NO_FAILURE,
+                    text=" ".join(text[:_LOOK_ALIKE_CHARS].split())[:500],
+                )
+            ]
+    return []
+
+
+_LOOK_ALIKE_CHARS: Final = 256 * 1024
+_TOPICS: Final = (
+    (("vllm", "gpu_memory_utilization"), "vllm"),
+    (("sglang", "mem-fraction-static"), "sglang"),
+    (("mps backend", "torch.mps", "apple m"), "mps"),
+    (("torch.xpu", "intel_extension_for_pytorch", "xpu:"), "xpu"),
+    (("rocm", "hip error", "miopen"), "rocm"),
+    (("torch_npu", "ascend"), "npu"),
+    (("torch", "cuda", "gpu", "nvidia", "nccl", "triton", "cudnn", "cublas"), "cuda"),
+    (("jaxlib", "jax."), "jax"),
+    (("tensorflow",), "tf"),
+    (("out of memory", "memory"), "cpu"),
+)
 
 
 def _primary(messages: list[OomMessage]) -> int:

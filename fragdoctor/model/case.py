@@ -15,6 +15,9 @@ from fragdoctor.model.finding import Location
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.model.story import Scene
 
+NO_FAILURE: Final = "no-failure"
+"""``sub_kind`` of the message (of kind ``negative``) that stands for a text without a failure."""
+
 GPU_TABLE: Final = "gpu-table"
 """``sub_kind`` of the message that stands for a table of GPUs next to words about a failure."""
 

@@ -18,7 +18,7 @@ from fragdoctor.analysis.training_run import TrainingRun
 from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.verdict_message import LIBRARIES
 from fragdoctor.model.arrays import distinct
-from fragdoctor.model.case import CHECKPOINTING, OomMessage
+from fragdoctor.model.case import CHECKPOINTING, NO_FAILURE, OomMessage
 from fragdoctor.model.conf_keys import KEYS, key_is_known
 from fragdoctor.model.diagnosis import Cause, Predicted, Recommendation, Verdict
 from fragdoctor.model.engines import is_of_other_program
@@ -266,8 +266,10 @@ class JudgedCase(Struct, frozen=True, dict=True):
     @property
     def is_allocator_case(self) -> bool:
         """Whether the case is about PyTorch's caching allocator."""
-        if self.message is None:  # a log without a message may print memory that grows
-            return self.context.case.oom is None or self.cause is Cause.LEAK
+        if self.message is None:
+            return True
+        if self.message.sub_kind == NO_FAILURE:
+            return self.cause is Cause.LEAK  # the program's own prints show it
         return self.message.is_of_caching_allocator
 
     def assignment(self, conf: str) -> str:
