@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from fragdoctor.model.diagnosis import SegmentRun, TimelineStrip
+from fragdoctor.model.diagnosis import TimelineStrip
 from fragdoctor.model.finding import Location
 from fragdoctor.report.base import Verbosity
 from fragdoctor.units import format_count, format_size
@@ -333,21 +333,6 @@ class Timeline(DocumentBlock, frozen=True):
     """Memory of one device over its trace."""
 
     strip: TimelineStrip
-
-
-class SegmentBar(Struct, frozen=True):
-    """A segment: a few of its figures, and its blocks in address order."""
-
-    figures: Sequence[str]
-    runs: Sequence[SegmentRun]
-
-
-class SegmentBars(DocumentBlock, frozen=True):
-    """Segments drawn to scale; ``lines`` are the source lines that strand them, with stranders."""
-
-    titles: Sequence[str]
-    bars: Sequence[SegmentBar]
-    lines: Sequence[tuple[str, Sequence[int]]] = ()
 
 
 class ChartSeries(Struct, frozen=True):

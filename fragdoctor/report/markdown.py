@@ -84,9 +84,6 @@ def _block(block: doc.DocumentBlock) -> str:  # noqa: PLR0911 - one a block
             return _table(_bar(block))
         case doc.Timeline():
             return _timeline(block)
-        case doc.SegmentBars():
-            columns = [doc.Column(title, kind="right") for title in block.titles]
-            return _table(doc.Table(columns, [doc.Row(bar.figures) for bar in block.bars]))
         case _:
             return ""
 

@@ -16,7 +16,6 @@ from fragdoctor.model.diagnosis import (
     FunctionHolder,
     HolderReport,
     Moment,
-    SegmentReport,
 )
 from fragdoctor.model.finding import Location
 from fragdoctor.model.gpus import CUBLAS_WORKSPACES
@@ -31,7 +30,6 @@ from fragdoctor.units import format_count, format_size, plural
 
 _MAX_HOLDERS: Final = 3
 _MAX_SEGMENTS: Final = 5
-_MAX_STRANDER_LINES: Final = 6
 
 # The smallest share of reserved memory that must be stranded to be worth the reader's time.
 _MIN_STRANDED_SHARE: Final = 0.1
@@ -222,20 +220,15 @@ def segments_section(diagnosis: Diagnosis) -> doc.Section:
     shown = [s for s in worst[:_MAX_SEGMENTS] if s.stranded_bytes >= least]
     # If some of the free memory can be returned page by page, only the stranded part counts.
     is_paged = any(s.stranded_bytes != s.free_bytes for s in shown)
-    bars = [
-        doc.SegmentBar(
-            (
-                format_size(s.total_bytes),
-                format_size(s.stranded_bytes if is_paged else s.free_bytes),
-                format_size(s.largest_hole_bytes),
-            ),
-            s.runs,
+    freed = ("stranded", "stranded_bytes") if is_paged else ("free", "free_bytes")
+    blocks.append(
+        doc.tabled(
+            shown,
+            doc.Column("size", "total_bytes"),
+            doc.Column(*freed),
+            doc.Column("largest hole", "largest_hole_bytes"),
         )
-        for s in shown
-    ]
-    titles = ("size", "stranded" if is_paged else "free", "largest hole")
-    lines = _strander_lines(diagnosis, shown)
-    blocks.append(doc.SegmentBars(titles, bars, lines))
+    )
     count = format_count(diagnosis.n_stranded_segments)
     note = (
         f"GPU {shown[0].device}, the {len(shown)} of {count} with most stranded memory"
@@ -253,19 +246,3 @@ def _says_something(diagnosis: Diagnosis) -> bool:
         for f in diagnosis.devices
         if f.device == device and f.reserved_bytes
     )
-
-
-def _strander_lines(
-    diagnosis: Diagnosis, segments: Sequence[SegmentReport]
-) -> list[tuple[str, Sequence[int]]]:
-    """Return the lines that hold most of these segments, with stranders, in order of appearance."""
-    stranders = [p for p in diagnosis.stranders if p.device == segments[0].device]
-    held: dict[int, int] = {}
-    for run in (r for s in segments for r in s.runs):
-        if run.strander is not None and run.strander < len(stranders):
-            held[run.strander] = held.get(run.strander, 0) + run.n_bytes
-    groups: dict[str, list[int]] = {}
-    for strander in held:
-        groups.setdefault(location_text(stranders[strander].location), []).append(strander)
-    most = sorted(groups, key=lambda line: -sum(held[p] for p in groups[line]))
-    return [(line, groups[line]) for line in groups if line in most[:_MAX_STRANDER_LINES]]
