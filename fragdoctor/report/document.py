@@ -106,14 +106,7 @@ class Gauge(Struct, frozen=True):
     n_cells: int = 10
 
 
-class Spark(Struct, frozen=True):
-    """A few values drawn as a curve in a table cell, from zero to the highest value."""
-
-    values: Sequence[float]
-
-
-Drawn = Gauge | Spark
-Cell = Content | Gauge | Spark
+Cell = Content | Gauge
 
 
 class Column(Struct, frozen=True):

@@ -29,7 +29,6 @@ from fragdoctor.report.document import (
     Detail,
     Gauge,
     ReportDocument,
-    Spark,
     plain,
     spans,
 )
@@ -249,7 +248,6 @@ def environment() -> jinja2.Environment:
         "spans": lambda content: list(spans(content)),
         "plain": plain,
         "drawn": drawn,
-        "curve": _curve,
         "path": Markup,  # coordinates only; a path exceeds the limit for text
     }
     made.globals |= {
@@ -259,7 +257,6 @@ def environment() -> jinja2.Environment:
         "long_table": LONG_TABLE,
         "first_items": FIRST_ITEMS,
         "is_gauge": lambda cell: isinstance(cell, Gauge),
-        "is_spark": lambda cell: isinstance(cell, Spark),
         "next_id": lambda: str(next(_NUMBERS[0])),
     }
     return made
@@ -296,12 +293,3 @@ def _visible(value: object) -> object:
     n_more = len(value) - MAX_SHOWN
     visible = escape.visible(value[:MAX_SHOWN])
     return f"{visible} ... ({format_count(n_more)} more characters)" if n_more > 0 else visible
-
-
-def _curve(spark: Spark) -> str:
-    """Return the points of a small curve, 100 wide and 20 high."""
-    top = max(spark.values, default=0) or 1
-    n = max(1, len(spark.values) - 1)
-    return " ".join(
-        f"{100 * i / n:.1f},{20 - 18 * v / top:.1f}" for i, v in enumerate(spark.values)
-    )

@@ -33,8 +33,6 @@ MAX_FIT: Final = 24
 _BOUND: Final = "\ue000"
 _UNIT: Final = re.compile(r"(?<=[0-9]) (?=(?:[KMGT]iB|B|%)(?![A-Za-z0-9]))")
 
-SPARK_WIDTH: Final = 10
-
 _FITTED: Final = ("fit", "right")
 
 INDENT: Final = 2
@@ -163,23 +161,11 @@ class Page:
                 self.paragraph(note, indent=indent + 2 * INDENT)
 
     def _cell(self, cell: doc.Cell) -> Text:
-        if isinstance(cell, doc.Spark):
-            return Text(self._spark(cell.values))
         if not isinstance(cell, doc.Gauge):
             return styled(cell)
         first, last = round(cell.start * cell.n_cells), round(cell.end * cell.n_cells)
         bar = self.glyphs.empty * first + self.glyphs.full * (last - first)
         return Text(bar.ljust(cell.n_cells, self.glyphs.empty), style=STYLES[cell.style])
-
-    def _spark(self, values: Sequence[float]) -> str:
-        """Return values as a row of bars of different heights, or "" if limited to ASCII."""
-        steps = self.glyphs.steps
-        if len(steps) < 2 or not values:
-            return ""
-        n = min(len(values), SPARK_WIDTH)
-        chosen = [values[i * (len(values) - 1) // max(1, n - 1)] for i in range(n)]
-        top = max(chosen)
-        return "".join(steps[round((len(steps) - 1) * v / top) if top > 0 else 0] for v in chosen)
 
     def render(self, places: Mapping[str, str] = MappingProxyType({})) -> str:
         """Return the page as text, ending in a newline.

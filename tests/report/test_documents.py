@@ -28,7 +28,6 @@ shares = st.floats(0, 1)
 cells = st.one_of(
     contents,
     st.builds(doc.Gauge, end=shares, start=st.just(0.0), style=styles),
-    st.builds(doc.Spark, st.lists(st.floats(0, 1e12), max_size=5)),
 )
 kinds = st.sampled_from(["fit", "right", "wrap", "list", "path"])
 columns = st.lists(st.builds(doc.Column, words, kind=kinds), min_size=1, max_size=4)

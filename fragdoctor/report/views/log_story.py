@@ -75,7 +75,6 @@ def _trends(story: LogStory) -> list[doc.DocumentBlock]:
         doc.tabled(
             trends,
             doc.Column("figure", trend_title),
-            doc.Column("", lambda t: doc.Spark(t.points)),
             doc.Column("from", trend_span, max_width=28),
             doc.Column("goes", _direction, "wrap"),
             shown=min(_SHORT_TRENDS, max(1, n_clear)),
