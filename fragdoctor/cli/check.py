@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from msgspec.structs import replace
 
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import FINDINGS, OK
 from fragdoctor.errors import ConfigError
+from fragdoctor.model.finding import Severity
+from fragdoctor.report.base import check_format, render
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from fragdoctor.cli.rehearse import RehearseOptions
     from fragdoctor.gate.judgement import FileJudgement, Gate
+    from fragdoctor.report.base import RenderOptions
 
 
 def _budget(text: str) -> Any:
@@ -51,7 +55,7 @@ class CheckOptions(options.CaseOptions):
     fail_on: options.FailOn = options.option(
         None,
         "Fail on findings this severe",
-        default=options.FailOn.ERROR,
+        default="error",
         group=options.GATE,
         show_default=True,
     )
@@ -68,18 +72,13 @@ def check(asked: CheckOptions) -> int:
 
     from fragdoctor.api_check import judge_files
     from fragdoctor.gate.judgement import report as report_on
-    from fragdoctor.report.base import render
 
     gate = _gate(asked)
     with console.Progress("Judged") as progress:
         judged = judge_files(asked.paths, gate, asked.overrides(), progress.each)
     notes = [] if asked.write_baseline is None else [_accept(judged, asked.write_baseline)]
     result = report_on(judged, gate, notes)
-    for name, target in targets:
-        text = render("check", name, result, replace(look, color=False))
-        write_target(text, target, force=asked.force)
-    text = render("check", asked.output_format.value, result, look)
-    write_target(text, asked.output, force=asked.force)
+    write_reports(asked, targets, look, lambda name, look: render("check", name, result, look))
     return OK if asked.exit_zero and result.exit_code == FINDINGS else result.exit_code
 
 
@@ -87,14 +86,13 @@ def _gate(asked: CheckOptions) -> Gate:
     from fragdoctor.gate.baseline import DEFAULT_TOLERANCE, load_baseline
     from fragdoctor.gate.budgets import Budgets
     from fragdoctor.gate.judgement import Gate, rule_codes
-    from fragdoctor.model.finding import Severity
 
     return Gate(
         budgets=Budgets(
             asked.max_peak, asked.max_stranded, asked.max_retries, asked.min_headroom,
             asked.fits_on, asked.no_growth,
         ),
-        fail_on=Severity[asked.fail_on.value.upper()],
+        fail_on=Severity[asked.fail_on.upper()],
         select=rule_codes(asked.select or []),
         ignore=rule_codes(asked.ignore or []),
         baseline=None if asked.baseline is None else load_baseline(str(asked.baseline)),
@@ -116,9 +114,7 @@ def report_targets(reports: Sequence[str]) -> list[tuple[str, Path]]:
             raise ConfigError(
                 f"{text!r} is not FORMAT=FILE.", hint="Write for example --report sarif=out.sarif"
             )
-        if name not in {f.value for f in options.ReportFormat}:
-            from fragdoctor.report.base import check_format
-
+        if name not in get_args(options.ReportFormat):
             check_format("check", name)  # raises with a suggestion
         targets.append((name, Path(file)))
     if len({os.path.abspath(t) for _, t in targets}) < len(targets):  # noqa: PTH100 - lexical
@@ -145,6 +141,18 @@ def _is_step_summary(file: Path | None) -> bool:
     """Return whether a file is GitHub's summary of the running step, to which we append."""
     summary = os.environ.get("GITHUB_STEP_SUMMARY", "")
     return file is not None and bool(summary) and str(file) == summary
+
+
+def write_reports(
+    asked: CheckOptions | RehearseOptions,
+    targets: Sequence[tuple[str, Path]],
+    look: RenderOptions,
+    report_of: Callable[[str, RenderOptions], str],
+) -> None:
+    """Write the reports of ``--report``, then the one that ``--format`` and ``-o`` ask for."""
+    for name, target in targets:
+        write_target(report_of(name, replace(look, color=False)), target, force=asked.force)
+    write_target(report_of(asked.output_format, look), asked.output, force=asked.force)
 
 
 def write_target(text: str, target: Path | None, *, force: bool) -> None:

@@ -9,13 +9,13 @@ from msgspec.structs import replace
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import OK
 from fragdoctor.errors import ConfigError
+from fragdoctor.model.settings import conf_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fragdoctor.model.simulation import Simulation
     from fragdoctor.model.snapshot import Snapshot
-    from fragdoctor.report.base import RenderOptions
     from fragdoctor.trace.trace import Trace
 
 
@@ -48,27 +48,23 @@ class SimulateOptions(options.FullOutput):
     memory_fraction: float | None = options.MEMORY_FRACTION
     torch_version: str | None = options.TORCH_VERSION
     device: int | None = options.DEVICE
-    output_format: options.DocumentFormat = options.DOCUMENT_FORMAT
+    output_format: options.DocumentFormat = options.FORMAT
 
 
 def simulate(asked: SimulateOptions) -> int:
     """Replay the trace and print what would have happened."""
     inputs = [name for name in (asked.snapshot, asked.continue_with) if name is not None]
-    console.answer(asked, inputs, lambda look: _report(asked, look))
-    return OK
+    look = console.prepared(asked, inputs)
 
-
-def _report(asked: SimulateOptions, look: RenderOptions) -> str:
     from fragdoctor.inputs.cases import read_snapshot
-    from fragdoctor.model.settings import conf_of
-    from fragdoctor.report.base import render
 
     confs = tuple(dict.fromkeys(conf_of(text) for text in asked.conf or ()))
     with console.Progress("Reading"):
         snapshot = read_snapshot(asked.snapshot)
         further = None if asked.continue_with is None else read_snapshot(asked.continue_with)
         simulation = _answered(snapshot, further, asked, confs)
-    return render("simulate", asked.output_format.value, simulation, look)
+    console.give(asked, "simulate", simulation, look)
+    return OK
 
 
 def _answered(
