@@ -10,6 +10,7 @@ are the long options of the commands, without the leading dashes.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from io import BufferedReader
 from pathlib import Path
@@ -212,7 +213,10 @@ def _load(context: Any, name: str, given: str | None) -> None:
     """
     if context.meta.get("fragdoctor.no_config"):
         return
-    path = Path(given) if given else _nearest()
+    path = Path(given) if given else None
+    if path is None:
+        with suppress(FileNotFoundError):  # the working directory was deleted
+            path = find_config(Path.cwd())
     if path is None:
         return
     options = _options_of(whole_group())  # the file applies to all commands
@@ -221,13 +225,6 @@ def _load(context: Any, name: str, given: str | None) -> None:
         options[name][key].name: value
         for key, value in _usable(context, config, name, options).items()
     }
-
-
-def _nearest() -> Path | None:
-    try:
-        return find_config(Path.cwd())
-    except FileNotFoundError:  # the working directory was deleted
-        return None
 
 
 def _usable(context: Any, config: Config, name: str, options: Options) -> Mapping[str, Value]:

@@ -59,10 +59,11 @@ def look_of(asked: object, *, on_stderr: bool = False) -> RenderOptions:
     short = Verbosity.QUIET if quiet and not to_file else Verbosity.NORMAL
     stream = sys.stderr if on_stderr else sys.stdout
     is_terminal = not to_file and _is_terminal(stream)
+    encoding = (getattr(stream, "encoding", "") or "").lower().replace("_", "-")
     return RenderOptions(
         width=_width(is_terminal=is_terminal),
         color=not (to_file or getattr(asked, "no_color", False)) and wants_color(stream),
-        unicode=is_terminal and _speaks_utf8(stream),
+        unicode=is_terminal and encoding in ("utf-8", "utf8") and os.environ.get("TERM") != "dumb",
         verbosity=Verbosity.FULL if verbose else short,
         source_root=_working_directory(),
         path_map=tuple(_mapped(text) for text in getattr(asked, "path_map", None) or ()),
@@ -240,11 +241,6 @@ def _is_terminal(stream: TextIO) -> bool:
         return stream.isatty()
     except ValueError:  # closed
         return False
-
-
-def _speaks_utf8(stream: TextIO) -> bool:
-    encoding = (getattr(stream, "encoding", "") or "").lower().replace("_", "-")
-    return encoding in ("utf-8", "utf8") and os.environ.get("TERM") != "dumb"
 
 
 def _width(*, is_terminal: bool) -> int:

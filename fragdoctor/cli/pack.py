@@ -66,8 +66,6 @@ def _sharing(chosen: PackOptions) -> Sharing:
     gpus, per_process = chosen.gpu or [], chosen.per_process
     if len(gpus) > 1:
         raise ConfigError("Processes share one GPU.", hint="Give --gpu once.")
-    if per_process == 0:
-        raise ConfigError("A process without memory needs no GPU.", hint="--per-process 6GB")
     question = PackRequest(
         per_process_bytes=per_process,
         context_bytes=chosen.context,

@@ -245,18 +245,13 @@ def _native_file(name: str, names: Pseudonyms) -> str:
         return name
     public = _PUBLIC_SOURCE.search(name)
     if public and public[2] in _NATIVE_WORDS | _NATIVE_FILES:
-        return f"{ROOT}/{_native_folder(_slashes(public[1]))}"
+        *folders, file = _slashes(public[1]).split("/")
+        return "/".join([ROOT, *(f for f in folders if f in _NATIVE_FOLDERS), file])
     suffix = _NATIVE_SUFFIX.search(name.lower())
     base = re.split(r"[/\\]", name)[-1]
     if _PUBLIC_LIBRARY.fullmatch(base):
         return f"{ROOT}/{base}"
     return f"{ROOT}/native_{names.number('file', name)}.{suffix.group(1) if suffix else 'so'}"
-
-
-def _native_folder(path: str) -> str:
-    """Return the path of a PyTorch source file, without folders that are not PyTorch's."""
-    *folders, file = path.split("/")
-    return "/".join([*(f for f in folders if f in _NATIVE_FOLDERS), file])
 
 
 _NATIVE_FILES: Final = frozenset(
@@ -326,28 +321,24 @@ class _Redaction:
 
     def _frames(self) -> FrameTable:
         table, strings = self._s.frames, self._s.strings
-        files: dict[int, int] = {}
-        files_by_id: dict[int, str] = {}
-        functions: dict[tuple[int, int], int] = {}
+
+        @cache
+        def file_of(file: int) -> str:
+            return "" if file < 0 else redacted_file(strings[file], self._names)
+
+        @cache
+        def function_of(function: int, file: str) -> str:
+            return redacted_function(strings[function], file, self._names)
+
         filename = np.full(len(table), -1, np.int32)
         name = np.full(len(table), -1, np.int32)
-        for i, (file, function) in enumerate(
-            zip(table.filename.tolist(), table.name.tolist(), strict=True)
-        ):
+        pairs = zip(table.filename.tolist(), table.name.tolist(), strict=True)
+        for i, (file, function) in enumerate(pairs):
+            new = file_of(file)
             if file >= 0:
-                if file not in files:
-                    new = redacted_file(strings[file], self._names)
-                    files[file] = self._id(new)
-                    files_by_id[files[file]] = new
-                filename[i] = files[file]
+                filename[i] = self._id(new)
             if function >= 0:
-                key = (function, int(filename[i]))
-                if key not in functions:
-                    new_file = files_by_id.get(int(filename[i]), "")
-                    functions[key] = self._id(
-                        redacted_function(strings[function], new_file, self._names)
-                    )
-                name[i] = functions[key]
+                name[i] = self._id(function_of(function, new))
         return FrameTable(filename, table.line, name)
 
     def _texts(self, ids: I32, kind: str, kept: Sequence[str]) -> I32:

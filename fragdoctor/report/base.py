@@ -49,11 +49,6 @@ class RenderOptions(Struct, frozen=True):
     path_map: tuple[tuple[str, str], ...] = ()
     link: str = ""
 
-    @property
-    def text_width(self) -> int:
-        """The number of columns to lay out for."""
-        return max(MIN_WIDTH, min(self.width, MAX_WIDTH))
-
 
 FORMATS: Final[Mapping[str, str]] = MappingProxyType(
     {

@@ -54,13 +54,10 @@ def _written_out(match: re.Match[str]) -> str:
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-def _shortened_tower(match: re.Match[str]) -> str:
-    return f"{match.group(1)}<+{len(match.group(2))} marks>"
-
-
 def visible(text: str) -> str:
     """Return text in which every character is visible and stays where it was written."""
-    return _MARK_TOWER.sub(_shortened_tower, _UNSEEN_RUN.sub(_written_out, text))
+    shown = _UNSEEN_RUN.sub(_written_out, text)
+    return _MARK_TOWER.sub(lambda m: f"{m.group(1)}<+{len(m.group(2))} marks>", shown)
 
 
 def terminal(text: str) -> str:

@@ -52,15 +52,6 @@ class Tick(Struct, frozen=True):
     label: str
 
 
-class DrawnPath(Struct, frozen=True):
-    """A curve in the coordinates of the drawing."""
-
-    d: str
-    number: int
-    is_dashed: bool
-    is_fit: bool
-
-
 class Mark(Struct, frozen=True):
     """A point with its label; ``is_named`` puts the label beside it, on the left if necessary."""
 
@@ -73,9 +64,12 @@ class Mark(Struct, frozen=True):
 
 
 class Drawing(Struct, frozen=True):
-    """Everything that the SVG of one chart draws; x is drawn at ``across[0] + across[1] * x``."""
+    """Everything that the SVG of one chart draws; x is drawn at ``across[0] + across[1] * x``.
 
-    paths: Sequence[DrawnPath]
+    ``paths`` are curves in the coordinates of the drawing, each with its series.
+    """
+
+    paths: Sequence[tuple[str, ChartSeries]]
     marks: Sequence[Mark]
     x_ticks: Sequence[Tick]
     y_ticks: Sequence[Tick]
@@ -105,8 +99,9 @@ def drawn(chart: Chart) -> Drawing:
     for s in chart.series:
         xs, ys = [across(x) for x in s.x], [up(y) for y in s.y]
         if s.shape != "points":
-            d = _steps(xs, ys) if s.shape == "step" else _straight(xs, ys)
-            paths.append(DrawnPath(d, s.number, s.is_dashed, s.shape == "line"))
+            straight = "L".join(f"{x:.1f} {y:.1f}" for x, y in zip(xs, ys, strict=True))
+            d = _steps(xs, ys) if s.shape == "step" else f"M{straight}"
+            paths.append((d, s))
         marks += _marks(s, xs, ys)
     ticks = chart.x_ticks or _round_ticks(high)
     shown = ticks if len(ticks) <= _MAX_TICKS else ticks[:: math.ceil(len(ticks) / _MAX_TICKS)]
@@ -145,11 +140,6 @@ def _steps(xs: Sequence[float], ys: Sequence[float]) -> str:
             parts.append(f"H{x:.1f}V{level}")
         before = level
     return "".join([*parts, f"H{xs[-1]:.1f}"]) if parts else ""
-
-
-def _straight(xs: Sequence[float], ys: Sequence[float]) -> str:
-    points = [f"{x:.1f} {y:.1f}" for x, y in zip(xs, ys, strict=True)]
-    return "M" + "L".join(points) if points else ""
 
 
 def _size_ticks(top: float) -> list[tuple[float, str]]:

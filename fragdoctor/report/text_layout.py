@@ -20,7 +20,7 @@ from rich.text import Text
 
 from fragdoctor.report import document as doc
 from fragdoctor.report import escape
-from fragdoctor.report.base import RenderOptions
+from fragdoctor.report.base import MAX_WIDTH, MIN_WIDTH, RenderOptions
 
 # The most cells of one text: a megabyte of name must not become a megabyte of report.
 MAX_CELLS: Final = 4000
@@ -74,7 +74,7 @@ class Page:
 
     def __init__(self, options: RenderOptions) -> None:
         self.options = options
-        self.width = options.text_width
+        self.width = max(MIN_WIDTH, min(options.width, MAX_WIDTH))
         self.glyphs = UNICODE_GLYPHS if options.unicode else ASCII_GLYPHS
         self._lines: list[Text] = []
         self._console = Console(

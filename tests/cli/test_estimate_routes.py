@@ -107,13 +107,13 @@ def test_several_unused_options_are_one_sentence(
     assert "--input-shape, --steps do not go with formulas" in outcome.err
 
 
-@pytest.mark.parametrize(("name", "others"), NEEDS.items())
-def test_option_that_needs_another_is_refused_alone(name: str, others: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("name", "other"), NEEDS.items())
+def test_option_that_needs_another_is_refused_alone(name: str, other: str) -> None:
     way = next(w for w in WAYS if name in used(w[0], inference=w[1]))
 
     with pytest.raises(ConfigError, match=f"{flag_of(name)} means nothing without"):
         refuse_unused(way[0], {name}, inference=way[1])
-    refuse_unused(way[0], {name, others[0]}, inference=way[1])
+    refuse_unused(way[0], {name, other}, inference=way[1])
 
 
 def test_table_names_every_parameter_of_the_command_and_nothing_else() -> None:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from fragdoctor.gate.judgement import JudgedGrowth, has_grown
 from fragdoctor.model import comparison as model
-from fragdoctor.model.comparison import Comparison, LineChange, LineKind, ReasonKind
+from fragdoctor.model.comparison import Comparison, LineChange, LineKind
 from fragdoctor.model.finding import Confidence
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import NO_STACK, Detail, Span, Style, code, dim
@@ -27,14 +27,6 @@ _SHORT_LINES: Final = 8
 _RUNS_ACROSS: Final = 3
 """The most runs that are shown side by side; more are listed below each other."""
 
-REASON_TITLES: Final = {
-    ReasonKind.NEW_LINES: "new lines",
-    ReasonKind.GONE_LINES: "lines that are gone",
-    ReasonKind.OTHER_SIZES: "blocks of other sizes",
-    ReasonKind.OTHER_COUNTS: "more or fewer blocks",
-    ReasonKind.NO_STACK: "requests without a Python stack",
-    ReasonKind.UNEXPLAINED: "not explained",
-}
 BASIS_TITLES: Final = {
     model.Basis.PEAK: "live memory at each run's peak",
     model.Basis.NOW: "live memory when each snapshot was taken",
@@ -285,18 +277,11 @@ def _lines(comparison: Comparison) -> doc.Section:
     short = _line_table(comparison, changed[:_SHORT_LINES], Detail.SHORT)
     n_more = len(changed) - len(short.rows)
     more = dim(f"{plural(n_more, 'more line')} with --full") if n_more else ""
-    parts = [
-        f"{REASON_TITLES[r.kind]} {signed_size(r.delta_bytes)}"
-        for r in comparison.reasons
-        if r.delta_bytes
-    ]
     blocks = (
         short,
         doc.Paragraph(more, detail=Detail.SHORT),
         _line_table(comparison, every, Detail.FULL),
         doc.Paragraph(_explained(comparison)),
-        doc.Paragraph(_unseen(comparison), detail=Detail.SHORT),
-        doc.Paragraph(f"By kind: {', '.join(parts)}." if len(parts) > 1 else ""),
     )
     return doc.Section("Lines", blocks if every else (), BASIS_TITLES[comparison.basis], "lines")
 
@@ -388,16 +373,6 @@ def _sizes(sizes: Sequence[int], total: int) -> str:
     shown = [format_size(s) for s in sizes[:3]]
     more = f" and {format_count(total - len(shown))} more" if total > len(shown) else ""
     return ", ".join(shown) + more
-
-
-def _unseen(comparison: Comparison) -> str:
-    """Return how many new and removed lines hold nothing at the compared moment."""
-    idle = [c for c in comparison.lines if not _is_shown(c)]
-    n_new = sum(c.kind is LineKind.NEW for c in idle)
-    n_gone = sum(c.kind is LineKind.GONE for c in idle)
-    parts = [f"{n} {word}" for n, word in ((n_new, "new"), (n_gone, "gone")) if n]
-    lines = "line holds" if n_new + n_gone == 1 else "lines hold"
-    return f"In addition, {' and '.join(parts)} {lines} nothing at that moment." if parts else ""
 
 
 def _explained(comparison: Comparison) -> str:

@@ -198,15 +198,12 @@ def memory_sections(diagnosis: Diagnosis) -> list[doc.Section]:
         reserved = figures[device].reserved_bytes or 0
         is_main = device == diagnosis.verdict.device or reserved > most * _IDLE_SHARE
         parts = parts_of(figures[device], message_of(diagnosis, device))
-        if parts and _is_told(figures[device]):
+        f = figures[device]
+        # A message that was cut off may not say what PyTorch held.
+        if parts and (f.moment, f.reserved_bytes, f.allocated_bytes) != (None, None, None):
             detail = Detail.USUAL if is_main and device == order[0] else Detail.FULL
             sections.append(_memory(diagnosis, figures[device], parts, detail))
     return sections
-
-
-def _is_told(f: DeviceFigures) -> bool:
-    """Return whether it is known what PyTorch held; a message that was cut off may not say it."""
-    return (f.moment, f.reserved_bytes, f.allocated_bytes) != (None, None, None)
 
 
 def _memory(

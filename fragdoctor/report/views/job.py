@@ -10,16 +10,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from msgspec import Struct
-
 from fragdoctor.model.diagnosis import Recommendation
-from fragdoctor.model.fleet import (
-    FleetReport,
-    RankGroup,
-    RankRow,
-    RankSummary,
-    Skew,
-)
+from fragdoctor.model.fleet import FleetReport, RankGroup, RankRow, RankSummary, Skew
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Detail, Span, Style, code, dim, location_text, strong
 from fragdoctor.report.views.advice import command
@@ -100,14 +92,14 @@ def counts(report: FleetReport) -> str:
 def _advice(report: FleetReport) -> doc.Section:
     items = [
         doc.ListItem(
-            strong(one.advice.title),
+            strong(one.title),
             (
-                doc.Code([command(one.advice.setting)]),
-                doc.Paragraph(code(one.advice.change) if one.advice.change else ""),
-                doc.Paragraph(dim(f"for {whom_text(one.labels)}; {_proof(one.advice)}")),
+                doc.Code([command(one.setting)]),
+                doc.Paragraph(code(one.change) if one.change else ""),
+                doc.Paragraph(dim(f"for {whom_text(labels)}; {_proof(one)}")),
             ),
         )
-        for one in advice_of(report)
+        for one, labels in advice_of(report)
     ]
     listing = doc.Listing(items, _SHORT_DIFFERENCES)
     return doc.Section("What to do", [listing], "tested on one rank of each group", "advice")
@@ -139,7 +131,11 @@ def _groups(report: FleetReport) -> doc.Section:
         doc.Column("peak", peaks_text, max_width=26),
         doc.Column("", lambda g: doc.Gauge((g.median_peak_bytes or 0) / highest), from_width=100),
         doc.Column("verdict", lambda g: CAUSE_TITLES[g.cause], max_width=24),
-        doc.Column("which", _which, "list"),
+        doc.Column(
+            "which",
+            lambda g: [members_text(g.labels), *([dim("  odd")] if g.is_odd else [])],
+            "list",
+        ),
         notes=_group_notes,
         style=lambda g: Style.WARN if g.is_odd else None,
         shown=_SHORT_GROUPS,
@@ -151,10 +147,6 @@ def _groups(report: FleetReport) -> doc.Section:
 
 def _highest(report: FleetReport) -> int:
     return max((row.rank.peak_bytes or 0 for row in report.rows), default=0) or 1
-
-
-def _which(group: RankGroup) -> doc.Content:
-    return [members_text(group.labels), *([dim("  odd")] if group.is_odd else [])]
 
 
 def _group_notes(group: RankGroup) -> list[doc.Content]:
@@ -278,25 +270,14 @@ def rank_title(rank: RankSummary) -> str:
     return CAUSE_TITLES[rank.cause] if rank.is_read else "Not read"
 
 
-class GroupAdvice(Struct, frozen=True):
-    """One piece of advice, and the ranks that it is for."""
-
-    advice: Recommendation
-    labels: tuple[str, ...]
-
-
-def advice_of(report: FleetReport) -> list[GroupAdvice]:
-    """Return each piece of advice once, for ranks with problems, failing ranks first."""
-    found: dict[tuple[str, str, str, str], GroupAdvice] = {}
+def advice_of(report: FleetReport) -> list[tuple[Recommendation, list[str]]]:
+    """Return each piece of advice once, with the ranks that it is for, failing ranks first."""
+    found: dict[tuple[str, ...], tuple[Recommendation, list[str]]] = {}
     unwell = [g for g in report.groups if g.n_failed or g.cause not in ("healthy", "not_memory")]
     for g in sorted(unwell, key=lambda g: not g.n_failed):
-        a = g.advice
-        if a is None:
-            continue
-        key = (a.title, a.setting, a.change, _proof(a))
-        known = found.get(key)
-        labels = (*(known.labels if known else ()), *g.labels)
-        found[key] = GroupAdvice(a, labels)
+        if (one := g.advice) is not None:
+            key = (one.title, one.setting, one.change, _proof(one))
+            found.setdefault(key, (one, []))[1].extend(g.labels)
     return list(found.values())
 
 
