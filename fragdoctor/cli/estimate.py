@@ -221,15 +221,13 @@ def _own_model_rehearsal(
     Raises:
         ConfigError: the model cannot be rehearsed.
     """
-    from fragdoctor.rehearsal.step_script import own_model, parse_shape, step_options
+    from fragdoctor.rehearsal.step_script import own_model, step_options
 
     spec = chosen.model or ""
     build = own_model(spec)
     options = step_options(
         chosen.dtype or "",
         chosen.optimizer,
-        input_shape=parse_shape(chosen.input_shape or ""),
-        input_dtype=chosen.input_dtype,
         loss=chosen.loss,
         grad_accumulation=chosen.grad_accumulation,
         inference=chosen.inference,

@@ -136,12 +136,6 @@ class EstimateOptions(EstimateOutput):
         "Run your own model on fake tensors; imports it from the current directory",
         group=REHEARSAL,
     )
-    input_shape: str | None = option(
-        "N,N", "Set the input's shape where --model has none", group=REHEARSAL
-    )
-    input_dtype: str = option(
-        "NAME", "Set the input's dtype, as int64", default="float32", group=REHEARSAL
-    )
     loss: str = option(
         "ce|mean", "Choose a loss where --model has none", default="", group=REHEARSAL
     )

@@ -57,7 +57,7 @@ _USED: Final[Mapping[Route, tuple[AbstractSet[str], AbstractSet[str]]]] = Mappin
         Route.GPUS: ({"list_gpus"}, set()),
         Route.MODELS: ({"list_models"}, set()),
         Route.MODEL: (
-            _REHEARSED | {"model", "input_shape", "input_dtype"},
+            _REHEARSED | {"model"},
             {"optimizer", "grad_accumulation", "loss", "steps"},
         ),
         Route.LIBRARY: (
@@ -76,7 +76,6 @@ NEEDS: Final[Mapping[str, str]] = MappingProxyType(
         "dora": "lora",
         "fsdp_kind": "fsdp",
         **dict.fromkeys(("price", "verify"), "plan"),
-        "input_dtype": "input_shape",
         "sequence_parallel": "tensor_parallel",
         "max_num_seqs": "gpu_memory_utilization",
         "max_num_batched_tokens": "gpu_memory_utilization",
@@ -94,7 +93,7 @@ _HINTS: Final[Mapping[Route, str]] = MappingProxyType(
 )
 _BELONGS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        **dict.fromkeys(("input_shape", "input_dtype", "loss"), "It needs --model MODULE:FACTORY."),
+        "loss": "It needs --model MODULE:FACTORY.",
         "steps": "It needs --rehearse or --model MODULE:FACTORY.",
         "rehearse": "It needs a config.json, or the name of a model.",
         **dict.fromkeys(_CACHE, "It is about the KV cache: add --inference."),
