@@ -174,7 +174,8 @@ def analyze(asked: AnalyzeOptions) -> int:
     from fragdoctor.inputs.cases import read_case, read_snapshot
 
     found = None
-    if not _is_one_file(paths):
+    # One file is the usual call, which must start quickly.
+    if len(paths) > 1 or not (paths[0] == "-" or os.path.isfile(paths[0])):  # noqa: PTH113 - never raises, unlike Path
         from fragdoctor.inputs.discovery import discover
 
         found = discover(paths)
@@ -228,8 +229,3 @@ def _rehearsed(
         case, diagnosis, command, DEFAULT_TIME, lambda t: report_progress(f"Rehearsing {t}")
     )
     return continued, "\n" + render("prescription", "text", prescription, look)
-
-
-def _is_one_file(paths: list[str]) -> bool:
-    """Return whether the input is one file: the usual call, which must start quickly."""
-    return len(paths) == 1 and (paths[0] == "-" or os.path.isfile(paths[0]))  # noqa: PTH113 - never raises, unlike Path

@@ -36,6 +36,7 @@ NOT_CONFIGURED: Final = frozenset(
 )
 """Options of a single run, or permissions, which a project must not give to itself."""
 PREFIX: Final = "FRAGDOCTOR_"
+_NO_CONFIG: Final = "fragdoctor.no_config"
 _PATHS: Final = frozenset({"baseline"})
 _WITHOUT: Final = frozenset({"explain"})
 Options = dict[str, dict[str, Any]]
@@ -182,7 +183,7 @@ def _add_options(command: Any, name: str) -> None:
             default=False,
             is_eager=True,
             expose_value=False,
-            callback=_remember,
+            callback=lambda context, _, value: context.meta.update({_NO_CONFIG: value}),
             help="Read no configuration file",
             rich_help_panel=GENERAL,
         ),
@@ -200,18 +201,13 @@ def _add_options(command: Any, name: str) -> None:
     ]
 
 
-def _remember(context: Any, parameter: Any, value: Any) -> Any:  # noqa: ARG001 - click's signature
-    context.meta["fragdoctor.no_config"] = bool(value)
-    return value
-
-
 def _load(context: Any, name: str, given: str | None) -> None:
     """Use the settings of the file as the defaults of the command.
 
     Raises:
         ConfigError: the file, a key or a value is wrong.
     """
-    if context.meta.get("fragdoctor.no_config"):
+    if context.meta.get(_NO_CONFIG):
         return
     path = Path(given) if given else None
     if path is None:

@@ -16,12 +16,11 @@ from fragdoctor.analysis.result import CaptureQuality, DeviceAnalysis
 from fragdoctor.comparison.line_uses import LineUse, line_uses
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.model.case import Case
-from fragdoctor.model.comparison import ComparedFigure, Curve, DevicePeaks, RunSide
+from fragdoctor.model.comparison import ComparedFigure, DevicePeaks, RunSide
 from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis
 from fragdoctor.model.finding import Location
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import I32, I64, Action, Snapshot
-from fragdoctor.trace.lives import Totals, stretch_starts
 from fragdoctor.trace.trace import Trace, traces_of
 
 _FEATURES: Final = re.compile(
@@ -40,7 +39,6 @@ class RunTotals(Struct, frozen=True, eq=False):
     peaks_by_request: I64
     peak_allocated_bytes: int
     peak_reserved_bytes: int
-    curve: Curve
     initial_reserved_bytes: int
     reserved_rows: I32
     reserved_bytes: I64
@@ -54,7 +52,6 @@ class RunTotals(Struct, frozen=True, eq=False):
             np.maximum.accumulate(states)[1:],
             trace.totals.peak_allocated_bytes,
             trace.totals.peak_reserved_bytes,
-            curve_of(trace.totals, trace.n_events),
             trace.initial_reserved_bytes,
             rows.copy(),
             n_bytes.copy(),
@@ -191,8 +188,6 @@ def _features(snapshot: Snapshot, stack: I32) -> frozenset[str]:
     return frozenset(m.group(1) or f"optim.{m.group(2)}" for m in found if m is not None)
 
 
-MAX_COLUMNS: Final = 1200
-
 # ID, title, unit, attribute of DeviceFigures
 _FIGURES: Final = (
     ("peak_allocated", "peak allocated", "bytes", "peak_allocated_bytes"),
@@ -322,20 +317,9 @@ def side(run: ComparedRun, index: int, device: int | None) -> RunSide:
         n_events=None if figures is None else figures.n_events,
         n_steps=None if own is None else own.n_steps,
         capacity_bytes=None if figures is None else figures.capacity_bytes,
-        curve=None if totals is None else totals.curve,
         moment=None if figures is None else figures.moment,
     )
 
 
 def _device(run: ComparedRun, device: int | None) -> ComparedDevice | None:
     return None if device is None else run.devices.get(device)
-
-
-def curve_of(totals: Totals, n_events: int) -> Curve:
-    """Return the highest state of each column, so that no peak is lost."""
-    starts = stretch_starts(n_events + 1, MAX_COLUMNS)
-
-    def highest(name: str) -> tuple[int, ...]:
-        return tuple(totals.envelope(name, starts).high.tolist())
-
-    return Curve(n_events, highest("allocated_bytes"), highest("reserved_bytes"))

@@ -10,6 +10,7 @@ if it is in ``_PACKAGES``. Sizes, addresses, times and line numbers stay as they
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
@@ -130,16 +131,12 @@ class Pseudonyms:
     """Gives each distinct text a number within its kind, in the order of first use."""
 
     def __init__(self) -> None:
-        self._numbers: dict[tuple[str, str], int] = {}
-        self._counts: dict[str, int] = {}
+        self._numbers = defaultdict[str, dict[str, int]](dict)
 
     def number(self, kind: str, text: str) -> int:
         """Return the number of a text, 1 for the first of its kind."""
-        key = (kind, text)
-        if key not in self._numbers:
-            self._counts[kind] = self._counts.get(kind, 0) + 1
-            self._numbers[key] = self._counts[kind]
-        return self._numbers[key]
+        known = self._numbers[kind]
+        return known.setdefault(text, len(known) + 1)
 
 
 def redacted_file(name: str, names: Pseudonyms) -> str:

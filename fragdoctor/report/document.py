@@ -328,33 +328,14 @@ class Timeline(DocumentBlock, frozen=True):
     strip: TimelineStrip
 
 
-class ChartSeries(Struct, frozen=True):
-    """A curve of a chart.
+class Chart(DocumentBlock, frozen=True):
+    """Points over one axis, bytes going up, each with a label; ``fit`` are the ends of a line."""
 
-    Attributes:
-        shape: ``step`` keeps each value until the next point; ``points`` are marks; ``line`` is
-            straight between its points.
-        labels: labels of points, or a single label for a step's highest point; may be empty.
-        number: decides the color.
-    """
-
-    name: str
+    label: str
     x: Sequence[float]
     y: Sequence[float]
-    shape: Literal["step", "points", "line"] = "step"
-    labels: Sequence[str] = ()
-    number: int = 0
-    is_dashed: bool = False
-
-
-class Chart(DocumentBlock, frozen=True):
-    """Curves over one axis, bytes going up. ``limit_bytes`` is a level such as the capacity."""
-
-    series: Sequence[ChartSeries]
-    label: str
-    x_ticks: Sequence[float] = ()
-    limit_bytes: int | None = None
-    limit_label: str = ""
+    labels: Sequence[str]
+    fit: Sequence[tuple[float, float]] = ()
 
 
 class Graphic(DocumentBlock, frozen=True):

@@ -6,8 +6,7 @@ canvas text.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -23,8 +22,7 @@ from fragdoctor.model.comparison import RunSide
 from fragdoctor.model.diagnosis import Diagnosis, MomentFigures, Recommendation
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.report import escape, html
-from fragdoctor.report.document import Chart, Graphic, Paragraph, ReportDocument
-from fragdoctor.report.html import drawn
+from fragdoctor.report.document import Graphic, Paragraph, ReportDocument
 from fragdoctor.report.page.blob import Sink
 from fragdoctor.report.page.lives_data import MAX_BLOCKS, lives_data, segment_map_data
 from fragdoctor.report.page.timeline_data import timeline_data
@@ -248,7 +246,7 @@ SCRIPTS: Final = (
 )
 
 
-READING_SCRIPTS: Final = ("drawing", "common", "envelope", "charts")
+READING_SCRIPTS: Final = ("drawing", "common", "reading")
 DROP_SCRIPTS: Final = ("drawing", "common", "drop")
 WITHOUT_TRACE: Final = {
     "events": "This recording has no events that can be stepped through.",
@@ -276,12 +274,13 @@ def render_page(diagnosis: Diagnosis, document: ReportDocument, *, is_live: bool
     Raises:
         ConfigError: even the coarsest page is larger.
     """
-    drawn_too = {"what-if"} if whatif_data(diagnosis, is_live=is_live) else set()
     graphics = graphics_of(document)
+    if whatif_data(diagnosis, is_live=is_live):  # the explorer draws it
+        document = replace(document, sections=[s for s in document.sections if s.id != "what-if"])
     labels = {s.key: s.label for s in shown_devices(diagnosis)}
     labels |= {str(f.device): f"GPU {f.device}" for f in diagnosis.devices}
     return _explorer_page(
-        _without(document, drawn_too),
+        document,
         graphics,
         dict(sorted(labels.items(), key=lambda item: int(item[0]))),
         lambda scale: encode_payload(diagnosis, scale, is_live=is_live),
@@ -292,8 +291,6 @@ def render_page(diagnosis: Diagnosis, document: ReportDocument, *, is_live: bool
 def render_compared_page(runs: Sequence[RunSide], document: ReportDocument) -> str:
     """Return the page of a comparison: two runs with analyses share an explorer.
 
-    Other comparisons have charts whose values can be read with the pointer.
-
     Raises:
         ConfigError: the coarsest page is larger than 5 MB.
     """
@@ -302,17 +299,13 @@ def render_compared_page(runs: Sequence[RunSide], document: ReportDocument) -> s
         return render_reading_page(document)
     first, last = (one.key for one in shown)
     return _explorer_page(
-        _without(document, {"timelines"}),
+        document,
         COMPARED_GRAPHICS,
         {one.key: one.label for one in shown},
         lambda scale: _encoded(
             shown, scale, device=first, whatif=None, twins={first: last, last: first}
         ),
     )
-
-
-def _without(document: ReportDocument, ids: Collection[str]) -> ReportDocument:
-    return replace(document, sections=[s for s in document.sections if s.id not in ids])
 
 
 def _explorer_page(
@@ -344,24 +337,12 @@ def _explorer_page(
 
 
 def render_reading_page(document: ReportDocument) -> str:
-    """Return a page with charts whose values the pointer shows, and tables that sort."""
-    charts = [
-        {
-            "across": drawn(chart).across,
-            "series": [
-                {"name": s.name, "x": list(s.x), "y": list(s.y), "number": s.number}
-                for s in chart.series
-                if s.shape == "step"
-            ],
-        }
-        for chart in charts_of(document)
-    ]
+    """Return a page whose tables sort."""
     return html.page(
         document,
         "page/reading.html.j2",
         _script(READING_SCRIPTS),
         html.source("page/reading.css"),
-        charts=escape.json_in_script(json.dumps(charts)),
     )
 
 
@@ -386,12 +367,6 @@ def render_drop_page() -> str:
         html.source("page/reading.css") + html.source("page/drop.css"),
         may_ask=True,
     )
-
-
-def charts_of(document: ReportDocument) -> list[Chart]:
-    """Return the charts of a document in page order."""
-    blocks = [b for s in document.sections for b in s.only(html.EVERYTHING)]
-    return [b for b in blocks if isinstance(b, Chart)]
 
 
 def _script(names: Sequence[str]) -> str:

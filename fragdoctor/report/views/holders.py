@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Final
@@ -52,30 +53,25 @@ def short_holders(diagnosis: Diagnosis) -> doc.Section:
     rest = mine if one is None else [h for h in mine if not one.has(h)]
     top = sorted(rest, key=lambda h: h.held_bytes, reverse=True)[: _MAX_HOLDERS - (one is not None)]
     rows: list[HolderReport | FunctionHolder] = [*top] if one is None else [one, *top]
-    stranded: dict[Location | None, int] = {}
+    stranded = Counter[Location | None]()
     for strander in diagnosis.stranders:
         if device in (None, strander.device):
-            stranded[strander.location] = (
-                stranded.get(strander.location, 0) + strander.stranded_bytes
-            )
-    in_one = {h.location for h in mine if one is not None and one.has(h)}
+            stranded[strander.location] += strander.stranded_bytes
 
-    def stranded_by(row: HolderReport | FunctionHolder) -> int:
+    def strands(row: HolderReport | FunctionHolder) -> int:
         if isinstance(row, FunctionHolder):
-            return sum(stranded.get(place, 0) for place in in_one)
-        return stranded.get(row.location, 0)
+            return sum(stranded[place] for place in {h.location for h in mine if row.has(h)})
+        return stranded[row.location]
 
-    is_shown = any(stranded_by(row) for row in rows)
-    shows_stranders = diagnosis.verdict.cause is Cause.FRAGMENTATION and is_shown
-
-    def stranders(row: HolderReport | FunctionHolder) -> doc.Content:
-        n_bytes = stranded_by(row)
+    def strands_text(row: HolderReport | FunctionHolder) -> doc.Content:
+        n_bytes = strands(row)
         return dim(f"strands {format_size(n_bytes)}" if n_bytes else "")
 
+    shows_stranders = diagnosis.verdict.cause is Cause.FRAGMENTATION and any(map(strands, rows))
     table = doc.tabled(
         rows,
         doc.Column("", lambda h: doc.strong(format_size(h.held_bytes)), "right"),
-        *([doc.Column("", stranders)] if shows_stranders else []),
+        *([doc.Column("", strands_text)] if shows_stranders else []),
         doc.Column("", _place, "path"),
         notes=lambda h: _within(h) if isinstance(h, HolderReport) else [],
     )
