@@ -59,13 +59,16 @@ def look_of(asked: object, *, on_stderr: bool = False) -> RenderOptions:
     short = Verbosity.QUIET if quiet and not to_file else Verbosity.NORMAL
     stream = sys.stderr if on_stderr else sys.stdout
     is_terminal = not to_file and _is_terminal(stream)
+    root = ""
+    with contextlib.suppress(OSError):  # the directory was deleted
+        root = str(Path.cwd())
     encoding = (getattr(stream, "encoding", "") or "").lower().replace("_", "-")
     return RenderOptions(
         width=_width(is_terminal=is_terminal),
         color=not (to_file or getattr(asked, "no_color", False)) and wants_color(stream),
         unicode=is_terminal and encoding in ("utf-8", "utf8") and os.environ.get("TERM") != "dumb",
         verbosity=Verbosity.FULL if verbose else short,
-        source_root=_working_directory(),
+        source_root=root,
         path_map=tuple(_mapped(text) for text in getattr(asked, "path_map", None) or ()),
         link=_line_link() if is_terminal and not os.environ.get("CI") else "",
     )
@@ -98,13 +101,6 @@ def _mapped(text: str) -> tuple[str, str]:
             f"{text!r} is not RECORDED=HERE.", hint="Write for example --path-map /workspace=."
         )
     return recorded.replace("\\", "/"), here
-
-
-def _working_directory() -> str:
-    try:
-        return str(Path.cwd())
-    except OSError:  # the directory was deleted
-        return ""
 
 
 def wants_color(stream: TextIO) -> bool:

@@ -53,6 +53,11 @@ def diagnosis_card(diagnosis: Diagnosis) -> str:
     return _card(replace(document, sections=[*document.sections, last], footer=""))
 
 
+def diagnosis_page(diagnosis: Diagnosis) -> str:
+    """Return the page of a diagnosis."""
+    return analyze.page(diagnosis, RenderOptions())
+
+
 def snapshot_card(snapshot: Snapshot) -> str:
     """Return the contents of a snapshot as HTML: its origin, its settings, and each device."""
     origin = snapshot.provenance

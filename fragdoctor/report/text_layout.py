@@ -271,7 +271,9 @@ def styled(content: doc.Content) -> Text:
     """Return some content as terminal text: escaped, with its styles."""
     whole = Text()
     for text, style in doc.spans(content):
-        whole.append(_safe(text), style=STYLES[style] or None)
+        half = MAX_CELLS // 2
+        shown = text if len(text) <= MAX_CELLS else f"{text[:half]} ... {text[-half:]}"
+        whole.append(escape.terminal(shown), style=STYLES[style] or None)
     return whole
 
 
@@ -298,12 +300,6 @@ def _units_bound(text: Text) -> Text:
 
 def _only_style(text: Text) -> str:
     return str(text.spans[0].style) if text.spans else ""
-
-
-def _safe(text: str) -> str:
-    if len(text) > MAX_CELLS:
-        text = f"{text[: MAX_CELLS // 2]} ... {text[-MAX_CELLS // 2 :]}"
-    return escape.terminal(text)
 
 
 def _padded(text: Text, width: int, *, to_right: bool = False) -> Text:

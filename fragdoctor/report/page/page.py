@@ -78,15 +78,6 @@ def shown_devices(diagnosis: Diagnosis) -> list[ShownDevice]:
     return shown
 
 
-def shown_runs(runs: Sequence[RunSide]) -> list[ShownDevice]:
-    """Return the runs of a comparison that have an analysis."""
-    kept = [r for r in runs if r.analysis is not None]
-    return [
-        ShownDevice(r.letter, f"Run {r.letter}", r.analysis, r.capacity_bytes, r.moment)
-        for r in kept
-    ]
-
-
 def encode_payload(diagnosis: Diagnosis, scale: float = 1.0, *, is_live: bool = False) -> str:
     """Return the data of all graphics, "" without a recording; a scale below 1 is coarser."""
     shown = shown_devices(diagnosis)
@@ -259,13 +250,6 @@ COMPARED_GRAPHICS: Final = {
 }
 
 
-def graphics_of(document: ReportDocument) -> dict[str, str]:
-    """Return the graphics that the explorer shows, each with the text to show without its data."""
-    blocks = [b for s in document.sections for b in s.blocks if isinstance(b, Graphic)]
-    found = {b.name: b.absent for b in blocks}
-    return {**found, **WITHOUT_TRACE} if found else {}
-
-
 def render_page(diagnosis: Diagnosis, document: ReportDocument, *, is_live: bool = False) -> str:
     """Return the whole page, below 5 MB: graphics are made coarser until it fits.
 
@@ -274,7 +258,8 @@ def render_page(diagnosis: Diagnosis, document: ReportDocument, *, is_live: bool
     Raises:
         ConfigError: even the coarsest page is larger.
     """
-    graphics = graphics_of(document)
+    blocks = [b for s in document.sections for b in s.blocks if isinstance(b, Graphic)]
+    graphics = {**{b.name: b.absent for b in blocks}, **WITHOUT_TRACE} if blocks else {}
     if whatif_data(diagnosis, is_live=is_live):  # the explorer draws it
         document = replace(document, sections=[s for s in document.sections if s.id != "what-if"])
     labels = {s.key: s.label for s in shown_devices(diagnosis)}
@@ -294,7 +279,11 @@ def render_compared_page(runs: Sequence[RunSide], document: ReportDocument) -> s
     Raises:
         ConfigError: the coarsest page is larger than 5 MB.
     """
-    shown = shown_runs(runs)
+    shown = [
+        ShownDevice(r.letter, f"Run {r.letter}", r.analysis, r.capacity_bytes, r.moment)
+        for r in runs
+        if r.analysis is not None
+    ]
     if len(shown) != 2 or any(one.analysis.timeline is None for one in shown):
         return render_reading_page(document)
     first, last = (one.key for one in shown)
