@@ -17,7 +17,6 @@ from fragdoctor.report.base import check_format, render
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from fragdoctor.cli.rehearse import RehearseOptions
     from fragdoctor.gate.judgement import FileJudgement, Gate
     from fragdoctor.report.base import RenderOptions
 
@@ -144,7 +143,7 @@ def _is_step_summary(file: Path | None) -> bool:
 
 
 def write_reports(
-    asked: CheckOptions | RehearseOptions,
+    asked: Any,
     targets: Sequence[tuple[str, Path]],
     look: RenderOptions,
     report_of: Callable[[str, RenderOptions], str],

@@ -156,13 +156,18 @@ FailOn = Literal["warning", "error"]
 
 def size(text: str | int) -> int:
     """Return the bytes of an option such as ``24GiB``; a number in a configuration has no unit."""
-    try:
-        value = parse_size(str(text))
-    except ConfigError as e:
-        raise typer.BadParameter(f"{e.message} {e.hint}") from e
+    value: int = _parsed(parse_size, str(text))
     if value == 0:
         raise typer.BadParameter("0 bytes is not a size. Write for example 24GiB.")
     return value
+
+
+def _parsed(parse: Callable[[str], Any], text: str) -> Any:
+    """Return what a text means, refusing it in the way of the command line."""
+    try:
+        return parse(text)
+    except ConfigError as e:
+        raise typer.BadParameter(f"{e.message} {e.hint}") from e
 
 
 def size_or_factor(text: str | float) -> int | float:
@@ -177,12 +182,8 @@ def size_or_factor(text: str | float) -> int | float:
 
 def amount(text: str | float | Amount) -> Amount:
     """Return the ``Amount`` of an option such as ``70GiB`` or ``5%``."""
-    if isinstance(text, Amount):
-        return text
-    try:
-        return parse_amount(str(text))
-    except ConfigError as e:
-        raise typer.BadParameter(f"{e.message} {e.hint}") from e
+    found: Amount = text if isinstance(text, Amount) else _parsed(parse_amount, str(text))
+    return found
 
 
 def version_text(text: str) -> str:

@@ -61,14 +61,7 @@ def diagnosis_page(diagnosis: Diagnosis) -> str:
 def snapshot_card(snapshot: Snapshot) -> str:
     """Return the contents of a snapshot as HTML: its origin, its settings, and each device."""
     origin = snapshot.provenance
-    high = origin.version_high or "newer"
-    container = f"{origin.container} {origin.compression}".rstrip()
-    conf = snapshot.settings.conf or "defaults"
-    facts: list[tuple[str, doc.Content]] = [
-        ("Size", f"{format_size(origin.n_bytes)}, {container}"),
-        ("Written by", f"PyTorch {origin.version_low} to {high}" if origin.version_low else "-"),
-        ("Settings", conf if snapshot.settings.is_recorded else "not recorded"),
-    ]
+    facts = [*analyze.file_facts(origin), *analyze.setting_facts(snapshot.settings)[:1]]
     titles = ("", "reserved", "allocated", "events", "segments")
     devices = doc.Table(
         [doc.Column(title, kind="right" if title else "fit") for title in titles],

@@ -19,7 +19,7 @@ from fragdoctor.errors import ConfigError
 from fragdoctor.model.arrays import GroupSums, largest_groups
 from fragdoctor.model.census import Census
 from fragdoctor.model.comparison import RunSide
-from fragdoctor.model.diagnosis import Diagnosis, MomentFigures, Recommendation
+from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis, MomentFigures, Recommendation
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.report import escape, html
 from fragdoctor.report.document import Graphic, Paragraph, ReportDocument
@@ -67,15 +67,18 @@ class ShownDevice(Struct, frozen=True):
 def shown_devices(diagnosis: Diagnosis) -> list[ShownDevice]:
     """Return the devices that have graphics."""
     figures = {f.device: f for f in diagnosis.devices}
-    shown = []
-    for device, analysis in sorted(diagnosis.analyses.items())[:MAX_DEVICES]:
-        own = figures.get(device)
-        capacity, moment = (None, None) if own is None else (own.capacity_bytes, own.moment)
-        censuses = diagnosis.case.censuses
-        shown.append(
-            ShownDevice(str(device), f"GPU {device}", analysis, capacity, moment, censuses)
+    unknown = DeviceFigures(device=0)
+    return [
+        ShownDevice(
+            str(device),
+            f"GPU {device}",
+            analysis,
+            figures.get(device, unknown).capacity_bytes,
+            figures.get(device, unknown).moment,
+            diagnosis.case.censuses,
         )
-    return shown
+        for device, analysis in sorted(diagnosis.analyses.items())[:MAX_DEVICES]
+    ]
 
 
 def encode_payload(diagnosis: Diagnosis, scale: float = 1.0, *, is_live: bool = False) -> str:

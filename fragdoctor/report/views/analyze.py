@@ -146,7 +146,7 @@ def _facts(diagnosis: Diagnosis) -> list[tuple[str, doc.Content]]:
     snapshot = diagnosis.case.snapshot
     if snapshot is None:
         return facts
-    facts += _file_facts(snapshot.provenance)
+    facts += file_facts(snapshot.provenance)
     for device, analysis in sorted(diagnosis.analyses.items()):
         segments, blocks = (
             plural(analysis.n_segments, "segment"),
@@ -155,10 +155,11 @@ def _facts(diagnosis: Diagnosis) -> list[tuple[str, doc.Content]]:
         stacks = format_share(analysis.capture.has_stacks, 1)
         events = plural(analysis.n_events, "event")
         facts.append((f"GPU {device}", f"{events}, {segments}, {blocks}, {stacks} with a stack"))
-    return [*facts, *_setting_facts(snapshot.settings)]
+    return [*facts, *setting_facts(snapshot.settings)]
 
 
-def _file_facts(p: Provenance) -> list[tuple[str, doc.Content]]:
+def file_facts(p: Provenance) -> list[tuple[str, doc.Content]]:
+    """Return what a file is, and what wrote it."""
     how = [p.container, p.compression, f"protocol {p.protocol}" if p.protocol >= 0 else ""]
     facts: list[tuple[str, doc.Content]] = [("File", ", ".join(t for t in how if t))]
     if p.n_bytes:
@@ -174,7 +175,8 @@ def _file_facts(p: Provenance) -> list[tuple[str, doc.Content]]:
     return facts
 
 
-def _setting_facts(s: AllocatorSettings) -> list[tuple[str, doc.Content]]:
+def setting_facts(s: AllocatorSettings) -> list[tuple[str, doc.Content]]:
+    """Return the settings that a file records: as given, then in full."""
     if not s.is_recorded:
         return [("Settings", "not recorded in this file; PyTorch's defaults are assumed")]
     listed = "; ".join(f"{k} {v}" for k, v in [*s.described().items()][:_MAX_SETTINGS])
@@ -213,11 +215,27 @@ def document(
         ". " if failed else doc.dim(f"{where}. "),
         leads_to,
     ]
+    is_explored = bool(diagnosis.analyses)  # the page draws them and lets the reader explore
     in_time = (
         *device_memory.memory_sections(diagnosis),
         device_memory.timeline_section(diagnosis),
     )
-    is_explored = bool(diagnosis.analyses)  # the page draws them and lets the reader explore
+    to_do = (
+        *log_story.message_sections(diagnosis),
+        advice.short_advice(diagnosis),
+        *advice.advice_sections(diagnosis),
+    )
+    details = (
+        evidence_section(diagnosis),
+        checklist_section(diagnosis),
+        *device_memory.phase_sections(diagnosis),
+        holders.stranders_section(diagnosis),
+        holders.segments_section(diagnosis),
+        owners.owners_section(diagnosis),
+        holders.holders_section(diagnosis),
+        findings_section(diagnosis),
+        *about_sections(diagnosis),
+    )
     failure: list[doc.DocumentBlock] = []
     if failed:
         line = _line_that_asked(diagnosis, options)
@@ -234,28 +252,8 @@ def document(
             holders.short_holders(diagnosis),
             modules.modules_section(diagnosis),
             log_story.story_section(diagnosis),
-            *(
-                replace(s, is_folded=is_explored and s.id in _SAID_ELSEWHERE)
-                for s in (
-                    *log_story.message_sections(diagnosis),
-                    advice.short_advice(diagnosis),
-                    *advice.advice_sections(diagnosis),
-                )
-            ),
-            *(
-                replace(section, is_folded=True)
-                for section in (
-                    evidence_section(diagnosis),
-                    checklist_section(diagnosis),
-                    *device_memory.phase_sections(diagnosis),
-                    holders.stranders_section(diagnosis),
-                    holders.segments_section(diagnosis),
-                    owners.owners_section(diagnosis),
-                    holders.holders_section(diagnosis),
-                    findings_section(diagnosis),
-                    *about_sections(diagnosis),
-                )
-            ),
+            *(replace(s, is_folded=is_explored and s.id in _SAID_ELSEWHERE) for s in to_do),
+            *(replace(s, is_folded=True) for s in details),
         ],
         figures=key_figures(diagnosis),
         footer=footer(diagnosis),

@@ -45,13 +45,9 @@ _QUOTED: Final = frozenset(
 )  # fmt: skip
 _IMPORTANCE: Final = {
     SceneKind.PROGRESS: 0,
-    SceneKind.TRIAL_START: 1,
+    **dict.fromkeys((SceneKind.TRIAL_START, SceneKind.TRIAL_END, SceneKind.TRIAL_PRUNED), 1),
     SceneKind.WARNING: 1,
-    SceneKind.TRIAL_END: 1,
-    SceneKind.TRIAL_PRUNED: 1,
-    SceneKind.TRIAL_FAILED: 2,
-    SceneKind.RETRY: 2,
-    SceneKind.CACHE_FLUSH: 2,
+    **dict.fromkeys((SceneKind.TRIAL_FAILED, SceneKind.RETRY, SceneKind.CACHE_FLUSH), 2),
 }
 _MOST: Final = 4
 _JUDGED: Final = "the verdict is about this one"
