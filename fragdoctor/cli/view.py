@@ -16,7 +16,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import typer
 
@@ -44,11 +44,8 @@ _HEADERS: Final = {
 }
 
 
-class Opener(Protocol):
-    """Makes a page from files in the body of a request."""
-
-    def __call__(self, files: Sequence[Sent], body: Readable, is_wanted: IsWanted) -> Shown:
-        """Return the page; raises the errors of ``dropped.opened``."""
+Opener = Callable[[Sequence[Sent], Readable, IsWanted], Shown]
+"""Makes a page from files in the body of a request; raises the errors of ``dropped.opened``."""
 
 
 class Viewer(ThreadingHTTPServer):

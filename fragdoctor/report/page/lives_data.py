@@ -25,7 +25,7 @@ from fragdoctor.model.snapshot import BlockState
 from fragdoctor.report import escape
 from fragdoctor.report.document import plain
 from fragdoctor.report.page.blob import MAX_EXACT, Sink, compressed_size
-from fragdoctor.report.views.owners import owner_text
+from fragdoctor.report.views.holders import owner_text
 from fragdoctor.trace.columns import SMALL_SEGMENT_BYTES
 from fragdoctor.trace.lives import Layout, Lives
 from fragdoctor.trace.trace import SegmentLives, Trace, large_page_bytes

@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from fragdoctor.model.diagnosis import ChecklistItem, Diagnosis, Status
+from fragdoctor.model.diagnosis import ChecklistItem, DeviceFigures, Diagnosis, Failure, Status
 from fragdoctor.model.finding import Confidence, Finding, Location, Severity
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.simulation import OutlookBasis
@@ -27,8 +27,7 @@ from fragdoctor.report.source_files import (
     source_line,
     source_text,
 )
-from fragdoctor.report.views import advice, device_memory, holders, log_story, modules, owners
-from fragdoctor.report.views.key_figures import key_figures
+from fragdoctor.report.views import advice, device_memory, holders, log_story, modules
 from fragdoctor.report.words import (
     CHECK_TITLES,
     SEVERITY_STYLES,
@@ -231,7 +230,7 @@ def document(
         *device_memory.phase_sections(diagnosis),
         holders.stranders_section(diagnosis),
         holders.segments_section(diagnosis),
-        owners.owners_section(diagnosis),
+        holders.owners_section(diagnosis),
         holders.holders_section(diagnosis),
         findings_section(diagnosis),
         *about_sections(diagnosis),
@@ -355,3 +354,58 @@ def _what_it_is(
         doc.Code(to_copy),
         doc.Facts([(label, text) for label, text in further if text], detail=doc.Detail.FULL),
     ]
+
+
+def key_figures(diagnosis: Diagnosis) -> list[doc.Figure]:
+    """Return the few figures that a page shows large beside its answer.
+
+    They are what was requested, available and missing; for a run that fits, the room left.
+    """
+    failure = diagnosis.failure
+    device = diagnosis.verdict.device if failure is None else failure.device
+    figures = diagnosis.figures_of(device) or next(iter(diagnosis.devices), None)
+    if failure is not None and failure.requested_bytes:
+        return _of_failure(failure, failure.requested_bytes, figures)
+    return _of_room(figures) if figures is not None else []
+
+
+def _of_failure(
+    failure: Failure, asked_bytes: int, figures: DeviceFigures | None
+) -> list[doc.Figure]:
+    """Return the request, the largest piece that could have served it, and the shortfall."""
+    free_bytes, segment_bytes = failure.free_bytes, failure.segment_bytes or 0
+    asked = [doc.Figure("asked", format_size(asked_bytes), "")]
+    hole = None
+    if figures is not None and (figures.moment is None or figures.moment.is_end):
+        hole = figures.largest_free_block_bytes
+    pieces = [
+        (n_bytes, where)
+        for n_bytes, where in ((hole, "in the cache"), (free_bytes, "on the device"))
+        if n_bytes is not None
+    ]
+    if not pieces:
+        return asked
+    largest, where = max(pieces)
+    found = doc.Figure("largest piece free", format_size(largest), where)
+    if largest < asked_bytes:
+        missing = doc.Figure("missing", format_size(asked_bytes - largest), "in one piece")
+    elif where == "on the device" and largest < segment_bytes:
+        of = f"of a segment of {format_size(segment_bytes)}"
+        missing = doc.Figure("missing", format_size(segment_bytes - largest), of)
+    else:  # a limit may be lower than what was free
+        return [*asked, found]
+    return [*asked, found, missing]
+
+
+def _of_room(figures: DeviceFigures) -> list[doc.Figure]:
+    """Return the peak, the capacity, and the difference."""
+    shown = []
+    if figures.peak_allocated_bytes is not None:
+        shown.append(doc.Figure("peak allocated", format_size(figures.peak_allocated_bytes), ""))
+    if figures.peak_reserved_bytes is not None:
+        shown.append(doc.Figure("peak reserved", format_size(figures.peak_reserved_bytes), ""))
+        if figures.capacity_bytes is not None:
+            room = figures.capacity_bytes - figures.peak_reserved_bytes
+            of = f"of {format_size(figures.capacity_bytes)}"
+            shown.append(doc.Figure("to spare", format_size(max(room, 0)), of))
+    return shown
