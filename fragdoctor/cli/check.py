@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -65,17 +65,21 @@ class CheckOptions(options.CaseOptions):
 def check(asked: CheckOptions) -> int:
     """Judge each input, print the report, and fail if a budget or a rule says so."""
     look = console.look_of(asked)
-    targets = report_targets(asked.report or [])
-    files = [asked.output, *(t for _, t in targets)]
-    check_targets(files, asked.write_baseline, asked.paths, force=asked.force)
+    targets, baseline = report_targets(asked, asked.paths), asked.write_baseline
 
     from fragdoctor.api_check import judge_files
+    from fragdoctor.gate.baseline import load_baseline
     from fragdoctor.gate.judgement import report as report_on
 
+    # A baseline may be renewed; any other file of that name is not overwritten.
+    renews = baseline is not None and baseline.is_file() and not asked.force
+    if renews:
+        load_baseline(str(baseline))
+    console.check_output(baseline, force=asked.force or renews, inputs=asked.paths)
     gate = _gate(asked)
     with console.Progress("Judged") as progress:
         judged = judge_files(asked.paths, gate, asked.overrides(), progress.each)
-    notes = [] if asked.write_baseline is None else [_accept(judged, asked.write_baseline)]
+    notes = [] if baseline is None else [_accept(judged, baseline)]
     result = report_on(judged, gate, notes)
     write_reports(asked, targets, look, lambda name, look: render("check", name, result, look))
     return OK if asked.exit_zero and result.exit_code == FINDINGS else result.exit_code
@@ -100,46 +104,27 @@ def _gate(asked: CheckOptions) -> Gate:
     )  # fmt: skip
 
 
-def report_targets(reports: Sequence[str]) -> list[tuple[str, Path]]:
+def report_targets(asked: Any, inputs: Sequence[str]) -> list[tuple[str, Path]]:
     """Return (format, file) for each ``--report FORMAT=FILE``.
 
     Raises:
-        ConfigError: one is malformed, or two go to the same file.
+        ConfigError: one is malformed, two go to the same file, or one or the report itself could
+            not be written once the work is done.
     """
     targets = []
-    for text in reports:
+    for text in asked.report or ():
         name, equals, file = text.partition("=")
         if not equals or not file:
             raise ConfigError(
                 f"{text!r} is not FORMAT=FILE.", hint="Write for example --report sarif=out.sarif"
             )
-        if name not in get_args(options.ReportFormat):
-            check_format("check", name)  # raises with a suggestion
+        check_format("check", name)
         targets.append((name, Path(file)))
     if len({os.path.abspath(t) for _, t in targets}) < len(targets):  # noqa: PTH100 - lexical
         raise ConfigError("Two reports go to one file.", hint="Give each its own name.")
+    for file in (asked.output, *(target for _, target in targets)):
+        console.check_output(file, force=asked.force, inputs=inputs)
     return targets
-
-
-def check_targets(
-    files: Sequence[Path | None], baseline: Path | None, inputs: Sequence[str], *, force: bool
-) -> None:
-    """Refuse, before any work, targets that could not be written afterward."""
-    for file in files:
-        console.check_output(file, force=force or _is_step_summary(file), inputs=inputs)
-    # A baseline may be renewed; any other file of that name is not overwritten.
-    renews = baseline is not None and baseline.is_file() and not force
-    if baseline is not None and renews:
-        from fragdoctor.gate.baseline import load_baseline
-
-        load_baseline(str(baseline))
-    console.check_output(baseline, force=force or renews, inputs=inputs)
-
-
-def _is_step_summary(file: Path | None) -> bool:
-    """Return whether a file is GitHub's summary of the running step, to which we append."""
-    summary = os.environ.get("GITHUB_STEP_SUMMARY", "")
-    return file is not None and bool(summary) and str(file) == summary
 
 
 def write_reports(
@@ -150,17 +135,10 @@ def write_reports(
 ) -> None:
     """Write the reports of ``--report``, then the one that ``--format`` and ``-o`` ask for."""
     for name, target in targets:
-        write_target(report_of(name, replace(look, color=False)), target, force=asked.force)
-    write_target(report_of(asked.output_format, look), asked.output, force=asked.force)
-
-
-def write_target(text: str, target: Path | None, *, force: bool) -> None:
-    """Write a report to a file, or append it to GitHub's summary of the running step."""
-    if target is not None and _is_step_summary(target):
-        with target.open("a", encoding="utf-8") as file:
-            file.write(text)
-        return
-    console.write_report(text, target, force=force)
+        text = report_of(name, replace(look, color=False))
+        console.write_report(text, target, force=asked.force)
+    text = report_of(asked.output_format, look)
+    console.write_report(text, asked.output, force=asked.force)
 
 
 def _accept(judged: Sequence[FileJudgement], path: Path) -> str:

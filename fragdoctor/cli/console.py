@@ -112,8 +112,13 @@ def wants_color(stream: TextIO) -> bool:
     return _is_terminal(stream) and os.environ.get("TERM") != "dumb"
 
 
+def is_step_summary(output: Path) -> bool:
+    """Return whether a file is GitHub's summary of the running step, to which reports are added."""
+    return str(output) == os.environ.get("GITHUB_STEP_SUMMARY", "")
+
+
 def write_report(text: str, output: Path | None, *, force: bool = False) -> None:
-    """Write the report to standard output, or atomically to a file.
+    """Write the report to standard output, or atomically to a file; add it to a step's summary.
 
     Raises:
         ConfigError: the file exists and ``force`` is not given, or it cannot be written.
@@ -121,6 +126,10 @@ def write_report(text: str, output: Path | None, *, force: bool = False) -> None
     if output is None or is_printed(output):
         sys.stdout.write(text)
         sys.stdout.flush()
+        return
+    if is_step_summary(output):
+        with output.open("a", encoding="utf-8") as summary:
+            summary.write(text)
         return
     try:
         with binary_output(output, force=force) as file:
@@ -165,6 +174,7 @@ def check_output(output: Path | None, *, force: bool, inputs: Sequence[str] = ()
     """
     if output is None or is_printed(output):
         return
+    force = force or is_step_summary(output)
     if output.is_dir():
         raise ConfigError(f"{output} is a directory.", hint="Give -o a file name.")
     for name in inputs:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from fragdoctor.cli import console, options
-from fragdoctor.cli.check import check_targets, report_targets, write_reports, write_target
+from fragdoctor.cli.check import report_targets, write_reports
 from fragdoctor.cli.exit import FINDINGS, OK, USAGE
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.settings import parse_conf
@@ -105,9 +105,7 @@ class RehearseOptions(options.FullOutput):
 def rehearse(chosen: RehearseOptions) -> int:
     """Rehearse a program, print the diagnosis of its memory, and fail if it does not fit."""
     look = console.look_of(chosen)
-    targets = report_targets(chosen.report or [])
-    files = [chosen.output, *(target for _, target in targets)]
-    check_targets(files, None, chosen.words[:1], force=chosen.force)
+    targets = report_targets(chosen, chosen.words[:1])
     asked = asked_of(chosen)
     if chosen.cure:
         return _cured(chosen, asked, look)
@@ -320,8 +318,7 @@ def _cured(chosen: RehearseOptions, asked: Sweep, look: RenderOptions) -> int:
             progress.show(f"Rehearsing {title}", 0, 0)
 
         found = CureSearch(asked.program, asked.base, batch, seconds, on_try).run()
-    text = render("prescription", chosen.output_format, found, look)
-    write_target(text, chosen.output, force=chosen.force)
+    console.give(chosen, "prescription", found, look)
     if found.fits:
         return USAGE if found.is_partial else OK
     return FINDINGS

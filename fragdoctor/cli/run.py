@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fragdoctor.capture.launcher import Reached
     from fragdoctor.cli.cure import RecordedRun
     from fragdoctor.inputs.folders import FoundBundle
-    from fragdoctor.model.diagnosis import Diagnosis, Recommendation
+    from fragdoctor.model.diagnosis import Diagnosis
 
 _MOST_NAMED = 20
 _MOST_CONTINUED = 3
@@ -216,6 +216,7 @@ def _follow(
     """
     from fragdoctor.cli.rehearse_after import follow
     from fragdoctor.inputs.cases import read_bundle
+    from fragdoctor.model.simulation import OutlookState
     from fragdoctor.report.views.advice import wins
 
     _say("")
@@ -232,18 +233,16 @@ def _follow(
     except KeyboardInterrupt:
         _say("The rehearsal was stopped.")
         return
-    decided = [one for one in continued.recommendations if _is_decided(one)]
+    decided = [
+        one
+        for one in continued.recommendations
+        if one.predicted.outlook is not None
+        and one.predicted.outlook.state is not OutlookState.OPEN
+    ]
     _say("")
     for one in decided[:_MOST_CONTINUED]:
         _say(f"Continued with the rehearsal, {one.title}: {wins(one, continued)}")
     sys.stderr.write(f"\n{render('prescription', 'text', prescription, look)}\n")
-
-
-def _is_decided(one: Recommendation) -> bool:
-    from fragdoctor.model.simulation import OutlookState
-
-    outlook = one.predicted.outlook
-    return outlook is not None and outlook.state is not OutlookState.OPEN
 
 
 def _name(bundles: Sequence[FoundBundle], reached: Reached) -> None:

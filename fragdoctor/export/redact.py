@@ -37,8 +37,8 @@ from fragdoctor.trace.stacks import (
 ROOT: Final = "/redacted"
 
 
-def _words(text: str) -> list[str]:
-    return text.split()
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
 
 
 # Words that the diagnosis needs: it recognizes evaluation, losses and optimizers by name.
@@ -66,38 +66,34 @@ _PUBLIC_LIBRARY: Final = re.compile(
     r"|nccl|nvrtc|amdhip64|rccl|c|m|dl|rt|gomp|gcc_s|stdc\+\+|pthread)"
     r"(?:-[0-9a-f]{1,8})?\.so(?:\.[0-9]{1,4}){0,4}"
 )
-_NATIVE_WORDS: Final = frozenset(
-    _words(
-        """
-        at c10 cuda hip detail impl native autograd torch jit profiler python_function utils
-        CUDACachingAllocator Native NativeCachingAllocator DeviceCachingAllocator PrivatePool
-        CUDAAllocator CUDAAllocatorConfig MemPool CUDAGraph HIPCachingAllocator StorageImpl
-        TensorImpl Storage Tensor DataPtr TensorBase Dispatcher OperatorHandle empty empty_cuda
-        empty_strided_cuda empty_generic empty_strided_generic empty_memory_format empty_strided
-        empty_like zeros zeros_like ones full malloc free raw_alloc allocate alloc_block
-        get_free_block allocate_new recordHistory snapshot emptyCache resize_
-        Engine thread_main thread_init evaluate_function reentrant_thread_init execute
-        execute_with_graph_task call_function PyNode Node AccumulateGrad THPEngine_run_backward
-        THPVariable_clear _PyEval_EvalFrameDefault _PyFunction_Vectorcall PyObject_Call
-        PyEval_EvalCode _PyObject_MakeTpCall Py_RunMain Py_BytesMain PyObject_Vectorcall main
-        _start __libc_start_main __libc_start_call_main clone start_thread pthread_create cudaMalloc
-        cudaFree cudaLaunchKernel add mul div sub matmul mm bmm addmm linear conv2d convolution
-        layer_norm softmax log_softmax relu gelu dropout cat stack copy_ clone to _to_copy sum mean
-        operator() call redispatch boxed
-        """
-    )
+_NATIVE_WORDS: Final = _words(
+    """
+    at c10 cuda hip detail impl native autograd torch jit profiler python_function utils
+    CUDACachingAllocator Native NativeCachingAllocator DeviceCachingAllocator PrivatePool
+    CUDAAllocator CUDAAllocatorConfig MemPool CUDAGraph HIPCachingAllocator StorageImpl
+    TensorImpl Storage Tensor DataPtr TensorBase Dispatcher OperatorHandle empty empty_cuda
+    empty_strided_cuda empty_generic empty_strided_generic empty_memory_format empty_strided
+    empty_like zeros zeros_like ones full malloc free raw_alloc allocate alloc_block
+    get_free_block allocate_new recordHistory snapshot emptyCache resize_
+    Engine thread_main thread_init evaluate_function reentrant_thread_init execute
+    execute_with_graph_task call_function PyNode Node AccumulateGrad THPEngine_run_backward
+    THPVariable_clear _PyEval_EvalFrameDefault _PyFunction_Vectorcall PyObject_Call
+    PyEval_EvalCode _PyObject_MakeTpCall Py_RunMain Py_BytesMain PyObject_Vectorcall main
+    _start __libc_start_main __libc_start_call_main clone start_thread pthread_create cudaMalloc
+    cudaFree cudaLaunchKernel add mul div sub matmul mm bmm addmm linear conv2d convolution
+    layer_norm softmax log_softmax relu gelu dropout cat stack copy_ clone to _to_copy sum mean
+    operator() call redispatch boxed
+    """
 )
 """Parts of C++ names; a name stays if all its parts are here."""
 
-_PACKAGES: Final = frozenset(
-    _words(
-        """
-        accelerate apex bitsandbytes datasets deepspeed diffusers fairscale flash_attn fsspec jax
-        lightning megatron numpy optuna pandas peft pytorch_lightning ray safetensors scipy
-        sentence_transformers timm tokenizers torchaudio torchmetrics torchvision transformers
-        triton trl unsloth vllm xformers
-        """
-    )
+_PACKAGES: Final = _words(
+    """
+    accelerate apex bitsandbytes datasets deepspeed diffusers fairscale flash_attn fsspec jax
+    lightning megatron numpy optuna pandas peft pytorch_lightning ray safetensors scipy
+    sentence_transformers timm tokenizers torchaudio torchmetrics torchvision transformers
+    triton trl unsloth vllm xformers
+    """
 )
 _CONF_WORDS: Final = frozenset(
     {*KEYS, "True", "False", "true", "false", "native", "cudaMallocAsync", "hipMallocAsync"}
@@ -251,22 +247,18 @@ def _native_file(name: str, names: Pseudonyms) -> str:
     return f"{ROOT}/native_{names.number('file', name)}.{suffix.group(1) if suffix else 'so'}"
 
 
-_NATIVE_FILES: Final = frozenset(
-    _words(
-        """
-        CUDAMallocAsyncAllocator CUDAAllocatorConfig AllocatorConfig engine python_engine function
-        accumulate_grad memory_snapshot Module python_variable python_torch_functions_manual
-        EmptyTensor TensorFactories Allocator CachingDeviceAllocator CUDAException
-        """
-    )
+_NATIVE_FILES: Final = _words(
+    """
+    CUDAMallocAsyncAllocator CUDAAllocatorConfig AllocatorConfig engine python_engine function
+    accumulate_grad memory_snapshot Module python_variable python_torch_functions_manual
+    EmptyTensor TensorFactories Allocator CachingDeviceAllocator CUDAException
+    """
 )
-_NATIVE_FOLDERS: Final = frozenset(
-    _words(
-        """
-        c10 aten torch csrc src ATen core cuda hip cudnn native autograd functions jit python utils
-        impl util profiler
-        """
-    )
+_NATIVE_FOLDERS: Final = _words(
+    """
+    c10 aten torch csrc src ATen core cuda hip cudnn native autograd functions jit python utils
+    impl util profiler
+    """
 )
 
 

@@ -98,11 +98,6 @@ def html(text: str) -> str:
     return _html.escape(visible(text), quote=True)
 
 
-def json_in_script(json_text: str) -> str:
-    """Return JSON that is safe inside ``<script>``: it cannot end the element or open a comment."""
-    return re.sub(r"[<>&\u2028\u2029]", lambda m: f"\\u{ord(m.group()):04x}", json_text)
-
-
 def csv_cell(text: str) -> str:
     """Return text that no spreadsheet takes for a formula; the csv module does the quoting."""
     stripped = text.lstrip(" \u00a0\ufeff")

@@ -37,28 +37,17 @@ _AIR: Final = 0.02
 """The share of the width that stays free beside the outermost points; labels need more."""
 
 
-class Tick(Struct, frozen=True):
-    """A mark on an axis: its position and its label."""
-
-    at: float
-    label: str
-
-
-class Mark(Struct, frozen=True):
-    """A point with its label."""
-
-    x: float
-    y: float
-    label: str
-
-
 class Drawing(Struct, frozen=True):
-    """Everything that the SVG of one chart draws, in the coordinates of the drawing."""
+    """Everything that the SVG of one chart draws, in the coordinates of the drawing.
 
-    marks: Sequence[Mark]
+    ``marks`` are points with their labels, ``fit`` the ends of a line; ticks are places on an axis
+    with their labels.
+    """
+
+    marks: Sequence[tuple[float, float, str]]
     fit: Sequence[tuple[float, float]]
-    x_ticks: Sequence[Tick]
-    y_ticks: Sequence[Tick]
+    x_ticks: Sequence[tuple[float, str]]
+    y_ticks: Sequence[tuple[float, str]]
 
 
 def drawn(chart: Chart) -> Drawing:
@@ -74,10 +63,10 @@ def drawn(chart: Chart) -> Drawing:
 
     points = zip(chart.x, chart.y, chart.labels, strict=True)
     return Drawing(
-        [Mark(across(x), up(y), label) for x, y, label in points],
+        [(across(x), up(y), label) for x, y, label in points],
         [(across(x), up(y)) for x, y in chart.fit],
-        [Tick(across(x), f"{x:g}") for x in chart.x[:: math.ceil(len(chart.x) / _MAX_TICKS)]],
-        [Tick(up(size), label) for size, label in _size_ticks(top)],
+        [(across(x), f"{x:g}") for x in chart.x[:: math.ceil(len(chart.x) / _MAX_TICKS)]],
+        [(up(size), label) for size, label in _size_ticks(top)],
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import partial
+from itertools import groupby
 from typing import Final
 
 from fragdoctor.model.diagnosis import Recommendation
@@ -222,13 +223,8 @@ def _unread(report: FleetReport) -> doc.Section:
 
 def members_text(labels: Sequence[str], limit: int = 12) -> str:
     """Return labels with consecutive ranks joined, ``0-4, 6, 7``; at most ``limit`` ranges."""
-    numbers, names = [], []
-    for label in labels:
-        match = _NUMBERED.fullmatch(label)
-        if match:
-            numbers.append(int(match.group(1)))
-        else:
-            names.append(label)
+    numbers = [int(match[1]) for label in labels if (match := _NUMBERED.fullmatch(label))]
+    names = [label for label in labels if not _NUMBERED.fullmatch(label)]
     parts = [*_runs(sorted(numbers)), *names]
     if len(parts) > limit:
         parts = [*parts[:limit], f"{format_count(len(parts) - limit)} more"]
@@ -244,12 +240,9 @@ def whom_text(labels: Sequence[str]) -> str:
 
 
 def _runs(numbers: Sequence[int]) -> list[str]:
-    runs: list[list[int]] = []
-    for n in numbers:
-        if runs and n == runs[-1][-1] + 1:
-            runs[-1].append(n)
-        else:
-            runs.append([n])
+    # Consecutive numbers have the same distance to their places.
+    by_distance = groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    runs = [[n for _, n in run] for _, run in by_distance]
     return [
         f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(str(n) for n in run) for run in runs
     ]
