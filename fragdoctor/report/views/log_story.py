@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from fragdoctor.model.case import OomLog, OomMessage
+from fragdoctor.model.case import LogMarker, OomLog, OomMessage
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.story import Direction, LogStory, TrialOutcome, TrialTrend
 from fragdoctor.report import document as doc
@@ -62,11 +62,7 @@ def _trends(story: LogStory) -> list[doc.DocumentBlock]:
         doc.tabled(
             trends,
             doc.Column("figure", _trend_title),
-            doc.Column(
-                "from",
-                lambda t: f"{format_size(t.points[0])} to {format_size(t.points[-1])}",
-                max_width=28,
-            ),
+            doc.Column("from", _trend_span, max_width=28),
             doc.Column("goes", _direction, "wrap"),
             shown=min(_SHORT_TRENDS, max(1, n_clear)),
         )
@@ -78,6 +74,10 @@ def _trend_title(trend: TrialTrend) -> str:
     at = "printed" if trend.label else "at OOM"
     rank = "" if trend.rank is None else f", rank {trend.rank}"
     return f"{trend.figure} {at}{rank}"
+
+
+def _trend_span(trend: TrialTrend) -> str:
+    return f"{format_size(trend.points[0])} to {format_size(trend.points[-1])}"
 
 
 def _direction(trend: TrialTrend) -> doc.Content:
@@ -98,12 +98,7 @@ def message_sections(diagnosis: Diagnosis) -> list[doc.Section]:
     text = "" if judged is None else judged.text[:_MAX_MESSAGE]
     markers = doc.tabled(
         log.markers,
-        doc.Column(
-            "",
-            lambda m: (
-                f"line {format_count(m.line)}" + ("" if m.rank is None else f", rank {m.rank}")
-            ),
-        ),
+        doc.Column("", _marker_place),
         doc.Column("", "kind"),
         doc.Column("", lambda m: dim(shortened(m.text, _MAX_TEXT)), "wrap"),
         shown=3,
@@ -149,6 +144,11 @@ def _kind(message: OomMessage) -> str:
     is_usual = message.kind == "pytorch-caching-allocator"
     kind = message.backend if is_usual else message.kind
     return f"{kind}, {message.sub_kind}" if message.sub_kind else kind
+
+
+def _marker_place(marker: LogMarker) -> str:
+    rank = "" if marker.rank is None else f", rank {marker.rank}"
+    return f"line {format_count(marker.line)}{rank}"
 
 
 def story_facts(story: LogStory) -> str:

@@ -126,12 +126,10 @@ def _chosen(groups: Sequence[list[int]], events: Sequence[Scene], limit: int) ->
     """
     kept = list(range(len(groups)))
     ends = {0, len(groups) - 1}
-    for least in range(1, _MOST + 1):
+    for least in range(_MOST + 1):
+        kept = [g for g in kept if g in ends or _importance(groups[g], events) >= least]
         if len(kept) <= limit:
             return kept
-        kept = [g for g in kept if g in ends or _importance(groups[g], events) >= least]
-    if len(kept) <= limit:
-        return kept
     n_first = limit * 3 // 5
     return [*kept[:n_first], *kept[len(kept) - (limit - n_first - 1) :]]
 
