@@ -71,11 +71,11 @@ def drawn(chart: Chart) -> Drawing:
 
 
 def _size_ticks(top: float) -> list[tuple[float, str]]:
-    unit = next((u for u in (TIB, GIB, MIB, KIB) if top >= 2 * u), 1)
-    names = {TIB: "TiB", GIB: "GiB", MIB: "MiB", KIB: "KiB", 1: "B"}
+    units = ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
+    unit, name = next((pair for pair in units if top >= 2 * pair[0]), (1, "B"))
     step = _round_step(top / unit / 5)
     return [
-        (i * step * unit, f"{i * step:g} {names[unit]}" if i else "0")
+        (i * step * unit, f"{i * step:g} {name}" if i else "0")
         for i in range(int(top / unit / step) + 1)
     ]
 
