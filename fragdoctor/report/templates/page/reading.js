@@ -20,3 +20,4 @@ setUpTheme(() => {});
 setUpCopying();
 for (const table of document.querySelectorAll("section table")) makeSortable(table);
 linkRanks();
+/** @type {any} */ (window).fragdoctor = { ready: true };
