@@ -64,50 +64,31 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 _MODULES: Final = {
-    "fragdoctor.trace.allocator": ("Allocator",),
-    "fragdoctor.analysis.device": ("analyze_device",),
-    "fragdoctor.api": (
-        "compare",
-        "diagnose",
-        "diagnose_fleet",
-        "estimate",
-        "load",
-        "simulate",
-    ),
-    "fragdoctor.api_check": ("check",),
-    "fragdoctor.api_rehearse": ("cure", "rehearse"),
-    "fragdoctor.capture.record": ("record",),
-    "fragdoctor.capture.watch": ("watch",),
+    "fragdoctor.trace.allocator": "Allocator",
+    "fragdoctor.analysis.device": "analyze_device",
+    "fragdoctor.api": "compare diagnose diagnose_fleet estimate load simulate",
+    "fragdoctor.api_check": "check",
+    "fragdoctor.api_rehearse": "cure rehearse",
+    "fragdoctor.capture.record": "record",
+    "fragdoctor.capture.watch": "watch",
     "fragdoctor.errors": (
-        "ConfigError",
-        "FragdoctorError",
-        "InputError",
-        "LimitExceeded",
-        "NotASnapshot",
-        "OutOfMemory",
-        "RefusedSnapshot",
-        "SimulationError",
-        "TruncatedSnapshot",
+        "ConfigError FragdoctorError InputError LimitExceeded NotASnapshot OutOfMemory "
+        "RefusedSnapshot SimulationError TruncatedSnapshot"
     ),
-    "fragdoctor.inputs.messages": ("find_messages", "parse_oom"),
-    "fragdoctor.inputs.stats_reader": ("read_stats",),
-    "fragdoctor.limits": ("Limits",),
-    "fragdoctor.model.case": (
-        "Case",
-        "MemoryStats",
-        "OomLog",
-        "OomMessage",
-        "Overrides",
-        "StatsSeries",
-    ),
-    "fragdoctor.model.comparison": ("Comparison",),
-    "fragdoctor.model.diagnosis": ("Cause", "Diagnosis", "Recommendation", "Verdict"),
-    "fragdoctor.model.finding": ("Confidence", "Finding", "Severity"),
-    "fragdoctor.model.settings": ("AllocatorSettings", "parse_conf"),
-    "fragdoctor.model.simulation": ("ReplayResult", "Simulation"),
-    "fragdoctor.model.snapshot": ("Snapshot",),
+    "fragdoctor.inputs.messages": "find_messages parse_oom",
+    "fragdoctor.inputs.stats_reader": "read_stats",
+    "fragdoctor.limits": "Limits",
+    "fragdoctor.model.case": "Case MemoryStats OomLog OomMessage Overrides StatsSeries",
+    "fragdoctor.model.comparison": "Comparison",
+    "fragdoctor.model.diagnosis": "Cause Diagnosis Recommendation Verdict",
+    "fragdoctor.model.finding": "Confidence Finding Severity",
+    "fragdoctor.model.settings": "AllocatorSettings parse_conf",
+    "fragdoctor.model.simulation": "ReplayResult Simulation",
+    "fragdoctor.model.snapshot": "Snapshot",
 }
-_HOMES: Final = {name: module for module, names in _MODULES.items() for name in names}
+"""Module -> the public names that it is the home of."""
+
+_HOMES: Final = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
     "Allocator",

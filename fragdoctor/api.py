@@ -31,27 +31,11 @@ MAX_PATH: Final = 4096
 """Text longer than this is not a path."""
 
 
-def _snapshot_card(snapshot: Snapshot) -> str:
-    from fragdoctor.report.card import snapshot_card  # noqa: PLC0415 - numpy is heavy
+_CARDS: Final = "fragdoctor.report.card"
 
-    return snapshot_card(snapshot)
-
-
-def _diagnosis_card(diagnosis: Diagnosis) -> str:
-    from fragdoctor.report.card import diagnosis_card  # noqa: PLC0415 - numpy is heavy
-
-    return diagnosis_card(diagnosis)
-
-
-def _diagnosis_page(diagnosis: Diagnosis) -> str:
-    from fragdoctor.report.base import RenderOptions, render  # noqa: PLC0415 - jinja2 is heavy
-
-    return render("analyze", "html", diagnosis, RenderOptions())
-
-
-draw_with("Snapshot", _snapshot_card)
-draw_with("Diagnosis", _diagnosis_card)
-draw_with("Diagnosis", _diagnosis_page, as_page=True)
+draw_with("Snapshot", _CARDS, "snapshot_card")
+draw_with("Diagnosis", _CARDS, "diagnosis_card")
+draw_with("Diagnosis", _CARDS, "diagnosis_page", as_page=True)
 
 
 def load(

@@ -17,13 +17,7 @@ if TYPE_CHECKING:
     from fragdoctor.rehearsal.programs import Program
 
 
-def _prescription_card(found: Prescription) -> str:
-    from fragdoctor.report.card import prescription_card  # noqa: PLC0415 - numpy is heavy
-
-    return prescription_card(found)
-
-
-draw_with("Prescription", _prescription_card)
+draw_with("Prescription", "fragdoctor.report.card", "prescription_card")
 
 StrPath = str | PathLike[str]
 

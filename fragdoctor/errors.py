@@ -149,28 +149,19 @@ class OutOfMemory(Exception):  # noqa: N818 - PyTorch's own name for it
         limit_bytes: how much a memory fraction allows; None = no fraction set.
     """
 
-    def __init__(  # noqa: PLR0913 - the figures of one message, all by keyword
-        self,
-        message: str,
-        *,
-        requested_bytes: int,
-        alloc_bytes: int = 0,
-        total_bytes: int = 0,
-        free_bytes: int = 0,
-        allocated_bytes: int = 0,
-        reserved_bytes: int = 0,
-        private_free_bytes: int = 0,
-        limit_bytes: int | None = None,
-    ) -> None:
+    requested_bytes: int
+    alloc_bytes: int = 0
+    total_bytes: int = 0
+    free_bytes: int = 0
+    allocated_bytes: int = 0
+    reserved_bytes: int = 0
+    private_free_bytes: int = 0
+    limit_bytes: int | None = None
+
+    def __init__(self, message: str, **figures: int | None) -> None:
         super().__init__(message)
-        self.requested_bytes = requested_bytes
-        self.alloc_bytes = alloc_bytes
-        self.total_bytes = total_bytes
-        self.free_bytes = free_bytes
-        self.allocated_bytes = allocated_bytes
-        self.reserved_bytes = reserved_bytes
-        self.private_free_bytes = private_free_bytes
-        self.limit_bytes = limit_bytes
+        for name, n_bytes in figures.items():
+            setattr(self, name, n_bytes)
 
     @property
     def reserved_unallocated_bytes(self) -> int:

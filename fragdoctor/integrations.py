@@ -134,7 +134,9 @@ def trainer_callback(trainer: Any = None, bundle: StrPath | None = None) -> Any:
         ConfigError: transformers is not installed.
     """
     base = _base("transformers", "TrainerCallback")
-    meter = MemoryMeter(bundle, trackers=lambda: _callbacks_of(trainer))
+    # Its callbacks hold the writers of trackers without active runs.
+    handler = getattr(trainer, "callback_handler", None)
+    meter = MemoryMeter(bundle, trackers=lambda: getattr(handler, "callbacks", ()))
     ends = ExitStack()
 
     class MemoryCallback(base):  # type: ignore[misc, valid-type]
@@ -235,11 +237,6 @@ class AccelerateLog:
         self._n_steps += 1
         if self._n_steps % self._every == 0 and (figures := self._meter.read()):
             self._accelerator.log(figures, step=self._n_steps)
-
-
-def _callbacks_of(trainer: Any) -> Iterable[Any]:
-    """Return the callbacks of a trainer, which hold the writers of trackers without active runs."""
-    return getattr(getattr(trainer, "callback_handler", None), "callbacks", ())
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import sys
 import tomllib
 import xml.etree.ElementTree as ET
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -212,6 +212,6 @@ def test_page_names_each_option_of_the_gate_each_format_and_true_codes() -> None
         assert option in options, option
     for name in ("max-peak", "max-stranded", "max-retries", "min-headroom", "fits-on", "no-growth"):
         assert f"`--{name}" in PAGE
-    assert [f.value for f in ReportFormat if f"`{f.value}`" not in PAGE] == []
+    assert [f for f in get_args(ReportFormat) if f"`{f}`" not in PAGE] == []
     for code in re.findall(r"\bFD\d+", PAGE):
         assert any(c.startswith(code) for c in codes), code

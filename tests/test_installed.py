@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from importlib.metadata import PackageNotFoundError
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,41 +60,3 @@ def test_sources_that_were_never_installed_have_no_requirement(
     monkeypatch.setattr(installed, "distribution", missing)
 
     assert installed.requirement() is None
-
-
-@pytest.mark.parametrize(
-    ("remote", "expected"),
-    [
-        ("https://host/owner/fragdoctor.git", "git+https://host/owner/fragdoctor.git@"),
-        ("https://me:secret@host/owner/fragdoctor", "git+https://host/owner/fragdoctor@"),
-        ("git@host:owner/fragdoctor.git", None),
-        ("../fragdoctor", None),
-        ("", None),
-    ],
-)
-def test_requirement_of_the_checkout_that_a_copy_was_built_from(
-    remote: str, expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=n@host"]
-    subprocess.run([*git, "init", "-q"], check=True)
-    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "First"], check=True)
-    if remote:
-        subprocess.run([*git, "remote", "add", "origin", remote], check=True)
-    text = json.dumps({"url": tmp_path.as_uri(), "dir_info": {}})
-    found = SimpleNamespace(version="0.2.0", read_text=lambda _name: text)
-    monkeypatch.setattr(installed, "distribution", lambda _name: found)
-
-    told = installed.requirement_of_checkout()
-
-    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-    assert told == (expected and expected + head.stdout.strip())
-
-
-def test_folder_that_is_no_checkout_has_no_requirement(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = json.dumps({"url": (tmp_path / "gone").as_uri(), "dir_info": {}})
-    found = SimpleNamespace(version="0.2.0", read_text=lambda _name: text)
-    monkeypatch.setattr(installed, "distribution", lambda _name: found)
-
-    assert installed.requirement_of_checkout() is None

@@ -181,7 +181,7 @@ def _run(kind: Kind, inputs: Sequence[str]) -> Shown:
 
 def _job(kind: Kind, inputs: Sequence[str]) -> Shown:
     found = diagnose_fleet(inputs)
-    first = advice_of(found)[0].advice
+    first, _ = advice_of(found)[0]
     text = render("fleet", "text", found, _SHOWN)
     return Shown(
         kind,

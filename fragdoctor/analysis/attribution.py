@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from fragdoctor.analysis.modules import ModulePaths
 from fragdoctor.analysis.result import Holder, Strander
 from fragdoctor.model.arrays import distinct, sum_by
-from fragdoctor.model.diagnosis import RunKind, SegmentReport, SegmentRun
+from fragdoctor.model.diagnosis import SegmentReport
 from fragdoctor.model.phases import Category
 from fragdoctor.model.snapshot import I32, I64
 from fragdoctor.trace.lives import BEFORE, Layout
@@ -31,11 +31,7 @@ MAX_HOLDERS: Final = 100
 
 MAX_STRANDERS: Final = 50
 MAX_ADDRESSES: Final = 1000
-NO_STRANDER: Final = -2
-"""Stands in for a stack id; -1 is taken, because it means "no stack recorded"."""
 MAX_SEGMENTS: Final = 12
-MAX_BLOCKS: Final = 1024
-"""The most blocks to show of one segment: finer than any screen."""
 
 
 MAIN_SHARE: Final = 0.75
@@ -249,16 +245,8 @@ def _page_ids(segment: I64, number: I64) -> tuple[I64, I64]:
     return ordered[fresh], unit
 
 
-# ---- the segments with the most stranded free memory, block by block, for drawing --------------
-
-
-def find_stranded_segments(
-    layout: Layout, device: int, places: Mapping[int, int]
-) -> tuple[tuple[SegmentReport, ...], int]:
-    """Return up to 12 segments with the most stranded free bytes, and how many have any.
-
-    ``places`` maps the stack of each reported group of stranding blocks to the group's position.
-    """
+def find_stranded_segments(layout: Layout, device: int) -> tuple[tuple[SegmentReport, ...], int]:
+    """Return up to 12 segments with the most stranded free bytes, and how many have any."""
     holds = find_holds(layout)
     unit, once = np.unique(holds.unit, return_index=True)
     stranded = sum_by(holds.segment[once], holds.free[unit], len(layout.segment_address))
@@ -273,46 +261,6 @@ def find_stranded_segments(
                 free_bytes=int(free.sum()),
                 stranded_bytes=int(stranded[segment]),
                 largest_hole_bytes=int(free.max(initial=0)),
-                runs=_runs(layout, holds, segment, places),
             )
         )
     return tuple(reports), int(np.count_nonzero(stranded))
-
-
-def _runs(
-    layout: Layout, holds: Holds, segment: int, places: Mapping[int, int]
-) -> tuple[SegmentRun, ...]:
-    """Return the blocks of a segment, with neighbors of the same kind and group merged."""
-    live = np.flatnonzero(layout.live_segment == segment)
-    free = np.flatnonzero(layout.free_segment == segment)
-    offset = np.concatenate([layout.live_offset[live], layout.free_offset[free]])
-    order = np.argsort(offset, kind="stable")
-    size = np.concatenate([layout.live_bytes[live], layout.free_bytes[free]])[order]
-    kinds = np.where(layout.live_is_pending[live], _PENDING, _LIVE)
-    kind = np.concatenate([kinds, np.full(len(free), _FREE)])[order]
-    is_holding = np.isin(live, holds.block[holds.segment == segment])
-    stack = np.where(is_holding, layout.live_stack[live].astype(np.int64), NO_STRANDER)
-    owner = np.concatenate([stack, np.full(len(free), NO_STRANDER)])[order]
-    size, kind, owner = _fewer(size, kind, owner)
-    starts = np.flatnonzero(np.append(True, (kind[1:] != kind[:-1]) | (owner[1:] != owner[:-1])))
-    sizes = np.add.reduceat(size, starts)
-    rows = zip(sizes.tolist(), kind[starts].tolist(), owner[starts].tolist(), strict=True)
-    return tuple(SegmentRun(n, _KINDS[k], places.get(s)) for n, k, s in rows)
-
-
-_KINDS: Final = (RunKind.FREE, RunKind.LIVE, RunKind.PENDING)
-_FREE, _LIVE, _PENDING = range(3)
-
-
-def _fewer(size: I64, kind: I64, owner: I64) -> tuple[I64, I64, I64]:
-    """Return up to ``MAX_BLOCKS`` blocks; if there are more, sample them at the middle of slots.
-
-    The slots are equally large, and fine enough to keep the share of each kind on a screen.
-    """
-    if len(size) <= MAX_BLOCKS:
-        return size, kind, owner
-    ends = np.cumsum(size)
-    edges = np.linspace(0, ends[-1], MAX_BLOCKS + 1).astype(np.int64)
-    middle = (edges[1:] + edges[:-1]) // 2
-    at = np.minimum(np.searchsorted(ends, middle, side="right"), len(size) - 1)
-    return np.diff(edges), kind[at], owner[at]

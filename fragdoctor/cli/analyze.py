@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import AbstractContextManager
-from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import REFUSED
 from fragdoctor.errors import ConfigError
+from fragdoctor.model.hooks import report_progress
+from fragdoctor.report.base import VIEWS, RenderOptions, render
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -19,17 +20,8 @@ if TYPE_CHECKING:
     from fragdoctor.model.case import Case, Overrides
     from fragdoctor.model.diagnosis import Diagnosis
     from fragdoctor.model.fleet import FleetReport
-    from fragdoctor.report.base import RenderOptions
 
 DEFAULT_TIMEOUT_S: Final = 600.0
-
-
-class ReplayChoice(StrEnum):
-    """The values of ``fleet.examine.Replays``."""
-
-    NONE = "none"
-    GROUPS = "groups"
-    ALL = "all"
 
 
 @options.taken
@@ -60,10 +52,10 @@ class RankOptions(options.DiagnosisOptions):
         group=options.SEVERAL_RANKS,
         parser=options.size,
     )
-    replay: ReplayChoice = options.option(
+    replay: Literal["none", "groups", "all"] = options.option(
         None,
         "Test the advice on all of several ranks, on one of each group, or on none",
-        default=ReplayChoice.GROUPS,
+        default="groups",
         group=options.SEVERAL_RANKS,
         show_default=True,
     )
@@ -79,9 +71,8 @@ def analyze_fleet(
         ConfigError: the format is not available for several ranks, or workers cannot be started.
     """
     from fragdoctor.fleet.examine import Replays, examine, share_out
-    from fragdoctor.report.base import VIEWS, render
 
-    form = asked.output_format.value
+    form = asked.output_format
     if form not in VIEWS["fleet"]:
         raise ConfigError(
             f"There is no {form} report for several ranks.",
@@ -98,7 +89,7 @@ def analyze_fleet(
             executor=executor,
             progress=progress.update,
             overrides=overrides,
-            replays=Replays(asked.replay.value),
+            replays=Replays(asked.replay),
             notes=notes,
             timeout_s=_timeout(asked.timeout, is_here=executor is None),
             memory_bytes=asked.worker_memory,
@@ -176,17 +167,15 @@ class AnalyzeOptions(RankOptions):
 
 def analyze(asked: AnalyzeOptions) -> int:
     """Diagnose the inputs, as one case or as the ranks of one job, and print the report."""
-    look, overrides, paths = console.look_of(asked), asked.overrides(), asked.paths
-    further_name = asked.continue_with
+    overrides, paths, further_name = asked.overrides(), asked.paths, asked.continue_with
     inputs = paths if further_name is None else [*paths, further_name]
-    console.check_output(asked.output, force=asked.force, inputs=inputs)
+    look = console.prepared(asked, inputs)
 
     from fragdoctor.inputs.cases import read_case, read_snapshot
-    from fragdoctor.model.hooks import report_progress
-    from fragdoctor.report.base import render
 
     found = None
-    if not _is_one_file(paths):
+    # One file is the usual call, which must start quickly.
+    if len(paths) > 1 or not (paths[0] == "-" or os.path.isfile(paths[0])):  # noqa: PTH113 - never raises, unlike Path
         from fragdoctor.inputs.discovery import discover
 
         found = discover(paths)
@@ -215,7 +204,7 @@ def analyze(asked: AnalyzeOptions) -> int:
         if asked.rehearse:
             diagnosis, prescribed = _rehearsed(asked, case, diagnosis, look)
         report_progress("Writing the report")
-        report = render("analyze", asked.output_format.value, diagnosis, look) + prescribed
+        report = render("analyze", asked.output_format, diagnosis, look) + prescribed
     console.write_report(report, asked.output, force=asked.force)
     return asked.exit_code(diagnosis.findings)
 
@@ -229,10 +218,8 @@ def _rehearsed(
         ConfigError: the command is not known or cannot be rehearsed.
     """
     from fragdoctor.cli.rehearse_after import DEFAULT_TIME, follow
-    from fragdoctor.model.hooks import report_progress
-    from fragdoctor.report.base import render
 
-    if asked.output_format is not options.ReportFormat.TEXT or asked.continue_with is not None:
+    if asked.output_format != "text" or asked.continue_with is not None:
         raise ConfigError(
             "--rehearse writes text reports only, and replaces --continue-with.",
             hint="Otherwise: fragdoctor rehearse --cure, or --snapshot and --continue-with.",
@@ -242,8 +229,3 @@ def _rehearsed(
         case, diagnosis, command, DEFAULT_TIME, lambda t: report_progress(f"Rehearsing {t}")
     )
     return continued, "\n" + render("prescription", "text", prescription, look)
-
-
-def _is_one_file(paths: list[str]) -> bool:
-    """Return whether the input is one file: the usual call, which must start quickly."""
-    return len(paths) == 1 and (paths[0] == "-" or os.path.isfile(paths[0]))  # noqa: PTH113 - never raises, unlike Path

@@ -89,7 +89,8 @@ def with_command(  # noqa: PLR0911 - one return for each way to begin
         return [kind, *words]
     is_option = first.startswith("-") and first != "-"
     names = words[1:] if is_option else words[:1]
-    if any(map(os.path.exists, names)) or (not is_option and _may_be_path(first)):
+    may_be_path = not is_option and (first == "-" or bool(set(first) & set("./*?")))
+    if may_be_path or any(map(os.path.exists, names)):
         return ["analyze", *words]
     return list(words)
 
@@ -119,10 +120,6 @@ def _may_be_file(word: str) -> bool:
     """Return whether a word is the name of a file, or looks like one: it ends as names do."""
     suffix = os.path.splitext(word)[1]  # noqa: PTH122 - pathlib is slow to load
     return suffix[1:2].isalpha() or os.path.lexists(word)
-
-
-def _may_be_path(word: str) -> bool:
-    return word == "-" or bool(set(word) & set("./*?"))
 
 
 def _missing(name: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from fragdoctor.cli import console, options
+from fragdoctor.report import escape
 
 
 @options.taken
@@ -19,19 +20,15 @@ class AttachOptions(options.DiagnosisOptions):
 
 def attach(asked: AttachOptions) -> int:
     """Have the program write a bundle, diagnose it, print the report; the program keeps running."""
-    look = console.look_of(asked)
-    console.check_output(asked.output, force=asked.force)
+    look = console.prepared(asked)
 
     from fragdoctor.capture.attach import bundle_of
     from fragdoctor.diagnosis.pipeline import diagnose
     from fragdoctor.inputs.cases import read_bundle
-    from fragdoctor.report import escape
-    from fragdoctor.report.base import render
 
     with console.Progress("Waiting for its snapshot"), bundle_of(asked.pid, asked.wait) as bundle:
         diagnosis = diagnose(read_bundle(bundle, asked.overrides()))
-        report = render("analyze", asked.output_format.value, diagnosis, look)
-    console.write_report(report, asked.output, force=asked.force)
+    console.give(asked, "analyze", diagnosis, look)
     if bundle.exists() and not asked.quiet:
         sys.stderr.write(f"Recorded in {escape.terminal(str(bundle))}\n")
     return asked.exit_code(diagnosis.findings)

@@ -11,11 +11,14 @@ from msgspec.structs import replace
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import FINDINGS, OK
 from fragdoctor.errors import ConfigError
+from fragdoctor.model.finding import Severity
+from fragdoctor.report.base import check_format, render
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from fragdoctor.gate.judgement import FileJudgement, Gate
+    from fragdoctor.report.base import RenderOptions
 
 
 def _budget(text: str) -> Any:
@@ -51,7 +54,7 @@ class CheckOptions(options.CaseOptions):
     fail_on: options.FailOn = options.option(
         None,
         "Fail on findings this severe",
-        default=options.FailOn.ERROR,
+        default="error",
         group=options.GATE,
         show_default=True,
     )
@@ -62,24 +65,23 @@ class CheckOptions(options.CaseOptions):
 def check(asked: CheckOptions) -> int:
     """Judge each input, print the report, and fail if a budget or a rule says so."""
     look = console.look_of(asked)
-    targets = report_targets(asked.report or [])
-    files = [asked.output, *(t for _, t in targets)]
-    check_targets(files, asked.write_baseline, asked.paths, force=asked.force)
+    targets, baseline = report_targets(asked, asked.paths), asked.write_baseline
 
     from fragdoctor.api_check import judge_files
+    from fragdoctor.gate.baseline import load_baseline
     from fragdoctor.gate.judgement import report as report_on
-    from fragdoctor.report.base import render
 
+    # A baseline may be renewed; any other file of that name is not overwritten.
+    renews = baseline is not None and baseline.is_file() and not asked.force
+    if renews:
+        load_baseline(str(baseline))
+    console.check_output(baseline, force=asked.force or renews, inputs=asked.paths)
     gate = _gate(asked)
     with console.Progress("Judged") as progress:
         judged = judge_files(asked.paths, gate, asked.overrides(), progress.each)
-    notes = [] if asked.write_baseline is None else [_accept(judged, asked.write_baseline)]
+    notes = [] if baseline is None else [_accept(judged, baseline)]
     result = report_on(judged, gate, notes)
-    for name, target in targets:
-        text = render("check", name, result, replace(look, color=False))
-        write_target(text, target, force=asked.force)
-    text = render("check", asked.output_format.value, result, look)
-    write_target(text, asked.output, force=asked.force)
+    write_reports(asked, targets, look, lambda name, look: render("check", name, result, look))
     return OK if asked.exit_zero and result.exit_code == FINDINGS else result.exit_code
 
 
@@ -87,14 +89,13 @@ def _gate(asked: CheckOptions) -> Gate:
     from fragdoctor.gate.baseline import DEFAULT_TOLERANCE, load_baseline
     from fragdoctor.gate.budgets import Budgets
     from fragdoctor.gate.judgement import Gate, rule_codes
-    from fragdoctor.model.finding import Severity
 
     return Gate(
         budgets=Budgets(
             asked.max_peak, asked.max_stranded, asked.max_retries, asked.min_headroom,
             asked.fits_on, asked.no_growth,
         ),
-        fail_on=Severity[asked.fail_on.value.upper()],
+        fail_on=Severity[asked.fail_on.upper()],
         select=rule_codes(asked.select or []),
         ignore=rule_codes(asked.ignore or []),
         baseline=None if asked.baseline is None else load_baseline(str(asked.baseline)),
@@ -103,57 +104,41 @@ def _gate(asked: CheckOptions) -> Gate:
     )  # fmt: skip
 
 
-def report_targets(reports: Sequence[str]) -> list[tuple[str, Path]]:
+def report_targets(asked: Any, inputs: Sequence[str]) -> list[tuple[str, Path]]:
     """Return (format, file) for each ``--report FORMAT=FILE``.
 
     Raises:
-        ConfigError: one is malformed, or two go to the same file.
+        ConfigError: one is malformed, two go to the same file, or one or the report itself could
+            not be written once the work is done.
     """
     targets = []
-    for text in reports:
+    for text in asked.report or ():
         name, equals, file = text.partition("=")
         if not equals or not file:
             raise ConfigError(
                 f"{text!r} is not FORMAT=FILE.", hint="Write for example --report sarif=out.sarif"
             )
-        if name not in {f.value for f in options.ReportFormat}:
-            from fragdoctor.report.base import check_format
-
-            check_format("check", name)  # raises with a suggestion
+        check_format("check", name)
         targets.append((name, Path(file)))
     if len({os.path.abspath(t) for _, t in targets}) < len(targets):  # noqa: PTH100 - lexical
         raise ConfigError("Two reports go to one file.", hint="Give each its own name.")
+    for file in (asked.output, *(target for _, target in targets)):
+        console.check_output(file, force=asked.force, inputs=inputs)
     return targets
 
 
-def check_targets(
-    files: Sequence[Path | None], baseline: Path | None, inputs: Sequence[str], *, force: bool
+def write_reports(
+    asked: Any,
+    targets: Sequence[tuple[str, Path]],
+    look: RenderOptions,
+    report_of: Callable[[str, RenderOptions], str],
 ) -> None:
-    """Refuse, before any work, targets that could not be written afterward."""
-    for file in files:
-        console.check_output(file, force=force or _is_step_summary(file), inputs=inputs)
-    # A baseline may be renewed; any other file of that name is not overwritten.
-    renews = baseline is not None and baseline.is_file() and not force
-    if baseline is not None and renews:
-        from fragdoctor.gate.baseline import load_baseline
-
-        load_baseline(str(baseline))
-    console.check_output(baseline, force=force or renews, inputs=inputs)
-
-
-def _is_step_summary(file: Path | None) -> bool:
-    """Return whether a file is GitHub's summary of the running step, to which we append."""
-    summary = os.environ.get("GITHUB_STEP_SUMMARY", "")
-    return file is not None and bool(summary) and str(file) == summary
-
-
-def write_target(text: str, target: Path | None, *, force: bool) -> None:
-    """Write a report to a file, or append it to GitHub's summary of the running step."""
-    if target is not None and _is_step_summary(target):
-        with target.open("a", encoding="utf-8") as file:
-            file.write(text)
-        return
-    console.write_report(text, target, force=force)
+    """Write the reports of ``--report``, then the one that ``--format`` and ``-o`` ask for."""
+    for name, target in targets:
+        text = report_of(name, replace(look, color=False))
+        console.write_report(text, target, force=asked.force)
+    text = report_of(asked.output_format, look)
+    console.write_report(text, asked.output, force=asked.force)
 
 
 def _accept(judged: Sequence[FileJudgement], path: Path) -> str:

@@ -159,12 +159,11 @@ def add(app: typer.Typer, command: Command) -> None:
     name = command.name.replace("-", "_")
     module = import_module(f"fragdoctor.cli.{name}")
     call: Callable[..., int] = vars(module).get("command") or command_of(vars(module)[name])
-    lines = "\n".join(f"  {line}" for line in command.examples)
     app.command(
         command.name,
         cls=_Command,
         help=command.text,
-        epilog=f"\b\nExamples:\n{lines}{command.note}",
+        epilog=f"\b\nExamples:\n  {command.example}\n  {command.other_example}{command.note}",
         context_settings={"allow_interspersed_args": command.may_mix_options},
     )(call)
 

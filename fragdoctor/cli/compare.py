@@ -58,13 +58,12 @@ class CompareOptions(options.FullOutput):
     capacity: int | None = options.CAPACITY
     device: int | None = options.DEVICE
     torch_version: str | None = options.TORCH_VERSION
-    output_format: options.DocumentFormat = options.DOCUMENT_FORMAT
+    output_format: options.DocumentFormat = options.FORMAT
 
 
 def compare(asked: CompareOptions) -> int:
     """Compare the runs, print the report, and fail if they grew too much."""
-    look = console.look_of(asked)
-    console.check_output(asked.output, force=asked.force, inputs=asked.paths)
+    look = console.prepared(asked, asked.paths)
     paths = sorted(asked.paths, key=by_numbers) if asked.sort else asked.paths
     if len(paths) < 2:
         raise ConfigError(
@@ -74,7 +73,6 @@ def compare(asked: CompareOptions) -> int:
 
     from fragdoctor.comparison.compare_cases import compare_cases
     from fragdoctor.gate.judgement import has_grown, judge_growth
-    from fragdoctor.report.base import render
 
     with console.Progress("Read") as progress:
         cases = _cases(paths, asked.device, asked.torch_version, progress)
@@ -82,16 +80,14 @@ def compare(asked: CompareOptions) -> int:
             cases,
             steps=asked.steps,
             capacity_bytes=asked.capacity,
-            explores=asked.output_format is options.DocumentFormat.HTML,
+            explores=asked.output_format == "html",
         )
     judged = () if asked.fail_on_growth is None else judge_growth(result, asked.fail_on_growth)
     is_unknown = asked.fail_on_growth is not None and not judged
     # Standard output must be one JSON document: the error's, which then replaces the report.
-    is_printed = asked.output is None or str(asked.output) == "-"
-    is_one_document = is_printed and asked.output_format is options.DocumentFormat.JSON
+    is_one_document = console.is_printed(asked.output) and asked.output_format == "json"
     if not (is_unknown and is_one_document):
-        report = render("compare", asked.output_format.value, result, look, judged=judged)
-        console.write_report(report, asked.output, force=asked.force)
+        console.give(asked, "compare", result, look, judged=judged)
     if is_unknown:
         raise ConfigError(
             "It is unknown whether memory grew: the runs have no peak in common.",

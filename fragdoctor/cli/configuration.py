@@ -10,6 +10,7 @@ are the long options of the commands, without the leading dashes.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from io import BufferedReader
 from pathlib import Path
@@ -35,6 +36,7 @@ NOT_CONFIGURED: Final = frozenset(
 )
 """Options of a single run, or permissions, which a project must not give to itself."""
 PREFIX: Final = "FRAGDOCTOR_"
+_NO_CONFIG: Final = "fragdoctor.no_config"
 _PATHS: Final = frozenset({"baseline"})
 _WITHOUT: Final = frozenset({"explain"})
 Options = dict[str, dict[str, Any]]
@@ -181,7 +183,7 @@ def _add_options(command: Any, name: str) -> None:
             default=False,
             is_eager=True,
             expose_value=False,
-            callback=_remember,
+            callback=lambda context, _, value: context.meta.update({_NO_CONFIG: value}),
             help="Read no configuration file",
             rich_help_panel=GENERAL,
         ),
@@ -199,20 +201,18 @@ def _add_options(command: Any, name: str) -> None:
     ]
 
 
-def _remember(context: Any, parameter: Any, value: Any) -> Any:  # noqa: ARG001 - click's signature
-    context.meta["fragdoctor.no_config"] = bool(value)
-    return value
-
-
 def _load(context: Any, name: str, given: str | None) -> None:
     """Use the settings of the file as the defaults of the command.
 
     Raises:
         ConfigError: the file, a key or a value is wrong.
     """
-    if context.meta.get("fragdoctor.no_config"):
+    if context.meta.get(_NO_CONFIG):
         return
-    path = Path(given) if given else _nearest()
+    path = Path(given) if given else None
+    if path is None:
+        with suppress(FileNotFoundError):  # the working directory was deleted
+            path = find_config(Path.cwd())
     if path is None:
         return
     options = _options_of(whole_group())  # the file applies to all commands
@@ -221,13 +221,6 @@ def _load(context: Any, name: str, given: str | None) -> None:
         options[name][key].name: value
         for key, value in _usable(context, config, name, options).items()
     }
-
-
-def _nearest() -> Path | None:
-    try:
-        return find_config(Path.cwd())
-    except FileNotFoundError:  # the working directory was deleted
-        return None
 
 
 def _usable(context: Any, config: Config, name: str, options: Options) -> Mapping[str, Value]:

@@ -10,15 +10,15 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from io import BufferedWriter
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final, Self, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self, TextIO
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.hooks import watched_by
 from fragdoctor.opening import open_writable
-from fragdoctor.report.base import RenderOptions, Verbosity
+from fragdoctor.report.base import RenderOptions, Verbosity, render
 
 if TYPE_CHECKING:
     from fragdoctor.cli.options import ReportOutput
@@ -42,37 +42,41 @@ def prepare_streams() -> None:
                 reconfigure(errors="backslashreplace")
 
 
-def render_options(  # noqa: PLR0913 - how a report looks, by keyword
-    *,
-    quiet: bool = False,
-    verbose: bool = False,
-    no_color: bool = False,
-    to_file: bool = False,
-    on_stderr: bool = False,
-    path_map: Sequence[str] | None = None,
-) -> RenderOptions:
+def look_of(asked: object, *, on_stderr: bool = False) -> RenderOptions:
     """Return the look of a report on standard output, on standard error or in a file.
+
+    ``asked`` has the options of a command; an option that the command does not have is unset.
 
     Raises:
         ConfigError: both quiet and verbose were asked for, or a part of ``path_map`` is not
             ``RECORDED=HERE``.
     """
+    to_file = not on_stderr and not is_printed(getattr(asked, "output", None))
+    quiet, verbose = getattr(asked, "quiet", False), getattr(asked, "verbose", False)
     if quiet and verbose:
         raise ConfigError("--quiet and --full exclude each other.", hint="Give one of them.")
     # Only the terminal is quiet: a requested file holds the whole report.
     short = Verbosity.QUIET if quiet and not to_file else Verbosity.NORMAL
-    verbosity = Verbosity.FULL if verbose else short
     stream = sys.stderr if on_stderr else sys.stdout
     is_terminal = not to_file and _is_terminal(stream)
+    root = ""
+    with contextlib.suppress(OSError):  # the directory was deleted
+        root = str(Path.cwd())
+    encoding = (getattr(stream, "encoding", "") or "").lower().replace("_", "-")
     return RenderOptions(
         width=_width(is_terminal=is_terminal),
-        color=not to_file and not no_color and wants_color(stream),
-        unicode=is_terminal and _speaks_utf8(stream),
-        verbosity=verbosity,
-        source_root=_working_directory(),
-        path_map=tuple(_mapped(text) for text in path_map or ()),
+        color=not (to_file or getattr(asked, "no_color", False)) and wants_color(stream),
+        unicode=is_terminal and encoding in ("utf-8", "utf8") and os.environ.get("TERM") != "dumb",
+        verbosity=Verbosity.FULL if verbose else short,
+        source_root=root,
+        path_map=tuple(_mapped(text) for text in getattr(asked, "path_map", None) or ()),
         link=_line_link() if is_terminal and not os.environ.get("CI") else "",
     )
+
+
+def is_printed(output: Path | None) -> bool:
+    """Return whether output goes to standard output, not to a file."""
+    return output is None or str(output) == "-"
 
 
 def _line_link() -> str:
@@ -99,13 +103,6 @@ def _mapped(text: str) -> tuple[str, str]:
     return recorded.replace("\\", "/"), here
 
 
-def _working_directory() -> str:
-    try:
-        return str(Path.cwd())
-    except OSError:  # the directory was deleted
-        return ""
-
-
 def wants_color(stream: TextIO) -> bool:
     """Return whether to use color: NO_COLOR forbids it, FORCE_COLOR forces it, else a terminal."""
     if os.environ.get("NO_COLOR"):
@@ -115,15 +112,24 @@ def wants_color(stream: TextIO) -> bool:
     return _is_terminal(stream) and os.environ.get("TERM") != "dumb"
 
 
+def is_step_summary(output: Path) -> bool:
+    """Return whether a file is GitHub's summary of the running step, to which reports are added."""
+    return str(output) == os.environ.get("GITHUB_STEP_SUMMARY", "")
+
+
 def write_report(text: str, output: Path | None, *, force: bool = False) -> None:
-    """Write the report to standard output, or atomically to a file.
+    """Write the report to standard output, or atomically to a file; add it to a step's summary.
 
     Raises:
         ConfigError: the file exists and ``force`` is not given, or it cannot be written.
     """
-    if output is None or str(output) == "-":
+    if output is None or is_printed(output):
         sys.stdout.write(text)
         sys.stdout.flush()
+        return
+    if is_step_summary(output):
+        with output.open("a", encoding="utf-8") as summary:
+            summary.write(text)
         return
     try:
         with binary_output(output, force=force) as file:
@@ -135,37 +141,29 @@ def write_report(text: str, output: Path | None, *, force: bool = False) -> None
         ) from e
 
 
-def look_of(asked: ReportOutput) -> RenderOptions:
-    """Return the look of the report that options ask for.
+def prepared(asked: ReportOutput, inputs: Sequence[str] = ()) -> RenderOptions:
+    """Return the look of a report, having checked before any work that it can be written.
+
+    ``inputs`` are files that must not be overwritten.
 
     Raises:
-        ConfigError: as for ``render_options``.
-    """
-    return render_options(
-        quiet=asked.quiet,
-        verbose=getattr(asked, "verbose", False),
-        no_color=asked.no_color,
-        to_file=asked.output is not None and str(asked.output) != "-",
-        path_map=getattr(asked, "path_map", None),
-    )
-
-
-def answer(
-    asked: ReportOutput, inputs: Sequence[str] | None, answer_of: Callable[[RenderOptions], str]
-) -> None:
-    """Make a report and write it to the requested destination.
-
-    Args:
-        asked: the destination and the format.
-        inputs: files that must not be overwritten.
-        answer_of: makes the report.
-
-    Raises:
-        ConfigError: as for ``check_output``, before any work is done.
+        ConfigError: as for ``look_of`` and ``check_output``.
     """
     look = look_of(asked)
-    check_output(asked.output, force=asked.force, inputs=inputs or [])
-    write_report(answer_of(look), asked.output, force=asked.force)
+    check_output(asked.output, force=asked.force, inputs=inputs)
+    return look
+
+
+def give(asked: Any, view: str, result: Any, look: RenderOptions, **more: Any) -> None:
+    """Write the report on a result in the format and to the place that were asked for.
+
+    ``view`` and ``more`` are those of ``report.base.render``.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    text = render(view, asked.output_format, result, look, **more)
+    write_report(text, asked.output, force=asked.force)
 
 
 def check_output(output: Path | None, *, force: bool, inputs: Sequence[str] = ()) -> None:
@@ -174,8 +172,9 @@ def check_output(output: Path | None, *, force: bool, inputs: Sequence[str] = ()
     Raises:
         ConfigError: the file exists without ``force``, is an input, or is a directory.
     """
-    if output is None or str(output) == "-":
+    if output is None or is_printed(output):
         return
+    force = force or is_step_summary(output)
     if output.is_dir():
         raise ConfigError(f"{output} is a directory.", hint="Give -o a file name.")
     for name in inputs:
@@ -204,7 +203,7 @@ def binary_output(output: Path | None, *, force: bool = False) -> Iterator[Binar
     Raises:
         ConfigError: the file exists and ``force`` is not given, or it cannot be written.
     """
-    if output is None or str(output) == "-":
+    if output is None or is_printed(output):
         sys.stdout.flush()
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
@@ -248,11 +247,6 @@ def _is_terminal(stream: TextIO) -> bool:
         return stream.isatty()
     except ValueError:  # closed
         return False
-
-
-def _speaks_utf8(stream: TextIO) -> bool:
-    encoding = (getattr(stream, "encoding", "") or "").lower().replace("_", "-")
-    return encoding in ("utf-8", "utf8") and os.environ.get("TERM") != "dumb"
 
 
 def _width(*, is_terminal: bool) -> int:

@@ -18,6 +18,7 @@ from fragdoctor.errors import ConfigError, FragdoctorError
 from fragdoctor.limits import DEFAULT_LIMITS
 from fragdoctor.model.case import Overrides
 from fragdoctor.model.hooks import watched_by
+from fragdoctor.report.base import RenderOptions
 from fragdoctor.units import format_size
 
 MAX_FILES: Final = 256
@@ -110,15 +111,13 @@ def _copy(body: Readable, copy: BinaryIO, n_bytes: int) -> None:
 
 def _diagnosed(paths: Sequence[str], names: Sequence[str], known: Overrides) -> Shown:
     from fragdoctor.cli.analyze import RankOptions, analyze_fleet
-    from fragdoctor.cli.options import ReportFormat
     from fragdoctor.inputs.cases import read_case
     from fragdoctor.inputs.discovery import discover
-    from fragdoctor.report.base import RenderOptions
 
     found = discover(paths) if len(paths) > 1 else None
     if found is not None and found.is_fleet:
         _, page = analyze_fleet(
-            found, known, RenderOptions(), RankOptions(workers=1, output_format=ReportFormat.HTML)
+            found, known, RenderOptions(), RankOptions(workers=1, output_format="html")
         )
         return Shown(page.encode())
     case = read_case(paths if found is None else found.case_names, known)

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from fragdoctor.model.recipe import RecipeUse
     from fragdoctor.model.rehearsal import RehearsalResult, RehearsalSweep
     from fragdoctor.model.workload import Workload
-    from fragdoctor.report.base import RenderOptions
 
 
 def estimate(chosen: EstimateOptions, given: frozenset[str]) -> int:
@@ -43,48 +42,42 @@ def estimate(chosen: EstimateOptions, given: frozenset[str]) -> int:
     asked, (chosen, files) = chosen, with_recipes(chosen, given)
     route = route_of(chosen)
     refuse_unused(route, given - {"inputs"} if files else given, inference=chosen.inference)
-    console.answer(chosen, asked.inputs, lambda look: _answer(route, chosen, look, given, files))
+    look = console.prepared(chosen, asked.inputs or ())
+    view, found = _answer(route, chosen, given, files)
+    more = {"explain": chosen.explain} if view == "estimate" else {}
+    console.give(chosen, view, found, look, **more)
     return OK
 
 
 def _answer(
-    route: Route,
-    chosen: EstimateOptions,
-    look: RenderOptions,
-    given: frozenset[str],
-    files: RecipeUse | None,
-) -> str:
-    """Return the report of a route, loading its modules only when it is taken."""
+    route: Route, chosen: EstimateOptions, given: frozenset[str], files: RecipeUse | None
+) -> tuple[str, Any]:
+    """Return the kind of report that answers, and its content; loads modules of this route only."""
     if route is Route.GPUS:
         from fragdoctor.model.gpus import GPUS
-        from fragdoctor.report.base import render
 
-        return render("gpus", chosen.output_format.value, tuple(GPUS.values()), look)
+        return "gpus", tuple(GPUS.values())
     if route is Route.MODELS:
         from fragdoctor.estimation.model_shapes import known_models
-        from fragdoctor.report.base import render
 
-        return render("models", chosen.output_format.value, known_models(), look)
+        return "models", known_models()
     if route is Route.MODEL:
-        return _of_own_model(chosen, look, given)
+        return "rehearse", _own_model_rehearsal(chosen, given)
     if route is Route.LIBRARY:
-        return _shown(_library_rehearsal(chosen, given), chosen, look)
+        return "rehearse", _library_rehearsal(chosen, given)
     from fragdoctor.estimation.config_json import UncoveredModelError
 
     try:
-        return _of_formulas(chosen, look, files)
+        return "estimate", _of_formulas(chosen, files)
     except UncoveredModelError as refused:
         if files:  # a rehearsal could not use what the files say
             raise
-        return _of_uncovered(refused, chosen, look, given)
+        return "rehearse", _uncovered_rehearsal(refused, chosen, given)
 
 
-def _of_uncovered(
-    refused: UncoveredModelError,
-    chosen: EstimateOptions,
-    look: RenderOptions,
-    given: frozenset[str],
-) -> str:
+def _uncovered_rehearsal(
+    refused: UncoveredModelError, chosen: EstimateOptions, given: frozenset[str]
+) -> RehearsalResult | RehearsalSweep:
     """Return the rehearsal of a model that no formula covers, if its library can be imported.
 
     Raises:
@@ -92,14 +85,14 @@ def _of_uncovered(
     """
     try:
         refuse_unused(Route.LIBRARY, given, inference=chosen.inference)
-        return _shown(_library_rehearsal(chosen, given), chosen, look)
+        return _library_rehearsal(chosen, given)
     except ConfigError as error:
         refused.hint = f"{error.message} {error.hint}".strip()
         raise refused from error
 
 
-def _of_formulas(chosen: EstimateOptions, look: RenderOptions, files: RecipeUse | None) -> str:
-    """Return the report on a model with a known or assumed shape.
+def _of_formulas(chosen: EstimateOptions, files: RecipeUse | None) -> Estimate:
+    """Return the estimate of a model with a known or assumed shape.
 
     Raises:
         ConfigError: options exclude each other.
@@ -107,7 +100,6 @@ def _of_formulas(chosen: EstimateOptions, look: RenderOptions, files: RecipeUse 
     """
     from fragdoctor.estimation.judge import judged
     from fragdoctor.model.gpus import gpu_of
-    from fragdoctor.report.base import render
 
     if chosen.fsdp and chosen.zero is not None:
         raise ConfigError("--fsdp and --zero exclude each other.", hint="FSDP is stage 3.")
@@ -129,8 +121,7 @@ def _of_formulas(chosen: EstimateOptions, look: RenderOptions, files: RecipeUse 
         found = _with_rehearsals(found, chosen)
     if chosen.gpu_memory_utilization:
         found = _with_server(found, chosen, gpus)
-    found = replace(found, recipe=files)
-    return render("estimate", chosen.output_format.value, found, look, explain=chosen.explain)
+    return replace(found, recipe=files)
 
 
 def _workload(chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Workload:
@@ -144,7 +135,7 @@ def _workload(chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Workload:
         "lora_rank": chosen.lora or 0,
         "zero_stage": 3 if chosen.fsdp else chosen.zero or 0,
         "is_fsdp": chosen.fsdp,
-        "cache": "paged" if chosen.gpu_memory_utilization else chosen.cache.value,
+        "cache": "paged" if chosen.gpu_memory_utilization else chosen.cache,
         "keeps_logits": chosen.keep_logits,
         "loss": chosen.logits,
         "compute": gpus[0].compute if gpus else "",
@@ -220,29 +211,29 @@ def _with_server(found: Estimate, chosen: EstimateOptions, gpus: Sequence[GpuMod
     return replace(found, serving=serving)
 
 
-def _of_own_model(chosen: EstimateOptions, look: RenderOptions, given: frozenset[str]) -> str:
-    """Return the rehearsal of some steps of the user's own model.
+def _own_model_rehearsal(
+    chosen: EstimateOptions, given: frozenset[str]
+) -> RehearsalResult | RehearsalSweep:
+    """Rehearse some steps of the user's own model.
 
     Options on the command line that the factory itself decides are refused.
 
     Raises:
         ConfigError: the model cannot be rehearsed.
     """
-    from fragdoctor.rehearsal.step_script import own_model, parse_shape, step_options
+    from fragdoctor.rehearsal.step_script import own_model, step_options
 
     spec = chosen.model or ""
     build = own_model(spec)
     options = step_options(
         chosen.dtype or "",
         chosen.optimizer,
-        input_shape=parse_shape(chosen.input_shape or ""),
-        input_dtype=chosen.input_dtype,
         loss=chosen.loss,
         grad_accumulation=chosen.grad_accumulation,
         inference=chosen.inference,
         given=tuple(sorted(given)),
     )
-    return _shown(_rehearsal(spec, build, options, chosen), chosen, look)
+    return _rehearsal(spec, build, options, chosen)
 
 
 def _library_rehearsal(
@@ -346,14 +337,6 @@ def _rehearsal(
         )
         asked = Sweep(program, base, gpus, [None], batches)
         return diagnosed(asked) if asked.is_one else swept(asked)
-
-
-def _shown(
-    found: RehearsalResult | RehearsalSweep, chosen: EstimateOptions, look: RenderOptions
-) -> str:
-    from fragdoctor.report.base import render
-
-    return render("rehearse", chosen.output_format.value, found, look)
 
 
 _HUB_PAGE: Final = re.compile(

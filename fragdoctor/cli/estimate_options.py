@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from fragdoctor.cli.options import (
     INFERENCE,
@@ -19,21 +18,9 @@ from fragdoctor.cli.options import (
 )
 from fragdoctor.model.workload import Attention, FsdpKind, Loss
 
-
-class CacheKind(StrEnum):
-    """Values of ``--cache``."""
-
-    DYNAMIC = "dynamic"
-    PAGED = "paged"
-    STATIC = "static"
-    TUPLE = "tuple"
-
-
-class Family(StrEnum):
-    """The architecture of the layers of a model without a configuration."""
-
-    LLAMA = "llama"
-    GPT = "gpt"
+CacheKind = Literal["dynamic", "paged", "static", "tuple"]
+Family = Literal["llama", "gpt"]
+"""The architecture of the layers of a model without a configuration."""
 
 
 def _count(text: str, group: str, default: int = 0) -> Any:
@@ -112,7 +99,7 @@ class EstimateOptions(EstimateOutput):
     new_tokens: int = _count("Leave room in the KV cache", INFERENCE)
     kv_dtype: str | None = option("KIND", "Set the precision of the KV cache", group=INFERENCE)
     cache: CacheKind = option(
-        None, "Choose how the KV cache is allocated", default=CacheKind.DYNAMIC, group=INFERENCE
+        None, "Choose how the KV cache is allocated", default="dynamic", group=INFERENCE
     )
     gpu_memory_utilization: float = option(
         "SHARE",
@@ -133,7 +120,7 @@ class EstimateOptions(EstimateOutput):
     )
     family: Family = option(
         None, "Choose how layers are built without a config.json",
-        default=Family.LLAMA, group=SHAPE,
+        default="llama", group=SHAPE,
     )  # fmt: skip
     vocab: int = _count("Set the vocabulary", SHAPE)
     layers: int = _count("Set the layers", SHAPE)
@@ -148,12 +135,6 @@ class EstimateOptions(EstimateOutput):
         "MODULE:FACTORY",
         "Run your own model on fake tensors; imports it from the current directory",
         group=REHEARSAL,
-    )
-    input_shape: str | None = option(
-        "N,N", "Set the input's shape where --model has none", group=REHEARSAL
-    )
-    input_dtype: str = option(
-        "NAME", "Set the input's dtype, as int64", default="float32", group=REHEARSAL
     )
     loss: str = option(
         "ce|mean", "Choose a loss where --model has none", default="", group=REHEARSAL

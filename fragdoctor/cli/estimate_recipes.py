@@ -25,11 +25,6 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
 _NO_QUESTION: Final = ("output", "force", "quiet", "no_color", "output_format", "explain", "args")
 
 
-def may_be_recipe(text: str) -> bool:
-    """Return whether an input may be a configuration file; cheap, before anything is loaded."""
-    return text.lower().endswith(SUFFIXES) and Path(text).is_file()
-
-
 def with_recipes(
     chosen: EstimateOptions, given: frozenset[str]
 ) -> tuple[EstimateOptions, RecipeUse | None]:
@@ -49,7 +44,9 @@ def with_recipes(
 
         if is_question(inputs):
             return _with_words(chosen, given, " ".join(inputs))
-    if not chosen.args and not any(map(may_be_recipe, inputs)):
+    # Cheap, before anything is loaded.
+    may_be_recipe = any(n.lower().endswith(SUFFIXES) and Path(n).is_file() for n in inputs)
+    if not (chosen.args or may_be_recipe):
         return chosen, None
     from fragdoctor.estimation.recipes.question import question_of
     from fragdoctor.estimation.recipes.resolve import resolve, use_of

@@ -57,7 +57,7 @@ _USED: Final[Mapping[Route, tuple[AbstractSet[str], AbstractSet[str]]]] = Mappin
         Route.GPUS: ({"list_gpus"}, set()),
         Route.MODELS: ({"list_models"}, set()),
         Route.MODEL: (
-            _REHEARSED | {"model", "input_shape", "input_dtype"},
+            _REHEARSED | {"model"},
             {"optimizer", "grad_accumulation", "loss", "steps"},
         ),
         Route.LIBRARY: (
@@ -70,19 +70,18 @@ _USED: Final[Mapping[Route, tuple[AbstractSet[str], AbstractSet[str]]]] = Mappin
 )
 """Route -> (parameters that it always uses, parameters that it uses without ``--inference``)."""
 
-NEEDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+NEEDS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "lora_targets": ("lora",),
-        "dora": ("lora",),
-        "fsdp_kind": ("fsdp",),
-        **dict.fromkeys(("price", "verify"), ("plan",)),
-        "input_dtype": ("input_shape",),
-        "sequence_parallel": ("tensor_parallel",),
-        "max_num_seqs": ("gpu_memory_utilization",),
-        "max_num_batched_tokens": ("gpu_memory_utilization",),
+        "lora_targets": "lora",
+        "dora": "lora",
+        "fsdp_kind": "fsdp",
+        **dict.fromkeys(("price", "verify"), "plan"),
+        "sequence_parallel": "tensor_parallel",
+        "max_num_seqs": "gpu_memory_utilization",
+        "max_num_batched_tokens": "gpu_memory_utilization",
     }
 )
-"""Option -> other options without which it has no meaning."""
+"""Option -> another one without which it has no meaning."""
 
 _HINTS: Final[Mapping[Route, str]] = MappingProxyType(
     {
@@ -94,7 +93,7 @@ _HINTS: Final[Mapping[Route, str]] = MappingProxyType(
 )
 _BELONGS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        **dict.fromkeys(("input_shape", "input_dtype", "loss"), "It needs --model MODULE:FACTORY."),
+        "loss": "It needs --model MODULE:FACTORY.",
         "steps": "It needs --rehearse or --model MODULE:FACTORY.",
         "rehearse": "It needs a config.json, or the name of a model.",
         **dict.fromkeys(_CACHE, "It is about the KV cache: add --inference."),
@@ -146,9 +145,9 @@ def refuse_unused(route: Route, given: AbstractSet[str], *, inference: bool) -> 
         if route in FORMULAS:
             hint = _BELONGS.get(unused[0], hint)
         raise ConfigError(f"{', '.join(map(flag_of, unused))} {verb} not go with {way}.", hint=hint)
-    for name, others in NEEDS.items():
-        if name in given and not given & set(others):
+    for name, other in NEEDS.items():
+        if name in given and other not in given:
             raise ConfigError(
-                f"{flag_of(name)} means nothing without {' or '.join(map(flag_of, others))}.",
-                hint=f"Add {flag_of(others[0])}, or leave it out.",
+                f"{flag_of(name)} means nothing without {flag_of(other)}.",
+                hint=f"Add {flag_of(other)}, or leave it out.",
             )

@@ -18,6 +18,7 @@ from typing import Final, cast
 import typer
 
 from fragdoctor.errors import FragdoctorError
+from fragdoctor.report import escape
 
 OK: Final = 0
 FINDINGS: Final = 1
@@ -161,8 +162,6 @@ def _os_sentence(error: OSError) -> tuple[str, str]:
 def _internal(argv: Sequence[str], error: Exception) -> int:
     import traceback  # for bugs only
 
-    from fragdoctor.report import escape
-
     # A traceback's messages can quote input, so escape each line; its line breaks are kept.
     for line in "".join(traceback.format_exception(error)).splitlines():
         sys.stderr.write(f"{escape.terminal(line)}\n")
@@ -189,8 +188,6 @@ def _write_out(text: str) -> None:
 
 
 def _say(message: str, hint: str = "") -> None:
-    from fragdoctor.report import escape
-
     with contextlib.suppress(OSError):
         sys.stderr.write(f"{escape.terminal(message)}\n")
         if hint:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import OK
+from fragdoctor.report.base import render
 
 
 @options.taken
@@ -15,19 +16,14 @@ class ExplainOptions:
         "A rule such as FD101, or a word such as stranded; without it, list all of them",
         default=None,
     )
-    output_format: options.DocumentFormat = options.DOCUMENT_FORMAT
+    output_format: options.DocumentFormat = options.FORMAT
     no_color: bool = options.NO_COLOR
 
 
 def explain(asked: ExplainOptions) -> int:
     """Print the lists of rules and terms, or the text of one of them."""
-    look = console.render_options(no_color=asked.no_color)
-
-    from fragdoctor.report.base import render
     from fragdoctor.report.views.explain import find
 
-    text = render(
-        "explain", asked.output_format.value, find(" ".join(asked.words or ()) or None), look
-    )
-    console.write_report(text, None)
+    found, look = find(" ".join(asked.words or ()) or None), console.look_of(asked)
+    console.write_report(render("explain", asked.output_format, found, look), None)
     return OK

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Literal
 
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import OK
@@ -17,23 +16,8 @@ if TYPE_CHECKING:
     from fragdoctor.model.snapshot import Snapshot
 
 
-class ExportFormat(StrEnum):
-    """Formats that a snapshot can be written in."""
-
-    CSV = "csv"
-    TRACE = "trace"
-    SPEEDSCOPE = "speedscope"
-    SNAPSHOT = "snapshot"
-
-
-class ExportTable(StrEnum):
-    """Tables that can be written as CSV."""
-
-    EVENTS = "events"
-    BLOCKS = "blocks"
-    SEGMENTS = "segments"
-    ALLOCATIONS = "allocations"
-    MODULES = "modules"
+ExportFormat = Literal["csv", "trace", "speedscope", "snapshot"]
+ExportTable = Literal["events", "blocks", "segments", "allocations", "modules"]
 
 
 @options.taken
@@ -48,14 +32,14 @@ class ExportOptions:
         None,
         "Choose a table, a trace for Perfetto, stacks for speedscope, or a snapshot",
         "--format",
-        default=ExportFormat.CSV,
+        default="csv",
         group=options.OUTPUT,
         show_default=True,
     )
     table: ExportTable = options.option(
         None,
         "Choose the table of csv",
-        default=ExportTable.EVENTS,
+        default="events",
         group=options.OUTPUT,
         show_default=True,
     )
@@ -69,10 +53,9 @@ def export(asked: ExportOptions) -> int:
     """Write the snapshot in another format."""
     output_format, output, device = asked.output_format, asked.output, asked.device
     console.check_output(output, force=asked.force, inputs=[asked.snapshot])
-    if output_format is ExportFormat.SNAPSHOT and output is None and sys.stdout.isatty():
+    if output_format == "snapshot" and output is None and sys.stdout.isatty():
         raise ConfigError(
-            f"{output_format.value} is binary and is not written to a terminal.",
-            hint="Give -o FILE.",
+            "A snapshot is binary and is not written to a terminal.", hint="Give -o FILE."
         )
 
     from fragdoctor.inputs.cases import read_snapshot
@@ -89,7 +72,7 @@ def export(asked: ExportOptions) -> int:
 
         source = redacted(source)
     with console.Progress("Writing"), console.binary_output(output, force=asked.force) as sink:
-        _write(source, output_format, asked.table.value, device, sink)
+        _write(source, output_format, asked.table, device, sink)
     return OK
 
 
@@ -99,23 +82,23 @@ def _write(
     def text(part: str) -> None:
         sink.write(part.encode("utf-8", "backslashreplace"))
 
-    if output_format is ExportFormat.TRACE:
+    if output_format == "trace":
         from fragdoctor.export.trace_events import trace_parts
 
         for part in trace_parts(snapshot, device):
             text(part)
-    elif output_format is ExportFormat.SPEEDSCOPE:
+    elif output_format == "speedscope":
         from fragdoctor.export.speedscope import speedscope_text
 
         text(speedscope_text(snapshot, device))
-    elif output_format is ExportFormat.SNAPSHOT:
+    elif output_format == "snapshot":
         from fragdoctor.export.snapshot_writer import write_snapshot
 
         write_snapshot(snapshot, sink)
     else:
         from fragdoctor.export import snapshot_tables
 
-        if table == ExportTable.MODULES:
+        if table == "modules":
             frame = _modules(snapshot, device)
         else:
             frame = snapshot_tables.table(snapshot, table, device)

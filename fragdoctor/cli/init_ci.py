@@ -12,7 +12,7 @@ import typer
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import OK
 from fragdoctor.errors import ConfigError
-from fragdoctor.installed import requirement, requirement_of_checkout
+from fragdoctor.installed import requirement
 from fragdoctor.report import escape
 
 GITHUB: Final = Path(".github/workflows/gpu-memory.yml")
@@ -69,12 +69,9 @@ def workflow(chosen: InitCiOptions, target: Path) -> str:
         raise ConfigError(f"{script} does not exist.", hint="Run it at the root of the repository.")
     package = chosen.install or requirement()
     if package is None:
-        known = requirement_of_checkout()
-        origin = known or "git+https://HOST/OWNER/fragdoctor@COMMIT"
-        ifs = ", if this commit is pushed" if known else ""
         raise ConfigError(
             "This fragdoctor was installed from a folder, which the CI machine does not have.",
-            hint=f"Say what pip installs there{ifs}: --install {shlex.quote(origin)}",
+            hint="Say what pip installs there: --install git+https://HOST/OWNER/fragdoctor@COMMIT",
         )
     for word in (*chosen.words, package, chosen.gpu_runner or "", str(target)):
         # Both hosts replace such words with values before a shell sees them.

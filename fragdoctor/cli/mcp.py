@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from fragdoctor.cli.exit import FINDINGS, OK
@@ -98,7 +99,7 @@ class _Tools:
         """
         if len(paths) > MAX_PATHS:
             raise _refusal(f"These are more than {MAX_PATHS} paths. Give a folder or a pattern.")
-        with _scratch() as scratch:
+        with TemporaryDirectory(prefix="fragdoctor-") as scratch:
             inputs = [await self._readable(path, scratch) for path in paths]
             options = [*_option("--capacity", capacity), *(["--full"] if full else [])]
             words = ("analyze", *options, "--format=markdown", "--", *inputs)
@@ -119,7 +120,7 @@ class _Tools:
             capacity: what PyTorch could have, such as 24GiB.
             search: try the usual settings.
         """
-        with _scratch() as scratch:
+        with TemporaryDirectory(prefix="fragdoctor-") as scratch:
             name = await self._readable(path, scratch)
             options = [
                 *(word for conf in confs or [] for word in _option("--conf", conf)),
@@ -148,7 +149,7 @@ class _Tools:
 
         target = str(self._place(script))
         options = [*_option("--gpu", gpu), *_option("--capacity", capacity)]
-        with _scratch() as scratch:
+        with TemporaryDirectory(prefix="fragdoctor-") as scratch:
             left = str(Path(scratch) / "rehearsal.pickle")
             words = ["rehearse", *options, f"--snapshot={left}"]
             program = [target, "--", *(args or [])]  # an absolute path cannot be an option
@@ -227,20 +228,10 @@ class _Tools:
                 child.kill()
         if child.returncode not in (OK, FINDINGS):
             said = err.decode("utf-8", "replace").strip() or f"exit code {child.returncode}"
-            raise _refusal(self._without_names(said[-2000:]))
+            if self._is_redacted:  # a traceback may hold names
+                said = "The file cannot be read or redacted; only memory snapshots can be redacted."
+            raise _refusal(said[-2000:])
         return out.decode("utf-8", "replace")
-
-    def _without_names(self, text: str) -> str:
-        """Return an error as the agent may see it: without a traceback if names are redacted."""
-        if not self._is_redacted:
-            return text
-        return "The file cannot be read or redacted; only memory snapshots can be redacted."
-
-
-def _scratch() -> contextlib.AbstractContextManager[str]:
-    from tempfile import TemporaryDirectory
-
-    return TemporaryDirectory(prefix="fragdoctor-")
 
 
 def _refusal(message: str) -> Exception:

@@ -21,15 +21,13 @@ class OomOptions(options.DiagnosisOptions):
 
 def oom(asked: OomOptions) -> int:
     """Diagnose the first cause in the text, and print the report."""
-    look = console.look_of(asked)
     words = asked.text or []
-    console.check_output(asked.output, force=asked.force, inputs=words)
+    look = console.prepared(asked, words)
     if not words and sys.stdin.isatty():
         sys.stderr.write("Paste the message, then end with Ctrl-D on a line of its own:\n")
         sys.stderr.flush()
 
     from fragdoctor.inputs.cases import read_messages
-    from fragdoctor.report.base import render
 
     case = read_messages(words, asked.overrides())
 
@@ -37,6 +35,5 @@ def oom(asked: OomOptions) -> int:
 
     with console.Progress("Diagnosing"):
         diagnosis = diagnose(case)
-    report = render("oom", asked.output_format.value, diagnosis, look)
-    console.write_report(report, asked.output, force=asked.force)
+    console.give(asked, "oom", diagnosis, look)
     return asked.exit_code(diagnosis.findings)

@@ -9,13 +9,13 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from enum import StrEnum
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
     Annotated,
     Any,
     Final,
+    Literal,
     NamedTuple,
     TypeVar,
     dataclass_transform,
@@ -27,11 +27,11 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from fragdoctor.cli.exit import FINDINGS, OK
 from fragdoctor.errors import ConfigError
+from fragdoctor.model.finding import Finding, Severity
 from fragdoctor.units import Amount, parse_amount, parse_size
 
 if TYPE_CHECKING:
     from fragdoctor.model.case import Overrides
-    from fragdoctor.model.finding import Finding
 
 _Options = TypeVar("_Options")
 DECLARED: Final = "declared"
@@ -144,43 +144,30 @@ def parameters_of(kind: type) -> list[inspect.Parameter]:
     ]
 
 
-class ReportFormat(StrEnum):
-    """Formats of a diagnosis: the keys of ``report.base.FORMATS``."""
+ReportFormat = Literal["text", "json", "markdown", "html", "github", "sarif", "junit"]
+"""Formats of a diagnosis: the keys of ``report.base.FORMATS``."""
 
-    TEXT = "text"
-    JSON = "json"
-    MARKDOWN = "markdown"
-    HTML = "html"
-    GITHUB = "github"
-    SARIF = "sarif"
-    JUNIT = "junit"
+DocumentFormat = Literal["text", "json", "markdown", "html"]
+"""Formats that every command has."""
 
-
-class DocumentFormat(StrEnum):
-    """Formats that every command has."""
-
-    TEXT = "text"
-    JSON = "json"
-    MARKDOWN = "markdown"
-    HTML = "html"
-
-
-class FailOn(StrEnum):
-    """The lowest severity of findings that makes the exit code 1."""
-
-    WARNING = "warning"
-    ERROR = "error"
+FailOn = Literal["warning", "error"]
+"""The lowest severity of findings that makes the exit code 1."""
 
 
 def size(text: str | int) -> int:
     """Return the bytes of an option such as ``24GiB``; a number in a configuration has no unit."""
-    try:
-        value = parse_size(str(text))
-    except ConfigError as e:
-        raise typer.BadParameter(f"{e.message} {e.hint}") from e
+    value: int = _parsed(parse_size, str(text))
     if value == 0:
         raise typer.BadParameter("0 bytes is not a size. Write for example 24GiB.")
     return value
+
+
+def _parsed(parse: Callable[[str], Any], text: str) -> Any:
+    """Return what a text means, refusing it in the way of the command line."""
+    try:
+        return parse(text)
+    except ConfigError as e:
+        raise typer.BadParameter(f"{e.message} {e.hint}") from e
 
 
 def size_or_factor(text: str | float) -> int | float:
@@ -195,12 +182,8 @@ def size_or_factor(text: str | float) -> int | float:
 
 def amount(text: str | float | Amount) -> Amount:
     """Return the ``Amount`` of an option such as ``70GiB`` or ``5%``."""
-    if isinstance(text, Amount):
-        return text
-    try:
-        return parse_amount(str(text))
-    except ConfigError as e:
-        raise typer.BadParameter(f"{e.message} {e.hint}") from e
+    found: Amount = text if isinstance(text, Amount) else _parsed(parse_amount, str(text))
+    return found
 
 
 def version_text(text: str) -> str:
@@ -214,9 +197,8 @@ def version_text(text: str) -> str:
 
 FORMAT: Final = option(
     None, "Choose the output format", "--format",
-    default=ReportFormat.TEXT, group=OUTPUT, show_default=True,
+    default="text", group=OUTPUT, show_default=True,
 )  # fmt: skip
-DOCUMENT_FORMAT: Final = FORMAT._replace(default=DocumentFormat.TEXT)
 REPORTS: Final = option(
     "FORMAT=FILE", "Write another report to a file; may be repeated", group=OUTPUT
 )
@@ -267,7 +249,7 @@ class ReportOutput:
 class EstimateOutput(ReportOutput):
     """The destination and format of the answer of an estimate or a packing."""
 
-    output_format: DocumentFormat = DOCUMENT_FORMAT
+    output_format: DocumentFormat = FORMAT
 
 
 @taken
@@ -315,9 +297,7 @@ class DiagnosisOptions(CaseOptions):
 
     def exit_code(self, findings: Iterable[Finding]) -> int:
         """Return 1 if a finding is at least as severe as ``--fail-on``, else 0."""
-        from fragdoctor.model.finding import Severity
-
         if self.fail_on is None or self.exit_zero:
             return OK
-        threshold = int(Severity[self.fail_on.value.upper()])
+        threshold = int(Severity[self.fail_on.upper()])
         return FINDINGS if any(f.severity >= threshold for f in findings) else OK

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fragdoctor.cli import console, options
@@ -10,8 +9,7 @@ from fragdoctor.cli.exit import OK
 from fragdoctor.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fragdoctor.model.case import Case
-    from fragdoctor.report.base import RenderOptions
+    from fragdoctor.model.gpu_sharing import Sharing
 
 
 @options.taken
@@ -49,25 +47,25 @@ class PackOptions(options.EstimateOutput):
 
 def pack(chosen: PackOptions) -> int:
     """Print how many processes share the GPU."""
-    console.answer(chosen, chosen.inputs, lambda look: _answer(chosen, look))
+    look = console.prepared(chosen, chosen.inputs or ())
+    console.give(chosen, "pack", _sharing(chosen), look)
     return OK
 
 
-def _answer(chosen: PackOptions, look: RenderOptions) -> str:
-    """Return the report on how many processes share a GPU.
+def _sharing(chosen: PackOptions) -> Sharing:
+    """Return how many processes share a GPU.
 
     Raises:
         ConfigError: the question is incomplete.
     """
     from fragdoctor.estimation.packing import PackRequest, processes_on_gpu
+    from fragdoctor.inputs.cases import read_case
+    from fragdoctor.model.case import Overrides
     from fragdoctor.model.gpus import gpu_of
-    from fragdoctor.report.base import render
 
     gpus, per_process = chosen.gpu or [], chosen.per_process
     if len(gpus) > 1:
         raise ConfigError("Processes share one GPU.", hint="Give --gpu once.")
-    if per_process == 0:
-        raise ConfigError("A process without memory needs no GPU.", hint="--per-process 6GB")
     question = PackRequest(
         per_process_bytes=per_process,
         context_bytes=chosen.context,
@@ -76,20 +74,10 @@ def _answer(chosen: PackOptions, look: RenderOptions) -> str:
         n_processes=chosen.processes,
     )
     with console.Progress("Replaying"):
-        case = _case(chosen.inputs or [])
+        case = read_case(chosen.inputs, Overrides()) if chosen.inputs else None
         if per_process is not None and case is not None and case.snapshot is not None:
             raise ConfigError(
                 "--per-process does not go with a recording: both say what one process takes.",
                 hint="Give one of them.",
             )
-        sharing = processes_on_gpu(question, case)
-    return render("pack", chosen.output_format.value, sharing, look)
-
-
-def _case(inputs: Sequence[str]) -> Case | None:
-    if not inputs:
-        return None
-    from fragdoctor.inputs.cases import read_case
-    from fragdoctor.model.case import Overrides
-
-    return read_case(inputs, Overrides())
+        return processes_on_gpu(question, case)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fragdoctor.model.hooks import watched_by
+from fragdoctor.report.base import RenderOptions
 
 if TYPE_CHECKING:
     from fragdoctor.future.whatif import FairReplay
@@ -43,7 +44,6 @@ def shown_case(case: Case) -> Shown:
         FragdoctorError: the case cannot be diagnosed.
     """
     from fragdoctor.diagnosis.pipeline import diagnose
-    from fragdoctor.report.base import RenderOptions
     from fragdoctor.report.page.page import render_page
     from fragdoctor.report.views.analyze import document
 

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from fragdoctor.cli import console, options
-from fragdoctor.cli.check import check_targets, report_targets, write_target
+from fragdoctor.cli.check import report_targets, write_reports
 from fragdoctor.cli.exit import FINDINGS, OK, USAGE
 from fragdoctor.errors import ConfigError
+from fragdoctor.model.settings import parse_conf
 from fragdoctor.opening import first_free
+from fragdoctor.report import escape
+from fragdoctor.report.base import RenderOptions, check_format, render
 from fragdoctor.units import format_size, parse_seconds
 
 if TYPE_CHECKING:
@@ -25,7 +28,6 @@ if TYPE_CHECKING:
     from fragdoctor.rehearsal.process import OnStep
     from fragdoctor.rehearsal.programs import Launched, Program
     from fragdoctor.rehearsal.sweep import Sweep
-    from fragdoctor.report.base import RenderOptions
 
 _OF_CI: Final = ("sarif", "junit", "github")
 MAX_DEVICES: Final = 64
@@ -103,9 +105,7 @@ class RehearseOptions(options.FullOutput):
 def rehearse(chosen: RehearseOptions) -> int:
     """Rehearse a program, print the diagnosis of its memory, and fail if it does not fit."""
     look = console.look_of(chosen)
-    targets = report_targets(chosen.report or [])
-    files = [chosen.output, *(target for _, target in targets)]
-    check_targets(files, None, chosen.words[:1], force=chosen.force)
+    targets = report_targets(chosen, chosen.words[:1])
     asked = asked_of(chosen)
     if chosen.cure:
         return _cured(chosen, asked, look)
@@ -119,12 +119,15 @@ def rehearse(chosen: RehearseOptions) -> int:
     else:
         result = swept(asked, _folder_of(chosen.snapshot))
         code = USAGE if result.failed else _code(chosen, result.rehearsals, fits=result.fits)
-    is_gate = _is_gate(chosen)
-    for name, target in targets:
-        text = _report(result, name, replace(look, color=False), is_gate=is_gate)
-        write_target(text, target, force=chosen.force)
-    text = _report(result, chosen.output_format.value, look, is_gate=is_gate)
-    write_target(text, chosen.output, force=chosen.force)
+
+    def report_of(name: str, look: RenderOptions) -> str:
+        if name not in _OF_CI:
+            return render("rehearse", name, result, look)
+        from fragdoctor.report.views.rehearse import judged
+
+        return render("check", name, judged(result, is_gate=_is_gate(chosen)), look)
+
+    write_reports(chosen, targets, look, report_of)
     return code
 
 
@@ -146,7 +149,6 @@ def asked_of(chosen: RehearseOptions) -> Sweep:
     Raises:
         ConfigError: the program does not exist, or options exclude each other.
     """
-    from fragdoctor.model.settings import parse_conf
     from fragdoctor.rehearsal.process import RehearsalConditions, rehearsed_gpu
     from fragdoctor.rehearsal.programs import Program, launched
     from fragdoctor.rehearsal.sweep import Sweep, parse_batches
@@ -301,9 +303,8 @@ def _cured(chosen: RehearseOptions, asked: Sweep, look: RenderOptions) -> int:
         ConfigError: options contradict each other, or the program cannot be rehearsed.
     """
     from fragdoctor.rehearsal.prescription.search import CureSearch
-    from fragdoctor.report.base import check_format, render
 
-    check_format("prescription", chosen.output_format.value)
+    check_format("prescription", chosen.output_format)
     if not asked.is_one or chosen.snapshot is not None or chosen.report:
         raise ConfigError(
             "--cure works on one program on one GPU.",
@@ -317,8 +318,7 @@ def _cured(chosen: RehearseOptions, asked: Sweep, look: RenderOptions) -> int:
             progress.show(f"Rehearsing {title}", 0, 0)
 
         found = CureSearch(asked.program, asked.base, batch, seconds, on_try).run()
-    text = render("prescription", chosen.output_format.value, found, look)
-    write_target(text, chosen.output, force=chosen.force)
+    console.give(chosen, "prescription", found, look)
     if found.fits:
         return USAGE if found.is_partial else OK
     return FINDINGS
@@ -358,7 +358,6 @@ def swept(asked: Sweep, keep: Path | None = None) -> RehearsalSweep:
 def _progress() -> Iterator[console.Progress]:
     """Show progress; if the program fails, print its last output, made safe for a terminal."""
     from fragdoctor.rehearsal.runner import ProgramFailed
-    from fragdoctor.report import escape
 
     with console.Progress("Rehearsing") as progress:
         try:
@@ -368,14 +367,3 @@ def _progress() -> Iterator[console.Progress]:
             for line in err.output.splitlines():
                 sys.stderr.write(f"{escape.terminal(line)}\n")
             raise
-
-
-def _report(
-    result: RehearsalResult | RehearsalSweep, name: str, look: RenderOptions, *, is_gate: bool
-) -> str:
-    from fragdoctor.report.base import render
-    from fragdoctor.report.views.rehearse import judged
-
-    if name in _OF_CI:
-        return render("check", name, judged(result, is_gate=is_gate), look)
-    return render("rehearse", name, result, look)

@@ -7,15 +7,16 @@ import shlex
 import sys
 import tempfile
 import time
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import OK, USAGE
 from fragdoctor.errors import ConfigError, FragdoctorError
 from fragdoctor.opening import first_free
 from fragdoctor.recording.record_options import DEFAULT_MAX_ENTRIES
+from fragdoctor.report import escape
+from fragdoctor.report.base import RenderOptions, render
 from fragdoctor.units import parse_seconds
 
 if TYPE_CHECKING:
@@ -24,18 +25,10 @@ if TYPE_CHECKING:
     from fragdoctor.capture.launcher import Reached
     from fragdoctor.cli.cure import RecordedRun
     from fragdoctor.inputs.folders import FoundBundle
-    from fragdoctor.model.diagnosis import Diagnosis, Recommendation
-    from fragdoctor.report.base import RenderOptions
+    from fragdoctor.model.diagnosis import Diagnosis
 
 _MOST_NAMED = 20
 _MOST_CONTINUED = 3
-
-
-class StackMode(StrEnum):
-    """The stack frames to record with each event."""
-
-    PYTHON = "python"
-    ALL = "all"
 
 
 @options.taken
@@ -50,8 +43,8 @@ class RunOptions:
     max_entries: int = options.option(
         "N", "Keep the last N events of a GPU", default=DEFAULT_MAX_ENTRIES, min=1
     )
-    stacks: StackMode = options.option(
-        None, "Record Python frames, or C++ frames too", default=StackMode.PYTHON
+    stacks: Literal["python", "all"] = options.option(
+        None, "Record Python frames, or C++ frames too", default="python"
     )
     module_paths: bool = options.flag(
         "Record which module of the model allocates (layers.3.mlp); PyTorch 2.10+; "
@@ -93,9 +86,7 @@ def run(asked: RunOptions) -> int:
     from fragdoctor.recording.arming import note
     from fragdoctor.recording.record_options import Options, from_environment
 
-    look = console.render_options(
-        quiet=asked.quiet, verbose=asked.verbose, no_color=asked.no_color, on_stderr=True
-    )
+    look = console.look_of(asked, on_stderr=True)
     parse_seconds(asked.rehearse_time)  # a mistake in it is no surprise after hours
     command = command_of(asked.words, is_module=asked.is_module)
     directory = _directory(asked)
@@ -112,7 +103,7 @@ def run(asked: RunOptions) -> int:
             recording = Options(
                 directory=str(place),
                 max_entries=asked.max_entries,
-                stacks=asked.stacks.value,
+                stacks=asked.stacks,
                 module_paths=asked.module_paths,
                 census=not asked.no_census,
                 sources=not asked.no_sources,
@@ -141,8 +132,6 @@ def run(asked: RunOptions) -> int:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # see app.main; not before the program
         diagnosis = _diagnosed(first.bundles[0].path)
     if diagnosis is not None and not asked.no_diagnosis:
-        from fragdoctor.report.base import render
-
         sys.stderr.write(f"\n{render('analyze', 'text', diagnosis, look)}\n")
     _name(first.bundles, reached)
     is_followed = not (asked.no_diagnosis or asked.no_rehearse)
@@ -227,7 +216,7 @@ def _follow(
     """
     from fragdoctor.cli.rehearse_after import follow
     from fragdoctor.inputs.cases import read_bundle
-    from fragdoctor.report.base import render
+    from fragdoctor.model.simulation import OutlookState
     from fragdoctor.report.views.advice import wins
 
     _say("")
@@ -244,18 +233,16 @@ def _follow(
     except KeyboardInterrupt:
         _say("The rehearsal was stopped.")
         return
-    decided = [one for one in continued.recommendations if _is_decided(one)]
+    decided = [
+        one
+        for one in continued.recommendations
+        if one.predicted.outlook is not None
+        and one.predicted.outlook.state is not OutlookState.OPEN
+    ]
     _say("")
     for one in decided[:_MOST_CONTINUED]:
         _say(f"Continued with the rehearsal, {one.title}: {wins(one, continued)}")
     sys.stderr.write(f"\n{render('prescription', 'text', prescription, look)}\n")
-
-
-def _is_decided(one: Recommendation) -> bool:
-    from fragdoctor.model.simulation import OutlookState
-
-    outlook = one.predicted.outlook
-    return outlook is not None and outlook.state is not OutlookState.OPEN
 
 
 def _name(bundles: Sequence[FoundBundle], reached: Reached) -> None:
@@ -288,7 +275,5 @@ def _shown(path: Path) -> str:
 
 
 def _say(text: str) -> None:
-    from fragdoctor.report import escape
-
     sys.stderr.write(f"{escape.terminal(text)}\n")
     sys.stderr.flush()

@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Final, Protocol
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
 
 import typer
 
@@ -22,7 +24,8 @@ from fragdoctor.cli import console, options
 from fragdoctor.cli.dropped import Readable, Sent, announced, opened
 from fragdoctor.cli.exit import OK
 from fragdoctor.cli.pages import Abandoned, Answer, IsWanted, Shown, shown_case
-from fragdoctor.errors import FragdoctorError
+from fragdoctor.errors import ConfigError, FragdoctorError
+from fragdoctor.model.case import Overrides
 
 HOST: Final = "127.0.0.1"
 MAX_QUESTION_BYTES: Final = 4096
@@ -41,11 +44,8 @@ _HEADERS: Final = {
 }
 
 
-class Opener(Protocol):
-    """Makes a page from files in the body of a request."""
-
-    def __call__(self, files: Sequence[Sent], body: Readable, is_wanted: IsWanted) -> Shown:
-        """Return the page; raises the errors of ``dropped.opened``."""
+Opener = Callable[[Sequence[Sent], Readable, IsWanted], Shown]
+"""Makes a page from files in the body of a request; raises the errors of ``dropped.opened``."""
 
 
 class Viewer(ThreadingHTTPServer):
@@ -66,8 +66,6 @@ class Viewer(ThreadingHTTPServer):
         try:
             super().__init__((HOST, port), _Handler)
         except OSError as e:
-            from fragdoctor.errors import ConfigError
-
             raise ConfigError(
                 f"Port {port} cannot be used: {e.strerror or e}.", hint="Leave --port out."
             ) from e
@@ -256,8 +254,6 @@ def in_browser(address: str) -> Iterator[None]:
     file that only this user can read and that redirects; it is removed at the end of the block.
     """
     import webbrowser
-    from pathlib import Path
-    from tempfile import TemporaryDirectory
 
     with TemporaryDirectory(prefix="fragdoctor-") as folder:  # readable by its owner only
         page = Path(folder, "view.html")
@@ -290,8 +286,6 @@ class ViewOptions:
 
 def view(asked: ViewOptions) -> int:
     """Serve the page of the inputs, or of files dropped on it, until Ctrl-C."""
-    from fragdoctor.model.case import Overrides
-
     known = Overrides(capacity_bytes=asked.capacity, device=asked.device)
     if asked.paths:
         from fragdoctor.inputs.cases import read_case

@@ -205,8 +205,8 @@ def find_trend(
 
 def live_bytes(device: ComparedDevice, *, peak: bool) -> int:
     """Return live bytes at the compared moment, from the trace or the blocks."""
-    if peak and device.curve is not None:
-        return max(device.curve.allocated_bytes)
+    if peak and device.peak_allocated_bytes is not None:
+        return device.peak_allocated_bytes
     return sum(use.now_bytes for use in device.lines)
 
 
@@ -290,10 +290,12 @@ def compare_runs(
     devices = [
         None if d is None else r.devices.get(d) for r, d in zip(compared, chosen, strict=True)
     ]
-    if None in devices:
+    known = [d for d in devices if d is not None]
+    if len(known) < len(devices):
         basis = Basis.NONE
     else:
-        basis = Basis.PEAK if all(d is not None and d.curve for d in devices) else Basis.NOW
+        has_peaks = all(d.peak_allocated_bytes is not None for d in known)
+        basis = Basis.PEAK if has_peaks else Basis.NOW
     first, last = devices[0], devices[-1]
     comparison = Comparison(
         runs=tuple(side(r, i, d) for i, (r, d) in enumerate(zip(compared, chosen, strict=True))),

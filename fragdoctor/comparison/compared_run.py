@@ -15,12 +15,12 @@ from fragdoctor.analysis.result import CaptureQuality, DeviceAnalysis
 from fragdoctor.comparison.line_uses import LineUse, line_uses
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.model.case import Case
-from fragdoctor.model.comparison import ComparedFigure, Curve, DevicePeaks, RunSide
+from fragdoctor.model.comparison import ComparedFigure, DevicePeaks, RunSide
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.finding import Location
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import I32, I64, Action, Snapshot
-from fragdoctor.trace.lives import Totals, stretch_starts
+from fragdoctor.trace.lives import Totals
 from fragdoctor.trace.trace import Trace, traces_of
 
 _FEATURES: Final = re.compile(
@@ -32,7 +32,7 @@ class ComparedDevice(Struct, frozen=True, eq=False):
     """One device of one run.
 
     Attributes:
-        curve: memory over the trace; None without a trace.
+        peak_allocated_bytes: the highest in the trace; None without a trace.
         totals: totals of the trace, for only the first and the last run of a series.
         n_lines_merged: number of the smallest lines, which are merged into one in ``lines``.
         growth: lines that keep memory step by step, with the bytes that each keeps per step.
@@ -44,7 +44,7 @@ class ComparedDevice(Struct, frozen=True, eq=False):
 
     device: int
     capture: CaptureQuality
-    curve: Curve | None
+    peak_allocated_bytes: int | None
     totals: Totals | None
     n_steps: int | None
     lines: tuple[LineUse, ...]
@@ -121,7 +121,7 @@ def read_device(trace: Trace) -> tuple[ComparedDevice, DeviceAnalysis]:
     compared = ComparedDevice(
         device=trace.device,
         capture=analysis.capture,
-        curve=None if totals is None else curve_of(totals, trace.n_events),
+        peak_allocated_bytes=None if totals is None else totals.peak_allocated_bytes,
         totals=totals,
         n_steps=None if totals is None else analysis.n_steps or None,
         lines=uses,
@@ -149,8 +149,6 @@ def _features(snapshot: Snapshot, stack: I32) -> frozenset[str]:
     found = (_FEATURES.search(snapshot.strings[int(i)][-500:]) for i in names if i >= 0)
     return frozenset(m.group(1) or f"optim.{m.group(2)}" for m in found if m is not None)
 
-
-MAX_COLUMNS: Final = 1200
 
 # ID, title, unit, attribute of DeviceFigures
 _FIGURES: Final = (
@@ -216,7 +214,9 @@ def all_figures(compared: Sequence[ComparedRun], chosen: Pairing) -> tuple[Compa
     ]
     devices = [_device(r, d) for r, d in zip(compared, chosen, strict=True)]
     steps = tuple(None if d is None else d.n_steps for d in devices)
-    n_requests = tuple(None if d is None or d.curve is None else len(d.requests) for d in devices)
+    n_requests = tuple(
+        None if d is None or d.peak_allocated_bytes is None else len(d.requests) for d in devices
+    )
     found.append(ComparedFigure("steps", "steps in the trace", "count", steps))
     found.append(ComparedFigure("requests", "requests in the trace", "count", n_requests))
     return tuple(f for f in found if any(v is not None for v in f.values))
@@ -260,7 +260,6 @@ def side(run: ComparedRun, index: int, device: int | None) -> RunSide:
     """Return one run in the form that reports show."""
     own = _device(run, device)
     figures = run.diagnosis.figures_of(device)
-    curve = None if own is None else own.curve
     return RunSide(
         letter=letter(index),
         name=run.name,
@@ -270,26 +269,15 @@ def side(run: ComparedRun, index: int, device: int | None) -> RunSide:
         torch_version=run.torch_version,
         conf=None if run.settings is None else run.settings.conf,
         has_snapshot=bool(run.devices),
-        has_trace=curve is not None,
+        has_trace=own is not None and own.peak_allocated_bytes is not None,
         has_stacks=own is not None and own.capture.has_stacks > 0,
         is_cut=own is not None and own.capture.is_truncated,
         n_events=None if figures is None else figures.n_events,
         n_steps=None if own is None else own.n_steps,
         capacity_bytes=None if figures is None else figures.capacity_bytes,
-        curve=curve,
         moment=None if figures is None else figures.moment,
     )
 
 
 def _device(run: ComparedRun, device: int | None) -> ComparedDevice | None:
     return None if device is None else run.devices.get(device)
-
-
-def curve_of(totals: Totals, n_events: int) -> Curve:
-    """Return the highest state of each column, so that no peak is lost."""
-    starts = stretch_starts(n_events + 1, MAX_COLUMNS)
-
-    def highest(name: str) -> tuple[int, ...]:
-        return tuple(totals.envelope(name, starts).high.tolist())
-
-    return Curve(n_events, highest("allocated_bytes"), highest("reserved_bytes"))

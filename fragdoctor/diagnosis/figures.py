@@ -17,7 +17,6 @@ from fragdoctor.analysis.free_space import free_space
 from fragdoctor.analysis.result import (
     DeviceAnalysis,
     Holder,
-    PhaseAnalysis,
 )
 from fragdoctor.diagnosis.moments import DecidingMoment, categories_at
 from fragdoctor.model.arrays import distinct
@@ -31,9 +30,6 @@ from fragdoctor.model.diagnosis import (
     StranderReport,
     TimelinePoint,
     TimelineStrip,
-)
-from fragdoctor.model.phases import (
-    TrainingPhase,
 )
 from fragdoctor.rules.failed_request import FailedRequest
 from fragdoctor.rules.rule import Context
@@ -263,7 +259,6 @@ def timeline_strip(context: Context) -> TimelineStrip | None:
         flush_columns=_columns((f.first_row - first_row + 1 for f in a.flushes), starts),
         n_ooms=len(a.ooms),
         n_flushes=len(a.flushes),
-        phases=_phases(a.phases, starts, n_states),
         points=_points(a, line, first_row),
     )
 
@@ -292,20 +287,6 @@ def _points(a: DeviceAnalysis, line: Totals, first_row: int) -> tuple[TimelinePo
     )
 
 
-def _phases(
-    analysis: PhaseAnalysis | None, starts: I64, n_states: int
-) -> tuple[TrainingPhase, ...]:
-    """Return the most frequent phase of each column, or nothing if none is known."""
-    if analysis is None or not analysis.report.phases:
-        return ()
-    label = np.repeat(analysis.labels, np.diff(analysis.first))
-    label = np.append(label[:1], label)[:n_states]  # state k comes after k events
-    counts = np.stack(
-        [np.add.reduceat((label == i).astype(np.int64), starts) for i in TrainingPhase]
-    )
-    return tuple(TrainingPhase(i) for i in counts.argmax(axis=0).tolist())
-
-
 def _columns(states: Iterable[int], starts: I64) -> tuple[int, ...]:
     """Return the columns that these states fall in, without duplicates."""
     at = np.fromiter(states, np.int64)
@@ -322,7 +303,5 @@ def segment_reports(
     a = context.analysis
     if a is None or moment is None:
         return (), 0
-    # The groups' places in the list that strander_reports returns.
-    places = {strander.stack: i for i, strander in enumerate(moment.stranders[:MAX_STRANDERS])}
     at = a.trace.layout if moment.earlier_failure is None else moment.layout
-    return find_stranded_segments(at, a.device, places)
+    return find_stranded_segments(at, a.device)

@@ -10,6 +10,7 @@ if it is in ``_PACKAGES``. Sizes, addresses, times and line numbers stay as they
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
@@ -36,8 +37,8 @@ from fragdoctor.trace.stacks import (
 ROOT: Final = "/redacted"
 
 
-def _words(text: str) -> list[str]:
-    return text.split()
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
 
 
 # Words that the diagnosis needs: it recognizes evaluation, losses and optimizers by name.
@@ -65,38 +66,34 @@ _PUBLIC_LIBRARY: Final = re.compile(
     r"|nccl|nvrtc|amdhip64|rccl|c|m|dl|rt|gomp|gcc_s|stdc\+\+|pthread)"
     r"(?:-[0-9a-f]{1,8})?\.so(?:\.[0-9]{1,4}){0,4}"
 )
-_NATIVE_WORDS: Final = frozenset(
-    _words(
-        """
-        at c10 cuda hip detail impl native autograd torch jit profiler python_function utils
-        CUDACachingAllocator Native NativeCachingAllocator DeviceCachingAllocator PrivatePool
-        CUDAAllocator CUDAAllocatorConfig MemPool CUDAGraph HIPCachingAllocator StorageImpl
-        TensorImpl Storage Tensor DataPtr TensorBase Dispatcher OperatorHandle empty empty_cuda
-        empty_strided_cuda empty_generic empty_strided_generic empty_memory_format empty_strided
-        empty_like zeros zeros_like ones full malloc free raw_alloc allocate alloc_block
-        get_free_block allocate_new recordHistory snapshot emptyCache resize_
-        Engine thread_main thread_init evaluate_function reentrant_thread_init execute
-        execute_with_graph_task call_function PyNode Node AccumulateGrad THPEngine_run_backward
-        THPVariable_clear _PyEval_EvalFrameDefault _PyFunction_Vectorcall PyObject_Call
-        PyEval_EvalCode _PyObject_MakeTpCall Py_RunMain Py_BytesMain PyObject_Vectorcall main
-        _start __libc_start_main __libc_start_call_main clone start_thread pthread_create cudaMalloc
-        cudaFree cudaLaunchKernel add mul div sub matmul mm bmm addmm linear conv2d convolution
-        layer_norm softmax log_softmax relu gelu dropout cat stack copy_ clone to _to_copy sum mean
-        operator() call redispatch boxed
-        """
-    )
+_NATIVE_WORDS: Final = _words(
+    """
+    at c10 cuda hip detail impl native autograd torch jit profiler python_function utils
+    CUDACachingAllocator Native NativeCachingAllocator DeviceCachingAllocator PrivatePool
+    CUDAAllocator CUDAAllocatorConfig MemPool CUDAGraph HIPCachingAllocator StorageImpl
+    TensorImpl Storage Tensor DataPtr TensorBase Dispatcher OperatorHandle empty empty_cuda
+    empty_strided_cuda empty_generic empty_strided_generic empty_memory_format empty_strided
+    empty_like zeros zeros_like ones full malloc free raw_alloc allocate alloc_block
+    get_free_block allocate_new recordHistory snapshot emptyCache resize_
+    Engine thread_main thread_init evaluate_function reentrant_thread_init execute
+    execute_with_graph_task call_function PyNode Node AccumulateGrad THPEngine_run_backward
+    THPVariable_clear _PyEval_EvalFrameDefault _PyFunction_Vectorcall PyObject_Call
+    PyEval_EvalCode _PyObject_MakeTpCall Py_RunMain Py_BytesMain PyObject_Vectorcall main
+    _start __libc_start_main __libc_start_call_main clone start_thread pthread_create cudaMalloc
+    cudaFree cudaLaunchKernel add mul div sub matmul mm bmm addmm linear conv2d convolution
+    layer_norm softmax log_softmax relu gelu dropout cat stack copy_ clone to _to_copy sum mean
+    operator() call redispatch boxed
+    """
 )
 """Parts of C++ names; a name stays if all its parts are here."""
 
-_PACKAGES: Final = frozenset(
-    _words(
-        """
-        accelerate apex bitsandbytes datasets deepspeed diffusers fairscale flash_attn fsspec jax
-        lightning megatron numpy optuna pandas peft pytorch_lightning ray safetensors scipy
-        sentence_transformers timm tokenizers torchaudio torchmetrics torchvision transformers
-        triton trl unsloth vllm xformers
-        """
-    )
+_PACKAGES: Final = _words(
+    """
+    accelerate apex bitsandbytes datasets deepspeed diffusers fairscale flash_attn fsspec jax
+    lightning megatron numpy optuna pandas peft pytorch_lightning ray safetensors scipy
+    sentence_transformers timm tokenizers torchaudio torchmetrics torchvision transformers
+    triton trl unsloth vllm xformers
+    """
 )
 _CONF_WORDS: Final = frozenset(
     {*KEYS, "True", "False", "true", "false", "native", "cudaMallocAsync", "hipMallocAsync"}
@@ -130,16 +127,12 @@ class Pseudonyms:
     """Gives each distinct text a number within its kind, in the order of first use."""
 
     def __init__(self) -> None:
-        self._numbers: dict[tuple[str, str], int] = {}
-        self._counts: dict[str, int] = {}
+        self._numbers = defaultdict[str, dict[str, int]](dict)
 
     def number(self, kind: str, text: str) -> int:
         """Return the number of a text, 1 for the first of its kind."""
-        key = (kind, text)
-        if key not in self._numbers:
-            self._counts[kind] = self._counts.get(kind, 0) + 1
-            self._numbers[key] = self._counts[kind]
-        return self._numbers[key]
+        known = self._numbers[kind]
+        return known.setdefault(text, len(known) + 1)
 
 
 def redacted_file(name: str, names: Pseudonyms) -> str:
@@ -245,7 +238,8 @@ def _native_file(name: str, names: Pseudonyms) -> str:
         return name
     public = _PUBLIC_SOURCE.search(name)
     if public and public[2] in _NATIVE_WORDS | _NATIVE_FILES:
-        return f"{ROOT}/{_native_folder(_slashes(public[1]))}"
+        *folders, file = _slashes(public[1]).split("/")
+        return "/".join([ROOT, *(f for f in folders if f in _NATIVE_FOLDERS), file])
     suffix = _NATIVE_SUFFIX.search(name.lower())
     base = re.split(r"[/\\]", name)[-1]
     if _PUBLIC_LIBRARY.fullmatch(base):
@@ -253,28 +247,18 @@ def _native_file(name: str, names: Pseudonyms) -> str:
     return f"{ROOT}/native_{names.number('file', name)}.{suffix.group(1) if suffix else 'so'}"
 
 
-def _native_folder(path: str) -> str:
-    """Return the path of a PyTorch source file, without folders that are not PyTorch's."""
-    *folders, file = path.split("/")
-    return "/".join([*(f for f in folders if f in _NATIVE_FOLDERS), file])
-
-
-_NATIVE_FILES: Final = frozenset(
-    _words(
-        """
-        CUDAMallocAsyncAllocator CUDAAllocatorConfig AllocatorConfig engine python_engine function
-        accumulate_grad memory_snapshot Module python_variable python_torch_functions_manual
-        EmptyTensor TensorFactories Allocator CachingDeviceAllocator CUDAException
-        """
-    )
+_NATIVE_FILES: Final = _words(
+    """
+    CUDAMallocAsyncAllocator CUDAAllocatorConfig AllocatorConfig engine python_engine function
+    accumulate_grad memory_snapshot Module python_variable python_torch_functions_manual
+    EmptyTensor TensorFactories Allocator CachingDeviceAllocator CUDAException
+    """
 )
-_NATIVE_FOLDERS: Final = frozenset(
-    _words(
-        """
-        c10 aten torch csrc src ATen core cuda hip cudnn native autograd functions jit python utils
-        impl util profiler
-        """
-    )
+_NATIVE_FOLDERS: Final = _words(
+    """
+    c10 aten torch csrc src ATen core cuda hip cudnn native autograd functions jit python utils
+    impl util profiler
+    """
 )
 
 
@@ -326,28 +310,24 @@ class _Redaction:
 
     def _frames(self) -> FrameTable:
         table, strings = self._s.frames, self._s.strings
-        files: dict[int, int] = {}
-        files_by_id: dict[int, str] = {}
-        functions: dict[tuple[int, int], int] = {}
+
+        @cache
+        def file_of(file: int) -> str:
+            return "" if file < 0 else redacted_file(strings[file], self._names)
+
+        @cache
+        def function_of(function: int, file: str) -> str:
+            return redacted_function(strings[function], file, self._names)
+
         filename = np.full(len(table), -1, np.int32)
         name = np.full(len(table), -1, np.int32)
-        for i, (file, function) in enumerate(
-            zip(table.filename.tolist(), table.name.tolist(), strict=True)
-        ):
+        pairs = zip(table.filename.tolist(), table.name.tolist(), strict=True)
+        for i, (file, function) in enumerate(pairs):
+            new = file_of(file)
             if file >= 0:
-                if file not in files:
-                    new = redacted_file(strings[file], self._names)
-                    files[file] = self._id(new)
-                    files_by_id[files[file]] = new
-                filename[i] = files[file]
+                filename[i] = self._id(new)
             if function >= 0:
-                key = (function, int(filename[i]))
-                if key not in functions:
-                    new_file = files_by_id.get(int(filename[i]), "")
-                    functions[key] = self._id(
-                        redacted_function(strings[function], new_file, self._names)
-                    )
-                name[i] = functions[key]
+                name[i] = self._id(function_of(function, new))
         return FrameTable(filename, table.line, name)
 
     def _texts(self, ids: I32, kind: str, kept: Sequence[str]) -> I32:

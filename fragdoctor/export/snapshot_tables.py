@@ -24,27 +24,23 @@ _CHUNK: Final = 100_000
 def table(snapshot: Snapshot, name: str, device: int | None = None) -> pd.DataFrame:
     """Return a table by name as a DataFrame, with all devices if ``device`` is None."""
     if name == "allocations":
-        return allocations_frame(snapshot, device)
+        import pandas as pd  # noqa: PLC0415 - pandas is heavy
+
+        frames = [_allocations(snapshot, d) for d in snapshot.devices if device in (None, d)]
+        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
     if name == "events":
         return snapshot.events_frame(device)
     frame = snapshot.blocks_frame() if name == "blocks" else snapshot.segments_frame()
     return frame if device is None else frame[frame["device"] == device].reset_index(drop=True)
 
 
-def allocations_frame(snapshot: Snapshot, device: int | None = None) -> pd.DataFrame:
-    """Return all blocks that were live at some time, one row per block.
+def _allocations(snapshot: Snapshot, device: int) -> pd.DataFrame:
+    """Return all blocks of a device that were live at some time, one row per block.
 
     ``start_event``, ``free_event`` and ``done_event`` are rows of the events table, missing if the
     event was before the trace or not by its end. ``size_bytes`` is the block's size, found by
     undoing the trace; ``requested_bytes`` is the requested size.
     """
-    import pandas as pd  # noqa: PLC0415 - pandas is heavy
-
-    frames = [_allocations(snapshot, d) for d in snapshot.devices if device is None or d == device]
-    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
-
-
-def _allocations(snapshot: Snapshot, device: int) -> pd.DataFrame:
     import pandas as pd  # noqa: PLC0415 - pandas is heavy
 
     from fragdoctor.model import frames  # noqa: PLC0415 - loads pandas

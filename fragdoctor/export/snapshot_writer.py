@@ -139,17 +139,5 @@ class _Document:
 
     def _settings(self) -> dict[str, Any]:
         settings = self._s.settings
-        limit = settings.max_split_bytes
-        divisions = enumerate(settings.roundup_power2_divisions)
-        return {
-            "PYTORCH_CUDA_ALLOC_CONF": settings.conf,
-            "max_split_size": -1 if limit is None else limit,
-            "garbage_collection_threshold": float(settings.garbage_collection_threshold),
-            "expandable_segments": settings.expandable_segments,
-            "roundup_power2_divisions": {str(1 << i): d for i, d in divisions},
-            **{
-                key: value
-                for key, value in settings.other.items()
-                if isinstance(value, bool | int | float)
-            },
-        }
+        others = settings.other.items()
+        return settings.recorded() | {k: v for k, v in others if isinstance(v, bool | int | float)}

@@ -7,13 +7,14 @@ was allocated. Format: https://www.speedscope.app/file-format-schema.json
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
 
 from fragdoctor.model.arrays import largest_groups
 from fragdoctor.model.finding import MAX_LINE
-from fragdoctor.model.snapshot import I64, Snapshot
+from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.report import escape
 from fragdoctor.trace.trace import Trace
 
@@ -50,27 +51,18 @@ def _frames(snapshot: Snapshot) -> list[Json]:
     return frames
 
 
-def _profiles(snapshot: Snapshot, device: int, unknown: int) -> list[Json]:
+def _profiles(snapshot: Snapshot, device: int, unknown: int) -> Iterator[Json]:
     trace = Trace.of(snapshot, device)
     lives = trace.lives
-    peak = trace.totals.peak_allocated_state
     chosen = (
-        ("live at the peak", lives.allocated_at(peak)),
+        ("live at the peak", lives.allocated_at(trace.totals.peak_allocated_state)),
         ("live at the end", lives.allocated_at(trace.n_events)),
         ("all allocations", np.arange(len(lives))),
     )
-    return [
-        _by_stack(
-            snapshot, f"GPU {device}: {title}", lives.stack[rows], lives.size_bytes[rows], unknown
-        )
-        for title, rows in chosen
-    ]
-
-
-def _by_stack(snapshot: Snapshot, name: str, stacks: Any, sizes: I64, unknown: int) -> Json:
-    used, n_bytes, _ = largest_groups(stacks, sizes)
-    samples = [_outermost_first(snapshot, stack, unknown) for stack in used.tolist()]
-    return _profile(name, samples, n_bytes.tolist())
+    for title, rows in chosen:
+        used, n_bytes, _ = largest_groups(lives.stack[rows], lives.size_bytes[rows])
+        samples = [_outermost_first(snapshot, stack, unknown) for stack in used.tolist()]
+        yield _profile(f"GPU {device}: {title}", samples, n_bytes.tolist())
 
 
 def _outermost_first(snapshot: Snapshot, stack: int, unknown: int) -> list[int]:

@@ -85,21 +85,16 @@ def _events(snapshot: Snapshot, devices: list[int]) -> Iterator[Json]:
     yield from _annotations(snapshot, devices)
 
 
-def _process(device: int) -> int:
-    return device + 1  # viewers take process 0 for the idle process
+def _event(phase: str, device: int, name: str, **more: Any) -> Json:
+    """Return an event of a device; viewers take process 0 for the idle process."""
+    return {"ph": phase, "pid": device + 1, "tid": 1, "name": name, **more}
 
 
 def _names(life: DeviceLife) -> Iterator[Json]:
     clock = "" if life.has_times else " (no times recorded: 1 us is one event)"
     facts = {"process_name": f"GPU {life.trace.device}{clock}", "thread_name": "memory"}
     for name, text in facts.items():
-        yield {
-            "ph": "M",
-            "name": name,
-            "pid": _process(life.trace.device),
-            "tid": 1,
-            "args": {"name": text},
-        }
+        yield _event("M", life.trace.device, name, args={"name": text})
 
 
 def _counters(life: DeviceLife) -> Iterator[Json]:
@@ -110,10 +105,7 @@ def _counters(life: DeviceLife) -> Iterator[Json]:
     for time, allocated, active, reserved in values:
         # One counter for each: viewers stack the series of a counter, but these overlap.
         for name, value in (("allocated", allocated), ("active", active), ("reserved", reserved)):
-            yield {
-                "ph": "C", "name": f"{name} bytes", "pid": _process(life.trace.device), "tid": 1,
-                "ts": time, "args": {name: value},
-            }  # fmt: skip
+            yield _event("C", life.trace.device, f"{name} bytes", ts=time, args={name: value})
 
 
 def _thinned(columns: tuple[I64, ...]) -> I64:
@@ -149,10 +141,7 @@ def _slices(snapshot: Snapshot, life: DeviceLife) -> Iterator[Json]:
             labels[stack] = _label(snapshot, stack)
         place, facts = labels[stack]
         size = int(lives.size_bytes[row])
-        common = {
-            "cat": "allocation", "name": place, "id2": {"local": hex(i)},
-            "pid": _process(life.trace.device), "tid": 1,
-        }  # fmt: skip
+        common = {"cat": "allocation", "id2": {"local": hex(i)}}
         args = {
             "size": format_size(size),
             "size_bytes": size,
@@ -161,8 +150,9 @@ def _slices(snapshot: Snapshot, life: DeviceLife) -> Iterator[Json]:
             "freed": bool(lives.free[row] != NEVER),
             **facts,
         }
-        yield {"ph": "b", "ts": int(begin[i]), **common, "args": args}
-        yield {"ph": "e", "ts": int(max(begin[i], end[i])), **common}
+        device, start = life.trace.device, int(begin[i])
+        yield _event("b", device, place, ts=start, **common, args=args)
+        yield _event("e", device, place, ts=max(start, int(end[i])), **common)
 
 
 def _label(snapshot: Snapshot, stack: int) -> tuple[str, Json]:
@@ -179,15 +169,13 @@ def _ooms(snapshot: Snapshot, life: DeviceLife) -> Iterator[Json]:
     found = np.flatnonzero(events.action[rows] == Action.OOM)
     for row, time in zip(found.tolist(), life.time_of(found).tolist(), strict=True):
         size = int(events.size_bytes[rows][row])
-        yield {
-            "ph": "i", "s": "p", "name": f"out of memory: {format_size(size)} refused",
-            "cat": "oom", "pid": _process(life.trace.device), "tid": 1, "ts": time,
-            "args": {
-                "refused_bytes": size,
-                "device_free_bytes": snapshot.oom_free_bytes.get(rows.start + row),
-                **_label(snapshot, int(events.stack[rows][row]))[1],
-            },
-        }  # fmt: skip
+        facts = {
+            "refused_bytes": size,
+            "device_free_bytes": snapshot.oom_free_bytes.get(rows.start + row),
+            **_label(snapshot, int(events.stack[rows][row]))[1],
+        }
+        name = f"out of memory: {format_size(size)} refused"
+        yield _event("i", life.trace.device, name, s="p", cat="oom", ts=time, args=facts)
 
 
 def _annotations(snapshot: Snapshot, devices: list[int]) -> Iterator[Json]:
@@ -197,11 +185,11 @@ def _annotations(snapshot: Snapshot, devices: list[int]) -> Iterator[Json]:
         start = first.get(a.device)
         if start is None or a.stage not in ("START", "END"):
             continue
-        yield {
-            "ph": "b" if a.stage == "START" else "e", "cat": "annotation", "name": _cut(a.name),
-            "id2": {"local": f"annotation {_cut(a.name)}"}, "pid": _process(a.device), "tid": 1,
-            "ts": max(0, a.time_us - start), "args": {"index": i},
-        }  # fmt: skip
+        phase, name = "b" if a.stage == "START" else "e", _cut(a.name)
+        yield _event(
+            phase, a.device, name, cat="annotation", id2={"local": f"annotation {name}"},
+            ts=max(0, a.time_us - start), args={"index": i},
+        )  # fmt: skip
 
 
 def _first_time(snapshot: Snapshot, device: int) -> int | None:

@@ -68,15 +68,6 @@ def empty_cache_at(rows: Sequence[int]) -> Edit:
     return Edit(f"empty_cache() at {len(wanted)} chosen points", change)
 
 
-def empty_cache_each_step() -> Edit:
-    """Return the edit that calls ``empty_cache()`` at the beginning of each step but the first."""
-
-    def change(reproduction: Reproduction, ops: Operations) -> Operations:
-        return _with_calls(ops, steps_of(reproduction).rows[1:])
-
-    return Edit("empty_cache() after each step", change)
-
-
 def largest_step_first() -> Edit:
     """Return the edit that runs the step with the most active memory first, the rest in order.
 
@@ -150,18 +141,6 @@ def without_noted(note: str) -> Edit:
         return ops.without(ops.marked(rows[is_noted]))
 
     return Edit(f"without {note}", change)
-
-
-def blocks_moved_to_start(addresses: Sequence[int]) -> Edit:
-    """Return the edit that makes blocks that are live at the end before anything else."""
-
-    def change(reproduction: Reproduction, ops: Operations) -> Operations:
-        allocations = _live_at_end(reproduction, addresses)
-        is_moved = np.isin(ops.allocation, allocations) & (ops.kind == OpKind.MALLOC)
-        order = np.concatenate((np.nonzero(is_moved)[0], np.nonzero(~is_moved)[0]))
-        return Operations(ops.table[order])
-
-    return Edit(f"{plural(len(set(addresses)), 'block')} made at the start", change)
 
 
 def leak_removed(allocations: I64, ends: I64) -> Edit:

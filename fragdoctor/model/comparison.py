@@ -61,17 +61,6 @@ class CauseKind(StrEnum):
     DEVICE = "device"
 
 
-class Curve(Struct, frozen=True):
-    """Memory of one device over its trace: the maximum in each of at most 1200 columns.
-
-    ``n_events`` is the length of the trace, so that curves of different runs share an axis.
-    """
-
-    n_events: int
-    allocated_bytes: Sequence[int]
-    reserved_bytes: Sequence[int]
-
-
 class RunSide(Struct, frozen=True):
     """One run of a comparison, seen on the device that is compared.
 
@@ -99,7 +88,6 @@ class RunSide(Struct, frozen=True):
     n_events: int | None = None
     n_steps: int | None = None
     capacity_bytes: int | None = None
-    curve: Curve | None = None
     moment: MomentFigures | None = None
     analysis: Any = None
 

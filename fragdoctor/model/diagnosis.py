@@ -29,7 +29,6 @@ from fragdoctor.model.phases import (
     LineBytes,
     MomentReport,
     PhaseReport,
-    TrainingPhase,
 )
 from fragdoctor.model.simulation import FidelityReport, Outlook, Promise
 from fragdoctor.model.story import LogStory
@@ -432,7 +431,6 @@ class TimelineStrip(Struct, frozen=True):
         oom_columns, flush_columns: columns with an OOM or a flush, ascending, without duplicates.
         first_bytes, last_bytes, peak_bytes: (allocated, reserved) before the trace, after it, and
             at the highest of each.
-        phases: the main training phase in each column; empty if no phases are known.
         points: named moments, in order.
     """
 
@@ -448,32 +446,11 @@ class TimelineStrip(Struct, frozen=True):
     flush_columns: Sequence[int] = ()
     n_ooms: int = 0
     n_flushes: int = 0
-    phases: Sequence[TrainingPhase] = ()
     points: Sequence[TimelinePoint] = ()
 
 
-class RunKind(StrEnum):
-    """State of the blocks in a run; PENDING blocks are freed but wait for other streams."""
-
-    FREE = "free"
-    LIVE = "live"
-    PENDING = "pending"
-
-
-class SegmentRun(Struct, frozen=True):
-    """Neighboring blocks of one kind.
-
-    ``strander`` is the index of their group among the device's ``StranderReport``s, or None if they
-    hold nothing back or the group is not reported.
-    """
-
-    n_bytes: int
-    kind: RunKind
-    strander: int | None = None
-
-
 class SegmentReport(Struct, frozen=True):
-    """A segment with free memory that live blocks strand, as runs of blocks in address order.
+    """A segment with free memory that live blocks strand.
 
     ``stranded_bytes`` is less than ``free_bytes`` if an expandable segment can return pages.
     """
@@ -483,7 +460,6 @@ class SegmentReport(Struct, frozen=True):
     free_bytes: int
     stranded_bytes: int
     largest_hole_bytes: int
-    runs: Sequence[SegmentRun] = ()
 
 
 class Diagnosis(Struct, frozen=True):

@@ -10,20 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Final
+from importlib import import_module
+from typing import Final
 
-_DRAWN_BY: Final[dict[tuple[str, bool], Callable[[Any], str]]] = {}
+_DRAWN_BY: Final[dict[tuple[str, bool], tuple[str, str]]] = {}
 
 
-def draw_with(kind: str, drawer: Callable[[Any], str], *, as_page: bool = False) -> None:
-    """Let ``drawer`` return the HTML of values of the class named ``kind``: a card, or a page."""
-    _DRAWN_BY[kind, as_page] = drawer
+def draw_with(kind: str, module: str, function: str, *, as_page: bool = False) -> None:
+    """Let a function return the HTML of values of the class named ``kind``: a card, or a page.
+
+    Its module is loaded when a value is drawn.
+    """
+    _DRAWN_BY[kind, as_page] = (module, function)
 
 
 def drawn(value: object, *, as_page: bool = False) -> str | None:
     """Return the HTML of a value, or None if nothing draws it (Jupyter then shows its text)."""
-    drawer = _DRAWN_BY.get((type(value).__name__, as_page))
-    return None if drawer is None else drawer(value)
+    found = _DRAWN_BY.get((type(value).__name__, as_page))
+    return None if found is None else str(getattr(import_module(found[0]), found[1])(value))
 
 
 Watcher = Callable[[str, int, int], None]

@@ -123,6 +123,18 @@ class AllocatorSettings:
             **{str(key): str(value)[:_MAX_OTHER] for key, value in self.other.items()},
         }
 
+    def recorded(self) -> dict[str, Any]:
+        """Return the settings under the names that a snapshot uses."""
+        limit = self.max_split_bytes
+        divisions = enumerate(self.roundup_power2_divisions)
+        return {
+            "PYTORCH_CUDA_ALLOC_CONF": self.conf,
+            "max_split_size": -1 if limit is None else limit,
+            "garbage_collection_threshold": float(self.garbage_collection_threshold),
+            "expandable_segments": self.expandable_segments,
+            "roundup_power2_divisions": {str(1 << i): d for i, d in divisions},
+        }
+
     @classmethod
     def from_recorded(cls, recorded: Mapping[str, Any]) -> AllocatorSettings:
         """Return the settings in a snapshot's ``allocator_settings`` dict, tolerating bad values.

@@ -177,22 +177,3 @@ def step_program(  # noqa: PLR0913 - the parts of one script
     )
     args = (PLACEHOLDER,) if has_batch else ()
     return Program(str(script), False, args, pythons, title=title)
-
-
-def parse_shape(text: str) -> tuple[int, ...]:
-    """Return the sizes in ``8,1024`` or ``8x1024``; () for "".
-
-    Raises:
-        ConfigError: the text has another form.
-    """
-    if not text.strip():
-        return ()
-    try:
-        sizes = tuple(int(part) for part in text.lower().replace("x", ",").split(","))
-    except ValueError:
-        sizes = ()
-    if not sizes or min(sizes) < 1:
-        raise ConfigError(
-            f"--input-shape wants sizes such as 8,1024, not {text!r}.", hint="Batch comes first."
-        )
-    return sizes

@@ -49,11 +49,6 @@ class RenderOptions(Struct, frozen=True):
     path_map: tuple[tuple[str, str], ...] = ()
     link: str = ""
 
-    @property
-    def text_width(self) -> int:
-        """The number of columns to lay out for."""
-        return max(MIN_WIDTH, min(self.width, MAX_WIDTH))
-
 
 FORMATS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -80,10 +75,6 @@ VIEWS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     | dict.fromkeys(_WITH_DOCUMENT.split(), DOCUMENT_FORMATS)
 )
 """View -> its formats; the module ``views.VIEW``, or that in ``_MODULES``, fills its document."""
-
-_PAGE: Final = "fragdoctor.report.page.page"
-_WITH_SCRIPT: Final = ("fleet",)
-"""Views whose page responds to the pointer; others with graphics make a page of their own."""
 
 _WITH_SOURCES: Final = ("analyze", "oom", "rehearse")
 """Views that quote the program; the options say where its sources are."""
@@ -126,8 +117,5 @@ def render(view: str, name: str, result: Any, options: RenderOptions, **more: An
             more["options"] = options
         if name == "html" and hasattr(module, "page"):
             return str(module.page(result, **more))
-        document = fill(result, **more)
-        if name == "html" and view in _WITH_SCRIPT:
-            return str(importlib.import_module(_PAGE).render_reading_page(document))
-        return str(writer.render(document, options))
+        return str(writer.render(fill(result, **more), options))
     return str(writer.render(result, options))

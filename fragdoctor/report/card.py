@@ -53,24 +53,19 @@ def diagnosis_card(diagnosis: Diagnosis) -> str:
     return _card(replace(document, sections=[*document.sections, last], footer=""))
 
 
+def diagnosis_page(diagnosis: Diagnosis) -> str:
+    """Return the page of a diagnosis."""
+    return analyze.page(diagnosis, RenderOptions())
+
+
 def snapshot_card(snapshot: Snapshot) -> str:
     """Return the contents of a snapshot as HTML: its origin, its settings, and each device."""
     origin = snapshot.provenance
-    high = origin.version_high or "newer"
-    container = f"{origin.container} {origin.compression}".rstrip()
-    conf = snapshot.settings.conf or "defaults"
-    facts: list[tuple[str, doc.Content]] = [
-        ("Size", f"{format_size(origin.n_bytes)}, {container}"),
-        ("Written by", f"PyTorch {origin.version_low} to {high}" if origin.version_low else "-"),
-        ("Settings", conf if snapshot.settings.is_recorded else "not recorded"),
-    ]
-    devices = doc.tabled(
-        snapshot.devices[:MAX_DEVICES],
-        doc.Column("", lambda d: f"GPU {d}"),
-        doc.Column("reserved", lambda d: format_size(_reserved(snapshot, d)), "right"),
-        doc.Column("allocated", lambda d: format_size(_allocated(snapshot, d)), "right"),
-        doc.Column("events", lambda d: format_count(_n_events(snapshot, d)), "right"),
-        doc.Column("segments", lambda d: format_count(_n_segments(snapshot, d)), "right"),
+    facts = [*analyze.file_facts(origin), *analyze.setting_facts(snapshot.settings)[:1]]
+    titles = ("", "reserved", "allocated", "events", "segments")
+    devices = doc.Table(
+        [doc.Column(title, kind="right" if title else "fit") for title in titles],
+        [doc.Row(_device_row(snapshot, device)) for device in snapshot.devices[:MAX_DEVICES]],
         n_left_out=max(0, len(snapshot.devices) - MAX_DEVICES),
     )
     nothing = "" if snapshot.devices else "It holds no device memory and no trace."
@@ -87,26 +82,18 @@ def snapshot_card(snapshot: Snapshot) -> str:
     return _card(document)
 
 
-# Sizes in a file are hostile: sum them as Python integers, which do not wrap around.
-def _reserved(snapshot: Snapshot, device: int) -> int:
-    return sum(snapshot.segments.total_bytes[snapshot.segments.device == device].tolist())
-
-
-def _allocated(snapshot: Snapshot, device: int) -> int:
-    blocks = snapshot.blocks
-    if not len(blocks):
-        return 0
-    mine = snapshot.segments.device[blocks.segment] == device
-    return sum(blocks.size_bytes[mine & (blocks.state == BlockState.ALLOCATED)].tolist())
-
-
-def _n_segments(snapshot: Snapshot, device: int) -> int:
-    return int(np.count_nonzero(snapshot.segments.device == device))
-
-
-def _n_events(snapshot: Snapshot, device: int) -> int:
+def _device_row(snapshot: Snapshot, device: int) -> list[str]:
+    """Return the name of a device, its reserved and allocated memory, its events and segments."""
+    segments, blocks = snapshot.segments, snapshot.blocks
+    is_mine = segments.device == device
+    is_live = is_mine[blocks.segment] & (blocks.state == BlockState.ALLOCATED)
+    # Sizes in a file are hostile: sum them as Python integers, which do not wrap around.
+    reserved_bytes = sum(segments.total_bytes[is_mine].tolist())
+    allocated_bytes = sum(blocks.size_bytes[is_live].tolist())
     rows = snapshot.events.device_slice(device)
-    return int(rows.stop - rows.start)
+    counts = (int(rows.stop - rows.start), int(np.count_nonzero(is_mine)))
+    sizes = (reserved_bytes, allocated_bytes)
+    return [f"GPU {device}", *map(format_size, sizes), *map(format_count, counts)]
 
 
 def prescription_card(found: Prescription) -> str:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from fragdoctor.model.diagnosis import SegmentRun, TimelineStrip
+from fragdoctor.model.diagnosis import TimelineStrip
 from fragdoctor.model.finding import Location
 from fragdoctor.report.base import Verbosity
 from fragdoctor.units import format_count, format_size
@@ -106,14 +106,7 @@ class Gauge(Struct, frozen=True):
     n_cells: int = 10
 
 
-class Spark(Struct, frozen=True):
-    """A few values drawn as a curve in a table cell, from zero to the highest value."""
-
-    values: Sequence[float]
-
-
-Drawn = Gauge | Spark
-Cell = Content | Gauge | Spark
+Cell = Content | Gauge
 
 
 class Column(Struct, frozen=True):
@@ -335,48 +328,14 @@ class Timeline(DocumentBlock, frozen=True):
     strip: TimelineStrip
 
 
-class SegmentBar(Struct, frozen=True):
-    """A segment: a few of its figures, and its blocks in address order."""
+class Chart(DocumentBlock, frozen=True):
+    """Points over one axis, bytes going up, each with a label; ``fit`` are the ends of a line."""
 
-    figures: Sequence[str]
-    runs: Sequence[SegmentRun]
-
-
-class SegmentBars(DocumentBlock, frozen=True):
-    """Segments drawn to scale; ``lines`` are the source lines that strand them, with stranders."""
-
-    titles: Sequence[str]
-    bars: Sequence[SegmentBar]
-    lines: Sequence[tuple[str, Sequence[int]]] = ()
-
-
-class ChartSeries(Struct, frozen=True):
-    """A curve of a chart.
-
-    Attributes:
-        shape: ``step`` keeps each value until the next point; ``points`` are marks; ``line`` is
-            straight between its points.
-        labels: labels of points, or a single label for a step's highest point; may be empty.
-        number: decides the color.
-    """
-
-    name: str
+    label: str
     x: Sequence[float]
     y: Sequence[float]
-    shape: Literal["step", "points", "line"] = "step"
-    labels: Sequence[str] = ()
-    number: int = 0
-    is_dashed: bool = False
-
-
-class Chart(DocumentBlock, frozen=True):
-    """Curves over one axis, bytes going up. ``limit_bytes`` is a level such as the capacity."""
-
-    series: Sequence[ChartSeries]
-    label: str
-    x_ticks: Sequence[float] = ()
-    limit_bytes: int | None = None
-    limit_label: str = ""
+    labels: Sequence[str]
+    fit: Sequence[tuple[float, float]] = ()
 
 
 class Graphic(DocumentBlock, frozen=True):

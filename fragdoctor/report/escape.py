@@ -54,13 +54,10 @@ def _written_out(match: re.Match[str]) -> str:
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-def _shortened_tower(match: re.Match[str]) -> str:
-    return f"{match.group(1)}<+{len(match.group(2))} marks>"
-
-
 def visible(text: str) -> str:
     """Return text in which every character is visible and stays where it was written."""
-    return _MARK_TOWER.sub(_shortened_tower, _UNSEEN_RUN.sub(_written_out, text))
+    shown = _UNSEEN_RUN.sub(_written_out, text)
+    return _MARK_TOWER.sub(lambda m: f"{m.group(1)}<+{len(m.group(2))} marks>", shown)
 
 
 def terminal(text: str) -> str:
@@ -99,11 +96,6 @@ def markdown_code(text: str, *, in_table: bool = False) -> str:
 def html(text: str) -> str:
     """Return text for HTML element content and quoted attribute values."""
     return _html.escape(visible(text), quote=True)
-
-
-def json_in_script(json_text: str) -> str:
-    """Return JSON that is safe inside ``<script>``: it cannot end the element or open a comment."""
-    return re.sub(r"[<>&\u2028\u2029]", lambda m: f"\\u{ord(m.group()):04x}", json_text)
 
 
 def csv_cell(text: str) -> str:

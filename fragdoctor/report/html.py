@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import itertools
 import math
 from collections.abc import Sequence
 from functools import cache
@@ -23,16 +22,7 @@ from msgspec import Struct
 
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions
-from fragdoctor.report.document import (
-    Chart,
-    ChartSeries,
-    Detail,
-    Gauge,
-    ReportDocument,
-    Spark,
-    plain,
-    spans,
-)
+from fragdoctor.report.document import Chart, Detail, Gauge, ReportDocument, plain, spans
 from fragdoctor.report.words import share_of
 from fragdoctor.units import GIB, KIB, MIB, TIB, format_count, format_size, plural
 
@@ -43,129 +33,51 @@ RIGHT: Final = 16
 TOP: Final = 18
 BOTTOM: Final = 34
 _MAX_TICKS: Final = 12
-_LABEL_ROOM: Final = 150
-
-
-class Tick(Struct, frozen=True):
-    """A mark on an axis: its position and its label."""
-
-    at: float
-    label: str
-
-
-class DrawnPath(Struct, frozen=True):
-    """A curve in the coordinates of the drawing."""
-
-    d: str
-    number: int
-    is_dashed: bool
-    is_fit: bool
-
-
-class Mark(Struct, frozen=True):
-    """A point with its label; ``is_named`` puts the label beside it, on the left if necessary."""
-
-    x: float
-    y: float
-    label: str
-    number: int
-    is_named: bool
-    is_left: bool
+_AIR: Final = 0.02
+"""The share of the width that stays free beside the outermost points; labels need more."""
 
 
 class Drawing(Struct, frozen=True):
-    """Everything that the SVG of one chart draws; x is drawn at ``across[0] + across[1] * x``."""
+    """Everything that the SVG of one chart draws, in the coordinates of the drawing.
 
-    paths: Sequence[DrawnPath]
-    marks: Sequence[Mark]
-    x_ticks: Sequence[Tick]
-    y_ticks: Sequence[Tick]
-    limit: Tick | None = None
-    across: tuple[float, float] = (0.0, 1.0)
+    ``marks`` are points with their labels, ``fit`` the ends of a line; ticks are places on an axis
+    with their labels.
+    """
+
+    marks: Sequence[tuple[float, float, str]]
+    fit: Sequence[tuple[float, float]]
+    x_ticks: Sequence[tuple[float, str]]
+    y_ticks: Sequence[tuple[float, str]]
 
 
 def drawn(chart: Chart) -> Drawing:
-    """Return a chart in coordinates; a limit far above the curves is left out."""
-    values = [v for s in chart.series for v in s.y]
-    peak = max(values, default=0)
-    limit = chart.limit_bytes if chart.limit_bytes and chart.limit_bytes <= 2 * peak else 0
-    top = max(peak, limit, 1) * 1.06
-    places = [x for s in chart.series for x in s.x]
-    low, high = min(places, default=0), max(places, default=1)
-    # Points need space on both sides; curves begin at the axis.
-    air = 0.02 if any(s.shape == "points" for s in chart.series) else 0.0
-    span = (high - low) or 1.0
+    """Return a chart in coordinates."""
+    top = max(1, *chart.y, *(y for _, y in chart.fit)) * 1.06
+    low, span = min(chart.x), (max(chart.x) - min(chart.x)) or 1.0
 
     def across(x: float) -> float:
-        return LEFT + (air + (1 - 3 * air) * (x - low) / span) * (WIDTH - LEFT - RIGHT)
+        return LEFT + (_AIR + (1 - 3 * _AIR) * (x - low) / span) * (WIDTH - LEFT - RIGHT)
 
     def up(y: float) -> float:
         return HEIGHT - BOTTOM - y / top * (HEIGHT - BOTTOM - TOP)
 
-    paths, marks = [], []
-    for s in chart.series:
-        xs, ys = [across(x) for x in s.x], [up(y) for y in s.y]
-        if s.shape != "points":
-            d = _steps(xs, ys) if s.shape == "step" else _straight(xs, ys)
-            paths.append(DrawnPath(d, s.number, s.is_dashed, s.shape == "line"))
-        marks += _marks(s, xs, ys)
-    ticks = chart.x_ticks or _round_ticks(high)
-    shown = ticks if len(ticks) <= _MAX_TICKS else ticks[:: math.ceil(len(ticks) / _MAX_TICKS)]
+    points = zip(chart.x, chart.y, chart.labels, strict=True)
     return Drawing(
-        paths,
-        marks,
-        [Tick(across(x), f"{x:g}" if chart.x_ticks else format_count(int(x))) for x in shown],
-        [Tick(up(size), label) for size, label in _size_ticks(top)],
-        Tick(up(limit), chart.limit_label) if limit else None,
-        (across(0.0), across(1.0) - across(0.0)),
+        [(across(x), up(y), label) for x, y, label in points],
+        [(across(x), up(y)) for x, y in chart.fit],
+        [(across(x), f"{x:g}") for x in chart.x[:: math.ceil(len(chart.x) / _MAX_TICKS)]],
+        [(up(size), label) for size, label in _size_ticks(top)],
     )
 
 
-def _marks(s: ChartSeries, xs: Sequence[float], ys: Sequence[float]) -> list[Mark]:
-    if s.shape == "points":
-        return [
-            Mark(x, y, label, s.number, is_named=False, is_left=False)
-            for x, y, label in zip(xs, ys, s.labels, strict=True)
-        ]
-    if not s.labels or not xs:
-        return []
-    i = min(range(len(ys)), key=lambda i: ys[i])
-    is_left = xs[i] > WIDTH - _LABEL_ROOM
-    return [Mark(xs[i], ys[i], s.labels[0], s.number, is_named=True, is_left=is_left)]
-
-
-def _steps(xs: Sequence[float], ys: Sequence[float]) -> str:
-    """Return a step line: each level lasts until the next point."""
-    parts: list[str] = []
-    before = ""
-    for x, y in zip(xs, ys, strict=True):
-        level = f"{y:.1f}"
-        if not parts:
-            parts.append(f"M{x:.1f} {level}")
-        elif level != before:
-            parts.append(f"H{x:.1f}V{level}")
-        before = level
-    return "".join([*parts, f"H{xs[-1]:.1f}"]) if parts else ""
-
-
-def _straight(xs: Sequence[float], ys: Sequence[float]) -> str:
-    points = [f"{x:.1f} {y:.1f}" for x, y in zip(xs, ys, strict=True)]
-    return "M" + "L".join(points) if points else ""
-
-
 def _size_ticks(top: float) -> list[tuple[float, str]]:
-    unit = next((u for u in (TIB, GIB, MIB, KIB) if top >= 2 * u), 1)
-    names = {TIB: "TiB", GIB: "GiB", MIB: "MiB", KIB: "KiB", 1: "B"}
+    units = ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
+    unit, name = next((pair for pair in units if top >= 2 * pair[0]), (1, "B"))
     step = _round_step(top / unit / 5)
     return [
-        (i * step * unit, f"{i * step:g} {names[unit]}" if i else "0")
+        (i * step * unit, f"{i * step:g} {name}" if i else "0")
         for i in range(int(top / unit / step) + 1)
     ]
-
-
-def _round_ticks(high: float) -> list[float]:
-    step = max(1.0, _round_step(high / 7))
-    return [i * step for i in range(int(high / step) + 1)]
 
 
 def _round_step(rough: float) -> float:
@@ -213,10 +125,10 @@ def page(
     server that the page came from. ``values`` are further values for the template.
     """
     style = source("report.css") + style
-    made = environment()
-    _NUMBERS[:] = [itertools.count(1)]
     return (
-        made.get_template(template).render(
+        environment()
+        .get_template(template)
+        .render(
             document=document,
             style=Markup(style),  # noqa: S704 - our own file
             script=Markup(script),  # noqa: S704 - our own file
@@ -225,10 +137,6 @@ def page(
         )
         + "\n"
     )
-
-
-_NUMBERS: Final = [itertools.count(1)]
-"""Counters for the parts of the page that is being written."""
 
 
 @cache
@@ -249,8 +157,7 @@ def environment() -> jinja2.Environment:
         "spans": lambda content: list(spans(content)),
         "plain": plain,
         "drawn": drawn,
-        "curve": _curve,
-        "path": Markup,  # coordinates only; a path exceeds the limit for text
+        "data": Markup,  # made by ourselves; it exceeds the limit for text
     }
     made.globals |= {
         "plural": plural,
@@ -259,8 +166,6 @@ def environment() -> jinja2.Environment:
         "long_table": LONG_TABLE,
         "first_items": FIRST_ITEMS,
         "is_gauge": lambda cell: isinstance(cell, Gauge),
-        "is_spark": lambda cell: isinstance(cell, Spark),
-        "next_id": lambda: str(next(_NUMBERS[0])),
     }
     return made
 
@@ -296,12 +201,3 @@ def _visible(value: object) -> object:
     n_more = len(value) - MAX_SHOWN
     visible = escape.visible(value[:MAX_SHOWN])
     return f"{visible} ... ({format_count(n_more)} more characters)" if n_more > 0 else visible
-
-
-def _curve(spark: Spark) -> str:
-    """Return the points of a small curve, 100 wide and 20 high."""
-    top = max(spark.values, default=0) or 1
-    n = max(1, len(spark.values) - 1)
-    return " ".join(
-        f"{100 * i / n:.1f},{20 - 18 * v / top:.1f}" for i, v in enumerate(spark.values)
-    )

@@ -16,16 +16,7 @@ from functools import cache
 from typing import Any
 
 from fragdoctor.report import escape
-from fragdoctor.report.json_shapes import (
-    SHAPES,
-    CompareResult,
-    ErrorFacts,
-    ErrorResult,
-    GpuTable,
-    ModelTable,
-    OomResult,
-    Shape,
-)
+from fragdoctor.report.json_shapes import SHAPES, WRAPPERS, ErrorFacts, ErrorResult, Shape
 
 Json = dict[str, Any]
 
@@ -35,15 +26,8 @@ def document_of(view: str, result: Any, **more: Any) -> Json:
 
     ``view`` is a key of ``base.VIEWS``; ``more`` holds further arguments of that view.
     """
-    if view == "compare":
-        result = CompareResult.of(result, more.get("judged", ()))
-    elif view == "oom":
-        result = OomResult.of(result)
-    elif view == "gpus":
-        result = GpuTable(result)
-    elif view == "models":
-        result = ModelTable(result)
-    document: Json = plain(result)
+    wrap = WRAPPERS.get(view)
+    document: Json = plain(result if wrap is None else wrap(result, **more))
     return document
 
 

@@ -151,6 +151,11 @@ def _items(f: memory_estimate.Footprint) -> list[ItemAtPeak]:
     return [ItemAtPeak(item, at_peak.get(item.id, 0)) for item in f.items]
 
 
+WRAPPERS: Final[Mapping[str, Callable[..., Struct]]] = MappingProxyType(
+    {"compare": CompareResult.of, "oom": OomResult.of, "gpus": GpuTable, "models": ModelTable}
+)
+"""View -> what makes its document of its result and of further arguments, unless it is as it is."""
+
 _VERSION: Final[Mapping[str, Computed]] = {"schema_version": (str, lambda _: SCHEMA_VERSION)}
 _SIZES: Final = ("n_layers", "hidden", "n_heads", "n_kv_heads", "ffn", "vocab")
 _BYTES: Final = Shape(names={"n_bytes": "bytes"})
@@ -198,7 +203,7 @@ _DIAGNOSES: Final[Mapping[type, Shape]] = {
 
 _COMPARISONS: Final[Mapping[type, Shape]] = {
     CompareResult: Shape(inline=("comparison",), computed=_VERSION),
-    comparison.RunSide: Shape(without=("curve", "moment", "analysis"), null=("torch_version",)),
+    comparison.RunSide: Shape(without=("moment", "analysis"), null=("torch_version",)),
     comparison.ComparedFigure: Shape(properties=("delta",)),
     comparison.LineChange: Shape(properties=("delta_bytes",)),
     JudgedGrowth: Shape(properties=("is_exceeded", "text")),

@@ -84,9 +84,6 @@ def _block(block: doc.DocumentBlock) -> str:  # noqa: PLR0911 - one a block
             return _table(_bar(block))
         case doc.Timeline():
             return _timeline(block)
-        case doc.SegmentBars():
-            columns = [doc.Column(title, kind="right") for title in block.titles]
-            return _table(doc.Table(columns, [doc.Row(bar.figures) for bar in block.bars]))
         case _:
             return ""
 
@@ -148,7 +145,7 @@ def _inner(block: doc.DocumentBlock) -> list[str]:
 def _table(block: doc.Table) -> str:
     rows = block.rows[:MAX_ROWS]
     # Drawings are left out: the figures beside them say the same.
-    kept = [i for i in range(len(block.columns)) if not isinstance(rows[0].cells[i], doc.Drawn)]
+    kept = [i for i in range(len(block.columns)) if not isinstance(rows[0].cells[i], doc.Gauge)]
     if not kept:
         return ""
     columns = [block.columns[i] for i in kept]
@@ -166,7 +163,7 @@ def _table(block: doc.Table) -> str:
 
 
 def _cell(cell: doc.Cell) -> str:
-    return "" if isinstance(cell, doc.Drawn) else _content(cell, in_table=True)
+    return "" if isinstance(cell, doc.Gauge) else _content(cell, in_table=True)
 
 
 def _row(cells: Iterable[str]) -> str:

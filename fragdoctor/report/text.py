@@ -7,7 +7,7 @@ from typing import Final
 from fragdoctor.report import document as doc
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions, Verbosity
-from fragdoctor.report.pictures import draw_bar, draw_segments, draw_timeline
+from fragdoctor.report.pictures import draw_bar, draw_timeline
 from fragdoctor.report.text_layout import INDENT, Page
 from fragdoctor.units import format_count
 
@@ -45,7 +45,7 @@ def _write_blocks(page: Page, section: doc.Section, *, indent: int) -> bool:
     return True
 
 
-def _write(page: Page, block: doc.DocumentBlock, indent: int) -> None:  # noqa: C901, PLR0912 - one a block
+def _write(page: Page, block: doc.DocumentBlock, indent: int) -> None:  # noqa: C901 - one a block
     """Write a block; pictures that only a page can show are skipped."""
     match block:
         case doc.Gap():
@@ -69,10 +69,7 @@ def _write(page: Page, block: doc.DocumentBlock, indent: int) -> None:  # noqa: 
         case doc.Bar():
             draw_bar(page, block)
         case doc.Timeline():
-            is_full = page.options.verbosity is Verbosity.FULL
-            draw_timeline(page, block.strip, phases_too=is_full)
-        case doc.SegmentBars():
-            draw_segments(page, block)
+            draw_timeline(page, block.strip)
 
 
 def _listing(page: Page, block: doc.Listing, indent: int) -> None:

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from fragdoctor.report import document as doc
 from fragdoctor.report import escape
-from fragdoctor.report.base import RenderOptions
+from fragdoctor.report.base import MAX_WIDTH, MIN_WIDTH, RenderOptions
 
 # The most cells of one text: a megabyte of name must not become a megabyte of report.
 MAX_CELLS: Final = 4000
@@ -32,8 +32,6 @@ MAX_FIT: Final = 24
 # all other text.
 _BOUND: Final = "\ue000"
 _UNIT: Final = re.compile(r"(?<=[0-9]) (?=(?:[KMGT]iB|B|%)(?![A-Za-z0-9]))")
-
-SPARK_WIDTH: Final = 10
 
 _FITTED: Final = ("fit", "right")
 
@@ -76,7 +74,7 @@ class Page:
 
     def __init__(self, options: RenderOptions) -> None:
         self.options = options
-        self.width = options.text_width
+        self.width = max(MIN_WIDTH, min(options.width, MAX_WIDTH))
         self.glyphs = UNICODE_GLYPHS if options.unicode else ASCII_GLYPHS
         self._lines: list[Text] = []
         self._console = Console(
@@ -163,23 +161,11 @@ class Page:
                 self.paragraph(note, indent=indent + 2 * INDENT)
 
     def _cell(self, cell: doc.Cell) -> Text:
-        if isinstance(cell, doc.Spark):
-            return Text(self._spark(cell.values))
         if not isinstance(cell, doc.Gauge):
             return styled(cell)
         first, last = round(cell.start * cell.n_cells), round(cell.end * cell.n_cells)
         bar = self.glyphs.empty * first + self.glyphs.full * (last - first)
         return Text(bar.ljust(cell.n_cells, self.glyphs.empty), style=STYLES[cell.style])
-
-    def _spark(self, values: Sequence[float]) -> str:
-        """Return values as a row of bars of different heights, or "" if limited to ASCII."""
-        steps = self.glyphs.steps
-        if len(steps) < 2 or not values:
-            return ""
-        n = min(len(values), SPARK_WIDTH)
-        chosen = [values[i * (len(values) - 1) // max(1, n - 1)] for i in range(n)]
-        top = max(chosen)
-        return "".join(steps[round((len(steps) - 1) * v / top) if top > 0 else 0] for v in chosen)
 
     def render(self, places: Mapping[str, str] = MappingProxyType({})) -> str:
         """Return the page as text, ending in a newline.
@@ -285,7 +271,9 @@ def styled(content: doc.Content) -> Text:
     """Return some content as terminal text: escaped, with its styles."""
     whole = Text()
     for text, style in doc.spans(content):
-        whole.append(_safe(text), style=STYLES[style] or None)
+        half = MAX_CELLS // 2
+        shown = text if len(text) <= MAX_CELLS else f"{text[:half]} ... {text[-half:]}"
+        whole.append(escape.terminal(shown), style=STYLES[style] or None)
     return whole
 
 
@@ -312,12 +300,6 @@ def _units_bound(text: Text) -> Text:
 
 def _only_style(text: Text) -> str:
     return str(text.spans[0].style) if text.spans else ""
-
-
-def _safe(text: str) -> str:
-    if len(text) > MAX_CELLS:
-        text = f"{text[: MAX_CELLS // 2]} ... {text[-MAX_CELLS // 2 :]}"
-    return escape.terminal(text)
 
 
 def _padded(text: Text, width: int, *, to_right: bool = False) -> Text:

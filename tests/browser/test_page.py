@@ -300,7 +300,7 @@ def test_copy_button_copies_the_setting(open_page):
         "navigator.clipboard.writeText = (t) => { window.copied = t; return Promise.resolve(); }"
     )
 
-    page.evaluate("document.querySelector('[data-copy]').click()")
+    page.evaluate("document.querySelector('button.copy').click()")
     page.settle()
 
     assert page.evaluate("window.copied") == (

@@ -1,4 +1,4 @@
-"""The pages of compare and of a job in a real browser: charts answer, tables sort, links lead."""
+"""The pages of compare and of a job in a real browser: tables sort, links lead."""
 
 from __future__ import annotations
 
@@ -69,24 +69,6 @@ def test_comparison_fits_the_window_and_runs_clean(open_report, width, dark, exp
     assert page.requests() == []
 
 
-def test_chart_of_a_comparison_reads_the_runs_at_the_pointer_and_by_keys(open_report):
-    page = open_report("compare", comparison())
-    place = page.box("svg.chart")
-
-    page.mouse("mouseMoved", place["x"] + 0.97 * place["width"], place["y"] + 90)
-    page.settle()
-    late = page.evaluate("document.querySelector('.readout').innerText").split("\n")
-    page.evaluate("document.querySelector('svg.chart').focus()")
-    page.key("Home")
-    page.key("ArrowRight")
-    early = page.evaluate("document.querySelector('.readout').innerText").split("\n")
-
-    assert late[late.index("A allocated") + 1] == "ended"
-    assert late[late.index("B allocated") + 1].endswith("MiB")
-    assert "ended" not in early
-    assert page.evaluate("document.querySelector('.chart .cursor').getAttribute('x1') > 70")
-
-
 def test_explorer_shows_what_the_other_run_held_at_the_same_place(open_report):
     page = open_report("compare", samples())
     page.until("window.fragdoctor.ready")
@@ -137,14 +119,6 @@ def test_after_its_end_the_other_run_has_no_memory(open_report):
 
     assert "it has ended" in page.evaluate("document.getElementById('explorer-panel').innerText")
     assert page.complaints() == []
-
-
-def test_second_run_is_not_red(open_report):
-    page = open_report("compare", comparison())
-
-    color = page.evaluate("getComputedStyle(document.querySelector('.chart .r1')).color")
-
-    assert color == "rgb(138, 95, 160)"
 
 
 def test_theme_and_sorting_work_without_a_recording(open_report):

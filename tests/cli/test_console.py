@@ -20,7 +20,7 @@ import diagnoses
 from fragdoctor.cli import console
 from fragdoctor.report.base import render
 console.prepare_streams()
-shown = render("analyze", "text", diagnoses.fragmentation(), console.render_options())
+shown = render("analyze", "text", diagnoses.fragmentation(), console.look_of(None))
 console.write_report(shown, None)
 """
 

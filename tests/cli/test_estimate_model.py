@@ -64,6 +64,9 @@ class Branching(nn.Module):
             y = y * 2
         return y
 
+def fed():
+    return build(), torch.zeros(64, 512)
+
 def branching():
     return Branching(), torch.zeros(4, 512)
 
@@ -94,7 +97,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_own_model_is_rehearsed_as_a_program_is(run: Run) -> None:
     outcome = run(
-        "estimate", "--model", "my_project:build", "--input-shape", "64,512", "--loss", "mean",
+        "estimate", "--model", "my_project:fed", "--loss", "mean",
         "--gpu", "1GiB",
     )  # fmt: skip
 
@@ -108,7 +111,7 @@ def test_own_model_is_rehearsed_as_a_program_is(run: Run) -> None:
 @pytest.mark.slow
 def test_batches_are_searched_on_each_gpu(run: Run) -> None:
     outcome = run(
-        "estimate", "--model", "my_project:build", "--input-shape", "64x512", "--loss", "mean",
+        "estimate", "--model", "my_project:fed", "--loss", "mean",
         "--batch", "1..100000", "--gpu", "1GiB", "--gpu", "2GiB",
     )  # fmt: skip
 
@@ -119,7 +122,7 @@ def test_batches_are_searched_on_each_gpu(run: Run) -> None:
 
 def test_own_model_as_json_is_one_document(run: Run) -> None:
     outcome = run(
-        "estimate", "--model", "my_project:build", "--input-shape", "64x512", "--batch", "128",
+        "estimate", "--model", "my_project:fed", "--batch", "128",
         "--optimizer", "sgd", "--format", "json", "--gpu", "1GiB",
     )  # fmt: skip
 
@@ -159,10 +162,7 @@ def test_syntax_error_is_told_with_its_own_line(run: Run, project: Path) -> None
     ("words", "sentence"),
     [
         (["--params", "7B"], "--params does not go with --model"),
-        (["--input-shape", "8,a"], "--input-shape wants sizes such as 8,1024"),
         (["--dtype", "int4"], "cannot be rehearsed in int4"),
-        (["--input-shape", "8,512", "--input-dtype", "decimal"], "no dtype 'decimal' in torch"),
-        (["--input-shape", "8,512", "--loss", "best"], "no loss 'best'"),
         ([], "returns no inputs for the model"),
     ],
 )
@@ -197,7 +197,6 @@ def test_value_that_the_model_reads_is_told_with_its_line(run: Run) -> None:
     [
         ("complete", ["--optimizer", "adamw"]),
         ("complete", ["--loss", "ce"]),
-        ("complete", ["--input-shape", "8,512"]),
         ("own_step", ["--grad-accumulation", "2"]),
         ("own_step", ["--dtype", "amp-bf16"]),
         ("own_step", ["--loss", "mean"]),

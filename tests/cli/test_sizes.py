@@ -53,7 +53,6 @@ def test_size_in_any_usual_spelling_is_taken(
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
-        (["simulate", "--edit", "pad:512"], " has no unit."),
         (["pack", "--gpu", "24"], "or write a size such as 24GiB."),
     ],
 )

@@ -21,7 +21,7 @@ from oom_snapshots import full
 from fragdoctor.diagnosis.figures import MAX_COLUMNS
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.model.case import Case
-from fragdoctor.model.diagnosis import Diagnosis, RunKind, SegmentRun, TimelineStrip
+from fragdoctor.model.diagnosis import Diagnosis, TimelineStrip
 from fragdoctor.report.base import RenderOptions, render
 
 LIVE = "active_allocated"
@@ -96,7 +96,7 @@ def test_timeline_strip_without_a_trace_is_none() -> None:
     assert diagnose(Case()).timeline is None
 
 
-def test_segment_reports_take_neighbours_together_and_name_their_strander() -> None:
+def test_segment_reports_count_free_blocks_and_the_largest_hole() -> None:
     one, two = [frame(line=1)], [frame(line=2)]
     diagnosis = diagnosed(
         segment(
@@ -118,14 +118,6 @@ def test_segment_reports_take_neighbours_together_and_name_their_strander() -> N
         20 * MIB,
         17 * MIB,
         15 * MIB,
-    )
-    line = {i: p.location.line for i, p in enumerate(diagnosis.stranders) if p.location}
-    place = {n: i for i, n in line.items()}
-    assert report.runs == (
-        SegmentRun(2 * MIB, RunKind.LIVE, place[1]),
-        SegmentRun(2 * MIB, RunKind.FREE),
-        SegmentRun(MIB, RunKind.PENDING, place[2]),
-        SegmentRun(15 * MIB, RunKind.FREE),
     )
 
 

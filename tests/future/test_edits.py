@@ -140,12 +140,11 @@ def test_without_stranding_block_the_request_fits() -> None:
         edits=[
             edits.blocks_freed(strander),
             edits.blocks_freed(strander, row=len(snapshot.events) - 1),
-            edits.blocks_moved_to_start(strander),
         ],
     )
 
     assert not simulation.baseline.fits
-    assert [r.fits for r in simulation.results] == [True, True, True]
+    assert [r.fits for r in simulation.results] == [True, True]
     assert simulation.results[0].edit == "without 1 block"
 
 
@@ -258,12 +257,11 @@ def test_edits_of_real_trace(shared: Path) -> None:
         edits=[
             edits.empty_cache_at(rows_of_requests(reproduced(snapshot))[500::500]),
             edits.sizes_padded(8 * MIB),
-            edits.blocks_moved_to_start(sorted(live_addresses(snapshot))[-5:]),
         ],
     )
 
     got = [(r.fits, r.peak_reserved_bytes) for r in simulation.results]
-    assert got == [(True, 3512729600), (False, 3846176768), (False, 4072669184)]
+    assert got == [(True, 3512729600), (False, 3846176768)]
 
 
 @pytest.mark.shared

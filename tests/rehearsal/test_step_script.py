@@ -20,7 +20,7 @@ from fragdoctor.errors import ConfigError
 from fragdoctor.model.rehearsal import RehearsalResult
 from fragdoctor.rehearsal import runner
 from fragdoctor.rehearsal.process import RehearsalConditions, rehearsed_gpu
-from fragdoctor.rehearsal.step_script import own_model, parse_shape, step_options, step_program
+from fragdoctor.rehearsal.step_script import own_model, step_options, step_program
 from fragdoctor.rehearsal.sweep import with_batch
 
 MIB = 2**20
@@ -175,8 +175,3 @@ def test_name_without_a_factory_is_refused() -> None:
 def test_what_pytorch_does_not_have_is_refused(dtype: str, optimizer: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         step_options(dtype, optimizer)
-
-
-@pytest.mark.parametrize(("text", "sizes"), [("8,1024", (8, 1024)), ("8x3", (8, 3)), ("", ())])
-def test_shapes_are_read(text: str, sizes: tuple[int, ...]) -> None:
-    assert parse_shape(text) == sizes

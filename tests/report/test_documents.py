@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from fragdoctor.model.diagnosis import RunKind, SegmentRun
 from fragdoctor.model.finding import Location
 from fragdoctor.report import document as doc
 from fragdoctor.report import html, markdown, text
@@ -29,14 +28,11 @@ shares = st.floats(0, 1)
 cells = st.one_of(
     contents,
     st.builds(doc.Gauge, end=shares, start=st.just(0.0), style=styles),
-    st.builds(doc.Spark, st.lists(st.floats(0, 1e12), max_size=5)),
 )
 kinds = st.sampled_from(["fit", "right", "wrap", "list", "path"])
 columns = st.lists(st.builds(doc.Column, words, kind=kinds), min_size=1, max_size=4)
 names = st.sampled_from(["allocated", "stranded", "cached", "free"])
 parts = st.builds(doc.BarPart, names, st.integers(1, 2**45), words)
-runs = st.builds(SegmentRun, st.integers(1, 2**40), st.sampled_from(RunKind))
-bars = st.builds(doc.SegmentBar, st.just(("1 MiB",)), st.lists(runs, min_size=1, max_size=5))
 
 
 @st.composite
@@ -54,8 +50,6 @@ leaves = st.one_of(
     st.builds(doc.Bullets, st.lists(contents, max_size=3), detail=details),
     st.builds(doc.Code, st.lists(words, max_size=3), detail=details),
     st.builds(doc.Bar, st.lists(parts, min_size=1, max_size=4), detail=details),
-    st.builds(doc.SegmentBars, st.just(("size",)), st.lists(bars, min_size=1, max_size=2),
-              st.lists(st.tuples(words, st.just(())), max_size=2), detail=details),
     st.builds(doc.Timeline, st.just(diagnoses.strip()), detail=details),
     tables(),
 )  # fmt: skip
@@ -197,7 +191,7 @@ def test_quoted_source_is_not_offered_to_be_copied():
     shown = html.render(replace(whole(), lead=[source, cure], sections=[]), RenderOptions())
 
     assert "61 | loss = model(x)" in shown
-    assert shown.count("data-copy=") == 1
+    assert shown.count(">Copy<") == 1
 
 
 def test_section_without_anything_to_show_has_no_heading():

@@ -134,4 +134,4 @@ def test_advice_of_alike_failures_is_given_once() -> None:
 
     told = advice_of(conclude(fleet_of(ranks)))
 
-    assert [(a.advice.title, len(a.labels)) for a in told] == [("Do it", 6)]
+    assert [(advice.title, len(labels)) for advice, labels in told] == [("Do it", 6)]

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from fragdoctor.report.base import MAX_WIDTH, MIN_WIDTH, RenderOptions
-from fragdoctor.report.document import BarPart, Column, Gauge, Row, Spark
+from fragdoctor.report.document import BarPart, Column, Gauge, Row
 from fragdoctor.report.pictures import apportion
 from fragdoctor.report.text_layout import Page
 
@@ -160,9 +160,9 @@ def test_table_notes_stand_below_their_row() -> None:
     assert one.render() == "  a\n      note\n  b\n"
 
 
-def test_gauge_and_spark_are_drawn_to_scale() -> None:
+def test_gauge_is_drawn_to_scale() -> None:
     one = Page(RenderOptions(unicode=True))
 
-    one.table([Column(), Column()], [Row([Gauge(0.5, 0.2), Spark([0, 50, 100])])])
+    one.table([Column()], [Row([Gauge(0.5, 0.2)])])
 
-    assert one.render() == "  ··███·····  ▁▅█\n"
+    assert one.render() == "  ··███·····\n"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fragdoctor.cli import console
+from fragdoctor.cli.options import ReportOutput
 from fragdoctor.model.finding import Location
 from fragdoctor.report import document as doc
 from fragdoctor.report.base import RenderOptions
@@ -107,5 +108,5 @@ def test_links_are_for_terminals_that_follow_them(monkeypatch, environ, link) ->
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("sys.stdout", Terminal())
 
-    assert console.render_options().link == link
-    assert console.render_options(to_file=True).link == ""
+    assert console.look_of(ReportOutput()).link == link
+    assert console.look_of(ReportOutput(output=Path("report.txt"))).link == ""

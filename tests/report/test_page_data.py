@@ -17,7 +17,6 @@ from fragdoctor.analysis.device import analyze_device
 from fragdoctor.model.snapshot import Annotation
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions, render
-from fragdoctor.report.page import names_data
 from fragdoctor.report.page.blob import (
     LEFT_OUT,
     MAX_STRINGS,
@@ -311,7 +310,7 @@ def test_names_of_a_stranger_are_shown_as_they_are_written():
 
 
 def test_further_names_are_one(monkeypatch):
-    monkeypatch.setattr(names_data, "MAX_MODULES", 1)
+    monkeypatch.setattr("fragdoctor.report.page.lives_data.MAX_MODULES", 1)
 
     found, sizes = names_of(named())
 

@@ -71,18 +71,6 @@ def test_text_phases_fit_the_width_and_name_the_phase_of_the_peak(width):
         assert word in block
 
 
-def test_text_timeline_has_a_letter_of_the_phase_below_each_column():
-    said = full_text(training())
-
-    strip = next(
-        line.strip()
-        for line in said.splitlines()
-        if line.strip() and set(line.strip()) == set("sfbo")
-    )
-    runs = "".join(a for a, b in zip(strip, strip[1:] + " ", strict=True) if a != b)
-    assert runs == "s" + "fbo" * 3
-
-
 def test_text_without_phases_has_no_block_of_them():
     said = full_text(training(context="none"))
 

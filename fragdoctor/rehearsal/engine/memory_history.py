@@ -223,17 +223,10 @@ def snapshot(
 
 def settings_of(settings: AllocatorSettings) -> dict[str, Any]:
     """Return the settings under the names that a snapshot uses."""
-    limit = settings.max_split_bytes
-    divisions = enumerate(settings.roundup_power2_divisions)
-    return {
-        "PYTORCH_CUDA_ALLOC_CONF": settings.conf,
-        "max_split_size": -1 if limit is None else limit,
-        "garbage_collection_threshold": float(settings.garbage_collection_threshold),
-        "expandable_segments": settings.expandable_segments,
+    return settings.recorded() | {
         "pinned_num_register_threads": 1,
         "release_lock_on_cudamalloc": False,
         "pinned_use_cuda_host_register": False,
-        "roundup_power2_divisions": {str(1 << i): d for i, d in divisions},
     }
 
 

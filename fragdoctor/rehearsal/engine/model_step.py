@@ -25,8 +25,6 @@ class ModelStep:
     Args:
         own: what was built, on the CPU or on the GPU.
         batch: first dimension of the inputs; None = as they are.
-        input_shape: shape of the single input if none was built; () = no input.
-        input_dtype: its dtype, a name in ``torch``.
         loss: ``ce``, ``mean`` or "" (what the outputs suggest).
         optimizer: a class of ``torch.optim``, used if the factory built no optimizer.
         optimizer_options: its arguments.
@@ -55,8 +53,6 @@ class ModelStep:
         optimizer_options: Mapping[str, float],
         dtype: str,
         autocast: str,
-        input_shape: Sequence[int] = (),
-        input_dtype: str = "float32",
         loss: str = "",
         grad_accumulation: int = 1,
         inference: bool = False,
@@ -70,12 +66,10 @@ class ModelStep:
                 part.float()
         self.train_step = own.train_step
         self.passes = range(grad_accumulation)
-        if own.inputs is None and input_shape:
-            own.inputs = _zeros(input_shape, input_dtype)
         if own.inputs is None and own.train_step is None:
             raise ConfigError(
                 "The factory returns no inputs for the model.",
-                hint="Return (model, inputs), or use --input-shape 8,1024 --input-dtype int64.",
+                hint="Return (model, inputs), such as torch.zeros(8, 1024, dtype=torch.int64).",
             )
         _place_inputs(own, batch)
         if dtype:
@@ -163,16 +157,6 @@ class ModelStep:
         session.note(f"{said}.")
 
 
-def _zeros(shape: Sequence[int], dtype_name: str) -> torch.Tensor:
-    dtype = getattr(torch, dtype_name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise ConfigError(
-            f"There is no dtype {dtype_name!r} in torch.",
-            hint="Use float32, bfloat16, float16, int64, ...",
-        )
-    return torch.zeros(tuple(shape), dtype=dtype, device="cuda")
-
-
 def _place_inputs(own: OwnModel, batch: int | None) -> None:
     """Move inputs and targets to the GPU, replacing the first dimension if a batch is given."""
     given = [t for t in tree_leaves((own.inputs,)) if isinstance(t, torch.Tensor)]
@@ -209,7 +193,6 @@ def _refuse_ignored(own: OwnModel, given: Sequence[str], *, inference: bool, aut
     """Reject options from the command line that the factory's own parts would override."""
     has_step = own.train_step is not None and not inference
     decided = {
-        "input_shape": ("inputs", own.inputs is not None),
         "optimizer": ("optimizer", own.optimizer is not None and not inference),
         "loss": ("loss", own.loss_fn is not None or has_step),
         "grad_accumulation": ("train_step", has_step),

@@ -2,7 +2,8 @@
 
 From the blocks over time the page draws any moment of a recording. A million events are a third of
 a million blocks, about 1 MB compressed. If they exceed the budget, the smallest are left out; the
-page then shows them together, as the difference to the totals, and says so.
+page then shows them together, as the difference to the totals, and says so. Each block has the
+names that were recorded for it: the module of the model, and its owner.
 """
 
 from __future__ import annotations
@@ -14,12 +15,17 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
+from fragdoctor.analysis.modules import MAX_DEPTH, MAX_MODULES, ModulePaths
+from fragdoctor.analysis.owners import named_blocks
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.future.steps import Steps
+from fragdoctor.model.arrays import largest_groups
 from fragdoctor.model.census import Census
 from fragdoctor.model.snapshot import BlockState
+from fragdoctor.report import escape
+from fragdoctor.report.document import plain
 from fragdoctor.report.page.blob import MAX_EXACT, Sink, compressed_size
-from fragdoctor.report.page.names_data import names_data
+from fragdoctor.report.views.holders import owner_text
 from fragdoctor.trace.columns import SMALL_SEGMENT_BYTES
 from fragdoctor.trace.lives import Layout, Lives
 from fragdoctor.trace.trace import SegmentLives, Trace, large_page_bytes
@@ -273,3 +279,46 @@ def _segments(trace: Trace, segments: SegmentLives, sink: Sink) -> dict[str, Any
         "born": blob.add(born),
         "kept": blob.add(np.clip(segments.done.astype(np.int64), -1, n) + 1 - born),
     }
+
+
+_MAX_TEXT: Final = 120
+_FURTHER: Final = "further names"
+
+
+def names_data(
+    trace: Trace, censuses: Sequence[Census], rows: I64, sink: Sink
+) -> dict[str, Any]:  # fmt: skip
+    """Return the JSON part with the names of some rows of ``Lives``: ``module`` and ``owner``.
+
+    Each has ``paths``, lists of the parts of a name from the outermost, and ``of``, for each row
+    its 1-based place in ``paths``, or 0 if it has no name. A kind that was not recorded is missing.
+    """
+    sizes = trace.lives.size_bytes[rows]
+    found: dict[str, Any] = {}
+    modules = ModulePaths.of(trace)
+    if modules.paths:
+        texts = {at: path.split(".", MAX_DEPTH) for at, path in enumerate(modules.paths)}
+        found["module"] = _named(modules.of_row[rows].astype(np.int64), sizes, texts, sink)
+    named = named_blocks(trace, censuses)
+    if named is not None:
+        owners = {at: [plain(owner_text(owner))] for at, owner in enumerate(named.owners)}
+        found["owner"] = _named(named.of_row[rows].astype(np.int64), sizes, owners, sink)
+    return found
+
+
+def _named(
+    place: I64, sizes: npt.NDArray[np.int64], texts: dict[int, list[str]], sink: Sink
+) -> dict[str, Any]:  # fmt: skip
+    most = largest_groups(place[place >= 0], sizes[place >= 0]).group
+    shown = [int(at) for at in most[:MAX_MODULES]]
+    number = np.full(max(texts, default=-1) + 2, 0, np.int64)  # the last entry is for no name
+    number[most[MAX_MODULES:]] = len(shown) + 1
+    number[shown] = np.arange(1, len(shown) + 1)
+    paths = [[_shown_name(part) for part in texts[at]] for at in shown]
+    if len(most) > len(shown):
+        paths.append([_FURTHER])
+    return {"paths": paths, "of": sink.blob.add(number[place])}
+
+
+def _shown_name(text: str) -> str:
+    return escape.visible(escape.shorten_left(text, _MAX_TEXT)) or "(no name)"

@@ -6,8 +6,7 @@ canvas text.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -20,11 +19,10 @@ from fragdoctor.errors import ConfigError
 from fragdoctor.model.arrays import GroupSums, largest_groups
 from fragdoctor.model.census import Census
 from fragdoctor.model.comparison import RunSide
-from fragdoctor.model.diagnosis import Diagnosis, MomentFigures, Recommendation
+from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis, MomentFigures, Recommendation
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.report import escape, html
-from fragdoctor.report.document import Chart, Graphic, Paragraph, ReportDocument
-from fragdoctor.report.html import drawn
+from fragdoctor.report.document import Graphic, Paragraph, ReportDocument
 from fragdoctor.report.page.blob import Sink
 from fragdoctor.report.page.lives_data import MAX_BLOCKS, lives_data, segment_map_data
 from fragdoctor.report.page.timeline_data import timeline_data
@@ -69,23 +67,17 @@ class ShownDevice(Struct, frozen=True):
 def shown_devices(diagnosis: Diagnosis) -> list[ShownDevice]:
     """Return the devices that have graphics."""
     figures = {f.device: f for f in diagnosis.devices}
-    shown = []
-    for device, analysis in sorted(diagnosis.analyses.items())[:MAX_DEVICES]:
-        own = figures.get(device)
-        capacity, moment = (None, None) if own is None else (own.capacity_bytes, own.moment)
-        censuses = diagnosis.case.censuses
-        shown.append(
-            ShownDevice(str(device), f"GPU {device}", analysis, capacity, moment, censuses)
-        )
-    return shown
-
-
-def shown_runs(runs: Sequence[RunSide]) -> list[ShownDevice]:
-    """Return the runs of a comparison that have an analysis."""
-    kept = [r for r in runs if r.analysis is not None]
+    unknown = DeviceFigures(device=0)
     return [
-        ShownDevice(r.letter, f"Run {r.letter}", r.analysis, r.capacity_bytes, r.moment)
-        for r in kept
+        ShownDevice(
+            str(device),
+            f"GPU {device}",
+            analysis,
+            figures.get(device, unknown).capacity_bytes,
+            figures.get(device, unknown).moment,
+            diagnosis.case.censuses,
+        )
+        for device, analysis in sorted(diagnosis.analyses.items())[:MAX_DEVICES]
     ]
 
 
@@ -248,7 +240,7 @@ SCRIPTS: Final = (
 )
 
 
-READING_SCRIPTS: Final = ("drawing", "common", "envelope", "charts")
+READING_SCRIPTS: Final = ("drawing", "common", "reading")
 DROP_SCRIPTS: Final = ("drawing", "common", "drop")
 WITHOUT_TRACE: Final = {
     "events": "This recording has no events that can be stepped through.",
@@ -261,13 +253,6 @@ COMPARED_GRAPHICS: Final = {
 }
 
 
-def graphics_of(document: ReportDocument) -> dict[str, str]:
-    """Return the graphics that the explorer shows, each with the text to show without its data."""
-    blocks = [b for s in document.sections for b in s.blocks if isinstance(b, Graphic)]
-    found = {b.name: b.absent for b in blocks}
-    return {**found, **WITHOUT_TRACE} if found else {}
-
-
 def render_page(diagnosis: Diagnosis, document: ReportDocument, *, is_live: bool = False) -> str:
     """Return the whole page, below 5 MB: graphics are made coarser until it fits.
 
@@ -276,12 +261,14 @@ def render_page(diagnosis: Diagnosis, document: ReportDocument, *, is_live: bool
     Raises:
         ConfigError: even the coarsest page is larger.
     """
-    drawn_too = {"what-if"} if whatif_data(diagnosis, is_live=is_live) else set()
-    graphics = graphics_of(document)
+    blocks = [b for s in document.sections for b in s.blocks if isinstance(b, Graphic)]
+    graphics = {**{b.name: b.absent for b in blocks}, **WITHOUT_TRACE} if blocks else {}
+    if whatif_data(diagnosis, is_live=is_live):  # the explorer draws it
+        document = replace(document, sections=[s for s in document.sections if s.id != "what-if"])
     labels = {s.key: s.label for s in shown_devices(diagnosis)}
     labels |= {str(f.device): f"GPU {f.device}" for f in diagnosis.devices}
     return _explorer_page(
-        _without(document, drawn_too),
+        document,
         graphics,
         dict(sorted(labels.items(), key=lambda item: int(item[0]))),
         lambda scale: encode_payload(diagnosis, scale, is_live=is_live),
@@ -292,27 +279,25 @@ def render_page(diagnosis: Diagnosis, document: ReportDocument, *, is_live: bool
 def render_compared_page(runs: Sequence[RunSide], document: ReportDocument) -> str:
     """Return the page of a comparison: two runs with analyses share an explorer.
 
-    Other comparisons have charts whose values can be read with the pointer.
-
     Raises:
         ConfigError: the coarsest page is larger than 5 MB.
     """
-    shown = shown_runs(runs)
+    shown = [
+        ShownDevice(r.letter, f"Run {r.letter}", r.analysis, r.capacity_bytes, r.moment)
+        for r in runs
+        if r.analysis is not None
+    ]
     if len(shown) != 2 or any(one.analysis.timeline is None for one in shown):
         return render_reading_page(document)
     first, last = (one.key for one in shown)
     return _explorer_page(
-        _without(document, {"timelines"}),
+        document,
         COMPARED_GRAPHICS,
         {one.key: one.label for one in shown},
         lambda scale: _encoded(
             shown, scale, device=first, whatif=None, twins={first: last, last: first}
         ),
     )
-
-
-def _without(document: ReportDocument, ids: Collection[str]) -> ReportDocument:
-    return replace(document, sections=[s for s in document.sections if s.id not in ids])
 
 
 def _explorer_page(
@@ -344,24 +329,12 @@ def _explorer_page(
 
 
 def render_reading_page(document: ReportDocument) -> str:
-    """Return a page with charts whose values the pointer shows, and tables that sort."""
-    charts = [
-        {
-            "across": drawn(chart).across,
-            "series": [
-                {"name": s.name, "x": list(s.x), "y": list(s.y), "number": s.number}
-                for s in chart.series
-                if s.shape == "step"
-            ],
-        }
-        for chart in charts_of(document)
-    ]
+    """Return a page whose tables sort."""
     return html.page(
         document,
         "page/reading.html.j2",
         _script(READING_SCRIPTS),
         html.source("page/reading.css"),
-        charts=escape.json_in_script(json.dumps(charts)),
     )
 
 
@@ -386,12 +359,6 @@ def render_drop_page() -> str:
         html.source("page/reading.css") + html.source("page/drop.css"),
         may_ask=True,
     )
-
-
-def charts_of(document: ReportDocument) -> list[Chart]:
-    """Return the charts of a document in page order."""
-    blocks = [b for s in document.sections for b in s.only(html.EVERYTHING)]
-    return [b for b in blocks if isinstance(b, Chart)]
 
 
 def _script(names: Sequence[str]) -> str:

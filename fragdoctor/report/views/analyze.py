@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from fragdoctor.model.diagnosis import ChecklistItem, Diagnosis, Status
+from fragdoctor.model.diagnosis import ChecklistItem, DeviceFigures, Diagnosis, Failure, Status
 from fragdoctor.model.finding import Confidence, Finding, Location, Severity
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.simulation import OutlookBasis
@@ -27,8 +27,7 @@ from fragdoctor.report.source_files import (
     source_line,
     source_text,
 )
-from fragdoctor.report.views import advice, device_memory, holders, log_story, modules, owners
-from fragdoctor.report.views.key_figures import key_figures
+from fragdoctor.report.views import advice, device_memory, holders, log_story, modules
 from fragdoctor.report.words import (
     CHECK_TITLES,
     SEVERITY_STYLES,
@@ -146,7 +145,7 @@ def _facts(diagnosis: Diagnosis) -> list[tuple[str, doc.Content]]:
     snapshot = diagnosis.case.snapshot
     if snapshot is None:
         return facts
-    facts += _file_facts(snapshot.provenance)
+    facts += file_facts(snapshot.provenance)
     for device, analysis in sorted(diagnosis.analyses.items()):
         segments, blocks = (
             plural(analysis.n_segments, "segment"),
@@ -155,10 +154,11 @@ def _facts(diagnosis: Diagnosis) -> list[tuple[str, doc.Content]]:
         stacks = format_share(analysis.capture.has_stacks, 1)
         events = plural(analysis.n_events, "event")
         facts.append((f"GPU {device}", f"{events}, {segments}, {blocks}, {stacks} with a stack"))
-    return [*facts, *_setting_facts(snapshot.settings)]
+    return [*facts, *setting_facts(snapshot.settings)]
 
 
-def _file_facts(p: Provenance) -> list[tuple[str, doc.Content]]:
+def file_facts(p: Provenance) -> list[tuple[str, doc.Content]]:
+    """Return what a file is, and what wrote it."""
     how = [p.container, p.compression, f"protocol {p.protocol}" if p.protocol >= 0 else ""]
     facts: list[tuple[str, doc.Content]] = [("File", ", ".join(t for t in how if t))]
     if p.n_bytes:
@@ -174,7 +174,8 @@ def _file_facts(p: Provenance) -> list[tuple[str, doc.Content]]:
     return facts
 
 
-def _setting_facts(s: AllocatorSettings) -> list[tuple[str, doc.Content]]:
+def setting_facts(s: AllocatorSettings) -> list[tuple[str, doc.Content]]:
+    """Return the settings that a file records: as given, then in full."""
     if not s.is_recorded:
         return [("Settings", "not recorded in this file; PyTorch's defaults are assumed")]
     listed = "; ".join(f"{k} {v}" for k, v in [*s.described().items()][:_MAX_SETTINGS])
@@ -213,11 +214,27 @@ def document(
         ". " if failed else doc.dim(f"{where}. "),
         leads_to,
     ]
+    is_explored = bool(diagnosis.analyses)  # the page draws them and lets the reader explore
     in_time = (
         *device_memory.memory_sections(diagnosis),
         device_memory.timeline_section(diagnosis),
     )
-    is_explored = bool(diagnosis.analyses)  # the page draws them and lets the reader explore
+    to_do = (
+        *log_story.message_sections(diagnosis),
+        advice.short_advice(diagnosis),
+        *advice.advice_sections(diagnosis),
+    )
+    details = (
+        evidence_section(diagnosis),
+        checklist_section(diagnosis),
+        *device_memory.phase_sections(diagnosis),
+        holders.stranders_section(diagnosis),
+        holders.segments_section(diagnosis),
+        holders.owners_section(diagnosis),
+        holders.holders_section(diagnosis),
+        findings_section(diagnosis),
+        *about_sections(diagnosis),
+    )
     failure: list[doc.DocumentBlock] = []
     if failed:
         line = _line_that_asked(diagnosis, options)
@@ -234,28 +251,8 @@ def document(
             holders.short_holders(diagnosis),
             modules.modules_section(diagnosis),
             log_story.story_section(diagnosis),
-            *(
-                replace(s, is_folded=is_explored and s.id in _SAID_ELSEWHERE)
-                for s in (
-                    *log_story.message_sections(diagnosis),
-                    advice.short_advice(diagnosis),
-                    *advice.advice_sections(diagnosis),
-                )
-            ),
-            *(
-                replace(section, is_folded=True)
-                for section in (
-                    evidence_section(diagnosis),
-                    checklist_section(diagnosis),
-                    *device_memory.phase_sections(diagnosis),
-                    holders.stranders_section(diagnosis),
-                    holders.segments_section(diagnosis),
-                    owners.owners_section(diagnosis),
-                    holders.holders_section(diagnosis),
-                    findings_section(diagnosis),
-                    *about_sections(diagnosis),
-                )
-            ),
+            *(replace(s, is_folded=is_explored and s.id in _SAID_ELSEWHERE) for s in to_do),
+            *(replace(s, is_folded=True) for s in details),
         ],
         figures=key_figures(diagnosis),
         footer=footer(diagnosis),
@@ -357,3 +354,58 @@ def _what_it_is(
         doc.Code(to_copy),
         doc.Facts([(label, text) for label, text in further if text], detail=doc.Detail.FULL),
     ]
+
+
+def key_figures(diagnosis: Diagnosis) -> list[doc.Figure]:
+    """Return the few figures that a page shows large beside its answer.
+
+    They are what was requested, available and missing; for a run that fits, the room left.
+    """
+    failure = diagnosis.failure
+    device = diagnosis.verdict.device if failure is None else failure.device
+    figures = diagnosis.figures_of(device) or next(iter(diagnosis.devices), None)
+    if failure is not None and failure.requested_bytes:
+        return _of_failure(failure, failure.requested_bytes, figures)
+    return _of_room(figures) if figures is not None else []
+
+
+def _of_failure(
+    failure: Failure, asked_bytes: int, figures: DeviceFigures | None
+) -> list[doc.Figure]:
+    """Return the request, the largest piece that could have served it, and the shortfall."""
+    free_bytes, segment_bytes = failure.free_bytes, failure.segment_bytes or 0
+    asked = [doc.Figure("asked", format_size(asked_bytes), "")]
+    hole = None
+    if figures is not None and (figures.moment is None or figures.moment.is_end):
+        hole = figures.largest_free_block_bytes
+    pieces = [
+        (n_bytes, where)
+        for n_bytes, where in ((hole, "in the cache"), (free_bytes, "on the device"))
+        if n_bytes is not None
+    ]
+    if not pieces:
+        return asked
+    largest, where = max(pieces)
+    found = doc.Figure("largest piece free", format_size(largest), where)
+    if largest < asked_bytes:
+        missing = doc.Figure("missing", format_size(asked_bytes - largest), "in one piece")
+    elif where == "on the device" and largest < segment_bytes:
+        of = f"of a segment of {format_size(segment_bytes)}"
+        missing = doc.Figure("missing", format_size(segment_bytes - largest), of)
+    else:  # a limit may be lower than what was free
+        return [*asked, found]
+    return [*asked, found, missing]
+
+
+def _of_room(figures: DeviceFigures) -> list[doc.Figure]:
+    """Return the peak, the capacity, and the difference."""
+    shown = []
+    if figures.peak_allocated_bytes is not None:
+        shown.append(doc.Figure("peak allocated", format_size(figures.peak_allocated_bytes), ""))
+    if figures.peak_reserved_bytes is not None:
+        shown.append(doc.Figure("peak reserved", format_size(figures.peak_reserved_bytes), ""))
+        if figures.capacity_bytes is not None:
+            room = figures.capacity_bytes - figures.peak_reserved_bytes
+            of = f"of {format_size(figures.capacity_bytes)}"
+            shown.append(doc.Figure("to spare", format_size(max(room, 0)), of))
+    return shown

@@ -30,7 +30,10 @@ def document(report: CheckReport) -> doc.ReportDocument:
     return doc.ReportDocument(
         title=title,
         headline=[Span(title, tone), dim(f"  {total_line(report)}")],
-        brief=[*(_brief(f) for f in files), total_line(report)],
+        brief=[
+            *(f"{_status_word(f)[0]:<6}  {file_name(f)}: {file_line(f)}" for f in files),
+            total_line(report),
+        ],
         sections=[
             doc.Section("Files", (listing,), id="files"),
             doc.Section("Remarks", (doc.Bullets(remarks(report)),), id="remarks"),
@@ -41,11 +44,6 @@ def document(report: CheckReport) -> doc.ReportDocument:
 
 def _status_word(judgement: FileJudgement) -> tuple[str, Style]:
     return STATUS_WORDS[judgement.status] if judgement.is_judged else ("-", Style.DIM)
-
-
-def _brief(judgement: FileJudgement) -> str:
-    word, _ = _status_word(judgement)
-    return f"{word:<6}  {file_name(judgement)}: {file_line(judgement)}"
 
 
 def _item(judgement: FileJudgement) -> doc.ListItem:

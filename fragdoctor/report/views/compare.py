@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from fragdoctor.gate.judgement import JudgedGrowth, has_grown
 from fragdoctor.model import comparison as model
-from fragdoctor.model.comparison import Comparison, LineChange, LineKind, ReasonKind
+from fragdoctor.model.comparison import Comparison, LineChange, LineKind
 from fragdoctor.model.finding import Confidence
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import NO_STACK, Detail, Span, Style, code, dim
@@ -19,22 +19,11 @@ from fragdoctor.units import format_count, format_share, format_size, plural, si
 
 MAX_LINES: Final = 120
 MAX_TREND_LINES: Final = 40
-MAX_CURVES: Final = 8
-"""The most curves of a chart: more cannot be told apart."""
-
 MAX_RUNS: Final = 400
 _SHORT_LINES: Final = 8
 _RUNS_ACROSS: Final = 3
 """The most runs that are shown side by side; more are listed below each other."""
 
-REASON_TITLES: Final = {
-    ReasonKind.NEW_LINES: "new lines",
-    ReasonKind.GONE_LINES: "lines that are gone",
-    ReasonKind.OTHER_SIZES: "blocks of other sizes",
-    ReasonKind.OTHER_COUNTS: "more or fewer blocks",
-    ReasonKind.NO_STACK: "requests without a Python stack",
-    ReasonKind.UNEXPLAINED: "not explained",
-}
 BASIS_TITLES: Final = {
     model.Basis.PEAK: "live memory at each run's peak",
     model.Basis.NOW: "live memory when each snapshot was taken",
@@ -67,7 +56,6 @@ def document(comparison: Comparison, judged: Sequence[JudgedGrowth] = ()) -> doc
         lead=[doc.Paragraph(rest), *(doc.Paragraph(v) for v in verdicts)],
         sections=[
             _runs(comparison),
-            _timelines(comparison),
             _figures(comparison),
             _growth(comparison),
             _causes(comparison),
@@ -128,43 +116,6 @@ def _versions(comparison: Comparison) -> str:
         parts.append("the settings are the same")
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}." if text else ""
-
-
-def _timelines(comparison: Comparison) -> doc.Section:
-    """Return the runs' curves over their events, or an empty section if no run has a trace."""
-    known = [r for r in comparison.runs if r.curve is not None]
-    # The comparison is of the first and the last run; if there are many, drop some in between.
-    kept = known if len(known) <= MAX_CURVES else [*known[: MAX_CURVES - 1], known[-1]]
-    series = [s for number, run in enumerate(kept) for s in _curves(run, number)]
-    capacity = comparison.runs[-1].capacity_bytes
-    peaks = ", ".join(s.labels[0] for s in series if s.labels)
-    chart = doc.Chart(
-        series,
-        f"Allocated and reserved memory of {plural(len(kept), 'run')}; peaks: {peaks}",
-        limit_bytes=capacity,
-        limit_label="" if capacity is None else f"capacity {format_size(capacity)}",
-    )
-    n_left = len(known) - len(kept)
-    left = f"{plural(n_left, 'run is', 'runs are')} left out of the drawing." if n_left else ""
-    note = "solid: allocated, dashed: reserved, over the events of each trace"
-    blocks = (chart, doc.Paragraph(left))
-    return doc.Section("Timelines", blocks, note, "timelines", detail=Detail.FULL)
-
-
-def _curves(run: model.RunSide, number: int) -> list[doc.ChartSeries]:
-    curve = run.curve
-    if curve is None:
-        return []
-    n = max(1, len(curve.allocated_bytes))
-    # One more point ends the step of the last column.
-    x = [i * curve.n_events / n for i in range(n + 1)]
-    allocated = [*curve.allocated_bytes, curve.allocated_bytes[-1]]
-    reserved = [*curve.reserved_bytes, curve.reserved_bytes[-1]]
-    label = f"{run.letter} {format_size(max(allocated))}"
-    return [
-        doc.ChartSeries(f"{run.letter} reserved", x, reserved, number=number, is_dashed=True),
-        doc.ChartSeries(f"{run.letter} allocated", x, allocated, labels=(label,), number=number),
-    ]
 
 
 def _figures(comparison: Comparison) -> doc.Section:
@@ -255,13 +206,12 @@ def _trend_chart(trend: model.RunTrend) -> doc.Chart:
     """Return the values of a series with the fitted line."""
     x, values = list(trend.x), list(trend.values)
     labels = [f"{at:g}: {format_size(v)}" for at, v in zip(x, values, strict=True)]
-    series = [doc.ChartSeries("runs", x, values, "points", labels)]
+    fit: list[tuple[float, float]] = []
     if trend.confidence is not None:
         level = sorted(v - trend.slope_bytes * at for v, at in zip(values, x, strict=True))
         middle = level[len(level) // 2]
-        ends = [max(0.0, middle + trend.slope_bytes * at) for at in (x[0], x[-1])]
-        series.append(doc.ChartSeries("fit", (x[0], x[-1]), ends, "line", number=1))
-    return doc.Chart(series, trend.text, x_ticks=x, detail=Detail.FULL)
+        fit = [(at, max(0.0, middle + trend.slope_bytes * at)) for at in (x[0], x[-1])]
+    return doc.Chart(trend.text, x, values, labels, fit, detail=Detail.FULL)
 
 
 def _causes(comparison: Comparison) -> doc.Section:
@@ -285,18 +235,11 @@ def _lines(comparison: Comparison) -> doc.Section:
     short = _line_table(comparison, changed[:_SHORT_LINES], Detail.SHORT)
     n_more = len(changed) - len(short.rows)
     more = dim(f"{plural(n_more, 'more line')} with --full") if n_more else ""
-    parts = [
-        f"{REASON_TITLES[r.kind]} {signed_size(r.delta_bytes)}"
-        for r in comparison.reasons
-        if r.delta_bytes
-    ]
     blocks = (
         short,
         doc.Paragraph(more, detail=Detail.SHORT),
         _line_table(comparison, every, Detail.FULL),
         doc.Paragraph(_explained(comparison)),
-        doc.Paragraph(_unseen(comparison), detail=Detail.SHORT),
-        doc.Paragraph(f"By kind: {', '.join(parts)}." if len(parts) > 1 else ""),
     )
     return doc.Section("Lines", blocks if every else (), BASIS_TITLES[comparison.basis], "lines")
 
@@ -379,16 +322,6 @@ def _sizes(sizes: Sequence[int], total: int) -> str:
     shown = [format_size(s) for s in sizes[:3]]
     more = f" and {format_count(total - len(shown))} more" if total > len(shown) else ""
     return ", ".join(shown) + more
-
-
-def _unseen(comparison: Comparison) -> str:
-    """Return how many new and removed lines hold nothing at the compared moment."""
-    idle = [c for c in comparison.lines if not _is_shown(c)]
-    n_new = sum(c.kind is LineKind.NEW for c in idle)
-    n_gone = sum(c.kind is LineKind.GONE for c in idle)
-    parts = [f"{n} {word}" for n, word in ((n_new, "new"), (n_gone, "gone")) if n]
-    lines = "line holds" if n_new + n_gone == 1 else "lines hold"
-    return f"In addition, {' and '.join(parts)} {lines} nothing at that moment." if parts else ""
 
 
 def _explained(comparison: Comparison) -> str:

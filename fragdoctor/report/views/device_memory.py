@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from fragdoctor.model.case import OomMessage
@@ -198,15 +198,12 @@ def memory_sections(diagnosis: Diagnosis) -> list[doc.Section]:
         reserved = figures[device].reserved_bytes or 0
         is_main = device == diagnosis.verdict.device or reserved > most * _IDLE_SHARE
         parts = parts_of(figures[device], message_of(diagnosis, device))
-        if parts and _is_told(figures[device]):
+        f = figures[device]
+        # A message that was cut off may not say what PyTorch held.
+        if parts and (f.moment, f.reserved_bytes, f.allocated_bytes) != (None, None, None):
             detail = Detail.USUAL if is_main and device == order[0] else Detail.FULL
             sections.append(_memory(diagnosis, figures[device], parts, detail))
     return sections
-
-
-def _is_told(f: DeviceFigures) -> bool:
-    """Return whether it is known what PyTorch held; a message that was cut off may not say it."""
-    return (f.moment, f.reserved_bytes, f.allocated_bytes) != (None, None, None)
 
 
 def _memory(
@@ -327,15 +324,15 @@ def moment_sections(diagnosis: Diagnosis) -> list[doc.Section]:
     )
     totals = f"{format_size(m.allocated_bytes)} allocated, {format_size(m.reserved_bytes)} reserved"
     shares = _shares(m.categories, m.allocated_bytes, _SHARE_SHOWN)
-    table = doc.tabled(
-        m.lines,
-        doc.Column("", lambda h: doc.strong(format_size(h.n_bytes)), "right"),
-        doc.Column("", lambda h: dim(plural(h.n_blocks, "block"))),
-        doc.Column("", "location"),
-        shown=MAX_MOMENT_LINES,
-    )
+    table = _lines(m.lines, format_size, doc.Column("", lambda h: dim(plural(h.n_blocks, "block"))))
     said = doc.Paragraph(f"{totals}: {shares}." if shares else f"{totals}.")
     return [doc.Section(f"At {m.asked}", [said, table], note, "moment"), _change(m)]
+
+
+def _lines(rows: Sequence[HeldBytes], size: Callable[[int], str], blocks: doc.Column) -> doc.Table:
+    size_column = doc.Column("", lambda h: doc.strong(size(h.n_bytes)), "right")
+    location = doc.Column("", "location")
+    return doc.tabled(rows, size_column, blocks, location, shown=MAX_MOMENT_LINES)
 
 
 def _shares(categories: Sequence[HeldBytes], total_bytes: int, least: float) -> str:
@@ -351,13 +348,8 @@ def _change(m: MomentReport) -> doc.Section:
     """Return what changed since the moment that this moment is compared with."""
     if m.since is None or m.since_allocated_bytes is None:
         return doc.Section("Change", ())
-    table = doc.tabled(
-        m.changes,
-        doc.Column("", lambda h: doc.strong(signed_size(h.n_bytes)), "right"),
-        doc.Column("", lambda h: dim(f"{h.n_blocks:+,} blocks"), "right"),
-        doc.Column("", "location"),
-        shown=MAX_MOMENT_LINES,
-    )
+    blocks = doc.Column("", lambda h: dim(f"{h.n_blocks:+,} blocks"), "right")
+    table = _lines(m.changes, signed_size, blocks)
     change = signed_size(m.allocated_bytes - m.since_allocated_bytes)
     said = doc.Paragraph(
         f"{change}, from {format_size(m.since_allocated_bytes)} to "

@@ -192,19 +192,15 @@ def _blocks(text: str) -> list[doc.DocumentBlock]:
         for line in (*part.splitlines(), ""):
             starts = line.startswith("    ") or line.lstrip().startswith(("- ", "* ")) or not line
             if starts and folded:
-                blocks.append(_prose(folded))
+                is_item = folded.startswith(("- ", "* "))
+                said = _inline(folded[2:] if is_item else folded)
+                blocks.append(doc.Bullets([said]) if is_item else doc.Paragraph(said))
                 folded = ""
             if line.startswith("    "):
                 blocks.append(doc.Code([line.strip()]))
             else:
                 folded = f"{folded} {line.strip()}".strip()
     return blocks
-
-
-def _prose(text: str) -> doc.DocumentBlock:
-    if text.startswith(("- ", "* ")):
-        return doc.Bullets([_inline(text[2:])])
-    return doc.Paragraph(_inline(text))
 
 
 def _inline(text: str) -> doc.Content:

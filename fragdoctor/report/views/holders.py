@@ -1,29 +1,29 @@
-"""What holds the memory: source lines, stranders, segments."""
+"""What holds the memory: source lines, names of the program, stranders, segments."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Final
 
 from msgspec.structs import replace
 
-from fragdoctor.model.census import HoldingKind
+from fragdoctor.model.census import HoldingKind, Owner
 from fragdoctor.model.diagnosis import (
     Cause,
     Diagnosis,
     FunctionHolder,
     HolderReport,
     Moment,
-    SegmentReport,
+    OwnerReport,
 )
 from fragdoctor.model.finding import Location
 from fragdoctor.model.gpus import CUBLAS_WORKSPACES
 from fragdoctor.model.phases import Category
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Detail, Style, dim, location_text
-from fragdoctor.report.views import owners
 from fragdoctor.report.views.device_memory import graphic, moment_of, when
 from fragdoctor.report.words import CATEGORY_NAMES, LIVE_WHEN, shown_first
 from fragdoctor.trace.stacks import USER, classify_file
@@ -31,7 +31,6 @@ from fragdoctor.units import format_count, format_size, plural
 
 _MAX_HOLDERS: Final = 3
 _MAX_SEGMENTS: Final = 5
-_MAX_STRANDER_LINES: Final = 6
 
 # The smallest share of reserved memory that must be stranded to be worth the reader's time.
 _MIN_STRANDED_SHARE: Final = 0.1
@@ -50,34 +49,29 @@ def short_holders(diagnosis: Diagnosis) -> doc.Section:
         if device in (None, o.device)
     )
     if has_names and diagnosis.verdict.cause is not Cause.FRAGMENTATION:
-        return owners.short_owners(diagnosis, one)
+        return short_owners(diagnosis, one)
     rest = mine if one is None else [h for h in mine if not one.has(h)]
     top = sorted(rest, key=lambda h: h.held_bytes, reverse=True)[: _MAX_HOLDERS - (one is not None)]
     rows: list[HolderReport | FunctionHolder] = [*top] if one is None else [one, *top]
-    stranded: dict[Location | None, int] = {}
+    stranded = Counter[Location | None]()
     for strander in diagnosis.stranders:
         if device in (None, strander.device):
-            stranded[strander.location] = (
-                stranded.get(strander.location, 0) + strander.stranded_bytes
-            )
-    in_one = {h.location for h in mine if one is not None and one.has(h)}
+            stranded[strander.location] += strander.stranded_bytes
 
-    def stranded_by(row: HolderReport | FunctionHolder) -> int:
+    def strands(row: HolderReport | FunctionHolder) -> int:
         if isinstance(row, FunctionHolder):
-            return sum(stranded.get(place, 0) for place in in_one)
-        return stranded.get(row.location, 0)
+            return sum(stranded[place] for place in {h.location for h in mine if row.has(h)})
+        return stranded[row.location]
 
-    is_shown = any(stranded_by(row) for row in rows)
-    shows_stranders = diagnosis.verdict.cause is Cause.FRAGMENTATION and is_shown
-
-    def stranders(row: HolderReport | FunctionHolder) -> doc.Content:
-        n_bytes = stranded_by(row)
+    def strands_text(row: HolderReport | FunctionHolder) -> doc.Content:
+        n_bytes = strands(row)
         return dim(f"strands {format_size(n_bytes)}" if n_bytes else "")
 
+    shows_stranders = diagnosis.verdict.cause is Cause.FRAGMENTATION and any(map(strands, rows))
     table = doc.tabled(
         rows,
         doc.Column("", lambda h: doc.strong(format_size(h.held_bytes)), "right"),
-        *([doc.Column("", stranders)] if shows_stranders else []),
+        *([doc.Column("", strands_text)] if shows_stranders else []),
         doc.Column("", _place, "path"),
         notes=lambda h: _within(h) if isinstance(h, HolderReport) else [],
     )
@@ -222,20 +216,15 @@ def segments_section(diagnosis: Diagnosis) -> doc.Section:
     shown = [s for s in worst[:_MAX_SEGMENTS] if s.stranded_bytes >= least]
     # If some of the free memory can be returned page by page, only the stranded part counts.
     is_paged = any(s.stranded_bytes != s.free_bytes for s in shown)
-    bars = [
-        doc.SegmentBar(
-            (
-                format_size(s.total_bytes),
-                format_size(s.stranded_bytes if is_paged else s.free_bytes),
-                format_size(s.largest_hole_bytes),
-            ),
-            s.runs,
+    freed = ("stranded", "stranded_bytes") if is_paged else ("free", "free_bytes")
+    blocks.append(
+        doc.tabled(
+            shown,
+            doc.Column("size", "total_bytes"),
+            doc.Column(*freed),
+            doc.Column("largest hole", "largest_hole_bytes"),
         )
-        for s in shown
-    ]
-    titles = ("size", "stranded" if is_paged else "free", "largest hole")
-    lines = _strander_lines(diagnosis, shown)
-    blocks.append(doc.SegmentBars(titles, bars, lines))
+    )
     count = format_count(diagnosis.n_stranded_segments)
     note = (
         f"GPU {shown[0].device}, the {len(shown)} of {count} with most stranded memory"
@@ -255,17 +244,94 @@ def _says_something(diagnosis: Diagnosis) -> bool:
     )
 
 
-def _strander_lines(
-    diagnosis: Diagnosis, segments: Sequence[SegmentReport]
-) -> list[tuple[str, Sequence[int]]]:
-    """Return the lines that hold most of these segments, with stranders, in order of appearance."""
-    stranders = [p for p in diagnosis.stranders if p.device == segments[0].device]
-    held: dict[int, int] = {}
-    for run in (r for s in segments for r in s.runs):
-        if run.strander is not None and run.strander < len(stranders):
-            held[run.strander] = held.get(run.strander, 0) + run.n_bytes
-    groups: dict[str, list[int]] = {}
-    for strander in held:
-        groups.setdefault(location_text(stranders[strander].location), []).append(strander)
-    most = sorted(groups, key=lambda line: -sum(held[p] for p in groups[line]))
-    return [(line, groups[line]) for line in groups if line in most[:_MAX_STRANDER_LINES]]
+_MAX_OWNERS: Final = 4
+_MIN_OWNER_SHARE: Final = 0.02
+"""Share of the largest owner: a row with less only distracts."""
+
+
+def short_owners(diagnosis: Diagnosis, function: FunctionHolder | None) -> doc.Section:
+    """Return at most four rows: names that hold most memory, and lines for memory without a name.
+
+    ``function`` allocates most of the memory over several lines, so a single line says little.
+    """
+    device = diagnosis.verdict.device
+    mine = [o for o in diagnosis.owners if device in (None, o.device)]
+    least = _MIN_OWNER_SHARE * max(o.held_bytes for o in mine)
+    rows = sorted((o for o in mine if o.held_bytes >= least), key=lambda o: -o.held_bytes)
+    table = doc.tabled(
+        rows[:_MAX_OWNERS],
+        doc.Column("", lambda o: doc.strong(format_size(o.held_bytes)), "right"),
+        doc.Column("", lambda o: _owner_row(o, function), "wrap"),
+        notes=_owner_notes,
+    )
+    when = f"live {LIVE_WHEN[mine[0].moment]}"
+    return doc.Section("Who holds it", [table], when, detail=Detail.SHORT)
+
+
+def _owner_row(row: OwnerReport, function: FunctionHolder | None) -> doc.Content:
+    if row.owner.kind is HoldingKind.UNNAMED:
+        return doc.code(location_text(row.location))
+    made = ""
+    if row.owner.kind is HoldingKind.GRAPH and function is not None and function.has(row):
+        made = f", made in {function.short}"
+    elif row.location is not None:
+        made = f", made at {row.location.at}"
+    return [*owner_text(row.owner), made]
+
+
+def owner_text(owner: Owner) -> list[str | doc.Span]:  # noqa: PLR0911 - one a kind
+    """Return an owner of memory in words: ``agent.buffer`` (list of 4,096)."""
+    name = doc.code(owner.name or f"a {owner.class_name}")
+    inside = f" in {owner.scope}" if owner.scope else ""
+    of_class = f" ({owner.class_name})" if owner.class_name and owner.name else ""
+    match owner.kind:
+        case HoldingKind.PARAMETERS:
+            return [name, f"{of_class}: parameters"]
+        case HoldingKind.GRADIENTS:
+            return [name, f"{of_class}: gradients"]
+        case HoldingKind.OPTIMIZER:
+            return [name, of_class]
+        case HoldingKind.CONTAINER:
+            return [name, f" ({owner.class_name} of {format_count(owner.n_items)})"]
+        case HoldingKind.GRAPH:
+            several = f" ({plural(owner.n_items, 'tensor')})" if owner.n_items > 1 else ""
+            return ["autograd graph kept by ", name, f"{several}{inside}"]
+        case HoldingKind.CYCLE:
+            return ["reference cycle ", name]
+        case HoldingKind.UNNAMED:
+            return [dim("no name found")]
+        case _:
+            return [name, inside]
+
+
+def _owner_notes(found: OwnerReport) -> list[doc.Content]:
+    """Return how items hold it, and its growth since the first census if that is most of it."""
+    owner, through = found.owner, list[doc.Content]()
+    if owner.through:
+        through = [dim(f"through {', '.join(owner.through.split(' -> ')[1:])}")]
+    if found.grown_bytes is None or 2 * found.grown_bytes < found.held_bytes:
+        return through
+    before = found.n_items_before or 0
+    items = f"from {format_count(before)} to {plural(owner.n_items, 'item')}, " if before else ""
+    return [
+        *through,
+        dim(f"has grown {items}by {format_size(found.grown_bytes)} since the first steps"),
+    ]
+
+
+def owners_section(diagnosis: Diagnosis) -> doc.Section:
+    """Return all names that hold memory, or nothing without a census."""
+    order = shown_first(diagnosis, [o.device for o in diagnosis.owners])
+    shown = sorted(diagnosis.owners, key=lambda o: order.index(o.device))
+    several = len({o.device for o in shown}) > 1
+    table = doc.tabled(
+        shown if any(o.owner.kind is not HoldingKind.UNNAMED for o in shown) else [],
+        *([doc.Column("GPU", "device")] if several else []),
+        doc.Column("held", "held_bytes", style=Style.STRONG),
+        doc.Column("blocks", "n_blocks"),
+        doc.Column("by", lambda o: owner_text(o.owner), "wrap"),
+        doc.Column("allocated at", "location"),
+        notes=_owner_notes,
+    )
+    when = f"live {LIVE_WHEN[shown[0].moment]}, by the program's own names" if shown else ""
+    return doc.Section("Held by name", [table], when, "owners", detail=Detail.FULL)

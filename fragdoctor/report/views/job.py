@@ -8,18 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import partial
+from itertools import groupby
 from typing import Final
 
-from msgspec import Struct
-
 from fragdoctor.model.diagnosis import Recommendation
-from fragdoctor.model.fleet import (
-    FleetReport,
-    RankGroup,
-    RankRow,
-    RankSummary,
-    Skew,
-)
+from fragdoctor.model.fleet import FleetReport, RankGroup, RankRow, RankSummary, Skew
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Detail, Span, Style, code, dim, location_text, strong
 from fragdoctor.report.views.advice import command
@@ -69,6 +62,13 @@ def document(report: FleetReport) -> doc.ReportDocument:
     )
 
 
+def page(report: FleetReport) -> str:
+    """Return the document as a page whose tables sort."""
+    from fragdoctor.report.page.page import render_reading_page  # noqa: PLC0415 - numpy and jinja2
+
+    return render_reading_page(document(report))
+
+
 def title(report: FleetReport) -> str:
     """Return the verdict of the job in a few words."""
     verdict = report.verdict
@@ -100,14 +100,14 @@ def counts(report: FleetReport) -> str:
 def _advice(report: FleetReport) -> doc.Section:
     items = [
         doc.ListItem(
-            strong(one.advice.title),
+            strong(one.title),
             (
-                doc.Code([command(one.advice.setting)]),
-                doc.Paragraph(code(one.advice.change) if one.advice.change else ""),
-                doc.Paragraph(dim(f"for {whom_text(one.labels)}; {_proof(one.advice)}")),
+                doc.Code([command(one.setting)]),
+                doc.Paragraph(code(one.change) if one.change else ""),
+                doc.Paragraph(dim(f"for {whom_text(labels)}; {_proof(one)}")),
             ),
         )
-        for one in advice_of(report)
+        for one, labels in advice_of(report)
     ]
     listing = doc.Listing(items, _SHORT_DIFFERENCES)
     return doc.Section("What to do", [listing], "tested on one rank of each group", "advice")
@@ -231,13 +231,8 @@ def _unread(report: FleetReport) -> doc.Section:
 
 def members_text(labels: Sequence[str], limit: int = 12) -> str:
     """Return labels with consecutive ranks joined, ``0-4, 6, 7``; at most ``limit`` ranges."""
-    numbers, names = [], []
-    for label in labels:
-        match = _NUMBERED.fullmatch(label)
-        if match:
-            numbers.append(int(match.group(1)))
-        else:
-            names.append(label)
+    numbers = [int(match[1]) for label in labels if (match := _NUMBERED.fullmatch(label))]
+    names = [label for label in labels if not _NUMBERED.fullmatch(label)]
     parts = [*_runs(sorted(numbers)), *names]
     if len(parts) > limit:
         parts = [*parts[:limit], f"{format_count(len(parts) - limit)} more"]
@@ -253,12 +248,9 @@ def whom_text(labels: Sequence[str]) -> str:
 
 
 def _runs(numbers: Sequence[int]) -> list[str]:
-    runs: list[list[int]] = []
-    for n in numbers:
-        if runs and n == runs[-1][-1] + 1:
-            runs[-1].append(n)
-        else:
-            runs.append([n])
+    # Consecutive numbers have the same distance to their places.
+    by_distance = groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    runs = [[n for _, n in run] for _, run in by_distance]
     return [
         f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(str(n) for n in run) for run in runs
     ]
@@ -279,25 +271,14 @@ def rank_title(rank: RankSummary) -> str:
     return CAUSE_TITLES[rank.cause] if rank.is_read else "Not read"
 
 
-class GroupAdvice(Struct, frozen=True):
-    """One piece of advice, and the ranks that it is for."""
-
-    advice: Recommendation
-    labels: tuple[str, ...]
-
-
-def advice_of(report: FleetReport) -> list[GroupAdvice]:
-    """Return each piece of advice once, for ranks with problems, failing ranks first."""
-    found: dict[tuple[str, str, str, str], GroupAdvice] = {}
+def advice_of(report: FleetReport) -> list[tuple[Recommendation, list[str]]]:
+    """Return each piece of advice once, with the ranks that it is for, failing ranks first."""
+    found: dict[tuple[str, ...], tuple[Recommendation, list[str]]] = {}
     unwell = [g for g in report.groups if g.n_failed or g.cause not in ("healthy", "not_memory")]
     for g in sorted(unwell, key=lambda g: not g.n_failed):
-        a = g.advice
-        if a is None:
-            continue
-        key = (a.title, a.setting, a.change, _proof(a))
-        known = found.get(key)
-        labels = (*(known.labels if known else ()), *g.labels)
-        found[key] = GroupAdvice(a, labels)
+        if (one := g.advice) is not None:
+            key = (one.title, one.setting, one.change, _proof(one))
+            found.setdefault(key, (one, []))[1].extend(g.labels)
     return list(found.values())
 
 

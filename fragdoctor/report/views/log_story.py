@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from fragdoctor.model.case import LogMarker, OomLog, OomMessage
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.story import Direction, LogStory, TrialOutcome, TrialTrend
 from fragdoctor.report import document as doc
-from fragdoctor.report.document import Detail, Span, Style, bad, dim, strong, warn
-from fragdoctor.report.views.log_story_rows import DAY_S, StoryRow, story_rows
+from fragdoctor.report.document import Detail, Span, Style, dim, strong
+from fragdoctor.report.views.log_story_rows import DAY_S, story_rows
 from fragdoctor.report.words import shortened
 from fragdoctor.units import format_count, format_size, plural
 
@@ -19,12 +18,6 @@ _FULL_ROWS: Final = 200
 _SHORT_TRENDS: Final = 3
 _MAX_TEXT: Final = 160
 _MAX_MESSAGE: Final = 4000
-_TONES: Final[dict[str, Callable[[str], str | Span]]] = {
-    "failure": bad,
-    "effect": warn,
-    "trial": str,
-    "quiet": dim,
-}
 _DIRECTION_STYLES: Final = {Direction.GROWS: Style.BAD, Direction.LEVEL: Style.GOOD}
 
 
@@ -50,18 +43,12 @@ def _events(
         *([doc.Column("time", "time", style=Style.DIM)] if story.is_by_time else []),
         doc.Column("line", "line", "right"),
         *([doc.Column("who", "who")] if any(row.who for row in rows) else []),
-        doc.Column("what", _event, "wrap"),
+        doc.Column("what", lambda row: row.what, "wrap"),
         detail=detail,
     )
     more = "--format json has" if detail is Detail.FULL else "--full has"
     left = dim(f"{plural(n_left, 'event')} left out; {more} more") if n_left else ""
     return [table, doc.Paragraph(left, detail=detail)]
-
-
-def _event(row: StoryRow) -> doc.Content:
-    what: list[str | Span] = [dim("> ")] if row.is_consequence else []
-    what.append(_TONES[row.tone](row.what))
-    return [*what, dim(f"  {row.note}")] if row.note else what
 
 
 def _trends(story: LogStory) -> list[doc.DocumentBlock]:
@@ -74,13 +61,23 @@ def _trends(story: LogStory) -> list[doc.DocumentBlock]:
     return [
         doc.tabled(
             trends,
-            doc.Column("figure", trend_title),
-            doc.Column("", lambda t: doc.Spark(t.points)),
-            doc.Column("from", trend_span, max_width=28),
+            doc.Column("figure", _trend_title),
+            doc.Column("from", _trend_span, max_width=28),
             doc.Column("goes", _direction, "wrap"),
             shown=min(_SHORT_TRENDS, max(1, n_clear)),
         )
     ]
+
+
+def _trend_title(trend: TrialTrend) -> str:
+    """Return the name of a trend's figure, and where the figure was read."""
+    at = "printed" if trend.label else "at OOM"
+    rank = "" if trend.rank is None else f", rank {trend.rank}"
+    return f"{trend.figure} {at}{rank}"
+
+
+def _trend_span(trend: TrialTrend) -> str:
+    return f"{format_size(trend.points[0])} to {format_size(trend.points[-1])}"
 
 
 def _direction(trend: TrialTrend) -> doc.Content:
@@ -186,18 +183,6 @@ def duration_text(seconds: float | None) -> str:
     if whole < 2 * DAY_S:
         return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
     return f"{whole // DAY_S} days"
-
-
-def trend_title(trend: TrialTrend) -> str:
-    """Return the name of a trend's figure, and where the figure was read."""
-    at = "printed" if trend.label else "at OOM"
-    rank = "" if trend.rank is None else f", rank {trend.rank}"
-    return f"{trend.figure} {at}{rank}"
-
-
-def trend_span(trend: TrialTrend) -> str:
-    """Return the first and the last point of a trend."""
-    return f"{format_size(trend.points[0])} to {format_size(trend.points[-1])}"
 
 
 def trend_text(trend: TrialTrend) -> str:

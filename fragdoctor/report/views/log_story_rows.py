@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.story import FAILURES, Scene, SceneKind
+from fragdoctor.report import document as doc
+from fragdoctor.report.document import bad, dim, warn
 from fragdoctor.report.words import shortened
 from fragdoctor.units import format_count, format_size, plural
 
@@ -44,28 +45,21 @@ _QUOTED: Final = frozenset(
 )  # fmt: skip
 _IMPORTANCE: Final = {
     SceneKind.PROGRESS: 0,
-    SceneKind.TRIAL_START: 1,
+    **dict.fromkeys((SceneKind.TRIAL_START, SceneKind.TRIAL_END, SceneKind.TRIAL_PRUNED), 1),
     SceneKind.WARNING: 1,
-    SceneKind.TRIAL_END: 1,
-    SceneKind.TRIAL_PRUNED: 1,
-    SceneKind.TRIAL_FAILED: 2,
-    SceneKind.RETRY: 2,
-    SceneKind.CACHE_FLUSH: 2,
+    **dict.fromkeys((SceneKind.TRIAL_FAILED, SceneKind.RETRY, SceneKind.CACHE_FLUSH), 2),
 }
 _MOST: Final = 4
 _JUDGED: Final = "the verdict is about this one"
 
 
 class StoryRow(Struct, frozen=True):
-    """One row: when, where, who, what; ``tone`` is failure, effect, trial or quiet."""
+    """One row: when, where in the text, who, and what happened."""
 
     time: str
     line: str
     who: str
-    what: str
-    note: str = ""
-    tone: str = "quiet"
-    is_consequence: bool = False
+    what: doc.Content
 
 
 def story_rows(diagnosis: Diagnosis, limit: int) -> tuple[list[StoryRow], int]:
@@ -77,20 +71,28 @@ def story_rows(diagnosis: Diagnosis, limit: int) -> tuple[list[StoryRow], int]:
     story = diagnosis.story
     if story is None:
         return [], 0
-    messages = diagnosis.case.oom.messages if diagnosis.case.oom is not None else ()
+    log = diagnosis.case.oom
     groups = _grouped(story.events)
     chosen = _chosen(groups, story.events, limit)
     has_days = (story.duration_s or 0) >= DAY_S / 2
-    log = diagnosis.case.oom
     primary = log.primary if log is not None and story.n_ooms > 1 else None
     rows: list[StoryRow] = []
     last = -1
     for g in chosen:
         rows += _left_out([i for group in groups[last + 1 : g] for i in group], story.events)
         last = g
-        row = _row([story.events[i] for i in groups[g]], messages, has_days=has_days)
-        is_judged = primary is not None and story.events[groups[g][0]].message == primary
-        rows.append(replace(row, note=_JUDGED) if is_judged else row)
+        events = [story.events[i] for i in groups[g]]
+        first = events[0]
+        is_judged = primary is not None and first.message == primary
+        what = _what(events, () if log is None else log.messages)
+        rows.append(
+            StoryRow(
+                time=_time_text(first.time_s, has_days=has_days),
+                line=format_count(first.line),
+                who=_who(first),
+                what=_styled(first, what, _JUDGED if is_judged else _note(first)),
+            )
+        )
     n_left = len(story.events) - sum(len(groups[g]) for g in chosen)
     return rows, n_left
 
@@ -124,12 +126,10 @@ def _chosen(groups: Sequence[list[int]], events: Sequence[Scene], limit: int) ->
     """
     kept = list(range(len(groups)))
     ends = {0, len(groups) - 1}
-    for least in range(1, _MOST + 1):
+    for least in range(_MOST + 1):
+        kept = [g for g in kept if g in ends or _importance(groups[g], events) >= least]
         if len(kept) <= limit:
             return kept
-        kept = [g for g in kept if g in ends or _importance(groups[g], events) >= least]
-    if len(kept) <= limit:
-        return kept
     n_first = limit * 3 // 5
     return [*kept[:n_first], *kept[len(kept) - (limit - n_first - 1) :]]
 
@@ -153,29 +153,19 @@ def _left_out(gap: Sequence[int], events: Sequence[Scene]) -> list[StoryRow]:
     where = f" in trials {trials[0]} to {trials[-1]}" if len(trials) > 1 else ""
     kinds = list(dict.fromkeys(_TITLES.get(e.kind, e.kind.value) for e in own))
     what = f"{plural(len(own), 'more failure')}{where}: {', '.join(kinds)}"
-    return [StoryRow("", "...", "", what)]
+    return [StoryRow("", "...", "", dim(what))]
 
 
-def _row(events: Sequence[Scene], messages: Sequence[OomMessage], *, has_days: bool) -> StoryRow:
-    first = events[0]
-    is_effect = first.caused_by is not None
-    return StoryRow(
-        time=_time_text(first.time_s, has_days=has_days),
-        line=format_count(first.line),
-        who=_who(first),
-        what=_what(events, messages),
-        note=_note(first),
-        tone=_tone(first),
-        is_consequence=is_effect,
-    )
-
-
-def _tone(event: Scene) -> str:
+def _styled(event: Scene, what: str, note: str) -> doc.Content:
+    """Return what happened in the style of its kind, and what is to be noted about it."""
+    said: list[str | doc.Span]
     if event.caused_by is not None:
-        return "effect"
-    if event.kind in FAILURES:
-        return "failure"
-    return "quiet" if event.kind is SceneKind.PROGRESS else "trial"
+        said = [dim("> "), warn(what)]
+    elif event.kind in FAILURES:
+        said = [bad(what)]
+    else:
+        said = [dim(what) if event.kind is SceneKind.PROGRESS else what]
+    return [*said, dim(f"  {note}")] if note else said
 
 
 def _time_text(time_s: float | None, *, has_days: bool) -> str:

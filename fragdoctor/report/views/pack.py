@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from fragdoctor.model.gpu_sharing import Sharing
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Span, Style, bad, dim, good
 from fragdoctor.units import format_share, format_size, plural
+
+_BUSY: Final = "Throughput assumes processes that are always busy and never slow each other down."
 
 
 def document(sharing: Sharing) -> doc.ReportDocument:
@@ -86,22 +90,9 @@ def _rows(sharing: Sharing) -> doc.Section:
                    "right"),
         doc.Column("throughput", lambda row: f"{row.n}/{whole}", "right"),
     )  # fmt: skip
-    fewer = fewer_sentence(sharing, whole) if len(sharing.rows) > 1 else ""
-    blocks = (table, doc.Paragraph(dim(fewer) if fewer else ""))
+    caveat = dim(_BUSY) if len(sharing.rows) > 1 else ""
+    blocks = (table, doc.Paragraph(caveat))
     return doc.Section("Processes side by side", blocks, id="processes")
-
-
-def fewer_sentence(sharing: Sharing, n: int) -> str:
-    """Return the most that one process fewer than ``n`` costs, and what the others gain."""
-    row = {r.n: r for r in sharing.rows}
-    if n < 2 or n not in row or n - 1 not in row:
-        return "Throughput assumes processes that are always busy and never slow each other down."
-    gain = row[n - 1].each_bytes - row[n].each_bytes
-    return (
-        f"{n - 1} instead of {n}: at most 1/{n} of the throughput is lost, if all are always busy "
-        "and none slows another down; less if they already share the GPU's cores. Each of the "
-        f"others could have {format_size(gain)} more."
-    )
 
 
 def _notes(sharing: Sharing) -> doc.Section:

@@ -123,9 +123,6 @@ def _table(simulation: Simulation, results: Sequence[ReplayResult]) -> list[doc.
             return [strong(_name(r)), dim("  as recorded")]
         return code(_name(r))
 
-    def is_best(r: ReplayResult) -> Style | None:
-        return Style.GOOD if r.conf == best and r is not simulation.baseline else None
-
     table = doc.tabled(
         results,
         doc.Column("fits", _fits),
@@ -137,7 +134,9 @@ def _table(simulation: Simulation, results: Sequence[ReplayResult]) -> list[doc.
         doc.Column("calls", "driver_calls"),
         doc.Column("setting", named, "list"),
         notes=lambda r: [dim(note) for note in _notes(r, simulation) if note != same],
-        style=is_best,
+        style=lambda r: (
+            Style.GOOD if r.conf == best and r is not simulation.baseline else None
+        ),
     )  # fmt: skip
     once = [doc.Paragraph(dim(f"Where it fits, {same}."))] if same else []
     return [table, *once, doc.Paragraph(dim(_MEANING))]

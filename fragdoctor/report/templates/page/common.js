@@ -40,9 +40,9 @@ function setUpTheme(onTheme) {
 }
 
 function setUpCopying() {
-  for (const control of elements("[data-copy]")) {
+  for (const control of elements(".copy")) {
     control.addEventListener("click", async () => {
-      const source = byId(control.dataset.copy);
+      const source = control.previousElementSibling;
       try {
         await navigator.clipboard.writeText(source.textContent);
       } catch {
