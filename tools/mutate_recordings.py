@@ -77,7 +77,7 @@ def commands(path: str, other: str, folder: Path) -> list[list[str]]:
         ["export", path, "--format", "speedscope", "-o", out, "--force"],
         ["analyze", path, "--full", "--fail-on", "warning"],
         ["simulate", path, "--format", "json", "--conf", "max_split_size_mb:20,backend:native",
-         "--edit", "largest-first", "--edit", "empty-cache:3", "--capacity", "40MiB"],
+         "--edit", "empty-cache", "--edit", "empty-cache:3", "--capacity", "40MiB"],
         ["analyze", path, "--at", "peak", "--format", "markdown"],
         ["analyze", path, "--continue-with", other],
         ["analyze", other, "--continue-with", path, "--at", "end"],

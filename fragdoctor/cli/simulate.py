@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fragdoctor.trace.trace import Trace
 
 
-def parse_edit(text: str, trace: Trace) -> Edit:  # noqa: C901, PLR0911 - one line a change
+def parse_edit(text: str, trace: Trace) -> Edit:
     """Return the change that ``NAME`` or ``NAME:VALUE`` stands for in the trace of a device.
 
     Raises:
@@ -41,15 +41,13 @@ def parse_edit(text: str, trace: Trace) -> Edit:  # noqa: C901, PLR0911 - one li
         raise ConfigError(
             f"There is no change {name!r} to try.", hint=f"{hint}There are: {', '.join(EDITS)}."
         )
-    if value and name in ("largest-first", "no-leak"):
-        raise ConfigError(f"{name} takes no value.", hint=f"Write --edit {name}.")
+    if value and name == "no-leak":
+        raise ConfigError("no-leak takes no value.", hint="Write --edit no-leak.")
     match name:
         case "empty-cache" if value:
             return edits.empty_cache_at([_whole(name, one) for one in value.split(",")])
         case "empty-cache":
             return edits.empty_cache_each_step()
-        case "largest-first":
-            return edits.largest_step_first()
         case "pad":
             if not value:
                 raise ConfigError("pad needs a size.", hint="Write for example --edit pad:2MiB.")
@@ -58,16 +56,11 @@ def parse_edit(text: str, trace: Trace) -> Edit:  # noqa: C901, PLR0911 - one li
             return training_edits.batch_scaled(_factor(value))
         case "no-leak":
             return edits.leak_removed(*_leak(trace))
-        case "no-stranders":
-            return edits.blocks_freed(_stranding(trace, value))
         case _:
-            return edits.blocks_moved_to_start(_stranding(trace, value))
+            return edits.blocks_freed(_stranding(trace, value))
 
 
-EDITS: Final = (
-    *("empty-cache", "largest-first", "pad", "batch", "no-leak", "no-stranders"),
-    "move-stranders",
-)
+EDITS: Final = ("empty-cache", "pad", "batch", "no-leak", "no-stranders")
 
 
 def _factor(value: str) -> float:
@@ -120,8 +113,8 @@ class SimulateOptions(options.FullOutput):
     )
     edit: list[str] | None = options.option(
         "CHANGE",
-        "Try a change of the code: empty-cache[:EVENT,...], largest-first, pad:SIZE, "
-        "batch:FACTOR, no-leak, no-stranders[:N], move-stranders[:N]; may be repeated",
+        "Try a change of the code: empty-cache[:EVENT,...], pad:SIZE, batch:FACTOR, no-leak, "
+        "no-stranders[:N]; may be repeated",
     )
     sweep: bool = options.flag("Try each setting alone and the sensible pairs")
     capacity: Any = options.option(

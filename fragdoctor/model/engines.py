@@ -56,7 +56,6 @@ class Engine(Struct, frozen=True, kw_only=True):
         words: advice for other needs.
         speaks: kinds, backends and ``sub_kind``s of messages that only this program prints.
         logs: pattern to search for in a message and the lines above it.
-        verify: what shows that the advice helped.
     """
 
     name: str
@@ -65,7 +64,6 @@ class Engine(Struct, frozen=True, kw_only=True):
     words: Mapping[Need, Advice] = field(default_factory=dict)
     speaks: frozenset[str] = frozenset()
     logs: str = ""
-    verify: str = "The same request is served."
 
     def advice(self, need: Need) -> Advice:
         """Return the advice for a need."""
@@ -103,7 +101,6 @@ ENGINES: Final[tuple[Engine, ...]] = (
             ),
         },
         logs=r"\bollama\b|llama runner|/ml/backend/ggml/",
-        verify="ollama ps shows what is on the GPU; the log's sizes stay below the free memory.",
     ),
     Engine(
         name="llama.cpp",
@@ -142,7 +139,6 @@ ENGINES: Final[tuple[Engine, ...]] = (
         },
         speaks=frozenset({"ggml", "ggml-host"}),
         logs=r"\bllama_|\bggml_|llama\.cpp|llama-server",
-        verify="The log's buffer sizes stay below the free memory.",
     ),
     Engine(
         name="JAX",
@@ -167,7 +163,6 @@ ENGINES: Final[tuple[Engine, ...]] = (
             ),
         },
         speaks=frozenset({"jax"}),
-        verify="The peak in jax.profiler.device_memory_profile().",
     ),
     Engine(
         name="TensorFlow",
@@ -196,7 +191,6 @@ ENGINES: Final[tuple[Engine, ...]] = (
             ),
         },
         speaks=frozenset({"tf"}),
-        verify="nvidia-smi shows less than the whole device in use after start.",
     ),
     Engine(
         name="PaddlePaddle",

@@ -87,7 +87,6 @@ def test_recommendations_have_reason_price_proof_and_rank(case):
     for r in diagnosis.recommendations:
         assert r.why, r.code
         assert r.cost, r.code
-        assert r.verify, r.code
         assert r.setting or r.change, r.code
         assert r.title[0].isupper(), r.code
     for r in diagnosis.rejected:
@@ -181,7 +180,7 @@ def test_limit_names_the_fraction_that_would_do():
     assert Predicted(fits=True, method="arithmetic") == best.predicted
 
 
-def test_other_process_counts_how_many_fit():
+def test_other_process_is_named_and_peers_are_told_how_many_fit():
     one, four = (
         new_style(
             "128.00 MiB", "8.00 GiB", "68.00 MiB", "1.10 GiB", "20.34 MiB",
@@ -195,9 +194,7 @@ def test_other_process_counts_how_many_fit():
 
     assert codes(alone)[0] == codes(crowded)[0] == "free-other-process"
     assert "4242" in alone.recommendations[0].change
-    # 8 GiB / (1.10 live + 0.125 request + 0.47 context)
-    assert "at most 4" in by_code(crowded, "fewer-processes").title
-    assert "fewer-processes" not in codes(alone)  # there are only two: four would be more
+    assert "fragdoctor pack" in crowded.recommendations[0].change
     assert "smaller-batch" not in codes(alone)
 
 
@@ -584,14 +581,12 @@ def test_first_change_that_is_enough_is_sought_only_where_the_last_may_be(states
     assert bench.asked == asked
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "given"), [("adam", "fused-optimizer"), ("rmsprop", "optimizer-without-foreach")]
-)
-def test_step_that_cannot_be_fused_updates_one_parameter_after_another(optimizer, given):
+@pytest.mark.parametrize(("optimizer", "is_given"), [("adam", True), ("rmsprop", False)])
+def test_only_an_optimizer_with_a_fused_kernel_is_fused(optimizer, is_given):
     recording = Path(__file__).parents[1] / "future" / "recordings" / "wide.pickle.gz"
     text = json.dumps(pickle.loads(gzip.decompress(recording.read_bytes())))
     snapshot = columns(json.loads(text.replace("optim/adam.py", f"optim/{optimizer}.py")))
 
     diagnosis = diagnose(Case(snapshot=snapshot))
 
-    assert {given} == {"fused-optimizer", "optimizer-without-foreach"} & set(codes(diagnosis))
+    assert ("fused-optimizer" in codes(diagnosis)) is is_given

@@ -140,7 +140,7 @@ def test_without_stranding_block_the_request_fits() -> None:
         edits=[
             edits.blocks_freed(strander),
             edits.blocks_freed(strander, row=len(snapshot.events) - 1),
-            edits.blocks_moved_to_start(strander),
+            edits.blocks_freed(strander),
         ],
     )
 
@@ -189,7 +189,7 @@ def test_steps_without_stacks_are_refused() -> None:
 
     assert len(Steps.of(reproduction.trace)) == 0
     with pytest.raises(SimulationError, match="steps of this trace cannot be told apart"):
-        edits.largest_step_first().apply(reproduction)
+        edits.empty_cache_each_step().apply(reproduction)
 
 
 def test_leak_removed_frees_survivors_at_the_end_of_their_step() -> None:
@@ -204,24 +204,6 @@ def test_leak_removed_frees_survivors_at_the_end_of_their_step() -> None:
     before = Operations.of(reproduction.operations)
     n_frees = int((operations.kind == OpKind.FREE).sum())
     assert n_frees == int((before.kind == OpKind.FREE).sum()) + 4
-
-
-def test_largest_step_first_runs_every_request_once() -> None:
-    reproduction = reproduced(stepped(4))
-
-    operations = changed(reproduction, edits.largest_step_first())
-
-    before = Operations.of(reproduction.operations)
-    is_request = operations.kind == OpKind.MALLOC
-    assert sorted(operations.size.tolist()) == sorted(before.size.tolist())
-    assert operations.size[is_request][0] == 10 * MIB  # set-up stays first
-    assert operations.size[is_request][1] == 18 * MIB  # then the first block of the last step
-    made: set[int] = set()
-    for kind, allocation in zip(operations.kind, operations.allocation, strict=True):
-        if kind == OpKind.MALLOC:
-            made.add(int(allocation))
-        else:
-            assert int(allocation) in made
 
 
 def test_batch_scaled_leaves_parameters_alone() -> None:
@@ -258,12 +240,11 @@ def test_edits_of_real_trace(shared: Path) -> None:
         edits=[
             edits.empty_cache_at(rows_of_requests(reproduced(snapshot))[500::500]),
             edits.sizes_padded(8 * MIB),
-            edits.blocks_moved_to_start(sorted(live_addresses(snapshot))[-5:]),
         ],
     )
 
     got = [(r.fits, r.peak_reserved_bytes) for r in simulation.results]
-    assert got == [(True, 3512729600), (False, 3846176768), (False, 4072669184)]
+    assert got == [(True, 3512729600), (False, 3846176768)]
 
 
 @pytest.mark.shared

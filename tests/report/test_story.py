@@ -98,7 +98,6 @@ def test_growth_from_trial_to_trial_becomes_the_verdict():
     assert "FD404" in {f.code for f in found.findings}
     advice = {r.code: r for r in found.recommendations}
     assert "empty_cache() gives" in " ".join(advice["free-between-trials"].caveats)
-    assert "memory_allocated()" in advice["free-between-trials"].verify
 
 
 def test_level_sweep_keeps_its_verdict_and_says_that_nothing_piles_up():
@@ -126,15 +125,3 @@ def test_single_message_has_no_story():
 
     assert found.story is None
     assert "Story" not in text_of(found)
-
-
-@pytest.mark.parametrize(("n_others", "n_fit"), [(1, 3), (3, 3)])
-def test_fewer_processes_are_counted_with_headroom_and_context(n_others, n_fit):
-    others = "".join(
-        f"Process {i} has 5.90 GiB memory in use. " for i in range(1000, 1000 + n_others)
-    )
-    found = diagnosis_of(story_logs.message(5.5, 0.2, others=others))
-
-    fewer = [r for r in found.recommendations if r.code == "fewer-processes"]
-    assert all(f"at most {n_fit} such processes" in r.title for r in fewer)
-    assert fewer or n_others == 1

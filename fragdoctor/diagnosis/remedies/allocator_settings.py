@@ -81,13 +81,8 @@ class SettingRemedy(Remedy):
         why = f"Replayed{self._variants(outcomes)}: {said}."
         if proposal is not None and proposal.is_rejected and not result.fits:
             why = f"{proposal.recommendation.why} {why}"
-        return self.rejection(
-            why,
-            Confidence.PROVEN if bench.is_exact else Confidence.LIKELY,
-            title=proposal.recommendation.title if proposal else "",
-            setting=setting,
-            predicted=bench.predicted(result),
-        )
+        sure = Confidence.PROVEN if bench.is_exact else Confidence.LIKELY
+        return self.rejection(why, sure, setting, bench.predicted(result))
 
     def _value(self, one: Effect) -> str:
         """Return the value of the key in the setting that was tried."""
@@ -136,7 +131,6 @@ class SettingRemedy(Remedy):
             why=f"Replayed: {outcome_text(bench.recorded, best.result)}.",
             cost="One environment variable.",
             predicted=predicted,
-            verify="num_alloc_retries and num_ooms of memory_stats() stay at 0.",
         )
 
 
@@ -197,7 +191,6 @@ class ExpandableSegments(SettingRemedy):
             why=f"{holes}; expandable segments grow page by page instead of making new segments.",
             cost="One environment variable; mapping pages makes the first use a little slower.",
             caveats=self._caveats(case),
-            verify="reserved - allocated at the peak shrinks; num_alloc_retries stays 0.",
         )
 
     def _caveats(self, case: JudgedCase) -> tuple[str, ...]:
@@ -265,7 +258,6 @@ class MaxSplitSize(SettingRemedy):
                 "Do not combine it with expandable_segments.",
                 *case.version_caveats(self.key),
             ),
-            verify="inactive_split_bytes at the peak shrinks; num_device_alloc does not soar.",
         )
 
 
@@ -313,7 +305,6 @@ class RoundupDivisions(SettingRemedy):
                 "Small sizes are not rounded (up to 512 times the divisions).",
                 *case.version_caveats(self.key),
             ),
-            verify="Fewer distinct block sizes and fewer retries; allocated - requested grows.",
         )
 
 
@@ -379,7 +370,6 @@ class DefaultSettings(SettingRemedy):
             why="The run failed with allocator settings in force. Settings that help one program "
             "can harm another.",
             cost="One run.",
-            verify="num_alloc_retries and num_ooms of memory_stats() stay at 0.",
         )
 
 

@@ -24,7 +24,7 @@ from fragdoctor.future.edits import Edit
 from fragdoctor.future.training_edits import batch_scaled, passes_scaled
 from fragdoctor.model.case import BATCH_OF_ONE, BATCH_TRIED
 from fragdoctor.model.diagnosis import Cause, Predicted
-from fragdoctor.model.finding import Confidence, Evidence
+from fragdoctor.model.finding import Confidence
 from fragdoctor.model.phases import Category
 from fragdoctor.model.simulation import OutlookBasis, OutlookState
 from fragdoctor.rules.failed_request import FailedRequest
@@ -49,8 +49,6 @@ class SavingRemedy(Remedy):
 
     Attributes:
         doing: the change as part of a sentence: "with the layers checkpointed".
-        change: what to write.
-        cost, caveats, verify: as in ``Recommendation``.
         effort: the order in which changes are combined, with the least work first.
         is_usual: whether most guides recommend it, so that it is mentioned if it does not help.
         acts_on: what the change makes smaller.
@@ -59,10 +57,6 @@ class SavingRemedy(Remedy):
 
     burden = Burden.CHANGE
     doing: ClassVar[str]
-    change: ClassVar[str]
-    cost: ClassVar[str]
-    caveats: ClassVar[tuple[str, ...]] = ()
-    verify: ClassVar[str] = "The peak of memory_stats() falls: allocated_bytes.all.peak."
     effort: ClassVar[int]
     is_usual: ClassVar[bool] = False
     acts_on: ClassVar[str] = "that"
@@ -83,11 +77,7 @@ class SavingRemedy(Remedy):
             yield self.proposal(
                 weight=MAY_HELP,
                 confidence=Confidence.POSSIBLE,
-                change=self.change,
                 why="It lowers the peak of live memory; by how much was not tried.",
-                cost=self.cost,
-                caveats=self.caveats,
-                verify=self.verify,
             )
 
     def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
@@ -112,10 +102,6 @@ class SavingRemedy(Remedy):
             confidence=_sureness(bench, best),
             saves_bytes=saved,
             predicted=bench.predicted(best.result),
-            evidence=(
-                Evidence("peak as recorded", bench.peak_bytes, "bytes", "replay"),
-                Evidence("peak with the change", bench.peak_bytes - saved, "bytes", "replay"),
-            ),
         )
         if is_cut(case, bench):
             judged = judged.with_caveat(CUT)
@@ -250,7 +236,6 @@ class SmallerBatch(SavingRemedy):
     change = "lower the batch size, or the size of one sample: sequence length, image size, frames"
     cost = "More steps for the same data."
     caveats = ("Weights, gradients and optimizer state do not shrink with the batch.",)
-    verify = "Peak allocated memory falls by at least the missing amount."
     effort = 8
     combines = False
 
@@ -281,8 +266,6 @@ class SmallerBatch(SavingRemedy):
                 confidence=Confidence.POSSIBLE,
                 change=change,
                 why="The message prints no figures; the batch is what a program can shrink first.",
-                cost=self.cost,
-                verify="The call that failed succeeds.",
             )
         if r is None or r.is_bare or r.missing_bytes <= 0:
             return
@@ -307,10 +290,6 @@ class SmallerBatch(SavingRemedy):
             confidence=Confidence.POSSIBLE,
             change=change,
             why=_missing_text(r),
-            cost=self.cost,
-            caveats=self.caveats,
-            verify=self.verify,
-            evidence=(Evidence("missing", r.missing_bytes, "bytes", r.source),),
         )
 
     def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
@@ -488,7 +467,6 @@ class LessModelMemory(Remedy):
             why=why,
             cost="Lower precision may need care with the loss; sharding and offloading need "
             "bandwidth.",
-            verify="memory_allocated() after the model is built falls.",
         )
 
 

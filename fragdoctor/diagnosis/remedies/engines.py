@@ -48,5 +48,4 @@ class LessOnTheDevice(Remedy):
             change=change,
             why=case.verdict.summary,
             cost="Less at a time, or slower." if need is not Need.LIMIT else "More memory in use.",
-            verify=engine.verify,
         )

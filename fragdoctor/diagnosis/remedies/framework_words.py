@@ -43,7 +43,10 @@ def in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Itera
     """Yield proposals, with changes in the words of the case's framework if it has any."""
     frameworks = frameworks_of(case)
     trains = any(f.name not in RUN_ONLY for f in frameworks)
-    for one in (_with_tool(case, p) for p in proposals):
+    for proposal in proposals:
+        # The tool that watches memory is the one of the GPU's vendor.
+        own = with_monitor_of(case.backend, proposal.recommendation.change)
+        one = proposal.saying(change=own)
         change = CHANGES.get(one.recommendation.code)
         is_told = change is Change.BATCH and any(map(case.has_marker, (BATCH_OF_ONE, BATCH_TRIED)))
         if change is Change.CHECKPOINT and frameworks and not trains:
@@ -56,20 +59,12 @@ def in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Itera
             yield one
             continue
         text = f"with {found[0]}: {found[1]}"
-        own = one.recommendation.change
-        if change in ADDED and own and own != getattr(one.remedy, "change", ""):
+        if change in ADDED and own and own != one.remedy.change:
             text = f"{text}; {own}"
         told = one.saying(change=text)
         if found[0] in SERVERS and change is Change.BATCH:
             told = told.saying(title="Give the server's steps more room beside its KV cache")
         yield told
-
-
-def _with_tool(case: JudgedCase, proposal: Proposal) -> Proposal:
-    """Return a proposal that names the tool of the GPU's vendor."""
-    one = proposal.recommendation
-    change, verify = (with_monitor_of(case.backend, text) for text in (one.change, one.verify))
-    return proposal.saying(change=change, verify=verify)
 
 
 def words_in(case: JudgedCase, *changes: str | None) -> tuple[str, str] | None:

@@ -57,7 +57,6 @@ class AtTheFailingCall(Remedy):
                 if frame.file and frame.line is not None and sign.matches(frame)
             )[-1:],
             cost="Another place, or less at a time; the result is the same.",
-            verify="The call that failed succeeds.",
         )
 
 
@@ -86,9 +85,7 @@ class RetryOutsideHandler(Remedy):
             why=f"{why}: {format_size(left)} of a failed attempt were still held."
             if left
             else f"{why}: the second attempt starts with a full device.",
-            cost="None.",
             saves_bytes=left or None,
-            verify="memory_allocated() before the second attempt is what it was before the first.",
         )
 
     def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:

@@ -19,7 +19,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
 )
 from fragdoctor.model.census import HoldingKind, Owner
 from fragdoctor.model.diagnosis import Cause, Predicted
-from fragdoctor.model.finding import Confidence, Evidence, Location, line_text
+from fragdoctor.model.finding import Confidence, Location, line_text
 from fragdoctor.model.story import LogStory
 from fragdoctor.rules.growth.accumulating_trials import growth_sentence
 from fragdoctor.rules.growth.growing_line import gathered_text, keeper, maker_text
@@ -86,11 +86,6 @@ class FreeLeak(_Leak):
                 ("A tensor that keeps its graph keeps every activation behind it.",)
                 if is_graph
                 else ()
-            ),
-            verify="memory_allocated() after each step stays level.",
-            evidence=(
-                Evidence("survivors", kept.survivor_bytes, "bytes", "trace"),
-                Evidence("growth per step", kept.slope_bytes, "bytes", "trace"),
             ),
             saves_bytes=kept.survivor_bytes,
         )
@@ -215,7 +210,6 @@ class NoGrad(_Leak):
             predicted=_predicted(case, kept),
             cost="None: evaluation needs no gradients.",
             caveats=("model.eval() alone does not stop graphs from being built.",),
-            verify="memory_allocated() stays level from batch to batch.",
             saves_bytes=kept.survivor_bytes,
         )
 
@@ -239,10 +233,10 @@ class FindLeak(Remedy):
             confidence=Confidence.POSSIBLE,
             change="with fragdoctor.record('leak'): around a few steps; or "
             "torch.cuda.memory._record_memory_history(max_entries=100000) before and "
-            "torch.cuda.memory._dump_snapshot('leak.pickle') after them",
+            "torch.cuda.memory._dump_snapshot('leak.pickle') after them; then fragdoctor analyze "
+            "leak (or leak.pickle) names the growing line",
             why=case.verdict.summary,
             cost="A few microseconds per allocation while recording.",
-            verify="fragdoctor analyze leak (or leak.pickle) names the growing line.",
         )
 
 
@@ -333,11 +327,6 @@ class GatherOnHost(Remedy):
             why=f"{gathered_text(case.context, kept)}.",
             locations=kept_stack(case.context, kept),
             cost="A copy to the host for each batch; as much host memory.",
-            verify="memory_allocated() stays level during evaluation.",
-            evidence=(
-                Evidence("gathered", kept.survivor_bytes, "bytes", "trace"),
-                Evidence("growth per batch", kept.slope_bytes, "bytes", "trace"),
-            ),
             saves_bytes=kept.survivor_bytes,
         )
 
@@ -373,11 +362,9 @@ class FreeBetweenTrials(Remedy):
         if story is None or has_process_each(story):
             return
         grown = accumulation(story)
-        now = ""
         if grown is not None:
             why = growth_sentence(grown)
             weight = CURES if case.supports(Cause.LEAK) else HELPS
-            now = f"; it rose by {format_size(grown.slope_bytes)} a trial"
         else:
             why = "The log does not print what is allocated between trials, so it may grow."
             weight = MAY_HELP
@@ -389,8 +376,6 @@ class FreeBetweenTrials(Remedy):
             why=why,
             cost="Milliseconds a trial.",
             caveats=FREEING,
-            verify="torch.cuda.memory_allocated(), printed at the start of each trial, is the same "
-            f"figure every time{now}.",
         )
 
 

@@ -24,10 +24,9 @@ from fragdoctor.diagnosis.remedies.remedy import (
 from fragdoctor.diagnosis.verdict_message import library_of
 from fragdoctor.model.case import OtherProcess
 from fragdoctor.model.diagnosis import Cause, Predicted
-from fragdoctor.model.finding import Confidence, Evidence, line_text
-from fragdoctor.model.gpu_sharing import ProcessDemand, share_gpu
+from fragdoctor.model.finding import Confidence, line_text
 from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES
-from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, FailedRequest
+from fragdoctor.rules.failed_request import FailedRequest
 from fragdoctor.rules.traceback_signs import Place
 from fragdoctor.units import format_count, format_size
 
@@ -95,7 +94,8 @@ class FreeOtherProcess(Remedy):
             title="Give each rank a device of its own" if peers else self.title,
             weight=weight,
             confidence=Confidence.LIKELY if listed or is_main else Confidence.POSSIBLE,
-            change=f"{OWN_DEVICE}; otherwise end or move process {pids}"
+            change=f"{OWN_DEVICE}; otherwise end or move process {pids}, or run as many as "
+            "fit (fragdoctor pack)"
             if peers
             else f"end or move process {pids}"
             if pids
@@ -111,50 +111,10 @@ class FreeOtherProcess(Remedy):
                 *(() if peers else (PEERS_LOOK_THE_SAME,)),
                 *(("In a container the listed process may be this one.",) if may_be_own else ()),
             ),
-            verify="The same tool shows only this process; mem_get_info() shows the memory free.",
             predicted=Predicted(fits=held >= r.uncovered_bytes, method="arithmetic")
             if r is not None and held is not None and listed
             else None,
             saves_bytes=held,
-        )
-
-
-class FewerProcesses(Remedy):
-    """Several equal processes on a device: how many fit."""
-
-    code = "fewer-processes"
-    title = "Run fewer such processes on this device"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose as many processes as fit, each as large as this one would have been."""
-        r = case.failed_request
-        if case.cause is not Cause.OTHER_PROCESS or r is None or case.has_only_begun:
-            return
-        if r.total_bytes is None or r.needed_bytes is None:
-            return
-        context = min(r.non_pytorch_bytes or TYPICAL_CONTEXT_BYTES, CONTEXT_ALLOWANCE_BYTES)
-        demand = ProcessDemand(
-            max(r.needed_bytes, r.reserved_bytes or 0), context, "oom message", "oom message"
-        )
-        sharing = share_gpu(demand, gpu="", total_bytes=r.total_bytes)
-        n = sharing.n_fit
-        if n > len(r.other_processes):
-            return  # so many are not there, or not known to be like this one
-        yield self.proposal(
-            title=f"Run at most {n} such process{'' if n == 1 else 'es'} on this device"
-            if n
-            else "Use a larger device: not even one such process fits",
-            weight=HELPS,
-            confidence=Confidence.POSSIBLE,
-            change="one process per GPU, or fewer workers",
-            why=f"One process needs {format_size(demand.total_bytes)} (its memory, the request and "
-            f"the context); {format_size(r.total_bytes)} less "
-            f"{format_size(sharing.headroom_bytes)} of headroom hold {n} of them.",
-            cost="One fewer of N loses at most 1/N of the throughput, less if they already wait "
-            "for each other.",
-            verify="The sum over nvidia-smi's processes stays below the device's size.",
-            predicted=Predicted(fits=n > 0, method="arithmetic"),
-            evidence=(Evidence("one process", demand.total_bytes, "bytes", r.source),),
         )
 
 
@@ -165,17 +125,16 @@ class CapOtherLibraries(Remedy):
     title = "Cap what other libraries take in this process"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose capping them if a lot of memory lies outside PyTorch's cache."""
+        """Propose capping them if their memory is the cause."""
         if case.is_library_failure or case.backend == "mps":
             return
-        if not case.supports(Cause.NON_PYTORCH_MEMORY):
+        if case.cause is not Cause.NON_PYTORCH_MEMORY:
             return
         r = case.failed_request
         held = r.non_pytorch_bytes if r is not None else None
-        is_main = case.cause is Cause.NON_PYTORCH_MEMORY
         yield self.proposal(
-            weight=CURES if is_main else MAY_HELP,
-            confidence=Confidence.LIKELY if is_main else Confidence.POSSIBLE,
+            weight=CURES,
+            confidence=Confidence.LIKELY,
             change="XLA_PYTHON_CLIENT_PREALLOCATE=false for JAX, set_memory_growth for TensorFlow, "
             "fewer NCCL communicators and channels (NCCL_MAX_NCHANNELS), smaller TensorRT "
             "workspaces; CUDA_MODULE_LOADING=LAZY before CUDA 12.2, where it became the default",
@@ -184,7 +143,6 @@ class CapOtherLibraries(Remedy):
             else "Part of the device is held outside PyTorch's cache.",
             cost="Other libraries may run slower.",
             caveats=("A CUDA context of 0.3 to 0.9 GiB per process is normal and stays.",),
-            verify="nvidia-smi minus memory_reserved() shrinks.",
             saves_bytes=held,
         )
 
@@ -210,7 +168,6 @@ class LibraryHeadroom(Remedy):
             caveats=("An index out of range can look the same: rerun with CUDA_LAUNCH_BLOCKING=1.",)
             if case.kind in ("cublas", "cudnn")
             else (),
-            verify="mem_get_info() shows a few hundred MiB free when the library starts.",
         )
 
 
@@ -239,8 +196,6 @@ class FindTheLimit(Remedy):
             "page file, against which GPU memory counts, and close other programs; ulimit -v; "
             "nvidia-smi during the run shows a neighbor that comes and goes",
             why=case.verdict.summary,
-            cost="None.",
-            verify="The same request is served.",
         )
 
 
@@ -263,7 +218,6 @@ class DropExpandableSegments(Remedy):
             "prints its figures.",
             cost="More fragmentation where shapes vary.",
             caveats=("A library may set it on import: look for it in os.environ.",),
-            verify="The error is gone, or prints figures.",
         )
 
 
@@ -288,8 +242,6 @@ class SmallerKernelBlocks(Remedy):
                 "report",
                 why="On-chip memory (VMEM) is a property of the TPU's core; a smaller model or "
                 "batch changes nothing by itself.",
-                cost="None.",
-                verify="The program compiles.",
             )
             return
         yield self.proposal(
@@ -300,7 +252,6 @@ class SmallerKernelBlocks(Remedy):
             why="On-chip shared memory is a property of the GPU; freeing device memory changes "
             "nothing.",
             cost="The kernel may run slower.",
-            verify="The kernel compiles and launches.",
         )
 
 
@@ -332,13 +283,13 @@ class RecordSnapshot(Remedy):
         yield self.proposal(
             weight=ASKS,
             confidence=Confidence.LIKELY,
-            change="start the program with fragdoctor run train.py; or, where it cannot be "
-            "installed, "
-            "call torch.cuda.memory._record_memory_history(max_entries=100000) at the start and "
-            "torch.cuda.memory._dump_snapshot('oom.pickle') on the error",
+            change="start the program with fragdoctor run train.py, which diagnoses by itself; or, "
+            "where it cannot be installed, call "
+            "torch.cuda.memory._record_memory_history(max_entries=100000) at the start and "
+            "torch.cuda.memory._dump_snapshot('oom.pickle') on the error, and then fragdoctor "
+            "analyze oom.pickle",
             why=reason,
             cost="A few microseconds per allocation.",
-            verify="It diagnoses by itself; otherwise: fragdoctor analyze oom.pickle",
         )
 
 
@@ -392,8 +343,6 @@ class FixShape(Remedy):
             confidence=Confidence.PROVEN if is_main else Confidence.POSSIBLE,
             change=change,
             why=case.verdict.summary if is_main or r is None else one_tensor_text(r),
-            cost="None.",
-            verify="The printed size is what was meant.",
         )
 
 
@@ -438,13 +387,11 @@ class LocateDriverCall(Remedy):
             why="The driver's message does not say whether device memory, pinned host memory or "
             "the context ran out.",
             cost="A slow run for diagnosis.",
-            verify="The traceback shows the call; nvidia-smi shows whether the device is full.",
         )
 
 
 OUTSIDE: Final[tuple[Remedy, ...]] = (
     FreeOtherProcess(),
-    FewerProcesses(),
     CapOtherLibraries(),
     LibraryHeadroom(),
     FindTheLimit(),

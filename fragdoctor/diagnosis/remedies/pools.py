@@ -44,7 +44,6 @@ class WaitForStreams(Remedy):
             "limit_all_gathers=True for FSDP",
             why=f"{format_size(waiting)} were freed but waited for other streams.",
             cost="Synchronizing costs some overlap of copies and compute.",
-            verify="active - allocated stays small.",
             saves_bytes=waiting,
         )
 
@@ -71,8 +70,6 @@ class ShareGraphPools(Remedy):
             "requests cannot use them.",
             cost="Graphs that share a pool must run in the order of their capture.",
             caveats=("Memory of a live graph's pool stays until graph and pool are gone.",),
-            verify="'allocated in private pools' in the message, or the private segments of a "
-            "snapshot, shrink.",
             saves_bytes=r.pools_free_bytes,
         )
 
@@ -95,7 +92,6 @@ class EmptyCache(Remedy):
                 why="The library allocates outside PyTorch's cache, and nothing flushes the cache "
                 "for it.",
                 cost="The cache must be filled again; keep it out of the training loop.",
-                verify="torch.cuda.mem_get_info() shows the free memory before the call.",
             )
             return
         if not case.is_allocator_case or not case.is_recorded_failure:
@@ -142,7 +138,6 @@ class SplitAllocation(Remedy):
             "or the operation in chunks",
             why=case.verdict.summary,
             cost="None, or a little speed.",
-            verify="The same operation is served.",
         )
 
 
@@ -187,7 +182,6 @@ class RaiseMemoryLimit(Remedy):
             "explain it.",
             cost="Less room for others on this device.",
             caveats=("Someone may have set the limit to share the device.",),
-            verify="The message no longer prints 'allowed', or a larger figure.",
             predicted=Predicted(fits=True, method="arithmetic")
             if r is not None and r.limit_is_binding and r.is_covered_by_free
             else None,
@@ -264,34 +258,11 @@ class LessOnMetal(Remedy):
             weight=HELPS,
             confidence=Confidence.LIKELY,
             change="a smaller batch, input or model, in 16 bits; torch.mps.empty_cache() after "
-            "large steps; close other programs; fixed shapes keep the caches of graphs small",
+            "large steps; close other programs; fixed shapes keep the caches of graphs small; as a "
+            "last resort PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0, which lifts the limit",
             why=case.verdict.summary,
             cost="Less at a time.",
-            verify="'MPS allocated' and 'other allocations' of the message shrink.",
-        )
-
-
-class RaiseMpsWatermark(Remedy):
-    """MPS stops at a watermark."""
-
-    code = "raise-mps-watermark"
-    title = "Raise the high watermark of MPS, or free unified memory"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it if the watermark is the limit."""
-        if case.backend != "mps" or not case.supports(Cause.MEMORY_LIMIT):
-            return
-        yield self.proposal(
-            weight=HELPS if case.cause is Cause.MEMORY_LIMIT else MAY_HELP,
-            confidence=Confidence.POSSIBLE,
-            setting="PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0",
-            change="a last resort: the machine may swap or stop",
-            why="MPS stops at a share of the recommended working set, not at the end of memory.",
-            cost="Without the limit the whole machine may run out of memory.",
-            caveats=(
-                "Metal's other allocations are driver and graph caches: fixed shapes shrink them.",
-            ),
-            verify="The message's 'max allowed' disappears or grows.",
+            caveats=("Without the limit the whole machine may run out of memory, swap or stop.",),
         )
 
 
@@ -302,5 +273,4 @@ POOLS: Final[tuple[Remedy, ...]] = (
     ShareGraphPools(),
     EmptyCache(),
     LessOnMetal(),
-    RaiseMpsWatermark(),
 )

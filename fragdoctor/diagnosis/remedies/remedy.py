@@ -21,7 +21,7 @@ from fragdoctor.model.case import CHECKPOINTING, NO_FAILURE, OomMessage
 from fragdoctor.model.conf_keys import KEYS, key_is_known
 from fragdoctor.model.diagnosis import Cause, Predicted, Recommendation, Verdict
 from fragdoctor.model.engines import is_of_other_program
-from fragdoctor.model.finding import Confidence, Evidence, Location
+from fragdoctor.model.finding import Confidence, Location
 from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.simulation import Outlook, OutlookState, ReplayResult
@@ -368,10 +368,14 @@ class Remedy(ABC):
         title: one line in the imperative.
         is_modelled: whether its edit only models the changed program, so a replay proves nothing.
         burden: what it costs the user; lighter burdens rank first, whatever the others save.
+        change, cost, caveats: as in ``Recommendation``, unless a proposal says something else.
     """
 
     code: ClassVar[str]
     title: ClassVar[str]
+    change: ClassVar[str] = ""
+    cost: ClassVar[str] = "None."
+    caveats: ClassVar[tuple[str, ...]] = ()
     burden: ClassVar[Burden] = Burden.NONE
     is_modelled: ClassVar[bool] = False
 
@@ -426,53 +430,37 @@ class Remedy(ABC):
         change: str = "",
         cost: str = "",
         caveats: Sequence[str] = (),
-        verify: str = "",
         locations: Sequence[Location] = (),
         predicted: Predicted | None = None,
-        evidence: Sequence[Evidence] = (),
         saves_bytes: int | None = None,
     ) -> Proposal:
-        """Return a proposal of this remedy."""
-        return Proposal(
-            self,
-            Recommendation(
-                rank=0,
-                code=self.code,
-                title=title or self.title,
-                confidence=confidence,
-                setting=setting,
-                change=change,
-                why=why,
-                locations=tuple(locations),
-                predicted=predicted or Predicted(),
-                cost=cost,
-                caveats=tuple(caveats),
-                verify=verify,
-                evidence=tuple(evidence),
-                saves_bytes=saves_bytes,
-            ),
-            weight,
+        """Return a proposal of this remedy, in its own words where nothing else is said."""
+        recommendation = Recommendation(
+            rank=0,
+            code=self.code,
+            title=title or self.title,
+            confidence=confidence,
+            setting=setting,
+            change=change or self.change,
+            why=why,
+            locations=tuple(locations),
+            predicted=predicted or Predicted(),
+            cost=cost or self.cost,
+            caveats=tuple(caveats or self.caveats),
+            saves_bytes=saves_bytes,
         )
+        return Proposal(self, recommendation, weight)
 
     def rejection(
         self,
         why: str,
         confidence: Confidence,
-        *,
-        title: str = "",
         setting: str = "",
         predicted: Predicted | None = None,
     ) -> Proposal:
         """Return this remedy as a popular one that does not help here."""
-        rejected = self.proposal(
-            weight=0,
-            confidence=confidence,
-            why=why,
-            title=title,
-            setting=setting,
-            predicted=predicted,
-        )
-        return replace(rejected, is_rejected=True)
+        rejected = Recommendation(0, self.code, self.title, confidence, setting, why=why)
+        return Proposal(self, rejected, is_rejected=True).saying(predicted=predicted or Predicted())
 
 
 # ---- what a replay says ----------------------------------------------------------------------

@@ -30,13 +30,12 @@ from fragdoctor.future.edits import Edit, combined
 from fragdoctor.future.recompute import checkpointed
 from fragdoctor.future.training_edits import (
     loss_in_chunks,
-    optimizer_one_by_one,
     requests_removed,
     states_quantized,
     step_in_backward,
 )
 from fragdoctor.model.arrays import distinct
-from fragdoctor.model.finding import Confidence, Evidence
+from fragdoctor.model.finding import Confidence
 from fragdoctor.model.frameworks import HAVE_FUSED
 
 N_CHUNKS: Final = 8
@@ -60,9 +59,7 @@ class FusedOptimizer(SavingRemedy):
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
         """Return the edit that removes the optimizer's temporaries, if it can be fused."""
         run = case.training
-        if not can_be_fused(case):
-            return ()
-        if not run or not len(run.temporary_row):
+        if run is None or not len(run.temporary_row) or not can_be_fused(case):
             return ()
         return (requests_removed(run.temporary_row, "fused optimizer"),)
 
@@ -76,24 +73,6 @@ def can_be_fused(case: JudgedCase) -> bool:
     paths = (file[:1000].replace("\\", "/") for file in case.files)
     found = {m[1] for path in paths if (m := _OPTIMIZER.search(path))} - _NO_OPTIMIZER
     return not found or not found.isdisjoint(name.lower() for name in HAVE_FUSED)
-
-
-class OptimizerWithoutForeach(SavingRemedy):
-    """Without fusing, updating one parameter at a time needs temporaries for only one."""
-
-    code = "optimizer-without-foreach"
-    title = "Let the optimizer update one parameter at a time"
-    doing = "foreach=False in the optimizer"
-    change = "foreach=False where the optimizer is made"
-    cost = "The step becomes slower: one kernel launch per parameter."
-    effort = 9
-
-    def edits(self, case: JudgedCase) -> Sequence[Edit]:
-        """Return the edit that keeps only the temporaries of the largest parameter."""
-        run = case.training
-        if run is None or not len(run.temporary_row) or can_be_fused(case):
-            return ()
-        return (optimizer_one_by_one(run.temporary_row, run.optimizer[0]),)
 
 
 class ChunkedLoss(SavingRemedy):
@@ -142,7 +121,6 @@ class GradientCheckpointing(SavingRemedy):
     )
     cost = "About 33 % more compute: the forward pass runs once more."
     caveats = ("Training only: it does nothing for weights, optimizer state or inference.",)
-    verify = "Peak allocated memory of a step falls; its time grows by about a third."
     effort = 3
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
@@ -155,12 +133,8 @@ class GradientCheckpointing(SavingRemedy):
         yield self.proposal(
             weight=MAY_HELP,
             confidence=Confidence.POSSIBLE,
-            change=self.change,
             why="In training, activations are often the largest part. Checkpointed layers keep "
             "their inputs only, and compute the rest again in the backward pass.",
-            cost=self.cost,
-            caveats=self.caveats,
-            verify=self.verify,
         )
 
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
@@ -191,7 +165,6 @@ class SmallerOptimizerState(SavingRemedy):
     )
     cost = "Slightly noisier updates; another optimizer needs its own tuning."
     caveats = ("The prediction assumes float32 states, which are the default.",)
-    verify = "Allocated memory after the first step falls."
     effort = 4
 
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
@@ -211,7 +184,6 @@ class OffloadOptimizer(SavingRemedy):
     doing = "the optimizer offloaded"
     change = "CPUOffloadOptimizer of torchao, FSDP CPUOffload or DeepSpeed ZeRO-Offload"
     cost = "Gradients and weights cross the bus in every step."
-    verify = "Allocated memory after the first step falls."
     effort = 6
 
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
@@ -266,8 +238,7 @@ class CombinedSavings(Remedy):
         ]
         chosen = sorted(remedies, key=lambda r: r.effort)
         if any(isinstance(r, SmallerOptimizerState) for r in chosen):  # others add nothing
-            others = (OffloadOptimizer, OptimizerWithoutForeach)
-            chosen = [r for r in chosen if not isinstance(r, others)]
+            chosen = [r for r in chosen if not isinstance(r, OffloadOptimizer)]
         parts = [remedy.edits(case)[0] for remedy in chosen]
         attempts = [
             Attempt.of_edit(combined(parts[: n + 1]), is_saving=True) for n in range(1, len(parts))
@@ -290,11 +261,6 @@ class CombinedSavings(Remedy):
             why=saving_text(case, bench, outcome),
             cost=" ".join(part.cost for part in parts),
             caveats=(CUT,) if is_cut(case, bench) else (),
-            verify="The peak of memory_stats() falls: allocated_bytes.all.peak.",
-            evidence=(
-                Evidence("peak as recorded", bench.peak_bytes, "bytes", "replay"),
-                Evidence("peak with the changes", bench.peak_bytes - saved, "bytes", "replay"),
-            ),
             saves_bytes=saved,
         )
         return proposal.with_prediction(bench.predicted(outcome.result))
@@ -307,6 +273,5 @@ TRAINING: Final[tuple[Remedy, ...]] = (
     SmallerOptimizerState(),
     OffloadOptimizer(),
     StepInBackward(),
-    OptimizerWithoutForeach(),
     CombinedSavings(),
 )
