@@ -219,13 +219,7 @@ def training_run(
     """
     if phases is None or not len(phases.labels) or only_infers(trace, phases):
         return None
-    # Without stacks nothing separates forward from backward.
-    forward = _spans(
-        phases,
-        TrainingPhase.FORWARD
-        if (phases.labels == TrainingPhase.FORWARD).any()
-        else TrainingPhase.FORWARD_BACKWARD,
-    )
+    forward = _spans(phases, TrainingPhase.FORWARD)
     layers = find_layers(requests, list(zip(forward[0].tolist(), forward[1].tolist(), strict=True)))
     if not len(forward[0]) or (not phases.is_training.any() and layers is None):
         return None

@@ -8,6 +8,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from fragdoctor.analysis.device import analyze_device
+from fragdoctor.analysis.owners import module_memory
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.analysis.training_run import TrainingRun, training_run
 from fragdoctor.diagnosis.bench import Bench, Progress, set_up
@@ -22,9 +23,7 @@ from fragdoctor.diagnosis.figures import (
     timeline_strip,
 )
 from fragdoctor.diagnosis.functions import function_holders
-from fragdoctor.diagnosis.host_report import host_report
-from fragdoctor.diagnosis.modules import module_memory
-from fragdoctor.diagnosis.moments import deciding_moment, moment_report
+from fragdoctor.diagnosis.moments import deciding_moment, host_report, moment_report
 from fragdoctor.diagnosis.notes import balance_note, capacity_note, find_notes
 from fragdoctor.diagnosis.owners import cycle_note, owner_reports, twice_note
 from fragdoctor.diagnosis.remedies.capacity import MAY_SAVE

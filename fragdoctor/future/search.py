@@ -31,48 +31,36 @@ from fragdoctor.model.simulation import Outlook, OutlookState, ReplayResult
 from fragdoctor.trace.replay import PAGE_BYTES, Reproduction
 from fragdoctor.units import format_mebibytes
 
+USUAL: Final = {
+    "expandable_segments": ("True",),
+    "max_split_size_mb": ("32", "64", "128", "256", "512"),
+    "roundup_power2_divisions": ("2", "4", "8"),
+    "garbage_collection_threshold": ("0.6", "0.8"),
+}
+"""The values that most guides suggest; only a few, since every analysis tries them."""
 
-class SettingValues(Struct, frozen=True):
-    """The values of one key, in the order in which guides name them.
-
-    Attributes:
-        usual: the values that most guides suggest; only a few, since every analysis tries them.
-        others: the values between and beyond, for a sweep.
-    """
-
-    key: str
-    usual: tuple[str, ...]
-    others: tuple[str, ...] = ()
-
-    def confs(self, *, is_sweep: bool = False) -> tuple[str, ...]:
-        """Return the setting strings of the usual values, or of all of them."""
-        values = (*self.usual, *self.others) if is_sweep else self.usual
-        return tuple(f"{self.key}:{value}" for value in values)
-
-
-EXPANDABLE: Final = SettingValues("expandable_segments", ("True",))
-SPLITS: Final = SettingValues(
-    "max_split_size_mb", ("32", "64", "128", "256", "512"), ("20", "48", "96", "192", "384")
-)
-DIVISIONS: Final = SettingValues(
-    "roundup_power2_divisions", ("2", "4", "8"), ("1", "16", "[256:1,512:2,1024:4,>:8]")
-)
-LARGE_SEGMENTS: Final = SettingValues("large_segment_size_mb", (), ("32", "64", "128"))
-THRESHOLDS: Final = SettingValues("garbage_collection_threshold", ("0.6", "0.8"))
-
-FAMILIES: Final = (EXPANDABLE, SPLITS, DIVISIONS, LARGE_SEGMENTS, THRESHOLDS)
+OTHERS: Final = {
+    "max_split_size_mb": ("20", "48", "96", "192", "384"),
+    "roundup_power2_divisions": ("1", "16", "[256:1,512:2,1024:4,>:8]"),
+    "large_segment_size_mb": ("32", "64", "128"),
+}
+"""The values between and beyond, for a sweep."""
 
 
 def usual_confs(key: str) -> tuple[str, ...]:
     """Return the setting strings with the usual values of a key."""
-    return next(f.confs() for f in FAMILIES if f.key == key)
+    return tuple(f"{key}:{value}" for value in USUAL[key])
+
+
+def _all_confs(key: str) -> list[str]:
+    return [f"{key}:{value}" for value in (*USUAL.get(key, ()), *OTHERS.get(key, ()))]
 
 
 def usual_candidates(
     reproduction: Reproduction, torch_version: str | None = None
 ) -> tuple[str, ...]:
     """Return each key alone with its usual values, provided the version knows it."""
-    return _known((c for f in FAMILIES for c in f.confs()), reproduction, torch_version)
+    return _known((c for key in USUAL for c in usual_confs(key)), reproduction, torch_version)
 
 
 def sweep_candidates(
@@ -84,18 +72,19 @@ def sweep_candidates(
     in force. Expandable segments and ``max_split_size_mb`` exclude each other: oversize rules still
     apply to expandable blocks, and reserved memory can grow without bound.
     """
-    divisions, segments = DIVISIONS.confs(is_sweep=True), LARGE_SEGMENTS.confs(is_sweep=True)
+    divisions = usual_confs("roundup_power2_divisions")
+    segments = _all_confs("large_segment_size_mb")
     limit = "" if reproduction.conditions.allowed_bytes is not None else _LIMIT
-    collect = [f"{conf}{limit}" for conf in THRESHOLDS.confs()]
+    collect = [f"{conf}{limit}" for conf in usual_confs("garbage_collection_threshold")]
     wanted = [
         "",
-        *EXPANDABLE.confs(),
-        *SPLITS.confs(is_sweep=True),
-        *divisions,
+        *_all_confs("expandable_segments"),
+        *_all_confs("max_split_size_mb"),
+        *_all_confs("roundup_power2_divisions"),
         *segments,
         *collect,
-        *(f"expandable_segments:True,{other}" for other in (*DIVISIONS.confs(), *segments)),
-        *(f"max_split_size_mb:{mb},{d}" for mb in (64, 128, 256) for d in DIVISIONS.confs()),
+        *(f"expandable_segments:True,{other}" for other in (*divisions, *segments)),
+        *(f"max_split_size_mb:{mb},{d}" for mb in (64, 128, 256) for d in divisions),
         *(f"max_split_size_mb:{mb},{c}" for mb in (128, 256) for c in collect),
     ]
     return _known(wanted, reproduction, torch_version)

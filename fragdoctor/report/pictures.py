@@ -13,7 +13,7 @@ from fragdoctor.model.diagnosis import RunKind, SegmentRun, TimelineStrip
 from fragdoctor.model.phases import TrainingPhase
 from fragdoctor.report.document import Bar, BarPart, Column, SegmentBars, dim
 from fragdoctor.report.text_layout import GAP, INDENT, Page, styled
-from fragdoctor.report.words import PHASE_NAMES, share_of
+from fragdoctor.report.words import share_of
 from fragdoctor.units import format_size, plural
 
 N_ROWS: Final = 4
@@ -63,7 +63,6 @@ _PHASE_LETTERS: Final = {
     TrainingPhase.FORWARD: ("f", "green"),
     TrainingPhase.BACKWARD: ("b", "blue"),
     TrainingPhase.OPTIMIZER: ("o", "magenta"),
-    TrainingPhase.FORWARD_BACKWARD: ("m", "blue"),
     TrainingPhase.UNKNOWN: (" ", ""),
 }
 _ALLOCATED: Final = "cyan"
@@ -197,7 +196,7 @@ def _write_key(
     if strip.n_flushes:
         key.append((_FLUSH, plural(strip.n_flushes, "flush", "flushes")))
     page.key(key)
-    page.key((_PHASE_LETTERS[p], PHASE_NAMES[p]) for p in _PHASE_LETTERS if p in phases)
+    page.key((_PHASE_LETTERS[p], p.word) for p in _PHASE_LETTERS if p in phases)
 
 
 def draw_segments(page: Page, block: SegmentBars) -> None:

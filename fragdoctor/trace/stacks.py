@@ -432,20 +432,3 @@ class Stacks:
     def lines_of(self, stack: I32) -> I32:
         """Return the user's line of each stack ID, or -1 for the ID -1."""
         return frames_of(stack, self.lines)
-
-    def same_to_user_line(self, stack: int) -> I64:
-        """Return the IDs of stacks that equal one from the allocation to the user's own line.
-
-        The callers of that line may differ: a search for a batch that fits, then the run itself.
-        """
-
-        def inner(i: int) -> bytes:
-            frames = self.python.frames[self.python.offsets[i] : self.python.offsets[i + 1]]
-            return frames[: int(np.flatnonzero(frames == line)[0]) + 1].tobytes()
-
-        line = int(self.lines[stack])
-        if line < 0:
-            return np.array([stack], np.int64)
-        wanted = inner(stack)
-        alike = np.flatnonzero(self.lines == line).tolist()
-        return np.array([i for i in alike if inner(i) == wanted], np.int64)

@@ -18,8 +18,8 @@ from fragdoctor.analysis.training_run import TrainingRun, training_run
 from fragdoctor.diagnosis.bench import ENDLESS, Bench, set_up
 from fragdoctor.diagnosis.pipeline import build_contexts
 from fragdoctor.future.edits import Edit, combined
-from fragdoctor.future.recompute import checkpointed
 from fragdoctor.future.training_edits import (
+    checkpointed,
     loss_in_chunks,
     passes_scaled,
     requests_freed_at,

@@ -26,7 +26,6 @@ from fragdoctor.future.whatif import WhatIf
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.settings import is_same_conf
-from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.units import MIB, format_size, plural
 
 SMALLEST_SPLIT_MB: Final = 32
@@ -71,7 +70,10 @@ class SettingRemedy(Remedy):
         result = best.result
         setting = case.assignment(best.attempt.what_if.conf or "")
         if not result.is_conclusive:
-            return None if proposal is None else left_open(proposal, result)
+            if proposal is None:
+                return None
+            reason = result.note.removeprefix("not known: ")
+            return proposal.with_caveat(f"A replay cannot answer it: {reason}.")
         is_better = helps(bench.recorded, result)
         if is_better:
             return self._accepted(case, bench, best, proposal)
@@ -132,12 +134,6 @@ class SettingRemedy(Remedy):
             cost="One environment variable.",
             predicted=predicted,
         )
-
-
-def left_open(proposal: Proposal, result: ReplayResult) -> Proposal:
-    """Return a proposal with the reason why the replay cannot judge it."""
-    reason = result.note.removeprefix("not known: ")
-    return proposal.with_caveat(f"A replay cannot answer it: {reason}.")
 
 
 class ExpandableSegments(SettingRemedy):
@@ -346,31 +342,6 @@ class DefaultSettings(SettingRemedy):
         """Return the empty setting string if something is set."""
         present = case.settings.conf if case.settings is not None else ""
         return () if is_same_conf(present, "") else ("",)
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose nothing by reasoning alone: only a replay can favor the defaults."""
-        del case
-        yield from ()
-
-    def judged(
-        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Effect]
-    ) -> Proposal | None:
-        """Return the defaults like any setting; a failure no replay can judge may be retried."""
-        result = best_of(bench, outcomes).result
-        if not result.is_conclusive and not bench.recorded.fits:
-            return left_open(self._untested(case), result)
-        return super().judged(case, bench, proposal, outcomes)
-
-    def _untested(self, case: JudgedCase) -> Proposal:
-        return self.proposal(
-            weight=MAY_HELP,
-            confidence=Confidence.POSSIBLE,
-            setting=case.assignment(""),
-            change="run once without the allocator settings and compare",
-            why="The run failed with allocator settings in force. Settings that help one program "
-            "can harm another.",
-            cost="One run.",
-        )
 
 
 # The defaults come last, since they are tried only if other settings are in force.

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from fragdoctor.diagnosis.bench import Bench, Effect, Progress
 from fragdoctor.diagnosis.remedies.allocator_settings import SETTINGS
-from fragdoctor.diagnosis.remedies.attention import FusedAttention
 from fragdoctor.diagnosis.remedies.capacity import (
     CAPACITY,
     SHORT_OF_MEMORY,
@@ -21,13 +20,11 @@ from fragdoctor.diagnosis.remedies.capacity import (
     first_enough,
     saved_bytes,
 )
-from fragdoctor.diagnosis.remedies.engines import LessOnTheDevice
 from fragdoctor.diagnosis.remedies.fragmentation import LAYOUT
 from fragdoctor.diagnosis.remedies.from_traceback import CALLS
 from fragdoctor.diagnosis.remedies.host_memory import HOST_MEMORY
-from fragdoctor.diagnosis.remedies.idle_graph import DropIdleGraph
 from fragdoctor.diagnosis.remedies.leaks import GROWTH
-from fragdoctor.diagnosis.remedies.outside_pytorch import OUTSIDE
+from fragdoctor.diagnosis.remedies.outside_pytorch import OUTSIDE, FusedAttention
 from fragdoctor.diagnosis.remedies.pools import POOLS
 from fragdoctor.diagnosis.remedies.remedy import (
     CURES,
@@ -38,7 +35,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
     prospect,
     steps_won,
 )
-from fragdoctor.diagnosis.remedies.serving import FitKvCache
+from fragdoctor.diagnosis.remedies.serving import FitKvCache, LessOnTheDevice
 from fragdoctor.diagnosis.remedies.training import TRAINING, CombinedSavings
 from fragdoctor.diagnosis.remedies.weights import WEIGHTS
 from fragdoctor.model.diagnosis import Cause, Predicted, Recommendation
@@ -52,7 +49,6 @@ REMEDIES: Final[tuple[Remedy, ...]] = (
     *TRAINING,
     *CAPACITY,
     *GROWTH,
-    DropIdleGraph(),
     *LAYOUT,
     *POOLS,
     *CALLS,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
-from fragdoctor.analysis.failed_attempts import left_of_attempts
+from fragdoctor.analysis.failed_attempts import LeftMemory, left_of_attempts
 from fragdoctor.diagnosis.bench import Attempt, Bench
 from fragdoctor.diagnosis.remedies.framework_words import words_in
 from fragdoctor.diagnosis.remedies.remedy import CURES, FITS, HELPS, JudgedCase, Proposal, Remedy
@@ -17,7 +17,6 @@ from fragdoctor.future.training_edits import requests_freed_at, requests_removed
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
-from fragdoctor.model.snapshot import I64
 from fragdoctor.rules.traceback_signs import SERVER_STEP
 from fragdoctor.units import format_size
 
@@ -111,37 +110,12 @@ def _is_retry(message: OomMessage) -> bool:
     return message.is_in_handler and message.is_of_caching_allocator and not is_passed_on
 
 
-MIN_LEFT: Final = 0.1
-"""An attempt that leaves less than this share of live memory is not why the next one fails."""
-
-
-class _Left(NamedTuple):
-    """What is left of failed attempts.
-
-    Attributes:
-        starts: the events that allocated it, ascending.
-        n_bytes: its size.
-        row: the event after the last of the attempts.
-    """
-
-    starts: I64
-    n_bytes: int
-    row: int
-
-
-def _left(case: JudgedCase) -> _Left | None:
+def _left(case: JudgedCase) -> LeftMemory | None:
     """Return what is left of the attempts before the last failed one, or None if little is."""
     analysis, event = case.context.analysis, case.asking_event
     if analysis is None or event is None or not analysis.capture.has_trace:
         return None
-    trace = analysis.trace
-    left = left_of_attempts(trace, analysis.ooms, event)
-    n_bytes = int(trace.lives.size_bytes[left].sum())
-    if n_bytes < MIN_LEFT * event.active_bytes or not len(left):
-        return None
-    before = max(oom.row for oom in analysis.ooms if oom.row < event.row)
-    starts: I64 = np.sort(trace.lives.start[left]).astype(np.int64)
-    return _Left(starts, n_bytes, before - trace.first_row + 1)
+    return left_of_attempts(analysis.trace, analysis.ooms, event)
 
 
 CALLS: Final[tuple[Remedy, ...]] = (AtTheFailingCall(), RetryOutsideHandler())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from functools import cached_property
@@ -360,7 +359,7 @@ class Burden(IntEnum):
     SLOWER = 2  # each step computes less or takes longer
 
 
-class Remedy(ABC):
+class Remedy:
     """One thing that can be done about a lack of memory.
 
     Attributes:
@@ -379,9 +378,13 @@ class Remedy(ABC):
     burden: ClassVar[Burden] = Burden.NONE
     is_modelled: ClassVar[bool] = False
 
-    @abstractmethod
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Yield proposals, or rejections with the reason; nothing if it does not apply."""
+        """Yield proposals, or rejections with the reason; nothing if it does not apply.
+
+        By default nothing is proposed by reasoning alone.
+        """
+        del case
+        yield from ()
 
     def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
         """Return how to try it on the trace, or nothing if no replay can show its effect.

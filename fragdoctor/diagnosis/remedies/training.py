@@ -19,6 +19,7 @@ from fragdoctor.diagnosis.remedies.capacity import (
     saving_text,
 )
 from fragdoctor.diagnosis.remedies.remedy import (
+    CURES,
     HELPS,
     MAY_HELP,
     Burden,
@@ -27,16 +28,18 @@ from fragdoctor.diagnosis.remedies.remedy import (
     Remedy,
 )
 from fragdoctor.future.edits import Edit, combined
-from fragdoctor.future.recompute import checkpointed
 from fragdoctor.future.training_edits import (
+    checkpointed,
     loss_in_chunks,
     requests_removed,
     states_quantized,
     step_in_backward,
 )
 from fragdoctor.model.arrays import distinct
-from fragdoctor.model.finding import Confidence
+from fragdoctor.model.diagnosis import Cause
+from fragdoctor.model.finding import Confidence, line_text
 from fragdoctor.model.frameworks import HAVE_FUSED
+from fragdoctor.rules.growth.growing_line import idle_graph_text
 
 N_CHUNKS: Final = 8
 """Number of chunks of a loss: fewer save less; more cost time and save little more."""
@@ -151,6 +154,41 @@ def layers_checkpointed(case: JudgedCase) -> tuple[Edit, ...]:
     return (checkpointed(calls.first_row, calls.end_row, calls.forward_end_row),)
 
 
+class DropIdleGraph(Remedy):
+    """An evaluation that keeps what only a backward pass would need."""
+
+    code = "drop-idle-graph"
+    title = "Evaluate without building graphs"
+    is_modelled = True
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose it if the failed evaluation keeps as much as a training forward pass."""
+        analysis, context = case.context.analysis, case.context
+        graph = None if analysis is None else analysis.idle_graph
+        if graph is None or not case.is_allocator_case:
+            return
+        line = context.frame(graph.frame)
+        call = "the call of the model" if line is None else line_text(line)
+        yield self.proposal(
+            weight=CURES if case.cause is Cause.TRANSIENT_PEAK else HELPS,
+            confidence=Confidence.LIKELY,
+            change=f"wrap {call} in torch.no_grad() or torch.inference_mode()",
+            why=f"{idle_graph_text(context, graph)}.",
+            locations=() if line is None else (line,),
+            cost="None: evaluation needs no gradients.",
+            caveats=(
+                "model.eval() alone does not stop graphs from being built.",
+                "If a backward pass does follow that call, it needs the graph.",
+            ),
+            saves_bytes=graph.n_bytes,
+        )
+
+    def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
+        """Try the run with checkpointed layers, which keep more than a run without a graph."""
+        del bench
+        return [] if proposal is None else list(map(Attempt.of_edit, layers_checkpointed(case)))
+
+
 class SmallerOptimizerState(SavingRemedy):
     """Optimizer state: created in the first step, as large as the weights or twice that."""
 
@@ -224,11 +262,6 @@ class CombinedSavings(Remedy):
     title = "Combine several savings"
     burden = Burden.SLOWER
 
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose nothing: combinations follow from what the other remedies save."""
-        del case
-        yield from ()
-
     def of(
         self, case: JudgedCase, saving: Sequence[Proposal]
     ) -> tuple[list[SavingRemedy], list[Attempt]]:
@@ -274,4 +307,5 @@ TRAINING: Final[tuple[Remedy, ...]] = (
     OffloadOptimizer(),
     StepInBackward(),
     CombinedSavings(),
+    DropIdleGraph(),
 )
