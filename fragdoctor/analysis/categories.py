@@ -241,7 +241,10 @@ def _match_sizes(s: _Sorter, old: Bools) -> None:
     grads = (s.category == Category.GRADIENTS) & ~s.is_before
     if not grads.any() or not old.any() or (s.category == Category.PARAMETERS).any():
         return
-    sizes, wanted = sizes_of_pass(s.requested[grads], s.born[grads])
+    # The gradients of the pass that makes the most of them.
+    passes, n_made = np.unique(s.born[grads], return_counts=True)
+    of_pass = grads & (s.born == passes[n_made.argmax()])
+    sizes, wanted = np.unique(s.requested[of_pass], return_counts=True)
     rows = np.flatnonzero(old & is_among(s.requested, sizes))
     rows = rows[np.argsort(s.requested[rows], kind="stable")]
     at = np.searchsorted(sizes, s.requested[rows])
@@ -258,15 +261,6 @@ def _match_sizes(s: _Sorter, old: Bools) -> None:
     agrees = (times == 1) | (times == 2)
     if int((sizes * wanted)[agrees].sum()) >= MIN_MATCH * total:
         s.category[rows[~is_parameter & agrees[at]]] = Category.OPTIMIZER_STATE
-
-
-def sizes_of_pass(size: I64, born: I64) -> tuple[I64, I64]:
-    """Return the gradient sizes of the pass that makes the most gradients, and the count of each.
-
-    ``size`` and ``born`` hold the size of each gradient and the pass that makes it.
-    """
-    passes, n_made = np.unique(born, return_counts=True)
-    return np.unique(size[born == passes[n_made.argmax()]], return_counts=True)
 
 
 def _ask_the_line(s: _Sorter) -> None:

@@ -47,11 +47,6 @@ class GrowingBuffers(Struct, frozen=True):
         """The bytes of all buffers at the end of the recording."""
         return self.n_buffers * self.last_bytes
 
-    @property
-    def n_grown(self) -> int:
-        """How often each buffer was replaced by a larger one."""
-        return len(self.row) // self.n_buffers - 1
-
 
 def find_growing_buffers(requests: TrainingRequests) -> tuple[GrowingBuffers, ...]:
     """Return the lines whose buffers grow by copies, largest total first."""

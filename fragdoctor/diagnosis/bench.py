@@ -110,11 +110,6 @@ class Bench(Struct, frozen=True, dict=True):
         return self.simulation.method == "replay"
 
     @property
-    def is_proof(self) -> bool:
-        """Whether the reproduction matches the recording fully, so that a replay is a proof."""
-        return self.is_exact and self.simulation.fidelity.share == 1.0
-
-    @property
     def is_usable(self) -> bool:
         """Whether the model follows the recorded run closely enough to estimate anything.
 
@@ -313,7 +308,8 @@ class Bench(Struct, frozen=True, dict=True):
             return Confidence.LIKELY
         if outlook.state is OutlookState.OPEN:
             return Confidence.POSSIBLE
-        return Confidence.PROVEN if self.is_proof and outlook.is_known else Confidence.LIKELY
+        is_proof = self.is_exact and self.simulation.fidelity.share == 1.0
+        return Confidence.PROVEN if is_proof and outlook.is_known else Confidence.LIKELY
 
     @cached_property
     def outlook(self) -> Outlook | None:
@@ -351,17 +347,13 @@ class Bench(Struct, frozen=True, dict=True):
         Returns None if no setting serves even the recorded request and no steps were found: the
         holes may be beyond any setting, unless the step needs more than there is in any layout.
         """
-        tried = [WhatIf(conf=conf) for conf in self._usual]
+        tried = [WhatIf(conf=conf) for conf in usual_candidates(self.reproduction)]
         with ThreadPoolExecutor(N_THREADS) as pool:
             results = list(pool.map(self.fair_replay.replay, tried))
         if not any(r.fits for r in results) and not self.is_in_step:
             needs, has = self.fair_replay.step_needs_bytes(), self.recorded.capacity_bytes
             return [] if needs is not None and has is not None and needs > has else None
         return [r for r in results if r.fits and not (r.outlook and r.outlook.ends_step)]
-
-    @cached_property
-    def _usual(self) -> tuple[str, ...]:
-        return usual_candidates(self.reproduction)
 
     @cached_property
     def growing_buffers(self) -> tuple[GrowingBuffers, ...]:

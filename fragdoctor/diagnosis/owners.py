@@ -12,7 +12,6 @@ from fragdoctor.diagnosis.moments import DecidingMoment
 from fragdoctor.model.arrays import largest_groups
 from fragdoctor.model.census import HoldingKind, Owner
 from fragdoctor.model.diagnosis import OwnerReport
-from fragdoctor.model.finding import Location
 from fragdoctor.model.snapshot import I64
 from fragdoctor.rules.rule import Context
 from fragdoctor.units import format_size
@@ -51,26 +50,21 @@ def _report(
     context: Context, moment: DecidingMoment, named: NamedBlocks, at: int, rows: I64
 ) -> OwnerReport:
     assert context.analysis is not None  # noqa: S101 - the caller has it
+    trace = context.analysis.trace
+    size = trace.lives.size_bytes[rows]
+    lines = largest_groups(trace.stacks.lines_of(trace.lives.stack[rows]), size)
     owner = named.owners[at] if at < len(named.owners) else Owner("", HoldingKind.UNNAMED)
     growth = growth_of(owner, context.case.censuses)
     return OwnerReport(
         device=context.analysis.device,
         owner=owner,
-        held_bytes=int(context.analysis.trace.lives.size_bytes[rows].sum()),
+        held_bytes=int(size.sum()),
         n_blocks=len(rows),
-        location=_made_at(context, rows),
+        location=context.frame(int(lines.group[0])),
         moment=moment.kind,
         grown_bytes=None if growth is None else growth.n_bytes,
         n_items_before=None if growth is None else growth.n_items_before,
     )
-
-
-def _made_at(context: Context, rows: I64) -> Location | None:
-    """Return the line that made the most bytes of these blocks."""
-    assert context.analysis is not None  # noqa: S101 - the caller has it
-    lives, stacks = context.analysis.trace.lives, context.analysis.trace.stacks
-    lines = largest_groups(stacks.lines_of(lives.stack[rows]), lives.size_bytes[rows])
-    return context.frame(int(lines.group[0]))
 
 
 def cycle_note(owners: Sequence[OwnerReport], context: Context) -> str:

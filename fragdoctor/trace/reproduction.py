@@ -116,7 +116,8 @@ def limits_of(
     seen: set[int] = set()
     said = trace.settings.memory_fraction
     fractions = [p / 100 for p in (*range(10, 100, 10), *range(5, 100, 10), *range(1, 100))]
-    for total in _totals(trace, device_total_bytes):
+    total = device_total_bytes or recorded_capacity(trace)
+    if total is not None:
         for fraction in fractions if said is None else [said, *fractions]:
             limit = int(fraction * total)
             if low <= limit < high and limit not in seen and len(seen) < N_LIMITS_TRIED:
@@ -125,13 +126,6 @@ def limits_of(
     for end in (min(high, _collection_bound(trace)), high):
         for i in range(N_LIMITS_TRIED if end > low else 0):
             yield low + (end - low) * i // N_LIMITS_TRIED
-
-
-def _totals(trace: Trace, device_total_bytes: int | None) -> list[int]:
-    if device_total_bytes is not None:
-        return [device_total_bytes]
-    capacity = recorded_capacity(trace)
-    return [] if capacity is None else [capacity]
 
 
 def _highest_limit(trace: Trace, need: int | None) -> int:

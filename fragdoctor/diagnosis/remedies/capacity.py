@@ -28,7 +28,7 @@ from fragdoctor.model.finding import Confidence
 from fragdoctor.model.phases import Category
 from fragdoctor.model.simulation import OutlookBasis, OutlookState
 from fragdoctor.rules.failed_request import FailedRequest
-from fragdoctor.rules.traceback_signs import GrowsWith, works_on_pixels
+from fragdoctor.rules.traceback_signs import works_on_pixels
 from fragdoctor.units import MIB, format_share, format_size, plural
 
 SHORT_OF_MEMORY: Final = (Cause.CAPACITY, Cause.TRANSIENT_PEAK, Cause.MEMORY_LIMIT)
@@ -97,9 +97,11 @@ class SavingRemedy(Remedy):
         saved = saved_bytes(bench, best)
         if saved < MIN_SAVING_SHARE * bench.peak_bytes:
             return self.useless(case, bench, proposal, saved)
+        # An edit only models the changed program, so nothing is proven.
+        sure = max(bench.confidence(best.result), Confidence.LIKELY, key=list(Confidence).index)
         judged = proposal.saying(
             why=saving_text(case, bench, best),
-            confidence=_sureness(bench, best),
+            confidence=sure if best.result.outlook is not None else Confidence.LIKELY,
             saves_bytes=saved,
             predicted=bench.predicted(best.result),
         )
@@ -142,14 +144,6 @@ def first_enough(bench: Bench, outcomes: Sequence[Effect]) -> Effect | None:
         return None if outlook.state is OutlookState.FAILS else strongest
     looked_on = map(bench.looked_on, serving)
     return next(o for o in looked_on if o.result.outlook is None or not o.result.outlook.fails)
-
-
-def _sureness(bench: Bench, outcome: Effect) -> Confidence:
-    """Return how certain a saving is; an edit only models the changed program, so never proven."""
-    if outcome.result.outlook is None:
-        return Confidence.LIKELY
-    sure = bench.confidence(outcome.result)
-    return Confidence.LIKELY if sure is Confidence.PROVEN else sure
 
 
 def is_cut(case: JudgedCase, bench: Bench) -> bool:
@@ -203,13 +197,9 @@ def may_be_activations(case: JudgedCase) -> bool:
         return False
     if case.cause not in (Cause.CAPACITY, Cause.TRANSIENT_PEAK) or r.is_alone_too_large:
         return False
-    return not (case.fails_in_optimizer_step or case.only_builds or _is_no_training(case))
-
-
-def _is_no_training(case: JudgedCase) -> bool:
-    """Return whether the traceback shows no activations being kept, as in a load or evaluation."""
-    sign = case.sign
-    return sign is not None and (sign.grows_with is GrowsWith.MODEL or not sign.is_training)
+    # A load or an evaluation keeps no activations.
+    is_other = case.sign is not None and (case.is_of_model or not case.sign.is_training)
+    return not (case.fails_in_optimizer_step or case.only_builds or is_other)
 
 
 FEWER_PIXELS: Final = (

@@ -7,7 +7,6 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from fragdoctor.analysis.result import SizeDiversity
 from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.remedies.remedy import (
     CURES,
@@ -21,7 +20,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
 from fragdoctor.future.edits import blocks_freed, combined, sizes_padded
 from fragdoctor.future.training_edits import buffers_preallocated
 from fragdoctor.model.diagnosis import Cause, Predicted
-from fragdoctor.model.finding import Confidence, Location, line_text
+from fragdoctor.model.finding import Confidence, line_text
 from fragdoctor.trace.stacks import TORCH, classify_file
 from fragdoctor.units import MIB, format_size, plural
 
@@ -61,14 +60,14 @@ class MoveStrandingBlocks(Remedy):
         growing = () if case.bench is None else case.bench.growing_buffers
         moving = {case.context.user_line(b.stack) for b in growing}
         large = [
-            p
+            (p, line)
             for p in analysis.stranders
             if p.stranded_bytes >= MIN_SHARE * stranded > 0
-            and _is_movable(case.context.user_line(p.stack))
-            and case.context.user_line(p.stack) not in moving
+            and (line := case.context.user_line(p.stack)) is not None
+            and line not in moving
+            and classify_file(line.filename) != TORCH
         ]
-        for strander in large[:MAX_GROUPS]:
-            line = case.context.user_line(strander.stack)
+        for strander, line in large[:MAX_GROUPS]:
             solves = strander.stranded_bytes + strander.block_bytes >= r.uncovered_bytes
             proposal = self.proposal(
                 title=f"Keep the blocks of {line_text(line)} out of the way",
@@ -95,11 +94,6 @@ class MoveStrandingBlocks(Remedy):
         if proposal is None or not proposal.addresses:
             return []
         return [Attempt.of_edit(blocks_freed(proposal.addresses, bench.recorded.oom_event))]
-
-
-def _is_movable(line: Location | None) -> bool:
-    """Return whether a line is known and not PyTorch's own, so that it can be changed."""
-    return line is not None and classify_file(line.filename) != TORCH
 
 
 class PreallocateBuffers(Remedy):
@@ -168,9 +162,13 @@ class BucketShapes(Remedy):
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose buckets for fragmentation, unless a trace shows that shapes are steady."""
-        if not _shapes_may_vary(case):
+        if not case.is_allocator_case or case.cause is not Cause.FRAGMENTATION:
             return
-        sizes = _sizes(case)
+        if case.bench is not None and case.bench.growing_buffers:
+            return  # sizes that only grow are not varied inputs
+        sizes = None if case.context.analysis is None else case.context.analysis.sizes
+        if sizes is not None and not sizes.drifting:
+            return
         yield self.proposal(
             weight=HELPS if sizes is not None else MAY_HELP,
             confidence=Confidence.LIKELY if sizes is not None else Confidence.POSSIBLE,
@@ -189,19 +187,6 @@ class BucketShapes(Remedy):
         """Try the run with large requests padded to buckets."""
         del case, bench, proposal
         return [Attempt.of_edit(sizes_padded(bucket)) for bucket in BUCKETS]
-
-
-def _sizes(case: JudgedCase) -> SizeDiversity | None:
-    return None if case.context.analysis is None else case.context.analysis.sizes
-
-
-def _shapes_may_vary(case: JudgedCase) -> bool:
-    if not case.is_allocator_case or case.cause is not Cause.FRAGMENTATION:
-        return False
-    if case.bench is not None and case.bench.growing_buffers:
-        return False  # sizes that only grow are not varied inputs
-    sizes = _sizes(case)
-    return sizes is None or sizes.drifting
 
 
 LAYOUT: Final[tuple[Remedy, ...]] = (

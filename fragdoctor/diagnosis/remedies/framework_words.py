@@ -78,13 +78,12 @@ def words_in(case: JudgedCase, *changes: str | None) -> tuple[str, str] | None:
 def _words(
     case: JudgedCase, frameworks: Sequence[Framework], *changes: str | None
 ) -> tuple[str, str] | None:
-    batch = (Change.EVALUATION_BATCH,) if Change.BATCH in changes and _runs_only(case) else ()
+    is_evaluation_only = is_evaluation(case.asking_stack) or (
+        case.sign is not None and not case.sign.is_training
+    )
+    of_evaluation = Change.BATCH in changes and is_evaluation_only
+    batch = (Change.EVALUATION_BATCH,) if of_evaluation else ()
     return words_for(frameworks, *batch, *changes)
-
-
-def _runs_only(case: JudgedCase) -> bool:
-    """Return whether an evaluation or an inference failed."""
-    return is_evaluation(case.asking_stack) or (case.sign is not None and not case.sign.is_training)
 
 
 def frameworks_of(case: JudgedCase) -> tuple[Framework, ...]:

@@ -20,7 +20,6 @@ from fragdoctor.diagnosis.remedies.remedy import (
 from fragdoctor.model.census import HoldingKind, Owner
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Location, line_text
-from fragdoctor.model.story import LogStory
 from fragdoctor.rules.growth.accumulating_trials import growth_sentence
 from fragdoctor.rules.growth.growing_line import gathered_text, keeper, maker_text
 from fragdoctor.rules.rule import Context
@@ -343,13 +342,6 @@ class GatherOnHost(Remedy):
 # ---- from trial to trial ---------------------------------------------------------------------
 
 
-def sweep_of(case: JudgedCase) -> LogStory | None:
-    """Return the story of a log with several trials, or None for any other log."""
-    story = case.context.story
-    is_sweep = story is not None and len(story.trials) > 1
-    return story if is_sweep and case.is_allocator_case else None
-
-
 class FreeBetweenTrials(Remedy):
     """Long sweeps: free each trial's memory."""
 
@@ -358,8 +350,10 @@ class FreeBetweenTrials(Remedy):
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it for trials in one process; processes that end leave nothing to free."""
-        story = sweep_of(case)
-        if story is None or has_process_each(story):
+        story = case.context.story
+        if story is None or len(story.trials) < 2 or not case.is_allocator_case:
+            return
+        if has_process_each(story):
             return
         grown = accumulation(story)
         if grown is not None:

@@ -94,7 +94,8 @@ class EmptyCache(Remedy):
                 cost="The cache must be filled again; keep it out of the training loop.",
             )
             return
-        if not case.is_allocator_case or not case.is_recorded_failure:
+        r = case.failed_request
+        if not case.is_allocator_case or r is None or r.source == "user":
             return
         if case.cause in (Cause.SIZE_BUG, Cause.UNKNOWN, Cause.PENDING_FREES):
             return

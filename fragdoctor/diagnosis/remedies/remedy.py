@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from functools import cached_property
@@ -87,12 +88,6 @@ class JudgedCase(Struct, frozen=True, dict=True):
     def failed_request(self) -> FailedRequest | None:
         """The figures of the failed request."""
         return self.context.failed_request
-
-    @property
-    def is_recorded_failure(self) -> bool:
-        """Whether a request failed in the run itself, rather than one that the user asks about."""
-        r = self.failed_request
-        return r is not None and r.source != "user"
 
     @property
     def message(self) -> OomMessage | None:
@@ -305,16 +300,10 @@ def _key(entry: str) -> str:
 
 def _entries(conf: str) -> list[str]:
     """Split a setting string at commas outside brackets."""
-    parts, depth, current = [], 0, ""
-    for char in conf:
-        depth += (char == "[") - (char == "]")
-        if char == "," and depth <= 0:
-            parts.append(current.strip())
-            current = ""
-        else:
-            current += char
-    parts.append(current.strip())
-    return [p for p in parts if p]
+    return [entry.strip() for entry in _COMMA.split(conf) if entry.strip()]
+
+
+_COMMA: Final = re.compile(r",(?![^\[\]]{0,1000}\])")
 
 
 class Proposal(Struct, frozen=True):

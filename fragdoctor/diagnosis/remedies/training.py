@@ -9,10 +9,11 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.analysis.training_run import only_infers
-from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
+from fragdoctor.diagnosis.bench import Attempt, Bench
 from fragdoctor.diagnosis.remedies.capacity import (
     CUT,
     SavingRemedy,
+    first_enough,
     is_cut,
     may_be_activations,
     saved_bytes,
@@ -102,13 +103,6 @@ class ChunkedLoss(SavingRemedy):
         return (loss_in_chunks(spans, end, run.loss_row, N_CHUNKS),)
 
 
-def _only_infers(case: JudgedCase) -> bool:
-    analysis = case.context.analysis
-    if analysis is None or analysis.phases is None:
-        return False
-    return only_infers(analysis.trace, analysis.phases)
-
-
 class GradientCheckpointing(SavingRemedy):
     """Gradient checkpointing: less memory for activations, more compute."""
 
@@ -131,7 +125,9 @@ class GradientCheckpointing(SavingRemedy):
         if case.training is not None or not may_be_activations(case):
             yield from super().propose(case)
             return
-        if _only_infers(case) or case.is_checkpointed:
+        a = case.context.analysis
+        is_inference = a is not None and a.phases is not None and only_infers(a.trace, a.phases)
+        if is_inference or case.is_checkpointed:
             return
         yield self.proposal(
             weight=MAY_HELP,
@@ -262,41 +258,53 @@ class CombinedSavings(Remedy):
     title = "Combine several savings"
     burden = Burden.SLOWER
 
-    def of(
-        self, case: JudgedCase, saving: Sequence[Proposal]
-    ) -> tuple[list[SavingRemedy], list[Attempt]]:
-        """Return the changes that save, cheapest first, and growing combinations to try."""
-        remedies = [
-            p.remedy for p in saving if isinstance(p.remedy, SavingRemedy) and p.remedy.combines
+    def together(
+        self, case: JudgedCase, bench: Bench, tested: Sequence[Proposal]
+    ) -> Iterator[Proposal]:
+        """Yield the smallest combination of savings that is enough, or all of them together."""
+        saving = [
+            (p.recommendation, p.remedy)
+            for p in tested
+            if isinstance(p.remedy, SavingRemedy) and not p.is_rejected
         ]
-        chosen = sorted(remedies, key=lambda r: r.effort)
-        if any(isinstance(r, SmallerOptimizerState) for r in chosen):  # others add nothing
-            chosen = [r for r in chosen if not isinstance(r, OffloadOptimizer)]
-        parts = [remedy.edits(case)[0] for remedy in chosen]
+        saving = [(said, part) for said, part in saving if said.saves_bytes]
+        parts = sorted((part for _, part in saving if part.combines), key=lambda part: part.effort)
+        if any(isinstance(part, SmallerOptimizerState) for part in parts):
+            parts = [part for part in parts if not isinstance(part, OffloadOptimizer)]
+        alone = [said.predicted for said, _ in saving if said.predicted.fits]
+        is_enough = any(p.outlook is None or not p.outlook.fails for p in alone)
+        if len(parts) < MIN_COMBINED or (is_enough and not bench.recorded.fits):
+            return
+        edits = [part.edits(case)[0] for part in parts]
         attempts = [
-            Attempt.of_edit(combined(parts[: n + 1]), is_saving=True) for n in range(1, len(parts))
+            Attempt.of_edit(combined(edits[:n]), is_saving=True)
+            for n in range(MIN_COMBINED, len(edits) + 1)
         ]
-        return chosen, attempts
-
-    def made_of(
-        self, case: JudgedCase, bench: Bench, chosen: Sequence[SavingRemedy], outcome: Effect
-    ) -> Proposal:
-        """Return the proposal to make the first changes together, with what they save."""
-        n = outcome.attempt.what_if.edit.count(" + ") + 1
-        parts = chosen[:n]
-        doing = ", ".join(part.doing for part in parts)
-        saved = saved_bytes(bench, outcome)
-        proposal = self.proposal(
-            title=f"Combine: {doing}",
+        outcomes = [outcome for outcome in bench.run(attempts) if outcome is not None]
+        if not outcomes:
+            return
+        enough = None if bench.recorded.fits else first_enough(bench, outcomes)
+        best = enough or bench.looked_on(outcomes[-1])
+        saved = saved_bytes(bench, best)
+        most_alone = max(said.saves_bytes or 0 for said, _ in saving)
+        if enough is None and saved < WORTH_COMBINING * most_alone:
+            return
+        parts = parts[: best.attempt.what_if.edit.count(" + ") + 1]
+        yield self.proposal(
+            title=f"Combine: {', '.join(part.doing for part in parts)}",
             weight=HELPS,
             confidence=Confidence.LIKELY,
             change="; ".join(part.change for part in parts),
-            why=saving_text(case, bench, outcome),
+            why=saving_text(case, bench, best),
             cost=" ".join(part.cost for part in parts),
             caveats=(CUT,) if is_cut(case, bench) else (),
             saves_bytes=saved,
-        )
-        return proposal.with_prediction(bench.predicted(outcome.result))
+        ).with_prediction(bench.predicted(best.result))
+
+
+MIN_COMBINED: Final = 2
+WORTH_COMBINING: Final = 1.2
+"""A combination is worth mentioning if it saves this many times what its best part saves alone."""
 
 
 TRAINING: Final[tuple[Remedy, ...]] = (
@@ -306,6 +314,5 @@ TRAINING: Final[tuple[Remedy, ...]] = (
     SmallerOptimizerState(),
     OffloadOptimizer(),
     StepInBackward(),
-    CombinedSavings(),
     DropIdleGraph(),
 )
