@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from fragdoctor.analysis.growing_buffers import GrowingBuffers, find_growing_buffers
@@ -97,12 +97,18 @@ class Effect(Struct, frozen=True):
 
 
 class Bench(Struct, frozen=True, dict=True):
-    """A reproduced run to try things on; ``kept`` is what grows in it from step to step."""
+    """A reproduced run to try things on; ``kept`` is what grows in it from step to step.
+
+    The outcomes of attempts are kept; those of edits that save cover only the recorded part, and
+    ``_looked_on`` has the results of edited what-ifs that are continued past it.
+    """
 
     reproduction: Reproduction
     simulation: Simulation
     fair_replay: FairReplay
     kept: KeptMemory | None = None
+    _tried: dict[Attempt, Effect | None] = field(default_factory=dict)
+    _looked_on: dict[Attempt, ReplayResult] = field(default_factory=dict)
 
     @property
     def is_exact(self) -> bool:
@@ -130,16 +136,6 @@ class Bench(Struct, frozen=True, dict=True):
     def has_trouble(self) -> bool:
         """Whether a request failed, or needed a flush of the cache."""
         return not self.recorded.fits or self.recorded.retries > 0
-
-    @cached_property
-    def _tried(self) -> dict[Attempt, Effect | None]:
-        """The outcomes of attempts; those of edits that save cover only the recorded part."""
-        return {}
-
-    @cached_property
-    def _looked_on(self) -> dict[Attempt, ReplayResult]:
-        """The results of edited what-ifs, continued past the recorded part."""
-        return {}
 
     @cached_property
     def let_go(self) -> Attempt | None:

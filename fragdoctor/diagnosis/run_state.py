@@ -18,23 +18,17 @@ def run_state(context: Context, cause: Cause) -> RunState:
     n_ooms = context.stats[-1].n_ooms if context.stats else None
     if context.analysis is not None and context.analysis.ooms and cause is Cause.HEALTHY:
         return RunState.NEAR_LIMIT  # the program caught its failures and resumed its work
-    if _has_failure(context) or n_ooms:
+    analysis, message = context.analysis, context.message
+    is_told = message is not None and message.sub_kind != NO_FAILURE and not message.is_warning
+    if is_told or n_ooms or (analysis is not None and analysis.ooms):
         return RunState.FAILED
-    analysis = context.analysis
     if analysis is not None and not analysis.capture.has_trace:
         is_empty = not analysis.reserved_bytes
         return RunState.EMPTY if is_empty else RunState.NO_HISTORY
-    was_retried = context.message is not None and context.message.is_warning
+    was_retried = message is not None and message.is_warning
     if was_retried or (context.retries and context.retries[0]) or _is_full(context, analysis):
         return RunState.NEAR_LIMIT
     return RunState.FITS if analysis is not None or n_ooms == 0 else RunState.UNKNOWN
-
-
-def _has_failure(context: Context) -> bool:
-    if context.analysis is not None and context.analysis.ooms:
-        return True
-    message = context.message
-    return message is not None and message.sub_kind != NO_FAILURE and not message.is_warning
 
 
 def _is_full(context: Context, analysis: DeviceAnalysis | None) -> bool:

@@ -219,15 +219,9 @@ def trained_until(trace: Trace, failed: int) -> int:
     runs = RoleRuns.of(trace)
     if runs is None:
         return 0
-    ends = training_ends(trace, runs)
+    ends = np.append(runs.first[1:], trace.n_events)  # each run ends where the next role begins
+    ends = ends[np.isin(runs.label, (stack_roles.BACKWARD, stack_roles.OPTIMIZER))]
     return int(ends[ends <= failed].max(initial=0))
-
-
-def training_ends(trace: Trace, runs: RoleRuns) -> I64:
-    """Return the row at which each backward pass and optimizer step ends: that of the next role."""
-    ends = np.append(runs.first[1:], trace.n_events)
-    result: I64 = ends[np.isin(runs.label, (stack_roles.BACKWARD, stack_roles.OPTIMIZER))]
-    return result
 
 
 def is_training_forward(trace: Trace, start: int, failed: int) -> bool:

@@ -80,7 +80,8 @@ class SettingRemedy(Remedy):
         said = outcome_text(bench.recorded, result)
         if not bench.is_exact and proposal is not None and not proposal.is_rejected:
             return proposal.with_caveat(f"An estimate says that it may not be enough: {said}.")
-        why = f"Replayed{self._variants(outcomes)}: {said}."
+        values = ", ".join(dict.fromkeys(self._value(one) for one in outcomes))
+        why = f"Replayed{f' with {values}, at best' if len(outcomes) > 1 else ''}: {said}."
         if proposal is not None and proposal.is_rejected and not result.fits:
             why = f"{proposal.recommendation.why} {why}"
         sure = Confidence.PROVEN if bench.is_exact else Confidence.LIKELY
@@ -90,12 +91,6 @@ class SettingRemedy(Remedy):
         """Return the value of the key in the setting that was tried."""
         conf = one.attempt.what_if.conf or ""
         return conf.rpartition(f"{self.key}:")[2] if self.key else ""
-
-    def _variants(self, outcomes: Sequence[Effect]) -> str:
-        if len(outcomes) < 2:
-            return ""
-        values = dict.fromkeys(self._value(one) for one in outcomes)
-        return f" with {', '.join(values)}, at best"
 
     def _accepted(
         self, case: JudgedCase, bench: Bench, best: Effect, proposal: Proposal | None
@@ -227,7 +222,11 @@ class MaxSplitSize(SettingRemedy):
         """Propose the limit for a large fragmented request, never with expandable segments."""
         if not case.is_allocator_case or case.cause is not Cause.FRAGMENTATION:
             return
-        megabytes = _split_limit_mb(case)
+        r = case.failed_request
+        # A power of two well below the request: at most a quarter of it.
+        quarter = LARGEST_SPLIT_MB if r is None else r.requested_bytes // (4 * MIB)
+        power = 1 << max(quarter.bit_length() - 1, 0)
+        megabytes = min(max(power, SMALLEST_SPLIT_MB), LARGEST_SPLIT_MB)
         setting = case.assignment(case.with_present(f"{self.key}:{megabytes}"))
         if case.expandable_is_on:
             why = (
@@ -238,7 +237,6 @@ class MaxSplitSize(SettingRemedy):
             return
         if case.is_too_new(self.key) or (case.settings and case.settings.max_split_bytes):
             return
-        r = case.failed_request
         if r is not None and r.requested_bytes < SMALLEST_SPLIT_MB * MIB:
             return
         request = "" if r is None else f" such as the {format_size(r.requested_bytes)} here"
@@ -255,17 +253,6 @@ class MaxSplitSize(SettingRemedy):
                 *case.version_caveats(self.key),
             ),
         )
-
-
-def _split_limit_mb(case: JudgedCase) -> int:
-    """Return a power of two well below the request: at most a quarter of it."""
-    if case.failed_request is None:
-        return LARGEST_SPLIT_MB
-    quarter = case.failed_request.requested_bytes // (4 * MIB)
-    limit = SMALLEST_SPLIT_MB
-    while limit * 2 <= quarter and limit < LARGEST_SPLIT_MB:
-        limit *= 2
-    return limit
 
 
 class RoundupDivisions(SettingRemedy):

@@ -112,10 +112,6 @@ class EmptyCache(Remedy):
         return [] if failed is None else [Attempt.of_edit(empty_cache_at([failed]))]
 
 
-TENTH: Final = 0.1
-"""Fractions below this are given with two digits, since hundredths are too coarse for them."""
-
-
 class SplitAllocation(Remedy):
     """A device that refuses single allocations of this size, however much is free."""
 
@@ -217,32 +213,19 @@ def _with_fraction(
     proposal: Proposal, r: FailedRequest | None, needed_bytes: int | None
 ) -> Proposal:
     """Return the proposal with the smallest fraction that admits these bytes, if known."""
-    fraction = _fraction(r, needed_bytes)
-    told = 0.0 if r is None else r.fraction or 0.0
-    present = f" from {told:{'.2f' if told >= TENTH else '.2g'}}" if told else ""
-    number = "" if fraction is None else f"{present} to at least {fraction:g}"
-    value = "..." if fraction is None else f"{fraction:g}"
+    number, value = "", "..."
+    if r is not None and r.total_bytes is not None and needed_bytes is not None:
+        present = r.fraction or 0.0
+        fraction = math.ceil(1000 * needed_bytes / r.total_bytes) / 1000
+        # Never advise less than is set: the sum of the figures misses what was decisive.
+        if present < fraction <= 1:
+            value = f"{fraction:g}"
+            number = f"{f' from {present:.3g}' if present else ''} to at least {value}"
     return proposal.saying(
         title=f"{RaiseMemoryLimit.title}{number}",
         change=f"torch.cuda.set_per_process_memory_fraction({value}), or remove the call; from "
         "2.10 on also per_process_memory_fraction in PYTORCH_CUDA_ALLOC_CONF",
     )
-
-
-def _fraction(r: FailedRequest | None, needed_bytes: int | None) -> float | None:
-    """Return the smallest fraction that admits these bytes, in hundredths if precise enough."""
-    if r is None or r.total_bytes is None or needed_bytes is None:
-        return None
-    share = needed_bytes / r.total_bytes
-    if share > 1:
-        return None
-    present = r.fraction or 0.0
-    for digits in (2, 3):
-        fraction = math.ceil(share * 10**digits) / 10**digits
-        if fraction >= present + 0.5 / 10**digits:
-            break
-    # Never advise less than is already set: the sum of the figures misses what was decisive.
-    return min(1.0, fraction) if min(1.0, fraction) > present else None
 
 
 class LessOnMetal(Remedy):
