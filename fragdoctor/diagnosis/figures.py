@@ -49,9 +49,9 @@ MAX_HOLDERS = 30
 
 def device_figures(context: Context, moment: DecidingMoment | None) -> DeviceFigures | None:
     """Return the figures of one device, or None if no input has any."""
-    if context.analysis is not None and moment is not None:
-        figures = _from_snapshot(context, context.analysis)
-        return replace(figures, moment=_at(context, context.analysis, moment))
+    if moment is not None:
+        figures = _from_snapshot(context, moment.analysis)
+        return replace(figures, moment=_at(context, moment))
     if context.failed_request is not None:
         return _from_message(context, context.failed_request)
     if context.stats:
@@ -84,9 +84,9 @@ def _from_snapshot(context: Context, a: DeviceAnalysis) -> DeviceFigures:
     )
 
 
-def _at(context: Context, a: DeviceAnalysis, moment: DecidingMoment) -> MomentFigures:
+def _at(context: Context, moment: DecidingMoment) -> MomentFigures:
     """Return what the device's memory consisted of at a moment."""
-    layout = moment.layout
+    a, layout = moment.analysis, moment.layout
     space = free_space(layout)
     active = int(layout.live_bytes.sum())
     failed = context.failed_request if moment.failed is not None else None
@@ -165,11 +165,9 @@ def _from_stats(context: Context, s: MemoryStats) -> DeviceFigures:
     )
 
 
-def strander_reports(context: Context, moment: DecidingMoment | None) -> tuple[StranderReport, ...]:
+def strander_reports(context: Context, moment: DecidingMoment) -> tuple[StranderReport, ...]:
     """Return who strands free memory on one device, the costliest first."""
-    a = context.analysis
-    if a is None or moment is None:
-        return ()
+    a = moment.analysis
     at = a.n_events if moment.earlier_failure is None else moment.earlier_failure
     return tuple(
         StranderReport(
@@ -186,11 +184,9 @@ def strander_reports(context: Context, moment: DecidingMoment | None) -> tuple[S
     )
 
 
-def holder_reports(context: Context, moment: DecidingMoment | None) -> tuple[HolderReport, ...]:
+def holder_reports(context: Context, moment: DecidingMoment) -> tuple[HolderReport, ...]:
     """Return live memory by line on one device at its moment, the largest first."""
-    a = context.analysis
-    if a is None or moment is None:
-        return ()
+    a = moment.analysis
     reports = [
         HolderReport(
             device=a.device,
@@ -312,17 +308,15 @@ def _columns(states: Iterable[int], starts: I64) -> tuple[int, ...]:
     return tuple(distinct(np.searchsorted(starts, at, side="right") - 1).tolist())
 
 
-def segment_reports(
-    context: Context, moment: DecidingMoment | None
-) -> tuple[Sequence[SegmentReport], int]:
+def segment_reports(moment: DecidingMoment | None) -> tuple[Sequence[SegmentReport], int]:
     """Return the segments with the most stranded free memory, and how many have any.
 
     The worst segment comes first. They show the moment of the stranding blocks.
     """
-    a = context.analysis
-    if a is None or moment is None:
+    if moment is None:
         return (), 0
     # The groups' places in the list that strander_reports returns.
     places = {strander.stack: i for i, strander in enumerate(moment.stranders[:MAX_STRANDERS])}
+    a = moment.analysis
     at = a.trace.layout if moment.earlier_failure is None else moment.layout
     return find_stranded_segments(at, a.device, places)

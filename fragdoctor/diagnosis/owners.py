@@ -21,14 +21,12 @@ _NOTED_SHARE: Final = 0.1
 """Smallest share of the live memory that is worth a note."""
 
 
-def owner_reports(context: Context, moment: DecidingMoment | None) -> tuple[OwnerReport, ...]:
+def owner_reports(context: Context, moment: DecidingMoment) -> tuple[OwnerReport, ...]:
     """Return who holds the live memory, largest first: names, and lines where no name is known.
 
     The result is empty if no census names a holder of any of this memory.
     """
-    if context.analysis is None or moment is None or not context.case.censuses:
-        return ()
-    trace = context.analysis.trace
+    trace = moment.analysis.trace
     named = named_blocks(trace, context.case.censuses)
     if named is None:
         return ()
@@ -49,14 +47,13 @@ def owner_reports(context: Context, moment: DecidingMoment | None) -> tuple[Owne
 def _report(
     context: Context, moment: DecidingMoment, named: NamedBlocks, at: int, rows: I64
 ) -> OwnerReport:
-    assert context.analysis is not None  # noqa: S101 - the caller has it
-    trace = context.analysis.trace
+    trace = moment.analysis.trace
     size = trace.lives.size_bytes[rows]
     lines = largest_groups(trace.stacks.lines_of(trace.lives.stack[rows]), size)
     owner = named.owners[at] if at < len(named.owners) else Owner("", HoldingKind.UNNAMED)
     growth = growth_of(owner, context.case.censuses)
     return OwnerReport(
-        device=context.analysis.device,
+        device=moment.analysis.device,
         owner=owner,
         held_bytes=int(size.sum()),
         n_blocks=len(rows),

@@ -184,19 +184,21 @@ def diagnose(  # noqa: PLR0913 - the choices of one run, all by keyword
     judged = JudgedCase(leader, verdict, bench, _training(leader, bench, verdict))
     tested, replay_notes = prove(judged, proposals(judged), progress)
     ordered = [leader, *(c for c in contexts if c is not leader)]
-    moments = [(c, deciding_moment(c, leader, verdict)) for c in ordered]
-    segments, n_segments = segment_reports(*moments[0])
+    moment_of = {c.device: deciding_moment(c, leader, verdict) for c in ordered}
+    moments = [(c, its) for c in ordered if (its := moment_of[c.device]) is not None]
+    own = moment_of[leader.device]
+    segments, n_segments = segment_reports(own)
     worded = in_framework_words(judged, tested)
     recommendations, rejected = rank(worded, verdict.cause)
     if verdict.cause is Cause.HEALTHY and leader.failed_request is not None:
         rejected = ()  # the program recovered from its failures, so none is left to fix
-    figures = (f for c, at in moments if (f := device_figures(c, at)) is not None)
+    figures = (f for c in ordered if (f := device_figures(c, moment_of[c.device])) is not None)
     devices = tuple(sorted(figures, key=lambda f: f.device))
     if verdict.state is RunState.FITS:
         recommendations = _worth_it(recommendations, verdict, devices)
     holders = tuple(h for c, at in moments for h in holder_reports(c, at))
     owners = tuple(o for c, at in moments for o in owner_reports(c, at))
-    host = host_report(case.snapshot, moments[0][1])
+    host = host_report(case.snapshot, own)
     about = (
         capacity_note(leader, bench),
         balance_note(devices, verdict, case.snapshot),
@@ -232,7 +234,7 @@ def diagnose(  # noqa: PLR0913 - the choices of one run, all by keyword
         phases=tuple(a.phases.report for c in ordered if (a := c.analysis) and a.phases),
         story=leader.story,
         moment=moment,
-        failure=find_failure(leader, verdict, moments[0][1]),
+        failure=find_failure(leader, verdict, own),
         host=host,
         analyses={c.analysis.device: c.analysis for c in contexts if c.analysis is not None},
     )

@@ -242,7 +242,6 @@ class MaxSplitSize(SettingRemedy):
         request = "" if r is None else f" such as the {format_size(r.requested_bytes)} here"
         yield self.proposal(
             weight=MAY_HELP,
-            confidence=Confidence.POSSIBLE,
             setting=setting,
             why=f"Blocks of {megabytes} MiB and more are then never split for smaller requests. "
             f"They stay whole for large ones{request}, and can be returned.",

@@ -76,7 +76,6 @@ class SavingRemedy(Remedy):
         if self.edits(case):
             yield self.proposal(
                 weight=MAY_HELP,
-                confidence=Confidence.POSSIBLE,
                 why="It lowers the peak of live memory; by how much was not tried.",
             )
 
@@ -253,7 +252,6 @@ class SmallerBatch(SavingRemedy):
             yield self.proposal(
                 title=title,
                 weight=HELPS,
-                confidence=Confidence.POSSIBLE,
                 change=change,
                 why="The message prints no figures; the batch is what a program can shrink first.",
             )
@@ -277,7 +275,6 @@ class SmallerBatch(SavingRemedy):
         yield self.proposal(
             title=title,
             weight=HELPS,
-            confidence=Confidence.POSSIBLE,
             change=change,
             why=_missing_text(r),
         )

@@ -47,7 +47,6 @@ class AtTheFailingCall(Remedy):
             title=sign.title,
             # A call that can leave the GPU helps whatever fills the GPU.
             weight=CURES if sign.can_leave_gpu and not case.has_only_begun else FITS,
-            confidence=Confidence.LIKELY,
             change=change,
             why=f"{said} {sign.doing}. {sign.why}",
             locations=tuple(

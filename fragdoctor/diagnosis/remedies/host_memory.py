@@ -9,7 +9,6 @@ from typing import Final
 from fragdoctor.diagnosis.remedies.framework_words import words_in
 from fragdoctor.diagnosis.remedies.remedy import CURES, JudgedCase, Proposal, Remedy
 from fragdoctor.model.diagnosis import Cause
-from fragdoctor.model.finding import Confidence
 from fragdoctor.model.frameworks import Change
 from fragdoctor.rules.traceback_signs import Place
 from fragdoctor.units import GIB, format_size
@@ -148,7 +147,6 @@ class LessHostMemory(Remedy):
             return
         yield self.proposal(
             weight=CURES,
-            confidence=Confidence.LIKELY,
             change=host_change(case),
             locations=case.asking_stack[:1],
             why=case.verdict.summary,
@@ -172,7 +170,6 @@ class RaiseSharedMemory(Remedy):
         user += " through"
         yield self.proposal(
             weight=CURES,
-            confidence=Confidence.LIKELY,
             change="--shm-size=8g or --ipc=host for docker run; in Kubernetes an emptyDir with "
             "medium: Memory on /dev/shm; "
             + ("NCCL_SHM_DISABLE=1 to do without" if is_nccl else "fewer DataLoader workers"),

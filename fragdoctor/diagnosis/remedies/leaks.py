@@ -321,7 +321,6 @@ class GatherOnHost(Remedy):
             return
         yield self.proposal(
             weight=CURES,
-            confidence=Confidence.LIKELY,
             change="keep outputs.append(out.cpu()), or only the number that you need",
             why=f"{gathered_text(case.context, kept)}.",
             locations=kept_stack(case.context, kept),

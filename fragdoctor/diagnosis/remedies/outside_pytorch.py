@@ -135,7 +135,6 @@ class CapOtherLibraries(Remedy):
         held = r.non_pytorch_bytes if r is not None else None
         yield self.proposal(
             weight=CURES,
-            confidence=Confidence.LIKELY,
             change="XLA_PYTHON_CLIENT_PREALLOCATE=false for JAX, set_memory_growth for TensorFlow, "
             "fewer NCCL communicators and channels (NCCL_MAX_NCHANNELS), smaller TensorRT "
             "workspaces; CUDA_MODULE_LOADING=LAZY before CUDA 12.2, where it became the default",
@@ -161,7 +160,6 @@ class LibraryHeadroom(Remedy):
         library = library_of(case.message).partition(",")[0]
         yield self.proposal(
             weight=HELPS,
-            confidence=Confidence.POSSIBLE,
             change="torch.cuda.set_per_process_memory_fraction(0.95), and create handles and "
             "communicators early, for example by one small matmul or all_reduce at start",
             why=f"{library} allocates for itself; a cache that fills the device leaves it no room.",
@@ -192,7 +190,6 @@ class FindTheLimit(Remedy):
         fraction = "" if not r.may_hide_limit else "set_per_process_memory_fraction() or "
         yield self.proposal(
             weight=MAY_HELP,
-            confidence=Confidence.POSSIBLE,
             change=f"look for {fraction}a memory option of the program; on Windows enlarge the "
             "page file, against which GPU memory counts, and close other programs; ulimit -v; "
             "nvidia-smi during the run shows a neighbor that comes and goes",
@@ -212,7 +209,6 @@ class DropExpandableSegments(Remedy):
             return
         yield self.proposal(
             weight=CURES,
-            confidence=Confidence.LIKELY,
             setting=case.assignment("expandable_segments:False"),
             why="'CUDA driver error' comes from the calls that map expandable segments. They fail "
             "on WSL2, on Jetson and in some containers with memory free; without them an error "
@@ -415,7 +411,6 @@ class LocateDriverCall(Remedy):
         )
         yield self.proposal(
             weight=MAY_HELP,
-            confidence=Confidence.POSSIBLE,
             change=change,
             why="The driver's message does not say whether device memory, pinned host memory or "
             "the context ran out.",

@@ -38,7 +38,6 @@ class WaitForStreams(Remedy):
         waiting = max(r.pending_bytes, r.late_free_bytes)
         yield self.proposal(
             weight=CURES,
-            confidence=Confidence.LIKELY,
             change="torch.cuda.synchronize() or stream.synchronize() before it, or catch the error "
             "and repeat the call once, when the waits are over; fewer record_stream calls; "
             "limit_all_gathers=True for FSDP",
@@ -62,7 +61,6 @@ class ShareGraphPools(Remedy):
         is_main = case.cause is Cause.PRIVATE_POOLS
         yield self.proposal(
             weight=CURES if is_main else MAY_HELP,
-            confidence=Confidence.LIKELY if is_main else Confidence.POSSIBLE,
             change="pass pool=first_graph.pool() to every torch.cuda.graph(...), capture fewer "
             "shapes, delete graphs and MemPools that are done; "
             "torch.cuda.MemPool(use_on_oom=True) from 2.8 on",
@@ -86,7 +84,6 @@ class EmptyCache(Remedy):
             yield self.proposal(
                 title="Call torch.cuda.empty_cache() before the library starts",
                 weight=MAY_HELP,
-                confidence=Confidence.POSSIBLE,
                 change="torch.cuda.empty_cache() before the first call of the library or the "
                 "creation of the communicator",
                 why="The library allocates outside PyTorch's cache, and nothing flushes the cache "
@@ -126,7 +123,6 @@ class SplitAllocation(Remedy):
         yield self.proposal(
             title="" if is_metal else "Allow allocations of 4 GiB and more, or split them",
             weight=CURES,
-            confidence=Confidence.LIKELY,
             change="a smaller batch, image or sequence, or the operation in chunks: Metal limits "
             "the size of one buffer"
             if is_metal
@@ -172,7 +168,6 @@ class RaiseMemoryLimit(Remedy):
         proposal = self.proposal(
             # A limit that was never printed but would explain the failure has to be found first.
             weight=CURES if is_main else ASKS if case.cause is Cause.UNKNOWN else HELPS,
-            confidence=Confidence.LIKELY if is_main else Confidence.POSSIBLE,
             why=case.verdict.summary
             if is_main
             else "The device had more free than was requested; a limit of this process would "

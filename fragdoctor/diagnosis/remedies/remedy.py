@@ -415,8 +415,8 @@ class Remedy:
         self,
         *,
         weight: int,
-        confidence: Confidence,
         why: str,
+        confidence: Confidence | None = None,
         title: str = "",
         setting: str = "",
         change: str = "",
@@ -426,12 +426,16 @@ class Remedy:
         predicted: Predicted | None = None,
         saves_bytes: int | None = None,
     ) -> Proposal:
-        """Return a proposal of this remedy, in its own words where nothing else is said."""
+        """Return a proposal of this remedy, in its own words where nothing else is said.
+
+        What removes the cause, or fits what the evidence shows, is likely; the rest is possible.
+        """
+        usual = Confidence.LIKELY if weight >= FITS else Confidence.POSSIBLE
         recommendation = Recommendation(
             rank=0,
             code=self.code,
             title=title or self.title,
-            confidence=confidence,
+            confidence=confidence or usual,
             setting=setting,
             change=change or self.change,
             why=why,

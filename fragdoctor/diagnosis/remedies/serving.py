@@ -13,7 +13,6 @@ from fragdoctor.diagnosis.remedies.remedy import ASKS, CURES, HELPS, JudgedCase,
 from fragdoctor.model.case import OomMessage, ServerShare
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.engines import ANY_PROGRAM, Need, engine_of, need_of
-from fragdoctor.model.finding import Confidence
 from fragdoctor.units import MIB, format_count, format_size
 
 LEAST_UTILIZATION: Final = 0.5
@@ -54,7 +53,6 @@ class FitKvCache(Remedy):
         yield self.proposal(
             title=title,
             weight=CURES,
-            confidence=Confidence.LIKELY,
             change=change,
             why=case.verdict.summary,
             cost=cost,
@@ -235,7 +233,6 @@ class LessOnTheDevice(Remedy):
             else ASKS
             if need is Need.FULL and case.cause is Cause.UNKNOWN
             else HELPS,
-            confidence=Confidence.LIKELY if need in TOLD else Confidence.POSSIBLE,
             change=change,
             why=case.verdict.summary,
             cost="Less at a time, or slower." if need is not Need.LIMIT else "More memory in use.",

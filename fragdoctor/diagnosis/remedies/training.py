@@ -131,7 +131,6 @@ class GradientCheckpointing(SavingRemedy):
             return
         yield self.proposal(
             weight=MAY_HELP,
-            confidence=Confidence.POSSIBLE,
             why="In training, activations are often the largest part. Checkpointed layers keep "
             "their inputs only, and compute the rest again in the backward pass.",
         )
