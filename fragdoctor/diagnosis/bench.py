@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import cached_property
@@ -52,7 +52,6 @@ N_THREADS = 2  # the native replay releases the interpreter lock
 MAX_CONCURRENT_OPERATIONS = 500_000
 MIN_BUFFERS_SHARE = 0.05  # of the peak of live memory
 ENDLESS = WhatIf(capacity_bytes=2**50)
-Progress = Callable[[int, int], None]
 
 
 class Attempt(Struct, frozen=True):
@@ -195,9 +194,7 @@ class Bench(Struct, frozen=True, dict=True):
     def _endless(self, operations: NativeOps) -> ReplayResult:
         return self.fair_replay.replay(ENDLESS, operations, looks_on=False)
 
-    def run(
-        self, attempts: Sequence[Attempt], progress: Progress | None = None
-    ) -> list[Effect | None]:
+    def run(self, attempts: Sequence[Attempt]) -> list[Effect | None]:
         """Return an outcome per attempt, or None if the trace does not say enough for it."""
         outcomes: list[Effect | None] = []
         report_progress("Replaying", 0, len(attempts))
@@ -215,8 +212,6 @@ class Bench(Struct, frozen=True, dict=True):
                 for i, outcome in enumerate(begun, start=1):
                     outcomes.append(outcome.result())
                     report_progress("Replaying", i, len(attempts))
-                    if progress is not None:
-                        progress(i, len(attempts))
             finally:  # after an interrupt, start no more attempts
                 for outcome in begun:
                     outcome.cancel()

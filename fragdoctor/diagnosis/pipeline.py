@@ -11,7 +11,7 @@ from fragdoctor.analysis.device import analyze_device
 from fragdoctor.analysis.owners import module_memory
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.analysis.training_run import TrainingRun, training_run
-from fragdoctor.diagnosis.bench import Bench, Progress, set_up
+from fragdoctor.diagnosis.bench import Bench, set_up
 from fragdoctor.diagnosis.checklist import build_checklist
 from fragdoctor.diagnosis.corrections import find_corrections
 from fragdoctor.diagnosis.failure import find_failure
@@ -152,10 +152,9 @@ def _context(
 NOT_REPLAYED: Final = FidelityReport(reason="the trace was not replayed")
 
 
-def diagnose(  # noqa: PLR0913 - the choices of one run, all by keyword
+def diagnose(
     case: Case,
     *,
-    progress: Progress | None = None,
     replays: bool = True,
     analyses: Mapping[int, DeviceAnalysis] | None = None,
     continue_with: Snapshot | None = None,
@@ -164,10 +163,9 @@ def diagnose(  # noqa: PLR0913 - the choices of one run, all by keyword
     """Return what is wrong, how that was found, and what to do about it.
 
     Any input of the case may be missing; what cannot be answered is skipped with the reason.
-    If there is a trace, recommendations are replayed before they are given; ``progress`` is
-    called with the number of replays done and their total. Without ``replays``, recommendations
-    rest on reasoning alone, which changes neither the verdict nor the findings. ``analyses`` of
-    devices are used if given. ``continue_with`` is a longer recording of the same program (a
+    If there is a trace, recommendations are replayed before they are given. Without ``replays``,
+    they rest on reasoning alone, which changes neither the verdict nor the findings. ``analyses``
+    of devices are used if given. ``continue_with`` is a longer recording of the same program (a
     rehearsal, a healthy run), which shows how the run would have gone on. ``at`` is a further
     moment of the trace to show, written as for ``moment_report``.
 
@@ -182,7 +180,7 @@ def diagnose(  # noqa: PLR0913 - the choices of one run, all by keyword
     bench, fidelity = set_up(leader, continue_with) if replays else (None, NOT_REPLAYED)
     verdict = find_verdict(CaseEvidence(leader, bench))
     judged = JudgedCase(leader, verdict, bench, _training(leader, bench, verdict))
-    tested, replay_notes = prove(judged, proposals(judged), progress)
+    tested, replay_notes = prove(judged, proposals(judged))
     ordered = [leader, *(c for c in contexts if c is not leader)]
     moment_of = {c.device: deciding_moment(c, leader, verdict) for c in ordered}
     moments = [(c, its) for c in ordered if (its := moment_of[c.device]) is not None]

@@ -19,7 +19,6 @@ from fragdoctor.errors import ConfigError
 from fragdoctor.future.other_run import OtherRun
 from fragdoctor.future.whatif import (
     FairReplay,
-    ProgressCallback,
     WhatIf,
     conditions_of,
     default_capacity,
@@ -148,21 +147,19 @@ class SettingsSearch(Struct, frozen=True):
     recorded_fits: bool
 
 
-def search_settings(  # noqa: PLR0913 - the choices of one search, all by keyword
+def search_settings(
     reproduction: Reproduction,
     confs: Sequence[str] | None = None,
     *,
     what_if: WhatIf | None = None,
     steps: int | None = None,
     other: OtherRun | None = None,
-    progress: ProgressCallback | None = None,
 ) -> SettingsSearch:
     """Replay every candidate and return what each does, the best, and the Pareto set.
 
     The settings are ``usual_candidates`` if None, replayed under the capacity, fraction and version
     of ``what_if`` (as recorded if None); ``steps`` is as for ``simulate``, and ``other`` says how
-    the run continues. ``progress`` is called from this thread with the numbers of candidates done
-    and candidates in all.
+    the run continues.
 
     Raises:
         ConfigError: if a setting string is wrong.
@@ -180,8 +177,6 @@ def search_settings(  # noqa: PLR0913 - the choices of one search, all by keywor
         for n_done, job in enumerate(as_completed(jobs), 1):
             results[jobs[job]] = job.result()
             report_progress("Replaying", n_done, len(confs))
-            if progress is not None:
-                progress(n_done, len(confs))
     done = [r for r in results if r is not None]
     recorded = fair.replay(what_if)
     is_fine = recorded.fits and recorded.retries == 0 and _has_margin(recorded)

@@ -13,7 +13,6 @@ from fragdoctor.future.other_run import OtherRun
 from fragdoctor.future.search import with_smallest_capacity
 from fragdoctor.future.whatif import (
     FairReplay,
-    ProgressCallback,
     WhatIf,
     check_version,
     default_capacity,
@@ -45,7 +44,6 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
     device_total_bytes: int | None = None,
     steps: int | None = None,
     continue_with: Snapshot | None = None,
-    progress: ProgressCallback | None = None,
 ) -> Simulation:
     """Replay a trace as recorded and under every condition asked for.
 
@@ -65,7 +63,6 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
         steps: how many whole steps to play after the current one. If None, play until they repeat.
         continue_with: a recording of the same program that goes further (a rehearsal, a healthy
             run): it says how the run continues wherever the code is as recorded.
-        progress: called with the numbers of replays done and replays in all.
 
     Returns:
         The reproduction with its fidelity, and one result per conf and edit, in that order. With
@@ -107,8 +104,6 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
                 reproduction, one, result, operations, look, is_steady=is_steady
             )
         results.append(result)
-        if progress is not None:
-            progress(i + 1, len(asked))
     return simulation_of(reproduction, results, other)
 
 

@@ -378,6 +378,3 @@ def check_version(torch_version: str | None) -> str:
         return ""
     parse_version(torch_version)
     return torch_version
-
-
-ProgressCallback = Callable[[int, int], None]

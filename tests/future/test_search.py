@@ -20,6 +20,7 @@ from fragdoctor.future.search import (
 from fragdoctor.future.simulator import simulate
 from fragdoctor.future.whatif import WhatIf
 from fragdoctor.inputs.snapshot_reader import read_snapshot
+from fragdoctor.model.hooks import watched_by
 from fragdoctor.model.settings import parse_conf
 from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.model.snapshot import Snapshot
@@ -72,11 +73,12 @@ def test_search_is_the_same_every_time_and_reports_progress() -> None:
     seen: list[tuple[int, int]] = []
     caller = threading.get_ident()
 
-    def progress(done: int, total: int) -> None:
+    def watch(_what: str, done: int, total: int) -> None:
         assert threading.get_ident() == caller
         seen.append((done, total))
 
-    first = search_settings(reproduction, sweep_candidates(reproduction), progress=progress)
+    with watched_by(watch):
+        first = search_settings(reproduction, sweep_candidates(reproduction))
     again = search_settings(reproduction, sweep_candidates(reproduction))
 
     assert first == again

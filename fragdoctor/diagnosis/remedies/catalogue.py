@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from fragdoctor.diagnosis.bench import Bench, Progress
+from fragdoctor.diagnosis.bench import Bench
 from fragdoctor.diagnosis.remedies.allocator_settings import SETTINGS
 from fragdoctor.diagnosis.remedies.capacity import CAPACITY, SHORT_OF_MEMORY, SavingRemedy
 from fragdoctor.diagnosis.remedies.fragmentation import LAYOUT
@@ -140,7 +140,7 @@ def _tier(found: Prospect, *, is_setting: bool, cause: Cause) -> int:
 
 
 def prove(
-    case: JudgedCase, proposals: Sequence[Proposal], progress: Progress | None = None
+    case: JudgedCase, proposals: Sequence[Proposal]
 ) -> tuple[Sequence[Proposal], tuple[str, ...]]:
     """Return the proposals with the results of replaying the trace, and notes on the replay.
 
@@ -163,7 +163,7 @@ def prove(
         else []
         for remedy, proposal in entries
     ]
-    outcomes = iter(bench.run([one for some in attempts for one in some], progress))
+    outcomes = iter(bench.run([one for some in attempts for one in some]))
     tested: list[Proposal] = []
     for (remedy, proposal), some in zip(entries, attempts, strict=True):
         found = [o for o in (next(outcomes) for _ in some) if o is not None]
