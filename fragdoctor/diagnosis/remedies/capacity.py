@@ -23,13 +23,13 @@ from fragdoctor.diagnosis.remedies.remedy import (
 from fragdoctor.future.edits import Edit
 from fragdoctor.future.training_edits import batch_scaled, passes_scaled
 from fragdoctor.model.case import BATCH_OF_ONE, BATCH_TRIED
-from fragdoctor.model.diagnosis import Cause, Predicted
+from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.phases import Category
-from fragdoctor.model.simulation import OutlookBasis, OutlookState
+from fragdoctor.model.simulation import OutlookState
 from fragdoctor.rules.failed_request import FailedRequest
 from fragdoctor.rules.traceback_signs import works_on_pixels
-from fragdoctor.units import MIB, format_share, format_size, plural
+from fragdoctor.units import MIB, format_share, format_size
 
 SHORT_OF_MEMORY: Final = (Cause.CAPACITY, Cause.TRANSIENT_PEAK, Cause.MEMORY_LIMIT)
 
@@ -157,36 +157,15 @@ def saved_bytes(bench: Bench, outcome: Effect) -> int:
 
 
 def saving_text(case: JudgedCase, bench: Bench, outcome: Effect) -> str:
-    """Return what a change does to the peak, and whether that is enough."""
+    """Return what a change does to the peak; the prediction says how far the run gets."""
     peak = bench.peak_bytes - saved_bytes(bench, outcome)
     saved = format_size(saved_bytes(bench, outcome))
     text = (
         f"Replayed: peak live memory falls by {saved}, from "
         f"{format_size(bench.peak_bytes)} to {format_size(peak)}"
     )
-    if case.cause not in SHORT_OF_MEMORY:
-        return f"{text}."
-    if not outcome.result.fits:
-        return f"{text}, which is not enough alone."
-    return f"{text}; {_how_far(bench.predicted(outcome.result))}."
-
-
-def _how_far(predicted: Predicted) -> str:
-    """Return how far the run goes with a change that serves the recorded requests."""
-    served, outlook = "every recorded request is served", predicted.outlook
-    spare = f", with {format_size(predicted.room_bytes)} to spare"
-    spare = "" if predicted.margin_bytes is None else spare
-    if outlook is None or outlook.basis is OutlookBasis.COMPLETE:
-        return f"{served}{spare}"
-    if outlook.state is OutlookState.HOLDS:
-        further = f" and {plural(outlook.steps, 'step')} more" if outlook.steps else ""
-        return f"the step that failed{further} would be served{spare}"
-    if outlook.state is OutlookState.OPEN:
-        return f"{served}{spare}; the rest is open: {outlook.reason}"
-    steps = outlook.fails_after_steps
-    if not steps:
-        return f"{served}, but not the rest of the step: {outlook.reason}"
-    return f"{served}{spare}, but it fails after {plural(steps, 'more step')}"
+    is_too_little = case.cause in SHORT_OF_MEMORY and not outcome.result.fits
+    return f"{text}, which is not enough alone." if is_too_little else f"{text}."
 
 
 def may_be_activations(case: JudgedCase) -> bool:

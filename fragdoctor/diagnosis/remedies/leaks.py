@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-import numpy as np
-
 from fragdoctor.analysis.result import KeptKind, KeptMemory, KeptPattern
 from fragdoctor.diagnosis.bench import Attempt, Bench, without
 from fragdoctor.diagnosis.remedies.remedy import (
@@ -24,8 +22,7 @@ from fragdoctor.rules.growth.accumulating_trials import growth_sentence
 from fragdoctor.rules.growth.growing_line import gathered_text, keeper, maker_text
 from fragdoctor.rules.rule import Context
 from fragdoctor.story.trends import accumulation, has_process_each
-from fragdoctor.trace.stacks import BACKWARD, EVALUATION, PACKAGE, USER, classify_file
-from fragdoctor.trace.trace import Trace
+from fragdoctor.trace.stacks import EVALUATION, PACKAGE, USER, classify_file
 from fragdoctor.units import format_size, plural
 
 FREEING: Final = (
@@ -181,8 +178,6 @@ class NoGrad(_Leak):
             return
         if not (is_seen or (evaluates and kept.pattern in MAY_BE_GRAPHS)):
             return
-        waits = not evaluates and may_wait(analysis.trace, kept)
-        is_sure = is_told and not waits
         maker, held = maker_text(case.context, kept), format_size(kept.survivor_bytes)
         reason = (
             "No backward pass ran while it grew, as in an evaluation"
@@ -200,8 +195,8 @@ class NoGrad(_Leak):
             reason = "Graph after graph was built at this line, and no backward pass ran"
         yield self.proposal(
             title=title,
-            weight=CURES if case.cause is Cause.LEAK and is_sure else HELPS,
-            confidence=Confidence.LIKELY if is_sure else Confidence.POSSIBLE,
+            weight=CURES if case.cause is Cause.LEAK and is_told else HELPS,
+            confidence=Confidence.LIKELY if is_told else Confidence.POSSIBLE,
             change=change,
             why=f"{reason}; with gradients on, every kept output keeps its whole graph "
             f"({held} here).",
@@ -272,22 +267,6 @@ def _sites_text(context: Context, kept: KeptMemory) -> str:
         f"{line_text(context.frame(g.frame))} ({format_size(g.survivor_bytes)})" for g in others
     )
     return f"{text}; allocated at {sites}"
-
-
-def may_wait(trace: Trace, kept: KeptMemory) -> bool:
-    """Return whether what grows may wait for a backward pass, as losses that are added up do.
-
-    That is so if the program trains, and either no backward pass was seen or as much was made
-    before an earlier one.
-    """
-    lives, roles = trace.lives, trace.stacks.roles
-    backward = np.sort(lives.start[roles.role[lives.stack] == BACKWARD])
-    if not roles.trains or not len(backward):
-        return roles.trains
-    made = lives.start[lives.stack == kept.stack]
-    turn, n_made = np.unique(np.searchsorted(backward, made), return_counts=True)
-    is_last = turn == len(backward)
-    return bool(n_made[is_last].sum() <= n_made[~is_last].max(initial=0))
 
 
 def is_evaluation(stack: Sequence[Location]) -> bool:
