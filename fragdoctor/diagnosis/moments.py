@@ -86,13 +86,17 @@ def deciding_moment(context: Context, leader: Context, verdict: Verdict) -> Deci
         return DecidingMoment(a, Moment.FAILURE, a.n_events)
     if a.timeline is None:
         return end
-    failed = deciding_failure(leader, verdict)
+    asked = leader.failed_request is not None and leader.failed_request.source == "user"
+    # A program that recovered from its failures is judged as a whole.
+    has_failed = leader.failed_request is not None and verdict.cause is not Cause.HEALTHY
+    failed = None
+    if leader.analysis is not None and has_failed and not asked:
+        failed = matching_oom(leader.analysis, leader.message)
     if failed is not None:
         state = _state_of(failed, leader, context)
         if state is not None:
             own = failed if context is leader else None
             return DecidingMoment(a, Moment.FAILURE, state, _is_end(a.trace, state), own)
-    asked = leader.failed_request is not None and leader.failed_request.source == "user"
     if asked or verdict.cause is Cause.FRAGMENTATION:
         return end  # the verdict is about the cache that is left at the end
     peak = a.timeline.peak_allocated_state
@@ -104,15 +108,6 @@ def _is_of_message(a: DeviceAnalysis, failed: FailedRequest | None) -> bool:
     if failed is None or failed.source != "oom message" or failed.live_bytes is None:
         return False
     return abs(failed.live_bytes - a.active_bytes) <= rounding_bytes(failed.live_bytes)
-
-
-def deciding_failure(leader: Context, verdict: Verdict) -> OomEvent | None:
-    """Return the trace's failed request that the verdict is about, or None if there is none."""
-    if leader.analysis is None or verdict.cause is Cause.HEALTHY:
-        return None  # a program that recovered from its failures is judged as a whole
-    if leader.failed_request is None or leader.failed_request.source == "user":
-        return None
-    return matching_oom(leader.analysis, leader.message)
 
 
 def _state_of(failed: OomEvent, leader: Context, context: Context) -> int | None:

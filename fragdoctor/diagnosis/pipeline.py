@@ -75,7 +75,9 @@ def build_contexts(
         )
     if not devices:
         devices = [0 if case.overrides.device is None else case.overrides.device]
-    owner = _device_of_message(message, devices)
+    owner = None if message is None else message.device_index
+    if owner not in devices and len(devices) == 1:
+        owner = devices[0]  # a log may number devices otherwise (CUDA_VISIBLE_DEVICES)
     return tuple(
         _context(
             case,
@@ -118,15 +120,6 @@ def _stats_devices(case: Case) -> list[int | None]:
     if message is not None:
         return [message.device_index]
     return [*case.stats.devices] or [None] if case.stats else [None]
-
-
-def _device_of_message(message: OomMessage | None, devices: Sequence[int]) -> int | None:
-    if message is None:
-        return None
-    if message.device_index in devices:
-        return message.device_index
-    # A log with another numbering (CUDA_VISIBLE_DEVICES) still fits a snapshot with one device.
-    return devices[0] if len(devices) == 1 else None
 
 
 def _context(

@@ -11,7 +11,7 @@ import numpy as np
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.future.edits import Edit, steps_of
-from fragdoctor.model.arrays import distinct
+from fragdoctor.model.arrays import is_among
 from fragdoctor.model.snapshot import I64, Bools
 from fragdoctor.trace.lives import NEVER as NOT_FREED
 from fragdoctor.trace.operations import (
@@ -62,7 +62,7 @@ def loss_in_chunks(
     def change(_: Reproduction, ops: Operations) -> Operations:
         is_request = ops.is_request
         reached = reached_rows(ops)
-        is_loss = is_request & _is_in(loss_rows, ops.row.astype(np.int64))
+        is_loss = is_request & is_among(ops.row, loss_rows)
         dies = Allocations(ops).dies[ops.allocation]
         table = ops.table.copy()
         bounds = np.searchsorted(reached, np.stack((from_row, end_row, until_row)))
@@ -99,14 +99,14 @@ def passes_scaled(first_row: I64, end_row: I64, last_row: int, share: float) -> 
 
     def change(reproduction: Reproduction, ops: Operations) -> Operations:
         lives = Allocations(ops)
-        parameters = distinct(_parameters(reproduction, lives, int(first_row[0])))
+        parameters = _parameters(reproduction, lives, int(first_row[0]))
         reached = reached_rows(ops)
         at = np.searchsorted(first_row, reached, side="right") - 1
         inside = (at >= 0) & (reached < end_row[np.maximum(at, 0)])
         stays = (lives.dies == NEVER) & (lives.row < last_row)
         chosen = inside & ((ops.kind == OpKind.MALLOC) & ~stays[ops.allocation])
         chosen |= ops.kind == OpKind.FAILED
-        chosen &= ~_is_in(parameters, ops.size.astype(np.int64))
+        chosen &= ~is_among(ops.size.astype(np.int64), parameters)
         table = ops.table.copy()
         size = table["size"][chosen]
         table["size"][chosen] = np.maximum(np.rint(size * share), 1).astype(np.uint64)
@@ -144,7 +144,7 @@ def states_quantized(state_row: I64, temporary_row: I64) -> Edit:
     def change(_: Reproduction, ops: Operations) -> Operations:
         table = ops.table.copy()
         n = ops.size.astype(np.int64) // FLOAT_BYTES
-        is_state = ops.is_request & _is_in(state_row, ops.row.astype(np.int64))
+        is_state = ops.is_request & is_among(ops.row, state_row)
         chosen = is_state & (n >= QUANTIZED_FROM)
         size = n[chosen] + -(-n[chosen] // QUANTIZED_BLOCK) * FLOAT_BYTES
         table["size"][chosen] = size.astype(np.uint64)
@@ -203,7 +203,7 @@ def buffers_preallocated(rows: I64, n_buffers: int) -> Edit:
 
     def change(_: Reproduction, ops: Operations) -> Operations:
         lives = Allocations(ops)
-        made = np.flatnonzero(_is_in(rows, lives.row) & (lives.born >= 0))
+        made = np.flatnonzero(is_among(lives.row, rows) & (lives.born >= 0))
         made = made[np.argsort(lives.born[made])]
         slot = np.arange(len(made)) % n_buffers
         largest = np.zeros(n_buffers, np.int64)
@@ -346,24 +346,15 @@ class _Calls:
 
 def _requested_at(ops: Operations, rows: I64) -> Bools:
     """Return which allocations are requested at some events."""
-    is_here = (ops.kind == OpKind.MALLOC) & _is_in(rows, ops.row.astype(np.int64))
+    is_here = (ops.kind == OpKind.MALLOC) & is_among(ops.row, rows)
     return ops.marked(ops.allocation[is_here])
 
 
 def _without_requests(ops: Operations, rows: I64) -> Operations:
     """Return the operations without the requests of some events, including those that failed."""
-    is_failed = (ops.kind == OpKind.FAILED) & _is_in(rows, ops.row.astype(np.int64))
+    is_failed = (ops.kind == OpKind.FAILED) & is_among(ops.row, rows)
     gone = _requested_at(ops, rows)
     return Operations(ops.table[~is_failed]).without(gone)
-
-
-def _is_in(some: I64, values: I64) -> Bools:
-    """Return whether each value is among ``some``, which are ascending."""
-    if not len(some):
-        return np.zeros(len(values), np.bool_)
-    at = np.minimum(np.searchsorted(some, values), len(some) - 1)
-    result: Bools = some[at] == values
-    return result
 
 
 def _parameters(reproduction: Reproduction, lives: Allocations, first_row: int) -> I64:

@@ -77,37 +77,6 @@ def is_plumbing(filename: str) -> bool:
     return _PLUMBING.search(filename[:1000]) is not None
 
 
-def frame_classes(snapshot: Snapshot) -> U8:
-    """Return the class of each frame of the snapshot (``uint8``)."""
-    names, of_frame = np.unique(snapshot.frames.filename, return_inverse=True)
-    classes = np.array(
-        [NATIVE if i < 0 else classify_file(snapshot.strings[int(i)]) for i in names], np.uint8
-    )
-    return classes[of_frame.reshape(-1)] if len(names) else np.zeros(0, np.uint8)
-
-
-def user_frames(snapshot: Snapshot, classes: U8 | None = None) -> I32:
-    """Return the frame ID of the user's own line for each stack, or -1 if it has none."""
-    offsets, frames = snapshot.stacks.offsets, snapshot.stacks.frames
-    classes = frame_classes(snapshot) if classes is None else classes
-    kind = classes[frames]
-    result = np.full(len(snapshot.stacks), -1, np.int32)
-    # The later choices are written first and overwritten by the better ones.
-    for wanted, end in ((STDLIB, _last), (TORCH, _last), (PACKAGE, _first), (USER, _first)):
-        position = end(np.flatnonzero(kind == wanted), offsets)
-        found = position >= 0
-        result[found] = frames[position[found]]
-    return result
-
-
-def frames_of(stack: I32, lines: I32) -> I32:
-    """Return the user frame of each stack ID, or -1 for the ID -1."""
-    if not len(lines):
-        return np.full(len(stack), -1, np.int32)
-    result: I32 = np.where(stack >= 0, lines[stack], np.int32(-1))
-    return result
-
-
 # Roles of stacks. SILENT: recorded, but without a Python frame; NO_STACK: not recorded.
 NO_STACK, FORWARD, BACKWARD, OPTIMIZER, ZERO_GRAD, SILENT = -1, 0, 1, 2, 3, 4
 
@@ -236,7 +205,7 @@ class StackRoles(Struct, frozen=True):
 def stack_roles(snapshot: Snapshot, classes: U8) -> StackRoles:
     """Return the role of every stack.
 
-    ``classes`` has the class of each frame (``frame_classes``).
+    ``classes`` has the class of each frame (``Stacks.classes``).
     """
     offsets, frames = snapshot.stacks.offsets, snapshot.stacks.frames
     meaning = _frame_meanings(snapshot)[frames]
@@ -340,7 +309,13 @@ class Stacks:
     @cached_property
     def classes(self) -> U8:
         """Whose code each frame is (``USER`` ...)."""
-        return frame_classes(self._snapshot)
+        snapshot = self._snapshot
+        names, of_frame = np.unique(snapshot.frames.filename, return_inverse=True)
+        if not len(names):
+            return np.zeros(0, np.uint8)
+        files = [None if i < 0 else snapshot.strings[i] for i in names.tolist()]
+        classes = [NATIVE if file is None else classify_file(file) for file in files]
+        return np.array(classes, np.uint8)[of_frame.reshape(-1)]
 
     @cached_property
     def functions(self) -> I64:
@@ -352,7 +327,15 @@ class Stacks:
     @cached_property
     def lines(self) -> I32:
         """Frame ID of the user's own line for each stack, or -1 if it has none."""
-        return user_frames(self._snapshot, self.classes)
+        offsets, frames = self._snapshot.stacks.offsets, self._snapshot.stacks.frames
+        kind = self.classes[frames]
+        result = np.full(len(self._snapshot.stacks), -1, np.int32)
+        # The later choices are written first and overwritten by the better ones.
+        for wanted, end in ((STDLIB, _last), (TORCH, _last), (PACKAGE, _first), (USER, _first)):
+            position = end(np.flatnonzero(kind == wanted), offsets)
+            found = position >= 0
+            result[found] = frames[position[found]]
+        return result
 
     @cached_property
     def script(self) -> str:
@@ -431,4 +414,7 @@ class Stacks:
 
     def lines_of(self, stack: I32) -> I32:
         """Return the user's line of each stack ID, or -1 for the ID -1."""
-        return frames_of(stack, self.lines)
+        if not len(self.lines):
+            return np.full(len(stack), -1, np.int32)
+        result: I32 = np.where(stack >= 0, self.lines[stack], np.int32(-1))
+        return result
