@@ -43,17 +43,14 @@ def _twenty_mib(case: JudgedCase) -> str:
         return ""
     if case.kind != "pytorch-caching-allocator":
         return ""
-    if r.requested_bytes == 20 * MIB:
-        return (
-            "The tensor is not necessarily 20 MiB: every request over 1 MiB and below 10 MiB asks "
-            "the driver for a segment of 20 MiB, and that is what the message prints."
-        )
-    if r.requested_bytes == 2 * MIB:
-        return (
-            "The tensor is not 2 MiB: every request up to 1 MiB asks the driver for a segment of "
-            "2 MiB, and that is what the message prints."
-        )
-    return ""
+    asking = {20 * MIB: "over 1 MiB and below 10 MiB", 2 * MIB: "up to 1 MiB"}
+    if r.requested_bytes not in asking:
+        return ""
+    return (
+        f"The tensor is not necessarily {format_size(r.requested_bytes)}: every request "
+        f"{asking[r.requested_bytes]} asks the driver for a segment of that size, and that is what "
+        "the message prints."
+    )
 
 
 def _private_pools(case: JudgedCase) -> str:

@@ -187,18 +187,21 @@ def strander_reports(context: Context, moment: DecidingMoment) -> tuple[Strander
 def holder_reports(context: Context, moment: DecidingMoment) -> tuple[HolderReport, ...]:
     """Return live memory by line on one device at its moment, the largest first."""
     a = moment.analysis
+    is_peak, is_failure = moment.kind is Moment.PEAK, moment.kind is Moment.FAILURE
     reports = [
         HolderReport(
             device=a.device,
             location=context.frame(h.frame) or context.user_line(h.stack),
             now_bytes=h.now_bytes,
             peak_bytes=h.peak_bytes,
-            n_blocks=_n_blocks(h, moment),
+            n_blocks=(h.n_peak if is_peak else h.n_now if moment.is_end else h.n_failure) or 0,
             stack=context.user_stack(h.stack),
             within=context.line_of_library(h.stack) if h.frame >= 0 else None,
             module=h.module,
             categories=h.categories,
-            failure_bytes=_failure_bytes(h, moment),
+            failure_bytes=(h.now_bytes if moment.is_end else h.failure_bytes)
+            if is_failure
+            else None,
             moment=moment.kind,
         )
         for h in _holders(a, moment)
@@ -213,18 +216,6 @@ def _holders(a: DeviceAnalysis, moment: DecidingMoment) -> Sequence[Holder]:
     category = None if a.phases is None else a.phases.category
     peak = a.timeline.peak_allocated_state
     return find_holders(a.trace, peak, category, moment.earlier_failure)
-
-
-def _failure_bytes(h: Holder, moment: DecidingMoment) -> int | None:
-    if moment.kind is not Moment.FAILURE:
-        return None
-    return h.now_bytes if moment.is_end else h.failure_bytes
-
-
-def _n_blocks(h: Holder, moment: DecidingMoment) -> int:
-    if moment.kind is Moment.PEAK:
-        return h.n_peak or 0
-    return h.n_now if moment.is_end else h.n_failure or 0
 
 
 I64 = npt.NDArray[np.int64]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.model.case import NO_FAILURE
 from fragdoctor.model.diagnosis import Cause, RunState
 from fragdoctor.rules.rule import Context
@@ -26,15 +25,9 @@ def run_state(context: Context, cause: Cause) -> RunState:
         is_empty = not analysis.reserved_bytes
         return RunState.EMPTY if is_empty else RunState.NO_HISTORY
     was_retried = message is not None and message.is_warning
-    if was_retried or (context.retries and context.retries[0]) or _is_full(context, analysis):
+    if was_retried or (context.retries and context.retries[0]):
+        return RunState.NEAR_LIMIT
+    line, capacity = analysis and analysis.timeline, context.total_bytes
+    if line and capacity and capacity - line.peak_active_bytes < LITTLE_TO_SPARE * capacity:
         return RunState.NEAR_LIMIT
     return RunState.FITS if analysis is not None or n_ooms == 0 else RunState.UNKNOWN
-
-
-def _is_full(context: Context, analysis: DeviceAnalysis | None) -> bool:
-    """Return whether the peak of live memory came close to what PyTorch could have."""
-    capacity = context.total_bytes
-    if analysis is None or analysis.timeline is None or not capacity:
-        return False
-    peak = analysis.timeline.peak_active_bytes
-    return capacity - peak < LITTLE_TO_SPARE * capacity

@@ -8,20 +8,15 @@ threads work at a time, since the native replay releases the interpreter's lock.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Final
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import ConfigError
-from fragdoctor.future.other_run import OtherRun
 from fragdoctor.future.whatif import (
-    FairReplay,
     WhatIf,
     conditions_of,
-    default_capacity,
     remakes_start_of,
 )
 from fragdoctor.model.hooks import report_progress
@@ -123,69 +118,9 @@ def _version_of(reproduction: Reproduction) -> str:
     return newest[reproduction.conditions.era]
 
 
-N_THREADS = 2
 # A setting fits with margin if this share of the capacity is left over: about what the driver and
 # libraries come to need on top in a long run.
 MARGIN_SHARE = 0.03
-
-
-class SettingsSearch(Struct, frozen=True):
-    """What a search found.
-
-    Attributes:
-        results: one per candidate, in the order asked.
-        best: the cheapest that fits with margin, else the one that fits with the most margin. None
-            if none fits, none gains on the recorded settings, or those already fit with margin.
-        pareto: those that no other beats in both peak reserved memory and driver calls, sorted by
-            peak; only those that fit, if any does.
-        recorded_fits: whether the recorded settings serve every request with margin.
-    """
-
-    results: Sequence[ReplayResult]
-    best: ReplayResult | None
-    pareto: Sequence[ReplayResult]
-    recorded_fits: bool
-
-
-def search_settings(
-    reproduction: Reproduction,
-    confs: Sequence[str] | None = None,
-    *,
-    what_if: WhatIf | None = None,
-    steps: int | None = None,
-    other: OtherRun | None = None,
-) -> SettingsSearch:
-    """Replay every candidate and return what each does, the best, and the Pareto set.
-
-    The settings are ``usual_candidates`` if None, replayed under the capacity, fraction and version
-    of ``what_if`` (as recorded if None); ``steps`` is as for ``simulate``, and ``other`` says how
-    the run continues.
-
-    Raises:
-        ConfigError: if a setting string is wrong.
-        SimulationError: if a candidate cannot be replayed.
-    """
-    what_if = what_if or WhatIf()
-    if confs is None:
-        confs = usual_candidates(reproduction, what_if.torch_version or None)
-    fair = FairReplay(reproduction, steps, other)
-    results: list[ReplayResult | None] = [None] * len(confs)
-    with ThreadPoolExecutor(N_THREADS) as pool:
-        jobs = {
-            pool.submit(fair.replay, replace(what_if, conf=conf)): i for i, conf in enumerate(confs)
-        }
-        for n_done, job in enumerate(as_completed(jobs), 1):
-            results[jobs[job]] = job.result()
-            report_progress("Replaying", n_done, len(confs))
-    done = [r for r in results if r is not None]
-    recorded = fair.replay(what_if)
-    is_fine = recorded.fits and recorded.retries == 0 and _has_margin(recorded)
-    return SettingsSearch(
-        results=tuple(done),
-        best=None if is_fine else best_of(_gaining(done, recorded)),
-        pareto=pareto_of(done),
-        recorded_fits=is_fine,
-    )
 
 
 def best_of(results: Sequence[ReplayResult]) -> ReplayResult | None:
@@ -197,13 +132,13 @@ def best_of(results: Sequence[ReplayResult]) -> ReplayResult | None:
     fitting = [r for r in results if r.fits and r.is_conclusive]
     if not fitting:
         return None
-    easy = [r for r in fitting if _has_margin(r)]
+    easy = [r for r in fitting if has_margin(r)]
     if easy:
         return min(easy, key=lambda r: (r.retries, r.driver_calls, r.conf.count(":")))
     return max(fitting, key=lambda r: (r.margin_bytes or 0, -r.driver_calls))
 
 
-def _gaining(results: Sequence[ReplayResult], recorded: ReplayResult) -> list[ReplayResult]:
+def gaining(results: Sequence[ReplayResult], recorded: ReplayResult) -> list[ReplayResult]:
     """Return the results that are better than the recorded one and worse in nothing.
 
     If the recorded settings fail, any result that fits gains.
@@ -220,7 +155,8 @@ def _gaining(results: Sequence[ReplayResult], recorded: ReplayResult) -> list[Re
     ]
 
 
-def _has_margin(result: ReplayResult) -> bool:
+def has_margin(result: ReplayResult) -> bool:
+    """Return whether a result leaves enough of the capacity over."""
     if result.capacity_bytes is None:
         return True
     return (result.margin_bytes or 0) >= MARGIN_SHARE * result.capacity_bytes
@@ -235,13 +171,6 @@ def pareto_of(results: Sequence[ReplayResult]) -> tuple[ReplayResult, ...]:
         if not front or result.driver_calls < front[-1].driver_calls:
             front.append(result)
     return tuple(front)
-
-
-def capacity_of(reproduction: Reproduction, what_if: WhatIf) -> int | None:
-    """Return the capacity that a what-if is replayed under, or None if it is unlimited."""
-    if what_if.capacity_bytes is not None:
-        return what_if.capacity_bytes
-    return default_capacity(reproduction)
 
 
 # Work spent on one search for the smallest capacity, in operations: a second or two.

@@ -14,7 +14,7 @@ def corrections(case):
 def test_corrections_twenty_mib_is_a_segment_not_a_tensor():
     text = new_style("20.00 MiB", "4.00 GiB", "10.00 MiB", "3.98 GiB", "2.00 MiB")
 
-    assert "not necessarily 20 MiB" in corrections(case_of(text))
+    assert "not necessarily 20.00 MiB" in corrections(case_of(text))
     assert "last straw" not in corrections(case_of(text))
 
 

@@ -10,14 +10,12 @@ from msgspec.structs import replace
 from programs import program, record, reproduced
 
 from fragdoctor.future.search import (
-    SettingsSearch,
     best_of,
     pareto_of,
-    search_settings,
     sweep_candidates,
     usual_candidates,
 )
-from fragdoctor.future.simulator import simulate
+from fragdoctor.future.simulator import search_settings, simulate
 from fragdoctor.future.whatif import WhatIf
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.hooks import watched_by
@@ -53,7 +51,7 @@ def test_search_finds_the_setting_that_fits() -> None:
 
     found = search_settings(reproduction)
 
-    assert not found.recorded_fits
+    assert not found.is_fine
     assert found.best is not None
     assert found.best.conf == "expandable_segments:True"
     assert found.best.fits
@@ -64,7 +62,7 @@ def test_search_finds_the_setting_that_fits() -> None:
 def test_search_of_run_without_trouble_recommends_nothing() -> None:
     found = search_settings(reproduced(record(program(30 * MIB, -1, 20 * MIB))))
 
-    assert found.recorded_fits
+    assert found.is_fine
     assert found.best is None
 
 
@@ -91,8 +89,7 @@ def test_search_under_larger_capacity_fits_as_it_is() -> None:
 
     found = search_settings(reproduction, what_if=WhatIf(capacity_bytes=800 * MIB))
 
-    assert isinstance(found, SettingsSearch)
-    assert found.recorded_fits
+    assert found.is_fine
 
 
 def test_candidates_are_known_to_the_version() -> None:
