@@ -16,7 +16,7 @@ from msgspec import Struct
 from fragdoctor.future.passes import NOT_REACHED, Passes
 from fragdoctor.model.arrays import distinct, is_among, occurrence, sum_by
 from fragdoctor.model.phases import Category, TrainingPhase
-from fragdoctor.model.snapshot import I64, U8, Bools
+from fragdoctor.model.snapshot import U8, Bools
 from fragdoctor.trace.lives import BEFORE, NEVER, Lives
 from fragdoctor.trace.stacks import StackRoles
 
@@ -71,7 +71,9 @@ class _Sorter:
 def sort_blocks(lives: Lives, roles: StackRoles, passes: Passes) -> Categories:
     """Return the category of every block of a device with known passes."""
     sorter = _Sorter(lives, roles, passes)
-    _sort_setup(sorter)
+    made = sorter.made_in(TrainingPhase.SETUP)
+    sorter.put(made & (sorter.died == sorter.born), Category.TEMPORARIES)
+    sorter.put(made & (sorter.died > sorter.born), Category.KEPT, POSSIBLE)
     _sort_forward(sorter)
     if not (passes.label == TrainingPhase.BACKWARD).any():
         _sort_forward_alone(sorter)
@@ -81,12 +83,6 @@ def sort_blocks(lives: Lives, roles: StackRoles, passes: Passes) -> Categories:
     _sort_old(sorter)
     _ask_the_line(sorter)
     return Categories(sorter.category, sorter.sureness)
-
-
-def _sort_setup(s: _Sorter) -> None:
-    made = s.made_in(TrainingPhase.SETUP)
-    s.put(made & (s.died == s.born), Category.TEMPORARIES)
-    s.put(made & (s.died > s.born), Category.KEPT, POSSIBLE)
 
 
 def _sort_model(s: _Sorter) -> None:
@@ -287,12 +283,3 @@ def _follow(s: _Sorter, rows: Bools, examples: Bools) -> None:
     told = table[at].max(axis=1) > 0
     s.category[open_rows[told]] = table[at[told]].argmax(axis=1).astype(np.uint8)
     s.sureness[open_rows[told]] = LIKELY
-
-
-def sums_at(categories: Categories, size: I64, rows: I64) -> tuple[I64, I64, I64]:
-    """Return (bytes, number of blocks, bytes with a likely category) per category among rows."""
-    kind = categories.category[rows]
-    likely = rows[categories.sureness[rows] == LIKELY]
-    n_bytes = sum_by(kind, size[rows], len(Category))
-    sure = sum_by(categories.category[likely], size[likely], len(Category))
-    return n_bytes, np.bincount(kind, minlength=len(Category)), sure

@@ -11,13 +11,12 @@ from fragdoctor.analysis.categories import (
     LIKELY,
     Categories,
     sort_blocks,
-    sums_at,
 )
 from fragdoctor.analysis.modules import UNTOLD, ModulePaths
 from fragdoctor.analysis.result import PhaseAnalysis
 from fragdoctor.future.passes import Passes, RoleRuns, find_passes, last_phase
 from fragdoctor.future.steps import Steps
-from fragdoctor.model.arrays import largest_groups, median
+from fragdoctor.model.arrays import largest_groups, median, sum_by
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.phases import (
     Category,
@@ -82,9 +81,12 @@ class _Table:
     def at(self, k: int) -> tuple[CategoryShare, ...]:
         """Return the sums after k events, most bytes first."""
         rows = self.lives.allocated_at(k)
-        n_bytes, n_blocks, likely = sums_at(self.categories, self.lives.size_bytes, rows)
+        kind, size = self.categories.category[rows], self.lives.size_bytes[rows]
+        is_likely = self.categories.sureness[rows] == LIKELY
+        n_bytes = sum_by(kind, size, len(Category))
+        likely = sum_by(kind[is_likely], size[is_likely], len(Category))
+        n_blocks = np.bincount(kind, minlength=len(Category))
         order = np.argsort(-n_bytes, kind="stable")
-        kind = self.categories.category[rows]
         return tuple(
             CategoryShare(
                 category=Category(int(c)),
@@ -113,6 +115,10 @@ def _summary(trace: Trace, passes: Passes, table: _Table, end: int | None) -> Ph
         np.maximum.reduceat(states[1:], passes.first[:-1]), states[passes.first[:-1]]
     )
     peak = totals.peak_allocated_state
+    led_to_peak = TrainingPhase.UNKNOWN
+    if peak:
+        at = int(np.searchsorted(passes.first, peak - 1, side="right")) - 1
+        led_to_peak = TrainingPhase(int(passes.label[at]))
     rest = _rest_state(passes, trace.n_events, end)
     report = PhaseReport(
         device=trace.device,
@@ -122,21 +128,13 @@ def _summary(trace: Trace, passes: Passes, table: _Table, end: int | None) -> Ph
             for label in _ORDER
             if (found := _phase(label, passes, peaks, states, table)) is not None
         ),
-        peak_phase=_label_of(passes, peak),
+        peak_phase=led_to_peak,
         peak_bytes=totals.peak_allocated_bytes,
         at_peak=table.at(peak),
         at_rest=() if rest is None else table.at(rest),
         rest_bytes=None if rest is None else int(states[rest]),
     )
     return PhaseAnalysis(report, passes.label, passes.first, table.categories.category)
-
-
-def _label_of(passes: Passes, state: int) -> TrainingPhase:
-    """Return the phase that led to a state."""
-    if not state:
-        return TrainingPhase.UNKNOWN
-    at = int(np.searchsorted(passes.first, state - 1, side="right")) - 1
-    return TrainingPhase(int(passes.label[at]))
 
 
 def _phase(

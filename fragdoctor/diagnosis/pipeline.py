@@ -63,9 +63,12 @@ def build_contexts(
     message = case.primary_message
     story = build_story(case.oom)
     if case.snapshot is None:
-        return tuple(
-            _context(case, device, None, message, story) for device in _stats_devices(case)
-        )
+        named: list[int | None] = [*case.stats.devices] if case.stats else []
+        if case.overrides.device is not None:
+            named = [case.overrides.device]
+        elif message is not None:
+            named = [message.device_index]
+        return tuple(_context(case, d, None, message, story) for d in named or [None])
     devices = [d for d in case.snapshot.devices if case.overrides.device in (None, d)]
     if not devices and case.snapshot.devices:
         held = ", ".join(str(d) for d in case.snapshot.devices)
@@ -110,16 +113,6 @@ def _weight(context: Context) -> tuple[int, int]:
         rank = 1
     live = analysis.active_bytes if analysis is not None else 0
     return rank, live
-
-
-def _stats_devices(case: Case) -> list[int | None]:
-    """Return the devices that statistics or a message name, or a single None if none do."""
-    if case.overrides.device is not None:
-        return [case.overrides.device]
-    message = case.primary_message
-    if message is not None:
-        return [message.device_index]
-    return [*case.stats.devices] or [None] if case.stats else [None]
 
 
 def _context(

@@ -63,7 +63,9 @@ def empty_cache_at(rows: Sequence[int]) -> Edit:
     wanted = np.array(sorted(set(rows)), np.int64)
 
     def change(_: Reproduction, ops: Operations) -> Operations:
-        return _with_calls(ops, wanted)
+        new = np.zeros(len(wanted), OPERATION)
+        new["kind"], new["row"] = OpKind.EMPTY_CACHE, wanted
+        return Operations(np.insert(ops.table, ops.positions(wanted), new))
 
     return Edit(f"empty_cache() at {len(wanted)} chosen points", change)
 
@@ -72,7 +74,8 @@ def empty_cache_each_step() -> Edit:
     """Return the edit that calls ``empty_cache()`` at the beginning of each step but the first."""
 
     def change(reproduction: Reproduction, ops: Operations) -> Operations:
-        return _with_calls(ops, steps_of(reproduction).rows[1:])
+        rows = steps_of(reproduction).rows[1:]
+        return empty_cache_at(rows.tolist()).change(reproduction, ops)
 
     return Edit("empty_cache() after each step", change)
 
@@ -164,12 +167,6 @@ def steps_of(reproduction: Reproduction, least: int = MIN_STEPS) -> Steps:
             hint='Record with context="all", over more than one step.',
         )
     return steps
-
-
-def _with_calls(ops: Operations, rows: I64) -> Operations:
-    new = np.zeros(len(rows), OPERATION)
-    new["kind"], new["row"] = OpKind.EMPTY_CACHE, rows
-    return Operations(np.insert(ops.table, ops.positions(rows), new))
 
 
 def _live_at_end(reproduction: Reproduction, addresses: Sequence[int]) -> npt.NDArray[np.uint32]:

@@ -95,7 +95,10 @@ def _known(
     Without a version, keys that came after the recording's version are left out: an unknown key is
     an error at first use of the device.
     """
-    version = torch_version or _version_of(reproduction)
+    low = reproduction.trace.snapshot.provenance.version_low  # no newer than the recording's
+    oldest = {Era.SEGMENT_COUNTER: "2.13.0", Era.BLOCK_COUNTER: "2.12.0", Era.ADDRESS: "2.1.0"}
+    known_low = (low if low.count(".") > 1 else f"{low}.0") if low else ""
+    version = torch_version or known_low or oldest[reproduction.conditions.era]
     recorded = reproduction.conditions.settings.conf
     known = []
     for conf in dict.fromkeys(wanted):
@@ -107,15 +110,6 @@ def _known(
             continue
         known.append(conf)
     return tuple(known)
-
-
-def _version_of(reproduction: Reproduction) -> str:
-    """Return a version that is no newer than the recording's."""
-    low = reproduction.trace.snapshot.provenance.version_low
-    if low:
-        return low if low.count(".") > 1 else f"{low}.0"
-    newest = {Era.SEGMENT_COUNTER: "2.13.0", Era.BLOCK_COUNTER: "2.12.0", Era.ADDRESS: "2.1.0"}
-    return newest[reproduction.conditions.era]
 
 
 # A setting fits with margin if this share of the capacity is left over: about what the driver and

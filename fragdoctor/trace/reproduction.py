@@ -57,7 +57,9 @@ def limits_of(
     have needed. People set round fractions, so these come first.
     """
     low = trace.totals.peak_reserved_bytes
-    high = _highest_limit(trace, lowest_need_bytes)
+    high = 2 * low + 1
+    if len(trace.oom_rows) and lowest_need_bytes is not None:
+        high = max(min(high, lowest_need_bytes), low + 1)
     seen: set[int] = set()
     said = trace.settings.memory_fraction
     fractions = [p / 100 for p in (*range(10, 100, 10), *range(5, 100, 10), *range(1, 100))]
@@ -70,14 +72,6 @@ def limits_of(
                 yield limit
     for i in range(N_LIMITS_TRIED):
         yield low + (high - low) * i // N_LIMITS_TRIED
-
-
-def _highest_limit(trace: Trace, need: int | None) -> int:
-    """Return an exclusive upper bound of what a memory fraction can have allowed."""
-    low = trace.totals.peak_reserved_bytes
-    if not len(trace.oom_rows) or need is None:
-        return 2 * low + 1
-    return max(min(2 * low + 1, need), low + 1)
 
 
 # Rounds of treating unexplained frees as calls of empty_cache(), and completed frees as late ones.
@@ -219,7 +213,11 @@ def find_reproduction(
         better = _over_eras(shown)
         if better.score > best.score:
             finder, best = shown, better
-    if best.score[0] < 1.0 and _may_be_limited(best):
+    # A memory fraction would explain a failure while the driver had room, and, with garbage
+    # collection set, segments freed before a request that would not have exceeded the capacity.
+    has_failed = best.comparison["n_failed"] > best.comparison["n_failed_equal"]
+    collects = best.trace.settings.garbage_collection_threshold > 0
+    if best.score[0] < 1.0 and (has_failed or collects):
         best = _over_limits(finder, best, device_total_bytes)
     return _learned(best)
 
@@ -289,14 +287,3 @@ def _over_limits(
             if one.score[0] == 1.0:
                 break  # only addresses differ, and no limit changes those
     return best
-
-
-def _may_be_limited(best: Reproduction) -> bool:
-    """Return whether a memory fraction would explain what the reproduction does not.
-
-    It would if a request failed while the driver had room for it, or if segments were freed before
-    a request that would not have exceeded the capacity, with garbage collection set.
-    """
-    if best.comparison["n_failed"] > best.comparison["n_failed_equal"]:
-        return True
-    return best.trace.settings.garbage_collection_threshold > 0

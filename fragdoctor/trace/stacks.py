@@ -209,13 +209,20 @@ def stack_roles(snapshot: Snapshot, classes: U8) -> StackRoles:
     """
     offsets, frames = snapshot.stacks.offsets, snapshot.stacks.frames
     meaning = _frame_meanings(snapshot)[frames]
-    bits = np.append(_any_bits(meaning, offsets), 0)
+    any_bits = np.zeros(len(offsets) - 1, np.int64)
+    filled = np.flatnonzero(np.diff(offsets) > 0)
+    if len(filled):
+        any_bits[filled] = np.bitwise_or.reduceat(meaning, offsets[filled])
+    bits = np.append(any_bits, 0)
     python = np.flatnonzero(classes[frames] != NATIVE)
     inner, outer = (_at(frames, np.append(end(python, offsets), -1)) for end in (_first, _last))
     has_python = inner >= 0
     role = np.where(has_python, FORWARD, SILENT).astype(np.int32)
     role[has_python & _has(bits, _ZERO)] = ZERO_GRAD
-    in_step = _has(bits, _STEP) & ~np.append(_calls_back(meaning, offsets), False)
+    # An optimizer's step may call a closure that computes the loss.
+    called = _first(np.flatnonzero((meaning & (_MODULE | _CLOSURE)) != 0), offsets)
+    step = _first(np.flatnonzero((meaning & _STEP) != 0), offsets)
+    in_step = _has(bits, _STEP) & ~np.append((called >= 0) & (called < step), False)
     role[in_step | (_has(bits, _CLIP) & ~_has(bits, _MODULE))] = OPTIMIZER
     role[_has(bits, _BACKWARD)] = BACKWARD
     other_thread = _matcher(snapshot, snapshot.frames.filename)(_NOT_ENGINE.search)
@@ -271,15 +278,6 @@ def _matcher(snapshot: Snapshot, ids: I32) -> Callable[[Callable[[str], object]]
     return matches
 
 
-def _any_bits(bits: I64, offsets: I64) -> I64:
-    """Return for each stack the bits that any of its frames has."""
-    result = np.zeros(len(offsets) - 1, np.int64)
-    filled = np.flatnonzero(np.diff(offsets) > 0)
-    if len(filled):
-        result[filled] = np.bitwise_or.reduceat(bits, offsets[filled])
-    return result
-
-
 def _first(hits: I64, offsets: I64) -> I64:
     """Return the first of the positions inside each stack, or -1 if there is none."""
     position = np.append(hits, offsets[-1])[np.searchsorted(hits, offsets[:-1])]
@@ -290,14 +288,6 @@ def _last(hits: I64, offsets: I64) -> I64:
     """Return the last of the positions inside each stack, or -1 if there is none."""
     position = np.append(hits, -1)[np.searchsorted(hits, offsets[1:]) - 1]
     return np.where(position >= offsets[:-1], position, -1)
-
-
-def _calls_back(bits: I64, offsets: I64) -> Bools:
-    """Return whether an optimizer's step called a closure that computes the loss."""
-    inner = _first(np.flatnonzero((bits & (_MODULE | _CLOSURE)) != 0), offsets)
-    step = _first(np.flatnonzero((bits & _STEP) != 0), offsets)
-    result: Bools = (inner >= 0) & (inner < step)
-    return result
 
 
 class Stacks:

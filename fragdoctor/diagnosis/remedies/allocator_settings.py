@@ -80,17 +80,13 @@ class SettingRemedy(Remedy):
         said = outcome_text(bench.recorded, result)
         if not bench.is_exact and proposal is not None and not proposal.is_rejected:
             return proposal.with_caveat(f"An estimate says that it may not be enough: {said}.")
-        values = ", ".join(dict.fromkeys(self._value(one) for one in outcomes))
+        tried = (one.attempt.what_if.conf or "" for one in outcomes)
+        values = ", ".join(dict.fromkeys(conf.rpartition(f"{self.key}:")[2] for conf in tried))
         why = f"Replayed{f' with {values}, at best' if len(outcomes) > 1 else ''}: {said}."
         if proposal is not None and proposal.is_rejected and not result.fits:
             why = f"{proposal.recommendation.why} {why}"
         sure = Confidence.PROVEN if bench.is_exact else Confidence.LIKELY
         return self.rejection(why, sure, setting, bench.predicted(result))
-
-    def _value(self, one: Effect) -> str:
-        """Return the value of the key in the setting that was tried."""
-        conf = one.attempt.what_if.conf or ""
-        return conf.rpartition(f"{self.key}:")[2] if self.key else ""
 
     def _accepted(
         self, case: JudgedCase, bench: Bench, best: Effect, proposal: Proposal | None
@@ -117,7 +113,7 @@ class SettingRemedy(Remedy):
             told = proposal.saying(confidence=confidence)
             # The replay may have found a better value than reasoning alone.
             if proposal.recommendation.setting != setting:
-                value = f"{self.key}:{self._value(best)}"
+                value = f"{self.key}:{setting.rpartition(f'{self.key}:')[2]}"
                 why = f"Of the values replayed, {value} leaves the most room."
                 told = told.saying(title=self.title, setting=setting, why=why)
             return told.with_prediction(predicted)

@@ -14,7 +14,6 @@ from fragdoctor.diagnosis.remedies.remedy import CURES, FITS, HELPS, JudgedCase,
 from fragdoctor.diagnosis.remedies.serving import smaller_cache
 from fragdoctor.future.edits import combined
 from fragdoctor.future.training_edits import requests_freed_at, requests_removed
-from fragdoctor.model.case import OomMessage
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
 from fragdoctor.rules.traceback_signs import SERVER_STEP
@@ -69,7 +68,14 @@ class RetryOutsideHandler(Remedy):
         message = case.message
         log = case.context.case.oom
         said = [message] if log is None else log.messages
-        is_in_handler = any(m is not None and _is_retry(m) for m in said)
+        # A retry failed in a handler, where an error is not just passed on.
+        is_in_handler = any(
+            m is not None
+            and m.is_in_handler
+            and m.is_of_caching_allocator
+            and not (m.frames and m.frames[-1].code.startswith("raise"))
+            for m in said
+        )
         attempts = _left(case)
         left = 0 if attempts is None else attempts.n_bytes
         if not (is_in_handler or left) or case.cause in CLOSED:
@@ -101,12 +107,6 @@ class RetryOutsideHandler(Remedy):
             requests_freed_at(found.starts, found.row),
         )
         return [Attempt.of_edit(combined(edits))]
-
-
-def _is_retry(message: OomMessage) -> bool:
-    """Return whether a retry failed in a handler, rather than an error that was passed on."""
-    is_passed_on = bool(message.frames) and message.frames[-1].code.startswith("raise")
-    return message.is_in_handler and message.is_of_caching_allocator and not is_passed_on
 
 
 def _left(case: JudgedCase) -> LeftMemory | None:

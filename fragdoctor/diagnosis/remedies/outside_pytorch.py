@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
 from fragdoctor.diagnosis.remedies.framework_words import frameworks_of
@@ -23,7 +23,6 @@ from fragdoctor.diagnosis.remedies.remedy import (
     Remedy,
 )
 from fragdoctor.diagnosis.verdict_message import library_of
-from fragdoctor.model.case import OtherProcess
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Location, line_text
 from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES
@@ -41,12 +40,6 @@ OWN_DEVICE: Final = (
 
 MIN_PEERS: Final = 3
 """Two processes of equal size may be a coincidence; three are workers of one program."""
-
-
-def equal_processes(listed: Sequence[OtherProcess]) -> int:
-    """Return how many processes hold the same amount, or 0 for fewer than ``MIN_PEERS``."""
-    n_most = max(Counter(p.n_bytes for p in listed).values(), default=0)
-    return n_most if n_most >= MIN_PEERS else 0
 
 
 SHARES: Final = {
@@ -89,7 +82,8 @@ class FreeOtherProcess(Remedy):
             weight = HELPS  # the call need not be on this device at all
         listed = () if r is None else r.other_processes
         pids = ", ".join(str(p.pid) for p in listed)
-        peers = equal_processes(listed)
+        n_equal = max(Counter(p.n_bytes for p in listed).values(), default=0)
+        peers = n_equal >= MIN_PEERS
         may_be_own = r is not None and listed and r.process_bytes is None
         yield self.proposal(
             title="Give each rank a device of its own" if peers else self.title,

@@ -85,19 +85,6 @@ MOST_UTILIZATION: Final = 0.97
 """The context and the driver take the rest of a card."""
 
 
-def _least_utilization(shares: Sequence[ServerShare]) -> tuple[float, int] | None:
-    """Return vLLM's least share of the card for a model, and the bytes; None without figures.
-
-    Weights, memory outside PyTorch and the largest step come first; the cache gets the rest.
-    """
-    told = {s.name: s.n_bytes for s in shares}
-    whole, weights = told.get("whole GPU", 0), told.get("weights", 0)
-    if not whole or not weights:
-        return None
-    first = weights + told.get("outside PyTorch", 0) + told.get("peak of a step", 0)
-    return math.ceil(100 * (first / whole + ROOM_FOR_CACHE)) / 100, first
-
-
 def _option(  # noqa: PLR0911 - one return a kind
     m: OomMessage, shares: Sequence[ServerShare]
 ) -> Option:
@@ -176,19 +163,23 @@ def _option(  # noqa: PLR0911 - one return a kind
 
 def _beside_weights(shares: Sequence[ServerShare], spread: str) -> Option:
     """Return what makes room for a KV cache of vLLM."""
-    least = _least_utilization(shares)
-    if least is not None and least[0] > MOST_UTILIZATION:
+    # Weights, memory outside PyTorch and the largest step come first; the cache gets the rest.
+    told = {s.name: s.n_bytes for s in shares}
+    whole, weights = told.get("whole GPU", 0), told.get("weights", 0)
+    first = weights + told.get("outside PyTorch", 0) + told.get("peak of a step", 0)
+    least = math.ceil(100 * (first / whole + ROOM_FOR_CACHE)) / 100 if whole and weights else None
+    if least is not None and least > MOST_UTILIZATION:
         return Option(
             "Make the weights or a step smaller",
             f"{spread}; a lower --max-num-batched-tokens and --max-model-len; --enforce-eager: "
-            f"they take {format_size(least[1])}, which leaves no cache on this card",
+            f"they take {format_size(first)}, which leaves no cache on this card",
             "Slower serving, or more GPUs.",
         )
     if least is not None:
         return Option(
-            f"Start it with --gpu-memory-utilization {least[0]:.2f} or more",
-            f"weights and one step take {format_size(least[1])} before any cache, so "
-            f"{least[0]:.2f} is the least; nothing else may use that much of the GPU; {spread}",
+            f"Start it with --gpu-memory-utilization {least:.2f} or more",
+            f"weights and one step take {format_size(first)} before any cache, so "
+            f"{least:.2f} is the least; nothing else may use that much of the GPU; {spread}",
             "Less room for other programs on the GPU.",
         )
     return Option(
