@@ -7,12 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from fragdoctor.analysis.owners import NamedBlocks, growth_of, held_twice, named_blocks
+from fragdoctor.analysis.owners import growth_of, held_twice, named_blocks
 from fragdoctor.diagnosis.moments import DecidingMoment
 from fragdoctor.model.arrays import largest_groups
 from fragdoctor.model.census import HoldingKind, Owner
 from fragdoctor.model.diagnosis import OwnerReport
-from fragdoctor.model.snapshot import I64
 from fragdoctor.rules.rule import Context
 from fragdoctor.units import format_size
 
@@ -38,30 +37,26 @@ def owner_reports(context: Context, moment: DecidingMoment) -> tuple[OwnerReport
     line = trace.stacks.lines_of(trace.lives.stack[rows]).astype(np.int64)
     group = np.where(place >= 0, place, len(named.owners) + 1 + line)
     sums = largest_groups(group, trace.lives.size_bytes[rows])
-    return tuple(
-        _report(context, moment, named, at, rows[group == at])
-        for at in sums.group[:MAX_OWNERS].tolist()
-    )
-
-
-def _report(
-    context: Context, moment: DecidingMoment, named: NamedBlocks, at: int, rows: I64
-) -> OwnerReport:
-    trace = moment.analysis.trace
-    size = trace.lives.size_bytes[rows]
-    lines = largest_groups(trace.stacks.lines_of(trace.lives.stack[rows]), size)
-    owner = named.owners[at] if at < len(named.owners) else Owner("", HoldingKind.UNNAMED)
-    growth = growth_of(owner, context.case.censuses)
-    return OwnerReport(
-        device=moment.analysis.device,
-        owner=owner,
-        held_bytes=int(size.sum()),
-        n_blocks=len(rows),
-        location=context.frame(int(lines.group[0])),
-        moment=moment.kind,
-        grown_bytes=None if growth is None else growth.n_bytes,
-        n_items_before=None if growth is None else growth.n_items_before,
-    )
+    reports = []
+    for at in sums.group[:MAX_OWNERS].tolist():
+        mine = rows[group == at]
+        size = trace.lives.size_bytes[mine]
+        lines = largest_groups(trace.stacks.lines_of(trace.lives.stack[mine]), size)
+        owner = named.owners[at] if at < len(named.owners) else Owner("", HoldingKind.UNNAMED)
+        growth = growth_of(owner, context.case.censuses)
+        reports.append(
+            OwnerReport(
+                device=moment.analysis.device,
+                owner=owner,
+                held_bytes=int(size.sum()),
+                n_blocks=len(mine),
+                location=context.frame(int(lines.group[0])),
+                moment=moment.kind,
+                grown_bytes=None if growth is None else growth.n_bytes,
+                n_items_before=None if growth is None else growth.n_items_before,
+            )
+        )
+    return tuple(reports)
 
 
 def cycle_note(owners: Sequence[OwnerReport], context: Context) -> str:

@@ -93,15 +93,11 @@ def build_contexts(
     )
 
 
-def leading_context(contexts: Sequence[Context]) -> Context:
-    """Return the device that the verdict is about: fatal failures first, then the fullest.
-
-    If nothing failed, that is the device with the most live memory.
-    """
-    return max(contexts, key=_weight)
-
-
 def _weight(context: Context) -> tuple[int, int]:
+    """Return what makes a device the one that the verdict is about, most important first.
+
+    Fatal failures come first, then live memory.
+    """
     failed, analysis = context.failed_request, context.analysis
     if context.message is not None and analysis is not None and analysis.ooms:
         rank = 4
@@ -160,7 +156,7 @@ def diagnose(
         SimulationError: the recording to continue with is of another program, or cannot be used.
     """
     contexts = build_contexts(case, analyses)
-    leader = leading_context(contexts)
+    leader = max(contexts, key=_weight)
     moment = None if at is None else moment_report(leader, at)
     results = run_rules(RULES, contexts)
     bench, fidelity = set_up(leader, continue_with) if replays else (None, NOT_REPLAYED)
