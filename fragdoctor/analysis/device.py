@@ -250,16 +250,11 @@ def _is_partial(trace: Trace, runs: _Runs) -> Bools:
     elif settings.garbage_collection_threshold <= 0:
         return result
     for i in np.flatnonzero(runs.is_new)[-MAX_CHECKED:].tolist():
-        result[i] |= _leaves_free_segments(trace, int(runs.last[i]) + 1)
+        layout = trace.layout_at(int(runs.last[i]) + 1)
+        is_free = layout.page_bytes == 0
+        is_free[layout.live_segment] = False
+        result[i] |= is_free.any()  # whole free segments were left
     return result
-
-
-def _leaves_free_segments(trace: Trace, k: int) -> bool:
-    """Return whether whole free segments were left after k events."""
-    layout = trace.layout_at(k)
-    is_free = layout.page_bytes == 0
-    is_free[layout.live_segment] = False
-    return bool(is_free.any())
 
 
 # Share of later large requests with a size that is new for their stack. It is 0 in programs with

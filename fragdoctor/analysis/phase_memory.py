@@ -59,16 +59,14 @@ def find_phases(trace: Trace) -> PhaseAnalysis:
     sureness = np.where(paths.category == UNTOLD, found.sureness, LIKELY).astype(np.uint8)
     categories = Categories(paths.told(found.category), sureness)
     result = _summary(trace, passes, _Table(categories, lives, trace), end)
-    return result if result.is_training.any() else _untrained(result)
-
-
-def _untrained(found: PhaseAnalysis) -> PhaseAnalysis:
-    """Return the phases of a program that shows no training; forward passes are not counted."""
+    if result.is_training.any():
+        return result
+    # The forward passes of a program that shows no training are not counted.
     phases = tuple(
         replace(p, n_passes=None) if p.phase == TrainingPhase.FORWARD else p
-        for p in found.report.phases
+        for p in result.report.phases
     )
-    return replace(found, report=replace(found.report, phases=phases, reason=NO_TRAINING))
+    return replace(result, report=replace(result.report, phases=phases, reason=NO_TRAINING))
 
 
 class _Table:

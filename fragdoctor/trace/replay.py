@@ -135,7 +135,6 @@ class Reproduction(Struct, frozen=True, dict=True):
         capacity_is_exact: whether the capacity was read off a failed request; if not, it is the
             smallest that explains the run (or None).
         fraction_is_inferred: whether a memory fraction that is not recorded limited the run.
-        order_is_learned: whether addresses gave the order of blocks older than the trace.
     """
 
     trace: Trace
@@ -145,7 +144,6 @@ class Reproduction(Struct, frozen=True, dict=True):
     comparison: dict[str, Any]
     capacity_is_exact: bool = False
     fraction_is_inferred: bool = False
-    order_is_learned: bool = False
 
     @property
     def score(self) -> tuple[float, float]:

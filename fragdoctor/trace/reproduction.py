@@ -244,7 +244,7 @@ def _learned(best: Reproduction) -> Reproduction:
         raw, comparison = operations.replay_recorded(conditions)
         one = replace(best, operations=operations, raw=raw, comparison=comparison)
         if one.score > best.score:
-            best = replace(one, order_is_learned=True)
+            best = one
         if best.is_exact:
             break
     return best

@@ -27,7 +27,6 @@ from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.phases import Category
 from fragdoctor.model.simulation import OutlookState
-from fragdoctor.rules.failed_request import FailedRequest
 from fragdoctor.rules.traceback_signs import works_on_pixels
 from fragdoctor.units import MIB, format_share, format_size
 
@@ -249,13 +248,20 @@ class SmallerBatch(SavingRemedy):
                 Confidence.LIKELY,
             )
             return
+        missing, of_needed = format_size(r.missing_bytes), ""
+        if r.needed_bytes is not None:
+            of_needed = (
+                f": at least {format_share(r.missing_bytes, r.needed_bytes)} of the "
+                f"{format_size(r.needed_bytes)} needed, more if part of them does not scale with "
+                "the batch"
+            )
         if r.requested_bytes * BATCH_SHARES[-1] > (r.available_bytes or r.requested_bytes):
             return  # even the smallest share to try would not fit: a shape is wrong
         yield self.proposal(
             title=title,
             weight=HELPS,
             change=change,
-            why=_missing_text(r),
+            why=f"{missing} are missing{of_needed}.",
         )
 
     def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
@@ -370,16 +376,6 @@ def _batch_size(case: JudgedCase) -> int | None:
     """Return the user's batch size, or None if there is none or nothing can make it smaller."""
     given = case.context.case.overrides.batch_size
     return None if given == 1 else given
-
-
-def _missing_text(r: FailedRequest) -> str:
-    missing = format_size(r.missing_bytes)
-    if r.needed_bytes is None:
-        return f"{missing} are missing."
-    return (
-        f"{missing} are missing: at least {format_share(r.missing_bytes, r.needed_bytes)} of the "
-        f"{format_size(r.needed_bytes)} needed, more if part of them does not scale with the batch."
-    )
 
 
 def _model_bytes(case: JudgedCase) -> dict[str, int]:

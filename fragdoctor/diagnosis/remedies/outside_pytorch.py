@@ -257,13 +257,6 @@ class RecordSnapshot(Remedy):
         has_snapshot = case.context.analysis is not None
         if has_snapshot or case.cause in CLOSED or not case.is_allocator_case:
             return
-        if case.verdict.confidence is Confidence.PROVEN and not case.verdict.settled_by:
-            reason = "A snapshot shows which lines hold the memory."
-        else:
-            reason = (
-                case.verdict.settled_by
-                or "A snapshot shows which lines hold and strand the memory."
-            )
         yield self.proposal(
             weight=ASKS,
             confidence=Confidence.LIKELY,
@@ -272,7 +265,8 @@ class RecordSnapshot(Remedy):
             "torch.cuda.memory._record_memory_history(max_entries=100000) at the start and "
             "torch.cuda.memory._dump_snapshot('oom.pickle') on the error, and then fragdoctor "
             "analyze oom.pickle",
-            why=reason,
+            why=case.verdict.settled_by
+            or "A snapshot shows which lines hold and strand the memory.",
             cost="A few microseconds per allocation.",
         )
 
