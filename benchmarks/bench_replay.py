@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fragdoctor.future.search import search_settings, usual_candidates
-from fragdoctor.future.simulator import choose_device
+from fragdoctor.future.search import usual_candidates
+from fragdoctor.future.simulator import choose_device, search_settings
 from fragdoctor.future.whatif import WhatIf, replay_what_if
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.trace.replay import report

@@ -50,11 +50,10 @@ class FakePipeline:
         self,
         case: Case,
         *,
-        progress: object = None,
         continue_with: object = None,
         at: str | None = None,
     ) -> Diagnosis:
-        del progress, at
+        del at
         self.case, self.continue_with = case, continue_with
         report_progress("Replaying", 0, 1)
         if self.error is not None:

@@ -254,7 +254,6 @@ def fragmentation() -> Diagnosis:
                 ),
                 cost="mapping pages on first touch, a few ms each",
                 caveats=("Not on Windows; torch >= 2.1.",),
-                verify="reserved - allocated stays under 100 MiB at the same step",
             ),
             Recommendation(
                 2,
@@ -265,7 +264,6 @@ def fragmentation() -> Diagnosis:
                 why="3 blocks of 24.00 MiB strand 412.00 MiB.",
                 locations=(CACHE,),
                 predicted=Predicted(True, 3300 * MIB, 1, "arithmetic"),
-                verify="the table of stranding blocks of the next snapshot",
             ),
             Recommendation(
                 3,

@@ -16,7 +16,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
-from msgspec.structs import replace
 
 from fragdoctor.analysis.modules import ModulePaths
 from fragdoctor.analysis.result import Holder, Strander
@@ -175,15 +174,16 @@ def find_stranders(trace: Trace, layout: Layout) -> tuple[Strander, ...]:
     alone = n_groups_of_unit[unit] == 1
     stranded = sum_by(of_group[alone], holds.free[unit[alone]], len(groups))
     shared = sum_by(of_group[~alone], holds.free[unit[~alone]], len(groups))
-    stranders = []
-    for g in np.lexsort((-shared, -stranded))[:MAX_STRANDERS].tolist():
-        strander = _strander(trace, layout, holds, np.flatnonzero(group == g))
-        stranders.append(replace(strander, stranded_bytes=int(stranded[g])))
-    return tuple(stranders)
+    return tuple(
+        _strander(trace, layout, holds, np.flatnonzero(group == g), int(stranded[g]))
+        for g in np.lexsort((-shared, -stranded))[:MAX_STRANDERS].tolist()
+    )
 
 
-def _strander(trace: Trace, layout: Layout, holds: Holds, rows: I64) -> Strander:
-    """Return the group of blocks in these rows of ``holds``, without its stranded bytes."""
+def _strander(
+    trace: Trace, layout: Layout, holds: Holds, rows: I64, stranded_bytes: int
+) -> Strander:
+    """Return the group of blocks in these rows of ``holds``."""
     blocks = distinct(holds.block[rows])
     life = layout.live_row[blocks]
     start = trace.lives.start[life[life >= 0]]
@@ -193,7 +193,7 @@ def _strander(trace: Trace, layout: Layout, holds: Holds, rows: I64) -> Strander
         stack=int(layout.live_stack[blocks[0]]),
         n_blocks=len(blocks),
         block_bytes=int(layout.live_bytes[blocks].sum()),
-        stranded_bytes=0,
+        stranded_bytes=stranded_bytes,
         n_segments=len(distinct(holds.segment[rows])),
         oldest_event=None if oldest == BEFORE else oldest,
         addresses=tuple(int(a) for a in layout.live_address[by_size[:MAX_ADDRESSES]]),
@@ -217,32 +217,17 @@ def find_holds(layout: Layout) -> Holds:
     block = np.concatenate([in_pages, in_pages[two]])
     number = np.concatenate([first, last[two]])
     part = np.concatenate([np.minimum(high, (first + 1) * page) - low, (high - last * page)[two]])
-    pages, unit = _page_ids(layout.live_segment[block], number)
-    room = np.minimum(
-        layout.page_bytes[pages[:, 0]],
-        layout.segment_bytes[pages[:, 0]] - pages[:, 1] * layout.page_bytes[pages[:, 0]],
-    )
-    free_of_page = room - sum_by(unit, part, len(pages))
+    each = np.stack([layout.live_segment[block], number])
+    (of_page, number), unit = np.unique(each, axis=1, return_inverse=True)
+    unit, page = unit.reshape(-1), layout.page_bytes[of_page]
+    room = np.minimum(page, layout.segment_bytes[of_page] - number * page)
+    free_of_page = room - sum_by(unit, part, len(page))
 
     block = np.concatenate([in_segments, block])
     unit = np.concatenate([layout.live_segment[in_segments], n_segments + unit])
     free = np.maximum(0, np.concatenate([layout.free_of_segment, free_of_page]))
     held = np.flatnonzero(free[unit] > 0)
     return Holds(block[held], unit[held], layout.live_segment[block[held]], free)
-
-
-def _page_ids(segment: I64, number: I64) -> tuple[I64, I64]:
-    """Return the distinct (segment, page number) pairs, and the index of each row's pair."""
-    pairs = np.stack([segment, number], axis=1).reshape(-1, 2)
-    if not len(pairs):
-        return np.zeros((0, 2), np.int64), np.zeros(0, np.int64)
-    order = np.lexsort((pairs[:, 1], pairs[:, 0]))
-    ordered = pairs[order]
-    fresh = np.ones(len(ordered), np.bool_)
-    fresh[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
-    unit = np.empty(len(ordered), np.int64)
-    unit[order] = np.cumsum(fresh) - 1
-    return ordered[fresh], unit
 
 
 def find_stranded_segments(layout: Layout, device: int) -> tuple[tuple[SegmentReport, ...], int]:

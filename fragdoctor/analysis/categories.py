@@ -16,7 +16,7 @@ from msgspec import Struct
 from fragdoctor.future.passes import NOT_REACHED, Passes
 from fragdoctor.model.arrays import distinct, is_among, occurrence, sum_by
 from fragdoctor.model.phases import Category, TrainingPhase
-from fragdoctor.model.snapshot import I64, U8, Bools
+from fragdoctor.model.snapshot import U8, Bools
 from fragdoctor.trace.lives import BEFORE, NEVER, Lives
 from fragdoctor.trace.stacks import StackRoles
 
@@ -71,7 +71,9 @@ class _Sorter:
 def sort_blocks(lives: Lives, roles: StackRoles, passes: Passes) -> Categories:
     """Return the category of every block of a device with known passes."""
     sorter = _Sorter(lives, roles, passes)
-    _sort_setup(sorter)
+    made = sorter.made_in(TrainingPhase.SETUP)
+    sorter.put(made & (sorter.died == sorter.born), Category.TEMPORARIES)
+    sorter.put(made & (sorter.died > sorter.born), Category.KEPT, POSSIBLE)
     _sort_forward(sorter)
     if not (passes.label == TrainingPhase.BACKWARD).any():
         _sort_forward_alone(sorter)
@@ -81,12 +83,6 @@ def sort_blocks(lives: Lives, roles: StackRoles, passes: Passes) -> Categories:
     _sort_old(sorter)
     _ask_the_line(sorter)
     return Categories(sorter.category, sorter.sureness)
-
-
-def _sort_setup(s: _Sorter) -> None:
-    made = s.made_in(TrainingPhase.SETUP)
-    s.put(made & (s.died == s.born), Category.TEMPORARIES)
-    s.put(made & (s.died > s.born), Category.KEPT, POSSIBLE)
 
 
 def _sort_model(s: _Sorter) -> None:
@@ -241,7 +237,10 @@ def _match_sizes(s: _Sorter, old: Bools) -> None:
     grads = (s.category == Category.GRADIENTS) & ~s.is_before
     if not grads.any() or not old.any() or (s.category == Category.PARAMETERS).any():
         return
-    sizes, wanted = sizes_of_pass(s.requested[grads], s.born[grads])
+    # The gradients of the pass that makes the most of them.
+    passes, n_made = np.unique(s.born[grads], return_counts=True)
+    of_pass = grads & (s.born == passes[n_made.argmax()])
+    sizes, wanted = np.unique(s.requested[of_pass], return_counts=True)
     rows = np.flatnonzero(old & is_among(s.requested, sizes))
     rows = rows[np.argsort(s.requested[rows], kind="stable")]
     at = np.searchsorted(sizes, s.requested[rows])
@@ -258,15 +257,6 @@ def _match_sizes(s: _Sorter, old: Bools) -> None:
     agrees = (times == 1) | (times == 2)
     if int((sizes * wanted)[agrees].sum()) >= MIN_MATCH * total:
         s.category[rows[~is_parameter & agrees[at]]] = Category.OPTIMIZER_STATE
-
-
-def sizes_of_pass(size: I64, born: I64) -> tuple[I64, I64]:
-    """Return the gradient sizes of the pass that makes the most gradients, and the count of each.
-
-    ``size`` and ``born`` hold the size of each gradient and the pass that makes it.
-    """
-    passes, n_made = np.unique(born, return_counts=True)
-    return np.unique(size[born == passes[n_made.argmax()]], return_counts=True)
 
 
 def _ask_the_line(s: _Sorter) -> None:
@@ -293,12 +283,3 @@ def _follow(s: _Sorter, rows: Bools, examples: Bools) -> None:
     told = table[at].max(axis=1) > 0
     s.category[open_rows[told]] = table[at[told]].argmax(axis=1).astype(np.uint8)
     s.sureness[open_rows[told]] = LIKELY
-
-
-def sums_at(categories: Categories, size: I64, rows: I64) -> tuple[I64, I64, I64]:
-    """Return (bytes, number of blocks, bytes with a likely category) per category among rows."""
-    kind = categories.category[rows]
-    likely = rows[categories.sureness[rows] == LIKELY]
-    n_bytes = sum_by(kind, size[rows], len(Category))
-    sure = sum_by(categories.category[likely], size[likely], len(Category))
-    return n_bytes, np.bincount(kind, minlength=len(Category)), sure

@@ -47,6 +47,8 @@ from fragdoctor.trace.lives import BEFORE
 from fragdoctor.trace.trace import SMALL_REQUEST_BYTES, Trace, return_free_memory
 from fragdoctor.units import format_count, format_size, plural
 
+NO_STACKS: Final = "No stacks were recorded: memory cannot be traced to source lines."
+
 
 def capture_quality(trace: Trace) -> CaptureQuality:
     """Return what the file lacks, judging by the problems met while undoing the trace."""
@@ -63,7 +65,7 @@ def capture_quality(trace: Trace) -> CaptureQuality:
     n_bad = sum(counts.values()) if has_trace else 0
     share = _share_with_stacks(trace)
     notes = [
-        *_stack_notes(trace, share),
+        *([NO_STACKS] if share == 0 and (len(trace.blocks) or trace.n_events) else []),
         *([] if has_trace else ["The file has no event trace: no peaks, no history, no replay."]),
         *([why] if why else []),
     ]
@@ -145,12 +147,6 @@ def _share_with_stacks(trace: Trace) -> float:
     return float(np.count_nonzero(depth[stacks] > 0)) / len(stacks)
 
 
-def _stack_notes(trace: Trace, share: float) -> list[str]:
-    if share == 0 and (len(trace.blocks) or trace.n_events):
-        return ["No stacks were recorded: memory cannot be traced to source lines."]
-    return []
-
-
 def _tiling_errors(trace: Trace) -> int:
     """Return the number of segments whose blocks do not tile them."""
     segments, blocks = trace.segments, trace.blocks
@@ -188,7 +184,8 @@ def find_flushes(trace: Trace) -> tuple[tuple[Flush, ...], int]:
     n_ooms = int(np.count_nonzero(trace.events.action == Action.OOM))
     if not len(runs.first):
         return (), n_ooms
-    refused = _could_be_refused(trace, runs)
+    reserved = trace.totals.at(runs.first)[:, 2]
+    refused = reserved + runs.next_bytes > trace.totals.peak_reserved_bytes
     is_partial = runs.is_new & _is_partial(trace, runs)
     is_retry = runs.is_oom | (runs.is_new & refused & ~is_partial)
     n_retries = n_ooms + int(np.count_nonzero(is_retry & runs.is_new))
@@ -239,13 +236,6 @@ def _runs(trace: Trace) -> _Runs:
     )
 
 
-def _could_be_refused(trace: Trace, runs: _Runs) -> Bools:
-    """Return for each run whether the driver may have refused the new memory before it."""
-    reserved = trace.totals.at(runs.first)[:, 2]
-    result: Bools = reserved + runs.next_bytes > trace.totals.peak_reserved_bytes
-    return result
-
-
 def _is_partial(trace: Trace, runs: _Runs) -> Bools:
     """Return for each run whether it returned less than a full flush would have.
 
@@ -260,16 +250,11 @@ def _is_partial(trace: Trace, runs: _Runs) -> Bools:
     elif settings.garbage_collection_threshold <= 0:
         return result
     for i in np.flatnonzero(runs.is_new)[-MAX_CHECKED:].tolist():
-        result[i] |= _leaves_free_segments(trace, int(runs.last[i]) + 1)
+        layout = trace.layout_at(int(runs.last[i]) + 1)
+        is_free = layout.page_bytes == 0
+        is_free[layout.live_segment] = False
+        result[i] |= is_free.any()  # whole free segments were left
     return result
-
-
-def _leaves_free_segments(trace: Trace, k: int) -> bool:
-    """Return whether whole free segments were left after k events."""
-    layout = trace.layout_at(k)
-    is_free = layout.page_bytes == 0
-    is_free[layout.live_segment] = False
-    return bool(is_free.any())
 
 
 # Share of later large requests with a size that is new for their stack. It is 0 in programs with

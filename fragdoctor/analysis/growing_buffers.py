@@ -31,14 +31,13 @@ class GrowingBuffers(Struct, frozen=True):
         stack: the stack that makes them.
         row: events that make them, ascending.
         n_buffers: buffers that live side by side; request i replaces request i - ``n_buffers``.
-        first_bytes, last_bytes: size of one buffer at the start and end of the recording.
+        last_bytes: size of one buffer at the end of the recording.
         step_bytes: how much one buffer typically grows at a time.
     """
 
     stack: int
     row: I64
     n_buffers: int
-    first_bytes: int
     last_bytes: int
     step_bytes: int
 
@@ -46,11 +45,6 @@ class GrowingBuffers(Struct, frozen=True):
     def total_bytes(self) -> int:
         """The bytes of all buffers at the end of the recording."""
         return self.n_buffers * self.last_bytes
-
-    @property
-    def n_grown(self) -> int:
-        """How often each buffer was replaced by a larger one."""
-        return len(self.row) // self.n_buffers - 1
 
 
 def find_growing_buffers(requests: TrainingRequests) -> tuple[GrowingBuffers, ...]:
@@ -113,7 +107,6 @@ def _judged(requests: TrainingRequests, rows: I64, size: I64) -> GrowingBuffers 
         stack=int(requests.stack[rows[0]]),
         row=made,
         n_buffers=n,
-        first_bytes=int(size[0]),
         last_bytes=int(size[-1]),
         step_bytes=int(median(grows[grows > 0])),
     )

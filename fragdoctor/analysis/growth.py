@@ -69,7 +69,8 @@ def find_growth(trace: Trace, steps: StepEnds) -> tuple[Growth, ...]:
     if n < 2:
         return ()
     report_progress("Analyzing: growth")
-    group, frames = _groups(trace)
+    # One group of blocks for each user line, and one for blocks without a line.
+    group = trace.stacks.lines_of(lives.stack).astype(np.int64) + 1
     size = lives.size_bytes
     born, freed = steps.of_rows(lives.start), steps.of_rows(lives.free)
     freed = np.where(lives.free == NEVER, n, np.minimum(freed, n))
@@ -80,7 +81,7 @@ def find_growth(trace: Trace, steps: StepEnds) -> tuple[Growth, ...]:
     older = np.flatnonzero((born < 0) & (freed > 0) & (freed < n))
     goes_last = lasting[np.argsort(freed[lasting] < n, kind="stable")]
     of_older = _groups_of_sizes(size[older], size[goes_last], group[goes_last])
-    candidates = _candidates(lives, group, lasting, freed == n, len(frames))
+    candidates = _candidates(lives, group, lasting, freed == n, int(group.max(initial=0)) + 1)
     found = []
     for g in candidates.tolist():
         rows = lasting[group[lasting] == g]
@@ -95,7 +96,7 @@ def find_growth(trace: Trace, steps: StepEnds) -> tuple[Growth, ...]:
         slope, since = growth
         kept = np.flatnonzero((group == g) & (born >= since) & (born < n) & (lives.free == NEVER))
         if len(distinct(born[kept])) > 1:  # otherwise what grew was freed in the end
-            found.append(_described(trace, int(frames[g]), kept, born[kept], slope))
+            found.append(_described(trace, g - 1, kept, born[kept], slope))
     return tuple(sorted(found, key=lambda growth: -growth.survivor_bytes))
 
 
@@ -106,12 +107,6 @@ def _groups_of_sizes(older: I64, size: I64, group: I64) -> I64:
     group_of[at[: len(size)]] = group
     result: I64 = group_of[at[len(size) :]]
     return result
-
-
-def _groups(trace: Trace) -> tuple[I64, I64]:
-    """Return the group of each block (one per user line), and the groups' frames."""
-    lines = trace.stacks.lines_of(trace.lives_of_program.stack).astype(np.int64)
-    return lines + 1, np.arange(int(lines.max(initial=-1)) + 2) - 1
 
 
 def _candidates(lives: Lives, group: I64, lasting: I64, is_left: Bools, n_groups: int) -> I64:

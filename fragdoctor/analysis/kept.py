@@ -113,7 +113,7 @@ def _growing_buffer(trace: Trace, steps: StepEnds, least_bytes: float) -> KeptMe
             lines=(),
             kinds=(KeptBlocks(kind, buffers.n_buffers, buffers.total_bytes),),
             pattern=KeptPattern.BUFFER,
-            n_steps=buffers.n_grown,
+            n_steps=len(buffers.row) // buffers.n_buffers - 1,
             slope_bytes=buffers.n_buffers * buffers.step_bytes,
             n_survivors=len(left),
             survivor_bytes=int(lives.size_bytes[left].sum()),

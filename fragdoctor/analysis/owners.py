@@ -16,9 +16,11 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fragdoctor.analysis.modules import UNTOLD, ModulePaths
+from fragdoctor.analysis.modules import UNTOLD, ModulePaths, module_table
+from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.model.arrays import distinct, largest_groups, sum_by
 from fragdoctor.model.census import Census, HoldingKind, Owner
+from fragdoctor.model.modules import ModuleMemory
 from fragdoctor.model.phases import Category
 from fragdoctor.model.snapshot import I32, I64
 from fragdoctor.trace.trace import Trace
@@ -136,6 +138,19 @@ def _merged(
             owners[places[key]] = one
     keys = ((general(o.name), o.kind, o.scope) for o in census.owners)
     return np.array([places[key] for key in keys], np.int32)
+
+
+def module_memory(
+    analysis: DeviceAnalysis, censuses: Sequence[Census] = ()
+) -> tuple[ModuleMemory, ...]:
+    """Return the outermost modules with what they held at the peak of allocated bytes.
+
+    The result is empty if no module is recorded.
+    """
+    trace, totals, phases = analysis.trace, analysis.timeline, analysis.phases
+    state = analysis.n_events if totals is None else totals.peak_allocated_state
+    paths = module_parts(trace, ModulePaths.of(trace), censuses)
+    return module_table(trace, state, paths, None if phases is None else phases.category)
 
 
 def module_parts(trace: Trace, paths: ModulePaths, censuses: Sequence[Census]) -> ModulePaths:

@@ -1,7 +1,4 @@
-"""The phases of training on one device: their peaks, and what is held then and between steps.
-
-If no stacks were recorded, the optimizer steps around a block's life say what the block is for.
-"""
+"""The phases of training on one device: their peaks, and what is held then and between steps."""
 
 from __future__ import annotations
 
@@ -12,17 +9,14 @@ from msgspec.structs import replace
 
 from fragdoctor.analysis.categories import (
     LIKELY,
-    POSSIBLE,
     Categories,
-    sizes_of_pass,
     sort_blocks,
-    sums_at,
 )
 from fragdoctor.analysis.modules import UNTOLD, ModulePaths
 from fragdoctor.analysis.result import PhaseAnalysis
-from fragdoctor.future.passes import Passes, RoleRuns, annotated_passes, find_passes, last_phase
+from fragdoctor.future.passes import Passes, RoleRuns, find_passes, last_phase
 from fragdoctor.future.steps import Steps
-from fragdoctor.model.arrays import is_among, largest_groups, median, occurrence
+from fragdoctor.model.arrays import largest_groups, median, sum_by
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.phases import (
     Category,
@@ -32,8 +26,8 @@ from fragdoctor.model.phases import (
     PhaseReport,
     TrainingPhase,
 )
-from fragdoctor.model.snapshot import I64, U8, Action, Bools
-from fragdoctor.trace.lives import BEFORE, NEVER, Lives, Totals
+from fragdoctor.model.snapshot import I64, Action
+from fragdoctor.trace.lives import NEVER, Lives
 from fragdoctor.trace.trace import Trace
 
 MAX_LINES: Final = 5
@@ -44,50 +38,35 @@ _ORDER: Final = (
     TrainingPhase.SETUP,
     TrainingPhase.FORWARD,
     TrainingPhase.BACKWARD,
-    TrainingPhase.FORWARD_BACKWARD,
     TrainingPhase.OPTIMIZER,
 )
 NO_STACKS: Final = "no stacks were recorded, so nothing tells the phases apart"
-ONLY_STEPS: Final = (
-    "no stacks were recorded; only the optimizer's steps are marked, by PyTorch's own annotations"
-)
 NO_TRAINING: Final = "no stack shows a backward pass or an optimizer step"
 
 
 def find_phases(trace: Trace) -> PhaseAnalysis:
     """Return the phases of a device's trace and the categories of its memory."""
     runs = RoleRuns.of(trace)
-    if runs is not None:
-        passes = find_passes(trace, runs, int(Steps.of(trace).rows[:1].sum()))
-        end = end_of_work(trace, passes)
-        lives = trace.lives.until(end)
-        categories = _told(trace, sort_blocks(lives, trace.stacks.roles, passes))
-        found = _summary(trace, passes, _Table(categories, lives, trace), end)
-        return found if found.is_training.any() else _untrained(found)
-    if trace.stacks.roles.has_python:
-        return PhaseAnalysis(PhaseReport(trace.device, "none", NO_TRAINING))
-    annotated = annotated_passes(trace)
-    if annotated is None:
-        return PhaseAnalysis(PhaseReport(trace.device, "none", NO_STACKS))
-    categories = _told(trace, sort_by_lifetime(trace.lives, annotated, trace.totals))
-    found = _summary(trace, annotated, _Table(categories, trace.lives, trace))
-    return replace(found, report=replace(found.report, method="lifetimes", reason=ONLY_STEPS))
-
-
-def _told(trace: Trace, found: Categories) -> Categories:
-    """Return categories with the parameters, gradients and optimizer state of modules put in."""
+    if runs is None:
+        reason = NO_TRAINING if trace.stacks.roles.has_python else NO_STACKS
+        return PhaseAnalysis(PhaseReport(trace.device, "none", reason))
+    passes = find_passes(trace, runs, int(Steps.of(trace).rows[:1].sum()))
+    end = end_of_work(trace, passes)
+    lives = trace.lives.until(end)
+    found = sort_blocks(lives, trace.stacks.roles, passes)
+    # The parameters, gradients and optimizer state of modules are known where those were recorded.
     paths = ModulePaths.of(trace)
     sureness = np.where(paths.category == UNTOLD, found.sureness, LIKELY).astype(np.uint8)
-    return Categories(paths.told(found.category), sureness)
-
-
-def _untrained(found: PhaseAnalysis) -> PhaseAnalysis:
-    """Return the phases of a program that shows no training; forward passes are not counted."""
+    categories = Categories(paths.told(found.category), sureness)
+    result = _summary(trace, passes, _Table(categories, lives, trace), end)
+    if result.is_training.any():
+        return result
+    # The forward passes of a program that shows no training are not counted.
     phases = tuple(
         replace(p, n_passes=None) if p.phase == TrainingPhase.FORWARD else p
-        for p in found.report.phases
+        for p in result.report.phases
     )
-    return replace(found, report=replace(found.report, phases=phases, reason=NO_TRAINING))
+    return replace(result, report=replace(result.report, phases=phases, reason=NO_TRAINING))
 
 
 class _Table:
@@ -100,9 +79,12 @@ class _Table:
     def at(self, k: int) -> tuple[CategoryShare, ...]:
         """Return the sums after k events, most bytes first."""
         rows = self.lives.allocated_at(k)
-        n_bytes, n_blocks, likely = sums_at(self.categories, self.lives.size_bytes, rows)
+        kind, size = self.categories.category[rows], self.lives.size_bytes[rows]
+        is_likely = self.categories.sureness[rows] == LIKELY
+        n_bytes = sum_by(kind, size, len(Category))
+        likely = sum_by(kind[is_likely], size[is_likely], len(Category))
+        n_blocks = np.bincount(kind, minlength=len(Category))
         order = np.argsort(-n_bytes, kind="stable")
-        kind = self.categories.category[rows]
         return tuple(
             CategoryShare(
                 category=Category(int(c)),
@@ -123,7 +105,7 @@ class _Table:
         return tuple(LineBytes(self.snapshot.location(frame), n) for frame, n in best)
 
 
-def _summary(trace: Trace, passes: Passes, table: _Table, end: int | None = None) -> PhaseAnalysis:
+def _summary(trace: Trace, passes: Passes, table: _Table, end: int | None) -> PhaseAnalysis:
     totals = trace.totals
     states = totals.allocated_bytes
     # A pass begins in the state that the pass before it left.
@@ -131,6 +113,10 @@ def _summary(trace: Trace, passes: Passes, table: _Table, end: int | None = None
         np.maximum.reduceat(states[1:], passes.first[:-1]), states[passes.first[:-1]]
     )
     peak = totals.peak_allocated_state
+    led_to_peak = TrainingPhase.UNKNOWN
+    if peak:
+        at = int(np.searchsorted(passes.first, peak - 1, side="right")) - 1
+        led_to_peak = TrainingPhase(int(passes.label[at]))
     rest = _rest_state(passes, trace.n_events, end)
     report = PhaseReport(
         device=trace.device,
@@ -140,21 +126,13 @@ def _summary(trace: Trace, passes: Passes, table: _Table, end: int | None = None
             for label in _ORDER
             if (found := _phase(label, passes, peaks, states, table)) is not None
         ),
-        peak_phase=_label_of(passes, peak),
+        peak_phase=led_to_peak,
         peak_bytes=totals.peak_allocated_bytes,
         at_peak=table.at(peak),
         at_rest=() if rest is None else table.at(rest),
         rest_bytes=None if rest is None else int(states[rest]),
     )
     return PhaseAnalysis(report, passes.label, passes.first, table.categories.category)
-
-
-def _label_of(passes: Passes, state: int) -> TrainingPhase:
-    """Return the phase that led to a state."""
-    if not state:
-        return TrainingPhase.UNKNOWN
-    at = int(np.searchsorted(passes.first, state - 1, side="right")) - 1
-    return TrainingPhase(int(passes.label[at]))
 
 
 def _phase(
@@ -184,8 +162,7 @@ def _rest_state(passes: Passes, n_events: int, end: int | None) -> int | None:
     ends = last_phase(label)
     if label[-1] == ends and not passes.is_cut:
         return n_events if end is None else end
-    follows = np.isin(label[1:], (TrainingPhase.FORWARD, TrainingPhase.FORWARD_BACKWARD))
-    begins = np.flatnonzero(follows & (label[:-1] == ends)) + 1
+    begins = np.flatnonzero((label[1:] == TrainingPhase.FORWARD) & (label[:-1] == ends)) + 1
     return int(passes.first[begins[-1]]) if len(begins) else None
 
 
@@ -215,57 +192,3 @@ def end_of_work(trace: Trace, passes: Passes) -> int | None:
     made_in = passes.label[passes.of_rows()[np.maximum(lives.start, 0)]]
     stays = (lives.start < first_step) | (made_in == TrainingPhase.OPTIMIZER)
     return int(lives.free[goes_late & stays & (lives.start < last_step)].min())
-
-
-def sort_by_lifetime(lives: Lives, passes: Passes, totals: Totals) -> Categories:
-    """Return the category of every block, judging only by the steps around its life."""
-    of_row, n = passes.of_rows(), len(passes)
-    is_old, is_alive = lives.start == BEFORE, lives.free == NEVER
-    last_row = len(of_row) - 1
-    born = of_row[np.clip(lives.start, 0, last_row)].astype(np.int64)
-    died = of_row[np.clip(lives.free, 0, last_row)].astype(np.int64)
-    died[is_alive] = n
-    label = passes.label[born]
-    category = np.full(len(lives), Category.UNKNOWN, np.uint8)
-    sureness = np.full(len(lives), POSSIBLE, np.uint8)
-
-    def put(rows: Bools, what: int, how_sure: int = POSSIBLE) -> None:
-        category[rows] = what
-        sureness[rows] = how_sure
-
-    in_step = (label == TrainingPhase.OPTIMIZER) & ~is_old
-    put(in_step & (died == born), Category.TEMPORARIES, LIKELY)
-    is_cut = passes.is_cut & (born == n - 1)
-    put(in_step & (died > born + 1) & ~is_cut, Category.OPTIMIZER_STATE, LIKELY)
-    between = (label == TrainingPhase.FORWARD_BACKWARD) & ~is_old
-    top = _tops(passes, totals.allocated_bytes)[born]
-    within = between & (died == born)
-    put(within, Category.TEMPORARIES)
-    put(within & (lives.start < top) & (lives.free >= top), Category.ACTIVATIONS)
-    gradients = between & (died == born + 1) & ~is_alive
-    put(gradients, Category.GRADIENTS)
-    if gradients.any():  # otherwise nothing tells parameters from other kept memory
-        put(between & (died > born + 2) & (born + 2 < n), Category.KEPT)
-        first = between & (born == 0) & is_alive
-        sizes = sizes_of_pass(lives.requested_bytes[gradients], born[gradients])
-        _match_parameters(lives, category, sizes, (first | is_old) & is_alive)
-    return Categories(category, sureness)
-
-
-def _tops(passes: Passes, allocated: I64) -> I64:
-    """Return the row at which each pass has the most memory allocated."""
-    peaks = np.maximum.reduceat(allocated[1:], passes.first[:-1])
-    is_top = allocated[1:] == np.repeat(peaks, np.diff(passes.first))
-    rows = np.flatnonzero(is_top)
-    return rows[np.searchsorted(rows, passes.first[:-1])]
-
-
-def _match_parameters(
-    lives: Lives, category: U8, gradients: tuple[I64, I64], candidates: Bools
-) -> None:
-    """Mark the oldest candidates of each gradient size as parameters, one per gradient."""
-    sizes, wanted = gradients
-    old = np.flatnonzero(candidates & is_among(lives.requested_bytes, sizes))
-    old = old[np.lexsort((lives.start[old], lives.requested_bytes[old]))]
-    at = np.searchsorted(sizes, lives.requested_bytes[old])
-    category[old[occurrence(at) < wanted[at]]] = Category.PARAMETERS

@@ -254,11 +254,7 @@ class CaptureQuality(Struct, frozen=True):
     notes: Sequence[str] = ()
 
 
-_TRAINING: Final = (
-    TrainingPhase.BACKWARD,
-    TrainingPhase.FORWARD_BACKWARD,
-    TrainingPhase.OPTIMIZER,
-)
+_TRAINING: Final = (TrainingPhase.BACKWARD, TrainingPhase.OPTIMIZER)
 
 
 class PhaseAnalysis(Struct, frozen=True):

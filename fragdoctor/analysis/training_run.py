@@ -108,7 +108,11 @@ def _calls(stack: I32, size: I64, is_kept: Bools) -> list[tuple[int, int]] | Non
     """Return the calls of one forward pass as ranges of its allocations."""
     best: tuple[int, list[tuple[int, int]]] | None = None
     for calls in _candidates(stack):
-        saved = _saved_bytes(calls, size, is_kept)
+        # How many fewer bytes the pass would keep if each call kept its input and ran again. The
+        # largest call is not saved: it is complete again while the backward pass goes through it.
+        inside = [size[low:high][is_kept[low:high]] for low, high in calls]
+        whole = [int(kept.sum()) for kept in inside]
+        saved = sum(whole) - sum(int(kept[-1]) for kept in inside if len(kept)) - max(whole)
         if saved > 0 and (best is None or saved > best[0]):
             best = saved, calls
     return None if best is None else best[1]
@@ -165,17 +169,6 @@ def _cut(repeated: Sequence[I64], k: int, n: int) -> list[tuple[int, int]] | Non
     return [(int(low), int(high) + 1) for low, high in zip(opening, last, strict=True)]
 
 
-def _saved_bytes(calls: list[tuple[int, int]], size: I64, is_kept: Bools) -> int:
-    """Return how many fewer bytes the pass would keep if each call kept its input and ran again.
-
-    The largest call is not saved: it is complete again while the backward pass goes through it.
-    """
-    inside = [size[low:high][is_kept[low:high]] for low, high in calls]
-    outputs = sum(int(kept[-1]) for kept in inside if len(kept))
-    whole = [int(kept.sum()) for kept in inside]
-    return sum(whole) - outputs - max(whole)
-
-
 class TrainingRun(Struct, frozen=True):
     """The passes of a training run, as ranges of the device's events; ends are exclusive.
 
@@ -219,13 +212,7 @@ def training_run(
     """
     if phases is None or not len(phases.labels) or only_infers(trace, phases):
         return None
-    # Without stacks nothing separates forward from backward.
-    forward = _spans(
-        phases,
-        TrainingPhase.FORWARD
-        if (phases.labels == TrainingPhase.FORWARD).any()
-        else TrainingPhase.FORWARD_BACKWARD,
-    )
+    forward = _spans(phases, TrainingPhase.FORWARD)
     layers = find_layers(requests, list(zip(forward[0].tolist(), forward[1].tolist(), strict=True)))
     if not len(forward[0]) or (not phases.is_training.any() and layers is None):
         return None

@@ -112,7 +112,7 @@ def _modules(snapshot: Snapshot, device: int | None) -> pd.DataFrame:
         ConfigError: no modules were recorded.
     """
     from fragdoctor.analysis.device import analyze_device
-    from fragdoctor.diagnosis.modules import module_memory
+    from fragdoctor.analysis.owners import module_memory
     from fragdoctor.model.modules import modules_frame
 
     devices = [d for d in snapshot.devices if device in (None, d)]

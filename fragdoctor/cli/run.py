@@ -200,8 +200,8 @@ def _diagnosed(path: Path) -> Diagnosis | None:
     from fragdoctor.inputs.cases import read_bundle
 
     try:
-        with console.Progress("Replaying") as progress:
-            return diagnose(read_bundle(path), progress=progress.update)
+        with console.Progress("Replaying"):
+            return diagnose(read_bundle(path))
     except FragdoctorError as e:
         _say(f"The bundle cannot be diagnosed: {e.message} {e.hint}".rstrip())
         return None

@@ -112,14 +112,9 @@ def _swept(
     capacity: int | None,
 ) -> Simulation:
     """Return a search over all sensible settings, including those that were named."""
-    from fragdoctor.future.search import (
-        capacity_of,
-        search_settings,
-        sweep_candidates,
-        with_smallest_capacity,
-    )
-    from fragdoctor.future.simulator import continued_with, reproduce, simulation_of
-    from fragdoctor.future.whatif import WhatIf, check_version
+    from fragdoctor.future.search import sweep_candidates, with_smallest_capacity
+    from fragdoctor.future.simulator import continued_with, reproduce, search_settings
+    from fragdoctor.future.whatif import WhatIf, check_version, default_capacity
 
     version = check_version(asked.torch_version)
     reproduction = reproduce(trace)
@@ -129,19 +124,18 @@ def _swept(
         torch_version=version,
     )
     candidates = sweep_candidates(reproduction, version or None)
-    if capacity_of(reproduction, what_if) is None:
+    if capacity is None and default_capacity(reproduction) is None:
         # A fraction of a device of unknown size does not set a limit.
         candidates = tuple(c for c in candidates if "memory_fraction" not in c)
     tried = dict.fromkeys((*confs, *candidates))
     steps, other = asked.steps, continued_with(reproduction, further, asked.steps)
     found = search_settings(reproduction, tuple(tried), what_if=what_if, steps=steps, other=other)
-    pareto = tuple(found.pareto)
-    if asked.smallest_capacity:
-        pareto = tuple(
-            with_smallest_capacity(reproduction, replace(what_if, conf=r.conf), r) for r in pareto
-        )
+    if not asked.smallest_capacity:
+        return found
+    pareto = [
+        with_smallest_capacity(reproduction, replace(what_if, conf=r.conf), r) for r in found.pareto
+    ]
     refined = {r.conf: r for r in pareto}
     results = [refined.get(r.conf, r) for r in found.results]
-    simulation = simulation_of(reproduction, results, other)
     best = refined.get(found.best.conf, found.best) if found.best else None
-    return replace(simulation, best=best, pareto=pareto, is_fine=found.recorded_fits)
+    return replace(found, results=results, best=best, pareto=pareto)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from fragdoctor.analysis.growing_buffers import GrowingBuffers, find_growing_buffers
@@ -52,7 +52,6 @@ N_THREADS = 2  # the native replay releases the interpreter lock
 MAX_CONCURRENT_OPERATIONS = 500_000
 MIN_BUFFERS_SHARE = 0.05  # of the peak of live memory
 ENDLESS = WhatIf(capacity_bytes=2**50)
-Progress = Callable[[int, int], None]
 
 
 class Attempt(Struct, frozen=True):
@@ -97,22 +96,23 @@ class Effect(Struct, frozen=True):
 
 
 class Bench(Struct, frozen=True, dict=True):
-    """A reproduced run to try things on; ``kept`` is what grows in it from step to step."""
+    """A reproduced run to try things on; ``kept`` is what grows in it from step to step.
+
+    The outcomes of attempts are kept; those of edits that save cover only the recorded part, and
+    ``_looked_on`` has the results of edited what-ifs that are continued past it.
+    """
 
     reproduction: Reproduction
     simulation: Simulation
     fair_replay: FairReplay
     kept: KeptMemory | None = None
+    _tried: dict[Attempt, Effect | None] = field(default_factory=dict)
+    _looked_on: dict[Attempt, ReplayResult] = field(default_factory=dict)
 
     @property
     def is_exact(self) -> bool:
         """Whether what-ifs are replays rather than estimates."""
         return self.simulation.method == "replay"
-
-    @property
-    def is_proof(self) -> bool:
-        """Whether the reproduction matches the recording fully, so that a replay is a proof."""
-        return self.is_exact and self.simulation.fidelity.share == 1.0
 
     @property
     def is_usable(self) -> bool:
@@ -135,16 +135,6 @@ class Bench(Struct, frozen=True, dict=True):
     def has_trouble(self) -> bool:
         """Whether a request failed, or needed a flush of the cache."""
         return not self.recorded.fits or self.recorded.retries > 0
-
-    @cached_property
-    def _tried(self) -> dict[Attempt, Effect | None]:
-        """The outcomes of attempts; those of edits that save cover only the recorded part."""
-        return {}
-
-    @cached_property
-    def _looked_on(self) -> dict[Attempt, ReplayResult]:
-        """The results of edited what-ifs, continued past the recorded part."""
-        return {}
 
     @cached_property
     def let_go(self) -> Attempt | None:
@@ -204,9 +194,7 @@ class Bench(Struct, frozen=True, dict=True):
     def _endless(self, operations: NativeOps) -> ReplayResult:
         return self.fair_replay.replay(ENDLESS, operations, looks_on=False)
 
-    def run(
-        self, attempts: Sequence[Attempt], progress: Progress | None = None
-    ) -> list[Effect | None]:
+    def run(self, attempts: Sequence[Attempt]) -> list[Effect | None]:
         """Return an outcome per attempt, or None if the trace does not say enough for it."""
         outcomes: list[Effect | None] = []
         report_progress("Replaying", 0, len(attempts))
@@ -224,8 +212,6 @@ class Bench(Struct, frozen=True, dict=True):
                 for i, outcome in enumerate(begun, start=1):
                     outcomes.append(outcome.result())
                     report_progress("Replaying", i, len(attempts))
-                    if progress is not None:
-                        progress(i, len(attempts))
             finally:  # after an interrupt, start no more attempts
                 for outcome in begun:
                     outcome.cancel()
@@ -313,7 +299,8 @@ class Bench(Struct, frozen=True, dict=True):
             return Confidence.LIKELY
         if outlook.state is OutlookState.OPEN:
             return Confidence.POSSIBLE
-        return Confidence.PROVEN if self.is_proof and outlook.is_known else Confidence.LIKELY
+        is_proof = self.is_exact and self.simulation.fidelity.share == 1.0
+        return Confidence.PROVEN if is_proof and outlook.is_known else Confidence.LIKELY
 
     @cached_property
     def outlook(self) -> Outlook | None:
@@ -351,17 +338,13 @@ class Bench(Struct, frozen=True, dict=True):
         Returns None if no setting serves even the recorded request and no steps were found: the
         holes may be beyond any setting, unless the step needs more than there is in any layout.
         """
-        tried = [WhatIf(conf=conf) for conf in self._usual]
+        tried = [WhatIf(conf=conf) for conf in usual_candidates(self.reproduction)]
         with ThreadPoolExecutor(N_THREADS) as pool:
             results = list(pool.map(self.fair_replay.replay, tried))
         if not any(r.fits for r in results) and not self.is_in_step:
             needs, has = self.fair_replay.step_needs_bytes(), self.recorded.capacity_bytes
             return [] if needs is not None and has is not None and needs > has else None
         return [r for r in results if r.fits and not (r.outlook and r.outlook.ends_step)]
-
-    @cached_property
-    def _usual(self) -> tuple[str, ...]:
-        return usual_candidates(self.reproduction)
 
     @cached_property
     def growing_buffers(self) -> tuple[GrowingBuffers, ...]:

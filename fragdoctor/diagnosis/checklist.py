@@ -11,7 +11,6 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-from fragdoctor.analysis.result import CaptureQuality
 from fragdoctor.diagnosis.decision import NORMAL_OUTSIDE_SHARE, SLIM_MARGIN_SHARE
 from fragdoctor.diagnosis.figures import peak_of
 from fragdoctor.model.diagnosis import Cause, ChecklistItem, Status, Verdict
@@ -141,9 +140,12 @@ def _capacity_of_request(r: FailedRequest) -> Answer:
         )
     value = f"{format_size(needed)} needed, {format_size(available)} available"
     asked = "segment" if r.segment_rest_bytes else "request"
+    against = f"reserved {format_size(r.reserved_bytes)} + free {format_size(r.free_bytes)}"
+    if r.limit_bytes is not None and available == r.limit_bytes:
+        against = f"a limit of {format_size(r.limit_bytes)}"
     parts = (
         f"live {format_size(r.live_bytes)} + {asked} {format_size(r.requested_bytes)} against "
-        f"{_available_parts(r)}"
+        f"{against}"
     )
     margin = r.margin_bytes or 0
     if margin < 0:
@@ -154,12 +156,6 @@ def _capacity_of_request(r: FailedRequest) -> Answer:
             value, f"It would fit with only {format_size(margin)} to spare: {parts}.", r.source
         )
     return passed(value, f"It would fit if packed perfectly: {parts}.", r.source)
-
-
-def _available_parts(r: FailedRequest) -> str:
-    if r.limit_bytes is not None and r.available_bytes == r.limit_bytes:
-        return f"a limit of {format_size(r.limit_bytes)}"
-    return f"reserved {format_size(r.reserved_bytes)} + free {format_size(r.free_bytes)}"
 
 
 def check_gap(context: Context, _verdict: Verdict) -> Answer:
@@ -393,23 +389,17 @@ def check_capture_quality(context: Context, _verdict: Verdict) -> Answer:
     notes = " ".join(quality.notes)
     if quality.tiling_errors or not quality.is_consistent:
         return fail("inconsistent", notes or "The trace contradicts the state.", "snapshot")
-    value = _shortcoming(quality)
-    if value:
-        return warn(value, notes or "Part of the story is missing.", "snapshot")
-    value = plural(context.analysis.n_events, "event")
-    return passed(value, notes or "The history is complete.", "snapshot")
-
-
-def _shortcoming(quality: CaptureQuality) -> str:
-    for applies, name in (
+    shortcomings = (
         (not quality.has_trace, "no history"),
         (quality.is_truncated, "truncated history"),
         (quality.is_late_start, "late start"),
         (quality.has_stacks == 0, "no stacks"),
-    ):
-        if applies:
-            return name
-    return ""
+    )
+    value = next((name for applies, name in shortcomings if applies), "")
+    if value:
+        return warn(value, notes or "Part of the story is missing.", "snapshot")
+    value = plural(context.analysis.n_events, "event")
+    return passed(value, notes or "The history is complete.", "snapshot")
 
 
 def check_settings(context: Context, _verdict: Verdict) -> Answer:

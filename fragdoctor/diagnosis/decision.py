@@ -126,13 +126,6 @@ def undecided(r: FailedRequest) -> Hypothesis:
     )
 
 
-def although_free(r: FailedRequest) -> str:
-    """Return the clause about driver-free memory that covers the request, or ""."""
-    if not r.is_covered_by_free:
-        return ""
-    return f", although {format_size(r.free_bytes)} are free on the device"
-
-
 def live_and_request(r: FailedRequest) -> str:
     """Return the subject of a sentence about live memory and the request."""
     return f"The {format_size(r.live_bytes)} in use and the {r.request_text}"
@@ -245,11 +238,12 @@ def _limit(r: FailedRequest) -> Iterator[Hypothesis]:
         return
     if r.total_bytes is not None and r.limit_bytes >= r.total_bytes:
         return
+    free = f", although {format_size(r.free_bytes)} are free on the device"
+    although = free if r.is_covered_by_free else ""
     limit = Hypothesis(
         Cause.MEMORY_LIMIT,
         f"The process may reserve {format_size(r.limit_bytes)}, and {format_size(r.reserved_bytes)}"
-        f" reserved plus the {r.request_text} exceed that"
-        f"{although_free(r)}.",
+        f" reserved plus the {r.request_text} exceed that{although}.",
         Confidence.PROVEN,
     )
     packed_fits = r.margin_bytes is not None and r.margin_bytes > r.tolerance_bytes
@@ -287,7 +281,7 @@ def _free_enough(r: FailedRequest) -> Iterator[Hypothesis]:
     figures = (
         f"The {r.request_text} failed although {format_size(r.free_bytes)} were free on the device"
     )
-    yield from _outside(r)
+    yield from _others_first(r)
     if r.is_exact:
         if (
             r.live_bytes is not None
@@ -325,7 +319,41 @@ def _free_enough(r: FailedRequest) -> Iterator[Hypothesis]:
 
 
 def _others_first(r: FailedRequest) -> Iterator[Hypothesis]:
-    yield from _outside(r)
+    """Memory of other processes, or of other libraries in this process, as the main culprit."""
+    missing = r.uncovered_bytes
+    for hypothesis, n_bytes in _outside_candidates(r):
+        is_large = r.total_bytes is not None and n_bytes >= NORMAL_OUTSIDE_SHARE * r.total_bytes
+        if is_large and n_bytes >= missing and n_bytes >= (r.cache_bytes or 0):
+            yield hypothesis
+
+
+def _outside_candidates(r: FailedRequest) -> Iterator[tuple[Hypothesis, int]]:
+    other, own = r.other_bytes or 0, r.non_pytorch_bytes
+    own_excess = max(0, (own or 0) - CONTEXT_ALLOWANCE_BYTES)
+    listed = bool(r.other_processes)
+    other_reading = Hypothesis(
+        Cause.OTHER_PROCESS,
+        f"{'Other processes hold' if listed else 'About'} {format_size(other)} of the "
+        f"{format_size(r.total_bytes)} device"
+        f"{'' if listed else ' are held by somebody else, most likely another process'}; PyTorch "
+        f"in this process has reserved {format_size(r.reserved_bytes)}.",
+        Confidence.PROVEN if listed else Confidence.LIKELY,
+        "" if listed else "nvidia-smi (or fuser -v /dev/nvidia*) names the processes.",
+    )
+    own_reading = Hypothesis(
+        Cause.NON_PYTORCH_MEMORY,
+        f"{format_size(own)} of this process's memory are outside PyTorch's cache (context, "
+        f"libraries, other frameworks), against {format_size(r.reserved_bytes)} reserved by it.",
+        Confidence.LIKELY,
+    )
+    if own_excess > other:
+        yield own_reading, own_excess
+    if other:
+        yield other_reading, other
+        if r.process_bytes is None:
+            yield Hypothesis(Cause.NON_PYTORCH_MEMORY, ""), other
+    if 0 < own_excess <= other:
+        yield own_reading, own_excess
 
 
 def _over_available(r: FailedRequest) -> Iterator[Hypothesis]:
@@ -480,44 +508,6 @@ ROWS: Final[tuple[Callable[[FailedRequest], Iterator[Hypothesis]], ...]] = (
 
 
 # Helpers of several rows.
-
-
-def _outside(r: FailedRequest) -> Iterator[Hypothesis]:
-    """Memory of other processes, or of other libraries in this process, as the main culprit."""
-    missing = r.uncovered_bytes
-    for hypothesis, n_bytes in _outside_candidates(r):
-        is_large = r.total_bytes is not None and n_bytes >= NORMAL_OUTSIDE_SHARE * r.total_bytes
-        if is_large and n_bytes >= missing and n_bytes >= (r.cache_bytes or 0):
-            yield hypothesis
-
-
-def _outside_candidates(r: FailedRequest) -> Iterator[tuple[Hypothesis, int]]:
-    other, own = r.other_bytes or 0, r.non_pytorch_bytes
-    own_excess = max(0, (own or 0) - CONTEXT_ALLOWANCE_BYTES)
-    listed = bool(r.other_processes)
-    other_reading = Hypothesis(
-        Cause.OTHER_PROCESS,
-        f"{'Other processes hold' if listed else 'About'} {format_size(other)} of the "
-        f"{format_size(r.total_bytes)} device"
-        f"{'' if listed else ' are held by somebody else, most likely another process'}; PyTorch "
-        f"in this process has reserved {format_size(r.reserved_bytes)}.",
-        Confidence.PROVEN if listed else Confidence.LIKELY,
-        "" if listed else "nvidia-smi (or fuser -v /dev/nvidia*) names the processes.",
-    )
-    own_reading = Hypothesis(
-        Cause.NON_PYTORCH_MEMORY,
-        f"{format_size(own)} of this process's memory are outside PyTorch's cache (context, "
-        f"libraries, other frameworks), against {format_size(r.reserved_bytes)} reserved by it.",
-        Confidence.LIKELY,
-    )
-    if own_excess > other:
-        yield own_reading, own_excess
-    if other:
-        yield other_reading, other
-        if r.process_bytes is None:
-            yield Hypothesis(Cause.NON_PYTORCH_MEMORY, ""), other
-    if 0 < own_excess <= other:
-        yield own_reading, own_excess
 
 
 def _besides(r: FailedRequest, first: Cause) -> Iterator[Cause]:

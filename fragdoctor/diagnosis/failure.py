@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from fragdoctor.diagnosis.moments import DecidingMoment
 from fragdoctor.model.case import OomMessage
@@ -28,7 +29,12 @@ def find_failure(
     """
     request, message = context.failed_request, context.message
     if verdict.cause is Cause.HOST_MEMORY:
-        return _of_host(message)
+        if message is None or message.is_device_oom or not message.frames:
+            return None
+        stack, source_text = _told_stack(message)
+        at = stack[0] if stack else None
+        host = Failure(device=None, event=None, requested_bytes=None, free_bytes=None, location=at)
+        return replace(host, stack=stack, source_text=source_text, source="oom message")
     if verdict.cause in _NO_GPU or (message is not None and message.is_warning):
         return None
     if request is not None and request.source == "user":
@@ -100,20 +106,3 @@ def _told_stack(message: OomMessage) -> tuple[tuple[Location, ...], str]:
     code = {f.location: f.code for f in reversed(message.frames) if f.file}
     stack = from_user(tuple(code))[:MAX_STACK]
     return stack, code[stack[0]] if stack else ""
-
-
-def _of_host(message: OomMessage | None) -> Failure | None:
-    """Return where the host's memory ran out, if a traceback says so."""
-    if message is None or message.is_device_oom or not message.frames:
-        return None
-    stack, source_text = _told_stack(message)
-    return Failure(
-        device=None,
-        event=None,
-        requested_bytes=None,
-        free_bytes=None,
-        location=stack[0] if stack else None,
-        stack=stack,
-        source_text=source_text,
-        source="oom message",
-    )

@@ -45,9 +45,9 @@ MAX_HOLDERS = 30
 
 def device_figures(context: Context, moment: DecidingMoment | None) -> DeviceFigures | None:
     """Return the figures of one device, or None if no input has any."""
-    if context.analysis is not None and moment is not None:
-        figures = _from_snapshot(context, context.analysis)
-        return replace(figures, moment=_at(context, context.analysis, moment))
+    if moment is not None:
+        figures = _from_snapshot(context, moment.analysis)
+        return replace(figures, moment=_at(context, moment))
     if context.failed_request is not None:
         return _from_message(context, context.failed_request)
     if context.stats:
@@ -80,9 +80,9 @@ def _from_snapshot(context: Context, a: DeviceAnalysis) -> DeviceFigures:
     )
 
 
-def _at(context: Context, a: DeviceAnalysis, moment: DecidingMoment) -> MomentFigures:
+def _at(context: Context, moment: DecidingMoment) -> MomentFigures:
     """Return what the device's memory consisted of at a moment."""
-    layout = moment.layout
+    a, layout = moment.analysis, moment.layout
     space = free_space(layout)
     active = int(layout.live_bytes.sum())
     failed = context.failed_request if moment.failed is not None else None
@@ -161,11 +161,9 @@ def _from_stats(context: Context, s: MemoryStats) -> DeviceFigures:
     )
 
 
-def strander_reports(context: Context, moment: DecidingMoment | None) -> tuple[StranderReport, ...]:
+def strander_reports(context: Context, moment: DecidingMoment) -> tuple[StranderReport, ...]:
     """Return who strands free memory on one device, the costliest first."""
-    a = context.analysis
-    if a is None or moment is None:
-        return ()
+    a = moment.analysis
     at = a.n_events if moment.earlier_failure is None else moment.earlier_failure
     return tuple(
         StranderReport(
@@ -182,23 +180,24 @@ def strander_reports(context: Context, moment: DecidingMoment | None) -> tuple[S
     )
 
 
-def holder_reports(context: Context, moment: DecidingMoment | None) -> tuple[HolderReport, ...]:
+def holder_reports(context: Context, moment: DecidingMoment) -> tuple[HolderReport, ...]:
     """Return live memory by line on one device at its moment, the largest first."""
-    a = context.analysis
-    if a is None or moment is None:
-        return ()
+    a = moment.analysis
+    is_peak, is_failure = moment.kind is Moment.PEAK, moment.kind is Moment.FAILURE
     reports = [
         HolderReport(
             device=a.device,
             location=context.frame(h.frame) or context.user_line(h.stack),
             now_bytes=h.now_bytes,
             peak_bytes=h.peak_bytes,
-            n_blocks=_n_blocks(h, moment),
+            n_blocks=(h.n_peak if is_peak else h.n_now if moment.is_end else h.n_failure) or 0,
             stack=context.user_stack(h.stack),
             within=context.line_of_library(h.stack) if h.frame >= 0 else None,
             module=h.module,
             categories=h.categories,
-            failure_bytes=_failure_bytes(h, moment),
+            failure_bytes=(h.now_bytes if moment.is_end else h.failure_bytes)
+            if is_failure
+            else None,
             moment=moment.kind,
         )
         for h in _holders(a, moment)
@@ -213,18 +212,6 @@ def _holders(a: DeviceAnalysis, moment: DecidingMoment) -> Sequence[Holder]:
     category = None if a.phases is None else a.phases.category
     peak = a.timeline.peak_allocated_state
     return find_holders(a.trace, peak, category, moment.earlier_failure)
-
-
-def _failure_bytes(h: Holder, moment: DecidingMoment) -> int | None:
-    if moment.kind is not Moment.FAILURE:
-        return None
-    return h.now_bytes if moment.is_end else h.failure_bytes
-
-
-def _n_blocks(h: Holder, moment: DecidingMoment) -> int:
-    if moment.kind is Moment.PEAK:
-        return h.n_peak or 0
-    return h.n_now if moment.is_end else h.n_failure or 0
 
 
 I64 = npt.NDArray[np.int64]
@@ -293,15 +280,13 @@ def _columns(states: Iterable[int], starts: I64) -> tuple[int, ...]:
     return tuple(distinct(np.searchsorted(starts, at, side="right") - 1).tolist())
 
 
-def segment_reports(
-    context: Context, moment: DecidingMoment | None
-) -> tuple[Sequence[SegmentReport], int]:
+def segment_reports(moment: DecidingMoment | None) -> tuple[Sequence[SegmentReport], int]:
     """Return the segments with the most stranded free memory, and how many have any.
 
     The worst segment comes first. They show the moment of the stranding blocks.
     """
-    a = context.analysis
-    if a is None or moment is None:
+    if moment is None:
         return (), 0
+    a = moment.analysis
     at = a.trace.layout if moment.earlier_failure is None else moment.layout
     return find_stranded_segments(at, a.device)

@@ -13,13 +13,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fragdoctor.analysis.attribution import find_stranders
+from fragdoctor.analysis.growth import StepEnds
+from fragdoctor.analysis.host_memory import host_memory
 from fragdoctor.analysis.result import DeviceAnalysis, OomEvent, Strander
 from fragdoctor.errors import ConfigError
 from fragdoctor.future.steps import Steps
 from fragdoctor.model.arrays import largest_groups
-from fragdoctor.model.diagnosis import Cause, Moment, Verdict
+from fragdoctor.model.diagnosis import Cause, HostMemoryReport, Moment, Verdict
 from fragdoctor.model.phases import Category, HeldBytes, MomentReport
-from fragdoctor.model.snapshot import I64, Action
+from fragdoctor.model.snapshot import I64, Action, Snapshot
 from fragdoctor.rules.failed_request import FailedRequest, rounding_bytes
 from fragdoctor.rules.request_sources import matching_oom
 from fragdoctor.rules.rule import Context
@@ -84,13 +86,17 @@ def deciding_moment(context: Context, leader: Context, verdict: Verdict) -> Deci
         return DecidingMoment(a, Moment.FAILURE, a.n_events)
     if a.timeline is None:
         return end
-    failed = deciding_failure(leader, verdict)
+    asked = leader.failed_request is not None and leader.failed_request.source == "user"
+    # A program that recovered from its failures is judged as a whole.
+    has_failed = leader.failed_request is not None and verdict.cause is not Cause.HEALTHY
+    failed = None
+    if leader.analysis is not None and has_failed and not asked:
+        failed = matching_oom(leader.analysis, leader.message)
     if failed is not None:
         state = _state_of(failed, leader, context)
         if state is not None:
             own = failed if context is leader else None
             return DecidingMoment(a, Moment.FAILURE, state, _is_end(a.trace, state), own)
-    asked = leader.failed_request is not None and leader.failed_request.source == "user"
     if asked or verdict.cause is Cause.FRAGMENTATION:
         return end  # the verdict is about the cache that is left at the end
     peak = a.timeline.peak_allocated_state
@@ -102,15 +108,6 @@ def _is_of_message(a: DeviceAnalysis, failed: FailedRequest | None) -> bool:
     if failed is None or failed.source != "oom message" or failed.live_bytes is None:
         return False
     return abs(failed.live_bytes - a.active_bytes) <= rounding_bytes(failed.live_bytes)
-
-
-def deciding_failure(leader: Context, verdict: Verdict) -> OomEvent | None:
-    """Return the trace's failed request that the verdict is about, or None if there is none."""
-    if leader.analysis is None or verdict.cause is Cause.HEALTHY:
-        return None  # a program that recovered from its failures is judged as a whole
-    if leader.failed_request is None or leader.failed_request.source == "user":
-        return None
-    return matching_oom(leader.analysis, leader.message)
 
 
 def _state_of(failed: OomEvent, leader: Context, context: Context) -> int | None:
@@ -243,3 +240,24 @@ def _moment(a: DeviceAnalysis, totals: Totals, steps: I64, asked: str) -> tuple[
     end = int(steps[number]) if number < len(steps) else a.n_events
     within = totals.allocated_bytes[first + 1 : end + 1]
     return f"the peak of step {format_count(number)}", first + 1 + int(np.argmax(within))
+
+
+def host_report(
+    snapshot: Snapshot | None, moment: DecidingMoment | None
+) -> HostMemoryReport | None:
+    """Return the page-locked memory of a snapshot, or None if it has none.
+
+    ``moment`` belongs to the device that the verdict is about. If nothing failed on that device,
+    or its failure has no time, the holders are those at the end of the file.
+    """
+    if snapshot is None:
+        return None
+    when = step_times = None
+    if moment is not None and moment.analysis.capture.has_trace:
+        trace = moment.analysis.trace
+        times = trace.events.time_us
+        rows = StepEnds.of(trace).rows
+        step_times = times[np.minimum(rows, len(times) - 1)]
+        if moment.failed is not None:
+            when = int(times[moment.failed.row - trace.first_row])
+    return host_memory(snapshot, when if when is not None and when >= 0 else None, step_times)

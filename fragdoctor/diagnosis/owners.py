@@ -7,13 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from fragdoctor.analysis.owners import NamedBlocks, growth_of, held_twice, named_blocks
+from fragdoctor.analysis.owners import growth_of, held_twice, named_blocks
 from fragdoctor.diagnosis.moments import DecidingMoment
 from fragdoctor.model.arrays import largest_groups
 from fragdoctor.model.census import HoldingKind, Owner
 from fragdoctor.model.diagnosis import OwnerReport
-from fragdoctor.model.finding import Location
-from fragdoctor.model.snapshot import I64
 from fragdoctor.rules.rule import Context
 from fragdoctor.units import format_size
 
@@ -22,14 +20,12 @@ _NOTED_SHARE: Final = 0.1
 """Smallest share of the live memory that is worth a note."""
 
 
-def owner_reports(context: Context, moment: DecidingMoment | None) -> tuple[OwnerReport, ...]:
+def owner_reports(context: Context, moment: DecidingMoment) -> tuple[OwnerReport, ...]:
     """Return who holds the live memory, largest first: names, and lines where no name is known.
 
     The result is empty if no census names a holder of any of this memory.
     """
-    if context.analysis is None or moment is None or not context.case.censuses:
-        return ()
-    trace = context.analysis.trace
+    trace = moment.analysis.trace
     named = named_blocks(trace, context.case.censuses)
     if named is None:
         return ()
@@ -41,36 +37,26 @@ def owner_reports(context: Context, moment: DecidingMoment | None) -> tuple[Owne
     line = trace.stacks.lines_of(trace.lives.stack[rows]).astype(np.int64)
     group = np.where(place >= 0, place, len(named.owners) + 1 + line)
     sums = largest_groups(group, trace.lives.size_bytes[rows])
-    return tuple(
-        _report(context, moment, named, at, rows[group == at])
-        for at in sums.group[:MAX_OWNERS].tolist()
-    )
-
-
-def _report(
-    context: Context, moment: DecidingMoment, named: NamedBlocks, at: int, rows: I64
-) -> OwnerReport:
-    assert context.analysis is not None  # noqa: S101 - the caller has it
-    owner = named.owners[at] if at < len(named.owners) else Owner("", HoldingKind.UNNAMED)
-    growth = growth_of(owner, context.case.censuses)
-    return OwnerReport(
-        device=context.analysis.device,
-        owner=owner,
-        held_bytes=int(context.analysis.trace.lives.size_bytes[rows].sum()),
-        n_blocks=len(rows),
-        location=_made_at(context, rows),
-        moment=moment.kind,
-        grown_bytes=None if growth is None else growth.n_bytes,
-        n_items_before=None if growth is None else growth.n_items_before,
-    )
-
-
-def _made_at(context: Context, rows: I64) -> Location | None:
-    """Return the line that made the most bytes of these blocks."""
-    assert context.analysis is not None  # noqa: S101 - the caller has it
-    lives, stacks = context.analysis.trace.lives, context.analysis.trace.stacks
-    lines = largest_groups(stacks.lines_of(lives.stack[rows]), lives.size_bytes[rows])
-    return context.frame(int(lines.group[0]))
+    reports = []
+    for at in sums.group[:MAX_OWNERS].tolist():
+        mine = rows[group == at]
+        size = trace.lives.size_bytes[mine]
+        lines = largest_groups(trace.stacks.lines_of(trace.lives.stack[mine]), size)
+        owner = named.owners[at] if at < len(named.owners) else Owner("", HoldingKind.UNNAMED)
+        growth = growth_of(owner, context.case.censuses)
+        reports.append(
+            OwnerReport(
+                device=moment.analysis.device,
+                owner=owner,
+                held_bytes=int(size.sum()),
+                n_blocks=len(mine),
+                location=context.frame(int(lines.group[0])),
+                moment=moment.kind,
+                grown_bytes=None if growth is None else growth.n_bytes,
+                n_items_before=None if growth is None else growth.n_items_before,
+            )
+        )
+    return tuple(reports)
 
 
 def cycle_note(owners: Sequence[OwnerReport], context: Context) -> str:

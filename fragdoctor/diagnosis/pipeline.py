@@ -8,9 +8,10 @@ from typing import Final
 from msgspec.structs import replace
 
 from fragdoctor.analysis.device import analyze_device
+from fragdoctor.analysis.owners import module_memory
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.analysis.training_run import TrainingRun, training_run
-from fragdoctor.diagnosis.bench import Bench, Progress, set_up
+from fragdoctor.diagnosis.bench import Bench, set_up
 from fragdoctor.diagnosis.checklist import build_checklist
 from fragdoctor.diagnosis.corrections import find_corrections
 from fragdoctor.diagnosis.failure import find_failure
@@ -22,9 +23,7 @@ from fragdoctor.diagnosis.figures import (
     timeline_strip,
 )
 from fragdoctor.diagnosis.functions import function_holders
-from fragdoctor.diagnosis.host_report import host_report
-from fragdoctor.diagnosis.modules import module_memory
-from fragdoctor.diagnosis.moments import deciding_moment, moment_report
+from fragdoctor.diagnosis.moments import deciding_moment, host_report, moment_report
 from fragdoctor.diagnosis.notes import balance_note, capacity_note, find_notes
 from fragdoctor.diagnosis.owners import cycle_note, owner_reports, twice_note
 from fragdoctor.diagnosis.remedies.capacity import MAY_SAVE
@@ -64,9 +63,12 @@ def build_contexts(
     message = case.primary_message
     story = build_story(case.oom)
     if case.snapshot is None:
-        return tuple(
-            _context(case, device, None, message, story) for device in _stats_devices(case)
-        )
+        named: list[int | None] = [*case.stats.devices] if case.stats else []
+        if case.overrides.device is not None:
+            named = [case.overrides.device]
+        elif message is not None:
+            named = [message.device_index]
+        return tuple(_context(case, d, None, message, story) for d in named or [None])
     devices = [d for d in case.snapshot.devices if case.overrides.device in (None, d)]
     if not devices and case.snapshot.devices:
         held = ", ".join(str(d) for d in case.snapshot.devices)
@@ -76,7 +78,9 @@ def build_contexts(
         )
     if not devices:
         devices = [0 if case.overrides.device is None else case.overrides.device]
-    owner = _device_of_message(message, devices)
+    owner = None if message is None else message.device_index
+    if owner not in devices and len(devices) == 1:
+        owner = devices[0]  # a log may number devices otherwise (CUDA_VISIBLE_DEVICES)
     return tuple(
         _context(
             case,
@@ -89,15 +93,11 @@ def build_contexts(
     )
 
 
-def leading_context(contexts: Sequence[Context]) -> Context:
-    """Return the device that the verdict is about: fatal failures first, then the fullest.
-
-    If nothing failed, that is the device with the most live memory.
-    """
-    return max(contexts, key=_weight)
-
-
 def _weight(context: Context) -> tuple[int, int]:
+    """Return what makes a device the one that the verdict is about, most important first.
+
+    Fatal failures come first, then live memory.
+    """
     failed, analysis = context.failed_request, context.analysis
     if context.message is not None and analysis is not None and analysis.ooms:
         rank = 4
@@ -109,25 +109,6 @@ def _weight(context: Context) -> tuple[int, int]:
         rank = 1
     live = analysis.active_bytes if analysis is not None else 0
     return rank, live
-
-
-def _stats_devices(case: Case) -> list[int | None]:
-    """Return the devices that statistics or a message name, or a single None if none do."""
-    if case.overrides.device is not None:
-        return [case.overrides.device]
-    message = case.primary_message
-    if message is not None:
-        return [message.device_index]
-    return [*case.stats.devices] or [None] if case.stats else [None]
-
-
-def _device_of_message(message: OomMessage | None, devices: Sequence[int]) -> int | None:
-    if message is None:
-        return None
-    if message.device_index in devices:
-        return message.device_index
-    # A log with another numbering (CUDA_VISIBLE_DEVICES) still fits a snapshot with one device.
-    return devices[0] if len(devices) == 1 else None
 
 
 def _context(
@@ -153,10 +134,9 @@ def _context(
 NOT_REPLAYED: Final = FidelityReport(reason="the trace was not replayed")
 
 
-def diagnose(  # noqa: PLR0913 - the choices of one run, all by keyword
+def diagnose(
     case: Case,
     *,
-    progress: Progress | None = None,
     replays: bool = True,
     analyses: Mapping[int, DeviceAnalysis] | None = None,
     continue_with: Snapshot | None = None,
@@ -165,10 +145,9 @@ def diagnose(  # noqa: PLR0913 - the choices of one run, all by keyword
     """Return what is wrong, how that was found, and what to do about it.
 
     Any input of the case may be missing; what cannot be answered is skipped with the reason.
-    If there is a trace, recommendations are replayed before they are given; ``progress`` is
-    called with the number of replays done and their total. Without ``replays``, recommendations
-    rest on reasoning alone, which changes neither the verdict nor the findings. ``analyses`` of
-    devices are used if given. ``continue_with`` is a longer recording of the same program (a
+    If there is a trace, recommendations are replayed before they are given. Without ``replays``,
+    they rest on reasoning alone, which changes neither the verdict nor the findings. ``analyses``
+    of devices are used if given. ``continue_with`` is a longer recording of the same program (a
     rehearsal, a healthy run), which shows how the run would have gone on. ``at`` is a further
     moment of the trace to show, written as for ``moment_report``.
 
@@ -177,27 +156,29 @@ def diagnose(  # noqa: PLR0913 - the choices of one run, all by keyword
         SimulationError: the recording to continue with is of another program, or cannot be used.
     """
     contexts = build_contexts(case, analyses)
-    leader = leading_context(contexts)
+    leader = max(contexts, key=_weight)
     moment = None if at is None else moment_report(leader, at)
     results = run_rules(RULES, contexts)
     bench, fidelity = set_up(leader, continue_with) if replays else (None, NOT_REPLAYED)
     verdict = find_verdict(CaseEvidence(leader, bench))
     judged = JudgedCase(leader, verdict, bench, _training(leader, bench, verdict))
-    tested, replay_notes = prove(judged, proposals(judged), progress)
+    tested, replay_notes = prove(judged, proposals(judged))
     ordered = [leader, *(c for c in contexts if c is not leader)]
-    moments = [(c, deciding_moment(c, leader, verdict)) for c in ordered]
-    segments, n_segments = segment_reports(*moments[0])
+    moment_of = {c.device: deciding_moment(c, leader, verdict) for c in ordered}
+    moments = [(c, its) for c in ordered if (its := moment_of[c.device]) is not None]
+    own = moment_of[leader.device]
+    segments, n_segments = segment_reports(own)
     worded = in_framework_words(judged, tested)
     recommendations, rejected = rank(worded, verdict.cause)
     if verdict.cause is Cause.HEALTHY and leader.failed_request is not None:
         rejected = ()  # the program recovered from its failures, so none is left to fix
-    figures = (f for c, at in moments if (f := device_figures(c, at)) is not None)
+    figures = (f for c in ordered if (f := device_figures(c, moment_of[c.device])) is not None)
     devices = tuple(sorted(figures, key=lambda f: f.device))
     if verdict.state is RunState.FITS:
         recommendations = _worth_it(recommendations, verdict, devices)
     holders = tuple(h for c, at in moments for h in holder_reports(c, at))
     owners = tuple(o for c, at in moments for o in owner_reports(c, at))
-    host = host_report(case.snapshot, moments[0][1])
+    host = host_report(case.snapshot, own)
     about = (
         capacity_note(leader, bench),
         balance_note(devices, verdict, case.snapshot),
@@ -233,7 +214,7 @@ def diagnose(  # noqa: PLR0913 - the choices of one run, all by keyword
         phases=tuple(a.phases.report for c in ordered if (a := c.analysis) and a.phases),
         story=leader.story,
         moment=moment,
-        failure=find_failure(leader, verdict, moments[0][1]),
+        failure=find_failure(leader, verdict, own),
         host=host,
         analyses={c.analysis.device: c.analysis for c in contexts if c.analysis is not None},
     )

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from fragdoctor.analysis.result import DeviceAnalysis, KeptMemory, KeptPattern
 from fragdoctor.diagnosis.bench import Bench
 from fragdoctor.diagnosis.decision import Hypothesis, decide, distinct
-from fragdoctor.diagnosis.run_state import backed_off, run_state
+from fragdoctor.diagnosis.run_state import run_state
 from fragdoctor.diagnosis.verdict_message import (
     evidence_of_message,
     read_message,
@@ -307,15 +307,6 @@ def _caught(e: CaseEvidence) -> Hypothesis | None:
         f"went on{', to its end' if ended_well else ''}{served if n_after else ''}"
         f"{'; it let go of its memory after the last' if not (n_after or ended_well) else ''}."
     )
-    found = backed_off(analysis)
-    if found is not None:
-        where = e.context.user_line(found.stack)
-        summary += (
-            f" {'The line that failed' if where is None else where} asked for "
-            f"{format_size(found.failed_bytes)} in vain and was served "
-            f"{format_size(found.served_bytes)} from then on, {format_size(found.peak_bytes)} live "
-            "at the most."
-        )
     return Hypothesis(Cause.HEALTHY, summary, Confidence.LIKELY, row="failure-caught")
 
 

@@ -54,10 +54,6 @@ def _open(
     return Hypothesis(cause, text, sure, watch(m), also=also)
 
 
-def _whole_bytes(m: OomMessage) -> int | None:
-    return known(m.total_bytes) or known(m.limit_bytes)
-
-
 def _needs_bytes(m: OomMessage) -> int | None:
     """Return the total that a compiled program needs, if the message prints it."""
     is_program = m.program_bytes is None and m.variant == "jax-program"
@@ -79,7 +75,8 @@ def _by_size(n_bytes: int) -> Confidence:
 
 
 def _beyond_device(name: str, m: OomMessage) -> Hypothesis | None:
-    whole, needs, wanted = _whole_bytes(m), _needs_bytes(m), asked_bytes(m)
+    whole = known(m.total_bytes) or known(m.limit_bytes)
+    needs, wanted = _needs_bytes(m), asked_bytes(m)
     if whole is not None and needs is not None and needs > whole:
         text = f"The compiled program needs {format_size(needs)} of {format_size(whole)}."
         return Hypothesis(Cause.CAPACITY, text + _largest(m), Confidence.PROVEN)

@@ -59,7 +59,9 @@ def align(own: Requests, other: Requests, *, is_cut: bool = False) -> tuple[I64,
             request is then matched if anything in the other one comes from the same site.
     """
     at, mate = _anchors(own, other, is_cut=is_cut)
-    ratio = _ratio(own.size[at], other.size[mate])
+    size, mates = own.size[at], other.size[mate]
+    differ = size != mates
+    ratio = median(size[differ] / np.maximum(mates[differ], 1)) if differ.any() else 1.0
     own_edges = np.concatenate([[-1], at, [len(own)]])
     other_edges = np.concatenate([[-1], mate, [len(other)]])
     pairs: list[tuple[I64, I64]] = []
@@ -140,14 +142,6 @@ def _longest_ascending(values: I64) -> I64:
         result.append(at)
         at = int(before[at])
     return np.array(result[::-1], np.int64)
-
-
-def _ratio(own: I64, other: I64) -> float:
-    """Return the median size ratio between paired requests whose sizes differ."""
-    changed = own != other
-    if not changed.any():
-        return 1.0
-    return median(own[changed] / np.maximum(other[changed], 1))
 
 
 def _between(own: Requests, other: Requests, ratio: float, *, is_cut: bool) -> tuple[I64, I64]:

@@ -16,8 +16,8 @@ from fragdoctor._native import _ext
 from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.future.steps import Steps
 from fragdoctor.model.arrays import is_among
-from fragdoctor.model.snapshot import I32, I64, U64
-from fragdoctor.trace.operations import OPERATION, Operations, OpKind, is_free
+from fragdoctor.model.snapshot import I64, U64
+from fragdoctor.trace.operations import OPERATION, Operations, OpKind
 from fragdoctor.trace.replay import Reproduction
 from fragdoctor.units import MIB, format_size, plural
 
@@ -63,26 +63,11 @@ def empty_cache_at(rows: Sequence[int]) -> Edit:
     wanted = np.array(sorted(set(rows)), np.int64)
 
     def change(_: Reproduction, ops: Operations) -> Operations:
-        return _with_calls(ops, wanted)
+        new = np.zeros(len(wanted), OPERATION)
+        new["kind"], new["row"] = OpKind.EMPTY_CACHE, wanted
+        return Operations(np.insert(ops.table, ops.positions(wanted), new))
 
     return Edit(f"empty_cache() at {len(wanted)} chosen points", change)
-
-
-def largest_step_first() -> Edit:
-    """Return the edit that runs the step with the most active memory first, the rest in order.
-
-    Whatever the first step makes and keeps (optimizer state, gradient buffers) is then made in the
-    step that runs first.
-    """
-
-    def change(reproduction: Reproduction, ops: Operations) -> Operations:
-        steps = steps_of(reproduction)
-        peaks = reproduction.trace.totals.envelope("active_bytes", steps.rows + 1).high
-        largest = int(np.where(is_among(steps.rows, steps.main_rows), peaks, 0).argmax())
-        order = [largest, *(i for i in range(len(steps)) if i != largest)]
-        return _reordered(ops, steps, np.array(order, np.int64))
-
-    return Edit("largest batch first", change)
 
 
 def sizes_padded(bucket_bytes: int, from_bytes: int = MIB) -> Edit:
@@ -174,12 +159,6 @@ def steps_of(reproduction: Reproduction, least: int = MIN_STEPS) -> Steps:
     return steps
 
 
-def _with_calls(ops: Operations, rows: I64) -> Operations:
-    new = np.zeros(len(rows), OPERATION)
-    new["kind"], new["row"] = OpKind.EMPTY_CACHE, rows
-    return Operations(np.insert(ops.table, ops.positions(rows), new))
-
-
 def _live_at_end(reproduction: Reproduction, addresses: Sequence[int]) -> npt.NDArray[np.uint32]:
     """Return the allocations that lie at these addresses at the end of the trace.
 
@@ -200,59 +179,3 @@ def _live_at_end(reproduction: Reproduction, addresses: Sequence[int]) -> npt.ND
             + (f" ({len(missing)} such addresses)" if len(missing) > 1 else "")
         )
     return np.sort(rows).astype(np.uint32)
-
-
-def _reordered(ops: Operations, steps: Steps, order: I64) -> Operations:
-    """Return the operations with the steps run in another order.
-
-    A free in a later step than its allocation keeps its distance in steps and its place within the
-    step. What the first step makes and keeps moves to the step that runs first.
-    """
-    n_steps = len(steps)
-    place = np.empty(n_steps, np.int32)  # step -> when it runs
-    place[order] = np.arange(n_steps, dtype=np.int32)
-    step = _step_of(ops, steps)
-    own = np.maximum(step, 0)
-    begin = np.searchsorted(step, np.arange(n_steps + 1, dtype=np.int32))
-    length = np.maximum(np.diff(begin), 1).astype(np.float64)
-    born, dies = _life_in_steps(ops, step)
-    kept_by_first = ((born == 0) & ((dies < 0) | (dies > 1)))[ops.allocation]
-    origin = born[ops.allocation]
-    is_moved = (ops.kind == OpKind.MALLOC) & (step >= 0) & kept_by_first
-    is_late = ops.is_end & (step >= 0) & (origin < step)
-    follow = np.where(
-        kept_by_first | (origin < 0), step, place[np.maximum(origin, 0)] + step - origin
-    )
-    del kept_by_first, origin  # columns of a long trace are large: keep few at a time
-    when = np.where(is_late, np.minimum(follow, n_steps - 1), np.where(is_moved, 0, place[own]))
-    is_behind = is_late & (follow >= n_steps)
-    del follow
-    # A step's own operations keep their order; operations from elsewhere keep their relative place.
-    at = np.arange(len(ops), dtype=np.float64)
-    at[begin[0] :] -= begin[own[begin[0] :]]
-    moved = np.flatnonzero(is_moved | is_late)
-    at[moved] = at[moved] / length[own[moved]] * length[order[when[moved]]]
-    at[is_behind] = np.inf
-    when[step < 0] = -1
-    del own, moved, is_moved, is_late, is_behind, step, born, dies
-    sequence = np.lexsort((at, when))
-    del at, when
-    return Operations(ops.table[sequence])
-
-
-def _step_of(ops: Operations, steps: Steps) -> I32:
-    """Return the step of each operation, -1 before the first; ascending."""
-    reached = np.maximum.accumulate(ops.row)
-    starts = np.clip(steps.rows, 0, np.iinfo(np.uint32).max).astype(np.uint32)
-    step = np.searchsorted(starts, reached, side="right")
-    return (step - 1).astype(np.int32)
-
-
-def _life_in_steps(ops: Operations, step: I32) -> tuple[I32, I32]:
-    """Return the steps that made (-1: setup) and freed (-1: none) each allocation."""
-    n = int(ops.allocation.max(initial=0)) + 1
-    born, dies = np.full(n, -1, np.int32), np.full(n, -1, np.int32)
-    is_made, is_freed = ops.kind == OpKind.MALLOC, is_free(ops.kind)
-    born[ops.allocation[is_made]] = step[is_made]
-    dies[ops.allocation[is_freed]] = step[is_freed]
-    return born, dies

@@ -90,7 +90,7 @@ class Outlooks:
 
     def replay(self, conditions: Conditions, *, remakes_start: bool) -> tuple[Any, Outlook]:
         """Return the native replay's result for the recorded part, and what comes after it."""
-        known, limit = self.repetition, _limit_of(conditions)
+        known, limit = self.repetition, conditions.limit_bytes
         if known is None:
             raw = self._operations.replay(conditions.native(), False, remakes_start)
             return raw, _FAILED_BEFORE if not raw["fits"] else self._of_first_step(raw, limit)
@@ -137,10 +137,11 @@ class Outlooks:
         """Return the model's outcome for a future: it holds, or fails after this many steps."""
         # Two rounds of steps that may differ show whether they grow; more rounds add nothing.
         most = MAX_STEPS if known.doubt.share <= SURE else 2 * known.period
+        max_played = PLAYED_OF_EDIT if self._is_edited else MAX_PLAYED
         look = run.look_on(
             future,
             max_steps=most if self._asked is None else self._asked,
-            max_ops=self._max_played,
+            max_ops=max_played if self._asked is None else 2**40,
             stops_at_repetition=self._asked is None and not known.grows,
         )
         n_done, repeats = int(look["n_done"]), bool(look["repeats"]) and not known.grows
@@ -165,12 +166,6 @@ class Outlooks:
             steps=max(n_done - int(known.counts_first), 0),
             reason="from there on the steps repeat" if repeats else "",
         )
-
-    @property
-    def _max_played(self) -> int:
-        if self._asked is not None:
-            return 2**40
-        return PLAYED_OF_EDIT if self._is_edited else MAX_PLAYED
 
     def _of_first_step(self, raw: Mapping[str, Any], limit: int | None) -> Outlook:
         """Return the outlook of a run without a complete step, or without one like the last."""
@@ -217,12 +212,6 @@ def _growth_of(known: Repetition, allocated: Any) -> int:
     at = len(after) - 1 - known.period * half * np.arange(min(n_cycles // half, 2) + 1)
     rises = -np.diff(after[at])
     return int(rises.min()) // each if (rises > 0).all() else 0
-
-
-def _limit_of(conditions: Conditions) -> int | None:
-    """Return the most that may be reserved, or None if nothing limits it."""
-    limits = (conditions.capacity_bytes, conditions.allowed_bytes)
-    return min((b for b in limits if b is not None), default=None)
 
 
 _FAILED_BEFORE: Final = Outlook(

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from fragdoctor.model.arrays import is_among
 from fragdoctor.model.phases import TrainingPhase
-from fragdoctor.model.snapshot import I32, I64, U8, Action, Bools
+from fragdoctor.model.snapshot import I32, I64, U8, Action
 from fragdoctor.trace import stacks as stack_roles
 from fragdoctor.trace.columns import Events
 from fragdoctor.trace.trace import Trace
@@ -190,60 +190,25 @@ _LABELS: Final = {
 # ---- without stacks ----------------------------------------------------------------------------
 
 _STEP: Final = re.compile(r"Optimizer\.step#")
-_STEP_OR_ZERO_GRAD: Final = re.compile(r"Optimizer\.(?:step|zero_grad)#")
 MAX_ANNOTATIONS: Final = 200_000
 
 
 def find_optimizer_steps(trace: Trace) -> tuple[I64, I64] | None:
     """Return the rows at which annotated optimizer steps begin, and those at which they end.
 
-    PyTorch (from 2.6 on) records their times in every snapshot. Returns None if there are none.
+    PyTorch (from 2.6 on) records their times in every snapshot. It notes the current device, which
+    is the first one if a model spans several: a device without marks of its own uses the steps of
+    the others. Returns None if there are none.
     """
-    marks = _marks(trace, _STEP)
-    if marks is None:
-        return None
-    rows, begins = marks
-    return rows[begins], rows[~begins]
-
-
-def annotated_passes(trace: Trace) -> Passes | None:
-    """Return the passes between and within annotated optimizer steps, or None if there are none.
-
-    The part between two steps is forward and backward together.
-    """
-    marks = _marks(trace, _STEP_OR_ZERO_GRAD)
-    if marks is None:
-        return None
-    rows, begins = marks
-    n = trace.n_events
-    change = np.zeros(n + 1, np.int64)
-    np.add.at(change, rows, np.where(begins, 1, -1))
-    in_step = np.cumsum(change)[:n] > 0
-    if not in_step.any():
-        return None
-    label = np.where(in_step, TrainingPhase.OPTIMIZER, TrainingPhase.FORWARD_BACKWARD).astype(
-        np.uint8
-    )
-    starts = np.flatnonzero(np.append(True, label[1:] != label[:-1]))
-    none = np.full(len(starts), NOT_REACHED, np.int64)
-    return Passes(label[starts], np.append(starts, n), none, trace.ends_in_failure)
-
-
-def _marks(trace: Trace, name: re.Pattern[str]) -> tuple[I64, Bools] | None:
-    """Return the rows of annotations with a name, and whether each marks a beginning.
-
-    PyTorch notes the current device, which is the first one if a model spans several: a device
-    without marks of its own uses the steps of the others.
-    """
-    named = [a for a in trace.snapshot.annotations if name.match(a.name[:100])][:MAX_ANNOTATIONS]
-    own = [a for a in named if a.device in (trace.device, -1)]
-    marks = [(a.time_us, a.stage == "START") for a in own or named]
+    named = [a for a in trace.snapshot.annotations if _STEP.match(a.name[:100])][:MAX_ANNOTATIONS]
+    marks = [a for a in named if a.device in (trace.device, -1)] or named
     times = trace.events.time_us
     if not marks or not len(times) or int(times.min()) < 0:
         return None
     times = np.maximum.accumulate(times)
-    rows = np.searchsorted(times, [m[0] for m in marks], side="left").astype(np.int64)
-    return rows, np.array([m[1] for m in marks], np.bool_)
+    rows = np.searchsorted(times, [mark.time_us for mark in marks], side="left").astype(np.int64)
+    begins = np.array([mark.stage == "START" for mark in marks], np.bool_)
+    return rows[begins], rows[~begins]
 
 
 def trained_until(trace: Trace, failed: int) -> int:
@@ -254,15 +219,9 @@ def trained_until(trace: Trace, failed: int) -> int:
     runs = RoleRuns.of(trace)
     if runs is None:
         return 0
-    ends = training_ends(trace, runs)
+    ends = np.append(runs.first[1:], trace.n_events)  # each run ends where the next role begins
+    ends = ends[np.isin(runs.label, (stack_roles.BACKWARD, stack_roles.OPTIMIZER))]
     return int(ends[ends <= failed].max(initial=0))
-
-
-def training_ends(trace: Trace, runs: RoleRuns) -> I64:
-    """Return the row at which each backward pass and optimizer step ends: that of the next role."""
-    ends = np.append(runs.first[1:], trace.n_events)
-    result: I64 = ends[np.isin(runs.label, (stack_roles.BACKWARD, stack_roles.OPTIMIZER))]
-    return result
 
 
 def is_training_forward(trace: Trace, start: int, failed: int) -> bool:

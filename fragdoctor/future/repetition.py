@@ -67,10 +67,9 @@ class Repetition(Struct, frozen=True, dict=True):
         is_exact: whether they are equal to the byte, and the current step began like them.
         doubt: by how much a coming step may differ from what is expected of it.
         grows: whether sizes rise from step to step.
-        order: the steps that repeat, counted from the first step of the window.
+        period: how many steps there are until they repeat, including evaluation.
         period_steps: how many of them are steps of the program, not evaluation.
         counts_first: whether the current step is one of the program's.
-        rows: event rows at which each complete step and the current step began.
         steps: the aligned steps that it was made from.
     """
 
@@ -80,16 +79,10 @@ class Repetition(Struct, frozen=True, dict=True):
     is_exact: bool
     doubt: StepDoubt
     grows: bool
-    order: tuple[int, ...]
+    period: int
     period_steps: int
     counts_first: bool
-    rows: I64
     steps: AlignedSteps
-
-    @property
-    def period(self) -> int:
-        """Number of steps until they repeat, including evaluation."""
-        return len(self.order)
 
     @cached_property
     def expected(self) -> _ext.NativeFuture:
@@ -466,10 +459,9 @@ def _repeated(s: AlignedSteps, n_pools: int) -> Repetition:
         is_exact=n > 1 and not doubt.share and not grows,
         doubt=doubt,
         grows=grows,
-        order=tuple(order),
+        period=len(order),
         period_steps=sum(counts[1:]),
         counts_first=counts[0],
-        rows=w.rows,
         steps=s,
     )
 

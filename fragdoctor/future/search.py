@@ -8,21 +8,15 @@ threads work at a time, since the native replay releases the interpreter's lock.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Final
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import ConfigError
-from fragdoctor.future.other_run import OtherRun
 from fragdoctor.future.whatif import (
-    FairReplay,
-    ProgressCallback,
     WhatIf,
     conditions_of,
-    default_capacity,
     remakes_start_of,
 )
 from fragdoctor.model.hooks import report_progress
@@ -31,48 +25,36 @@ from fragdoctor.model.simulation import Outlook, OutlookState, ReplayResult
 from fragdoctor.trace.replay import PAGE_BYTES, Reproduction
 from fragdoctor.units import format_mebibytes
 
+USUAL: Final = {
+    "expandable_segments": ("True",),
+    "max_split_size_mb": ("32", "64", "128", "256", "512"),
+    "roundup_power2_divisions": ("2", "4", "8"),
+    "garbage_collection_threshold": ("0.6", "0.8"),
+}
+"""The values that most guides suggest; only a few, since every analysis tries them."""
 
-class SettingValues(Struct, frozen=True):
-    """The values of one key, in the order in which guides name them.
-
-    Attributes:
-        usual: the values that most guides suggest; only a few, since every analysis tries them.
-        others: the values between and beyond, for a sweep.
-    """
-
-    key: str
-    usual: tuple[str, ...]
-    others: tuple[str, ...] = ()
-
-    def confs(self, *, is_sweep: bool = False) -> tuple[str, ...]:
-        """Return the setting strings of the usual values, or of all of them."""
-        values = (*self.usual, *self.others) if is_sweep else self.usual
-        return tuple(f"{self.key}:{value}" for value in values)
-
-
-EXPANDABLE: Final = SettingValues("expandable_segments", ("True",))
-SPLITS: Final = SettingValues(
-    "max_split_size_mb", ("32", "64", "128", "256", "512"), ("20", "48", "96", "192", "384")
-)
-DIVISIONS: Final = SettingValues(
-    "roundup_power2_divisions", ("2", "4", "8"), ("1", "16", "[256:1,512:2,1024:4,>:8]")
-)
-LARGE_SEGMENTS: Final = SettingValues("large_segment_size_mb", (), ("32", "64", "128"))
-THRESHOLDS: Final = SettingValues("garbage_collection_threshold", ("0.6", "0.8"))
-
-FAMILIES: Final = (EXPANDABLE, SPLITS, DIVISIONS, LARGE_SEGMENTS, THRESHOLDS)
+OTHERS: Final = {
+    "max_split_size_mb": ("20", "48", "96", "192", "384"),
+    "roundup_power2_divisions": ("1", "16", "[256:1,512:2,1024:4,>:8]"),
+    "large_segment_size_mb": ("32", "64", "128"),
+}
+"""The values between and beyond, for a sweep."""
 
 
 def usual_confs(key: str) -> tuple[str, ...]:
     """Return the setting strings with the usual values of a key."""
-    return next(f.confs() for f in FAMILIES if f.key == key)
+    return tuple(f"{key}:{value}" for value in USUAL[key])
+
+
+def _all_confs(key: str) -> list[str]:
+    return [f"{key}:{value}" for value in (*USUAL.get(key, ()), *OTHERS.get(key, ()))]
 
 
 def usual_candidates(
     reproduction: Reproduction, torch_version: str | None = None
 ) -> tuple[str, ...]:
     """Return each key alone with its usual values, provided the version knows it."""
-    return _known((c for f in FAMILIES for c in f.confs()), reproduction, torch_version)
+    return _known((c for key in USUAL for c in usual_confs(key)), reproduction, torch_version)
 
 
 def sweep_candidates(
@@ -84,18 +66,19 @@ def sweep_candidates(
     in force. Expandable segments and ``max_split_size_mb`` exclude each other: oversize rules still
     apply to expandable blocks, and reserved memory can grow without bound.
     """
-    divisions, segments = DIVISIONS.confs(is_sweep=True), LARGE_SEGMENTS.confs(is_sweep=True)
+    divisions = usual_confs("roundup_power2_divisions")
+    segments = _all_confs("large_segment_size_mb")
     limit = "" if reproduction.conditions.allowed_bytes is not None else _LIMIT
-    collect = [f"{conf}{limit}" for conf in THRESHOLDS.confs()]
+    collect = [f"{conf}{limit}" for conf in usual_confs("garbage_collection_threshold")]
     wanted = [
         "",
-        *EXPANDABLE.confs(),
-        *SPLITS.confs(is_sweep=True),
-        *divisions,
+        *_all_confs("expandable_segments"),
+        *_all_confs("max_split_size_mb"),
+        *_all_confs("roundup_power2_divisions"),
         *segments,
         *collect,
-        *(f"expandable_segments:True,{other}" for other in (*DIVISIONS.confs(), *segments)),
-        *(f"max_split_size_mb:{mb},{d}" for mb in (64, 128, 256) for d in DIVISIONS.confs()),
+        *(f"expandable_segments:True,{other}" for other in (*divisions, *segments)),
+        *(f"max_split_size_mb:{mb},{d}" for mb in (64, 128, 256) for d in divisions),
         *(f"max_split_size_mb:{mb},{c}" for mb in (128, 256) for c in collect),
     ]
     return _known(wanted, reproduction, torch_version)
@@ -112,7 +95,10 @@ def _known(
     Without a version, keys that came after the recording's version are left out: an unknown key is
     an error at first use of the device.
     """
-    version = torch_version or _version_of(reproduction)
+    low = reproduction.trace.snapshot.provenance.version_low  # no newer than the recording's
+    oldest = {Era.SEGMENT_COUNTER: "2.13.0", Era.BLOCK_COUNTER: "2.12.0", Era.ADDRESS: "2.1.0"}
+    known_low = (low if low.count(".") > 1 else f"{low}.0") if low else ""
+    version = torch_version or known_low or oldest[reproduction.conditions.era]
     recorded = reproduction.conditions.settings.conf
     known = []
     for conf in dict.fromkeys(wanted):
@@ -126,82 +112,9 @@ def _known(
     return tuple(known)
 
 
-def _version_of(reproduction: Reproduction) -> str:
-    """Return a version that is no newer than the recording's."""
-    low = reproduction.trace.snapshot.provenance.version_low
-    if low:
-        return low if low.count(".") > 1 else f"{low}.0"
-    newest = {Era.SEGMENT_COUNTER: "2.13.0", Era.BLOCK_COUNTER: "2.12.0", Era.ADDRESS: "2.1.0"}
-    return newest[reproduction.conditions.era]
-
-
-N_THREADS = 2
 # A setting fits with margin if this share of the capacity is left over: about what the driver and
 # libraries come to need on top in a long run.
 MARGIN_SHARE = 0.03
-
-
-class SettingsSearch(Struct, frozen=True):
-    """What a search found.
-
-    Attributes:
-        results: one per candidate, in the order asked.
-        best: the cheapest that fits with margin, else the one that fits with the most margin. None
-            if none fits, none gains on the recorded settings, or those already fit with margin.
-        pareto: those that no other beats in both peak reserved memory and driver calls, sorted by
-            peak; only those that fit, if any does.
-        recorded_fits: whether the recorded settings serve every request with margin.
-    """
-
-    results: Sequence[ReplayResult]
-    best: ReplayResult | None
-    pareto: Sequence[ReplayResult]
-    recorded_fits: bool
-
-
-def search_settings(  # noqa: PLR0913 - the choices of one search, all by keyword
-    reproduction: Reproduction,
-    confs: Sequence[str] | None = None,
-    *,
-    what_if: WhatIf | None = None,
-    steps: int | None = None,
-    other: OtherRun | None = None,
-    progress: ProgressCallback | None = None,
-) -> SettingsSearch:
-    """Replay every candidate and return what each does, the best, and the Pareto set.
-
-    The settings are ``usual_candidates`` if None, replayed under the capacity, fraction and version
-    of ``what_if`` (as recorded if None); ``steps`` is as for ``simulate``, and ``other`` says how
-    the run continues. ``progress`` is called from this thread with the numbers of candidates done
-    and candidates in all.
-
-    Raises:
-        ConfigError: if a setting string is wrong.
-        SimulationError: if a candidate cannot be replayed.
-    """
-    what_if = what_if or WhatIf()
-    if confs is None:
-        confs = usual_candidates(reproduction, what_if.torch_version or None)
-    fair = FairReplay(reproduction, steps, other)
-    results: list[ReplayResult | None] = [None] * len(confs)
-    with ThreadPoolExecutor(N_THREADS) as pool:
-        jobs = {
-            pool.submit(fair.replay, replace(what_if, conf=conf)): i for i, conf in enumerate(confs)
-        }
-        for n_done, job in enumerate(as_completed(jobs), 1):
-            results[jobs[job]] = job.result()
-            report_progress("Replaying", n_done, len(confs))
-            if progress is not None:
-                progress(n_done, len(confs))
-    done = [r for r in results if r is not None]
-    recorded = fair.replay(what_if)
-    is_fine = recorded.fits and recorded.retries == 0 and _has_margin(recorded)
-    return SettingsSearch(
-        results=tuple(done),
-        best=None if is_fine else best_of(_gaining(done, recorded)),
-        pareto=pareto_of(done),
-        recorded_fits=is_fine,
-    )
 
 
 def best_of(results: Sequence[ReplayResult]) -> ReplayResult | None:
@@ -213,13 +126,13 @@ def best_of(results: Sequence[ReplayResult]) -> ReplayResult | None:
     fitting = [r for r in results if r.fits and r.is_conclusive]
     if not fitting:
         return None
-    easy = [r for r in fitting if _has_margin(r)]
+    easy = [r for r in fitting if has_margin(r)]
     if easy:
         return min(easy, key=lambda r: (r.retries, r.driver_calls, r.conf.count(":")))
     return max(fitting, key=lambda r: (r.margin_bytes or 0, -r.driver_calls))
 
 
-def _gaining(results: Sequence[ReplayResult], recorded: ReplayResult) -> list[ReplayResult]:
+def gaining(results: Sequence[ReplayResult], recorded: ReplayResult) -> list[ReplayResult]:
     """Return the results that are better than the recorded one and worse in nothing.
 
     If the recorded settings fail, any result that fits gains.
@@ -236,7 +149,8 @@ def _gaining(results: Sequence[ReplayResult], recorded: ReplayResult) -> list[Re
     ]
 
 
-def _has_margin(result: ReplayResult) -> bool:
+def has_margin(result: ReplayResult) -> bool:
+    """Return whether a result leaves enough of the capacity over."""
     if result.capacity_bytes is None:
         return True
     return (result.margin_bytes or 0) >= MARGIN_SHARE * result.capacity_bytes
@@ -251,13 +165,6 @@ def pareto_of(results: Sequence[ReplayResult]) -> tuple[ReplayResult, ...]:
         if not front or result.driver_calls < front[-1].driver_calls:
             front.append(result)
     return tuple(front)
-
-
-def capacity_of(reproduction: Reproduction, what_if: WhatIf) -> int | None:
-    """Return the capacity that a what-if is replayed under, or None if it is unlimited."""
-    if what_if.capacity_bytes is not None:
-        return what_if.capacity_bytes
-    return default_capacity(reproduction)
 
 
 # Work spent on one search for the smallest capacity, in operations: a second or two.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import numpy as np
 from msgspec.structs import replace
@@ -10,10 +11,16 @@ from msgspec.structs import replace
 from fragdoctor.errors import SimulationError
 from fragdoctor.future.edits import Edit
 from fragdoctor.future.other_run import OtherRun
-from fragdoctor.future.search import with_smallest_capacity
+from fragdoctor.future.search import (
+    best_of,
+    gaining,
+    has_margin,
+    pareto_of,
+    usual_candidates,
+    with_smallest_capacity,
+)
 from fragdoctor.future.whatif import (
     FairReplay,
-    ProgressCallback,
     WhatIf,
     check_version,
     default_capacity,
@@ -27,6 +34,7 @@ from fragdoctor.trace.reproduction import find_reproduction
 from fragdoctor.trace.trace import Trace, return_free_memory
 from fragdoctor.units import format_mebibytes, plural
 
+N_THREADS = 2  # the native replay releases the interpreter's lock
 # Below this share of reproduced events and blocks a what-if is an estimate.
 REPLAY_SHARE = 0.95
 
@@ -45,7 +53,6 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
     device_total_bytes: int | None = None,
     steps: int | None = None,
     continue_with: Snapshot | None = None,
-    progress: ProgressCallback | None = None,
 ) -> Simulation:
     """Replay a trace as recorded and under every condition asked for.
 
@@ -65,7 +72,6 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
         steps: how many whole steps to play after the current one. If None, play until they repeat.
         continue_with: a recording of the same program that goes further (a rehearsal, a healthy
             run): it says how the run continues wherever the code is as recorded.
-        progress: called with the numbers of replays done and replays in all.
 
     Returns:
         The reproduction with its fidelity, and one result per conf and edit, in that order. With
@@ -107,9 +113,48 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
                 reproduction, one, result, operations, look, is_steady=is_steady
             )
         results.append(result)
-        if progress is not None:
-            progress(i + 1, len(asked))
     return simulation_of(reproduction, results, other)
+
+
+def search_settings(
+    reproduction: Reproduction,
+    confs: Sequence[str] | None = None,
+    *,
+    what_if: WhatIf | None = None,
+    steps: int | None = None,
+    other: OtherRun | None = None,
+) -> Simulation:
+    """Replay every candidate, and mark the best and the Pareto set.
+
+    The settings are ``usual_candidates`` if None, replayed under the capacity, fraction and version
+    of ``what_if`` (as recorded if None); ``steps`` is as for ``simulate``, and ``other`` says how
+    the run continues.
+
+    Raises:
+        ConfigError: if a setting string is wrong.
+        SimulationError: if a candidate cannot be replayed.
+    """
+    what_if = what_if or WhatIf()
+    if confs is None:
+        confs = usual_candidates(reproduction, what_if.torch_version or None)
+    fair = FairReplay(reproduction, steps, other)
+    results: list[ReplayResult | None] = [None] * len(confs)
+    with ThreadPoolExecutor(N_THREADS) as pool:
+        jobs = {
+            pool.submit(fair.replay, replace(what_if, conf=conf)): i for i, conf in enumerate(confs)
+        }
+        for n_done, job in enumerate(as_completed(jobs), 1):
+            results[jobs[job]] = job.result()
+            report_progress("Replaying", n_done, len(confs))
+    done = [r for r in results if r is not None]
+    recorded = fair.replay(what_if)
+    is_fine = recorded.fits and recorded.retries == 0 and has_margin(recorded)
+    return replace(
+        simulation_of(reproduction, done, other),
+        best=None if is_fine else best_of(gaining(done, recorded)),
+        pareto=pareto_of(done),
+        is_fine=is_fine,
+    )
 
 
 def continued_with(

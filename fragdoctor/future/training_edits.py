@@ -11,7 +11,7 @@ import numpy as np
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.future.edits import Edit, steps_of
-from fragdoctor.model.arrays import distinct
+from fragdoctor.model.arrays import is_among
 from fragdoctor.model.snapshot import I64, Bools
 from fragdoctor.trace.lives import NEVER as NOT_FREED
 from fragdoctor.trace.operations import (
@@ -20,6 +20,7 @@ from fragdoctor.trace.operations import (
     Operations,
     OpKind,
     frees_of,
+    is_free,
     reached_rows,
 )
 from fragdoctor.trace.replay import Reproduction
@@ -61,7 +62,7 @@ def loss_in_chunks(
     def change(_: Reproduction, ops: Operations) -> Operations:
         is_request = ops.is_request
         reached = reached_rows(ops)
-        is_loss = is_request & _is_in(loss_rows, ops.row.astype(np.int64))
+        is_loss = is_request & is_among(ops.row, loss_rows)
         dies = Allocations(ops).dies[ops.allocation]
         table = ops.table.copy()
         bounds = np.searchsorted(reached, np.stack((from_row, end_row, until_row)))
@@ -98,14 +99,14 @@ def passes_scaled(first_row: I64, end_row: I64, last_row: int, share: float) -> 
 
     def change(reproduction: Reproduction, ops: Operations) -> Operations:
         lives = Allocations(ops)
-        parameters = distinct(_parameters(reproduction, lives, int(first_row[0])))
+        parameters = _parameters(reproduction, lives, int(first_row[0]))
         reached = reached_rows(ops)
         at = np.searchsorted(first_row, reached, side="right") - 1
         inside = (at >= 0) & (reached < end_row[np.maximum(at, 0)])
         stays = (lives.dies == NEVER) & (lives.row < last_row)
         chosen = inside & ((ops.kind == OpKind.MALLOC) & ~stays[ops.allocation])
         chosen |= ops.kind == OpKind.FAILED
-        chosen &= ~_is_in(parameters, ops.size.astype(np.int64))
+        chosen &= ~is_among(ops.size.astype(np.int64), parameters)
         table = ops.table.copy()
         size = table["size"][chosen]
         table["size"][chosen] = np.maximum(np.rint(size * share), 1).astype(np.uint64)
@@ -131,32 +132,6 @@ def batch_scaled(share: float) -> Edit:
     return Edit(f"batch x {share:g}", change)
 
 
-def optimizer_one_by_one(temporary_row: I64, first_row: I64) -> Edit:
-    """Return the edit that updates one parameter after another: ``foreach=False``.
-
-    Adam then has two temporaries of a parameter's size at a time; the largest of each pass counts.
-
-    Events of ``temporary_row`` request temporaries of the optimizer's step; each pass of the step
-    begins at an event of ``first_row``. Both are ascending.
-    """
-
-    def change(_: Reproduction, ops: Operations) -> Operations:
-        temporary = _requested_at(ops, temporary_row)
-        lives = Allocations(ops)
-        ids = np.flatnonzero(temporary)
-        of_pass = np.searchsorted(first_row, lives.row[ids], side="right")
-        order = np.lexsort((lives.size[ids], of_pass))
-        last_of_pass = np.append(np.diff(of_pass[order]) > 0, True)[: len(order)]
-        largest = np.zeros(len(temporary), np.bool_)
-        largest[ids[order[last_of_pass]]] = True
-        table = ops.table.copy()
-        doubled = largest[ops.allocation] & (ops.kind == OpKind.MALLOC)
-        table["size"][doubled] *= np.uint64(2)
-        return Operations(table).without(temporary & ~largest)
-
-    return Edit("optimizer without foreach", change)
-
-
 def states_quantized(state_row: I64, temporary_row: I64) -> Edit:
     """Return the edit that keeps the optimizer's states in eight bits, updated by one kernel.
 
@@ -169,7 +144,7 @@ def states_quantized(state_row: I64, temporary_row: I64) -> Edit:
     def change(_: Reproduction, ops: Operations) -> Operations:
         table = ops.table.copy()
         n = ops.size.astype(np.int64) // FLOAT_BYTES
-        is_state = ops.is_request & _is_in(state_row, ops.row.astype(np.int64))
+        is_state = ops.is_request & is_among(ops.row, state_row)
         chosen = is_state & (n >= QUANTIZED_FROM)
         size = n[chosen] + -(-n[chosen] // QUANTIZED_BLOCK) * FLOAT_BYTES
         table["size"][chosen] = size.astype(np.uint64)
@@ -228,7 +203,7 @@ def buffers_preallocated(rows: I64, n_buffers: int) -> Edit:
 
     def change(_: Reproduction, ops: Operations) -> Operations:
         lives = Allocations(ops)
-        made = np.flatnonzero(_is_in(rows, lives.row) & (lives.born >= 0))
+        made = np.flatnonzero(is_among(lives.row, rows) & (lives.born >= 0))
         made = made[np.argsort(lives.born[made])]
         slot = np.arange(len(made)) % n_buffers
         largest = np.zeros(n_buffers, np.int64)
@@ -252,29 +227,134 @@ def buffers_preallocated(rows: I64, n_buffers: int) -> Edit:
     return Edit("buffers made once", change)
 
 
+# ---- layers that run again in the backward pass ----------------------------------------------
+
+
+def checkpointed(first_row: I64, end_row: I64, forward_end_row: I64) -> Edit:
+    """Return the edit that runs layers under ``torch.utils.checkpoint``.
+
+    Whatever a layer keeps for the backward pass, except its output, is freed when the layer ends
+    and made again, with its temporaries, right before the backward pass reaches the layer.
+
+    Each call of a layer begins at an event of ``first_row`` (ascending) and ends at one of
+    ``end_row``.
+    """
+
+    def change(_: Reproduction, ops: Operations) -> Operations:
+        calls = _Calls(ops, first_row, end_row, forward_end_row)
+        return calls.recomputed()
+
+    return Edit("layers checkpointed", change)
+
+
+class _Calls:
+    """The calls of layers among the operations: what each keeps, and when it is needed again."""
+
+    def __init__(self, ops: Operations, first_row: I64, end_row: I64, forward_end_row: I64) -> None:
+        self.ops, self.lives = ops, Allocations(ops)
+        reached = reached_rows(ops)
+        self.reached = reached
+        self.begin = np.searchsorted(reached, first_row)
+        self.end = np.searchsorted(reached, end_row)
+        self.forward_end = np.searchsorted(reached, forward_end_row)
+        self._find_kept()
+        self._find_wanted()
+
+    def _find_kept(self) -> None:
+        """Find what each call keeps for the backward pass, except its output."""
+        born, n = self.lives.born, len(self.lives.born)
+        at = np.searchsorted(self.begin, born, side="right") - 1
+        inside = (born >= 0) & (at >= 0) & (born < self.end[np.maximum(at, 0)])
+        self.call = np.where(inside, at, -1)
+        outlives = self.lives.dies >= self.forward_end[np.maximum(at, 0)]
+        self.is_kept = inside & outlives
+        kept = np.flatnonzero(self.is_kept)
+        kept = kept[np.argsort(born[kept], kind="stable")]
+        # The last block that a call keeps is its output: the next call's input, kept anyway.
+        last = np.append(np.diff(self.call[kept]) > 0, True)[: len(kept)]
+        is_output = np.zeros(n, np.bool_)
+        is_output[kept[last]] = True
+        self.is_inner = self.is_kept & ~is_output
+
+    def _find_wanted(self) -> None:
+        """Find the operation before which the backward pass reaches each call.
+
+        By then it has freed what the next call kept, or what the loss kept after the last call,
+        and nothing of this one. ``NEVER`` if the trace does not get there.
+        """
+        n = len(self.begin)
+        lives, inner = self.lives, np.flatnonzero(self.is_inner)
+        freed = inner[lives.dies[inner] < NEVER]
+        first, last = np.full(n, NEVER), np.full(n, -1)
+        np.minimum.at(first, self.call[freed], lives.dies[freed])
+        np.maximum.at(last, self.call[freed], lives.dies[freed])
+        behind = np.append(last[1:], -1)
+        is_last = np.append(self.forward_end[1:] != self.forward_end[:-1], True)[:n]
+        for i in np.flatnonzero(is_last).tolist():
+            low, high = int(self.end[i]), int(self.forward_end[i])
+            ids = self.ops.allocation[low:high][self.ops.kind[low:high] == OpKind.MALLOC]
+            done = lives.dies[ids]
+            done = done[(done >= high) & (done < first[i])]
+            behind[i] = int(done.max(initial=-1))
+        after = np.where(behind >= 0, behind + 1, first)
+        self.wanted = np.where(first == NEVER, NEVER, np.minimum(after, first))
+
+    def recomputed(self) -> Operations:
+        """Return the operations with each call rerun when it is needed."""
+        ops, lives = self.ops, self.lives
+        inner = np.flatnonzero(self.is_inner)
+        # Rerun up to the last result that the backward pass needs; PyTorch stops there.
+        stop = self.begin.copy()
+        np.maximum.at(stop, self.call[inner], lives.born[inner] + 1)
+        again = np.flatnonzero(self.wanted < NEVER)
+        length = stop[again] - self.begin[again]
+        source = np.repeat(self.begin[again] - np.cumsum(length) + length, length)
+        source += np.arange(int(length.sum()))
+        call = np.repeat(again, length)
+        of = ops.allocation[source]
+        is_own = self.call[of] == call
+        made = is_own & (ops.kind[source] == OpKind.MALLOC)
+        new_id = np.zeros(len(lives.born), np.uint32)
+        first_new = len(lives.born)
+        new_id[of[made]] = first_new + np.arange(int(made.sum()), dtype=np.uint32)
+        freed = is_own & is_free(ops.kind[source]) & (new_id[of] > 0)
+        chosen = made | freed
+        rerun = ops.table[source[chosen]].copy()
+        rerun["allocation"] = new_id[of[chosen]]
+        rerun["kind"][freed[chosen]] = OpKind.FREE
+        # Temporaries that a later layer would have freed end with the call.
+        remade = of[made]
+        left = remade[~self.is_inner[remade] & (lives.dies[remade] >= stop[self.call[remade]])]
+        parts = [
+            (self.wanted[call[chosen]], rerun),
+            (self.wanted[self.call[left]], frees_of(new_id[left])),
+            (self.end[self.call[inner]], frees_of(inner.astype(np.uint32))),
+        ]
+        table = ops.table.copy()
+        is_end = (is_free(ops.kind) | (ops.kind == OpKind.COMPLETE)) & (
+            self.is_inner[ops.allocation] & (new_id[ops.allocation] > 0)
+        )
+        table["allocation"][is_end] = new_id[ops.allocation[is_end]]
+        at = np.concatenate([positions for positions, _ in parts])
+        new = np.concatenate([operations for _, operations in parts])
+        new["row"] = self.reached[np.minimum(at, len(self.reached) - 1)]
+        return Operations(np.insert(table, at, new))
+
+
 # ---- building blocks of the edits ------------------------------------------------------------
 
 
 def _requested_at(ops: Operations, rows: I64) -> Bools:
     """Return which allocations are requested at some events."""
-    is_here = (ops.kind == OpKind.MALLOC) & _is_in(rows, ops.row.astype(np.int64))
+    is_here = (ops.kind == OpKind.MALLOC) & is_among(ops.row, rows)
     return ops.marked(ops.allocation[is_here])
 
 
 def _without_requests(ops: Operations, rows: I64) -> Operations:
     """Return the operations without the requests of some events, including those that failed."""
-    is_failed = (ops.kind == OpKind.FAILED) & _is_in(rows, ops.row.astype(np.int64))
+    is_failed = (ops.kind == OpKind.FAILED) & is_among(ops.row, rows)
     gone = _requested_at(ops, rows)
     return Operations(ops.table[~is_failed]).without(gone)
-
-
-def _is_in(some: I64, values: I64) -> Bools:
-    """Return whether each value is among ``some``, which are ascending."""
-    if not len(some):
-        return np.zeros(len(values), np.bool_)
-    at = np.minimum(np.searchsorted(some, values), len(some) - 1)
-    result: Bools = some[at] == values
-    return result
 
 
 def _parameters(reproduction: Reproduction, lives: Allocations, first_row: int) -> I64:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from functools import cached_property
 
+import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -357,19 +358,14 @@ class FairReplay:
         asked = Operations.of(base)
         is_failed = asked.kind == OpKind.FAILED
         size = asked.size.copy()
-        size[is_failed] = [_least_request(s, fewest) for s in size[is_failed].tolist()]
+        power = [1 << max((s - 1).bit_length() - 1, 0) for s in size[is_failed].tolist()]
+        size[is_failed] -= np.array(power, np.uint64) // np.uint64(fewest) - np.uint64(1)
         least = replay_what_if(self._reproduction, what_if, asked.with_size(size).native(base))
         return replace(made, note=ROUNDED, is_conclusive=False) if least.fits else made
 
 
 def _fails(result: ReplayResult) -> bool:
     return not result.fits or (result.outlook is not None and result.outlook.fails)
-
-
-def _least_request(rounded_bytes: int, divisions: int) -> int:
-    """Return the smallest request that rounds up to a size, given divisions per power of two."""
-    power = 1 << max((rounded_bytes - 1).bit_length() - 1, 0)
-    return rounded_bytes - power // divisions + 1
 
 
 def check_version(torch_version: str | None) -> str:
@@ -382,6 +378,3 @@ def check_version(torch_version: str | None) -> str:
         return ""
     parse_version(torch_version)
     return torch_version
-
-
-ProgressCallback = Callable[[int, int], None]

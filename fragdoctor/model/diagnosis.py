@@ -172,7 +172,6 @@ class Recommendation(Struct, frozen=True):
         change: the code change, for example ``wrap the loop at eval.py:12 in torch.no_grad()``.
         cost: the price of the change.
         caveats: known conflicts.
-        verify: which figure should move afterwards.
     """
 
     rank: int
@@ -186,8 +185,6 @@ class Recommendation(Struct, frozen=True):
     predicted: Predicted = field(default_factory=Predicted)
     cost: str = ""
     caveats: Sequence[str] = ()
-    verify: str = ""
-    evidence: Sequence[Evidence] = ()
     saves_bytes: int | None = None
 
 

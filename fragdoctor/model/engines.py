@@ -56,7 +56,6 @@ class Engine(Struct, frozen=True):
         words: advice by need; that for a step is for every need that has none of its own.
         speaks: kinds, backends and ``sub_kind``s of messages that only this program prints.
         logs: pattern to search for in a message and the lines above it.
-        verify: what shows that the advice helped.
     """
 
     name: str
@@ -64,7 +63,6 @@ class Engine(Struct, frozen=True):
     source: str = ""
     speaks: frozenset[str] = frozenset()
     logs: str = ""
-    verify: str = "The same request is served."
 
     def advice(self, need: Need) -> Advice:
         """Return the advice for a need."""
@@ -75,7 +73,6 @@ _TABLE: Final = r"""
 Ollama
   source: ollama 0.12, envconfig/config.go and docs/faq.md
   logs: \bollama\b|llama runner|/ml/backend/ggml/
-  verify: ollama ps shows what is on the GPU; the log's sizes stay below the free memory.
   step: Put less of the model on the GPU
     lower num_ctx (OLLAMA_CONTEXT_LENGTH) and set OLLAMA_NUM_PARALLEL=1; lower num_gpu, the number
     of layers on the GPU; set OLLAMA_FLASH_ATTENTION=1 with OLLAMA_KV_CACHE_TYPE=q8_0; or pull a
@@ -87,7 +84,6 @@ llama.cpp
   source: llama.cpp b6000, common/arg.cpp; llama-cpp-python 0.3, llama.py
   speaks: ggml ggml-host
   logs: \bllama_|\bggml_|llama\.cpp|llama-server
-  verify: The log's buffer sizes stay below the free memory.
   step: Put fewer layers on the GPU, or use a smaller context
     lower --n-gpu-layers or --ctx-size (n_gpu_layers and n_ctx in Python), split the model over more
     GPUs, or use a smaller quantization
@@ -108,7 +104,6 @@ llama.cpp
 JAX
   source: jax 0.4 to 0.7, docs/gpu_memory_allocation.rst and docs/gradient-checkpointing.md
   speaks: jax
-  verify: The peak in jax.profiler.device_memory_profile().
   step: Make the program's arrays smaller, or give JAX more of the GPU
     use a smaller batch or input, jax.checkpoint, and donate_argnums for arguments that you do not
     need again; shard arrays over more devices; give JAX more of the GPU with
@@ -125,7 +120,6 @@ JAX
 TensorFlow
   source: tensorflow 2.19, python/framework/config.py and core/framework/allocator docs
   speaks: tf
-  verify: nvidia-smi shows less than the whole device in use after start.
   step: Use a smaller batch or smaller inputs
     lower batch_size, or use smaller images or shorter sequences;
     tf.keras.mixed_precision.set_global_policy('mixed_float16') halves activations
@@ -281,10 +275,10 @@ that nothing in a text names."""
 
 def _engines() -> Iterator[Engine]:
     for name, lines in read_table(_TABLE):
-        own = {key: " ".join(lines.pop(key)) for key in ("source", "verify") if key in lines}
+        source = " ".join(lines.pop("source", ()))
         speaks, logs = "".join(lines.pop("speaks", ())), "".join(lines.pop("logs", ()))
         words = {Need(need): Advice(title, " ".join(how)) for need, (title, *how) in lines.items()}
-        yield Engine(name, words, speaks=frozenset(speaks.split()), logs=logs, **own)
+        yield Engine(name, words, source, frozenset(speaks.split()), logs)
 
 
 *_KNOWN, ANY_PROGRAM = _engines()

@@ -23,16 +23,14 @@ class TrainingPhase(_Named):
     """A part of a training step. FORWARD includes data loading, the loss and evaluation.
 
     SETUP is everything before the first step; OPTIMIZER includes gradient clipping and
-    ``zero_grad``; FORWARD_BACKWARD is used if the two cannot be separated; UNKNOWN if the phase
-    cannot be determined.
+    ``zero_grad``; UNKNOWN if the phase cannot be determined.
     """
 
     SETUP = 0
     FORWARD = 1
     BACKWARD = 2
     OPTIMIZER = 3
-    FORWARD_BACKWARD = 4
-    UNKNOWN = 5
+    UNKNOWN = 4
 
 
 class Category(_Named):
@@ -93,8 +91,7 @@ class PhaseReport(Struct, frozen=True):
     """The phases of one device and what they hold.
 
     Attributes:
-        method: ``stacks`` (by source line and lifetime), ``lifetimes`` (no stacks were recorded),
-            or ``none``.
+        method: ``stacks`` (by source line and lifetime), or ``none``.
         reason: why nothing, or not everything, could be determined.
         phases: phases in the order of a step; empty if the trace shows no training step.
         peak_phase: the phase with the highest allocated bytes of the trace.

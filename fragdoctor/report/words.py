@@ -20,7 +20,7 @@ from fragdoctor.model.diagnosis import (
     Verdict,
 )
 from fragdoctor.model.finding import Confidence, Evidence, Severity
-from fragdoctor.model.phases import Category, CategoryShare, TrainingPhase
+from fragdoctor.model.phases import Category, CategoryShare
 from fragdoctor.model.simulation import FidelityReport, Outlook, OutlookState
 from fragdoctor.report.document import Style
 from fragdoctor.units import format_count, format_share, format_size, plural
@@ -90,9 +90,6 @@ CHECK_TITLES: Final[Mapping[str, str]] = MappingProxyType(
 )
 """Checklist item id -> its short name."""
 
-PHASE_NAMES: Final = {phase: phase.word for phase in TrainingPhase} | {
-    TrainingPhase.FORWARD_BACKWARD: "fwd + bwd"
-}
 CATEGORY_NAMES: Final = {category: category.word.replace("_", " ") for category in Category}
 
 METHOD_TITLES: Final = {

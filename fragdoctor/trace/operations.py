@@ -166,12 +166,6 @@ class Allocations:
         self.size[of_made] = ops.size[made].astype(np.int64)
         self.dies[of_freed], self.freed_row[of_freed] = freed, reached[freed]
 
-    def _range_of(self, rows: I64, first_row: I64, end_row: I64) -> I64:
-        """Return which of the ranges each row is in, or -1 for none."""
-        at = np.searchsorted(first_row, rows, side="right") - 1
-        inside = (at >= 0) & (rows < end_row[np.maximum(at, 0)])
-        return np.where(inside, at, -1)
-
     def kept_from(self, first_row: I64, end_row: I64, until_row: I64) -> Bools:
         """Return the allocations made in a range that outlive it and are freed soon after.
 
@@ -179,9 +173,9 @@ class Allocations:
         """
         if not len(first_row):
             return np.zeros(len(self.born), np.bool_)
-        made = self._range_of(self.row, first_row, end_row)
-        outlives = self.freed_row >= end_row[np.maximum(made, 0)]
-        kept: Bools = (made >= 0) & outlives
+        at = np.searchsorted(first_row, self.row, side="right") - 1
+        end = end_row[np.maximum(at, 0)]
+        kept: Bools = (at >= 0) & (self.row < end) & (self.freed_row >= end)
         padded = np.append(until_row, NEVER)
         limit = padded[np.searchsorted(until_row, self.row, side="right")]
         soon: Bools = kept & (self.freed_row <= limit)

@@ -45,6 +45,12 @@ class Conditions(Struct, frozen=True):
     memory_fraction: float | None = None
     torch_version: str = ""
 
+    @property
+    def limit_bytes(self) -> int | None:
+        """The most that may be reserved, or None if nothing limits it."""
+        limits = (self.capacity_bytes, self.allowed_bytes)
+        return min((b for b in limits if b is not None), default=None)
+
     def native(self) -> _ext.AllocatorConfig:
         """Return the conditions in the form that the native model takes.
 
@@ -90,10 +96,9 @@ def result_of(
     if raw["is_cut_short"]:
         stop = "stopped early: it flushes more often than a genuine run does"
         note = f"{note}; {stop}" if note else stop
-    limits = [b for b in (conditions.capacity_bytes, conditions.allowed_bytes) if b is not None]
     return ReplayResult(
         conf=conditions.settings.conf,
-        capacity_bytes=min(limits, default=None),
+        capacity_bytes=conditions.limit_bytes,
         fits=raw["fits"] and not raw["is_cut_short"],
         oom_event=raw["oom_event"],
         peak_reserved_bytes=raw["peak_reserved_bytes"],
@@ -130,7 +135,6 @@ class Reproduction(Struct, frozen=True, dict=True):
         capacity_is_exact: whether the capacity was read off a failed request; if not, it is the
             smallest that explains the run (or None).
         fraction_is_inferred: whether a memory fraction that is not recorded limited the run.
-        order_is_learned: whether addresses gave the order of blocks older than the trace.
     """
 
     trace: Trace
@@ -140,7 +144,6 @@ class Reproduction(Struct, frozen=True, dict=True):
     comparison: dict[str, Any]
     capacity_is_exact: bool = False
     fraction_is_inferred: bool = False
-    order_is_learned: bool = False
 
     @property
     def score(self) -> tuple[float, float]:

@@ -8,22 +8,18 @@ the trace betrays. A guess is replayed, compared with the recording, and kept if
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import SimulationError
-from fragdoctor.model.arrays import distinct
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.settings import AllocatorSettings, Era, era_of
 from fragdoctor.model.snapshot import Action
 from fragdoctor.trace.allocator import UNLIMITED
 from fragdoctor.trace.replay import Conditions, Reproduction
 from fragdoctor.trace.trace import Trace
-from fragdoctor.units import MIB
 
 N_LIMITS_TRIED = 24
 
@@ -52,57 +48,6 @@ def recorded_capacity(trace: Trace) -> int | None:
     return max(int(known[-1]), trace.totals.peak_reserved_bytes)
 
 
-def total_by_reservations(trace: Trace) -> int | None:
-    """Return the device's memory, judging by the distance between its address reservations.
-
-    Expandable segments reserve 9/8 of it per stream and pool class, in whole pages; the driver may
-    leave more space between them. Returns None if fewer than two reservations are seen, or if they
-    are closer together than the memory that was in use.
-    """
-    events, initial = trace.events, trace.initial
-    maps = np.flatnonzero(events.action == Action.SEGMENT_MAP)
-    starts = events.address[maps].astype(np.float64)
-    keys = events.stream[maps].astype(np.int64) * 2 + (events.size_bytes[maps] == 2 * MIB)
-    bases = [float(starts[keys == key].min()) for key in distinct(keys)]
-    old = initial.segment_is_expandable
-    bases += [float(a) for a in initial.segment_address[old & initial.segment_is_small]][:1]
-    bases += [float(a) for a in initial.segment_address[old & ~initial.segment_is_small]][:1]
-    gaps = np.diff(distinct(np.array(bases)))
-    if not len(gaps):
-        return None
-    page = trace.settings.large_segment_bytes
-    total = int(gaps.min() // page * page * 8 / 9)
-    return total if total >= trace.totals.peak_reserved_bytes else None
-
-
-def with_shown_settings(trace: Trace) -> Trace | None:
-    """Return the trace under settings that it shows but does not record, if there are any."""
-    settings = trace.settings
-    changes: dict[str, Any] = {}
-    has_maps = bool((trace.events.action == Action.SEGMENT_MAP).any())
-    if has_maps and not settings.expandable_segments:
-        changes["expandable_segments"] = True
-    size = _large_segment_bytes(trace)
-    if size is not None and size != settings.large_segment_bytes:
-        changes["large_segment_bytes"] = size
-        changes["max_non_split_rounding_bytes"] = size
-    if not changes:
-        return None
-    return Trace.of(trace.snapshot, trace.device, settings.changed(**changes), trace.stacks)
-
-
-def _large_segment_bytes(trace: Trace) -> int | None:
-    """Return the segment size for requests of 1 to 10 MiB, if the trace shows it."""
-    action, size = trace.events.action, trace.events.size_bytes
-    first = np.nonzero((action[:-1] == Action.SEGMENT_ALLOC) & (action[1:] == Action.ALLOC))[0]
-    first = first[(size[first + 1] > MIB) & (size[first + 1] < 9 * MIB)]
-    if not len(first):
-        return None
-    sizes, counts = np.unique(size[first], return_counts=True)
-    likeliest = int(sizes[counts.argmax()])
-    return likeliest if 10 * MIB < likeliest < 2**40 else None
-
-
 def limits_of(
     trace: Trace, lowest_need_bytes: int | None, device_total_bytes: int | None
 ) -> Iterator[int]:
@@ -112,49 +57,21 @@ def limits_of(
     have needed. People set round fractions, so these come first.
     """
     low = trace.totals.peak_reserved_bytes
-    high = _highest_limit(trace, lowest_need_bytes)
+    high = 2 * low + 1
+    if len(trace.oom_rows) and lowest_need_bytes is not None:
+        high = max(min(high, lowest_need_bytes), low + 1)
     seen: set[int] = set()
     said = trace.settings.memory_fraction
     fractions = [p / 100 for p in (*range(10, 100, 10), *range(5, 100, 10), *range(1, 100))]
-    for total in _totals(trace, device_total_bytes):
+    total = device_total_bytes or recorded_capacity(trace)
+    if total is not None:
         for fraction in fractions if said is None else [said, *fractions]:
             limit = int(fraction * total)
             if low <= limit < high and limit not in seen and len(seen) < N_LIMITS_TRIED:
                 seen.add(limit)
                 yield limit
-    for end in (min(high, _collection_bound(trace)), high):
-        for i in range(N_LIMITS_TRIED if end > low else 0):
-            yield low + (end - low) * i // N_LIMITS_TRIED
-
-
-def _totals(trace: Trace, device_total_bytes: int | None) -> list[int]:
-    if device_total_bytes is not None:
-        return [device_total_bytes]
-    capacity = recorded_capacity(trace)
-    return [] if capacity is None else [capacity]
-
-
-def _highest_limit(trace: Trace, need: int | None) -> int:
-    """Return an exclusive upper bound of what a memory fraction can have allowed."""
-    low = trace.totals.peak_reserved_bytes
-    if not len(trace.oom_rows) or need is None:
-        return 2 * low + 1
-    return max(min(2 * low + 1, need), low + 1)
-
-
-def _collection_bound(trace: Trace) -> int:
-    """Return an exclusive upper bound of the limit if every run of frees was a collection.
-
-    A collection starts above threshold x allowed. A flush may start below that, so this bound only
-    says where to look first.
-    """
-    threshold = trace.settings.garbage_collection_threshold
-    is_free = trace.events.action == Action.SEGMENT_FREE
-    first = np.nonzero(is_free[1:] & ~is_free[:-1])[0]  # the event before each run
-    if threshold <= 0 or not len(first):
-        return 0
-    lowest = int(trace.totals.at(first + 1)[:, 2].min())
-    return int(lowest / threshold) + 1
+    for i in range(N_LIMITS_TRIED):
+        yield low + (high - low) * i // N_LIMITS_TRIED
 
 
 # Rounds of treating unexplained frees as calls of empty_cache(), and completed frees as late ones.
@@ -184,7 +101,7 @@ class _Finder:
         self, trace: Trace, torch_version: str | None, device_total_bytes: int | None
     ) -> None:
         self.trace = trace
-        self.total = device_total_bytes or total_by_reservations(trace)
+        self.total = device_total_bytes
         self.capacity = recorded_capacity(trace)
         self.best: Reproduction | None = None
         self._n_tried = 0
@@ -287,13 +204,20 @@ def find_reproduction(
     best = _over_eras(finder)
     if best.score[0] == 1.0:
         return _learned(best)
-    other = with_shown_settings(trace)
-    if other is not None:
+    has_maps = bool((trace.events.action == Action.SEGMENT_MAP).any())
+    if has_maps and not trace.settings.expandable_segments:
+        # The trace shows a setting that the file does not record.
+        settings = trace.settings.changed(expandable_segments=True)
+        other = Trace.of(trace.snapshot, trace.device, settings, trace.stacks)
         shown = _Finder(other, torch_version, device_total_bytes)
         better = _over_eras(shown)
         if better.score > best.score:
             finder, best = shown, better
-    if best.score[0] < 1.0 and _may_be_limited(best):
+    # A memory fraction would explain a failure while the driver had room, and, with garbage
+    # collection set, segments freed before a request that would not have exceeded the capacity.
+    has_failed = best.comparison["n_failed"] > best.comparison["n_failed_equal"]
+    collects = best.trace.settings.garbage_collection_threshold > 0
+    if best.score[0] < 1.0 and (has_failed or collects):
         best = _over_limits(finder, best, device_total_bytes)
     return _learned(best)
 
@@ -320,7 +244,7 @@ def _learned(best: Reproduction) -> Reproduction:
         raw, comparison = operations.replay_recorded(conditions)
         one = replace(best, operations=operations, raw=raw, comparison=comparison)
         if one.score > best.score:
-            best = replace(one, order_is_learned=True)
+            best = one
         if best.is_exact:
             break
     return best
@@ -363,14 +287,3 @@ def _over_limits(
             if one.score[0] == 1.0:
                 break  # only addresses differ, and no limit changes those
     return best
-
-
-def _may_be_limited(best: Reproduction) -> bool:
-    """Return whether a memory fraction would explain what the reproduction does not.
-
-    It would if a request failed while the driver had room for it, or if segments were freed before
-    a request that would not have exceeded the capacity, with garbage collection set.
-    """
-    if best.comparison["n_failed"] > best.comparison["n_failed_equal"]:
-        return True
-    return best.trace.settings.garbage_collection_threshold > 0

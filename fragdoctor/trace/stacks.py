@@ -77,37 +77,6 @@ def is_plumbing(filename: str) -> bool:
     return _PLUMBING.search(filename[:1000]) is not None
 
 
-def frame_classes(snapshot: Snapshot) -> U8:
-    """Return the class of each frame of the snapshot (``uint8``)."""
-    names, of_frame = np.unique(snapshot.frames.filename, return_inverse=True)
-    classes = np.array(
-        [NATIVE if i < 0 else classify_file(snapshot.strings[int(i)]) for i in names], np.uint8
-    )
-    return classes[of_frame.reshape(-1)] if len(names) else np.zeros(0, np.uint8)
-
-
-def user_frames(snapshot: Snapshot, classes: U8 | None = None) -> I32:
-    """Return the frame ID of the user's own line for each stack, or -1 if it has none."""
-    offsets, frames = snapshot.stacks.offsets, snapshot.stacks.frames
-    classes = frame_classes(snapshot) if classes is None else classes
-    kind = classes[frames]
-    result = np.full(len(snapshot.stacks), -1, np.int32)
-    # The later choices are written first and overwritten by the better ones.
-    for wanted, end in ((STDLIB, _last), (TORCH, _last), (PACKAGE, _first), (USER, _first)):
-        position = end(np.flatnonzero(kind == wanted), offsets)
-        found = position >= 0
-        result[found] = frames[position[found]]
-    return result
-
-
-def frames_of(stack: I32, lines: I32) -> I32:
-    """Return the user frame of each stack ID, or -1 for the ID -1."""
-    if not len(lines):
-        return np.full(len(stack), -1, np.int32)
-    result: I32 = np.where(stack >= 0, lines[stack], np.int32(-1))
-    return result
-
-
 # Roles of stacks. SILENT: recorded, but without a Python frame; NO_STACK: not recorded.
 NO_STACK, FORWARD, BACKWARD, OPTIMIZER, ZERO_GRAD, SILENT = -1, 0, 1, 2, 3, 4
 
@@ -236,17 +205,24 @@ class StackRoles(Struct, frozen=True):
 def stack_roles(snapshot: Snapshot, classes: U8) -> StackRoles:
     """Return the role of every stack.
 
-    ``classes`` has the class of each frame (``frame_classes``).
+    ``classes`` has the class of each frame (``Stacks.classes``).
     """
     offsets, frames = snapshot.stacks.offsets, snapshot.stacks.frames
     meaning = _frame_meanings(snapshot)[frames]
-    bits = np.append(_any_bits(meaning, offsets), 0)
+    any_bits = np.zeros(len(offsets) - 1, np.int64)
+    filled = np.flatnonzero(np.diff(offsets) > 0)
+    if len(filled):
+        any_bits[filled] = np.bitwise_or.reduceat(meaning, offsets[filled])
+    bits = np.append(any_bits, 0)
     python = np.flatnonzero(classes[frames] != NATIVE)
     inner, outer = (_at(frames, np.append(end(python, offsets), -1)) for end in (_first, _last))
     has_python = inner >= 0
     role = np.where(has_python, FORWARD, SILENT).astype(np.int32)
     role[has_python & _has(bits, _ZERO)] = ZERO_GRAD
-    in_step = _has(bits, _STEP) & ~np.append(_calls_back(meaning, offsets), False)
+    # An optimizer's step may call a closure that computes the loss.
+    called = _first(np.flatnonzero((meaning & (_MODULE | _CLOSURE)) != 0), offsets)
+    step = _first(np.flatnonzero((meaning & _STEP) != 0), offsets)
+    in_step = _has(bits, _STEP) & ~np.append((called >= 0) & (called < step), False)
     role[in_step | (_has(bits, _CLIP) & ~_has(bits, _MODULE))] = OPTIMIZER
     role[_has(bits, _BACKWARD)] = BACKWARD
     other_thread = _matcher(snapshot, snapshot.frames.filename)(_NOT_ENGINE.search)
@@ -302,15 +278,6 @@ def _matcher(snapshot: Snapshot, ids: I32) -> Callable[[Callable[[str], object]]
     return matches
 
 
-def _any_bits(bits: I64, offsets: I64) -> I64:
-    """Return for each stack the bits that any of its frames has."""
-    result = np.zeros(len(offsets) - 1, np.int64)
-    filled = np.flatnonzero(np.diff(offsets) > 0)
-    if len(filled):
-        result[filled] = np.bitwise_or.reduceat(bits, offsets[filled])
-    return result
-
-
 def _first(hits: I64, offsets: I64) -> I64:
     """Return the first of the positions inside each stack, or -1 if there is none."""
     position = np.append(hits, offsets[-1])[np.searchsorted(hits, offsets[:-1])]
@@ -323,14 +290,6 @@ def _last(hits: I64, offsets: I64) -> I64:
     return np.where(position >= offsets[:-1], position, -1)
 
 
-def _calls_back(bits: I64, offsets: I64) -> Bools:
-    """Return whether an optimizer's step called a closure that computes the loss."""
-    inner = _first(np.flatnonzero((bits & (_MODULE | _CLOSURE)) != 0), offsets)
-    step = _first(np.flatnonzero((bits & _STEP) != 0), offsets)
-    result: Bools = (inner >= 0) & (inner < step)
-    return result
-
-
 class Stacks:
     """What the stacks of a snapshot say, worked out on demand."""
 
@@ -340,7 +299,13 @@ class Stacks:
     @cached_property
     def classes(self) -> U8:
         """Whose code each frame is (``USER`` ...)."""
-        return frame_classes(self._snapshot)
+        snapshot = self._snapshot
+        names, of_frame = np.unique(snapshot.frames.filename, return_inverse=True)
+        if not len(names):
+            return np.zeros(0, np.uint8)
+        files = [None if i < 0 else snapshot.strings[i] for i in names.tolist()]
+        classes = [NATIVE if file is None else classify_file(file) for file in files]
+        return np.array(classes, np.uint8)[of_frame.reshape(-1)]
 
     @cached_property
     def functions(self) -> I64:
@@ -352,7 +317,15 @@ class Stacks:
     @cached_property
     def lines(self) -> I32:
         """Frame ID of the user's own line for each stack, or -1 if it has none."""
-        return user_frames(self._snapshot, self.classes)
+        offsets, frames = self._snapshot.stacks.offsets, self._snapshot.stacks.frames
+        kind = self.classes[frames]
+        result = np.full(len(self._snapshot.stacks), -1, np.int32)
+        # The later choices are written first and overwritten by the better ones.
+        for wanted, end in ((STDLIB, _last), (TORCH, _last), (PACKAGE, _first), (USER, _first)):
+            position = end(np.flatnonzero(kind == wanted), offsets)
+            found = position >= 0
+            result[found] = frames[position[found]]
+        return result
 
     @cached_property
     def script(self) -> str:
@@ -431,21 +404,7 @@ class Stacks:
 
     def lines_of(self, stack: I32) -> I32:
         """Return the user's line of each stack ID, or -1 for the ID -1."""
-        return frames_of(stack, self.lines)
-
-    def same_to_user_line(self, stack: int) -> I64:
-        """Return the IDs of stacks that equal one from the allocation to the user's own line.
-
-        The callers of that line may differ: a search for a batch that fits, then the run itself.
-        """
-
-        def inner(i: int) -> bytes:
-            frames = self.python.frames[self.python.offsets[i] : self.python.offsets[i + 1]]
-            return frames[: int(np.flatnonzero(frames == line)[0]) + 1].tobytes()
-
-        line = int(self.lines[stack])
-        if line < 0:
-            return np.array([stack], np.int64)
-        wanted = inner(stack)
-        alike = np.flatnonzero(self.lines == line).tolist()
-        return np.array([i for i in alike if inner(i) == wanted], np.int64)
+        if not len(self.lines):
+            return np.full(len(stack), -1, np.int32)
+        result: I32 = np.where(stack >= 0, self.lines[stack], np.int32(-1))
+        return result

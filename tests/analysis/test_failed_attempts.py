@@ -27,8 +27,8 @@ def left_bytes(ends: AttemptEnds) -> int:
     events.append(oom(40 * MIB, 0, time_us=9000))
     events.insert(first, oom(40 * MIB, 0, time_us=1000 + first))
     a = analyze_device(from_python(data), 0)
-    rows = left_of_attempts(a.trace, a.ooms, a.ooms[-1])
-    return int(a.trace.lives.size_bytes[rows].sum())
+    left = left_of_attempts(a.trace, a.ooms, a.ooms[-1])
+    return 0 if left is None else left.n_bytes
 
 
 def test_left_of_an_attempt_is_all_that_it_made_and_nobody_freed():

@@ -321,32 +321,6 @@ def test_find_phases_without_stacks_or_annotations_nothing_is_told():
     assert not found.report.at_peak
 
 
-def test_find_phases_without_stacks_annotated_steps_are_found():
-    loop = TrainingLoop(context="none")
-    loop.build()
-    marks = []
-    for _ in range(3):
-        batch, *activations = loop.forward()
-        loop.backward(activations)
-        for name, part in (("step", loop.optimizer), ("zero_grad", loop.zero_grad)):
-            for stage in ("START", "END"):
-                mark = {"device": 0, "name": f"Optimizer.{name}#Adam.{name}", "stage": stage}
-                marks.append({**mark, "time_us": 1000 + len(loop.toy.events)})
-                if stage == "START":
-                    part()
-        loop.free(batch, USER)
-
-    found = loop.phases(annotations=marks)
-
-    assert found.report.method == "lifetimes"
-    assert passes_of(found) == "+o+o+o+"
-    assert most_of(found, Category.PARAMETERS).n_bytes == MODEL
-    assert most_of(found, Category.PARAMETERS).confidence is Confidence.POSSIBLE
-    assert most_of(found, Category.GRADIENTS).n_bytes == MODEL
-    assert most_of(found, Category.OPTIMIZER_STATE).n_bytes == 2 * MODEL
-    assert most_of(found, Category.ACTIVATIONS).n_bytes >= 2 * ACTIVATION
-
-
 def gpt_parameters(layers: int, dim: int, vocab: int = 8192, ctx: int = 4096) -> int:
     """Return the blocks of the parameters of the recordings' GPT, each a multiple of 512 bytes."""
     block = [3 * dim * dim, 3 * dim, dim * dim, dim, 4 * dim * dim, 4 * dim, 4 * dim * dim, dim]

@@ -133,18 +133,6 @@ def test_advice_on_the_twins_agrees_with_what_they_showed(shared):
     assert "expandable-segments" in advice("kvcache_cat_expandable")[1]
 
 
-def test_default_settings_that_a_cut_trace_cannot_test_are_named_with_the_reason(shared):
-    folder = shared / "snapshots" / "kvcache_cat_expandable"
-
-    diagnosis = diagnose(Case(snapshot=read_snapshot(folder / "snapshot.pickle")))
-
-    advice = next(r for r in diagnosis.recommendations if r.code == "default-settings")
-    assert advice.predicted.fits is None
-    assert any(
-        caveat.startswith("A replay cannot answer it: restarted on") for caveat in advice.caveats
-    )
-
-
 def test_texts_of_recordings_agree_in_number(shared):
     for name in ("microbench_alternate", "kvcache_cat_expandable", "empty_cache_calls"):
         case = Case(snapshot=read_snapshot(shared / "snapshots" / name / "snapshot.pickle"))

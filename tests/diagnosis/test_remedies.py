@@ -87,7 +87,6 @@ def test_recommendations_have_reason_price_proof_and_rank(case):
     for r in diagnosis.recommendations:
         assert r.why, r.code
         assert r.cost, r.code
-        assert r.verify, r.code
         assert r.setting or r.change, r.code
         assert r.title[0].isupper(), r.code
     for r in diagnosis.rejected:
@@ -167,21 +166,26 @@ def test_limit_names_the_fraction_that_would_do():
     best = diagnosis.recommendations[0]
 
     assert best.code == "raise-memory-limit"
-    assert "0.21" in best.title
+    assert "0.208" in best.title
     assert Predicted(fits=True, method="arithmetic") == best.predicted
 
 
-def test_other_process_that_is_listed_is_ended_first():
-    text = new_style(
-        "128.00 MiB", "8.00 GiB", "68.00 MiB", "1.10 GiB", "20.34 MiB",
-        processes=process(4242, "6.35 GiB"), own="1.59 GiB",
+def test_other_process_is_named_and_peers_are_told_how_many_fit():
+    one, four = (
+        new_style(
+            "128.00 MiB", "8.00 GiB", "68.00 MiB", "1.10 GiB", "20.34 MiB",
+            processes="".join(process(4242 + i, f"{6.35 / n:.2f} GiB") for i in range(n)),
+            own="1.59 GiB",
+        )
+        for n in (1, 4)
     )  # fmt: skip
 
-    found = diagnose(case_of(text))
+    alone, crowded = (diagnose(case_of(text)) for text in (one, four))
 
-    assert codes(found)[0] == "free-other-process"
-    assert "4242" in found.recommendations[0].change
-    assert "smaller-batch" not in codes(found)
+    assert codes(alone)[0] == codes(crowded)[0] == "free-other-process"
+    assert "4242" in alone.recommendations[0].change
+    assert "fragdoctor pack" in crowded.recommendations[0].change
+    assert "smaller-batch" not in codes(alone)
 
 
 def test_first_advice_frees_more_than_the_failed_call_asks_for():
@@ -508,8 +512,8 @@ def test_fraction_that_is_set_already_is_never_the_advice():
 
     advice = by_code(diagnose(case_of(text)), "raise-memory-limit")
 
-    assert advice.title == "Raise the memory fraction from 0.21 to at least 0.22"
-    assert "(0.22)" in advice.change
+    assert advice.title == "Raise the memory fraction from 0.21 to at least 0.211"
+    assert "(0.211)" in advice.change
 
 
 def test_removing_the_cause_comes_before_a_setting_of_unknown_outlook():
@@ -573,14 +577,12 @@ def test_first_change_that_is_enough_is_sought_only_where_the_last_may_be(states
     assert bench.asked == asked
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "given"), [("adam", "fused-optimizer"), ("rmsprop", "optimizer-without-foreach")]
-)
-def test_step_that_cannot_be_fused_updates_one_parameter_after_another(optimizer, given):
+@pytest.mark.parametrize(("optimizer", "is_given"), [("adam", True), ("rmsprop", False)])
+def test_only_an_optimizer_with_a_fused_kernel_is_fused(optimizer, is_given):
     recording = Path(__file__).parents[1] / "future" / "recordings" / "wide.pickle.gz"
     text = json.dumps(pickle.loads(gzip.decompress(recording.read_bytes())))
     snapshot = columns(json.loads(text.replace("optim/adam.py", f"optim/{optimizer}.py")))
 
     diagnosis = diagnose(Case(snapshot=snapshot))
 
-    assert {given} == {"fused-optimizer", "optimizer-without-foreach"} & set(codes(diagnosis))
+    assert ("fused-optimizer" in codes(diagnosis)) is is_given

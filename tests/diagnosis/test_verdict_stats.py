@@ -32,7 +32,8 @@ def test_diagnose_stats_without_retries_are_healthy_whatever_the_gap():
     diagnosis = of(record(allocated=100, reserved=1000, split=10))
 
     assert Cause.HEALTHY is diagnosis.verdict.cause
-    assert any("30 %" in text for text in diagnosis.corrections)
+    ratio = next(item for item in diagnosis.checklist if item.id == "fragmentation_ratio")
+    assert "a rule of thumb that PyTorch does not document" in ratio.detail
 
 
 def test_diagnose_stats_after_failures_with_large_splits_suggest_fragmentation():

@@ -183,14 +183,6 @@ def test_steps_are_found_by_their_stacks() -> None:
     assert steps.at(steps.rows - 1).tolist() == [-1, 0, 1, 2, 3]
 
 
-def test_steps_without_stacks_are_refused() -> None:
-    reproduction = reproduced(record(program(30 * MIB, -1, 30 * MIB)))
-
-    assert len(Steps.of(reproduction.trace)) == 0
-    with pytest.raises(SimulationError, match="steps of this trace cannot be told apart"):
-        edits.largest_step_first().apply(reproduction)
-
-
 def test_leak_removed_frees_survivors_at_the_end_of_their_step() -> None:
     snapshot = stepped(4)
     reproduction = reproduced(snapshot)
@@ -203,24 +195,6 @@ def test_leak_removed_frees_survivors_at_the_end_of_their_step() -> None:
     before = Operations.of(reproduction.operations)
     n_frees = int((operations.kind == OpKind.FREE).sum())
     assert n_frees == int((before.kind == OpKind.FREE).sum()) + 4
-
-
-def test_largest_step_first_runs_every_request_once() -> None:
-    reproduction = reproduced(stepped(4))
-
-    operations = changed(reproduction, edits.largest_step_first())
-
-    before = Operations.of(reproduction.operations)
-    is_request = operations.kind == OpKind.MALLOC
-    assert sorted(operations.size.tolist()) == sorted(before.size.tolist())
-    assert operations.size[is_request][0] == 10 * MIB  # set-up stays first
-    assert operations.size[is_request][1] == 18 * MIB  # then the first block of the last step
-    made: set[int] = set()
-    for kind, allocation in zip(operations.kind, operations.allocation, strict=True):
-        if kind == OpKind.MALLOC:
-            made.add(int(allocation))
-        else:
-            assert int(allocation) in made
 
 
 def test_batch_scaled_leaves_parameters_alone() -> None:

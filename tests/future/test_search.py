@@ -10,16 +10,15 @@ from msgspec.structs import replace
 from programs import program, record, reproduced
 
 from fragdoctor.future.search import (
-    SettingsSearch,
     best_of,
     pareto_of,
-    search_settings,
     sweep_candidates,
     usual_candidates,
 )
-from fragdoctor.future.simulator import simulate
+from fragdoctor.future.simulator import search_settings, simulate
 from fragdoctor.future.whatif import WhatIf
 from fragdoctor.inputs.snapshot_reader import read_snapshot
+from fragdoctor.model.hooks import watched_by
 from fragdoctor.model.settings import parse_conf
 from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.model.snapshot import Snapshot
@@ -52,7 +51,7 @@ def test_search_finds_the_setting_that_fits() -> None:
 
     found = search_settings(reproduction)
 
-    assert not found.recorded_fits
+    assert not found.is_fine
     assert found.best is not None
     assert found.best.conf == "expandable_segments:True"
     assert found.best.fits
@@ -63,7 +62,7 @@ def test_search_finds_the_setting_that_fits() -> None:
 def test_search_of_run_without_trouble_recommends_nothing() -> None:
     found = search_settings(reproduced(record(program(30 * MIB, -1, 20 * MIB))))
 
-    assert found.recorded_fits
+    assert found.is_fine
     assert found.best is None
 
 
@@ -72,11 +71,12 @@ def test_search_is_the_same_every_time_and_reports_progress() -> None:
     seen: list[tuple[int, int]] = []
     caller = threading.get_ident()
 
-    def progress(done: int, total: int) -> None:
+    def watch(_what: str, done: int, total: int) -> None:
         assert threading.get_ident() == caller
         seen.append((done, total))
 
-    first = search_settings(reproduction, sweep_candidates(reproduction), progress=progress)
+    with watched_by(watch):
+        first = search_settings(reproduction, sweep_candidates(reproduction))
     again = search_settings(reproduction, sweep_candidates(reproduction))
 
     assert first == again
@@ -89,8 +89,7 @@ def test_search_under_larger_capacity_fits_as_it_is() -> None:
 
     found = search_settings(reproduction, what_if=WhatIf(capacity_bytes=800 * MIB))
 
-    assert isinstance(found, SettingsSearch)
-    assert found.recorded_fits
+    assert found.is_fine
 
 
 def test_candidates_are_known_to_the_version() -> None:

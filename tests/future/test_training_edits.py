@@ -18,10 +18,9 @@ from fragdoctor.analysis.training_run import TrainingRun, training_run
 from fragdoctor.diagnosis.bench import ENDLESS, Bench, set_up
 from fragdoctor.diagnosis.pipeline import build_contexts
 from fragdoctor.future.edits import Edit, combined
-from fragdoctor.future.recompute import checkpointed
 from fragdoctor.future.training_edits import (
+    checkpointed,
     loss_in_chunks,
-    optimizer_one_by_one,
     passes_scaled,
     requests_freed_at,
     requests_removed,
@@ -63,7 +62,6 @@ EDITS: dict[str, Callable[[TrainingRun], Edit]] = {
     "ckpt": layers,
     "chunk": chunks,
     "fused": lambda run: requests_removed(run.temporary_row),
-    "loop": lambda run: optimizer_one_by_one(run.temporary_row, run.optimizer[0]),
     "bit8": lambda run: states_quantized(run.state_row, run.temporary_row),
     "sgd": lambda run: requests_removed(  # no state, no temporaries
         np.union1d(run.state_row, run.temporary_row)

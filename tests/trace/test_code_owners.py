@@ -10,8 +10,8 @@ from fragdoctor.trace.stacks import (
     STDLIB,
     TORCH,
     USER,
+    Stacks,
     classify_file,
-    user_frames,
 )
 
 
@@ -70,6 +70,6 @@ STD_FRAME = frame("<frozen runpy>", 9, "_run")
 def test_user_frames_stack_gives_the_users_line(stack, line):
     read = from_python(snapshot(segment(BASE, block(2 * MIB, "active_allocated", frames=stack))))
 
-    found = int(user_frames(read)[read.blocks.stack[0]])
+    found = int(Stacks(read).lines[read.blocks.stack[0]])
 
     assert line == (None if found < 0 else read.frame(found).line)

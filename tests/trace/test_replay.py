@@ -372,7 +372,6 @@ def test_truncated_recordings_tell_the_order_of_old_blocks(shared: Path) -> None
         reproduction = reproduced(read_snapshot(shared / "snapshots" / name / "snapshot.pickle"))
 
         assert report(reproduction).share == 1.0, name
-        assert reproduction.order_is_learned
         conditions = reproduction.conditions.native()
         assert reproduction.operations.replay_recorded(conditions) == (
             reproduction.raw,

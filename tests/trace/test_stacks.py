@@ -6,7 +6,7 @@ import pytest
 from builders import BASE, alloc, block, columns, frame, segment, snapshot
 
 from fragdoctor.trace import stacks as stack_roles
-from fragdoctor.trace.stacks import Stacks, frame_classes
+from fragdoctor.trace.stacks import Stacks
 
 T = "/opt/venv/lib/python3.11/site-packages/torch"
 W = r"C:\venv\Lib\site-packages\torch"
@@ -20,7 +20,7 @@ def roles_of(*frames):
         segment(4096, live, block(1536)), events=[alloc(4096, 512, frames=list(frames))]
     )
     read = columns(data)
-    roles = stack_roles.stack_roles(read, frame_classes(read))
+    roles = Stacks(read).roles
     return roles, int(read.events.stack[0])
 
 

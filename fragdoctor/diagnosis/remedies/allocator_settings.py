@@ -26,7 +26,6 @@ from fragdoctor.future.whatif import WhatIf
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.settings import is_same_conf
-from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.units import MIB, format_size, plural
 
 SMALLEST_SPLIT_MB: Final = 32
@@ -71,34 +70,23 @@ class SettingRemedy(Remedy):
         result = best.result
         setting = case.assignment(best.attempt.what_if.conf or "")
         if not result.is_conclusive:
-            return None if proposal is None else left_open(proposal, result)
+            if proposal is None:
+                return None
+            reason = result.note.removeprefix("not known: ")
+            return proposal.with_caveat(f"A replay cannot answer it: {reason}.")
         is_better = helps(bench.recorded, result)
         if is_better:
             return self._accepted(case, bench, best, proposal)
         said = outcome_text(bench.recorded, result)
         if not bench.is_exact and proposal is not None and not proposal.is_rejected:
             return proposal.with_caveat(f"An estimate says that it may not be enough: {said}.")
-        why = f"Replayed{self._variants(outcomes)}: {said}."
+        tried = (one.attempt.what_if.conf or "" for one in outcomes)
+        values = ", ".join(dict.fromkeys(conf.rpartition(f"{self.key}:")[2] for conf in tried))
+        why = f"Replayed{f' with {values}, at best' if len(outcomes) > 1 else ''}: {said}."
         if proposal is not None and proposal.is_rejected and not result.fits:
             why = f"{proposal.recommendation.why} {why}"
-        return self.rejection(
-            why,
-            Confidence.PROVEN if bench.is_exact else Confidence.LIKELY,
-            title=proposal.recommendation.title if proposal else "",
-            setting=setting,
-            predicted=bench.predicted(result),
-        )
-
-    def _value(self, one: Effect) -> str:
-        """Return the value of the key in the setting that was tried."""
-        conf = one.attempt.what_if.conf or ""
-        return conf.rpartition(f"{self.key}:")[2] if self.key else ""
-
-    def _variants(self, outcomes: Sequence[Effect]) -> str:
-        if len(outcomes) < 2:
-            return ""
-        values = dict.fromkeys(self._value(one) for one in outcomes)
-        return f" with {', '.join(values)}, at best"
+        sure = Confidence.PROVEN if bench.is_exact else Confidence.LIKELY
+        return self.rejection(why, sure, setting, bench.predicted(result))
 
     def _accepted(
         self, case: JudgedCase, bench: Bench, best: Effect, proposal: Proposal | None
@@ -125,7 +113,7 @@ class SettingRemedy(Remedy):
             told = proposal.saying(confidence=confidence)
             # The replay may have found a better value than reasoning alone.
             if proposal.recommendation.setting != setting:
-                value = f"{self.key}:{self._value(best)}"
+                value = f"{self.key}:{setting.rpartition(f'{self.key}:')[2]}"
                 why = f"Of the values replayed, {value} leaves the most room."
                 told = told.saying(title=self.title, setting=setting, why=why)
             return told.with_prediction(predicted)
@@ -136,14 +124,7 @@ class SettingRemedy(Remedy):
             why=f"Replayed: {outcome_text(bench.recorded, best.result)}.",
             cost="One environment variable.",
             predicted=predicted,
-            verify="num_alloc_retries and num_ooms of memory_stats() stay at 0.",
         )
-
-
-def left_open(proposal: Proposal, result: ReplayResult) -> Proposal:
-    """Return a proposal with the reason why the replay cannot judge it."""
-    reason = result.note.removeprefix("not known: ")
-    return proposal.with_caveat(f"A replay cannot answer it: {reason}.")
 
 
 _NOT_ON_WINDOWS: Final = (
@@ -202,7 +183,6 @@ class ExpandableSegments(SettingRemedy):
             why=f"{holes}; expandable segments grow page by page instead of making new segments.",
             cost="One environment variable; mapping pages makes the first use a little slower.",
             caveats=self._caveats(case),
-            verify="reserved - allocated at the peak shrinks; num_alloc_retries stays 0.",
         )
 
     def _caveats(self, case: JudgedCase) -> tuple[str, ...]:
@@ -243,7 +223,11 @@ class MaxSplitSize(SettingRemedy):
         """Propose the limit for a large fragmented request, never with expandable segments."""
         if not case.is_allocator_case or case.cause is not Cause.FRAGMENTATION:
             return
-        megabytes = _split_limit_mb(case)
+        r = case.failed_request
+        # A power of two well below the request: at most a quarter of it.
+        quarter = LARGEST_SPLIT_MB if r is None else r.requested_bytes // (4 * MIB)
+        power = 1 << max(quarter.bit_length() - 1, 0)
+        megabytes = min(max(power, SMALLEST_SPLIT_MB), LARGEST_SPLIT_MB)
         setting = case.assignment(case.with_present(f"{self.key}:{megabytes}"))
         if case.expandable_is_on:
             why = (
@@ -254,13 +238,11 @@ class MaxSplitSize(SettingRemedy):
             return
         if case.is_too_new(self.key) or (case.settings and case.settings.max_split_bytes):
             return
-        r = case.failed_request
         if r is not None and r.requested_bytes < SMALLEST_SPLIT_MB * MIB:
             return
         request = "" if r is None else f" such as the {format_size(r.requested_bytes)} here"
         yield self.proposal(
             weight=MAY_HELP,
-            confidence=Confidence.POSSIBLE,
             setting=setting,
             why=f"Blocks of {megabytes} MiB and more are then never split for smaller requests. "
             f"They stay whole for large ones{request}, and can be returned.",
@@ -270,19 +252,7 @@ class MaxSplitSize(SettingRemedy):
                 "Do not combine it with expandable_segments.",
                 *case.version_caveats(self.key),
             ),
-            verify="inactive_split_bytes at the peak shrinks; num_device_alloc does not soar.",
         )
-
-
-def _split_limit_mb(case: JudgedCase) -> int:
-    """Return a power of two well below the request: at most a quarter of it."""
-    if case.failed_request is None:
-        return LARGEST_SPLIT_MB
-    quarter = case.failed_request.requested_bytes // (4 * MIB)
-    limit = SMALLEST_SPLIT_MB
-    while limit * 2 <= quarter and limit < LARGEST_SPLIT_MB:
-        limit *= 2
-    return limit
 
 
 class RoundupDivisions(SettingRemedy):
@@ -318,7 +288,6 @@ class RoundupDivisions(SettingRemedy):
                 "Small sizes are not rounded (up to 512 times the divisions).",
                 *case.version_caveats(self.key),
             ),
-            verify="Fewer distinct block sizes and fewer retries; allocated - requested grows.",
         )
 
 
@@ -356,32 +325,6 @@ class DefaultSettings(SettingRemedy):
         """Return the empty setting string if something is set."""
         present = case.settings.conf if case.settings is not None else ""
         return () if is_same_conf(present, "") else ("",)
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose nothing by reasoning alone: only a replay can favor the defaults."""
-        del case
-        yield from ()
-
-    def judged(
-        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Effect]
-    ) -> Proposal | None:
-        """Return the defaults like any setting; a failure no replay can judge may be retried."""
-        result = best_of(bench, outcomes).result
-        if not result.is_conclusive and not bench.recorded.fits:
-            return left_open(self._untested(case), result)
-        return super().judged(case, bench, proposal, outcomes)
-
-    def _untested(self, case: JudgedCase) -> Proposal:
-        return self.proposal(
-            weight=MAY_HELP,
-            confidence=Confidence.POSSIBLE,
-            setting=case.assignment(""),
-            change="run once without the allocator settings and compare",
-            why="The run failed with allocator settings in force. Settings that help one program "
-            "can harm another.",
-            cost="One run.",
-            verify="num_alloc_retries and num_ooms of memory_stats() stay at 0.",
-        )
 
 
 # The defaults come last, since they are tried only if other settings are in force.

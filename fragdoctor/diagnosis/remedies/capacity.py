@@ -24,14 +24,13 @@ from fragdoctor.diagnosis.remedies.remedy import (
 from fragdoctor.future.edits import Edit
 from fragdoctor.future.training_edits import batch_scaled, passes_scaled
 from fragdoctor.model.case import BATCH_OF_ONE, BATCH_TRIED
-from fragdoctor.model.diagnosis import Cause, Predicted
-from fragdoctor.model.finding import Confidence, Evidence
+from fragdoctor.model.diagnosis import Cause
+from fragdoctor.model.finding import Confidence
 from fragdoctor.model.frameworks import Change
 from fragdoctor.model.phases import Category
-from fragdoctor.model.simulation import OutlookBasis, OutlookState
-from fragdoctor.rules.failed_request import FailedRequest
+from fragdoctor.model.simulation import OutlookState
 from fragdoctor.rules.traceback_signs import works_on_pixels
-from fragdoctor.units import MIB, format_share, format_size, plural
+from fragdoctor.units import MIB, format_share, format_size
 
 SHORT_OF_MEMORY: Final = (Cause.CAPACITY, Cause.TRANSIENT_PEAK, Cause.MEMORY_LIMIT)
 
@@ -51,8 +50,6 @@ class SavingRemedy(Remedy):
 
     Attributes:
         doing: the change as part of a sentence: "with the layers checkpointed".
-        change: what to write.
-        cost, caveats, verify: as in ``Recommendation``.
         effort: the order in which changes are combined, with the least work first.
         is_usual: whether most guides recommend it, so that it is mentioned if it does not help.
         acts_on: what the change makes smaller.
@@ -61,10 +58,6 @@ class SavingRemedy(Remedy):
 
     burden = Burden.CHANGE
     doing: ClassVar[str]
-    change: ClassVar[str]
-    cost: ClassVar[str]
-    caveats: ClassVar[tuple[str, ...]] = ()
-    verify: ClassVar[str] = "The peak of memory_stats() falls: allocated_bytes.all.peak."
     effort: ClassVar[int]
     is_usual: ClassVar[bool] = False
     acts_on: ClassVar[str] = "that"
@@ -84,12 +77,7 @@ class SavingRemedy(Remedy):
         if self.edits(case):
             yield self.proposal(
                 weight=MAY_HELP,
-                confidence=Confidence.POSSIBLE,
-                change=self.change,
                 why="It lowers the peak of live memory; by how much was not tried.",
-                cost=self.cost,
-                caveats=self.caveats,
-                verify=self.verify,
             )
 
     def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
@@ -109,15 +97,13 @@ class SavingRemedy(Remedy):
         saved = saved_bytes(bench, best)
         if saved < MIN_SAVING_SHARE * bench.peak_bytes:
             return self.useless(case, bench, proposal, saved)
+        # An edit only models the changed program, so nothing is proven.
+        sure = max(bench.confidence(best.result), Confidence.LIKELY, key=list(Confidence).index)
         judged = proposal.saying(
             why=saving_text(case, bench, best),
-            confidence=_sureness(bench, best),
+            confidence=sure if best.result.outlook is not None else Confidence.LIKELY,
             saves_bytes=saved,
             predicted=bench.predicted(best.result),
-            evidence=(
-                Evidence("peak as recorded", bench.peak_bytes, "bytes", "replay"),
-                Evidence("peak with the change", bench.peak_bytes - saved, "bytes", "replay"),
-            ),
         )
         if is_cut(case, bench):
             judged = judged.with_caveat(CUT)
@@ -160,14 +146,6 @@ def first_enough(bench: Bench, outcomes: Sequence[Effect]) -> Effect | None:
     return next(o for o in looked_on if o.result.outlook is None or not o.result.outlook.fails)
 
 
-def _sureness(bench: Bench, outcome: Effect) -> Confidence:
-    """Return how certain a saving is; an edit only models the changed program, so never proven."""
-    if outcome.result.outlook is None:
-        return Confidence.LIKELY
-    sure = bench.confidence(outcome.result)
-    return Confidence.LIKELY if sure is Confidence.PROVEN else sure
-
-
 def is_cut(case: JudgedCase, bench: Bench) -> bool:
     """Return whether the run failed before any step was complete, so its needs are unknown."""
     whole = 0 if case.training is None else case.training.n_whole_steps
@@ -180,36 +158,15 @@ def saved_bytes(bench: Bench, outcome: Effect) -> int:
 
 
 def saving_text(case: JudgedCase, bench: Bench, outcome: Effect) -> str:
-    """Return what a change does to the peak, and whether that is enough."""
+    """Return what a change does to the peak; the prediction says how far the run gets."""
     peak = bench.peak_bytes - saved_bytes(bench, outcome)
     saved = format_size(saved_bytes(bench, outcome))
     text = (
         f"Replayed: peak live memory falls by {saved}, from "
         f"{format_size(bench.peak_bytes)} to {format_size(peak)}"
     )
-    if case.cause not in SHORT_OF_MEMORY:
-        return f"{text}."
-    if not outcome.result.fits:
-        return f"{text}, which is not enough alone."
-    return f"{text}; {_how_far(bench.predicted(outcome.result))}."
-
-
-def _how_far(predicted: Predicted) -> str:
-    """Return how far the run goes with a change that serves the recorded requests."""
-    served, outlook = "every recorded request is served", predicted.outlook
-    spare = f", with {format_size(predicted.room_bytes)} to spare"
-    spare = "" if predicted.margin_bytes is None else spare
-    if outlook is None or outlook.basis is OutlookBasis.COMPLETE:
-        return f"{served}{spare}"
-    if outlook.state is OutlookState.HOLDS:
-        further = f" and {plural(outlook.steps, 'step')} more" if outlook.steps else ""
-        return f"the step that failed{further} would be served{spare}"
-    if outlook.state is OutlookState.OPEN:
-        return f"{served}{spare}; the rest is open: {outlook.reason}"
-    steps = outlook.fails_after_steps
-    if not steps:
-        return f"{served}, but not the rest of the step: {outlook.reason}"
-    return f"{served}{spare}, but it fails after {plural(steps, 'more step')}"
+    is_too_little = case.cause in SHORT_OF_MEMORY and not outcome.result.fits
+    return f"{text}, which is not enough alone." if is_too_little else f"{text}."
 
 
 def may_be_activations(case: JudgedCase) -> bool:
@@ -219,13 +176,9 @@ def may_be_activations(case: JudgedCase) -> bool:
         return False
     if case.cause not in (Cause.CAPACITY, Cause.TRANSIENT_PEAK) or r.is_alone_too_large:
         return False
-    return not (case.fails_in_optimizer_step or case.only_builds or _is_no_training(case))
-
-
-def _is_no_training(case: JudgedCase) -> bool:
-    """Return whether the traceback shows no activations being kept, as in a load or evaluation."""
-    sign = case.sign
-    return sign is not None and (sign.is_of_model or not sign.is_training)
+    # A load or an evaluation keeps no activations.
+    is_other = case.sign is not None and (case.sign.is_of_model or not case.sign.is_training)
+    return not (case.fails_in_optimizer_step or case.only_builds or is_other)
 
 
 FEWER_PIXELS: Final = (
@@ -252,7 +205,6 @@ class SmallerBatch(SavingRemedy):
     change = "lower the batch size, or the size of one sample: sequence length, image size, frames"
     cost = "More steps for the same data."
     caveats = ("Weights, gradients and optimizer state do not shrink with the batch.",)
-    verify = "Peak allocated memory falls by at least the missing amount."
     effort = 8
     combines = False
 
@@ -269,25 +221,13 @@ class SmallerBatch(SavingRemedy):
         r = case.failed_request
         if not case.is_allocator_case or case.cause not in SHORT_OF_MEMORY:
             return
-        is_of_pixels = works_on_pixels(case.message)
-        title = "Use a smaller batch or smaller images" if is_of_pixels else ""
-        change = FEWER_PIXELS if is_of_pixels else self.change
-        if case.has_marker(BATCH_OF_ONE):
-            title, change = "Use less for one sample: the batch is already one", ONE_SAMPLE
-            words = words_in(case, Change.CHECKPOINT)
-            if words and case.trains and not case.is_checkpointed:
-                change = f"{words}; also {ONE_SAMPLE}"
-        elif case.has_marker(BATCH_TRIED):
-            title, change = "Use smaller inputs, or less memory for the model", ONE_SAMPLE
+        title, change = self._said(case)
         if (r is None or r.is_bare) and case.message is not None and case.sign is None:
             yield self.proposal(
                 title=title,
                 weight=HELPS,
-                confidence=Confidence.POSSIBLE,
                 change=change,
                 why="The message prints no figures; the batch is what a program can shrink first.",
-                cost=self.cost,
-                verify="The call that failed succeeds.",
             )
         if r is None or r.is_bare or r.missing_bytes <= 0:
             return
@@ -304,19 +244,34 @@ class SmallerBatch(SavingRemedy):
                 Confidence.LIKELY,
             )
             return
+        missing, of_needed = format_size(r.missing_bytes), ""
+        if r.needed_bytes is not None:
+            of_needed = (
+                f": at least {format_share(r.missing_bytes, r.needed_bytes)} of the "
+                f"{format_size(r.needed_bytes)} needed, more if part of them does not scale with "
+                "the batch"
+            )
         if r.requested_bytes * BATCH_SHARES[-1] > (r.available_bytes or r.requested_bytes):
             return  # even the smallest share to try would not fit: a shape is wrong
         yield self.proposal(
             title=title,
             weight=HELPS,
-            confidence=Confidence.POSSIBLE,
             change=change,
-            why=_missing_text(r),
-            cost=self.cost,
-            caveats=self.caveats,
-            verify=self.verify,
-            evidence=(Evidence("missing", r.missing_bytes, "bytes", r.source),),
+            why=f"{missing} are missing{of_needed}.",
         )
+
+    def _said(self, case: JudgedCase) -> tuple[str, str]:
+        """Return a title ("" for the usual one) and the change, by what is known of the batch."""
+        if case.has_marker(BATCH_OF_ONE):
+            words = words_in(case, Change.CHECKPOINT)
+            is_told = bool(words) and case.trains and not case.is_checkpointed
+            change = f"{words}; also {ONE_SAMPLE}" if is_told else ONE_SAMPLE
+            return "Use less for one sample: the batch is already one", change
+        if case.has_marker(BATCH_TRIED):
+            return "Use smaller inputs, or less memory for the model", ONE_SAMPLE
+        if works_on_pixels(case.message):
+            return "Use a smaller batch or smaller images", FEWER_PIXELS
+        return "", self.change
 
     def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
         """Try shares of the present batch, as many as the length of the trace allows."""
@@ -432,16 +387,6 @@ def _batch_size(case: JudgedCase) -> int | None:
     return None if given == 1 else given
 
 
-def _missing_text(r: FailedRequest) -> str:
-    missing = format_size(r.missing_bytes)
-    if r.needed_bytes is None:
-        return f"{missing} are missing."
-    return (
-        f"{missing} are missing: at least {format_share(r.missing_bytes, r.needed_bytes)} of the "
-        f"{format_size(r.needed_bytes)} needed, more if part of them does not scale with the batch."
-    )
-
-
 def _model_bytes(case: JudgedCase) -> dict[str, int]:
     """Return what the model, its gradients and the optimizer hold at the peak, if known."""
     analysis = case.context.analysis
@@ -493,7 +438,6 @@ class LessModelMemory(Remedy):
             why=why,
             cost="Lower precision may need care with the loss; sharding and offloading need "
             "bandwidth.",
-            verify="memory_allocated() after the model is built falls.",
         )
 
 

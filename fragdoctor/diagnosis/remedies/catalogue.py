@@ -11,23 +11,14 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from fragdoctor.diagnosis.bench import Bench, Effect, Progress
+from fragdoctor.diagnosis.bench import Bench
 from fragdoctor.diagnosis.remedies.allocator_settings import SETTINGS
-from fragdoctor.diagnosis.remedies.attention import FusedAttention
-from fragdoctor.diagnosis.remedies.capacity import (
-    CAPACITY,
-    SHORT_OF_MEMORY,
-    SavingRemedy,
-    first_enough,
-    saved_bytes,
-)
-from fragdoctor.diagnosis.remedies.engines import LessOnTheDevice
+from fragdoctor.diagnosis.remedies.capacity import CAPACITY, SHORT_OF_MEMORY, SavingRemedy
 from fragdoctor.diagnosis.remedies.fragmentation import LAYOUT
 from fragdoctor.diagnosis.remedies.from_traceback import CALLS
 from fragdoctor.diagnosis.remedies.host_memory import HOST_MEMORY
-from fragdoctor.diagnosis.remedies.idle_graph import DropIdleGraph
 from fragdoctor.diagnosis.remedies.leaks import GROWTH
-from fragdoctor.diagnosis.remedies.outside_pytorch import OUTSIDE
+from fragdoctor.diagnosis.remedies.outside_pytorch import OUTSIDE, FusedAttention
 from fragdoctor.diagnosis.remedies.pools import POOLS
 from fragdoctor.diagnosis.remedies.remedy import (
     CURES,
@@ -38,10 +29,10 @@ from fragdoctor.diagnosis.remedies.remedy import (
     prospect,
     steps_won,
 )
-from fragdoctor.diagnosis.remedies.serving import FitKvCache
+from fragdoctor.diagnosis.remedies.serving import FitKvCache, LessOnTheDevice
 from fragdoctor.diagnosis.remedies.training import TRAINING, CombinedSavings
 from fragdoctor.diagnosis.remedies.weights import WEIGHTS
-from fragdoctor.model.diagnosis import Cause, Predicted, Recommendation
+from fragdoctor.model.diagnosis import Cause, Recommendation
 from fragdoctor.model.finding import Confidence
 from fragdoctor.units import format_size
 
@@ -52,7 +43,6 @@ REMEDIES: Final[tuple[Remedy, ...]] = (
     *TRAINING,
     *CAPACITY,
     *GROWTH,
-    DropIdleGraph(),
     *LAYOUT,
     *POOLS,
     *CALLS,
@@ -149,13 +139,8 @@ def _tier(found: Prospect, *, is_setting: bool, cause: Cause) -> int:
     return int(found) + (int(Prospect.UNLIKELY) if is_late else 0)
 
 
-MIN_COMBINED: Final = 2
-WORTH_COMBINING: Final = 1.2
-"""A combination is worth mentioning if it saves this many times what its best part saves alone."""
-
-
 def prove(
-    case: JudgedCase, proposals: Sequence[Proposal], progress: Progress | None = None
+    case: JudgedCase, proposals: Sequence[Proposal]
 ) -> tuple[Sequence[Proposal], tuple[str, ...]]:
     """Return the proposals with the results of replaying the trace, and notes on the replay.
 
@@ -178,7 +163,7 @@ def prove(
         else []
         for remedy, proposal in entries
     ]
-    outcomes = iter(bench.run([one for some in attempts for one in some], progress))
+    outcomes = iter(bench.run([one for some in attempts for one in some]))
     tested: list[Proposal] = []
     for (remedy, proposal), some in zip(entries, attempts, strict=True):
         found = [o for o in (next(outcomes) for _ in some) if o is not None]
@@ -189,37 +174,8 @@ def prove(
             judged = None  # the trace does not show what the change would act on
         if judged is not None:
             tested.append(judged)
-    tested += _together(case, bench, tested)
+    tested += CombinedSavings().together(case, bench, tested)
     return tested, _notes(bench)
-
-
-def _together(case: JudgedCase, bench: Bench, tested: Sequence[Proposal]) -> list[Proposal]:
-    """Return the smallest combination of savings that is enough, or all of them together."""
-    remedy = next(r for r in REMEDIES if isinstance(r, CombinedSavings))
-    saving = [
-        p
-        for p in tested
-        if isinstance(p.remedy, SavingRemedy) and p.recommendation.saves_bytes and not p.is_rejected
-    ]
-    is_enough = any(_is_enough(p.recommendation.predicted) for p in saving)
-    chosen, attempts = remedy.of(case, saving)
-    if len(chosen) < MIN_COMBINED or (is_enough and not bench.recorded.fits):
-        return []
-    outcomes: list[Effect] = [o for o in bench.run(attempts) if o is not None]
-    if not outcomes:
-        return []
-    enough = None if bench.recorded.fits else first_enough(bench, outcomes)
-    best = enough or bench.looked_on(outcomes[-1])
-    alone = max(p.recommendation.saves_bytes or 0 for p in saving)
-    if enough is None and saved_bytes(bench, best) < WORTH_COMBINING * alone:
-        return []
-    return [remedy.made_of(case, bench, chosen, best)]
-
-
-def _is_enough(predicted: Predicted) -> bool:
-    """Return whether a change serves the recorded requests and is not known to fail later."""
-    outlook = predicted.outlook
-    return bool(predicted.fits) and not (outlook is not None and outlook.fails)
 
 
 def _notes(bench: Bench) -> tuple[str, ...]:

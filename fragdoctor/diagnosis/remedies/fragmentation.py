@@ -7,7 +7,6 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from fragdoctor.analysis.result import SizeDiversity
 from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.remedies.remedy import (
     CURES,
@@ -18,10 +17,10 @@ from fragdoctor.diagnosis.remedies.remedy import (
     Proposal,
     Remedy,
 )
-from fragdoctor.future.edits import blocks_freed, combined, largest_step_first, sizes_padded
+from fragdoctor.future.edits import blocks_freed, combined, sizes_padded
 from fragdoctor.future.training_edits import buffers_preallocated
 from fragdoctor.model.diagnosis import Cause, Predicted
-from fragdoctor.model.finding import Confidence, Evidence, Location, line_text
+from fragdoctor.model.finding import Confidence, line_text
 from fragdoctor.trace.stacks import TORCH, classify_file
 from fragdoctor.units import MIB, format_size, plural
 
@@ -61,14 +60,14 @@ class MoveStrandingBlocks(Remedy):
         growing = () if case.bench is None else case.bench.growing_buffers
         moving = {case.context.user_line(b.stack) for b in growing}
         large = [
-            p
+            (p, line)
             for p in analysis.stranders
             if p.stranded_bytes >= MIN_SHARE * stranded > 0
-            and _is_movable(case.context.user_line(p.stack))
-            and case.context.user_line(p.stack) not in moving
+            and (line := case.context.user_line(p.stack)) is not None
+            and line not in moving
+            and classify_file(line.filename) != TORCH
         ]
-        for strander in large[:MAX_GROUPS]:
-            line = case.context.user_line(strander.stack)
+        for strander, line in large[:MAX_GROUPS]:
             solves = strander.stranded_bytes + strander.block_bytes >= r.uncovered_bytes
             proposal = self.proposal(
                 title=f"Keep the blocks of {line_text(line)} out of the way",
@@ -85,8 +84,6 @@ class MoveStrandingBlocks(Remedy):
                 locations=case.context.python_stack(strander.stack),
                 predicted=Predicted(fits=True, method="arithmetic") if solves else None,
                 cost="A change to the code; clone() needs both copies for a moment.",
-                verify="These blocks no longer head the list of stranding blocks.",
-                evidence=(Evidence("stranded", strander.stranded_bytes, "bytes", "snapshot"),),
                 saves_bytes=strander.stranded_bytes,
             )
             yield replace(proposal, addresses=tuple(strander.addresses))
@@ -97,11 +94,6 @@ class MoveStrandingBlocks(Remedy):
         if proposal is None or not proposal.addresses:
             return []
         return [Attempt.of_edit(blocks_freed(proposal.addresses, bench.recorded.oom_event))]
-
-
-def _is_movable(line: Location | None) -> bool:
-    """Return whether a line is known and not PyTorch's own, so that it can be changed."""
-    return line is not None and classify_file(line.filename) != TORCH
 
 
 class PreallocateBuffers(Remedy):
@@ -135,9 +127,7 @@ class PreallocateBuffers(Remedy):
             "are too small for the next.",
             cost="The full length is held from the start.",
             caveats=(f"Replayed at the recorded length; each step adds {format_size(step)}.",),
-            verify="The number of large requests a step falls; reserved memory stays level.",
             locations=stacks[0],
-            evidence=(Evidence("growing buffers", total, "bytes", "trace"),),
         )
 
     def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
@@ -172,21 +162,25 @@ class BucketShapes(Remedy):
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose buckets for fragmentation, unless a trace shows that shapes are steady."""
-        if not _shapes_may_vary(case):
+        if not case.is_allocator_case or case.cause is not Cause.FRAGMENTATION:
             return
-        sizes = _sizes(case)
+        if case.bench is not None and case.bench.growing_buffers:
+            return  # sizes that only grow are not varied inputs
+        sizes = None if case.context.analysis is None else case.context.analysis.sizes
+        if sizes is not None and not sizes.drifting:
+            return
         yield self.proposal(
             weight=HELPS if sizes is not None else MAY_HELP,
             confidence=Confidence.LIKELY if sizes is not None else Confidence.POSSIBLE,
             change="pad sequence lengths to multiples of 64 or 128, or batch samples of similar "
-            "length",
+            "length; or run one step of the largest shape first, so that the cache has blocks that "
+            "fit everything that follows",
             why=f"{sizes.n_large_allocs:,} large requests have {sizes.n_distinct_large:,} "
             "different sizes: a freed block rarely fits the next one."
             if sizes is not None
             else "Shapes that vary from step to step are the usual source of fragmentation; the "
             "message does not show whether they do.",
             cost="Padding wastes compute; buckets change the order of samples.",
-            verify="A snapshot shows fewer distinct sizes of large requests.",
         )
 
     def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
@@ -195,50 +189,8 @@ class BucketShapes(Remedy):
         return [Attempt.of_edit(sizes_padded(bucket)) for bucket in BUCKETS]
 
 
-class LargestFirst(Remedy):
-    """Shapes that vary: start with the largest."""
-
-    code = "largest-first"
-    title = "Run the largest batch first"
-    is_modelled = True
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose this order for fragmentation, unless a trace shows that shapes are steady."""
-        if not _shapes_may_vary(case):
-            return
-        yield self.proposal(
-            weight=MAY_HELP,
-            confidence=Confidence.POSSIBLE,
-            change="sort the first epoch by length, longest first, or run one dummy step of the "
-            "largest shape at start",
-            why="The cache then holds blocks that fit everything that follows, and a shortage "
-            "shows at once rather than after hours.",
-            cost="One step at start.",
-            verify="Reserved memory stays level after the first step.",
-        )
-
-    def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
-        """Try the run with its largest step first."""
-        del case, bench, proposal
-        return [Attempt.of_edit(largest_step_first())]
-
-
-def _sizes(case: JudgedCase) -> SizeDiversity | None:
-    return None if case.context.analysis is None else case.context.analysis.sizes
-
-
-def _shapes_may_vary(case: JudgedCase) -> bool:
-    if not case.is_allocator_case or case.cause is not Cause.FRAGMENTATION:
-        return False
-    if case.bench is not None and case.bench.growing_buffers:
-        return False  # sizes that only grow are not varied inputs
-    sizes = _sizes(case)
-    return sizes is None or sizes.drifting
-
-
 LAYOUT: Final[tuple[Remedy, ...]] = (
     PreallocateBuffers(),
     MoveStrandingBlocks(),
     BucketShapes(),
-    LargestFirst(),
 )

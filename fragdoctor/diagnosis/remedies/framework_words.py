@@ -35,8 +35,9 @@ def in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Itera
     """Yield proposals, with changes in the words of the case's framework if it has any."""
     trains = any(f.name not in RUN_ONLY for f in case.frameworks)
     for proposal in proposals:
-        texts = {n: getattr(proposal.recommendation, n) for n in ("change", "verify")}
-        one = proposal.saying(**{n: with_monitor_of(case.backend, t) for n, t in texts.items()})
+        # The tool that watches memory is the one of the GPU's vendor.
+        own = with_monitor_of(case.backend, proposal.recommendation.change)
+        one = proposal.saying(change=own)
         change = CHANGES.get(one.recommendation.code)
         is_told = change is Change.BATCH and any(map(case.has_marker, (BATCH_OF_ONE, BATCH_TRIED)))
         if change is Change.CHECKPOINT and case.frameworks and not trains:
@@ -49,8 +50,7 @@ def in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Itera
             yield one
             continue
         text = f"with {found[0]}: {found[1]}"
-        own = one.recommendation.change
-        if change in ADDED and own and own != getattr(one.remedy, "change", ""):
+        if change in ADDED and own and own != one.remedy.change:
             text = f"{text}; {own}"
         told = one.saying(change=text)
         if found[0] in SERVERS and change is Change.BATCH:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
-from fragdoctor.analysis.failed_attempts import left_of_attempts
+from fragdoctor.analysis.failed_attempts import LeftMemory, left_of_attempts
 from fragdoctor.diagnosis.bench import Attempt, Bench
 from fragdoctor.diagnosis.remedies.framework_words import words_in
 from fragdoctor.diagnosis.remedies.remedy import CURES, FITS, HELPS, JudgedCase, Proposal, Remedy
 from fragdoctor.diagnosis.remedies.serving import smaller_cache
 from fragdoctor.future.edits import combined
 from fragdoctor.future.training_edits import requests_freed_at, requests_removed
-from fragdoctor.model.case import OomMessage
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
-from fragdoctor.model.snapshot import I64
 from fragdoctor.rules.traceback_signs import SERVER_STEP
 from fragdoctor.units import format_size
 
@@ -48,7 +46,6 @@ class AtTheFailingCall(Remedy):
             title=sign.title,
             # A call that can leave the GPU helps whatever fills the GPU.
             weight=CURES if sign.can_leave_gpu and not case.has_only_begun else FITS,
-            confidence=Confidence.LIKELY,
             change=change,
             why=f"{said} {sign.doing}. {sign.why}",
             locations=tuple(
@@ -57,7 +54,6 @@ class AtTheFailingCall(Remedy):
                 if frame.file and frame.line is not None and sign.matches(frame)
             )[-1:],
             cost="Another place, or less at a time; the result is the same.",
-            verify="The call that failed succeeds.",
         )
 
 
@@ -72,7 +68,14 @@ class RetryOutsideHandler(Remedy):
         message = case.message
         log = case.context.case.oom
         said = [message] if log is None else log.messages
-        is_in_handler = any(m is not None and _is_retry(m) for m in said)
+        # A retry failed in a handler, where an error is not just passed on.
+        is_in_handler = any(
+            m is not None
+            and m.is_in_handler
+            and m.is_of_caching_allocator
+            and not (m.frames and m.frames[-1].code.startswith("raise"))
+            for m in said
+        )
         attempts = _left(case)
         left = 0 if attempts is None else attempts.n_bytes
         if not (is_in_handler or left) or case.cause in CLOSED:
@@ -86,9 +89,7 @@ class RetryOutsideHandler(Remedy):
             why=f"{why}: {format_size(left)} of a failed attempt were still held."
             if left
             else f"{why}: the second attempt starts with a full device.",
-            cost="None.",
             saves_bytes=left or None,
-            verify="memory_allocated() before the second attempt is what it was before the first.",
         )
 
     def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
@@ -108,43 +109,12 @@ class RetryOutsideHandler(Remedy):
         return [Attempt.of_edit(combined(edits))]
 
 
-def _is_retry(message: OomMessage) -> bool:
-    """Return whether a retry failed in a handler, rather than an error that was passed on."""
-    is_passed_on = bool(message.frames) and message.frames[-1].code.startswith("raise")
-    return message.is_in_handler and message.is_of_caching_allocator and not is_passed_on
-
-
-MIN_LEFT: Final = 0.1
-"""An attempt that leaves less than this share of live memory is not why the next one fails."""
-
-
-class _Left(NamedTuple):
-    """What is left of failed attempts.
-
-    Attributes:
-        starts: the events that allocated it, ascending.
-        n_bytes: its size.
-        row: the event after the last of the attempts.
-    """
-
-    starts: I64
-    n_bytes: int
-    row: int
-
-
-def _left(case: JudgedCase) -> _Left | None:
+def _left(case: JudgedCase) -> LeftMemory | None:
     """Return what is left of the attempts before the last failed one, or None if little is."""
     analysis, event = case.context.analysis, case.asking_event
     if analysis is None or event is None or not analysis.capture.has_trace:
         return None
-    trace = analysis.trace
-    left = left_of_attempts(trace, analysis.ooms, event)
-    n_bytes = int(trace.lives.size_bytes[left].sum())
-    if n_bytes < MIN_LEFT * event.active_bytes or not len(left):
-        return None
-    before = max(oom.row for oom in analysis.ooms if oom.row < event.row)
-    starts: I64 = np.sort(trace.lives.start[left]).astype(np.int64)
-    return _Left(starts, n_bytes, before - trace.first_row + 1)
+    return left_of_attempts(analysis.trace, analysis.ooms, event)
 
 
 CALLS: Final[tuple[Remedy, ...]] = (AtTheFailingCall(), RetryOutsideHandler())

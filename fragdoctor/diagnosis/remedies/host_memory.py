@@ -10,7 +10,6 @@ from fragdoctor.diagnosis.remedies.framework_words import words_in
 from fragdoctor.diagnosis.remedies.remedy import CURES, JudgedCase, Proposal, Remedy
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.diagnosis import Cause
-from fragdoctor.model.finding import Confidence
 from fragdoctor.model.frameworks import Change
 from fragdoctor.rules.traceback_signs import Place, is_seen_to_grow
 from fragdoctor.units import GIB, format_size
@@ -150,14 +149,11 @@ class LessHostMemory(Remedy):
             return
         yield self.proposal(
             weight=CURES,
-            confidence=Confidence.LIKELY,
             change=host_change(case),
             locations=case.asking_stack[:1],
             why=case.verdict.summary,
             cost="Slower loading with fewer workers.",
             caveats=("No GPU setting changes this.",),
-            verify="dmesg shows no new kill; the resident size of the process stays below the "
-            "limit.",
         )
 
 
@@ -176,13 +172,11 @@ class RaiseSharedMemory(Remedy):
         user += " through"
         yield self.proposal(
             weight=CURES,
-            confidence=Confidence.LIKELY,
             change="--shm-size=8g or --ipc=host for docker run; in Kubernetes an emptyDir with "
             "medium: Memory on /dev/shm; "
             + ("NCCL_SHM_DISABLE=1 to do without" if is_nccl else "fewer DataLoader workers"),
             why=f"{user} /dev/shm, which is 64 MiB in Docker.",
             cost="Host memory.",
-            verify="df -h /dev/shm during the run.",
         )
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-import numpy as np
-
 from fragdoctor.analysis.result import KeptKind, KeptMemory, KeptPattern
 from fragdoctor.diagnosis.bench import Attempt, Bench, without
 from fragdoctor.diagnosis.remedies.remedy import (
@@ -19,14 +17,12 @@ from fragdoctor.diagnosis.remedies.remedy import (
 )
 from fragdoctor.model.census import HoldingKind, Owner
 from fragdoctor.model.diagnosis import Cause, Predicted
-from fragdoctor.model.finding import Confidence, Evidence, Location, line_text
-from fragdoctor.model.story import LogStory
+from fragdoctor.model.finding import Confidence, Location, line_text
 from fragdoctor.rules.growth.accumulating_trials import growth_sentence
 from fragdoctor.rules.growth.growing_line import gathered_text, keeper, maker_text
 from fragdoctor.rules.rule import Context
 from fragdoctor.story.trends import accumulation, has_process_each
-from fragdoctor.trace.stacks import BACKWARD, EVALUATION, PACKAGE, USER, classify_file
-from fragdoctor.trace.trace import Trace
+from fragdoctor.trace.stacks import EVALUATION, PACKAGE, USER, classify_file
 from fragdoctor.units import format_size, plural
 
 FREEING: Final = (
@@ -86,11 +82,6 @@ class FreeLeak(_Leak):
                 ("A tensor that keeps its graph keeps every activation behind it.",)
                 if is_graph
                 else ()
-            ),
-            verify="memory_allocated() after each step stays level.",
-            evidence=(
-                Evidence("survivors", kept.survivor_bytes, "bytes", "trace"),
-                Evidence("growth per step", kept.slope_bytes, "bytes", "trace"),
             ),
             saves_bytes=kept.survivor_bytes,
         )
@@ -187,8 +178,6 @@ class NoGrad(_Leak):
             return
         if not (is_seen or (evaluates and kept.pattern in MAY_BE_GRAPHS)):
             return
-        waits = not evaluates and may_wait(analysis.trace, kept)
-        is_sure = is_told and not waits
         maker, held = maker_text(case.context, kept), format_size(kept.survivor_bytes)
         reason = (
             "No backward pass ran while it grew, as in an evaluation"
@@ -206,8 +195,8 @@ class NoGrad(_Leak):
             reason = "Graph after graph was built at this line, and no backward pass ran"
         yield self.proposal(
             title=title,
-            weight=CURES if case.cause is Cause.LEAK and is_sure else HELPS,
-            confidence=Confidence.LIKELY if is_sure else Confidence.POSSIBLE,
+            weight=CURES if case.cause is Cause.LEAK and is_told else HELPS,
+            confidence=Confidence.LIKELY if is_told else Confidence.POSSIBLE,
             change=change,
             why=f"{reason}; with gradients on, every kept output keeps its whole graph "
             f"({held} here).",
@@ -215,7 +204,6 @@ class NoGrad(_Leak):
             predicted=_predicted(case, kept),
             cost="None: evaluation needs no gradients.",
             caveats=("model.eval() alone does not stop graphs from being built.",),
-            verify="memory_allocated() stays level from batch to batch.",
             saves_bytes=kept.survivor_bytes,
         )
 
@@ -239,10 +227,10 @@ class FindLeak(Remedy):
             confidence=Confidence.POSSIBLE,
             change="with fragdoctor.record('leak'): around a few steps; or "
             "torch.cuda.memory._record_memory_history(max_entries=100000) before and "
-            "torch.cuda.memory._dump_snapshot('leak.pickle') after them",
+            "torch.cuda.memory._dump_snapshot('leak.pickle') after them; then fragdoctor analyze "
+            "leak (or leak.pickle) names the growing line",
             why=case.verdict.summary,
             cost="A few microseconds per allocation while recording.",
-            verify="fragdoctor analyze leak (or leak.pickle) names the growing line.",
         )
 
 
@@ -281,22 +269,6 @@ def _sites_text(context: Context, kept: KeptMemory) -> str:
     return f"{text}; allocated at {sites}"
 
 
-def may_wait(trace: Trace, kept: KeptMemory) -> bool:
-    """Return whether what grows may wait for a backward pass, as losses that are added up do.
-
-    That is so if the program trains, and either no backward pass was seen or as much was made
-    before an earlier one.
-    """
-    lives, roles = trace.lives, trace.stacks.roles
-    backward = np.sort(lives.start[roles.role[lives.stack] == BACKWARD])
-    if not roles.trains or not len(backward):
-        return roles.trains
-    made = lives.start[lives.stack == kept.stack]
-    turn, n_made = np.unique(np.searchsorted(backward, made), return_counts=True)
-    is_last = turn == len(backward)
-    return bool(n_made[is_last].sum() <= n_made[~is_last].max(initial=0))
-
-
 def is_evaluation(stack: Sequence[Location]) -> bool:
     """Return whether a stack runs through program code whose name says that it evaluates.
 
@@ -328,16 +300,10 @@ class GatherOnHost(Remedy):
             return
         yield self.proposal(
             weight=CURES,
-            confidence=Confidence.LIKELY,
             change="keep outputs.append(out.cpu()), or only the number that you need",
             why=f"{gathered_text(case.context, kept)}.",
             locations=kept_stack(case.context, kept),
             cost="A copy to the host for each batch; as much host memory.",
-            verify="memory_allocated() stays level during evaluation.",
-            evidence=(
-                Evidence("gathered", kept.survivor_bytes, "bytes", "trace"),
-                Evidence("growth per batch", kept.slope_bytes, "bytes", "trace"),
-            ),
             saves_bytes=kept.survivor_bytes,
         )
 
@@ -354,13 +320,6 @@ class GatherOnHost(Remedy):
 # ---- from trial to trial ---------------------------------------------------------------------
 
 
-def sweep_of(case: JudgedCase) -> LogStory | None:
-    """Return the story of a log with several trials, or None for any other log."""
-    story = case.context.story
-    is_sweep = story is not None and len(story.trials) > 1
-    return story if is_sweep and case.is_allocator_case else None
-
-
 class FreeBetweenTrials(Remedy):
     """Long sweeps: free each trial's memory."""
 
@@ -369,15 +328,15 @@ class FreeBetweenTrials(Remedy):
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it for trials in one process; processes that end leave nothing to free."""
-        story = sweep_of(case)
-        if story is None or has_process_each(story):
+        story = case.context.story
+        if story is None or len(story.trials) < 2 or not case.is_allocator_case:
+            return
+        if has_process_each(story):
             return
         grown = accumulation(story)
-        now = ""
         if grown is not None:
             why = growth_sentence(grown)
             weight = CURES if case.supports(Cause.LEAK) else HELPS
-            now = f"; it rose by {format_size(grown.slope_bytes)} a trial"
         else:
             why = "The log does not print what is allocated between trials, so it may grow."
             weight = MAY_HELP
@@ -389,8 +348,6 @@ class FreeBetweenTrials(Remedy):
             why=why,
             cost="Milliseconds a trial.",
             caveats=FREEING,
-            verify="torch.cuda.memory_allocated(), printed at the start of each trial, is the same "
-            f"figure every time{now}.",
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
 from fragdoctor.diagnosis.remedies.remedy import (
@@ -22,12 +22,11 @@ from fragdoctor.diagnosis.remedies.remedy import (
     Remedy,
 )
 from fragdoctor.diagnosis.verdict_message import library_of
-from fragdoctor.model.case import OtherProcess
 from fragdoctor.model.diagnosis import Cause, Predicted
-from fragdoctor.model.finding import Confidence, line_text
+from fragdoctor.model.finding import Confidence, Location, line_text
 from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES
 from fragdoctor.rules.failed_request import FailedRequest
-from fragdoctor.rules.traceback_signs import Place
+from fragdoctor.rules.traceback_signs import ATTENTION_SCORES, Place
 from fragdoctor.units import format_count, format_size
 
 PEERS_LOOK_THE_SAME: Final = (
@@ -40,12 +39,6 @@ OWN_DEVICE: Final = (
 
 MIN_PEERS: Final = 3
 """Two processes of equal size may be a coincidence; three are workers of one program."""
-
-
-def equal_processes(listed: Sequence[OtherProcess]) -> int:
-    """Return how many processes hold the same amount, or 0 for fewer than ``MIN_PEERS``."""
-    n_most = max(Counter(p.n_bytes for p in listed).values(), default=0)
-    return n_most if n_most >= MIN_PEERS else 0
 
 
 SHARES: Final = {
@@ -103,7 +96,8 @@ class FreeOtherProcess(Remedy):
             weight = HELPS  # the call need not be on this device at all
         listed = () if r is None else r.other_processes
         pids = ", ".join(str(p.pid) for p in listed)
-        peers = equal_processes(listed)
+        n_equal = max(Counter(p.n_bytes for p in listed).values(), default=0)
+        peers = n_equal >= MIN_PEERS
         meant = _meant_device(case) if is_main else ""
         may_be_own = r is not None and listed and r.process_bytes is None
         yield self.proposal(
@@ -114,7 +108,8 @@ class FreeOtherProcess(Remedy):
             else self.title,
             weight=weight,
             confidence=Confidence.LIKELY if listed or is_main else Confidence.POSSIBLE,
-            change=f"{OWN_DEVICE}; otherwise end or move process {pids}"
+            change=f"{OWN_DEVICE}; otherwise end or move process {pids}, or run as many as "
+            "fit (fragdoctor pack)"
             if peers
             else f"CUDA_VISIBLE_DEVICES={meant} before the start: the text says cuda:{meant}, but "
             f"the program asked GPU {case.message.device_index}"
@@ -133,7 +128,6 @@ class FreeOtherProcess(Remedy):
                 *(() if peers else (PEERS_LOOK_THE_SAME,)),
                 *(("In a container the listed process may be this one.",) if may_be_own else ()),
             ),
-            verify="The same tool shows only this process; mem_get_info() shows the memory free.",
             predicted=Predicted(fits=held >= r.uncovered_bytes, method="arithmetic")
             if r is not None and held is not None and listed
             else None,
@@ -148,17 +142,15 @@ class CapOtherLibraries(Remedy):
     title = "Cap what other libraries take in this process"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose capping them if a lot of memory lies outside PyTorch's cache."""
+        """Propose capping them if their memory is the cause."""
         if case.is_library_failure or case.backend == "mps":
             return
-        if not case.supports(Cause.NON_PYTORCH_MEMORY):
+        if case.cause is not Cause.NON_PYTORCH_MEMORY:
             return
         r = case.failed_request
         held = r.non_pytorch_bytes if r is not None else None
-        is_main = case.cause is Cause.NON_PYTORCH_MEMORY
         yield self.proposal(
-            weight=CURES if is_main else MAY_HELP,
-            confidence=Confidence.LIKELY if is_main else Confidence.POSSIBLE,
+            weight=CURES,
             change="XLA_PYTHON_CLIENT_PREALLOCATE=false for JAX, set_memory_growth for TensorFlow, "
             "fewer NCCL communicators and channels (NCCL_MAX_NCHANNELS), smaller TensorRT "
             "workspaces; CUDA_MODULE_LOADING=LAZY before CUDA 12.2, where it became the default",
@@ -167,7 +159,6 @@ class CapOtherLibraries(Remedy):
             else "Part of the device is held outside PyTorch's cache.",
             cost="Other libraries may run slower.",
             caveats=("A CUDA context of 0.3 to 0.9 GiB per process is normal and stays.",),
-            verify="nvidia-smi minus memory_reserved() shrinks.",
             saves_bytes=held,
         )
 
@@ -185,7 +176,6 @@ class LibraryHeadroom(Remedy):
         library = library_of(case.message).partition(",")[0]
         yield self.proposal(
             weight=HELPS,
-            confidence=Confidence.POSSIBLE,
             change="torch.cuda.set_per_process_memory_fraction(0.95), and create handles and "
             "communicators early, for example by one small matmul or all_reduce at start",
             why=f"{library} allocates for itself; a cache that fills the device leaves it no room.",
@@ -193,7 +183,6 @@ class LibraryHeadroom(Remedy):
             caveats=("An index out of range can look the same: rerun with CUDA_LAUNCH_BLOCKING=1.",)
             if case.kind in ("cublas", "cudnn")
             else (),
-            verify="mem_get_info() shows a few hundred MiB free when the library starts.",
         )
 
 
@@ -217,13 +206,10 @@ class FindTheLimit(Remedy):
         fraction = "" if not r.may_hide_limit else "set_per_process_memory_fraction() or "
         yield self.proposal(
             weight=MAY_HELP,
-            confidence=Confidence.POSSIBLE,
             change=f"look for {fraction}a memory option of the program; on Windows enlarge the "
             "page file, against which GPU memory counts, and close other programs; ulimit -v; "
             "nvidia-smi during the run shows a neighbor that comes and goes",
             why=case.verdict.summary,
-            cost="None.",
-            verify="The same request is served.",
         )
 
 
@@ -239,14 +225,12 @@ class DropExpandableSegments(Remedy):
             return
         yield self.proposal(
             weight=CURES,
-            confidence=Confidence.LIKELY,
             setting=case.assignment("expandable_segments:False"),
             why="'CUDA driver error' comes from the calls that map expandable segments. They fail "
             "on WSL2, on Jetson and in some containers with memory free; without them an error "
             "prints its figures.",
             cost="More fragmentation where shapes vary.",
             caveats=("A library may set it on import: look for it in os.environ.",),
-            verify="The error is gone, or prints figures.",
         )
 
 
@@ -260,30 +244,20 @@ class SmallerKernelBlocks(Remedy):
         """Propose smaller blocks for messages about shared memory."""
         if case.kind != "shared-memory":
             return
-        if case.backend == "jax":
-            yield self.proposal(
-                title="Change the operation, or the compiler",
-                weight=HELPS,
-                confidence=Confidence.POSSIBLE,
-                change="smaller or more even shapes (multiples of 8 and 128) in the named "
-                "operation, smaller blocks if it is a Pallas kernel; a newer jaxlib, libtpu or "
-                "torch_xla: a kernel that XLA chose itself should fit, so this is worth a bug "
-                "report",
-                why="On-chip memory (VMEM) is a property of the TPU's core; a smaller model or "
-                "batch changes nothing by itself.",
-                cost="None.",
-                verify="The program compiles.",
-            )
-            return
+        is_tpu = case.backend == "jax"
         yield self.proposal(
+            title="Change the operation, or the compiler" if is_tpu else "",
             weight=HELPS,
-            confidence=Confidence.LIKELY,
-            change="lower BLOCK sizes or num_stages of the Triton kernel, or use a build for this "
+            confidence=Confidence.POSSIBLE if is_tpu else Confidence.LIKELY,
+            change="smaller or more even shapes (multiples of 8 and 128) in the named operation, "
+            "smaller blocks if it is a Pallas kernel; a newer jaxlib, libtpu or torch_xla: a "
+            "kernel that XLA chose itself should fit, so this is worth a bug report"
+            if is_tpu
+            else "lower BLOCK sizes or num_stages of the Triton kernel, or use a build for this "
             "GPU",
-            why="On-chip shared memory is a property of the GPU; freeing device memory changes "
-            "nothing.",
+            why="On-chip memory is a property of the core: a smaller model or batch, or free "
+            "device memory, changes nothing by itself.",
             cost="The kernel may run slower.",
-            verify="The kernel compiles and launches.",
         )
 
 
@@ -305,23 +279,17 @@ class RecordSnapshot(Remedy):
         has_snapshot = case.context.analysis is not None
         if has_snapshot or case.cause in CLOSED or not case.is_allocator_case:
             return
-        if case.verdict.confidence is Confidence.PROVEN and not case.verdict.settled_by:
-            reason = "A snapshot shows which lines hold the memory."
-        else:
-            reason = (
-                case.verdict.settled_by
-                or "A snapshot shows which lines hold and strand the memory."
-            )
         yield self.proposal(
             weight=ASKS,
             confidence=Confidence.LIKELY,
-            change="start the program with fragdoctor run train.py; or, where it cannot be "
-            "installed, "
-            "call torch.cuda.memory._record_memory_history(max_entries=100000) at the start and "
-            "torch.cuda.memory._dump_snapshot('oom.pickle') on the error",
-            why=reason,
+            change="start the program with fragdoctor run train.py, which diagnoses by itself; or, "
+            "where it cannot be installed, call "
+            "torch.cuda.memory._record_memory_history(max_entries=100000) at the start and "
+            "torch.cuda.memory._dump_snapshot('oom.pickle') on the error, and then fragdoctor "
+            "analyze oom.pickle",
+            why=case.verdict.settled_by
+            or "A snapshot shows which lines hold and strand the memory.",
             cost="A few microseconds per allocation.",
-            verify="It diagnoses by itself; otherwise: fragdoctor analyze oom.pickle",
         )
 
 
@@ -375,8 +343,6 @@ class FixShape(Remedy):
             confidence=Confidence.PROVEN if is_main else Confidence.POSSIBLE,
             change=change,
             why=case.verdict.summary if is_main or r is None else one_tensor_text(r),
-            cost="None.",
-            verify="The printed size is what was meant.",
         )
 
 
@@ -394,6 +360,44 @@ _ROOM: Final = re.compile(
     r"(?i)\b[1-9]\d{0,2}(?:\.\d{1,2})? ?gi?b (?:of )?(?:v?ram|(?:gpu |video )?memory)? ?"
     r"(?:is |are )?(?:still )?(?:left|free|available|unused)\b"
 )
+
+ATTENTION: Final = re.compile(r"att(?:n|en[dt])|softmax|sdpa", re.IGNORECASE)
+"""Names of functions and files that compute attention."""
+
+
+class FusedAttention(Remedy):
+    """Attention scores grow with the square of the length; a fused kernel never stores them."""
+
+    code = "fused-attention"
+    title = "If these are attention scores, never make them"
+    change = (
+        "torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=...), with its flash "
+        "or memory-efficient kernel"
+    )
+    cost = "None; it is faster too."
+    caveats = ("output_attentions=True, and some masks, bring the slow path back.",)
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose a fused kernel if one tensor exceeds the device, unless other code asked."""
+        r = case.failed_request
+        if r is None or not case.is_allocator_case or case.cause is not Cause.CAPACITY:
+            return
+        line = next((f for f in case.asking_frames if is_attention(f)), None)
+        if not r.is_alone_too_large or (line is None and case.asking_frames):
+            return
+        if case.sign is not None and case.sign.name == ATTENTION_SCORES:
+            return  # AtTheFailingCall says so already
+        yield self.proposal(
+            title="" if line is None else f"Never make the attention scores of {line_text(line)}",
+            weight=HELPS if line is None else FITS,
+            confidence=Confidence.POSSIBLE,
+            why=one_tensor_text(r),
+        )
+
+
+def is_attention(frame: Location) -> bool:
+    """Return whether a frame's function or file has a name like attention."""
+    return any(ATTENTION.search(name) for name in (frame.function, frame.basename))
 
 
 class LocateDriverCall(Remedy):
@@ -428,12 +432,10 @@ class LocateDriverCall(Remedy):
         yield self.proposal(
             title="Look for what refused it: the GPU is said to have had room" if has_room else "",
             weight=MAY_HELP,
-            confidence=Confidence.POSSIBLE,
             change=change,
             why="The driver's message does not say whether device memory, pinned host memory or "
             "the context ran out.",
             cost="A slow run for diagnosis.",
-            verify="The traceback shows the call; nvidia-smi shows whether the device is full.",
         )
 
 

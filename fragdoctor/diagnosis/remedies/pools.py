@@ -38,13 +38,11 @@ class WaitForStreams(Remedy):
         waiting = max(r.pending_bytes, r.late_free_bytes)
         yield self.proposal(
             weight=CURES,
-            confidence=Confidence.LIKELY,
             change="torch.cuda.synchronize() or stream.synchronize() before it, or catch the error "
             "and repeat the call once, when the waits are over; fewer record_stream calls; "
             "limit_all_gathers=True for FSDP",
             why=f"{format_size(waiting)} were freed but waited for other streams.",
             cost="Synchronizing costs some overlap of copies and compute.",
-            verify="active - allocated stays small.",
             saves_bytes=waiting,
         )
 
@@ -63,7 +61,6 @@ class ShareGraphPools(Remedy):
         is_main = case.cause is Cause.PRIVATE_POOLS
         yield self.proposal(
             weight=CURES if is_main else MAY_HELP,
-            confidence=Confidence.LIKELY if is_main else Confidence.POSSIBLE,
             change="pass pool=first_graph.pool() to every torch.cuda.graph(...), capture fewer "
             "shapes, delete graphs and MemPools that are done; "
             "torch.cuda.MemPool(use_on_oom=True) from 2.8 on",
@@ -71,8 +68,6 @@ class ShareGraphPools(Remedy):
             "requests cannot use them.",
             cost="Graphs that share a pool must run in the order of their capture.",
             caveats=("Memory of a live graph's pool stays until graph and pool are gone.",),
-            verify="'allocated in private pools' in the message, or the private segments of a "
-            "snapshot, shrink.",
             saves_bytes=r.pools_free_bytes,
         )
 
@@ -89,16 +84,15 @@ class EmptyCache(Remedy):
             yield self.proposal(
                 title="Call torch.cuda.empty_cache() before the library starts",
                 weight=MAY_HELP,
-                confidence=Confidence.POSSIBLE,
                 change="torch.cuda.empty_cache() before the first call of the library or the "
                 "creation of the communicator",
                 why="The library allocates outside PyTorch's cache, and nothing flushes the cache "
                 "for it.",
                 cost="The cache must be filled again; keep it out of the training loop.",
-                verify="torch.cuda.mem_get_info() shows the free memory before the call.",
             )
             return
-        if not case.is_allocator_case or not case.is_recorded_failure:
+        r = case.failed_request
+        if not case.is_allocator_case or r is None or r.source == "user":
             return
         if case.cause in (Cause.SIZE_BUG, Cause.UNKNOWN, Cause.PENDING_FREES):
             return
@@ -115,10 +109,6 @@ class EmptyCache(Remedy):
         return [] if failed is None else [Attempt.of_edit(empty_cache_at([failed]))]
 
 
-TENTH: Final = 0.1
-"""Fractions below this are given with two digits, since hundredths are too coarse for them."""
-
-
 class SplitAllocation(Remedy):
     """A device that refuses single allocations of this size, however much is free."""
 
@@ -133,7 +123,6 @@ class SplitAllocation(Remedy):
         yield self.proposal(
             title="" if is_metal else "Allow allocations of 4 GiB and more, or split them",
             weight=CURES,
-            confidence=Confidence.LIKELY,
             change="a smaller batch, image or sequence, or the operation in chunks: Metal limits "
             "the size of one buffer"
             if is_metal
@@ -142,7 +131,6 @@ class SplitAllocation(Remedy):
             "or the operation in chunks",
             why=case.verdict.summary,
             cost="None, or a little speed.",
-            verify="The same operation is served.",
         )
 
 
@@ -180,14 +168,12 @@ class RaiseMemoryLimit(Remedy):
         proposal = self.proposal(
             # A limit that was never printed but would explain the failure has to be found first.
             weight=CURES if is_main else ASKS if case.cause is Cause.UNKNOWN else HELPS,
-            confidence=Confidence.LIKELY if is_main else Confidence.POSSIBLE,
             why=case.verdict.summary
             if is_main
             else "The device had more free than was requested; a limit of this process would "
             "explain it.",
             cost="Less room for others on this device.",
             caveats=("Someone may have set the limit to share the device.",),
-            verify="The message no longer prints 'allowed', or a larger figure.",
             predicted=Predicted(fits=True, method="arithmetic")
             if r is not None and r.limit_is_binding and r.is_covered_by_free
             else None,
@@ -222,32 +208,19 @@ def _with_fraction(
     proposal: Proposal, r: FailedRequest | None, needed_bytes: int | None
 ) -> Proposal:
     """Return the proposal with the smallest fraction that admits these bytes, if known."""
-    fraction = _fraction(r, needed_bytes)
-    told = 0.0 if r is None else r.fraction or 0.0
-    present = f" from {told:{'.2f' if told >= TENTH else '.2g'}}" if told else ""
-    number = "" if fraction is None else f"{present} to at least {fraction:g}"
-    value = "..." if fraction is None else f"{fraction:g}"
+    number, value = "", "..."
+    if r is not None and r.total_bytes is not None and needed_bytes is not None:
+        present = r.fraction or 0.0
+        fraction = math.ceil(1000 * needed_bytes / r.total_bytes) / 1000
+        # Never advise less than is set: the sum of the figures misses what was decisive.
+        if present < fraction <= 1:
+            value = f"{fraction:g}"
+            number = f"{f' from {present:.3g}' if present else ''} to at least {value}"
     return proposal.saying(
         title=f"{RaiseMemoryLimit.title}{number}",
         change=f"torch.cuda.set_per_process_memory_fraction({value}), or remove the call; from "
         "2.10 on also per_process_memory_fraction in PYTORCH_CUDA_ALLOC_CONF",
     )
-
-
-def _fraction(r: FailedRequest | None, needed_bytes: int | None) -> float | None:
-    """Return the smallest fraction that admits these bytes, in hundredths if precise enough."""
-    if r is None or r.total_bytes is None or needed_bytes is None:
-        return None
-    share = needed_bytes / r.total_bytes
-    if share > 1:
-        return None
-    present = r.fraction or 0.0
-    for digits in (2, 3):
-        fraction = math.ceil(share * 10**digits) / 10**digits
-        if fraction >= present + 0.5 / 10**digits:
-            break
-    # Never advise less than is already set: the sum of the figures misses what was decisive.
-    return min(1.0, fraction) if min(1.0, fraction) > present else None
 
 
 class LessOnMetal(Remedy):
@@ -264,34 +237,11 @@ class LessOnMetal(Remedy):
             weight=HELPS,
             confidence=Confidence.LIKELY,
             change="a smaller batch, input or model, in 16 bits; torch.mps.empty_cache() after "
-            "large steps; close other programs; fixed shapes keep the caches of graphs small",
+            "large steps; close other programs; fixed shapes keep the caches of graphs small; as a "
+            "last resort PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0, which lifts the limit",
             why=case.verdict.summary,
             cost="Less at a time.",
-            verify="'MPS allocated' and 'other allocations' of the message shrink.",
-        )
-
-
-class RaiseMpsWatermark(Remedy):
-    """MPS stops at a watermark."""
-
-    code = "raise-mps-watermark"
-    title = "Raise the high watermark of MPS, or free unified memory"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it if the watermark is the limit."""
-        if case.backend != "mps" or not case.supports(Cause.MEMORY_LIMIT):
-            return
-        yield self.proposal(
-            weight=HELPS if case.cause is Cause.MEMORY_LIMIT else MAY_HELP,
-            confidence=Confidence.POSSIBLE,
-            setting="PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0",
-            change="a last resort: the machine may swap or stop",
-            why="MPS stops at a share of the recommended working set, not at the end of memory.",
-            cost="Without the limit the whole machine may run out of memory.",
-            caveats=(
-                "Metal's other allocations are driver and graph caches: fixed shapes shrink them.",
-            ),
-            verify="The message's 'max allowed' disappears or grows.",
+            caveats=("Without the limit the whole machine may run out of memory, swap or stop.",),
         )
 
 
@@ -302,5 +252,4 @@ POOLS: Final[tuple[Remedy, ...]] = (
     ShareGraphPools(),
     EmptyCache(),
     LessOnMetal(),
-    RaiseMpsWatermark(),
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from functools import cached_property
@@ -22,7 +21,7 @@ from fragdoctor.model.case import CHECKPOINTING, NO_FAILURE, OomMessage
 from fragdoctor.model.conf_keys import KEYS, key_is_known
 from fragdoctor.model.diagnosis import Cause, Predicted, Recommendation, Verdict
 from fragdoctor.model.engines import is_of_other_program
-from fragdoctor.model.finding import Confidence, Evidence, Location
+from fragdoctor.model.finding import Confidence, Location
 from fragdoctor.model.frameworks import FRAMEWORKS, Framework, frameworks_in
 from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES
 from fragdoctor.model.settings import AllocatorSettings
@@ -90,12 +89,6 @@ class JudgedCase(Struct, frozen=True, dict=True):
     def failed_request(self) -> FailedRequest | None:
         """The figures of the failed request."""
         return self.context.failed_request
-
-    @property
-    def is_recorded_failure(self) -> bool:
-        """Whether a request failed in the run itself, rather than one that the user asks about."""
-        r = self.failed_request
-        return r is not None and r.source != "user"
 
     @property
     def message(self) -> OomMessage | None:
@@ -342,16 +335,10 @@ def _key(entry: str) -> str:
 
 def _entries(conf: str) -> list[str]:
     """Split a setting string at commas outside brackets."""
-    parts, depth, current = [], 0, ""
-    for char in conf:
-        depth += (char == "[") - (char == "]")
-        if char == "," and depth <= 0:
-            parts.append(current.strip())
-            current = ""
-        else:
-            current += char
-    parts.append(current.strip())
-    return [p for p in parts if p]
+    return [entry.strip() for entry in _COMMA.split(conf) if entry.strip()]
+
+
+_COMMA: Final = re.compile(r",(?![^\[\]]{0,1000}\])")
 
 
 class Proposal(Struct, frozen=True):
@@ -396,7 +383,7 @@ class Burden(IntEnum):
     SLOWER = 2  # each step computes less or takes longer
 
 
-class Remedy(ABC):
+class Remedy:
     """One thing that can be done about a lack of memory.
 
     Attributes:
@@ -404,16 +391,24 @@ class Remedy(ABC):
         title: one line in the imperative.
         is_modelled: whether its edit only models the changed program, so a replay proves nothing.
         burden: what it costs the user; lighter burdens rank first, whatever the others save.
+        change, cost, caveats: as in ``Recommendation``, unless a proposal says something else.
     """
 
     code: ClassVar[str]
     title: ClassVar[str]
+    change: ClassVar[str] = ""
+    cost: ClassVar[str] = "None."
+    caveats: ClassVar[tuple[str, ...]] = ()
     burden: ClassVar[Burden] = Burden.NONE
     is_modelled: ClassVar[bool] = False
 
-    @abstractmethod
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Yield proposals, or rejections with the reason; nothing if it does not apply."""
+        """Yield proposals, or rejections with the reason; nothing if it does not apply.
+
+        By default nothing is proposed by reasoning alone.
+        """
+        del case
+        yield from ()
 
     def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
         """Return how to try it on the trace, or nothing if no replay can show its effect.
@@ -455,60 +450,48 @@ class Remedy(ABC):
         self,
         *,
         weight: int,
-        confidence: Confidence,
         why: str,
+        confidence: Confidence | None = None,
         title: str = "",
         setting: str = "",
         change: str = "",
         cost: str = "",
         caveats: Sequence[str] = (),
-        verify: str = "",
         locations: Sequence[Location] = (),
         predicted: Predicted | None = None,
-        evidence: Sequence[Evidence] = (),
         saves_bytes: int | None = None,
     ) -> Proposal:
-        """Return a proposal of this remedy."""
-        return Proposal(
-            self,
-            Recommendation(
-                rank=0,
-                code=self.code,
-                title=title or self.title,
-                confidence=confidence,
-                setting=setting,
-                change=change,
-                why=why,
-                locations=tuple(locations),
-                predicted=predicted or Predicted(),
-                cost=cost,
-                caveats=tuple(caveats),
-                verify=verify,
-                evidence=tuple(evidence),
-                saves_bytes=saves_bytes,
-            ),
-            weight,
+        """Return a proposal of this remedy, in its own words where nothing else is said.
+
+        What removes the cause, or fits what the evidence shows, is likely; the rest is possible.
+        """
+        usual = Confidence.LIKELY if weight >= FITS else Confidence.POSSIBLE
+        recommendation = Recommendation(
+            rank=0,
+            code=self.code,
+            title=title or self.title,
+            confidence=confidence or usual,
+            setting=setting,
+            change=change or self.change,
+            why=why,
+            locations=tuple(locations),
+            predicted=predicted or Predicted(),
+            cost=cost or self.cost,
+            caveats=tuple(caveats or self.caveats),
+            saves_bytes=saves_bytes,
         )
+        return Proposal(self, recommendation, weight)
 
     def rejection(
         self,
         why: str,
         confidence: Confidence,
-        *,
-        title: str = "",
         setting: str = "",
         predicted: Predicted | None = None,
     ) -> Proposal:
         """Return this remedy as a popular one that does not help here."""
-        rejected = self.proposal(
-            weight=0,
-            confidence=confidence,
-            why=why,
-            title=title,
-            setting=setting,
-            predicted=predicted,
-        )
-        return replace(rejected, is_rejected=True)
+        rejected = Recommendation(0, self.code, self.title, confidence, setting, why=why)
+        return Proposal(self, rejected, is_rejected=True).saying(predicted=predicted or Predicted())
 
 
 # ---- what a replay says ----------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Remedies for vLLM and SGLang servers, whose KV cache and graphs share the card with a model."""
+"""Remedies for programs that divide the card themselves: servers, and engines without PyTorch."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from fragdoctor.diagnosis.remedies.remedy import CURES, JudgedCase, Proposal, Remedy
+from fragdoctor.diagnosis.remedies.host_memory import HOST_CHANGES
+from fragdoctor.diagnosis.remedies.remedy import ASKS, CURES, HELPS, JudgedCase, Proposal, Remedy
 from fragdoctor.model.case import OomMessage, ServerShare
-from fragdoctor.model.finding import Confidence
+from fragdoctor.model.diagnosis import Cause
+from fragdoctor.model.engines import ANY_PROGRAM, Need, engine_of, need_of
 from fragdoctor.units import MIB, format_count, format_size
 
 LEAST_UTILIZATION: Final = 0.5
@@ -50,14 +52,10 @@ class FitKvCache(Remedy):
         yield self.proposal(
             title=title,
             weight=CURES,
-            confidence=Confidence.LIKELY,
             change=change,
             why=case.verdict.summary,
             cost=cost,
             caveats=("CUDA graphs and other processes need what is above the utilization.",),
-            verify="The log's 'Available KV cache memory' covers one request of the full length."
-            if message.backend == "vllm"
-            else "The log's max_total_num_tokens covers one request of the full length.",
         )
 
 
@@ -85,19 +83,6 @@ ROOM_FOR_CACHE: Final = 0.05
 USUAL_UTILIZATION: Final = 0.9
 MOST_UTILIZATION: Final = 0.97
 """The context and the driver take the rest of a card."""
-
-
-def _least_utilization(shares: Sequence[ServerShare]) -> tuple[float, int] | None:
-    """Return vLLM's least share of the card for a model, and the bytes; None without figures.
-
-    Weights, memory outside PyTorch and the largest step come first; the cache gets the rest.
-    """
-    told = {s.name: s.n_bytes for s in shares}
-    whole, weights = told.get("whole GPU", 0), told.get("weights", 0)
-    if not whole or not weights:
-        return None
-    first = weights + told.get("outside PyTorch", 0) + told.get("peak of a step", 0)
-    return math.ceil(100 * (first / whole + ROOM_FOR_CACHE)) / 100, first
 
 
 def _option(  # noqa: PLR0911 - one return a kind
@@ -182,19 +167,23 @@ _GIVEN: Final = re.compile(r"gpu[-_]memory[-_]utilization[\s=:'\"]{1,4}(0?\.\d{1
 def _beside_weights(m: OomMessage, shares: Sequence[ServerShare], spread: str) -> Option:
     """Return what makes room for a KV cache of vLLM."""
     given = _GIVEN.search(m.said)
-    least = _least_utilization(shares)
-    if least is not None and least[0] > MOST_UTILIZATION:
+    # Weights, memory outside PyTorch and the largest step come first; the cache gets the rest.
+    told = {s.name: s.n_bytes for s in shares}
+    whole, weights = told.get("whole GPU", 0), told.get("weights", 0)
+    first = weights + told.get("outside PyTorch", 0) + told.get("peak of a step", 0)
+    least = math.ceil(100 * (first / whole + ROOM_FOR_CACHE)) / 100 if whole and weights else None
+    if least is not None and least > MOST_UTILIZATION:
         return Option(
             "Make the weights or a step smaller",
             f"{spread}; a lower --max-num-batched-tokens and --max-model-len; --enforce-eager: "
-            f"they take {format_size(least[1])}, which leaves no cache on this card",
+            f"they take {format_size(first)}, which leaves no cache on this card",
             "Slower serving, or more GPUs.",
         )
     if least is not None:
         return Option(
-            f"Start it with --gpu-memory-utilization {least[0]:.2f} or more",
-            f"weights and one step take {format_size(least[1])} before any cache, so "
-            f"{least[0]:.2f} is the least; nothing else may use that much of the GPU; {spread}",
+            f"Start it with --gpu-memory-utilization {least:.2f} or more",
+            f"weights and one step take {format_size(first)} before any cache, so "
+            f"{least:.2f} is the least; nothing else may use that much of the GPU; {spread}",
             "Less room for other programs on the GPU.",
         )
     steps = "a lower --max-num-batched-tokens; --enforce-eager"
@@ -207,3 +196,43 @@ def _beside_weights(m: OomMessage, shares: Sequence[ServerShare], spread: str) -
         else f"{more} if nothing else uses the GPU; {steps}; {spread}",
         "Slower serving, or more GPUs.",
     )
+
+
+# ---- programs with allocators of their own -------------------------------------------------------
+
+WSL: Final = re.compile(r"\bWSL|/mnt/[a-z]/|microsoft-standard")
+
+TOLD: Final = (Need.WEIGHTS, Need.CACHE, Need.GRAPH, Need.LIMIT, Need.POOL, Need.ONE_INPUT)
+"""Needs that the text itself names, so that meeting them removes the cause."""
+
+CLOSED: Final = (Cause.NOT_MEMORY, Cause.HOST_MEMORY, Cause.HEALTHY, Cause.SIZE_BUG)
+
+
+class LessOnTheDevice(Remedy):
+    """A program with its own allocator, or one that nothing names, needs too much."""
+
+    code = "less-on-the-device"
+    title = "Put less on the device"
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose an option of the program, chosen by what the memory was for."""
+        message = case.message
+        if message is None or case.cause in CLOSED or not case.is_of_other_program:
+            return
+        engine, need = engine_of(message) or ANY_PROGRAM, need_of(message)
+        title, change = engine.advice(need)
+        if case.kind == "ggml" and message.requested_bytes is None and WSL.search(message.said):
+            title = "Try without page-locked host memory first, then with fewer layers on the GPU"
+            change = f"{HOST_CHANGES['ggml-pinned']}: {change}"
+        yield self.proposal(
+            title=title,
+            # If so little was refused, the question is who else is on the device.
+            weight=CURES
+            if need in TOLD
+            else ASKS
+            if need is Need.FULL and case.cause is Cause.UNKNOWN
+            else HELPS,
+            change=change,
+            why=case.verdict.summary,
+            cost="Less at a time, or slower." if need is not Need.LIMIT else "More memory in use.",
+        )

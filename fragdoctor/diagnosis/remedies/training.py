@@ -9,16 +9,18 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.analysis.training_run import only_infers
-from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
+from fragdoctor.diagnosis.bench import Attempt, Bench
 from fragdoctor.diagnosis.remedies.capacity import (
     CUT,
     SavingRemedy,
+    first_enough,
     is_cut,
     may_be_activations,
     saved_bytes,
     saving_text,
 )
 from fragdoctor.diagnosis.remedies.remedy import (
+    CURES,
     HELPS,
     MAY_HELP,
     Burden,
@@ -27,17 +29,18 @@ from fragdoctor.diagnosis.remedies.remedy import (
     Remedy,
 )
 from fragdoctor.future.edits import Edit, combined
-from fragdoctor.future.recompute import checkpointed
 from fragdoctor.future.training_edits import (
+    checkpointed,
     loss_in_chunks,
-    optimizer_one_by_one,
     requests_removed,
     states_quantized,
     step_in_backward,
 )
 from fragdoctor.model.arrays import distinct
-from fragdoctor.model.finding import Confidence, Evidence
+from fragdoctor.model.diagnosis import Cause
+from fragdoctor.model.finding import Confidence, line_text
 from fragdoctor.model.frameworks import HAVE_FUSED
+from fragdoctor.rules.growth.growing_line import idle_graph_text
 
 N_CHUNKS: Final = 8
 """Number of chunks of a loss: fewer save less; more cost time and save little more."""
@@ -60,9 +63,7 @@ class FusedOptimizer(SavingRemedy):
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
         """Return the edit that removes the optimizer's temporaries, if it can be fused."""
         run = case.training
-        if not can_be_fused(case):
-            return ()
-        if not run or not len(run.temporary_row):
+        if run is None or not len(run.temporary_row) or not can_be_fused(case):
             return ()
         return (requests_removed(run.temporary_row, "fused optimizer"),)
 
@@ -76,24 +77,6 @@ def can_be_fused(case: JudgedCase) -> bool:
     paths = (file[:1000].replace("\\", "/") for file in case.files)
     found = {m[1] for path in paths if (m := _OPTIMIZER.search(path))} - _NO_OPTIMIZER
     return not found or not found.isdisjoint(name.lower() for name in HAVE_FUSED)
-
-
-class OptimizerWithoutForeach(SavingRemedy):
-    """Without fusing, updating one parameter at a time needs temporaries for only one."""
-
-    code = "optimizer-without-foreach"
-    title = "Let the optimizer update one parameter at a time"
-    doing = "foreach=False in the optimizer"
-    change = "foreach=False where the optimizer is made"
-    cost = "The step becomes slower: one kernel launch per parameter."
-    effort = 9
-
-    def edits(self, case: JudgedCase) -> Sequence[Edit]:
-        """Return the edit that keeps only the temporaries of the largest parameter."""
-        run = case.training
-        if run is None or not len(run.temporary_row) or can_be_fused(case):
-            return ()
-        return (optimizer_one_by_one(run.temporary_row, run.optimizer[0]),)
 
 
 class ChunkedLoss(SavingRemedy):
@@ -120,13 +103,6 @@ class ChunkedLoss(SavingRemedy):
         return (loss_in_chunks(spans, end, run.loss_row, N_CHUNKS),)
 
 
-def _only_infers(case: JudgedCase) -> bool:
-    analysis = case.context.analysis
-    if analysis is None or analysis.phases is None:
-        return False
-    return only_infers(analysis.trace, analysis.phases)
-
-
 class GradientCheckpointing(SavingRemedy):
     """Gradient checkpointing: less memory for activations, more compute."""
 
@@ -142,7 +118,6 @@ class GradientCheckpointing(SavingRemedy):
     )
     cost = "About 33 % more compute: the forward pass runs once more."
     caveats = ("Training only: it does nothing for weights, optimizer state or inference.",)
-    verify = "Peak allocated memory of a step falls; its time grows by about a third."
     effort = 3
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
@@ -150,17 +125,14 @@ class GradientCheckpointing(SavingRemedy):
         if case.training is not None or not may_be_activations(case):
             yield from super().propose(case)
             return
-        if _only_infers(case) or case.is_checkpointed:
+        a = case.context.analysis
+        is_inference = a is not None and a.phases is not None and only_infers(a.trace, a.phases)
+        if is_inference or case.is_checkpointed:
             return
         yield self.proposal(
             weight=MAY_HELP,
-            confidence=Confidence.POSSIBLE,
-            change=self.change,
             why="In training, activations are often the largest part. Checkpointed layers keep "
             "their inputs only, and compute the rest again in the backward pass.",
-            cost=self.cost,
-            caveats=self.caveats,
-            verify=self.verify,
         )
 
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
@@ -177,6 +149,41 @@ def layers_checkpointed(case: JudgedCase) -> tuple[Edit, ...]:
     return (checkpointed(calls.first_row, calls.end_row, calls.forward_end_row),)
 
 
+class DropIdleGraph(Remedy):
+    """An evaluation that keeps what only a backward pass would need."""
+
+    code = "drop-idle-graph"
+    title = "Evaluate without building graphs"
+    is_modelled = True
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose it if the failed evaluation keeps as much as a training forward pass."""
+        analysis, context = case.context.analysis, case.context
+        graph = None if analysis is None else analysis.idle_graph
+        if graph is None or not case.is_allocator_case:
+            return
+        line = context.frame(graph.frame)
+        call = "the call of the model" if line is None else line_text(line)
+        yield self.proposal(
+            weight=CURES if case.cause is Cause.TRANSIENT_PEAK else HELPS,
+            confidence=Confidence.LIKELY,
+            change=f"wrap {call} in torch.no_grad() or torch.inference_mode()",
+            why=f"{idle_graph_text(context, graph)}.",
+            locations=() if line is None else (line,),
+            cost="None: evaluation needs no gradients.",
+            caveats=(
+                "model.eval() alone does not stop graphs from being built.",
+                "If a backward pass does follow that call, it needs the graph.",
+            ),
+            saves_bytes=graph.n_bytes,
+        )
+
+    def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
+        """Try the run with checkpointed layers, which keep more than a run without a graph."""
+        del bench
+        return [] if proposal is None else list(map(Attempt.of_edit, layers_checkpointed(case)))
+
+
 class SmallerOptimizerState(SavingRemedy):
     """Optimizer state: created in the first step, as large as the weights or twice that."""
 
@@ -191,7 +198,6 @@ class SmallerOptimizerState(SavingRemedy):
     )
     cost = "Slightly noisier updates; another optimizer needs its own tuning."
     caveats = ("The prediction assumes float32 states, which are the default.",)
-    verify = "Allocated memory after the first step falls."
     effort = 4
 
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
@@ -211,7 +217,6 @@ class OffloadOptimizer(SavingRemedy):
     doing = "the optimizer offloaded"
     change = "CPUOffloadOptimizer of torchao, FSDP CPUOffload or DeepSpeed ZeRO-Offload"
     cost = "Gradients and weights cross the bus in every step."
-    verify = "Allocated memory after the first step falls."
     effort = 6
 
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
@@ -252,52 +257,53 @@ class CombinedSavings(Remedy):
     title = "Combine several savings"
     burden = Burden.SLOWER
 
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose nothing: combinations follow from what the other remedies save."""
-        del case
-        yield from ()
-
-    def of(
-        self, case: JudgedCase, saving: Sequence[Proposal]
-    ) -> tuple[list[SavingRemedy], list[Attempt]]:
-        """Return the changes that save, cheapest first, and growing combinations to try."""
-        remedies = [
-            p.remedy for p in saving if isinstance(p.remedy, SavingRemedy) and p.remedy.combines
+    def together(
+        self, case: JudgedCase, bench: Bench, tested: Sequence[Proposal]
+    ) -> Iterator[Proposal]:
+        """Yield the smallest combination of savings that is enough, or all of them together."""
+        saving = [
+            (p.recommendation, p.remedy)
+            for p in tested
+            if isinstance(p.remedy, SavingRemedy) and not p.is_rejected
         ]
-        chosen = sorted(remedies, key=lambda r: r.effort)
-        if any(isinstance(r, SmallerOptimizerState) for r in chosen):  # others add nothing
-            others = (OffloadOptimizer, OptimizerWithoutForeach)
-            chosen = [r for r in chosen if not isinstance(r, others)]
-        parts = [remedy.edits(case)[0] for remedy in chosen]
+        saving = [(said, part) for said, part in saving if said.saves_bytes]
+        parts = sorted((part for _, part in saving if part.combines), key=lambda part: part.effort)
+        if any(isinstance(part, SmallerOptimizerState) for part in parts):
+            parts = [part for part in parts if not isinstance(part, OffloadOptimizer)]
+        alone = [said.predicted for said, _ in saving if said.predicted.fits]
+        is_enough = any(p.outlook is None or not p.outlook.fails for p in alone)
+        if len(parts) < MIN_COMBINED or (is_enough and not bench.recorded.fits):
+            return
+        edits = [part.edits(case)[0] for part in parts]
         attempts = [
-            Attempt.of_edit(combined(parts[: n + 1]), is_saving=True) for n in range(1, len(parts))
+            Attempt.of_edit(combined(edits[:n]), is_saving=True)
+            for n in range(MIN_COMBINED, len(edits) + 1)
         ]
-        return chosen, attempts
-
-    def made_of(
-        self, case: JudgedCase, bench: Bench, chosen: Sequence[SavingRemedy], outcome: Effect
-    ) -> Proposal:
-        """Return the proposal to make the first changes together, with what they save."""
-        n = outcome.attempt.what_if.edit.count(" + ") + 1
-        parts = chosen[:n]
-        doing = ", ".join(part.doing for part in parts)
-        saved = saved_bytes(bench, outcome)
-        proposal = self.proposal(
-            title=f"Combine: {doing}",
+        outcomes = [outcome for outcome in bench.run(attempts) if outcome is not None]
+        if not outcomes:
+            return
+        enough = None if bench.recorded.fits else first_enough(bench, outcomes)
+        best = enough or bench.looked_on(outcomes[-1])
+        saved = saved_bytes(bench, best)
+        most_alone = max(said.saves_bytes or 0 for said, _ in saving)
+        if enough is None and saved < WORTH_COMBINING * most_alone:
+            return
+        parts = parts[: best.attempt.what_if.edit.count(" + ") + 1]
+        yield self.proposal(
+            title=f"Combine: {', '.join(part.doing for part in parts)}",
             weight=HELPS,
             confidence=Confidence.LIKELY,
             change="; ".join(part.change for part in parts),
-            why=saving_text(case, bench, outcome),
+            why=saving_text(case, bench, best),
             cost=" ".join(part.cost for part in parts),
             caveats=(CUT,) if is_cut(case, bench) else (),
-            verify="The peak of memory_stats() falls: allocated_bytes.all.peak.",
-            evidence=(
-                Evidence("peak as recorded", bench.peak_bytes, "bytes", "replay"),
-                Evidence("peak with the changes", bench.peak_bytes - saved, "bytes", "replay"),
-            ),
             saves_bytes=saved,
-        )
-        return proposal.with_prediction(bench.predicted(outcome.result))
+        ).with_prediction(bench.predicted(best.result))
+
+
+MIN_COMBINED: Final = 2
+WORTH_COMBINING: Final = 1.2
+"""A combination is worth mentioning if it saves this many times what its best part saves alone."""
 
 
 TRAINING: Final[tuple[Remedy, ...]] = (
@@ -307,6 +313,5 @@ TRAINING: Final[tuple[Remedy, ...]] = (
     SmallerOptimizerState(),
     OffloadOptimizer(),
     StepInBackward(),
-    OptimizerWithoutForeach(),
-    CombinedSavings(),
+    DropIdleGraph(),
 )

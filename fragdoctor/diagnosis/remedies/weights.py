@@ -20,7 +20,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
 from fragdoctor.future.edits import Edit
 from fragdoctor.future.training_edits import requests_freed_at, requests_removed
 from fragdoctor.model.diagnosis import Cause
-from fragdoctor.model.finding import Confidence, Evidence, line_text
+from fragdoctor.model.finding import line_text
 from fragdoctor.model.snapshot import I64
 from fragdoctor.units import format_size
 
@@ -58,14 +58,9 @@ class CopyOfWeights(SavingRemedy):
         yield self.proposal(
             title=title,
             weight=FITS,
-            confidence=Confidence.LIKELY,
             change=change,
             why=f"{format_size(copies.n_bytes)} are held beside the model.",
-            cost=self.cost,
-            caveats=self.caveats,
             locations=stack,
-            verify="memory_allocated() before a step falls by that much.",
-            evidence=(Evidence("held twice", copies.n_bytes, "bytes", "trace"),),
         )
 
     def is_about(self, case: JudgedCase, copies: WeightCopies) -> bool:

@@ -14,7 +14,7 @@ from fragdoctor.analysis.modules import ModulePaths
 from fragdoctor.future.simulator import trace_of
 from fragdoctor.model.finding import Location
 from fragdoctor.model.snapshot import Snapshot
-from fragdoctor.trace.stacks import USER, frame_classes, frames_of, user_frames
+from fragdoctor.trace.stacks import USER
 
 _COMPUTING: Final = ("torch/nn/modules/module.py", "torch/optim/", "torch/autograd/")
 MIN_SHARE: Final = 0.05
@@ -29,9 +29,9 @@ def held_lines(snapshot: Snapshot) -> list[Location]:
     peak = int(trace.totals.allocated_bytes.argmax())
     rows = lives.allocated_at(peak)
     rows = rows[ModulePaths.of(trace).of_row[rows] < 0]  # a module's memory belongs to the model
-    classes = frame_classes(snapshot)
+    classes = trace.stacks.classes
     stacks = lives.stack[rows]
-    lines = frames_of(stacks, user_frames(snapshot, classes))
+    lines = trace.stacks.lines_of(stacks)
     is_held = {
         stack: not any(
             part in frame.filename for frame in snapshot.stack(stack) for part in _COMPUTING

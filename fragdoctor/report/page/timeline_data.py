@@ -30,9 +30,6 @@ MAX_MARKS: Final = 2000
 MAX_LINE_TEXT: Final = 200
 MAX_PHASE_DEPTH: Final = 4
 MAX_PASSES: Final = 20_000
-TRAINING_NAMES: Final = {phase: phase.word for phase in TrainingPhase} | {
-    TrainingPhase.FORWARD_BACKWARD: "both"
-}
 SERIES: Final = ("allocated", "active", "reserved")
 
 
@@ -98,7 +95,7 @@ def _training(analysis: DeviceAnalysis, blob: BlobWriter) -> dict[str, Any] | No
     if found is None or len(found.report.phases) < 2 or len(found.labels) > MAX_PASSES:
         return None
     return {
-        "names": [TRAINING_NAMES[p] for p in TrainingPhase],
+        "names": [phase.word for phase in TrainingPhase],
         "label": blob.add(found.labels.astype(np.int64)),
         "first": blob.add(found.first),
     }

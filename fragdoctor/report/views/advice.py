@@ -307,8 +307,6 @@ def _item(one: Recommendation) -> doc.ListItem:
         *(("At", doc.code(doc.location_text(place))) for place in one.locations[:1]),
         ("Cost", one.cost),
         *(("Caveat", caveat) for caveat in one.caveats),
-        ("Check", one.verify),
-        ("Evidence", "; ".join(words.evidence_text(e) for e in one.evidence)),
     ]
     blocks = (
         doc.Code([command(one.setting)]),

@@ -25,7 +25,7 @@ from fragdoctor.model.phases import (
 )
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import NO_STACK, Detail, Style, code, dim, location_text, strong
-from fragdoctor.report.words import CATEGORY_NAMES, PHASE_NAMES, shown_first, sureness
+from fragdoctor.report.words import CATEGORY_NAMES, shown_first, sureness
 from fragdoctor.rules.request_sources import request_of_message
 from fragdoctor.units import format_count, format_share, format_size, plural, signed_size
 
@@ -38,7 +38,6 @@ _PEAK_PLACES: Final = {
     TrainingPhase.FORWARD: "the forward pass",
     TrainingPhase.BACKWARD: "the backward pass",
     TrainingPhase.OPTIMIZER: "the optimizer step",
-    TrainingPhase.FORWARD_BACKWARD: "the forward or the backward pass",
 }
 _KEPT_MEANS: Final = (
     "Kept: outlives its step and is none of the others, such as library workspaces, caches, copies "
@@ -58,7 +57,7 @@ def _phases(report: PhaseReport) -> doc.Section:
 
     table = doc.tabled(
         report.phases,
-        doc.Column("phase", lambda p: marked(p, PHASE_NAMES[p.phase])),
+        doc.Column("phase", lambda p: marked(p, p.phase.word)),
         doc.Column("passes", lambda p: "unknown" if p.n_passes is None else doc.count(p.n_passes),
                    "right"),
         doc.Column("usual peak", lambda p: doc.size(p.n_passes and p.median_peak_bytes), "right"),
@@ -121,8 +120,7 @@ def _limits(report: PhaseReport) -> str:
     """Return what could not be distinguished and why, or "" if nothing is missing."""
     if not report.reason:
         return ""
-    what = "Forward and backward" if report.method == "lifetimes" else "Activations and caches"
-    return f"{what} cannot be distinguished: {report.reason}."
+    return f"Activations and caches cannot be distinguished: {report.reason}."
 
 
 MAX_MOMENT_LINES: Final = 10

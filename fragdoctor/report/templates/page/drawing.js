@@ -66,7 +66,7 @@ const theme = {
   read() {
     const style = getComputedStyle(document.documentElement);
     for (const name of ["paper", "panel", "ink", "soft", "line", "line-strong", "accent", "live", "pending", "stranded",
-      "free", "strander", "releasable", "pools", "outside", "reserved", "good", "bad", "phase0", "phase1", "phase2", "phase3", "phase4"]) {
+      "free", "strander", "releasable", "pools", "outside", "reserved", "good", "bad", "phase0", "phase1", "phase2", "phase3"]) {
       this.colors[name] = style.getPropertyValue(`--${name}`).trim();
     }
     this.font = style.getPropertyValue("--sans");

@@ -124,7 +124,7 @@ class Timeline {
     if (others) key.push(["k-flush", plural(others, "other flush", "other flushes")]);
     if (this.training) {
       const there = new Set(this.training.label);
-      this.training.names.forEach((name, i) => { if (there.has(i)) key.push([`k-${name}`, name === "both" ? "forward and backward" : name]); });
+      this.training.names.forEach((name, i) => { if (there.has(i)) key.push([`k-${name}`, name]); });
     }
     this.key.replaceChildren(...key.map(([k, word, color]) => {
       const swatch = element("i", k ? { class: k } : null);

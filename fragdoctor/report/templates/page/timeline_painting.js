@@ -229,8 +229,8 @@ const timelinePainting = {
   // One band per pass; if passes are narrower than a pixel, a band that says so.
   paintTraining(c) {
     if (!this.training) return;
-    const { label, first, names } = this.training, { soft, ink, line, phase0, phase1, phase2, phase3, phase4 } = theme.colors;
-    const colors = [phase0, phase1, phase2, phase3, phase4]; // grays: colors stand for what memory is for
+    const { label, first, names } = this.training, { soft, ink, line, phase0, phase1, phase2, phase3 } = theme.colors;
+    const colors = [phase0, phase1, phase2, phase3]; // grays: colors stand for what memory is for
     const top = TOP + this.rangeLanes * LANE, left = LEFT, right = this.width - RIGHT;
     c.fillStyle = soft;
     c.textAlign = "right";
