@@ -1,17 +1,14 @@
-"""Popular claims that are wrong, corrected if they apply to this case.
-
-The rejected remedies and the checklist correct others: that ``empty_cache()`` or the message's own
-hint helps, that a gap of 30 % is a problem.
-"""
+"""Popular claims that are wrong, corrected if they apply to this case."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Final
 
+from fragdoctor.diagnosis.checklist import RULE_OF_THUMB_SHARE, totals_of
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase
 from fragdoctor.model.diagnosis import Cause
-from fragdoctor.units import MIB, format_size
+from fragdoctor.units import MIB, format_share, format_size
 
 LAST_STRAW_SHARE: Final = 0.02
 """A request below this share of live memory is not what filled the device."""
@@ -20,6 +17,41 @@ LAST_STRAW_SHARE: Final = 0.02
 def find_corrections(case: JudgedCase) -> tuple[str, ...]:
     """Return one or two sentences for each popular claim that is wrong here."""
     return tuple(text for check in CORRECTIONS if (text := check(case)))
+
+
+def _hint(case: JudgedCase) -> str:
+    r = case.failed_request
+    if r is None or not r.hint.startswith(("expandable", "max_split")):
+        return ""
+    if r.hint.startswith("expandable") and case.expandable_is_on:
+        return (
+            "The message suggests expandable_segments:True, but that is on already: the hint is "
+            "printed unconditionally."
+        )
+    if case.supports(Cause.FRAGMENTATION) or r.margin_bytes is None:
+        return ""
+    if not r.is_beyond_settings:
+        return ""
+    return (
+        f"The message's own hint ({r.hint}) is printed unconditionally. Here it cannot help: "
+        f"live memory and request are {format_size(-r.margin_bytes)} more than PyTorch could have, "
+        "even without any hole."
+    )
+
+
+def _empty_cache(case: JudgedCase) -> str:
+    if (
+        not case.is_allocator_case
+        or case.failed_request is None
+        or case.failed_request.source == "user"
+    ):
+        return ""
+    if case.cause not in (Cause.CAPACITY, Cause.FRAGMENTATION, Cause.LEAK, Cause.TRANSIENT_PEAK):
+        return ""
+    return (
+        '"Call torch.cuda.empty_cache() to fix it" is wrong here: the allocator returned every '
+        "unused segment by itself and tried again before it raised the error."
+    )
 
 
 def _last_straw(case: JudgedCase) -> str:
@@ -43,13 +75,34 @@ def _twenty_mib(case: JudgedCase) -> str:
         return ""
     if case.kind != "pytorch-caching-allocator":
         return ""
-    asking = {20 * MIB: "over 1 MiB and below 10 MiB", 2 * MIB: "up to 1 MiB"}
-    if r.requested_bytes not in asking:
+    if r.requested_bytes == 20 * MIB:
+        return (
+            "The tensor is not necessarily 20 MiB: every request over 1 MiB and below 10 MiB asks "
+            "the driver for a segment of 20 MiB, and that is what the message prints."
+        )
+    if r.requested_bytes == 2 * MIB:
+        return (
+            "The tensor is not 2 MiB: every request up to 1 MiB asks the driver for a segment of "
+            "2 MiB, and that is what the message prints."
+        )
+    return ""
+
+
+def _thirty_per_cent(case: JudgedCase) -> str:
+    totals = totals_of(case.context)
+    if totals is None or case.cause not in (Cause.HEALTHY, Cause.CAPACITY, Cause.LEAK):
+        return ""
+    if totals.returned_bytes is None or not totals.reserved_bytes:
+        return ""
+    if totals.gap_bytes < RULE_OF_THUMB_SHARE * totals.reserved_bytes:
+        return ""
+    if totals.stuck_bytes >= RULE_OF_THUMB_SHARE * totals.reserved_bytes:
         return ""
     return (
-        f"The tensor is not necessarily {format_size(r.requested_bytes)}: every request "
-        f"{asking[r.requested_bytes]} asks the driver for a segment of that size, and that is what "
-        "the message prints."
+        f'"More than 30 % reserved but unallocated means trouble" is wrong here: of the '
+        f"{format_share(totals.gap_bytes, totals.reserved_bytes)} all but "
+        f"{format_share(totals.stuck_bytes, totals.reserved_bytes)} is cache that is returned on "
+        "demand."
     )
 
 
@@ -60,6 +113,16 @@ def _private_pools(case: JudgedCase) -> str:
     return (
         f"'{format_size(message.private_pools_bytes)} allocated in private pools' is not live "
         "memory: it is free cache inside these pools, included in the allocated figure."
+    )
+
+
+def _own_process(case: JudgedCase) -> str:
+    r = case.failed_request
+    if r is None or r.own_pid is None:
+        return ""
+    return (
+        f"Process {r.own_pid} is not another process: it holds what this PyTorch reserved plus a "
+        "context. In a container its number differs from the one seen inside."
     )
 
 
@@ -106,10 +169,14 @@ def _smaller_batch(case: JudgedCase) -> str:
 
 
 CORRECTIONS: Final[tuple[Callable[[JudgedCase], str], ...]] = (
+    _hint,
+    _empty_cache,
     _smaller_batch,
     _last_straw,
     _twenty_mib,
+    _thirty_per_cent,
     _private_pools,
+    _own_process,
     _split_size,
     _retries,
     _new_name,

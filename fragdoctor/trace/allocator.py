@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from msgspec import Struct
@@ -60,6 +61,11 @@ class Segment(Struct, frozen=True):
     segment_type: str
     pool: int
     blocks: Sequence[Block]
+
+    @property
+    def total_size(self) -> int:
+        """The length in bytes, under the name that snapshots use."""
+        return self.total_bytes
 
 
 def _clipped(n_bytes: int) -> int:
@@ -234,6 +240,41 @@ class Allocator:
         """
         _check_fraction(fraction)
         self._core.set_fraction(fraction)
+
+    def set_allocator_settings(self, conf: str) -> None:
+        """Change settings at run time, as ``torch.cuda.memory._set_allocator_settings`` does.
+
+        Raises:
+            ConfigError: if the version would refuse the string.
+        """
+        settings = parse_conf(conf, self.torch_version).over(self.settings)
+        self._core.set_settings(native_config(settings, era=era_of(self.torch_version)))
+        self.settings = settings
+
+    def create_pool(self, *, use_on_oom: bool = False, no_split: bool = False) -> int:
+        """Return the number of a new private pool, as ``torch.cuda.MemPool()`` makes one."""
+        return self._core.pool_create(use_on_oom, no_split)
+
+    @contextmanager
+    def use_pool(self, pool: int) -> Iterator[None]:
+        """Serve the requests inside the block from a private pool, as ``use_mem_pool`` does.
+
+        Raises:
+            ValueError: if there is no such pool.
+        """
+        self._core.context_begin(pool)
+        try:
+            yield
+        finally:
+            self._core.context_end()
+
+    def drop_pool(self, pool: int) -> None:
+        """Drop a private pool; the free part of it goes back to the driver.
+
+        Raises:
+            ValueError: if there is no such pool.
+        """
+        self._core.pool_release(pool, flush=True)
 
     @property
     def reserved_bytes(self) -> int:

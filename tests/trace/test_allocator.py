@@ -136,7 +136,7 @@ def test_small_requests_share_one_segment():
     assert first == 0x700000000000
     assert second == first + 512
     (segment,) = allocator.segments()
-    assert segment.total_bytes == 2 * MIB
+    assert segment.total_bytes == segment.total_size == 2 * MIB
     assert segment.segment_type == "small"
     assert not segment.is_expandable
     assert [b.size_bytes for b in segment.blocks] == [512, 1024, 2 * MIB - 1536]
@@ -228,6 +228,32 @@ def test_message_has_the_words_of_the_version(version, part):
         allocator.malloc(3 * MIB)
 
     assert part in str(caught.value)
+
+
+def test_private_pool_memory_is_not_given_to_others():
+    allocator = Allocator(capacity_bytes=100 * MIB)
+    pool = allocator.create_pool()
+    with allocator.use_pool(pool):
+        allocator.free(allocator.malloc(60 * MIB))
+
+    with pytest.raises(OutOfMemory, match=r"with 60\.00 MiB allocated in private pools"):
+        allocator.malloc(60 * MIB)
+    allocator.drop_pool(pool)
+
+    assert allocator.malloc(60 * MIB)
+
+
+def test_settings_changed_at_run_time_apply_to_new_segments():
+    allocator = Allocator("max_split_size_mb:64")
+    allocator.malloc(30 * MIB)
+
+    allocator.set_allocator_settings("expandable_segments:True")
+    allocator.malloc(30 * MIB)
+    allocator.set_allocator_settings("")
+
+    assert [s.is_expandable for s in allocator.segments()] == [True, False]
+    assert allocator.settings.expandable_segments
+    assert allocator.settings.max_split_bytes is None
 
 
 def test_other_backend_is_refused():
