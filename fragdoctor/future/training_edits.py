@@ -153,6 +153,32 @@ def states_quantized(state_row: I64, temporary_row: I64) -> Edit:
     return Edit("optimizer states in 8 bits", change)
 
 
+def optimizer_one_by_one(temporary_row: I64, first_row: I64) -> Edit:
+    """Return the edit that updates one parameter after another: ``foreach=False``.
+
+    Adam then has two temporaries of a parameter's size at a time; the largest of each pass counts.
+
+    Events of ``temporary_row`` request temporaries of the optimizer's step; each pass of the step
+    begins at an event of ``first_row``. Both are ascending.
+    """
+
+    def change(_: Reproduction, ops: Operations) -> Operations:
+        temporary = _requested_at(ops, temporary_row)
+        lives = Allocations(ops)
+        ids = np.flatnonzero(temporary)
+        of_pass = np.searchsorted(first_row, lives.row[ids], side="right")
+        order = np.lexsort((lives.size[ids], of_pass))
+        last_of_pass = np.append(np.diff(of_pass[order]) > 0, True)[: len(order)]
+        largest = np.zeros(len(temporary), np.bool_)
+        largest[ids[order[last_of_pass]]] = True
+        table = ops.table.copy()
+        doubled = largest[ops.allocation] & (ops.kind == OpKind.MALLOC)
+        table["size"][doubled] *= np.uint64(2)
+        return Operations(table).without(temporary & ~largest)
+
+    return Edit("optimizer without foreach", change)
+
+
 def step_in_backward(backward_rows: tuple[I64, I64], step_end_row: I64, temporary_row: I64) -> Edit:
     """Return the edit that updates each parameter as soon as its gradient exists, then drops it.
 

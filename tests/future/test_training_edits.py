@@ -21,6 +21,7 @@ from fragdoctor.future.edits import Edit, combined
 from fragdoctor.future.training_edits import (
     checkpointed,
     loss_in_chunks,
+    optimizer_one_by_one,
     passes_scaled,
     requests_freed_at,
     requests_removed,
@@ -62,6 +63,7 @@ EDITS: dict[str, Callable[[TrainingRun], Edit]] = {
     "ckpt": layers,
     "chunk": chunks,
     "fused": lambda run: requests_removed(run.temporary_row),
+    "loop": lambda run: optimizer_one_by_one(run.temporary_row, run.optimizer[0]),
     "bit8": lambda run: states_quantized(run.state_row, run.temporary_row),
     "sgd": lambda run: requests_removed(  # no state, no temporaries
         np.union1d(run.state_row, run.temporary_row)

@@ -13,12 +13,13 @@ from msgspec.structs import replace
 
 from fragdoctor.diagnosis.bench import Bench
 from fragdoctor.diagnosis.remedies.allocator_settings import SETTINGS
+from fragdoctor.diagnosis.remedies.attention import FusedAttention
 from fragdoctor.diagnosis.remedies.capacity import CAPACITY, SHORT_OF_MEMORY, SavingRemedy
 from fragdoctor.diagnosis.remedies.fragmentation import LAYOUT
 from fragdoctor.diagnosis.remedies.from_traceback import CALLS
 from fragdoctor.diagnosis.remedies.host_memory import HOST_MEMORY
 from fragdoctor.diagnosis.remedies.leaks import GROWTH
-from fragdoctor.diagnosis.remedies.outside_pytorch import OUTSIDE, FusedAttention
+from fragdoctor.diagnosis.remedies.outside_pytorch import OUTSIDE
 from fragdoctor.diagnosis.remedies.pools import POOLS
 from fragdoctor.diagnosis.remedies.remedy import (
     CURES,

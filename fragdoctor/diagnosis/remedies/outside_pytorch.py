@@ -23,10 +23,10 @@ from fragdoctor.diagnosis.remedies.remedy import (
 )
 from fragdoctor.diagnosis.verdict_message import library_of
 from fragdoctor.model.diagnosis import Cause, Predicted
-from fragdoctor.model.finding import Confidence, Location, line_text
+from fragdoctor.model.finding import Confidence, line_text
 from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES
 from fragdoctor.rules.failed_request import FailedRequest
-from fragdoctor.rules.traceback_signs import ATTENTION_SCORES, Place
+from fragdoctor.rules.traceback_signs import Place
 from fragdoctor.units import format_count, format_size
 
 PEERS_LOOK_THE_SAME: Final = (
@@ -360,44 +360,6 @@ _ROOM: Final = re.compile(
     r"(?i)\b[1-9]\d{0,2}(?:\.\d{1,2})? ?gi?b (?:of )?(?:v?ram|(?:gpu |video )?memory)? ?"
     r"(?:is |are )?(?:still )?(?:left|free|available|unused)\b"
 )
-
-ATTENTION: Final = re.compile(r"att(?:n|en[dt])|softmax|sdpa", re.IGNORECASE)
-"""Names of functions and files that compute attention."""
-
-
-class FusedAttention(Remedy):
-    """Attention scores grow with the square of the length; a fused kernel never stores them."""
-
-    code = "fused-attention"
-    title = "If these are attention scores, never make them"
-    change = (
-        "torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=...), with its flash "
-        "or memory-efficient kernel"
-    )
-    cost = "None; it is faster too."
-    caveats = ("output_attentions=True, and some masks, bring the slow path back.",)
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose a fused kernel if one tensor exceeds the device, unless other code asked."""
-        r = case.failed_request
-        if r is None or not case.is_allocator_case or case.cause is not Cause.CAPACITY:
-            return
-        line = next((f for f in case.asking_frames if is_attention(f)), None)
-        if not r.is_alone_too_large or (line is None and case.asking_frames):
-            return
-        if case.sign is not None and case.sign.name == ATTENTION_SCORES:
-            return  # AtTheFailingCall says so already
-        yield self.proposal(
-            title="" if line is None else f"Never make the attention scores of {line_text(line)}",
-            weight=HELPS if line is None else FITS,
-            confidence=Confidence.POSSIBLE,
-            why=one_tensor_text(r),
-        )
-
-
-def is_attention(frame: Location) -> bool:
-    """Return whether a frame's function or file has a name like attention."""
-    return any(ATTENTION.search(name) for name in (frame.function, frame.basename))
 
 
 class LocateDriverCall(Remedy):

@@ -32,6 +32,7 @@ from fragdoctor.future.edits import Edit, combined
 from fragdoctor.future.training_edits import (
     checkpointed,
     loss_in_chunks,
+    optimizer_one_by_one,
     requests_removed,
     states_quantized,
     step_in_backward,
@@ -77,6 +78,24 @@ def can_be_fused(case: JudgedCase) -> bool:
     paths = (file[:1000].replace("\\", "/") for file in case.files)
     found = {m[1] for path in paths if (m := _OPTIMIZER.search(path))} - _NO_OPTIMIZER
     return not found or not found.isdisjoint(name.lower() for name in HAVE_FUSED)
+
+
+class OptimizerWithoutForeach(SavingRemedy):
+    """Without fusing, updating one parameter at a time needs temporaries for only one."""
+
+    code = "optimizer-without-foreach"
+    title = "Let the optimizer update one parameter at a time"
+    doing = "foreach=False in the optimizer"
+    change = "foreach=False where the optimizer is made"
+    cost = "The step becomes slower: one kernel launch per parameter."
+    effort = 9
+
+    def edits(self, case: JudgedCase) -> Sequence[Edit]:
+        """Return the edit that keeps only the temporaries of the largest parameter."""
+        run = case.training
+        if run is None or not len(run.temporary_row) or can_be_fused(case):
+            return ()
+        return (optimizer_one_by_one(run.temporary_row, run.optimizer[0]),)
 
 
 class ChunkedLoss(SavingRemedy):
@@ -269,7 +288,8 @@ class CombinedSavings(Remedy):
         saving = [(said, part) for said, part in saving if said.saves_bytes]
         parts = sorted((part for _, part in saving if part.combines), key=lambda part: part.effort)
         if any(isinstance(part, SmallerOptimizerState) for part in parts):
-            parts = [part for part in parts if not isinstance(part, OffloadOptimizer)]
+            others = (OffloadOptimizer, OptimizerWithoutForeach)
+            parts = [part for part in parts if not isinstance(part, others)]
         alone = [said.predicted for said, _ in saving if said.predicted.fits]
         is_enough = any(p.outlook is None or not p.outlook.fails for p in alone)
         if len(parts) < MIN_COMBINED or (is_enough and not bench.recorded.fits):
@@ -313,5 +333,6 @@ TRAINING: Final[tuple[Remedy, ...]] = (
     SmallerOptimizerState(),
     OffloadOptimizer(),
     StepInBackward(),
+    OptimizerWithoutForeach(),
     DropIdleGraph(),
 )

@@ -1,0 +1,80 @@
+"""Attention that materializes its scores, where a fused kernel would not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from fragdoctor.analysis.attention_scores import find_attention_scores
+from fragdoctor.diagnosis.remedies.capacity import SHORT_OF_MEMORY, SavingRemedy
+from fragdoctor.diagnosis.remedies.outside_pytorch import one_tensor_text
+from fragdoctor.diagnosis.remedies.remedy import FITS, HELPS, Burden, JudgedCase, Proposal
+from fragdoctor.future.edits import Edit
+from fragdoctor.future.training_edits import requests_removed
+from fragdoctor.model.diagnosis import Cause
+from fragdoctor.model.finding import Confidence, Location, line_text
+from fragdoctor.rules.traceback_signs import ATTENTION_SCORES
+
+ATTENTION: Final = re.compile(r"att(?:n|en[dt])|softmax|sdpa", re.IGNORECASE)
+"""Names of functions and files that compute attention."""
+
+
+class FusedAttention(SavingRemedy):
+    """Attention scores grow with the square of the length; a fused kernel never stores them."""
+
+    code = "fused-attention"
+    title = "If these are attention scores, never make them"
+    burden = Burden.NONE
+    acts_on = "attention scores"
+    doing = "fused attention"
+    change = (
+        "torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=...), with its flash "
+        "or memory-efficient kernel"
+    )
+    cost = "None; it is faster too."
+    caveats = ("output_attentions=True, and some masks, bring the slow path back.",)
+    effort = 1
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose a fused kernel if scores are seen, or if one tensor exceeds the device."""
+        r = case.failed_request
+        if r is None or not case.is_allocator_case or case.cause not in SHORT_OF_MEMORY:
+            return
+        line = scores_line(case)
+        asking = next((f for f in case.asking_frames if is_attention(f)), None)
+        is_alone = r.is_alone_too_large and case.cause is Cause.CAPACITY
+        if line is None and not (is_alone and (asking is not None or not case.asking_frames)):
+            return
+        if line is None and case.sign is not None and case.sign.name == ATTENTION_SCORES:
+            return  # AtTheFailingCall says so already
+        where = asking or line
+        yield self.proposal(
+            title="" if where is None else f"Never make the attention scores of {line_text(where)}",
+            weight=HELPS if where is None else FITS,
+            confidence=Confidence.POSSIBLE,
+            why=one_tensor_text(r) if is_alone else "Scores and their softmax are kept.",
+        )
+
+    def edits(self, case: JudgedCase) -> Sequence[Edit]:
+        """Return the edits that remove scores, attention weights and their gradients."""
+        analysis, bench = case.context.analysis, case.bench
+        if analysis is None or bench is None:
+            return ()
+        rows = find_attention_scores(analysis.trace, bench.requests)
+        return (requests_removed(rows),) if len(rows) else ()
+
+
+def scores_line(case: JudgedCase) -> Location | None:
+    """Return the line of the first scores that are seen to be made, or None."""
+    analysis, bench = case.context.analysis, case.bench
+    if analysis is None or bench is None:
+        return None
+    rows = find_attention_scores(analysis.trace, bench.requests)
+    stacks = analysis.trace.events.stack[rows].tolist()
+    return next((line for s in stacks if (line := case.context.user_line(s)) is not None), None)
+
+
+def is_attention(frame: Location) -> bool:
+    """Return whether a frame's function or file has a name like attention."""
+    return any(ATTENTION.search(name) for name in (frame.function, frame.basename))
