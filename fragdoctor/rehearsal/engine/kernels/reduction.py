@@ -8,7 +8,7 @@ of a few KiB.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
@@ -18,14 +18,7 @@ import torch
 from fragdoctor.model.gpus import GpuModel
 from fragdoctor.rehearsal.engine import session
 from fragdoctor.rehearsal.engine.allocation import dense_strides
-from fragdoctor.rehearsal.engine.kernels.scratch import (
-    Call,
-    Step,
-    Temp,
-    after_results,
-    copied_unless_dense,
-    held_only,
-)
+from fragdoctor.rehearsal.engine.kernels.scratch import Call, after_results
 
 MAX_THREADS: Final = 512
 WARP: Final = 32
@@ -257,17 +250,18 @@ WELFORD_FLOAT, WELFORD_DOUBLE = 16, 32
 INDEXED: Final = 16  # a value and where it was found
 
 
-def buffers_of(tensor: torch.Tensor, axes: Sequence[int] | None, kind: ReductionKind) -> list[Step]:
-    """Return the buffers of a reduction of a tensor over some of its dimensions; None = all."""
+def reduced(
+    call: Call, tensor: torch.Tensor, axes: Sequence[int] | None, kind: ReductionKind
+) -> None:
+    """Take the buffers of a reduction of a tensor over some of its dimensions; None = all."""
     n_dims = tensor.dim()
     if axes is None or not len(axes):
         axes = range(n_dims)
     wrapped = tuple(axis % max(1, n_dims) for axis in axes) if n_dims else ()
-    passes = reduction_bytes(
-        tensor.shape, tensor.stride(), wrapped, kind, tensor.element_size(),
-        session.current().facts,
-    )  # fmt: skip
-    return [step for pair in passes for step in held_only(*pair)]
+    facts = session.current().facts
+    sizes, strides = tensor.shape, tensor.stride()
+    for pair in reduction_bytes(sizes, strides, wrapped, kind, tensor.element_size(), facts):
+        call.hold(*pair)
 
 
 def _accumulator_bytes(dtype: torch.dtype) -> int:
@@ -284,31 +278,31 @@ def _axes(call: Call) -> Any:
 
 
 @after_results("sum", "nansum", "mean", "prod")
-def _sum(call: Call) -> Iterable[Step]:
+def _sum(call: Call) -> None:
     """``sum_out``: a tensor of another dtype than the sum is copied first (ReduceOpsUtils.h)."""
     tensor: torch.Tensor = call.args[0]
     out = call.out_dtype
     kept_low = tensor.dtype in _LOW and out is torch.float32
     if tensor.dtype is not out and not kept_low:
-        yield Temp(tensor.numel() * out.itemsize)
+        call.take(tensor.numel() * out.itemsize)
         tensor = torch.empty_strided(tensor.shape, tensor.stride(), dtype=out, device="meta")
-    yield from summed(tensor, _axes(call))
+    summed(call, tensor, _axes(call))
 
 
 @after_results("max", "min")
-def _extreme_or_indexed(call: Call) -> Iterable[Step]:
+def _extreme_or_indexed(call: Call) -> None:
     """The extreme of a whole tensor is looked for in one piece (ReduceAllOps.cpp)."""
     tensor, axes = call.args[0], _axes(call)
     if axes is None:
-        yield from copied_unless_dense(tensor)
+        call.copy(tensor)
         tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
     size = tensor.element_size() if axes is None else INDEXED
-    yield from buffers_of(tensor, axes, ReductionKind(size))
+    reduced(call, tensor, axes, ReductionKind(size))
 
 
 def _reduces(*names: str, kind: Callable[[torch.Tensor], ReductionKind]) -> None:
     """Register buffers for operations that reduce a tensor over ``dim``."""
-    after_results(*names)(lambda c: buffers_of(c.args[0], _axes(c), kind(c.args[0])))
+    after_results(*names)(lambda c: reduced(c, c.args[0], _axes(c), kind(c.args[0])))
 
 
 def _of_variance(tensor: torch.Tensor) -> ReductionKind:
@@ -326,27 +320,27 @@ _reduces("norm", kind=lambda t: ReductionKind(_accumulator_bytes(t.dtype)))
 
 
 @after_results("histc")
-def _histogram(call: Call) -> Iterable[Step]:
+def _histogram(call: Call) -> None:
     """Without limits the least and the largest value are found first (SummaryOps.cu)."""
     tensor: torch.Tensor = call.args[0]
     if call.argument("min") == call.argument("max") and tensor.numel():
         size = tensor.element_size()
-        yield from (Temp(size), Temp(size))
-        yield from buffers_of(tensor, None, ReductionKind(2 * size))
+        call.take(size, size)
+        reduced(call, tensor, None, ReductionKind(2 * size))
 
 
 @after_results("renorm", "renorm_")
-def _norms(call: Call) -> Iterable[Step]:
+def _norms(call: Call) -> None:
     """The norm of each slice, and its factor if norms have another dtype (Normalization.cpp)."""
     tensor, dim = call.args[0], call.argument("dim")
     n, size = tensor.shape[dim], _accumulator_bytes(tensor.dtype)
-    yield Temp(n * size)
+    call.take(n * size)
     others = [i for i in range(tensor.dim()) if i != dim % tensor.dim()]
-    yield from buffers_of(tensor, others, ReductionKind(size))
+    reduced(call, tensor, others, ReductionKind(size))
     if size != tensor.element_size():
-        yield Temp(n * tensor.element_size())
+        call.take(n * tensor.element_size())
 
 
-def summed(tensor: torch.Tensor, axes: Sequence[int] | None = None) -> list[Step]:
-    """Return the buffers of summing a tensor over some of its dimensions; None = all."""
-    return buffers_of(tensor, axes, ReductionKind(_accumulator_bytes(tensor.dtype)))
+def summed(call: Call, tensor: torch.Tensor, axes: Sequence[int] | None = None) -> None:
+    """Take the buffers of summing a tensor over some of its dimensions; None = all."""
+    reduced(call, tensor, axes, ReductionKind(_accumulator_bytes(tensor.dtype)))
