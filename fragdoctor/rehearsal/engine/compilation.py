@@ -25,7 +25,7 @@ from typing import Any, Final
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fragdoctor.rehearsal.engine import graph_trees, put, session
+from fragdoctor.rehearsal.engine import graph_trees, put, session, wrap
 
 _NOT_HERE: Final = {
     "compile_threads": 1,
@@ -93,37 +93,33 @@ def _empty_strided(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
 
 
-def _tried(original: Callable[..., Any]) -> Callable[..., Any]:
-    def should_pad(*args: Any) -> Any:
-        """``_should_pad``, which times products of real tensors while fake ones are traced.
+def _should_pad(original: Callable[..., Any], *args: Any) -> Any:
+    """``_should_pad``, which times products of real tensors while fake ones are traced.
 
-        If a mode is active, PyTorch 2.13 finds no kernel behind a fallback.
-        """
-        with _disable_current_modes():
-            return original(*args)
-
-    return should_pad
+    If a mode is active, PyTorch 2.13 finds no kernel behind a fallback.
+    """
+    with _disable_current_modes():
+        return original(*args)
 
 
-def _planned(original: Callable[..., Any]) -> Callable[..., Any]:
-    def compile_fx(graph: Any, inputs: Any, *args: Any, **options: Any) -> Any:
-        """``compile_fx``; if Inductor fails, only the graph's partitioning is kept."""
-        errors = importlib.import_module("torch._dynamo.exc")
-        try:
-            return original(graph, inputs, *args, **options)
-        except (errors.RestartAnalysis, errors.SkipFrame):
-            raise  # Dynamo handles it
-        except torch.OutOfMemoryError:  # raised by a trial: on a GPU it ends the program
-            dynamo: Any = importlib.import_module("torch._dynamo.config")
-            dynamo.suppress_errors = False
-            raise
-        except Exception as e:  # noqa: BLE001 - anything that Inductor cannot handle
-            said = f"{type(e).__name__}: {e}".partition("\n")[0][:200].rstrip(". ")
-            session.note(_PARTITIONED.format(said))
-            backends = importlib.import_module("torch._dynamo.backends.registry")
-            return backends.lookup_backend("aot_eager_decomp_partition")(graph, inputs)
-
-    return compile_fx
+def _compile_fx(
+    original: Callable[..., Any], graph: Any, inputs: Any, *args: Any, **options: Any
+) -> Any:
+    """``compile_fx``; if Inductor fails, only the graph's partitioning is kept."""
+    errors = importlib.import_module("torch._dynamo.exc")
+    try:
+        return original(graph, inputs, *args, **options)
+    except (errors.RestartAnalysis, errors.SkipFrame):
+        raise  # Dynamo handles it
+    except torch.OutOfMemoryError:  # raised by a trial: on a GPU it ends the program
+        dynamo: Any = importlib.import_module("torch._dynamo.config")
+        dynamo.suppress_errors = False
+        raise
+    except Exception as e:  # noqa: BLE001 - anything that Inductor cannot handle
+        said = f"{type(e).__name__}: {e}".partition("\n")[0][:200].rstrip(". ")
+        session.note(_PARTITIONED.format(said))
+        backends = importlib.import_module("torch._dynamo.backends.registry")
+        return backends.lookup_backend("aot_eager_decomp_partition")(graph, inputs)
 
 
 _STAND_INS: Final[tuple[tuple[str, str, Any], ...]] = (
@@ -178,9 +174,9 @@ class _Compiler:
             if hasattr(owner, name):
                 put(self._undo, owner, name, value)
         padding = importlib.import_module("torch._inductor.fx_passes.pad_mm")
-        put(self._undo, padding, "_should_pad", _tried(padding._should_pad))
+        wrap(self._undo, padding, "_should_pad", _should_pad)
         planner = importlib.import_module("torch._inductor.compile_fx")
-        put(self._undo, planner, "compile_fx", _planned(planner.compile_fx))
+        wrap(self._undo, planner, "compile_fx", _compile_fx)
         config = importlib.import_module("torch._inductor.config")
         known = {name: value for name, value in _NOT_HERE.items() if _has(config, name)}
         self._undo.enter_context(config.patch(known))

@@ -19,7 +19,7 @@ import torch.cuda.nvtx
 import torch.cuda.tunable
 from torch import _utils as packing
 
-from fragdoctor.rehearsal.engine import allocation, cuda_objects, put, put_all, session
+from fragdoctor.rehearsal.engine import allocation, cuda_objects, put, put_all, session, wrap
 
 _CACHED_PLANS: Final = 4096  # CUFFT_MAX_PLAN_NUM
 
@@ -211,16 +211,13 @@ def _take(n_bytes: int, _stream: int = 0) -> int:
     return allocation.take(session.current().gpus.device(), n_bytes, allocation.stack_here())
 
 
-def _timed(original: Any) -> Any:
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        """Record no GPU times, since builds without CUDA have no clock for them."""
-        kwargs.pop("use_cuda", None)
-        if kwargs.get("use_device") == "cuda":
-            kwargs["use_device"] = None
-            session.note("Profiles contain no GPU times.")
-        original(self, *args, **kwargs)
-
-    return __init__
+def _profile(make: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    """Record no GPU times, since builds without CUDA have no clock for them."""
+    kwargs.pop("use_cuda", None)
+    if kwargs.get("use_device") == "cuda":
+        kwargs["use_device"] = None
+        session.note("Profiles contain no GPU times.")
+    make(self, *args, **kwargs)
 
 
 def _not_rehearsed(name: str) -> Callable[..., Any]:
@@ -288,16 +285,11 @@ def install(undo: ExitStack) -> None:
     put_all(undo, torch._C, {**_IN_C, **_tuning()})
     put(undo, torch.cuda.nvtx, "_nvtx", _Nvtx())
     put(undo, torch.autograd.profiler, "emit_nvtx", lambda *_, **__: nullcontext())
-    profile: Any = torch.autograd.profiler.profile
-    put(undo, profile, "__init__", _timed(profile.__init__))
+    wrap(undo, torch.autograd.profiler.profile, "__init__", _profile)
     put(undo, torch.cuda.green_contexts, "GreenContext", GreenContext)
     put(undo, torch.backends.cuda, "cufft_plan_cache", _Plans())
-    put(
-        undo,
-        torch.cuda,
-        "ExternalStream",
-        lambda _pointer, device=None, **_: cuda_objects.Stream(device),
-    )
+    external = lambda _pointer, device=None, **_: cuda_objects.Stream(device)  # noqa: E731
+    put(undo, torch.cuda, "ExternalStream", external)
     types = [kind for kind in vars(torch).values() if type(kind) is type(torch.FloatTensor)]
     for kind in types:
         made = _TypeOfTensors(_OF_GPU + kind.__name__, (), {"dtype": kind.dtype})

@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.utils._pytree import tree_leaves
 
-from fragdoctor.rehearsal.engine import SEEN_THROUGH, put
+from fragdoctor.rehearsal.engine import SEEN_THROUGH, wrap
 
 Number = int | float
 EQUAL_ROUNDS: Final = 3
@@ -335,31 +335,26 @@ class Skipping:
         from torch.utils.data import dataloader
 
         for name in ("_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"):
-            kind = getattr(dataloader, name)
-            put(undo, kind, "_next_data", self._fetched(kind._next_data))
+            wrap(undo, getattr(dataloader, name), "_next_data", self._next_data)
 
-    def _fetched(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Return a DataLoader's ``_next_data`` that loads skipped items only once."""
-
-        def next_data(loader: Any) -> Any:
-            if not self.is_jumping or loader._dataset_kind:  # its length is unknown
-                loader._fragdoctor_kept = None
-                return original(loader)
-            kept = getattr(loader, "_fragdoctor_kept", None)
-            if kept is None:
-                data = original(loader)
-                loader._fragdoctor_kept = None if is_on_gpu(data) else [data, None]
-                return data
-            index = next(loader._sampler_iter, None)
-            if index is not None:
-                size = len(index) if isinstance(index, Sequence) else 1
-                kept[1] = kept[1] or size
-                if size == kept[1]:
-                    return kept[0]
-                loader._sampler_iter = chain([index], loader._sampler_iter)
+    def _next_data(self, original: Callable[[Any], Any], loader: Any) -> Any:
+        """Return a DataLoader's next data; skipped items are loaded only once."""
+        if not self.is_jumping or loader._dataset_kind:  # its length is unknown
+            loader._fragdoctor_kept = None
             return original(loader)
-
-        return next_data
+        kept = getattr(loader, "_fragdoctor_kept", None)
+        if kept is None:
+            data = original(loader)
+            loader._fragdoctor_kept = None if is_on_gpu(data) else [data, None]
+            return data
+        index = next(loader._sampler_iter, None)
+        if index is not None:
+            size = len(index) if isinstance(index, Sequence) else 1
+            kept[1] = kept[1] or size
+            if size == kept[1]:
+                return kept[0]
+            loader._sampler_iter = chain([index], loader._sampler_iter)
+        return original(loader)
 
     def _moment(self) -> Moment:
         return Moment.now(self._gpus, self._n_devices)
