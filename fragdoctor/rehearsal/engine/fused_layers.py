@@ -283,7 +283,7 @@ def _flash(ask: LayerQuestion) -> torch.Tensor:
 
 @special("aten::_native_multi_head_attention")
 def _native_attention(
-    _op: Any,
+    op: Any,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -295,15 +295,12 @@ def _native_attention(
     proj_bias: torch.Tensor,
     mask: torch.Tensor | None = None,
     need_weights: bool = True,
-    average_attn_weights: bool = True,
-    mask_type: int | None = None,
+    *more: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """``MultiheadAttention`` outside training (``native/transformers/cuda/attention.cu``)."""
     linear = torch.nn.functional.linear
-    head = embed_dim // num_head
-    n, length = query.shape[:2]
-    is_self = query is key is value
-    if is_self and head % MULTIPLE == 0 and not need_weights and mask is None:
+    head, n = embed_dim // num_head, query.shape[0]
+    if query is key is value and head % MULTIPLE == 0 and not need_weights and mask is None:
         heads = query.view(n, -1, num_head, head).transpose(1, 2)
         if choose(_question(heads, heads, heads)) != MATH:
             parts = linear(query, qkv_weight, qkv_bias).chunk(3, -1)
@@ -312,28 +309,19 @@ def _native_attention(
             out = linear(seen, proj_weight, proj_bias)
             del seen  # freed before the projections
             return out, None
-    if is_self:
-        qkv = linear(query, qkv_weight)
-    else:
-        given = zip((query, key, value), qkv_weight.chunk(3), strict=True)
-        qkv = torch.cat([linear(x, weight) for x, weight in given], 2)
-    # ``_transform_bias_rescale_qkv`` allocates one block for all three.
-    q, k, v = qkv.new_empty((3, n * num_head, length, head)).unbind()
-    del qkv
-    scores = torch.bmm(q, k.transpose(1, 2)).view(n, num_head, length, -1)
-    if mask is None:
-        torch.softmax(scores, -1, out=scores)
-    else:
-        scores = ATEN._masked_softmax(scores, mask.bool(), scores.dim() - 1, mask_type)
-    torch.bmm(scores.view(-1, *scores.shape[2:]), v, out=q)  # into the storage of the queries
-    weights = scores if need_weights else None
-    del scores
-    out = q.view(n, num_head, length, head).transpose(1, 2).contiguous().view(n, length, embed_dim)
-    out = linear(out, proj_weight, proj_bias)
-    if weights is not None and average_attn_weights:
-        weights = weights.sum(1)
-        weights /= num_head
-    return out, weights
+    return of_cpu(  # type: ignore[no-any-return]
+        "CPU", op, query, key, value, embed_dim, num_head, qkv_weight, qkv_bias, proj_weight,
+        proj_bias, mask, need_weights, *more,
+    )  # fmt: skip
+
+
+@special("aten::_transform_bias_rescale_qkv")
+def _rescale(
+    _op: Any, qkv: torch.Tensor, _bias: torch.Tensor, num_heads: int
+) -> tuple[torch.Tensor, ...]:
+    """Queries, keys and values are one block of memory."""
+    n, length, width = qkv.shape
+    return qkv.new_empty((3, n, num_heads, length, width // 3 // num_heads)).unbind()
 
 
 @special("aten::_transformer_encoder_layer_fwd")
