@@ -18,7 +18,7 @@ import logging
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -146,52 +146,43 @@ class _Conversions(logging.Handler):
             session.note(_EAGER.format(" ".join(found[:4])))
 
 
-class _Compiler:
-    """Prepares Inductor at the first call of ``torch.compile``."""
+def _prepare(undo: ExitStack) -> None:
+    """Replace what needs a GPU or its tools in Inductor."""
+    graph_trees.install(undo)
+    put(undo, torch._C._dynamo.guards, "_empty_strided_cuda", _empty_strided)
+    # The engine's own functions run while code is traced, but they are not part of that code.
+    importlib.import_module("torch._dynamo.trace_rules").add("fragdoctor")
+    triton = importlib.import_module("torch.utils._triton")
+    _replace(undo, triton.has_triton, "has_triton", lambda: True)
+    if hasattr(triton, "triton_hash_with_backend"):
+        hashed = triton.triton_hash_with_backend
+        _replace(undo, hashed, "triton_hash_with_backend", lambda: "REHEARSED")
+    for place, name, value in _STAND_INS:
+        module, _, kind = place.partition(":")
+        owner: Any = importlib.import_module(f"torch._inductor.{module}")
+        owner = getattr(owner, kind) if kind else owner
+        if hasattr(owner, name):
+            put(undo, owner, name, value)
+    padding = importlib.import_module("torch._inductor.fx_passes.pad_mm")
+    wrap(undo, padding, "_should_pad", _should_pad)
+    planner = importlib.import_module("torch._inductor.compile_fx")
+    wrap(undo, planner, "compile_fx", _compile_fx)
+    config = importlib.import_module("torch._inductor.config")
+    known = {name: value for name, value in _NOT_HERE.items() if _has(config, name)}
+    undo.enter_context(config.patch(known))
+    dynamo = importlib.import_module("torch._dynamo.config")
+    undo.enter_context(dynamo.patch(suppress_errors=True))
+    logger = logging.getLogger("torch._dynamo.convert_frame")
+    handler = _Conversions()
+    logger.addHandler(handler)
+    undo.callback(logger.removeHandler, handler)
 
-    def __init__(self, undo: ExitStack) -> None:
-        self._undo = undo
-        self._is_prepared = False
 
-    def prepare(self) -> None:
-        """Replace what needs a GPU or its tools."""
-        if self._is_prepared:
-            return
-        self._is_prepared = True
-        graph_trees.install(self._undo)
-        put(self._undo, torch._C._dynamo.guards, "_empty_strided_cuda", _empty_strided)
-        # The engine's own functions run while code is traced, but they are not part of that code.
-        importlib.import_module("torch._dynamo.trace_rules").add("fragdoctor")
-        triton = importlib.import_module("torch.utils._triton")
-        self._replace(triton.has_triton, "has_triton", lambda: True)
-        if hasattr(triton, "triton_hash_with_backend"):
-            hashed = triton.triton_hash_with_backend
-            self._replace(hashed, "triton_hash_with_backend", lambda: "REHEARSED")
-        for place, name, value in _STAND_INS:
-            module, _, kind = place.partition(":")
-            owner: Any = importlib.import_module(f"torch._inductor.{module}")
-            owner = getattr(owner, kind) if kind else owner
-            if hasattr(owner, name):
-                put(self._undo, owner, name, value)
-        padding = importlib.import_module("torch._inductor.fx_passes.pad_mm")
-        wrap(self._undo, padding, "_should_pad", _should_pad)
-        planner = importlib.import_module("torch._inductor.compile_fx")
-        wrap(self._undo, planner, "compile_fx", _compile_fx)
-        config = importlib.import_module("torch._inductor.config")
-        known = {name: value for name, value in _NOT_HERE.items() if _has(config, name)}
-        self._undo.enter_context(config.patch(known))
-        dynamo = importlib.import_module("torch._dynamo.config")
-        self._undo.enter_context(dynamo.patch(suppress_errors=True))
-        logger = logging.getLogger("torch._dynamo.convert_frame")
-        handler = _Conversions()
-        logger.addHandler(handler)
-        self._undo.callback(logger.removeHandler, handler)
-
-    def _replace(self, original: Any, name: str, value: Any) -> None:
-        """Replace a function in every module that imported it."""
-        for module in list(sys.modules.values()):
-            if getattr(module, "__dict__", {}).get(name) is original:
-                put(self._undo, module, name, value)
+def _replace(undo: ExitStack, original: Any, name: str, value: Any) -> None:
+    """Replace a function in every module that imported it."""
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get(name) is original:
+            put(undo, module, name, value)
 
 
 def _has(config: Any, name: str) -> bool:
@@ -205,14 +196,14 @@ def _has(config: Any, name: str) -> bool:
 
 def install(undo: ExitStack) -> None:
     """Patch ``torch.compile``."""
-    compiler, original = _Compiler(undo), torch.compile
+    prepare, original = cache(partial(_prepare, undo)), torch.compile
 
     def compile_(model: Any = None, **options: Any) -> Any:
         """``torch.compile`` without its kernels."""
         if importlib.util.find_spec("triton") is None:
             session.note(_LEFT_OUT)
             return _as_it_is(model)
-        compiler.prepare()
+        prepare()
         if options.get("options"):
             asked = options["options"].items()
             options["options"] = {k: v for k, v in asked if k not in _NOT_HERE}

@@ -25,51 +25,41 @@ _Generator: Any = torch.Generator
 
 
 class Generator(_Generator):  # type: ignore[misc]
-    """``torch.Generator``; one for a GPU is a CPU generator that reports the GPU as its device."""
+    """``torch.Generator``."""
 
     def __new__(cls, device: Any = "cpu") -> Self:
         """Make a generator for a device."""
         place = torch.device(device)
-        made = _Generator.__new__(cls, "cpu" if place.type == "cuda" else place)
-        made._fake_device = place if place.type == "cuda" else None
+        is_of_gpu = place.type == "cuda"
+        made = _Generator.__new__(_OfGpu if is_of_gpu else cls, "cpu" if is_of_gpu else place)
+        made._place = place
         return made  # type: ignore[no-any-return]
 
     def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()
 
+
+class _OfGpu(Generator):
+    """A CPU generator that reports a GPU as its device; nothing in its state matters here."""
+
     @property
     def device(self) -> torch.device:
         """The device that the generator was created for."""
-        found = self._fake_device
-        if found is None:
-            return super().device  # type: ignore[no-any-return]
-        return torch.device("cuda", 0 if found.index is None else found.index)
+        return torch.device("cuda", self._place.index or 0)
 
     def get_state(self) -> torch.Tensor:
         """Return a state in the form of a GPU's generator: seed and offset."""
-        if self._fake_device is None:
-            return super().get_state()  # type: ignore[no-any-return]
         return torch.tensor([self.initial_seed() % 2**63, 0]).view(torch.uint8).clone()
-
-    def set_state(self, new_state: torch.Tensor) -> Any:
-        """Set the state; nothing in the state of a GPU's generator matters here."""
-        if self._fake_device is None:
-            return super().set_state(new_state)
-        return self
 
     def clone_state(self) -> Generator:
         """Return a copy for the same device, such as graphs with random numbers keep."""
-        if self._fake_device is None:
-            return super().clone_state()  # type: ignore[no-any-return]
-        return Generator(self._fake_device)
+        return Generator(self._place)
 
-    def graphsafe_get_state(self) -> Any:
-        """Return a state that holds nothing."""
-        return super().graphsafe_get_state() if self._fake_device is None else self
+    def set_state(self, *_: Any) -> Self:
+        """Return the generator."""
+        return self
 
-    def graphsafe_set_state(self, state: Any) -> Any:
-        """Take the state of another generator."""
-        return super().graphsafe_set_state(state) if self._fake_device is None else self
+    graphsafe_get_state = graphsafe_set_state = set_state
 
 
 POOLS: Final = ("all", "large_pool", "small_pool")

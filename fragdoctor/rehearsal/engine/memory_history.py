@@ -237,10 +237,6 @@ def settings_of(settings: AllocatorSettings) -> dict[str, Any]:
     }
 
 
-def _pool_id(pool: int) -> tuple[int, int]:
-    return (0, pool)
-
-
 def _segments(
     segments: Iterable[Any],
     device: int,
@@ -249,7 +245,7 @@ def _segments(
 ) -> list[dict[str, Any]]:
     found = []
     for segment, blocks in segments:
-        if only_pool not in {None, (0, 0)} and _pool_id(segment.pool) != only_pool:
+        if only_pool not in {None, (0, 0)} and (0, segment.pool) != only_pool:
             continue
         shown = []
         sums = dict.fromkeys(STATES, 0)
@@ -278,7 +274,7 @@ def _segments(
                 "requested_size": requested,
                 "stream": segment.stream,
                 "segment_type": "small" if segment.is_small else "large",
-                "segment_pool_id": _pool_id(segment.pool),
+                "segment_pool_id": (0, segment.pool),
                 "is_expandable": bool(segment.is_expandable),
                 "frames": [],
                 "blocks": shown,
@@ -326,7 +322,7 @@ def _entry(event: Event, action: str, stacks: RecordedStacks | None) -> dict[str
         "time_us": event.time_us,
         "compile_context": "N/A",
         "user_metadata": "",
-        "pool_id": _pool_id(event.pool),
+        "pool_id": (0, event.pool),
     }
     if stacks is not None and event.stack >= 0:
         entry["frames"] = stacks.frames(event.stack)

@@ -15,7 +15,8 @@ for all. This follows PyTorch's own allocator, kernel by kernel (``UpSample*.cu`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import Any, Final
 
@@ -73,28 +74,27 @@ def _forward(
     weight: torch.Tensor,
     shape: Sequence[int],
     layout: torch.memory_format,
-    call: cudnn.Convolution | None = None,
+    compute: Callable[[], None] = lambda: None,
 ) -> torch.Tensor:
-    """Return the result of a forward pass; a ``call`` of cuDNN takes its workspaces."""
+    """Return the result of a forward pass; ``compute`` is called with everything in place."""
     out = like_format(input_, shape, layout)
     if out.numel():
         dense_weight = _dense(weight, layout)
         dense_input = _dense(input_, layout)
-        if call is not None:
-            _take_workspaces(call, input_.get_device())
+        compute()
         del dense_input, dense_weight
     return out
 
 
-def _call(
+def _use_cudnn(
     operation: str,
     weight: torch.Tensor,
     seen: Sequence[int],
     made: Sequence[int],
     layout: torch.memory_format,
     geometry: Sequence[Sequence[int]],
-) -> cudnn.Convolution:
-    """Describe a call of cuDNN.
+) -> None:
+    """Take the workspaces of a call of cuDNN.
 
     Args:
         operation: its pass.
@@ -107,10 +107,8 @@ def _call(
     is_last = layout in {torch.channels_last, torch.channels_last_3d}
     x, w, y = (tuple(shape) for shape in (seen, weight.shape, made))
     padding, stride, dilation = (tuple(g) for g in geometry)
-    return cudnn.Convolution(operation, weight.dtype, x, w, y, is_last, padding, stride, dilation)
-
-
-def _take_workspaces(call: cudnn.Convolution, device: int) -> None:
+    dtype, device = weight.dtype, weight.get_device()
+    call = cudnn.Convolution(operation, dtype, x, w, y, is_last, padding, stride, dilation)
     cudnn.take(call, lambda n_bytes: take_and_give(device, n_bytes, WORKSPACE))
 
 
@@ -126,11 +124,9 @@ def cudnn_convolution(
     geometry = (padding, output_padding, stride, dilation, groups)
     shape = _size(self, weight, geometry, transposed=is_transposed)
     seen, made = (shape, self.shape) if is_transposed else (self.shape, shape)
-    call = _call(
-        "backward_data" if is_transposed else "forward", weight, seen, made, layout,
-        (padding, stride, dilation),
-    )  # fmt: skip
-    return _forward(self, weight, shape, layout, call)
+    operation = "backward_data" if is_transposed else "forward"
+    described = (operation, weight, seen, made, layout, (padding, stride, dilation))
+    return _forward(self, weight, shape, layout, partial(_use_cudnn, *described))
 
 
 @special("aten::_conv_depthwise2d", "aten::conv_depthwise3d")
@@ -226,7 +222,6 @@ def _cudnn_backward(
     # A transposed convolution is the gradient of an ordinary one, from its result to its input.
     of_input = "forward" if transposed else "backward_data"
     seen, made = (grad_output, input_) if transposed else (input_, grad_output)
-    device = grad_output.get_device()
     held = input_.contiguous(memory_format=layout) if mask[1] else input_
     gradient, layout = grad_output, suggest_memory_format(held)
     if suggest_memory_format(gradient) is not layout:
@@ -237,15 +232,14 @@ def _cudnn_backward(
         first = like_format(input_, input_.shape, wanted)
         dense_weight = _dense(weight, wanted)
         dense_gradient = _dense(gradient, wanted)
-        _take_workspaces(_call(of_input, weight, seen.shape, made.shape, wanted, geometry), device)
+        _use_cudnn(of_input, weight, seen.shape, made.shape, wanted, geometry)
         del dense_gradient, dense_weight
     if mask[1]:
         wanted = _format(held, gradient, BACKEND.Cudnn)
         dense_gradient = _dense(gradient, wanted)
         dense_input = _dense(held, wanted)
         second = like_format(weight, weight.shape, wanted)
-        call = _call("backward_filter", weight, seen.shape, made.shape, wanted, geometry)
-        _take_workspaces(call, device)
+        _use_cudnn("backward_filter", weight, seen.shape, made.shape, wanted, geometry)
         del dense_input, dense_gradient
     del gradient, held
     return first, second
