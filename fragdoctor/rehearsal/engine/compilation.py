@@ -135,15 +135,12 @@ _STAND_INS: Final[tuple[tuple[str, str, Any], ...]] = (
 """Parts of Inductor that need a GPU or its tools: module and owner, name, and the replacement."""
 
 
-class _Conversions(logging.Handler):
-    """Notes the parts of a program that Dynamo gives up on."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Note a warning that reports such a part."""
-        text = record.getMessage()
-        if "WON'T CONVERT" in text:
-            found = text.partition("WON'T CONVERT")[2].split()
-            session.note(_EAGER.format(" ".join(found[:4])))
+def _note_conversion(record: logging.LogRecord) -> bool:
+    """Note a warning that Dynamo gives up on a part of the program."""
+    _, is_given_up, what = record.getMessage().partition("WON'T CONVERT")
+    if is_given_up:
+        session.note(_EAGER.format(" ".join(what.split()[:4])))
+    return True
 
 
 def _prepare(undo: ExitStack) -> None:
@@ -168,14 +165,13 @@ def _prepare(undo: ExitStack) -> None:
     planner = importlib.import_module("torch._inductor.compile_fx")
     wrap(undo, planner, "compile_fx", _compile_fx)
     config = importlib.import_module("torch._inductor.config")
-    known = {name: value for name, value in _NOT_HERE.items() if _has(config, name)}
+    known = {name: value for name, value in _NOT_HERE.items() if name in config._config}
     undo.enter_context(config.patch(known))
     dynamo = importlib.import_module("torch._dynamo.config")
     undo.enter_context(dynamo.patch(suppress_errors=True))
     logger = logging.getLogger("torch._dynamo.convert_frame")
-    handler = _Conversions()
-    logger.addHandler(handler)
-    undo.callback(logger.removeHandler, handler)
+    logger.addFilter(_note_conversion)
+    undo.callback(logger.removeFilter, _note_conversion)
 
 
 def _replace(undo: ExitStack, original: Any, name: str, value: Any) -> None:
@@ -183,15 +179,6 @@ def _replace(undo: ExitStack, original: Any, name: str, value: Any) -> None:
     for module in list(sys.modules.values()):
         if getattr(module, "__dict__", {}).get(name) is original:
             put(undo, module, name, value)
-
-
-def _has(config: Any, name: str) -> bool:
-    owner: Any = config
-    for part in name.split("."):
-        owner = getattr(owner, part, None)
-        if owner is None:
-            return name == "triton.autotune_at_compile_time"  # its value may be None
-    return True
 
 
 def install(undo: ExitStack) -> None:

@@ -143,23 +143,14 @@ class _Following(ast.NodeTransformer):
 
     def _advance(self, node: ast.For | ast.While, number: int) -> None:
         """Let each round begin with counters set as if the skipped rounds had run."""
-        counters = self.loops[number - self._first_number].counters
+        counters = [*map(ast.unparse, self.loops[number - self._first_number].counters)]
         if not counters:
             return
-        like, changes = node.body[0], []
-        for i, counter in enumerate(counters):
-            target: Any = ast.parse(f"{ast.unparse(counter)} = 0").body[0]
-            target.value = ast.Call(
-                ast.Name(_ADVANCED, ast.Load()),
-                [ast.Constant(number), ast.Constant(i), counter],
-                [],
-            )
-            changes.append(target)
-        test = ast.Call(ast.Name(_SKIPPED, ast.Load()), [ast.Constant(number)], [])
-        added = ast.copy_location(ast.If(test, changes, []), like)
+        changes = (f"{c} = {_ADVANCED}({number}, {i}, {c})" for i, c in enumerate(counters))
+        added = ast.parse(f"if {_SKIPPED}({number}): {'; '.join(changes)}").body[0]
         for part in ast.walk(added):
-            ast.copy_location(part, like)
-        node.body.insert(0, ast.fix_missing_locations(added))
+            ast.copy_location(part, node.body[0])
+        node.body.insert(0, added)
 
     def _add(self, node: ast.For | ast.While) -> int:
         self.loops.append(loop_of(node))

@@ -78,7 +78,10 @@ class ProgramOutcome:
     def on_step(self, number: int) -> None:
         """Report a complete step to the parent process."""
         n_bytes = self.now.gpus.figures(0)["allocated"]
-        self._tell({"event": "step", "step": number, "allocated_bytes": n_bytes})
+        event = {"event": "step", "step": number, "allocated_bytes": n_bytes}
+        if self._progress is not None and os.getpid() == self._pid:
+            with suppress(OSError):
+                os.write(self._progress, (json.dumps(event) + "\n").encode())
 
     def stop_early(self, reason: str) -> NoReturn:
         """Write the outcome and end the process, since enough has been seen."""
@@ -161,11 +164,6 @@ class ProgramOutcome:
             f"the program failed{where} after rounds of its loops were skipped "
             f"({failure['type']}: {said})"
         )
-
-    def _tell(self, event: dict[str, Any]) -> None:
-        if self._progress is not None and os.getpid() == self._pid:
-            with suppress(OSError):
-                os.write(self._progress, (json.dumps(event) + "\n").encode())
 
     def _status(self, code: int, oom: SeenOom | None) -> str:
         if oom is not None:

@@ -19,6 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 import torch
 
 from fragdoctor.rehearsal.engine import put, put_all, session, wrap, wrapped
+from fragdoctor.rehearsal.engine.cuda_objects import nothing
 
 c10d: Any = getattr(torch.distributed, "distributed_c10d", None)
 """None in builds of PyTorch without distributed support."""
@@ -49,10 +50,10 @@ def install(undo: ExitStack) -> None:
     patched = {
         "is_nccl_available": lambda: True,
         "rendezvous": _rendezvous,
-        "monitored_barrier": lambda *_, **__: None,
+        "monitored_barrier": nothing,
         "all_gather_object": _all_gather_object,
         "gather_object": _gather_object,
-        "broadcast_object_list": lambda *_, **__: None,
+        "broadcast_object_list": nothing,
         "scatter_object_list": _scatter_object_list,
         "all_gather": wrapped(c10d.all_gather, partial(_with_flat_copy, 0)),
         "reduce_scatter": wrapped(c10d.reduce_scatter, partial(_with_flat_copy, 1)),
@@ -65,9 +66,13 @@ def install(undo: ExitStack) -> None:
         if hasattr(module, "_verify_param_shape_across_processes"):
             put(undo, module, "_verify_param_shape_across_processes", _compare_shapes)
     # DDP does not time anything: builds without CUDA have no clock, those with CUDA no GPU.
-    put(undo, distributed, "Logger", _logger(distributed.Logger))
+    put(undo, distributed.Logger, "set_runtime_stats_and_log", nothing)
     if next((Path(torch.__file__).parent / "lib").glob("libtorch_cuda*"), None) is not None:
-        put(undo, distributed, "Reducer", _reducer(distributed.Reducer))
+        wrap(undo, distributed.Reducer, "__init__", _make_reducer)
+        # The reducer does not count a first step that is not timed; all that remains of it after
+        # that step is the order of the buckets, which stays anyway.
+        put(undo, distributed.Reducer, "_set_static_graph", nothing)
+        put(undo, distributed.Reducer, "_delay_all_reduce", nothing)
     for name in ("spawn", "start_processes"):
         put(undo, torch.multiprocessing, name, _spawn)
 
@@ -214,37 +219,13 @@ def _with_flat_copy(place: int, collective: Callable[..., Any], *args: Any, **kw
         del flat
 
 
-def _logger(original: Any) -> Any:
-    class Logger(original):  # type: ignore[misc]
-        """A log of times, for which builds without CUDA have no clock."""
-
-        def set_runtime_stats_and_log(self) -> None:
-            """Log nothing."""
-
-    return Logger
-
-
-def _reducer(original: Any) -> Any:
-    class Reducer(original):  # type: ignore[misc]
-        """The reducer of a build with CUDA, which would time its first steps on a GPU."""
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self._set_ddp_runtime_logging_sample_rate(_NEVER)
-            for _ in range(_TIMED_STEPS):
-                with suppress(RuntimeError):
-                    self.prepare_for_forward()
-
-        def _set_static_graph(self) -> None:
-            """Do nothing: the reducer does not count a first step that is not timed.
-
-            All that remains of it after that step is the order of the buckets, which stays anyway.
-            """
-
-        def _delay_all_reduce(self) -> None:
-            """Do nothing, so that gradients are reduced as in the other steps."""
-
-    return Reducer
+def _make_reducer(make: Any, reducer: Any, *args: Any, **kwargs: Any) -> None:
+    """Make the reducer of a build with CUDA, which would time its first steps on a GPU."""
+    make(reducer, *args, **kwargs)
+    reducer._set_ddp_runtime_logging_sample_rate(_NEVER)
+    for _ in range(_TIMED_STEPS):
+        with suppress(RuntimeError):
+            reducer.prepare_for_forward()
 
 
 def _compare_shapes(

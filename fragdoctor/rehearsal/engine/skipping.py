@@ -138,20 +138,15 @@ def loop_of(node: ast.For | ast.While) -> Loop:
 
 def _counter(node: ast.AST) -> ast.expr | None:
     """Return what a statement adds to, as an expression that reads it."""
-    if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
-        target: ast.expr = node.target
-    elif (
-        isinstance(node, ast.Assign)
-        and isinstance(node.value, ast.BinOp)
-        and isinstance(node.value.op, ast.Add)
-        and len(node.targets) == 1
-        and isinstance(node.value.left, ast.Name | ast.Attribute)
-        and ast.unparse(node.targets[0]) == ast.unparse(node.value.left)
-    ):
-        target = node.targets[0]
-    else:
-        return None
-    base = target
+    match node:
+        case ast.AugAssign(target=target, op=ast.Add()):
+            pass
+        case ast.Assign(targets=[target], value=ast.BinOp(left=left, op=ast.Add())):
+            if ast.unparse(target) != ast.unparse(left):
+                return None
+        case _:
+            return None
+    base: ast.expr = target
     while isinstance(base, ast.Attribute):
         base = base.value
     if not isinstance(base, ast.Name):
