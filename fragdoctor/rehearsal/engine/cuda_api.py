@@ -80,14 +80,14 @@ def statistics(now: session.Session, device: int) -> dict[str, Any]:
         dict(zip(FIGURES, values[at : at + width], strict=True))
         for at in range(0, len(values), width)
     ]
-    found: dict[str, Any] = {
-        kind: {pool: rows[len(POOLS) * k + p] for p, pool in enumerate(POOLS)}
-        for k, kind in enumerate(KINDS)
-    }
+    by_pool = [
+        dict(zip(POOLS, rows[at : at + len(POOLS)], strict=True))
+        for at in range(0, len(rows) - 2, len(POOLS))
+    ]
     figures = now.gpus.figures(device)
     limit = now.budget.settings.max_split_bytes
     return {
-        **found,
+        **dict(zip(KINDS, by_pool, strict=True)),
         "oversize_allocations": rows[-2],
         "oversize_segments": rows[-1],
         "max_split_size": -1 if limit is None else limit,
@@ -120,11 +120,9 @@ def _index(device: Any) -> int:
 
 def _set_device(device: int) -> None:
     if device >= _now().n_devices:
-        raise getattr(torch, "AcceleratorError", RuntimeError)(_INVALID)
+        error = getattr(torch, "AcceleratorError", RuntimeError)
+        raise error("CUDA error: invalid device ordinal")
     _now().gpus.set_device(device)
-
-
-_INVALID: Final = "CUDA error: invalid device ordinal"
 
 
 def _exchange_device(device: int) -> int:
@@ -199,11 +197,10 @@ def _change_settings(text: str) -> None:
 def _record_history(
     enabled: str | None = "all",
     context: str | None = "all",
-    stacks: str = "all",
+    _stacks: str = "all",
     max_entries: int = 2**63 - 1,
     *rest: Any,
 ) -> None:
-    del stacks
     now = _now()
     skipped = rest[-1] if rest and isinstance(rest[-1], list) else []
     keeps = now.history is not None and now.history.enabled == "all" and enabled == "all"
@@ -222,9 +219,8 @@ def _record_history_legacy(
     record_context: bool = True,
     trace_alloc_max_entries: int = 1,
     trace_alloc_record_context: bool = False,
-    *rest: Any,
+    *_: Any,
 ) -> None:
-    del rest
     context = "alloc" if trace_alloc_record_context else "state" if record_context else None
     _record_history("all" if enabled else None, context, "python", trace_alloc_max_entries)
 
@@ -232,11 +228,8 @@ def _record_history_legacy(
 def _memory_snapshot(pool: Any = None) -> dict[str, Any]:
     now = _now()
     history = now.history or History(enabled=None)
-    return snapshot(
-        now.gpus, now.n_devices, now.stacks, history, now.budget.settings,
-        now.marks.of_pytorch(history.first_mark) if history.enabled else [],
-        only_pool=None if pool is None else (pool[0], pool[1]),
-    )  # fmt: skip
+    marks = now.marks.of_pytorch(history.first_mark) if history.enabled else []
+    return snapshot(now, history, marks, only_pool=None if pool is None else (pool[0], pool[1]))
 
 
 def _attach_observer(observer: Any) -> None:
@@ -315,21 +308,17 @@ _PRIMITIVES: Final[dict[str, Any]] = {
 }
 
 
-class _Cudart(SimpleNamespace):
-    """The functions of the CUDA runtime that PyTorch binds."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            cudaMemGetInfo=_mem_get_info,
-            cudaGetErrorString=str,
-            cudaProfilerStart=lambda: 0,
-            cudaProfilerStop=lambda: 0,
-            cudaHostRegister=lambda *_: 0,
-            cudaHostUnregister=lambda *_: 0,
-            cudaStreamCreate=lambda *_: 0,
-            cudaStreamDestroy=lambda *_: 0,
-            cudaError=SimpleNamespace(success=0),
-        )
+_SUCCEEDING: Final = (
+    "cudaProfilerStart", "cudaProfilerStop", "cudaHostRegister", "cudaHostUnregister",
+    "cudaStreamCreate", "cudaStreamDestroy",
+)  # fmt: skip
+_CUDART: Final = SimpleNamespace(
+    cudaMemGetInfo=_mem_get_info,
+    cudaGetErrorString=str,
+    cudaError=SimpleNamespace(success=0),
+    **dict.fromkeys(_SUCCEEDING, lambda *_: 0),
+)
+"""The functions of the CUDA runtime that PyTorch binds."""
 
 
 def visible_devices(n_devices: int) -> int:
@@ -349,7 +338,7 @@ def install(undo: ExitStack) -> None:
     cuda_tools.install(undo)
     put(undo, torch._C, "_CudaDeviceProperties", _Properties)
     of_cuda = {
-        "_cudart": _Cudart(),
+        "_cudart": _CUDART,
         "is_available": lambda: _now().n_devices > 0,
         "device_count": lambda: visible_devices(_now().n_devices),
         "_device_count_nvml": lambda: -1,

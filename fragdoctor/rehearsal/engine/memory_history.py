@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType
@@ -17,10 +17,11 @@ from fragdoctor.model.marks import GENERATED, WORKSPACE
 from fragdoctor.model.module_notes import module_note
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.rehearsal.engine import SEEN_THROUGH
-from fragdoctor.rehearsal.engine.gpu import ACTIONS, STATES, Event, Gpus
+from fragdoctor.rehearsal.engine.gpu import ACTIONS, STATES, Event
 
 if TYPE_CHECKING:
     from fragdoctor.rehearsal.engine.module_notes import ModuleNotes
+    from fragdoctor.rehearsal.engine.session import SeenOom, Session
 
 ENGINE: Final = str(Path(__file__).parent)
 OURS: Final = (ENGINE, SEEN_THROUGH)
@@ -42,14 +43,19 @@ def _kept(code: CodeType) -> CodeType | bool:
 
 
 class RecordedStacks:
-    """Stacks by number; a stack that requests memory with different notes has a number for each."""
+    """Stacks by number; a stack that requests memory with different notes has a number for each.
+
+    Attributes:
+        outermost: code whose frame is omitted with those of its callers: the program is below it.
+        last: number of the last stack that requested memory.
+    """
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, ...], int] = {}
         self._stacks: list[tuple[tuple[Any, int], ...]] = []
         self._frames: dict[tuple[int, int], Frame] = {}
         self._kept: dict[int, CodeType | bool] = {}
-        self._outermost: CodeType | None = None
+        self.outermost: CodeType | None = None
         self._held: list[CodeType] = []  # so that their ids are not reused
         self._shown: dict[int, list[Frame]] = {}
         self._with_notes: dict[tuple[int, str], int] = {}
@@ -66,7 +72,7 @@ class RecordedStacks:
         key: list[int] = []
         add = key.append
         kept = self._kept
-        outermost = self._outermost
+        outermost = self.outermost
         while frame is not None:
             code = frame.f_code
             if code is outermost or (in_backward and code.co_name == _ENGINE_CALL):
@@ -104,17 +110,13 @@ class RecordedStacks:
         """Return the note on a stack's requests: the path of a module, or ``WORKSPACE``."""
         return self._notes[number][1] if number >= 0 else ""
 
-    def begin_below(self, code: CodeType) -> None:
-        """Omit a function's frame and those of its callers: the program begins below it."""
-        self._outermost = code
-
     def frames(self, number: int) -> list[Frame]:
         """Return a stack as a snapshot has it, innermost frame first; [] for -1.
 
         Equal stacks share one list and equal frames one dict, which the pickle then refers to.
         """
         if number < 0:
-            return _NO_FRAMES
+            return []
         number = self._notes[number][0]
         found = self._shown.get(number)
         if found is None:
@@ -132,9 +134,6 @@ class RecordedStacks:
             }
             self._frames[place] = found
         return found
-
-
-_NO_FRAMES: list[Frame] = []
 
 
 def _line(code: CodeType, instruction: int) -> int:
@@ -189,15 +188,12 @@ class History:
 
 
 def snapshot(
-    gpus: Gpus,
-    n_devices: int,
-    stacks: RecordedStacks,
+    now: Session,
     history: History,
-    settings: AllocatorSettings,
     annotations: list[dict[str, Any]],
     *,
     only_pool: tuple[int, int] | None = None,
-    at: Any = None,
+    at: SeenOom | None = None,
     modules: ModuleNotes | None = None,
 ) -> dict[str, Any]:
     """Return segments, traces, settings and annotations; ``at`` is the moment of a failed request.
@@ -205,18 +201,19 @@ def snapshot(
     With ``modules`` each allocation is noted with the module that it is for.
     """
     has_stacks = history.enabled is not None and history.context is not None
+    stacks = now.stacks if has_stacks else None
     segments: list[dict[str, Any]] = []
-    for device in range(n_devices):
-        found = gpus.segments(device) if at is None else at.segments[device]
-        segments += _segments(found, device, stacks if has_stacks else None, only_pool)
-    ends = [None] * n_devices if at is None else at.n_events
-    traces = [
-        _trace(gpus, device, stacks, history, ends[device], modules) for device in range(n_devices)
-    ]
+    traces = []
+    for device in range(now.n_devices):
+        found = now.gpus.segments(device) if at is None else at.segments[device]
+        segments += _segments(found, device, stacks, only_pool)
+        events = now.gpus.trace(device, history.first.get(device, 0))
+        n_events = None if at is None else at.n_events[device]
+        traces.append(_trace(device, events[:n_events], now.stacks, history, modules))
     return {
         "segments": segments,
         "device_traces": traces,
-        "allocator_settings": settings_of(settings),
+        "allocator_settings": settings_of(now.budget.settings),
         "external_annotations": annotations[-history.max_entries :],
     }
 
@@ -284,18 +281,16 @@ def _segments(
 
 
 def _trace(
-    gpus: Gpus,
     device: int,
+    events: Sequence[Event],
     stacks: RecordedStacks,
     history: History,
-    end: int | None,
     modules: ModuleNotes | None,
 ) -> list[dict[str, Any]]:
     if history.enabled != "all":
         return []
     with_stacks = history.context in {"alloc", "all"}
     entries = []
-    events = gpus.trace(device, history.first.get(device, 0))[:end]
     held = {} if modules is None else modules.of_blocks(device, events)
     for number, event in enumerate(events):
         action = ACTIONS[event.action]

@@ -128,7 +128,7 @@ class ModelStep:
     def _loss_of(self, outputs: Any, targets: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
         if self._own.loss_fn is not None:
             return self._own.loss_fn(outputs, *targets)
-        own = outputs.get("loss") if isinstance(outputs, dict) else getattr(outputs, "loss", None)
+        own = _output(outputs, "loss")
         if own is not None and not self._loss:
             return own
         first = _first_tensor(outputs)
@@ -223,10 +223,12 @@ def _refuse_ignored(own: OwnModel, given: Sequence[str], *, inference: bool, aut
             )
 
 
+def _output(outputs: object, name: str) -> Any:
+    return outputs.get(name) if isinstance(outputs, dict) else getattr(outputs, name, None)
+
+
 def _first_tensor(outputs: object) -> torch.Tensor:
-    logits = (
-        outputs.get("logits") if isinstance(outputs, dict) else getattr(outputs, "logits", None)
-    )
+    logits = _output(outputs, "logits")
     for leaf in tree_leaves(outputs if logits is None else logits):
         if isinstance(leaf, torch.Tensor):
             return leaf

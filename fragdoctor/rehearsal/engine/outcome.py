@@ -208,10 +208,7 @@ class ProgramOutcome:
     def _write_snapshot(self, oom: SeenOom | None) -> None:
         now = self.now
         marks = now.marks.annotations if oom is None else now.marks.annotations[: oom.n_marks]
-        found = snapshot(
-            now.gpus, now.n_devices, now.stacks, History(), now.budget.settings, marks, at=oom,
-            modules=now.modules,
-        )  # fmt: skip
+        found = snapshot(now, History(), marks, at=oom, modules=now.modules)
         with ExitStack() as undo:  # let PyTorch's own function write this snapshot
             put(undo, torch._C, "_cuda_memorySnapshot", lambda *_: found)
             torch.cuda.memory._dump_snapshot(self.request["snapshot"])

@@ -276,7 +276,7 @@ def _unfit(request: dict[str, Any], message: str, hint: str) -> NoReturn:
 
 def _run_guarded(request: dict[str, Any], outcome: Any) -> int:
     try:
-        outcome.now.stacks.begin_below(_CALLER)
+        outcome.now.stacks.outermost = _CALLER
         # The program's globals, and what they hold, stay alive until its memory has been reported.
         outcome.program_globals = _RUNNERS[request["kind"]](request)
     except SystemExit as end:
