@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final
 
 import torch
@@ -273,6 +273,14 @@ def of_cpu(key: str, op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run the parts of the CPU's kernel if PyTorch uses the same code for both devices."""
     keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
     return op.redispatch(keys, *args, **kwargs)
+
+
+# The code of these is one for CPU and GPU: it calls other operations.
+special(
+    "aten::_embedding_bag_backward", "aten::_to_sparse", "aten::_to_sparse_bsc",
+    "aten::_to_sparse_bsr", "aten::_to_sparse_csc", "aten::_to_sparse_csr",
+    "aten::_transformer_encoder_layer_fwd", "aten::set_.source_Storage", "aten::set_.source_Tensor",
+)(partial(of_cpu, "CPU"))  # fmt: skip
 
 
 def device_of(args: Any, kwargs: dict[str, Any]) -> int:

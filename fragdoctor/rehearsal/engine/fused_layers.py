@@ -324,12 +324,6 @@ def _rescale(
     return qkv.new_empty((3, n, num_heads, length, width // 3 // num_heads)).unbind()
 
 
-@special("aten::_transformer_encoder_layer_fwd")
-def _encoder_layer(op: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """``TransformerEncoderLayer`` outside training, which runs the same code as on the CPU."""
-    return of_cpu("CPU", op, *args, **kwargs)  # type: ignore[no-any-return]
-
-
 @special("aten::_nested_tensor_from_mask_left_aligned")
 def _is_left_aligned(_op: Any, *_: Any) -> bool:
     """Return False: a ``TransformerEncoder`` cannot skip its padding by using nested tensors."""

@@ -159,15 +159,14 @@ class Known:
         rule = _rule_of(op)
         n_set = self._n_set_by(rule, args) if rule.is_any or rule.is_placed else None
         result = handler(op, *args, **kwargs)
-        named: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
-        if rule.puts and self._put(op, rule, named, result):
+        if rule.puts and self._put(op, rule, _named(args, kwargs), result):
             return result
         if rule.is_of_finite and len(args) == 2 and rule.is_of_finite(*args) and _is_small(result):
             self._settle(result, value=True)
         elif rule.positions or rule.names:
-            self._write(op, rule, named)
+            self._write(op, rule, _named(args, kwargs))
         elif rule.is_followed and self._shadows and _is_small(result):
-            self._compute(op, rule, named, result)
+            self._compute(op, rule, _named(args, kwargs), result)
         if rule.chooses is not None:
             self._choose(rule.chooses, args, result)
         if n_set is not None:
@@ -339,6 +338,11 @@ class Known:
         self._shadows[_key(tensor)] = torch.empty(n_bytes, dtype=torch.uint8, device=_CPU)
         self._kept_bytes += n_bytes
         return self.of(tensor)
+
+
+def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[Any, Any]:
+    """Return arguments by position or name."""
+    return {**dict(enumerate(args)), **kwargs}
 
 
 def _run(op: Any, named: dict[Any, Any]) -> Any:

@@ -18,6 +18,7 @@ from fragdoctor.rehearsal.engine.memory_history import OURS, History, is_users, 
 from fragdoctor.rehearsal.engine.session import SeenOom, Session
 
 MAX_STACK: Final = 64
+_SIZES: Final = ("peak_allocated", "peak_reserved", "allocated", "reserved")
 
 
 def _has_other_layout(error: BaseException) -> bool:
@@ -117,12 +118,9 @@ class ProgramOutcome:
             "devices": [
                 {
                     "device": d,
-                    "peak_allocated_bytes": f["peak_allocated"],
-                    "peak_reserved_bytes": f["peak_reserved"],
-                    "allocated_bytes": f["allocated"],
-                    "reserved_bytes": f["reserved"],
                     "retries": f["retries"],
                     "n_events": f["events"],
+                    **{f"{name}_bytes": f[name] for name in _SIZES},
                 }
                 for d, f in enumerate(figures)
             ],
