@@ -14,10 +14,9 @@ from typing import Any, Final
 import torch
 
 from fragdoctor.rehearsal.engine import session
-from fragdoctor.rehearsal.engine.dispatch import special
+from fragdoctor.rehearsal.engine.dispatch import of_cpu, special
 from fragdoctor.rehearsal.engine.kernels.reduction import summed
 from fragdoctor.rehearsal.engine.kernels.scratch import Call, after_results, in_order, n_bytes, rule
-from fragdoctor.rehearsal.engine.tensors import new
 
 FLOAT: Final = 4
 RANDOM_STATE: Final = 16
@@ -184,41 +183,14 @@ def count_nonzero(_op: Any, self: torch.Tensor, dim: Sequence[int]) -> torch.Ten
 
 @special("aten::multinomial")
 def multinomial(
-    _op: Any,
-    self: torch.Tensor,
-    num_samples: int,
-    replacement: bool = False,
-    **_: Any,
+    op: Any, self: torch.Tensor, num_samples: int, replacement: bool = False, **how: Any
 ) -> torch.Tensor:
-    """``multinomial`` by exponential clocks, or by a prefix sum (Distributions.cpp)."""
-    shape = (*self.shape[:-1], num_samples)
-    result = new(shape, None, torch.int64, self.get_device())
-    if replacement and num_samples > 1:
-        ordered = torch.empty_like(self)
-        sums = torch.empty_like(self)
-        held = torch.empty_like(self)
-        del held, sums, ordered
-        return result
-    smallest, largest = torch.aminmax(self)
-    is_finite = largest < float("inf")
-    is_positive = smallest >= 0
-    is_valid = is_finite & is_positive
-    del is_positive, is_finite
-    total = self.sum(-1)
-    is_zero = total == 0
-    some = is_zero.any()
-    del is_zero, total
-    none = some.logical_not()
-    del none
-    clocks = torch.empty_like(self).exponential_()
-    clocks.div_(self)
-    if num_samples == 1:
-        torch.argmax(clocks, -1, keepdim=True, out=result)
-    else:
-        kept = new(shape, None, self.dtype, self.get_device())
-        torch.topk(clocks, num_samples, out=(kept, result))
-        del kept
-    del clocks, some, is_valid, smallest, largest
+    """``multinomial`` by exponential clocks, composed as on the CPU, or by a prefix sum."""
+    if num_samples == 1 or not replacement:
+        return of_cpu("CPU", op, self, num_samples, replacement, **how)  # type: ignore[no-any-return]
+    result = self.new_empty((*self.shape[:-1], num_samples), dtype=torch.int64)
+    held = [torch.empty_like(self) for _ in range(3)]  # MultinomialKernel.cu
+    del held
     return result
 
 
