@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
+from itertools import product
 from typing import Any, Final
 
 import torch
@@ -41,15 +42,6 @@ def _flatten_weight(_op: Any, weights: Any, *_: Any, **__: Any) -> torch.Tensor:
         weight.set_(buffer.untyped_storage(), begin, weight.shape, weight.stride())
         begin += weight.numel()
     return buffer
-
-
-def _put_recurrent(library: Any) -> None:
-    """Replace cuDNN's kernels with the step-by-step form."""
-    for layer in LAYERS:
-        for overload in OVERLOADS:
-            kernel = partial(_without_cudnn, getattr(getattr(torch.ops.aten, layer), overload))
-            for key in ("AutogradCUDA", "CUDA"):
-                library.impl(f"{layer}.{overload}", kernel, key)
 
 
 MATH: Final = 0
@@ -180,11 +172,7 @@ def _flash_fits(ask: LayerQuestion) -> bool:
 def _efficient_fits(ask: LayerQuestion) -> bool:
     half = ask.query.dtype in _HALF
     kinds = (*_HALF, torch.float32) if ask.capability >= AMPERE else (torch.float16, torch.float32)
-    aligned = 1
-    if ask.capability >= AMPERE:
-        aligned = 8 if half else 4
-    elif ask.capability >= (7, 0) and half:
-        aligned = 8
+    aligned = 8 if half and ask.capability >= (7, 0) else 4 if ask.capability >= AMPERE else 1
     head, value_head = ask.query.shape[-1], ask.value.shape[-1]
     return (
         torch.backends.cuda.mem_efficient_sdp_enabled()
@@ -200,14 +188,8 @@ def _efficient_fits(ask: LayerQuestion) -> bool:
 
 def choose(ask: LayerQuestion) -> int:
     """Return the number of the kernel that PyTorch's CUDA build would choose."""
-    prefers_cudnn = ask.capability[0] in {9, 10} and ask.version >= (2, 5, 0)
-    order: list[tuple[int, Callable[[LayerQuestion], bool]]] = [
-        (FLASH, _flash_fits),
-        (EFFICIENT, _efficient_fits),
-        (CUDNN, _cudnn_fits),
-    ]
-    if prefers_cudnn:
-        order = [order[2], *order[:2]]
+    order = [(FLASH, _flash_fits), (EFFICIENT, _efficient_fits)]
+    order.insert(0 if ask.capability[0] in {9, 10} else 2, (CUDNN, _cudnn_fits))
     if not _is_dense(ask):
         return MATH
     return next((kernel for kernel, fits in order if fits(ask)), MATH)
@@ -334,9 +316,12 @@ def _is_left_aligned(_op: Any, *_: Any) -> bool:
 def install(undo: ExitStack) -> None:
     """Install these in place of the CUDA kernels until ``undo`` is closed."""
     library = library_for("aten", undo)
-    for key in ("AutogradCUDA", "CUDA"):
-        library.impl("scaled_dot_product_attention", attention, key)
+    replaced: dict[str, Callable[..., Any]] = {"scaled_dot_product_attention": attention}
+    for layer, overload in product(LAYERS, OVERLOADS):
+        op = getattr(getattr(ATEN, layer), overload)
+        replaced[f"{layer}.{overload}"] = partial(_without_cudnn, op)
+    for (name, kernel), key in product(replaced.items(), ("AutogradCUDA", "CUDA")):
+        library.impl(name, kernel, key)
     library.impl("_fused_sdp_choice", lambda *a, **k: choose(_question(*a, **k)), "CUDA")
     for name, fits in _ASKED_FOR.items():
         put(undo, torch._C, f"_can_use_{name}_attention", partial(_can_use, fits))
-    _put_recurrent(library)

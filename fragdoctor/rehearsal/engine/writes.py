@@ -262,15 +262,11 @@ class Overlay:
         path = self.to_change(unquote(parts.path), keeps_content=True)
         return parts._replace(path=path).geturl()
 
-    def listed(self, original: Callable[[Any], list[Any]], path: Any = ".") -> Any:
-        """Return the names of a folder's contents, as ``os.listdir`` does."""
-        return self.names(path, original, os.fsdecode)
-
     def names(
-        self, name: Any, listed: Callable[[Any], list[Any]], key: Callable[[Any], str]
+        self, listed: Callable[[Any], list[Any]], key: Callable[[Any], str], path: Any = "."
     ) -> Any:
         """Return a folder's contents: its real entries and those in the scratch folder."""
-        path = self.resolved(name)
+        name, path = path, self.resolved(path)
         if path is None or self.is_free(path):
             return listed(self.to_read(name))
         is_here, is_gone = self.is_there(self.top + path), self.is_gone(path)
@@ -331,7 +327,7 @@ def install(home: Path, undo: ExitStack) -> None:
     replaced: list[tuple[Any, str, Any]] = [
         *((*row[:2], _led(getattr(*row[:2]), *row[2:])) for row in _opening(overlay)),
         (io, "FileIO", _raw_file(overlay)),
-        (os, "listdir", partial(overlay.listed, os.listdir)),
+        (os, "listdir", partial(overlay.names, os.listdir, os.fsdecode)),
         (os, "scandir", partial(_scan, overlay, os.scandir)),
         *(
             (os, n, partial(_change, overlay, n, getattr(os, n)))
@@ -510,7 +506,7 @@ def _move(
 def _scan(overlay: Overlay, original: Any, path: Any = ".") -> Any:
     if isinstance(path, int):
         return original(path)
-    found = overlay.names(path, lambda p: list(original(p)), lambda e: os.fsdecode(e.name))
+    found = overlay.names(lambda p: list(original(p)), lambda e: os.fsdecode(e.name), path)
     return _Entries([_Entry(entry, path) for entry in found])
 
 

@@ -165,7 +165,8 @@ def _put_sorted(
     first = next(i for i, t in enumerate(places) if t is not None)
     is_adjacent = all(t is not None for t in places[first : first + len(given)])
     n_before = self.shape[:first].numel() if is_adjacent else 1
-    n_after = self.numel() // max(1, n_before * _n_indexed(self, places))
+    n_indexed = prod(n for n, i in zip(self.shape, places, strict=False) if i is not None)
+    n_after = self.numel() // max(1, n_before * n_indexed)
     del places, given
     bits = max(1, self.numel() // max(1, n_after)).bit_length()
     needed = n * n_before * n_after
@@ -175,11 +176,6 @@ def _put_sorted(
     ordered, original, numbers = (scratch(self, n * INDEX_BYTES) for _ in range(3))
     scratch(self, cub.radix_sort(n, INDEX_BYTES, INDEX_BYTES, bits))
     del numbers, original, ordered, whole, copied, linear
-
-
-def _n_indexed(self: torch.Tensor, places: Sequence[torch.Tensor | None]) -> int:
-    """Return the number of elements in the indexed dimensions."""
-    return prod(size for size, i in zip(self.shape, places, strict=False) if i is not None)
 
 
 @special("aten::nonzero")
