@@ -164,6 +164,7 @@ def users_frame() -> FrameType | None:
 
 OOM: Final = ACTIONS.index("oom")
 ALLOC: Final = ACTIONS.index("alloc")
+_ALLOCATED: Final = STATES.index("active_allocated")
 
 
 @dataclass(slots=True)
@@ -244,31 +245,25 @@ def _segments(
     for segment, blocks in segments:
         if only_pool not in {None, (0, 0)} and (0, segment.pool) != only_pool:
             continue
-        shown = []
-        sums = dict.fromkeys(STATES, 0)
-        requested = 0
-        for block in blocks:
-            state = STATES[block.state]
-            sums[state] += block.size
-            if state != "inactive":
-                requested += block.requested
-            shown.append(
-                {
-                    "address": block.address,
-                    "size": block.size,
-                    "requested_size": block.requested,
-                    "state": state,
-                    "frames": [] if stacks is None else stacks.frames(block.stack),
-                }
-            )
+        shown = [
+            {
+                "address": block.address,
+                "size": block.size,
+                "requested_size": block.requested,
+                "state": STATES[block.state],
+                "frames": [] if stacks is None else stacks.frames(block.stack),
+            }
+            for block in blocks
+        ]
+        active = [block for block in blocks if block.state]
         found.append(
             {
                 "device": device,
                 "address": segment.address,
                 "total_size": segment.size,
-                "allocated_size": sums["active_allocated"],
-                "active_size": sums["active_allocated"] + sums["active_pending_free"],
-                "requested_size": requested,
+                "allocated_size": sum(b.size for b in active if b.state == _ALLOCATED),
+                "active_size": sum(b.size for b in active),
+                "requested_size": sum(b.requested for b in active),
                 "stream": segment.stream,
                 "segment_type": "small" if segment.is_small else "large",
                 "segment_pool_id": (0, segment.pool),
