@@ -119,12 +119,7 @@ def _copied(parts: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> l
 def _broadcast(tensor: torch.Tensor, devices: Sequence[Any]) -> list[torch.Tensor]:
     if devices and isinstance(devices[0], torch.Tensor):  # the outputs
         return _copied([tensor for _ in devices], devices)
-    found = []
-    for device in devices:
-        place = _index(device)
-        is_there = tensor.device == place
-        found.append(tensor if is_there else tensor.to(place, non_blocking=True))
-    return found
+    return [tensor.to(_index(device), non_blocking=True) for device in devices]
 
 
 def _broadcast_coalesced(

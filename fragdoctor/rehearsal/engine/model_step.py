@@ -144,14 +144,10 @@ class ModelStep:
             session.note(f"No loss was given; took {kind} of the first output (--loss).")
         if kind == "mean":
             return first.float().mean()
-        labels = (
-            targets[0]
-            if targets
-            else torch.zeros(first.shape[:-1], dtype=torch.int64, device="cuda")
-        )
-        return torch.nn.functional.cross_entropy(
-            first.reshape(-1, first.shape[-1]), labels.reshape(-1)
-        )
+        if not targets:
+            targets = (torch.zeros(first.shape[:-1], dtype=torch.int64, device="cuda"),)
+        logits, labels = first.reshape(-1, first.shape[-1]), targets[0].reshape(-1)
+        return torch.nn.functional.cross_entropy(logits, labels)
 
     def _note_parameters(self) -> None:
         parameters = list(self.model.parameters())

@@ -127,22 +127,6 @@ def _halves(dims: Sequence[Dim]) -> list[list[Dim]]:
     ]
 
 
-@dataclass(slots=True)
-class _Work:
-    """How the work is divided: the inputs and outputs that each thread steps over."""
-
-    n_inputs: int
-    n_outputs: int
-    along_input: bool
-    vector: int
-    step_input: int = 1
-    step_output: int = 1
-
-    @property
-    def values_per_thread(self) -> int:
-        return -(-self.n_inputs // self.step_input)
-
-
 def reduction_bytes(
     sizes: Sequence[int],
     strides: Sequence[int],
@@ -189,10 +173,21 @@ def _pass(dims: Sequence[Dim], kind: ReductionKind, facts: GpuModel) -> tuple[in
         elif not along_input:
             vector = _output_vector(dims, n_reduced)
             width //= vector
-    return _buffers(
-        _Work(n_inputs, n_outputs, along_input=along_input, vector=vector),
-        (width, height), kind, facts,
-    )  # fmt: skip
+    block_width, block_height = _block(width, height, kind.max_threads // vector)
+    step_input, step_output = (block_width, 1) if along_input else (1, block_width)
+    if -(-n_inputs // step_input) < min(block_height * MIN_VALUES, MAX_VALUES):
+        return None  # the warps of a block share no output, and neither do blocks
+    values = -(-n_inputs // (step_input * block_height))  # of each thread
+    if values < MAX_VALUES:
+        return None
+    grid = -(-(n_outputs // vector) // step_output)
+    resident = facts.generation.threads_per_multiprocessor // (block_width * block_height)
+    target = facts.n_multiprocessors * resident
+    blocks = max(min(-(-target // grid), -(-values // MIN_VALUES)), -(-values // MAX_VALUES))
+    if grid > target or blocks <= 1:
+        return None
+    size = kind.accumulator_bytes * n_outputs * blocks
+    return size if along_input else size * block_width * vector, SEMAPHORE_BYTES * grid
 
 
 def _output_vector(dims: Sequence[Dim], n_reduced: int) -> int:
@@ -202,34 +197,6 @@ def _output_vector(dims: Sequence[Dim], n_reduced: int) -> int:
         while step % vector:
             vector //= 2
     return vector
-
-
-def _buffers(
-    work: _Work, shape: tuple[int, int], kind: ReductionKind, facts: GpuModel
-) -> tuple[int, int] | None:
-    block_width, block_height = _block(*shape, kind.max_threads // work.vector)
-    if work.along_input:
-        work.step_input *= block_width
-    else:
-        work.step_output *= block_width
-    across_warps = work.values_per_thread >= min(block_height * MIN_VALUES, MAX_VALUES)
-    if across_warps:
-        work.step_input *= block_height
-    else:
-        work.step_output *= block_height
-    grid = -(-(work.n_outputs // work.vector) // work.step_output)
-    resident = facts.generation.threads_per_multiprocessor // (block_width * block_height)
-    target = facts.n_multiprocessors * resident
-    values = work.values_per_thread
-    if not across_warps or values < MAX_VALUES or grid > target:
-        return None
-    blocks = max(min(-(-target // grid), -(-values // MIN_VALUES)), -(-values // MAX_VALUES))
-    if blocks <= 1:
-        return None
-    size = kind.accumulator_bytes * work.n_outputs * blocks
-    if not work.along_input:
-        size *= block_width * work.vector
-    return size, SEMAPHORE_BYTES * grid
 
 
 def _block(width: int, height: int, most: int) -> tuple[int, int]:
