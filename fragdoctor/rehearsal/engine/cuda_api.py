@@ -300,6 +300,7 @@ _PRIMITIVES: Final[dict[str, Any]] = {
     "_accelerator_getDeviceCapability": lambda _device: {"supported_dtypes": {*_DTYPES}},
     "_accelerator_isAllocatorInitialized": lambda: True,
     "_get_cudnn_batch_norm_reserve_space_size": lambda *_: 0,
+    "_CudaDeviceProperties": _Properties,
     "_has_cuda": True,
     "_has_cudnn": True,
     "_cuda_get_cudnn_benchmark_limit": lambda: 10,
@@ -336,7 +337,6 @@ def install(undo: ExitStack) -> None:
     put(undo, torch, "Generator", Generator)
     cuda_objects.install(undo)
     cuda_tools.install(undo)
-    put(undo, torch._C, "_CudaDeviceProperties", _Properties)
     of_cuda = {
         "_cudart": _CUDART,
         "is_available": lambda: _now().n_devices > 0,
@@ -349,15 +349,13 @@ def install(undo: ExitStack) -> None:
         "_get_device_properties": _properties,
         "get_device_properties": _properties,
         "has_half": True,
-        "Stream": Stream,
-        "Event": Event,
         "is_bf16_supported": lambda *_, **__: _now().capability >= (8, 0),
         "_initialized": False,
         "default_generators": tuple(Generator(f"cuda:{i}") for i in range(_now().n_devices)),
     }
     put_all(undo, torch.cuda, of_cuda)
-    put(undo, torch.cuda.streams, "Stream", Stream)
-    put(undo, torch.cuda.streams, "Event", Event)
+    for module in (torch.cuda, torch.cuda.streams):
+        put_all(undo, module, {"Stream": Stream, "Event": Event})
     put(undo, torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", _capturing)
     put(undo, torch.cuda.memory, "_set_allocator_settings", _change_settings)
     if torch.version.cuda is None:
