@@ -21,7 +21,6 @@ from fragdoctor.rehearsal.engine.gpu import ACTIONS, STATES, Event
 
 if TYPE_CHECKING:
     from fragdoctor.rehearsal.engine.module_notes import ModuleNotes
-    from fragdoctor.rehearsal.engine.session import SeenOom, Session
 
 ENGINE: Final = str(Path(__file__).parent)
 OURS: Final = (ENGINE, SEEN_THROUGH)
@@ -189,17 +188,18 @@ class History:
 
 
 def snapshot(
-    now: Session,
+    now: Any,
     history: History,
     annotations: list[dict[str, Any]],
     *,
     only_pool: tuple[int, int] | None = None,
-    at: SeenOom | None = None,
+    at: Any = None,
     modules: ModuleNotes | None = None,
 ) -> dict[str, Any]:
-    """Return segments, traces, settings and annotations; ``at`` is the moment of a failed request.
+    """Return segments, traces, settings and annotations of a rehearsal, the session ``now``.
 
-    With ``modules`` each allocation is noted with the module that it is for.
+    ``at`` is the moment of a failed request. With ``modules`` each allocation is noted with the
+    module that it is for.
     """
     has_stacks = history.enabled is not None and history.context is not None
     stacks = now.stacks if has_stacks else None
