@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
+from functools import wraps
 from importlib.machinery import ModuleSpec, PathFinder
 from types import SimpleNamespace
 from typing import Any, Final, NoReturn
@@ -33,6 +34,21 @@ def put_all(undo: ExitStack, owner: Any, values: Mapping[str, Any]) -> None:
     """Set attributes until ``undo`` is closed."""
     for name, value in values.items():
         put(undo, owner, name, value)
+
+
+def wrapped(original: Any, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls ``call`` with the original first, then its arguments."""
+
+    @wraps(original)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return call(original, *args, **kwargs)
+
+    return function
+
+
+def wrap(undo: ExitStack, owner: Any, name: str, call: Callable[..., Any]) -> None:
+    """Put ``call`` around a function until ``undo`` is closed; see :func:`wrapped`."""
+    put(undo, owner, name, wrapped(getattr(owner, name), call))
 
 
 def _remove(owner: Any, name: str) -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import wraps
 from typing import Any
 
 import torch
 from torch.autograd.profiler import record_function
 
 from fragdoctor.model.marks import BACKWARD, NO_GRAD
-from fragdoctor.rehearsal.engine import put
-from fragdoctor.rehearsal.engine.calls import around_models, is_traced, put_call, put_run_backward
+from fragdoctor.rehearsal.engine import wrap
+from fragdoctor.rehearsal.engine.calls import around_backward, around_models, is_traced, put_call
 from fragdoctor.rehearsal.engine.marks import in_backward
 from fragdoctor.rehearsal.engine.session import Session
 
@@ -27,24 +26,19 @@ def install(now: Session, undo: ExitStack) -> None:
 
 
 def _watch_ranges(now: Session, undo: ExitStack) -> None:
-    enter: Any = record_function.__enter__
-    leave: Any = record_function.__exit__
-
-    @wraps(enter)
-    def begin(self: record_function) -> Any:
+    def begin(enter: Any, self: record_function) -> Any:
         if now.is_started:
             now.marks.begin(self.name, now.gpus.device())
         return enter(self)
 
-    @wraps(leave)
-    def end(self: record_function, *error: Any) -> None:
+    def end(leave: Any, self: record_function, *error: Any) -> None:
         leave(self, *error)
         if now.is_started:
             now.marks.end(self.name, now.gpus.device())
             now.progress.end_range()
 
-    put(undo, record_function, "__enter__", begin)
-    put(undo, record_function, "__exit__", end)
+    wrap(undo, record_function, "__enter__", begin)
+    wrap(undo, record_function, "__exit__", end)
 
 
 @contextmanager
@@ -59,21 +53,18 @@ def _marked(now: Session, name: str) -> Iterator[None]:
 def _watch_backward(now: Session, undo: ExitStack) -> None:
     """Mark each backward pass that does not run inside another one."""
 
-    def watched(run: Callable[..., Any]) -> Callable[..., Any]:
-        def run_backward(*args: Any, **kwargs: Any) -> Any:
-            if in_backward() or not now.is_started or is_traced():
+    def watched(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if in_backward() or not now.is_started or is_traced():
+            return run(*args, **kwargs)
+        now.progress.begin_backward()
+        try:
+            with _marked(now, BACKWARD):
                 return run(*args, **kwargs)
-            now.progress.begin_backward()
-            try:
-                with _marked(now, BACKWARD):
-                    return run(*args, **kwargs)
-            finally:
-                now.modules.end_backward()
-                now.progress.end_backward()
+        finally:
+            now.modules.end_backward()
+            now.progress.end_backward()
 
-        return run_backward
-
-    put_run_backward(watched, undo)
+    around_backward(watched, undo)
 
 
 def _watch_calls(now: Session, undo: ExitStack) -> None:

@@ -20,20 +20,12 @@ from fragdoctor.rehearsal.engine.marks import in_backward
 from fragdoctor.rehearsal.engine.vtables import StorageFields
 
 INT, UINT, FLOAT, BFLOAT, COMPLEX, BOOL = 0, 1, 2, 4, 5, 6
-_CODES: Final[dict[torch.dtype, tuple[int, int]]] = {
-    torch.float32: (FLOAT, 32),
-    torch.float64: (FLOAT, 64),
-    torch.float16: (FLOAT, 16),
-    torch.bfloat16: (BFLOAT, 16),
-    torch.int8: (INT, 8),
-    torch.int16: (INT, 16),
-    torch.int32: (INT, 32),
-    torch.int64: (INT, 64),
-    torch.uint8: (UINT, 8),
-    torch.bool: (BOOL, 8),
-    torch.complex64: (COMPLEX, 64),
-    torch.complex128: (COMPLEX, 128),
-}
+_CODES: Final = {
+    torch.float32: FLOAT, torch.float64: FLOAT, torch.float16: FLOAT, torch.bfloat16: BFLOAT,
+    torch.int8: INT, torch.int16: INT, torch.int32: INT, torch.int64: INT, torch.uint8: UINT,
+    torch.bool: BOOL, torch.complex64: COMPLEX, torch.complex128: COMPLEX,
+}  # fmt: skip
+"""The codes of dtypes in DLPack."""
 _new_capsule: Any = ctypes.pythonapi.PyCapsule_New
 _new_capsule.restype = ctypes.py_object
 _new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
@@ -75,7 +67,7 @@ class BlockLayout:
             dims: tuple[int, ...] = (self.n_bytes,)
             steps: tuple[int, ...] = (1,)
         else:
-            code, bits = _CODES[dtype]
+            code, bits = _CODES[dtype], 8 * dtype.itemsize
             dims, steps = self.shape, self._strides
         self.code, self.bits, self.n_dims = code, bits, len(dims)
         array = ctypes.c_int64 * len(dims)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from fragdoctor.rehearsal.engine.calls import put_run_backward
+from fragdoctor.rehearsal.engine.calls import around_backward
 from fragdoctor.rehearsal.engine.marks import in_backward
 
 
@@ -26,28 +26,25 @@ def install(undo: ExitStack) -> None:
         return
     first, n_made = count(), 0  # nodes made in backward passes
 
-    def counting(run: Callable[..., Any]) -> Callable[..., Any]:
-        def run_backward(*args: Any, **kwargs: Any) -> Any:
-            nonlocal n_made
-            if in_backward():  # inside another pass
-                return run(*args, **kwargs)
-            begin = count()
-            try:
-                gradients = run(*args, **kwargs)
-            finally:
-                end, before = count(), n_made
-                n_made += end - begin
-            if end > begin and gradients:
-                own = begin - first - before  # nodes that the program itself has made
-                for node in _nodes(gradients, begin, end):
-                    number = node._sequence_nr() - begin + before
-                    shift = end - begin if number >= own else 0
-                    node._set_sequence_nr(first + before + number + shift)
-            return gradients
+    def counting(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        nonlocal n_made
+        if in_backward():  # inside another pass
+            return run(*args, **kwargs)
+        begin = count()
+        try:
+            gradients = run(*args, **kwargs)
+        finally:
+            end, before = count(), n_made
+            n_made += end - begin
+        if end > begin and gradients:
+            own = begin - first - before  # nodes that the program itself has made
+            for node in _nodes(gradients, begin, end):
+                number = node._sequence_nr() - begin + before
+                shift = end - begin if number >= own else 0
+                node._set_sequence_nr(first + before + number + shift)
+        return gradients
 
-        return run_backward
-
-    put_run_backward(counting, undo)
+    around_backward(counting, undo)
 
 
 def _nodes(gradients: Any, begin: int, end: int) -> list[Any]:

@@ -6,14 +6,14 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
 from torch._guards import TracingContext
 
 from fragdoctor.recording.module_names import ByIdentity
-from fragdoctor.rehearsal.engine import SEEN_THROUGH, put
+from fragdoctor.rehearsal.engine import SEEN_THROUGH, put, wrap
 from fragdoctor.rehearsal.engine.marks import in_backward
 
 Around = Callable[[Any, Any], AbstractContextManager[Any] | None]
@@ -110,36 +110,29 @@ class _Engine:
         return getattr(self._engine, name)
 
 
-def put_run_backward(
-    make: Callable[[Callable[..., Any]], Callable[..., Any]], undo: ExitStack
-) -> None:
-    """Replace the engine's ``run_backward``; ``make`` gets the original and returns a new one."""
+def around_backward(call: Callable[..., Any], undo: ExitStack) -> None:
+    """Put ``call`` around the engine's ``run_backward``, which it is given first."""
     engine = torch.autograd.Variable._execution_engine
-    made = _Engine(engine, make(engine.run_backward))
+    made = _Engine(engine, partial(call, engine.run_backward))
     put(undo, torch.autograd.Variable, "_execution_engine", made)
 
 
 def before_backward(act: Callable[..., None], undo: ExitStack) -> None:
     """Call ``act`` before each backward pass with the engine's arguments, the losses first."""
 
-    def acting(run: Callable[..., Any]) -> Callable[..., Any]:
-        def run_backward(*args: Any, **kwargs: Any) -> Any:
-            if not is_traced():
-                act(*args, **kwargs)
-            return run(*args, **kwargs)
+    def acting(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not is_traced():
+            act(*args, **kwargs)
+        return run(*args, **kwargs)
 
-        return run_backward
-
-    put_run_backward(acting, undo)
+    around_backward(acting, undo)
 
 
 def after_making(act: Callable[[Any], None], undo: ExitStack) -> None:
     """Call ``act`` with each optimizer that the program creates, but none created by ``act``."""
-    make = torch.optim.Optimizer.__init__
     is_acting = False
 
-    @wraps(make)
-    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+    def made(make: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         nonlocal is_acting
         make(self, *args, **kwargs)
         if is_acting:
@@ -150,4 +143,4 @@ def after_making(act: Callable[[Any], None], undo: ExitStack) -> None:
         finally:
             is_acting = False
 
-    put(undo, torch.optim.Optimizer, "__init__", made)
+    wrap(undo, torch.optim.Optimizer, "__init__", made)

@@ -18,14 +18,14 @@ import logging
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fragdoctor.rehearsal.engine import graph_trees, put, session
+from fragdoctor.rehearsal.engine import graph_trees, put, session, wrap
 
 _NOT_HERE: Final = {
     "compile_threads": 1,
@@ -93,37 +93,33 @@ def _empty_strided(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
 
 
-def _tried(original: Callable[..., Any]) -> Callable[..., Any]:
-    def should_pad(*args: Any) -> Any:
-        """``_should_pad``, which times products of real tensors while fake ones are traced.
+def _should_pad(original: Callable[..., Any], *args: Any) -> Any:
+    """``_should_pad``, which times products of real tensors while fake ones are traced.
 
-        If a mode is active, PyTorch 2.13 finds no kernel behind a fallback.
-        """
-        with _disable_current_modes():
-            return original(*args)
-
-    return should_pad
+    If a mode is active, PyTorch 2.13 finds no kernel behind a fallback.
+    """
+    with _disable_current_modes():
+        return original(*args)
 
 
-def _planned(original: Callable[..., Any]) -> Callable[..., Any]:
-    def compile_fx(graph: Any, inputs: Any, *args: Any, **options: Any) -> Any:
-        """``compile_fx``; if Inductor fails, only the graph's partitioning is kept."""
-        errors = importlib.import_module("torch._dynamo.exc")
-        try:
-            return original(graph, inputs, *args, **options)
-        except (errors.RestartAnalysis, errors.SkipFrame):
-            raise  # Dynamo handles it
-        except torch.OutOfMemoryError:  # raised by a trial: on a GPU it ends the program
-            dynamo: Any = importlib.import_module("torch._dynamo.config")
-            dynamo.suppress_errors = False
-            raise
-        except Exception as e:  # noqa: BLE001 - anything that Inductor cannot handle
-            said = f"{type(e).__name__}: {e}".partition("\n")[0][:200].rstrip(". ")
-            session.note(_PARTITIONED.format(said))
-            backends = importlib.import_module("torch._dynamo.backends.registry")
-            return backends.lookup_backend("aot_eager_decomp_partition")(graph, inputs)
-
-    return compile_fx
+def _compile_fx(
+    original: Callable[..., Any], graph: Any, inputs: Any, *args: Any, **options: Any
+) -> Any:
+    """``compile_fx``; if Inductor fails, only the graph's partitioning is kept."""
+    errors = importlib.import_module("torch._dynamo.exc")
+    try:
+        return original(graph, inputs, *args, **options)
+    except (errors.RestartAnalysis, errors.SkipFrame):
+        raise  # Dynamo handles it
+    except torch.OutOfMemoryError:  # raised by a trial: on a GPU it ends the program
+        dynamo: Any = importlib.import_module("torch._dynamo.config")
+        dynamo.suppress_errors = False
+        raise
+    except Exception as e:  # noqa: BLE001 - anything that Inductor cannot handle
+        said = f"{type(e).__name__}: {e}".partition("\n")[0][:200].rstrip(". ")
+        session.note(_PARTITIONED.format(said))
+        backends = importlib.import_module("torch._dynamo.backends.registry")
+        return backends.lookup_backend("aot_eager_decomp_partition")(graph, inputs)
 
 
 _STAND_INS: Final[tuple[tuple[str, str, Any], ...]] = (
@@ -139,84 +135,62 @@ _STAND_INS: Final[tuple[tuple[str, str, Any], ...]] = (
 """Parts of Inductor that need a GPU or its tools: module and owner, name, and the replacement."""
 
 
-class _Conversions(logging.Handler):
-    """Notes the parts of a program that Dynamo gives up on."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Note a warning that reports such a part."""
-        text = record.getMessage()
-        if "WON'T CONVERT" in text:
-            found = text.partition("WON'T CONVERT")[2].split()
-            session.note(_EAGER.format(" ".join(found[:4])))
-
-
-class _Compiler:
-    """Prepares Inductor at the first call of ``torch.compile``."""
-
-    def __init__(self, undo: ExitStack) -> None:
-        self._undo = undo
-        self._is_prepared = False
-
-    def prepare(self) -> None:
-        """Replace what needs a GPU or its tools."""
-        if self._is_prepared:
-            return
-        self._is_prepared = True
-        graph_trees.install(self._undo)
-        put(self._undo, torch._C._dynamo.guards, "_empty_strided_cuda", _empty_strided)
-        # The engine's own functions run while code is traced, but they are not part of that code.
-        importlib.import_module("torch._dynamo.trace_rules").add("fragdoctor")
-        triton = importlib.import_module("torch.utils._triton")
-        self._replace(triton.has_triton, "has_triton", lambda: True)
-        if hasattr(triton, "triton_hash_with_backend"):
-            hashed = triton.triton_hash_with_backend
-            self._replace(hashed, "triton_hash_with_backend", lambda: "REHEARSED")
-        for place, name, value in _STAND_INS:
-            module, _, kind = place.partition(":")
-            owner: Any = importlib.import_module(f"torch._inductor.{module}")
-            owner = getattr(owner, kind) if kind else owner
-            if hasattr(owner, name):
-                put(self._undo, owner, name, value)
-        padding = importlib.import_module("torch._inductor.fx_passes.pad_mm")
-        put(self._undo, padding, "_should_pad", _tried(padding._should_pad))
-        planner = importlib.import_module("torch._inductor.compile_fx")
-        put(self._undo, planner, "compile_fx", _planned(planner.compile_fx))
-        config = importlib.import_module("torch._inductor.config")
-        known = {name: value for name, value in _NOT_HERE.items() if _has(config, name)}
-        self._undo.enter_context(config.patch(known))
-        dynamo = importlib.import_module("torch._dynamo.config")
-        self._undo.enter_context(dynamo.patch(suppress_errors=True))
-        logger = logging.getLogger("torch._dynamo.convert_frame")
-        handler = _Conversions()
-        logger.addHandler(handler)
-        self._undo.callback(logger.removeHandler, handler)
-
-    def _replace(self, original: Any, name: str, value: Any) -> None:
-        """Replace a function in every module that imported it."""
-        for module in list(sys.modules.values()):
-            if getattr(module, "__dict__", {}).get(name) is original:
-                put(self._undo, module, name, value)
-
-
-def _has(config: Any, name: str) -> bool:
-    owner: Any = config
-    for part in name.split("."):
-        owner = getattr(owner, part, None)
-        if owner is None:
-            return name == "triton.autotune_at_compile_time"  # its value may be None
+def _note_conversion(record: logging.LogRecord) -> bool:
+    """Note a warning that Dynamo gives up on a part of the program."""
+    _, is_given_up, what = record.getMessage().partition("WON'T CONVERT")
+    if is_given_up:
+        session.note(_EAGER.format(" ".join(what.split()[:4])))
     return True
+
+
+def _prepare(undo: ExitStack) -> None:
+    """Replace what needs a GPU or its tools in Inductor."""
+    graph_trees.install(undo)
+    put(undo, torch._C._dynamo.guards, "_empty_strided_cuda", _empty_strided)
+    # The engine's own functions run while code is traced, but they are not part of that code.
+    importlib.import_module("torch._dynamo.trace_rules").add("fragdoctor")
+    triton = importlib.import_module("torch.utils._triton")
+    _replace(undo, triton.has_triton, "has_triton", lambda: True)
+    if hasattr(triton, "triton_hash_with_backend"):
+        hashed = triton.triton_hash_with_backend
+        _replace(undo, hashed, "triton_hash_with_backend", lambda: "REHEARSED")
+    for place, name, value in _STAND_INS:
+        module, _, kind = place.partition(":")
+        owner: Any = importlib.import_module(f"torch._inductor.{module}")
+        owner = getattr(owner, kind) if kind else owner
+        if hasattr(owner, name):
+            put(undo, owner, name, value)
+    padding = importlib.import_module("torch._inductor.fx_passes.pad_mm")
+    wrap(undo, padding, "_should_pad", _should_pad)
+    planner = importlib.import_module("torch._inductor.compile_fx")
+    wrap(undo, planner, "compile_fx", _compile_fx)
+    config = importlib.import_module("torch._inductor.config")
+    known = {name: value for name, value in _NOT_HERE.items() if name in config._config}
+    undo.enter_context(config.patch(known))
+    dynamo = importlib.import_module("torch._dynamo.config")
+    undo.enter_context(dynamo.patch(suppress_errors=True))
+    logger = logging.getLogger("torch._dynamo.convert_frame")
+    logger.addFilter(_note_conversion)
+    undo.callback(logger.removeFilter, _note_conversion)
+
+
+def _replace(undo: ExitStack, original: Any, name: str, value: Any) -> None:
+    """Replace a function in every module that imported it."""
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get(name) is original:
+            put(undo, module, name, value)
 
 
 def install(undo: ExitStack) -> None:
     """Patch ``torch.compile``."""
-    compiler, original = _Compiler(undo), torch.compile
+    prepare, original = cache(partial(_prepare, undo)), torch.compile
 
     def compile_(model: Any = None, **options: Any) -> Any:
         """``torch.compile`` without its kernels."""
         if importlib.util.find_spec("triton") is None:
             session.note(_LEFT_OUT)
             return _as_it_is(model)
-        compiler.prepare()
+        prepare()
         if options.get("options"):
             asked = options["options"].items()
             options["options"] = {k: v for k, v in asked if k not in _NOT_HERE}

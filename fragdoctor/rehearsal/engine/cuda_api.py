@@ -25,51 +25,41 @@ _Generator: Any = torch.Generator
 
 
 class Generator(_Generator):  # type: ignore[misc]
-    """``torch.Generator``; one for a GPU is a CPU generator that reports the GPU as its device."""
+    """``torch.Generator``."""
 
     def __new__(cls, device: Any = "cpu") -> Self:
         """Make a generator for a device."""
         place = torch.device(device)
-        made = _Generator.__new__(cls, "cpu" if place.type == "cuda" else place)
-        made._fake_device = place if place.type == "cuda" else None
+        is_of_gpu = place.type == "cuda"
+        made = _Generator.__new__(_OfGpu if is_of_gpu else cls, "cpu" if is_of_gpu else place)
+        made._place = place
         return made  # type: ignore[no-any-return]
 
     def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()
 
+
+class _OfGpu(Generator):
+    """A CPU generator that reports a GPU as its device; nothing in its state matters here."""
+
     @property
     def device(self) -> torch.device:
         """The device that the generator was created for."""
-        found = self._fake_device
-        if found is None:
-            return super().device  # type: ignore[no-any-return]
-        return torch.device("cuda", 0 if found.index is None else found.index)
+        return torch.device("cuda", self._place.index or 0)
 
     def get_state(self) -> torch.Tensor:
         """Return a state in the form of a GPU's generator: seed and offset."""
-        if self._fake_device is None:
-            return super().get_state()  # type: ignore[no-any-return]
         return torch.tensor([self.initial_seed() % 2**63, 0]).view(torch.uint8).clone()
-
-    def set_state(self, new_state: torch.Tensor) -> Any:
-        """Set the state; nothing in the state of a GPU's generator matters here."""
-        if self._fake_device is None:
-            return super().set_state(new_state)
-        return self
 
     def clone_state(self) -> Generator:
         """Return a copy for the same device, such as graphs with random numbers keep."""
-        if self._fake_device is None:
-            return super().clone_state()  # type: ignore[no-any-return]
-        return Generator(self._fake_device)
+        return Generator(self._place)
 
-    def graphsafe_get_state(self) -> Any:
-        """Return a state that holds nothing."""
-        return super().graphsafe_get_state() if self._fake_device is None else self
+    def set_state(self, *_: Any) -> Self:
+        """Return the generator."""
+        return self
 
-    def graphsafe_set_state(self, state: Any) -> Any:
-        """Take the state of another generator."""
-        return super().graphsafe_set_state(state) if self._fake_device is None else self
+    graphsafe_get_state = graphsafe_set_state = set_state
 
 
 POOLS: Final = ("all", "large_pool", "small_pool")
@@ -90,14 +80,14 @@ def statistics(now: session.Session, device: int) -> dict[str, Any]:
         dict(zip(FIGURES, values[at : at + width], strict=True))
         for at in range(0, len(values), width)
     ]
-    found: dict[str, Any] = {
-        kind: {pool: rows[len(POOLS) * k + p] for p, pool in enumerate(POOLS)}
-        for k, kind in enumerate(KINDS)
-    }
+    by_pool = [
+        dict(zip(POOLS, rows[at : at + len(POOLS)], strict=True))
+        for at in range(0, len(rows) - 2, len(POOLS))
+    ]
     figures = now.gpus.figures(device)
     limit = now.budget.settings.max_split_bytes
     return {
-        **found,
+        **dict(zip(KINDS, by_pool, strict=True)),
         "oversize_allocations": rows[-2],
         "oversize_segments": rows[-1],
         "max_split_size": -1 if limit is None else limit,
@@ -130,11 +120,9 @@ def _index(device: Any) -> int:
 
 def _set_device(device: int) -> None:
     if device >= _now().n_devices:
-        raise getattr(torch, "AcceleratorError", RuntimeError)(_INVALID)
+        error = getattr(torch, "AcceleratorError", RuntimeError)
+        raise error("CUDA error: invalid device ordinal")
     _now().gpus.set_device(device)
-
-
-_INVALID: Final = "CUDA error: invalid device ordinal"
 
 
 def _exchange_device(device: int) -> int:
@@ -209,11 +197,10 @@ def _change_settings(text: str) -> None:
 def _record_history(
     enabled: str | None = "all",
     context: str | None = "all",
-    stacks: str = "all",
+    _stacks: str = "all",
     max_entries: int = 2**63 - 1,
     *rest: Any,
 ) -> None:
-    del stacks
     now = _now()
     skipped = rest[-1] if rest and isinstance(rest[-1], list) else []
     keeps = now.history is not None and now.history.enabled == "all" and enabled == "all"
@@ -232,9 +219,8 @@ def _record_history_legacy(
     record_context: bool = True,
     trace_alloc_max_entries: int = 1,
     trace_alloc_record_context: bool = False,
-    *rest: Any,
+    *_: Any,
 ) -> None:
-    del rest
     context = "alloc" if trace_alloc_record_context else "state" if record_context else None
     _record_history("all" if enabled else None, context, "python", trace_alloc_max_entries)
 
@@ -242,11 +228,8 @@ def _record_history_legacy(
 def _memory_snapshot(pool: Any = None) -> dict[str, Any]:
     now = _now()
     history = now.history or History(enabled=None)
-    return snapshot(
-        now.gpus, now.n_devices, now.stacks, history, now.budget.settings,
-        now.marks.of_pytorch(history.first_mark) if history.enabled else [],
-        only_pool=None if pool is None else (pool[0], pool[1]),
-    )  # fmt: skip
+    marks = now.marks.of_pytorch(history.first_mark) if history.enabled else []
+    return snapshot(now, history, marks, only_pool=None if pool is None else (pool[0], pool[1]))
 
 
 def _attach_observer(observer: Any) -> None:
@@ -317,6 +300,7 @@ _PRIMITIVES: Final[dict[str, Any]] = {
     "_accelerator_getDeviceCapability": lambda _device: {"supported_dtypes": {*_DTYPES}},
     "_accelerator_isAllocatorInitialized": lambda: True,
     "_get_cudnn_batch_norm_reserve_space_size": lambda *_: 0,
+    "_CudaDeviceProperties": _Properties,
     "_has_cuda": True,
     "_has_cudnn": True,
     "_cuda_get_cudnn_benchmark_limit": lambda: 10,
@@ -325,21 +309,17 @@ _PRIMITIVES: Final[dict[str, Any]] = {
 }
 
 
-class _Cudart(SimpleNamespace):
-    """The functions of the CUDA runtime that PyTorch binds."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            cudaMemGetInfo=_mem_get_info,
-            cudaGetErrorString=str,
-            cudaProfilerStart=lambda: 0,
-            cudaProfilerStop=lambda: 0,
-            cudaHostRegister=lambda *_: 0,
-            cudaHostUnregister=lambda *_: 0,
-            cudaStreamCreate=lambda *_: 0,
-            cudaStreamDestroy=lambda *_: 0,
-            cudaError=SimpleNamespace(success=0),
-        )
+_SUCCEEDING: Final = (
+    "cudaProfilerStart", "cudaProfilerStop", "cudaHostRegister", "cudaHostUnregister",
+    "cudaStreamCreate", "cudaStreamDestroy",
+)  # fmt: skip
+_CUDART: Final = SimpleNamespace(
+    cudaMemGetInfo=_mem_get_info,
+    cudaGetErrorString=str,
+    cudaError=SimpleNamespace(success=0),
+    **dict.fromkeys(_SUCCEEDING, lambda *_: 0),
+)
+"""The functions of the CUDA runtime that PyTorch binds."""
 
 
 def visible_devices(n_devices: int) -> int:
@@ -357,9 +337,8 @@ def install(undo: ExitStack) -> None:
     put(undo, torch, "Generator", Generator)
     cuda_objects.install(undo)
     cuda_tools.install(undo)
-    put(undo, torch._C, "_CudaDeviceProperties", _Properties)
     of_cuda = {
-        "_cudart": _Cudart(),
+        "_cudart": _CUDART,
         "is_available": lambda: _now().n_devices > 0,
         "device_count": lambda: visible_devices(_now().n_devices),
         "_device_count_nvml": lambda: -1,
@@ -370,15 +349,13 @@ def install(undo: ExitStack) -> None:
         "_get_device_properties": _properties,
         "get_device_properties": _properties,
         "has_half": True,
-        "Stream": Stream,
-        "Event": Event,
         "is_bf16_supported": lambda *_, **__: _now().capability >= (8, 0),
         "_initialized": False,
         "default_generators": tuple(Generator(f"cuda:{i}") for i in range(_now().n_devices)),
     }
     put_all(undo, torch.cuda, of_cuda)
-    put(undo, torch.cuda.streams, "Stream", Stream)
-    put(undo, torch.cuda.streams, "Event", Event)
+    for module in (torch.cuda, torch.cuda.streams):
+        put_all(undo, module, {"Stream": Stream, "Event": Event})
     put(undo, torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", _capturing)
     put(undo, torch.cuda.memory, "_set_allocator_settings", _change_settings)
     if torch.version.cuda is None:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
-from functools import partial
-from itertools import count
+from types import SimpleNamespace
 from typing import Any, Final, Self
 
 import torch
@@ -19,63 +18,28 @@ import torch.cuda.nvtx
 import torch.cuda.tunable
 from torch import _utils as packing
 
-from fragdoctor.rehearsal.engine import allocation, cuda_objects, put, put_all, session
+from fragdoctor.rehearsal.engine import allocation, cuda_objects, put, put_all, session, wrap
 
 _CACHED_PLANS: Final = 4096  # CUFFT_MAX_PLAN_NUM
 
 
-class _Nvtx:
-    """``torch._C._nvtx``: marks go nowhere, and ranges only keep their depth."""
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._numbers = count(1)
-
-    def rangePushA(self, _message: str) -> int:  # noqa: N802 - NVTX's names
-        """Begin a nested range."""
-        self._depth += 1
-        return self._depth - 1
-
-    def rangePop(self) -> int:  # noqa: N802
-        """End the innermost range; return -1 if there is none, as NVTX does."""
-        if not self._depth:
-            return -1
-        self._depth -= 1
-        return self._depth
-
-    def rangeStartA(self, *_: Any) -> int:  # noqa: N802
-        """Begin a range that may end in another thread."""
-        return next(self._numbers)
-
-    deviceRangeStart = rangeStartA  # noqa: N815 - on a stream
-    rangeEnd = markA = deviceRangeEnd = cuda_objects.nothing  # noqa: N815
+def _no_range(*_: Any) -> int:
+    return 0
 
 
-def _tuning() -> dict[str, Callable[..., Any]]:
-    """Return the C functions of ``torch.cuda.tunable`` by name; nothing is timed, so none tunes."""
-    flags: dict[str, Any] = {"tunableop": False, "tunableop_tuning": True, "record_untuned": False}
-    # PyTorch's defaults (aten/src/ATen/cuda/tunable/Tunable.h)
-    others: dict[str, Any] = {
-        "filename": "tunableop_results.csv", "max_tuning_duration": 30,
-        "max_tuning_iterations": 100, "rotating_buffer_size": 0,
-    }  # fmt: skip
-    found: dict[str, Callable[..., Any]] = {
-        "_cuda_tunableop_get_results": tuple,
-        "_cuda_tunableop_get_validators": tuple,
-        "_cuda_tunableop_read_file": lambda *_: True,
-        "_cuda_tunableop_write_file": lambda *_: True,
-    }
-    for name in flags:
-        found[f"_cuda_{name}_enable"] = partial(_set, flags, name)
-        found[f"_cuda_{name}_is_enabled"] = partial(flags.get, name)
-    for name in others:
-        found[f"_cuda_tunableop_get_{name}"] = partial(others.get, name)
-        found[f"_cuda_tunableop_set_{name}"] = partial(_set, others, name)
-    return found
-
-
-def _set(values: dict[str, Any], name: str, value: Any, *_: Any) -> None:
-    values[name] = value
+# ``torch._C._nvtx``: marks and ranges go nowhere.
+_NVTX: Final = SimpleNamespace(
+    rangePushA=_no_range, rangePop=_no_range, rangeStartA=_no_range, rangeEnd=_no_range,
+    deviceRangeStart=_no_range, deviceRangeEnd=_no_range, markA=_no_range,
+)  # fmt: skip
+# What ``torch.cuda.tunable`` reads: PyTorch's defaults (aten/src/ATen/cuda/tunable/Tunable.h).
+_TUNING: Final = {
+    "tunableop_is_enabled": False, "tunableop_tuning_is_enabled": True,
+    "record_untuned_is_enabled": False, "tunableop_get_filename": "tunableop_results.csv",
+    "tunableop_get_max_tuning_duration": 30, "tunableop_get_max_tuning_iterations": 100,
+    "tunableop_get_rotating_buffer_size": 0, "tunableop_get_results": (),
+    "tunableop_get_validators": (), "tunableop_read_file": True, "tunableop_write_file": True,
+}  # fmt: skip
 
 
 class GreenContext:
@@ -155,12 +119,7 @@ def _copied(parts: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> l
 def _broadcast(tensor: torch.Tensor, devices: Sequence[Any]) -> list[torch.Tensor]:
     if devices and isinstance(devices[0], torch.Tensor):  # the outputs
         return _copied([tensor for _ in devices], devices)
-    found = []
-    for device in devices:
-        place = _index(device)
-        is_there = tensor.device == place
-        found.append(tensor if is_there else tensor.to(place, non_blocking=True))
-    return found
+    return [tensor.to(_index(device), non_blocking=True) for device in devices]
 
 
 def _broadcast_coalesced(
@@ -211,16 +170,13 @@ def _take(n_bytes: int, _stream: int = 0) -> int:
     return allocation.take(session.current().gpus.device(), n_bytes, allocation.stack_here())
 
 
-def _timed(original: Any) -> Any:
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        """Record no GPU times, since builds without CUDA have no clock for them."""
-        kwargs.pop("use_cuda", None)
-        if kwargs.get("use_device") == "cuda":
-            kwargs["use_device"] = None
-            session.note("Profiles contain no GPU times.")
-        original(self, *args, **kwargs)
-
-    return __init__
+def _profile(make: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    """Record no GPU times, since builds without CUDA have no clock for them."""
+    kwargs.pop("use_cuda", None)
+    if kwargs.get("use_device") == "cuda":
+        kwargs["use_device"] = None
+        session.note("Profiles contain no GPU times.")
+    make(self, *args, **kwargs)
 
 
 def _not_rehearsed(name: str) -> Callable[..., Any]:
@@ -240,6 +196,9 @@ def _jit(
 
 
 _DO_NOTHING: Final = (
+    "_cuda_tunableop_enable", "_cuda_tunableop_tuning_enable", "_cuda_record_untuned_enable",
+    "_cuda_tunableop_set_filename", "_cuda_tunableop_set_max_tuning_duration",
+    "_cuda_tunableop_set_max_tuning_iterations", "_cuda_tunableop_set_rotating_buffer_size",
     "_cuda_tunableop_write_file_on_exit", "_cuda_tunableop_set_numerical_check_tolerances",
     "_cuda_setCublasLtWorkspaceSize", "_nccl_all_reduce", "_nccl_reduce", "_nccl_broadcast",
     "_nccl_all_gather", "_nccl_reduce_scatter", "_set_linalg_preferred_backend",
@@ -285,19 +244,16 @@ def _device_memory_used(device: Any = None) -> int:
 
 def install(undo: ExitStack) -> None:
     """Install these functions until ``undo`` is closed."""
-    put_all(undo, torch._C, {**_IN_C, **_tuning()})
-    put(undo, torch.cuda.nvtx, "_nvtx", _Nvtx())
+    put_all(undo, torch._C, _IN_C)
+    for name, read in _TUNING.items():
+        put(undo, torch._C, f"_cuda_{name}", lambda *_, read=read: read)
+    put(undo, torch.cuda.nvtx, "_nvtx", _NVTX)
     put(undo, torch.autograd.profiler, "emit_nvtx", lambda *_, **__: nullcontext())
-    profile: Any = torch.autograd.profiler.profile
-    put(undo, profile, "__init__", _timed(profile.__init__))
+    wrap(undo, torch.autograd.profiler.profile, "__init__", _profile)
     put(undo, torch.cuda.green_contexts, "GreenContext", GreenContext)
     put(undo, torch.backends.cuda, "cufft_plan_cache", _Plans())
-    put(
-        undo,
-        torch.cuda,
-        "ExternalStream",
-        lambda _pointer, device=None, **_: cuda_objects.Stream(device),
-    )
+    external = lambda _pointer, device=None, **_: cuda_objects.Stream(device)  # noqa: E731
+    put(undo, torch.cuda, "ExternalStream", external)
     types = [kind for kind in vars(torch).values() if type(kind) is type(torch.FloatTensor)]
     for kind in types:
         made = _TypeOfTensors(_OF_GPU + kind.__name__, (), {"dtype": kind.dtype})

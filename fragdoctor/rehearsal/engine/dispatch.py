@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final
 
 import torch
@@ -24,13 +24,12 @@ from torch.utils._pytree import tree_flatten
 from fragdoctor.rehearsal.engine import allocation, meta_functions, session
 from fragdoctor.rehearsal.engine.allocation import BlockLayout
 from fragdoctor.rehearsal.engine.kernels.scratch import (
+    FREE,
+    MAKE,
     RULES,
+    TAKE,
     Call,
-    Free,
-    Out,
     Step,
-    Temp,
-    UseBlas,
     registered,
     steps_of,
 )
@@ -86,17 +85,17 @@ class Plan:
         """Request the memory in order and return the results."""
         stack = allocation.stack_here()
         made: list[Any] = [None] * len(self.layouts)
-        temps: dict[Any, int] = {}
+        temps: dict[int, int] = {}
         try:
-            for step in self.steps:
-                if type(step) is Out:
-                    made[step.number] = self.layouts[step.number].make(self.device, stack)
-                elif type(step) is Temp:
-                    temps[step] = allocation.take(self.device, step.n_bytes, stack)
-                elif type(step) is Free:
-                    allocation.give(temps.pop(step.temp))
-                elif type(step) is UseBlas:
-                    use_blas(self.device, is_lt=step.is_lt)
+            for action, number, n_bytes in self.steps:
+                if action == MAKE:
+                    made[number] = self.layouts[number].make(self.device, stack)
+                elif action == TAKE:
+                    temps[number] = allocation.take(self.device, n_bytes, stack)
+                elif action == FREE:
+                    allocation.give(temps.pop(number))
+                else:
+                    use_blas(self.device, is_lt=bool(number))
         finally:
             for address in reversed(temps.values()):
                 allocation.give(address)
@@ -180,7 +179,7 @@ def _plan(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
             number = len(layouts)
             makers.append(lambda made, _args, number=number: made[number])
             layouts.append(BlockLayout(leaf.shape, leaf.stride(), leaf.dtype))
-    call = Call(op, args, kwargs, tuple(layouts), device)
+    steps = steps_of(Call(op, args, kwargs, tuple(layouts)))
 
     def results(made: list[torch.Tensor], args: tuple[Any, ...]) -> Any:
         return structure.unflatten([maker(made, args) for maker in makers])
@@ -189,7 +188,7 @@ def _plan(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
         return makers[0](made, args)
 
     single = isinstance(found, torch.Tensor)
-    return Plan(device, steps_of(call), layouts, only_one if single else results)
+    return Plan(device, steps, layouts, only_one if single else results)
 
 
 def in_place(op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -202,8 +201,8 @@ def in_place(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _plan_in_place(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
-    device = device_of(args, kwargs)
-    return Plan(device, steps_of(Call(op, args, kwargs, (), device)), (), _no_results)
+    steps = steps_of(Call(op, args, kwargs, ()))
+    return Plan(device_of(args, kwargs), steps, (), _no_results)
 
 
 def _no_results(_made: list[torch.Tensor], _args: tuple[Any, ...]) -> None:
@@ -255,15 +254,14 @@ def _plan_into(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
         for m in metas.values()
         if isinstance(m, torch.Tensor)
     )
-    device = device_of(args, kwargs)
-    steps = steps_of(Call(op, args, inputs, made, device))
+    steps = [step for step in steps_of(Call(op, args, inputs, made)) if step[0] != MAKE]
     resized = [
         (meta.shape, meta_functions.pointwise_strides(op, args, meta.shape))
         if isinstance(meta, torch.Tensor) and outs[name].shape != meta.shape
         else None
         for name, meta in metas.items()
     ]
-    return Plan(device, [s for s in steps if type(s) is not Out], (), _no_results, resized)
+    return Plan(device_of(args, kwargs), steps, (), _no_results, resized)
 
 
 def view(op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -275,6 +273,14 @@ def of_cpu(key: str, op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run the parts of the CPU's kernel if PyTorch uses the same code for both devices."""
     keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
     return op.redispatch(keys, *args, **kwargs)
+
+
+# The code of these is one for CPU and GPU: it calls other operations.
+special(
+    "aten::_embedding_bag_backward", "aten::_to_sparse", "aten::_to_sparse_bsc",
+    "aten::_to_sparse_bsr", "aten::_to_sparse_csc", "aten::_to_sparse_csr",
+    "aten::_transformer_encoder_layer_fwd", "aten::set_.source_Storage", "aten::set_.source_Tensor",
+)(partial(of_cpu, "CPU"))  # fmt: skip
 
 
 def device_of(args: Any, kwargs: dict[str, Any]) -> int:

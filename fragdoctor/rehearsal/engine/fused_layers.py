@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
+from itertools import product
 from typing import Any, Final
 
 import torch
@@ -41,15 +42,6 @@ def _flatten_weight(_op: Any, weights: Any, *_: Any, **__: Any) -> torch.Tensor:
         weight.set_(buffer.untyped_storage(), begin, weight.shape, weight.stride())
         begin += weight.numel()
     return buffer
-
-
-def _put_recurrent(library: Any) -> None:
-    """Replace cuDNN's kernels with the step-by-step form."""
-    for layer in LAYERS:
-        for overload in OVERLOADS:
-            kernel = partial(_without_cudnn, getattr(getattr(torch.ops.aten, layer), overload))
-            for key in ("AutogradCUDA", "CUDA"):
-                library.impl(f"{layer}.{overload}", kernel, key)
 
 
 MATH: Final = 0
@@ -180,11 +172,7 @@ def _flash_fits(ask: LayerQuestion) -> bool:
 def _efficient_fits(ask: LayerQuestion) -> bool:
     half = ask.query.dtype in _HALF
     kinds = (*_HALF, torch.float32) if ask.capability >= AMPERE else (torch.float16, torch.float32)
-    aligned = 1
-    if ask.capability >= AMPERE:
-        aligned = 8 if half else 4
-    elif ask.capability >= (7, 0) and half:
-        aligned = 8
+    aligned = 8 if half and ask.capability >= (7, 0) else 4 if ask.capability >= AMPERE else 1
     head, value_head = ask.query.shape[-1], ask.value.shape[-1]
     return (
         torch.backends.cuda.mem_efficient_sdp_enabled()
@@ -200,14 +188,8 @@ def _efficient_fits(ask: LayerQuestion) -> bool:
 
 def choose(ask: LayerQuestion) -> int:
     """Return the number of the kernel that PyTorch's CUDA build would choose."""
-    prefers_cudnn = ask.capability[0] in {9, 10} and ask.version >= (2, 5, 0)
-    order: list[tuple[int, Callable[[LayerQuestion], bool]]] = [
-        (FLASH, _flash_fits),
-        (EFFICIENT, _efficient_fits),
-        (CUDNN, _cudnn_fits),
-    ]
-    if prefers_cudnn:
-        order = [order[2], *order[:2]]
+    order = [(FLASH, _flash_fits), (EFFICIENT, _efficient_fits)]
+    order.insert(0 if ask.capability[0] in {9, 10} else 2, (CUDNN, _cudnn_fits))
     if not _is_dense(ask):
         return MATH
     return next((kernel for kernel, fits in order if fits(ask)), MATH)
@@ -283,7 +265,7 @@ def _flash(ask: LayerQuestion) -> torch.Tensor:
 
 @special("aten::_native_multi_head_attention")
 def _native_attention(
-    _op: Any,
+    op: Any,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -295,15 +277,12 @@ def _native_attention(
     proj_bias: torch.Tensor,
     mask: torch.Tensor | None = None,
     need_weights: bool = True,
-    average_attn_weights: bool = True,
-    mask_type: int | None = None,
+    *more: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """``MultiheadAttention`` outside training (``native/transformers/cuda/attention.cu``)."""
     linear = torch.nn.functional.linear
-    head = embed_dim // num_head
-    n, length = query.shape[:2]
-    is_self = query is key is value
-    if is_self and head % MULTIPLE == 0 and not need_weights and mask is None:
+    head, n = embed_dim // num_head, query.shape[0]
+    if query is key is value and head % MULTIPLE == 0 and not need_weights and mask is None:
         heads = query.view(n, -1, num_head, head).transpose(1, 2)
         if choose(_question(heads, heads, heads)) != MATH:
             parts = linear(query, qkv_weight, qkv_bias).chunk(3, -1)
@@ -312,34 +291,19 @@ def _native_attention(
             out = linear(seen, proj_weight, proj_bias)
             del seen  # freed before the projections
             return out, None
-    if is_self:
-        qkv = linear(query, qkv_weight)
-    else:
-        given = zip((query, key, value), qkv_weight.chunk(3), strict=True)
-        qkv = torch.cat([linear(x, weight) for x, weight in given], 2)
-    # ``_transform_bias_rescale_qkv`` allocates one block for all three.
-    q, k, v = qkv.new_empty((3, n * num_head, length, head)).unbind()
-    del qkv
-    scores = torch.bmm(q, k.transpose(1, 2)).view(n, num_head, length, -1)
-    if mask is None:
-        torch.softmax(scores, -1, out=scores)
-    else:
-        scores = ATEN._masked_softmax(scores, mask.bool(), scores.dim() - 1, mask_type)
-    torch.bmm(scores.view(-1, *scores.shape[2:]), v, out=q)  # into the storage of the queries
-    weights = scores if need_weights else None
-    del scores
-    out = q.view(n, num_head, length, head).transpose(1, 2).contiguous().view(n, length, embed_dim)
-    out = linear(out, proj_weight, proj_bias)
-    if weights is not None and average_attn_weights:
-        weights = weights.sum(1)
-        weights /= num_head
-    return out, weights
+    return of_cpu(  # type: ignore[no-any-return]
+        "CPU", op, query, key, value, embed_dim, num_head, qkv_weight, qkv_bias, proj_weight,
+        proj_bias, mask, need_weights, *more,
+    )  # fmt: skip
 
 
-@special("aten::_transformer_encoder_layer_fwd")
-def _encoder_layer(op: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """``TransformerEncoderLayer`` outside training, which runs the same code as on the CPU."""
-    return of_cpu("CPU", op, *args, **kwargs)  # type: ignore[no-any-return]
+@special("aten::_transform_bias_rescale_qkv")
+def _rescale(
+    _op: Any, qkv: torch.Tensor, _bias: torch.Tensor, num_heads: int
+) -> tuple[torch.Tensor, ...]:
+    """Queries, keys and values are one block of memory."""
+    n, length, width = qkv.shape
+    return qkv.new_empty((3, n, num_heads, length, width // 3 // num_heads)).unbind()
 
 
 @special("aten::_nested_tensor_from_mask_left_aligned")
@@ -352,9 +316,12 @@ def _is_left_aligned(_op: Any, *_: Any) -> bool:
 def install(undo: ExitStack) -> None:
     """Install these in place of the CUDA kernels until ``undo`` is closed."""
     library = library_for("aten", undo)
-    for key in ("AutogradCUDA", "CUDA"):
-        library.impl("scaled_dot_product_attention", attention, key)
+    replaced: dict[str, Callable[..., Any]] = {"scaled_dot_product_attention": attention}
+    for layer, overload in product(LAYERS, OVERLOADS):
+        op = getattr(getattr(ATEN, layer), overload)
+        replaced[f"{layer}.{overload}"] = partial(_without_cudnn, op)
+    for (name, kernel), key in product(replaced.items(), ("AutogradCUDA", "CUDA")):
+        library.impl(name, kernel, key)
     library.impl("_fused_sdp_choice", lambda *a, **k: choose(_question(*a, **k)), "CUDA")
     for name, fits in _ASKED_FOR.items():
         put(undo, torch._C, f"_can_use_{name}_attention", partial(_can_use, fits))
-    _put_recurrent(library)

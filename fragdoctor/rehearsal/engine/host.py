@@ -12,11 +12,12 @@ import ctypes
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Final
 
 import torch
 
-from fragdoctor.rehearsal.engine import allocation, put, session, when_imported
+from fragdoctor.rehearsal.engine import allocation, put, session, when_imported, wrap
 from fragdoctor.units import KIB, MIB
 
 KEPT_BYTES: Final = 256 * MIB
@@ -26,7 +27,8 @@ LARGE_BYTES: Final = 1 * MIB
 MOST_DRAWN: Final = 1024**3
 """The most random numbers drawn for skipped operations, to keep later random numbers the same."""
 _DRAWN_AT_ONCE: Final = 64 * KIB
-_GROUP: Final = 16  # the CPU's ``normal_`` fills groups of this size, and the last one twice
+_DRAWN: Final = {"uniform_": 1, "normal_": 16}
+"""Size of the groups that the CPU's kernel fills; ``normal_`` fills the last one twice."""
 _PAGE: Final = 4 * KIB
 _DONTNEED: Final = 4  # Linux's MADV_DONTNEED
 _LAUNCHER: Final = "triton.runtime.jit"
@@ -34,7 +36,7 @@ _LEFT_OUT: Final = (
     "add_", "clamp_", "copy_", "div_", "erfinv_", "fill_", "mul_", "sub_", "zero_",
 )  # fmt: skip
 _CONVERSIONS: Final = {
-    "half": torch.float16, "bfloat16": torch.bfloat16, "float": torch.float32,
+    "to": None, "half": torch.float16, "bfloat16": torch.bfloat16, "float": torch.float32,
     "double": torch.float64,
 }  # fmt: skip
 
@@ -116,68 +118,50 @@ class Weights:
             torch.rand(1, dtype=torch.float32, device="cpu", generator=generator)
 
 
-_originals: Final[dict[str, Any]] = {
-    name: getattr(torch.Tensor, name) for name in (*_LEFT_OUT, "normal_", "uniform_")
-}
-
-
 def _leave_out_weights(undo: ExitStack) -> None:
     """Keep large parameters on the CPU from taking memory, until ``undo`` is closed."""
     weights = Weights()
-    parameter: Any = torch.nn.Parameter
-    put(undo, parameter, "__new__", staticmethod(_new(weights, parameter.__new__)))
-    for name in _LEFT_OUT:
-        put(undo, torch.Tensor, name, _left_out(weights, _originals[name]))
-    put(undo, torch.Tensor, "uniform_", _left_out(weights, _originals["uniform_"], 1))
-    put(undo, torch.Tensor, "normal_", _left_out(weights, _originals["normal_"], _GROUP))
-    put(undo, parameter, "to", _converting(weights, torch.Tensor.to))
+    wrap(undo, torch.nn.Parameter, "__new__", partial(_make, weights))
+    for name in (*_LEFT_OUT, *_DRAWN):
+        wrap(undo, torch.Tensor, name, partial(_leave_out, weights, _DRAWN.get(name, 0)))
     for name, dtype in _CONVERSIONS.items():
-        put(undo, parameter, name, _converting(weights, getattr(torch.Tensor, name), dtype))
+        wrap(undo, torch.nn.Parameter, name, partial(_convert, weights, dtype))
 
 
-def _new(weights: Weights, original: Callable[..., Any]) -> Callable[..., Any]:
-    def __new__(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:  # noqa: N807
-        if isinstance(data, torch.Tensor) and data.layout is torch.strided and not data.is_meta:
-            weights.made(data)
-        return original(cls, data, requires_grad)
-
-    return __new__
-
-
-def _left_out(weights: Weights, original: Callable[..., Any], group: int = 0) -> Callable[..., Any]:
-    """Return a method that does nothing to such parameters except draw random numbers in groups."""
-
-    def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if not weights.has(self):
-            return original(self, *args, **kwargs)
-        if group:
-            n = self.numel()
-            weights.draw(n + group if n % group else n, self.dtype, kwargs.get("generator"))
-        return self
-
-    method.__name__ = original.__name__
-    return method
+def _make(
+    weights: Weights, make: Any, cls: Any, data: Any = None, requires_grad: bool = True
+) -> Any:
+    if isinstance(data, torch.Tensor) and data.layout is torch.strided and not data.is_meta:
+        weights.made(data)
+    return make(cls, data, requires_grad)
 
 
-def _converting(
-    weights: Weights, original: Callable[..., Any], dtype: torch.dtype | None = None
-) -> Callable[..., Any]:
-    """Return a conversion to a dtype; None = the one in its arguments."""
+def _leave_out(
+    weights: Weights, group: int, fill: Any, self: torch.Tensor, *args: Any, **kwargs: Any
+) -> Any:
+    """Do nothing to such parameters except draw random numbers in groups."""
+    if not weights.has(self):
+        return fill(self, *args, **kwargs)
+    if group:
+        n = self.numel()
+        weights.draw(n + group if n % group else n, self.dtype, kwargs.get("generator"))
+    return self
 
-    def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        is_free = not (torch.is_grad_enabled() and self.requires_grad)
-        if dtype != self.dtype and is_free and weights.has(self):
-            device, wanted = None, dtype
-            if dtype is None:
-                device, wanted, _, _ = torch._C._nn._parse_to(*args, **kwargs)
-            if (device is None or device.type == "cpu") and wanted not in {None, self.dtype}:
-                made = torch.empty_like(self.detach(), dtype=wanted)
-                weights.empty(made)
-                return made
-        return original(self, *args, **kwargs)
 
-    method.__name__ = original.__name__
-    return method
+def _convert(
+    weights: Weights, dtype: Any, convert: Any, self: torch.Tensor, *args: Any, **kwargs: Any
+) -> Any:
+    """Convert to a dtype; None = the one in the arguments."""
+    is_free = not (torch.is_grad_enabled() and self.requires_grad)
+    if dtype != self.dtype and is_free and weights.has(self):
+        device, wanted = None, dtype
+        if dtype is None:
+            device, wanted, _, _ = torch._C._nn._parse_to(*args, **kwargs)
+        if (device is None or device.type == "cpu") and wanted not in {None, self.dtype}:
+            made = torch.empty_like(self.detach(), dtype=wanted)
+            weights.empty(made)
+            return made
+    return convert(self, *args, **kwargs)
 
 
 def _pin_memory(self: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
@@ -189,26 +173,20 @@ def _pin_memory(self: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     return pinned
 
 
-def _resize(original: Any) -> Any:
-    def resize_(self: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
-        """Replace a storage's memory in place."""
-        if self.device.type != "cuda":
-            return original(self, size)  # type: ignore[no-any-return]
-        allocation.resize_storage(self, int(size))
-        return self
-
-    return resize_
+def _resize(resize: Any, self: torch.UntypedStorage, size: int) -> Any:
+    """Replace a storage's memory in place."""
+    if self.device.type != "cuda":
+        return resize(self, size)
+    allocation.resize_storage(self, int(size))
+    return self
 
 
-def _copying(original: Any) -> Any:
-    def copy(self: torch.UntypedStorage, *device: Any, **how: Any) -> Any:
-        """Return a storage's copy, as needed by deep copies and ``torch.load``."""
-        place = torch.device(device[0]) if device else self.device
-        if place.type != "cuda":
-            return original(self, *device, **how)
-        return torch.empty(self.nbytes(), dtype=torch.uint8, device=place).untyped_storage()
-
-    return copy
+def _copy(copy: Any, self: torch.UntypedStorage, *device: Any, **how: Any) -> Any:
+    """Return a storage's copy, as needed by deep copies and ``torch.load``."""
+    place = torch.device(device[0]) if device else self.device
+    if place.type != "cuda":
+        return copy(self, *device, **how)
+    return torch.empty(self.nbytes(), dtype=torch.uint8, device=place).untyped_storage()
 
 
 def _launcher(_kernel: Any, _grid: Any) -> Callable[..., None]:
@@ -227,7 +205,7 @@ def install(undo: ExitStack) -> None:
     )
     put(undo, torch.Tensor, "pin_memory", _pin_memory)
     put(undo, torch.Tensor, "is_pinned", lambda self, *_, **__: hasattr(self, "_is_pinned_here"))
-    put(undo, torch.storage, "_to", _copying(torch._utils._to))
-    put(undo, torch.UntypedStorage, "clone", _copying(torch.UntypedStorage.clone))
-    put(undo, torch.UntypedStorage, "resize_", _resize(torch.UntypedStorage.resize_))
+    wrap(undo, torch.storage, "_to", _copy)
+    wrap(undo, torch.UntypedStorage, "clone", _copy)
+    wrap(undo, torch.UntypedStorage, "resize_", _resize)
     _leave_out_weights(undo)

@@ -159,14 +159,14 @@ class Known:
         rule = _rule_of(op)
         n_set = self._n_set_by(rule, args) if rule.is_any or rule.is_placed else None
         result = handler(op, *args, **kwargs)
-        if rule.puts and self._put(op, rule, args, kwargs, result):
+        if rule.puts and self._put(op, rule, _named(args, kwargs), result):
             return result
         if rule.is_of_finite and len(args) == 2 and rule.is_of_finite(*args) and _is_small(result):
             self._settle(result, value=True)
         elif rule.positions or rule.names:
-            self._write(op, rule, args, kwargs)
+            self._write(op, rule, _named(args, kwargs))
         elif rule.is_followed and self._shadows and _is_small(result):
-            self._compute(op, rule, args, kwargs, result)
+            self._compute(op, rule, _named(args, kwargs), result)
         if rule.chooses is not None:
             self._choose(rule.chooses, args, result)
         if n_set is not None:
@@ -217,75 +217,51 @@ class Known:
             found.copy_((torch.arange(n, device=_CPU) % scores.shape[-1]).view(indices.shape))
             self.on_choice(scores.shape[-1])
 
-    def _put(
-        self, op: Any, rule: _Rule, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-    ) -> bool:
+    def _put(self, op: Any, rule: _Rule, named: dict[Any, Any], result: Any) -> bool:
         """Track values put among zeros that are too many to be kept themselves."""
-        if not self._shadows or self._n_set.get(_key(args[0])) != 0:
+        into = named[0]
+        if not self._shadows or self._n_set.get(_key(into)) != 0:
             return False
-        named = {name: value for name, value in kwargs.items() if name not in rule.names}
-        given = self._given([dict(enumerate(args[1:])), named])
+        given = self._given({k: v for k, v in named.items() if k not in {0, *rule.names}})
         if given is None:
             return False
-        zeros = torch.zeros(args[0].shape, dtype=args[0].dtype, device=_CPU)
-        made = op.overloadpacket(zeros, *given[0].values(), **given[1])
+        made = _run(op, {0: torch.zeros(into.shape, dtype=into.dtype, device=_CPU), **given})
         most = MOST_WHOLE * result.element_size()
         place = self._place(result, overwrites=True, most_bytes=most)
         if place is not None:
             place.copy_(made)
         return place is not None
 
-    def _write(self, op: Any, rule: _Rule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        written = [args[i] for i in rule.positions if i < len(args)]
-        written += [kwargs[name] for name in rule.names if name in kwargs]
+    def _write(self, op: Any, rule: _Rule, named: dict[Any, Any]) -> None:
+        keys = [key for key in (*rule.positions, *rule.names) if key in named]
+        written = [named[key] for key in keys]
         targets = [t for t in _tensors(written) if t.is_cuda and t.numel() <= MOST_WHOLE]
-        if not targets:
-            return
-        target = targets[0]
-        if rule.decides is not None and self._decided(rule.decides, args, target):
+        if not targets or self._is_decided(rule, named, targets[0]):
             return
         is_each = len(targets) == len(written) and rule.is_followed
         if is_each and (self._shadows or rule.overwrites):
-            inputs: list[dict[Any, Any]] = [
-                {k: v for k, v in enumerate(args) if k not in rule.positions},
-                {k: v for k, v in kwargs.items() if k not in rule.names},
-            ]
-            given = self._given(inputs)
+            given = self._given({k: v for k, v in named.items() if k not in keys})
             places = [t.numel() and self._place(t, overwrites=rule.overwrites) for t in targets]
             if given is not None and all(isinstance(p, torch.Tensor) for p in places):
-                positional, named = given
-                keys: list[Any] = [*rule.positions, *rule.names]
-                for key, place in zip(keys, places, strict=True):
-                    (named if isinstance(key, str) else positional)[key] = place
                 try:
-                    _run(op, [positional[i] for i in range(len(args))], named)
+                    _run(op, given | dict(zip(keys, places, strict=True)))
                 except Exception:  # noqa: BLE001 - the values are then unknown
                     for target in targets:
                         self.forget(target)
                 return
         for target in targets:
             self.forget(target)
-        value = args[1] if len(args) > 1 else 0  # ``fill_``, or ``zero_``
+        value = named.get(1, 0)  # ``fill_``, or ``zero_``
         is_zero = isinstance(value, bool | int | float) and not value
-        if rule.zeroes and is_zero and _is_whole(target):
-            self._n_set[_key(target)] = 0
+        if rule.zeroes and is_zero and _is_whole(targets[0]):
+            self._n_set[_key(targets[0])] = 0
 
-    def _compute(
-        self,
-        op: Any,
-        rule: _Rule,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        result: Any,
-    ) -> None:
-        if rule.decides is not None and self._decided(rule.decides, args, result):
-            return
-        given = self._given([dict(enumerate(args)), kwargs])
+    def _compute(self, op: Any, rule: _Rule, named: dict[Any, Any], result: Any) -> None:
+        given = None if self._is_decided(rule, named, result) else self._given(named)
         if given is None:
             return
-        positional, named = given
         try:
-            values = _run(op, list(positional.values()), named)
+            values = _run(op, given)
         except Exception:  # noqa: BLE001 - the value is then unknown
             return
         is_one = isinstance(result, torch.Tensor)
@@ -295,12 +271,17 @@ class Known:
                 if place is not None:
                     place.copy_(made)
 
-    def _decided(self, value: bool, args: tuple[Any, ...], result: torch.Tensor) -> bool:
-        for argument in args:
-            if isinstance(argument, torch.Tensor) and argument.numel() == result.numel():
-                known = self.of(argument) if argument.is_cuda else argument
+    def _is_decided(self, rule: _Rule, named: dict[Any, Any], result: torch.Tensor) -> bool:
+        """Return whether one operand alone decides about all of a result, which is then known."""
+        value = rule.decides
+        if value is None:
+            return False
+        operands = (operand for key, operand in named.items() if key not in rule.names)
+        for operand in operands:
+            if isinstance(operand, torch.Tensor) and operand.numel() == result.numel():
+                known = self.of(operand) if operand.is_cuda else operand
                 decides = known is not None and (known.all() if value else not known.any())
-                if decides and (not value or argument.dtype == result.dtype == torch.bool):
+                if decides and (not value or operand.dtype == result.dtype == torch.bool):
                     return self._settle(result, value=value)
         return False
 
@@ -311,9 +292,9 @@ class Known:
             place.fill_(value)
         return place is not None
 
-    def _given(self, groups: Sequence[dict[Any, Any]]) -> list[dict[Any, Any]] | None:
+    def _given(self, named: dict[Any, Any]) -> dict[Any, Any] | None:
         """Return arguments with known values for GPU tensors; None if one is unknown."""
-        tensors = list(_tensors([value for group in groups for value in group.values()]))
+        tensors = list(_tensors([*named.values()]))
         n = 0
         for tensor in tensors:
             if tensor.numel() > _most(tensor):
@@ -336,7 +317,7 @@ class Known:
                 return [converted(item) for item in value]
             return _CPU if isinstance(value, torch.device) else value
 
-        return [{name: converted(value) for name, value in group.items()} for group in groups]
+        return {name: converted(value) for name, value in named.items()}
 
     def _place(
         self, tensor: torch.Tensor, *, overwrites: bool, most_bytes: int | None = None
@@ -359,7 +340,15 @@ class Known:
         return self.of(tensor)
 
 
-def _run(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[Any, Any]:
+    """Return arguments by position or name."""
+    return {**dict(enumerate(args)), **kwargs}
+
+
+def _run(op: Any, named: dict[Any, Any]) -> Any:
+    """Run an operation with arguments by position or name."""
+    args = [named[key] for key in sorted(key for key in named if isinstance(key, int))]
+    kwargs = {key: value for key, value in named.items() if isinstance(key, str)}
     try:
         return op(*args, **kwargs)
     except RuntimeError:  # a number for a tensor: another overload takes it

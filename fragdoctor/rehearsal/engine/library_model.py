@@ -135,13 +135,12 @@ def _note_unread(
 def _inputs(model: torch.nn.Module, config: Any, seq: int, *, inference: bool) -> dict[str, Any]:
     """Return the inputs of one sample, according to the parameters of the model's ``forward``."""
     takes = inspect.signature(model.forward).parameters
+    main = getattr(model, "main_input_name", "")
     if not seq:
         seq = min(DEFAULT_SEQ, getattr(config, "max_position_embeddings", None) or DEFAULT_SEQ)
-        note = f"Sequences of {seq} tokens are assumed; --seq sets the length."
-        if getattr(model, "main_input_name", "") != "pixel_values":
-            session.note(note)
+        if main != "pixel_values":
+            session.note(f"Sequences of {seq} tokens are assumed; --seq sets the length.")
     ids = torch.zeros((1, seq), dtype=torch.int64)
-    main = getattr(model, "main_input_name", "")
     if "return_loss" in takes and hasattr(config, "vision_config"):  # pairs of text and image
         text = ids[:, : config.text_config.max_position_embeddings]
         picture = _image(config.vision_config)
@@ -234,12 +233,10 @@ def _matrices_of_attention(model: torch.nn.Module) -> set[str]:
 
 
 def _checkpoint(model: torch.nn.Module, *, has_adapters: bool) -> None:
-    switch: Any = model
-    for name in ("gradient_checkpointing_enable", "enable_gradient_checkpointing"):
-        if hasattr(model, name):
-            getattr(switch, name)()
-            break
-    else:
+    names = ("gradient_checkpointing_enable", "enable_gradient_checkpointing")
+    switches = [getattr(model, name) for name in names if hasattr(model, name)]
+    if not switches:
         raise ConfigError(f"{type(model).__name__} has no switch for checkpointing.", hint=OWN_CODE)
+    switches[0]()
     if has_adapters and hasattr(model, "enable_input_require_grads"):
-        switch.enable_input_require_grads()
+        model.enable_input_require_grads()  # type: ignore[operator]

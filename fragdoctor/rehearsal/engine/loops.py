@@ -30,14 +30,13 @@ from fragdoctor.rehearsal.engine import SEEN_THROUGH, put
 from fragdoctor.rehearsal.engine.memory_history import ENGINE, is_users
 from fragdoctor.rehearsal.engine.skipping import (
     WAIT_S,
-    LoopSource,
+    Loop,
     Passage,
-    Round,
     Skipping,
     is_on_gpu,
+    loop_of,
     n_remaining,
     no_length,
-    source_of,
 )
 
 _FOR, _END, _BEGIN = "__fragdoctor_for__", "__fragdoctor_end__", "__fragdoctor_begin__"
@@ -46,69 +45,39 @@ _to_code: Any = SourceFileLoader.source_to_code  # also takes a tree
 _OWN: Final = (str(Path(torch.__file__).parent), ENGINE)
 
 
-@dataclass(slots=True, eq=False)
-class LoopPlace:
-    """A loop in the program's source, and its progress.
-
-    Attributes:
-        first, last: its lines.
-        source: what its source says about its rounds.
-        is_between: whether the next round has not begun yet and its data is being made.
-        is_of_steps: whether an optimizer is called in it, and not in a loop within it.
-        passage: the progress since it was last entered.
-    """
-
-    first: int
-    last: int
-    source: LoopSource
-    is_between: bool = True
-    is_of_steps: bool = False
-    passage: Passage | None = None
-    _seen: set[Round] = field(default_factory=set)
-    _has_skipped: bool = False
-
-    def enter(self, n_steps: int) -> None:
-        """Note that the loop was entered."""
-        self._has_skipped |= self.passage is not None and self.passage.has_skipped
-        self.passage = Passage(self.source, self._seen, n_steps, has_skipped=self._has_skipped)
-
-
 class _Items(Iterator[Any]):
     """The items of a ``for``; holds no item itself, so that each dies when it otherwise would."""
 
-    __slots__ = ("_items", "_iterator", "_loops", "_next", "_passage", "_place")
+    __slots__ = ("_items", "_iterator", "_loops", "_next", "_passage")
 
-    def __init__(self, loops: Loops, place: LoopPlace, items: Iterable[Any]) -> None:
+    def __init__(self, loops: Loops, loop: Loop, items: Iterable[Any]) -> None:
         self._items = items
         self._iterator = iter(items)
         self._next = self._iterator.__next__
-        self._loops, self._place = loops, place
-        place.enter(loops.skipping.steps())
-        place.is_between = True
-        self._passage = place.passage
+        self._loops = loops
+        self._passage = loop.passage = Passage(loop, loops.skipping.steps())
+        loop.is_between = True
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
-        place, passage, skipping = self._place, self._passage, self._loops.skipping
-        is_over = not place.is_between
-        place.is_between = True
+        passage, skipping = self._passage, self._loops.skipping
+        is_over = not passage.loop.is_between
+        passage.loop.is_between = True
         n: int | None = 0
-        if is_over and passage is not None and skipping.is_on:
-            n = skipping.rounds_to_skip(passage, self._n_remaining, is_of_steps=place.is_of_steps)
-        item = self._next() if n == 0 else self._after(n, passage)
-        if passage is not None and _has_module(item):
+        if is_over and skipping.is_on:
+            n = skipping.rounds_to_skip(passage, self._n_remaining)
+        item = self._next() if n == 0 else self._after(n)
+        if _has_module(item):
             passage.is_of_layers = True
-        self._loops.begin(place)
+        self._loops.begin(passage.loop)
         return item
 
     def _n_remaining(self) -> int | None:
-        passage = self._passage
-        n_taken = 0 if passage is None else passage.n_rounds
-        return n_remaining(self._iterator, self._items, n_taken)
+        return n_remaining(self._iterator, self._items, self._passage.n_rounds)
 
-    def _after(self, n: int | None, passage: Passage | None) -> Any:
+    def _after(self, n: int | None) -> Any:
         """Return the item after some skipped ones; with None the last one, if it can be kept.
 
         Raises:
@@ -122,7 +91,7 @@ class _Items(Iterator[Any]):
             while n is None or n_gone < n:
                 if time.monotonic() - begun > WAIT_S:
                     skipping.partial = skipping.partial or (
-                        f"skipping items of the loop at line {self._place.first} took "
+                        f"skipping items of the loop at line {self._passage.loop.first} took "
                         f"{WAIT_S:.0f} s, and there are more"
                     )
                     skipping.on_stuck(skipping.partial)
@@ -140,8 +109,8 @@ class _Items(Iterator[Any]):
                 del item
         finally:
             skipping.is_jumping = False
-            if n is None and passage is not None:
-                skipping.note(passage, n_gone, sys._getframe(2))
+            if n is None:
+                skipping.note(self._passage, n_gone, sys._getframe(2))
         return self._next()
 
 
@@ -155,17 +124,17 @@ class _Following(ast.NodeTransformer):
 
     def __init__(self, first_number: int) -> None:
         self._first_number = first_number
-        self.places: list[LoopPlace] = []
+        self.loops: list[Loop] = []
 
     def visit_For(self, node: ast.For) -> ast.For:
-        number = self._place(node)
+        number = self._add(node)
         self.generic_visit(node)
         node.iter = _call(_FOR, node.iter, number, node.iter)
         self._advance(node, number)
         return node
 
     def visit_While(self, node: ast.While) -> ast.While:
-        number = self._place(node)
+        number = self._add(node)
         self.generic_visit(node)
         asked = [_call(_END, node.test, number), node.test, _call(_BEGIN, node.test, number)]
         node.test = ast.copy_location(ast.BoolOp(ast.And(), asked), node.test)
@@ -174,28 +143,18 @@ class _Following(ast.NodeTransformer):
 
     def _advance(self, node: ast.For | ast.While, number: int) -> None:
         """Let each round begin with counters set as if the skipped rounds had run."""
-        counters = self.places[number - self._first_number].source.counters
+        counters = [*map(ast.unparse, self.loops[number - self._first_number].counters)]
         if not counters:
             return
-        like, changes = node.body[0], []
-        for i, counter in enumerate(counters):
-            target: Any = ast.parse(f"{ast.unparse(counter)} = 0").body[0]
-            target.value = ast.Call(
-                ast.Name(_ADVANCED, ast.Load()),
-                [ast.Constant(number), ast.Constant(i), counter],
-                [],
-            )
-            changes.append(target)
-        test = ast.Call(ast.Name(_SKIPPED, ast.Load()), [ast.Constant(number)], [])
-        added = ast.copy_location(ast.If(test, changes, []), like)
+        changes = (f"{c} = {_ADVANCED}({number}, {i}, {c})" for i, c in enumerate(counters))
+        added = ast.parse(f"if {_SKIPPED}({number}): {'; '.join(changes)}").body[0]
         for part in ast.walk(added):
-            ast.copy_location(part, like)
-        node.body.insert(0, ast.fix_missing_locations(added))
+            ast.copy_location(part, node.body[0])
+        node.body.insert(0, added)
 
-    def _place(self, node: ast.For | ast.While) -> int:
-        last = node.end_lineno or node.lineno
-        self.places.append(LoopPlace(node.lineno, last, source_of(node)))
-        return self._first_number + len(self.places) - 1
+    def _add(self, node: ast.For | ast.While) -> int:
+        self.loops.append(loop_of(node))
+        return self._first_number + len(self.loops) - 1
 
 
 def _call(name: str, like: ast.expr, number: int, *more: ast.expr) -> ast.expr:
@@ -225,14 +184,14 @@ class Loops:
     """
 
     skipping: Skipping = field(default_factory=Skipping)
-    _places: list[LoopPlace] = field(default_factory=list)
-    _by_file: dict[str, list[LoopPlace]] = field(default_factory=dict)
+    _loops: list[Loop] = field(default_factory=list)
+    _by_file: dict[str, list[Loop]] = field(default_factory=dict)
 
     def install(self, undo: ExitStack) -> None:
         """Track all of the user's code that is loaded until ``undo`` is closed."""
         put(undo, builtins, _FOR, _unless_traced(self._items))
         put(undo, builtins, _END, _unless_traced(self._while_ends, True))
-        put(undo, builtins, _BEGIN, _unless_traced(lambda n: self.begin(self._places[n]), True))
+        put(undo, builtins, _BEGIN, _unless_traced(lambda n: self.begin(self._loops[n]), True))
         put(undo, builtins, _SKIPPED, _unless_traced(self._has_skipped, False))
         put(undo, builtins, _ADVANCED, self._advanced)
         cached, of_file = SourceFileLoader.get_code, runpy._get_code_from_file  # type: ignore[attr-defined]
@@ -262,47 +221,47 @@ class Loops:
         Raises:
             SyntaxError: the file is not valid Python.
         """
-        following = _Following(len(self._places))
+        following = _Following(len(self._loops))
         tree = following.visit(ast.parse(source, filename))
-        self._by_file[filename] = following.places
-        self._places += following.places
+        self._by_file[filename] = following.loops
+        self._loops += following.loops
         code: CodeType = _to_code(SourceFileLoader("__main__", filename), tree, filename)
         return code
 
     def _items(self, number: int, items: Iterable[Any]) -> Iterator[Any]:
         if threading.current_thread() is not threading.main_thread():
             return iter(items)
-        return _Items(self, self._places[number], items)
+        return _Items(self, self._loops[number], items)
 
     def _has_skipped(self, number: int) -> bool:
         """Return whether counters lag behind; a beginning round asks, and then updates them."""
-        passage = self._places[number].passage
+        passage = self._loops[number].passage
         return passage is not None and passage.to_skip > 0
 
     def _advanced(self, number: int, counter: int, value: Any) -> Any:
-        passage = self._places[number].passage
+        passage = self._loops[number].passage
         if passage is None:
             return value
         made = self.skipping.advanced(passage, counter, value)
-        if counter == len(passage.source.counters) - 1:
+        if counter == len(passage.loop.counters) - 1:
             passage.to_skip = 0
         return made
 
     def _while_ends(self, number: int) -> bool:
-        place = self._places[number]
-        if place.is_between or place.passage is None:
-            place.enter(self.skipping.steps())
+        loop = self._loops[number]
+        if loop.is_between or loop.passage is None:
+            loop.passage = Passage(loop, self.skipping.steps())
             return True
-        place.is_between = True
+        loop.is_between = True
         if self.skipping.is_on:
-            self.skipping.rounds_to_skip(place.passage, no_length, is_of_steps=place.is_of_steps)
+            self.skipping.rounds_to_skip(loop.passage, no_length)
         return True
 
-    def begin(self, place: LoopPlace) -> bool:
+    def begin(self, loop: Loop) -> bool:
         """Begin a round."""
-        place.is_between = False
-        if self.skipping.is_on and place.passage is not None:
-            self.skipping.begin(place.passage)
+        loop.is_between = False
+        if self.skipping.is_on and loop.passage is not None:
+            self.skipping.begin(loop.passage)
         return True
 
     def takes_steps(self, frame: FrameType | None) -> bool:
@@ -312,13 +271,13 @@ class Loops:
         """
         while frame is not None:
             code, line = frame.f_code, frame.f_lineno
-            places = self._by_file.get(code.co_filename)
-            if places is None:
+            loops = self._by_file.get(code.co_filename)
+            if loops is None:
                 if _is_in_loop(code, frame.f_lasti):
                     return False
             else:
                 first = 0 if code.co_name == "<module>" else code.co_firstlineno
-                around = [p for p in places if first < p.first <= line <= p.last]
+                around = [one for one in loops if first < one.first <= line <= one.last]
                 if around:
                     around[-1].is_of_steps = True
                     return True

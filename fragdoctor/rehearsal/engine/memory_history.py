@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType
@@ -17,7 +17,7 @@ from fragdoctor.model.marks import GENERATED, WORKSPACE
 from fragdoctor.model.module_notes import module_note
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.rehearsal.engine import SEEN_THROUGH
-from fragdoctor.rehearsal.engine.gpu import ACTIONS, STATES, Event, Gpus
+from fragdoctor.rehearsal.engine.gpu import ACTIONS, STATES, Event
 
 if TYPE_CHECKING:
     from fragdoctor.rehearsal.engine.module_notes import ModuleNotes
@@ -42,14 +42,19 @@ def _kept(code: CodeType) -> CodeType | bool:
 
 
 class RecordedStacks:
-    """Stacks by number; a stack that requests memory with different notes has a number for each."""
+    """Stacks by number; a stack that requests memory with different notes has a number for each.
+
+    Attributes:
+        outermost: code whose frame is omitted with those of its callers: the program is below it.
+        last: number of the last stack that requested memory.
+    """
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, ...], int] = {}
         self._stacks: list[tuple[tuple[Any, int], ...]] = []
         self._frames: dict[tuple[int, int], Frame] = {}
         self._kept: dict[int, CodeType | bool] = {}
-        self._outermost: CodeType | None = None
+        self.outermost: CodeType | None = None
         self._held: list[CodeType] = []  # so that their ids are not reused
         self._shown: dict[int, list[Frame]] = {}
         self._with_notes: dict[tuple[int, str], int] = {}
@@ -66,7 +71,7 @@ class RecordedStacks:
         key: list[int] = []
         add = key.append
         kept = self._kept
-        outermost = self._outermost
+        outermost = self.outermost
         while frame is not None:
             code = frame.f_code
             if code is outermost or (in_backward and code.co_name == _ENGINE_CALL):
@@ -104,17 +109,13 @@ class RecordedStacks:
         """Return the note on a stack's requests: the path of a module, or ``WORKSPACE``."""
         return self._notes[number][1] if number >= 0 else ""
 
-    def begin_below(self, code: CodeType) -> None:
-        """Omit a function's frame and those of its callers: the program begins below it."""
-        self._outermost = code
-
     def frames(self, number: int) -> list[Frame]:
         """Return a stack as a snapshot has it, innermost frame first; [] for -1.
 
         Equal stacks share one list and equal frames one dict, which the pickle then refers to.
         """
         if number < 0:
-            return _NO_FRAMES
+            return []
         number = self._notes[number][0]
         found = self._shown.get(number)
         if found is None:
@@ -132,9 +133,6 @@ class RecordedStacks:
             }
             self._frames[place] = found
         return found
-
-
-_NO_FRAMES: list[Frame] = []
 
 
 def _line(code: CodeType, instruction: int) -> int:
@@ -165,6 +163,7 @@ def users_frame() -> FrameType | None:
 
 OOM: Final = ACTIONS.index("oom")
 ALLOC: Final = ACTIONS.index("alloc")
+_ALLOCATED: Final = STATES.index("active_allocated")
 
 
 @dataclass(slots=True)
@@ -189,34 +188,33 @@ class History:
 
 
 def snapshot(
-    gpus: Gpus,
-    n_devices: int,
-    stacks: RecordedStacks,
+    now: Any,
     history: History,
-    settings: AllocatorSettings,
     annotations: list[dict[str, Any]],
     *,
     only_pool: tuple[int, int] | None = None,
     at: Any = None,
     modules: ModuleNotes | None = None,
 ) -> dict[str, Any]:
-    """Return segments, traces, settings and annotations; ``at`` is the moment of a failed request.
+    """Return segments, traces, settings and annotations of a rehearsal, the session ``now``.
 
-    With ``modules`` each allocation is noted with the module that it is for.
+    ``at`` is the moment of a failed request. With ``modules`` each allocation is noted with the
+    module that it is for.
     """
     has_stacks = history.enabled is not None and history.context is not None
+    stacks = now.stacks if has_stacks else None
     segments: list[dict[str, Any]] = []
-    for device in range(n_devices):
-        found = gpus.segments(device) if at is None else at.segments[device]
-        segments += _segments(found, device, stacks if has_stacks else None, only_pool)
-    ends = [None] * n_devices if at is None else at.n_events
-    traces = [
-        _trace(gpus, device, stacks, history, ends[device], modules) for device in range(n_devices)
-    ]
+    traces = []
+    for device in range(now.n_devices):
+        found = now.gpus.segments(device) if at is None else at.segments[device]
+        segments += _segments(found, device, stacks, only_pool)
+        events = now.gpus.trace(device, history.first.get(device, 0))
+        n_events = None if at is None else at.n_events[device]
+        traces.append(_trace(device, events[:n_events], now.stacks, history, modules))
     return {
         "segments": segments,
         "device_traces": traces,
-        "allocator_settings": settings_of(settings),
+        "allocator_settings": settings_of(now.budget.settings),
         "external_annotations": annotations[-history.max_entries :],
     }
 
@@ -230,10 +228,6 @@ def settings_of(settings: AllocatorSettings) -> dict[str, Any]:
     }
 
 
-def _pool_id(pool: int) -> tuple[int, int]:
-    return (0, pool)
-
-
 def _segments(
     segments: Iterable[Any],
     device: int,
@@ -242,36 +236,30 @@ def _segments(
 ) -> list[dict[str, Any]]:
     found = []
     for segment, blocks in segments:
-        if only_pool not in {None, (0, 0)} and _pool_id(segment.pool) != only_pool:
+        if only_pool not in {None, (0, 0)} and (0, segment.pool) != only_pool:
             continue
-        shown = []
-        sums = dict.fromkeys(STATES, 0)
-        requested = 0
-        for block in blocks:
-            state = STATES[block.state]
-            sums[state] += block.size
-            if state != "inactive":
-                requested += block.requested
-            shown.append(
-                {
-                    "address": block.address,
-                    "size": block.size,
-                    "requested_size": block.requested,
-                    "state": state,
-                    "frames": [] if stacks is None else stacks.frames(block.stack),
-                }
-            )
+        shown = [
+            {
+                "address": block.address,
+                "size": block.size,
+                "requested_size": block.requested,
+                "state": STATES[block.state],
+                "frames": [] if stacks is None else stacks.frames(block.stack),
+            }
+            for block in blocks
+        ]
+        active = [block for block in blocks if block.state]
         found.append(
             {
                 "device": device,
                 "address": segment.address,
                 "total_size": segment.size,
-                "allocated_size": sums["active_allocated"],
-                "active_size": sums["active_allocated"] + sums["active_pending_free"],
-                "requested_size": requested,
+                "allocated_size": sum(b.size for b in active if b.state == _ALLOCATED),
+                "active_size": sum(b.size for b in active),
+                "requested_size": sum(b.requested for b in active),
                 "stream": segment.stream,
                 "segment_type": "small" if segment.is_small else "large",
-                "segment_pool_id": _pool_id(segment.pool),
+                "segment_pool_id": (0, segment.pool),
                 "is_expandable": bool(segment.is_expandable),
                 "frames": [],
                 "blocks": shown,
@@ -281,18 +269,16 @@ def _segments(
 
 
 def _trace(
-    gpus: Gpus,
     device: int,
+    events: Sequence[Event],
     stacks: RecordedStacks,
     history: History,
-    end: int | None,
     modules: ModuleNotes | None,
 ) -> list[dict[str, Any]]:
     if history.enabled != "all":
         return []
     with_stacks = history.context in {"alloc", "all"}
     entries = []
-    events = gpus.trace(device, history.first.get(device, 0))[:end]
     held = {} if modules is None else modules.of_blocks(device, events)
     for number, event in enumerate(events):
         action = ACTIONS[event.action]
@@ -319,7 +305,7 @@ def _entry(event: Event, action: str, stacks: RecordedStacks | None) -> dict[str
         "time_us": event.time_us,
         "compile_context": "N/A",
         "user_metadata": "",
-        "pool_id": _pool_id(event.pool),
+        "pool_id": (0, event.pool),
     }
     if stacks is not None and event.stack >= 0:
         entry["frames"] = stacks.frames(event.stack)

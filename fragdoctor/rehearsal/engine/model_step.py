@@ -122,7 +122,7 @@ class ModelStep:
     def _loss_of(self, outputs: Any, targets: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
         if self._own.loss_fn is not None:
             return self._own.loss_fn(outputs, *targets)
-        own = outputs.get("loss") if isinstance(outputs, dict) else getattr(outputs, "loss", None)
+        own = _output(outputs, "loss")
         if own is not None and not self._loss:
             return own
         first = _first_tensor(outputs)
@@ -138,14 +138,10 @@ class ModelStep:
             session.note(f"No loss was given; took {kind} of the first output (--loss).")
         if kind == "mean":
             return first.float().mean()
-        labels = (
-            targets[0]
-            if targets
-            else torch.zeros(first.shape[:-1], dtype=torch.int64, device="cuda")
-        )
-        return torch.nn.functional.cross_entropy(
-            first.reshape(-1, first.shape[-1]), labels.reshape(-1)
-        )
+        if not targets:
+            targets = (torch.zeros(first.shape[:-1], dtype=torch.int64, device="cuda"),)
+        logits, labels = first.reshape(-1, first.shape[-1]), targets[0].reshape(-1)
+        return torch.nn.functional.cross_entropy(logits, labels)
 
     def _note_parameters(self) -> None:
         parameters = list(self.model.parameters())
@@ -206,10 +202,12 @@ def _refuse_ignored(own: OwnModel, given: Sequence[str], *, inference: bool, aut
             )
 
 
+def _output(outputs: object, name: str) -> Any:
+    return outputs.get(name) if isinstance(outputs, dict) else getattr(outputs, name, None)
+
+
 def _first_tensor(outputs: object) -> torch.Tensor:
-    logits = (
-        outputs.get("logits") if isinstance(outputs, dict) else getattr(outputs, "logits", None)
-    )
+    logits = _output(outputs, "logits")
     for leaf in tree_leaves(outputs if logits is None else logits):
         if isinstance(leaf, torch.Tensor):
             return leaf

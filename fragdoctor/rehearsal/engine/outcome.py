@@ -18,6 +18,7 @@ from fragdoctor.rehearsal.engine.memory_history import OURS, History, is_users, 
 from fragdoctor.rehearsal.engine.session import SeenOom, Session
 
 MAX_STACK: Final = 64
+_SIZES: Final = ("peak_allocated", "peak_reserved", "allocated", "reserved")
 
 
 def _has_other_layout(error: BaseException) -> bool:
@@ -78,7 +79,10 @@ class ProgramOutcome:
     def on_step(self, number: int) -> None:
         """Report a complete step to the parent process."""
         n_bytes = self.now.gpus.figures(0)["allocated"]
-        self._tell({"event": "step", "step": number, "allocated_bytes": n_bytes})
+        event = {"event": "step", "step": number, "allocated_bytes": n_bytes}
+        if self._progress is not None and os.getpid() == self._pid:
+            with suppress(OSError):
+                os.write(self._progress, (json.dumps(event) + "\n").encode())
 
     def stop_early(self, reason: str) -> NoReturn:
         """Write the outcome and end the process, since enough has been seen."""
@@ -114,12 +118,9 @@ class ProgramOutcome:
             "devices": [
                 {
                     "device": d,
-                    "peak_allocated_bytes": f["peak_allocated"],
-                    "peak_reserved_bytes": f["peak_reserved"],
-                    "allocated_bytes": f["allocated"],
-                    "reserved_bytes": f["reserved"],
                     "retries": f["retries"],
                     "n_events": f["events"],
+                    **{f"{name}_bytes": f[name] for name in _SIZES},
                 }
                 for d, f in enumerate(figures)
             ],
@@ -161,11 +162,6 @@ class ProgramOutcome:
             f"the program failed{where} after rounds of its loops were skipped "
             f"({failure['type']}: {said})"
         )
-
-    def _tell(self, event: dict[str, Any]) -> None:
-        if self._progress is not None and os.getpid() == self._pid:
-            with suppress(OSError):
-                os.write(self._progress, (json.dumps(event) + "\n").encode())
 
     def _status(self, code: int, oom: SeenOom | None) -> str:
         if oom is not None:
@@ -210,10 +206,7 @@ class ProgramOutcome:
     def _write_snapshot(self, oom: SeenOom | None) -> None:
         now = self.now
         marks = now.marks.annotations if oom is None else now.marks.annotations[: oom.n_marks]
-        found = snapshot(
-            now.gpus, now.n_devices, now.stacks, History(), now.budget.settings, marks, at=oom,
-            modules=now.modules,
-        )  # fmt: skip
+        found = snapshot(now, History(), marks, at=oom, modules=now.modules)
         with ExitStack() as undo:  # let PyTorch's own function write this snapshot
             put(undo, torch._C, "_cuda_memorySnapshot", lambda *_: found)
             torch.cuda.memory._dump_snapshot(self.request["snapshot"])

@@ -82,16 +82,11 @@ def prepare(
     cuda_api.install(undo)
     vtables.install(gpus, undo)
     now.is_started = torch.cuda._initialized = False  # testing the tables started it
-    dispatch.install(undo)
-    foreign_operators.install(undo)
-    fused_layers.install(undo)
-    backward.install(undo)
+    for part in (dispatch, foreign_operators, fused_layers, backward):
+        part.install(undo)
     activity.install(now, undo)
-    sparse.install(undo)
-    host.install(undo)
-    compilation.install(undo)
-    deferred_dynamo.install(undo)
-    ranks.install(undo)
+    for part in (sparse, host, compilation, deferred_dynamo, ranks):
+        part.install(undo)
     if scratch is not None:
         writes.install(scratch, undo)
     # Backward passes run in this thread, where the program's own modes and streams are set.

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from fragdoctor.errors import FragdoctorError
 from fragdoctor.model.gpus import GpuModel
-from fragdoctor.rehearsal.engine import leave, put
+from fragdoctor.rehearsal.engine import leave, wrap
 from fragdoctor.rehearsal.engine.memory_history import is_users
 from fragdoctor.rehearsal.fence import FREE, restrict_writes
 
@@ -137,15 +137,12 @@ class Libraries:
     def __init__(self, undo: ExitStack) -> None:
         self._n_safe: int | None = None
         for name in ("putenv", "unsetenv"):
-            put(undo, os, name, self._watched(getattr(os, name)))
+            wrap(undo, os, name, self._change)
 
-    def _watched(self, original: Any) -> Any:
-        def change(*args: Any) -> None:
-            if self._n_safe is None and not _is_of_import(sys._getframe(1)):
-                self._n_safe = len(sys.modules)
-            original(*args)
-
-        return change
+    def _change(self, change: Any, *args: Any) -> None:
+        if self._n_safe is None and not _is_of_import(sys._getframe(1)):
+            self._n_safe = len(sys.modules)
+        change(*args)
 
     def found(self) -> list[tuple[str, str]]:
         """Return the names and files of the libraries, in the order of their import."""
@@ -261,14 +258,13 @@ def _limit_time(seconds: float, outcome: Any, undo: ExitStack) -> None:
     from fragdoctor.rehearsal.engine import dispatch
 
     ends_at = time.monotonic() + seconds
-    serve = dispatch.serve
 
-    def serve_in_time(*args: Any) -> Any:
+    def serve_in_time(serve: Any, *args: Any) -> Any:
         if time.monotonic() > ends_at:
             outcome.stop_early(f"the time limit of {seconds:g} s was over")
         return serve(*args)
 
-    put(undo, dispatch, "serve", serve_in_time)
+    wrap(undo, dispatch, "serve", serve_in_time)
 
 
 def _unfit(request: dict[str, Any], message: str, hint: str) -> NoReturn:
@@ -280,7 +276,7 @@ def _unfit(request: dict[str, Any], message: str, hint: str) -> NoReturn:
 
 def _run_guarded(request: dict[str, Any], outcome: Any) -> int:
     try:
-        outcome.now.stacks.begin_below(_CALLER)
+        outcome.now.stacks.outermost = _CALLER
         # The program's globals, and what they hold, stay alive until its memory has been reported.
         outcome.program_globals = _RUNNERS[request["kind"]](request)
     except SystemExit as end:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -17,7 +18,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import torch
 
-from fragdoctor.rehearsal.engine import put, put_all, session
+from fragdoctor.rehearsal.engine import put, put_all, session, wrap, wrapped
+from fragdoctor.rehearsal.engine.cuda_objects import nothing
 
 c10d: Any = getattr(torch.distributed, "distributed_c10d", None)
 """None in builds of PyTorch without distributed support."""
@@ -37,24 +39,24 @@ def install(undo: ExitStack) -> None:
     distributed: Any = torch.distributed
     _register()
     of_c10d = {
-        "_new_process_group_helper": _group(c10d._new_process_group_helper),
         "rendezvous": _rendezvous,
         "_NCCL_AVAILABLE": True,
         "default_pg_nccl_timeout": timedelta(minutes=10),
     }
     put_all(undo, c10d, of_c10d)
+    wrap(undo, c10d, "_new_process_group_helper", _group)
     if not hasattr(c10d, "ProcessGroupNCCL"):
         put(undo, c10d, "ProcessGroupNCCL", SimpleNamespace(Options=_Options))
     patched = {
         "is_nccl_available": lambda: True,
         "rendezvous": _rendezvous,
-        "monitored_barrier": lambda *_, **__: None,
+        "monitored_barrier": nothing,
         "all_gather_object": _all_gather_object,
         "gather_object": _gather_object,
-        "broadcast_object_list": lambda *_, **__: None,
+        "broadcast_object_list": nothing,
         "scatter_object_list": _scatter_object_list,
-        "all_gather": _with_flat_copy(c10d.all_gather, 0),
-        "reduce_scatter": _with_flat_copy(c10d.reduce_scatter, 1),
+        "all_gather": wrapped(c10d.all_gather, partial(_with_flat_copy, 0)),
+        "reduce_scatter": wrapped(c10d.reduce_scatter, partial(_with_flat_copy, 1)),
     }
     for name, value in patched.items():
         for module in (c10d, torch.distributed):
@@ -64,9 +66,13 @@ def install(undo: ExitStack) -> None:
         if hasattr(module, "_verify_param_shape_across_processes"):
             put(undo, module, "_verify_param_shape_across_processes", _compare_shapes)
     # DDP does not time anything: builds without CUDA have no clock, those with CUDA no GPU.
-    put(undo, distributed, "Logger", _logger(distributed.Logger))
+    put(undo, distributed.Logger, "set_runtime_stats_and_log", nothing)
     if next((Path(torch.__file__).parent / "lib").glob("libtorch_cuda*"), None) is not None:
-        put(undo, distributed, "Reducer", _reducer(distributed.Reducer))
+        wrap(undo, distributed.Reducer, "__init__", _make_reducer)
+        # The reducer does not count a first step that is not timed; all that remains of it after
+        # that step is the order of the buckets, which stays anyway.
+        put(undo, distributed.Reducer, "_set_static_graph", nothing)
+        put(undo, distributed.Reducer, "_delay_all_reduce", nothing)
     for name in ("spawn", "start_processes"):
         put(undo, torch.multiprocessing, name, _spawn)
 
@@ -118,32 +124,29 @@ def _register() -> None:
             )
 
 
-def _group(original: Callable[..., Any]) -> Callable[..., Any]:
-    def make(*args: Any, **kwargs: Any) -> Any:
-        """Make a group that reports the requested name as its backend."""
-        given = list(args)
-        asked = given[_BACKEND]
-        if str(asked).lower() == "fake":
-            return original(*args, **kwargs)
-        config = c10d.BackendConfig(c10d.Backend(asked))
-        devices = [d for d in _DEVICES if d in config.get_device_backend_map()]
-        given[_BACKEND] = c10d.Backend("_".join((_NAME, *(devices or _DEVICES))))
-        for name in ("backend_options", "pg_options"):
-            kwargs.pop(name, None)
-        kwargs["device_id"] = None
-        group, store = original(*given, **kwargs)
-        if store is not None:
-            world = c10d._world
-            world.pg_map[group] = (str(asked), world.pg_map[group][1])
-            world.pg_backend_config[group] = str(config)
-            session.note(
-                f"Rank {c10d.get_rank() if c10d.is_initialized() else group.rank()} of a "
-                "distributed run was rehearsed alone: data that the others would send is assumed "
-                "to be the same as its own."
-            )
-        return group, store
-
-    return make
+def _group(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Make a group that reports the requested name as its backend."""
+    given = list(args)
+    asked = given[_BACKEND]
+    if str(asked).lower() == "fake":
+        return make(*args, **kwargs)
+    config = c10d.BackendConfig(c10d.Backend(asked))
+    devices = [d for d in _DEVICES if d in config.get_device_backend_map()]
+    given[_BACKEND] = c10d.Backend("_".join((_NAME, *(devices or _DEVICES))))
+    for name in ("backend_options", "pg_options"):
+        kwargs.pop(name, None)
+    kwargs["device_id"] = None
+    group, store = make(*given, **kwargs)
+    if store is not None:
+        world = c10d._world
+        world.pg_map[group] = (str(asked), world.pg_map[group][1])
+        world.pg_backend_config[group] = str(config)
+        session.note(
+            f"Rank {c10d.get_rank() if c10d.is_initialized() else group.rank()} of a "
+            "distributed run was rehearsed alone: data that the others would send is assumed "
+            "to be the same as its own."
+        )
+    return group, store
 
 
 def _rendezvous(
@@ -204,56 +207,25 @@ def _scatter_object_list(
         scatter_object_output_list[0] = scatter_object_input_list[c10d.get_rank(group)]
 
 
-def _with_flat_copy(original: Callable[..., Any], place: int) -> Callable[..., Any]:
-    """Return a collective of lists that, like NCCL's, works on one flat copy of the list."""
-
-    def collective(*args: Any, **kwargs: Any) -> Any:
-        tensors = (
-            args[place]
-            if len(args) > place
-            else next((v for v in kwargs.values() if isinstance(v, list)), [])
-        )
-        n = sum(t.numel() for t in tensors)
-        flat = tensors[0].new_empty(n) if tensors and tensors[0].is_cuda else None
-        try:
-            return original(*args, **kwargs)
-        finally:
-            del flat
-
-    return collective
+def _with_flat_copy(place: int, collective: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a collective of lists that, like NCCL's, works on one flat copy of the list."""
+    given = (v for v in kwargs.values() if isinstance(v, list))
+    tensors = args[place] if len(args) > place else next(given, [])
+    n = sum(t.numel() for t in tensors)
+    flat = tensors[0].new_empty(n) if tensors and tensors[0].is_cuda else None
+    try:
+        return collective(*args, **kwargs)
+    finally:
+        del flat
 
 
-def _logger(original: Any) -> Any:
-    class Logger(original):  # type: ignore[misc]
-        """A log of times, for which builds without CUDA have no clock."""
-
-        def set_runtime_stats_and_log(self) -> None:
-            """Log nothing."""
-
-    return Logger
-
-
-def _reducer(original: Any) -> Any:
-    class Reducer(original):  # type: ignore[misc]
-        """The reducer of a build with CUDA, which would time its first steps on a GPU."""
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self._set_ddp_runtime_logging_sample_rate(_NEVER)
-            for _ in range(_TIMED_STEPS):
-                with suppress(RuntimeError):
-                    self.prepare_for_forward()
-
-        def _set_static_graph(self) -> None:
-            """Do nothing: the reducer does not count a first step that is not timed.
-
-            All that remains of it after that step is the order of the buckets, which stays anyway.
-            """
-
-        def _delay_all_reduce(self) -> None:
-            """Do nothing, so that gradients are reduced as in the other steps."""
-
-    return Reducer
+def _make_reducer(make: Any, reducer: Any, *args: Any, **kwargs: Any) -> None:
+    """Make the reducer of a build with CUDA, which would time its first steps on a GPU."""
+    make(reducer, *args, **kwargs)
+    reducer._set_ddp_runtime_logging_sample_rate(_NEVER)
+    for _ in range(_TIMED_STEPS):
+        with suppress(RuntimeError):
+            reducer.prepare_for_forward()
 
 
 def _compare_shapes(

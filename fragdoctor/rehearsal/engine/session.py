@@ -144,7 +144,10 @@ class Session:
         if self.is_started:
             return
         self.is_started = True
-        text = environment_settings(self.version)
+        names = ["PYTORCH_CUDA_ALLOC_CONF"]  # it comes first
+        if self.version >= (2, 9, 0):
+            names.append("PYTORCH_ALLOC_CONF")
+        text = next((os.environ[name] for name in names if name in os.environ), "")
         self.budget = replace(self.budget, settings=self._parsed(text))
         device = self.gpus.device()
         self.gpus.start(self.n_devices, self.budget)
@@ -202,14 +205,6 @@ class Session:
         for tell in self.on_oom:
             tell(device, figures["requested_bytes"] or 0)
         return torch.OutOfMemoryError(oom_message(figures, self.version, device=device))
-
-
-def environment_settings(version: tuple[int, int, int]) -> str:
-    """Return the allocator's settings from the environment; the variable for CUDA comes first."""
-    names = ["PYTORCH_CUDA_ALLOC_CONF"]
-    if version >= (2, 9, 0):
-        names.append("PYTORCH_ALLOC_CONF")
-    return next((os.environ[name] for name in names if name in os.environ), "")
 
 
 _current: list[Session] = []

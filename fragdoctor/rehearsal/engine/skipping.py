@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.utils._pytree import tree_leaves
 
-from fragdoctor.rehearsal.engine import SEEN_THROUGH, put
+from fragdoctor.rehearsal.engine import SEEN_THROUGH, wrap
 
 Number = int | float
 EQUAL_ROUNDS: Final = 3
@@ -71,48 +71,55 @@ class Numbers(NamedTuple):
     Attributes:
         n_rounds: rounds so far, or rounds over which the growth was measured; with many, what
             happens every few rounds counts too.
-        grows: the growing numbers of its meetings; None for what is not a number.
-        counters: the numbers that it adds to.
+        values: the counters, then the growing numbers of meetings; None for what is not a number.
     """
 
     n_rounds: int = 0
-    grows: tuple[float | None, ...] = ()
-    counters: tuple[float | None, ...] = ()
+    values: tuple[float | None, ...] = ()
 
     def rates_since(self, before: Numbers) -> Numbers:
         """Return how much the numbers have grown per round."""
         n_rounds = self.n_rounds - before.n_rounds
-
-        def grown(first: Number | None, last: Number | None) -> float | None:
-            return None if first is None or last is None else (last - first) / n_rounds
-
+        pairs = zip(before.values, self.values, strict=True)
         return Numbers(
             n_rounds,
-            tuple(map(grown, before.grows, self.grows)),
-            tuple(map(grown, before.counters, self.counters)),
+            tuple(None if a is None or b is None else (b - a) / n_rounds for a, b in pairs),
         )
 
 
 @dataclass(slots=True, eq=False)
-class LoopSource:
-    """What the source of a loop says about its rounds.
+class Loop:
+    """A loop in the program's source, and its progress.
 
     Attributes:
+        first, last: its lines.
         meetings: numbers that are compared in it.
         counters: names and attributes that it adds to.
         yields: whether it yields items; then the loop that takes them decides.
         rates: growth rates, measured over the most rounds.
+        seen: rounds that were seen.
+        has_skipped: whether rounds were skipped.
+        is_between: whether the next round has not begun yet and its data is being made.
+        is_of_steps: whether an optimizer is called in it, and not in a loop within it.
+        passage: the progress since it was last entered.
     """
 
+    first: int
+    last: int
     meetings: list[Meeting] = field(default_factory=list)
     counters: list[ast.expr] = field(default_factory=list)
     yields: bool = False
     rates: Numbers = field(default_factory=Numbers)
+    seen: set[Round] = field(default_factory=set)
+    has_skipped: bool = False
+    is_between: bool = True
+    is_of_steps: bool = False
+    passage: Passage | None = None
 
 
-def source_of(node: ast.For | ast.While) -> LoopSource:
-    """Return what a loop's source says, including inner loops but not functions defined in it."""
-    found = LoopSource()
+def loop_of(node: ast.For | ast.While) -> Loop:
+    """Return a loop by its source, including inner loops but not functions defined in it."""
+    found = Loop(node.lineno, node.end_lineno or node.lineno)
     names: set[str] = set()
     todo: list[ast.AST] = [*node.body, *([node.test] if isinstance(node, ast.While) else [])]
     while todo:
@@ -131,20 +138,15 @@ def source_of(node: ast.For | ast.While) -> LoopSource:
 
 def _counter(node: ast.AST) -> ast.expr | None:
     """Return what a statement adds to, as an expression that reads it."""
-    if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
-        target: ast.expr = node.target
-    elif (
-        isinstance(node, ast.Assign)
-        and isinstance(node.value, ast.BinOp)
-        and isinstance(node.value.op, ast.Add)
-        and len(node.targets) == 1
-        and isinstance(node.value.left, ast.Name | ast.Attribute)
-        and ast.unparse(node.targets[0]) == ast.unparse(node.value.left)
-    ):
-        target = node.targets[0]
-    else:
-        return None
-    base = target
+    match node:
+        case ast.AugAssign(target=target, op=ast.Add()):
+            pass
+        case ast.Assign(targets=[target], value=ast.BinOp(left=left, op=ast.Add())):
+            if ast.unparse(target) != ast.unparse(left):
+                return None
+        case _:
+            return None
+    base: ast.expr = target
     while isinstance(base, ast.Attribute):
         base = base.value
     if not isinstance(base, ast.Name):
@@ -258,8 +260,7 @@ class Passage:
     """A loop that was entered, and its progress.
 
     Attributes:
-        source: what its source says.
-        seen: rounds that were seen, in this passage and earlier ones.
+        loop: the loop.
         begun: steps that the program had taken when the loop was entered.
         n_steps: steps that the program has taken so far.
         stepped: rounds and steps after the first round that was seen to take a step, and after the
@@ -268,7 +269,6 @@ class Passage:
         n_run: rounds actually run since a number of the source last passed another.
         n_known: how many of the last rounds showed nothing new.
         to_skip: rounds that the counters still have to be advanced by.
-        has_skipped: whether rounds were skipped, in this passage or earlier.
         n_requests, n_skips, n_events: their values when the round began; the last by device.
         n_events_of_known: n_events when the first round began that showed nothing new.
         sample: the numbers of the loop after that round.
@@ -277,8 +277,7 @@ class Passage:
         is_of_layers: whether it runs over modules, each taking what the previous one made.
     """
 
-    source: LoopSource
-    seen: set[Round]
+    loop: Loop
     begun: int
     n_steps: int = 0
     stepped: list[tuple[int, int]] = field(default_factory=list)
@@ -286,7 +285,6 @@ class Passage:
     n_run: int = 0
     n_known: int = 0
     to_skip: int = 0
-    has_skipped: bool = False
     n_requests: int = 0
     n_skips: int = 0
     n_events: tuple[int, ...] = ()
@@ -335,31 +333,26 @@ class Skipping:
         from torch.utils.data import dataloader
 
         for name in ("_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"):
-            kind = getattr(dataloader, name)
-            put(undo, kind, "_next_data", self._fetched(kind._next_data))
+            wrap(undo, getattr(dataloader, name), "_next_data", self._next_data)
 
-    def _fetched(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Return a DataLoader's ``_next_data`` that loads skipped items only once."""
-
-        def next_data(loader: Any) -> Any:
-            if not self.is_jumping or loader._dataset_kind:  # its length is unknown
-                loader._fragdoctor_kept = None
-                return original(loader)
-            kept = getattr(loader, "_fragdoctor_kept", None)
-            if kept is None:
-                data = original(loader)
-                loader._fragdoctor_kept = None if is_on_gpu(data) else [data, None]
-                return data
-            index = next(loader._sampler_iter, None)
-            if index is not None:
-                size = len(index) if isinstance(index, Sequence) else 1
-                kept[1] = kept[1] or size
-                if size == kept[1]:
-                    return kept[0]
-                loader._sampler_iter = chain([index], loader._sampler_iter)
+    def _next_data(self, original: Callable[[Any], Any], loader: Any) -> Any:
+        """Return a DataLoader's next data; skipped items are loaded only once."""
+        if not self.is_jumping or loader._dataset_kind:  # its length is unknown
+            loader._fragdoctor_kept = None
             return original(loader)
-
-        return next_data
+        kept = getattr(loader, "_fragdoctor_kept", None)
+        if kept is None:
+            data = original(loader)
+            loader._fragdoctor_kept = None if is_on_gpu(data) else [data, None]
+            return data
+        index = next(loader._sampler_iter, None)
+        if index is not None:
+            size = len(index) if isinstance(index, Sequence) else 1
+            kept[1] = kept[1] or size
+            if size == kept[1]:
+                return kept[0]
+            loader._sampler_iter = chain([index], loader._sampler_iter)
+        return original(loader)
 
     def _moment(self) -> Moment:
         return Moment.now(self._gpus, self._n_devices)
@@ -373,9 +366,7 @@ class Skipping:
         if self.n_requests or passage.n_events:
             passage.n_events = self._moment().n_events
 
-    def rounds_to_skip(
-        self, passage: Passage, remaining: Callable[[], int | None], *, is_of_steps: bool
-    ) -> int | None:
+    def rounds_to_skip(self, passage: Passage, remaining: Callable[[], int | None]) -> int | None:
         """Return how many rounds to skip after one is over; None = to the loop's end.
 
         ``remaining`` returns how many rounds are left, or None if that is unknown. The caller is a
@@ -390,19 +381,19 @@ class Skipping:
         if self._ends_at is not None and time.monotonic() > self._ends_at:
             self.on_stuck(f"a loop had run for {GO_ON_S:.0f} s after its memory repeated")
         is_of_gpu = bool(passage.n_events) and self.n_requests != passage.n_requests
-        is_of_gpu = is_of_gpu and not (passage.source.yields or passage.is_of_layers)
+        is_of_gpu = is_of_gpu and not (passage.loop.yields or passage.is_of_layers)
         if not is_of_gpu or threading.current_thread() is not threading.main_thread():
             return 0
         this = self._moment().round_since(self._gpus, passage.n_events)
-        is_new = this not in passage.seen
-        passage.seen.add(this)
+        is_new = this not in passage.loop.seen
+        passage.loop.seen.add(this)
         frame = sys._getframe(2)
         while frame.f_code.co_filename == SEEN_THROUGH and frame.f_back is not None:
             frame = frame.f_back
         if is_new:
             passage.n_known = 0
             n = min(passage.n_run, n_steps - passage.begun)  # earlier rounds have no steps
-            is_over = is_of_steps and self.most is not None and n >= self.most
+            is_over = passage.loop.is_of_steps and self.most is not None and n >= self.most
             return self._leave(passage, n, remaining, frame) if is_over else 0
         passage.n_known += 1
         if passage.n_known == 1 or passage.sample is None:
@@ -412,19 +403,19 @@ class Skipping:
         is_outer = self.n_skips != passage.n_skips
         if not self._is_enough(passage, is_outer=is_outer) or _is_in_module(frame):
             return 0
-        return self._skip(passage, passage.sample, remaining, frame, is_of_steps=is_of_steps)
+        return self._skip(passage, passage.sample, remaining, frame)
 
     def _is_enough(self, passage: Passage, *, is_outer: bool) -> bool:
-        if is_outer or passage.has_skipped:
+        if is_outer or passage.loop.has_skipped:
             return passage.n_known >= (_EQUAL_OUTER if is_outer else EQUAL_ROUNDS)
         n_events = sum(self._moment().n_events) - passage.n_events_of_known
         is_many = passage.n_known >= MANY_EQUAL_ROUNDS or n_events >= CHEAP_EVENTS
         return is_many and passage.n_known >= EQUAL_ROUNDS
 
     def _sampled(self, passage: Passage, names: Mapping[str, Any]) -> Numbers:
-        grows = tuple(_number(m.grows, names) for m in passage.source.meetings)
-        counters = tuple(_number(c, names) for c in passage.source.counters)
-        return Numbers(passage.n_rounds, grows, counters)
+        loop = passage.loop
+        watched = (*loop.counters, *(meeting.grows for meeting in loop.meetings))
+        return Numbers(passage.n_rounds, tuple(_number(one, names) for one in watched))
 
     def _skip(
         self,
@@ -432,20 +423,18 @@ class Skipping:
         before: Numbers,
         remaining: Callable[[], int | None],
         frame: FrameType,
-        *,
-        is_of_steps: bool,
     ) -> int | None:
         """Return how many rounds lie between here and the next one that may show something new."""
         names = _names(frame)
         now = self._sampled(passage, names)
         rates = now.rates_since(before)
-        if rates.n_rounds >= passage.source.rates.n_rounds:
-            passage.source.rates = rates
+        if rates.n_rounds >= passage.loop.rates.n_rounds:
+            passage.loop.rates = rates
         ahead = dict(self._rounds_ahead(passage, now, names))
         n_left = remaining()
         reached = min(ahead.values(), default=None)
         if n_left is None and reached is None:
-            if is_of_steps and remaining is no_length:
+            if passage.loop.is_of_steps and remaining is no_length:
                 place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
                 self.on_stuck(f"it was unclear where the loop at {place} ends")
             return None if remaining is not no_length else 0
@@ -458,7 +447,7 @@ class Skipping:
     def _jumped(self, passage: Passage, n: int, frame: FrameType) -> int:
         if n <= 0:
             return 0
-        passage.has_skipped = True
+        passage.loop.has_skipped = True
         passage.n_known = 0
         passage.sample = None
         self.note(passage, n, frame)
@@ -494,9 +483,10 @@ class Skipping:
         What happens every few rounds may depend on a number that has only now grown large enough
         (``if step > warmup: if step % 10 == 0``), so that earlier rounds did not show it.
         """
-        compared = enumerate(passage.source.meetings)
+        loop = passage.loop
+        compared = enumerate(loop.meetings, len(loop.counters))
         for i, meeting in sorted(compared, key=lambda one: one[1].period is not None):
-            value, rate = now.grows[i], passage.source.rates.grows[i]
+            value, rate = now.values[i], loop.rates.values[i]
             other = _number(meeting.other, names)
             if value is None or not rate or other is None:
                 continue
@@ -527,7 +517,7 @@ class Skipping:
 
     def advanced(self, passage: Passage, number: int, value: Any) -> Any:
         """Return the value that a counter of the program would have after the skipped rounds."""
-        rates = passage.source.rates.counters
+        rates = passage.loop.rates.values
         rate = rates[number] if number < len(rates) else None
         if not rate or isinstance(value, bool) or not isinstance(value, int | float):
             return value

@@ -17,7 +17,7 @@ import torch
 
 from fragdoctor.rehearsal.engine import values
 from fragdoctor.rehearsal.engine.allocation import take_and_give
-from fragdoctor.rehearsal.engine.dispatch import library_for, of_cpu, special
+from fragdoctor.rehearsal.engine.dispatch import library_for, of_cpu
 from fragdoctor.rehearsal.engine.kernels import cub
 
 _SHARED: Final = (
@@ -243,15 +243,6 @@ def _scaled_compressed(self: torch.Tensor, by: Any) -> torch.Tensor:
     return self.clone()
 
 
-@special(
-    "aten::_to_sparse", "aten::_to_sparse_csr", "aten::_to_sparse_csc", "aten::_to_sparse_bsr",
-    "aten::_to_sparse_bsc",
-)  # fmt: skip
-def _to_sparse(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """``dense_to_sparse``: with as many elements as are assumed to be nonzero."""
-    return of_cpu("CPU", op, *args, **kwargs)
-
-
 _OWN: Final[dict[str, Callable[..., Any]]] = {
     "_coalesce": _coalesce,
     "add.Tensor": _add,
@@ -273,12 +264,6 @@ _OWN_COMPRESSED: Final[dict[str, Callable[..., Any]]] = {
     "mm": _mm_compressed,
     "mul.Tensor": _scaled_compressed,
 }
-
-
-@special("aten::_embedding_bag_backward")
-def _embedding_bag_backward(op: Any, *args: Any) -> Any:
-    """The gradient of an ``EmbeddingBag``: dense and sparse gradients are separate operations."""
-    return of_cpu("CPU", op, *args)
 
 
 def install(undo: ExitStack) -> None:

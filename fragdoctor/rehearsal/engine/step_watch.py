@@ -254,13 +254,11 @@ class Steps(StepProgress):
             self._period,
         )
         for at in ends[len(self.found) :]:
-            self.found.append(self._step(self._runs[at].end))
+            before = self.found[-1].n_events if self.found else (0,) * self.now.n_devices
+            end = self._runs[at].end
+            asked = end.round_since(self.now.gpus, before)
+            self.found.append(Step(len(self.found) + 1, end.n_events, asked))
         return self._enough(self.n_complete)
-
-    def _step(self, end: Moment) -> Step:
-        before = self.found[-1].n_events if self.found else (0,) * self.now.n_devices
-        asked = end.round_since(self.now.gpus, before)
-        return Step(len(self.found) + 1, end.n_events, asked)
 
     def _equal(self, most: int | None = None) -> list[Step]:
         """Return the last steps that asked for the same memory, the last one first."""

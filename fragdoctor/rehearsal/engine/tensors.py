@@ -11,9 +11,8 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from fragdoctor.rehearsal.engine import allocation, session, values
 from fragdoctor.rehearsal.engine.allocation import BlockLayout, dense_strides, storage_bytes
-from fragdoctor.rehearsal.engine.dispatch import special
+from fragdoctor.rehearsal.engine.dispatch import of_cpu, special
 
-_CPU_KEYS: Final = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _layout: Final = lru_cache(maxsize=100_000)(BlockLayout)
 
 
@@ -82,17 +81,9 @@ def resize_(_op: Any, self: torch.Tensor, size: Sequence[int], **_: Any) -> torc
     return _set(self, storage, first, size, strides)
 
 
-def _set(
-    tensor: torch.Tensor,
-    storage: torch.UntypedStorage,
-    offset: int,
-    size: Sequence[int],
-    strides: Sequence[int],
-) -> torch.Tensor:
+def _set(tensor: torch.Tensor, *part: Any) -> torch.Tensor:
     """Let a tensor view a part of a storage; the CPU's kernel only writes sizes and strides."""
-    set_storage = torch.ops.aten.set_.source_Storage_storage_offset
-    result: torch.Tensor = set_storage.redispatch(_CPU_KEYS, tensor, storage, offset, size, strides)
-    return result
+    return of_cpu("CPU", torch.ops.aten.set_.source_Storage_storage_offset, tensor, *part)  # type: ignore[no-any-return]
 
 
 @special("aten::set_.source_Storage_storage_offset")
@@ -113,20 +104,11 @@ def set_storage(
     return _set(self, source, storage_offset, size, strides)
 
 
-@special("aten::set_.source_Storage", "aten::set_.source_Tensor", "aten::set_")
-def set_whole(
-    op: Any, self: torch.Tensor, source: torch.UntypedStorage | torch.Tensor | None = None
-) -> torch.Tensor:
-    """``set_``: the tensor views all of a storage, what another tensor views, or nothing."""
-    if source is None:
-        source = new((0,), None, self.dtype, self.get_device())
-    result: torch.Tensor
-    if isinstance(source, torch.Tensor):
-        storage, offset = source.untyped_storage(), source.storage_offset()
-        result = set_storage(op, self, storage, offset, source.shape, source.stride())
-    else:
-        result = set_storage(op, self, source, 0, (source.nbytes() // self.dtype.itemsize,))
-    return result
+@special("aten::set_")
+def set_to_nothing(_op: Any, self: torch.Tensor) -> torch.Tensor:
+    """``set_``: the tensor views no memory."""
+    nothing = new((0,), None, self.dtype, self.get_device())
+    return _set(self, nothing.untyped_storage(), 0, (0,), (1,))
 
 
 @special("aten::_local_scalar_dense")

@@ -27,7 +27,7 @@ from urllib.parse import unquote, urlsplit
 
 import torch
 
-from fragdoctor.rehearsal.engine import put, session, when_imported
+from fragdoctor.rehearsal.engine import put, session, when_imported, wrap, wrapped
 from fragdoctor.rehearsal.fence import FREE
 
 _ONE_READ: Final = ("stat", "access", "chdir", "statvfs", "getxattr", "listxattr")
@@ -36,7 +36,6 @@ _ONE_CHANGED: Final = (
     "mkdir", "mkfifo", "mknod", "chmod", "chown", "utime", "truncate", "setxattr", "removexattr",
 )  # fmt: skip
 _ONE_CHANGED_ITSELF: Final = ("rmdir", "remove", "unlink", "lchown")
-_OPEN_CHANGED: Final = ("fchmod", "fchown", "chmod", "chown", "utime", "setxattr", "removexattr")
 _TWO_CHANGED: Final = ("rename", "replace", "link", "symlink")
 _REMOVES: Final = ("rmdir", "remove", "unlink")
 _MAKES: Final = ("mkdir", "mkfifo", "mknod")
@@ -263,15 +262,11 @@ class Overlay:
         path = self.to_change(unquote(parts.path), keeps_content=True)
         return parts._replace(path=path).geturl()
 
-    def listed(self, original: Callable[[Any], list[Any]], path: Any = ".") -> Any:
-        """Return the names of a folder's contents, as ``os.listdir`` does."""
-        return self.names(path, original, os.fsdecode)
-
     def names(
-        self, name: Any, listed: Callable[[Any], list[Any]], key: Callable[[Any], str]
+        self, listed: Callable[[Any], list[Any]], key: Callable[[Any], str], path: Any = "."
     ) -> Any:
         """Return a folder's contents: its real entries and those in the scratch folder."""
-        path = self.resolved(name)
+        name, path = path, self.resolved(path)
         if path is None or self.is_free(path):
             return listed(self.to_read(name))
         is_here, is_gone = self.is_there(self.top + path), self.is_gone(path)
@@ -332,15 +327,15 @@ def install(home: Path, undo: ExitStack) -> None:
     replaced: list[tuple[Any, str, Any]] = [
         *((*row[:2], _led(getattr(*row[:2]), *row[2:])) for row in _opening(overlay)),
         (io, "FileIO", _raw_file(overlay)),
-        (os, "listdir", partial(overlay.listed, os.listdir)),
-        (os, "scandir", _scanner(overlay, os.scandir)),
+        (os, "listdir", partial(overlay.names, os.listdir, os.fsdecode)),
+        (os, "scandir", partial(_scan, overlay, os.scandir)),
         *(
-            (os, n, _changer(overlay, getattr(os, n), n))
+            (os, n, partial(_change, overlay, n, getattr(os, n)))
             for n in (*_ONE_CHANGED, *_ONE_CHANGED_ITSELF, "fchmod", "fchown")
             if hasattr(os, n)
         ),
-        *((os, n, _mover(overlay, getattr(os, n), n)) for n in _TWO_CHANGED),
-        (torch, "save", _saver(overlay, torch.save)),
+        *((os, n, partial(_move, overlay, n, getattr(os, n))) for n in _TWO_CHANGED),
+        (torch, "save", wrapped(torch.save, partial(_save, overlay))),
         *(
             (kind, "from_file", staticmethod(_led(kind.from_file, overlay.to_map, "filename")))
             for kind in (torch.UntypedStorage, torch.TypedStorage)
@@ -355,11 +350,12 @@ def install(home: Path, undo: ExitStack) -> None:
     changes: dict[str, Callable[[Any], None]] = {
         name: partial(_lead_library, overlay, undo, name) for name in _LIBRARIES
     }
-    changes["safetensors.torch"] = lambda m: put(undo, m, "save_file", _safe_saver(overlay, m))
+    save_file = partial(_save_safe, overlay)
+    changes["safetensors.torch"] = lambda module: wrap(undo, module, "save_file", save_file)
     when_imported(undo, changes)
     is_on = [True]
     undo.callback(is_on.clear)
-    sys.addaudithook(_guard(overlay, is_on))
+    sys.addaudithook(partial(_guard, overlay, is_on))
 
 
 def _replace_taken(taken: dict[int, Any], undo: ExitStack) -> None:
@@ -471,116 +467,91 @@ def _raw_file(overlay: Overlay) -> Any:
     return FileIO
 
 
-def _changer(overlay: Overlay, original: Any, name: str) -> Any:
-    def change(path: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(path, int):
-            is_kept = name in _OPEN_CHANGED and overlay.is_open_elsewhere(path)
-            return None if is_kept else original(path, *args, **kwargs)
-        folder = kwargs.pop("dir_fd", None)
-        if name in _REMOVES and _is_removed(overlay, path, name, folder):
-            return None
-        itself = name in _ONE_CHANGED_ITSELF or kwargs.get("follow_symlinks") is False
-        if name in _MAKES and overlay.is_there(
-            os.fspath(overlay.to_read(path, itself=True, folder=folder)), itself=True
-        ):
-            raise FileExistsError(17, "File exists", str(path))
-        keeps = name not in _MAKES
-        found = overlay.to_change(path, keeps_content=keeps, itself=itself, folder=folder)
-        return original(found, *args, **kwargs)
-
-    return change
-
-
-def _is_removed(overlay: Overlay, path: Any, name: str, folder: int | None) -> bool:
-    """Return whether the program removes a real file, which stays but is gone for the program."""
+def _change(
+    overlay: Overlay, name: str, original: Any, path: Any, *args: Any, **kwargs: Any
+) -> Any:
+    if isinstance(path, int):
+        return None if overlay.is_open_elsewhere(path) else original(path, *args, **kwargs)
+    folder = kwargs.pop("dir_fd", None)
     if name == "rmdir" and folder is None and os.listdir(path):  # noqa: PTH208 - as the program sees it
         raise OSError(39, "Directory not empty", str(path))
-    return overlay.is_removed_only_here(path, folder)
+    if name in _REMOVES and overlay.is_removed_only_here(path, folder):
+        return None
+    itself = name in _ONE_CHANGED_ITSELF or kwargs.get("follow_symlinks") is False
+    if name in _MAKES and overlay.is_there(
+        os.fspath(overlay.to_read(path, itself=True, folder=folder)), itself=True
+    ):
+        raise FileExistsError(17, "File exists", str(path))
+    keeps = name not in _MAKES
+    found = overlay.to_change(path, keeps_content=keeps, itself=itself, folder=folder)
+    return original(found, *args, **kwargs)
 
 
-def _mover(overlay: Overlay, original: Any, name: str) -> Any:
-    def move(src: Any, dst: Any, *args: Any, **kwargs: Any) -> Any:
-        folders = [kwargs.pop(key, None) for key in ("src_dir_fd", "dst_dir_fd", "dir_fd")]
-        source = src
-        if name != "symlink":
-            source = overlay.to_change(src, keeps_content=True, itself=True, folder=folders[0])
-            if name in _MOVES:
-                overlay.fill(src)
-        target = overlay.to_change(dst, itself=True, folder=folders[1] or folders[2])
-        result = original(source, target, *args, **kwargs)
+def _move(
+    overlay: Overlay, name: str, original: Any, src: Any, dst: Any, *args: Any, **kwargs: Any
+) -> Any:
+    folders = [kwargs.pop(key, None) for key in ("src_dir_fd", "dst_dir_fd", "dir_fd")]
+    source = src
+    if name != "symlink":
+        source = overlay.to_change(src, keeps_content=True, itself=True, folder=folders[0])
         if name in _MOVES:
-            overlay.is_removed_only_here(src, folders[0])
-        return result
-
-    return move
-
-
-def _scanner(overlay: Overlay, original: Any) -> Any:
-    def scandir(path: Any = ".") -> Any:
-        if isinstance(path, int):
-            return original(path)
-        found = overlay.names(path, lambda p: list(original(p)), lambda e: os.fsdecode(e.name))
-        return _Entries([_Entry(entry, path) for entry in found])
-
-    return scandir
+            overlay.fill(src)
+    target = overlay.to_change(dst, itself=True, folder=folders[1] or folders[2])
+    result = original(source, target, *args, **kwargs)
+    if name in _MOVES:
+        overlay.is_removed_only_here(src, folders[0])
+    return result
 
 
-def _saver(overlay: Overlay, original: Any) -> Any:
-    """Return a ``torch.save`` that writes everything but the values of tensors."""
-
-    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        session.note("Checkpoints are written without the values of tensors.")
-        if kwargs.get("_use_new_zipfile_serialization", True):
-            with torch.serialization.skip_data():
-                original(obj, overlay.to_change(f), *args, **kwargs)
-
-    return save
+def _scan(overlay: Overlay, original: Any, path: Any = ".") -> Any:
+    if isinstance(path, int):
+        return original(path)
+    found = overlay.names(lambda p: list(original(p)), lambda e: os.fsdecode(e.name), path)
+    return _Entries([_Entry(entry, path) for entry in found])
 
 
-def _safe_saver(overlay: Overlay, library: Any) -> Any:
-    """Return a ``safetensors.torch.save_file`` that writes the header, and space for the values."""
-    names = {dtype: name for name, dtype in library._TYPES.items()}
-
-    def save_file(tensors: Any, filename: Any, metadata: Any = None) -> None:
-        header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
-        end = 0
-        for name, tensor in tensors.items():
-            begin, end = end, end + tensor.numel() * tensor.element_size()
-            header[name] = {
-                "dtype": names[tensor.dtype],
-                "shape": list(tensor.shape),
-                "data_offsets": [begin, end],
-            }
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)
-        with open(overlay.to_change(filename), "wb") as file:  # noqa: PTH123
-            file.write(len(text).to_bytes(8, "little") + text)
-            file.truncate(8 + len(text) + end)
-
-    return save_file
+def _save(overlay: Overlay, original: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+    """``torch.save`` that writes everything but the values of tensors."""
+    session.note("Checkpoints are written without the values of tensors.")
+    if kwargs.get("_use_new_zipfile_serialization", True):
+        with torch.serialization.skip_data():
+            original(obj, overlay.to_change(f), *args, **kwargs)
 
 
-def _guard(overlay: Overlay, is_on: list[bool]) -> Any:
-    def hook(event: str, args: tuple[Any, ...]) -> None:
-        if event == "open":
-            mode, flags = args[1], args[2]
-            changes = isinstance(flags, int) and bool(flags & _WRITES)
-            changes = changes or (isinstance(mode, str) and _changes(mode))
-            paths = args[:1] if changes else ()
-        elif event in _AUDITED:
-            paths = tuple(args[i] for i in _AUDITED[event])
-        elif event == "sqlite3.connect":
-            name = os.fsdecode(args[0])  # in memory, or a redirected URI
-            paths = () if name in {"", ":memory:"} or name.startswith("file:") else args[:1]
-        else:
-            return
-        if not is_on:
-            return
-        for name in paths:
-            path = overlay.resolved(name, itself=event != "open")
-            if path is not None and not overlay.is_free(path):
-                raise PermissionError(
-                    13, "a rehearsal changes no files; --allow-writes lets it", path
-                )
+def _save_safe(overlay: Overlay, _: Any, tensors: Any, filename: Any, metadata: Any = None) -> None:
+    """``safetensors.torch.save_file`` that writes the header, and space for the values."""
+    kinds = sys.modules["safetensors.torch"]._TYPES.items()
+    names = {dtype: name for name, dtype in kinds}
+    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+    end = 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": names[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(overlay.to_change(filename), "wb") as file:  # noqa: PTH123
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
 
-    return hook
+
+def _guard(overlay: Overlay, is_on: list[bool], event: str, args: tuple[Any, ...]) -> None:
+    if event == "open":
+        mode, flags = args[1], args[2]
+        changes = isinstance(flags, int) and bool(flags & _WRITES)
+        changes = changes or (isinstance(mode, str) and _changes(mode))
+        paths = args[:1] if changes else ()
+    elif event in _AUDITED:
+        paths = tuple(args[i] for i in _AUDITED[event])
+    elif event == "sqlite3.connect":
+        name = os.fsdecode(args[0])  # in memory, or a redirected URI
+        paths = () if name in {"", ":memory:"} or name.startswith("file:") else args[:1]
+    else:
+        return
+    for name in paths if is_on else ():
+        path = overlay.resolved(name, itself=event != "open")
+        if path is not None and not overlay.is_free(path):
+            raise PermissionError(13, "a rehearsal changes no files; --allow-writes lets it", path)

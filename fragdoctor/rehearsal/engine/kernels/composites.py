@@ -7,28 +7,16 @@ and the tiles of ``mem_eff_attention``; cuDNN's workspace was measured.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import ceil, prod
 from typing import Any, Final
 
 import torch
 
 from fragdoctor.rehearsal.engine import session
-from fragdoctor.rehearsal.engine.dispatch import special
+from fragdoctor.rehearsal.engine.dispatch import of_cpu, special
 from fragdoctor.rehearsal.engine.kernels.reduction import summed
-from fragdoctor.rehearsal.engine.kernels.scratch import (
-    Call,
-    Free,
-    Out,
-    Step,
-    Temp,
-    after_results,
-    copied_unless_dense,
-    in_order,
-    n_bytes,
-    rule,
-)
-from fragdoctor.rehearsal.engine.tensors import new
+from fragdoctor.rehearsal.engine.kernels.scratch import Call, after_results, in_order, n_bytes, rule
 
 FLOAT: Final = 4
 RANDOM_STATE: Final = 16
@@ -44,36 +32,34 @@ def _up(n: int, multiple: int) -> int:
 
 
 @rule("_scaled_dot_product_cudnn_attention")
-def _cudnn(call: Call) -> Iterable[Step]:
+def _cudnn(call: Call) -> None:
     """The seed and offset of dropout come first (attention.cu)."""
     if not call.argument("compute_log_sumexp"):
         call.outs[1].n_bytes = 0
     n = len(call.outs)
-    first, last = ([Out(i) for i in range(n - 2, n)], [Out(i) for i in range(n - 2)])
-    yield from [*first, *last]
+    call.make(n - 2, n - 1, *range(n - 2))
 
 
 @after_results("_scaled_dot_product_cudnn_attention_backward")
-def _cudnn_backward(call: Call) -> Iterable[Step]:
+def _cudnn_backward(call: Call) -> None:
     """The query gradient in float, and the row sums."""
     query: torch.Tensor = call.args[1]
-    yield Temp(prod(query.shape[:-1]) * (query.shape[-1] + 1) * FLOAT)
+    call.take(prod(query.shape[:-1]) * (query.shape[-1] + 1) * FLOAT)
 
 
 @rule("_scaled_dot_product_flash_attention")
-def _flash(call: Call) -> Iterable[Step]:
+def _flash(call: Call) -> None:
     query, key = call.args[:2]
     dropout = call.argument("dropout_p")
-    yield from (Out(0), Out(1))
+    call.make(0, 1)
     if not dropout:
-        yield from _splits(query, key)
-    yield from (Out(i) for i in range(2, len(call.outs)))
+        _split(call, query, key)
+    call.make(*range(2, len(call.outs)))
     if dropout:
-        state = Temp(RANDOM_STATE)
-        yield from (state, Free(state))
+        call.hold(RANDOM_STATE)
 
 
-def _splits(query: torch.Tensor, key: torch.Tensor) -> Iterable[Step]:
+def _split(call: Call, query: torch.Tensor, key: torch.Tensor) -> None:
     """Partial results if few queries meet many keys (``set_params_splitkv``)."""
     batch, heads, length, head = query.shape
     block = 256 if head <= 64 else 128 if head <= 128 else 64
@@ -83,8 +69,8 @@ def _splits(query: torch.Tensor, key: torch.Tensor) -> Iterable[Step]:
         -(-key.shape[2] // block),
     )
     if n > 1:
-        yield Temp(n * batch * heads * length * FLOAT)
-        yield Temp(n * batch * heads * length * _rounded_head(head) * FLOAT)
+        rows_bytes = n * batch * heads * length * FLOAT
+        call.take(rows_bytes, rows_bytes * _rounded_head(head))
 
 
 def _n_splits(n_blocks: int, n_processors: int, n_key_blocks: int) -> int:
@@ -105,66 +91,59 @@ def _rounded_head(head: int) -> int:
 
 
 @rule("_scaled_dot_product_flash_attention_backward")
-def _flash_backward(call: Call) -> Iterable[Step]:
+def _flash_backward(call: Call) -> None:
     gradient, query, key, _, out = call.args[:5]
-    for tensor in (gradient, out):
-        if not tensor.transpose(1, 2).is_contiguous():
-            yield Temp(n_bytes(tensor))
-    yield from call.results
+    call.copy(gradient.transpose(1, 2), out.transpose(1, 2))
+    call.make_all()
     batch, heads, length, head = query.shape
-    rows = batch * heads * _up(length, FLASH_ROWS)
-    yield Temp(rows * FLOAT)
-    yield Temp(rows * _rounded_head(head) * FLOAT)
+    rows_bytes = batch * heads * _up(length, FLASH_ROWS) * FLOAT
+    call.take(rows_bytes, rows_bytes * _rounded_head(head))
     if key.shape[1] != heads:
         size = batch * key.shape[2] * heads * head * query.element_size()
-        yield from (Temp(size), Temp(size))
+        call.take(size, size)
 
 
 @rule("_flash_attention_backward")
-def _packed_backward(call: Call) -> Iterable[Step]:
+def _packed_backward(call: Call) -> None:
     """The backward pass of sequences laid end to end, as in jagged tensors (``mha_varlen_bwd``)."""
     query, ends = call.args[1], call.argument("cum_seq_q")
-    yield from copied_unless_dense(call.args[0])
-    yield from call.results
+    call.copy(call.args[0])
+    call.make_all()
     if ends is not None:
         n_rows = query.shape[0] + FLASH_ROWS * (ends.shape[0] - 1)
-        yield Temp(n_rows * query.shape[1] * FLOAT)
-        yield Temp(n_rows * query.shape[1] * _rounded_head(query.shape[2]) * FLOAT)
+        rows_bytes = n_rows * query.shape[1] * FLOAT
+        call.take(rows_bytes, rows_bytes * _rounded_head(query.shape[2]))
 
 
 @rule("_scaled_dot_product_efficient_attention")
-def _efficient(call: Call) -> Iterable[Step]:
+def _efficient(call: Call) -> None:
     query, _, value = call.args[:3]
-    yield from (Out(0), Out(1))
+    call.make(0, 1)
     if query.element_size() < FLOAT and value.shape[-1] > WIDE_HEAD:
-        yield Temp(prod(query.shape[:-1]) * value.shape[-1] * FLOAT)
+        call.take(prod(query.shape[:-1]) * value.shape[-1] * FLOAT)
     for number in range(2, len(call.outs)):  # the random state is kept on the CPU
         call.outs[number].on_cpu = True
-        yield Out(number)
+        call.make(number)
 
 
 @rule("_scaled_dot_product_efficient_attention_backward")
-def _efficient_backward(call: Call) -> Iterable[Step]:
+def _efficient_backward(call: Call) -> None:
     gradient, query, key, value, _, out = call.args[:6]
     batch, heads, length, head = query.shape
     if not gradient.is_contiguous() and not gradient.transpose(1, 2).is_contiguous():
-        yield Temp(n_bytes(gradient))
-    yield from call.results
-    sums = Temp(batch * heads * length * FLOAT)
+        call.take(n_bytes(gradient))
+    call.make_all()
+    sums_bytes = batch * heads * length * FLOAT
     if query.element_size() == FLOAT:
-        product = Temp(out.numel() * FLOAT)
-        yield product
-        if heads > 1 < length:
-            by_row = Temp(sums.n_bytes)
-            yield from (by_row, sums, Free(by_row))
-        else:
-            yield sums
-        yield Free(product)
+        (product,) = call.take(out.numel() * FLOAT)
+        by_row = call.take(sums_bytes) if heads > 1 < length else []
+        (sums,) = call.take(sums_bytes)
+        call.free(*by_row, product)
     else:
-        yield sums
+        (sums,) = call.take(sums_bytes)
     widest = max(head, value.shape[-1])
-    work = Temp(_workspace(batch * heads, length, key.shape[2], head, widest, query.element_size()))
-    yield from (work, Free(sums))
+    call.take(_workspace(batch * heads, length, key.shape[2], head, widest, query.element_size()))
+    call.free(sums)
 
 
 def _workspace(n: int, length: int, n_keys: int, head: int, widest: int, item_bytes: int) -> int:
@@ -204,57 +183,31 @@ def count_nonzero(_op: Any, self: torch.Tensor, dim: Sequence[int]) -> torch.Ten
 
 @special("aten::multinomial")
 def multinomial(
-    _op: Any,
-    self: torch.Tensor,
-    num_samples: int,
-    replacement: bool = False,
-    **_: Any,
+    op: Any, self: torch.Tensor, num_samples: int, replacement: bool = False, **how: Any
 ) -> torch.Tensor:
-    """``multinomial`` by exponential clocks, or by a prefix sum (Distributions.cpp)."""
-    shape = (*self.shape[:-1], num_samples)
-    result = new(shape, None, torch.int64, self.get_device())
-    if replacement and num_samples > 1:
-        ordered = torch.empty_like(self)
-        sums = torch.empty_like(self)
-        held = torch.empty_like(self)
-        del held, sums, ordered
-        return result
-    smallest, largest = torch.aminmax(self)
-    is_finite = largest < float("inf")
-    is_positive = smallest >= 0
-    is_valid = is_finite & is_positive
-    del is_positive, is_finite
-    total = self.sum(-1)
-    is_zero = total == 0
-    some = is_zero.any()
-    del is_zero, total
-    none = some.logical_not()
-    del none
-    clocks = torch.empty_like(self).exponential_()
-    clocks.div_(self)
-    if num_samples == 1:
-        torch.argmax(clocks, -1, keepdim=True, out=result)
-    else:
-        kept = new(shape, None, self.dtype, self.get_device())
-        torch.topk(clocks, num_samples, out=(kept, result))
-        del kept
-    del clocks, some, is_valid, smallest, largest
+    """``multinomial`` by exponential clocks, composed as on the CPU, or by a prefix sum."""
+    if num_samples == 1 or not replacement:
+        return of_cpu("CPU", op, self, num_samples, replacement, **how)  # type: ignore[no-any-return]
+    result = self.new_empty((*self.shape[:-1], num_samples), dtype=torch.int64)
+    held = [torch.empty_like(self) for _ in range(3)]  # MultinomialKernel.cu
+    del held
     return result
 
 
 @rule("_foreach_norm", "_foreach_max")
-def _foreach_norm(call: Call) -> Iterable[Step]:
+def _foreach_norm(call: Call) -> None:
     """Partial norms of the chunks of all tensors (ForeachReduceOp.cu)."""
     tensors = call.args[0]
     chunks = max((-(-t.numel() // CHUNK) for t in tensors), default=0)
     kinds = {t.dtype for t in tensors}
     is_max = call.op.overloadpacket.__name__ == "_foreach_max"
     if len(kinds) != 1 or not (is_max or call.argument("ord") in FAST_NORMS):
-        yield from call.results
+        call.make_all()
         return
     item = max(t.element_size() for t in tensors)
-    parts = Temp(len(tensors) * chunks * (item if is_max or item == 8 else 4))
-    yield from (parts, *call.results, Free(parts))
+    parts = call.take(len(tensors) * chunks * (item if is_max or item == 8 else 4))
+    call.make_all()
+    call.free(*parts)
 
 
 # The workspace is requested first (RNN.cu).
@@ -263,14 +216,14 @@ in_order("_thnn_fused_lstm_cell", order=(2, 0, 1))
 
 
 @rule("_thnn_fused_gru_cell_backward")
-def _gru_cell_backward(call: Call) -> Iterable[Step]:
+def _gru_cell_backward(call: Call) -> None:
     """The gradients of the biases are sums of those of the gates (RNN.cu)."""
     gates = [out for out in call.outs if len(out.shape) > 1]
-    yield from (Out(i) for i in range(len(gates)))
+    call.make(*range(len(gates)))
     gates_like = torch.empty(gates[0].shape, dtype=gates[0].dtype, device="meta")
     for i in range(len(gates), len(call.outs)):
-        yield Out(i)
-        yield from summed(gates_like, (0,))
+        call.make(i)
+        summed(call, gates_like, (0,))
 
 
 @special("aten::_use_cudnn_ctc_loss", "aten::_use_miopen_ctc_loss")
@@ -280,16 +233,15 @@ def use_cudnn_ctc_loss(_op: Any, *_: Any, **__: Any) -> bool:
 
 
 @rule("_ctc_loss")
-def _ctc_loss(call: Call) -> Iterable[Step]:
+def _ctc_loss(call: Call) -> None:
     """Lengths and offsets are copied to the GPU (LossCTC.cu)."""
     n = call.args[0].shape[1]
-    yield from (Temp(n * 8), Temp(n * 8), Temp(n * 8))
-    yield from (Out(1), Out(0))
+    call.take(n * 8, n * 8, n * 8)
+    call.make(1, 0)
 
 
 @rule("_ctc_loss_backward")
-def _ctc_loss_backward(call: Call) -> Iterable[Step]:
+def _ctc_loss_backward(call: Call) -> None:
     n = call.args[1].shape[1]
-    yield from (Temp(n * 8), Temp(n * 8), Temp(n * 8))
-    yield Temp(n_bytes(call.args[6]))
-    yield Out(0)
+    call.take(n * 8, n * 8, n * 8, n_bytes(call.args[6]))
+    call.make(0)

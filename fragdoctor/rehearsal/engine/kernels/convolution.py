@@ -15,7 +15,8 @@ for all. This follows PyTorch's own allocator, kernel by kernel (``UpSample*.cu`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import Any, Final
 
@@ -28,15 +29,9 @@ from fragdoctor.rehearsal.engine.allocation import dense_strides, take_and_give
 from fragdoctor.rehearsal.engine.dispatch import special, use_blas
 from fragdoctor.rehearsal.engine.kernels.scratch import (
     Call,
-    Free,
-    Out,
-    Step,
-    Temp,
-    UseBlas,
     after_results,
     copied_after,
     copied_before,
-    copied_unless_dense,
     n_bytes,
     rule,
 )
@@ -79,28 +74,27 @@ def _forward(
     weight: torch.Tensor,
     shape: Sequence[int],
     layout: torch.memory_format,
-    call: cudnn.Convolution | None = None,
+    compute: Callable[[], None] = lambda: None,
 ) -> torch.Tensor:
-    """Return the result of a forward pass; a ``call`` of cuDNN takes its workspaces."""
+    """Return the result of a forward pass; ``compute`` is called with everything in place."""
     out = like_format(input_, shape, layout)
     if out.numel():
         dense_weight = _dense(weight, layout)
         dense_input = _dense(input_, layout)
-        if call is not None:
-            _take_workspaces(call, input_.get_device())
+        compute()
         del dense_input, dense_weight
     return out
 
 
-def _call(
+def _use_cudnn(
     operation: str,
     weight: torch.Tensor,
     seen: Sequence[int],
     made: Sequence[int],
     layout: torch.memory_format,
     geometry: Sequence[Sequence[int]],
-) -> cudnn.Convolution:
-    """Describe a call of cuDNN.
+) -> None:
+    """Take the workspaces of a call of cuDNN.
 
     Args:
         operation: its pass.
@@ -113,10 +107,8 @@ def _call(
     is_last = layout in {torch.channels_last, torch.channels_last_3d}
     x, w, y = (tuple(shape) for shape in (seen, weight.shape, made))
     padding, stride, dilation = (tuple(g) for g in geometry)
-    return cudnn.Convolution(operation, weight.dtype, x, w, y, is_last, padding, stride, dilation)
-
-
-def _take_workspaces(call: cudnn.Convolution, device: int) -> None:
+    dtype, device = weight.dtype, weight.get_device()
+    call = cudnn.Convolution(operation, dtype, x, w, y, is_last, padding, stride, dilation)
     cudnn.take(call, lambda n_bytes: take_and_give(device, n_bytes, WORKSPACE))
 
 
@@ -132,11 +124,9 @@ def cudnn_convolution(
     geometry = (padding, output_padding, stride, dilation, groups)
     shape = _size(self, weight, geometry, transposed=is_transposed)
     seen, made = (shape, self.shape) if is_transposed else (self.shape, shape)
-    call = _call(
-        "backward_data" if is_transposed else "forward", weight, seen, made, layout,
-        (padding, stride, dilation),
-    )  # fmt: skip
-    return _forward(self, weight, shape, layout, call)
+    operation = "backward_data" if is_transposed else "forward"
+    described = (operation, weight, seen, made, layout, (padding, stride, dilation))
+    return _forward(self, weight, shape, layout, partial(_use_cudnn, *described))
 
 
 @special("aten::_conv_depthwise2d", "aten::conv_depthwise3d")
@@ -232,7 +222,6 @@ def _cudnn_backward(
     # A transposed convolution is the gradient of an ordinary one, from its result to its input.
     of_input = "forward" if transposed else "backward_data"
     seen, made = (grad_output, input_) if transposed else (input_, grad_output)
-    device = grad_output.get_device()
     held = input_.contiguous(memory_format=layout) if mask[1] else input_
     gradient, layout = grad_output, suggest_memory_format(held)
     if suggest_memory_format(gradient) is not layout:
@@ -243,15 +232,14 @@ def _cudnn_backward(
         first = like_format(input_, input_.shape, wanted)
         dense_weight = _dense(weight, wanted)
         dense_gradient = _dense(gradient, wanted)
-        _take_workspaces(_call(of_input, weight, seen.shape, made.shape, wanted, geometry), device)
+        _use_cudnn(of_input, weight, seen.shape, made.shape, wanted, geometry)
         del dense_gradient, dense_weight
     if mask[1]:
         wanted = _format(held, gradient, BACKEND.Cudnn)
         dense_gradient = _dense(gradient, wanted)
         dense_input = _dense(held, wanted)
         second = like_format(weight, weight.shape, wanted)
-        call = _call("backward_filter", weight, seen.shape, made.shape, wanted, geometry)
-        _take_workspaces(call, device)
+        _use_cudnn("backward_filter", weight, seen.shape, made.shape, wanted, geometry)
         del dense_input, dense_gradient
     del gradient, held
     return first, second
@@ -274,24 +262,23 @@ def _depthwise_backward(
 
 @rule("_slow_conv2d_forward", "slow_conv_dilated2d", "slow_conv_dilated3d")
 @rule("slow_conv_transpose2d", "slow_conv_transpose3d")
-def _by_columns(call: Call) -> Iterable[Step]:
+def _by_columns(call: Call) -> None:
     """The columns of one sample, and the ones with which a transposed convolution adds its bias."""
     input_, weight, kernel = call.args[:3]
     bias, stride, padding = map(call.argument, ("bias", "stride", "padding"))
     is_transposed = "transpose" in call.op.name()
-    yield from copied_unless_dense(input_)
-    yield from copied_unless_dense(weight)
-    yield from call.results
+    call.copy(input_, weight)
+    call.make_all()
     made = call.outs[0].shape[2:]
     is_direct = call.op.name().startswith("aten::_slow_conv2d") and not (
         any(n != 1 for n in (*kernel, *stride)) or any(padding)
     )
     if not is_direct:
         positions = input_.shape[2:] if is_transposed else made
-        yield Temp(_column_numbers(weight, positions) * input_.element_size())
+        call.take(_column_numbers(weight, positions) * input_.element_size())
     if is_transposed and bias is not None:
-        yield Temp(prod(made) * input_.element_size())
-    yield UseBlas()
+        call.take(prod(made) * input_.element_size())
+    call.use_blas()
 
 
 def _column_numbers(weight: torch.Tensor, positions: Sequence[int]) -> int:
@@ -370,12 +357,12 @@ def _group_backward(
 
 @after_results("mm", "addmm", "bmm", "baddbmm", "addmv", "addbmm", "dot", "vdot")
 @after_results("addmm_", "baddbmm_", "addmv_", "addbmm_")
-def _product(call: Call) -> Iterable[Step]:
+def _product(call: Call) -> None:
     """Copies of matrices that cuBLAS cannot use as they are (``prepare_matrix_for_cublas``)."""
     for tensor in call.args:
         if isinstance(tensor, torch.Tensor) and not _fits_blas(tensor):
-            yield Temp(n_bytes(tensor))
-    yield UseBlas(is_lt=_adds_bias(call))
+            call.take(n_bytes(tensor))
+    call.use_blas(is_lt=_adds_bias(call))
 
 
 def _adds_bias(call: Call) -> bool:
@@ -412,23 +399,24 @@ def _backward(*names: str) -> list[str]:
     return [f"{name}_backward" for name in names]
 
 
-def _in_one_piece(tensor: torch.Tensor) -> list[Temp]:
-    """Return the copy of a tensor that is dense neither in the usual order nor channels-last."""
-    if tensor.dim() != IMAGE:
-        return copied_unless_dense(tensor)
-    is_dense = tensor.is_contiguous(memory_format=suggest_memory_format(tensor))
-    return [] if is_dense else [Temp(n_bytes(tensor))]
+def _copy_in_one_piece(call: Call, *tensors: torch.Tensor) -> None:
+    """Take the copies of tensors that are dense neither in the usual order nor channels-last."""
+    for tensor in tensors:
+        if tensor.dim() != IMAGE:
+            call.copy(tensor)
+        elif not tensor.is_contiguous(memory_format=suggest_memory_format(tensor)):
+            call.take(n_bytes(tensor))
 
 
 # The first argument is copied: the input, or the gradient of the result.
 copied_after(
     *NEAREST, *POOLS, "adaptive_max_pool3d",
     *_backward(*NEAREST, *SMOOTH, "max_pool3d_with_indices", "avg_pool3d"),
-    copies=_in_one_piece,
+    copy=_copy_in_one_piece,
 )  # fmt: skip
 copied_after(*_backward("max_pool2d_with_indices", "avg_pool2d"), places=(0, 1),
-             copies=_in_one_piece)  # fmt: skip
-copied_before("_adaptive_avg_pool2d", copies=_in_one_piece)
+             copy=_copy_in_one_piece)  # fmt: skip
+copied_before("_adaptive_avg_pool2d", copy=_copy_in_one_piece)
 copied_after(
     *REFLECTED,
     *_backward(*REFLECTED, *ANTIALIASED, "adaptive_max_pool3d", "_adaptive_avg_pool3d"),
@@ -437,31 +425,33 @@ copied_after(
 
 
 @after_results("_adaptive_avg_pool2d_backward")
-def _averages_backward(call: Call) -> Iterable[Step]:
+def _averages_backward(call: Call) -> None:
     """Channels-last gradients are read where they are (AdaptiveAveragePooling.cu)."""
     gradient, tensor = call.args
     if tensor.is_contiguous():
-        yield from copied_unless_dense(gradient)
+        call.copy(gradient)
 
 
 @after_results(*ANTIALIASED, "adaptive_max_pool2d", "adaptive_max_pool2d_backward")
-def _worked_on_in_order(call: Call) -> Iterable[Step]:
+def _worked_on_in_order(call: Call) -> None:
     """Kernels that only know the usual order: channels-last tensors are copied."""
-    results = [Temp(out.n_bytes) for out in call.outs if out.has_other_order]
-    given = [copy for tensor in call.args[::2] for copy in copied_unless_dense(tensor)]
-    return given + results if call.op.name().endswith("_backward") else results + given
+    results = [out.n_bytes for out in call.outs if out.has_other_order]
+    is_backward = call.op.name().endswith("_backward")
+    call.take(*(() if is_backward else results))
+    call.copy(*call.args[::2])
+    call.take(*(results if is_backward else ()))
 
 
 @rule("im2col", "col2im")
-def _patches(call: Call) -> Iterable[Step]:
+def _patches(call: Call) -> None:
     """The result is first allocated in the size of the input."""
     size = n_bytes(call.args[0])
     if size >= call.outs[0].n_bytes:
         call.outs[0].n_bytes = size
-        yield Out(0)
-        yield from copied_unless_dense(call.args[0])
+        call.make(0)
+        call.copy(call.args[0])
         return
-    first = Temp(size)
-    yield first
-    yield from copied_unless_dense(call.args[0])
-    yield from (Out(0), Free(first))
+    first = call.take(size)
+    call.copy(call.args[0])
+    call.make(0)
+    call.free(*first)

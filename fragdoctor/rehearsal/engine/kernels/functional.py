@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from math import prod
 from typing import Final
 
@@ -12,15 +11,9 @@ from fragdoctor.rehearsal.engine import session
 from fragdoctor.rehearsal.engine.kernels.reduction import power_of_two, summed
 from fragdoctor.rehearsal.engine.kernels.scratch import (
     Call,
-    Free,
-    Out,
-    Step,
-    Temp,
     after_results,
     copied_after,
     copied_before,
-    copied_unless_dense,
-    held_only,
     in_order,
     n_bytes,
     rule,
@@ -33,54 +26,52 @@ copied_before("native_layer_norm", "_fused_rms_norm")
 
 
 @after_results("_softmax_backward_data")
-def _softmax_backward(call: Call) -> Iterable[Step]:
+def _softmax_backward(call: Call) -> None:
     """The product of gradient and output (SoftMax.cu)."""
     gradient, output = call.args[:2]
-    yield Temp(n_bytes(gradient))
-    yield from copied_unless_dense(torch.empty_like(gradient, device="meta"))
-    yield from copied_unless_dense(output)
+    call.take(n_bytes(gradient))
+    call.copy(torch.empty_like(gradient, device="meta"), output)
 
 
-def _points(points: torch.Tensor, others: torch.Tensor) -> Iterable[Step]:
+def _copy_points(call: Call, points: torch.Tensor, others: torch.Tensor) -> None:
     """Points are written out for each batch that they are compared with (Distance.cpp)."""
     batch = torch.broadcast_shapes(points.shape[:-2], others.shape[:-2])
-    for given in (points, others):
-        yield from copied_unless_dense(given.expand(*batch, -1, -1))
+    call.copy(*(given.expand(*batch, -1, -1) for given in (points, others)))
 
 
 @rule("_cdist_forward")
-def _distances(call: Call) -> Iterable[Step]:
-    return [*_points(*call.args[:2]), *call.results]
+def _distances(call: Call) -> None:
+    _copy_points(call, *call.args[:2])
+    call.make_all()
 
 
 @rule("_cdist_backward", "_pdist_backward")
-def _distances_backward(call: Call) -> Iterable[Step]:
+def _distances_backward(call: Call) -> None:
     """A gradient for each pair of points, before they are summed (DistanceKernel.cu)."""
     _, points, *others, norm, _ = call.args
     if others:
-        yield from _points(points, *others)
-    yield from call.results
+        _copy_points(call, points, *others)
+    call.make_all()
     if norm and points.numel():
-        yield Temp(call.outs[0].n_bytes * (others[0].shape[-2] if others else len(points) - 1))
+        call.take(call.outs[0].n_bytes * (others[0].shape[-2] if others else len(points) - 1))
 
 
 @after_results("multi_margin_loss", "multilabel_margin_loss_forward")
-def _margin_loss(call: Call) -> Iterable[Step]:
+def _margin_loss(call: Call) -> None:
     """The loss of each row is summed (MultiMarginLoss.cu, MultiLabelMarginCriterion.cu)."""
     tensor: torch.Tensor = call.args[0]
-    yield from copied_unless_dense(tensor)
-    yield from copied_unless_dense(call.args[1])
+    call.copy(tensor, call.args[1])
     if call.argument("reduction") and tensor.dim() > 1:
         rows = torch.empty(len(tensor), dtype=tensor.dtype, device="meta")
-        yield Temp(n_bytes(rows))
-        yield from summed(rows)
+        call.take(n_bytes(rows))
+        summed(call, rows)
 
 
 copied_after("multi_margin_loss_backward", "multilabel_margin_loss_backward", places=(1, 2))
 
 
 @rule("mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy")
-def _pointwise_loss(call: Call) -> Iterable[Step]:
+def _pointwise_loss(call: Call) -> None:
     """The loss of each element is summed (BinaryOps.cpp, Loss.cpp, Loss.cu).
 
     Most results are allocated for the loss of each element and then shrink, as
@@ -88,27 +79,27 @@ def _pointwise_loss(call: Call) -> Iterable[Step]:
     is another such array, or the sum for ``binary_cross_entropy``.
     """
     if not call.argument("reduction"):
-        yield from call.results
+        call.make_all()
         return
     name, result = call.op.overloadpacket.__name__, call.outs[0]
     shape = torch.broadcast_shapes(*(t.shape for t in call.args[:2]))
-    each = Temp(shape.numel() * call.out_dtype.itemsize)
+    each_bytes = shape.numel() * call.out_dtype.itemsize
     if name == "huber_loss":
-        yield each
+        call.take(each_bytes)
+        call.make(0)
     else:
-        result.n_bytes = each.n_bytes
-    yield Out(0)
-    if name != "huber_loss":
-        yield Temp(result.dtype.itemsize) if name == "binary_cross_entropy" else each
-    yield from summed(torch.empty(shape, dtype=result.dtype, device="meta"))
+        result.n_bytes = each_bytes
+        call.make(0)
+        call.take(result.dtype.itemsize if name == "binary_cross_entropy" else each_bytes)
+    summed(call, torch.empty(shape, dtype=result.dtype, device="meta"))
 
 
 @rule("log_sigmoid_forward")
-def _log_sigmoid(call: Call) -> Iterable[Step]:
+def _log_sigmoid(call: Call) -> None:
     """The buffer that other devices keep is empty."""
-    yield Out(0)
+    call.make(0)
     call.outs[1].n_bytes = 0
-    yield Out(1)
+    call.make(1)
 
 
 FLOAT: Final = 4
@@ -122,36 +113,34 @@ MIN_BLOCKS, MAX_BLOCKS = 8, 128
 
 
 @after_results("native_group_norm")
-def _group_norm(call: Call) -> Iterable[Step]:
+def _group_norm(call: Call) -> None:
     """Scale and shift of each channel (group_norm_kernel.cu)."""
     _, weight, bias, n, channels, pixels = call.args[:6]
     if int(pixels) > 1 and (weight is not None or bias is not None):
-        yield from held_only(*[int(n) * int(channels) * FLOAT] * 2)
+        call.hold(*[int(n) * int(channels) * FLOAT] * 2)
 
 
 @after_results("native_group_norm_backward")
-def _group_norm_backward(call: Call) -> Iterable[Step]:
+def _group_norm_backward(call: Call) -> None:
     weight = call.args[4]
     n, channels, pixels, groups = (int(x) for x in call.args[5:9])
     by_channel, by_group = n * channels * FLOAT, n * groups * FLOAT
-    yield from (Temp(by_channel), Temp(by_channel))
-    second, third = Temp(by_group), Temp(by_group)
-    yield from (second, third)
+    *_, second, third = call.take(by_channel, by_channel, by_group, by_group)
     if pixels > 1 and weight is not None:
-        yield Temp(by_channel)
-        yield from (Free(third), Free(second))
+        call.take(by_channel)
+        call.free(third, second)
 
 
 @rule("native_layer_norm_backward", "_fused_rms_norm_backward")
-def _layer_norm_backward(call: Call) -> Iterable[Step]:
+def _layer_norm_backward(call: Call) -> None:
     """Gradients of weight and bias; with many rows in blocks, which are summed at the end."""
-    yield from copied_unless_dense(call.args[1])
-    yield from call.results
-    yield from copied_unless_dense(call.args[0])
-    yield from _by_blocks(call, prod(call.args[2]), len(call.outs) - 1)
+    call.copy(call.args[1])
+    call.make_all()
+    call.copy(call.args[0])
+    _sum_blocks(call, prod(call.args[2]), len(call.outs) - 1)
 
 
-def _by_blocks(call: Call, width: int, n_gradients: int) -> Iterable[Step]:
+def _sum_blocks(call: Call, width: int, n_gradients: int) -> None:
     """Partial gradients of blocks of rows (``LaunchGammaBetaBackwardCUDAKernel``)."""
     tensor: torch.Tensor = call.args[1]
     n_rows = tensor.numel() // max(1, width)
@@ -160,38 +149,35 @@ def _by_blocks(call: Call, width: int, n_gradients: int) -> Iterable[Step]:
         return
     n_blocks = min(-(-n_rows // WARP), PARTIAL_ITEMS // width)
     item = tensor.element_size()
-    for _ in range(n_gradients):
-        yield Temp(n_blocks * width * item)
+    call.take(*[n_blocks * width * item] * n_gradients)
     partial = torch.empty((n_blocks, width), dtype=tensor.dtype, device="meta")
     for _ in range(n_gradients):
-        total = Temp(width * item)
-        yield total
-        yield from summed(partial, (0,))
-        yield Free(total)
+        total = call.take(width * item)
+        summed(call, partial, (0,))
+        call.free(*total)
 
 
 @after_results("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update")
-def _batch_norm(call: Call) -> Iterable[Step]:
+def _batch_norm(call: Call) -> None:
     """PyTorch's own kernels (Normalization.cuh); ``cudnn_batch_norm`` requests nothing."""
     tensor = call.args[0]
     if call.argument("training") is not False and _is_channel_last(tensor):
-        yield from _staging(tensor, 4)
+        _stage(call, tensor, 4)
 
 
 @rule("native_batch_norm_backward", "batch_norm_backward")
-def _batch_norm_backward(call: Call) -> Iterable[Step]:
+def _batch_norm_backward(call: Call) -> None:
     tensor = call.args[1]
     if not _is_channel_last(tensor):
-        yield from call.results
+        call.make_all()
         if tensor.dim() > 2:  # it is viewed in three dimensions
-            for given in call.args[:2]:
-                yield from copied_unless_dense(given)
+            call.copy(*call.args[:2])
         return
     n_bytes = tensor.shape[1] * FLOAT
-    yield from (Temp(n_bytes), Temp(n_bytes))
-    yield from call.results[1:]
-    yield from _staging(tensor, 2)
-    yield from call.results[:1]
+    call.take(n_bytes, n_bytes)
+    call.make(*range(1, len(call.outs)))
+    _stage(call, tensor, 2)
+    call.make(0)
 
 
 def _is_channel_last(tensor: torch.Tensor) -> bool:
@@ -201,7 +187,7 @@ def _is_channel_last(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous(memory_format=torch.channels_last)
 
 
-def _staging(tensor: torch.Tensor, n_values: int) -> Iterable[Step]:
+def _stage(call: Call, tensor: torch.Tensor, n_values: int) -> None:
     """Partial statistics of several blocks of rows (``flexible_launch_configs``)."""
     channels = tensor.shape[1]
     n_rows = tensor.numel() // max(1, channels)
@@ -211,4 +197,4 @@ def _staging(tensor: torch.Tensor, n_values: int) -> Iterable[Step]:
         width = power_of_two(channels, MAX_THREADS // height)
     n_blocks = min(-(-n_rows // (height * ROWS_PER_THREAD)), MAX_BLOCKS)
     if n_blocks >= MIN_BLOCKS:
-        yield from held_only(n_values * channels * n_blocks * FLOAT, -(-channels // width) * 4)
+        call.hold(n_values * channels * n_blocks * FLOAT, -(-channels // width) * 4)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from math import ceil, log, log2, prod
 from typing import Any, Final
 
@@ -11,20 +11,8 @@ import torch
 from fragdoctor.rehearsal.engine import meta_functions, session, values
 from fragdoctor.rehearsal.engine.dispatch import functional, special
 from fragdoctor.rehearsal.engine.kernels import cub
-from fragdoctor.rehearsal.engine.kernels.scratch import (
-    Call,
-    Free,
-    Out,
-    Step,
-    Temp,
-    after_results,
-    copied_unless_dense,
-    held_only,
-    in_order,
-    n_bytes,
-    rule,
-)
-from fragdoctor.rehearsal.engine.kernels.sorting import embedding_steps
+from fragdoctor.rehearsal.engine.kernels.scratch import Call, after_results, in_order, n_bytes, rule
+from fragdoctor.rehearsal.engine.kernels.sorting import take_for_embedding
 from fragdoctor.rehearsal.engine.tensors import new, scratch
 
 UNSORTED: Final = 3072  # up to this many indices, an embedding's gradient needs no sort
@@ -36,55 +24,54 @@ in_order("_embedding_bag", "_embedding_bag_forward_only", order=(2, 1, 0, 3))
 
 
 @rule("roll")
-def _roll(call: Call) -> Iterable[Step]:
+def _roll(call: Call) -> None:
     """Each dimension in turn, from the result of the previous one (TensorTransformations.h)."""
     tensor, shifts = call.args[:2]
-    copied = copied_unless_dense(tensor)
-    made: list[Step] = [Temp(n_bytes(tensor)) for _ in shifts[1:]]
-    made += call.results
-    return [*copied, *made[:1], *(Free(temp) for temp in copied), *made[1:]]
+    copied = call.copy(tensor)
+    for _ in shifts[1:]:
+        call.take(n_bytes(tensor))
+        call.free(*copied)
+        copied = []
+    call.make_all()
+    call.free(*copied)
 
 
 @rule("masked_scatter", "masked_scatter_")
-def _masked_scatter(call: Call) -> Iterable[Step]:
+def _masked_scatter(call: Call) -> None:
     """A prefix sum of the mask says which element each one is taken from (IndexKernel.cpp)."""
     tensor, mask, source = call.args[:3]
     shape = torch.broadcast_shapes(tensor.shape, mask.shape)
     n = shape.numel()
-    yield from call.results
+    call.make_all()
     if not n:
         return
-    yield Temp(n * INDEX_BYTES)
-    yield from copied_unless_dense(mask.expand(shape))
-    yield from held_only(cub.scan(n, INDEX_BYTES))
-    yield from copied_unless_dense(source)
+    call.take(n * INDEX_BYTES)
+    call.copy(mask.expand(shape))
+    call.hold(cub.scan(n, INDEX_BYTES))
+    call.copy(source)
 
 
 @rule("embedding_dense_backward")
-def _embedding_backward(call: Call) -> Iterable[Step]:
+def _embedding_backward(call: Call) -> None:
     gradient, indices, n_rows, _, by_frequency = call.args
-    yield from copied_unless_dense(indices)
-    yield from copied_unless_dense(gradient)
+    call.copy(indices, gradient)
     is_sorted = indices.numel() > UNSORTED or by_frequency
-    yield from _gradient(call, n_rows, by_frequency=by_frequency, is_sorted=is_sorted)
+    _gradient(call, n_rows, by_frequency=by_frequency, is_sorted=is_sorted)
 
 
 @rule("_embedding_bag_dense_backward")
-def _embedding_bag_backward(call: Call) -> Iterable[Step]:
+def _embedding_bag_backward(call: Call) -> None:
     """Sums and means are an embedding's gradient per bag; maxima are scattered (EmbeddingBag)."""
     n_rows, by_frequency, mode = (call.args[i] for i in (5, 6, 7))
-    yield from copied_unless_dense(call.args[0])
-    yield from _gradient(call, n_rows, by_frequency=by_frequency, is_sorted=mode != MAXIMUM)
+    call.copy(call.args[0])
+    _gradient(call, n_rows, by_frequency=by_frequency, is_sorted=mode != MAXIMUM)
 
 
-def _gradient(call: Call, n_rows: int, *, by_frequency: bool, is_sorted: bool) -> Iterable[Step]:
-    gradient, indices = call.args[:2]
-    if not is_sorted or not indices.numel():
-        return [Out(0)]
-    return embedding_steps(
-        indices.numel(), indices.element_size(), int(n_rows), gradient,
-        by_frequency=bool(by_frequency), result=Out(0),
-    )  # fmt: skip
+def _gradient(call: Call, n_rows: int, *, by_frequency: bool, is_sorted: bool) -> None:
+    if is_sorted and call.args[1].numel():
+        take_for_embedding(call, int(n_rows), by_frequency=bool(by_frequency))
+    else:
+        call.make(0)
 
 
 def _expanded(indices: Sequence[torch.Tensor | None]) -> list[Any]:
@@ -178,7 +165,8 @@ def _put_sorted(
     first = next(i for i, t in enumerate(places) if t is not None)
     is_adjacent = all(t is not None for t in places[first : first + len(given)])
     n_before = self.shape[:first].numel() if is_adjacent else 1
-    n_after = self.numel() // max(1, n_before * _n_indexed(self, places))
+    n_indexed = prod(n for n, i in zip(self.shape, places, strict=False) if i is not None)
+    n_after = self.numel() // max(1, n_before * n_indexed)
     del places, given
     bits = max(1, self.numel() // max(1, n_after)).bit_length()
     needed = n * n_before * n_after
@@ -188,11 +176,6 @@ def _put_sorted(
     ordered, original, numbers = (scratch(self, n * INDEX_BYTES) for _ in range(3))
     scratch(self, cub.radix_sort(n, INDEX_BYTES, INDEX_BYTES, bits))
     del numbers, original, ordered, whole, copied, linear
-
-
-def _n_indexed(self: torch.Tensor, places: Sequence[torch.Tensor | None]) -> int:
-    """Return the number of elements in the indexed dimensions."""
-    return prod(size for size, i in zip(self.shape, places, strict=False) if i is not None)
 
 
 @special("aten::nonzero")
@@ -340,10 +323,8 @@ def randperm(_op: Any, n: int, *_: Any, out: torch.Tensor, **__: Any) -> torch.T
 
 
 @after_results("scatter_reduce")
-def _scatter_reduce(call: Call) -> Iterable[Step]:
+def _scatter_reduce(call: Call) -> None:
     """A mean counts the values that go into each place (TensorAdvancedIndexing.cpp)."""
     tensor, source = call.args[0], call.args[3]
     if call.argument("reduce") == "mean":
-        yield Temp(n_bytes(source))
-        yield Temp(n_bytes(tensor))
-        yield Temp(tensor.numel())
+        call.take(n_bytes(source), n_bytes(tensor), tensor.numel())

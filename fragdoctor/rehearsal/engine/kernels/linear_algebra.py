@@ -6,22 +6,12 @@ itself requests depends on its version and is not included.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
 import torch
 
 from fragdoctor.rehearsal.engine import session
-from fragdoctor.rehearsal.engine.kernels.scratch import (
-    Call,
-    Out,
-    Step,
-    Temp,
-    UseBlas,
-    after_results,
-    n_bytes,
-    rule,
-)
+from fragdoctor.rehearsal.engine.kernels.scratch import Call, after_results, n_bytes, rule
 
 INFO_BYTES: Final = 4
 INDEX_BYTES: Final = 8
@@ -38,62 +28,57 @@ def _rows(matrix: torch.Tensor) -> int:
     return matrix.numel() // max(1, matrix.shape[-1])
 
 
-def _solved(matrix: torch.Tensor, right_bytes: int) -> Iterable[Step]:
+def _solve(call: Call, right_bytes: int) -> None:
     """Solve by a factorization: pivots become a permutation of the right-hand side's rows."""
-    for _ in range(3):
-        yield Temp(_rows(matrix) * INDEX_BYTES)
-    yield Temp(right_bytes)
-    yield UseBlas()
+    call.take(*[_rows(call.args[0]) * INDEX_BYTES] * 3, right_bytes)
+    call.use_blas()
 
 
 @after_results("_cholesky_solve_helper")
-def _cholesky_solve(call: Call) -> Iterable[Step]:
-    yield Temp(INFO_BYTES)
-    yield Temp(_noted(call.args[1]))
+def _cholesky_solve(call: Call) -> None:
+    call.take(INFO_BYTES, _noted(call.args[1]))
 
 
 @after_results("cholesky_inverse")
-def _cholesky_inverse(call: Call) -> Iterable[Step]:
+def _cholesky_inverse(call: Call) -> None:
     size = _noted(call.args[0])
-    yield from (Temp(size), Temp(INFO_BYTES), Temp(size))
+    call.take(size, INFO_BYTES, size)
 
 
-@after_results("linalg_solve_triangular")
-def _solve_triangular(_: Call) -> Iterable[Step]:
-    yield UseBlas()
+after_results("linalg_solve_triangular")(Call.use_blas)
 
 
 @after_results("_linalg_solve_ex")
-def _solve(call: Call) -> Iterable[Step]:
+def _solution(call: Call) -> None:
     _noted(call.args[0])
-    return _solved(call.args[0], n_bytes(call.args[1]))
+    _solve(call, n_bytes(call.args[1]))
 
 
 @after_results("linalg_inv_ex")
-def _inverse(call: Call) -> Iterable[Step]:
+def _inverse(call: Call) -> None:
     matrix = call.args[0]
-    yield Temp(_noted(matrix))
-    yield Temp(_rows(matrix) * INFO_BYTES)
-    yield from _solved(matrix, n_bytes(matrix))
+    call.take(_noted(matrix), _rows(matrix) * INFO_BYTES)
+    _solve(call, n_bytes(matrix))
 
 
 @rule("_linalg_svd")
-def _singular_values(call: Call) -> Iterable[Step]:
+def _singular_values(call: Call) -> None:
     matrix = call.args[0]
     size = _noted(matrix)
-    yield from (Out(0), Out(2), Out(1), Temp(INFO_BYTES), Temp(size))
+    call.make(0, 2, 1)
+    call.take(INFO_BYTES, size)
     if not call.argument("compute_uv"):
-        for length in matrix.shape[-2:]:
-            yield Temp(size // max(1, *matrix.shape[-2:]) * length)
+        call.take(*(size // max(1, *matrix.shape[-2:]) * length for length in matrix.shape[-2:]))
 
 
 @after_results("linalg_lstsq")
-def _least_squares(call: Call) -> Iterable[Step]:
+def _least_squares(call: Call) -> None:
     matrix = call.args[0]
-    yield from (Temp(_noted(matrix)), Temp(_rows(matrix.mT) * matrix.element_size()), UseBlas())
+    call.take(_noted(matrix), _rows(matrix.mT) * matrix.element_size())
+    call.use_blas()
 
 
 @after_results("linalg_matrix_exp")
-def _exponential(call: Call) -> Iterable[Step]:
+def _exponential(call: Call) -> None:
     """The polynomial depends on the norms, which are not known and are assumed to be large."""
-    return [Temp(n * n_bytes(call.args[0])) for n in (POWERS, SUMS, *[1] * OTHERS)]
+    call.take(*(n * n_bytes(call.args[0]) for n in (POWERS, SUMS, *[1] * OTHERS)))

@@ -8,7 +8,7 @@ of a few KiB.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
@@ -18,14 +18,7 @@ import torch
 from fragdoctor.model.gpus import GpuModel
 from fragdoctor.rehearsal.engine import session
 from fragdoctor.rehearsal.engine.allocation import dense_strides
-from fragdoctor.rehearsal.engine.kernels.scratch import (
-    Call,
-    Step,
-    Temp,
-    after_results,
-    copied_unless_dense,
-    held_only,
-)
+from fragdoctor.rehearsal.engine.kernels.scratch import Call, after_results
 
 MAX_THREADS: Final = 512
 WARP: Final = 32
@@ -134,22 +127,6 @@ def _halves(dims: Sequence[Dim]) -> list[list[Dim]]:
     ]
 
 
-@dataclass(slots=True)
-class _Work:
-    """How the work is divided: the inputs and outputs that each thread steps over."""
-
-    n_inputs: int
-    n_outputs: int
-    along_input: bool
-    vector: int
-    step_input: int = 1
-    step_output: int = 1
-
-    @property
-    def values_per_thread(self) -> int:
-        return -(-self.n_inputs // self.step_input)
-
-
 def reduction_bytes(
     sizes: Sequence[int],
     strides: Sequence[int],
@@ -196,10 +173,21 @@ def _pass(dims: Sequence[Dim], kind: ReductionKind, facts: GpuModel) -> tuple[in
         elif not along_input:
             vector = _output_vector(dims, n_reduced)
             width //= vector
-    return _buffers(
-        _Work(n_inputs, n_outputs, along_input=along_input, vector=vector),
-        (width, height), kind, facts,
-    )  # fmt: skip
+    block_width, block_height = _block(width, height, kind.max_threads // vector)
+    step_input, step_output = (block_width, 1) if along_input else (1, block_width)
+    if -(-n_inputs // step_input) < min(block_height * MIN_VALUES, MAX_VALUES):
+        return None  # the warps of a block share no output, and neither do blocks
+    values = -(-n_inputs // (step_input * block_height))  # of each thread
+    if values < MAX_VALUES:
+        return None
+    grid = -(-(n_outputs // vector) // step_output)
+    resident = facts.generation.threads_per_multiprocessor // (block_width * block_height)
+    target = facts.n_multiprocessors * resident
+    blocks = max(min(-(-target // grid), -(-values // MIN_VALUES)), -(-values // MAX_VALUES))
+    if grid > target or blocks <= 1:
+        return None
+    size = kind.accumulator_bytes * n_outputs * blocks
+    return size if along_input else size * block_width * vector, SEMAPHORE_BYTES * grid
 
 
 def _output_vector(dims: Sequence[Dim], n_reduced: int) -> int:
@@ -209,34 +197,6 @@ def _output_vector(dims: Sequence[Dim], n_reduced: int) -> int:
         while step % vector:
             vector //= 2
     return vector
-
-
-def _buffers(
-    work: _Work, shape: tuple[int, int], kind: ReductionKind, facts: GpuModel
-) -> tuple[int, int] | None:
-    block_width, block_height = _block(*shape, kind.max_threads // work.vector)
-    if work.along_input:
-        work.step_input *= block_width
-    else:
-        work.step_output *= block_width
-    across_warps = work.values_per_thread >= min(block_height * MIN_VALUES, MAX_VALUES)
-    if across_warps:
-        work.step_input *= block_height
-    else:
-        work.step_output *= block_height
-    grid = -(-(work.n_outputs // work.vector) // work.step_output)
-    resident = facts.generation.threads_per_multiprocessor // (block_width * block_height)
-    target = facts.n_multiprocessors * resident
-    values = work.values_per_thread
-    if not across_warps or values < MAX_VALUES or grid > target:
-        return None
-    blocks = max(min(-(-target // grid), -(-values // MIN_VALUES)), -(-values // MAX_VALUES))
-    if blocks <= 1:
-        return None
-    size = kind.accumulator_bytes * work.n_outputs * blocks
-    if not work.along_input:
-        size *= block_width * work.vector
-    return size, SEMAPHORE_BYTES * grid
 
 
 def _block(width: int, height: int, most: int) -> tuple[int, int]:
@@ -257,17 +217,18 @@ WELFORD_FLOAT, WELFORD_DOUBLE = 16, 32
 INDEXED: Final = 16  # a value and where it was found
 
 
-def buffers_of(tensor: torch.Tensor, axes: Sequence[int] | None, kind: ReductionKind) -> list[Step]:
-    """Return the buffers of a reduction of a tensor over some of its dimensions; None = all."""
+def reduced(
+    call: Call, tensor: torch.Tensor, axes: Sequence[int] | None, kind: ReductionKind
+) -> None:
+    """Take the buffers of a reduction of a tensor over some of its dimensions; None = all."""
     n_dims = tensor.dim()
     if axes is None or not len(axes):
         axes = range(n_dims)
     wrapped = tuple(axis % max(1, n_dims) for axis in axes) if n_dims else ()
-    passes = reduction_bytes(
-        tensor.shape, tensor.stride(), wrapped, kind, tensor.element_size(),
-        session.current().facts,
-    )  # fmt: skip
-    return [step for pair in passes for step in held_only(*pair)]
+    facts = session.current().facts
+    sizes, strides = tensor.shape, tensor.stride()
+    for pair in reduction_bytes(sizes, strides, wrapped, kind, tensor.element_size(), facts):
+        call.hold(*pair)
 
 
 def _accumulator_bytes(dtype: torch.dtype) -> int:
@@ -284,31 +245,31 @@ def _axes(call: Call) -> Any:
 
 
 @after_results("sum", "nansum", "mean", "prod")
-def _sum(call: Call) -> Iterable[Step]:
+def _sum(call: Call) -> None:
     """``sum_out``: a tensor of another dtype than the sum is copied first (ReduceOpsUtils.h)."""
     tensor: torch.Tensor = call.args[0]
     out = call.out_dtype
     kept_low = tensor.dtype in _LOW and out is torch.float32
     if tensor.dtype is not out and not kept_low:
-        yield Temp(tensor.numel() * out.itemsize)
+        call.take(tensor.numel() * out.itemsize)
         tensor = torch.empty_strided(tensor.shape, tensor.stride(), dtype=out, device="meta")
-    yield from summed(tensor, _axes(call))
+    summed(call, tensor, _axes(call))
 
 
 @after_results("max", "min")
-def _extreme_or_indexed(call: Call) -> Iterable[Step]:
+def _extreme_or_indexed(call: Call) -> None:
     """The extreme of a whole tensor is looked for in one piece (ReduceAllOps.cpp)."""
     tensor, axes = call.args[0], _axes(call)
     if axes is None:
-        yield from copied_unless_dense(tensor)
+        call.copy(tensor)
         tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
     size = tensor.element_size() if axes is None else INDEXED
-    yield from buffers_of(tensor, axes, ReductionKind(size))
+    reduced(call, tensor, axes, ReductionKind(size))
 
 
 def _reduces(*names: str, kind: Callable[[torch.Tensor], ReductionKind]) -> None:
     """Register buffers for operations that reduce a tensor over ``dim``."""
-    after_results(*names)(lambda c: buffers_of(c.args[0], _axes(c), kind(c.args[0])))
+    after_results(*names)(lambda c: reduced(c, c.args[0], _axes(c), kind(c.args[0])))
 
 
 def _of_variance(tensor: torch.Tensor) -> ReductionKind:
@@ -326,27 +287,27 @@ _reduces("norm", kind=lambda t: ReductionKind(_accumulator_bytes(t.dtype)))
 
 
 @after_results("histc")
-def _histogram(call: Call) -> Iterable[Step]:
+def _histogram(call: Call) -> None:
     """Without limits the least and the largest value are found first (SummaryOps.cu)."""
     tensor: torch.Tensor = call.args[0]
     if call.argument("min") == call.argument("max") and tensor.numel():
         size = tensor.element_size()
-        yield from (Temp(size), Temp(size))
-        yield from buffers_of(tensor, None, ReductionKind(2 * size))
+        call.take(size, size)
+        reduced(call, tensor, None, ReductionKind(2 * size))
 
 
 @after_results("renorm", "renorm_")
-def _norms(call: Call) -> Iterable[Step]:
+def _norms(call: Call) -> None:
     """The norm of each slice, and its factor if norms have another dtype (Normalization.cpp)."""
     tensor, dim = call.args[0], call.argument("dim")
     n, size = tensor.shape[dim], _accumulator_bytes(tensor.dtype)
-    yield Temp(n * size)
+    call.take(n * size)
     others = [i for i in range(tensor.dim()) if i != dim % tensor.dim()]
-    yield from buffers_of(tensor, others, ReductionKind(size))
+    reduced(call, tensor, others, ReductionKind(size))
     if size != tensor.element_size():
-        yield Temp(n * tensor.element_size())
+        call.take(n * tensor.element_size())
 
 
-def summed(tensor: torch.Tensor, axes: Sequence[int] | None = None) -> list[Step]:
-    """Return the buffers of summing a tensor over some of its dimensions; None = all."""
-    return buffers_of(tensor, axes, ReductionKind(_accumulator_bytes(tensor.dtype)))
+def summed(call: Call, tensor: torch.Tensor, axes: Sequence[int] | None = None) -> None:
+    """Take the buffers of summing a tensor over some of its dimensions; None = all."""
+    reduced(call, tensor, axes, ReductionKind(_accumulator_bytes(tensor.dtype)))

@@ -1,6 +1,6 @@
 """The table of memory that operations request besides their results, and in which order.
 
-A rule returns the steps of an operation: scratch memory, results, frees. Without a rule an
+A rule records the steps of an operation: scratch memory, results, frees. Without a rule an
 operation creates its results in order and nothing else. Scratch memory that no step frees is freed
 at the end, the last first, as C++ destroys local variables. Each rule names the file of PyTorch (in
 ``aten/src/ATen/native/cuda`` unless stated otherwise) that requests the memory.
@@ -8,65 +8,34 @@ at the end, the last first, as C++ destroys local variables. Each rule names the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 import torch
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Temp:
-    """Take scratch memory."""
-
-    n_bytes: int
+TAKE, FREE, MAKE, USE_BLAS = range(4)
+Step = tuple[int, int, int]
+"""One of these actions, with the number of the scratch memory or result, and a size in bytes."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Free:
-    """Free scratch memory that was taken before."""
-
-    temp: Temp
-
-
-@dataclass(frozen=True, slots=True)
-class Out:
-    """Create the n-th result."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class UseBlas:
-    """Use the handle of cuBLAS; its first use takes a workspace.
-
-    Attributes:
-        is_lt: whether it goes through cuBLASLt, which also adds a bias.
-    """
-
-    is_lt: bool = False
-
-
-Step = Temp | Free | Out | UseBlas
-
-
-@dataclass(frozen=True, slots=True)
 class Call:
-    """One call of an operation.
+    """One call of an operation, whose steps a rule records.
 
     Attributes:
         op: the operation.
         args, kwargs: its arguments; tensors have no values.
         outs: the tensors that it creates.
-        device: the GPU.
+        steps: what it does with memory.
     """
 
-    op: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    outs: tuple[Any, ...]
-    device: int
+    def __init__(
+        self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[Any, ...]
+    ) -> None:
+        self.op, self.args, self.kwargs, self.outs = op, args, kwargs, outs
+        self.steps: list[Step] = []
+        self._n_taken = 0
+        self._held: list[int] = []
 
     def argument(self, name: str) -> Any:
         """Return an argument, or its default; None if the operation has none with this name."""
@@ -84,13 +53,62 @@ class Call:
         written = self.kwargs.get("out", self.args[0])
         return written.dtype  # type: ignore[no-any-return]
 
-    @property
-    def results(self) -> list[Step]:
-        """The steps that create the results, in order."""
-        return [Out(i) for i in range(len(self.outs))]
+    # ---- steps ----------------------------------------------------------------------------------
+
+    def make(self, *results: int) -> None:
+        """Create results, by number."""
+        self.steps += [(MAKE, number, 0) for number in results]
+
+    def make_all(self) -> None:
+        """Create the results in order."""
+        self.make(*range(len(self.outs)))
+
+    def take(self, *sizes: int) -> list[int]:
+        """Take scratch memory; return the numbers with which to free it early."""
+        numbers = list(range(self._n_taken, self._n_taken + len(sizes)))
+        self._n_taken += len(sizes)
+        self._held += numbers
+        self.steps += [(TAKE, *one) for one in zip(numbers, sizes, strict=True)]
+        return numbers
+
+    def free(self, *numbers: int) -> None:
+        """Free scratch memory."""
+        for number in numbers:
+            self._held.remove(number)
+            self.steps.append((FREE, number, 0))
+
+    def hold(self, *sizes: int) -> None:
+        """Take scratch memory and free it again before the next step, the last first."""
+        self.free(*reversed(self.take(*sizes)))
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Free what is taken inside at the end of it, as a C++ function does, the last first."""
+        first = self._n_taken
+        yield
+        self.free(*[number for number in reversed(self._held) if number >= first])
+
+    def copy(self, *tensors: object) -> list[int]:
+        """Take the copies that a kernel makes of tensors that are not contiguous."""
+        return self.take(
+            *(
+                n_bytes(tensor)
+                for tensor in tensors
+                if isinstance(tensor, torch.Tensor)
+                and not tensor.is_contiguous()
+                and tensor.numel()
+            )
+        )
+
+    def use_blas(self, *, is_lt: bool = False) -> None:
+        """Use the handle of cuBLAS, whose first use takes a workspace.
+
+        ``is_lt``: it goes through cuBLASLt, which also adds a bias.
+        """
+        self.steps.append((USE_BLAS, int(is_lt), 0))
 
 
-Rule = Callable[[Call], Iterable[Step]]
+Rule = Callable[[Call], object]
 _F = TypeVar("_F")
 RULES: Final[dict[str, Rule]] = {}
 """Rules of the operations that request more than their results."""
@@ -105,11 +123,11 @@ def after_results(*names: str) -> Callable[[Rule], Rule]:
     """Register a rule for what follows the results, which are created first."""
 
     def register(function: Rule) -> Rule:
-        def steps(call: Call) -> Iterable[Step]:
-            yield from call.results
-            yield from function(call)
+        def record(call: Call) -> None:
+            call.make_all()
+            function(call)
 
-        rule(*names)(steps)
+        rule(*names)(record)
         return function
 
     return register
@@ -125,32 +143,15 @@ def registered(table: dict[str, _F], names: Iterable[str]) -> Callable[[_F], _F]
     return register
 
 
-def steps_of(call: Call) -> Sequence[Step]:
+def steps_of(call: Call) -> list[Step]:
     """Return the steps of a call."""
-    found = RULES.get(call.op.overloadpacket.__name__)
-    return tuple(call.results if found is None else found(call))
+    RULES.get(call.op.overloadpacket.__name__, Call.make_all)(call)
+    return call.steps
 
 
 def in_order(*names: str, order: tuple[int, ...]) -> None:
     """Give operations an order of results other than the declared one."""
-
-    def ordered(call: Call) -> list[Step]:
-        return [Out(i) for i in order if i < len(call.outs)]
-
-    rule(*names)(ordered)
-
-
-def returned_from(steps: Iterable[Step]) -> list[Step]:
-    """Return the steps of a C++ function, and frees at its end for what it did not free itself."""
-    done = list(steps)
-    freed = {id(step.temp) for step in done if isinstance(step, Free)}
-    left = [step for step in done if isinstance(step, Temp) and id(step) not in freed]
-    return [*done, *(Free(temp) for temp in reversed(left))]
-
-
-def held_only(*sizes: int) -> list[Step]:
-    """Return scratch memory that is freed again before the next step, the last first."""
-    return returned_from(map(Temp, sizes))
+    rule(*names)(lambda call: call.make(*(i for i in order if i < len(call.outs))))
 
 
 def n_bytes(tensor: torch.Tensor) -> int:
@@ -158,22 +159,20 @@ def n_bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def copied_unless_dense(tensor: object) -> list[Temp]:
-    """Return the copy that a kernel makes of a tensor that is not contiguous."""
-    if isinstance(tensor, torch.Tensor) and not tensor.is_contiguous() and tensor.numel():
-        return [Temp(n_bytes(tensor))]
-    return []
-
-
 def copied_after(
     *names: str,
     places: Sequence[int] = (0,),
-    copies: Callable[[Any], list[Temp]] = copied_unless_dense,
+    copy: Callable[..., object] = Call.copy,
 ) -> None:
     """Give operations copies of some of their arguments, after their results are created."""
-    after_results(*names)(lambda call: chain.from_iterable(copies(call.args[i]) for i in places))
+    after_results(*names)(lambda call: copy(call, *(call.args[i] for i in places)))
 
 
-def copied_before(*names: str, copies: Callable[[Any], list[Temp]] = copied_unless_dense) -> None:
+def copied_before(*names: str, copy: Callable[..., object] = Call.copy) -> None:
     """Give operations a copy of the first argument, before their results are created."""
-    rule(*names)(lambda call: [*copies(call.args[0]), *call.results])
+
+    def record(call: Call) -> None:
+        copy(call, call.args[0])
+        call.make_all()
+
+    rule(*names)(record)

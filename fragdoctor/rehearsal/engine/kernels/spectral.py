@@ -2,40 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import prod
 
 import torch
 
 from fragdoctor.rehearsal.engine import session
-from fragdoctor.rehearsal.engine.kernels.scratch import (
-    Call,
-    Free,
-    Step,
-    Temp,
-    held_only,
-    n_bytes,
-    rule,
-)
+from fragdoctor.rehearsal.engine.kernels.scratch import Call, n_bytes, rule
 
 MOST_DIMS = 3
 """The most dimensions that cuFFT transforms at once (``cufft_max_ndim``)."""
 
 
-@dataclass
 class _Stages:
     """Transforms in a row (``_exec_fft``), each of some dimensions.
 
     Attributes:
+        dims: the dimensions that the call transforms.
+        is_at_once: whether cuFFT transforms them together (``use_optimized_cufft_path``).
+        item_bytes: size of an element of the call's input.
         sizes, strides: those of the last transform's result.
         copied_bytes: bytes that each transform copies first, if they cannot be seen as one batch.
     """
 
-    sizes: list[int]
-    strides: list[int]
-    copied_bytes: list[int]
+    def __init__(self, call: Call) -> None:
+        session.note(
+            "The workspaces of cuFFT were not counted: most sizes with small prime factors need "
+            "none, but others can need several times their data."
+        )
+        tensor: torch.Tensor = call.args[0]
+        self._call, self.item_bytes = call, tensor.element_size()
+        self.dims = [dim % tensor.dim() for dim in call.argument("dim")]
+        self.is_at_once = len(self.dims) <= MOST_DIMS and self.dims[:2] != [0, 1]
+        self.sizes, self.strides = list(tensor.shape), list(tensor.stride())
+        self.copied_bytes: list[int] = []
 
     def transform(self, dims: Sequence[int], element_bytes: int, sizes: Sequence[int]) -> None:
         """Transform some dimensions; the result has these sizes."""
@@ -58,67 +59,57 @@ class _Stages:
             self.transform(left[-MOST_DIMS:], element_bytes, self.sizes)
             del left[-MOST_DIMS:]
 
-    def steps(self, result: Sequence[Step], other: Temp) -> Iterable[Step]:
-        """Two buffers take turns; the one that is written last is the result."""
-        first, second = (result, [other]) if len(self.copied_bytes) % 2 else ([other], result)
+    def record(self, make_result: Callable[[], object], other_bytes: int) -> list[int]:
+        """Let two buffers take turns, the last written one being the result; return the other."""
+        other = []
         for i, copied in enumerate(self.copied_bytes):
-            yield from (first, second, ())[min(i, 2)]
+            if i > 1:
+                pass  # both exist
+            elif (len(self.copied_bytes) - i) % 2:
+                make_result()
+            else:
+                other = self._call.take(other_bytes)
             if copied:
-                yield from held_only(copied)
+                self._call.hold(copied)
+        return other
 
 
 @rule("_fft_c2c")
-def _complex(call: Call) -> Iterable[Step]:
-    tensor, dims, stages = _asked(call)
-    if not dims:
-        return call.results
-    stages.transform_complex(dims, tensor.element_size())
-    return stages.steps(call.results, Temp(n_bytes(tensor)))
+def _complex(call: Call) -> None:
+    stages = _Stages(call)
+    if stages.dims:
+        stages.transform_complex(stages.dims, stages.item_bytes)
+        stages.record(call.make_all, n_bytes(call.args[0]))
+    else:
+        call.make_all()
 
 
 @rule("_fft_r2c")
-def _real_to_complex(call: Call) -> Iterable[Step]:
-    tensor, dims, stages = _asked(call)
+def _real_to_complex(call: Call) -> None:
+    stages = _Stages(call)
     if not call.outs:
-        return ()
-    half = list(tensor.shape)
-    half[dims[-1]] = half[dims[-1]] // 2 + 1
-    if _is_at_once(dims):
-        stages.transform(dims, tensor.element_size(), half)
+        return
+    half, last = list(stages.sizes), stages.dims[-1]
+    half[last] = half[last] // 2 + 1
+    if stages.is_at_once:
+        stages.transform(stages.dims, stages.item_bytes, half)
     else:
-        stages.transform(dims[-1:], tensor.element_size(), half)
-        stages.transform_complex(dims[:-1], 2 * tensor.element_size())
-    return stages.steps(call.results, Temp(call.outs[0].n_bytes))
+        stages.transform([last], stages.item_bytes, half)
+        stages.transform_complex(stages.dims[:-1], 2 * stages.item_bytes)
+    stages.record(call.make_all, call.outs[0].n_bytes)
 
 
 @rule("_fft_c2r")
-def _complex_to_real(call: Call) -> Iterable[Step]:
+def _complex_to_real(call: Call) -> None:
     """This transform overwrites its input: a copy, or the result of the other dimensions."""
-    tensor, dims, stages = _asked(call)
-    yield from call.results
-    read, other = Temp(n_bytes(tensor)), Temp(n_bytes(tensor))
-    if _is_at_once(dims) or len(dims) == 1:
-        yield read
+    stages = _Stages(call)
+    size = n_bytes(call.args[0])
+    call.make_all()
+    if stages.is_at_once or len(stages.dims) == 1:
+        call.take(size)
         return
-    stages.transform_complex(dims[:-1], tensor.element_size())
-    yield from stages.steps([read], other)
-    if len(stages.copied_bytes) > 1:
-        yield Free(other)
-    stages.transform(dims[-1:], tensor.element_size(), stages.sizes)
+    stages.transform_complex(stages.dims[:-1], stages.item_bytes)
+    call.free(*stages.record(lambda: call.take(size), size))
+    stages.transform(stages.dims[-1:], stages.item_bytes, stages.sizes)
     if stages.copied_bytes[-1]:
-        yield Temp(stages.copied_bytes[-1])
-
-
-def _asked(call: Call) -> tuple[torch.Tensor, list[int], _Stages]:
-    tensor: torch.Tensor = call.args[0]
-    session.note(
-        "The workspaces of cuFFT were not counted: most sizes with small prime factors need none, "
-        "but others can need several times their data."
-    )
-    dims = [dim % tensor.dim() for dim in call.argument("dim")]
-    return tensor, dims, _Stages(list(tensor.shape), list(tensor.stride()), [])
-
-
-def _is_at_once(dims: Sequence[int]) -> bool:
-    """``use_optimized_cufft_path``."""
-    return len(dims) <= MOST_DIMS and list(dims[:2]) != [0, 1]
+        call.take(stages.copied_bytes[-1])

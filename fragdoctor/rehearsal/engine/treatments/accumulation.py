@@ -11,7 +11,6 @@ import types
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import wraps
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -20,7 +19,7 @@ from zlib import crc32
 import torch
 from torch.utils.data import BatchSampler
 
-from fragdoctor.rehearsal.engine import SEEN_THROUGH, put
+from fragdoctor.rehearsal.engine import SEEN_THROUGH, wrap
 from fragdoctor.rehearsal.engine.calls import after_making
 
 OWN: Final = (str(Path(__file__).parents[2]), SEEN_THROUGH)
@@ -45,13 +44,12 @@ def install(argument: str, undo: ExitStack) -> None:
     n = int(argument.partition(":")[0])
     split_batches(argument, undo)
     made: weakref.WeakSet[Any] = weakref.WeakSet()  # entries vanish with the optimizer
-    zero_grad = torch.nn.Module.zero_grad
 
     def run_every(optimizer: Any) -> None:
         _run_every(optimizer, n)
         made.add(optimizer)
 
-    def after_a_run(self: Any, *args: Any, **kwargs: Any) -> None:
+    def after_a_run(zero_grad: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         """Keep gradients that are being accumulated: the Trainer clears those of the model."""
         own = {id(one) for one in self.parameters()}
         waits = (o for o in made if o.is_between and not own.isdisjoint(_parameters(o)))
@@ -59,7 +57,7 @@ def install(argument: str, undo: ExitStack) -> None:
             zero_grad(self, *args, **kwargs)
 
     after_making(run_every, undo)
-    put(undo, torch.nn.Module, "zero_grad", after_a_run)
+    wrap(undo, torch.nn.Module, "zero_grad", after_a_run)
 
 
 def _parameters(optimizer: Any) -> Iterator[int]:
@@ -69,15 +67,13 @@ def _parameters(optimizer: Any) -> Iterator[int]:
 def split_batches(argument: str, undo: ExitStack) -> None:
     """Make some samplers give an n-th of each batch, ``2:17x64,4711x8``; ``2``: all samplers."""
     n, _, numbers = argument.partition(":")
-    make = BatchSampler.__init__
 
-    @wraps(make)
-    def split(self: Any, sampler: Any, batch_size: Any, *args: Any, **kwargs: Any) -> None:
+    def split(make: Any, self: Any, sampler: Any, batch_size: Any, *args: Any, **how: Any) -> None:
         if argument == n or lines_and_size(batch_size) in numbers.split(","):
             batch_size = max(batch_size // int(n), 1)
-        make(self, sampler, batch_size, *args, **kwargs)
+        make(self, sampler, batch_size, *args, **how)
 
-    put(undo, BatchSampler, "__init__", split)
+    wrap(undo, BatchSampler, "__init__", split)
 
 
 def _run_every(optimizer: Any, n: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from fragdoctor.rehearsal.engine import dispatch, put, session
+from fragdoctor.rehearsal.engine import dispatch, session, wrap
 from fragdoctor.rehearsal.engine.calls import before_backward
 from fragdoctor.rehearsal.engine.marks import in_backward
 from fragdoctor.rehearsal.engine.treatments.operations import addresses, tensors
@@ -56,23 +56,19 @@ class Losses:
         self._n_made = 0
         self._is_over = False
         self._of: dict[int, _Made] = {}
-        serve = dispatch.serve
 
-        def noted(op: Any, args: Any, kwargs: Any) -> Any:
+        def noted(serve: Any, op: Any, args: Any, kwargs: Any) -> Any:
             made = serve(op, args, kwargs)
             if not (self._is_over or in_backward()):
                 self._note(op, args, kwargs, made)
             return made
 
-        known = session.current().known
-        is_new = known.is_new
-
-        def made_anew(device: int, address: int) -> None:
+        def made_anew(is_new: Any, device: int, address: int) -> None:
             self._of.pop(address, None)  # what was there before is gone
             is_new(device, address)
 
-        put(undo, dispatch, "serve", noted)
-        put(undo, known, "is_new", made_anew)
+        wrap(undo, dispatch, "serve", noted)
+        wrap(undo, session.current().known, "is_new", made_anew)
         before_backward(self._began, undo)
 
     def _note(self, op: Any, args: Any, kwargs: Any, made: Any) -> None:

@@ -7,7 +7,7 @@ the largest tensors of a step. Checkpointed in parts, the head never holds more 
 from __future__ import annotations
 
 from contextlib import ExitStack
-from functools import cache, wraps
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.utils import checkpoint as checkpoints
 from torch.utils._pytree import tree_map_only
 
-from fragdoctor.rehearsal.engine import put
+from fragdoctor.rehearsal.engine import wrap
 from fragdoctor.rehearsal.engine.calls import at_first_call, put_forward
 
 IGNORED: Final = -100
@@ -76,10 +76,9 @@ def in_chunks(argument: str, undo: ExitStack) -> None:
             put_forward(head, _postponed(head), undo)
 
     at_first_call(postpone, undo, trains=True)
-    loss = functional.cross_entropy
 
-    @wraps(loss)
     def cross_entropy(
+        loss: Any,
         input: Any,  # noqa: A002 - PyTorch's name, which some callers use
         target: Any,
         weight: Any = None,
@@ -92,7 +91,7 @@ def in_chunks(argument: str, undo: ExitStack) -> None:
             return loss(input.made(), target, weight, *args, **kwargs)
         return _chunked(loss, input, target, int(number), **kwargs)
 
-    put(undo, functional, "cross_entropy", cross_entropy)
+    wrap(undo, functional, "cross_entropy", cross_entropy)
 
 
 def _chunked(

@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from torch.utils._pytree import SUPPORTED_NODES, tree_leaves
 
-from fragdoctor.rehearsal.engine import dispatch, put, session
+from fragdoctor.rehearsal.engine import dispatch, session, wrap
 from fragdoctor.rehearsal.engine.marks import in_backward
 from fragdoctor.rehearsal.engine.module_notes import places
 
@@ -97,9 +97,8 @@ class Operations:
         self._inside: list[tuple[Any, Call]] = []
         self._begins: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
         self._ends: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
-        serve = dispatch.serve
 
-        def counted(op: Any, args: Any, kwargs: Any) -> Any:
+        def counted(serve: Any, op: Any, args: Any, kwargs: Any) -> Any:
             formula = COUNTED.get(op.overloadpacket)
             made = serve(op, args, kwargs)
             if formula is not None and (torch.is_grad_enabled() or in_backward()):
@@ -111,7 +110,7 @@ class Operations:
                 self._note_change(_written(op, args))
             return made
 
-        put(undo, dispatch, "serve", counted)
+        wrap(undo, dispatch, "serve", counted)
         hooks: Any = torch.nn.modules.module
         for hook in (
             hooks.register_module_forward_pre_hook(self._enter),

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial, wraps
+from functools import partial
 from typing import Any, Final
 
 import torch
 
 from fragdoctor.model.frameworks import HAVE_FOREACH, HAVE_FUSED
-from fragdoctor.rehearsal.engine import put
+from fragdoctor.rehearsal.engine import put, wrap
 from fragdoctor.rehearsal.engine.calls import after_making
 
 _SMALL: Final = 4096
@@ -37,13 +37,10 @@ def without_foreach(_: str, undo: ExitStack) -> None:
 
 
 def _put_made(kind: Any, undo: ExitStack, **how: bool) -> None:
-    make = kind.__init__
-
-    @wraps(make)
-    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+    def made(make: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **{**kwargs, **how})
 
-    put(undo, kind, "__init__", made)
+    wrap(undo, kind, "__init__", made)
 
 
 def adafactor(_: str, undo: ExitStack) -> None:

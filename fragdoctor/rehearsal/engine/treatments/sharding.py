@@ -5,12 +5,11 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable
 from contextlib import ExitStack
-from functools import wraps
 from typing import Any
 
 import torch
 
-from fragdoctor.rehearsal.engine import put
+from fragdoctor.rehearsal.engine import wrap
 from fragdoctor.rehearsal.engine.treatments.accumulation import split_batches
 from fragdoctor.rehearsal.engine.treatments.blocks import repeated_blocks
 
@@ -21,10 +20,8 @@ def fully_sharded(argument: str, undo: ExitStack) -> None:
     The number of ranks is that of the rehearsal, which runs one of them.
     """
     split_batches(argument, undo)
-    make = torch.optim.Optimizer.__init__
 
-    @wraps(make)
-    def made(self: Any, params: Any, *args: Any, **kwargs: Any) -> None:
+    def made(make: Any, self: Any, params: Any, *args: Any, **kwargs: Any) -> None:
         groups = list(params)
         if groups and not isinstance(groups[0], dict):
             groups = [{"params": groups}]
@@ -38,7 +35,7 @@ def fully_sharded(argument: str, undo: ExitStack) -> None:
         del sharded, params
         make(self, groups, *args, **kwargs)
 
-    put(undo, torch.optim.Optimizer, "__init__", made)
+    wrap(undo, torch.optim.Optimizer, "__init__", made)
 
 
 def _listed(params: Any) -> list[Any]:

@@ -10,7 +10,6 @@ import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from functools import wraps
 from types import FrameType, ModuleType
 from typing import Any, Final
 
@@ -20,7 +19,7 @@ from torch.utils import checkpoint
 from torch.utils.data import BatchSampler
 
 from fragdoctor.recording.module_names import ByIdentity
-from fragdoctor.rehearsal.engine import put
+from fragdoctor.rehearsal.engine import wrap
 from fragdoctor.rehearsal.engine.calls import around_models, before_backward
 from fragdoctor.rehearsal.engine.memory_history import is_users, users_frame
 from fragdoctor.rehearsal.engine.treatments.accumulation import OWN, lines_and_size
@@ -99,7 +98,7 @@ class Traits:
         for opener in (builtins, io):
             self._watch(opener, "open", self._opened, undo)
         self._watch(BatchSampler, "__init__", self._made_sampler, undo)
-        put(undo, BatchSampler, "__iter__", self._noted(BatchSampler.__iter__))
+        wrap(undo, BatchSampler, "__iter__", self._batches)
         self._watch(checkpoint, "checkpoint", lambda *_, **__: self._note("checkpoints"), undo)
         for kind in (torch.optim.Optimizer, torch.nn.Module):
             self._watch(kind, "zero_grad", self._zeroed, undo)
@@ -130,14 +129,11 @@ class Traits:
         return self._found
 
     def _watch(self, owner: Any, name: str, see: Any, undo: ExitStack) -> None:
-        original = getattr(owner, name)
-
-        @wraps(original)
-        def seen(*args: Any, **kwargs: Any) -> Any:
+        def seen(original: Any, /, *args: Any, **kwargs: Any) -> Any:
             see(*args, **kwargs)
             return original(*args, **kwargs)
 
-        put(undo, owner, name, seen)
+        wrap(undo, owner, name, seen)
 
     def _note(self, name: str) -> None:
         self._found[name] = True
@@ -270,20 +266,15 @@ class Traits:
         self._samplers[sampler] = lines_and_size(batch_size)
         self._sizes[self._samplers[sampler]] = batch_size
 
-    def _noted(self, batches: Any) -> Any:
-        """Return a sampler's ``__iter__`` that notes whose batches were given out."""
-
-        @wraps(batches)
-        def noted(sampler: Any) -> Iterator[Any]:
-            for batch in batches(sampler):
-                if not self._is_given:  # models have run since the last batch
-                    self._given.clear()
-                if sampler in self._samplers:
-                    self._is_given = True
-                    self._given.add(self._samplers[sampler])
-                yield batch
-
-        return noted
+    def _batches(self, batches: Any, sampler: Any) -> Iterator[Any]:
+        """Yield a sampler's batches, and note whose batches were given out."""
+        for batch in batches(sampler):
+            if not self._is_given:  # models have run since the last batch
+                self._given.clear()
+            if sampler in self._samplers:
+                self._is_given = True
+                self._given.add(self._samplers[sampler])
+            yield batch
 
     def _opened(self, file: Any, mode: str = "r", *_: Any, **__: Any) -> None:
         path = os.path.abspath(file) if isinstance(file, (str, os.PathLike)) else ""  # noqa: PTH100
