@@ -817,7 +817,7 @@ def test_of_each_kind_one_is_shown_the_cheapest_that_fits_or_the_least() -> None
 
 NOTHING = {
     "head": None, "n_optimizers": 1, "accumulates": True, "clips": False, "scales": False,
-    "schedules": False, "is_distributed": True, "framework": "",
+    "schedules": False, "is_distributed": True, "framework": "", "trains": True, "evaluated": {},
 }  # fmt: skip
 
 

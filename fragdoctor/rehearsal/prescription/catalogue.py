@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import PurePath
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ _DIVIDING: Final = {"lightning", "accelerate"}
 """Frameworks that divide each loss by the number of accumulated batches (2.6 and 1.15)."""
 _REPLACED: Final = ("", "ForCausalLMLoss")
 """Losses that there are replacement lines for: the program's own, and one of Transformers."""
+LONG_RUN: Final = 3  # more results in a row are written as a range
 N_CHUNKS: Final = 16
 """Parts in which a loss over logits is computed; they then need less than the rest of a step."""
 
@@ -110,13 +112,21 @@ def _checkpointing(written: Sequence[str], kept: Sequence[int]) -> list[str]:
     return [
         loop,
         "    block.forward = functools.partial(",
-        f"        checkpoint, block.forward, use_reentrant=False, context_fn={_kept(kept)}",
+        "        checkpoint, block.forward, use_reentrant=False,",
+        f"        context_fn={_kept(kept)},",
         "    )",
     ]
 
 
 def _kept(numbers: Sequence[int]) -> str:
-    return f"keeping({', '.join(map(str, numbers))})"
+    """Return the call for these results; a long run of numbers is written as a range."""
+    written: list[str] = []
+    for _, run in groupby(enumerate(numbers), lambda one: one[1] - one[0]):
+        each = [n for _, n in run]
+        first = f"{each[0]}, " if each[0] else ""
+        is_long = len(each) > LONG_RUN
+        written += [f"*range({first}{each[-1] + 1})"] if is_long else map(str, each)
+    return f"keeping({', '.join(written)})"
 
 
 def _in_pieces(traits: Traits, plan: Plan) -> list[str]:
@@ -280,20 +290,32 @@ def held_on_host(line: Location) -> Treatment:
 
 def batch_size(traits: Traits, batch: int | None) -> int:
     """Return the training batch size, of the arguments, loaders or a number; 0 if there is none."""
-    number = traits.get("number")
+    number = traits.get("number") if traits["trains"] else None
     return batch or max(traits["batches"].values(), default=number.value if number else 0)
+
+
+def evaluated_size(traits: Traits) -> int:
+    """Return the size of batches that nothing is trained on, of loaders or a number; or 0."""
+    number = None if traits["trains"] else traits.get("number")
+    return max(traits["evaluated"].values(), default=number.value if number else 0)
 
 
 def evaluated_in(traits: Traits, n: int) -> Treatment:
     """Return an n-th of the batches that nothing is trained on."""
-    micro = max(max(traits["evaluated"].values()) // n, 1)
+    micro = max(evaluated_size(traits) // n, 1)
+    number, loaders = traits.get("number"), traits["evaluated"]
+    if loaders or number is None:
+        lines = [f"DataLoader(..., batch_size={micro})  # of what is not trained on"]
+        spec = f"evaluation-batch:{n}:{','.join(loaders)}"
+    else:
+        lines, spec = number.lines(n), number.spec(n)
     return _simple(
         "evaluation-batch",
         f"batches of {micro} where nothing is trained",
         Numerics.EXACT,
-        f"DataLoader(..., batch_size={micro})  # of what is not trained on",
+        *lines,
         instead=words_of(traits["framework"], Change.EVALUATION_BATCH),
-        specs=[f"evaluation-batch:{n}:{','.join(traits['evaluated'])}"],
+        specs=[spec],
     )
 
 
@@ -479,7 +501,7 @@ def left_out(traits: Traits, batch: int | None, conf: str) -> Iterator[LeftOut]:
         yield LeftOut("checkpoint", "the program already checkpoints")
     elif not any(part["calls"] for part in traits["parts"]):
         yield LeftOut("checkpoint", "the model calls no module that calls others")
-    if not batch_size(traits, batch):
+    if not (batch_size(traits, batch) or evaluated_size(traits)):
         yield LeftOut(
             "accumulate",
             "no DataLoader makes the batches, and no number that does was found; use --batch 32, "

@@ -42,7 +42,7 @@ from fragdoctor.units import format_size
 MAX_PARTS: Final = 64
 MAX_GPUS: Final = 64
 WORTH: Final = 0.98
-"""Share of the peak: if up to twice the GPUs still need this much, it is not worth trying more."""
+"""Share of the peak: if twice the GPUs or parts still need this much, more are not worth trying."""
 MAX_SETS: Final = 8
 """Sets of checkpointed modules that are rehearsed with the same other treatments."""
 FINE: Final = 0.005
@@ -239,7 +239,7 @@ class CureSearch:
         self._number = traits.get("number")
         size = catalogue.batch_size(traits, self._batch)
         self._split(size, lambda n: catalogue.accumulated(traits, n, self._batch))
-        evaluated = max(traits["evaluated"].values(), default=0)
+        evaluated = catalogue.evaluated_size(traits)
         self._split(evaluated, lambda n: catalogue.evaluated_in(traits, n))
         self._checkpoint()
         for treatment in (one for one in simple if one not in first):
@@ -295,17 +295,23 @@ class CureSearch:
 
     def _with_batch(self, traits: catalogue.Traits) -> catalogue.Traits:
         """Find the number that sets the batch size, if nothing else tells it."""
-        size = catalogue.batch_size(traits, self._batch)
-        if size or not traits["trains"]:
+        trains, size = traits["trains"], catalogue.batch_size(traits, self._batch)
+        if size or (not trains and traits["evaluated"]):
             return self._with_mixing(traits, size)
         # With --allow-writes, settings would be changed where they are.
         files = [] if self._conditions.allows_writes else traits["files"]
         for number in batch_numbers(self._program, traits["rows"], files):
             n = next(_parts(number.value), 0)
             tried = {**traits, "number": number}
-            seen = self._observe(catalogue.accumulated(tried, n, self._batch)) if n else None
+            if not n:
+                continue
+            seen = self._observe(
+                catalogue.accumulated(tried, n, self._batch)
+                if trains
+                else catalogue.evaluated_in(tried, n)
+            )
             if seen is not None and is_of_rows(n, traits, seen.found.traits):
-                return self._with_mixing(tried, number.value)
+                return self._with_mixing(tried, number.value if trains else 0)
         return traits
 
     def _with_mixing(self, traits: catalogue.Traits, size: int) -> catalogue.Traits:
@@ -328,7 +334,7 @@ class CureSearch:
         peak_bytes = self._peak_bytes
         for n in _parts(size):
             tried = self._try(make(n), is_base=True)
-            if tried.fits or tried.error or (tried.peak_allocated_bytes or 0) >= peak_bytes:
+            if tried.fits or tried.error or (tried.peak_allocated_bytes or 0) >= WORTH * peak_bytes:
                 break
             peak_bytes = tried.peak_allocated_bytes or 0
 
