@@ -13,9 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from fragdoctor.errors import ConfigError, FragdoctorError
+from fragdoctor.errors import FragdoctorError
 
-USAGE: Final = "Write for example: %%cure 24GiB, or: %%cure rtx4090"
 ALONE: Final = "The cell is rehearsed on its own: what other cells define is not there."
 
 
@@ -53,8 +52,6 @@ def cure(ipython: Any, line: str, cell: str) -> Any:
 
     del ipython
     named = line.strip()
-    if not named:
-        raise ConfigError("%%cure needs a GPU, or what PyTorch can have.", hint=USAGE)
     is_model = known_gpu(named) is not None
     capacity_bytes = None if is_model else gpu_of(named).total_bytes
     notebook = {"cells": [{"cell_type": "code", "source": cell}]}  # may hold other magics

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
 from pathlib import PurePath
 from typing import Any, Final
 
@@ -26,7 +25,7 @@ _DIVIDING: Final = {"lightning", "accelerate"}
 """Frameworks that divide each loss by the number of accumulated batches (2.6 and 1.15)."""
 _REPLACED: Final = ("", "ForCausalLMLoss")
 """Losses that there are replacement lines for: the program's own, and one of Transformers."""
-LONG_RUN: Final = 3  # more results in a row are written as a range
+LONG_RUN: Final = 3  # of results that are listed
 N_CHUNKS: Final = 16
 """Parts in which a loss over logits is computed; they then need less than the rest of a step."""
 
@@ -73,7 +72,7 @@ def checkpointed(traits: Traits, plan: Plan) -> Treatment:
     by_kept: dict[tuple[int, ...], list[int]] = {}
     for choice in plan.choices:
         by_kept.setdefault(choice.kept, []).append(choice.number)
-    lines = ["import functools"]
+    lines = ["from functools import partial"]
     lines += _KEEPING if any(by_kept) else ["from torch.utils.checkpoint import checkpoint"]
     lines += [f"{model}{path}.config.use_cache = False" for path in traits["caches"]]
     specs = []
@@ -107,26 +106,16 @@ def _checkpointing(written: Sequence[str], kept: Sequence[int]) -> list[str]:
     """Return the lines that checkpoint modules while keeping some results of each."""
     loop = f"for block in {_together(written)}:"
     if not kept:
-        call = "functools.partial(checkpoint, block.forward, use_reentrant=False)"
-        return [loop, f"    block.forward = {call}"]
-    return [
-        loop,
-        "    block.forward = functools.partial(",
-        "        checkpoint, block.forward, use_reentrant=False,",
-        f"        context_fn={_kept(kept)},",
-        "    )",
-    ]
+        return [loop, "    block.forward = partial(checkpoint, block.forward, use_reentrant=False)"]
+    again = f"again = partial(checkpoint, use_reentrant=False, context_fn={_kept(kept)})"
+    return [again, loop, "    block.forward = partial(again, block.forward)"]
 
 
 def _kept(numbers: Sequence[int]) -> str:
-    """Return the call for these results; a long run of numbers is written as a range."""
-    written: list[str] = []
-    for _, run in groupby(enumerate(numbers), lambda one: one[1] - one[0]):
-        each = [n for _, n in run]
-        first = f"{each[0]}, " if each[0] else ""
-        is_long = len(each) > LONG_RUN
-        written += [f"*range({first}{each[-1] + 1})"] if is_long else map(str, each)
-    return f"keeping({', '.join(written)})"
+    """Return the call for these results; all of the first are written as a range."""
+    n = len(numbers)
+    is_run = n > LONG_RUN and [*numbers] == [*range(n)]
+    return f"keeping({f'*range({n})' if is_run else ', '.join(map(str, numbers))})"
 
 
 def _in_pieces(traits: Traits, plan: Plan) -> list[str]:
@@ -140,8 +129,8 @@ def _in_pieces(traits: Traits, plan: Plan) -> list[str]:
             pieces.setdefault(part["written"], []).append(f"({first}, {end}, {more})")
     lines = ["", *_IN_PIECES] if pieces else []
     for layers, those in pieces.items():
-        arguments = f"in_pieces, {layers}, [{', '.join(those)}]"
-        lines.append(f"{layers}.forward = functools.partial({arguments})")
+        lines.append(f"pieces = [{', '.join(those)}]")
+        lines.append(f"{layers}.forward = partial(in_pieces, {layers}, pieces)")
     return lines
 
 
@@ -415,7 +404,6 @@ def simple(traits: Traits, conf: str) -> Iterator[Treatment]:  # noqa: C901 - on
     model, optimizer, exact = _model(traits), _optimizer(traits), Numerics.EXACT
     both = f"{conf},expandable_segments:True" if conf else "expandable_segments:True"
     unfused = set() if traits["is_fused"] else {*traits["optimizers"]}
-    fusable = sorted(unfused & {*HAVE_FUSED})[:1]
 
     def words(change: Change) -> str:
         return words_of(traits["framework"], change)
@@ -436,17 +424,13 @@ def simple(traits: Traits, conf: str) -> Iterator[Treatment]:  # noqa: C901 - on
             f'{model}.set_attn_implementation("sdpa")', place=Place.BEFORE_OPTIMIZER,
             instead='from_pretrained(..., attn_implementation="sdpa")',
         )  # fmt: skip
-    for name in fusable:
-        yield _simple(
-            "fused", f"fused {name}", exact, f"torch.optim.{name}(..., fused=True)",
-            instead=words(Change.FUSED), place=Place.OPTIMIZER, arguments=["fused=True"],
-        )  # fmt: skip
+    for name in sorted(unfused & {*HAVE_FUSED})[:1]:
+        title, line = f"fused {name}", f"torch.optim.{name}(..., fused=True)"
+        more = {"instead": words(Change.FUSED), "place": Place.OPTIMIZER}
+        yield _simple("fused", title, exact, line, **more)
     for name in sorted(unfused & {*HAVE_FOREACH})[:1]:
-        yield _simple(
-            "no-foreach", f"{name} without lists of tensors", exact,
-            f"torch.optim.{name}(..., foreach=False)",
-            place=Place.OPTIMIZER, arguments=["foreach=False"],
-        )  # fmt: skip
+        title, line = f"{name} without lists of tensors", f"torch.optim.{name}(..., foreach=False)"
+        yield _simple("no-foreach", title, exact, line, place=Place.OPTIMIZER)
     if not _why_not_in_backward(traits):
         title = "update each parameter in the backward pass"
         lines = [line.replace("{optimizer}", optimizer) for line in _STEP_IN_BACKWARD]
@@ -507,28 +491,16 @@ def left_out(traits: Traits, batch: int | None, conf: str) -> Iterator[LeftOut]:
             "no DataLoader makes the batches, and no number that does was found; use --batch 32, "
             "and {batch} in the arguments",
         )
-    reason = _why_not_in_backward(traits)
-    if reason:
+    if reason := _why_not_in_backward(traits):
         yield LeftOut("step-in-backward", reason)
-    reason = _why_not_in_chunks(traits)
-    if reason:
+    if reason := _why_not_in_chunks(traits):
         yield LeftOut("chunked-loss", reason)
     if traits["autocasts"]:
         yield LeftOut("autocast", "the program already uses it")
-    if not {*traits["optimizers"]} & _ADAM:
-        yield LeftOut("adamw-8bit, adafactor", "they replace Adam and AdamW")
     if "expandable_segments:True" in conf:
         yield LeftOut("expandable-segments", "the program already has them")
-    yield from _over_gpus_left_out(traits)
-    yield LeftOut("parameters on the host", "not made from outside")
-
-
-def _over_gpus_left_out(traits: Traits) -> Iterator[LeftOut]:
-    reason = why_not_sharded(traits)
-    if reason:
+    if reason := why_not_sharded(traits):
         yield LeftOut("fully-shard", reason)
     if traits["framework"] and not traits["is_distributed"]:
         yield LeftOut("zero", _as_framework_has_it(traits, Change.ZERO))
         yield LeftOut("tensor-parallel", _as_framework_has_it(traits, Change.TENSOR_PARALLEL))
-    else:
-        yield LeftOut("tensor-parallel", "not made from outside")

@@ -274,27 +274,17 @@ def unique(
 
 
 @special("aten::isin.Tensor_Tensor")
-def isin(
-    _op: Any,
-    elements: torch.Tensor,
-    test_elements: torch.Tensor,
-    *,
-    assume_unique: bool = False,
-    **_: Any,
-) -> torch.Tensor:
+def isin(_op: Any, elements: torch.Tensor, test_elements: torch.Tensor, **_: Any) -> torch.Tensor:
     """``isin``: few values are compared with each, many are sorted together (TensorCompare.cpp)."""
     result = new(elements.shape, None, torch.bool, elements.get_device())
     if test_elements.numel() < 10 * elements.numel() ** 0.145:
         elements.unsqueeze(-1).eq(test_elements.view(-1)).any(-1)
-        return result
-    both = [elements.ravel(), test_elements.ravel()]
-    if not assume_unique:
-        both = [torch.unique(tensor, sorted=False) for tensor in both]
-    every = torch.cat(both)
-    ordered, order = every.sort(stable=True, dim=0)
-    is_double = torch.empty_like(ordered, dtype=torch.bool)
-    is_double[:-1].copy_(ordered[1:].eq(ordered[:-1]))
-    torch.empty_like(is_double).index_copy_(0, order, is_double)
+    else:
+        every = torch.cat([elements.ravel(), test_elements.ravel()])
+        ordered, order = every.sort(stable=True, dim=0)
+        is_double = ordered.bool()
+        is_double[:-1].copy_(ordered[1:].eq(ordered[:-1]))
+        torch.empty_like(is_double).index_copy_(0, order, is_double)
     return result
 
 

@@ -74,7 +74,6 @@ class Traits:
         self._trained = ByIdentity()
         self._rows: set[int] = set()
         self._inferred: set[int] = set()
-        self._n_inferring = 0
         self._n_trained = 0
         self._place: tuple[str, int, dict[int, str]] | None = None
         around_models(self._see, undo)
@@ -113,7 +112,6 @@ class Traits:
         self._found["n_flops"] = self._operations.n_flops
         self._found["losses"] = self._losses.found
         self._found["rows"] = sorted(self._rows or self._inferred)
-        self._found["n_parameters"] = self._found["n_parameters"] or self._n_inferring
         sources = (getattr(module, "__file__", None) for module in [*sys.modules.values()])
         self._files |= {path for path in sources if path and path.endswith(".py")}
         self._found["files"] = sorted(path for path in self._files if is_users(path))
@@ -146,12 +144,9 @@ class Traits:
             self._note("autocasts")
         self._is_given = False
         rows = {one.shape[0] for one in tensors(inputs) if one.dim()}
-        n_parameters = sum(p.numel() for p in model.parameters())
         if not torch.is_grad_enabled() or not model.training:
-            if torch.is_grad_enabled():
-                self._note("evaluates_with_grad")
+            self._found["evaluates_with_grad"] |= torch.is_grad_enabled()
             self._inferred |= rows
-            self._n_inferring = max(self._n_inferring, n_parameters)
             return None
         self._note("trains")
         self._rows |= rows
@@ -163,6 +158,7 @@ class Traits:
             for module in model.modules():
                 if type(module) is torch.nn.Linear:
                     self._operations.of(module)  # it may be a head
+        n_parameters = sum(p.numel() for p in model.parameters())
         if n_parameters > self._found["n_parameters"]:
             self._found["n_parameters"] = n_parameters
             self._found["framework"] = _framework()
