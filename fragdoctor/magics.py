@@ -1,7 +1,8 @@
 """Cell magics for notebooks: ``%load_ext fragdoctor``, then ``%%gpu_memory`` and ``%%cure``.
 
-``%%gpu_memory`` runs a cell under the recorder and shows its diagnosis. ``%%cure 24GiB`` rehearses
-the cell as a program of its own, without a GPU, and shows the cheapest change that makes it fit.
+``%%gpu_memory`` runs a cell under the recorder and shows its diagnosis. ``%%cure 24GiB``, or
+``%%cure rtx4090``, rehearses the cell as a program of its own, without a GPU, and shows the
+cheapest change that makes it fit.
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from fragdoctor.errors import ConfigError, FragdoctorError
+from fragdoctor.errors import FragdoctorError
 
-USAGE: Final = "Write for example: %%cure 24GiB"
 ALONE: Final = "The cell is rehearsed on its own: what other cells define is not there."
 
 
@@ -41,26 +41,31 @@ def gpu_memory(ipython: Any, line: str, cell: str) -> Any:
 
 
 def cure(ipython: Any, line: str, cell: str) -> Any:
-    """Rehearse a cell as a program; return the prescription for the capacity in the line.
+    """Rehearse a cell as a program; return the prescription for the GPU or capacity in the line.
 
     Raises:
-        FragdoctorError: the line names no capacity, or the cell cannot be rehearsed.
+        FragdoctorError: the line names neither, or the cell cannot be rehearsed.
     """
     import fragdoctor  # noqa: PLC0415
+    from fragdoctor.model.gpus import gpu_of, known_gpu  # noqa: PLC0415
     from fragdoctor.rehearsal.programs import read_notebook  # noqa: PLC0415
-    from fragdoctor.units import parse_size  # noqa: PLC0415
 
     del ipython
-    if not line.strip():
-        raise ConfigError("%%cure needs what PyTorch can have.", hint=USAGE)
-    capacity_bytes = parse_size(line.strip())
+    named = line.strip()
+    is_model = known_gpu(named) is not None
+    capacity_bytes = None if is_model else gpu_of(named).total_bytes
     notebook = {"cells": [{"cell_type": "code", "source": cell}]}  # may hold other magics
     with TemporaryDirectory(prefix="fragdoctor-") as scratch:
         place = Path(scratch) / "cell.ipynb"
         place.write_text(json.dumps(notebook), encoding="utf-8")
         script = place.with_suffix(".py")  # whose numbers can be changed
         script.write_text("\n".join(read_notebook(place)[0]), encoding="utf-8")
-        return fragdoctor.cure(script, capacity_bytes=capacity_bytes, python=sys.executable)
+        return fragdoctor.cure(
+            script,
+            gpu=named if is_model else None,
+            capacity_bytes=capacity_bytes,
+            python=sys.executable,
+        )
 
 
 def _guarded(magic: Any, ipython: Any) -> Any:

@@ -60,6 +60,14 @@ def test_report_is_printed_where_no_html_is_shown(
 
 
 @pytest.mark.usefixtures("prepared")
+def test_cell_is_tried_on_a_named_gpu(shell: Shell) -> None:
+    found = shell.magics["cure"]("rtx4090", "import torch\ntorch.empty(1 << 20, device='cuda')\n")
+
+    assert found.fits
+    assert 22 << 30 < found.capacity_bytes < 24 << 30
+
+
+@pytest.mark.usefixtures("prepared")
 def test_traceback_of_a_cell_that_fails_is_shown(
     shell: Shell, capsys: pytest.CaptureFixture[str]
 ) -> None:

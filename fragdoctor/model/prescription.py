@@ -49,7 +49,6 @@ class Treatment(Struct, frozen=True):
         specs: how the engine makes it: ``checkpoint:6``.
         conf: settings of the allocator, "" = unchanged.
         place: where its lines go.
-        arguments: what is written into a call, if the place is a call.
         n_gpus: number of GPUs that it spreads the program over.
         batch_divisor: divisor of the batch in the program's arguments.
     """
@@ -63,7 +62,6 @@ class Treatment(Struct, frozen=True):
     specs: Sequence[str] = ()
     conf: str = ""
     place: Place = Place.OPEN
-    arguments: Sequence[str] = ()
     n_gpus: int = 1
     batch_divisor: int = 1
 

@@ -176,3 +176,30 @@ def test_batch_that_the_program_makes_is_accumulated(stage: Stage) -> None:
     assert split[0]["numerics"] == "exact"
     # The width of the class is as large, comes first, and changes no rows.
     assert "def trained(rows=4096):  # line 9" in split[0]["treatments"][0]["lines"]
+
+
+SERVING = """
+import torch
+from torch import nn
+MAX_BATCH = 64
+model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(2))).cuda().eval()
+waiting = [[0.5] * 1024 for _ in range(6 * 64)]
+with torch.inference_mode():
+    while waiting:
+        batch, waiting = waiting[:MAX_BATCH], waiting[MAX_BATCH:]
+        x = torch.tensor(batch, device="cuda")
+        answers = model(x[:, None].expand(-1, 256, -1)).cpu()
+"""
+
+
+def test_batch_of_a_program_that_does_not_train_is_made_smaller(stage: Stage) -> None:
+    stage.script(SERVING)
+
+    done = stage.run("--cure", "--fits-on", "150MiB", "--format", "json", "train.py")
+    found = json.loads(done.stdout)
+
+    assert found["tried"][0]["fits"]
+    one = found["tried"][0]["treatments"][0]
+    assert one["title"] == "batches of 32 where nothing is trained"
+    assert one["lines"] == ["MAX_BATCH = 32  # line 4"]
+    assert one["numerics"] == "exact"

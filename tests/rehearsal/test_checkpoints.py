@@ -258,6 +258,14 @@ def test_outermost_modules_hold_all_others(tmp_path: Path) -> None:
     assert [one.number for one in found.outermost.choices] == [0, 1, 4]
 
 
+def test_nothing_is_learned_of_parts_that_a_cut_rehearsal_did_not_reach(tmp_path: Path) -> None:
+    found = measured(tmp_path)
+
+    found.learn_ends(found._need.trace, {"parts": []})
+
+    assert found.lowest()
+
+
 def test_lowest_set_has_fewest_tensors(tmp_path: Path) -> None:
     found = measured(tmp_path)
     peaks = [found._need.peak_bytes(found._requests(plan)) for plan in every(found._roots)]
@@ -331,6 +339,11 @@ def test_lines_name_modules_one_after_another(tmp_path: Path) -> None:
     assert catalogue._together([*written, "model.end"]) == (
         "[*model.layers[:3], model.layers[5], model.end]"
     )
+
+
+def test_results_in_a_row_are_written_as_a_range() -> None:
+    assert catalogue._kept([*range(28)]) == "keeping(*range(28))"
+    assert catalogue._kept((0, 1, 2)) == "keeping(0, 1, 2)"
 
 
 def test_plan_becomes_one_spec_and_its_lines(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from fragdoctor.model.prescription import Numerics, Place, Treatment
 from fragdoctor.rehearsal.prescription.patch import diff, patched
 
-FUSED = Treatment("f", "f", Numerics.EXACT, place=Place.OPTIMIZER, arguments=["fused=True"])
+FUSED = Treatment("f", "f", Numerics.EXACT, lines=["f"], place=Place.OPTIMIZER)
 BEFORE = Treatment("b", "b", Numerics.EXACT, lines=["a()"], place=Place.BEFORE_OPTIMIZER)
 AFTER = Treatment("a", "a", Numerics.EXACT, lines=["z()"], place=Place.AFTER_OPTIMIZER)
 OPEN = Treatment("o", "o", Numerics.EXACT, lines=["?"])
@@ -17,19 +17,6 @@ OPEN = Treatment("o", "o", Numerics.EXACT, lines=["?"])
 def written(source: str, *treatments: Treatment, line: int = 1) -> str | None:
     traits = {"place": {"line": line}, "optimizers": ["AdamW"]}
     return patched(source, traits, treatments)
-
-
-@pytest.mark.parametrize(
-    ("call", "after"),
-    [
-        ("AdamW(p)", "AdamW(p, fused=True)"),
-        ("optim.AdamW(p, lr=1e-3,)", "optim.AdamW(p, lr=1e-3, fused=True)"),
-        ("AdamW(\n    p,\n    lr=1e-3,\n)", "AdamW(\n    p,\n    lr=1e-3, fused=True,\n)"),
-        ("wrap('ä', AdamW(p))", "wrap('ä', AdamW(p, fused=True))"),
-    ],
-)
-def test_arguments_are_added_to_the_call(call: str, after: str) -> None:
-    assert written(f"optimizer = {call}\n", FUSED) == f"optimizer = {after}\n"
 
 
 def test_lines_go_around_the_statement_and_are_indented_as_it_is() -> None:
@@ -45,23 +32,21 @@ def test_lines_go_around_the_statement_and_are_indented_as_it_is() -> None:
 def test_changes_at_one_optimizer_are_written_together_with_each_import_once() -> None:
     one, two = (replace(BEFORE, lines=["import a", f"a.{name}()"]) for name in "pq")
 
-    after = written("optimizer = AdamW(p)\n", one, two, AFTER, FUSED)
+    after = written("optimizer = AdamW(p)\n", one, two, AFTER)
 
-    assert after == "import a\na.p()\na.q()\noptimizer = AdamW(p, fused=True)\nz()\n"
+    assert after == "import a\na.p()\na.q()\noptimizer = AdamW(p)\nz()\n"
 
 
 @pytest.mark.parametrize(
     ("source", "treatment"),
     [
         ("optimizer = AdamW(p)\n", OPEN),
-        ("optimizer = AdamW(p, fused=False)\n", FUSED),
-        ("optimizer = AdamW(p, **more)\n", FUSED),
-        ("optimizer = make(p)\n", FUSED),
+        ("optimizer = AdamW(p)\n", FUSED),
         ("x = 1; optimizer = AdamW(p)\n", BEFORE),
         ("optimizer = AdamW(p); x = 1\n", AFTER),
         ("optimizer, x = AdamW(p), 1\n", AFTER),
         ("optimizer = AdamW(p)", AFTER),
-        ("optimizer = (\n", FUSED),
+        ("optimizer = (\n", AFTER),
         ("if x: optimizer = AdamW(p)\n", BEFORE),
     ],
 )

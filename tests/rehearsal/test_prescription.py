@@ -817,7 +817,7 @@ def test_of_each_kind_one_is_shown_the_cheapest_that_fits_or_the_least() -> None
 
 NOTHING = {
     "head": None, "n_optimizers": 1, "accumulates": True, "clips": False, "scales": False,
-    "schedules": False, "is_distributed": True, "framework": "",
+    "schedules": False, "is_distributed": True, "framework": "", "trains": True, "evaluated": {},
 }  # fmt: skip
 
 
@@ -1179,3 +1179,25 @@ def test_what_was_observed_is_rehearsed_again_only_where_it_is_compiled(
     assert searching._try(fused).fits
 
     assert searching.observed == observed
+
+
+@pytest.mark.parametrize(("n_bytes", "fits"), [(90, True), (110, False)])
+def test_what_fits_but_for_gaps_is_tried_with_expandable_segments(
+    n_bytes: int, fits: bool, monkeypatch
+) -> None:
+    """The tensors of a change take 1 byte at once, and its segments 120 of 100."""
+    searching = Fake()
+    searching._capacity_bytes = 100
+    expandable = Treatment("e", "e", Numerics.EXACT, conf="expandable_segments:True")
+    searching._expandable = [expandable]
+    need = SimpleNamespace(bytes=lambda conf: n_bytes, peak_bytes=lambda conf: 1)
+    seen = search._Seen(searching.ended("").found, need, 120)
+    monkeypatch.setattr(searching, "_rehearse", lambda *_: seen)
+    offload = Treatment("o", "o", Numerics.EXACT, specs=["o"])
+
+    assert not searching._try(offload).fits
+
+    (both,) = searching._expanded
+    assert both.treatments == (offload, expandable)
+    assert both.fits is fits
+    assert searching._is_cured(*searching._expanded) is fits

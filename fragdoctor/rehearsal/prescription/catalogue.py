@@ -25,6 +25,7 @@ _DIVIDING: Final = {"lightning", "accelerate"}
 """Frameworks that divide each loss by the number of accumulated batches (2.6 and 1.15)."""
 _REPLACED: Final = ("", "ForCausalLMLoss")
 """Losses that there are replacement lines for: the program's own, and one of Transformers."""
+LONG_RUN: Final = 3  # of results that are listed
 N_CHUNKS: Final = 16
 """Parts in which a loss over logits is computed; they then need less than the rest of a step."""
 
@@ -71,7 +72,7 @@ def checkpointed(traits: Traits, plan: Plan) -> Treatment:
     by_kept: dict[tuple[int, ...], list[int]] = {}
     for choice in plan.choices:
         by_kept.setdefault(choice.kept, []).append(choice.number)
-    lines = ["import functools"]
+    lines = ["from functools import partial"]
     lines += _KEEPING if any(by_kept) else ["from torch.utils.checkpoint import checkpoint"]
     lines += [f"{model}{path}.config.use_cache = False" for path in traits["caches"]]
     specs = []
@@ -81,9 +82,7 @@ def checkpointed(traits: Traits, plan: Plan) -> Treatment:
         parts = [traits["parts"][n] for n in numbers]
         written = [part["written"] for part in parts if "piece" not in part]
         if written:
-            more = f", context_fn={_kept(kept)}" if kept else ""
-            call = f"functools.partial(checkpoint, block.forward, use_reentrant=False{more})"
-            lines += [f"for block in {_together(written)}:", f"    block.forward = {call}"]
+            lines += _checkpointing(written, kept)
     lines += _in_pieces(traits, plan)
     paths = [traits["parts"][choice.number]["path"] for choice in plan.choices]
     blocks = [*traits["blocks"]]
@@ -103,8 +102,20 @@ def checkpointed(traits: Traits, plan: Plan) -> Treatment:
     )
 
 
+def _checkpointing(written: Sequence[str], kept: Sequence[int]) -> list[str]:
+    """Return the lines that checkpoint modules while keeping some results of each."""
+    loop = f"for block in {_together(written)}:"
+    if not kept:
+        return [loop, "    block.forward = partial(checkpoint, block.forward, use_reentrant=False)"]
+    again = f"again = partial(checkpoint, use_reentrant=False, context_fn={_kept(kept)})"
+    return [again, loop, "    block.forward = partial(again, block.forward)"]
+
+
 def _kept(numbers: Sequence[int]) -> str:
-    return f"keeping({', '.join(map(str, numbers))})"
+    """Return the call for these results; all of the first are written as a range."""
+    n = len(numbers)
+    is_run = n > LONG_RUN and [*numbers] == [*range(n)]
+    return f"keeping({f'*range({n})' if is_run else ', '.join(map(str, numbers))})"
 
 
 def _in_pieces(traits: Traits, plan: Plan) -> list[str]:
@@ -118,8 +129,8 @@ def _in_pieces(traits: Traits, plan: Plan) -> list[str]:
             pieces.setdefault(part["written"], []).append(f"({first}, {end}, {more})")
     lines = ["", *_IN_PIECES] if pieces else []
     for layers, those in pieces.items():
-        arguments = f"in_pieces, {layers}, [{', '.join(those)}]"
-        lines.append(f"{layers}.forward = functools.partial({arguments})")
+        lines.append(f"pieces = [{', '.join(those)}]")
+        lines.append(f"{layers}.forward = partial(in_pieces, {layers}, pieces)")
     return lines
 
 
@@ -268,20 +279,32 @@ def held_on_host(line: Location) -> Treatment:
 
 def batch_size(traits: Traits, batch: int | None) -> int:
     """Return the training batch size, of the arguments, loaders or a number; 0 if there is none."""
-    number = traits.get("number")
+    number = traits.get("number") if traits["trains"] else None
     return batch or max(traits["batches"].values(), default=number.value if number else 0)
+
+
+def evaluated_size(traits: Traits) -> int:
+    """Return the size of batches that nothing is trained on, of loaders or a number; or 0."""
+    number = None if traits["trains"] else traits.get("number")
+    return max(traits["evaluated"].values(), default=number.value if number else 0)
 
 
 def evaluated_in(traits: Traits, n: int) -> Treatment:
     """Return an n-th of the batches that nothing is trained on."""
-    micro = max(max(traits["evaluated"].values()) // n, 1)
+    micro = max(evaluated_size(traits) // n, 1)
+    number, loaders = traits.get("number"), traits["evaluated"]
+    if loaders or number is None:
+        lines = [f"DataLoader(..., batch_size={micro})  # of what is not trained on"]
+        spec = f"evaluation-batch:{n}:{','.join(loaders)}"
+    else:
+        lines, spec = number.lines(n), number.spec(n)
     return _simple(
         "evaluation-batch",
         f"batches of {micro} where nothing is trained",
         Numerics.EXACT,
-        f"DataLoader(..., batch_size={micro})  # of what is not trained on",
+        *lines,
         instead=words_of(traits["framework"], Change.EVALUATION_BATCH),
-        specs=[f"evaluation-batch:{n}:{','.join(traits['evaluated'])}"],
+        specs=[spec],
     )
 
 
@@ -381,7 +404,6 @@ def simple(traits: Traits, conf: str) -> Iterator[Treatment]:  # noqa: C901 - on
     model, optimizer, exact = _model(traits), _optimizer(traits), Numerics.EXACT
     both = f"{conf},expandable_segments:True" if conf else "expandable_segments:True"
     unfused = set() if traits["is_fused"] else {*traits["optimizers"]}
-    fusable = sorted(unfused & {*HAVE_FUSED})[:1]
 
     def words(change: Change) -> str:
         return words_of(traits["framework"], change)
@@ -402,17 +424,13 @@ def simple(traits: Traits, conf: str) -> Iterator[Treatment]:  # noqa: C901 - on
             f'{model}.set_attn_implementation("sdpa")', place=Place.BEFORE_OPTIMIZER,
             instead='from_pretrained(..., attn_implementation="sdpa")',
         )  # fmt: skip
-    for name in fusable:
-        yield _simple(
-            "fused", f"fused {name}", exact, f"torch.optim.{name}(..., fused=True)",
-            instead=words(Change.FUSED), place=Place.OPTIMIZER, arguments=["fused=True"],
-        )  # fmt: skip
+    for name in sorted(unfused & {*HAVE_FUSED})[:1]:
+        title, line = f"fused {name}", f"torch.optim.{name}(..., fused=True)"
+        more = {"instead": words(Change.FUSED), "place": Place.OPTIMIZER}
+        yield _simple("fused", title, exact, line, **more)
     for name in sorted(unfused & {*HAVE_FOREACH})[:1]:
-        yield _simple(
-            "no-foreach", f"{name} without lists of tensors", exact,
-            f"torch.optim.{name}(..., foreach=False)",
-            place=Place.OPTIMIZER, arguments=["foreach=False"],
-        )  # fmt: skip
+        title, line = f"{name} without lists of tensors", f"torch.optim.{name}(..., foreach=False)"
+        yield _simple("no-foreach", title, exact, line, place=Place.OPTIMIZER)
     if not _why_not_in_backward(traits):
         title = "update each parameter in the backward pass"
         lines = [line.replace("{optimizer}", optimizer) for line in _STEP_IN_BACKWARD]
@@ -467,34 +485,22 @@ def left_out(traits: Traits, batch: int | None, conf: str) -> Iterator[LeftOut]:
         yield LeftOut("checkpoint", "the program already checkpoints")
     elif not any(part["calls"] for part in traits["parts"]):
         yield LeftOut("checkpoint", "the model calls no module that calls others")
-    if not batch_size(traits, batch):
+    if not (batch_size(traits, batch) or evaluated_size(traits)):
         yield LeftOut(
             "accumulate",
             "no DataLoader makes the batches, and no number that does was found; use --batch 32, "
             "and {batch} in the arguments",
         )
-    reason = _why_not_in_backward(traits)
-    if reason:
+    if reason := _why_not_in_backward(traits):
         yield LeftOut("step-in-backward", reason)
-    reason = _why_not_in_chunks(traits)
-    if reason:
+    if reason := _why_not_in_chunks(traits):
         yield LeftOut("chunked-loss", reason)
     if traits["autocasts"]:
         yield LeftOut("autocast", "the program already uses it")
-    if not {*traits["optimizers"]} & _ADAM:
-        yield LeftOut("adamw-8bit, adafactor", "they replace Adam and AdamW")
     if "expandable_segments:True" in conf:
         yield LeftOut("expandable-segments", "the program already has them")
-    yield from _over_gpus_left_out(traits)
-    yield LeftOut("parameters on the host", "not made from outside")
-
-
-def _over_gpus_left_out(traits: Traits) -> Iterator[LeftOut]:
-    reason = why_not_sharded(traits)
-    if reason:
+    if reason := why_not_sharded(traits):
         yield LeftOut("fully-shard", reason)
     if traits["framework"] and not traits["is_distributed"]:
         yield LeftOut("zero", _as_framework_has_it(traits, Change.ZERO))
         yield LeftOut("tensor-parallel", _as_framework_has_it(traits, Change.TENSOR_PARALLEL))
-    else:
-        yield LeftOut("tensor-parallel", "not made from outside")

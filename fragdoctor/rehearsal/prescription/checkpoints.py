@@ -156,8 +156,8 @@ class Checkpoints:
             inside.append((path, part))
 
     def _calls(self, traits: Mapping[str, Any], number: int) -> list[Mapping[str, Any]]:
-        calls = traits["parts"][number]["calls"]
-        here = [one for one in calls if one["device"] == self._need.trace.device]
+        parts = traits["parts"][number : number + 1]  # none if time was over before its first call
+        here = [c for one in parts for c in one["calls"] if c["device"] == self._need.trace.device]
         return [one for one in here if one["backward"] is not None]
 
     @property

@@ -17,36 +17,25 @@ def patched(source: str, traits: Mapping[str, Any], treatments: Sequence[Treatme
 
     ``traits`` are what the program was seen to use, with the line that creates its one optimizer.
     """
-    if traits["place"] is None or any(one.place is Place.OPEN for one in treatments):
-        return None
-    statement = _statement(source, traits["place"]["line"])
-    lines = io.StringIO(source).readlines()  # split like Python's parser does
-    if statement is None or not _is_alone(statement, lines):
-        return None
-    places = reversed(by_place(treatments))  # the call first, while its lines are as they were
-    is_written = all(_write(*pair, statement, lines, traits["optimizers"]) for pair in places)
-    return "".join(lines) if is_written else None
-
-
-def _write(
-    place: Place, parts: list[Treatment], at: ast.stmt, lines: list[str], optimizers: Sequence[str]
-) -> bool:
-    """Write treatments of one place at a statement; return whether that was possible."""
-    begin, end = at.lineno - 1, (at.end_lineno or 0) - 1
-    written = "".join(
-        f"{' ' * at.col_offset}{line}\n" if line else "\n" for line in lines_of(parts)
+    is_certain = all(
+        one.place in {Place.BEFORE_OPTIMIZER, Place.AFTER_OPTIMIZER} for one in treatments
     )
-    if place is Place.BEFORE_OPTIMIZER:
-        lines[begin] = written + lines[begin]
-        return True
-    if place is Place.AFTER_OPTIMIZER:
-        lines[end] += written
-        return bool(_name_given(at))  # the name that the lines use
-    call = _call_of(at, optimizers)
-    if call is None or any(k.arg in {None, "fused", "foreach"} for k in call.keywords):
-        return False
-    _add_arguments(lines, call, [word for one in parts for word in one.arguments])
-    return True
+    statement = _statement(source, traits["place"]["line"]) if traits["place"] else None
+    lines = io.StringIO(source).readlines()  # split like Python's parser does
+    if not is_certain or statement is None or not _is_alone(statement, lines):
+        return None
+    begin, end = statement.lineno - 1, (statement.end_lineno or 0) - 1
+    for place, parts in by_place(treatments):
+        written = "".join(
+            f"{' ' * statement.col_offset}{line}\n" if line else "\n" for line in lines_of(parts)
+        )
+        if place is Place.BEFORE_OPTIMIZER:
+            lines[begin] = written + lines[begin]
+        elif _name_given(statement):  # the name that the lines use
+            lines[end] += written
+        else:
+            return None
+    return "".join(lines)
 
 
 def diff(name: str, before: str, after: str) -> list[str]:
@@ -95,27 +84,3 @@ def _name_given(statement: ast.stmt) -> str:
         target = statement.targets[0]
         return ast.unparse(target) if isinstance(target, ast.Name | ast.Attribute) else ""
     return ""
-
-
-def _call_of(statement: ast.stmt, names: Sequence[str]) -> ast.Call | None:
-    """Return the only call, in a statement, of a function with one of these names."""
-    calls = [
-        node
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in names
-    ]
-    return calls[0] if len(calls) == 1 else None
-
-
-def _add_arguments(lines: list[str], call: ast.Call, arguments: Sequence[str]) -> None:
-    """Write arguments before a call's closing parenthesis."""
-    row = (call.end_lineno or 0) - 1
-    text = lines[row].encode()
-    end = (call.end_col_offset or 0) - 1
-    last = (call.args + [k.value for k in call.keywords])[-1]
-    is_alone = last.end_lineno != call.end_lineno  # on a line of its own, after a comma or not
-    if is_alone:
-        row = (last.end_lineno or 0) - 1
-        text, end = lines[row].encode(), last.end_col_offset or 0
-    added = f", {', '.join(arguments)}".encode()
-    lines[row] = (text[:end].rstrip(b", ") + added + text[end:]).decode()

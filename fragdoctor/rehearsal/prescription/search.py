@@ -42,7 +42,7 @@ from fragdoctor.units import format_size
 MAX_PARTS: Final = 64
 MAX_GPUS: Final = 64
 WORTH: Final = 0.98
-"""Share of the peak: if up to twice the GPUs still need this much, it is not worth trying more."""
+"""Share of the peak: if parts half as large still need this much, smaller ones are not tried."""
 MAX_SETS: Final = 8
 """Sets of checkpointed modules that are rehearsed with the same other treatments."""
 FINE: Final = 0.005
@@ -116,6 +116,8 @@ class CureSearch:
         self._learned: set[tuple[str, ...]] = set()
         self._observed: tuple[tuple[str, ...], _Seen | ConfigError] | None = None
         self._held: list[Location] = []
+        self._expandable: list[Treatment] = []
+        self._expanded: list[Tried] = []  # what would fit but for gaps between its blocks
         self._notes: list[str] = []
         self._number: BatchNumber | None = None
         self._reserve_s = 0.0  # for rehearsing the changed program, once a change fits
@@ -164,6 +166,8 @@ class CureSearch:
                     self._search(found)
                 except _TimeIsOverError:
                     is_cut_short = True
+            if not self._is_cured():
+                self._tried += (one for one in self._expanded if one.fits)
             tried = sorted(self._tried, key=lambda one: (not one.fits, one.rank))
             cure = tried[0] if tried and tried[0].fits else None
             diff = self._diff(found.traits, cure) if cure else []
@@ -226,6 +230,7 @@ class CureSearch:
     def _search(self, found: Rehearsal) -> None:
         traits, conf = found.traits, self._conditions.conf or found.conf
         simple = [*catalogue.simple(traits, conf)]
+        self._expandable = [one for one in simple if not one.specs]
         if traits["kept_bytes"] > self._capacity_bytes:
             self._keep_less(traits, simple)
         else:
@@ -238,7 +243,7 @@ class CureSearch:
         traits = self._with_batch(traits)
         size = catalogue.batch_size(traits, self._batch)
         self._split(size, lambda n: catalogue.accumulated(traits, n, self._batch))
-        evaluated = max(traits["evaluated"].values(), default=0)
+        evaluated = catalogue.evaluated_size(traits)
         self._split(evaluated, lambda n: catalogue.evaluated_in(traits, n))
         self._checkpoint()
         for treatment in (one for one in simple if one not in first):
@@ -248,7 +253,7 @@ class CureSearch:
             helps = (tried.needs_bytes or self._needs_bytes) < self._needs_bytes
             if treatment.code in BESIDE and helps and _cost(treatment) < least:
                 self._checkpoint(treatment)
-        if any(one.fits and one.numerics is Numerics.EXACT for one in self._tried):
+        if self._is_cured(*self._expanded):
             return
         for line in self._held:
             if self._try(catalogue.held_on_host(line)).fits:
@@ -270,7 +275,7 @@ class CureSearch:
         keeping_less = [one for one in simple if one.code in KEEPING_LESS]
         for treatment in keeping_less:
             self._try(treatment, is_base=True)
-        if any(one.fits and one.numerics is Numerics.EXACT for one in self._tried):
+        if self._is_cured(*self._expanded):
             return
         traits = self._with_batch(traits)
         if not catalogue.why_not_sharded(traits):
@@ -293,18 +298,23 @@ class CureSearch:
 
     def _with_batch(self, traits: catalogue.Traits) -> catalogue.Traits:
         """Find the number that sets the batch size, if nothing else tells it."""
-        size = catalogue.batch_size(traits, self._batch)
-        if size or not traits["trains"]:
+        trains, size = traits["trains"], catalogue.batch_size(traits, self._batch)
+        if size or (not trains and traits["evaluated"]):
             return self._with_mixing(traits, size)
         # With --allow-writes, settings would be changed where they are.
         files = [] if self._conditions.allows_writes else traits["files"]
         for number in batch_numbers(self._program, traits["rows"], files):
             n = next(_parts(number.value), 0)
             tried = {**traits, "number": number}
-            seen = self._observe(catalogue.accumulated(tried, n, self._batch)) if n else None
+            parts = (
+                catalogue.accumulated(tried, n, self._batch)
+                if trains
+                else catalogue.evaluated_in(tried, n)
+            )
+            seen = self._observe(parts) if n else None
             if seen is not None and is_of_rows(n, traits, seen.found.traits):
                 self._number = number
-                return self._with_mixing(tried, number.value)
+                return self._with_mixing(tried, number.value if trains else 0)
         return traits
 
     def _with_mixing(self, traits: catalogue.Traits, size: int) -> catalogue.Traits:
@@ -327,7 +337,7 @@ class CureSearch:
         peak_bytes = self._peak_bytes
         for n in _parts(size):
             tried = self._try(make(n), is_base=True)
-            if tried.fits or tried.error or (tried.peak_allocated_bytes or 0) >= peak_bytes:
+            if tried.fits or tried.error or (tried.peak_allocated_bytes or 0) >= WORTH * peak_bytes:
                 break
             peak_bytes = tried.peak_allocated_bytes or 0
 
@@ -336,24 +346,12 @@ class CureSearch:
         size = catalogue.batch_size(traits, self._batch)
         least = traits["kept_bytes"] / self._capacity_bytes  # each GPU has an equal part
         counts = [n for n in range(2, MAX_GPUS + 1) if size % n == 0 and n >= least]
-        low, high = -1, min(0, len(counts) - 1)
-        peak_bytes = self._needs_bytes
-        while low < high:
-            tried = self._try(catalogue.sharded(traits, counts[high], self._batch))
-            if tried.fits:
-                break
-            # This compares live memory, since reserved memory falls in steps.
-            if tried.error or (tried.peak_allocated_bytes or 0) >= WORTH * peak_bytes:
-                return  # more GPUs share only little of it
-            peak_bytes = tried.peak_allocated_bytes or 0
-            low, high = high, min(2 * high + 1, len(counts) - 1)
-        else:
-            return
 
         def fits(n: int) -> bool:
             return self._try(catalogue.sharded(traits, n, self._batch)).fits
 
-        bisect_left(counts[low + 1 : high], 1, key=fits)  # called for its tries
+        if counts and fits(counts[-1]):
+            bisect_left(counts[:-1], 1, key=fits)  # called for its tries
 
     def _combine(self, traits: catalogue.Traits, conf: str) -> None:
         """Try what leaves the results alone together, then add what does not."""
@@ -483,11 +481,8 @@ class CureSearch:
             return known
         self._check_time()
         self._on_try(_titled(treatments))
-        if not _key(treatments):  # only the allocator's settings differ; requests stay the same
-            need, conf = self._need_as_it_is, treatments[0].conf
-            needs_bytes, peak_bytes = need.bytes(conf=conf), need.peak_bytes(conf=conf)
-            fits = needs_bytes <= self._capacity_bytes
-            self._tried.append(Tried(treatments, fits, needs_bytes, peak_bytes))
+        if not _key(treatments):
+            self._tried.append(self._replayed(self._need_as_it_is, *treatments))
             return self._tried[-1]
         is_base &= self._can_checkpoint and not self._compiles
         key, seen = self._observed or ((), None)
@@ -514,11 +509,23 @@ class CureSearch:
             tried = Tried(treatments, fits, needs_bytes, peak_bytes, error)
             if is_base and not fits and as_far:
                 self._bases[_key(treatments)] = self._checkpoints(seen)
+            if self._expandable and not fits and as_far and peak_bytes <= self._capacity_bytes:
+                self._expanded += [self._replayed(seen.need, *treatments, *self._expandable)]
             is_written = all(one.place is not Place.OPEN for one in treatments)
             if fits and is_written and not self._reserve_s:
                 self._reserve_s = seen.seconds
         self._tried.append(tried)
         return tried
+
+    def _replayed(self, need: Need, *treatments: Treatment) -> Tried:
+        """Try settings of the allocator, the last treatment: the requests stay the same."""
+        conf = treatments[-1].conf
+        needs_bytes, peak_bytes = need.bytes(conf=conf), need.peak_bytes(conf=conf)
+        return Tried(treatments, needs_bytes <= self._capacity_bytes, needs_bytes, peak_bytes)
+
+    def _is_cured(self, *more: Tried) -> bool:
+        """Return whether a change fits that leaves the results alone."""
+        return any(one.fits and one.numerics is Numerics.EXACT for one in [*self._tried, *more])
 
     def _checkpoints(self, seen: _Seen) -> Checkpoints:
         return Checkpoints(seen.need, seen.found.traits, self._check_time)

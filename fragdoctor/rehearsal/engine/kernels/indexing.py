@@ -36,6 +36,15 @@ def _roll(call: Call) -> None:
     call.free(*copied)
 
 
+@after_results("index_reduce", "index_reduce_")
+def _counted(call: Call) -> None:
+    """A mean is a sum over how often each element was added to (Indexing.cu)."""
+    if call.argument("reduce") == "mean":
+        call.take(n_bytes(call.args[0]))
+        call.hold(n_bytes(call.argument("source")))
+        call.take(call.args[0].numel())
+
+
 @rule("masked_scatter", "masked_scatter_")
 def _masked_scatter(call: Call) -> None:
     """A prefix sum of the mask says which element each one is taken from (IndexKernel.cpp)."""
@@ -261,6 +270,21 @@ def unique(
         del mask
     result = _selected(self, found, where, none, counts=return_counts)
     del places, ordered
+    return result
+
+
+@special("aten::isin.Tensor_Tensor")
+def isin(_op: Any, elements: torch.Tensor, test_elements: torch.Tensor, **_: Any) -> torch.Tensor:
+    """``isin``: few values are compared with each, many are sorted together (TensorCompare.cpp)."""
+    result = new(elements.shape, None, torch.bool, elements.get_device())
+    if test_elements.numel() < 10 * elements.numel() ** 0.145:
+        elements.unsqueeze(-1).eq(test_elements.view(-1)).any(-1)
+    else:
+        every = torch.cat([elements.ravel(), test_elements.ravel()])
+        ordered, order = every.sort(stable=True, dim=0)
+        is_double = ordered.bool()
+        is_double[:-1].copy_(ordered[1:].eq(ordered[:-1]))
+        torch.empty_like(is_double).index_copy_(0, order, is_double)
     return result
 
 

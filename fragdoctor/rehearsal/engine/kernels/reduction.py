@@ -256,15 +256,22 @@ def _sum(call: Call) -> None:
     summed(call, tensor, _axes(call))
 
 
-@after_results("max", "min")
+@after_results("max", "min", "aminmax")
 def _extreme_or_indexed(call: Call) -> None:
-    """The extreme of a whole tensor is looked for in one piece (ReduceAllOps.cpp)."""
     tensor, axes = call.args[0], _axes(call)
+    n = 2 if call.op.overloadpacket is torch.ops.aten.aminmax else 1
     if axes is None:
-        call.copy(tensor)
-        tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-    size = tensor.element_size() if axes is None else INDEXED
-    reduced(call, tensor, axes, ReductionKind(size))
+        _extremes(call, tensor, n)
+    else:
+        size = INDEXED if n == 1 else n * tensor.element_size()
+        reduced(call, tensor, axes, ReductionKind(size))
+
+
+def _extremes(call: Call, tensor: torch.Tensor, n: int) -> None:
+    """The extremes of a whole tensor are looked for in one piece (ReduceAllOps.cpp)."""
+    call.copy(tensor)
+    whole = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    reduced(call, whole, None, ReductionKind(n * tensor.element_size()))
 
 
 def _reduces(*names: str, kind: Callable[[torch.Tensor], ReductionKind]) -> None:
@@ -279,7 +286,6 @@ def _of_variance(tensor: torch.Tensor) -> ReductionKind:
 
 _reduces("amax", "amin", kind=lambda t: ReductionKind(t.element_size()))
 _reduces("argmax", "argmin", kind=lambda _: ReductionKind(INDEXED))
-_reduces("aminmax", kind=lambda t: ReductionKind(2 * t.element_size()))
 _reduces("any", "all", kind=lambda _: ReductionKind(1))
 _reduces("var", "std", "var_mean", "std_mean", kind=_of_variance)
 _reduces("linalg_vector_norm", kind=lambda t: ReductionKind(8 if t.dtype is torch.float64 else 4))
@@ -291,9 +297,8 @@ def _histogram(call: Call) -> None:
     """Without limits the least and the largest value are found first (SummaryOps.cu)."""
     tensor: torch.Tensor = call.args[0]
     if call.argument("min") == call.argument("max") and tensor.numel():
-        size = tensor.element_size()
-        call.take(size, size)
-        reduced(call, tensor, None, ReductionKind(2 * size))
+        call.take(tensor.element_size(), tensor.element_size())
+        _extremes(call, tensor, 2)
 
 
 @after_results("renorm", "renorm_")

@@ -64,7 +64,9 @@ def _take_for_sort(call: Call, tensor: torch.Tensor, dim: int) -> None:
         return
     is_dense = torch.ops.aten.is_non_overlapping_and_dense(tensor)
     if tensor.stride(dim) != 1 or not is_dense:
-        call.take(n * size, n * size, n * INDEX_BYTES)
+        call.take(n * size)
+        if tensor.stride(dim) != min(tensor.stride()):  # results are laid out otherwise
+            call.take(n * size, n * INDEX_BYTES)
     n_segments = n // length
     if n_segments == 1 or length >= ONE_BY_ONE_FROM:
         call.take(length * INDEX_BYTES)
@@ -139,9 +141,12 @@ def _median(call: Call) -> None:
         return
     n = tensor.numel()
     _, indices = call.take(n_bytes(tensor), n * INDEX_BYTES)
-    if n:
-        with call.scope():
-            _take_for_sort(call, tensor.reshape(-1), 0)
+    strides, dtype = tensor.stride(), tensor.dtype
+    flat = torch.empty_strided(tensor.shape, strides, dtype=dtype, device="meta").reshape(-1)
+    with call.scope():
+        if flat.is_contiguous():
+            call.copy(tensor)
+        _take_for_sort(call, flat, 0)
     call.free(indices)
     missing = call.take(1)
     call.make(0)

@@ -73,6 +73,7 @@ class Traits:
         self._known = ByIdentity()
         self._trained = ByIdentity()
         self._rows: set[int] = set()
+        self._inferred: set[int] = set()
         self._n_trained = 0
         self._place: tuple[str, int, dict[int, str]] | None = None
         around_models(self._see, undo)
@@ -110,7 +111,7 @@ class Traits:
         self._found["compiles"] = _has_compiled()
         self._found["n_flops"] = self._operations.n_flops
         self._found["losses"] = self._losses.found
-        self._found["rows"] = sorted(self._rows)
+        self._found["rows"] = sorted(self._rows or self._inferred)
         sources = (getattr(module, "__file__", None) for module in [*sys.modules.values()])
         self._files |= {path for path in sources if path and path.endswith(".py")}
         self._found["files"] = sorted(path for path in self._files if is_users(path))
@@ -142,13 +143,13 @@ class Traits:
         if torch.is_autocast_enabled("cuda"):
             self._note("autocasts")
         self._is_given = False
-        if not torch.is_grad_enabled():
-            return None
-        if not model.training:
-            self._note("evaluates_with_grad")
+        rows = {one.shape[0] for one in tensors(inputs) if one.dim()}
+        if not torch.is_grad_enabled() or not model.training:
+            self._found["evaluates_with_grad"] |= torch.is_grad_enabled()
+            self._inferred |= rows
             return None
         self._note("trains")
-        self._rows |= {one.shape[0] for one in tensors(inputs) if one.dim()}
+        self._rows |= rows
         self._trained_on |= self._given
         if not self._trained.get(model):
             self._trained[model] = True
