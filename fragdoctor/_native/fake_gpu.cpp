@@ -17,8 +17,7 @@
 namespace fragdoctor {
 namespace {
 
-// ---- DLPack, version 0: the layout is fixed
-// -------------------------------------------------------
+// ---- DLPack, version 0: the layout is fixed ----------------------------------------------------
 
 struct DLTensor {
   void* data;
@@ -39,8 +38,7 @@ struct DLManagedTensor {
 
 constexpr std::int32_t DL_CUDA = 2;
 
-// ---- devices
-// ----------------------------------------------------------------------------------------
+// ---- devices -----------------------------------------------------------------------------------
 
 constexpr int MAX_DEVICES = 64;
 constexpr std::uint64_t DEVICE_SHIFT = 40;  // each device has a window of 1 TiB
@@ -295,8 +293,7 @@ void release(DLManagedTensor* managed) {
   delete held;
 }
 
-// ---- what PyTorch's tables call: methods, so the object comes first
-// -------------------------------
+// ---- what PyTorch's tables call: methods, so the object comes first ----------------------------
 
 struct Device {
   std::int8_t type, index;
