@@ -1,8 +1,11 @@
 """Tell the kind of an input from its first bytes, and open a name from the command line.
 
 Only the first few kilobytes are examined; the reader for that kind then reports what is wrong in
-detail. Pickles of protocols 0 and 1, which PyTorch does not write, have no header: they are known
-by their name only, and not read.
+detail.
+
+Pickles of protocols 0 and 1 have no header and are never read: PyTorch does not write them. But
+such a pickle must not be mistaken for text, nor text for such a pickle, so its opcodes and their
+effect on the stack are followed to the end of the first bytes.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import Final
+from io import BytesIO
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec import Struct
@@ -30,6 +34,9 @@ from fragdoctor.inputs.stats_reader import looks_like_stats
 from fragdoctor.limits import DEFAULT_LIMITS
 from fragdoctor.units import format_size
 
+if TYPE_CHECKING:
+    from pickletools import OpcodeInfo
+
 
 class Wanted(StrEnum):
     """What a command takes, in the words that ``something_else`` uses."""
@@ -44,6 +51,7 @@ class InputKind(StrEnum):
     """The kind of an input. The values fit sentences: "FILE is a zip archive, not a model."."""
 
     PICKLE = "a pickle"
+    OLD_PICKLE = "a pickle of protocol 0 or 1"
     SNAPSHOT_JSON = "a memory snapshot as JSON"
     PAGE = "an HTML page"
     STATS = "memory statistics"
@@ -69,6 +77,7 @@ class InputKind(StrEnum):
         """Whether the snapshot reader gets the input: it reads the input or explains why not."""
         return self in (
             InputKind.PICKLE,
+            InputKind.OLD_PICKLE,
             InputKind.SNAPSHOT_JSON,
             InputKind.PAGE,
             InputKind.SAVED,
@@ -140,6 +149,8 @@ def classify(head: bytes) -> InputKind:  # noqa: PLR0911 - one return per kind
     start = head.removeprefix(_UTF8_BOM).lstrip(_SPACE)
     if not start:
         return InputKind.EMPTY
+    if is_old_pickle(head):
+        return InputKind.OLD_PICKLE
     if start[:1] in b"{[" and (kind := _kind_of_json(start)) is not InputKind.TEXT:
         return kind
     if not _is_text(head):
@@ -184,8 +195,9 @@ def something_else(
     if kind is InputKind.EMPTY:
         hint = _PASTE if name in _PASTED else _KILLED
         return NotASnapshot(f"{name} is empty.", hint=hint, offset=offset)
+    error = RefusedSnapshot if kind is InputKind.OLD_PICKLE else NotASnapshot
     hint = _hint(name, kind, wanted)
-    return NotASnapshot(f"{name} is {kind}, not {wanted}.", hint=hint, offset=offset)
+    return error(f"{name} is {kind}, not {wanted}.", hint=hint, offset=offset)
 
 
 def _hint(name: str, kind: InputKind, wanted: Wanted) -> str:
@@ -201,6 +213,7 @@ MODEL_INPUTS: Final = (
 _KILLED: Final = "A program that was killed while writing leaves such a file."
 _PASTE: Final = "Pipe a program's output in, or paste the text of the exception."
 _PASTED: Final = ("standard input", "command line")
+_NEVER_RUN: Final = "PyTorch writes protocol 2 or later; nothing in it was executed."
 _WRITE_ONE: Final = 'Write one with torch.cuda.memory._dump_snapshot("snapshot.pickle").'
 _PICKLE_IT: Final = "In your program: pickle.dump(snapshot, open('snapshot.pickle', 'wb'))."
 _ANALYZE: Final = "Run: fragdoctor analyze {name}"
@@ -210,6 +223,7 @@ _MADE_FROM: Final = "Give the files that it was made from."
 _OUTPUT: Final = "Give what it printed."
 _OOM: Final = "For a message or a log, run: fragdoctor oom {name}"
 _ALWAYS: Final[dict[InputKind | None, str]] = {
+    InputKind.OLD_PICKLE: _NEVER_RUN,
     InputKind.PROGRAM: _RUN,
     InputKind.SHELL: _OUTPUT,
     InputKind.REPORT: _MADE_FROM,
@@ -295,6 +309,66 @@ def _is_text(head: bytes) -> bool:
     return n_bad <= 0.1 * len(text)
 
 
+_MAX_DEPTH: Final = 40
+"""Most stack values while no mark is open: two for each container around the innermost one."""
+
+_MIN_OPCODES: Final = 6
+"""Opcodes needed to believe that the input is a pickle if it does not end within the head."""
+
+_GLOBAL: Final = re.compile(r"[A-Za-z_][\w.]{0,200} [A-Za-z_][\w.]{0,200}")
+_PUTS: Final = ("PUT", "BINPUT", "LONG_BINPUT")
+
+
+def is_old_pickle(head: bytes) -> bool:
+    """Return whether these bytes are a pickle of protocol 0 or 1, or the beginning of one.
+
+    The opcodes and their effect on the stack are followed as ``pickletools`` describes them;
+    nothing is executed.
+    """
+    if not (head.endswith(b".") or b"p0\n" in head or b"q\x00" in head):
+        return False  # neither an end nor a memo entry
+    import pickletools
+
+    file = BytesIO(head)
+    n_opcodes = n_puts = 0
+    depths = [0]  # number of values on the stack before the first mark, then after each mark
+    try:
+        for opcode, value, _place in pickletools.genops(file):
+            if opcode.name == "STOP":
+                is_long = n_opcodes >= _MIN_OPCODES
+                return depths == [1] and (file.tell() == len(head) or is_long)
+            is_put, is_name = opcode.name in _PUTS, opcode.name in ("GLOBAL", "INST")
+            if (
+                opcode.proto > 1
+                or (is_put and int(value or 0) > n_puts)  # the pickle module numbers these in order
+                or (is_name and not _GLOBAL.fullmatch(str(value)))
+                or not _moved(depths, opcode)
+            ):
+                return False
+            n_puts += is_put
+            n_opcodes += 1
+    except ValueError:  # not an opcode, or an argument that continues past these bytes
+        if file.tell() < len(head):
+            return False
+    return n_opcodes >= _MIN_OPCODES and n_puts > 0
+
+
+def _moved(depths: list[int], opcode: OpcodeInfo) -> bool:
+    """Apply the opcode's effect to the stack depths; return False if the stack is too shallow."""
+    before = [thing.name for thing in opcode.stack_before]
+    after = [thing.name for thing in opcode.stack_after]
+    if "mark" in before:  # the opcode pops the mark and everything above it
+        if len(depths) == 1:
+            return False
+        depths.pop()
+        before = before[: before.index("mark")]
+    if after == ["mark"]:
+        depths.append(0)
+    else:
+        depths[-1] += len(after) - len(before)
+    return depths[-1] >= 0 and (len(depths) > 1 or depths[0] <= _MAX_DEPTH)
+
+
 STDIN: Final = "-"
 
 
@@ -335,10 +409,6 @@ class Input(Struct, frozen=True):
         return something_else(self.shown, self.kind, wanted)
 
 
-_UNKNOWN: Final = (InputKind.TEXT, InputKind.BINARY)
-"""Kinds without a sign of their own: there the name of a program or a pickle decides."""
-
-
 @contextmanager
 def open_input(name: str) -> Iterator[Input]:
     """Open an input by name and classify it; the bytes examined can still be read from it.
@@ -353,11 +423,8 @@ def open_input(name: str) -> Iterator[Input]:
     else:
         with open_source(name) as stream:
             kind = classify(stream.head)
-            if kind is InputKind.TEXT and name.endswith(".py"):
-                kind = InputKind.PROGRAM
-            elif kind in _UNKNOWN and name.lower().endswith(SNAPSHOT_SUFFIXES):
-                kind = InputKind.PICKLE
-            yield Input(name, kind, stream)
+            is_program = kind is InputKind.TEXT and name.endswith(".py")
+            yield Input(name, InputKind.PROGRAM if is_program else kind, stream)
 
 
 def kind_of(path: str) -> InputKind | None:

@@ -203,7 +203,7 @@ def read_snapshot(
     """
     with open_source(source, limits=limits) as stream:
         kind = classify(stream.head)
-        if kind is InputKind.PICKLE:
+        if kind in (InputKind.PICKLE, InputKind.OLD_PICKLE):
             tables = _call(_ext.read_pickle, stream, shown(stream.name), limits)
             return _to_snapshot(tables, stream, limits, container="pickle")
         if kind in _JSON:

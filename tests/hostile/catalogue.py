@@ -47,9 +47,9 @@ def forbidden_opcodes() -> Iterator[Entry]:
 
 
 def globals_and_protocols() -> Iterator[Entry]:
-    yield "protocol 0 global", b"cos\nsystem\n(S'echo pwned'\ntR.", NotASnapshot
-    yield "protocol 0 list", b"(lp0\nI1\na.", NotASnapshot
-    yield "protocol 1 dict", b"}q\x00.", NotASnapshot
+    yield "protocol 0 global", b"cos\nsystem\n(S'echo pwned'\ntR.", RefusedSnapshot
+    yield "protocol 0 list", b"(lp0\nI1\na.", RefusedSnapshot
+    yield "protocol 1 dict", b"}q\x00.", RefusedSnapshot
     yield "reduce in protocol 2", b"\x80\x02cos\nsystem\nX\x01\x00\x00\x00x\x85R.", RefusedSnapshot
     for version in (0, 1, 6, 31):
         yield f"protocol number {version}", program(protocol=version), RefusedSnapshot

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import pickle
 
 import pytest
 from builders import cpp_pickled, pickled, small
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fragdoctor.errors import InputError
+from fragdoctor.errors import InputError, RefusedSnapshot
 from fragdoctor.inputs.classify import InputKind, Wanted, classify, something_else
 
 HEADS = [
@@ -20,7 +21,9 @@ HEADS = [
     (cpp_pickled(small()), InputKind.PICKLE),
     (b"\x80", InputKind.PICKLE),
     (b"\x80\x04\x95", InputKind.PICKLE),
-    (b"cos\nsystem\n(S'true'\ntR.", InputKind.TEXT),
+    (b"cos\nsystem\n(S'true'\ntR.", InputKind.OLD_PICKLE),
+    (pickle.dumps(small(), 0), InputKind.OLD_PICKLE),
+    (pickle.dumps(small(), 1), InputKind.OLD_PICKLE),
     (json.dumps(small()).encode(), InputKind.SNAPSHOT_JSON),
     (json.dumps(small(), indent=2).encode(), InputKind.SNAPSHOT_JSON),
     (b'\xef\xbb\xbf{"segments": []}', InputKind.SNAPSHOT_JSON),
@@ -87,4 +90,5 @@ def test_every_kind_has_a_sentence_that_names_the_input(kind, wanted):
 
     assert isinstance(error, InputError)
     assert error.message.startswith("a{b}.bin is ")
+    assert isinstance(error, RefusedSnapshot) == (kind is InputKind.OLD_PICKLE)
     assert "{" not in error.hint.replace("a{b}.bin", "")
