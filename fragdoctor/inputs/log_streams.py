@@ -61,7 +61,7 @@ NEEDLES: Final = (
     "fail to alloc", "return code", "gpu video memory",
     "shared memory segment", "insufficient shared memory",
     "not supported on this platform", "cublas handle", "cannot malloc", "low on resource",
-    "segmentation fault", "memory pool",
+    "segmentation fault", "memory pool", "shared gpu memory", "fallback pol",
 )  # fmt: skip
 
 # Each stem occurs in many needles: a text without the stem need not be searched for those needles.

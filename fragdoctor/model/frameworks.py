@@ -105,19 +105,21 @@ vLLM
     |\[core(?:_client)?\.py:\d|\b(?i:vllm)\b
   batch: lower --gpu-memory-utilization (0.92 by default in 0.25, 0.9 in earlier ones;
     vllm_gpu_memory_utilization in TRL and ms-swift) or --kv-cache-memory-bytes; lower
-    --max-num-batched-tokens, --max-num-seqs or --max-model-len; --enforce-eager does without CUDA
-    graphs
+    --max-num-batched-tokens, --max-num-seqs or --max-model-len
   weights: spread the weights over more GPUs (--tensor-parallel-size), use an AWQ, GPTQ or FP8
     checkpoint, or move a part to the CPU (--cpu-offload-gb)
+  graph-capture: lower --gpu-memory-utilization or --max-num-seqs; --enforce-eager does without
+    graphs
 SGLang
   source: sglang 0.4 to 0.5.20, srt/server_args.py and docs/advanced_features/server_arguments.md
   files: /sglang/(?:srt|lang)/
   logs: \bsglang[.:]|\bimport sglang|mem[-_]fraction[-_]static|[Cc]apture cuda graph failed
   batch: lower --mem-fraction-static, which leaves less to the KV cache; for long prompts lower
-    --chunked-prefill-size, and while decoding lower --max-running-requests; --disable-cuda-graph
-    does without graphs
+    --chunked-prefill-size, and while decoding lower --max-running-requests
   weights: spread the weights over more GPUs (--tp), use an AWQ, GPTQ or FP8 checkpoint, or move a
     part to the CPU (--cpu-offload-gb)
+  graph-capture: lower --mem-fraction-static or --cuda-graph-max-bs (--cuda-graph-max-bs-decode
+    since 0.5.20); --disable-cuda-graph does without graphs
 TGI
   source: text-generation-inference 2.4, launcher/src/main.rs
   files: /text_generation(?:_server)?/
@@ -138,6 +140,8 @@ ComfyUI
     file on Windows; if it grows from run to run, turn off custom nodes one by one
   vae-decode: use VAE Decode (Tiled), or smaller tiles if you use it already; start it with
     --cpu-vae; use a smaller image or fewer frames
+  fused-attention-call: use a smaller image or fewer frames; start it with --use-sage-attention or
+    --use-flash-attention if they are installed
 Stable Diffusion web UI
   source: AUTOMATIC1111 1.10, modules/cmd_args.py
   files: /stable-diffusion-webui[\w-]*/|/modules/(?:sd_\w+|processing|txt2img|img2img

@@ -236,6 +236,19 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
         in_words=r"\bsave_pretrained_(?:gguf|merged)\(|\bmerge_and_unload\(",
     ),
+    TracebackSign(
+        name="calibration",
+        doing="while a model was quantized with samples of text",
+        is_training=False,
+        title="Calibrate with fewer and shorter samples, and keep the rest on the CPU",
+        change="fewer calibration samples and shorter ones (max_calib_samples, n_samples, "
+        "num_calibration_samples, max_calib_seq_len); the model on the CPU, with the layer that is "
+        "being quantized alone on the GPU (no device_map); use_cache=False",
+        why="A layer's inputs for all samples are kept, and the next layer's are made from them.",
+        # autoawq 0.2, awq/quantize/quantizer.py; auto-gptq 0.7, modeling/_base.py; llmcompressor
+        # 0.6, entrypoints/oneshot.py
+        places=(Place(file=r"/(?:awq|auto_gptq|gptqmodel|llmcompressor)/(?!modules|nn_modules)"),),
+    ),
     # ---- loading ----
     TracebackSign(
         name="loaded-checkpoint",
@@ -319,6 +332,47 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     ),
     # ---- serving ----
     TracebackSign(
+        name="asleep",
+        doing="beside a vLLM on the same GPU that sleeps and wakes up",
+        is_of_model=True,
+        is_surrounding=True,
+        can_leave_gpu=True,
+        title="Leave less of vLLM and of the trainer on the GPU that they share",
+        change="a lower gpu_memory_utilization; before wake_up() the trainer's weights, gradients "
+        "and optimizer off the GPU, and torch.cuda.empty_cache(); sleep(level=2), which drops the "
+        "weights as well; --enforce-eager, since CUDA graphs stay; or vLLM on GPUs of its own. "
+        "What its log says is still in use should not grow from step to step",
+        why="vLLM gives only weights and KV cache away, and maps them again in the old size, "
+        "beside whatever the trainer has taken or cached since.",
+        # vllm 0.7 to 0.11, docs/features/sleep_mode.md, csrc/cumem_allocator.cpp and
+        # device_allocator/cumem.py
+        places=(Place(file=r"/vllm/device_allocator/cumem\.py$"),),
+        intro=r"Sleep mode freed|cumem_allocator\.cpp",
+    ),
+    TracebackSign(
+        name="graph-capture",
+        doing="while CUDA graphs were captured",
+        is_of_model=True,
+        title="Leave more memory for CUDA graphs, or capture fewer",
+        change="fewer or smaller graphs, or none; in a server a smaller share of the card for its "
+        "KV cache",
+        why="Each graph keeps the memory of its pool for as long as it exists, beside all that was "
+        "there before: weights, state, a server's KV cache.",
+        # torch 2.13, torch/cuda/graphs.py; transformer_engine 2.8, pytorch/graph.py; megatron-core
+        # 0.14, transformer/cuda_graphs.py; sglang 0.4, model_executor/cuda_graph_runner.py; vllm
+        # 0.11, v1/worker/gpu_model_runner.py
+        places=(
+            Place(functions="make_graphed_callables create_cudagraphs capture_begin"),
+            Place(
+                file=r"/(?:sglang|vllm)/",
+                functions="init_cuda_graphs init_device_graphs capture_one_batch_size "
+                "capture_model _capture_cudagraphs "
+                "init_forward_metadata_capture_cuda_graph",
+            ),
+        ),
+        intro=r"[Cc]apture cuda graph failed|Capturing (?:the model for CUDA |cuda)graphs",
+    ),
+    TracebackSign(
         name=SERVER_STEP,
         doing="while the server set its KV cache aside or ran a step",
         is_of_model=True,
@@ -333,12 +387,11 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         places=(
             Place(
                 file=r"/(?:vllm|sglang)/(?:.*/)?(?:worker|executor|model_executor|managers|layers|lora"
-                r"|v1|device_allocator)/"
+                r"|v1)/"
             ),
             Place(file=r"/text_generation_server/"),
         ),
-        intro=r"text_generation(?:_|\.errors)|\bVllmWorker|\bEngineCore|cumem_allocator\.cpp"
-        r"|[Cc]apture cuda graph failed|Capturing (?:the model for CUDA |cuda)graphs"
+        intro=r"text_generation(?:_|\.errors)|\bVllmWorker|\bEngineCore"
         r"|\bWorker(?:_TP\d| pid=)|\bRayWorkerWrapper"
         r"|\[(?:multiproc_executor|multiproc_worker_utils|worker_base|core)\.py:\d",
     ),
@@ -405,6 +458,27 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         intro=rf"\b(?:{_PASTES.functions.replace(' ', '|')})\b",
     ),
     # ---- several GPUs ----
+    TracebackSign(
+        name="nccl-start",
+        doing="in NCCL's first call, when the ranks were set up",
+        is_of_model=True,
+        kind="nccl",
+        title="Give each rank a GPU of its own, and load checkpoints on the CPU",
+        change="torch.cuda.set_device(local_rank) before init_process_group(), and as many ranks "
+        "on a machine as it has free GPUs; torch.load(..., map_location='cpu'), since each rank "
+        "that loads to 'cuda' puts it on GPU 0; nvidia-smi shows whether several ranks share a GPU",
+        why="NCCL makes its buffers on each rank's GPU at the first collective, beside PyTorch's "
+        "cache: what is already there leaves them no room.",
+        # torch 1.10 to 2.15, nn/parallel/distributed.py, distributed/utils.py and fsdp
+        places=(
+            Place(file=r"/torch/nn/parallel/distributed\.py$", functions="__init__"),
+            Place(
+                functions="_verify_param_shape_across_processes _sync_module_states "
+                "_sync_params_and_buffers _broadcast_model init_process_group "
+                "initialize_model_parallel"
+            ),
+        ),
+    ),
     TracebackSign(
         name="data-parallel-gather",
         doing="while DataParallel gathered the outputs of all GPUs on the first",
@@ -473,6 +547,25 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 file=r"/(?:deepspeed|colossalai|apex|megatron)/",
                 code=r"\b(?:fp32|master|single_partition)\w*(?:\[[^\]]*\])?(?:\.append\(| ?= ?)"
                 r".{0,80}(?:\.float\(|float32)",
+            ),
+        ),
+    ),
+    TracebackSign(
+        name="data-on-gpu",
+        doing="while a whole data set was put on the GPU",
+        title="Keep the data set on the CPU, and move what a step needs",
+        change="load it without .to(device) or .cuda(), and move each batch in the loop "
+        "(non_blocking=True from pinned memory); use --data_device cpu in Gaussian splatting, or "
+        "fewer or smaller images",
+        why="All images are loaded before the first step, so no batch size changes that.",
+        # gaussian-splatting, scene/cameras.py and utils/camera_utils.py
+        places=(
+            Place(file=r"/scene/cameras\.py$"),
+            Place(functions="loadCam cameraList_from_camInfos"),
+            Place(
+                named=r"(?i)^_?(?:load|read|cache|preload)_?(?:all_)?(?:data|images?|frames|rays)",
+                code=r"\.(?:to|cuda)\(",
+                is_last=True,
             ),
         ),
     ),
@@ -554,6 +647,19 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         r"(?:\.append\(| ?= ?)torch\.zeros\(",
     ),
     # ---- generating and attention ----
+    TracebackSign(
+        name="fused-attention-call",
+        doing="in fused attention, whose fast kernels make no scores",
+        title="Attend to fewer tokens at once",
+        change="use a smaller batch or shorter sequences; on CUDA pass q, k and v in 16 bits "
+        "without a dense mask, so that its flash or memory-efficient kernel runs "
+        "(torch.nn.attention.sdpa_kernel allows no other)",
+        why="Without a kernel for these inputs it makes the scores after all: batch x heads x "
+        "length x length.",
+        # torch 2.0 to 2.13, torch/nn/functional.py and attention/__init__.py; ComfyUI 0.3,
+        # comfy/cli_args.py
+        places=(Place(code=r"\bscaled_dot_product_attention\("),),
+    ),
     TracebackSign(
         name=ATTENTION_SCORES,
         doing="while attention made the scores of all pairs of tokens",
@@ -724,6 +830,20 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         in_words=rf"(?i){_GROWS}",
     ),
     # ---- searches, and libraries beside PyTorch ----
+    TracebackSign(
+        name="spilled",
+        doing="with part of the GPU's memory on the host, where Windows' driver had moved it",
+        is_of_batch=True,
+        is_surrounding=True,
+        title="Use less than the GPU's own memory",
+        change="a smaller batch, input or model, until nvidia-smi stays a few hundred MiB below "
+        "the card's size; to get an error instead of a slow run: NVIDIA Control Panel, Manage 3D "
+        "settings, CUDA - Sysmem Fallback Policy: Prefer No Sysmem Fallback",
+        why="What does not fit goes to the host's memory, over the bus, at a fraction of the "
+        "speed.",
+        # NVIDIA's driver for Windows since 536.40; support answer 5490
+        in_words=r"[Ss]hared GPU memory|[Ss]ysmem [Ff]allback",
+    ),
     TracebackSign(
         name="ctranslate2",
         doing="in CTranslate2, which faster-whisper and WhisperX run on",

@@ -993,6 +993,17 @@ def test_worker_that_crashed_was_not_killed_for_memory():
     assert "crashed" in verdict.summary
 
 
+def test_slow_run_beside_shared_gpu_memory_has_spilled_and_its_mention_alone_has_not():
+    slow = "Training is very slow, and Shared GPU memory is at 6.1/16.0 GB.\n"
+    idle = "GPU memory 1.0/24.0 GB, Shared GPU memory 0.1/16.0 GB.\n"
+
+    spilled, quiet = (diagnose(case_of(text)) for text in (slow, idle))
+
+    assert spilled.verdict.cause is Cause.CAPACITY
+    assert "Sysmem Fallback" in spilled.recommendations[0].change
+    assert quiet.verdict.cause is Cause.NOT_MEMORY
+
+
 # ---- programs without PyTorch, and what nothing here knows ----
 
 PROGRAMS = {

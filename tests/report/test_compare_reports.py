@@ -117,6 +117,16 @@ def _policy(page: Page) -> str:
     return next(v for k, v in page.attributes if k == "content" and v and "default-src" in v)
 
 
+def test_run_between_two_of_the_same_settings_may_have_others() -> None:
+    same = series()
+    odd = replace(same.runs[1], conf="expandable_segments:True")
+    mixed = replace(same, settings=(), runs=(same.runs[0], odd, *same.runs[2:]))
+
+    text = rendered("text", mixed)
+
+    assert "the settings of B differ or are not recorded" in " ".join(text.split())
+
+
 @pytest.mark.parametrize("make", [pair, series])
 def test_page_needs_nothing_and_runs_our_script_alone(make: Any) -> None:
     text = rendered("html", make())

@@ -31,7 +31,38 @@ SHAPES = {
         frame(f"{LIB}/monai/inferers/utils.py", "sliding_window_inference", "x = zeros(n)")
     ),
     # vllm, csrc/cumem_allocator.cpp
-    "server-step that wakes up": "CUDA Error: out of memory at csrc/cumem_allocator.cpp:62\n",
+    "asleep no more": "CUDA Error: out of memory at /build/csrc/cumem_allocator.cpp:62\n",
+    # vllm, device_allocator/cumem.py: what sleep() logs
+    "asleep": "Sleep mode freed 43.80 GiB, 11.57 GiB memory is still in use\n" + FULL + "\n",
+    "data-on-gpu": failing(
+        frame("/job/scene/cameras.py", "__init__", "self.image = image.to(self.data_device)")
+    ),
+    "data-on-gpu by its name": failing(
+        frame("/job/data.py", "load_images", "images = torch.stack(found).cuda()")
+    ),
+    "graph-capture of a training run": failing(
+        frame("/job/megatron/training.py", "train", "helper.create_cudagraphs()"),
+        frame(
+            f"{LIB}/transformer_engine/pytorch/graph.py", "make_graphed_callables", "graphs = f(c)"
+        ),
+    ),
+    "graph-capture": failing(
+        frame(f"{LIB}/vllm/v1/worker/gpu_model_runner.py", "capture_model", "self.run(n)")
+    ),
+    "nccl-start": failing(
+        frame(f"{TORCH}/nn/parallel/distributed.py", "__init__", "_verify_shapes(group)"),
+        message="torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:7\n"
+        "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
+        "Failed to CUDA calloc 4194304 bytes\n",
+    ),
+    "calibration": failing(
+        frame(f"{LIB}/awq/quantize/quantizer.py", "quantize", "self.run(samples)")
+    ),
+    "spilled": "Since the update training is very slow: the task manager shows 4 GB of Shared GPU "
+    "memory in use.\n",
+    "fused-attention-call": failing(
+        frame("/job/net.py", "attend", "y = F.scaled_dot_product_attention(q, k, v, mask)")
+    ),
     "optimizer-state in 32 bits": failing(
         frame(f"{LIB}/colossalai/zero/low_level_optim.py", "__init__", "fp32_flat = half.float()")
     ),
@@ -61,9 +92,6 @@ SHAPES = {
     ),
     "loading-weights of a program that took ComfyUI's code": failing(
         frame("/app/ldm_patched/modules/model_management.py", "cast_to_device", "return t.to(d)"),
-    ),
-    "server-step that captures graphs": failing(
-        message=f"Exception: Capture cuda graph failed: {FULL.partition(': ')[2]}"
     ),
     "loading-weights of a server": failing(
         frame(f"{LIB}/vllm/worker/model_runner.py", "load_model", "self.model = get_model()"),
@@ -161,7 +189,7 @@ SHAPES = {
     ),
     "inference by what the script is called": f"$ python tools/inference_sr.py -i in.png\n{FULL}\n",
     "inference by what was run": f"After training I ran render.py and it failed:\n{FULL}\n",
-    "server-step of a log": "INFO [model_runner.py:1442] Capturing cudagraphs for decoding.\n"
+    "graph-capture of a log": "INFO [model_runner.py:1442] Capturing cudagraphs for decoding.\n"
     f"{FULL}\n",
     "server-step of a router": f"ERROR text_generation_client: router/lib.rs:33: {FULL}\n",
     "all-pairs": failing(frame("/job/net.py", "forward", "d = torch.cdist(a, b)")),

@@ -15,7 +15,14 @@ from fragdoctor.model.finding import Confidence
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import NO_STACK, Detail, Span, Style, code, dim
 from fragdoctor.report.words import titled, told_apart
-from fragdoctor.units import format_count, format_share, format_size, plural, signed_size
+from fragdoctor.units import (
+    format_count,
+    format_share,
+    format_size,
+    listed,
+    plural,
+    signed_size,
+)
 
 MAX_LINES: Final = 120
 MAX_TREND_LINES: Final = 40
@@ -110,10 +117,17 @@ def _versions(comparison: Comparison) -> str:
         if versions[0]:
             parts.append(f"all runs fit PyTorch {versions[0]}")
     else:
-        listed = [f"{r.letter} {r.torch_version or 'unknown'}" for r in comparison.runs]
-        parts.append(f"PyTorch differs: {', '.join(listed)}")
+        each = [f"{r.letter} {r.torch_version or 'unknown'}" for r in comparison.runs]
+        parts.append(f"PyTorch differs: {', '.join(each)}")
     if comparison.settings is not None and not comparison.settings:
-        parts.append("the settings are the same")
+        # The first run and the last have the same settings; those between may have others.
+        first, *between = comparison.runs[:-1]
+        others = [r.letter for r in between if r.conf != first.conf]
+        parts.append(
+            f"the settings of {listed(others)} differ or are not recorded"
+            if others
+            else "the settings are the same"
+        )
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}." if text else ""
 
