@@ -67,8 +67,7 @@ def with_recipes(
     if given_models:
         on_line = {"inputs": list(given_models), **on_line}
     is_inference = chosen.inference or any(r.value("inference") for r in readings)
-    resolved = resolve(readings, on_line, used_by_formulas(inference=is_inference))
-    values = dict(resolved.options)
+    values, files, notes = resolve(readings, on_line, used_by_formulas(inference=is_inference))
     named = values.pop("model", None)
     models = list(given_models) or ([named] if named else [])
     if not models and not given & {"params", "layers"}:
@@ -82,7 +81,7 @@ def with_recipes(
     shown = {name: value for name, value in on_line.items() if name != "inputs"}
     told = {n: v for n, v in values.items() if plain(v) != plain(_DEFAULTS.get(n))}
     return replace(chosen, inputs=models or None, **values), use_of(
-        resolved.files, resolved.notes, models, told | shown
+        files, notes, models, told | shown
     )
 
 

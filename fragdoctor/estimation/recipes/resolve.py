@@ -64,18 +64,10 @@ class _Run(Struct):
         self.settings[parameter], self.origins[parameter] = value, facts
 
 
-class Resolved(Struct, frozen=True):
-    """Options by command line parameter, and what the report says about the files."""
-
-    options: Mapping[str, Any]
-    files: Sequence[Recipe]
-    notes: Sequence[str]
-
-
 def resolve(
     readings: Sequence[Reading], given: Mapping[str, Any], usable: AbstractSet[str]
-) -> Resolved:
-    """Return the options that files become.
+) -> tuple[dict[str, Any], Sequence[Recipe], Sequence[str]]:
+    """Return the options that files become, what became of each entry, and what is left open.
 
     Args:
         readings: what each file says.
@@ -105,7 +97,7 @@ def resolve(
     }
     files = tuple(_report(run, reading, kept) for reading in readings)
     notes = [*run.notes, *(note for reading in readings for note in reading.notes)]
-    return Resolved(kept, files, tuple(dict.fromkeys(notes)))
+    return kept, files, tuple(dict.fromkeys(notes))
 
 
 def _in_order(readings: Sequence[Reading]) -> Sequence[Reading]:
@@ -134,7 +126,7 @@ def _refuse_unsayable(run: _Run) -> None:
             if option not in run.given:
                 said = f"{reading.source}: {fact.key} {fact.text!r} {reason}."
                 raise ConfigError(said, hint=f"Give what comes closest: {nearest}")
-            reading.leave(fact.key, fact.text, Bearing.MATTERS, reason)
+            reading.leave(fact.key, fact.text, reason)
 
 
 def _adapters(run: _Run) -> None:
