@@ -207,6 +207,13 @@ def _text(_key: str, value: str) -> str:
     return value
 
 
+def _large_segment(key: str, value: str) -> int:
+    size = mebibytes(key, value)
+    if size <= 10 * MIB:
+        raise ConfigError(f"The allocator setting {key} must be more than 10.")
+    return size
+
+
 class Key(NamedTuple):
     """A key: the version that it came with, and how its value is read.
 
@@ -236,7 +243,7 @@ KEYS: Final[dict[str, Key]] = {
     "pinned_reserve_segment_size_mb": Key((2, 10, 0), _positive),
     "graph_capture_record_stream_reuse": Key((2, 10, 0), boolean),
     "per_process_memory_fraction": Key((2, 10, 0), _fraction, "memory_fraction"),
-    "large_segment_size_mb": Key((2, 11, 0), mebibytes, "large_segment_bytes"),
+    "large_segment_size_mb": Key((2, 11, 0), _large_segment, "large_segment_bytes"),
     "throw_on_cudamalloc_oom": Key((2, 12, 0), boolean),  # about
     "stranded_free_catch_all": Key((2, 12, 0), boolean),  # about
     "pinned_max_round_threshold_mb": Key((2, 13, 0), integer),
@@ -244,4 +251,4 @@ KEYS: Final[dict[str, Key]] = {
     "expandable_segments_reserve": Key((2, 14, 0), _text),  # absent in 2.13, present in 2.15
     "expandable_segments_reserve_by_class": Key((2, 14, 0), _text),
 }
-"""All keys. The limits of large segments depend on other keys: ``settings`` checks those."""
+"""All keys; ``settings`` checks the limits that follow from the size of large segments."""

@@ -30,7 +30,6 @@ NO_ROUNDUP: Final = (0,) * N_ROUNDUP_INTERVALS
 
 _MARKS: Final = frozenset(",:[]")
 _ENDLESS: Final = 2**63
-_MIN_LARGE_SEGMENT: Final = 10 * MIB
 _ASSIGNMENT: Final = re.compile(
     r"\s*(?:export\s+|set\s+)?PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF\s*=\s*([\"']?)(.*)\1\s*"
 )
@@ -201,15 +200,8 @@ def parse_conf(text: str, torch_version: str | None = None) -> AllocatorSettings
     version = (9999, 0, 0) if torch_version is None else parse_version(torch_version)
     settings = AllocatorSettings(conf=text)
     # PyTorch reads the large segment size first, because other limits follow it.
-    for key, value in pairs:
-        if key == "large_segment_size_mb":
-            size = _large_segment(key, value)
-            settings = replace(
-                settings, large_segment_bytes=size, max_non_split_rounding_bytes=size
-            )
-    for key, value in pairs:
-        if key != "large_segment_size_mb":
-            settings = _apply(settings, key, value, version)
+    for key, value in sorted(pairs, key=lambda pair: pair[0] != "large_segment_size_mb"):
+        settings = _apply(settings, key, value, version)
     return settings
 
 
@@ -280,18 +272,11 @@ def _apply(
         _at_least(key, mebibytes(key, value), settings.large_segment_bytes)
     known = KEYS[key]
     read = known.read(key, value)
+    if key == "large_segment_size_mb":
+        settings = settings.changed(max_non_split_rounding_bytes=read)
     if known.field:
         return settings.changed(**{known.field: read})
     return settings.changed(other={**settings.other, key: read})
-
-
-def _large_segment(key: str, value: _Value) -> int:
-    if not isinstance(value, str):
-        raise ConfigError(f"The allocator setting {key!r} does not take a list.")
-    size = mebibytes(key, value)
-    if size <= _MIN_LARGE_SEGMENT:
-        raise ConfigError(f"The allocator setting {key} must be more than 10.")
-    return size
 
 
 def _max_split(settings: AllocatorSettings, key: str, value: str, version: Version) -> int | None:
