@@ -62,7 +62,10 @@ def _answer(
 
         return "models", known_models()
     if route is Route.MODEL:
-        return "rehearse", _own_model_rehearsal(chosen, given)
+        from fragdoctor.rehearsal.step_script import own_model
+
+        spec = chosen.model or ""
+        return "rehearse", _rehearsal(spec, own_model(spec), chosen.dtype or "", chosen, given)
     if route is Route.LIBRARY:
         return "rehearse", _library_rehearsal(chosen, given)
     from fragdoctor.estimation.config_json import UncoveredModelError
@@ -120,7 +123,20 @@ def _of_formulas(chosen: EstimateOptions, files: RecipeUse | None) -> Estimate:
     if chosen.verify:
         found = _with_rehearsals(found, chosen)
     if chosen.gpu_memory_utilization:
-        found = _with_server(found, chosen, gpus)
+        if not gpus:
+            raise ConfigError(
+                "A server's cache depends on the GPU, but none is named.", hint="Add --gpu h100."
+            )
+        from fragdoctor.estimation.serving import serving_of
+
+        serving = serving_of(
+            found.workload,
+            gpus[0],
+            utilization=chosen.gpu_memory_utilization,
+            max_seqs=chosen.max_num_seqs,
+            max_batched_tokens=chosen.max_num_batched_tokens,
+        )
+        found = replace(found, serving=serving)
     return replace(found, recipe=files)
 
 
@@ -187,44 +203,6 @@ def _one_batch(text: str) -> int:
             hint="Lists and searches of batch sizes need --model MODULE:FACTORY.",
         )
     return sizes[0]
-
-
-def _with_server(found: Estimate, chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Estimate:
-    """Return an estimate to which a server's memory on the first GPU is added.
-
-    Raises:
-        ConfigError: no GPU is named.
-    """
-    from fragdoctor.estimation.serving import serving_of
-
-    if not gpus:
-        raise ConfigError(
-            "A server's cache depends on the GPU, but none is named.", hint="Add --gpu h100."
-        )
-    serving = serving_of(
-        found.workload,
-        gpus[0],
-        utilization=chosen.gpu_memory_utilization,
-        max_seqs=chosen.max_num_seqs,
-        max_batched_tokens=chosen.max_num_batched_tokens,
-    )
-    return replace(found, serving=serving)
-
-
-def _own_model_rehearsal(
-    chosen: EstimateOptions, given: frozenset[str]
-) -> RehearsalResult | RehearsalSweep:
-    """Rehearse some steps of the user's own model.
-
-    Options on the command line that the factory itself decides are refused.
-
-    Raises:
-        ConfigError: the model cannot be rehearsed.
-    """
-    from fragdoctor.rehearsal.step_script import own_model
-
-    spec = chosen.model or ""
-    return _rehearsal(spec, own_model(spec), chosen.dtype or "", chosen, given)
 
 
 def _library_rehearsal(

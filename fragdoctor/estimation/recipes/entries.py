@@ -31,12 +31,8 @@ from fragdoctor.estimation.recipes.values import (
 )
 from fragdoctor.model.recipe import Bearing, UnusedEntry
 
-
-class Becomes(Struct, frozen=True):
-    """The facts that an entry becomes, and how."""
-
-    facts: Sequence[str]
-    convert: Convert
+Becomes = tuple[Sequence[str], Convert]
+"""The facts that an entry becomes, and how its value is converted."""
 
 
 def facts(*rows: tuple[str, Any, str]) -> dict[str, Becomes]:
@@ -45,7 +41,7 @@ def facts(*rows: tuple[str, Any, str]) -> dict[str, Becomes]:
     The meaning is a conversion of the entry's value, or what the facts are if the entry is on.
     """
     return {
-        key: Becomes(of.split(), meaning if callable(meaning) else when_on(meaning))
+        key: (of.split(), meaning if callable(meaning) else when_on(meaning))
         for of, meaning, keys in rows
         for key in keys.split()
     }
@@ -193,9 +189,10 @@ def _read_entry(reading: Reading, key: str, value: Any) -> None:
 
 
 def _read_fact(reading: Reading, rule: Becomes, key: str, value: Any) -> None:
-    fact = rule.facts[0]
+    names, convert = rule
+    fact = names[0]
     try:
-        converted = rule.convert(value)
+        converted = convert(value)
     except UnsayableError as e:
         if fact in DECISIVE:
             reading.unsayable.setdefault(fact, (Fact(None, key, shown(value)), str(e)))
@@ -206,7 +203,7 @@ def _read_fact(reading: Reading, rule: Becomes, key: str, value: Any) -> None:
     if converted is None or (before and before.value == converted):
         reading.leave(key, value)
     elif before is None:
-        for each in rule.facts:
+        for each in names:
             reading.take(each, converted, key, value)
     else:
         reading.leave(key, value, f"contradicts {before.key}, which was used")

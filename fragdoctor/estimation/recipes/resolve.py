@@ -85,7 +85,12 @@ def resolve(
         if name in run.facts:
             run.set(name, run.value(name), name)
     model = _model(run)
-    _adapters(run)
+    if run.value("adapter") != "lora":
+        run.settings.pop("dora", None)
+    else:
+        run.set("lora", run.value("rank") or 8, "rank", "adapter")
+        if "targets" in run.facts:
+            run.set("lora_targets", run.value("targets"), "targets")
     _of_model(run, model)
     n_sharing = _sharing(run)
     _offload(run, n_sharing)
@@ -127,15 +132,6 @@ def _refuse_unsayable(run: _Run) -> None:
                 said = f"{reading.source}: {fact.key} {fact.text!r} {reason}."
                 raise ConfigError(said, hint=f"Give what comes closest: {nearest}")
             reading.leave(fact.key, fact.text, reason)
-
-
-def _adapters(run: _Run) -> None:
-    if run.value("adapter") != "lora":
-        run.settings.pop("dora", None)
-        return
-    run.set("lora", run.value("rank") or 8, "rank", "adapter")
-    if "targets" in run.facts:
-        run.set("lora_targets", run.value("targets"), "targets")
 
 
 def _sharing(run: _Run) -> int:
