@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from inspect import Parameter
 from pathlib import Path
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from fragdoctor.cli import console
 from fragdoctor.cli.estimate_options import EstimateOptions
-from fragdoctor.cli.estimate_recipes import plain, with_recipes
+from fragdoctor.cli.estimate_recipes import with_recipes
 from fragdoctor.cli.estimate_routes import FORMULAS, PARAMETERS, Route, refuse_unused, route_of
 from fragdoctor.cli.exit import OK
 from fragdoctor.cli.options import command_with, parameters_of
@@ -62,7 +62,10 @@ def _answer(
 
         return "models", known_models()
     if route is Route.MODEL:
-        return "rehearse", _own_model_rehearsal(chosen, given)
+        from fragdoctor.rehearsal.step_script import own_model
+
+        spec = chosen.model or ""
+        return "rehearse", _rehearsal(spec, own_model(spec), chosen.dtype or "", chosen, given)
     if route is Route.LIBRARY:
         return "rehearse", _library_rehearsal(chosen, given)
     from fragdoctor.estimation.config_json import UncoveredModelError
@@ -120,7 +123,20 @@ def _of_formulas(chosen: EstimateOptions, files: RecipeUse | None) -> Estimate:
     if chosen.verify:
         found = _with_rehearsals(found, chosen)
     if chosen.gpu_memory_utilization:
-        found = _with_server(found, chosen, gpus)
+        if not gpus:
+            raise ConfigError(
+                "A server's cache depends on the GPU, but none is named.", hint="Add --gpu h100."
+            )
+        from fragdoctor.estimation.serving import serving_of
+
+        serving = serving_of(
+            found.workload,
+            gpus[0],
+            utilization=chosen.gpu_memory_utilization,
+            max_seqs=chosen.max_num_seqs,
+            max_batched_tokens=chosen.max_num_batched_tokens,
+        )
+        found = replace(found, serving=serving)
     return replace(found, recipe=files)
 
 
@@ -130,7 +146,7 @@ def _workload(chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Workload:
 
     sizes = GivenSizes(**_shared(chosen, set(GivenSizes.__struct_fields__)))
     options = _shared(chosen, OPTIONS - {"loss"}) | {
-        "batch": _one_batch(chosen.batch or "1"),
+        "batch": _one_batch(str(chosen.batch or 1)),
         "checkpointing": chosen.checkpointing.strip().lower(),
         "lora_rank": chosen.lora or 0,
         "zero_stage": 3 if chosen.fsdp else chosen.zero or 0,
@@ -169,7 +185,7 @@ def _price(given: str, gpu: GpuModel) -> float:
 def _shared(chosen: EstimateOptions, names: AbstractSet[str]) -> dict[str, Any]:
     """Return the values of the options with these names."""
     values = {name: getattr(chosen, name) for name in names & {*PARAMETERS}}
-    return {name: plain(value) for name, value in values.items() if value is not None}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _one_batch(text: str) -> int:
@@ -189,53 +205,6 @@ def _one_batch(text: str) -> int:
     return sizes[0]
 
 
-def _with_server(found: Estimate, chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Estimate:
-    """Return an estimate to which a server's memory on the first GPU is added.
-
-    Raises:
-        ConfigError: no GPU is named.
-    """
-    from fragdoctor.estimation.serving import serving_of
-
-    if not gpus:
-        raise ConfigError(
-            "A server's cache depends on the GPU, but none is named.", hint="Add --gpu h100."
-        )
-    serving = serving_of(
-        found.workload,
-        gpus[0],
-        utilization=chosen.gpu_memory_utilization,
-        max_seqs=chosen.max_num_seqs,
-        max_batched_tokens=chosen.max_num_batched_tokens,
-    )
-    return replace(found, serving=serving)
-
-
-def _own_model_rehearsal(
-    chosen: EstimateOptions, given: frozenset[str]
-) -> RehearsalResult | RehearsalSweep:
-    """Rehearse some steps of the user's own model.
-
-    Options on the command line that the factory itself decides are refused.
-
-    Raises:
-        ConfigError: the model cannot be rehearsed.
-    """
-    from fragdoctor.rehearsal.step_script import own_model, step_options
-
-    spec = chosen.model or ""
-    build = own_model(spec)
-    options = step_options(
-        chosen.dtype or "",
-        chosen.optimizer,
-        loss=chosen.loss,
-        grad_accumulation=chosen.grad_accumulation,
-        inference=chosen.inference,
-        given=tuple(sorted(given)),
-    )
-    return _rehearsal(spec, build, options, chosen)
-
-
 def _library_rehearsal(
     chosen: EstimateOptions, given: frozenset[str]
 ) -> RehearsalResult | RehearsalSweep:
@@ -246,7 +215,7 @@ def _library_rehearsal(
         InputError: the input is not a configuration.
     """
     from fragdoctor.estimation.model_shapes import configuration_of
-    from fragdoctor.rehearsal.step_script import library_model, step_options
+    from fragdoctor.rehearsal.step_script import library_model
 
     if chosen.fsdp != (chosen.world_size > 1):
         raise ConfigError(
@@ -258,20 +227,14 @@ def _library_rehearsal(
     build = library_model(
         configuration,
         seq=chosen.seq or 0,
-        attention=chosen.attention.value,
+        attention=str(chosen.attention),
         checkpointing=chosen.checkpointing.strip().lower(),
         lora_rank=chosen.lora or 0,
         lora_targets=chosen.lora_targets,
         inference=chosen.inference,
     )
-    options = step_options(
-        chosen.dtype or ("bf16" if chosen.inference else "fp32"),
-        chosen.optimizer,
-        grad_accumulation=chosen.grad_accumulation,
-        inference=chosen.inference,
-        given=tuple(sorted(given)),
-    )
-    return _rehearsal(inputs[0], build, options, chosen)
+    dtype = chosen.dtype or ("bf16" if chosen.inference else "fp32")
+    return _rehearsal(inputs[0], build, dtype, chosen, given)
 
 
 N_VERIFIED: Final = 2
@@ -315,14 +278,23 @@ def _with_rehearsals(found: Estimate, chosen: EstimateOptions) -> Estimate:
 
 
 def _rehearsal(
-    title: str, build: str, options: Mapping[str, Any], chosen: EstimateOptions
+    title: str, build: str, dtype: str, chosen: EstimateOptions, given: frozenset[str]
 ) -> RehearsalResult | RehearsalSweep:
+    """Rehearse some steps of the model that ``build`` makes, on each GPU and at each batch."""
     from fragdoctor.cli.rehearse import diagnosed, swept
     from fragdoctor.rehearsal.process import RehearsalConditions, rehearsed_gpu
     from fragdoctor.rehearsal.programs import pythons
-    from fragdoctor.rehearsal.step_script import step_program
+    from fragdoctor.rehearsal.step_script import step_options, step_program
     from fragdoctor.rehearsal.sweep import Sweep, parse_batches
 
+    options = step_options(
+        dtype,
+        chosen.optimizer,
+        loss=chosen.loss,
+        grad_accumulation=chosen.grad_accumulation,
+        inference=chosen.inference,
+        given=tuple(sorted(given)),
+    )
     names: list[str | None] = [*dict.fromkeys(chosen.gpu or ())]
     gpus = [rehearsed_gpu(name, None, is_unlimited=name is None) for name in names or [None]]
     base = RehearsalConditions(gpu=gpus[0], n_steps=chosen.steps)

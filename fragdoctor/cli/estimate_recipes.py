@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Final
 
 from fragdoctor.cli.estimate_options import EstimateOptions
 from fragdoctor.cli.estimate_routes import flag_of, route_of, used, used_by_formulas
@@ -60,15 +59,14 @@ def with_recipes(
             hint="Leave --rehearse and --model out, or rehearse the program: fragdoctor rehearse.",
         )
     on_line = {
-        name: plain(getattr(chosen, name))
+        name: getattr(chosen, name)
         for name in _DEFAULTS
         if name in given and name not in (*_NO_QUESTION, "inputs")
     }
     if given_models:
         on_line = {"inputs": list(given_models), **on_line}
     is_inference = chosen.inference or any(r.value("inference") for r in readings)
-    resolved = resolve(readings, on_line, used_by_formulas(inference=is_inference))
-    values = dict(resolved.options)
+    values, files, notes = resolve(readings, on_line, used_by_formulas(inference=is_inference))
     named = values.pop("model", None)
     models = list(given_models) or ([named] if named else [])
     if not models and not given & {"params", "layers"}:
@@ -78,11 +76,10 @@ def with_recipes(
         )
     if named and not given_models:
         _check_model(named, readings[0].source)
-    values = {name: _typed(name, value) for name, value in values.items()}
     shown = {name: value for name, value in on_line.items() if name != "inputs"}
-    told = {n: v for n, v in values.items() if plain(v) != plain(_DEFAULTS.get(n))}
+    told = {name: value for name, value in values.items() if value != _DEFAULTS[name]}
     return replace(chosen, inputs=models or None, **values), use_of(
-        resolved.files, resolved.notes, models, told | shown
+        files, notes, models, told | shown
     )
 
 
@@ -98,14 +95,14 @@ def _with_words(
     from fragdoctor.estimation.words import read_question
 
     asked = read_question(text)
-    read = {name: _typed(name, v) for name, v in asked.options.items() if name not in given}
+    read = {name: value for name, value in asked.options.items() if name not in given}
     models = [asked.model] if asked.model else []
     meant = replace(chosen, inputs=models or None, **read)
     idle = read.keys() - used(route_of(meant), inference=meant.inference)
     meant = replace(meant, **{name: _DEFAULTS[name] for name in idle})
     left = [f"{flag_of(name)} cannot be combined with the rest." for name in sorted(idle)]
-    values = {n: plain(getattr(meant, n)) for n in _DEFAULTS if n not in (*_NO_QUESTION, "inputs")}
-    told = {name: value for name, value in values.items() if value != plain(_DEFAULTS[name])}
+    values = {n: getattr(meant, n) for n in _DEFAULTS if n not in (*_NO_QUESTION, "inputs")}
+    told = {name: value for name, value in values.items() if value != _DEFAULTS[name]}
     return meant, use_of((), (*asked.notes, *left), models, told)
 
 
@@ -123,17 +120,3 @@ def _check_model(named: str, source: str) -> None:
         beside = f"fragdoctor estimate {source} config.json"
         e.hint = f"{e.hint} Give its configuration, or a similar model, with the recipe: {beside}"
         raise
-
-
-def _typed(name: str, value: Any) -> Any:
-    """Return a value in its option's type: a batch as text, a choice as a member of its enum."""
-    kind = get_type_hints(EstimateOptions)[name]
-    enums = [k for k in (kind, *get_args(kind)) if isinstance(k, type) and issubclass(k, StrEnum)]
-    if enums:
-        return enums[0](value)
-    return str(value) if name == "batch" else value
-
-
-def plain(value: Any) -> Any:
-    """Return a choice as its text, and any other value unchanged."""
-    return value.value if isinstance(value, StrEnum) else value

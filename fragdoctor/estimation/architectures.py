@@ -157,41 +157,32 @@ def outside(name: str, *shape: int, role: Role = Role.OTHER, count: int = 1) -> 
 def parameters_of(d: Dimensions) -> list[ParameterGroup]:
     """Return every parameter of a model with these dimensions."""
     groups = [
-        *_outside(d),
-        *_norms(d),
+        *_norms_and_outside(d),
         *_attention(d),
         *(_experts(d) if d.n_experts else _feed_forward(d, "mlp", d.n_layers, d.ffn)),
     ]
     return [g for g in groups if g.n_total > 0]
 
 
-def _outside(d: Dimensions) -> list[ParameterGroup]:
-    """Return tables, heads and the square matrices before them, and the last norms."""
+def _norms_and_outside(d: Dimensions) -> list[ParameterGroup]:
+    """Return tables, heads and the square matrices before them, and all norms."""
     h, embedding = d.hidden, Role.EMBEDDING
+    n_tensors = 2 if d.norm is Norm.LAYERNORM else 1
     return [
         outside("embedding.tokens", d.vocab, h, role=embedding),
         outside("embedding.positions", d.positions, h, role=embedding),
         outside("embedding.segments", d.n_segments, h, role=embedding),
-        outside("norm", h, role=Role.NORM, count=d.n_outside_norms * _norm_tensors(d)),
+        outside("norm", h, role=Role.NORM, count=d.n_outside_norms * n_tensors),
         outside("pooler.weight", h, h, count=d.pooler),
         outside("pooler.bias", h, count=d.pooler),
         outside("transform.weight", h, h, count=d.head_transform),
         outside("transform.bias", h, count=3 * d.head_transform),
         outside("head.weight", d.vocab, h, role=Role.HEAD, count=not d.tied_head),
         outside("head.bias", d.vocab, count=d.head_bias),
-    ]
-
-
-def _norm_tensors(d: Dimensions) -> int:
-    return 2 if d.norm is Norm.LAYERNORM else 1
-
-
-def _norms(d: Dimensions) -> list[ParameterGroup]:
-    count = d.n_layers * _norm_tensors(d)
-    return [
-        ParameterGroup(f"norm{i}", (d.hidden,), count, Role.NORM, slot=f"norm{min(i, 2)}")
-        for i in range(1, d.norms_per_layer + 1)
-    ]
+        *(ParameterGroup(f"norm{i}", (h,), d.n_layers * n_tensors, Role.NORM,
+                         slot=f"norm{min(i, 2)}")
+          for i in range(1, d.norms_per_layer + 1)),
+    ]  # fmt: skip
 
 
 def _linears(

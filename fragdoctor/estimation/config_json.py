@@ -99,7 +99,8 @@ def shape_of_config(config: Config, name: str) -> ModelShape:
         UncoveredModelError: the formulas do not cover its type.
     """
     config, notes = _language_part(config)
-    kind = _kind(config)
+    stated = config.get("_class_name") or config.get("model_type")
+    kind = stated if isinstance(stated, str) else ""
     if not kind and not any(k in config for keys in KEYS.values() for k in keys):
         raise InputError(
             f"{name} is JSON but no model's configuration.", hint="Give a Hugging Face config.json."
@@ -107,16 +108,11 @@ def shape_of_config(config: Config, name: str) -> ModelShape:
     architecture = ARCHITECTURES.get(kind)
     other = _unlike(config, kind)
     if architecture is None or other:
-        stated = f"of type {kind[:60]!r}{other}" if kind else "without a type (model_type)"
+        what = f"of type {kind[:60]!r}{other}" if kind else "without a type (model_type)"
         raise UncoveredModelError(
-            f"{name} is a model {stated}, which the formulas do not cover.", hint=REHEARSE_HINT
+            f"{name} is a model {what}, which the formulas do not cover.", hint=REHEARSE_HINT
         )
     return _shape(ConfigReader(config, name), architecture, kind, notes)
-
-
-def _kind(config: Config) -> str:
-    stated = config.get("_class_name") or config.get("model_type")
-    return stated if isinstance(stated, str) else ""
 
 
 def _unlike(config: Config, kind: str) -> str:
@@ -218,9 +214,11 @@ def _shape(reader: ConfigReader, a: Architecture, kind: str, notes: tuple[str, .
     head_dim = whole("head_dim", max(1, hidden // n_heads))
     if latent:
         head_dim = latent["nope_dim"] + latent["rope_dim"]
-    is_masked = a.is_encoder and _is_masked_lm(config)
+    classes = config.get("architectures")
+    names = map(str, classes if isinstance(classes, list) else ())
+    is_masked = a.is_encoder and any(name.endswith("ForMaskedLM") for name in names)
     has_head = not a.is_encoder or is_masked
-    may_have_head = not (has_head or config.get("architectures"))
+    may_have_head = not (has_head or classes)
     if not has_head:
         allowed = " The upper bound allows for one." if may_have_head else ""
         counted = "No language-model head is counted; the loss is over a few classes."
@@ -317,8 +315,3 @@ def _kv_heads(reader: ConfigReader, a: Architecture, n_heads: int) -> int:
             hint="Check num_key_value_heads.",
         )
     return value
-
-
-def _is_masked_lm(config: Config) -> bool:
-    names = config.get("architectures")
-    return isinstance(names, list) and any(str(n).endswith("ForMaskedLM") for n in names)

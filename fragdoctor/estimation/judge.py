@@ -12,13 +12,7 @@ from fragdoctor.estimation.formula import formula_footprint, formula_needs
 from fragdoctor.estimation.measures import cheapest_combinations, savings_of
 from fragdoctor.estimation.request import error_of
 from fragdoctor.model.gpus import GpuModel
-from fragdoctor.model.memory_estimate import (
-    Combination,
-    Estimate,
-    Fit,
-    FitState,
-    Footprint,
-)
+from fragdoctor.model.memory_estimate import Estimate, Fit, FitState, Footprint
 from fragdoctor.model.workload import Workload
 
 MAX_BATCH: Final = 1 << 20
@@ -29,17 +23,14 @@ def judged(workload: Workload, gpus: Sequence[GpuModel]) -> Estimate:
     """Return the estimate of a workload on each of the GPUs, and what would save memory."""
     footprint = formula_footprint(workload)
     fits = tuple(_fit(workload, footprint, gpu) for gpu in gpus)
-    combinations: Sequence[Combination] = ()
-    if fits and fits[0].state is not FitState.FITS:
-        usable = fits[0].gpu.usable_bytes
-        combinations = cheapest_combinations(workload, usable)
+    is_open = bool(fits) and fits[0].state is not FitState.FITS
     return Estimate(
         workload=workload,
         footprint=footprint,
         fits=fits,
         savings=savings_of(workload),
         error=error_of(workload),
-        combinations=combinations,
+        combinations=cheapest_combinations(workload, gpus[0].usable_bytes) if is_open else (),
     )
 
 
@@ -47,22 +38,18 @@ def _fit(workload: Workload, footprint: Footprint, gpu: GpuModel) -> Fit:
     def largest(seq: int) -> int | None:
         return largest_batch(replace(workload, seq=seq), formula_needs, gpu.usable_bytes)
 
-    others = [(seq, largest(seq)) for seq in _other_lengths(workload)]
+    seq, limit = workload.seq, workload.shape.max_positions or 4 * workload.seq
+    lengths = (s for s in (seq // 2, 2 * seq, 4 * seq) if MIN_LENGTH <= s <= limit)
+    others = [(length, largest(length)) for length in lengths]
     state = footprint.state_on(gpu.usable_bytes)
     return Fit(
         gpu=gpu,
         fits=state is FitState.FITS,
         margin_bytes=gpu.usable_bytes - footprint.needs_high_bytes,
         largest_batch=largest(workload.seq),
-        other_lengths=tuple((seq, batch) for seq, batch in others if batch is not None),
+        other_lengths=tuple((n, batch) for n, batch in others if batch is not None),
         state=state,
     )
-
-
-def _other_lengths(workload: Workload) -> Sequence[int]:
-    seq = workload.seq
-    limit = workload.shape.max_positions or 4 * seq
-    return tuple(s for s in (seq // 2, 2 * seq, 4 * seq) if MIN_LENGTH <= s <= limit)
 
 
 def largest_batch(

@@ -70,10 +70,6 @@ class Measure(Struct, frozen=True):
     slowdown: float | None = 1.0
     changes_training: bool = False
 
-    def applied_to(self, workload: Workload) -> Workload:
-        """Return a workload with the change."""
-        return replace(workload, **self.changes)
-
 
 _FLAGS: Final = {"lora_rank": "lora", "zero_stage": "zero", "loss": "logits"}
 _DEFAULTS: Final = {f.name: f.default for f in fields(Workload)}
@@ -245,7 +241,7 @@ def cheapest_combinations(workload: Workload, usable_bytes: int) -> Sequence[Com
 def savings_of(workload: Workload) -> Sequence[Combination]:
     """Return the measures that each alone make a workload need less, the least first."""
     now = formula_needs(workload).high_bytes
-    found = [_combined(workload, (measure,)) for measure in measures_for(workload)]
+    found = (_combined(workload, (measure,)) for measure in measures_for(workload))
     less = (one for one in found if one.needs_high_bytes < now)
     return sorted(less, key=lambda one: one.needs_high_bytes)
 
@@ -321,7 +317,7 @@ def _cheapest(
 def applied(workload: Workload, measures: Measures) -> Workload:
     """Return a workload with several measures, each on top of the one before."""
     for measure in measures:
-        workload = measure.applied_to(workload)
+        workload = replace(workload, **measure.changes)
     return workload
 
 

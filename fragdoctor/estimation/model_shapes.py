@@ -212,13 +212,6 @@ def _by_own_name() -> Mapping[str, Preset]:
     return {key: p for hub, p in places for key in (hub, hub.rpartition("/")[2], p.name)}
 
 
-def _by_its_name(name: str, preset: Preset) -> Sequence[str]:
-    """Return what is assumed about a name that is not exactly the preset's own."""
-    if name.strip().lower() in _by_own_name():
-        return ()
-    return (f"Going by its name, {name} is assumed to have the shape of {preset.hub}.",)
-
-
 def is_model_name(name: str) -> bool:
     """Return whether an input that is not a file could be the name of a model."""
     has_suffix = name.lower().endswith((".json", ".safetensors", ".pickle", ".pkl", ".gz", ".txt"))
@@ -289,8 +282,10 @@ def model_of(inputs: Sequence[str]) -> FoundModel:
         return FoundModel(shape_of_config(config, str(path)), _config_dtype(config))
     shape = shape_of_config(preset.config, f"config.json of {preset.hub}")
     name = " ".join(inputs)
-    notes = (*shape.assumptions, *_by_its_name(name, preset))
-    shape = replace(shape, name=preset.name, assumptions=notes)
+    notes = list(shape.assumptions)
+    if name.strip().lower() not in _by_own_name():
+        notes.append(f"Going by its name, {name} is assumed to have the shape of {preset.hub}.")
+    shape = replace(shape, name=preset.name, assumptions=tuple(notes))
     return FoundModel(shape, stored_in(name) or _config_dtype(preset.config))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from fragdoctor.analysis.device import analyze_device
 from fragdoctor.errors import ConfigError, FragdoctorError
@@ -49,8 +48,9 @@ def processes_on_gpu(question: PackRequest, case: Case | None = None) -> Sharing
     """
     message = None if case is None else case.primary_message
     snapshot = case.snapshot if case is not None else None
-    demand, notes = _demand(question, snapshot, message)
-    demand = _with_context(demand, question, message)
+    n_bytes, source, notes = _reserved(question, snapshot, message)
+    context_bytes, context_source = _context(question, message)
+    demand = ProcessDemand(n_bytes, context_bytes, source, context_source)
     name, total = _gpu(question, message, case)
     others, n_asked = 0, question.n_processes
     if message is not None and question.gpu is None:
@@ -87,32 +87,29 @@ def _gpu(question: PackRequest, message: OomMessage | None, case: Case | None) -
     return f"GPU{device} of the message", total
 
 
-def _demand(
+_Reserved = tuple[int, str, tuple[str, ...]]
+"""The bytes that PyTorch takes in one process, where that figure comes from, and notes on it."""
+
+
+def _reserved(
     question: PackRequest, snapshot: Snapshot | None, message: OomMessage | None
-) -> tuple[ProcessDemand, tuple[str, ...]]:
+) -> _Reserved:
+    """Return what one process takes; one that ran out of memory needs its last request too."""
     if question.per_process_bytes is not None:
-        return ProcessDemand(question.per_process_bytes, 0, "as given", ""), ()
+        return question.per_process_bytes, "as given", ()
     if snapshot is not None:
         return _of_snapshot(snapshot)
-    if message is not None:
-        demand = _of_message(message)
-        if demand is not None:
-            return demand, (_MAY_BE_MORE,)
-    raise ConfigError("No input says what one process takes.", hint=_HINT)
-
-
-def _of_message(message: OomMessage) -> ProcessDemand | None:
-    """Return what a process that ran out of memory needs: all live memory and the request."""
-    live, asked = _known(message.live_bytes), _known(message.requested_bytes)
-    if live is None or asked is None:
-        return None
+    live = None if message is None else _known(message.live_bytes)
+    asked = None if message is None else _known(message.requested_bytes)
+    if message is None or live is None or asked is None:
+        raise ConfigError("No input says what one process takes.", hint=_HINT)
     reserved = _known(message.reserved_bytes) or 0
     if reserved >= live + asked:
-        return ProcessDemand(reserved, 0, "reserved in the message", "")
-    return ProcessDemand(live + asked, 0, "live memory and the request of the message", "")
+        return reserved, "reserved in the message", (_MAY_BE_MORE,)
+    return live + asked, "live memory and the request of the message", (_MAY_BE_MORE,)
 
 
-def _of_snapshot(snapshot: Snapshot) -> tuple[ProcessDemand, tuple[str, ...]]:
+def _of_snapshot(snapshot: Snapshot) -> _Reserved:
     """Return the peak of the fullest device, or more if the run failed for want of it."""
     analyses = [analyze_device(snapshot, device) for device in snapshot.devices]
     peaks = [a.timeline.peak_reserved_bytes if a.timeline else a.reserved_bytes for a in analyses]
@@ -122,15 +119,14 @@ def _of_snapshot(snapshot: Snapshot) -> tuple[ProcessDemand, tuple[str, ...]]:
     analysis = analyses[peaks.index(peak)]
     if not analysis.capture.has_trace:
         note = "Without a trace, the peak is not known; this is the state at the snapshot."
-        return ProcessDemand(peak, 0, "reserved in the snapshot", ""), (note,)
+        return peak, "reserved in the snapshot", (note,)
     if not analysis.ooms:
-        return ProcessDemand(peak, 0, "peak reserved in the trace", ""), ()
+        return peak, "peak reserved in the trace", ()
     smallest, why = _smallest(analysis.trace)
     if smallest > peak:
-        source = "smallest at which a replay of the failed run fits"
-        return ProcessDemand(smallest, 0, source, ""), why
+        return smallest, "smallest at which a replay of the failed run fits", why
     note = "The run of this snapshot ran out of memory, so it may need more than its peak."
-    return ProcessDemand(peak, 0, "peak reserved in the trace", ""), (note, *why)
+    return peak, "peak reserved in the trace", (note, *why)
 
 
 def _smallest(trace: Trace) -> tuple[int, tuple[str, ...]]:
@@ -144,22 +140,20 @@ def _smallest(trace: Trace) -> tuple[int, tuple[str, ...]]:
     return replay.smallest_capacity_bytes or 0, (f"The smallest: {note}.",) if note else ()
 
 
-def _with_context(
-    demand: ProcessDemand, question: PackRequest, message: OomMessage | None
-) -> ProcessDemand:
+def _context(question: PackRequest, message: OomMessage | None) -> tuple[int, str]:
+    """Return the bytes of a process outside PyTorch, and where that figure comes from."""
     if question.context_bytes is not None:
-        return replace(demand, context_bytes=question.context_bytes, context_source="as given")
+        return question.context_bytes, "as given"
     if message is not None:
         own, reserved = _known(message.process_bytes), _known(message.reserved_bytes)
         if own and reserved is not None and 0 < own - reserved < _MAX_CONTEXT_BYTES:
             source = "this process minus its reserved memory, in the message"
-            return replace(demand, context_bytes=own - reserved, context_source=source)
+            return own - reserved, source
     if question.gpu is not None:
         kind = question.gpu.architecture
         source = f"typical of {kind.title()} GPUs" if kind else TYPICAL
-        context = question.gpu.context_bytes
-        return replace(demand, context_bytes=context, context_source=source)
-    return replace(demand, context_bytes=TYPICAL_CONTEXT_BYTES, context_source=TYPICAL)
+        return question.gpu.context_bytes, source
+    return TYPICAL_CONTEXT_BYTES, TYPICAL
 
 
 def _others(message: OomMessage, demand: ProcessDemand) -> tuple[int, int, tuple[str, ...]]:

@@ -140,7 +140,9 @@ def _training_ways(workload: Workload, n: int, gpu: GpuModel) -> Iterator[Worklo
         layout = replace(
             workload, tensor_parallel=tensor, pipeline_parallel=pipeline,
             context_parallel=context, expert_parallel=expert, world_size=rest,
-            sequence_parallel=tensor > 1, grad_accumulation=_micro_batches(workload, pipeline),
+            sequence_parallel=tensor > 1,
+            # Four micro batches per stage keep a pipeline busy.
+            grad_accumulation=max(workload.grad_accumulation, 4 * pipeline if pipeline > 1 else 1),
         )  # fmt: skip
         smallest = replace(
             layout, zero_stage=3 if rest > 1 else 0, checkpointing="full",
@@ -164,11 +166,6 @@ def _training_ways(workload: Workload, n: int, gpu: GpuModel) -> Iterator[Worklo
 
 LONG_TOKENS: Final = 16_384
 """A split sequence keeps at least this many tokens per GPU; fewer would leave kernels idle."""
-
-
-def _micro_batches(workload: Workload, pipeline: int) -> int:
-    """Return the number of micro batches; four per stage keep a pipeline busy."""
-    return max(workload.grad_accumulation, 4 * pipeline if pipeline > 1 else 1)
 
 
 def _fits(way: Workload, gpu: GpuModel) -> bool:

@@ -123,13 +123,10 @@ def _listed(text: str) -> tuple[str, ...]:
 
 def _check_targets(workload: Workload) -> None:
     """Refuse LoRA that would adapt nothing."""
-    if not workload.lora_rank:
-        return
-    groups = workload.shape.parameters
-    if not adapted(workload):
+    if workload.lora_rank and not adapted(workload):
         names = dict.fromkeys(
             g.name.removesuffix(".weight").split(".")[-1]
-            for g in groups
+            for g in workload.shape.parameters
             if g.layered and len(g.shape) == 2
         )
         raise ConfigError(

@@ -159,24 +159,17 @@ def precision_of(name: str) -> Precision:
     key = name.strip().lower().replace("_", "-")
     base = key.removesuffix("-peft")
     found = PRECISIONS.get(_OTHER_PRECISIONS.get(base, base))
-    if found is not None and base != key:
-        found = None if found.trains_base else _prepared(found)
+    if found is not None and base != key:  # after PEFT's prepare_model_for_kbit_training
+        # Everything that is not quantized is in fp32; the Trainer's autocast computes in 16 bits.
+        found = None if found.trains_base else replace(
+            found, name=f"{found.name}-peft", weight=4, residual=4, copies=found.compute,
+            is_autocast=True, source=PREPARED,
+        )  # fmt: skip
     if found is None:
         raise ConfigError(
             f"{name!r} is not a known precision.", hint=f"Choose one of {', '.join(PRECISIONS)}."
         )
     return found
-
-
-def _prepared(base: Precision) -> Precision:
-    """Return the precision after PEFT's ``prepare_model_for_kbit_training`` on these weights.
-
-    Everything that is not quantized is in fp32; the Trainer's autocast computes in 16 bits.
-    """
-    return replace(
-        base, name=f"{base.name}-peft", weight=4, residual=4, copies=base.compute,
-        is_autocast=True, source=PREPARED,
-    )  # fmt: skip
 
 
 def dtype_bytes(name: str) -> float:

@@ -7,10 +7,11 @@ marked "about" next to the keys come from release notes.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.units import MIB
@@ -18,6 +19,7 @@ from fragdoctor.units import MIB
 Version = tuple[int, int, int]
 
 N_ROUNDUP_INTERVALS: Final = 16
+_MAX_THREADS: Final = 128
 _MAX_U64: Final = 2**64 - 1
 _MAX_MIB: Final = _MAX_U64 // MIB
 _VERSION = re.compile(r"v?([0-9]{1,4})\.([0-9]{1,4})(?:\.([0-9]{1,4}))?", re.ASCII)
@@ -28,34 +30,6 @@ _REAL = re.compile(
     re.ASCII,
 )
 
-
-KEYS: Final[dict[str, Version]] = {
-    "backend": (2, 0, 0),
-    "max_split_size_mb": (1, 9, 0),  # about
-    "garbage_collection_threshold": (1, 12, 0),
-    "roundup_power2_divisions": (1, 12, 0),
-    "roundup_bypass_threshold_mb": (1, 13, 0),
-    "expandable_segments": (2, 1, 0),
-    "release_lock_on_cudamalloc": (2, 2, 0),
-    "pinned_use_cuda_host_register": (2, 2, 0),
-    "pinned_num_register_threads": (2, 2, 0),
-    "pinned_use_background_threads": (2, 6, 0),  # about
-    "max_non_split_rounding_mb": (2, 6, 0),
-    "pinned_reserve_segment_size_mb": (2, 10, 0),
-    "graph_capture_record_stream_reuse": (2, 10, 0),
-    "per_process_memory_fraction": (2, 10, 0),
-    "large_segment_size_mb": (2, 11, 0),
-    "throw_on_cudamalloc_oom": (2, 12, 0),  # about
-    "stranded_free_catch_all": (2, 12, 0),  # about
-    "pinned_max_round_threshold_mb": (2, 13, 0),
-    "pinned_max_cached_size_mb": (2, 13, 0),
-    "expandable_segments_reserve": (2, 14, 0),  # absent in 2.13, present in 2.15
-    "expandable_segments_reserve_by_class": (2, 14, 0),
-}
-"""The version that each key came with."""
-
-GONE: Final[dict[str, Version]] = {"roundup_bypass_threshold_mb": (2, 0, 0)}
-"""The first version without a key."""
 
 _COMMON: Final = (
     "max_split_size_mb",
@@ -85,10 +59,11 @@ def key_is_known(key: str, torch_version: str | None = None) -> bool:
     A key that the installed version does not know is a hard error at the first CUDA call, so check
     this before recommending a setting.
     """
-    if key not in KEYS or torch_version is None:
-        return key in KEYS
+    known = KEYS.get(key)
+    if known is None or torch_version is None:
+        return known is not None
     version = parse_version(torch_version)
-    return KEYS[key] <= version and not (key in GONE and version >= GONE[key])
+    return known.since <= version and not (known.gone and version >= known.gone)
 
 
 def check_key(key: str, torch_version: str | None) -> None:
@@ -101,8 +76,8 @@ def check_key(key: str, torch_version: str | None) -> None:
         if "=" in key:
             hint = "Write key:value with a colon, and a comma between settings."
         raise ConfigError(f"The allocator setting {key!r} does not exist.", hint=hint)
-    since = ".".join(map(str, KEYS[key][:2]))
-    gone = f", gone in {'.'.join(map(str, GONE[key][:2]))}" if key in GONE else ""
+    since = ".".join(map(str, KEYS[key].since[:2]))
+    gone = f", gone in {'.'.join(map(str, KEYS[key].gone[:2]))}" if KEYS[key].gone else ""
     raise ConfigError(
         f"PyTorch {torch_version} does not know the allocator setting {key!r} "
         f"(from {since}{gone}).",
@@ -189,3 +164,91 @@ def listed_divisions(
             table[:last] = [value] * last
         is_first = False
     return tuple(table)
+
+
+def _backend(key: str, value: str) -> str:
+    if value not in ("native", "cudaMallocAsync", "hipMallocAsync"):
+        raise ConfigError(
+            f"The allocator {key} {value!r} does not exist.",
+            hint="The backends are native and cudaMallocAsync.",
+        )
+    return value.replace("hip", "cuda")
+
+
+def _threshold(key: str, value: str) -> float:
+    threshold = math.nan if value.lower().startswith("nan") else real(key, value)
+    if not 0.0 < threshold < 1.0:
+        raise ConfigError(f"The allocator setting {key} must be between 0 and 1, both excluded.")
+    return threshold
+
+
+def _fraction(key: str, value: str) -> float:
+    fraction = real(key, value)
+    if not 0.0 <= fraction <= 1.0:
+        raise ConfigError(f"The allocator setting {key} must be between 0 and 1.")
+    return fraction
+
+
+def _threads(key: str, value: str) -> int:
+    number = integer(key, value)
+    if not _is_power_of_two(number) or number > _MAX_THREADS:
+        raise ConfigError(f"The allocator setting {key} must be a power of two up to 128.")
+    return number
+
+
+def _positive(key: str, value: str) -> int:
+    number = integer(key, value)
+    if number == 0:
+        raise ConfigError(f"The allocator setting {key} must be more than 0.")
+    return number
+
+
+def _text(_key: str, value: str) -> str:
+    return value
+
+
+def _large_segment(key: str, value: str) -> int:
+    size = mebibytes(key, value)
+    if size <= 10 * MIB:
+        raise ConfigError(f"The allocator setting {key} must be more than 10.")
+    return size
+
+
+class Key(NamedTuple):
+    """A key: the version that it came with, and how its value is read.
+
+    Attributes:
+        field: field of ``AllocatorSettings``; "" for a key that does not affect device memory.
+        gone: the first version without the key.
+    """
+
+    since: Version
+    read: Callable[[str, str], Any]
+    field: str = ""
+    gone: Version | tuple[()] = ()
+
+
+KEYS: Final[dict[str, Key]] = {
+    "backend": Key((2, 0, 0), _backend, "backend"),
+    "max_split_size_mb": Key((1, 9, 0), mebibytes, "max_split_bytes"),  # about
+    "garbage_collection_threshold": Key((1, 12, 0), _threshold, "garbage_collection_threshold"),
+    "roundup_power2_divisions": Key((1, 12, 0), scalar_divisions, "roundup_power2_divisions"),
+    "roundup_bypass_threshold_mb": Key((1, 13, 0), integer, gone=(2, 0, 0)),
+    "expandable_segments": Key((2, 1, 0), boolean, "expandable_segments"),
+    "release_lock_on_cudamalloc": Key((2, 2, 0), boolean),
+    "pinned_use_cuda_host_register": Key((2, 2, 0), boolean),
+    "pinned_num_register_threads": Key((2, 2, 0), _threads),
+    "pinned_use_background_threads": Key((2, 6, 0), boolean),  # about
+    "max_non_split_rounding_mb": Key((2, 6, 0), mebibytes, "max_non_split_rounding_bytes"),
+    "pinned_reserve_segment_size_mb": Key((2, 10, 0), _positive),
+    "graph_capture_record_stream_reuse": Key((2, 10, 0), boolean),
+    "per_process_memory_fraction": Key((2, 10, 0), _fraction, "memory_fraction"),
+    "large_segment_size_mb": Key((2, 11, 0), _large_segment, "large_segment_bytes"),
+    "throw_on_cudamalloc_oom": Key((2, 12, 0), boolean),  # about
+    "stranded_free_catch_all": Key((2, 12, 0), boolean),  # about
+    "pinned_max_round_threshold_mb": Key((2, 13, 0), integer),
+    "pinned_max_cached_size_mb": Key((2, 13, 0), integer),
+    "expandable_segments_reserve": Key((2, 14, 0), _text),  # absent in 2.13, present in 2.15
+    "expandable_segments_reserve_by_class": Key((2, 14, 0), _text),
+}
+"""All keys; ``settings`` checks the limits that follow from the size of large segments."""

@@ -22,7 +22,7 @@ from fragdoctor.model.finding import (
     basename_of,
 )
 from fragdoctor.model.hooks import drawn
-from fragdoctor.model.modules import ModuleMemory, modules_frame
+from fragdoctor.model.modules import ModuleMemory
 from fragdoctor.model.phases import (
     Category,
     HeldBytes,
@@ -544,13 +544,6 @@ class Diagnosis(Struct, frozen=True):
         """
         numbers = ("now_bytes", "peak_bytes", "n_blocks")
         return _table_of(self.holders, ("device", "location"), numbers)
-
-    def modules_frame(self) -> pd.DataFrame:
-        """Return the modules with what they held at the peak, as a DataFrame.
-
-        Its columns are those of ``fragdoctor.model.modules.modules_frame``.
-        """
-        return modules_frame(self.modules)
 
     def stranders_frame(self) -> pd.DataFrame:
         """Return the live blocks that strand free memory as a DataFrame, worst first.

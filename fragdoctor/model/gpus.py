@@ -166,9 +166,8 @@ def _slice(name: str) -> GpuModel | None:
 
 def _rented(name: str) -> GpuModel | None:
     """Return the GPU in a rented machine of this type: ``g5.xlarge``."""
-    key = name.strip().lower()
-    starts = (start for start in gpu_table.INSTANCES if key.startswith(start))
-    return next((GPUS[gpu_table.INSTANCES[start]] for start in starts), None)
+    kinds = gpu_table.INSTANCES.items()
+    return next((GPUS[gpu] for start, gpu in kinds if name.strip().lower().startswith(start)), None)
 
 
 def _mac(name: str) -> GpuModel | None:
@@ -250,17 +249,13 @@ def _find(name: str) -> GpuModel | None:
 
 def _of_key(key: str) -> GpuModel | None:
     """Return the GPU with this key; memory stated in the key must match the table."""
-    stated = re.fullmatch(r"(.+?)-?(\d{2,3})g", key)
-    found = _named(key)
-    if found is not None or stated is None:
-        return found
-    found = _named(stated.group(1))
-    return found if found and f" {stated.group(2)} GB" in found.title else None
-
-
-def _named(key: str) -> GpuModel | None:
     spelled = _spelled()
-    return spelled.get(key) or spelled.get(key.replace("-", ""))
+    found = spelled.get(key) or spelled.get(key.replace("-", ""))
+    stated = None if found else re.fullmatch(r"(.+?)-?(\d{2,3})g", key)
+    if stated is None:
+        return found
+    found = spelled.get(stated.group(1)) or spelled.get(stated.group(1).replace("-", ""))
+    return found if found and f" {stated.group(2)} GB" in found.title else None
 
 
 @cache

@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, Final
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.conf_keys import (
+    KEYS,
     N_ROUNDUP_INTERVALS,
     Version,
-    boolean,
     check_key,
-    integer,
     listed_divisions,
     mebibytes,
     parse_version,
-    real,
-    scalar_divisions,
     tokens,
 )
 from fragdoctor.units import MIB
@@ -33,24 +30,9 @@ NO_ROUNDUP: Final = (0,) * N_ROUNDUP_INTERVALS
 
 _MARKS: Final = frozenset(",:[]")
 _ENDLESS: Final = 2**63
-_MIN_LARGE_SEGMENT: Final = 10 * MIB
-_MAX_THREADS: Final = 128
-_POWERS: Final = frozenset(1 << n for n in range(8))
 _ASSIGNMENT: Final = re.compile(
     r"\s*(?:export\s+|set\s+)?PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF\s*=\s*([\"']?)(.*)\1\s*"
 )
-_SWITCHES: Final = frozenset(
-    {
-        "release_lock_on_cudamalloc",
-        "pinned_use_cuda_host_register",
-        "pinned_use_background_threads",
-        "graph_capture_record_stream_reuse",
-        "throw_on_cudamalloc_oom",
-        "stranded_free_catch_all",
-    }
-)
-
-
 _MAX_OTHER: Final = 200
 
 
@@ -218,15 +200,8 @@ def parse_conf(text: str, torch_version: str | None = None) -> AllocatorSettings
     version = (9999, 0, 0) if torch_version is None else parse_version(torch_version)
     settings = AllocatorSettings(conf=text)
     # PyTorch reads the large segment size first, because other limits follow it.
-    for key, value in pairs:
-        if key == "large_segment_size_mb":
-            size = _large_segment(key, value)
-            settings = replace(
-                settings, large_segment_bytes=size, max_non_split_rounding_bytes=size
-            )
-    for key, value in pairs:
-        if key != "large_segment_size_mb":
-            settings = _apply(settings, key, value, version)
+    for key, value in sorted(pairs, key=lambda pair: pair[0] != "large_segment_size_mb"):
+        settings = _apply(settings, key, value, version)
     return settings
 
 
@@ -295,31 +270,13 @@ def _apply(
         return settings.changed(max_split_bytes=_max_split(settings, key, value, version))
     if key == "max_non_split_rounding_mb":
         _at_least(key, mebibytes(key, value), settings.large_segment_bytes)
-    if key in _FIELDS:
-        field_name, read = _FIELDS[key]
-        changes: dict[str, Any] = {field_name: read(key, value)}
-        return settings.changed(**changes)
-    return settings.changed(other={**settings.other, key: _other(key, value)})
-
-
-def _large_segment(key: str, value: _Value) -> int:
-    if not isinstance(value, str):
-        raise ConfigError(f"The allocator setting {key!r} does not take a list.")
-    size = mebibytes(key, value)
-    if size <= _MIN_LARGE_SEGMENT:
-        raise ConfigError(f"The allocator setting {key} must be more than 10.")
-    return size
-
-
-def _backend(key: str, value: str) -> str:
-    names = {"native": "native", "cudaMallocAsync": "cudaMallocAsync"}
-    names["hipMallocAsync"] = "cudaMallocAsync"
-    if value not in names:
-        raise ConfigError(
-            f"The allocator {key} {value!r} does not exist.",
-            hint="The backends are native and cudaMallocAsync.",
-        )
-    return names[value]
+    known = KEYS[key]
+    read = known.read(key, value)
+    if key == "large_segment_size_mb":
+        settings = settings.changed(max_non_split_rounding_bytes=read)
+    if known.field:
+        return settings.changed(**{known.field: read})
+    return settings.changed(other={**settings.other, key: read})
 
 
 def _max_split(settings: AllocatorSettings, key: str, value: str, version: Version) -> int | None:
@@ -336,44 +293,6 @@ def _max_split(settings: AllocatorSettings, key: str, value: str, version: Versi
 def _at_least(key: str, size: int, limit: int) -> None:
     if size < limit:
         raise ConfigError(f"The allocator setting {key} must be at least {limit // MIB}.")
-
-
-def _threshold(key: str, value: str) -> float:
-    threshold = math.nan if value.lower().startswith("nan") else real(key, value)
-    if not 0.0 < threshold < 1.0:
-        raise ConfigError(f"The allocator setting {key} must be between 0 and 1, both excluded.")
-    return threshold
-
-
-def _fraction(key: str, value: str) -> float:
-    fraction = real(key, value)
-    if not 0.0 <= fraction <= 1.0:
-        raise ConfigError(f"The allocator setting {key} must be between 0 and 1.")
-    return fraction
-
-
-def _other(key: str, value: str) -> bool | int | str:
-    """Return the value of a key that does not affect device memory."""
-    if key in _SWITCHES:
-        return boolean(key, value)
-    if not key.endswith(("_mb", "_threads")):
-        return value
-    number = integer(key, value)
-    if key == "pinned_num_register_threads" and (number not in _POWERS or number > _MAX_THREADS):
-        raise ConfigError(f"The allocator setting {key} must be a power of two up to 128.")
-    if key == "pinned_reserve_segment_size_mb" and number == 0:
-        raise ConfigError(f"The allocator setting {key} must be more than 0.")
-    return number
-
-
-_FIELDS: Final[dict[str, tuple[str, Callable[[str, str], Any]]]] = {
-    "backend": ("backend", _backend),
-    "max_non_split_rounding_mb": ("max_non_split_rounding_bytes", mebibytes),
-    "garbage_collection_threshold": ("garbage_collection_threshold", _threshold),
-    "roundup_power2_divisions": ("roundup_power2_divisions", scalar_divisions),
-    "expandable_segments": ("expandable_segments", boolean),
-    "per_process_memory_fraction": ("memory_fraction", _fraction),
-}
 
 
 def _is_int(value: object) -> bool:

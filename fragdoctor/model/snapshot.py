@@ -9,10 +9,10 @@ Conventions that hold for every table:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -287,75 +287,65 @@ class Snapshot(Struct, frozen=True, dict=True):
 
         The events are those of one device, or of all devices if ``device`` is None.
         """
-        import pandas as pd  # noqa: PLC0415 - heavy
-
-        from fragdoctor.model import frames  # noqa: PLC0415 - loads pandas
-
         events = self.events
         rows = slice(0, len(events)) if device is None else events.device_slice(device)
         n_per_device = np.diff(events.offsets)
         devices = np.repeat(np.arange(len(n_per_device), dtype=np.int32), n_per_device)
-        return pd.DataFrame(
-            {
-                "device": devices[rows],
-                "action": frames.members(events.action[rows], Action),
-                "address": events.address[rows],
-                "size_bytes": events.size_bytes[rows],
-                "stream": self.streams[events.stream[rows]],
-                "time_us": frames.nullable(events.time_us[rows]),
-                "pool": frames.texts_of(events.pool[rows], self._pool_texts()),
-                "compile_context": frames.texts_of(events.compile_context[rows], self.strings),
-                "user_metadata": frames.texts_of(events.user_metadata[rows], self.strings),
-                "oom_free_bytes": frames.sparse(self.oom_free_bytes, rows),
-                "location": frames.texts_of(events.stack[rows], self.innermost_frames()),
-                "stack": events.stack[rows],
-            }
+        from fragdoctor.model.frames import sparse  # noqa: PLC0415 - loads pandas
+
+        return self._frame(
+            events,
+            "device action address size_bytes stream time_us pool compile_context user_metadata "
+            "oom_free_bytes location stack",
+            rows,
+            device=devices[rows],
+            oom_free_bytes=sparse(self.oom_free_bytes, rows),
         )
 
     def segments_frame(self) -> pd.DataFrame:
         """Return the segments as a DataFrame, one row per segment, in the order of the file."""
-        import pandas as pd  # noqa: PLC0415 - heavy
-
-        from fragdoctor.model import frames  # noqa: PLC0415 - loads pandas
-
-        s = self.segments
-        return pd.DataFrame(
-            {
-                "device": s.device,
-                "address": s.address,
-                "total_bytes": s.total_bytes,
-                "allocated_bytes": s.allocated_bytes,
-                "active_bytes": s.active_bytes,
-                "requested_bytes": s.requested_bytes,
-                "stream": self.streams[s.stream],
-                "kind": frames.members(s.kind, SegmentType),
-                "pool": frames.texts_of(s.pool, self._pool_texts()),
-                "is_expandable": s.is_expandable,
-                "n_blocks": np.diff(s.block_offsets),
-                "location": frames.texts_of(s.stack, self.innermost_frames()),
-                "stack": s.stack,
-            }
+        return self._frame(
+            self.segments,
+            "device address total_bytes allocated_bytes active_bytes requested_bytes stream kind "
+            "pool is_expandable n_blocks location stack",
+            n_blocks=np.diff(self.segments.block_offsets),
         )
 
     def blocks_frame(self) -> pd.DataFrame:
         """Return the blocks as a DataFrame; ``segment`` is the row of ``segments_frame``."""
+        return self._frame(
+            self.blocks,
+            "device segment address size_bytes requested_bytes state location stack",
+            device=self.segments.device[self.blocks.segment],
+        )
+
+    def _frame(
+        self, table: Struct, columns: str, rows: slice = slice(None), **given: Any
+    ) -> pd.DataFrame:
+        """Return rows of a table as a DataFrame, with what its ids stand for."""
         import pandas as pd  # noqa: PLC0415 - heavy
 
-        from fragdoctor.model import frames  # noqa: PLC0415 - loads pandas
+        from fragdoctor.model.frames import members, nullable, texts_of  # noqa: PLC0415
 
-        b = self.blocks
-        return pd.DataFrame(
-            {
-                "device": self.segments.device[b.segment],
-                "segment": b.segment,
-                "address": b.address,
-                "size_bytes": b.size_bytes,
-                "requested_bytes": b.requested_bytes,
-                "state": frames.members(b.state, BlockState),
-                "location": frames.texts_of(b.stack, self.innermost_frames()),
-                "stack": b.stack,
-            }
-        )
+        pools = [f"({a}, {b})" for a, b in self.pools.tolist()]
+        shown: dict[str, Callable[[Any], Any]] = {
+            "action": lambda codes: members(codes, Action),
+            "kind": lambda codes: members(codes, SegmentType),
+            "state": lambda codes: members(codes, BlockState),
+            "stream": lambda ids: self.streams[ids],
+            "time_us": nullable,
+            "pool": lambda ids: texts_of(ids, pools),
+            "compile_context": lambda ids: texts_of(ids, self.strings),
+            "user_metadata": lambda ids: texts_of(ids, self.strings),
+            "location": lambda ids: texts_of(ids, self.innermost_frames()),
+        }
+
+        def column(name: str) -> Any:
+            values = getattr(table, "stack" if name == "location" else name)[rows]
+            return shown[name](values) if name in shown else values
+
+        names = columns.split()
+        return pd.DataFrame({n: given[n] if n in given else column(n) for n in names})
 
     def innermost_frames(self) -> list[str]:
         """Return the innermost frame of each stack; "" for an empty stack."""
@@ -365,6 +355,3 @@ class Snapshot(Struct, frozen=True, dict=True):
             str(self.location(int(s.frames[a]))) if a < b else ""
             for a, b in zip(starts, ends, strict=True)
         ]
-
-    def _pool_texts(self) -> list[str]:
-        return [f"({a}, {b})" for a, b in self.pools.tolist()]

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from fragdoctor.estimation.bounds import Needs
 from fragdoctor.estimation.formula import formula_footprint, formula_needs
 from fragdoctor.estimation.judge import judged, largest_batch
-from fragdoctor.estimation.measures import measures_for
+from fragdoctor.estimation.measures import applied, measures_for
 from fragdoctor.estimation.model_shapes import model_of
 from fragdoctor.model.gpus import gpu_of
 from fragdoctor.model.memory_estimate import PhaseName
@@ -97,7 +97,7 @@ def test_fused_attention_of_code_that_writes_its_own(model: str, *, is_served: b
 
     assert Attention.EAGER is eager.attention_in_code
     assert is_served is bool(offered)
-    assert all(2 * peak(m.applied_to(eager)) < peak(eager) for m in offered)
+    assert all(2 * peak(applied(eager, (m,))) < peak(eager) for m in offered)
 
 
 def test_phases_come_in_the_order_of_a_step() -> None:

@@ -301,7 +301,7 @@ class JudgedCase(Struct, frozen=True, dict=True):
         low, _ = self.context.torch_version
         if key not in KEYS or (low and key_is_known(key, low)):
             return ()
-        since = ".".join(map(str, KEYS[key][:2]))
+        since = ".".join(map(str, KEYS[key].since[:2]))
         return (
             f"{key} needs PyTorch {since} or later: an older one stops with an error at first use.",
         )

@@ -15,11 +15,6 @@ from fragdoctor.estimation.recipes.entries import Format, Reading, facts
 _ADAPTER: Final = values.one_of({"lora": "lora", "qlora": "lora"}, "is not a known adapter")
 
 
-def _bf16(value: Any) -> str | None:
-    """Return bf16 for ``true`` and ``full``, and for ``auto``, which uses it if possible."""
-    return "bf16" if value == values.AUTO or not values.is_off(value) else None
-
-
 def _plugins(value: Any) -> str | None:
     """Return what a plugin means: all but one need entries of their own to save memory."""
     return "fused" if "CutCrossEntropy" in str(value) else None
@@ -33,7 +28,7 @@ _RULES: Final = trainer.TRAINER_RULES | facts(
     ("checkpointing", "full", "gradient_checkpointing"),
     ("checkpointing", "full", "fsdp_config.activation_checkpointing"),
     ("offload_parameters offload_optimizer", True, "fsdp_config.offload_params"),
-    ("mixed weights", _bf16, "bf16 bfloat16"),
+    ("mixed weights", "bf16", "bf16 bfloat16"),
     ("mixed weights", "fp16", "fp16 float16"),
     ("adapter", _ADAPTER, "adapter"),
     ("rank", values.count, "lora_r"),

@@ -31,12 +31,8 @@ from fragdoctor.estimation.recipes.values import (
 )
 from fragdoctor.model.recipe import Bearing, UnusedEntry
 
-
-class Becomes(Struct, frozen=True):
-    """The facts that an entry becomes, and how."""
-
-    facts: Sequence[str]
-    convert: Convert
+Becomes = tuple[Sequence[str], Convert]
+"""The facts that an entry becomes, and how its value is converted."""
 
 
 def facts(*rows: tuple[str, Any, str]) -> dict[str, Becomes]:
@@ -45,7 +41,7 @@ def facts(*rows: tuple[str, Any, str]) -> dict[str, Becomes]:
     The meaning is a conversion of the entry's value, or what the facts are if the entry is on.
     """
     return {
-        key: Becomes(of.split(), meaning if callable(meaning) else when_on(meaning))
+        key: (of.split(), meaning if callable(meaning) else when_on(meaning))
         for of, meaning, keys in rows
         for key in keys.split()
     }
@@ -96,10 +92,9 @@ class Reading(Struct):
         if fact not in self.unsayable:
             self.take(fact, value, key, value if text is None else text, is_default=True)
 
-    def leave(
-        self, key: str, value: Any, bearing: Bearing = Bearing.NONE, reason: str = ""
-    ) -> None:
+    def leave(self, key: str, value: Any, reason: str = "") -> None:
         """Note an entry that becomes nothing, and why if memory depends on it."""
+        bearing = Bearing.MATTERS if reason else Bearing.NONE
         self.unused.append(UnusedEntry(shown(key), shown(value), bearing, reason))
 
     def drop(self, fact: str) -> Fact | None:
@@ -108,6 +103,14 @@ class Reading(Struct):
         if found is not None and not found.is_default:
             self.leave(found.key, found.text)
         return found
+
+    def refine(self, fact: str, by: str, becomes: Mapping[Any, Any]) -> None:
+        """Replace a fact's value by what another fact makes of it, and use that one up."""
+        found, more = self.facts.get(fact), self.facts.get(by)
+        if found and more and more.value and found.value in becomes:
+            del self.facts[fact], self.facts[by]
+            self.derive(fact, becomes[found.value], found, f"{found.text}, {by}")
+        self.drop(by)
 
 
 class Format(Struct, frozen=True):
@@ -179,27 +182,28 @@ def _read_entry(reading: Reading, key: str, value: Any) -> None:
         _read_fact(reading, rule, key, value)
     elif is_off(value) or value == AUTO:
         reading.leave(key, value)
-    elif reason := reason_of(key):
-        reading.leave(key, value, Bearing.MATTERS, reason)
+    elif not (reason := reason_of(key)) and may_matter(key):
+        reading.unused.append(UnusedEntry(shown(key), shown(value), Bearing.UNKNOWN))
     else:
-        reading.leave(key, value, Bearing.UNKNOWN if may_matter(key) else Bearing.NONE)
+        reading.leave(key, value, reason)
 
 
 def _read_fact(reading: Reading, rule: Becomes, key: str, value: Any) -> None:
-    fact = rule.facts[0]
+    names, convert = rule
+    fact = names[0]
     try:
-        converted = rule.convert(value)
+        converted = convert(value)
     except UnsayableError as e:
         if fact in DECISIVE:
             reading.unsayable.setdefault(fact, (Fact(None, key, shown(value)), str(e)))
         else:
-            reading.leave(key, value, Bearing.MATTERS, str(e))
+            reading.leave(key, value, str(e))
         return
     before = reading.facts.get(fact)
     if converted is None or (before and before.value == converted):
         reading.leave(key, value)
     elif before is None:
-        for each in rule.facts:
+        for each in names:
             reading.take(each, converted, key, value)
     else:
-        reading.leave(key, value, Bearing.MATTERS, f"contradicts {before.key}, which was used")
+        reading.leave(key, value, f"contradicts {before.key}, which was used")

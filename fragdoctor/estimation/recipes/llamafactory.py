@@ -58,14 +58,6 @@ def _complete(reading: Reading, entries: Entries) -> None:
     else:
         loaded = "auto" if reading.value("adapter") else "fp32"
         reading.default("weights", loaded, "bf16", "not set")
-    _defaults(reading)
-    task = reading.drop("task")
-    if task is not None:
-        trainer.count_preferences(reading, task.value)
-    trainer.complete(reading, entries)
-
-
-def _defaults(reading: Reading) -> None:
     reading.default("batch", 8, "per_device_train_batch_size")
     reading.default("seq", 2048, "cutoff_len")
     reading.default("checkpointing", "full", "disable_gradient_checkpointing", "false")
@@ -75,6 +67,10 @@ def _defaults(reading: Reading) -> None:
     if reading.value("adapter"):
         reading.default("rank", 8, "lora_rank")
         reading.default("targets", "all-linear", "lora_target", "all")
+    task = reading.drop("task")
+    if task is not None:
+        trainer.count_preferences(reading, task.value)
+    trainer.complete(reading, entries)
 
 
 FORMAT: Final = Format(

@@ -22,7 +22,6 @@ from fragdoctor.estimation.recipes.documents import YAML_SUFFIXES, Entries, read
 from fragdoctor.estimation.recipes.entries import Format, Reading, flat, read
 from fragdoctor.estimation.recipes.shell import CommandLine, command_lines
 from fragdoctor.estimation.recipes.values import shown
-from fragdoctor.model.recipe import Bearing
 
 _OF_MODELS: Final = ("architectures", "model_type", "weight_map", "_class_name", "segments")
 _SCRIPTS: Final = (".sh", ".bash", ".slurm", ".sbatch")
@@ -128,7 +127,7 @@ def _referenced(reading: Reading, folder: Path, depth: int = 0) -> Iterator[Read
             continue
         path = _found(text, folder)
         if path is None:
-            reading.leave(key, text, Bearing.MATTERS, NOT_HERE)
+            reading.leave(key, text, NOT_HERE)
             continue
         inner = reading_of(read_entries(path), str(path))
         reading.leave(key, text)
@@ -188,7 +187,9 @@ def _of_command(command: CommandLine, source: str, folder: Path) -> list[Reading
     if command.is_server:
         readings.insert(0, read(vllm.FORMAT, vllm.plain(entries), source))
     elif entries.keys() - {trainer.PROGRAM}:
-        program = reading_of(_as_written(entries), source)
+        # A file has underscores where a command line has dashes.
+        in_file = {k if "." in k else k.replace("-", "_"): v for k, v in entries.items()}
+        program = reading_of(in_file, source)
         readings[:0] = [program, *_referenced(program, folder)]
     if command.launch:
         started = read(launch.ACCELERATE, command.launch, f"{source}, launcher")
@@ -199,16 +200,11 @@ def _of_command(command: CommandLine, source: str, folder: Path) -> list[Reading
             hint="Run this in its folder, or give the file itself.",
         )
     for name in missing:
-        readings[0].leave("--config", name, Bearing.MATTERS, NOT_HERE)
+        readings[0].leave("--config", name, NOT_HERE)
     _note_places(readings, entries)
     if not readings:
         raise InputError(f"The command in {source} has no options.", hint="Paste all of it.")
     return readings
-
-
-def _as_written(entries: Entries) -> Entries:
-    """Return options under their names in a file, with underscores instead of dashes."""
-    return {key if "." in key else key.replace("-", "_"): value for key, value in entries.items()}
 
 
 def _note_places(readings: Sequence[Reading], entries: Entries) -> None:
@@ -219,4 +215,4 @@ def _note_places(readings: Sequence[Reading], entries: Entries) -> None:
     for reading in readings:
         if _PLACE.search(str(reading.value("model") or "")):
             found = reading.facts.pop("model")
-            reading.leave(found.key, found.text, Bearing.MATTERS, "is a variable that is not set")
+            reading.leave(found.key, found.text, "is a variable that is not set")

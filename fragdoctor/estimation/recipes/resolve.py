@@ -64,18 +64,10 @@ class _Run(Struct):
         self.settings[parameter], self.origins[parameter] = value, facts
 
 
-class Resolved(Struct, frozen=True):
-    """Options by command line parameter, and what the report says about the files."""
-
-    options: Mapping[str, Any]
-    files: Sequence[Recipe]
-    notes: Sequence[str]
-
-
 def resolve(
     readings: Sequence[Reading], given: Mapping[str, Any], usable: AbstractSet[str]
-) -> Resolved:
-    """Return the options that files become.
+) -> tuple[dict[str, Any], Sequence[Recipe], Sequence[str]]:
+    """Return the options that files become, what became of each entry, and what is left open.
 
     Args:
         readings: what each file says.
@@ -93,7 +85,12 @@ def resolve(
         if name in run.facts:
             run.set(name, run.value(name), name)
     model = _model(run)
-    _adapters(run)
+    if run.value("adapter") != "lora":
+        run.settings.pop("dora", None)
+    else:
+        run.set("lora", run.value("rank") or 8, "rank", "adapter")
+        if "targets" in run.facts:
+            run.set("lora_targets", run.value("targets"), "targets")
     _of_model(run, model)
     n_sharing = _sharing(run)
     _offload(run, n_sharing)
@@ -105,7 +102,7 @@ def resolve(
     }
     files = tuple(_report(run, reading, kept) for reading in readings)
     notes = [*run.notes, *(note for reading in readings for note in reading.notes)]
-    return Resolved(kept, files, tuple(dict.fromkeys(notes)))
+    return kept, files, tuple(dict.fromkeys(notes))
 
 
 def _in_order(readings: Sequence[Reading]) -> Sequence[Reading]:
@@ -134,16 +131,7 @@ def _refuse_unsayable(run: _Run) -> None:
             if option not in run.given:
                 said = f"{reading.source}: {fact.key} {fact.text!r} {reason}."
                 raise ConfigError(said, hint=f"Give what comes closest: {nearest}")
-            reading.leave(fact.key, fact.text, Bearing.MATTERS, reason)
-
-
-def _adapters(run: _Run) -> None:
-    if run.value("adapter") != "lora":
-        run.settings.pop("dora", None)
-        return
-    run.set("lora", run.value("rank") or 8, "rank", "adapter")
-    if "targets" in run.facts:
-        run.set("lora_targets", run.value("targets"), "targets")
+            reading.leave(fact.key, fact.text, reason)
 
 
 def _sharing(run: _Run) -> int:

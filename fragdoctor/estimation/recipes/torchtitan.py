@@ -12,12 +12,12 @@ from fragdoctor.estimation.model_shapes import preset_of
 from fragdoctor.estimation.recipes import values
 from fragdoctor.estimation.recipes.documents import Entries
 from fragdoctor.estimation.recipes.entries import Format, Reading, facts
-from fragdoctor.model.recipe import Bearing
 
 _FLAVORS: Final = {
     "deepseek_v3 16b": "deepseek-v2-lite", "deepseek_v3 236b": "deepseek-v2",
     "deepseek_v3 671b": "deepseek-v3",
 }  # fmt: skip
+_FUSED: Final = values.one_of({"fused": True, "foreach": False, "for-loop": False})
 _RULES: Final = facts(
     ("shard_degree", values.count, "data_parallel_shard_degree data_parallel_degree"),
     ("replicas", values.count, "data_parallel_replicate_degree"),
@@ -30,8 +30,8 @@ _RULES: Final = facts(
     ("family", values.text_of, "model.name"),
     ("model", values.name, "hf_transformers.model"),
     ("optimizer", values.optimizer, "optimizer.name"),
-    ("implementation", values.text_of, "optimizer.implementation"),
-    ("implementation", "fused", "optimizer.fused"),
+    ("fused", _FUSED, "optimizer.implementation"),
+    ("fused", True, "optimizer.fused"),
     ("batch", values.count, "training.local_batch_size training.batch_size"),
     ("seq", values.count, "training.seq_len"),
     ("weights", values.dtype, "training.dtype"),
@@ -49,7 +49,7 @@ def _complete(reading: Reading, entries: Entries) -> None:
         degree = entries.get("parallelism.data_parallel_shard_degree", -1)
         reading.default("engine", "fsdp", "data_parallel_shard_degree", degree)
     reading.default("optimizer", "adamw", "optimizer.name", "AdamW")
-    reading.default("implementation", "fused", "optimizer.implementation")
+    reading.default("fused", True, "optimizer.implementation")
     reading.default("batch", 8, "training.local_batch_size")
     reading.default("seq", 2048, "training.seq_len")
     reading.default("weights", "fp32", "training.dtype", "float32")
@@ -58,7 +58,7 @@ def _complete(reading: Reading, entries: Entries) -> None:
         reading.drop("mixed")
     if reading.value("weights") == "bf16":
         reading.derive("dtype", "bf16", reading.facts["weights"])
-    _complete_optimizer(reading)
+    reading.refine("optimizer", "fused", {"adamw": "adamw-fused"})
     _complete_checkpointing(reading)
     _complete_pipeline(reading)
     if (reading.value("tensor_parallel") or 1) > 1:
@@ -82,14 +82,7 @@ def _complete_model(reading: Reading) -> None:
     if known is not None:
         reading.take("model", known.name, key, text)
     else:
-        reading.leave(key, text, Bearing.MATTERS, "is not a model whose size is known")
-
-
-def _complete_optimizer(reading: Reading) -> None:
-    found, how = reading.facts.get("optimizer"), reading.facts.pop("implementation")
-    if found is not None and found.value == "adamw" and how.value == "fused":
-        del reading.facts["optimizer"]
-        reading.derive("optimizer", "adamw-fused", found, f"{found.text}, fused")
+        reading.leave(key, text, "is not a model whose size is known")
 
 
 def _complete_checkpointing(reading: Reading) -> None:
@@ -100,7 +93,7 @@ def _complete_checkpointing(reading: Reading) -> None:
         reading.take("checkpointing", "full", key, text)
     elif not values.is_off(kind):
         some = "selective checkpointing is counted as none: it needs less, but more than full"
-        reading.leave(key, text, Bearing.MATTERS, some)
+        reading.leave(key, text, some)
 
 
 def _complete_pipeline(reading: Reading) -> None:

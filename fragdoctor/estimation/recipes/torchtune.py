@@ -72,7 +72,8 @@ _RULES: Final = facts(
 def _complete(reading: Reading, entries: Entries) -> None:
     reading.default("batch", 1, "batch_size")
     _complete_adapter(reading, entries)
-    _complete_optimizer(reading)
+    reading.refine("optimizer", "fused", {"adamw": "adamw-fused"})
+    reading.refine("optimizer", "momentum", {"sgd": "sgd-momentum"})
     loss = reading.drop("loss")
     if loss and any(kind in loss.text.lower() for kind in _LOSSES):
         reading.derive("logits", "chunked", loss)
@@ -101,16 +102,6 @@ def _complete_adapter(reading: Reading, entries: Entries) -> None:
     reading.notes.append(
         f"{reading.source}: torchtune keeps adapters in its dtype; they are counted in fp32."
     )
-
-
-def _complete_optimizer(reading: Reading) -> None:
-    found = reading.facts.get("optimizer")
-    for name, how, becomes in (("adamw", "fused", "adamw-fused"),
-                               ("sgd", "momentum", "sgd-momentum")):  # fmt: skip
-        if found is not None and found.value == name and how in reading.facts:
-            del reading.facts["optimizer"]
-            reading.derive("optimizer", becomes, found, f"{found.text}, {how}")
-        reading.drop(how)
 
 
 def _complete_sharing(reading: Reading) -> None:

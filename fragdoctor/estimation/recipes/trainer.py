@@ -22,11 +22,6 @@ from fragdoctor.model.recipe import Bearing, UnusedEntry
 _EVAL_BATCHES: Final = ("per_device_eval_batch_size", "eval_batch_size")
 
 
-def fsdp_flags(value: Any) -> str | None:
-    """Return the engine for ``fsdp: [full_shard, auto_wrap]``, or the same as one string."""
-    return None if values.is_off(value) else "fsdp"
-
-
 TRAINER_RULES: Final = FSDP_RULES | facts(
     ("batch", values.count, "per_device_train_batch_size"),
     ("grad_accumulation", values.count, "gradient_accumulation_steps"),
@@ -35,7 +30,7 @@ TRAINER_RULES: Final = FSDP_RULES | facts(
     ("mixed", "bf16", "bf16"),
     ("mixed", "fp16", "fp16"),
     ("attention", values.attention, "attn_implementation"),
-    ("engine", fsdp_flags, "fsdp"),
+    ("engine", "fsdp", "fsdp"),
     ("logits", "fused", "use_liger_kernel use_liger_loss use_liger"),
 )
 """Entries that all programs built on the Trainer share."""

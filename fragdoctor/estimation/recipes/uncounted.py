@@ -9,13 +9,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
-EVALUATION: Final = (
-    "an evaluation pass is not counted; larger than the training batch, it can need more"
-)
 _ROWS: Final = (
-    (r"eval_batch_size$", EVALUATION),
-    (r"^eval_sequence_len|^eval_accumulation|^predict_with_generate|^validation\.enable$",
-     "an evaluation pass is not counted"),
+    ((r"eval_batch_size$|^eval_sequence_len|^eval_accumulation|^predict_with_generate"
+      r"|^validation\.enable$"),
+     "an evaluation pass is not counted; larger than the training batch, it can need more"),
     (r"cross_entropy|num_output_chunks|upcast_lmhead|loss_parallel",
      "logits are counted in full; this kind of loss needs less"),
     (r"deepcompile|torch_compile$|^compile(\.enable|\.disable)?$|training\.compile|dynamo_backend",

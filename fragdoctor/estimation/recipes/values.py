@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -24,18 +25,13 @@ Convert = Callable[[Any], Any]
 
 def shown(value: Any) -> str:
     """Return a value as the report shows it: on one line and not too long."""
-    if isinstance(value, bool):
-        text = str(value).lower()
-    elif isinstance(value, list):
-        text = (
-            ", ".join(map(shown, value[:8]))
-            if all(isinstance(v, str | int | float) for v in value)
-            else "[...]"
-        )
+    if isinstance(value, list):
+        is_flat = all(isinstance(one, str | int | float) for one in value)
+        text = ", ".join(map(shown, value[:8])) if is_flat else "[...]"
     elif isinstance(value, dict):
         text = "{...}"
     else:
-        text = "null" if value is None else str(value)
+        text = json.dumps(value) if value is None or isinstance(value, bool) else str(value)
     text = " ".join(text.split())
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 

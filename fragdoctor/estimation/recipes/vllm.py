@@ -65,19 +65,15 @@ _RULES: Final = facts(
 
 def _complete(reading: Reading, _entries: Entries) -> None:
     reading.default("inference", True, "vllm", "a server")
-    _precision(reading)
-    reading.default("gpu_memory_utilization", UTILIZATION, "gpu_memory_utilization")
-    _experts(reading)
-    reading.default("seq", values.AUTO, "max_model_len", "the model's longest")
-
-
-def _precision(reading: Reading) -> None:
-    """Use a quantized dtype, else a given one, else leave the dtype to the model."""
+    # A quantized dtype counts, else a given one, else that of the model.
     if reading.value("weights") == values.AUTO or "quantised" in reading.facts:
         reading.drop("weights")
     found = reading.facts.pop("quantised", None) or reading.facts.pop("weights", None)
     if found is not None:
         reading.derive("dtype", found.value, found)
+    reading.default("gpu_memory_utilization", UTILIZATION, "gpu_memory_utilization")
+    _experts(reading)
+    reading.default("seq", values.AUTO, "max_model_len", "the model's longest")
 
 
 def _experts(reading: Reading) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -45,9 +44,7 @@ _GPU_LEGEND: Final = (
 
 def document(estimate: Estimate, *, explain: bool = False) -> doc.ReportDocument:
     """Return the document of an estimate; ``explain`` adds the formulas to the short report."""
-    tone = Style.STRONG
-    if estimate.fits:
-        tone = TONES[estimate.fits[0].state]
+    tone = TONES[estimate.fits[0].state] if estimate.fits else Style.STRONG
     answer = summary(estimate)
     return doc.ReportDocument(
         title="Will it fit",
@@ -237,8 +234,8 @@ def _batch(batch: int | None) -> str:
     return "-" if batch is None else "none" if batch == 0 else format_count(batch)
 
 
-def _on_one_gpu(estimate: Estimate) -> Iterator[doc.Section]:
-    """Yield where the memory goes for the question as asked; with plans, only in full reports."""
+def _on_one_gpu(estimate: Estimate) -> list[doc.Section]:
+    """Return where the memory goes for the question as asked; with plans, only in full reports."""
     sections = [
         _at_the_peak(estimate),
         _phases(estimate),
@@ -246,11 +243,9 @@ def _on_one_gpu(estimate: Estimate) -> Iterator[doc.Section]:
         doubts_section(estimate),
         measures_section(estimate),
     ]
-    for section in sections:
-        if estimate.plans:
-            yield replace(section, detail=Detail.FULL, note="without a plan")
-        else:
-            yield section
+    if estimate.plans:
+        return [replace(one, detail=Detail.FULL, note="without a plan") for one in sections]
+    return sections
 
 
 def _at_the_peak(estimate: Estimate) -> doc.Section:
@@ -299,23 +294,20 @@ def _phases(estimate: Estimate) -> doc.Section:
     return doc.Section("Peak of each phase", [table], id="phases")
 
 
-def _batch_at(length: int, fit: Fit) -> str:
-    return _batch(dict(fit.other_lengths).get(length))
-
-
 def _fits(estimate: Estimate) -> doc.Section:
     if not estimate.fits:
         return doc.Section("Will it fit", ())
     seq = estimate.workload.seq
-    lengths = [
-        doc.Column(
+
+    def at_length(n: int, from_width: int) -> doc.Column:
+        return doc.Column(
             f"at {format_count(n)}",
-            partial(_batch_at, n),
+            lambda fit: _batch(dict(fit.other_lengths).get(n)),
             "right",
-            from_width=80 if i < 2 else 100,
+            from_width=from_width,
         )
-        for i, (n, _) in enumerate(estimate.fits[0].other_lengths)
-    ]
+
+    lengths = [n for n, _ in estimate.fits[0].other_lengths]
     table = doc.tabled(
         estimate.fits,
         doc.Column("gpu", lambda fit: fit.gpu.name),
@@ -325,7 +317,7 @@ def _fits(estimate: Estimate) -> doc.Section:
         doc.Column(
             f"batch at {format_count(seq)}", lambda fit: _batch(fit.largest_batch), "right"
         ),
-        *lengths,
+        *map(at_length, lengths, (80, 80, 100)),
     )  # fmt: skip
     legend = (
         "to spare: beyond the most that it may need. batch: the largest that surely fits, in "

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import pytest
 
 from fragdoctor.errors import ConfigError, FragdoctorError
 from fragdoctor.estimation.recipes.entries import Format, flat, read
 from fragdoctor.estimation.recipes.question import FORMATS, reading_of
-from fragdoctor.estimation.recipes.resolve import Resolved, resolve
-from fragdoctor.model.recipe import Bearing
+from fragdoctor.estimation.recipes.resolve import resolve
+from fragdoctor.model.recipe import Bearing, Recipe
 
 SFT = {"model_name_or_path": "llama-3.1-8b", "per_device_train_batch_size": 2, "max_length": 512}
 ANYTHING = frozenset(
@@ -20,9 +21,15 @@ ANYTHING = frozenset(
 )  # fmt: skip
 
 
+class Resolved(NamedTuple):
+    options: Mapping[str, Any]
+    files: Sequence[Recipe]
+    notes: Sequence[str]
+
+
 def resolved(*files: dict[str, Any], given: dict[str, Any] | None = None) -> Resolved:
     readings = [reading_of(entries, f"file{i}") for i, entries in enumerate(files)]
-    return resolve(readings, given or {}, ANYTHING)
+    return Resolved(*resolve(readings, given or {}, ANYTHING))
 
 
 @pytest.mark.parametrize(
@@ -181,7 +188,7 @@ def test_optimizer_that_is_not_known_is_refused_unless_named_on_the_command_line
 def test_option_that_the_way_taken_does_not_use_is_listed() -> None:
     readings = [reading_of(SFT, "file")]
 
-    found = resolve(readings, {"inference": True}, frozenset({"model", "seq"}))
+    found = Resolved(*resolve(readings, {"inference": True}, frozenset({"model", "seq"})))
 
     assert {"model", "seq"} == found.options.keys()
     idle = [entry.key for entry in found.files[0].unused_that(Bearing.NONE)]
@@ -223,7 +230,7 @@ def test_odd_values_are_used_listed_or_refused_in_a_sentence(
             entries = nested(key, value)
             try:
                 readings = [read(format_, entries, "file")]
-                found = resolve(readings, {"inputs": ["gpt2"]}, ANYTHING)
+                found = Resolved(*resolve(readings, {"inputs": ["gpt2"]}, ANYTHING))
             except FragdoctorError:
                 continue
             named = [e.key for file in found.files for e in (*file.used, *file.unused)]
@@ -234,8 +241,8 @@ def test_odd_values_are_used_listed_or_refused_in_a_sentence(
 def test_way_of_the_loss_is_an_option_of_training_alone() -> None:
     readings = [reading_of({**SFT, "use_liger_kernel": True}, "file")]
 
-    training = resolve(readings, {}, ANYTHING | {"logits"})
-    server = resolve(readings, {}, ANYTHING - {"logits"})
+    training = Resolved(*resolve(readings, {}, ANYTHING | {"logits"}))
+    server = Resolved(*resolve(readings, {}, ANYTHING - {"logits"}))
 
     assert "fused" == training.options["logits"]
     assert "logits" not in server.options
