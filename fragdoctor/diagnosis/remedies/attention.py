@@ -54,6 +54,7 @@ class FusedAttention(SavingRemedy):
             weight=HELPS if where is None else FITS,
             confidence=Confidence.POSSIBLE,
             why=one_tensor_text(r) if is_alone else "Scores and their softmax are kept.",
+            attempts=self.attempts(case),
         )
 
     def edits(self, case: JudgedCase) -> Sequence[Edit]:

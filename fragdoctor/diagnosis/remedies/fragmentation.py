@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from msgspec.structs import replace
-
 from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.remedies.remedy import (
     CURES,
@@ -69,7 +67,10 @@ class MoveStrandingBlocks(Remedy):
         ]
         for strander, line in large[:MAX_GROUPS]:
             solves = strander.stranded_bytes + strander.block_bytes >= r.uncovered_bytes
-            proposal = self.proposal(
+            # The blocks are freed before the failed request.
+            addresses, bench = strander.addresses, case.bench
+            edit = None if bench is None else blocks_freed(addresses, bench.recorded.oom_event)
+            yield self.proposal(
                 title=f"Keep the blocks of {line_text(line)} out of the way",
                 weight=HELPS if solves else MAY_HELP,
                 confidence=Confidence.LIKELY if solves else Confidence.POSSIBLE,
@@ -85,15 +86,8 @@ class MoveStrandingBlocks(Remedy):
                 predicted=Predicted(fits=True, method="arithmetic") if solves else None,
                 cost="A change to the code; clone() needs both copies for a moment.",
                 saves_bytes=strander.stranded_bytes,
+                attempts=() if edit is None else [Attempt.of_edit(edit)],
             )
-            yield replace(proposal, addresses=tuple(strander.addresses))
-
-    def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
-        """Try the run with these blocks freed before the failed request."""
-        del case
-        if proposal is None or not proposal.addresses:
-            return []
-        return [Attempt.of_edit(blocks_freed(proposal.addresses, bench.recorded.oom_event))]
 
 
 class PreallocateBuffers(Remedy):
@@ -128,24 +122,21 @@ class PreallocateBuffers(Remedy):
             cost="The full length is held from the start.",
             caveats=(f"Replayed at the recorded length; each step adds {format_size(step)}.",),
             locations=stacks[0],
+            attempts=[
+                Attempt.of_edit(
+                    combined([buffers_preallocated(b.row, b.n_buffers) for b in buffers])
+                )
+            ],
         )
 
-    def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
-        """Try the run with each buffer allocated once, at its largest size."""
-        del case
-        if proposal is None:
-            return []
-        edits = [buffers_preallocated(b.row, b.n_buffers) for b in bench.growing_buffers]
-        return [Attempt.of_edit(combined(edits))]
-
     def judged(
-        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Effect]
+        self, case: JudgedCase, bench: Bench, proposal: Proposal, outcomes: Sequence[Effect]
     ) -> Proposal | None:
         """Return the proposal with the replay's result, unless the replay holds buffers twice."""
         judged = super().judged(case, bench, proposal, outcomes)
         analysis = case.context.analysis
         is_late = analysis is not None and analysis.capture.is_late_start
-        if proposal is not None and judged is not None and judged.is_rejected and is_late:
+        if judged is not None and judged.is_rejected and is_late:
             return proposal.with_caveat(
                 "The recording begins when the buffers already exist: record from the start to "
                 "have the change replayed."
@@ -181,12 +172,8 @@ class BucketShapes(Remedy):
             else "Shapes that vary from step to step are the usual source of fragmentation; the "
             "message does not show whether they do.",
             cost="Padding wastes compute; buckets change the order of samples.",
+            attempts=[Attempt.of_edit(sizes_padded(bucket)) for bucket in BUCKETS],
         )
-
-    def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
-        """Try the run with large requests padded to buckets."""
-        del case, bench, proposal
-        return [Attempt.of_edit(sizes_padded(bucket)) for bucket in BUCKETS]
 
 
 LAYOUT: Final[tuple[Remedy, ...]] = (

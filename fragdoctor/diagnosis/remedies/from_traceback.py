@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.analysis.failed_attempts import LeftMemory, left_of_attempts
-from fragdoctor.diagnosis.bench import Attempt, Bench
+from fragdoctor.diagnosis.bench import Attempt
 from fragdoctor.diagnosis.remedies.framework_words import words_in
 from fragdoctor.diagnosis.remedies.remedy import CURES, FITS, HELPS, JudgedCase, Proposal, Remedy
 from fragdoctor.diagnosis.remedies.serving import smaller_cache
@@ -90,16 +90,16 @@ class RetryOutsideHandler(Remedy):
             if left
             else f"{why}: the second attempt starts with a full device.",
             saves_bytes=left or None,
+            attempts=self._attempts(case, attempts),
         )
 
-    def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
-        """Try the last attempt with what earlier attempts left freed before it began.
+    def _attempts(self, case: JudgedCase, found: LeftMemory | None) -> list[Attempt]:
+        """Return the last attempt with what earlier attempts left freed before it began.
 
         The earlier failures are left out, since the program caught them and went on.
         """
-        del bench
-        found, analysis = _left(case), case.context.analysis
-        if proposal is None or found is None or analysis is None:
+        analysis = case.context.analysis
+        if found is None or analysis is None:
             return []
         caught = np.array([oom.row - analysis.trace.first_row for oom in analysis.ooms], np.int64)
         edits = (

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from fragdoctor.analysis.result import KeptKind, KeptMemory, KeptPattern
-from fragdoctor.diagnosis.bench import Attempt, Bench, without
+from fragdoctor.diagnosis.bench import Attempt, without
 from fragdoctor.diagnosis.remedies.remedy import (
     CURES,
     HELPS,
@@ -39,16 +39,7 @@ FREEING: Final = (
 """What each of the three calls fails to do."""
 
 
-class _Leak(Remedy):
-    """Shared by the remedies for a leak: the growing memory, and the try without survivors."""
-
-    def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
-        """Try the run with the survivors freed at the end of the step that made them."""
-        del case, proposal
-        return [] if bench.let_go is None else [bench.let_go]
-
-
-class FreeLeak(_Leak):
+class FreeLeak(Remedy):
     """Freeing memory that grows, by what keeps it."""
 
     code = "free-leak"
@@ -84,6 +75,7 @@ class FreeLeak(_Leak):
                 else ()
             ),
             saves_bytes=kept.survivor_bytes,
+            attempts=_without(kept),
         )
 
 
@@ -154,7 +146,7 @@ WAYS: Final = {
 """What to change, by the pattern of the kept memory."""
 
 
-class NoGrad(_Leak):
+class NoGrad(Remedy):
     """Evaluation that builds graphs."""
 
     code = "no-grad"
@@ -205,6 +197,7 @@ class NoGrad(_Leak):
             cost="None: evaluation needs no gradients.",
             caveats=("model.eval() alone does not stop graphs from being built.",),
             saves_bytes=kept.survivor_bytes,
+            attempts=_without(kept),
         )
 
 
@@ -240,6 +233,12 @@ def _kept(case: JudgedCase) -> KeptMemory | None:
     if analysis is None or not case.supports(Cause.LEAK):
         return None
     return analysis.kept
+
+
+def _without(kept: KeptMemory) -> list[Attempt]:
+    """Return the run with kept memory freed at the end of the step that made it."""
+    attempt = without(kept)
+    return [] if attempt is None else [attempt]
 
 
 def kept_stack(context: Context, kept: KeptMemory) -> tuple[Location, ...]:
@@ -305,16 +304,8 @@ class GatherOnHost(Remedy):
             locations=kept_stack(case.context, kept),
             cost="A copy to the host for each batch; as much host memory.",
             saves_bytes=kept.survivor_bytes,
+            attempts=_without(kept),
         )
-
-    def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
-        """Try the run with the gathered results freed at the end of each batch."""
-        del bench, proposal
-        analysis = case.context.analysis
-        if analysis is None or analysis.gathered is None:
-            return []
-        attempt = without(analysis.gathered)
-        return [] if attempt is None else [attempt]
 
 
 # ---- from trial to trial ---------------------------------------------------------------------

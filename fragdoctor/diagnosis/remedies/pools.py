@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from msgspec.structs import replace
+
 from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.remedies.remedy import (
     ASKS,
@@ -89,6 +91,7 @@ class EmptyCache(Remedy):
                 why="The library allocates outside PyTorch's cache, and nothing flushes the cache "
                 "for it.",
                 cost="The cache must be filled again; keep it out of the training loop.",
+                attempts=_emptied(case),
             )
             return
         r = case.failed_request
@@ -96,17 +99,18 @@ class EmptyCache(Remedy):
             return
         if case.cause in (Cause.SIZE_BUG, Cause.UNKNOWN, Cause.PENDING_FREES):
             return
-        yield self.rejection(
+        rejected = self.rejection(
             "The allocator did that itself before it raised the error; "
             "live tensors and stranded holes stay as they are.",
             Confidence.PROVEN,
         )
+        yield replace(rejected, attempts=_emptied(case))
 
-    def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
-        """Try the call right before the failed request."""
-        del case, proposal
-        failed = bench.recorded.oom_event
-        return [] if failed is None else [Attempt.of_edit(empty_cache_at([failed]))]
+
+def _emptied(case: JudgedCase) -> list[Attempt]:
+    """Return the run with the call right before the failed request."""
+    failed = None if case.bench is None else case.bench.recorded.oom_event
+    return [] if failed is None else [Attempt.of_edit(empty_cache_at([failed]))]
 
 
 class SplitAllocation(Remedy):
@@ -162,9 +166,12 @@ class RaiseMemoryLimit(Remedy):
         is_room_known = r is not None and (r.free_bytes is None or r.is_covered_by_free)
         if not is_room_known and not is_main:
             return
-        needed = None
+        needed = whole = None
         if r is not None and r.reserved_bytes is not None:
             needed = r.reserved_bytes + r.requested_bytes + r.tolerance_bytes
+            if r.free_bytes is not None and r.reserved_bytes:
+                bytes_ = r.reserved_bytes + r.free_bytes
+                whole = Attempt(WhatIf(capacity_bytes=bytes_, edit="without the limit"))
         proposal = self.proposal(
             # A limit that was never printed but would explain the failure has to be found first.
             weight=CURES if is_main else ASKS if case.cause is Cause.UNKNOWN else HELPS,
@@ -177,20 +184,12 @@ class RaiseMemoryLimit(Remedy):
             predicted=Predicted(fits=True, method="arithmetic")
             if r is not None and r.limit_is_binding and r.is_covered_by_free
             else None,
+            attempts=[] if whole is None else [whole],
         )
         yield _with_fraction(proposal, r, needed)
 
-    def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
-        """Try the whole device."""
-        del bench
-        r = case.failed_request
-        if proposal is None or r is None or r.free_bytes is None or not r.reserved_bytes:
-            return []
-        whole = WhatIf(capacity_bytes=r.reserved_bytes + r.free_bytes, edit="without the limit")
-        return [Attempt(whole)]
-
     def judged(
-        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Effect]
+        self, case: JudgedCase, bench: Bench, proposal: Proposal, outcomes: Sequence[Effect]
     ) -> Proposal | None:
         """Return the proposal with the fraction that all recorded requests need."""
         judged = super().judged(case, bench, proposal, outcomes)

@@ -195,12 +195,9 @@ class DropIdleGraph(Remedy):
                 "If a backward pass does follow that call, it needs the graph.",
             ),
             saves_bytes=graph.n_bytes,
+            # Checkpointed layers keep more than a run without a graph.
+            attempts=list(map(Attempt.of_edit, layers_checkpointed(case))),
         )
-
-    def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
-        """Try the run with checkpointed layers, which keep more than a run without a graph."""
-        del bench
-        return [] if proposal is None else list(map(Attempt.of_edit, layers_checkpointed(case)))
 
 
 class SmallerOptimizerState(SavingRemedy):

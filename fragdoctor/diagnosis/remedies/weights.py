@@ -61,6 +61,7 @@ class CopyOfWeights(SavingRemedy):
             change=change,
             why=f"{format_size(copies.n_bytes)} are held beside the model.",
             locations=stack,
+            attempts=self.attempts(case),
         )
 
     def is_about(self, case: JudgedCase, copies: WeightCopies) -> bool:
