@@ -20,6 +20,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
     Proposal,
     Remedy,
     helps,
+    proposes,
 )
 from fragdoctor.future.edits import Edit
 from fragdoctor.future.training_edits import batch_scaled, passes_scaled
@@ -392,44 +393,41 @@ def _model_bytes(case: JudgedCase) -> dict[str, int]:
     return {names[s.category]: s.n_bytes for s in sums if s.category in names and s.n_bytes}
 
 
-class LessModelMemory(Remedy):
-    """Less memory for weights, gradients and state: precision, sharding, offloading."""
+@proposes("Keep weights and state in less memory")
+def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose it for capacity, ranked first if there is only the model so far.
 
-    code = "less-model-memory"
-    title = "Keep weights and state in less memory"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it for capacity, ranked first if there is only the model so far."""
-        r = case.failed_request
-        if not case.is_allocator_case or r is None or case.cause is not Cause.CAPACITY:
-            return
-        if r.is_alone_too_large:
-            return
-        is_building = case.only_builds and not case.fails_in_optimizer_step
-        held = _model_bytes(case)
-        why = "Lower precision halves weights, gradients and activations alike."
-        if is_building:
-            why = (
-                f"Nothing was freed before the failure: {format_size(r.live_bytes)} are the model "
-                "itself."
-            )
-        elif held:
-            parts = ", ".join(f"{name} {format_size(n)}" for name, n in held.items())
-            why = (
-                f"At the peak the device holds {parts}. Half the precision halves them; sharded "
-                "over n GPUs (ZeRO, FSDP), each holds one nth."
-            )
-        yield self.proposal(
-            weight=FITS
-            if is_building or (case.has_marker(BATCH_OF_ONE) and case.is_checkpointed)
-            else MAY_HELP,
-            confidence=Confidence.LIKELY if is_building else Confidence.POSSIBLE,
-            change="bf16 weights or autocast, an 8-bit optimizer, LoRA; quantized weights for "
-            "inference; FSDP or ZeRO over several GPUs, offloading to the host",
-            why=why,
-            cost="Lower precision may need care with the loss; sharding and offloading need "
-            "bandwidth.",
+    Less memory for weights, gradients and state: precision, sharding, offloading.
+    """
+    r = case.failed_request
+    if not case.is_allocator_case or r is None or case.cause is not Cause.CAPACITY:
+        return
+    if r.is_alone_too_large:
+        return
+    is_building = case.only_builds and not case.fails_in_optimizer_step
+    held = _model_bytes(case)
+    why = "Lower precision halves weights, gradients and activations alike."
+    if is_building:
+        why = (
+            f"Nothing was freed before the failure: {format_size(r.live_bytes)} are the model "
+            "itself."
         )
+    elif held:
+        parts = ", ".join(f"{name} {format_size(n)}" for name, n in held.items())
+        why = (
+            f"At the peak the device holds {parts}. Half the precision halves them; sharded "
+            "over n GPUs (ZeRO, FSDP), each holds one nth."
+        )
+    yield remedy.proposal(
+        weight=FITS
+        if is_building or (case.has_marker(BATCH_OF_ONE) and case.is_checkpointed)
+        else MAY_HELP,
+        confidence=Confidence.LIKELY if is_building else Confidence.POSSIBLE,
+        change="bf16 weights or autocast, an 8-bit optimizer, LoRA; quantized weights for "
+        "inference; FSDP or ZeRO over several GPUs, offloading to the host",
+        why=why,
+        cost="Lower precision may need care with the loss; sharding and offloading need bandwidth.",
+    )
 
 
-CAPACITY: Final[tuple[Remedy, ...]] = (LimitBatch(), SmallerBatch(), LessModelMemory())
+CAPACITY: Final[tuple[Remedy, ...]] = (LimitBatch(), SmallerBatch(), less_model_memory)

@@ -30,7 +30,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
     prospect,
     steps_won,
 )
-from fragdoctor.diagnosis.remedies.serving import FitKvCache, LessOnTheDevice
+from fragdoctor.diagnosis.remedies.serving import fit_kv_cache, less_on_the_device
 from fragdoctor.diagnosis.remedies.training import TRAINING, CombinedSavings
 from fragdoctor.diagnosis.remedies.weights import WEIGHTS
 from fragdoctor.model.diagnosis import Cause, Recommendation
@@ -48,8 +48,8 @@ REMEDIES: Final[tuple[Remedy, ...]] = (
     *POOLS,
     *CALLS,
     *HOST_MEMORY,
-    FitKvCache(),
-    LessOnTheDevice(),
+    fit_kv_cache,
+    less_on_the_device,
     *OUTSIDE,
 )
 

@@ -14,6 +14,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
     JudgedCase,
     Proposal,
     Remedy,
+    proposes,
 )
 from fragdoctor.future.edits import blocks_freed, combined, sizes_padded
 from fragdoctor.future.training_edits import buffers_preallocated
@@ -41,53 +42,50 @@ MAX_GROUPS: Final = 3
 """Nobody changes more places than this at once."""
 
 
-class MoveStrandingBlocks(Remedy):
-    """Moving or freeing the few live blocks that strand free memory."""
+@proposes("Keep long-lived blocks out of the way", burden=Burden.CHANGE)
+def move_stranding_blocks(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose keeping long-lived blocks out of the way, group by group.
 
-    code = "move-stranding-blocks"
-    title = "Keep long-lived blocks out of the way"
-    burden = Burden.CHANGE
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose keeping long-lived blocks out of the way, group by group."""
-        analysis, r = case.context.analysis, case.failed_request
-        if analysis is None or r is None or case.cause is not Cause.FRAGMENTATION:
-            return
-        stranded = analysis.free_space.stranded_free_bytes
-        # Growing buffers will be somewhere else in the next step.
-        growing = () if case.bench is None else case.bench.growing_buffers
-        moving = {case.context.user_line(b.stack) for b in growing}
-        large = [
-            (p, line)
-            for p in analysis.stranders
-            if p.stranded_bytes >= MIN_SHARE * stranded > 0
-            and (line := case.context.user_line(p.stack)) is not None
-            and line not in moving
-            and classify_file(line.filename) != TORCH
-        ]
-        for strander, line in large[:MAX_GROUPS]:
-            solves = strander.stranded_bytes + strander.block_bytes >= r.uncovered_bytes
-            # The blocks are freed before the failed request.
-            addresses, bench = strander.addresses, case.bench
-            edit = None if bench is None else blocks_freed(addresses, bench.recorded.oom_event)
-            yield self.proposal(
-                title=f"Keep the blocks of {line_text(line)} out of the way",
-                weight=HELPS if solves else MAY_HELP,
-                confidence=Confidence.LIKELY if solves else Confidence.POSSIBLE,
-                change="allocate them before everything that is short-lived, or clone() what must "
-                "stay once the step has freed its memory; del them before the large request if "
-                "they are no longer needed",
-                why=f"{plural(strander.n_blocks, 'live block')} of "
-                f"{format_size(strander.block_bytes)} "
-                f"{'keeps' if strander.n_blocks == 1 else 'keep'} "
-                f"{format_size(strander.stranded_bytes)} of free memory in "
-                f"{plural(strander.n_segments, 'segment')} from being returned.",
-                locations=case.context.python_stack(strander.stack),
-                predicted=Predicted(fits=True, method="arithmetic") if solves else None,
-                cost="A change to the code; clone() needs both copies for a moment.",
-                saves_bytes=strander.stranded_bytes,
-                attempts=() if edit is None else [Attempt.of_edit(edit)],
-            )
+    Moving or freeing the few live blocks that strand free memory.
+    """
+    analysis, r = case.context.analysis, case.failed_request
+    if analysis is None or r is None or case.cause is not Cause.FRAGMENTATION:
+        return
+    stranded = analysis.free_space.stranded_free_bytes
+    # Growing buffers will be somewhere else in the next step.
+    growing = () if case.bench is None else case.bench.growing_buffers
+    moving = {case.context.user_line(b.stack) for b in growing}
+    large = [
+        (p, line)
+        for p in analysis.stranders
+        if p.stranded_bytes >= MIN_SHARE * stranded > 0
+        and (line := case.context.user_line(p.stack)) is not None
+        and line not in moving
+        and classify_file(line.filename) != TORCH
+    ]
+    for strander, line in large[:MAX_GROUPS]:
+        solves = strander.stranded_bytes + strander.block_bytes >= r.uncovered_bytes
+        # The blocks are freed before the failed request.
+        addresses, bench = strander.addresses, case.bench
+        edit = None if bench is None else blocks_freed(addresses, bench.recorded.oom_event)
+        yield remedy.proposal(
+            title=f"Keep the blocks of {line_text(line)} out of the way",
+            weight=HELPS if solves else MAY_HELP,
+            confidence=Confidence.LIKELY if solves else Confidence.POSSIBLE,
+            change="allocate them before everything that is short-lived, or clone() what must "
+            "stay once the step has freed its memory; del them before the large request if "
+            "they are no longer needed",
+            why=f"{plural(strander.n_blocks, 'live block')} of "
+            f"{format_size(strander.block_bytes)} "
+            f"{'keeps' if strander.n_blocks == 1 else 'keep'} "
+            f"{format_size(strander.stranded_bytes)} of free memory in "
+            f"{plural(strander.n_segments, 'segment')} from being returned.",
+            locations=case.context.python_stack(strander.stack),
+            predicted=Predicted(fits=True, method="arithmetic") if solves else None,
+            cost="A change to the code; clone() needs both copies for a moment.",
+            saves_bytes=strander.stranded_bytes,
+            attempts=() if edit is None else [Attempt.of_edit(edit)],
+        )
 
 
 class PreallocateBuffers(Remedy):
@@ -144,40 +142,37 @@ class PreallocateBuffers(Remedy):
         return judged
 
 
-class BucketShapes(Remedy):
-    """Shapes that vary: pad them to buckets."""
+@proposes("Pad or bucket variable shapes", is_modelled=True)
+def bucket_shapes(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose buckets for fragmentation, unless a trace shows that shapes are steady.
 
-    code = "bucket-shapes"
-    title = "Pad or bucket variable shapes"
-    is_modelled = True
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose buckets for fragmentation, unless a trace shows that shapes are steady."""
-        if not case.is_allocator_case or case.cause is not Cause.FRAGMENTATION:
-            return
-        if case.bench is not None and case.bench.growing_buffers:
-            return  # sizes that only grow are not varied inputs
-        sizes = None if case.context.analysis is None else case.context.analysis.sizes
-        if sizes is not None and not sizes.drifting:
-            return
-        yield self.proposal(
-            weight=HELPS if sizes is not None else MAY_HELP,
-            confidence=Confidence.LIKELY if sizes is not None else Confidence.POSSIBLE,
-            change="pad sequence lengths to multiples of 64 or 128, or batch samples of similar "
-            "length; or run one step of the largest shape first, so that the cache has blocks that "
-            "fit everything that follows",
-            why=f"{sizes.n_large_allocs:,} large requests have {sizes.n_distinct_large:,} "
-            "different sizes: a freed block rarely fits the next one."
-            if sizes is not None
-            else "Shapes that vary from step to step are the usual source of fragmentation; the "
-            "message does not show whether they do.",
-            cost="Padding wastes compute; buckets change the order of samples.",
-            attempts=[Attempt.of_edit(sizes_padded(bucket)) for bucket in BUCKETS],
-        )
+    Shapes that vary: pad them to buckets.
+    """
+    if not case.is_allocator_case or case.cause is not Cause.FRAGMENTATION:
+        return
+    if case.bench is not None and case.bench.growing_buffers:
+        return  # sizes that only grow are not varied inputs
+    sizes = None if case.context.analysis is None else case.context.analysis.sizes
+    if sizes is not None and not sizes.drifting:
+        return
+    yield remedy.proposal(
+        weight=HELPS if sizes is not None else MAY_HELP,
+        confidence=Confidence.LIKELY if sizes is not None else Confidence.POSSIBLE,
+        change="pad sequence lengths to multiples of 64 or 128, or batch samples of similar "
+        "length; or run one step of the largest shape first, so that the cache has blocks that "
+        "fit everything that follows",
+        why=f"{sizes.n_large_allocs:,} large requests have {sizes.n_distinct_large:,} "
+        "different sizes: a freed block rarely fits the next one."
+        if sizes is not None
+        else "Shapes that vary from step to step are the usual source of fragmentation; the "
+        "message does not show whether they do.",
+        cost="Padding wastes compute; buckets change the order of samples.",
+        attempts=[Attempt.of_edit(sizes_padded(bucket)) for bucket in BUCKETS],
+    )
 
 
 LAYOUT: Final[tuple[Remedy, ...]] = (
     PreallocateBuffers(),
-    MoveStrandingBlocks(),
-    BucketShapes(),
+    move_stranding_blocks,
+    bucket_shapes,
 )

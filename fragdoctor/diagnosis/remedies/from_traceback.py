@@ -10,7 +10,15 @@ import numpy as np
 from fragdoctor.analysis.failed_attempts import LeftMemory, left_of_attempts
 from fragdoctor.diagnosis.bench import Attempt
 from fragdoctor.diagnosis.remedies.framework_words import words_in
-from fragdoctor.diagnosis.remedies.remedy import CURES, FITS, HELPS, JudgedCase, Proposal, Remedy
+from fragdoctor.diagnosis.remedies.remedy import (
+    CURES,
+    FITS,
+    HELPS,
+    JudgedCase,
+    Proposal,
+    Remedy,
+    proposes,
+)
 from fragdoctor.diagnosis.remedies.serving import smaller_cache
 from fragdoctor.future.edits import combined
 from fragdoctor.future.training_edits import requests_freed_at, requests_removed
@@ -23,38 +31,36 @@ CLOSED: Final = (Cause.NOT_MEMORY, Cause.HOST_MEMORY, Cause.HEALTHY)
 """Causes for which the place of the failure adds nothing."""
 
 
-class AtTheFailingCall(Remedy):
-    """What helps at the call that failed."""
+@proposes("Change the call that failed")
+def at_the_failing_call(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose what the table of signs says about the traceback.
 
-    code = "at-the-failing-call"
-    title = "Change the call that failed"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose what the table of signs says about the traceback."""
-        sign, message = case.sign, case.message
-        if sign is None or message is None or case.cause in CLOSED or case.kind == "kv-cache":
-            return
-        r = case.failed_request
-        had_room = case.cause is Cause.UNKNOWN and r is not None and r.is_covered_by_free
-        if had_room and sign.name != SERVER_STEP:
-            return  # a limit refused the request; but a server can reserve less
-        said = "It goes on more slowly" if message.is_warning else "It failed"
-        change = words_in(case, sign.name, sign.spelled) or sign.change
-        if sign.name == SERVER_STEP:
-            change = "; ".join(filter(None, (smaller_cache(case), change)))
-        yield self.proposal(
-            title=sign.title,
-            # A call that can leave the GPU helps whatever fills the GPU.
-            weight=CURES if sign.can_leave_gpu and not case.has_only_begun else FITS,
-            change=change,
-            why=f"{said} {sign.doing}. {sign.why}",
-            locations=tuple(
-                frame.location
-                for frame in message.frames
-                if frame.file and frame.line is not None and sign.matches(frame)
-            )[-1:],
-            cost="Another place, or less at a time; the result is the same.",
-        )
+    What helps at the call that failed.
+    """
+    sign, message = case.sign, case.message
+    if sign is None or message is None or case.cause in CLOSED or case.kind == "kv-cache":
+        return
+    r = case.failed_request
+    had_room = case.cause is Cause.UNKNOWN and r is not None and r.is_covered_by_free
+    if had_room and sign.name != SERVER_STEP:
+        return  # a limit refused the request; but a server can reserve less
+    said = "It goes on more slowly" if message.is_warning else "It failed"
+    change = words_in(case, sign.name, sign.spelled) or sign.change
+    if sign.name == SERVER_STEP:
+        change = "; ".join(filter(None, (smaller_cache(case), change)))
+    yield remedy.proposal(
+        title=sign.title,
+        # A call that can leave the GPU helps whatever fills the GPU.
+        weight=CURES if sign.can_leave_gpu and not case.has_only_begun else FITS,
+        change=change,
+        why=f"{said} {sign.doing}. {sign.why}",
+        locations=tuple(
+            frame.location
+            for frame in message.frames
+            if frame.file and frame.line is not None and sign.matches(frame)
+        )[-1:],
+        cost="Another place, or less at a time; the result is the same.",
+    )
 
 
 class RetryOutsideHandler(Remedy):
@@ -117,4 +123,4 @@ def _left(case: JudgedCase) -> LeftMemory | None:
     return left_of_attempts(analysis.trace, analysis.ooms, event)
 
 
-CALLS: Final[tuple[Remedy, ...]] = (AtTheFailingCall(), RetryOutsideHandler())
+CALLS: Final[tuple[Remedy, ...]] = (at_the_failing_call, RetryOutsideHandler())

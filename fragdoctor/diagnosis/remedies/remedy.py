@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from functools import cached_property
-from typing import Any, ClassVar, Final
+from typing import Any, Final, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -394,13 +394,13 @@ class Remedy:
         change, cost, caveats: as in ``Recommendation``, unless a proposal says something else.
     """
 
-    code: ClassVar[str]
-    title: ClassVar[str]
-    change: ClassVar[str] = ""
-    cost: ClassVar[str] = "None."
-    caveats: ClassVar[tuple[str, ...]] = ()
-    burden: ClassVar[Burden] = Burden.NONE
-    is_modelled: ClassVar[bool] = False
+    code: str
+    title: str
+    change: str = ""
+    cost: str = "None."
+    caveats: tuple[str, ...] = ()
+    burden: Burden = Burden.NONE
+    is_modelled: bool = False
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Yield proposals, or rejections with the reason; nothing if it does not apply.
@@ -480,6 +480,28 @@ class Remedy:
         """Return this remedy as a popular one that does not help here."""
         rejected = Recommendation(0, self.code, self.title, confidence, setting, why=why)
         return Proposal(self, rejected, is_rejected=True).saying(predicted=predicted or Predicted())
+
+
+Propose: TypeAlias = Callable[[Remedy, JudgedCase], Iterator[Proposal]]
+
+
+class _Proposed(Remedy):
+    """A remedy that consists of what it proposes; see ``proposes``."""
+
+    def __init__(self, propose: Propose, **attributes: Any) -> None:
+        self._propose = propose
+        self.code = propose.__name__.replace("_", "-")
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Yield what the function proposes."""
+        return self._propose(self, case)
+
+
+def proposes(title: str, **attributes: Any) -> Callable[[Propose], Remedy]:
+    """Make a function that yields proposals for a case a remedy; its name is the code."""
+    return lambda propose: _Proposed(propose, title=title, **attributes)
 
 
 # ---- what a replay says ----------------------------------------------------------------------

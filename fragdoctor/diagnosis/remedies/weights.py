@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import ClassVar, Final
+from typing import Final
 
 import numpy as np
 
@@ -41,9 +41,7 @@ class CopyOfWeights(SavingRemedy):
         "del it when it is not needed"
     )
     cost = "A copy over the bus at each update."
-    caveats: ClassVar[tuple[str, ...]] = (
-        "A target network or a teacher that every step runs has to stay.",
-    )
+    caveats = ("A target network or a teacher that every step runs has to stay.",)
     effort = 1
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
