@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from fragdoctor.analysis.result import DeviceAnalysis, KeptMemory, KeptPattern
 from fragdoctor.diagnosis.bench import Bench
-from fragdoctor.diagnosis.decision import Hypothesis, decide, distinct
+from fragdoctor.diagnosis.decision import Hypothesis, decide, distinct, in_bytes
 from fragdoctor.diagnosis.run_state import run_state
 from fragdoctor.diagnosis.verdict_message import (
     evidence_of_message,
@@ -560,22 +560,21 @@ def _figures(e: CaseEvidence) -> tuple[Evidence, ...]:
         if message is not None and message.sub_kind != NO_FAILURE:
             return (*evidence_of_message(message), *grown)
         return (*(evidence_of_stats(context) if context.stats else ()), *grown)
-    source, failed = "snapshot", e.failed
-    items = [
-        Evidence("reserved", analysis.reserved_bytes, "bytes", source),
-        Evidence(ACTIVE, analysis.active_bytes, "bytes", source),
-        Evidence("stranded free", analysis.free_space.stranded_free_bytes, "bytes", source),
-    ]
+    at_end = {
+        "reserved": analysis.reserved_bytes,
+        ACTIVE: analysis.active_bytes,
+        "stranded free": analysis.free_space.stranded_free_bytes,
+    }
+    items, failed = in_bytes(at_end, "snapshot"), e.failed
     if failed is not None:
         is_block = failed.block_bytes in {None, failed.requested_bytes}
-        for name, value in (
-            ("requested", failed.requested_bytes if is_block else failed.block_bytes),
-            ("segment for it", None if is_block else failed.requested_bytes),
-            (LIVE_AT_FAILURE, failed.live_bytes),
-            ("device free", failed.free_bytes),
-            ("available to PyTorch", failed.available_bytes),
-            ("device total", failed.total_bytes),
-        ):
-            if value is not None:
-                items.append(Evidence(name, value, "bytes", failed.source))
+        at_failure = {
+            "requested": failed.requested_bytes if is_block else failed.block_bytes,
+            "segment for it": None if is_block else failed.requested_bytes,
+            LIVE_AT_FAILURE: failed.live_bytes,
+            "device free": failed.free_bytes,
+            "available to PyTorch": failed.available_bytes,
+            "device total": failed.total_bytes,
+        }
+        items += in_bytes(at_failure, failed.source)
     return (*items, *grown)

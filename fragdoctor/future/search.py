@@ -14,11 +14,7 @@ from msgspec.structs import replace
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import ConfigError
-from fragdoctor.future.whatif import (
-    WhatIf,
-    conditions_of,
-    remakes_start_of,
-)
+from fragdoctor.future.whatif import WhatIf, conditions_of, remakes_start_of
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.settings import Era, is_same_conf, parse_conf
 from fragdoctor.model.simulation import Outlook, OutlookState, ReplayResult

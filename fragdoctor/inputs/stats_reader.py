@@ -122,20 +122,16 @@ def _is_one_of_many_lines(text: str) -> bool:
 
 def _loads(text: str) -> Any:
     if len(text) > DEFAULT_LIMITS.max_json_bytes:
-        raise _too_long()
+        raise LimitExceeded(
+            f"The JSON is longer than {format_size(DEFAULT_LIMITS.max_json_bytes)}.",
+            hint="Write each json.dumps(torch.cuda.memory_stats()) to a line of its own.",
+        )
     import json
 
     try:
         return json.loads(text)
     except RecursionError as error:
         raise InputError("The JSON nests too deeply for statistics.") from error
-
-
-def _too_long() -> LimitExceeded:
-    return LimitExceeded(
-        f"The JSON is longer than {format_size(DEFAULT_LIMITS.max_json_bytes)}.",
-        hint="Write each json.dumps(torch.cuda.memory_stats()) to a line of its own.",
-    )
 
 
 def _read_json_lines(text: str, label: str) -> tuple[list[MemoryStats], bool]:

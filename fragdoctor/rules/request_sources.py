@@ -248,7 +248,8 @@ def request_of_event(
         device=analysis.device,
         hint=printed.hint,
         doing=printed.doing,
-        is_caught=was_caught(snapshot, analysis, event.row),
+        is_caught=event.row < last_request(snapshot, analysis.device)
+        or is_one_of_several(analysis),
     )
 
 
@@ -308,11 +309,6 @@ def late_frees(snapshot: Snapshot, device: int, row: int) -> int:
     start = rows.start + (int(calls[-1]) + 1 if len(calls) else 0)
     done = snapshot.events.action[start:row] == Action.FREE_COMPLETED
     return int(snapshot.events.size_bytes[start:row][done].sum())
-
-
-def was_caught(snapshot: Snapshot, analysis: DeviceAnalysis, row: int) -> bool:
-    """Return whether the program went on after the failure: it allocated, or freed a trial."""
-    return row < last_request(snapshot, analysis.device) or is_one_of_several(analysis)
 
 
 OVERCOME_STEPS: Final = 2
