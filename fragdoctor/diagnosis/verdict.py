@@ -19,7 +19,6 @@ from msgspec.structs import replace
 from fragdoctor.analysis.result import DeviceAnalysis, KeptMemory, KeptPattern
 from fragdoctor.diagnosis.bench import Bench
 from fragdoctor.diagnosis.decision import Hypothesis, decide, distinct, in_bytes
-from fragdoctor.diagnosis.run_state import run_state
 from fragdoctor.diagnosis.verdict_message import (
     evidence_of_message,
     read_message,
@@ -30,7 +29,7 @@ from fragdoctor.diagnosis.verdict_stats import evidence_of_stats, read_stats
 from fragdoctor.future.outlook import ENOUGH
 from fragdoctor.model.case import NO_FAILURE
 from fragdoctor.model.census import HoldingKind
-from fragdoctor.model.diagnosis import Cause, Verdict
+from fragdoctor.model.diagnosis import Cause, RunState, Verdict
 from fragdoctor.model.finding import ACTIVE, LIVE_AT_FAILURE, Confidence, Evidence
 from fragdoctor.model.gpus import with_monitor_of
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState, ReplayResult
@@ -71,6 +70,9 @@ ends."""
 
 RESUMED_SHARE: Final = 0.5
 """A program that resumes needs at least this share of the memory live before the failure."""
+
+LITTLE_TO_SPARE: Final = 0.05
+"""A peak of live memory that leaves less than this share of the capacity is near the limit."""
 
 
 class CaseEvidence(Struct, frozen=True, dict=True):
@@ -207,7 +209,28 @@ def find_verdict(evidence: CaseEvidence) -> Verdict:
     outlook = evidence.outlook
     if outlook is not None and not (verdict.cause is Cause.HEALTHY and evidence.failed is not None):
         verdict = replace(verdict, outlook=outlook)
-    return replace(verdict, state=run_state(evidence.context, verdict.cause))
+    return replace(verdict, state=_run_state(evidence.context, verdict.cause))
+
+
+def _run_state(context: Context, cause: Cause) -> RunState:
+    """Return the state of the run on the verdict's device, given the verdict's cause."""
+    n_ooms = context.stats[-1].n_ooms if context.stats else None
+    if context.analysis is not None and context.analysis.ooms and cause is Cause.HEALTHY:
+        return RunState.NEAR_LIMIT  # the program caught its failures and resumed its work
+    analysis, message = context.analysis, context.message
+    is_told = message is not None and message.sub_kind != NO_FAILURE and not message.is_warning
+    if is_told or n_ooms or (analysis is not None and analysis.ooms):
+        return RunState.FAILED
+    if analysis is not None and not analysis.capture.has_trace:
+        is_empty = not analysis.reserved_bytes
+        return RunState.EMPTY if is_empty else RunState.NO_HISTORY
+    was_retried = message is not None and message.is_warning
+    if was_retried or (context.retries and context.retries[0]):
+        return RunState.NEAR_LIMIT
+    line, capacity = analysis and analysis.timeline, context.total_bytes
+    if line and capacity and capacity - line.peak_active_bytes < LITTLE_TO_SPARE * capacity:
+        return RunState.NEAR_LIMIT
+    return RunState.FITS if analysis is not None or n_ooms == 0 else RunState.UNKNOWN
 
 
 # ---- the table -----------------------------------------------------------------------------------
