@@ -63,56 +63,55 @@ def at_the_failing_call(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     )
 
 
-class RetryOutsideHandler(Remedy):
-    """A retry inside an except block, where the exception still holds the failed attempt."""
+@proposes("Retry after the except block, not inside it")
+def retry_outside_except(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose it if a traceback was being handled, or an earlier attempt is still held.
 
-    code = "retry-outside-except"
-    title = "Retry after the except block, not inside it"
+    A retry inside an except block fails while the exception still holds the failed attempt.
+    """
+    message = case.message
+    log = case.context.case.oom
+    said = [message] if log is None else log.messages
+    # A retry failed in a handler, where an error is not just passed on.
+    is_in_handler = any(
+        m is not None
+        and m.is_in_handler
+        and m.is_of_caching_allocator
+        and not (m.frames and m.frames[-1].code.startswith("raise"))
+        for m in said
+    )
+    attempts = _left(case)
+    left = 0 if attempts is None else attempts.n_bytes
+    if not (is_in_handler or left) or case.cause in CLOSED:
+        return
+    why = "An exception's traceback keeps the frames of its attempt, and they keep its tensors"
+    yield remedy.proposal(
+        weight=FITS if case.sign is None else HELPS,
+        confidence=Confidence.LIKELY,
+        change="set a flag in the except block and try again after it; keep str(error), not "
+        "the exception; gc.collect() and torch.cuda.empty_cache() before the next attempt",
+        why=f"{why}: {format_size(left)} of a failed attempt were still held."
+        if left
+        else f"{why}: the second attempt starts with a full device.",
+        saves_bytes=left or None,
+        attempts=_attempts(case, attempts),
+    )
 
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it if a traceback was being handled, or an earlier attempt is still held."""
-        message = case.message
-        log = case.context.case.oom
-        said = [message] if log is None else log.messages
-        # A retry failed in a handler, where an error is not just passed on.
-        is_in_handler = any(
-            m is not None
-            and m.is_in_handler
-            and m.is_of_caching_allocator
-            and not (m.frames and m.frames[-1].code.startswith("raise"))
-            for m in said
-        )
-        attempts = _left(case)
-        left = 0 if attempts is None else attempts.n_bytes
-        if not (is_in_handler or left) or case.cause in CLOSED:
-            return
-        why = "An exception's traceback keeps the frames of its attempt, and they keep its tensors"
-        yield self.proposal(
-            weight=FITS if case.sign is None else HELPS,
-            confidence=Confidence.LIKELY,
-            change="set a flag in the except block and try again after it; keep str(error), not "
-            "the exception; gc.collect() and torch.cuda.empty_cache() before the next attempt",
-            why=f"{why}: {format_size(left)} of a failed attempt were still held."
-            if left
-            else f"{why}: the second attempt starts with a full device.",
-            saves_bytes=left or None,
-            attempts=self._attempts(case, attempts),
-        )
 
-    def _attempts(self, case: JudgedCase, found: LeftMemory | None) -> list[Attempt]:
-        """Return the last attempt with what earlier attempts left freed before it began.
+def _attempts(case: JudgedCase, found: LeftMemory | None) -> list[Attempt]:
+    """Return the last attempt with what earlier attempts left freed before it began.
 
-        The earlier failures are left out, since the program caught them and went on.
-        """
-        analysis = case.context.analysis
-        if found is None or analysis is None:
-            return []
-        caught = np.array([oom.row - analysis.trace.first_row for oom in analysis.ooms], np.int64)
-        edits = (
-            requests_removed(np.sort(caught[caught < found.row])),
-            requests_freed_at(found.starts, found.row),
-        )
-        return [Attempt.of_edit(combined(edits))]
+    The earlier failures are left out, since the program caught them and went on.
+    """
+    analysis = case.context.analysis
+    if found is None or analysis is None:
+        return []
+    caught = np.array([oom.row - analysis.trace.first_row for oom in analysis.ooms], np.int64)
+    edits = (
+        requests_removed(np.sort(caught[caught < found.row])),
+        requests_freed_at(found.starts, found.row),
+    )
+    return [Attempt.of_edit(combined(edits))]
 
 
 def _left(case: JudgedCase) -> LeftMemory | None:
@@ -123,4 +122,4 @@ def _left(case: JudgedCase) -> LeftMemory | None:
     return left_of_attempts(analysis.trace, analysis.ooms, event)
 
 
-CALLS: Final[tuple[Remedy, ...]] = (at_the_failing_call, RetryOutsideHandler())
+CALLS: Final[tuple[Remedy, ...]] = (at_the_failing_call, retry_outside_except)
