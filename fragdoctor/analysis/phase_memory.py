@@ -7,11 +7,7 @@ from typing import Final
 import numpy as np
 from msgspec.structs import replace
 
-from fragdoctor.analysis.categories import (
-    LIKELY,
-    Categories,
-    sort_blocks,
-)
+from fragdoctor.analysis.categories import LIKELY, Categories, sort_blocks
 from fragdoctor.analysis.modules import UNTOLD, ModulePaths
 from fragdoctor.analysis.result import PhaseAnalysis
 from fragdoctor.future.passes import Passes, RoleRuns, find_passes, last_phase

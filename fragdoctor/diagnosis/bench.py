@@ -18,11 +18,7 @@ from fragdoctor.analysis.training_run import NO_ROW, TrainingRequests
 from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.future.edits import Edit, leak_removed
 from fragdoctor.future.search import usual_candidates
-from fragdoctor.future.simulator import (
-    continued_with,
-    reproduce,
-    simulation_of,
-)
+from fragdoctor.future.simulator import continued_with, reproduce, simulation_of
 from fragdoctor.future.steps import StepKind, Steps
 from fragdoctor.future.whatif import FairReplay, WhatIf
 from fragdoctor.model.diagnosis import Predicted

@@ -14,13 +14,8 @@ from msgspec import Struct
 from fragdoctor.diagnosis.decision import NORMAL_OUTSIDE_SHARE, SLIM_MARGIN_SHARE
 from fragdoctor.diagnosis.figures import peak_of
 from fragdoctor.model.diagnosis import Cause, ChecklistItem, Status, Verdict
-from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.story import Direction
-from fragdoctor.rules.failed_request import (
-    CONTEXT_ALLOWANCE_BYTES,
-    FULL_SLACK_SHARE,
-    FailedRequest,
-)
+from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, FULL_SLACK_SHARE, FailedRequest
 from fragdoctor.rules.growth.accumulating_trials import STEPS, growth_sentence
 from fragdoctor.rules.growth.growing_line import maker_text
 from fragdoctor.rules.growth.growing_statistics import (
@@ -412,19 +407,14 @@ def check_settings(context: Context, _verdict: Verdict) -> Answer:
             )
         return skip("No input records the settings: a snapshot from PyTorch 2.2 or later does.")
     value = settings.conf or "defaults"
-    problems = _problems(context, settings)
-    if problems:
-        return warn(value, " ".join(problems), "snapshot")
-    return passed(value, "Nothing contradictory.", "snapshot")
-
-
-def _problems(context: Context, settings: AllocatorSettings) -> list[str]:
     problems = []
     if settings.garbage_collection_threshold and not context.has_memory_fraction:
         problems.append("garbage_collection_threshold has no effect without a memory fraction.")
     if settings.max_split_bytes is not None and settings.expandable_segments:
         problems.append("max_split_size_mb and expandable_segments should not be combined.")
-    return problems
+    if problems:
+        return warn(value, " ".join(problems), "snapshot")
+    return passed(value, "Nothing contradictory.", "snapshot")
 
 
 ITEMS: Final[tuple[tuple[str, str, Callable[[Context, Verdict], Answer]], ...]] = (

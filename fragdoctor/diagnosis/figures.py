@@ -9,15 +9,9 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from fragdoctor.analysis.attribution import (
-    find_holders,
-    find_stranded_segments,
-)
+from fragdoctor.analysis.attribution import find_holders, find_stranded_segments
 from fragdoctor.analysis.free_space import free_space
-from fragdoctor.analysis.result import (
-    DeviceAnalysis,
-    Holder,
-)
+from fragdoctor.analysis.result import DeviceAnalysis, Holder
 from fragdoctor.diagnosis.moments import DecidingMoment, categories_at
 from fragdoctor.model.arrays import distinct
 from fragdoctor.model.case import MemoryStats

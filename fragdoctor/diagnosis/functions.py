@@ -26,7 +26,8 @@ def function_holders(
     groups: dict[tuple[int, str, str, Location | None], dict[int, list[HolderReport]]] = {}
     for h in holders:
         if h.location is not None and h.held_bytes and not h.location.function.startswith("<"):
-            key = (h.device, h.location.filename, h.location.function, _caller(h))
+            outer = (f for f in h.stack[1:] if classify_file(f.filename) in (USER, PACKAGE))
+            key = (h.device, h.location.filename, h.location.function, next(outer, None))
             groups.setdefault(key, {}).setdefault(h.location.line, []).append(h)
     found = []
     for (device, filename, function, caller), lines in groups.items():
@@ -54,12 +55,6 @@ def function_holders(
                     )
                 )
     return tuple(sorted(found, key=lambda f: -f.held_bytes))
-
-
-def _caller(holder: HolderReport) -> Location | None:
-    """Return the line outside PyTorch that called the holder's function, or None."""
-    outer = holder.stack[1:]
-    return next((f for f in outer if classify_file(f.filename) in (USER, PACKAGE)), None)
 
 
 def _other_lines(snapshot: Snapshot, filename: str, function: str) -> list[int]:

@@ -18,8 +18,7 @@ from msgspec.structs import replace
 
 from fragdoctor.analysis.result import DeviceAnalysis, KeptMemory, KeptPattern
 from fragdoctor.diagnosis.bench import Bench
-from fragdoctor.diagnosis.decision import Hypothesis, decide, distinct
-from fragdoctor.diagnosis.run_state import run_state
+from fragdoctor.diagnosis.decision import Hypothesis, decide, distinct, in_bytes
 from fragdoctor.diagnosis.verdict_message import (
     evidence_of_message,
     read_message,
@@ -30,7 +29,7 @@ from fragdoctor.diagnosis.verdict_stats import evidence_of_stats, read_stats
 from fragdoctor.future.outlook import ENOUGH
 from fragdoctor.model.case import NO_FAILURE
 from fragdoctor.model.census import HoldingKind
-from fragdoctor.model.diagnosis import Cause, Verdict
+from fragdoctor.model.diagnosis import Cause, RunState, Verdict
 from fragdoctor.model.finding import ACTIVE, LIVE_AT_FAILURE, Confidence, Evidence
 from fragdoctor.model.gpus import with_monitor_of
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState, ReplayResult
@@ -71,6 +70,9 @@ ends."""
 
 RESUMED_SHARE: Final = 0.5
 """A program that resumes needs at least this share of the memory live before the failure."""
+
+LITTLE_TO_SPARE: Final = 0.05
+"""A peak of live memory that leaves less than this share of the capacity is near the limit."""
 
 
 class CaseEvidence(Struct, frozen=True, dict=True):
@@ -207,7 +209,28 @@ def find_verdict(evidence: CaseEvidence) -> Verdict:
     outlook = evidence.outlook
     if outlook is not None and not (verdict.cause is Cause.HEALTHY and evidence.failed is not None):
         verdict = replace(verdict, outlook=outlook)
-    return replace(verdict, state=run_state(evidence.context, verdict.cause))
+    return replace(verdict, state=_run_state(evidence.context, verdict.cause))
+
+
+def _run_state(context: Context, cause: Cause) -> RunState:
+    """Return the state of the run on the verdict's device, given the verdict's cause."""
+    n_ooms = context.stats[-1].n_ooms if context.stats else None
+    if context.analysis is not None and context.analysis.ooms and cause is Cause.HEALTHY:
+        return RunState.NEAR_LIMIT  # the program caught its failures and resumed its work
+    analysis, message = context.analysis, context.message
+    is_told = message is not None and message.sub_kind != NO_FAILURE and not message.is_warning
+    if is_told or n_ooms or (analysis is not None and analysis.ooms):
+        return RunState.FAILED
+    if analysis is not None and not analysis.capture.has_trace:
+        is_empty = not analysis.reserved_bytes
+        return RunState.EMPTY if is_empty else RunState.NO_HISTORY
+    was_retried = message is not None and message.is_warning
+    if was_retried or (context.retries and context.retries[0]):
+        return RunState.NEAR_LIMIT
+    line, capacity = analysis and analysis.timeline, context.total_bytes
+    if line and capacity and capacity - line.peak_active_bytes < LITTLE_TO_SPARE * capacity:
+        return RunState.NEAR_LIMIT
+    return RunState.FITS if analysis is not None or n_ooms == 0 else RunState.UNKNOWN
 
 
 # ---- the table -----------------------------------------------------------------------------------
@@ -560,22 +583,21 @@ def _figures(e: CaseEvidence) -> tuple[Evidence, ...]:
         if message is not None and message.sub_kind != NO_FAILURE:
             return (*evidence_of_message(message), *grown)
         return (*(evidence_of_stats(context) if context.stats else ()), *grown)
-    source, failed = "snapshot", e.failed
-    items = [
-        Evidence("reserved", analysis.reserved_bytes, "bytes", source),
-        Evidence(ACTIVE, analysis.active_bytes, "bytes", source),
-        Evidence("stranded free", analysis.free_space.stranded_free_bytes, "bytes", source),
-    ]
+    at_end = {
+        "reserved": analysis.reserved_bytes,
+        ACTIVE: analysis.active_bytes,
+        "stranded free": analysis.free_space.stranded_free_bytes,
+    }
+    items, failed = in_bytes(at_end, "snapshot"), e.failed
     if failed is not None:
         is_block = failed.block_bytes in {None, failed.requested_bytes}
-        for name, value in (
-            ("requested", failed.requested_bytes if is_block else failed.block_bytes),
-            ("segment for it", None if is_block else failed.requested_bytes),
-            (LIVE_AT_FAILURE, failed.live_bytes),
-            ("device free", failed.free_bytes),
-            ("available to PyTorch", failed.available_bytes),
-            ("device total", failed.total_bytes),
-        ):
-            if value is not None:
-                items.append(Evidence(name, value, "bytes", failed.source))
+        at_failure = {
+            "requested": failed.requested_bytes if is_block else failed.block_bytes,
+            "segment for it": None if is_block else failed.requested_bytes,
+            LIVE_AT_FAILURE: failed.live_bytes,
+            "device free": failed.free_bytes,
+            "available to PyTorch": failed.available_bytes,
+            "device total": failed.total_bytes,
+        }
+        items += in_bytes(at_failure, failed.source)
     return (*items, *grown)

@@ -7,14 +7,11 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from fragdoctor.diagnosis.decision import Hypothesis, decide, distinct, without_figures
+from fragdoctor.diagnosis.decision import Hypothesis, decide, distinct, in_bytes, without_figures
 from fragdoctor.diagnosis.verdict_foreign import WATCH, by_its_figures, watch
 from fragdoctor.model.case import GPU_TABLE, OomLog, OomMessage
 from fragdoctor.model.diagnosis import Cause
-from fragdoctor.model.engines import (
-    engine_of,
-    is_of_other_program,
-)
+from fragdoctor.model.engines import engine_of, is_of_other_program
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.rules.failed_request import known
 from fragdoctor.rules.request_sources import request_of_message
@@ -253,11 +250,7 @@ def evidence_of_message(message: OomMessage) -> tuple[Evidence, ...]:
         "limit": known(message.limit_bytes),
         "this process": known(message.process_bytes),
     }
-    return tuple(
-        Evidence(name, value, "bytes", MESSAGE)
-        for name, value in figures.items()
-        if value is not None
-    )
+    return tuple(in_bytes(figures, MESSAGE))
 
 
 def _allocator(message: OomMessage) -> Hypothesis:

@@ -6,7 +6,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from fragdoctor.diagnosis.decision import Hypothesis
+from fragdoctor.diagnosis.decision import Hypothesis, in_bytes
 from fragdoctor.model.case import MemoryStats
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence, Evidence
@@ -98,14 +98,10 @@ def evidence_of_stats(context: Context) -> tuple[Evidence, ...]:
     """Return the counters as evidence."""
     last = context.stats[-1]
     figures = {
-        "reserved": (last.reserved_bytes, "bytes"),
-        "allocated": (last.allocated_bytes, "bytes"),
-        "inactive split": (last.inactive_split_bytes, "bytes"),
-        "retries": (last.n_alloc_retries, "count"),
-        "failures": (last.n_ooms, "count"),
+        "reserved": last.reserved_bytes,
+        "allocated": last.allocated_bytes,
+        "inactive split": last.inactive_split_bytes,
     }
-    return tuple(
-        Evidence(name, value, unit, last.origin)
-        for name, (value, unit) in figures.items()
-        if value is not None
-    )
+    counts = {"retries": last.n_alloc_retries, "failures": last.n_ooms}
+    counted = (Evidence(k, n, "count", last.origin) for k, n in counts.items() if n is not None)
+    return (*in_bytes(figures, last.origin), *counted)

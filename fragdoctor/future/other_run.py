@@ -78,7 +78,14 @@ class OtherRun:
         _, own = _requests(trace, Operations.of(operations), sites, n_theirs)
         at_operation, found = _requests(other, theirs, sites)
         at, mate = align(own, found, is_cut=True)
-        _check_shared(own, at)
+        n_own, n_shared = int(own.tells.sum()), int(own.tells[at].sum())
+        if not n_own or n_shared < MIN_SHARED * n_own:
+            raise SimulationError(
+                "The two recordings do not belong together: "
+                f"{format_share(n_shared, n_own) if n_own else 'none'} of the requests come from "
+                "lines that make equally many in both.",
+                hint="Continue with a recording of the same program: fragdoctor rehearse train.py",
+            )
         ratio = _ratios(own, found, at, mate)
         self.is_same = bool((ratio == 1).all())
         native = reproduction.operations
@@ -197,22 +204,6 @@ def _site_number(trace: Trace, stack: int, sites: dict[Site, int]) -> int:
     return sites.setdefault(
         (names[0], own.line, own.function, names[1], inner.function), len(sites)
     )
-
-
-def _check_shared(own: Requests, at: I64) -> None:
-    """Check that enough requests were found in the other recording.
-
-    Raises:
-        SimulationError: if the recordings do not belong together.
-    """
-    n_own, n_shared = int(own.tells.sum()), int(own.tells[at].sum())
-    if not n_own or n_shared < MIN_SHARED * n_own:
-        raise SimulationError(
-            "The two recordings do not belong together: "
-            f"{format_share(n_shared, n_own) if n_own else 'none'} of the requests come from lines "
-            "that make equally many in both.",
-            hint="Continue with a recording of the same program: fragdoctor rehearse train.py",
-        )
 
 
 def _ratios(own: Requests, found: Requests, at: I64, mate: I64) -> npt.NDArray[np.float64]:

@@ -14,11 +14,7 @@ from msgspec.structs import replace
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import ConfigError
-from fragdoctor.future.whatif import (
-    WhatIf,
-    conditions_of,
-    remakes_start_of,
-)
+from fragdoctor.future.whatif import WhatIf, conditions_of, remakes_start_of
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.settings import Era, is_same_conf, parse_conf
 from fragdoctor.model.simulation import Outlook, OutlookState, ReplayResult
@@ -205,28 +201,17 @@ def with_smallest_capacity(  # noqa: PLR0913 - one question of a what-if
 
 
 def is_served(
-    reproduction: Reproduction, what_if: WhatIf, operations: _ext.NativeOps | None = None
+    reproduction: Reproduction, operations: _ext.NativeOps, capacity_bytes: int, *, is_steady: bool
 ) -> bool:
-    """Return whether the recorded part is served at the capacity of a what-if."""
-    requests = operations or reproduction.operations
-    return _CapacitySearch(reproduction, what_if, requests).fits(_capacity(what_if))[0]
-
-
-def is_served_from(
-    reproduction: Reproduction, what_if: WhatIf, operations: _ext.NativeOps | None = None
-) -> bool:
-    """Return whether the recorded part is served at a what-if's capacity and every larger one.
+    """Return whether requests are served at a capacity; if ``is_steady``, at every larger one too.
 
     The check stops when the work allowed for one search is used up.
     """
-    requests = operations or reproduction.operations
-    search = _CapacitySearch(reproduction, what_if, requests)
-    failing, _ = search.walk(_capacity(what_if), _ENDLESS, wanted=False)
+    search = _CapacitySearch(reproduction, WhatIf(), operations)
+    if not is_steady:
+        return search.fits(capacity_bytes)[0]
+    failing, _ = search.walk(capacity_bytes, _ENDLESS, wanted=False)
     return failing is None
-
-
-def _capacity(what_if: WhatIf) -> int:
-    return what_if.capacity_bytes or _ENDLESS
 
 
 class _CapacitySearch:

@@ -19,12 +19,7 @@ from fragdoctor.future.search import (
     usual_candidates,
     with_smallest_capacity,
 )
-from fragdoctor.future.whatif import (
-    FairReplay,
-    WhatIf,
-    check_version,
-    default_capacity,
-)
+from fragdoctor.future.whatif import FairReplay, WhatIf, check_version, default_capacity
 from fragdoctor.model.arrays import distinct
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.simulation import ReplayResult, Simulation

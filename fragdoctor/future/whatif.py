@@ -15,12 +15,7 @@ from fragdoctor.errors import SimulationError
 from fragdoctor.future.other_run import OtherRun
 from fragdoctor.future.outlook import Outlooks
 from fragdoctor.model.conf_keys import parse_version
-from fragdoctor.model.settings import (
-    AllocatorSettings,
-    era_of,
-    is_same_conf,
-    parse_conf,
-)
+from fragdoctor.model.settings import AllocatorSettings, era_of, is_same_conf, parse_conf
 from fragdoctor.model.simulation import Outlook, OutlookState, ReplayResult
 from fragdoctor.trace.operations import Operations, OpKind
 from fragdoctor.trace.replay import Conditions, Reproduction, allowed_by, result_of

@@ -9,27 +9,24 @@ from __future__ import annotations
 
 import stat
 import zipfile
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from os import PathLike, fspath
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, BinaryIO, Final, cast
+from typing import Any, BinaryIO, Final, TypeVar, cast
 
-from msgspec.structs import replace
+from msgspec.structs import fields, replace
 
-from fragdoctor.errors import (
-    InputError,
-    LimitExceeded,
-    NotASnapshot,
-    RefusedSnapshot,
-)
+from fragdoctor.errors import InputError, LimitExceeded, NotASnapshot, RefusedSnapshot
 from fragdoctor.inputs.confinement import check_place, is_allowed
 from fragdoctor.inputs.remote import is_remote, list_remote, open_remote, without_secrets
 from fragdoctor.inputs.zip_members import DAMAGE, only_one, open_archive, open_member, parts_of
 from fragdoctor.limits import DEFAULT_LIMITS
 from fragdoctor.model.case import BundleDevice, BundleFacts, OtherProcess, Overrides
 from fragdoctor.units import MIB, format_size
+
+T = TypeVar("T", BundleDevice, BundleFacts)
 
 MANIFEST: Final = "bundle.json"
 SNAPSHOT: Final = "snapshot.pickle"
@@ -47,8 +44,7 @@ FORMAT: Final = "fragdoctor-bundle"
 VERSION: Final = 1
 REASONS: Final = ("oom", "exit", "signal", "block", "request")
 _MAX_TEXT: Final = 4096
-_MAX_WORDS: Final = 1000
-_MAX_DEVICES: Final = 1024
+_MAX_LISTED: Final = 1024
 _MAX_NUMBER: Final = 1 << 60
 
 
@@ -247,72 +243,29 @@ def read_manifest(data: bytes, name: str) -> BundleFacts:
 
 
 def _facts(value: Mapping[str, Any]) -> BundleFacts:
-    oom, exception = _mapping(value.get("oom")), _mapping(value.get("exception"))
-    reason = _text(value.get("reason"))
-    return BundleFacts(
-        reason=reason if reason in REASONS else "",
-        time=_text(value.get("time")),
-        pid=_number(value.get("pid")),
-        rank=_number(value.get("rank")),
-        local_rank=_number(value.get("local_rank")),
-        world_size=_number(value.get("world_size")),
-        host=_text(value.get("host")),
-        command=_texts(value.get("command")) or _texts(value.get("argv")),
-        versions=_table(value.get("versions")),
-        environment=_table(value.get("environment")),
-        devices=_devices(value.get("devices")),
-        n_ooms=_number(value.get("n_ooms")) or 0,
-        n_skipped=_number(value.get("n_skipped")) or 0,
-        max_entries=_number(value.get("max_entries")),
-        stacks=_text(value.get("stacks")),
-        signal=_text(value.get("signal")),
-        exception=_text(exception.get("type")),
-        oom_device=_number(oom.get("device")),
-        ended_program=value.get("ended_program") is True,
-        problems=_texts(value.get("problems")),
-    )
+    told = {
+        **value,
+        "command": value.get("command") or value.get("argv"),
+        "exception": _mapping(value.get("exception")).get("type"),
+        "oom_device": _mapping(value.get("oom")).get("device"),
+        "unusable": None,
+    }
+    facts = _checked(BundleFacts, told)
+    return facts if facts.reason in REASONS else replace(facts, reason="")
 
 
-def _devices(value: Any) -> tuple[BundleDevice, ...]:
-    found: dict[int, BundleDevice] = {}
-    for entry in value[:_MAX_DEVICES] if isinstance(value, list) else ():
-        fields = _mapping(entry)
-        index = _number(fields.get("index"))
-        if index is not None and index not in found:
-            found[index] = _device(index, fields)
-    return tuple(found.values())
-
-
-def _device(index: int, fields: Mapping[str, Any]) -> BundleDevice:
-    total = _number(fields.get("total_bytes"))
-    fraction = fields.get("memory_fraction")
-    is_fraction = isinstance(fraction, float) and 0.0 < fraction < 1.0  # 1 means "not set"
-    return BundleDevice(
-        index=index,
-        name=_text(fields.get("name")),
-        total_bytes=total or None,
-        free_bytes=_number(fields.get("free_bytes")),
-        reserved_bytes=_number(fields.get("reserved_bytes")),
-        process_bytes=_number(fields.get("process_bytes")),
-        other_processes=_processes(fields.get("other_processes")),
-        memory_fraction=fraction if is_fraction else None,
-    )
-
-
-def _processes(value: Any) -> tuple[OtherProcess, ...]:
-    found = []
-    for entry in value[:_MAX_WORDS] if isinstance(value, list) else ():
-        fields = _mapping(entry)
-        pid, n_bytes = _number(fields.get("pid")), _number(fields.get("bytes"))
-        if pid is not None and n_bytes is not None:
-            found.append(OtherProcess(pid, n_bytes))
-    return tuple(found)
+def _checked(kind: type[T], told: Mapping[str, Any]) -> T:
+    """Return a struct made of what is told of each of its fields, by the field's type."""
+    return kind(**{f.name: _READERS[f.type](told.get(f.name)) for f in fields(kind)})
 
 
 def _number(value: Any) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        return None
-    return value if 0 <= value < _MAX_NUMBER else None
+    is_number = type(value) is int and 0 <= value < _MAX_NUMBER
+    return value if is_number else None
+
+
+def _fraction(value: Any) -> float | None:
+    return value if isinstance(value, float) and 0.0 < value < 1.0 else None  # 1 means "not set"
 
 
 def _text(value: Any) -> str:
@@ -320,14 +273,46 @@ def _text(value: Any) -> str:
 
 
 def _texts(value: Any) -> tuple[str, ...]:
-    words = value[:_MAX_WORDS] if isinstance(value, list) else ()
-    return tuple(_text(word) for word in words if isinstance(word, str))
+    return tuple(_text(word) for word in _listed(value) if isinstance(word, str))
 
 
 def _table(value: Any) -> dict[str, str]:
-    pairs = list(_mapping(value).items())[:_MAX_WORDS]
+    pairs = list(_mapping(value).items())[:_MAX_LISTED]
     return {_text(k): _text(v) for k, v in pairs if isinstance(v, str)}
+
+
+def _devices(value: Any) -> tuple[BundleDevice, ...]:
+    found: dict[int, BundleDevice] = {}
+    for entry in map(_mapping, _listed(value)):
+        if (index := _number(entry.get("index"))) is not None:
+            told = {**entry, "total_bytes": entry.get("total_bytes") or None}
+            found.setdefault(index, _checked(BundleDevice, told))
+    return tuple(found.values())
+
+
+def _processes(value: Any) -> tuple[OtherProcess, ...]:
+    entries = map(_mapping, _listed(value))
+    listed = ((_number(entry.get("pid")), _number(entry.get("bytes"))) for entry in entries)
+    return tuple(OtherProcess(pid, n) for pid, n in listed if pid is not None and n is not None)
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return value[:_MAX_LISTED] if isinstance(value, list) else ()
+
+
+_READERS: Final[Mapping[Any, Callable[[Any], Any]]] = {
+    bool: lambda value: value is True,
+    int: lambda value: _number(value) or 0,
+    int | None: _number,
+    float | None: _fraction,
+    str: _text,
+    Sequence[str]: _texts,
+    Mapping[str, str]: _table,
+    Sequence[BundleDevice]: _devices,
+    Sequence[OtherProcess]: _processes,
+}
+"""What is left of a value of JSON that does not fit the type of its field."""

@@ -16,6 +16,7 @@ from fragdoctor.errors import ConfigError, InputError, LimitExceeded, NotASnapsh
 from fragdoctor.inputs.bundles import (
     CENSUS,
     SNAPSHOT,
+    SOURCES,
     BundleFiles,
     is_bundle,
     open_bundle,
@@ -207,10 +208,7 @@ def _read_bundle(name: str, bundle: BundleFiles, parts: _Parts) -> None:
     n_before = parts.n_read
     for file in (*bundle.names, *bundle.added):
         try:
-            if file in bundle.names:
-                _read_member(name, file, bundle, parts)
-            else:
-                _read_added(file, bundle, parts)
+            _read_member(name, file, bundle, parts)
         except (RefusedSnapshot, LimitExceeded) as e:
             message = e.message.removeprefix(_IT).lstrip()
             raise type(e)(f"{file} in {shown(name)} {message}", hint=e.hint, offset=e.offset) from e
@@ -232,26 +230,21 @@ def _reason(error: InputError) -> str:
 
 def _read_member(name: str, file: str, bundle: BundleFiles, parts: _Parts) -> None:
     """Read one file of a bundle with the reader for its kind of content."""
+    from fragdoctor.inputs.census_reader import read_censuses, read_source_lines
     from fragdoctor.inputs.snapshot_reader import read_snapshot as load
 
     with bundle.open(file) as raw, open_source(raw, name=_IT) as stream:
+        binary = cast("BinaryIO", stream)
         if file == SNAPSHOT:
-            parts.snapshots.append((name, load(cast("BinaryIO", stream))))
-            return
-        data, damage = read_text(stream, file)
-        if data:
-            _read_text(_IT, classify(data[:HEAD_BYTES]), data, parts, damage)
-
-
-def _read_added(file: str, bundle: BundleFiles, parts: _Parts) -> None:
-    """Read details that go with the snapshot: the names that hold memory, or source lines."""
-    from fragdoctor.inputs.census_reader import read_censuses, read_source_lines
-
-    with bundle.open(file) as raw, open_source(raw, name=_IT) as stream:
-        if file == CENSUS:
-            parts.censuses = read_censuses(cast("BinaryIO", stream))
+            parts.snapshots.append((name, load(binary)))
+        elif file == CENSUS:
+            parts.censuses = read_censuses(binary)
+        elif file == SOURCES:
+            parts.source_lines = read_source_lines(binary)
         else:
-            parts.source_lines = read_source_lines(cast("BinaryIO", stream))
+            data, damage = read_text(stream, file)
+            if data:
+                _read_text(_IT, classify(data[:HEAD_BYTES]), data, parts, damage)
 
 
 _IT: Final = "it"

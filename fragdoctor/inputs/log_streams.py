@@ -20,13 +20,7 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fragdoctor.inputs.log_cleaning import (
-    ACTOR,
-    plain_lines,
-    rank_in,
-    shared_prefix,
-    split_prefix,
-)
+from fragdoctor.inputs.log_cleaning import ACTOR, plain_lines, rank_in, shared_prefix, split_prefix
 
 _WHOLE: Final = 256 * 1024  # a pasted text up to this size is searched whole
 _CHUNK: Final = 256 * 1024
@@ -117,15 +111,12 @@ class LogStream:
         text = self._lines[index].text
         if n == 0:
             return len(text) - len(text.lstrip())
-        if n == self._n_squeezed(index) - 1:
+        if n == self._end(index) - self._starts[index] - 1:
             return len(text.rstrip()) - 1
         if self._offsets[0] != index:
             self._offsets = index, [i for i, char in enumerate(text) if not char.isspace()]
         offsets = self._offsets[1]
         return offsets[n] if n < len(offsets) else len(text)
-
-    def _n_squeezed(self, index: int) -> int:
-        return self._end(index) - self._starts[index]
 
     def _end(self, index: int) -> int:
         """Return where a line ends in the squeezed text."""

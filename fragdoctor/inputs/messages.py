@@ -65,8 +65,7 @@ def hits_of(stream: LogStream) -> Iterator[Hit]:
     ranked: list[tuple[int, int, Hit]] = [(-1, hit.start, hit) for hit in hits(stream)]
     for priority, wording in enumerate(WORDINGS):
         ranked.extend((priority, hit.start, hit) for hit in wording.hits(stream))
-    taken = _without_overlaps(ranked)
-    yield from _grouped(taken)
+    yield from _grouped(_without_overlaps(ranked))
 
 
 def _without_overlaps(ranked: Iterable[tuple[int, int, Hit]]) -> list[Hit]:

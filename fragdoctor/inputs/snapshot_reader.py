@@ -29,7 +29,7 @@ from fragdoctor.errors import (
 )
 from fragdoctor.inputs.classify import InputKind, Wanted, classify, something_else
 from fragdoctor.inputs.source import ByteStream, open_source, shown
-from fragdoctor.inputs.torch_archive import cannot_seek, open_saved
+from fragdoctor.inputs.zip_members import only_one, open_archive, open_member, parts_of
 from fragdoctor.limits import DEFAULT_LIMITS, Limits
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import (
@@ -59,8 +59,8 @@ _PAYLOAD_END: Final = re.compile(rb"\s{0,64}+\}")
 _LONGEST_START_BYTES: Final = 256
 
 
-class PageEntries:
-    """Walks over the entries of a page in order; each payload can be read only once."""
+class PageEntries(io.RawIOBase):
+    """The entries of a page in order; reading gives the decoded bytes of the present one, once."""
 
     def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
@@ -68,6 +68,9 @@ class PageEntries:
         self._at_end = False
         self._n_read = 0
         self.name = ""
+        self._rest = b""  # base64 characters that do not yet fill a group of four
+        self._ready = b""
+        self._is_done = True
 
     @property
     def offset(self) -> int:
@@ -92,20 +95,50 @@ class PageEntries:
                     offset=self.offset,
                 )
 
-    def next_payload(self) -> Payload | None:
-        """Return the next entry's payload and set ``name``, or return None after the last entry."""
+    def next_entry(self) -> bool:
+        """Go to the next entry, past the rest of this one; return False after the last entry."""
+        while not self._is_done:
+            self._take()
+        self._rest = self._ready = b""
         while True:
             if match := _ENTRY.match(self._buffer):
                 self.name = match.group(1).decode("utf-8", "replace")
                 del self._buffer[: match.end()]
-                return Payload(self)
+                self._is_done = False
+                return True
             if _LIST_END.match(self._buffer):
-                return None
+                return False
             if len(self._buffer) > 3 * _LONGEST_NAME_BYTES or not self._fill():
-                return None
+                return False
 
-    def take(self) -> tuple[bytes, bool]:
-        """Return the next base64 characters, and whether the closing quote was reached."""
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Fill the buffer with the decoded bytes at hand; 0 means the end of the entry."""
+        while not self._ready and not self._is_done:
+            self._decode_more()
+        n = min(len(buffer), len(self._ready))
+        buffer[:n] = self._ready[:n]
+        self._ready = self._ready[n:]
+        return n
+
+    def _decode_more(self) -> None:
+        text = self._rest + self._take().replace(b"\\/", b"/").replace(b"\\n", b"")
+        n = len(text) if self._is_done else len(text) // 4 * 4
+        self._rest = text[n:]
+        try:
+            self._ready = binascii.a2b_base64(text[:n], strict_mode=True) if n else b""
+        except binascii.Error:
+            raise RefusedSnapshot(
+                "The snapshot in the HTML page is not valid base64.",
+                hint="Save the page again.",
+                offset=self.offset,
+            ) from None
+
+    def _take(self) -> bytes:
+        """Return the next base64 characters; the closing quote ends the entry."""
         if not self._buffer and not self._fill():
             raise TruncatedSnapshot(
                 "The HTML page ends in the middle of a snapshot.",
@@ -113,15 +146,15 @@ class PageEntries:
                 offset=self.offset,
             )
         end = self._buffer.find(b'"')
-        is_last = end >= 0
-        text = bytes(self._buffer[: end if is_last else len(self._buffer)])
-        del self._buffer[: len(text) + is_last]
-        if is_last:
+        self._is_done = end >= 0
+        text = bytes(self._buffer[: end if self._is_done else len(self._buffer)])
+        del self._buffer[: len(text) + self._is_done]
+        if self._is_done:
             while not self._buffer and self._fill():
                 pass
             if match := _PAYLOAD_END.match(self._buffer):
                 del self._buffer[: match.end()]
-        return text, is_last
+        return text
 
     def _fill(self) -> bool:
         chunk = bytearray(_CHUNK_BYTES)
@@ -132,52 +165,7 @@ class PageEntries:
         return n > 0
 
 
-class Payload(io.RawIOBase):
-    """The decoded bytes of one entry, as a stream."""
-
-    def __init__(self, page: PageEntries) -> None:
-        self._page = page
-        self._rest = b""  # base64 characters that do not yet fill a group of four
-        self._ready = b""
-        self._is_done = False
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Fill the buffer with the decoded bytes at hand; 0 means the end."""
-        while not self._ready and not self._is_done:
-            self._decode_more()
-        n = min(len(buffer), len(self._ready))
-        buffer[:n] = self._ready[:n]
-        self._ready = self._ready[n:]
-        return n
-
-    def drain(self) -> None:
-        """Read to the end of the payload, so that the page can continue to the next entry."""
-        while not self._is_done:
-            self._page_take()
-
-    def _page_take(self) -> bytes:
-        text, self._is_done = self._page.take()
-        return text
-
-    def _decode_more(self) -> None:
-        text = self._rest + self._page_take().replace(b"\\/", b"/").replace(b"\\n", b"")
-        n = len(text) if self._is_done else len(text) // 4 * 4
-        self._rest = text[n:]
-        try:
-            self._ready = binascii.a2b_base64(text[:n], strict_mode=True) if n else b""
-        except binascii.Error:
-            raise RefusedSnapshot(
-                "The snapshot in the HTML page is not valid base64.",
-                hint="Save the page again.",
-                offset=self._page.offset,
-            ) from None
-
-
-_Readable = ByteStream | Payload
+_Readable = ByteStream | PageEntries
 _Reader = Callable[..., dict[str, Any]]
 _ERRORS: Final[dict[str, type[InputError]]] = {
     "not_a_snapshot": NotASnapshot,
@@ -245,17 +233,45 @@ def _with_name(name: str, kind: str, message: str) -> str:
 def _read_saved(
     source: str | PathLike[str] | BinaryIO | bytes, stream: ByteStream, limits: Limits
 ) -> Snapshot:
-    """Return the snapshot in the ``data.pkl`` of an archive that ``torch.save`` wrote."""
+    """Return the snapshot in the ``data.pkl`` of an archive that ``torch.save`` wrote.
+
+    Only that member is read, as a bounded stream, by our pickle reader, which refuses the opcodes
+    that a tensor needs (globals, persistent ids).
+    """
     name = shown(stream.name)
     file = io.BytesIO(source) if isinstance(source, bytes) else source
-    if not _can_seek(file):
-        raise cannot_seek(name)
-    with (
-        open_saved(file, name) as packed,
-        open_source(packed, limits=limits, name=stream.name) as inner,
-    ):
-        tables = _call(_ext.read_pickle, inner, name, limits)
-        return _to_snapshot(tables, inner, limits, container="torch.save")
+    if not _can_seek(file):  # a zip lists its members at its end
+        raise NotASnapshot(
+            f"{name} is a file of torch.save(), which cannot be read from a pipe.",
+            hint="Give it by its file name.",
+        )
+    with open_archive(file, name, _MAX_ENTRIES, "A saved snapshot holds five.") as archive:
+        entries = archive.infolist()
+        found = [e for e in entries if len(p := parts_of(e.filename)) == 2 and p[1] == _PICKLE]
+        if not found:
+            raise NotASnapshot(
+                f"{name} is a zip archive, not a memory snapshot.",
+                hint=f"torch.save() puts a {_PICKLE} into its archives; this one has none.",
+            )
+        entry = only_one(found, _PICKLE, name, "torch.save() writes no such file.")
+        with (
+            open_member(archive, entry, name) as packed,
+            open_source(packed, limits=limits, name=stream.name) as inner,
+        ):
+            try:
+                tables = _call(_ext.read_pickle, inner, name, limits)
+            except RefusedSnapshot as e:
+                raise RefusedSnapshot(e.message, hint=_CHECKPOINT, offset=e.offset) from e
+            return _to_snapshot(tables, inner, limits, container="torch.save")
+
+
+_PICKLE: Final = "data.pkl"
+_MAX_ENTRIES: Final = 100_000
+"""A checkpoint has one member for each storage; a saved snapshot has about five in total."""
+
+_CHECKPOINT: Final = (
+    "It looks like a checkpoint. A snapshot is written by torch.cuda.memory._dump_snapshot()."
+)
 
 
 def _can_seek(file: str | PathLike[str] | BinaryIO) -> bool:
@@ -269,14 +285,13 @@ def _read_page(stream: ByteStream, limits: Limits) -> Snapshot:
     page = PageEntries(stream)
     page.find_list()
     first_error: NotASnapshot | None = None
-    while (payload := page.next_payload()) is not None:
+    while page.next_entry():
         name = f"{page.name} in {shown(stream.name)}"
         try:
-            tables = _call(_ext.read_pickle, payload, name, limits)
+            tables = _call(_ext.read_pickle, page, name, limits)
             return _to_snapshot(tables, stream, limits, container="html", entry=page.name)
         except NotASnapshot as error:
             first_error = first_error or error
-        payload.drain()
     raise first_error or NotASnapshot(
         "The HTML page lists no snapshot.", hint="Give the pickle itself.", offset=page.offset
     )

@@ -122,20 +122,16 @@ def _is_one_of_many_lines(text: str) -> bool:
 
 def _loads(text: str) -> Any:
     if len(text) > DEFAULT_LIMITS.max_json_bytes:
-        raise _too_long()
+        raise LimitExceeded(
+            f"The JSON is longer than {format_size(DEFAULT_LIMITS.max_json_bytes)}.",
+            hint="Write each json.dumps(torch.cuda.memory_stats()) to a line of its own.",
+        )
     import json
 
     try:
         return json.loads(text)
     except RecursionError as error:
         raise InputError("The JSON nests too deeply for statistics.") from error
-
-
-def _too_long() -> LimitExceeded:
-    return LimitExceeded(
-        f"The JSON is longer than {format_size(DEFAULT_LIMITS.max_json_bytes)}.",
-        hint="Write each json.dumps(torch.cuda.memory_stats()) to a line of its own.",
-    )
 
 
 def _read_json_lines(text: str, label: str) -> tuple[list[MemoryStats], bool]:
@@ -255,18 +251,8 @@ def looks_like_summary(text: str) -> bool:
 
 
 class _Table(Struct):
-    label: str
-    device: int | None = None
     values: dict[str, int] = field(default_factory=dict)
     family: str = ""
-
-    def stats(self) -> MemoryStats:
-        return MemoryStats(
-            values=self.values,
-            device=self.device,
-            origin="memory_summary",
-            label=self.label,
-        )
 
 
 def read_summaries(text: str, label: str = "") -> Iterator[MemoryStats]:
@@ -275,21 +261,21 @@ def read_summaries(text: str, label: str = "") -> Iterator[MemoryStats]:
         return
     from fragdoctor.inputs.log_cleaning import plain_lines
 
-    table: _Table | None = None
+    found: list[MemoryStats] = []
+    table = _Table()
     for number, raw in enumerate(text.split("\n"), start=1):
         if "|" not in raw and "memory summary" not in raw:
             continue
         for line in plain_lines(raw[:2000]):
             title = _TITLE.search(line)
-            if title or ("Cur Usage" in line and (table is None or table.values.keys() - _HEADER)):
-                if table is not None and table.values:
-                    yield table.stats()
-                table = _Table(f"{label}:{number}" if label else f"line {number}")
-                table.device = int(title.group(1)) if title else None
-            if table is not None:
+            if title or ("Cur Usage" in line and (not found or table.values.keys() - _HEADER)):
+                table = _Table()
+                device = int(title.group(1)) if title else None
+                at = f"{label}:{number}" if label else f"line {number}"
+                found.append(MemoryStats(table.values, device, "memory_summary", at))
+            if found:
                 _read_line(table, line)
-    if table is not None and table.values:
-        yield table.stats()
+    yield from (stats for stats in found if stats.values)
 
 
 _HEADER: Final = frozenset({"num_ooms", "num_alloc_retries"})

@@ -325,11 +325,8 @@ class FailedRequest(Struct, frozen=True):
     @property
     def outside_bytes(self) -> int | None:
         """Everything on the device that is neither free nor in PyTorch's cache."""
-        if None in (self.total_bytes, self.free_bytes, self.reserved_bytes):
+        if self.total_bytes is None or self.free_bytes is None or self.reserved_bytes is None:
             return None
-        assert self.total_bytes is not None  # noqa: S101 - for the type checker
-        assert self.free_bytes is not None  # noqa: S101
-        assert self.reserved_bytes is not None  # noqa: S101
         outside = self.total_bytes - self.free_bytes - self.reserved_bytes
         # The size of the device is a printed figure: a rounding error is not others' memory.
         return outside if outside > rounding_bytes(self.total_bytes) else 0

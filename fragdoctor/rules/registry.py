@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Final
@@ -12,14 +11,12 @@ from fragdoctor.rules.rule import HEADINGS, Rule
 _THEMES: Final = ("fragmentation", "capacity", "settings", "growth", "processes", "input_quality")
 
 
-def _rules_of(theme: str) -> Iterator[Rule]:
-    for file in Path(__file__).with_name(theme).glob("[!_]*.py"):
-        rule: Rule = getattr(import_module(f"fragdoctor.rules.{theme}.{file.stem}"), file.stem)
-        yield rule
-
-
+_FILES: Final = (f for theme in _THEMES for f in Path(__file__).with_name(theme).glob("[!_]*.py"))
 RULES: Final[tuple[Rule, ...]] = tuple(
-    sorted((rule for theme in _THEMES for rule in _rules_of(theme)), key=lambda rule: rule.code)
+    sorted(
+        (getattr(import_module(f"{__package__}.{f.parent.name}.{f.stem}"), f.stem) for f in _FILES),
+        key=lambda rule: rule.code,
+    )
 )
 
 

@@ -43,22 +43,16 @@ def find_failed_request(
     A trace that recorded the failure takes precedence, then the message, then a request that the
     user asks about. A bundle adds what the driver reported at that moment.
     """
-    found = _of_inputs(case, analysis, message)
-    return found and with_bundle(found, case.bundle, case.overrides)
-
-
-def _of_inputs(
-    case: Case, analysis: DeviceAnalysis | None, message: OomMessage | None
-) -> FailedRequest | None:
-    if analysis is not None and case.snapshot is not None:
-        event = matching_oom(analysis, message)
-        if event is not None:
-            return request_of_event(case.snapshot, analysis, event, message, case.overrides)
-    if message is not None and message.is_of_caching_allocator:
+    found, user = None, case.overrides
+    event = None if analysis is None else matching_oom(analysis, message)
+    if analysis is not None and case.snapshot is not None and event is not None:
+        found = request_of_event(case.snapshot, analysis, event, message, user)
+    elif message is not None and message.is_of_caching_allocator:
         printed = request_of_message(message)
-        if printed is not None:
-            return with_overrides(printed, case.overrides)
-    return asked_request(analysis, case.overrides) if analysis is not None else None
+        found = printed and with_overrides(printed, user)
+    if found is None and analysis is not None:
+        found = asked_request(analysis, user)
+    return found and with_bundle(found, case.bundle, user)
 
 
 def request_of_message(message: OomMessage) -> FailedRequest | None:
@@ -248,7 +242,8 @@ def request_of_event(
         device=analysis.device,
         hint=printed.hint,
         doing=printed.doing,
-        is_caught=was_caught(snapshot, analysis, event.row),
+        is_caught=event.row < last_request(snapshot, analysis.device)
+        or is_one_of_several(analysis),
     )
 
 
@@ -308,11 +303,6 @@ def late_frees(snapshot: Snapshot, device: int, row: int) -> int:
     start = rows.start + (int(calls[-1]) + 1 if len(calls) else 0)
     done = snapshot.events.action[start:row] == Action.FREE_COMPLETED
     return int(snapshot.events.size_bytes[start:row][done].sum())
-
-
-def was_caught(snapshot: Snapshot, analysis: DeviceAnalysis, row: int) -> bool:
-    """Return whether the program went on after the failure: it allocated, or freed a trial."""
-    return row < last_request(snapshot, analysis.device) or is_one_of_several(analysis)
 
 
 OVERCOME_STEPS: Final = 2

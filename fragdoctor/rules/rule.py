@@ -91,18 +91,10 @@ class Context(Struct, frozen=True):
         """Return the message, or skip the rule without one."""
         return needed(self.message, "no out-of-memory message was given")
 
-    def need_stats(self) -> tuple[MemoryStats, ...]:
-        """Return the statistics, or skip the rule without any."""
-        return needed(self.stats or None, "no memory statistics were given")
-
     def need_request(self) -> FailedRequest:
         """Return the failed request, or skip the rule without one."""
         why = "no failed request is known (no event, message or --request)"
         return needed(self.failed_request, why)
-
-    def need_settings(self) -> AllocatorSettings:
-        """Return the recorded settings, or skip the rule without any."""
-        return needed(self.settings, "no input records the allocator settings")
 
     @property
     def snapshot(self) -> Snapshot | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from typing import Final
 
 from msgspec.structs import replace
@@ -41,7 +41,7 @@ def with_trials(scenes: Sequence[Scene]) -> list[Scene]:
     line that says that a trial failed belongs to that trial, unless it has shown one above. If
     trials run side by side in one stream, lines that name none belong to none.
     """
-    is_parallel = depth(_trial_spans(scenes)) > 1
+    is_parallel = depth(_spans((s.trial, s.line) for s in scenes if s.trial)) > 1
     whole = list(scenes)
     current: dict[LogSource, str] = {}
     waiting: dict[LogSource, list[int]] = {}  # lines without a trial
@@ -105,37 +105,21 @@ def _spans(marks: Iterable[tuple[Hashable, int]]) -> list[tuple[int, int]]:
     return list(spans.values())
 
 
-def _trial_spans(scenes: Sequence[Scene]) -> list[tuple[int, int]]:
-    return _spans((s.trial, s.line) for s in scenes if s.trial)
-
-
 def depth(spans: Sequence[tuple[int, int]]) -> int:
     """Return the largest number of spans that overlap; touching ends do not count."""
-    edges = sorted(
-        [(first, 1) for first, last in spans if last > first]
-        + [(last, -1) for first, last in spans if last > first]
-    )
-    deepest = level = 0
-    for _, step in edges:
-        level += step
-        deepest = max(deepest, level)
-    return deepest
+    marks = (((first, 1), (last, -1)) for first, last in spans if last > first)
+    edges = sorted(edge for pair in marks for edge in pair)
+    return max(accumulate(step for _, step in edges), default=0)
 
 
 def trials_of(scenes: Sequence[Scene]) -> list[Trial]:
     """Return the trials of scenes that have one, sorted by first line."""
-    grouped: dict[str, list[Scene]] = {}
+    outcomes: dict[str, TrialOutcome] = {}
     for scene in scenes:
         if scene.trial:
-            grouped.setdefault(scene.trial, []).append(scene)
-    return [_trial(name, members) for name, members in grouped.items()]
-
-
-def _trial(name: str, members: Sequence[Scene]) -> Trial:
-    outcome = TrialOutcome.OPEN
-    for scene in members:
-        outcome = ENDS.get(scene.kind, outcome)
-    return Trial(name, outcome)
+            known = outcomes.setdefault(scene.trial, TrialOutcome.OPEN)
+            outcomes[scene.trial] = ENDS.get(scene.kind, known)
+    return [Trial(name, outcome) for name, outcome in outcomes.items()]
 
 
 MAX_EVENTS: Final = 2000

@@ -44,22 +44,14 @@ class InitialState(Struct, frozen=True):
     """A device before the first event of its trace: s segments and b blocks, by address.
 
     Attributes:
-        segment_stream, segment_pool: indices into the snapshot's tables (-1 is the default pool).
-        block_is_pending: freed before the trace began, but waiting for a stream.
         block_size_is_known: False if the size was computed (``round_size``) or bounded by the
             neighbors because the block is gone at the end.
     """
 
-    segment_address: U64
     segment_bytes: U64
-    segment_stream: I32
-    segment_pool: I32
-    segment_is_small: Bools
-    segment_is_expandable: Bools
     block_address: U64
     block_bytes: U64
     block_requested: U64
-    block_is_pending: Bools
     block_size_is_known: Bools
 
 
@@ -188,10 +180,14 @@ class Trace(DeviceColumns, frozen=True, eq=False, dict=True, kw_only=True):
     @cached_property
     def initial(self) -> InitialState:
         """The device before the first event."""
-        raw = self._named(self.native.initial(), "segment_")
-        for name in ("block_is_pending", "block_size_is_known"):
-            raw[name] = raw[name].view(np.bool_)
-        return InitialState(**raw)
+        raw = self.native.initial()
+        return InitialState(
+            segment_bytes=raw["segment_bytes"],
+            block_address=raw["block_address"],
+            block_bytes=raw["block_bytes"],
+            block_requested=raw["block_requested"],
+            block_size_is_known=raw["block_size_is_known"].view(np.bool_),
+        )
 
     @property
     def initial_reserved_bytes(self) -> int:

@@ -20,7 +20,7 @@ from fragdoctor.diagnosis.remedies.allocator_settings import ExpandableSegments,
 from fragdoctor.diagnosis.remedies.capacity import first_enough
 from fragdoctor.diagnosis.remedies.catalogue import REMEDIES, rank
 from fragdoctor.diagnosis.remedies.leaks import is_evaluation
-from fragdoctor.diagnosis.remedies.outside_pytorch import FreeOtherProcess
+from fragdoctor.diagnosis.remedies.outside_pytorch import free_other_process
 from fragdoctor.diagnosis.remedies.remedy import CURES, Burden, JudgedCase, Remedy, helps
 from fragdoctor.diagnosis.verdict import CaseEvidence, find_verdict
 from fragdoctor.errors import ConfigError
@@ -527,7 +527,7 @@ def test_removing_the_cause_comes_before_a_setting_of_unknown_outlook():
         setting = proposal(
             ExpandableSegments(), weight=CURES, setting="a=b:True", predicted=predicted
         )
-        free = proposal(FreeOtherProcess(), weight=CURES + 5)
+        free = proposal(free_other_process, weight=CURES + 5)
         return [r.code for r in rank([setting, free], Cause.OTHER_PROCESS)[0]]
 
     assert ranked(OutlookState.OPEN) == ["free-other-process", "expandable-segments"]

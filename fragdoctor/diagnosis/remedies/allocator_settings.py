@@ -51,9 +51,8 @@ class SettingRemedy(Remedy):
         alone = [case.in_place_of_present(conf) for conf in usual_confs(self.key)]
         return tuple(dict.fromkeys((*joined, *alone)))
 
-    def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
-        """Try each value, whether it was proposed or not."""
-        del bench, proposal
+    def attempts(self, case: JudgedCase) -> list[Attempt]:
+        """Return the run under each value, to be tried whether it was proposed or not."""
         present = case.settings.conf if case.settings is not None else ""
         return [
             Attempt(WhatIf(conf=conf))
@@ -328,7 +327,7 @@ class DefaultSettings(SettingRemedy):
 
 
 # The defaults come last, since they are tried only if other settings are in force.
-SETTINGS: Final[tuple[Remedy, ...]] = (
+SETTINGS: Final[tuple[SettingRemedy, ...]] = (
     ExpandableSegments(),
     MaxSplitSize(),
     RoundupDivisions(),

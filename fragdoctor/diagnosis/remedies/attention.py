@@ -47,13 +47,14 @@ class FusedAttention(SavingRemedy):
         if line is None and not (is_alone and (asking is not None or not case.asking_frames)):
             return
         if line is None and case.sign is not None and case.sign.name == ATTENTION_SCORES:
-            return  # AtTheFailingCall says so already
+            return  # at_the_failing_call says so already
         where = asking or line
         yield self.proposal(
             title="" if where is None else f"Never make the attention scores of {line_text(where)}",
             weight=HELPS if where is None else FITS,
             confidence=Confidence.POSSIBLE,
             why=one_tensor_text(r) if is_alone else "Scores and their softmax are kept.",
+            attempts=self.attempts(case),
         )
 
     def edits(self, case: JudgedCase) -> Sequence[Edit]:

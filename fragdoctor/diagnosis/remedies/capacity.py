@@ -20,6 +20,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
     Proposal,
     Remedy,
     helps,
+    proposes,
 )
 from fragdoctor.future.edits import Edit
 from fragdoctor.future.training_edits import batch_scaled, passes_scaled
@@ -74,25 +75,21 @@ class SavingRemedy(Remedy):
         """Propose the change if memory is short, or if a healthy run could do with less."""
         if case.training is None or case.cause not in MAY_SAVE:
             return
-        if self.edits(case):
+        if attempts := self.attempts(case):
             yield self.proposal(
                 weight=MAY_HELP,
                 why="It lowers the peak of live memory; by how much was not tried.",
+                attempts=attempts,
             )
 
-    def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
-        """Try the run with this change."""
-        del bench
-        if proposal is None:
-            return []
+    def attempts(self, case: JudgedCase) -> list[Attempt]:
+        """Return the run with this change."""
         return [Attempt.of_edit(edit, is_saving=True) for edit in self.edits(case)]
 
     def judged(
-        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Effect]
+        self, case: JudgedCase, bench: Bench, proposal: Proposal, outcomes: Sequence[Effect]
     ) -> Proposal | None:
         """Return the change with what it saves, unless it saves next to nothing."""
-        if proposal is None:
-            return None
         best = self.chosen(bench, outcomes)
         saved = saved_bytes(bench, best)
         if saved < MIN_SAVING_SHARE * bench.peak_bytes:
@@ -228,6 +225,7 @@ class SmallerBatch(SavingRemedy):
                 weight=HELPS,
                 change=change,
                 why="The message prints no figures; the batch is what a program can shrink first.",
+                attempts=self.attempts(case),
             )
         if r is None or r.is_bare or r.missing_bytes <= 0:
             return
@@ -258,6 +256,7 @@ class SmallerBatch(SavingRemedy):
             weight=HELPS,
             change=change,
             why=f"{missing} are missing{of_needed}.",
+            attempts=self.attempts(case),
         )
 
     def _said(self, case: JudgedCase) -> tuple[str, str]:
@@ -273,33 +272,26 @@ class SmallerBatch(SavingRemedy):
             return "Use a smaller batch or smaller images", FEWER_PIXELS
         return "", self.change
 
-    def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
-        """Try shares of the present batch, as many as the length of the trace allows."""
-        if proposal is None or proposal.is_rejected or case.only_builds:
-            return []
+    def edits(self, case: JudgedCase) -> Sequence[Edit]:
+        """Return the run with shares of the present batch, as many as its length allows."""
+        bench = case.bench
+        if bench is None or case.only_builds:
+            return ()
         is_short = bench.n_operations <= SHORT_TRACE_OPERATIONS
         shares: tuple[float, ...] = BATCH_SHARES if is_short else LONG_TRACE_SHARES
         n = _batch_size(case)
         if n is not None:
             whole = sorted({round(n * share) for share in shares} - {0, n}, reverse=True)
             shares = tuple(k / n for k in whole)
-        edits = [self._edit(case, share) for share in shares]
-        return [Attempt.of_edit(edit, is_saving=True) for edit in edits]
-
-    def edits(self, case: JudgedCase) -> Sequence[Edit]:
-        """Return the run with half the batch."""
-        return (self._edit(case, 0.5),)
-
-    def _edit(self, case: JudgedCase, share: float) -> Edit:
-        if case.training is not None:
-            first, end = case.training.steps
-            forward = case.training.forward[0]
-            last = int(forward.max()) if len(forward) else int(first[-1])
-            return passes_scaled(first, end, last, share)
-        return batch_scaled(share)
+        if case.training is None:
+            return [batch_scaled(share) for share in shares]
+        first, end = case.training.steps
+        forward = case.training.forward[0]
+        last = int(forward.max()) if len(forward) else int(first[-1])
+        return [passes_scaled(first, end, last, share) for share in shares]
 
     def judged(
-        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Effect]
+        self, case: JudgedCase, bench: Bench, proposal: Proposal, outcomes: Sequence[Effect]
     ) -> Proposal | None:
         """Return the proposal with the largest share of the batch that fits."""
         judged = super().judged(case, bench, proposal, outcomes)
@@ -355,11 +347,11 @@ class LimitBatch(SmallerBatch):
             yield proposal.saying(title=title, change=change)
 
     def judged(
-        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Effect]
+        self, case: JudgedCase, bench: Bench, proposal: Proposal, outcomes: Sequence[Effect]
     ) -> Proposal | None:
         """Return the proposal with the share of this batch that fits."""
         judged = super().judged(case, bench, proposal, outcomes)
-        if judged is None or judged.is_rejected or proposal is None:
+        if judged is None or judged.is_rejected:
             return judged
         said, r = proposal.recommendation, judged.recommendation
         part = r.change.split(";")[0]
@@ -401,44 +393,41 @@ def _model_bytes(case: JudgedCase) -> dict[str, int]:
     return {names[s.category]: s.n_bytes for s in sums if s.category in names and s.n_bytes}
 
 
-class LessModelMemory(Remedy):
-    """Less memory for weights, gradients and state: precision, sharding, offloading."""
+@proposes("Keep weights and state in less memory")
+def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose it for capacity, ranked first if there is only the model so far.
 
-    code = "less-model-memory"
-    title = "Keep weights and state in less memory"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it for capacity, ranked first if there is only the model so far."""
-        r = case.failed_request
-        if not case.is_allocator_case or r is None or case.cause is not Cause.CAPACITY:
-            return
-        if r.is_alone_too_large:
-            return
-        is_building = case.only_builds and not case.fails_in_optimizer_step
-        held = _model_bytes(case)
-        why = "Lower precision halves weights, gradients and activations alike."
-        if is_building:
-            why = (
-                f"Nothing was freed before the failure: {format_size(r.live_bytes)} are the model "
-                "itself."
-            )
-        elif held:
-            parts = ", ".join(f"{name} {format_size(n)}" for name, n in held.items())
-            why = (
-                f"At the peak the device holds {parts}. Half the precision halves them; sharded "
-                "over n GPUs (ZeRO, FSDP), each holds one nth."
-            )
-        yield self.proposal(
-            weight=FITS
-            if is_building or (case.has_marker(BATCH_OF_ONE) and case.is_checkpointed)
-            else MAY_HELP,
-            confidence=Confidence.LIKELY if is_building else Confidence.POSSIBLE,
-            change="bf16 weights or autocast, an 8-bit optimizer, LoRA; quantized weights for "
-            "inference; FSDP or ZeRO over several GPUs, offloading to the host",
-            why=why,
-            cost="Lower precision may need care with the loss; sharding and offloading need "
-            "bandwidth.",
+    Less memory for weights, gradients and state: precision, sharding, offloading.
+    """
+    r = case.failed_request
+    if not case.is_allocator_case or r is None or case.cause is not Cause.CAPACITY:
+        return
+    if r.is_alone_too_large:
+        return
+    is_building = case.only_builds and not case.fails_in_optimizer_step
+    held = _model_bytes(case)
+    why = "Lower precision halves weights, gradients and activations alike."
+    if is_building:
+        why = (
+            f"Nothing was freed before the failure: {format_size(r.live_bytes)} are the model "
+            "itself."
         )
+    elif held:
+        parts = ", ".join(f"{name} {format_size(n)}" for name, n in held.items())
+        why = (
+            f"At the peak the device holds {parts}. Half the precision halves them; sharded "
+            "over n GPUs (ZeRO, FSDP), each holds one nth."
+        )
+    yield remedy.proposal(
+        weight=FITS
+        if is_building or (case.has_marker(BATCH_OF_ONE) and case.is_checkpointed)
+        else MAY_HELP,
+        confidence=Confidence.LIKELY if is_building else Confidence.POSSIBLE,
+        change="bf16 weights or autocast, an 8-bit optimizer, LoRA; quantized weights for "
+        "inference; FSDP or ZeRO over several GPUs, offloading to the host",
+        why=why,
+        cost="Lower precision may need care with the loss; sharding and offloading need bandwidth.",
+    )
 
 
-CAPACITY: Final[tuple[Remedy, ...]] = (LimitBatch(), SmallerBatch(), LessModelMemory())
+CAPACITY: Final[tuple[Remedy, ...]] = (LimitBatch(), SmallerBatch(), less_model_memory)

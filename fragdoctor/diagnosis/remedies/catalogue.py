@@ -12,7 +12,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from fragdoctor.diagnosis.bench import Bench
-from fragdoctor.diagnosis.remedies.allocator_settings import SETTINGS
+from fragdoctor.diagnosis.remedies.allocator_settings import SETTINGS, SettingRemedy
 from fragdoctor.diagnosis.remedies.attention import FusedAttention
 from fragdoctor.diagnosis.remedies.capacity import CAPACITY, SHORT_OF_MEMORY, SavingRemedy
 from fragdoctor.diagnosis.remedies.fragmentation import LAYOUT
@@ -30,7 +30,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
     prospect,
     steps_won,
 )
-from fragdoctor.diagnosis.remedies.serving import FitKvCache, LessOnTheDevice
+from fragdoctor.diagnosis.remedies.serving import fit_kv_cache, less_on_the_device
 from fragdoctor.diagnosis.remedies.training import TRAINING, CombinedSavings
 from fragdoctor.diagnosis.remedies.weights import WEIGHTS
 from fragdoctor.model.diagnosis import Cause, Recommendation
@@ -48,8 +48,8 @@ REMEDIES: Final[tuple[Remedy, ...]] = (
     *POOLS,
     *CALLS,
     *HOST_MEMORY,
-    FitKvCache(),
-    LessOnTheDevice(),
+    fit_kv_cache,
+    less_on_the_device,
     *OUTSIDE,
 )
 
@@ -153,28 +153,29 @@ def prove(
         return proposals, ()
     if not bench.is_usable:
         return proposals, _notes(bench)
-    entries: list[tuple[Remedy, Proposal | None]] = [(p.remedy, p) for p in proposals]
-    if bench.has_trouble:
+    untold: list[SettingRemedy] = []
+    tried = [p.attempts if isinstance(p.remedy, SavingRemedy) else () for p in proposals]
+    if bench.has_trouble:  # otherwise there is nothing to cure, but the peak may still be lowered
+        tried = [
+            p.remedy.attempts(case) if isinstance(p.remedy, SettingRemedy) else p.attempts
+            for p in proposals
+        ]
         proposed = {p.remedy for p in proposals}
-        entries += [(remedy, None) for remedy in REMEDIES if remedy not in proposed]
-    attempts = [
-        # A run without trouble has nothing to cure, but its peak may still be lowered.
-        remedy.attempts(case, bench, proposal)
-        if bench.has_trouble or isinstance(remedy, SavingRemedy)
-        else []
-        for remedy, proposal in entries
-    ]
-    outcomes = iter(bench.run([one for some in attempts for one in some]))
-    tested: list[Proposal] = []
-    for (remedy, proposal), some in zip(entries, attempts, strict=True):
-        found = [o for o in (next(outcomes) for _ in some) if o is not None]
-        judged = proposal
-        if found:
-            judged = remedy.judged(case, bench, proposal, found)
-        elif some and isinstance(remedy, SavingRemedy) and not remedy.is_usual:
-            judged = None  # the trace does not show what the change would act on
-        if judged is not None:
-            tested.append(judged)
+        untold = [remedy for remedy in SETTINGS if remedy not in proposed]
+        tried += [remedy.attempts(case) for remedy in untold]
+    outcomes = iter(bench.run([one for some in tried for one in some]))
+    found = [[o for o in (next(outcomes) for _ in some) if o is not None] for some in tried]
+    judged: list[Proposal | None] = []
+    for proposal, some, of_it in zip(proposals, tried, found, strict=False):
+        remedy = proposal.remedy
+        if of_it:
+            judged.append(remedy.judged(case, bench, proposal, of_it))
+        # Otherwise the trace does not show what a saving change would act on.
+        elif not some or not isinstance(remedy, SavingRemedy) or remedy.is_usual:
+            judged.append(proposal)
+    of_untold = zip(untold, found[len(proposals) :], strict=True)
+    judged += [one.judged(case, bench, None, of_it) for one, of_it in of_untold if of_it]
+    tested = [one for one in judged if one is not None]
     tested += CombinedSavings().together(case, bench, tested)
     return tested, _notes(bench)
 

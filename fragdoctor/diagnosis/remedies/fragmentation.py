@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from msgspec.structs import replace
-
 from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.remedies.remedy import (
     CURES,
@@ -16,6 +14,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
     JudgedCase,
     Proposal,
     Remedy,
+    proposes,
 )
 from fragdoctor.future.edits import blocks_freed, combined, sizes_padded
 from fragdoctor.future.training_edits import buffers_preallocated
@@ -43,57 +42,50 @@ MAX_GROUPS: Final = 3
 """Nobody changes more places than this at once."""
 
 
-class MoveStrandingBlocks(Remedy):
-    """Moving or freeing the few live blocks that strand free memory."""
+@proposes("Keep long-lived blocks out of the way", burden=Burden.CHANGE)
+def move_stranding_blocks(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose keeping long-lived blocks out of the way, group by group.
 
-    code = "move-stranding-blocks"
-    title = "Keep long-lived blocks out of the way"
-    burden = Burden.CHANGE
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose keeping long-lived blocks out of the way, group by group."""
-        analysis, r = case.context.analysis, case.failed_request
-        if analysis is None or r is None or case.cause is not Cause.FRAGMENTATION:
-            return
-        stranded = analysis.free_space.stranded_free_bytes
-        # Growing buffers will be somewhere else in the next step.
-        growing = () if case.bench is None else case.bench.growing_buffers
-        moving = {case.context.user_line(b.stack) for b in growing}
-        large = [
-            (p, line)
-            for p in analysis.stranders
-            if p.stranded_bytes >= MIN_SHARE * stranded > 0
-            and (line := case.context.user_line(p.stack)) is not None
-            and line not in moving
-            and classify_file(line.filename) != TORCH
-        ]
-        for strander, line in large[:MAX_GROUPS]:
-            solves = strander.stranded_bytes + strander.block_bytes >= r.uncovered_bytes
-            proposal = self.proposal(
-                title=f"Keep the blocks of {line_text(line)} out of the way",
-                weight=HELPS if solves else MAY_HELP,
-                confidence=Confidence.LIKELY if solves else Confidence.POSSIBLE,
-                change="allocate them before everything that is short-lived, or clone() what must "
-                "stay once the step has freed its memory; del them before the large request if "
-                "they are no longer needed",
-                why=f"{plural(strander.n_blocks, 'live block')} of "
-                f"{format_size(strander.block_bytes)} "
-                f"{'keeps' if strander.n_blocks == 1 else 'keep'} "
-                f"{format_size(strander.stranded_bytes)} of free memory in "
-                f"{plural(strander.n_segments, 'segment')} from being returned.",
-                locations=case.context.python_stack(strander.stack),
-                predicted=Predicted(fits=True, method="arithmetic") if solves else None,
-                cost="A change to the code; clone() needs both copies for a moment.",
-                saves_bytes=strander.stranded_bytes,
-            )
-            yield replace(proposal, addresses=tuple(strander.addresses))
-
-    def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
-        """Try the run with these blocks freed before the failed request."""
-        del case
-        if proposal is None or not proposal.addresses:
-            return []
-        return [Attempt.of_edit(blocks_freed(proposal.addresses, bench.recorded.oom_event))]
+    Moving or freeing the few live blocks that strand free memory.
+    """
+    analysis, r = case.context.analysis, case.failed_request
+    if analysis is None or r is None or case.cause is not Cause.FRAGMENTATION:
+        return
+    stranded = analysis.free_space.stranded_free_bytes
+    # Growing buffers will be somewhere else in the next step.
+    growing = () if case.bench is None else case.bench.growing_buffers
+    moving = {case.context.user_line(b.stack) for b in growing}
+    large = [
+        (p, line)
+        for p in analysis.stranders
+        if p.stranded_bytes >= MIN_SHARE * stranded > 0
+        and (line := case.context.user_line(p.stack)) is not None
+        and line not in moving
+        and classify_file(line.filename) != TORCH
+    ]
+    for strander, line in large[:MAX_GROUPS]:
+        solves = strander.stranded_bytes + strander.block_bytes >= r.uncovered_bytes
+        # The blocks are freed before the failed request.
+        addresses, bench = strander.addresses, case.bench
+        edit = None if bench is None else blocks_freed(addresses, bench.recorded.oom_event)
+        yield remedy.proposal(
+            title=f"Keep the blocks of {line_text(line)} out of the way",
+            weight=HELPS if solves else MAY_HELP,
+            confidence=Confidence.LIKELY if solves else Confidence.POSSIBLE,
+            change="allocate them before everything that is short-lived, or clone() what must "
+            "stay once the step has freed its memory; del them before the large request if "
+            "they are no longer needed",
+            why=f"{plural(strander.n_blocks, 'live block')} of "
+            f"{format_size(strander.block_bytes)} "
+            f"{'keeps' if strander.n_blocks == 1 else 'keep'} "
+            f"{format_size(strander.stranded_bytes)} of free memory in "
+            f"{plural(strander.n_segments, 'segment')} from being returned.",
+            locations=case.context.python_stack(strander.stack),
+            predicted=Predicted(fits=True, method="arithmetic") if solves else None,
+            cost="A change to the code; clone() needs both copies for a moment.",
+            saves_bytes=strander.stranded_bytes,
+            attempts=() if edit is None else [Attempt.of_edit(edit)],
+        )
 
 
 class PreallocateBuffers(Remedy):
@@ -128,24 +120,21 @@ class PreallocateBuffers(Remedy):
             cost="The full length is held from the start.",
             caveats=(f"Replayed at the recorded length; each step adds {format_size(step)}.",),
             locations=stacks[0],
+            attempts=[
+                Attempt.of_edit(
+                    combined([buffers_preallocated(b.row, b.n_buffers) for b in buffers])
+                )
+            ],
         )
 
-    def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
-        """Try the run with each buffer allocated once, at its largest size."""
-        del case
-        if proposal is None:
-            return []
-        edits = [buffers_preallocated(b.row, b.n_buffers) for b in bench.growing_buffers]
-        return [Attempt.of_edit(combined(edits))]
-
     def judged(
-        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Effect]
+        self, case: JudgedCase, bench: Bench, proposal: Proposal, outcomes: Sequence[Effect]
     ) -> Proposal | None:
         """Return the proposal with the replay's result, unless the replay holds buffers twice."""
         judged = super().judged(case, bench, proposal, outcomes)
         analysis = case.context.analysis
         is_late = analysis is not None and analysis.capture.is_late_start
-        if proposal is not None and judged is not None and judged.is_rejected and is_late:
+        if judged is not None and judged.is_rejected and is_late:
             return proposal.with_caveat(
                 "The recording begins when the buffers already exist: record from the start to "
                 "have the change replayed."
@@ -153,44 +142,37 @@ class PreallocateBuffers(Remedy):
         return judged
 
 
-class BucketShapes(Remedy):
-    """Shapes that vary: pad them to buckets."""
+@proposes("Pad or bucket variable shapes", is_modelled=True)
+def bucket_shapes(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose buckets for fragmentation, unless a trace shows that shapes are steady.
 
-    code = "bucket-shapes"
-    title = "Pad or bucket variable shapes"
-    is_modelled = True
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose buckets for fragmentation, unless a trace shows that shapes are steady."""
-        if not case.is_allocator_case or case.cause is not Cause.FRAGMENTATION:
-            return
-        if case.bench is not None and case.bench.growing_buffers:
-            return  # sizes that only grow are not varied inputs
-        sizes = None if case.context.analysis is None else case.context.analysis.sizes
-        if sizes is not None and not sizes.drifting:
-            return
-        yield self.proposal(
-            weight=HELPS if sizes is not None else MAY_HELP,
-            confidence=Confidence.LIKELY if sizes is not None else Confidence.POSSIBLE,
-            change="pad sequence lengths to multiples of 64 or 128, or batch samples of similar "
-            "length; or run one step of the largest shape first, so that the cache has blocks that "
-            "fit everything that follows",
-            why=f"{sizes.n_large_allocs:,} large requests have {sizes.n_distinct_large:,} "
-            "different sizes: a freed block rarely fits the next one."
-            if sizes is not None
-            else "Shapes that vary from step to step are the usual source of fragmentation; the "
-            "message does not show whether they do.",
-            cost="Padding wastes compute; buckets change the order of samples.",
-        )
-
-    def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
-        """Try the run with large requests padded to buckets."""
-        del case, bench, proposal
-        return [Attempt.of_edit(sizes_padded(bucket)) for bucket in BUCKETS]
+    Shapes that vary: pad them to buckets.
+    """
+    if not case.is_allocator_case or case.cause is not Cause.FRAGMENTATION:
+        return
+    if case.bench is not None and case.bench.growing_buffers:
+        return  # sizes that only grow are not varied inputs
+    sizes = None if case.context.analysis is None else case.context.analysis.sizes
+    if sizes is not None and not sizes.drifting:
+        return
+    yield remedy.proposal(
+        weight=HELPS if sizes is not None else MAY_HELP,
+        confidence=Confidence.LIKELY if sizes is not None else Confidence.POSSIBLE,
+        change="pad sequence lengths to multiples of 64 or 128, or batch samples of similar "
+        "length; or run one step of the largest shape first, so that the cache has blocks that "
+        "fit everything that follows",
+        why=f"{sizes.n_large_allocs:,} large requests have {sizes.n_distinct_large:,} "
+        "different sizes: a freed block rarely fits the next one."
+        if sizes is not None
+        else "Shapes that vary from step to step are the usual source of fragmentation; the "
+        "message does not show whether they do.",
+        cost="Padding wastes compute; buckets change the order of samples.",
+        attempts=[Attempt.of_edit(sizes_padded(bucket)) for bucket in BUCKETS],
+    )
 
 
 LAYOUT: Final[tuple[Remedy, ...]] = (
     PreallocateBuffers(),
-    MoveStrandingBlocks(),
-    BucketShapes(),
+    move_stranding_blocks,
+    bucket_shapes,
 )

@@ -69,10 +69,7 @@ def _words(case: JudgedCase, *changes: str | None) -> tuple[str, str] | None:
 
     A program that only runs a model has another batch to change than training has.
     """
-    batch = (Change.EVALUATION_BATCH,) if Change.BATCH in changes and _runs_only(case) else ()
+    runs_only = case.sign is not None and not case.sign.is_training
+    runs_only |= is_evaluation(case.asking_stack)
+    batch = (Change.EVALUATION_BATCH,) if Change.BATCH in changes and runs_only else ()
     return words_for(case.frameworks, *batch, *changes)
-
-
-def _runs_only(case: JudgedCase) -> bool:
-    """Return whether an evaluation or an inference failed."""
-    return is_evaluation(case.asking_stack) or (case.sign is not None and not case.sign.is_training)

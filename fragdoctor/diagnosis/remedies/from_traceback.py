@@ -8,9 +8,17 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.analysis.failed_attempts import LeftMemory, left_of_attempts
-from fragdoctor.diagnosis.bench import Attempt, Bench
+from fragdoctor.diagnosis.bench import Attempt
 from fragdoctor.diagnosis.remedies.framework_words import words_in
-from fragdoctor.diagnosis.remedies.remedy import CURES, FITS, HELPS, JudgedCase, Proposal, Remedy
+from fragdoctor.diagnosis.remedies.remedy import (
+    CURES,
+    FITS,
+    HELPS,
+    JudgedCase,
+    Proposal,
+    Remedy,
+    proposes,
+)
 from fragdoctor.diagnosis.remedies.serving import smaller_cache
 from fragdoctor.future.edits import combined
 from fragdoctor.future.training_edits import requests_freed_at, requests_removed
@@ -23,90 +31,87 @@ CLOSED: Final = (Cause.NOT_MEMORY, Cause.HOST_MEMORY, Cause.HEALTHY)
 """Causes for which the place of the failure adds nothing."""
 
 
-class AtTheFailingCall(Remedy):
-    """What helps at the call that failed."""
+@proposes("Change the call that failed")
+def at_the_failing_call(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose what the table of signs says about the traceback.
 
-    code = "at-the-failing-call"
-    title = "Change the call that failed"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose what the table of signs says about the traceback."""
-        sign, message = case.sign, case.message
-        if sign is None or message is None or case.cause in CLOSED or case.kind == "kv-cache":
-            return
-        r = case.failed_request
-        had_room = case.cause is Cause.UNKNOWN and r is not None and r.is_covered_by_free
-        if had_room and sign.name != SERVER_STEP:
-            return  # a limit refused the request; but a server can reserve less
-        said = "It goes on more slowly" if message.is_warning else "It failed"
-        change = words_in(case, sign.name, sign.spelled) or sign.change
-        if sign.name == SERVER_STEP:
-            change = "; ".join(filter(None, (smaller_cache(case), change)))
-        yield self.proposal(
-            title=sign.title,
-            # A call that can leave the GPU helps whatever fills the GPU.
-            weight=CURES if sign.can_leave_gpu and not case.has_only_begun else FITS,
-            change=change,
-            why=f"{said} {sign.doing}. {sign.why}",
-            locations=tuple(
-                frame.location
-                for frame in message.frames
-                if frame.file and frame.line is not None and sign.matches(frame)
-            )[-1:],
-            cost="Another place, or less at a time; the result is the same.",
-        )
+    What helps at the call that failed.
+    """
+    sign, message = case.sign, case.message
+    if sign is None or message is None or case.cause in CLOSED or case.kind == "kv-cache":
+        return
+    r = case.failed_request
+    had_room = case.cause is Cause.UNKNOWN and r is not None and r.is_covered_by_free
+    if had_room and sign.name != SERVER_STEP:
+        return  # a limit refused the request; but a server can reserve less
+    said = "It goes on more slowly" if message.is_warning else "It failed"
+    change = words_in(case, sign.name, sign.spelled) or sign.change
+    if sign.name == SERVER_STEP:
+        change = "; ".join(filter(None, (smaller_cache(case), change)))
+    yield remedy.proposal(
+        title=sign.title,
+        # A call that can leave the GPU helps whatever fills the GPU.
+        weight=CURES if sign.can_leave_gpu and not case.has_only_begun else FITS,
+        change=change,
+        why=f"{said} {sign.doing}. {sign.why}",
+        locations=tuple(
+            frame.location
+            for frame in message.frames
+            if frame.file and frame.line is not None and sign.matches(frame)
+        )[-1:],
+        cost="Another place, or less at a time; the result is the same.",
+    )
 
 
-class RetryOutsideHandler(Remedy):
-    """A retry inside an except block, where the exception still holds the failed attempt."""
+@proposes("Retry after the except block, not inside it")
+def retry_outside_except(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose it if a traceback was being handled, or an earlier attempt is still held.
 
-    code = "retry-outside-except"
-    title = "Retry after the except block, not inside it"
+    A retry inside an except block fails while the exception still holds the failed attempt.
+    """
+    message = case.message
+    log = case.context.case.oom
+    said = [message] if log is None else log.messages
+    # A retry failed in a handler, where an error is not just passed on.
+    is_in_handler = any(
+        m is not None
+        and m.is_in_handler
+        and m.is_of_caching_allocator
+        and not (m.frames and m.frames[-1].code.startswith("raise"))
+        for m in said
+    )
+    attempts = _left(case)
+    left = 0 if attempts is None else attempts.n_bytes
+    if not (is_in_handler or left) or case.cause in CLOSED:
+        return
+    why = "An exception's traceback keeps the frames of its attempt, and they keep its tensors"
+    yield remedy.proposal(
+        weight=FITS if case.sign is None else HELPS,
+        confidence=Confidence.LIKELY,
+        change="set a flag in the except block and try again after it; keep str(error), not "
+        "the exception; gc.collect() and torch.cuda.empty_cache() before the next attempt",
+        why=f"{why}: {format_size(left)} of a failed attempt were still held."
+        if left
+        else f"{why}: the second attempt starts with a full device.",
+        saves_bytes=left or None,
+        attempts=_attempts(case, attempts),
+    )
 
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it if a traceback was being handled, or an earlier attempt is still held."""
-        message = case.message
-        log = case.context.case.oom
-        said = [message] if log is None else log.messages
-        # A retry failed in a handler, where an error is not just passed on.
-        is_in_handler = any(
-            m is not None
-            and m.is_in_handler
-            and m.is_of_caching_allocator
-            and not (m.frames and m.frames[-1].code.startswith("raise"))
-            for m in said
-        )
-        attempts = _left(case)
-        left = 0 if attempts is None else attempts.n_bytes
-        if not (is_in_handler or left) or case.cause in CLOSED:
-            return
-        why = "An exception's traceback keeps the frames of its attempt, and they keep its tensors"
-        yield self.proposal(
-            weight=FITS if case.sign is None else HELPS,
-            confidence=Confidence.LIKELY,
-            change="set a flag in the except block and try again after it; keep str(error), not "
-            "the exception; gc.collect() and torch.cuda.empty_cache() before the next attempt",
-            why=f"{why}: {format_size(left)} of a failed attempt were still held."
-            if left
-            else f"{why}: the second attempt starts with a full device.",
-            saves_bytes=left or None,
-        )
 
-    def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
-        """Try the last attempt with what earlier attempts left freed before it began.
+def _attempts(case: JudgedCase, found: LeftMemory | None) -> list[Attempt]:
+    """Return the last attempt with what earlier attempts left freed before it began.
 
-        The earlier failures are left out, since the program caught them and went on.
-        """
-        del bench
-        found, analysis = _left(case), case.context.analysis
-        if proposal is None or found is None or analysis is None:
-            return []
-        caught = np.array([oom.row - analysis.trace.first_row for oom in analysis.ooms], np.int64)
-        edits = (
-            requests_removed(np.sort(caught[caught < found.row])),
-            requests_freed_at(found.starts, found.row),
-        )
-        return [Attempt.of_edit(combined(edits))]
+    The earlier failures are left out, since the program caught them and went on.
+    """
+    analysis = case.context.analysis
+    if found is None or analysis is None:
+        return []
+    caught = np.array([oom.row - analysis.trace.first_row for oom in analysis.ooms], np.int64)
+    edits = (
+        requests_removed(np.sort(caught[caught < found.row])),
+        requests_freed_at(found.starts, found.row),
+    )
+    return [Attempt.of_edit(combined(edits))]
 
 
 def _left(case: JudgedCase) -> LeftMemory | None:
@@ -117,4 +122,4 @@ def _left(case: JudgedCase) -> LeftMemory | None:
     return left_of_attempts(analysis.trace, analysis.ooms, event)
 
 
-CALLS: Final[tuple[Remedy, ...]] = (AtTheFailingCall(), RetryOutsideHandler())
+CALLS: Final[tuple[Remedy, ...]] = (at_the_failing_call, retry_outside_except)

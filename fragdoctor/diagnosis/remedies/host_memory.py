@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from fragdoctor.diagnosis.remedies.framework_words import words_in
-from fragdoctor.diagnosis.remedies.remedy import CURES, JudgedCase, Proposal, Remedy
+from fragdoctor.diagnosis.remedies.remedy import CURES, JudgedCase, Proposal, Remedy, proposes
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.frameworks import Change
@@ -137,51 +137,47 @@ def _changes(case: JudgedCase, message: OomMessage) -> Iterator[str]:
         yield f"{LIMIT_CHANGE}; then {HOST_CHANGE}"
 
 
-class LessHostMemory(Remedy):
-    """The host's memory ran out."""
+@proposes("Use less host memory, or get more")
+def less_host_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose less host memory for every lack of it except in /dev/shm.
 
-    code = "less-host-memory"
-    title = "Use less host memory, or get more"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose less host memory for every lack of it except in /dev/shm."""
-        if case.cause is not Cause.HOST_MEMORY or _is_shared_memory(case):
-            return
-        yield self.proposal(
-            weight=CURES,
-            change=host_change(case),
-            locations=case.asking_stack[:1],
-            why=case.verdict.summary,
-            cost="Slower loading with fewer workers.",
-            caveats=("No GPU setting changes this.",),
-        )
+    The host's memory ran out.
+    """
+    if case.cause is not Cause.HOST_MEMORY or _is_shared_memory(case):
+        return
+    yield remedy.proposal(
+        weight=CURES,
+        change=host_change(case),
+        locations=case.asking_stack[:1],
+        why=case.verdict.summary,
+        cost="Slower loading with fewer workers.",
+        caveats=("No GPU setting changes this.",),
+    )
 
 
-class RaiseSharedMemory(Remedy):
-    """The host's shared memory ran out."""
+@proposes("Give the container more shared memory")
+def raise_shared_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose a larger /dev/shm.
 
-    code = "raise-shared-memory"
-    title = "Give the container more shared memory"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose a larger /dev/shm."""
-        if case.cause is not Cause.HOST_MEMORY or not _is_shared_memory(case):
-            return
-        is_nccl = case.message is not None and case.message.variant == "nccl-shm"
-        user = "NCCL passes data between GPUs" if is_nccl else "DataLoader workers pass batches"
-        user += " through"
-        yield self.proposal(
-            weight=CURES,
-            change="--shm-size=8g or --ipc=host for docker run; in Kubernetes an emptyDir with "
-            "medium: Memory on /dev/shm; "
-            + ("NCCL_SHM_DISABLE=1 to do without" if is_nccl else "fewer DataLoader workers"),
-            why=f"{user} /dev/shm, which is 64 MiB in Docker.",
-            cost="Host memory.",
-        )
+    The host's shared memory ran out.
+    """
+    if case.cause is not Cause.HOST_MEMORY or not _is_shared_memory(case):
+        return
+    is_nccl = case.message is not None and case.message.variant == "nccl-shm"
+    user = "NCCL passes data between GPUs" if is_nccl else "DataLoader workers pass batches"
+    user += " through"
+    yield remedy.proposal(
+        weight=CURES,
+        change="--shm-size=8g or --ipc=host for docker run; in Kubernetes an emptyDir with "
+        "medium: Memory on /dev/shm; "
+        + ("NCCL_SHM_DISABLE=1 to do without" if is_nccl else "fewer DataLoader workers"),
+        why=f"{user} /dev/shm, which is 64 MiB in Docker.",
+        cost="Host memory.",
+    )
 
 
 def _is_shared_memory(case: JudgedCase) -> bool:
     return case.message is not None and case.message.sub_kind == "dev-shm"
 
 
-HOST_MEMORY: Final[tuple[Remedy, ...]] = (LessHostMemory(), RaiseSharedMemory())
+HOST_MEMORY: Final[tuple[Remedy, ...]] = (less_host_memory, raise_shared_memory)

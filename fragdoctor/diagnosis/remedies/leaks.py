@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from fragdoctor.analysis.result import KeptKind, KeptMemory, KeptPattern
-from fragdoctor.diagnosis.bench import Attempt, Bench, without
+from fragdoctor.diagnosis.bench import Attempt, without
 from fragdoctor.diagnosis.remedies.remedy import (
     CURES,
     HELPS,
@@ -14,6 +14,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
     JudgedCase,
     Proposal,
     Remedy,
+    proposes,
 )
 from fragdoctor.model.census import HoldingKind, Owner
 from fragdoctor.model.diagnosis import Cause, Predicted
@@ -39,52 +40,40 @@ FREEING: Final = (
 """What each of the three calls fails to do."""
 
 
-class _Leak(Remedy):
-    """Shared by the remedies for a leak: the growing memory, and the try without survivors."""
+@proposes("Let go of what keeps growing")
+def free_leak(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose freeing what grows.
 
-    def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
-        """Try the run with the survivors freed at the end of the step that made them."""
-        del case, proposal
-        return [] if bench.let_go is None else [bench.let_go]
-
-
-class FreeLeak(_Leak):
-    """Freeing memory that grows, by what keeps it."""
-
-    code = "free-leak"
-    title = "Let go of what keeps growing"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose freeing what grows."""
-        kept = _kept(case)
-        if kept is None:
-            return
-        context = case.context
-        change = WAYS[kept.pattern]
-        is_graph = kept.pattern in (KeptPattern.GRAPH, KeptPattern.EVALUATION)
-        if is_graph and any(k.kind is KeptKind.LOSS for k in kept.kinds):
-            change = LOSS_KEPT
-        title = f"what {maker_text(context, kept)} makes"
-        verb = "Bound" if kept.pattern is KeptPattern.BUFFER else "Let go of"
-        owner = keeper(context, kept)
-        if owner is not None and owner.kind in _KEEPERS:
-            verb, title, change = _by_name(owner, title, change, kept.pattern)
-        yield self.proposal(
-            title=f"{verb} {title}",
-            weight=CURES if case.cause is Cause.LEAK else HELPS,
-            confidence=Confidence.LIKELY,
-            change=change,
-            why=f"{_sites_text(context, kept)}.",
-            locations=kept_stack(context, kept),
-            predicted=_predicted(case, kept),
-            cost="None, if the tensors are not needed.",
-            caveats=(
-                ("A tensor that keeps its graph keeps every activation behind it.",)
-                if is_graph
-                else ()
-            ),
-            saves_bytes=kept.survivor_bytes,
-        )
+    Freeing memory that grows, by what keeps it.
+    """
+    kept = _kept(case)
+    if kept is None:
+        return
+    context = case.context
+    change = WAYS[kept.pattern]
+    is_graph = kept.pattern in (KeptPattern.GRAPH, KeptPattern.EVALUATION)
+    if is_graph and any(k.kind is KeptKind.LOSS for k in kept.kinds):
+        change = LOSS_KEPT
+    title = f"what {maker_text(context, kept)} makes"
+    verb = "Bound" if kept.pattern is KeptPattern.BUFFER else "Let go of"
+    owner = keeper(context, kept)
+    if owner is not None and owner.kind in _KEEPERS:
+        verb, title, change = _by_name(owner, title, change, kept.pattern)
+    yield remedy.proposal(
+        title=f"{verb} {title}",
+        weight=CURES if case.cause is Cause.LEAK else HELPS,
+        confidence=Confidence.LIKELY,
+        change=change,
+        why=f"{_sites_text(context, kept)}.",
+        locations=kept_stack(context, kept),
+        predicted=_predicted(case, kept),
+        cost="None, if the tensors are not needed.",
+        caveats=(
+            ("A tensor that keeps its graph keeps every activation behind it.",) if is_graph else ()
+        ),
+        saves_bytes=kept.survivor_bytes,
+        attempts=_without(kept),
+    )
 
 
 _KEEPERS: Final = (HoldingKind.CONTAINER, HoldingKind.GRAPH, HoldingKind.CYCLE)
@@ -154,84 +143,79 @@ WAYS: Final = {
 """What to change, by the pattern of the kept memory."""
 
 
-class NoGrad(_Leak):
-    """Evaluation that builds graphs."""
+@proposes("Evaluate without building graphs")
+def no_grad(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose no_grad if graphs are kept that no backward pass will use.
 
-    code = "no-grad"
-    title = "Evaluate without building graphs"
+    If modules were recorded, their kept results distinguish a graph from outputs alone. The
+    outputs of an evaluation that already runs under no_grad are not a graph.
 
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose no_grad if graphs are kept that no backward pass will use.
-
-        If modules were recorded, their kept results distinguish a graph from outputs alone. The
-        outputs of an evaluation that already runs under no_grad are not a graph.
-        """
-        kept, analysis = _kept(case), case.context.analysis
-        if kept is None or analysis is None:
-            return
-        stack = kept_stack(case.context, kept)
-        is_seen = kept.pattern is KeptPattern.EVALUATION
-        evaluates = is_evaluation(stack)
-        is_told = kept.pattern is KeptPattern.GRAPH or is_seen
-        has_modules = len(analysis.trace.module_rows) > 0
-        if has_modules and not is_told:
-            return
-        if not (is_seen or (evaluates and kept.pattern in MAY_BE_GRAPHS)):
-            return
-        maker, held = maker_text(case.context, kept), format_size(kept.survivor_bytes)
-        reason = (
-            "No backward pass ran while it grew, as in an evaluation"
-            if is_seen
-            else "The growth comes from code that evaluates"
+    Evaluation that builds graphs.
+    """
+    kept, analysis = _kept(case), case.context.analysis
+    if kept is None or analysis is None:
+        return
+    stack = kept_stack(case.context, kept)
+    is_seen = kept.pattern is KeptPattern.EVALUATION
+    evaluates = is_evaluation(stack)
+    is_told = kept.pattern is KeptPattern.GRAPH or is_seen
+    has_modules = len(analysis.trace.module_rows) > 0
+    if has_modules and not is_told:
+        return
+    if not (is_seen or (evaluates and kept.pattern in MAY_BE_GRAPHS)):
+        return
+    maker, held = maker_text(case.context, kept), format_size(kept.survivor_bytes)
+    reason = (
+        "No backward pass ran while it grew, as in an evaluation"
+        if is_seen
+        else "The growth comes from code that evaluates"
+    )
+    title = remedy.title
+    change = f"wrap the loop that reaches {maker} in torch.no_grad() or torch.inference_mode()"
+    if is_seen and not evaluates:
+        title = "Run the backward pass for each batch, or evaluate without graphs"
+        change = (
+            "in training call (loss / n).backward() for each of n micro-batches, in place of "
+            f"one backward() of their sum; in an evaluation {change}"
         )
-        title = self.title
-        change = f"wrap the loop that reaches {maker} in torch.no_grad() or torch.inference_mode()"
-        if is_seen and not evaluates:
-            title = "Run the backward pass for each batch, or evaluate without graphs"
-            change = (
-                "in training call (loss / n).backward() for each of n micro-batches, in place of "
-                f"one backward() of their sum; in an evaluation {change}"
-            )
-            reason = "Graph after graph was built at this line, and no backward pass ran"
-        yield self.proposal(
-            title=title,
-            weight=CURES if case.cause is Cause.LEAK and is_told else HELPS,
-            confidence=Confidence.LIKELY if is_told else Confidence.POSSIBLE,
-            change=change,
-            why=f"{reason}; with gradients on, every kept output keeps its whole graph "
-            f"({held} here).",
-            locations=stack,
-            predicted=_predicted(case, kept),
-            cost="None: evaluation needs no gradients.",
-            caveats=("model.eval() alone does not stop graphs from being built.",),
-            saves_bytes=kept.survivor_bytes,
-        )
+        reason = "Graph after graph was built at this line, and no backward pass ran"
+    yield remedy.proposal(
+        title=title,
+        weight=CURES if case.cause is Cause.LEAK and is_told else HELPS,
+        confidence=Confidence.LIKELY if is_told else Confidence.POSSIBLE,
+        change=change,
+        why=f"{reason}; with gradients on, every kept output keeps its whole graph ({held} here).",
+        locations=stack,
+        predicted=_predicted(case, kept),
+        cost="None: evaluation needs no gradients.",
+        caveats=("model.eval() alone does not stop graphs from being built.",),
+        saves_bytes=kept.survivor_bytes,
+        attempts=_without(kept),
+    )
 
 
 MAY_BE_GRAPHS: Final = (KeptPattern.GRAPH, KeptPattern.RESULTS, KeptPattern.TENSORS)
 """Patterns that the outputs of an evaluation may have."""
 
 
-class FindLeak(Remedy):
-    """A leak that shows only in figures: record where it comes from."""
+@proposes("Find the line that keeps memory")
+def find_leak(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose recording a few steps if no trace names the growing line.
 
-    code = "find-leak"
-    title = "Find the line that keeps memory"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose recording a few steps if no trace names the growing line."""
-        if not case.supports(Cause.LEAK) or _kept(case) is not None:
-            return
-        yield self.proposal(
-            weight=CURES if case.sign is None else HELPS,
-            confidence=Confidence.POSSIBLE,
-            change="with fragdoctor.record('leak'): around a few steps; or "
-            "torch.cuda.memory._record_memory_history(max_entries=100000) before and "
-            "torch.cuda.memory._dump_snapshot('leak.pickle') after them; then fragdoctor analyze "
-            "leak (or leak.pickle) names the growing line",
-            why=case.verdict.summary,
-            cost="A few microseconds per allocation while recording.",
-        )
+    A leak that shows only in figures: record where it comes from.
+    """
+    if not case.supports(Cause.LEAK) or _kept(case) is not None:
+        return
+    yield remedy.proposal(
+        weight=CURES if case.sign is None else HELPS,
+        confidence=Confidence.POSSIBLE,
+        change="with fragdoctor.record('leak'): around a few steps; or "
+        "torch.cuda.memory._record_memory_history(max_entries=100000) before and "
+        "torch.cuda.memory._dump_snapshot('leak.pickle') after them; then fragdoctor analyze "
+        "leak (or leak.pickle) names the growing line",
+        why=case.verdict.summary,
+        cost="A few microseconds per allocation while recording.",
+    )
 
 
 def _kept(case: JudgedCase) -> KeptMemory | None:
@@ -240,6 +224,12 @@ def _kept(case: JudgedCase) -> KeptMemory | None:
     if analysis is None or not case.supports(Cause.LEAK):
         return None
     return analysis.kept
+
+
+def _without(kept: KeptMemory) -> list[Attempt]:
+    """Return the run with kept memory freed at the end of the step that made it."""
+    attempt = without(kept)
+    return [] if attempt is None else [attempt]
 
 
 def kept_stack(context: Context, kept: KeptMemory) -> tuple[Location, ...]:
@@ -286,75 +276,63 @@ def _predicted(case: JudgedCase, kept: KeptMemory) -> Predicted:
     return Predicted(fits=margin >= 0, margin_bytes=margin, method="arithmetic")
 
 
-class GatherOnHost(Remedy):
-    """An evaluation that gathers its results on the device."""
+@proposes("Gather the results of the evaluation on the host")
+def gather_on_host(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose it if the failure came while an evaluation gathered its results.
 
-    code = "gather-on-host"
-    title = "Gather the results of the evaluation on the host"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it if the failure came while an evaluation gathered its results."""
-        analysis = case.context.analysis
-        kept = None if analysis is None else analysis.gathered
-        if kept is None or not case.is_allocator_case:
-            return
-        yield self.proposal(
-            weight=CURES,
-            change="keep outputs.append(out.cpu()), or only the number that you need",
-            why=f"{gathered_text(case.context, kept)}.",
-            locations=kept_stack(case.context, kept),
-            cost="A copy to the host for each batch; as much host memory.",
-            saves_bytes=kept.survivor_bytes,
-        )
-
-    def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
-        """Try the run with the gathered results freed at the end of each batch."""
-        del bench, proposal
-        analysis = case.context.analysis
-        if analysis is None or analysis.gathered is None:
-            return []
-        attempt = without(analysis.gathered)
-        return [] if attempt is None else [attempt]
+    An evaluation that gathers its results on the device.
+    """
+    analysis = case.context.analysis
+    kept = None if analysis is None else analysis.gathered
+    if kept is None or not case.is_allocator_case:
+        return
+    yield remedy.proposal(
+        weight=CURES,
+        change="keep outputs.append(out.cpu()), or only the number that you need",
+        why=f"{gathered_text(case.context, kept)}.",
+        locations=kept_stack(case.context, kept),
+        cost="A copy to the host for each batch; as much host memory.",
+        saves_bytes=kept.survivor_bytes,
+        attempts=_without(kept),
+    )
 
 
 # ---- from trial to trial ---------------------------------------------------------------------
 
 
-class FreeBetweenTrials(Remedy):
-    """Long sweeps: free each trial's memory."""
+@proposes("Free each trial's memory before the next one starts")
+def free_between_trials(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose it for trials in one process; processes that end leave nothing to free.
 
-    code = "free-between-trials"
-    title = "Free each trial's memory before the next one starts"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it for trials in one process; processes that end leave nothing to free."""
-        story = case.context.story
-        if story is None or len(story.trials) < 2 or not case.is_allocator_case:
-            return
-        if has_process_each(story):
-            return
-        grown = accumulation(story)
-        if grown is not None:
-            why = growth_sentence(grown)
-            weight = CURES if case.supports(Cause.LEAK) else HELPS
-        else:
-            why = "The log does not print what is allocated between trials, so it may grow."
-            weight = MAY_HELP
-        yield self.proposal(
-            weight=weight,
-            confidence=Confidence.LIKELY if grown is not None else Confidence.POSSIBLE,
-            change="at the end of each trial: del model, optimizer, batch, loss; gc.collect(); "
-            "torch.cuda.empty_cache()",
-            why=why,
-            cost="Milliseconds a trial.",
-            caveats=FREEING,
-        )
+    Long sweeps: free each trial's memory.
+    """
+    story = case.context.story
+    if story is None or len(story.trials) < 2 or not case.is_allocator_case:
+        return
+    if has_process_each(story):
+        return
+    grown = accumulation(story)
+    if grown is not None:
+        why = growth_sentence(grown)
+        weight = CURES if case.supports(Cause.LEAK) else HELPS
+    else:
+        why = "The log does not print what is allocated between trials, so it may grow."
+        weight = MAY_HELP
+    yield remedy.proposal(
+        weight=weight,
+        confidence=Confidence.LIKELY if grown is not None else Confidence.POSSIBLE,
+        change="at the end of each trial: del model, optimizer, batch, loss; gc.collect(); "
+        "torch.cuda.empty_cache()",
+        why=why,
+        cost="Milliseconds a trial.",
+        caveats=FREEING,
+    )
 
 
 GROWTH: Final[tuple[Remedy, ...]] = (
-    NoGrad(),
-    FreeLeak(),
-    GatherOnHost(),
-    FindLeak(),
-    FreeBetweenTrials(),
+    no_grad,
+    free_leak,
+    gather_on_host,
+    find_leak,
+    free_between_trials,
 )

@@ -20,6 +20,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
     JudgedCase,
     Proposal,
     Remedy,
+    proposes,
 )
 from fragdoctor.diagnosis.verdict_message import library_of
 from fragdoctor.model.diagnosis import Cause, Predicted
@@ -74,191 +75,178 @@ def _meant_device(case: JudgedCase) -> str:
     return meant.pop() if len(meant) == 1 else ""
 
 
-class FreeOtherProcess(Remedy):
-    """Other processes on the device: end them."""
+@proposes("Free the device from other processes")
+def free_other_process(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose a look at the processes on the device.
 
-    code = "free-other-process"
-    title = "Free the device from other processes"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose a look at the processes on the device."""
-        is_checked = case.message is not None and case.message.sub_kind == "startup-check"
-        if is_checked or not case.supports(Cause.OTHER_PROCESS):  # the server's remedy says it
-            return
-        is_main = case.cause is Cause.OTHER_PROCESS
-        weight = CURES if is_main else MAY_HELP
-        r = case.failed_request
-        held = r.other_bytes if r is not None else None
-        can_leave = case.sign is not None and case.sign.can_leave_gpu and not case.has_only_begun
-        # A call that works on the model asks for it piece by piece: the request is not all of it.
-        is_more = case.is_of_model or r is None or r.requested_bytes > (held or 0)
-        if is_main and can_leave and is_more:
-            weight = HELPS  # the call need not be on this device at all
-        listed = () if r is None else r.other_processes
-        pids = ", ".join(str(p.pid) for p in listed)
-        n_equal = max(Counter(p.n_bytes for p in listed).values(), default=0)
-        peers = n_equal >= MIN_PEERS
-        meant = _meant_device(case) if is_main else ""
-        may_be_own = r is not None and listed and r.process_bytes is None
-        yield self.proposal(
-            title="Give each rank a device of its own"
-            if peers
-            else "Run it on the GPU that was meant"
-            if meant
-            else self.title,
-            weight=weight,
-            confidence=Confidence.LIKELY if listed or is_main else Confidence.POSSIBLE,
-            change=f"{OWN_DEVICE}; otherwise end or move process {pids}, or run as many as "
-            "fit (fragdoctor pack)"
-            if peers
-            else f"CUDA_VISIBLE_DEVICES={meant} before the start: the text says cuda:{meant}, but "
-            f"the program asked GPU {case.message.device_index}"
-            if meant and case.message is not None
-            else f"end or move process {pids}"
-            if pids
-            else "find the holders with nvidia-smi or fuser -v /dev/nvidia*, and end leftovers"
-            + _share(case),
-            why=case.verdict.summary
-            if is_main
-            else f"{format_size(held)} may be held by other processes."
-            if held
-            else "A snapshot does not show other processes.",
-            cost="None, if the other process is a leftover.",
-            caveats=(
-                *(() if peers else (PEERS_LOOK_THE_SAME,)),
-                *(("In a container the listed process may be this one.",) if may_be_own else ()),
-            ),
-            predicted=Predicted(fits=held >= r.uncovered_bytes, method="arithmetic")
-            if r is not None and held is not None and listed
-            else None,
-            saves_bytes=held,
-        )
+    Other processes on the device: end them.
+    """
+    is_checked = case.message is not None and case.message.sub_kind == "startup-check"
+    if is_checked or not case.supports(Cause.OTHER_PROCESS):  # the server's remedy says it
+        return
+    is_main = case.cause is Cause.OTHER_PROCESS
+    weight = CURES if is_main else MAY_HELP
+    r = case.failed_request
+    held = r.other_bytes if r is not None else None
+    can_leave = case.sign is not None and case.sign.can_leave_gpu and not case.has_only_begun
+    # A call that works on the model asks for it piece by piece: the request is not all of it.
+    is_more = case.is_of_model or r is None or r.requested_bytes > (held or 0)
+    if is_main and can_leave and is_more:
+        weight = HELPS  # the call need not be on this device at all
+    listed = () if r is None else r.other_processes
+    pids = ", ".join(str(p.pid) for p in listed)
+    n_equal = max(Counter(p.n_bytes for p in listed).values(), default=0)
+    peers = n_equal >= MIN_PEERS
+    meant = _meant_device(case) if is_main else ""
+    may_be_own = r is not None and listed and r.process_bytes is None
+    yield remedy.proposal(
+        title="Give each rank a device of its own"
+        if peers
+        else "Run it on the GPU that was meant"
+        if meant
+        else remedy.title,
+        weight=weight,
+        confidence=Confidence.LIKELY if listed or is_main else Confidence.POSSIBLE,
+        change=f"{OWN_DEVICE}; otherwise end or move process {pids}, or run as many as "
+        "fit (fragdoctor pack)"
+        if peers
+        else f"CUDA_VISIBLE_DEVICES={meant} before the start: the text says cuda:{meant}, but "
+        f"the program asked GPU {case.message.device_index}"
+        if meant and case.message is not None
+        else f"end or move process {pids}"
+        if pids
+        else "find the holders with nvidia-smi or fuser -v /dev/nvidia*, and end leftovers"
+        + _share(case),
+        why=case.verdict.summary
+        if is_main
+        else f"{format_size(held)} may be held by other processes."
+        if held
+        else "A snapshot does not show other processes.",
+        cost="None, if the other process is a leftover.",
+        caveats=(
+            *(() if peers else (PEERS_LOOK_THE_SAME,)),
+            *(("In a container the listed process may be this one.",) if may_be_own else ()),
+        ),
+        predicted=Predicted(fits=held >= r.uncovered_bytes, method="arithmetic")
+        if r is not None and held is not None and listed
+        else None,
+        saves_bytes=held,
+    )
 
 
-class CapOtherLibraries(Remedy):
-    """Memory of other libraries in the same process."""
+@proposes("Cap what other libraries take in this process")
+def cap_other_libraries(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose capping them if their memory is the cause.
 
-    code = "cap-other-libraries"
-    title = "Cap what other libraries take in this process"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose capping them if their memory is the cause."""
-        if case.is_library_failure or case.backend == "mps":
-            return
-        if case.cause is not Cause.NON_PYTORCH_MEMORY:
-            return
-        r = case.failed_request
-        held = r.non_pytorch_bytes if r is not None else None
-        yield self.proposal(
-            weight=CURES,
-            change="XLA_PYTHON_CLIENT_PREALLOCATE=false for JAX, set_memory_growth for TensorFlow, "
-            "fewer NCCL communicators and channels (NCCL_MAX_NCHANNELS), smaller TensorRT "
-            "workspaces; CUDA_MODULE_LOADING=LAZY before CUDA 12.2, where it became the default",
-            why=f"{format_size(held)} of this process are outside PyTorch's cache."
-            if held is not None
-            else "Part of the device is held outside PyTorch's cache.",
-            cost="Other libraries may run slower.",
-            caveats=("A CUDA context of 0.3 to 0.9 GiB per process is normal and stays.",),
-            saves_bytes=held,
-        )
+    Memory of other libraries in the same process.
+    """
+    if case.is_library_failure or case.backend == "mps":
+        return
+    if case.cause is not Cause.NON_PYTORCH_MEMORY:
+        return
+    r = case.failed_request
+    held = r.non_pytorch_bytes if r is not None else None
+    yield remedy.proposal(
+        weight=CURES,
+        change="XLA_PYTHON_CLIENT_PREALLOCATE=false for JAX, set_memory_growth for TensorFlow, "
+        "fewer NCCL communicators and channels (NCCL_MAX_NCHANNELS), smaller TensorRT "
+        "workspaces; CUDA_MODULE_LOADING=LAZY before CUDA 12.2, where it became the default",
+        why=f"{format_size(held)} of this process are outside PyTorch's cache."
+        if held is not None
+        else "Part of the device is held outside PyTorch's cache.",
+        cost="Other libraries may run slower.",
+        caveats=("A CUDA context of 0.3 to 0.9 GiB per process is normal and stays.",),
+        saves_bytes=held,
+    )
 
 
-class LibraryHeadroom(Remedy):
-    """Room for libraries that allocate their own memory."""
+@proposes("Leave room for libraries")
+def library_headroom(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose headroom if such a library failed.
 
-    code = "library-headroom"
-    title = "Leave room for libraries"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose headroom if such a library failed."""
-        if not case.is_library_failure or case.message is None or case.is_of_other_program:
-            return
-        library = library_of(case.message).partition(",")[0]
-        yield self.proposal(
-            weight=HELPS,
-            change="torch.cuda.set_per_process_memory_fraction(0.95), and create handles and "
-            "communicators early, for example by one small matmul or all_reduce at start",
-            why=f"{library} allocates for itself; a cache that fills the device leaves it no room.",
-            cost="PyTorch has 5 % less memory.",
-            caveats=("An index out of range can look the same: rerun with CUDA_LAUNCH_BLOCKING=1.",)
-            if case.kind in ("cublas", "cudnn")
-            else (),
-        )
+    Room for libraries that allocate their own memory.
+    """
+    if not case.is_library_failure or case.message is None or case.is_of_other_program:
+        return
+    library = library_of(case.message).partition(",")[0]
+    yield remedy.proposal(
+        weight=HELPS,
+        change="torch.cuda.set_per_process_memory_fraction(0.95), and create handles and "
+        "communicators early, for example by one small matmul or all_reduce at start",
+        why=f"{library} allocates for itself; a cache that fills the device leaves it no room.",
+        cost="PyTorch has 5 % less memory.",
+        caveats=("An index out of range can look the same: rerun with CUDA_LAUNCH_BLOCKING=1.",)
+        if case.kind in ("cublas", "cudnn")
+        else (),
+    )
 
 
-class FindTheLimit(Remedy):
-    """A refusal with more free than requested: a limit that no figure shows."""
+@proposes("Look for what refused it: the device had room")
+def find_the_limit(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose where to look, for a message whose figures explain nothing.
 
-    code = "find-the-limit"
-    title = "Look for what refused it: the device had room"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose where to look, for a message whose figures explain nothing."""
-        r = case.failed_request
-        if case.cause is not Cause.UNKNOWN or r is None:
-            return
-        # XPU's messages do not print free memory, but the device's size says as much. Other
-        # messages without that figure were cut.
-        unreserved = (r.total_bytes or 0) - (r.reserved_bytes or 0) if r.backend == "xpu" else 0
-        is_roomy = r.free_bytes is None and unreserved >= 2 * r.requested_bytes
-        if not (r.is_covered_by_free or is_roomy):
-            return
-        fraction = "" if not r.may_hide_limit else "set_per_process_memory_fraction() or "
-        yield self.proposal(
-            weight=MAY_HELP,
-            change=f"look for {fraction}a memory option of the program; on Windows enlarge the "
-            "page file, against which GPU memory counts, and close other programs; ulimit -v; "
-            "nvidia-smi during the run shows a neighbor that comes and goes",
-            why=case.verdict.summary,
-        )
+    A refusal with more free than requested: a limit that no figure shows.
+    """
+    r = case.failed_request
+    if case.cause is not Cause.UNKNOWN or r is None:
+        return
+    # XPU's messages do not print free memory, but the device's size says as much. Other
+    # messages without that figure were cut.
+    unreserved = (r.total_bytes or 0) - (r.reserved_bytes or 0) if r.backend == "xpu" else 0
+    is_roomy = r.free_bytes is None and unreserved >= 2 * r.requested_bytes
+    if not (r.is_covered_by_free or is_roomy):
+        return
+    fraction = "" if not r.may_hide_limit else "set_per_process_memory_fraction() or "
+    yield remedy.proposal(
+        weight=MAY_HELP,
+        change=f"look for {fraction}a memory option of the program; on Windows enlarge the "
+        "page file, against which GPU memory counts, and close other programs; ulimit -v; "
+        "nvidia-smi during the run shows a neighbor that comes and goes",
+        why=case.verdict.summary,
+    )
 
 
-class DropExpandableSegments(Remedy):
-    """Expandable segments on a platform that cannot map them."""
+@proposes("Turn expandable segments off")
+def drop_expandable_segments(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose it for errors of driver calls that only expandable segments make.
 
-    code = "drop-expandable-segments"
-    title = "Turn expandable segments off"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it for errors of driver calls that only expandable segments make."""
-        if case.message is None or case.message.sub_kind != "driver-api":
-            return
-        yield self.proposal(
-            weight=CURES,
-            setting=case.assignment("expandable_segments:False"),
-            why="'CUDA driver error' comes from the calls that map expandable segments. They fail "
-            "on WSL2, on Jetson and in some containers with memory free; without them an error "
-            "prints its figures.",
-            cost="More fragmentation where shapes vary.",
-            caveats=("A library may set it on import: look for it in os.environ.",),
-        )
+    Expandable segments on a platform that cannot map them.
+    """
+    if case.message is None or case.message.sub_kind != "driver-api":
+        return
+    yield remedy.proposal(
+        weight=CURES,
+        setting=case.assignment("expandable_segments:False"),
+        why="'CUDA driver error' comes from the calls that map expandable segments. They fail "
+        "on WSL2, on Jetson and in some containers with memory free; without them an error "
+        "prints its figures.",
+        cost="More fragmentation where shapes vary.",
+        caveats=("A library may set it on import: look for it in os.environ.",),
+    )
 
 
-class SmallerKernelBlocks(Remedy):
-    """A kernel that needs more on-chip memory than the GPU has."""
+@proposes("Use smaller blocks or fewer stages in the kernel")
+def smaller_kernel_blocks(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose smaller blocks for messages about shared memory.
 
-    code = "smaller-kernel-blocks"
-    title = "Use smaller blocks or fewer stages in the kernel"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose smaller blocks for messages about shared memory."""
-        if case.kind != "shared-memory":
-            return
-        is_tpu = case.backend == "jax"
-        yield self.proposal(
-            title="Change the operation, or the compiler" if is_tpu else "",
-            weight=HELPS,
-            confidence=Confidence.POSSIBLE if is_tpu else Confidence.LIKELY,
-            change="smaller or more even shapes (multiples of 8 and 128) in the named operation, "
-            "smaller blocks if it is a Pallas kernel; a newer jaxlib, libtpu or torch_xla: a "
-            "kernel that XLA chose itself should fit, so this is worth a bug report"
-            if is_tpu
-            else "lower BLOCK sizes or num_stages of the Triton kernel, or use a build for this "
-            "GPU",
-            why="On-chip memory is a property of the core: a smaller model or batch, or free "
-            "device memory, changes nothing by itself.",
-            cost="The kernel may run slower.",
-        )
+    A kernel that needs more on-chip memory than the GPU has.
+    """
+    if case.kind != "shared-memory":
+        return
+    is_tpu = case.backend == "jax"
+    yield remedy.proposal(
+        title="Change the operation, or the compiler" if is_tpu else "",
+        weight=HELPS,
+        confidence=Confidence.POSSIBLE if is_tpu else Confidence.LIKELY,
+        change="smaller or more even shapes (multiples of 8 and 128) in the named operation, "
+        "smaller blocks if it is a Pallas kernel; a newer jaxlib, libtpu or torch_xla: a "
+        "kernel that XLA chose itself should fit, so this is worth a bug report"
+        if is_tpu
+        else "lower BLOCK sizes or num_stages of the Triton kernel, or use a build for this GPU",
+        why="On-chip memory is a property of the core: a smaller model or batch, or free "
+        "device memory, changes nothing by itself.",
+        cost="The kernel may run slower.",
+    )
 
 
 HEADS: Final = 32
@@ -268,29 +256,26 @@ CLOSED: Final = (Cause.NOT_MEMORY, Cause.HOST_MEMORY, Cause.SIZE_BUG, Cause.HEAL
 """Causes about which a snapshot would add nothing."""
 
 
-class RecordSnapshot(Remedy):
-    """The one measurement that would settle what is open."""
+@proposes("Record a memory snapshot at the failure")
+def record_snapshot(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose a snapshot if none was given and PyTorch's allocator failed.
 
-    code = "record-snapshot"
-    title = "Record a memory snapshot at the failure"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose a snapshot if none was given and PyTorch's allocator failed."""
-        has_snapshot = case.context.analysis is not None
-        if has_snapshot or case.cause in CLOSED or not case.is_allocator_case:
-            return
-        yield self.proposal(
-            weight=ASKS,
-            confidence=Confidence.LIKELY,
-            change="start the program with fragdoctor run train.py, which diagnoses by itself; or, "
-            "where it cannot be installed, call "
-            "torch.cuda.memory._record_memory_history(max_entries=100000) at the start and "
-            "torch.cuda.memory._dump_snapshot('oom.pickle') on the error, and then fragdoctor "
-            "analyze oom.pickle",
-            why=case.verdict.settled_by
-            or "A snapshot shows which lines hold and strand the memory.",
-            cost="A few microseconds per allocation.",
-        )
+    The one measurement that would settle what is open.
+    """
+    has_snapshot = case.context.analysis is not None
+    if has_snapshot or case.cause in CLOSED or not case.is_allocator_case:
+        return
+    yield remedy.proposal(
+        weight=ASKS,
+        confidence=Confidence.LIKELY,
+        change="start the program with fragdoctor run train.py, which diagnoses by itself; or, "
+        "where it cannot be installed, call "
+        "torch.cuda.memory._record_memory_history(max_entries=100000) at the start and "
+        "torch.cuda.memory._dump_snapshot('oom.pickle') on the error, and then fragdoctor "
+        "analyze oom.pickle",
+        why=case.verdict.settled_by or "A snapshot shows which lines hold and strand the memory.",
+        cost="A few microseconds per allocation.",
+    )
 
 
 SHAPE_CHANGE: Final = (
@@ -313,37 +298,35 @@ RANK_CHANGE: Final = (
 )
 
 
-class FixShape(Remedy):
-    """A size that went wrong."""
+@proposes("Print the shape at the failing line and correct it")
+def fix_shape(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose a look at the shape at the failing line.
 
-    code = "fix-shape"
-    title = "Print the shape at the failing line and correct it"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose a look at the shape at the failing line."""
-        r = case.failed_request
-        is_main = case.cause is Cause.SIZE_BUG
-        is_beyond = r is not None and r.is_alone_too_large and case.is_allocator_case
-        if not (case.supports(Cause.SIZE_BUG) or (is_beyond and case.cause is Cause.CAPACITY)):
-            return
-        line = case.asking_stack[:1]
-        at = f" at {line_text(line[0])}" if line else ""
-        if is_main:
-            title, change = f"Print the shape{at or ' at the failing line'} and correct it", ""
-        else:
-            title, change = f"Make the one huge tensor{at} smaller", f"{SMALLER_TENSOR}: "
-        change += SHAPE_CHANGE
-        if case.message is not None and any(map(SENDS_OBJECTS.matches, case.message.frames)):
-            title = "Give each rank a device of its own before its first collective"
-            change = f"{RANK_CHANGE}; otherwise {SHAPE_CHANGE}"
-        yield self.proposal(
-            title=title,
-            locations=case.asking_stack,
-            weight=CURES if is_main else FITS,
-            confidence=Confidence.PROVEN if is_main else Confidence.POSSIBLE,
-            change=change,
-            why=case.verdict.summary if is_main or r is None else one_tensor_text(r),
-        )
+    A size that went wrong.
+    """
+    r = case.failed_request
+    is_main = case.cause is Cause.SIZE_BUG
+    is_beyond = r is not None and r.is_alone_too_large and case.is_allocator_case
+    if not (case.supports(Cause.SIZE_BUG) or (is_beyond and case.cause is Cause.CAPACITY)):
+        return
+    line = case.asking_stack[:1]
+    at = f" at {line_text(line[0])}" if line else ""
+    if is_main:
+        title, change = f"Print the shape{at or ' at the failing line'} and correct it", ""
+    else:
+        title, change = f"Make the one huge tensor{at} smaller", f"{SMALLER_TENSOR}: "
+    change += SHAPE_CHANGE
+    if case.message is not None and any(map(SENDS_OBJECTS.matches, case.message.frames)):
+        title = "Give each rank a device of its own before its first collective"
+        change = f"{RANK_CHANGE}; otherwise {SHAPE_CHANGE}"
+    yield remedy.proposal(
+        title=title,
+        locations=case.asking_stack,
+        weight=CURES if is_main else FITS,
+        confidence=Confidence.PROVEN if is_main else Confidence.POSSIBLE,
+        change=change,
+        why=case.verdict.summary if is_main or r is None else one_tensor_text(r),
+    )
 
 
 def one_tensor_text(r: FailedRequest) -> str:
@@ -362,53 +345,51 @@ _ROOM: Final = re.compile(
 )
 
 
-class LocateDriverCall(Remedy):
-    """A driver's message without figures."""
+@proposes("See whether the GPU is full, and with what")
+def locate_driver_call(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose finding the call behind a driver's message.
 
-    code = "locate-driver-call"
-    title = "See whether the GPU is full, and with what"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose finding the call behind a driver's message."""
-        message = case.message
-        if message is None or case.cause is not Cause.UNKNOWN:
-            return
-        if message.kind != "driver-no-figures" or message.sub_kind == "driver-api":
-            return
-        if case.is_of_other_program:
-            return
-        has_room = _ROOM.search(message.said) is not None
-        change = (
-            "pin_memory=False in the DataLoader and fewer workers for a test, since page-locked "
-            "host memory has limits of its own; CUDA_LAUNCH_BLOCKING=1, with which the traceback "
-            "names the call; ulimit -v and -l; another version of the driver"
-            if has_room
-            else "nvidia-smi for the GPU and free -h for the host during the run, then less on the "
-            "one that fills up"
-            if message.sub_kind == "unread"
-            else "nvidia-smi during the run: end another process that fills it, or take a GPU "
-            "that is free (CUDA_VISIBLE_DEVICES); if this program fills it, a smaller batch, input "
-            "or model; with room left, pin_memory=False in the DataLoader for a test, and "
-            "CUDA_LAUNCH_BLOCKING=1, with which the traceback names the call"
-        )
-        yield self.proposal(
-            title="Look for what refused it: the GPU is said to have had room" if has_room else "",
-            weight=MAY_HELP,
-            change=change,
-            why="The driver's message does not say whether device memory, pinned host memory or "
-            "the context ran out.",
-            cost="A slow run for diagnosis.",
-        )
+    A driver's message without figures.
+    """
+    message = case.message
+    if message is None or case.cause is not Cause.UNKNOWN:
+        return
+    if message.kind != "driver-no-figures" or message.sub_kind == "driver-api":
+        return
+    if case.is_of_other_program:
+        return
+    has_room = _ROOM.search(message.said) is not None
+    change = (
+        "pin_memory=False in the DataLoader and fewer workers for a test, since page-locked "
+        "host memory has limits of its own; CUDA_LAUNCH_BLOCKING=1, with which the traceback "
+        "names the call; ulimit -v and -l; another version of the driver"
+        if has_room
+        else "nvidia-smi for the GPU and free -h for the host during the run, then less on the "
+        "one that fills up"
+        if message.sub_kind == "unread"
+        else "nvidia-smi during the run: end another process that fills it, or take a GPU "
+        "that is free (CUDA_VISIBLE_DEVICES); if this program fills it, a smaller batch, input "
+        "or model; with room left, pin_memory=False in the DataLoader for a test, and "
+        "CUDA_LAUNCH_BLOCKING=1, with which the traceback names the call"
+    )
+    yield remedy.proposal(
+        title="Look for what refused it: the GPU is said to have had room" if has_room else "",
+        weight=MAY_HELP,
+        change=change,
+        why="The driver's message does not say whether device memory, pinned host memory or "
+        "the context ran out.",
+        cost="A slow run for diagnosis.",
+    )
 
 
 OUTSIDE: Final[tuple[Remedy, ...]] = (
-    FreeOtherProcess(),
-    CapOtherLibraries(),
-    LibraryHeadroom(),
-    FindTheLimit(),
-    DropExpandableSegments(),
-    SmallerKernelBlocks(),
-    FixShape(),
-    LocateDriverCall(),
-    RecordSnapshot(),
+    free_other_process,
+    cap_other_libraries,
+    library_headroom,
+    find_the_limit,
+    drop_expandable_segments,
+    smaller_kernel_blocks,
+    fix_shape,
+    locate_driver_call,
+    record_snapshot,
 )

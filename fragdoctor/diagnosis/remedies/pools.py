@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from msgspec.structs import replace
+
 from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.remedies.remedy import (
     ASKS,
@@ -15,6 +17,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
     JudgedCase,
     Proposal,
     Remedy,
+    proposes,
 )
 from fragdoctor.future.edits import empty_cache_at
 from fragdoctor.future.whatif import WhatIf
@@ -24,114 +27,108 @@ from fragdoctor.rules.failed_request import FailedRequest
 from fragdoctor.units import format_size
 
 
-class WaitForStreams(Remedy):
-    """Frees that wait for other streams: wait before the large allocation."""
+@proposes("Wait for side streams before the large allocation")
+def wait_for_streams(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose ending the waits earlier.
 
-    code = "wait-for-streams"
-    title = "Wait for side streams before the large allocation"
+    Frees that wait for other streams: wait before the large allocation.
+    """
+    r = case.failed_request
+    if r is None or case.cause is not Cause.PENDING_FREES:
+        return
+    waiting = max(r.pending_bytes, r.late_free_bytes)
+    yield remedy.proposal(
+        weight=CURES,
+        change="torch.cuda.synchronize() or stream.synchronize() before it, or catch the error "
+        "and repeat the call once, when the waits are over; fewer record_stream calls; "
+        "limit_all_gathers=True for FSDP",
+        why=f"{format_size(waiting)} were freed but waited for other streams.",
+        cost="Synchronizing costs some overlap of copies and compute.",
+        saves_bytes=waiting,
+    )
 
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose ending the waits earlier."""
-        r = case.failed_request
-        if r is None or case.cause is not Cause.PENDING_FREES:
-            return
-        waiting = max(r.pending_bytes, r.late_free_bytes)
-        yield self.proposal(
-            weight=CURES,
-            change="torch.cuda.synchronize() or stream.synchronize() before it, or catch the error "
-            "and repeat the call once, when the waits are over; fewer record_stream calls; "
-            "limit_all_gathers=True for FSDP",
-            why=f"{format_size(waiting)} were freed but waited for other streams.",
-            cost="Synchronizing costs some overlap of copies and compute.",
-            saves_bytes=waiting,
+
+@proposes("Share one pool among graphs, or drop graphs that are not needed")
+def share_graph_pools(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose sharing or dropping private pools whose free memory was needed elsewhere.
+
+    Private pools of CUDA graphs and MemPool.
+    """
+    r = case.failed_request
+    if r is None or not case.supports(Cause.PRIVATE_POOLS):
+        return
+    is_main = case.cause is Cause.PRIVATE_POOLS
+    yield remedy.proposal(
+        weight=CURES if is_main else MAY_HELP,
+        change="pass pool=first_graph.pool() to every torch.cuda.graph(...), capture fewer "
+        "shapes, delete graphs and MemPools that are done; "
+        "torch.cuda.MemPool(use_on_oom=True) from 2.8 on",
+        why=f"{format_size(r.pools_free_bytes)} are free inside private pools, where ordinary "
+        "requests cannot use them.",
+        cost="Graphs that share a pool must run in the order of their capture.",
+        caveats=("Memory of a live graph's pool stays until graph and pool are gone.",),
+        saves_bytes=r.pools_free_bytes,
+    )
+
+
+@proposes("Call torch.cuda.empty_cache() before the failing line")
+def empty_cache(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose the call if memory is needed outside PyTorch's cache; otherwise reject it.
+
+    ``empty_cache()``, which helps others but hardly ever the process that calls it.
+    """
+    if case.is_library_failure and not case.is_of_other_program:
+        yield remedy.proposal(
+            title="Call torch.cuda.empty_cache() before the library starts",
+            weight=MAY_HELP,
+            change="torch.cuda.empty_cache() before the first call of the library or the "
+            "creation of the communicator",
+            why="The library allocates outside PyTorch's cache, and nothing flushes the cache "
+            "for it.",
+            cost="The cache must be filled again; keep it out of the training loop.",
+            attempts=_emptied(case),
         )
+        return
+    r = case.failed_request
+    if not case.is_allocator_case or r is None or r.source == "user":
+        return
+    if case.cause in (Cause.SIZE_BUG, Cause.UNKNOWN, Cause.PENDING_FREES):
+        return
+    rejected = remedy.rejection(
+        "The allocator did that itself before it raised the error; "
+        "live tensors and stranded holes stay as they are.",
+        Confidence.PROVEN,
+    )
+    yield replace(rejected, attempts=_emptied(case))
 
 
-class ShareGraphPools(Remedy):
-    """Private pools of CUDA graphs and MemPool."""
-
-    code = "share-graph-pools"
-    title = "Share one pool among graphs, or drop graphs that are not needed"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose sharing or dropping private pools whose free memory was needed elsewhere."""
-        r = case.failed_request
-        if r is None or not case.supports(Cause.PRIVATE_POOLS):
-            return
-        is_main = case.cause is Cause.PRIVATE_POOLS
-        yield self.proposal(
-            weight=CURES if is_main else MAY_HELP,
-            change="pass pool=first_graph.pool() to every torch.cuda.graph(...), capture fewer "
-            "shapes, delete graphs and MemPools that are done; "
-            "torch.cuda.MemPool(use_on_oom=True) from 2.8 on",
-            why=f"{format_size(r.pools_free_bytes)} are free inside private pools, where ordinary "
-            "requests cannot use them.",
-            cost="Graphs that share a pool must run in the order of their capture.",
-            caveats=("Memory of a live graph's pool stays until graph and pool are gone.",),
-            saves_bytes=r.pools_free_bytes,
-        )
+def _emptied(case: JudgedCase) -> list[Attempt]:
+    """Return the run with the call right before the failed request."""
+    failed = None if case.bench is None else case.bench.recorded.oom_event
+    return [] if failed is None else [Attempt.of_edit(empty_cache_at([failed]))]
 
 
-class EmptyCache(Remedy):
-    """``empty_cache()``, which helps others but hardly ever the process that calls it."""
+@proposes("Allocate in smaller pieces")
+def split_allocation(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose splitting if the size of one allocation was refused.
 
-    code = "empty-cache"
-    title = "Call torch.cuda.empty_cache() before the failing line"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose the call if memory is needed outside PyTorch's cache; otherwise reject it."""
-        if case.is_library_failure and not case.is_of_other_program:
-            yield self.proposal(
-                title="Call torch.cuda.empty_cache() before the library starts",
-                weight=MAY_HELP,
-                change="torch.cuda.empty_cache() before the first call of the library or the "
-                "creation of the communicator",
-                why="The library allocates outside PyTorch's cache, and nothing flushes the cache "
-                "for it.",
-                cost="The cache must be filled again; keep it out of the training loop.",
-            )
-            return
-        r = case.failed_request
-        if not case.is_allocator_case or r is None or r.source == "user":
-            return
-        if case.cause in (Cause.SIZE_BUG, Cause.UNKNOWN, Cause.PENDING_FREES):
-            return
-        yield self.rejection(
-            "The allocator did that itself before it raised the error; "
-            "live tensors and stranded holes stay as they are.",
-            Confidence.PROVEN,
-        )
-
-    def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
-        """Try the call right before the failed request."""
-        del case, proposal
-        failed = bench.recorded.oom_event
-        return [] if failed is None else [Attempt.of_edit(empty_cache_at([failed]))]
-
-
-class SplitAllocation(Remedy):
-    """A device that refuses single allocations of this size, however much is free."""
-
-    code = "split-allocation"
-    title = "Allocate in smaller pieces"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose splitting if the size of one allocation was refused."""
-        if not is_single(case):
-            return
-        is_metal = case.backend == "mps"
-        yield self.proposal(
-            title="" if is_metal else "Allow allocations of 4 GiB and more, or split them",
-            weight=CURES,
-            change="a smaller batch, image or sequence, or the operation in chunks: Metal limits "
-            "the size of one buffer"
-            if is_metal
-            else "UR_L0_USE_RELAXED_ALLOCATION_LIMITS=1 in the environment (a newer driver and "
-            "PyTorch allow them by default on some GPUs); or a smaller batch, image or sequence, "
-            "or the operation in chunks",
-            why=case.verdict.summary,
-            cost="None, or a little speed.",
-        )
+    A device that refuses single allocations of this size, however much is free.
+    """
+    if not is_single(case):
+        return
+    is_metal = case.backend == "mps"
+    yield remedy.proposal(
+        title="" if is_metal else "Allow allocations of 4 GiB and more, or split them",
+        weight=CURES,
+        change="a smaller batch, image or sequence, or the operation in chunks: Metal limits "
+        "the size of one buffer"
+        if is_metal
+        else "UR_L0_USE_RELAXED_ALLOCATION_LIMITS=1 in the environment (a newer driver and "
+        "PyTorch allow them by default on some GPUs); or a smaller batch, image or sequence, "
+        "or the operation in chunks",
+        why=case.verdict.summary,
+        cost="None, or a little speed.",
+    )
 
 
 def is_single(case: JudgedCase) -> bool:
@@ -162,9 +159,12 @@ class RaiseMemoryLimit(Remedy):
         is_room_known = r is not None and (r.free_bytes is None or r.is_covered_by_free)
         if not is_room_known and not is_main:
             return
-        needed = None
+        needed = whole = None
         if r is not None and r.reserved_bytes is not None:
             needed = r.reserved_bytes + r.requested_bytes + r.tolerance_bytes
+            if r.free_bytes is not None and r.reserved_bytes:
+                bytes_ = r.reserved_bytes + r.free_bytes
+                whole = Attempt(WhatIf(capacity_bytes=bytes_, edit="without the limit"))
         proposal = self.proposal(
             # A limit that was never printed but would explain the failure has to be found first.
             weight=CURES if is_main else ASKS if case.cause is Cause.UNKNOWN else HELPS,
@@ -177,20 +177,12 @@ class RaiseMemoryLimit(Remedy):
             predicted=Predicted(fits=True, method="arithmetic")
             if r is not None and r.limit_is_binding and r.is_covered_by_free
             else None,
+            attempts=[] if whole is None else [whole],
         )
         yield _with_fraction(proposal, r, needed)
 
-    def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
-        """Try the whole device."""
-        del bench
-        r = case.failed_request
-        if proposal is None or r is None or r.free_bytes is None or not r.reserved_bytes:
-            return []
-        whole = WhatIf(capacity_bytes=r.reserved_bytes + r.free_bytes, edit="without the limit")
-        return [Attempt(whole)]
-
     def judged(
-        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Effect]
+        self, case: JudgedCase, bench: Bench, proposal: Proposal, outcomes: Sequence[Effect]
     ) -> Proposal | None:
         """Return the proposal with the fraction that all recorded requests need."""
         judged = super().judged(case, bench, proposal, outcomes)
@@ -223,33 +215,31 @@ def _with_fraction(
     )
 
 
-class LessOnMetal(Remedy):
-    """Metal's memory is the machine's: use less of it before lifting its limit."""
+@proposes("Use less at once, and give Metal's caches back")
+def less_on_metal(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose it if the watermark is the limit.
 
-    code = "less-on-metal"
-    title = "Use less at once, and give Metal's caches back"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it if the watermark is the limit."""
-        if case.backend != "mps" or not case.supports(Cause.MEMORY_LIMIT):
-            return
-        yield self.proposal(
-            weight=HELPS,
-            confidence=Confidence.LIKELY,
-            change="a smaller batch, input or model, in 16 bits; torch.mps.empty_cache() after "
-            "large steps; close other programs; fixed shapes keep the caches of graphs small; as a "
-            "last resort PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0, which lifts the limit",
-            why=case.verdict.summary,
-            cost="Less at a time.",
-            caveats=("Without the limit the whole machine may run out of memory, swap or stop.",),
-        )
+    Metal's memory is the machine's: use less of it before lifting its limit.
+    """
+    if case.backend != "mps" or not case.supports(Cause.MEMORY_LIMIT):
+        return
+    yield remedy.proposal(
+        weight=HELPS,
+        confidence=Confidence.LIKELY,
+        change="a smaller batch, input or model, in 16 bits; torch.mps.empty_cache() after "
+        "large steps; close other programs; fixed shapes keep the caches of graphs small; as a "
+        "last resort PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0, which lifts the limit",
+        why=case.verdict.summary,
+        cost="Less at a time.",
+        caveats=("Without the limit the whole machine may run out of memory, swap or stop.",),
+    )
 
 
 POOLS: Final[tuple[Remedy, ...]] = (
     RaiseMemoryLimit(),
-    SplitAllocation(),
-    WaitForStreams(),
-    ShareGraphPools(),
-    EmptyCache(),
-    LessOnMetal(),
+    split_allocation,
+    wait_for_streams,
+    share_graph_pools,
+    empty_cache,
+    less_on_metal,
 )

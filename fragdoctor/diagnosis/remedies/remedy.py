@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from functools import cached_property
-from typing import Any, ClassVar, Final
+from typing import Any, Final, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -349,14 +349,14 @@ class Proposal(Struct, frozen=True):
         weight: how promising the remedy is before it is tried.
         is_rejected: whether it is a popular remedy that does not help here and is listed with
             the reason.
-        addresses: addresses of the live blocks that a change to the code would free or move.
+        attempts: how to try it on the trace; empty if no replay can show its effect.
     """
 
     remedy: Remedy
     recommendation: Recommendation
     weight: int = 0
     is_rejected: bool = False
-    addresses: tuple[int, ...] = ()
+    attempts: Sequence[Attempt] = ()
 
     def saying(self, **changes: Any) -> Proposal:
         """Return the proposal with changes to what the user gets."""
@@ -394,13 +394,13 @@ class Remedy:
         change, cost, caveats: as in ``Recommendation``, unless a proposal says something else.
     """
 
-    code: ClassVar[str]
-    title: ClassVar[str]
-    change: ClassVar[str] = ""
-    cost: ClassVar[str] = "None."
-    caveats: ClassVar[tuple[str, ...]] = ()
-    burden: ClassVar[Burden] = Burden.NONE
-    is_modelled: ClassVar[bool] = False
+    code: str
+    title: str
+    change: str = ""
+    cost: str = "None."
+    caveats: tuple[str, ...] = ()
+    burden: Burden = Burden.NONE
+    is_modelled: bool = False
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Yield proposals, or rejections with the reason; nothing if it does not apply.
@@ -410,27 +410,14 @@ class Remedy:
         del case
         yield from ()
 
-    def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
-        """Return how to try it on the trace, or nothing if no replay can show its effect.
-
-        Args:
-            case: the case.
-            bench: the reproduced run.
-            proposal: its proposal for this case, or None if it proposed nothing.
-        """
-        del case, bench, proposal
-        return []
-
     def judged(
-        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Effect]
+        self, case: JudgedCase, bench: Bench, proposal: Proposal, outcomes: Sequence[Effect]
     ) -> Proposal | None:
         """Return the proposal in the light of its best attempt, or None to drop it.
 
         A proposal that does not help is rejected, with the numbers, if the replay is exact.
         """
         del case
-        if proposal is None:
-            return None
         best = best_of(bench, outcomes)
         predicted, r = bench.predicted(best.result), proposal.recommendation
         if helps(bench.recorded, best.result):
@@ -446,7 +433,7 @@ class Remedy:
         is_rejected = proposal.is_rejected or bench.is_exact
         return replace(proposal.saying(why=why, predicted=predicted), is_rejected=is_rejected)
 
-    def proposal(  # noqa: PLR0913 - the fields of a recommendation, all by keyword
+    def proposal(  # noqa: PLR0913 - the fields of a proposal, all by keyword
         self,
         *,
         weight: int,
@@ -460,6 +447,7 @@ class Remedy:
         locations: Sequence[Location] = (),
         predicted: Predicted | None = None,
         saves_bytes: int | None = None,
+        attempts: Sequence[Attempt] = (),
     ) -> Proposal:
         """Return a proposal of this remedy, in its own words where nothing else is said.
 
@@ -480,7 +468,7 @@ class Remedy:
             caveats=tuple(caveats or self.caveats),
             saves_bytes=saves_bytes,
         )
-        return Proposal(self, recommendation, weight)
+        return Proposal(self, recommendation, weight, attempts=attempts)
 
     def rejection(
         self,
@@ -492,6 +480,28 @@ class Remedy:
         """Return this remedy as a popular one that does not help here."""
         rejected = Recommendation(0, self.code, self.title, confidence, setting, why=why)
         return Proposal(self, rejected, is_rejected=True).saying(predicted=predicted or Predicted())
+
+
+Propose: TypeAlias = Callable[[Remedy, JudgedCase], Iterator[Proposal]]
+
+
+class _Proposed(Remedy):
+    """A remedy that consists of what it proposes; see ``proposes``."""
+
+    def __init__(self, propose: Propose, **attributes: Any) -> None:
+        self._propose = propose
+        self.code = propose.__name__.replace("_", "-")
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Yield what the function proposes."""
+        return self._propose(self, case)
+
+
+def proposes(title: str, **attributes: Any) -> Callable[[Propose], Remedy]:
+    """Make a function that yields proposals for a case a remedy; its name is the code."""
+    return lambda propose: _Proposed(propose, title=title, **attributes)
 
 
 # ---- what a replay says ----------------------------------------------------------------------

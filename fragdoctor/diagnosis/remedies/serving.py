@@ -8,7 +8,15 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from fragdoctor.diagnosis.remedies.host_memory import HOST_CHANGES
-from fragdoctor.diagnosis.remedies.remedy import ASKS, CURES, HELPS, JudgedCase, Proposal, Remedy
+from fragdoctor.diagnosis.remedies.remedy import (
+    ASKS,
+    CURES,
+    HELPS,
+    JudgedCase,
+    Proposal,
+    Remedy,
+    proposes,
+)
 from fragdoctor.model.case import OomMessage, ServerShare
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.engines import ANY_PROGRAM, Need, engine_of, need_of
@@ -35,28 +43,26 @@ class Option(NamedTuple):
     cost: str
 
 
-class FitKvCache(Remedy):
-    """A server's KV cache that does not fit its budget."""
+@proposes("Shrink what is served, or give the cache more")
+def fit_kv_cache(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose the option that the figures call for.
 
-    code = "fit-kv-cache"
-    title = "Shrink what is served, or give the cache more"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose the option that the figures call for."""
-        message = case.message
-        if case.kind != "kv-cache" or message is None:
-            return
-        log = case.context.case.oom
-        shares = () if log is None else log.server
-        title, change, cost = _option(message, shares)
-        yield self.proposal(
-            title=title,
-            weight=CURES,
-            change=change,
-            why=case.verdict.summary,
-            cost=cost,
-            caveats=("CUDA graphs and other processes need what is above the utilization.",),
-        )
+    A server's KV cache that does not fit its budget.
+    """
+    message = case.message
+    if case.kind != "kv-cache" or message is None:
+        return
+    log = case.context.case.oom
+    shares = () if log is None else log.server
+    title, change, cost = _option(message, shares)
+    yield remedy.proposal(
+        title=title,
+        weight=CURES,
+        change=change,
+        why=case.verdict.summary,
+        cost=cost,
+        caveats=("CUDA graphs and other processes need what is above the utilization.",),
+    )
 
 
 def smaller_cache(case: JudgedCase) -> str:
@@ -208,31 +214,29 @@ TOLD: Final = (Need.WEIGHTS, Need.CACHE, Need.GRAPH, Need.LIMIT, Need.POOL, Need
 CLOSED: Final = (Cause.NOT_MEMORY, Cause.HOST_MEMORY, Cause.HEALTHY, Cause.SIZE_BUG)
 
 
-class LessOnTheDevice(Remedy):
-    """A program with its own allocator, or one that nothing names, needs too much."""
+@proposes("Put less on the device")
+def less_on_the_device(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose an option of the program, chosen by what the memory was for.
 
-    code = "less-on-the-device"
-    title = "Put less on the device"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose an option of the program, chosen by what the memory was for."""
-        message = case.message
-        if message is None or case.cause in CLOSED or not case.is_of_other_program:
-            return
-        engine, need = engine_of(message) or ANY_PROGRAM, need_of(message)
-        title, change = engine.advice(need)
-        if case.kind == "ggml" and message.requested_bytes is None and WSL.search(message.said):
-            title = "Try without page-locked host memory first, then with fewer layers on the GPU"
-            change = f"{HOST_CHANGES['ggml-pinned']}: {change}"
-        yield self.proposal(
-            title=title,
-            # If so little was refused, the question is who else is on the device.
-            weight=CURES
-            if need in TOLD
-            else ASKS
-            if need is Need.FULL and case.cause is Cause.UNKNOWN
-            else HELPS,
-            change=change,
-            why=case.verdict.summary,
-            cost="Less at a time, or slower." if need is not Need.LIMIT else "More memory in use.",
-        )
+    A program with its own allocator, or one that nothing names, needs too much.
+    """
+    message = case.message
+    if message is None or case.cause in CLOSED or not case.is_of_other_program:
+        return
+    engine, need = engine_of(message) or ANY_PROGRAM, need_of(message)
+    title, change = engine.advice(need)
+    if case.kind == "ggml" and message.requested_bytes is None and WSL.search(message.said):
+        title = "Try without page-locked host memory first, then with fewer layers on the GPU"
+        change = f"{HOST_CHANGES['ggml-pinned']}: {change}"
+    yield remedy.proposal(
+        title=title,
+        # If so little was refused, the question is who else is on the device.
+        weight=CURES
+        if need in TOLD
+        else ASKS
+        if need is Need.FULL and case.cause is Cause.UNKNOWN
+        else HELPS,
+        change=change,
+        why=case.verdict.summary,
+        cost="Less at a time, or slower." if need is not Need.LIMIT else "More memory in use.",
+    )

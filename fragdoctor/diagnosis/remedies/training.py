@@ -27,6 +27,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
     JudgedCase,
     Proposal,
     Remedy,
+    proposes,
 )
 from fragdoctor.future.edits import Edit, combined
 from fragdoctor.future.training_edits import (
@@ -168,39 +169,33 @@ def layers_checkpointed(case: JudgedCase) -> tuple[Edit, ...]:
     return (checkpointed(calls.first_row, calls.end_row, calls.forward_end_row),)
 
 
-class DropIdleGraph(Remedy):
-    """An evaluation that keeps what only a backward pass would need."""
+@proposes("Evaluate without building graphs", is_modelled=True)
+def drop_idle_graph(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose it if the failed evaluation keeps as much as a training forward pass.
 
-    code = "drop-idle-graph"
-    title = "Evaluate without building graphs"
-    is_modelled = True
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it if the failed evaluation keeps as much as a training forward pass."""
-        analysis, context = case.context.analysis, case.context
-        graph = None if analysis is None else analysis.idle_graph
-        if graph is None or not case.is_allocator_case:
-            return
-        line = context.frame(graph.frame)
-        call = "the call of the model" if line is None else line_text(line)
-        yield self.proposal(
-            weight=CURES if case.cause is Cause.TRANSIENT_PEAK else HELPS,
-            confidence=Confidence.LIKELY,
-            change=f"wrap {call} in torch.no_grad() or torch.inference_mode()",
-            why=f"{idle_graph_text(context, graph)}.",
-            locations=() if line is None else (line,),
-            cost="None: evaluation needs no gradients.",
-            caveats=(
-                "model.eval() alone does not stop graphs from being built.",
-                "If a backward pass does follow that call, it needs the graph.",
-            ),
-            saves_bytes=graph.n_bytes,
-        )
-
-    def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
-        """Try the run with checkpointed layers, which keep more than a run without a graph."""
-        del bench
-        return [] if proposal is None else list(map(Attempt.of_edit, layers_checkpointed(case)))
+    An evaluation that keeps what only a backward pass would need.
+    """
+    analysis, context = case.context.analysis, case.context
+    graph = None if analysis is None else analysis.idle_graph
+    if graph is None or not case.is_allocator_case:
+        return
+    line = context.frame(graph.frame)
+    call = "the call of the model" if line is None else line_text(line)
+    yield remedy.proposal(
+        weight=CURES if case.cause is Cause.TRANSIENT_PEAK else HELPS,
+        confidence=Confidence.LIKELY,
+        change=f"wrap {call} in torch.no_grad() or torch.inference_mode()",
+        why=f"{idle_graph_text(context, graph)}.",
+        locations=() if line is None else (line,),
+        cost="None: evaluation needs no gradients.",
+        caveats=(
+            "model.eval() alone does not stop graphs from being built.",
+            "If a backward pass does follow that call, it needs the graph.",
+        ),
+        saves_bytes=graph.n_bytes,
+        # Checkpointed layers keep more than a run without a graph.
+        attempts=list(map(Attempt.of_edit, layers_checkpointed(case))),
+    )
 
 
 class SmallerOptimizerState(SavingRemedy):
@@ -334,5 +329,5 @@ TRAINING: Final[tuple[Remedy, ...]] = (
     OffloadOptimizer(),
     StepInBackward(),
     OptimizerWithoutForeach(),
-    DropIdleGraph(),
+    drop_idle_graph,
 )

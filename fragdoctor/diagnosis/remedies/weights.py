@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import ClassVar, Final
+from typing import Final
 
 import numpy as np
 
 from fragdoctor.analysis.weight_copies import WeightCopies, find_weight_copies
 from fragdoctor.diagnosis.remedies.capacity import SHORT_OF_MEMORY, SavingRemedy
-from fragdoctor.diagnosis.remedies.remedy import (
-    FITS,
-    Burden,
-    JudgedCase,
-    Proposal,
-    Remedy,
-)
+from fragdoctor.diagnosis.remedies.remedy import FITS, Burden, JudgedCase, Proposal, Remedy
 from fragdoctor.future.edits import Edit
 from fragdoctor.future.training_edits import requests_freed_at, requests_removed
 from fragdoctor.model.diagnosis import Cause
@@ -41,9 +35,7 @@ class CopyOfWeights(SavingRemedy):
         "del it when it is not needed"
     )
     cost = "A copy over the bus at each update."
-    caveats: ClassVar[tuple[str, ...]] = (
-        "A target network or a teacher that every step runs has to stay.",
-    )
+    caveats: tuple[str, ...] = ("A target network or a teacher that every step runs has to stay.",)
     effort = 1
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
@@ -61,6 +53,7 @@ class CopyOfWeights(SavingRemedy):
             change=change,
             why=f"{format_size(copies.n_bytes)} are held beside the model.",
             locations=stack,
+            attempts=self.attempts(case),
         )
 
     def is_about(self, case: JudgedCase, copies: WeightCopies) -> bool:
@@ -97,7 +90,7 @@ class SpareWeights(CopyOfWeights):
         "them: a list of results, a closure, the traceback of an exception"
     )
     cost = "None."
-    caveats = ()
+    caveats: tuple[str, ...] = ()
     effort = 0
 
     def is_about(self, case: JudgedCase, copies: WeightCopies) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from fragdoctor._native import _ext
 from fragdoctor.future.edits import without_noted
-from fragdoctor.future.search import is_served, is_served_from, with_smallest_capacity
+from fragdoctor.future.search import is_served, with_smallest_capacity
 from fragdoctor.future.simulator import reproduce
 from fragdoctor.future.whatif import FairReplay, WhatIf, replay_what_if
 from fragdoctor.model.marks import WORKSPACE
@@ -66,9 +66,10 @@ class Need:
         self, requests: Sequence[_ext.NativeOps], capacity_bytes: int, *, is_steady: bool
     ) -> bool:
         """Return whether requests are served with a capacity, and with every larger one."""
-        what_if = WhatIf(capacity_bytes=capacity_bytes)
-        search = is_served_from if is_steady else is_served
-        return all(search(self._reproduction, what_if, one) for one in requests)
+        return all(
+            is_served(self._reproduction, one, capacity_bytes, is_steady=is_steady)
+            for one in requests
+        )
 
     def peak_bytes(
         self, requests: Sequence[_ext.NativeOps] | None = None, conf: str | None = None

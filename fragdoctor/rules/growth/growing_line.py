@@ -11,7 +11,7 @@ from fragdoctor.analysis.owners import main_owner, named_blocks
 from fragdoctor.analysis.result import IdleGraph, KeptKind, KeptMemory
 from fragdoctor.model.arrays import is_among
 from fragdoctor.model.census import HoldingKind, Owner
-from fragdoctor.model.finding import Confidence, Evidence, Location, Severity, line_text
+from fragdoctor.model.finding import Confidence, Evidence, Severity, line_text
 from fragdoctor.rules.rule import Context, Found, rule
 from fragdoctor.units import format_count, format_share, format_size, plural
 
@@ -71,14 +71,9 @@ KIND_WORDS: Final = {
 }
 
 
-def kept_line(context: Context, kept: KeptMemory) -> Location | None:
-    """Return the line that makes what grows, or None if no stack shows it."""
-    return context.frame(kept.frame) or context.user_line(kept.stack)
-
-
 def maker_text(context: Context, kept: KeptMemory) -> str:
     """Return the line that makes what grows, as part of a sentence."""
-    return line_text(kept_line(context, kept))
+    return line_text(context.frame(kept.frame) or context.user_line(kept.stack))
 
 
 def gathered_text(context: Context, kept: KeptMemory) -> str:

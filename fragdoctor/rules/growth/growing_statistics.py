@@ -8,7 +8,7 @@ from typing import Final
 from fragdoctor.model.case import MemoryStats
 from fragdoctor.model.finding import Confidence, Evidence, Severity
 from fragdoctor.model.trend import trend_of
-from fragdoctor.rules.rule import Context, Found, Skip, rule
+from fragdoctor.rules.rule import Context, Found, Skip, needed, rule
 from fragdoctor.units import format_count, format_size
 
 KEY = "allocated_bytes.all.current"
@@ -32,7 +32,7 @@ def growing_statistics(context: Context) -> Iterator[Found]:
 
     References. torch.cuda.memory_stats.
     """
-    stats = context.need_stats()
+    stats = needed(context.stats or None, "no memory statistics were given")
     if not context.is_series or len(values_of(stats, KEY)) < MIN_RECORDS:
         raise Skip(f"a series of at least {MIN_RECORDS} records is needed")
     grown = grown_bytes(stats)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fragdoctor.model.finding import Confidence, Evidence, Severity
-from fragdoctor.rules.rule import Context, Found, rule
+from fragdoctor.rules.rule import Context, Found, needed, rule
 from fragdoctor.units import format_size
 
 
@@ -29,7 +29,7 @@ def split_limit_with_expandable(context: Context) -> Iterator[Found]:
 
     References. CUDA semantics: max_split_size_mb; expandable_segments.
     """
-    settings = context.need_settings()
+    settings = needed(context.settings, "no input records the allocator settings")
     if not settings.expandable_segments or settings.max_split_bytes is None:
         return
     yield Found(
