@@ -44,6 +44,8 @@ COLUMNS: Final = (BACKEND.Slow2d, *DILATED, *TRANSPOSED)
 """Backends that arrange patches as columns."""
 ATEN: Final = torch.ops.aten
 IMAGE: Final = 4
+Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+"""Of the input, the weight and the bias; None for those that were not asked for."""
 
 
 def _format(input_: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
@@ -131,16 +133,10 @@ def cudnn_convolution(
 
 @special("aten::_conv_depthwise2d", "aten::conv_depthwise3d")
 def conv_depthwise(
-    _op: Any,
-    self: torch.Tensor,
-    weight: torch.Tensor,
-    _kernel_size: Sequence[int],
-    _bias: torch.Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
+    _op: Any, self: torch.Tensor, weight: torch.Tensor, _size: Any, _bias: Any, *how: Sequence[int]
 ) -> torch.Tensor:
     """PyTorch's own kernels for one filter per channel (DepthwiseConv2d.cu)."""
+    stride, padding, dilation = how
     geometry = (padding, [0] * len(padding), stride, dilation, self.shape[1])
     shape = _size(self, weight, geometry, transposed=False)
     return _forward(self, weight, shape, torch.contiguous_format)
@@ -153,20 +149,15 @@ def convolution_backward(
     input: torch.Tensor,  # noqa: A002 - PyTorch's name
     weight: torch.Tensor,
     bias_sizes: Sequence[int] | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    output_mask: Sequence[bool],
-) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    *how: Any,
+) -> Gradients:
     """The gradients of a convolution, by the backend of its forward pass."""
+    *called, output_mask = how
+    stride, padding, dilation, transposed, _, groups = called
     n_dims = weight.dim()
     backend = torch._C._select_conv_backend(
-        _seen_dense(input) if n_dims == IMAGE - 1 else input, weight, None, stride, padding,
-        dilation, transposed, output_padding, groups, bias_sizes,
-    )  # fmt: skip
+        _seen_dense(input) if n_dims == IMAGE - 1 else input, weight, None, *called, bias_sizes
+    )
     geometry = (padding, stride, dilation)
     if n_dims == IMAGE - 1:  # one dimension is treated as two
         input = input.contiguous().unsqueeze(2)  # noqa: A001
@@ -284,9 +275,6 @@ def _by_columns(call: Call) -> None:
 def _column_numbers(weight: torch.Tensor, positions: Sequence[int]) -> int:
     """Return how many numbers the columns of one sample have."""
     return prod(weight.shape[1:]) * prod(positions)
-
-
-Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 
 
 def _columns_backward(
