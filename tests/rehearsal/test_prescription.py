@@ -860,7 +860,7 @@ def traits_of(home: Path, text: str) -> dict[str, Any]:
     path = home / "train.py"
     path.write_text(text)
     unlimited = rehearsed_gpu("h100", None, is_unlimited=True)
-    conditions = RehearsalConditions(gpu=unlimited, observes=True, stops_by_itself=False)
+    conditions = RehearsalConditions(gpu=unlimited, observes=True, n_steps=1000)
     program = Program(str(path), is_module=False, args=[], pythons=[sys.executable])
     found = runner.rehearse(program, conditions, home / "s.pickle", None, PREPARED).traits
     return dict(found)
@@ -1136,7 +1136,7 @@ class Fake(CureSearch):
         )  # fmt: skip
         return search._Seen(found, Any, 1)
 
-    def _rehearse(self, conditions: RehearsalConditions, _: int) -> Any:
+    def _rehearse(self, conditions: RehearsalConditions, _: Any = ()) -> Any:
         self.observed.append(conditions.observes)
         return self.ended(self.stopped)
 

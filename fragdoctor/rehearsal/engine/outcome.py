@@ -143,8 +143,8 @@ class ProgramOutcome:
             "traits": None,
         }
         if self.traits is not None:
-            known_from = self.steps.known_from(is_stopped=bool(self.stopped))
-            found["traits"] = {**self.traits.found(), "known_from": known_from}
+            of_steps = self.steps.traits(is_stopped=bool(self.stopped))
+            found["traits"] = {**self.traits.found(), **of_steps}
         if "libraries" in self.request:
             found["libraries"] = self.request["libraries"].found()
         temporary = Path(f"{self.request['outcome']}.tmp")
