@@ -135,10 +135,10 @@ class CureSearch:
         with Runs(forks=True) as self._runs, tempfile.TemporaryDirectory() as scratch:
             self._snapshot = Path(scratch) / "snapshot.pickle"
             self._on_try("the unchanged program")
-            observed = seen = self._rehearse(replace(self._conditions, observes=True), 1)
+            observed = seen = self._rehearse(replace(self._conditions, observes=True))
             self._compiles = bool(seen.found.traits["compiles"])
             if self._compiles:
-                seen = self._rehearse(self._conditions, 1)
+                seen = self._rehearse(self._conditions)
             self._as_it_is, found = seen, seen.found
             conf = self._conditions.conf or found.conf
             traits = {**observed.found.traits, "batch": self._batch, "conf": conf}
@@ -213,7 +213,7 @@ class CureSearch:
             conditions = self._conditions_of(cure.treatments)
             seen = self._rehearse(
                 replace(conditions, treatments=[], variables=variables, time_limit_s=left_s),
-                _divisor(cure.treatments),
+                cure.treatments,
             )
         except ConfigError:
             return []
@@ -460,7 +460,7 @@ class CureSearch:
         conditions = replace(conditions, observes=observes, time_limit_s=limit_s)
         seen: _Seen | ConfigError
         try:
-            seen = self._rehearse(conditions, _divisor(treatments))
+            seen = self._rehearse(conditions, treatments)
             seen = replace(seen, seconds=time.monotonic() - began_at)
         except ConfigError as err:
             self._check_time()
@@ -544,14 +544,17 @@ class CureSearch:
             conditions = replace(conditions, rank=0, world_size=n_gpus, n_devices=n_gpus)
         return conditions
 
-    def _rehearse(self, conditions: RehearsalConditions, divisor: int) -> _Seen:
-        """Rehearse once.
+    def _rehearse(
+        self, conditions: RehearsalConditions, treatments: Sequence[Treatment] = ()
+    ) -> _Seen:
+        """Rehearse once, with the batch size that treatments leave.
 
         If the program is compiled, observing its modules splits what is compiled together, which
         changes its requests.
         """
         program = self._program
         if self._batch is not None:
+            divisor = max((one.batch_divisor for one in treatments), default=1)
             program = with_batch(program, max(self._batch // divisor, 1))
         found = runner.rehearse(program, conditions, self._snapshot, None, self._runs)
         need = Need(trace_of(read_snapshot(self._snapshot)))
@@ -579,7 +582,3 @@ def _parts(size: int) -> Iterator[int]:
         if n >= least and size % n == 0:
             yield n
             least = 2 * n
-
-
-def _divisor(treatments: Sequence[Treatment]) -> int:
-    return max(one.batch_divisor for one in treatments)
