@@ -12,7 +12,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct, field
 
@@ -40,7 +40,7 @@ def read_notebook(path: Path) -> tuple[list[str], str]:
         raise ConfigError(f"{path} is too large for a notebook.", hint="Clear its outputs.")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        found = [_source(cell) for cell in content["cells"] if cell["cell_type"] == "code"]
+        found = ["".join(c["source"]) for c in content["cells"] if c["cell_type"] == "code"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
         raise ConfigError(
             f"{path} is not a notebook.", hint="Save it again with Jupyter, or export it as .py."
@@ -57,11 +57,6 @@ def read_notebook(path: Path) -> tuple[list[str], str]:
         cells.append(plain)
         left_out += [f"{text} (cell {number})" for text in skipped]
     return cells, _note(left_out)
-
-
-def _source(cell: Any) -> str:
-    source = cell["source"]
-    return source if isinstance(source, str) else "".join(source)
 
 
 def _plain(source: str) -> tuple[str, list[str]]:
@@ -253,33 +248,26 @@ def launched(words: Sequence[str]) -> Launched | None:
         del rest[0]
     if name == "deepspeed":
         raise _refused(name, "the configuration")
+    if name == "accelerate" and rest[:1] != ["launch"]:
+        raise ConfigError(
+            "Only accelerate's launch command starts a program.",
+            hint="Write for example: accelerate launch --num_processes 2 train.py",
+        )
+    variables: dict[str, str] = {}
     if name in _ACCELERATE:
-        return _by_accelerate(name, rest)
-    options, words = _options(name, rest, _FLAGS)
-    machines = options.get("--nnodes", "1").partition(":")[0]
-    n_local = _number(name, options.get("--nproc-per-node", "1"))
-    return Launched(name, words, _is_module(options), n_local, _number(name, machines) or 1)
-
-
-def _by_accelerate(name: str, rest: list[str]) -> Launched:
-    if name == "accelerate":
-        if rest[:1] != ["launch"]:
-            raise ConfigError(
-                "Only accelerate's launch command starts a program.",
-                hint="Write for example: accelerate launch --num_processes 2 train.py",
-            )
-        del rest[0]
-    options, words = _options(name, rest, _ACCELERATE_FLAGS, _ACCELERATE_VALUES)
-    n_machines = _number(name, options.get("--num-machines", "1")) or 1
-    n_ranks = _number(name, options.get("--num-processes", "1")) or 1
-    handed_on = _ACCELERATE_VARIABLES.items()
-    variables = {name: options[option] for option, name in handed_on if option in options}
-    n_local = max(1, n_ranks // n_machines)
-    return Launched(name, words, _is_module(options), n_local, n_machines, variables)
-
-
-def _is_module(options: Mapping[str, str]) -> bool:
-    return any(option in options for option in _MODULE)
+        rest = rest[name == "accelerate" :]
+        options, words = _options(name, rest, _ACCELERATE_FLAGS, _ACCELERATE_VALUES)
+        n_machines = _number(name, options.get("--num-machines", "1")) or 1
+        n_ranks = _number(name, options.get("--num-processes", "1")) or 1
+        n_local: int | None = max(1, n_ranks // n_machines)
+        handed_on = _ACCELERATE_VARIABLES.items()
+        variables = {name: options[option] for option, name in handed_on if option in options}
+    else:
+        options, words = _options(name, rest, _FLAGS)
+        n_machines = _number(name, options.get("--nnodes", "1").partition(":")[0]) or 1
+        n_local = _number(name, options.get("--nproc-per-node", "1"))
+    is_module = any(option in options for option in _MODULE)
+    return Launched(name, words, is_module, n_local, n_machines, variables)
 
 
 def _options(

@@ -113,17 +113,17 @@ ATTENTION: Final = ("sdpa", "eager")
 """Kinds of attention that Transformers has without additional packages."""
 
 
-def library_model(  # noqa: PLR0913 - the options of a step, by their names
+def library_model(
     configuration: Mapping[str, object],
     *,
-    seq: int,
     attention: str,
     checkpointing: str,
-    lora_rank: int,
     lora_targets: str,
-    inference: bool,
+    **options: Any,
 ) -> str:
-    """Return the call of the engine that builds the model of a ``config.json``; 0 = not given.
+    """Return the call of the engine that builds the model of a ``config.json``.
+
+    The other options are those of :func:`~fragdoctor.rehearsal.engine.library_model.build`.
 
     Raises:
         ConfigError: an option that no library's own class has.
@@ -138,13 +138,10 @@ def library_model(  # noqa: PLR0913 - the options of a step, by their names
             f"Transformers has no switch for --checkpointing {checkpointing}.",
             hint="Choose none or full, or leave --rehearse out.",
         )
-    options = {
-        "seq": seq,
+    options |= {
         "attention": attention,
         "is_checkpointed": checkpointing == "full",
-        "lora_rank": lora_rank,
         "lora_targets": tuple(t.strip() for t in lora_targets.split(",") if t.strip()),
-        "inference": inference,
     }
     named = ", ".join(f"{name}={value!r}" for name, value in options.items())
     return f"library_model.build({json.dumps(configuration)!r}, {named})"

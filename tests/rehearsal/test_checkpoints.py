@@ -164,7 +164,7 @@ def every(parts: Any) -> list[Plan]:
         per_part = [[*ways(part.parts), *([o] for o in part.options)] for part in parts]
         return [list(chain(*way)) for way in product(*per_part)]
 
-    return [Plan(tuple(way)) for way in ways(parts)]
+    return [Plan.of(way) for way in ways(parts)]
 
 
 def test_modules_are_those_that_call_several_others(tmp_path: Path) -> None:
@@ -349,7 +349,7 @@ def test_results_in_a_row_are_written_as_a_range() -> None:
 def test_plan_becomes_one_spec_and_its_lines(tmp_path: Path) -> None:
     found = measured(tmp_path)
     treatment = catalogue.checkpointed(
-        found.traits, Plan((Choice(0, (1,), 10), Choice(2, (), 20), Choice(3, (), 20)))
+        found.traits, Plan.of([Choice(0, (1,), 10), Choice(2, (), 20), Choice(3, (), 20)])
     )
 
     assert treatment.specs == ["checkpoint:0=1,2,3"]

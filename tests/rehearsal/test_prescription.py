@@ -826,7 +826,7 @@ def test_what_there_is_nothing_for_is_said_with_its_reason() -> None:
         "checkpoints": True, "blocks": {}, "batches": {}, "autocasts": True, "optimizers": ["SGD"],
     }  # fmt: skip
 
-    said = list(catalogue.left_out(traits, None, "expandable_segments:True"))
+    said = list(catalogue.left_out(traits | {"conf": "expandable_segments:True"}))
 
     assert LeftOut("checkpoint", "the program already checkpoints") in said
     assert LeftOut("step-in-backward", "gradients are accumulated") in said
@@ -849,7 +849,7 @@ def test_changes_over_gpus_are_said_in_the_words_of_the_framework(
         "framework": framework, "is_distributed": False,
     }  # fmt: skip
 
-    reasons = {one.code: one.reason for one in catalogue.left_out(traits, None, "")}
+    reasons = {one.code: one.reason for one in catalogue.left_out(traits)}
 
     for code, part in zip(("fully-shard", "zero", "tensor-parallel"), words, strict=True):
         assert part in reasons[code]
@@ -860,7 +860,7 @@ def traits_of(home: Path, text: str) -> dict[str, Any]:
     path = home / "train.py"
     path.write_text(text)
     unlimited = rehearsed_gpu("h100", None, is_unlimited=True)
-    conditions = RehearsalConditions(gpu=unlimited, observes=True, stops_by_itself=False)
+    conditions = RehearsalConditions(gpu=unlimited, observes=True, n_steps=1000)
     program = Program(str(path), is_module=False, args=[], pythons=[sys.executable])
     found = runner.rehearse(program, conditions, home / "s.pickle", None, PREPARED).traits
     return dict(found)
@@ -891,7 +891,7 @@ def test_batches_are_told_apart_by_what_is_trained_on(tmp_path: Path) -> None:
     assert [1024] == [*traits["batches"].values()]  # of a loader an epoch
     assert [4096] == [*traits["evaluated"].values()]
     accumulated, evaluated = (
-        catalogue.accumulated(traits, 2, None),
+        catalogue.accumulated(traits, 2),
         catalogue.evaluated_in(traits, 8),
     )
     assert accumulated.title == "batch 512 x 2 accumulated"
@@ -975,8 +975,8 @@ def test_parts_of_a_batch_add_up_where_each_row_is_by_itself(
     assert reason in whole["mixing"]
     assert bool(reason) == bool(whole["mixing"])
     numerics = Numerics.DIFFERENT if reason else Numerics.EXACT
-    assert catalogue.accumulated(whole, 2, None).numerics is numerics
-    assert catalogue.sharded(whole, 2, None).numerics is numerics
+    assert catalogue.accumulated(whole, 2).numerics is numerics
+    assert catalogue.sharded(whole, 2).numerics is numerics
 
 
 SUMMED = 'torch.nn.functional.cross_entropy(z, y, ignore_index=5, reduction="sum")'
@@ -999,10 +999,10 @@ def test_parts_of_a_sum_add_up_without_division(text: str, tmp_path: Path) -> No
     whole["mixing"], whole["is_sum"] = mixing(whole["losses"], half["losses"], 2)
 
     assert ("", True) == (whole["mixing"], whole["is_sum"])
-    accumulated = catalogue.accumulated(whole, 2, None)
+    accumulated = catalogue.accumulated(whole, 2)
     assert accumulated.numerics is Numerics.EXACT
     assert "    loss.backward()  # a sum over rows" in accumulated.lines
-    in_lightning = catalogue.accumulated(whole | {"framework": "lightning"}, 2, None)
+    in_lightning = catalogue.accumulated(whole | {"framework": "lightning"}, 2)
     assert "the loss times 2" in in_lightning.instead
 
 
@@ -1020,7 +1020,7 @@ def test_models_that_are_trained_in_turn_are_not_accumulated_exactly(tmp_path: P
     ).replace("for epoch", "other = torch.optim.SGD(model.parameters(), 0.1)\nfor epoch")
     traits = traits_of(tmp_path, MODEL + other)
 
-    assert catalogue.accumulated(traits | {"mixing": ""}, 2, None).numerics is Numerics.DIFFERENT
+    assert catalogue.accumulated(traits | {"mixing": ""}, 2).numerics is Numerics.DIFFERENT
 
 
 def test_batch_is_trained_on_though_another_model_sees_it_first(tmp_path: Path) -> None:
@@ -1055,7 +1055,7 @@ def test_lines_have_the_names_of_the_program_and_do_what_was_said(
     traits = traits_of(tmp_path, text)
     place = traits["place"]
     place["optimizer"] = optimizer_name(place)
-    (treatment,) = [one for one in catalogue.simple(traits, "") if one.code == code]
+    (treatment,) = [one for one in catalogue.simple(traits) if one.code == code]
 
     written = patched(text, traits, [treatment])
 
@@ -1095,7 +1095,7 @@ def test_updates_in_the_backward_pass_are_left_out_where_they_change_results(
 ) -> None:
     traits = traits_of(tmp_path, MODEL + LOOP.replace(before, after))
 
-    (said,) = [one for one in catalogue.left_out(traits, None, "") if "backward" in one.code]
+    (said,) = [one for one in catalogue.left_out(traits) if "backward" in one.code]
     assert reason in said.reason
 
 
@@ -1124,7 +1124,7 @@ class Fake(CureSearch):
         gpu = rehearsed_gpu("1GiB", None, is_unlimited=False)
         program = Program("t.py", is_module=False, args=[], pythons=[])
         super().__init__(program, RehearsalConditions(gpu=gpu), None, 9.0)
-        self._as_it_is = self.ended(stopped).found
+        self._as_it_is = self.ended(stopped)
         self._ends_at, self._compiles = inf, compiles
         self.stopped = ""
         self.observed: list[bool] = []
@@ -1136,7 +1136,7 @@ class Fake(CureSearch):
         )  # fmt: skip
         return search._Seen(found, Any, 1)
 
-    def _rehearse(self, conditions: RehearsalConditions, _: int) -> Any:
+    def _rehearse(self, conditions: RehearsalConditions, _: Any = ()) -> Any:
         self.observed.append(conditions.observes)
         return self.ended(self.stopped)
 

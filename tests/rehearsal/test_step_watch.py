@@ -193,8 +193,8 @@ def test_a_program_is_known_where_nothing_large_follows_its_steps(
 
     made.run("m" + "bA" * 9 + after)
 
-    assert made.steps.known_from(is_stopped=False) == known_from
-    assert made.steps.known_from(is_stopped=True) == 2
+    assert made.steps.traits(is_stopped=False)["known_from"] == known_from
+    assert made.steps.traits(is_stopped=True)["known_from"] == 2
 
 
 @pytest.mark.parametrize(("fitting_bytes", "n_steps"), [(999, 4), (1000, 30)])

@@ -28,13 +28,13 @@ def install(now: Session, undo: ExitStack) -> None:
 def _watch_ranges(now: Session, undo: ExitStack) -> None:
     def begin(enter: Any, self: record_function) -> Any:
         if now.is_started:
-            now.marks.begin(self.name, now.gpus.device())
+            now.marks.note("START", self.name, now.gpus.device())
         return enter(self)
 
     def end(leave: Any, self: record_function, *error: Any) -> None:
         leave(self, *error)
         if now.is_started:
-            now.marks.end(self.name, now.gpus.device())
+            now.marks.note("END", self.name, now.gpus.device())
             now.progress.end_range()
 
     wrap(undo, record_function, "__enter__", begin)
@@ -43,11 +43,11 @@ def _watch_ranges(now: Session, undo: ExitStack) -> None:
 
 @contextmanager
 def _marked(now: Session, name: str) -> Iterator[None]:
-    now.marks.begin(name, now.gpus.device())
+    now.marks.note("START", name, now.gpus.device())
     try:
         yield
     finally:
-        now.marks.end(name, now.gpus.device())
+        now.marks.note("END", name, now.gpus.device())
 
 
 def _watch_backward(now: Session, undo: ExitStack) -> None:

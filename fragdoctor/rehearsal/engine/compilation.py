@@ -77,11 +77,6 @@ def _time(call: Callable[[], Any]) -> float:
     return 1.0
 
 
-def _time_template(*_: Any, **__: Any) -> float:
-    """``TritonTemplateCaller.benchmark``: PyTorch's own kernels are assumed to be faster."""
-    return 2 * _time(lambda: None)
-
-
 def _generated(_compiler: Any, name: str, source: str, *_: Any, **__: Any) -> Any:
     """``AsyncCompile.triton`` that compiles nothing."""
     cache = importlib.import_module("torch._inductor.codecache").PyCodeCache
@@ -128,7 +123,8 @@ _STAND_INS: Final[tuple[tuple[str, str, Any], ...]] = (
     ("async_compile:AsyncCompile", "wakeup", classmethod(lambda *_: None)),
     ("runtime.triton_heuristics:CachingAutotuner", "run", _run),
     ("runtime.benchmarking:benchmarker", "benchmark_gpu", lambda call, **_: _time(call)),
-    ("select_algorithm:TritonTemplateCaller", "benchmark", _time_template),
+    # PyTorch's own kernels are assumed to be faster than those that templates make.
+    ("select_algorithm:TritonTemplateCaller", "benchmark", lambda *_, **__: 2 * _time(bool)),
     ("select_algorithm:TritonTemplateCaller", "precompile", lambda _: None),
     ("runtime.triton_helpers", "set_driver_to_gpu", lambda: None),
 )

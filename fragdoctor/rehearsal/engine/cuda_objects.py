@@ -152,9 +152,9 @@ class CUDAGraph:
         if not self.has_steps:
             return
         now = session.current()
-        now.marks.begin(REPLAY, self._device)
+        now.marks.note("START", REPLAY, self._device)
         now.progress.replayed(self)
-        now.marks.end(REPLAY, self._device)
+        now.marks.note("END", REPLAY, self._device)
         now.progress.end_range()
 
     instantiate = nothing

@@ -184,11 +184,7 @@ def _plan(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
     def results(made: list[torch.Tensor], args: tuple[Any, ...]) -> Any:
         return structure.unflatten([maker(made, args) for maker in makers])
 
-    def only_one(made: list[torch.Tensor], args: tuple[Any, ...]) -> Any:
-        return makers[0](made, args)
-
-    single = isinstance(found, torch.Tensor)
-    return Plan(device, steps, layouts, only_one if single else results)
+    return Plan(device, steps, layouts, results)
 
 
 def in_place(op: Any, *args: Any, **kwargs: Any) -> Any:

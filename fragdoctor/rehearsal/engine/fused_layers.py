@@ -217,7 +217,8 @@ def attention(*args: Any, **options: Any) -> torch.Tensor:
     ask = _question(*args, **options)
     kernel, mask = choose(ask), ask.attn_mask
     if mask is not None and mask.dtype is torch.bool:
-        mask = _as_bias(mask, ask.query.dtype)
+        zero = torch.zeros((), dtype=ask.query.dtype, device=mask.device)
+        mask = torch.where(mask, zero, float("-inf"))  # ``convert_boolean_attn_mask``
     how: dict[str, Any] = {"scale": ask.scale}
     if kernel == FLASH:
         return _flash(ask)
@@ -234,12 +235,6 @@ def attention(*args: Any, **options: Any) -> torch.Tensor:
         mask = None if mask is None else _prepared(mask, ask.query, ask.key)
     out: torch.Tensor = function(*ask.tensors, mask, *more, **how)[0]
     return out
-
-
-def _as_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return a boolean mask as numbers to add (``convert_boolean_attn_mask``)."""
-    zero = torch.zeros((), dtype=dtype, device=mask.device)
-    return torch.where(mask, zero, float("-inf"))
 
 
 def _prepared(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:

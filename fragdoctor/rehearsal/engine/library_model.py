@@ -46,7 +46,7 @@ def build(
 
     Args:
         text: the file's text.
-        seq: tokens of the sample.
+        seq: tokens of the sample; 0 = not given.
         attention: ``eager``, or ``sdpa`` if the class has it.
         is_checkpointed: whether each layer is recomputed in the backward pass.
         lora_rank: rank of the adapters, which alone are trained then; 0 = all is trained.

@@ -67,15 +67,14 @@ class _Items(Iterator[Any]):
         passage.loop.is_between = True
         n: int | None = 0
         if is_over and skipping.is_on:
-            n = skipping.rounds_to_skip(passage, self._n_remaining)
+            n = skipping.rounds_to_skip(
+                passage, lambda: n_remaining(self._iterator, self._items, passage.n_rounds)
+            )
         item = self._next() if n == 0 else self._after(n)
         if _has_module(item):
             passage.is_of_layers = True
         self._loops.begin(passage.loop)
         return item
-
-    def _n_remaining(self) -> int | None:
-        return n_remaining(self._iterator, self._items, self._passage.n_rounds)
 
     def _after(self, n: int | None) -> Any:
         """Return the item after some skipped ones; with None the last one, if it can be kept.

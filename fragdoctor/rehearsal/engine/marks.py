@@ -35,24 +35,17 @@ class Marks:
     def __init__(self) -> None:
         self.annotations: list[dict[str, Any]] = []
 
-    def begin(self, name: str, device: int) -> None:
-        """Note that something begins while a device is the current one."""
-        self._add("START", name, device)
-
-    def end(self, name: str, device: int) -> None:
-        """Note that it has ended."""
-        self._add("END", name, device)
-
-    def of_pytorch(self, first: int) -> list[dict[str, Any]]:
-        """Return the marks that PyTorch makes itself, from a number on."""
-        return [mark for mark in self.annotations[first:] if not mark["name"].startswith(OURS)]
-
-    def _add(self, stage: str, name: str, device: int) -> None:
+    def note(self, stage: str, name: str, device: int) -> None:
+        """Note the ``START`` or the ``END`` of something while a device is the current one."""
         # This is the clock of the events' times, which the library takes from C++'s system_clock.
         time_us = time.time_ns() // 1000
         self.annotations.append(
             {"stage": stage, "name": name, "device": device, "time_us": time_us}
         )
+
+    def of_pytorch(self, first: int) -> list[dict[str, Any]]:
+        """Return the marks that PyTorch makes itself, from a number on."""
+        return [mark for mark in self.annotations[first:] if not mark["name"].startswith(OURS)]
 
 
 class StepProgress:

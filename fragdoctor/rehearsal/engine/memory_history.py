@@ -32,13 +32,16 @@ _OPERATIONS: Final = tuple(
 )
 """Files that carry out operations: on a GPU that is C++, which shows no Python frames."""
 Frame = dict[str, Any]
+Stack = tuple[tuple[int, ...], str]
+"""For each frame the id of its code (what Dynamo writes may have no hash) and the instruction that
+it has reached, innermost frame first; and the note on the request."""
 
 
-def _kept(code: CodeType) -> CodeType | bool:
-    """Return code as a stack shows it; False if it is ours, True if it stands in for C++."""
-    if not code.co_filename.startswith(OURS):
-        return code
-    return code.co_filename.startswith(_OPERATIONS)
+def _is_shown(code: CodeType) -> bool | None:
+    """Return whether a stack shows code; None if it is ours and stands in for C++."""
+    if code.co_filename.startswith(_OPERATIONS):
+        return None
+    return not code.co_filename.startswith(OURS)
 
 
 class RecordedStacks:
@@ -50,15 +53,13 @@ class RecordedStacks:
     """
 
     def __init__(self) -> None:
-        self._numbers: dict[tuple[int, ...], int] = {}
-        self._stacks: list[tuple[tuple[Any, int], ...]] = []
+        self._numbers: dict[Stack, int] = {}
+        self._stacks: list[Stack] = []
         self._frames: dict[tuple[int, int], Frame] = {}
-        self._kept: dict[int, CodeType | bool] = {}
+        self._codes: dict[int, CodeType] = {}  # kept, so that their ids are not reused
+        self._is_shown: dict[int, bool | None] = {}
         self.outermost: CodeType | None = None
-        self._held: list[CodeType] = []  # so that their ids are not reused
-        self._shown: dict[int, list[Frame]] = {}
-        self._with_notes: dict[tuple[int, str], int] = {}
-        self._notes: list[tuple[int, str]] = []
+        self._shown: dict[tuple[int, ...], list[Frame]] = {}
         self.last = -1
 
     def here(self, note: str, *, in_backward: bool) -> int:
@@ -70,44 +71,31 @@ class RecordedStacks:
         frame: FrameType | None = sys._getframe(1)
         key: list[int] = []
         add = key.append
-        kept = self._kept
+        is_shown = self._is_shown
         outermost = self.outermost
         while frame is not None:
             code = frame.f_code
             if code is outermost or (in_backward and code.co_name == _ENGINE_CALL):
                 break
             number = id(code)
-            if number not in kept:
-                kept[number] = _kept(code)
-                self._held.append(code)
-            if kept[number] is True:
-                key.clear()
-            elif kept[number]:
+            if number not in is_shown:
+                self._codes[number], is_shown[number] = code, _is_shown(code)
+            if is_shown[number]:
                 add(number)
                 add(frame.f_lasti)
+            elif is_shown[number] is None:
+                key.clear()
             frame = frame.f_back
-        place = tuple(key)
-        found = self._numbers.get(place)
-        if found is None:
-            found = self._numbers[place] = len(self._stacks)
-            self._stacks.append(tuple((kept[key[i]], key[i + 1]) for i in range(0, len(key), 2)))
-            self._notes.append((found, ""))
-        if note:
-            found = self._noted(found, note)
+        stack = tuple(key), note
+        found = self._numbers.setdefault(stack, len(self._stacks))
+        if found == len(self._stacks):
+            self._stacks.append(stack)
         self.last = found
-        return found
-
-    def _noted(self, stack: int, note: str) -> int:
-        found = self._with_notes.get((stack, note))
-        if found is None:
-            found = self._with_notes[stack, note] = len(self._stacks)
-            self._stacks.append(self._stacks[stack])
-            self._notes.append((stack, note))
         return found
 
     def note(self, number: int) -> str:
         """Return the note on a stack's requests: the path of a module, or ``WORKSPACE``."""
-        return self._notes[number][1] if number >= 0 else ""
+        return self._stacks[number][1] if number >= 0 else ""
 
     def frames(self, number: int) -> list[Frame]:
         """Return a stack as a snapshot has it, innermost frame first; [] for -1.
@@ -116,22 +104,22 @@ class RecordedStacks:
         """
         if number < 0:
             return []
-        number = self._notes[number][0]
-        found = self._shown.get(number)
+        places = self._stacks[number][0]
+        found = self._shown.get(places)
         if found is None:
-            found = self._shown[number] = [self._frame(*place) for place in self._stacks[number]]
+            pairs = zip(places[::2], places[1::2], strict=True)
+            found = self._shown[places] = [self._frame(*pair) for pair in pairs]
         return found
 
-    def _frame(self, code: CodeType, instruction: int) -> Frame:
-        place = (id(code), instruction)  # what Dynamo writes may have constants without a hash
-        found = self._frames.get(place)
+    def _frame(self, number: int, instruction: int) -> Frame:
+        found = self._frames.get((number, instruction))
         if found is None:
-            found = {
+            code = self._codes[number]
+            found = self._frames[number, instruction] = {
                 "name": code.co_name,
                 "filename": code.co_filename,
                 "line": _line(code, instruction),
             }
-            self._frames[place] = found
         return found
 
 

@@ -240,10 +240,6 @@ def _function_of(op: Any) -> Callable[..., Any]:
     return op if found is None else found
 
 
-def _as_second(_: Any, tensor: torch.Tensor, *__: Any, **___: Any) -> torch.Tensor:
-    return tensor.new_empty(tensor.shape)
-
-
 def _ctc_loss(
     log_probs: torch.Tensor, targets: torch.Tensor, *args: Any, **_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -309,6 +305,6 @@ KNOWN: Final[dict[str, Callable[..., Any]]] = {
     "_ctc_loss": _ctc_loss,
     "_padded_dense_to_jagged_forward": _to_jagged,
     "nms": _nms,
-    "_ctc_loss_backward": _as_second,
+    "_ctc_loss_backward": lambda _, log_probs, *__, **___: log_probs.new_empty(log_probs.shape),
 }
 """Results of operations whose meta function in PyTorch is missing or accepts too little."""

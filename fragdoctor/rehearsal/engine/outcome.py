@@ -96,7 +96,8 @@ class ProgramOutcome:
             return  # a child of the program that came back here
         gc.disable()
         now = self.now
-        oom = self._fatal_oom(code)
+        is_fatal = bool(code) or _oom_behind(self.failure) is not None
+        oom = now.seen_ooms[-1] if now.seen_ooms and is_fatal else None
         skipping = now.loops.skipping
         fails_after_skipping = bool(code and oom is None and not self.stopped and skipping.n_skips)
         if fails_after_skipping:
@@ -104,9 +105,10 @@ class ProgramOutcome:
         if now.is_started:
             now.modules.read_all()
         self._write_snapshot(oom)
+        status = "stopped" if self.stopped else "failed" if code else "finished"
         figures = [now.gpus.figures(d) for d in range(now.n_devices)]
         found = {
-            "status": self._status(code, oom),
+            "status": status if oom is None else "out_of_memory",
             "exit_code": code,
             "torch_version": torch.__version__,
             "steps": self.steps.n_taken if oom is None else oom.step,
@@ -138,17 +140,16 @@ class ProgramOutcome:
             ],
             "notes": list(now.assumptions.notes),
             "conf": now.budget.settings.conf,
-            "traits": None if self.traits is None else self._traits(),
+            "traits": None,
         }
+        if self.traits is not None:
+            of_steps = self.steps.traits(is_stopped=bool(self.stopped))
+            found["traits"] = {**self.traits.found(), **of_steps}
         if "libraries" in self.request:
             found["libraries"] = self.request["libraries"].found()
         temporary = Path(f"{self.request['outcome']}.tmp")
         temporary.write_text(json.dumps(found), encoding="utf-8")
         temporary.replace(self.request["outcome"])
-
-    def _traits(self) -> dict[str, Any]:
-        known_from = self.steps.known_from(is_stopped=bool(self.stopped))
-        return {**self.traits.found(), "known_from": known_from}
 
     def _failure_after_skipping(self) -> str:
         """Return what ended the program, which may lack the effects of the skipped rounds."""
@@ -162,19 +163,6 @@ class ProgramOutcome:
             f"the program failed{where} after rounds of its loops were skipped "
             f"({failure['type']}: {said})"
         )
-
-    def _status(self, code: int, oom: SeenOom | None) -> str:
-        if oom is not None:
-            return "out_of_memory"
-        if self.stopped:
-            return "stopped"
-        return "failed" if code else "finished"
-
-    def _fatal_oom(self, code: int) -> SeenOom | None:
-        """The failed request that ended the program, if one did."""
-        if self.now.seen_ooms and (code or _oom_behind(self.failure) is not None):
-            return self.now.seen_ooms[-1]
-        return None
 
     def _described(self, oom: SeenOom) -> dict[str, Any]:
         frames = _frames(_oom_behind(self.failure))[::-1] or self.now.stacks.frames(oom.stack)

@@ -51,7 +51,9 @@ def install(undo: ExitStack) -> None:
         "is_nccl_available": lambda: True,
         "rendezvous": _rendezvous,
         "monitored_barrier": nothing,
-        "all_gather_object": _all_gather_object,
+        "all_gather_object": lambda object_list, obj, group=None: _gather_object(
+            obj, object_list, group=group
+        ),
         "gather_object": _gather_object,
         "broadcast_object_list": nothing,
         "scatter_object_list": _scatter_object_list,
@@ -174,25 +176,13 @@ def _spawn(function: Callable[..., Any], args: Sequence[Any] = (), *_: Any, **__
     function(int(os.environ.get("LOCAL_RANK", "0")), *args)
 
 
-def _object(thing: Any, group: Any) -> tuple[torch.Tensor, int]:
-    """Return an object as the tensor that would be sent, and the number of ranks."""
-    device = c10d._get_object_coll_device(group)
-    return c10d._object_to_tensor(thing, device, group)[0], c10d.get_world_size(group)
-
-
-def _all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
-    sent, n_ranks = _object(obj, group)
-    sent.new_empty(sent.numel() * n_ranks)
-    object_list[:] = [obj] * len(object_list)
-
-
 def _gather_object(
     obj: Any, object_gather_list: list[Any] | None = None, *args: Any, **kwargs: Any
 ) -> None:
     group = kwargs.get("group", args[1] if len(args) > 1 else None)
-    sent, n_ranks = _object(obj, group)
+    sent, _ = c10d._object_to_tensor(obj, c10d._get_object_coll_device(group), group)
     if object_gather_list is not None:
-        sent.new_empty(sent.numel() * n_ranks)
+        sent.new_empty(sent.numel() * c10d.get_world_size(group))
         object_gather_list[:] = [obj] * len(object_gather_list)
 
 

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
-from itertools import count, islice, takewhile
+from itertools import count, islice, pairwise, takewhile
 from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -216,7 +216,10 @@ class Steps(StepProgress):
         self._runs.append(Run((*turn, number), self._n_begun, end))
         at = len(self._runs) - 1
         if at < self._period or self._runs[at - self._period].turn != self._runs[at].turn:
-            self._change_period()
+            period = period_of(whole_rounds([run.turn for run in self._runs]))
+            if period != self._period:
+                self._period = period
+                self.found.clear()
         if self.n_complete > before:
             self.on_step(self.n_complete)
         # Like the run one period before, this run is over, with all optimizers that ran in a row.
@@ -228,12 +231,6 @@ class Steps(StepProgress):
         """End the program after the optimizer's range."""
         if self._reason:
             self.on_stop(self._reason)
-
-    def _change_period(self) -> None:
-        period = period_of(whole_rounds([run.turn for run in self._runs]))
-        if period != self._period:
-            self._period = period
-            self.found.clear()
 
     def _begin(self) -> None:
         """Note that the next step begins, or more of this one: stop if enough has been seen."""
@@ -265,7 +262,20 @@ class Steps(StepProgress):
         steps = islice(reversed(self.found), most)
         return list(takewhile(lambda step: step.asked == self.found[-1].asked, steps))
 
-    def known_from(self, *, is_stopped: bool) -> int | None:
+    def traits(self, *, is_stopped: bool) -> dict[str, Any]:
+        """Return what the search for a cure asks of the steps.
+
+        Whether several backward passes precede an update, whether optimizers are updated in turn,
+        and the step from which all are known to repeat.
+        """
+        passes = [0, *(run.backward for run in self._runs)]
+        return {
+            "accumulates": any(after - before > 1 for before, after in pairwise(passes)),
+            "alternates": len({frozenset(run.turn) for run in self._runs}) > 1,
+            "known_from": self._known_from(is_stopped=is_stopped),
+        }
+
+    def _known_from(self, *, is_stopped: bool) -> int | None:
         """Return the step from which all asked for the same memory, and nothing else followed.
 
         It is None in a loop of the user's own, whose end is always seen, and if the program asked

@@ -35,12 +35,7 @@ def strides_for(
     """Return the strides of a layout; None = contiguous."""
     if memory_format not in {torch.channels_last, torch.channels_last_3d}:
         return None
-    _, channels, *rest = size
-    inner = dense_strides((*rest, channels))
-    whole = channels
-    for length in rest:
-        whole *= max(1, length)
-    return (max(1, whole), 1, *inner[:-1])
+    return torch.empty(size, memory_format=memory_format, device="meta").stride()
 
 
 def like_format(

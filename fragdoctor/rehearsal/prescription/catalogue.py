@@ -16,7 +16,7 @@ from fragdoctor.model.prescription import LeftOut, Numerics, Place, Treatment
 from fragdoctor.rehearsal.prescription.checkpoints import Plan
 
 Traits = Mapping[str, Any]
-"""The findings of ``engine/treatments/traits.py``."""
+"""The findings of ``engine/treatments/traits.py``, with what the search has added to them."""
 
 _ADAM: Final = {"Adam", "AdamW"}
 _NUMBER: Final = re.compile(r"\[\d+:\d+\]|\.?\d+")
@@ -277,10 +277,10 @@ def held_on_host(line: Location) -> Treatment:
     )
 
 
-def batch_size(traits: Traits, batch: int | None) -> int:
+def batch_size(traits: Traits) -> int:
     """Return the training batch size, of the arguments, loaders or a number; 0 if there is none."""
-    number = traits.get("number") if traits["trains"] else None
-    return batch or max(traits["batches"].values(), default=number.value if number else 0)
+    number, sizes = traits.get("number") if traits["trains"] else None, traits["batches"].values()
+    return traits.get("batch") or max(sizes, default=number.value if number else 0)
 
 
 def evaluated_size(traits: Traits) -> int:
@@ -317,9 +317,9 @@ def _split_numerics(traits: Traits) -> Numerics:
     return Numerics.EXACT if is_exact else Numerics.DIFFERENT
 
 
-def accumulated(traits: Traits, n: int, batch: int | None) -> Treatment:
+def accumulated(traits: Traits, n: int) -> Treatment:
     """Return n micro-batches per step, of a batch size in the arguments or in loaders."""
-    micro = max(batch_size(traits, batch) // n, 1)
+    micro = max(batch_size(traits) // n, 1)
     words = words_of(traits["framework"], Change.ACCUMULATE)
     is_sum = traits.get("is_sum", False)
     number = traits.get("number")
@@ -343,16 +343,16 @@ def accumulated(traits: Traits, n: int, batch: int | None) -> Treatment:
         ],
         words.format(batch=micro, n=n),
         [
-            f"accumulate:{n}:{'' if batch else ','.join(traits['batches'])}",
+            f"accumulate:{n}:{'' if traits.get('batch') else ','.join(traits['batches'])}",
             *([number.spec(n)] if number else []),
         ],
         batch_divisor=n,
     )
 
 
-def sharded(traits: Traits, n: int, batch: int | None) -> Treatment:
+def sharded(traits: Traits, n: int) -> Treatment:
     """Return fully sharded data parallelism over n GPUs, each with its part of the batch."""
-    model, size = _model(traits), batch_size(traits, batch)
+    model, size = _model(traits), batch_size(traits)
     lines = [
         f"# torchrun --nproc-per-node {n} ...",
         "import torch.distributed as dist",
@@ -395,13 +395,14 @@ def _as_framework_has_it(traits: Traits, change: Change) -> str:
     return f"the framework starts the ranks: {words}; rehearse that with --world-size N"
 
 
-def simple(traits: Traits, conf: str) -> Iterator[Treatment]:  # noqa: C901 - one case per treatment
+def simple(traits: Traits) -> Iterator[Treatment]:  # noqa: C901 - one case per treatment
     """Yield the treatments of this program that have no strength to choose, the cheapest first.
 
     Those that leave results and work unchanged come first, then those that change when something is
     computed or kept, then lower precisions, then other optimizers.
     """
     model, optimizer, exact = _model(traits), _optimizer(traits), Numerics.EXACT
+    conf = traits.get("conf", "")
     both = f"{conf},expandable_segments:True" if conf else "expandable_segments:True"
     unfused = set() if traits["is_fused"] else {*traits["optimizers"]}
 
@@ -479,13 +480,13 @@ def _why_not_in_backward(traits: Traits) -> str:
     return next((reason for reason, is_so in reasons.items() if is_so), "")
 
 
-def left_out(traits: Traits, batch: int | None, conf: str) -> Iterator[LeftOut]:
+def left_out(traits: Traits) -> Iterator[LeftOut]:
     """Yield the treatments that do not apply here, and why."""
     if traits["checkpoints"]:
         yield LeftOut("checkpoint", "the program already checkpoints")
     elif not any(part["calls"] for part in traits["parts"]):
         yield LeftOut("checkpoint", "the model calls no module that calls others")
-    if not (batch_size(traits, batch) or evaluated_size(traits)):
+    if not (batch_size(traits) or evaluated_size(traits)):
         yield LeftOut(
             "accumulate",
             "no DataLoader makes the batches, and no number that does was found; use --batch 32, "
@@ -497,7 +498,7 @@ def left_out(traits: Traits, batch: int | None, conf: str) -> Iterator[LeftOut]:
         yield LeftOut("chunked-loss", reason)
     if traits["autocasts"]:
         yield LeftOut("autocast", "the program already uses it")
-    if "expandable_segments:True" in conf:
+    if "expandable_segments:True" in traits.get("conf", ""):
         yield LeftOut("expandable-segments", "the program already has them")
     if reason := why_not_sharded(traits):
         yield LeftOut("fully-shard", reason)

@@ -16,8 +16,8 @@ operations (selective checkpointing), first those that are costliest to make for
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial, reduce
 from math import inf
 from typing import Any, Final
 
@@ -67,14 +67,22 @@ class Plan(Struct, frozen=True):
 
     Attributes:
         choices: the modules in their order.
+        n_flops, dropped_bytes: their sums.
     """
 
-    choices: tuple[Choice, ...]
+    choices: tuple[Choice, ...] = ()
+    n_flops: int = 0
+    dropped_bytes: int = 0
 
-    @property
-    def n_flops(self) -> int:
-        """Operations that are repeated."""
-        return sum(one.n_flops for one in self.choices)
+    @classmethod
+    def of(cls, choices: Iterable[Choice]) -> Plan:
+        """Return the set of some modules."""
+        return reduce(cls.plus, sorted(choices, key=lambda one: one.number), cls())
+
+    def plus(self, choice: Choice) -> Plan:
+        """Return the set with one more module."""
+        sums = self.n_flops + choice.n_flops, self.dropped_bytes + choice.dropped_bytes
+        return Plan((*self.choices, choice), *sums)
 
     @property
     def cost(self) -> tuple[int, int]:
@@ -88,25 +96,7 @@ class Plan(Struct, frozen=True):
 
     def without(self, choice: Choice, *instead: Choice) -> Plan:
         """Return the set without one of its modules, or with it checkpointed in another way."""
-        rest = [one for one in self.choices if one is not choice]
-        return Plan(tuple(sorted([*rest, *instead], key=lambda one: one.number)))
-
-
-class _State(Struct, frozen=True):
-    """A set of modules with its sums."""
-
-    n_flops: int = 0
-    dropped_bytes: int = 0
-    choices: tuple[Choice, ...] = ()
-
-    @property
-    def cost(self) -> tuple[int, int]:
-        return self.n_flops, -self.dropped_bytes
-
-    def plus(self, choice: Choice) -> _State:
-        n_flops = self.n_flops + choice.n_flops
-        dropped_bytes = self.dropped_bytes + choice.dropped_bytes
-        return _State(n_flops, dropped_bytes, (*self.choices, choice))
+        return Plan.of([*(one for one in self.choices if one is not choice), *instead])
 
 
 class _Part(Struct):
@@ -168,7 +158,7 @@ class Checkpoints:
     @property
     def outermost(self) -> Plan:
         """The outermost modules whose checkpointing saves memory."""
-        return Plan(tuple(one.options[0] for one in _outermost(self._roots)))
+        return Plan.of(one.options[0] for one in _outermost(self._roots))
 
     def learn_ends(self, trace: Trace, traits: Mapping[str, Any]) -> None:
         """Learn when blocks are freed, from a rehearsal with the outermost modules checkpointed."""
@@ -231,7 +221,7 @@ class Checkpoints:
                 groups.setdefault(tuple(one.kept for one in part.options), []).append(part)
             for group in groups.values():
                 for ways in zip(*(part.options for part in group), strict=True):
-                    yield [Plan(ways[:n]) for n in range(1, len(ways) + 1)]
+                    yield [Plan.of(ways[:n]) for n in range(1, len(ways) + 1)]
 
     def _first(self, plans: list[Plan], most: float, capacity_bytes: int) -> Plan | None:
         """Return the first of growing sets that fits; None if none does within this cost."""
@@ -278,10 +268,10 @@ class Checkpoints:
         step = max(sum(_most(root) for root in self._roots) // N_STATES, 1)
         sizes = sorted(o.at_once_bytes for part in self._parts.values() for o in part.options)
         while sizes:
-            states = [_State()]
+            plans = [Plan()]
             for root in self._roots:
-                states = _with(root, states, step, sizes[-1])
-            found.append([Plan(state.choices) for state in reversed(states)])
+                plans = _with(root, plans, step, sizes[-1])
+            found.append(plans[::-1])
             sizes = sizes[: bisect_right(sizes, sizes[-1] // 2)]
         return found
 
@@ -326,24 +316,24 @@ def _most(part: _Part) -> int:
     return max(own, sum(_most(one) for one in part.parts))
 
 
-def _with(part: _Part, states: list[_State], step: int, most_bytes: int) -> list[_State]:
+def _with(part: _Part, plans: list[Plan], step: int, most_bytes: int) -> list[Plan]:
     """Return the cheapest sets with a module, or some within it, or neither."""
-    found = states
+    found = plans
     for inner in part.parts:
         found = _with(inner, found, step, most_bytes)
     options = [one for one in part.options if one.at_once_bytes <= most_bytes]
     if not options:
         return found
-    made = [state.plus(option) for option in options for state in states]
-    best: dict[int, _State] = {}
-    for state in [*found, *made]:
-        key = state.dropped_bytes // step
-        if key not in best or state.cost < best[key].cost:
-            best[key] = state
-    kept: list[_State] = []
+    best: dict[int, Plan] = {}
+    for plan in [*found, *(plan.plus(option) for option in options for plan in plans)]:
+        key = plan.dropped_bytes // step
+        cost = plan.n_flops, -plan.dropped_bytes
+        if key not in best or cost < (best[key].n_flops, -best[key].dropped_bytes):
+            best[key] = plan
+    kept: list[Plan] = []
     for key in sorted(best, reverse=True):
         # No set that drops less takes as many operations.
-        if not kept or best[key].cost < kept[-1].cost:
+        if not kept or best[key].n_flops < kept[-1].n_flops:
             kept.append(best[key])
     return kept
 

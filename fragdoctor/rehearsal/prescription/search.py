@@ -14,6 +14,7 @@ import tempfile
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Final
@@ -114,7 +115,7 @@ class CureSearch:
         self._can_checkpoint = False
         self._bases: dict[tuple[str, ...], Checkpoints] = {}
         self._learned: set[tuple[str, ...]] = set()
-        self._observed: tuple[tuple[str, ...], _Seen | ConfigError] | None = None
+        self._observed: tuple[tuple[str, ...], _Seen | ConfigError] = (), ConfigError("")
         self._held: list[Location] = []
         self._expandable: list[Treatment] = []
         self._expanded: list[Tried] = []  # what would fit but for gaps between its blocks
@@ -134,21 +135,20 @@ class CureSearch:
         with Runs(forks=True) as self._runs, tempfile.TemporaryDirectory() as scratch:
             self._snapshot = Path(scratch) / "snapshot.pickle"
             self._on_try("the unchanged program")
-            observed = seen = self._rehearse(replace(self._conditions, observes=True), 1)
+            observed = seen = self._rehearse(replace(self._conditions, observes=True))
             self._compiles = bool(seen.found.traits["compiles"])
             if self._compiles:
-                seen = self._rehearse(self._conditions, 1)
-            found, needs_bytes, self._need_as_it_is = seen.found, seen.needs_bytes, seen.need
-            found = replace(found, traits=observed.found.traits)
-            if found.traits["place"]:
-                found.traits["place"]["optimizer"] = patch.optimizer_name(found.traits["place"])
+                seen = self._rehearse(self._conditions)
+            self._as_it_is, found = seen, seen.found
+            conf = self._conditions.conf or found.conf
+            traits = {**observed.found.traits, "batch": self._batch, "conf": conf}
+            if traits["place"]:
+                traits["place"]["optimizer"] = patch.optimizer_name(traits["place"])
             if keep is not None:
                 shutil.copyfile(self._snapshot, keep)
-            self._needs_bytes, self._peak_bytes = needs_bytes, found.peak_allocated_bytes
-            self._as_it_is = found
             # A change may take longer: what ended by itself without it is not stopped with it,
             # unless all that it would show is known.
-            known_from = found.traits["known_from"]
+            known_from = traits["known_from"]
             self._conditions = replace(
                 self._conditions,
                 least_steps=0 if found.stopped else found.steps,
@@ -156,32 +156,30 @@ class CureSearch:
                 fitting_bytes=self._capacity_bytes,
             )
             is_cut_short = False
-            if needs_bytes > self._capacity_bytes:
+            if seen.needs_bytes > self._capacity_bytes:
                 self._held = held_lines(read_snapshot(self._snapshot))
-                self._can_checkpoint = not found.traits["checkpoints"]
+                self._can_checkpoint = not traits["checkpoints"]
                 if self._can_checkpoint:
                     self._bases[()] = self._checkpoints(observed)
                 self._ends_at = time.monotonic() + self._seconds
                 try:
-                    self._search(found)
+                    self._search(traits)
                 except _TimeIsOverError:
                     is_cut_short = True
             if not self._is_cured():
                 self._tried += (one for one in self._expanded if one.fits)
             tried = sorted(self._tried, key=lambda one: (not one.fits, one.rank))
             cure = tried[0] if tried and tried[0].fits else None
-            diff = self._diff(found.traits, cure) if cure else []
-        conf = self._conditions.conf or found.conf
-        traits = {**found.traits, "number": self._number}
-        place = found.traits["place"]
+            diff = self._diff(traits, cure) if cure else []
+        place = traits["place"]
         return Prescription(
             target=self._program.target,
             gpu=self._conditions.gpu.name,
             capacity_bytes=self._capacity_bytes,
-            needs_bytes=needs_bytes,
+            needs_bytes=seen.needs_bytes,
             is_partial=found.is_partial,
             tried=tried,
-            left_out=list(catalogue.left_out(traits, self._batch, conf)),
+            left_out=list(catalogue.left_out({**traits, "number": self._number})),
             is_cut_short=is_cut_short,
             notes=[*found.notes, *self._notes],
             diff=diff,
@@ -215,7 +213,7 @@ class CureSearch:
             conditions = self._conditions_of(cure.treatments)
             seen = self._rehearse(
                 replace(conditions, treatments=[], variables=variables, time_limit_s=left_s),
-                _divisor(cure.treatments),
+                cure.treatments,
             )
         except ConfigError:
             return []
@@ -227,30 +225,27 @@ class CureSearch:
         name = path.name if path.is_absolute() else path.as_posix()
         return patch.diff(name, before, after)
 
-    def _search(self, found: Rehearsal) -> None:
-        traits, conf = found.traits, self._conditions.conf or found.conf
-        simple = [*catalogue.simple(traits, conf)]
+    def _search(self, traits: catalogue.Traits) -> None:
+        simple = [*catalogue.simple(traits)]
         self._expandable = [one for one in simple if not one.specs]
         if traits["kept_bytes"] > self._capacity_bytes:
             self._keep_less(traits, simple)
         else:
-            self._lower_peak(traits, simple, conf)
+            self._lower_peak(traits, simple)
 
-    def _lower_peak(self, traits: catalogue.Traits, simple: Sequence[Treatment], conf: str) -> None:
+    def _lower_peak(self, traits: catalogue.Traits, simple: Sequence[Treatment]) -> None:
         first = [one for one in simple if _cost(one) == 0 and one.code not in LATE]
         for treatment in first:
             self._try(treatment)
         traits = self._with_batch(traits)
-        size = catalogue.batch_size(traits, self._batch)
-        self._split(size, lambda n: catalogue.accumulated(traits, n, self._batch))
-        evaluated = catalogue.evaluated_size(traits)
-        self._split(evaluated, lambda n: catalogue.evaluated_in(traits, n))
+        self._split(catalogue.batch_size(traits), partial(catalogue.accumulated, traits))
+        self._split(catalogue.evaluated_size(traits), partial(catalogue.evaluated_in, traits))
         self._checkpoint()
         for treatment in (one for one in simple if one not in first):
             tried = self._try(treatment, is_base=treatment.code in {*BESIDE, *ON_TOP})
             fitting = (one for one in self._tried if one.fits and one.n_gpus == 1)
             least = min((sum(map(_cost, one.treatments)) for one in fitting), default=inf)
-            helps = (tried.needs_bytes or self._needs_bytes) < self._needs_bytes
+            helps = self._saved_bytes(tried) > 0
             if treatment.code in BESIDE and helps and _cost(treatment) < least:
                 self._checkpoint(treatment)
         if self._is_cured(*self._expanded):
@@ -261,7 +256,7 @@ class CureSearch:
         helping = self._helping()
         if len(helping) > 1 and self._try(*helping).fits:
             return
-        self._combine(traits, conf)
+        self._combine(traits, simple)
         if not catalogue.why_not_sharded(traits):
             self._fewest_gpus(traits)
 
@@ -288,17 +283,21 @@ class CureSearch:
         """Return what lowers the need by itself and leaves results alone, the best of each kind."""
         best: dict[str, Tried] = {}
         for tried in self._tried:
-            code, needs_bytes = tried.treatments[0].code, tried.needs_bytes or self._needs_bytes
+            code = tried.treatments[0].code
             is_one = len(tried.treatments) == 1 and tried.numerics is Numerics.EXACT
             if not is_one or tried.error or not tried.treatments[0].specs or code in ALONE:
                 continue
-            if needs_bytes < (best[code].needs_bytes or 0 if code in best else self._needs_bytes):
+            if self._saved_bytes(tried) > (self._saved_bytes(best[code]) if code in best else 0):
                 best[code] = tried
         return [one.treatments[0] for one in best.values()]
 
+    def _saved_bytes(self, tried: Tried) -> int:
+        as_it_is_bytes = self._as_it_is.needs_bytes
+        return as_it_is_bytes - (tried.needs_bytes or as_it_is_bytes)
+
     def _with_batch(self, traits: catalogue.Traits) -> catalogue.Traits:
         """Find the number that sets the batch size, if nothing else tells it."""
-        trains, size = traits["trains"], catalogue.batch_size(traits, self._batch)
+        trains, size = traits["trains"], catalogue.batch_size(traits)
         if size or (not trains and traits["evaluated"]):
             return self._with_mixing(traits, size)
         # With --allow-writes, settings would be changed where they are.
@@ -306,12 +305,8 @@ class CureSearch:
         for number in batch_numbers(self._program, traits["rows"], files):
             n = next(_parts(number.value), 0)
             tried = {**traits, "number": number}
-            parts = (
-                catalogue.accumulated(tried, n, self._batch)
-                if trains
-                else catalogue.evaluated_in(tried, n)
-            )
-            seen = self._observe(parts) if n else None
+            split = catalogue.accumulated if trains else catalogue.evaluated_in
+            seen = self._observe(split(tried, n)) if n else None
             if seen is not None and is_of_rows(n, traits, seen.found.traits):
                 self._number = number
                 return self._with_mixing(tried, number.value if trains else 0)
@@ -322,7 +317,7 @@ class CureSearch:
         n = next(_parts(size), 0)
         if not n:
             return traits
-        seen = self._observe(catalogue.accumulated(traits, n, self._batch))
+        seen = self._observe(catalogue.accumulated(traits, n))
         if seen is None:
             return traits
         reason, is_sum = mixing(traits["losses"], seen.found.traits["losses"], n)
@@ -334,7 +329,7 @@ class CureSearch:
 
     def _split(self, size: int, make: Callable[[int], Treatment]) -> None:
         """Split a batch into more and more parts until it fits, or until that no longer helps."""
-        peak_bytes = self._peak_bytes
+        peak_bytes = self._as_it_is.found.peak_allocated_bytes
         for n in _parts(size):
             tried = self._try(make(n), is_base=True)
             if tried.fits or tried.error or (tried.peak_allocated_bytes or 0) >= WORTH * peak_bytes:
@@ -343,27 +338,27 @@ class CureSearch:
 
     def _fewest_gpus(self, traits: catalogue.Traits) -> None:
         """Spread the program over as few GPUs as necessary; a batch is split evenly."""
-        size = catalogue.batch_size(traits, self._batch)
+        size = catalogue.batch_size(traits)
         least = traits["kept_bytes"] / self._capacity_bytes  # each GPU has an equal part
         counts = [n for n in range(2, MAX_GPUS + 1) if size % n == 0 and n >= least]
 
         def fits(n: int) -> bool:
-            return self._try(catalogue.sharded(traits, n, self._batch)).fits
+            return self._try(catalogue.sharded(traits, n)).fits
 
         if counts and fits(counts[-1]):
             bisect_left(counts[:-1], 1, key=fits)  # called for its tries
 
-    def _combine(self, traits: catalogue.Traits, conf: str) -> None:
+    def _combine(self, traits: catalogue.Traits, simple: Sequence[Treatment]) -> None:
         """Try what leaves the results alone together, then add what does not."""
         base: list[Treatment] = []
-        for n in _parts(catalogue.batch_size(traits, self._batch)):
-            split = catalogue.accumulated(traits, n, self._batch)
+        for n in _parts(catalogue.batch_size(traits)):
+            split = catalogue.accumulated(traits, n)
             if self._try(split, is_base=True).error:
                 break  # more parts mean even fewer updates
             base = [split]
             if self._checkpoint(*base):
                 return
-        more = [t for t in catalogue.simple(traits, conf) if t.code in ON_TOP]
+        more = [one for one in simple if one.code in ON_TOP]
         if not self._can_checkpoint or not more:
             return
         found = [self._checkpoint(*base, one) for one in more]
@@ -442,33 +437,37 @@ class CureSearch:
         return self._bases.get(key)
 
     def _observe(self, *treatments: Treatment) -> _Seen | None:
-        """Rehearse the program with treatments and observe it; None if that failed.
+        """Rehearse the program with treatments and observe it; None if that failed."""
+        seen = self._seen(treatments, observes=True)
+        return None if isinstance(seen, ConfigError) else seen
 
-        Unless it is compiled, it is not rehearsed again for what it needs.
+    def _seen(self, treatments: Sequence[Treatment], *, observes: bool) -> _Seen | ConfigError:
+        """Rehearse the program with treatments, in the time that is left.
+
+        What was observed last is not rehearsed again, unless the program is compiled: then it does
+        not tell the need.
 
         Raises:
             _TimeIsOverError: there is no time for it.
         """
-        key = _key(treatments)
-        if self._observed is None or self._observed[0] != key:
-            self._check_time()
-            self._on_try(_titled(treatments))
-            self._observed = key, self._seen(treatments, observes=True)
-        seen = self._observed[1]
-        return None if isinstance(seen, ConfigError) else seen
-
-    def _seen(self, treatments: Sequence[Treatment], *, observes: bool) -> _Seen | ConfigError:
-        """Rehearse the program with treatments, in the time that is left."""
-        began_at = time.monotonic()
+        key, began_at = _key(treatments), time.monotonic()
+        if self._observed[0] == key and (observes or not self._compiles):
+            return self._observed[1]
+        self._check_time()
+        self._on_try(_titled(treatments))
         conditions = self._conditions_of(treatments)
         limit_s = min(self._seconds_left(), conditions.time_limit_s or inf)
         conditions = replace(conditions, observes=observes, time_limit_s=limit_s)
+        seen: _Seen | ConfigError
         try:
-            seen = self._rehearse(conditions, _divisor(treatments))
+            seen = self._rehearse(conditions, treatments)
+            seen = replace(seen, seconds=time.monotonic() - began_at)
         except ConfigError as err:
             self._check_time()
-            return err
-        return replace(seen, seconds=time.monotonic() - began_at)
+            seen = err
+        if observes:
+            self._observed = key, seen
+        return seen
 
     def _try(self, *treatments: Treatment, is_base: bool = False) -> Tried:
         """Rehearse the program with treatments, and observe it if others are to be added.
@@ -479,28 +478,25 @@ class CureSearch:
         known = next((one for one in self._tried if one.treatments == treatments), None)
         if known is not None:
             return known
-        self._check_time()
-        self._on_try(_titled(treatments))
         if not _key(treatments):
-            self._tried.append(self._replayed(self._need_as_it_is, *treatments))
+            self._on_try(_titled(treatments))
+            self._tried.append(self._replayed(self._as_it_is.need, *treatments))
             return self._tried[-1]
         is_base &= self._can_checkpoint and not self._compiles
-        key, seen = self._observed or ((), None)
-        if seen is None or key != _key(treatments) or self._compiles:
-            seen = self._seen(treatments, observes=is_base)
+        seen = self._seen(treatments, observes=is_base)
         if isinstance(seen, ConfigError):
             tried = Tried(treatments, False, None, None, seen.message)
         else:
             found, needs_bytes = seen.found, seen.needs_bytes
             # A run that ended before the unchanged program did may not have reached its peak, which
             # may be in the second update: the first one creates the optimizer state.
-            reason = found.partial_reason
-            if not reason and found.steps < min(self._as_it_is.steps, 2):
+            reason, as_it_is = found.partial_reason, self._as_it_is.found
+            if not reason and found.steps < min(as_it_is.steps, 2):
                 reason = "its rounds end before the second update; let it run more of them"
-            is_known = bool(self._as_it_is.stopped) or self._conditions.known_steps is not None
+            is_known = bool(as_it_is.stopped) or self._conditions.known_steps is not None
             is_over = found.peak_allocated_bytes > self._capacity_bytes  # whatever would follow
             as_far = bool(found.stopped) and (is_known or is_over)
-            as_far |= reason in {"", self._as_it_is.partial_reason}
+            as_far |= reason in {"", as_it_is.partial_reason}
             if found.stopped or not as_far:
                 self._check_time()  # it may have been stopped for lack of time
             fits = needs_bytes <= self._capacity_bytes and as_far
@@ -548,14 +544,17 @@ class CureSearch:
             conditions = replace(conditions, rank=0, world_size=n_gpus, n_devices=n_gpus)
         return conditions
 
-    def _rehearse(self, conditions: RehearsalConditions, divisor: int) -> _Seen:
-        """Rehearse once.
+    def _rehearse(
+        self, conditions: RehearsalConditions, treatments: Sequence[Treatment] = ()
+    ) -> _Seen:
+        """Rehearse once, with the batch size that treatments leave.
 
         If the program is compiled, observing its modules splits what is compiled together, which
         changes its requests.
         """
         program = self._program
         if self._batch is not None:
+            divisor = max((one.batch_divisor for one in treatments), default=1)
             program = with_batch(program, max(self._batch // divisor, 1))
         found = runner.rehearse(program, conditions, self._snapshot, None, self._runs)
         need = Need(trace_of(read_snapshot(self._snapshot)))
@@ -583,7 +582,3 @@ def _parts(size: int) -> Iterator[int]:
         if n >= least and size % n == 0:
             yield n
             least = 2 * n
-
-
-def _divisor(treatments: Sequence[Treatment]) -> int:
-    return max(one.batch_divisor for one in treatments)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch._prims_common import suggest_memory_format
@@ -44,6 +44,17 @@ COLUMNS: Final = (BACKEND.Slow2d, *DILATED, *TRANSPOSED)
 """Backends that arrange patches as columns."""
 ATEN: Final = torch.ops.aten
 IMAGE: Final = 4
+Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+"""Of the input, the weight and the bias; None for those that were not asked for."""
+
+
+class _Asked(NamedTuple):
+    """What gradients are computed from, and which of them are asked for."""
+
+    gradient: torch.Tensor
+    input: torch.Tensor
+    weight: torch.Tensor
+    mask: Sequence[bool]
 
 
 def _format(input_: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
@@ -131,16 +142,10 @@ def cudnn_convolution(
 
 @special("aten::_conv_depthwise2d", "aten::conv_depthwise3d")
 def conv_depthwise(
-    _op: Any,
-    self: torch.Tensor,
-    weight: torch.Tensor,
-    _kernel_size: Sequence[int],
-    _bias: torch.Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
+    _op: Any, self: torch.Tensor, weight: torch.Tensor, _size: Any, _bias: Any, *how: Sequence[int]
 ) -> torch.Tensor:
     """PyTorch's own kernels for one filter per channel (DepthwiseConv2d.cu)."""
+    stride, padding, dilation = how
     geometry = (padding, [0] * len(padding), stride, dilation, self.shape[1])
     shape = _size(self, weight, geometry, transposed=False)
     return _forward(self, weight, shape, torch.contiguous_format)
@@ -153,20 +158,15 @@ def convolution_backward(
     input: torch.Tensor,  # noqa: A002 - PyTorch's name
     weight: torch.Tensor,
     bias_sizes: Sequence[int] | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    output_mask: Sequence[bool],
-) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    *how: Any,
+) -> Gradients:
     """The gradients of a convolution, by the backend of its forward pass."""
+    *called, output_mask = how
+    stride, padding, dilation, transposed, _, groups = called
     n_dims = weight.dim()
     backend = torch._C._select_conv_backend(
-        _seen_dense(input) if n_dims == IMAGE - 1 else input, weight, None, stride, padding,
-        dilation, transposed, output_padding, groups, bias_sizes,
-    )  # fmt: skip
+        _seen_dense(input) if n_dims == IMAGE - 1 else input, weight, None, *called, bias_sizes
+    )
     geometry = (padding, stride, dilation)
     if n_dims == IMAGE - 1:  # one dimension is treated as two
         input = input.contiguous().unsqueeze(2)  # noqa: A001
@@ -178,16 +178,15 @@ def convolution_backward(
         gradient = grad_output
         if backend == BACKEND.CudnnTranspose:  # for others, each result copies it again
             gradient = gradient.contiguous(memory_format=suggest_memory_format(input))
-        first, second = _cudnn_backward(
-            gradient, input, weight, output_mask, layout, geometry, transposed=transposed
-        )
-        del gradient
+        asked = _Asked(gradient, input, weight, output_mask)
+        first, second = _cudnn_backward(asked, layout, geometry, transposed=transposed)
+        del gradient, asked
     elif backend in {BACKEND.CudaDepthwise2d, BACKEND.CudaDepthwise3d}:
-        first, second = _depthwise_backward(grad_output, input, weight, output_mask)
+        first, second = _depthwise_backward(_Asked(grad_output, input, weight, output_mask))
     elif backend in COLUMNS:
-        first, second, bias = _columns_backward(
-            grad_output, input.contiguous(), weight, output_mask, backend, groups
-        )
+        asked = _Asked(grad_output, input.contiguous(), weight, output_mask)
+        first, second, bias = _columns_backward(asked, backend, groups)
+        del asked
     else:
         first = like_format(input, input.shape, layout) if output_mask[0] else None
         second = like_format(weight, weight.shape, layout) if output_mask[1] else None
@@ -210,15 +209,9 @@ def _seen_dense(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _cudnn_backward(
-    grad_output: torch.Tensor,
-    input_: torch.Tensor,
-    weight: torch.Tensor,
-    mask: Sequence[bool],
-    layout: torch.memory_format,
-    geometry: Sequence[Sequence[int]],
-    *,
-    transposed: bool,
+    asked: _Asked, layout: torch.memory_format, geometry: Sequence[Any], *, transposed: bool
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    grad_output, input_, weight, mask = asked
     # A transposed convolution is the gradient of an ordinary one, from its result to its input.
     of_input = "forward" if transposed else "backward_data"
     seen, made = (grad_output, input_) if transposed else (input_, grad_output)
@@ -245,9 +238,8 @@ def _cudnn_backward(
     return first, second
 
 
-def _depthwise_backward(
-    grad_output: torch.Tensor, input_: torch.Tensor, weight: torch.Tensor, mask: Sequence[bool]
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+def _depthwise_backward(asked: _Asked) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    grad_output, input_, weight, mask = asked
     first = second = None
     plain = torch.contiguous_format
     held = [_dense(grad_output, plain), _dense(weight, plain), _dense(input_, plain)]
@@ -286,42 +278,27 @@ def _column_numbers(weight: torch.Tensor, positions: Sequence[int]) -> int:
     return prod(weight.shape[1:]) * prod(positions)
 
 
-Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
-
-
-def _columns_backward(
-    grad_output: torch.Tensor,
-    input_: torch.Tensor,
-    weight: torch.Tensor,
-    mask: Sequence[bool],
-    backend: Any,
-    groups: int,
-) -> Gradients:
+def _columns_backward(asked: _Asked, backend: Any, groups: int) -> Gradients:
     """The gradients of a convolution by columns: group by group, then concatenated."""
     if groups == 1:
-        return _group_backward(grad_output, input_, weight, mask, backend)
+        return _group_backward(asked, backend)
     found: list[Gradients] = []
     for n in range(groups):
         gradient, seen, filters = (
             tensor.tensor_split(groups, dim)[n].contiguous()
-            for tensor, dim in ((grad_output, 1), (input_, 1), (weight, 0))
+            for tensor, dim in ((asked.gradient, 1), (asked.input, 1), (asked.weight, 0))
         )
-        found.append(_group_backward(gradient, seen, filters, mask, backend))
+        found.append(_group_backward(_Asked(gradient, seen, filters, asked.mask), backend))
         del gradient, seen, filters
     first, second, bias = (
-        torch.cat([one[i] for one in found], dim) if mask[i] else None  # type: ignore[misc]
+        torch.cat([one[i] for one in found], dim) if asked.mask[i] else None  # type: ignore[misc]
         for i, dim in enumerate((1, 0, 0))
     )
     return first, second, bias
 
 
-def _group_backward(
-    grad_output: torch.Tensor,
-    input_: torch.Tensor,
-    weight: torch.Tensor,
-    mask: Sequence[bool],
-    backend: Any,
-) -> Gradients:
+def _group_backward(asked: _Asked, backend: Any) -> Gradients:
+    grad_output, input_, weight, mask = asked
     device = grad_output.get_device()
     gradient, filters = grad_output.contiguous(), weight.contiguous()
     is_transposed = backend in TRANSPOSED

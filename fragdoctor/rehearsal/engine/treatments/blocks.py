@@ -74,12 +74,14 @@ def caching(model: Any) -> dict[str, Any]:
 
     Each comes with the path of the outermost module that has it.
     """
-    found: dict[int, tuple[str, Any]] = {}
+    found: dict[str, Any] = {}
     for path, module in model.named_modules():
         config = getattr(module, "config", None)
-        if getattr(config, "use_cache", False) is True:
-            found.setdefault(id(config), (path, config))
-    return dict(found.values())
+        if getattr(config, "use_cache", False) is True and all(
+            config is not one for one in found.values()
+        ):
+            found[path] = config
+    return found
 
 
 def parts_of(model: Any, known: ByIdentity) -> list[tuple[str, Any]]:

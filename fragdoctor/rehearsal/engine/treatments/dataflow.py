@@ -84,8 +84,10 @@ class Losses:
         named = {one.name: one.default_value for one in arguments if one.name == "reduction"}
         named |= dict(zip((one.name for one in arguments), args, strict=False)) | kwargs
         about = {name: named[name] for name in _ABOUT if name in named}
-        if isinstance(about.get("other"), torch.Tensor):
-            about["other"] = None if about["other"].dim() else self._value(about["other"])
+        other = about.get("other")
+        if isinstance(other, torch.Tensor):
+            values = session.current().known.of(other) if other.is_cuda else other
+            about["other"] = None if values is None or other.dim() else float(values)
         if "ignore_index" in named:
             is_weighted = named.get("weight") is not None
             about["is_weighted"] = is_weighted or self._ignores(named["target"], named)
@@ -117,12 +119,6 @@ class Losses:
         while len(reads) == 1 and (name in _COPIES or reads[0].name != GIVEN):
             name, reads = reads[0].name, reads[0].reads
         return bool(reads)
-
-    @staticmethod
-    def _value(number: Any) -> float | None:
-        """Return the value of a tensor without dimensions, or None if it is unknown."""
-        values = session.current().known.of(number) if number.is_cuda else number
-        return None if values is None else float(values)
 
     def _began(self, roots: Any, *_: Any, **__: Any) -> None:
         """Keep the operations that lead to a loss."""

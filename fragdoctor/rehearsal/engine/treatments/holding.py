@@ -94,17 +94,13 @@ class _HoldingMode(TorchFunctionMode):
         frame = users_frame()
         if frame is None or (frame.f_code.co_filename, frame.f_lineno) != self._place:
             return func(*args, **more)
-        if getattr(func, "__name__", "") in _FILLS and more.get("device") is not None:
-            more["device"] = "cpu"
-            result = func(*args, **more)
-        else:
-            result = func(*args, **more)
-            is_made = type(result) is torch.Tensor and result.is_cuda and not result._is_view()
-            if not is_made or any(result is one for one in args):
-                return result
-        if type(result) is not torch.Tensor or result.requires_grad:
-            return result
-        return result.detach().cpu().as_subclass(HeldTensor)
+        is_filled = getattr(func, "__name__", "") in _FILLS and more.get("device") is not None
+        result = func(*args, **{**more, **({"device": "cpu"} if is_filled else {})})
+        is_new = type(result) is torch.Tensor and not result.requires_grad
+        if is_new and not is_filled:
+            is_new = result.is_cuda and not result._is_view()
+            is_new = is_new and all(result is not one for one in args)
+        return result.detach().cpu().as_subclass(HeldTensor) if is_new else result
 
 
 def on_host(argument: str, undo: ExitStack) -> None:

@@ -94,27 +94,21 @@ def in_chunks(argument: str, undo: ExitStack) -> None:
     wrap(undo, functional, "cross_entropy", cross_entropy)
 
 
-def _chunked(
-    loss: Any, logits: _Logits, target: torch.Tensor, n: int, *, ignore_index: int = IGNORED,
-    reduction: str = "mean", label_smoothing: float = 0.0,
-) -> torch.Tensor:  # fmt: skip
-    def part(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = loss(
-            logits.of(x),
-            target,
-            ignore_index=ignore_index,
-            reduction=kind,
-            label_smoothing=label_smoothing,
-        )
-        return made
+def _chunked(loss: Any, logits: _Logits, target: torch.Tensor, n: int, **how: Any) -> torch.Tensor:
+    reduction = how.get("reduction", "mean")
+    each = {**how, "reduction": "none" if reduction == "none" else "sum"}
 
-    kind = "none" if reduction == "none" else "sum"
+    def part(x: torch.Tensor, target: torch.Tensor) -> Any:
+        return loss(logits.of(x), target, **each)
+
     rows = zip(logits.inputs.chunk(n), target.chunk(n), strict=True)
     parts = (checkpoints.checkpoint(part, *row, use_reentrant=False) for row in rows)
     if reduction == "none":
         return torch.cat(list(parts))
     total: torch.Tensor = sum(parts)
-    return total / (target != ignore_index).sum() if reduction == "mean" else total
+    if reduction == "mean":
+        total = total / (target != how.get("ignore_index", IGNORED)).sum()
+    return total
 
 
 def _postponed(head: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fragdoctor.rehearsal.engine import wrap
+from fragdoctor.rehearsal.engine.calls import after_making
 from fragdoctor.rehearsal.engine.treatments.accumulation import split_batches
 from fragdoctor.rehearsal.engine.treatments.blocks import repeated_blocks
 
@@ -21,25 +21,14 @@ def fully_sharded(argument: str, undo: ExitStack) -> None:
     """
     split_batches(argument, undo)
 
-    def made(make: Any, self: Any, params: Any, *args: Any, **kwargs: Any) -> None:
-        groups = list(params)
-        if groups and not isinstance(groups[0], dict):
-            groups = [{"params": groups}]
+    def shard(optimizer: Any) -> None:
         sharded: dict[int, Any] = {}
-        for model in _models_of(p for group in groups for p in _listed(group["params"])):
+        for model in _models_of(p for group in optimizer.param_groups for p in group["params"]):
             sharded |= _shard(model)
-        groups = [
-            {**group, "params": [sharded.get(id(p), p) for p in _listed(group["params"])]}
-            for group in groups
-        ]
-        del sharded, params
-        make(self, groups, *args, **kwargs)
+        for group in optimizer.param_groups:
+            group["params"] = [sharded.get(id(p), p) for p in group["params"]]
 
-    wrap(undo, torch.optim.Optimizer, "__init__", made)
-
-
-def _listed(params: Any) -> list[Any]:
-    return [params] if isinstance(params, torch.Tensor) else list(params)
+    after_making(shard, undo)
 
 
 def _models_of(params: Iterable[Any]) -> list[Any]:

@@ -20,7 +20,7 @@ from torch.utils.data import BatchSampler
 
 from fragdoctor.recording.module_names import ByIdentity
 from fragdoctor.rehearsal.engine import wrap
-from fragdoctor.rehearsal.engine.calls import around_models, before_backward
+from fragdoctor.rehearsal.engine.calls import around_models
 from fragdoctor.rehearsal.engine.memory_history import is_users, users_frame
 from fragdoctor.rehearsal.engine.treatments.accumulation import OWN, lines_and_size
 from fragdoctor.rehearsal.engine.treatments.attention import is_eager
@@ -49,7 +49,7 @@ MAX_ITEMS: Final = 64
 """The longest list that is searched for models."""
 
 _FLAGS: Final = (
-    "accumulates", "alternates", "autocasts", "checkpoints", "clips", "compiles",
+    "autocasts", "checkpoints", "clips", "compiles",
     "evaluates_with_grad", "has_state", "is_distributed", "is_eager", "is_fused", "scales",
     "schedules", "trains", "zeroes",
 )  # fmt: skip
@@ -77,9 +77,6 @@ class Traits:
         self._n_trained = 0
         self._place: tuple[str, int, dict[int, str]] | None = None
         around_models(self._see, undo)
-        self._updating: set[int] | None = None  # optimizers run since the last backward pass
-        self._updated_before: set[int] = set()
-        before_backward(self._began_backward, undo)
         self._watch(torch.nn.functional, "cross_entropy", self._lost, undo)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             self._watch(torch.nn.utils, name, lambda *_, **__: self._note("clips"), undo)
@@ -108,7 +105,8 @@ class Traits:
         """Return all findings in a form for JSON."""
         distributed = torch.distributed
         self._found["is_distributed"] = distributed.is_available() and distributed.is_initialized()
-        self._found["compiles"] = _has_compiled()
+        dynamo = sys.modules.get("torch._dynamo.utils")
+        self._found["compiles"] = dynamo is not None and bool(dynamo.counters["frames"]["total"])
         self._found["n_flops"] = self._operations.n_flops
         self._found["losses"] = self._losses.found
         self._found["rows"] = sorted(self._rows or self._inferred)
@@ -198,18 +196,7 @@ class Traits:
         name = names.get(id(model))
         return None if name is None else {"filename": filename, "line": line, "model": name}
 
-    def _began_backward(self, *_: Any, **__: Any) -> None:
-        if self._updating is not None and not self._updating:
-            self._note("accumulates")
-        elif self._updating:
-            if self._updated_before not in (set(), self._updating):
-                self._note("alternates")
-            self._updated_before = self._updating
-        self._updating = set()
-
     def _updated(self, optimizer: Any, *_: Any) -> None:
-        if self._updating is not None:
-            self._updating.add(id(optimizer))
         self._losses.forget()
         values = [value for state in optimizer.state.values() for value in state.values()]
         if any(torch.is_tensor(v) and v.is_cuda and v.dim() for v in values):
@@ -299,11 +286,6 @@ def _place_of_optimizer() -> tuple[str, int, dict[int, str]] | None:
         return None
     names = _names_in({**frame.f_globals, **frame.f_locals})
     return os.path.abspath(frame.f_code.co_filename), frame.f_lineno, names  # noqa: PTH100
-
-
-def _has_compiled() -> bool:
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return dynamo is not None and bool(dynamo.counters["frames"]["total"])
 
 
 def _caller_of_torch() -> str:
