@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from fragdoctor.analysis.result import DeviceAnalysis, KeptMemory, KeptPattern
 from fragdoctor.diagnosis.bench import Bench
 from fragdoctor.diagnosis.decision import Hypothesis, decide, distinct, in_bytes
+from fragdoctor.diagnosis.run_state import backed_off, run_state
 from fragdoctor.diagnosis.verdict_message import (
     evidence_of_message,
     read_message,
@@ -29,7 +30,7 @@ from fragdoctor.diagnosis.verdict_stats import evidence_of_stats, read_stats
 from fragdoctor.future.outlook import ENOUGH
 from fragdoctor.model.case import NO_FAILURE
 from fragdoctor.model.census import HoldingKind
-from fragdoctor.model.diagnosis import Cause, RunState, Verdict
+from fragdoctor.model.diagnosis import Cause, Verdict
 from fragdoctor.model.finding import ACTIVE, LIVE_AT_FAILURE, Confidence, Evidence
 from fragdoctor.model.gpus import with_monitor_of
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState, ReplayResult
@@ -70,9 +71,6 @@ ends."""
 
 RESUMED_SHARE: Final = 0.5
 """A program that resumes needs at least this share of the memory live before the failure."""
-
-LITTLE_TO_SPARE: Final = 0.05
-"""A peak of live memory that leaves less than this share of the capacity is near the limit."""
 
 
 class CaseEvidence(Struct, frozen=True, dict=True):
@@ -209,28 +207,7 @@ def find_verdict(evidence: CaseEvidence) -> Verdict:
     outlook = evidence.outlook
     if outlook is not None and not (verdict.cause is Cause.HEALTHY and evidence.failed is not None):
         verdict = replace(verdict, outlook=outlook)
-    return replace(verdict, state=_run_state(evidence.context, verdict.cause))
-
-
-def _run_state(context: Context, cause: Cause) -> RunState:
-    """Return the state of the run on the verdict's device, given the verdict's cause."""
-    n_ooms = context.stats[-1].n_ooms if context.stats else None
-    if context.analysis is not None and context.analysis.ooms and cause is Cause.HEALTHY:
-        return RunState.NEAR_LIMIT  # the program caught its failures and resumed its work
-    analysis, message = context.analysis, context.message
-    is_told = message is not None and message.sub_kind != NO_FAILURE and not message.is_warning
-    if is_told or n_ooms or (analysis is not None and analysis.ooms):
-        return RunState.FAILED
-    if analysis is not None and not analysis.capture.has_trace:
-        is_empty = not analysis.reserved_bytes
-        return RunState.EMPTY if is_empty else RunState.NO_HISTORY
-    was_retried = message is not None and message.is_warning
-    if was_retried or (context.retries and context.retries[0]):
-        return RunState.NEAR_LIMIT
-    line, capacity = analysis and analysis.timeline, context.total_bytes
-    if line and capacity and capacity - line.peak_active_bytes < LITTLE_TO_SPARE * capacity:
-        return RunState.NEAR_LIMIT
-    return RunState.FITS if analysis is not None or n_ooms == 0 else RunState.UNKNOWN
+    return replace(verdict, state=run_state(evidence.context, verdict.cause))
 
 
 # ---- the table -----------------------------------------------------------------------------------
@@ -330,6 +307,16 @@ def _caught(e: CaseEvidence) -> Hypothesis | None:
         f"went on{', to its end' if ended_well else ''}{served if n_after else ''}"
         f"{'; it let go of its memory after the last' if not (n_after or ended_well) else ''}."
     )
+    found = backed_off(analysis)
+    if found is not None:
+        last = analysis.ooms[-1]
+        where = e.context.user_line(last.stack)
+        summary += (
+            f" {'The line that failed' if where is None else where} asked for "
+            f"{format_size(last.rounded_bytes)} in vain and was served "
+            f"{format_size(found.served_bytes)} from then on, {format_size(found.peak_bytes)} live "
+            "at the most."
+        )
     return Hypothesis(Cause.HEALTHY, summary, Confidence.LIKELY, row="failure-caught")
 
 

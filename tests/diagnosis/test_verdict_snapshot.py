@@ -232,12 +232,18 @@ def searching(fits_mib: int, capacity_mib: int = 600):
     return diagnose(Case(snapshot=data, overrides=known)).verdict
 
 
-def test_diagnose_search_that_ended_well_is_healthy_near_its_limit():
+def test_diagnose_search_that_ended_well_is_healthy_and_says_where_it_stopped():
     verdict = searching(400)
 
-    assert (verdict.cause, verdict.state) == (Cause.HEALTHY, RunState.NEAR_LIMIT)
+    assert (verdict.cause, verdict.state) == (Cause.HEALTHY, RunState.FITS)
     assert "requests of 800.00 MiB to 1.56 GiB" in verdict.summary
+    assert "finder.py:7 in forward asked for 800.00 MiB in vain" in verdict.summary
+    assert "served 400.00 MiB from then on" in verdict.summary
     assert verdict.outlook is None  # the replay serves what the search asked for in vain, or fails
+
+
+def test_diagnose_search_that_left_nothing_to_spare_is_near_the_limit():
+    assert searching(580).state is RunState.NEAR_LIMIT
 
 
 def trials(n_steps: int, *, is_freed: bool = True):
