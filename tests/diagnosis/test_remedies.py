@@ -588,3 +588,15 @@ def test_step_that_cannot_be_fused_updates_one_parameter_after_another(optimizer
     diagnosis = diagnose(Case(snapshot=snapshot))
 
     assert {given} == {"fused-optimizer", "optimizer-without-foreach"} & set(codes(diagnosis))
+
+
+@pytest.mark.parametrize(("own", "is_capped"), [("78.00 GiB", True), ("61.00 GiB", False)])
+def test_much_memory_outside_pytorch_is_capped_also_beside_another_cause(own, is_capped):
+    text = new_style(
+        "2.00 GiB", "79.15 GiB", "1.10 GiB", "60.00 GiB", "100.00 MiB", pools="20.00 GiB", own=own
+    )
+
+    diagnosis = diagnose(case_of(text))
+
+    assert diagnosis.verdict.cause is Cause.PRIVATE_POOLS
+    assert is_capped == any(r.code == "cap-other-libraries" for r in diagnosis.recommendations)

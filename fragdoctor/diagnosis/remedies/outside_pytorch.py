@@ -26,7 +26,7 @@ from fragdoctor.diagnosis.verdict_message import library_of
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, line_text
 from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES
-from fragdoctor.rules.failed_request import FailedRequest
+from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, FailedRequest
 from fragdoctor.rules.traceback_signs import Place
 from fragdoctor.units import format_count, format_size
 
@@ -136,18 +136,20 @@ def free_other_process(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
 
 @proposes("Cap what other libraries take in this process")
 def cap_other_libraries(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose capping them if their memory is the cause.
+    """Propose capping them if their memory is the cause, or is known to be a lot beside it.
 
     Memory of other libraries in the same process.
     """
     if case.is_library_failure or case.backend == "mps":
         return
-    if case.cause is not Cause.NON_PYTORCH_MEMORY:
-        return
     r = case.failed_request
     held = r.non_pytorch_bytes if r is not None else None
+    is_main = case.cause is Cause.NON_PYTORCH_MEMORY
+    is_beside = case.supports(Cause.NON_PYTORCH_MEMORY)
+    if not is_main and not (is_beside and held and held > CONTEXT_ALLOWANCE_BYTES):
+        return
     yield remedy.proposal(
-        weight=CURES,
+        weight=CURES if is_main else MAY_HELP,
         change="XLA_PYTHON_CLIENT_PREALLOCATE=false for JAX, set_memory_growth for TensorFlow, "
         "fewer NCCL communicators and channels (NCCL_MAX_NCHANNELS), smaller TensorRT "
         "workspaces; CUDA_MODULE_LOADING=LAZY before CUDA 12.2, where it became the default",
