@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from inspect import Parameter
 from pathlib import Path
@@ -221,19 +221,10 @@ def _own_model_rehearsal(
     Raises:
         ConfigError: the model cannot be rehearsed.
     """
-    from fragdoctor.rehearsal.step_script import own_model, step_options
+    from fragdoctor.rehearsal.step_script import own_model
 
     spec = chosen.model or ""
-    build = own_model(spec)
-    options = step_options(
-        chosen.dtype or "",
-        chosen.optimizer,
-        loss=chosen.loss,
-        grad_accumulation=chosen.grad_accumulation,
-        inference=chosen.inference,
-        given=tuple(sorted(given)),
-    )
-    return _rehearsal(spec, build, options, chosen)
+    return _rehearsal(spec, own_model(spec), chosen.dtype or "", chosen, given, loss=chosen.loss)
 
 
 def _library_rehearsal(
@@ -246,7 +237,7 @@ def _library_rehearsal(
         InputError: the input is not a configuration.
     """
     from fragdoctor.estimation.model_shapes import configuration_of
-    from fragdoctor.rehearsal.step_script import library_model, step_options
+    from fragdoctor.rehearsal.step_script import library_model
 
     if chosen.fsdp != (chosen.world_size > 1):
         raise ConfigError(
@@ -264,14 +255,8 @@ def _library_rehearsal(
         lora_targets=chosen.lora_targets,
         inference=chosen.inference,
     )
-    options = step_options(
-        chosen.dtype or ("bf16" if chosen.inference else "fp32"),
-        chosen.optimizer,
-        grad_accumulation=chosen.grad_accumulation,
-        inference=chosen.inference,
-        given=tuple(sorted(given)),
-    )
-    return _rehearsal(inputs[0], build, options, chosen)
+    dtype = chosen.dtype or ("bf16" if chosen.inference else "fp32")
+    return _rehearsal(inputs[0], build, dtype, chosen, given)
 
 
 N_VERIFIED: Final = 2
@@ -314,13 +299,19 @@ def _with_rehearsals(found: Estimate, chosen: EstimateOptions) -> Estimate:
     return replace(found, plans=tuple(plans))
 
 
-def _rehearsal(
-    title: str, build: str, options: Mapping[str, Any], chosen: EstimateOptions
+def _rehearsal(  # noqa: PLR0913 - a model, and how it runs
+    title: str,
+    build: str,
+    dtype: str,
+    chosen: EstimateOptions,
+    given: frozenset[str],
+    *,
+    loss: str = "",
 ) -> RehearsalResult | RehearsalSweep:
     from fragdoctor.cli.rehearse import diagnosed, swept
     from fragdoctor.rehearsal.process import RehearsalConditions, rehearsed_gpu
     from fragdoctor.rehearsal.programs import pythons
-    from fragdoctor.rehearsal.step_script import step_program
+    from fragdoctor.rehearsal.step_script import step_options, step_program
     from fragdoctor.rehearsal.sweep import Sweep, parse_batches
 
     names: list[str | None] = [*dict.fromkeys(chosen.gpu or ())]
@@ -331,6 +322,14 @@ def _rehearsal(
         shard = ("fully-shard:1",)  # --batch is per GPU
         base = replace(base, rank=0, world_size=n, n_devices=min(n, 8), treatments=shard)
     batches = None if chosen.batch is None else parse_batches(chosen.batch)
+    options = step_options(
+        dtype,
+        chosen.optimizer,
+        loss=loss,
+        grad_accumulation=chosen.grad_accumulation,
+        inference=chosen.inference,
+        given=tuple(sorted(given)),
+    )
     with TemporaryDirectory(prefix="fragdoctor-") as folder:
         program = step_program(
             title, build, options, pythons(None), Path(folder), has_batch=batches is not None

@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from fragdoctor.gate.judgement import JudgedGrowth, has_grown
 from fragdoctor.model import comparison as model
 from fragdoctor.model.comparison import Comparison, LineChange, LineKind
-from fragdoctor.model.finding import Confidence
+from fragdoctor.model.finding import Confidence, told_apart
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import NO_STACK, Detail, Span, Style, code, dim
-from fragdoctor.report.words import titled, told_apart
+from fragdoctor.report.words import source_name, titled
 from fragdoctor.units import format_count, format_share, format_size, plural, signed_size
 
 MAX_LINES: Final = 120
@@ -79,7 +79,7 @@ def page(comparison: Comparison, judged: Sequence[JudgedGrowth] = ()) -> str:
 def _runs(comparison: Comparison) -> doc.Section:
     runs = comparison.runs[:MAX_RUNS]
     table = doc.tabled(
-        zip(runs, told_apart([r.name for r in runs]), strict=True),
+        zip(runs, told_apart([source_name(r.name) for r in runs]), strict=True),
         doc.Column("", lambda row: doc.strong(row[0].letter)),
         doc.Column("", lambda row: code(row[1]), "path"),
         doc.Column("", lambda row: titled(row[0].verdict.cause, row[0].verdict.confidence), "wrap"),

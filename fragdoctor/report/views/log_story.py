@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Final
 
 from fragdoctor.model.case import LogMarker, OomLog, OomMessage
@@ -40,10 +41,10 @@ def _events(
     rows, n_left = story_rows(diagnosis, limit)
     table = doc.tabled(
         rows,
-        *([doc.Column("time", "time", style=Style.DIM)] if story.is_by_time else []),
-        doc.Column("line", "line", "right"),
-        *([doc.Column("who", "who")] if any(row.who for row in rows) else []),
-        doc.Column("what", lambda row: row.what, "wrap"),
+        *([doc.Column("time", itemgetter(0), style=Style.DIM)] if story.is_by_time else []),
+        doc.Column("line", itemgetter(1), "right"),
+        *([doc.Column("who", itemgetter(2))] if any(who for _, _, who, _ in rows) else []),
+        doc.Column("what", itemgetter(3), "wrap"),
         detail=detail,
     )
     more = "--format json has" if detail is Detail.FULL else "--full has"

@@ -36,7 +36,7 @@ def document(
         return _table_of(result)
     found = result.rehearsal
     diagnosed = analyze.document(result.diagnosis, options, is_rehearsed=True)
-    answer = summary(result)
+    answer = _answer(found, result.needs_bytes)
     return replace(
         diagnosed,
         title="Rehearsal",
@@ -69,12 +69,8 @@ def page(result: RehearsalResult | RehearsalSweep, options: RenderOptions) -> st
     return render_page(result.diagnosis, document(result, options))
 
 
-def summary(result: RehearsalResult) -> str:
-    """Return the answer in one sentence."""
-    return _answer(result.rehearsal, result.needs_bytes)
-
-
 def _answer(found: Rehearsal, needs_bytes: int | None = None) -> str:
+    """Return the answer in one sentence."""
     oom = found.out_of_memory
     if oom is not None:
         where = "" if oom.location is None else f" at {oom.location.short}"
