@@ -139,7 +139,9 @@ def _groups(report: FleetReport) -> doc.Section:
         doc.Column("peak", peaks_text, max_width=26),
         doc.Column("", lambda g: doc.Gauge((g.median_peak_bytes or 0) / highest), from_width=100),
         doc.Column("verdict", lambda g: CAUSE_TITLES[g.cause], max_width=24),
-        doc.Column("which", _which, "list"),
+        doc.Column(
+            "which", lambda g: [members_text(g.labels), dim("  odd" if g.is_odd else "")], "list"
+        ),
         notes=_group_notes,
         style=lambda g: Style.WARN if g.is_odd else None,
         shown=_SHORT_GROUPS,
@@ -151,10 +153,6 @@ def _groups(report: FleetReport) -> doc.Section:
 
 def _highest(report: FleetReport) -> int:
     return max((row.rank.peak_bytes or 0 for row in report.rows), default=0) or 1
-
-
-def _which(group: RankGroup) -> doc.Content:
-    return [members_text(group.labels), *([dim("  odd")] if group.is_odd else [])]
 
 
 def _group_notes(group: RankGroup) -> list[doc.Content]:
