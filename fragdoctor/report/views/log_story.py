@@ -154,22 +154,18 @@ def _marker_place(marker: LogMarker) -> str:
 
 def story_facts(story: LogStory) -> str:
     """Return the story as a line of counts."""
-    facts = [
-        f"by {'time' if story.is_by_time else 'line'}",
-        *([f"over {duration_text(story.duration_s)}"] if story.duration_s else []),
-        *([_trials_text(story)] if story.trials else []),
-        plural(story.n_ooms, "OOM"),
-        *([plural(story.n_consequences, "consequence")] if story.n_consequences else []),
-        *([plural(story.n_retries, "retry", "retries")] if story.n_retries else []),
-        *([plural(story.n_restarts, "restart")] if story.n_restarts else []),
-    ]
-    return ", ".join(facts)
-
-
-def _trials_text(story: LogStory) -> str:
     n_failed = sum(t.outcome is TrialOutcome.FAILED or t.n_ooms > 0 for t in story.trials)
-    text = plural(len(story.trials), "trial")
-    return f"{text} ({format_count(n_failed)} failed)" if n_failed else text
+    failed = f" ({format_count(n_failed)} failed)" if n_failed else ""
+    facts = (
+        f"by {'time' if story.is_by_time else 'line'}",
+        f"over {duration_text(story.duration_s)}" if story.duration_s else "",
+        f"{plural(len(story.trials), 'trial')}{failed}" if story.trials else "",
+        plural(story.n_ooms, "OOM"),
+        plural(story.n_consequences, "consequence") if story.n_consequences else "",
+        plural(story.n_retries, "retry", "retries") if story.n_retries else "",
+        plural(story.n_restarts, "restart") if story.n_restarts else "",
+    )
+    return ", ".join(fact for fact in facts if fact)
 
 
 def duration_text(seconds: float | None) -> str:

@@ -206,13 +206,12 @@ def _trials_what(events: Sequence[Scene]) -> str:
 
 
 def _figures(message: OomMessage) -> str:
-    parts = []
-    if message.requested_bytes is not None:
-        parts.append(f"asked {format_size(message.requested_bytes)}")
-    if message.live_bytes is not None:
-        parts.append(f"live {format_size(message.live_bytes)}")
-    if message.reserved_unallocated_bytes is not None:
-        parts.append(f"unused {format_size(message.reserved_unallocated_bytes)}")
+    figures = {
+        "asked": message.requested_bytes,
+        "live": message.live_bytes,
+        "unused": message.reserved_unallocated_bytes,
+    }
+    parts = [f"{name} {format_size(n)}" for name, n in figures.items() if n is not None]
     return f": {', '.join(parts)}" if parts else ""
 
 
