@@ -92,14 +92,12 @@ def _runs(comparison: Comparison) -> doc.Section:
 
 def _run_facts(side: model.RunSide) -> str:
     """Return the other known facts about a run, in one phrase."""
-    parts = []
-    if side.device is not None:
-        parts.append(f"GPU {side.device}")
-    if side.n_steps:
-        parts.append(plural(side.n_steps, "step"))
-    if side.n_events is not None:
-        parts.append(plural(side.n_events, "event"))
-    return ", ".join(parts)
+    parts = (
+        "" if side.device is None else f"GPU {side.device}",
+        plural(side.n_steps, "step") if side.n_steps else "",
+        "" if side.n_events is None else plural(side.n_events, "event"),
+    )
+    return ", ".join(part for part in parts if part)
 
 
 def _versions(comparison: Comparison) -> str:

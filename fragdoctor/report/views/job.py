@@ -89,12 +89,10 @@ def verdict_line(report: FleetReport) -> str:
 def counts(report: FleetReport) -> str:
     """Return how many ranks there are, how many failed, and how many could not be read."""
     v = report.verdict
-    parts = [plural(v.n_ranks, "rank")]
-    if v.n_failed:
-        parts.append(f"{format_count(v.n_failed)} out of memory")
-    if v.n_read < v.n_ranks:
-        parts.append(f"{format_count(v.n_ranks - v.n_read)} unread")
-    return ", ".join(parts)
+    failed = f", {format_count(v.n_failed)} out of memory" if v.n_failed else ""
+    n_unread = v.n_ranks - v.n_read
+    unread = f", {format_count(n_unread)} unread" if n_unread > 0 else ""
+    return f"{plural(v.n_ranks, 'rank')}{failed}{unread}"
 
 
 def _advice(report: FleetReport) -> doc.Section:
