@@ -72,18 +72,15 @@ class MemoryMeter:
         """Return the figures since the last call, or {} without a GPU."""
         if not self._is_running:
             return {}
-        found = read_figures(self._torch, self._device)
+        found = read_figures(self._torch, self._device)._asdict()
         self._torch.cuda.reset_peak_memory_stats(self._device)
-        figures = {
-            "allocated_bytes": found.allocated,
-            "peak_bytes": found.peak,
-            "reserved_bytes": found.reserved,
-            "stranded_bytes": found.stranded,
-            "headroom_bytes": found.headroom,
-            "retries": found.retries,
-        }
+        ends = {"retries": ""}
         # Floats, because the frameworks average what they are given.
-        return {f"{PREFIX}{k}": float(v) for k, v in figures.items() if v is not None}
+        return {
+            f"{PREFIX}{name}{ends.get(name, '_bytes')}": float(value)
+            for name, value in found.items()
+            if value is not None
+        }
 
     def stop(self, error: BaseException | None = None) -> None:
         """Stop; a recording writes its bundle, and an out-of-memory failure is reported."""

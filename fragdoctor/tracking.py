@@ -64,7 +64,7 @@ def hand_over(bundle: Path, known: Iterable[Any] = ()) -> None:
             if kind not in done:
                 done.add(kind)
                 try:
-                    _TAKERS[kind](tracker, files)
+                    _TAKERS[kind][1](tracker, files)
                 except Exception as e:  # noqa: BLE001 - the program's own failure matters more
                     _say(f"{kind} did not take the report: {type(e).__name__}: {e}")
 
@@ -97,7 +97,7 @@ def _trackers_in(found: Any) -> Iterator[tuple[str, Any]]:
         if kind == "mlflow":
             info = getattr(one, "info", None)
             yield kind, run_id if info is None else info.run_id
-        elif kind in _TAKERS and hasattr(one, _SIGN[kind]):
+        elif kind in _TAKERS and hasattr(one, _TAKERS[kind][0]):
             yield kind, one
 
 
@@ -128,20 +128,13 @@ def _tensorboard(writer: Any, files: ReportFiles) -> None:
     writer.flush()
 
 
-_TAKERS: Final[Mapping[str, Callable[[Any, ReportFiles], None]]] = {
-    "wandb": _wandb,
-    "mlflow": _mlflow,
-    "comet_ml": _comet,
-    "torch": _tensorboard,
-    "tensorboardX": _tensorboard,
+_TAKERS: Final[Mapping[str, tuple[str, Callable[[Any, ReportFiles], None]]]] = {
+    "wandb": ("log_artifact", _wandb),
+    "mlflow": ("", _mlflow),  # its runs have no methods
+    "comet_ml": ("log_asset", _comet),
+    **dict.fromkeys(("torch", "tensorboardX"), ("add_text", _tensorboard)),
 }
-_SIGN: Final = {
-    "wandb": "log_artifact",
-    "comet_ml": "log_asset",
-    "torch": "add_text",
-    "tensorboardX": "add_text",
-}
-"""Module -> the method by which its trackers are recognized."""
+"""Module -> the method by which its trackers are recognized, and what hands them the report."""
 
 
 def _say(text: str) -> None:

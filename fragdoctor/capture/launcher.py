@@ -155,9 +155,6 @@ class Reached(Struct, frozen=True):
 
     def why_nothing(self, code: int) -> str:
         """Return why a program with this exit code was not recorded; may hold hostile text."""
-        return f"Nothing was recorded: {self._reason(code)}."
-
-    def _reason(self, code: int) -> str:
         version, cuda = (*self.torch.split(" "), "-")[:2]
         is_cut_short = self.n_recording > self.n_unused
         reasons = (
@@ -176,21 +173,20 @@ class Reached(Struct, frozen=True):
             ),
             (self.n_started > 0, "the program did not import torch"),
         )
-        return next((text for applies, text in reasons if applies), _NO_PYTHON)
+        reason = next((text for applies, text in reasons if applies), _NO_PYTHON)
+        return f"Nothing was recorded: {reason}."
 
 
 _TRY: Final = "; fragdoctor rehearse needs no GPU"
 
 
 def _end_of(code: int) -> str:
-    return f"was killed by {_signal_name(code)}" if code > 128 else "ended by os._exit"
-
-
-def _signal_name(code: int) -> str:
+    if code <= 128:
+        return "ended by os._exit"
     try:
-        return signal.Signals(code - 128).name
+        return f"was killed by {signal.Signals(code - 128).name}"
     except ValueError:
-        return f"signal {code - 128}"
+        return f"was killed by signal {code - 128}"
 
 
 def read_status(path: Path) -> Reached:

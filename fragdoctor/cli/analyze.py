@@ -22,41 +22,32 @@ if TYPE_CHECKING:
     from fragdoctor.model.fleet import FleetReport
 
 DEFAULT_TIMEOUT_S: Final = 600.0
+_several_ranks, _ = options.under(options.SEVERAL_RANKS)
 
 
 @options.taken
 class RankOptions(options.DiagnosisOptions):
     """How several ranks are read; fragdoctor chooses if an option is ``None``."""
 
-    workers: int | None = options.option(
-        "N",
-        "Read several ranks in N processes; by default, one for each core",
-        group=options.SEVERAL_RANKS,
-        min=1,
-        max=256,
+    workers: int | None = _several_ranks(
+        "N", "Read several ranks in N processes; by default, one for each core", min=1, max=256
     )
-    dask: str | None = options.option(
+    dask: str | None = _several_ranks(
         "ADDRESS",
         "Read several ranks on the dask workers of a scheduler: its address, or its scheduler.json",
-        group=options.SEVERAL_RANKS,
     )
-    timeout: float | None = options.option(
+    timeout: float | None = _several_ranks(
         "SECONDS",
         "Give up on a rank of several that takes longer; 600 in workers, 0 for never",
-        group=options.SEVERAL_RANKS,
         min=0.0,
     )
-    worker_memory: int | None = options.option(
-        "SIZE",
-        "Give up on a rank of several that takes more host memory",
-        group=options.SEVERAL_RANKS,
-        parser=options.size,
+    worker_memory: int | None = _several_ranks(
+        "SIZE", "Give up on a rank of several that takes more host memory"
     )
-    replay: Literal["none", "groups", "all"] = options.option(
+    replay: Literal["none", "groups", "all"] = _several_ranks(
         None,
         "Test the advice on all of several ranks, on one of each group, or on none",
         default="groups",
-        group=options.SEVERAL_RANKS,
         show_default=True,
     )
 
@@ -148,7 +139,7 @@ class AnalyzeOptions(RankOptions):
         "directory or pattern of them; - is standard input",
     )
     request: int | None = options.option(
-        "SIZE", "Set the size that was refused", group=options.INPUT, parser=options.size
+        "SIZE", "Set the size that was refused", group=options.INPUT
     )
     batch: int | None = options.option(
         "N", "Set the current batch size: advice then names another", group=options.INPUT, min=1

@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from fragdoctor.report.base import RenderOptions
 
 
-def _budget(text: str) -> Any:
-    return options.option("SIZE|%", text, parser=options.amount)
-
-
 @options.taken
 class CheckOptions(options.CaseOptions):
     """The requirements on the inputs."""
@@ -32,23 +28,23 @@ class CheckOptions(options.CaseOptions):
     paths: list[str] = options.argument(
         "PATH...", "Snapshots, messages, statistics and logs, or directories and patterns of them"
     )
-    max_peak: Any = _budget("Limit the peak of active memory")
-    max_stranded: Any = _budget(
-        "Limit free memory that live blocks strand; a percentage is of reserved memory"
+    max_peak: Any = options.option("SIZE|%", "Limit the peak of active memory")
+    max_stranded: Any = options.option(
+        "SIZE|%", "Limit free memory that live blocks strand; a percentage is of reserved memory"
     )
     max_retries: int | None = options.option(
         "N", "Limit allocations that flush the cache first", min=0
     )
-    min_headroom: Any = _budget("Require capacity above the peak of active memory")
+    min_headroom: Any = options.option("SIZE|%", "Require capacity above the peak of active memory")
     fits_on: int | None = options.option(
-        "SIZE",
-        "Require, by replay, that the run fits if PyTorch can have this much",
-        parser=options.size,
+        "SIZE", "Require, by replay, that the run fits if PyTorch can have this much"
     )
     no_growth: bool = options.flag("Require that no memory grows step by step")
     baseline: Path | None = options.option("FILE", "Fail only on what got worse than this")
     write_baseline: Path | None = options.option("FILE", "Accept the findings as they are now")
-    tolerance: Any = _budget("Accept this much more than the baseline; 5% by default")
+    tolerance: Any = options.option(
+        "SIZE|%", "Accept this much more than the baseline; 5% by default"
+    )
     select: list[str] | None = options.option("CODES", "Apply only these rules: FD101,FD2")
     ignore: list[str] | None = options.option("CODES", "Skip these rules")
     fail_on: options.FailOn = options.option(

@@ -47,7 +47,6 @@ class CompareOptions(options.FullOutput):
         "SIZE|%",
         "Exit with 1 if peak allocated or active memory grew by more, or a run newly fails",
         group=options.GATE,
-        parser=options.amount,
     )
     steps: Any = options.option(
         "N,N,...",

@@ -155,19 +155,15 @@ def configure(group: Any) -> Any:
 def _options_of(group: Any) -> Options:
     """Return the configurable options by command and long name."""
     return {
-        name: _options(command) for name, command in group.commands.items() if name not in _WITHOUT
+        name: {
+            long: parameter
+            for parameter in command.params
+            if isinstance(parameter, TyperOption)
+            and (long := max(parameter.opts, key=len).removeprefix("--")) not in NOT_CONFIGURED
+        }
+        for name, command in group.commands.items()
+        if name not in _WITHOUT
     }
-
-
-def _options(command: Any) -> dict[str, Any]:
-    """Return the configurable options of a command by their long names."""
-    found = {}
-    for parameter in command.params:
-        if isinstance(parameter, TyperOption):
-            long = max(parameter.opts, key=len).removeprefix("--")
-            if long not in NOT_CONFIGURED:
-                found[long] = parameter
-    return found
 
 
 def _add_options(command: Any, name: str) -> None:

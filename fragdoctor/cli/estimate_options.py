@@ -15,9 +15,14 @@ from fragdoctor.cli.options import (
     flag,
     option,
     taken,
+    under,
 )
 from fragdoctor.model.workload import Attention, FsdpKind, Loss
 
+_training, _training_flag = under(TRAINING)
+_several_gpus, _several_gpus_flag = under(SEVERAL_GPUS)
+_inference, _inference_flag = under(INFERENCE)
+_rehearsal, _rehearsal_flag = under(REHEARSAL)
 CacheKind = Literal["dynamic", "paged", "static", "tuple"]
 Family = Literal["llama", "gpt"]
 """The architecture of the layers of a model without a configuration."""
@@ -46,82 +51,64 @@ class EstimateOptions(EstimateOutput):
     dtype: str | None = option(
         "KIND", "Choose fp32, bf16, amp-bf16, deepspeed-bf16, int4 and others"
     )
-    optimizer: str = option(
-        "NAME", "Choose adamw, sgd, adafactor, adamw-8bit and others",
-        default="adamw", group=TRAINING,
-    )  # fmt: skip
-    master_weights: bool = flag("Keep fp32 weights and states beside 16-bit ones", group=TRAINING)
-    grad_dtype: str | None = option("KIND", "Set the precision of gradients", group=TRAINING)
+    optimizer: str = _training(
+        "NAME", "Choose adamw, sgd, adafactor, adamw-8bit and others", default="adamw"
+    )
+    master_weights: bool = _training_flag("Keep fp32 weights and states beside 16-bit ones")
+    grad_dtype: str | None = _training("KIND", "Set the precision of gradients")
     batch: str | None = option(
         "N", "Set the sequences per GPU and pass; a rehearsal also takes 8,16 or 1..512 to search"
     )
     seq: int | None = option("N", "Set the tokens per sequence", min=1)
-    varying_lengths: bool = flag("Count the cache of batches that differ in length", group=TRAINING)
+    varying_lengths: bool = _training_flag("Count the cache of batches that differ in length")
     attention: Attention = option(None, "Choose how attention is computed", default=Attention.SDPA)
-    checkpointing: str = option(
-        "WHEN", "Recompute activations: none, full (each layer), sqrt, or every N layers",
-        default="none", group=TRAINING,
-    )  # fmt: skip
-    lora: int | None = option(
-        "RANK", "Train LoRA adapters only, of this rank or of 16", group=TRAINING, min=1
+    checkpointing: str = _training(
+        "WHEN",
+        "Recompute activations: none, full (each layer), sqrt, or every N layers",
+        default="none",
     )
-    lora_targets: str = option(
-        "NAMES", "Adapt attention, all-linear, or named matrices",
-        default="attention", group=TRAINING,
-    )  # fmt: skip
-    dora: bool = flag("Train DoRA: LoRA with magnitudes", group=TRAINING)
-    zero: int | None = option(
-        "STAGE", "Shard states by ZeRO stage", group=SEVERAL_GPUS, min=0, max=3
+    lora: int | None = _training("RANK", "Train LoRA adapters only, of this rank or of 16", min=1)
+    lora_targets: str = _training(
+        "NAMES", "Adapt attention, all-linear, or named matrices", default="attention"
     )
-    fsdp: bool = flag("Shard everything, as ZeRO stage 3", group=SEVERAL_GPUS)
-    fsdp_kind: FsdpKind | None = option(
-        None, "Say which FSDP: 2, 1, or 1 with adapters and frozen weights in one unit",
-        group=SEVERAL_GPUS,
-    )  # fmt: skip
+    dora: bool = _training_flag("Train DoRA: LoRA with magnitudes")
+    zero: int | None = _several_gpus("STAGE", "Shard states by ZeRO stage", min=0, max=3)
+    fsdp: bool = _several_gpus_flag("Shard everything, as ZeRO stage 3")
+    fsdp_kind: FsdpKind | None = _several_gpus(
+        None, "Say which FSDP: 2, 1, or 1 with adapters and frozen weights in one unit"
+    )
     world_size: int = _count("Set the GPUs that share states", SEVERAL_GPUS, 1)
     tensor_parallel: int = _count("Set the GPUs that share the matrices", SEVERAL_GPUS, 1)
-    sequence_parallel: bool = flag(
-        "Split the residual stream with the matrices", group=SEVERAL_GPUS
-    )
+    sequence_parallel: bool = _several_gpus_flag("Split the residual stream with the matrices")
     context_parallel: int = _count("Set the GPUs that share a sequence", SEVERAL_GPUS, 1)
     pipeline_parallel: int = _count("Set the GPUs that share the layers", SEVERAL_GPUS, 1)
     expert_parallel: int = _count("Set the GPUs that share the experts", SEVERAL_GPUS, 1)
-    plan: bool = flag("Find the fewest GPUs, and how to use them", group=SEVERAL_GPUS)
-    verify: bool = flag("Rehearse the best two plans that --rehearse can run", group=SEVERAL_GPUS)
-    price: str | None = option(
-        "NAME=DOLLARS", "Set the price of a GPU per hour, for --plan", group=SEVERAL_GPUS
-    )
-    offload: str | None = option(
-        "WHAT,WHAT", "Keep optimizer, parameters or activations on the host", group=TRAINING
+    plan: bool = _several_gpus_flag("Find the fewest GPUs, and how to use them")
+    verify: bool = _several_gpus_flag("Rehearse the best two plans that --rehearse can run")
+    price: str | None = _several_gpus("NAME=DOLLARS", "Set the price of a GPU per hour, for --plan")
+    offload: str | None = _training(
+        "WHAT,WHAT", "Keep optimizer, parameters or activations on the host"
     )
     grad_accumulation: int = _count("Set the passes per step", TRAINING, 1)
-    inference: bool = flag("Estimate weights and KV cache, without training", group=INFERENCE)
+    inference: bool = _inference_flag("Estimate weights and KV cache, without training")
     new_tokens: int = _count("Leave room in the KV cache", INFERENCE)
-    kv_dtype: str | None = option("KIND", "Set the precision of the KV cache", group=INFERENCE)
-    cache: CacheKind = option(
-        None, "Choose how the KV cache is allocated", default="dynamic", group=INFERENCE
-    )
-    gpu_memory_utilization: float = option(
+    kv_dtype: str | None = _inference("KIND", "Set the precision of the KV cache")
+    cache: CacheKind = _inference(None, "Choose how the KV cache is allocated", default="dynamic")
+    gpu_memory_utilization: float = _inference(
         "SHARE",
         "Ask how many sequences a vLLM-like server holds with this share of the GPU",
         default=0.0,
-        group=INFERENCE,
         show_default=False,
     )
     max_num_seqs: int = _count("Set the sequences that the server takes at once", INFERENCE)
     max_num_batched_tokens: int = _count(
         "Set the tokens that one step of the server reads", INFERENCE
     )
-    keep_logits: bool = flag(
-        "Count logits held through backward, or of a whole prompt", group=TRAINING
-    )
-    logits: Loss | None = option(
-        None, "Choose which logits the loss is computed from", group=TRAINING
-    )
+    keep_logits: bool = _training_flag("Count logits held through backward, or of a whole prompt")
+    logits: Loss | None = _training(None, "Choose which logits the loss is computed from")
     family: Family = option(
-        None, "Choose how layers are built without a config.json",
-        default="llama", group=SHAPE,
-    )  # fmt: skip
+        None, "Choose how layers are built without a config.json", default="llama", group=SHAPE
+    )
     vocab: int = _count("Set the vocabulary", SHAPE)
     layers: int = _count("Set the layers", SHAPE)
     hidden: int = _count("Set the hidden size", SHAPE)
@@ -129,21 +116,14 @@ class EstimateOptions(EstimateOutput):
     kv_heads: int = _count("Set the key-value heads", SHAPE)
     ffn: int = _count("Set the feed-forward width", SHAPE)
     positions: int = _count("Set learned positions (gpt)", SHAPE)
-    dropout: float | None = option("P", "Set dropout", group=TRAINING, min=0.0, max=1.0)
-    rehearse: bool = flag("Run the model's own class of Transformers or Diffusers", group=REHEARSAL)
-    model: str | None = option(
+    dropout: float | None = _training("P", "Set dropout", min=0.0, max=1.0)
+    rehearse: bool = _rehearsal_flag("Run the model's own class of Transformers or Diffusers")
+    model: str | None = _rehearsal(
         "MODULE:FACTORY",
         "Run your own model on fake tensors; imports it from the current directory",
-        group=REHEARSAL,
     )
-    loss: str = option(
-        "ce|mean", "Choose a loss where --model has none", default="", group=REHEARSAL
-    )
-    steps: int | None = option(
-        "N",
-        "Stop a rehearsal after N steps; by default, when their memory repeats",
-        group=REHEARSAL,
-        min=1,
-        max=200,
+    loss: str = _rehearsal("ce|mean", "Choose a loss where --model has none", default="")
+    steps: int | None = _rehearsal(
+        "N", "Stop a rehearsal after N steps; by default, when their memory repeats", min=1, max=200
     )
     explain: bool = flag("Show formulas, values and sources")

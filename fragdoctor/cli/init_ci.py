@@ -29,7 +29,9 @@ class InitCiOptions:
     )
     is_module: bool = options.IS_MODULE
     gitlab: bool = options.flag("Write a file for GitLab; else for GitHub")
-    fits_on: str = options.option("SIZE", "Fail where PyTorch needs more", default="24GiB")
+    fits_on: str = options.option(
+        "SIZE", "Fail where PyTorch needs more", default="24GiB", parser=str
+    )
     gpu_runner: str | None = options.option(
         "LABELS", "Record on runners with these labels too, and check that: self-hosted,gpu"
     )

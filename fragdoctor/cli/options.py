@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
@@ -68,13 +69,15 @@ def option(
     """Declare an option that takes a value; ``metavar`` is None if the type says enough.
 
     Args:
-        metavar: the kind of value, in capitals.
+        metavar: the kind of value, in capitals, which also says how it is read (``_PARSERS``).
         text: its line of help.
         names: its spellings, if not the name of its field.
         default: the value if the option is not given.
         group: its heading in the help.
         more: further arguments of ``typer.Option``.
     """
+    if metavar in _PARSERS:
+        more.setdefault("parser", _PARSERS[metavar])
     more |= {"metavar": metavar, "help": text, "rich_help_panel": group or None}
     return Declared(lambda name: typer.Option(*(names or (name,)), **more), default)
 
@@ -82,6 +85,11 @@ def option(
 def flag(text: str, *names: str, group: str = "") -> Any:
     """Declare a flag; arguments as for :func:`option`."""
     return option(None, text, *names, default=False, group=group)
+
+
+def under(heading: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return :func:`option` and :func:`flag` for options under a heading of the help."""
+    return partial(option, group=heading), partial(flag, group=heading)
 
 
 def argument(metavar: str, text: str, *, default: Any = ..., **more: Any) -> Any:
@@ -195,6 +203,11 @@ def version_text(text: str) -> str:
     return release
 
 
+_PARSERS: Final[Mapping[str | None, Callable[[Any], Any]]] = {
+    "SIZE": size, "SIZE|%": amount, "SIZE|FACTORx": size_or_factor
+}  # fmt: skip
+"""Kind of value -> the function that reads it."""
+
 FORMAT: Final = option(
     None, "Choose the output format", "--format",
     default="text", group=OUTPUT, show_default=True,
@@ -213,14 +226,9 @@ VERBOSE: Final = flag(
 NO_COLOR: Final = flag("Print without color, as NO_COLOR does", group=OUTPUT)
 FAIL_ON: Final = option(None, "Exit with 1 on findings this severe", group=GATE)
 CAPACITY: Final = option(
-    "SIZE",
-    "Set what PyTorch can have: device less context and other processes",
-    group=INPUT,
-    parser=size,
+    "SIZE", "Set what PyTorch can have: device less context and other processes", group=INPUT
 )
-DEVICE_SIZE: Final = option(
-    "SIZE", "Set the size of the GPU, if no input says it", group=INPUT, parser=size
-)
+DEVICE_SIZE: Final = option("SIZE", "Set the size of the GPU, if no input says it", group=INPUT)
 DEVICE: Final = option("N", "Look at one GPU only", group=INPUT, min=0)
 CONTINUE_WITH: Final = option(
     "SNAPSHOT",

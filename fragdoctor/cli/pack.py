@@ -24,24 +24,16 @@ class PackOptions(options.EstimateOutput):
     # A list, so that a second GPU is refused instead of silently replacing the first.
     gpu: list[str] | None = options.option("NAME|SIZE", "Choose the GPU: a100-40g, h100, 24GiB")
     per_process: int | None = options.option(
-        "SIZE",
-        "Set the reserved memory of one process, instead of a recording",
-        parser=options.size,
+        "SIZE", "Set the reserved memory of one process, instead of a recording"
     )
     processes: int | None = options.option(
         "N", "Ask whether this many processes fit side by side", min=1, max=1000
     )
     headroom: int | None = options.option(
-        "SIZE",
-        "Keep this much of the GPU free; by default a twentieth",
-        group=options.INPUT,
-        parser=options.size,
+        "SIZE", "Keep this much of the GPU free; by default a twentieth", group=options.INPUT
     )
     context: int | None = options.option(
-        "SIZE",
-        "Set what the CUDA context of one process takes",
-        group=options.INPUT,
-        parser=options.size,
+        "SIZE", "Set what the CUDA context of one process takes", group=options.INPUT
     )
 
 

@@ -33,6 +33,7 @@ _OF_CI: Final = ("sarif", "junit", "github")
 MAX_DEVICES: Final = 64
 GPUS_OF_A_NODE: Final = 8
 ASSUMED: Final = ("nonzero", "unique")
+_program, _program_flag = options.under(options.PROGRAM)
 
 
 @options.taken
@@ -55,9 +56,7 @@ class RehearseOptions(options.FullOutput):
     capacity: int | None = options.CAPACITY
     unlimited: bool = options.flag("Never run out of memory, to learn the need")
     fits_on: int | None = options.option(
-        "SIZE",
-        "Exit with 1 unless it fits if PyTorch can have this much",
-        parser=options.size,
+        "SIZE", "Exit with 1 unless it fits if PyTorch can have this much"
     )
     conf: list[str] | None = options.option(
         "SETTINGS", "Set PYTORCH_CUDA_ALLOC_CONF for the program; several make a table"
@@ -66,21 +65,11 @@ class RehearseOptions(options.FullOutput):
     steps: int | None = options.option(
         "N", "Stop after N steps; by default, when their memory repeats", min=1
     )
-    time_limit: float | None = options.option(
-        "SECONDS", "End each rehearsal after this much wall time", group=options.PROGRAM
-    )
-    devices: int | None = options.option(
-        "N", "Show the program N such GPUs", group=options.PROGRAM, min=1, max=MAX_DEVICES
-    )
-    world_size: int | None = options.option(
-        "N", "Rehearse one rank of N, as torchrun starts it", group=options.PROGRAM, min=1
-    )
-    rank: int | None = options.option(
-        "R", "Choose the rank for --world-size; 0 by default", group=options.PROGRAM, min=0
-    )
-    python: str | None = options.option(
-        "PATH", "Choose the program's Python; by default the one on PATH", group=options.PROGRAM
-    )
+    time_limit: float | None = _program("SECONDS", "End each rehearsal after this much wall time")
+    devices: int | None = _program("N", "Show the program N such GPUs", min=1, max=MAX_DEVICES)
+    world_size: int | None = _program("N", "Rehearse one rank of N, as torchrun starts it", min=1)
+    rank: int | None = _program("R", "Choose the rank for --world-size; 0 by default", min=0)
+    python: str | None = _program("PATH", "Choose the program's Python; by default the one on PATH")
     snapshot: Path | None = options.option(
         "FILE", "Leave the memory snapshot here; a folder for several; else none"
     )
@@ -90,14 +79,11 @@ class RehearseOptions(options.FullOutput):
     time: str = options.option(
         "TIME", "Search for a cure this long: 90s, 5m", default="5m", group=options.CURE
     )
-    assume: list[str] | None = options.option(
+    assume: list[str] | None = _program(
         "KIND=SHARE",
         "Assume how much nonzero (and masks) or unique keep: nonzero=0.5; all by default",
-        group=options.PROGRAM,
     )
-    allow_writes: bool = options.flag(
-        "Let the program change files, as in a normal run", group=options.PROGRAM
-    )
+    allow_writes: bool = _program_flag("Let the program change files, as in a normal run")
     output_format: options.ReportFormat = options.FORMAT
     report: list[str] | None = options.REPORTS
 

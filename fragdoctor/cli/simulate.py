@@ -35,7 +35,6 @@ class SimulateOptions(options.FullOutput):
         "SIZE|FACTORx",
         "Set what PyTorch can have: device less context and other processes; 1.2x of what it had",
         group=options.INPUT,
-        parser=options.size_or_factor,
     )
     smallest_capacity: bool = options.flag("Find the smallest capacity at which the run fits")
     steps: int | None = options.option(

@@ -257,7 +257,9 @@ def compare_cases(
     for name, case in cases:
         run = read_run(case, name)
         if len(compared) > 1:
-            compared[-1] = compared[-1].in_the_middle()
+            # Only the first and the last run of a series need the totals of their traces.
+            devices = {n: replace(d, totals=None) for n, d in compared[-1].devices.items()}
+            compared[-1] = replace(compared[-1], devices=devices, analyses={})
         compared.append(run if explores or not compared else replace(run, analyses={}))
     comparison = compare_runs(compared, steps=steps, capacity_bytes=capacity_bytes)
     if not explores or len(compared) > 2:

@@ -70,11 +70,6 @@ class ComparedRun(Struct, frozen=True, eq=False):
     torch_version: str
     analyses: Mapping[int, DeviceAnalysis] = field(default_factory=dict)
 
-    def in_the_middle(self) -> ComparedRun:
-        """Return the run without data that only the first and last of a series need."""
-        devices = {number: replace(d, totals=None) for number, d in self.devices.items()}
-        return replace(self, devices=devices, analyses={})
-
 
 def read_run(case: Case, name: str) -> ComparedRun:
     """Return the data of one run."""

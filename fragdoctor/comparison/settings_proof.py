@@ -13,7 +13,6 @@ from fragdoctor.future.simulator import reproduce, simulation_of
 from fragdoctor.future.whatif import FairReplay, WhatIf
 from fragdoctor.model.comparison import SettingChange, SettingsProof
 from fragdoctor.model.settings import AllocatorSettings, parse_conf
-from fragdoctor.trace.lives import Totals
 from fragdoctor.trace.trace import Trace
 from fragdoctor.units import MIB, format_count, format_share, format_size
 
@@ -114,7 +113,10 @@ def prove_settings(  # noqa: PLR0913 - two runs, each with what it needs
     own = before.totals.peak_reserved_bytes
     recorded = after.totals.peak_reserved_bytes
     if len(before.requests) < len(after.request_rows):  # over as many requests as A made
-        recorded = _reserved_before(after.totals, int(after.request_rows[len(before.requests)]))
+        rows, n_bytes = after.totals.reserved_changes()
+        n_before = int(np.searchsorted(rows, int(after.request_rows[len(before.requests)])))
+        at_start = int(after.totals.at([0])[0, 2])
+        recorded = max(at_start, int(n_bytes[:n_before].max(initial=0)))
     difference, moved = recorded - own, result.peak_reserved_bytes - own
     proof = SettingsProof(
         under=under,
@@ -129,13 +131,6 @@ def prove_settings(  # noqa: PLR0913 - two runs, each with what it needs
         own_fits=own_fits,
     )
     return replace(proof, text=_sentence(proof, len(before.requests))), ""
-
-
-def _reserved_before(totals: Totals, row: int) -> int:
-    """Return the highest reserved bytes before an event."""
-    rows, n_bytes = totals.reserved_changes()
-    n = int(np.searchsorted(rows, row))
-    return max(int(totals.at([0])[0, 2]), int(n_bytes[:n].max(initial=0)))
 
 
 def _sentence(proof: SettingsProof, n_requests: int) -> str:

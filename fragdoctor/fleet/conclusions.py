@@ -18,6 +18,7 @@ from fragdoctor.fleet.differences import (
 )
 from fragdoctor.fleet.groups import find_groups
 from fragdoctor.fleet.job_verdict import job_verdict
+from fragdoctor.model.finding import told_apart
 from fragdoctor.model.fleet import (
     FleetReport,
     FleetSummary,
@@ -52,12 +53,13 @@ def labels_of(ranks: Sequence[RankSummary]) -> Mapping[str, str]:
     by_rank = {r.path: "" if r.rank is None else f"rank {r.rank}" for r in ranks}
     by_host = {r.path: _with_host(r) for r in ranks}
     n_rank, n_host = Counter(by_rank.values()), Counter(by_host.values())
-    tails = _tails([r.path for r in ranks])
+    short_paths = told_apart([r.path for r in ranks])
+    are_short = len(set(short_paths)) == len(ranks)
     labels: dict[str, str] = {}
-    for r in ranks:
+    for r, short_path in zip(ranks, short_paths, strict=True):
         short, longer = by_rank[r.path], by_host[r.path]
         alone = (name for name, n in ((short, n_rank), (longer, n_host)) if name and n[name] == 1)
-        tail = tails[r.path]
+        tail = short_path if are_short else r.path
         labels[r.path] = next(alone, f"{short} ({tail})" if short else tail)
     return labels
 
@@ -68,17 +70,6 @@ def _with_host(rank: RankSummary) -> str:
     if rank.rank is not None:
         return f"host {rank.host} rank {rank.rank}"
     return "" if rank.local_rank is None else f"host {rank.host} local rank {rank.local_rank}"
-
-
-def _tails(paths: Sequence[str]) -> Mapping[str, str]:
-    """Return the paths without the folders that they all have in common."""
-    parts = {p: p.replace("\\", "/").split("/") for p in paths}
-    folders = [words[:-1] for words in parts.values()]
-    common = 0
-    while folders and all(len(f) > common and f[common] == folders[0][common] for f in folders):
-        common += 1
-    tails = {p: "/".join(words[common:]) for p, words in parts.items()}
-    return tails if len(set(tails.values())) == len(tails) else {p: p for p in paths}
 
 
 MIN_GROUP: Final = 2

@@ -260,22 +260,23 @@ def _of_verdict(diagnosis: Diagnosis, reasons: Sequence[Reason], gate: Gate) -> 
 
 def _blamed(reason: Reason, diagnosis: Diagnosis) -> tuple[Location, ...]:
     """Return the line that contributes most to what a budget or a figure measures."""
-    device = reason.device
+    found: list[tuple[int, tuple[Location, ...]]] = []
     if reason.code in ("max-peak", "min-headroom", "peak", "retries", "ooms"):
-        holders = [h for h in diagnosis.holders if h.device == device and h.location is not None]
-        top = max(holders, key=lambda h: h.peak_bytes or h.held_bytes, default=None)
-        return () if top is None or top.location is None else (top.location, *top.stack[1:])
-    if reason.code in ("max-stranded", "stranded"):
-        stranders = [
-            p for p in diagnosis.stranders if p.device == device and p.location is not None
+        found = [
+            (h.peak_bytes or h.held_bytes, (h.location, *h.stack[1:]))
+            for h in diagnosis.holders
+            if h.device == reason.device and h.location is not None
         ]
-        strander = max(stranders, key=lambda p: p.stranded_bytes, default=None)
-        return () if strander is None or strander.location is None else (strander.location,)
-    if reason.code == "no-growth":
-        found = [f for f in diagnosis.findings if f.code == "FD401" and f.locations]
-        worst = max(found, key=lambda f: f.n_bytes, default=None)
-        return () if worst is None else tuple(worst.locations)
-    return ()
+    elif reason.code in ("max-stranded", "stranded"):
+        found = [
+            (p.stranded_bytes, (p.location,))
+            for p in diagnosis.stranders
+            if p.device == reason.device and p.location is not None
+        ]
+    elif reason.code == "no-growth":
+        growth = [f for f in diagnosis.findings if f.code == "FD401" and f.locations]
+        found = [(f.n_bytes, tuple(f.locations)) for f in growth]
+    return max(found, key=lambda pair: pair[0], default=(0, ()))[1]
 
 
 class JudgedGrowth(Struct, frozen=True):

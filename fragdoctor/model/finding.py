@@ -60,6 +60,15 @@ def path_parts(path: str) -> tuple[str, ...]:
     return tuple(part for part in path.replace("\\", "/").split("/")[::-1] if part)
 
 
+def told_apart(paths: Sequence[str]) -> list[str]:
+    """Return paths, with ``/``, without the folders that they all share."""
+    parts = [path.replace("\\", "/").split("/") for path in paths]
+    n = 0
+    while all(len(p) > n + 1 for p in parts) and len({p[n] for p in parts}) == 1:
+        n += 1
+    return ["/".join(p[n:]) for p in parts]
+
+
 def n_shared(a: Sequence[str], b: Sequence[str]) -> int:
     """Return how many parts two reversed paths share, counted from the file name."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))

@@ -82,8 +82,6 @@ def _size_ticks(top: float) -> list[tuple[float, str]]:
 
 def _round_step(rough: float) -> float:
     """Return the next number up that is 1, 2 or 5 times a power of ten."""
-    if rough <= 0:
-        return 1.0
     power: float = 10.0 ** math.floor(math.log10(rough))
     return next(m * power for m in (1, 2, 5, 10) if m * power >= rough * (1 - 1e-9))
 

@@ -55,7 +55,9 @@ def draw_bar(page: Page, bar: Bar) -> None:
     frame = len(page.glyphs.bar_start) + len(page.glyphs.bar_end)
     cells = apportion(bar.parts, page.width - 2 * INDENT - frame)
     inks = [_BAR_INKS[part.name] for part in bar.parts]
-    page.drawn(_framed(page, [ink.mark(page, n) for ink, n in zip(inks, cells, strict=True)]))
+    start, end = (page.glyphs.bar_start, "dim"), (page.glyphs.bar_end, "dim")
+    inside = [ink.mark(page, n) for ink, n in zip(inks, cells, strict=True)]
+    page.drawn(_joined([start, *inside, end]))
     number = Column(kind="right")
     columns = (Column(), Column(), number, number, Column(kind="wrap"))
     legend = [
@@ -160,11 +162,6 @@ def _write_key(page: Page, strip: TimelineStrip, *, at_end: bool) -> None:
     if strip.n_flushes:
         key.append((_FLUSH, plural(strip.n_flushes, "flush", "flushes")))
     page.key(key)
-
-
-def _framed(page: Page, cells: Sequence[tuple[str, str]]) -> Text:
-    start, end = page.glyphs.bar_start, page.glyphs.bar_end
-    return _joined([(start, "dim"), *cells, (end, "dim")])
 
 
 def _joined(cells: Sequence[tuple[str, str]]) -> Text:

@@ -156,39 +156,28 @@ def results_of_diagnosis(diagnosis: Diagnosis, look: RenderOptions) -> Iterator[
     verdict = diagnosis.verdict
     has_error = any(f.severity is Severity.ERROR for f in findings)
     if not has_error and verdict.cause not in (Cause.HEALTHY, Cause.NOT_MEMORY, Cause.UNKNOWN):
-        yield Result(
-            code="verdict",
-            message=shortened(f"{verdict_title(verdict)}: {verdict.summary}"),
-            level=Severity.ERROR,
-            place=_place(_asked(diagnosis), source, look),
-            source=source,
-            fingerprint=f"verdict-{verdict.cause.value}",
-            stack=tuple(place_of(x, look) for x in _asked(diagnosis)),
-        )
+        text = f"{verdict_title(verdict)}: {verdict.summary}"
+        # From the user's line outward.
+        stack = () if diagnosis.failure is None else diagnosis.failure.stack
+        name = f"verdict-{verdict.cause.value}"
+        reason = Reason("verdict", text, locations=stack, fingerprint=name)
+        yield _of(reason, text, source, look)
 
 
 def _of(found: Reason | Finding, message: str, source: str, look: RenderOptions) -> Result:
+    stack = tuple(place_of(x, look) for x in found.locations)
     return Result(
         code=found.code,
         message=shortened(message),
         level=found.severity,
-        place=_place(found.locations, source, look),
+        place=stack[0] if stack else place_of_input(source, look),
         source=source,
         fingerprint=found.fingerprint or found.code,
-        stack=tuple(place_of(x, look) for x in found.locations),
+        stack=stack,
     )
-
-
-def _asked(diagnosis: Diagnosis) -> Sequence[Location]:
-    """Return the stack of the failed request, from the user's line outward."""
-    return () if diagnosis.failure is None else diagnosis.failure.stack
 
 
 def title_of(code: str) -> str:
     """Return a few words about a rule or a budget."""
     rule = find_rule(code)
     return rule.summary if rule is not None else BUDGET_TITLES.get(code, code)
-
-
-def _place(locations: Sequence[Location], source: str, look: RenderOptions) -> ResultPlace:
-    return place_of(locations[0], look) if locations else place_of_input(source, look)

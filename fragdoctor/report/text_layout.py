@@ -199,7 +199,9 @@ class Page:
         self._lines.append(Text(" " * indent) + line)
 
     def _wrapped(self, text: Text, width: int) -> list[Text]:
-        lines = list(_units_bound(text).wrap(self._console, max(width, 10)))
+        bound = text.copy()
+        bound.plain = _UNIT.sub(_BOUND, text.plain)  # no line breaks between a number and its unit
+        lines = list(bound.wrap(self._console, max(width, 10)))
         for line in lines:
             line.plain = line.plain.replace(_BOUND, " ")
             line.rstrip()
@@ -289,13 +291,6 @@ def _commas_opened(text: Text, width: int) -> Text:
         opened.append_text(part)
         used += part.cell_len
     return opened
-
-
-def _units_bound(text: Text) -> Text:
-    """Return text in which no line can break between a number and its unit."""
-    bound = text.copy()
-    bound.plain = _UNIT.sub(_BOUND, text.plain)
-    return bound
 
 
 def _only_style(text: Text) -> str:

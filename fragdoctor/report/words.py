@@ -307,15 +307,6 @@ def source_name(source: str) -> str:
     return "standard input" if source == "-" else source
 
 
-def told_apart(sources: Sequence[str]) -> list[str]:
-    """Return the names of inputs without the folders that they all share."""
-    parts = [source_name(source).split("/") for source in sources]
-    n = 0
-    while all(len(p) > n + 1 for p in parts) and len({p[n] for p in parts}) == 1:
-        n += 1
-    return ["/".join(p[n:]) for p in parts]
-
-
 def share_of(part: int, whole: int) -> str:
     """Return a share in percent; nearly all is never shown as 100: the rest may be what matters."""
     shown = format_share(part, whole)

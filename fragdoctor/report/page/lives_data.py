@@ -109,7 +109,7 @@ def segment_map_data(
         "n_hidden": len(total) - len(rows),
         "hidden_bytes": int(total.sum()) - int(total[rows].sum()),
         "n_events": trace.n_events,
-        "groups": describe_groups(trace, groups),
+        "groups": [_group(trace, key) for key in groups],
         "group": blob.add(group),
         "address_high": blob.add((address >> np.uint64(32)).astype(np.int64)),
         "address_low": blob.add((address & np.uint64(0xFFFFFFFF)).astype(np.int64)),
@@ -143,12 +143,8 @@ def groups_of(
     return groups, [number[key] for key in keys]
 
 
-def describe_groups(trace: Trace, groups: list[Group]) -> list[dict[str, Any]]:
-    """Return the page's descriptions of groups of segments."""
-    return [_group(trace, key) for key in groups]
-
-
 def _group(trace: Trace, key: Group) -> dict[str, Any]:
+    """Return the page's description of a group of segments."""
     pool, is_small, stream = key
     ids = None if pool < 0 else [int(i) for i in trace.snapshot.pools[pool]]
     handle = int(trace.snapshot.streams[stream]) if stream >= 0 else None
@@ -199,18 +195,19 @@ def lives_data(
     }
 
 
+def _states(rows: npt.NDArray[np.int32], n_events: int) -> I64:
+    """Return the states that events lead to; a state after the last event means never."""
+    return np.clip(rows.astype(np.int64), -1, n_events) + 1
+
+
 def _columns(lives: Lives, n_events: int) -> dict[str, I64]:
-    """Return the stored columns of the blocks; a state after the last event means never."""
-
-    def state(rows: npt.NDArray[np.int32]) -> I64:
-        return np.clip(rows.astype(np.int64), -1, n_events) + 1
-
-    born, freed = state(lives.start), state(lives.free)
+    """Return the stored columns of the blocks."""
+    born, freed = _states(lives.start, n_events), _states(lives.free, n_events)
     size = np.minimum(lives.size_bytes, MAX_EXACT)
     return {
         "born": born,
         "kept": freed - born,
-        "waited": state(lives.done) - freed,
+        "waited": _states(lives.done, n_events) - freed,
         "size": size,
         "slack": size - np.clip(lives.requested_bytes, 0, size),
         "address": np.minimum(lives.address, np.uint64(MAX_EXACT)).astype(np.int64),
@@ -235,21 +232,18 @@ def _adds_up(trace: Trace, columns: dict[str, I64]) -> bool:
     """Return whether blocks and segments add up to the totals of the trace in every state."""
     born, freed = columns["born"], columns["born"] + columns["kept"]
     done, size, segments = freed + columns["waited"], columns["size"], trace.segment_lives
-    came = np.clip(segments.start.astype(np.int64), -1, trace.n_events) + 1
-    gone = np.clip(segments.done.astype(np.int64), -1, trace.n_events) + 1
-    totals = trace.totals
-    return (
-        _is_sum(born, freed, size, totals.allocated_bytes)
-        and _is_sum(born, done, size, totals.active_bytes)
-        and _is_sum(came, gone, segments.size_bytes, totals.reserved_bytes)
-    )
-
-
-def _is_sum(first: I64, last: I64, size: I64, total: I64) -> bool:
-    n = len(total) + 1
-    # Sums of sizes below 2**53 are exact in floating point.
-    change = np.bincount(first, size, n) - np.bincount(last, size, n)
-    return bool(np.array_equal(np.cumsum(change)[: len(total)], total))
+    came, gone = (_states(rows, trace.n_events) for rows in (segments.start, segments.done))
+    for first, last, sizes, total in (
+        (born, freed, size, trace.totals.allocated_bytes),
+        (born, done, size, trace.totals.active_bytes),
+        (came, gone, segments.size_bytes, trace.totals.reserved_bytes),
+    ):
+        n = len(total) + 1
+        # Sums of sizes below 2**53 are exact in floating point.
+        change = np.bincount(first, sizes, n) - np.bincount(last, sizes, n)
+        if not np.array_equal(np.cumsum(change)[: len(total)], total):
+            return False
+    return True
 
 
 def _growth(analysis: DeviceAnalysis) -> list[int] | None:
@@ -269,15 +263,15 @@ def _segments(trace: Trace, segments: SegmentLives, sink: Sink) -> dict[str, Any
         segments.stream,
     )
     page = np.where(segments.is_small, SMALL_SEGMENT_BYTES, large_page_bytes(trace.settings))
-    born = np.clip(segments.start.astype(np.int64), -1, n) + 1
+    born = _states(segments.start, n)
     return {
-        "groups": describe_groups(trace, groups),
+        "groups": [_group(trace, key) for key in groups],
         "group": blob.add(group),
         "address": blob.add(segments.address.astype(np.int64)),
         "size": blob.add(segments.size_bytes),
         "page": blob.add(np.where(segments.is_expandable, page, 0)),
         "born": blob.add(born),
-        "kept": blob.add(np.clip(segments.done.astype(np.int64), -1, n) + 1 - born),
+        "kept": blob.add(_states(segments.done, n) - born),
     }
 
 
@@ -314,11 +308,10 @@ def _named(
     number = np.full(max(texts, default=-1) + 2, 0, np.int64)  # the last entry is for no name
     number[most[MAX_MODULES:]] = len(shown) + 1
     number[shown] = np.arange(1, len(shown) + 1)
-    paths = [[_shown_name(part) for part in texts[at]] for at in shown]
+    paths = [
+        [escape.visible(escape.shorten_left(part, _MAX_TEXT)) or "(no name)" for part in texts[at]]
+        for at in shown
+    ]
     if len(most) > len(shown):
         paths.append([_FURTHER])
     return {"paths": paths, "of": sink.blob.add(number[place])}
-
-
-def _shown_name(text: str) -> str:
-    return escape.visible(escape.shorten_left(text, _MAX_TEXT)) or "(no name)"

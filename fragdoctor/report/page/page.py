@@ -66,19 +66,13 @@ class ShownDevice(Struct, frozen=True):
 
 def shown_devices(diagnosis: Diagnosis) -> list[ShownDevice]:
     """Return the devices that have graphics."""
-    figures = {f.device: f for f in diagnosis.devices}
-    unknown = DeviceFigures(device=0)
-    return [
-        ShownDevice(
-            str(device),
-            f"GPU {device}",
-            analysis,
-            figures.get(device, unknown).capacity_bytes,
-            figures.get(device, unknown).moment,
-            diagnosis.case.censuses,
-        )
-        for device, analysis in sorted(diagnosis.analyses.items())[:MAX_DEVICES]
-    ]
+    shown = []
+    for device, analysis in sorted(diagnosis.analyses.items())[:MAX_DEVICES]:
+        f = diagnosis.figures_of(device) or DeviceFigures(device=device)
+        name, censuses = f"GPU {device}", diagnosis.case.censuses
+        one = ShownDevice(str(device), name, analysis, f.capacity_bytes, f.moment, censuses)
+        shown.append(one)
+    return shown
 
 
 def encode_payload(diagnosis: Diagnosis, scale: float = 1.0, *, is_live: bool = False) -> str:

@@ -399,13 +399,12 @@ def _of_failure(
 
 def _of_room(figures: DeviceFigures) -> list[doc.Figure]:
     """Return the peak, the capacity, and the difference."""
-    shown = []
-    if figures.peak_allocated_bytes is not None:
-        shown.append(doc.Figure("peak allocated", format_size(figures.peak_allocated_bytes), ""))
-    if figures.peak_reserved_bytes is not None:
-        shown.append(doc.Figure("peak reserved", format_size(figures.peak_reserved_bytes), ""))
-        if figures.capacity_bytes is not None:
-            room = figures.capacity_bytes - figures.peak_reserved_bytes
-            of = f"of {format_size(figures.capacity_bytes)}"
-            shown.append(doc.Figure("to spare", format_size(max(room, 0)), of))
-    return shown
+    reserved, capacity = figures.peak_reserved_bytes, figures.capacity_bytes
+    is_known = reserved is not None and capacity is not None
+    room = max((capacity or 0) - (reserved or 0), 0) if is_known else None
+    shown = (
+        ("peak allocated", figures.peak_allocated_bytes, ""),
+        ("peak reserved", reserved, ""),
+        ("to spare", room, f"of {format_size(capacity)}"),
+    )
+    return [doc.Figure(name, format_size(n), of) for name, n, of in shown if n is not None]

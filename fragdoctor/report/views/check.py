@@ -91,16 +91,13 @@ def file_line(judgement: FileJudgement) -> str:
 
 def _measures(m: Measures) -> str:
     """Return the figures of one device in a phrase; reserved memory comes last, as information."""
-    parts = []
-    if m.peak_bytes is not None:
-        parts.append(f"peak {m.peak_kind} {format_size(m.peak_bytes)}")
-    if m.stranded_bytes is not None:
-        parts.append(f"stranded {format_size(m.stranded_bytes)}")
-    if m.retries is not None:
-        parts.append(plural(m.retries, "retry", "retries"))
-    if m.reserved_bytes is not None:
-        parts.append(f"peak reserved {format_size(m.reserved_bytes)}")
-    figures = ", ".join(parts)
+    parts = (
+        (m.peak_bytes, f"peak {m.peak_kind} {format_size(m.peak_bytes)}"),
+        (m.stranded_bytes, f"stranded {format_size(m.stranded_bytes)}"),
+        (m.retries, plural(m.retries or 0, "retry", "retries")),
+        (m.reserved_bytes, f"peak reserved {format_size(m.reserved_bytes)}"),
+    )
+    figures = ", ".join(text for value, text in parts if value is not None)
     return figures if m.is_only or not figures else f"GPU {m.device}: {figures}"
 
 

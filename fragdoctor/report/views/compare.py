@@ -11,18 +11,11 @@ from msgspec.structs import replace
 from fragdoctor.gate.judgement import JudgedGrowth, has_grown
 from fragdoctor.model import comparison as model
 from fragdoctor.model.comparison import Comparison, LineChange, LineKind
-from fragdoctor.model.finding import Confidence
+from fragdoctor.model.finding import Confidence, told_apart
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import NO_STACK, Detail, Span, Style, code, dim
-from fragdoctor.report.words import titled, told_apart
-from fragdoctor.units import (
-    format_count,
-    format_share,
-    format_size,
-    listed,
-    plural,
-    signed_size,
-)
+from fragdoctor.report.words import source_name, titled
+from fragdoctor.units import format_count, format_share, format_size, listed, plural, signed_size
 
 MAX_LINES: Final = 120
 MAX_TREND_LINES: Final = 40
@@ -86,7 +79,7 @@ def page(comparison: Comparison, judged: Sequence[JudgedGrowth] = ()) -> str:
 def _runs(comparison: Comparison) -> doc.Section:
     runs = comparison.runs[:MAX_RUNS]
     table = doc.tabled(
-        zip(runs, told_apart([r.name for r in runs]), strict=True),
+        zip(runs, told_apart([source_name(r.name) for r in runs]), strict=True),
         doc.Column("", lambda row: doc.strong(row[0].letter)),
         doc.Column("", lambda row: code(row[1]), "path"),
         doc.Column("", lambda row: titled(row[0].verdict.cause, row[0].verdict.confidence), "wrap"),
@@ -99,14 +92,12 @@ def _runs(comparison: Comparison) -> doc.Section:
 
 def _run_facts(side: model.RunSide) -> str:
     """Return the other known facts about a run, in one phrase."""
-    parts = []
-    if side.device is not None:
-        parts.append(f"GPU {side.device}")
-    if side.n_steps:
-        parts.append(plural(side.n_steps, "step"))
-    if side.n_events is not None:
-        parts.append(plural(side.n_events, "event"))
-    return ", ".join(parts)
+    parts = (
+        "" if side.device is None else f"GPU {side.device}",
+        plural(side.n_steps, "step") if side.n_steps else "",
+        "" if side.n_events is None else plural(side.n_events, "event"),
+    )
+    return ", ".join(part for part in parts if part)
 
 
 def _versions(comparison: Comparison) -> str:
@@ -158,7 +149,9 @@ def _figures_across(
         figures,
         doc.Column("figure", "title"),
         *runs,
-        doc.Column("change", change_text, "wrap"),
+        doc.Column(
+            "change", lambda f: _changed(f.delta, f.values[0], is_size=f.unit == "bytes"), "wrap"
+        ),
         detail=detail,
     )
 
@@ -182,19 +175,12 @@ def _value(figure: model.ComparedFigure, run: int) -> str:
     return doc.size(value) if figure.unit == "bytes" else doc.count(value)
 
 
-def change_text(figure: model.ComparedFigure) -> str:
-    """Return how a figure changed from the first run to the last: ``+1.00 GiB (+12 %)``."""
-    delta, first = figure.delta, figure.values[0]
-    if delta is None:
-        return ""
-    if delta == 0:
-        return "="
-    shown = signed_size(delta) if figure.unit == "bytes" else f"{'+' if delta > 0 else ''}{delta:,}"
-    return _with_share(shown, delta, first or 0)
-
-
-def _with_share(shown: str, delta: int, first: int) -> str:
-    if first <= 0:
+def _changed(delta: int | None, first: int | None = None, *, is_size: bool = True) -> str:
+    """Return a change and its share of what was there first, if known: ``+1.00 GiB (+12 %)``."""
+    if not delta:
+        return "" if delta is None else "="
+    shown = signed_size(delta) if is_size else f"{delta:+,}"
+    if not first or first < 0:
         return shown
     return f"{shown} ({'+' if delta > 0 else '-'}{format_share(abs(delta), first)})"
 
@@ -263,7 +249,9 @@ def _line_table(comparison: Comparison, lines: Sequence[LineChange], detail: Det
     is_full = detail is Detail.FULL
     return doc.tabled(
         lines[:MAX_LINES],
-        doc.Column("change", _moved, "right"),
+        doc.Column(
+            "change", lambda c: Span(_changed(c.delta_bytes), _LINE_STYLES[c.kind]), "right"
+        ),
         doc.Column("", partial(_change_bar, largest), from_width=100),
         doc.Column(comparison.runs[0].letter, partial(_held, "before", LineKind.NEW), "right"),
         doc.Column(comparison.runs[-1].letter, partial(_held, "after", LineKind.GONE), "right"),
@@ -279,11 +267,6 @@ def _is_shown(change: LineChange) -> bool:
     """Return whether a line matters at the compared moment: its bytes or sizes differ."""
     holds = change.before_bytes or change.after_bytes
     return bool(change.delta_bytes or (change.sizes is not None and holds))
-
-
-def _moved(change: LineChange) -> doc.Content:
-    text = signed_size(change.delta_bytes) if change.delta_bytes else "="
-    return Span(text, _LINE_STYLES[change.kind])
 
 
 def _change_bar(largest: int, change: LineChange) -> doc.Gauge:
@@ -379,5 +362,4 @@ def _phases(comparison: Comparison) -> doc.Section:
 def _phase_change(p: model.PhaseChange) -> str:
     if p.before_bytes is None or p.after_bytes is None:
         return ""
-    delta = p.after_bytes - p.before_bytes
-    return _with_share(signed_size(delta), delta, p.before_bytes) if delta else "="
+    return _changed(p.after_bytes - p.before_bytes, p.before_bytes)

@@ -24,7 +24,7 @@ from fragdoctor.model.phases import (
     TrainingPhase,
 )
 from fragdoctor.report import document as doc
-from fragdoctor.report.document import NO_STACK, Detail, Style, code, dim, location_text, strong
+from fragdoctor.report.document import NO_STACK, Detail, Style, dim, location_text, strong
 from fragdoctor.report.words import CATEGORY_NAMES, shown_first, sureness
 from fragdoctor.rules.request_sources import request_of_message
 from fragdoctor.units import format_count, format_share, format_size, plural, signed_size
@@ -66,7 +66,8 @@ def _phases(report: PhaseReport) -> doc.Section:
     )  # fmt: skip
     place = _PEAK_PLACES[report.peak_phase]
     peak = f"The peak of {format_size(report.peak_bytes)} is in {place}." if place else ""
-    said = " ".join(s for s in (peak, _limits(report)) if s)
+    limits = f"Activations and caches cannot be distinguished: {report.reason}."
+    said = " ".join(s for s in (peak, limits if report.reason else "") if s)
     has_kept = any(
         s.category is Category.KEPT and s.n_bytes >= _MIN_HELD_SHARE * report.peak_bytes
         for s in (*report.at_peak, *report.at_rest)
@@ -98,6 +99,9 @@ def _categories(report: PhaseReport) -> doc.Table:
     def between_steps(share: CategoryShare) -> str:
         return format_size(rest.get(share.category, 0)) if report.at_rest else "-"
 
+    def main_line(share: CategoryShare) -> str:
+        return line_text(share.lines[0].location if share.lines else None, NO_STACK)
+
     return doc.tabled(
         [*report.at_peak, *(s for s in report.at_rest if s.category not in peak)],
         doc.Column("memory", lambda s: CATEGORY_NAMES[s.category]),
@@ -105,22 +109,9 @@ def _categories(report: PhaseReport) -> doc.Table:
                    style=Style.STRONG),
         doc.Column("between steps", between_steps, "right"),
         doc.Column("sure", sureness),
-        doc.Column("mostly from", lambda s: code(_main_line(s)), "path"),
+        doc.Column("mostly from", main_line, "path", style=Style.CODE),
         notes=lambda s: [dim(location_text(x.location)) for x in s.lines[1:]],
     )  # fmt: skip
-
-
-def _main_line(share: CategoryShare) -> str:
-    """Return the source line that holds most of a category, without the folders of its file."""
-    place = share.lines[0].location if share.lines else None
-    return line_text(place, NO_STACK)
-
-
-def _limits(report: PhaseReport) -> str:
-    """Return what could not be distinguished and why, or "" if nothing is missing."""
-    if not report.reason:
-        return ""
-    return f"Activations and caches cannot be distinguished: {report.reason}."
 
 
 MAX_MOMENT_LINES: Final = 10

@@ -58,20 +58,16 @@ def short_holders(diagnosis: Diagnosis) -> doc.Section:
         if device in (None, strander.device):
             stranded[strander.location] += strander.stranded_bytes
 
-    def strands(row: HolderReport | FunctionHolder) -> int:
-        if isinstance(row, FunctionHolder):
-            return sum(stranded[place] for place in {h.location for h in mine if row.has(h)})
-        return stranded[row.location]
-
-    def strands_text(row: HolderReport | FunctionHolder) -> doc.Content:
-        n_bytes = strands(row)
-        return dim(f"strands {format_size(n_bytes)}" if n_bytes else "")
+    def strands(row: HolderReport | FunctionHolder) -> str:
+        lines = [h for h in mine if row.has(h)] if isinstance(row, FunctionHolder) else [row]
+        n_bytes = sum(stranded[place] for place in {h.location for h in lines})
+        return f"strands {format_size(n_bytes)}" if n_bytes else ""
 
     shows_stranders = diagnosis.verdict.cause is Cause.FRAGMENTATION and any(map(strands, rows))
     table = doc.tabled(
         rows,
         doc.Column("", lambda h: doc.strong(format_size(h.held_bytes)), "right"),
-        *([doc.Column("", strands_text)] if shows_stranders else []),
+        *([doc.Column("", strands, style=Style.DIM)] if shows_stranders else []),
         doc.Column("", _place, "path"),
         notes=lambda h: _within(h) if isinstance(h, HolderReport) else [],
     )

@@ -89,12 +89,10 @@ def verdict_line(report: FleetReport) -> str:
 def counts(report: FleetReport) -> str:
     """Return how many ranks there are, how many failed, and how many could not be read."""
     v = report.verdict
-    parts = [plural(v.n_ranks, "rank")]
-    if v.n_failed:
-        parts.append(f"{format_count(v.n_failed)} out of memory")
-    if v.n_read < v.n_ranks:
-        parts.append(f"{format_count(v.n_ranks - v.n_read)} unread")
-    return ", ".join(parts)
+    failed = f", {format_count(v.n_failed)} out of memory" if v.n_failed else ""
+    n_unread = v.n_ranks - v.n_read
+    unread = f", {format_count(n_unread)} unread" if n_unread > 0 else ""
+    return f"{plural(v.n_ranks, 'rank')}{failed}{unread}"
 
 
 def _advice(report: FleetReport) -> doc.Section:
@@ -139,7 +137,9 @@ def _groups(report: FleetReport) -> doc.Section:
         doc.Column("peak", peaks_text, max_width=26),
         doc.Column("", lambda g: doc.Gauge((g.median_peak_bytes or 0) / highest), from_width=100),
         doc.Column("verdict", lambda g: CAUSE_TITLES[g.cause], max_width=24),
-        doc.Column("which", _which, "list"),
+        doc.Column(
+            "which", lambda g: [members_text(g.labels), dim("  odd" if g.is_odd else "")], "list"
+        ),
         notes=_group_notes,
         style=lambda g: Style.WARN if g.is_odd else None,
         shown=_SHORT_GROUPS,
@@ -151,10 +151,6 @@ def _groups(report: FleetReport) -> doc.Section:
 
 def _highest(report: FleetReport) -> int:
     return max((row.rank.peak_bytes or 0 for row in report.rows), default=0) or 1
-
-
-def _which(group: RankGroup) -> doc.Content:
-    return [members_text(group.labels), *([dim("  odd")] if group.is_odd else [])]
 
 
 def _group_notes(group: RankGroup) -> list[doc.Content]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Final
 
 from fragdoctor.model.case import LogMarker, OomLog, OomMessage
@@ -40,10 +41,10 @@ def _events(
     rows, n_left = story_rows(diagnosis, limit)
     table = doc.tabled(
         rows,
-        *([doc.Column("time", "time", style=Style.DIM)] if story.is_by_time else []),
-        doc.Column("line", "line", "right"),
-        *([doc.Column("who", "who")] if any(row.who for row in rows) else []),
-        doc.Column("what", lambda row: row.what, "wrap"),
+        *([doc.Column("time", itemgetter(0), style=Style.DIM)] if story.is_by_time else []),
+        doc.Column("line", itemgetter(1), "right"),
+        *([doc.Column("who", itemgetter(2))] if any(who for _, _, who, _ in rows) else []),
+        doc.Column("what", itemgetter(3), "wrap"),
         detail=detail,
     )
     more = "--format json has" if detail is Detail.FULL else "--full has"
@@ -153,22 +154,18 @@ def _marker_place(marker: LogMarker) -> str:
 
 def story_facts(story: LogStory) -> str:
     """Return the story as a line of counts."""
-    facts = [
-        f"by {'time' if story.is_by_time else 'line'}",
-        *([f"over {duration_text(story.duration_s)}"] if story.duration_s else []),
-        *([_trials_text(story)] if story.trials else []),
-        plural(story.n_ooms, "OOM"),
-        *([plural(story.n_consequences, "consequence")] if story.n_consequences else []),
-        *([plural(story.n_retries, "retry", "retries")] if story.n_retries else []),
-        *([plural(story.n_restarts, "restart")] if story.n_restarts else []),
-    ]
-    return ", ".join(facts)
-
-
-def _trials_text(story: LogStory) -> str:
     n_failed = sum(t.outcome is TrialOutcome.FAILED or t.n_ooms > 0 for t in story.trials)
-    text = plural(len(story.trials), "trial")
-    return f"{text} ({format_count(n_failed)} failed)" if n_failed else text
+    failed = f" ({format_count(n_failed)} failed)" if n_failed else ""
+    facts = (
+        f"by {'time' if story.is_by_time else 'line'}",
+        f"over {duration_text(story.duration_s)}" if story.duration_s else "",
+        f"{plural(len(story.trials), 'trial')}{failed}" if story.trials else "",
+        plural(story.n_ooms, "OOM"),
+        plural(story.n_consequences, "consequence") if story.n_consequences else "",
+        plural(story.n_retries, "retry", "retries") if story.n_retries else "",
+        plural(story.n_restarts, "restart") if story.n_restarts else "",
+    )
+    return ", ".join(fact for fact in facts if fact)
 
 
 def duration_text(seconds: float | None) -> str:

@@ -6,8 +6,6 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from msgspec import Struct
-
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.story import FAILURES, Scene, SceneKind
@@ -53,13 +51,8 @@ _MOST: Final = 4
 _JUDGED: Final = "the verdict is about this one"
 
 
-class StoryRow(Struct, frozen=True):
-    """One row: when, where in the text, who, and what happened."""
-
-    time: str
-    line: str
-    who: str
-    what: doc.Content
+StoryRow = tuple[str, str, str, doc.Content]
+"""When, on which line of the text, who, and what happened."""
 
 
 def story_rows(diagnosis: Diagnosis, limit: int) -> tuple[list[StoryRow], int]:
@@ -84,15 +77,10 @@ def story_rows(diagnosis: Diagnosis, limit: int) -> tuple[list[StoryRow], int]:
         events = [story.events[i] for i in groups[g]]
         first = events[0]
         is_judged = primary is not None and first.message == primary
-        what = _what(events, () if log is None else log.messages)
-        rows.append(
-            StoryRow(
-                time=_time_text(first.time_s, has_days=has_days),
-                line=format_count(first.line),
-                who=_who(first),
-                what=_styled(first, what, _JUDGED if is_judged else _note(first)),
-            )
-        )
+        happened = _what(events, () if log is None else log.messages)
+        what = _styled(first, happened, _JUDGED if is_judged else _note(first))
+        when = _time_text(first.time_s, has_days=has_days)
+        rows.append((when, format_count(first.line), _who(first), what))
     n_left = len(story.events) - sum(len(groups[g]) for g in chosen)
     return rows, n_left
 
@@ -153,7 +141,7 @@ def _left_out(gap: Sequence[int], events: Sequence[Scene]) -> list[StoryRow]:
     where = f" in trials {trials[0]} to {trials[-1]}" if len(trials) > 1 else ""
     kinds = list(dict.fromkeys(_TITLES.get(e.kind, e.kind.value) for e in own))
     what = f"{plural(len(own), 'more failure')}{where}: {', '.join(kinds)}"
-    return [StoryRow("", "...", "", dim(what))]
+    return [("", "...", "", dim(what))]
 
 
 def _styled(event: Scene, what: str, note: str) -> doc.Content:
@@ -218,13 +206,12 @@ def _trials_what(events: Sequence[Scene]) -> str:
 
 
 def _figures(message: OomMessage) -> str:
-    parts = []
-    if message.requested_bytes is not None:
-        parts.append(f"asked {format_size(message.requested_bytes)}")
-    if message.live_bytes is not None:
-        parts.append(f"live {format_size(message.live_bytes)}")
-    if message.reserved_unallocated_bytes is not None:
-        parts.append(f"unused {format_size(message.reserved_unallocated_bytes)}")
+    figures = {
+        "asked": message.requested_bytes,
+        "live": message.live_bytes,
+        "unused": message.reserved_unallocated_bytes,
+    }
+    parts = [f"{name} {format_size(n)}" for name, n in figures.items() if n is not None]
     return f": {', '.join(parts)}" if parts else ""
 
 

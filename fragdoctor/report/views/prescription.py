@@ -177,9 +177,9 @@ def _left_out(found: Prescription) -> doc.Table:
 
 
 def _notes(found: Prescription) -> list[doc.Content]:
-    notes: list[doc.Content] = [doc.dim(note) for note in found.notes]
-    if found.is_partial:
-        notes.append(_PARTIAL)
-    if found.is_cut_short:
-        notes.append(_CUT_SHORT)
-    return notes if found.fits else [*notes, doc.dim(_HOW)]
+    return [
+        *map(doc.dim, found.notes),
+        *([_PARTIAL] if found.is_partial else []),
+        *([_CUT_SHORT] if found.is_cut_short else []),
+        *([] if found.fits else [doc.dim(_HOW)]),
+    ]

@@ -36,7 +36,7 @@ def document(
         return _table_of(result)
     found = result.rehearsal
     diagnosed = analyze.document(result.diagnosis, options, is_rehearsed=True)
-    answer = summary(result)
+    answer = _answer(found, result.needs_bytes)
     return replace(
         diagnosed,
         title="Rehearsal",
@@ -69,12 +69,8 @@ def page(result: RehearsalResult | RehearsalSweep, options: RenderOptions) -> st
     return render_page(result.diagnosis, document(result, options))
 
 
-def summary(result: RehearsalResult) -> str:
-    """Return the answer in one sentence."""
-    return _answer(result.rehearsal, result.needs_bytes)
-
-
 def _answer(found: Rehearsal, needs_bytes: int | None = None) -> str:
+    """Return the answer in one sentence."""
     oom = found.out_of_memory
     if oom is not None:
         where = "" if oom.location is None else f" at {oom.location.short}"
@@ -183,16 +179,11 @@ def sweep_answers(sweep: RehearsalSweep) -> list[str]:
     """Return the conclusions from several rehearsals together, a sentence each."""
     if sweep.largest_batches:
         return [_largest(found, sweep.largest_batches) for found in sweep.largest_batches]
-    fitting = [_case(r, sweep) for r in sweep.rehearsals if r.fits]
-    others = [_case(r, sweep) for r in sweep.rehearsals if not r.fits]
-    if not fitting and not others:
-        return ["None of them could be rehearsed."]
     said = []
-    if fitting:
-        said.append(f"Fits: {'; '.join(fitting)}.")
-    if others:
-        said.append(f"Does not fit: {'; '.join(others)}.")
-    return said
+    for answer, fits in (("Fits", True), ("Does not fit", False)):
+        if cases := [_case(r, sweep) for r in sweep.rehearsals if r.fits is fits]:
+            said.append(f"{answer}: {'; '.join(cases)}.")
+    return said or ["None of them could be rehearsed."]
 
 
 def _largest(found: LargestBatch, every: Sequence[LargestBatch]) -> str:
