@@ -162,7 +162,8 @@ def file_facts(p: Provenance) -> list[tuple[str, doc.Content]]:
     how = [p.container, p.compression, f"protocol {p.protocol}" if p.protocol >= 0 else ""]
     facts: list[tuple[str, doc.Content]] = [("File", ", ".join(t for t in how if t))]
     if p.n_bytes:
-        facts.append(("Size", f"{format_size(p.n_bytes)} after decompression"))
+        unpacked = " after decompression" if p.compression else ""
+        facts.append(("Size", f"{format_size(p.n_bytes)}{unpacked}"))
     if p.version_low or p.version_high:
         low, high = p.version_low or "the first", p.version_high or "today"
         facts.append(("Written by", f"PyTorch between {low} and {high}, judged by its keys"))
