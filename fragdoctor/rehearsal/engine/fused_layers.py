@@ -212,13 +212,18 @@ def _can_use(fits: Callable[[LayerQuestion], bool], params: Any, _debug: bool = 
     return fits(_question(*tensors, params.dropout, params.is_causal, enable_gqa=gqa))
 
 
+def _as_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a boolean mask as numbers to add (``convert_boolean_attn_mask``); the zero goes."""
+    zero = torch.zeros((), dtype=dtype, device=mask.device)
+    return torch.where(mask, zero, float("-inf"))
+
+
 def attention(*args: Any, **options: Any) -> torch.Tensor:
     """Compute attention through the chosen kernel; arguments as for PyTorch's function."""
     ask = _question(*args, **options)
     kernel, mask = choose(ask), ask.attn_mask
     if mask is not None and mask.dtype is torch.bool:
-        zero = torch.zeros((), dtype=ask.query.dtype, device=mask.device)
-        mask = torch.where(mask, zero, float("-inf"))  # ``convert_boolean_attn_mask``
+        mask = _as_bias(mask, ask.query.dtype)
     how: dict[str, Any] = {"scale": ask.scale}
     if kernel == FLASH:
         return _flash(ask)
