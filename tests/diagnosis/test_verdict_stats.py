@@ -44,7 +44,11 @@ def test_diagnose_stats_after_failures_with_large_splits_suggest_fragmentation()
 
 
 def test_diagnose_stats_after_failures_without_splits_suggest_capacity():
-    assert Cause.CAPACITY is of(record(allocated=990, split=5, retries=1, ooms=1)).verdict.cause
+    diagnosis = of(record(allocated=990, split=5, retries=1, ooms=1))
+
+    assert Cause.CAPACITY is diagnosis.verdict.cause
+    # Holes of 5 MiB are not worth a setting before the batch is.
+    assert "smaller-batch" == diagnosis.recommendations[0].code
 
 
 def test_diagnose_series_whose_retries_climb_says_so():

@@ -219,15 +219,18 @@ class SmallerBatch(SavingRemedy):
         if not case.is_allocator_case or case.cause not in SHORT_OF_MEMORY:
             return
         title, change = self._said(case)
-        if (r is None or r.is_bare) and case.message is not None and case.sign is None:
-            yield self.proposal(
-                title=title,
-                weight=HELPS,
-                change=change,
-                why="The message prints no figures; the batch is what a program can shrink first.",
-                attempts=self.attempts(case),
-            )
-        if r is None or r.is_bare or r.missing_bytes <= 0:
+        if r is None or r.is_bare:
+            source = "message prints no figures" if case.message else "statistics hold no request"
+            if case.sign is None:
+                yield self.proposal(
+                    title=title,
+                    weight=HELPS,
+                    change=change,
+                    why=f"The {source}; the batch is what a program can shrink first.",
+                    attempts=self.attempts(case),
+                )
+            return
+        if r.missing_bytes <= 0:
             return
         if case.fails_in_optimizer_step:
             why = (
