@@ -34,9 +34,9 @@ _SHORT_ESCAPES: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _WORD: Final = "[^\\W_]"
 _MARKDOWN_BACKSLASH: Final = re.compile(
     # An underscore inside a word does not mean emphasis, and names are full of them.
-    rf"[\\`*{{}}\[\]~|]|(?<!{_WORD})_|_(?!{_WORD})"
+    rf"[\\*{{}}\[\]~|]|(?<!{_WORD})_|_(?!{_WORD})"
 )
-_MARKDOWN_ENTITY: Final = re.compile(r"[<>&@#$]|:(?=//|[\w+-]+:)")
+_MARKDOWN_ENTITY: Final = re.compile(r"[<>&@#$`]|:(?=//|[\w+-]+:)")
 _MARKDOWN_START: Final = re.compile(r"^(\s*)(?:([-+=])|(\d+)([.)])(?=\s|$))")
 _SEPARATOR: Final = re.compile(r"[/\\]")
 _MIN_FILE_NAME: Final = 8

@@ -96,7 +96,7 @@ def _text(text: str) -> str:
 
 def _content(content: doc.Content, *, in_table: bool = False) -> str:
     # Join words of one style: the marks of two adjacent spans would read as one longer mark.
-    runs = groupby(doc.spans(content), key=itemgetter(1))
+    runs = groupby(filter(itemgetter(0), doc.spans(content)), key=itemgetter(1))
     return "".join(
         _styled("".join(text for text, _ in run), style, in_table=in_table) for style, run in runs
     )

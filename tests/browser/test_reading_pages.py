@@ -69,6 +69,15 @@ def test_comparison_fits_the_window_and_runs_clean(open_report, width, dark, exp
     assert page.requests() == []
 
 
+def test_no_table_scrolls_sideways_on_a_small_screen(open_report):
+    page = open_report("fleet", job(), width=390)
+
+    wide = "[...document.querySelectorAll('.scroll')].filter(t => t.scrollWidth > t.clientWidth)"
+    named = "[...document.querySelectorAll('td.row-head')].length"
+    assert page.evaluate(f"{wide}.length") == 0
+    assert page.evaluate(named) > 0
+
+
 def test_explorer_shows_what_the_other_run_held_at_the_same_place(open_report):
     page = open_report("compare", samples())
     page.until("window.fragdoctor.ready")
