@@ -28,6 +28,11 @@ class Recorder final : public Observer, public Placement {
 
   std::uint64_t place(std::uint64_t size, bool is_reservation, std::uint32_t, bool) override {
     const Action wanted = is_reservation ? Action::segment_map : Action::segment_alloc;
+    if (is_reservation) {
+      // Pages that this operation mapped before, in another reservation, are no place for a new one.
+      for (std::size_t i = first_ + std::min(emitted_.size(), last_ - first_); i < last_; ++i)
+        if (records_[i].action == wanted) return records_[i].address;
+    }
     std::size_t n_before = 0;  // of that kind, made by the model so far for this operation
     for (const Emitted& e : emitted_)
       if (e.action == wanted && !is_reservation) ++n_before;

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from programs import (
@@ -39,7 +39,16 @@ from fragdoctor.units import MIB
 CAPACITIES = st.sampled_from([None, 64 * MIB, 200 * MIB, 401 * MIB, 1000 * MIB])
 
 
+# One request maps pages of a reservation in vain, gives that back, and makes another one elsewhere.
+MOVED = Program((
+    ("alloc", 1, 1), ("free", 0, 0), ("alloc", 20 * MIB + 1, 0), ("alloc", 20 * MIB, 0),
+    ("free", 2, 0), ("alloc", MIB + 1, 0), ("free", 1, 0), ("alloc", MIB + 1, 1), ("free", 3, 0),
+    ("free", 4, 0), ("alloc", 40 * MIB + 1, 0),
+))  # fmt: skip
+
+
 @given(programs(), CONFS, ERAS, CAPACITIES)
+@example(MOVED, "expandable_segments:True", Era.ADDRESS, 64 * MIB)
 @settings(max_examples=60, deadline=None)
 def test_replay_of_recorded_program_reproduces_all_of_it(
     made: Program, conf: str, era: Era, capacity: int | None
