@@ -77,7 +77,7 @@ class Serving(Struct, frozen=True):
 
     Attributes:
         utilization: share of the GPU's memory that the server takes.
-        budget_bytes: that share, minus the CUDA context.
+        budget_bytes: that share, minus what is allocated outside PyTorch.
         weights_bytes: weights of this GPU's part of the model.
         activations_bytes: activations of the widest step, by the upper bound, plus the logits.
         cache_bytes: what is left for the pool.
