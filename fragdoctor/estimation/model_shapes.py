@@ -29,6 +29,7 @@ from fragdoctor.estimation.architectures import Dimensions, outside, parameters_
 from fragdoctor.estimation.config_json import (
     MAX_LAYERS,
     Config,
+    UncoveredModelError,
     quantised_dtype,
     read_config,
     shape_of_config,
@@ -38,7 +39,7 @@ from fragdoctor.estimation.training_choices import PLAIN_DTYPES
 from fragdoctor.inputs.classify import MODEL_INPUTS, InputKind, Wanted, open_input
 from fragdoctor.model.memory_estimate import KnownModel
 from fragdoctor.model.workload import LayerSizes, ModelShape, Norm, shared
-from fragdoctor.units import format_count
+from fragdoctor.units import format_count, format_size
 
 _COUNT: Final = re.compile(
     r"\s*([0-9]{1,20}(?:\.[0-9]{1,12})?(?:[eE]\+?[0-9]{1,2})?)"
@@ -280,7 +281,13 @@ def model_of(inputs: Sequence[str]) -> FoundModel:
         path = _configuration_file(inputs)
         config = read_config(path)
         return FoundModel(shape_of_config(config, str(path)), _config_dtype(config))
-    shape = shape_of_config(preset.config, f"config.json of {preset.hub}")
+    try:
+        shape = shape_of_config(preset.config, f"config.json of {preset.hub}")
+    except UncoveredModelError as e:
+        alone = format_size(2 * preset.n_parameters)
+        raise UncoveredModelError(
+            f"{preset.name}: its weights alone take {alone} in 16 bits. {e}", hint=e.hint
+        ) from e
     name = " ".join(inputs)
     notes = list(shape.assumptions)
     if name.strip().lower() not in _by_own_name():

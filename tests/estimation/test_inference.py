@@ -188,6 +188,13 @@ def test_server_never_writes_scores_out() -> None:
     assert found.activations_bytes < 3 * GIB
 
 
+def test_mxfp4_experts_of_a_layer_are_one_tensor() -> None:
+    """gpt-oss-20b is made to run within 16 GB: its config.json has 32 experts in 24 layers."""
+    needs = formula_needs(of("gpt-oss-20b", seq=2048))
+
+    assert needs.high_bytes < 15 * GIB
+
+
 def test_server_that_takes_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="not a share"):
         serving_of(of("llama-3-8b", seq=1), gpu_of("t4"), utilization=1.5)

@@ -45,6 +45,8 @@ _GPU_LEGEND: Final = (
 def document(estimate: Estimate, *, explain: bool = False) -> doc.ReportDocument:
     """Return the document of an estimate; ``explain`` adds the formulas to the short report."""
     tone = TONES[estimate.fits[0].state] if estimate.fits else Style.STRONG
+    if estimate.serving is not None and not estimate.serving.sequences:
+        tone = Style.BAD
     answer = summary(estimate)
     return doc.ReportDocument(
         title="Will it fit",
@@ -112,7 +114,9 @@ def summary(estimate: Estimate) -> str:
         where = "" if estimate.workload.inference else where
         said = [f"Needs {bounds_text(estimate)} on a GPU, CUDA context not counted{where}."]
     assumed = _assumed(estimate.workload, is_planned=estimate.plans is not None)
-    return " ".join([*said, *_served(estimate), *assumed])
+    if served := _served(estimate):
+        said = [*served, "One batch alone:", said[0][0].lower() + said[0][1:], *said[1:]]
+    return " ".join([*said, *assumed])
 
 
 def _planned(estimate: Estimate) -> str:
