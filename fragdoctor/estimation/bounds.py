@@ -108,11 +108,9 @@ def _lost_in_pages(workload: Workload) -> int:
     experts of a layer in one tensor.
     """
     states = states_of(local_part(workload)) if workload.inference else ()
-    lost = 0
-    for g in states:
-        n = workload.shape.n_experts if (workload.dtype, g.role) == ("mxfp4", Role.EXPERT) else 1
-        lost += (_in_segments(n * g.stored_bytes) - n * g.stored_bytes) * (g.count // n)
-    return lost
+    joined = {Role.EXPERT: workload.shape.n_experts} if workload.dtype == "mxfp4" else {}
+    tensors = ((joined.get(g.role, 1), g.stored_bytes, g.count) for g in states)
+    return sum((_in_segments(n * size) - n * size) * (count // n) for n, size, count in tensors)
 
 
 def _in_segments(n_bytes: int) -> int:

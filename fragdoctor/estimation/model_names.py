@@ -58,21 +58,7 @@ _SAME_SHAPE: Final = {
     "deepseek-r1-70b": "llama-3.1-70b",
     "deepseek-r1-8b": "qwen3-8b",
     "deepseek-r1-": "qwen2.5-",
-    # What people call the newest of a line, and what was tuned from Mistral Small 3.
-    **dict.fromkeys(
-        ("mistral-small", "mistral-small-3", "mistral-small-3.1", "mistral-small-3.1-24b",
-         "mistral-small-3.2", "mistral-small-3.2-24b", "devstral-small", "devstral", "magistral",
-         "magistral-small"),
-        "mistral-small-24b",
-    ),
-    **dict.fromkeys(("sdxl", "sd-xl", "stable-diffusion-xl-1.0"), "stable-diffusion-xl"),
-    **dict.fromkeys(("sd1.5", "sd-1.5"), "stable-diffusion-1.5"),
-    **dict.fromkeys(("flux", "flux-dev", "flux.1", "flux1-dev"), "flux.1-dev"),
-    **dict.fromkeys(("flux.2", "flux-2", "flux-2-dev"), "flux.2-dev"),
-    **dict.fromkeys(("z-image", "zimage"), "z-image-turbo"),
-    **dict.fromkeys(("wan", "wan2.1", "wan-2.1", "wan2.1-14b"), "wan2.1-t2v-14b"),
-    **dict.fromkeys(("wan2.2", "wan-2.2", "wan2.2-5b"), "wan2.2-ti2v-5b"),
-}  # fmt: skip
+}
 
 
 _SIZE: Final = r"[\d.]+[bm](?:-a[\d.]+b)?"

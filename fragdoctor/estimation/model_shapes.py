@@ -183,9 +183,13 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][\w.: -]{0,95}", re.ASCII)
 
 
 class Preset(KnownModel, frozen=True):
-    """A model known by name, with the entries of its configuration that determine shapes."""
+    """A model known by name, with the entries of its configuration that determine shapes.
+
+    ``also`` holds other names that people use, and models of the same shape.
+    """
 
     config: Mapping[str, Any]
+    also: Sequence[str] = ()
 
 
 @cache
@@ -203,7 +207,8 @@ def known_models() -> tuple[KnownModel, ...]:
 def preset_of(name: str) -> Preset | None:
     """Return the preset with this name or Hub repository, or the base of a tuned model."""
     own = _by_own_name().get(name.strip().lower())
-    return own or presets().get(base_of(name, ((p.name, p.hub) for p in presets().values())))
+    known = ((p.name, other) for p in presets().values() for other in (p.hub, *p.also))
+    return own or presets().get(base_of(name, known))
 
 
 @cache

@@ -61,18 +61,15 @@ def read_question(text: str) -> Asked:
     stripped = (one[:_LONGEST].strip(",;:?!()'`\"").removesuffix(".") for one in spaced)
     words = [word for word in stripped if word][:_MOST_WORDS]
     named, others = _taken(words, _model)
-    if named is not None and _is_of_another_size(named, others):
-        named, others = None, words
     params, stored, guess = "", "", ""
-    if named is not None:
-        words = others
-    else:
-        found, words = _taken(words, _parameters)
+    if named is None or _is_of_another_size(named, others):
+        named = None
+        found, others = _taken(words, _parameters)
         params, stored = found or ("", "")
-        guess = _near(others, params.lower())
+        guess = _near(words, params.lower())
         if not params:
             raise _no_model(words, guess)
-    known, words = _taken(words, _gpus)
+    known, words = _taken(others, _gpus)
     sized, words = _taken(words, _sizes)  # if a GPU is named too, a size only repeats it
     options, rest = _phrases(" ".join(words))
     n, gpu = known or sized or (1, "")
