@@ -113,7 +113,7 @@ def asked(row: Mapping[str, str]) -> tuple[dict[str, Any], str]:
         varies = row["note"].startswith(("texts are cut", "texts are shorter"))
         if varies and "megatron" not in row["source"]:
             options += ["--varying-lengths"]
-        # Transformers 4.48 without Liger's loss
+        # Transformers 4.48.1 without Liger's loss
         if "refs/a100_80gb.csv" in row["source"]:
             options += ["--logits", "shifted"]
         if "--fsdp" in options:
