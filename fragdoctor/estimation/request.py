@@ -139,8 +139,9 @@ def _shape(inputs: Sequence[str], params: str, given: GivenSizes) -> tuple[Model
 
 def _default_dtype(stored: str, workload: Workload) -> str:
     """Return the dtype of the file if it can be trained, else fp32, which is PyTorch's default."""
-    if workload.inference:
-        return stored or "bf16"
+    if workload.inference:  # vLLM's --dtype auto serves fp32 checkpoints in 16 bits
+        is_served = workload.cache == "paged"
+        return "bf16" if not stored or (stored == "fp32" and is_served) else stored
     if stored and (precision_of(stored).trains_base or workload.lora_rank):
         return stored
     return "fp32"

@@ -182,6 +182,11 @@ def test_servers_defaults_are_those_of_vllm_on_the_gpu(
     assert (found.max_sequences, found.max_batched_tokens) == (sequences, tokens)
 
 
+def test_server_serves_an_fp32_checkpoint_in_16_bits() -> None:
+    assert of("gemma-2-9b", dtype="", seq=128).dtype == "fp32"
+    assert of("gemma-2-9b", dtype="", seq=128, cache="paged").dtype == "bf16"
+
+
 def test_server_never_writes_scores_out() -> None:
     found = serving_of(of("gpt-oss-20b", seq=131_072), gpu_of("a100-80g"), utilization=0.9)
 
