@@ -37,7 +37,6 @@ from fragdoctor.cli.app import invoke
 from fragdoctor.errors import FragdoctorError
 from fragdoctor.estimation import formula, judge
 from fragdoctor.estimation.calibration import SPREADS, kind_of
-from fragdoctor.estimation.request import error_of
 from fragdoctor.model.gpus import GpuModel, gpu_of
 from fragdoctor.model.memory_estimate import Estimate, Fit, FitState, Footprint
 from fragdoctor.model.workload import Workload
@@ -88,7 +87,7 @@ def without_advice(workload: Workload, gpus: Sequence[GpuModel]) -> Estimate:
     """Return what ``estimation.judge.judged`` returns, without batches, measures and the map."""
     footprint = formula.formula_footprint(workload)
     fits = tuple(fit_of(footprint, gpu) for gpu in gpus)
-    return Estimate(workload, footprint, fits, (), error_of(workload))
+    return Estimate(workload, footprint, fits)
 
 
 def fit_of(footprint: Footprint, gpu: GpuModel) -> Fit:
@@ -114,7 +113,7 @@ def asked(row: Mapping[str, str]) -> tuple[dict[str, Any], str]:
         varies = row["note"].startswith(("texts are cut", "texts are shorter"))
         if varies and "megatron" not in row["source"]:
             options += ["--varying-lengths"]
-        # Transformers 4.48 without Liger's loss
+        # Transformers 4.48.1 without Liger's loss
         if "refs/a100_80gb.csv" in row["source"]:
             options += ["--logits", "shifted"]
         if "--fsdp" in options:

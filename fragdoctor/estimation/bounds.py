@@ -17,7 +17,7 @@ from msgspec import Struct
 from fragdoctor.estimation.states import local_part, states_of
 from fragdoctor.estimation.step import Instant, Live, largest_tensor
 from fragdoctor.model.memory_estimate import Doubt, PhasePeak, Share
-from fragdoctor.model.workload import Workload
+from fragdoctor.model.workload import Role, Workload
 from fragdoctor.units import MIB
 
 # Parts counted from shapes (parameters, gradients, optimizer states) are off only by alignment.
@@ -104,10 +104,13 @@ def reserved_of(moments: Sequence[Instant], workload: Workload) -> int:
 def _lost_in_pages(workload: Workload) -> int:
     """Return how many bytes of segments stay unused after weights are loaded one by one.
 
-    In training, gradients, states and activations fill these gaps.
+    In training, gradients, states and activations fill these gaps. MXFP4 checkpoints keep all
+    experts of a layer in one tensor.
     """
     states = states_of(local_part(workload)) if workload.inference else ()
-    return sum((_in_segments(g.stored_bytes) - g.stored_bytes) * g.count for g in states)
+    joined = {Role.EXPERT: workload.shape.n_experts} if workload.dtype == "mxfp4" else {}
+    tensors = ((joined.get(g.role, 1), g.stored_bytes, g.count) for g in states)
+    return sum((_in_segments(n * size) - n * size) * (count // n) for n, size, count in tensors)
 
 
 def _in_segments(n_bytes: int) -> int:

@@ -48,6 +48,9 @@ _SAME_SHAPE: Final = {
     "qwen2.5-math-": "qwen2.5-",
     "deepseek-r1-distill-qwen-": "qwen2.5-",
     "deepseek-r1-distill-llama-": "llama-3.1-",
+    "deepseek-r1-distill-8b": "llama-3.1-8b",
+    "deepseek-r1-distill-70b": "llama-3.1-70b",
+    "deepseek-r1-distill-": "qwen2.5-",
     "deepseek-r1": "deepseek-v3",
     "deepseek-r1-qwen3-8b": "qwen3-8b",
     # Ollama's tags for the same models, https://ollama.com/library/deepseek-r1/tags.

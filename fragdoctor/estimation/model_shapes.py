@@ -29,6 +29,7 @@ from fragdoctor.estimation.architectures import Dimensions, outside, parameters_
 from fragdoctor.estimation.config_json import (
     MAX_LAYERS,
     Config,
+    UncoveredModelError,
     quantised_dtype,
     read_config,
     shape_of_config,
@@ -38,7 +39,7 @@ from fragdoctor.estimation.training_choices import PLAIN_DTYPES
 from fragdoctor.inputs.classify import MODEL_INPUTS, InputKind, Wanted, open_input
 from fragdoctor.model.memory_estimate import KnownModel
 from fragdoctor.model.workload import LayerSizes, ModelShape, Norm, shared
-from fragdoctor.units import format_count
+from fragdoctor.units import format_count, format_size
 
 _COUNT: Final = re.compile(
     r"\s*([0-9]{1,20}(?:\.[0-9]{1,12})?(?:[eE]\+?[0-9]{1,2})?)"
@@ -182,9 +183,13 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][\w.: -]{0,95}", re.ASCII)
 
 
 class Preset(KnownModel, frozen=True):
-    """A model known by name, with the entries of its configuration that determine shapes."""
+    """A model known by name, with the entries of its configuration that determine shapes.
+
+    ``also`` holds other names that people use, and models of the same shape.
+    """
 
     config: Mapping[str, Any]
+    also: Sequence[str] = ()
 
 
 @cache
@@ -202,7 +207,8 @@ def known_models() -> tuple[KnownModel, ...]:
 def preset_of(name: str) -> Preset | None:
     """Return the preset with this name or Hub repository, or the base of a tuned model."""
     own = _by_own_name().get(name.strip().lower())
-    return own or presets().get(base_of(name, ((p.name, p.hub) for p in presets().values())))
+    known = ((p.name, other) for p in presets().values() for other in (p.hub, *p.also))
+    return own or presets().get(base_of(name, known))
 
 
 @cache
@@ -280,7 +286,13 @@ def model_of(inputs: Sequence[str]) -> FoundModel:
         path = _configuration_file(inputs)
         config = read_config(path)
         return FoundModel(shape_of_config(config, str(path)), _config_dtype(config))
-    shape = shape_of_config(preset.config, f"config.json of {preset.hub}")
+    try:
+        shape = shape_of_config(preset.config, f"config.json of {preset.hub}")
+    except UncoveredModelError as e:
+        alone = format_size(2 * preset.n_parameters)
+        raise UncoveredModelError(
+            f"{preset.name}: its weights alone take {alone} in 16 bits. {e}", hint=e.hint
+        ) from e
     name = " ".join(inputs)
     notes = list(shape.assumptions)
     if name.strip().lower() not in _by_own_name():

@@ -183,8 +183,7 @@ def _plan(way: Workload, gpu: GpuModel, speeds: Speeds, price: float | None) -> 
         if not sequences:
             return None
         compute, traffic = _serving_seconds(way, serving.sequences, speeds)
-        low = serving.weights_bytes + serving.activations_bytes + serving.bytes_per_sequence
-        high = low
+        low = high = serving.weights_bytes + serving.activations_bytes + serving.bytes_per_sequence
     else:
         compute, traffic = _training_seconds(way, speeds)
         needs = formula_needs(way)

@@ -25,22 +25,6 @@ DEFAULT_SEQ: Final = 2048
 MAX_BATCH: Final = 1 << 24
 MAX_SEQ: Final = 1 << 28
 MAX_WORLD: Final = 1 << 20
-FORMULA_ERROR: Final = (
-    "How sure: on 64 recorded runs of GPT- and Llama-like models, the peak was within 7 % and "
-    "reserved memory within 15 %; on PyTorch's own allocator, with steps of 73 models of "
-    "Transformers, most in 3 precisions, the peak was within 5 % for 9 of 10 and within 10 % for "
-    "all. Code that keeps other tensors differs more. --rehearse runs the model's own class if its "
-    "library is installed; --model runs your own code."
-)
-INFERENCE_ERROR: Final = (
-    "How sure: 3 recorded prefills of Llama-like models were within 5 %; a server such as vLLM "
-    "takes the rest of the GPU for its cache."
-)
-
-
-def error_of(workload: Workload) -> str:
-    """Return a sentence on how far off the formulas may be for this workload."""
-    return INFERENCE_ERROR if workload.inference else FORMULA_ERROR
 
 
 OPTIONS: Final = frozenset(Workload.__struct_fields__) - {"shape", "stage", "stream_shards"}
@@ -155,8 +139,9 @@ def _shape(inputs: Sequence[str], params: str, given: GivenSizes) -> tuple[Model
 
 def _default_dtype(stored: str, workload: Workload) -> str:
     """Return the dtype of the file if it can be trained, else fp32, which is PyTorch's default."""
-    if workload.inference:
-        return stored or "bf16"
+    if workload.inference:  # vLLM's --dtype auto serves fp32 checkpoints in 16 bits
+        is_served = workload.cache == "paged"
+        return "bf16" if not stored or (stored == "fp32" and is_served) else stored
     if stored and (precision_of(stored).trains_base or workload.lora_rank):
         return stored
     return "fp32"

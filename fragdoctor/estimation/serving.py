@@ -22,13 +22,14 @@ from fragdoctor.model.gpu_table import SPEEDS
 from fragdoctor.model.gpus import GpuModel
 from fragdoctor.model.memory_estimate import Serving
 from fragdoctor.model.workload import Attention, Workload
-from fragdoctor.units import MIB
+from fragdoctor.units import GIB, MIB
 
-# Bytes per logit of all sequences, from logs of vLLM: Llama 3 8B 1.26 GiB
-# (https://github.com/vllm-project/vllm/pull/10511), Qwen2.5 7B 1.42 GiB
-# (https://github.com/vllm-project/vllm/issues/13882), 256 sequences each: fp32 copies, sorted
-# values and their indices, probabilities.
-_SAMPLER_BYTES: Final = 39
+# Bytes per logit of all sequences: vLLM 0.19 reports activations of 1.89 GiB for Llama 3.1 8B and
+# of 2.21 GiB for Qwen2.5 7B with 1,024 sequences on an H100 (https://github.com/llm-d-incubation/
+# llm-d-planner/tree/main/accuracy). Up to version 0.16, it was 39.
+_SAMPLER_BYTES: Final = 15
+# What it reports outside PyTorch on one GPU there. The CUDA context exists before it measures.
+OUTSIDE_BYTES: Final = 256 * MIB
 # What vLLM 0.19 reports outside PyTorch on 2 or 4 H100s of one NVLink switch, 2.06 to 2.21 GiB,
 # beyond the 0.25 GiB on one (logs of 13 servers, https://github.com/llm-d-incubation/
 # llm-d-planner/pull/205); GPUs without such a switch report 0.25 GiB with two as well.
@@ -36,8 +37,15 @@ SWITCHED_BYTES: Final = 1900 * MIB
 _SWITCH_BYTES_PER_SECOND: Final = 900e9
 UTILIZATION: Final = 0.9
 """Share of a GPU that vLLM takes by default, https://docs.vllm.ai/en/stable/cli/serve/."""
-DEFAULT_SEQS: Final = 256
-DEFAULT_BATCHED_TOKENS: Final = 8192
+
+
+def defaults_on(gpu: GpuModel) -> tuple[int, int]:
+    """Return how many sequences ``vllm serve`` takes at once, and how many tokens a step reads.
+
+    ``EngineArgs.get_batch_defaults`` in vLLM's ``vllm/engine/arg_utils.py``, since version 0.8.
+    """
+    is_large = gpu.total_bytes >= 70 * GIB and "a100" not in gpu.name
+    return (1024, 8192) if is_large else (256, 2048)
 
 
 def serving_of(
@@ -53,9 +61,9 @@ def serving_of(
     Args:
         workload: inference; its length plus new tokens is the longest that a sequence can get.
         gpu: one of the GPUs that share the model.
-        utilization: share of the GPU's memory that the server takes, CUDA context included.
-        max_seqs: sequences that it serves at once; 0 = vLLM's 256.
-        max_batched_tokens: tokens that one step reads; 0 = 8192.
+        utilization: share of the GPU's memory that the server takes.
+        max_seqs: sequences that it serves at once; 0 = vLLM's default.
+        max_batched_tokens: tokens that one step reads; 0 = vLLM's default.
 
     Raises:
         ConfigError: the share is out of range, or the model's layers are not known.
@@ -65,8 +73,8 @@ def serving_of(
             f"--gpu-memory-utilization {utilization:g} is not a share.", hint="Use for example 0.9."
         )
     length = workload.seq + workload.new_tokens
-    limit = max_seqs or DEFAULT_SEQS
-    tokens = max_batched_tokens or DEFAULT_BATCHED_TOKENS
+    usual_seqs, usual_tokens = defaults_on(gpu)
+    limit, tokens = max_seqs or usual_seqs, max_batched_tokens or usual_tokens
     step = replace(
         workload, batch=1, seq=tokens, new_tokens=0, cache="static", attention=Attention.FLASH
     )
@@ -78,7 +86,7 @@ def serving_of(
     stream = tokens * workload.shape.hidden * precision_of(workload.dtype).residual
     sampling = min(limit, tokens) * workload.shape.vocab * _SAMPLER_BYTES + int(stream)
     activations = max(0, in_layers, sampling)
-    budget = int(gpu.total_bytes * utilization) - gpu.context_bytes
+    budget = int(gpu.total_bytes * utilization) - OUTSIDE_BYTES
     speeds = SPEEDS.get(gpu.name)
     if workload.tensor_parallel > 1 and speeds and speeds.link_bytes >= _SWITCH_BYTES_PER_SECOND:
         budget -= SWITCHED_BYTES

@@ -60,16 +60,16 @@ def read_question(text: str) -> Asked:
     spaced = re.sub(r"\+|['\u2019]s\b", " ", text).split()
     stripped = (one[:_LONGEST].strip(",;:?!()'`\"").removesuffix(".") for one in spaced)
     words = [word for word in stripped if word][:_MOST_WORDS]
-    named, words = _taken(words, _model)
+    named, others = _taken(words, _model)
     params, stored, guess = "", "", ""
-    if named is None:
-        others = words
-        found, words = _taken(words, _parameters)
+    if named is None or _is_of_another_size(named, others):
+        named = None
+        found, others = _taken(words, _parameters)
         params, stored = found or ("", "")
-        guess = _near(others, params.lower())
+        guess = _near(words, params.lower())
         if not params:
             raise _no_model(words, guess)
-    known, words = _taken(words, _gpus)
+    known, words = _taken(others, _gpus)
     sized, words = _taken(words, _sizes)  # if a GPU is named too, a size only repeats it
     options, rest = _phrases(" ".join(words))
     n, gpu = known or sized or (1, "")
@@ -107,6 +107,17 @@ def _model(run: str) -> str | None:
 _COUNT: Final = re.compile(
     r"(\d{1,4}(?:\.\d{1,2})?[bm])(?:[-_]\S{0,95})?", re.ASCII | re.IGNORECASE
 )
+
+
+def _is_of_another_size(named: str, words: Sequence[str]) -> bool:
+    """Return whether the name goes on with another model's size, as ``phi-4 reasoner 70B`` does."""
+    after = [*words[words.index(_GAP) + 1 :], "", ""]
+    size = after[1] if after[0].lower() not in _SAYS_NOTHING else ""
+    found, preset = _COUNT.fullmatch(size), preset_of(named)
+    if found is None or preset is None:
+        return False
+    n = float(found[1][:-1]) * (1e9 if found[1][-1] in "bB" else 1e6)
+    return not 0.75 < n / preset.n_parameters < 1.33
 
 
 def _parameters(word: str) -> tuple[str, str] | None:
@@ -201,6 +212,7 @@ _PHRASES: Final = (
         r"|host(?:ing)?|deploy(?:ing)?|load(?:ing)?|chat",
         inference=True,
     ),
+    _says("grpo|rloo|ppo|rlhf|dpo|orpo|kto", trains=True, has_more=True),
     _says(
         r"(?:full )?(?:pre-?|re)?train(?:ing|ed)?|(?:full )?fine[ -]?tu\w{1,6}|sft"
         r"|from scratch",
@@ -242,11 +254,14 @@ def _settle(options: dict[str, Any], n_named: int) -> list[str]:
     n_gpus = max(n_named, options.pop("n_gpus", 1))
     trains = options.pop("trains", False) or not options.keys().isdisjoint(_OF_TRAINING)
     is_said = trains or "inference" in options
+    has_more = options.pop("has_more", False)
     options["inference"] = not trains
     if trains or "gpu" not in options:
         options.pop("gpu_memory_utilization", None)
     if n_gpus > 1 or "gpu" not in options:
         options.pop("plan", None)
+    if trains and "params" in options:
+        options.setdefault("dtype", "bf16")  # as models of such sizes are published
     if trains and options.get("dtype") in _FROZEN:
         options.setdefault("lora", LORA_RANK)
     if n_gpus > 1 and trains:
@@ -256,7 +271,10 @@ def _settle(options: dict[str, Any], n_named: int) -> list[str]:
     elif n_gpus > 1:
         options["tensor_parallel"] = n_gpus
     said = 'Training or running was not mentioned, so running is counted; say "train" for training.'
-    return [] if is_said else [said]
+    more = (
+        "Its pairs, reference model and generation are not counted, only training on single texts."
+    )
+    return [more] * has_more if is_said else [said]
 
 
 _OF_TRAINING: Final = frozenset(

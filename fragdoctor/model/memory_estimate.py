@@ -77,7 +77,7 @@ class Serving(Struct, frozen=True):
 
     Attributes:
         utilization: share of the GPU's memory that the server takes.
-        budget_bytes: that share, minus the CUDA context.
+        budget_bytes: that share, minus what is allocated outside PyTorch.
         weights_bytes: weights of this GPU's part of the model.
         activations_bytes: activations of the widest step, by the upper bound, plus the logits.
         cache_bytes: what is left for the pool.
@@ -282,7 +282,6 @@ class Fit(Struct, frozen=True):
         margin_bytes: usable memory minus the upper bound, at least 0 if and only if it fits.
         largest_batch: the most sequences per step (micro batch) that surely fit on one GPU; 0 = not
             even one; None = the batch does not matter or could not be varied.
-        other_lengths: other sequence lengths and the largest batch at each.
         state: fits, too close to call, or does not fit.
     """
 
@@ -290,7 +289,6 @@ class Fit(Struct, frozen=True):
     fits: bool
     margin_bytes: int
     largest_batch: int | None
-    other_lengths: Sequence[tuple[int, int]] = ()
     state: FitState = FitState.TOO_CLOSE
 
 
@@ -300,7 +298,6 @@ class Estimate(Struct, frozen=True):
     Attributes:
         fits: one for each GPU that was named; empty without ``--gpu``.
         savings: measures that each alone save memory, the most first.
-        error: how far off this kind of estimate was on recordings, one sentence.
         combinations: the cheapest measures, alone or together, that make the run fit on the first
             GPU; empty if it already fits, or if nothing makes it fit.
         serving: what a server holds, if a server was asked for.
@@ -312,7 +309,6 @@ class Estimate(Struct, frozen=True):
     footprint: Footprint
     fits: Sequence[Fit] = ()
     savings: Sequence[Combination] = ()
-    error: str = ""
     combinations: Sequence[Combination] = ()
     serving: Serving | None = None
     recipe: RecipeUse | None = None

@@ -35,7 +35,7 @@ class Loss(StrEnum):
     """The logits that the loss is computed from."""
 
     FP32 = "fp32"  # an fp32 copy of all logits: Transformers, torchtitan, autocast
-    SHIFTED = "shifted"  # a copy of that copy, without the last token: Transformers before 4.50
+    SHIFTED = "shifted"  # a copy of that copy, without the last token: Transformers 4.46 to 4.48
     WORKING = "16-bit"  # as the head returns them
     CHUNKED = "chunked"  # an fp32 copy of an eighth at a time: torchtune
     FUSED = "fused"  # never all in memory at once: Liger, cut cross-entropy

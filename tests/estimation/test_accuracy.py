@@ -10,8 +10,7 @@ import pytest
 from estimated_workloads import recorded_peaks, workload_of
 from msgspec.structs import replace
 
-from fragdoctor.estimation.formula import formula_footprint
-from fragdoctor.estimation.request import FORMULA_ERROR, INFERENCE_ERROR
+from fragdoctor.estimation.formula import FORMULA_ERROR, INFERENCE_ERROR, formula_footprint
 
 PROMISED = 0.07
 # Segments beyond the peak depend on the order of requests down to each temporary.

@@ -14,7 +14,7 @@ from fragdoctor.estimation.formula import formula_footprint, formula_needs
 from fragdoctor.estimation.kv_cache import cache_bytes_per_sequence, cached_tokens
 from fragdoctor.estimation.model_shapes import GivenSizes
 from fragdoctor.estimation.request import workload_of
-from fragdoctor.estimation.serving import SWITCHED_BYTES, serving_of
+from fragdoctor.estimation.serving import OUTSIDE_BYTES, SWITCHED_BYTES, serving_of
 from fragdoctor.estimation.states import check_parallel, local_part, n_gpus
 from fragdoctor.estimation.training_choices import PRECISIONS, precision_of
 from fragdoctor.model.gpus import gpu_of
@@ -131,7 +131,7 @@ def test_server_divides_its_share_into_weights_a_step_and_blocks() -> None:
 
     found = serving_of(of("llama-3-8b", seq=8192), gpu, utilization=0.9)
 
-    assert found.budget_bytes == int(0.9 * gpu.total_bytes) - gpu.context_bytes
+    assert found.budget_bytes == int(0.9 * gpu.total_bytes) - OUTSIDE_BYTES
     parts = found.weights_bytes + found.activations_bytes + found.cache_bytes
     assert parts == found.budget_bytes
     assert found.bytes_per_sequence == GIB
@@ -150,6 +150,8 @@ def test_server_divides_its_share_into_weights_a_step_and_blocks() -> None:
         ("llama-3-8b", "h100", {"seq": 8192}, 53.29),
         # https://github.com/vllm-project/vllm/issues/15815
         ("qwen2.5-32b", "l40s", {"seq": 10_000, "dtype": "bf16", "tensor_parallel": 2}, 7.71),
+        # vLLM 0.19, https://github.com/llm-d-incubation/llm-d-planner/tree/main/accuracy
+        ("llama-3.1-8b", "h100", {"seq": 8192}, 58.11 - 0.05 * 79.1),
         # vLLM 0.19, 0.65 of the GPU: https://myoceane.fr/index.php/ai-vllm-a100-gemma-4/
         ("gpt-oss-20b", "a100-80g", {"seq": 131_072}, 36.56),
     ],
@@ -164,13 +166,38 @@ def test_pool_of_cache_is_that_of_published_logs(
         of(model, **options), gpu_of(gpu), utilization=share, max_batched_tokens=tokens
     )
 
-    assert found.cache_bytes / GIB == pytest.approx(published, rel=0.04)
+    # Sampling took more until vLLM 0.17.
+    assert found.cache_bytes / GIB == pytest.approx(published, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "sequences", "tokens"),
+    [("h100", 1024, 8192), ("a100-80g", 256, 2048), ("rtx-4090", 256, 2048), ("96GiB", 1024, 8192)],
+)
+def test_servers_defaults_are_those_of_vllm_on_the_gpu(
+    gpu: str, sequences: int, tokens: int
+) -> None:
+    found = serving_of(of("qwen3-0.6b", seq=128), gpu_of(gpu), utilization=0.9)
+
+    assert (found.max_sequences, found.max_batched_tokens) == (sequences, tokens)
+
+
+def test_server_serves_an_fp32_checkpoint_in_16_bits() -> None:
+    assert of("gemma-2-9b", dtype="", seq=128).dtype == "fp32"
+    assert of("gemma-2-9b", dtype="", seq=128, cache="paged").dtype == "bf16"
 
 
 def test_server_never_writes_scores_out() -> None:
     found = serving_of(of("gpt-oss-20b", seq=131_072), gpu_of("a100-80g"), utilization=0.9)
 
     assert found.activations_bytes < 3 * GIB
+
+
+def test_mxfp4_experts_of_a_layer_are_one_tensor() -> None:
+    """gpt-oss-20b is made to run within 16 GB: its config.json has 32 experts in 24 layers."""
+    needs = formula_needs(of("gpt-oss-20b", seq=2048))
+
+    assert needs.high_bytes < 15 * GIB
 
 
 def test_server_that_takes_nothing_is_refused() -> None:
@@ -372,4 +399,4 @@ def test_servers_behind_an_nvlink_switch_hold_more_outside_pytorch(
 
     assert one.budget_bytes - two.budget_bytes == (SWITCHED_BYTES if is_switched else 0)
     if is_switched:
-        assert two.cache_bytes == pytest.approx(3.04 * GIB, rel=0.12)
+        assert two.cache_bytes == pytest.approx(3.04 * GIB, rel=0.01)

@@ -4,6 +4,7 @@ import pytest
 from estimated_workloads import workload_of
 from msgspec.structs import replace
 
+from fragdoctor.estimation import judge
 from fragdoctor.estimation.bounds import Needs
 from fragdoctor.estimation.formula import formula_footprint, formula_needs
 from fragdoctor.estimation.judge import judged, largest_batch
@@ -27,7 +28,7 @@ def peak(workload: Workload) -> int:
 def test_largest_batch_fits_and_a_larger_one_does_not() -> None:
     usable = 4 * GIB
 
-    batch = largest_batch(SMALL, formula_needs, usable)
+    batch = largest_batch(SMALL, usable)
 
     assert batch
     assert (formula_needs(replace(SMALL, batch=batch)).high_bytes or 0) <= usable
@@ -36,14 +37,17 @@ def test_largest_batch_fits_and_a_larger_one_does_not() -> None:
 
 
 def test_largest_batch_is_zero_where_not_even_one_fits() -> None:
-    assert largest_batch(SMALL, formula_needs, 100 * 2**20) == 0
+    assert largest_batch(SMALL, 100 * 2**20) == 0
 
 
-def test_largest_batch_is_found_where_the_first_ones_need_the_same() -> None:
+def test_largest_batch_is_found_where_the_first_ones_need_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def needs_of(workload: Workload) -> Needs:  # the optimizer's step is the peak up to batch 50
         return Needs(0, max(5 * GIB, workload.batch * GIB // 10))
 
-    batch = largest_batch(SMALL, needs_of, 10 * GIB)
+    monkeypatch.setattr(judge, "formula_needs", needs_of)
+    batch = largest_batch(SMALL, 10 * GIB)
 
     assert batch
     assert 97 <= batch <= 100

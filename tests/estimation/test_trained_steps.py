@@ -17,8 +17,7 @@ from msgspec.structs import replace
 
 from fragdoctor.errors import FragdoctorError
 from fragdoctor.estimation.config_json import shape_of_config
-from fragdoctor.estimation.formula import formula_footprint, formula_needs
-from fragdoctor.estimation.request import FORMULA_ERROR
+from fragdoctor.estimation.formula import FORMULA_ERROR, formula_footprint, formula_needs
 from fragdoctor.estimation.states import states_of
 from fragdoctor.model.workload import Workload
 

@@ -20,6 +20,13 @@ QLORA = FOUR_BITS | {"checkpointing": "full"}
     [
         ("can I fine-tune llama 3 8b on a 3090", "llama-3-8b", TRAIN | {"gpu": ["rtx-3090"]}),
         ("qlora for Mistral-7B, rtx 4090", "mistral-7b", QLORA | {"gpu": ["rtx-4090"]}),
+        (
+            "run deepseek r1 distill 32b on 2x3090",
+            "qwen2.5-32b",
+            RUN | {"gpu": ["rtx-3090"], "tensor_parallel": 2},
+        ),
+        ("magistral small qlora 3090", "mistral-small-24b", QLORA | {"gpu": ["rtx-3090"]}),
+        ("run z-image on 3060", "z-image-turbo", RUN | {"gpu": ["rtx-3060"]}),
         ("qwen2.5 14B 4-bit fine-tuning, 24GB", "qwen2.5-14b", FOUR_BITS | {"gpu": ["24GB"]}),
         (
             "Memory needed when lora fine-tuning meta-llama/Meta-Llama-3.1-8B-Instruct",
@@ -121,16 +128,18 @@ def test_words_without_a_known_model_get_near_names() -> None:
 @pytest.mark.parametrize(
     ("words", "options"),
     [
-        ("finetune a 7B model", TRAIN | {"params": "7B"}),
+        ("finetune a 7B model", TRAIN | {"params": "7B", "dtype": "bf16"}),
         (
             "Is it possible to train 70b model on 8*A100 80G with full fine tunning?",
-            TRAIN | {"params": "70B", "gpu": ["a100-80g"], "zero": 3, "world_size": 8},
+            TRAIN
+            | {"params": "70B", "dtype": "bf16", "gpu": ["a100-80g"], "zero": 3, "world_size": 8},
         ),
         (
             "How to finetue an 8B model on 4*40G A100",
-            TRAIN | {"params": "8B", "gpu": ["a100-40g"], "zero": 3, "world_size": 4},
+            TRAIN
+            | {"params": "8B", "dtype": "bf16", "gpu": ["a100-40g"], "zero": 3, "world_size": 4},
         ),
-        ("fine-tune 3B_v2", TRAIN | {"params": "3B"}),
+        ("fine-tune 3B_v2", TRAIN | {"params": "3B", "dtype": "bf16"}),
         ("run `3B-Instruct-AWQ` on 16G", RUN | {"params": "3B", "dtype": "awq", "gpu": ["16G"]}),
         ("run 72B, max-model-len 8192", RUN | {"params": "72B", "seq": 8192}),
         (
@@ -153,6 +162,27 @@ def test_known_models_near_a_name_are_told_where_its_size_is_counted() -> None:
 
     assert "7B" == asked.options["params"]
     assert "Similar are qwen2.5-7b" in asked.notes[0]
+
+
+@pytest.mark.parametrize("words", ["phi-4 reasoner 70b on 2x3090", "qlora phi 4 merged 70B"])
+def test_model_whose_name_goes_on_with_another_size_is_no_known_one(words: str) -> None:
+    asked = read_question(words)
+
+    assert (asked.model, asked.options["params"]) == ("", "70B")
+    assert any("reasoner" in note or "merged" in note for note in asked.notes)
+
+
+@pytest.mark.parametrize("words", ["train phi-4 on 70b tokens", "phi-4 14b", "phi-4 lora 14B"])
+def test_another_number_near_a_known_model_is_not_its_size(words: str) -> None:
+    assert read_question(words).model == "phi-4"
+
+
+def test_training_on_pairs_is_training_and_says_what_is_not_counted() -> None:
+    asked = read_question("qwen3 4b grpo 24gb")
+
+    assert asked.options["inference"] is False
+    assert "has_more" not in asked.options
+    assert any("generation are not counted" in note for note in asked.notes)
 
 
 def test_number_of_a_card_is_no_part_of_the_name_of_a_model() -> None:

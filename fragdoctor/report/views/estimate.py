@@ -17,7 +17,6 @@ from fragdoctor.model.memory_estimate import (
     Item,
     KnownModel,
     PhaseName,
-    PhasePeak,
 )
 from fragdoctor.model.workload import Workload
 from fragdoctor.report import document as doc
@@ -45,6 +44,8 @@ _GPU_LEGEND: Final = (
 def document(estimate: Estimate, *, explain: bool = False) -> doc.ReportDocument:
     """Return the document of an estimate; ``explain`` adds the formulas to the short report."""
     tone = TONES[estimate.fits[0].state] if estimate.fits else Style.STRONG
+    if estimate.serving is not None and not estimate.serving.sequences:
+        tone = Style.BAD
     answer = summary(estimate)
     return doc.ReportDocument(
         title="Will it fit",
@@ -112,7 +113,9 @@ def summary(estimate: Estimate) -> str:
         where = "" if estimate.workload.inference else where
         said = [f"Needs {bounds_text(estimate)} on a GPU, CUDA context not counted{where}."]
     assumed = _assumed(estimate.workload, is_planned=estimate.plans is not None)
-    return " ".join([*said, *_served(estimate), *assumed])
+    if served := _served(estimate):
+        said = [*served, "One batch alone:", said[0][0].lower() + said[0][1:], *said[1:]]
+    return " ".join([*said, *assumed])
 
 
 def _planned(estimate: Estimate) -> str:
@@ -277,19 +280,12 @@ def _at_the_peak(estimate: Estimate) -> doc.Section:
 
 
 def _phases(estimate: Estimate) -> doc.Section:
-    footprint = estimate.footprint
-
-    def moment(phase: PhasePeak) -> doc.Content:
-        said = "" if phase.moment == PHASES[phase.name] else phase.moment
-        if phase is not footprint.peak:
-            return said
-        return [said, strong("  the peak" if said else "the peak")]
-
+    phases = estimate.footprint.phases
     table = doc.tabled(
-        footprint.phases if len(footprint.phases) > 1 else (),
+        phases if len(phases) > 1 else (),
         doc.Column("", lambda phase: PHASES[phase.name]),
         doc.Column("", lambda phase: format_size(phase.n_bytes), "right"),
-        doc.Column("", moment, "wrap"),
+        doc.Column("", lambda p: "" if p.moment == PHASES[p.name] else p.moment, "wrap"),
     )
     return doc.Section("Peak of each phase", [table], id="phases")
 
@@ -297,31 +293,17 @@ def _phases(estimate: Estimate) -> doc.Section:
 def _fits(estimate: Estimate) -> doc.Section:
     if not estimate.fits:
         return doc.Section("Will it fit", ())
-    seq = estimate.workload.seq
-
-    def at_length(n: int, from_width: int) -> doc.Column:
-        return doc.Column(
-            f"at {format_count(n)}",
-            lambda fit: _batch(dict(fit.other_lengths).get(n)),
-            "right",
-            from_width=from_width,
-        )
-
-    lengths = [n for n, _ in estimate.fits[0].other_lengths]
     table = doc.tabled(
         estimate.fits,
         doc.Column("gpu", lambda fit: fit.gpu.name),
         doc.Column("usable", lambda fit: format_size(fit.gpu.usable_bytes), "right"),
         doc.Column("fits", lambda fit: STATES[fit.state]),
         doc.Column("to spare", "margin_bytes"),
-        doc.Column(
-            f"batch at {format_count(seq)}", lambda fit: _batch(fit.largest_batch), "right"
-        ),
-        *map(at_length, lengths, (80, 80, 100)),
-    )  # fmt: skip
+        doc.Column("largest batch", lambda fit: _batch(fit.largest_batch), "right"),
+    )
     legend = (
-        "to spare: beyond the most that it may need. batch: the largest that surely fits, in "
-        "sequences a pass on one GPU, to within 2 %."
+        "to spare: beyond the most that it may need. largest batch: that surely fits, in sequences "
+        "a pass on one GPU, to within 2 %."
     )
     return doc.Section("Will it fit", [table, doc.Paragraph(dim(legend))], id="fits")
 
@@ -366,7 +348,7 @@ def _symbols(workload: Workload) -> str:
 
 
 def _notes(estimate: Estimate, *, explain: bool) -> doc.Section:
-    notes = [*estimate.footprint.notes, *([estimate.error] if estimate.error else [])]
+    notes = estimate.footprint.notes
     more = "" if explain else dim("Formulas and sources: --explain.")
     return doc.Section(
         "Notes", [doc.Bullets(notes), doc.Paragraph(more, detail=Detail.SHORT)], id="notes"

@@ -31,7 +31,7 @@ def server_section(estimate: Estimate) -> doc.Section:
     if found is None:
         return doc.Section("Server", ())
     rows = [
-        (f"{found.utilization:.2g} of {found.gpu}, less the context", found.budget_bytes),
+        (f"PyTorch's part of {found.utilization:.2g} of {found.gpu}", found.budget_bytes),
         ("Weights", found.weights_bytes),
         (f"A step of {format_count(found.max_batched_tokens)} tokens, about",
          found.activations_bytes),
