@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, Final
+from urllib.parse import quote
 
 from fragdoctor.model.finding import Location
 from fragdoctor.model.frameworks import HAVE_FOREACH, HAVE_FUSED, Change, words_of
@@ -280,13 +281,13 @@ def held_on_host(line: Location) -> Treatment:
 def batch_size(traits: Traits) -> int:
     """Return the training batch size, of the arguments, loaders or a number; 0 if there is none."""
     number, sizes = traits.get("number") if traits["trains"] else None, traits["batches"].values()
-    return traits.get("batch") or max(sizes, default=number.value if number else 0)
+    return traits.get("batch") or max(sizes, default=number.size if number else 0)
 
 
 def evaluated_size(traits: Traits) -> int:
     """Return the size of batches that nothing is trained on, of loaders or a number; or 0."""
     number = None if traits["trains"] else traits.get("number")
-    return max(traits["evaluated"].values(), default=number.value if number else 0)
+    return max(traits["evaluated"].values(), default=number.size if number else 0)
 
 
 def evaluated_in(traits: Traits, n: int) -> Treatment:
@@ -412,9 +413,11 @@ def simple(traits: Traits) -> Iterator[Treatment]:  # noqa: C901 - one case per 
     if traits["zeroes"]:
         title = "free gradients instead of zeroing them"
         yield _simple("set-to-none", title, exact, f"{optimizer}.zero_grad(set_to_none=True)")
-    if traits["evaluates_with_grad"]:
-        line = "with torch.no_grad():  # around the evaluation"
-        yield _simple("no-grad", "evaluate without a graph", exact, line)
+    if lines := traits["graphs_unused"]:
+        where = ", ".join(PurePath(one).name for one in lines[:LONG_RUN])
+        line = f"with torch.no_grad():  # around the calls in {where}; no backward pass follows"
+        spec = f"no-grad:{','.join(map(quote, lines))}"
+        yield _simple("no-grad", "evaluate without a graph", exact, line, specs=[spec])
     if "expandable_segments:True" not in conf:
         line = f"export PYTORCH_CUDA_ALLOC_CONF={both}"
         title = "expandable segments"

@@ -30,7 +30,7 @@ from fragdoctor.model.prescription import Numerics, Place, Prescription, Treatme
 from fragdoctor.model.rehearsal import Rehearsal
 from fragdoctor.rehearsal import runner
 from fragdoctor.rehearsal.prescription import catalogue, patch
-from fragdoctor.rehearsal.prescription.batch_numbers import BatchNumber, batch_numbers, is_of_rows
+from fragdoctor.rehearsal.prescription.batch_numbers import BatchNumber, batch_numbers, of_rows
 from fragdoctor.rehearsal.prescription.batch_rows import mixing
 from fragdoctor.rehearsal.prescription.checkpoints import Checkpoints, Plan
 from fragdoctor.rehearsal.prescription.held import held_lines
@@ -296,21 +296,43 @@ class CureSearch:
         return as_it_is_bytes - (tried.needs_bytes or as_it_is_bytes)
 
     def _with_batch(self, traits: catalogue.Traits) -> catalogue.Traits:
-        """Find the number that sets the batch size, if nothing else tells it."""
+        """Find the number that sets the batch size, and whether its parts add up to the whole."""
         trains, size = traits["trains"], catalogue.batch_size(traits)
         if size or (not trains and traits["evaluated"]):
-            return self._with_mixing(traits, size)
+            traits = self._with_mixing(traits, size)
+        else:
+            traits = self._with_number(traits)
+        if reason := traits.get("mixing"):
+            self._notes.append(
+                f"Smaller batches may not add up to the gradients of the whole batch: {reason}."
+            )
+        return traits
+
+    def _with_number(self, traits: catalogue.Traits) -> catalogue.Traits:
+        """Find the number that sets the batch size: at best one whose parts add up to the whole.
+
+        What is along the second dimension is a batch only then; it may also be a sequence.
+        """
+        best = traits
         # With --allow-writes, settings would be changed where they are.
         files = [] if self._conditions.allows_writes else traits["files"]
         for number in batch_numbers(self._program, traits["rows"], files):
             n = next(_parts(number.value), 0)
-            tried = {**traits, "number": number}
-            split = catalogue.accumulated if trains else catalogue.evaluated_in
-            seen = self._observe(split(tried, n)) if n else None
-            if seen is not None and is_of_rows(n, traits, seen.found.traits):
-                self._number = number
-                return self._with_mixing(tried, number.value if trains else 0)
-        return traits
+            split = catalogue.accumulated if traits["trains"] else catalogue.evaluated_in
+            seen = self._observe(split({**traits, "number": number}, n)) if n else None
+            found = seen and of_rows(number, n, traits, seen.found.traits)
+            if not found:
+                continue
+            numbered = {**traits, "number": found}
+            tried = self._with_mixing(numbered, catalogue.batch_size(numbered))
+            is_first = found.axis == 0
+            is_sure = tried.get("mixing") == "" if traits["trains"] else is_first
+            if is_sure or (best is traits and is_first):
+                best = tried
+            if is_sure:
+                break
+        self._number = best.get("number")
+        return best
 
     def _with_mixing(self, traits: catalogue.Traits, size: int) -> catalogue.Traits:
         """Rehearse a part of the batch, to see whether its rows are computed independently."""
@@ -321,10 +343,6 @@ class CureSearch:
         if seen is None:
             return traits
         reason, is_sum = mixing(traits["losses"], seen.found.traits["losses"], n)
-        if reason:
-            self._notes.append(
-                f"Smaller batches may not add up to the gradients of the whole batch: {reason}."
-            )
         return {**traits, "mixing": reason, "is_sum": is_sum}
 
     def _split(self, size: int, make: Callable[[int], Treatment]) -> None:
