@@ -40,7 +40,7 @@ from fragdoctor.rehearsal.process import RehearsalConditions, rehearsed_gpu
 from fragdoctor.rehearsal.programs import Program
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.text import render
-from fragdoctor.report.views.prescription import document, shown
+from fragdoctor.report.views.prescription import document, needs_text, shown
 from fragdoctor.units import parse_seconds
 
 pytest.importorskip("torch")  # the programs are rehearsed with it
@@ -1213,6 +1213,20 @@ def test_a_change_is_rehearsed_as_far_as_the_unchanged_program(
 
     assert tried.fits is fits
     assert ("Not rehearsed as far" in tried.error) is not fits
+
+
+def test_need_of_a_change_that_already_has_too_much_is_a_lower_bound() -> None:
+    """It is stopped as soon as its steps repeat, and could have needed more after them."""
+    searching = Fake()
+    searching._capacity_bytes, searching.stopped = 0, "steps 2 to 12 asked for the same memory"
+
+    tried = searching._try(Treatment("fused", "fused", Numerics.EXACT, specs=["fused"]))
+
+    assert (tried.fits, tried.error, tried.is_lower_bound) == (False, "", True)
+    assert needs_text(tried) == "at least 1 B"
+    searching.stopped = ""
+    ended = searching._try(Treatment("sdpa", "sdpa", Numerics.EXACT, specs=["sdpa"]))
+    assert (ended.is_lower_bound, needs_text(ended)) == (False, "1 B")
 
 
 @pytest.mark.parametrize(("compiles", "observed"), [(False, [True]), (True, [True, False])])

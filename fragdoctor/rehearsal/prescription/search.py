@@ -513,14 +513,15 @@ class CureSearch:
                 reason = "its rounds end before the second update; let it run more of them"
             is_known = bool(as_it_is.stopped) or self._conditions.known_steps is not None
             is_over = found.peak_allocated_bytes > self._capacity_bytes  # whatever would follow
-            as_far = bool(found.stopped) and (is_known or is_over)
-            as_far |= reason in {"", as_it_is.partial_reason}
+            as_far = bool(found.stopped and is_known) or reason in {"", as_it_is.partial_reason}
+            is_lower_bound = bool(found.stopped) and is_over and not as_far
+            as_far |= is_lower_bound
             if found.stopped or not as_far:
                 self._check_time()  # it may have been stopped for lack of time
             fits = needs_bytes <= self._capacity_bytes and as_far
             error = "" if as_far else f"Not rehearsed as far: {reason}."
             peak_bytes = found.peak_allocated_bytes
-            tried = Tried(treatments, fits, needs_bytes, peak_bytes, error)
+            tried = Tried(treatments, fits, needs_bytes, peak_bytes, error, is_lower_bound)
             if is_base and not fits and as_far:
                 self._bases[_key(treatments)] = self._checkpoints(seen)
             if self._expandable and not fits and as_far and peak_bytes <= self._capacity_bytes:
