@@ -334,6 +334,24 @@ with torch.inference_mode():
         y, _ = answered(torch.randn(BATCH, 256, device="cuda").half())
         kept.append(y)
 """
+COLLECTED = """
+model.half().eval()
+kept = []
+with torch.no_grad():
+    for step in range(6):
+        y = model(torch.randn(BATCH, 256, device="cuda").half())
+        kept.append(y + 1)
+del y
+kept = torch.cat(kept)
+"""
+
+
+def test_what_is_collected_on_the_host_is_joined_there(tmp_path: Path) -> None:
+    line = f"{tmp_path / 'train.py'}:{(LM + COLLECTED).count(chr(10)) - 2}"
+
+    treated = peak(tmp_path, LM + COLLECTED, f"held-on-host:{line}")
+
+    assert treated == peak(tmp_path, LM + COLLECTED.replace("y + 1", "(y + 1).cpu()"))
 
 
 def test_results_that_a_program_gathers_are_held_on_the_host(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from math import inf
 from typing import Any, Final
 
 import torch
@@ -27,8 +28,8 @@ class HeldTensor(torch.Tensor):
     """A tensor on the host that passes for one on the GPU.
 
     If an operation reads only such tensors and indices, or writes into one, it is carried out on
-    the host; its result goes to the GPU unless it is a view. Any other operation gets a copy on the
-    GPU.
+    the host; its result goes to the GPU unless it is a view, or all of several tensors in one. Any
+    other operation gets a copy on the GPU.
     """
 
     @classmethod
@@ -69,11 +70,12 @@ def _carried_out(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
     if is_into_held or name in _LEAVES or not on_host:
         return given[0] if is_into_held and name != "__setitem__" else result
     storages = {one.untyped_storage().data_ptr() for one in held}
+    all_bytes = sum(one.nbytes for one in held) if len(held) > 1 else inf
 
     def placed(one: torch.Tensor) -> torch.Tensor:
         if one.is_cuda:
             return one
-        if one.untyped_storage().data_ptr() in storages:
+        if one.untyped_storage().data_ptr() in storages or one.nbytes >= all_bytes:
             return one.as_subclass(HeldTensor)
         return one.cuda()
 
