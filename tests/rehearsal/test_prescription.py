@@ -739,25 +739,31 @@ def test_change_under_way_is_cut_short_when_the_time_is_over(stage: Stage) -> No
 
 
 @pytest.mark.usefixtures("prepared")
-def test_what_mostly_cures_is_tried_before_what_seldom_does(tmp_path: Path) -> None:
-    class FusedError(Exception):
+@pytest.mark.parametrize(
+    ("text", "until", "before"),
+    [(LOOP, "fused", "checkpoint"), (GATHERED, "batches of", "keep on the host what train.py")],
+)
+def test_what_mostly_cures_is_tried_before_what_seldom_does(
+    text: str, until: str, before: str, tmp_path: Path
+) -> None:
+    class UntilError(Exception):
         pass
 
     def on_try(title: str) -> None:
         titles.append(title)
-        if title.startswith("fused"):
-            raise FusedError
+        if title.startswith(until):
+            raise UntilError
 
     titles: list[str] = []
     path = tmp_path / "train.py"
-    path.write_text(MODEL + LOOP)
+    path.write_text(LM.replace('int("2048")', "2048") + text)
     program = Program(str(path), is_module=False, args=[], pythons=[sys.executable])
-    conditions = RehearsalConditions(gpu=rehearsed_gpu("h100", 150 << 20, is_unlimited=False))
+    conditions = RehearsalConditions(gpu=rehearsed_gpu("h100", 130 << 20, is_unlimited=False))
 
-    with pytest.raises(FusedError):
+    with pytest.raises(UntilError):
         search.CureSearch(program, conditions, None, 600, on_try).run()
 
-    assert any(title.startswith("checkpoint") for title in titles)
+    assert any(title.startswith(before) for title in titles)
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("5m", 300), ("1.5h", 5400), ("7", 7)])

@@ -237,6 +237,8 @@ class CureSearch:
         first = [one for one in simple if _cost(one) == 0 and one.code not in LATE]
         for treatment in first:
             self._try(treatment)
+        if not traits["trains"]:
+            self._hold()  # smaller batches leave what is gathered as it is
         traits = self._with_batch(traits)
         self._split(catalogue.batch_size(traits), partial(catalogue.accumulated, traits))
         self._split(catalogue.evaluated_size(traits), partial(catalogue.evaluated_in, traits))
@@ -250,15 +252,18 @@ class CureSearch:
                 self._checkpoint(treatment)
         if self._is_cured(*self._expanded):
             return
-        for line in self._held:
-            if self._try(catalogue.held_on_host(line)).fits:
-                return
+        if self._hold():
+            return
         helping = self._helping()
         if len(helping) > 1 and self._try(*helping).fits:
             return
         self._combine(traits, simple)
         if not catalogue.why_not_sharded(traits):
             self._fewest_gpus(traits)
+
+    def _hold(self) -> bool:
+        """Try to keep on the host what lines create; return whether that of one is enough."""
+        return any(self._try(catalogue.held_on_host(line)).fits for line in self._held)
 
     def _keep_less(self, traits: catalogue.Traits, simple: Sequence[Treatment]) -> None:
         """Try what helps where parameters, gradients and the optimizer's state do not fit."""
