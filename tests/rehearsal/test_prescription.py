@@ -1137,7 +1137,22 @@ def test_lines_have_the_names_of_the_program_and_do_what_was_said(
     assert peak(tmp_path, text, code) == peak(tmp_path, written)
 
 
-@pytest.mark.parametrize(("made", "name"), [("[model]", "nets[0]"), ("{'a': model}", "nets['a']")])
+ARGUMENTS = """
+class Arguments(dict):
+    __slots__ = ()
+    __getattr__ = dict.__getitem__
+arguments = Arguments(lr=1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "name"),
+    [
+        ("[model]", "nets[0]"),
+        ("{'a': model}", "nets['a']"),
+        (f"[model]{ARGUMENTS}", "nets[0]"),  # raises KeyError for what it has not
+    ],
+)
 def test_model_in_a_list_is_written_by_its_index(made: str, name: str, tmp_path: Path) -> None:
     text = f"{MODEL}nets = {made}\ndel model\n" + LOOP.replace("model.par", f"{name}.par")
 

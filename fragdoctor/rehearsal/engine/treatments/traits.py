@@ -318,7 +318,11 @@ def _names_in(at_hand: Mapping[str, Any]) -> dict[int, str]:
     for name, value in at_hand.items():
         if isinstance(value, (type, ModuleType)):
             continue
-        members = {**getattr(value, "__dict__", {}), **getattr(value, "_modules", {})}
+        try:
+            modules = value._modules if isinstance(value, torch.nn.Module) else {}
+            members = {**vars(value), **modules}
+        except Exception:  # noqa: BLE001 - whatever an object of the program does
+            members = {}
         reached = {f".{key}": inner for key, inner in members.items() if key.isidentifier()}
         if type(value) in {list, tuple, dict} and len(value) <= MAX_ITEMS:
             items = value.items() if type(value) is dict else enumerate(value)
