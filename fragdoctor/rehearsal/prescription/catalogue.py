@@ -105,11 +105,16 @@ def checkpointed(traits: Traits, plan: Plan) -> Treatment:
 
 def _checkpointing(written: Sequence[str], kept: Sequence[int]) -> list[str]:
     """Return the lines that checkpoint modules while keeping some results of each."""
-    loop = f"for block in {_together(written)}:"
-    if not kept:
-        return [loop, "    block.forward = partial(checkpoint, block.forward, use_reentrant=False)"]
-    again = f"again = partial(checkpoint, use_reentrant=False, context_fn={_kept(kept)})"
-    return [again, loop, "    block.forward = partial(again, block.forward)"]
+    loop, block, indent = [f"for block in {_together(written)}:"], "block", "    "
+    if len(written) == 1:
+        loop, block, indent = [], written[0], ""
+    call = f"checkpoint, {block}.forward, use_reentrant=False"
+    if kept:
+        loop.insert(
+            0, f"again = partial(checkpoint, use_reentrant=False, context_fn={_kept(kept)})"
+        )
+        call = f"again, {block}.forward"
+    return [*loop, f"{indent}{block}.forward = partial({call})"]
 
 
 def _kept(numbers: Sequence[int]) -> str:
