@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from os import PathLike, fspath
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -56,7 +60,7 @@ def rehearse(  # noqa: PLR0913 - the conditions of one rehearsal, all by keyword
 
 
 def cure(  # noqa: PLR0913 - the question, all by keyword
-    script: StrPath,
+    script: StrPath | Callable[[], object],
     args: Sequence[str] = (),
     *,
     capacity_bytes: int | None = None,
@@ -68,7 +72,8 @@ def cure(  # noqa: PLR0913 - the question, all by keyword
     """Return the cheapest change to a script that makes it fit, and what else was tried.
 
     Args:
-        script: a script or notebook.
+        script: a script or notebook; or a function without arguments, which is called in a
+            process of its own that imports its file.
         args: its arguments; ``{batch}`` stands for the batch size.
         capacity_bytes: how much PyTorch can have; or name the ``gpu``.
         gpu: the GPU whose size and kernels it sees.
@@ -81,8 +86,24 @@ def cure(  # noqa: PLR0913 - the question, all by keyword
     """
     from fragdoctor.rehearsal.prescription.search import CureSearch  # noqa: PLC0415 - numpy is heavy
 
-    program, conditions = _asked(script, args, gpu, capacity_bytes, python)
-    return CureSearch(program, conditions, batch, time_s).run()
+    with _as_script(script) as path:
+        program, conditions = _asked(path, args, gpu, capacity_bytes, python)
+        return CureSearch(program, conditions, batch, time_s).run()
+
+
+@contextmanager
+def _as_script(script: StrPath | Callable[[], object]) -> Iterator[StrPath]:
+    """Yield a script, or a new one that calls a function."""
+    if not callable(script):
+        yield script
+        return
+    name, file = script.__name__, Path(inspect.getsourcefile(script) or "").resolve()
+    folder = str(file.parent)
+    with TemporaryDirectory(prefix="fragdoctor-") as scratch:
+        path = Path(scratch) / f"{name}.py"
+        lines = ["import sys", f"sys.path.insert(0, {folder!r})", f"from {file.stem} import {name}"]
+        path.write_text("\n".join([*lines, f"{name}()"]), encoding="utf-8")
+        yield path
 
 
 def _asked(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, chdir
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from fragdoctor.cli import console, options
@@ -216,7 +217,10 @@ def _rehearsed(
             hint="Otherwise: fragdoctor rehearse --cure, or --snapshot and --continue-with.",
         )
     command = () if case.bundle is None else case.bundle.command
-    continued, prescription = follow(
-        case, diagnosis, command, DEFAULT_TIME, lambda t: report_progress(f"Rehearsing {t}")
-    )
+    # What the command names, and what the program opens, may be relative to where it was run.
+    folder = Path("" if case.bundle is None else case.bundle.folder)
+    with chdir(folder if folder.is_dir() else Path()):
+        continued, prescription = follow(
+            case, diagnosis, command, DEFAULT_TIME, lambda t: report_progress(f"Rehearsing {t}")
+        )
     return continued, "\n" + render("prescription", "text", prescription, look)

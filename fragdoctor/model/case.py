@@ -250,6 +250,7 @@ class BundleFacts(Struct, frozen=True):
         pid: process id, as the program saw it.
         rank, local_rank, world_size: place in a job of several processes, if it was part of one.
         host: name of the machine.
+        folder: where the program was running when its facts were taken; "" = not recorded.
         command: the program's command line.
         versions: versions of ``python``, ``torch``, ``cuda``, ``hip`` and ``driver``, if known.
         environment: the values of environment variables that matter for memory.
@@ -273,6 +274,7 @@ class BundleFacts(Struct, frozen=True):
     local_rank: int | None = None
     world_size: int | None = None
     host: str = ""
+    folder: str = ""
     command: Sequence[str] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)

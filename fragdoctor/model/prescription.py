@@ -91,6 +91,8 @@ class Tried(Struct, frozen=True):
         needs_bytes: the least memory that PyTorch must have, by replay; None if that failed.
         peak_allocated_bytes: peak of the program's tensors.
         error: why it could not be rehearsed, or "".
+        is_lower_bound: whether it was stopped early, as it had already more than it may: had it
+            gone on, it could have needed even more.
     """
 
     treatments: Sequence[Treatment]
@@ -98,6 +100,7 @@ class Tried(Struct, frozen=True):
     needs_bytes: int | None
     peak_allocated_bytes: int | None
     error: str = ""
+    is_lower_bound: bool = False
 
     @property
     def title(self) -> str:

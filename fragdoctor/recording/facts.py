@@ -9,6 +9,7 @@ import re
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 MASK = "***"
@@ -160,6 +161,7 @@ def program_facts(torch: Any) -> dict[str, Any]:
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
+        "folder": str(_try(Path.cwd) or ""),
         "argv": masked(getattr(sys, "orig_argv", None) or sys.argv),
         "versions": {
             "python": platform.python_version(),

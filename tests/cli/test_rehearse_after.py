@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +14,7 @@ from cli_fixtures import run as run  # noqa: PLC0414 - a fixture
 from command_line import Run
 from rehearsal_stage import Stage
 
+from fragdoctor.cli import rehearse_after
 from fragdoctor.cli.rehearse_after import command_of, follow
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.errors import ConfigError
@@ -71,6 +74,30 @@ def test_analyze_says_what_it_lacks_where_no_command_was_recorded(run: Run) -> N
 
     assert done.code == 2
     assert "The recording does not say which command was run." in done.err
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_command_of_a_bundle_is_rehearsed_where_it_was_run(
+    is_there: bool, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or here, if there is no such folder on this machine."""
+    home, bundle = tmp_path / "home", tmp_path / "oom1-pid7"
+    bundle.mkdir()
+    shutil.copy(SAMPLES / "capacity_oom.pickle", bundle / "snapshot.pickle")
+    facts = {"format": "fragdoctor-bundle", "version": 1, "reason": "oom", "folder": str(home)}
+    (bundle / "bundle.json").write_text(json.dumps({**facts, "command": ["train.py"]}))
+    here = Path.cwd()
+    if is_there:
+        home.mkdir()
+
+    def follow(*_: object) -> None:
+        raise ConfigError(f"in {Path.cwd()}")
+
+    monkeypatch.setattr(rehearse_after, "follow", follow)
+    done = run("analyze", str(bundle), "--rehearse")
+
+    assert f"in {home if is_there else here}" in done.err
+    assert Path.cwd() == here
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,7 @@ def test_run_of_a_program_that_runs_out_keeps_its_code_and_leaves_one_bundle(run
     }
     manifest = runner.manifest(bundle)
     assert ("oom", True, 1) == (manifest["reason"], manifest["ended_program"], manifest["n_ooms"])
+    assert Path(manifest["folder"]).is_dir()
     text = (runner.out / bundle / "oom.txt").read_text(encoding="utf-8")
     assert text.startswith("CUDA out of memory. Tried to allocate 60.00 MiB.")
     assert f"torch.OutOfMemoryError: {text}".encode() in done.stderr

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+from pathlib import Path
 
 import pytest
 from rehearsal_stage import TRAINING, Stage
@@ -38,6 +40,19 @@ def test_cure_says_what_lets_it_fit(stage: Stage) -> None:
     assert found.cure is not None
     assert found.cure.fits
     assert found.cure.treatments[0].lines
+
+
+def test_function_is_rehearsed_in_a_process_of_its_own(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.script(TRAINING + "\n    def run(): train(3)\n").rename(stage.home / "for_function.py")
+    monkeypatch.syspath_prepend(stage.home)
+    run = importlib.import_module("for_function").run
+
+    found = fragdoctor.cure(run, capacity_bytes=60 * MIB, time_s=1, python=sys.executable)
+
+    assert not found.fits
+    assert Path(found.target).name == "run.py"
 
 
 def test_script_must_exist_and_have_a_limit(stage: Stage) -> None:

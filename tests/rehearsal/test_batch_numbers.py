@@ -12,7 +12,7 @@ from rehearsal_stage import PREPARED, Stage
 from fragdoctor.model.rehearsal import Rehearsal
 from fragdoctor.rehearsal import runner
 from fragdoctor.rehearsal.divided_numbers import divided
-from fragdoctor.rehearsal.prescription.batch_numbers import batch_numbers
+from fragdoctor.rehearsal.prescription.batch_numbers import BatchNumber, batch_numbers, of_rows
 from fragdoctor.rehearsal.process import RehearsalConditions, rehearsed_gpu
 from fragdoctor.rehearsal.programs import Program
 
@@ -94,7 +94,7 @@ def test_a_number_is_divided_in_a_file_that_the_program_reads(
     path.write_text(BATCH_OF.replace("def trained(rows=2048)", f"{read}\ndef trained()") + LOOP)
     by_hand.write_text(BATCH_OF.replace("2048", "1024") + ACCUMULATED)
 
-    number = batch_numbers(program(path), [2048], [str(sizes)])[0]
+    number = batch_numbers(program(path), [[2048]], [str(sizes)])[0]
     found = rehearsed(path, "accumulate:2:", number.spec(2), observes=True)
 
     line = text.split("\n")[-2].strip().replace("2048", "1024")
@@ -112,14 +112,14 @@ def test_what_is_called_a_batch_comes_first_and_then_what_is_as_large(tmp_path: 
         "parser.add_argument('--epochs', default=7)\nmask = 0x20\n"
     )
 
-    found = batch_numbers(program(path, "--size", "32"), [32])
+    found = batch_numbers(program(path, "--size", "32"), [[32]])
 
     assert [(one.name, one.value) for one in found] == [
         ("TRAIN_BATCH", 8), ("--size", 32), ("rows", 32),
     ]  # fmt: skip
     assert found[0].lines(2) == ["TRAIN_BATCH = 4  # line 2"]
     assert found[1].lines(4) == ["--size 8  # in the arguments"]
-    alike = batch_numbers(program(path), [32])
+    alike = batch_numbers(program(path), [[32]])
     assert [one.places for one in alike] == [("2.14",), ("1.18",), ("3.15",)]
 
 
@@ -132,19 +132,19 @@ def test_other_files_are_searched_if_they_are_beside_the_program_and_small(tmp_p
     data.write_text(setting)
     files = [str(data), str(far), str(path.with_name("gone.yaml"))]
 
-    (found,) = batch_numbers(program(path), [64], files)
+    (found,) = batch_numbers(program(path), [[64]], files)
 
     assert (found.name, found.value, found.file) == ("batch", 64, str(data))
     assert found.lines(2) == ['"batch": 32  # data.json:2']
     data.write_text(setting + " " * 2**20)
-    assert not batch_numbers(program(path), [64], files)
+    assert not batch_numbers(program(path), [[64]], files)
 
 
 def test_equal_numbers_of_one_function_are_one(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text("a = f(6)\ndef g():\n    é = 'ä', randn(32, 5), zeros((32,))\n    h(b=2)\n")
 
-    found, *_ = batch_numbers(program(path), [32])
+    found, *_ = batch_numbers(program(path), [[32]])
 
     assert found.lines(2) == ["é = 'ä', randn(16, 5), zeros((16,))  # line 3"]
 
@@ -154,12 +154,110 @@ def test_what_is_no_program_has_no_numbers(text: bytes, tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_bytes(text)
 
-    assert batch_numbers(program(path), [32]) == []
-    assert batch_numbers(program(tmp_path / "none.py"), [32]) == []
+    assert batch_numbers(program(path), [[32]]) == []
+    assert batch_numbers(program(tmp_path / "none.py"), [[32]]) == []
 
 
 def test_only_a_number_that_still_stands_there_is_divided() -> None:
     assert divided(b"a = 64\nb = 6_4, 64", 4, ["2.4", "2.9", "1.0"]) == b"a = 64\nb = 16, 16"
+
+
+COUNTED = (
+    BATCH_OF
+    + """
+x = torch.randn(4096, 256, device="cuda")
+n_batches = 2
+for step in range(20):
+    for part in x.chunk(n_batches):
+        model(part).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+)
+COUNTED_TWICE = COUNTED.replace("n_batches = 2", "n_batches = 4").replace(
+    "for part in x.chunk(n_batches):", "for i, part in enumerate(x.chunk(n_batches)):"
+)
+
+
+def test_number_of_batches_is_multiplied(tmp_path: Path) -> None:
+    path, by_hand = tmp_path / "train.py", tmp_path / "by_hand.py"
+    path.write_text(COUNTED)
+    by_hand.write_text(
+        COUNTED_TWICE.replace("optimizer.s", "i % 2 and optimizer.s").replace(
+            "optimizer.z", "i % 2 and optimizer.z"
+        )
+    )
+    traits = rehearsed(path, observes=True).traits
+
+    number = next(one for one in batch_numbers(program(path), traits["rows"]) if one.value == 2)
+    whole = rehearsed(path, "accumulate:2:", number.spec(2), observes=True)
+    found = of_rows(number, 2, traits, whole.traits)
+
+    assert traits["rows"] == [[2048], [256]]
+    assert found is not None
+    assert (found.size, found.is_count, found.axis) == (2048, True, 0)
+    assert found.lines(4) == ["n_batches = 8  # line 14"]
+    treated = rehearsed(path, "accumulate:2:", found.spec(2))
+    assert treated.peak_allocated_bytes == rehearsed(by_hand).peak_allocated_bytes
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "found"),
+    [
+        ([[32, 2], [64]], [[32, 2], [16]], (64, False, 1)),
+        ([[32], [64]], [[8, 32], [64]], (32, False, 0)),
+        ([[32], [64]], [[8, 30], [64]], None),
+        ([[32], [64]], [[128], [64]], (32, True, 0)),
+        ([[32], [64]], [[32], [64]], None),
+    ],
+)
+def test_rows_are_along_the_dimension_that_a_number_divides(
+    before: list[list[int]], after: list[list[int]], found: tuple[int, bool, int] | None
+) -> None:
+    whole, part = ({"n_parameters": 1, "rows": rows} for rows in (before, after))
+
+    one = of_rows(BatchNumber("n", 64, ("1.0",)), 4, whole, part)
+
+    assert (one and (one.size, one.is_count, one.axis)) == found
+
+
+SEQUENCE_FIRST = """
+import torch
+from torch import nn
+length, columns = 40, int("64")
+size, width = 64, 256
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.out = nn.GRUCell(width, 256), nn.Linear(256, 2048)
+    def forward(self, x):
+        h, made = x.new_zeros(x.shape[1], 256), []
+        for one in x:
+            h = self.rnn(one, h)
+            made.append(h)
+        return self.out(torch.stack(made))
+model = Net().cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for step in range(20):
+    x = torch.randn(length, size, width, device="cuda")
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_rows_after_the_steps_of_a_sequence_are_a_batch(stage: Stage) -> None:
+    stage.script(SEQUENCE_FIRST)
+
+    done = stage.run("--cure", "--fits-on", "110MiB", "--format", "json", "train.py")
+
+    found = json.loads(done.stdout)
+    split = [one for one in found["tried"] if one["treatments"][0]["code"] == "accumulate"]
+    assert split[0]["fits"]
+    assert split[0]["treatments"][0]["title"].startswith("batch ")
+    assert split[0]["numerics"] == "exact"
+    lines = split[0]["treatments"][0]["lines"]
+    assert any(line.startswith("size, width = ") and "# line 5" in line for line in lines)
 
 
 def test_batch_that_the_program_makes_is_accumulated(stage: Stage) -> None:

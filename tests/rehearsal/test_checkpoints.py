@@ -357,6 +357,7 @@ def test_plan_becomes_one_spec_and_its_lines(tmp_path: Path) -> None:
     assert "context_fn=keeping(1)" in lines
     assert "for block in model.pair.parts[:4]" not in lines
     assert "for block in model.pair.parts[:2]:" in lines
+    assert "for block in [" not in lines  # one module alone needs no loop
     written = MODEL.replace("optimizer =", f"{lines}\noptimizer =", 1)
     outside, inside = (
         rehearsed(tmp_path, text, *treatments, observes=False)

@@ -33,11 +33,14 @@ class _Inside(threading.local):
     model = False
 
 
-def around_models(around: Around, undo: ExitStack) -> None:
+def around_models(
+    around: Around, undo: ExitStack, after: Callable[[Any, Any], None] | None = None
+) -> None:
     """Enter a context around each outermost call of a module with parameters.
 
     Losses and transforms have none and are not models. ``around`` is called before each call with
     the module (the original of a compiled one) and its arguments; None leaves the call as it is.
+    ``after`` is called with the module and what it returned.
     """
     inside = _Inside()
 
@@ -50,7 +53,10 @@ def around_models(around: Around, undo: ExitStack) -> None:
             is_wrapper = "_orig_mod" in module._modules  # what torch.compile returns
             model = module._orig_mod if is_wrapper else module
             with around(model, (args, kwargs)) or nullcontext():
-                return call(module, *args, **kwargs)
+                result = call(module, *args, **kwargs)
+            if after is not None:
+                after(model, result)
+            return result
         finally:
             inside.model = False
 

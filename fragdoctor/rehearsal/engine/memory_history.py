@@ -149,6 +149,12 @@ def users_frame() -> FrameType | None:
     return frame
 
 
+def users_line() -> str:
+    """Return the file and line that the user's own code is at, ``train.py:23``, or ""."""
+    frame = users_frame()
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
+
+
 OOM: Final = ACTIONS.index("oom")
 ALLOC: Final = ACTIONS.index("alloc")
 _ALLOCATED: Final = STATES.index("active_allocated")

@@ -3,7 +3,11 @@
 It may be in the program, in its arguments, or in a file beside it that it imports or reads.
 
 Such a number is recognized not by its name but by its effect: with an n-th of it the models get an
-n-th of the rows, and have as many parameters as before. Which number to try first is a guess.
+n-th of the rows, or n times as many if it is the number of batches that something is split into.
+They have as many parameters as before. Which number to try first is a guess.
+
+Rows are along the first dimension of what models are given. They may be along the second one, after
+the steps of a sequence, if each is computed independently: what is along a sequence is not.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +28,7 @@ from fragdoctor.rehearsal.divided_numbers import ARGUMENT, divided
 from fragdoctor.rehearsal.programs import Program
 
 MAX_TRIED: Final = 3
+NOT_NEAR: Final = (9, 0.0)
 MAX_FILES: Final = 64
 MAX_BYTES: Final = 2**20
 _SETTING: Final = re.compile(
@@ -40,6 +46,9 @@ class BatchNumber(Struct, frozen=True):
         places: its positions, in the form that ``engine/treatments/numbers.py`` takes.
         source: the text that it is in; "" if it is an argument.
         file: path of the file that it is in, "" if that is the program.
+        size: number of rows of a batch.
+        is_count: whether it is a number of batches: more of them are smaller.
+        axis: dimension of the rows.
     """
 
     name: str
@@ -47,25 +56,33 @@ class BatchNumber(Struct, frozen=True):
     places: tuple[str, ...]
     source: str = ""
     file: str = ""
+    size: int = 0
+    is_count: bool = False
+    axis: int = 0
+
+    def _divisor(self, n: int) -> Fraction:
+        return Fraction(1, n) if self.is_count else Fraction(n)
 
     def spec(self, n: int) -> str:
-        """Return the spec that divides the number in a rehearsal."""
-        return f"batch-number:{n}:{','.join(self.places)}{self.file and ':'}{quote(self.file)}"
+        """Return the spec that gives batches of an n-th of the rows in a rehearsal."""
+        places = ",".join(self.places)
+        return f"batch-number:{self._divisor(n)}:{places}{self.file and ':'}{quote(self.file)}"
 
     def lines(self, n: int) -> list[str]:
-        """Return the lines that the user writes for an n-th of the number."""
+        """Return the lines that the user writes for batches of an n-th of the rows."""
+        divisor = self._divisor(n)
         if not self.source:
-            return [f"{self.name} {self.value // n}  # in the arguments".lstrip()]
-        written = divided(self.source.encode(), n, [*self.places]).decode().split("\n")
+            return [f"{self.name} {int(self.value / divisor)}  # in the arguments".lstrip()]
+        written = divided(self.source.encode(), divisor, [*self.places]).decode().split("\n")
         rows = dict.fromkeys(int(place.partition(".")[0]) for place in self.places)
         place = f"{Path(self.file).name}:" if self.file else "line "
         return [f"{written[row - 1].strip()}  # {place}{row}" for row in rows]
 
 
 def batch_numbers(
-    program: Program, rows: Sequence[int], files: Sequence[str] = ()
+    program: Program, rows: Sequence[Sequence[int]], files: Sequence[str] = ()
 ) -> list[BatchNumber]:
-    """Return the numbers that may produce these numbers of rows, the likeliest first.
+    """Return the numbers that may produce these numbers of rows by dimension, the likeliest first.
 
     ``files`` are files that the program imports or reads; those beside it are looked at.
     """
@@ -79,20 +96,36 @@ def batch_numbers(
         inside = _in_file(other, _in_source if other.suffix == ".py" else _in_settings)
         found += [replace(one, file=str(other)) for one in inside]
 
-    def distance(one: BatchNumber) -> float:
-        ratios = (max(one.value, n) / min(one.value, n) for n in rows)
-        return min((ratio for ratio in ratios if ratio.is_integer()), default=0.0)
+    def distance(one: BatchNumber) -> tuple[int, float]:
+        ratios = (
+            (axis, max(one.value, n) / min(one.value, n))
+            for axis, sizes in enumerate(rows)
+            for n in sizes
+            if n
+        )
+        return min((pair for pair in ratios if pair[1].is_integer()), default=NOT_NEAR)
 
-    near = [one for one in found if one.value > 1 and distance(one)]
+    near = [one for one in found if one.value > 1 and distance(one) != NOT_NEAR]
     near.sort(key=lambda one: ("batch" not in one.name.lower(), distance(one)))
     return near[:MAX_TRIED]
 
 
-def is_of_rows(n: int, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """Return whether the same models get an n-th of their rows, or rows that did not change."""
-    rows, fewer = {*before["rows"]}, {*after["rows"]}
-    is_divided = rows != fewer and all(one in rows or one * n in rows for one in fewer)
-    return is_divided and before["n_parameters"] == after["n_parameters"]
+def of_rows(
+    number: BatchNumber, n: int, before: Mapping[str, Any], after: Mapping[str, Any]
+) -> BatchNumber | None:
+    """Return what an n-th of a number does to rows; None if it does not set their number.
+
+    The same models must get an n-th of the rows, or n times as many, or the same.
+    """
+    if before["n_parameters"] != after["n_parameters"]:
+        return None
+    for axis, (rows, changed) in enumerate(zip(before["rows"], after["rows"], strict=True)):
+        for is_count, factor in ((False, Fraction(n)), (True, Fraction(1, n))):
+            new = {*changed} - {*rows}
+            sizes = {int(one * factor) for one in new if one * factor in rows}
+            if new and len(sizes) == len(new):
+                return replace(number, size=max(sizes), is_count=is_count, axis=axis)
+    return None
 
 
 def _arguments(words: Sequence[str]) -> Iterator[BatchNumber]:

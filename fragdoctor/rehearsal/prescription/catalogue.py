@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, Final
+from urllib.parse import quote
 
 from fragdoctor.model.finding import Location
 from fragdoctor.model.frameworks import HAVE_FOREACH, HAVE_FUSED, Change, words_of
@@ -104,11 +105,16 @@ def checkpointed(traits: Traits, plan: Plan) -> Treatment:
 
 def _checkpointing(written: Sequence[str], kept: Sequence[int]) -> list[str]:
     """Return the lines that checkpoint modules while keeping some results of each."""
-    loop = f"for block in {_together(written)}:"
-    if not kept:
-        return [loop, "    block.forward = partial(checkpoint, block.forward, use_reentrant=False)"]
-    again = f"again = partial(checkpoint, use_reentrant=False, context_fn={_kept(kept)})"
-    return [again, loop, "    block.forward = partial(again, block.forward)"]
+    loop, block, indent = [f"for block in {_together(written)}:"], "block", "    "
+    if len(written) == 1:
+        loop, block, indent = [], written[0], ""
+    call = f"checkpoint, {block}.forward, use_reentrant=False"
+    if kept:
+        loop.insert(
+            0, f"again = partial(checkpoint, use_reentrant=False, context_fn={_kept(kept)})"
+        )
+        call = f"again, {block}.forward"
+    return [*loop, f"{indent}{block}.forward = partial({call})"]
 
 
 def _kept(numbers: Sequence[int]) -> str:
@@ -280,13 +286,13 @@ def held_on_host(line: Location) -> Treatment:
 def batch_size(traits: Traits) -> int:
     """Return the training batch size, of the arguments, loaders or a number; 0 if there is none."""
     number, sizes = traits.get("number") if traits["trains"] else None, traits["batches"].values()
-    return traits.get("batch") or max(sizes, default=number.value if number else 0)
+    return traits.get("batch") or max(sizes, default=number.size if number else 0)
 
 
 def evaluated_size(traits: Traits) -> int:
     """Return the size of batches that nothing is trained on, of loaders or a number; or 0."""
     number = None if traits["trains"] else traits.get("number")
-    return max(traits["evaluated"].values(), default=number.value if number else 0)
+    return max(traits["evaluated"].values(), default=number.size if number else 0)
 
 
 def evaluated_in(traits: Traits, n: int) -> Treatment:
@@ -412,9 +418,11 @@ def simple(traits: Traits) -> Iterator[Treatment]:  # noqa: C901 - one case per 
     if traits["zeroes"]:
         title = "free gradients instead of zeroing them"
         yield _simple("set-to-none", title, exact, f"{optimizer}.zero_grad(set_to_none=True)")
-    if traits["evaluates_with_grad"]:
-        line = "with torch.no_grad():  # around the evaluation"
-        yield _simple("no-grad", "evaluate without a graph", exact, line)
+    if lines := traits["graphs_unused"]:
+        where = ", ".join(PurePath(one).name for one in lines[:LONG_RUN])
+        line = f"with torch.no_grad():  # around the calls in {where}; no backward pass follows"
+        spec = f"no-grad:{','.join(map(quote, lines))}"
+        yield _simple("no-grad", "evaluate without a graph", exact, line, specs=[spec])
     if "expandable_segments:True" not in conf:
         line = f"export PYTORCH_CUDA_ALLOC_CONF={both}"
         title = "expandable segments"

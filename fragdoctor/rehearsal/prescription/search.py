@@ -30,7 +30,7 @@ from fragdoctor.model.prescription import Numerics, Place, Prescription, Treatme
 from fragdoctor.model.rehearsal import Rehearsal
 from fragdoctor.rehearsal import runner
 from fragdoctor.rehearsal.prescription import catalogue, patch
-from fragdoctor.rehearsal.prescription.batch_numbers import BatchNumber, batch_numbers, is_of_rows
+from fragdoctor.rehearsal.prescription.batch_numbers import BatchNumber, batch_numbers, of_rows
 from fragdoctor.rehearsal.prescription.batch_rows import mixing
 from fragdoctor.rehearsal.prescription.checkpoints import Checkpoints, Plan
 from fragdoctor.rehearsal.prescription.held import held_lines
@@ -237,6 +237,8 @@ class CureSearch:
         first = [one for one in simple if _cost(one) == 0 and one.code not in LATE]
         for treatment in first:
             self._try(treatment)
+        if not traits["trains"]:
+            self._hold()  # smaller batches leave what is gathered as it is
         traits = self._with_batch(traits)
         self._split(catalogue.batch_size(traits), partial(catalogue.accumulated, traits))
         self._split(catalogue.evaluated_size(traits), partial(catalogue.evaluated_in, traits))
@@ -250,15 +252,18 @@ class CureSearch:
                 self._checkpoint(treatment)
         if self._is_cured(*self._expanded):
             return
-        for line in self._held:
-            if self._try(catalogue.held_on_host(line)).fits:
-                return
+        if self._hold():
+            return
         helping = self._helping()
         if len(helping) > 1 and self._try(*helping).fits:
             return
         self._combine(traits, simple)
         if not catalogue.why_not_sharded(traits):
             self._fewest_gpus(traits)
+
+    def _hold(self) -> bool:
+        """Try to keep on the host what lines create; return whether that of one is enough."""
+        return any(self._try(catalogue.held_on_host(line)).fits for line in self._held)
 
     def _keep_less(self, traits: catalogue.Traits, simple: Sequence[Treatment]) -> None:
         """Try what helps where parameters, gradients and the optimizer's state do not fit."""
@@ -296,21 +301,43 @@ class CureSearch:
         return as_it_is_bytes - (tried.needs_bytes or as_it_is_bytes)
 
     def _with_batch(self, traits: catalogue.Traits) -> catalogue.Traits:
-        """Find the number that sets the batch size, if nothing else tells it."""
+        """Find the number that sets the batch size, and whether its parts add up to the whole."""
         trains, size = traits["trains"], catalogue.batch_size(traits)
         if size or (not trains and traits["evaluated"]):
-            return self._with_mixing(traits, size)
+            traits = self._with_mixing(traits, size)
+        else:
+            traits = self._with_number(traits)
+        if reason := traits.get("mixing"):
+            self._notes.append(
+                f"Smaller batches may not add up to the gradients of the whole batch: {reason}."
+            )
+        return traits
+
+    def _with_number(self, traits: catalogue.Traits) -> catalogue.Traits:
+        """Find the number that sets the batch size: at best one whose parts add up to the whole.
+
+        What is along the second dimension is a batch only then; it may also be a sequence.
+        """
+        best = traits
         # With --allow-writes, settings would be changed where they are.
         files = [] if self._conditions.allows_writes else traits["files"]
         for number in batch_numbers(self._program, traits["rows"], files):
             n = next(_parts(number.value), 0)
-            tried = {**traits, "number": number}
-            split = catalogue.accumulated if trains else catalogue.evaluated_in
-            seen = self._observe(split(tried, n)) if n else None
-            if seen is not None and is_of_rows(n, traits, seen.found.traits):
-                self._number = number
-                return self._with_mixing(tried, number.value if trains else 0)
-        return traits
+            split = catalogue.accumulated if traits["trains"] else catalogue.evaluated_in
+            seen = self._observe(split({**traits, "number": number}, n)) if n else None
+            found = seen and of_rows(number, n, traits, seen.found.traits)
+            if not found:
+                continue
+            numbered = {**traits, "number": found}
+            tried = self._with_mixing(numbered, catalogue.batch_size(numbered))
+            is_first = found.axis == 0
+            is_sure = tried.get("mixing") == "" if traits["trains"] else is_first
+            if is_sure or (best is traits and is_first):
+                best = tried
+            if is_sure:
+                break
+        self._number = best.get("number")
+        return best
 
     def _with_mixing(self, traits: catalogue.Traits, size: int) -> catalogue.Traits:
         """Rehearse a part of the batch, to see whether its rows are computed independently."""
@@ -321,10 +348,6 @@ class CureSearch:
         if seen is None:
             return traits
         reason, is_sum = mixing(traits["losses"], seen.found.traits["losses"], n)
-        if reason:
-            self._notes.append(
-                f"Smaller batches may not add up to the gradients of the whole batch: {reason}."
-            )
         return {**traits, "mixing": reason, "is_sum": is_sum}
 
     def _split(self, size: int, make: Callable[[int], Treatment]) -> None:
@@ -495,14 +518,15 @@ class CureSearch:
                 reason = "its rounds end before the second update; let it run more of them"
             is_known = bool(as_it_is.stopped) or self._conditions.known_steps is not None
             is_over = found.peak_allocated_bytes > self._capacity_bytes  # whatever would follow
-            as_far = bool(found.stopped) and (is_known or is_over)
-            as_far |= reason in {"", as_it_is.partial_reason}
+            as_far = bool(found.stopped and is_known) or reason in {"", as_it_is.partial_reason}
+            is_lower_bound = bool(found.stopped) and is_over and not as_far
+            as_far |= is_lower_bound
             if found.stopped or not as_far:
                 self._check_time()  # it may have been stopped for lack of time
             fits = needs_bytes <= self._capacity_bytes and as_far
             error = "" if as_far else f"Not rehearsed as far: {reason}."
             peak_bytes = found.peak_allocated_bytes
-            tried = Tried(treatments, fits, needs_bytes, peak_bytes, error)
+            tried = Tried(treatments, fits, needs_bytes, peak_bytes, error, is_lower_bound)
             if is_base and not fits and as_far:
                 self._bases[_key(treatments)] = self._checkpoints(seen)
             if self._expandable and not fits and as_far and peak_bytes <= self._capacity_bytes:

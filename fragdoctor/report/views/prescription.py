@@ -115,6 +115,11 @@ def _answer(found: Prescription) -> tuple[str, Style]:
     return f"Does not fit in {where} (needs {needs}).", Style.BAD
 
 
+def needs_text(one: Tried) -> str:
+    """Return what a change needs: at least what was seen, if its rehearsal was stopped there."""
+    return f"{'at least ' if one.is_lower_bound else ''}{doc.size(one.needs_bytes)}"
+
+
 def compute_text(one: Tried) -> str:
     """Return the compute cost of a change: ``+11 % compute``."""
     if one.extra_compute is None:
@@ -160,7 +165,7 @@ def _table(tried: Iterable[Tried]) -> doc.Table:
     return doc.tabled(
         tried,
         doc.Column("", "title", "wrap"),
-        doc.Column("needs", "needs_bytes", "right"),
+        doc.Column("needs", needs_text, "right"),
         doc.Column("", compute_text, from_width=70),
         doc.Column("", lambda one: NUMERICS[one.numerics], from_width=90),
         notes=lambda one: [doc.dim(one.error)] if one.error else [],

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
+from urllib.parse import unquote
 
 import torch
 
 from fragdoctor.rehearsal.engine.calls import around_models, before_backward
+from fragdoctor.rehearsal.engine.memory_history import users_line
 
 
 def autocast(_: str, undo: ExitStack) -> None:
@@ -21,11 +23,12 @@ def save_on_cpu(_: str, undo: ExitStack) -> None:
     _until_backward(lambda: torch.autograd.graph.save_on_cpu(pin_memory=True), undo)
 
 
-def no_grad(_: str, undo: ExitStack) -> None:
-    """Call models that are in evaluation mode without recording a graph."""
+def no_grad(argument: str, undo: ExitStack) -> None:
+    """Call models at some lines, ``a.py%3A23,a.py%3A31``, without recording a graph."""
+    lines = {unquote(one) for one in argument.split(",")}
 
-    def around(model: Any, _: Any) -> AbstractContextManager[Any] | None:
-        return None if model.training or not torch.is_grad_enabled() else torch.no_grad()
+    def around(*_: Any) -> AbstractContextManager[Any] | None:
+        return torch.no_grad() if users_line() in lines else None
 
     around_models(around, undo)
 

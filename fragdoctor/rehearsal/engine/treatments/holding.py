@@ -1,16 +1,23 @@
-"""What one line of the program creates, kept on the host and moved to the GPU for use."""
+"""What one line of the program creates, kept on the host and moved to the GPU for use.
+
+What the line's own operations create is on the host at once. If the line calls a model, what the
+program keeps of a call without a graph is there from the next call on: results that it gathers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from math import inf
 from typing import Any, Final
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from fragdoctor.rehearsal.engine.memory_history import users_frame
+from fragdoctor.rehearsal.engine.calls import around_models
+from fragdoctor.rehearsal.engine.memory_history import users_line
 
 _FILLS: Final = frozenset({"zeros", "ones", "full", "empty"})
 """Functions that create the same values on the host as on the GPU."""
@@ -21,8 +28,8 @@ class HeldTensor(torch.Tensor):
     """A tensor on the host that passes for one on the GPU.
 
     If an operation reads only such tensors and indices, or writes into one, it is carried out on
-    the host; its result goes to the GPU unless it is a view. Any other operation gets a copy on the
-    GPU.
+    the host; its result goes to the GPU unless it is a view, or all of several tensors in one. Any
+    other operation gets a copy on the GPU.
     """
 
     @classmethod
@@ -63,11 +70,12 @@ def _carried_out(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
     if is_into_held or name in _LEAVES or not on_host:
         return given[0] if is_into_held and name != "__setitem__" else result
     storages = {one.untyped_storage().data_ptr() for one in held}
+    all_bytes = sum(one.nbytes for one in held) if len(held) > 1 else inf
 
     def placed(one: torch.Tensor) -> torch.Tensor:
         if one.is_cuda:
             return one
-        if one.untyped_storage().data_ptr() in storages:
+        if one.untyped_storage().data_ptr() in storages or one.nbytes >= all_bytes:
             return one.as_subclass(HeldTensor)
         return one.cuda()
 
@@ -77,9 +85,32 @@ def _carried_out(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
 class _HoldingMode(TorchFunctionMode):
     """Keeps on the host what a line of the program creates on the GPU."""
 
-    def __init__(self, filename: str, line: int) -> None:
+    def __init__(self, line: str, undo: ExitStack) -> None:
         super().__init__()
-        self._place = filename, line
+        self._line = line
+        self._is_in_model = False
+        self._made: list[weakref.ref[torch.Tensor]] = []
+        around_models(self._around, undo)
+
+    def _around(self, *_: Any) -> AbstractContextManager[Any] | None:
+        """Move what is left of the last call, and note what the next one makes."""
+        if users_line() != self._line:
+            return None
+        with torch._C.DisableTorchFunction():
+            for one in (made() for made in self._made):
+                if type(one) is torch.Tensor and one.is_cuda and not one.requires_grad:
+                    one.data = one.detach().cpu()
+                    one.__class__ = HeldTensor
+        return self._in_model()
+
+    @contextmanager
+    def _in_model(self) -> Iterator[None]:
+        self._made, self._is_in_model = [], True
+        try:
+            yield
+        finally:
+            self._is_in_model = False
+            self._made = [made for made in self._made if made() is not None]
 
     def __torch_function__(
         self,
@@ -91,8 +122,11 @@ class _HoldingMode(TorchFunctionMode):
         more = dict(kwargs or {})
         if any(issubclass(kind, HeldTensor) for kind in types):
             return func(*args, **more)
-        frame = users_frame()
-        if frame is None or (frame.f_code.co_filename, frame.f_lineno) != self._place:
+        if self._is_in_model:
+            result = func(*args, **more)
+            tree_map_only(torch.Tensor, lambda one: self._made.append(weakref.ref(one)), result)
+            return result
+        if users_line() != self._line:
             return func(*args, **more)
         is_filled = getattr(func, "__name__", "") in _FILLS and more.get("device") is not None
         result = func(*args, **{**more, **({"device": "cpu"} if is_filled else {})})
@@ -105,5 +139,4 @@ class _HoldingMode(TorchFunctionMode):
 
 def on_host(argument: str, undo: ExitStack) -> None:
     """Keep what a line creates on the host; the file is named as in its code: ``train.py:23``."""
-    filename, _, line = argument.rpartition(":")
-    undo.enter_context(_HoldingMode(filename, int(line)))
+    undo.enter_context(_HoldingMode(argument, undo))

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from contextlib import ExitStack
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -21,17 +22,19 @@ from fragdoctor.rehearsal.engine import put
 def install(argument: str, undo: ExitStack) -> None:
     """Divide numbers at lines and columns, ``2:7.8,9.4``, or in the second argument, ``2:@1``.
 
-    The quoted path of a file other than the program may follow: ``2:7.8:conf/train.yaml``.
+    The quoted path of a file other than the program may follow: ``2:7.8:conf/train.yaml``. A number
+    of batches is multiplied: ``1/2:7.8``.
     """
-    n, places, *path = argument.split(":")
+    divisor, places, *path = argument.split(":")
+    n = Fraction(divisor)
     found = [place for place in places.split(",") if not place.startswith(ARGUMENT)]
     for place in {*places.split(",")} - {*found}:
         at = 1 + int(place.removeprefix(ARGUMENT))
-        sys.argv[at] = re.sub(r"\d+\Z", lambda one: str(int(one[0]) // int(n)), sys.argv[at])
+        sys.argv[at] = re.sub(r"\d+\Z", lambda one: str(int(int(one[0]) / n)), sys.argv[at])
     target = os.path.realpath(unquote(path[0]) if path else sys.argv[0])
     if not target.endswith(".py") and path:
         file = Path(target)
-        file.write_bytes(divided(file.read_bytes(), int(n), found))  # into the scratch folder
+        file.write_bytes(divided(file.read_bytes(), n, found))  # into the scratch folder
         return
     machinery: Any = sys.modules["_frozen_importlib_external"]  # with functions of its own
     read, cached = machinery._io.open_code, machinery.cache_from_source
@@ -41,7 +44,7 @@ def install(argument: str, undo: ExitStack) -> None:
         with read(path) as stream:
             source = stream.read()
         is_target = os.path.realpath(path) == target
-        return io.BytesIO(divided(source, int(n), found) if is_target else source)
+        return io.BytesIO(divided(source, n, found) if is_target else source)
 
     def cache_from_source(path: str, *args: Any, **kwargs: Any) -> Any:
         """``importlib.util.cache_from_source``, without a file for what is divided."""

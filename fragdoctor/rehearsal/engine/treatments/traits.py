@@ -21,7 +21,7 @@ from torch.utils.data import BatchSampler
 from fragdoctor.recording.module_names import ByIdentity
 from fragdoctor.rehearsal.engine import wrap
 from fragdoctor.rehearsal.engine.calls import around_models
-from fragdoctor.rehearsal.engine.memory_history import is_users, users_frame
+from fragdoctor.rehearsal.engine.memory_history import is_users, users_frame, users_line
 from fragdoctor.rehearsal.engine.treatments.accumulation import OWN, lines_and_size
 from fragdoctor.rehearsal.engine.treatments.attention import is_eager
 from fragdoctor.rehearsal.engine.treatments.blocks import (
@@ -50,7 +50,7 @@ MAX_ITEMS: Final = 64
 
 _FLAGS: Final = (
     "autocasts", "checkpoints", "clips", "compiles",
-    "evaluates_with_grad", "has_state", "is_distributed", "is_eager", "is_fused", "scales",
+    "has_state", "is_distributed", "is_eager", "is_fused", "scales",
     "schedules", "trains", "zeroes",
 )  # fmt: skip
 
@@ -62,7 +62,7 @@ class Traits:
         self._found: dict[str, Any] = {
             **dict.fromkeys(_FLAGS, False),
             **dict.fromkeys(("n_parameters", "n_flops", "n_optimizers", "kept_bytes"), 0),
-            **{name: [] for name in ("parts", "caches", "optimizers")},
+            **{name: [] for name in ("parts", "caches", "optimizers", "graphs_unused")},
             **{name: {} for name in ("batches", "blocks", "evaluated")},
             **dict.fromkeys(("head", "place")),
             "framework": "",
@@ -72,11 +72,12 @@ class Traits:
         self._parts: list[tuple[dict[str, Any], Any]] = []
         self._known = ByIdentity()
         self._trained = ByIdentity()
-        self._rows: set[int] = set()
-        self._inferred: set[int] = set()
+        self._rows: list[set[int]] = [set(), set()]
+        self._inferred: list[set[int]] = [set(), set()]
         self._n_trained = 0
         self._place: tuple[str, int, dict[int, str]] | None = None
-        around_models(self._see, undo)
+        self._graphs: dict[str, bool] = {}  # whether a backward pass went through it, by line
+        around_models(self._see, undo, self._follow)
         self._watch(torch.nn.functional, "cross_entropy", self._lost, undo)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             self._watch(torch.nn.utils, name, lambda *_, **__: self._note("clips"), undo)
@@ -109,7 +110,11 @@ class Traits:
         self._found["compiles"] = dynamo is not None and bool(dynamo.counters["frames"]["total"])
         self._found["n_flops"] = self._operations.n_flops
         self._found["losses"] = self._losses.found
-        self._found["rows"] = sorted(self._rows or self._inferred)
+        self._found["graphs_unused"] = [
+            line for line, is_used in self._graphs.items() if not is_used
+        ]
+        rows = self._rows if self._found["trains"] else self._inferred
+        self._found["rows"] = [sorted(sizes) for sizes in rows]
         sources = (getattr(module, "__file__", None) for module in [*sys.modules.values()])
         self._files |= {path for path in sources if path and path.endswith(".py")}
         self._found["files"] = sorted(path for path in self._files if is_users(path))
@@ -141,13 +146,12 @@ class Traits:
         if torch.is_autocast_enabled("cuda"):
             self._note("autocasts")
         self._is_given = False
-        rows = {one.shape[0] for one in tensors(inputs) if one.dim()}
-        if not torch.is_grad_enabled() or not model.training:
-            self._found["evaluates_with_grad"] |= torch.is_grad_enabled()
-            self._inferred |= rows
+        trains = torch.is_grad_enabled() and model.training
+        for axis, sizes in enumerate(self._rows if trains else self._inferred):
+            sizes.update(one.shape[axis] for one in tensors(inputs) if one.dim() > axis)
+        if not trains:
             return None
         self._note("trains")
-        self._rows |= rows
         self._trained_on |= self._given
         if not self._trained.get(model):
             self._trained[model] = True
@@ -166,6 +170,14 @@ class Traits:
             self._found["blocks"] = {path: expression(model, path) for path, _ in blocks}
             self._found["place"] = self._place_for(model)
         return None
+
+    def _follow(self, _: Any, result: Any) -> None:
+        """Note whether a backward pass reaches what a call made a graph for."""
+        nodes = [one.grad_fn for one in tensors(result) if one.grad_fn is not None]
+        line = users_line() if nodes else ""
+        if line and not self._graphs.setdefault(line, False):
+            for node in nodes:
+                node.register_prehook(lambda _: self._graphs.update({line: True}))
 
     def _add_parts(self, model: Any) -> None:
         """Count the cost of a model's parts, which are named as on the optimizer's line."""
@@ -306,7 +318,11 @@ def _names_in(at_hand: Mapping[str, Any]) -> dict[int, str]:
     for name, value in at_hand.items():
         if isinstance(value, (type, ModuleType)):
             continue
-        members = {**getattr(value, "__dict__", {}), **getattr(value, "_modules", {})}
+        try:
+            modules = value._modules if isinstance(value, torch.nn.Module) else {}
+            members = {**vars(value), **modules}
+        except Exception:  # noqa: BLE001 - whatever an object of the program does
+            members = {}
         reached = {f".{key}": inner for key, inner in members.items() if key.isidentifier()}
         if type(value) in {list, tuple, dict} and len(value) <= MAX_ITEMS:
             items = value.items() if type(value) is dict else enumerate(value)
