@@ -19,6 +19,7 @@ from fragdoctor.model.frameworks import frameworks_in
 MAX_CHARS: Final = 256 * 1024
 _MAX_TEXT: Final = 500
 _TITLE_WORDS: Final = 6
+_TITLE_CHARS: Final = 120
 
 _MEMORY: Final = (
     r"(?:(?:allocatable|device|cuda|gpu|video|graphics|system|main|host|cpu|free|available)[ -])"
@@ -49,7 +50,8 @@ _HAPPENS: Final = re.compile(
     re.IGNORECASE,
 )
 _EXPLAINS: Final = re.compile(
-    r"\b(?:you(?! (?:suggested|said|mentioned|wrote|asked))|your"
+    r"\b(?:you(?! (?:suggested|said|mentioned|wrote|asked))"
+    r"|your(?! (?:\w{1,20} )?(?:time|work|help|project|repo|code)\b)"
     r"|users?|may|might|could(?! not)|would|should|means?|common|frequent|fixe[ds]"
     r"|errors (?:happen|occur|arise)|make sure"
     r"|handl(?:e|es|ed|ing)|avoids?|prevents?|protection|such as|instead of|as expected)\b"
@@ -75,6 +77,11 @@ _REPORTS: Final = re.compile(
 _ON_DEVICE: Final = re.compile(
     r"cuda|gpu|hip|rocm|vram|xpu|device|metal|opencl|vulkan|graphics|显存", re.IGNORECASE
 )
+_TRAINS: Final = re.compile(
+    r"\btrain(?:s|ing|ed)?\b|fine-?tun|\bepochs?\b|\bbatch[ _-]?size|\blora\b|pytorch|\btorch\b",
+    re.IGNORECASE,
+)
+_OTHERS: Final = re.compile(r"\b(?:jax|flax|tensorflow|keras|paddle|mxnet)", re.IGNORECASE)
 _ON_HOST: Final = re.compile(
     r"\b(?:ram|cpu|host|swap|slurm|cgroup|(?:system|main) memory)\b|内存", re.IGNORECASE
 )
@@ -98,8 +105,10 @@ def told_failure(text: str) -> OomMessage | None:
         sentences = _SENTENCES.finditer(head, start)
         sentence = next((s for s in sentences if s.end() > found.start()), found)
         told, before = sentence.group(), head[sentence.start() : found.start()]
-        is_title = not head[:start].strip() and len(told.split()) < _TITLE_WORDS
-        is_title = is_title and not (found["loose"] and not head[sentence.end() :].strip())
+        is_lone = not head[sentence.end() :].strip()
+        is_title = len(told.split()) < _TITLE_WORDS and not (found["loose"] and is_lone)
+        is_title |= len(told) <= _TITLE_CHARS and not (found["loose"] or is_lone)
+        is_title &= not head[:start].strip()
         is_head = not found["loose"] and not before.strip("\"'`([{>*-: #")
         happens = is_title or is_head or _HAPPENS.search(head, start, sentence.end())
         explains = _EXPLAINS.search(told) or _EXPLAINS.search(before)
@@ -113,15 +122,20 @@ def told_failure(text: str) -> OomMessage | None:
     return first_told
 
 
+def _is_of_torch(around: str) -> bool:
+    """Return whether a text speaks of a program that trains and of CUDA: most likely PyTorch's."""
+    return bool(_TRAINS.search(around) and _ON_DEVICE.search(around)) and not _OTHERS.search(around)
+
+
 def _message(found: re.Match[str], told: str, head: str) -> OomMessage:
     """Make a sentence's message; whose memory it means is read from it and the text around it."""
     named = found.group() if _ON_HOST.search(found.group()) else told
     is_on_device = _ON_DEVICE.search(named) is not None
     is_on_host = not is_on_device and _ON_HOST.search(told) is not None
-    around = head[max(0, found.start() - 700) : found.end() + 250]
+    around = head[max(0, found.start() - 700) : found.end() + 700]
     if is_on_host:
         kind, sub_kind = HOST, ""
-    elif found["torch"] or found["name"] or frameworks_in((), around):
+    elif found["torch"] or found["name"] or frameworks_in((), around) or _is_of_torch(around):
         kind, sub_kind = ALLOCATOR, "figures-lost"
     else:
         kind, sub_kind = DRIVER, "" if _ON_DEVICE.search(around) else "unread"

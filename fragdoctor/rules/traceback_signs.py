@@ -149,10 +149,33 @@ def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
 _INFERS: Final = "(?:infer|demo|predict|generate|sample|detect|upscale|transcribe|render)"
 """Names of programs that only run a model."""
 
+_RUNS_MODEL: Final = r"(?:\bupscal|super.?resol|\btranscrib|\binference\b)"
+"""What a program does that only runs a model; people who train one may speak of it, too."""
+
+_FAILS: Final = (
+    r"(?:\b(?:errors?|fail\w*|crash\w*|oom\w*|out of (?:\w+ )?(?:memory|vram)"
+    r"|memory (?:issue|problem)s?|run(?:s|ning)? out|ran out|explod\w+|overflow\w*|occur\w*|stops"
+    r"|aris\w+|happens?|spikes?|goes wrong)\b)"
+)
+"""What people say of a failure."""
+
+_CLAUSE: Final = r"(?:(?!\b(?:but|however|whereas|although|while)\b)[^.!?;]){0,160}?"
+
+
+def _in_clause(words: str) -> str:
+    """Return a pattern for words in the clause that tells of the failure, before or after it."""
+    return rf"(?:{_FAILS}{_CLAUSE}{words}|{words}{_CLAUSE}{_FAILS})"
+
+
+_TESTS: Final = (
+    r"(?<![\w./-])(?<!cross[ -])(?:eval(?:uat(?:e|es|ed|ing|ions?))?|validat(?:e|es|ing|ions?)"
+    r"|(?:to|in|at|after|during|while|when|the|running) test(?:ing)?"
+    r"|tests? (?:step|phase|stage|time|loop|epoch))"
+    r"(?![\w/(=-]|\.\w| (?:(?:is|was|works?|runs|went|goes) (?:\w+ )?(?:ok|okay|fine|well|normal)"
+    r"|different|various|with\b))"
+)
 _EVALUATES: Final = (
-    r"(?:\b(?:during|in|at|after|running|when|while|try\w* to) (?:the |each )?"
-    r"(?:(?:validat|evaluat)i\w+|test(?:ing)?\b(?! (?:different|various|with)))"
-    r"|\bvalidation (?:step|process|phase|stage|routine|loop|fails|OOM)\b"
+    rf"(?:{_in_clause(_TESTS)}|\btry\w* to (?:test|evaluate|validate)\b"
     r"|\btrain\w* (?:is|was|works|runs|goes|went) (?:ok|okay|fine|well|normal\w*|success\w*)\b"
     r"[^\n]{0,20}\s{0,3}[^\n]{0,20}\b(?:test|eval|valid)\w*)"
 )
@@ -807,7 +830,10 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 "_evaluation_step validation_step _run_sanity_check validate"
             ),
             Place(file=r"(?:^|/)evaluation/"),
-            Place(code=r"\bself\.(?:val|validate|validation|eval|evaluate|evaluation)_\w+\("),
+            Place(
+                code=r"(?:(?<![\w.])|\bself\.)(?:(?:val|eval)_\w+|(?:validat|evaluat)(?:e|ion)"
+                r"(?:_\w+)?)\("
+            ),
             # The user's own functions named so: val_one_epoch, run_validation, test_model.
             Place(
                 named=r"^(?!.*train)(?:.*_)?(?:val|valid|validate|validation|eval|evaluate"
@@ -885,7 +911,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
         intro=r"\bvideo \d{1,6}/\d{1,6} \(frame \d",
         in_words=rf"(?i)\b(?:python3?|ran|run|running) (?:\S*[/\\])?(?:\w*_)?{_INFERS}\w*\.py\b"
-        r"|\bupscal|super.?resol|\btranscrib|\binference\b|Mask\w{0,40}Generator\(",
+        rf"|Mask\w{{0,40}}Generator\(|{_in_clause(_RUNS_MODEL)}|(?s:\A(?!.*\b(?:train(?:ing)?"
+        rf"|fine-?tun\w{{1,3}})\b).*{_RUNS_MODEL})",
     ),
 )
 

@@ -322,6 +322,9 @@ CONTRADICTED = {
         frame("/job/fit.py", "training_step", "loss = self.step(batch)"),
         frame(f"{TORCH}/utils/_contextlib.py", "decorate_context", "return func(*args)"),
     ),
+    "an evaluation that works": f"{FULL}\nTraining fails, but the evaluation is fine.\n",
+    "a part of the data of a cross-validation": f"{FULL}\nIt happens in cross validation.\n",
+    "inference that works, where training fails": f"{FULL}\nI fine-tune it. Inference works.\n",
     "a checkpoint that goes to the CPU": failing(
         frame("/job/fit.py", "resume", "state = torch.load(path, map_location='cpu')"),
         frame(f"{TORCH}/serialization.py", "load", "return _load(f)"),
@@ -352,7 +355,16 @@ def test_weights_are_seen_however_the_traceback_is_cut(file, function, code):
     assert sign.name == "loading-weights"
 
 
-@pytest.mark.parametrize("said", ["during the validation", "In the validation step it fails"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        "during the validation",
+        "In the validation step it fails",
+        "but it fails as soon as it starts evaluating",
+        "but on the fifth iteration the evaluation loop started and the error arose",
+        "and I get this error right after the first evaluation",
+    ],
+)
 def test_evaluation_is_read_from_words_without_a_traceback(said):
     (message,) = find_messages(f"Training is fine, {said}:\n{FULL}\n").messages
     sign = sign_of(message)
@@ -500,6 +512,18 @@ def test_step_of_a_server_is_told_a_cache_that_leaves_it_room():
     said = how(f"{budget}(EngineCore_DP0 pid=12) ERROR [core.py:700] {failed}\n")
 
     assert said.startswith("--kv-cache-memory-bytes 3758096384 leaves the step the 621.60 MiB")
+
+
+def test_line_that_calls_a_validation_shows_it_where_its_frame_has_another_name():
+    text = failing(
+        frame("/job/main.py", "train", "best = validation(loader)"),
+        frame("/job/main.py", "<listcomp>", "[post(x) for x in outputs]"),
+    )
+
+    sign = sign_of(find_messages(text).messages[0])
+
+    assert sign is not None
+    assert sign.name == "evaluation"
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,10 @@ from fragdoctor.diagnosis.remedies.remedy import (
 )
 from fragdoctor.future.edits import Edit
 from fragdoctor.future.training_edits import batch_scaled, passes_scaled
-from fragdoctor.model.case import BATCH_OF_ONE, BATCH_TRIED
+from fragdoctor.model.case import BATCH_OF_ONE
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
-from fragdoctor.model.frameworks import Change
+from fragdoctor.model.frameworks import RUN_ONLY, Change
 from fragdoctor.model.phases import Category
 from fragdoctor.model.simulation import OutlookState
 from fragdoctor.rules.traceback_signs import works_on_pixels
@@ -184,10 +184,31 @@ FEWER_PIXELS: Final = (
 )
 
 
-ONE_SAMPLE: Final = (
-    "a shorter sequence, a smaller image or crop, fewer frames; then less for weights and state: "
-    "16 bits, LoRA, an optimizer in 8 bits"
+INPUTS: Final = "smaller inputs"
+NO_HELP: Final = "a smaller batch did not help"
+HALVES: Final = (
+    "halve the batch until a step fits, and accumulate gradients over twice as many steps each "
+    "time, which keeps the effective batch"
 )
+ONE_SAMPLE: Final = "a shorter sequence, a smaller image or crop, fewer frames"
+LESS_STATE: Final = ("16 bits", "LoRA", "an optimizer in 8 bits")
+CHECKPOINTED: Final = (
+    "the program's own option (gradient_checkpointing), or torch.utils.checkpoint around each block"
+)
+
+
+def _less_of_one(case: JudgedCase, since: str) -> tuple[str, str]:
+    """Return title and change for a batch that cannot shrink, without what is in use already."""
+    left = ", ".join(way for way in LESS_STATE if way not in case.told.in_use)
+    state = words_in(case, Change.OFFLOAD_STATE) or left or "offload them to the host"
+    change = (
+        f"{', '.join(case.told.smaller_samples) or ONE_SAMPLE}; then less for weights and state"
+    )
+    change = f"{change}: {state}"
+    if not case.trains or case.is_checkpointed:
+        return f"Use less for one sample: {since}", change
+    words = words_in(case, Change.CHECKPOINT) or CHECKPOINTED
+    return f"Checkpoint the layers: {since}", f"{words}; also {change}"
 
 
 class SmallerBatch(SavingRemedy):
@@ -260,17 +281,26 @@ class SmallerBatch(SavingRemedy):
         )
 
     def _said(self, case: JudgedCase) -> tuple[str, str]:
-        """Return a title ("" for the usual one) and the change, by what is known of the batch."""
-        if case.has_marker(BATCH_OF_ONE):
-            words = words_in(case, Change.CHECKPOINT)
-            is_told = bool(words) and case.trains and not case.is_checkpointed
-            change = f"{words}; also {ONE_SAMPLE}" if is_told else ONE_SAMPLE
-            return "Use less for one sample: the batch is already one", change
-        if case.has_marker(BATCH_TRIED):
-            return "Use smaller inputs, or less memory for the model", ONE_SAMPLE
-        if works_on_pixels(case.message):
+        """Return a title ("" for the usual one) and the change, by what the text says of a batch.
+
+        The text's own option is named with its value, unless a framework's words name it.
+        """
+        told, is_one = case.told, case.has_marker(BATCH_OF_ONE)
+        if is_one or told.is_smaller_batch_tried:
+            return _less_of_one(case, "the batch is already one" if is_one else NO_HELP)
+        trains = not case.frameworks or any(f.name not in RUN_ONLY for f in case.frameworks)
+        less = " or ".join(told.smaller_samples) if trains else ""
+        is_sized = told.batch_size is not None and told.batch_size > 1
+        if not is_sized and works_on_pixels(case.message):
             return "Use a smaller batch or smaller images", FEWER_PIXELS
-        return "", self.change
+        has_words = bool(words_in(case, Change.BATCH))
+        halves = case.trains and (is_sized or bool(less)) and not has_words
+        batch = (
+            f"Lower {told.batch_option} from {told.batch_size}, or use"
+            if is_sized
+            else "Use a smaller batch or"
+        )
+        return f"{batch} {less or INPUTS}", HALVES if halves else self.change
 
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
         """Return the run with shares of the present batch, as many as its length allows."""
