@@ -34,7 +34,7 @@ SHORTAGE: Final = re.compile(
     r"|\b(?:an?|cuda|gpu|vram|get|gets|got|hit|hits) oom\b"
     rf"|(?:\bnot|n't)(?: have| provide)? enough {_MEMORY}|\b(?:insufficient|no more) {_MEMORY}"
     rf"|\b{_MEMORY} (?:(?:is|was) (?:full|exhausted)|over-?(?:load|flow)s?\b)"
-    rf"|(?P<loose>{GROWS}|\black of {_MEMORY}"
+    rf"|(?P<loose>{GROWS}|\b(?:cuda|gpu|vram) memory (?:error|problem)s?\b|\black of {_MEMORY}"
     rf"|{_MEMORY} (?:is|was)(?:n't| not) (?:enough|sufficient)"
     rf"|\bexceed(?:s|ed|ing)? (?:the |my )?{_MEMORY}|\b{_MEMORY} exceeded\b)"
     r"|爆显存|(?:显|内)存(?:不足|不够|溢出)"
@@ -46,6 +46,7 @@ _HAPPENS: Final = re.compile(
     r"error|fail|exception|fatal|panic|abort|terminat|unable|crash|kill|blow|explo|complain|report"
     r"|die[sd]|exceed|爆|\b(?:I|we|my|our|me|it)\b"
     r"|\b(?:g[eo]t|went|goes|thr[eo]w|rais|trigger|caus|leads|led|r[au]n|hit|keep|kept|exhaust)"
+    r"|\b(?:but|still|always) "
     r"|\b(?:does|do|can|could|is)\s?n(?:o|')t\b(?! (?:enough|sufficient))",
     re.IGNORECASE,
 )
@@ -78,9 +79,10 @@ _ON_DEVICE: Final = re.compile(
     r"cuda|gpu|hip|rocm|vram|xpu|device|metal|opencl|vulkan|graphics|显存", re.IGNORECASE
 )
 _TRAINS: Final = re.compile(
-    r"\btrain(?:s|ing|ed)?\b|fine-?tun|\bepochs?\b|\bbatch[ _-]?size|\blora\b|pytorch|\btorch\b",
+    r"\btrain(?:s|ing|ed)?\b|fine-?tun|\bepochs?\b|\bbatch[ _-]?size|\blora\b|\bvalidation\b|torch",
     re.IGNORECASE,
 )
+_GROWS: Final = re.compile(r"grow|increas|leak|deplet", re.IGNORECASE)
 _OTHERS: Final = re.compile(r"\b(?:jax|flax|tensorflow|keras|paddle|mxnet)", re.IGNORECASE)
 _ON_HOST: Final = re.compile(
     r"\b(?:ram|cpu|host|swap|slurm|cgroup|(?:system|main) memory)\b|内存", re.IGNORECASE
@@ -123,8 +125,11 @@ def told_failure(text: str) -> OomMessage | None:
 
 
 def _is_of_torch(around: str) -> bool:
-    """Return whether a text speaks of a program that trains and of CUDA: most likely PyTorch's."""
-    return bool(_TRAINS.search(around) and _ON_DEVICE.search(around)) and not _OTHERS.search(around)
+    """Return whether a text speaks of a program that trains on a GPU: most likely PyTorch's."""
+    is_on_device = _ON_DEVICE.search(around) or not (
+        _ON_HOST.search(around) or _GROWS.search(around)
+    )
+    return bool(_TRAINS.search(around) and is_on_device) and not _OTHERS.search(around)
 
 
 def _message(found: re.Match[str], told: str, head: str) -> OomMessage:

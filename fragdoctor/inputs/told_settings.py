@@ -20,7 +20,7 @@ _NAME: Final = (
 _OF_OTHER: Final = re.compile(r"(?i)eval|val[._-]|valid|test|infer|predict|sample_|total|global")
 _BATCH: Final = re.compile(
     rf"(?i)(?<![\w.-])(?P<option>(?:--)?(?:{_NAME}))[*`'\"]{{0,3}}"
-    r"(?:\s{0,3}[:=]\s{0,3}|\s{1,3}(?:(?:of|is|was|to|at|as|set to)\s{1,3}){0,2})"
+    r"(?:\s{0,3}[:=]\s{0,3}|\s{1,3}(?:(?:of|is|was|to|at|as|like|set to)\s{1,3}){0,2})"
     r"[`'\"(]{0,2}(?P<size>[1-9]\d{0,3})\b(?![.,]\d|[-x*])"
 )
 _LESS: Final = r"(?:reduc|lower|decreas|small|chang|set|tri|try|us|drop|cut|turn)\w{0,6}"
@@ -57,7 +57,7 @@ _MOST_KINDS: Final = 2
 _SIZE: Final = re.compile(
     r"(?i)(?<![\w.-])((?:--)?(?:max_?(?:seq(?:uence)?_?)?(?:len(?:gth)?|duration)|cutoff_len"
     r"|(?:img|image|crop|patch)_?size|imgsz|resolution|num_frames|block_size))"
-    r"['\"`]{0,2}(?:\s{0,3}[:=]\s{0,3}|\s{1,3}(?:is )?)['\"`(\[]{0,2}\d{2,5}\b"
+    r"['\"`]{0,2}(?:\s{0,3}[:=]\s{0,3}|\s{1,3}(?:is )?)['\"`(\[]{0,2}\d{2,5}(?:s|px)?\b"
 )
 """An option for the size of a sample, with its value."""
 

@@ -154,7 +154,7 @@ _RUNS_MODEL: Final = r"(?:\bupscal|super.?resol|\btranscrib|\binference\b)"
 
 _FAILS: Final = (
     r"(?:\b(?:errors?|fail\w*|crash\w*|oom\w*|out of (?:\w+ )?(?:memory|vram)"
-    r"|memory (?:issue|problem)s?|run(?:s|ning)? out|ran out|explod\w+|overflow\w*|occur\w*|stops"
+    r"|issues?|problems?|run(?:s|ning)? out|ran out|explod\w+|overflow\w*|occur\w*|stops"
     r"|aris\w+|happens?|spikes?|goes wrong)\b)"
 )
 """What people say of a failure."""
@@ -170,7 +170,7 @@ def _in_clause(words: str) -> str:
 _TESTS: Final = (
     r"(?<![\w./-])(?<!cross[ -])(?:eval(?:uat(?:e|es|ed|ing|ions?))?|validat(?:e|es|ing|ions?)"
     r"|(?:to|in|at|after|during|while|when|the|running) test(?:ing)?"
-    r"|tests? (?:step|phase|stage|time|loop|epoch))"
+    r"|tests? (?:step|phase|stage|time|loop|epoch)|predict(?:ing|ions?))"
     r"(?![\w/(=-]|\.\w| (?:(?:is|was|works?|runs|went|goes) (?:\w+ )?(?:ok|okay|fine|well|normal)"
     r"|different|various|with\b))"
 )
@@ -184,7 +184,7 @@ _EVALUATES: Final = (
 _GROWS: Final = (
     rf"(?:{GROWS}|\b(?:memory|vram|usage)\b(?: \w+){{0,5}}? (?:climb\w*|(?:slowly"
     r"|will|continu\w+|were|was|is|been|becom\w+|gets?)(?: \w+){0,3}? (?:increas\w+|grow\w*"
-    r"|ris(?:es|ing)|larger|higher|bigger|fill\w+|full))|\b(?:steady|gradual) increase"
+    r"|ris(?:es|ing)|(?:larger|higher|bigger)(?! than)|fill\w+|full))|\b(?:steady|gradual) increase"
     r"|\bincreasing GPU.memory|\bwithout .{0,3}item\(|\bleak(?:s|ing|age)?\b"
     r"|\b(?:error|fail|crash|oom)\w*(?: \w+){0,3} after (?:\w+ )?\d+ (?:images|samples|batches"
     r"|iterations|steps|epochs)\b|\bgrows? larger after each\b"
@@ -827,7 +827,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         places=(
             Place(
                 functions="evaluation_loop prediction_loop prediction_step evaluate "
-                "_evaluation_step validation_step _run_sanity_check validate"
+                "_evaluation_step validation_step _run_sanity_check validate test test_epoch"
             ),
             Place(file=r"(?:^|/)evaluation/"),
             Place(

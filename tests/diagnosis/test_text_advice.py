@@ -79,6 +79,15 @@ def test_smaller_batch_that_did_not_help_is_not_advised_again(said):
     assert first.title == "Use less for one sample: a smaller batch did not help"
 
 
+def test_title_that_repeats_the_error_is_read_with_the_text_of_its_repetition():
+    _, first = first_of(
+        "CUDA out of memory\n\nI got CUDA out of memory when I train with batch size 4.\n"
+    )
+
+    assert first.title == "Lower batch size from 4, or use smaller inputs"
+    assert "accumulate gradients" in first.change
+
+
 def test_layers_are_checkpointed_first_in_training_if_a_smaller_batch_did_not_help():
     _, first = first_of(f"{FULL}\nTraining with --fp16 and batch size 1 fails.\n")
 

@@ -322,6 +322,8 @@ CONTRADICTED = {
         frame("/job/fit.py", "training_step", "loss = self.step(batch)"),
         frame(f"{TORCH}/utils/_contextlib.py", "decorate_context", "return func(*args)"),
     ),
+    "memory that is higher on one rank than on others": f"{FULL}\nMemory of rank 0 is higher than "
+    "that of the other ranks.\n",
     "an evaluation that works": f"{FULL}\nTraining fails, but the evaluation is fine.\n",
     "a part of the data of a cross-validation": f"{FULL}\nIt happens in cross validation.\n",
     "inference that works, where training fails": f"{FULL}\nI fine-tune it. Inference works.\n",
@@ -363,6 +365,7 @@ def test_weights_are_seen_however_the_traceback_is_cut(file, function, code):
         "but it fails as soon as it starts evaluating",
         "but on the fifth iteration the evaluation loop started and the error arose",
         "and I get this error right after the first evaluation",
+        "but it errors out in the final step of saving predictions",
     ],
 )
 def test_evaluation_is_read_from_words_without_a_traceback(said):

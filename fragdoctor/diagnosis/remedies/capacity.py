@@ -193,18 +193,17 @@ HALVES: Final = (
 ONE_SAMPLE: Final = "a shorter sequence, a smaller image or crop, fewer frames"
 LESS_STATE: Final = ("16 bits", "LoRA", "an optimizer in 8 bits")
 CHECKPOINTED: Final = (
-    "the program's own option (gradient_checkpointing), or torch.utils.checkpoint around each block"
+    "turn on the program's option for it (gradient_checkpointing), or call each block through "
+    "torch.utils.checkpoint"
 )
 
 
 def _less_of_one(case: JudgedCase, since: str) -> tuple[str, str]:
     """Return title and change for a batch that cannot shrink, without what is in use already."""
     left = ", ".join(way for way in LESS_STATE if way not in case.told.in_use)
-    state = words_in(case, Change.OFFLOAD_STATE) or left or "offload them to the host"
-    change = (
-        f"{', '.join(case.told.smaller_samples) or ONE_SAMPLE}; then less for weights and state"
-    )
-    change = f"{change}: {state}"
+    state = words_in(case, Change.OFFLOAD_STATE, Change.WEIGHTS) or left or "less of it on the GPU"
+    samples = ", ".join(case.told.smaller_samples) or ONE_SAMPLE
+    change = f"use {samples}; then less memory for weights and state: {state}"
     if not case.trains or case.is_checkpointed:
         return f"Use less for one sample: {since}", change
     words = words_in(case, Change.CHECKPOINT) or CHECKPOINTED
