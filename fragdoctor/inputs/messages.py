@@ -35,8 +35,6 @@ from fragdoctor.inputs.wordings.wording import (
 )
 from fragdoctor.inputs.xla_program import xla_program
 from fragdoctor.model.case import (
-    BATCH_OF_ONE,
-    CHECKPOINTING,
     GPU_TABLE,
     NO_FAILURE,
     LogMarker,
@@ -340,9 +338,6 @@ def _is_whole_of(cut: OomMessage, message: OomMessage) -> bool:
     )
 
 
-_ONE: Final = (
-    r"(?:perdevice|_per_gpu)?['\"]?,?(?:of|to|is)?(?:already|just|only)?[=:]?['\"]?1(?!\.?\d)"
-)
 _MARKERS: Final = (
     ("cache-flush", r"allocatorcacheflushes"),
     ("device-assert", r"thread:\[\d{1,6},\d{1,6},\d{1,6}\]assertion`"),
@@ -354,21 +349,6 @@ _MARKERS: Final = (
     ("killed", r"failed\(exitcode:-?\d{1,4}\)"),
     ("killed", r"dataloaderworker\S{0,80}exitedun"),
     ("killed", r"signal15\(sigterm\)"),
-    # but not in a router's span: batch{batch_size=1}
-    *(
-        (BATCH_OF_ONE, rf"(?<!eval_)(?<!val_)(?<!test_)(?<!\{{){name}" + _ONE)
-        for name in (
-            r"batch[-_]?size",
-            "samples_per_gpu",
-            "ims_per_batch",
-            r"num[-_]?(?:samples|images)",
-        )
-    ),
-    (BATCH_OF_ONE, r"noexecutablebatchsizefound"),
-    (CHECKPOINTING, r"--gradient[_-]checkpointing(?![=,'\"]{0,3}(?:false|no|0))"),
-    (CHECKPOINTING, r"gradient_checkpointing['\"]?[=:]['\"]?true"),
-    # transformers, modeling_utils.py and models: printed if the cache and checkpointing are both on
-    (CHECKPOINTING, r"incompatiblewithgradientcheckpointing"),
 )
 
 

@@ -9,18 +9,20 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from fragdoctor.model.case import ToldSettings
+from fragdoctor.model.case import CHECKPOINTING, IMAGES, ToldSettings
 
 MAX_CHARS: Final = 256 * 1024
 
 _NAME: Final = (
     r"(?:[\w.]{1,40}[._])?(?:micro_?)?batch[-_ ]?size(?:[-_ ]per[-_ ](?:gpu|device))?"
-    r"|(?:samples|imgs|images)_per_(?:gpu|batch)|ims_per_batch|max[-_]tokens(?=\s{0,3}\d{4})|\bbatch(?==)"
+    r"|(?:samples|imgs|images)_per_(?:gpu|batch)|(?:\w{1,20}\.){0,2}ims_per_batch"
+    r"|num[_ ](?:samples|images)|max[-_]tokens(?=\s{0,3}\d{4})|\bbatch(?==)"
 )
 _OF_OTHER: Final = re.compile(r"(?i)eval|val[._-]|valid|test|infer|predict|sample_|total|global")
+_IS: Final = r"(?:of|is|was|to|at|as|like|set to|already|just|only|per device)"
 _BATCH: Final = re.compile(
-    rf"(?i)(?<![\w.-])(?P<option>(?:--)?(?:{_NAME}))[*`'\"]{{0,3}}"
-    r"(?:\s{0,3}[:=]\s{0,3}|\s{1,3}(?:(?:of|is|was|to|at|as|like|set to)\s{1,3}){0,2})"
+    rf"(?i)(?<![\w.{{-])(?P<option>(?:--)?(?:{_NAME}))[*`'\"]{{0,3}}"
+    rf"(?:\s{{0,3}}[:=]\s{{0,3}}|,?\s{{1,3}}(?:{_IS}\s{{1,3}}){{0,2}})"
     r"[`'\"(]{0,2}(?P<size>[1-9]\d{0,3})\b(?![.,]\d|[-x*])"
 )
 _LESS: Final = r"(?:reduc|lower|decreas|small|chang|set|tri|try|us|drop|cut|turn)\w{0,6}"
@@ -34,11 +36,16 @@ _TRIED: Final = re.compile(
     rf"|\b(?:still (?:{_WORD} ){{0,2}}(?:when|after|if|with)|even (?:when|after|if|with)"
     rf"|no matter)\b[^.!?\n]{{0,40}}?\b(?:{_LESS}|minimal|tiny)\W{{1,3}}"
     rf"(?:{_WORD}\W{{1,3}}){{0,3}}?batch"
+    rf"|no executable batch size found"
     rf"|\bstill (?:{_WORD} ){{0,3}}(?:when|with|if) (?:the |a )?batch\W?size\b"
 )
 _IN_USE: Final = {
     "16 bits": r"\b(?:fp16|bf16|float16|bfloat16)\b|mixed.?precision\W{1,4}(?:fp|bf)16|\b16-mixed",
     "LoRA": r"\bq?lora\b|\bpeft\b",
+    # transformers, modeling_utils.py: "incompatible" is printed if the cache is on as well
+    CHECKPOINTING: r"--gradient[_-]checkpointing\b(?!['\",= ]{1,4}(?:false|no|0))"
+    r"|gradient_checkpointing['\"`]{0,2} ?[:=] ?['\"]?true"
+    r"|incompatible with gradient checkpointing",
     "an optimizer in 8 bits": r"(?:adamw?|adam|lion)_?8.?bit|8.?bit_?adam|\badafactor\b",
 }
 _SAMPLES: Final = {
@@ -47,8 +54,9 @@ _SAMPLES: Final = {
     "smaller patches or crops": r"\bpatch(?:es|_size| size)\b|\bvolum(?:es|etric)\b|\bCT\b",
     "fewer points": r"\bpoint.?clouds?\b|\blidar\b",
     "fewer nodes and edges": r"\bG[CN]Ns?\b|graph.(?:neural|conv)|edge_index|torch.geometric",
-    "smaller images": r"\bimages?\b|\bimg(?:s|sz|_size)?\b|\bresolution\b|\bunet\b"
-    r"|(?<!-)segmentation",
+    IMAGES: r"\bimages?\b|\bimg(?:s|sz|_size)?\b|\bresolution\b|\bunet\b|(?<!-)segmentation"
+    # torch 2.13, torch/nn/modules/conv.py and pooling.py, torch/nn/functional.py
+    r"|\bF\.(?:conv|conv_transpose|max_pool|avg_pool)[23]d\(|\bin (?:interpolate|upsample)\b",
     "shorter sequences": r"\btokens?\b|\bseq(?:uence)?[_ ]len|max_length|cutoff_len|\bLLMs?\b"
     r"|llama|\bgpt|qwen|\bbert\b",
 }

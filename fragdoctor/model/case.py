@@ -21,9 +21,10 @@ NO_FAILURE: Final = "no-failure"
 GPU_TABLE: Final = "gpu-table"
 """``sub_kind`` of the message that stands for a table of GPUs next to words about a failure."""
 
-BATCH_OF_ONE: Final = "batch-of-one"
 CHECKPOINTING: Final = "checkpointing"
-"""Markers of measures that a text says are already in use or did not help, so are not advised."""
+"""Checkpointed layers among the measures that a text says are in use."""
+IMAGES: Final = "smaller images"
+"""What smaller samples are if a text speaks of images."""
 
 _MEMORY: Final = r"\b(?:(?:gpu|cuda|cpu|host|system)[ -]){0,2}(?:memory|vram|ram)\b"
 GROWS: Final = (
@@ -173,7 +174,7 @@ class LogMarker(Struct, frozen=True):
 
     Attributes:
         kind: ``device-assert``, ``restart``, ``cache-flush`` (DeepSpeed), ``cudamalloc-warning``
-            (2.13), ``killed``, ``nvml-unavailable``, ``batch-of-one``, ``checkpointing``, ...
+            (2.13), ``killed``, ``nvml-unavailable``, ...
         line: 1-based line.
         rank: rank printed on that line.
         text: the line, with whitespace folded, at most 500 characters; hostile text.

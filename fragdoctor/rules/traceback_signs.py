@@ -420,15 +420,17 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     ),
     # ---- evaluation ----
     TracebackSign(
-        name="gathered-predictions",
-        doing="while the predictions of the whole evaluation were joined on the GPU",
+        name="kept-predictions",
+        doing="in an evaluation whose results add up on the GPU",
         is_training=False,
         can_leave_gpu=True,
-        title="Gather the predictions on the CPU",
-        change="keep only what the metrics need of each batch, on the CPU",
+        title="Keep nothing of an evaluated batch on the GPU",
+        change="put torch.no_grad() around the loop (model.eval() alone keeps the graph), and "
+        "store outputs and metrics with .item() or .cpu(), only what the metrics need",
         spelled=Change.GATHER,
-        why="Trainer keeps every batch's logits on the GPU until the evaluation ends, "
-        "and joins them with a copy.",
+        why="What each batch leaves behind adds up, whatever the batch size. Trainer keeps every "
+        "batch's logits on the GPU until the evaluation ends, and joins them with a copy.",
+        in_words=rf"(?is)(?=.*{_EVALUATES})(?=.*{_GROWS})",
         # transformers 3.1 to 4.57, trainer.py and trainer_pt_utils.py
         places=(
             Place(
@@ -790,22 +792,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
     ),
     TracebackSign(
-        name="growing-evaluation",
-        doing="in an evaluation whose memory was seen to grow",
-        is_training=False,
-        is_surrounding=True,
-        can_leave_gpu=True,
-        title="Keep nothing of an evaluated batch on the GPU",
-        change="put torch.no_grad() around the loop (model.eval() alone keeps the graph), and "
-        "store outputs and metrics with .item() or .cpu(); with Trainer: "
-        "eval_accumulation_steps=1, and a preprocess_logits_for_metrics that returns "
-        "logits.argmax(-1)",
-        spelled=Change.GATHER,
-        why="What each batch leaves behind adds up, whatever the batch size.",
-        # torch 2.13, docs/source/notes/faq.rst; transformers 4.57, trainer.py
-        in_words=rf"(?is)(?=.*{_EVALUATES})(?=.*{_GROWS})",
-    ),
-    TracebackSign(
         name="evaluation",
         doing="while an evaluation ran",
         is_of_batch=True,
@@ -919,14 +905,3 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
 _PLACES: Final = tuple(sign for sign in SIGNS if not sign.is_surrounding)
 _SURROUNDINGS: Final = tuple(s for s in SIGNS if s.is_surrounding and s.name != INFERENCE)
 _LAST: Final = tuple(sign for sign in SIGNS if sign.name == INFERENCE)
-
-# torch 2.13, torch/nn/modules/conv.py and pooling.py, torch/nn/functional.py
-_PIXELS: Final = (
-    Place(code=r"\bF\.(?:(?:conv|conv_transpose|max_pool|avg_pool)[23]d|interpolate|upsample)\("),
-    Place(file=r"/torch/nn/functional\.py$", functions="interpolate upsample"),
-)
-
-
-def works_on_pixels(message: OomMessage | None) -> bool:
-    """Return whether the failed layer works on every pixel of images or volumes."""
-    return message is not None and any(p.matches(f) for f in message.frames[-3:] for p in _PIXELS)

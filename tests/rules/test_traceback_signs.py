@@ -128,7 +128,7 @@ SHAPES = {
     "server-step": failing(
         frame(f"{LIB}/vllm/v1/worker/gpu_worker.py", "execute_model", "out = self.run()")
     ),
-    "gathered-predictions": failing(
+    "kept-predictions": failing(
         frame(f"{LIB}/transformers/trainer_pt_utils.py", "nested_concat", "torch.cat((a, b))")
     ),
     "box-assignment": failing(
@@ -167,9 +167,9 @@ SHAPES = {
     "loaded-checkpoint that exists": f"When it loads the existing checkpoint:\n{FULL}\n",
     "growth of what Lightning keeps": "    def training_epoch_end(self, outputs):\n        ...\n"
     f"{FULL}\n",
-    "growing-evaluation": f"{FULL}\nIt happens during evaluation: memory usage starts to creep up "
-    "at some batch until it overflows.\n",
-    "growing-evaluation of many images": f"In testing, it fails after 1000 images:\n{FULL}",
+    "kept-predictions in words": f"{FULL}\nIt happens during evaluation: memory usage starts to "
+    "creep up at some batch until it overflows.\n",
+    "kept-predictions of many images": f"In testing, it fails after 1000 images:\n{FULL}",
     "loading-weights in a loader's own functions": failing(
         frame("/job/models.py", "loader", "return Quantized.from_pretrained(name)"),
         frame(f"{LIB}/exl/moe_mlp.py", "load", "self.w3[e].load()"),
@@ -246,7 +246,9 @@ def test_search_that_found_no_batch_says_that_the_batch_is_one_already():
     assert "find_executable_batch_size" in result.verdict.summary
     assert "a batch of one failed as well" in result.verdict.summary
     assert Cause.HOST_MEMORY in result.verdict.also
-    assert result.recommendations[0].title == "Use less for one sample: the batch is already one"
+    assert (
+        result.recommendations[0].title == "Use less for one sample: a smaller batch did not help"
+    )
 
 
 def test_search_that_found_no_batch_says_where_it_failed():
@@ -377,9 +379,9 @@ def test_evaluation_is_read_from_words_without_a_traceback(said):
 
 
 def test_verdict_says_what_was_going_on():
-    verdict = diagnose(case_of(SHAPES["gathered-predictions"])).verdict
+    verdict = diagnose(case_of(SHAPES["kept-predictions"])).verdict
 
-    assert "while the predictions of the whole evaluation were joined" in verdict.summary
+    assert "in an evaluation whose results add up on the GPU" in verdict.summary
 
 
 def test_frames_of_plain_layers_are_no_sign():

@@ -24,13 +24,12 @@ from fragdoctor.diagnosis.remedies.remedy import (
 )
 from fragdoctor.future.edits import Edit
 from fragdoctor.future.training_edits import batch_scaled, passes_scaled
-from fragdoctor.model.case import BATCH_OF_ONE
+from fragdoctor.model.case import IMAGES
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.frameworks import RUN_ONLY, Change
 from fragdoctor.model.phases import Category
 from fragdoctor.model.simulation import OutlookState
-from fragdoctor.rules.traceback_signs import works_on_pixels
 from fragdoctor.units import MIB, format_share, format_size
 
 SHORT_OF_MEMORY: Final = (Cause.CAPACITY, Cause.TRANSIENT_PEAK, Cause.MEMORY_LIMIT)
@@ -178,12 +177,10 @@ def may_be_activations(case: JudgedCase) -> bool:
     return not (case.fails_in_optimizer_step or case.only_builds or is_other)
 
 
-FEWER_PIXELS: Final = (
+OF_IMAGES: Final = (
     "a lower batch size, or smaller crops and images: half the side takes a quarter of the memory, "
     "in 3D an eighth; to predict whole images, tiles or a sliding window with an overlap"
 )
-
-
 INPUTS: Final = "smaller inputs"
 NO_HELP: Final = "a smaller batch did not help"
 HALVES: Final = (
@@ -284,22 +281,27 @@ class SmallerBatch(SavingRemedy):
 
         The text's own option is named with its value, unless a framework's words name it.
         """
-        told, is_one = case.told, case.has_marker(BATCH_OF_ONE)
+        told, is_one = case.told, case.told.batch_size == 1
         if is_one or told.is_smaller_batch_tried:
             return _less_of_one(case, "the batch is already one" if is_one else NO_HELP)
         trains = not case.frameworks or any(f.name not in RUN_ONLY for f in case.frameworks)
         less = " or ".join(told.smaller_samples) if trains else ""
-        is_sized = told.batch_size is not None and told.batch_size > 1
-        if not is_sized and works_on_pixels(case.message):
-            return "Use a smaller batch or smaller images", FEWER_PIXELS
-        has_words = bool(words_in(case, Change.BATCH))
-        halves = case.trains and (is_sized or bool(less)) and not has_words
+        is_sized = told.batch_size is not None
+        change = self.change
+        if not words_in(case, Change.BATCH):
+            change = (
+                OF_IMAGES
+                if less == IMAGES
+                else HALVES
+                if case.trains and (less or is_sized)
+                else change
+            )
         batch = (
             f"Lower {told.batch_option} from {told.batch_size}, or use"
             if is_sized
             else "Use a smaller batch or"
         )
-        return f"{batch} {less or INPUTS}", HALVES if halves else self.change
+        return f"{batch} {less or INPUTS}", change
 
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
         """Return the run with shares of the present batch, as many as its length allows."""
@@ -449,7 +451,7 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         )
     yield remedy.proposal(
         weight=FITS
-        if is_building or (case.has_marker(BATCH_OF_ONE) and case.is_checkpointed)
+        if is_building or (case.told.batch_size == 1 and case.is_checkpointed)
         else MAY_HELP,
         confidence=Confidence.LIKELY if is_building else Confidence.POSSIBLE,
         change="bf16 weights or autocast, an 8-bit optimizer, LoRA; quantized weights for "

@@ -7,7 +7,6 @@ from typing import Final
 
 from fragdoctor.diagnosis.remedies.leaks import is_evaluation
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal
-from fragdoctor.model.case import BATCH_OF_ONE
 from fragdoctor.model.frameworks import RUN_ONLY, SERVERS, Change, words_for
 from fragdoctor.model.gpus import with_monitor_of
 
@@ -40,7 +39,7 @@ def in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Itera
         one = proposal.saying(change=own)
         change = CHANGES.get(one.recommendation.code)
         is_told = change is Change.BATCH and (
-            case.has_marker(BATCH_OF_ONE) or case.told.is_smaller_batch_tried
+            case.told.batch_size == 1 or case.told.is_smaller_batch_tried
         )
         if change is Change.CHECKPOINT and case.frameworks and not trains:
             continue

@@ -190,7 +190,7 @@ class JudgedCase(Struct, frozen=True, dict=True):
     def is_checkpointed(self) -> bool:
         """Whether the text or the traceback shows that layers are already checkpointed."""
         frames = () if self.message is None else self.message.frames
-        return self.has_marker(CHECKPOINTING) or any(map(_CHECKPOINT.matches, frames))
+        return CHECKPOINTING in self.told.in_use or any(map(_CHECKPOINT.matches, frames))
 
     @cached_property
     def frameworks(self) -> tuple[Framework, ...]:
