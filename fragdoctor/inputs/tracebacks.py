@@ -122,7 +122,7 @@ def _with_frames_of_repeat(message: OomMessage, later: Sequence[OomMessage]) -> 
         getattr(message, name) == getattr(again, name)
         for name in ("kind", "variant", "requested_bytes", "device_index", "rank")
     )
-    around = _folded([message.around, again.around])
+    around = _folded([message.around, again.said])
     return replace(message, frames=again.frames, around=around) if is_same else message
 
 
