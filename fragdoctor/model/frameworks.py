@@ -284,6 +284,7 @@ sd-scripts
   source: sd-scripts 0.9 to 0.10, library/train_util.py, sdxl_train_util.py and train_network.py
   files: /(?:sd-scripts|kohya_ss)/
   logs: \b(?:sdxl|flux|sd3)_train\w{0,30}\.py|\btrain_(?:network|db)\.py|(?i:\bkohya)
+    |\bnetworks\.lora\b
   batch: lower --train_batch_size or --resolution, and set --gradient_checkpointing
   checkpoint: --gradient_checkpointing; --cache_text_encoder_outputs with
     --network_train_unet_only keeps the text encoders off the GPU

@@ -187,7 +187,8 @@ _GROWS: Final = (
     r"|ris(?:es|ing)|(?:larger|higher|bigger)(?! than)|fill\w+|full))|\b(?:steady|gradual) increase"
     r"|\bincreasing GPU.memory|\bwithout .{0,3}item\(|\bleak(?:s|ing|age)?\b"
     r"|\b(?:error|fail|crash|oom)\w*(?: \w+){0,3} after (?:\w+ )?\d+ (?:images|samples|batches"
-    r"|iterations|steps|epochs)\b|\bgrows? larger after each\b"
+    r"|iterations|steps|epochs)\b|\bgrows? larger after each\b|\breach(?:ed|es) \d{4,7} iterations"
+    r"|\bmore (?:gpu )?memory (?:with|at|after|in|on) (?:each|every)\b"
     r"|\b(?:training|validation|test)_epoch_end\(self, ?outputs"  # Lightning before 2 keeps them
     r"|\baccumulat(?:es?|ed|ing) (?:in|on|over)\b)"
 )
@@ -235,7 +236,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 functions="_zero3_consolidated_16bit_state_dict save_16bit_model save_fp16_model",
             ),
         ),
-        in_words=r"(?is)\bfsdp\b.{0,400}\bsav(?:e|es|ing)\b.{0,40}\b(?:checkpoint|model|state)",
+        in_words=r"(?is)(?=.*\bfsdp\b)(?=.*\bsav(?:e|es|ing)\b.{0,40}\b(?:checkpoint|model|state))",
         intro=r"/fsdp/(?:_state_dict_utils|fully_sharded_data_parallel)\.py"
         r"|Failed to clone\(\) tensor with name",
     ),

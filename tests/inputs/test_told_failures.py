@@ -28,6 +28,7 @@ TOLD = (
     "It tries to exceed the GPU memory and dies.",
     "训练时爆显存了",
     "it is out of memory on the GPU. you can see the log below.",
+    "On several machines rank 0 goes OOM after hours.",
     "With batch 2 I am still out of GPU memory, thanks for your great work!",
     "On a longer video I encounter an `OutOfMemoryError` on my device.",
 )

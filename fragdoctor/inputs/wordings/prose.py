@@ -29,7 +29,7 @@ _EXPLAINS: Final = re.compile(
     r"|^\W{0,9}(?:how does|never|tips)\b"
     r"|\b(?:closed?|removed?s?|resolved?|detecting|finding) (?:an? |the )?$"
     r"|\b(?:can|will) (?:be|cause|lead|run|get)\b|\be\.g\."
-    r"|\bto (?:avoid|prevent|reduce|handle)\b|\b(?:no|not|never|without|0) $"
+    r"|\bto (?:avoid|prevent|reduce|handle)\b|\b(?:no|not|never|without|(?<!rank )(?<!gpu )0) $"
     r"|\bfor example\b|^\W{0,20}(?:#|//|except\b|raise\b|assert\b|fix\b|fix\()|['\"] in \w"
     r"|\bhint: ['\"]?$",
     re.IGNORECASE,
