@@ -208,6 +208,8 @@ def only_where(pattern: str, before: int, after: int, *, is_there: bool = True) 
 
 
 _MOST_OF_LINE: Final = 500
+_MOST_AFTER_WORDS: Final = 30
+"""Characters to read after the words: what a program prints below its error explains nothing."""
 _MOST_AFTER: Final = 1500
 """The most characters of a message from its needle on."""
 
@@ -285,7 +287,9 @@ def is_source(stream: LogStream, position: int) -> bool:
 
 def reads_as_failure(stream: LogStream, match: re.Match[str]) -> bool:
     """Return whether a short wording is a report rather than someone's explanation."""
-    line, before = stream.line_text(match.start()), stream.intro(match.start(), _MOST_OF_LINE)
+    before = stream.intro(match.start(), _MOST_OF_LINE)
+    words = stream.text(match.start(), match.end())
+    line = stream.line_text(match.start())[: len(before) + len(words) + _MOST_AFTER_WORDS]
     is_head = not before.strip("\"'`([{>*-:#! ")
     # A logger's prefix is part of what stands before, but not of the line.
     return reports_failure(line, before, f"{before} {line}", is_report=is_head)
