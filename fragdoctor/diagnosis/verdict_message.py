@@ -277,13 +277,16 @@ def _allocator(message: OomMessage) -> Hypothesis:
     if failed is not None:
         return decide(failed)
     found = without_figures("request", doing)
-    if message.variant != "allocation-on-device":
+    if message.variant == "allocation-on-device":
+        summary = f"{found.summary.partition(';')[0]}; ComfyUI's message has no figures."
+        settled_by = "nvidia-smi during the run shows who fills the GPU."
+    elif message.variant in ("told", "bare") and message.requested_bytes is None:
+        when = f" {doing}" if doing else ""
+        summary = f"The text says that the GPU ran out of memory{when}, but not who held it."
+        settled_by = "Give the error with its figures and its traceback."
+    else:
         return found
-    return replace(
-        found,
-        summary=f"{found.summary.partition(';')[0]}; ComfyUI's message has no figures.",
-        settled_by="nvidia-smi during the run shows who fills the GPU.",
-    )
+    return replace(found, summary=summary, settled_by=settled_by)
 
 
 def _mps(message: OomMessage) -> Hypothesis:

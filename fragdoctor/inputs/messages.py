@@ -16,6 +16,7 @@ from fragdoctor.inputs.log_streams import LogStream, windows
 from fragdoctor.inputs.scenes import line_starts, scan
 from fragdoctor.inputs.server_budget import server_budget
 from fragdoctor.inputs.told_failures import told_failure
+from fragdoctor.inputs.told_settings import told_settings
 from fragdoctor.inputs.tracebacks import MAX_MESSAGES, with_tracebacks
 from fragdoctor.inputs.wordings.allocator_message import hits
 from fragdoctor.inputs.wordings.backends import CUDA_ASYNC, JAX_AND_TENSORFLOW, MPS
@@ -34,9 +35,6 @@ from fragdoctor.inputs.wordings.wording import (
 )
 from fragdoctor.inputs.xla_program import xla_program
 from fragdoctor.model.case import (
-    BATCH_OF_ONE,
-    BATCH_TRIED,
-    CHECKPOINTING,
     GPU_TABLE,
     NO_FAILURE,
     LogMarker,
@@ -185,6 +183,7 @@ def find_messages(text: str) -> OomLog:
         scenes=scan(text, messages, markers),
         server=server_budget(text),
         frameworks=tuple(f.name for f in frameworks_in((), text[:_LOOK_ALIKE_CHARS])),
+        settings=told_settings(text),
         program=() if program is None else program.parts,
     )
 
@@ -339,10 +338,6 @@ def _is_whole_of(cut: OomMessage, message: OomMessage) -> bool:
     )
 
 
-_ONE: Final = (
-    r"(?:perdevice|_per_gpu)?['\"]?,?(?:of|to|is)?(?:already|just|only)?[=:]?['\"]?1(?!\.?\d)"
-)
-_NO_HELP: Final = r"(?:did|does|do|has)?(?:not|n't|no)(?:help|work|effect|change|makeadiff)"
 _MARKERS: Final = (
     ("cache-flush", r"allocatorcacheflushes"),
     ("device-assert", r"thread:\[\d{1,6},\d{1,6},\d{1,6}\]assertion`"),
@@ -354,25 +349,6 @@ _MARKERS: Final = (
     ("killed", r"failed\(exitcode:-?\d{1,4}\)"),
     ("killed", r"dataloaderworker\S{0,80}exitedun"),
     ("killed", r"signal15\(sigterm\)"),
-    # but not in a router's span: batch{batch_size=1}
-    *(
-        (BATCH_OF_ONE, rf"(?<!eval_)(?<!val_)(?<!test_)(?<!\{{){name}" + _ONE)
-        for name in (
-            r"batch[-_]?size",
-            "samples_per_gpu",
-            "ims_per_batch",
-            r"num[-_]?(?:samples|images)",
-        )
-    ),
-    (BATCH_OF_ONE, r"noexecutablebatchsizefound"),
-    (
-        BATCH_TRIED,
-        rf"(?:reduc|lower|decreas|small|chang)\w{{2,20}}batch[-_]?(?:size)?[\w'(]{{0,20}}{_NO_HELP}",
-    ),
-    (CHECKPOINTING, r"--gradient[_-]checkpointing(?![=,'\"]{0,3}(?:false|no|0))"),
-    (CHECKPOINTING, r"gradient_checkpointing['\"]?[=:]['\"]?true"),
-    # transformers, modeling_utils.py and models: printed if the cache and checkpointing are both on
-    (CHECKPOINTING, r"incompatiblewithgradientcheckpointing"),
 )
 
 

@@ -27,7 +27,7 @@ from fragdoctor.inputs.scene_lines import (
     time_of,
     trial_of,
 )
-from fragdoctor.model.case import BATCH_OF_ONE, CHECKPOINTING, LogMarker, OomMessage
+from fragdoctor.model.case import LogMarker, OomMessage
 from fragdoctor.model.story import Scene, SceneKind
 
 _CHUNK: Final = 512 * 1024
@@ -70,8 +70,6 @@ _KINDS: Final = {
     "restart": SceneKind.RESTART,
     "cache-flush": SceneKind.CACHE_FLUSH,
     "cudamalloc-warning": SceneKind.WARNING,
-    BATCH_OF_ONE: SceneKind.MENTION,
-    CHECKPOINTING: SceneKind.MENTION,
 }
 
 

@@ -1,8 +1,8 @@
 """The last resort if no known message is found: a sentence that says that memory ran out.
 
 Programs that fragdoctor does not know report it in their own words, and people describe what they
-got: "it throws a CUDA out of memory error". Advice and rules ("if you see", "may cause"), denials
-("never throws") and memory that levels off do not report a failure.
+got: "it throws a CUDA out of memory error". What only explains a failure is none
+(``wordings/prose.py``).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from fragdoctor.inputs.wordings.prose import reports_failure
 from fragdoctor.inputs.wordings.wording import ALLOCATOR, DRIVER, HOST
 from fragdoctor.model.case import GROWS, OomMessage
 from fragdoctor.model.frameworks import frameworks_in
@@ -19,6 +20,7 @@ from fragdoctor.model.frameworks import frameworks_in
 MAX_CHARS: Final = 256 * 1024
 _MAX_TEXT: Final = 500
 _TITLE_WORDS: Final = 6
+_TITLE_CHARS: Final = 120
 
 _MEMORY: Final = (
     r"(?:(?:allocatable|device|cuda|gpu|video|graphics|system|main|host|cpu|free|available)[ -])"
@@ -33,7 +35,7 @@ SHORTAGE: Final = re.compile(
     r"|\b(?:an?|cuda|gpu|vram|get|gets|got|hit|hits) oom\b"
     rf"|(?:\bnot|n't)(?: have| provide)? enough {_MEMORY}|\b(?:insufficient|no more) {_MEMORY}"
     rf"|\b{_MEMORY} (?:(?:is|was) (?:full|exhausted)|over-?(?:load|flow)s?\b)"
-    rf"|(?P<loose>{GROWS}|\black of {_MEMORY}"
+    rf"|(?P<loose>{GROWS}|\b(?:cuda|gpu|vram) memory (?:error|problem)s?\b|\black of {_MEMORY}"
     rf"|{_MEMORY} (?:is|was)(?:n't| not) (?:enough|sufficient)"
     rf"|\bexceed(?:s|ed|ing)? (?:the |my )?{_MEMORY}|\b{_MEMORY} exceeded\b)"
     r"|爆显存|(?:显|内)存(?:不足|不够|溢出)"
@@ -41,40 +43,15 @@ SHORTAGE: Final = re.compile(
     r"(?P<bytes>\d{1,18}) bytes",
     re.IGNORECASE | re.MULTILINE,
 )
-_HAPPENS: Final = re.compile(
-    r"error|fail|exception|fatal|panic|abort|terminat|unable|crash|kill|blow|explo|complain|report"
-    r"|die[sd]|exceed|爆|\b(?:I|we|my|our|me|it)\b"
-    r"|\b(?:g[eo]t|went|goes|thr[eo]w|rais|trigger|caus|leads|led|r[au]n|hit|keep|kept|exhaust)"
-    r"|\b(?:does|do|can|could|is)\s?n(?:o|')t\b(?! (?:enough|sufficient))",
-    re.IGNORECASE,
-)
-_EXPLAINS: Final = re.compile(
-    r"\b(?:you(?! (?:suggested|said|mentioned|wrote|asked))|your"
-    r"|users?|may|might|could(?! not)|would|should|means?|common|frequent|fixe[ds]"
-    r"|errors (?:happen|occur|arise)|make sure"
-    r"|handl(?:e|es|ed|ing)|avoids?|prevents?|protection|such as|instead of|as expected)\b"
-    r"|\b(?:when(?:ever)?|once|if|before) (?:(?:the|a|cuda|gpu|device|memory) ){0,3}(?:is |runs )?$"
-    r"|\b(?:never|not|n't) (?:throw|rais|report|caus|giv|return)(?:e?s?|ing) (?:an? |any )?$"
-    r"|\b(?:stays?|remains?|is) (?:constant|stable|flat|bounded)\b|\b(?:levels? off|plateaus?)\b"
-    r"|^\W{0,9}(?:how does|never|tips)\b"
-    r"|\b(?:closed?|removed?s?|resolved?|detecting|finding) (?:an? |the )?$"
-    r"|\b(?:can|will) (?:be|cause|lead|run|get)\b|\be\.g\."
-    r"|\bto (?:avoid|prevent|reduce|handle)\b|\b(?:no|not|never|without|0) $"
-    r"|\bfor example\b|^\W{0,20}(?:#|//|except\b|raise\b|assert\b|fix\b|fix\()|['\"] in \w",
-    re.IGNORECASE,
-)
-_REPORTS: Final = re.compile(
-    r"\b(?:I|we)(?:'m|'ve| am| are| have| had| was)? (?:still |always |also |often |just )?"
-    r"(?:g[eo]t|getting|found|find|see(?:ing)?|saw|hit|had|have|fac(?:e|ing)|encounter(?:ed)?"
-    r"|experienc(?:ed?|ing)|r[au]n|running|keep|kept)\b(?![^\n]{0,400}\b(?:if|would|may|might|could"
-    r"|no|not|never|without|avoid|prevent|solv|fix))",
-    re.IGNORECASE,
-)
-"""People who report their own failure may add advice in the same sentence."""
-
 _ON_DEVICE: Final = re.compile(
     r"cuda|gpu|hip|rocm|vram|xpu|device|metal|opencl|vulkan|graphics|显存", re.IGNORECASE
 )
+_TRAINS: Final = re.compile(
+    r"\btrain(?:s|ing|ed)?\b|fine-?tun|\bepochs?\b|\bbatch[ _-]?size|\blora\b|\bvalidation\b|torch",
+    re.IGNORECASE,
+)
+_GROWS: Final = re.compile(r"grow|increas|leak|deplet", re.IGNORECASE)
+_OTHERS: Final = re.compile(r"\b(?:jax|flax|tensorflow|keras|paddle|mxnet)", re.IGNORECASE)
 _ON_HOST: Final = re.compile(
     r"\b(?:ram|cpu|host|swap|slurm|cgroup|(?:system|main) memory)\b|内存", re.IGNORECASE
 )
@@ -98,12 +75,13 @@ def told_failure(text: str) -> OomMessage | None:
         sentences = _SENTENCES.finditer(head, start)
         sentence = next((s for s in sentences if s.end() > found.start()), found)
         told, before = sentence.group(), head[sentence.start() : found.start()]
-        is_title = not head[:start].strip() and len(told.split()) < _TITLE_WORDS
-        is_title = is_title and not (found["loose"] and not head[sentence.end() :].strip())
+        is_lone = not head[sentence.end() :].strip()
+        is_title = len(told.split()) < _TITLE_WORDS and not (found["loose"] and is_lone)
+        is_title |= len(told) <= _TITLE_CHARS and not (found["loose"] or is_lone)
+        is_title &= not head[:start].strip()
         is_head = not found["loose"] and not before.strip("\"'`([{>*-: #")
-        happens = is_title or is_head or _HAPPENS.search(head, start, sentence.end())
-        explains = _EXPLAINS.search(told) or _EXPLAINS.search(before)
-        if _REPORTS.search(before) or (happens and not explains):
+        line = head[start : sentence.end()]
+        if reports_failure(told, before, line, is_report=is_title or is_head):
             line = head[start : found.end() + _MAX_TEXT].partition("\n")[0]
             message = replace(_message(found, told, head), text=" ".join(line.split()))
             if _ON_DEVICE.search(told) or _ON_HOST.search(told):
@@ -113,15 +91,23 @@ def told_failure(text: str) -> OomMessage | None:
     return first_told
 
 
+def _is_of_torch(around: str) -> bool:
+    """Return whether a text speaks of a program that trains on a GPU: most likely PyTorch's."""
+    is_on_device = _ON_DEVICE.search(around) or not (
+        _ON_HOST.search(around) or _GROWS.search(around)
+    )
+    return bool(_TRAINS.search(around) and is_on_device) and not _OTHERS.search(around)
+
+
 def _message(found: re.Match[str], told: str, head: str) -> OomMessage:
     """Make a sentence's message; whose memory it means is read from it and the text around it."""
     named = found.group() if _ON_HOST.search(found.group()) else told
     is_on_device = _ON_DEVICE.search(named) is not None
     is_on_host = not is_on_device and _ON_HOST.search(told) is not None
-    around = head[max(0, found.start() - 700) : found.end() + 250]
+    around = head[max(0, found.start() - 700) : found.end() + 700]
     if is_on_host:
         kind, sub_kind = HOST, ""
-    elif found["torch"] or found["name"] or frameworks_in((), around):
+    elif found["torch"] or found["name"] or frameworks_in((), around) or _is_of_torch(around):
         kind, sub_kind = ALLOCATOR, "figures-lost"
     else:
         kind, sub_kind = DRIVER, "" if _ON_DEVICE.search(around) else "unread"

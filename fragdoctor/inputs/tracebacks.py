@@ -110,9 +110,10 @@ def with_tracebacks(
 
 
 def _with_frames_of_repeat(message: OomMessage, later: Sequence[OomMessage]) -> OomMessage:
-    """Return a message with the frames of its repetition if it has no frames itself.
+    """Return a message with what its repetition adds if it has no frames itself.
 
-    A heading or a summary names the error, and a report below it has the traceback.
+    A heading or a summary names the error, and a report below it has the traceback, or says what
+    was done.
     """
     if message.frames or message.kind == "negative" or not later:
         return message
@@ -121,7 +122,8 @@ def _with_frames_of_repeat(message: OomMessage, later: Sequence[OomMessage]) -> 
         getattr(message, name) == getattr(again, name)
         for name in ("kind", "variant", "requested_bytes", "device_index", "rank")
     )
-    return replace(message, frames=again.frames) if is_same else message
+    around = _folded([message.around, again.said])
+    return replace(message, frames=again.frames, around=around) if is_same else message
 
 
 def _blocks(

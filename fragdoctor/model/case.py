@@ -21,10 +21,10 @@ NO_FAILURE: Final = "no-failure"
 GPU_TABLE: Final = "gpu-table"
 """``sub_kind`` of the message that stands for a table of GPUs next to words about a failure."""
 
-BATCH_OF_ONE: Final = "batch-of-one"
-BATCH_TRIED: Final = "batch-tried"
 CHECKPOINTING: Final = "checkpointing"
-"""Markers of measures that a text says are already in use or did not help, so are not advised."""
+"""Checkpointed layers among the measures that a text says are in use."""
+IMAGES: Final = "smaller images"
+"""What smaller samples are if a text speaks of images."""
 
 _MEMORY: Final = r"\b(?:(?:gpu|cuda|cpu|host|system)[ -]){0,2}(?:memory|vram|ram)\b"
 GROWS: Final = (
@@ -174,7 +174,7 @@ class LogMarker(Struct, frozen=True):
 
     Attributes:
         kind: ``device-assert``, ``restart``, ``cache-flush`` (DeepSpeed), ``cudamalloc-warning``
-            (2.13), ``killed``, ``nvml-unavailable``, ``batch-of-one``, ``checkpointing``, ...
+            (2.13), ``killed``, ``nvml-unavailable``, ...
         line: 1-based line.
         rank: rank printed on that line.
         text: the line, with whitespace folded, at most 500 characters; hostile text.
@@ -193,6 +193,24 @@ class ServerShare(Struct, frozen=True):
     n_bytes: int
 
 
+class ToldSettings(Struct, frozen=True):
+    """What a text says of the settings of its run.
+
+    Attributes:
+        batch_option: the batch's option as the text spells it; hostile text.
+        batch_size: the smallest batch that the text names, None if it names none.
+        is_smaller_batch_tried: whether the text says that a smaller batch did not help.
+        in_use: measures against a lack of memory that the text says are in use.
+        smaller_samples: what a smaller sample is: "shorter sequences"; empty if it is not clear.
+    """
+
+    batch_option: str = ""
+    batch_size: int | None = None
+    is_smaller_batch_tried: bool = False
+    in_use: Sequence[str] = ()
+    smaller_samples: Sequence[str] = ()
+
+
 class OomLog(Struct, frozen=True):
     """All messages of one text in the order of the text, and the markers around them.
 
@@ -201,7 +219,8 @@ class OomLog(Struct, frozen=True):
     failures. ``server`` is the budget that a server printed at start; ``program`` has the parts of
     a program that XLA printed.
     ``damage`` says why the text was not read to its end, or is "" if it was. ``frameworks`` names
-    the frameworks whose commands, imports or lines are anywhere in the text.
+    the frameworks whose commands, imports or lines are anywhere in the text, and ``settings`` has
+    what it says of the run's settings.
     """
 
     messages: Sequence[OomMessage]
@@ -213,6 +232,7 @@ class OomLog(Struct, frozen=True):
     program: Sequence[ServerShare] = ()
     damage: str = ""
     frameworks: Sequence[str] = ()
+    settings: ToldSettings = ToldSettings()
 
 
 class BundleDevice(Struct, frozen=True):

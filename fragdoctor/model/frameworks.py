@@ -166,7 +166,7 @@ verl
 TRL
   source: trl 1.16, trainer/*_config.py
   files: /trl/(?:trainer|models|extras)/
-  logs: \b(?:SFT|DPO|GRPO|KTO|ORPO)(?:Trainer|Config)\b
+  logs: \b(?:SFT|DPO|GRPO|KTO|ORPO)(?:Trainer|Config)\b|\b(?i:trl)\b
   batch: lower per_device_train_batch_size (and raise gradient_accumulation_steps), or lower
     max_length; in GRPO lower max_completion_length or num_generations
   loss: SFTConfig(loss_type="chunked_nll")
@@ -261,7 +261,7 @@ FSDP
 PyG
   source: torch_geometric 2.6, loader
   files: /torch_geometric/
-  logs: \b(?:torch|pytorch)_geometric\b
+  logs: (?i:\b(?:torch|pytorch)[_ ]geometric\b)
   batch: DynamicBatchSampler(dataset, max_num=..., mode="edge"), which limits a batch by its edges;
     for one large graph NeighborLoader with fewer num_neighbors or a smaller batch_size
 Ultralytics
@@ -280,6 +280,28 @@ Real-ESRGAN
   files: /(?:realesrgan|gfpgan)/
   logs: (?i:real.?esrgan|\bswinir\b|\bgfpgan\b|\bgpen\b)
   batch: use --tile 256 or less (0, the default, takes the image as a whole), or a smaller image
+sd-scripts
+  source: sd-scripts 0.9 to 0.10, library/train_util.py, sdxl_train_util.py and train_network.py
+  files: /(?:sd-scripts|kohya_ss)/
+  logs: \b(?:sdxl|flux|sd3)_train\w{0,30}\.py|\btrain_(?:network|db)\.py|(?i:\bkohya)
+    |\bnetworks\.lora\b
+  batch: lower --train_batch_size or --resolution, and set --gradient_checkpointing
+  checkpoint: --gradient_checkpointing; --cache_text_encoder_outputs with
+    --network_train_unet_only keeps the text encoders off the GPU
+  state-8bit: --optimizer_type AdamW8bit, or Adafactor
+  weights: --fp8_base and --network_train_unet_only; --blocks_to_swap for Flux and SD3; a LoRA
+    (train_network.py) in place of the whole model
+  evaluation-batch: leave --sample_every_n_epochs and --sample_prompts out
+AI Toolkit
+  source: ai-toolkit 0.12, toolkit/config_modules.py
+  files: /ai-toolkit/
+  logs: (?i:\bai-?toolkit\b)
+  batch: lower resolution in datasets, and keep batch_size at 1 and gradient_checkpointing on; set
+    quantize, quantize_te and low_vram in model
+  checkpoint: set gradient_checkpointing in train
+  weights: set quantize, quantize_te and low_vram in model, or layer_offloading, which keeps a share
+    of transformer and text encoder on the host
+  evaluation-batch: set disable_sampling in train, or use smaller or fewer sample prompts
 Diffusers
   source: diffusers 0.39, pipelines/pipeline_utils.py and models/modeling_utils.py
   files: /diffusers/(?:pipelines|models|schedulers|loaders)/

@@ -149,10 +149,33 @@ def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
 _INFERS: Final = "(?:infer|demo|predict|generate|sample|detect|upscale|transcribe|render)"
 """Names of programs that only run a model."""
 
+_RUNS_MODEL: Final = r"(?:\bupscal|super.?resol|\btranscrib|\binference\b)"
+"""What a program does that only runs a model; people who train one may speak of it, too."""
+
+_FAILS: Final = (
+    r"(?:\b(?:errors?|fail\w*|crash\w*|oom\w*|out of (?:\w+ )?(?:memory|vram)"
+    r"|issues?|problems?|run(?:s|ning)? out|ran out|explod\w+|overflow\w*|occur\w*|stops"
+    r"|aris\w+|happens?|spikes?|goes wrong)\b)"
+)
+"""What people say of a failure."""
+
+_CLAUSE: Final = r"(?:(?!\b(?:but|however|whereas|although|while)\b)[^.!?;]){0,160}?"
+
+
+def _in_clause(words: str) -> str:
+    """Return a pattern for words in the clause that tells of the failure, before or after it."""
+    return rf"(?:{_FAILS}{_CLAUSE}{words}|{words}{_CLAUSE}{_FAILS})"
+
+
+_TESTS: Final = (
+    r"(?<![\w./-])(?<!cross[ -])(?:eval(?:uat(?:e|es|ed|ing|ions?))?|validat(?:e|es|ing|ions?)"
+    r"|(?:to|in|at|after|during|while|when|the|running) test(?:ing)?"
+    r"|tests? (?:step|phase|stage|time|loop|epoch)|predict(?:ing|ions?))"
+    r"(?![\w/(=-]|\.\w| (?:(?:is|was|works?|runs|went|goes) (?:\w+ )?(?:ok|okay|fine|well|normal)"
+    r"|different|various|with\b))"
+)
 _EVALUATES: Final = (
-    r"(?:\b(?:during|in|at|after|running|when|while|try\w* to) (?:the |each )?"
-    r"(?:(?:validat|evaluat)i\w+|test(?:ing)?\b(?! (?:different|various|with)))"
-    r"|\bvalidation (?:step|process|phase|stage|routine|loop|fails|OOM)\b"
+    rf"(?:{_in_clause(_TESTS)}|\btry\w* to (?:test|evaluate|validate)\b"
     r"|\btrain\w* (?:is|was|works|runs|goes|went) (?:ok|okay|fine|well|normal\w*|success\w*)\b"
     r"[^\n]{0,20}\s{0,3}[^\n]{0,20}\b(?:test|eval|valid)\w*)"
 )
@@ -161,10 +184,11 @@ _EVALUATES: Final = (
 _GROWS: Final = (
     rf"(?:{GROWS}|\b(?:memory|vram|usage)\b(?: \w+){{0,5}}? (?:climb\w*|(?:slowly"
     r"|will|continu\w+|were|was|is|been|becom\w+|gets?)(?: \w+){0,3}? (?:increas\w+|grow\w*"
-    r"|ris(?:es|ing)|larger|higher|bigger|fill\w+|full))|\b(?:steady|gradual) increase"
+    r"|ris(?:es|ing)|(?:larger|higher|bigger)(?! than)|fill\w+|full))|\b(?:steady|gradual) increase"
     r"|\bincreasing GPU.memory|\bwithout .{0,3}item\(|\bleak(?:s|ing|age)?\b"
     r"|\b(?:error|fail|crash|oom)\w*(?: \w+){0,3} after (?:\w+ )?\d+ (?:images|samples|batches"
-    r"|iterations|steps|epochs)\b|\bgrows? larger after each\b"
+    r"|iterations|steps|epochs)\b|\bgrows? larger after each\b|\breach(?:ed|es) \d{4,7} iterations"
+    r"|\bmore (?:gpu )?memory (?:with|at|after|in|on) (?:each|every)\b"
     r"|\b(?:training|validation|test)_epoch_end\(self, ?outputs"  # Lightning before 2 keeps them
     r"|\baccumulat(?:es?|ed|ing) (?:in|on|over)\b)"
 )
@@ -212,7 +236,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 functions="_zero3_consolidated_16bit_state_dict save_16bit_model save_fp16_model",
             ),
         ),
-        in_words=r"(?is)\bfsdp\b.{0,400}\bsav(?:e|es|ing)\b.{0,40}\b(?:checkpoint|model|state)",
+        in_words=r"(?is)(?=.*\bfsdp\b)(?=.*\bsav(?:e|es|ing)\b.{0,40}\b(?:checkpoint|model|state))",
         intro=r"/fsdp/(?:_state_dict_utils|fully_sharded_data_parallel)\.py"
         r"|Failed to clone\(\) tensor with name",
     ),
@@ -397,15 +421,17 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     ),
     # ---- evaluation ----
     TracebackSign(
-        name="gathered-predictions",
-        doing="while the predictions of the whole evaluation were joined on the GPU",
+        name="kept-predictions",
+        doing="in an evaluation whose results add up on the GPU",
         is_training=False,
         can_leave_gpu=True,
-        title="Gather the predictions on the CPU",
-        change="keep only what the metrics need of each batch, on the CPU",
+        title="Keep nothing of an evaluated batch on the GPU",
+        change="put torch.no_grad() around the loop (model.eval() alone keeps the graph), and "
+        "store outputs and metrics with .item() or .cpu(), only what the metrics need",
         spelled=Change.GATHER,
-        why="Trainer keeps every batch's logits on the GPU until the evaluation ends, "
-        "and joins them with a copy.",
+        why="What each batch leaves behind adds up, whatever the batch size. Trainer keeps every "
+        "batch's logits on the GPU until the evaluation ends, and joins them with a copy.",
+        in_words=rf"(?is)(?=.*{_EVALUATES})(?=.*{_GROWS})",
         # transformers 3.1 to 4.57, trainer.py and trainer_pt_utils.py
         places=(
             Place(
@@ -767,22 +793,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
     ),
     TracebackSign(
-        name="growing-evaluation",
-        doing="in an evaluation whose memory was seen to grow",
-        is_training=False,
-        is_surrounding=True,
-        can_leave_gpu=True,
-        title="Keep nothing of an evaluated batch on the GPU",
-        change="put torch.no_grad() around the loop (model.eval() alone keeps the graph), and "
-        "store outputs and metrics with .item() or .cpu(); with Trainer: "
-        "eval_accumulation_steps=1, and a preprocess_logits_for_metrics that returns "
-        "logits.argmax(-1)",
-        spelled=Change.GATHER,
-        why="What each batch leaves behind adds up, whatever the batch size.",
-        # torch 2.13, docs/source/notes/faq.rst; transformers 4.57, trainer.py
-        in_words=rf"(?is)(?=.*{_EVALUATES})(?=.*{_GROWS})",
-    ),
-    TracebackSign(
         name="evaluation",
         doing="while an evaluation ran",
         is_of_batch=True,
@@ -804,10 +814,13 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         places=(
             Place(
                 functions="evaluation_loop prediction_loop prediction_step evaluate "
-                "_evaluation_step validation_step _run_sanity_check validate"
+                "_evaluation_step validation_step _run_sanity_check validate test test_epoch"
             ),
             Place(file=r"(?:^|/)evaluation/"),
-            Place(code=r"\bself\.(?:val|validate|validation|eval|evaluate|evaluation)_\w+\("),
+            Place(
+                code=r"(?:(?<![\w.])|\bself\.)(?:(?:val|eval)_\w+|(?:validat|evaluat)(?:e|ion)"
+                r"(?:_\w+)?)\("
+            ),
             # The user's own functions named so: val_one_epoch, run_validation, test_model.
             Place(
                 named=r"^(?!.*train)(?:.*_)?(?:val|valid|validate|validation|eval|evaluate"
@@ -885,21 +898,11 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
         intro=r"\bvideo \d{1,6}/\d{1,6} \(frame \d",
         in_words=rf"(?i)\b(?:python3?|ran|run|running) (?:\S*[/\\])?(?:\w*_)?{_INFERS}\w*\.py\b"
-        r"|\bupscal|super.?resol|\btranscrib|\binference\b|Mask\w{0,40}Generator\(",
+        rf"|Mask\w{{0,40}}Generator\(|{_in_clause(_RUNS_MODEL)}|(?s:\A(?!.*\b(?:train(?:ing)?"
+        rf"|fine-?tun\w{{1,3}})\b).*{_RUNS_MODEL})",
     ),
 )
 
 _PLACES: Final = tuple(sign for sign in SIGNS if not sign.is_surrounding)
 _SURROUNDINGS: Final = tuple(s for s in SIGNS if s.is_surrounding and s.name != INFERENCE)
 _LAST: Final = tuple(sign for sign in SIGNS if sign.name == INFERENCE)
-
-# torch 2.13, torch/nn/modules/conv.py and pooling.py, torch/nn/functional.py
-_PIXELS: Final = (
-    Place(code=r"\bF\.(?:(?:conv|conv_transpose|max_pool|avg_pool)[23]d|interpolate|upsample)\("),
-    Place(file=r"/torch/nn/functional\.py$", functions="interpolate upsample"),
-)
-
-
-def works_on_pixels(message: OomMessage | None) -> bool:
-    """Return whether the failed layer works on every pixel of images or volumes."""
-    return message is not None and any(p.matches(f) for f in message.frames[-3:] for p in _PIXELS)

@@ -46,12 +46,16 @@ FULL = old_style("1.00 GiB", "8.00 GiB", "7.20 GiB", "0 bytes", "7.32 GiB")
 def test_batch_of_one_is_not_made_smaller(setting):
     _, first = first_of(f"{setting} \n{FULL}\n")
 
-    assert first.title == "Use less for one sample: the batch is already one"
+    assert first.title.endswith(": the batch is already one")
 
 
 @pytest.mark.parametrize(
     "setting",
-    ["per_device_eval_batch_size: 1", "batch_size=16", "batch 1", "router: batch{batch_size=1}"],
+    [
+        "per_device_eval_batch_size: 1",
+        "batch 1",
+        "router: batch{batch_size=1}",
+    ],
 )
 def test_other_batches_do_not_count_as_a_batch_of_one(setting):
     _, first = first_of(f"{setting} \n{FULL}\n")
@@ -60,12 +64,64 @@ def test_other_batches_do_not_count_as_a_batch_of_one(setting):
 
 
 @pytest.mark.parametrize(
-    "said", ["Reducing the batch_size didn't help.", "I reduced batch size (no effect)"]
+    "said",
+    [
+        "Reducing the batch_size didn't help.",
+        "I reduced batch size (no effect)",
+        "It still occurs when the batch size is set to 2",
+        "I get it even when lowering the batch size significantly.",
+        "I tried smaller batch sizes of 4 and 2. No success.",
+    ],
 )
 def test_smaller_batch_that_did_not_help_is_not_advised_again(said):
     _, first = first_of(f"{FULL}\n{said}\n")
 
-    assert first.title == "Use smaller inputs, or less memory for the model"
+    assert first.title == "Use less for one sample: a smaller batch did not help"
+
+
+def test_title_that_repeats_the_error_is_read_with_the_text_of_its_repetition():
+    _, first = first_of(
+        "CUDA out of memory\n\nI got CUDA out of memory when I train with batch size 4.\n"
+    )
+
+    assert first.title == "Lower batch size from 4, or use smaller inputs"
+    assert "accumulate gradients" in first.change
+
+
+def test_layers_are_checkpointed_first_in_training_if_a_smaller_batch_did_not_help():
+    _, first = first_of(f"{FULL}\nTraining with --fp16 and batch size 1 fails.\n")
+
+    assert first.title == "Checkpoint the layers: the batch is already one"
+    assert "16 bits" not in first.change  # in use already
+
+
+@pytest.mark.parametrize(
+    ("said", "title"),
+    [
+        ("python train.py --batch_size=6 --test_batch_size=2", "Lower --batch_size from 6"),
+        ("data = dict(samples_per_gpu=4, workers_per_gpu=2)", "Lower samples_per_gpu from 4"),
+        ("It fails with a batch size of 8, and of 12.", "Lower batch size from 8"),
+    ],
+)
+def test_batch_is_named_as_the_text_names_it_with_its_value(said, title):
+    _, first = first_of(f"{FULL}\n{said}\n")
+
+    assert first.title.startswith(title)
+
+
+@pytest.mark.parametrize(
+    ("said", "less"),
+    [
+        ("We fine-tune a llama on long tokens.", "shorter sequences"),
+        ("I train on audio.", "shorter audio"),
+        ("Training with max_length=2048 fails.", "a lower max_length"),
+        ("We train on images, audio, video and tokens.", "smaller inputs"),
+    ],
+)
+def test_smaller_samples_are_those_that_the_text_speaks_of(said, less):
+    _, first = first_of(f"{FULL}\n{said}\n")
+
+    assert first.title == f"Use a smaller batch or {less}"
 
 
 SAID = {

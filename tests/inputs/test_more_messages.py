@@ -20,6 +20,9 @@ DEVICE = {
     "a wrapped call": "cudaMalloc failed with error 2 (out of memory)",
     "a hint": "(External) CUDA error(2), out of memory. [Hint: 'cudaErrorMemoryAllocation'.]",
     "could not": "Internal: unable to load the model: CUDA out of memory",
+    "with the advice that follows it": "CUDA error: out of memorySearch for "
+    "`cudaErrorMemoryAllocation' in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__"
+    "TYPES.html for more information.CUDA kernel errors might be asynchronously reported",
     "a name alone": "Traceback (most recent call last):\ntorch.cuda.OutOfMemoryError",
     "CuPy's name alone": "cupy.cuda.memory.OutOfMemoryError",
     "RMM": "MemoryError: std::bad_alloc: out_of_memory: CUDA error at: cuda_memory_resource.hpp",

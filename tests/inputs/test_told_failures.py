@@ -28,6 +28,8 @@ TOLD = (
     "It tries to exceed the GPU memory and dies.",
     "训练时爆显存了",
     "it is out of memory on the GPU. you can see the log below.",
+    "On several machines rank 0 goes OOM after hours.",
+    "With batch 2 I am still out of GPU memory, thanks for your great work!",
     "On a longer video I encounter an `OutOfMemoryError` on my device.",
 )
 EXPLAINED = (
@@ -83,6 +85,9 @@ def test_short_title_of_a_text_tells_a_failure() -> None:
     assert told_failure(f"{title}\nDetails follow.\n") is not None
     assert told_failure(f"Contents of this manual\n{title}\n") is None
     assert told_failure(f"{title}\n") is None
+    assert (
+        told_failure("OOM on a 5090 for a small LoRA with 2 images\nAll is cached.\n") is not None
+    )
 
 
 def test_sentence_says_whose_memory_it_was() -> None:
@@ -96,6 +101,10 @@ def test_sentence_says_whose_memory_it_was() -> None:
         "GPU RAM keeps growing until it crashes.": ("driver-no-figures", ""),
         "The job ran out of memory.": ("driver-no-figures", "unread"),
         "It throws a CUDA out of memory error.": ("pytorch-caching-allocator", "figures-lost"),
+        "I train it, and get CUDA OOM errors.": ("pytorch-caching-allocator", "figures-lost"),
+        "I try to fine-tune it, but out of memory.": ("pytorch-caching-allocator", "figures-lost"),
+        "In training it goes OOM; memory grows.": ("driver-no-figures", "unread"),
+        "I train it with JAX, and get CUDA OOM errors.": ("driver-no-figures", ""),
     }
 
     found = {text: told_failure(text) for text in said}

@@ -128,7 +128,7 @@ SHAPES = {
     "server-step": failing(
         frame(f"{LIB}/vllm/v1/worker/gpu_worker.py", "execute_model", "out = self.run()")
     ),
-    "gathered-predictions": failing(
+    "kept-predictions": failing(
         frame(f"{LIB}/transformers/trainer_pt_utils.py", "nested_concat", "torch.cat((a, b))")
     ),
     "box-assignment": failing(
@@ -167,9 +167,9 @@ SHAPES = {
     "loaded-checkpoint that exists": f"When it loads the existing checkpoint:\n{FULL}\n",
     "growth of what Lightning keeps": "    def training_epoch_end(self, outputs):\n        ...\n"
     f"{FULL}\n",
-    "growing-evaluation": f"{FULL}\nIt happens during evaluation: memory usage starts to creep up "
-    "at some batch until it overflows.\n",
-    "growing-evaluation of many images": f"In testing, it fails after 1000 images:\n{FULL}",
+    "kept-predictions in words": f"{FULL}\nIt happens during evaluation: memory usage starts to "
+    "creep up at some batch until it overflows.\n",
+    "kept-predictions of many images": f"In testing, it fails after 1000 images:\n{FULL}",
     "loading-weights in a loader's own functions": failing(
         frame("/job/models.py", "loader", "return Quantized.from_pretrained(name)"),
         frame(f"{LIB}/exl/moe_mlp.py", "load", "self.w3[e].load()"),
@@ -246,7 +246,9 @@ def test_search_that_found_no_batch_says_that_the_batch_is_one_already():
     assert "find_executable_batch_size" in result.verdict.summary
     assert "a batch of one failed as well" in result.verdict.summary
     assert Cause.HOST_MEMORY in result.verdict.also
-    assert result.recommendations[0].title == "Use less for one sample: the batch is already one"
+    assert (
+        result.recommendations[0].title == "Use less for one sample: a smaller batch did not help"
+    )
 
 
 def test_search_that_found_no_batch_says_where_it_failed():
@@ -322,6 +324,11 @@ CONTRADICTED = {
         frame("/job/fit.py", "training_step", "loss = self.step(batch)"),
         frame(f"{TORCH}/utils/_contextlib.py", "decorate_context", "return func(*args)"),
     ),
+    "memory that is higher on one rank than on others": f"{FULL}\nMemory of rank 0 is higher than "
+    "that of the other ranks.\n",
+    "an evaluation that works": f"{FULL}\nTraining fails, but the evaluation is fine.\n",
+    "a part of the data of a cross-validation": f"{FULL}\nIt happens in cross validation.\n",
+    "inference that works, where training fails": f"{FULL}\nI fine-tune it. Inference works.\n",
     "a checkpoint that goes to the CPU": failing(
         frame("/job/fit.py", "resume", "state = torch.load(path, map_location='cpu')"),
         frame(f"{TORCH}/serialization.py", "load", "return _load(f)"),
@@ -352,7 +359,17 @@ def test_weights_are_seen_however_the_traceback_is_cut(file, function, code):
     assert sign.name == "loading-weights"
 
 
-@pytest.mark.parametrize("said", ["during the validation", "In the validation step it fails"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        "during the validation",
+        "In the validation step it fails",
+        "but it fails as soon as it starts evaluating",
+        "but on the fifth iteration the evaluation loop started and the error arose",
+        "and I get this error right after the first evaluation",
+        "but it errors out in the final step of saving predictions",
+    ],
+)
 def test_evaluation_is_read_from_words_without_a_traceback(said):
     (message,) = find_messages(f"Training is fine, {said}:\n{FULL}\n").messages
     sign = sign_of(message)
@@ -362,9 +379,9 @@ def test_evaluation_is_read_from_words_without_a_traceback(said):
 
 
 def test_verdict_says_what_was_going_on():
-    verdict = diagnose(case_of(SHAPES["gathered-predictions"])).verdict
+    verdict = diagnose(case_of(SHAPES["kept-predictions"])).verdict
 
-    assert "while the predictions of the whole evaluation were joined" in verdict.summary
+    assert "in an evaluation whose results add up on the GPU" in verdict.summary
 
 
 def test_frames_of_plain_layers_are_no_sign():
@@ -502,6 +519,18 @@ def test_step_of_a_server_is_told_a_cache_that_leaves_it_room():
     assert said.startswith("--kv-cache-memory-bytes 3758096384 leaves the step the 621.60 MiB")
 
 
+def test_line_that_calls_a_validation_shows_it_where_its_frame_has_another_name():
+    text = failing(
+        frame("/job/main.py", "train", "best = validation(loader)"),
+        frame("/job/main.py", "<listcomp>", "[post(x) for x in outputs]"),
+    )
+
+    sign = sign_of(find_messages(text).messages[0])
+
+    assert sign is not None
+    assert sign.name == "evaluation"
+
+
 @pytest.mark.parametrize(
     "bar",
     # catalyst 20, callbacks/logging.py; lightning 1.5 to 2.5, callbacks/progress
@@ -518,6 +547,9 @@ def test_bar_of_a_validation_shows_an_evaluation(bar):
     [
         ("I train with FSDP, and get CUDA OOM when saving the final checkpoint.", "gathered-save"),
         ("ComfyUI crashes: an OOM error during VAE decoding.", "vae-decode"),
+        ("It saves the model, with FSDP on 8 GPUs, then CUDA OOM. Why?", "gathered-save"),
+        ("I train it: CUDA OOM. It keeps using more memory with each iteration.", "growth"),
+        ("When training reached 22000 iterations, I got CUDA out of memory.", "growth"),
         ("It goes OOM. GPU memory gets more and more filled by each trial.", "growth"),
     ],
 )

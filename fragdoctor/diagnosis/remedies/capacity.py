@@ -24,13 +24,12 @@ from fragdoctor.diagnosis.remedies.remedy import (
 )
 from fragdoctor.future.edits import Edit
 from fragdoctor.future.training_edits import batch_scaled, passes_scaled
-from fragdoctor.model.case import BATCH_OF_ONE, BATCH_TRIED
+from fragdoctor.model.case import IMAGES
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
-from fragdoctor.model.frameworks import Change
+from fragdoctor.model.frameworks import RUN_ONLY, Change
 from fragdoctor.model.phases import Category
 from fragdoctor.model.simulation import OutlookState
-from fragdoctor.rules.traceback_signs import works_on_pixels
 from fragdoctor.units import MIB, format_share, format_size
 
 SHORT_OF_MEMORY: Final = (Cause.CAPACITY, Cause.TRANSIENT_PEAK, Cause.MEMORY_LIMIT)
@@ -178,16 +177,34 @@ def may_be_activations(case: JudgedCase) -> bool:
     return not (case.fails_in_optimizer_step or case.only_builds or is_other)
 
 
-FEWER_PIXELS: Final = (
+OF_IMAGES: Final = (
     "a lower batch size, or smaller crops and images: half the side takes a quarter of the memory, "
     "in 3D an eighth; to predict whole images, tiles or a sliding window with an overlap"
 )
-
-
-ONE_SAMPLE: Final = (
-    "a shorter sequence, a smaller image or crop, fewer frames; then less for weights and state: "
-    "16 bits, LoRA, an optimizer in 8 bits"
+INPUTS: Final = "smaller inputs"
+NO_HELP: Final = "a smaller batch did not help"
+HALVES: Final = (
+    "halve the batch until a step fits, and accumulate gradients over twice as many steps each "
+    "time, which keeps the effective batch"
 )
+ONE_SAMPLE: Final = "a shorter sequence, a smaller image or crop, fewer frames"
+LESS_STATE: Final = ("16 bits", "LoRA", "an optimizer in 8 bits")
+CHECKPOINTED: Final = (
+    "turn on the program's option for it (gradient_checkpointing), or call each block through "
+    "torch.utils.checkpoint"
+)
+
+
+def _less_of_one(case: JudgedCase, since: str) -> tuple[str, str]:
+    """Return title and change for a batch that cannot shrink, without what is in use already."""
+    left = ", ".join(way for way in LESS_STATE if way not in case.told.in_use)
+    state = words_in(case, Change.OFFLOAD_STATE, Change.WEIGHTS) or left or "less of it on the GPU"
+    samples = ", ".join(case.told.smaller_samples) or ONE_SAMPLE
+    change = f"use {samples}; then less memory for weights and state: {state}"
+    if not case.trains or case.is_checkpointed:
+        return f"Use less for one sample: {since}", change
+    words = words_in(case, Change.CHECKPOINT) or CHECKPOINTED
+    return f"Checkpoint the layers: {since}", f"{words}; also {change}"
 
 
 class SmallerBatch(SavingRemedy):
@@ -263,17 +280,31 @@ class SmallerBatch(SavingRemedy):
         )
 
     def _said(self, case: JudgedCase) -> tuple[str, str]:
-        """Return a title ("" for the usual one) and the change, by what is known of the batch."""
-        if case.has_marker(BATCH_OF_ONE):
-            words = words_in(case, Change.CHECKPOINT)
-            is_told = bool(words) and case.trains and not case.is_checkpointed
-            change = f"{words}; also {ONE_SAMPLE}" if is_told else ONE_SAMPLE
-            return "Use less for one sample: the batch is already one", change
-        if case.has_marker(BATCH_TRIED):
-            return "Use smaller inputs, or less memory for the model", ONE_SAMPLE
-        if works_on_pixels(case.message):
-            return "Use a smaller batch or smaller images", FEWER_PIXELS
-        return "", self.change
+        """Return a title ("" for the usual one) and the change, by what the text says of a batch.
+
+        The text's own option is named with its value, unless a framework's words name it.
+        """
+        told, is_one = case.told, case.told.batch_size == 1
+        if is_one or told.is_smaller_batch_tried:
+            return _less_of_one(case, "the batch is already one" if is_one else NO_HELP)
+        trains = not case.frameworks or any(f.name not in RUN_ONLY for f in case.frameworks)
+        less = " or ".join(told.smaller_samples) if trains else ""
+        is_sized = told.batch_size is not None
+        change = self.change
+        if not words_in(case, Change.BATCH):
+            change = (
+                OF_IMAGES
+                if less == IMAGES
+                else HALVES
+                if case.trains and (less or is_sized)
+                else change
+            )
+        batch = (
+            f"Lower {told.batch_option} from {told.batch_size}, or use"
+            if is_sized
+            else "Use a smaller batch or"
+        )
+        return f"{batch} {less or INPUTS}", change
 
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
         """Return the run with shares of the present batch, as many as its length allows."""
@@ -423,7 +454,7 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         )
     yield remedy.proposal(
         weight=FITS
-        if is_building or (case.has_marker(BATCH_OF_ONE) and case.is_checkpointed)
+        if is_building or (case.told.batch_size == 1 and case.is_checkpointed)
         else MAY_HELP,
         confidence=Confidence.LIKELY if is_building else Confidence.POSSIBLE,
         change="bf16 weights or autocast, an 8-bit optimizer, LoRA; quantized weights for "

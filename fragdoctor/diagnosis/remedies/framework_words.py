@@ -7,7 +7,6 @@ from typing import Final
 
 from fragdoctor.diagnosis.remedies.leaks import is_evaluation
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal
-from fragdoctor.model.case import BATCH_OF_ONE, BATCH_TRIED
 from fragdoctor.model.frameworks import RUN_ONLY, SERVERS, Change, words_for
 from fragdoctor.model.gpus import with_monitor_of
 
@@ -39,7 +38,9 @@ def in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Itera
         own = with_monitor_of(case.backend, proposal.recommendation.change)
         one = proposal.saying(change=own)
         change = CHANGES.get(one.recommendation.code)
-        is_told = change is Change.BATCH and any(map(case.has_marker, (BATCH_OF_ONE, BATCH_TRIED)))
+        is_told = change is Change.BATCH and (
+            case.told.batch_size == 1 or case.told.is_smaller_batch_tried
+        )
         if change is Change.CHECKPOINT and case.frameworks and not trains:
             continue
         if change is None or one.is_rejected or is_told:

@@ -198,26 +198,6 @@ MAY_BE_GRAPHS: Final = (KeptPattern.GRAPH, KeptPattern.RESULTS, KeptPattern.TENS
 """Patterns that the outputs of an evaluation may have."""
 
 
-@proposes("Find the line that keeps memory")
-def find_leak(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose recording a few steps if no trace names the growing line.
-
-    A leak that shows only in figures: record where it comes from.
-    """
-    if not case.supports(Cause.LEAK) or _kept(case) is not None:
-        return
-    yield remedy.proposal(
-        weight=CURES if case.sign is None else HELPS,
-        confidence=Confidence.POSSIBLE,
-        change="with fragdoctor.record('leak'): around a few steps; or "
-        "torch.cuda.memory._record_memory_history(max_entries=100000) before and "
-        "torch.cuda.memory._dump_snapshot('leak.pickle') after them; then fragdoctor analyze "
-        "leak (or leak.pickle) names the growing line",
-        why=case.verdict.summary,
-        cost="A few microseconds per allocation while recording.",
-    )
-
-
 def _kept(case: JudgedCase) -> KeptMemory | None:
     """Return the growing memory that the verdict is about, or None for other verdicts."""
     analysis = case.context.analysis
@@ -333,6 +313,5 @@ GROWTH: Final[tuple[Remedy, ...]] = (
     no_grad,
     free_leak,
     gather_on_host,
-    find_leak,
     free_between_trials,
 )

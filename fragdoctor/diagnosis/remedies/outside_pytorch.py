@@ -260,16 +260,19 @@ CLOSED: Final = (Cause.NOT_MEMORY, Cause.HOST_MEMORY, Cause.SIZE_BUG, Cause.HEAL
 
 @proposes("Record a memory snapshot at the failure")
 def record_snapshot(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose a snapshot if none was given and PyTorch's allocator failed.
+    """Propose a recording if none shows what is open: who holds memory, or which line keeps it.
 
     The one measurement that would settle what is open.
     """
-    has_snapshot = case.context.analysis is not None
-    if has_snapshot or case.cause in CLOSED or not case.is_allocator_case:
+    analysis = case.context.analysis
+    is_leak = case.supports(Cause.LEAK) and (analysis is None or analysis.kept is None)
+    is_open = analysis is None and case.cause not in CLOSED and case.is_allocator_case
+    if not (is_leak or is_open):
         return
     yield remedy.proposal(
-        weight=ASKS,
-        confidence=Confidence.LIKELY,
+        title="Find the line that keeps memory" if is_leak else "",
+        weight=(CURES if case.sign is None else HELPS) if is_leak else ASKS,
+        confidence=Confidence.POSSIBLE if is_leak else Confidence.LIKELY,
         change="start the program with fragdoctor run train.py, which diagnoses by itself; or, "
         "where it cannot be installed, call "
         "torch.cuda.memory._record_memory_history(max_entries=100000) at the start and "

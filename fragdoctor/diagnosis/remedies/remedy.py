@@ -17,7 +17,7 @@ from fragdoctor.analysis.training_run import TrainingRun
 from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.verdict_message import LIBRARIES
 from fragdoctor.model.arrays import distinct
-from fragdoctor.model.case import CHECKPOINTING, NO_FAILURE, OomMessage
+from fragdoctor.model.case import CHECKPOINTING, NO_FAILURE, OomMessage, ToldSettings
 from fragdoctor.model.conf_keys import KEYS, key_is_known
 from fragdoctor.model.diagnosis import Cause, Predicted, Recommendation, Verdict
 from fragdoctor.model.engines import is_of_other_program
@@ -181,10 +181,16 @@ class JudgedCase(Struct, frozen=True, dict=True):
         return log is not None and any(marker.kind == kind for marker in log.markers)
 
     @property
+    def told(self) -> ToldSettings:
+        """What the text says of the settings of its run."""
+        log = self.context.case.oom
+        return ToldSettings() if log is None else log.settings
+
+    @property
     def is_checkpointed(self) -> bool:
         """Whether the text or the traceback shows that layers are already checkpointed."""
         frames = () if self.message is None else self.message.frames
-        return self.has_marker(CHECKPOINTING) or any(map(_CHECKPOINT.matches, frames))
+        return CHECKPOINTING in self.told.in_use or any(map(_CHECKPOINT.matches, frames))
 
     @cached_property
     def frameworks(self) -> tuple[Framework, ...]:

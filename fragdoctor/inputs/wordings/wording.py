@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fragdoctor.inputs.log_streams import LogStream
+from fragdoctor.inputs.wordings.prose import reports_failure
 from fragdoctor.model.case import OomMessage
 
 SIZE: Final = (
@@ -206,6 +207,9 @@ def only_where(pattern: str, before: int, after: int, *, is_there: bool = True) 
     return refine
 
 
+_MOST_OF_LINE: Final = 500
+_MOST_AFTER_WORDS: Final = 30
+"""Characters to read after the words: what a program prints below its error explains nothing."""
 _MOST_AFTER: Final = 1500
 """The most characters of a message from its needle on."""
 
@@ -281,50 +285,14 @@ def is_source(stream: LogStream, position: int) -> bool:
     return bool(_SOURCE.search(stream.before(position, 120)))
 
 
-_FAILED: Final = re.compile(
-    r"(?:error|exception|exception:|failed|failure|fatal|critical|terminate[dr]?|what\(\)|e"
-    r"|occurred|caught|cause|reason|message|warn|oom)[:>\])('\"`-]{1,6}[:('\"`]{0,4}$"
-)
-_RAISED: Final = re.compile(
-    r"(?:error|exception):|(?:unableto|couldnot|cannot|can'?t|failedto)[\w.'\"-]{1,60}:$"
-    r"|\.(?:py|h|hpp|cc|cpp|cu|cuh|rs|c)[:(]\d{1,6}[:\])]{1,2}$",
-    re.ASCII,
-)
-_ADVICE: Final = re.compile(
-    r"(?:errors|can|could|is|are|when|if|while|may|might|usually|often|means|happens|because|due"
-    r"|issues?|problems?|error(?:s|can|is|when|if|on|in|while|during)|exceptions?|situations?"
-    r"|messages?|killer|protection|handling|handler|retry|reduce|lower|decrease|increase|try|use"
-    r"|set|see|check|make|you|this|that|then|please|how|why|what)"
-)
-_EXPLAINED: Final = re.compile(
-    r"(?:if|when|whenever|once|where|that)(?:you|your|it|there|the|one|we|i)(?:r|get|see|hit|run|$)"
-    r"|(?:you|we|it|i)(?:may|might|can|could|will)|(?:may|might)(?:get|see|raise|throw|cause)"
-    r"|suchas|e\.g\.|forexample|encounter|(?:to)(?:avoid|prevent|fix|solve|handle)|howto"
-    r"|(?:if|when)yousee|common(?:errors?|issues?)"
-)
-
-
 def reads_as_failure(stream: LogStream, match: re.Match[str]) -> bool:
-    """Return whether a short wording is a program's report rather than someone's explanation.
-
-    It is a report after ``...Error:`` and the like, or alone at the start of a line, but never
-    after words such as "if you see".
-    """
-    before = stream.before(match.start(), 80)
-    if _EXPLAINED.search(before):
-        return False
-    # also if it is quoted, or comes later in the sentence of another exception
-    if _FAILED.search(before) or _RAISED.search(before):
-        return True
-    if before.strip("\"'`([{>*-:"):
-        return False
-    return not explains(stream, match)
-
-
-def explains(stream: LogStream, match: re.Match[str]) -> bool:
-    """Return whether the words are part of advice or of a discussion of failures."""
-    after = stream.after(match.end(), 40).lstrip(".'\"`*:,;-")
-    return bool(_EXPLAINED.search(stream.before(match.start(), 80)) or _ADVICE.match(after))
+    """Return whether a short wording is a report rather than someone's explanation."""
+    before = stream.intro(match.start(), _MOST_OF_LINE)
+    words = stream.text(match.start(), match.end())
+    line = stream.line_text(match.start())[: len(before) + len(words) + _MOST_AFTER_WORDS]
+    is_head = not before.strip("\"'`([{>*-:#! ")
+    # A logger's prefix is part of what stands before, but not of the line.
+    return reports_failure(line, before, f"{before} {line}", is_report=is_head)
 
 
 @cache

@@ -1,0 +1,91 @@
+"""Read what a text says of its run's settings: the batch, what was tried, what a sample is.
+
+Options, configurations, logs and people name them: ``--batch_size=6``, ``samples_per_gpu: 4``, "a
+batch size of 2". Advice names the option as the text does, and leaves out what is in use already.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from fragdoctor.model.case import CHECKPOINTING, IMAGES, ToldSettings
+
+MAX_CHARS: Final = 256 * 1024
+
+_NAME: Final = (
+    r"(?:[\w.]{1,40}[._])?(?:micro_?)?batch[-_ ]?size(?:[-_ ]per[-_ ](?:gpu|device))?"
+    r"|(?:samples|imgs|images)_per_(?:gpu|batch)|(?:\w{1,20}\.){0,2}ims_per_batch"
+    r"|num[_ ](?:samples|images)|max[-_]tokens(?=\s{0,3}\d{4})|\bbatch(?==)"
+)
+_OF_OTHER: Final = re.compile(r"(?i)eval|val[._-]|valid|test|infer|predict|sample_|total|global")
+_IS: Final = r"(?:of|is|was|to|at|as|like|set to|already|just|only|per device)"
+_BATCH: Final = re.compile(
+    rf"(?i)(?<![\w.{{-])(?P<option>(?:--)?(?:{_NAME}))[*`'\"]{{0,3}}"
+    rf"(?:\s{{0,3}}[:=]\s{{0,3}}|,?\s{{1,3}}(?:{_IS}\s{{1,3}}){{0,2}})"
+    r"[`'\"(]{0,2}(?P<size>[1-9]\d{0,3})\b(?![.,]\d|[-x*])"
+)
+_LESS: Final = r"(?:reduc|lower|decreas|small|chang|set|tri|try|us|drop|cut|turn)\w{0,6}"
+_FAILS_STILL: Final = (
+    r"(?:\b(?:still|same (?:error|problem|issue|crash)|again|no (?:success|effect|difference|luck))"
+    r"|(?:\bnot|n't|\bno) (?:\w{1,20} )?(?:help|work|solve|fix|make|change))"
+)
+_WORD: Final = r"\w{1,20}"
+_TRIED: Final = re.compile(
+    rf"(?i)\b{_LESS}(?:\W{{1,3}}{_WORD}){{0,4}}?\W{{1,3}}batch[^\n]{{0,90}}?{_FAILS_STILL}"
+    rf"|\b(?:still (?:{_WORD} ){{0,2}}(?:when|after|if|with)|even (?:when|after|if|with)"
+    rf"|no matter)\b[^.!?\n]{{0,40}}?\b(?:{_LESS}|minimal|tiny)\W{{1,3}}"
+    rf"(?:{_WORD}\W{{1,3}}){{0,3}}?batch"
+    rf"|no executable batch size found"
+    rf"|\bstill (?:{_WORD} ){{0,3}}(?:when|with|if) (?:the |a )?batch\W?size\b"
+)
+_IN_USE: Final = {
+    "16 bits": r"\b(?:fp16|bf16|float16|bfloat16)\b|mixed.?precision\W{1,4}(?:fp|bf)16|\b16-mixed",
+    "LoRA": r"\bq?lora\b|\bpeft\b",
+    # transformers, modeling_utils.py: "incompatible" is printed if the cache is on as well
+    CHECKPOINTING: r"--gradient[_-]checkpointing\b(?!['\",= ]{1,4}(?:false|no|0))"
+    r"|gradient_checkpointing['\"`]{0,2} ?[:=] ?['\"]?true"
+    r"|incompatible with gradient checkpointing",
+    "an optimizer in 8 bits": r"(?:adamw?|adam|lion)_?8.?bit|8.?bit_?adam|\badafactor\b",
+}
+_SAMPLES: Final = {
+    "fewer frames": r"\bvideos?\b|\bnum_frames\b",
+    "shorter audio": r"\baudio\b|\bspeech\b|\butterances?\b|wav2vec",
+    "smaller patches or crops": r"\bpatch(?:es|_size| size)\b|\bvolum(?:es|etric)\b|\bCT\b",
+    "fewer points": r"\bpoint.?clouds?\b|\blidar\b",
+    "fewer nodes and edges": r"\bG[CN]Ns?\b|graph.(?:neural|conv)|edge_index|torch.geometric",
+    IMAGES: r"\bimages?\b|\bimg(?:s|sz|_size)?\b|\bresolution\b|\bunet\b|(?<!-)segmentation"
+    # torch 2.13, torch/nn/modules/conv.py and pooling.py, torch/nn/functional.py
+    r"|\bF\.(?:conv|conv_transpose|max_pool|avg_pool)[23]d\(|\bin (?:interpolate|upsample)\b",
+    "shorter sequences": r"\btokens?\b|\bseq(?:uence)?[_ ]len|max_length|cutoff_len|\bLLMs?\b"
+    r"|llama|\bgpt|qwen|\bbert\b",
+}
+"""What a smaller sample is, by words that name one."""
+_MOST_KINDS: Final = 2
+_SIZE: Final = re.compile(
+    r"(?i)(?<![\w.-])((?:--)?(?:max_?(?:seq(?:uence)?_?)?(?:len(?:gth)?|duration)|cutoff_len"
+    r"|(?:img|image|crop|patch)_?size|imgsz|resolution|num_frames|block_size))"
+    r"['\"`]{0,2}(?:\s{0,3}[:=]\s{0,3}|\s{1,3}(?:is )?)['\"`(\[]{0,2}\d{2,5}(?:s|px)?\b"
+)
+"""An option for the size of a sample, with its value."""
+
+
+def told_settings(text: str) -> ToldSettings:
+    """Return what a text says of its run's settings."""
+    head = text[:MAX_CHARS]
+    named = [m for m in _BATCH.finditer(head) if not _OF_OTHER.search(m["option"])]
+    least = min(named, key=lambda m: int(m["size"]), default=None)
+    options = [m["option"] for m in named if "_" in m["option"] or "-" in m["option"]]
+    size = _SIZE.search(head)
+    kinds = [less for less, words in _SAMPLES.items() if re.search(words, head, re.IGNORECASE)]
+    return ToldSettings(
+        batch_option=" ".join((options or [m["option"] for m in named] or [""])[0].split()),
+        batch_size=None if least is None else int(least["size"]),
+        is_smaller_batch_tried=_TRIED.search(head) is not None,
+        in_use=tuple(w for w, words in _IN_USE.items() if re.search(words, head, re.IGNORECASE)),
+        smaller_samples=(f"a lower {size[1]}",)
+        if size is not None
+        else tuple(kinds)
+        if len(kinds) <= _MOST_KINDS
+        else (),
+    )

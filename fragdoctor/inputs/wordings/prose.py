@@ -1,0 +1,55 @@
+"""Tell a sentence that reports a failure from one that explains, forbids or denies it.
+
+Advice and rules ("if you see", "may cause"), denials ("never throws") and memory that levels off
+report no failure.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_HAPPENS: Final = re.compile(
+    r"error|fail|exception|fatal|panic|abort|terminat|unable|crash|kill|blow|explo|complain|report"
+    r"|die[sd]|exceed|爆|\b(?:I|we|my|our|me|it)\b"
+    r"|\b(?:g[eo]t|went|goes|thr[eo]w|rais|trigger|caus|leads|led|r[au]n|hit|keep|kept|exhaust)"
+    r"|\b(?:but|still|always) "
+    r"|\b(?:does|do|can|could|is)\s?n(?:o|')t\b(?! (?:enough|sufficient))",
+    re.IGNORECASE,
+)
+_EXPLAINS: Final = re.compile(
+    r"\b(?:you(?! (?:suggested|said|mentioned|wrote|asked))"
+    r"|your(?! (?:\w{1,20} )?(?:time|work|help|project|repo|code)\b)"
+    r"|users?|may|might|could(?! not)|would|should|means?|common|frequent|fixe[ds]"
+    r"|errors (?:happen|occur|arise)|make sure"
+    r"|handl(?:e|es|ed|ing)|avoids?|prevents?|protection|such as|instead of|as expected)\b"
+    r"|\b(?:when(?:ever)?|once|if|before) (?:(?:the|a|cuda|gpu|device|memory) ){0,3}(?:is |runs )?$"
+    r"|\b(?:never|not|n't) (?:throw|rais|report|caus|giv|return)(?:e?s?|ing) (?:an? |any )?$"
+    r"|\b(?:stays?|remains?|is) (?:constant|stable|flat|bounded)\b|\b(?:levels? off|plateaus?)\b"
+    r"|^\W{0,9}(?:how does|never|tips)\b"
+    r"|\b(?:closed?|removed?s?|resolved?|detecting|finding) (?:an? |the )?$"
+    r"|\b(?:can|will) (?:be|cause|lead|run|get)\b|\be\.g\."
+    r"|\bto (?:avoid|prevent|reduce|handle)\b|\b(?:no|not|never|without|(?<!rank )(?<!gpu )0) $"
+    r"|\bfor example\b|^\W{0,20}(?:#|//|except\b|raise\b|assert\b|fix\b|fix\()|['\"] in \w"
+    r"|\bhint: ['\"]?$",
+    re.IGNORECASE,
+)
+_REPORTS: Final = re.compile(
+    r"\b(?:I|we)(?:'m|'ve| am| are| have| had| was)? (?:still |always |also |often |just )?"
+    r"(?:g[eo]t|getting|found|find|see(?:ing)?|saw|hit|had|have|fac(?:e|ing)|encounter(?:ed)?"
+    r"|experienc(?:ed?|ing)|r[au]n|running|keep|kept)\b(?![^\n]{0,400}\b(?:if|would|may|might|could"
+    r"|no|not|never|without|avoid|prevent|solv|fix))",
+    re.IGNORECASE,
+)
+"""People who report their own failure may add advice in the same sentence."""
+
+
+def reports_failure(told: str, before: str, line: str, *, is_report: bool = False) -> bool:
+    """Return whether words in a sentence report a failure of the program that the text is about.
+
+    ``before`` is the part of the sentence before the words, and ``line`` what the same line says up
+    to the sentence's end. ``is_report`` says that the words stand where only reports have them.
+    """
+    happens = is_report or _HAPPENS.search(line)
+    explains = _EXPLAINS.search(told) or _EXPLAINS.search(before)
+    return bool(_REPORTS.search(before) or (happens and not explains))
