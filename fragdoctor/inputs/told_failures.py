@@ -73,8 +73,11 @@ _REPORTS: Final = re.compile(
 """People who report their own failure may add advice in the same sentence."""
 
 _ON_DEVICE: Final = re.compile(
-    r"cuda|gpu|hip|rocm|vram|xpu|device|metal|opencl|vulkan|graphics|显存", re.IGNORECASE
+    r"cuda|gpu|hip|rocm|vram|video ?ram|xpu|device|metal|opencl|vulkan|graphics|显存"
+    r"|\b(?:[rg]tx|geforce|quadro|tesla|radeon|[ahv]100|a[1346]0|h200?|l40?s?|t4|p100)\b",
+    re.IGNORECASE,
 )
+"""Words for a GPU and its memory, and the names of the most common ones."""
 _ON_HOST: Final = re.compile(
     r"\b(?:ram|cpu|host|swap|slurm|cgroup|(?:system|main) memory)\b|内存", re.IGNORECASE
 )

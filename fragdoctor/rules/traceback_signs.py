@@ -597,7 +597,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 r"|vae_decode\("
             ),
         ),
-        intro=r"when regular VAE (?:de|en)coding|\[Tiled VAE\]|(?:VAE|Video) ?(?:[Dd]e|[Ee]n)cod",
+        intro=r"when regular VAE (?:de|en)coding|\[Tiled VAE\]"
+        r"|(?i:\bvae|Video) ?(?:[Dd]e|[Ee]n)cod",
     ),
     TracebackSign(
         name="sampled-grid",

@@ -1305,3 +1305,32 @@ def test_killed_process_with_zero_3_is_told_to_offload_less():
     _, first = first_of("zero-3-offload, one H100\nexitcode -9\n")
 
     assert "offload less to the host" in first.change
+
+
+def test_limit_of_windows_is_told_by_its_number_in_every_language_and_goes_first():
+    said = "!!! El archivo de paginación es demasiado pequeño para la operación. (os error 1455)"
+
+    verdict, first = first_of(f"C:\\ComfyUI\\execution.py\n{said}\n")
+
+    assert verdict.cause is Cause.HOST_MEMORY
+    assert first.change.startswith("use a larger page file")
+    assert "--cache-none" in first.change
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "lmdeploy serve api_server llava --tp 2 failed on 2 A30: the reason is OOM as below.",
+        "128gb videoram, 81 frames: at the end got oom on Vae Decode node",
+    ],
+)
+def test_words_for_a_gpu_say_whose_memory_ran_out(said):
+    verdict, _ = first_of(f"{said}\n")
+
+    assert verdict.cause is Cause.CAPACITY
+
+
+def test_kill_on_colab_is_advised_in_a_notebooks_words():
+    _, first = first_of("I run it on a Google colab with a T4.\nLoading layers\nKilled\n")
+
+    assert "what earlier cells left" in first.change

@@ -41,6 +41,7 @@ _KEEP_LESS: Final = (
     "instead of all outputs or features, or write them to disk as they come; then fewer or smaller "
     "samples"
 )
+_NOTEBOOK: Final = re.compile(r"(?i)\bcolab\b|\bkaggle\b|\bipykernel_\d")
 _FORKS: Final = re.compile(r"\bos\.fork\(|\bnum_workers\b")
 HOST_CHANGES: Final = {
     "dataloader-killed": _FEWER_WORKERS,
@@ -85,6 +86,9 @@ HOST_CHANGES: Final = {
 }
 """Changes that use less of the host's memory, by the finer kind of the message."""
 
+_LIMITS: Final = ("page-file", "windows-commit", "cgroup-kill")
+"""Finer kinds of messages that name a limit, which can be raised."""
+
 HOST_PLACES: Final = (
     (
         Place(code=r"\b(?:torch|np|numpy)\.(?:cat|concat\w*|stack|[vh]stack)\("),
@@ -118,8 +122,14 @@ def host_change(case: JudgedCase) -> str:
 
 def _changes(case: JudgedCase, message: OomMessage) -> Iterator[str]:
     """Yield what fits the message, its traceback and the text around it, in this order."""
-    yield words_in(case, Change.HOST_MEMORY)
-    yield HOST_CHANGES.get(message.variant) or HOST_CHANGES.get(message.sub_kind, "")
+    words = words_in(case, Change.HOST_MEMORY)
+    own = HOST_CHANGES.get(message.variant) or HOST_CHANGES.get(message.sub_kind, "")
+    if words and message.sub_kind in _LIMITS:
+        # The limit that was hit comes before what the framework could do with less.
+        words = f"{own.partition(';')[0]}; {words}"
+    yield words or own
+    if _NOTEBOOK.search(message.said):
+        yield HOST_CHANGES["notebook"]
     for place, change in HOST_PLACES:
         if any(place.matches(frame) for frame in message.frames):
             yield change
