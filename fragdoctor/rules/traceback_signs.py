@@ -149,6 +149,21 @@ def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
 _INFERS: Final = "(?:infer|demo|predict|generate|sample|detect|upscale|transcribe|render)"
 """Names of programs that only run a model."""
 
+TRAINING: Final = (
+    r"(?:(?<![a-z])(?<!pre[-_])train(?!ed (?:model|on|weights|network))|pretrain(?!ed)|fine-?tun"
+    r"|\bepoch|dreambooth|backward|learning.rate|optimi[sz]er|\blosse?s?\b)"
+)
+"""Words that people and programs only use about training."""
+
+_RAN: Final = rf"\b(?:python3?|ran|run|running) (?:\S*[/\\])?(?:\w*_)?{_INFERS}\w*\.py\b"
+
+_RUNS: Final = (
+    r"(?:\bgenerat(?:e|es|ed|ing|ion)(?:\b|_)|\bprompts?\b|\bchat|\binference\b|\bsynthe[st]"
+    r"|\bvocod|\btranscri[bp]|\bdiari[sz]|\bupscal|super.?resol|\btxt2img|\bimg2img|\btext2text"
+    r"|\bhi-?res|\bweb ?ui\b|\bdemo\b|\btranslator|Mask\w{0,40}Generator\()"
+)
+"""Words for what a trained model is used for, which count only in texts without those above."""
+
 _EVALUATES: Final = (
     r"(?:\b(?:during|in|at|after|running|when|while|try\w* to) (?:the |each )?"
     r"(?:(?:validat|evaluat)i\w+|test(?:ing)?\b(?! (?:different|various|with)))"
@@ -291,7 +306,10 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         why="Nothing but weights was asked for: what is missing is room for the model "
         "itself, which no batch size changes.",
         in_words=r"\bfrom_pretrained\([^()]{0,300}\)\.(?:to|cuda|half)\("
-        r"(?!.{0,600}\b(?:generate|chat|train|fit|forward|backward|step)\()",
+        r"(?!.{0,600}\b(?:generate|chat|train|fit|forward|backward|step)\()"
+        r"|(?i:\b(?:(?:try|trying|tried|fail\w{0,3}|unable|can(?:no|')t)(?: to)? load|(?:when|while)"
+        r" loading)\b"
+        r"(?!.{0,40}(?:data|image|checkpoint|batch|sample|video|file)))",
         intro=r"Node Type:\W{0,8}\w*Load(?:er|\b)|\bERROR lora\b|Patching LoRAs"
         r"|modules are dispatched on the CPU",
         # torch 2.13, torch/nn/modules/module.py; transformers 4.30 to 5.0, modeling_utils.py;
@@ -885,8 +903,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             Place(code=r"\.(?:infer|inference|predict|upscale|transcribe|enhance|generate)\("),
         ),
         intro=r"\bvideo \d{1,6}/\d{1,6} \(frame \d",
-        in_words=rf"(?i)\b(?:python3?|ran|run|running) (?:\S*[/\\])?(?:\w*_)?{_INFERS}\w*\.py\b"
-        r"|\bupscal|super.?resol|\btranscrib|\binference\b|Mask\w{0,40}Generator\(",
+        in_words=rf"(?is){_RAN}|^(?!.*{TRAINING}).*{_RUNS}",
     ),
 )
 

@@ -494,7 +494,7 @@ def test_large_request_fails_by_its_size_whatever_grew_before():
 
     _, first = first_of(text)
 
-    assert first.code == "smaller-batch"
+    assert first.title == "Give the model less at a time"
     assert "Hires. fix" in first.change
 
 
@@ -1334,3 +1334,41 @@ def test_kill_on_colab_is_advised_in_a_notebooks_words():
     _, first = first_of("I run it on a Google colab with a T4.\nLoading layers\nKilled\n")
 
     assert "what earlier cells left" in first.change
+
+
+@pytest.mark.parametrize(
+    ("said", "title"),
+    [
+        ("generate_text(q) fails after a few runs", "Give the model less at a time"),
+        ("I generate pictures to train a GAN, batch 4", "Use a smaller batch or smaller inputs"),
+        ("I am trying to load a 4 bit model and it says", "Load the weights in less memory"),
+        ("I tried to load the dataset and it says", "Use a smaller batch or smaller inputs"),
+    ],
+)
+def test_words_say_whether_a_model_is_trained_run_or_loaded(said, title):
+    _, first = first_of(f"{said}\n{FULL}\n")
+
+    assert first.title == title
+
+
+@pytest.mark.parametrize(
+    ("said", "title"),
+    [
+        ("Can you help me?", "If it trains: checkpoint the layers of the model"),
+        ("It fails in epoch 3.", "Checkpoint the layers of the model"),
+        ("A pre-trained net.", "If it trains: checkpoint the layers of the model"),
+    ],
+)
+def test_checkpoints_are_for_training_only_and_say_so(said, title):
+    told = diagnose(case_of(f"{said}\n{FULL}\n")).recommendations
+
+    assert title in [r.title for r in told]
+
+
+def test_words_about_a_run_do_not_go_before_the_cure_of_holes():
+    holes = old_style("1.69 GiB", "7.79 GiB", "1.62 GiB", "704.56 MiB", "5.88 GiB")
+
+    verdict, first = first_of(f"I run eval.py, it generates 15 pictures, then\n{holes}\n")
+
+    assert verdict.cause is Cause.FRAGMENTATION
+    assert first.code == "expandable-segments"

@@ -24,7 +24,7 @@ from fragdoctor.future.edits import combined
 from fragdoctor.future.training_edits import requests_freed_at, requests_removed
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
-from fragdoctor.rules.traceback_signs import SERVER_STEP
+from fragdoctor.rules.traceback_signs import INFERENCE, SERVER_STEP
 from fragdoctor.units import format_size
 
 CLOSED: Final = (Cause.NOT_MEMORY, Cause.HOST_MEMORY, Cause.HEALTHY)
@@ -51,7 +51,11 @@ def at_the_failing_call(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     yield remedy.proposal(
         title=sign.title,
         # A call that can leave the GPU helps whatever fills the GPU.
-        weight=CURES if sign.can_leave_gpu and not case.has_only_begun else FITS,
+        weight=CURES
+        if sign.can_leave_gpu and not case.has_only_begun
+        else HELPS
+        if sign.name == INFERENCE and case.cause is Cause.FRAGMENTATION
+        else FITS,
         change=change,
         why=f"{said} {sign.doing}. {sign.why}",
         locations=tuple(
