@@ -307,8 +307,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "itself, which no batch size changes.",
         in_words=r"\bfrom_pretrained\([^()]{0,300}\)\.(?:to|cuda|half)\("
         r"(?!.{0,600}\b(?:generate|chat|train|fit|forward|backward|step)\()"
-        r"|(?i:\b(?:(?:try|trying|tried|fail\w{0,3}|unable|can(?:no|')t)(?: to)? load|(?:when|while)"
-        r" loading)\b"
+        r"|(?i:\b(?:(?:try|trying|tried|fail\w{0,3}|unable|can(?:no|')t)(?: to)? load"
+        r"|(?:when|while) loading)\b"
         r"(?!.{0,40}(?:data|image|checkpoint|batch|sample|video|file)))",
         intro=r"Node Type:\W{0,8}\w*Load(?:er|\b)|\bERROR lora\b|Patching LoRAs"
         r"|modules are dispatched on the CPU",
