@@ -15,6 +15,7 @@ from typing import Final
 from msgspec import Struct
 
 from fragdoctor.model.case import GROWS, OomMessage, TracebackFrame
+from fragdoctor.model.engines import is_of_other_program
 from fragdoctor.model.frameworks import Change
 
 
@@ -66,7 +67,7 @@ class TracebackSign(Struct, frozen=True):
         is_surrounding: whether it describes what the call was part of, which counts only if no
             place is a sign.
         can_leave_gpu: whether the call can run on the CPU, which helps whoever fills the GPU.
-        kind: the kind that the message must have.
+        kinds: the kinds one of which the message must have, separated by spaces.
         unless: frames that contradict it anywhere in the traceback: what runs a backward pass is
             training, whatever its caller's name.
     """
@@ -85,7 +86,7 @@ class TracebackSign(Struct, frozen=True):
     is_training: bool = True
     is_surrounding: bool = False
     can_leave_gpu: bool = False
-    kind: str = ""
+    kinds: str = ""
     unless: Sequence[Place] = ()
 
     def matches(self, frame: TracebackFrame, *, is_last: bool = True) -> bool:
@@ -102,7 +103,11 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
     if message is None or message.kind in ("negative", "host-ram"):
         return None
     tables = [
-        [s for s in table if s.kind in ("", message.kind) and not _is_contradicted(s, message)]
+        [
+            s
+            for s in table
+            if (not s.kinds or message.kind in s.kinds) and not _is_contradicted(s, message)
+        ]
         for table in (_PLACES, _SURROUNDINGS, _LAST)
     ]
     for signs in tables:
@@ -137,6 +142,8 @@ def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
     """
     if any(place.matches(frame) for place in sign.unless for frame in message.frames):
         return True
+    if sign.name == INFERENCE and is_of_other_program(message):
+        return True  # it has options of its own
     if any(name in message.said for place in sign.unless for name in place.functions.split()):
         return True  # found in lines that no longer have the form of a traceback
     share = (message.requested_bytes or 0) / (message.total_bytes or float("inf"))
@@ -163,6 +170,29 @@ _RUNS: Final = (
     r"|\bhi-?res|\bweb ?ui\b|\bdemo\b|\btranslator|Mask\w{0,40}Generator\()"
 )
 """Words for what a trained model is used for, which count only in texts without those above."""
+
+_LESS_INPUT: Final = {
+    r"audio|speech|\btts\b|voice|transcri|diari[sz]|vocod|whisper|\.wav\b": "shorter recordings, "
+    "or less to speak at a time",
+    r"video|\bframes?\b|\bfps\b": "fewer frames, or a lower resolution",
+    r"\bimages?\b|pictures?\b|photo|upscal|super.?resol|txt2img|img2img|pixel": "a smaller image, "
+    "or tiles of it",
+    r"\bprompts?\b|token|generate_text|\bchat|\bllms?\b|llama|\bgpt": "a shorter prompt and fewer "
+    "new tokens (max_new_tokens)",
+}
+"""What a model is run on, by words around the failure, and how to give it less of that."""
+
+_ONE_AT_A_TIME: Final = (
+    "run one input at a time, under torch.inference_mode(); load the weights in 16 or 8 bits, or "
+    "use a smaller model"
+)
+
+
+def less_input(message: OomMessage) -> str:
+    """Return how to give a model less at a time, or "" unless the text says what it runs on."""
+    found = [text for words, text in _LESS_INPUT.items() if _search(f"(?i){words}", message.said)]
+    return f"{found[0]}; {_ONE_AT_A_TIME}" if len(found) == 1 else ""
+
 
 _EVALUATES: Final = (
     r"(?:\b(?:during|in|at|after|running|when|while|try\w* to) (?:the |each )?"
@@ -480,7 +510,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         name="nccl-start",
         doing="in NCCL's first call, when the ranks were set up",
         is_of_model=True,
-        kind="nccl",
+        kinds="nccl",
         title="Give each rank a GPU of its own, and load checkpoints on the CPU",
         change="torch.cuda.set_device(local_rank) before init_process_group(), and as many ranks "
         "on a machine as it has free GPUs; torch.load(..., map_location='cpu'), since each rank "
@@ -880,16 +910,15 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     ),
     TracebackSign(
         name=INFERENCE,
-        doing="while a trained model was run",
+        doing="while a trained model ran",
         is_training=False,
         is_surrounding=True,
         unless=(_BACKWARD, _TRAINS),
-        kind="pytorch-caching-allocator",
+        kinds="pytorch-caching-allocator driver-no-figures",
         spelled=Change.BATCH,
         title="Give the model less at a time",
         change="use a smaller image or tiles of it, fewer frames or points, or a shorter text or "
-        "audio; run one input at a time, under torch.inference_mode(); load the weights in 16 or "
-        "8 bits, or use a smaller model",
+        f"audio; {_ONE_AT_A_TIME}",
         why="Nothing is trained here, so the memory goes to the weights and to what one layer "
         "makes, which grows with the input.",
         # torch 1.2 to 2.13, autograd/grad_mode.py and utils/_contextlib.py

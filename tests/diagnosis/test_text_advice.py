@@ -1372,3 +1372,28 @@ def test_words_about_a_run_do_not_go_before_the_cure_of_holes():
 
     assert verdict.cause is Cause.FRAGMENTATION
     assert first.code == "expandable-segments"
+
+
+@pytest.mark.parametrize(
+    ("said", "change"),
+    [
+        ("generate_text(q) with a long prompt", "a shorter prompt"),
+        ("upscaling a picture", "a smaller image"),
+        ("synthesizing speech", "shorter recordings"),
+        ("inference fails", "use a smaller image or tiles of it, fewer frames"),
+    ],
+)
+def test_input_of_a_model_that_runs_is_shortened_by_its_kind(said, change):
+    _, first = first_of(f"{said}\n{FULL}\n")
+
+    assert first.change.startswith(change)
+
+
+def test_driver_without_figures_is_advised_in_the_words_of_what_ran():
+    verdict, first = first_of(
+        "[ComfyUI-0/STDERR] !!! Exception during processing !!! CUDA error: out of memory\n"
+        "CUDA kernel errors might be asynchronously reported\nI generate a video.\n"
+    )
+
+    assert verdict.cause is Cause.CAPACITY
+    assert first.change.startswith("with ComfyUI")

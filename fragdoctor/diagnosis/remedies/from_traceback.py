@@ -24,7 +24,7 @@ from fragdoctor.future.edits import combined
 from fragdoctor.future.training_edits import requests_freed_at, requests_removed
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
-from fragdoctor.rules.traceback_signs import INFERENCE, SERVER_STEP
+from fragdoctor.rules.traceback_signs import INFERENCE, SERVER_STEP, less_input
 from fragdoctor.units import format_size
 
 CLOSED: Final = (Cause.NOT_MEMORY, Cause.HOST_MEMORY, Cause.HEALTHY)
@@ -45,7 +45,10 @@ def at_the_failing_call(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     if had_room and sign.name != SERVER_STEP:
         return  # a limit refused the request; but a server can reserve less
     said = "It goes on more slowly" if message.is_warning else "It failed"
-    change = words_in(case, sign.name, sign.spelled) or sign.change
+    change = words_in(case, sign.name, sign.spelled)
+    if sign.name == INFERENCE:
+        change = change or less_input(message)
+    change = change or sign.change
     if sign.name == SERVER_STEP:
         change = "; ".join(filter(None, (smaller_cache(case), change)))
     yield remedy.proposal(
@@ -54,7 +57,7 @@ def at_the_failing_call(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         weight=CURES
         if sign.can_leave_gpu and not case.has_only_begun
         else HELPS
-        if sign.name == INFERENCE and case.cause is Cause.FRAGMENTATION
+        if sign.name == INFERENCE and (case.cause is Cause.FRAGMENTATION or case.backend == "mps")
         else FITS,
         change=change,
         why=f"{said} {sign.doing}. {sign.why}",
