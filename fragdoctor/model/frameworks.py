@@ -110,6 +110,9 @@ vLLM
     checkpoint, or move a part to the CPU (--cpu-offload-gb)
   graph-capture: lower --gpu-memory-utilization or --max-num-seqs; --enforce-eager does without
     graphs
+  server-start: lower --max-num-seqs, --max-num-batched-tokens and --max-model-len, and
+    --limit-mm-per-prompt for images; if the weights alone are too much, use
+    --tensor-parallel-size over more GPUs, or an AWQ, GPTQ or FP8 checkpoint
 SGLang
   source: sglang 0.4 to 0.5.20, srt/server_args.py and docs/advanced_features/server_arguments.md
   files: /sglang/(?:srt|lang)/
@@ -127,6 +130,8 @@ TGI
   batch: lower --max-batch-prefill-tokens, --max-input-tokens or --max-batch-total-tokens; set
     --cuda-memory-fraction to 0.9 or less
   weights: spread the weights over more GPUs (--num-shard), or quantize them (--quantize)
+  server-start: lower --max-batch-prefill-tokens, with --max-input-tokens no larger; if the weights
+    alone are too much, use --num-shard over more GPUs, or --quantize
 ComfyUI
   source: ComfyUI 0.3, comfy/cli_args.py and nodes.py
   files: /comfy/(?:\w+\.py|ldm/|sd\w*/|k_diffusion/)|/ComfyUI/

@@ -421,6 +421,34 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         intro=r"[Cc]apture cuda graph failed|Capturing (?:the model for CUDA |cuda)graphs",
     ),
     TracebackSign(
+        name="server-start",
+        doing="at start-up, before the server had set its KV cache aside",
+        is_of_model=True,
+        title="Make the server's first step smaller, or hold the weights in fewer bytes",
+        change="fewer and shorter requests at a time; weights that are quantized, or spread over "
+        "more GPUs",
+        why="Weights come first, then a step of the largest size that is allowed, and only what "
+        "both leave is set aside for the cache: a smaller share for the cache changes nothing yet.",
+        # vllm 0.3 to 0.25, worker/worker.py and v1/worker/gpu_worker.py; text-generation-inference
+        # 1.0 to 3.3, server.py: Warmup
+        places=(
+            Place(
+                functions="profile_run determine_num_available_blocks determine_available_memory "
+                "_dummy_run warmup Warmup",
+                file=r"/(?:vllm|sglang|text_generation_server)/",
+            ),
+            Place(file=r"/vllm/", code=r"\bEngineCore(?:Proc)?\("),
+        ),
+        # what takes the cache, or runs beside it
+        unless=(
+            Place(
+                functions="initialize_kv_cache allocate_kv_cache _allocate_kv_cache "
+                "_allocate_kv_cache_tensors initialize_from_config compile_or_warm_up_model"
+            ),
+        ),
+        intro=r"EngineCore failed to start|[Ss]tarting profile run|Unable to warmup|Method Warmup",
+    ),
+    TracebackSign(
         name=SERVER_STEP,
         doing="while the server set its KV cache aside or ran a step",
         is_of_model=True,

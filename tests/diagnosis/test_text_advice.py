@@ -1397,3 +1397,38 @@ def test_driver_without_figures_is_advised_in_the_words_of_what_ran():
 
     assert verdict.cause is Cause.CAPACITY
     assert first.change.startswith("with ComfyUI")
+
+
+def test_cache_that_a_starting_server_sets_aside_is_no_matter_of_its_first_step():
+    frames = (
+        ("/x/vllm/v1/engine/core.py", "engine_core = EngineCoreProc(*args)"),
+        ("/x/vllm/v1/worker/gpu_model_runner.py", "kv_caches = torch.zeros(size)"),
+    )
+    kept = traceback(*frames).replace(
+        "line 3, in f\n    kv", "line 3, in initialize_kv_cache\n    kv"
+    )
+
+    assert "--max-num-seqs" in first_of(f"{traceback(frames[0])}{FULL}\n")[1].change
+    assert first_of(f"{kept}{FULL}\n")[1].change.startswith("with vLLM: lower --gpu-memory-util")
+
+
+@pytest.mark.parametrize(("asked", "is_kept"), [("686.41 MiB", True), ("4.00 GiB", False)])
+def test_pool_of_the_driver_that_keeps_far_more_than_was_asked_is_in_pieces(asked, is_kept):
+    verdict, first = first_of(
+        "torch.cuda.OutOfMemoryError: Allocation on device 5 would exceed allowed memory. (out of "
+        f"memory)\nCurrently allocated     : 68.00 GiB\nRequested               : {asked}\n"
+        "Device limit            : 79.35 GiB\nFree (according to CUDA): 27.19 MiB\n"
+        "PyTorch limit (set by user-supplied memory fraction)\n: 17179869184.00 GiB\n"
+    )
+
+    assert verdict.cause is (Cause.FRAGMENTATION if is_kept else Cause.CAPACITY)
+    assert first.setting.endswith("backend:native" if is_kept else "")
+
+
+@pytest.mark.parametrize(("total", "is_small"), [("512.00 MiB", True), ("8.00 GiB", False)])
+def test_share_of_an_integrated_gpu_is_a_setting(total, is_small):
+    text = old_style("2.00 MiB", total, "150.39 MiB", "312.00 MiB", "168.00 MiB")
+
+    _, first = first_of(text.replace("CUDA", "HIP"))
+
+    assert ("BIOS" in first.change) is is_small
