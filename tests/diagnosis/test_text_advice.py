@@ -218,25 +218,6 @@ def test_table_alone_is_no_failure(name):
     assert verdict.cause is Cause.NOT_MEMORY
 
 
-LUA = """THCudaCheck FAIL file=/tmp/THC/generic/THCStorage.cu line=66 error=2 : out of memory
-stack traceback:
-\t[C]: in function 'resize'
-\t/t/share/lua/5.1/nn/{}.lua:11: in function '{}'
-\ttrain.lua:152: in main chunk
-"""
-
-
-@pytest.mark.parametrize(
-    ("file", "function", "said"),
-    [("utils", "recursiveType", "Use a GPU that is free"), ("Linear", "updateOutput", "batch")],
-)
-def test_lua_is_advised_in_its_own_words(file, function, said):
-    _, first = first_of(LUA.format(file, function))
-
-    assert said in first.title
-    assert "PYTORCH" not in first.change
-
-
 # ---- the host ----
 
 HOST = {
@@ -556,32 +537,6 @@ def test_expandable_segments_are_not_offered_on_windows(total, free, beside, is_
 
     assert verdict.cause is Cause.FRAGMENTATION
     assert ("expandable" in first.setting) is is_offered
-
-
-@pytest.mark.parametrize(
-    ("said", "change"),
-    [
-        ("config has device: cuda:3, not (device: cuda:0)\n", "CUDA_VISIBLE_DEVICES=3"),
-        ("CUDA_VISIBLE_DEVICES=3 python run.py --device cuda:0 --other cuda:1\n", "process 77"),
-        ("tensors on cuda:1 and cuda:2\n", "process 77"),
-    ],
-)
-def test_program_that_runs_on_another_gpu_than_it_was_told_is_sent_there(said, change):
-    other = process(77, "38.00 GiB")
-    full = new_style(
-        "24.00 MiB",
-        "39.38 GiB",
-        "3.81 MiB",
-        "62.54 MiB",
-        "17.46 MiB",
-        processes=other,
-        own="0.5 GiB",
-    )
-
-    verdict, first = first_of(said + full)
-
-    assert verdict.cause is Cause.OTHER_PROCESS
-    assert change in first.change
 
 
 def test_room_that_was_refused_is_no_reason_to_raise_a_fraction_nobody_set():
@@ -1020,18 +975,6 @@ PROGRAMS = {
         "maximum_pool_size",
     ),
     # CUDA.jl, src/memory.jl: OutOfGPUMemoryError and memory_status
-    "CUDA.jl": (
-        ("ERROR: Out of GPU memory trying to allocate 3.000 GiB\n"
-        "Effective GPU memory usage: 90.00% (7.200 GiB/8.000 GiB)\n"
-        "Memory pool usage: 6.000 GiB (6.500 GiB reserved)\n"),
-        "CUDA.reclaim()",
-    ),
-    # numba, cuda/cudadrv/driver.py: _check_ctypes_error
-    "Numba": (
-        ("numba.cuda.cudadrv.driver.CudaAPIError: [2] Call to cuMemAlloc results in "
-        "CUDA_ERROR_OUT_OF_MEMORY\n"),
-        "32 bits",
-    ),
     # spconv, include/tensorview/tensor.h: checkCudaErrors
     "spconv": ("RuntimeError: storage /x/tensor.h 9\ncuda failed with error 2 out of memory.\n",
                "nvidia-smi"),

@@ -21,7 +21,6 @@ DEVICE = {
     "a hint": "(External) CUDA error(2), out of memory. [Hint: 'cudaErrorMemoryAllocation'.]",
     "could not": "Internal: unable to load the model: CUDA out of memory",
     "a name alone": "Traceback (most recent call last):\ntorch.cuda.OutOfMemoryError",
-    "CuPy's name alone": "cupy.cuda.memory.OutOfMemoryError",
     "RMM": "MemoryError: std::bad_alloc: out_of_memory: CUDA error at: cuda_memory_resource.hpp",
     "Metal": "Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)",
     "cut request": "RuntimeError: CUDA out of memory. Tried to allocate 2.0",
