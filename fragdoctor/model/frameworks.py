@@ -102,7 +102,7 @@ vLLM
   source: vllm 0.8 to 0.25, engine/arg_utils.py, config/cache.py and config/scheduler.py
   files: /vllm/(?:engine|v1|worker|executor|model_executor|entrypoints|attention|lora)/
   logs: \bVllmWorker|\bRayWorkerWrapper|\bEngineCore|\bWorker(?:_TP\d| pid=)
-    |\[core(?:_client)?\.py:\d|\b(?i:vllm)\b
+    |\b(?i:vllm)\b|VLLM_LOG
   batch: lower --gpu-memory-utilization (0.92 by default in 0.25, 0.9 in earlier ones;
     vllm_gpu_memory_utilization in TRL and ms-swift) or --kv-cache-memory-bytes; lower
     --max-num-batched-tokens, --max-num-seqs or --max-model-len
@@ -393,9 +393,14 @@ Transformers
 # entry of Diffusers is for programs that train its models, the second for pipelines.
 
 
+VLLM_LOG: Final = r"\b(?:INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d \[?\w{1,40}\.py:\d"
+"""How each line of vLLM's log begins (logging_utils/formatter.py), whichever file wrote it."""
+
+
 def _frameworks() -> Iterator[Framework]:
     for name, lines in read_table(_TABLE):
         texts = {key: ("" if key in PATTERNS else " ").join(lines[key]) for key in lines}
+        texts["logs"] = texts.get("logs", "").replace("VLLM_LOG", VLLM_LOG)
         own = {key: texts.pop(key) for key in ("source", "files", "key", "logs") if key in texts}
         yield Framework(name, texts, **own)
 

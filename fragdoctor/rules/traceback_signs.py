@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from fragdoctor.model.case import GROWS, OomMessage, TracebackFrame
 from fragdoctor.model.engines import is_of_other_program
-from fragdoctor.model.frameworks import Change
+from fragdoctor.model.frameworks import VLLM_LOG, Change
 
 
 class Place(Struct, frozen=True):
@@ -171,21 +171,37 @@ _RUNS: Final = (
 )
 """Words for what a trained model is used for, which count only in texts without those above."""
 
+_ONLY_RUNS: Final = rf"^(?!.*{TRAINING}).*{_RUNS}"
+
+
+def only_runs(message: OomMessage) -> bool:
+    """Return whether the words around a failure are about running a model, and not training it."""
+    return _search(f"(?is){_ONLY_RUNS}", message.said)
+
+
 _LESS_INPUT: Final = {
     r"audio|speech|\btts\b|voice|transcri|diari[sz]|vocod|whisper|\.wav\b": "shorter recordings, "
     "or less to speak at a time",
     r"video|\bframes?\b|\bfps\b": "fewer frames, or a lower resolution",
     r"\bimages?\b|pictures?\b|photo|upscal|super.?resol|txt2img|img2img|pixel": "a smaller image, "
     "or tiles of it",
-    r"\bprompts?\b|token|generate_text|\bchat|\bllms?\b|llama|\bgpt": "a shorter prompt and fewer "
-    "new tokens (max_new_tokens)",
+    r"\bprompts?\b|token|generate_text|\bchat|\bllms?\b|llama|\bgpt|translat|max_length": "a "
+    "shorter text, and fewer new tokens (max_new_tokens)",
 }
 """What a model is run on, by words around the failure, and how to give it less of that."""
 
 _ONE_AT_A_TIME: Final = (
-    "run one input at a time, under torch.inference_mode(); load the weights in 16 or 8 bits, or "
-    "use a smaller model"
+    "run one input at a time (in code of your own, under torch.inference_mode()); load the weights "
+    "in 16 or 8 bits, or use a smaller model"
 )
+
+
+KEPT_BY_REQUESTS: Final = (
+    "torch.inference_mode() around each request, and nothing of it kept on the GPU (lists, caches, "
+    "global variables); torch.cuda.empty_cache() after a long input, whose memory PyTorch keeps; "
+    "a limit on the length of an input"
+)
+"""What to do about memory that grows in a program that trains nothing."""
 
 
 def less_input(message: OomMessage) -> str:
@@ -446,7 +462,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 "_allocate_kv_cache_tensors initialize_from_config compile_or_warm_up_model"
             ),
         ),
-        intro=r"EngineCore failed to start|[Ss]tarting profile run|Unable to warmup|Method Warmup",
+        intro=r"EngineCore failed to start|[Ss]tarting profile run|\[profiling\.py:\d"
+        r"|Unable to warmup|Method Warmup",
     ),
     TracebackSign(
         name=SERVER_STEP,
@@ -469,7 +486,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
         intro=r"text_generation(?:_|\.errors)|\bVllmWorker|\bEngineCore"
         r"|\bWorker(?:_TP\d| pid=)|\bRayWorkerWrapper"
-        r"|\[(?:multiproc_executor|multiproc_worker_utils|worker_base|core)\.py:\d",
+        rf"|{VLLM_LOG}",
     ),
     # ---- evaluation ----
     TracebackSign(
@@ -960,7 +977,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             Place(code=r"\.(?:infer|inference|predict|upscale|transcribe|enhance|generate)\("),
         ),
         intro=r"\bvideo \d{1,6}/\d{1,6} \(frame \d",
-        in_words=rf"(?is){_RAN}|^(?!.*{TRAINING}).*{_RUNS}",
+        in_words=rf"(?is){_RAN}|{_ONLY_RUNS}",
     ),
 )
 

@@ -1320,7 +1320,7 @@ def test_words_about_a_run_do_not_go_before_the_cure_of_holes():
 @pytest.mark.parametrize(
     ("said", "change"),
     [
-        ("generate_text(q) with a long prompt", "a shorter prompt"),
+        ("generate_text(q) with a long prompt", "a shorter text"),
         ("upscaling a picture", "a smaller image"),
         ("synthesizing speech", "shorter recordings"),
         ("inference fails", "use a smaller image or tiles of it, fewer frames"),
@@ -1375,3 +1375,32 @@ def test_share_of_an_integrated_gpu_is_a_setting(total, is_small):
     _, first = first_of(text.replace("CUDA", "HIP"))
 
     assert ("BIOS" in first.change) is is_small
+
+
+@pytest.mark.parametrize(
+    ("said", "title"),
+    [
+        ("in our docker container", "Give the container more shared memory"),
+        ('I train "without" using docker', "Make the host's shared memory larger"),
+        ("in the second epoch", "Make the host's shared memory larger"),
+    ],
+)
+def test_shared_memory_is_that_of_a_container_only_where_the_text_has_one(said, title):
+    _, first = first_of(
+        f"{said}\nRuntimeError: DataLoader worker is killed by signal: Bus error.\n"
+    )
+
+    assert first.title == title
+
+
+def test_lines_of_vllms_log_name_it_whichever_file_wrote_them():
+    _, first = first_of(f"ERROR 04-27 16:28:02 [engine.py:448] {FULL}\n")
+
+    assert first.change.startswith("with vLLM")
+
+
+def test_memory_that_grows_while_a_model_runs_has_no_loss_to_let_go_of():
+    verdict, first = first_of("Memory leak when I synthesize speech: the GPU runs out of memory.\n")
+
+    assert verdict.cause is Cause.LEAK
+    assert "torch.inference_mode() around each request" in first.change

@@ -176,14 +176,22 @@ def raise_shared_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     is_nccl = case.message is not None and case.message.variant == "nccl-shm"
     user = "NCCL passes data between GPUs" if is_nccl else "DataLoader workers pass batches"
     user += " through"
+    said = "" if case.message is None else case.message.said
+    is_inside = _CONTAINER.search(said) is not None and _NO_CONTAINER.search(said) is None
     yield remedy.proposal(
+        title="" if is_inside else "Make the host's shared memory larger",
         weight=CURES,
-        change="--shm-size=8g or --ipc=host for docker run; in Kubernetes an emptyDir with "
+        change=("" if is_inside else "mount -o remount,size=8g /dev/shm, or in a container ")
+        + "--shm-size=8g or --ipc=host for docker run; in Kubernetes an emptyDir with "
         "medium: Memory on /dev/shm; "
         + ("NCCL_SHM_DISABLE=1 to do without" if is_nccl else "fewer DataLoader workers"),
         why=f"{user} /dev/shm, which is 64 MiB in Docker.",
         cost="Host memory.",
     )
+
+
+_CONTAINER: Final = re.compile(r"(?i)docker|container|kubernetes|\bk8s\b|\bpods?\b")
+_NO_CONTAINER: Final = re.compile(r"(?i)\b(?:without|no|not|n't)\W{1,3}(?:\w{1,12} ){0,2}docker")
 
 
 def _is_shared_memory(case: JudgedCase) -> bool:
