@@ -197,9 +197,9 @@ _ONE_AT_A_TIME: Final = (
 
 
 KEPT_BY_REQUESTS: Final = (
-    "torch.inference_mode() around each request, and nothing of it kept on the GPU (lists, caches, "
-    "global variables); torch.cuda.empty_cache() after a long input, whose memory PyTorch keeps; "
-    "a limit on the length of an input"
+    "put torch.inference_mode() around each request, and keep nothing of it on the GPU (in lists, "
+    "caches or global variables); call torch.cuda.empty_cache() after a long input, whose memory "
+    "PyTorch keeps; limit the length of an input"
 )
 """What to do about memory that grows in a program that trains nothing."""
 
@@ -207,7 +207,7 @@ KEPT_BY_REQUESTS: Final = (
 def less_input(message: OomMessage) -> str:
     """Return how to give a model less at a time, or "" unless the text says what it runs on."""
     found = [text for words, text in _LESS_INPUT.items() if _search(f"(?i){words}", message.said)]
-    return f"{found[0]}; {_ONE_AT_A_TIME}" if len(found) == 1 else ""
+    return f"use {found[0]}; {_ONE_AT_A_TIME}" if len(found) == 1 else ""
 
 
 _EVALUATES: Final = (

@@ -1320,9 +1320,9 @@ def test_words_about_a_run_do_not_go_before_the_cure_of_holes():
 @pytest.mark.parametrize(
     ("said", "change"),
     [
-        ("generate_text(q) with a long prompt", "a shorter text"),
-        ("upscaling a picture", "a smaller image"),
-        ("synthesizing speech", "shorter recordings"),
+        ("generate_text(q) with a long prompt", "use a shorter text"),
+        ("upscaling a picture", "use a smaller image"),
+        ("synthesizing speech", "use shorter recordings"),
         ("inference fails", "use a smaller image or tiles of it, fewer frames"),
     ],
 )

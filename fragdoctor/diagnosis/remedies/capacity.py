@@ -442,8 +442,8 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
 
 
 FEWER_BITS: Final = (
-    "a checkpoint with fewer parameters, or with fewer bits for each (GPTQ, AWQ, GGUF or "
-    "bitsandbytes with 4); or some of the layers on the CPU or on another GPU"
+    "use a checkpoint with fewer parameters, or with fewer bits for each (GPTQ, AWQ, GGUF or "
+    "bitsandbytes with 4); or put some of the layers on the CPU or on another GPU"
 )
 
 CAPACITY: Final[tuple[Remedy, ...]] = (LimitBatch(), SmallerBatch(), less_model_memory)

@@ -181,7 +181,7 @@ def raise_shared_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     yield remedy.proposal(
         title="" if is_inside else "Make the host's shared memory larger",
         weight=CURES,
-        change=("" if is_inside else "mount -o remount,size=8g /dev/shm, or in a container ")
+        change=("" if is_inside else "run mount -o remount,size=8g /dev/shm, or in a container ")
         + "--shm-size=8g or --ipc=host for docker run; in Kubernetes an emptyDir with "
         "medium: Memory on /dev/shm; "
         + ("NCCL_SHM_DISABLE=1 to do without" if is_nccl else "fewer DataLoader workers"),
