@@ -185,8 +185,8 @@ _LESS_INPUT: Final = {
     r"video|\bframes?\b|\bfps\b": "fewer frames, or a lower resolution",
     r"\bimages?\b|pictures?\b|photo|upscal|super.?resol|txt2img|img2img|pixel": "a smaller image, "
     "or tiles of it",
-    r"\bprompts?\b|token|generate_text|\bchat|\bllms?\b|llama|\bgpt|translat|max_length": "a "
-    "shorter text, and fewer new tokens (max_new_tokens)",
+    r"new.tokens|tokenizer|causallm|generate_text|\bchat|\bllms?\b|llama|\bgpt|translat"
+    r"|max_length": "a shorter text, and fewer new tokens (max_new_tokens)",
 }
 """What a model is run on, by words around the failure, and how to give it less of that."""
 

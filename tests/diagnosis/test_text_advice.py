@@ -1404,3 +1404,35 @@ def test_memory_that_grows_while_a_model_runs_has_no_loss_to_let_go_of():
 
     assert verdict.cause is Cause.LEAK
     assert "torch.inference_mode() around each request" in first.change
+
+
+@pytest.mark.parametrize(
+    ("said", "change"),
+    [
+        ("config has device: cuda:3, not (device: cuda:0)\n", "CUDA_VISIBLE_DEVICES=3"),
+        ("CUDA_VISIBLE_DEVICES=3 python run.py --device cuda:0 --other cuda:1\n", "process 77"),
+        ("tensors on cuda:1 and cuda:2\n", "process 77"),
+    ],
+)
+def test_program_that_runs_on_another_gpu_than_it_was_told_is_sent_there(said, change):
+    other = process(77, "38.00 GiB")
+    full = new_style(
+        "24.00 MiB",
+        "39.38 GiB",
+        "3.81 MiB",
+        "62.54 MiB",
+        "17.46 MiB",
+        processes=other,
+        own="0.5 GiB",
+    )
+
+    verdict, first = first_of(said + full)
+
+    assert verdict.cause is Cause.OTHER_PROCESS
+    assert change in first.change
+
+
+def test_prompt_of_an_image_is_no_text_to_shorten():
+    _, first = first_of(f"My SDXL workflow with a prompt\n{FULL}\n")
+
+    assert not first.change.startswith("use a shorter text")

@@ -61,6 +61,21 @@ def _share(case: JudgedCase) -> str:
     return f"; or share the GPU: {option} {left:.2f} or less leaves them what they hold"
 
 
+_DEVICE: Final = re.compile(r"\bcuda:(\d{1,2})\b")
+
+
+def _meant_device(case: JudgedCase) -> str:
+    """Return the one other GPU that the text says the program should use, or "".
+
+    With CUDA_VISIBLE_DEVICES the numbers do not tell, since it renames the devices.
+    """
+    message = case.message
+    if message is None or message.device_index is None or "VISIBLE_DEVICES" in message.said:
+        return ""
+    meant = {*_DEVICE.findall(message.said)} - {str(message.device_index)}
+    return meant.pop() if len(meant) == 1 else ""
+
+
 @proposes("Free the device from other processes")
 def free_other_process(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose a look at the processes on the device.
@@ -83,14 +98,22 @@ def free_other_process(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     pids = ", ".join(str(p.pid) for p in listed)
     n_equal = max(Counter(p.n_bytes for p in listed).values(), default=0)
     peers = n_equal >= MIN_PEERS
+    meant = _meant_device(case) if is_main else ""
     may_be_own = r is not None and listed and r.process_bytes is None
     yield remedy.proposal(
-        title="Give each rank a device of its own" if peers else remedy.title,
+        title="Give each rank a device of its own"
+        if peers
+        else "Run it on the GPU that was meant"
+        if meant
+        else remedy.title,
         weight=weight,
         confidence=Confidence.LIKELY if listed or is_main else Confidence.POSSIBLE,
         change=f"{OWN_DEVICE}; otherwise end or move process {pids}, or run as many as "
         "fit (fragdoctor pack)"
         if peers
+        else f"CUDA_VISIBLE_DEVICES={meant} before the start: the text says cuda:{meant}, but "
+        f"the program asked GPU {case.message.device_index}"
+        if meant and case.message is not None
         else f"end or move process {pids}"
         if pids
         else "find the holders with nvidia-smi or fuser -v /dev/nvidia*, and end leftovers"
