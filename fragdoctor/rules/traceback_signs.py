@@ -142,7 +142,8 @@ def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
     """
     if any(place.matches(frame) for place in sign.unless for frame in message.frames):
         return True
-    if sign.name == INFERENCE and is_of_other_program(message):
+    is_by_words = sign.name == INFERENCE or (sign.name == LOADING_WEIGHTS and not message.frames)
+    if is_by_words and is_of_other_program(message):
         return True  # it has options of its own
     if any(name in message.said for place in sign.unless for name in place.functions.split()):
         return True  # found in lines that no longer have the form of a traceback

@@ -1436,3 +1436,12 @@ def test_prompt_of_an_image_is_no_text_to_shorten():
     _, first = first_of(f"My SDXL workflow with a prompt\n{FULL}\n")
 
     assert not first.change.startswith("use a shorter text")
+
+
+def test_program_with_options_of_its_own_keeps_them_when_it_loads_a_model():
+    _, first = first_of(
+        "WSL: trying to load a model that worked before\nllama.cpp: loading model from m.bin\n"
+        "CUDA error 2 at ggml-cuda.cu:359: out of memory\n"
+    )
+
+    assert "GGML_CUDA_NO_PINNED" in first.change
