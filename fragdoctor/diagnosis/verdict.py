@@ -21,10 +21,10 @@ from fragdoctor.diagnosis.bench import Bench
 from fragdoctor.diagnosis.decision import Hypothesis, decide, distinct, in_bytes
 from fragdoctor.diagnosis.run_state import backed_off, run_state
 from fragdoctor.diagnosis.verdict_message import (
+    as_told,
     evidence_of_message,
     read_message,
     read_no_message,
-    with_growth,
 )
 from fragdoctor.diagnosis.verdict_stats import evidence_of_stats, read_stats
 from fragdoctor.future.outlook import ENOUGH
@@ -104,7 +104,7 @@ class CaseEvidence(Struct, frozen=True, dict=True):
         """What the figures alone say."""
         context, message = self.context, self.context.message
         if self.failed is not None:
-            return with_growth(decide(self.failed), message)
+            return as_told(decide(self.failed), message)
         if self.is_of_snapshot:
             return _no_failure(self)
         if message is not None and message.sub_kind != NO_FAILURE:

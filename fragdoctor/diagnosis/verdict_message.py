@@ -15,6 +15,7 @@ from fragdoctor.model.engines import engine_of, is_of_other_program
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.rules.failed_request import known
 from fragdoctor.rules.request_sources import request_of_message
+from fragdoctor.rules.told_weights import told_weights
 from fragdoctor.rules.traceback_signs import LOADING_WEIGHTS, is_seen_to_grow, sign_of
 from fragdoctor.units import format_count, format_size, plural
 
@@ -199,15 +200,18 @@ def read_no_message(log: OomLog) -> Hypothesis:
 def read_message(message: OomMessage) -> Hypothesis:
     """Return the hypothesis on one message of any kind."""
     row = f"message-{message.sub_kind or message.kind}"
-    found = with_growth(_read(message), message)
+    found = as_told(_read(message), message)
     return replace(found, row=found.row or row)
 
 
-def with_growth(found: Hypothesis, message: OomMessage | None) -> Hypothesis:
-    """Return a leak instead of a cause that is only possible, if people saw memory grow.
+def as_told(found: Hypothesis, message: OomMessage | None) -> Hypothesis:
+    """Return a hypothesis with what people wrote: what the weights take, and that memory grew.
 
-    Memory that grows is kept from step to step, and nothing else is known.
+    Memory that grows is kept from step to step: that is a leak if nothing else is known.
     """
+    weights = told_weights(message) if found.cause is Cause.CAPACITY else None
+    if weights is not None:
+        found = replace(found, summary=f"{found.summary} {weights.text}.")
     if message is None or found.confidence is not Confidence.POSSIBLE:
         return found
     if not is_seen_to_grow(message):

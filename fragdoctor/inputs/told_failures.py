@@ -33,10 +33,11 @@ SHORTAGE: Final = re.compile(
     r"(?=`?\s{1,80}[a-zT]|`?$)"
     r"|\b(?-i:OOM)s?\b(?!\W{1,3}(?:0|count|safe|score|killer: disabled)\b)"
     r"|\b(?:an?|cuda|gpu|vram|get|gets|got|hit|hits) oom\b"
-    rf"|(?:\bnot|n't)(?: have| provide)? enough {_MEMORY}|\b(?:insufficient|no more) {_MEMORY}"
+    rf"|(?:\bnot?|n't)(?: have| provide)? enough {_MEMORY}|\b(?:insufficient|no more) {_MEMORY}"
     rf"|\b{_MEMORY} (?:(?:is|was) (?:full|exhausted)|over-?(?:load|flow)s?\b)"
     rf"|(?P<loose>{GROWS}|\b(?:cuda|gpu|vram) memory (?:error|problem)s?\b|\black of {_MEMORY}"
     rf"|{_MEMORY} (?:is|was)(?:n't| not) (?:enough|sufficient)"
+    rf"|\bmax(?:ing|ed|es) out (?:\S{{1,20}} ){{0,4}}{_MEMORY}"
     rf"|\bexceed(?:s|ed|ing)? (?:the |my )?{_MEMORY}|\b{_MEMORY} exceeded\b)"
     r"|爆显存|(?:显|内)存(?:不足|不够|溢出)"
     r"|\bfail(?:ed|s|ure)? to (?:re)?allocate (?:(?:gpu|device|memory|of|size) ){0,4}"
@@ -44,8 +45,11 @@ SHORTAGE: Final = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _ON_DEVICE: Final = re.compile(
-    r"cuda|gpu|hip|rocm|vram|xpu|device|metal|opencl|vulkan|graphics|显存", re.IGNORECASE
+    r"cuda|gpu|hip|rocm|vram|video ?ram|xpu|device|metal|opencl|vulkan|graphics|显存"
+    r"|\b(?:[rg]tx|geforce|quadro|tesla|radeon|[ahv]100|a[1346]0|h200?|l40?s?|t4|p100)\b",
+    re.IGNORECASE,
 )
+"""Words for a GPU and its memory, and the names of the most common ones."""
 _TRAINS: Final = re.compile(
     r"\btrain(?:s|ing|ed)?\b|fine-?tun|\bepochs?\b|\bbatch[ _-]?size|\blora\b|\bvalidation\b|torch",
     re.IGNORECASE,

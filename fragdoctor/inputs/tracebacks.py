@@ -1,8 +1,8 @@
 """Read the traceback that is printed with a message: the calls that led to the failure.
 
 Python prints the traceback above the exception, innermost call last. ComfyUI's reports print it
-below; Lua also prints it below, innermost call first. IPython, rich and pytest draw frames in their
-own styles. The interleaved lines of several ranks are told apart as in ``inputs/log_streams.py``.
+below. IPython, rich and pytest draw frames in their own styles. The interleaved lines of several
+ranks are told apart as in ``inputs/log_streams.py``.
 """
 
 from __future__ import annotations
@@ -47,8 +47,6 @@ _FORMS: Final = tuple(
         rf"(?P<file>Cell In\[\d{{1,6}}\]), line {_LINE}(?:, in {_FUNCTION})?",
         # IPython 7: a.py in f(x)
         rf"(?P<file>{_PATH}\.py|<ipython-input-[\w-]{{1,60}}>) in {_FUNCTION}(?:\(|$)",
-        # Lua: a.lua:7: in function 'f'
-        rf"(?P<file>{_PATH}\.lua):{_LINE}: in (?:function '{_FUNCTION}'|main chunk|function <)",
         # rich: a.py:7 in f    pytest: a.py:7: in f
         rf"(?P<file>{_PATH}\.py):{_LINE}:? in {_FUNCTION}",
         rf"(?P<file>{_PATH}\.py):{_LINE}:? ?(?:in)?$",
@@ -96,7 +94,7 @@ def with_tracebacks(
             own = _folded(text[offset : offset + 2 * _MAX_AROUND].split("\n", 1)[:1])
             after = _folded(below[:_AROUND_LINES])[:_MAX_AROUND]
         if told:
-            frames = told[:: -1 if told[0].file.endswith(".lua") else 1]
+            frames = told
         if frames and _OF_DRIVER.search(frames[-1].file.replace("\\", "/")):
             frames = []
         for n in wanted[offset]:
@@ -245,8 +243,6 @@ def _frames(lines: Sequence[str]) -> Iterator[TracebackFrame]:
             frame = replace(frame, code=" ".join(above.split())[:_MAX_TEXT])
         if frame is None or not stripped or _CARETS.fullmatch(stripped):
             continue
-        if frame.file.endswith(".lua"):  # Lua prints no source
-            continue
         above = stripped
         marked = _MARKED_CODE.match(stripped)
         if marked is not None:
@@ -262,9 +258,7 @@ def _frames(lines: Sequence[str]) -> Iterator[TracebackFrame]:
 def _frame_of(line: str) -> TracebackFrame | None:
     """Return the frame that a line opens, or None."""
     stripped = _LINK.sub(r"\1", line.strip())
-    if len(stripped) > 1000 or (
-        not any(mark in stripped for mark in ("py", "File ", "In[", ".lua"))
-    ):
+    if len(stripped) > 1000 or not any(mark in stripped for mark in ("py", "File ", "In[")):
         return None
     for form in _FORMS:
         match = form.match(stripped)

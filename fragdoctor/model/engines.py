@@ -196,13 +196,6 @@ FlashInfer
     set SGLANG_FLASHINFER_WORKSPACE_SIZE=1073741824 for SGLang (384 MiB by default) or
     VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE for vLLM (394 MiB); or shorten the prefills
     (--chunked-prefill-size, --max-num-batched-tokens)
-CuPy
-  source: cupy 13, docs/source/user_guide/memory.rst
-  speaks: cupy
-  step: Work in smaller parts, and give the pool's free blocks back
-    process arrays in chunks, in 32 bits or less; del what you no longer need, then call
-    cupy.get_default_memory_pool().free_all_blocks(); where others use the GPU, cap the pool with
-    set_limit()
 RMM, the allocator of RAPIDS,
   source: rmm and cudf 24.02 to 25.08, docs/user_guide
   speaks: rmm
@@ -210,14 +203,6 @@ RMM, the allocator of RAPIDS,
     call cudf.set_option('spill', True), or rmm.reinitialize(managed_memory=True) before you read
     anything; read files in parts (dask_cudf) and del frames that you no longer need; raise
     maximum_pool_size if the pool was given one; nvidia-smi shows who else is on the GPU
-CUDA.jl
-  source: CUDA.jl 5, docs/src/usage/memory.md
-  speaks: julia
-  logs: \.julia[/\\]|\bCuArrays\b|CUDA\.jl|\bLoadError:
-  step: Use less at once, and give back what Julia has not yet collected
-    use a smaller batch or Float32 arrays; arrays live until Julia collects them, so call
-    CUDA.unsafe_free!(x) when you are done with one, and GC.gc(true) and CUDA.reclaim() between
-    steps; nvidia-smi shows who else is on the GPU
 MLX
   source: mlx 0.2 to 0.29, python/src/memory.cpp; mlx-lm 0.28, generate.py; macOS 14
   logs: \[METAL\]|\bmlx\b|\bmlx_|\[(?:metal::)?malloc
@@ -237,27 +222,11 @@ XGBoost
     use QuantileDMatrix instead of DMatrix, a lower max_bin or max_depth, fewer rows (subsample with
     sampling_method='gradient_based') or external memory; del boosters and matrices of earlier runs;
     nvidia-smi shows who else is on the GPU
-Numba
-  source: numba 0.61, docs/source/cuda/memory.rst
-  logs: \bnumba[./\\]cuda|numba\.cuda|CudaAPIError
-  step: Put less on the GPU at a time
-    process arrays in parts and in 32 bits, and del device arrays that you no longer need;
-    nvidia-smi shows who else is on the GPU
 DirectML
   source: torch-directml 0.2
   speaks: directml
   step: Use smaller images or a smaller batch
     start the UI with --lowvram or --medvram
-Torch7
-  source: torch7 and cutorch of 2017, File.lua, nn/Module.lua and nn/utils.lua
-  logs: \.lua\b|\bluajit:|\bqlua:
-  step: Use a smaller batch or smaller inputs, and see who else is on the GPU
-    lower -batch_size (-batchSize or -image_size, as the script calls it); nvidia-smi shows who else
-    is there, and CUDA_VISIBLE_DEVICES picks another GPU; the cudnn backend keeps less than nn
-  weights: Use a GPU that is free, or a smaller model
-    it failed while the model was loaded or moved to the GPU, before any batch: nvidia-smi shows who
-    else is there, and CUDA_VISIBLE_DEVICES picks another GPU; model:clearState() before
-    torch.save() keeps buffers out of its file
 MXNet
   source: mxnet 1.9, docs/static_site/src/pages/api/faq/env_var.md
   logs: \bMXNet\b|\bmxnet\.
@@ -323,9 +292,6 @@ _VARIABLES: Final = re.compile(
 )
 _OF_VARIABLE: Final = re.compile(r"/Initializer/")
 """The name of a TensorFlow operation that makes a variable's first values."""
-_LUA_LOADS: Final = re.compile(
-    r"/(?:torch/File|cutorch/init|cudnn/init)\.lua |\.lua (?:type|recursiveType|cuda|clone)$"
-)
 
 NEXT_TO_NOTHING_BYTES: Final = 64 << 20
 """A request up to this size fails because the GPU is full, not because the request is large: JAX
@@ -351,8 +317,7 @@ def need_of(message: OomMessage) -> Need:
     if message.kind in ("cudnn", "cublas") or message.variant == "tf-device":
         return Need.LIBRARY
     if _OF_VARIABLE.search(message.said) or any(
-        _VARIABLES.search(frame.code) or _LUA_LOADS.search(f"{frame.file} {frame.function}")
-        for frame in message.frames
+        _VARIABLES.search(frame.code) for frame in message.frames
     ):
         return Need.WEIGHTS
     wanted = asked_bytes(message)

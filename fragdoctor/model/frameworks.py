@@ -102,7 +102,7 @@ vLLM
   source: vllm 0.8 to 0.25, engine/arg_utils.py, config/cache.py and config/scheduler.py
   files: /vllm/(?:engine|v1|worker|executor|model_executor|entrypoints|attention|lora)/
   logs: \bVllmWorker|\bRayWorkerWrapper|\bEngineCore|\bWorker(?:_TP\d| pid=)
-    |\[core(?:_client)?\.py:\d|\b(?i:vllm)\b
+    |\b(?i:vllm)\b|VLLM_LOG
   batch: lower --gpu-memory-utilization (0.92 by default in 0.25, 0.9 in earlier ones;
     vllm_gpu_memory_utilization in TRL and ms-swift) or --kv-cache-memory-bytes; lower
     --max-num-batched-tokens, --max-num-seqs or --max-model-len
@@ -110,6 +110,9 @@ vLLM
     checkpoint, or move a part to the CPU (--cpu-offload-gb)
   graph-capture: lower --gpu-memory-utilization or --max-num-seqs; --enforce-eager does without
     graphs
+  server-start: lower --max-num-seqs, --max-num-batched-tokens and --max-model-len, and
+    --limit-mm-per-prompt for images; if the weights alone are too much, use
+    --tensor-parallel-size over more GPUs, or an AWQ, GPTQ or FP8 checkpoint
 SGLang
   source: sglang 0.4 to 0.5.20, srt/server_args.py and docs/advanced_features/server_arguments.md
   files: /sglang/(?:srt|lang)/
@@ -127,6 +130,8 @@ TGI
   batch: lower --max-batch-prefill-tokens, --max-input-tokens or --max-batch-total-tokens; set
     --cuda-memory-fraction to 0.9 or less
   weights: spread the weights over more GPUs (--num-shard), or quantize them (--quantize)
+  server-start: lower --max-batch-prefill-tokens, with --max-input-tokens no larger; if the weights
+    alone are too much, use --num-shard over more GPUs, or --quantize
 ComfyUI
   source: ComfyUI 0.3, comfy/cli_args.py and nodes.py
   files: /comfy/(?:\w+\.py|ldm/|sd\w*/|k_diffusion/)|/ComfyUI/
@@ -410,9 +415,14 @@ Transformers
 # entry of Diffusers is for programs that train its models, the second for pipelines.
 
 
+VLLM_LOG: Final = r"\b(?:INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d \[?\w{1,40}\.py:\d"
+"""How each line of vLLM's log begins (logging_utils/formatter.py), whichever file wrote it."""
+
+
 def _frameworks() -> Iterator[Framework]:
     for name, lines in read_table(_TABLE):
         texts = {key: ("" if key in PATTERNS else " ").join(lines[key]) for key in lines}
+        texts["logs"] = texts.get("logs", "").replace("VLLM_LOG", VLLM_LOG)
         own = {key: texts.pop(key) for key in ("source", "files", "key", "logs") if key in texts}
         yield Framework(name, texts, **own)
 

@@ -316,6 +316,12 @@ class FailedRequest(Struct, frozen=True):
         return max(listed, remainder, 0)
 
     @property
+    def beside_pool_bytes(self) -> int:
+        """What the pool of cudaMallocAsync may keep: neither live, nor free, nor a context."""
+        known_bytes = (self.live_bytes or 0) + (self.free_bytes or 0) + CONTEXT_ALLOWANCE_BYTES
+        return max(0, (self.total_bytes or 0) - known_bytes)
+
+    @property
     def non_pytorch_bytes(self) -> int | None:
         """Memory of this process outside PyTorch's cache, context included; None if not printed."""
         if self.process_bytes is None or self.reserved_bytes is None:

@@ -15,7 +15,8 @@ from typing import Final
 from msgspec import Struct
 
 from fragdoctor.model.case import GROWS, OomMessage, TracebackFrame
-from fragdoctor.model.frameworks import Change
+from fragdoctor.model.engines import is_of_other_program
+from fragdoctor.model.frameworks import VLLM_LOG, Change
 
 
 class Place(Struct, frozen=True):
@@ -66,7 +67,7 @@ class TracebackSign(Struct, frozen=True):
         is_surrounding: whether it describes what the call was part of, which counts only if no
             place is a sign.
         can_leave_gpu: whether the call can run on the CPU, which helps whoever fills the GPU.
-        kind: the kind that the message must have.
+        kinds: the kinds one of which the message must have, separated by spaces.
         unless: frames that contradict it anywhere in the traceback: what runs a backward pass is
             training, whatever its caller's name.
     """
@@ -85,7 +86,7 @@ class TracebackSign(Struct, frozen=True):
     is_training: bool = True
     is_surrounding: bool = False
     can_leave_gpu: bool = False
-    kind: str = ""
+    kinds: str = ""
     unless: Sequence[Place] = ()
 
     def matches(self, frame: TracebackFrame, *, is_last: bool = True) -> bool:
@@ -102,7 +103,11 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
     if message is None or message.kind in ("negative", "host-ram"):
         return None
     tables = [
-        [s for s in table if s.kind in ("", message.kind) and not _is_contradicted(s, message)]
+        [
+            s
+            for s in table
+            if (not s.kinds or message.kind in s.kinds) and not _is_contradicted(s, message)
+        ]
         for table in (_PLACES, _SURROUNDINGS, _LAST)
     ]
     for signs in tables:
@@ -137,6 +142,9 @@ def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
     """
     if any(place.matches(frame) for place in sign.unless for frame in message.frames):
         return True
+    is_by_words = sign.name == INFERENCE or (sign.name == LOADING_WEIGHTS and not message.frames)
+    if is_by_words and is_of_other_program(message):
+        return True  # it has options of its own
     if any(name in message.said for place in sign.unless for name in place.functions.split()):
         return True  # found in lines that no longer have the form of a traceback
     share = (message.requested_bytes or 0) / (message.total_bytes or float("inf"))
@@ -174,6 +182,60 @@ _TESTS: Final = (
     r"(?![\w/(=-]|\.\w| (?:(?:is|was|works?|runs|went|goes) (?:\w+ )?(?:ok|okay|fine|well|normal)"
     r"|different|various|with\b))"
 )
+TRAINING: Final = (
+    r"(?:(?<![a-z])(?<!pre[-_])train(?!ed (?:model|on|weights|network))|pretrain(?!ed)|fine-?tun"
+    r"|\bepoch|dreambooth|backward|learning.rate|optimi[sz]er|\blosse?s?\b)"
+)
+"""Words that people and programs only use about training."""
+
+_RAN: Final = rf"\b(?:python3?|ran|run|running) (?:\S*[/\\])?(?:\w*_)?{_INFERS}\w*\.py\b"
+
+_RUNS: Final = (
+    r"(?:\bgenerat(?:e|es|ed|ing|ion)(?:\b|_)|\bprompts?\b|\bchat|\binference\b|\bsynthe[st]"
+    r"|\bvocod|\btranscri[bp]|\bdiari[sz]|\bupscal|super.?resol|\btxt2img|\bimg2img|\btext2text"
+    r"|\bhi-?res|\bweb ?ui\b|\bdemo\b|\btranslator|Mask\w{0,40}Generator\()"
+)
+"""Words for what a trained model is used for, which count only in texts without those above."""
+
+_ONLY_RUNS: Final = rf"^(?!.*{TRAINING}).*{_RUNS}"
+
+
+def only_runs(message: OomMessage) -> bool:
+    """Return whether the words around a failure are about running a model, and not training it."""
+    return _search(f"(?is){_ONLY_RUNS}", message.said)
+
+
+_LESS_INPUT: Final = {
+    r"audio|speech|\btts\b|voice|transcri|diari[sz]|vocod|whisper|\.wav\b": "shorter recordings, "
+    "or less to speak at a time",
+    r"video|\bframes?\b|\bfps\b": "fewer frames, or a lower resolution",
+    r"\bimages?\b|pictures?\b|photo|upscal|super.?resol|txt2img|img2img|pixel": "a smaller image, "
+    "or tiles of it",
+    r"new.tokens|tokenizer|causallm|generate_text|\bchat|\bllms?\b|llama|\bgpt|translat"
+    r"|max_length": "a shorter text, and fewer new tokens (max_new_tokens)",
+}
+"""What a model is run on, by words around the failure, and how to give it less of that."""
+
+_ONE_AT_A_TIME: Final = (
+    "run one input at a time (in code of your own, under torch.inference_mode()); load the weights "
+    "in 16 or 8 bits, or use a smaller model"
+)
+
+
+KEPT_BY_REQUESTS: Final = (
+    "put torch.inference_mode() around each request, and keep nothing of it on the GPU (in lists, "
+    "caches or global variables); call torch.cuda.empty_cache() after a long input, whose memory "
+    "PyTorch keeps; limit the length of an input"
+)
+"""What to do about memory that grows in a program that trains nothing."""
+
+
+def less_input(message: OomMessage) -> str:
+    """Return how to give a model less at a time, or "" unless the text says what it runs on."""
+    found = [text for words, text in _LESS_INPUT.items() if _search(f"(?i){words}", message.said)]
+    return f"use {found[0]}; {_ONE_AT_A_TIME}" if len(found) == 1 else ""
+
+
 _EVALUATES: Final = (
     rf"(?:{_in_clause(_TESTS)}|\btry\w* to (?:test|evaluate|validate)\b"
     r"|\btrain\w* (?:is|was|works|runs|goes|went) (?:ok|okay|fine|well|normal\w*|success\w*)\b"
@@ -315,7 +377,10 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         why="Nothing but weights was asked for: what is missing is room for the model "
         "itself, which no batch size changes.",
         in_words=r"\bfrom_pretrained\([^()]{0,300}\)\.(?:to|cuda|half)\("
-        r"(?!.{0,600}\b(?:generate|chat|train|fit|forward|backward|step)\()",
+        r"(?!.{0,600}\b(?:generate|chat|train|fit|forward|backward|step)\()"
+        r"|(?i:\b(?:(?:try|trying|tried|fail\w{0,3}|unable|can(?:no|')t)(?: to)? load"
+        r"|(?:when|while) loading)\b"
+        r"(?!.{0,40}(?:data|image|checkpoint|batch|sample|video|file)))",
         intro=r"Node Type:\W{0,8}\w*Load(?:er|\b)|\bERROR lora\b|Patching LoRAs"
         r"|modules are dispatched on the CPU",
         # torch 2.13, torch/nn/modules/module.py; transformers 4.30 to 5.0, modeling_utils.py;
@@ -397,6 +462,35 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         intro=r"[Cc]apture cuda graph failed|Capturing (?:the model for CUDA |cuda)graphs",
     ),
     TracebackSign(
+        name="server-start",
+        doing="at start-up, before the server had set its KV cache aside",
+        is_of_model=True,
+        title="Make the server's first step smaller, or hold the weights in fewer bytes",
+        change="fewer and shorter requests at a time; weights that are quantized, or spread over "
+        "more GPUs",
+        why="Weights come first, then a step of the largest size that is allowed, and only what "
+        "both leave is set aside for the cache: a smaller share for the cache changes nothing yet.",
+        # vllm 0.3 to 0.25, worker/worker.py and v1/worker/gpu_worker.py; text-generation-inference
+        # 1.0 to 3.3, server.py: Warmup
+        places=(
+            Place(
+                functions="profile_run determine_num_available_blocks determine_available_memory "
+                "_dummy_run warmup Warmup",
+                file=r"/(?:vllm|sglang|text_generation_server)/",
+            ),
+            Place(file=r"/vllm/", code=r"\bEngineCore(?:Proc)?\("),
+        ),
+        # what takes the cache, or runs beside it
+        unless=(
+            Place(
+                functions="initialize_kv_cache allocate_kv_cache _allocate_kv_cache "
+                "_allocate_kv_cache_tensors initialize_from_config compile_or_warm_up_model"
+            ),
+        ),
+        intro=r"EngineCore failed to start|[Ss]tarting profile run|\[profiling\.py:\d"
+        r"|Unable to warmup|Method Warmup",
+    ),
+    TracebackSign(
         name=SERVER_STEP,
         doing="while the server set its KV cache aside or ran a step",
         is_of_model=True,
@@ -417,7 +511,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
         intro=r"text_generation(?:_|\.errors)|\bVllmWorker|\bEngineCore"
         r"|\bWorker(?:_TP\d| pid=)|\bRayWorkerWrapper"
-        r"|\[(?:multiproc_executor|multiproc_worker_utils|worker_base|core)\.py:\d",
+        rf"|{VLLM_LOG}",
     ),
     # ---- evaluation ----
     TracebackSign(
@@ -488,7 +582,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         name="nccl-start",
         doing="in NCCL's first call, when the ranks were set up",
         is_of_model=True,
-        kind="nccl",
+        kinds="nccl",
         title="Give each rank a GPU of its own, and load checkpoints on the CPU",
         change="torch.cuda.set_device(local_rank) before init_process_group(), and as many ranks "
         "on a machine as it has free GPUs; torch.load(..., map_location='cpu'), since each rank "
@@ -623,7 +717,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 r"|vae_decode\("
             ),
         ),
-        intro=r"when regular VAE (?:de|en)coding|\[Tiled VAE\]|(?:VAE|Video) ?(?:[Dd]e|[Ee]n)cod",
+        intro=r"when regular VAE (?:de|en)coding|\[Tiled VAE\]"
+        r"|(?i:\bvae|Video) ?(?:[Dd]e|[Ee]n)cod",
     ),
     TracebackSign(
         name="sampled-grid",
@@ -874,16 +969,15 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     ),
     TracebackSign(
         name=INFERENCE,
-        doing="while a trained model was run",
+        doing="while a trained model ran",
         is_training=False,
         is_surrounding=True,
         unless=(_BACKWARD, _TRAINS),
-        kind="pytorch-caching-allocator",
+        kinds="pytorch-caching-allocator driver-no-figures",
         spelled=Change.BATCH,
         title="Give the model less at a time",
         change="use a smaller image or tiles of it, fewer frames or points, or a shorter text or "
-        "audio; run one input at a time, under torch.inference_mode(); load the weights in 16 or "
-        "8 bits, or use a smaller model",
+        f"audio; {_ONE_AT_A_TIME}",
         why="Nothing is trained here, so the memory goes to the weights and to what one layer "
         "makes, which grows with the input.",
         # torch 1.2 to 2.13, autograd/grad_mode.py and utils/_contextlib.py
@@ -897,9 +991,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             Place(code=r"\.(?:infer|inference|predict|upscale|transcribe|enhance|generate)\("),
         ),
         intro=r"\bvideo \d{1,6}/\d{1,6} \(frame \d",
-        in_words=rf"(?i)\b(?:python3?|ran|run|running) (?:\S*[/\\])?(?:\w*_)?{_INFERS}\w*\.py\b"
-        rf"|Mask\w{{0,40}}Generator\(|{_in_clause(_RUNS_MODEL)}|(?s:\A(?!.*\b(?:train(?:ing)?"
-        rf"|fine-?tun\w{{1,3}})\b).*{_RUNS_MODEL})",
+        in_words=rf"(?is){_RAN}|{_in_clause(_RUNS_MODEL)}|{_ONLY_RUNS}",
     ),
 )
 

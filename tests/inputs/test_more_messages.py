@@ -24,7 +24,6 @@ DEVICE = {
     "`cudaErrorMemoryAllocation' in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__"
     "TYPES.html for more information.CUDA kernel errors might be asynchronously reported",
     "a name alone": "Traceback (most recent call last):\ntorch.cuda.OutOfMemoryError",
-    "CuPy's name alone": "cupy.cuda.memory.OutOfMemoryError",
     "RMM": "MemoryError: std::bad_alloc: out_of_memory: CUDA error at: cuda_memory_resource.hpp",
     "Metal": "Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)",
     "cut request": "RuntimeError: CUDA out of memory. Tried to allocate 2.0",

@@ -131,3 +131,14 @@ def test_failure_told_beside_a_framework_of_pytorch_is_pytorchs():
 
     assert message is not None
     assert message.kind == "pytorch-caching-allocator"
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "RuntimeError: Workspace can't be allocated, no enough memory.",
+        "The voice jumps, maxing out my T4's 15GB VRAM and crashing.",
+    ],
+)
+def test_more_words_for_a_device_that_is_full(told):
+    assert told_failure(f"{told}\n") is not None

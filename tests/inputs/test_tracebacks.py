@@ -15,22 +15,6 @@ PLAIN = f"""Traceback (most recent call last):
           ^^^^^^^^^^
 {OOM}
 """
-LUA = """THCudaCheck FAIL file=/tmp/THC/generic/THCStorage.cu line=66 error=2 : out of memory
-stack traceback:
-\t[C]: in function 'resizeAs'
-\t/t/share/lua/5.1/nn/CAddTable.lua:27: in function 'updateGradInput'
-\t[C]: in function 'xpcall'
-\ttrain.lua:152: in main chunk
-"""
-
-
-def test_frames_of_lua_are_outermost_first():
-    (message,) = find_messages(LUA).messages
-
-    assert [(f.file, f.line, f.function, f.code) for f in message.frames] == [
-        ("train.lua", 152, "", ""),
-        ("/t/share/lua/5.1/nn/CAddTable.lua", 27, "updateGradInput", ""),
-    ]
 
 
 def test_heading_keeps_the_words_below_it():

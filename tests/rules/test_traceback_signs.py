@@ -191,6 +191,13 @@ SHAPES = {
     "inference by what was run": f"After training I ran render.py and it failed:\n{FULL}\n",
     "graph-capture of a log": "INFO [model_runner.py:1442] Capturing cudagraphs for decoding.\n"
     f"{FULL}\n",
+    "server-start of a router": f"ERROR text_generation_launcher: Method Warmup failed\n{FULL}\n",
+    "server-start": failing(
+        frame(
+            "/x/vllm/v1/engine/core.py", "run_engine_core", "engine_core = EngineCoreProc(*args)"
+        ),
+        frame("/x/vllm/v1/engine/core.py", "__init__", "super().__init__(config, executor)"),
+    ),
     "server-step of a router": f"ERROR text_generation_client: router/lib.rs:33: {FULL}\n",
     "all-pairs": failing(frame("/job/net.py", "forward", "d = torch.cdist(a, b)")),
     "growing-concatenation": failing(

@@ -155,7 +155,9 @@ class ExpandableSegments(SettingRemedy):
         else:
             against = _beyond_holes(case) or (_NOT_ON_WINDOWS if case.runs_on_windows else "")
         if against:
-            yield self.rejection(against, Confidence.PROVEN, setting=setting)
+            # Windows is told by a path or by the driver's figures, which fit some Linux machines.
+            sure = Confidence.LIKELY if against == _NOT_ON_WINDOWS else Confidence.PROVEN
+            yield self.rejection(against, sure, setting=setting)
             return
         is_main = case.cause is Cause.FRAGMENTATION
         if not is_main and not (

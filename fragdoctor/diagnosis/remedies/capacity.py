@@ -12,6 +12,7 @@ from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.remedies.framework_words import words_in
 from fragdoctor.diagnosis.remedies.leaks import is_evaluation
 from fragdoctor.diagnosis.remedies.remedy import (
+    CURES,
     FITS,
     HELPS,
     MAY_HELP,
@@ -30,6 +31,7 @@ from fragdoctor.model.finding import Confidence
 from fragdoctor.model.frameworks import RUN_ONLY, Change
 from fragdoctor.model.phases import Category
 from fragdoctor.model.simulation import OutlookState
+from fragdoctor.rules.told_weights import told_weights
 from fragdoctor.units import MIB, format_share, format_size
 
 SHORT_OF_MEMORY: Final = (Cause.CAPACITY, Cause.TRANSIENT_PEAK, Cause.MEMORY_LIMIT)
@@ -440,6 +442,8 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         return
     is_building = case.only_builds and not case.fails_in_optimizer_step
     held = _model_bytes(case)
+    told = told_weights(case.message)
+    is_too_large = told is not None and case.message is not None and told.fill(case.message)
     why = "Lower precision halves weights, gradients and activations alike."
     if is_building:
         why = (
@@ -452,16 +456,28 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
             f"At the peak the device holds {parts}. Half the precision halves them; sharded "
             "over n GPUs (ZeRO, FSDP), each holds one nth."
         )
+    if told is not None and is_too_large:
+        why = f"{told.text}: the device has {format_size(r.total_bytes)}."
     yield remedy.proposal(
-        weight=FITS
+        title="Use a smaller model, or hold its weights in fewer bits" if is_too_large else "",
+        weight=CURES
+        if is_too_large
+        else FITS
         if is_building or (case.told.batch_size == 1 and case.is_checkpointed)
         else MAY_HELP,
         confidence=Confidence.LIKELY if is_building else Confidence.POSSIBLE,
-        change="bf16 weights or autocast, an 8-bit optimizer, LoRA; quantized weights for "
+        change=FEWER_BITS
+        if is_too_large
+        else "bf16 weights or autocast, an 8-bit optimizer, LoRA; quantized weights for "
         "inference; FSDP or ZeRO over several GPUs, offloading to the host",
         why=why,
         cost="Lower precision may need care with the loss; sharding and offloading need bandwidth.",
     )
 
+
+FEWER_BITS: Final = (
+    "use a checkpoint with fewer parameters, or with fewer bits for each (GPTQ, AWQ, GGUF or "
+    "bitsandbytes with 4); or put some of the layers on the CPU or on another GPU"
+)
 
 CAPACITY: Final[tuple[Remedy, ...]] = (LimitBatch(), SmallerBatch(), less_model_memory)

@@ -67,7 +67,10 @@ CONFIDENCE_ORDER: Final = {Confidence.PROVEN: 0, Confidence.LIKELY: 1, Confidenc
 
 def proposals(case: JudgedCase) -> list[Proposal]:
     """Return everything that the remedies propose or reject, in no particular order."""
-    return [proposal for remedy in REMEDIES for proposal in remedy.propose(case)]
+    r = case.failed_request
+    foreign = SETTINGS if r is not None and r.pool_is_unprinted else ()  # cudaMallocAsync has none
+    remedies = (remedy for remedy in REMEDIES if remedy not in foreign)
+    return [proposal for remedy in remedies for proposal in remedy.propose(case)]
 
 
 def rank(

@@ -29,6 +29,8 @@ CHANGES: Final = {
 ADDED: Final = (Change.BATCH, Change.EVALUATION_BATCH, Change.WEIGHTS, Change.COPIES)
 """Changes whose own text says more (how much, of what), so it is kept after the words."""
 
+ROOM_FOR_STEPS: Final = "Give the server's steps more room beside its KV cache"
+
 
 def in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Iterator[Proposal]:
     """Yield proposals, with changes in the words of the case's framework if it has any."""
@@ -55,7 +57,7 @@ def in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Itera
             text = f"{text}; {own}"
         told = one.saying(change=text)
         if found[0] in SERVERS and change is Change.BATCH:
-            told = told.saying(title="Give the server's steps more room beside its KV cache")
+            told = told.saying(title=ROOM_FOR_STEPS)
         yield told
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from fragdoctor.analysis.failed_attempts import LeftMemory, left_of_attempts
 from fragdoctor.diagnosis.bench import Attempt
-from fragdoctor.diagnosis.remedies.framework_words import words_in
+from fragdoctor.diagnosis.remedies.framework_words import ROOM_FOR_STEPS, words_in
 from fragdoctor.diagnosis.remedies.remedy import (
     CURES,
     FITS,
@@ -24,7 +24,15 @@ from fragdoctor.future.edits import combined
 from fragdoctor.future.training_edits import requests_freed_at, requests_removed
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
-from fragdoctor.rules.traceback_signs import SERVER_STEP
+from fragdoctor.model.frameworks import SERVERS
+from fragdoctor.rules.traceback_signs import (
+    GROWTH,
+    INFERENCE,
+    KEPT_BY_REQUESTS,
+    SERVER_STEP,
+    less_input,
+    only_runs,
+)
 from fragdoctor.units import format_size
 
 CLOSED: Final = (Cause.NOT_MEMORY, Cause.HOST_MEMORY, Cause.HEALTHY)
@@ -45,13 +53,25 @@ def at_the_failing_call(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     if had_room and sign.name != SERVER_STEP:
         return  # a limit refused the request; but a server can reserve less
     said = "It goes on more slowly" if message.is_warning else "It failed"
-    change = words_in(case, sign.name, sign.spelled) or sign.change
+    change = words_in(case, sign.name, sign.spelled)
+    if sign.name == INFERENCE:
+        change = change or less_input(message)
+    change = change or sign.change
+    title = sign.title
+    if sign.name == INFERENCE and any(f.name in SERVERS for f in case.frameworks):
+        title = ROOM_FOR_STEPS
+    if sign.name == GROWTH and only_runs(message):
+        title, change = "Keep nothing of a request on the GPU", KEPT_BY_REQUESTS
     if sign.name == SERVER_STEP:
         change = "; ".join(filter(None, (smaller_cache(case), change)))
     yield remedy.proposal(
-        title=sign.title,
+        title=title,
         # A call that can leave the GPU helps whatever fills the GPU.
-        weight=CURES if sign.can_leave_gpu and not case.has_only_begun else FITS,
+        weight=CURES
+        if sign.can_leave_gpu and not case.has_only_begun
+        else HELPS
+        if sign.name == INFERENCE and (case.cause is Cause.FRAGMENTATION or case.backend == "mps")
+        else FITS,
         change=change,
         why=f"{said} {sign.doing}. {sign.why}",
         locations=tuple(

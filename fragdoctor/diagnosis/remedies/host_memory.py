@@ -41,6 +41,7 @@ _KEEP_LESS: Final = (
     "instead of all outputs or features, or write them to disk as they come; then fewer or smaller "
     "samples"
 )
+_NOTEBOOK: Final = re.compile(r"(?i)\bcolab\b|\bkaggle\b|\bipykernel_\d")
 _FORKS: Final = re.compile(r"\bos\.fork\(|\bnum_workers\b")
 HOST_CHANGES: Final = {
     "dataloader-killed": _FEWER_WORKERS,
@@ -85,6 +86,9 @@ HOST_CHANGES: Final = {
 }
 """Changes that use less of the host's memory, by the finer kind of the message."""
 
+_LIMITS: Final = ("page-file", "windows-commit", "cgroup-kill")
+"""Finer kinds of messages that name a limit, which can be raised."""
+
 HOST_PLACES: Final = (
     (
         Place(code=r"\b(?:torch|np|numpy)\.(?:cat|concat\w*|stack|[vh]stack)\("),
@@ -118,8 +122,14 @@ def host_change(case: JudgedCase) -> str:
 
 def _changes(case: JudgedCase, message: OomMessage) -> Iterator[str]:
     """Yield what fits the message, its traceback and the text around it, in this order."""
-    yield words_in(case, Change.HOST_MEMORY)
-    yield HOST_CHANGES.get(message.variant) or HOST_CHANGES.get(message.sub_kind, "")
+    words = words_in(case, Change.HOST_MEMORY)
+    own = HOST_CHANGES.get(message.variant) or HOST_CHANGES.get(message.sub_kind, "")
+    if words and message.sub_kind in _LIMITS:
+        # The limit that was hit comes before what the framework could do with less.
+        words = f"{own.partition(';')[0]}; {words}"
+    yield words or own
+    if _NOTEBOOK.search(message.said):
+        yield HOST_CHANGES["notebook"]
     for place, change in HOST_PLACES:
         if any(place.matches(frame) for frame in message.frames):
             yield change
@@ -166,14 +176,22 @@ def raise_shared_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     is_nccl = case.message is not None and case.message.variant == "nccl-shm"
     user = "NCCL passes data between GPUs" if is_nccl else "DataLoader workers pass batches"
     user += " through"
+    said = "" if case.message is None else case.message.said
+    is_inside = _CONTAINER.search(said) is not None and _NO_CONTAINER.search(said) is None
     yield remedy.proposal(
+        title="" if is_inside else "Make the host's shared memory larger",
         weight=CURES,
-        change="--shm-size=8g or --ipc=host for docker run; in Kubernetes an emptyDir with "
+        change=("" if is_inside else "run mount -o remount,size=8g /dev/shm, or in a container ")
+        + "--shm-size=8g or --ipc=host for docker run; in Kubernetes an emptyDir with "
         "medium: Memory on /dev/shm; "
         + ("NCCL_SHM_DISABLE=1 to do without" if is_nccl else "fewer DataLoader workers"),
         why=f"{user} /dev/shm, which is 64 MiB in Docker.",
         cost="Host memory.",
     )
+
+
+_CONTAINER: Final = re.compile(r"(?i)docker|container|kubernetes|\bk8s\b|\bpods?\b")
+_NO_CONTAINER: Final = re.compile(r"(?i)\b(?:without|no|not|n't)\W{1,3}(?:\w{1,12} ){0,2}docker")
 
 
 def _is_shared_memory(case: JudgedCase) -> bool:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
+from fragdoctor.diagnosis.decision import is_integrated
 from fragdoctor.diagnosis.remedies.remedy import (
     ASKS,
     CURES,
@@ -227,6 +228,43 @@ def drop_expandable_segments(remedy: Remedy, case: JudgedCase) -> Iterator[Propo
     )
 
 
+@proposes("Use PyTorch's own allocator")
+def native_backend(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose it where the pool of cudaMallocAsync has what was asked for, in vain.
+
+    A pool of the driver that keeps what it cannot use.
+    """
+    r = case.failed_request
+    if r is None or not r.pool_is_unprinted or case.cause is not Cause.FRAGMENTATION:
+        return
+    is_comfy = any(f.name == "ComfyUI" for f in case.frameworks)
+    yield remedy.proposal(
+        weight=CURES,
+        setting="" if is_comfy else case.assignment("backend:native"),
+        change="start ComfyUI with --disable-cuda-malloc" if is_comfy else "",
+        why=case.verdict.summary,
+        cost="None; it is PyTorch's default.",
+    )
+
+
+@proposes("Give the integrated GPU more of the machine's memory")
+def more_for_integrated(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose it for an integrated GPU.
+
+    A device that is as large as the BIOS says.
+    """
+    if case.failed_request is None or not is_integrated(case.failed_request):
+        return
+    yield remedy.proposal(
+        weight=CURES,
+        change="set a larger UMA frame buffer (also called VRAM or iGPU memory) in the BIOS, as "
+        "much as it offers; where it offers no choice, a newer Linux kernel and ROCm, which can "
+        "use ordinary memory (GTT) as well; or run it on the CPU, which has all of it",
+        why=case.verdict.summary,
+        cost="Less memory for the rest of the machine.",
+    )
+
+
 @proposes("Use smaller blocks or fewer stages in the kernel")
 def smaller_kernel_blocks(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose smaller blocks for messages about shared memory.
@@ -393,6 +431,8 @@ OUTSIDE: Final[tuple[Remedy, ...]] = (
     library_headroom,
     find_the_limit,
     drop_expandable_segments,
+    native_backend,
+    more_for_integrated,
     smaller_kernel_blocks,
     fix_shape,
     locate_driver_call,

@@ -31,7 +31,7 @@ from fragdoctor.rules.capacity.optimizer_state import fails_in_optimizer
 from fragdoctor.rules.failed_request import FailedRequest
 from fragdoctor.rules.request_sources import matching_oom
 from fragdoctor.rules.rule import MAX_STACK, Context, from_user
-from fragdoctor.rules.traceback_signs import Place, TracebackSign, sign_of
+from fragdoctor.rules.traceback_signs import TRAINING, Place, TracebackSign, sign_of
 from fragdoctor.trace.stacks import NATIVE, classify_file
 from fragdoctor.units import GIB, MIB, format_count, format_size, plural
 
@@ -205,8 +205,10 @@ class JudgedCase(Struct, frozen=True, dict=True):
 
     @property
     def trains(self) -> bool:
-        """Whether the text around the failure is about a training run."""
-        return self.message is not None and bool(_TRAINS.search(self.message.said))
+        """Whether the text around the failure or its traceback is about a training run."""
+        m = self.message
+        said = () if m is None else (m.said, *(f"{f.file} {f.function} {f.code}" for f in m.frames))
+        return any(map(_TRAINS.search, said))
 
     @property
     def runs_on_windows(self) -> bool:
@@ -313,7 +315,7 @@ class JudgedCase(Struct, frozen=True, dict=True):
         )
 
 
-_TRAINS: Final = re.compile(r"(?i)train|fine-?tun|dreambooth|backward|learning.rate|optimi[sz]er")
+_TRAINS: Final = re.compile(TRAINING, re.IGNORECASE)
 _WINDOWS: Final = re.compile(r"(?<![A-Za-z])[A-Z]:[\\/]{1,2}\w|\bWin(?:dows[ -]?)?1[01]\b|\bWDDM\b")
 WDDM_SLACK_BYTES: Final = 16 * MIB
 """How much below a whole number of GiB Windows' display driver reports a card's size."""

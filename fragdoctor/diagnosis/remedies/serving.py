@@ -83,6 +83,25 @@ def smaller_cache(case: JudgedCase) -> str:
 FEW_TOKENS: Final = 1024
 """A prefill of fewer tokens takes only tens of MiB, whatever the model."""
 
+TRIED: Final = {
+    "prefill": (
+        "Prefill fewer than {} tokens at a time",
+        "--max-batch-prefill-tokens",
+        ", with --max-input-tokens no larger",
+    ),
+    "total-tokens": (
+        "Hold fewer than {} tokens at a time",
+        "--max-batch-total-tokens",
+        ", but no less than --max-total-tokens",
+    ),
+    "warm-up": (
+        "Serve fewer than {} requests at a time",
+        "--max-num-seqs",
+        ", or a lower --gpu-memory-utilization, which leaves more beside the KV cache",
+    ),
+}
+"""What a server tried at start, in vain: how to try less of it, by the finer kind of message."""
+
 ROOM_FOR_CACHE: Final = 0.05
 """Smallest share of the card for a KV cache with which a server is worth starting."""
 
@@ -96,36 +115,21 @@ def _option(  # noqa: PLR0911 - one return a kind
 ) -> Option:
     """Return what the figures of the message, or of the server's start, call for."""
     spread = SPREAD.get(m.backend, SPREAD["vllm"])
-    if m.sub_kind == "prefill" and m.kv_tokens_requested:
-        is_few = m.kv_tokens_requested < FEW_TOKENS
+    tried = m.kv_tokens_requested or m.n_sequences
+    if m.sub_kind == "prefill" and tried and tried < FEW_TOKENS:
         return Option(
-            "Hold the weights in fewer bytes, or free the GPU"
-            if is_few
-            else "Prefill fewer tokens at a time, or hold the weights in fewer bytes",
+            "Hold the weights in fewer bytes, or free the GPU",
             f"so few tokens need almost no memory: {spread}; nvidia-smi before the start shows who "
-            "else is on the GPU"
-            if is_few
-            else f"--max-batch-prefill-tokens {max(1, m.kv_tokens_requested // 4)}, with "
-            "--max-input-tokens no larger; if that fails too, the weights leave no room: "
-            f"{spread}",
-            "Shorter prompts, and fewer prompts at a time.",
+            "else is on the GPU",
+            "Slower serving, or more GPUs.",
         )
-    if m.sub_kind == "total-tokens" and m.kv_tokens_requested:
+    if m.sub_kind in TRIED and tried:
+        title, option, beside = TRIED[m.sub_kind]
         return Option(
-            "Hold fewer tokens at a time, or the weights in fewer bytes",
-            f"--max-batch-total-tokens {max(1, m.kv_tokens_requested // 2)} or less, but no less "
-            "than --max-total-tokens; if that fails too, the weights leave no room: "
+            f"{title.format(format_count(tried))}, or hold the weights in fewer bytes",
+            f"{option} {max(1, tried // 4)}{beside}; if that fails too, the weights leave no room: "
             f"{spread}",
-            "Fewer requests at a time.",
-        )
-    if m.sub_kind == "warm-up" and m.n_sequences:
-        fewer = max(1, m.n_sequences // 4)
-        return Option(
-            f"Serve {format_count(fewer)} requests at a time instead of "
-            f"{format_count(m.n_sequences)}",
-            f"--max-num-seqs {fewer}, or a lower --gpu-memory-utilization, which leaves more "
-            "beside the KV cache",
-            "Fewer requests at a time.",
+            "Shorter prompts, or fewer at a time.",
         )
     if m.sub_kind == "startup-check" and m.total_bytes and m.free_bytes is not None:
         share = math.floor(100 * m.free_bytes / m.total_bytes) / 100

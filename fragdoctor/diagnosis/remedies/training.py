@@ -150,6 +150,7 @@ class GradientCheckpointing(SavingRemedy):
         if is_inference or case.is_checkpointed:
             return
         yield self.proposal(
+            title="" if a is not None or case.trains else f"If it trains: {self.title.lower()}",
             weight=MAY_HELP,
             why="In training, activations are often the largest part. Checkpointed layers keep "
             "their inputs only, and compute the rest again in the backward pass.",

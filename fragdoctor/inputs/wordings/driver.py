@@ -199,16 +199,6 @@ DRIVERS: Final = (
         r"(?:cudaerrormemoryallocation[:-]{1,2})?outofmemory",
         refine=_cuda_error,
     ),
-    Wording(
-        "julia",
-        # CUDA.jl 2 to 5, src/memory.jl: OutOfGPUMemoryError and memory_status
-        r"outofgpumemory(?:tryingtoallocate<requested_bytes>)?"
-        r"(?:effectivegpumemoryusage:[\d.]{1,8}%\(SIZE/<total_bytes>\))?"
-        r"(?:memorypoolusage:<allocated_bytes>\(<reserved_bytes>reserved\))?",
-        kind=OTHER,
-        backend="julia",
-        may_be_prose=True,
-    ),
     _driver("metal-buffer", r"kiogpucommandbuffercallbackerroroutofmemory", backend="mps"),
     _driver(
         "error-in-file",

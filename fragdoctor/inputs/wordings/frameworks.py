@@ -1,4 +1,4 @@
-"""Messages of ggml, Paddle, CuPy, ONNX Runtime, TensorRT, MLX, IPEX, and of servers' KV caches."""
+"""Messages of ggml, Paddle, ONNX Runtime, TensorRT, MLX, IPEX, and of servers' KV caches."""
 
 from __future__ import annotations
 
@@ -135,19 +135,6 @@ FRAMEWORKS: Final = (
         r"allocating<=available(?:,butreceivedallocating:|failed,)"
         r"(?P<requested_bytes>COUNT)>(?:available:)?(?P<free_bytes>COUNT)",
         backend="paddle",
-    ),
-    _other(
-        "cupy",
-        r"outofmemoryallocating<requested_bytes>(?:\(allocatedsofar:<allocated_bytes>"
-        r"(?:,limitsetto:<limit_bytes>)?\))?",
-        backend="cupy",
-    ),
-    _other(
-        "cupy",
-        r"cupy(?:\.cuda)?\.memory\.outofmemoryerror(?!:outofmemory)",
-        "figures-lost",
-        backend="cupy",
-        may_be_prose=True,
     ),
     _other(
         "onnxruntime",

@@ -177,7 +177,8 @@ HOST_MEMORY: Final[tuple[Wording, ...]] = (
     ),
     *KILLS,
     _host("page-file", r"(?:\[?winerror1455\]?:?)?thepagingfileistoosmall", "page-file"),
-    _host("page-file", r"\[?winerror1455\]?", "page-file"),
+    # the number is the same in every language: Python's and Rust's errors of Windows
+    _host("page-file", r"\[?(?:winerror|oserror)1455\]?", "page-file"),
     _host(
         "ray-memory",
         r"(?:taskwaskilledduetothenode|node|worker\(s\)(?:were)?killed[a-z]{0,20})?runninglowonmemory",
