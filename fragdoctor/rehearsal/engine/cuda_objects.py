@@ -45,6 +45,11 @@ class Stream(torch.Stream):
         """0, or -1 for a high-priority stream."""
         return -1 if self.stream_id & 31 == 5 else 0
 
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """Return the lowest priority and the highest."""
+        return 0, -3
+
     def query(self) -> bool:
         """Return True: all work is done at once."""
         return True
@@ -173,6 +178,17 @@ class CUDAGraph:
     enable_debug_mode = nothing
     debug_dump = nothing
 
+    def raw_cuda_graph(self) -> int:
+        """Return a placeholder handle."""
+        return id(self)
+
+    raw_cuda_graph_exec = raw_cuda_graph
+
+    @staticmethod
+    def get_currently_capturing_graph() -> Any:
+        """Return the graph that is captured at the moment."""
+        return session.current().captures[-1]
+
     def __del__(self) -> None:
         with suppress(Exception):
             self.reset()
@@ -199,6 +215,10 @@ class MemPool:
     @property
     def allocator(self) -> None:
         """None: the pool has no allocator of its own."""
+
+    def use_count(self) -> int:
+        """Return 1: the pool itself."""
+        return 1
 
     def snapshot(self, *_: Any, **__: Any) -> Any:
         """Return the segments of the pool."""

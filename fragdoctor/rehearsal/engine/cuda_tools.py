@@ -251,6 +251,8 @@ def install(undo: ExitStack) -> None:
     put(undo, torch.autograd.profiler, "emit_nvtx", lambda *_, **__: nullcontext())
     wrap(undo, torch.autograd.profiler.profile, "__init__", _profile)
     put(undo, torch.cuda.green_contexts, "GreenContext", GreenContext)
+    for name in ("begin_capture_to_if_node", "end_capture_to_conditional_node"):
+        put(undo, cuda_objects.CUDAGraph, name, _not_rehearsed("conditional part of a CUDA graph"))
     put(undo, torch.backends.cuda, "cufft_plan_cache", _Plans())
     external = lambda _pointer, device=None, **_: cuda_objects.Stream(device)  # noqa: E731
     put(undo, torch.cuda, "ExternalStream", external)
