@@ -140,11 +140,13 @@ def test_weights_put_at_chosen_places_are_taken_for_more_than_0(stage: Stage) ->
         for choice in chosen.tolist():
             assert len(set(choice)) == 3
         gates.sum().backward()
+        few = torch.zeros(4, 8, device="cuda").scatter(1, chosen[:4], weights[:4])
+        assert torch.nonzero(few).shape == (12, 2)
         """
     )
 
     assumed = {a["operation"]: a["count"] for a in found["rehearsal"]["assumptions"]}
-    assert assumed == {"choice": 1, "scatter": 1}
+    assert assumed == {"choice": 1, "scatter": 1}  # at each line
 
 
 def test_a_loss_can_be_taken_the_logarithm_of_and_falls(stage: Stage) -> None:

@@ -223,7 +223,10 @@ class Known:
     def _put(self, op: Any, rule: _Rule, named: dict[Any, Any], result: Any) -> bool:
         """Track values put among zeros, where unknown numbers with fractions are taken for 1/2."""
         into, put = named[0], named.get(3)
-        if not self._shadows or self._n_set.get(_key(into)) != 0:
+        kept = self.of(into)  # of a small tensor, or of large zeros only that they are zeros
+        if not self._shadows or (kept is None and self._n_set.get(_key(into)) != 0):
+            return False
+        if kept is not None and kept.any():
             return False
         others = {k: v for k, v in named.items() if k not in {0, *rule.names}}
         is_forward = torch._C._current_graph_task_id() < 0
