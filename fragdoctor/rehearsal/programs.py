@@ -125,7 +125,7 @@ _ACCELERATE_VALUES: Final = (
 )  # fmt: skip
 _NUMBER: Final = re.compile(r"\d{1,5}")
 _PYTHON: Final = re.compile(r"python[0-9.]*(?:\.exe)?")
-_PYTHON_VALUED: Final = {"-W", "-X"}
+_PYTHON_VALUED: Final = ("-W", "-X")
 
 
 class Program(Struct, frozen=True):
@@ -228,20 +228,14 @@ def after_python(words: Sequence[str]) -> tuple[Sequence[str], bool, str | None]
     Raises:
         ConfigError: the interpreter runs no script or module.
     """
-    python, rest = words[0], list(words[1:])
+    python, *rest = words
     if not _PYTHON.fullmatch(Path(python).name):
         return None
-    while rest and rest[0].startswith("-") and rest[0] != "-m":
-        if rest[0] == "-c":
-            raise ConfigError(
-                "A program given with -c cannot be rehearsed.", hint="Put it in a file."
-            )
-        rest = rest[2:] if rest[0] in _PYTHON_VALUED else rest[1:]
-    is_module = rest[:1] == ["-m"]
-    words = rest[1:] if is_module else rest
-    if not words:
-        raise _no_program(python)
-    return words, is_module, python
+    if rest[:1] == ["-c"]:
+        raise ConfigError("A program given with -c cannot be rehearsed.", hint="Put it in a file.")
+    flags = [word for word in rest if word not in {"-c", *_PYTHON_VALUED}]
+    options, words = _options(python, rest, flags, _PYTHON_VALUED)
+    return words, "-m" in options, python
 
 
 class Launched(Struct, frozen=True):
@@ -324,12 +318,10 @@ def _options(
         found[option] = value
     words = rest[1:] if rest[:1] == ["--"] else rest
     if not words:
-        raise _no_program(name)
+        raise ConfigError(
+            f"{name} was given no program.", hint=f"Write for example: {name} train.py"
+        )
     return found, words
-
-
-def _no_program(name: str) -> ConfigError:
-    return ConfigError(f"{name} was given no program.", hint=f"Write for example: {name} train.py")
 
 
 def _number(name: str, text: str) -> int | None:

@@ -434,6 +434,21 @@ def test_a_gradient_penalty_is_differentiated_in_the_order_of_a_gpu(stage: Stage
     )
 
 
+def test_modules_may_be_called_with_any_name(stage: Stage) -> None:
+    stage.must_pass(
+        """
+        import torch
+
+        class Net(torch.nn.Linear):
+            def forward(self, call, module=None, *, run=0, original=0):
+                return super().forward(call) + module
+
+        x = torch.ones(4, 4, device="cuda")
+        assert Net(4, 4).cuda()(call=x, module=x, run=1, original=2).shape == (4, 4)
+        """
+    )
+
+
 def test_modules_with_buffers_are_copied_deeply(stage: Stage) -> None:
     stage.must_pass(
         """

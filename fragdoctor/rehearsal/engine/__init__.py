@@ -20,6 +20,15 @@ SEEN_THROUGH: Final = "<fragdoctor>"
 _MISSING: Final = object()
 
 
+def always(answer: Any) -> Any:
+    """Return a function with one answer: work on a fake GPU, for example, is done at once."""
+    return lambda *_, **__: answer
+
+
+nothing: Final = always(None)
+"""Stands in for a function that waits, displays or releases something."""
+
+
 def put(undo: ExitStack, owner: Any, name: str, value: Any) -> None:
     """Set an attribute until ``undo`` is closed; one that did not exist before is then removed."""
     before = vars(owner).get(name, _MISSING) if hasattr(owner, "__dict__") else _MISSING

@@ -254,7 +254,7 @@ _DO_NOTHING: Final = (
 )  # fmt: skip
 _DTYPES: Final = [value for value in vars(torch).values() if isinstance(value, torch.dtype)]
 _PRIMITIVES: Final[dict[str, Any]] = {
-    **dict.fromkeys(_DO_NOTHING, cuda_objects.nothing),
+    **dict.fromkeys(_DO_NOTHING, lambda *_, **__: None),
     "_cuda_init": lambda: _now().start(),
     "_cuda_getDeviceCount": lambda: _now().n_devices,
     "_cuda_getDevice": lambda: int(_now().gpus.device()),

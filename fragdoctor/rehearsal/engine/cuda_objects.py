@@ -8,12 +8,8 @@ from weakref import WeakSet
 
 import torch
 
-from fragdoctor.rehearsal.engine import put, session
+from fragdoctor.rehearsal.engine import always, nothing, put, session
 from fragdoctor.rehearsal.engine.marks import REPLAY
-
-
-def nothing(*_: Any, **__: Any) -> None:
-    """Stand in for a method that waits or displays something; no work is ever pending."""
 
 
 class Stream(torch.Stream):
@@ -37,22 +33,15 @@ class Stream(torch.Stream):
     @property
     def cuda_stream(self) -> int:
         """The stream's CUDA handle."""
-        handle: int = session.current().gpus.stream_handle(self.stream_id)
-        return handle
+        return int(session.current().gpus.stream_handle(self.stream_id))
 
     @property
     def priority(self) -> int:
         """0, or -1 for a high-priority stream."""
         return -1 if self.stream_id & 31 == 5 else 0
 
-    @staticmethod
-    def priority_range() -> tuple[int, int]:
-        """Return the lowest priority and the highest."""
-        return 0, -3
-
-    def query(self) -> bool:
-        """Return True: all work is done at once."""
-        return True
+    query: Any = always(answer=True)
+    priority_range: Any = staticmethod(always((0, -3)))  # the lowest and the highest
 
     def synchronize(self) -> None:
         """Synchronize the device; all work is already done."""
@@ -97,19 +86,10 @@ class Event(torch.Event):
     record: Any = nothing
     wait: Any = nothing
     synchronize: Any = nothing
+    query: Any = always(answer=True)
+    elapsed_time: Any = always(1.0)  # a millisecond, since times are not rehearsed
 
-    def query(self) -> bool:
-        """Return True: all work is done at once."""
-        return True
-
-    def elapsed_time(self, *_: Any, **__: Any) -> float:
-        """Return one millisecond, since times are not rehearsed."""
-        return 1.0
-
-    @property
-    def cuda_event(self) -> int:
-        """A placeholder handle."""
-        return id(self)
+    cuda_event = property(id)  # a placeholder handle
 
 
 Handle = tuple[int, int]
@@ -178,11 +158,7 @@ class CUDAGraph:
     enable_debug_mode = nothing
     debug_dump = nothing
 
-    def raw_cuda_graph(self) -> int:
-        """Return a placeholder handle."""
-        return id(self)
-
-    raw_cuda_graph_exec = raw_cuda_graph
+    raw_cuda_graph = raw_cuda_graph_exec = always(1)  # a placeholder handle
 
     @staticmethod
     def get_currently_capturing_graph() -> Any:
@@ -212,13 +188,8 @@ class MemPool:
         """The pool's id."""
         return 0, self._pool
 
-    @property
-    def allocator(self) -> None:
-        """None: the pool has no allocator of its own."""
-
-    def use_count(self) -> int:
-        """Return 1: the pool itself."""
-        return 1
+    allocator = None  # of its own
+    use_count = always(1)
 
     def snapshot(self, *_: Any, **__: Any) -> Any:
         """Return the segments of the pool."""

@@ -23,6 +23,8 @@ from typing import Any, Final
 
 import torch
 
+from fragdoctor.rehearsal.engine.marks import in_backward
+
 MOST_COPIED_BYTES: Final = 64 * 1024
 """The largest storage of floating-point numbers whose copied values are kept."""
 MOST_COMPUTED: Final = 64
@@ -223,14 +225,12 @@ class Known:
     def _put(self, op: Any, rule: _Rule, named: dict[Any, Any], result: Any) -> bool:
         """Track values put among zeros, where unknown numbers with fractions are taken for 1/2."""
         into, put = named[0], named.get(3)
-        kept = self.of(into)  # of a small tensor, or of large zeros only that they are zeros
-        if not self._shadows or (kept is None and self._n_set.get(_key(into)) != 0):
-            return False
-        if kept is not None and kept.any():
+        kept = self.of(into)  # of many zeros, only their number is
+        is_zero = self._n_set.get(_key(into)) == 0 if kept is None else not kept.any()
+        if not (self._shadows and is_zero):
             return False
         others = {k: v for k, v in named.items() if k not in {0, *rule.names}}
-        is_forward = torch._C._current_graph_task_id() < 0
-        if is_forward and isinstance(put, torch.Tensor) and put.is_floating_point():
+        if not in_backward() and isinstance(put, torch.Tensor) and put.is_floating_point():
             others[3] = 0.5 if self.of(put) is None else put
         given = self._given(others, result)
         if given is None:
