@@ -21,8 +21,13 @@ _MISSING: Final = object()
 
 
 def always(answer: Any) -> Any:
-    """Return a function with one answer: work on a fake GPU, for example, is done at once."""
-    return lambda *_, **__: answer
+    """Return a function with one answer."""
+
+    def function(*_: Any, **__: Any) -> Any:
+        """Answer as always: work on a fake GPU, for example, is done at once."""
+        return answer
+
+    return function
 
 
 nothing: Final = always(None)
