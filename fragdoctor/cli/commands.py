@@ -52,10 +52,10 @@ class _Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Leave options that follow another program's command to that command."""
         if self.name == "rehearse":
-            from fragdoctor.rehearsal.programs import LAUNCHERS
+            from fragdoctor.rehearsal.programs import takes_options
 
             first = self._first_word(args)
-            if first < len(args) and Path(args[first]).name in LAUNCHERS:
+            if first < len(args) and takes_options(args[first]):
                 args = [*args[:first], "--", *args[first:]]
         for option, usual in USUAL.get(self.name or "", {}).items():
             for i in [i for i, word in enumerate(args) if word == option][::-1]:

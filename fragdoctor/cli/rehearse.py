@@ -136,7 +136,7 @@ def asked_of(chosen: RehearseOptions) -> Sweep:
         ConfigError: the program does not exist, or options exclude each other.
     """
     from fragdoctor.rehearsal.process import RehearsalConditions, rehearsed_gpu
-    from fragdoctor.rehearsal.programs import Program, launched
+    from fragdoctor.rehearsal.programs import Program, after_python, launched
     from fragdoctor.rehearsal.sweep import Sweep, parse_batches
 
     limits = {
@@ -155,16 +155,19 @@ def asked_of(chosen: RehearseOptions) -> Sweep:
         rehearsed_gpu(name, chosen.capacity or chosen.fits_on, is_unlimited=chosen.unlimited)
         for name in list(dict.fromkeys(names)) or [None]
     ]
-    by_launcher = launched(chosen.words)
+    by_python = None if chosen.is_module else after_python(chosen.words)
+    words, is_module, python = by_python or (chosen.words, chosen.is_module, None)
+    by_launcher = launched(words)
     confs: list[str | None] = [*dict.fromkeys(chosen.conf or [])]
     for conf in confs:
         parse_conf(conf or "")
     rank, world_size, n_devices = _place_in_run(chosen, by_launcher)
-    words, is_module, note = chosen.words, chosen.is_module, ""
+    note = ""
     if by_launcher is not None:
         words, is_module = [*by_launcher.words], by_launcher.is_module
         note = f"{by_launcher.launcher} was skipped: rank {rank} of {world_size} was rehearsed."
-    program = Program.found(words[0], words[1:], chosen.python, is_module=is_module, note=note)
+    python = chosen.python or python
+    program = Program.found(words[0], words[1:], python, is_module=is_module, note=note)
     base = RehearsalConditions(
         gpu=gpus[0],
         n_devices=n_devices,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.rehearsal.programs import LAUNCHERS, SUFFIX
+from fragdoctor.rehearsal.programs import LAUNCHERS, SUFFIX, after_python
 
 if TYPE_CHECKING:
     from fragdoctor.model.case import Case
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from fragdoctor.model.prescription import Prescription
 
 DEFAULT_TIME: Final = "2m"
-_PYTHON: Final = re.compile(r"python[0-9.]*(?:\.exe)?")
-_VALUED: Final = {"-W", "-X"}
 _MAX_LINE: Final = 256  # the kernel reads no more of a script's first line
 
 
@@ -36,17 +33,7 @@ def command_of(words: Sequence[str]) -> tuple[Sequence[str], bool, str | None]:
             "The recording does not say which command was run.",
             hint="Rehearse it yourself: fragdoctor rehearse train.py --unlimited --snapshot FILE",
         )
-    first, rest = words[0], list(words[1:])
-    if not _PYTHON.fullmatch(Path(first).name):
-        return [_script(first), *rest], False, None
-    while rest and rest[0].startswith("-") and rest[0] != "-m":
-        if rest[0] == "-c":
-            raise ConfigError(
-                "A program given with -c cannot be rehearsed.", hint="Put it in a file."
-            )
-        rest = rest[2:] if rest[0] in _VALUED else rest[1:]
-    is_module = rest[:1] == ["-m"]
-    return rest[1:] if is_module else rest, is_module, first
+    return after_python(words) or ([_script(words[0]), *words[1:]], False, None)
 
 
 def _script(name: str) -> str:

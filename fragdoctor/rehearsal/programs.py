@@ -124,6 +124,8 @@ _ACCELERATE_VALUES: Final = (
     "--rdzv-backend", "--rdzv-conf", "--log-dir",
 )  # fmt: skip
 _NUMBER: Final = re.compile(r"\d{1,5}")
+_PYTHON: Final = re.compile(r"python[0-9.]*(?:\.exe)?")
+_PYTHON_VALUED: Final = ("-W", "-X")
 
 
 class Program(Struct, frozen=True):
@@ -166,10 +168,7 @@ class Program(Struct, frozen=True):
         if is_module:
             return cls(target, is_module, args, pythons(python), notes)
         if not Path(target).is_file():
-            hint = "Check the path of the script."
-            if Path(target).name.startswith("python"):
-                hint = "Leave out Python: the script comes first, and --python chooses another one."
-            raise ConfigError(f"{target} does not exist.", hint=hint)
+            raise ConfigError(f"{target} does not exist.", hint="Check the path of the script.")
         kind = kind_of(target)
         is_named = target.endswith((".py", SUFFIX))
         if not (is_named or kind in {None, InputKind.TEXT, InputKind.EMPTY}):
@@ -212,6 +211,31 @@ def pythons(chosen: str | None) -> list[str]:
         return [found]
     names = (shutil.which("python"), shutil.which("python3"), sys.executable)
     return list(dict.fromkeys(name for name in names if name))
+
+
+def takes_options(word: str) -> bool:
+    """Return whether the options after a word are its own: a launcher's, or Python's."""
+    name = Path(word).name
+    return name in LAUNCHERS or _PYTHON.fullmatch(name) is not None
+
+
+def after_python(words: Sequence[str]) -> tuple[Sequence[str], bool, str | None] | None:
+    """Return what an interpreter runs if it is the first word; else None.
+
+    The result is the script or module with its arguments, whether it is a module, and the
+    interpreter.
+
+    Raises:
+        ConfigError: the interpreter runs no script or module.
+    """
+    python, *rest = words
+    if not _PYTHON.fullmatch(Path(python).name):
+        return None
+    if rest[:1] == ["-c"]:
+        raise ConfigError("A program given with -c cannot be rehearsed.", hint="Put it in a file.")
+    flags = [word for word in rest if word not in {"-c", *_PYTHON_VALUED}]
+    options, words = _options(python, rest, flags, _PYTHON_VALUED)
+    return words, "-m" in options, python
 
 
 class Launched(Struct, frozen=True):

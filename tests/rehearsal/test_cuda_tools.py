@@ -63,6 +63,34 @@ def test_all_that_torch_cuda_asks_of_c_is_there(stage: Stage) -> None:
     )
 
 
+def test_objects_of_torch_cuda_have_all_that_pytorch_declares(stage: Stage) -> None:
+    stage.must_pass(
+        """
+        import ast, pathlib, torch
+
+        declared = ast.parse((pathlib.Path(torch.__file__).parent / "_C/__init__.pyi").read_text())
+        classes = {node.name: node for node in declared.body if isinstance(node, ast.ClassDef)}
+        kinds = {"_CudaStreamBase": torch.cuda.Stream, "_CudaEventBase": torch.cuda.Event,
+                 "_CUDAGraph": torch.cuda.CUDAGraph, "_MemPool": torch.cuda.MemPool,
+                 "_CudaDeviceProperties": torch.cuda.get_device_properties(0)}
+        for name, kind in kinds.items():
+            names = [getattr(node, "name", None) or node.target.id
+                     for node in classes[name].body if not isinstance(node, ast.Expr)]
+            missing = [n for n in names if not hasattr(kind, n)]
+            assert names and not missing, (name, missing)
+        assert torch.cuda.Stream.priority_range() == (0, -3)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            assert torch.cuda.CUDAGraph.get_currently_capturing_graph() is graph
+        assert isinstance(graph.raw_cuda_graph(), int)
+        try:
+            graph.begin_capture_to_if_node(torch.ones(1, device="cuda"))
+        except NotImplementedError as error:
+            assert "no conditional part of a CUDA graph" in str(error)
+        """
+    )
+
+
 def test_types_of_tensors_make_them_on_the_gpu(stage: Stage) -> None:
     """Programs of years ago choose ``Tensor = torch.cuda.FloatTensor`` where there is a GPU."""
     stage.must_pass(

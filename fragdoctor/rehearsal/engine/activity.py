@@ -80,7 +80,7 @@ def _watch_calls(now: Session, undo: ExitStack) -> None:
 
     around_models(around, undo)
 
-    def called(call: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+    def called(call: Any, module: Any, /, *args: Any, **kwargs: Any) -> Any:
         if not now.is_started:
             return call(module, *args, **kwargs)
         before = now.modules.enter(module)

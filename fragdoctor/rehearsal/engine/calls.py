@@ -44,7 +44,7 @@ def around_models(
     """
     inside = _Inside()
 
-    def called(call: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+    def called(call: Any, module: Any, /, *args: Any, **kwargs: Any) -> Any:
         # Modules called during a backward pass recompute an earlier call.
         if inside.model or in_backward() or next(module.parameters(), None) is None:
             return call(module, *args, **kwargs)
@@ -70,7 +70,7 @@ def put_call(called: Callable[..., Any], undo: ExitStack) -> None:
     """
     call: Any = torch.nn.Module.__call__
 
-    def seen_through(module: Any, *args: Any, **kwargs: Any) -> Any:
+    def seen_through(module: Any, /, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return call(module, *args, **kwargs)
         return called(call, module, *args, **kwargs)

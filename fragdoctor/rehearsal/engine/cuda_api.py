@@ -242,10 +242,6 @@ def _attach_observer(observer: Any) -> None:
     _now().on_oom.append(tell)
 
 
-def _capturing() -> bool:
-    return bool(_now().captures)
-
-
 _DO_NOTHING: Final = (
     "_cuda_sleep", "_cuda_ipc_collect", "_cuda_cudaCachingAllocator_enable",
     "_cuda_set_sync_debug_mode", "_cuda_resetPeakHostMemoryStats",
@@ -254,7 +250,7 @@ _DO_NOTHING: Final = (
 )  # fmt: skip
 _DTYPES: Final = [value for value in vars(torch).values() if isinstance(value, torch.dtype)]
 _PRIMITIVES: Final[dict[str, Any]] = {
-    **dict.fromkeys(_DO_NOTHING, cuda_objects.nothing),
+    **dict.fromkeys(_DO_NOTHING, lambda *_, **__: None),
     "_cuda_init": lambda: _now().start(),
     "_cuda_getDeviceCount": lambda: _now().n_devices,
     "_cuda_getDevice": lambda: int(_now().gpus.device()),
@@ -289,7 +285,7 @@ _PRIMITIVES: Final[dict[str, Any]] = {
     "_cuda_memorySnapshot": _memory_snapshot,
     "_cuda_attach_out_of_memory_observer": _attach_observer,
     "_cuda_getMemoryMetadata": lambda: "",
-    "_cuda_isCurrentStreamCapturing": _capturing,
+    "_cuda_isCurrentStreamCapturing": lambda: bool(_now().captures),
     "_cuda_cudaCachingAllocator_set_allocator_settings": _change_settings,
     "_accelerator_setAllocatorSettings": _change_settings,
     "_accelerator_emptyCache": _empty_cache,
@@ -356,7 +352,7 @@ def install(undo: ExitStack) -> None:
     put_all(undo, torch.cuda, of_cuda)
     for module in (torch.cuda, torch.cuda.streams):
         put_all(undo, module, {"Stream": Stream, "Event": Event})
-    put(undo, torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", _capturing)
+    put(undo, torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", lambda: bool(_now().captures))
     put(undo, torch.cuda.memory, "_set_allocator_settings", _change_settings)
     if torch.version.cuda is None:
         put(undo, torch.version, "cuda", "13.0")

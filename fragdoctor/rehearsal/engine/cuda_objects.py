@@ -8,12 +8,8 @@ from weakref import WeakSet
 
 import torch
 
-from fragdoctor.rehearsal.engine import put, session
+from fragdoctor.rehearsal.engine import always, nothing, put, session
 from fragdoctor.rehearsal.engine.marks import REPLAY
-
-
-def nothing(*_: Any, **__: Any) -> None:
-    """Stand in for a method that waits or displays something; no work is ever pending."""
 
 
 class Stream(torch.Stream):
@@ -37,17 +33,15 @@ class Stream(torch.Stream):
     @property
     def cuda_stream(self) -> int:
         """The stream's CUDA handle."""
-        handle: int = session.current().gpus.stream_handle(self.stream_id)
-        return handle
+        return int(session.current().gpus.stream_handle(self.stream_id))
 
     @property
     def priority(self) -> int:
         """0, or -1 for a high-priority stream."""
         return -1 if self.stream_id & 31 == 5 else 0
 
-    def query(self) -> bool:
-        """Return True: all work is done at once."""
-        return True
+    query: Any = always(answer=True)
+    priority_range: Any = staticmethod(always((0, -3)))  # the lowest and the highest
 
     def synchronize(self) -> None:
         """Synchronize the device; all work is already done."""
@@ -92,19 +86,10 @@ class Event(torch.Event):
     record: Any = nothing
     wait: Any = nothing
     synchronize: Any = nothing
+    query: Any = always(answer=True)
+    elapsed_time: Any = always(1.0)  # a millisecond, since times are not rehearsed
 
-    def query(self) -> bool:
-        """Return True: all work is done at once."""
-        return True
-
-    def elapsed_time(self, *_: Any, **__: Any) -> float:
-        """Return one millisecond, since times are not rehearsed."""
-        return 1.0
-
-    @property
-    def cuda_event(self) -> int:
-        """A placeholder handle."""
-        return id(self)
+    cuda_event = property(id)  # a placeholder handle
 
 
 Handle = tuple[int, int]
@@ -173,6 +158,13 @@ class CUDAGraph:
     enable_debug_mode = nothing
     debug_dump = nothing
 
+    raw_cuda_graph = raw_cuda_graph_exec = always(1)  # a placeholder handle
+
+    @staticmethod
+    def get_currently_capturing_graph() -> Any:
+        """Return the graph that is captured at the moment."""
+        return session.current().captures[-1]
+
     def __del__(self) -> None:
         with suppress(Exception):
             self.reset()
@@ -196,9 +188,8 @@ class MemPool:
         """The pool's id."""
         return 0, self._pool
 
-    @property
-    def allocator(self) -> None:
-        """None: the pool has no allocator of its own."""
+    allocator = None  # of its own
+    use_count = always(1)
 
     def snapshot(self, *_: Any, **__: Any) -> Any:
         """Return the segments of the pool."""

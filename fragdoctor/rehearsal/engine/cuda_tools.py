@@ -18,20 +18,17 @@ import torch.cuda.nvtx
 import torch.cuda.tunable
 from torch import _utils as packing
 
-from fragdoctor.rehearsal.engine import allocation, cuda_objects, put, put_all, session, wrap
+from fragdoctor.rehearsal.engine import allocation, always, nothing, put, put_all, session, wrap
+from fragdoctor.rehearsal.engine.cuda_objects import CUDAGraph, Stream
 
 _CACHED_PLANS: Final = 4096  # CUFFT_MAX_PLAN_NUM
 
 
-def _no_range(*_: Any) -> int:
-    return 0
-
-
-# ``torch._C._nvtx``: marks and ranges go nowhere.
-_NVTX: Final = SimpleNamespace(
-    rangePushA=_no_range, rangePop=_no_range, rangeStartA=_no_range, rangeEnd=_no_range,
-    deviceRangeStart=_no_range, deviceRangeEnd=_no_range, markA=_no_range,
+_NVTX: Final = (
+    "rangePushA", "rangePop", "rangeStartA", "rangeEnd", "deviceRangeStart", "deviceRangeEnd",
+    "markA",
 )  # fmt: skip
+"""Functions of ``torch._C._nvtx``: marks and ranges go nowhere."""
 # What ``torch.cuda.tunable`` reads: PyTorch's defaults (aten/src/ATen/cuda/tunable/Tunable.h).
 _TUNING: Final = {
     "tunableop_is_enabled": False, "tunableop_tuning_is_enabled": True,
@@ -45,16 +42,9 @@ _TUNING: Final = {
 class GreenContext:
     """``torch.cuda.green_contexts.GreenContext``: a share of the multiprocessors, no memory."""
 
-    @staticmethod
-    def create(*_: Any, **__: Any) -> GreenContext:
-        """Create a context."""
-        return GreenContext()
-
-    set_context = pop_context = cuda_objects.nothing
-
-    def Stream(self) -> Any:  # noqa: N802 - PyTorch's name
-        """Return a stream of the context."""
-        return cuda_objects.Stream()
+    create = classmethod(lambda cls, *_, **__: cls())
+    set_context = pop_context = nothing
+    Stream = staticmethod(Stream)
 
 
 class _TypeOfTensors(type):
@@ -99,8 +89,7 @@ class _Plans:
     def __getitem__(self, _device: Any) -> Self:
         return self
 
-    def clear(self) -> None:
-        """Do nothing, as there is no plan."""
+    clear = nothing
 
 
 # ---- data exchanged between GPUs (torch/csrc/cuda/comm.cpp) -------------------------------------
@@ -206,7 +195,7 @@ _DO_NOTHING: Final = (
     "_gds_save_storage",
 )  # fmt: skip
 _IN_C: Final[dict[str, Callable[..., Any]]] = {
-    **dict.fromkeys(_DO_NOTHING, cuda_objects.nothing),
+    **dict.fromkeys(_DO_NOTHING, nothing),
     "_broadcast": _broadcast,
     "_broadcast_out": _broadcast,
     "_broadcast_coalesced": _broadcast_coalesced,
@@ -245,21 +234,21 @@ def _device_memory_used(device: Any = None) -> int:
 def install(undo: ExitStack) -> None:
     """Install these functions until ``undo`` is closed."""
     put_all(undo, torch._C, _IN_C)
-    for name, read in _TUNING.items():
-        put(undo, torch._C, f"_cuda_{name}", lambda *_, read=read: read)
-    put(undo, torch.cuda.nvtx, "_nvtx", _NVTX)
+    put_all(undo, torch._C, {f"_cuda_{name}": always(value) for name, value in _TUNING.items()})
+    put(undo, torch.cuda.nvtx, "_nvtx", SimpleNamespace(**dict.fromkeys(_NVTX, always(0))))
     put(undo, torch.autograd.profiler, "emit_nvtx", lambda *_, **__: nullcontext())
     wrap(undo, torch.autograd.profiler.profile, "__init__", _profile)
     put(undo, torch.cuda.green_contexts, "GreenContext", GreenContext)
+    for name in ("begin_capture_to_if_node", "end_capture_to_conditional_node"):
+        put(undo, CUDAGraph, name, _not_rehearsed("conditional part of a CUDA graph"))
     put(undo, torch.backends.cuda, "cufft_plan_cache", _Plans())
-    external = lambda _pointer, device=None, **_: cuda_objects.Stream(device)  # noqa: E731
+    external = lambda _pointer, device=None, **_: Stream(device)  # noqa: E731
     put(undo, torch.cuda, "ExternalStream", external)
     types = [kind for kind in vars(torch).values() if type(kind) is type(torch.FloatTensor)]
     for kind in types:
         made = _TypeOfTensors(_OF_GPU + kind.__name__, (), {"dtype": kind.dtype})
         put(undo, torch.cuda, kind.__name__, made)
     put(undo, torch, "set_default_tensor_type", _set_default_type)
-    for name, figure in _FIGURES.items():
-        put(undo, torch.cuda, name, lambda _device=None, figure=figure: figure)
+    put_all(undo, torch.cuda, {name: always(figure) for name, figure in _FIGURES.items()})
     if hasattr(torch.cuda, "device_memory_used"):
         put(undo, torch.cuda, "device_memory_used", _device_memory_used)

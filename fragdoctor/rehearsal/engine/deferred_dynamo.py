@@ -14,6 +14,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
+from fragdoctor.rehearsal.engine import nothing
+
 _NAME: Final = "torch._dynamo"
 _OF_CONTENTS: Final = ("__all__", "__path__")
 """Special attributes that import statements look up on a module."""
@@ -32,8 +34,7 @@ class _Deferred(ModuleType):
         module._disabled = []
         module.__class__ = cls
 
-    def graph_break(self, *_: Any, **__: Any) -> None:
-        """Do nothing, since no graph is being traced."""
+    graph_break = nothing  # as no graph is being traced
 
     def disable(self, fn: Any = None, recursive: bool = True, **how: Any) -> Any:
         """Return a function of PyTorch's unchanged, and remember it for the real module."""

@@ -21,7 +21,7 @@ import torch
 from torch import library as torch_library
 from torch.utils._pytree import tree_flatten
 
-from fragdoctor.rehearsal.engine import allocation, meta_functions, session
+from fragdoctor.rehearsal.engine import allocation, meta_functions, nothing, session
 from fragdoctor.rehearsal.engine.allocation import BlockLayout
 from fragdoctor.rehearsal.engine.kernels.scratch import (
     FREE,
@@ -198,11 +198,7 @@ def in_place(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _plan_in_place(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
     steps = steps_of(Call(op, args, kwargs, ()))
-    return Plan(device_of(args, kwargs), steps, (), _no_results)
-
-
-def _no_results(_made: list[torch.Tensor], _args: tuple[Any, ...]) -> None:
-    return None
+    return Plan(device_of(args, kwargs), steps, (), nothing)
 
 
 @cache
@@ -257,7 +253,7 @@ def _plan_into(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
         else None
         for name, meta in metas.items()
     ]
-    return Plan(device_of(args, kwargs), steps, (), _no_results, resized)
+    return Plan(device_of(args, kwargs), steps, (), nothing, resized)
 
 
 def view(op: Any, *args: Any, **kwargs: Any) -> Any:

@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from fragdoctor.rehearsal.engine import allocation, put_all, session
-from fragdoctor.rehearsal.engine.cuda_objects import nothing
+from fragdoctor.rehearsal.engine import allocation, nothing, put_all, session
 
 _StoragePointer = int
 
@@ -42,8 +41,7 @@ def _lie_at(tensors: Sequence[Any], addresses: Sequence[Any], indices: Sequence[
 class _PoolState:
     """``_cuda_getCheckpointState``: empty, since the tree names the storages that are alive."""
 
-    def __init__(self, *_: Any) -> None:
-        pass
+    __init__ = nothing
 
 
 class _Owned:

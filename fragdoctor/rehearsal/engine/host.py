@@ -137,7 +137,7 @@ def _make(
 
 
 def _leave_out(
-    weights: Weights, group: int, fill: Any, self: torch.Tensor, *args: Any, **kwargs: Any
+    weights: Weights, group: int, fill: Any, self: torch.Tensor, /, *args: Any, **kwargs: Any
 ) -> Any:
     """Do nothing to such parameters except draw random numbers in groups."""
     if not weights.has(self):
@@ -149,7 +149,7 @@ def _leave_out(
 
 
 def _convert(
-    weights: Weights, dtype: Any, convert: Any, self: torch.Tensor, *args: Any, **kwargs: Any
+    weights: Weights, dtype: Any, convert: Any, self: torch.Tensor, /, *args: Any, **kwargs: Any
 ) -> Any:
     """Convert to a dtype; None = the one in the arguments."""
     is_free = not (torch.is_grad_enabled() and self.requires_grad)

@@ -23,6 +23,8 @@ from typing import Any, Final
 
 import torch
 
+from fragdoctor.rehearsal.engine.marks import in_backward
+
 MOST_COPIED_BYTES: Final = 64 * 1024
 """The largest storage of floating-point numbers whose copied values are kept."""
 MOST_COMPUTED: Final = 64
@@ -94,11 +96,11 @@ class Known:
     """The known values, by GPU and address.
 
     Attributes:
-        on_choice: called with the number of candidates whenever choices are assumed to be even.
+        assume: called with an operation and what is assumed about its values.
     """
 
     def __init__(self) -> None:
-        self.on_choice: Callable[[int], object] = lambda _: None
+        self.assume: Callable[[str, str], object] = lambda *_: None
         self._shadows: dict[tuple[int, int], torch.Tensor] = {}
         self._n_set: dict[tuple[int, int], int] = {}
         self._kept_bytes = 0
@@ -214,17 +216,27 @@ class Known:
             return
         found = self._place(indices, overwrites=True)
         if found is not None:
-            found.copy_((torch.arange(n, device=_CPU) % scores.shape[-1]).view(indices.shape))
-            self.on_choice(scores.shape[-1])
+            n_of = scores.shape[-1]
+            each = torch.arange(n, device=_CPU)
+            each += each // n_of  # shifted in each turn: first choices are even, and second ones
+            found.copy_((each % n_of).view(indices.shape))
+            self.assume("choice", f"all {n_of} are chosen equally often")
 
     def _put(self, op: Any, rule: _Rule, named: dict[Any, Any], result: Any) -> bool:
-        """Track values put among zeros that are too many to be kept themselves."""
-        into = named[0]
-        if not self._shadows or self._n_set.get(_key(into)) != 0:
+        """Track values put among zeros, where unknown numbers with fractions are taken for 1/2."""
+        into, put = named[0], named.get(3)
+        kept = self.of(into)  # of many zeros, only their number is
+        is_zero = self._n_set.get(_key(into)) == 0 if kept is None else not kept.any()
+        if not (self._shadows and is_zero):
             return False
-        given = self._given({k: v for k, v in named.items() if k not in {0, *rule.names}})
+        others = {k: v for k, v in named.items() if k not in {0, *rule.names}}
+        if not in_backward() and isinstance(put, torch.Tensor) and put.is_floating_point():
+            others[3] = 0.5 if self.of(put) is None else put
+        given = self._given(others, result)
         if given is None:
             return False
+        if others.get(3) is not put:
+            self.assume("scatter", "what is put among zeros is not 0")
         made = _run(op, {0: torch.zeros(into.shape, dtype=into.dtype, device=_CPU), **given})
         most = MOST_WHOLE * result.element_size()
         place = self._place(result, overwrites=True, most_bytes=most)
@@ -240,7 +252,7 @@ class Known:
             return
         is_each = len(targets) == len(written) and rule.is_followed
         if is_each and (self._shadows or rule.overwrites):
-            given = self._given({k: v for k, v in named.items() if k not in keys})
+            given = self._given({k: v for k, v in named.items() if k not in keys}, *targets)
             places = [t.numel() and self._place(t, overwrites=rule.overwrites) for t in targets]
             if given is not None and all(isinstance(p, torch.Tensor) for p in places):
                 try:
@@ -257,7 +269,7 @@ class Known:
             self._n_set[_key(targets[0])] = 0
 
     def _compute(self, op: Any, rule: _Rule, named: dict[Any, Any], result: Any) -> None:
-        given = None if self._is_decided(rule, named, result) else self._given(named)
+        given = None if self._is_decided(rule, named, result) else self._given(named, result)
         if given is None:
             return
         try:
@@ -292,12 +304,13 @@ class Known:
             place.fill_(value)
         return place is not None
 
-    def _given(self, named: dict[Any, Any]) -> dict[Any, Any] | None:
+    def _given(self, named: dict[Any, Any], *results: Any) -> dict[Any, Any] | None:
         """Return arguments with known values for GPU tensors; None if one is unknown."""
         tensors = list(_tensors([*named.values()]))
+        most = max(map(_most, _tensors(results)), default=0)  # for a mask, all that is compared
         n = 0
         for tensor in tensors:
-            if tensor.numel() > _most(tensor):
+            if tensor.numel() > max(most, _most(tensor)):
                 return None
             n += tensor.numel()
         if n > MOST_COMPUTED and self._n_computed > BUDGET:

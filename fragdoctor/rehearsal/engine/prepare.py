@@ -78,7 +78,7 @@ def prepare(
     )
 
     del tensors  # it fills the table of kernels
-    now.known.on_choice = values.assume_even_choice
+    now.known.assume = values.assume
     cuda_api.install(undo)
     vtables.install(gpus, undo)
     now.is_started = torch.cuda._initialized = False  # testing the tables started it

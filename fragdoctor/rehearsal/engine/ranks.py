@@ -18,8 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import torch
 
-from fragdoctor.rehearsal.engine import put, put_all, session, wrap, wrapped
-from fragdoctor.rehearsal.engine.cuda_objects import nothing
+from fragdoctor.rehearsal.engine import nothing, put, put_all, session, wrap, wrapped
 
 c10d: Any = getattr(torch.distributed, "distributed_c10d", None)
 """None in builds of PyTorch without distributed support."""

@@ -30,6 +30,8 @@ from torch.utils._pytree import tree_leaves
 from fragdoctor.rehearsal.engine import SEEN_THROUGH, wrap
 
 Number = int | float
+Round = tuple[tuple[int, ...], ...]
+"""A digest of what a round requested, and bytes allocated and reserved at its end, by device."""
 EQUAL_ROUNDS: Final = 3
 """Rounds in a row that show nothing new, after which further rounds may be skipped."""
 MANY_EQUAL_ROUNDS: Final = 20
@@ -225,15 +227,6 @@ def _names(frame: FrameType) -> Mapping[str, Any]:
     return ChainMap(_locals_of(frame), frame.f_globals)
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
-    """What a round requested, and what it left, by device."""
-
-    digests: tuple[int, ...]
-    allocated_bytes: tuple[int, ...]
-    reserved_bytes: tuple[int, ...]
-
-
 class Moment(NamedTuple):
     """The state of each device's memory: number of events so far, bytes allocated and reserved."""
 
@@ -251,8 +244,7 @@ class Moment(NamedTuple):
     def round_since(self, gpus: Any, before: Sequence[int]) -> Round:
         """Return the round from the given numbers of events up to this moment."""
         pairs = enumerate(zip(before, self.n_events, strict=True))
-        digests = tuple(gpus.digest(d, *pair) for d, pair in pairs)
-        return Round(digests, self.allocated_bytes, self.reserved_bytes)
+        return tuple(gpus.digest(d, *pair) for d, pair in pairs), *self[1:]
 
 
 @dataclass(slots=True, eq=False)

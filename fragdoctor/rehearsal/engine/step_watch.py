@@ -46,12 +46,10 @@ class Step(NamedTuple):
     """A completed step.
 
     Attributes:
-        number: from 1.
         n_events: number of events of each device at its end.
         asked: what it requested, and what it left.
     """
 
-    number: int
     n_events: tuple[int, ...]
     asked: Round
 
@@ -254,7 +252,7 @@ class Steps(StepProgress):
             before = self.found[-1].n_events if self.found else (0,) * self.now.n_devices
             end = self._runs[at].end
             asked = end.round_since(self.now.gpus, before)
-            self.found.append(Step(len(self.found) + 1, end.n_events, asked))
+            self.found.append(Step(end.n_events, asked))
         return self._enough(self.n_complete)
 
     def _equal(self, most: int | None = None) -> list[Step]:
@@ -299,7 +297,8 @@ class Steps(StepProgress):
             return f"{n} steps were asked for" if n >= limit else ""
         equal = self._equal(MANY_EQUAL_ROUNDS)
         repeats = len(equal) >= EQUAL_ROUNDS
-        reason = f"steps {equal[-1].number} to {n} asked for the same memory" if repeats else ""
+        first = len(self.found) - len(equal) + 1
+        reason = f"steps {first} to {n} asked for the same memory" if repeats else ""
         if repeats and self._shows_nothing_new(n):
             return reason
         if self._is_in_users_loop:

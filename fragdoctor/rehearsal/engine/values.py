@@ -39,11 +39,6 @@ def n_repeated(repeats: torch.Tensor) -> int:
     return repeats.numel()
 
 
-def assume_even_choice(n: int) -> None:
-    """Note the assumption that each of n things is chosen equally often."""
-    assume("choice", f"all {n} are chosen equally often")
-
-
 # Functions of libraries that end a loop depending on a value, or cut its results: the values that
 # they read decide whether to continue, and how far.
 _LOOPS: Final = MappingProxyType(

@@ -27,7 +27,7 @@ from urllib.parse import unquote, urlsplit
 
 import torch
 
-from fragdoctor.rehearsal.engine import put, session, when_imported, wrap, wrapped
+from fragdoctor.rehearsal.engine import nothing, put, session, when_imported, wrap, wrapped
 from fragdoctor.rehearsal.fence import FREE
 
 _ONE_READ: Final = ("stat", "access", "chdir", "statvfs", "getxattr", "listxattr")
@@ -314,11 +314,7 @@ class _Entries(chain[_Entry]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        return None
-
-    def close(self) -> None:
-        """Do nothing, as there is nothing to close."""
+    __exit__ = close = nothing
 
 
 def install(home: Path, undo: ExitStack) -> None:

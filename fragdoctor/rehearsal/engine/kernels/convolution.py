@@ -142,7 +142,7 @@ def cudnn_convolution(
 
 @special("aten::_conv_depthwise2d", "aten::conv_depthwise3d")
 def conv_depthwise(
-    _op: Any, self: torch.Tensor, weight: torch.Tensor, _size: Any, _bias: Any, *how: Sequence[int]
+    _op: Any, self: torch.Tensor, weight: torch.Tensor, _shape: Any, _bias: Any, *how: Sequence[int]
 ) -> torch.Tensor:
     """PyTorch's own kernels for one filter per channel (DepthwiseConv2d.cu)."""
     stride, padding, dilation = how
