@@ -2,151 +2,37 @@
 
 The command line takes precedence over ``FRAGDOCTOR_*`` variables, and these over the file. Every
 command that has options gets ``--config`` and ``--no-config``.
-
-The file is ``fragdoctor.toml``, or ``pyproject.toml`` with a table ``[tool.fragdoctor]``; its keys
-are the long options of the commands, without the leading dashes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from contextlib import suppress
-from difflib import get_close_matches
-from io import BufferedReader
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import typer
-from msgspec import Struct, field
 from typer.core import TyperOption
 
 from fragdoctor.cli.commands import whole_group
+from fragdoctor.cli.config_file import VARIABLES, Config, Value, nearest_config, read_config
 from fragdoctor.cli.options import GENERAL
 from fragdoctor.errors import ConfigError
-from fragdoctor.opening import open_readable
-
-OWN_FILE: Final = "fragdoctor.toml"
-PROJECT_FILE: Final = "pyproject.toml"
-MAX_BYTES: Final = 1024 * 1024
-
-Value = str | bool | list[str]
 
 NOT_CONFIGURED: Final = frozenset(
     {"help", "output", "force", "write-baseline", "module", "root", "allow-rehearse"}
 )
 """Options of a single run, or permissions, which a project must not give to itself."""
-PREFIX: Final = "FRAGDOCTOR_"
 _NO_CONFIG: Final = "fragdoctor.no_config"
 _PATHS: Final = frozenset({"baseline"})
 _WITHOUT: Final = frozenset({"explain"})
 Options = dict[str, dict[str, Any]]
 
 
-class Config(Struct, frozen=True):
-    """The settings of one file.
-
-    Attributes:
-        path: the file.
-        values: option (``max-peak``) -> text as on the command line, True or False for a flag,
-            or a list for an option that can be repeated.
-    """
-
-    path: Path
-    values: Mapping[str, Value] = field(default_factory=dict)
-
-
-def find_config(start: Path) -> Path | None:
-    """Return the nearest file with settings, from a directory upward, or None.
-
-    Raises:
-        ConfigError: a ``pyproject.toml`` on the way cannot be read.
-    """
-    for directory in (start, *start.parents):
-        own = directory / OWN_FILE
-        if own.is_file():
-            return own
-        project = directory / PROJECT_FILE
-        if project.is_file() and _table(project) is not None:
-            return project
-    return None
-
-
-def read_config(path: Path, known: Collection[str]) -> Config:
-    """Return the settings of a file.
-
-    Args:
-        path: ``fragdoctor.toml``, or any other TOML file with a table ``[tool.fragdoctor]``.
-        known: options that may be set.
-
-    Raises:
-        ConfigError: the file cannot be read, a key is unknown, or a value has the wrong form.
-    """
-    table = _table(path)
-    if table is None:
-        raise ConfigError(
-            f"{path} has no table [tool.fragdoctor].", hint=f"Add it, or write {OWN_FILE}."
-        )
-    values: dict[str, Value] = {}
-    for key, value in table.items():
-        name = key.replace("_", "-")
-        if name not in known:
-            raise _unknown(path, key, known)
-        if name in values:
-            raise ConfigError(f"{path}: {name!r} is set twice.")
-        values[name] = _value(path, key, value)
-    return Config(path, values)
-
-
-def _table(path: Path) -> dict[str, Any] | None:
-    """Return the settings of a TOML file, or None if it has none."""
-    import tomllib  # most projects have no settings
-
-    try:
-        with BufferedReader(open_readable(path)) as file:
-            data = file.read(MAX_BYTES + 1)
-        if len(data) > MAX_BYTES:
-            raise ConfigError(f"{path} is too long for a configuration file.")
-        document = tomllib.loads(data.decode("utf-8"))
-    except OSError as e:
-        raise ConfigError(
-            f"{path} cannot be read: {e.strerror or e}.", hint="Check --config."
-        ) from e
-    except (ValueError, RecursionError) as e:
-        raise ConfigError(
-            f"{path} is not valid TOML: {e}.", hint="Fix it, or run with --no-config."
-        ) from e
-    if path.name != PROJECT_FILE and "tool" not in document:
-        return document
-    tool = document.get("tool")
-    table = tool.get("fragdoctor") if isinstance(tool, dict) else None
-    if table is not None and not isinstance(table, dict):
-        raise ConfigError(f"{path}: tool.fragdoctor is not a table.")
-    return table
-
-
-def _value(path: Path, key: str, value: Any) -> Value:
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str | int | float):
-        return str(value)
-    if isinstance(value, list) and all(
-        isinstance(v, str | int | float) and not isinstance(v, bool) for v in value
-    ):
-        return [str(v) for v in value]
-    raise ConfigError(f"{path}: {key!r} is not text, a number, true, false or a list of texts.")
-
-
-def _unknown(path: Path, key: str, known: Collection[str]) -> ConfigError:
-    near = get_close_matches(key.replace("_", "-").lower(), sorted(known), n=1, cutoff=0.6)
-    hint = f"Did you mean {near[0]!r}?" if near else f"Known keys: {', '.join(sorted(known))}."
-    return ConfigError(f"{path}: there is no setting {key!r}.", hint=hint)
-
-
 def configure(group: Any) -> Any:
     """Add environment variables, ``--config`` and ``--no-config`` to commands, and return them."""
     for name, own in _options_of(group).items():
         for option, parameter in own.items():
-            parameter.envvar = PREFIX + option.replace("-", "_").upper()
+            parameter.envvar = VARIABLES + option.replace("-", "_").upper()
             parameter.show_envvar = False
         _add_options(group.commands[name], name)
     return group
@@ -189,7 +75,7 @@ def _add_options(command: Any, name: str) -> None:
             is_eager=True,
             expose_value=False,
             callback=load,
-            envvar=f"{PREFIX}CONFIG",
+            envvar=f"{VARIABLES}CONFIG",
             show_envvar=False,
             help="Read this file instead of the nearest pyproject.toml or fragdoctor.toml",
             rich_help_panel=GENERAL,
@@ -205,10 +91,7 @@ def _load(context: Any, name: str, given: str | None) -> None:
     """
     if context.meta.get(_NO_CONFIG):
         return
-    path = Path(given) if given else None
-    if path is None:
-        with suppress(FileNotFoundError):  # the working directory was deleted
-            path = find_config(Path.cwd())
+    path = Path(given) if given else nearest_config()
     if path is None:
         return
     options = _options_of(whole_group())  # the file applies to all commands
