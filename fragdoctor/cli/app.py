@@ -77,12 +77,11 @@ def _needs_no_parser(words: Sequence[str]) -> bool:
 
     To load typer and build its commands takes an eighth of the time for a short recording.
     """
-    if words[:1] != ["analyze"] or not words[1:] or any(w.startswith("-") for w in words):
+    if words[:1] != ["analyze"] or not words[1:] or COMPLETION in os.environ:
         return False
-    from fragdoctor.cli.config_file import VARIABLES, nearest_config
+    from fragdoctor.cli.configuration import nothing_is_set
 
-    is_set = any(name.startswith((VARIABLES, COMPLETION)) for name in os.environ)
-    return not is_set and nearest_config() is None
+    return not any(word.startswith("-") for word in words) and nothing_is_set()
 
 
 def with_command(  # noqa: PLR0911 - one return for each way to begin

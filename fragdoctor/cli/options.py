@@ -142,14 +142,12 @@ def parameters_of(kind: type) -> list[inspect.Parameter]:
 
     Fields of nearer base classes come first.
     """
-    hints = get_type_hints(kind)
-    level = {
-        name: i
-        for i, base in reversed([*enumerate(kind.__mro__)])
-        for name in vars(base).get("__annotations__", ())
-    }
+    hints, declared = get_type_hints(kind), {f.name: f for f in fields(kind)}
+    bases = [vars(base).get("__annotations__", ()) for base in kind.__mro__]
+    nearest_first = dict.fromkeys(name for names in bases for name in names)
     order = sorted(
-        fields(kind), key=lambda f: (f.metadata[DECLARED].names is not None, level[f.name])
+        (declared[name] for name in nearest_first),
+        key=lambda f: f.metadata[DECLARED].names is not None,
     )
     return [
         inspect.Parameter(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fragdoctor.cli.config_file import find_config, read_config
+from fragdoctor.cli.configuration import find_config, read_config
 from fragdoctor.errors import ConfigError
 
 KNOWN = {"max-peak", "max-retries", "no-growth", "select", "tolerance"}
