@@ -169,13 +169,11 @@ def configure(group: Any) -> Any:
 
 def _options_of(group: Any) -> Options:
     """Return the configurable options by command and long name."""
-    from typer.core import TyperOption
-
     return {
         name: {
             long: parameter
             for parameter in command.params
-            if isinstance(parameter, TyperOption)
+            if parameter.param_type_name == "option"
             and (long := max(parameter.opts, key=len).removeprefix("--")) not in NOT_CONFIGURED
         }
         for name, command in group.commands.items()

@@ -76,19 +76,15 @@ def run(  # noqa: PLR0911 - one line for each way to end
         hint = "Analyze the file on a machine with more memory."
         return _fail(argv, USAGE, "out_of_host_memory", "This machine ran out of memory.", hint)
     except Exception as e:  # noqa: BLE001 - the one place; a bug is shown with its traceback
-        return _ended_by_typer(argv, e)
+        import typer  # not before: a command line without options does not need it
 
-
-def _ended_by_typer(argv: Sequence[str], error: Exception) -> int:
-    """Return the exit code of an error by which typer ends a command; others are bugs."""
-    import typer  # not before: a command line without options does not need it
-
-    if isinstance(error, typer.Exit):
-        return _flushed(error.exit_code)
-    if isinstance(error, typer.Abort):
-        return _interrupted()
-    # typer has its own copy of click, older versions use the package: get the base through typer.
-    return (_usage if isinstance(error, typer.BadParameter.__mro__[2]) else _internal)(argv, error)
+        if isinstance(e, typer.Exit):
+            return _flushed(e.exit_code)
+        if isinstance(e, typer.Abort):
+            return _interrupted()
+        # typer has its own copy of click, older ones use the package: get the base through typer.
+        is_usage = isinstance(e, typer.BadParameter.__mro__[2])
+        return _usage(argv, e) if is_usage else _internal(argv, e)
 
 
 def _interrupted() -> int:

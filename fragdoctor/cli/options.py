@@ -29,8 +29,6 @@ from fragdoctor.model.finding import Finding, Severity
 from fragdoctor.units import Amount, parse_amount, parse_size
 
 if TYPE_CHECKING:
-    from typer.models import ArgumentInfo, OptionInfo
-
     from fragdoctor.model.case import Overrides
 
 _Options = TypeVar("_Options")
@@ -62,16 +60,13 @@ class Declared(NamedTuple):
     default: Any
     more: Mapping[str, Any]
 
-    def made(self, field_name: str) -> OptionInfo | ArgumentInfo:
+    def made(self, field_name: str) -> Any:
         """Return the parameter in typer's form; the name of its field names the option."""
         import typer  # not before: a command line without options does not need it
 
         if self.names is None:
-            argument: ArgumentInfo = typer.Argument(**self.more)
-            return argument
-        names = self.names or (f"--{field_name.replace('_', '-')}",)
-        found: OptionInfo = typer.Option(*names, **self.more)
-        return found
+            return typer.Argument(**self.more)
+        return typer.Option(*(self.names or (f"--{field_name.replace('_', '-')}",)), **self.more)
 
 
 def option(
