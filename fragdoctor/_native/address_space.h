@@ -6,6 +6,10 @@
 
 namespace fragdoctor {
 
+// Where the model places segments and reservations that no recording places.
+constexpr std::uint64_t SEGMENT_BASE = 0x700000000000ULL;
+constexpr std::uint64_t RESERVATION_BASE = 0x600000000000ULL;
+
 class AddressSpace {
  public:
   AddressSpace();

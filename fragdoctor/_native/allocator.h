@@ -99,6 +99,11 @@ class Allocator {
   bool is_same_under(const Allocator& fresh) const;
   // Go on under the conditions of `fresh`, which nothing was asked of yet.
   void go_on_under(const Allocator& fresh);
+  const AddressSpace& address_space() const { return space_; }
+  // Move segments to other addresses, in an address space where these are taken. Era::address would
+  // order blocks otherwise there, and expandable segments cannot be moved.
+  void move_segments(const std::unordered_map<std::uint64_t, std::uint64_t>& to,
+                     const AddressSpace& space);
   std::size_t state_bytes() const;  // roughly what a copy takes
   std::uint64_t address_of(BlockId block) const { return blocks_[block].address; }
   std::uint64_t size_of(BlockId block) const { return blocks_[block].size; }

@@ -58,6 +58,20 @@ nb::object array(Column<T>& column) {
   return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(data, {n}, owner));
 }
 
+// The same for what many files do not say: if all values are equal, one stands for all of them.
+template <class T>
+nb::object repeated(Column<T>& column) {
+  const size_t n = column.size();
+  for (size_t i = 1; i < n; ++i)
+    if (column[i] != column[0]) return array(column);
+  if (n < 2) return array(column);
+  column.truncate(1);
+  column.shrink_to_fit();
+  T* data = column.release();
+  const nb::capsule owner(data, [](void* p) noexcept { std::free(p); });
+  return nb::cast(nb::ndarray<nb::numpy, const T, nb::ndim<1>>(data, {n}, owner, {0}));
+}
+
 nb::object bools(Column<uint8_t>& column) { return array(column).attr("view")("bool"); }
 
 nb::str text(const std::string& utf8) { return nb::str(utf8.data(), utf8.size()); }
@@ -131,11 +145,11 @@ nb::dict event_columns(fragdoctor::EventColumns& e, fragdoctor::Column<int64_t>&
   out["address"] = array(e.address);
   out["size_bytes"] = array(e.size_bytes);
   out["stream"] = array(e.stream);
-  out["time_us"] = array(e.time_us);
+  out["time_us"] = repeated(e.time_us);
   out["stack"] = array(e.stack);
   out["pool"] = array(e.pool);
-  out["compile_context"] = array(e.compile_context);
-  out["user_metadata"] = array(e.user_metadata);
+  out["compile_context"] = repeated(e.compile_context);
+  out["user_metadata"] = repeated(e.user_metadata);
   out["offsets"] = array(offsets);
   return out;
 }

@@ -50,6 +50,12 @@ class FreeSet {
   Position lower_bound(const FreeKey& key) const {
     return first_not([&key](const FreeKey& other) { return other < key; });
   }
+  // Give the elements new keys, which order them alike.
+  template <class Key>
+  void rename(Key&& key_of) {
+    for (std::vector<Entry>& chunk : chunks_)
+      for (Entry& entry : chunk) entry.key = key_of(entry.block);
+  }
   Position begin() const { return {}; }
   bool at_end(const Position& p) const { return p.chunk >= chunks_.size(); }
   // Step forward, to the end if necessary; step back, returning false at the beginning.

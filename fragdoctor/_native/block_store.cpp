@@ -5,12 +5,6 @@
 #include "rounding.h"
 
 namespace fragdoctor {
-namespace {
-
-constexpr std::uint64_t SEGMENT_BASE = 0x700000000000ULL;
-constexpr std::uint64_t RESERVATION_BASE = 0x600000000000ULL;
-
-}  // namespace
 
 BlockId Allocator::new_block(std::uint64_t address, std::uint64_t size, std::uint32_t segment) {
   BlockId id;
@@ -113,6 +107,21 @@ std::uint64_t Allocator::place(std::uint64_t size, bool is_reservation, std::uin
     if (wanted != 0 && wanted % MIN_BLOCK == 0 && space_.take_at(wanted, size)) return wanted;
   }
   return space_.take(is_reservation ? RESERVATION_BASE : SEGMENT_BASE, size);
+}
+
+void Allocator::move_segments(const std::unordered_map<std::uint64_t, std::uint64_t>& to,
+                              const AddressSpace& space) {
+  space_ = space;
+  for (Segment& segment : segments_) {
+    const auto found = segment.in_use ? to.find(segment.address) : to.end();
+    if (found == to.end()) continue;
+    const std::uint64_t by = found->second - segment.address;  // modulo 2^64
+    segment.address += by;
+    for (BlockId id = segment.head; id != NO_BLOCK; id = blocks_[id].next) blocks_[id].address += by;
+  }
+  for (BlockPool& pool : pools_)
+    for (FreeSet& set : pool.free)
+      set.rename([this](BlockId id) { return key_of(blocks_[id]); });
 }
 
 void Allocator::add_reserved(std::uint64_t bytes) {

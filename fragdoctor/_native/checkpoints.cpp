@@ -86,4 +86,10 @@ void Checkpoints::add(Checkpoint&& checkpoint) {
   kept_.insert(at, std::move(made));
 }
 
+void Checkpoints::clear() {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  kept_.clear();
+  size_bytes_ = 0;
+}
+
 }  // namespace fragdoctor

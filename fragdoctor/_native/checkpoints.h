@@ -53,6 +53,7 @@ class Checkpoints {
   // After how many operations a replay that has done some leaves its next state.
   std::size_t next_after(std::size_t n_done) const;
   void add(Checkpoint&& checkpoint);
+  void clear();
 
  private:
   OpSpan ops_;

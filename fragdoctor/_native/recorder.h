@@ -4,14 +4,17 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <unordered_map>
 #include <vector>
 
+#include "address_space.h"
 #include "allocator_types.h"
 #include "trace_ops.h"
 
 namespace fragdoctor {
 
-// Collects what the model asks of the driver, and answers where the file put new memory.
+// Collects what the model asks of the driver, and answers where the file put new memory. Notes also
+// where the model would have put it.
 class Recorder final : public Observer, public Placement {
  public:
   struct Emitted {
@@ -19,12 +22,27 @@ class Recorder final : public Observer, public Placement {
     std::uint64_t address, size;
   };
 
-  explicit Recorder(const std::vector<SegmentRecord>& records) : records_(records) {}
+  Recorder(const std::vector<SegmentRecord>& records, const AddressSpace& space)
+      : records_(records), space_(space) {}
 
   void on_event(const TraceEvent& e) override {
     if (!is_segment_action(e.action)) return;
     emitted_.push_back({e.action, e.address, e.size});
+    if (e.action == Action::segment_alloc) {
+      const std::uint64_t own = space_.take(SEGMENT_BASE, e.size);
+      own_places_[e.address] = own;
+      is_lost_ = is_lost_ || own == 0;
+    } else if (e.action == Action::segment_free) {
+      const auto own = own_places_.find(e.address);
+      space_.release(own == own_places_.end() ? e.address : own->second);
+      if (own != own_places_.end()) own_places_.erase(own);
+    }
   }
+
+  // Where the model would have put the segments, by where they are; those of the start stay.
+  const std::unordered_map<std::uint64_t, std::uint64_t>& own_places() const { return own_places_; }
+  const AddressSpace& own_space() const { return space_; }
+  bool is_lost() const { return is_lost_; }  // there was no place
 
   std::uint64_t place(std::uint64_t size, bool is_reservation, std::uint32_t, bool) override {
     const Action wanted = is_reservation ? Action::segment_map : Action::segment_alloc;
@@ -77,6 +95,9 @@ class Recorder final : public Observer, public Placement {
 
   const std::vector<SegmentRecord>& records_;
   std::vector<Emitted> emitted_;
+  AddressSpace space_;
+  std::unordered_map<std::uint64_t, std::uint64_t> own_places_;
+  bool is_lost_ = false;
   std::size_t first_ = 0, last_ = 0;
 };
 

@@ -91,6 +91,7 @@ class Replay {
   void seed();
   void remake();
   Checkpoint checkpoint() const;
+  Checkpoints* checkpoints_of_any_place() const;
   bool apply(const Op& op);
   bool request(const Op& op);
   // Changes whenever a request may have visited all free blocks.
@@ -178,6 +179,18 @@ Checkpoint Replay::checkpoint() const {
     if (tickets_[id] != NO_TICKET)
       made.tickets.emplace_back(static_cast<std::uint32_t>(id), tickets_[id]);
   return made;
+}
+
+// The checkpoints of these operations, empty, if the run is the same wherever segments lie: a replay
+// that places them itself may then start from states of one that places them as recorded.
+Checkpoints* Replay::checkpoints_of_any_place() const {
+  constexpr std::uint64_t AMPLE = 1ULL << 50;  // above it, a place for a segment may be hard to find
+  const Config& config = allocator_.config();
+  if (input_.checkpoints == nullptr || config.era == Era::address ||
+      config.settings.expandable_segments || config.capacity_bytes > AMPLE)
+    return nullptr;
+  input_.checkpoints->clear();  // of another attempt to reproduce the recording
+  return input_.checkpoints;
 }
 
 void Replay::free_pending(std::uint32_t id) {
@@ -348,18 +361,29 @@ void Replay::compare_layout(const FinalState& end, Comparison& c) const {
 ReplayResult Replay::run_recorded(const Recording& recording, Comparison& c, std::size_t max_ops) {
   const std::vector<SegmentRecord>& records = *recording.records;
   const OpSpan& ops = input_.ops;
-  Recorder recorder(records);
+  Recorder recorder(records, allocator_.address_space());
   allocator_.set_observer(&recorder);
   allocator_.set_placement(&recorder);
   c.n_recorded = records.size();
   std::size_t at = 0;
   const std::size_t n = std::min(ops.size(), max_ops);
+  Checkpoints* const checkpoints = n == ops.size() ? checkpoints_of_any_place() : nullptr;
+  std::size_t next = checkpoints == nullptr ? n : checkpoints->next_after(0);
   for (std::size_t i = 0; i < n && flush_work_ <= MAX_FLUSH_WORK; ++i) {
     const std::size_t last = group_end(i, at, records);
     recorder.expect(at, last);
     at = last;
     const bool ok = apply(ops[i]);
     compare_op(ops[i], ok, recorder, recording, c);
+    n_done_ = i + 1;
+    if (n_done_ != next || checkpoints == nullptr) continue;
+    next = checkpoints->next_after(next);
+    if (recorder.is_lost() || flush_work_ > MAX_FLUSH_WORK || !checkpoints->takes(ops)) continue;
+    Checkpoint made = checkpoint();
+    made.allocator.set_observer(nullptr);
+    made.allocator.set_placement(nullptr);
+    made.allocator.move_segments(recorder.own_places(), recorder.own_space());
+    checkpoints->add(std::move(made));
   }
   allocator_.set_observer(nullptr);
   allocator_.set_placement(nullptr);
@@ -371,7 +395,7 @@ ReplayResult Replay::run_recorded(const Recording& recording, Comparison& c, std
 std::vector<std::uint64_t> Replay::learn(const Recording& recording) {
   const std::vector<SegmentRecord>& records = *recording.records;
   const OpSpan& ops = input_.ops;
-  Recorder recorder(records);
+  Recorder recorder(records, allocator_.address_space());
   allocator_.set_observer(&recorder);
   allocator_.set_placement(&recorder);
   std::size_t at = 0;

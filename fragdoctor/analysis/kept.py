@@ -13,7 +13,12 @@ from typing import Final
 
 import numpy as np
 
-from fragdoctor.analysis.growing_buffers import MIN_BUFFER_GROWTH, find_growing_buffers, is_input
+from fragdoctor.analysis.growing_buffers import (
+    MIN_BUFFER_GROWTH,
+    GrowingBuffers,
+    find_growing_buffers,
+    is_input,
+)
 from fragdoctor.analysis.growth import StepEnds
 from fragdoctor.analysis.result import (
     Growth,
@@ -92,17 +97,17 @@ def _growing_buffer(trace: Trace, steps: StepEnds, least_bytes: float) -> KeptMe
     In a program that does not train, buffers that the model grows, or that grow side by side as
     keys and values do, are a KV cache, which ends with its request; they do not count.
     """
-    lives, requests = trace.lives_of_program, _requests(trace)
+    lives = trace.lives_of_program
     trains = len(Steps.of(trace).of_kind(StepKind.TRAIN)) > 0
     in_module = trace.stacks.roles.in_module
     found = [
         (b, np.flatnonzero(np.isin(lives.start, b.row)))
-        for b in find_growing_buffers(requests)
+        for b in trace.once(_growing_buffers)
         if len(distinct(steps.of_rows(b.row))) > MIN_BUFFER_GROWTH
         and (trains or (b.n_buffers == 1 and not in_module[b.stack]))
     ]
     for buffers, rows in found:
-        is_batch = is_input(requests, buffers, [b for b, _ in found])
+        is_batch = is_input(_requests(trace), buffers, [b for b, _ in found])
         if buffers.total_bytes < least_bytes or is_batch:
             continue
         left = rows[lives.free[rows] == NEVER]
@@ -121,6 +126,10 @@ def _growing_buffer(trace: Trace, steps: StepEnds, least_bytes: float) -> KeptMe
             ends=steps.end_of(lives.start[left]),
         )
     return None
+
+
+def _growing_buffers(trace: Trace) -> tuple[GrowingBuffers, ...]:
+    return find_growing_buffers(_requests(trace))
 
 
 def _requests(trace: Trace) -> TrainingRequests:

@@ -7,12 +7,11 @@ import sys
 from collections.abc import Callable, Collection
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from fragdoctor.cli.exit import USAGE_ERROR
 from fragdoctor.cli.front_page import COMMANDS, FRONT_PAGE, Command
 from fragdoctor.cli.options import GENERAL, HEADINGS, command_of
 from fragdoctor.errors import ConfigError
@@ -33,6 +32,9 @@ FORMATS_OF_SUFFIXES: Final = (
 )
 """File name suffix -> format; the first match that the command supports counts."""
 
+
+# typer has its own copy of click, older versions use the package: get the base through typer.
+_UsageError: Final = cast("type[Exception]", typer.BadParameter.__mro__[1])
 
 USUAL: Final = {"estimate": {"--lora": "16"}}
 """Command -> option -> the number that it has if none follows it."""
@@ -63,7 +65,7 @@ class _Command(TyperCommand):
                     args = [*args[: i + 1], usual, *args[i + 1 :]]
         try:
             return super().parse_args(ctx, [*args])  # it takes them out
-        except USAGE_ERROR as e:
+        except _UsageError as e:
             error: Any = e
             error.ctx = error.ctx or ctx
             if type(e).__name__ == "NoSuchOption":

@@ -5,10 +5,13 @@ command that has options gets ``--config`` and ``--no-config``.
 
 The file is ``fragdoctor.toml``, or ``pyproject.toml`` with a table ``[tool.fragdoctor]``; its keys
 are the long options of the commands, without the leading dashes.
+
+To see that nothing is set anywhere takes no typer, which is slow to load.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
@@ -16,11 +19,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final
 
-import typer
 from msgspec import Struct, field
-from typer.core import TyperOption
 
-from fragdoctor.cli.commands import whole_group
 from fragdoctor.cli.options import GENERAL
 from fragdoctor.errors import ConfigError
 from fragdoctor.opening import open_readable
@@ -68,6 +68,21 @@ def find_config(start: Path) -> Path | None:
         project = directory / PROJECT_FILE
         if project.is_file() and _table(project) is not None:
             return project
+    return None
+
+
+def nothing_is_set() -> bool:
+    """Return whether neither the environment nor a file sets any option.
+
+    Raises:
+        ConfigError: as for ``find_config``.
+    """
+    return not any(name.startswith(PREFIX) for name in os.environ) and _nearest() is None
+
+
+def _nearest() -> Path | None:
+    with suppress(FileNotFoundError):  # the working directory was deleted
+        return find_config(Path.cwd())
     return None
 
 
@@ -158,7 +173,7 @@ def _options_of(group: Any) -> Options:
         name: {
             long: parameter
             for parameter in command.params
-            if isinstance(parameter, TyperOption)
+            if parameter.param_type_name == "option"
             and (long := max(parameter.opts, key=len).removeprefix("--")) not in NOT_CONFIGURED
         }
         for name, command in group.commands.items()
@@ -167,6 +182,8 @@ def _options_of(group: Any) -> Options:
 
 
 def _add_options(command: Any, name: str) -> None:
+    from typer.core import TyperOption
+
     def load(context: Any, parameter: Any, value: Any) -> Any:  # noqa: ARG001 - click's signature
         if not context.resilient_parsing:
             _load(context, name, value)
@@ -205,12 +222,11 @@ def _load(context: Any, name: str, given: str | None) -> None:
     """
     if context.meta.get(_NO_CONFIG):
         return
-    path = Path(given) if given else None
-    if path is None:
-        with suppress(FileNotFoundError):  # the working directory was deleted
-            path = find_config(Path.cwd())
+    path = Path(given) if given else _nearest()
     if path is None:
         return
+    from fragdoctor.cli.commands import whole_group
+
     options = _options_of(whole_group())  # the file applies to all commands
     config = read_config(path, {key for own in options.values() for key in own})
     context.default_map = {
@@ -237,6 +253,8 @@ def _usable(context: Any, config: Config, name: str, options: Options) -> Mappin
 
 def _wrong(context: Any, value: Value, parameter: Any, prepared: Value) -> str:
     """Return why an option refuses a value, as the end of a sentence, or "" if it accepts it."""
+    from typer import BadParameter
+
     if isinstance(value, bool) != bool(parameter.is_flag):
         return f" must be {'true or false' if parameter.is_flag else 'text or a number'}."
     if isinstance(value, list) and not parameter.multiple:
@@ -244,7 +262,7 @@ def _wrong(context: Any, value: Value, parameter: Any, prepared: Value) -> str:
     try:
         if not isinstance(value, bool):
             parameter.type_cast_value(context, prepared)
-    except typer.BadParameter as e:
+    except BadParameter as e:
         return f": {e.message}"
     return ""
 

@@ -46,7 +46,7 @@ _FORMULA: Final = frozenset(
 def _group(name: str) -> frozenset[str]:
     """Return the parameters under a heading of the help."""
     found = ((field.name, field.metadata[DECLARED]) for field in fields(EstimateOptions))
-    return frozenset(n for n, info in found if info.rich_help_panel == name) - _FORMULA
+    return frozenset(n for n, one in found if one.more.get("rich_help_panel") == name) - _FORMULA
 
 
 _TRAINING: Final = _group(TRAINING) - {"dropout"} | {"sequence_parallel"}

@@ -13,9 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import Final, cast
-
-import typer
+from typing import Final
 
 from fragdoctor.errors import FragdoctorError
 from fragdoctor.report import escape
@@ -27,10 +25,6 @@ REFUSED: Final = 3
 INTERNAL: Final = 70
 INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
-
-# typer has its own copy of click, older versions use the package: get the base through typer.
-USAGE_ERROR: Final = cast("type[Exception]", typer.BadParameter.__mro__[1])
-_ClickError: Final = cast("type[Exception]", typer.BadParameter.__mro__[2])
 
 _OS_SENTENCES: Final = (
     (FileNotFoundError, "{} does not exist.", "Check the path."),
@@ -66,17 +60,12 @@ def run(  # noqa: PLR0911 - one line for each way to end
     """Return the exit code of ``call(argv)``; every failure becomes a sentence."""
     try:
         return _flushed(call(argv))
-    except typer.Exit as e:
-        return _flushed(e.exit_code)
     except BrokenPipeError:
         return quiet_pipe()
-    except (KeyboardInterrupt, typer.Abort):
-        _say("Interrupted.")
-        return INTERRUPTED
+    except KeyboardInterrupt:
+        return _interrupted()
     except FragdoctorError as e:
         return _fail(argv, e.exit_code, e.code, e.sentence, e.hint, e.offset, plain=e.message)
-    except _ClickError as e:
-        return _usage(argv, e)
     except OSError as e:
         if e.errno == errno.EPIPE:
             return quiet_pipe()
@@ -87,7 +76,20 @@ def run(  # noqa: PLR0911 - one line for each way to end
         hint = "Analyze the file on a machine with more memory."
         return _fail(argv, USAGE, "out_of_host_memory", "This machine ran out of memory.", hint)
     except Exception as e:  # noqa: BLE001 - the one place; a bug is shown with its traceback
-        return _internal(argv, e)
+        import typer  # not before: a command line without options does not need it
+
+        if isinstance(e, typer.Exit):
+            return _flushed(e.exit_code)
+        if isinstance(e, typer.Abort):
+            return _interrupted()
+        # typer has its own copy of click, older ones use the package: get the base through typer.
+        is_usage = isinstance(e, typer.BadParameter.__mro__[2])
+        return _usage(argv, e) if is_usage else _internal(argv, e)
+
+
+def _interrupted() -> int:
+    _say("Interrupted.")
+    return INTERRUPTED
 
 
 def wants_json(argv: Sequence[str]) -> bool:

@@ -23,9 +23,6 @@ from typing import (
     get_type_hints,
 )
 
-import typer
-from typer.models import ArgumentInfo, OptionInfo
-
 from fragdoctor.cli.exit import FINDINGS, OK
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.finding import Finding, Severity
@@ -57,10 +54,19 @@ HEADINGS: Final = (
 
 
 class Declared(NamedTuple):
-    """A parameter: a function from its option's name to it, and its default (``...`` for none)."""
+    """A parameter: the spellings of an option, or None for an argument; ``...`` is no default."""
 
-    made: Callable[[str], OptionInfo | ArgumentInfo]
+    names: tuple[str, ...] | None
     default: Any
+    more: Mapping[str, Any]
+
+    def made(self, field_name: str) -> Any:
+        """Return the parameter in typer's form; the name of its field names the option."""
+        import typer  # not before: a command line without options does not need it
+
+        if self.names is None:
+            return typer.Argument(**self.more)
+        return typer.Option(*(self.names or (f"--{field_name.replace('_', '-')}",)), **self.more)
 
 
 def option(
@@ -79,7 +85,7 @@ def option(
     if metavar in _PARSERS:
         more.setdefault("parser", _PARSERS[metavar])
     more |= {"metavar": metavar, "help": text, "rich_help_panel": group or None}
-    return Declared(lambda name: typer.Option(*(names or (name,)), **more), default)
+    return Declared(names, default, more)
 
 
 def flag(text: str, *names: str, group: str = "") -> Any:
@@ -94,7 +100,7 @@ def under(heading: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 def argument(metavar: str, text: str, *, default: Any = ..., **more: Any) -> Any:
     """Declare an argument; arguments as for :func:`option`."""
-    return Declared(lambda _: typer.Argument(metavar=metavar, help=text, **more), default)
+    return Declared(None, default, more | {"metavar": metavar, "help": text})
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -102,9 +108,8 @@ def taken(kind: type[_Options]) -> type[_Options]:
     """Make a class of declared parameters a frozen dataclass with keyword-only fields."""
     for name in kind.__annotations__:
         declared = getattr(kind, name)
-        info = declared.made(f"--{name.replace('_', '-')}")
         default = MISSING if declared.default is ... else declared.default
-        setattr(kind, name, field(default=default, metadata={DECLARED: info}))
+        setattr(kind, name, field(default=default, metadata={DECLARED: declared}))
     return dataclass(frozen=True, kw_only=True)(kind)
 
 
@@ -132,21 +137,19 @@ def parameters_of(kind: type) -> list[inspect.Parameter]:
 
     Fields of nearer base classes come first.
     """
-    hints = get_type_hints(kind)
-    level = {
-        name: i
-        for i, base in reversed([*enumerate(kind.__mro__)])
-        for name in vars(base).get("__annotations__", ())
-    }
+    hints, declared = get_type_hints(kind), {f.name: f for f in fields(kind)}
+    bases = [vars(base).get("__annotations__", ()) for base in kind.__mro__]
+    nearest_first = dict.fromkeys(name for names in bases for name in names)
     order = sorted(
-        fields(kind), key=lambda f: (isinstance(f.metadata[DECLARED], OptionInfo), level[f.name])
+        (declared[name] for name in nearest_first),
+        key=lambda f: f.metadata[DECLARED].names is not None,
     )
     return [
         inspect.Parameter(
             f.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=inspect.Parameter.empty if f.default is MISSING else f.default,
-            annotation=Annotated[hints[f.name], f.metadata[DECLARED]],
+            annotation=Annotated[hints[f.name], f.metadata[DECLARED].made(f.name)],
         )
         for f in order
     ]
@@ -166,8 +169,14 @@ def size(text: str | int) -> int:
     """Return the bytes of an option such as ``24GiB``; a number in a configuration has no unit."""
     value: int = _parsed(parse_size, str(text))
     if value == 0:
-        raise typer.BadParameter("0 bytes is not a size. Write for example 24GiB.")
+        raise _refused("0 bytes is not a size. Write for example 24GiB.")
     return value
+
+
+def _refused(why: str) -> Exception:
+    import typer
+
+    return typer.BadParameter(why)
 
 
 def _parsed(parse: Callable[[str], Any], text: str) -> Any:
@@ -175,7 +184,7 @@ def _parsed(parse: Callable[[str], Any], text: str) -> Any:
     try:
         return parse(text)
     except ConfigError as e:
-        raise typer.BadParameter(f"{e.message} {e.hint}") from e
+        raise _refused(f"{e.message} {e.hint}") from e
 
 
 def size_or_factor(text: str | float) -> int | float:
@@ -184,7 +193,7 @@ def size_or_factor(text: str | float) -> int | float:
     if factor is None:
         return text if isinstance(text, float) else size(text)
     if float(factor[1]) == 0:
-        raise typer.BadParameter("0x is not a capacity. Write for example 1.2x.")
+        raise _refused("0x is not a capacity. Write for example 1.2x.")
     return float(factor[1])
 
 
@@ -199,7 +208,7 @@ def version_text(text: str) -> str:
     release = text.strip().removeprefix("v").split("+", 1)[0]
     numbers = release.split(".")
     if not 2 <= len(numbers) <= 4 or not all(n.isascii() and n.isdigit() for n in numbers[:2]):
-        raise typer.BadParameter(f"{text!r} is not a PyTorch version. Write for example 2.12.1.")
+        raise _refused(f"{text!r} is not a PyTorch version. Write for example 2.12.1.")
     return release
 
 

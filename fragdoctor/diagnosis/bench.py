@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from functools import cached_property
 
 import numpy as np
@@ -20,7 +19,7 @@ from fragdoctor.future.edits import Edit, leak_removed
 from fragdoctor.future.search import usual_candidates
 from fragdoctor.future.simulator import continued_with, reproduce, simulation_of
 from fragdoctor.future.steps import StepKind, Steps
-from fragdoctor.future.whatif import FairReplay, WhatIf
+from fragdoctor.future.whatif import N_THREADS, FairReplay, WhatIf
 from fragdoctor.model.diagnosis import Predicted
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.hooks import report_progress
@@ -42,7 +41,6 @@ USABLE_SHARE = 0.5  # below this share the model no longer runs the recorded pro
 LONG_TRACE_OPERATIONS = 300_000
 OPERATIONS_BEFORE_PEAK = 100_000
 OPERATIONS_AFTER_PEAK = 50_000
-N_THREADS = 2  # the native replay releases the interpreter lock
 # An edit makes its own request list, which takes 24 bytes per request and as much again while it
 # is made; lists longer than this are made one at a time.
 MAX_CONCURRENT_OPERATIONS = 500_000
@@ -195,11 +193,9 @@ class Bench(Struct, frozen=True, dict=True):
         outcomes: list[Effect | None] = []
         report_progress("Replaying", 0, len(attempts))
         return_free_memory(self.reproduction.trace)
-        with ExitStack() as pools:
-            replays = pools.enter_context(ThreadPoolExecutor(N_THREADS - self._edits_apart))
-            edits = replays
-            if self._edits_apart:
-                edits = pools.enter_context(ThreadPoolExecutor(1))
+        is_apart = self._edits_apart
+        with ThreadPoolExecutor(N_THREADS - is_apart) as replays, ThreadPoolExecutor(1) as alone:
+            edits = alone if is_apart else replays
             begun = [
                 (replays if attempt.edit is None else edits).submit(self.tried, attempt)
                 for attempt in attempts
@@ -335,8 +331,7 @@ class Bench(Struct, frozen=True, dict=True):
         holes may be beyond any setting, unless the step needs more than there is in any layout.
         """
         tried = [WhatIf(conf=conf) for conf in usual_candidates(self.reproduction)]
-        with ThreadPoolExecutor(N_THREADS) as pool:
-            results = list(pool.map(self.fair_replay.replay, tried))
+        results = self.fair_replay.replay_all(tried)
         if not any(r.fits for r in results) and not self.is_in_step:
             needs, has = self.fair_replay.step_needs_bytes(), self.recorded.capacity_bytes
             return [] if needs is not None and has is not None and needs > has else None

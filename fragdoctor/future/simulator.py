@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import numpy as np
 from msgspec.structs import replace
@@ -29,7 +28,6 @@ from fragdoctor.trace.reproduction import find_reproduction
 from fragdoctor.trace.trace import Trace, return_free_memory
 from fragdoctor.units import format_mebibytes, plural
 
-N_THREADS = 2  # the native replay releases the interpreter's lock
 # Below this share of reproduced events and blocks a what-if is an estimate.
 REPLAY_SHARE = 0.95
 
@@ -133,15 +131,7 @@ def search_settings(
     if confs is None:
         confs = usual_candidates(reproduction, what_if.torch_version or None)
     fair = FairReplay(reproduction, steps, other)
-    results: list[ReplayResult | None] = [None] * len(confs)
-    with ThreadPoolExecutor(N_THREADS) as pool:
-        jobs = {
-            pool.submit(fair.replay, replace(what_if, conf=conf)): i for i, conf in enumerate(confs)
-        }
-        for n_done, job in enumerate(as_completed(jobs), 1):
-            results[jobs[job]] = job.result()
-            report_progress("Replaying", n_done, len(confs))
-    done = [r for r in results if r is not None]
+    done = fair.replay_all([replace(what_if, conf=conf) for conf in confs])
     recorded = fair.replay(what_if)
     is_fine = recorded.fits and recorded.retries == 0 and has_margin(recorded)
     return replace(

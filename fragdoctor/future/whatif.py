@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 
 import numpy as np
@@ -15,11 +16,14 @@ from fragdoctor.errors import SimulationError
 from fragdoctor.future.other_run import OtherRun
 from fragdoctor.future.outlook import Outlooks
 from fragdoctor.model.conf_keys import parse_version
+from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.settings import AllocatorSettings, era_of, is_same_conf, parse_conf
 from fragdoctor.model.simulation import Outlook, OutlookState, ReplayResult
 from fragdoctor.trace.operations import Operations, OpKind
 from fragdoctor.trace.replay import Conditions, Reproduction, allowed_by, result_of
 from fragdoctor.units import plural
+
+N_THREADS = 2  # the native replay releases the interpreter lock
 
 OPEN = (
     "not known: restarted on an empty device, the run has no trouble even as recorded, so the "
@@ -293,6 +297,20 @@ class FairReplay:
                 result = replace(result, outlook=self._known_better(what_if, result.outlook))
             self._done[what_if] = result
         return self._done[what_if]
+
+    def replay_all(self, what_ifs: Sequence[WhatIf]) -> list[ReplayResult]:
+        """Return the result of :meth:`replay` for each what-if.
+
+        Raises:
+            ConfigError: if the settings or the version of one are wrong.
+            SimulationError: if one cannot be replayed.
+        """
+        results: list[ReplayResult] = []
+        with ThreadPoolExecutor(N_THREADS) as pool:
+            for result in pool.map(self.replay, what_ifs):
+                results.append(result)
+                report_progress("Replaying", len(results), len(what_ifs))
+        return results
 
     def _replayed(
         self, what_if: WhatIf, operations: _ext.NativeOps | None, *, looks_on: bool

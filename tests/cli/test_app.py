@@ -20,6 +20,33 @@ def test_file_alone_is_analyzed(run: Run, samples: Path) -> None:
     assert run(sample, "-q") == run("analyze", sample, "-q")
 
 
+def test_file_without_options_needs_no_parser_of_options(
+    run: Run, samples: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where no file sets options
+    sample, missing = str(samples / "fragmentation_oom.pickle"), str(tmp_path / "none.pickle")
+    parsed = [run("analyze", "--no-config", name) for name in (sample, missing)]
+    monkeypatch.setattr("fragdoctor.cli.commands.group_of", None)
+
+    assert [run(sample), run(missing)] == parsed
+    assert run("analyze", sample) == parsed[0]
+
+
+@pytest.mark.parametrize("where", ["environment", "file"])
+def test_file_without_options_has_those_that_are_set_elsewhere(
+    run: Run, samples: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, where: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sample = str(samples / "fragmentation_oom.pickle")
+    plain, quiet = run(sample), run(sample, "--quiet")
+    if where == "environment":
+        monkeypatch.setenv("FRAGDOCTOR_QUIET", "1")
+    else:
+        (tmp_path / "fragdoctor.toml").write_text("quiet = true\n")
+
+    assert run(sample) == quiet != plain
+
+
 def test_options_may_stand_before_a_file_alone(run: Run, samples: Path) -> None:
     sample = str(samples / "fragmentation_oom.pickle")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import json
 import pickle
 from pathlib import Path
@@ -600,3 +601,20 @@ def test_much_memory_outside_pytorch_is_capped_also_beside_another_cause(own, is
 
     assert diagnosis.verdict.cause is Cause.PRIVATE_POOLS
     assert is_capped == any(r.code == "cap-other-libraries" for r in diagnosis.recommendations)
+
+
+@pytest.mark.parametrize(
+    "searched",
+    [
+        "fragdoctor.analysis.kept.find_growing_buffers",
+        "fragdoctor.diagnosis.remedies.remedy.find_weight_copies",
+    ],
+)
+def test_diagnose_long_searches_run_once(searched, monkeypatch):
+    module, name = searched.rsplit(".", 1)
+    found, n_calls = getattr(importlib.import_module(module), name), []
+    monkeypatch.setattr(searched, lambda *args: n_calls.append(1) or found(*args))
+
+    diagnose(Case(snapshot=full()))
+
+    assert len(n_calls) == 1

@@ -50,6 +50,17 @@ def test_samples_equal_stock_unpickler(samples):
         assert_same(load_stock(path), read_snapshot(path))
 
 
+@pytest.mark.parametrize(("notes", "stride"), [(("", "", ""), 0), (("", "cache", ""), 4)])
+def test_column_of_one_value_takes_no_memory_for_each_event(notes, stride):
+    events = [alloc(BASE + i * MIB, MIB) | {"user_metadata": n} for i, n in enumerate(notes)]
+
+    result = read_snapshot(pickled(snapshot(events=events)))
+
+    column = result.events.user_metadata
+    assert [result.strings[i] for i in column.tolist()] == [*notes]
+    assert column.strides == (stride,)
+
+
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_python_writer_equals_stock_unpickler(protocol):
     data = small()

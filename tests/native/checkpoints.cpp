@@ -129,6 +129,36 @@ bool is_same_layout(const std::vector<SegmentView>& a, const std::vector<Segment
   return true;
 }
 
+int n_of_recorded = 0;  // programs whose recorded replay left states
+
+// A recording of a program: its events, and where it had its segments.
+struct Recorded {
+  std::vector<std::uint8_t> action;
+  std::vector<std::uint64_t> address, size;
+  std::vector<SegmentRecord> records;
+
+  // Every other segment lies elsewhere than the model would have put it, in any order.
+  Recorded(const std::vector<Op>& ops, const InitialState& initial, const Config& config,
+           RandomSource& random)
+      : action(ops.size()), address(ops.size()), size(ops.size()) {
+    SimulatedRecording made;
+    replay_and_record({ops, &initial, ops.size(), N_POOLS}, config, made);
+    std::uint32_t row = 0;
+    for (const TraceEvent& e : made.events) {
+      if (e.action == Action::alloc || e.action == Action::oom) {
+        while (row < ops.size() && ops[row].kind != OpKind::malloc && ops[row].kind != OpKind::failed)
+          ++row;
+        ++row;
+      } else if (e.action == Action::segment_alloc) {
+        const std::uint64_t moved = (1ULL << 46) - (random() % (1 << 20)) * (64 * MIB);
+        records.push_back({random() % 2 == 0 ? e.address : moved, e.size, row - (row > 0), e.action});
+      }
+    }
+  }
+
+  TraceView view() const { return {action.size(), action.data(), address.data(), size.data()}; }
+};
+
 // Return whether the replay started from a checkpoint after the beginning.
 bool run(RandomSource& random) {
   const std::vector<Op> ops = program(random);
@@ -136,6 +166,17 @@ bool run(RandomSource& random) {
   const auto era = static_cast<Era>(random() % 3);
   Checkpoints checkpoints(ops, 1);
   bool was_shared = false;
+  if (random() % 2 == 0) {  // the first replay places segments as recorded
+    const Config config = some_config(random, era);
+    const Recorded recorded(ops, initial, config, random);
+    const TraceView view = recorded.view();
+    const FinalState end;
+    Comparison comparison;
+    replay_recorded({ops, &initial, ops.size(), N_POOLS, &checkpoints}, config,
+                    {&recorded.records, &view, &end}, comparison, ops.size());
+    was_shared = checkpoints.furthest(ops, config, ops.size(), false) != nullptr;
+    if (was_shared) ++n_of_recorded;
+  }
   for (int i = 0; i < 12; ++i) {
     std::vector<Op> edited = ops;
     const bool is_edited = random() % 3 == 0;
@@ -184,6 +225,8 @@ int main(int argc, char** argv) {
     if (run(random)) ++n_shared;
   }
   require(n_shared > count / 2, "most programs have replays that share their beginning");
-  std::printf("%d programs replayed, %d of them from checkpoints\n", count, n_shared);
+  require(n_of_recorded > count / 20, "many with the replay that is placed as recorded");
+  std::printf("%d programs replayed, %d of them from checkpoints, %d with a recorded one\n", count,
+              n_shared, n_of_recorded);
   return 0;
 }

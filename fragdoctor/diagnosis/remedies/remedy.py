@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from fragdoctor.analysis.result import OomEvent
 from fragdoctor.analysis.step_scale import step_scale
 from fragdoctor.analysis.training_run import TrainingRun
+from fragdoctor.analysis.weight_copies import WeightCopies, find_weight_copies
 from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.verdict_message import LIBRARIES
 from fragdoctor.model.arrays import distinct
@@ -52,6 +53,9 @@ ASKS: Final = 0
 
 BUILD_FREES_SHARE: Final = 0.02
 """Building a model frees next to nothing; a single forward pass frees more than this share."""
+
+MIN_COPIED_SHARE: Final = 0.05
+"""Copies of weights below this share of live memory are not why a device is full."""
 
 VARIABLES: Final = {
     "cuda": "PYTORCH_CUDA_ALLOC_CONF",
@@ -99,6 +103,20 @@ class JudgedCase(Struct, frozen=True, dict=True):
     def sign(self) -> TracebackSign | None:
         """The sign that the traceback of the message shows, or None."""
         return sign_of(self.message)
+
+    @cached_property
+    def weight_copies(self) -> WeightCopies | None:
+        """The weights held twice when the request failed, or at the peak if none did."""
+        analysis, event = self.context.analysis, self.asking_event
+        if analysis is None or analysis.timeline is None:
+            return None
+        trace = analysis.trace
+        state = analysis.timeline.peak_allocated_state
+        if event is not None:
+            state = event.row - trace.first_row
+        found = find_weight_copies(trace, analysis.phases, state)
+        least = MIN_COPIED_SHARE * int(analysis.timeline.allocated_bytes[state])
+        return found if found is not None and found.n_bytes >= least else None
 
     @property
     def has_only_begun(self) -> bool:

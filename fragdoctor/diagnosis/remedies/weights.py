@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from fragdoctor.analysis.weight_copies import WeightCopies, find_weight_copies
+from fragdoctor.analysis.weight_copies import WeightCopies
 from fragdoctor.diagnosis.remedies.capacity import SHORT_OF_MEMORY, SavingRemedy
 from fragdoctor.diagnosis.remedies.remedy import FITS, Burden, JudgedCase, Proposal, Remedy
 from fragdoctor.future.edits import Edit
@@ -17,9 +17,6 @@ from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import line_text
 from fragdoctor.model.snapshot import I64
 from fragdoctor.units import format_size
-
-MIN_SHARE: Final = 0.05
-"""Copies below this share of live memory are not why a device is full."""
 
 CAUSES: Final = (*SHORT_OF_MEMORY, Cause.FRAGMENTATION, Cause.LEAK)
 
@@ -42,7 +39,7 @@ class CopyOfWeights(SavingRemedy):
         """Propose it if blocks of the same sizes as the weights are live beside them."""
         if case.cause not in CAUSES:
             return
-        copies = copies_of(case)
+        copies = case.weight_copies
         if copies is None or not self.is_about(case, copies):
             return
         stack = case.context.python_stack(copies.stack)
@@ -67,7 +64,7 @@ class CopyOfWeights(SavingRemedy):
 
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
         """Return the edit without the copy, or with the old model freed before the next."""
-        copies, analysis = copies_of(case), case.context.analysis
+        copies, analysis = case.weight_copies, case.context.analysis
         if copies is None or analysis is None:
             return ()
         rows: I64 = analysis.trace.lives.start[copies.rows].astype(np.int64)
@@ -113,20 +110,6 @@ def is_checkpoint(case: JudgedCase, copies: WeightCopies) -> bool:
 LOAD: Final = "torch.load(path, map_location='cpu'), and del it after load_state_dict()"
 
 LOADERS: Final = re.compile(r"/torch/serialization\.py$|/safetensors/torch\.py$")
-
-
-def copies_of(case: JudgedCase) -> WeightCopies | None:
-    """Return the weights held twice when the request failed, or at the peak if none did."""
-    analysis, event = case.context.analysis, case.asking_event
-    if analysis is None or analysis.timeline is None:
-        return None
-    trace = analysis.trace
-    state = analysis.timeline.peak_allocated_state
-    if event is not None:
-        state = event.row - trace.first_row
-    found = find_weight_copies(trace, analysis.phases, state)
-    live = int(analysis.timeline.allocated_bytes[state])
-    return found if found is not None and found.n_bytes >= MIN_SHARE * live else None
 
 
 WEIGHTS: Final[tuple[Remedy, ...]] = (SpareWeights(), CopyOfWeights())
