@@ -337,7 +337,6 @@ class AlignedSteps:
         """Return the size expected in each slot of the current step.
 
         Sizes that were equal change alike; sizes not seen yet change like the rest on the whole.
-        Blocks that outlive their step do not depend on the batch.
         """
         was, now = self.size[self.like], self.size[self.n]
         result = was + self.growth * (self.n - self.like)
@@ -346,21 +345,12 @@ class AlignedSteps:
         own = self.w.requests[self.n]
         both[self.slot[own[~self._requests[self.n].tells]]] = False
         changed = both & (was != now)
-        if not changed.any():
-            return np.where(np.isnan(result), 1, result)
-        new = dict(zip(was[changed].tolist(), now[changed].tolist(), strict=True))
-        fixed = set(was[both & ~changed].tolist())
-        ratio = median(now[changed] / was[changed])
-        made = np.flatnonzero((self.w.kind == OpKind.MALLOC) & (self.w.step == self.like))
-        stays = np.zeros(len(was), np.bool_)
-        stays[self.slot[made[self.age[made] != 0]]] = True
-        unknown = (self.growth == 0) & ~np.isnan(was) & np.isnan(now)
-        for k in np.flatnonzero(unknown).tolist():
-            size = was[k].item()
-            if size in new:
-                result[k] = new[size]
-            elif size not in fixed and not stays[k]:
-                result[k] = size * ratio
+        if changed.any():
+            ratio = median(now[changed] / was[changed])
+            new = {size: size for size in was[both].tolist()}
+            new |= dict(zip(was[changed].tolist(), now[changed].tolist(), strict=True))
+            unseen = np.flatnonzero((self.growth == 0) & ~np.isnan(was) & np.isnan(now))
+            result[unseen] = [new.get(size, size * ratio) for size in was[unseen].tolist()]
         return np.where(np.isnan(result), 1, result)
 
     @cached_property

@@ -26,6 +26,9 @@ from fragdoctor.trace import stacks
 from fragdoctor.trace.trace import Trace
 
 MIN_STEPS: Final = 4
+"""Rounds of a place from which on it is tried before places with fewer: a place that comes two or
+three times may be a repetition within a round."""
+
 MAX_TRIED: Final = 200
 """The most places to try; these are the rarest."""
 
@@ -306,16 +309,17 @@ def _rounds(trace: Trace, rows: I64, key: I32) -> I64 | None:
     """Return the visits to the rarest place that the program returns to over most of all visits.
 
     Visits that end before a model is first called only build or copy it. None if no place fits.
+    Places with two or three visits come last.
     """
     if not len(rows):
         return None
     _, member, count = np.unique(key, return_inverse=True, return_counts=True)
     order = np.argsort(member.reshape(-1), kind="stable")  # places, by key
     ends = np.cumsum(count)
-    candidates = np.flatnonzero(count >= MIN_STEPS)
     first = order[ends - count]
+    rarest = np.lexsort((first, count, count < MIN_STEPS))
     least = trace.module_rows[0] if len(trace.module_rows) else 0
-    for c in candidates[np.lexsort((first[candidates], count[candidates]))][:MAX_TRIED].tolist():
+    for c in rarest[count[rarest] > 1][:MAX_TRIED].tolist():
         at = order[ends[c] - count[c] : ends[c]]
         gaps = np.diff(at)
         covered = (at[-1] - at[0] + gaps.mean()) / len(rows)

@@ -365,6 +365,20 @@ def test_loops_of_inference_are_evaluation() -> None:
     assert set(run.steps().kind.tolist()) == {StepKind.EVALUATION}
 
 
+@pytest.mark.parametrize("n_rounds", [2, 3])
+def test_few_rounds_are_enough_if_no_place_comes_more_often(n_rounds: int) -> None:
+    def program(run: Run) -> None:
+        run.model()
+        for _ in range(n_rounds):
+            run.mark(StepKind.EVALUATION)
+            batch = run.data()
+            run.drop([batch, *run.called()])
+
+    run = Run(program)
+
+    assert run.steps().rows.tolist() == run.true_rows(StepKind.EVALUATION)
+
+
 def layered(run: Run, *, n_layers: int = 3) -> None:
     """Call a model with equal layers, one of which repeats an operation; nothing else."""
     calls = [run.here(LINEAR, CALL, frame("model.py", line, "forward"), CALL) for line in (1, 2)]
