@@ -90,21 +90,12 @@ class Repetition(Struct, frozen=True, dict=True):
         return self.play(1.0)
 
 
-def repetition_of(
-    trace: Trace, operations: Operations, recorded: Repetition | None = None
-) -> Repetition | None:
-    """Return how the program continues after some requests, or None if no complete step says so.
-
-    Args:
-        trace: trace of the device.
-        operations: its requests, as recorded or edited.
-        recorded: how it continues after the requests as recorded; if an edit changed only sizes,
-            the matches between steps are taken from there instead of being searched for again.
-    """
+def repetition_of(trace: Trace, operations: Operations) -> Repetition | None:
+    """Return how the program continues after some requests, or None if no complete step says so."""
     window = StepWindow.of(trace, operations)
     if window is None:
         return None
-    steps = AlignedSteps(window, None if recorded is None else recorded.steps)
+    steps = AlignedSteps(window)
     if steps.like < 0:
         return None
     return _repeated(steps, int(operations.table["pool"].max(initial=0)))
@@ -127,12 +118,9 @@ class AlignedSteps:
         growth: ``int64[n_slots]``: bytes by which the size in each slot rises with every step.
     """
 
-    def __init__(self, window: StepWindow, recorded: AlignedSteps | None = None) -> None:
+    def __init__(self, window: StepWindow) -> None:
         self.w, self.n = window, window.n_complete
-        if recorded is not None and window.is_resized(recorded.w):
-            self._align_like(recorded)
-        else:
-            self._align()
+        self._align()
         if self.like < 0:
             return
         self.size = np.full((self.n + 1, max(self.n_slots, 1)), np.nan)
@@ -162,16 +150,6 @@ class AlignedSteps:
         self.age = np.full(len(window.kind), -1, np.int64)
         self._follow_blocks()
         self.fate = self._fates()
-
-    def _align_like(self, recorded: AlignedSteps) -> None:
-        """Take over from the recorded steps whatever does not depend on sizes."""
-        self._requests, self.kinds, self._unlike = (
-            recorded._requests,
-            recorded.kinds,
-            recorded._unlike,
-        )
-        self.like, self.n_same, self.n_slots = recorded.like, recorded.n_same, recorded.n_slots
-        self.slot, self.age, self.fate = recorded.slot, recorded.age, recorded.fate
 
     def _exactly(self, step: int) -> int:
         """Return a number that is equal for steps whose requests are equal except for growth."""

@@ -1,4 +1,4 @@
-"""``simulate``: the public entry to replay, fidelity, what-ifs and edits."""
+"""``simulate``: the public entry to replay, fidelity and what-ifs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 from msgspec.structs import replace
 
 from fragdoctor.errors import SimulationError
-from fragdoctor.future.edits import Edit
 from fragdoctor.future.other_run import OtherRun
 from fragdoctor.future.search import (
     best_of,
@@ -42,10 +41,7 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
     capacity_bytes: int | None = None,
     memory_fraction: float | None = None,
     torch_version: str | None = None,
-    edits: Sequence[Edit] = (),
     smallest_capacity: bool = False,
-    is_steady: bool = False,
-    device_total_bytes: int | None = None,
     steps: int | None = None,
     continue_with: Snapshot | None = None,
 ) -> Simulation:
@@ -59,18 +55,14 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
         capacity_bytes: what PyTorch can have of the device; as recorded if None.
         memory_fraction: as for ``set_per_process_memory_fraction``.
         torch_version: version whose rules and keys the what-ifs follow; the recording's if None.
-        edits: code-level changes; each is replayed under every conf (or the recorded settings).
         smallest_capacity: also find the smallest capacity at which each run fits.
-        is_steady: require that the run also fits at every larger capacity; a run may fit on less by
-            luck, if a flush comes at the right moment.
-        device_total_bytes: memory of the device, the base of fractions; the capacity if None.
         steps: how many whole steps to play after the current one. If None, play until they repeat.
         continue_with: a recording of the same program that goes further (a rehearsal, a healthy
             run): it says how the run continues wherever the code is as recorded.
 
     Returns:
-        The reproduction with its fidelity, and one result per conf and edit, in that order. With
-        neither, one result under the recorded settings if capacity, fraction or version differ.
+        The reproduction with its fidelity, and one result per conf, in that order. Without one,
+        one result under the recorded settings if capacity, fraction or version differ.
 
     Raises:
         SimulationError: if there is no trace to replay, no device of that number, or the recording
@@ -79,34 +71,22 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
     """
     version = check_version(torch_version)
     trace = source if isinstance(source, Trace) else trace_of(source, device)
-    reproduction = reproduce(trace, device_total_bytes=device_total_bytes)
+    reproduction = reproduce(trace)
     what_if = WhatIf(
-        capacity_bytes=capacity_bytes,
-        memory_fraction=memory_fraction,
-        torch_version=version,
-        device_total_bytes=device_total_bytes,
+        capacity_bytes=capacity_bytes, memory_fraction=memory_fraction, torch_version=version
     )
-    asked: list[tuple[WhatIf, Edit | None]] = [(replace(what_if, conf=c), None) for c in confs]
-    asked += [
-        (replace(what_if, conf=conf, edit=edit.name), edit)
-        for edit in edits
-        for conf in confs or (None,)
-    ]
+    asked = [replace(what_if, conf=conf) for conf in confs]
     differs = capacity_bytes is not None or memory_fraction is not None or bool(version)
     if not asked and (differs or smallest_capacity or steps is not None):
-        asked = [(what_if, None)]
+        asked = [what_if]
     results: list[ReplayResult] = []
     other = continued_with(reproduction, continue_with, steps)
     fair = FairReplay(reproduction, steps, other)
-    for i, (one, change) in enumerate(asked):
+    for i, one in enumerate(asked):
         report_progress("Replaying", i, len(asked))
-        operations = None if change is None else change.apply(reproduction)
-        result = fair.replay(one, operations)
+        result = fair.replay(one)
         if smallest_capacity:
-            look = fair.look_of(operations)
-            result = with_smallest_capacity(
-                reproduction, one, result, operations, look, is_steady=is_steady
-            )
+            result = with_smallest_capacity(reproduction, one, result, look=fair.look_of(None))
         results.append(result)
     return simulation_of(reproduction, results, other)
 

@@ -45,7 +45,6 @@ class WhatIf(Struct, frozen=True):
         capacity_bytes: what PyTorch could have of the device.
         memory_fraction: as for ``set_per_process_memory_fraction``.
         torch_version: version whose rules and keys apply.
-        device_total_bytes: base of the fraction; None means the capacity.
         allowed_bytes: limit by a memory fraction that the recording does not state; None means the
             smallest limit that explains the recording.
         edit: name of the changed code, for people.
@@ -55,7 +54,6 @@ class WhatIf(Struct, frozen=True):
     capacity_bytes: int | None = None
     memory_fraction: float | None = None
     torch_version: str = ""
-    device_total_bytes: int | None = None
     allowed_bytes: int | None = None
     edit: str = ""
 
@@ -90,19 +88,17 @@ def conditions_of(reproduction: Reproduction, what_if: WhatIf) -> Conditions:
     fraction = what_if.memory_fraction
     if fraction is None and what_if.conf is not None:
         fraction = settings.memory_fraction
-    total = what_if.device_total_bytes
     allowed = None
     if fraction is not None:
-        base = total or capacity
-        if base is None:
+        if capacity is None:
             raise SimulationError(
                 "A memory fraction needs the size of the device, which the file does not say.",
                 hint="Give the capacity too.",
             )
-        allowed = allowed_by(fraction, base, version)
+        allowed = allowed_by(fraction, capacity, version)
     elif what_if.capacity_bytes is None:
         allowed = what_if.allowed_bytes or least_allowed_of(reproduction)
-    return Conditions(settings, era, capacity, allowed, total, fraction, version)
+    return Conditions(settings, era, capacity, allowed, None, fraction, version)
 
 
 def least_allowed_of(reproduction: Reproduction) -> int | None:
@@ -240,14 +236,7 @@ class FairReplay:
         """Return the futures of edited requests, or of the recorded ones if None."""
         if operations is None:
             return self._outlooks
-        recorded = self._outlooks
-        return Outlooks(
-            self._reproduction.trace,
-            operations,
-            self._max_steps,
-            is_edited=True,
-            recorded=recorded,
-        )
+        return Outlooks(self._reproduction.trace, operations, self._max_steps, is_edited=True)
 
     def look_of(
         self, operations: _ext.NativeOps | None

@@ -9,26 +9,17 @@ from programs import program, record
 from stock import from_python
 
 from fragdoctor.errors import ConfigError, SimulationError
-from fragdoctor.future.edits import empty_cache_at
 from fragdoctor.future.simulator import choose_device, simulate
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.simulation import OutlookState
 from fragdoctor.units import MIB
 
 
-def test_simulate_answers_confs_then_edits_in_order() -> None:
-    snapshot = record(program(30 * MIB, -1, 20 * MIB))
-    simulation = simulate(
-        snapshot, confs=["", "expandable_segments:True"], edits=[empty_cache_at([2])]
-    )
+def test_simulate_answers_confs_in_order() -> None:
+    confs = ["expandable_segments:True", ""]
+    simulation = simulate(record(program(30 * MIB, -1, 20 * MIB)), confs=confs)
 
-    name = "empty_cache() at 1 chosen points"
-    assert [(r.conf, r.edit) for r in simulation.results] == [
-        ("", ""),
-        ("expandable_segments:True", ""),
-        ("", name),
-        ("expandable_segments:True", name),
-    ]
+    assert [r.conf for r in simulation.results] == confs
     assert simulation.method == "replay"
     assert simulation.lower_bound_bytes == 30 * MIB
 
