@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from fragdoctor._native import _ext
 from fragdoctor.future.passes import is_training_forward, trained_until
-from fragdoctor.future.repetition import Repetition, repetition_of
+from fragdoctor.future.repetition import Repetition
 from fragdoctor.future.steps import Steps
 from fragdoctor.model.settings import Era
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState
@@ -83,7 +83,7 @@ class Outlooks:
         self._is_edited = is_edited
         self._operations = operations
         self._asked = max_steps
-        self.repetition = repetition_of(trace, Operations.of(operations))
+        self.repetition = Repetition.of(trace, Operations.of(operations))
 
     def replay(self, conditions: Conditions, *, remakes_start: bool) -> tuple[Any, Outlook]:
         """Return the native replay's result for the recorded part, and what comes after it."""
@@ -97,13 +97,13 @@ class Outlooks:
             return raw, _FAILED_BEFORE
         expected = self._outcome(known, run, known.expected, limit)
         doubt, fails = known.doubt, expected.state is OutlookState.FAILS
-        is_likely = is_sure = doubt.share <= SURE
+        is_likely = is_sure = doubt <= SURE
         if not is_sure and (fails or not known.steps.may_rise):
-            differ = max(1 - doubt.share, 0.0) if fails else 1 + doubt.share
+            differ = max(1 - doubt, 0.0) if fails else 1 + doubt
             other = self._outcome(known, run, known.play(differ), limit)
             is_likely = other.state is expected.state
         is_known = is_sure and known.n_complete >= ENOUGH
-        reason = expected.reason if is_known else doubt.reason
+        reason = expected.reason if is_known else known.reason
         if is_sure and not is_known:
             reason = f"only {plural(known.n_complete, 'step')} recorded in full"
         return raw, replace(
@@ -133,7 +133,7 @@ class Outlooks:
     ) -> Outlook:
         """Return the model's outcome for a future: it holds, or fails after this many steps."""
         # Two rounds of steps that may differ show whether they grow; more rounds add nothing.
-        most = MAX_STEPS if known.doubt.share <= SURE else 2 * known.period
+        most = MAX_STEPS if known.doubt <= SURE else 2 * known.period
         max_played = PLAYED_OF_EDIT if self._is_edited else MAX_PLAYED
         look = run.look_on(
             future,
