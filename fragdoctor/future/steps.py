@@ -26,8 +26,8 @@ from fragdoctor.trace import stacks
 from fragdoctor.trace.trace import Trace
 
 MIN_STEPS: Final = 4
-"""Rounds of a place from which on it is tried before places with fewer: a place that comes two or
-three times may be a repetition within a round."""
+"""Visits to a place that make rounds. If a model is called, two or three are enough where no place
+comes more often; in a program without a model they may be a coincidence."""
 
 MAX_TRIED: Final = 200
 """The most places to try; these are the rarest."""
@@ -309,7 +309,6 @@ def _rounds(trace: Trace, rows: I64, key: I32) -> I64 | None:
     """Return the visits to the rarest place that the program returns to over most of all visits.
 
     Visits that end before a model is first called only build or copy it. None if no place fits.
-    Places with two or three visits come last.
     """
     if not len(rows):
         return None
@@ -318,8 +317,9 @@ def _rounds(trace: Trace, rows: I64, key: I32) -> I64 | None:
     ends = np.cumsum(count)
     first = order[ends - count]
     rarest = np.lexsort((first, count, count < MIN_STEPS))
-    least = trace.module_rows[0] if len(trace.module_rows) else 0
-    for c in rarest[count[rarest] > 1][:MAX_TRIED].tolist():
+    calls = trace.module_rows[:1].tolist()
+    enough, least = (2, calls[0]) if calls else (MIN_STEPS, 0)
+    for c in rarest[count[rarest] >= enough][:MAX_TRIED].tolist():
         at = order[ends[c] - count[c] : ends[c]]
         gaps = np.diff(at)
         covered = (at[-1] - at[0] + gaps.mean()) / len(rows)

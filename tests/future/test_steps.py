@@ -379,6 +379,15 @@ def test_few_rounds_are_enough_if_no_place_comes_more_often(n_rounds: int) -> No
     assert run.steps().rows.tolist() == run.true_rows(StepKind.EVALUATION)
 
 
+def test_two_visits_to_a_place_are_no_rounds_without_a_model() -> None:
+    def program(run: Run) -> None:
+        for _ in range(2):
+            run.data()
+            run.new(TEMPORARY, run.here())
+
+    assert not len(Run(program).steps())
+
+
 def layered(run: Run, *, n_layers: int = 3) -> None:
     """Call a model with equal layers, one of which repeats an operation; nothing else."""
     calls = [run.here(LINEAR, CALL, frame("model.py", line, "forward"), CALL) for line in (1, 2)]
