@@ -15,7 +15,7 @@ from fragdoctor.future.search import (
     gaining,
     has_margin,
     pareto_of,
-    usual_candidates,
+    sweep_candidates,
     with_smallest_capacity,
 )
 from fragdoctor.future.whatif import FairReplay, WhatIf, check_version, default_capacity
@@ -38,6 +38,7 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
     *,
     device: int | None = None,
     confs: Sequence[str] = (),
+    sweep: bool = False,
     capacity_bytes: int | None = None,
     memory_fraction: float | None = None,
     torch_version: str | None = None,
@@ -52,10 +53,12 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
         device: device of a snapshot whose trace is replayed. If None, the one that ran out of
             memory, or the busiest.
         confs: setting strings, each replacing the recorded settings.
+        sweep: also try all sensible settings, and mark the best ones.
         capacity_bytes: what PyTorch can have of the device; as recorded if None.
         memory_fraction: as for ``set_per_process_memory_fraction``.
         torch_version: version whose rules and keys the what-ifs follow; the recording's if None.
-        smallest_capacity: also find the smallest capacity at which each run fits.
+        smallest_capacity: also find the smallest capacity at which each run fits; in a sweep, each
+            run of the Pareto set.
         steps: how many whole steps to play after the current one. If None, play until they repeat.
         continue_with: a recording of the same program that goes further (a rehearsal, a healthy
             run): it says how the run continues wherever the code is as recorded.
@@ -75,13 +78,20 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
     what_if = WhatIf(
         capacity_bytes=capacity_bytes, memory_fraction=memory_fraction, torch_version=version
     )
-    asked = [replace(what_if, conf=conf) for conf in confs]
+    other = continued_with(reproduction, continue_with, steps)
+    fair = FairReplay(reproduction, steps, other)
+    if sweep:
+        candidates = sweep_candidates(reproduction, version or None)
+        if capacity_bytes is None and default_capacity(reproduction) is None:
+            # A fraction of a device of unknown size does not set a limit.
+            candidates = tuple(c for c in candidates if "memory_fraction" not in c)
+        found = search_settings(fair, tuple(dict.fromkeys((*confs, *candidates))), what_if)
+        return _with_smallest(reproduction, found, what_if) if smallest_capacity else found
     differs = capacity_bytes is not None or memory_fraction is not None or bool(version)
+    asked = [replace(what_if, conf=conf) for conf in confs]
     if not asked and (differs or smallest_capacity or steps is not None):
         asked = [what_if]
     results: list[ReplayResult] = []
-    other = continued_with(reproduction, continue_with, steps)
-    fair = FairReplay(reproduction, steps, other)
     for i, one in enumerate(asked):
         report_progress("Replaying", i, len(asked))
         result = fair.replay(one)
@@ -91,44 +101,41 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
     return simulation_of(reproduction, results, other)
 
 
-def search_settings(
-    reproduction: Reproduction,
-    confs: Sequence[str] | None = None,
-    *,
-    what_if: WhatIf | None = None,
-    steps: int | None = None,
-    other: OtherRun | None = None,
-) -> Simulation:
-    """Replay every candidate, and mark the best and the Pareto set.
-
-    The settings are ``usual_candidates`` if None, replayed under the capacity, fraction and version
-    of ``what_if`` (as recorded if None); ``steps`` is as for ``simulate``, and ``other`` says how
-    the run continues.
+def search_settings(fair: FairReplay, confs: Sequence[str], what_if: WhatIf) -> Simulation:
+    """Replay every setting in a what-if, and mark the best and the Pareto set.
 
     Raises:
         ConfigError: if a setting string is wrong.
-        SimulationError: if a candidate cannot be replayed.
+        SimulationError: if a setting cannot be replayed.
     """
-    what_if = what_if or WhatIf()
-    if confs is None:
-        confs = usual_candidates(reproduction, what_if.torch_version or None)
-    fair = FairReplay(reproduction, steps, other)
-    results: list[ReplayResult | None] = [None] * len(confs)
+    done: dict[str, ReplayResult] = {}
     with ThreadPoolExecutor(N_THREADS) as pool:
-        jobs = {
-            pool.submit(fair.replay, replace(what_if, conf=conf)): i for i, conf in enumerate(confs)
-        }
-        for n_done, job in enumerate(as_completed(jobs), 1):
-            results[jobs[job]] = job.result()
-            report_progress("Replaying", n_done, len(confs))
-    done = [r for r in results if r is not None]
+        jobs = {pool.submit(fair.replay, replace(what_if, conf=conf)): conf for conf in confs}
+        for job in as_completed(jobs):
+            done[jobs[job]] = job.result()
+            report_progress("Replaying", len(done), len(confs))
+    results = [done[conf] for conf in confs]
     recorded = fair.replay(what_if)
     is_fine = recorded.fits and recorded.retries == 0 and has_margin(recorded)
     return replace(
-        simulation_of(reproduction, done, other),
-        best=None if is_fine else best_of(gaining(done, recorded)),
-        pareto=pareto_of(done),
+        simulation_of(fair.reproduction, results, fair.other),
+        best=None if is_fine else best_of(gaining(results, recorded)),
+        pareto=pareto_of(results),
         is_fine=is_fine,
+    )
+
+
+def _with_smallest(reproduction: Reproduction, found: Simulation, what_if: WhatIf) -> Simulation:
+    """Return a search with the smallest capacity of each run of its Pareto set."""
+    refined = {
+        r.conf: with_smallest_capacity(reproduction, replace(what_if, conf=r.conf), r)
+        for r in found.pareto
+    }
+    return replace(
+        found,
+        results=[refined.get(r.conf, r) for r in found.results],
+        best=found.best and refined.get(found.best.conf, found.best),
+        pareto=list(refined.values()),
     )
 
 

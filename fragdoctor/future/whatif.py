@@ -205,8 +205,8 @@ class FairReplay:
             other: a recording of the same program that goes further; it says how the run continues
                 wherever the code is as recorded.
         """
-        self._reproduction = reproduction
-        self._other = other
+        self.reproduction = reproduction
+        self.other = other
         self._max_steps = max_steps
         self._is_late = reproduction.trace.lives.n_initial > 0
         self._turn = threading.Lock()
@@ -215,8 +215,8 @@ class FairReplay:
     @cached_property
     def _shows_trouble(self) -> bool:
         """Whether a start from empty shows the trouble of the recorded run; costs one replay."""
-        made = replay_what_if(self._reproduction, WhatIf(), remakes_start=True)
-        recorded = self._reproduction.result
+        made = replay_what_if(self.reproduction, WhatIf(), remakes_start=True)
+        recorded = self.reproduction.result
         return made.fits == recorded.fits and (
             not made.fits or (made.retries > 0) == (recorded.retries > 0)
         )
@@ -224,26 +224,26 @@ class FairReplay:
     @cached_property
     def _outlooks(self) -> Outlooks:
         """The futures of the requests as recorded."""
-        reproduction = self._reproduction
+        reproduction = self.reproduction
         return Outlooks(reproduction.trace, reproduction.operations, self._max_steps)
 
     def step_needs_bytes(self) -> int | None:
         """Return what must be live at once in the current step, or None if that is not known."""
-        other = None if self._other is None else self._other.step_needs_bytes()
+        other = None if self.other is None else self.other.step_needs_bytes()
         return self._outlooks.step_needs_bytes() if other is None else other
 
     def outlooks_of(self, operations: _ext.NativeOps | None) -> Outlooks:
         """Return the futures of edited requests, or of the recorded ones if None."""
         if operations is None:
             return self._outlooks
-        return Outlooks(self._reproduction.trace, operations, self._max_steps, is_edited=True)
+        return Outlooks(self.reproduction.trace, operations, self._max_steps, is_edited=True)
 
     def look_of(
         self, operations: _ext.NativeOps | None
     ) -> Callable[[WhatIf], Outlook | None] | None:
         """Return a function that says how requests continue, or None if no whole step is known."""
-        reproduction, outlooks = self._reproduction, self.outlooks_of(operations)
-        other = self._other if operations is None else None
+        reproduction, outlooks = self.reproduction, self.outlooks_of(operations)
+        other = self.other if operations is None else None
         if outlooks.repetition is None and other is None:
             return None
 
@@ -255,10 +255,10 @@ class FairReplay:
 
     def _known_better(self, what_if: WhatIf, own: Outlook) -> Outlook:
         """Return how the run continues, by the other recording if it knows more."""
-        other = self._other
+        other = self.other
         if other is None or not other.knows_better_than(own):
             return own
-        return other.outlook(conditions_of(self._reproduction, what_if))
+        return other.outlook(conditions_of(self.reproduction, what_if))
 
     def replay(
         self, what_if: WhatIf, operations: _ext.NativeOps | None = None, *, looks_on: bool = True
@@ -286,21 +286,21 @@ class FairReplay:
     def _replayed(
         self, what_if: WhatIf, operations: _ext.NativeOps | None, *, looks_on: bool
     ) -> ReplayResult:
-        recorded = self._reproduction.conditions.settings.conf
+        recorded = self.reproduction.conditions.settings.conf
         outlooks = None
         if looks_on:
             with self._turn:  # work out only once what comes next
                 outlooks = self.outlooks_of(operations)
         if not self._is_late or what_if.conf is None or is_same_conf(what_if.conf, recorded):
-            made = replay_what_if(self._reproduction, what_if, operations, outlooks=outlooks)
+            made = replay_what_if(self.reproduction, what_if, operations, outlooks=outlooks)
             return self._unless_rounded(made, what_if, operations)
         made = replay_what_if(
-            self._reproduction, what_if, operations, remakes_start=True, outlooks=outlooks
+            self.reproduction, what_if, operations, remakes_start=True, outlooks=outlooks
         )
         if not made.fits or self._shows_trouble:
             return made
         kept = replay_what_if(
-            self._reproduction, what_if, operations, remakes_start=False, outlooks=outlooks
+            self.reproduction, what_if, operations, remakes_start=False, outlooks=outlooks
         )
         # No such start exists under a limit below what was reserved when the recording began.
         if kept.fits and (kept.margin_bytes or 0) >= 0:
@@ -312,8 +312,8 @@ class FairReplay:
 
         If the likeliest limit does too, the failure comes no sooner than under that limit.
         """
-        likeliest = self._reproduction.conditions.allowed_bytes
-        used = conditions_of(self._reproduction, what_if).allowed_bytes
+        likeliest = self.reproduction.conditions.allowed_bytes
+        used = conditions_of(self.reproduction, what_if).allowed_bytes
         if likeliest is None or used is None or used >= likeliest or not _fails(result):
             return result
         more = replace(what_if, allowed_bytes=likeliest)
@@ -332,19 +332,19 @@ class FairReplay:
         A snapshot has the size of a failed request as rounded by ``roundup_power2_divisions``.
         Without that setting, the request is smaller by less than one division of the power of two.
         """
-        settings = self._reproduction.conditions.settings
+        settings = self.reproduction.conditions.settings
         divisions = settings.roundup_power2_divisions
-        now = _settings(self._reproduction, what_if).roundup_power2_divisions
+        now = _settings(self.reproduction, what_if).roundup_power2_divisions
         if made.fits or not settings.roundup_is_on or now == divisions:
             return made
         fewest = min(d for d in divisions if d > 1)
-        base = operations or self._reproduction.operations
+        base = operations or self.reproduction.operations
         asked = Operations.of(base)
         is_failed = asked.kind == OpKind.FAILED
         size = asked.size.copy()
         power = [1 << max((s - 1).bit_length() - 1, 0) for s in size[is_failed].tolist()]
         size[is_failed] -= np.array(power, np.uint64) // np.uint64(fewest) - np.uint64(1)
-        least = replay_what_if(self._reproduction, what_if, asked.with_size(size).native(base))
+        least = replay_what_if(self.reproduction, what_if, asked.with_size(size).native(base))
         return replace(made, note=ROUNDED, is_conclusive=False) if least.fits else made
 
 
