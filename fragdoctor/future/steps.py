@@ -106,34 +106,26 @@ def _ends(trace: Trace) -> tuple[I64 | None, str]:
 
     Optimizers that follow each other without a backward pass in between are one run.
     """
-    runs = RoleRuns.of(trace)
-    label = np.zeros(0, np.int64) if runs is None else runs.label
-    after = np.zeros(0, np.int64) if runs is None else np.append(runs.first[1:], trace.n_events)
-    backward = np.zeros(0, np.int64) if runs is None else runs.first[label == stacks.BACKWARD]
+    runs = RoleRuns.of(trace) or RoleRuns(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    after = np.append(runs.first[1:], trace.n_events)[: len(runs)]
+    is_backward, is_optimizer = (runs.label == r for r in (stacks.BACKWARD, stacks.OPTIMIZER))
+    backward = runs.first[is_backward]
     marked = find_optimizer_steps(trace)
     if marked is not None:
         ends, method = marked[1], "marks"
-    elif (label == stacks.OPTIMIZER).any():
-        ends, method = after[label == stacks.OPTIMIZER], "stacks"
-    elif len(backward):
-        ends, method = after[label == stacks.BACKWARD], "stacks"
-        if len(ends) < MIN_STEPS:  # as far as is known, these are micro-batches of a first step
-            ends = ends[:0]
-        return (ends[:-1] if _is_under_way(trace, ends) else ends), method
+    elif is_optimizer.any() or len(backward):
+        ends, method = after[is_optimizer if is_optimizer.any() else is_backward], "stacks"
+        if not is_optimizer.any() and len(ends) < MIN_STEPS:
+            ends = ends[:0]  # as far as is known, these are micro-batches of a first step
+        if trace.ends_in_failure and len(ends) and ends[-1] == trace.n_events:
+            ends = ends[:-1]  # the failure at the end cut this one off
     else:
         return None, ""
-    if method == "stacks" and _is_under_way(trace, ends):
-        ends = ends[:-1]
     ends = distinct(ends[ends > 0])
     if len(backward) and len(ends):
         n_before = np.searchsorted(backward, ends)
         ends = ends[np.append(n_before[1:] > n_before[:-1], True)]
     return ends, method
-
-
-def _is_under_way(trace: Trace, ends: I64) -> bool:
-    """Return whether the last of some passes was cut off by the failure at the end."""
-    return trace.ends_in_failure and len(ends) > 0 and int(ends[-1]) == trace.n_events
 
 
 def _training(trace: Trace, ends: I64, method: str) -> Steps:
