@@ -17,12 +17,11 @@ import numpy as np
 from msgspec.structs import replace
 
 from fragdoctor._native import _ext
-from fragdoctor.future.passes import is_training_forward, trained_until
+from fragdoctor.future.passes import is_training_forward
 from fragdoctor.future.repetition import Repetition
 from fragdoctor.future.steps import Steps
 from fragdoctor.model.settings import Era
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState
-from fragdoctor.trace import stacks
 from fragdoctor.trace.allocator import native_config
 from fragdoctor.trace.operations import Operations
 from fragdoctor.trace.replay import Conditions
@@ -187,28 +186,16 @@ class Outlooks:
         trace = self._trace
         if not trace.ends_in_failure or not len(trace.oom_rows):
             return 0.0
-        failed = int(trace.oom_rows[-1])
-        if is_training_forward(trace, trained_until(trace, failed), failed):
+        if is_training_forward(trace, int(trace.oom_rows[-1])):
             return FORWARD_TAKES
-        role = int(trace.stacks.roles.role[trace.events.stack[failed]])
-        is_later = role in (stacks.BACKWARD, stacks.OPTIMIZER, stacks.SILENT)
-        return BACKWARD_TAKES if is_later and trace.stacks.roles.trains else 0.0
+        return BACKWARD_TAKES if trace.stacks.roles.trains else 0.0
 
 
 def _growth_of(known: Repetition, allocated: Any) -> int:
-    """Return how many bytes allocated memory rises per step, in both halves of what was played.
-
-    Memory that fluctuates from cycle to cycle rises in one half and falls in the other.
-    """
-    after = np.asarray(allocated).astype(np.int64)
-    n_cycles = (len(after) - 1) // known.period
-    if n_cycles < 1:
-        return 0
-    half = max(n_cycles // 2, 1)
-    each = max(known.period_steps * half, 1)
-    at = len(after) - 1 - known.period * half * np.arange(min(n_cycles // half, 2) + 1)
-    rises = -np.diff(after[at])
-    return int(rises.min()) // each if (rises > 0).all() else 0
+    """Return by how many bytes a step allocated memory rises, if it does with every cycle."""
+    after = np.asarray(allocated).astype(np.int64)[::-1][:: known.period]
+    rises = -np.diff(after)
+    return max(int(rises.min()), 0) // max(known.period_steps, 1) if len(rises) else 0
 
 
 _FAILED_BEFORE: Final = Outlook(

@@ -189,27 +189,13 @@ def find_optimizer_steps(trace: Trace) -> tuple[I64, I64] | None:
     return rows[begins], rows[~begins]
 
 
-def trained_until(trace: Trace, failed: int) -> int:
-    """Return the row at which the last backward pass or optimizer step before a row ended, or 0.
-
-    In a step that trains several models in turn, the next forward pass begins there.
-    """
-    runs = RoleRuns.of(trace)
-    if runs is None:
-        return 0
-    ends = np.append(runs.first[1:], trace.n_events)  # each run ends where the next role begins
-    ends = ends[np.isin(runs.label, (stack_roles.BACKWARD, stack_roles.OPTIMIZER))]
-    return int(ends[ends <= failed].max(initial=0))
-
-
-def is_training_forward(trace: Trace, start: int, failed: int) -> bool:
+def is_training_forward(trace: Trace, failed: int) -> bool:
     """Return whether the failing request is in a forward pass that keeps what backward needs."""
     roles = trace.stacks.roles
     if roles.role[trace.events.stack[failed]] != stack_roles.FORWARD:
         return False
-    born = trace.lives.start
-    made = trace.lives.stack[(born >= start) & (born < failed)]
-    return bool(roles.checkpoints[made].any()) or kept_of(trace, start, failed)[0] > KEPT_SHARE
+    made = trace.lives.stack[(trace.lives.start >= 0) & (trace.lives.start < failed)]
+    return bool(roles.checkpoints[made].any()) or kept_of(trace, 0, failed)[0] > KEPT_SHARE
 
 
 def kept_of(trace: Trace, low: int, high: int) -> tuple[float, I64]:
