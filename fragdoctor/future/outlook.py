@@ -43,10 +43,12 @@ PLAYED_OF_EDIT: Final = 20_000
 SURE: Final = 0.05
 """Doubt up to which the expected steps decide the outcome. With more doubt, a failure is likely if
 it would happen even if the steps asked for that much less. Success is likely if the steps could ask
-for that much more, unless they may be on the rise."""
+for that much more, unless they may be on the rise. By ``tools/ablate.py``, a tenth makes eleven
+certain answers wrong; a fiftieth leaves 56 likely ones open."""
 
 ENOUGH: Final = 3
-"""Complete steps from which on the outcome is said to be certain, not just likely."""
+"""Complete steps from which on the outcome is said to be certain, not just likely. With two, two of
+76 certain answers are wrong, and with one, 13 of 200 (``tools/ablate.py``)."""
 
 FORWARD_TAKES: Final = 1.3
 """What a program needs at least if it failed in its first forward pass of training, as a multiple

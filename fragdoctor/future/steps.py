@@ -27,7 +27,8 @@ from fragdoctor.trace.trace import Trace
 
 MIN_STEPS: Final = 4
 """Visits to a place that make rounds. If a model is called, two or three are enough where no place
-comes more often; in a program without a model they may be a coincidence."""
+comes more often; in a program without a model they may be a coincidence. Backward passes without an
+optimizer are steps from this many on; fewer may be micro-batches of a first step."""
 
 MAX_TRIED: Final = 200
 """The most places to try; these are the rarest."""

@@ -29,10 +29,8 @@ from fragdoctor.units import plural
 
 FLOAT_BYTES: Final = 4
 QUANTIZED_FROM: Final = 4096
-"""Elements from which on bitsandbytes keeps a state in eight bits; smaller states stay the same."""
-
-MOST: Final = 0.5
-"""Smallest share of the parameters' bytes that gradients have if all parameters are trained."""
+"""Elements from which on bitsandbytes keeps a state in eight bits (``min_8bit_size``); smaller
+states stay the same."""
 
 MAX_FACTOR: Final = 1000.0
 
@@ -40,7 +38,7 @@ MAX_LOGITS: Final = 4
 """Requests as large as the logits before the loss: as made, cast, shifted, and made contiguous."""
 
 QUANTIZED_BLOCK: Final = 256
-"""Elements that share one four-byte scale."""
+"""Elements that share one four-byte scale (``blocksize`` of bitsandbytes' optimizers)."""
 
 
 def loss_in_chunks(
