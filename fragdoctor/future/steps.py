@@ -51,13 +51,11 @@ class Steps(Struct, frozen=True):
     Attributes:
         rows: row at which each begins; it lasts until the next one or the end.
         kind: ``uint8``, a ``StepKind`` for each step.
-        method: ``marks``, ``stacks`` or ``none``: how they were told apart.
         is_last_complete: whether the last step was not cut off by a failure or the trace's end.
     """
 
     rows: I64
     kind: U8
-    method: str
     is_last_complete: bool
 
     @classmethod
@@ -85,7 +83,7 @@ class Steps(Struct, frozen=True):
         return step
 
 
-NO_STEPS: Final = Steps(np.zeros(0, np.int64), np.zeros(0, np.uint8), "none", True)
+NO_STEPS: Final = Steps(np.zeros(0, np.int64), np.zeros(0, np.uint8), is_last_complete=True)
 
 
 def find_steps(trace: Trace) -> Steps:
@@ -93,16 +91,16 @@ def find_steps(trace: Trace) -> Steps:
     report_progress("Looking for steps")
     if not trace.n_events:
         return NO_STEPS
-    ends, method = _ends(trace)
+    ends = _ends(trace)
     if ends is not None:
-        return _training(trace, ends, method)
+        return _training(trace, ends)
     return _without_training(trace)
 
 
 # ---- with training -------------------------------------------------------------------------------
 
 
-def _ends(trace: Trace) -> tuple[I64 | None, str]:
+def _ends(trace: Trace) -> I64 | None:
     """Return the rows at which optimizer runs end, or None for a program without training.
 
     Optimizers that follow each other without a backward pass in between are one run.
@@ -113,23 +111,23 @@ def _ends(trace: Trace) -> tuple[I64 | None, str]:
     backward = runs.first[is_backward]
     marked = find_optimizer_steps(trace)
     if marked is not None:
-        ends, method = marked[1], "marks"
+        ends = marked[1]
     elif is_optimizer.any() or len(backward):
-        ends, method = after[is_optimizer if is_optimizer.any() else is_backward], "stacks"
+        ends = after[is_optimizer if is_optimizer.any() else is_backward]
         if not is_optimizer.any() and len(ends) < MIN_STEPS:
             ends = ends[:0]  # as far as is known, these are micro-batches of a first step
         if trace.ends_in_failure and len(ends) and ends[-1] == trace.n_events:
             ends = ends[:-1]  # the failure at the end cut this one off
     else:
-        return None, ""
+        return None
     ends = distinct(ends[ends > 0])
     if len(backward) and len(ends):
         n_before = np.searchsorted(backward, ends)
         ends = ends[np.append(n_before[1:] > n_before[:-1], True)]
-    return ends, method
+    return ends
 
 
-def _training(trace: Trace, ends: I64, method: str) -> Steps:
+def _training(trace: Trace, ends: I64) -> Steps:
     turns = _turns(trace, ends)
     period = period_of(turns[1:] if trace.is_late else turns)  # the first may be incomplete
     ends = ends[period - 1 :: period]
@@ -159,7 +157,6 @@ def _training(trace: Trace, ends: I64, method: str) -> Steps:
     return Steps(
         np.array([row for row, _ in rows], np.int64),
         np.array([kind for _, kind in rows], np.uint8),
-        method,
         is_complete and not trace.ends_in_failure,
     )
 
@@ -290,12 +287,12 @@ def _without_training(trace: Trace) -> Steps:
     if rounds is None and len(trace.module_rows) and trace.ends_in_failure:
         # The program failed in its first forward pass, which is its one step.
         row, train = np.array([after_setup(trace)], np.int64), np.array([StepKind.TRAIN], np.uint8)
-        return Steps(row, train, "stacks", is_last_complete=False)
+        return Steps(row, train, is_last_complete=False)
     if rounds is None:
         return NO_STEPS
     kind = StepKind.EVALUATION if len(trace.module_rows) else StepKind.OTHER
     kinds = np.full(len(rounds), kind, np.uint8)
-    return Steps(rounds, kinds, "stacks", not trace.ends_in_failure)
+    return Steps(rounds, kinds, not trace.ends_in_failure)
 
 
 def _rounds(trace: Trace, rows: I64, key: I32) -> I64 | None:

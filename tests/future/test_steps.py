@@ -207,7 +207,6 @@ def test_steps_of_a_training_program(plan: Plan, program: Callable[[Run, Plan], 
     is_part_of_each = program is flat and plan.every == 1 and bool(evaluation)
     if is_part_of_each:  # every step comes to the evaluation
         training, evaluation = [training[0], *evaluation], []
-    assert steps.method == "stacks"
     assert steps.of_kind(StepKind.TRAIN).tolist() == training
     assert steps.of_kind(StepKind.EVALUATION).tolist() == evaluation
     assert steps.is_last_complete == (not is_part_of_each)
@@ -429,7 +428,6 @@ def test_without_stacks_annotated_optimizer_steps_end_steps() -> None:
 
     steps = Steps.of(Trace.of(run.snapshot(annotations), 0))
 
-    assert steps.method == "marks"
     assert steps.rows[1:].tolist() == first[1:].tolist()
 
 
@@ -443,7 +441,7 @@ def test_a_device_without_marks_has_the_steps_of_the_others() -> None:
 
     steps = Steps.of(Trace.of(run.snapshot(annotations), 0))
 
-    assert (steps.method, len(steps)) == ("marks", len(ends))
+    assert len(steps) == len(ends)
 
 
 def test_annotated_ends_whose_beginnings_are_lost_still_end_steps() -> None:
@@ -456,14 +454,14 @@ def test_annotated_ends_whose_beginnings_are_lost_still_end_steps() -> None:
 
     steps = Steps.of(Trace.of(run.snapshot(annotations), 0))
 
-    assert (steps.method, steps.is_last_complete) == ("marks", True)
+    assert steps.is_last_complete
     assert steps.rows[1:].tolist() == first[:-1]  # nothing shows after the last
 
 
 def test_a_program_without_a_loop_has_no_steps() -> None:
     steps = Run(lambda r: r.model()).steps()
 
-    assert (len(steps), steps.method) == (0, "none")
+    assert not len(steps)
 
 
 # ---- recordings --------------------------------------------------------------------------------
