@@ -70,6 +70,7 @@ class Outlooks:
         max_steps: how many whole steps to play after the current one. If None, play until the
             pattern repeats, up to ``MAX_STEPS``.
         is_edited: whether the requests differ from the recorded ones.
+        recorded: the futures of the recorded requests, if known.
     """
 
     def __init__(
@@ -79,12 +80,14 @@ class Outlooks:
         max_steps: int | None = None,
         *,
         is_edited: bool = False,
+        recorded: Outlooks | None = None,
     ) -> None:
         self._trace = trace
         self._is_edited = is_edited
         self._operations = operations
         self._asked = max_steps
-        self.repetition = Repetition.of(trace, Operations.of(operations))
+        known = None if recorded is None else recorded.repetition
+        self.repetition: Repetition | None = Repetition.of(trace, Operations.of(operations), known)
 
     def replay(self, conditions: Conditions, *, remakes_start: bool) -> tuple[Any, Outlook]:
         """Return the native replay's result for the recorded part, and what comes after it."""

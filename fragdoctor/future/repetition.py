@@ -66,8 +66,29 @@ class AlignedSteps:
         growth: ``int64[n_slots]``: bytes by which the size in each slot rises with every step.
     """
 
-    def __init__(self, window: StepWindow) -> None:
+    def __init__(self, window: StepWindow, recorded: AlignedSteps | None = None) -> None:
+        """Align the steps of a window.
+
+        If an edit changed only sizes, the matches are those of the steps as recorded: which request
+        another one resembles does not depend on what an edit makes of their sizes.
+        """
         self.w, self.n = window, window.n_complete
+        if recorded is not None and window.is_resized(recorded.w):
+            self.__dict__.update(recorded.__dict__ | {"w": window})
+            self.__dict__.pop("asked", None)
+        else:
+            self._align()
+        if self.like < 0:
+            return
+        self.size = np.full((self.n + 1, max(self.n_slots, 1)), np.nan)
+        made = np.flatnonzero(window.kind == OpKind.MALLOC)
+        self.size[window.step[made], self.slot[made]] = window.size[made]
+        self.growth = self._growths()
+        self.period = self._period([self._exactly(t) for t in range(self.n)])
+
+    def _align(self) -> None:
+        """Match the requests of all steps, and find what becomes of each block."""
+        window = self.w
         role = window.trace.stacks.roles.role[window.stack]
         tells = ~np.isin(role, (stacks.SILENT, stacks.NO_STACK))
         self._requests = [
@@ -75,17 +96,15 @@ class AlignedSteps:
         ]
         self.kinds = [hash(r.site.tobytes()) for r in self._requests[: self.n]]
         self.period = self._period(self.kinds)
+        self.like: int
+        self.n_same: int
         self.like, self.n_same, at, mate = self._match()
-        if self.like < 0:
-            return
-        self.slot, self.n_slots = self._slots(at, mate)
-        self.age = self._ages()
-        self.fate = self._fates()
-        self.size = np.full((self.n + 1, max(self.n_slots, 1)), np.nan)
-        made = np.flatnonzero(window.kind == OpKind.MALLOC)
-        self.size[window.step[made], self.slot[made]] = window.size[made]
-        self.growth = self._growths()
-        self.period = self._period([self._exactly(t) for t in range(self.n)])
+        if self.like >= 0:
+            self.slot: I64
+            self.n_slots: int
+            self.slot, self.n_slots = self._slots(at, mate)
+            self.age = self._ages()
+            self.fate = self._fates()
 
     def _exactly(self, step: int) -> int:
         """Return a number that is equal for steps whose requests are equal except for growth."""
@@ -220,6 +239,7 @@ class AlignedSteps:
         """The size in each slot of the current step: as requested if it was, else as expected.
 
         Sizes that were equal change alike; sizes not seen yet change like the rest on the whole.
+        Blocks that outlive their step do not depend on the batch.
         """
         was, now = self.size[self.like], self.size[self.n]
         is_new = np.isnan(now)
@@ -233,8 +253,12 @@ class AlignedSteps:
             ratio = median(now[changed] / was[changed])
             new = {size: size for size in was[both].tolist()}
             new |= dict(zip(was[changed].tolist(), now[changed].tolist(), strict=True))
+            made = self.w.requests[self.like]
+            by = np.full(len(was), ratio)
+            by[self.slot[made[self.age[made] != 0]]] = 1
             unseen = np.flatnonzero((self.growth == 0) & ~np.isnan(was) & is_new)
-            result[unseen] = [new.get(size, size * ratio) for size in was[unseen].tolist()]
+            sizes, others = was[unseen].tolist(), (was * by)[unseen].tolist()
+            result[unseen] = [new.get(*pair) for pair in zip(sizes, others, strict=True)]
         return np.where(np.isnan(result), 1, result)
 
     @cached_property
@@ -329,10 +353,16 @@ class Repetition:
         self.period, self.period_steps, self.counts_first = len(order), sum(counts[1:]), counts[0]
 
     @classmethod
-    def of(cls, trace: Trace, operations: Operations) -> Repetition | None:
-        """Return how the program continues after some requests, or None if no step says so."""
+    def of(
+        cls, trace: Trace, operations: Operations, recorded: Repetition | None = None
+    ) -> Repetition | None:
+        """Return how the program continues after some requests, or None if no step says so.
+
+        ``recorded`` is how it continues after the requests as recorded, if these are edited.
+        """
         window = StepWindow.of(trace, operations)
-        steps = None if window is None else AlignedSteps(window)
+        known = None if recorded is None else recorded.steps
+        steps = None if window is None else AlignedSteps(window, known)
         if steps is None or steps.like < 0:
             return None
         return cls(steps, int(operations.table["pool"].max(initial=0)))

@@ -236,7 +236,13 @@ class FairReplay:
         """Return the futures of edited requests, or of the recorded ones if None."""
         if operations is None:
             return self._outlooks
-        return Outlooks(self.reproduction.trace, operations, self._max_steps, is_edited=True)
+        return Outlooks(
+            self.reproduction.trace,
+            operations,
+            self._max_steps,
+            is_edited=True,
+            recorded=self._outlooks,
+        )
 
     def look_of(
         self, operations: _ext.NativeOps | None

@@ -57,6 +57,11 @@ class StepWindow(Struct, frozen=True, dict=True):
     counts: Bools
     rows: I64
 
+    def is_resized(self, other: StepWindow) -> bool:
+        """Return whether its operations equal those of another window except for their sizes."""
+        names = ("at", "kind", "allocation", "stack")
+        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
+
     @classmethod
     def of(cls, trace: Trace, operations: Operations) -> StepWindow | None:
         """Return the window of a trace, or None if no complete step asked for anything."""
