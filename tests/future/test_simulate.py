@@ -8,6 +8,7 @@ import pytest
 from programs import program, record
 from stock import from_python
 
+import fragdoctor
 from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.future.simulator import choose_device, simulate
 from fragdoctor.inputs.snapshot_reader import read_snapshot
@@ -107,3 +108,15 @@ def test_run_likely_holds_if_larger_steps_would_unless_its_steps_rise(recording,
     assert outlook is not None
     assert outlook.state is OutlookState.OPEN
     assert outlook.likely is likely
+
+
+@pytest.mark.parametrize("recording", ["unfreeze_layers@45", "whisper_varlen@75"])
+def test_smaller_logits_have_the_mates_of_the_recorded_ones(recording: str) -> None:
+    """Chunks of the loss change sizes only, so they do not change which steps are alike."""
+    path = Path(__file__).parents[1] / "truth" / f"{recording}.pickle.gz"
+
+    first = fragdoctor.diagnose(path).recommendations[0]
+
+    assert first.title == "Compute the loss in chunks"
+    assert first.predicted.outlook is not None
+    assert first.predicted.outlook.likely is OutlookState.HOLDS
