@@ -18,7 +18,7 @@ from typing import Any
 
 from fragdoctor.future.search import usual_candidates
 from fragdoctor.future.simulator import choose_device, search_settings
-from fragdoctor.future.whatif import WhatIf, replay_what_if
+from fragdoctor.future.whatif import FairReplay, WhatIf, replay_what_if
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.trace.replay import report
 from fragdoctor.trace.reproduction import find_reproduction
@@ -58,7 +58,9 @@ def main() -> None:
     what_if = WhatIf(conf="expandable_segments:True")
     whatif_s, _ = best_of(lambda r: replay_what_if(r, what_if), lambda: find_reproduction(trace))
     confs = usual_candidates(reproduction)
-    search_s, _ = best_of(lambda r: search_settings(r, confs), lambda: find_reproduction(trace))
+    search_s, _ = best_of(
+        lambda r: search_settings(FairReplay(r), confs, WhatIf()), lambda: find_reproduction(trace)
+    )
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 
     n_events = trace.n_events

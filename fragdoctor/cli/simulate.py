@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import replace
-
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import OK
 from fragdoctor.errors import ConfigError
@@ -77,11 +75,10 @@ def _answered(
     capacity = asked.capacity
     if isinstance(capacity, float):
         capacity = _scaled_capacity(trace, capacity)
-    if asked.sweep:
-        return _swept(trace, further, asked, confs, capacity)
     return replay(
         trace,
         confs=confs,
+        sweep=asked.sweep,
         capacity_bytes=capacity,
         memory_fraction=asked.memory_fraction,
         torch_version=asked.torch_version,
@@ -101,40 +98,3 @@ def _scaled_capacity(trace: Trace, factor: float) -> int:
             hint="Give a size, for example --capacity 24GiB.",
         )
     return round(recorded * factor)
-
-
-def _swept(
-    trace: Trace,
-    further: Snapshot | None,
-    asked: SimulateOptions,
-    confs: Sequence[str],
-    capacity: int | None,
-) -> Simulation:
-    """Return a search over all sensible settings, including those that were named."""
-    from fragdoctor.future.search import sweep_candidates, with_smallest_capacity
-    from fragdoctor.future.simulator import continued_with, reproduce, search_settings
-    from fragdoctor.future.whatif import WhatIf, check_version, default_capacity
-
-    version = check_version(asked.torch_version)
-    reproduction = reproduce(trace)
-    what_if = WhatIf(
-        capacity_bytes=capacity,
-        memory_fraction=asked.memory_fraction,
-        torch_version=version,
-    )
-    candidates = sweep_candidates(reproduction, version or None)
-    if capacity is None and default_capacity(reproduction) is None:
-        # A fraction of a device of unknown size does not set a limit.
-        candidates = tuple(c for c in candidates if "memory_fraction" not in c)
-    tried = dict.fromkeys((*confs, *candidates))
-    steps, other = asked.steps, continued_with(reproduction, further, asked.steps)
-    found = search_settings(reproduction, tuple(tried), what_if=what_if, steps=steps, other=other)
-    if not asked.smallest_capacity:
-        return found
-    pareto = [
-        with_smallest_capacity(reproduction, replace(what_if, conf=r.conf), r) for r in found.pareto
-    ]
-    refined = {r.conf: r for r in pareto}
-    results = [refined.get(r.conf, r) for r in found.results]
-    best = refined.get(found.best.conf, found.best) if found.best else None
-    return replace(found, results=results, best=best, pareto=pareto)

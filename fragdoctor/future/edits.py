@@ -14,15 +14,11 @@ from msgspec import Struct
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import ConfigError, SimulationError
-from fragdoctor.future.steps import Steps
 from fragdoctor.model.arrays import is_among
-from fragdoctor.model.snapshot import I64, U64
+from fragdoctor.model.snapshot import I64
 from fragdoctor.trace.operations import OPERATION, Operations, OpKind
 from fragdoctor.trace.replay import Reproduction
 from fragdoctor.units import MIB, format_size, plural
-
-MIN_STEPS = 2
-_PIECE = 1 << 20  # operations to process at a time where columns for all of them take much memory
 
 
 class Edit(Struct, frozen=True):
@@ -70,8 +66,8 @@ def empty_cache_at(rows: Sequence[int]) -> Edit:
     return Edit(f"empty_cache() at {len(wanted)} chosen points", change)
 
 
-def sizes_padded(bucket_bytes: int, from_bytes: int = MIB) -> Edit:
-    """Return the edit that pads requests above ``from_bytes`` to multiples of a bucket.
+def sizes_padded(bucket_bytes: int) -> Edit:
+    """Return the edit that pads requests above 1 MiB to multiples of a bucket.
 
     Raises:
         ConfigError: if the bucket is not positive.
@@ -79,17 +75,11 @@ def sizes_padded(bucket_bytes: int, from_bytes: int = MIB) -> Edit:
     if bucket_bytes < 1:
         raise ConfigError("The bucket must be at least one byte.")
 
-    def padded(size: U64) -> U64:
-        bucket = np.uint64(bucket_bytes)
-        return (size + bucket - np.uint64(1)) // bucket * bucket
-
     def change(_: Reproduction, ops: Operations) -> Operations:
-        is_padded = ops.is_request & (ops.size > from_bytes) & (ops.size < 2**50)
-        table = ops.table.copy()
-        for low in range(0, len(table), _PIECE):  # piece by piece, to save memory
-            size, chosen = table["size"][low : low + _PIECE], is_padded[low : low + _PIECE]
-            size[chosen] = padded(size[chosen])
-        return Operations(table)
+        size, bucket = ops.size.copy(), np.uint64(bucket_bytes)
+        is_padded = ops.is_request & (size > MIB) & (size < 2**50)
+        size[is_padded] = (size[is_padded] + bucket - np.uint64(1)) // bucket * bucket
+        return ops.with_size(size)
 
     return Edit(f"sizes padded to {format_size(bucket_bytes)}", change)
 
@@ -142,21 +132,6 @@ def leak_removed(allocations: I64, ends: I64) -> Edit:
 
 
 # ---- building blocks of the edits ------------------------------------------------------------
-
-
-def steps_of(reproduction: Reproduction, least: int = MIN_STEPS) -> Steps:
-    """Return the steps of a trace, at least this many.
-
-    Raises:
-        SimulationError: if the steps cannot be told apart.
-    """
-    steps = Steps.of(reproduction.trace)
-    if len(steps) < least:
-        raise SimulationError(
-            "The steps of this trace cannot be told apart.",
-            hint='Record with context="all", over more than one step.',
-        )
-    return steps
 
 
 def _live_at_end(reproduction: Reproduction, addresses: Sequence[int]) -> npt.NDArray[np.uint32]:

@@ -8,16 +8,16 @@ program trains. Unmarked events belong to the pass in progress.
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 from msgspec import Struct
 
 from fragdoctor.model.arrays import is_among
 from fragdoctor.model.phases import TrainingPhase
 from fragdoctor.model.snapshot import I32, I64, U8, Action
 from fragdoctor.trace import stacks as stack_roles
-from fragdoctor.trace.columns import Events
 from fragdoctor.trace.trace import Trace
 
 NOT_REACHED: Final = np.iinfo(np.int64).max
@@ -64,17 +64,15 @@ class Passes(Struct, frozen=True):
 
 
 class RoleRuns(Struct):
-    """Runs of consecutive events of one role: the role, where each run begins, and what it did.
+    """Runs of consecutive events of one role: the role, and where each run begins.
 
     Attributes:
         label: ``int64``, role of each run (``stacks.FORWARD``, ``BACKWARD``, ``OPTIMIZER``).
         first: row of its first event.
-        n_allocs: its allocations.
     """
 
     label: I64
     first: I64
-    n_allocs: I64
 
     def __len__(self) -> int:
         return len(self.label)
@@ -106,16 +104,23 @@ def find_runs(trace: Trace) -> RoleRuns | None:
     marked = np.flatnonzero(role != stack_roles.NO_STACK)
     if not len(marked):
         return None
-    runs = _runs(events, role[marked], marked)
+    starts = _changes(role[marked])
+    label = role[marked[starts]].astype(np.int64)
+    is_alloc = (events.action[marked] == Action.ALLOC).astype(np.int64)
     # A run that only frees (a loss that goes out of scope) is not a pass of its own.
-    is_step = np.isin(runs.label, (stack_roles.OPTIMIZER, stack_roles.ZERO_GRAD))
-    idle = (runs.n_allocs == 0) & ~is_step
+    idle = np.add.reduceat(is_alloc, starts) == 0
+    idle &= ~np.isin(label, (stack_roles.OPTIMIZER, stack_roles.ZERO_GRAD))
     idle[0] = False
-    runs.label[idle] = -1
-    runs.label = _filled(runs.label)
-    runs = _merged(runs)
-    _place_zero_grad(runs)
-    return _merged(runs)
+    label[idle] = -1
+    label = _filled(label)
+    # After a backward pass or a step, zero_grad belongs to the optimizer, else to the forward pass.
+    is_zero = label == stack_roles.ZERO_GRAD
+    before = _filled(np.where(is_zero, -1, label))
+    is_first = np.cumsum(~is_zero) == 0
+    is_forward = is_first | (before == stack_roles.FORWARD)
+    label[is_zero] = np.where(is_forward, stack_roles.FORWARD, stack_roles.OPTIMIZER)[is_zero]
+    kept = _changes(label)
+    return RoleRuns(label[kept], marked[starts[kept]])
 
 
 def find_passes(trace: Trace, runs: RoleRuns, first_step: int) -> Passes:
@@ -143,42 +148,15 @@ def last_phase(labels: U8) -> TrainingPhase:
     return TrainingPhase.OPTIMIZER if has_step else TrainingPhase.BACKWARD
 
 
-def _runs(events: Events, role: I32, marked: I64) -> RoleRuns:
-    """Return the runs of equal roles among the marked rows."""
-    fresh = np.append(True, role[1:] != role[:-1])
-    starts = np.flatnonzero(fresh)
-    is_alloc = events.action[marked] == Action.ALLOC
-    return RoleRuns(
-        label=role[starts].astype(np.int64),
-        first=marked[starts],
-        n_allocs=np.add.reduceat(is_alloc.astype(np.int64), starts),
-    )
-
-
-def _merged(runs: RoleRuns) -> RoleRuns:
-    """Return the runs with neighbors of the same label merged."""
-    starts = np.flatnonzero(np.append(True, runs.label[1:] != runs.label[:-1]))
-    return RoleRuns(
-        runs.label[starts],
-        runs.first[starts],
-        np.add.reduceat(runs.n_allocs, starts),
-    )
+def _changes(labels: npt.NDArray[np.integer[Any]]) -> I64:
+    """Return where the label differs from the one before it; the first one does."""
+    return np.flatnonzero(np.append(True, labels[1:] != labels[:-1]))
 
 
 def _filled(label: I64) -> I64:
     """Return the labels with each -1 replaced by the label before it."""
     last = np.maximum.accumulate(np.where(label >= 0, np.arange(len(label)), 0))
     return label[last]
-
-
-def _place_zero_grad(runs: RoleRuns) -> None:
-    """Give ``zero_grad`` to the optimizer after a backward pass or a step, else to the forward."""
-    is_zero = runs.label == stack_roles.ZERO_GRAD
-    before = _filled(np.where(is_zero, -1, runs.label))
-    before[np.cumsum(~is_zero) == 0] = stack_roles.FORWARD
-    after_backward = before != stack_roles.FORWARD
-    runs.label[is_zero & after_backward] = stack_roles.OPTIMIZER
-    runs.label[is_zero & ~after_backward] = stack_roles.FORWARD
 
 
 _LABELS: Final = {
@@ -211,27 +189,13 @@ def find_optimizer_steps(trace: Trace) -> tuple[I64, I64] | None:
     return rows[begins], rows[~begins]
 
 
-def trained_until(trace: Trace, failed: int) -> int:
-    """Return the row at which the last backward pass or optimizer step before a row ended, or 0.
-
-    In a step that trains several models in turn, the next forward pass begins there.
-    """
-    runs = RoleRuns.of(trace)
-    if runs is None:
-        return 0
-    ends = np.append(runs.first[1:], trace.n_events)  # each run ends where the next role begins
-    ends = ends[np.isin(runs.label, (stack_roles.BACKWARD, stack_roles.OPTIMIZER))]
-    return int(ends[ends <= failed].max(initial=0))
-
-
-def is_training_forward(trace: Trace, start: int, failed: int) -> bool:
+def is_training_forward(trace: Trace, failed: int) -> bool:
     """Return whether the failing request is in a forward pass that keeps what backward needs."""
     roles = trace.stacks.roles
     if roles.role[trace.events.stack[failed]] != stack_roles.FORWARD:
         return False
-    born = trace.lives.start
-    made = trace.lives.stack[(born >= start) & (born < failed)]
-    return bool(roles.checkpoints[made].any()) or kept_of(trace, start, failed)[0] > KEPT_SHARE
+    made = trace.lives.stack[(trace.lives.start >= 0) & (trace.lives.start < failed)]
+    return bool(roles.checkpoints[made].any()) or kept_of(trace, 0, failed)[0] > KEPT_SHARE
 
 
 def kept_of(trace: Trace, low: int, high: int) -> tuple[float, I64]:

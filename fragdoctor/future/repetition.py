@@ -8,20 +8,18 @@ the steps keep stays, and whatever they free of an earlier step is freed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property
-from itertools import pairwise
+from operator import itemgetter
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct
 
 from fragdoctor._native import _ext
 from fragdoctor.future.alignment import Requests, align
 from fragdoctor.future.window import StepWindow
 from fragdoctor.model.arrays import median, occurrence
-from fragdoctor.model.snapshot import I64
+from fragdoctor.model.snapshot import I64, Bools
 from fragdoctor.model.trend import POSSIBLE_P, trend_of
 from fragdoctor.trace import stacks
 from fragdoctor.trace.operations import Operations, OpKind
@@ -34,7 +32,8 @@ MAX_KINDS: Final = 12
 
 MIN_EVEN: Final = 5
 """Over this many steps a size must rise evenly before it is taken to keep rising, and what steps
-ask for in all must not rise before later steps are taken to be like them."""
+ask for in all must not rise before later steps are taken to be like them. With three, six likely
+answers are wrong that are open now; eight change nothing (``tools/ablate.py``)."""
 
 FUTURE_OPERATION: Final = np.dtype(
     {
@@ -49,73 +48,13 @@ FUTURE_OPERATION: Final = np.dtype(
 FutureOperations = npt.NDArray[np.void]
 
 
-class StepDoubt(Struct, frozen=True):
-    """The share by which a coming step may differ from what is expected of it, and why."""
-
-    share: float
-    reason: str
-
-
-class Repetition(Struct, frozen=True, dict=True):
-    """What comes after the recorded operations.
-
-    Attributes:
-        play: makes the future in which coming steps ask for this many times what is expected.
-        n_past: recorded operations that come before the future; it replaces what follows them (a
-            failing request, and what its unwinding freed).
-        n_complete: complete steps that it was made from.
-        is_exact: whether they are equal to the byte, and the current step began like them.
-        doubt: by how much a coming step may differ from what is expected of it.
-        grows: whether sizes rise from step to step.
-        period: how many steps there are until they repeat, including evaluation.
-        period_steps: how many of them are steps of the program, not evaluation.
-        counts_first: whether the current step is one of the program's.
-        steps: the aligned steps that it was made from.
-    """
-
-    play: Callable[[float], _ext.NativeFuture]
-    n_past: int
-    n_complete: int
-    is_exact: bool
-    doubt: StepDoubt
-    grows: bool
-    period: int
-    period_steps: int
-    counts_first: bool
-    steps: AlignedSteps
-
-    @cached_property
-    def expected(self) -> _ext.NativeFuture:
-        """The future as expected."""
-        return self.play(1.0)
-
-
-def repetition_of(
-    trace: Trace, operations: Operations, recorded: Repetition | None = None
-) -> Repetition | None:
-    """Return how the program continues after some requests, or None if no complete step says so.
-
-    Args:
-        trace: trace of the device.
-        operations: its requests, as recorded or edited.
-        recorded: how it continues after the requests as recorded; if an edit changed only sizes,
-            the matches between steps are taken from there instead of being searched for again.
-    """
-    window = StepWindow.of(trace, operations)
-    if window is None:
-        return None
-    steps = AlignedSteps(window, None if recorded is None else recorded.steps)
-    if steps.like < 0:
-        return None
-    return _repeated(steps, int(operations.table["pool"].max(initial=0)))
-
-
 class AlignedSteps:
     """The steps of a window, aligned request by request.
 
     Attributes:
         w, n: the window, and its number of complete steps; the current step is the n-th.
         kinds: equal for steps that make the same requests in the same order.
+        period: after how many steps they repeat.
         like, n_same: the complete step that the current one resembles, and how many of its requests
             the current one has already made; -1 if there is no such step.
         slot: ``int64[k]``: the slot of an operation's block; -1 if the block is older than the
@@ -128,9 +67,15 @@ class AlignedSteps:
     """
 
     def __init__(self, window: StepWindow, recorded: AlignedSteps | None = None) -> None:
+        """Align the steps of a window.
+
+        If an edit changed only sizes, the matches are those of the steps as recorded: which request
+        another one resembles does not depend on what an edit makes of their sizes.
+        """
         self.w, self.n = window, window.n_complete
         if recorded is not None and window.is_resized(recorded.w):
-            self._align_like(recorded)
+            self.__dict__.update(recorded.__dict__ | {"w": window})
+            self.__dict__.pop("asked", None)
         else:
             self._align()
         if self.like < 0:
@@ -151,27 +96,15 @@ class AlignedSteps:
         ]
         self.kinds = [hash(r.site.tobytes()) for r in self._requests[: self.n]]
         self.period = self._period(self.kinds)
-        self._unlike = 0.0
         self.like: int
-        self.like, self.n_same, own = self._match()
-        if self.like < 0:
-            return
-        self.slot: I64
-        self.n_slots: int
-        self.slot, self.n_slots = self._slots(own)
-        self.age = np.full(len(window.kind), -1, np.int64)
-        self._follow_blocks()
-        self.fate = self._fates()
-
-    def _align_like(self, recorded: AlignedSteps) -> None:
-        """Take over from the recorded steps whatever does not depend on sizes."""
-        self._requests, self.kinds, self._unlike = (
-            recorded._requests,
-            recorded.kinds,
-            recorded._unlike,
-        )
-        self.like, self.n_same, self.n_slots = recorded.like, recorded.n_same, recorded.n_slots
-        self.slot, self.age, self.fate = recorded.slot, recorded.age, recorded.fate
+        self.n_same: int
+        self.like, self.n_same, at, mate = self._match()
+        if self.like >= 0:
+            self.slot: I64
+            self.n_slots: int
+            self.slot, self.n_slots = self._slots(at, mate)
+            self.age = self._ages()
+            self.fate = self._fates()
 
     def _exactly(self, step: int) -> int:
         """Return a number that is equal for steps whose requests are equal except for growth."""
@@ -192,40 +125,35 @@ class AlignedSteps:
                 return period
         return n
 
-    def _match(self) -> tuple[int, int, I64]:
+    def _match(self) -> tuple[int, int, I64, I64]:
         """Return the step that the current one resembles, its requests so far, and their mates."""
         own, n = self._requests[self.n], self.n
-        # Of a period the same turn; where nothing comes again the latest.
-        recent = list(dict.fromkeys([n - self.period or n - 1, *range(n - 1, -1, -1)]))
+        latest: dict[int, int] = {}  # of each kind; first of all the same turn of the last period
+        for t in (n - self.period or n - 1, *range(n - 1, -1, -1)):
+            latest.setdefault(self.kinds[t], t)
         nothing = np.zeros(0, np.int64)
         if not len(own):
-            return recent[0], 0, nothing
-        seen: set[int] = set()
-        best: tuple[int, int, int, I64, I64] | None = None
-        for t in recent:
+            self._unlike = 0.0
+            return next(iter(latest.values())), 0, nothing, nothing
+        best, least = (-1, 0, nothing, nothing), 2**62
+        for t in list(latest.values())[:MAX_KINDS]:
             other = self._requests[t]
-            if self.kinds[t] in seen or len(seen) >= MAX_KINDS:
-                continue
-            seen.add(self.kinds[t])
             if np.array_equal(other.site[: len(own)], own.site):
-                return t, len(own), np.arange(len(own))
+                best = t, len(own), np.arange(len(own)), np.arange(len(own))
+                break
             at, mate = align(own, other, is_cut=True)
             if not len(at) or at[-1] != len(own) - 1:
                 continue  # this step does not have the last request, the one that failed
             n_left_out = len(own) + int(mate[-1]) + 1 - 2 * len(at)
-            if best is None or n_left_out < best[0]:
-                best = n_left_out, t, int(mate[-1]) + 1, at, mate
-        if best is None:
-            return -1, 0, nothing
-        _, t, n_same, at, mate = best
+            if n_left_out < least:
+                best, least = (t, int(mate[-1]) + 1, at, mate), n_left_out
+        t, n_same, at, mate = best
         theirs = self._requests[t].size[:n_same]
         paired = int(own.size[at].sum() + theirs[mate].sum())
         self._unlike = 1 - paired / max(int(own.size.sum() + theirs.sum()), 1)
-        mates = np.full(len(own), -1, np.int64)
-        mates[at] = mate
-        return t, n_same, mates
+        return best
 
-    def _slots(self, mates: I64) -> tuple[I64, int]:
+    def _slots(self, at: I64, mate: I64) -> tuple[I64, int]:
         """Return the slot of each allocation, and how many slots there are.
 
         Steps of one kind share their slots position by position; other kinds are aligned with the
@@ -235,52 +163,40 @@ class AlignedSteps:
         result = np.full(len(w.kind), -1, np.int64)
         of_kind: dict[int, I64] = {self.kinds[self.like]: np.arange(len(base))}
         extra: dict[tuple[int, int], int] = {}
+
+        def slots_of(own: Requests, at: I64, mate: I64) -> I64:
+            slot = np.full(len(own), -1, np.int64)
+            slot[at] = mate
+            alone = np.flatnonzero(slot < 0)  # the other step lacks these: by stack and number
+            site = own.site[alone]
+            keys = zip(site.tolist(), occurrence(site).tolist(), strict=True)
+            slot[alone] = [len(base) + extra.setdefault(key, len(extra)) for key in keys]
+            return slot
+
         for t in range(self.n - 1, -1, -1):
-            kind = self.kinds[t]
+            kind, own = self.kinds[t], self._requests[t]
             if kind not in of_kind:
-                own = self._requests[t]
-                slot = np.full(len(own), -1, np.int64)
-                if len(of_kind) < MAX_KINDS:
-                    at, mate = align(own, base)
-                    slot[at] = mate
-                of_kind[kind] = self._filled(own, slot, len(base), extra)
+                pairs = align(own, base) if len(of_kind) < MAX_KINDS else (at[:0], mate[:0])
+                of_kind[kind] = slots_of(own, *pairs)
             result[w.requests[t]] = of_kind[kind]
-        own = self._requests[self.n]
-        slot = np.full(len(own), -1, np.int64)
-        slot[mates >= 0] = of_kind[self.kinds[self.like]][mates[mates >= 0]]
-        result[w.requests[self.n]] = self._filled(own, slot, len(base), extra)
+        result[w.requests[self.n]] = slots_of(self._requests[self.n], at, mate)
         return result, len(base) + len(extra)
 
-    @staticmethod
-    def _filled(own: Requests, slot: I64, n_base: int, extra: dict[tuple[int, int], int]) -> I64:
-        """Return slots, adding slots by stack and number for requests the other step lacks."""
-        at = np.flatnonzero(slot < 0)
-        number = occurrence(own.site[at])
-        for i, key in zip(
-            at.tolist(), zip(own.site[at].tolist(), number.tolist(), strict=True), strict=True
-        ):
-            slot[i] = n_base + extra.setdefault(key, len(extra))
-        return slot
-
-    def _follow_blocks(self) -> None:
-        """Set the slots and ages of frees, and the ages that allocations reach."""
-        w, slot, age = self.w, self.slot, self.age
-        made = np.flatnonzero(w.kind == OpKind.MALLOC)
-        made = made[w.allocation[made] >= 0]
+    def _ages(self) -> I64:
+        """Return the ages of frees and those that allocations reach; set the slots of frees."""
+        w, age = self.w, np.full(len(self.w.kind), -1, np.int64)
+        made = np.flatnonzero((w.kind == OpKind.MALLOC) & (w.allocation >= 0))
         goes = np.flatnonzero((w.kind >= OpKind.FREE) & (w.kind <= OpKind.COMPLETE))
-        if not len(made) or not len(goes):
-            return
-        base, top = int(w.allocation[made].min()), int(w.allocation[made].max())
-        place = np.full(top - base + 1, -1, np.int64)
-        place[w.allocation[made] - base] = made
-        goes = goes[(w.allocation[goes] >= base) & (w.allocation[goes] <= top)]
-        of = place[w.allocation[goes] - base]
+        place = np.full(int(w.allocation.max(initial=0)) + 1, -1, np.int64)
+        place[w.allocation[made]] = made
+        of = place[w.allocation[goes]]
         known = (of >= 0) & (of < goes)
         goes, of = goes[known], of[known]
-        slot[goes] = slot[of]
+        self.slot[goes] = self.slot[of]
         age[goes] = w.step[goes] - w.step[of]
         is_end = w.kind[goes] != OpKind.FREE_PENDING
         age[of[is_end]] = age[goes[is_end]]
+        return age
 
     def _fates(self) -> I64:
         """Return for each allocation how many steps it lives, or KEPT or REPLACED.
@@ -307,60 +223,42 @@ class AlignedSteps:
         return fate
 
     def _growths(self) -> I64:
-        """Return the bytes by which the size in each slot rises with every step."""
-        result = np.zeros(self.size.shape[1], np.int64)
-        there = ~np.isnan(self.size)
-        count = there.sum(axis=0)
-        at = np.flatnonzero(count >= MIN_EVEN)
-        if not len(at):
-            return result
-        # In each slot, sort the steps that have a size first: after them come NaNs.
-        t = np.argsort(~there[:, at], axis=0, kind="stable")
-        values = np.take_along_axis(self.size[:, at], t, axis=0)
-        steps, rises = np.diff(t, axis=0), np.diff(values, axis=0)
-        last, slot = count[at] - 2, np.arange(len(at))
-        slope = rises[last, slot] / steps[last, slot]
-        is_past = np.arange(len(rises))[:, None] > last
-        is_even = ((rises == slope * steps) | is_past).all(axis=0)
-        result[at[is_even]] = slope[is_even].astype(np.int64)
-        return result
+        """Return the bytes by which the size in each slot rises with every step, evenly."""
+        there, slot = ~np.isnan(self.size), np.arange(self.size.shape[1])
+        first, last = there.argmax(axis=0), self.n - there[::-1].argmax(axis=0)
+        was = self.size[first, slot]
+        slope = (self.size[last, slot] - was) / np.maximum(last - first, 1)
+        even = was + slope * (np.arange(self.n + 1)[:, None] - first)
+        is_even = (~there | (self.size == even)).all(axis=0) & (there.sum(axis=0) >= MIN_EVEN)
+        return np.where(is_even, slope, 0).astype(np.int64)
 
     # ---- what the current step will ask for ------------------------------------------------------
 
     @cached_property
     def asked(self) -> F64:
-        """The size in each slot of the current step: as requested if it was, else as expected."""
-        seen = self.size[self.n]
-        return np.where(np.isnan(seen), self._predicted(), seen)
-
-    def _predicted(self) -> F64:
-        """Return the size expected in each slot of the current step.
+        """The size in each slot of the current step: as requested if it was, else as expected.
 
         Sizes that were equal change alike; sizes not seen yet change like the rest on the whole.
         Blocks that outlive their step do not depend on the batch.
         """
         was, now = self.size[self.like], self.size[self.n]
-        result = was + self.growth * (self.n - self.like)
-        both = ~np.isnan(was) & ~np.isnan(now) & (self.growth == 0)
+        is_new = np.isnan(now)
+        result = np.where(is_new, was + self.growth * (self.n - self.like), now)
+        both = ~np.isnan(was) & ~is_new & (self.growth == 0)
         # Requests without a stack were aligned by size, so they cannot show that sizes changed.
         own = self.w.requests[self.n]
         both[self.slot[own[~self._requests[self.n].tells]]] = False
         changed = both & (was != now)
-        if not changed.any():
-            return np.where(np.isnan(result), 1, result)
-        new = dict(zip(was[changed].tolist(), now[changed].tolist(), strict=True))
-        fixed = set(was[both & ~changed].tolist())
-        ratio = median(now[changed] / was[changed])
-        made = np.flatnonzero((self.w.kind == OpKind.MALLOC) & (self.w.step == self.like))
-        stays = np.zeros(len(was), np.bool_)
-        stays[self.slot[made[self.age[made] != 0]]] = True
-        unknown = (self.growth == 0) & ~np.isnan(was) & np.isnan(now)
-        for k in np.flatnonzero(unknown).tolist():
-            size = was[k].item()
-            if size in new:
-                result[k] = new[size]
-            elif size not in fixed and not stays[k]:
-                result[k] = size * ratio
+        if changed.any():
+            ratio = median(now[changed] / was[changed])
+            new = {size: size for size in was[both].tolist()}
+            new |= dict(zip(was[changed].tolist(), now[changed].tolist(), strict=True))
+            made = self.w.requests[self.like]
+            by = np.full(len(was), ratio)
+            by[self.slot[made[self.age[made] != 0]]] = 1
+            unseen = np.flatnonzero((self.growth == 0) & ~np.isnan(was) & is_new)
+            sizes, others = was[unseen].tolist(), (was * by)[unseen].tolist()
+            result[unseen] = [new.get(*pair) for pair in zip(sizes, others, strict=True)]
         return np.where(np.isnan(result), 1, result)
 
     @cached_property
@@ -369,20 +267,16 @@ class AlignedSteps:
         totals = [self.w.size[at].sum() for at in self.w.requests[:-1]]
         return self.n < MIN_EVEN or trend_of(totals).p_rise <= POSSIBLE_P
 
-    def doubt(self) -> StepDoubt:
-        """Return what the complete steps leave unexplained: the largest of three shares."""
+    def doubt(self) -> tuple[float, str]:
+        """Return the share by which a coming step may differ from what is expected, and why.
+
+        It is the largest of three shares that the complete steps leave unexplained.
+        """
         return max(
-            (
-                StepDoubt(self._spread(), "later steps may be larger than those recorded"),
-                StepDoubt(
-                    self._unlike, "the step that failed makes requests that no complete step made"
-                ),
-                StepDoubt(
-                    self._unexplained(),
-                    "the step that failed holds more than other steps did by then",
-                ),
-            ),
-            key=lambda doubt: doubt.share,
+            (self._spread(), "later steps may be larger than those recorded"),
+            (self._unlike, "the step that failed makes requests that no complete step made"),
+            (self._unexplained(), "the step that failed holds more than other steps did by then"),
+            key=itemgetter(0),
         )
 
     def _spread(self) -> float:
@@ -409,88 +303,114 @@ class AlignedSteps:
         if not self.n_same or not w.has_failed:
             return 0.0
         theirs = w.requests[self.like][: self.n_same]
-        rows = [w.rows[self.like], w.row[theirs[-1]], w.rows[self.n], w.row[-1]]
+        row = w.table["row"].astype(np.int64)
+        rows = [w.rows[self.like], row[theirs[-1]], w.rows[self.n], row[-1]]
         live = w.trace.totals.at(rows)[:, 0].astype(np.int64).tolist()
         scale = self.asked[self.slot[theirs]].sum() / max(w.size[theirs].sum(), 1)
         more = live[3] - live[2] - (live[1] - live[0]) * scale
         return float(max(more, 0) / max(live[3], 1))
 
 
-def _repeated(s: AlignedSteps, n_pools: int) -> Repetition:
-    w, n = s.w, s.n
-    rest = _rest(s)
-    goes_on = w.has_failed or len(rest) > 0
-    order = _order(s, goes_on=goes_on)
-    ends = w.at[1:] - np.where(np.arange(n + 1) == n, int(w.has_failed), 0)
-    steps = _converted(s, *(np.arange(w.at[t], ends[t]) for t in order))
-    if goes_on:
-        steps = [_joined(x, rest) if t == n else x for t, x in zip(order, steps, strict=True)]
-    counts = [bool(w.counts[t]) for t in (n, *order)]
-    if not any(counts[1:]):  # only evaluation continues: its steps count as the program's
-        counts = [True] * len(counts)
-    if not w.at[-1] - w.at[n]:
-        counts[0] = False
-    grows = bool(s.growth.any())
-    table, doubt = _joined(rest, *steps), s.doubt()
-    held, n_ops = _held(s), [len(rest), *map(len, steps)]
+class Repetition:
+    """What comes after the recorded operations: the rest of the current step, then whole steps.
 
-    def play(times: float) -> _ext.NativeFuture:
-        asked = table
+    Attributes:
+        steps: the aligned steps that it was made from.
+        n_past: recorded operations that come before the future; it replaces what follows them (a
+            failing request, and what its unwinding freed).
+        n_complete: complete steps that it was made from.
+        doubt, reason: the share by which a coming step may differ from what is expected of it, and
+            why.
+        grows: whether sizes rise from step to step.
+        is_exact: whether the steps are equal to the byte, and the current step began like them.
+        period: how many steps there are until they repeat, including evaluation.
+        period_steps: how many of them are steps of the program, not evaluation.
+        counts_first: whether the current step is one of the program's.
+    """
+
+    def __init__(self, steps: AlignedSteps, n_pools: int) -> None:
+        w, n = steps.w, steps.n
+        self.steps, self._n_pools = steps, n_pools
+        self.n_past, self.n_complete = w.n_past, n
+        self.doubt, self.reason = steps.doubt()
+        self.grows = bool(steps.growth.any())
+        self.is_exact = n > 1 and not self.doubt and not self.grows
+        self._recorded, self._keep = _recorded(steps)
+        rest = self._rest()
+        goes_on = w.has_failed or len(rest) > 0
+        end = n + int(goes_on)  # the current step is the last of the cycle once it is complete
+        order = range(max(0, end - steps.period), end)
+        cycle = [self._part(int(w.at[t]), int(w.at[t + 1])) for t in order]
+        if goes_on:
+            seen = self._part(int(w.at[n]), len(w.kind) - int(w.has_failed))
+            cycle[-1] = _joined(seen, rest)
+        self._order, self._parts = order, [rest, *cycle]
+        counts = [bool(w.counts[t]) for t in (n, *order)]
+        if not any(counts[1:]):  # only evaluation continues: its steps count as the program's
+            counts = [True] * len(counts)
+        counts[0] &= bool(w.at[-1] > w.at[n])
+        self._counts = counts
+        self.period, self.period_steps, self.counts_first = len(order), sum(counts[1:]), counts[0]
+
+    @classmethod
+    def of(
+        cls, trace: Trace, operations: Operations, recorded: Repetition | None = None
+    ) -> Repetition | None:
+        """Return how the program continues after some requests, or None if no step says so.
+
+        ``recorded`` is how it continues after the requests as recorded, if these are edited.
+        """
+        window = StepWindow.of(trace, operations)
+        known = None if recorded is None else recorded.steps
+        steps = None if window is None else AlignedSteps(window, known)
+        if steps is None or steps.like < 0:
+            return None
+        return cls(steps, int(operations.table["pool"].max(initial=0)))
+
+    @cached_property
+    def expected(self) -> _ext.NativeFuture:
+        """The future as expected."""
+        return self.play(1.0)
+
+    def play(self, times: float) -> _ext.NativeFuture:
+        """Return the future in which coming steps ask for this many times what is expected."""
+        asked = _joined(*self._parts)
         if times != 1.0:
-            asked = table.copy()
             passes = (asked["kind"] == OpKind.MALLOC) & (asked["age"] == 0)
             asked["size"][passes] = (asked["size"][passes] * times).astype(np.uint64)
         asked.setflags(write=False)
         return _ext.NativeFuture(
             table=asked.view(np.uint8),
-            first=np.cumsum([0, *n_ops]).tolist(),
-            origin=[0, *(t - n for t in order)],
-            counts=[int(c) for c in counts],
-            cycle=list(range(1, len(n_ops))),
-            held=held,
-            n_slots=max(s.n_slots, 1),
-            n_pools=n_pools,
+            first=np.cumsum([0, *map(len, self._parts)]).tolist(),
+            origin=[0, *(t - self.n_complete for t in self._order)],
+            counts=[int(c) for c in self._counts],
+            cycle=list(range(1, len(self._parts))),
+            held=_held(self.steps),
+            n_slots=max(self.steps.n_slots, 1),
+            n_pools=self._n_pools,
         )
 
-    return Repetition(
-        play=play,
-        n_past=w.n_past,
-        n_complete=n,
-        is_exact=n > 1 and not doubt.share and not grows,
-        doubt=doubt,
-        grows=grows,
-        period=len(order),
-        period_steps=sum(counts[1:]),
-        counts_first=counts[0],
-        steps=s,
-    )
+    def _part(self, low: int, high: int) -> FutureOperations:
+        """Return recorded operations that come again."""
+        return self._recorded[low:high][self._keep[low:high]]
 
-
-def _order(s: AlignedSteps, *, goes_on: bool) -> list[int]:
-    """Return the steps that repeat: the last period, with the current step as its last."""
-    n, whole = s.n, s.period
-    if not goes_on or not s.w.at[-1] - s.w.at[n]:
-        return list(range(max(0, n - whole), n))
-    return list(range(max(0, n + 1 - whole), n + 1))
-
-
-def _rest(s: AlignedSteps) -> FutureOperations:
-    """Return what is missing from the current step, starting with the failing request."""
-    w = s.w
-    requests = w.requests[s.like]
-    if not s.n_same and not w.has_failed and w.at[-1] == w.at[s.n]:
-        return np.zeros(0, FUTURE_OPERATION)
-    after = int(requests[s.n_same - 1]) + 1 if s.n_same else int(w.at[s.like])
-    (rest,) = _converted(s, np.arange(after, w.at[s.like + 1]))
-    is_made = rest["kind"] == OpKind.MALLOC
-    rest["size"][is_made] = np.maximum(s.asked[rest["slot"][is_made]], 1).astype(np.uint64)
-    if s.n == 1 and not w.is_late:
-        rest = _without_first_time(s, rest)
-    if w.has_failed:
-        (own,) = _converted(s, np.array([len(w.kind) - 1]))
-        own["age"] = s.fate[requests[s.n_same - 1]] if s.n_same else 0
-        rest = _joined(own, rest)
-    return rest
+    def _rest(self) -> FutureOperations:
+        """Return what is missing from the current step, starting with the failing request."""
+        s, w = self.steps, self.steps.w
+        requests = w.requests[s.like]
+        if not s.n_same and not w.has_failed and w.at[-1] == w.at[s.n]:
+            return self._recorded[:0]
+        after = int(requests[s.n_same - 1]) + 1 if s.n_same else int(w.at[s.like])
+        rest = self._part(after, int(w.at[s.like + 1]))
+        is_made = rest["kind"] == OpKind.MALLOC
+        rest["size"][is_made] = np.maximum(s.asked[rest["slot"][is_made]], 1).astype(np.uint64)
+        if s.n == 1 and not w.is_late:
+            rest = _without_first_time(s, rest)
+        if w.has_failed:
+            own = self._recorded[-1:].copy()
+            own["age"] = s.fate[requests[s.n_same - 1]] if s.n_same else 0
+            rest = _joined(own, rest)
+        return rest
 
 
 def _without_first_time(s: AlignedSteps, rest: FutureOperations) -> FutureOperations:
@@ -517,25 +437,19 @@ def _without_first_time(s: AlignedSteps, rest: FutureOperations) -> FutureOperat
     return _joined(result[:first], frees, result[first:])
 
 
-def _converted(s: AlignedSteps, *parts: I64) -> list[FutureOperations]:
-    """Return recorded operations as future ones, one list for each part."""
-    w, at = s.w, np.concatenate(parts)
-    kind, slot = w.kind[at], s.slot[at]
-    is_made = kind == OpKind.MALLOC
-    is_free = (kind >= OpKind.FREE) & (kind <= OpKind.COMPLETE)
-    keep = is_made | (is_free & (slot >= 0)) | (kind == OpKind.EMPTY_CACHE)
-    n_before = np.append(0, np.cumsum(keep))
-    at, slot, is_made = at[keep], np.maximum(slot[keep], 0), is_made[keep]
-    result = np.zeros(len(at), FUTURE_OPERATION)
-    result["kind"] = kind[keep]
-    result["size"] = w.size[at]
+def _recorded(s: AlignedSteps) -> tuple[FutureOperations, Bools]:
+    """Return the recorded operations as future ones, and which of them come again."""
+    w = s.w
+    is_made = w.kind == OpKind.MALLOC
+    is_free = (w.kind >= OpKind.FREE) & (w.kind <= OpKind.COMPLETE)
+    slot = np.maximum(s.slot, 0)
+    result = np.zeros(len(w.kind), FUTURE_OPERATION)
+    for name in ("kind", "size", "stream", "pool"):
+        result[name] = w.table[name]
     result["slot"] = slot
-    result["age"] = np.where(is_made, s.fate[at], s.age[at])
-    result["stream"] = w.stream[at]
-    result["pool"] = w.pool[at]
+    result["age"] = np.where(is_made, s.fate, s.age)
     result["growth"] = np.where(is_made, s.growth[slot], 0)
-    ends = n_before[np.cumsum([0, *map(len, parts)])].tolist()
-    return [result[low:high] for low, high in pairwise(ends)]
+    return result, is_made | (is_free & (s.slot >= 0)) | (w.kind == OpKind.EMPTY_CACHE)
 
 
 def _held(s: AlignedSteps) -> npt.NDArray[np.int32]:

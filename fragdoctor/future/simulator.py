@@ -1,4 +1,4 @@
-"""``simulate``: the public entry to replay, fidelity, what-ifs and edits."""
+"""``simulate``: the public entry to replay, fidelity and what-ifs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import numpy as np
 from msgspec.structs import replace
 
 from fragdoctor.errors import SimulationError
-from fragdoctor.future.edits import Edit
 from fragdoctor.future.other_run import OtherRun
 from fragdoctor.future.search import (
     best_of,
     gaining,
     has_margin,
     pareto_of,
-    usual_candidates,
+    sweep_candidates,
     with_smallest_capacity,
 )
 from fragdoctor.future.whatif import FairReplay, WhatIf, check_version, default_capacity
@@ -37,13 +36,11 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
     *,
     device: int | None = None,
     confs: Sequence[str] = (),
+    sweep: bool = False,
     capacity_bytes: int | None = None,
     memory_fraction: float | None = None,
     torch_version: str | None = None,
-    edits: Sequence[Edit] = (),
     smallest_capacity: bool = False,
-    is_steady: bool = False,
-    device_total_bytes: int | None = None,
     steps: int | None = None,
     continue_with: Snapshot | None = None,
 ) -> Simulation:
@@ -54,21 +51,19 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
         device: device of a snapshot whose trace is replayed. If None, the one that ran out of
             memory, or the busiest.
         confs: setting strings, each replacing the recorded settings.
+        sweep: also try all sensible settings, and mark the best ones.
         capacity_bytes: what PyTorch can have of the device; as recorded if None.
         memory_fraction: as for ``set_per_process_memory_fraction``.
         torch_version: version whose rules and keys the what-ifs follow; the recording's if None.
-        edits: code-level changes; each is replayed under every conf (or the recorded settings).
-        smallest_capacity: also find the smallest capacity at which each run fits.
-        is_steady: require that the run also fits at every larger capacity; a run may fit on less by
-            luck, if a flush comes at the right moment.
-        device_total_bytes: memory of the device, the base of fractions; the capacity if None.
+        smallest_capacity: also find the smallest capacity at which each run fits; in a sweep, each
+            run of the Pareto set.
         steps: how many whole steps to play after the current one. If None, play until they repeat.
         continue_with: a recording of the same program that goes further (a rehearsal, a healthy
             run): it says how the run continues wherever the code is as recorded.
 
     Returns:
-        The reproduction with its fidelity, and one result per conf and edit, in that order. With
-        neither, one result under the recorded settings if capacity, fraction or version differ.
+        The reproduction with its fidelity, and one result per conf, in that order. Without one,
+        one result under the recorded settings if capacity, fraction or version differ.
 
     Raises:
         SimulationError: if there is no trace to replay, no device of that number, or the recording
@@ -77,68 +72,62 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
     """
     version = check_version(torch_version)
     trace = source if isinstance(source, Trace) else trace_of(source, device)
-    reproduction = reproduce(trace, device_total_bytes=device_total_bytes)
+    reproduction = reproduce(trace)
     what_if = WhatIf(
-        capacity_bytes=capacity_bytes,
-        memory_fraction=memory_fraction,
-        torch_version=version,
-        device_total_bytes=device_total_bytes,
+        capacity_bytes=capacity_bytes, memory_fraction=memory_fraction, torch_version=version
     )
-    asked: list[tuple[WhatIf, Edit | None]] = [(replace(what_if, conf=c), None) for c in confs]
-    asked += [
-        (replace(what_if, conf=conf, edit=edit.name), edit)
-        for edit in edits
-        for conf in confs or (None,)
-    ]
-    differs = capacity_bytes is not None or memory_fraction is not None or bool(version)
-    if not asked and (differs or smallest_capacity or steps is not None):
-        asked = [(what_if, None)]
-    results: list[ReplayResult] = []
     other = continued_with(reproduction, continue_with, steps)
     fair = FairReplay(reproduction, steps, other)
-    for i, (one, change) in enumerate(asked):
+    if sweep:
+        candidates = sweep_candidates(reproduction, version or None)
+        if capacity_bytes is None and default_capacity(reproduction) is None:
+            # A fraction of a device of unknown size does not set a limit.
+            candidates = tuple(c for c in candidates if "memory_fraction" not in c)
+        found = search_settings(fair, tuple(dict.fromkeys((*confs, *candidates))), what_if)
+        return _with_smallest(reproduction, found, what_if) if smallest_capacity else found
+    differs = capacity_bytes is not None or memory_fraction is not None or bool(version)
+    asked = [replace(what_if, conf=conf) for conf in confs]
+    if not asked and (differs or smallest_capacity or steps is not None):
+        asked = [what_if]
+    results: list[ReplayResult] = []
+    for i, one in enumerate(asked):
         report_progress("Replaying", i, len(asked))
-        operations = None if change is None else change.apply(reproduction)
-        result = fair.replay(one, operations)
+        result = fair.replay(one)
         if smallest_capacity:
-            look = fair.look_of(operations)
-            result = with_smallest_capacity(
-                reproduction, one, result, operations, look, is_steady=is_steady
-            )
+            result = with_smallest_capacity(reproduction, one, result, look=fair.look_of(None))
         results.append(result)
     return simulation_of(reproduction, results, other)
 
 
-def search_settings(
-    reproduction: Reproduction,
-    confs: Sequence[str] | None = None,
-    *,
-    what_if: WhatIf | None = None,
-    steps: int | None = None,
-    other: OtherRun | None = None,
-) -> Simulation:
-    """Replay every candidate, and mark the best and the Pareto set.
-
-    The settings are ``usual_candidates`` if None, replayed under the capacity, fraction and version
-    of ``what_if`` (as recorded if None); ``steps`` is as for ``simulate``, and ``other`` says how
-    the run continues.
+def search_settings(fair: FairReplay, confs: Sequence[str], what_if: WhatIf) -> Simulation:
+    """Replay every setting in a what-if, and mark the best and the Pareto set.
 
     Raises:
         ConfigError: if a setting string is wrong.
-        SimulationError: if a candidate cannot be replayed.
+        SimulationError: if a setting cannot be replayed.
     """
-    what_if = what_if or WhatIf()
-    if confs is None:
-        confs = usual_candidates(reproduction, what_if.torch_version or None)
-    fair = FairReplay(reproduction, steps, other)
-    done = fair.replay_all([replace(what_if, conf=conf) for conf in confs])
+    results = fair.replay_all([replace(what_if, conf=conf) for conf in confs])
     recorded = fair.replay(what_if)
     is_fine = recorded.fits and recorded.retries == 0 and has_margin(recorded)
     return replace(
-        simulation_of(reproduction, done, other),
-        best=None if is_fine else best_of(gaining(done, recorded)),
-        pareto=pareto_of(done),
+        simulation_of(fair.reproduction, results, fair.other),
+        best=None if is_fine else best_of(gaining(results, recorded)),
+        pareto=pareto_of(results),
         is_fine=is_fine,
+    )
+
+
+def _with_smallest(reproduction: Reproduction, found: Simulation, what_if: WhatIf) -> Simulation:
+    """Return a search with the smallest capacity of each run of its Pareto set."""
+    refined = {
+        r.conf: with_smallest_capacity(reproduction, replace(what_if, conf=r.conf), r)
+        for r in found.pareto
+    }
+    return replace(
+        found,
+        results=[refined.get(r.conf, r) for r in found.results],
+        best=found.best and refined.get(found.best.conf, found.best),
+        pareto=list(refined.values()),
     )
 
 

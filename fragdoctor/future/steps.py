@@ -26,6 +26,10 @@ from fragdoctor.trace import stacks
 from fragdoctor.trace.trace import Trace
 
 MIN_STEPS: Final = 4
+"""Visits to a place that make rounds. If a model is called, two or three are enough where no place
+comes more often; in a program without a model they may be a coincidence. Backward passes without an
+optimizer are steps from this many on; fewer may be micro-batches of a first step."""
+
 MAX_TRIED: Final = 200
 """The most places to try; these are the rarest."""
 
@@ -47,13 +51,11 @@ class Steps(Struct, frozen=True):
     Attributes:
         rows: row at which each begins; it lasts until the next one or the end.
         kind: ``uint8``, a ``StepKind`` for each step.
-        method: ``marks``, ``stacks`` or ``none``: how they were told apart.
         is_last_complete: whether the last step was not cut off by a failure or the trace's end.
     """
 
     rows: I64
     kind: U8
-    method: str
     is_last_complete: bool
 
     @classmethod
@@ -81,7 +83,7 @@ class Steps(Struct, frozen=True):
         return step
 
 
-NO_STEPS: Final = Steps(np.zeros(0, np.int64), np.zeros(0, np.uint8), "none", True)
+NO_STEPS: Final = Steps(np.zeros(0, np.int64), np.zeros(0, np.uint8), is_last_complete=True)
 
 
 def find_steps(trace: Trace) -> Steps:
@@ -89,51 +91,43 @@ def find_steps(trace: Trace) -> Steps:
     report_progress("Looking for steps")
     if not trace.n_events:
         return NO_STEPS
-    ends, method = _ends(trace)
+    ends = _ends(trace)
     if ends is not None:
-        return _training(trace, ends, method)
+        return _training(trace, ends)
     return _without_training(trace)
 
 
 # ---- with training -------------------------------------------------------------------------------
 
 
-def _ends(trace: Trace) -> tuple[I64 | None, str]:
+def _ends(trace: Trace) -> I64 | None:
     """Return the rows at which optimizer runs end, or None for a program without training.
 
     Optimizers that follow each other without a backward pass in between are one run.
     """
-    runs = RoleRuns.of(trace)
-    label = np.zeros(0, np.int64) if runs is None else runs.label
-    after = np.zeros(0, np.int64) if runs is None else np.append(runs.first[1:], trace.n_events)
-    backward = np.zeros(0, np.int64) if runs is None else runs.first[label == stacks.BACKWARD]
+    runs = RoleRuns.of(trace) or RoleRuns(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    after = np.append(runs.first[1:], trace.n_events)[: len(runs)]
+    is_backward, is_optimizer = (runs.label == r for r in (stacks.BACKWARD, stacks.OPTIMIZER))
+    backward = runs.first[is_backward]
     marked = find_optimizer_steps(trace)
     if marked is not None:
-        ends, method = marked[1], "marks"
-    elif (label == stacks.OPTIMIZER).any():
-        ends, method = after[label == stacks.OPTIMIZER], "stacks"
-    elif len(backward):
-        ends, method = after[label == stacks.BACKWARD], "stacks"
-        if len(ends) < MIN_STEPS:  # as far as is known, these are micro-batches of a first step
-            ends = ends[:0]
-        return (ends[:-1] if _is_under_way(trace, ends) else ends), method
+        ends = marked[1]
+    elif is_optimizer.any() or len(backward):
+        ends = after[is_optimizer if is_optimizer.any() else is_backward]
+        if not is_optimizer.any() and len(ends) < MIN_STEPS:
+            ends = ends[:0]  # as far as is known, these are micro-batches of a first step
+        if trace.ends_in_failure and len(ends) and ends[-1] == trace.n_events:
+            ends = ends[:-1]  # the failure at the end cut this one off
     else:
-        return None, ""
-    if method == "stacks" and _is_under_way(trace, ends):
-        ends = ends[:-1]
+        return None
     ends = distinct(ends[ends > 0])
     if len(backward) and len(ends):
         n_before = np.searchsorted(backward, ends)
         ends = ends[np.append(n_before[1:] > n_before[:-1], True)]
-    return ends, method
+    return ends
 
 
-def _is_under_way(trace: Trace, ends: I64) -> bool:
-    """Return whether the last of some passes was cut off by the failure at the end."""
-    return trace.ends_in_failure and len(ends) > 0 and int(ends[-1]) == trace.n_events
-
-
-def _training(trace: Trace, ends: I64, method: str) -> Steps:
+def _training(trace: Trace, ends: I64) -> Steps:
     turns = _turns(trace, ends)
     period = period_of(turns[1:] if trace.is_late else turns)  # the first may be incomplete
     ends = ends[period - 1 :: period]
@@ -163,7 +157,6 @@ def _training(trace: Trace, ends: I64, method: str) -> Steps:
     return Steps(
         np.array([row for row, _ in rows], np.int64),
         np.array([kind for _, kind in rows], np.uint8),
-        method,
         is_complete and not trace.ends_in_failure,
     )
 
@@ -294,12 +287,12 @@ def _without_training(trace: Trace) -> Steps:
     if rounds is None and len(trace.module_rows) and trace.ends_in_failure:
         # The program failed in its first forward pass, which is its one step.
         row, train = np.array([after_setup(trace)], np.int64), np.array([StepKind.TRAIN], np.uint8)
-        return Steps(row, train, "stacks", is_last_complete=False)
+        return Steps(row, train, is_last_complete=False)
     if rounds is None:
         return NO_STEPS
     kind = StepKind.EVALUATION if len(trace.module_rows) else StepKind.OTHER
     kinds = np.full(len(rounds), kind, np.uint8)
-    return Steps(rounds, kinds, "stacks", not trace.ends_in_failure)
+    return Steps(rounds, kinds, not trace.ends_in_failure)
 
 
 def _rounds(trace: Trace, rows: I64, key: I32) -> I64 | None:
@@ -312,10 +305,11 @@ def _rounds(trace: Trace, rows: I64, key: I32) -> I64 | None:
     _, member, count = np.unique(key, return_inverse=True, return_counts=True)
     order = np.argsort(member.reshape(-1), kind="stable")  # places, by key
     ends = np.cumsum(count)
-    candidates = np.flatnonzero(count >= MIN_STEPS)
     first = order[ends - count]
-    least = trace.module_rows[0] if len(trace.module_rows) else 0
-    for c in candidates[np.lexsort((first[candidates], count[candidates]))][:MAX_TRIED].tolist():
+    rarest = np.lexsort((first, count, count < MIN_STEPS))
+    calls = trace.module_rows[:1].tolist()
+    enough, least = (2, calls[0]) if calls else (MIN_STEPS, 0)
+    for c in rarest[count[rarest] >= enough][:MAX_TRIED].tolist():
         at = order[ends[c] - count[c] : ends[c]]
         gaps = np.diff(at)
         covered = (at[-1] - at[0] + gaps.mean()) / len(rows)

@@ -9,8 +9,9 @@ from typing import Final
 
 import numpy as np
 
-from fragdoctor.errors import ConfigError
-from fragdoctor.future.edits import Edit, steps_of
+from fragdoctor.errors import ConfigError, SimulationError
+from fragdoctor.future.edits import Edit
+from fragdoctor.future.steps import Steps
 from fragdoctor.model.arrays import is_among
 from fragdoctor.model.snapshot import I64, Bools
 from fragdoctor.trace.lives import NEVER as NOT_FREED
@@ -28,10 +29,8 @@ from fragdoctor.units import plural
 
 FLOAT_BYTES: Final = 4
 QUANTIZED_FROM: Final = 4096
-"""Elements from which on bitsandbytes keeps a state in eight bits; smaller states stay the same."""
-
-MOST: Final = 0.5
-"""Smallest share of the parameters' bytes that gradients have if all parameters are trained."""
+"""Elements from which on bitsandbytes keeps a state in eight bits (``min_8bit_size``); smaller
+states stay the same."""
 
 MAX_FACTOR: Final = 1000.0
 
@@ -39,7 +38,7 @@ MAX_LOGITS: Final = 4
 """Requests as large as the logits before the loss: as made, cast, shifted, and made contiguous."""
 
 QUANTIZED_BLOCK: Final = 256
-"""Elements that share one four-byte scale."""
+"""Elements that share one four-byte scale (``blocksize`` of bitsandbytes' optimizers)."""
 
 
 def loss_in_chunks(
@@ -125,7 +124,12 @@ def batch_scaled(share: float) -> Edit:
         raise ConfigError(f"The factor must lie between 0 and {MAX_FACTOR:g}.")
 
     def change(reproduction: Reproduction, ops: Operations) -> Operations:
-        rows = steps_of(reproduction, least=1).rows  # there may be only the first step
+        rows = Steps.of(reproduction.trace).rows
+        if not len(rows):
+            raise SimulationError(
+                "The steps of this trace cannot be told apart.",
+                hint='Record with context="all", over more than one step.',
+            )
         ends = np.append(rows[1:], reproduction.trace.n_events)
         return passes_scaled(rows, ends, int(rows[-1]), share).change(reproduction, ops)
 

@@ -49,7 +49,6 @@ class WhatIf(Struct, frozen=True):
         capacity_bytes: what PyTorch could have of the device.
         memory_fraction: as for ``set_per_process_memory_fraction``.
         torch_version: version whose rules and keys apply.
-        device_total_bytes: base of the fraction; None means the capacity.
         allowed_bytes: limit by a memory fraction that the recording does not state; None means the
             smallest limit that explains the recording.
         edit: name of the changed code, for people.
@@ -59,7 +58,6 @@ class WhatIf(Struct, frozen=True):
     capacity_bytes: int | None = None
     memory_fraction: float | None = None
     torch_version: str = ""
-    device_total_bytes: int | None = None
     allowed_bytes: int | None = None
     edit: str = ""
 
@@ -94,19 +92,17 @@ def conditions_of(reproduction: Reproduction, what_if: WhatIf) -> Conditions:
     fraction = what_if.memory_fraction
     if fraction is None and what_if.conf is not None:
         fraction = settings.memory_fraction
-    total = what_if.device_total_bytes
     allowed = None
     if fraction is not None:
-        base = total or capacity
-        if base is None:
+        if capacity is None:
             raise SimulationError(
                 "A memory fraction needs the size of the device, which the file does not say.",
                 hint="Give the capacity too.",
             )
-        allowed = allowed_by(fraction, base, version)
+        allowed = allowed_by(fraction, capacity, version)
     elif what_if.capacity_bytes is None:
         allowed = what_if.allowed_bytes or least_allowed_of(reproduction)
-    return Conditions(settings, era, capacity, allowed, total, fraction, version)
+    return Conditions(settings, era, capacity, allowed, None, fraction, version)
 
 
 def least_allowed_of(reproduction: Reproduction) -> int | None:
@@ -213,8 +209,8 @@ class FairReplay:
             other: a recording of the same program that goes further; it says how the run continues
                 wherever the code is as recorded.
         """
-        self._reproduction = reproduction
-        self._other = other
+        self.reproduction = reproduction
+        self.other = other
         self._max_steps = max_steps
         self._is_late = reproduction.trace.lives.n_initial > 0
         self._turn = threading.Lock()
@@ -223,8 +219,8 @@ class FairReplay:
     @cached_property
     def _shows_trouble(self) -> bool:
         """Whether a start from empty shows the trouble of the recorded run; costs one replay."""
-        made = replay_what_if(self._reproduction, WhatIf(), remakes_start=True)
-        recorded = self._reproduction.result
+        made = replay_what_if(self.reproduction, WhatIf(), remakes_start=True)
+        recorded = self.reproduction.result
         return made.fits == recorded.fits and (
             not made.fits or (made.retries > 0) == (recorded.retries > 0)
         )
@@ -232,33 +228,32 @@ class FairReplay:
     @cached_property
     def _outlooks(self) -> Outlooks:
         """The futures of the requests as recorded."""
-        reproduction = self._reproduction
+        reproduction = self.reproduction
         return Outlooks(reproduction.trace, reproduction.operations, self._max_steps)
 
     def step_needs_bytes(self) -> int | None:
         """Return what must be live at once in the current step, or None if that is not known."""
-        other = None if self._other is None else self._other.step_needs_bytes()
+        other = None if self.other is None else self.other.step_needs_bytes()
         return self._outlooks.step_needs_bytes() if other is None else other
 
     def outlooks_of(self, operations: _ext.NativeOps | None) -> Outlooks:
         """Return the futures of edited requests, or of the recorded ones if None."""
         if operations is None:
             return self._outlooks
-        recorded = self._outlooks
         return Outlooks(
-            self._reproduction.trace,
+            self.reproduction.trace,
             operations,
             self._max_steps,
             is_edited=True,
-            recorded=recorded,
+            recorded=self._outlooks,
         )
 
     def look_of(
         self, operations: _ext.NativeOps | None
     ) -> Callable[[WhatIf], Outlook | None] | None:
         """Return a function that says how requests continue, or None if no whole step is known."""
-        reproduction, outlooks = self._reproduction, self.outlooks_of(operations)
-        other = self._other if operations is None else None
+        reproduction, outlooks = self.reproduction, self.outlooks_of(operations)
+        other = self.other if operations is None else None
         if outlooks.repetition is None and other is None:
             return None
 
@@ -270,10 +265,10 @@ class FairReplay:
 
     def _known_better(self, what_if: WhatIf, own: Outlook) -> Outlook:
         """Return how the run continues, by the other recording if it knows more."""
-        other = self._other
+        other = self.other
         if other is None or not other.knows_better_than(own):
             return own
-        return other.outlook(conditions_of(self._reproduction, what_if))
+        return other.outlook(conditions_of(self.reproduction, what_if))
 
     def replay(
         self, what_if: WhatIf, operations: _ext.NativeOps | None = None, *, looks_on: bool = True
@@ -315,21 +310,21 @@ class FairReplay:
     def _replayed(
         self, what_if: WhatIf, operations: _ext.NativeOps | None, *, looks_on: bool
     ) -> ReplayResult:
-        recorded = self._reproduction.conditions.settings.conf
+        recorded = self.reproduction.conditions.settings.conf
         outlooks = None
         if looks_on:
             with self._turn:  # work out only once what comes next
                 outlooks = self.outlooks_of(operations)
         if not self._is_late or what_if.conf is None or is_same_conf(what_if.conf, recorded):
-            made = replay_what_if(self._reproduction, what_if, operations, outlooks=outlooks)
+            made = replay_what_if(self.reproduction, what_if, operations, outlooks=outlooks)
             return self._unless_rounded(made, what_if, operations)
         made = replay_what_if(
-            self._reproduction, what_if, operations, remakes_start=True, outlooks=outlooks
+            self.reproduction, what_if, operations, remakes_start=True, outlooks=outlooks
         )
         if not made.fits or self._shows_trouble:
             return made
         kept = replay_what_if(
-            self._reproduction, what_if, operations, remakes_start=False, outlooks=outlooks
+            self.reproduction, what_if, operations, remakes_start=False, outlooks=outlooks
         )
         # No such start exists under a limit below what was reserved when the recording began.
         if kept.fits and (kept.margin_bytes or 0) >= 0:
@@ -341,8 +336,8 @@ class FairReplay:
 
         If the likeliest limit does too, the failure comes no sooner than under that limit.
         """
-        likeliest = self._reproduction.conditions.allowed_bytes
-        used = conditions_of(self._reproduction, what_if).allowed_bytes
+        likeliest = self.reproduction.conditions.allowed_bytes
+        used = conditions_of(self.reproduction, what_if).allowed_bytes
         if likeliest is None or used is None or used >= likeliest or not _fails(result):
             return result
         more = replace(what_if, allowed_bytes=likeliest)
@@ -361,19 +356,19 @@ class FairReplay:
         A snapshot has the size of a failed request as rounded by ``roundup_power2_divisions``.
         Without that setting, the request is smaller by less than one division of the power of two.
         """
-        settings = self._reproduction.conditions.settings
+        settings = self.reproduction.conditions.settings
         divisions = settings.roundup_power2_divisions
-        now = _settings(self._reproduction, what_if).roundup_power2_divisions
+        now = _settings(self.reproduction, what_if).roundup_power2_divisions
         if made.fits or not settings.roundup_is_on or now == divisions:
             return made
         fewest = min(d for d in divisions if d > 1)
-        base = operations or self._reproduction.operations
+        base = operations or self.reproduction.operations
         asked = Operations.of(base)
         is_failed = asked.kind == OpKind.FAILED
         size = asked.size.copy()
         power = [1 << max((s - 1).bit_length() - 1, 0) for s in size[is_failed].tolist()]
         size[is_failed] -= np.array(power, np.uint64) // np.uint64(fewest) - np.uint64(1)
-        least = replay_what_if(self._reproduction, what_if, asked.with_size(size).native(base))
+        least = replay_what_if(self.reproduction, what_if, asked.with_size(size).native(base))
         return replace(made, note=ROUNDED, is_conclusive=False) if least.fits else made
 
 

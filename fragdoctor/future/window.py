@@ -28,7 +28,8 @@ class StepWindow(Struct, frozen=True, dict=True):
 
     Attributes:
         at: ``int64[n_complete + 2]``, first operation of each step, and the end.
-        kind, size, stream, pool: of each operation.
+        table: the operations, the failing request as one that is served.
+        kind, size: of each operation.
         step: step of each operation.
         allocation: the block that each operation concerns, -1 for the failing request.
         stack: stack of each allocation, -1 elsewhere.
@@ -38,15 +39,13 @@ class StepWindow(Struct, frozen=True, dict=True):
         is_late: whether there are steps before the window.
         counts: whether each step is one of the program's; evaluation steps are not.
         rows: event row at which each step begins.
-        row: event row of each operation.
     """
 
     trace: Trace
     at: I64
+    table: npt.NDArray[np.void]
     kind: npt.NDArray[np.uint8]
     size: I64
-    stream: npt.NDArray[np.uint16]
-    pool: npt.NDArray[np.uint16]
     step: I64
     allocation: I64
     stack: I64
@@ -57,7 +56,6 @@ class StepWindow(Struct, frozen=True, dict=True):
     is_late: bool
     counts: Bools
     rows: I64
-    row: I64
 
     def is_resized(self, other: StepWindow) -> bool:
         """Return whether its operations equal those of another window except for their sizes."""
@@ -80,34 +78,30 @@ class StepWindow(Struct, frozen=True, dict=True):
         n_all = len(at) - int(is_open)
         if n_all < 1:
             return None
-        at = np.append(at, n_past) if is_open else np.append(at, (n_past, n_past))
+        at = np.append(at, [n_past] * (2 - int(is_open)))
         first = max(0, n_all - MAX_STEPS)
         while first < n_all - 2 and n_past - at[first] > MAX_OPERATIONS:
             first += 1
         low, high = int(at[first]), n_past + int(has_failed)
-        part = ops[low:high]
+        part = ops[low:high].copy()
         at = at[first:] - low
         at[-1] = high - low
-        kind = part["kind"].copy()
+        allocation = part["allocation"].astype(np.int64)
         if has_failed:
-            kind[-1] = OpKind.MALLOC
-        is_made = kind == OpKind.MALLOC
+            part["kind"][-1], allocation[-1] = OpKind.MALLOC, -1
+        is_made = part["kind"] == OpKind.MALLOC
         if at[-2] == at[0] and np.count_nonzero(is_made) > 1:
             return None  # edited requests in another order: nothing lies between the step starts
         stack = np.full(len(part), -1, np.int64)
         stack[is_made] = trace.events.stack[part["row"][is_made]]
-        allocation = part["allocation"].astype(np.int64)
-        if has_failed:
-            allocation[-1] = -1
         of_kind = np.append(steps.kind, StepKind.TRAIN)[first : first + len(at) - 1]
         counts = of_kind != StepKind.EVALUATION
         return cls(
             trace=trace,
             at=at,
-            kind=kind,
+            table=part,
+            kind=part["kind"],
             size=part["size"].astype(np.int64),
-            stream=part["stream"],
-            pool=part["pool"],
             step=np.repeat(np.arange(len(at) - 1), np.diff(at)),
             allocation=allocation,
             stack=stack,
@@ -118,5 +112,4 @@ class StepWindow(Struct, frozen=True, dict=True):
             is_late=first > 0 or trace.is_late,
             counts=counts if counts.any() else ~counts,
             rows=np.append(steps.rows, trace.n_events)[first : first + len(at) - 1],
-            row=part["row"].astype(np.int64),
         )

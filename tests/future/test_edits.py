@@ -15,9 +15,10 @@ from fragdoctor.analysis.growth import StepEnds
 from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.future import edits, training_edits
 from fragdoctor.future.edits import Edit
-from fragdoctor.future.simulator import simulate
 from fragdoctor.future.steps import Steps
+from fragdoctor.future.whatif import FairReplay, WhatIf
 from fragdoctor.inputs.snapshot_reader import read_snapshot
+from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.trace.operations import Operations, OpKind
 from fragdoctor.trace.replay import Reproduction
@@ -28,6 +29,12 @@ BASE = 0x7000_0000_0000
 
 def changed(reproduction: Reproduction, edit: Edit) -> Operations:
     return Operations.of(edit.apply(reproduction))
+
+
+def replayed(snapshot: Snapshot, edit: Edit, **what_if: Any) -> ReplayResult:
+    reproduction = reproduced(snapshot)
+    asked = WhatIf(edit=edit.name, **what_if)
+    return FairReplay(reproduction).replay(asked, edit.apply(reproduction))
 
 
 def live_addresses(snapshot: Snapshot) -> list[int]:
@@ -98,11 +105,11 @@ def test_empty_cache_returns_what_hinders() -> None:
 
     last = rows_of_requests(reproduced(snapshot))[-1]
 
-    simulation = simulate(snapshot, edits=[edits.empty_cache_at([last])])
+    result = replayed(snapshot, edits.empty_cache_at([last]))
 
-    assert simulation.baseline.peak_reserved_bytes == 120 * MIB
-    assert simulation.results[0].peak_reserved_bytes == 60 * MIB
-    assert simulation.results[0].edit == "empty_cache() at 1 chosen points"
+    assert reproduced(snapshot).result.peak_reserved_bytes == 120 * MIB
+    assert result.peak_reserved_bytes == 60 * MIB
+    assert result.edit == "empty_cache() at 1 chosen points"
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
@@ -135,17 +142,13 @@ def test_without_stranding_block_the_request_fits() -> None:
     snapshot = record(asked, capacity_bytes=80 * MIB)
     strander = [a for a in live_addresses(snapshot) if a != 0]
 
-    simulation = simulate(
-        snapshot,
-        edits=[
-            edits.blocks_freed(strander),
-            edits.blocks_freed(strander, row=len(snapshot.events) - 1),
-        ],
-    )
+    never_made = replayed(snapshot, edits.blocks_freed(strander))
+    freed = replayed(snapshot, edits.blocks_freed(strander, row=len(snapshot.events) - 1))
 
-    assert not simulation.baseline.fits
-    assert [r.fits for r in simulation.results] == [True, True]
-    assert simulation.results[0].edit == "without 1 block"
+    assert not reproduced(snapshot).result.fits
+    assert never_made.fits
+    assert freed.fits
+    assert freed.edit == "without 1 block"
 
 
 def test_blocks_older_than_the_trace_can_be_left_out() -> None:
@@ -163,10 +166,8 @@ def test_blocks_older_than_the_trace_can_be_left_out() -> None:
         }
     )  # fmt: skip
 
-    simulation = simulate(snapshot, edits=[edits.blocks_freed([BASE])])
-
-    assert not simulation.baseline.fits
-    assert simulation.results[0].fits
+    assert not reproduced(snapshot).result.fits
+    assert replayed(snapshot, edits.blocks_freed([BASE])).fits
 
 
 def test_address_without_live_block_is_refused() -> None:
@@ -225,16 +226,13 @@ def test_edits_of_real_trace(shared: Path) -> None:
     """Figures of the real allocator, driven with the changed requests."""
     snapshot = read_snapshot(shared / "snapshots" / "frag_gpt_varlen" / "snapshot.pickle")
 
-    simulation = simulate(
-        snapshot,
-        capacity_bytes=3900 * MIB,
-        edits=[
-            edits.empty_cache_at(rows_of_requests(reproduced(snapshot))[500::500]),
-            edits.sizes_padded(8 * MIB),
-        ],
+    chosen = (
+        edits.empty_cache_at(rows_of_requests(reproduced(snapshot))[500::500]),
+        edits.sizes_padded(8 * MIB),
     )
+    results = [replayed(snapshot, edit, capacity_bytes=3900 * MIB) for edit in chosen]
 
-    got = [(r.fits, r.peak_reserved_bytes) for r in simulation.results]
+    got = [(r.fits, r.peak_reserved_bytes) for r in results]
     assert got == [(True, 3512729600), (False, 3846176768)]
 
 

@@ -16,12 +16,13 @@ from fragdoctor.future.search import (
     usual_candidates,
 )
 from fragdoctor.future.simulator import search_settings, simulate
-from fragdoctor.future.whatif import WhatIf
+from fragdoctor.future.whatif import FairReplay, WhatIf
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.hooks import watched_by
 from fragdoctor.model.settings import parse_conf
-from fragdoctor.model.simulation import ReplayResult
+from fragdoctor.model.simulation import ReplayResult, Simulation
 from fragdoctor.model.snapshot import Snapshot
+from fragdoctor.trace.replay import Reproduction
 from fragdoctor.units import MIB
 
 
@@ -46,10 +47,16 @@ def result(conf: str, *, fits: bool, peak: int, calls: int, retries: int = 0) ->
     )
 
 
+def searched(reproduction: Reproduction, what_if: WhatIf = WhatIf()) -> Simulation:  # noqa: B008
+    """Return a search over the usual settings."""
+    fair = FairReplay(reproduction)
+    return search_settings(fair, usual_candidates(reproduction), what_if)
+
+
 def test_search_finds_the_setting_that_fits() -> None:
     reproduction = reproduced(fragmented())
 
-    found = search_settings(reproduction)
+    found = searched(reproduction)
 
     assert not found.is_fine
     assert found.best is not None
@@ -60,7 +67,7 @@ def test_search_finds_the_setting_that_fits() -> None:
 
 
 def test_search_of_run_without_trouble_recommends_nothing() -> None:
-    found = search_settings(reproduced(record(program(30 * MIB, -1, 20 * MIB))))
+    found = searched(reproduced(record(program(30 * MIB, -1, 20 * MIB))))
 
     assert found.is_fine
     assert found.best is None
@@ -76,8 +83,8 @@ def test_search_is_the_same_every_time_and_reports_progress() -> None:
         seen.append((done, total))
 
     with watched_by(watch):
-        first = search_settings(reproduction, sweep_candidates(reproduction))
-    again = search_settings(reproduction, sweep_candidates(reproduction))
+        first = searched(reproduction)
+    again = searched(reproduction)
 
     assert first == again
     n = len(first.results)
@@ -87,7 +94,7 @@ def test_search_is_the_same_every_time_and_reports_progress() -> None:
 def test_search_under_larger_capacity_fits_as_it_is() -> None:
     reproduction = reproduced(fragmented())
 
-    found = search_settings(reproduction, what_if=WhatIf(capacity_bytes=800 * MIB))
+    found = searched(reproduction, WhatIf(capacity_bytes=800 * MIB))
 
     assert found.is_fine
 
@@ -109,7 +116,7 @@ def test_search_names_only_what_gains_on_a_run_that_fits() -> None:
     program_ = program(30 * MIB, 40 * MIB, -1, 60 * MIB, -3)
     reproduction = reproduced(record(program_, capacity_bytes=110 * MIB))
 
-    found = search_settings(reproduction)
+    found = searched(reproduction)
 
     had = reproduction.result
     assert had.fits
@@ -157,7 +164,7 @@ def test_sweep_of_a_late_trace_is_judged_like_single_settings(shared: Path) -> N
     reproduction = reproduced(snapshot)
     confs = ("expandable_segments:True", "max_split_size_mb:128")
 
-    found = search_settings(reproduction, confs)
+    found = search_settings(FairReplay(reproduction), confs, WhatIf())
 
     assert tuple(found.results) == tuple(simulate(snapshot, confs=confs).results)
 
@@ -168,7 +175,7 @@ def test_search_of_real_traps(shared: Path) -> None:
     helps = {}
     for name in ("frag_gpt_varlen", "microbench_alternate", "microbench_40mb"):
         snapshot = read_snapshot(shared / "snapshots" / name / "snapshot.pickle")
-        found = search_settings(reproduced(snapshot))
+        found = searched(reproduced(snapshot))
         helps[name] = found.best.conf if found.best is not None else None
 
     assert helps == {

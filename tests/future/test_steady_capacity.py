@@ -6,9 +6,12 @@ import random
 
 import pytest
 from builders import BASE, MIB, alloc, block, columns, free, segment, segment_alloc, snapshot
+from programs import reproduced
 
 from fragdoctor.future.edits import without_noted
+from fragdoctor.future.search import with_smallest_capacity
 from fragdoctor.future.simulator import simulate
+from fragdoctor.future.whatif import WhatIf, replay_what_if
 from fragdoctor.model.snapshot import Snapshot
 
 PAGE = 2 * MIB
@@ -32,6 +35,14 @@ def requests_of(seed: int, n: int = 60) -> Snapshot:
     return columns(snapshot(*segments, traces=[events]))
 
 
+def smallest(run: Snapshot, *, is_steady: bool) -> int:
+    """Return the smallest capacity at which a run fits."""
+    recorded = reproduced(run)
+    result = replay_what_if(recorded, WhatIf())
+    found = with_smallest_capacity(recorded, WhatIf(), result, is_steady=is_steady)
+    return found.smallest_capacity_bytes or 0
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_a_steady_capacity_fits_and_so_does_every_larger_one(seed: int) -> None:
     run = requests_of(seed)
@@ -39,9 +50,7 @@ def test_a_steady_capacity_fits_and_so_does_every_larger_one(seed: int) -> None:
     def fits(capacity: int) -> bool:
         return simulate(run, capacity_bytes=capacity).results[0].fits
 
-    steady = simulate(run, smallest_capacity=True, is_steady=True, steps=0).results[0]
-    least = simulate(run, smallest_capacity=True, steps=0).results[0].smallest_capacity_bytes or 0
-    at = steady.smallest_capacity_bytes or 0
+    least, at = smallest(run, is_steady=False), smallest(run, is_steady=True)
     highest = simulate(run, capacity_bytes=2**40).results[0].peak_reserved_bytes
 
     assert least <= at <= highest
@@ -50,16 +59,9 @@ def test_a_steady_capacity_fits_and_so_does_every_larger_one(seed: int) -> None:
 
 
 def test_some_run_fits_on_less_by_luck() -> None:
-    def both(seed: int) -> tuple[int | None, ...]:
-        run = requests_of(seed)
-        return tuple(
-            simulate(run, smallest_capacity=True, is_steady=how, steps=0)
-            .results[0]
-            .smallest_capacity_bytes
-            for how in (False, True)
-        )
+    runs = map(requests_of, range(12))
 
-    assert any(least != steady for least, steady in map(both, range(12)))
+    assert any(smallest(run, is_steady=False) != smallest(run, is_steady=True) for run in runs)
 
 
 def test_noted_requests_are_left_out_and_no_others() -> None:
@@ -72,7 +74,7 @@ def test_noted_requests_are_left_out_and_no_others() -> None:
         for i, mib in enumerate((40, 30, 12, 20))
     ]
 
-    run = columns(snapshot(*held, traces=[events]))
-    found = simulate(run, edits=[without_noted("of a library")]).results[0]
+    run = reproduced(columns(snapshot(*held, traces=[events])))
+    found = replay_what_if(run, WhatIf(), without_noted("of a library").apply(run))
 
     assert found.peak_active_bytes == (40 + 12 + 20) * MIB

@@ -207,7 +207,6 @@ def test_steps_of_a_training_program(plan: Plan, program: Callable[[Run, Plan], 
     is_part_of_each = program is flat and plan.every == 1 and bool(evaluation)
     if is_part_of_each:  # every step comes to the evaluation
         training, evaluation = [training[0], *evaluation], []
-    assert steps.method == "stacks"
     assert steps.of_kind(StepKind.TRAIN).tolist() == training
     assert steps.of_kind(StepKind.EVALUATION).tolist() == evaluation
     assert steps.is_last_complete == (not is_part_of_each)
@@ -365,6 +364,29 @@ def test_loops_of_inference_are_evaluation() -> None:
     assert set(run.steps().kind.tolist()) == {StepKind.EVALUATION}
 
 
+@pytest.mark.parametrize("n_rounds", [2, 3])
+def test_few_rounds_are_enough_if_no_place_comes_more_often(n_rounds: int) -> None:
+    def program(run: Run) -> None:
+        run.model()
+        for _ in range(n_rounds):
+            run.mark(StepKind.EVALUATION)
+            batch = run.data()
+            run.drop([batch, *run.called()])
+
+    run = Run(program)
+
+    assert run.steps().rows.tolist() == run.true_rows(StepKind.EVALUATION)
+
+
+def test_two_visits_to_a_place_are_no_rounds_without_a_model() -> None:
+    def program(run: Run) -> None:
+        for _ in range(2):
+            run.data()
+            run.new(TEMPORARY, run.here())
+
+    assert not len(Run(program).steps())
+
+
 def layered(run: Run, *, n_layers: int = 3) -> None:
     """Call a model with equal layers, one of which repeats an operation; nothing else."""
     calls = [run.here(LINEAR, CALL, frame("model.py", line, "forward"), CALL) for line in (1, 2)]
@@ -406,7 +428,6 @@ def test_without_stacks_annotated_optimizer_steps_end_steps() -> None:
 
     steps = Steps.of(Trace.of(run.snapshot(annotations), 0))
 
-    assert steps.method == "marks"
     assert steps.rows[1:].tolist() == first[1:].tolist()
 
 
@@ -420,7 +441,7 @@ def test_a_device_without_marks_has_the_steps_of_the_others() -> None:
 
     steps = Steps.of(Trace.of(run.snapshot(annotations), 0))
 
-    assert (steps.method, len(steps)) == ("marks", len(ends))
+    assert len(steps) == len(ends)
 
 
 def test_annotated_ends_whose_beginnings_are_lost_still_end_steps() -> None:
@@ -433,14 +454,14 @@ def test_annotated_ends_whose_beginnings_are_lost_still_end_steps() -> None:
 
     steps = Steps.of(Trace.of(run.snapshot(annotations), 0))
 
-    assert (steps.method, steps.is_last_complete) == ("marks", True)
+    assert steps.is_last_complete
     assert steps.rows[1:].tolist() == first[:-1]  # nothing shows after the last
 
 
 def test_a_program_without_a_loop_has_no_steps() -> None:
     steps = Run(lambda r: r.model()).steps()
 
-    assert (len(steps), steps.method) == (0, "none")
+    assert not len(steps)
 
 
 # ---- recordings --------------------------------------------------------------------------------
