@@ -99,20 +99,20 @@ class Outlooks:
         if not raw["fits"] or raw["is_cut_short"]:
             return raw, _FAILED_BEFORE
         expected = self._outcome(known, run, known.expected, limit)
-        doubt, fails = known.doubt, expected.state is OutlookState.FAILS
+        doubt, fails = known.doubt, expected.fails
         is_likely = is_sure = doubt.share <= SURE
         if not is_sure and (fails or not known.steps.may_rise):
             differ = max(1 - doubt.share, 0.0) if fails else 1 + doubt.share
             other = self._outcome(known, run, known.play(differ), limit)
-            is_likely = other.state is expected.state
-        is_known = is_sure and known.n_complete >= ENOUGH
-        reason = expected.reason if is_known else doubt.reason
-        if is_sure and not is_known:
+            is_likely = other.fails is fails
+        is_known = is_sure and known.n_complete >= ENOUGH and expected.likely is None
+        reason = expected.reason if is_sure else doubt.reason
+        if is_sure and known.n_complete < ENOUGH:
             reason = f"only {plural(known.n_complete, 'step')} recorded in full"
         return raw, replace(
             expected,
             state=expected.state if is_known else OutlookState.OPEN,
-            likely=expected.state if is_likely and not is_known else None,
+            likely=None if is_known or not is_likely else expected.likely or expected.state,
             basis=OutlookBasis.REPEATED if known.is_exact else OutlookBasis.SCALED,
             fails_after_steps=expected.fails_after_steps if is_likely else None,
             reason=reason,
@@ -134,7 +134,11 @@ class Outlooks:
     def _outcome(
         self, known: Repetition, run: _ext.NativeRun, future: _ext.NativeFuture, limit: int | None
     ) -> Outlook:
-        """Return the model's outcome for a future: it holds, or fails after this many steps."""
+        """Return the model's outcome for a future: it holds, or fails after this many steps.
+
+        A failure that growth brings about later is only likely: a leak goes on, but a cache or a
+        buffer fills up, and while it does so nothing in a recording tells them apart.
+        """
         # Two rounds of steps that may differ show whether they grow; more rounds add nothing.
         most = MAX_STEPS if known.doubt.share <= SURE else 2 * known.period
         max_played = PLAYED_OF_EDIT if self._is_edited else MAX_PLAYED
@@ -154,12 +158,13 @@ class Outlooks:
         )
         if look["has_failed"]:
             reason = f"a request of {format_size(look['failed_bytes'])} fails"
-            return replace(outlook, fails_after_steps=n_done, reason=reason)
+            failed = replace(outlook, fails_after_steps=n_done, reason=reason)
+            at_ends = look["allocated"]
+            return _if_it_grows(failed) if n_done and at_ends[-1] > at_ends[0] else failed
         if growth > 0 and not repeats and limit is not None and self._asked is None:
             room = max(limit - int(look["peak_allocated"].max(initial=0)), 0)
             if n_done + room // growth <= FORESEEN_STEPS:
-                reason = f"each step keeps {format_size(growth)} more"
-                return replace(outlook, fails_after_steps=n_done + room // growth, reason=reason)
+                return _if_it_grows(replace(outlook, fails_after_steps=n_done + room // growth))
         return replace(
             outlook,
             state=OutlookState.HOLDS,
@@ -212,6 +217,14 @@ def _growth_of(known: Repetition, allocated: Any) -> int:
     at = len(after) - 1 - known.period * half * np.arange(min(n_cycles // half, 2) + 1)
     rises = -np.diff(after[at])
     return int(rises.min()) // each if (rises > 0).all() else 0
+
+
+def _if_it_grows(outlook: Outlook) -> Outlook:
+    """Return the outlook of a run that fails later if its memory goes on growing."""
+    reason = "if each step goes on keeping more"
+    if outlook.growth_bytes_per_step:
+        reason = f"if each step goes on keeping {format_size(outlook.growth_bytes_per_step)} more"
+    return replace(outlook, state=OutlookState.OPEN, likely=OutlookState.FAILS, reason=reason)
 
 
 _FAILED_BEFORE: Final = Outlook(
