@@ -49,7 +49,9 @@ from fragdoctor.units import GIB, format_count, format_size, plural
 NOT_A_SHORTAGE: Final = ("negative", "shared-memory")
 """Messages that say nothing about memory; a snapshot given with them is judged by itself."""
 
-LEAKS_INTO: Final = (Cause.CAPACITY, Cause.MEMORY_LIMIT, Cause.FRAGMENTATION)
+LEAKS_INTO: Final = (
+    Cause.CAPACITY, Cause.MEMORY_LIMIT, Cause.FRAGMENTATION, Cause.PRIVATE_POOLS,
+)  # fmt: skip
 """Readings that a leak causes sooner or later."""
 
 MAY_BE_HOLES: Final = (Cause.CAPACITY, Cause.MEMORY_LIMIT)
@@ -250,11 +252,14 @@ def _growth_in_log(e: CaseEvidence) -> Hypothesis | None:
 def _explains_reading(e: CaseEvidence, grown_bytes: int) -> bool:
     """Return whether memory that grew explains what the figures say.
 
-    It explains any shortage, but holes only if what grew is no less than the request.
+    It explains any shortage, but holes only if what grew is no less than the request, and private
+    pools only if it is no less than what lies free in them.
     """
-    request = 0 if e.failed is None else e.failed.requested_bytes
-    if e.reading.cause is Cause.FRAGMENTATION and grown_bytes < request:
-        return False
+    if e.failed is not None:
+        if e.reading.cause is Cause.FRAGMENTATION and grown_bytes < e.failed.requested_bytes:
+            return False
+        if e.reading.cause is Cause.PRIVATE_POOLS and grown_bytes < e.failed.pools_free_bytes:
+            return False
     return e.reading.cause in LEAKS_INTO
 
 
