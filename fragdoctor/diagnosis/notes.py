@@ -171,8 +171,7 @@ def _answer(bench: Bench | None, given: int) -> str:
     elif outlook is None or outlook.state is OutlookState.HOLDS:
         would = f"fit, {room} to spare"
     elif outlook.fails:
-        surely = "" if outlook.state is OutlookState.FAILS else "likely "
-        would = f"get further, and {surely}fail later"
+        would = f"get further, and {'' if outlook.likely is None else 'likely '}fail later"
     else:
         would = f"get past its recorded part, {room} to spare; the rest is not known"
     return f"With {format_size(given)} for PyTorch this run would {would}."

@@ -156,15 +156,20 @@ class Outlooks:
         outlook = Outlook(
             OutlookState.FAILS, peak_reserved_bytes=peak, growth_bytes_per_step=growth
         )
-        if look["has_failed"]:
+        has_failed, after = bool(look["has_failed"]), n_done
+        grows = has_failed and n_done and look["allocated"][-1] > look["allocated"][0]
+        if growth > 0 and not (has_failed or repeats or limit is None or self._asked is not None):
+            after += max(limit - int(look["peak_allocated"].max(initial=0)), 0) // growth
+            grows = after <= FORESEEN_STEPS
+        if grows:
+            outlook = replace(outlook, state=OutlookState.OPEN, likely=OutlookState.FAILS)
+            by = f" by {format_size(growth)} a step" if growth else ""
+            return replace(
+                outlook, fails_after_steps=after, reason=f"if memory goes on growing{by}"
+            )
+        if has_failed:
             reason = f"a request of {format_size(look['failed_bytes'])} fails"
-            failed = replace(outlook, fails_after_steps=n_done, reason=reason)
-            at_ends = look["allocated"]
-            return _if_it_grows(failed) if n_done and at_ends[-1] > at_ends[0] else failed
-        if growth > 0 and not repeats and limit is not None and self._asked is None:
-            room = max(limit - int(look["peak_allocated"].max(initial=0)), 0)
-            if n_done + room // growth <= FORESEEN_STEPS:
-                return _if_it_grows(replace(outlook, fails_after_steps=n_done + room // growth))
+            return replace(outlook, fails_after_steps=after, reason=reason)
         return replace(
             outlook,
             state=OutlookState.HOLDS,
@@ -217,14 +222,6 @@ def _growth_of(known: Repetition, allocated: Any) -> int:
     at = len(after) - 1 - known.period * half * np.arange(min(n_cycles // half, 2) + 1)
     rises = -np.diff(after[at])
     return int(rises.min()) // each if (rises > 0).all() else 0
-
-
-def _if_it_grows(outlook: Outlook) -> Outlook:
-    """Return the outlook of a run that fails later if its memory goes on growing."""
-    reason = "if each step goes on keeping more"
-    if outlook.growth_bytes_per_step:
-        reason = f"if each step goes on keeping {format_size(outlook.growth_bytes_per_step)} more"
-    return replace(outlook, state=OutlookState.OPEN, likely=OutlookState.FAILS, reason=reason)
 
 
 _FAILED_BEFORE: Final = Outlook(
