@@ -164,9 +164,7 @@ class Outlooks:
         if grows:
             outlook = replace(outlook, state=OutlookState.OPEN, likely=OutlookState.FAILS)
             by = f" by {format_size(growth)} a step" if growth else ""
-            return replace(
-                outlook, fails_after_steps=after, reason=f"if memory goes on growing{by}"
-            )
+            return replace(outlook, fails_after_steps=after, reason=f"if memory keeps growing{by}")
         if has_failed:
             reason = f"a request of {format_size(look['failed_bytes'])} fails"
             return replace(outlook, fails_after_steps=after, reason=reason)

@@ -134,4 +134,4 @@ def test_failure_that_growth_brings_about_later_is_only_likely(recording, n_step
     assert outlook is not None
     assert (outlook.state, outlook.likely) == (OutlookState.OPEN, OutlookState.FAILS)
     assert outlook.fails_after_steps == n_steps
-    assert "if memory goes on growing" in outlook.reason
+    assert "if memory keeps growing" in outlook.reason
