@@ -146,11 +146,13 @@ def leaking(
     function: str = "step",
     fails: bool = True,
     hole_mib: int = 0,
+    pool_mib: int = 0,
     asked_mib: int = 0,
 ) -> Snapshot:
     """Return steps that each keep one block forever, until a request fails.
 
-    Each block is in a segment with a hole behind it, if ``hole_mib`` is given. Unless ``asked_mib``
+    Each block is in a segment with a hole behind it, if ``hole_mib`` is given, and ``pool_mib`` are
+    free in the private pool of a graph. Unless ``asked_mib``
     is given, the failing request is as large as a block.
     """
     keep = [frame("loop.py", 5, function), frame("train.py", 10, "main")]
@@ -169,6 +171,8 @@ def leaking(
         live = block(kept_mib * MIB, "active_allocated", frames=keep)
         segments.append(segment(at(i), live, *([block(hole_mib * MIB)] if hole_mib else ())))
     events.append(segment_free(scratch, 40 * MIB))
+    if pool_mib:
+        segments.append(segment(at(n_steps + 1), block(pool_mib * MIB), pool=(0, 1)))
     if fails:
         events.append(oom((asked_mib or kept_mib) * MIB, free_mib * MIB, frames=keep))
     return columns(assembled(*segments, events=events))

@@ -1,9 +1,9 @@
 """Weights that are held twice: a copy of the model, or an old model next to its successor.
 
 Hardly anything else has the same combination of sizes as the tensors of a model. If another line
-made blocks in the same sizes, as many of each, they are a copy: a checkpoint on the GPU, a moving
-average, a best state. If one line made all of them several times, with work in between, a model was
-built again while the old one was still held.
+made blocks in the same sizes, as many of each or several times as many, they are copies: moving
+averages, a best state, a checkpoint on the GPU with its optimizer's state. If one line made all of
+them several times, with work in between, a model was built again while the old one was still held.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOST: Final = 0.5
 """Share of a model's blocks that must be known as weights: built, moved, loaded, with gradients."""
 
 SAME_SHARE: Final = 0.9
-"""Share of blocks, and of bytes, that must match between model and copy: buffers may be missing."""
+"""Share of the model's blocks, and of all bytes, that must match: buffers may be missing."""
 
 STATES: Final = 2
 """The most optimizer states per weight; if there are more, both networks are trained."""
@@ -107,7 +107,8 @@ def _copy(
             begins = np.array_equal(size[model[: len(group)]], size[group])
             is_begun = begins and int(trace.lives.start[group[-1]]) == last
             is_begun &= len(distinct(size[group])) >= MIN_SIZES
-            if is_begun or _are_alike(size[model], size[group]):
+            n_copies = round(int(size[group].sum()) / int(size[model].sum()))
+            if is_begun or _are_alike(np.tile(size[model], n_copies), size[group]):
                 found.append(_found(trace, group, group, None))
     return max(found, key=lambda one: one.n_bytes, default=None)
 
@@ -138,10 +139,11 @@ def _are_alike(one: I64, other: I64) -> bool:
     """Return whether two groups of blocks have the same sizes, as many of each.
 
     A network and its mirror (an autoencoder, a generator and its critic) share only large sizes.
+    The other may have small blocks besides, such as the step numbers in an optimizer's state.
     """
     both = Counter(one.tolist()) & Counter(other.tolist())
     n, n_bytes = both.total(), sum(size * n for size, n in both.items())
-    are_as_many = n >= SAME_SHARE * max(len(one), len(other))
+    are_as_many = n >= SAME_SHARE * len(one)
     are_as_large = n_bytes >= SAME_SHARE * max(int(one.sum()), int(other.sum()))
     return len(both) >= MIN_SIZES and are_as_many and are_as_large
 

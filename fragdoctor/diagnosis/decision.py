@@ -459,12 +459,12 @@ def _found_too_late(r: FailedRequest) -> Iterator[Hypothesis]:
 def _joined_fits(r: FailedRequest) -> Iterator[Hypothesis]:
     """Perfectly packed, live memory and request would have fit: which holes were in the way?
 
-    The holes in private pools are blamed if there would be no real holes without these pools.
+    The larger holes are blamed: those in private pools, or those outside of them.
     """
     if r.margin_bytes is None or r.margin_bytes < 0 or r.cache_bytes is None:
         return
     in_pools = _share(r.pools_free_bytes, r.reserved_bytes) >= FULL_SLACK_SHARE
-    if in_pools and not _is_fragmented(r.without_pools):
+    if in_pools and r.pools_free_bytes > (r.unallocated_bytes or 0):
         yield Hypothesis(
             Cause.PRIVATE_POOLS,
             f"The {r.request_text} failed while "

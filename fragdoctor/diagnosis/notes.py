@@ -170,8 +170,8 @@ def _answer(bench: Bench | None, given: int) -> str:
         would = "run out of memory"
     elif outlook is None or outlook.state is OutlookState.HOLDS:
         would = f"fit, {room} to spare"
-    elif outlook.state is OutlookState.FAILS:
-        would = "get further, and fail later"
+    elif outlook.fails:
+        would = f"get further, and {'' if outlook.likely is None else 'likely '}fail later"
     else:
         would = f"get past its recorded part, {room} to spare; the rest is not known"
     return f"With {format_size(given)} for PyTorch this run would {would}."

@@ -49,11 +49,11 @@ from fragdoctor.units import GIB, format_count, format_size, plural
 NOT_A_SHORTAGE: Final = ("negative", "shared-memory")
 """Messages that say nothing about memory; a snapshot given with them is judged by itself."""
 
-LEAKS_INTO: Final = (Cause.CAPACITY, Cause.MEMORY_LIMIT, Cause.FRAGMENTATION)
-"""Readings that a leak causes sooner or later."""
-
 MAY_BE_HOLES: Final = (Cause.CAPACITY, Cause.MEMORY_LIMIT)
 """Readings that thresholds give when memory was nearly full."""
+
+LEAKS_INTO: Final = (*MAY_BE_HOLES, Cause.FRAGMENTATION, Cause.PRIVATE_POOLS)
+"""Readings that a leak causes sooner or later."""
 
 WORTH_SAYING: Final = 1.05
 """The step's shortage is mentioned if it is at least this many times the failing request's."""
@@ -250,12 +250,14 @@ def _growth_in_log(e: CaseEvidence) -> Hypothesis | None:
 def _explains_reading(e: CaseEvidence, grown_bytes: int) -> bool:
     """Return whether memory that grew explains what the figures say.
 
-    It explains any shortage, but holes only if what grew is no less than the request.
+    It explains any shortage, but holes only if what grew is no less than the request, and private
+    pools only if it is no less than what lies free in them.
     """
-    request = 0 if e.failed is None else e.failed.requested_bytes
-    if e.reading.cause is Cause.FRAGMENTATION and grown_bytes < request:
-        return False
-    return e.reading.cause in LEAKS_INTO
+    cause, least = e.reading.cause, 0
+    if e.failed is not None and cause not in MAY_BE_HOLES:
+        is_in_pools = cause is Cause.PRIVATE_POOLS
+        least = e.failed.pools_free_bytes if is_in_pools else e.failed.requested_bytes
+    return cause in LEAKS_INTO and grown_bytes >= least
 
 
 def _growth(e: CaseEvidence) -> Hypothesis | None:

@@ -100,20 +100,20 @@ class Outlooks:
         if not raw["fits"] or raw["is_cut_short"]:
             return raw, _FAILED_BEFORE
         expected = self._outcome(known, run, known.expected, limit)
-        doubt, fails = known.doubt, expected.state is OutlookState.FAILS
+        doubt, fails = known.doubt, expected.fails
         is_likely = is_sure = doubt <= SURE
         if not is_sure and (fails or not known.steps.may_rise):
             differ = max(1 - doubt, 0.0) if fails else 1 + doubt
             other = self._outcome(known, run, known.play(differ), limit)
-            is_likely = other.state is expected.state
-        is_known = is_sure and known.n_complete >= ENOUGH
-        reason = expected.reason if is_known else known.reason
-        if is_sure and not is_known:
+            is_likely = other.fails is fails
+        is_known = is_sure and known.n_complete >= ENOUGH and expected.likely is None
+        reason = expected.reason if is_sure else known.reason
+        if is_sure and known.n_complete < ENOUGH:
             reason = f"only {plural(known.n_complete, 'step')} recorded in full"
         return raw, replace(
             expected,
             state=expected.state if is_known else OutlookState.OPEN,
-            likely=expected.state if is_likely and not is_known else None,
+            likely=None if is_known or not is_likely else expected.likely or expected.state,
             basis=OutlookBasis.REPEATED if known.is_exact else OutlookBasis.SCALED,
             fails_after_steps=expected.fails_after_steps if is_likely else None,
             reason=reason,
@@ -135,7 +135,11 @@ class Outlooks:
     def _outcome(
         self, known: Repetition, run: _ext.NativeRun, future: _ext.NativeFuture, limit: int | None
     ) -> Outlook:
-        """Return the model's outcome for a future: it holds, or fails after this many steps."""
+        """Return the model's outcome for a future: it holds, or fails after this many steps.
+
+        A failure that growth brings about later is only likely: a leak goes on, but a cache or a
+        buffer fills up, and while it does so nothing in a recording tells them apart.
+        """
         # Two rounds of steps that may differ show whether they grow; more rounds add nothing.
         most = MAX_STEPS if known.doubt <= SURE else 2 * known.period
         max_played = PLAYED_OF_EDIT if self._is_edited else MAX_PLAYED
@@ -153,14 +157,18 @@ class Outlooks:
         outlook = Outlook(
             OutlookState.FAILS, peak_reserved_bytes=peak, growth_bytes_per_step=growth
         )
-        if look["has_failed"]:
+        has_failed, after = bool(look["has_failed"]), n_done
+        grows = has_failed and n_done and look["allocated"][-1] > look["allocated"][0]
+        if growth > 0 and not (has_failed or repeats or limit is None or self._asked is not None):
+            after += max(limit - int(look["peak_allocated"].max(initial=0)), 0) // growth
+            grows = after <= FORESEEN_STEPS
+        if grows:
+            outlook = replace(outlook, state=OutlookState.OPEN, likely=OutlookState.FAILS)
+            by = f" by {format_size(growth)} a step" if growth else ""
+            return replace(outlook, fails_after_steps=after, reason=f"if memory keeps growing{by}")
+        if has_failed:
             reason = f"a request of {format_size(look['failed_bytes'])} fails"
-            return replace(outlook, fails_after_steps=n_done, reason=reason)
-        if growth > 0 and not repeats and limit is not None and self._asked is None:
-            room = max(limit - int(look["peak_allocated"].max(initial=0)), 0)
-            if n_done + room // growth <= FORESEEN_STEPS:
-                reason = f"each step keeps {format_size(growth)} more"
-                return replace(outlook, fails_after_steps=n_done + room // growth, reason=reason)
+            return replace(outlook, fails_after_steps=after, reason=reason)
         return replace(
             outlook,
             state=OutlookState.HOLDS,

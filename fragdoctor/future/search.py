@@ -17,7 +17,7 @@ from fragdoctor.errors import ConfigError
 from fragdoctor.future.whatif import WhatIf, conditions_of, remakes_start_of
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.settings import Era, is_same_conf, parse_conf
-from fragdoctor.model.simulation import Outlook, OutlookState, ReplayResult
+from fragdoctor.model.simulation import Outlook, ReplayResult
 from fragdoctor.trace.replay import PAGE_BYTES, Reproduction
 from fragdoctor.units import format_mebibytes
 
@@ -288,7 +288,7 @@ class _CapacitySearch:
 
         def goes_on(capacity: int) -> bool:
             found = outlook_at(capacity)
-            return found is not None and found.state is not OutlookState.FAILS
+            return found is not None and not found.fails
 
         high = max(_pages_up(endless.peak_reserved_bytes), low)
         least = _least(low, high, goes_on, MAX_HALVINGS)

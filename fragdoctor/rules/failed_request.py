@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from fragdoctor.model.case import OtherProcess
 from fragdoctor.units import GIB, KIB, MIB, TIB, format_size
@@ -181,14 +180,6 @@ class FailedRequest(Struct, frozen=True):
             return False
         slack = FULL_SLACK_SHARE if self.is_exact else PRINTED_SLACK_SHARE
         return cache >= slack * self.reserved_bytes
-
-    @property
-    def without_pools(self) -> FailedRequest:
-        """The same request as if the free memory of private pools did not exist."""
-        free = self.pools_free_bytes
-        kept = None if self.reserved_bytes is None else self.reserved_bytes - free
-        limit = None if self.limit_bytes is None else self.limit_bytes - free
-        return replace(self, reserved_bytes=kept, limit_bytes=limit, pools_free_bytes=0)
 
     @property
     def is_bare(self) -> bool:

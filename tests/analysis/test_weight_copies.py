@@ -43,6 +43,19 @@ def test_copies_of_the_weights_are_what_another_line_made_in_their_sizes():
     assert line_of(loop, copies) == 30
 
 
+def test_copies_may_hold_the_model_several_times_and_small_blocks_besides():
+    loop = model()
+    for size in SIZES:  # what torch.load puts on the GPU: a weight, Adam's state, the step's number
+        for block in (size, size, size, 512):
+            loop.new(block, DEEPCOPY)
+    loop.forward()
+
+    copies = copies_of(loop)
+
+    assert copies is not None
+    assert (copies.n_bytes, line_of(loop, copies)) == (3 * sum(SIZES) + 4 * 512, 30)
+
+
 def test_copy_that_was_cut_off_begins_like_the_model():
     sizes = (*SIZES, 2 * MIB, 7 * MIB)
     loop, other = model(sizes=sizes), model(sizes=sizes)

@@ -54,6 +54,9 @@ def causes(case):
         # what lies free in pools would do, the ordinary holes would not
         (failed(32, 1267, 29, 464, 5, pools_free_bytes=768 * MIB, reserved_bytes=1237 * MIB),
          Cause.PRIVATE_POOLS),
+        # both would do: the larger holes are blamed
+        (failed(24, 1906, 6, 826, 200, pools_free_bytes=874 * MIB, reserved_bytes=1900 * MIB),
+         Cause.PRIVATE_POOLS),
         (failed(500, 4000, 100, 2200, 1000, pools_free_bytes=600 * MIB,
                 reserved_bytes=3800 * MIB), Cause.FRAGMENTATION),
         (failed(128, 24576, 60, 1100, 20), Cause.OTHER_PROCESS),

@@ -347,6 +347,15 @@ def test_rank_goes_by_how_the_run_goes_on_and_tries_settings_first_for_holes(cau
     assert [r.code for r in ranked] == order
 
 
+def test_rank_sharing_pools_comes_before_what_only_gets_further():
+    code = looked_on("code", OutlookState.OPEN, weight=1)
+    pools = proposal("pools", CURES)
+
+    ranked, _ = rank([code, pools], Cause.PRIVATE_POOLS)
+
+    assert [r.code for r in ranked] == ["pools", "code"]
+
+
 def test_rank_of_two_that_fail_later_the_one_that_fails_last_comes_first():
     soon = looked_on("soon", OutlookState.FAILS, fails_after_steps=2)
     late = looked_on("z-late", OutlookState.FAILS, fails_after_steps=9)

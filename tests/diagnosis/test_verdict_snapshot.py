@@ -361,6 +361,19 @@ def test_diagnose_holes_come_first_where_less_was_kept_than_is_asked_for(kept_mi
     assert also in verdict.also
 
 
+@pytest.mark.parametrize(
+    ("pool_mib", "cause", "also"),
+    [(400, Cause.PRIVATE_POOLS, Cause.LEAK), (200, Cause.LEAK, Cause.PRIVATE_POOLS)],
+)
+def test_diagnose_private_pools_come_first_where_more_is_free_in_them_than_was_kept(
+    pool_mib, cause, also
+):
+    verdict = diagnose(Case(snapshot=leaking(12, 24, hole_mib=8, pool_mib=pool_mib))).verdict
+
+    assert cause is verdict.cause
+    assert also in verdict.also
+
+
 def test_diagnose_leak_says_how_to_let_go_of_what_is_kept():
     found = diagnose(Case(snapshot=leaking())).recommendations[0]
 

@@ -120,3 +120,22 @@ def test_smaller_logits_have_the_mates_of_the_recorded_ones(recording: str) -> N
     assert first.title == "Compute the loss in chunks"
     assert first.predicted.outlook is not None
     assert first.predicted.outlook.likely is OutlookState.HOLDS
+
+
+@pytest.mark.parametrize(
+    ("recording", "n_steps"),
+    [
+        ("dqn_replay@75", 7),  # a replay buffer, which would fill up
+        ("leak_loss_history@99", 2),  # a list of losses, which goes on
+    ],
+)
+def test_failure_that_growth_brings_about_later_is_only_likely(recording, n_steps) -> None:
+    """While it lasts, the growth of a buffer that fills looks like that of a leak."""
+    snapshot = read_snapshot(Path(__file__).parents[1] / "truth" / f"{recording}.pickle.gz")
+
+    outlook = simulate(snapshot, confs=["expandable_segments:True"]).results[0].outlook
+
+    assert outlook is not None
+    assert (outlook.state, outlook.likely) == (OutlookState.OPEN, OutlookState.FAILS)
+    assert outlook.fails_after_steps == n_steps
+    assert "if memory keeps growing" in outlook.reason

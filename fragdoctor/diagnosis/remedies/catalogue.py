@@ -53,8 +53,9 @@ REMEDIES: Final[tuple[Remedy, ...]] = (
     *OUTSIDE,
 )
 
-NOT_OURS: Final = (Cause.OTHER_PROCESS, Cause.MEMORY_LIMIT)
-"""Causes whose removal is a certain cure: memory that others hold, and the user's own limit."""
+REMOVABLE: Final = (Cause.OTHER_PROCESS, Cause.MEMORY_LIMIT, Cause.PRIVATE_POOLS)
+"""Causes that a replay cannot remove, but the user can: memory that others hold, the user's own
+limit, and pools that each keep their own cache."""
 
 KNOWN_CURE: Final = 1
 """Place of what removes these causes: after known cures, before cures that are uncertain."""
@@ -104,7 +105,7 @@ def _order(proposal: Proposal, cause: Cause) -> tuple[int, ...]:
     # A setting does not end a leak, however much it gains.
     is_cure = is_shown_to_fit and not (cause is Cause.LEAK and is_setting)
     tier = _tier(found, is_setting=is_setting, cause=cause)
-    if cause in NOT_OURS and not is_setting and proposal.weight >= CURES and p.fits is not False:
+    if cause in REMOVABLE and not is_setting and proposal.weight >= CURES and p.fits is not False:
         is_cure, tier = True, min(tier, KNOWN_CURE)
     how_far: tuple[int, ...] = (UNTRIED, *(0,) * 5)
     if is_cure:
