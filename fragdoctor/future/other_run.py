@@ -147,17 +147,20 @@ class OtherRun:
         raw, found = self._outlooks.replay(conditions, remakes_start=remakes)
         peak = max(int(raw["peak_reserved_bytes"]), found.peak_reserved_bytes or 0)
         basis = OutlookBasis.COMPLETE if self.is_same else OutlookBasis.SCALED
-        found = replace(found, basis=basis, peak_reserved_bytes=peak, likely=None)
+        grows = found.likely is OutlookState.FAILS and found.growth_bytes_per_step > 0
+        likely = found.likely if grows else None
+        found = replace(found, basis=basis, peak_reserved_bytes=peak, likely=likely)
         if not raw["fits"]:
             step = int(Steps.of(self._other).at(np.array([raw["oom_event"] or 0]))[0])
             return replace(
                 found,
                 state=OutlookState.FAILS,
+                likely=None,
                 steps=None,
                 fails_after_steps=max(step - self._n_before, 0),
                 reason=f"a request of {format_size(raw['oom_bytes'])} fails",
             )
-        if found.state is OutlookState.FAILS:
+        if found.state is OutlookState.FAILS or grows:
             after = self._n_ahead + (found.fails_after_steps or 0)
             return replace(found, fails_after_steps=max(after, 0))
         if found.state is OutlookState.OPEN and self.goes_further:

@@ -167,7 +167,7 @@ def test_option_of_a_program_is_told_where_it_goes(run: Run) -> None:
 
 
 def test_option_of_a_program_that_rehearse_has_too_is_told_where_it_goes(run: Run) -> None:
-    result = run("rehearse", "python", "train.py", "--steps")
+    result = run("rehearse", "train.py", "--steps")
 
     assert result.code == 2
     assert "two dashes: rehearse train.py -- --steps" in result.err
