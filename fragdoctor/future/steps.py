@@ -313,6 +313,17 @@ def _rounds(trace: Trace, rows: I64, key: I32) -> I64 | None:
         at = order[ends[c] - count[c] : ends[c]]
         gaps = np.diff(at)
         covered = (at[-1] - at[0] + gaps.mean()) / len(rows)
-        if covered >= MIN_COVERED and rows[at[-1]] >= least:
+        is_known = count[c] >= MIN_STEPS or _lets_go(trace, rows[at])
+        if covered >= MIN_COVERED and rows[at[-1]] >= least and is_known:
             return rows[at]
     return None
+
+
+def _lets_go(trace: Trace, rounds: I64) -> bool:
+    """Return whether each round frees most of what it took, as calls without a graph do.
+
+    The calls of a forward pass that trains keep what they took for the backward pass.
+    """
+    before = trace.totals.allocated_bytes[rounds]
+    taken = trace.totals.envelope("allocated_bytes", rounds).high[: len(rounds) - 1] - before[:-1]
+    return bool((2 * np.diff(before) < taken).all())

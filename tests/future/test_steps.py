@@ -378,6 +378,19 @@ def test_few_rounds_are_enough_if_no_place_comes_more_often(n_rounds: int) -> No
     assert run.steps().rows.tolist() == run.true_rows(StepKind.EVALUATION)
 
 
+def test_two_networks_of_a_first_forward_pass_are_no_rounds() -> None:
+    """They keep what they take for the backward pass, which a round without one lets go."""
+
+    def program(run: Run) -> None:
+        run.model()
+        for _ in range(2):
+            run.data()
+            run.called()
+        run.fail(run.here(LINEAR, CALL))
+
+    assert Run(program).steps().kind.tolist() == [StepKind.TRAIN]
+
+
 def test_two_visits_to_a_place_are_no_rounds_without_a_model() -> None:
     def program(run: Run) -> None:
         for _ in range(2):
