@@ -147,7 +147,7 @@ class OtherRun:
         raw, found = self._outlooks.replay(conditions, remakes_start=remakes)
         peak = max(int(raw["peak_reserved_bytes"]), found.peak_reserved_bytes or 0)
         basis = OutlookBasis.COMPLETE if self.is_same else OutlookBasis.SCALED
-        grows = found.likely is OutlookState.FAILS and found.growth_bytes_per_step > 0
+        grows = found.likely is OutlookState.FAILS and bool(found.growth_bytes_per_step)
         likely = found.likely if grows else None
         found = replace(found, basis=basis, peak_reserved_bytes=peak, likely=likely)
         if not raw["fits"]:
