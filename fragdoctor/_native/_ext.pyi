@@ -32,6 +32,7 @@ class AllocatorConfig:
     era: int
     capacity_bytes: int
     device_total_bytes: int
+    device_total_is_least: bool
     memory_fraction: float
     fraction_of_one_counts: bool
     event_delay: int

@@ -108,8 +108,10 @@ bool Allocator::get_free_block(Request& request) {
       // Prefer the block whose segment has the least room to grow, to leave long tails alone.
       const auto room = [&](BlockId id) {
         const BlockId next = blocks_[id].next;
-        const bool grows = next != NO_BLOCK && !blocks_[next].mapped;
-        return blocks_[id].size + (grows ? blocks_[next].size : 0);
+        if (next == NO_BLOCK || blocks_[next].mapped) return blocks_[id].size;
+        const bool is_end = blocks_[next].next == NO_BLOCK;
+        if (is_end && config_.device_total_is_least) return UNLIMITED;
+        return blocks_[id].size + blocks_[next].size;
       };
       auto next = p;
       set.forward(next);

@@ -61,6 +61,8 @@ struct Config {
   // Total memory of the device: the base of fractions and of reservations; 0 = capacity_bytes,
   // or 1 TiB if that is unlimited.
   std::uint64_t device_total_bytes = 0;
+  // Whether the device has more than that: how far a reservation goes on is not known then.
+  bool device_total_is_least = false;
   double memory_fraction = -1.0;  // < 0: not set
   // Up to 2.9, a fraction of 1.0 counts as set; from 2.10 on, only values below 1 do.
   bool fraction_of_one_counts = false;

@@ -104,6 +104,7 @@ void bind_config(nb::module_& m) {
           })
       .def_rw("capacity_bytes", &Config::capacity_bytes)
       .def_rw("device_total_bytes", &Config::device_total_bytes)
+      .def_rw("device_total_is_least", &Config::device_total_is_least)
       .def_rw("memory_fraction", &Config::memory_fraction)
       .def_rw("fraction_of_one_counts", &Config::fraction_of_one_counts)
       .def_rw("event_delay", &Config::event_delay)

@@ -102,7 +102,9 @@ def conditions_of(reproduction: Reproduction, what_if: WhatIf) -> Conditions:
         allowed = allowed_by(fraction, capacity, version)
     elif what_if.capacity_bytes is None:
         allowed = what_if.allowed_bytes or least_allowed_of(reproduction)
-    return Conditions(settings, era, capacity, allowed, None, fraction, version)
+    return Conditions(
+        settings, era, capacity, allowed, memory_fraction=fraction, torch_version=version
+    )
 
 
 def least_allowed_of(reproduction: Reproduction) -> int | None:

@@ -33,6 +33,8 @@ class Conditions(Struct, frozen=True):
         capacity_bytes: what PyTorch could have of the device; None means unlimited.
         allowed_bytes: what a memory fraction allows of it; None means that no fraction is set.
         device_total_bytes: base of the reservations of expandable segments; None: the capacity.
+        capacity_is_least: whether the capacity is only what the recorded run needed, so that the
+            device may be far larger.
         memory_fraction: the fraction itself, if it is known; for people.
         torch_version: version asked for, "" for the recording's own.
     """
@@ -42,6 +44,7 @@ class Conditions(Struct, frozen=True):
     capacity_bytes: int | None = None
     allowed_bytes: int | None = None
     device_total_bytes: int | None = None
+    capacity_is_least: bool = False
     memory_fraction: float | None = None
     torch_version: str = ""
 
@@ -64,6 +67,7 @@ class Conditions(Struct, frozen=True):
             capacity_bytes=self.capacity_bytes,
             device_total_bytes=total or None,
         )
+        config.device_total_is_least = self.capacity_is_least and self.device_total_bytes is None
         config.memory_fraction = -1.0
         if self.allowed_bytes is not None:
             # The model takes allowed = floor(fraction * total): make that come out exactly.

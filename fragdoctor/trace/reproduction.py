@@ -172,7 +172,9 @@ class _Finder:
             # The smallest capacity at which every recorded segment fits: the requests that would
             # have exceeded it are those whose flush the file shows.
             capacity = operations.facts()["peak_reserved_bytes"]
-        conditions = Conditions(guess.settings, guess.era, capacity, allowed, self.total)
+        conditions = Conditions(
+            guess.settings, guess.era, capacity, allowed, self.total, capacity_is_least=not limits
+        )
         raw, comparison = operations.replay_recorded(conditions.native(), max_ops)
         return Reproduction(
             self.trace,

@@ -47,7 +47,14 @@ MOVED = Program((
 ))  # fmt: skip
 
 
+# The last request prefers the larger hole to the end of a reservation on a device of unknown size.
+ENDLESS = Program((
+    ("alloc", 29 * MIB, 0), ("alloc", MIB + 1, 0), ("free", 0, 0), ("alloc", MIB + 1, 0),
+))  # fmt: skip
+
+
 @given(programs(), CONFS, ERAS, CAPACITIES)
+@example(ENDLESS, "expandable_segments:True", Era.ADDRESS, None)
 @example(MOVED, "expandable_segments:True", Era.ADDRESS, 64 * MIB)
 @settings(max_examples=60, deadline=None)
 def test_replay_of_recorded_program_reproduces_all_of_it(
