@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import wraps
 from importlib.machinery import ModuleSpec, PathFinder
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any, Final, NoReturn
 
 SEEN_THROUGH: Final = "<fragdoctor>"
@@ -93,6 +93,13 @@ def when_imported(undo: ExitStack, changes: Mapping[str, Callable[[Any], None]])
     for name, change in changes.items():
         if name in sys.modules:
             change(sys.modules[name])
+
+
+def frames_from(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield a frame and those of its callers, the innermost first."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def leave(code: int) -> NoReturn:

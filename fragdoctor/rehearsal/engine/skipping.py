@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.utils._pytree import tree_leaves
 
-from fragdoctor.rehearsal.engine import SEEN_THROUGH, wrap
+from fragdoctor.rehearsal.engine import SEEN_THROUGH, frames_from, wrap
 
 Number = int | float
 Round = tuple[tuple[int, ...], ...]
@@ -379,9 +379,8 @@ class Skipping:
         this = self._moment().round_since(self._gpus, passage.n_events)
         is_new = this not in passage.loop.seen
         passage.loop.seen.add(this)
-        frame = sys._getframe(2)
-        while frame.f_code.co_filename == SEEN_THROUGH and frame.f_back is not None:
-            frame = frame.f_back
+        callers = frames_from(sys._getframe(2))
+        frame = next(f for f in callers if f.f_code.co_filename != SEEN_THROUGH)
         if is_new:
             passage.n_known = 0
             n = min(passage.n_run, n_steps - passage.begun)  # earlier rounds have no steps
@@ -526,13 +525,9 @@ def no_length() -> None:
     """Return None: nothing tells how many rounds a ``while`` loop has."""
 
 
-def _is_in_module(frame: FrameType | None) -> bool:
+def _is_in_module(frame: FrameType) -> bool:
     """Return whether a module is being called, so that the loop runs over its layers."""
-    while frame is not None:
-        if frame.f_code.co_filename == _MODULE:
-            return True
-        frame = frame.f_back
-    return False
+    return any(one.f_code.co_filename == _MODULE for one in frames_from(frame))
 
 
 def n_remaining(iterator: Any, items: Any, n_taken: int) -> int | None:
