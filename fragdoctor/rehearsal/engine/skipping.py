@@ -32,6 +32,8 @@ from fragdoctor.rehearsal.engine import SEEN_THROUGH, frames_from, wrap
 Number = int | float
 Round = tuple[tuple[int, ...], ...]
 """A digest of what a round requested, and bytes allocated and reserved at its end, by device."""
+Remaining = Callable[[], int | None]
+"""Returns how many rounds of a loop are left; None = that is unknown."""
 EQUAL_ROUNDS: Final = 3
 """Rounds in a row that show nothing new, after which further rounds may be skipped."""
 MANY_EQUAL_ROUNDS: Final = 20
@@ -358,11 +360,10 @@ class Skipping:
         if self.n_requests or passage.n_events:
             passage.n_events = self._moment().n_events
 
-    def rounds_to_skip(self, passage: Passage, remaining: Callable[[], int | None]) -> int | None:
+    def rounds_to_skip(self, passage: Passage, remaining: Remaining) -> int | None:
         """Return how many rounds to skip after one is over; None = to the loop's end.
 
-        ``remaining`` returns how many rounds are left, or None if that is unknown. The caller is a
-        frame of a loop, called by the user's code.
+        The caller is a frame of a loop, called by the user's code.
         """
         passage.n_rounds += 1
         passage.n_run += 1
@@ -409,11 +410,7 @@ class Skipping:
         return Numbers(passage.n_rounds, tuple(_number(one, names) for one in watched))
 
     def _skip(
-        self,
-        passage: Passage,
-        before: Numbers,
-        remaining: Callable[[], int | None],
-        frame: FrameType,
+        self, passage: Passage, before: Numbers, remaining: Remaining, frame: FrameType
     ) -> int | None:
         """Return how many rounds lie between here and the next one that may show something new."""
         names = _names(frame)
@@ -495,7 +492,7 @@ class Skipping:
                 yield i, int(n)
 
     def _leave(
-        self, passage: Passage, n: int, remaining: Callable[[], int | None], frame: FrameType
+        self, passage: Passage, n: int, remaining: Remaining, frame: FrameType
     ) -> int | None:
         """Leave a loop of steps whose memory never repeats, after n steps."""
         reason = f"{n} steps did not repeat in memory"
