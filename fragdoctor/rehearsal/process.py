@@ -407,7 +407,8 @@ def _environment(conditions: RehearsalConditions, place: Path) -> dict[str, str]
             "MASTER_PORT": "29500",
         }
     if not conditions.allows_writes:
-        environ["TMPDIR"] = str(place / _TEMPORARY)
+        # Compilers, which know nothing of redirected files, build extensions there.
+        environ["TMPDIR"] = environ["TORCH_EXTENSIONS_DIR"] = str(place / _TEMPORARY)
         environ.setdefault("WANDB_MODE", "disabled")
     return environ
 

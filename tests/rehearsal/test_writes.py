@@ -286,3 +286,18 @@ def test_modules_that_the_program_writes_can_be_imported(stage: Stage) -> None:
     """)
     assert (stage.home / "real.py").read_text() == "value = 1\n"
     assert not (stage.home / "cache").exists()
+
+
+def test_extensions_are_built_where_a_compiler_finds_their_sources(stage: Stage) -> None:
+    stage.must_pass("""
+    import os, subprocess, torch
+    from torch.utils import cpp_extension
+    torch.ones(4, device="cuda")
+    folder = cpp_extension._get_build_directory("mine", verbose=False)
+    with open(os.path.join(folder, "main.cpp"), "w") as file:
+        file.write("int n;")
+    made = subprocess.run(["cp", "main.cpp", "main.o"], cwd=folder)
+    assert made.returncode == 0
+    with open(os.path.join(folder, "main.o")) as file:
+        assert file.read() == "int n;"
+    """)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import wraps
 from importlib.machinery import ModuleSpec, PathFinder
-from types import SimpleNamespace
+from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any, Final, NoReturn
 
 SEEN_THROUGH: Final = "<fragdoctor>"
@@ -65,6 +65,18 @@ def wrap(undo: ExitStack, owner: Any, name: str, call: Callable[..., Any]) -> No
     put(undo, owner, name, wrapped(getattr(owner, name), call))
 
 
+def swap_all(undo: ExitStack, stand_ins: Mapping[int, Any], *, but: Container[str] = ()) -> None:
+    """Put stand-ins for functions into all loaded modules until ``undo`` is closed.
+
+    The functions are given by their ``id``. Modules named in ``but`` keep them.
+    """
+    for module in [m for name, m in [*sys.modules.items()] if name not in but]:
+        if isinstance(module, ModuleType):
+            for name, value in [*vars(module).items()]:
+                if id(value) in stand_ins:
+                    put(undo, module, name, stand_ins[id(value)])
+
+
 def _remove(owner: Any, name: str) -> None:
     if name in vars(owner):
         delattr(owner, name)
@@ -93,6 +105,13 @@ def when_imported(undo: ExitStack, changes: Mapping[str, Callable[[Any], None]])
     for name, change in changes.items():
         if name in sys.modules:
             change(sys.modules[name])
+
+
+def frames_from(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield a frame and those of its callers, the innermost first."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def leave(code: int) -> NoReturn:

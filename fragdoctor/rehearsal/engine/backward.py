@@ -20,10 +20,8 @@ from fragdoctor.rehearsal.engine.marks import in_backward
 
 
 def install(undo: ExitStack) -> None:
-    """Number nodes this way until ``undo`` is closed, if PyTorch allows their numbers to be set."""
-    count = getattr(torch._C._autograd, "_get_sequence_nr", None)  # the next number in this thread
-    if count is None:
-        return
+    """Number nodes this way until ``undo`` is closed."""
+    count = torch._C._autograd._get_sequence_nr  # the next number in this thread
     first, n_made = count(), 0  # nodes made in backward passes
 
     def counting(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

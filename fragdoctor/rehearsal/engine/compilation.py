@@ -15,7 +15,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cache, partial
@@ -25,7 +24,7 @@ from typing import Any, Final
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fragdoctor.rehearsal.engine import graph_trees, put, session, wrap
+from fragdoctor.rehearsal.engine import graph_trees, put, session, swap_all, wrap
 
 _NOT_HERE: Final = {
     "compile_threads": 1,
@@ -146,10 +145,11 @@ def _prepare(undo: ExitStack) -> None:
     # The engine's own functions run while code is traced, but they are not part of that code.
     importlib.import_module("torch._dynamo.trace_rules").add("fragdoctor")
     triton = importlib.import_module("torch.utils._triton")
-    _replace(undo, triton.has_triton, "has_triton", lambda: True)
-    if hasattr(triton, "triton_hash_with_backend"):
-        hashed = triton.triton_hash_with_backend
-        _replace(undo, hashed, "triton_hash_with_backend", lambda: "REHEARSED")
+    stand_ins = {
+        id(triton.has_triton): lambda: True,
+        id(triton.triton_hash_with_backend): lambda: "REHEARSED",
+    }
+    swap_all(undo, stand_ins)
     for place, name, value in _STAND_INS:
         module, _, kind = place.partition(":")
         owner: Any = importlib.import_module(f"torch._inductor.{module}")
@@ -168,13 +168,6 @@ def _prepare(undo: ExitStack) -> None:
     logger = logging.getLogger("torch._dynamo.convert_frame")
     logger.addFilter(_note_conversion)
     undo.callback(logger.removeFilter, _note_conversion)
-
-
-def _replace(undo: ExitStack, original: Any, name: str, value: Any) -> None:
-    """Replace a function in every module that imported it."""
-    for module in list(sys.modules.values()):
-        if getattr(module, "__dict__", {}).get(name) is original:
-            put(undo, module, name, value)
 
 
 def install(undo: ExitStack) -> None:

@@ -229,5 +229,4 @@ def install(undo: ExitStack) -> None:
     for module in (torch.cuda, torch.cuda.graphs):
         put(undo, module, "CUDAGraph", CUDAGraph)
     for module in (torch.cuda, torch.cuda.memory):
-        if hasattr(module, "MemPool"):
-            put(undo, module, "MemPool", MemPool)
+        put(undo, module, "MemPool", MemPool)

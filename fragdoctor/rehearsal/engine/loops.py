@@ -26,7 +26,7 @@ from typing import Any, Final, Self
 
 import torch
 
-from fragdoctor.rehearsal.engine import SEEN_THROUGH, put
+from fragdoctor.rehearsal.engine import SEEN_THROUGH, frames_from, put
 from fragdoctor.rehearsal.engine.memory_history import ENGINE, is_users
 from fragdoctor.rehearsal.engine.skipping import (
     WAIT_S,
@@ -263,12 +263,12 @@ class Loops:
             self.skipping.begin(loop.passage)
         return True
 
-    def takes_steps(self, frame: FrameType | None) -> bool:
+    def takes_steps(self, innermost: FrameType | None) -> bool:
         """Note an optimizer call here; return whether it is in a loop of the user's own.
 
         It is not if a library's loop is within that loop.
         """
-        while frame is not None:
+        for frame in frames_from(innermost):
             code, line = frame.f_code, frame.f_lineno
             loops = self._by_file.get(code.co_filename)
             if loops is None:
@@ -280,7 +280,6 @@ class Loops:
                 if around:
                     around[-1].is_of_steps = True
                     return True
-            frame = frame.f_back
         return False
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fragdoctor.model.marks import GENERATED, WORKSPACE
 from fragdoctor.model.module_notes import module_note
 from fragdoctor.model.settings import AllocatorSettings
-from fragdoctor.rehearsal.engine import SEEN_THROUGH
+from fragdoctor.rehearsal.engine import SEEN_THROUGH, frames_from
 from fragdoctor.rehearsal.engine.gpu import ACTIONS, STATES, Event
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class RecordedStacks:
         add = key.append
         is_shown = self._is_shown
         outermost = self.outermost
-        while frame is not None:
+        while frame is not None:  # as fast as it can be: each request asks
             code = frame.f_code
             if code is outermost or (in_backward and code.co_name == _ENGINE_CALL):
                 break
@@ -143,10 +143,7 @@ def is_users(filename: str) -> bool:
 
 def users_frame() -> FrameType | None:
     """Return the innermost active frame of the user's own code, or None if there is none."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_users(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame
+    return next((f for f in frames_from(sys._getframe(1)) if is_users(f.f_code.co_filename)), None)
 
 
 def users_line() -> str:

@@ -48,8 +48,7 @@ def prepare(
     now = session.Session(gpus, n_devices, DEFAULT, budget)
     gpus.start(n_devices, budget)
     undo.callback(gpus.close)
-    session.begin(now)
-    undo.callback(session.end)
+    session.begin(now, undo)
     from fragdoctor.rehearsal.engine import (
         activity,
         backward,

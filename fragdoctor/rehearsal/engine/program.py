@@ -28,13 +28,14 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from importlib.machinery import SourceFileLoader
+from itertools import takewhile
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from fragdoctor.errors import FragdoctorError
 from fragdoctor.model.gpus import GpuModel
-from fragdoctor.rehearsal.engine import leave, wrap
+from fragdoctor.rehearsal.engine import frames_from, leave, wrap
 from fragdoctor.rehearsal.engine.memory_history import is_users
 from fragdoctor.rehearsal.fence import FREE, restrict_writes
 
@@ -157,11 +158,8 @@ class Libraries:
 
 def _is_of_import(frame: FrameType | None) -> bool:
     """Return whether a library is being imported, with none of the program's own code inside."""
-    while frame is not None and not is_users(frame.f_code.co_filename):
-        if _IMPORTS in frame.f_code.co_filename:
-            return True
-        frame = frame.f_back
-    return False
+    files = (one.f_code.co_filename for one in frames_from(frame))
+    return any(_IMPORTS in file for file in takewhile(lambda file: not is_users(file), files))
 
 
 EXIT_UNFIT: Final = 2

@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import torch
 
-from fragdoctor.rehearsal.engine import nothing, put, put_all, session, wrap, wrapped
+from fragdoctor.rehearsal.engine import nothing, put, put_all, session, swap_all, wrap, wrapped
 
 c10d: Any = getattr(torch.distributed, "distributed_c10d", None)
 """None in builds of PyTorch without distributed support."""
@@ -33,12 +33,11 @@ def install(undo: ExitStack) -> None:
     """Let groups of ranks consist of this one alone, until ``undo`` is closed."""
     if c10d is None:
         return
-    import torch.nn.parallel.distributed as data_parallel
+    import torch.nn.parallel.distributed  # imports some of what is replaced
 
     distributed: Any = torch.distributed
     _register()
     of_c10d = {
-        "rendezvous": _rendezvous,
         "_NCCL_AVAILABLE": True,
         "default_pg_nccl_timeout": timedelta(minutes=10),
     }
@@ -46,26 +45,21 @@ def install(undo: ExitStack) -> None:
     wrap(undo, c10d, "_new_process_group_helper", _group)
     if not hasattr(c10d, "ProcessGroupNCCL"):
         put(undo, c10d, "ProcessGroupNCCL", SimpleNamespace(Options=_Options))
-    patched = {
-        "is_nccl_available": lambda: True,
-        "rendezvous": _rendezvous,
-        "monitored_barrier": nothing,
-        "all_gather_object": lambda object_list, obj, group=None: _gather_object(
+    stand_ins = {
+        c10d.is_nccl_available: lambda: True,
+        c10d.rendezvous: _rendezvous,
+        c10d.monitored_barrier: nothing,
+        c10d.all_gather_object: lambda object_list, obj, group=None: _gather_object(
             obj, object_list, group=group
         ),
-        "gather_object": _gather_object,
-        "broadcast_object_list": nothing,
-        "scatter_object_list": _scatter_object_list,
-        "all_gather": wrapped(c10d.all_gather, partial(_with_flat_copy, 0)),
-        "reduce_scatter": wrapped(c10d.reduce_scatter, partial(_with_flat_copy, 1)),
+        c10d.gather_object: _gather_object,
+        c10d.broadcast_object_list: nothing,
+        c10d.scatter_object_list: _scatter_object_list,
+        c10d.all_gather: wrapped(c10d.all_gather, partial(_with_flat_copy, 0)),
+        c10d.reduce_scatter: wrapped(c10d.reduce_scatter, partial(_with_flat_copy, 1)),
+        distributed.utils._verify_param_shape_across_processes: _compare_shapes,
     }
-    for name, value in patched.items():
-        for module in (c10d, torch.distributed):
-            if hasattr(module, name):
-                put(undo, module, name, value)
-    for module in (torch.distributed.utils, data_parallel):
-        if hasattr(module, "_verify_param_shape_across_processes"):
-            put(undo, module, "_verify_param_shape_across_processes", _compare_shapes)
+    swap_all(undo, {id(original): value for original, value in stand_ins.items()})
     # DDP does not time anything: builds without CUDA have no clock, those with CUDA no GPU.
     put(undo, distributed.Logger, "set_runtime_stats_and_log", nothing)
     if next((Path(torch.__file__).parent / "lib").glob("libtorch_cuda*"), None) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -224,11 +225,7 @@ def note(sentence: str) -> None:
     current().assumptions.note(sentence)
 
 
-def begin(session: Session) -> None:
-    """Make a rehearsal the current one."""
+def begin(session: Session, undo: ExitStack) -> None:
+    """Make a rehearsal the current one until ``undo`` is closed."""
     _current.append(session)
-
-
-def end() -> None:
-    """Leave the current rehearsal."""
-    _current.pop()
+    undo.callback(_current.pop)

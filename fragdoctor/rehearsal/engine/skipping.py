@@ -27,11 +27,13 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.utils._pytree import tree_leaves
 
-from fragdoctor.rehearsal.engine import SEEN_THROUGH, wrap
+from fragdoctor.rehearsal.engine import SEEN_THROUGH, frames_from, wrap
 
 Number = int | float
 Round = tuple[tuple[int, ...], ...]
 """A digest of what a round requested, and bytes allocated and reserved at its end, by device."""
+Remaining = Callable[[], int | None]
+"""Returns how many rounds of a loop are left; None = that is unknown."""
 EQUAL_ROUNDS: Final = 3
 """Rounds in a row that show nothing new, after which further rounds may be skipped."""
 MANY_EQUAL_ROUNDS: Final = 20
@@ -358,11 +360,10 @@ class Skipping:
         if self.n_requests or passage.n_events:
             passage.n_events = self._moment().n_events
 
-    def rounds_to_skip(self, passage: Passage, remaining: Callable[[], int | None]) -> int | None:
+    def rounds_to_skip(self, passage: Passage, remaining: Remaining) -> int | None:
         """Return how many rounds to skip after one is over; None = to the loop's end.
 
-        ``remaining`` returns how many rounds are left, or None if that is unknown. The caller is a
-        frame of a loop, called by the user's code.
+        The caller is a frame of a loop, called by the user's code.
         """
         passage.n_rounds += 1
         passage.n_run += 1
@@ -379,9 +380,8 @@ class Skipping:
         this = self._moment().round_since(self._gpus, passage.n_events)
         is_new = this not in passage.loop.seen
         passage.loop.seen.add(this)
-        frame = sys._getframe(2)
-        while frame.f_code.co_filename == SEEN_THROUGH and frame.f_back is not None:
-            frame = frame.f_back
+        callers = frames_from(sys._getframe(2))
+        frame = next(f for f in callers if f.f_code.co_filename != SEEN_THROUGH)
         if is_new:
             passage.n_known = 0
             n = min(passage.n_run, n_steps - passage.begun)  # earlier rounds have no steps
@@ -410,11 +410,7 @@ class Skipping:
         return Numbers(passage.n_rounds, tuple(_number(one, names) for one in watched))
 
     def _skip(
-        self,
-        passage: Passage,
-        before: Numbers,
-        remaining: Callable[[], int | None],
-        frame: FrameType,
+        self, passage: Passage, before: Numbers, remaining: Remaining, frame: FrameType
     ) -> int | None:
         """Return how many rounds lie between here and the next one that may show something new."""
         names = _names(frame)
@@ -496,7 +492,7 @@ class Skipping:
                 yield i, int(n)
 
     def _leave(
-        self, passage: Passage, n: int, remaining: Callable[[], int | None], frame: FrameType
+        self, passage: Passage, n: int, remaining: Remaining, frame: FrameType
     ) -> int | None:
         """Leave a loop of steps whose memory never repeats, after n steps."""
         reason = f"{n} steps did not repeat in memory"
@@ -526,13 +522,9 @@ def no_length() -> None:
     """Return None: nothing tells how many rounds a ``while`` loop has."""
 
 
-def _is_in_module(frame: FrameType | None) -> bool:
+def _is_in_module(frame: FrameType) -> bool:
     """Return whether a module is being called, so that the loop runs over its layers."""
-    while frame is not None:
-        if frame.f_code.co_filename == _MODULE:
-            return True
-        frame = frame.f_back
-    return False
+    return any(one.f_code.co_filename == _MODULE for one in frames_from(frame))
 
 
 def n_remaining(iterator: Any, items: Any, n_taken: int) -> int | None:

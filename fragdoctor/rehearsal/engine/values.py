@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from fragdoctor.rehearsal.engine import session
+from fragdoctor.rehearsal.engine import frames_from, session
 from fragdoctor.rehearsal.engine.host import release
 from fragdoctor.rehearsal.engine.memory_history import OURS, users_frame
 from fragdoctor.rehearsal.engine.session import Assumption
@@ -56,9 +56,8 @@ _CHECKS: Final = frozenset({"__init__", "_validate_sample", "_all_true_or_runtim
 
 def stand_in(dtype: torch.dtype) -> Any:
     """Return the number that stands in for a value on the GPU."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(OURS):
-        frame = frame.f_back
+    callers = frames_from(sys._getframe(1))
+    frame = next((f for f in callers if not f.f_code.co_filename.startswith(OURS)), None)
     if frame is not None and frame.f_code.co_name in _LOOPS and not dtype.is_floating_point:
         library, assumed = _LOOPS[frame.f_code.co_name]
         if library in frame.f_code.co_filename:

@@ -27,7 +27,15 @@ from urllib.parse import unquote, urlsplit
 
 import torch
 
-from fragdoctor.rehearsal.engine import nothing, put, session, when_imported, wrap, wrapped
+from fragdoctor.rehearsal.engine import (
+    nothing,
+    put,
+    session,
+    swap_all,
+    when_imported,
+    wrap,
+    wrapped,
+)
 from fragdoctor.rehearsal.fence import FREE
 
 _ONE_READ: Final = ("stat", "access", "chdir", "statvfs", "getxattr", "listxattr")
@@ -41,6 +49,8 @@ _REMOVES: Final = ("rmdir", "remove", "unlink")
 _MAKES: Final = ("mkdir", "mkfifo", "mknod")
 _MOVES: Final = ("rename", "replace")
 _WRITES: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_OF_PYTHON: Final = frozenset({"posix", "_io", "_sqlite3", "builtins", "os", "io", __name__})
+"""Modules whose own functions are needed behind those that take their place."""
 _MOST_LINKS: Final = 40  # as many as Linux follows
 # Audit events of changes: the positions of the arguments that are paths.
 _AUDITED: Final = {
@@ -341,7 +351,8 @@ def install(home: Path, undo: ExitStack) -> None:
     for owner, name, value in replaced:
         put(undo, owner, name, value)
     put(undo, shutil, "_use_fd_functions", False)
-    _replace_taken(taken, undo)
+    # Modules loaded earlier have them already: ``bz2`` and ``tarfile``.
+    swap_all(undo, taken, but=_OF_PYTHON)
     _lead_imports(overlay, undo)
     changes: dict[str, Callable[[Any], None]] = {
         name: partial(_lead_library, overlay, undo, name) for name in _LIBRARIES
@@ -352,17 +363,6 @@ def install(home: Path, undo: ExitStack) -> None:
     is_on = [True]
     undo.callback(is_on.clear)
     sys.addaudithook(partial(_guard, overlay, is_on))
-
-
-def _replace_taken(taken: dict[int, Any], undo: ExitStack) -> None:
-    """Replace functions that loaded modules have already imported: ``bz2`` and ``tarfile``."""
-    of_python = {"posix", "_io", "_sqlite3", "builtins", "os", "io", __name__}
-    for module in [m for name, m in list(sys.modules.items()) if name not in of_python]:
-        if not isinstance(module, types.ModuleType):
-            continue
-        for name, value in list(vars(module).items()):
-            if id(value) in taken:
-                put(undo, module, name, taken[id(value)])
 
 
 def _lead_imports(overlay: Overlay, undo: ExitStack) -> None:

@@ -270,15 +270,13 @@ _STATE_ON_HOST: Final = [
 def held_on_host(line: Location) -> Treatment:
     """Return the treatment that keeps a line's tensors on the host, and moves them when used."""
     place = f"{line.basename}:{line.line}"
-    return Treatment(
+    return _simple(
         "held-on-host",
         f"keep on the host what {place} creates",
         Numerics.EXACT,
-        None,
-        [
-            f'... .to("cpu")  # what {place} makes, or device="cpu" there',
-            '... .to("cuda")  # what is taken out of it, where that is used',
-        ],
+        f'... .to("cpu")  # what {place} makes, or device="cpu" there',
+        '... .to("cuda")  # what is taken out of it, where that is used',
+        extra_compute=None,
         specs=[f"held-on-host:{line.filename}:{line.line}"],
     )
 

@@ -132,7 +132,8 @@ class Recomputation:
             return self._base
         dies = self._new_ends(changes)
         moved = np.flatnonzero((dies != self._dies) & (self._born >= 0))
-        columns, n_ids = [_columns(dies[moved], OpKind.FREE, moved, moved)], self._n_ids
+        frees = np.stack([dies[moved], np.full_like(moved, OpKind.FREE), moved, moved])
+        columns, n_ids = [frees], self._n_ids
         for one in changes:
             steps = one.steps.copy()
             steps[3] = np.where(steps[3] == UNKNOWN, steps[2], steps[3] + n_ids)
@@ -246,10 +247,6 @@ class Recomputation:
 
 def _joined(columns: Iterable[I64]) -> I64:
     return np.concatenate([*columns])
-
-
-def _columns(position: I64 | int, kind: OpKind, row: I64, allocation: I64) -> I64:
-    return np.stack([np.broadcast_to(one, row.shape) for one in (position, kind, row, allocation)])
 
 
 def _pairs(rows: Sequence[int], positions: Sequence[int]) -> I64:

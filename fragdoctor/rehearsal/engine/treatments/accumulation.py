@@ -12,14 +12,13 @@ import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final
 from zlib import crc32
 
 import torch
 from torch.utils.data import BatchSampler
 
-from fragdoctor.rehearsal.engine import SEEN_THROUGH, wrap
+from fragdoctor.rehearsal.engine import SEEN_THROUGH, frames_from, wrap
 from fragdoctor.rehearsal.engine.calls import after_making
 
 OWN: Final = (str(Path(__file__).parents[2]), SEEN_THROUGH)
@@ -28,11 +27,9 @@ OWN: Final = (str(Path(__file__).parents[2]), SEEN_THROUGH)
 def lines_and_size(batch_size: Any) -> str:
     """Return a sampler's identity: the calling lines outside the rehearsal, and its batch size."""
     number = 0
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame in frames_from(sys._getframe(1)):
         if not frame.f_code.co_filename.startswith(OWN):
             number = crc32(f"{frame.f_code.co_filename}:{frame.f_lineno}".encode(), number)
-        frame = frame.f_back
     return f"{number}x{batch_size}"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import weakref
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -27,6 +28,7 @@ COUNTED: Final[dict[Any, Any]] = flop_registry
 """Operation -> formula for its cost."""
 
 
+@dataclass
 class Product:
     """A counted operation within a call of a module.
 
@@ -37,11 +39,10 @@ class Product:
         changes: numbers of events before each in-place write to one of these, in the same call.
     """
 
-    def __init__(self, event: int, n_flops: int, addresses: list[int]) -> None:
-        self.event = event
-        self.n_flops = n_flops
-        self.addresses = addresses
-        self.changes: list[int] = []
+    event: int
+    n_flops: int
+    addresses: list[int]
+    changes: list[int] = field(default_factory=list)
 
 
 class Call:

@@ -10,7 +10,7 @@ import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any, Final
 
 import torch
@@ -19,7 +19,7 @@ from torch.utils import checkpoint
 from torch.utils.data import BatchSampler
 
 from fragdoctor.recording.module_names import ByIdentity
-from fragdoctor.rehearsal.engine import wrap
+from fragdoctor.rehearsal.engine import frames_from, wrap
 from fragdoctor.rehearsal.engine.calls import around_models
 from fragdoctor.rehearsal.engine.memory_history import is_users, users_frame, users_line
 from fragdoctor.rehearsal.engine.treatments.accumulation import OWN, lines_and_size
@@ -242,10 +242,11 @@ class Traits:
                 above = path.rpartition(".")[0]
                 owner = model.get_submodule(above)
                 own_loss = getattr(getattr(owner, "loss_function", None), "__name__", "")
-                at = _caller_of_torch() and (own_loss or _caller_of_torch())
+                caller = _caller_of_torch()
                 self._found["head"] = {
                     "path": path, "written": expression(model, path),
-                    "owner": expression(model, above), "is_cast": is_cast, "loss": at,
+                    "owner": expression(model, above), "is_cast": is_cast,
+                    "loss": caller and (own_loss or caller),
                 }  # fmt: skip
                 return
 
@@ -302,10 +303,9 @@ def _place_of_optimizer() -> tuple[str, int, dict[int, str]] | None:
 
 def _caller_of_torch() -> str:
     """Return the file that calls PyTorch, or "" if it is the user's own."""
-    frame: FrameType | None = sys._getframe(1)
-    filename = __file__
-    while frame is not None and (filename.startswith(OWN) or f"{os.sep}torch{os.sep}" in filename):
-        filename, frame = frame.f_code.co_filename, frame.f_back
+    files = (frame.f_code.co_filename for frame in frames_from(sys._getframe(1)))
+    others = (f for f in files if not f.startswith(OWN) and f"{os.sep}torch{os.sep}" not in f)
+    filename = next(others, "")
     return "" if is_users(filename) else filename.replace(os.sep, "/")
 
 
