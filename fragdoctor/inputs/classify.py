@@ -123,6 +123,7 @@ _SNAPSHOT_KEYS: Final = re.compile(
     rb'|"allocator_settings"\s*:\s*\{|"segment_type"\s*:\s*"'
 )
 _REPORT: Final = re.compile(rb'\{\s{0,9}"schema_version": "\d')
+_REPORT_TEXT: Final = re.compile(rb"(?:<!-- fragdoctor -->|Report of fragdoctor)\r?\n")
 _REPORT_PAGE: Final = b'<meta name="generator" content="fragdoctor">'
 _SHELL: Final = re.compile(rb"#![^\n]{0,99}sh\b")
 _MODEL_KEYS: Final = re.compile(
@@ -153,8 +154,12 @@ def classify(head: bytes) -> InputKind:  # noqa: PLR0911 - one return per kind
         return InputKind.OLD_PICKLE
     if start[:1] in b"{[" and (kind := _kind_of_json(start)) is not InputKind.TEXT:
         return kind
-    if not _is_text(head):
-        return InputKind.BINARY
+    return _kind_of_text(start) if _is_text(head) else InputKind.BINARY
+
+
+def _kind_of_text(start: bytes) -> InputKind:
+    if _REPORT_TEXT.match(start):
+        return InputKind.REPORT
     if _PAGE.match(start):
         return InputKind.REPORT if _REPORT_PAGE in start else InputKind.PAGE
     return InputKind.SHELL if _SHELL.match(start) else InputKind.TEXT

@@ -142,6 +142,9 @@ def test_option_that_swallows_the_next_is_named(run: Run) -> None:
         (("estimate", "gpt2", "--bf16"), "Write --dtype bf16."),
         (("init-ci", "nothere.py"), "nothere.py does not exist."),
         (("analyze", "x", "-format", "html"), "No such option: -format Write --format."),
+        (("oom", "x", "--capcity", "1GiB"), "No such option: --capcity Did you mean --capacity?"),
+        (("oom", "x", "--edit"), "No such option: --edit See: fragdoctor oom --help"),
+        (("rehearse", "x.py", "--bathc"), "Did you mean --batch?"),
         (("analyze", "-full", "x"), "No such option: -full Write --full."),
         (("estimate", "gpt2", "--gpu"), "See: fragdoctor estimate --help"),
         (("x.pickle", "-o"), "See: fragdoctor analyze --help"),
@@ -167,7 +170,7 @@ def test_option_of_a_program_is_told_where_it_goes(run: Run) -> None:
 
 
 def test_option_of_a_program_that_rehearse_has_too_is_told_where_it_goes(run: Run) -> None:
-    result = run("rehearse", "python", "train.py", "--steps")
+    result = run("rehearse", "train.py", "--steps")
 
     assert result.code == 2
     assert "two dashes: rehearse train.py -- --steps" in result.err
