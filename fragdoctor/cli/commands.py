@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Collection
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, cast
@@ -35,6 +36,9 @@ FORMATS_OF_SUFFIXES: Final = (
 
 # typer has its own copy of click, older versions use the package: get the base through typer.
 _UsageError: Final = cast("type[Exception]", typer.BadParameter.__mro__[1])
+
+_NEAR: Final = 0.75
+"""How alike a slip of the fingers and the option are; --batch-size and --batch are less alike."""
 
 USUAL: Final = {"estimate": {"--lora": "16"}}
 """Command -> option -> the number that it has if none follows it."""
@@ -77,6 +81,7 @@ class _Command(TyperCommand):
         words = [word for word in args if word.startswith(error.option_name)]
         option = words[0].partition("=")[0] if words else error.option_name
         error.option_name, error.message = option, f"No such option: {option}"
+        error.possibilities = ()
         value = option.removeprefix("--")
         for known in self.params:
             if value in getattr(known.type, "choices", ()):
@@ -85,6 +90,9 @@ class _Command(TyperCommand):
                 return f"Write -{option}."
         commands = whole_group().commands.items()
         others = [name for name, c in commands if any(option in p.opts for p in c.params)]
+        own = [name for known in self.params for name in known.opts if name.startswith("--")]
+        if not others and (near := get_close_matches(option, own, n=1, cutoff=_NEAR)):
+            return f"Did you mean {near[0]}?"
         more = " and others" if len(others) > 3 else ""
         return f"{option} is an option of {', '.join(others[:3])}{more}." if others else ""
 

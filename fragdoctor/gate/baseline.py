@@ -116,17 +116,16 @@ def _figures(m: Measures, entry: Entry, tolerance: Amount) -> list[Reason]:
     known = entry.devices.get(m.device)
     if known is None:
         return []
-    texts = {}
-    for name, title in _SIZES:
+    worse = []
+    for name, title in (*_SIZES, *_COUNTS):
+        is_size = name.endswith("_bytes")
         now, old = getattr(m, name), known.get(name)
-        if now is not None and old is not None and now > old + _allowed(old, tolerance):
-            texts[name] = f"{title}{m.where} grew from {format_size(old)} to {format_size(now)}"
-    for name, title in _COUNTS:
-        now, old = getattr(m, name), known.get(name)
-        if now is not None and old is not None and now > old:
-            had = f"the baseline has {format_count(old)}"
-            texts[name] = f"{title}{m.where}: {format_count(now)}, {had}"
-    return [Reason(n.removesuffix("_bytes"), text, device=m.device) for n, text in texts.items()]
+        if now is None or old is None or now <= old + (_allowed(old, tolerance) if is_size else 0):
+            continue
+        shown = format_size if is_size else format_count
+        text = f"{title}{m.where} grew from {shown(old)} to {shown(now)}"
+        worse.append(Reason(name.removesuffix("_bytes"), text, device=m.device))
+    return worse
 
 
 def _why_worse(

@@ -123,6 +123,14 @@ _SNAPSHOT_KEYS: Final = re.compile(
     rb'|"allocator_settings"\s*:\s*\{|"segment_type"\s*:\s*"'
 )
 _REPORT: Final = re.compile(rb'\{\s{0,9}"schema_version": "\d')
+_PRODUCER: Final = re.compile(
+    rb'"(?:producer|exporter|driver)"\s{0,9}:\s{0,9}(?:\{\s{0,30}"name"\s{0,9}:\s{0,9})?"fragdoctor"'
+)
+"""Who wrote a trace, a speedscope file or SARIF."""
+_REPORT_TEXT: Final = re.compile(
+    rb"(?:<!-- fragdoctor -->|Report of fragdoctor)\r?\n"
+    rb'|<\?xml [^>\n]{0,99}>\s{0,9}<testsuites name="fragdoctor"'
+)
 _REPORT_PAGE: Final = b'<meta name="generator" content="fragdoctor">'
 _SHELL: Final = re.compile(rb"#![^\n]{0,99}sh\b")
 _MODEL_KEYS: Final = re.compile(
@@ -153,8 +161,12 @@ def classify(head: bytes) -> InputKind:  # noqa: PLR0911 - one return per kind
         return InputKind.OLD_PICKLE
     if start[:1] in b"{[" and (kind := _kind_of_json(start)) is not InputKind.TEXT:
         return kind
-    if not _is_text(head):
-        return InputKind.BINARY
+    return _kind_of_text(start) if _is_text(head) else InputKind.BINARY
+
+
+def _kind_of_text(start: bytes) -> InputKind:
+    if _REPORT_TEXT.match(start):
+        return InputKind.REPORT
     if _PAGE.match(start):
         return InputKind.REPORT if _REPORT_PAGE in start else InputKind.PAGE
     return InputKind.SHELL if _SHELL.match(start) else InputKind.TEXT
@@ -239,7 +251,7 @@ _HINTS: Final[dict[Wanted, dict[InputKind | None, str]]] = {
         InputKind.NUMPY: _PICKLE_IT,
         InputKind.ZLIB: _PICKLE_IT,
         InputKind.TEXT: _OOM,
-        InputKind.JSON: _OOM,
+        InputKind.JSON: _ANALYZE,
         InputKind.STATS: _ANALYZE,
         None: _WRITE_ONE,
     },
@@ -273,7 +285,7 @@ def kind_of_quiet(kind: InputKind, text: str) -> InputKind:
 
 def _kind_of_json(start: bytes) -> InputKind:
     snapshot = _SNAPSHOT_KEYS.search(start)
-    if _REPORT.match(start):
+    if _REPORT.match(start) or _PRODUCER.search(start):
         return InputKind.REPORT
     # Statistics may quote anything in a label: the first mark in the text decides.
     if looks_like_stats(start[: snapshot.start()] if snapshot else start):

@@ -10,6 +10,7 @@ import pytest
 from builders import pickled, small
 from command_line import Run
 
+SAMPLES = Path(__file__).parents[2] / "sample_snapshots"
 OLD = {
     "snapshot0.pickle": pickle.dumps(small(), 0),
     "snapshot1.pickle": pickle.dumps(small(), 1),
@@ -102,3 +103,38 @@ def test_fleet_of_nothing_but_refused_files_is_refused(run: Run, folder: Path) -
 
     assert done.code == 3
     assert "None of the 3 ranks could be read." in done.err
+
+
+@pytest.mark.parametrize("name", ["r.md", "r.txt", "r.json", "r.html", "r.sarif", "r.xml"])
+@pytest.mark.parametrize("command", ["analyze", "oom", "simulate", "check", "rehearse"])
+def test_own_report_is_called_a_report_and_not_read_as_a_log(
+    name: str, command: str, run: Run, tmp_path: Path
+) -> None:
+    report = tmp_path / name
+    assert run(str(SAMPLES / "capacity_oom.pickle"), "-o", str(report)).code == 0
+
+    read = run(command, str(report))
+
+    assert read.code == 2
+    said = " ".join(f"{read.out} {read.err}".split())
+    assert "is a report of fragdoctor" in said
+    assert "files that it was made from" in said or command in {"check", "rehearse"}
+
+
+@pytest.mark.parametrize("name", ["t.json", "t.speedscope.json"])
+def test_own_export_is_called_a_report_and_not_read_as_a_log(
+    name: str, run: Run, tmp_path: Path
+) -> None:
+    exported = tmp_path / name
+    run("export", str(SAMPLES / "capacity_oom.pickle"), "-o", str(exported))
+
+    read = run("analyze", str(exported))
+
+    assert read.code == 2
+    assert "is a report of fragdoctor" in read.err
+
+
+def test_hint_for_json_names_a_command_that_takes_it(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('[{"loss": 2.0}, {"loss": 1.0}]')
+
+    assert "Run: fragdoctor analyze" in run("simulate", str(tmp_path / "x.json")).err

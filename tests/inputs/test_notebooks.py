@@ -56,6 +56,17 @@ def test_error_of_a_cell_is_read_once_with_its_line(tmp_path: Path) -> None:
     assert [f.line for f in log.messages[0].frames] == [3]
 
 
+def test_error_without_its_traceback_is_read_by_its_value(tmp_path: Path) -> None:
+    path = tmp_path / "train.ipynb"
+    error = {"output_type": "error", "ename": "OutOfMemoryError", "evalue": MESSAGE}
+    path.write_text(notebook(error | {"traceback": []}))
+
+    log = read_case([str(path)], Overrides()).oom
+
+    assert log is not None
+    assert [m.requested_bytes for m in log.messages] == [2 << 30]
+
+
 @pytest.mark.parametrize("text", ['{"traceEvents": [{"ts": 1}]}', "[1, 2, 3]"])
 def test_document_of_another_kind_is_no_log(tmp_path: Path, text: str) -> None:
     path = tmp_path / "profile.json"

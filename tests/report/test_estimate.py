@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from typing import Any
 
@@ -113,3 +114,11 @@ def test_gpu_table_lists_each() -> None:
     text = render("gpus", "text", tuple(GPUS.values()), RenderOptions())
 
     assert all(f"  {g.name} " in text for g in GPUS.values())
+
+
+def test_table_lacks_as_much_as_the_first_line() -> None:
+    text = render("estimate", "text", estimate("1GiB"), RenderOptions())
+
+    short = re.search(r"at least ([\d.]+ \w+)\s+short", text)
+    assert short is not None
+    assert f" -{short[1]} " in text

@@ -150,10 +150,17 @@ def _one(estimate: Estimate, fit: Fit) -> str:
         return f"Fits on {fit.gpu.name} with {format_size(fit.margin_bytes)} to spare: {needs}."
     if fit.state is FitState.TOO_CLOSE:
         return f"Too close to call on {fit.gpu.name}: {needs}.{_way_out(estimate, fit)}"
-    short = format_size(estimate.footprint.needs_low_bytes - fit.gpu.usable_bytes)
+    short = format_size(-_to_spare(estimate, fit))
     return (
         f"Does not fit on {fit.gpu.name}: at least {short} short, {needs}.{_way_out(estimate, fit)}"
     )
+
+
+def _to_spare(estimate: Estimate, fit: Fit) -> int:
+    """Return the room that is surely left, or if it does not fit, less what is surely missing."""
+    if fit.state is FitState.DOES_NOT_FIT:
+        return fit.gpu.usable_bytes - estimate.footprint.needs_low_bytes
+    return fit.margin_bytes
 
 
 def _way_out(estimate: Estimate, fit: Fit) -> str:
@@ -298,12 +305,12 @@ def _fits(estimate: Estimate) -> doc.Section:
         doc.Column("gpu", lambda fit: fit.gpu.name),
         doc.Column("usable", lambda fit: format_size(fit.gpu.usable_bytes), "right"),
         doc.Column("fits", lambda fit: STATES[fit.state]),
-        doc.Column("to spare", "margin_bytes"),
+        doc.Column("to spare", lambda fit: format_size(_to_spare(estimate, fit)), "right"),
         doc.Column("largest batch", lambda fit: _batch(fit.largest_batch), "right"),
     )
     legend = (
-        "to spare: beyond the most that it may need. largest batch: that surely fits, in sequences "
-        "a pass on one GPU, to within 2 %."
+        "to spare: beyond the most that it may need; where it does not fit, short of the least. "
+        "largest batch: that surely fits, in sequences a pass on one GPU, to within 2 %."
     )
     return doc.Section("Will it fit", [table, doc.Paragraph(dim(legend))], id="fits")
 
