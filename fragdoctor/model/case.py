@@ -24,7 +24,8 @@ GPU_TABLE: Final = "gpu-table"
 CHECKPOINTING: Final = "checkpointing"
 """Checkpointed layers among the measures that a text says are in use."""
 IMAGES: Final = "smaller images"
-"""What smaller samples are if a text speaks of images."""
+SEQUENCES: Final = "shorter sequences"
+"""What smaller samples are if a text speaks of images or of text."""
 
 _MEMORY: Final = r"\b(?:(?:gpu|cuda|cpu|host|system)[ -]){0,2}(?:memory|vram|ram)\b"
 GROWS: Final = (
