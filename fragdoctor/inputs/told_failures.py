@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from fragdoctor.inputs.wordings.prose import reports_failure
 from fragdoctor.inputs.wordings.wording import ALLOCATOR, DRIVER, HOST
-from fragdoctor.model.case import GROWS, OomMessage
+from fragdoctor.model.case import GROWS, TRAINING, OomMessage
 from fragdoctor.model.engines import ENGINES
 from fragdoctor.model.frameworks import frameworks_in
 
@@ -52,8 +52,7 @@ _ON_DEVICE: Final = re.compile(
 )
 """Words for a GPU and its memory, and the names of the most common ones."""
 _TRAINS: Final = re.compile(
-    r"\btrain(?:s|ing|ed)?\b|fine-?tun|\bepochs?\b|\bbatch[ _-]?size|\blora\b|\bvalidation\b|torch",
-    re.IGNORECASE,
+    rf"{TRAINING}|\bbatch[ _-]?size|\blora\b|\bvalidation\b|torch", re.IGNORECASE
 )
 _GROWS: Final = re.compile(r"grow|increas|leak|deplet", re.IGNORECASE)
 _OTHERS: Final = re.compile(r"\b(?:jax|flax|tensorflow|keras|paddle)", re.IGNORECASE)

@@ -49,7 +49,7 @@ _IN_USE: Final = {
     "an optimizer in 8 bits": r"(?:adamw?|adam|lion)_?8.?bit|8.?bit_?adam|\badafactor\b",
 }
 _SAMPLES: Final = {
-    "fewer frames": r"\bvideos?\b|\bnum_frames\b|\bfps\b",
+    "fewer frames": r"\bvideo(?:s|\d{1,4})?\b|\bnum_frames\b|\bfps\b",
     "shorter audio": r"\baudio\b|\bspeech\b|\butterances?\b|wav2vec|\btts\b|\bvoice|transcri"
     r"|diari[sz]|vocod|whisper",
     "smaller patches or crops": r"\bpatch(?:es|_size| size)\b|\bvolum(?:es|etric)\b|\bCT\b",

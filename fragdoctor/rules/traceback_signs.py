@@ -14,7 +14,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from fragdoctor.model.case import GROWS, OomMessage, TracebackFrame
+from fragdoctor.model.case import GROWS, TRAINING, OomMessage, TracebackFrame
 from fragdoctor.model.engines import is_of_other_program
 from fragdoctor.model.frameworks import VLLM_LOG, Change
 
@@ -182,12 +182,6 @@ _TESTS: Final = (
     r"(?![\w/(=-]|\.\w| (?:(?:is|was|works?|runs|went|goes) (?:\w+ )?(?:ok|okay|fine|well|normal)"
     r"|different|various|with\b))"
 )
-TRAINING: Final = (
-    r"(?:(?<![a-z])(?<!pre[-_])train(?!ed (?:model|on|weights|network))|pretrain(?!ed)|fine-?tun"
-    r"|\bepoch|dreambooth|backward|learning.rate|optimi[sz]er|\blosse?s?\b)"
-)
-"""Words that people and programs only use about training."""
-
 _RAN: Final = rf"\b(?:python3?|ran|run|running) (?:\S*[/\\])?(?:\w*_)?{_INFERS}\w*\.py\b"
 
 _ONLY_RUNS: Final = (
