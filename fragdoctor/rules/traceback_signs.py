@@ -693,7 +693,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             ),
         ),
         intro=r"when regular VAE (?:de|en)coding|\[Tiled VAE\]"
-        r"|(?:VAE|\bvae|[Vv]ideo) ?(?:[Dd]e|[Ee]n)cod",
+        r"|(?:VAE|(?i:\bvae|Video)) ?(?:[Dd]e|[Ee]n)cod",
     ),
     TracebackSign(
         name="sampled-grid",
