@@ -12,12 +12,11 @@ from typing import Final
 from fragdoctor.diagnosis.bench import Bench
 from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.future.whatif import WhatIf
-from fragdoctor.model.case import BundleFacts, Case
+from fragdoctor.model.case import BundleFacts, Case, OomMessage
 from fragdoctor.model.diagnosis import DeviceFigures, HostMemoryReport, Moment, Verdict
 from fragdoctor.model.simulation import OutlookState
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, rounding_bytes
-from fragdoctor.rules.input_quality.cut_message import missing_figures
 from fragdoctor.rules.request_sources import asked_bytes
 from fragdoctor.rules.rule import Context
 from fragdoctor.units import format_count, format_size
@@ -47,7 +46,7 @@ def find_notes(
         notes.extend(_of_bundle(case.bundle))
     if case.oom is not None and case.oom.damage:
         notes.append(case.oom.damage)
-    missing = [] if leader.message is None else missing_figures(leader.message)
+    missing = [] if leader.message is None else _missing_figures(leader.message)
     if missing and leader.analysis is None:
         notes.append(f"The message is cut: it lacks {', '.join(missing)}.")
     if case.oom is not None and len(case.oom.messages) > 1:
@@ -63,6 +62,22 @@ def find_notes(
     if host is not None:
         notes.extend(_of_host(host))
     return tuple(dict.fromkeys(notes))
+
+
+def _missing_figures(message: OomMessage) -> list[str]:
+    """Return the figures that a message lacks although its kind prints them.
+
+    One with a finer kind was not measured: more than 1 EB is refused before that.
+    """
+    prints_all = message.is_of_caching_allocator and message.backend in ("cuda", "rocm")
+    if not prints_all or message.sub_kind:
+        return []
+    figures = {
+        "device size": message.total_bytes,
+        "free": message.free_bytes,
+        "allocated": message.allocated_bytes,
+    }
+    return [name for name, value in figures.items() if value is None]
 
 
 def _of_host(host: HostMemoryReport) -> list[str]:

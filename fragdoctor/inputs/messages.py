@@ -160,19 +160,8 @@ def find_messages(text: str) -> OomLog:
     messages = _with_table(messages, text)
     starts = line_starts(text, sorted({m.line for m in messages[:MAX_MESSAGES]}))
     messages = with_tracebacks(text, messages, starts)
-    program = xla_program(text)
-    if program is not None:
-        messages = [
-            replace(
-                m,
-                program_bytes=program.total_bytes,
-                largest_buffer_bytes=program.largest_bytes,
-                largest_buffer=program.largest,
-            )
-            if m.kind == "jax"
-            else m
-            for m in messages
-        ]
+    program, parts = xla_program(text)
+    messages = [replace(m, **program) if m.kind == "jax" else m for m in messages]
     by_place = {(m.line, m.kind): m for m in reversed(found.markers)}
     markers = tuple(by_place[place] for place in sorted(by_place))
     return OomLog(
@@ -184,7 +173,7 @@ def find_messages(text: str) -> OomLog:
         server=server_budget(text),
         frameworks=tuple(f.name for f in frameworks_in((), text[:_LOOK_ALIKE_CHARS])),
         settings=told_settings(text),
-        program=() if program is None else program.parts,
+        program=parts,
     )
 
 

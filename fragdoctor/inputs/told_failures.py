@@ -14,7 +14,8 @@ from msgspec.structs import replace
 
 from fragdoctor.inputs.wordings.prose import reports_failure
 from fragdoctor.inputs.wordings.wording import ALLOCATOR, DRIVER, HOST
-from fragdoctor.model.case import GROWS, OomMessage
+from fragdoctor.model.case import GROWS, TRAINING, OomMessage
+from fragdoctor.model.engines import ENGINES
 from fragdoctor.model.frameworks import frameworks_in
 
 MAX_CHARS: Final = 256 * 1024
@@ -51,11 +52,10 @@ _ON_DEVICE: Final = re.compile(
 )
 """Words for a GPU and its memory, and the names of the most common ones."""
 _TRAINS: Final = re.compile(
-    r"\btrain(?:s|ing|ed)?\b|fine-?tun|\bepochs?\b|\bbatch[ _-]?size|\blora\b|\bvalidation\b|torch",
-    re.IGNORECASE,
+    rf"{TRAINING}|\bbatch[ _-]?size|\blora\b|\bvalidation\b|torch", re.IGNORECASE
 )
 _GROWS: Final = re.compile(r"grow|increas|leak|deplet", re.IGNORECASE)
-_OTHERS: Final = re.compile(r"\b(?:jax|flax|tensorflow|keras|paddle|mxnet)", re.IGNORECASE)
+_OTHERS: Final = re.compile(r"\b(?:jax|flax|tensorflow|keras|paddle)", re.IGNORECASE)
 _ON_HOST: Final = re.compile(
     r"\b(?:ram|cpu|host|swap|slurm|cgroup|(?:system|main) memory)\b|内存", re.IGNORECASE
 )
@@ -100,7 +100,8 @@ def _is_of_torch(around: str) -> bool:
     is_on_device = _ON_DEVICE.search(around) or not (
         _ON_HOST.search(around) or _GROWS.search(around)
     )
-    return bool(_TRAINS.search(around) and is_on_device) and not _OTHERS.search(around)
+    is_other = _OTHERS.search(around) or any(re.search(e.logs, around) for e in ENGINES if e.logs)
+    return bool(_TRAINS.search(around) and is_on_device) and not is_other
 
 
 def _message(found: re.Match[str], told: str, head: str) -> OomMessage:

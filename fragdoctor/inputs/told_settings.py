@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from fragdoctor.model.case import CHECKPOINTING, IMAGES, ToldSettings
+from fragdoctor.model.case import CHECKPOINTING, IMAGES, SEQUENCES, ToldSettings
 
 MAX_CHARS: Final = 256 * 1024
 
@@ -49,19 +49,23 @@ _IN_USE: Final = {
     "an optimizer in 8 bits": r"(?:adamw?|adam|lion)_?8.?bit|8.?bit_?adam|\badafactor\b",
 }
 _SAMPLES: Final = {
-    "fewer frames": r"\bvideos?\b|\bnum_frames\b",
-    "shorter audio": r"\baudio\b|\bspeech\b|\butterances?\b|wav2vec",
+    "fewer frames": r"\bvideo(?:s|\d{1,4})?\b|\bnum_frames\b|\bfps\b",
+    "shorter audio": r"\baudio\b|\bspeech\b|\butterances?\b|wav2vec|\btts\b|\bvoice|transcri"
+    r"|diari[sz]|vocod|whisper",
     "smaller patches or crops": r"\bpatch(?:es|_size| size)\b|\bvolum(?:es|etric)\b|\bCT\b",
     "fewer points": r"\bpoint.?clouds?\b|\blidar\b",
     "fewer nodes and edges": r"\bG[CN]Ns?\b|graph.(?:neural|conv)|edge_index|torch.geometric",
     IMAGES: r"\bimages?\b|\bimg(?:s|sz|_size)?\b|\bresolution\b|\bunet\b|(?<!-)segmentation"
+    r"|\bpictures?\b|\bphoto|upscal|super.?resol|(?:txt|img)2img"
     # torch 2.13, torch/nn/modules/conv.py and pooling.py, torch/nn/functional.py
     r"|\bF\.(?:conv|conv_transpose|max_pool|avg_pool)[23]d\(|\bin (?:interpolate|upsample)\b",
-    "shorter sequences": r"\btokens?\b|\bseq(?:uence)?[_ ]len|max_length|cutoff_len|\bLLMs?\b"
-    r"|llama|\bgpt|qwen|\bbert\b",
+    SEQUENCES: r"\btokens?\b|\bseq(?:uence)?[_ ]len|max_length|cutoff_len|\bLLMs?\b"
+    r"|llama|\bgpt|qwen|\bbert\b|tokenizer|new.tokens|generate_text|causallm|\bchat|translat",
 }
 """What a smaller sample is, by words that name one."""
 _MOST_KINDS: Final = 2
+_MUCH: Final = 3
+"""A kind that is named less than a third as often as another is only mentioned."""
 _SIZE: Final = re.compile(
     r"(?i)(?<![\w.-])((?:--)?(?:max_?(?:seq(?:uence)?_?)?(?:len(?:gth)?|duration)|cutoff_len"
     r"|(?:img|image|crop|patch)_?size|imgsz|resolution|num_frames|block_size))"
@@ -77,7 +81,11 @@ def told_settings(text: str) -> ToldSettings:
     least = min(named, key=lambda m: int(m["size"]), default=None)
     options = [m["option"] for m in named if "_" in m["option"] or "-" in m["option"]]
     size = _SIZE.search(head)
-    kinds = [less for less, words in _SAMPLES.items() if re.search(words, head, re.IGNORECASE)]
+    named_as = {
+        less: len(re.findall(words, head, re.IGNORECASE)) for less, words in _SAMPLES.items()
+    }
+    most = max(named_as.values())
+    kinds = [less for less, n in named_as.items() if n and _MUCH * n >= most]
     return ToldSettings(
         batch_option=" ".join((options or [m["option"] for m in named] or [""])[0].split()),
         batch_size=None if least is None else int(least["size"]),

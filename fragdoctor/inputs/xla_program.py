@@ -10,9 +10,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from msgspec import Struct
-
-from fragdoctor.inputs.wordings.wording import printed_bytes
+from fragdoctor.inputs.wordings.wording import Fields, printed_bytes
 from fragdoctor.model.case import ServerShare
 
 MAX_CHARS: Final = 64 * 1024
@@ -42,50 +40,33 @@ _OPERATOR: Final = re.compile(r"op_name=\"([^\"]{1,2000})\"")
 _PLACE: Final = re.compile(r"source_file=\"([^\"]{1,400})\"\s{0,4}source_line=(\d{1,7})")
 
 
-class XlaProgram(Struct, frozen=True):
-    """A compiled program as XLA printed it.
+def xla_program(text: str) -> tuple[Fields, tuple[ServerShare, ...]]:
+    """Return what the first program that a text reports adds to its messages, and its parts.
 
-    Attributes:
-        total_bytes: everything that the program needs at once.
-        parts: the parts of this total.
-        largest_bytes, largest: the size of the largest buffer, and its shape, operation and source
-            line; hostile text.
+    Both are empty if there is none.
     """
-
-    total_bytes: int
-    parts: tuple[ServerShare, ...] = ()
-    largest_bytes: int | None = None
-    largest: str = ""
-
-
-def xla_program(text: str) -> XlaProgram | None:
-    """Return the first program that a text reports, or None if there is none."""
     start = _START.search(text)
-    if start is None:
-        return None
-    report = text[start.start() : start.start() + MAX_CHARS]
+    report = "" if start is None else text[start.start() : start.start() + MAX_CHARS]
     total = _TOTAL.search(report)
     if total is None:
-        return None
-    head = report[: buffers.start()] if (buffers := _BUFFERS.search(report)) else report[:4000]
-    parts = [ServerShare(name, _bytes(found[1])) for name, p in _PARTS if (found := p.search(head))]
-    program = XlaProgram(
-        _bytes(total[1] or total[2]), tuple(part for part in parts if part.n_bytes)
-    )
-    largest = _BUFFER.search(report, buffers.end()) if buffers is not None else None
-    if largest is None:
-        return program
-    operator, place = (p.search(largest["about"]) for p in (_OPERATOR, _PLACE))
-    told = largest["shape"]
-    if operator is not None:
-        # jit(f)/jit(main)/layer/dot_general[dimension_numbers=...]: the operation comes last
-        told += " of " + operator[1].partition("[")[0].rpartition("/")[2]
-    if place is not None:
-        file = place[1].rpartition("/")[2]
-        told += f" at {file}:{place[2]}"
-    return XlaProgram(
-        program.total_bytes, program.parts, _bytes(largest[1]), " ".join(told.split())[:MAX_TEXT]
-    )
+        return {}, ()
+    buffers = _BUFFERS.search(report)
+    head = report[:4000] if buffers is None else report[: buffers.start()]
+    found = ((name, p.search(head)) for name, p in _PARTS)
+    parts = (ServerShare(name, _bytes(size[1])) for name, size in found if size is not None)
+    fields: Fields = {"program_bytes": _bytes(total[1] or total[2])}
+    largest = None if buffers is None else _BUFFER.search(report, buffers.end())
+    if largest is not None:
+        operator, place = (p.search(largest["about"]) for p in (_OPERATOR, _PLACE))
+        told = largest["shape"]
+        if operator is not None:
+            # jit(f)/jit(main)/layer/dot_general[dimension_numbers=...]: the operation comes last
+            told += " of " + operator[1].partition("[")[0].rpartition("/")[2]
+        if place is not None:
+            told += f" at {place[1].rpartition('/')[2]}:{place[2]}"
+        fields["largest_buffer_bytes"] = _bytes(largest[1])
+        fields["largest_buffer"] = " ".join(told.split())[:MAX_TEXT]
+    return fields, tuple(part for part in parts if part.n_bytes)
 
 
 def _bytes(printed: str) -> int:

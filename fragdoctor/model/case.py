@@ -21,10 +21,17 @@ NO_FAILURE: Final = "no-failure"
 GPU_TABLE: Final = "gpu-table"
 """``sub_kind`` of the message that stands for a table of GPUs next to words about a failure."""
 
+TRAINING: Final = (
+    r"(?:(?<![a-z])(?<!pre[-_])train(?!ed (?:model|on|weights|network))|pretrain(?!ed)|fine-?tun"
+    r"|\bepoch|dreambooth|backward|learning.rate|optimi[sz]er|\blosse?s?\b)"
+)
+"""Words that people and programs only use about training."""
+
 CHECKPOINTING: Final = "checkpointing"
 """Checkpointed layers among the measures that a text says are in use."""
 IMAGES: Final = "smaller images"
-"""What smaller samples are if a text speaks of images."""
+SEQUENCES: Final = "shorter sequences"
+"""What smaller samples are if a text speaks of images or of text."""
 
 _MEMORY: Final = r"\b(?:(?:gpu|cuda|cpu|host|system)[ -]){0,2}(?:memory|vram|ram)\b"
 GROWS: Final = (

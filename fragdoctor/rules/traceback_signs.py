@@ -14,7 +14,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from fragdoctor.model.case import GROWS, OomMessage, TracebackFrame
+from fragdoctor.model.case import GROWS, TRAINING, OomMessage, TracebackFrame
 from fragdoctor.model.engines import is_of_other_program
 from fragdoctor.model.frameworks import VLLM_LOG, Change
 
@@ -157,7 +157,7 @@ def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
 _INFERS: Final = "(?:infer|demo|predict|generate|sample|detect|upscale|transcribe|render)"
 """Names of programs that only run a model."""
 
-_RUNS_MODEL: Final = r"(?:\bupscal|super.?resol|\btranscrib|\binference\b)"
+_RUNS_MODEL: Final = r"\bupscal|super.?resol|\btranscrib|\binference\b"
 """What a program does that only runs a model; people who train one may speak of it, too."""
 
 _FAILS: Final = (
@@ -182,22 +182,14 @@ _TESTS: Final = (
     r"(?![\w/(=-]|\.\w| (?:(?:is|was|works?|runs|went|goes) (?:\w+ )?(?:ok|okay|fine|well|normal)"
     r"|different|various|with\b))"
 )
-TRAINING: Final = (
-    r"(?:(?<![a-z])(?<!pre[-_])train(?!ed (?:model|on|weights|network))|pretrain(?!ed)|fine-?tun"
-    r"|\bepoch|dreambooth|backward|learning.rate|optimi[sz]er|\blosse?s?\b)"
-)
-"""Words that people and programs only use about training."""
-
 _RAN: Final = rf"\b(?:python3?|ran|run|running) (?:\S*[/\\])?(?:\w*_)?{_INFERS}\w*\.py\b"
 
-_RUNS: Final = (
-    r"(?:\bgenerat(?:e|es|ed|ing|ion)(?:\b|_)|\bprompts?\b|\bchat|\binference\b|\bsynthe[st]"
-    r"|\bvocod|\btranscri[bp]|\bdiari[sz]|\bupscal|super.?resol|\btxt2img|\bimg2img|\btext2text"
-    r"|\bhi-?res|\bweb ?ui\b|\bdemo\b|\btranslator|Mask\w{0,40}Generator\()"
+_ONLY_RUNS: Final = (
+    rf"^(?!.*{TRAINING}).*(?:{_RUNS_MODEL}|\bgenerat(?:e|es|ed|ing|ion)(?:\b|_)|\bprompts?\b|\bchat"
+    r"|\bsynthe[st]|\bvocod|\btranscrip|\bdiari[sz]|\btxt2img|\bimg2img|\btext2text|\bhi-?res"
+    r"|\bweb ?ui\b|\bdemo\b|\btranslator|Mask\w{0,40}Generator\()"
 )
 """Words for what a trained model is used for, which count only in texts without those above."""
-
-_ONLY_RUNS: Final = rf"^(?!.*{TRAINING}).*{_RUNS}"
 
 
 def only_runs(message: OomMessage) -> bool:
@@ -205,18 +197,7 @@ def only_runs(message: OomMessage) -> bool:
     return _search(f"(?is){_ONLY_RUNS}", message.said)
 
 
-_LESS_INPUT: Final = {
-    r"audio|speech|\btts\b|voice|transcri|diari[sz]|vocod|whisper|\.wav\b": "shorter recordings, "
-    "or less to speak at a time",
-    r"video|\bframes?\b|\bfps\b": "fewer frames, or a lower resolution",
-    r"\bimages?\b|pictures?\b|photo|upscal|super.?resol|txt2img|img2img|pixel": "a smaller image, "
-    "or tiles of it",
-    r"new.tokens|tokenizer|causallm|generate_text|\bchat|\bllms?\b|llama|\bgpt|translat"
-    r"|max_length": "a shorter text, and fewer new tokens (max_new_tokens)",
-}
-"""What a model is run on, by words around the failure, and how to give it less of that."""
-
-_ONE_AT_A_TIME: Final = (
+ONE_AT_A_TIME: Final = (
     "run one input at a time (in code of your own, under torch.inference_mode()); load the weights "
     "in 16 or 8 bits, or use a smaller model"
 )
@@ -228,12 +209,6 @@ KEPT_BY_REQUESTS: Final = (
     "PyTorch keeps; limit the length of an input"
 )
 """What to do about memory that grows in a program that trains nothing."""
-
-
-def less_input(message: OomMessage) -> str:
-    """Return how to give a model less at a time, or "" unless the text says what it runs on."""
-    found = [text for words, text in _LESS_INPUT.items() if _search(f"(?i){words}", message.said)]
-    return f"use {found[0]}; {_ONE_AT_A_TIME}" if len(found) == 1 else ""
 
 
 _EVALUATES: Final = (
@@ -718,7 +693,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             ),
         ),
         intro=r"when regular VAE (?:de|en)coding|\[Tiled VAE\]"
-        r"|(?i:\bvae|Video) ?(?:[Dd]e|[Ee]n)cod",
+        r"|(?:VAE|(?i:\bvae|Video)) ?(?:[Dd]e|[Ee]n)cod",
     ),
     TracebackSign(
         name="sampled-grid",
@@ -977,7 +952,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         spelled=Change.BATCH,
         title="Give the model less at a time",
         change="use a smaller image or tiles of it, fewer frames or points, or a shorter text or "
-        f"audio; {_ONE_AT_A_TIME}",
+        f"audio; {ONE_AT_A_TIME}",
         why="Nothing is trained here, so the memory goes to the weights and to what one layer "
         "makes, which grows with the input.",
         # torch 1.2 to 2.13, autograd/grad_mode.py and utils/_contextlib.py
@@ -991,7 +966,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             Place(code=r"\.(?:infer|inference|predict|upscale|transcribe|enhance|generate)\("),
         ),
         intro=r"\bvideo \d{1,6}/\d{1,6} \(frame \d",
-        in_words=rf"(?is){_RAN}|{_in_clause(_RUNS_MODEL)}|{_ONLY_RUNS}",
+        in_words=rf"(?is){_RAN}|{_in_clause(f'(?:{_RUNS_MODEL})')}|{_ONLY_RUNS}",
     ),
 )
 

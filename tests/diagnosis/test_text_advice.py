@@ -1339,7 +1339,7 @@ def test_kill_on_colab_is_advised_in_a_notebooks_words():
     ("said", "title"),
     [
         ("generate_text(q) fails after a few runs", "Give the model less at a time"),
-        ("I generate pictures to train a GAN, batch 4", "Use a smaller batch or smaller inputs"),
+        ("I generate pictures to train a GAN, batch 4", "Use a smaller batch or smaller images"),
         ("I am trying to load a 4 bit model and it says", "Load the weights in less memory"),
         ("I tried to load the dataset and it says", "Use a smaller batch or smaller inputs"),
     ],
@@ -1376,9 +1376,16 @@ def test_words_about_a_run_do_not_go_before_the_cure_of_holes():
 @pytest.mark.parametrize(
     ("said", "change"),
     [
-        ("generate_text(q) with a long prompt", "use a shorter text"),
-        ("upscaling a picture", "use a smaller image"),
-        ("synthesizing speech", "use shorter recordings"),
+        (
+            "generate_text(q) with a long prompt",
+            "use shorter sequences (and a lower max_new_tokens)",
+        ),
+        ("upscaling a picture", "use smaller images (or tiles of them)"),
+        (
+            "My chat bot runs a video: " + "prompt of tokens, LLM, chat. " * 3,
+            "use shorter sequences (and a lower max_new_tokens);",
+        ),
+        ("synthesizing speech", "use shorter audio"),
         ("inference fails", "use a smaller image or tiles of it, fewer frames"),
     ],
 )

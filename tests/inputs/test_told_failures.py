@@ -133,6 +133,20 @@ def test_failure_told_beside_a_framework_of_pytorch_is_pytorchs():
     assert message.kind == "pytorch-caching-allocator"
 
 
+def test_failure_in_a_backward_pass_is_pytorchs():
+    message = told_failure("It says OOM on the GPU in the backward pass.\n")
+
+    assert message is not None
+    assert message.kind == "pytorch-caching-allocator"
+
+
+def test_failure_told_of_an_engine_is_not_pytorchs_whatever_versions_are_listed():
+    message = told_failure("lmdeploy serve api_server failed, the reason is OOM.\nPyTorch: 2.1.2\n")
+
+    assert message is not None
+    assert message.kind == "driver-no-figures"
+
+
 @pytest.mark.parametrize(
     "told",
     [

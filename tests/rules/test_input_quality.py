@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from builders import MIB
 from msgspec.structs import replace
-from oom_messages import case_of, log_of, message
 from oom_snapshots import full
 from rule_inputs import (
-    FULL,
     assert_finds,
     settings_snapshot,
     untiled_snapshot,
@@ -30,7 +27,6 @@ CASES = [
     ("FD903", Case(snapshot=settings_snapshot()), Case(snapshot=full())),
     ("FD905", Case(snapshot=untiled_snapshot()), Case(snapshot=full())),
     ("FD906", Case(snapshot=with_unknown_keys()), Case(snapshot=full())),
-    ("FD907", Case(oom=log_of(message(requested_bytes=MIB))), case_of(FULL)),
 ]  # fmt: skip
 
 

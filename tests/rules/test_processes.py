@@ -22,9 +22,6 @@ CASES = [
     ("FD502", case_of(CROWDED), case_of(SHARED_DEVICE)),
     ("FD503", Case(oom=log_of(*[message(rank=r, requested_bytes=MIB) for r in range(4)])),
      case_of(FULL)),
-    ("FD504", Case(oom=log_of(message(kind="cudnn"))), case_of(FULL)),
-    ("FD505", Case(oom=log_of(message(kind="host-ram", backend="cpu", is_device_oom=False))),
-     case_of(FULL)),
 ]  # fmt: skip
 
 

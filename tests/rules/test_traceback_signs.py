@@ -554,6 +554,8 @@ def test_bar_of_a_validation_shows_an_evaluation(bar):
     [
         ("I train with FSDP, and get CUDA OOM when saving the final checkpoint.", "gathered-save"),
         ("ComfyUI crashes: an OOM error during VAE decoding.", "vae-decode"),
+        ("Node Type: TangoFluxVAEDecodeAndPlay. CUDA out of memory.", "vae-decode"),
+        ("It says CUDA out of memory in Vae Decode.", "vae-decode"),
         ("It saves the model, with FSDP on 8 GPUs, then CUDA OOM. Why?", "gathered-save"),
         ("I train it: CUDA OOM. It keeps using more memory with each iteration.", "growth"),
         ("When training reached 22000 iterations, I got CUDA out of memory.", "growth"),

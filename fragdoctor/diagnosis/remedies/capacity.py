@@ -28,7 +28,7 @@ from fragdoctor.future.training_edits import batch_scaled, passes_scaled
 from fragdoctor.model.case import IMAGES
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
-from fragdoctor.model.frameworks import RUN_ONLY, Change
+from fragdoctor.model.frameworks import Change
 from fragdoctor.model.phases import Category
 from fragdoctor.model.simulation import OutlookState
 from fragdoctor.rules.told_weights import told_weights
@@ -289,8 +289,7 @@ class SmallerBatch(SavingRemedy):
         told, is_one = case.told, case.told.batch_size == 1
         if is_one or told.is_smaller_batch_tried:
             return _less_of_one(case, "the batch is already one" if is_one else NO_HELP)
-        trains = not case.frameworks or any(f.name not in RUN_ONLY for f in case.frameworks)
-        less = " or ".join(told.smaller_samples) if trains else ""
+        less = "" if case.runs_only else " or ".join(told.smaller_samples)
         is_sized = told.batch_size is not None
         change = self.change
         if not words_in(case, Change.BATCH):

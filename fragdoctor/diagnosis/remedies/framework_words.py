@@ -7,7 +7,7 @@ from typing import Final
 
 from fragdoctor.diagnosis.remedies.leaks import is_evaluation
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal
-from fragdoctor.model.frameworks import RUN_ONLY, SERVERS, Change, words_for
+from fragdoctor.model.frameworks import SERVERS, Change, words_for
 from fragdoctor.model.gpus import with_monitor_of
 
 CHANGES: Final = {
@@ -34,7 +34,6 @@ ROOM_FOR_STEPS: Final = "Give the server's steps more room beside its KV cache"
 
 def in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Iterator[Proposal]:
     """Yield proposals, with changes in the words of the case's framework if it has any."""
-    trains = any(f.name not in RUN_ONLY for f in case.frameworks)
     for proposal in proposals:
         # The tool that watches memory is the one of the GPU's vendor.
         own = with_monitor_of(case.backend, proposal.recommendation.change)
@@ -43,7 +42,7 @@ def in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Itera
         is_told = change is Change.BATCH and (
             case.told.batch_size == 1 or case.told.is_smaller_batch_tried
         )
-        if change is Change.CHECKPOINT and case.frameworks and not trains:
+        if change is Change.CHECKPOINT and case.runs_only:
             continue
         if change is None or one.is_rejected or is_told:
             yield one

@@ -22,6 +22,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
 from fragdoctor.diagnosis.remedies.serving import smaller_cache
 from fragdoctor.future.edits import combined
 from fragdoctor.future.training_edits import requests_freed_at, requests_removed
+from fragdoctor.model.case import IMAGES, SEQUENCES
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.frameworks import SERVERS
@@ -29,14 +30,17 @@ from fragdoctor.rules.traceback_signs import (
     GROWTH,
     INFERENCE,
     KEPT_BY_REQUESTS,
+    ONE_AT_A_TIME,
     SERVER_STEP,
-    less_input,
     only_runs,
 )
 from fragdoctor.units import format_size
 
 CLOSED: Final = (Cause.NOT_MEMORY, Cause.HOST_MEMORY, Cause.HEALTHY)
 """Causes for which the place of the failure adds nothing."""
+
+PARTS: Final = {IMAGES: " (or tiles of them)", SEQUENCES: " (and a lower max_new_tokens)"}
+"""How else a model that only runs can be given less of what it runs on."""
 
 
 @proposes("Change the call that failed")
@@ -54,8 +58,9 @@ def at_the_failing_call(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         return  # a limit refused the request; but a server can reserve less
     said = "It goes on more slowly" if message.is_warning else "It failed"
     change = words_in(case, sign.name, sign.spelled)
-    if sign.name == INFERENCE:
-        change = change or less_input(message)
+    if sign.name == INFERENCE and case.told.smaller_samples and not change:
+        less = " or ".join(f"{s}{PARTS.get(s, '')}" for s in case.told.smaller_samples)
+        change = f"use {less}; {ONE_AT_A_TIME}"
     change = change or sign.change
     title = sign.title
     if sign.name == INFERENCE and any(f.name in SERVERS for f in case.frameworks):

@@ -14,6 +14,7 @@ from typing import Final
 from fragdoctor.diagnosis.decision import is_integrated
 from fragdoctor.diagnosis.remedies.remedy import (
     ASKS,
+    CLOSED,
     CURES,
     FITS,
     HELPS,
@@ -291,9 +292,6 @@ def smaller_kernel_blocks(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal
 
 HEADS: Final = 32
 """Batch times heads of the worked example: a model of 7 billion parameters, batch 1."""
-
-CLOSED: Final = (Cause.NOT_MEMORY, Cause.HOST_MEMORY, Cause.SIZE_BUG, Cause.HEALTHY)
-"""Causes about which a snapshot would add nothing."""
 
 
 @proposes("Record a memory snapshot at the failure")

@@ -18,12 +18,12 @@ from fragdoctor.analysis.weight_copies import WeightCopies, find_weight_copies
 from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.verdict_message import LIBRARIES
 from fragdoctor.model.arrays import distinct
-from fragdoctor.model.case import CHECKPOINTING, NO_FAILURE, OomMessage, ToldSettings
+from fragdoctor.model.case import CHECKPOINTING, NO_FAILURE, TRAINING, OomMessage, ToldSettings
 from fragdoctor.model.conf_keys import KEYS, key_is_known
 from fragdoctor.model.diagnosis import Cause, Predicted, Recommendation, Verdict
 from fragdoctor.model.engines import is_of_other_program
 from fragdoctor.model.finding import Confidence, Location
-from fragdoctor.model.frameworks import FRAMEWORKS, Framework, frameworks_in
+from fragdoctor.model.frameworks import FRAMEWORKS, RUN_ONLY, Framework, frameworks_in
 from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.simulation import Outlook, OutlookState, ReplayResult
@@ -32,7 +32,7 @@ from fragdoctor.rules.capacity.optimizer_state import fails_in_optimizer
 from fragdoctor.rules.failed_request import FailedRequest
 from fragdoctor.rules.request_sources import matching_oom
 from fragdoctor.rules.rule import MAX_STACK, Context, from_user
-from fragdoctor.rules.traceback_signs import TRAINING, Place, TracebackSign, sign_of
+from fragdoctor.rules.traceback_signs import Place, TracebackSign, sign_of
 from fragdoctor.trace.stacks import NATIVE, classify_file
 from fragdoctor.units import GIB, MIB, format_count, format_size, plural
 
@@ -50,6 +50,9 @@ MAY_HELP: Final = 1
 
 ASKS: Final = 0
 """Weight of a remedy that only brings better evidence."""
+
+CLOSED: Final = (Cause.NOT_MEMORY, Cause.HOST_MEMORY, Cause.SIZE_BUG, Cause.HEALTHY)
+"""Causes about which neither a recording nor less on the device changes anything."""
 
 BUILD_FREES_SHARE: Final = 0.02
 """Building a model frees next to nothing; a single forward pass frees more than this share."""
@@ -227,6 +230,11 @@ class JudgedCase(Struct, frozen=True, dict=True):
         m = self.message
         said = () if m is None else (m.said, *(f"{f.file} {f.function} {f.code}" for f in m.frames))
         return any(map(_TRAINS.search, said))
+
+    @property
+    def runs_only(self) -> bool:
+        """Whether all frameworks of the case only run models, so that nothing keeps activations."""
+        return bool(self.frameworks) and all(f.name in RUN_ONLY for f in self.frameworks)
 
     @property
     def runs_on_windows(self) -> bool:

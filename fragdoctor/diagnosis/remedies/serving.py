@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from fragdoctor.diagnosis.remedies.host_memory import HOST_CHANGES
 from fragdoctor.diagnosis.remedies.remedy import (
     ASKS,
+    CLOSED,
     CURES,
     HELPS,
     JudgedCase,
@@ -214,8 +215,6 @@ WSL: Final = re.compile(r"\bWSL|/mnt/[a-z]/|microsoft-standard")
 
 TOLD: Final = (Need.WEIGHTS, Need.CACHE, Need.GRAPH, Need.LIMIT, Need.POOL, Need.ONE_INPUT)
 """Needs that the text itself names, so that meeting them removes the cause."""
-
-CLOSED: Final = (Cause.NOT_MEMORY, Cause.HOST_MEMORY, Cause.HEALTHY, Cause.SIZE_BUG)
 
 
 @proposes("Put less on the device")
