@@ -193,7 +193,8 @@ class Bench(Struct, frozen=True, dict=True):
         outcomes: list[Effect | None] = []
         report_progress("Replaying", 0, len(attempts))
         return_free_memory(self.reproduction.trace)
-        is_apart = self._edits_apart
+        # One thread makes all edits in turn, beside the thread for other attempts.
+        is_apart = self.n_operations > MAX_CONCURRENT_OPERATIONS
         with ThreadPoolExecutor(N_THREADS - is_apart) as replays, ThreadPoolExecutor(1) as alone:
             edits = alone if is_apart else replays
             begun = [
@@ -254,11 +255,6 @@ class Bench(Struct, frozen=True, dict=True):
             return attempt.edit.apply(self.reproduction)
         changed = attempt.edit.change(self.reproduction, self.around_peak)
         return changed.native(self.reproduction.operations)
-
-    @property
-    def _edits_apart(self) -> bool:
-        """Whether one thread makes all edits in turn, beside the thread for other attempts."""
-        return self.n_operations > MAX_CONCURRENT_OPERATIONS
 
     def predicted(self, result: ReplayResult) -> Predicted:
         """Return a result as a prediction, along with the fidelity of the reproduction.
