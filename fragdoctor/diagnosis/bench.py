@@ -37,14 +37,12 @@ from fragdoctor.trace.operations import NativeOps, Operations, OpKind, is_free
 from fragdoctor.trace.replay import Reproduction
 from fragdoctor.trace.trace import return_free_memory
 
-USABLE_SHARE = 0.5  # below this share the model no longer runs the recorded program
 LONG_TRACE_OPERATIONS = 300_000
 OPERATIONS_BEFORE_PEAK = 100_000
 OPERATIONS_AFTER_PEAK = 50_000
 # An edit makes its own request list, which takes 24 bytes per request and as much again while it
 # is made; lists longer than this are made one at a time.
 MAX_CONCURRENT_OPERATIONS = 500_000
-MIN_BUFFERS_SHARE = 0.05  # of the peak of live memory
 ENDLESS = WhatIf(capacity_bytes=2**50)
 
 
@@ -110,15 +108,9 @@ class Bench(Struct, frozen=True, dict=True):
 
     @property
     def is_usable(self) -> bool:
-        """Whether the model follows the recorded run closely enough to estimate anything.
-
-        It does if most of the recording is reproduced, and it fails where the recording does.
-        """
-        if self.is_exact:
-            return True
-        n_failed = self.reproduction.comparison["n_failed"]
-        agrees = self.reproduction.comparison["n_failed_equal"] == n_failed
-        return agrees and (self.simulation.fidelity.share or 0.0) >= USABLE_SHARE
+        """Whether the model follows the recorded run: it fails where the recording does."""
+        found = self.reproduction.comparison
+        return self.is_exact or found["n_failed_equal"] == found["n_failed"]
 
     @property
     def recorded(self) -> ReplayResult:
@@ -335,9 +327,8 @@ class Bench(Struct, frozen=True, dict=True):
 
     @cached_property
     def growing_buffers(self) -> tuple[GrowingBuffers, ...]:
-        """Buffers that grow by copies, if they are a noticeable part of the peak."""
-        least = MIN_BUFFERS_SHARE * self.recorded.peak_allocated_bytes
-        return tuple(b for b in find_growing_buffers(self.requests) if b.total_bytes >= least)
+        """Buffers that grow by copies."""
+        return find_growing_buffers(self.requests)
 
     @cached_property
     def requests(self) -> TrainingRequests:
