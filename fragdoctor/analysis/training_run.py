@@ -24,6 +24,8 @@ from fragdoctor.trace.stacks import LOSS, StackRoles
 from fragdoctor.trace.trace import Trace
 
 MIN_LAYERS: Final = 2
+# Calls are about equally long: the next one is at least this share of the median distance away.
+MIN_LENGTH: Final = 0.5
 # Share of the calls that must allocate at exactly the same lines.
 MIN_ALIKE: Final = 0.5
 NO_ROW: Final = np.iinfo(np.int64).max
@@ -148,9 +150,11 @@ def _cut(repeated: Sequence[I64], k: int, n: int) -> list[tuple[int, int]] | Non
     for at in repeated:
         every = len(at) // k
         starts = at[::every]
+        gaps = np.diff(starts)
+        is_regular = (gaps >= MIN_LENGTH * median(gaps)).all()
         # Everything that a call makes at this stack comes before the next call.
         is_compact = (at[every - 1 :: every][:-1] < starts[1:]).all()
-        if is_compact and (opening is None or starts[0] < opening[0]):
+        if is_regular and is_compact and (opening is None or starts[0] < opening[0]):
             opening = starts
     if opening is None:
         return None
