@@ -109,10 +109,10 @@ def asked(row: Mapping[str, str]) -> tuple[dict[str, Any], str]:
     if not is_inference:
         if "chunked loss" in row["note"]:
             options += ["--logits", "chunked"]
-        # ms-swift pads to a batch's longest text; Megatron's scripts set expandable segments.
-        varies = row["note"].startswith(("texts are cut", "texts are shorter"))
-        if varies and "megatron" not in row["source"]:
-            options += ["--varying-lengths"]
+        if row["note"].startswith(("texts are cut", "texts are shorter")):
+            options += ["--varying-lengths"]  # ms-swift pads to a batch's longest text
+        if any(name in row["source"] for name in ("pytorch/torchtitan", "megatron")):
+            options += ["--expandable-segments"]  # their scripts set it
         # Transformers 4.48.1 without Liger's loss
         if "refs/a100_80gb.csv" in row["source"]:
             options += ["--logits", "shifted"]
@@ -146,7 +146,8 @@ def outcome_of(row: Mapping[str, str]) -> Outcome:
         error = _point(found, row["what"]) / measured - 1
         if row["what"] != "cache":
             own = measured - _outside(found, row["what"])
-            share = tuple(own / found[f"needs_{end}_bytes"] for end in ("low", "high"))
+            spread = SPREADS[kind]  # the range includes cache that the needs do not
+            share = tuple(f * own / at for f, at in zip(spread, (low, high), strict=True))
             side = "below" if own < low else "inside" if own <= high else "above"
     verdict = _verdict(row, found, measured)
     return Outcome(row, error, share, side, high / low - 1, verdict, "", kind)

@@ -8,8 +8,6 @@ the category is marked as less sure, or unknown.
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
 from msgspec import Struct
 
@@ -21,8 +19,6 @@ from fragdoctor.trace.lives import BEFORE, NEVER, Lives
 from fragdoctor.trace.stacks import StackRoles
 
 POSSIBLE, LIKELY = 0, 1
-# Share of the gradients' bytes that older blocks must match to count as their parameters.
-MIN_MATCH: Final = 0.9
 
 
 class Categories(Struct, frozen=True):
@@ -231,8 +227,8 @@ def _sort_old(s: _Sorter) -> None:
 def _match_sizes(s: _Sorter, old: Bools) -> None:
     """Tell old parameters from old optimizer state: one block per gradient size is a parameter.
 
-    Done only if old blocks match nearly all gradient bytes of a backward pass. If one or two more
-    blocks per parameter have these sizes, they are optimizer state (momentum; Adam).
+    If one or two more blocks per parameter have its size, they are optimizer state (momentum;
+    Adam).
     """
     grads = (s.category == Category.GRADIENTS) & ~s.is_before
     if not grads.any() or not old.any() or (s.category == Category.PARAMETERS).any():
@@ -245,18 +241,11 @@ def _match_sizes(s: _Sorter, old: Bools) -> None:
     rows = rows[np.argsort(s.requested[rows], kind="stable")]
     at = np.searchsorted(sizes, s.requested[rows])
     have = np.bincount(at, minlength=len(sizes))
-    is_matched = have >= wanted
-    total = int((sizes * wanted).sum())
-    if int((sizes * wanted)[is_matched].sum()) < MIN_MATCH * total:
-        return
     rank = np.arange(len(rows)) - np.append(0, np.cumsum(have))[at]
     is_parameter = rank < wanted[at]
     s.category[rows[is_parameter]] = Category.PARAMETERS
-    spare = have - wanted
-    times = spare / np.maximum(wanted, 1)
-    agrees = (times == 1) | (times == 2)
-    if int((sizes * wanted)[agrees].sum()) >= MIN_MATCH * total:
-        s.category[rows[~is_parameter & agrees[at]]] = Category.OPTIMIZER_STATE
+    is_state = (have == 2 * wanted) | (have == 3 * wanted)
+    s.category[rows[~is_parameter & is_state[at]]] = Category.OPTIMIZER_STATE
 
 
 def _ask_the_line(s: _Sorter) -> None:

@@ -57,7 +57,7 @@ def capture_quality(trace: Trace) -> CaptureQuality:
     initial = lives.start == BEFORE if has_trace else np.zeros(len(lives), np.bool_)
     initial_bytes = int(lives.size_bytes[initial].sum())
     missing = tuple(trace.missing) if has_trace else ()
-    is_truncated, why = _truncation(trace) if has_trace else (False, "")
+    why = _truncation(trace) if has_trace else ""
     tiling = _tiling_errors(trace)
     counts = dict(trace.contradictions)
     consistent = not counts
@@ -69,7 +69,7 @@ def capture_quality(trace: Trace) -> CaptureQuality:
         *([] if has_trace else ["The file has no event trace: no peaks, no history, no replay."]),
         *([why] if why else []),
     ]
-    if initial_bytes and not is_truncated:
+    if initial_bytes and not why:
         notes.append(
             f"Recording began late: {format_size(initial_bytes)} were live before the first event."
         )
@@ -87,7 +87,7 @@ def capture_quality(trace: Trace) -> CaptureQuality:
         has_trace=has_trace,
         has_stacks=share,
         is_late_start=bool(initial.any()),
-        is_truncated=is_truncated,
+        is_truncated=bool(why),
         missing_actions=missing,
         n_contradictions=n_bad,
         is_consistent=consistent,
@@ -105,8 +105,8 @@ def _has_trace(trace: Trace) -> bool:
     return n_acts > 0
 
 
-def _truncation(trace: Trace) -> tuple[bool, str]:
-    """Return whether the trace looks cut by a full ring buffer, and the evidence.
+def _truncation(trace: Trace) -> str:
+    """Return the evidence that the trace was cut by a full ring buffer, or "" without any.
 
     A ring buffer keeps the newest events, so a cut trace begins with blocks that are already live.
     A late start looks the same, but a full buffer holds exactly as many events as the user chose
@@ -114,16 +114,15 @@ def _truncation(trace: Trace) -> tuple[bool, str]:
     """
     n = trace.n_events
     if not (trace.lives.start == BEFORE).any():
-        return False, ""
+        return ""
     counts = np.diff(trace.snapshot.events.offsets)
     twins = int(np.count_nonzero(counts == n))
-    if _is_round(n) or twins > 1:
-        where = "" if _is_round(n) else f" on each of {twins} devices"
-        return True, (
-            f"The trace is probably cut: {format_count(n)} events{where} look like a full ring "
-            "buffer."
-        )
-    return False, ""
+    if not _is_round(n) and twins < 2:
+        return ""
+    where = "" if _is_round(n) else f" on each of {twins} devices"
+    return (
+        f"The trace is probably cut: {format_count(n)} events{where} look like a full ring buffer."
+    )
 
 
 def _is_round(n: int) -> bool:

@@ -36,6 +36,8 @@ ROUND_LARGE_BYTES: Final = 2 * MIB
 # OOMs in a loop has thousands of them, and only the last ones explain the end.
 MAX_LAYOUTS: Final = 8
 MAX_OOMS: Final = 1000
+QUIET: Final = (Action.SNAPSHOT, Action.OOM, Action.ANNOTATE, Action.OTHER)
+"""Actions that change nothing."""
 
 
 def free_space(layout: Layout) -> FreeSpace:
@@ -89,8 +91,7 @@ def find_ooms(trace: Trace) -> tuple[OomEvent, ...]:
     earlier event is rebuilt by undoing later events, for the last ``MAX_LAYOUTS`` OOMs only.
     """
     rows = trace.oom_rows[-MAX_OOMS:]
-    quiet = (Action.SNAPSHOT, Action.OOM, Action.ANNOTATE, Action.OTHER)
-    acts = np.flatnonzero(~np.isin(trace.events.action, quiet)) if len(rows) else rows
+    acts = np.flatnonzero(~np.isin(trace.events.action, QUIET)) if len(rows) else rows
     last_act = int(acts[-1]) if len(acts) else -1
     totals = trace.totals.at(rows).tolist()
     events = []

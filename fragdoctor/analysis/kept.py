@@ -40,11 +40,9 @@ from fragdoctor.trace.trace import Trace
 LARGE_SHARE: Final = 0.05
 """The share of live memory that survivors must have; less is no reason for a verdict."""
 
-NEARLY_ALL: Final = 0.9
-"""Share of the kept bytes that must be made through a line to name it."""
-
-WHOLE_GRAPH: Final = 0.995
-"""The same share for a kept graph: the loss at its end is a small part of it, but the cause."""
+NEARLY_ALL: Final = 0.995
+"""Share of the kept bytes that must be made through a line to name it: the loss at the end of a
+kept graph is a small part of it, but the cause."""
 
 MOST: Final = 0.5
 
@@ -166,18 +164,18 @@ def _traced(
     kinds.sort(key=lambda k: -k.n_bytes)
     largest = int(largest_groups(stack, size).group[0]) if len(rows) else lead.stack
     pattern = _pattern(trace, phases, rows, kinds, n_steps)
-    made, share = stack, NEARLY_ALL
+    made = stack
     if pattern in (KeptPattern.GRAPH, KeptPattern.EVALUATION):
         results = (names.index(KeptKind.ACTIVATION), names.index(KeptKind.LOSS))
         is_result = np.isin(kind, results)
-        made, size, share = stack[is_result], size[is_result], WHOLE_GRAPH
+        made, size = stack[is_result], size[is_result]
     # The caller of a model holds what it returns, and chooses whether it builds a graph.
     is_of_caller = pattern is KeptPattern.EVALUATION
     is_of_caller |= pattern is KeptPattern.RESULTS and _are_returned(trace, rows)
     table = trace.stacks.outside if is_of_caller else trace.stacks.python
     survivor_bytes = sum(g.survivor_bytes for g in lines)
     return KeptMemory(
-        frame=shared_frame(trace, table, made, size, share),
+        frame=shared_frame(trace, table, made, size, NEARLY_ALL),
         stack=largest,
         lines=tuple(lines),
         kinds=tuple(kinds),

@@ -77,22 +77,19 @@ class _Table:
         rows = self.lives.allocated_at(k)
         kind, size = self.categories.category[rows], self.lives.size_bytes[rows]
         is_likely = self.categories.sureness[rows] == LIKELY
-        n_bytes = sum_by(kind, size, len(Category))
         likely = sum_by(kind[is_likely], size[is_likely], len(Category))
-        n_blocks = np.bincount(kind, minlength=len(Category))
-        order = np.argsort(-n_bytes, kind="stable")
+        sums = (column.tolist() for column in largest_groups(kind, size))
         return tuple(
             CategoryShare(
-                category=Category(int(c)),
-                n_bytes=int(n_bytes[c]),
-                n_blocks=int(n_blocks[c]),
+                category=Category(c),
+                n_bytes=n_bytes,
+                n_blocks=n_blocks,
                 confidence=Confidence.LIKELY
-                if likely[c] >= MIN_LIKELY * n_bytes[c]
+                if likely[c] >= MIN_LIKELY * n_bytes
                 else Confidence.POSSIBLE,
                 lines=self._lines(rows[kind == c]),
             )
-            for c in order[: len(Category)]
-            if n_blocks[c]
+            for c, n_bytes, n_blocks in zip(*sums, strict=True)
         )
 
     def _lines(self, rows: I64) -> tuple[LineBytes, ...]:

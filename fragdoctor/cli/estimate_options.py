@@ -61,6 +61,7 @@ class EstimateOptions(EstimateOutput):
     )
     seq: int | None = option("N", "Set the tokens per sequence", min=1)
     varying_lengths: bool = _training_flag("Count the cache of batches that differ in length")
+    expandable_segments: bool = flag("Count PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
     attention: Attention = option(None, "Choose how attention is computed", default=Attention.SDPA)
     checkpointing: str = _training(
         "WHEN",

@@ -39,7 +39,7 @@ _FORMULA: Final = frozenset(
     {"args", "gpu", "dtype", "batch", "seq", "attention", "lora", "lora_targets", "zero", "fsdp",
      "fsdp_kind", "plan", "price", "verify", "world_size", "inference", "explain",
      "tensor_parallel", "context_parallel", "pipeline_parallel", "expert_parallel", "dora",
-     "keep_logits"}
+     "keep_logits", "expandable_segments"}
 )  # fmt: skip
 
 

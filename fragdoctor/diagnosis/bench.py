@@ -37,7 +37,6 @@ from fragdoctor.trace.operations import NativeOps, Operations, OpKind, is_free
 from fragdoctor.trace.replay import Reproduction
 from fragdoctor.trace.trace import return_free_memory
 
-USABLE_SHARE = 0.5  # below this share the model no longer runs the recorded program
 LONG_TRACE_OPERATIONS = 300_000
 OPERATIONS_BEFORE_PEAK = 100_000
 OPERATIONS_AFTER_PEAK = 50_000
@@ -110,15 +109,9 @@ class Bench(Struct, frozen=True, dict=True):
 
     @property
     def is_usable(self) -> bool:
-        """Whether the model follows the recorded run closely enough to estimate anything.
-
-        It does if most of the recording is reproduced, and it fails where the recording does.
-        """
-        if self.is_exact:
-            return True
-        n_failed = self.reproduction.comparison["n_failed"]
-        agrees = self.reproduction.comparison["n_failed_equal"] == n_failed
-        return agrees and (self.simulation.fidelity.share or 0.0) >= USABLE_SHARE
+        """Whether the model follows the recorded run: it fails where the recording does."""
+        found = self.reproduction.comparison
+        return self.is_exact or found["n_failed_equal"] == found["n_failed"]
 
     @property
     def recorded(self) -> ReplayResult:
@@ -193,7 +186,8 @@ class Bench(Struct, frozen=True, dict=True):
         outcomes: list[Effect | None] = []
         report_progress("Replaying", 0, len(attempts))
         return_free_memory(self.reproduction.trace)
-        is_apart = self._edits_apart
+        # One thread makes all edits in turn, beside the thread for other attempts.
+        is_apart = self.n_operations > MAX_CONCURRENT_OPERATIONS
         with ThreadPoolExecutor(N_THREADS - is_apart) as replays, ThreadPoolExecutor(1) as alone:
             edits = alone if is_apart else replays
             begun = [
@@ -254,11 +248,6 @@ class Bench(Struct, frozen=True, dict=True):
             return attempt.edit.apply(self.reproduction)
         changed = attempt.edit.change(self.reproduction, self.around_peak)
         return changed.native(self.reproduction.operations)
-
-    @property
-    def _edits_apart(self) -> bool:
-        """Whether one thread makes all edits in turn, beside the thread for other attempts."""
-        return self.n_operations > MAX_CONCURRENT_OPERATIONS
 
     def predicted(self, result: ReplayResult) -> Predicted:
         """Return a result as a prediction, along with the fidelity of the reproduction.

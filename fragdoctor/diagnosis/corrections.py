@@ -6,12 +6,10 @@ from collections.abc import Callable
 from typing import Final
 
 from fragdoctor.diagnosis.checklist import RULE_OF_THUMB_SHARE, totals_of
+from fragdoctor.diagnosis.decision import LAST_STRAW_SHARE
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.units import MIB, format_share, format_size
-
-LAST_STRAW_SHARE: Final = 0.02
-"""A request below this share of live memory is not what filled the device."""
 
 
 def find_corrections(case: JudgedCase) -> tuple[str, ...]:
@@ -75,28 +73,22 @@ def _twenty_mib(case: JudgedCase) -> str:
         return ""
     if case.kind != "pytorch-caching-allocator":
         return ""
-    if r.requested_bytes == 20 * MIB:
-        return (
-            "The tensor is not necessarily 20 MiB: every request over 1 MiB and below 10 MiB asks "
-            "the driver for a segment of 20 MiB, and that is what the message prints."
-        )
-    if r.requested_bytes == 2 * MIB:
-        return (
-            "The tensor is not 2 MiB: every request up to 1 MiB asks the driver for a segment of "
-            "2 MiB, and that is what the message prints."
-        )
-    return ""
+    which = {2 * MIB: "up to 1 MiB", 20 * MIB: "over 1 MiB and below 10 MiB"}.get(r.requested_bytes)
+    if which is None:
+        return ""
+    size = f"{r.requested_bytes // MIB} MiB"
+    return (
+        f"The tensor is not necessarily {size}: every request {which} asks the driver for a "
+        f"segment of {size}, and that is what the message prints."
+    )
 
 
 def _thirty_per_cent(case: JudgedCase) -> str:
     totals = totals_of(case.context)
     if totals is None or case.cause not in (Cause.HEALTHY, Cause.CAPACITY, Cause.LEAK):
         return ""
-    if totals.returned_bytes is None or not totals.reserved_bytes:
-        return ""
-    if totals.gap_bytes < RULE_OF_THUMB_SHARE * totals.reserved_bytes:
-        return ""
-    if totals.stuck_bytes >= RULE_OF_THUMB_SHARE * totals.reserved_bytes:
+    rule = RULE_OF_THUMB_SHARE * totals.reserved_bytes
+    if totals.returned_bytes is None or not totals.stuck_bytes < rule <= totals.gap_bytes:
         return ""
     return (
         f'"More than 30 % reserved but unallocated means trouble" is wrong here: of the '

@@ -230,8 +230,8 @@ def timeline_strip(context: Context) -> TimelineStrip | None:
     return TimelineStrip(
         device=a.device,
         n_events=a.n_events,
-        allocated_bytes=tuple(line.envelope("allocated_bytes", starts).high.tolist()),
-        reserved_bytes=tuple(line.envelope("reserved_bytes", starts).high.tolist()),
+        allocated_bytes=tuple(line.envelope("allocated_bytes", starts)[1].tolist()),
+        reserved_bytes=tuple(line.envelope("reserved_bytes", starts)[1].tolist()),
         first_bytes=(first[0], first[2]),
         last_bytes=(last[0], last[2]),
         peak_bytes=(line.peak_allocated_bytes, line.peak_reserved_bytes),

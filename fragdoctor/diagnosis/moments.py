@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fragdoctor.analysis.attribution import find_stranders
+from fragdoctor.analysis.free_space import QUIET
 from fragdoctor.analysis.growth import StepEnds
 from fragdoctor.analysis.host_memory import host_memory
 from fragdoctor.analysis.result import DeviceAnalysis, OomEvent, Strander
@@ -28,9 +29,6 @@ from fragdoctor.rules.rule import Context
 from fragdoctor.trace.lives import Layout, Totals
 from fragdoctor.trace.trace import Trace
 from fragdoctor.units import format_count, plural
-
-_QUIET: Final = (Action.SNAPSHOT, Action.OOM, Action.ANNOTATE, Action.OTHER)
-"""Actions that change nothing."""
 
 
 class DecidingMoment(Struct, frozen=True, eq=False, dict=True):
@@ -123,7 +121,7 @@ def _state_of(failed: OomEvent, leader: Context, context: Context) -> int | None
 
 
 def _is_end(trace: Trace, state: int) -> bool:
-    return bool(np.isin(trace.events.action[state:], _QUIET).all())
+    return bool(np.isin(trace.events.action[state:], QUIET).all())
 
 
 MAX_LINES_AT: Final = 100

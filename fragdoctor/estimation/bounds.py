@@ -96,18 +96,19 @@ def reserved_of(moments: Sequence[Instant], workload: Workload) -> int:
     """Return how many bytes the caching allocator reserves if memory is plentiful."""
     top = max((moment.live for moment in moments), key=_sum)
     moving = sum(n for name, n in top.items() if name not in FIRST_TAGS)
-    n_largest = CACHED_LARGEST if workload.varying_lengths else 1
-    cache = _churn(workload) * moving + n_largest * largest_tensor(workload)
+    grows = workload.varying_lengths and not workload.expandable_segments
+    cache = _churn(workload) * moving + (CACHED_LARGEST if grows else 1) * largest_tensor(workload)
     return round(_sum(top) + cache) + _lost_in_pages(workload)
 
 
 def _lost_in_pages(workload: Workload) -> int:
     """Return how many bytes of segments stay unused after weights are loaded one by one.
 
-    In training, gradients, states and activations fill these gaps. MXFP4 checkpoints keep all
-    experts of a layer in one tensor.
+    In training, gradients, states and activations fill these gaps, and expandable segments have
+    none. MXFP4 checkpoints keep all experts of a layer in one tensor.
     """
-    states = states_of(local_part(workload)) if workload.inference else ()
+    is_filled = not workload.inference or workload.expandable_segments
+    states = () if is_filled else states_of(local_part(workload))
     joined = {Role.EXPERT: workload.shape.n_experts} if workload.dtype == "mxfp4" else {}
     tensors = ((joined.get(g.role, 1), g.stored_bytes, g.count) for g in states)
     return sum((_in_segments(n * size) - n * size) * (count // n) for n, size, count in tensors)
@@ -139,7 +140,9 @@ def needs_of(moments: Sequence[Instant], workload: Workload) -> Needs:
 
     low = max(sum(n * (1 - doubt(name)) for name, n in m.live.items()) for m in moments)
     top = max((moment.live for moment in moments), key=highest)
-    fixed = largest_tensor(workload) + CHURN_PAGES + _lost_in_pages(workload)
+    fixed = CHURN_PAGES + _lost_in_pages(workload)
+    if not workload.expandable_segments:  # they map the pages of free blocks where they are needed
+        fixed += largest_tensor(workload)
     formula = round(sum(2 * doubt(name) * n for name, n in top.items()))
     allocator = round(sum(moves(name) * n for name, n in top.items())) + fixed
     return Needs(
@@ -154,8 +157,8 @@ def needs_of(moments: Sequence[Instant], workload: Workload) -> Needs:
             ),
             Doubt(
                 "allocator",
-                "space lost between blocks, depending on the order of requests; less with "
-                "expandable_segments:True",
+                "space lost between blocks, depending on the order of requests"
+                + "; less with expandable_segments:True" * (not workload.expandable_segments),
                 allocator,
             ),
         ),

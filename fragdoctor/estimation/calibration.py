@@ -22,6 +22,7 @@ from types import MappingProxyType
 from typing import Final
 
 from fragdoctor.estimation.bounds import Needs
+from fragdoctor.estimation.step import largest_tensor
 from fragdoctor.model.workload import Workload
 
 SPREADS: Final = MappingProxyType(
@@ -43,6 +44,11 @@ def kind_of(workload: Workload) -> str:
 
 
 def published_range(needs: Needs, workload: Workload) -> tuple[int, int]:
-    """Return the range, in bytes, of nine of ten published figures for runs like this one."""
+    """Return the range, in bytes, of nine of ten published figures for runs like this one.
+
+    Figures are taken where memory is plentiful, so with expandable segments too they include the
+    allocator's cache.
+    """
     low, high = SPREADS[kind_of(workload)]
-    return int(needs.low_bytes * low), round(needs.high_bytes * high)
+    cache = largest_tensor(workload) if workload.expandable_segments else 0
+    return int(needs.low_bytes * low), round((needs.high_bytes + cache) * high)

@@ -131,7 +131,7 @@ class OtherRun:
             return None
         first = rows[n] if n else 0
         states = np.append(first, rows[n + 1 : n + 2])
-        return int(self._other.totals.envelope("allocated_bytes", states).high[0])
+        return int(self._other.totals.envelope("allocated_bytes", states)[1][0])
 
     def outlook(self, conditions: Conditions) -> Outlook:
         """Return how the run continues under some conditions, going by the other recording."""

@@ -392,7 +392,7 @@ def _parameters(reproduction: Reproduction, lives: Allocations, first_row: int) 
     made = lives.size[(lives.row >= 0) & (lives.row < first_row) & (lives.dies == NEVER)]
     trace = reproduction.trace
     stays = trace.lives_of_program.free[: trace.lives.n_initial] == NOT_FREED
-    return np.concatenate((made, trace.initial.block_requested[stays].astype(np.int64)))
+    return np.concatenate((made, trace.initial["block_requested"][stays].astype(np.int64)))
 
 
 def _freed_at_once(ops: Operations, chosen: Bools) -> Operations:

@@ -224,6 +224,7 @@ class Workload(Struct, frozen=True):
         keeps_logits: whether a variable of the training loop holds the logits through the backward
             pass; in inference, whether a prefill makes the logits of more than the last token.
         varying_lengths: whether batches differ in length; ``seq`` is the longest.
+        expandable_segments: whether the allocator is set to grow its segments page by page.
     """
 
     shape: ModelShape
@@ -258,6 +259,7 @@ class Workload(Struct, frozen=True):
     loss: Loss | None = None
     keeps_logits: bool = False
     varying_lengths: bool = False
+    expandable_segments: bool = False
     compute: str = ""
 
     @property

@@ -261,7 +261,7 @@ _ESTIMATES: Final[Mapping[type, Shape]] = {
               "checkpointing", "lora_rank", "zero_stage", "world_size", "grad_accumulation",
               "inference", "new_tokens", "cache", "tensor_parallel", "context_parallel",
               "pipeline_parallel", "expert_parallel", "sequence_parallel", "offload", "dora",
-              "varying_lengths"),
+              "varying_lengths", "expandable_segments"),
         inline=("shape",),
         null=("grad_dtype", "seq", "lora_rank"),
         computed={"optimizer": (str | None, lambda w: None if w.inference else w.optimizer)},

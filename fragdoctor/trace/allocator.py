@@ -62,11 +62,6 @@ class Segment(Struct, frozen=True):
     pool: int
     blocks: Sequence[Block]
 
-    @property
-    def total_size(self) -> int:
-        """The length in bytes, under the name that snapshots use."""
-        return self.total_bytes
-
 
 def _clipped(n_bytes: int) -> int:
     return min(max(n_bytes, 0), UNLIMITED)

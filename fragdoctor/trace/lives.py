@@ -134,13 +134,6 @@ class Lives:
         return cast("A", result)
 
 
-class Stretch(Struct, frozen=True):
-    """The lowest and highest value of a total in stretches of states."""
-
-    low: I64
-    high: I64
-
-
 def stretch_starts(n_states: int, n_most: int) -> I64:
     """Return the first state of each of at most ``n_most`` stretches of about equal length."""
     starts = np.linspace(0, n_states, min(n_states, n_most), endpoint=False)
@@ -192,7 +185,7 @@ class Totals:
         wanted = np.ascontiguousarray(states, np.int64)
         return self._native.totals_at(wanted).reshape(-1, 3)
 
-    def envelope(self, name: str, starts: npt.ArrayLike) -> Stretch:
+    def envelope(self, name: str, starts: npt.ArrayLike) -> tuple[I64, I64]:
         """Return the lowest and highest value in stretches of states.
 
         Args:
@@ -202,8 +195,7 @@ class Totals:
         Raises:
             ValueError: if the name is not one of these.
         """
-        low, high = self._native.envelope(name, np.ascontiguousarray(starts, np.int64))
-        return Stretch(low, high)
+        return self._native.envelope(name, np.ascontiguousarray(starts, np.int64))
 
 
 class Layout(Struct, frozen=True):

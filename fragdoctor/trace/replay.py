@@ -207,7 +207,7 @@ def _reason(best: Reproduction) -> str:
             "the trace begins late or lost its oldest events, and the order in which the free "
             "blocks of that time were made is not recorded"
         )
-        if not trace.initial.block_size_is_known.all():
+        if not trace.initial["block_size_is_known"].all():
             reasons.append("the rounded size of blocks made before it is not recorded either")
     if c["n_failed"] > c["n_failed_equal"]:
         reasons.append("a request failed for a reason that the file does not show")

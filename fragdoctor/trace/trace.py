@@ -12,13 +12,13 @@ from functools import cached_property
 from typing import Any, Final, TypeVar
 
 import numpy as np
-from msgspec import Struct, field
+from msgspec import field
 from msgspec.structs import asdict
 
 from fragdoctor._native import _ext
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.settings import AllocatorSettings, Era
-from fragdoctor.model.snapshot import I32, I64, U64, Action, BlockState, Bools, Snapshot
+from fragdoctor.model.snapshot import I32, I64, Action, BlockState, Bools, Snapshot
 from fragdoctor.trace.allocator import native_config
 from fragdoctor.trace.columns import (
     MAX_SUM,
@@ -38,21 +38,6 @@ LONG_TRACE_EVENTS: Final = 1_000_000
 """A trace this long leaves tens of megabytes in the heap, which are worth the time to return."""
 
 ABSURD_BYTES: Final = 2**56  # no device has 64 PiB
-
-
-class InitialState(Struct, frozen=True):
-    """A device before the first event of its trace: s segments and b blocks, by address.
-
-    Attributes:
-        block_size_is_known: False if the size was computed (``round_size``) or bounded by the
-            neighbors because the block is gone at the end.
-    """
-
-    segment_bytes: U64
-    block_address: U64
-    block_bytes: U64
-    block_requested: U64
-    block_size_is_known: Bools
 
 
 class SegmentLives(FinalSegments, frozen=True, kw_only=True):
@@ -178,16 +163,13 @@ class Trace(DeviceColumns, frozen=True, eq=False, dict=True, kw_only=True):
         return SegmentLives(**self._named(raw, ""))
 
     @cached_property
-    def initial(self) -> InitialState:
-        """The device before the first event."""
-        raw = self.native.initial()
-        return InitialState(
-            segment_bytes=raw["segment_bytes"],
-            block_address=raw["block_address"],
-            block_bytes=raw["block_bytes"],
-            block_requested=raw["block_requested"],
-            block_size_is_known=raw["block_size_is_known"].view(np.bool_),
-        )
+    def initial(self) -> Mapping[str, Any]:
+        """The device before the first event: columns of its segments and its blocks, by address.
+
+        The size of a block is known unless it was computed (``round_size``) or is bounded by the
+        neighbors because the block is gone at the end.
+        """
+        return self.native.initial()
 
     @property
     def initial_reserved_bytes(self) -> int:

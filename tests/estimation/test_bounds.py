@@ -13,7 +13,7 @@ from fragdoctor.estimation.bounds import most_of_each, phases_of
 from fragdoctor.estimation.config_json import shape_of_config
 from fragdoctor.estimation.formula import formula_footprint, formula_needs
 from fragdoctor.estimation.judge import judged
-from fragdoctor.estimation.step import Instant
+from fragdoctor.estimation.step import Instant, largest_tensor
 from fragdoctor.model.gpus import gpu_of
 from fragdoctor.model.memory_estimate import FitState, PhaseName
 from fragdoctor.model.workload import Attention, FsdpKind, Loss, ModelShape, Norm, Workload
@@ -129,6 +129,50 @@ def test_varying_lengths_fill_the_cache_and_change_nothing_that_is_needed() -> N
     assert 5 * logits == varying.reserved_bytes - one_length.reserved_bytes
     assert one_length.needs_high_bytes == varying.needs_high_bytes
     assert one_length.peak_allocated_bytes == varying.peak_allocated_bytes
+
+
+@pytest.mark.parametrize(
+    ("sizes", "settings", "plain_mib", "expandable_mib"),
+    [
+        ((1024, 16, 151_936), {"batch": 4, "seq": 1024}, 15_088, 13_284),
+        ((1024, 16, 151_936), {"batch": 8, "seq": 1024, "checkpointing": "full"}, 18_842, 17_644),
+        ((2048, 12, 32_000), {"batch": 2, "seq": 2048}, 10_578, 10_328),
+        ((1024, 8, 32_000), {"batch": 8, "seq": 2048, "dtype": "amp-bf16"}, 17_862, 16_108),
+    ],
+)
+def test_expandable_segments_need_no_room_for_the_largest_tensor(
+    sizes: tuple[int, int, int], settings: dict[str, Any], plain_mib: int, expandable_mib: int
+) -> None:
+    """The figures are the least that rehearsals of these models with the allocator need."""
+    hidden, n_layers, vocab = sizes
+    config = {
+        "model_type": "llama", "hidden_size": hidden, "intermediate_size": int(2.75 * hidden),
+        "num_hidden_layers": n_layers, "num_attention_heads": hidden // 64,
+        "num_key_value_heads": hidden // 256, "vocab_size": vocab, "torch_dtype": "bfloat16",
+        "architectures": ["LlamaForCausalLM"],
+    }  # fmt: skip
+    plain = llama_8b(shape=shape_of_config(config, "config.json"), **settings)
+    expandable = replace(plain, expandable_segments=True)
+
+    assert plain_mib * MIB <= formula_needs(plain).high_bytes
+    assert expandable_mib * MIB <= formula_needs(expandable).high_bytes
+    less = formula_needs(plain).high_bytes - formula_needs(expandable).high_bytes
+    assert less == largest_tensor(plain) > 200 * MIB
+    assert formula_needs(plain).low_bytes == formula_needs(expandable).low_bytes <= plain_mib * MIB
+    assert formula_footprint(plain).published_high_bytes == pytest.approx(
+        formula_footprint(expandable).published_high_bytes, abs=1
+    )
+
+
+def test_expandable_segments_leave_no_gaps_between_weights_and_no_cache_of_other_lengths() -> None:
+    def served(**more: Any) -> int:
+        return formula_footprint(llama_8b(inference=True, **more)).reserved_bytes
+
+    def trained(**more: Any) -> int:
+        return formula_footprint(llama_8b(lora_rank=8, **more)).reserved_bytes
+
+    assert served(expandable_segments=True) < served()
+    assert trained() == trained(expandable_segments=True, varying_lengths=True)
 
 
 def test_answer_does_not_depend_on_cache_that_happens_to_be_there() -> None:

@@ -58,7 +58,7 @@ def test_first_step_is_finished_and_repeated_by_a_healthy_run() -> None:
     assert "requests were matched by line and order, with the same sizes" in run.note
     # The step that was cut off is the first; optimizer state is there from its end on.
     first = runs.recorded(4, n_steps=1)
-    highest = trace_of(first).totals.envelope("allocated_bytes", np.zeros(1, np.int64)).high[0]
+    highest = trace_of(first).totals.envelope("allocated_bytes", np.zeros(1, np.int64))[1][0]
     assert run.step_needs_bytes() == highest
 
 

@@ -101,9 +101,9 @@ def test_answers_without_columns_equal_the_columns(seed, n_ops, data):
 
     for i, name in enumerate(TOTALS):
         column = getattr(trace.totals, name)
-        envelope = trace.totals.envelope(name, starts)
-        assert envelope.low.tolist() == np.minimum.reduceat(column, starts).tolist()
-        assert envelope.high.tolist() == np.maximum.reduceat(column, starts).tolist()
+        low, high = trace.totals.envelope(name, starts)
+        assert low.tolist() == np.minimum.reduceat(column, starts).tolist()
+        assert high.tolist() == np.maximum.reduceat(column, starts).tolist()
         assert trace.totals.at(starts)[:, i].tolist() == column[starts].tolist()
         kind = name.removesuffix("_bytes")
         assert getattr(trace.totals, f"peak_{kind}_bytes") == column.max()

@@ -71,9 +71,13 @@ def test_undo_alloc_and_free_of_old_block_restores_it() -> None:
     undone = undo(given, 0)
 
     assert list(
-        zip(undone.initial.block_address.tolist(), undone.initial.block_bytes.tolist(), strict=True)
+        zip(
+            undone.initial["block_address"].tolist(),
+            undone.initial["block_bytes"].tolist(),
+            strict=True,
+        )
     ) == [(BASE, 3 * MIB)]
-    assert undone.initial.block_size_is_known.tolist() == [False]
+    assert undone.initial["block_size_is_known"].tolist() == [False]
     assert totals(undone) == [
         (0, 3 * MIB, 20 * MIB),
         (0, 0, 20 * MIB),
@@ -97,7 +101,7 @@ def test_undo_old_large_block_with_small_rest_keeps_the_rest() -> None:
 
     undone = undo(given, 0)
 
-    assert undone.initial.block_bytes.tolist() == [3 * MIB + 512 * 1024]
+    assert undone.initial["block_bytes"].tolist() == [3 * MIB + 512 * 1024]
     assert undone.contradictions == {}
 
 
@@ -113,7 +117,7 @@ def test_undo_segments_that_came_and_went_are_there_when_they_were() -> None:
 
     undone = undo(given, 0)
 
-    assert undone.initial.segment_bytes.tolist() == [20 * MIB]
+    assert undone.initial["segment_bytes"].tolist() == [20 * MIB]
     assert undone.totals.reserved_bytes[1:].tolist() == [0, 2 * MIB, 0]
     assert undone.contradictions == {}
 

@@ -25,6 +25,7 @@ from fragdoctor.estimation.recipes.values import (
     AUTO,
     Convert,
     UnsayableError,
+    expandable,
     is_off,
     shown,
     when_on,
@@ -45,6 +46,12 @@ def facts(*rows: tuple[str, Any, str]) -> dict[str, Becomes]:
         for of, meaning, keys in rows
         for key in keys.split()
     }
+
+
+ALLOCATOR_RULES: Final = facts(
+    ("expandable_segments", expandable, "PYTORCH_ALLOC_CONF PYTORCH_CUDA_ALLOC_CONF"),
+)
+"""Variables of the environment that any program obeys."""
 
 
 class Fact(Struct, frozen=True):
@@ -138,7 +145,8 @@ class Format(Struct, frozen=True):
     def rule_of(self, key: str) -> Becomes | None:
         """Return the rule for an entry, or None if it becomes nothing."""
         section, _, last = key.rpartition(".")
-        return self.rules.get(key) or (self.rules.get(last) if section in self.sections else None)
+        found = self.rules.get(key) or (self.rules.get(last) if section in self.sections else None)
+        return found or ALLOCATOR_RULES.get(last)
 
 
 _DTYPE: Final = ("dtype", "--dtype KIND, as fragdoctor estimate --help lists them.")

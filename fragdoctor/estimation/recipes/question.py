@@ -185,11 +185,12 @@ def _of_command(command: CommandLine, source: str, folder: Path) -> list[Reading
         else:
             entries = {**flat(inside), **entries}
     if command.is_server:
-        readings.insert(0, read(vllm.FORMAT, vllm.plain(entries), source))
+        served = {**vllm.plain(entries), **command.environment}
+        readings.insert(0, read(vllm.FORMAT, served, source))
     elif entries.keys() - {trainer.PROGRAM}:
         # A file has underscores where a command line has dashes.
         in_file = {k if "." in k else k.replace("-", "_"): v for k, v in entries.items()}
-        program = reading_of(in_file, source)
+        program = reading_of({**in_file, **command.environment}, source)
         readings[:0] = [program, *_referenced(program, folder)]
     if command.launch:
         started = read(launch.ACCELERATE, command.launch, f"{source}, launcher")

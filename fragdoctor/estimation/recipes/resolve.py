@@ -36,7 +36,7 @@ _DIRECT: Final = (
     "model", "optimizer", "batch", "seq", "attention", "checkpointing", "dora", "grad_accumulation",
     "tensor_parallel", "sequence_parallel", "context_parallel", "pipeline_parallel",
     "expert_parallel", "inference", "new_tokens", "kv_dtype", "gpu_memory_utilization",
-    "max_num_seqs", "max_num_batched_tokens", "dtype", "logits",
+    "max_num_seqs", "max_num_batched_tokens", "dtype", "logits", "expandable_segments",
 )  # fmt: skip
 _PLAIN: Final = ("fp32", "bf16", "fp16")
 _DEGREES: Final = ("tensor_parallel", "pipeline_parallel")

@@ -14,8 +14,10 @@ from itertools import chain, islice
 from typing import Any, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from fragdoctor.errors import LimitExceeded
+from fragdoctor.estimation.recipes.entries import ALLOCATOR_RULES
 from fragdoctor.estimation.recipes.trainer import PROGRAM
 
 MAX_WORDS: Final = 20_000
@@ -39,12 +41,14 @@ class CommandLine(Struct, frozen=True):
         launch: options of the launcher: ``accelerate launch``, ``torchrun``, ``deepspeed``.
         program: options of the program, with its name; empty if there is no program.
         files: configuration files that it names, in order.
+        environment: variables of the allocator that are set before it.
         is_server: whether it is ``vllm serve`` or similar.
     """
 
     launch: Mapping[str, Any]
     program: Mapping[str, Any]
     files: Sequence[str] = ()
+    environment: Mapping[str, str] = {}
     is_server: bool = False
 
 
@@ -55,12 +59,12 @@ def command_lines(text: str) -> list[CommandLine]:
         LimitExceeded: a word becomes larger than any genuine one when variables are replaced.
         ValueError: a quote is not closed.
     """
-    found = (_command_line(words) for words in _commands(text))
-    return [command for command in found if command is not None]
+    found = ((_command_line(words), environment) for words, environment in _commands(text))
+    return [replace(one, environment=settings) for one, settings in found if one is not None]
 
 
-def _commands(text: str) -> Iterator[list[str]]:
-    """Yield the words of each command, with variables replaced if they were set before."""
+def _commands(text: str) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """Yield each command, its variables replaced if they were set before, and its environment."""
     variables: dict[str, str] = {}
     lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
     joined = _CONTINUED.sub(" ", "\n".join(lines))
@@ -72,7 +76,8 @@ def _commands(text: str) -> Iterator[list[str]]:
         if not _BETWEEN.fullmatch(word):
             words.append(_filled_in(word.replace(_END, "\n"), variables))
             continue
-        yield _without_assignments(words, variables)
+        rest = _without_assignments(words, variables)
+        yield rest, {name: variables[name] for name in ALLOCATOR_RULES if name in variables}
         words = []
 
 

@@ -2,6 +2,7 @@
 
 A model is a name and a flavor. Weights are fp32; FSDP, or autocast on one GPU, computes in bf16.
 ``data_parallel_shard_degree = -1`` takes all remaining GPUs; the file does not say how many.
+torchtitan's ``run_train.sh`` sets expandable segments.
 """
 
 from __future__ import annotations
@@ -50,6 +51,9 @@ def _complete(reading: Reading, entries: Entries) -> None:
         reading.default("engine", "fsdp", "data_parallel_shard_degree", degree)
     reading.default("optimizer", "adamw", "optimizer.name", "AdamW")
     reading.default("fused", True, "optimizer.implementation")
+    reading.default(
+        "expandable_segments", True, "run_train.sh: PYTORCH_ALLOC_CONF", "expandable_segments:True"
+    )
     reading.default("batch", 8, "training.local_batch_size")
     reading.default("seq", 2048, "training.seq_len")
     reading.default("weights", "fp32", "training.dtype", "float32")

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.training_choices import PLAIN_DTYPES, optimizer_of
+from fragdoctor.model.settings import NO_ROUNDUP, parse_conf
 
 _SHOWN: Final = 80
 _OFF: Final = ("", "none", "no", "null", "false", "off", "n", "0")
@@ -128,6 +129,17 @@ def optimizer(value: Any) -> str:
         return optimizer_of(str(value)).name
     except ConfigError as e:
         raise UnsayableError("is not a known optimizer") from e
+
+
+def expandable(value: Any) -> bool | None:
+    """Return True if settings of PyTorch's allocator let segments grow, else None."""
+    try:
+        settings = parse_conf(str(value))
+    except ConfigError as e:
+        raise UnsayableError("is refused by PyTorch") from e
+    if settings.roundup_power2_divisions != NO_ROUNDUP:
+        raise UnsayableError("rounds sizes up, which is not counted; it needs more")
+    return settings.expandable_segments or None
 
 
 _EVERY_LINEAR: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -119,10 +119,10 @@ def _curves(trace: Trace, size: int) -> dict[str, I64]:
     """Return each curve's highest value in each bucket, and how far below it the lowest is."""
     curves: dict[str, I64] = {}
     for name in SERIES:
-        stretch = trace.totals.envelope(f"{name}_bytes", np.arange(0, trace.n_events + 1, size))
-        curves[name] = stretch.high
+        low, high = trace.totals.envelope(f"{name}_bytes", np.arange(0, trace.n_events + 1, size))
+        curves[name] = high
         if size > 1:
-            curves[f"{name}_drop"] = stretch.high - stretch.low
+            curves[f"{name}_drop"] = high - low
     return curves
 
 

@@ -208,6 +208,8 @@ def _assumed(w: Workload, *, is_planned: bool = False) -> list[str]:
         parts.append("no checkpointing" if is_off else f"checkpointing {w.checkpointing}")
     if w.offload:
         parts.append(f"{' and '.join(w.offload)} on the host")
+    if w.expandable_segments:
+        parts.append("expandable segments")
     return [f"Counted: {', '.join(parts)}."]
 
 

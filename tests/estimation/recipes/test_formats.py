@@ -177,7 +177,8 @@ def asked(folder: Path, *files: tuple[str, str], **options: object) -> RecipeUse
             TORCHTITAN,
             (
                 "llama-3.1-8b --optimizer adamw-fused --batch 2 --seq 4096 --checkpointing full "
-                "--tensor-parallel 2 --sequence-parallel --world-size 8 --fsdp --dtype fsdp-bf16"
+                "--tensor-parallel 2 --sequence-parallel --expandable-segments --world-size 8 "
+                "--fsdp --dtype fsdp-bf16"
             ),
         ),
         (
@@ -416,6 +417,27 @@ def test_each_format_is_recognised_as_itself() -> None:
     titles = [format_of(parse_yaml(text, "a")).title for text in texts]
 
     assert len(set(titles)) == len(texts) == len(FORMATS) - 1  # torchtitan's is TOML
+
+
+@pytest.mark.parametrize(
+    ("conf", "is_counted"),
+    [
+        ("expandable_segments:True", True),
+        ("expandable_segments:False", False),
+        ("expandable_segments:True,roundup_power2_divisions:16", False),
+        ("expandable", False),
+    ],
+)
+@pytest.mark.parametrize("command", ["python sft.py --model_name_or_path gpt2", "vllm serve gpt2"])
+def test_allocator_settings_in_the_environment_are_read(
+    tmp_path: Path, conf: str, command: str, is_counted: bool
+) -> None:
+    text = f"export PYTORCH_CUDA_ALLOC_CONF={conf}\n{command} --max_model_len 512\n"
+    use = asked(tmp_path, ("a.sh", text))
+
+    assert is_counted is ("--expandable-segments" in use.command)
+    matters = {entry.key for entry in use.files[0].unused_that(Bearing.MATTERS)}
+    assert (":False" in conf or is_counted) is ("PYTORCH_CUDA_ALLOC_CONF" not in matters)
 
 
 def test_files_that_name_each_other_end(tmp_path: Path) -> None:
