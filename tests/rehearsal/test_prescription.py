@@ -387,6 +387,40 @@ def test_results_that_a_program_gathers_are_held_on_the_host(tmp_path: Path) -> 
     assert treated < as_it_is - 4 * 2 * 2048 * 8192
 
 
+CACHED = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(256, 256)
+
+    def forward(self, x, cache):
+        x = self.first(x)
+        return x if cache is None else torch.cat([cache, x])
+
+model = Net().cuda()
+history = []
+with torch.inference_mode():
+    for batch in range(6):
+        cache = None
+        for step in range(3):
+            cache = model(torch.ones(4096, 256, device="cuda"), cache)
+        history.append(cache)
+"""
+
+
+def test_caches_of_earlier_batches_are_held_on_the_host(tmp_path: Path) -> None:
+    """Also those that a call makes of a cache that is on the host already."""
+    place = f"{tmp_path / 'train.py'}:{CACHED.count(chr(10)) - 1}"
+    cache_bytes = 3 * 4096 * 256 * 4
+
+    saved_bytes = peak(tmp_path, CACHED) - peak(tmp_path, CACHED, f"held-on-host:{place}")
+
+    assert saved_bytes >= 4 * cache_bytes
+
+
 def test_pieces_of_a_sequential_end_with_its_products() -> None:
     from torch import nn
 
