@@ -258,9 +258,8 @@ def _rehearse(request: dict[str, Any], now: Session, undo: ExitStack) -> NoRetur
 def _seed() -> None:
     """Let a program that does not seed its random numbers take the same course each time."""
     random.seed(0)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(0)
+    if "numpy" in sys.modules:  # PyTorch imports it
+        sys.modules["numpy"].random.seed(0)
 
 
 def _limit_time(seconds: float, outcome: Any, undo: ExitStack) -> None:

@@ -110,7 +110,6 @@ class _HoldingMode(TorchFunctionMode):
             yield
         finally:
             self._is_in_model = False
-            self._made = [made for made in self._made if made() is not None]
 
     def __torch_function__(
         self,
