@@ -140,7 +140,7 @@ def rehearsed(home: Path, text: str, *treatments: str, observes: bool = True) ->
 
 
 def needed(home: Path) -> Need:
-    return Need(trace_of(read_snapshot(home / "s.pickle")))
+    return Need(trace_of(read_snapshot(home / "s.pickle")), goes_on=True)
 
 
 def measured(home: Path, text: str = MODEL, *, learns: bool = True) -> Checkpoints:

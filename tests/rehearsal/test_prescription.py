@@ -83,6 +83,19 @@ for step in range(4):
     loss.backward()
     optimizer.step()
 """
+UNEVEN = """
+import torch
+from torch import nn
+model = nn.Linear(256, 256, device="cuda")
+kept = torch.zeros(64 << 18, device="cuda")
+optimizer = torch.optim.Adam(model.parameters())
+for step in range(8):
+    for _ in range(step * step % 7):
+        kept[0] = model(torch.ones(64, 256, device="cuda"))[0, 0].detach()
+    optimizer.zero_grad()
+    model(torch.ones(64, 256, device="cuda")).sum().backward()
+    optimizer.step()
+"""
 RMSPROP = LOOP.replace("AdamW", "RMSprop")
 CHECKPOINTED = """
 import functools
@@ -266,6 +279,10 @@ def rehearsed(home: Path, text: str, *treatments: str, **more: int) -> Rehearsal
     return runner.rehearse(program, conditions, home / "s.pickle", None, PREPARED)
 
 
+def need_of(home: Path, *, goes_on: bool = False) -> Need:
+    return Need(trace_of(read_snapshot(home / "s.pickle")), goes_on=goes_on)
+
+
 def peak(home: Path, text: str, *treatments: str) -> int:
     return rehearsed(home, text, *treatments).peak_allocated_bytes
 
@@ -370,6 +387,40 @@ def test_results_that_a_program_gathers_are_held_on_the_host(tmp_path: Path) -> 
     assert treated < as_it_is - 4 * 2 * 2048 * 8192
 
 
+CACHED = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(256, 256)
+
+    def forward(self, x, cache):
+        x = self.first(x)
+        return x if cache is None else torch.cat([cache, x])
+
+model = Net().cuda()
+history = []
+with torch.inference_mode():
+    for batch in range(6):
+        cache = None
+        for step in range(3):
+            cache = model(torch.ones(4096, 256, device="cuda"), cache)
+        history.append(cache)
+"""
+
+
+def test_caches_of_earlier_batches_are_held_on_the_host(tmp_path: Path) -> None:
+    """Also those that a call makes of a cache that is on the host already."""
+    place = f"{tmp_path / 'train.py'}:{CACHED.count(chr(10)) - 1}"
+    cache_bytes = 3 * 4096 * 256 * 4
+
+    saved_bytes = peak(tmp_path, CACHED) - peak(tmp_path, CACHED, f"held-on-host:{place}")
+
+    assert saved_bytes >= 4 * cache_bytes
+
+
 def test_pieces_of_a_sequential_end_with_its_products() -> None:
     from torch import nn
 
@@ -413,14 +464,33 @@ def test_settings_of_the_allocator_need_what_a_rehearsal_with_them_does(tmp_path
     # Of 21.5 MiB, in a segment of 22: what is left of that is too little to be split off.
     text = MODEL + "kept = torch.ones(43 << 17, device='cuda')\n" + LOOP
     rehearsed(tmp_path, text)
-    as_it_is = Need(trace_of(read_snapshot(tmp_path / "s.pickle")))
+    as_it_is = need_of(tmp_path)
     replayed = as_it_is.bytes(conf=conf), as_it_is.peak_bytes(conf=conf)
 
     found = rehearsed(tmp_path, text, conf=conf)
 
-    with_them = Need(trace_of(read_snapshot(tmp_path / "s.pickle")))
+    with_them = need_of(tmp_path)
     assert (with_them.bytes(), found.peak_allocated_bytes) == replayed
     assert as_it_is.peak_bytes() > found.peak_allocated_bytes
+
+
+def test_nothing_follows_the_end_of_a_program(tmp_path: Path) -> None:
+    found = rehearsed(tmp_path, UNEVEN)
+
+    assert need_of(tmp_path).bytes() <= found.peak_reserved_bytes
+    assert need_of(tmp_path, goes_on=True).bytes() > found.peak_reserved_bytes
+
+
+def test_random_numbers_that_a_program_does_not_seed_are_the_same_each_time(
+    tmp_path: Path,
+) -> None:
+    text = (
+        "import random\nimport numpy as np\nimport torch\n"
+        "n = random.randrange(1 << 20) + np.random.randint(1 << 20)\n"
+        "kept = torch.zeros(512 * n, device='cuda')\n"
+    )
+
+    assert peak(tmp_path, text) == peak(tmp_path, text)
 
 
 def test_loss_module_of_the_program_is_its_own_loss(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import importlib.util
 import json
 import linecache
 import os
+import random
 import runpy
 import signal
 import sys
@@ -246,9 +247,17 @@ def _rehearse(request: dict[str, Any], now: Session, undo: ExitStack) -> NoRetur
         apply(request["treatments"], undo)
     if request["time_limit_s"] is not None:
         _limit_time(request["time_limit_s"], outcome, undo)
+    _seed()
     code = _run_guarded(request, outcome)
     outcome.end(code)
     leave(code)
+
+
+def _seed() -> None:
+    """Let a program that does not seed its random numbers take the same course each time."""
+    random.seed(0)
+    if "numpy" in sys.modules:  # PyTorch imports it
+        sys.modules["numpy"].random.seed(0)
 
 
 def _limit_time(seconds: float, outcome: Any, undo: ExitStack) -> None:

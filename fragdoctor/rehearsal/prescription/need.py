@@ -22,6 +22,7 @@ class Need:
 
     Args:
         trace: the trace of its rehearsal.
+        goes_on: whether more steps follow; nothing follows the end of a program.
 
     Attributes:
         trace: as above.
@@ -30,8 +31,8 @@ class Need:
             requests end up in other holes.
     """
 
-    def __init__(self, trace: Trace) -> None:
-        self.trace = trace
+    def __init__(self, trace: Trace, *, goes_on: bool) -> None:
+        self.trace, self._goes_on = trace, goes_on
         self._reproduction = reproduce(trace)
         self._replay = FairReplay(self._reproduction)
         self.requests: list[_ext.NativeOps] = [self._reproduction.operations]
@@ -51,14 +52,10 @@ class Need:
     def _bytes(self, requests: _ext.NativeOps, what_if: WhatIf) -> int:
         is_own = requests is self._reproduction.operations
         operations = None if is_own else requests
-        result = self._replay.replay(what_if, operations)
+        result = self._replay.replay(what_if, operations, looks_on=self._goes_on)
+        look = self._replay.look_of(operations) if self._goes_on else None
         found = with_smallest_capacity(
-            self._reproduction,
-            what_if,
-            result,
-            operations,
-            self._replay.look_of(operations),
-            is_steady=True,
+            self._reproduction, what_if, result, operations, look, is_steady=True
         )
         return found.smallest_capacity_bytes or 0
 

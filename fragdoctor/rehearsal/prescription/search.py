@@ -581,7 +581,8 @@ class CureSearch:
             divisor = max((one.batch_divisor for one in treatments), default=1)
             program = with_batch(program, max(self._batch // divisor, 1))
         found = runner.rehearse(program, conditions, self._snapshot, None, self._runs)
-        need = Need(trace_of(read_snapshot(self._snapshot)))
+        goes_on = bool(found.stopped) or found.is_partial
+        need = Need(trace_of(read_snapshot(self._snapshot)), goes_on=goes_on)
         return _Seen(found, need, need.bytes() or found.peak_reserved_bytes)
 
 

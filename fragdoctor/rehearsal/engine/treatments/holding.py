@@ -110,7 +110,6 @@ class _HoldingMode(TorchFunctionMode):
             yield
         finally:
             self._is_in_model = False
-            self._made = [made for made in self._made if made() is not None]
 
     def __torch_function__(
         self,
@@ -120,13 +119,11 @@ class _HoldingMode(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         more = dict(kwargs or {})
-        if any(issubclass(kind, HeldTensor) for kind in types):
-            return func(*args, **more)
-        if self._is_in_model:
+        if self._is_in_model:  # also of what it was given from the host, such as a cache
             result = func(*args, **more)
             tree_map_only(torch.Tensor, lambda one: self._made.append(weakref.ref(one)), result)
             return result
-        if users_line() != self._line:
+        if any(issubclass(kind, HeldTensor) for kind in types) or users_line() != self._line:
             return func(*args, **more)
         is_filled = getattr(func, "__name__", "") in _FILLS and more.get("device") is not None
         result = func(*args, **{**more, **({"device": "cpu"} if is_filled else {})})
