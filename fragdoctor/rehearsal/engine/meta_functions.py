@@ -96,7 +96,8 @@ _LAID_OUT_AS: Final[dict[str, tuple[int, ...]]] = {
     "native_layer_norm_backward": (), "poisson": (), "rrelu_with_noise": (),
     "native_batch_norm_backward": (1,),
     "elu_backward": (0, 5), "hardswish_backward": (0, 1), "hardtanh_backward": (0, 1),
-    "logit_backward": (0, 1), "softplus_backward": (0, 1),
+    "logit_backward": (0, 1), "softplus_backward": (0, 1), "hardsigmoid_backward": (0, 1),
+    "copysign": (0, 1), "floor_divide": (0, 1), "xlogy": (0, 1), "special_xlog1py": (0, 1),
 }  # fmt: skip
 """Operation -> the arguments that set the layout of the CUDA kernel's first result, () =
 contiguous, if PyTorch's meta function uses a different layout."""
@@ -256,6 +257,14 @@ def _gru_cell(
     return torch.empty_like(state), state.new_empty((state.shape[0], 5 * state.shape[1]))
 
 
+def _lstm_cell(
+    gates: torch.Tensor, _: torch.Tensor, state: torch.Tensor, *__: Any, **___: Any
+) -> tuple[torch.Tensor, ...]:
+    """PyTorch's meta function fails without biases."""
+    made = (state.new_empty(state.shape) for _ in range(2))
+    return (*made, gates.new_empty(gates.shape))
+
+
 def _gru_cell_backward(
     gradient: torch.Tensor, workspace: torch.Tensor, has_bias: bool
 ) -> tuple[torch.Tensor | None, ...]:
@@ -282,6 +291,10 @@ def _grouped_mm(first: torch.Tensor, second: torch.Tensor, *args: Any, **kwargs:
     return first.new_empty_strided((groups, rows, columns), (rows * padded, padded, 1))
 
 
+def _sampled(tensor: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+    return tensor.new_empty((*tensor.shape[:2], *grid.shape[1:3]))
+
+
 def _nms(boxes: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     """Return the boxes that torchvision keeps: the share that is assumed for other selections."""
     shares = session.current().assumptions.shares
@@ -301,9 +314,15 @@ def _to_jagged(padded: torch.Tensor, _offsets: Any, total: int | None = None) ->
 KNOWN: Final[dict[str, Callable[..., Any]]] = {
     "_grouped_mm": _grouped_mm,
     "_thnn_fused_gru_cell": _gru_cell,
+    "_thnn_fused_lstm_cell": _lstm_cell,
     "_thnn_fused_gru_cell_backward": _gru_cell_backward,
     "_ctc_loss": _ctc_loss,
     "_padded_dense_to_jagged_forward": _to_jagged,
+    "cudnn_grid_sampler": _sampled,
+    "cudnn_grid_sampler_backward": lambda tensor, grid, _: (
+        tensor.new_empty(tensor.shape),
+        grid.new_empty(grid.shape),
+    ),
     "nms": _nms,
     "_ctc_loss_backward": lambda _, log_probs, *__, **___: log_probs.new_empty(log_probs.shape),
 }

@@ -138,8 +138,8 @@ def index_put(
     meta_functions.check_types(op, (self, indices, values))
     given = [t for t in indices if t is not None]
     is_mask = len(given) == 1 and given[0].dtype in MASKS
-    if not accumulate and is_mask and values.numel() == 1:
-        return self
+    if not accumulate and is_mask and values.numel() == 1 and values.is_cpu:
+        return self  # a number: the mask is filled
     if accumulate:
         _put_sorted(self, indices, values, is_checked=not unsafe)
     else:
@@ -187,8 +187,17 @@ def _put_sorted(
     del numbers, original, ordered, whole, copied, linear
 
 
+def _put_out(made: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    """Return a result whose size depends on values, in the tensor given as ``out=``."""
+    if out is None:
+        return made
+    if out.shape != made.shape:
+        torch.ops.aten.set_.source_Tensor(out, made)
+    return out
+
+
 @special("aten::nonzero")
-def nonzero(_op: Any, self: torch.Tensor) -> torch.Tensor:
+def nonzero(_op: Any, self: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """``nonzero``: the count would be read from the GPU, so it is assumed (Nonzero.cu)."""
     n = self.numel()
     found = values.n_kept(self, "nonzero")
@@ -196,23 +205,30 @@ def nonzero(_op: Any, self: torch.Tensor) -> torch.Tensor:
     number = scratch(self, 4)
     if n:
         scratch(self, cub.count(n, session.current().facts.n_multiprocessors))
-    out = new((self.dim(), found), None, torch.int64, self.get_device())
+    made = new((self.dim(), found), None, torch.int64, self.get_device())
     if n:
         scratch(self, cub.select(n))
     del number, copied
-    return out.t()
+    return _put_out(made.t(), out)
 
 
 @special("aten::masked_select")
-def masked_select(_op: Any, self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def masked_select(
+    _op: Any, self: torch.Tensor, mask: torch.Tensor, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """``masked_select``: indexing with a mask."""
     shape = torch.broadcast_shapes(self.shape, mask.shape)
-    return self.expand(shape)[mask.expand(shape)]
+    return _put_out(self.expand(shape)[mask.expand(shape)], out)
 
 
 @special("aten::bincount")
 def bincount(
-    _op: Any, self: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
+    _op: Any,
+    self: torch.Tensor,
+    weights: torch.Tensor | None = None,
+    minlength: int = 0,
+    *,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``bincount``: the least and the largest value are read from the GPU (SummaryOps.cu)."""
     n_bins = minlength
@@ -222,7 +238,7 @@ def bincount(
     dtype = torch.int64
     if weights is not None:
         dtype = weights.dtype if weights.dtype is torch.float32 else torch.float64
-    return new((n_bins,), None, dtype, self.get_device())
+    return _put_out(new((n_bins,), None, dtype, self.get_device()), out)
 
 
 @special("aten::repeat_interleave.Tensor")
@@ -288,17 +304,51 @@ def isin(_op: Any, elements: torch.Tensor, test_elements: torch.Tensor, **_: Any
     return result
 
 
+@special("aten::embedding_renorm_")
+def embedding_renorm(_op: Any, self: torch.Tensor, indices: torch.Tensor, *_: Any) -> torch.Tensor:
+    """The rows looked up are sorted, so that each is scaled once (Embedding.cu)."""
+    ordered = indices.sort()[0].contiguous()
+    _selected(ordered, ordered.numel(), ordered, ordered, counts=False)
+    return self
+
+
 @special("aten::unique_dim")
 def unique_rows(
-    _op: Any, self: torch.Tensor, dim: int, *_: Any, **__: Any
+    _op: Any,
+    self: torch.Tensor,
+    dim: int,
+    is_sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``unique`` of the rows along a dimension."""
-    found = values.n_kept(self.select(0, 0) if self.dim() > 1 else self, "unique")
-    n = min(found, self.shape[dim])
-    shape = [n if i == dim % self.dim() else size for i, size in enumerate(self.shape)]
-    device = self.get_device()
-    numbers = [new((size,), None, torch.int64, device) for size in (self.shape[dim], n)]
-    return new(shape, None, self.dtype, device), numbers[0], numbers[1]
+    """``unique`` along a dimension: numbers of slices are sorted and selected (Unique.cu)."""
+    n, device = self.shape[dim], self.get_device()
+    one_of_each = self.movedim(dim, 0)
+    while one_of_each.dim() > 1:
+        one_of_each = one_of_each.select(1, 0)
+    found = values.n_kept(one_of_each, "unique")
+    none = new((0,), None, torch.int64, device)
+    dense = self.movedim(dim, 0).contiguous()
+    order = scratch(self, n * INDEX_BYTES)
+    if is_sorted:
+        scratch(self, cub.merge_sort(n, INDEX_BYTES, 0))
+    where = counts = none
+    if return_inverse:
+        where = new((n,), None, torch.int64, device)
+        places = scratch(self, n * INDEX_BYTES)
+        scratch(self, cub.buffers())
+        scratch(self, cub.scan(n, INDEX_BYTES))
+        del places
+    if return_counts:
+        counts = new((n,), None, torch.int64, device)[:found]
+        edges = scratch(self, (n + 1) * INDEX_BYTES)
+        scratch(self, cub.thrust_unique_by_key(n))
+        del edges
+    else:
+        scratch(self, cub.thrust_unique_by_key(n))
+    result = new((found, *dense.shape[1:]), None, self.dtype, device)
+    del dense, order
+    return result.movedim(0, dim), where, counts
 
 
 @special("aten::unique_consecutive")
@@ -311,7 +361,9 @@ def unique_consecutive(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """``unique_consecutive``: like ``unique`` on sorted values."""
     if dim is not None:
-        return unique_rows(op, self, dim)  # type: ignore[no-any-return]
+        return unique_rows(  # type: ignore[no-any-return]
+            op, self, dim, False, return_inverse, return_counts
+        )
     none = new((0,), None, torch.int64, self.get_device())
     where = new(self.shape, None, torch.int64, self.get_device()) if return_inverse else none
     return _selected(self, values.n_kept(self, "unique"), where, none, counts=return_counts)
@@ -338,7 +390,7 @@ def randperm(_op: Any, n: int, *_: Any, out: torch.Tensor, **__: Any) -> torch.T
         squared = n - (6.0 * n * n + 1) / (12 * log(0.9))
         bits = min(64, ceil(log2(squared)))
         key_bytes = 4 if bits <= 32 else 8
-        scratch(out, 8)
+        scratch(out, out.element_size())
         numbers = scratch(out, n * out.element_size())
         keys, ordered = scratch(out, n * key_bytes), scratch(out, n * key_bytes)
         scratch(out, cub.radix_sort(n, key_bytes, out.element_size(), bits))
