@@ -117,8 +117,8 @@ def infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     first, *rest = found if isinstance(found, (tuple, list)) else (found,)
     if first is not None:
         if like:
-            operands = torch.broadcast_tensors(*(args[i] for i in like))
-            strides = compute_elementwise_output_strides(*operands)
+            operands = [args[i] for i in like if isinstance(args[i], torch.Tensor)]
+            strides = compute_elementwise_output_strides(*torch.broadcast_tensors(*operands))
             first = first.new_empty_strided(first.shape, strides)
         else:
             first = first.new_empty(first.shape)
@@ -251,18 +251,14 @@ def _ctc_loss(
     return log_probs.new_empty((batch,)), log_probs.new_empty((batch, length, 2 * longest + 1))
 
 
-def _gru_cell(
-    _gates: torch.Tensor, _: torch.Tensor, state: torch.Tensor, *__: Any, **___: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty_like(state), state.new_empty((state.shape[0], 5 * state.shape[1]))
-
-
-def _lstm_cell(
+def _cell(
     gates: torch.Tensor, _: torch.Tensor, state: torch.Tensor, *__: Any, **___: Any
 ) -> tuple[torch.Tensor, ...]:
-    """PyTorch's meta function fails without biases."""
-    made = (state.new_empty(state.shape) for _ in range(2))
-    return (*made, gates.new_empty(gates.shape))
+    """A GRU's new state and workspace, or an LSTM's two states and its gates."""
+    n, width = state.shape
+    if gates.shape[1] == 3 * width:
+        return torch.empty_like(state), state.new_empty((n, 5 * width))
+    return state.new_empty((n, width)), state.new_empty((n, width)), gates.new_empty(gates.shape)
 
 
 def _gru_cell_backward(
@@ -313,8 +309,8 @@ def _to_jagged(padded: torch.Tensor, _offsets: Any, total: int | None = None) ->
 
 KNOWN: Final[dict[str, Callable[..., Any]]] = {
     "_grouped_mm": _grouped_mm,
-    "_thnn_fused_gru_cell": _gru_cell,
-    "_thnn_fused_lstm_cell": _lstm_cell,
+    "_thnn_fused_gru_cell": _cell,
+    "_thnn_fused_lstm_cell": _cell,
     "_thnn_fused_gru_cell_backward": _gru_cell_backward,
     "_ctc_loss": _ctc_loss,
     "_padded_dense_to_jagged_forward": _to_jagged,

@@ -247,8 +247,7 @@ def _depthwise_backward(asked: _Asked) -> tuple[torch.Tensor | None, torch.Tenso
         second = like_format(weight, weight.shape, plain)
     if mask[0]:
         first = like_format(input_, input_.shape, plain)
-    while held:
-        held.pop()
+    del held
     return first, second
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 
 from fragdoctor.rehearsal.engine import meta_functions, session, values
-from fragdoctor.rehearsal.engine.dispatch import functional, special
+from fragdoctor.rehearsal.engine.dispatch import Handler, functional, special
 from fragdoctor.rehearsal.engine.kernels import cub
 from fragdoctor.rehearsal.engine.kernels.scratch import Call, after_results, in_order, n_bytes, rule
 from fragdoctor.rehearsal.engine.kernels.sorting import take_for_embedding
@@ -187,17 +187,23 @@ def _put_sorted(
     del numbers, original, ordered, whole, copied, linear
 
 
-def _put_out(made: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-    """Return a result whose size depends on values, in the tensor given as ``out=``."""
-    if out is None:
-        return made
-    if out.shape != made.shape:
-        torch.ops.aten.set_.source_Tensor(out, made)
-    return out
+def _or_out(handler: Handler) -> Handler:
+    """Let a handler put a result whose size depends on values into ``out=``."""
+
+    def put(op: Any, *args: Any, out: torch.Tensor | None = None, **kwargs: Any) -> Any:
+        made = handler(op, *args, **kwargs)
+        if out is None:
+            return made
+        if out.shape != made.shape:
+            torch.ops.aten.set_.source_Tensor(out, made)
+        return out
+
+    return put
 
 
 @special("aten::nonzero")
-def nonzero(_op: Any, self: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+@_or_out
+def nonzero(_op: Any, self: torch.Tensor) -> torch.Tensor:
     """``nonzero``: the count would be read from the GPU, so it is assumed (Nonzero.cu)."""
     n = self.numel()
     found = values.n_kept(self, "nonzero")
@@ -209,26 +215,21 @@ def nonzero(_op: Any, self: torch.Tensor, *, out: torch.Tensor | None = None) ->
     if n:
         scratch(self, cub.select(n))
     del number, copied
-    return _put_out(made.t(), out)
+    return made.t()
 
 
 @special("aten::masked_select")
-def masked_select(
-    _op: Any, self: torch.Tensor, mask: torch.Tensor, *, out: torch.Tensor | None = None
-) -> torch.Tensor:
+@_or_out
+def masked_select(_op: Any, self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """``masked_select``: indexing with a mask."""
     shape = torch.broadcast_shapes(self.shape, mask.shape)
-    return _put_out(self.expand(shape)[mask.expand(shape)], out)
+    return self.expand(shape)[mask.expand(shape)]
 
 
 @special("aten::bincount")
+@_or_out
 def bincount(
-    _op: Any,
-    self: torch.Tensor,
-    weights: torch.Tensor | None = None,
-    minlength: int = 0,
-    *,
-    out: torch.Tensor | None = None,
+    _op: Any, self: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
 ) -> torch.Tensor:
     """``bincount``: the least and the largest value are read from the GPU (SummaryOps.cu)."""
     n_bins = minlength
@@ -238,7 +239,7 @@ def bincount(
     dtype = torch.int64
     if weights is not None:
         dtype = weights.dtype if weights.dtype is torch.float32 else torch.float64
-    return _put_out(new((n_bins,), None, dtype, self.get_device()), out)
+    return new((n_bins,), None, dtype, self.get_device())
 
 
 @special("aten::repeat_interleave.Tensor")
@@ -269,8 +270,6 @@ def unique(
     """``unique``: the result keeps memory for as many values as went in (Unique.cu)."""
     n, size = self.numel(), self.element_size()
     found = values.n_kept(self, "unique")
-    device = self.get_device()
-    none = new((0,), None, torch.int64, device)
     ordered, places = scratch(self, n * size), None
     if return_inverse or return_counts:
         places = scratch(self, n * INDEX_BYTES)
@@ -279,12 +278,12 @@ def unique(
         del numbers
     else:
         scratch(self, cub.radix_sort(n, size))
-    where = new(self.shape, None, torch.int64, device) if return_inverse else none
+    where = _positions(self, self.shape if return_inverse else (0,))
     if return_inverse:
         mask = scratch(self, n * INDEX_BYTES)
         scratch(self, cub.scan(n, 4))
         del mask
-    result = _selected(self, found, where, none, counts=return_counts)
+    result = _selected(self, found, where, counts=return_counts)
     del places, ordered
     return result
 
@@ -308,7 +307,7 @@ def isin(_op: Any, elements: torch.Tensor, test_elements: torch.Tensor, **_: Any
 def embedding_renorm(_op: Any, self: torch.Tensor, indices: torch.Tensor, *_: Any) -> torch.Tensor:
     """The rows looked up are sorted, so that each is scaled once (Embedding.cu)."""
     ordered = indices.sort()[0].contiguous()
-    _selected(ordered, ordered.numel(), ordered, ordered, counts=False)
+    _selected(ordered, ordered.numel(), ordered, counts=False)
     return self
 
 
@@ -322,31 +321,26 @@ def unique_rows(
     return_counts: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """``unique`` along a dimension: numbers of slices are sorted and selected (Unique.cu)."""
-    n, device = self.shape[dim], self.get_device()
+    n = self.shape[dim]
     one_of_each = self.movedim(dim, 0)
     while one_of_each.dim() > 1:
         one_of_each = one_of_each.select(1, 0)
     found = values.n_kept(one_of_each, "unique")
-    none = new((0,), None, torch.int64, device)
     dense = self.movedim(dim, 0).contiguous()
     order = scratch(self, n * INDEX_BYTES)
     if is_sorted:
         scratch(self, cub.merge_sort(n, INDEX_BYTES, 0))
-    where = counts = none
+    where = _positions(self, (n if return_inverse else 0,))
     if return_inverse:
-        where = new((n,), None, torch.int64, device)
         places = scratch(self, n * INDEX_BYTES)
         scratch(self, cub.buffers())
         scratch(self, cub.scan(n, INDEX_BYTES))
         del places
-    if return_counts:
-        counts = new((n,), None, torch.int64, device)[:found]
-        edges = scratch(self, (n + 1) * INDEX_BYTES)
-        scratch(self, cub.thrust_unique_by_key(n))
-        del edges
-    else:
-        scratch(self, cub.thrust_unique_by_key(n))
-    result = new((found, *dense.shape[1:]), None, self.dtype, device)
+    counts = _positions(self, (n if return_counts else 0,))[:found]
+    edges = scratch(self, (n + 1) * INDEX_BYTES) if return_counts else None
+    scratch(self, cub.thrust_unique_by_key(n))
+    del edges
+    result = new((found, *dense.shape[1:]), None, self.dtype, self.get_device())
     del dense, order
     return result.movedim(0, dim), where, counts
 
@@ -364,19 +358,22 @@ def unique_consecutive(
         return unique_rows(  # type: ignore[no-any-return]
             op, self, dim, False, return_inverse, return_counts
         )
-    none = new((0,), None, torch.int64, self.get_device())
-    where = new(self.shape, None, torch.int64, self.get_device()) if return_inverse else none
-    return _selected(self, values.n_kept(self, "unique"), where, none, counts=return_counts)
+    where = _positions(self, self.shape if return_inverse else (0,))
+    return _selected(self, values.n_kept(self, "unique"), where, counts=return_counts)
+
+
+def _positions(self: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    return new(shape, None, torch.int64, self.get_device())
 
 
 def _selected(
-    self: torch.Tensor, found: int, where: torch.Tensor, none: torch.Tensor, *, counts: bool
+    self: torch.Tensor, found: int, where: torch.Tensor, *, counts: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the values found in a sorted tensor, their positions, and the count of each."""
-    n, device = self.numel(), self.get_device()
-    out = new((n,), None, self.dtype, device)[:found]
+    n = self.numel()
+    out = new((n,), None, self.dtype, self.get_device())[:found]
     length = scratch(self, INDEX_BYTES)
-    how_many = new((n,), None, torch.int64, device)[:found] if counts else none
+    how_many = _positions(self, (n if counts else 0,))[:found]
     scratch(self, cub.select(n))
     del length
     return out, where, how_many
