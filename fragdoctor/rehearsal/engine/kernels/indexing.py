@@ -336,9 +336,9 @@ def unique_rows(
         scratch(self, cub.buffers())
         scratch(self, cub.scan(n, INDEX_BYTES))
         del places
-    counts = _positions(self, (n if return_counts else 0,))[:found]
     edges = scratch(self, (n + 1) * INDEX_BYTES) if return_counts else None
     scratch(self, cub.thrust_unique_by_key(n))
+    counts = _positions(self, (found if return_counts else 0,))
     del edges
     result = new((found, *dense.shape[1:]), None, self.dtype, self.get_device())
     del dense, order
