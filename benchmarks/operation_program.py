@@ -3,6 +3,7 @@
 A line has the bytes at the operation's peak and of all its requests, the same for its backward
 pass, and the strides of its result and gradients, for an incoming gradient with the reversed order
 of dimensions in memory. Each operation runs once beforehand, so that one-time allocations exist.
+The allocator without a GPU has a cuDNN that needs no workspaces, so a rehearsal leaves out its own.
 """
 
 import gc
@@ -10,8 +11,10 @@ import sys
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F  # noqa: F401, N812 - the lines use it
+import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint as ckpt  # noqa: F401 - the lines use it
 
 D = {"device": "cuda"}
 REQUESTED = "requested_bytes.all."
@@ -31,7 +34,63 @@ def reversed_like(y):  # noqa: ANN001, ANN201, D103
     return torch.zeros(shape, device="cuda", dtype=y.dtype).permute(order)
 
 
-BF16 = torch.bfloat16
+def W(*shape, dt=torch.float32):  # noqa: ANN001, ANN002, ANN201, D103, N802
+    WEIGHTS.append(t(*shape, g=True, dt=dt))
+    return WEIGHTS[-1]
+
+
+def off(work):  # noqa: ANN001, ANN201, D103
+    with torch.backends.cudnn.flags(enabled=False):
+        return work()
+
+
+def amp(work):  # noqa: ANN001, ANN201, D103
+    with torch.autocast("cuda", torch.bfloat16):
+        return work()
+
+
+def sdpa(kernel, *inputs, **options):  # noqa: ANN001, ANN002, ANN003, ANN201, D103
+    with sdpa_kernel(getattr(SDPBackend, kernel)):
+        return F.scaled_dot_product_attention(*inputs, **options)
+
+
+def graded(*shape, dt=torch.float32):  # noqa: ANN001, ANN002, ANN201, D103
+    parameter = nn.Parameter(t(*shape or (40, 50), dt=dt))
+    parameter.grad = torch.ones_like(parameter)
+    return parameter
+
+
+def trained(kind, dt=torch.float32, **options):  # noqa: ANN001, ANN003, ANN201
+    """Return the step of an optimizer, so that the state that it keeps is measured too."""
+    shapes = [(300, 200), (40, 50)] if kind == "Muon" else [(300, 200), (300,), (8, 4, 3, 3)]
+    parameters = [graded(*shape, dt=dt) for shape in shapes]
+    if kind == "SparseAdam":
+        for parameter in parameters:
+            parameter.grad = parameter.grad.to_sparse()
+    made = getattr(torch.optim, kind)(parameters, **options)
+    made.step(lambda: sum(p.sum() for p in parameters)) if kind == "LBFGS" else made.step()
+    made.step(lambda: sum(p.sum() for p in parameters)) if kind == "LBFGS" else made.step()
+    return made
+
+
+def clipped(**options):  # noqa: ANN003, ANN201, D103
+    return torch.nn.utils.clip_grad_norm_([graded(300, 200), graded(300)], 1.0, **options)
+
+
+def scaled(dt, **options):  # noqa: ANN001, ANN003, ANN201
+    """Return a scaler after one step under autocast."""
+    layer, scaler = nn.Linear(300, 200).cuda(), torch.amp.GradScaler()
+    made = torch.optim.AdamW(layer.parameters(), **options)
+    with torch.autocast("cuda", torch.half):
+        loss = layer(t(64, 300, dt=dt)).float().pow(2).mean()
+    scaler.scale(loss).backward()
+    scaler.unscale_(made)
+    scaler.step(made)
+    scaler.update()
+    return scaler
+
+
+BF16, WEIGHTS = torch.bfloat16, []
 LEAVES = {
     "x2": t(512, 768, g=True), "x3": t(16, 256, 512, g=True), "im": t(8, 64, 56, 56, g=True),
     "h": t(512, 768, dt=BF16, g=True), "him": t(8, 64, 56, 56, dt=torch.half, g=True),
@@ -47,11 +106,16 @@ ENC = nn.TransformerEncoderLayer(512, 8, 1024, batch_first=True).cuda()
 DEC = nn.TransformerDecoderLayer(512, 8, 1024, batch_first=True).cuda()
 MB = nn.MultiheadAttention(512, 8, batch_first=True).cuda().bfloat16()
 TR = nn.Transformer(256, 4, 1, 1, 512, batch_first=True).cuda()
+NOTHING = t(0, g=True)
+if cudnn := sys.modules.get("fragdoctor.rehearsal.engine.cudnn"):
+    cudnn.take = lambda *_: None
 
 
 def asked(work):  # noqa: ANN001, ANN201
     """Return the result, the peak in bytes above what was there before, and all bytes requested."""
     gc.collect()  # what an earlier line left in cycles would be freed while this one is measured
+    # Autograd's thread lets go of a pass's last gradients when it comes to the next pass.
+    torch.autograd.grad(NOTHING * 1, NOTHING, NOTHING.detach())
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_stats()
     result = work()
@@ -62,12 +126,14 @@ def asked(work):  # noqa: ANN001, ANN201
 
 def measure(line):  # noqa: ANN001, ANN201
     """Return the measurements for one line."""
+    WEIGHTS.clear()
+    torch.manual_seed(0)
     y, *found = asked(lambda: eval(line))
     if not isinstance(y, torch.Tensor):
         return found
     found.append(y.stride())
     if y.requires_grad and y.is_floating_point():
-        leaves, gradient = list(LEAVES.values()), reversed_like(y)
+        leaves, gradient = [*LEAVES.values(), *WEIGHTS], reversed_like(y)
         back = lambda: torch.autograd.grad(y, leaves, gradient, allow_unused=True)  # noqa: E731
         gradients, *more = asked(back)
         found += [*more, *(g.stride() for g in gradients if g is not None)]
@@ -80,4 +146,4 @@ for text in Path(sys.argv[1]).read_text(encoding="utf-8").splitlines():
         measure(text)
         print("=", text, *measure(text), sep="\t", flush=True)
     except Exception as e:  # noqa: BLE001 - a row says so
-        print("=", text, type(e).__name__, sep="\t", flush=True)
+        print("=", text, f"{type(e).__name__}: {e}".split("\n")[0][:200], sep="\t", flush=True)

@@ -56,3 +56,29 @@ def test_made_file_is_consistent_and_reproduced_by_the_model(big: tuple[Path, in
     assert reproduction.comparison["n_failed_equal"] == 1
     assert reproduction.comparison["n_same_address"] == reproduction.comparison["n_requests"]
     assert share_of(reproduction.comparison) > 0.9
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_every_operation_runs_and_nearly_all_ask_for_what_the_real_ones_do(
+    part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        import bench_operations as bench
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+    lines = bench.MEASURED.read_text(encoding="utf-8").splitlines()[part::8]
+    measured = {text: values for text, *values in (line.split("\t") for line in lines)}
+    operations = tmp_path / "operations.txt"
+    operations.write_text("".join(f"{text}\n" for text in measured), encoding="utf-8")
+    monkeypatch.setattr(bench, "OPERATIONS", operations)
+    command = [sys.executable, "-m", "fragdoctor", "rehearse", "--no-config", "--unlimited"]
+
+    found = bench.rows_of([*command, "--full", "--gpu", "h100"])
+
+    assert found.keys() == measured.keys()
+    stopped = [text for text, values in found.items() if "Error" in values[0]]
+    assert stopped in ([], ["torch.ldexp(x2, I(3, 768))"])  # whose 2 is put on a real GPU
+    differing = [text for text in found if found[text] != measured[text]]
+    assert len(differing) <= 0.05 * len(measured), differing

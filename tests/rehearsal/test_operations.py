@@ -291,3 +291,71 @@ def test_what_does_not_lie_in_order_is_copied_as_by_cuda_s_kernels(stage: Stage)
             assert t.to_sparse(layout=layout)._nnz() == t.numel()
         """
     )
+
+
+def test_scratch_memory_is_that_of_the_kernels_of_cuda(stage: Stage) -> None:
+    """Sizes are those that PyTorch 2.12.1's CUDA build asks for."""
+    stage.must_pass(
+        """
+        import torch
+        from torch import nn
+        from torch.nn import functional as F
+
+        def asked(call, *inputs):
+            torch.cuda.memory._record_memory_history()
+            call(*inputs)
+            found = torch.cuda.memory._snapshot()["device_traces"][0]
+            torch.cuda.memory._record_memory_history(None)
+            return [event["size"] for event in found if event["action"] == "alloc"]
+
+        def ones(*shape, **options):
+            return torch.ones(shape, device="cuda", **options)
+
+        torch.backends.cudnn.enabled = False
+        ones(2, 2) @ ones(2, 2)
+        volume, weight, bias = ones(2, 16, 8, 14, 14), ones(16, 8, 2, 2, 2), ones(8)
+        assert asked(lambda: F.conv_transpose3d(volume, weight, bias, stride=2)) == [
+            200704, 802816, 401408, 50176
+        ]
+        assert asked(lambda: torch.randperm(300000, dtype=torch.int32, device="cuda")) == [
+            1200000, 4, 1200000, 2400000, 2400000, 3665151
+        ]
+        i = ones(6400, dtype=torch.int64)
+        assert asked(torch.embedding_renorm_, ones(100, 1), i, 1.0, 2.0) == [
+            51200, 51200, 51200, 121343, 51200, 8, 1023
+        ]
+        rows = torch.rand(300, 4, device="cuda")
+        assert asked(lambda: torch.unique(rows, dim=0))[:3] == [2400, 3071, 1535]
+        assert asked(
+            lambda: torch.unique(rows, dim=0, return_inverse=True, return_counts=True)
+        ) == [2400, 3071, 2400, 2400, 255, 1279, 2408, 1535, 2400, 4800]
+        draws = ones(5000)
+        assert asked(lambda: torch.multinomial(draws, 2000, replacement=True))[-1] == 1023
+        leaf = ones(512, 768, requires_grad=True)
+        windows = leaf.unfold(0, 4, 2)
+        gradient = torch.ones_like(windows)
+        assert asked(lambda: torch.autograd.grad(windows, leaf, gradient)) == [1572864, 4096]
+        image = ones(4, 32, 28, 28, requires_grad=True)
+        normed = F.batch_norm(image, ones(32), ones(32))
+        gradient = ones(28, 28, 32, 4).permute(3, 2, 1, 0)
+        assert asked(lambda: torch.autograd.grad(normed, image, gradient)) == [401408]
+        hard = F.hardsigmoid(image)
+        (found,) = torch.autograd.grad(hard, image, gradient)
+        assert found.stride() == gradient.stride()
+        mask = ones(512, 768, dtype=torch.bool)
+        assert len(asked(lambda: leaf.detach().index_put_((mask,), draws[0]))) > 3
+
+        torch.backends.cudnn.enabled = True
+        grid = ones(4, 9, 7, 2, requires_grad=True)
+        sampled = F.grid_sample(image, grid, align_corners=True)
+        assert sampled.shape == (4, 32, 9, 7)
+        sampled.sum().backward()
+        assert grid.grad.shape == grid.shape
+        cell = nn.LSTMCell(16, 8, bias=False).cuda()
+        cell(ones(3, 16))[0].sum().backward()
+        assert cell.weight_ih.grad.shape == (32, 16)
+        out = torch.empty(0, dtype=torch.int64, device="cuda")
+        assert torch.nonzero(rows, out=out) is out and out.shape == (1200, 2)
+        assert (ones(5, dtype=torch.int64) // 2).shape == (5,)
+        """
+    )

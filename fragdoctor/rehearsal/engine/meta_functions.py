@@ -96,7 +96,8 @@ _LAID_OUT_AS: Final[dict[str, tuple[int, ...]]] = {
     "native_layer_norm_backward": (), "poisson": (), "rrelu_with_noise": (),
     "native_batch_norm_backward": (1,),
     "elu_backward": (0, 5), "hardswish_backward": (0, 1), "hardtanh_backward": (0, 1),
-    "logit_backward": (0, 1), "softplus_backward": (0, 1),
+    "logit_backward": (0, 1), "softplus_backward": (0, 1), "hardsigmoid_backward": (0, 1),
+    "copysign": (0, 1), "floor_divide": (0, 1), "xlogy": (0, 1), "special_xlog1py": (0, 1),
 }  # fmt: skip
 """Operation -> the arguments that set the layout of the CUDA kernel's first result, () =
 contiguous, if PyTorch's meta function uses a different layout."""
@@ -116,8 +117,8 @@ def infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     first, *rest = found if isinstance(found, (tuple, list)) else (found,)
     if first is not None:
         if like:
-            operands = torch.broadcast_tensors(*(args[i] for i in like))
-            strides = compute_elementwise_output_strides(*operands)
+            operands = [args[i] for i in like if isinstance(args[i], torch.Tensor)]
+            strides = compute_elementwise_output_strides(*torch.broadcast_tensors(*operands))
             first = first.new_empty_strided(first.shape, strides)
         else:
             first = first.new_empty(first.shape)
@@ -250,10 +251,14 @@ def _ctc_loss(
     return log_probs.new_empty((batch,)), log_probs.new_empty((batch, length, 2 * longest + 1))
 
 
-def _gru_cell(
-    _gates: torch.Tensor, _: torch.Tensor, state: torch.Tensor, *__: Any, **___: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty_like(state), state.new_empty((state.shape[0], 5 * state.shape[1]))
+def _cell(
+    gates: torch.Tensor, _: torch.Tensor, state: torch.Tensor, *__: Any, **___: Any
+) -> tuple[torch.Tensor, ...]:
+    """A GRU's new state and workspace, or an LSTM's two states and its gates."""
+    n, width = state.shape
+    if gates.shape[1] == 3 * width:
+        return torch.empty_like(state), state.new_empty((n, 5 * width))
+    return state.new_empty((n, width)), state.new_empty((n, width)), gates.new_empty(gates.shape)
 
 
 def _gru_cell_backward(
@@ -282,6 +287,10 @@ def _grouped_mm(first: torch.Tensor, second: torch.Tensor, *args: Any, **kwargs:
     return first.new_empty_strided((groups, rows, columns), (rows * padded, padded, 1))
 
 
+def _sampled(tensor: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+    return tensor.new_empty((*tensor.shape[:2], *grid.shape[1:3]))
+
+
 def _nms(boxes: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     """Return the boxes that torchvision keeps: the share that is assumed for other selections."""
     shares = session.current().assumptions.shares
@@ -300,10 +309,16 @@ def _to_jagged(padded: torch.Tensor, _offsets: Any, total: int | None = None) ->
 
 KNOWN: Final[dict[str, Callable[..., Any]]] = {
     "_grouped_mm": _grouped_mm,
-    "_thnn_fused_gru_cell": _gru_cell,
+    "_thnn_fused_gru_cell": _cell,
+    "_thnn_fused_lstm_cell": _cell,
     "_thnn_fused_gru_cell_backward": _gru_cell_backward,
     "_ctc_loss": _ctc_loss,
     "_padded_dense_to_jagged_forward": _to_jagged,
+    "cudnn_grid_sampler": _sampled,
+    "cudnn_grid_sampler_backward": lambda tensor, grid, _: (
+        tensor.new_empty(tensor.shape),
+        grid.new_empty(grid.shape),
+    ),
     "nms": _nms,
     "_ctc_loss_backward": lambda _, log_probs, *__, **___: log_probs.new_empty(log_probs.shape),
 }

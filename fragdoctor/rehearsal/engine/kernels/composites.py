@@ -43,7 +43,9 @@ def _cudnn(call: Call) -> None:
 @after_results("_scaled_dot_product_cudnn_attention_backward")
 def _cudnn_backward(call: Call) -> None:
     """The query gradient in float, and the row sums."""
-    query: torch.Tensor = call.args[1]
+    gradient, query = call.args[:2]
+    if gradient.stride(-1) != 1:  # MHA.cpp
+        call.take(n_bytes(gradient))
     call.take(prod(query.shape[:-1]) * (query.shape[-1] + 1) * FLOAT)
 
 
@@ -190,6 +192,8 @@ def multinomial(
         return of_cpu("CPU", op, self, num_samples, replacement, **how)  # type: ignore[no-any-return]
     result = self.new_empty((*self.shape[:-1], num_samples), dtype=torch.int64)
     held = [torch.empty_like(self) for _ in range(3)]  # MultinomialKernel.cu
+    if self.numel() == self.shape[-1]:
+        torch.cumsum(held[2].view(-1), 0, out=held[1].view(-1))
     del held
     return result
 

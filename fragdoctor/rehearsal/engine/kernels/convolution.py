@@ -247,8 +247,7 @@ def _depthwise_backward(asked: _Asked) -> tuple[torch.Tensor | None, torch.Tenso
         second = like_format(weight, weight.shape, plain)
     if mask[0]:
         first = like_format(input_, input_.shape, plain)
-    while held:
-        held.pop()
+    del held
     return first, second
 
 
@@ -259,8 +258,11 @@ def _by_columns(call: Call) -> None:
     input_, weight, kernel = call.args[:3]
     bias, stride, padding = map(call.argument, ("bias", "stride", "padding"))
     is_transposed = "transpose" in call.op.name()
-    call.copy(input_, weight)
-    call.make_all()
+    if "transpose3d" in call.op.name():
+        _make_resized(call, weight)
+    else:
+        call.copy(input_, weight)
+        call.make_all()
     made = call.outs[0].shape[2:]
     is_direct = call.op.name().startswith("aten::_slow_conv2d") and not (
         any(n != 1 for n in (*kernel, *stride)) or any(padding)
@@ -419,16 +421,26 @@ def _worked_on_in_order(call: Call) -> None:
     call.take(*(results if is_backward else ()))
 
 
-@rule("im2col", "col2im")
-def _patches(call: Call) -> None:
-    """The result is first allocated in the size of the input."""
+def _make_resized(call: Call, *copied: torch.Tensor) -> None:
+    """The result is first allocated in the size of the input, and resized if it is larger."""
     size = n_bytes(call.args[0])
     if size >= call.outs[0].n_bytes:
         call.outs[0].n_bytes = size
         call.make(0)
-        call.copy(call.args[0])
+        call.copy(call.args[0], *copied)
         return
     first = call.take(size)
-    call.copy(call.args[0])
+    call.copy(call.args[0], *copied)
     call.make(0)
     call.free(*first)
+
+
+rule("im2col", "col2im")(_make_resized)
+
+
+@after_results("unfold_backward")
+def _windows_backward(call: Call) -> None:
+    """Windows that overlap are found by their positions (``UnfoldBackward.h``)."""
+    gradient, shape, dim, size, step = call.args
+    if step < size:
+        call.take(min(shape[dim], (gradient.shape[dim] - 1) * step + size) * 8)

@@ -20,7 +20,7 @@ EXTRA_TILES: Final = 32
 STATUS_BYTES: Final = 8
 # Items that one block sorts in one pass, by bytes of key and value.
 _SORT_TILE: Final = {
-    (1, 8): 5632, (2, 8): 5632, (4, 8): 5376, (8, 8): 4608, (4, 4): 6528, (8, 4): 4608,
+    (1, 8): 5632, (2, 8): 5632, (4, 8): 5376, (8, 8): 4608, (4, 4): 6528, (8, 4): 5760,
     (2, 4): 6528, (1, 4): 6528, (8, 0): 5760, (4, 0): 7296, (2, 0): 8448, (1, 0): 8448,
 }  # fmt: skip
 _MERGE_TILE: Final = 4096  # for 8-byte keys and values

@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 
 from fragdoctor.rehearsal.engine import meta_functions, session, values
-from fragdoctor.rehearsal.engine.dispatch import functional, special
+from fragdoctor.rehearsal.engine.dispatch import Handler, functional, special
 from fragdoctor.rehearsal.engine.kernels import cub
 from fragdoctor.rehearsal.engine.kernels.scratch import Call, after_results, in_order, n_bytes, rule
 from fragdoctor.rehearsal.engine.kernels.sorting import take_for_embedding
@@ -138,8 +138,8 @@ def index_put(
     meta_functions.check_types(op, (self, indices, values))
     given = [t for t in indices if t is not None]
     is_mask = len(given) == 1 and given[0].dtype in MASKS
-    if not accumulate and is_mask and values.numel() == 1:
-        return self
+    if not accumulate and is_mask and values.numel() == 1 and values.is_cpu:
+        return self  # a number: the mask is filled
     if accumulate:
         _put_sorted(self, indices, values, is_checked=not unsafe)
     else:
@@ -187,7 +187,22 @@ def _put_sorted(
     del numbers, original, ordered, whole, copied, linear
 
 
+def _or_out(handler: Handler) -> Handler:
+    """Let a handler put a result whose size depends on values into ``out=``."""
+
+    def put(op: Any, *args: Any, out: torch.Tensor | None = None, **kwargs: Any) -> Any:
+        made = handler(op, *args, **kwargs)
+        if out is None:
+            return made
+        if out.shape != made.shape:
+            torch.ops.aten.set_.source_Tensor(out, made)
+        return out
+
+    return put
+
+
 @special("aten::nonzero")
+@_or_out
 def nonzero(_op: Any, self: torch.Tensor) -> torch.Tensor:
     """``nonzero``: the count would be read from the GPU, so it is assumed (Nonzero.cu)."""
     n = self.numel()
@@ -196,14 +211,15 @@ def nonzero(_op: Any, self: torch.Tensor) -> torch.Tensor:
     number = scratch(self, 4)
     if n:
         scratch(self, cub.count(n, session.current().facts.n_multiprocessors))
-    out = new((self.dim(), found), None, torch.int64, self.get_device())
+    made = new((self.dim(), found), None, torch.int64, self.get_device())
     if n:
         scratch(self, cub.select(n))
     del number, copied
-    return out.t()
+    return made.t()
 
 
 @special("aten::masked_select")
+@_or_out
 def masked_select(_op: Any, self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """``masked_select``: indexing with a mask."""
     shape = torch.broadcast_shapes(self.shape, mask.shape)
@@ -211,6 +227,7 @@ def masked_select(_op: Any, self: torch.Tensor, mask: torch.Tensor) -> torch.Ten
 
 
 @special("aten::bincount")
+@_or_out
 def bincount(
     _op: Any, self: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
 ) -> torch.Tensor:
@@ -253,8 +270,6 @@ def unique(
     """``unique``: the result keeps memory for as many values as went in (Unique.cu)."""
     n, size = self.numel(), self.element_size()
     found = values.n_kept(self, "unique")
-    device = self.get_device()
-    none = new((0,), None, torch.int64, device)
     ordered, places = scratch(self, n * size), None
     if return_inverse or return_counts:
         places = scratch(self, n * INDEX_BYTES)
@@ -263,12 +278,12 @@ def unique(
         del numbers
     else:
         scratch(self, cub.radix_sort(n, size))
-    where = new(self.shape, None, torch.int64, device) if return_inverse else none
+    where = _positions(self, self.shape if return_inverse else (0,))
     if return_inverse:
         mask = scratch(self, n * INDEX_BYTES)
         scratch(self, cub.scan(n, 4))
         del mask
-    result = _selected(self, found, where, none, counts=return_counts)
+    result = _selected(self, found, where, counts=return_counts)
     del places, ordered
     return result
 
@@ -288,17 +303,46 @@ def isin(_op: Any, elements: torch.Tensor, test_elements: torch.Tensor, **_: Any
     return result
 
 
+@special("aten::embedding_renorm_")
+def embedding_renorm(_op: Any, self: torch.Tensor, indices: torch.Tensor, *_: Any) -> torch.Tensor:
+    """The rows looked up are sorted, so that each is scaled once (Embedding.cu)."""
+    ordered = indices.sort()[0].contiguous()
+    _selected(ordered, ordered.numel(), ordered, counts=False)
+    return self
+
+
 @special("aten::unique_dim")
 def unique_rows(
-    _op: Any, self: torch.Tensor, dim: int, *_: Any, **__: Any
+    _op: Any,
+    self: torch.Tensor,
+    dim: int,
+    is_sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``unique`` of the rows along a dimension."""
-    found = values.n_kept(self.select(0, 0) if self.dim() > 1 else self, "unique")
-    n = min(found, self.shape[dim])
-    shape = [n if i == dim % self.dim() else size for i, size in enumerate(self.shape)]
-    device = self.get_device()
-    numbers = [new((size,), None, torch.int64, device) for size in (self.shape[dim], n)]
-    return new(shape, None, self.dtype, device), numbers[0], numbers[1]
+    """``unique`` along a dimension: numbers of slices are sorted and selected (Unique.cu)."""
+    n = self.shape[dim]
+    one_of_each = self.movedim(dim, 0)
+    while one_of_each.dim() > 1:
+        one_of_each = one_of_each.select(1, 0)
+    found = values.n_kept(one_of_each, "unique")
+    dense = self.movedim(dim, 0).contiguous()
+    order = scratch(self, n * INDEX_BYTES)
+    if is_sorted:
+        scratch(self, cub.merge_sort(n, INDEX_BYTES, 0))
+    where = _positions(self, (n if return_inverse else 0,))
+    if return_inverse:
+        places = scratch(self, n * INDEX_BYTES)
+        scratch(self, cub.buffers())
+        scratch(self, cub.scan(n, INDEX_BYTES))
+        del places
+    edges = scratch(self, (n + 1) * INDEX_BYTES) if return_counts else None
+    scratch(self, cub.thrust_unique_by_key(n))
+    counts = _positions(self, (found if return_counts else 0,))
+    del edges
+    result = new((found, *dense.shape[1:]), None, self.dtype, self.get_device())
+    del dense, order
+    return result.movedim(0, dim), where, counts
 
 
 @special("aten::unique_consecutive")
@@ -311,20 +355,25 @@ def unique_consecutive(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """``unique_consecutive``: like ``unique`` on sorted values."""
     if dim is not None:
-        return unique_rows(op, self, dim)  # type: ignore[no-any-return]
-    none = new((0,), None, torch.int64, self.get_device())
-    where = new(self.shape, None, torch.int64, self.get_device()) if return_inverse else none
-    return _selected(self, values.n_kept(self, "unique"), where, none, counts=return_counts)
+        return unique_rows(  # type: ignore[no-any-return]
+            op, self, dim, False, return_inverse, return_counts
+        )
+    where = _positions(self, self.shape if return_inverse else (0,))
+    return _selected(self, values.n_kept(self, "unique"), where, counts=return_counts)
+
+
+def _positions(self: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    return new(shape, None, torch.int64, self.get_device())
 
 
 def _selected(
-    self: torch.Tensor, found: int, where: torch.Tensor, none: torch.Tensor, *, counts: bool
+    self: torch.Tensor, found: int, where: torch.Tensor, *, counts: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the values found in a sorted tensor, their positions, and the count of each."""
-    n, device = self.numel(), self.get_device()
-    out = new((n,), None, self.dtype, device)[:found]
+    n = self.numel()
+    out = new((n,), None, self.dtype, self.get_device())[:found]
     length = scratch(self, INDEX_BYTES)
-    how_many = new((n,), None, torch.int64, device)[:found] if counts else none
+    how_many = _positions(self, (n if counts else 0,))[:found]
     scratch(self, cub.select(n))
     del length
     return out, where, how_many
@@ -338,7 +387,7 @@ def randperm(_op: Any, n: int, *_: Any, out: torch.Tensor, **__: Any) -> torch.T
         squared = n - (6.0 * n * n + 1) / (12 * log(0.9))
         bits = min(64, ceil(log2(squared)))
         key_bytes = 4 if bits <= 32 else 8
-        scratch(out, 8)
+        scratch(out, out.element_size())
         numbers = scratch(out, n * out.element_size())
         keys, ordered = scratch(out, n * key_bytes), scratch(out, n * key_bytes)
         scratch(out, cub.radix_sort(n, key_bytes, out.element_size(), bits))
