@@ -182,7 +182,7 @@ def test_action_rehearses_a_program(place: Path, start: str) -> None:
 
     assert done.returncode == 1, done.stderr
     assert "::error file=train.py,line=2" in done.stdout
-    assert summary.read_text().startswith("<!-- fragdoctor -->\n\n## Does not fit in 100.00 MiB")
+    assert summary.read_text().startswith("## Does not fit in 100.00 MiB")
 
 
 @needs_bash

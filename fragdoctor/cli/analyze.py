@@ -8,8 +8,6 @@ from contextlib import AbstractContextManager, chdir
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from msgspec.structs import replace
-
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import REFUSED
 from fragdoctor.errors import ConfigError
@@ -225,6 +223,4 @@ def _rehearsed(
         continued, prescription = follow(
             case, diagnosis, command, DEFAULT_TIME, lambda t: report_progress(f"Rehearsing {t}")
         )
-    return continued, "\n" + render(
-        "prescription", "text", prescription, replace(look, is_file=False)
-    )
+    return continued, "\n" + render("prescription", "text", prescription, look)

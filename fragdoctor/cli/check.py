@@ -131,7 +131,7 @@ def write_reports(
 ) -> None:
     """Write the reports of ``--report``, then the one that ``--format`` and ``-o`` ask for."""
     for name, target in targets:
-        text = report_of(name, replace(look, color=False, unicode=False, link="", is_file=True))
+        text = report_of(name, replace(look, color=False, unicode=False, link=""))
         console.write_report(text, target, force=asked.force)
     text = report_of(asked.output_format, look)
     console.write_report(text, asked.output, force=asked.force)

@@ -70,7 +70,6 @@ def look_of(asked: object, *, on_stderr: bool = False) -> RenderOptions:
         verbosity=Verbosity.FULL if verbose else short,
         source_root=root,
         path_map=tuple(_mapped(text) for text in getattr(asked, "path_map", None) or ()),
-        is_file=to_file,
         link=_line_link() if is_terminal and not os.environ.get("CI") else "",
     )
 

@@ -127,10 +127,7 @@ _PRODUCER: Final = re.compile(
     rb'"(?:producer|exporter|driver)"\s{0,9}:\s{0,9}(?:\{\s{0,30}"name"\s{0,9}:\s{0,9})?"fragdoctor"'
 )
 """Who wrote a trace, a speedscope file or SARIF."""
-_REPORT_TEXT: Final = re.compile(
-    rb"(?:<!-- fragdoctor -->|Report of fragdoctor)\r?\n"
-    rb'|<\?xml [^>\n]{0,99}>\s{0,9}<testsuites name="fragdoctor"'
-)
+_JUNIT: Final = re.compile(rb'<\?xml [^>\n]{0,99}>\s{0,9}<testsuites name="fragdoctor"')
 _REPORT_PAGE: Final = b'<meta name="generator" content="fragdoctor">'
 _SHELL: Final = re.compile(rb"#![^\n]{0,99}sh\b")
 _MODEL_KEYS: Final = re.compile(
@@ -165,7 +162,7 @@ def classify(head: bytes) -> InputKind:  # noqa: PLR0911 - one return per kind
 
 
 def _kind_of_text(start: bytes) -> InputKind:
-    if _REPORT_TEXT.match(start):
+    if _JUNIT.match(start):
         return InputKind.REPORT
     if _PAGE.match(start):
         return InputKind.REPORT if _REPORT_PAGE in start else InputKind.PAGE

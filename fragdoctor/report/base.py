@@ -35,8 +35,6 @@ class RenderOptions(Struct, frozen=True):
         verbosity: quiet is the answer alone, full is everything.
         source_root: absolute directory of the sources; formats that point at files write paths
             below it relative to it. "" leaves paths as they are.
-        is_file: whether the report is written to a file of its own, so that text begins with a
-            line that tells it from a log.
         link: link target for lines of a program at a terminal, with ``{path}`` and ``{line}``;
             "" for no links.
         path_map: pairs (as recorded, here): the start of a recorded path and its replacement on
@@ -50,7 +48,6 @@ class RenderOptions(Struct, frozen=True):
     source_root: str = ""
     path_map: tuple[tuple[str, str], ...] = ()
     link: str = ""
-    is_file: bool = False
 
 
 FORMATS: Final[Mapping[str, str]] = MappingProxyType(

@@ -14,9 +14,6 @@ from fragdoctor.report.base import RenderOptions, Verbosity
 from fragdoctor.report.words import share_of
 from fragdoctor.units import format_count, format_size, plural
 
-SIGN: Final = "<!-- fragdoctor -->"
-"""The first line, which nobody sees; ``inputs.classify`` knows a report by it."""
-
 MAX_BYTES: Final = 900_000
 """Size limit of a report: GitHub drops a step summary of more than 1 MiB altogether."""
 
@@ -36,7 +33,7 @@ def render(document: doc.ReportDocument, options: RenderOptions) -> str:
         )
     details = doc.DETAILS[options.verbosity]
     lead = doc.Section("", document.lead)
-    blocks = [SIGN, f"## {_text(doc.plain(document.headline))}", *_section(lead, details)]
+    blocks = [f"## {_text(doc.plain(document.headline))}", *_section(lead, details)]
     for section in document.sections:
         blocks += _section(section, details)
     if options.verbosity is Verbosity.NORMAL:

@@ -12,8 +12,6 @@ from fragdoctor.report.text_layout import INDENT, Page
 from fragdoctor.units import format_count
 
 MAX_LABEL: Final = 24
-SIGN: Final = "Report of fragdoctor"
-"""The first line of a file; ``inputs.classify`` knows it, so that no report is read as a log."""
 
 
 def render(document: doc.ReportDocument, options: RenderOptions) -> str:
@@ -21,9 +19,6 @@ def render(document: doc.ReportDocument, options: RenderOptions) -> str:
     if options.verbosity is Verbosity.QUIET:
         return "".join(f"{escape.terminal(doc.plain(line))}\n" for line in document.brief)
     page = Page(options)
-    if options.is_file:
-        page.paragraph(SIGN, indent=0)
-        page.blank()
     page.paragraph(document.headline, indent=0)
     _write_blocks(page, doc.Section("", document.lead), indent=0)
     last = ""

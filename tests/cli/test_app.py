@@ -191,11 +191,11 @@ def test_misspelt_command_is_no_file(run: Run) -> None:
     [
         ("r.html", "html", "<!DOCTYPE html>"),
         ("r.json", "json", "{"),
-        ("r.md", "markdown", "<!-- fragdoctor -->\n\n## Out of memory"),
+        ("r.md", "markdown", "#"),
         ("r.sarif", "sarif", "{"),
         ("r.xml", "junit", "<?xml"),
-        ("r.txt", "text", "Report of fragdoctor\n\nOut of memory"),
-        ("report", "text", "Report of fragdoctor\n\nOut of memory"),
+        ("r.txt", "text", "Out of memory"),
+        ("report", "text", "Out of memory"),
     ],
 )
 def test_name_of_the_report_implies_its_format(

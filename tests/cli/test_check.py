@@ -267,7 +267,7 @@ def test_several_reports_are_written_at_once(run: Run, here: Path) -> None:
     assert json.loads((here / "o.sarif").read_text())["version"] == "2.1.0"
     assert "<testsuites" in (here / "o.xml").read_text()
     assert json.loads((here / "o.json").read_text())["exit_code"] == 1
-    assert (here / "o.md").read_text().startswith("<!-- fragdoctor -->\n\n## GPU memory check f")
+    assert (here / "o.md").read_text().startswith("## GPU memory check failed")
     assert (here / "o.txt").read_text().startswith("::error ")
 
 
@@ -300,7 +300,7 @@ def test_step_summary_is_appended_to(run: Run, here: Path, monkeypatch: pytest.M
     outcome = run("check", "ok.pickle", "--report", f"markdown={summary}")
 
     assert outcome.code == 0
-    assert summary.read_text().startswith("before\n<!-- fragdoctor -->\n\n## GPU memory check p")
+    assert summary.read_text().startswith("before\n## GPU memory check passed")
 
 
 @pytest.mark.parametrize("name", ["text", "json", "markdown", "github", "sarif", "junit"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from math import ceil, log, log2, prod
 from typing import Any, Final
 
@@ -190,6 +191,7 @@ def _put_sorted(
 def _or_out(handler: Handler) -> Handler:
     """Let a handler put a result whose size depends on values into ``out=``."""
 
+    @wraps(handler)
     def put(op: Any, *args: Any, out: torch.Tensor | None = None, **kwargs: Any) -> Any:
         made = handler(op, *args, **kwargs)
         if out is None:
