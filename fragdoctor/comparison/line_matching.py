@@ -100,23 +100,45 @@ def likeness(a: dict[str, set[int]], b: dict[str, set[int]]) -> float:
 
 
 def align(before: Sequence[LineUse], after: Sequence[LineUse]) -> list[tuple[int, int]]:
-    """Return the pairs of two functions' lines, the most alike first; none cross each other.
+    """Return the pairs of two functions' lines, in order; the other lines stay unpaired.
 
-    Both are in the order of their line numbers; the other lines stay unpaired.
+    Both are in the order of their line numbers.
     """
+    if not before or not after:
+        return []
+    sizes_a = [frozenset(s for s, _ in a.sizes) for a in before]
     sizes_b = [frozenset(s for s, _ in b.sizes) for b in after]
-    scored: list[tuple[float, int, int]] = []
-    for i, a in enumerate(before):
-        sizes_a = frozenset(s for s, _ in a.sizes)
-        scored += [
-            (_score(a, b, _jaccard(sizes_a, sizes_b[j])) + 0.5 * (_line(a) == _line(b)), i, j)
+    scores = [
+        [
+            _score(a, b, _jaccard(sizes_a[i], sizes_b[j])) + 0.5 * (_line(a) == _line(b))
             for j, b in enumerate(after)
         ]
-    found: list[tuple[int, int]] = []
-    for score, i, j in sorted(scored, key=lambda one: (-one[0], one[1:])):
-        if score >= MIN_SCORE and all((i - x) * (j - y) > 0 for x, y in found):
-            found.append((i, j))
-    return sorted(found)
+        for i, a in enumerate(before)
+    ]
+    return _best_path(scores)
+
+
+def _best_path(scores: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
+    """Return the order-preserving pairs with the highest total score, each above ``MIN_SCORE``."""
+    n, m = len(scores), len(scores[0])
+    best = [[0.0] * (m + 1) for _ in range(n + 1)]
+    for i in range(n - 1, -1, -1):
+        for j in range(m - 1, -1, -1):
+            value = scores[i][j]
+            both = best[i + 1][j + 1] + value if value >= MIN_SCORE else -1.0
+            best[i][j] = max(both, best[i + 1][j], best[i][j + 1])
+    path = []
+    i = j = 0
+    while i < n and j < m:
+        value = scores[i][j]
+        if value >= MIN_SCORE and best[i][j] == best[i + 1][j + 1] + value:
+            path.append((i, j))
+            i, j = i + 1, j + 1
+        elif best[i][j] == best[i + 1][j]:
+            i += 1
+        else:
+            j += 1
+    return path
 
 
 def _score(a: LineUse, b: LineUse, sizes: float) -> float:

@@ -24,6 +24,8 @@ def test_file_without_options_needs_no_parser_of_options(
     run: Run, samples: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)  # where no file sets options
+    for name in [name for name in os.environ if name.startswith("FRAGDOCTOR_")]:
+        monkeypatch.delenv(name)
     sample, missing = str(samples / "fragmentation_oom.pickle"), str(tmp_path / "none.pickle")
     parsed = [run("analyze", "--no-config", name) for name in (sample, missing)]
     monkeypatch.setattr("fragdoctor.cli.commands.group_of", None)

@@ -76,11 +76,12 @@ def test_option_help_has_no_full_stop(name: str) -> None:
 
 def python(script: str, root: Path) -> tuple[int, str]:
     """Run a script in a process of its own; return its exit code and what it said of errors."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("FRAGDOCTOR_")}
     done = subprocess.run(
         [sys.executable, "-c", script],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(root)},
+        env={**own, "PYTHONPATH": str(root)},
         check=False,
     )
     return done.returncode, done.stderr

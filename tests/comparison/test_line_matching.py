@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fragdoctor.comparison.line_matching import (
@@ -132,6 +132,7 @@ LINES = st.lists(
 
 
 @given(LINES, st.integers(0, 50))
+@example([(162, 512, "linear"), (165, 512, "linear")], 3)  # one line lands where the other was
 def test_moving_a_whole_function_matches_every_line(
     lines: list[tuple[int, int, str]], shift: int
 ) -> None:
