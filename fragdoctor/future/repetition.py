@@ -48,6 +48,12 @@ FUTURE_OPERATION: Final = np.dtype(
 FutureOperations = npt.NDArray[np.void]
 
 
+_MATCHES: Final = (
+    "_requests", "kinds", "like", "n_same", "_unlike", "slot", "n_slots", "age", "fate",
+)  # fmt: skip
+"""What aligned steps take from those of the run as recorded, if an edit changed only sizes."""
+
+
 class AlignedSteps:
     """The steps of a window, aligned request by request.
 
@@ -74,8 +80,8 @@ class AlignedSteps:
         """
         self.w, self.n = window, window.n_complete
         if recorded is not None and window.is_resized(recorded.w):
-            self.__dict__.update(recorded.__dict__ | {"w": window})
-            self.__dict__.pop("asked", None)
+            for name in _MATCHES:
+                setattr(self, name, getattr(recorded, name))
         else:
             self._align()
         if self.like < 0:
