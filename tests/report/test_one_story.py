@@ -159,3 +159,25 @@ def test_first_screen_is_about_the_failure_though_the_program_went_on(name, show
     assert "Who holds it  live when it failed" in said
     assert shown in said
     assert "live at the end" not in said
+
+
+@pytest.mark.parametrize(
+    ("file", "script"),
+    [
+        ("/home/me/infer.py", "infer.py"),
+        (r"C:\work\my-run.py", "my-run.py"),
+        ("/usr/lib/python3/site-packages/torch/run.py", "train.py"),  # whose program it starts
+        ("<frozen runpy>", "train.py"),
+    ],
+)
+def test_recording_is_asked_for_by_the_name_of_the_script(file, script):
+    text = (SAMPLES / "capacity_oom.txt").read_text()
+    frames = (
+        f'Traceback (most recent call last):\n  File "{file}", line 12, in <module>\n    main()\n'
+    )
+
+    said = render(
+        "analyze", "text", diagnose(Case(oom=find_messages(frames + text))), RenderOptions()
+    )
+
+    assert f"(fragdoctor run {script})" in said.replace("\n", " ")

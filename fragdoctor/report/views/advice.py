@@ -30,7 +30,8 @@ MAX_ALTERNATIVES: Final = 2
 MAX_MEASURES: Final = 4  # besides the first, including those that do not help
 _VARIABLE: Final = "PYTORCH_CUDA_ALLOC_CONF="
 _REPLAYED: Final = re.compile(r"^Replayed[^:]*: ")
-_RECORD: Final = "fragdoctor run train.py"
+_RECORD: Final = "fragdoctor run {}"
+_SCRIPT: Final = re.compile(r"(?!.*(?:site|dist)-packages)(?:.*[/\\])?([\w.-]{1,40}\.py)")
 _RECORD_BY_HAND: Final = (
     "torch.cuda.memory._record_memory_history(max_entries=100_000)",
     'torch.cuda.memory._dump_snapshot("snapshot.pickle")',
@@ -92,7 +93,7 @@ def _without_advice(diagnosis: Diagnosis) -> tuple[str, list[doc.DocumentBlock]]
     if state in (RunState.NO_HISTORY, RunState.EMPTY):
         how = "Or in the program, before the first step and where it ends or fails:"
         return "Record the run:", [
-            doc.Code([_RECORD]),
+            doc.Code([_RECORD.format("train.py")]),
             doc.Paragraph(how),
             doc.Code(_RECORD_BY_HAND),
         ]
@@ -146,7 +147,8 @@ def wins(advice: Recommendation, diagnosis: Diagnosis) -> str:
             return f"{gain}It was not tested by replay."
         if not _is_recordable(diagnosis):
             return f"{gain}Not tested."
-        return f"{gain}Not tested: that needs a recording of the run ({_RECORD})."
+        run = _RECORD.format(_script_of(diagnosis))
+        return f"{gain}Not tested: that needs a recording of the run ({run})."
     # The remaining room says more than the peak, which is in the full report.
     figures = replace(p, peak_reserved_bytes=None) if p.margin_bytes is not None else p
     said = ["" if p.fits is None else _fits_text(p, diagnosis), *words.predicted_figures(figures)]
@@ -155,6 +157,14 @@ def wins(advice: Recommendation, diagnosis: Diagnosis) -> str:
     if p.outlook is None or not p.fits:
         return text
     return f"{text} {sentence(words.outlook_text(p.outlook))}".strip()
+
+
+def _script_of(diagnosis: Diagnosis) -> str:
+    """Return the name of the script that the traceback begins with, or an example of one."""
+    message = diagnosis.case.primary_message
+    frames = message.frames if message is not None else ()
+    scripts = (_SCRIPT.fullmatch(f.file) for f in frames if f.function == "<module>")
+    return next((found[1] for found in scripts if found), "train.py")
 
 
 def _is_recordable(diagnosis: Diagnosis) -> bool:
