@@ -333,7 +333,7 @@ def _unknown(message: OomMessage) -> Hypothesis:
 
 
 _BESIDE: Final = re.compile(
-    r"(?is)(?=.*\b(?:tensorflow|tf|keras|jax|flax) (?:model|program|session|code|part|pipeline"
+    r"(?is)\A(?=.*\b(?:tensorflow|tf|keras|jax|flax) (?:model|program|session|code|part|pipeline"
     r"|process)s?\b)(?=.*torch)"
 )
 _WATCHED: Final = "nvidia-smi during the run shows whether the device is full, and by whom"

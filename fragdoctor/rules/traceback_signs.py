@@ -273,7 +273,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 functions="_zero3_consolidated_16bit_state_dict save_16bit_model save_fp16_model",
             ),
         ),
-        in_words=r"(?is)(?=.*\bfsdp\b)(?=.*\bsav(?:e|es|ing)\b.{0,40}\b(?:checkpoint|model|state))",
+        in_words=r"(?is)\A(?=.*\bfsdp\b)(?=.*\bsav(?:e|es|ing)\b.{0,40}\b(?:checkpoint|model|state))",
         intro=r"/fsdp/(?:_state_dict_utils|fully_sharded_data_parallel)\.py"
         r"|Failed to clone\(\) tensor with name",
     ),
@@ -500,7 +500,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         spelled=Change.GATHER,
         why="What each batch leaves behind adds up, whatever the batch size. Trainer keeps every "
         "batch's logits on the GPU until the evaluation ends, and joins them with a copy.",
-        in_words=rf"(?is)(?=.*{_EVALUATES})(?=.*{_GROWS})",
+        in_words=rf"(?is)\A(?=.*{_EVALUATES})(?=.*{_GROWS})",
         # transformers 3.1 to 4.57, trainer.py and trainer_pt_utils.py
         places=(
             Place(
