@@ -313,8 +313,9 @@ def _rounds(trace: Trace, rows: I64, key: I32) -> I64 | None:
         at = order[ends[c] - count[c] : ends[c]]
         gaps = np.diff(at)
         covered = (at[-1] - at[0] + gaps.mean()) / len(rows)
-        is_known = count[c] >= MIN_STEPS or _lets_go(trace, rows[at])
-        if covered >= MIN_COVERED and rows[at[-1]] >= least and is_known:
+        if covered < MIN_COVERED or rows[at[-1]] < least:
+            continue
+        if count[c] >= MIN_STEPS or _lets_go(trace, rows[at]):
             return rows[at]
     return None
 
