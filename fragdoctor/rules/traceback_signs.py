@@ -67,7 +67,7 @@ class TracebackSign(Struct, frozen=True):
         is_surrounding: whether it describes what the call was part of, which counts only if no
             place is a sign.
         can_leave_gpu: whether the call can run on the CPU, which helps whoever fills the GPU.
-        kinds: the kinds one of which the message must have, separated by spaces.
+        kinds: the kinds one of which the message must have; empty for any.
         unless: frames that contradict it anywhere in the traceback: what runs a backward pass is
             training, whatever its caller's name.
     """
@@ -86,7 +86,7 @@ class TracebackSign(Struct, frozen=True):
     is_training: bool = True
     is_surrounding: bool = False
     can_leave_gpu: bool = False
-    kinds: str = ""
+    kinds: Sequence[str] = ()
     unless: Sequence[Place] = ()
 
     def matches(self, frame: TracebackFrame, *, is_last: bool = True) -> bool:
@@ -557,7 +557,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         name="nccl-start",
         doing="in NCCL's first call, when the ranks were set up",
         is_of_model=True,
-        kinds="nccl",
+        kinds=("nccl",),
         title="Give each rank a GPU of its own, and load checkpoints on the CPU",
         change="torch.cuda.set_device(local_rank) before init_process_group(), and as many ranks "
         "on a machine as it has free GPUs; torch.load(..., map_location='cpu'), since each rank "
@@ -948,7 +948,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         is_training=False,
         is_surrounding=True,
         unless=(_BACKWARD, _TRAINS),
-        kinds="pytorch-caching-allocator driver-no-figures",
+        kinds=("pytorch-caching-allocator", "driver-no-figures"),
         spelled=Change.BATCH,
         title="Give the model less at a time",
         change="use a smaller image or tiles of it, fewer frames or points, or a shorter text or "

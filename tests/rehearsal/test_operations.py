@@ -250,11 +250,9 @@ def test_an_operator_that_nothing_is_known_of_is_named(stage: Stage) -> None:
     assert "Nothing says what the operator mine::unknown returns: it has no fake" in done.stderr
 
 
-def test_what_does_not_lie_in_order_is_copied_as_by_cuda_s_kernels(stage: Stage) -> None:
-    """Sizes are those that PyTorch 2.12.1's CUDA build asks for."""
-    stage.must_pass(
-        """
+ASKED = """
         import torch
+        from torch import nn
         from torch.nn import functional as F
 
         def asked(call, *inputs):
@@ -263,7 +261,15 @@ def test_what_does_not_lie_in_order_is_copied_as_by_cuda_s_kernels(stage: Stage)
             found = torch.cuda.memory._snapshot()["device_traces"][0]
             torch.cuda.memory._record_memory_history(None)
             return [event["size"] for event in found if event["action"] == "alloc"]
+"""
+"""The sizes that a call asks for; stands before scripts with the same indentation."""
 
+
+def test_what_does_not_lie_in_order_is_copied_as_by_cuda_s_kernels(stage: Stage) -> None:
+    """Sizes are those that PyTorch 2.12.1's CUDA build asks for."""
+    stage.must_pass(
+        ASKED
+        + """
         t = torch.ones(64, 300, device="cuda").mT
         image = torch.ones(4, 8, 32, 32, device="cuda").to(memory_format=torch.channels_last)
         assert asked(torch.nonzero, t)[:3] == [76800, 4, 21503]
@@ -296,18 +302,8 @@ def test_what_does_not_lie_in_order_is_copied_as_by_cuda_s_kernels(stage: Stage)
 def test_scratch_memory_is_that_of_the_kernels_of_cuda(stage: Stage) -> None:
     """Sizes are those that PyTorch 2.12.1's CUDA build asks for."""
     stage.must_pass(
-        """
-        import torch
-        from torch import nn
-        from torch.nn import functional as F
-
-        def asked(call, *inputs):
-            torch.cuda.memory._record_memory_history()
-            call(*inputs)
-            found = torch.cuda.memory._snapshot()["device_traces"][0]
-            torch.cuda.memory._record_memory_history(None)
-            return [event["size"] for event in found if event["action"] == "alloc"]
-
+        ASKED
+        + """
         def ones(*shape, **options):
             return torch.ones(shape, device="cuda", **options)
 

@@ -237,17 +237,11 @@ class SmallerBatch(SavingRemedy):
         r = case.failed_request
         if not case.is_allocator_case or case.cause not in SHORT_OF_MEMORY:
             return
-        title, change = self._said(case)
         if r is None or r.is_bare:
             source = "message prints no figures" if case.message else "statistics hold no request"
             if case.sign is None:
-                yield self.proposal(
-                    title=title,
-                    weight=HELPS,
-                    change=change,
-                    why=f"The {source}; the batch is what a program can shrink first.",
-                    attempts=self.attempts(case),
-                )
+                why = f"The {source}; the batch is what a program can shrink first."
+                yield self._smaller(case, why)
             return
         if r.missing_bytes <= 0:
             return
@@ -273,13 +267,12 @@ class SmallerBatch(SavingRemedy):
             )
         if r.requested_bytes * BATCH_SHARES[-1] > (r.available_bytes or r.requested_bytes):
             return  # even the smallest share to try would not fit: a shape is wrong
-        yield self.proposal(
-            title=title,
-            weight=HELPS,
-            change=change,
-            why=f"{missing} are missing{of_needed}.",
-            attempts=self.attempts(case),
-        )
+        yield self._smaller(case, f"{missing} are missing{of_needed}.")
+
+    def _smaller(self, case: JudgedCase, why: str) -> Proposal:
+        title, change = self._said(case)
+        attempts = self.attempts(case)
+        return self.proposal(title=title, weight=HELPS, change=change, why=why, attempts=attempts)
 
     def _said(self, case: JudgedCase) -> tuple[str, str]:
         """Return a title ("" for the usual one) and the change, by what the text says of a batch.

@@ -19,11 +19,12 @@ from fragdoctor.model.diagnosis import (
     Recommendation,
     RunState,
 )
-from fragdoctor.model.finding import Confidence
+from fragdoctor.model.finding import Confidence, basename_of
 from fragdoctor.model.frameworks import SERVERS, frameworks_in
 from fragdoctor.model.simulation import OutlookState, Promise
 from fragdoctor.report import document as doc
 from fragdoctor.report import words
+from fragdoctor.trace.stacks import USER, classify_file
 from fragdoctor.units import format_size
 
 MAX_ALTERNATIVES: Final = 2
@@ -31,7 +32,7 @@ MAX_MEASURES: Final = 4  # besides the first, including those that do not help
 _VARIABLE: Final = "PYTORCH_CUDA_ALLOC_CONF="
 _REPLAYED: Final = re.compile(r"^Replayed[^:]*: ")
 _RECORD: Final = "fragdoctor run {}"
-_SCRIPT: Final = re.compile(r"(?!.*(?:site|dist)-packages)(?:.*[/\\])?([\w.-]{1,40}\.py)")
+_SCRIPT: Final = re.compile(r"[\w.-]{1,40}\.py")
 _RECORD_BY_HAND: Final = (
     "torch.cuda.memory._record_memory_history(max_entries=100_000)",
     'torch.cuda.memory._dump_snapshot("snapshot.pickle")',
@@ -163,8 +164,8 @@ def _script_of(diagnosis: Diagnosis) -> str:
     """Return the name of the script that the traceback begins with, or an example of one."""
     message = diagnosis.case.primary_message
     frames = message.frames if message is not None else ()
-    scripts = (_SCRIPT.fullmatch(f.file) for f in frames if f.function == "<module>")
-    return next((found[1] for found in scripts if found), "train.py")
+    files = (f.file for f in frames if f.function == "<module>" and classify_file(f.file) == USER)
+    return next(filter(_SCRIPT.fullmatch, map(basename_of, files)), "train.py")
 
 
 def _is_recordable(diagnosis: Diagnosis) -> bool:
