@@ -4,8 +4,8 @@ Tensors of a rehearsed GPU have no memory. But a counter, a scale, a list of len
 that ends a loop is small and comes from the CPU or from constants, and programs read it back. So do
 tokens, masks and routes, which decide about shapes; so more integers and booleans are kept. A copy
 of such memory is kept on the CPU and follows every operation that writes to it; the first one that
-needs an unknown value, or is random, makes it unknown. If a few of many are chosen by unknown
-values, and all can have been chosen (experts for tokens), the choices are assumed to be even.
+needs an unknown value, or is random, makes it unknown. If some of many are chosen by unknown values
+(experts for tokens, words of a vocabulary), the choices are assumed to be even.
 
 If the values are unknown, an upper limit on the nonzero elements can still be known: five, if five
 were put at unknown places into zeros. That limits what a mask keeps.
@@ -49,7 +49,7 @@ _OF_FINITE: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
     "ne": lambda _, other: isinstance(other, float) and math.isinf(other),
 }
 # Operations that choose some of many by value: which of their results holds the indices.
-_CHOOSES: Final = {"topk": 1, "argmax": 0, "argmin": 0, "max": 1, "min": 1}
+_CHOOSES: Final = {"topk": 1, "argmax": 0, "argmin": 0, "max": 1, "min": 1, "multinomial": 0}
 _OVERWRITES: Final = frozenset({"fill_", "zero_"})
 # Operations whose result is nonzero only where an operand is.
 _ANY: Final = frozenset({"bitwise_or", "logical_or", "__or__", "cat"})
@@ -110,6 +110,8 @@ class Known:
         """Return the values of a tensor on a GPU as a CPU tensor; None = unknown."""
         if not self._shadows or tensor.numel() > MOST_WHOLE:
             return None
+        if not tensor.numel():  # nothing in it is unknown
+            return torch.empty(tensor.shape, dtype=tensor.dtype, device=_CPU)
         shadow = self._shadows.get(_key(tensor))
         if shadow is None:
             return None
@@ -201,7 +203,7 @@ class Known:
         return sum(known) if len(known) == len(counts) else None
 
     def _choose(self, place: int, args: tuple[Any, ...], result: Any) -> None:
-        """Assume that choices among unknown values are even, if all can have been chosen."""
+        """Assume that choices among unknown values are even."""
         indices = result[place] if isinstance(result, tuple) else result
         scores = args[0]
         if not isinstance(indices, torch.Tensor) or not isinstance(scores, torch.Tensor):
@@ -210,14 +212,17 @@ class Known:
         is_of_last = scores.dim() > 1 and scores.shape[:-1] == (
             indices.shape[:dim] if indices.dim() == scores.dim() else indices.shape
         )
-        if not is_of_last or not scores.shape[-1] <= n <= MOST_WHOLE:
-            return
-        if self.of(indices) is not None:
+        if not is_of_last or not 0 < n <= MOST_WHOLE or self.of(indices) is not None:
             return
         found = self._place(indices, overwrites=True)
-        if found is not None:
-            n_of = scores.shape[-1]
-            each = torch.arange(n, device=_CPU)
+        if found is None:
+            return
+        n_of = scores.shape[-1]
+        each = torch.arange(n, device=_CPU)
+        if n < n_of:  # the first and the last of a vocabulary are seldom words
+            found.copy_(((2 * each + 1) * n_of // (2 * n)).view(indices.shape))
+            self.assume("choice", f"{n} different ones of {n_of} are chosen")
+        else:
             each += each // n_of  # shifted in each turn: first choices are even, and second ones
             found.copy_((each % n_of).view(indices.shape))
             self.assume("choice", f"all {n_of} are chosen equally often")
