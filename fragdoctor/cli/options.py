@@ -297,7 +297,6 @@ class CaseOptions(FullOutput):
 
         return Overrides(
             capacity_bytes=self.capacity,
-            request_bytes=getattr(self, "request", None),
             device=self.device,
             memory_fraction=self.memory_fraction,
             torch_version=self.torch_version,

@@ -213,24 +213,6 @@ def find_verdict(evidence: CaseEvidence) -> Verdict:
 # ---- the table -----------------------------------------------------------------------------------
 
 
-def _request_served(e: CaseEvidence) -> Hypothesis | None:
-    """The request that the user asks about would be served."""
-    failed = e.failed
-    if failed is None or failed.source != "user":
-        return None
-    largest = failed.largest_free_block_bytes or 0
-    if not failed.is_covered_by_free and largest < failed.requested_bytes:
-        return None
-    return Hypothesis(
-        Cause.HEALTHY,
-        f"A {failed.request_text} would be served: {format_size(failed.free_bytes)} of "
-        f"the device would be free after a flush, and the largest cached block has "
-        f"{format_size(failed.largest_free_block_bytes)}.",
-        Confidence.LIKELY,
-        row="request-served",
-    )
-
-
 def _growth_in_log(e: CaseEvidence) -> Hypothesis | None:
     """Memory grew over the trials or the prints of a log, which one message cannot show."""
     grown, reading = e.grown, e.reading
@@ -429,7 +411,6 @@ def _figures_say(e: CaseEvidence) -> Hypothesis | None:
 
 
 ROWS: Final[tuple[Callable[[CaseEvidence], Hypothesis | None], ...]] = (
-    _request_served,
     _growth_in_log,
     _growth,
     _caught,

@@ -88,14 +88,13 @@ def test_analyze_overrides_reach_the_diagnosis(
     run: Run, pipeline: FakePipeline, message: str
 ) -> None:
     run(
-        "analyze", message, "--capacity", "24GiB", "--request", "4.88GiB", "--device", "1",
+        "analyze", message, "--capacity", "24GiB", "--device", "1",
         "--memory-fraction", "0.5", "--torch-version", "2.4.1+cu121", "--batch", "12",
     )  # fmt: skip
 
     assert pipeline.case is not None
     overrides = pipeline.case.overrides
     assert overrides.capacity_bytes == 24 * 2**30
-    assert int(4.88 * 2**30) == pytest.approx(overrides.request_bytes, abs=1)
     assert (
         overrides.device,
         overrides.memory_fraction,

@@ -119,14 +119,6 @@ def test_diagnose_block_freed_by_the_last_flush_is_pending_frees():
     assert Cause.PENDING_FREES is verdict.cause
 
 
-def test_diagnose_request_of_the_user_is_tested_against_the_snapshot():
-    too_large = Overrides(capacity_bytes=1000 * MIB, request_bytes=950 * MIB)
-    small = Overrides(capacity_bytes=1000 * MIB, request_bytes=100 * MIB)
-
-    assert Cause.CAPACITY is diagnose(Case(snapshot=calm(), overrides=too_large)).verdict.cause
-    assert Cause.HEALTHY is diagnose(Case(snapshot=calm(), overrides=small)).verdict.cause
-
-
 def test_diagnose_message_of_another_failure_is_noted():
     text = new_style("7.00 GiB", "24.00 GiB", "50.00 MiB", "23.00 GiB", "0 bytes")
 
