@@ -214,8 +214,8 @@ def _order_notes(comparison: Comparison) -> list[str]:
     if len(set(counts)) < len(comparison.runs) or 0 in counts or counts == sorted(counts):
         return []
     shown = ", ".join(format_count(n) for n in counts[:10])
-    text = f"The traces' step counts do not ascend ({shown}): if it is one program, give the runs"
-    return [f"{text} in time order, or --sort."]
+    said = f"The traces' step counts do not ascend ({shown})"
+    return [f"{said}: if it is one program, give the runs in time order."]
 
 
 def _peak_notes(comparison: Comparison) -> list[str]:

@@ -246,7 +246,6 @@ def test_analyze_output_dev_null_is_written(run: Run, pipeline: FakePipeline, me
         (diagnoses.fragmentation, (), 0),
         (diagnoses.fragmentation, ("--fail-on", "warning"), 1),
         (diagnoses.fragmentation, ("--fail-on", "error"), 0),
-        (diagnoses.fragmentation, ("--fail-on", "warning", "--exit-zero"), 0),
         (diagnoses.healthy, ("--fail-on", "warning"), 0),
     ],
 )
@@ -269,6 +268,6 @@ def test_analyze_exit_code_follows_fail_on(
 def test_batch_names_another_in_whole_samples(
     run: Run, samples: Path, batch: str, text: str
 ) -> None:
-    done = run("analyze", str(samples / "capacity_oom.pickle"), "--batch", batch, "--exit-zero")
+    done = run("analyze", str(samples / "capacity_oom.pickle"), "--batch", batch)
 
     assert text in done.out
