@@ -72,16 +72,6 @@ def attention() -> Any:
     return Attention(), torch.zeros(2, 1024, 64)
 
 
-def with_targets() -> Any:
-    model = nn.Linear(WIDTH, 10)
-    return {
-        "model": model,
-        "inputs": (torch.zeros(BATCH, WIDTH), torch.zeros(BATCH, dtype=torch.int64)),
-        "loss_fn": functional.cross_entropy,
-        "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-    }
-
-
 class Output:
     """Like the output of models of the transformers library."""
 
