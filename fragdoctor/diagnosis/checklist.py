@@ -16,7 +16,6 @@ from fragdoctor.diagnosis.figures import peak_of
 from fragdoctor.model.diagnosis import Cause, ChecklistItem, Status, Verdict
 from fragdoctor.model.story import Direction
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, FULL_SLACK_SHARE, FailedRequest
-from fragdoctor.rules.growth.accumulating_trials import STEPS, growth_sentence
 from fragdoctor.rules.growth.growing_line import maker_text
 from fragdoctor.rules.growth.growing_statistics import (
     MIN_RECORDS,
@@ -25,7 +24,7 @@ from fragdoctor.rules.growth.growing_statistics import (
     values_of,
 )
 from fragdoctor.rules.rule import Context
-from fragdoctor.story.trends import accumulation, memory_over_trials
+from fragdoctor.story.trends import STEPS, accumulation, growth_sentence, memory_over_trials
 from fragdoctor.units import format_count, format_share, format_size, plural
 
 RULE_OF_THUMB_SHARE: Final = 0.30

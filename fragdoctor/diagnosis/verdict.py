@@ -39,11 +39,10 @@ from fragdoctor.model.story import TrialTrend
 from fragdoctor.rules.capacity.optimizer_state import fails_in_optimizer
 from fragdoctor.rules.capacity.transient_peak import Transient, find_transient
 from fragdoctor.rules.failed_request import FULL_SLACK_SHARE, FailedRequest
-from fragdoctor.rules.growth.accumulating_trials import growth_sentence
 from fragdoctor.rules.growth.growing_line import gathered_text, idle_graph_text, keeper, kept_text
 from fragdoctor.rules.request_sources import is_one_of_several
 from fragdoctor.rules.rule import Context
-from fragdoctor.story.trends import accumulation, rise_bytes
+from fragdoctor.story.trends import accumulation, growth_sentence, rise_bytes
 from fragdoctor.units import GIB, format_count, format_size, plural
 
 NOT_A_SHORTAGE: Final = ("negative", "shared-memory")
