@@ -6,7 +6,6 @@ from typing import Any
 
 import diagnoses
 import numpy as np
-from fragdoctor.model.module_notes import MODULE_MARK
 from msgspec.structs import replace
 from stock import from_python
 
@@ -16,6 +15,7 @@ from fragdoctor.model.case import Case
 from fragdoctor.model.census import Census, HoldingKind, Owner
 from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis, HolderReport, StranderReport
 from fragdoctor.model.finding import Location
+from fragdoctor.model.marks import MODULE_MARK
 from fragdoctor.model.snapshot import Snapshot
 
 MIB = 2**20
