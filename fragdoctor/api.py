@@ -196,7 +196,6 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
 
 def compare(
     *runs: Part,
-    names: Sequence[str] | None = None,
     steps: Sequence[float] | None = None,
     capacity_bytes: int | None = None,
 ) -> Comparison:
@@ -206,20 +205,17 @@ def compare(
 
     Args:
         runs: two or more runs, or paths of their files; a ``Case`` holds several inputs of one run.
-        names: what reports call the runs; None means the names of their inputs.
         steps: position of each run on the axis of growth.
         capacity_bytes: the capacity that growth runs into, if the inputs do not say.
 
     Raises:
-        ConfigError: there are fewer than two runs, or names or steps do not match them.
+        ConfigError: there are fewer than two runs, or steps do not match them.
     """
     from fragdoctor.comparison.compare_cases import compare_cases  # noqa: PLC0415 - numpy is heavy
 
     cases = [_case("compare", (run,), Overrides()) for run in runs]
-    if names is not None and len(names) != len(cases):
-        raise ConfigError(f"There are {len(cases)} runs and {len(names)} names.")
-    named = names or [_name(case) for case in cases]
-    return compare_cases(zip(named, cases, strict=True), steps=steps, capacity_bytes=capacity_bytes)
+    named = ((_name(case), case) for case in cases)
+    return compare_cases(named, steps=steps, capacity_bytes=capacity_bytes)
 
 
 def _name(case: Case) -> str:
