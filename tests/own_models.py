@@ -145,15 +145,6 @@ def with_constants() -> Any:
     return model, torch.zeros(BATCH, WIDTH)
 
 
-class ReadsANumber(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x[: int((x > 0).sum().item())]
-
-
-def reads_a_number() -> Any:
-    return ReadsANumber(), torch.zeros(4, 4)
-
-
 class Logs(nn.Module):
     def __init__(self) -> None:
         super().__init__()
