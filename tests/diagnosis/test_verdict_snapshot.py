@@ -15,6 +15,7 @@ from analysis.training_loop import (
 from builders import MIB, alloc, block, columns, frame, free, oom, segment, segment_alloc, snapshot
 from oom_messages import case_of, new_style
 from oom_snapshots import at, calm, full, holes, late_free, leaking
+from rule_inputs import settings_snapshot
 
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.inputs.snapshot_reader import read_snapshot
@@ -390,3 +391,9 @@ def test_state_of_layers_that_thaw_is_no_leak(at):
     snapshot = read_snapshot(TRUTH / f"unfreeze_layers@{at}.pickle.gz")
 
     assert diagnose(Case(snapshot=snapshot)).verdict.cause is not Cause.LEAK
+
+
+def test_file_without_stacks_says_what_it_cannot_show():
+    notes = diagnose(Case(snapshot=settings_snapshot())).notes
+
+    assert "No stacks were recorded: memory cannot be traced to source lines." in notes
