@@ -1,22 +1,19 @@
-"""What happened to each source line and each phase: grew, shrank, new, gone, or other sizes."""
+"""What happened to each source line: grew, shrank, new, gone, or other sizes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final
 
-from fragdoctor.comparison.compared_run import ComparedRun
 from fragdoctor.comparison.line_matching import match_lines
 from fragdoctor.comparison.line_uses import LineUse
 from fragdoctor.model.comparison import (
     DifferencePart,
     LineChange,
     LineKind,
-    PhaseChange,
     ReasonKind,
     SizeChange,
 )
-from fragdoctor.model.phases import Category, TrainingPhase
 
 MAX_SHOWN_SIZES: Final = 8
 FACTOR_SLACK: Final = 0.02
@@ -150,35 +147,3 @@ def size_part(change: LineChange) -> int:
     if not n_old or not n_new or change.sizes is None:
         return 0
     return round(change.after_bytes / n_new * n_old) - change.before_bytes
-
-
-_PHASES = (
-    TrainingPhase.SETUP,
-    TrainingPhase.FORWARD,
-    TrainingPhase.BACKWARD,
-    TrainingPhase.OPTIMIZER,
-)
-
-
-def phase_changes(
-    before: ComparedRun, after: ComparedRun, devices: tuple[int | None, int | None]
-) -> tuple[PhaseChange, ...]:
-    """Return each phase's peak, then each category at the peak; empty if a run has no phases."""
-    # A device without a training step has no phases.
-    reports = [
-        p
-        for run, device in zip((before, after), devices, strict=True)
-        for p in run.diagnosis.phases
-        if p.device == device and p.phases
-    ]
-    if len(reports) < 2:
-        return ()
-    a, b = ({p.phase: p.worst_peak_bytes for p in report.phases} for report in reports)
-    rows = [PhaseChange(f"{p.word} (peak)", a.get(p), b.get(p)) for p in _PHASES if p in a | b]
-    held_a, held_b = ({s.category: s.n_bytes for s in report.at_peak} for report in reports)
-    rows += [
-        PhaseChange(f"at the peak: {c.word.replace('_', ' ')}", held_a.get(c, 0), held_b.get(c, 0))
-        for c in Category
-        if held_a.get(c) or held_b.get(c)
-    ]
-    return tuple(rows)

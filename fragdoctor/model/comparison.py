@@ -229,14 +229,6 @@ class SettingsProof(Struct, frozen=True):
         return self.fits != self.own_fits
 
 
-class PhaseChange(Struct, frozen=True):
-    """Peak of one phase of a step, or a category of memory at the peak, before and after."""
-
-    name: str
-    before_bytes: int | None
-    after_bytes: int | None
-
-
 class LineTrend(Struct, frozen=True):
     """A source line whose memory grows over the runs; ``slope_bytes`` per unit of the axis."""
 
@@ -307,7 +299,6 @@ class Comparison(Struct, frozen=True):
     settings: Sequence[SettingChange] | None = None
     proof: SettingsProof | None = None
     requests_equal: float | None = None
-    phases: Sequence[PhaseChange] = ()
     trend: RunTrend | None = None
     device_peaks: Sequence[DevicePeaks] = ()
     is_same: bool = False
