@@ -8,10 +8,8 @@ from typing import Final
 from fragdoctor.comparison.line_matching import match_lines
 from fragdoctor.comparison.line_uses import LineUse
 from fragdoctor.model.comparison import (
-    DifferencePart,
     LineChange,
     LineKind,
-    ReasonKind,
     SizeChange,
 )
 
@@ -115,30 +113,6 @@ def _typical_factor(a: LineUse, b: LineUse) -> float | None:
         ratios.append(size)
     factor = ratios[1] / max(ratios[0], 1)
     return factor if ratios[0] and abs(factor - 1) > FACTOR_SLACK else None
-
-
-def reasons(changes: Sequence[LineChange], delta_bytes: int) -> tuple[DifferencePart, ...]:
-    """Return where the difference comes from; the parts add up to it.
-
-    A line that both runs have changes through other sizes (mean size of its live blocks, for as
-    many blocks as before) and through other numbers of blocks (at the new mean size).
-    """
-    parts: dict[ReasonKind, list[int]] = {kind: [] for kind in ReasonKind}
-    for c in changes:
-        if c.place is None:
-            parts[ReasonKind.NO_STACK].append(c.delta_bytes)
-        elif c.kind is LineKind.NEW:
-            parts[ReasonKind.NEW_LINES].append(c.delta_bytes)
-        elif c.kind is LineKind.GONE:
-            parts[ReasonKind.GONE_LINES].append(c.delta_bytes)
-        else:
-            by_size = size_part(c)
-            parts[ReasonKind.OTHER_SIZES].append(by_size)
-            parts[ReasonKind.OTHER_COUNTS].append(c.delta_bytes - by_size)
-    explained = sum(sum(values) for values in parts.values())
-    parts[ReasonKind.UNEXPLAINED].append(delta_bytes - explained)
-    found = [DifferencePart(kind, sum(values)) for kind, values in parts.items() if any(values)]
-    return tuple(sorted(found, key=lambda r: -abs(r.delta_bytes)))
 
 
 def size_part(change: LineChange) -> int:
