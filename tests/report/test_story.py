@@ -12,7 +12,6 @@ from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.inputs.messages import find_messages
 from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import Cause, Status
-from fragdoctor.model.story import FAILURES, SceneKind
 from fragdoctor.report.base import RenderOptions, Verbosity, render
 
 LOGS = {
@@ -113,11 +112,11 @@ def test_growing_holes_are_found():
     assert found.verdict.cause is Cause.FRAGMENTATION
 
 
-def test_consequences_are_told_from_separate_failures():
-    events = diagnosis_of(story_logs.ranks()).story.events
+def test_story_tells_consequences_from_separate_failures():
+    told = text_of(diagnosis_of(story_logs.ranks()))
 
-    assert any(e.kind in FAILURES and e.caused_by is not None for e in events)
-    assert any(e.kind is SceneKind.DEVICE_ASSERT and e.caused_by is None for e in events)
+    assert "rank 1  device-side assert  not a consequence" in told
+    assert "rank 2  > device-side assert  the same process went on" in told
 
 
 def test_single_message_has_no_story():
