@@ -62,7 +62,6 @@ def load(
 def diagnose(  # noqa: PLR0913 - what may be known besides, all by keyword
     *parts: Part,
     capacity_bytes: int | None = None,
-    request_bytes: int | None = None,
     device: int | None = None,
     memory_fraction: float | None = None,
     torch_version: str | None = None,
@@ -76,7 +75,6 @@ def diagnose(  # noqa: PLR0913 - what may be known besides, all by keyword
         parts: snapshots, messages and statistics of one process in any order, or the paths of
             files that hold them; other text is searched for messages. A ``Case`` stands alone.
         capacity_bytes: size of the device, if the inputs do not say.
-        request_bytes: the size that was refused, if the inputs do not say.
         device: look at this device only.
         memory_fraction: ``set_per_process_memory_fraction`` of the process.
         torch_version: version that settings are checked against.
@@ -93,9 +91,7 @@ def diagnose(  # noqa: PLR0913 - what may be known besides, all by keyword
     """
     from fragdoctor.diagnosis.pipeline import diagnose as run  # noqa: PLC0415 - numpy is heavy
 
-    overrides = Overrides(
-        capacity_bytes, request_bytes, device, memory_fraction, torch_version, batch_size
-    )
+    overrides = Overrides(capacity_bytes, device, memory_fraction, torch_version, batch_size)
     further = None if continue_with is None else _snapshot_of(continue_with, "diagnose")
     return run(_case("diagnose", parts, overrides), continue_with=further, at=at)
 
@@ -145,7 +141,7 @@ def diagnose_fleet(  # noqa: PLR0913 - the choices of one run, all by keyword
         executor=executor,
         chunk_size=chunk_size,
         progress=progress,
-        overrides=Overrides(capacity_bytes, None, None, memory_fraction, torch_version),
+        overrides=Overrides(capacity_bytes, None, memory_fraction, torch_version),
         replays=Replays(replays),
         notes=notes,
         timeout_s=timeout_s,
@@ -200,7 +196,6 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
 
 def compare(
     *runs: Part,
-    names: Sequence[str] | None = None,
     steps: Sequence[float] | None = None,
     capacity_bytes: int | None = None,
 ) -> Comparison:
@@ -210,20 +205,17 @@ def compare(
 
     Args:
         runs: two or more runs, or paths of their files; a ``Case`` holds several inputs of one run.
-        names: what reports call the runs; None means the names of their inputs.
         steps: position of each run on the axis of growth.
         capacity_bytes: the capacity that growth runs into, if the inputs do not say.
 
     Raises:
-        ConfigError: there are fewer than two runs, or names or steps do not match them.
+        ConfigError: there are fewer than two runs, or steps do not match them.
     """
     from fragdoctor.comparison.compare_cases import compare_cases  # noqa: PLC0415 - numpy is heavy
 
     cases = [_case("compare", (run,), Overrides()) for run in runs]
-    if names is not None and len(names) != len(cases):
-        raise ConfigError(f"There are {len(cases)} runs and {len(names)} names.")
-    named = names or [_name(case) for case in cases]
-    return compare_cases(zip(named, cases, strict=True), steps=steps, capacity_bytes=capacity_bytes)
+    named = ((_name(case), case) for case in cases)
+    return compare_cases(named, steps=steps, capacity_bytes=capacity_bytes)
 
 
 def _name(case: Case) -> str:

@@ -72,16 +72,6 @@ def attention() -> Any:
     return Attention(), torch.zeros(2, 1024, 64)
 
 
-def with_targets() -> Any:
-    model = nn.Linear(WIDTH, 10)
-    return {
-        "model": model,
-        "inputs": (torch.zeros(BATCH, WIDTH), torch.zeros(BATCH, dtype=torch.int64)),
-        "loss_fn": functional.cross_entropy,
-        "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-    }
-
-
 class Output:
     """Like the output of models of the transformers library."""
 
@@ -153,15 +143,6 @@ def with_constants() -> Any:
     torch.zeros(1000, 1000)
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), *map(nn.Dropout, rates))
     return model, torch.zeros(BATCH, WIDTH)
-
-
-class ReadsANumber(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x[: int((x > 0).sum().item())]
-
-
-def reads_a_number() -> Any:
-    return ReadsANumber(), torch.zeros(4, 4)
 
 
 class Logs(nn.Module):

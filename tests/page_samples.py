@@ -15,7 +15,7 @@ from fragdoctor.model.case import Case
 from fragdoctor.model.census import Census, HoldingKind, Owner
 from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis, HolderReport, StranderReport
 from fragdoctor.model.finding import Location
-from fragdoctor.model.module_notes import MODULE_MARK
+from fragdoctor.model.marks import MODULE_MARK
 from fragdoctor.model.snapshot import Snapshot
 
 MIB = 2**20

@@ -43,13 +43,6 @@ def settings_snapshot(conf="", **changes):
     )
 
 
-def untiled_snapshot():
-    """Return a snapshot of a segment that its blocks do not fill."""
-    data = segment(at(0), block(20 * MIB, "active_allocated"))
-    data["total_size"] = 40 * MIB
-    return columns(assembled(data))
-
-
 def caught_snapshot():
     """Return a run that continued after a failed request."""
     low = at(0)

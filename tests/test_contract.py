@@ -42,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "future": {"errors", "units", "model", "trace", "_native"},
     "analysis": {"units", "model", "trace", "future"},
     "story": {"units", "model"},
-    "rules": {"units", "model", "trace", "future", "analysis", "story"},
+    "rules": {"units", "model", "trace", "future", "analysis"},
     "gate": {"errors", "opening", "units", "model", "future", "rules"},
     "diagnosis": {
         "errors",

@@ -27,8 +27,7 @@ from msgspec import Struct
 from fragdoctor.analysis.attribution import find_holders, find_stranders
 from fragdoctor.analysis.free_space import find_ooms, free_space
 from fragdoctor.analysis.growth import StepEnds, find_growth
-from fragdoctor.analysis.idle_graph import find_idle_graph
-from fragdoctor.analysis.kept import find_kept
+from fragdoctor.analysis.kept import find_idle_graph, find_kept
 from fragdoctor.analysis.phase_memory import find_phases
 from fragdoctor.analysis.result import (
     CaptureQuality,

@@ -1,6 +1,6 @@
 """Which module of the model each block is for, and the table of modules at a moment.
 
-A note on the allocation names the module (:mod:`fragdoctor.model.module_notes`). If a recording has
+A note on the allocation names the module (:mod:`fragdoctor.model.marks`). If a recording has
 a census, the census says which modules own the parameters, gradients and optimizer state.
 """
 
@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fragdoctor.model.arrays import largest_groups
-from fragdoctor.model.module_notes import GRADIENTS, OPTIMIZER, PARAMETERS, read_module_note
+from fragdoctor.model.marks import GRADIENTS, OPTIMIZER, PARAMETERS, read_module_note
 from fragdoctor.model.modules import FURTHER, ITSELF, KINDS, OUTSIDE, ModuleMemory
 from fragdoctor.model.phases import Category
 from fragdoctor.model.snapshot import I32, U8

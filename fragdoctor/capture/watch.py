@@ -26,7 +26,7 @@ _CONF_VARIABLES: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 class Figures(NamedTuple):
     """Memory at the end of a step, in bytes.
 
-    ``peak`` is the peak of allocated memory since the program (or ``reset_peak``) reset it;
+    ``peak`` is the peak of allocated memory since the program reset it;
     ``stranded`` is ``inactive_split_bytes``: free memory in segments that still hold a live block,
     or None if the allocator does not count it; ``retries`` counts flushes of the cache so far;
     ``headroom`` is what the driver still had free and PyTorch had reserved, minus the peak.
@@ -125,8 +125,6 @@ class watch(Generic[T]):  # noqa: N801 - used as a verb: for batch in fragdoctor
         items: what to iterate over; None for use as a block with ``step()``.
         every: print every n-th step.
         device: number of the GPU; None means the current one.
-        reset_peak: make ``peak`` that of the step alone. It resets PyTorch's own peak counter,
-            which ``torch.cuda.max_memory_allocated`` reads too.
         file: where to print; None means standard output.
         metrics: a file that is rewritten after each step with the figures as OpenMetrics text, for
             the textfile collector of Prometheus' node_exporter or OpenTelemetry's collector;
@@ -136,13 +134,12 @@ class watch(Generic[T]):  # noqa: N801 - used as a verb: for batch in fragdoctor
         ConfigError: if a value is wrong, or PyTorch or CUDA is missing.
     """
 
-    def __init__(  # noqa: PLR0913 - options, by keyword
+    def __init__(
         self,
         items: Iterable[T] | None = None,
         *,
         every: int = 1,
         device: int | None = None,
-        reset_peak: bool = False,
         file: TextIO | None = None,
         metrics: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -151,7 +148,6 @@ class watch(Generic[T]):  # noqa: N801 - used as a verb: for batch in fragdoctor
         self._items = items
         self._every = every
         self._device = device
-        self._reset_peak = reset_peak
         self._file = file
         self._metrics: Path | None = None
         if metrics is not None:
@@ -182,7 +178,6 @@ class watch(Generic[T]):  # noqa: N801 - used as a verb: for batch in fragdoctor
         if not self._is_open:
             self._is_open = True
             self._held = array("q")
-            self._begin_step()
             self._print(_row(HEADINGS))
         return self
 
@@ -201,7 +196,6 @@ class watch(Generic[T]):  # noqa: N801 - used as a verb: for batch in fragdoctor
             stranded = "-" if figures.stranded is None else format_size(figures.stranded)
             self._print(_row((format_count(n), *sizes, stranded, format_count(figures.retries))))
         self._export(figures)
-        self._begin_step()
         return figures
 
     def summary(self) -> str:
@@ -230,10 +224,6 @@ class watch(Generic[T]):  # noqa: N801 - used as a verb: for batch in fragdoctor
         except OSError as e:  # monitoring must not end a training run
             print(f"fragdoctor: no metrics: {e}", file=sys.stderr)
             self._metrics = None
-
-    def _begin_step(self) -> None:
-        if self._reset_peak:
-            self._torch.cuda.reset_peak_memory_stats(self._device)
 
     def _print(self, line: str) -> None:
         print(line, file=self._file or sys.stdout, flush=True)

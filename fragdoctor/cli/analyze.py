@@ -139,9 +139,6 @@ class AnalyzeOptions(RankOptions):
         "A snapshot with its messages, statistics and logs; or snapshots of several ranks, a "
         "directory or pattern of them; - is standard input",
     )
-    request: int | None = options.option(
-        "SIZE", "Set the size that was refused", group=options.INPUT
-    )
     batch: int | None = options.option(
         "N", "Set the current batch size: advice then names another", group=options.INPUT, min=1
     )

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from fragdoctor.cli import console, options
-from fragdoctor.cli.exit import FINDINGS, OK
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.finding import Severity
 from fragdoctor.report.base import check_format, render
@@ -78,7 +77,7 @@ def check(asked: CheckOptions) -> int:
     notes = [] if baseline is None else [_accept(judged, baseline)]
     result = report_on(judged, gate, notes)
     write_reports(asked, targets, look, lambda name, look: render("check", name, result, look))
-    return OK if asked.exit_zero and result.exit_code == FINDINGS else result.exit_code
+    return result.exit_code
 
 
 def _gate(asked: CheckOptions) -> Gate:

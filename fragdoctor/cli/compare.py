@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,12 +28,6 @@ def step_list(text: str) -> list[float]:
     return values
 
 
-def by_numbers(name: str) -> list[tuple[int, int, str]]:
-    """Return a sort key that puts ``step8`` before ``step16``, comparing numbers by value."""
-    parts = re.findall(r"[0-9]{1,18}|[^0-9]+", name)
-    return [(0, int(p), "") if p[0] in "0123456789" else (1, 0, p) for p in parts]
-
-
 @options.taken
 class CompareOptions(options.FullOutput):
     """Options of the command."""
@@ -53,7 +46,6 @@ class CompareOptions(options.FullOutput):
         "Set the step of each run: the axis of growth over three or more",
         parser=step_list,
     )
-    sort: bool = options.flag("Take the runs in the order of the numbers in their names")
     capacity: int | None = options.CAPACITY
     device: int | None = options.DEVICE
     torch_version: str | None = options.TORCH_VERSION
@@ -63,7 +55,7 @@ class CompareOptions(options.FullOutput):
 def compare(asked: CompareOptions) -> int:
     """Compare the runs, print the report, and fail if they grew too much."""
     look = console.prepared(asked, asked.paths)
-    paths = sorted(asked.paths, key=by_numbers) if asked.sort else asked.paths
+    paths = asked.paths
     if len(paths) < 2:
         raise ConfigError(
             "One run cannot be compared.",

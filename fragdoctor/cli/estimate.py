@@ -65,9 +65,9 @@ def _answer(
         from fragdoctor.rehearsal.step_script import own_model
 
         spec = chosen.model or ""
-        return "rehearse", _rehearsal(spec, own_model(spec), chosen.dtype or "", chosen, given)
+        return "rehearse", _rehearsal(spec, own_model(spec), chosen.dtype or "", chosen)
     if route is Route.LIBRARY:
-        return "rehearse", _library_rehearsal(chosen, given)
+        return "rehearse", _library_rehearsal(chosen)
     from fragdoctor.estimation.config_json import UncoveredModelError
 
     try:
@@ -88,7 +88,7 @@ def _uncovered_rehearsal(
     """
     try:
         refuse_unused(Route.LIBRARY, given, inference=chosen.inference)
-        return _library_rehearsal(chosen, given)
+        return _library_rehearsal(chosen)
     except ConfigError as error:
         refused.hint = f"{error.message} {error.hint}".strip()
         raise refused from error
@@ -145,7 +145,7 @@ def _workload(chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Workload:
     from fragdoctor.estimation.request import OPTIONS, workload_of
 
     sizes = GivenSizes(**_shared(chosen, set(GivenSizes.__struct_fields__)))
-    options = _shared(chosen, OPTIONS - {"loss"}) | {
+    options = _shared(chosen, OPTIONS) | {
         "batch": _one_batch(str(chosen.batch or 1)),
         "checkpointing": chosen.checkpointing.strip().lower(),
         "lora_rank": chosen.lora or 0,
@@ -205,9 +205,7 @@ def _one_batch(text: str) -> int:
     return sizes[0]
 
 
-def _library_rehearsal(
-    chosen: EstimateOptions, given: frozenset[str]
-) -> RehearsalResult | RehearsalSweep:
+def _library_rehearsal(chosen: EstimateOptions) -> RehearsalResult | RehearsalSweep:
     """Rehearse some steps of a model with its class in Transformers or Diffusers.
 
     Raises:
@@ -234,7 +232,7 @@ def _library_rehearsal(
         inference=chosen.inference,
     )
     dtype = chosen.dtype or ("bf16" if chosen.inference else "fp32")
-    return _rehearsal(inputs[0], build, dtype, chosen, given)
+    return _rehearsal(inputs[0], build, dtype, chosen)
 
 
 N_VERIFIED: Final = 2
@@ -269,7 +267,7 @@ def _with_rehearsals(found: Estimate, chosen: EstimateOptions) -> Estimate:
             optimizer=way.get("optimizer", chosen.optimizer),
         )
         try:
-            one = cast("RehearsalResult", _library_rehearsal(asked, frozenset())).rehearsal
+            one = cast("RehearsalResult", _library_rehearsal(asked)).rehearsal
             rehearsal = PlanRehearsal(one.fits, one.peak_allocated_bytes)
         except FragdoctorError as refused:
             rehearsal = PlanRehearsal(None, reason=refused.message)
@@ -278,7 +276,7 @@ def _with_rehearsals(found: Estimate, chosen: EstimateOptions) -> Estimate:
 
 
 def _rehearsal(
-    title: str, build: str, dtype: str, chosen: EstimateOptions, given: frozenset[str]
+    title: str, build: str, dtype: str, chosen: EstimateOptions
 ) -> RehearsalResult | RehearsalSweep:
     """Rehearse some steps of the model that ``build`` makes, on each GPU and at each batch."""
     from fragdoctor.cli.rehearse import diagnosed, swept
@@ -290,10 +288,8 @@ def _rehearsal(
     options = step_options(
         dtype,
         chosen.optimizer,
-        loss=chosen.loss,
         grad_accumulation=chosen.grad_accumulation,
         inference=chosen.inference,
-        given=tuple(sorted(given)),
     )
     names: list[str | None] = [*dict.fromkeys(chosen.gpu or ())]
     gpus = [rehearsed_gpu(name, None, is_unlimited=name is None) for name in names or [None]]

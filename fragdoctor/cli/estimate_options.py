@@ -123,7 +123,6 @@ class EstimateOptions(EstimateOutput):
         "MODULE:FACTORY",
         "Run your own model on fake tensors; imports it from the current directory",
     )
-    loss: str = _rehearsal("ce|mean", "Choose a loss where --model has none", default="")
     steps: int | None = _rehearsal(
         "N", "Stop a rehearsal after N steps; by default, when their memory repeats", min=1, max=200
     )

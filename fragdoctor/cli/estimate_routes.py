@@ -58,7 +58,7 @@ _USED: Final[Mapping[Route, tuple[AbstractSet[str], AbstractSet[str]]]] = Mappin
         Route.MODELS: ({"list_models"}, set()),
         Route.MODEL: (
             _REHEARSED | {"model"},
-            {"optimizer", "grad_accumulation", "loss", "steps"},
+            {"optimizer", "grad_accumulation", "steps"},
         ),
         Route.LIBRARY: (
             _REHEARSED | {"inputs", "rehearse", "seq", "attention", "lora", "lora_targets"},
@@ -93,7 +93,6 @@ _HINTS: Final[Mapping[Route, str]] = MappingProxyType(
 )
 _BELONGS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "loss": "It needs --model MODULE:FACTORY.",
         "steps": "It needs --rehearse or --model MODULE:FACTORY.",
         "rehearse": "It needs a config.json, or the name of a model.",
         **dict.fromkeys(_CACHE, "It is about the KV cache: add --inference."),

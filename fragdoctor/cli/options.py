@@ -284,7 +284,6 @@ class CaseOptions(FullOutput):
     device: int | None = DEVICE
     memory_fraction: float | None = MEMORY_FRACTION
     torch_version: str | None = TORCH_VERSION
-    exit_zero: bool = flag("Exit with 0 whatever was found", group=GATE)
     path_map: list[str] | None = option(
         "RECORDED=HERE",
         "Find sources that were recorded under another path: /workspace=src",
@@ -297,7 +296,6 @@ class CaseOptions(FullOutput):
 
         return Overrides(
             capacity_bytes=self.capacity,
-            request_bytes=getattr(self, "request", None),
             device=self.device,
             memory_fraction=self.memory_fraction,
             torch_version=self.torch_version,
@@ -314,7 +312,7 @@ class DiagnosisOptions(CaseOptions):
 
     def exit_code(self, findings: Iterable[Finding]) -> int:
         """Return 1 if a finding is at least as severe as ``--fail-on``, else 0."""
-        if self.fail_on is None or self.exit_zero:
+        if self.fail_on is None:
             return OK
         threshold = int(Severity[self.fail_on.upper()])
         return FINDINGS if any(f.severity >= threshold for f in findings) else OK

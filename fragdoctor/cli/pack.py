@@ -18,7 +18,7 @@ class PackOptions(options.EstimateOutput):
 
     inputs: list[str] | None = options.argument(
         "[INPUT]...",
-        "What one process left: a snapshot, a message, statistics, a log or a bundle",
+        "What one process left: a snapshot, or a bundle that holds one",
         default=None,
     )
     # A list, so that a second GPU is refused instead of silently replacing the first.
@@ -28,9 +28,6 @@ class PackOptions(options.EstimateOutput):
     )
     processes: int | None = options.option(
         "N", "Ask whether this many processes fit side by side", min=1, max=1000
-    )
-    headroom: int | None = options.option(
-        "SIZE", "Keep this much of the GPU free; by default a twentieth", group=options.INPUT
     )
     context: int | None = options.option(
         "SIZE", "Set what the CUDA context of one process takes", group=options.INPUT
@@ -61,7 +58,6 @@ def _sharing(chosen: PackOptions) -> Sharing:
     question = PackRequest(
         per_process_bytes=per_process,
         context_bytes=chosen.context,
-        headroom_bytes=chosen.headroom,
         gpu=gpu_of(gpus[0]) if gpus else None,
         n_processes=chosen.processes,
     )

@@ -200,22 +200,8 @@ def find_notes(comparison: Comparison, compared: Sequence[ComparedRun]) -> list[
         notes.append(
             f"The {plural(n_merged, 'smallest line')} of a run are summed up, without their places."
         )
-    notes += _order_notes(comparison)
     notes += _peak_notes(comparison)
     return notes
-
-
-def _order_notes(comparison: Comparison) -> list[str]:
-    """Return a warning if traces of one program seem not to be in time order."""
-    trend = comparison.trend
-    if trend is None or trend.unit == "step":
-        return []
-    counts = [r.n_steps or 0 for r in comparison.runs if not r.is_cut]
-    if len(set(counts)) < len(comparison.runs) or 0 in counts or counts == sorted(counts):
-        return []
-    shown = ", ".join(format_count(n) for n in counts[:10])
-    text = f"The traces' step counts do not ascend ({shown}): if it is one program, give the runs"
-    return [f"{text} in time order, or --sort."]
 
 
 def _peak_notes(comparison: Comparison) -> list[str]:

@@ -20,7 +20,7 @@ from fragdoctor.comparison.compared_run import (
     side,
 )
 from fragdoctor.comparison.explanation import likely_causes
-from fragdoctor.comparison.line_changes import line_changes, phase_changes, reasons
+from fragdoctor.comparison.line_changes import line_changes
 from fragdoctor.comparison.line_matching import line_tracks
 from fragdoctor.comparison.line_uses import merged
 from fragdoctor.comparison.settings_proof import prove_settings, requests_equal, setting_changes
@@ -306,7 +306,6 @@ def compare_runs(
         figures=all_figures(compared, chosen),
         settings=setting_changes(compared[0].settings, compared[-1].settings),
         device_peaks=device_peaks(compared),
-        phases=phase_changes(compared[0], compared[-1], (chosen[0], chosen[-1])),
     )
     if first is not None and last is not None and basis is not Basis.NONE:
         comparison, more = _with_lines(comparison, compared, first, last)
@@ -360,7 +359,6 @@ def _with_lines(
         delta_bytes=delta,
         explained_bytes=sum(c.delta_bytes for c in changes if c.place is not None),
         lines=changes,
-        reasons=reasons(changes, delta),
         proof=proof,
         requests_equal=equal,
     )

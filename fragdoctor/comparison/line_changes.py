@@ -1,22 +1,17 @@
-"""What happened to each source line and each phase: grew, shrank, new, gone, or other sizes."""
+"""What happened to each source line: grew, shrank, new, gone, or other sizes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final
 
-from fragdoctor.comparison.compared_run import ComparedRun
 from fragdoctor.comparison.line_matching import match_lines
 from fragdoctor.comparison.line_uses import LineUse
 from fragdoctor.model.comparison import (
-    DifferencePart,
     LineChange,
     LineKind,
-    PhaseChange,
-    ReasonKind,
     SizeChange,
 )
-from fragdoctor.model.phases import Category, TrainingPhase
 
 MAX_SHOWN_SIZES: Final = 8
 FACTOR_SLACK: Final = 0.02
@@ -120,65 +115,9 @@ def _typical_factor(a: LineUse, b: LineUse) -> float | None:
     return factor if ratios[0] and abs(factor - 1) > FACTOR_SLACK else None
 
 
-def reasons(changes: Sequence[LineChange], delta_bytes: int) -> tuple[DifferencePart, ...]:
-    """Return where the difference comes from; the parts add up to it.
-
-    A line that both runs have changes through other sizes (mean size of its live blocks, for as
-    many blocks as before) and through other numbers of blocks (at the new mean size).
-    """
-    parts: dict[ReasonKind, list[int]] = {kind: [] for kind in ReasonKind}
-    for c in changes:
-        if c.place is None:
-            parts[ReasonKind.NO_STACK].append(c.delta_bytes)
-        elif c.kind is LineKind.NEW:
-            parts[ReasonKind.NEW_LINES].append(c.delta_bytes)
-        elif c.kind is LineKind.GONE:
-            parts[ReasonKind.GONE_LINES].append(c.delta_bytes)
-        else:
-            by_size = size_part(c)
-            parts[ReasonKind.OTHER_SIZES].append(by_size)
-            parts[ReasonKind.OTHER_COUNTS].append(c.delta_bytes - by_size)
-    explained = sum(sum(values) for values in parts.values())
-    parts[ReasonKind.UNEXPLAINED].append(delta_bytes - explained)
-    found = [DifferencePart(kind, sum(values)) for kind, values in parts.items() if any(values)]
-    return tuple(sorted(found, key=lambda r: -abs(r.delta_bytes)))
-
-
 def size_part(change: LineChange) -> int:
     """Return the part of a line's change that comes from the size of its blocks."""
     n_old, n_new = change.before_blocks, change.after_blocks
     if not n_old or not n_new or change.sizes is None:
         return 0
     return round(change.after_bytes / n_new * n_old) - change.before_bytes
-
-
-_PHASES = (
-    TrainingPhase.SETUP,
-    TrainingPhase.FORWARD,
-    TrainingPhase.BACKWARD,
-    TrainingPhase.OPTIMIZER,
-)
-
-
-def phase_changes(
-    before: ComparedRun, after: ComparedRun, devices: tuple[int | None, int | None]
-) -> tuple[PhaseChange, ...]:
-    """Return each phase's peak, then each category at the peak; empty if a run has no phases."""
-    # A device without a training step has no phases.
-    reports = [
-        p
-        for run, device in zip((before, after), devices, strict=True)
-        for p in run.diagnosis.phases
-        if p.device == device and p.phases
-    ]
-    if len(reports) < 2:
-        return ()
-    a, b = ({p.phase: p.worst_peak_bytes for p in report.phases} for report in reports)
-    rows = [PhaseChange(f"{p.word} (peak)", a.get(p), b.get(p)) for p in _PHASES if p in a | b]
-    held_a, held_b = ({s.category: s.n_bytes for s in report.at_peak} for report in reports)
-    rows += [
-        PhaseChange(f"at the peak: {c.word.replace('_', ' ')}", held_a.get(c, 0), held_b.get(c, 0))
-        for c in Category
-        if held_a.get(c) or held_b.get(c)
-    ]
-    return tuple(rows)

@@ -16,7 +16,6 @@ from fragdoctor.diagnosis.figures import peak_of
 from fragdoctor.model.diagnosis import Cause, ChecklistItem, Status, Verdict
 from fragdoctor.model.story import Direction
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, FULL_SLACK_SHARE, FailedRequest
-from fragdoctor.rules.growth.accumulating_trials import STEPS, growth_sentence
 from fragdoctor.rules.growth.growing_line import maker_text
 from fragdoctor.rules.growth.growing_statistics import (
     MIN_RECORDS,
@@ -25,7 +24,7 @@ from fragdoctor.rules.growth.growing_statistics import (
     values_of,
 )
 from fragdoctor.rules.rule import Context
-from fragdoctor.story.trends import accumulation, memory_over_trials
+from fragdoctor.story.trends import STEPS, accumulation, growth_sentence, memory_over_trials
 from fragdoctor.units import format_count, format_share, format_size, plural
 
 RULE_OF_THUMB_SHARE: Final = 0.30
@@ -59,7 +58,7 @@ class DeviceTotals(Struct, frozen=True):
 def totals_of(context: Context) -> DeviceTotals | None:
     """Return the totals at the failure, or at the end of the input if nothing failed."""
     r, a = context.failed_request, context.analysis
-    if r is not None and r.source != "user" and r.live_bytes is not None:
+    if r is not None and r.live_bytes is not None:
         # The flush that precedes a failure leaves nothing that could be returned.
         allocated = r.live_bytes - r.pending_bytes
         if r.reserved_bytes is not None:
@@ -160,7 +159,7 @@ def check_gap(context: Context, _verdict: Verdict) -> Answer:
         return skip("No input has both reserved and allocated memory.")
     value = f"{format_size(totals.gap_bytes)} of {format_size(totals.reserved_bytes)}"
     r = context.failed_request
-    if r is None or r.source == "user":
+    if r is None:
         if totals.returned_bytes is None:
             return passed(value, "A gap alone is just cache, not a problem.", totals.source)
         detail = (
@@ -211,7 +210,10 @@ def check_largest_free_block(context: Context, _verdict: Verdict) -> Answer:
     """Ask whether the largest free block could have held the request."""
     r = context.failed_request
     if r is None:
-        return _largest_without_request(context)
+        if context.analysis is None:
+            return skip("Statistics do not record the size of free blocks.")
+        cached = context.analysis.free_space.largest_free_block_bytes
+        return skip("No request failed.", format_size(cached))
     wanted = r.block_bytes or r.requested_bytes
     largest = r.largest_free_block_bytes
     if largest is None:
@@ -229,8 +231,6 @@ def check_largest_free_block(context: Context, _verdict: Verdict) -> Answer:
     value = f"{format_size(largest)} for {format_size(wanted)}"
     if largest < wanted:
         return fail(value, _too_small(context, wanted), r.source)
-    if r.source == "user":
-        return passed(value, "A cached block can hold the request.", r.source)
     return warn(
         value, "A block is large enough: it came free too late, or a setting forbids it.", r.source
     )
@@ -245,19 +245,6 @@ def _too_small(context: Context, wanted: int) -> str:
         "No cached block of its own pool and stream could hold the request; one of "
         f"{format_size(space.largest_free_block_bytes)} lies in another."
     )
-
-
-def _largest_without_request(context: Context) -> Answer:
-    a, wanted = context.analysis, context.case.overrides.request_bytes
-    if a is None:
-        return skip("Statistics do not record the size of free blocks.")
-    largest = a.free_space.largest_free_block_bytes
-    if wanted is None:
-        return skip("No request failed; --request compares it with one.", format_size(largest))
-    value = f"{format_size(largest)} for {format_size(wanted)}"
-    if largest >= wanted:
-        return passed(value, "A cached block can hold the request.", "snapshot")
-    return warn(value, "No cached block can hold it; new memory would be needed.", "snapshot")
 
 
 def check_fragmentation_ratio(context: Context, _verdict: Verdict) -> Answer:
@@ -285,7 +272,7 @@ def check_fragmentation_ratio(context: Context, _verdict: Verdict) -> Answer:
 def check_outside_pytorch(context: Context, verdict: Verdict) -> Answer:
     """Ask how much of the device is neither free nor in PyTorch's cache."""
     r = context.failed_request
-    if r is None or r.source == "user":
+    if r is None:
         return skip("Only a message or an out-of-memory event records what the driver had free.")
     outside = r.outside_bytes
     if outside is None:

@@ -38,11 +38,7 @@ def _hint(case: JudgedCase) -> str:
 
 
 def _empty_cache(case: JudgedCase) -> str:
-    if (
-        not case.is_allocator_case
-        or case.failed_request is None
-        or case.failed_request.source == "user"
-    ):
+    if not case.is_allocator_case or case.failed_request is None:
         return ""
     if case.cause not in (Cause.CAPACITY, Cause.FRAGMENTATION, Cause.LEAK, Cause.TRANSIENT_PEAK):
         return ""
@@ -54,7 +50,7 @@ def _empty_cache(case: JudgedCase) -> str:
 
 def _last_straw(case: JudgedCase) -> str:
     r = case.failed_request
-    if r is None or not r.live_bytes or r.source == "user":
+    if r is None or not r.live_bytes:
         return ""
     if case.cause not in (Cause.CAPACITY, Cause.LEAK, Cause.TRANSIENT_PEAK):
         return ""

@@ -37,8 +37,6 @@ def find_failure(
         return replace(host, stack=stack, source_text=source_text, source="oom message")
     if verdict.cause in _NO_GPU or (message is not None and message.is_warning):
         return None
-    if request is not None and request.source == "user":
-        return None
     event = None if moment is None else moment.failed
     if event is None and (message is None or not message.is_device_oom):
         return None

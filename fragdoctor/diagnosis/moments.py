@@ -84,18 +84,17 @@ def deciding_moment(context: Context, leader: Context, verdict: Verdict) -> Deci
         return DecidingMoment(a, Moment.FAILURE, a.n_events)
     if a.timeline is None:
         return end
-    asked = leader.failed_request is not None and leader.failed_request.source == "user"
     # A program that recovered from its failures is judged as a whole.
     has_failed = leader.failed_request is not None and verdict.cause is not Cause.HEALTHY
     failed = None
-    if leader.analysis is not None and has_failed and not asked:
+    if leader.analysis is not None and has_failed:
         failed = matching_oom(leader.analysis, leader.message)
     if failed is not None:
         state = _state_of(failed, leader, context)
         if state is not None:
             own = failed if context is leader else None
             return DecidingMoment(a, Moment.FAILURE, state, _is_end(a.trace, state), own)
-    if asked or verdict.cause is Cause.FRAGMENTATION:
+    if verdict.cause is Cause.FRAGMENTATION:
         return end  # the verdict is about the cache that is left at the end
     peak = a.timeline.peak_allocated_state
     return DecidingMoment(a, Moment.PEAK, peak, _is_end(a.trace, peak))

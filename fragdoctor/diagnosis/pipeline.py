@@ -101,7 +101,7 @@ def _weight(context: Context) -> tuple[int, int]:
     failed, analysis = context.failed_request, context.analysis
     if context.message is not None and analysis is not None and analysis.ooms:
         rank = 4
-    elif failed is not None and not failed.is_caught and failed.source != "user":
+    elif failed is not None and not failed.is_caught:
         rank = 3
     elif failed is not None:
         rank = 2

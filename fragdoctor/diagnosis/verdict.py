@@ -39,11 +39,10 @@ from fragdoctor.model.story import TrialTrend
 from fragdoctor.rules.capacity.optimizer_state import fails_in_optimizer
 from fragdoctor.rules.capacity.transient_peak import Transient, find_transient
 from fragdoctor.rules.failed_request import FULL_SLACK_SHARE, FailedRequest
-from fragdoctor.rules.growth.accumulating_trials import growth_sentence
 from fragdoctor.rules.growth.growing_line import gathered_text, idle_graph_text, keeper, kept_text
 from fragdoctor.rules.request_sources import is_one_of_several
 from fragdoctor.rules.rule import Context
-from fragdoctor.story.trends import accumulation, rise_bytes
+from fragdoctor.story.trends import accumulation, growth_sentence, rise_bytes
 from fragdoctor.units import GIB, format_count, format_size, plural
 
 NOT_A_SHORTAGE: Final = ("negative", "shared-memory")
@@ -211,24 +210,6 @@ def find_verdict(evidence: CaseEvidence) -> Verdict:
 
 
 # ---- the table -----------------------------------------------------------------------------------
-
-
-def _request_served(e: CaseEvidence) -> Hypothesis | None:
-    """The request that the user asks about would be served."""
-    failed = e.failed
-    if failed is None or failed.source != "user":
-        return None
-    largest = failed.largest_free_block_bytes or 0
-    if not failed.is_covered_by_free and largest < failed.requested_bytes:
-        return None
-    return Hypothesis(
-        Cause.HEALTHY,
-        f"A {failed.request_text} would be served: {format_size(failed.free_bytes)} of "
-        f"the device would be free after a flush, and the largest cached block has "
-        f"{format_size(failed.largest_free_block_bytes)}.",
-        Confidence.LIKELY,
-        row="request-served",
-    )
 
 
 def _growth_in_log(e: CaseEvidence) -> Hypothesis | None:
@@ -429,7 +410,6 @@ def _figures_say(e: CaseEvidence) -> Hypothesis | None:
 
 
 ROWS: Final[tuple[Callable[[CaseEvidence], Hypothesis | None], ...]] = (
-    _request_served,
     _growth_in_log,
     _growth,
     _caught,

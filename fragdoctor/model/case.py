@@ -401,7 +401,6 @@ class Overrides(Struct, frozen=True):
     """
 
     capacity_bytes: int | None = None
-    request_bytes: int | None = None
     device: int | None = None
     memory_fraction: float | None = None
     torch_version: str | None = None

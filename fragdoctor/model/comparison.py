@@ -34,17 +34,6 @@ class LineKind(StrEnum):
     SAME = "same"
 
 
-class ReasonKind(StrEnum):
-    """Where a part of the difference comes from."""
-
-    NEW_LINES = "new_lines"
-    GONE_LINES = "gone_lines"
-    OTHER_SIZES = "other_sizes"
-    OTHER_COUNTS = "other_counts"
-    NO_STACK = "no_stack"
-    UNEXPLAINED = "unexplained"
-
-
 class CauseKind(StrEnum):
     """What kind of change caused the difference."""
 
@@ -180,13 +169,6 @@ class LineChange(Struct, frozen=True):
         return line_text(self.place, "requests without a Python stack")
 
 
-class DifferencePart(Struct, frozen=True):
-    """A part of the difference; all parts add up to the difference."""
-
-    kind: ReasonKind
-    delta_bytes: int
-
-
 class LikelyCause(Struct, frozen=True):
     """A likely cause of the difference in one sentence, with its confidence."""
 
@@ -227,14 +209,6 @@ class SettingsProof(Struct, frozen=True):
     def decides(self) -> bool:
         """Whether requests fail under only one of the two settings."""
         return self.fits != self.own_fits
-
-
-class PhaseChange(Struct, frozen=True):
-    """Peak of one phase of a step, or a category of memory at the peak, before and after."""
-
-    name: str
-    before_bytes: int | None
-    after_bytes: int | None
 
 
 class LineTrend(Struct, frozen=True):
@@ -302,12 +276,10 @@ class Comparison(Struct, frozen=True):
     explained_bytes: int | None = None
     lines: Sequence[LineChange] = ()
     n_lines_left_out: int = 0
-    reasons: Sequence[DifferencePart] = ()
     causes: Sequence[LikelyCause] = ()
     settings: Sequence[SettingChange] | None = None
     proof: SettingsProof | None = None
     requests_equal: float | None = None
-    phases: Sequence[PhaseChange] = ()
     trend: RunTrend | None = None
     device_peaks: Sequence[DevicePeaks] = ()
     is_same: bool = False

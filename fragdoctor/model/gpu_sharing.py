@@ -40,7 +40,7 @@ class SharingRow(Struct, frozen=True):
     """What happens with a given number of processes on the GPU.
 
     Attributes:
-        used_bytes: what these processes and others take together.
+        used_bytes: what these processes take together.
         left_bytes: usable memory that is left; if negative, memory that is missing.
         each_bytes: how much PyTorch in each process could have.
     """
@@ -62,7 +62,6 @@ class Sharing(Struct, frozen=True):
     Attributes:
         gpu, total_bytes: the GPU and its memory as CUDA reports it.
         headroom_bytes: kept free for spikes, the driver and memory that no figure shows.
-        others_bytes: held by other processes.
         n_fit: how many processes fit.
         n_fit_tight: how many fit without headroom.
         n_asked: how many the user asked for, None if not given.
@@ -72,7 +71,6 @@ class Sharing(Struct, frozen=True):
     gpu: str
     total_bytes: int
     headroom_bytes: int
-    others_bytes: int
     n_fit: int
     n_fit_tight: int
     n_asked: int | None
@@ -80,22 +78,17 @@ class Sharing(Struct, frozen=True):
     notes: Sequence[str] = ()
 
 
-def share_gpu(  # noqa: PLR0913 - the figures of one question, all by keyword
+def share_gpu(
     demand: ProcessDemand,
     *,
     gpu: str,
     total_bytes: int,
-    headroom_bytes: int | None = None,
-    others_bytes: int = 0,
     n_asked: int | None = None,
     notes: Sequence[str] = (),
 ) -> Sharing:
-    """Return how many such processes fit on a GPU, and what running one fewer costs and saves.
-
-    If ``headroom_bytes`` is None, it is ``HEADROOM_SHARE`` of the GPU.
-    """
-    headroom = round(HEADROOM_SHARE * total_bytes) if headroom_bytes is None else headroom_bytes
-    usable = max(0, total_bytes - headroom - others_bytes)
+    """Return how many such processes fit on a GPU, and what running one fewer costs and saves."""
+    headroom = round(HEADROOM_SHARE * total_bytes)
+    usable = max(0, total_bytes - headroom)
     n_fit = _fitting(usable, demand.total_bytes)
     sharing_of = n_asked or n_fit or 1
     return Sharing(
@@ -103,11 +96,10 @@ def share_gpu(  # noqa: PLR0913 - the figures of one question, all by keyword
         gpu=gpu,
         total_bytes=total_bytes,
         headroom_bytes=headroom,
-        others_bytes=others_bytes,
         n_fit=n_fit,
-        n_fit_tight=_fitting(max(0, total_bytes - others_bytes), demand.total_bytes),
+        n_fit_tight=_fitting(total_bytes, demand.total_bytes),
         n_asked=n_asked,
-        rows=tuple(_rows(demand, usable, others_bytes, n_fit, sharing_of)),
+        rows=tuple(_rows(demand, usable, n_fit, sharing_of)),
         notes=tuple(notes),
     )
 
@@ -116,9 +108,7 @@ def _fitting(usable: int, each: int) -> int:
     return min(_MAX_PROCESSES, usable // max(1, each))
 
 
-def _rows(
-    demand: ProcessDemand, usable: int, others: int, n_fit: int, n_whole: int
-) -> Iterator[SharingRow]:
+def _rows(demand: ProcessDemand, usable: int, n_fit: int, n_whole: int) -> Iterator[SharingRow]:
     """Yield rows for the numbers around ``n_whole`` and ``n_fit``, largest number first."""
     top = max(n_whole, n_fit + 1)
     wanted = {top, top - 1, n_whole, n_whole - 1, n_fit, n_fit - 1}
@@ -126,7 +116,7 @@ def _rows(
         used = n * demand.total_bytes
         yield SharingRow(
             n=n,
-            used_bytes=used + others,
+            used_bytes=used,
             left_bytes=usable - used,
             each_bytes=max(0, usable // n - demand.context_bytes),
         )

@@ -204,7 +204,18 @@ class Runs:
                 left.unlink()
         (self.place / _TEMPORARY).mkdir()
         (self.place / _OUTPUT).touch()
-        request = _request(program, conditions, self.place)
+        request = {
+            **to_builtins(conditions),
+            "target": program.target,
+            "kind": program.kind,
+            "cells": program.cells(),
+            "args": list(program.args),
+            "most_steps": None if conditions.n_steps is not None else MOST_STEPS,
+            "scratch": None if conditions.allows_writes else str(self.place),
+            "native": str(native_library()),
+            "outcome": str(self.place / OUTCOME),
+            "snapshot": str(self.place / SNAPSHOT),
+        }
         request["environ"] = _environment(conditions, self.place) | dict(conditions.variables)
         request["folder"] = str(Path.cwd())
         request["output"] = None if conditions.shows_output else str(self.place / _OUTPUT)
@@ -357,22 +368,6 @@ class _Process:
         if self._requests is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._requests.close()
-
-
-def _request(program: Program, conditions: RehearsalConditions, place: Path) -> dict[str, Any]:
-    """Return the request for the engine."""
-    return {
-        **to_builtins(conditions),
-        "target": program.target,
-        "kind": program.kind,
-        "cells": program.cells(),
-        "args": list(program.args),
-        "most_steps": None if conditions.n_steps is not None else MOST_STEPS,
-        "scratch": None if conditions.allows_writes else str(place),
-        "native": str(native_library()),
-        "outcome": str(place / OUTCOME),
-        "snapshot": str(place / SNAPSHOT),
-    }
 
 
 def native_library() -> Path:

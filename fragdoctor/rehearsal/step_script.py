@@ -40,8 +40,7 @@ from fragdoctor.rehearsal.engine import {module}
 from fragdoctor.rehearsal.engine.model_step import ModelStep
 
 batch = int(sys.argv[1]) if len(sys.argv) > 1 else None
-own = {build}
-step = ModelStep(own, batch=batch, **{options})
+step = ModelStep(*{build}, batch=batch, **{options})
 '''
 _TRAINING: Final = f'''
 
@@ -53,10 +52,7 @@ def train():
 
 
 for _ in range({MOST_STEPS} + 1):
-    if step.train_step is not None:
-        step.train_step(step.model, step.optimizer, step.inputs)
-    else:
-        train()
+    train()
 '''
 _INFERENCE: Final = """
 with torch.no_grad():
@@ -76,12 +72,12 @@ def step_options(dtype: str, optimizer: str, **options: Any) -> dict[str, Any]:
     if dtype not in PRECISIONS:
         raise ConfigError(
             f"A model cannot be rehearsed in {dtype}.",
-            hint=f"Use one of {', '.join(filter(None, PRECISIONS))}, or let the factory do it.",
+            hint=f"Use one of {', '.join(filter(None, PRECISIONS))}.",
         )
     if optimizer not in OPTIMIZERS:
         raise ConfigError(
             f"Optimizer {optimizer!r} cannot be rehearsed: it is not one of torch.optim.",
-            hint=f"Use one of {', '.join(OPTIMIZERS)}, or let the factory return its own.",
+            hint=f"Use one of {', '.join(OPTIMIZERS)}.",
         )
     converted, autocast = PRECISIONS[dtype]
     name, its_options = OPTIMIZERS[optimizer]

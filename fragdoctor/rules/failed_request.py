@@ -72,8 +72,7 @@ class FailedRequest(Struct, frozen=True):
     All figures are bytes; None means that no input has the figure.
 
     Attributes:
-        source: ``oom message``, ``trace``, ``trace and oom message`` or ``user`` (a request that
-            the user asks about).
+        source: ``oom message``, ``trace`` or ``trace and oom message``.
         requested_bytes: r, the segment that the driver was asked for. Messages print this figure,
             so reports call it "the request".
         block_bytes: the block inside that segment, if a trace records it.

@@ -1,4 +1,4 @@
-"""Where the figures of a failed request come from: a message, a trace, the user, a bundle."""
+"""Where the figures of a failed request come from: a message, a trace, a bundle."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def find_failed_request(
 ) -> FailedRequest | None:
     """Return the failed request of one device from all inputs together, or None.
 
-    A trace that recorded the failure takes precedence, then the message, then a request that the
-    user asks about. A bundle adds what the driver reported at that moment.
+    A trace that recorded the failure takes precedence over the message. A bundle adds what the
+    driver reported at that moment.
     """
     found, user = None, case.overrides
     event = None if analysis is None else matching_oom(analysis, message)
@@ -50,8 +50,6 @@ def find_failed_request(
     elif message is not None and message.is_of_caching_allocator:
         printed = request_of_message(message)
         found = printed and with_overrides(printed, user)
-    if found is None and analysis is not None:
-        found = asked_request(analysis, user)
     return found and with_bundle(found, case.bundle, user)
 
 
@@ -255,30 +253,6 @@ def _unsplit_bytes(trace: Trace, state: int) -> int:
     return int(rest[asked > 0].clip(min=0).sum())
 
 
-def asked_request(analysis: DeviceAnalysis, overrides: Overrides) -> FailedRequest | None:
-    """Return a request that the user asks about, against the final state of the snapshot."""
-    if overrides.request_bytes is None or overrides.capacity_bytes is None:
-        return None
-    space = analysis.free_space
-    pools_free = space.private_pools_free_bytes
-    # A flush returns what is releasable before the request can fail.
-    reserved = analysis.reserved_bytes - space.releasable_bytes
-    return FailedRequest(
-        source="user",
-        requested_bytes=overrides.request_bytes,
-        total_bytes=overrides.capacity_bytes,
-        free_bytes=max(0, overrides.capacity_bytes - reserved),
-        live_bytes=analysis.active_bytes,
-        unallocated_bytes=max(0, reserved - analysis.active_bytes - pools_free),
-        pools_free_bytes=pools_free,
-        pending_bytes=space.pending_free_bytes,
-        reserved_bytes=reserved,
-        is_exact=True,
-        largest_free_block_bytes=space.largest_free_block_bytes,
-        device=analysis.device,
-    )
-
-
 def with_overrides(failed: FailedRequest, overrides: Overrides) -> FailedRequest:
     """Return a message's figures, with the user's if the message prints none."""
     total = failed.total_bytes if failed.total_bytes is not None else overrides.capacity_bytes
@@ -343,7 +317,7 @@ def with_bundle(
     it was written at the failure and no message of that moment has them.
     """
     device = facts.device(failed.device) if facts is not None else None
-    if facts is None or device is None or failed.source == "user":
+    if facts is None or device is None:
         return failed
     is_same_moment = facts.reason == "oom" and facts.oom_device == failed.device
     total = failed.total_bytes or device.total_bytes

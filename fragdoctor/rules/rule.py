@@ -93,7 +93,7 @@ class Context(Struct, frozen=True):
 
     def need_request(self) -> FailedRequest:
         """Return the failed request, or skip the rule without one."""
-        why = "no failed request is known (no event, message or --request)"
+        why = "no failed request is known (no event, no message)"
         return needed(self.failed_request, why)
 
     @property

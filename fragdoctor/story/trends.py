@@ -14,7 +14,10 @@ from fragdoctor.model.finding import Confidence
 from fragdoctor.model.story import Direction, LogStory, Scene, SceneKind, TrialTrend
 from fragdoctor.model.trend import LIKELY_P, MAX_POINTS, MIN_POINTS, POSSIBLE_P, trend_of
 from fragdoctor.story.order import Processes
-from fragdoctor.units import MIB
+from fragdoctor.units import MIB, format_size, plural
+
+STEPS: Final = {"trial": "trial", "oom": "failure", "print": "print"}
+"""What the points of a trend are over, in words."""
 
 MIN_RISE_BYTES: Final = 32 * MIB
 """GiB with two decimals are exact to 5 MiB; caches that settle move slightly more than that."""
@@ -231,6 +234,23 @@ def rise_bytes(trend: TrialTrend) -> int:
     if trend.lines and trend.over == "print":
         return trend.points[-1] - trend.points[0]
     return trend.slope_bytes * (len(trend.points) - 1)
+
+
+def growth_sentence(trend: TrialTrend) -> str:
+    """Return how a figure grows, in one sentence with its numbers."""
+    what = {"unallocated": "Reserved but unallocated memory"}.get(
+        trend.figure, f"{trend.figure.capitalize()} memory"
+    )
+    where = " at the failures" if trend.over == "oom" or not trend.label else ""
+    bounds = ""
+    if trend.low_bytes is not None and trend.high_bytes is not None:
+        low, high = format_size(trend.low_bytes), format_size(trend.high_bytes)
+        bounds = f" (90 %: {low} to {high})" if low != high else ""
+    return (
+        f"{what}{where} grows from {format_size(trend.points[0])} to "
+        f"{format_size(trend.points[-1])} over {plural(len(trend.points), STEPS[trend.over])}, "
+        f"{format_size(trend.slope_bytes)} a {STEPS[trend.over]}{bounds}."
+    )
 
 
 def has_process_each(story: LogStory) -> bool:

@@ -9,7 +9,7 @@ from builders import BASE, MIB, alloc, block, columns, segment, segment_alloc, s
 from fragdoctor.analysis.modules import MAX_DEPTH, MAX_MODULES, ModulePaths, module_table
 from fragdoctor.analysis.owners import module_parts
 from fragdoctor.model.census import Census, HoldingKind, Owner
-from fragdoctor.model.module_notes import (
+from fragdoctor.model.marks import (
     GRADIENTS,
     OPTIMIZER,
     PARAMETERS,

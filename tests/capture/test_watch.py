@@ -58,17 +58,6 @@ def test_watch_under_expandable_segments_counts_no_stranded(fake_torch, monkeypa
     assert "-" == lines(file)[1][-2]
 
 
-def test_watch_resets_the_peak_only_when_asked(fake_torch) -> None:
-    calls = []
-    fake_torch.cuda.reset_peak_memory_stats = calls.append
-
-    for reset in (False, True):
-        with watch(reset_peak=reset, device=0, file=io.StringIO()) as steps:
-            steps.step()
-
-    assert [0, 0] == calls
-
-
 def test_watch_has_the_length_of_what_it_watches(fake_torch) -> None:
     assert 3 == len(watch([1, 2, 3]))
     with pytest.raises(TypeError):

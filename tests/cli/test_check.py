@@ -75,14 +75,6 @@ def test_check_of_an_out_of_memory_fails_with_the_reason(run: Run, here: Path) -
     assert "FD201: " in outcome.out
 
 
-def test_exit_zero_reports_and_passes(run: Run, here: Path) -> None:
-    assert run("check", "oom.pickle", "--exit-zero").code == 0
-
-
-def test_exit_zero_does_not_hide_an_unreadable_file(run: Run, here: Path) -> None:
-    assert run("check", "none.pickle", "--exit-zero").code == 2
-
-
 @pytest.mark.parametrize(
     ("options", "code"),
     [

@@ -147,16 +147,6 @@ def test_three_runs_are_a_series(run: Run, before: str, after: str, tmp_path: Pa
     assert outcome.out.startswith("Peak allocated memory grows by 102.40 KiB per step")
 
 
-def test_runs_are_sorted_by_the_numbers_in_their_names(run: Run, tmp_path: Path) -> None:
-    paths = [written(tmp_path / f"step{n}.pickle", *[MODEL] * n) for n in (10, 2, 1, 9)]
-
-    outcome = run("compare", *paths, "--sort", "--format", "json")
-
-    document = json.loads(outcome.out)
-    assert [Path(r["name"]).stem for r in document["runs"]] == ["step1", "step2", "step9", "step10"]
-    assert document["trend"]["values"] == [n * 40 * 2**20 for n in (1, 2, 9, 10)]
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -94,7 +94,7 @@ def test_the_best_two_plans_are_rehearsed_on_request(
 ) -> None:
     asked: list[tuple[object, ...]] = []
 
-    def rehearse(chosen: EstimateOptions, _given: frozenset[str]) -> RehearsalResult:
+    def rehearse(chosen: EstimateOptions) -> RehearsalResult:
         asked.append((chosen.world_size, chosen.fsdp, chosen.checkpointing, chosen.optimizer))
         if len(asked) == 2:
             raise ConfigError("transformers cannot be imported by python.")

@@ -69,19 +69,6 @@ def fed():
 
 def branching():
     return Branching(), torch.zeros(4, 512)
-
-def complete():
-    return {
-        "model": build(), "inputs": torch.zeros(4, 512), "loss_fn": lambda y: y.mean(),
-        "optimizer": lambda p: torch.optim.SGD(p, lr=0.1),
-    }
-
-def own_step():
-    def step(model, optimizer, inputs):
-        model(inputs).mean().backward()
-        optimizer.step()
-
-    return {"model": build(), "inputs": torch.zeros(4, 512), "train_step": step}
 """
 
 
@@ -97,7 +84,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_own_model_is_rehearsed_as_a_program_is(run: Run) -> None:
     outcome = run(
-        "estimate", "--model", "my_project:fed", "--loss", "mean",
+        "estimate", "--model", "my_project:fed",
         "--gpu", "1GiB",
     )  # fmt: skip
 
@@ -111,7 +98,7 @@ def test_own_model_is_rehearsed_as_a_program_is(run: Run) -> None:
 @pytest.mark.slow
 def test_batches_are_searched_on_each_gpu(run: Run) -> None:
     outcome = run(
-        "estimate", "--model", "my_project:fed", "--loss", "mean",
+        "estimate", "--model", "my_project:fed",
         "--batch", "1..100000", "--gpu", "1GiB", "--gpu", "2GiB",
     )  # fmt: skip
 
@@ -184,37 +171,17 @@ def test_several_batches_are_refused_by_formulas(run: Run) -> None:
 
 
 def test_value_that_the_model_reads_is_told_with_its_line(run: Run) -> None:
-    outcome = run("estimate", "--model", "my_project:branching", "--loss", "mean", "--gpu", "1GiB")
+    outcome = run("estimate", "--model", "my_project:branching", "--gpu", "1GiB")
 
     line = MODEL.splitlines().index("        if y.abs().max().item() > 1.0:") + 1
     assert "Assumed about values" in outcome.out
     assert f"my_project.py:{line}" in outcome.out
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("factory", "words"),
-    [
-        ("complete", ["--optimizer", "adamw"]),
-        ("complete", ["--loss", "ce"]),
-        ("own_step", ["--grad-accumulation", "2"]),
-        ("own_step", ["--dtype", "amp-bf16"]),
-        ("own_step", ["--loss", "mean"]),
-    ],
-)
-def test_option_that_the_factory_decides_is_refused(
-    run: Run, factory: str, words: list[str]
-) -> None:
-    outcome = run("estimate", "--model", f"my_project:{factory}", *words)
-
-    assert outcome.code == 2
-    assert f"{words[0]} cannot be used if the factory returns its own" in outcome.err
-
-
 def test_adapters_of_a_16_bit_base_stay_in_fp32(run: Run) -> None:
     def peak_of(factory: str) -> int:
         outcome = run(
-            "estimate", "--model", f"my_project:{factory}", "--dtype", "bf16", "--loss", "mean",
+            "estimate", "--model", f"my_project:{factory}", "--dtype", "bf16",
             "--optimizer", "sgd", "--gpu", "1GiB", "--format", "json",
         )  # fmt: skip
         assert outcome.code == 0, outcome.err

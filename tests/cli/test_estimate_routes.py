@@ -101,9 +101,9 @@ def test_options_that_the_configuration_sets_are_not_refused() -> None:
 def test_several_unused_options_are_one_sentence(
     run: Run, commands: dict[Route, list[str]]
 ) -> None:
-    outcome = run("estimate", *commands[Route.FILE], "--loss", "ce", "--steps", "3")
+    outcome = run("estimate", *commands[Route.FILE], "--layers", "2", "--steps", "3")
 
-    assert "--loss, --steps do not go with formulas" in outcome.err
+    assert "--layers, --steps do not go with formulas" in outcome.err
 
 
 @pytest.mark.parametrize(("name", "other"), NEEDS.items())

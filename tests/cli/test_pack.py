@@ -28,26 +28,13 @@ def test_command_without_a_gpu_says_what_to_give(run):
     assert run("pack", "--per-process", "6GB").code == 2
 
 
-def test_command_reads_a_message(run, tmp_path):
+def test_message_does_not_say_what_a_process_takes(run, tmp_path):
     path = tmp_path / "oom.txt"
     path.write_text("torch.OutOfMemoryError: " + message(5.0, 0.2), encoding="utf-8")
 
-    result = run("pack", str(path))
+    result = run("pack", str(path), "--gpu", "24GiB")
 
-    assert (result.code, "GPU 0 of the message" in result.out) == (0, True)
-
-
-def test_command_reads_a_bundle_that_is_a_directory(run, tmp_path):
-    bundle = tmp_path / "oom1-pid7"
-    bundle.mkdir()
-    manifest = {"format": "fragdoctor-bundle", "version": 1, "reason": "oom"}
-    (bundle / "bundle.json").write_text(json.dumps(manifest), encoding="utf-8")
-    text = "torch.OutOfMemoryError: " + message(5.0, 0.2)
-    (bundle / "oom.txt").write_text(text, encoding="utf-8")
-
-    result = run("pack", str(bundle))
-
-    assert (result.code, "GPU 0 of the message" in result.out) == (0, True)
+    assert (result.code, "No snapshot says what one process takes" in result.err) == (2, True)
 
 
 @pytest.mark.parametrize("packing", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])

@@ -99,14 +99,6 @@ def test_checklist_capacity_needs_the_size_of_the_device():
     assert Status.WARN is known.status
 
 
-def test_checklist_request_of_the_user_is_compared_with_the_largest_block():
-    case = Case(snapshot=calm(), overrides=Overrides(request_bytes=150 * MIB))
-
-    found = items(case)["largest_free_block"]
-
-    assert (found.status, found.value) == (Status.PASS, "200.00 MiB for 150.00 MiB")
-
-
 def test_checklist_outside_memory_of_a_full_device_is_reported():
     text = new_style("200.00 MiB", "16.00 GiB", "50.00 MiB", "1000.00 MiB", "0 bytes")
     case = case_of(text, snapshot=full())

@@ -260,14 +260,6 @@ def test_healthy_case_gets_no_advice():
     assert (diagnosis.recommendations, diagnosis.rejected) == ((), ())
 
 
-def test_too_large_request_of_the_user_gets_no_empty_cache():
-    case = Case(
-        snapshot=calm(), overrides=Overrides(capacity_bytes=1000 * MIB, request_bytes=950 * MIB)
-    )
-
-    assert "empty-cache" not in rejected(diagnose(case))
-
-
 def test_size_bug_asks_for_the_shape():
     log = log_of(message(requested_bytes=5000 * GIB))
 

@@ -15,6 +15,7 @@ from analysis.training_loop import (
 from builders import MIB, alloc, block, columns, frame, free, oom, segment, segment_alloc, snapshot
 from oom_messages import case_of, new_style
 from oom_snapshots import at, calm, full, holes, late_free, leaking
+from rule_inputs import settings_snapshot
 
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.inputs.snapshot_reader import read_snapshot
@@ -117,14 +118,6 @@ def test_diagnose_block_freed_by_the_last_flush_is_pending_frees():
     verdict = diagnose(Case(snapshot=late_free())).verdict
 
     assert Cause.PENDING_FREES is verdict.cause
-
-
-def test_diagnose_request_of_the_user_is_tested_against_the_snapshot():
-    too_large = Overrides(capacity_bytes=1000 * MIB, request_bytes=950 * MIB)
-    small = Overrides(capacity_bytes=1000 * MIB, request_bytes=100 * MIB)
-
-    assert Cause.CAPACITY is diagnose(Case(snapshot=calm(), overrides=too_large)).verdict.cause
-    assert Cause.HEALTHY is diagnose(Case(snapshot=calm(), overrides=small)).verdict.cause
 
 
 def test_diagnose_message_of_another_failure_is_noted():
@@ -398,3 +391,9 @@ def test_state_of_layers_that_thaw_is_no_leak(at):
     snapshot = read_snapshot(TRUTH / f"unfreeze_layers@{at}.pickle.gz")
 
     assert diagnose(Case(snapshot=snapshot)).verdict.cause is not Cause.LEAK
+
+
+def test_file_without_stacks_says_what_it_cannot_show():
+    notes = diagnose(Case(snapshot=settings_snapshot())).notes
+
+    assert "No stacks were recorded: memory cannot be traced to source lines." in notes

@@ -1,4 +1,4 @@
-"""How many processes fit on a GPU, from a number, a message and a snapshot."""
+"""How many processes fit on a GPU, from a number and a snapshot."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import pytest
 from builders import columns, small
 from hypothesis import given
 from hypothesis import strategies as st
-from story_logs import message
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.packing import PackRequest, processes_on_gpu
-from fragdoctor.inputs.messages import find_messages
 from fragdoctor.model.case import Case
 from fragdoctor.model.gpu_sharing import (
     HEADROOM_SHARE,
@@ -39,37 +37,15 @@ def test_four_trials_of_six_gib_do_not_fit_on_24_with_their_contexts():
     assert rows[3].each_bytes == usable // 3 - 450 * MIB
 
 
-def test_headroom_and_context_can_be_given():
+def test_context_can_be_given():
     question = PackRequest(
         per_process_bytes=6 * GIB,
         gpu=gpu_of("24GiB"),
-        headroom_bytes=0,
         context_bytes=0,
     )
 
-    assert processes_on_gpu(question).n_fit == 4
-
-
-def log_case(text):
-    return Case(oom=find_messages(text))
-
-
-def test_message_tells_context_and_other_trials():
-    others = "Process 11 has 6.10 GiB memory in use. Process 12 has 5.90 GiB memory in use. "
-    sharing = processes_on_gpu(PackRequest(), log_case(message(5.0, 0.2, others=others)))
-
-    assert sharing.demand.context_bytes == pytest.approx(0.45 * GIB, abs=16 * MIB)
-    assert sharing.demand.pytorch_bytes == pytest.approx(5.5 * GIB, abs=16 * MIB)
-    assert (sharing.n_asked, sharing.others_bytes) == (3, 0)
-    assert sharing.n_fit == 3
-
-
-def test_small_process_of_the_message_is_deducted_not_counted():
-    others = "Process 11 has 0.90 GiB memory in use. "
-    sharing = processes_on_gpu(PackRequest(), log_case(message(5.0, 0.2, others=others)))
-
-    assert sharing.n_asked is None
-    assert sharing.others_bytes == pytest.approx(0.9 * GIB, abs=MIB)
+    sharing = processes_on_gpu(question)
+    assert (sharing.n_fit, sharing.n_fit_tight) == (3, 4)
 
 
 def test_snapshot_without_a_trace_says_so():

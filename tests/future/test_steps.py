@@ -90,15 +90,6 @@ class Run(TrainingLoop):
             self.gradients = fresh
         self.free(seed, self.here(BACKWARD))
 
-    def gradients_of(self, activations: list[Block]) -> list[Block]:
-        """Return gradients that ``torch.autograd.grad`` makes, freeing what it has used."""
-        seed = self.new(512, self.here(GRAD))
-        made = [self.new(size, ENGINE) for size in PARAMETERS]
-        for activation in activations:
-            self.free(activation, ENGINE)
-        self.free(seed, self.here(GRAD))
-        return made
-
     def update(self) -> None:
         self.drop([self.new(size, self.here(ADAM)) for size in PARAMETERS], ADAM)
         self.drop(self.gradients, ADAM)

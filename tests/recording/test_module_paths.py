@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fragdoctor.model.module_notes import MODULE_MARK  # noqa: E402
+from fragdoctor.model.marks import MODULE_MARK  # noqa: E402
 from fragdoctor.recording import module_paths  # noqa: E402
 from fragdoctor.recording.module_paths import MARK, ModulePaths  # noqa: E402
 

@@ -103,18 +103,18 @@ def built(config: dict[str, Any], **options: Any) -> Any:
     return library_model.build(json.dumps(config), **{**OPTIONS, **options})
 
 
-def shapes_of(own: Any) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(t.shape) for name, t in own.inputs.items()}
+def shapes_of(inputs: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(t.shape) for name, t in inputs.items()}
 
 
 def test_decoder_gets_tokens_and_labels() -> None:
-    own = built({"model_type": "llama", "hidden_size": 4, "torch_dtype": "bfloat16"})
+    model, inputs = built({"model_type": "llama", "hidden_size": 4, "torch_dtype": "bfloat16"})
 
-    assert type(own.model) is Decoder
-    assert own.model.config.hidden_size == 4
-    assert not hasattr(own.model.config, "torch_dtype")
-    assert own.model.attention == ""
-    assert shapes_of(own) == {"input_ids": (1, 16), "labels": (1, 16)}
+    assert type(model) is Decoder
+    assert model.config.hidden_size == 4
+    assert not hasattr(model.config, "torch_dtype")
+    assert model.attention == ""
+    assert shapes_of(inputs) == {"input_ids": (1, 16), "labels": (1, 16)}
 
 
 def test_numbers_that_the_library_does_not_read_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,23 +133,23 @@ def test_numbers_that_the_library_does_not_read_are_named(monkeypatch: pytest.Mo
 
 
 def test_inference_has_no_labels_and_eager_attention_is_passed_on() -> None:
-    own = built({"model_type": "llama"}, inference=True, attention="eager")
+    model, inputs = built({"model_type": "llama"}, inference=True, attention="eager")
 
-    assert shapes_of(own) == {"input_ids": (1, 16)}
-    assert own.model.attention == "eager"
+    assert shapes_of(inputs) == {"input_ids": (1, 16)}
+    assert model.attention == "eager"
 
 
 def test_class_that_the_file_names_is_taken_with_pictures_of_its_size() -> None:
     config = {"model_type": "llama", "architectures": ["ImageClassification"], "image_size": 32}
 
-    assert shapes_of(built(config)) == {"pixel_values": (1, 3, 32, 32), "labels": (1,)}
+    assert shapes_of(built(config)[1]) == {"pixel_values": (1, 3, 32, 32), "labels": (1,)}
 
 
 def test_adapters_go_to_the_matrices_of_attention_and_layers_are_checkpointed() -> None:
-    own = built({"model_type": "llama"}, lora_rank=8)
+    model, _ = built({"model_type": "llama"}, lora_rank=8)
 
-    assert own.model.config == SimpleNamespace(r=8, target_modules=["query"])
-    assert built({"model_type": "llama"}, is_checkpointed=True).model.is_checkpointed
+    assert model.config == SimpleNamespace(r=8, target_modules=["query"])
+    assert built({"model_type": "llama"}, is_checkpointed=True)[0].is_checkpointed
 
 
 def test_unet_of_sdxl_gets_prompt_and_sizes() -> None:
@@ -158,7 +158,7 @@ def test_unet_of_sdxl_gets_prompt_and_sizes() -> None:
         "cross_attention_dim": 2048, "addition_embed_type": "text_time",
         "projection_class_embeddings_input_dim": 2816, "addition_time_embed_dim": 256,
     }  # fmt: skip
-    inputs = built(config).inputs
+    inputs = built(config)[1]
 
     assert tuple(inputs["sample"].shape) == (1, 4, 64, 64)
     assert tuple(inputs["encoder_hidden_states"].shape) == (1, 77, 2048)

@@ -59,7 +59,7 @@ def peak_of(result: RehearsalResult) -> int:
 
 def test_linear_layer_takes_what_arithmetic_says(tmp_path: Path) -> None:
     """AdamW's step needs one more copy of the weights: the square roots."""
-    result = rehearsed(tmp_path, "linear", loss="mean")
+    result = rehearsed(tmp_path, "linear")
 
     assert peak_of(result) == pytest.approx(5 * WEIGHT + INPUT + WORKSPACES, rel=1e-3)
     assert "Linear has 65,536 parameters." in result.rehearsal.notes
@@ -70,33 +70,32 @@ def test_linear_layer_takes_what_arithmetic_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("factory", "options", "peak_bytes", "reserved_bytes"),
     [
-        ("linear", {"loss": "mean", "optimizer": "sgd"}, 67_765_248, 69_206_016),
-        ("linear", {"loss": "mean", "batch": 640}, 69_469_184, 71_303_168),
-        ("tied", {"loss": "mean"}, 68_756_480, 69_206_016),
+        ("linear", {"optimizer": "sgd"}, 67_765_248, 69_206_016),
+        ("linear", {"batch": 640}, 69_469_184, 71_303_168),
+        ("tied", {}, 68_756_480, 69_206_016),
         ("deep", {"inference": True}, 54_542_336, 60_817_408),
-        ("deep", {"loss": "mean"}, 226_806_272, 236_978_176),
-        ("deep", {"loss": "mean", "dtype": "amp-bf16"}, 163_629_056, 174_063_616),
-        ("deep", {"loss": "mean", "dtype": "amp-fp16"}, 163_630_080, 174_063_616),
+        ("deep", {}, 226_806_272, 236_978_176),
+        ("deep", {"dtype": "amp-bf16"}, 163_629_056, 174_063_616),
+        ("deep", {"dtype": "amp-fp16"}, 163_630_080, 174_063_616),
         (
             "deep",
-            {"loss": "mean", "optimizer": "sgd", "grad_accumulation": 4},
+            {"optimizer": "sgd", "grad_accumulation": 4},
             222_595_584,
             224_395_264,
         ),
-        ("deep_checkpointed", {"loss": "mean", "optimizer": "sgd"}, 126_110_208, 140_509_184),
+        ("deep_checkpointed", {"optimizer": "sgd"}, 126_110_208, 140_509_184),
         (
             "deep_checkpointed_reentrant",
-            {"loss": "mean", "optimizer": "sgd"},
+            {"optimizer": "sgd"},
             138_693_120,
             161_480_704,
         ),
-        ("attention", {"loss": "mean"}, 72_553_984, 94_371_840),
-        ("attention", {"loss": "mean", "dtype": "amp-bf16"}, 72_004_608, 92_274_688),
-        ("with_targets", {}, 67_200_000, 69_206_016),
+        ("attention", {}, 72_553_984, 94_371_840),
+        ("attention", {"dtype": "amp-bf16"}, 72_004_608, 92_274_688),
         ("labelled", {}, 67_725_312, 69_206_016),
-        ("lstm", {"loss": "mean"}, 68_304_896, 69_206_016),
-        ("gru", {"loss": "mean"}, 68_034_560, 69_206_016),
-        ("with_constants", {"loss": "mean"}, 68_485_120, 69_206_016),
+        ("lstm", {}, 68_304_896, 69_206_016),
+        ("gru", {}, 68_034_560, 69_206_016),
+        ("with_constants", {}, 68_485_120, 69_206_016),
     ],
 )
 def test_peaks_are_those_that_the_recorder_found(
@@ -110,29 +109,23 @@ def test_peaks_are_those_that_the_recorder_found(
 @pytest.mark.slow
 def test_checkpointing_keeps_one_activation_a_layer(tmp_path: Path) -> None:
     activation = 4096 * 256 * 4
-    plain = rehearsed(tmp_path, "deep", loss="mean", optimizer="sgd")
-    saving = rehearsed(tmp_path, "deep_checkpointed", loss="mean", optimizer="sgd")
+    plain = rehearsed(tmp_path, "deep", optimizer="sgd")
+    saving = rehearsed(tmp_path, "deep_checkpointed", optimizer="sgd")
 
     assert peak_of(plain) - peak_of(saving) == pytest.approx(8 * 3 * activation, rel=0.1)
 
 
 @pytest.mark.slow
 def test_nothing_is_materialised(tmp_path: Path) -> None:
-    result = rehearsed(tmp_path, "huge", "bf16", loss="mean", optimizer="sgd")
+    result = rehearsed(tmp_path, "huge", "bf16", optimizer="sgd")
 
     assert peak_of(result) > 2 * 256 * 2**30 * 2  # weights and gradients
-
-
-def test_factory_decides_loss_and_optimizer(tmp_path: Path) -> None:
-    notes = rehearsed(tmp_path, "with_targets").rehearsal.notes
-
-    assert not any("loss" in note for note in notes)
 
 
 def test_missing_loss_is_assumed_and_said(tmp_path: Path) -> None:
     notes = rehearsed(tmp_path, "linear").rehearsal.notes
 
-    assert "No loss was given; took mean of the first output (--loss)." in notes
+    assert "No loss was given; took the mean of the first output." in notes
 
 
 def test_shape_that_depends_on_values_is_assumed_and_said(tmp_path: Path) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from analysis.training_loop import ACTIVATION, TrainingLoop
 from builders import MIB, frame
 from rule_inputs import assert_finds, found
-from story_logs import optuna
 
-from fragdoctor.inputs.messages import find_messages
 from fragdoctor.model.case import Case, MemoryStats, StatsSeries
 from fragdoctor.model.finding import Confidence, Severity
 from fragdoctor.model.snapshot import Snapshot
@@ -61,10 +58,3 @@ def test_growing_statistics_climb_steadily_and_by_much() -> None:
     assert found("FD402", series(key, 500 * MIB, 600 * MIB, 700 * MIB)) == []
     let_go = (i * 100 * MIB for i in (5, 6, 7, 8, 9, 6))
     assert found("FD402", series(key, *let_go)) == []
-
-
-@pytest.mark.parametrize(("growth", "codes"), [(1.6, ["FD404"]), (0.0, [])])
-def test_accumulating_trials_leave_memory_behind(growth: float, codes: list[str]) -> None:
-    case = Case(oom=find_messages(optuna(growth=growth)))
-
-    assert [f.code for f in found("FD404", case)] == codes

@@ -90,7 +90,7 @@ def empty_cache(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         )
         return
     r = case.failed_request
-    if not case.is_allocator_case or r is None or r.source == "user":
+    if not case.is_allocator_case or r is None:
         return
     if case.cause in (Cause.SIZE_BUG, Cause.UNKNOWN, Cause.PENDING_FREES):
         return

@@ -13,7 +13,6 @@ import torch
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.rehearsal.engine import session
-from fragdoctor.rehearsal.engine.own_model import OwnModel
 
 HEADS: Final = (
     "AutoModelForCausalLM",
@@ -31,6 +30,9 @@ DEFAULT_SEQ: Final = 2048
 STORED: Final = ("quantization_config", "compression_config")
 OWN_CODE: Final = "Build it in a function of your own: fragdoctor estimate --model pkg.module:build"
 
+_Built = tuple[torch.nn.Module, dict[str, Any]]
+"""A model, and the keyword arguments of a call."""
+
 
 def build(
     text: str,
@@ -41,7 +43,7 @@ def build(
     lora_rank: int,
     lora_targets: Sequence[str],
     inference: bool,
-) -> OwnModel:
+) -> _Built:
     """Return the model that a ``config.json`` describes, with random inputs for one sample.
 
     Args:
@@ -64,14 +66,14 @@ def build(
         )
     name = config.get("_class_name")
     if name:
-        own = _of_diffusers(config, str(name))
+        model, inputs = _of_diffusers(config, str(name))
     else:
-        own = _of_transformers(config, seq, attention, inference=inference)
+        model, inputs = _of_transformers(config, seq, attention, inference=inference)
     if lora_rank:
-        own.model = _adapted(own.model, lora_rank, lora_targets)
+        model = _adapted(model, lora_rank, lora_targets)
     if is_checkpointed:
-        _checkpoint(own.model, has_adapters=lora_rank > 0)
-    return own
+        _checkpoint(model, has_adapters=lora_rank > 0)
+    return model, inputs
 
 
 def _library(name: str) -> Any:
@@ -86,7 +88,7 @@ def _library(name: str) -> Any:
 
 def _of_transformers(
     config: dict[str, Any], seq: int, attention: str, *, inference: bool
-) -> OwnModel:
+) -> _Built:
     library = _library("transformers")
     kind, names = config.get("model_type"), config.get("architectures") or []
     rest = {key: value for key, value in config.items() if key not in ("model_type", "torch_dtype")}
@@ -109,7 +111,7 @@ def _of_transformers(
             raise ConfigError(f"Transformers has no class for {kind!r}.", hint=OWN_CODE)
         model = head.from_config(made, **how)
     _note_unread(rest, type(made), model, str(library.__version__))
-    return OwnModel(model, inputs=_inputs(model, made, seq, inference=inference))
+    return model, _inputs(model, made, seq, inference=inference)
 
 
 def _note_unread(
@@ -172,7 +174,7 @@ def _image(config: Any) -> torch.Tensor:
     return torch.zeros((1, getattr(config, "num_channels", 3), height, width))
 
 
-def _of_diffusers(config: Mapping[str, Any], name: str) -> OwnModel:
+def _of_diffusers(config: Mapping[str, Any], name: str) -> _Built:
     own = getattr(_library("diffusers"), name, None)
     if own is None or name not in DIFFUSERS:
         raise ConfigError(f"The inputs of {name[:60]} are unknown here.", hint=OWN_CODE)
@@ -182,10 +184,9 @@ def _of_diffusers(config: Mapping[str, Any], name: str) -> OwnModel:
     height, width = (size, size) if isinstance(size, int) else size
     picture = torch.zeros((1, made.in_channels, height, width))
     if name == "AutoencoderKL":
-        return OwnModel(model, inputs={"sample": picture})
+        return model, {"sample": picture}
     if name == "DiTTransformer2DModel":
-        kinds = {"hidden_states": picture, "timestep": ids, "class_labels": ids}
-        return OwnModel(model, inputs=kinds)
+        return model, {"hidden_states": picture, "timestep": ids, "class_labels": ids}
     inputs: dict[str, Any] = {"sample": picture, "timestep": ids}
     width = getattr(made, "cross_attention_dim", None)
     if width:
@@ -200,7 +201,7 @@ def _of_diffusers(config: Mapping[str, Any], name: str) -> OwnModel:
         }
     elif getattr(made, "class_embed_type", None) or getattr(made, "num_class_embeds", None):
         inputs["class_labels"] = ids
-    return OwnModel(model, inputs=inputs)
+    return model, inputs
 
 
 def _adapted(model: torch.nn.Module, rank: int, targets: Sequence[str]) -> torch.nn.Module:

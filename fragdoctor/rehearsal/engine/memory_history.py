@@ -13,8 +13,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Final
 
-from fragdoctor.model.marks import GENERATED, WORKSPACE
-from fragdoctor.model.module_notes import module_note
+from fragdoctor.model.marks import GENERATED, WORKSPACE, module_note
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.rehearsal.engine import SEEN_THROUGH, frames_from
 from fragdoctor.rehearsal.engine.gpu import ACTIONS, STATES, Event

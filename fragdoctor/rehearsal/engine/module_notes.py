@@ -22,7 +22,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from fragdoctor.model.module_notes import GRADIENTS, OPTIMIZER, PARAMETERS, module_note
+from fragdoctor.model.marks import GRADIENTS, OPTIMIZER, PARAMETERS, module_note
 from fragdoctor.recording.module_names import ByIdentity, ModuleNames, common_path, path_below
 from fragdoctor.rehearsal.engine.gpu import ACTIONS, Event
 from fragdoctor.rehearsal.engine.marks import in_backward

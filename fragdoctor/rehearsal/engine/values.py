@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from types import FrameType, MappingProxyType
+from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -63,7 +63,11 @@ def stand_in(dtype: torch.dtype) -> Any:
         if library in frame.f_code.co_filename:
             assume(frame.f_code.co_name, assumed)
             return dtype is torch.bool or FAR
-    if dtype is torch.bool and _checks_values(frame):
+    if dtype is torch.bool and (
+        frame is not None
+        and frame.f_code.co_name in _CHECKS
+        and frame.f_code.co_filename.endswith(_CHECKING)
+    ):
         assume("validation", "the values are valid")
         return True
     if not dtype.is_floating_point:
@@ -78,15 +82,6 @@ def _falling(operation: str, assumed: str) -> float:
     A loss falls, and loops that end when something is small do end. Each line counts for itself.
     """
     return 1 / (1 + assume(operation, assumed))
-
-
-def _checks_values(frame: FrameType | None) -> bool:
-    """Return whether torch.distributions is checking that its arguments are allowed."""
-    return (
-        frame is not None
-        and frame.f_code.co_name in _CHECKS
-        and frame.f_code.co_filename.endswith(_CHECKING)
-    )
 
 
 def fill(tensor: torch.Tensor) -> None:

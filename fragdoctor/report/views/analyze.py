@@ -39,7 +39,7 @@ from fragdoctor.report.words import (
 )
 from fragdoctor.units import format_share, format_size, plural
 
-_SOURCES: Final = {"memory_stats": "stats", "oom message": "message", "user": "option"}
+_SOURCES: Final = {"memory_stats": "stats", "oom message": "message"}
 _MAX_OTHER: Final = 20
 _MAX_SETTINGS: Final = 28
 _SHORT_NOTES: Final = 2

@@ -1,4 +1,4 @@
-"""What ``fragdoctor compare`` says: the answer, then figures, causes, lines, settings, phases."""
+"""What ``fragdoctor compare`` says: the answer, then figures, causes, lines, settings."""
 
 from __future__ import annotations
 
@@ -61,7 +61,6 @@ def document(comparison: Comparison, judged: Sequence[JudgedGrowth] = ()) -> doc
             _causes(comparison),
             _lines(comparison),
             _settings(comparison),
-            _phases(comparison),
             doc.Section("About this comparison", [notes], id="about"),
         ],
         tone=tone,
@@ -345,21 +344,3 @@ def _settings(comparison: Comparison) -> doc.Section:
         doc.Column(comparison.runs[-1].letter, "after", "wrap"),
     )
     return doc.Section("Settings that differ", [table, doc.Paragraph(proof)], id="settings")
-
-
-def _phases(comparison: Comparison) -> doc.Section:
-    table = doc.tabled(
-        comparison.phases,
-        doc.Column("phase", "name", max_width=32),
-        doc.Column(comparison.runs[0].letter, "before_bytes"),
-        doc.Column(comparison.runs[-1].letter, "after_bytes"),
-        doc.Column("change", _phase_change),
-    )
-    note = "highest peak of each, and what is held at the peak"
-    return doc.Section("Phases", [table], note, "phases", detail=Detail.FULL)
-
-
-def _phase_change(p: model.PhaseChange) -> str:
-    if p.before_bytes is None or p.after_bytes is None:
-        return ""
-    return _changed(p.after_bytes - p.before_bytes, p.before_bytes)

@@ -29,18 +29,16 @@ def document(sharing: Sharing) -> doc.ReportDocument:
 def sharing_sentence(sharing: Sharing) -> str:
     """Return in one sentence how many fit, and whether a number that was asked about does."""
     each = format_size(sharing.demand.total_bytes)
-    room = format_size(max(0, sharing.total_bytes - sharing.headroom_bytes - sharing.others_bytes))
+    usable = sharing.total_bytes - sharing.headroom_bytes
     fits = "fits" if sharing.n_fit < 2 else "fit"
     count = plural(sharing.n_fit, "process", "processes") if sharing.n_fit else "No process"
-    basis = f"each takes {each} of the {room} to share"
+    basis = f"each takes {each} of the {format_size(max(0, usable))} to share"
     asked = sharing.n_asked
     if asked is None:
         return f"{count} {fits} on {sharing.gpu}: {basis}."
     if asked <= sharing.n_fit:
         return f"{plural(asked, 'process', 'processes')} fit on {sharing.gpu}: {basis}."
-    short = asked * sharing.demand.total_bytes - (
-        sharing.total_bytes - sharing.headroom_bytes - sharing.others_bytes
-    )
+    short = asked * sharing.demand.total_bytes - usable
     return (
         f"{plural(asked, 'process does', 'processes do')} not fit on {sharing.gpu}, "
         f"{format_size(short)} short; {sharing.n_fit or 'none'} "
@@ -63,14 +61,13 @@ def _gpu(sharing: Sharing) -> doc.Section:
     return _facts(
         "The GPU",
         ("total", sharing.total_bytes, sharing.gpu),
-        ("headroom", sharing.headroom_bytes, f"{share} kept free; --headroom changes it"),
-        ("others", sharing.others_bytes or None, "other processes"),
+        ("headroom", sharing.headroom_bytes, f"{share} kept free for spikes"),
     )
 
 
-def _facts(title: str, *rows: tuple[str, int | None, str]) -> doc.Section:
+def _facts(title: str, *rows: tuple[str, int, str]) -> doc.Section:
     table = doc.tabled(
-        [row for row in rows if row[1] is not None],
+        rows,
         doc.Column("", lambda row: row[0]),
         doc.Column("", lambda row: format_size(row[1]), "right"),
         doc.Column("", lambda row: row[2], "wrap", style=Style.DIM),

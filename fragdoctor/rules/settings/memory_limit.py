@@ -31,8 +31,6 @@ def memory_limit(context: Context) -> Iterator[Found]:
     References. torch.cuda.set_per_process_memory_fraction.
     """
     r = context.need_request()
-    if r.source == "user":
-        return
     if r.limit_bytes is not None and r.limit_is_binding:
         if r.total_bytes is not None and r.limit_bytes >= r.total_bytes:
             return
