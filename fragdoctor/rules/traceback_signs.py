@@ -95,7 +95,7 @@ class TracebackSign(Struct, frozen=True):
 
 
 def _search(pattern: str, text: str) -> bool:
-    return re.search(pattern, text) is not None
+    return re.search(pattern, text, re.ASCII) is not None
 
 
 def sign_of(message: OomMessage | None) -> TracebackSign | None:
@@ -148,16 +148,22 @@ def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
     if any(name in message.said for place in sign.unless for name in place.functions.split()):
         return True  # found in lines that no longer have the form of a traceback
     share = (message.requested_bytes or 0) / (message.total_bytes or float("inf"))
-    if sign.name == GROWTH and share > LARGE_SHARE:
+    if sign.name == GROWTH and (share > LARGE_SHARE or _search(_BATCH_HELPS, message.said)):
         return True
     is_beyond = share > 1
     return is_beyond and sign.is_surrounding and sign.is_of_batch
 
 
+_BATCH_HELPS: Final = (
+    r"(?i)\b(?:reduc|lower|decreas|small)\w{0,4} (?:the )?batch.{0,20}? (?:(?:does|do|did) )?"
+    r"(?:help(?:s|ed)?|works?|worked|solve[sd]?)\b"
+)
+"""What people say if the batch is what fills the GPU, and not what earlier steps have left."""
+
 _INFERS: Final = "(?:infer|demo|predict|generate|sample|detect|upscale|transcribe|render)"
 """Names of programs that only run a model."""
 
-_RUNS_MODEL: Final = r"\bupscal|super.?resol|\btranscrib|\binference\b"
+_RUNS_MODEL: Final = r"\bupscal|super.?resol|\btranscrib|\binference\b|推理"
 """What a program does that only runs a model; people who train one may speak of it, too."""
 
 _FAILS: Final = (
@@ -186,8 +192,8 @@ _RAN: Final = rf"\b(?:python3?|ran|run|running) (?:\S*[/\\])?(?:\w*_)?{_INFERS}\
 
 _ONLY_RUNS: Final = (
     rf"^(?!.*{TRAINING}).*(?:{_RUNS_MODEL}|\bgenerat(?:e|es|ed|ing|ion)(?:\b|_)|\bprompts?\b|\bchat"
-    r"|\bsynthe[st]|\bvocod|\btranscrip|\bdiari[sz]|\btxt2img|\bimg2img|\btext2text|\bhi-?res"
-    r"|\bweb ?ui\b|\bdemo\b|\btranslator|Mask\w{0,40}Generator\()"
+    r"|请求|\bfastapi\b|\brest api\b|\bsynthe[st]|\bvocod|\btranscrip|\bdiari[sz]|\btxt2img"
+    r"|\bimg2img|\btext2text|\bhi-?res|\bweb ?ui\b|\bdemo\b|\btranslator|Mask\w{0,40}Generator\()"
 )
 """Words for what a trained model is used for, which count only in texts without those above."""
 
@@ -230,6 +236,15 @@ _GROWS: Final = (
     r"|\baccumulat(?:es?|ed|ing) (?:in|on|over)\b)"
 )
 """The ways in which people say that memory grew, or that only a long run failed."""
+
+_FIRST: Final = r"(?:\b(?:gpu|gup|cuda|device)[ :_-]{0,2}0\b(?!;| has a)|\b(?:0|first) gpu\b)"
+_ON_FIRST: Final = (
+    rf"{_FIRST}[^.;\n(]{{0,40}}\b(?:more|much|most|first|unbalanced|alone)\b"
+    r"|\b(?:more|most|all|every|each|only|other gpus|process(?:es)?)\b[^.;\n(]{0,60}"
+    rf"\b(?:on|in|to|of) ?(?:the )?{_FIRST}"
+    r"|\b(?:un|im)balanced[^.\n]{0,40}\b(?:gpu|memory)|\bmemory[^.\n]{0,60}n(?:o|')t average\b"
+)
+"""The ways in which people say that one of several GPUs, mostly the first, holds more."""
 
 _RASTERIZER: Final = Place(file=r"/diff_gaussian_rasterization|/gsplat/")
 
@@ -466,6 +481,20 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         r"|Unable to warmup|Method Warmup",
     ),
     TracebackSign(
+        name="server-context",
+        doing="while a server made a KV cache for the whole context",
+        is_of_model=True,
+        title="Serve a shorter context",
+        change="lower --max-model-len (--context-length in SGLang) to what you need: by default it "
+        "is all that the model was trained for; then a higher share of the card for the cache, if "
+        "nothing else uses it, or a cache in 8 bits (--kv-cache-dtype fp8)",
+        why="The cache must hold one request of the whole context.",
+        # vllm 0.8 to 0.25, config/model.py and config/cache.py; sglang 0.5, srt/server_args.py
+        in_words=r"(?is)\A(?=.*\b(?:max[-_ ]model[-_ ]len|context[-_ ]len|context))"
+        r".*(?:\b(?:insufficient|not enough|no (?:available )?memory for(?: the)?) KV[- ]cache"
+        r"|\bKV[- ]cache (?:OOM|memory|space) (?:is )?(?:insufficient|not enough|too small))",
+    ),
+    TracebackSign(
         name=SERVER_STEP,
         doing="while the server set its KV cache aside or ran a step",
         is_of_model=True,
@@ -579,7 +608,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         doing="while DataParallel gathered the outputs of all GPUs on the first",
         is_of_batch=True,
         title="Use DistributedDataParallel instead of DataParallel",
-        change="torchrun --nproc_per_node=N train.py with DistributedDataParallel; or "
+        change="start it with torchrun --nproc_per_node=N and DistributedDataParallel; or "
         "compute the loss inside forward(), so that a number is gathered instead "
         "of the outputs",
         why="DataParallel joins all outputs, and the loss, on one GPU: that one fills first.",
@@ -591,6 +620,18 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 code=r"gather",
             ),
         ),
+    ),
+    TracebackSign(
+        name="first-gpu",
+        doing="on one GPU that holds more than the others",
+        title="Give each GPU a process of its own, which puts nothing on the first one",
+        change="start it with torchrun --nproc_per_node=N and DistributedDataParallel, since "
+        "DataParallel gathers the outputs of all GPUs on the first; in each process "
+        "torch.cuda.set_device(local_rank) before anything goes to 'cuda', and torch.load(..., "
+        "map_location='cpu')",
+        why="The GPU that also holds what the others have made or loaded fills first.",
+        # torch 1.0 to 2.15, torch/nn/parallel and torch/serialization.py
+        in_words=rf"(?is)\A(?=.*(?:train|parallel|torchrun|\bddp|\brank|训练)).*(?:{_ON_FIRST})",
     ),
     # ---- optimizers ----
     TracebackSign(
@@ -620,6 +661,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         # 0.2 to 0.4, zero/low_level; apex, amp/_process_optimizer.py; bitsandbytes 0.39 to 0.48,
         # csrc/pythonInterface.cpp: cget_managed_ptr of paged state
         intro=r"[Oo]ut of memory at line \d+ in file \S*pythonInterface",
+        in_words=rf"(?i){_in_clause(r'(?:optimi[sz]er[. ](?:step|states?)|step function)')}",
         places=(
             Place(
                 file=r"/deepspeed/",

@@ -148,8 +148,9 @@ def wins(advice: Recommendation, diagnosis: Diagnosis) -> str:
             return f"{gain}It was not tested by replay."
         if not _is_recordable(diagnosis):
             return f"{gain}Not tested."
-        run = _RECORD.format(_script_of(diagnosis))
-        return f"{gain}Not tested: that needs a recording of the run ({run})."
+        script = _script_of(diagnosis)
+        run = f" ({_RECORD.format(script)})" if script else ""
+        return f"{gain}Not tested: that needs a recording of the run{run}."
     # The remaining room says more than the peak, which is in the full report.
     figures = replace(p, peak_reserved_bytes=None) if p.margin_bytes is not None else p
     said = ["" if p.fits is None else _fits_text(p, diagnosis), *words.predicted_figures(figures)]
@@ -161,11 +162,15 @@ def wins(advice: Recommendation, diagnosis: Diagnosis) -> str:
 
 
 def _script_of(diagnosis: Diagnosis) -> str:
-    """Return the name of the script that the traceback begins with, or an example of one."""
+    """Return the name of the script that the traceback begins with, or an example of one.
+
+    A training run has a script; what only runs a model may be a server or a user interface: "".
+    """
     message = diagnosis.case.primary_message
     frames = message.frames if message is not None else ()
+    example = "train.py" if message is None or message.is_of_training else ""
     files = (f.file for f in frames if f.function == "<module>" and classify_file(f.file) == USER)
-    return next(filter(_SCRIPT.fullmatch, map(basename_of, files)), "train.py")
+    return next(filter(_SCRIPT.fullmatch, map(basename_of, files)), example)
 
 
 def _is_recordable(diagnosis: Diagnosis) -> bool:
