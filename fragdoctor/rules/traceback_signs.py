@@ -481,20 +481,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         r"|Unable to warmup|Method Warmup",
     ),
     TracebackSign(
-        name="server-context",
-        doing="while a server made a KV cache for the whole context",
-        is_of_model=True,
-        title="Serve a shorter context",
-        change="lower --max-model-len (--context-length in SGLang) to what you need: by default it "
-        "is all that the model was trained for; then a higher share of the card for the cache, if "
-        "nothing else uses it, or a cache in 8 bits (--kv-cache-dtype fp8)",
-        why="The cache must hold one request of the whole context.",
-        # vllm 0.8 to 0.25, config/model.py and config/cache.py; sglang 0.5, srt/server_args.py
-        in_words=r"(?is)\A(?=.*\b(?:max[-_ ]model[-_ ]len|context[-_ ]len|context))"
-        r".*(?:\b(?:insufficient|not enough|no (?:available )?memory for(?: the)?) KV[- ]cache"
-        r"|\bKV[- ]cache (?:OOM|memory|space) (?:is )?(?:insufficient|not enough|too small))",
-    ),
-    TracebackSign(
         name=SERVER_STEP,
         doing="while the server set its KV cache aside or ran a step",
         is_of_model=True,
@@ -604,15 +590,16 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
     ),
     TracebackSign(
-        name="data-parallel-gather",
-        doing="while DataParallel gathered the outputs of all GPUs on the first",
+        name="first-gpu",
+        doing="on a GPU where what several GPUs make or load comes together",
         is_of_batch=True,
-        title="Use DistributedDataParallel instead of DataParallel",
-        change="start it with torchrun --nproc_per_node=N and DistributedDataParallel; or "
-        "compute the loss inside forward(), so that a number is gathered instead "
-        "of the outputs",
-        why="DataParallel joins all outputs, and the loss, on one GPU: that one fills first.",
-        # torch 1.0 to 2.15, torch/nn/parallel
+        title="Give each GPU a process of its own, which puts nothing on the first one",
+        change="start it with torchrun --nproc_per_node=N and DistributedDataParallel, since "
+        "DataParallel gathers the outputs of all GPUs on the first (or compute the loss inside "
+        "forward(), so that a number is gathered); in each process torch.cuda.set_device("
+        "local_rank) before anything goes to 'cuda', and torch.load(..., map_location='cpu')",
+        why="The GPU that also holds what the others have made or loaded fills first.",
+        # torch 1.0 to 2.15, torch/nn/parallel and torch/serialization.py
         places=(
             Place(
                 file=r"/torch/nn/parallel/(?:scatter_gather|_functions|comm)\.py$|/torch/cuda/comm\.py$",
@@ -620,17 +607,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 code=r"gather",
             ),
         ),
-    ),
-    TracebackSign(
-        name="first-gpu",
-        doing="on one GPU that holds more than the others",
-        title="Give each GPU a process of its own, which puts nothing on the first one",
-        change="start it with torchrun --nproc_per_node=N and DistributedDataParallel, since "
-        "DataParallel gathers the outputs of all GPUs on the first; in each process "
-        "torch.cuda.set_device(local_rank) before anything goes to 'cuda', and torch.load(..., "
-        "map_location='cpu')",
-        why="The GPU that also holds what the others have made or loaded fills first.",
-        # torch 1.0 to 2.15, torch/nn/parallel and torch/serialization.py
         in_words=rf"(?is)\A(?=.*(?:train|parallel|torchrun|\bddp|\brank|训练)).*(?:{_ON_FIRST})",
     ),
     # ---- optimizers ----

@@ -176,6 +176,12 @@ def test_card_of_which_next_to_nothing_is_free_is_full():
     assert first_of(old_style(*sizes))[0].cause is Cause.UNKNOWN
 
 
+def test_cache_that_is_too_small_is_met_with_a_shorter_context():
+    _, first = first_of("The vLLM engine stops: insufficient KV cache memory.\n")
+
+    assert first.change.startswith("a --max-model-len no longer than you need")
+
+
 def test_server_is_known_by_its_options():
     _, first = first_of("OOM on the GPU. It set max_batch_prefill_tokens to 10049.\n")
 

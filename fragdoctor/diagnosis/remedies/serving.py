@@ -172,6 +172,7 @@ def _option(  # noqa: PLR0911 - one return a kind
     return _beside_weights(m, shares, spread)
 
 
+CONTEXT: Final = "a --max-model-len no longer than you need, since one such request must fit; "
 _GIVEN: Final = re.compile(r"gpu[-_]memory[-_]utilization[\s=:'\"]{1,4}(0?\.\d{1,3})")
 
 
@@ -204,7 +205,8 @@ def _beside_weights(m: OomMessage, shares: Sequence[ServerShare], spread: str) -
         "Make room for a KV cache beside the weights",
         f"{spread}; {steps}"
         if is_high
-        else f"{more} if nothing else uses the GPU; {steps}; {spread}",
+        else f"{CONTEXT if m.variant == 'vllm-short-cache' else ''}{more} if nothing else uses the "
+        f"GPU; {steps}; {spread}",
         "Slower serving, or more GPUs.",
     )
 

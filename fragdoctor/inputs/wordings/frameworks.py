@@ -264,6 +264,7 @@ KV_CACHE_CHECKS: Final = (
         hint="max-batch-total-tokens",
     ),
     _vllm("vllm-no-blocks", r"noavailablememoryforthecacheblocks", "kv-budget", group="vllm-kv"),
+    _vllm("vllm-short-cache", r"(?:insufficient|notenough)kvcache(?:memory|space)", "kv-budget"),
     _vllm(
         "vllm-negative-cache",
         # worker/worker.py, 0.6 to 0.8: what is left of the limit after weights and one step
