@@ -203,6 +203,12 @@ def only_runs(message: OomMessage) -> bool:
     return _search(f"(?is){_ONLY_RUNS}", message.said)
 
 
+def is_seen_to_run(message: OomMessage) -> bool:
+    """Return whether a text or its traceback shows that a model runs and is not trained."""
+    sign = sign_of(message)
+    return only_runs(message) or (sign is not None and not sign.is_training)
+
+
 ONE_AT_A_TIME: Final = (
     "run one input at a time (in code of your own, under torch.inference_mode()); load the weights "
     "in 16 or 8 bits, or use a smaller model"

@@ -24,6 +24,7 @@ from fragdoctor.model.frameworks import SERVERS, frameworks_in
 from fragdoctor.model.simulation import OutlookState, Promise
 from fragdoctor.report import document as doc
 from fragdoctor.report import words
+from fragdoctor.rules.traceback_signs import is_seen_to_run
 from fragdoctor.trace.stacks import USER, classify_file
 from fragdoctor.units import format_size
 
@@ -164,11 +165,11 @@ def wins(advice: Recommendation, diagnosis: Diagnosis) -> str:
 def _script_of(diagnosis: Diagnosis) -> str:
     """Return the name of the script that the traceback begins with, or an example of one.
 
-    A training run has a script; what only runs a model may be a server or a user interface: "".
+    What only runs a model may be a server or a user interface without a script: "".
     """
     message = diagnosis.case.primary_message
     frames = message.frames if message is not None else ()
-    example = "train.py" if message is None or message.is_of_training else ""
+    example = "" if message is not None and is_seen_to_run(message) else "train.py"
     files = (f.file for f in frames if f.function == "<module>" and classify_file(f.file) == USER)
     return next(filter(_SCRIPT.fullmatch, map(basename_of, files)), example)
 
