@@ -83,15 +83,14 @@ def _words(case: JudgedCase, *changes: str | None) -> tuple[str, str] | None:
 
 
 def _untried(words: str, tried: Sequence[str]) -> str:
-    """Return words without the parts whose first option did not help, if others are left."""
-    parts = _PARTS.split(words)
-    options = [next(iter(_OPTION.findall(part)), "") for part in parts]
-    left = [
-        part
-        for part, option in zip(parts, options, strict=True)
-        if option.lstrip("-").replace("_", "-") not in tried
-    ]
-    return "; ".join(left or parts).removeprefix("or ").removeprefix("then ")
+    """Return words with the parts last whose first option did not help."""
+
+    def is_tried(part: str) -> bool:
+        option = next(iter(_OPTION.findall(part)), "")
+        return option.lstrip("-").replace("_", "-") in tried
+
+    parts = sorted(_PARTS.split(words), key=is_tried)
+    return "; ".join(parts).removeprefix("or ").removeprefix("then ")
 
 
 _PARTS: Final = re.compile(r"; (?![^()]{0,300}\))")
