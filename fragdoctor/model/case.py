@@ -38,9 +38,9 @@ SEQUENCES: Final = "shorter sequences"
 
 _MEMORY: Final = r"\b(?:(?:gpu|cuda|cpu|host|system)[ -]){0,2}(?:memory|vram|ram)\b"
 GROWS: Final = (
-    rf"{_MEMORY}(?:\W{{1,3}}\w{{1,20}}){{0,3}}?\W{{1,3}}(?:keeps?|kept|ceaselessly|gradually"
+    rf"{_MEMORY}(?:\W{{1,3}}\w{{1,20}}){{0,3}}?\W{{1,3}}(?:keeps?|kept|is|ceaselessly|gradually"
     r"|steadily|continuously|constantly)(?: \w{1,20}){0,2}? (?:increas|grow|ris)(?:es?|s|ing)\b"
-    rf"|{_MEMORY}\W{{1,3}}(?:usage |consumption )?(?:explode[sd]?|exploding|blows? up"
+    rf"|{_MEMORY}\W{{1,3}}(?:usage |consumption |footprint )?(?:explode[sd]?|exploding|blows? up"
     r"|(?:increas|grow|ris)(?:es?|s|ing|ed) (?:over time|unlimit\w{2,4}|(?:\w{1,9} )?(?:each|every)"
     r"|with (?:the |more ){0,2}(?:iteration|step|epoch)s?))\b(?!-)"
     rf"|{_MEMORY}(?:\W{{1,3}}\w{{1,20}}){{0,4}}?\W{{1,3}}(?:increas|grow|ris|creep|climb)"

@@ -484,6 +484,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             ),
         ),
         intro=r"EngineCore failed to start|[Ss]tarting profile run|\[profiling\.py:\d"
+        r"|(?s:checkpoint shards: 100% Completed(?!.*(?:blocks:|KV cache)))"
         r"|Unable to warmup|Method Warmup",
     ),
     TracebackSign(

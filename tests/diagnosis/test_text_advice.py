@@ -110,6 +110,16 @@ def test_error_with_its_own_explanation_on_one_line_is_a_failure():
     assert first_of(f"[Bug] {error}\nIt worked yesterday, in torch.\n")[0].cause is Cause.UNKNOWN
 
 
+def test_error_that_ray_passes_on_is_pytorchs():
+    text = "ray.exceptions.RayTaskError(OutOfMemoryError): ray::main_task() (pid=5)\n{}\n"
+    frames = traceback(("/job/verl/trainer/ppo/ray_trainer.py", "actor_output = self.actor_rol"))
+
+    verdict, first = first_of(text.format(frames))
+
+    assert verdict.cause is Cause.CAPACITY
+    assert first.change.startswith("with verl: lower actor_rollout_ref.actor.ppo_micro_batch_size")
+
+
 def test_video_memory_is_no_video():
     _, first = first_of(f"The video card has little video memory. I run inference.\n{FULL}\n")
 

@@ -169,6 +169,8 @@ def test_title_that_says_that_the_memory_of_a_gpu_grows_is_a_failure() -> None:
     assert told_failure(f"{told}\n\nI run the 8B model behind an API.\n") is not None
     assert told_failure("Memory usage increases at each inference\n\nI run a model.\n") is None
     assert told_failure("SFT OOM 0.7.1 to 0.7.2 including a change\n\nOur code is below.\n")
+    assert told_failure("Cuda 0 OOM!\n\nAll goes to the first one.\n")
+    assert told_failure("The GPU memory of the server is increasing\n\nIt is an API.\n")
     assert told_failure("SFT OOM 0 in all runs of this version\n\nOur code is below.\n") is None
 
 

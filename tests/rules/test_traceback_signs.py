@@ -28,6 +28,8 @@ def failing(*frames: str, message: str = FULL) -> str:
 TORCH = f"{LIB}/torch"
 SHAPES = {
     "first-gpu": "Training is on four GPUs, and gpu 0 takes more memory than the others.\n" + FULL,
+    "server-start after its weights": "vLLM: Loading safetensors checkpoint shards: 100% Completed "
+    f"| 5/5\n{FULL}\n",
     "first-gpu by its processes": f"DDP: processes of other GPUs appear on GPU0.\n{FULL}",
     "optimizer-state in words": f"It fits, but in the step function it runs out of memory.\n{FULL}",
     "sliding-window": failing(

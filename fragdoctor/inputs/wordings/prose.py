@@ -11,7 +11,7 @@ from typing import Final
 
 _HAPPENS: Final = re.compile(
     r"error|fail|exception|fatal|panic|abort|terminat|unable|crash|kill|blow|explo|complain|report"
-    r"|die[sd]|exceed|[爆炸]|报错|溢出|一直|直到|\b(?:I|we|my|our|me|it)\b"
+    r"|die[sd]|exceed|[爆炸]|报错|溢出|一直|直到|导致|\b(?:I|we|my|our|me|it)\b"
     r"|\b(?:g[eo]t|went|goes|thr[eo]w|rais|trigger|caus|leads|led|r[au]n|hit|keep|kept|exhaust)"
     r"|\b(?:but|still|always) "
     r"|\b(?:does|do|can|could|is)\s?n(?:o|')t\b(?! (?:enough|sufficient))",
@@ -30,7 +30,8 @@ _EXPLAINS: Final = re.compile(
     r"|^\W{0,9}(?:how does|never|tips)\b"
     r"|\b(?:closed?|removed?s?|resolved?|detecting|finding) (?:an? |the )?$"
     r"|\b(?:can|will) (?:be|cause|lead|run|get)\b|\be\.g\."
-    r"|\bto (?:avoid|prevent|reduce|handle)\b|\b(?:no|not|never|without|(?<!rank )(?<!gpu )0) $"
+    r"|\bto (?:avoid|prevent|reduce|handle)\b"
+    r"|\b(?:no|not|never|without|(?<!rank )(?<!gpu )(?<!cuda )0) $"
     r"|\bfor example\b|^\W{0,20}(?:#|//|except\b|raise\b|assert\b|fix\b|fix\()|['\"] in \w"
     r"|\bhint: ['\"]?$",
     re.IGNORECASE,
