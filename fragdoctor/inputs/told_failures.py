@@ -29,7 +29,7 @@ _MEMORY: Final = (
     r"(?:memory|vram|ram)\b"
 )
 SHORTAGE: Final = re.compile(
-    rf"\b(?:(?P<torch>cuda|hip)[ :]{{1,2}})?ou[tf][ _-]of[ _-]{_MEMORY}(?![ -]killer)"
+    rf"\b(?:(?P<torch>cuda|hip)[ :_]{{1,2}})?ou[tf][ _-]of[ _-]{_MEMORY}(?![ -]killer)"
     r"|(?:^|(?<=[a-z`] ))`?(?P<name>(?:torch\.(?:cuda\.)?)?OutOfMemoryError)"
     r"(?=`?\s{1,80}[a-zT]|`?$)"
     r"|\b(?-i:OOM)s?\b(?!\W{1,3}(?:0(?!\.\d)|count|safe|score|killer: disabled)\b)"
@@ -52,7 +52,7 @@ _ON_DEVICE: Final = re.compile(
 )
 """Words for a GPU and its memory, and the names of the most common ones."""
 _TRAINS: Final = re.compile(
-    rf"{TRAINING}|\bbatch[ _-]?size|\blora\b|\bvalidation\b|torch|\bdef \w{{1,40}}\(",
+    rf"{TRAINING}|\bbatch[ _-]?size|\blora\b|\bvalidation\b|torch|gradio|推理|\bdef \w{{1,40}}\(",
     re.IGNORECASE,
 )
 _GROWS: Final = re.compile(r"grow|increas|leak|deplet", re.IGNORECASE)

@@ -192,8 +192,9 @@ _RAN: Final = rf"\b(?:python3?|ran|run|running) (?:\S*[/\\])?(?:\w*_)?{_INFERS}\
 
 _ONLY_RUNS: Final = (
     rf"^(?!.*{TRAINING}).*(?:{_RUNS_MODEL}|\bgenerat(?:e|es|ed|ing|ion)(?:\b|_)|\bprompts?\b|\bchat"
-    r"|请求|\bfastapi\b|\brest api\b|\bsynthe[st]|\bvocod|\btranscrip|\bdiari[sz]|\btxt2img"
-    r"|\bimg2img|\btext2text|\bhi-?res|\bweb ?ui\b|\bdemo\b|\btranslator|Mask\w{0,40}Generator\()"
+    r"|请求|\bgradio\b|\bfastapi\b|\brest api\b|\bsynthe[st]|\bvocod|\btranscrip|\bdiari[sz]"
+    r"|\b(?:txt|img)2img|\btext2text|\bhi-?res|\bweb ?ui\b|\bdemo\b|\btranslator"
+    r"|Mask\w{0,40}Generator\()"
 )
 """Words for what a trained model is used for, which count only in texts without those above."""
 
@@ -904,7 +905,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         # transformers 4.57, trainer.py; lightning 2.5, loops/evaluation_loop.py
         in_words=rf"(?i){_EVALUATES}",
         # progress bars of catalyst and Lightning; code of PyTorch 0.3, which kept no graph there
-        intro=r"(?:\(valid(?:ation)?\)|\bValidat(?:ing|ion(?: DataLoader \d+)?)):\s{1,6}\d{1,3}%"
+        intro=r"\b[Rr]unning (?:validation|evaluation)\b|Train\w{0,10}Validat"
+        r"|(?:\(valid(?:ation)?\)|\bValidat(?:ing|ion(?: DataLoader \d+)?)):\s{1,6}\d{1,3}%"
         r"|volatile was removed and now has no effect",
         places=(
             Place(

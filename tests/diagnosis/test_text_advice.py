@@ -132,6 +132,8 @@ def test_video_memory_is_no_video():
         ("训练时显存一直增长\nCUDA out of memory", Cause.LEAK, "Keep numbers from step to step"),
         ("每次请求后显存一直增加\nCUDA out of memory", Cause.LEAK, "Keep nothing of a request"),
         ("推理时CUDA out of memory", Cause.CAPACITY, "Give the model less at a time"),
+        ("使用知识库推理就会报显存溢出", Cause.CAPACITY, "Give the model less at a time"),
+        ("OOM in the Gradio app on the GPU", Cause.CAPACITY, "Give the model less at a time"),
     ],
 )
 def test_chinese_texts_are_told_from_each_other_as_english_ones_are(said, cause, title):

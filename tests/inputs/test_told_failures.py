@@ -33,6 +33,9 @@ TOLD = (
     "it is out of memory on the GPU. you can see the log below.",
     "On several machines rank 0 goes OOM after hours.",
     "With batch 2 I am still out of GPU memory, thanks for your great work!",
+    "Has anyone met this: it can run by itself, normally, but here it is OOM",
+    "same here, 24 GB and out of GPU memory",
+    "Did you meet CUDA_OUT_OF_MEMORY here",
     "On a longer video I encounter an `OutOfMemoryError` on my device.",
 )
 EXPLAINED = (

@@ -30,6 +30,7 @@ SHAPES = {
     "first-gpu": "Training is on four GPUs, and gpu 0 takes more memory than the others.\n" + FULL,
     "server-start after its weights": "vLLM: Loading safetensors checkpoint shards: 100% Completed "
     f"| 5/5\n{FULL}\n",
+    "evaluation by its progress": f"Steps: 0/100 - INFO - Running validation...\n{FULL}\n",
     "first-gpu by its processes": f"DDP: processes of other GPUs appear on GPU0.\n{FULL}",
     "optimizer-state in words": f"It fits, but in the step function it runs out of memory.\n{FULL}",
     "sliding-window": failing(

@@ -13,7 +13,7 @@ _HAPPENS: Final = re.compile(
     r"error|fail|exception|fatal|panic|abort|terminat|unable|crash|kill|blow|explo|complain|report"
     r"|die[sd]|exceed|[爆炸]|报错|溢出|一直|直到|导致|\b(?:I|we|my|our|me|it)\b"
     r"|\b(?:g[eo]t|went|goes|thr[eo]w|rais|trigger|caus|leads|led|r[au]n|hit|keep|kept|exhaust)"
-    r"|\b(?:but|still|always) "
+    r"|\b(?:but|still|always|same (?:here|issue)) ?"
     r"|\b(?:does|do|can|could|is)\s?n(?:o|')t\b(?! (?:enough|sufficient))",
     re.IGNORECASE,
 )
@@ -37,10 +37,11 @@ _EXPLAINS: Final = re.compile(
     re.IGNORECASE,
 )
 _REPORTS: Final = re.compile(
-    r"\b(?:I|we)(?:'m|'ve| am| are| have| had| was)? (?:still |always |also |often |just )?"
+    r"(?:\b(?:I|we)(?:'m|'ve| am| are| have| had| was)? (?:still |always |also |often |just )?"
     r"(?:g[eo]t|getting|found|find|see(?:ing)?|saw|hit|had|have|fac(?:e|ing)|encounter(?:ed)?"
-    r"|experienc(?:ed?|ing)|r[au]n|running|keep|kept)\b(?![^\n]{0,400}\b(?:if|would|may|might|could"
-    r"|no|not|never|without|avoid|prevent|solv|fix))",
+    r"|experienc(?:ed?|ing)|r[au]n|running|keep|kept)\b|\b(?:has|did) (?:anyone|you) (?:\w+ )?"
+    r"(?:meet|met|fac|encounter|experienc|see))(?![^\n]{0,400}\b(?:(?:if|would|may"
+    r"|might|could|no|not|never|without)\b|avoid|prevent|solv|fix))",
     re.IGNORECASE,
 )
 """People who report their own failure may add advice in the same sentence."""
