@@ -30,7 +30,7 @@ _MEMORY: Final = (
 )
 SHORTAGE: Final = re.compile(
     rf"\b(?:(?P<torch>cuda|hip)[ :_]{{1,2}})?ou[tf][ _-]of[ _-]{_MEMORY}(?![ -]killer)"
-    r"|(?:^|(?<=[a-z`] ))`?(?P<name>(?:torch\.(?:cuda\.)?)?OutOfMemoryError)"
+    r"|(?:^|(?<=[a-z`:] ))`?(?P<name>(?:torch\.(?:cuda\.)?)?OutOfMemoryError)"
     r"(?=`?\s{1,80}[a-zT]|`?$)"
     r"|\b(?-i:OOM)s?\b(?!\W{1,3}(?:0(?!\.\d)|count|safe|score|killer: disabled)\b)"
     r"|\b(?:an?|cuda|gpu|vram|get|gets|got|hit|hits) oom\b"

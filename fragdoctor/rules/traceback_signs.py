@@ -15,7 +15,7 @@ from typing import Final
 from msgspec import Struct
 
 from fragdoctor.model.case import GROWS, TRAINING, OomMessage, TracebackFrame
-from fragdoctor.model.engines import is_of_other_program
+from fragdoctor.model.engines import engine_of, is_of_other_program
 from fragdoctor.model.frameworks import VLLM_LOG, Change
 
 
@@ -117,8 +117,9 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
         found = next(at, None) or next(above, None)
         if found is not None:
             return found
-    # No call is known, so look for the words that people use.
-    told = (s for signs in tables for s in signs if s.in_words)
+    # No call is known, so look for the words that people use, which are about other programs, too.
+    is_of_engine = engine_of(message) is not None
+    told = (s for signs in tables for s in signs if s.in_words and not is_of_engine)
     return next((s for s in told if _search(s.in_words, message.said)), None)
 
 

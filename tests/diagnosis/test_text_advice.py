@@ -120,6 +120,17 @@ def test_error_that_ray_passes_on_is_pytorchs():
     assert first.change.startswith("with verl: lower actor_rollout_ref.actor.ppo_micro_batch_size")
 
 
+@pytest.mark.parametrize(
+    ("said", "change"),
+    [
+        ("Eval bug: llama-server\nIt went OOM on the GPU", "lower --n-gpu-layers"),
+        ("Ollama crashes with `CUDA error: out of memory` while loading", "lower num_ctx"),
+    ],
+)
+def test_program_with_options_of_its_own_is_not_read_by_words_about_pytorch(said, change):
+    assert first_of(f"{said}\n")[1].change.startswith(change)
+
+
 def test_video_memory_is_no_video():
     _, first = first_of(f"The video card has little video memory. I run inference.\n{FULL}\n")
 

@@ -34,6 +34,7 @@ TOLD = (
     "On several machines rank 0 goes OOM after hours.",
     "With batch 2 I am still out of GPU memory, thanks for your great work!",
     "Has anyone met this: it can run by itself, normally, but here it is OOM",
+    "[Bug]: OutOfMemoryError when it loads a model with a huge context",
     "same here, 24 GB and out of GPU memory",
     "Did you meet CUDA_OUT_OF_MEMORY here",
     "On a longer video I encounter an `OutOfMemoryError` on my device.",
