@@ -32,7 +32,7 @@ _WORKS: Final = re.compile(
 )
 _RUNS_WITH: Final = re.compile(r"(?i)\b(?:able to|can|could) (?:run|train)\b[^.!?\n]{0,40}\Z")
 """What people say right after and before the settings with which their program does not fail."""
-_NEAR: Final = 80
+_NEAR: Final = 200
 _LESS: Final = r"(?:reduc|lower|decreas|small|chang|set|tri|try|us|drop|cut|turn)\w{0,6}"
 _FAILS_STILL: Final = (
     r"(?:\b(?:still|same (?:error|problem|issue|crash)|again|no (?:success|effect|difference|luck))"
@@ -40,7 +40,7 @@ _FAILS_STILL: Final = (
 )
 _WORD: Final = r"\w{1,20}"
 _OPTIONS: Final = re.compile(r"(?<![\w/.-])(?:--)?[a-z]{2,20}(?:[-_][a-z]{2,20}){1,5}(?![\w/.])")
-_IN_VAIN: Final = re.compile(rf"(?i)[^.!?\n]{{0,200}}{_FAILS_STILL}[^.!?\n]{{0,80}}")
+_IN_VAIN: Final = re.compile(rf"(?i){_FAILS_STILL}")
 _TRIED: Final = re.compile(
     rf"(?i)\b{_LESS}(?:\W{{1,3}}{_WORD}){{0,4}}?\W{{1,3}}batch[^\n]{{0,90}}?{_FAILS_STILL}"
     rf"|\b(?:still (?:{_WORD} ){{0,2}}(?:when|after|if|with)|even (?:when|after|if|with)"
@@ -92,10 +92,8 @@ def told_settings(text: str) -> ToldSettings:
     failing = [
         m
         for m in named
-        if not (
-            _WORKS.match(head, m.end())
-            or _RUNS_WITH.search(head[max(0, m.start() - _NEAR) : m.start()])
-        )
+        if not _WORKS.match(head, m.end())
+        and not _RUNS_WITH.search(head, max(0, m.start() - _NEAR), m.start())
     ]
     least = min(failing, key=lambda m: int(m["size"]), default=None)
     options = [m["option"] for m in named if "_" in m["option"] or "-" in m["option"]]
@@ -111,8 +109,10 @@ def told_settings(text: str) -> ToldSettings:
         is_smaller_batch_tried=_TRIED.search(head) is not None,
         tried=tuple(
             option.lstrip("-").replace("_", "-")
-            for said in _IN_VAIN.findall(head)
-            for option in _OPTIONS.findall(said)
+            for m in _IN_VAIN.finditer(head)
+            for option in _OPTIONS.findall(
+                re.split(r"[.!?\n]", head[max(0, m.start() - _NEAR) : m.start()])[-1]
+            )
         ),
         in_use=tuple(w for w, words in _IN_USE.items() if re.search(words, head, re.IGNORECASE)),
         smaller_samples=(f"a lower {size[1]}",)

@@ -39,7 +39,7 @@ _EXPLAINS: Final = re.compile(
 _REPORTS: Final = re.compile(
     r"(?:\b(?:I|we)(?:'m|'ve| am| are| have| had| was)? (?:still |always |also |often |just )?"
     r"(?:g[eo]t|getting|found|find|see(?:ing)?|saw|hit|had|have|fac(?:e|ing)|encounter(?:ed)?"
-    r"|experienc(?:ed?|ing)|r[au]n|running|keep|kept)\b|\b(?:has|did) (?:anyone|you) (?:\w+ )?"
+    r"|experienc(?:ed?|ing)|r[au]n|running|keep|kept)\b|\b(?:has|did) (?:anyone|you) (?:\w{1,9} )?"
     r"(?:meet|met|fac|encounter|experienc|see))(?![^\n]{0,400}\b(?:(?:if|would|may"
     r"|might|could|no|not|never|without)\b|avoid|prevent|solv|fix))",
     re.IGNORECASE,
