@@ -442,8 +442,6 @@ _AT_START: Final = {
     "warm-up": "vLLM warmed up its sampler with {n} dummy requests, and what "
     "gpu_memory_utilization leaves beside the KV cache is too little for their logits over the "
     "whole vocabulary.",
-    "total-tokens": "A KV cache of {n} tokens, which the server was told to hold at a time, does "
-    "not fit beside the weights.",
     "prefill": "At start-up the server ran one prefill of {n} tokens, and what the weights leave "
     "of the card was too little for it and its KV cache.",
 }

@@ -19,7 +19,7 @@ _ANSI: Final = re.compile(
 _ESCAPED_BREAK: Final = re.compile(r"\\{1,4}(?:r\\{1,4}n|n|r)|\r")
 _ESCAPED_CODE: Final = re.compile(r"\\{1,4}u([0-9a-fA-F]{4})")
 _ESCAPED_MARK: Final = re.compile(r"\\{1,4}(?=[\"'`/<>_*\[\]()])|\\{1,4}t")
-_BOLD: Final = re.compile(r"(?<!\w)\*\*(?=\d)|(?<=\w)\*\*(?!\w)")
+_BOLD: Final = re.compile(r"(?<!\w)\*\*(?=\d)|(?<=[\w.!:])\*\*(?!\w)")
 _BREAK_TAG: Final = re.compile(r"<(?:br|p|/p|li|div|/div|tr)\s{0,4}/?>", re.IGNORECASE)
 _TAG: Final = re.compile(
     r"</?(?:a|b|blockquote|br|code|div|em|font|h[1-6]|hr|i|img|kbd|li|mark|ol|p|pre|s|samp|small"

@@ -29,10 +29,10 @@ _MEMORY: Final = (
     r"(?:memory|vram|ram)\b"
 )
 SHORTAGE: Final = re.compile(
-    rf"\b(?:(?P<torch>cuda|hip)[ :]{{1,2}})?out[ _-]of[ _-]{_MEMORY}(?![ -]killer)"
-    r"|(?:^|(?<=[a-z`] ))`?(?P<name>(?:torch\.(?:cuda\.)?)?OutOfMemoryError)"
+    rf"\b(?:(?P<torch>cuda|hip)[ :_]{{1,2}})?ou[tf][ _-]of[ _-]{_MEMORY}(?![ -]killer)"
+    r"|(?:^|(?<=[a-z`:] ))`?(?P<name>(?:torch\.(?:cuda\.)?)?OutOfMemoryError)"
     r"(?=`?\s{1,80}[a-zT]|`?$)"
-    r"|\b(?-i:OOM)s?\b(?!\W{1,3}(?:0|count|safe|score|killer: disabled)\b)"
+    r"|\b(?-i:OOM)s?\b(?!\W{1,3}(?:0(?!\.\d)|count|safe|score|killer: disabled)\b)"
     r"|\b(?:an?|cuda|gpu|vram|get|gets|got|hit|hits) oom\b"
     rf"|(?:\bnot?|n't)(?: have| provide)? enough {_MEMORY}|\b(?:insufficient|no more) {_MEMORY}"
     rf"|\b{_MEMORY} (?:(?:is|was) (?:full|exhausted)|over-?(?:load|flow)s?\b)"
@@ -40,10 +40,10 @@ SHORTAGE: Final = re.compile(
     rf"|{_MEMORY} (?:is|was)(?:n't| not) (?:enough|sufficient)"
     rf"|\bmax(?:ing|ed|es) out (?:\S{{1,20}} ){{0,4}}{_MEMORY}"
     rf"|\bexceed(?:s|ed|ing)? (?:the |my )?{_MEMORY}|\b{_MEMORY} exceeded\b)"
-    r"|爆显存|(?:显|内)存(?:不足|不够|溢出)"
+    r"|爆显存|[显内]存(?:[就又都会直接]{0,2}[爆炸满]|不足|不够|溢出)"
     r"|\bfail(?:ed|s|ure)? to (?:re)?allocate (?:(?:gpu|device|memory|of|size) ){0,4}"
     r"(?P<bytes>\d{1,18}) bytes",
-    re.IGNORECASE | re.MULTILINE,
+    re.IGNORECASE | re.MULTILINE | re.ASCII,  # a Latin word ends where another script begins
 )
 _ON_DEVICE: Final = re.compile(
     r"cuda|gpu|hip|rocm|vram|video ?ram|xpu|device|metal|opencl|vulkan|graphics|显存"
@@ -52,12 +52,17 @@ _ON_DEVICE: Final = re.compile(
 )
 """Words for a GPU and its memory, and the names of the most common ones."""
 _TRAINS: Final = re.compile(
-    rf"{TRAINING}|\bbatch[ _-]?size|\blora\b|\bvalidation\b|torch", re.IGNORECASE
+    rf"{TRAINING}|\bbatch[ _-]?size|\blora\b|\bvalidation\b|torch|gradio|推理|\bdef \w{{1,40}}\(",
+    re.IGNORECASE,
 )
 _GROWS: Final = re.compile(r"grow|increas|leak|deplet", re.IGNORECASE)
 _OTHERS: Final = re.compile(r"\b(?:jax|flax|tensorflow|keras|paddle)", re.IGNORECASE)
 _ON_HOST: Final = re.compile(
     r"\b(?:ram|cpu|host|swap|slurm|cgroup|(?:system|main) memory)\b|内存", re.IGNORECASE
+)
+_KILLED: Final = re.compile(
+    r"\b(?:is|was|be|been|gets?|got) killed\b(?P<system> by (?:the )?(?:system|kernel|os\b))?",
+    re.IGNORECASE,
 )
 _SENTENCES: Final = re.compile(
     r"(?:[^\n.!?]|(?:(?<=\be\.g)|(?<=\bi\.e)|(?<=\bvs)|(?<=\betc))\.|[.!?](?!\s)){1,2000}[.!?]?"
@@ -81,7 +86,8 @@ def told_failure(text: str) -> OomMessage | None:
         told, before = sentence.group(), head[sentence.start() : found.start()]
         is_lone = not head[sentence.end() :].strip()
         is_title = len(told.split()) < _TITLE_WORDS and not (found["loose"] and is_lone)
-        is_title |= len(told) <= _TITLE_CHARS and not (found["loose"] or is_lone)
+        is_plain = not found["loose"] or _ON_DEVICE.search(told) is not None
+        is_title |= len(told) <= _TITLE_CHARS and is_plain and not is_lone
         is_title &= not head[:start].strip()
         is_head = not found["loose"] and not before.strip("\"'`([{>*-: #")
         line = head[start : sentence.end()]
@@ -108,8 +114,11 @@ def _message(found: re.Match[str], told: str, head: str) -> OomMessage:
     """Make a sentence's message; whose memory it means is read from it and the text around it."""
     named = found.group() if _ON_HOST.search(found.group()) else told
     is_on_device = _ON_DEVICE.search(named) is not None
-    is_on_host = not is_on_device and _ON_HOST.search(told) is not None
     around = head[max(0, found.start() - 700) : found.end() + 700]
+    # The system kills for its own memory; for the GPU's memory a program gets an error.
+    kill = _KILLED.search(around)
+    is_on_device &= kill is None or not kill["system"]
+    is_on_host = not is_on_device and (kill or _ON_HOST.search(told)) is not None
     if is_on_host:
         kind, sub_kind = HOST, ""
     elif found["torch"] or found["name"] or frameworks_in((), around) or _is_of_torch(around):

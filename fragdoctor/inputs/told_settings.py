@@ -23,14 +23,24 @@ _IS: Final = r"(?:of|is|was|to|at|as|like|set to|already|just|only|per device)"
 _BATCH: Final = re.compile(
     rf"(?i)(?<![\w.{{-])(?P<option>(?:--)?(?:{_NAME}))[*`'\"]{{0,3}}"
     rf"(?:\s{{0,3}}[:=]\s{{0,3}}|,?\s{{1,3}}(?:{_IS}\s{{1,3}}){{0,2}})"
-    r"[`'\"(]{0,2}(?P<size>[1-9]\d{0,3})\b(?![.,]\d|[-x*])"
+    r"[`'\"(]{0,2}(?P<size>[1-9]\d{0,3})\b(?![.,]\d|[-x*])",
+    re.ASCII,
 )
+_WORKS: Final = re.compile(
+    r"(?i)[^.!?;\n]{0,40}?\b(?:works?|worked|success\w{0,10}|(?:is|runs?) (?:ok|fine|well))\b"
+    r"(?<!not work)(?<!n't work)"
+)
+_RUNS_WITH: Final = re.compile(r"(?i)\b(?:able to|can|could) (?:run|train)\b[^.!?\n]{0,40}\Z")
+"""What people say right after and before the settings with which their program does not fail."""
+_NEAR: Final = 200
 _LESS: Final = r"(?:reduc|lower|decreas|small|chang|set|tri|try|us|drop|cut|turn)\w{0,6}"
 _FAILS_STILL: Final = (
     r"(?:\b(?:still|same (?:error|problem|issue|crash)|again|no (?:success|effect|difference|luck))"
     r"|(?:\bnot|n't|\bno) (?:\w{1,20} )?(?:help|work|solve|fix|make|change))"
 )
 _WORD: Final = r"\w{1,20}"
+_OPTIONS: Final = re.compile(r"(?<![\w/.-])(?:--)?[a-z]{2,20}(?:[-_][a-z]{2,20}){1,5}(?![\w/.])")
+_IN_VAIN: Final = re.compile(rf"(?i){_FAILS_STILL}")
 _TRIED: Final = re.compile(
     rf"(?i)\b{_LESS}(?:\W{{1,3}}{_WORD}){{0,4}}?\W{{1,3}}batch[^\n]{{0,90}}?{_FAILS_STILL}"
     rf"|\b(?:still (?:{_WORD} ){{0,2}}(?:when|after|if|with)|even (?:when|after|if|with)"
@@ -49,7 +59,8 @@ _IN_USE: Final = {
     "an optimizer in 8 bits": r"(?:adamw?|adam|lion)_?8.?bit|8.?bit_?adam|\badafactor\b",
 }
 _SAMPLES: Final = {
-    "fewer frames": r"\bvideo(?:s|\d{1,4})?\b|\bnum_frames\b|\bfps\b",
+    "fewer frames": r"\bvideo(?:s|\d{1,4})?\b(?! (?:memory|ram|card|adapter))|\bnum_frames\b"
+    r"|\bfps\b",
     "shorter audio": r"\baudio\b|\bspeech\b|\butterances?\b|wav2vec|\btts\b|\bvoice|transcri"
     r"|diari[sz]|vocod|whisper",
     "smaller patches or crops": r"\bpatch(?:es|_size| size)\b|\bvolum(?:es|etric)\b|\bCT\b",
@@ -78,7 +89,13 @@ def told_settings(text: str) -> ToldSettings:
     """Return what a text says of its run's settings."""
     head = text[:MAX_CHARS]
     named = [m for m in _BATCH.finditer(head) if not _OF_OTHER.search(m["option"])]
-    least = min(named, key=lambda m: int(m["size"]), default=None)
+    failing = [
+        m
+        for m in named
+        if not _WORKS.match(head, m.end())
+        and not _RUNS_WITH.search(head, max(0, m.start() - _NEAR), m.start())
+    ]
+    least = min(failing, key=lambda m: int(m["size"]), default=None)
     options = [m["option"] for m in named if "_" in m["option"] or "-" in m["option"]]
     size = _SIZE.search(head)
     named_as = {
@@ -90,6 +107,13 @@ def told_settings(text: str) -> ToldSettings:
         batch_option=" ".join((options or [m["option"] for m in named] or [""])[0].split()),
         batch_size=None if least is None else int(least["size"]),
         is_smaller_batch_tried=_TRIED.search(head) is not None,
+        tried=tuple(
+            option.lstrip("-").replace("_", "-")
+            for m in _IN_VAIN.finditer(head)
+            for option in _OPTIONS.findall(
+                re.split(r"[.!?\n]", head[max(0, m.start() - _NEAR) : m.start()])[-1]
+            )
+        ),
         in_use=tuple(w for w, words in _IN_USE.items() if re.search(words, head, re.IGNORECASE)),
         smaller_samples=(f"a lower {size[1]}",)
         if size is not None

@@ -5,6 +5,7 @@ Field names of the messages are a contract (JSON of ``fragdoctor oom``).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -22,10 +23,12 @@ GPU_TABLE: Final = "gpu-table"
 """``sub_kind`` of the message that stands for a table of GPUs next to words about a failure."""
 
 TRAINING: Final = (
-    r"(?:(?<![a-z])(?<!pre[-_])train(?!ed (?:model|on|weights|network))|pretrain(?!ed)|fine-?tun"
-    r"|\bepoch|dreambooth|backward|learning.rate|optimi[sz]er|\blosse?s?\b)"
+    r"(?:(?<![a-z])(?<!pre[-_])train(?!ed (?:model|on|weights|network))|pretrain(?!ed)"
+    r"|train(?:er|loop)\b|fine-?tun|\bepoch|dreambooth|backward|learning.rate|optimi[sz]er|\blosse?s?\b|训练|微调|学習|학습)"
 )
 """Words that people and programs only use about training."""
+
+_TRAINS: Final = re.compile(TRAINING, re.IGNORECASE)
 
 CHECKPOINTING: Final = "checkpointing"
 """Checkpointed layers among the measures that a text says are in use."""
@@ -35,14 +38,15 @@ SEQUENCES: Final = "shorter sequences"
 
 _MEMORY: Final = r"\b(?:(?:gpu|cuda|cpu|host|system)[ -]){0,2}(?:memory|vram|ram)\b"
 GROWS: Final = (
-    rf"{_MEMORY}(?:\W{{1,3}}\w{{1,20}}){{0,3}}?\W{{1,3}}(?:keeps?|kept|ceaselessly|gradually"
+    rf"{_MEMORY}(?:\W{{1,3}}\w{{1,20}}){{0,3}}?\W{{1,3}}(?:keeps?|kept|is|ceaselessly|gradually"
     r"|steadily|continuously|constantly)(?: \w{1,20}){0,2}? (?:increas|grow|ris)(?:es?|s|ing)\b"
-    rf"|{_MEMORY}\W{{1,3}}(?:usage |consumption )?(?:explode[sd]?|exploding|blows? up"
+    rf"|{_MEMORY}\W{{1,3}}(?:usage |consumption |footprint )?(?:explode[sd]?|exploding|blows? up"
     r"|(?:increas|grow|ris)(?:es?|s|ing|ed) (?:over time|unlimit\w{2,4}|(?:\w{1,9} )?(?:each|every)"
     r"|with (?:the |more ){0,2}(?:iteration|step|epoch)s?))\b(?!-)"
     rf"|{_MEMORY}(?:\W{{1,3}}\w{{1,20}}){{0,4}}?\W{{1,3}}(?:increas|grow|ris|creep|climb)"
     r"(?:es?|s|ing)?\b(?:\W{1,3}\w{1,20}){0,8}?\W{1,3}(?:until|till|without reducing)\b"
     rf"|{_MEMORY} leak(?:s|age|ing)?\b(?! (?:check|test|free)\b)"
+    r"|[显内]存\S{0,8}?(?:一直|持续|不断|逐渐|越来越|随着\S{0,12}?)\S{0,6}?[增涨升]"
 )
 """The ways in which people say that memory grows until it runs out."""
 
@@ -155,6 +159,12 @@ class OomMessage(Struct, frozen=True):
         return f"{self.around} {self.intro} {self.text}"
 
     @property
+    def is_of_training(self) -> bool:
+        """Whether the text around it or its traceback is about a training run."""
+        calls = (f"{f.file} {f.function} {f.code}" for f in self.frames)
+        return any(_TRAINS.search(said) for said in (self.said, *calls))
+
+    @property
     def live_bytes(self) -> int | None:
         """Bytes held by live tensors: allocated minus the private pools' free cache (>= 2.4)."""
         if self.allocated_bytes is None:
@@ -207,6 +217,7 @@ class ToldSettings(Struct, frozen=True):
         batch_option: the batch's option as the text spells it; hostile text.
         batch_size: the smallest batch that the text names, None if it names none.
         is_smaller_batch_tried: whether the text says that a smaller batch did not help.
+        tried: other options that it says did not help, as ``max-model-len``; hostile text.
         in_use: measures against a lack of memory that the text says are in use.
         smaller_samples: what a smaller sample is: "shorter sequences"; empty if it is not clear.
     """
@@ -214,6 +225,7 @@ class ToldSettings(Struct, frozen=True):
     batch_option: str = ""
     batch_size: int | None = None
     is_smaller_batch_tried: bool = False
+    tried: Sequence[str] = ()
     in_use: Sequence[str] = ()
     smaller_samples: Sequence[str] = ()
 

@@ -126,7 +126,8 @@ SGLang
 TGI
   source: text-generation-inference 2.4, launcher/src/main.rs
   files: /text_generation(?:_server)?/
-  logs: text_generation(?:_|\.errors)|text-generation-launcher
+  logs: text_generation(?:_|\.errors)|text-generation-launcher|\bTGI\b
+    |\bmax[-_]batch[-_](?:prefill|total)[-_]tokens
   batch: lower --max-batch-prefill-tokens, --max-input-tokens or --max-batch-total-tokens; set
     --cuda-memory-fraction to 0.9 or less
   weights: spread the weights over more GPUs (--num-shard), or quantize them (--quantize)
@@ -153,6 +154,7 @@ Stable Diffusion web UI
     |call_queue)\.py$
   logs: use lower resolution|Torch active/reserved:|\bA: [\d.]+ GB, R: [\d.]+ GB|\bwebui-user\.
     |(?i:\bhires\.? ?fix\b|stable.diffusion.web.?ui)|\bA1111\b|\bFooocus\b|\[Memory Management\]
+    |\[GPU Setting\]
   batch: use a smaller width and height, a batch size of 1, or a lower upscale in Hires. fix
   attention: start it with --opt-sdp-attention (PyTorch 2), --xformers or --opt-sub-quad-attention
   weights: start it with --medvram, or with --lowvram, which keeps even less on the GPU; in Forge
@@ -283,12 +285,13 @@ Ultralytics
 Real-ESRGAN
   source: realesrgan 0.3, inference_realesrgan.py; SwinIR, main_test_swinir.py
   files: /(?:realesrgan|gfpgan)/
-  logs: (?i:real.?esrgan|\bswinir\b|\bgfpgan\b|\bgpen\b)
+  logs: (?<!['\"])(?i:real.?esrgan|\bswinir\b|\bgfpgan\b|\bgpen\b)
   batch: use --tile 256 or less (0, the default, takes the image as a whole), or a smaller image
 sd-scripts
   source: sd-scripts 0.9 to 0.10, library/train_util.py, sdxl_train_util.py and train_network.py
-  files: /(?:sd-scripts|kohya_ss)/
-  logs: \b(?:sdxl|flux|sd3)_train\w{0,30}\.py|\btrain_(?:network|db)\.py|(?i:\bkohya)
+  files: /(?:sd-scripts|kohya_ss|ComfyUI-FluxTrainer)/
+  logs: \b[Ff]lux ?[Tt]rain
+    |\b(?:sdxl|flux|sd3)_train\w{0,30}\.py|\btrain_(?:network|db)\.py|(?i:\bkohya)
     |\bnetworks\.lora\b
   batch: lower --train_batch_size or --resolution, and set --gradient_checkpointing
   checkpoint: --gradient_checkpointing; --cache_text_encoder_outputs with
@@ -434,10 +437,12 @@ FRAMEWORKS: Final = tuple(_frameworks())
 SERVERS: Final = ("vLLM", "SGLang", "TGI")
 """Frameworks that set memory aside themselves, by their own options."""
 
+INTERFACES: Final = ("ComfyUI", "Stable Diffusion web UI")
+"""Frameworks in which people draw pictures, and some train models by extensions."""
+
 RUN_ONLY: Final = (
     *SERVERS,
-    "ComfyUI",
-    "Stable Diffusion web UI",
+    *INTERFACES,
     "Segment Anything",
     "Real-ESRGAN",
     "ESMFold",

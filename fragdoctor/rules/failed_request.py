@@ -40,6 +40,7 @@ PRINTED_SLACK_SHARE: Final = 0.105
 full cards print up to 10.1 % of what is reserved, and fragmented cards print 14 % and more."""
 
 FREE_NOISE_BYTES: Final = 32 * MIB
+FREE_CARD_SHARE: Final = 0.004
 ROCM_RESERVE_SHARE: Final = 0.03
 FREE_NOISE_SHARE: Final = 0.01
 """Full cards print free memory up to this much above the failed request: the driver keeps some of
@@ -258,13 +259,15 @@ class FailedRequest(Struct, frozen=True):
         """Whether the driver had more than enough free memory for the whole request.
 
         A card is full if its free memory exceeds the request by less than ``FREE_NOISE_BYTES``, by
-        less than a hundredth of the request, or on ROCm by less than ``ROCM_RESERVE_SHARE``.
+        less than a hundredth of the request, or by a share of the card: ``ROCM_RESERVE_SHARE`` on
+        ROCm, else ``FREE_CARD_SHARE`` of a message, whose figure is read after the failure.
         """
         if self.free_bytes is None:
             return False
         noise = max(FREE_NOISE_BYTES, int(FREE_NOISE_SHARE * self.requested_bytes))
-        if self.backend == "rocm":
-            noise = max(noise, int(ROCM_RESERVE_SHARE * (self.total_bytes or 0)))
+        share = ROCM_RESERVE_SHARE if self.backend == "rocm" else FREE_CARD_SHARE
+        if self.backend == "rocm" or not self.is_exact:
+            noise = max(noise, int(share * (self.total_bytes or 0)))
         return self.free_bytes >= self.requested_bytes + noise
 
     @property

@@ -15,7 +15,7 @@ from typing import Final
 from msgspec import Struct
 
 from fragdoctor.model.case import GROWS, TRAINING, OomMessage, TracebackFrame
-from fragdoctor.model.engines import is_of_other_program
+from fragdoctor.model.engines import engine_of, is_of_other_program
 from fragdoctor.model.frameworks import VLLM_LOG, Change
 
 
@@ -95,7 +95,7 @@ class TracebackSign(Struct, frozen=True):
 
 
 def _search(pattern: str, text: str) -> bool:
-    return re.search(pattern, text) is not None
+    return re.search(pattern, text, re.ASCII) is not None
 
 
 def sign_of(message: OomMessage | None) -> TracebackSign | None:
@@ -117,8 +117,9 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
         found = next(at, None) or next(above, None)
         if found is not None:
             return found
-    # No call is known, so look for the words that people use.
-    told = (s for signs in tables for s in signs if s.in_words)
+    # No call is known, so look for the words that people use, which are about other programs, too.
+    is_of_engine = engine_of(message) is not None
+    told = (s for signs in tables for s in signs if s.in_words and not is_of_engine)
     return next((s for s in told if _search(s.in_words, message.said)), None)
 
 
@@ -148,16 +149,22 @@ def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
     if any(name in message.said for place in sign.unless for name in place.functions.split()):
         return True  # found in lines that no longer have the form of a traceback
     share = (message.requested_bytes or 0) / (message.total_bytes or float("inf"))
-    if sign.name == GROWTH and share > LARGE_SHARE:
+    if sign.name == GROWTH and (share > LARGE_SHARE or _search(_BATCH_HELPS, message.said)):
         return True
     is_beyond = share > 1
     return is_beyond and sign.is_surrounding and sign.is_of_batch
 
 
+_BATCH_HELPS: Final = (
+    r"(?i)\b(?:reduc|lower|decreas|small)\w{0,4} (?:the )?batch.{0,20}? (?:(?:does|do|did) )?"
+    r"(?:help(?:s|ed)?|works?|worked|solve[sd]?)\b"
+)
+"""What people say if the batch is what fills the GPU, and not what earlier steps have left."""
+
 _INFERS: Final = "(?:infer|demo|predict|generate|sample|detect|upscale|transcribe|render)"
 """Names of programs that only run a model."""
 
-_RUNS_MODEL: Final = r"\bupscal|super.?resol|\btranscrib|\binference\b"
+_RUNS_MODEL: Final = r"\bupscal|super.?resol|\btranscrib|\binference\b|推理"
 """What a program does that only runs a model; people who train one may speak of it, too."""
 
 _FAILS: Final = (
@@ -186,8 +193,9 @@ _RAN: Final = rf"\b(?:python3?|ran|run|running) (?:\S*[/\\])?(?:\w*_)?{_INFERS}\
 
 _ONLY_RUNS: Final = (
     rf"^(?!.*{TRAINING}).*(?:{_RUNS_MODEL}|\bgenerat(?:e|es|ed|ing|ion)(?:\b|_)|\bprompts?\b|\bchat"
-    r"|\bsynthe[st]|\bvocod|\btranscrip|\bdiari[sz]|\btxt2img|\bimg2img|\btext2text|\bhi-?res"
-    r"|\bweb ?ui\b|\bdemo\b|\btranslator|Mask\w{0,40}Generator\()"
+    r"|请求|\bgradio\b|\bfastapi\b|\brest api\b|\bsynthe[st]|\bvocod|\btranscrip|\bdiari[sz]"
+    r"|\b(?:txt|img)2img|\btext2text|\bhi-?res|\bweb ?ui\b|\bdemo\b|\btranslator"
+    r"|Mask\w{0,40}Generator\()"
 )
 """Words for what a trained model is used for, which count only in texts without those above."""
 
@@ -195,6 +203,12 @@ _ONLY_RUNS: Final = (
 def only_runs(message: OomMessage) -> bool:
     """Return whether the words around a failure are about running a model, and not training it."""
     return _search(f"(?is){_ONLY_RUNS}", message.said)
+
+
+def is_seen_to_run(message: OomMessage) -> bool:
+    """Return whether a text or its traceback shows that a model runs and is not trained."""
+    sign = sign_of(message)
+    return only_runs(message) or (sign is not None and not sign.is_training)
 
 
 ONE_AT_A_TIME: Final = (
@@ -230,6 +244,15 @@ _GROWS: Final = (
     r"|\baccumulat(?:es?|ed|ing) (?:in|on|over)\b)"
 )
 """The ways in which people say that memory grew, or that only a long run failed."""
+
+_FIRST: Final = r"(?:\b(?:gpu|gup|cuda|device)[ :_-]{0,2}0\b(?!;| has a)|\b(?:0|first) gpu\b)"
+_ON_FIRST: Final = (
+    rf"{_FIRST}[^.;\n(]{{0,40}}\b(?:more|much|most|first|unbalanced|alone)\b"
+    r"|\b(?:more|most|all|every|each|only|other gpus|process(?:es)?)\b[^.;\n(]{0,60}"
+    rf"\b(?:on|in|to|of) ?(?:the )?{_FIRST}"
+    r"|\b(?:un|im)balanced[^.\n]{0,40}\b(?:gpu|memory)|\bmemory[^.\n]{0,60}n(?:o|')t average\b"
+)
+"""The ways in which people say that one of several GPUs, mostly the first, holds more."""
 
 _RASTERIZER: Final = Place(file=r"/diff_gaussian_rasterization|/gsplat/")
 
@@ -463,6 +486,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             ),
         ),
         intro=r"EngineCore failed to start|[Ss]tarting profile run|\[profiling\.py:\d"
+        r"|(?s:checkpoint shards: 100% Completed(?!.*(?:blocks:|KV cache)))"
         r"|Unable to warmup|Method Warmup",
     ),
     TracebackSign(
@@ -575,15 +599,16 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
     ),
     TracebackSign(
-        name="data-parallel-gather",
-        doing="while DataParallel gathered the outputs of all GPUs on the first",
+        name="first-gpu",
+        doing="on a GPU where what several GPUs make or load comes together",
         is_of_batch=True,
-        title="Use DistributedDataParallel instead of DataParallel",
-        change="torchrun --nproc_per_node=N train.py with DistributedDataParallel; or "
-        "compute the loss inside forward(), so that a number is gathered instead "
-        "of the outputs",
-        why="DataParallel joins all outputs, and the loss, on one GPU: that one fills first.",
-        # torch 1.0 to 2.15, torch/nn/parallel
+        title="Give each GPU a process of its own, which puts nothing on the first one",
+        change="start it with torchrun --nproc_per_node=N and DistributedDataParallel, since "
+        "DataParallel gathers the outputs of all GPUs on the first (or compute the loss inside "
+        "forward(), so that a number is gathered); in each process torch.cuda.set_device("
+        "local_rank) before anything goes to 'cuda', and torch.load(..., map_location='cpu')",
+        why="The GPU that also holds what the others have made or loaded fills first.",
+        # torch 1.0 to 2.15, torch/nn/parallel and torch/serialization.py
         places=(
             Place(
                 file=r"/torch/nn/parallel/(?:scatter_gather|_functions|comm)\.py$|/torch/cuda/comm\.py$",
@@ -591,6 +616,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 code=r"gather",
             ),
         ),
+        in_words=rf"(?is)\A(?=.*(?:train|parallel|torchrun|\bddp|\brank|训练)).*(?:{_ON_FIRST})",
     ),
     # ---- optimizers ----
     TracebackSign(
@@ -620,6 +646,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         # 0.2 to 0.4, zero/low_level; apex, amp/_process_optimizer.py; bitsandbytes 0.39 to 0.48,
         # csrc/pythonInterface.cpp: cget_managed_ptr of paged state
         intro=r"[Oo]ut of memory at line \d+ in file \S*pythonInterface",
+        in_words=rf"(?i){_in_clause(r'(?:optimi[sz]er[. ](?:step|states?)|step function)')}",
         places=(
             Place(
                 file=r"/deepspeed/",
@@ -879,7 +906,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         # transformers 4.57, trainer.py; lightning 2.5, loops/evaluation_loop.py
         in_words=rf"(?i){_EVALUATES}",
         # progress bars of catalyst and Lightning; code of PyTorch 0.3, which kept no graph there
-        intro=r"(?:\(valid(?:ation)?\)|\bValidat(?:ing|ion(?: DataLoader \d+)?)):\s{1,6}\d{1,3}%"
+        intro=r"\b[Rr]unning (?:validation|evaluation)\b|Train\w{0,10}Validat"
+        r"|(?:\(valid(?:ation)?\)|\bValidat(?:ing|ion(?: DataLoader \d+)?)):\s{1,6}\d{1,3}%"
         r"|volatile was removed and now has no effect",
         places=(
             Place(

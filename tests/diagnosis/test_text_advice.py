@@ -79,6 +79,138 @@ def test_smaller_batch_that_did_not_help_is_not_advised_again(said):
     assert first.title == "Use less for one sample: a smaller batch did not help"
 
 
+@pytest.mark.parametrize(
+    ("said", "title"),
+    [
+        ("With batch_size=1 it works, with batch_size=4 it fails.", "Lower batch_size from 4"),
+        ("I am able to train with a batch size of 8. A batch size of 16 fails.", "Lower batch"),
+        ("I changed batch_size to 1, this time it works.", "Use a smaller batch"),
+        ("batch_size=1 does not work either", "Use less for one sample: the batch is already"),
+        ("训练以batch=2进行", "Lower batch from 2"),
+    ],
+)
+def test_batch_with_which_it_works_is_not_the_one_that_fails(said, title):
+    _, first = first_of(f"{said}\n{FULL}\n")
+
+    assert first.title.startswith(title)
+
+
+def test_options_that_did_not_help_are_not_advised_again():
+    text = "vllm serve fails.\nLowering gpu-memory-utilization did not help.\nOOM on the GPU.\n"
+
+    _, first = first_of(text)
+
+    assert first.change.startswith("with vLLM: lower --max-num-batched-tokens")
+    assert "lower --gpu-memory-utilization" in first_of(text.replace("did not", "may"))[1].change
+
+
+def test_error_with_its_own_explanation_on_one_line_is_a_failure():
+    error = "RuntimeError: CUDA error: out of memory CUDA kernel errors might be reported later"
+
+    assert first_of(f"[Bug] {error}\nIt worked yesterday, in torch.\n")[0].cause is Cause.UNKNOWN
+
+
+def test_error_that_ray_passes_on_is_pytorchs():
+    text = "ray.exceptions.RayTaskError(OutOfMemoryError): ray::main_task() (pid=5)\n{}\n"
+    frames = traceback(("/job/verl/trainer/ppo/ray_trainer.py", "actor_output = self.actor_rol"))
+
+    verdict, first = first_of(text.format(frames))
+
+    assert verdict.cause is Cause.CAPACITY
+    assert first.change.startswith("with verl: lower actor_rollout_ref.actor.ppo_micro_batch_size")
+
+
+@pytest.mark.parametrize(
+    ("said", "change"),
+    [
+        ("Eval bug: llama-server\nIt went OOM on the GPU", "lower --n-gpu-layers"),
+        ("Ollama crashes with `CUDA error: out of memory` while loading", "lower num_ctx"),
+    ],
+)
+def test_program_with_options_of_its_own_is_not_read_by_words_about_pytorch(said, change):
+    assert first_of(f"{said}\n")[1].change.startswith(change)
+
+
+def test_video_memory_is_no_video():
+    _, first = first_of(f"The video card has little video memory. I run inference.\n{FULL}\n")
+
+    assert "fewer frames or points" in first.change  # of any kind, since none is known
+
+
+@pytest.mark.parametrize(
+    ("said", "cause", "title"),
+    [
+        ("训练时显存一直增长\nCUDA out of memory", Cause.LEAK, "Keep numbers from step to step"),
+        ("每次请求后显存一直增加\nCUDA out of memory", Cause.LEAK, "Keep nothing of a request"),
+        ("推理时CUDA out of memory", Cause.CAPACITY, "Give the model less at a time"),
+        ("使用知识库推理就会报显存溢出", Cause.CAPACITY, "Give the model less at a time"),
+        ("OOM in the Gradio app on the GPU", Cause.CAPACITY, "Give the model less at a time"),
+    ],
+)
+def test_chinese_texts_are_told_from_each_other_as_english_ones_are(said, cause, title):
+    verdict, first = first_of(said)
+
+    assert verdict.cause is cause
+    assert first.title.startswith(title)
+
+
+def test_growth_is_advised_without_what_the_author_does_already():
+    grows = "CUDA out of memory: the GPU memory keeps growing while it trains."
+
+    assert "loss.item()" in first_of(grows)[1].change
+    _, first = first_of(f"{grows} I use item() everywhere.")
+    assert first.title == "Find what else is kept from step to step"
+    assert "loss.item()" not in first.change
+
+
+def test_smaller_batch_that_helps_shows_that_nothing_is_kept():
+    grows = f"{FULL.replace('1.00 GiB', '0.50 GiB')}\nIt fails after 140 batches."
+
+    assert "Keep numbers" in first_of(grows)[1].title
+    assert "Keep numbers" not in first_of(f"{grows} Reducing the batch size does help.")[1].title
+
+
+def test_who_trains_inside_a_user_interface_gets_words_for_training():
+    text = "# ComfyUI Error Report\n- **Node Type:** {}\nAllocation on device\n"
+
+    assert "latent node" in first_of(text.format("KSampler"))[1].change
+    assert "with sd-scripts: lower --train" in first_of(text.format("FluxTrainLoop"))[1].change
+
+
+def test_name_of_a_model_among_arguments_is_not_the_program():
+    text = "CUDA error: out of memory in torch, txt2img(inputs=('dog', 'RealESRGAN_x4plus'))\n"
+
+    assert "--tile" not in first_of(text)[1].change
+    assert "--tile" in first_of(text.replace("'Real", "Real"))[1].change
+
+
+def test_request_as_large_as_all_that_is_live_is_a_copy_of_the_model():
+    message = old_style("26.08 GiB", "31.75 GiB", "26.14 GiB", "4.77 GiB", "26.15 GiB")
+
+    assert first_of(f"finetuning\n{message}\n")[1].code == "less-model-memory"
+    assert first_of(f"{message}\n")[1].code == "smaller-batch"
+
+
+def test_card_of_which_next_to_nothing_is_free_is_full():
+    sizes = ["20.00 MiB", "11.76 GiB", "10.92 GiB", "56.25 MiB", "10.97 GiB"]
+
+    assert first_of(old_style(*sizes))[0].cause is Cause.CAPACITY
+    sizes[3] = "300.00 MiB"
+    assert first_of(old_style(*sizes))[0].cause is Cause.UNKNOWN
+
+
+def test_cache_that_is_too_small_is_met_with_a_shorter_context():
+    _, first = first_of("The vLLM engine stops: insufficient KV cache memory.\n")
+
+    assert first.change.startswith("a --max-model-len no longer than you need")
+
+
+def test_server_is_known_by_its_options():
+    _, first = first_of("OOM on the GPU. It set max_batch_prefill_tokens to 10049.\n")
+
+    assert first.change.startswith("with TGI: lower --max-batch-prefill-tokens")
+
+
 def test_title_that_repeats_the_error_is_read_with_the_text_of_its_repetition():
     _, first = first_of(
         "CUDA out of memory\n\nI got CUDA out of memory when I train with batch size 4.\n"

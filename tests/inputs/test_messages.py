@@ -155,7 +155,7 @@ CASES = [
      "other-framework", "onnxruntime", "arena-limit", {"free_bytes": 1024}),
     # text_generation_server/models/flash_causal_lm.py of 0.9
     ("Not enough memory to handle 24000 total tokens with 4096 prefill tokens.",
-     "kv-cache", "tgi", "total-tokens", {"kv_tokens_requested": 24000}),
+     "kv-cache", "tgi", "prefill", {"kv_tokens_requested": 24000}),
     # xla/stream_executor/gpu/gpu_cudamallocasync_allocator.cc
     (("gpu_async_0 cuMemAllocAsync failed to allocate 8589934592 bytes: RESOURCE_EXHAUSTED: :"
       " CUDA_ERROR_OUT_OF_MEMORY: out of memory\n Reported by CUDA: Free memory/Total memory:"

@@ -44,6 +44,7 @@ DEVICE = {
     "3.2GB free, Have:2.8GB free",
     "DirectML": "RuntimeError: Could not allocate tensor with 3221225472 bytes. There is not "
     "enough GPU video memory available!",
+    "bold words": "**torch.OutOfMemoryError: CUDA out of memory.** Tried to allocate 3.00 GiB",
     "bold": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate **3.00 GiB**",
     "Ray, bare": "ray.exceptions.RayTaskError(RuntimeError): ray::f() (pid=7, ip=10.1.1.1)\n"
     "RuntimeError: CUDA error: out of memory",

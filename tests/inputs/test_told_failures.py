@@ -27,9 +27,16 @@ TOLD = (
     "No matter which batch I take, it is OOM.",
     "It tries to exceed the GPU memory and dies.",
     "训练时爆显存了",
+    "推理时显存就爆了",
+    "显存会随着epoch的增加而增加直到cuda out of memory然后报错",
+    "The length leads to a cuda ouf of memory error.",
     "it is out of memory on the GPU. you can see the log below.",
     "On several machines rank 0 goes OOM after hours.",
     "With batch 2 I am still out of GPU memory, thanks for your great work!",
+    "Has anyone met this: it can run by itself, normally, but here it is OOM",
+    "[Bug]: OutOfMemoryError when it loads a model with a huge context",
+    "same here, 24 GB and out of GPU memory",
+    "Did you meet CUDA_OUT_OF_MEMORY here",
     "On a longer video I encounter an `OutOfMemoryError` on my device.",
 )
 EXPLAINED = (
@@ -56,6 +63,8 @@ EXPLAINED = (
     "VRAM is not enough for full finetuning, use LoRA.",
     "Tips for OOM",
     "OOM count = 0",
+    "Tune this value if the process is killed by the OOM killer.",
+    "Fix RuntimeError: CUDA out of memory in the loader",
     "The loader never throws an out-of-memory exception.",
     "feat: retry with a smaller batch when CUDA runs out of memory (#1821)",
     "Improved the error message when the GPU is out of memory.",
@@ -156,3 +165,29 @@ def test_failure_told_of_an_engine_is_not_pytorchs_whatever_versions_are_listed(
 )
 def test_more_words_for_a_device_that_is_full(told):
     assert told_failure(f"{told}\n") is not None
+
+
+def test_title_that_says_that_the_memory_of_a_gpu_grows_is_a_failure() -> None:
+    told = "GPU memory usage increases at each inference"
+
+    assert told_failure(f"{told}\n\nI run the 8B model behind an API.\n") is not None
+    assert told_failure("Memory usage increases at each inference\n\nI run a model.\n") is None
+    assert told_failure("SFT OOM 0.7.1 to 0.7.2 including a change\n\nOur code is below.\n")
+    assert told_failure("Cuda 0 OOM!\n\nAll goes to the first one.\n")
+    assert told_failure("The GPU memory of the server is increasing\n\nIt is an API.\n")
+    assert told_failure("SFT OOM 0 in all runs of this version\n\nOur code is below.\n") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "is_on_host"),
+    [
+        ("Rank 0 goes OOM on the GPU: it is killed by the system after hours.", True),
+        ("Memory usage keeps increasing, and the program was killed.", True),
+        ("The GPU is out of memory, and I have killed other programs.", False),
+    ],
+)
+def test_what_the_system_kills_lacked_the_hosts_memory(text: str, is_on_host: bool) -> None:
+    message = told_failure(f"Hello.\n{text}\n")
+
+    assert message is not None
+    assert message.is_device_oom is not is_on_host

@@ -181,3 +181,11 @@ def test_recording_is_asked_for_by_the_name_of_the_script(file, script):
     )
 
     assert f"(fragdoctor run {script})" in said.replace("\n", " ")
+
+
+def test_program_that_only_runs_a_model_is_shown_no_script_for_training():
+    text = "It fails in inference.\n" + (SAMPLES / "capacity_oom.txt").read_text()
+
+    said = render("analyze", "text", diagnose(Case(oom=find_messages(text))), RenderOptions())
+
+    assert "Not tested: that needs a recording of the run." in said.replace("\n", " ")

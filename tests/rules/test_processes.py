@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from builders import MIB
-from oom_messages import case_of, log_of, message, new_style
+from oom_messages import case_of, new_style
 from rule_inputs import (
     FULL,
     SHARED_DEVICE,
     assert_finds,
 )
 
-from fragdoctor.model.case import Case
 from fragdoctor.rules.registry import find_rule
 
 CROWDED = new_style("1.00 GiB", "24.00 GiB", "0.20 GiB", "18.00 GiB", "0.30 GiB", own="23.50 GiB")
@@ -20,8 +18,6 @@ CROWDED = new_style("1.00 GiB", "24.00 GiB", "0.20 GiB", "18.00 GiB", "0.30 GiB"
 CASES = [
     ("FD501", case_of(SHARED_DEVICE), case_of(FULL)),
     ("FD502", case_of(CROWDED), case_of(SHARED_DEVICE)),
-    ("FD503", Case(oom=log_of(*[message(rank=r, requested_bytes=MIB) for r in range(4)])),
-     case_of(FULL)),
 ]  # fmt: skip
 
 

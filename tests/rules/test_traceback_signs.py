@@ -27,6 +27,12 @@ def failing(*frames: str, message: str = FULL) -> str:
 
 TORCH = f"{LIB}/torch"
 SHAPES = {
+    "first-gpu": "Training is on four GPUs, and gpu 0 takes more memory than the others.\n" + FULL,
+    "server-start after its weights": "vLLM: Loading safetensors checkpoint shards: 100% Completed "
+    f"| 5/5\n{FULL}\n",
+    "evaluation by its progress": f"Steps: 0/100 - INFO - Running validation...\n{FULL}\n",
+    "first-gpu by its processes": f"DDP: processes of other GPUs appear on GPU0.\n{FULL}",
+    "optimizer-state in words": f"It fits, but in the step function it runs out of memory.\n{FULL}",
     "sliding-window": failing(
         frame(f"{LIB}/monai/inferers/utils.py", "sliding_window_inference", "x = zeros(n)")
     ),
@@ -137,7 +143,7 @@ SHAPES = {
     "all-pairs of nodes": failing(
         frame(f"{LIB}/torch_geometric/utils/_to_dense_adj.py", "to_dense_adj", "a = zeros(n)")
     ),
-    "data-parallel-gather": failing(
+    "first-gpu by its call": failing(
         frame(f"{TORCH}/nn/parallel/comm.py", "gather", "return torch._C._gather(tensors)")
     ),
     "optimizer-state under DeepSpeed": failing(

@@ -32,7 +32,7 @@ from fragdoctor.model.frameworks import Change
 from fragdoctor.model.phases import Category
 from fragdoctor.model.simulation import OutlookState
 from fragdoctor.rules.told_weights import told_weights
-from fragdoctor.units import MIB, format_share, format_size
+from fragdoctor.units import GIB, MIB, format_share, format_size
 
 SHORT_OF_MEMORY: Final = (Cause.CAPACITY, Cause.TRANSIENT_PEAK, Cause.MEMORY_LIMIT)
 
@@ -209,6 +209,33 @@ def _less_of_one(case: JudgedCase, since: str) -> tuple[str, str]:
     return f"Checkpoint the layers: {since}", f"{words}; also {change}"
 
 
+OF_A_COPY: Final = (
+    "The request is as large as all that PyTorch has allocated: a copy of the model for its "
+    "gradients, its optimizer or another precision"
+)
+COPY_SHARE: Final = 0.005
+
+
+def _asks_for_a_copy(case: JudgedCase) -> bool:
+    """Return whether one request of a training run is as large as all that is live."""
+    r = case.failed_request
+    if r is None or r.live_bytes is None or case.message is None or not case.trains:
+        return False
+    return r.live_bytes > GIB and abs(r.requested_bytes - r.live_bytes) < COPY_SHARE * r.live_bytes
+
+
+def _not_of_batch(case: JudgedCase) -> str:
+    """Return why what failed does not shrink with the batch, or "" if it may."""
+    if case.fails_in_optimizer_step:
+        return (
+            "The failure is in the optimizer's step, when the activations of the batch are "
+            "already freed; weights, gradients and state do not shrink with the batch."
+        )
+    if case.is_of_model and case.sign is not None:
+        return f"It failed {case.sign.doing}: that does not depend on the batch."
+    return f"{OF_A_COPY}, which no batch makes smaller." if _asks_for_a_copy(case) else ""
+
+
 class SmallerBatch(SavingRemedy):
     """A smaller batch or sequence, with how much smaller."""
 
@@ -245,18 +272,8 @@ class SmallerBatch(SavingRemedy):
             return
         if r.missing_bytes <= 0:
             return
-        if case.fails_in_optimizer_step:
-            why = (
-                "The failure is in the optimizer's step, when the activations of the batch are "
-                "already freed; weights, gradients and state do not shrink with the batch."
-            )
+        if why := _not_of_batch(case):
             yield self.rejection(why, Confidence.LIKELY)
-            return
-        if case.is_of_model and case.sign is not None:
-            yield self.rejection(
-                f"It failed {case.sign.doing}: that does not depend on the batch.",
-                Confidence.LIKELY,
-            )
             return
         missing, of_needed = format_size(r.missing_bytes), ""
         if r.needed_bytes is not None:
@@ -436,6 +453,7 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     held = _model_bytes(case)
     told = told_weights(case.message)
     is_too_large = told is not None and case.message is not None and told.fill(case.message)
+    is_copy = _asks_for_a_copy(case)
     why = "Lower precision halves weights, gradients and activations alike."
     if is_building:
         why = (
@@ -448,6 +466,8 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
             f"At the peak the device holds {parts}. Half the precision halves them; sharded "
             "over n GPUs (ZeRO, FSDP), each holds one nth."
         )
+    if is_copy:
+        why = f"{OF_A_COPY}."
     if told is not None and is_too_large:
         why = f"{told.text}: the device has {format_size(r.total_bytes)}."
     yield remedy.proposal(
@@ -455,7 +475,7 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         weight=CURES
         if is_too_large
         else FITS
-        if is_building or (case.told.batch_size == 1 and case.is_checkpointed)
+        if is_building or is_copy or (case.told.batch_size == 1 and case.is_checkpointed)
         else MAY_HELP,
         confidence=Confidence.LIKELY if is_building else Confidence.POSSIBLE,
         change=FEWER_BITS

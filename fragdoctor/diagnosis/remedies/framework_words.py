@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from fragdoctor.diagnosis.remedies.leaks import is_evaluation
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal
-from fragdoctor.model.frameworks import SERVERS, Change, words_for
+from fragdoctor.model.frameworks import INTERFACES, SERVERS, Change, words_for
 from fragdoctor.model.gpus import with_monitor_of
 
 CHANGES: Final = {
@@ -74,4 +75,23 @@ def _words(case: JudgedCase, *changes: str | None) -> tuple[str, str] | None:
     runs_only = case.sign is not None and not case.sign.is_training
     runs_only |= is_evaluation(case.asking_stack)
     batch = (Change.EVALUATION_BATCH,) if Change.BATCH in changes and runs_only else ()
-    return words_for(case.frameworks, *batch, *changes)
+    # Who trains inside a user interface has other options than who draws pictures there.
+    is_trained = case.trains and not runs_only and Change.BATCH in changes
+    frameworks = [f for f in case.frameworks if not (is_trained and f.name in INTERFACES)]
+    found = words_for(frameworks, *batch, *changes)
+    return None if found is None else (found[0], _untried(found[1], case.told.tried))
+
+
+def _untried(words: str, tried: Sequence[str]) -> str:
+    """Return words with the parts last whose first option did not help."""
+
+    def is_tried(part: str) -> bool:
+        option = next(iter(_OPTION.findall(part)), "")
+        return option.lstrip("-").replace("_", "-") in tried
+
+    parts = sorted(_PARTS.split(words), key=is_tried)
+    return "; ".join(parts).removeprefix("or ").removeprefix("then ")
+
+
+_PARTS: Final = re.compile(r"; (?![^()]{0,300}\))")
+_OPTION: Final = re.compile(r"(?:--)?[a-z]{2,20}(?:[-_][a-z]{2,20}){1,5}")

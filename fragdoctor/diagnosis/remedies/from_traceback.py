@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -67,6 +68,9 @@ def at_the_failing_call(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         title = ROOM_FOR_STEPS
     if sign.name == GROWTH and only_runs(message):
         title, change = "Keep nothing of a request on the GPU", KEPT_BY_REQUESTS
+    elif sign.name == GROWTH and re.search(r"\bitem\b", message.said, re.ASCII):
+        # who writes of it has done it already
+        title, change = "Find what else is kept from step to step", change.partition("; ")[2]
     if sign.name == SERVER_STEP:
         change = "; ".join(filter(None, (smaller_cache(case), change)))
     yield remedy.proposal(

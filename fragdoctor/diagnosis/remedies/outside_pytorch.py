@@ -309,7 +309,7 @@ def record_snapshot(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         title="Find the line that keeps memory" if is_leak else "",
         weight=(CURES if case.sign is None else HELPS) if is_leak else ASKS,
         confidence=Confidence.POSSIBLE if is_leak else Confidence.LIKELY,
-        change="start the program with fragdoctor run train.py, which diagnoses by itself; or, "
+        change="start the program with fragdoctor run, which diagnoses by itself; or, "
         "where it cannot be installed, call "
         "torch.cuda.memory._record_memory_history(max_entries=100000) at the start and "
         "torch.cuda.memory._dump_snapshot('oom.pickle') on the error, and then fragdoctor "

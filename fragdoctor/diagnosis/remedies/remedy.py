@@ -18,7 +18,7 @@ from fragdoctor.analysis.weight_copies import WeightCopies, find_weight_copies
 from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.verdict_message import LIBRARIES
 from fragdoctor.model.arrays import distinct
-from fragdoctor.model.case import CHECKPOINTING, NO_FAILURE, TRAINING, OomMessage, ToldSettings
+from fragdoctor.model.case import CHECKPOINTING, NO_FAILURE, OomMessage, ToldSettings
 from fragdoctor.model.conf_keys import KEYS, key_is_known
 from fragdoctor.model.diagnosis import Cause, Predicted, Recommendation, Verdict
 from fragdoctor.model.engines import is_of_other_program
@@ -227,9 +227,7 @@ class JudgedCase(Struct, frozen=True, dict=True):
     @property
     def trains(self) -> bool:
         """Whether the text around the failure or its traceback is about a training run."""
-        m = self.message
-        said = () if m is None else (m.said, *(f"{f.file} {f.function} {f.code}" for f in m.frames))
-        return any(map(_TRAINS.search, said))
+        return self.message is not None and self.message.is_of_training
 
     @property
     def runs_only(self) -> bool:
@@ -341,7 +339,6 @@ class JudgedCase(Struct, frozen=True, dict=True):
         )
 
 
-_TRAINS: Final = re.compile(TRAINING, re.IGNORECASE)
 _WINDOWS: Final = re.compile(r"(?<![A-Za-z])[A-Z]:[\\/]{1,2}\w|\bWin(?:dows[ -]?)?1[01]\b|\bWDDM\b")
 WDDM_SLACK_BYTES: Final = 16 * MIB
 """How much below a whole number of GiB Windows' display driver reports a card's size."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from fragdoctor.diagnosis.remedies.host_memory import HOST_CHANGES
 from fragdoctor.diagnosis.remedies.remedy import (
@@ -20,7 +20,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
 )
 from fragdoctor.model.case import OomMessage, ServerShare
 from fragdoctor.model.diagnosis import Cause
-from fragdoctor.model.engines import ANY_PROGRAM, Need, engine_of, need_of
+from fragdoctor.model.engines import ANY_PROGRAM, Advice, Need, engine_of, need_of
 from fragdoctor.units import MIB, format_count, format_size
 
 LEAST_UTILIZATION: Final = 0.5
@@ -36,14 +36,6 @@ SPREAD: Final = {
 }
 
 
-class Option(NamedTuple):
-    """What to do about a KV cache, and what that costs."""
-
-    title: str
-    change: str
-    cost: str
-
-
 @proposes("Shrink what is served, or give the cache more")
 def fit_kv_cache(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose the option that the figures call for.
@@ -55,13 +47,13 @@ def fit_kv_cache(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         return
     log = case.context.case.oom
     shares = () if log is None else log.server
-    title, change, cost = _option(message, shares)
+    title, change = _option(message, shares)
     yield remedy.proposal(
         title=title,
         weight=CURES,
         change=change,
         why=case.verdict.summary,
-        cost=cost,
+        cost="Fewer or shorter requests at a time, or slower serving.",
         caveats=("CUDA graphs and other processes need what is above the utilization.",),
     )
 
@@ -90,11 +82,6 @@ TRIED: Final = {
         "--max-batch-prefill-tokens",
         ", with --max-input-tokens no larger",
     ),
-    "total-tokens": (
-        "Hold fewer than {} tokens at a time",
-        "--max-batch-total-tokens",
-        ", but no less than --max-total-tokens",
-    ),
     "warm-up": (
         "Serve fewer than {} requests at a time",
         "--max-num-seqs",
@@ -113,69 +100,63 @@ MOST_UTILIZATION: Final = 0.97
 
 def _option(  # noqa: PLR0911 - one return a kind
     m: OomMessage, shares: Sequence[ServerShare]
-) -> Option:
+) -> Advice:
     """Return what the figures of the message, or of the server's start, call for."""
     spread = SPREAD.get(m.backend, SPREAD["vllm"])
     tried = m.kv_tokens_requested or m.n_sequences
     if m.sub_kind == "prefill" and tried and tried < FEW_TOKENS:
-        return Option(
+        return Advice(
             "Hold the weights in fewer bytes, or free the GPU",
             f"so few tokens need almost no memory: {spread}; nvidia-smi before the start shows who "
             "else is on the GPU",
-            "Slower serving, or more GPUs.",
         )
     if m.sub_kind in TRIED and tried:
         title, option, beside = TRIED[m.sub_kind]
-        return Option(
+        return Advice(
             f"{title.format(format_count(tried))}, or hold the weights in fewer bytes",
             f"{option} {max(1, tried // 4)}{beside}; if that fails too, the weights leave no room: "
             f"{spread}",
-            "Shorter prompts, or fewer at a time.",
         )
     if m.sub_kind == "startup-check" and m.total_bytes and m.free_bytes is not None:
         share = math.floor(100 * m.free_bytes / m.total_bytes) / 100
         if share < LEAST_UTILIZATION:
-            return Option(
+            return Advice(
                 "Free the device before the server starts",
                 "end what holds it (nvidia-smi; a server that crashed leaves workers behind), "
                 f"or another GPU: {format_size(m.free_bytes)} free is too little",
-                "None, if it is a leftover.",
             )
-        return Option(
+        return Advice(
             f"Start it with --gpu-memory-utilization {share:.2f}, or free the device",
             f"--gpu-memory-utilization {share:.2f} fits beside what is already there; or end what "
             f"holds {format_size(m.total_bytes - m.free_bytes)} (nvidia-smi)",
-            "A smaller KV cache.",
         )
     if m.sub_kind == "pool-full":
-        return Option(
+        return Advice(
             "Run fewer requests at a time, or give the pool more",
             "a lower --max-running-requests, --schedule-conservativeness above 1, a smaller "
             "--chunked-prefill-size; a higher --mem-fraction-static; a newer SGLang: several such "
             "failures were its scheduler's",
-            "Fewer requests at a time.",
         )
     if m.kv_tokens_capacity and m.kv_tokens_capacity > 0:
-        return Option(
+        return Advice(
             f"Serve a context of {format_count(m.kv_tokens_capacity)} tokens",
             f"--max-model-len {m.kv_tokens_capacity}, or a higher --gpu-memory-utilization if "
             f"nothing else uses the GPU; --kv-cache-dtype fp8; {spread}",
-            "Shorter contexts.",
         )
     if m.backend == "sglang":
-        return Option(
+        return Advice(
             "Give weights and KV cache a larger share of the card",
             "a higher --mem-fraction-static (0.9), with smaller graphs to pay for it "
             f"(--cuda-graph-max-bs; --cuda-graph-max-bs-decode since 0.5.20); {spread}",
-            "Less room for CUDA graphs and for steps.",
         )
     return _beside_weights(m, shares, spread)
 
 
+CONTEXT: Final = "a --max-model-len no longer than you need, since one such request must fit; "
 _GIVEN: Final = re.compile(r"gpu[-_]memory[-_]utilization[\s=:'\"]{1,4}(0?\.\d{1,3})")
 
 
-def _beside_weights(m: OomMessage, shares: Sequence[ServerShare], spread: str) -> Option:
+def _beside_weights(m: OomMessage, shares: Sequence[ServerShare], spread: str) -> Advice:
     """Return what makes room for a KV cache of vLLM."""
     given = _GIVEN.search(m.said)
     # Weights, memory outside PyTorch and the largest step come first; the cache gets the rest.
@@ -184,28 +165,26 @@ def _beside_weights(m: OomMessage, shares: Sequence[ServerShare], spread: str) -
     first = weights + told.get("outside PyTorch", 0) + told.get("peak of a step", 0)
     least = math.ceil(100 * (first / whole + ROOM_FOR_CACHE)) / 100 if whole and weights else None
     if least is not None and least > MOST_UTILIZATION:
-        return Option(
+        return Advice(
             "Make the weights or a step smaller",
             f"{spread}; a lower --max-num-batched-tokens and --max-model-len; --enforce-eager: "
             f"they take {format_size(first)}, which leaves no cache on this card",
-            "Slower serving, or more GPUs.",
         )
     if least is not None:
-        return Option(
+        return Advice(
             f"Start it with --gpu-memory-utilization {least:.2f} or more",
             f"weights and one step take {format_size(first)} before any cache, so "
             f"{least:.2f} is the least; nothing else may use that much of the GPU; {spread}",
-            "Less room for other programs on the GPU.",
         )
     steps = "a lower --max-num-batched-tokens; --enforce-eager"
     more = f"a higher --gpu-memory-utilization{f' than {given[1]}' if given else ''}"
     is_high = given is not None and float(given[1]) >= USUAL_UTILIZATION
-    return Option(
+    return Advice(
         "Make room for a KV cache beside the weights",
         f"{spread}; {steps}"
         if is_high
-        else f"{more} if nothing else uses the GPU; {steps}; {spread}",
-        "Slower serving, or more GPUs.",
+        else f"{CONTEXT if m.variant == 'vllm-short-cache' else ''}{more} if nothing else uses the "
+        f"GPU; {steps}; {spread}",
     )
 
 

@@ -79,8 +79,8 @@ DRIVERS: Final = (
     ),
     # spconv 1.0 to 1.2, include/tensorview/helper_launch.h: prints the error's number
     _driver("runtime-error", r"cudaexecutionfailedwitherror2(?!\d)"),
-    # Ray's name for the exception, unless the exception itself is printed below
-    _driver(
+    # Ray's name for PyTorch's exception, unless the exception itself is printed below
+    _lost(
         "ray-task",
         r"raytaskerror\(outofmemoryerror\)",
         refine=only_where("outofmemory", 0, 8000, is_there=False),

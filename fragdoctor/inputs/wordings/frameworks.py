@@ -251,19 +251,13 @@ _vllm = partial(Wording, kind=KV_CACHE, backend="vllm", hint="gpu_memory_utiliza
 KV_CACHE_CHECKS: Final = (
     _tgi(
         "tgi-prefill",
-        # text_generation_server/models/flash_causal_lm.py, 1.0 to 2.4: warmup
-        r"notenoughmemorytohandle<kv_tokens_requested>prefilltokens",
+        # text_generation_server/models/flash_causal_lm.py, 0.9 to 2.4: warmup
+        r"notenoughmemorytohandle<kv_tokens_requested>(?:prefill|total)tokens",
         "prefill",
         hint="max-batch-prefill-tokens",
     ),
-    _tgi(
-        "tgi-total",
-        # the same file, 0.9 to 1.0
-        r"notenoughmemorytohandle<kv_tokens_requested>totaltokenswith\d{1,9}prefilltokens",
-        "total-tokens",
-        hint="max-batch-total-tokens",
-    ),
     _vllm("vllm-no-blocks", r"noavailablememoryforthecacheblocks", "kv-budget", group="vllm-kv"),
+    _vllm("vllm-short-cache", r"(?:insufficient|notenough)kvcache(?:memory|space)", "kv-budget"),
     _vllm(
         "vllm-negative-cache",
         # worker/worker.py, 0.6 to 0.8: what is left of the limit after weights and one step

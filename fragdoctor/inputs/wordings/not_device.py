@@ -29,11 +29,10 @@ _shm = partial(_host, sub_kind="dev-shm", group="shm")
 _pinned = partial(_host, "pinned-host", sub_kind="pinned-host")
 
 KILLS: Final = (
-    _kill("exit-code", r"\(?exitcode:-9(?!\d)\)?"),
-    _kill("exit-code", r"signal9\(sigkill\)"),
+    _kill("exit-code", r"\(?exitcode:?-9(?!\d)\)?"),
     _kill("exit-code", r"(?:non-zero)?exitstatus-9(?!\d)"),
-    _kill("exit-code", r"exitcode-9(?!\d)"),
     _kill("exit-code", r"(?:exitswith)?returncode[=:]?-9(?!\d)"),
+    _kill("exit-code", r"signal9\(sigkill\)"),
     _kill(
         "exit-code",
         r"(?:exit(?:ed|s)?(?:with)?(?:exit)?(?:code|status)|(?:exit)?(?:code|status)|exited)"
@@ -52,10 +51,8 @@ KILLS: Final = (
     ),
     _kill("kernel", r"oom-kill:constraint", refine=_OF_CGROUP),
     _kill("kernel", r"invokedoom-killer", refine=_OF_CGROUP),
-    _kill("slurm", r"oom[-_]killevent"),
-    _kill("slurm", r"oomkilled"),
-    # runc, libcontainer/process_linux.go
-    _kill("slurm", r"(?:containerinitwas)?oom-killed(?:\(memorylimittoolow\?\))?"),
+    # Slurm, Kubernetes; runc, libcontainer/process_linux.go
+    _kill("slurm", r"oom[-_]?kill(?:event|ed)(?:\(memorylimittoolow\?\))?"),
     # Slurm to 19.05, slurmd/common/proctrack and jobacct_gather; OpenPBS, mom_main.c; LSF, bhist
     _kill("slurm", r"(?:job|step)[\d._a-z]{1,30}exceededmemorylimit(?:\(\d{1,15}>\d{1,15}\))?"),
     _kill("slurm", r"=>>pbs:jobkilled:(?:v?mem|pmem|pvmem)[\d.kmgb]{1,20}exceededlimit"),
@@ -63,10 +60,8 @@ KILLS: Final = (
     # Kubernetes, pkg/kubelet/eviction/helpers.go: nodeLowMessageFmt
     _host("evicted", r"(?:thenodewas)?lowonresource:memory", "evicted", group="kill"),
     _kill("killed", r"killed", refine=alone),
-    _kill("killed", r"line\d{1,6}:\d{1,9}killed"),
-    _kill("killed", r"zsh:killed"),
+    _kill("killed", r"(?:line\d{1,6}:\d{1,9}|zsh:|\[\d{1,3}\][+-]?(?:\d{1,9})?)killed"),
     _kill("killed", r"(?:it/s|s/it)\]killed", refine=ends_line),
-    _kill("killed", r"\[\d{1,3}\][+-]?(?:\d{1,9})?killed"),
 )
 
 

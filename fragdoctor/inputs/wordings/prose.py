@@ -11,9 +11,9 @@ from typing import Final
 
 _HAPPENS: Final = re.compile(
     r"error|fail|exception|fatal|panic|abort|terminat|unable|crash|kill|blow|explo|complain|report"
-    r"|die[sd]|exceed|爆|\b(?:I|we|my|our|me|it)\b"
+    r"|die[sd]|exceed|[爆炸]|报错|溢出|一直|直到|导致|\b(?:I|we|my|our|me|it)\b"
     r"|\b(?:g[eo]t|went|goes|thr[eo]w|rais|trigger|caus|leads|led|r[au]n|hit|keep|kept|exhaust)"
-    r"|\b(?:but|still|always) "
+    r"|\b(?:but|still|always|same (?:here|issue)) ?"
     r"|\b(?:does|do|can|could|is)\s?n(?:o|')t\b(?! (?:enough|sufficient))",
     re.IGNORECASE,
 )
@@ -25,23 +25,30 @@ _EXPLAINS: Final = re.compile(
     r"|handl(?:e|es|ed|ing)|avoids?|prevents?|protection|such as|instead of|as expected)\b"
     r"|\b(?:when(?:ever)?|once|if|before) (?:(?:the|a|cuda|gpu|device|memory) ){0,3}(?:is |runs )?$"
     r"|\b(?:never|not|n't) (?:throw|rais|report|caus|giv|return)(?:e?s?|ing) (?:an? |any )?$"
+    r"|\bif (?:the|a) (?:process|program|job)\b"
     r"|\b(?:stays?|remains?|is) (?:constant|stable|flat|bounded)\b|\b(?:levels? off|plateaus?)\b"
     r"|^\W{0,9}(?:how does|never|tips)\b"
     r"|\b(?:closed?|removed?s?|resolved?|detecting|finding) (?:an? |the )?$"
     r"|\b(?:can|will) (?:be|cause|lead|run|get)\b|\be\.g\."
-    r"|\bto (?:avoid|prevent|reduce|handle)\b|\b(?:no|not|never|without|(?<!rank )(?<!gpu )0) $"
+    r"|\bto (?:avoid|prevent|reduce|handle)\b"
+    r"|\b(?:no|not|never|without|(?<!rank )(?<!gpu )(?<!cuda )0) $"
     r"|\bfor example\b|^\W{0,20}(?:#|//|except\b|raise\b|assert\b|fix\b|fix\()|['\"] in \w"
     r"|\bhint: ['\"]?$",
     re.IGNORECASE,
 )
 _REPORTS: Final = re.compile(
-    r"\b(?:I|we)(?:'m|'ve| am| are| have| had| was)? (?:still |always |also |often |just )?"
+    r"(?:\b(?:I|we)(?:'m|'ve| am| are| have| had| was)? (?:still |always |also |often |just )?"
     r"(?:g[eo]t|getting|found|find|see(?:ing)?|saw|hit|had|have|fac(?:e|ing)|encounter(?:ed)?"
-    r"|experienc(?:ed?|ing)|r[au]n|running|keep|kept)\b(?![^\n]{0,400}\b(?:if|would|may|might|could"
-    r"|no|not|never|without|avoid|prevent|solv|fix))",
+    r"|experienc(?:ed?|ing)|r[au]n|running|keep|kept)\b|\b(?:has|did) (?:anyone|you) (?:\w{1,9} )?"
+    r"(?:meet|met|fac|encounter|experienc|see))(?![^\n]{0,400}\b(?:(?:if|would|may"
+    r"|might|could|no|not|never|without)\b|avoid|prevent|solv|fix))",
     re.IGNORECASE,
 )
 """People who report their own failure may add advice in the same sentence."""
+
+_NAMES_ERROR: Final = re.compile(r"(?:\b\w{0,40}Error|\b[Ee]xception): ?[\"'`]{0,3}$")
+_NEAR: Final = 40
+"""Characters before an error's name in which words can explain it: "fix RuntimeError: ..."."""
 
 
 def reports_failure(told: str, before: str, line: str, *, is_report: bool = False) -> bool:
@@ -51,5 +58,7 @@ def reports_failure(told: str, before: str, line: str, *, is_report: bool = Fals
     to the sentence's end. ``is_report`` says that the words stand where only reports have them.
     """
     happens = is_report or _HAPPENS.search(line)
+    if _NAMES_ERROR.search(before):  # what follows is the error's own text
+        told = before = before[-_NEAR:]
     explains = _EXPLAINS.search(told) or _EXPLAINS.search(before)
     return bool(_REPORTS.search(before) or (happens and not explains))

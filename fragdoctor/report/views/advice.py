@@ -24,6 +24,7 @@ from fragdoctor.model.frameworks import SERVERS, frameworks_in
 from fragdoctor.model.simulation import OutlookState, Promise
 from fragdoctor.report import document as doc
 from fragdoctor.report import words
+from fragdoctor.rules.traceback_signs import is_seen_to_run
 from fragdoctor.trace.stacks import USER, classify_file
 from fragdoctor.units import format_size
 
@@ -148,8 +149,9 @@ def wins(advice: Recommendation, diagnosis: Diagnosis) -> str:
             return f"{gain}It was not tested by replay."
         if not _is_recordable(diagnosis):
             return f"{gain}Not tested."
-        run = _RECORD.format(_script_of(diagnosis))
-        return f"{gain}Not tested: that needs a recording of the run ({run})."
+        script = _script_of(diagnosis)
+        run = f" ({_RECORD.format(script)})" if script else ""
+        return f"{gain}Not tested: that needs a recording of the run{run}."
     # The remaining room says more than the peak, which is in the full report.
     figures = replace(p, peak_reserved_bytes=None) if p.margin_bytes is not None else p
     said = ["" if p.fits is None else _fits_text(p, diagnosis), *words.predicted_figures(figures)]
@@ -161,11 +163,15 @@ def wins(advice: Recommendation, diagnosis: Diagnosis) -> str:
 
 
 def _script_of(diagnosis: Diagnosis) -> str:
-    """Return the name of the script that the traceback begins with, or an example of one."""
+    """Return the name of the script that the traceback begins with, or an example of one.
+
+    What only runs a model may be a server or a user interface without a script: "".
+    """
     message = diagnosis.case.primary_message
     frames = message.frames if message is not None else ()
+    example = "" if message is not None and is_seen_to_run(message) else "train.py"
     files = (f.file for f in frames if f.function == "<module>" and classify_file(f.file) == USER)
-    return next(filter(_SCRIPT.fullmatch, map(basename_of, files)), "train.py")
+    return next(filter(_SCRIPT.fullmatch, map(basename_of, files)), example)
 
 
 def _is_recordable(diagnosis: Diagnosis) -> bool:
