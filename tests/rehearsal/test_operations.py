@@ -355,3 +355,37 @@ def test_scratch_memory_is_that_of_the_kernels_of_cuda(stage: Stage) -> None:
         assert (ones(5, dtype=torch.int64) // 2).shape == (5,)
         """
     )
+
+
+def test_parts_put_together_or_separated_at_once_take_lists_of_what_to_copy(stage: Stage) -> None:
+    """Sizes are those that PyTorch 2.12.1's CUDA build asks for, as fully_shard calls it."""
+    stage.must_pass(
+        ASKED
+        + """
+        def ones(*shape, **options):
+            return torch.ones(shape, device="cuda", **options)
+
+        parts = [ones(1000, 700), ones(33), ones(7, 5, 3)]
+        halves = [part.bfloat16() for part in parts]
+        into = ones(1, 700138), ones(4, 175039)
+        assert asked(lambda: torch._chunk_cat(parts, 0, 1, out=into[0])) == [11120]
+        assert asked(lambda: torch._chunk_cat(halves, 0, 4, out=into[1])) == [2912]
+        narrow = into[0].bfloat16()
+        assert asked(lambda: torch._chunk_cat(halves, 0, 1, out=narrow)) == [5648]
+        assert asked(lambda: torch._chunk_cat(parts, 0, 1, out=narrow)) == []
+        both, sizes = ones(4, 300000, dtype=torch.bfloat16), [100000, 199999, 1]
+        outs = [ones(4, size, dtype=torch.bfloat16) for size in sizes]
+        assert asked(lambda: torch.split_with_sizes_copy(both, sizes, dim=1, out=outs)) == [2464]
+        """
+    )
+
+
+def test_a_tensor_equals_itself_without_a_look(stage: Stage) -> None:
+    stage.must_pass(
+        ASKED
+        + """
+        x = torch.ones(500, device="cuda")
+        assert asked(torch.equal, x, x.detach().view(500)) == [] and torch.equal(x, x)
+        assert asked(torch.equal, x[:10], x[1:11]) == [10, 1]
+        """
+    )
