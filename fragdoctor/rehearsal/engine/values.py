@@ -40,12 +40,13 @@ def n_repeated(repeats: torch.Tensor) -> int:
     return repeats.numel()
 
 
-# Functions of libraries that end a loop depending on a value, or cut its results: the values that
-# they read decide whether to continue, and how far.
+# Functions of libraries that end a loop depending on a value, cut its results, or compare them: the
+# values that they read decide whether to continue, and how far.
 _LOOPS: Final = MappingProxyType(
     {
         "_beam_search": ("transformers", "it runs to its end"),
         "_rejection_sample": ("distributions", "samples are accepted at once"),
+        "_compare_regular_values_close": ("testing", "both are equal"),
     }
 )
 FAR: Final = 2**31 - 1
