@@ -335,11 +335,9 @@ def visible_devices(n_devices: int) -> int:
 
     If it hides every GPU from the start, it speaks of this machine's, not of those rehearsed.
     """
-    text = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if text is None:
-        return n_devices
-    named = [word for word in text.split(",") if word.strip() and word.strip() != "-1"]
-    return n_devices if not named and text == _AT_START else min(n_devices, len(named))
+    n_named = len(torch.cuda._parse_visible_devices())
+    is_of_program = n_named or os.environ.get("CUDA_VISIBLE_DEVICES") != _AT_START
+    return min(n_devices, n_named) if is_of_program else n_devices
 
 
 _AT_START: Final = os.environ.get("CUDA_VISIBLE_DEVICES")
