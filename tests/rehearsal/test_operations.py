@@ -389,3 +389,28 @@ def test_a_tensor_equals_itself_without_a_look(stage: Stage) -> None:
         assert asked(torch.equal, x[:10], x[1:11]) == [10, 1]
         """
     )
+
+
+def test_what_is_not_used_is_freed_in_the_order_of_c(stage: Stage) -> None:
+    """As on an H200: results of attention from the first on, temporaries from the last on."""
+    stage.must_pass(
+        """
+        import torch
+        from torch.nn import functional as F
+
+        def freed(function, *args):
+            torch.cuda.memory._record_memory_history(stacks="python")
+            begun = len(torch.cuda.memory._snapshot()["device_traces"][0])
+            kept = function(*args)
+            trace = torch.cuda.memory._snapshot()["device_traces"][0][begun:]
+            return [e["size"] for e in trace if e["action"] == "free_completed"]
+
+        x = torch.ones(2, 8, 128, 64, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda _: None):
+            sizes = freed(F.scaled_dot_product_attention, x, x, x)
+        assert sizes[-3:] == [2 * 8 * 128 * 4, 8, 8]
+        ends = torch.ones(3, dtype=torch.int64, device="cuda")
+        many = torch.ones(7000, dtype=torch.int64, device="cuda")
+        assert freed(torch.isin, many, ends) == [7000, 21000]
+        """
+    )
