@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from rehearsal_stage import Stage
 
 
@@ -35,6 +36,37 @@ def test_marks_tuning_and_figures_of_the_gpu_work(stage: Stage) -> None:
         assert torch.cuda.memory_allocated() > 1 << 20
         torch.cuda.caching_allocator_delete(taken)
         assert torch.cuda.memory_allocated() < 1 << 20
+        """
+    )
+
+
+def test_hidden_gpus_are_those_of_this_machine(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    stage.must_pass(
+        """
+        import os, torch
+        assert torch.cuda.is_available() and torch.cuda.device_count() == 1
+        model = torch.nn.LSTM(32, 64).cuda()
+        model(torch.randn(5, 3, 32, device="cuda"))[0].sum().backward()
+        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # this speaks of what the program has
+        assert not torch.cuda.is_available() and torch.cuda.device_count() == 0
+        """
+    )
+
+
+def test_the_configuration_can_be_shown_without_a_driver(stage: Stage) -> None:
+    stage.must_pass(
+        """
+        import torch
+        torch.ones(1, device="cuda")
+        assert "built with" in torch.__config__.show()
+        from fragdoctor.rehearsal.engine import cuda_api
+        def fail():
+            raise RuntimeError("CUDA error: CUDA driver version is insufficient")
+        cuda_api._show_config = fail
+        assert "CUDA Runtime" in torch.__config__.show()
         """
     )
 

@@ -174,7 +174,7 @@ def test_what_values_decide_is_assumed_and_listed(stage: Stage) -> None:
     found = stage.must_pass(
         """
         import torch
-        x = torch.ones(100, device="cuda")
+        x = torch.rand(100, device="cuda")
         assert x[x > 0].shape == (50,)
         assert torch.unique(x).shape == (100,)
         assert x.sum().item() == 1 / 2
@@ -215,6 +215,34 @@ def test_python_without_a_pytorch_that_loads_is_said_so(
     assert done.returncode == 2
     assert f"The program's Python {sentence}" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_a_program_raises_an_error_for_does_not_occur(stage: Stage) -> None:
+    found = stage.must_pass(
+        """
+        import torch
+        x, y = torch.randn(2, 50, device="cuda")
+        assert (x > 0).all(), f"not {x.shape}"
+        assert not torch.isnan(y).any() and torch.allclose(x, y)
+        if not (x >= 0).all():
+            raise ValueError(f"some of {x.shape} are negative")
+        if torch.isnan(x).any(): raise ValueError
+        def grown():
+            if (x > 0).all():
+                return True
+            raise RuntimeError("it did not grow")
+        assert grown() and torch.equal(x, y)
+        torch.testing.assert_close(x, y)
+        n = 0
+        while n < 5 and not (x > y).all():  # nothing is checked here
+            n += 1
+        assert n == 5
+        """
+    )
+
+    listed = {a["operation"]: a["assumed"] for a in found["rehearsal"]["assumptions"]}
+    assert listed["validation"] == "the values are valid"
+    assert listed["equal"] == "both are equal"
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ def test_what_is_copied_comes_back_and_small_values_are_computed(stage: Stage) -
         """
     )
 
-    assert [a["operation"] for a in found["rehearsal"]["assumptions"]] == ["item"]
+    assert [a["operation"] for a in found["rehearsal"]["assumptions"]] == ["validation"]
 
 
 def test_what_was_overwritten_is_known_no_more(stage: Stage) -> None:
@@ -226,3 +226,18 @@ def test_a_mask_keeps_at_most_what_was_put_into_it(stage: Stage) -> None:
 
     assumed = {a["assumed"] for a in found["rehearsal"]["assumptions"]}
     assert assumed == {"all elements are kept", "all elements that can be kept are kept"}
+
+
+def test_masks_of_ones_are_known_in_any_type(stage: Stage) -> None:
+    found = stage.must_pass(
+        """
+        import torch
+        mask = torch.ones(32, 24, device="cuda")  # as Bart makes one in each step of generate
+        assert bool(mask.to(torch.bool).all()) is True
+        mask[3, :2] = 0
+        assert int(mask.bool().sum()) == 32 * 24 - 2
+        assert len(torch.ones(400, device="cuda").nonzero()) == 400
+        """
+    )
+
+    assert not found["rehearsal"]["assumptions"]

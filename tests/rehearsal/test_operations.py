@@ -355,3 +355,62 @@ def test_scratch_memory_is_that_of_the_kernels_of_cuda(stage: Stage) -> None:
         assert (ones(5, dtype=torch.int64) // 2).shape == (5,)
         """
     )
+
+
+def test_parts_put_together_or_separated_at_once_take_lists_of_what_to_copy(stage: Stage) -> None:
+    """Sizes are those that PyTorch 2.12.1's CUDA build asks for, as fully_shard calls it."""
+    stage.must_pass(
+        ASKED
+        + """
+        def ones(*shape, **options):
+            return torch.ones(shape, device="cuda", **options)
+
+        parts = [ones(1000, 700), ones(33), ones(7, 5, 3)]
+        halves = [part.bfloat16() for part in parts]
+        into = ones(1, 700138), ones(4, 175039)
+        assert asked(lambda: torch._chunk_cat(parts, 0, 1, out=into[0])) == [11120]
+        assert asked(lambda: torch._chunk_cat(halves, 0, 4, out=into[1])) == [2912]
+        narrow = into[0].bfloat16()
+        assert asked(lambda: torch._chunk_cat(halves, 0, 1, out=narrow)) == [5648]
+        assert asked(lambda: torch._chunk_cat(parts, 0, 1, out=narrow)) == []
+        both, sizes = ones(4, 300000, dtype=torch.bfloat16), [100000, 199999, 1]
+        outs = [ones(4, size, dtype=torch.bfloat16) for size in sizes]
+        assert asked(lambda: torch.split_with_sizes_copy(both, sizes, dim=1, out=outs)) == [2464]
+        """
+    )
+
+
+def test_a_tensor_equals_itself_without_a_look(stage: Stage) -> None:
+    stage.must_pass(
+        ASKED
+        + """
+        x = torch.ones(500, device="cuda")
+        assert asked(torch.equal, x, x.detach().view(500)) == [] and torch.equal(x, x)
+        assert asked(torch.equal, x[:10], x[1:11]) == [10, 1]
+        """
+    )
+
+
+def test_what_is_not_used_is_freed_in_the_order_of_c(stage: Stage) -> None:
+    """As on an H200: results of attention from the first on, temporaries from the last on."""
+    stage.must_pass(
+        """
+        import torch
+        from torch.nn import functional as F
+
+        def freed(function, *args):
+            torch.cuda.memory._record_memory_history(stacks="python")
+            begun = len(torch.cuda.memory._snapshot()["device_traces"][0])
+            kept = function(*args)
+            trace = torch.cuda.memory._snapshot()["device_traces"][0][begun:]
+            return [e["size"] for e in trace if e["action"] == "free_completed"]
+
+        x = torch.ones(2, 8, 128, 64, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda _: None):
+            sizes = freed(F.scaled_dot_product_attention, x, x, x)
+        assert sizes[-3:] == [2 * 8 * 128 * 4, 8, 8]
+        ends = torch.ones(3, dtype=torch.int64, device="cuda")
+        many = torch.ones(7000, dtype=torch.int64, device="cuda")
+        assert freed(torch.isin, many, ends) == [7000, 21000]
+        """
+    )

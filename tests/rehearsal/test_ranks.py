@@ -86,6 +86,25 @@ def test_collectives_answer_with_this_ranks_part(stage: Stage) -> None:
     )
 
 
+def test_shapes_are_compared_in_the_memory_that_a_gpu_takes_for_it(stage: Stage) -> None:
+    """As an H200 did with one rank: the number, those of all ranks, a flat copy, the shapes."""
+    stage.must_pass(
+        """
+        import torch
+        import torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+
+        dist.init_process_group("nccl", rank=0, world_size=1, init_method="tcp://10.0.0.1:1234")
+        net = torch.nn.Linear(20, 30).cuda()
+        torch.cuda.memory._record_memory_history(stacks="python")
+        DistributedDataParallel(net, device_ids=[0])
+        (trace,) = torch.cuda.memory._snapshot()["device_traces"]
+        asked = [e["size"] for e in trace if e["action"] in ("alloc", "free_completed")]
+        assert asked[:8] == [8, 8, 8, 8, 48, 48, 8, 8]
+        """
+    )
+
+
 def test_a_rank_that_is_not_there_is_refused(training: Stage) -> None:
     done = training.run("train.py", "--world-size", "2", "--rank", "2")
 

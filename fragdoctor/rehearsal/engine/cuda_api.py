@@ -175,6 +175,17 @@ class _Properties(SimpleNamespace):
     """``torch.cuda.get_device_properties``."""
 
 
+def _configuration() -> str:
+    """``torch.__config__.show``, which builds with CUDA cannot answer without a driver."""
+    try:
+        return str(_show_config())
+    except RuntimeError:
+        return f"PyTorch built with:\n  - CUDA Runtime {torch.version.cuda}\n"
+
+
+_show_config: Final = torch._C._show_config
+
+
 # ---- memory -----------------------------------------------------------------------------------
 
 
@@ -297,6 +308,7 @@ _PRIMITIVES: Final[dict[str, Any]] = {
     "_accelerator_isAllocatorInitialized": lambda: True,
     "_get_cudnn_batch_norm_reserve_space_size": lambda *_: 0,
     "_CudaDeviceProperties": _Properties,
+    "_show_config": _configuration,
     "_has_cuda": True,
     "_has_cudnn": True,
     "_cuda_get_cudnn_benchmark_limit": lambda: 10,
@@ -319,12 +331,16 @@ _CUDART: Final = SimpleNamespace(
 
 
 def visible_devices(n_devices: int) -> int:
-    """Return how many of the GPUs ``CUDA_VISIBLE_DEVICES`` leaves visible."""
-    text = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if text is None:
-        return n_devices
-    named = [word for word in text.split(",") if word.strip() and word.strip() != "-1"]
-    return min(n_devices, len(named))
+    """Return how many of the GPUs ``CUDA_VISIBLE_DEVICES`` leaves visible.
+
+    If it hides every GPU from the start, it speaks of this machine's, not of those rehearsed.
+    """
+    n_named = len(torch.cuda._parse_visible_devices())
+    is_of_program = n_named or os.environ.get("CUDA_VISIBLE_DEVICES") != _AT_START
+    return min(n_devices, n_named) if is_of_program else n_devices
+
+
+_AT_START: Final = os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
 def install(undo: ExitStack) -> None:
@@ -335,7 +351,7 @@ def install(undo: ExitStack) -> None:
     cuda_tools.install(undo)
     of_cuda = {
         "_cudart": _CUDART,
-        "is_available": lambda: _now().n_devices > 0,
+        "is_available": lambda: torch.cuda.device_count() > 0,
         "device_count": lambda: visible_devices(_now().n_devices),
         "_device_count_nvml": lambda: -1,
         "_nvml_based_avail": lambda: False,

@@ -238,7 +238,14 @@ def attention(*args: Any, **options: Any) -> torch.Tensor:
         function = ATEN._scaled_dot_product_efficient_attention
         more = (ask.needs_gradient, ask.dropout_p, ask.is_causal)
         mask = None if mask is None else _prepared(mask, ask.query, ask.key)
-    out: torch.Tensor = function(*ask.tensors, mask, *more, **how)[0]
+    return _first(function(*ask.tensors, mask, *more, **how))
+
+
+def _first(results: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """Return the first of several results; C++ lets go of the others in order, Python from last."""
+    out, *others = results
+    del results
+    others.reverse()
     return out
 
 
@@ -257,9 +264,11 @@ def _flash(ask: LayerQuestion) -> torch.Tensor:
     if missing:
         query, key, value = (torch.nn.functional.pad(t, (0, missing)) for t in tensors)
         tensors = (query, key, value)
-    out: torch.Tensor = ATEN._scaled_dot_product_flash_attention(
-        *tensors, ask.dropout_p, ask.is_causal, False, scale=scale
-    )[0]
+    out = _first(
+        ATEN._scaled_dot_product_flash_attention(
+            *tensors, ask.dropout_p, ask.is_causal, False, scale=scale
+        )
+    )
     return out[..., :head] if missing else out
 
 

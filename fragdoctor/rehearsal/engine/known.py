@@ -258,7 +258,12 @@ class Known:
         is_each = len(targets) == len(written) and rule.is_followed
         if is_each and (self._shadows or rule.overwrites):
             given = self._given({k: v for k, v in named.items() if k not in keys}, *targets)
-            places = [t.numel() and self._place(t, overwrites=rule.overwrites) for t in targets]
+            # One number for all of a tensor, such as a mask of ones, is kept as copies are.
+            most = MOST_COPIED_BYTES if rule.zeroes and targets[0].is_floating_point() else None
+            places = [
+                t.numel() and self._place(t, overwrites=rule.overwrites, most_bytes=most)
+                for t in targets
+            ]
             if given is not None and all(isinstance(p, torch.Tensor) for p in places):
                 try:
                     _run(op, given | dict(zip(keys, places, strict=True)))

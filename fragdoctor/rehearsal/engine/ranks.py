@@ -214,9 +214,10 @@ def _make_reducer(make: Any, reducer: Any, *args: Any, **kwargs: Any) -> None:
 def _compare_shapes(
     process_group: Any, tensors: Sequence[torch.Tensor], *_: Any, **__: Any
 ) -> None:
-    """Request the memory that ranks need to compare the shapes of their parameters."""
-    device = tensors[0].device
+    """Request the memory with which ranks compare the shapes of their parameters (reducer.cpp)."""
+    device, n_ranks = tensors[0].device, process_group.size()
     number = torch.tensor([len(tensors)], device=device)
-    numbers = [torch.empty_like(number) for _ in range(process_group.size())]
-    del numbers, number
+    numbers = [torch.empty_like(number) for _ in range(n_ranks)]
+    number.new_empty(n_ranks)  # NCCL gathers into one piece
     torch.empty(sum(2 * t.dim() for t in tensors), dtype=torch.int64, device=device)
+    del numbers, number

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import dis
 import sys
-from types import MappingProxyType
+from collections.abc import Sequence
+from types import CodeType, FrameType, MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -39,19 +40,18 @@ def n_repeated(repeats: torch.Tensor) -> int:
     return repeats.numel()
 
 
-# Functions of libraries that end a loop depending on a value, or cut its results: the values that
-# they read decide whether to continue, and how far.
+# Functions of libraries that end a loop depending on a value, cut its results, or compare them: the
+# values that they read decide whether to continue, and how far.
 _LOOPS: Final = MappingProxyType(
     {
         "_beam_search": ("transformers", "it runs to its end"),
         "_rejection_sample": ("distributions", "samples are accepted at once"),
+        "_compare_regular_values_close": ("testing", "both are equal"),
     }
 )
 FAR: Final = 2**31 - 1
 MOST_FILLED: Final = 64 * 1024
 """The largest floating-point tensor that does not read as zeros: statistics, not images."""
-_CHECKING: Final = os.path.join("distributions", "distribution.py")  # noqa: PTH118
-_CHECKS: Final = frozenset({"__init__", "_validate_sample", "_all_true_or_runtime_assert"})
 
 
 def stand_in(dtype: torch.dtype) -> Any:
@@ -63,13 +63,10 @@ def stand_in(dtype: torch.dtype) -> Any:
         if library in frame.f_code.co_filename:
             assume(frame.f_code.co_name, assumed)
             return dtype is torch.bool or FAR
-    if dtype is torch.bool and (
-        frame is not None
-        and frame.f_code.co_name in _CHECKS
-        and frame.f_code.co_filename.endswith(_CHECKING)
-    ):
+    valid = _valid(frame) if dtype is torch.bool and frame is not None else None
+    if valid is not None:
         assume("validation", "the values are valid")
-        return True
+        return valid
     if not dtype.is_floating_point:
         assume("item", "the value is 0")
         return False if dtype is torch.bool else 0
@@ -82,6 +79,47 @@ def _falling(operation: str, assumed: str) -> float:
     A loss falls, and loops that end when something is small do end. Each line counts for itself.
     """
     return 1 / (1 + assume(operation, assumed))
+
+
+def _valid(frame: FrameType) -> bool | None:
+    """Return the truth that keeps a frame from raising an error; None = it raises none for it.
+
+    A program that works raises no error: what it asserts holds, and what it checks is valid.
+    """
+    code = frame.f_code
+    place = code.co_filename, code.co_firstlineno, code.co_name, frame.f_lasti
+    if place not in _SEEN:
+        _SEEN[place] = _without_error(code, frame.f_lasti)
+    return _SEEN[place]
+
+
+_SEEN: Final[dict[tuple[str, int, str, int], bool | None]] = {}
+
+
+def _without_error(code: CodeType, place: int) -> bool | None:
+    """Return which truth of a value that is read at a place leads to no error."""
+    after = [i for i in dis.get_instructions(code) if i.offset >= place and i.opname != "TO_BOOL"]
+    for number, one in enumerate(after[:2]):  # the value is read by a call, or by the jump itself
+        if one.opname.endswith(("IF_TRUE", "IF_FALSE")):
+            is_if_true = one.opname.endswith("TRUE")
+            if _raises(after[number + 1 :]):
+                return is_if_true
+            if _raises([i for i in after if i.offset >= one.argval]):
+                return not is_if_true
+    return None
+
+
+_JUMPS: Final = frozenset({*dis.hasjrel, *dis.hasjabs})
+
+
+def _raises(code: Sequence[dis.Instruction]) -> bool:
+    """Return whether instructions end in an error without a branch."""
+    for one in code:
+        if one.opname == "RAISE_VARARGS":
+            return True
+        if one.opcode in _JUMPS or one.opname.startswith("RETURN"):
+            return False
+    return False
 
 
 def fill(tensor: torch.Tensor) -> None:

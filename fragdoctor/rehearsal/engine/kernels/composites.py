@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from fragdoctor.rehearsal.engine import session
+from fragdoctor.rehearsal.engine import session, values
 from fragdoctor.rehearsal.engine.dispatch import of_cpu, special
 from fragdoctor.rehearsal.engine.kernels.reduction import summed
 from fragdoctor.rehearsal.engine.kernels.scratch import Call, after_results, in_order, n_bytes, rule
@@ -165,14 +165,18 @@ FAST_NORMS: Final = (1, 2, float("inf"))
 
 @special("aten::equal")
 def equal(_op: Any, self: torch.Tensor, other: torch.Tensor) -> bool:
-    """``torch.equal``: compare, reduce, read (Equal.cpp)."""
+    """``torch.equal``: compare, reduce, read (Equal.cpp); the same memory is not looked at."""
     if self.shape != other.shape:
         return False
+    if self.data_ptr() == other.data_ptr() and self.stride() == other.stride():
+        return True
     same = self == other
     result = same.all()
-    found = bool(result.item())
+    known = session.current().known.of(result)
+    if known is None:
+        values.assume("equal", "both are equal")
     del result, same
-    return found
+    return known is None or bool(known)
 
 
 @special("aten::count_nonzero.dim_IntList")
@@ -196,6 +200,38 @@ def multinomial(
         torch.cumsum(held[2].view(-1), 0, out=held[1].view(-1))
     del held
     return result
+
+
+COPY_BYTES: Final = 2048
+"""What one block of threads copies of a tensor's part, for parts put together or separated."""
+
+
+def _take_lists(call: Call, parts: Sequence[int], n_lists: int, n_more: int) -> None:
+    """Which block copies what: lists of 8-byte numbers by block and by part (TensorShape.cu)."""
+    n_blocks = sum(-(-part // COPY_BYTES) for part in parts)
+    call.take(8 * (n_blocks + n_lists * len(parts) + n_more))
+
+
+@after_results("_chunk_cat")
+def _chunk_cat(call: Call) -> None:
+    tensors, dim, n_chunks = call.args[:3]
+    kinds = {(t.dtype, call.out_dtype) for t in tensors}
+    is_plain = all(kind == (kind[1], kind[1]) for kind in kinds)
+    if all(t.is_contiguous() for t in tensors) and (is_plain or kinds == _WIDENED):
+        item = call.out_dtype.itemsize
+        parts = [-(-t.shape[dim] // n_chunks) * prod(t.shape[dim + 1 :]) * item for t in tensors]
+        _take_lists(call, parts, 6, 2)
+
+
+_WIDENED: Final = {(torch.bfloat16, torch.float32)}
+
+
+@after_results("split_with_sizes_copy")
+def _split_with_sizes_copy(call: Call) -> None:
+    tensor, sizes = call.args[:2]
+    if call.op._overloadname == "out" and tensor.is_contiguous():
+        trailing = prod(tensor.shape[(call.argument("dim") or 0) :][1:]) * tensor.element_size()
+        _take_lists(call, [size * trailing for size in sizes], 4, 1)
 
 
 @rule("_foreach_norm", "_foreach_max")

@@ -295,7 +295,9 @@ def isin(_op: Any, elements: torch.Tensor, test_elements: torch.Tensor, **_: Any
     """``isin``: few values are compared with each, many are sorted together (TensorCompare.cpp)."""
     result = new(elements.shape, None, torch.bool, elements.get_device())
     if test_elements.numel() < 10 * elements.numel() ** 0.145:
-        elements.unsqueeze(-1).eq(test_elements.view(-1)).any(-1)
+        same = elements.unsqueeze(-1).eq(test_elements.view(-1))
+        whether = same.any(-1)
+        del whether, same
     else:
         every = torch.cat([elements.ravel(), test_elements.ravel()])
         ordered, order = every.sort(stable=True, dim=0)
