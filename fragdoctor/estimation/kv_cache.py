@@ -38,9 +38,15 @@ def cache_bytes_per_sequence(workload: Workload) -> int:
 
 
 def cache_bytes_of_prompt(workload: Workload) -> int:
-    """Return the cache of one sequence during prefill: the full cache if it does not grow."""
-    grows = workload.cache in ("dynamic", "tuple")
-    return cache_bytes_per_sequence(replace(workload, new_tokens=0) if grows else workload)
+    """Return the cache of one sequence during prefill: the full cache if it does not grow.
+
+    One that grows holds the whole prompt in every layer until the next token: what a layer with a
+    window keeps of it is a view (``DynamicSlidingWindowLayer`` in ``transformers.cache_utils``).
+    """
+    if workload.cache not in ("dynamic", "tuple"):
+        return cache_bytes_per_sequence(workload)
+    whole = replace(workload.shape, sliding_window=0)
+    return cache_bytes_per_sequence(replace(workload, shape=whole, new_tokens=0))
 
 
 def cache_copies(workload: Workload) -> float:

@@ -88,6 +88,11 @@ def has_window(workload: Workload) -> bool:
     return is_longer and 2 * shape.n_sliding_layers >= shape.n_layers
 
 
+def makes_mask(workload: Workload) -> bool:
+    """Return whether the model makes that mask: a fused kernel asked for by name needs none."""
+    return workload.attention is Attention.SDPA and has_window(workload)
+
+
 def attention_used(workload: Workload, precision: Precision) -> Attention:
     """Return how attention is really computed: which kernel SDPA chooses.
 
@@ -176,7 +181,7 @@ def _attention_ops(workload: Workload, precision: Precision) -> list[Op]:
 def _core_attention(workload: Workload, precision: Precision, kind: Attention) -> Op:
     shape, c = workload.shape, precision.compute
     # Code that asks for a fused kernel in fp32, or has a mask, repeats keys and values.
-    masks = workload.attention is Attention.SDPA and has_window(workload)
+    masks = makes_mask(workload)
     keys = "B*S*Q" if kind is Attention.FLASH and (c == FP32 or masks) else "B*S*K"
     inputs = (Term("B*S*Q", c), Term(keys, 2 * c))
     if kind is Attention.FLASH:
@@ -187,7 +192,7 @@ def _core_attention(workload: Workload, precision: Precision, kind: Attention) -
             Term("B*a*S", FP32, "log-sum-exp of scores"),
             Term("B*S*S", c * masks, "mask of the window"),
         )
-        return Op("fused attention", "", saved, inputs)
+        return Op("fused attention", "", saved, inputs, (), (Term("B*S*S", c * masks),))
     dropped = bool(shape.attention_dropout)
     if kind is Attention.MATH:  # the fallback works in fp32, on repeated keys and values
         saved = (
@@ -258,23 +263,24 @@ def _feed_forward(
     kept_out = linear_input(unit, precision, workload, "down", 1)
     return [
         Op("feed-forward in", "up", kept, (Term("B*S*H", back),)),
-        Op(shape.activation, "", _activation_saved(shape, precision, unit, c), (Term(unit, c),)),
+        _activation(shape, precision, unit, c),
         *([gate] if shape.is_gated else []),
         Op("feed-forward out", "down", kept_out, (Term(unit, c),)),
     ]
 
 
-def _activation_saved(
-    shape: ModelShape, precision: Precision, unit: str, c: float
-) -> tuple[Term, ...]:
+def _activation(shape: ModelShape, precision: Precision, unit: str, c: float) -> Op:
+    saved: tuple[Term, ...] = (Term(unit, c, "input of the activation"),)
+    forward: tuple[Term, ...] = ()
     if shape.activation in ("relu", "relu2", "leaky_relu"):
-        return ()  # the next linear layer keeps the result anyway
-    if shape.activation in ("gelu_new", "gelu_fast", "gelu_python"):
+        saved = ()  # the next linear layer keeps the result anyway
+    elif shape.activation in ("gelu_new", "gelu_fast", "gelu_python"):
         # Written out in Python: pow keeps its input (in fp32 under autocast), tanh its result, and
-        # the last product both factors.
+        # the last product both factors. Half of the input lives while the other factor is made.
         wide = FP32 if precision.is_autocast else c
-        return (Term(unit, 3 * wide, "input of pow, tanh, 1 + tanh"), Term(unit, c, "0.5 x"))
-    return (Term(unit, c, "input of the activation"),)
+        saved = (Term(unit, 3 * wide, "input of pow, tanh, 1 + tanh"), Term(unit, c, "0.5 x"))
+        forward = (Term(unit, 2 * c),)
+    return Op(shape.activation, "", saved, (Term(unit, c),), forward=forward)
 
 
 def linear_input(
