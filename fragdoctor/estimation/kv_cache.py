@@ -30,10 +30,8 @@ def cached_tokens(workload: Workload) -> int:
 
 def cache_bytes_per_sequence(workload: Workload) -> int:
     """Return the cache size of one sequence at its full length."""
-    if workload.kv_dtype:
-        each = dtype_bytes(workload.kv_dtype)
-    else:
-        each = precision_of(workload.dtype).compute
+    kept = workload.kv_dtype
+    each = dtype_bytes(kept) if kept else precision_of(workload.dtype).compute
     return int(cached_tokens(workload) * workload.shape.kv_per_token * each)
 
 

@@ -153,7 +153,7 @@ def _attention_ops(workload: Workload, precision: Precision) -> list[Op]:
     """Return the operations of attention: query, key, value, their norms, scores, projection."""
     shape, c = workload.shape, precision.compute
     back = FP32 if precision.is_autocast else 0.0
-    n_qkv = n_linears(shape, "qkv")
+    n_qkv = sum(g.slot == "qkv" and len(g.shape) == 2 for g in shape.parameters) or 1
     ops = [
         Op(
             "query, key and value", "qkv",
@@ -234,16 +234,13 @@ def _mlp_ops(workload: Workload, precision: Precision) -> list[Op]:
     kept = linear_input("B*S*H", precision, workload, "up", 2 if shape.is_gated else 1)
     if not shape.n_experts:
         return [*_feed_forward(workload, precision, kept, c, "B*S*F"), *_dropout(shape, c)]
-    shared = []
-    if shape.shared_ffn:
-        shared = _feed_forward(workload, precision, kept, c, "B*S*W")
-        shared = [op._replace(slot="") for op in shared]
+    shared = _feed_forward(workload, precision, kept, c, "B*S*W") if shape.shared_ffn else []
     # All experts run in one grouped product that autocast does not know, so in the weights' dtype.
     wide = precision.weight if precision.is_autocast else c
     gathered = (Term("B*S*k*H", wide, "tokens by expert"),)
     outputs = (Term("B*S*k*H", wide, "expert outputs"),)
     return [
-        *shared,
+        *(op._replace(slot="") for op in shared),
         *_feed_forward(workload, precision, gathered, wide, "B*S*F"),
         Op("routing", "", outputs, (Term("B*S*k*H", wide),)), *_dropout(shape, c),
     ]  # fmt: skip
@@ -347,8 +344,3 @@ def adapted(workload: Workload, slot: str = "") -> list[ParameterGroup]:
         for group in linear
         if slot in ("", group.slot) and any(is_target(group, t) for t in workload.lora_targets)
     ]
-
-
-def n_linears(shape: ModelShape, slot: str) -> int:
-    """Return how many linear layers a slot has."""
-    return sum(g.slot == slot and len(g.shape) == 2 for g in shape.parameters) or 1

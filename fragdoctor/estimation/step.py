@@ -147,6 +147,9 @@ def _inference(workload: Workload, states: Sequence[GroupState], start: Live) ->
     """Yield loading, a prefill of ``seq`` tokens, and the last of ``new_tokens`` new tokens."""
     precision, shape = precision_of(workload.dtype), workload.shape
     held, step = PhaseName.INFERENCE, workload.batch * cache_bytes_per_sequence(workload)
+    if precision.is_autocast:
+        copies = sum(_copies(states, workload, layered=k) for k in (True, False))
+        start = _plus(start, weight_copies=copies)
     if precision.fuses:
         joined = sum(
             g.stored_bytes * g.count for g in states if g.slot == "qkv" and g.role is Role.LINEAR
@@ -154,9 +157,6 @@ def _inference(workload: Workload, states: Sequence[GroupState], start: Live) ->
         yield Instant(held, "joining query, key and value", _plus(start, temporaries=joined))
     read = _plus(start, kv_cache=workload.batch * cache_bytes_of_prompt(workload))
     grown = _plus(start, kv_cache=step, temporaries=step * (cache_copies(workload) - 1))
-    if precision.is_autocast:
-        copies = sum(_copies(states, workload, layered=k) for k in (True, False))
-        read, grown = _plus(read, weight_copies=copies), _plus(grown, weight_copies=copies)
     sizes, ops = units(workload), layer_ops(workload, precision)
     stream = sizes["B*S*H"] * precision.residual
     # All layers are alike: each operation's result lives until the next operation has read it.
