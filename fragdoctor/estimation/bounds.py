@@ -77,14 +77,11 @@ def most_of_each(moments: Sequence[Instant]) -> Mapping[str, int]:
 
 def phases_of(moments: Sequence[Instant]) -> list[PhasePeak]:
     """Return the peak of each phase, in the order in which they begin."""
-    tops: dict[str, Instant] = {}
-    for moment in moments:
-        if moment.phase not in tops or _sum(moment.live) > _sum(tops[moment.phase].live):
-            tops[moment.phase] = moment
     found = []
-    for top in tops.values():
+    for phase in dict.fromkeys(moment.phase for moment in moments):
+        top = max((m for m in moments if m.phase == phase), key=lambda m: _sum(m.live))
         shares = tuple(Share(name, round(n)) for name, n in top.live.items() if round(n))
-        found.append(PhasePeak(top.phase, sum(s.n_bytes for s in shares), shares, top.text))
+        found.append(PhasePeak(phase, sum(s.n_bytes for s in shares), shares, top.text))
     return found
 
 

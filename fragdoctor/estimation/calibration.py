@@ -27,7 +27,7 @@ from fragdoctor.model.workload import Workload
 
 SPREADS: Final = MappingProxyType(
     {
-        "inference": (0.927, 1.148),
+        "inference": (0.914, 1.139),
         "training, loss said": (0.826, 1.173),
         "training": (0.954, 1.799),
     }

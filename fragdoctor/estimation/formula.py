@@ -69,8 +69,8 @@ def formula_footprint(workload: Workload) -> Footprint:
         items=tuple(items),
         phases=tuple(phases_of(moments)),
         reserved_bytes=reserved_of(moments, workload),
-        n_parameters=_count(every),
-        n_trainable=0 if workload.inference else _count([g for g in every if g.is_trained]),
+        n_parameters=sum(g.n_total for g in every),
+        n_trainable=sum(g.n_total for g in every if g.is_trained and not workload.inference),
         notes=tuple(_notes(whole)),
         layer=tuple(kept_tensors(local)),
         needs_low_bytes=needs.low_bytes,
@@ -140,10 +140,6 @@ def kept_tensors(workload: Workload) -> list[KeptTensor]:
         for t in op.saved
         if t.bytes_per
     ]
-
-
-def _count(groups: Sequence[GroupState]) -> int:
-    return sum(g.n_total for g in groups)
 
 
 def _items(workload: Workload, states: Sequence[GroupState], most: Mapping[str, int]) -> list[Item]:

@@ -30,17 +30,21 @@ def cached_tokens(workload: Workload) -> int:
 
 def cache_bytes_per_sequence(workload: Workload) -> int:
     """Return the cache size of one sequence at its full length."""
-    if workload.kv_dtype:
-        each = dtype_bytes(workload.kv_dtype)
-    else:
-        each = precision_of(workload.dtype).compute
+    kept = workload.kv_dtype
+    each = dtype_bytes(kept) if kept else precision_of(workload.dtype).compute
     return int(cached_tokens(workload) * workload.shape.kv_per_token * each)
 
 
 def cache_bytes_of_prompt(workload: Workload) -> int:
-    """Return the cache of one sequence during prefill: the full cache if it does not grow."""
-    grows = workload.cache in ("dynamic", "tuple")
-    return cache_bytes_per_sequence(replace(workload, new_tokens=0) if grows else workload)
+    """Return the cache of one sequence during prefill: the full cache if it does not grow.
+
+    One that grows holds the whole prompt in every layer until the next token: what a layer with a
+    window keeps of it is a view (``DynamicSlidingWindowLayer`` in ``transformers.cache_utils``).
+    """
+    if workload.cache not in ("dynamic", "tuple"):
+        return cache_bytes_per_sequence(workload)
+    whole = replace(workload.shape, sliding_window=0)
+    return cache_bytes_per_sequence(replace(workload, shape=whole, new_tokens=0))
 
 
 def cache_copies(workload: Workload) -> float:

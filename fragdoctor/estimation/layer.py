@@ -88,6 +88,11 @@ def has_window(workload: Workload) -> bool:
     return is_longer and 2 * shape.n_sliding_layers >= shape.n_layers
 
 
+def makes_mask(workload: Workload) -> bool:
+    """Return whether the model makes that mask: a fused kernel asked for by name needs none."""
+    return workload.attention is Attention.SDPA and has_window(workload)
+
+
 def attention_used(workload: Workload, precision: Precision) -> Attention:
     """Return how attention is really computed: which kernel SDPA chooses.
 
@@ -148,7 +153,7 @@ def _attention_ops(workload: Workload, precision: Precision) -> list[Op]:
     """Return the operations of attention: query, key, value, their norms, scores, projection."""
     shape, c = workload.shape, precision.compute
     back = FP32 if precision.is_autocast else 0.0
-    n_qkv = n_linears(shape, "qkv")
+    n_qkv = sum(g.slot == "qkv" and len(g.shape) == 2 for g in shape.parameters) or 1
     ops = [
         Op(
             "query, key and value", "qkv",
@@ -176,7 +181,7 @@ def _attention_ops(workload: Workload, precision: Precision) -> list[Op]:
 def _core_attention(workload: Workload, precision: Precision, kind: Attention) -> Op:
     shape, c = workload.shape, precision.compute
     # Code that asks for a fused kernel in fp32, or has a mask, repeats keys and values.
-    masks = workload.attention is Attention.SDPA and has_window(workload)
+    masks = makes_mask(workload)
     keys = "B*S*Q" if kind is Attention.FLASH and (c == FP32 or masks) else "B*S*K"
     inputs = (Term("B*S*Q", c), Term(keys, 2 * c))
     if kind is Attention.FLASH:
@@ -187,7 +192,7 @@ def _core_attention(workload: Workload, precision: Precision, kind: Attention) -
             Term("B*a*S", FP32, "log-sum-exp of scores"),
             Term("B*S*S", c * masks, "mask of the window"),
         )
-        return Op("fused attention", "", saved, inputs)
+        return Op("fused attention", "", saved, inputs, (), (Term("B*S*S", c * masks),))
     dropped = bool(shape.attention_dropout)
     if kind is Attention.MATH:  # the fallback works in fp32, on repeated keys and values
         saved = (
@@ -229,16 +234,13 @@ def _mlp_ops(workload: Workload, precision: Precision) -> list[Op]:
     kept = linear_input("B*S*H", precision, workload, "up", 2 if shape.is_gated else 1)
     if not shape.n_experts:
         return [*_feed_forward(workload, precision, kept, c, "B*S*F"), *_dropout(shape, c)]
-    shared = []
-    if shape.shared_ffn:
-        shared = _feed_forward(workload, precision, kept, c, "B*S*W")
-        shared = [op._replace(slot="") for op in shared]
+    shared = _feed_forward(workload, precision, kept, c, "B*S*W") if shape.shared_ffn else []
     # All experts run in one grouped product that autocast does not know, so in the weights' dtype.
     wide = precision.weight if precision.is_autocast else c
     gathered = (Term("B*S*k*H", wide, "tokens by expert"),)
     outputs = (Term("B*S*k*H", wide, "expert outputs"),)
     return [
-        *shared,
+        *(op._replace(slot="") for op in shared),
         *_feed_forward(workload, precision, gathered, wide, "B*S*F"),
         Op("routing", "", outputs, (Term("B*S*k*H", wide),)), *_dropout(shape, c),
     ]  # fmt: skip
@@ -258,23 +260,24 @@ def _feed_forward(
     kept_out = linear_input(unit, precision, workload, "down", 1)
     return [
         Op("feed-forward in", "up", kept, (Term("B*S*H", back),)),
-        Op(shape.activation, "", _activation_saved(shape, precision, unit, c), (Term(unit, c),)),
+        _activation(shape, precision, unit, c),
         *([gate] if shape.is_gated else []),
         Op("feed-forward out", "down", kept_out, (Term(unit, c),)),
     ]
 
 
-def _activation_saved(
-    shape: ModelShape, precision: Precision, unit: str, c: float
-) -> tuple[Term, ...]:
+def _activation(shape: ModelShape, precision: Precision, unit: str, c: float) -> Op:
+    saved: tuple[Term, ...] = (Term(unit, c, "input of the activation"),)
+    forward: tuple[Term, ...] = ()
     if shape.activation in ("relu", "relu2", "leaky_relu"):
-        return ()  # the next linear layer keeps the result anyway
-    if shape.activation in ("gelu_new", "gelu_fast", "gelu_python"):
+        saved = ()  # the next linear layer keeps the result anyway
+    elif shape.activation in ("gelu_new", "gelu_fast", "gelu_python"):
         # Written out in Python: pow keeps its input (in fp32 under autocast), tanh its result, and
-        # the last product both factors.
+        # the last product both factors. Half of the input lives while the other factor is made.
         wide = FP32 if precision.is_autocast else c
-        return (Term(unit, 3 * wide, "input of pow, tanh, 1 + tanh"), Term(unit, c, "0.5 x"))
-    return (Term(unit, c, "input of the activation"),)
+        saved = (Term(unit, 3 * wide, "input of pow, tanh, 1 + tanh"), Term(unit, c, "0.5 x"))
+        forward = (Term(unit, 2 * c),)
+    return Op(shape.activation, "", saved, (Term(unit, c),), forward=forward)
 
 
 def linear_input(
@@ -341,8 +344,3 @@ def adapted(workload: Workload, slot: str = "") -> list[ParameterGroup]:
         for group in linear
         if slot in ("", group.slot) and any(is_target(group, t) for t in workload.lora_targets)
     ]
-
-
-def n_linears(shape: ModelShape, slot: str) -> int:
-    """Return how many linear layers a slot has."""
-    return sum(g.slot == slot and len(g.shape) == 2 for g in shape.parameters) or 1

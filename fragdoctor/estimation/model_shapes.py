@@ -25,7 +25,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fragdoctor.errors import ConfigError, InputError
-from fragdoctor.estimation.architectures import Dimensions, outside, parameters_of
+from fragdoctor.estimation.architectures import GPT2, LLAMA, Dimensions, outside, parameters_of
 from fragdoctor.estimation.config_json import (
     MAX_LAYERS,
     Config,
@@ -38,7 +38,7 @@ from fragdoctor.estimation.model_names import base_of, is_of_llama_cpp, stored_i
 from fragdoctor.estimation.training_choices import PLAIN_DTYPES
 from fragdoctor.inputs.classify import MODEL_INPUTS, InputKind, Wanted, open_input
 from fragdoctor.model.memory_estimate import KnownModel
-from fragdoctor.model.workload import LayerSizes, ModelShape, Norm, shared
+from fragdoctor.model.workload import LayerSizes, ModelShape, shared
 from fragdoctor.units import format_count, format_size
 
 _COUNT: Final = re.compile(
@@ -110,12 +110,10 @@ def guessed_shape(n_parameters: int, given: GivenSizes) -> ModelShape:
         if whole % n:
             raise ConfigError(f"{flag} {n} does not divide {what} of {whole}.",
                               hint=f"Give {flag} that divide it.")  # fmt: skip
-    base = Dimensions(
+    base = replace(
+        GPT2 if is_gpt else LLAMA, tied_head=False, softmax_fp32=False,
         vocab=vocab, hidden=hidden, n_layers=layers, n_heads=heads, n_kv_heads=kv_heads,
         head_dim=hidden // heads, ffn=64, positions=given.positions if is_gpt else 0,
-        is_gated=not is_gpt, norm=Norm.LAYERNORM if is_gpt else Norm.RMSNORM_WRITTEN_OUT,
-        qkv_bias=is_gpt, out_bias=is_gpt, mlp_bias=is_gpt, packed_qkv=is_gpt,
-        activation="gelu" if is_gpt else "silu",
     )  # fmt: skip
     d = replace(base, ffn=given.ffn or _ffn_for(n_parameters, base))
     groups = parameters_of(d)

@@ -76,7 +76,7 @@ def serving_of(
     usual_seqs, usual_tokens = defaults_on(gpu)
     limit, tokens = max_seqs or usual_seqs, max_batched_tokens or usual_tokens
     step = replace(
-        workload, batch=1, seq=tokens, new_tokens=0, cache="static", attention=Attention.FLASH
+        workload, batch=1, seq=tokens, new_tokens=0, cache="paged", attention=Attention.FLASH
     )
     footprint = formula_footprint(step)
     most = {item.id: item.n_bytes for item in footprint.items}

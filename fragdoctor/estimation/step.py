@@ -17,7 +17,7 @@ from fragdoctor.estimation.kv_cache import (
     cache_bytes_per_sequence,
     cache_copies,
 )
-from fragdoctor.estimation.layer import FP32, bytes_of, layer_ops, norm_op, units
+from fragdoctor.estimation.layer import FP32, bytes_of, layer_ops, makes_mask, norm_op, units
 from fragdoctor.estimation.states import (
     TOKENS,
     GroupState,
@@ -147,6 +147,9 @@ def _inference(workload: Workload, states: Sequence[GroupState], start: Live) ->
     """Yield loading, a prefill of ``seq`` tokens, and the last of ``new_tokens`` new tokens."""
     precision, shape = precision_of(workload.dtype), workload.shape
     held, step = PhaseName.INFERENCE, workload.batch * cache_bytes_per_sequence(workload)
+    if precision.is_autocast:
+        copies = sum(_copies(states, workload, layered=k) for k in (True, False))
+        start = _plus(start, weight_copies=copies)
     if precision.fuses:
         joined = sum(
             g.stored_bytes * g.count for g in states if g.slot == "qkv" and g.role is Role.LINEAR
@@ -154,17 +157,17 @@ def _inference(workload: Workload, states: Sequence[GroupState], start: Live) ->
         yield Instant(held, "joining query, key and value", _plus(start, temporaries=joined))
     read = _plus(start, kv_cache=workload.batch * cache_bytes_of_prompt(workload))
     grown = _plus(start, kv_cache=step, temporaries=step * (cache_copies(workload) - 1))
-    if precision.is_autocast:
-        copies = sum(_copies(states, workload, layered=k) for k in (True, False))
-        read, grown = _plus(read, weight_copies=copies), _plus(grown, weight_copies=copies)
     sizes, ops = units(workload), layer_ops(workload, precision)
     stream = sizes["B*S*H"] * precision.residual
     # All layers are alike: each operation's result lives until the next operation has read it.
+    second = next(i for i, op in enumerate(ops) if op.slot == "norm2")
     most = max(
-        bytes_of((*op.inputs, *op.forward, *after.inputs), sizes)
-        for op, after in zip(ops, [*ops[1:], ops[0]], strict=True)
+        _held_streams(workload, is_second=i >= second) * stream
+        + bytes_of((*op.inputs, *op.forward, *after.inputs), sizes)
+        for i, (op, after) in enumerate(zip(ops, [*ops[1:], ops[0]], strict=True))
     )
-    yield Instant(held, "prefill", _plus(read, activations=stream + most))
+    most += sizes["B*S*S"] * makes_mask(workload)  # a byte for each score; all layers share it
+    yield Instant(held, "prefill", _plus(read, activations=most))
     last = workload.batch * shape.vocab * FP32
     logits, text = last, "logits of the last token"
     # Transformers before 4.45 (its pull request 31292) made logits for the whole prompt, and
@@ -175,6 +178,19 @@ def _inference(workload: Workload, states: Sequence[GroupState], start: Live) ->
         logits = sizes["B*S*V"] * (c + FP32 if made is Loss.FP32 and c != FP32 else c)
     yield Instant(held, text, _plus(read, logits=logits))
     yield Instant(held, "the last token", _plus(grown, logits=last))
+
+
+def _held_streams(workload: Workload, *, is_second: bool) -> int:
+    """Return how many tensors like the residual stream are held in a half of a layer.
+
+    Variables of the callers keep them alive: in Transformers, the model's ``inputs_embeds``, the
+    layer's input, its sum with the attention's output, and what was normalized for the branch; a
+    layer that normalizes after adding has no such copy. A server's kernels add and normalize in
+    place.
+    """
+    if workload.cache == "paged":
+        return 1
+    return 2 + is_second + (not workload.shape.is_encoder)
 
 
 class _Step:
@@ -249,9 +265,13 @@ class _Step:
         made = self._gradients("head") + self._gradients("final_norm")
         for layer in (n_layers, 1):
             yield from self._layer(layer, segment, made)
-        if w.shape.tied_head and w.shape.has_lm_head:  # both gradients of the one weight are added
-            twice = sum(g.gradient_bytes for g in self.states if g.name == TOKENS and g.is_trained)
-            now = self.passes | {"gradients": self.all_gradients, "temporaries": twice}
+        if w.shape.tied_head and w.shape.has_lm_head:
+            # Both gradients of the one weight are added: InputBuffer::accumulate of PyTorch's
+            # input_buffer.cpp writes the sum into the head's only if that is no view of another
+            # tensor. It is the transposed result of a product, unless autocast casts it to fp32.
+            each = sum(g.gradient_bytes for g in self.states if g.name == TOKENS and g.is_trained)
+            added = each * (1 if p.is_autocast else 2)
+            now = self.passes | {"gradients": self.all_gradients, "temporaries": added}
             yield Instant(PhaseName.BACKWARD, "backward of the embedding", now)
 
     def _layer(self, layer: int, segment: int, outside: float) -> Iterator[Instant]:
