@@ -31,6 +31,7 @@ class _Stages:
             "The workspaces of cuFFT were not counted: most sizes with small prime factors need "
             "none, but others can need several times their data."
         )
+        session.current().libraries["cuFFT"] = 1
         tensor: torch.Tensor = call.args[0]
         self._call, self.item_bytes = call, tensor.element_size()
         self.dims = [dim % tensor.dim() for dim in call.argument("dim")]
