@@ -256,7 +256,7 @@ def _rehearsal(
         out_of_memory=None if oom is None else RehearsedOom(**_with_locations(oom)),
         devices=devices,
         assumptions=[Assumed(**_with_locations(one)) for one in found["assumptions"]],
-        unmodelled=[_unmodelled(conditions, found["libraries"])],
+        unmodelled=[_unmodelled(conditions, found["handles"])],
         snapshot=snapshot,
         torch_version=conditions.torch_version or found["torch_version"],
         python=python,

@@ -171,7 +171,7 @@ def plans_of(
 ) -> tuple[int, ...]:
     """Return the workspaces of the plans in PyTorch's order: only the first one's, or all."""
     library = _library()
-    found = _as_product(convolution)
+    found = _without_plan(convolution)
     if (found and not wants_all) or library is None or convolution.dtype not in _DTYPES:
         return tuple(found)
     is_float = convolution.dtype is torch.float32
@@ -199,17 +199,21 @@ def plans_of(
     return tuple(found)
 
 
-def _as_product(convolution: Convolution) -> list[int]:
-    """Return the workspace of a convolution that is a product of matrices; empty if it is not one.
+def _without_plan(convolution: Convolution) -> list[int]:
+    """Return the workspace of a convolution that cuDNN cannot plan without a device, if it is one.
 
-    CuDNN gives these to cuBLASLt, which it cannot plan without a device. Of 258 passes that were
+    A pointwise one is a product of matrices, which cuDNN gives to cuBLASLt: of 258 passes that were
     measured 243 needed nothing (at most 400 bytes), and in 94 of 129 others the gradient of the
-    weight was first computed for each sample, in float (``measured/convolutions_h200.csv``).
+    weight was first computed for each sample, in float. Kernels with one filter for each channel
+    took nothing in any of 42 passes (``benchmarks/measured/convolutions_h200.csv``).
     """
     of = convolution
-    kernel, geometry = of.weight[2:], (*of.stride, *of.dilation)
-    is_one = {*kernel, *geometry} == {1} and not any(of.padding)
-    if of.is_channels_last or not is_one or of.weight[1] != of.input[1]:
+    if of.is_channels_last:
+        return []
+    if of.weight[1] == 1 < of.input[1]:
+        return [0]
+    is_one = {*of.weight[2:], *of.stride, *of.dilation} == {1} and not any(of.padding)
+    if not is_one or of.weight[1] != of.input[1]:
         return []
     return [of.input[0] * prod(of.weight) * 4 if of.operation == "backward_filter" else 0]
 

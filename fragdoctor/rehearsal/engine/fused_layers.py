@@ -30,7 +30,7 @@ MULTIPLE: Final = 8  # flash attention pads a head's size to a multiple of it
 MASK_MULTIPLE: Final = 8  # the memory-efficient kernel pads a mask's last dimension to it
 MAX_FLASH_HEAD: Final = 256
 MAX_CUDNN_HEAD: Final = 128
-WIDEST_CUDNN_HEAD: Final = 256  # since PyTorch 2.12, on Hopper and Blackwell
+WIDEST_CUDNN_HEAD: Final = 256  # since cuDNN 9.10, in PyTorch 2.8, on Hopper; 2.12 on Blackwell
 MAX_CUDNN_SIZE: Final = 65535
 DIMENSIONS: Final = 4
 _HALF: Final = (torch.float16, torch.bfloat16)
@@ -120,7 +120,8 @@ def _cudnn_takes_head(ask: LayerQuestion, head: int, value_head: int) -> bool:
     widest = max(head, value_head)
     if widest <= MAX_CUDNN_HEAD:
         return True
-    if ask.version < (2, 12, 0) or ask.capability not in {(9, 0), (10, 0), (10, 3)}:
+    first = (2, 8, 0) if ask.capability == HOPPER else (2, 12, 0)
+    if ask.version < first or ask.capability not in {HOPPER, (10, 0), (10, 3)}:
         return False
     if not ask.needs_gradient or ask.version < (2, 14, 0):
         return widest <= WIDEST_CUDNN_HEAD

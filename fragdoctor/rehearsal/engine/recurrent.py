@@ -17,9 +17,10 @@ from itertools import product
 from typing import Any, Final
 
 import torch
+from torch.backends.cudnn import rnn as cudnn_modes
 
 from fragdoctor.model.marks import WORKSPACE
-from fragdoctor.rehearsal.engine import session
+from fragdoctor.rehearsal.engine import put, session
 from fragdoctor.rehearsal.engine.allocation import give, stack_here, take, take_and_give
 from fragdoctor.rehearsal.engine.dispatch import library_for, special
 from fragdoctor.units import MIB
@@ -227,3 +228,12 @@ def install(undo: ExitStack) -> None:
         op = getattr(getattr(ATEN, layer), overload)
         for key in ("AutogradCUDA", "CUDA"):
             library.impl(f"{layer}.{overload}", partial(_with_cudnn, op, layer), key)
+    # A build without CUDA has no cuDNN to ask.
+    put(undo, torch.backends.cudnn, "is_acceptable", _is_flattened)
+    put(undo, cudnn_modes, "get_cudnn_mode", lambda name: MODES[name.lower()])
+
+
+def _is_flattened(tensor: torch.Tensor) -> bool:
+    """``torch.backends.cudnn.is_acceptable``, which does not know bfloat16."""
+    is_known = tensor.dtype in {torch.float16, torch.float32, torch.float64}
+    return torch.backends.cudnn.enabled and tensor.is_cuda and is_known

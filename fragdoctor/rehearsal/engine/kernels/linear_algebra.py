@@ -63,8 +63,10 @@ def _factorize(call: Call, matrix: torch.Tensor) -> None:
     n, n_batch = matrix.shape[-1], _batch(matrix)
     if n_batch == 1:
         call.hold(_lu_bytes(n, matrix.element_size()))
-    elif n <= TINY:
+        return
+    if n <= TINY:
         _hold_pointers(call, n_batch)
+    call.use_blas()
 
 
 def _lu_bytes(n: int, item_bytes: int) -> int:
@@ -103,14 +105,18 @@ def _cholesky_solve(call: Call) -> None:
         call.make_all()
     if is_one or not is_new:
         call.take(n_bytes(matrix))
+    if not is_one:
+        call.use_blas()
 
 
 @after_results("cholesky_inverse")
 def _cholesky_inverse(call: Call) -> None:
     matrix = call.args[0]
     call.take(n_bytes(matrix))
-    if _batch(matrix) == 1:
-        call.take(INFO_BYTES, *[n_bytes(matrix)] * (session.current().version >= (2, 12, 0)))
+    if _batch(matrix) > 1:
+        call.use_blas()
+        return
+    call.take(INFO_BYTES, *[n_bytes(matrix)] * (session.current().version >= (2, 12, 0)))
 
 
 @after_results("linalg_cholesky_ex")
@@ -128,7 +134,7 @@ def _triangle(call: Call) -> None:
     call.use_blas()
 
 
-@after_results("linalg_lu_factor_ex")
+@after_results("linalg_lu_factor_ex", "_linalg_det", "_linalg_slogdet")
 def _lu(call: Call) -> None:
     _factorize(call, call.args[0])
 
