@@ -3,8 +3,8 @@
 The weights of a layer are one buffer. A forward pass in training keeps a *reserve* for its backward
 pass: the gates of each step and what goes from layer to layer. Each pass takes a workspace. Only
 cuDNN's library knows the sizes of both, and it asks the device; here they follow from what it asked
-for on an H200 (PyTorch 2.11, cuDNN 9.19; ``benchmarks/measured/recurrent_h200.csv``). Without cuDNN
-a layer runs step by step.
+for on an H200 (PyTorch 2.11, cuDNN 9.19; ``benchmarks/measured/operations_h200.tsv``). If cuDNN is
+switched off, a layer runs step by step.
 """
 
 from __future__ import annotations
@@ -28,12 +28,16 @@ from fragdoctor.units import MIB
 ATEN: Final = torch.ops.aten
 COMPOSITE: Final = torch._C.DispatchKey.CompositeImplicitAutograd
 MODES: Final = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
-LSTM: Final = MODES["lstm"]
+LSTM, GRU = MODES["lstm"], MODES["gru"]
 WITHOUT_BIASES: Final = 2  # weights of each layer
 DTYPES: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-GATES: Final = {0: 1, 1: 1, LSTM: 4, MODES["gru"]: 3}
-KEPT: Final = {0: 1, 1: 1, LSTM: 5, MODES["gru"]: 6}
+GATES: Final = {0: 1, 1: 1, LSTM: 4, GRU: 3}
+KEPT: Final = {0: 1, 1: 1, LSTM: 5, GRU: 6}
 """Vectors of the hidden size that the reserve has for each step, by mode."""
+BUFFER_BYTES, WIDE_BUFFERS, BATCH = 8 * MIB + 512, 3, 32
+PER_STEP, PER_STEP_OTHERS = {LSTM: 5.7, GRU: 5.1}, 4.1
+PER_STEP_PACKED, PER_STEP_PACKED_OTHERS = {LSTM: 4.2, GRU: 3.1}, 2.0
+"""Vectors that the workspace has, fitted: within 10 % of each of 17 workspaces on an H200."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,7 @@ class _Layers:
         proj: size of the projected state, 0 = not projected.
         rows: samples of all steps together.
         is_turned: whether the batch comes first in the tensors of the call.
+        is_packed: whether the samples are of several lengths.
     """
 
     mode: int
@@ -58,6 +63,7 @@ class _Layers:
     batch: int = 0
     item_bytes: int = 0
     is_turned: bool = False
+    is_packed: bool = False
 
     def by_step(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor with its steps first, or turned back."""
@@ -85,7 +91,15 @@ class _Layers:
 
     @property
     def workspace_bytes(self) -> int:
-        return 8 * MIB + 2 * self.reserve_bytes
+        """Scratch memory of a pass: for products, and copies of the weights and of each step."""
+        is_wide = self.n_layers * self.n_directions > 1 or self.mode not in PER_STEP_PACKED
+        buffers = WIDE_BUFFERS if is_wide and not self.is_packed else 1
+        rows, per_step = self.rows, PER_STEP_PACKED.get(self.mode, PER_STEP_PACKED_OTHERS)
+        if not self.is_packed:
+            rows = self.n_steps * -(-self.batch // BATCH) * BATCH
+            per_step = PER_STEP.get(self.mode, PER_STEP_OTHERS)
+        kept = per_step * rows * self.n_directions * self.hidden * (self.n_layers + 1) / 2
+        return buffers * BUFFER_BYTES + round(kept + self.n_weights) * self.item_bytes
 
 
 def _layers_of(seen: torch.Tensor, *how: Any) -> _Layers:
@@ -96,7 +110,7 @@ def _layers_of(seen: torch.Tensor, *how: Any) -> _Layers:
     rows = seen.shape[0] if batch_sizes else n_steps * batch
     return _Layers(
         mode, seen.shape[-1], hidden, proj, n_layers, 1 + bidirectional, n_steps, rows, batch,
-        seen.element_size(), batch_first and not batch_sizes,
+        seen.element_size(), batch_first and not batch_sizes, bool(batch_sizes),
     )  # fmt: skip
 
 
