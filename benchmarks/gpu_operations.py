@@ -6,8 +6,7 @@ contiguous gradients, and the second call counts. Printed is a line for each: =,
 expression, the bytes at the peak and of all requests of the forward pass, and, where there is one,
 of the backward pass; a failure is a single word instead.
 """
-# ruff: noqa
-# mypy: ignore-errors
+
 import gc
 import os
 import sys
@@ -15,13 +14,13 @@ import warnings
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F  # noqa
+import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.checkpoint import checkpoint as ckpt  # noqa
+from torch.utils.checkpoint import checkpoint as ckpt
 
 try:
-    import torch.nn.attention.varlen  # noqa
+    import torch.nn.attention.varlen
 except Exception:
     pass
 warnings.filterwarnings("ignore")

@@ -123,7 +123,7 @@ def _flatten_weight(
     layers = _Layers(mode, input_size, hidden, proj, n_layers, 1 + bidirectional)
     buffer = weights[0].new_empty(layers.n_weights)
     for weight, part in _parts(weights, buffer):
-        weight.set_(part)
+        weight.set_(part)  # type: ignore[call-overload]
     return buffer
 
 

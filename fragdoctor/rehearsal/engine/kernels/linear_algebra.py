@@ -7,8 +7,7 @@ workspaces are cuSOLVER's own; the formulas here are fitted to what an H200 was 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -215,13 +214,14 @@ def _svd_bytes(matrix: torch.Tensor, n_batch: int) -> int:
 @after_results("linalg_qr")
 def _qr(call: Call) -> None:
     """The reflectors are found, and multiplied if the first factor is asked for."""
-    matrix, item = call.args[0], call.args[0].element_size()
-    rows, columns, n_batch = *matrix.shape[-2:], _batch(matrix)
+    matrix: torch.Tensor = call.args[0]
+    item, n_batch = matrix.element_size(), _batch(matrix)
+    rows, columns = matrix.shape[-2:]
     n = min(rows, columns)
     call.take(n * item * n_batch)
-    passes: Sequence[int] = (_qr_bytes(columns, item),)
+    passes = [_qr_bytes(columns, item)]
     if call.argument("mode") != "r":
-        passes = (*passes, _reflectors_bytes(rows, n, item))
+        passes.append(_reflectors_bytes(rows, n, item))
     for size in passes:
         info = call.take(INFO_BYTES)
         for _ in range(n_batch):
@@ -229,18 +229,13 @@ def _qr(call: Call) -> None:
         call.free(*info)
 
 
-@after_results("linalg_householder_product")
-def _product_of_reflectors(call: Call) -> None:
-    matrix: Any = call.args[0]
-    call.take(INFO_BYTES)
-    call.hold(_reflectors_bytes(*matrix.shape[-2:], matrix.element_size()))
-
-
-@after_results("geqrf")
+@after_results("linalg_householder_product", "geqrf")
 def _reflectors(call: Call) -> None:
-    matrix = call.args[0]
+    matrix: torch.Tensor = call.args[0]
+    rows, columns = matrix.shape[-2:]
+    item, is_found = matrix.element_size(), call.op.name().startswith("aten::geqrf")
     call.take(INFO_BYTES)
-    call.hold(_qr_bytes(matrix.shape[-1], matrix.element_size()))
+    call.hold(_qr_bytes(columns, item) if is_found else _reflectors_bytes(rows, columns, item))
 
 
 @after_results("linalg_lstsq")
