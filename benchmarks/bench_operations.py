@@ -12,9 +12,9 @@ With ``--h200`` it is the 1,248 operations of ``measured/operations_h200.tsv``, 
 with PyTorch 2.11 was asked for: family, setup, expression, and for each pass the bytes at the peak
 and of all requests. ``gpu_operations.py`` prints the same on a GPU.
 
-Left out of the first list is what the allocator without a GPU cannot say: results whose size depends on
-values (its memory reads as zeros), and complex and special functions, which are compiled at run
-time.
+Left out of the first list is what the allocator without a GPU cannot say: results whose size
+depends on values (its memory reads as zeros), and complex and special functions, which are compiled
+at run time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def compare_with_h200(python: str) -> None:
         "--full",
     ]
     done = subprocess.run(
-        [*command, "--gpu", "h200", "--python", python, str(HERE / "gpu_operations.py"), "--", H200],
+        [*command, "--gpu", "h200", "--python", python, HERE / "gpu_operations.py", "--", H200],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
     )  # fmt: skip
     rows = (line.split("\t") for line in done.stdout.splitlines() if line.startswith("=\t"))

@@ -94,8 +94,9 @@ def test_linear_layer_takes_what_arithmetic_says(tmp_path: Path) -> None:
         ("attention", {"loss": "mean", "dtype": "amp-bf16"}, 72_004_608, 92_274_688),
         ("with_targets", {}, 67_200_000, 69_206_016),
         ("labelled", {}, 67_725_312, 69_206_016),
-        ("lstm", {"loss": "mean"}, 68_304_896, 69_206_016),
-        ("gru", {"loss": "mean"}, 68_034_560, 69_206_016),
+        # On a GPU cuDNN runs these, and cuBLAS has no part in them.
+        ("lstm", {"loss": "mean"}, 27_023_872, 29_360_128),
+        ("gru", {"loss": "mean"}, 26_685_440, 29_360_128),
         ("with_constants", {"loss": "mean"}, 68_485_120, 69_206_016),
     ],
 )
