@@ -30,6 +30,7 @@ from fragdoctor.inputs.cases import read_case
 from fragdoctor.inputs.messages import find_messages
 from fragdoctor.model.case import Overrides
 from fragdoctor.model.finding import Location
+from fragdoctor.model.gpu_table import OUTSIDE
 from fragdoctor.model.gpus import GPUS
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.rehearsal import (
@@ -49,6 +50,7 @@ from fragdoctor.rehearsal.process import (
     rehearsed_gpu,
 )
 from fragdoctor.rehearsal.programs import Program
+from fragdoctor.units import MIB
 
 # What builds without CUDA say about kernels for layouts other than strided.
 _OF_OTHER_LAYOUTS: Final = re.compile(r"\b(Sparse|SparseCsr|NestedTensor)CUDA\b")
@@ -254,7 +256,7 @@ def _rehearsal(
         out_of_memory=None if oom is None else RehearsedOom(**_with_locations(oom)),
         devices=devices,
         assumptions=[Assumed(**_with_locations(one)) for one in found["assumptions"]],
-        unmodelled=_unmodelled(conditions),
+        unmodelled=[_unmodelled(conditions, found["handles"])],
         snapshot=snapshot,
         torch_version=conditions.torch_version or found["torch_version"],
         python=python,
@@ -283,12 +285,22 @@ def _location(place: Mapping[str, Any]) -> Location:
     return Location(place["filename"], place["line"] or 0, place.get("name", ""))
 
 
-def _unmodelled(conditions: RehearsalConditions) -> list[Unmodelled]:
-    found = [Unmodelled("CUDA's context and libraries, estimated", conditions.gpu.context_bytes)]
+def _unmodelled(conditions: RehearsalConditions, used: Mapping[str, int]) -> Unmodelled:
+    """Return what CUDA and the libraries that a program used take outside PyTorch.
+
+    Only an H200 was measured: it sets the figure of its generation, for others it is a comparison.
+    """
+    gpu = conditions.gpu
+    handles = {"the context": 1, "kernels": 1, **used}
     if conditions.world_size > 1:
-        # 490 MiB per communicator of one rank, on an H200.
-        found.append(Unmodelled("buffers of NCCL, about 0.5 GiB a communicator"))
-    return found
+        handles["NCCL"] = 1
+    parts = [name if n == 1 else f"{n} handles of {name}" for name, n in handles.items()]
+    low, high = (sum(n * OUTSIDE[name][i] for name, n in handles.items()) for i in (0, 1))
+    said = f"CUDA outside PyTorch: {', '.join(parts)}; {low} to {high} MiB on an H200"
+    if gpu.kernels.architecture == "hopper":
+        return Unmodelled(said, (low + high) // 2 * MIB)
+    more = OUTSIDE["NCCL"][0] * MIB if "NCCL" in handles else 0
+    return Unmodelled(f"{said}, not measured on others", gpu.context_bytes + more)
 
 
 def diagnosed(

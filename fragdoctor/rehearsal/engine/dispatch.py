@@ -122,6 +122,7 @@ def use_blas(device: int, *, is_lt: bool = False) -> None:
         sizes["cuBLASLt workspace"] = LT_BYTES
     for name, n_bytes in sizes.items():
         if (*handle, name) not in _blas_handles:
+            now.libraries["cuBLAS"] = len({key[:3] for key in _blas_handles} | {handle})
             stack = allocation.stack_here("")
             _blas_handles[*handle, name] = allocation.take(device, n_bytes, stack)
 

@@ -1,10 +1,9 @@
-"""Layers whose kernel depends on the GPU: attention, and recurrent layers, run step by step.
+"""Attention, whose kernel depends on the GPU.
 
-PyTorch's C++ code asks the device which fused kernel to use, bypassing the dispatcher. So these
-functions are replaced and the choice is made here. For ``scaled_dot_product_attention`` it follows
-PyTorch's own conditions (``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``); the kernels'
-results, their backward passes and the unfused form stay PyTorch's. Only cuDNN's library knows what
-it keeps between the passes of a recurrent layer, so PyTorch's cell kernels stand in for it.
+PyTorch's C++ code asks the device which fused kernel to use, bypassing the dispatcher. So
+``scaled_dot_product_attention`` is replaced and the choice is made here, by PyTorch's own
+conditions (``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``); the kernels' results, their
+backward passes and the unfused form stay PyTorch's.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from itertools import product
 from typing import Any, Final
 
 import torch
@@ -21,29 +19,7 @@ import torch
 from fragdoctor.rehearsal.engine import put, session, values
 from fragdoctor.rehearsal.engine.dispatch import library_for, of_cpu, special
 
-LAYERS: Final = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-OVERLOADS: Final = ("input", "data")
-COMPOSITE: Final = torch._C.DispatchKey.CompositeImplicitAutograd
-
-
-def _without_cudnn(op: Any, *args: Any, **kwargs: Any) -> Any:
-    values.assume(op.overloadpacket.__name__, "it runs step by step, without cuDNN")
-    with torch.backends.cudnn.flags(enabled=False):
-        # The decomposition in Python, which ``decompose`` prefers, is not what a GPU runs.
-        return op._op_dk(COMPOSITE, *args, **kwargs)
-
-
-@special("aten::_cudnn_rnn_flatten_weight")
-def _flatten_weight(_op: Any, weights: Any, *_: Any, **__: Any) -> torch.Tensor:
-    """Copy the weights of a layer one after another into one buffer, as cuDNN expects them."""
-    buffer: torch.Tensor = weights[0].new_empty(sum(weight.numel() for weight in weights))
-    begin = 0
-    for weight in weights:
-        weight.set_(buffer.untyped_storage(), begin, weight.shape, weight.stride())
-        begin += weight.numel()
-    return buffer
-
-
+ATEN: Final = torch.ops.aten
 MATH: Final = 0
 FLASH: Final = 1
 EFFICIENT: Final = 2
@@ -54,10 +30,9 @@ MULTIPLE: Final = 8  # flash attention pads a head's size to a multiple of it
 MASK_MULTIPLE: Final = 8  # the memory-efficient kernel pads a mask's last dimension to it
 MAX_FLASH_HEAD: Final = 256
 MAX_CUDNN_HEAD: Final = 128
-WIDEST_CUDNN_HEAD: Final = 256  # since PyTorch 2.12, on Hopper and Blackwell
+WIDEST_CUDNN_HEAD: Final = 256  # since cuDNN 9.10, in PyTorch 2.8, on Hopper; 2.12 on Blackwell
 MAX_CUDNN_SIZE: Final = 65535
 DIMENSIONS: Final = 4
-ATEN: Final = torch.ops.aten
 _HALF: Final = (torch.float16, torch.bfloat16)
 
 
@@ -145,7 +120,8 @@ def _cudnn_takes_head(ask: LayerQuestion, head: int, value_head: int) -> bool:
     widest = max(head, value_head)
     if widest <= MAX_CUDNN_HEAD:
         return True
-    if ask.version < (2, 12, 0) or ask.capability not in {(9, 0), (10, 0), (10, 3)}:
+    first = (2, 8, 0) if ask.capability == HOPPER else (2, 12, 0)
+    if ask.version < first or ask.capability not in {HOPPER, (10, 0), (10, 3)}:
         return False
     if not ask.needs_gradient or ask.version < (2, 14, 0):
         return widest <= WIDEST_CUDNN_HEAD
@@ -325,12 +301,8 @@ def _is_left_aligned(_op: Any, *_: Any) -> bool:
 def install(undo: ExitStack) -> None:
     """Install these in place of the CUDA kernels until ``undo`` is closed."""
     library = library_for("aten", undo)
-    replaced: dict[str, Callable[..., Any]] = {"scaled_dot_product_attention": attention}
-    for layer, overload in product(LAYERS, OVERLOADS):
-        op = getattr(getattr(ATEN, layer), overload)
-        replaced[f"{layer}.{overload}"] = partial(_without_cudnn, op)
-    for (name, kernel), key in product(replaced.items(), ("AutogradCUDA", "CUDA")):
-        library.impl(name, kernel, key)
+    for key in ("AutogradCUDA", "CUDA"):
+        library.impl("scaled_dot_product_attention", attention, key)
     library.impl("_fused_sdp_choice", lambda *a, **k: choose(_question(*a, **k)), "CUDA")
     for name, fits in _ASKED_FOR.items():
         put(undo, torch._C, f"_can_use_{name}_attention", partial(_can_use, fits))

@@ -27,7 +27,7 @@ _NOT_USERS: Final = ("<", ENGINE, str(Path(os.__file__).parent))
 _ENGINE_CALL: Final = "_engine_run_backward"
 _OPERATIONS: Final = tuple(
     os.path.join(ENGINE, name)  # noqa: PTH118 - a folder ends with its separator
-    for name in ("dispatch.py", "fused_layers.py", "sparse.py", "kernels" + os.sep)
+    for name in ("dispatch.py", "fused_layers.py", "recurrent.py", "sparse.py", "kernels" + os.sep)
 )
 """Files that carry out operations: on a GPU that is C++, which shows no Python frames."""
 Frame = dict[str, Any]

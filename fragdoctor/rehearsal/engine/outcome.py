@@ -139,6 +139,7 @@ class ProgramOutcome:
                 for a, n in now.assumptions.made.items()
             ],
             "notes": list(now.assumptions.notes),
+            "handles": now.libraries,
             "conf": now.budget.settings.conf,
             "traits": None,
         }

@@ -60,6 +60,7 @@ def prepare(
         fused_layers,
         host,
         ranks,
+        recurrent,
         sparse,
         tensors,
         values,
@@ -81,7 +82,7 @@ def prepare(
     cuda_api.install(undo)
     vtables.install(gpus, undo)
     now.is_started = torch.cuda._initialized = False  # testing the tables started it
-    for part in (dispatch, foreign_operators, fused_layers, backward):
+    for part in (dispatch, foreign_operators, fused_layers, recurrent, backward):
         part.install(undo)
     activity.install(now, undo)
     for part in (sparse, host, compilation, deferred_dynamo, ranks):

@@ -116,6 +116,7 @@ class Session:
         known: the known values of tensors on the GPUs.
         loops: the loops of the user's own code.
         modules: the program's modules, and what they hold.
+        libraries: how many handles of each library exist, by its name in ``gpu_table.OUTSIDE``.
     """
 
     gpus: Gpus
@@ -129,6 +130,7 @@ class Session:
     captures: list[Any] = field(default_factory=list)
     progress: StepProgress = field(default_factory=StepProgress)
     marks: Marks = field(default_factory=Marks)
+    libraries: dict[str, int] = field(default_factory=dict)
     is_started: bool = False
     seen_ooms: list[SeenOom] = field(default_factory=list)
     assumptions: Assumptions = field(default_factory=Assumptions)

@@ -23,6 +23,7 @@ RANDOM_STATE: Final = 16
 FLASH_ROWS: Final = 128
 WIDE_HEAD: Final = 128
 TILE: Final = 64
+CUDNN_BYTES: Final = 256  # of each plan, besides its tensors; measured on an H200
 LOCK_BYTES: Final = 16  # size of the lock before each accumulated tile
 MAX_SPLITS: Final = 128
 
@@ -38,15 +39,20 @@ def _cudnn(call: Call) -> None:
         call.outs[1].n_bytes = 0
     n = len(call.outs)
     call.make(n - 2, n - 1, *range(n - 2))
+    call.take(CUDNN_BYTES)
+    session.current().libraries["cuDNN"] = 1
 
 
 @after_results("_scaled_dot_product_cudnn_attention_backward")
 def _cudnn_backward(call: Call) -> None:
-    """The query gradient in float, and the row sums."""
-    gradient, query = call.args[:2]
+    """The query gradient in float, and the row sums; gradients of each head if heads share keys."""
+    gradient, query, key, value = call.args[:4]
     if gradient.stride(-1) != 1:  # MHA.cpp
         call.take(n_bytes(gradient))
-    call.take(prod(query.shape[:-1]) * (query.shape[-1] + 1) * FLOAT)
+    size = prod(query.shape[:-1]) * (query.shape[-1] + 1) * FLOAT + CUDNN_BYTES
+    if key.shape[1] != query.shape[1]:
+        size += (n_bytes(key) + n_bytes(value)) // key.shape[1] * query.shape[1]
+    call.take(size)
 
 
 @rule("_scaled_dot_product_flash_attention")

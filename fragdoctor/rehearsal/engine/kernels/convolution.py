@@ -344,6 +344,12 @@ def _product(call: Call) -> None:
     call.use_blas(is_lt=_adds_bias(call))
 
 
+@after_results("_scaled_mm", "_int_mm")
+def _product_of_bytes(call: Call) -> None:
+    """Products of 8-bit numbers are cuBLASLt's (Blas.cpp, ScaledBlas.cpp)."""
+    call.use_blas(is_lt=True)
+
+
 def _adds_bias(call: Call) -> bool:
     """Return whether cuBLASLt adds the bias (``useLtInterface`` in ``native/cuda/Blas.cpp``)."""
     if not call.op.name().startswith("aten::addmm"):
@@ -366,7 +372,6 @@ NEAREST: Final = (
 SMOOTH: Final = (
     "upsample_linear1d",
     "upsample_bilinear2d",
-    "upsample_bicubic2d",
     "upsample_trilinear3d",
 )
 ANTIALIASED: Final = ("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")
@@ -400,6 +405,7 @@ copied_after(
     *REFLECTED,
     *_backward(*REFLECTED, *ANTIALIASED, "adaptive_max_pool3d", "_adaptive_avg_pool3d"),
     "reflection_pad3d",
+    "upsample_bicubic2d_backward",  # knows the usual order only, unlike the other ones
 )
 
 

@@ -286,10 +286,18 @@ def _of_variance(tensor: torch.Tensor) -> ReductionKind:
 
 _reduces("amax", "amin", kind=lambda t: ReductionKind(t.element_size()))
 _reduces("argmax", "argmin", kind=lambda _: ReductionKind(INDEXED))
-_reduces("any", "all", kind=lambda _: ReductionKind(1))
 _reduces("var", "std", "var_mean", "std_mean", kind=_of_variance)
 _reduces("linalg_vector_norm", kind=lambda t: ReductionKind(8 if t.dtype is torch.float64 else 4))
 _reduces("norm", kind=lambda t: ReductionKind(_accumulator_bytes(t.dtype)))
+
+
+@after_results("any", "all")
+def _truth(call: Call) -> None:
+    """A single number becomes a truth value and is copied (``allany_impl`` in ReduceOps.cpp)."""
+    tensor = call.args[0]
+    if tensor.numel() == 1 and tensor.dtype is not torch.bool:
+        call.take(1)
+    reduced(call, tensor, _axes(call), ReductionKind(1))
 
 
 @after_results("histc")
