@@ -32,6 +32,7 @@ from fragdoctor.model.simulation import (
     Simulation,
 )
 from fragdoctor.model.snapshot import Snapshot
+from fragdoctor.rules.failed_request import rounding_bytes
 from fragdoctor.rules.rule import Context
 from fragdoctor.trace.operations import NativeOps, Operations, OpKind, is_free
 from fragdoctor.trace.replay import Reproduction
@@ -377,6 +378,7 @@ def set_up(context: Context, other: Snapshot | None = None) -> tuple[Bench | Non
             context.analysis.trace,
             torch_version=context.case.overrides.torch_version,
             device_total_bytes=context.total_bytes,
+            stated_limit=_stated_limit(context),
         )
     except SimulationError as error:
         return None, FidelityReport(reason=error.message)
@@ -384,3 +386,18 @@ def set_up(context: Context, other: Snapshot | None = None) -> tuple[Bench | Non
     simulation = simulation_of(reproduction, (), run)
     replay = FairReplay(reproduction, other=run)
     return Bench(reproduction, simulation, replay, context.analysis.kept), simulation.fidelity
+
+
+def _stated_limit(context: Context) -> tuple[int, int] | None:
+    """Return the least and the most that the process was allowed, or None if no input says it.
+
+    A fraction of a known device is exact; a message prints what it allows to two decimals.
+    """
+    failed, given = context.failed_request, context.case.overrides
+    printed = None if failed is None else failed.limit_bytes
+    slack = rounding_bytes(printed)
+    if given.memory_fraction is not None and given.capacity_bytes is not None:
+        limit = int(given.memory_fraction * given.capacity_bytes)
+        if printed is None or abs(limit - printed) <= slack:
+            return limit, limit
+    return None if printed is None else (printed - slack, printed + slack)

@@ -184,11 +184,16 @@ def trace_of(snapshot: Snapshot, device: int | None = None) -> Trace:
 
 
 def reproduce(
-    trace: Trace, *, torch_version: str | None = None, device_total_bytes: int | None = None
+    trace: Trace,
+    *,
+    torch_version: str | None = None,
+    device_total_bytes: int | None = None,
+    stated_limit: tuple[int, int] | None = None,
 ) -> Reproduction:
     """Return the reproduction of a recorded run: do it once, then ask many what-ifs.
 
-    The version that wrote the file and the memory of the device are given if known.
+    The version that wrote the file, the memory of the device, and the least and the most that the
+    process was allowed of it are given if known.
 
     Raises:
         SimulationError: if there is nothing to replay.
@@ -201,7 +206,10 @@ def reproduce(
         )
     _check_trace(trace)
     reproduction = find_reproduction(
-        trace, torch_version=torch_version, device_total_bytes=device_total_bytes
+        trace,
+        torch_version=torch_version,
+        device_total_bytes=device_total_bytes,
+        stated_limit=stated_limit,
     )
     return_free_memory(trace)
     return reproduction
@@ -253,7 +261,7 @@ def _notes(reproduction: Reproduction) -> tuple[str, ...]:
             f"{format_mebibytes(low)} and less than "
             f"{format_mebibytes(facts['lowest_need_bytes'])}."
         )
-    if reproduction.fraction_is_inferred and conditions.allowed_bytes is not None:
+    if conditions.allowed_bytes is not None:
         notes.append(
             f"Requests failed, or cached memory was collected, while the driver had memory left: "
             "a memory fraction was in force, of about "

@@ -101,21 +101,11 @@ def conditions_of(reproduction: Reproduction, what_if: WhatIf) -> Conditions:
             )
         allowed = allowed_by(fraction, capacity, version)
     elif what_if.capacity_bytes is None:
-        allowed = what_if.allowed_bytes or least_allowed_of(reproduction)
+        # Whatever holds under the least limit that explains the recording holds under all.
+        allowed = what_if.allowed_bytes or reproduction.least_allowed_bytes
     return Conditions(
         settings, era, capacity, allowed, memory_fraction=fraction, torch_version=version
     )
-
-
-def least_allowed_of(reproduction: Reproduction) -> int | None:
-    """Return the least that a memory fraction allowed in the recorded run, or None without one.
-
-    If the file does not say, any limit from what was reserved up to what the failed request would
-    have needed explains the recording. Whatever holds under the smallest limit holds under all.
-    """
-    if reproduction.fraction_is_inferred and reproduction.trace.settings.memory_fraction is None:
-        return reproduction.trace.totals.peak_reserved_bytes
-    return reproduction.conditions.allowed_bytes
 
 
 def _settings(reproduction: Reproduction, what_if: WhatIf) -> AllocatorSettings:
