@@ -35,6 +35,11 @@ ROUNDED = (
     "the original size may be small enough"
 )
 
+MISSED = (
+    "not known: the model does not run out of memory where the recorded run did, so it cannot say "
+    "what is enough"
+)
+
 LIMIT = (
     "not known: the recording does not say what the memory fraction allows; the run fails with the "
     "least that explains it, but may not with more"
@@ -217,6 +222,12 @@ class FairReplay:
             not made.fits or (made.retries > 0) == (recorded.retries > 0)
         )
 
+    @property
+    def _misses_failure(self) -> bool:
+        """Whether the model serves every request of a run in which one failed."""
+        reproduction = self.reproduction
+        return reproduction.result.fits and reproduction.comparison["n_failed"] > 0
+
     @cached_property
     def _outlooks(self) -> Outlooks:
         """The futures of the requests as recorded."""
@@ -280,7 +291,10 @@ class FairReplay:
             return self._replayed(what_if, operations, looks_on=looks_on)
         if what_if not in self._done:
             result = self._unless_limit(what_if, self._replayed(what_if, None, looks_on=True))
-            if result.fits and result.outlook is not None:
+            if result.fits and self._misses_failure:
+                outlook = Outlook(OutlookState.OPEN, reason=MISSED)
+                result = replace(result, note=MISSED, is_conclusive=False, outlook=outlook)
+            elif result.fits and result.outlook is not None:
                 result = replace(result, outlook=self._known_better(what_if, result.outlook))
             self._done[what_if] = result
         return self._done[what_if]
