@@ -292,8 +292,9 @@ class FairReplay:
         if what_if not in self._done:
             result = self._unless_limit(what_if, self._replayed(what_if, None, looks_on=True))
             if result.fits and self._misses_failure:
-                outlook = Outlook(OutlookState.OPEN, reason=MISSED)
-                result = replace(result, note=MISSED, is_conclusive=False, outlook=outlook)
+                result = replace(result, note=MISSED, is_conclusive=False)
+                if result.outlook is not None and not result.outlook.fails:
+                    result = replace(result, outlook=Outlook(OutlookState.OPEN, reason=MISSED))
             elif result.fits and result.outlook is not None:
                 result = replace(result, outlook=self._known_better(what_if, result.outlook))
             self._done[what_if] = result

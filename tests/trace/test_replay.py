@@ -22,6 +22,7 @@ from programs import (
     rows_of_requests,
     without_oldest,
 )
+from stock import from_python
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import SimulationError
@@ -426,3 +427,46 @@ def test_retries_agree_with_the_statistics(shared: Path, has_all_recordings: boo
 
 def test_programs_run_forever_without_capacity() -> None:
     assert operations_of(program(MIB)).facts()["lowest_need_bytes"] is None
+
+
+def test_pool_of_memory_that_stays_is_read_off_the_final_segments() -> None:
+    """Before 2.12 no event names its pool: what a CUDA graph freed serves nobody else."""
+    in_graph, ordinary, size = 0x7000_0000_0000, 0x7000_1000_0000, 8 * MIB
+    made = [
+        ("segment_alloc", in_graph, 20 * MIB),
+        ("alloc", in_graph, size),
+        ("free_requested", in_graph, size),
+        ("free_completed", in_graph, size),
+        ("segment_alloc", ordinary, 20 * MIB),
+        ("alloc", ordinary, size),
+    ]
+    segments = [
+        {
+            "device": 0,
+            "address": address,
+            "total_size": 20 * MIB,
+            "stream": 0,
+            "segment_type": "large",
+            "segment_pool_id": (0, pool),
+            "blocks": blocks,
+        }
+        for address, pool, blocks in (
+            (in_graph, 1, [{"size": 20 * MIB, "requested_size": 0, "state": "inactive"}]),
+            (
+                ordinary,
+                0,
+                [
+                    {"size": size, "requested_size": size, "state": "active_allocated"},
+                    {"size": 20 * MIB - size, "requested_size": 0, "state": "inactive"},
+                ],
+            ),
+        )
+    ]
+    events = [{"action": a, "addr": at, "size": n, "stream": 0} for a, at, n in made]
+    snapshot = from_python({"segments": segments, "device_traces": [events]})
+
+    reproduction = find_reproduction(Trace.of(snapshot, 0))
+
+    ops = Operations.of(reproduction.operations)
+    assert ops.table["pool"][ops.is_request].tolist() == [1, 0]
+    assert reproduction.is_exact
