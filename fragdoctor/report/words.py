@@ -181,7 +181,7 @@ def also_text(verdict: Verdict) -> str:
     """
     is_proven = verdict.confidence is Confidence.PROVEN
     causes = [c for c in verdict.also if not (is_proven and c is Cause.HEALTHY)]
-    titles = [CAUSE_TITLES[cause] for cause in causes]
+    titles = [CAUSE_TITLES[cause].partition(",")[0] for cause in causes]
     return ", ".join(title[0].lower() + title[1:] for title in titles)
 
 
