@@ -389,15 +389,9 @@ def set_up(context: Context, other: Snapshot | None = None) -> tuple[Bench | Non
 
 
 def _stated_limit(context: Context) -> tuple[int, int] | None:
-    """Return the least and the most that the process was allowed, or None if no input says it.
-
-    A fraction of a known device is exact; a message prints what it allows to two decimals.
-    """
-    failed, given = context.failed_request, context.case.overrides
-    printed = None if failed is None else failed.limit_bytes
-    slack = rounding_bytes(printed)
-    if given.memory_fraction is not None and given.capacity_bytes is not None:
-        limit = int(given.memory_fraction * given.capacity_bytes)
-        if printed is None or abs(limit - printed) <= slack:
-            return limit, limit
-    return None if printed is None else (printed - slack, printed + slack)
+    """Return the least and the most that the process was allowed; a message rounds the figure."""
+    failed = context.failed_request
+    limit = None if failed is None else failed.limit_bytes
+    if limit is None:
+        return None
+    return limit - rounding_bytes(limit), limit + rounding_bytes(limit)

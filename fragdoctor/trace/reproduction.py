@@ -112,7 +112,8 @@ class _Finder:
     ) -> None:
         self.trace = trace
         self.total = device_total_bytes
-        self.stated = stated
+        known = trace.snapshot.limits.get(trace.device)
+        self.stated = stated if known is None else (known, known)
         self.capacity = recorded_capacity(trace)
         self.best: Reproduction | None = None
         self._n_tried = 0
@@ -214,7 +215,7 @@ def find_reproduction(
 
     If the version that wrote the file is unknown, every order of blocks is tried. The device's
     memory, if known, is the base of a memory fraction. ``stated_limit`` is the least and the most
-    that the process was allowed, as a message or a bundle states it.
+    that the process was allowed, as a message states it; a bundle's limit is exact.
 
     Raises:
         ConfigError: if it is not a version.

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
+from msgspec.structs import replace
 from programs import CONFS, Program, operations_of, program, programs, record, reproduced
 
 from fragdoctor.errors import ConfigError, SimulationError
@@ -241,3 +242,15 @@ def test_stated_limit_bounds_what_a_fraction_allowed(slack_mib: int, fits: bool)
 
     assert reproduction.is_exact
     assert paged.fits is fits
+
+
+def test_limit_of_a_bundle_is_known_without_being_told() -> None:
+    made = program(40 * MIB, 100 * MIB, -2, 22 * MIB, 80 * MIB)
+    snapshot = record(made, capacity_bytes=1000 * MIB, allowed_fraction=0.165)
+
+    told = simulate(replace(snapshot, limits={0: 165 * MIB - 1}), confs=[EXP])
+    untold = simulate(snapshot, confs=[EXP])
+
+    assert told.results[0].fits
+    assert told.results[0].is_conclusive
+    assert not untold.results[0].is_conclusive
