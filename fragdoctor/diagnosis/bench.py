@@ -17,7 +17,7 @@ from fragdoctor.analysis.training_run import NO_ROW, TrainingRequests
 from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.future.edits import Edit, leak_removed
 from fragdoctor.future.search import usual_candidates
-from fragdoctor.future.simulator import continued_with, reproduce, simulation_of
+from fragdoctor.future.simulator import continued_with, simulation_of
 from fragdoctor.future.steps import StepKind, Steps
 from fragdoctor.future.whatif import N_THREADS, FairReplay, WhatIf
 from fragdoctor.model.diagnosis import Predicted
@@ -36,6 +36,7 @@ from fragdoctor.rules.failed_request import rounding_bytes
 from fragdoctor.rules.rule import Context
 from fragdoctor.trace.operations import NativeOps, Operations, OpKind, is_free
 from fragdoctor.trace.replay import Reproduction
+from fragdoctor.trace.reproduction import reproduce
 from fragdoctor.trace.trace import return_free_memory
 
 LONG_TRACE_OPERATIONS = 300_000

@@ -23,8 +23,8 @@ from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.simulation import ReplayResult, Simulation
 from fragdoctor.model.snapshot import Action, Snapshot
 from fragdoctor.trace.replay import Reproduction, is_foreign, report
-from fragdoctor.trace.reproduction import find_reproduction
-from fragdoctor.trace.trace import Trace, return_free_memory
+from fragdoctor.trace.reproduction import reproduce
+from fragdoctor.trace.trace import Trace
 from fragdoctor.units import format_mebibytes, plural
 
 # Below this share of reproduced events and blocks a what-if is an estimate.
@@ -183,38 +183,6 @@ def trace_of(snapshot: Snapshot, device: int | None = None) -> Trace:
     return Trace.of(snapshot, chosen)
 
 
-def reproduce(
-    trace: Trace,
-    *,
-    torch_version: str | None = None,
-    device_total_bytes: int | None = None,
-    stated_limit: tuple[int, int] | None = None,
-) -> Reproduction:
-    """Return the reproduction of a recorded run: do it once, then ask many what-ifs.
-
-    The version that wrote the file, the memory of the device, and the least and the most that the
-    process was allowed of it are given if known.
-
-    Raises:
-        SimulationError: if there is nothing to replay.
-        ConfigError: if the version is wrong.
-    """
-    backend = trace.snapshot.settings.backend
-    if backend != "native":
-        raise SimulationError(
-            f"The snapshot was made with the backend {backend}, which the model does not know."
-        )
-    _check_trace(trace)
-    reproduction = find_reproduction(
-        trace,
-        torch_version=torch_version,
-        device_total_bytes=device_total_bytes,
-        stated_limit=stated_limit,
-    )
-    return_free_memory(trace)
-    return reproduction
-
-
 def choose_device(snapshot: Snapshot) -> int:
     """Return the device whose trace ends in a failed request, else the one with the most events.
 
@@ -230,25 +198,6 @@ def choose_device(snapshot: Snapshot) -> int:
         return int(np.count_nonzero(action == Action.OOM)), len(action)
 
     return max(devices, key=rank)
-
-
-def _check_trace(trace: Trace) -> None:
-    hint = "Record from the start on: fragdoctor run train.py"
-    n_live = trace.lives.n_initial
-    if trace.n_requests == 0 or (trace.n_events == 1 and n_live > 0):
-        what = "no request" if trace.n_events else "no trace"
-        if trace.n_requests:
-            what = "one event only"
-        raise SimulationError(
-            f"The snapshot holds {what} of device {trace.device}: nothing to replay.", hint=hint
-        )
-    if is_foreign(trace):
-        raise SimulationError(
-            "Trace and segments contradict each other in "
-            f"{sum(trace.contradictions.values())} places: "
-            "another allocator made this file, or events are missing.",
-            hint=hint,
-        )
 
 
 def _notes(reproduction: Reproduction) -> tuple[str, ...]:

@@ -18,8 +18,8 @@ from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.settings import AllocatorSettings, Era, era_of
 from fragdoctor.model.snapshot import Action
 from fragdoctor.trace.allocator import UNLIMITED
-from fragdoctor.trace.replay import Conditions, Reproduction
-from fragdoctor.trace.trace import Trace
+from fragdoctor.trace.replay import Conditions, Reproduction, is_foreign
+from fragdoctor.trace.trace import Trace, return_free_memory
 
 N_LIMITS_TRIED = 24
 
@@ -204,7 +204,7 @@ class _Finder:
         )
 
 
-def find_reproduction(
+def reproduce(
     trace: Trace,
     *,
     torch_version: str | None = None,
@@ -219,18 +219,19 @@ def find_reproduction(
 
     Raises:
         ConfigError: if it is not a version.
-        SimulationError: if the trace has more streams and pools than a genuine one can have.
+        SimulationError: if there is nothing to replay, or the trace is not that of the native
+            allocator.
     """
-    finder = _Finder(trace, torch_version, device_total_bytes, stated_limit)
+    _check(trace)
+    told = torch_version, device_total_bytes, stated_limit
+    finder = _Finder(trace, *told)
     best = _over_eras(finder)
-    if best.score[0] == 1.0:
-        return _learned(best)
     has_maps = bool((trace.events.action == Action.SEGMENT_MAP).any())
-    if has_maps and not trace.settings.expandable_segments:
+    if best.score[0] < 1.0 and has_maps and not trace.settings.expandable_segments:
         # The trace shows a setting that the file does not record.
         settings = trace.settings.changed(expandable_segments=True)
         other = Trace.of(trace.snapshot, trace.device, settings, trace.stacks)
-        shown = _Finder(other, torch_version, device_total_bytes, stated_limit)
+        shown = _Finder(other, *told)
         better = _over_eras(shown)
         if better.score > best.score:
             finder, best = shown, better
@@ -240,7 +241,33 @@ def find_reproduction(
     collects = best.trace.settings.garbage_collection_threshold > 0
     if best.score[0] < 1.0 and (has_failed or collects):
         best = _over_limits(finder, best)
-    return _learned(best)
+    best = _learned(best)
+    return_free_memory(trace)
+    return best
+
+
+def _check(trace: Trace) -> None:
+    backend = trace.snapshot.settings.backend
+    if backend != "native":
+        raise SimulationError(
+            f"The snapshot was made with the backend {backend}, which the model does not know."
+        )
+    hint = "Record from the start on: fragdoctor run train.py"
+    n_live = trace.lives.n_initial
+    if trace.n_requests == 0 or (trace.n_events == 1 and n_live > 0):
+        what = "no request" if trace.n_events else "no trace"
+        if trace.n_requests:
+            what = "one event only"
+        raise SimulationError(
+            f"The snapshot holds {what} of device {trace.device}: nothing to replay.", hint=hint
+        )
+    if is_foreign(trace):
+        raise SimulationError(
+            "Trace and segments contradict each other in "
+            f"{sum(trace.contradictions.values())} places: "
+            "another allocator made this file, or events are missing.",
+            hint=hint,
+        )
 
 
 def _learned(best: Reproduction) -> Reproduction:
