@@ -21,7 +21,7 @@ from fragdoctor.future.simulator import choose_device, search_settings
 from fragdoctor.future.whatif import FairReplay, WhatIf, replay_what_if
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.trace.replay import report
-from fragdoctor.trace.reproduction import find_reproduction
+from fragdoctor.trace.reproduction import reproduce
 from fragdoctor.trace.trace import Trace
 
 N_RUNS = 3
@@ -54,12 +54,12 @@ def main() -> None:
     read_s, snapshot = best_of(lambda: read_snapshot(arguments.path))
     device = choose_device(snapshot)
     undo_s, trace = best_of(lambda: Trace.of(snapshot, device))
-    model_s, reproduction = best_of(lambda: find_reproduction(trace))
+    model_s, reproduction = best_of(lambda: reproduce(trace))
     what_if = WhatIf(conf="expandable_segments:True")
-    whatif_s, _ = best_of(lambda r: replay_what_if(r, what_if), lambda: find_reproduction(trace))
+    whatif_s, _ = best_of(lambda r: replay_what_if(r, what_if), lambda: reproduce(trace))
     confs = usual_candidates(reproduction)
     search_s, _ = best_of(
-        lambda r: search_settings(FairReplay(r), confs, WhatIf()), lambda: find_reproduction(trace)
+        lambda r: search_settings(FairReplay(r), confs, WhatIf()), lambda: reproduce(trace)
     )
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 

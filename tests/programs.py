@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from stock import from_python
 
 from fragdoctor._native import _ext
-from fragdoctor.future.simulator import reproduce, trace_of
+from fragdoctor.future.simulator import trace_of
 from fragdoctor.model.settings import AllocatorSettings, Era, parse_conf
 from fragdoctor.model.snapshot import EventTable, Snapshot
 from fragdoctor.trace.allocator import native_config
 from fragdoctor.trace.operations import Operations
 from fragdoctor.trace.replay import Reproduction
+from fragdoctor.trace.reproduction import reproduce
 from fragdoctor.trace.trace import Trace
 from fragdoctor.units import MIB
 

@@ -11,8 +11,9 @@ import pytest
 
 import fragdoctor
 from fragdoctor.analysis.device import analyze_device
-from fragdoctor.future.simulator import reproduce, trace_of
+from fragdoctor.future.simulator import trace_of
 from fragdoctor.trace.replay import share_of
+from fragdoctor.trace.reproduction import reproduce
 
 pytestmark = pytest.mark.slow
 

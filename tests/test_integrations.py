@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from rehearsal_stage import Stage
 
+from fragdoctor.capture.watch import read_figures
 from fragdoctor.errors import ConfigError
 from fragdoctor.integrations import AccelerateLog, lightning_callback, trainer_callback
 
@@ -24,6 +25,7 @@ class Gpu:
 
     def __init__(self) -> None:
         self.is_there = True
+        self.fraction = 1.0
         self.now = self.peak = 0
 
     def is_available(self) -> bool:
@@ -47,6 +49,9 @@ class Gpu:
 
     def mem_get_info(self, device: int | None = None) -> tuple[int, int]:
         return 100 * MIB, 200 * MIB
+
+    def get_per_process_memory_fraction(self, device: int | None = None) -> float:
+        return self.fraction
 
 
 class Logger:
@@ -94,6 +99,13 @@ def test_trainer_logs_in_the_steps_in_which_it_logs(gpu: Gpu) -> None:
     assert [logged["gpu_memory/peak_bytes"] / MIB for logged in trainer.logged] == [6, 9, 9]
     assert first["gpu_memory/headroom_bytes"] == (100 + 12 - 6) * MIB
     assert isinstance(callback, sys.modules["transformers"].TrainerCallback)
+
+
+def test_headroom_ends_where_the_memory_fraction_does(gpu: Gpu) -> None:
+    gpu.use(3 * MIB)
+    gpu.fraction = 0.25
+
+    assert read_figures(sys.modules["torch"], None).headroom == (50 - 3) * MIB
 
 
 def test_lightning_logs_through_its_loggers_as_often_as_it_logs(gpu: Gpu) -> None:

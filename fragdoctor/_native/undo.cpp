@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <stdexcept>
+#include <unordered_map>
 #include <utility>
 
 #include "address_ids.h"
@@ -111,6 +112,7 @@ class Undo {
   std::int32_t last_row_ = BEFORE;
   UndoneTrace out_;
   RangeTable ranges_;
+  std::unordered_map<std::size_t, std::int32_t> final_pool_;  // of memory that came and stayed, by row
   std::vector<InitialSegment> final_segments_;  // the consistent ones, by address
   AddressIds ids_;
   std::vector<Site> sites_;
@@ -170,6 +172,8 @@ void Undo::undo_segment_event(std::size_t row) {
   if (!is_range(start, size)) return count(Contradiction::bad_size);
   const bool is_expandable = action == Action::segment_map || action == Action::segment_unmap;
   if (is_segment_gain(action)) {
+    const Range* there = trace_.pool[row] < 0 ? ranges_.find(start) : nullptr;
+    if (there != nullptr && there->kind.pool > 0) final_pool_[row] = there->kind.pool;
     if (!ranges_.remove(start, start + size, is_expandable)) count(Contradiction::segment_absent);
   } else if (!ranges_.add(start, {start + size, kind_of_event(row, ranges_)})) {
     count(Contradiction::segment_overlap);
@@ -476,8 +480,11 @@ void Undo::forward_segment_event(std::size_t row, SegmentHistory& segments) {
   const std::uint64_t start = trace_.address[row], size = trace_.size[row];
   if (!is_range(start, size)) return;
   const auto at = static_cast<std::int32_t>(row);
-  if (is_segment_gain(action)) segments.add({start, size, at, NEVER, kind_of_event(row, segments)});
-  else segments.remove(start, start + size, action == Action::segment_unmap, at);
+  if (is_segment_gain(action)) {
+    SegmentKind kind = kind_of_event(row, segments);
+    if (const auto known = final_pool_.find(row); known != final_pool_.end()) kind.pool = known->second;
+    segments.add({start, size, at, NEVER, kind});
+  } else segments.remove(start, start + size, action == Action::segment_unmap, at);
   out_.reserved.rows.push_back(at);
   out_.reserved.bytes.push_back(static_cast<std::int64_t>(segments.reserved()));
 }

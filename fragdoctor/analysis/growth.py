@@ -33,6 +33,10 @@ MADE_ONCE: Final = 0.5
 """A first rise by more than this share of the whole rise is of blocks that are made once, such as
 the state of an optimizer; the growth begins after it."""
 
+ALL_AT_ONCE: Final = 0.9
+"""A rise in one step by more than this share of the whole rise is no growth from step to step: an
+evaluation made it, and beside it a library its workspace."""
+
 MAX_CANDIDATES: Final = 2000
 
 
@@ -128,8 +132,8 @@ def _growth(held: I64) -> tuple[int, int] | None:
         since += 1
     if len(held) - since < MIN_POINTS:
         return None
-    trend = trend_of(held[since:])
-    if not trend.goes_on or held[-1] - held[since] < MIN_RISE_BYTES:
+    trend, rise = trend_of(held[since:]), held[-1] - held[since]
+    if not trend.goes_on or rise < MIN_RISE_BYTES or rises[since:].max() > ALL_AT_ONCE * rise:
         return None
     return int(trend.slope), since
 

@@ -158,7 +158,7 @@ class Reached(Struct, frozen=True):
         version, cuda = (*self.torch.split(" "), "-")[:2]
         is_cut_short = self.n_recording > self.n_unused
         reasons = (
-            (bool(self.problems), "".join(self.problems[:1])),
+            (bool(self.problems), "".join(self.problems[:1]).rstrip(".")),
             (is_cut_short, f"the program {_end_of(code)} before it could write a bundle"),
             (self.n_recording > 0, "the program used CUDA but reserved no memory on a GPU"),
             (

@@ -29,7 +29,8 @@ class Figures(NamedTuple):
     ``peak`` is the peak of allocated memory since the program reset it;
     ``stranded`` is ``inactive_split_bytes``: free memory in segments that still hold a live block,
     or None if the allocator does not count it; ``retries`` counts flushes of the cache so far;
-    ``headroom`` is what the driver still had free and PyTorch had reserved, minus the peak.
+    ``headroom`` is what the driver still had free and PyTorch had reserved, or what a memory
+    fraction allows if that is less, minus the peak.
     """
 
     allocated: int
@@ -60,10 +61,12 @@ def read_figures(torch: Any, device: int | None) -> Figures:
 
 def _headroom(torch: Any, device: int | None, reserved: int, peak: int) -> int | None:
     try:
-        free, _ = torch.cuda.mem_get_info(device)
+        free, total = torch.cuda.mem_get_info(device)
     except (AttributeError, RuntimeError):  # an old PyTorch, or a driver that does not say
         return None
-    return max(0, int(free) + reserved - peak)
+    fraction_of = getattr(torch.cuda, "get_per_process_memory_fraction", None)
+    allowed = total if fraction_of is None else int(fraction_of(device) * total)
+    return max(0, min(int(free) + reserved, allowed) - peak)
 
 
 def exposition(figures: Figures, n_steps: int, labels: Mapping[str, str]) -> str:

@@ -120,8 +120,8 @@ class ViewReplays:
             self._lock.release()
 
     def _replay_of(self, device: int) -> tuple[Reproduction, FairReplay]:
-        from fragdoctor.future.simulator import reproduce
         from fragdoctor.future.whatif import FairReplay
+        from fragdoctor.trace.reproduction import reproduce
 
         if device not in self._ready:
             reproduction = reproduce(self._traces[device])

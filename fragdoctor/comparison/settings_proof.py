@@ -9,10 +9,11 @@ from msgspec.structs import replace
 
 from fragdoctor.comparison.compared_run import ComparedDevice
 from fragdoctor.errors import ConfigError, SimulationError
-from fragdoctor.future.simulator import reproduce, simulation_of
+from fragdoctor.future.simulator import simulation_of
 from fragdoctor.future.whatif import FairReplay, WhatIf
 from fragdoctor.model.comparison import SettingChange, SettingsProof
 from fragdoctor.model.settings import AllocatorSettings, parse_conf
+from fragdoctor.trace.reproduction import reproduce
 from fragdoctor.trace.trace import Trace
 from fragdoctor.units import MIB, format_count, format_share, format_size
 

@@ -17,7 +17,7 @@ from fragdoctor.analysis.training_run import NO_ROW, TrainingRequests
 from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.future.edits import Edit, leak_removed
 from fragdoctor.future.search import usual_candidates
-from fragdoctor.future.simulator import continued_with, reproduce, simulation_of
+from fragdoctor.future.simulator import continued_with, simulation_of
 from fragdoctor.future.steps import StepKind, Steps
 from fragdoctor.future.whatif import N_THREADS, FairReplay, WhatIf
 from fragdoctor.model.diagnosis import Predicted
@@ -32,9 +32,11 @@ from fragdoctor.model.simulation import (
     Simulation,
 )
 from fragdoctor.model.snapshot import Snapshot
+from fragdoctor.rules.failed_request import rounding_bytes
 from fragdoctor.rules.rule import Context
 from fragdoctor.trace.operations import NativeOps, Operations, OpKind, is_free
 from fragdoctor.trace.replay import Reproduction
+from fragdoctor.trace.reproduction import reproduce
 from fragdoctor.trace.trace import return_free_memory
 
 LONG_TRACE_OPERATIONS = 300_000
@@ -377,6 +379,7 @@ def set_up(context: Context, other: Snapshot | None = None) -> tuple[Bench | Non
             context.analysis.trace,
             torch_version=context.case.overrides.torch_version,
             device_total_bytes=context.total_bytes,
+            stated_limit=_stated_limit(context),
         )
     except SimulationError as error:
         return None, FidelityReport(reason=error.message)
@@ -384,3 +387,12 @@ def set_up(context: Context, other: Snapshot | None = None) -> tuple[Bench | Non
     simulation = simulation_of(reproduction, (), run)
     replay = FairReplay(reproduction, other=run)
     return Bench(reproduction, simulation, replay, context.analysis.kept), simulation.fidelity
+
+
+def _stated_limit(context: Context) -> tuple[int, int] | None:
+    """Return the least and the most that the process was allowed; a message rounds the figure."""
+    failed = context.failed_request
+    limit = None if failed is None else failed.limit_bytes
+    if limit is None:
+        return None
+    return limit - rounding_bytes(limit), limit + rounding_bytes(limit)

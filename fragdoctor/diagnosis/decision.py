@@ -223,7 +223,7 @@ def _beyond_device(r: FailedRequest) -> Iterator[Hypothesis]:
     least = (r.needed_bytes or 0) - r.pending_bytes - r.saved_by_layout_bytes
     # The size of the device is a printed figure even if the rest comes from a snapshot.
     if least > r.total_bytes + r.tolerance_bytes + rounding_bytes(r.total_bytes):
-        if r.limit_is_binding and r.is_covered_by_free:
+        if r.is_of_limit:
             return
         live = r.live_bytes or 0
         if live > r.total_bytes:
@@ -559,7 +559,7 @@ def _besides(r: FailedRequest, first: Cause) -> Iterator[Cause]:
     if r.is_alone_too_large:  # no matter who else is on the device
         yield Cause.SIZE_BUG
         return
-    for hypothesis, n_bytes in _outside_candidates(r):
+    for hypothesis, n_bytes in () if r.is_of_limit else _outside_candidates(r):
         if r.total_bytes is not None and n_bytes >= missing:
             yield hypothesis.cause
     if r.margin_bytes is None or r.cache_bytes is None:

@@ -48,8 +48,11 @@ def find_failure(
     stack = stack or called
     asked = None if message is None else message.requested_bytes
     free = None if message is None else message.free_bytes
-    segment = None
+    segment = limit = left = None
     if request is not None:
+        if request.is_of_limit and request.limit_bytes is not None:
+            limit = request.limit_bytes
+            left = max(0, limit - (request.reserved_bytes or 0))
         asked, free = request.requested_bytes, request.free_bytes
         if request.block_bytes is not None and request.block_bytes != asked:
             asked, segment = request.block_bytes, asked
@@ -65,6 +68,8 @@ def find_failure(
         source="oom message" if request is None else request.source,
         is_caught=request is not None and request.is_caught,
         backward_of=backward_of,
+        limit_bytes=limit,
+        left_bytes=left,
     )
 
 

@@ -71,6 +71,7 @@ def _from_snapshot(context: Context, a: DeviceAnalysis) -> DeviceFigures:
         peak_active_bytes=peak_of(context, "active")[0],
         private_pools_bytes=space.private_pools_reserved_bytes,
         pending_free_bytes=space.pending_free_bytes,
+        limit_bytes=context.limit_bytes,
     )
 
 
@@ -131,6 +132,7 @@ def _from_message(context: Context, r: FailedRequest) -> DeviceFigures:
         free_cached_bytes=r.cache_bytes,
         capacity_bytes=r.total_bytes,
         private_pools_bytes=r.pools_free_bytes or None,
+        limit_bytes=context.limit_bytes,
         alloc_retries=retries[0] if retries else None,
         ooms=_n_ooms(context),
     )

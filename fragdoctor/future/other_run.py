@@ -25,7 +25,7 @@ from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState
 from fragdoctor.model.snapshot import I64
 from fragdoctor.trace.operations import Operations, OpKind
 from fragdoctor.trace.replay import Conditions
-from fragdoctor.trace.reproduction import find_reproduction
+from fragdoctor.trace.reproduction import reproduce
 from fragdoctor.trace.trace import Trace
 from fragdoctor.units import format_count, format_share, format_size, plural
 
@@ -65,7 +65,7 @@ class OtherRun:
         other: Trace,
         max_steps: int | None = None,
     ) -> None:
-        reproduction = find_reproduction(other)
+        reproduction = reproduce(other)
         self._n_before, n_theirs = _n_whole_steps(trace), _n_whole_steps(other)
         if not n_theirs:
             raise SimulationError(

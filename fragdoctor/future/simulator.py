@@ -23,8 +23,8 @@ from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.simulation import ReplayResult, Simulation
 from fragdoctor.model.snapshot import Action, Snapshot
 from fragdoctor.trace.replay import Reproduction, is_foreign, report
-from fragdoctor.trace.reproduction import find_reproduction
-from fragdoctor.trace.trace import Trace, return_free_memory
+from fragdoctor.trace.reproduction import reproduce
+from fragdoctor.trace.trace import Trace
 from fragdoctor.units import format_mebibytes, plural
 
 # Below this share of reproduced events and blocks a what-if is an estimate.
@@ -183,30 +183,6 @@ def trace_of(snapshot: Snapshot, device: int | None = None) -> Trace:
     return Trace.of(snapshot, chosen)
 
 
-def reproduce(
-    trace: Trace, *, torch_version: str | None = None, device_total_bytes: int | None = None
-) -> Reproduction:
-    """Return the reproduction of a recorded run: do it once, then ask many what-ifs.
-
-    The version that wrote the file and the memory of the device are given if known.
-
-    Raises:
-        SimulationError: if there is nothing to replay.
-        ConfigError: if the version is wrong.
-    """
-    backend = trace.snapshot.settings.backend
-    if backend != "native":
-        raise SimulationError(
-            f"The snapshot was made with the backend {backend}, which the model does not know."
-        )
-    _check_trace(trace)
-    reproduction = find_reproduction(
-        trace, torch_version=torch_version, device_total_bytes=device_total_bytes
-    )
-    return_free_memory(trace)
-    return reproduction
-
-
 def choose_device(snapshot: Snapshot) -> int:
     """Return the device whose trace ends in a failed request, else the one with the most events.
 
@@ -224,25 +200,6 @@ def choose_device(snapshot: Snapshot) -> int:
     return max(devices, key=rank)
 
 
-def _check_trace(trace: Trace) -> None:
-    hint = "Record from the start on: fragdoctor run train.py"
-    n_live = trace.lives.n_initial
-    if trace.n_requests == 0 or (trace.n_events == 1 and n_live > 0):
-        what = "no request" if trace.n_events else "no trace"
-        if trace.n_requests:
-            what = "one event only"
-        raise SimulationError(
-            f"The snapshot holds {what} of device {trace.device}: nothing to replay.", hint=hint
-        )
-    if is_foreign(trace):
-        raise SimulationError(
-            "Trace and segments contradict each other in "
-            f"{sum(trace.contradictions.values())} places: "
-            "another allocator made this file, or events are missing.",
-            hint=hint,
-        )
-
-
 def _notes(reproduction: Reproduction) -> tuple[str, ...]:
     notes = []
     conditions, facts = reproduction.conditions, reproduction.operations.facts()
@@ -253,7 +210,7 @@ def _notes(reproduction: Reproduction) -> tuple[str, ...]:
             f"{format_mebibytes(low)} and less than "
             f"{format_mebibytes(facts['lowest_need_bytes'])}."
         )
-    if reproduction.fraction_is_inferred and conditions.allowed_bytes is not None:
+    if conditions.allowed_bytes is not None:
         notes.append(
             f"Requests failed, or cached memory was collected, while the driver had memory left: "
             "a memory fraction was in force, of about "

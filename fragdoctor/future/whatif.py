@@ -35,6 +35,11 @@ ROUNDED = (
     "the original size may be small enough"
 )
 
+MISSED = (
+    "not known: the model does not run out of memory where the recorded run did, so it cannot say "
+    "what is enough"
+)
+
 LIMIT = (
     "not known: the recording does not say what the memory fraction allows; the run fails with the "
     "least that explains it, but may not with more"
@@ -101,21 +106,11 @@ def conditions_of(reproduction: Reproduction, what_if: WhatIf) -> Conditions:
             )
         allowed = allowed_by(fraction, capacity, version)
     elif what_if.capacity_bytes is None:
-        allowed = what_if.allowed_bytes or least_allowed_of(reproduction)
+        # Whatever holds under the least limit that explains the recording holds under all.
+        allowed = what_if.allowed_bytes or reproduction.least_allowed_bytes
     return Conditions(
         settings, era, capacity, allowed, memory_fraction=fraction, torch_version=version
     )
-
-
-def least_allowed_of(reproduction: Reproduction) -> int | None:
-    """Return the least that a memory fraction allowed in the recorded run, or None without one.
-
-    If the file does not say, any limit from what was reserved up to what the failed request would
-    have needed explains the recording. Whatever holds under the smallest limit holds under all.
-    """
-    if reproduction.fraction_is_inferred and reproduction.trace.settings.memory_fraction is None:
-        return reproduction.trace.totals.peak_reserved_bytes
-    return reproduction.conditions.allowed_bytes
 
 
 def _settings(reproduction: Reproduction, what_if: WhatIf) -> AllocatorSettings:
@@ -227,6 +222,12 @@ class FairReplay:
             not made.fits or (made.retries > 0) == (recorded.retries > 0)
         )
 
+    @property
+    def _misses_failure(self) -> bool:
+        """Whether the model serves every request of a run in which one failed."""
+        reproduction = self.reproduction
+        return reproduction.result.fits and reproduction.comparison["n_failed"] > 0
+
     @cached_property
     def _outlooks(self) -> Outlooks:
         """The futures of the requests as recorded."""
@@ -290,7 +291,11 @@ class FairReplay:
             return self._replayed(what_if, operations, looks_on=looks_on)
         if what_if not in self._done:
             result = self._unless_limit(what_if, self._replayed(what_if, None, looks_on=True))
-            if result.fits and result.outlook is not None:
+            if result.fits and self._misses_failure:
+                result = replace(result, note=MISSED, is_conclusive=False)
+                if result.outlook is not None and not result.outlook.fails:
+                    result = replace(result, outlook=Outlook(OutlookState.OPEN, reason=MISSED))
+            elif result.fits and result.outlook is not None:
                 result = replace(result, outlook=self._known_better(what_if, result.outlook))
             self._done[what_if] = result
         return self._done[what_if]

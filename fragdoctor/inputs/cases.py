@@ -236,7 +236,9 @@ def _read_member(name: str, file: str, bundle: BundleFiles, parts: _Parts) -> No
     with bundle.open(file) as raw, open_source(raw, name=_IT) as stream:
         binary = cast("BinaryIO", stream)
         if file == SNAPSHOT:
-            parts.snapshots.append((name, load(binary)))
+            told = {d.index: d.limit_bytes for d in bundle.facts.devices}
+            limits = {index: limit for index, limit in told.items() if limit is not None}
+            parts.snapshots.append((name, replace(load(binary), limits=limits)))
         elif file == CENSUS:
             parts.censuses = read_censuses(binary)
         elif file == SOURCES:

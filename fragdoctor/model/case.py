@@ -278,6 +278,13 @@ class BundleDevice(Struct, frozen=True):
     other_processes: Sequence[OtherProcess] = ()
     memory_fraction: float | None = None
 
+    @property
+    def limit_bytes(self) -> int | None:
+        """What the memory fraction allows, or None if it or the device's size is not known."""
+        if self.memory_fraction is None or self.total_bytes is None:
+            return None
+        return int(self.memory_fraction * self.total_bytes)
+
 
 class BundleFacts(Struct, frozen=True):
     """The manifest of a bundle, checked; all text is hostile.

@@ -197,6 +197,8 @@ class Failure(Struct, frozen=True):
         requested_bytes: what the program asked for; a message has the segment, maybe a larger one.
         segment_bytes: what the driver was asked for, if that is known to be larger.
         free_bytes: what the driver had free.
+        limit_bytes: what a memory fraction allowed, if only that was in the way; ``left_bytes`` is
+            what was left of it.
         location: the line of the program that made the request; None if nothing shows it.
         stack: the stack from that line outward.
         source_text: that line as a traceback prints it, or ""; hostile text.
@@ -217,6 +219,8 @@ class Failure(Struct, frozen=True):
     source: str = ""
     is_caught: bool = False
     backward_of: Location | None = None
+    limit_bytes: int | None = None
+    left_bytes: int | None = None
 
 
 class HostGrowth(Struct, frozen=True):
@@ -276,8 +280,9 @@ class MomentFigures(Struct, frozen=True):
 class DeviceFigures(Struct, frozen=True):
     """Key figures of one device; None means "this input does not say" (JSON ``devices[]``).
 
-    They apply to the end of the input; peaks and counters apply to all of it. ``moment`` has the
-    figures at the moment that the report is about, or None if the input has no snapshot.
+    They apply to the end of the input; peaks and counters apply to all of it. ``limit_bytes`` is
+    what a memory fraction allows of the capacity. ``moment`` has the figures at the moment that the
+    report is about, or None if the input has no snapshot.
     """
 
     device: int
@@ -298,6 +303,7 @@ class DeviceFigures(Struct, frozen=True):
     peak_active_bytes: int | None = None
     private_pools_bytes: int | None = None
     pending_free_bytes: int | None = None
+    limit_bytes: int | None = None
     moment: MomentFigures | None = None
 
     def highest(self, kind: str) -> int | None:

@@ -131,8 +131,9 @@ class ReplayResult(Struct, frozen=True):
         oom_bytes: size of that request.
         driver_calls: cudaMalloc, cudaFree, map and unmap calls: a measure of slowdown.
         n_replayed: number of replayed requests.
-        is_conclusive: False if the trace begins so late that the outcome is not known, or if a
-            failed request is known only as rounded by the recorded settings; ``note`` says why.
+        is_conclusive: False if the outcome is not known, because the trace begins too late, the
+            model serves a request that failed, or a failed request is known only as rounded by the
+            recorded settings; ``note`` says why.
         outlook: what the run would do after the recording ends; None if nobody asked.
     """
 

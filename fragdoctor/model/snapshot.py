@@ -222,6 +222,7 @@ class Snapshot(Struct, frozen=True, dict=True):
         oom_free_bytes: event row -> the driver's free bytes at that ``oom``, if recorded.
         host_events: the ``host_traces`` as the events of a device 0; None if there are none.
         settings: the ``allocator_settings``, or defaults with ``is_recorded`` False.
+        limits: device -> what a memory fraction allows, if the snapshot's bundle says it.
     """
 
     strings: Sequence[str]
@@ -238,6 +239,7 @@ class Snapshot(Struct, frozen=True, dict=True):
     host_segments: Sequence[HostSegment] = ()
     host_events: EventTable | None = None
     provenance: Provenance = field(default_factory=Provenance)
+    limits: Mapping[int, int] = {}
 
     @cached_property
     def devices(self) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.errors import ConfigError
 from fragdoctor.future.search import with_smallest_capacity
-from fragdoctor.future.simulator import reproduce, simulate, trace_of
+from fragdoctor.future.simulator import simulate, trace_of
 from fragdoctor.future.whatif import WhatIf, replay_what_if
 from fragdoctor.inputs.cases import read_case
 from fragdoctor.inputs.messages import find_messages
@@ -50,6 +50,7 @@ from fragdoctor.rehearsal.process import (
     rehearsed_gpu,
 )
 from fragdoctor.rehearsal.programs import Program
+from fragdoctor.trace.reproduction import reproduce
 from fragdoctor.units import MIB
 
 # What builds without CUDA say about kernels for layouts other than strided.

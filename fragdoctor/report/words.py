@@ -162,10 +162,14 @@ def failure_line(failure: Failure | None) -> str:
         comma = "," if at else ""
         at += f"{comma} in the backward pass near {failure.backward_of.short}"
     asked, segment, free = failure.requested_bytes, failure.segment_bytes, failure.free_bytes
+    is_free = "free"
+    if failure.limit_bytes is not None:
+        free = failure.left_bytes
+        is_free = f"left of the {format_size(failure.limit_bytes)} allowed"
     # If the request itself would have fit, the reader must know what the driver was asked for.
     is_enough = asked is not None and free is not None and segment is not None and asked <= free
     for_segment = f" (a segment of {format_size(segment or 0)})" if is_enough else ""
-    figures = ((asked, f"asked{for_segment}"), (free, "free"))
+    figures = ((asked, f"asked{for_segment}"), (free, is_free))
     said = ", ".join(f"{format_size(n)} {what}" for n, what in figures if n is not None)
     return f"Out of memory{gpu}{at}{f': {said}' if said else ''}."
 
@@ -177,7 +181,7 @@ def also_text(verdict: Verdict) -> str:
     """
     is_proven = verdict.confidence is Confidence.PROVEN
     causes = [c for c in verdict.also if not (is_proven and c is Cause.HEALTHY)]
-    titles = [CAUSE_TITLES[cause] for cause in causes]
+    titles = [CAUSE_TITLES[cause].partition(",")[0] for cause in causes]
     return ", ".join(title[0].lower() + title[1:] for title in titles)
 
 

@@ -271,6 +271,14 @@ class FailedRequest(Struct, frozen=True):
         return self.free_bytes >= self.requested_bytes + noise
 
     @property
+    def is_of_limit(self) -> bool:
+        """Whether the memory fraction alone was in the way: the device had room.
+
+        Then nobody else's memory was missing.
+        """
+        return self.limit_is_binding and self.is_covered_by_free
+
+    @property
     def mapped_bytes(self) -> int:
         """The whole pages that expandable segments must map for this request without a tail."""
         return -(-self.requested_bytes // self.page_bytes) * self.page_bytes

@@ -322,8 +322,8 @@ def with_bundle(
     is_same_moment = facts.reason == "oom" and facts.oom_device == failed.device
     total = failed.total_bytes or device.total_bytes
     limit = failed.limit_bytes
-    if limit is None and overrides.memory_fraction is None and device.memory_fraction and total:
-        limit = int(device.memory_fraction * total)
+    if limit is None and overrides.memory_fraction is None:
+        limit = device.limit_bytes
     filled = replace(
         failed,
         total_bytes=total,

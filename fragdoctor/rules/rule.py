@@ -128,6 +128,16 @@ class Context(Struct, frozen=True):
         return self.case.overrides.capacity_bytes if self.uses_given_capacity else None
 
     @property
+    def limit_bytes(self) -> int | None:
+        """What a memory fraction allows this process, or None if no input tells of one."""
+        r, fraction = self.failed_request, self.case.overrides.memory_fraction
+        limit = None if r is None else r.limit_bytes
+        if limit is None and fraction is not None and self.total_bytes is not None:
+            limit = int(fraction * self.total_bytes)
+        is_whole = limit is None or (self.total_bytes is not None and limit >= self.total_bytes)
+        return None if is_whole else limit
+
+    @property
     def _bundle_bytes(self) -> int | None:
         bundle = self.case.bundle
         device = None if bundle is None else bundle.device(self.device)

@@ -138,7 +138,8 @@ class Reproduction(Struct, frozen=True, dict=True):
         comparison: counts of what the model did as recorded; see ``replay.h``.
         capacity_is_exact: whether the capacity was read off a failed request; if not, it is the
             smallest that explains the run (or None).
-        fraction_is_inferred: whether a memory fraction that is not recorded limited the run.
+        least_allowed_bytes: the least that a memory fraction allowed in the recorded run, or None
+            without one. Between it and the failed request's need, any limit explains the run.
     """
 
     trace: Trace
@@ -147,7 +148,7 @@ class Reproduction(Struct, frozen=True, dict=True):
     raw: dict[str, Any]
     comparison: dict[str, Any]
     capacity_is_exact: bool = False
-    fraction_is_inferred: bool = False
+    least_allowed_bytes: int | None = None
 
     @property
     def score(self) -> tuple[float, float]:

@@ -18,8 +18,8 @@ from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.settings import AllocatorSettings, Era, era_of
 from fragdoctor.model.snapshot import Action
 from fragdoctor.trace.allocator import UNLIMITED
-from fragdoctor.trace.replay import Conditions, Reproduction
-from fragdoctor.trace.trace import Trace
+from fragdoctor.trace.replay import Conditions, Reproduction, is_foreign
+from fragdoctor.trace.trace import Trace, return_free_memory
 
 N_LIMITS_TRIED = 24
 
@@ -49,17 +49,23 @@ def recorded_capacity(trace: Trace) -> int | None:
 
 
 def limits_of(
-    trace: Trace, lowest_need_bytes: int | None, device_total_bytes: int | None
+    trace: Trace,
+    lowest_need_bytes: int | None,
+    device_total_bytes: int | None,
+    stated: tuple[int, int] | None = None,
 ) -> Iterator[int]:
     """Yield what a memory fraction may have allowed, likeliest first.
 
     The limit lies between the peak of reserved memory and the least that a failed request would
-    have needed. People set round fractions, so these come first.
+    have needed, and, if a message or a bundle states it, within that figure's rounding. People set
+    round fractions, so these come first.
     """
     low = trace.totals.peak_reserved_bytes
     high = 2 * low + 1
     if len(trace.oom_rows) and lowest_need_bytes is not None:
         high = max(min(high, lowest_need_bytes), low + 1)
+    if stated is not None and low <= stated[1] and stated[0] < high:
+        low, high = max(low, stated[0]), min(high, stated[1] + 1)
     seen: set[int] = set()
     said = trace.settings.memory_fraction
     fractions = [p / 100 for p in (*range(10, 100, 10), *range(5, 100, 10), *range(1, 100))]
@@ -98,10 +104,16 @@ class _Finder:
     """Tries guesses on one trace and keeps the best one."""
 
     def __init__(
-        self, trace: Trace, torch_version: str | None, device_total_bytes: int | None
+        self,
+        trace: Trace,
+        torch_version: str | None,
+        device_total_bytes: int | None,
+        stated: tuple[int, int] | None,
     ) -> None:
         self.trace = trace
         self.total = device_total_bytes
+        known = trace.snapshot.limits.get(trace.device)
+        self.stated = stated if known is None else (known, known)
         self.capacity = recorded_capacity(trace)
         self.best: Reproduction | None = None
         self._n_tried = 0
@@ -176,6 +188,11 @@ class _Finder:
             guess.settings, guess.era, capacity, allowed, self.total, capacity_is_least=not limits
         )
         raw, comparison = operations.replay_recorded(conditions.native(), max_ops)
+        least = allowed
+        if allowed is not None and self.trace.settings.memory_fraction is None:
+            peak = self.trace.totals.peak_reserved_bytes
+            is_stated = self.stated is not None and self.stated[0] <= allowed <= self.stated[1]
+            least = max(peak, self.stated[0]) if self.stated is not None and is_stated else peak
         return Reproduction(
             self.trace,
             conditions,
@@ -183,35 +200,38 @@ class _Finder:
             raw,
             comparison,
             capacity_is_exact=self.capacity is not None,
-            fraction_is_inferred=allowed is not None,
+            least_allowed_bytes=least,
         )
 
 
-def find_reproduction(
+def reproduce(
     trace: Trace,
     *,
     torch_version: str | None = None,
     device_total_bytes: int | None = None,
+    stated_limit: tuple[int, int] | None = None,
 ) -> Reproduction:
     """Return the best reproduction of a trace.
 
     If the version that wrote the file is unknown, every order of blocks is tried. The device's
-    memory, if known, is the base of a memory fraction.
+    memory, if known, is the base of a memory fraction. ``stated_limit`` is the least and the most
+    that the process was allowed, as a message states it; a bundle's limit is exact.
 
     Raises:
         ConfigError: if it is not a version.
-        SimulationError: if the trace has more streams and pools than a genuine one can have.
+        SimulationError: if there is nothing to replay, or the trace is not that of the native
+            allocator.
     """
-    finder = _Finder(trace, torch_version, device_total_bytes)
+    _check(trace)
+    told = torch_version, device_total_bytes, stated_limit
+    finder = _Finder(trace, *told)
     best = _over_eras(finder)
-    if best.score[0] == 1.0:
-        return _learned(best)
     has_maps = bool((trace.events.action == Action.SEGMENT_MAP).any())
-    if has_maps and not trace.settings.expandable_segments:
+    if best.score[0] < 1.0 and has_maps and not trace.settings.expandable_segments:
         # The trace shows a setting that the file does not record.
         settings = trace.settings.changed(expandable_segments=True)
         other = Trace.of(trace.snapshot, trace.device, settings, trace.stacks)
-        shown = _Finder(other, torch_version, device_total_bytes)
+        shown = _Finder(other, *told)
         better = _over_eras(shown)
         if better.score > best.score:
             finder, best = shown, better
@@ -220,8 +240,34 @@ def find_reproduction(
     has_failed = best.comparison["n_failed"] > best.comparison["n_failed_equal"]
     collects = best.trace.settings.garbage_collection_threshold > 0
     if best.score[0] < 1.0 and (has_failed or collects):
-        best = _over_limits(finder, best, device_total_bytes)
-    return _learned(best)
+        best = _over_limits(finder, best)
+    best = _learned(best)
+    return_free_memory(trace)
+    return best
+
+
+def _check(trace: Trace) -> None:
+    backend = trace.snapshot.settings.backend
+    if backend != "native":
+        raise SimulationError(
+            f"The snapshot was made with the backend {backend}, which the model does not know."
+        )
+    hint = "Record from the start on: fragdoctor run train.py"
+    n_live = trace.lives.n_initial
+    if trace.n_requests == 0 or (trace.n_events == 1 and n_live > 0):
+        what = "no request" if trace.n_events else "no trace"
+        if trace.n_requests:
+            what = "one event only"
+        raise SimulationError(
+            f"The snapshot holds {what} of device {trace.device}: nothing to replay.", hint=hint
+        )
+    if is_foreign(trace):
+        raise SimulationError(
+            "Trace and segments contradict each other in "
+            f"{sum(trace.contradictions.values())} places: "
+            "another allocator made this file, or events are missing.",
+            hint=hint,
+        )
 
 
 def _learned(best: Reproduction) -> Reproduction:
@@ -264,9 +310,7 @@ def _over_eras(finder: _Finder) -> Reproduction:
     return best
 
 
-def _over_limits(
-    finder: _Finder, best: Reproduction, device_total_bytes: int | None
-) -> Reproduction:
+def _over_limits(finder: _Finder, best: Reproduction) -> Reproduction:
     """Return the better of the reproduction and those with a memory fraction in force.
 
     The order of equal blocks that reproduced most without the fraction is tried first, but the
@@ -274,7 +318,7 @@ def _over_limits(
     """
     n_operations = max(best.operations.facts()["n_ops"], 1)
     need = best.operations.facts()["lowest_need_bytes"]
-    limits = list(limits_of(finder.trace, need, device_total_bytes))
+    limits = list(limits_of(finder.trace, need, finder.total, finder.stated))
     n_left = max(MIN_TRIES, LIMIT_OPERATIONS // n_operations)
     first = best.conditions.era
     for era in sorted(finder.eras, key=lambda era: era is not first):

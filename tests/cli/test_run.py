@@ -14,6 +14,7 @@ from typing import BinaryIO
 import pytest
 
 from fragdoctor import Cause, diagnose
+from fragdoctor.capture.launcher import Reached
 
 FAKE = Path(__file__).parents[1] / "capture" / "fake"
 HEAD = "import torch, sys, os, time\n"
@@ -667,3 +668,10 @@ def test_cure_reruns_nothing_after_ctrl_c(runner) -> None:
     assert 130 == code
     assert "Nothing was rerun: the program was stopped." in err
     assert "Rerun 1" not in err
+
+
+def test_reason_that_ends_in_a_full_stop_gets_no_second_one() -> None:
+    """The allocator cudaMallocAsync says so itself that it cannot record."""
+    reached = Reached(n_started=1, torch="2.11.0 13.0", problems=("RuntimeError: no history.",))
+
+    assert reached.why_nothing(1) == "Nothing was recorded: RuntimeError: no history."

@@ -69,6 +69,28 @@ def test_oom_sample_json_fits_the_schema(name: str, run: Run, samples: Path) -> 
     assert document["messages"] or name.endswith(".summary.txt")  # a summary is no message
 
 
+def test_limit_that_the_message_states_shows_that_a_setting_cures(run: Run, samples: Path) -> None:
+    """On that GPU the program finished under expandable segments and the same limit."""
+    both = [str(samples / f"h200_varlen.{end}") for end in ("pickle.gz", "txt")]
+
+    found = json.loads(run("analyze", *both, "--format", "json").out)
+
+    assert found["verdict"]["cause"] == "fragmentation"
+    first = found["recommendations"][0]
+    assert first["setting"] == "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    assert first["predicted"]["fits"]
+
+
+def test_private_pools_before_2_12_are_reproduced_exactly(run: Run, samples: Path) -> None:
+    found = json.loads(
+        run("analyze", str(samples / "h200_graphs.pickle.gz"), "--format", "json").out
+    )
+
+    assert found["fidelity"]["share"] == 1.0
+    assert found["fidelity"]["reason"] == ""
+    assert found["recommendations"][0]["title"].startswith("Share one pool among graphs")
+
+
 def test_simulate_sample_json_fits_the_schema(run: Run, samples: Path) -> None:
     path = str(samples / "fragmentation_oom.pickle")
 

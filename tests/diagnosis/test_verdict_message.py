@@ -9,6 +9,7 @@ from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.model.case import Case, OomLog
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
+from fragdoctor.report.base import RenderOptions, render
 
 
 @pytest.mark.parametrize(
@@ -146,3 +147,21 @@ def test_table_of_a_full_gpu_says_less_than_what_the_program_was_doing():
     assert bare.verdict.cause is Cause.OTHER_PROCESS
     assert told.verdict.cause is Cause.CAPACITY
     assert "while an evaluation ran" in told.verdict.summary
+
+
+def test_limit_with_room_on_the_device_is_nobody_elses_doing() -> None:
+    others = process(4242, "5.00 GiB")
+    text = new_style(
+        "384.00 MiB", "16.00 GiB", "7.00 GiB", "2.91 GiB", "17.46 MiB",
+        processes=others, own="3.50 GiB", allowed="3.20 GiB",
+    )  # fmt: skip
+
+    diagnosis = diagnose(case_of(text))
+
+    assert diagnosis.verdict.cause is Cause.MEMORY_LIMIT
+    assert Cause.OTHER_PROCESS not in diagnosis.verdict.also
+    assert "FD501" not in {f.code for f in diagnosis.findings}
+    assert "free-other-process" not in {r.code for r in diagnosis.recommendations}
+    report = render("analyze", "text", diagnosis, RenderOptions())
+    assert "384.00 MiB asked, 279.50 MiB left of the 3.20 GiB allowed." in " ".join(report.split())
+    assert "Memory  GPU 0, 3.20 GiB allowed" in report

@@ -10,10 +10,11 @@ from toy_allocator import ToyAllocator
 
 from fragdoctor.errors import SimulationError
 from fragdoctor.future.other_run import OtherRun
-from fragdoctor.future.simulator import reproduce, simulate, trace_of
+from fragdoctor.future.simulator import simulate, trace_of
 from fragdoctor.future.whatif import FairReplay, WhatIf
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState
 from fragdoctor.model.snapshot import Snapshot
+from fragdoctor.trace.reproduction import reproduce
 from fragdoctor.units import MIB
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
+from msgspec.structs import replace
 from programs import CONFS, Program, operations_of, program, programs, record, reproduced
 
 from fragdoctor.errors import ConfigError, SimulationError
@@ -16,7 +17,6 @@ from fragdoctor.future.whatif import (
     FairReplay,
     WhatIf,
     conditions_of,
-    least_allowed_of,
     replay_what_if,
 )
 from fragdoctor.inputs.snapshot_reader import read_snapshot
@@ -183,7 +183,7 @@ def test_inferred_fraction_holds_unless_a_capacity_is_given() -> None:
     as_recorded = replay_what_if(reproduction, WhatIf(conf="expandable_segments:True"))
     freed = replay_what_if(reproduction, WhatIf(capacity_bytes=1000 * MIB))
 
-    assert reproduction.fraction_is_inferred
+    assert reproduction.least_allowed_bytes == 30 * MIB
     assert not as_recorded.fits
     assert freed.fits
 
@@ -225,6 +225,32 @@ def test_inferred_fraction_promises_only_what_holds_under_the_least_of_them() ->
     likeliest = reproduction.conditions.allowed_bytes
 
     assert likeliest is not None
-    assert least_allowed_of(reproduction) == 30 * MIB < likeliest
+    assert reproduction.least_allowed_bytes == 30 * MIB < likeliest
     assert conditions_of(reproduction, WhatIf()).allowed_bytes == 30 * MIB
     assert conditions_of(reproduction, WhatIf(allowed_bytes=likeliest)).allowed_bytes == likeliest
+
+
+@pytest.mark.parametrize(("slack_mib", "fits"), [(0, True), (3, True), (20, False)])
+def test_stated_limit_bounds_what_a_fraction_allowed(slack_mib: int, fits: bool) -> None:
+    """Of 140 MiB reserved, pages return 60: another 80 need 160, which only the limit allows."""
+    made = program(40 * MIB, 100 * MIB, -2, 22 * MIB, 80 * MIB)
+    snapshot = record(made, capacity_bytes=1000 * MIB, allowed_fraction=0.165)
+    stated = ((165 - slack_mib) * MIB - MIB, (165 + slack_mib) * MIB)
+
+    reproduction = reproduced(snapshot, stated_limit=stated)
+    paged = replay_what_if(reproduction, WhatIf(conf="expandable_segments:True"))
+
+    assert reproduction.is_exact
+    assert paged.fits is fits
+
+
+def test_limit_of_a_bundle_is_known_without_being_told() -> None:
+    made = program(40 * MIB, 100 * MIB, -2, 22 * MIB, 80 * MIB)
+    snapshot = record(made, capacity_bytes=1000 * MIB, allowed_fraction=0.165)
+
+    told = simulate(replace(snapshot, limits={0: 165 * MIB - 1}), confs=[EXP])
+    untold = simulate(snapshot, confs=[EXP])
+
+    assert told.results[0].fits
+    assert told.results[0].is_conclusive
+    assert not untold.results[0].is_conclusive

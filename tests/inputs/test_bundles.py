@@ -70,6 +70,7 @@ def test_read_bundle_of_a_directory_is_one_case_with_what_the_manifest_knows(bun
     case = read_bundle(bundle)
 
     assert case.snapshot is not None
+    assert {0: 4 * GIB} == case.snapshot.limits == read_snapshot(str(bundle)).limits
     assert case.oom is not None
     assert 1 == len(case.oom.messages)
     assert 5 == case.stats.of_device(0)[0].allocated_bytes

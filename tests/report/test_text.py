@@ -16,11 +16,12 @@ from rich.cells import cell_len
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.case import Case
-from fragdoctor.model.diagnosis import RunState
+from fragdoctor.model.diagnosis import Cause, RunState
+from fragdoctor.model.finding import Confidence
 from fragdoctor.model.phases import Category
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState
 from fragdoctor.report.base import RenderOptions, Verbosity, render
-from fragdoctor.report.words import outlook_text
+from fragdoctor.report.words import also_text, outlook_text
 
 SAMPLES = Path(__file__).parents[2] / "sample_snapshots"
 WIDTHS = (60, 80, 120)
@@ -250,3 +251,13 @@ def test_rehearsal_to_copy_names_the_script_where_that_is_safe_to_paste(script, 
     said = render("analyze", "text", told, RenderOptions(80))
 
     assert f"fragdoctor rehearse {shown} --unlimited" in said
+
+
+def test_other_causes_are_told_apart_by_their_commas() -> None:
+    verdict = replace(
+        diagnoses.capacity().verdict,
+        confidence=Confidence.LIKELY,
+        also=(Cause.MEMORY_LIMIT, Cause.FRAGMENTATION),
+    )
+
+    assert also_text(verdict) == "a memory limit, fragmentation"

@@ -22,17 +22,18 @@ from programs import (
     rows_of_requests,
     without_oldest,
 )
+from stock import from_python
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import SimulationError
 from fragdoctor.future.edits import empty_cache_at
-from fragdoctor.future.simulator import reproduce, simulate, trace_of
+from fragdoctor.future.simulator import simulate, trace_of
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.settings import AllocatorSettings, Era, parse_conf
 from fragdoctor.trace.allocator import native_config
 from fragdoctor.trace.operations import OPERATION, Operations, OpKind
 from fragdoctor.trace.replay import Conditions, allowed_by, report
-from fragdoctor.trace.reproduction import find_reproduction
+from fragdoctor.trace.reproduction import reproduce
 from fragdoctor.trace.trace import Trace
 from fragdoctor.units import MIB
 
@@ -63,7 +64,7 @@ def test_replay_of_recorded_program_reproduces_all_of_it(
     snapshot = record(made, conf, era=era, capacity_bytes=capacity)
 
     trace = Trace.of(snapshot, 0)
-    reproduction = find_reproduction(trace, device_total_bytes=capacity)
+    reproduction = reproduce(trace, device_total_bytes=capacity)
 
     assert trace.contradictions == {}
     assert reproduction.is_exact, reproduction.comparison
@@ -267,7 +268,7 @@ def test_baseline_with_calls_of_empty_cache_infers_them(made: Program, era: Era)
     reproduction = reproduced(plain)
     called = empty_cache_at(rows_of_requests(reproduction)[3::3]).apply(reproduction)
 
-    reproduction = find_reproduction(Trace.of(recorded(called, era=era), 0))
+    reproduction = reproduce(Trace.of(recorded(called, era=era), 0))
 
     assert reproduction.is_exact, reproduction.comparison
 
@@ -278,7 +279,7 @@ def test_baseline_under_memory_fraction_loses_no_request(made: Program, conf: st
     """The limit is found where the trace shows it: the failing requests fail in the model too."""
     snapshot = record(made, conf, capacity_bytes=400 * MIB, allowed_fraction=0.3)
 
-    reproduction = find_reproduction(Trace.of(snapshot, 0), device_total_bytes=400 * MIB)
+    reproduction = reproduce(Trace.of(snapshot, 0), device_total_bytes=400 * MIB)
 
     assert reproduction.comparison["n_failed_equal"] == reproduction.comparison["n_failed"]
     assert reproduction.is_exact
@@ -296,7 +297,7 @@ def test_era_is_found_where_a_collection_hides_it() -> None:
     conf = "garbage_collection_threshold:0.5"
     snapshot = record(made, conf, capacity_bytes=400 * MIB, allowed_fraction=0.3)
 
-    reproduction = find_reproduction(Trace.of(snapshot, 0), device_total_bytes=400 * MIB)
+    reproduction = reproduce(Trace.of(snapshot, 0), device_total_bytes=400 * MIB)
 
     assert reproduction.is_exact
     assert reproduction.conditions.era is Era.BLOCK_COUNTER
@@ -307,7 +308,7 @@ def test_era_that_recorded_is_found() -> None:
     low_is_newer = program(12 * MIB, 14 * MIB, 14 * MIB, -2, -3, 14 * MIB, -1)
     found = set()
     for era in Era:
-        reproduction = find_reproduction(Trace.of(record(low_is_newer, era=era), 0))
+        reproduction = reproduce(Trace.of(record(low_is_newer, era=era), 0))
         assert reproduction.is_exact
         found.add(reproduction.conditions.era)
 
@@ -347,7 +348,7 @@ def test_lost_events_are_the_reason() -> None:
     made = [n * MIB for n in (3, 4, 5, 6, 7, 8, 30)]
     whole = record(program(*made, -2, -4, 3 * MIB, 5 * MIB, -1))
 
-    fidelity = report(find_reproduction(Trace.of(without_oldest(whole, 0, 9), 0)))
+    fidelity = report(reproduce(Trace.of(without_oldest(whole, 0, 9), 0)))
 
     assert fidelity.share is not None
     assert fidelity.share > 0.5
@@ -426,3 +427,46 @@ def test_retries_agree_with_the_statistics(shared: Path, has_all_recordings: boo
 
 def test_programs_run_forever_without_capacity() -> None:
     assert operations_of(program(MIB)).facts()["lowest_need_bytes"] is None
+
+
+def test_pool_of_memory_that_stays_is_read_off_the_final_segments() -> None:
+    """Before 2.12 no event names its pool: what a CUDA graph freed serves nobody else."""
+    in_graph, ordinary, size = 0x7000_0000_0000, 0x7000_1000_0000, 8 * MIB
+    made = [
+        ("segment_alloc", in_graph, 20 * MIB),
+        ("alloc", in_graph, size),
+        ("free_requested", in_graph, size),
+        ("free_completed", in_graph, size),
+        ("segment_alloc", ordinary, 20 * MIB),
+        ("alloc", ordinary, size),
+    ]
+    segments = [
+        {
+            "device": 0,
+            "address": address,
+            "total_size": 20 * MIB,
+            "stream": 0,
+            "segment_type": "large",
+            "segment_pool_id": (0, pool),
+            "blocks": blocks,
+        }
+        for address, pool, blocks in (
+            (in_graph, 1, [{"size": 20 * MIB, "requested_size": 0, "state": "inactive"}]),
+            (
+                ordinary,
+                0,
+                [
+                    {"size": size, "requested_size": size, "state": "active_allocated"},
+                    {"size": 20 * MIB - size, "requested_size": 0, "state": "inactive"},
+                ],
+            ),
+        )
+    ]
+    events = [{"action": a, "addr": at, "size": n, "stream": 0} for a, at, n in made]
+    snapshot = from_python({"segments": segments, "device_traces": [events]})
+
+    reproduction = reproduce(Trace.of(snapshot, 0))
+
+    ops = Operations.of(reproduction.operations)
+    assert ops.table["pool"][ops.is_request].tolist() == [1, 0]
+    assert reproduction.is_exact

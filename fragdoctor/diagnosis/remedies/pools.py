@@ -14,6 +14,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
     CURES,
     HELPS,
     MAY_HELP,
+    Burden,
     JudgedCase,
     Proposal,
     Remedy,
@@ -145,6 +146,7 @@ class RaiseMemoryLimit(Remedy):
 
     code = "raise-memory-limit"
     title = "Raise the memory fraction"
+    burden = Burden.CHANGE  # somebody chose the limit: what keeps to it comes first
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose a higher limit if the limit forbade the request and the device has room."""
@@ -175,7 +177,7 @@ class RaiseMemoryLimit(Remedy):
             cost="Less room for others on this device.",
             caveats=("Someone may have set the limit to share the device.",),
             predicted=Predicted(fits=True, method="arithmetic")
-            if r is not None and r.limit_is_binding and r.is_covered_by_free
+            if r is not None and r.is_of_limit
             else None,
             attempts=[] if whole is None else [whole],
         )

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from fragdoctor._native import _ext
 from fragdoctor.future.edits import without_noted
 from fragdoctor.future.search import is_served, with_smallest_capacity
-from fragdoctor.future.simulator import reproduce
 from fragdoctor.future.whatif import FairReplay, WhatIf, replay_what_if
 from fragdoctor.model.marks import WORKSPACE
+from fragdoctor.trace.reproduction import reproduce
 from fragdoctor.trace.trace import Trace
 
 

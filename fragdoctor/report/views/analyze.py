@@ -379,9 +379,12 @@ def _of_failure(
     hole = None
     if figures is not None and (figures.moment is None or figures.moment.is_end):
         hole = figures.largest_free_block_bytes
+    on_device = (free_bytes, "on the device")
+    if failure.limit_bytes is not None:
+        on_device = (failure.left_bytes, "under the limit")
     pieces = [
         (n_bytes, where)
-        for n_bytes, where in ((hole, "in the cache"), (free_bytes, "on the device"))
+        for n_bytes, where in ((hole, "in the cache"), on_device)
         if n_bytes is not None
     ]
     if not pieces:
@@ -390,7 +393,7 @@ def _of_failure(
     found = doc.Figure("largest piece free", format_size(largest), where)
     if largest < asked_bytes:
         missing = doc.Figure("missing", format_size(asked_bytes - largest), "in one piece")
-    elif where == "on the device" and largest < segment_bytes:
+    elif where != "in the cache" and largest < segment_bytes:
         of = f"of a segment of {format_size(segment_bytes)}"
         missing = doc.Figure("missing", format_size(segment_bytes - largest), of)
     else:  # a limit may be lower than what was free

@@ -228,7 +228,9 @@ def _memory(
         if (value := getattr(f, name)) is not None
     ]
     blocks.append(doc.Facts(facts, detail=Detail.FULL))
-    note = f"GPU {f.device}, {format_size(bar.total_bytes)} shown{when(f.moment)}"
+    is_limited = bar.total_bytes == f.limit_bytes
+    what = "allowed" if is_limited else "shown"
+    note = f"GPU {f.device}, {format_size(bar.total_bytes)} {what}{when(f.moment)}"
     if (
         message is not None
         and message.total_bytes
@@ -250,8 +252,9 @@ def _what_for(moment: MomentFigures | None) -> doc.Paragraph:
 def parts_of(figures: DeviceFigures, message: OomMessage | None) -> list[doc.BarPart]:
     """Return the parts of the device's memory, largest claim first, free memory last.
 
-    The parts sum to the device's total if a message gives it, else to the capacity available
-    to PyTorch, else to what PyTorch has reserved.
+    The parts sum to what a memory fraction allows if the device has room for that, else to the
+    device's total if a message gives it, else to the capacity available to PyTorch, else to what
+    PyTorch has reserved.
     """
     at = figures.moment
     source = figures if at is None else at
@@ -286,7 +289,18 @@ def _outside_meaning(message: OomMessage | None) -> str:
 
 
 def _beyond(figures: DeviceFigures, message: OomMessage | None, reserved: int) -> tuple[int, int]:
-    """Return (memory outside PyTorch, free memory) of the device; 0 means unknown."""
+    """Return (memory outside PyTorch, free memory) of the device; 0 means unknown.
+
+    Under a limit lower than what the device has left, that limit is the end of the memory.
+    """
+    outside, free = _of_device(figures, message, reserved)
+    left = None if figures.limit_bytes is None else max(0, figures.limit_bytes - reserved)
+    return (outside, free) if left is None or left > free else (0, left)
+
+
+def _of_device(
+    figures: DeviceFigures, message: OomMessage | None, reserved: int
+) -> tuple[int, int]:
     if message is not None and message.total_bytes and message.true_free_bytes is not None:
         free = max(0, message.true_free_bytes)
         return max(0, message.total_bytes - free - reserved), free

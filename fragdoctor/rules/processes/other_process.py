@@ -34,7 +34,7 @@ def other_process(context: Context) -> Iterator[Found]:
     why = "no input says how large the device is and what others hold"
     held = needed(r.other_bytes, why)
     missing = max(1, r.requested_bytes - (r.free_bytes or 0))
-    if held < missing:
+    if held < missing or r.is_of_limit:
         return
     pids = ", ".join(str(p.pid) for p in r.other_processes)
     who = f"Process {pids} holds" if pids else "Others outside this PyTorch hold about"
