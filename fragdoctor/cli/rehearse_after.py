@@ -8,7 +8,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
+from msgspec.structs import replace
+
 from fragdoctor.errors import ConfigError
+from fragdoctor.model.gpus import known_gpu
 from fragdoctor.rehearsal.programs import LAUNCHERS, SUFFIX, after_python
 
 if TYPE_CHECKING:
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
     from fragdoctor.model.diagnosis import Diagnosis
     from fragdoctor.model.prescription import Prescription
 
-DEFAULT_TIME: Final = "2m"
+DEFAULT_TIME: Final = "5m"  # as for rehearse --cure
 _MAX_LINE: Final = 256  # the kernel reads no more of a script's first line
 
 
@@ -64,7 +67,7 @@ def follow(
         case: the recording.
         diagnosis: the diagnosis of the recording alone.
         command: the command that was run.
-        time: how long to search, such as ``2m``.
+        time: how long to search, such as ``5m``.
         say: called with progress messages.
 
     Returns:
@@ -77,14 +80,24 @@ def follow(
     from fragdoctor.diagnosis.pipeline import diagnose
     from fragdoctor.inputs.snapshot_reader import read_snapshot
     from fragdoctor.rehearsal.prescription.search import CureSearch
+    from fragdoctor.rules.request_sources import find_failed_request
     from fragdoctor.units import parse_seconds
 
-    figures = diagnosis.figures_of(diagnosis.verdict.device)
-    if figures is None or figures.capacity_bytes is None:
+    number = diagnosis.verdict.device
+    figures = diagnosis.figures_of(number)
+    total_bytes = None if figures is None else figures.capacity_bytes
+    analysis = None if number is None else diagnosis.analyses.get(number)
+    failed = find_failed_request(case, analysis, case.primary_message)
+    # A memory fraction, other processes and CUDA itself leave less than the whole device.
+    available_bytes = None if failed is None else failed.available_bytes
+    capacity_bytes = total_bytes if available_bytes is None else available_bytes
+    if capacity_bytes is None:
         raise ConfigError(
             "It is unknown how much of the GPU PyTorch could have.",
             hint="Give it: --capacity 24GiB",
         )
+    device = None if case.bundle is None else case.bundle.device(number)
+    known = None if device is None else known_gpu(device.name or "")
     words, is_module, python = command_of(command)
     starts_ranks = bool(words) and Path(words[0]).name in LAUNCHERS
     seconds = parse_seconds(time)
@@ -92,13 +105,17 @@ def follow(
         words=list(words),
         is_module=is_module,
         python=python,
-        capacity=figures.capacity_bytes,
+        gpu=[known.name] if known is not None and known.capability is not None else None,
+        capacity=capacity_bytes,
         time_limit=seconds,
         devices=len(diagnosis.devices) if starts_ranks else None,
     )
     asked = asked_of(options)
+    # The program may allow itself a share of the whole device.
+    whole_bytes = max(total_bytes or 0, capacity_bytes)
+    base = replace(asked.base, gpu=replace(asked.base.gpu, total_bytes=whole_bytes))
     with TemporaryDirectory(prefix="fragdoctor-") as scratch:
         kept = Path(scratch) / "rehearsed.pickle"
-        found = CureSearch(asked.program, asked.base, None, seconds, say).run(kept)
+        found = CureSearch(asked.program, base, None, seconds, say).run(kept)
         continued = diagnose(case, continue_with=read_snapshot(kept))
     return continued, found

@@ -66,7 +66,7 @@ class RunOptions:
         "After an out-of-memory error, try no changes in rehearsals", group=options.CURE
     )
     rehearse_time: str = options.option(
-        "TIME", "Try changes for this long: 30s, 5m", default="2m", group=options.CURE
+        "TIME", "Try changes for this long: 30s, 5m", default="5m", group=options.CURE
     )
     quiet: bool = options.QUIET
     verbose: bool = options.VERBOSE

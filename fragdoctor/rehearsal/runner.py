@@ -172,7 +172,7 @@ def _vanished(python: str, code: int, tail: str, conditions: RehearsalConditions
         return ProgramFailed(
             f"The time limit of {conditions.time_limit_s:g} s was over before the program used the "
             "GPU again.",
-            hint="Give it more time: --time-limit",
+            hint="Give it more time: --time-limit, or --rehearse-time after a failed run.",
             output=tail,
         )
     ended = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"

@@ -69,6 +69,42 @@ def test_recording_is_continued_and_changes_are_tried(
     assert any(o is not None and o.basis is OutlookBasis.COMPLETE for o in outlooks)
 
 
+@pytest.mark.usefixtures("prepared")
+@pytest.mark.parametrize("by", ["call", "setting", "nothing"])
+def test_changes_are_tried_under_the_limit_in_force_at_the_failure(
+    by: str, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of whichever kind it is; the rehearsal itself has no limit, which shows the need."""
+    limit, whole = 250 * MIB, 1000 * MIB
+    call = "torch.cuda.set_per_process_memory_fraction(0.25)\n"
+    lines = PROGRAM.splitlines(keepends=True)
+    stage.script("".join([*lines[:4], call if by == "call" else "", *lines[4:]]))
+    conf = "per_process_memory_fraction:0.25"
+    words = ["--conf", conf] if by == "setting" else []
+    had = limit if by == "nothing" else whole
+    failed = stage.run(*words, "--capacity", f"{had}B", "--snapshot", "failed.pickle", "train.py")
+    assert failed.returncode == 1, failed.stderr
+    monkeypatch.chdir(stage.home)
+    if words:
+        monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", conf)
+    fraction = None if by == "nothing" else 0.25
+    case = read_case(["failed.pickle"], Overrides(capacity_bytes=whole, memory_fraction=fraction))
+
+    continued, found = follow(
+        case, diagnose(case), [sys.executable, "train.py"], "2m", lambda _: None
+    )
+
+    assert found.capacity_bytes == limit
+    assert found.needs_bytes > limit
+    assert found.cure is not None
+    assert found.cure.treatments[0].code != "expandable-segments"
+    if by != "nothing":
+        assert "memory fraction lets PyTorch have 250.00 MiB" in " ".join(found.notes)
+        (raised,) = [r for r in continued.recommendations if r.code == "raise-memory-limit"]
+        enough = float(raised.title.rpartition(" ")[2]) * whole
+        assert enough >= found.needs_bytes
+
+
 def test_analyze_says_what_it_lacks_where_no_command_was_recorded(run: Run) -> None:
     done = run("analyze", str(SAMPLES / "capacity_oom.pickle"), "--rehearse")
 

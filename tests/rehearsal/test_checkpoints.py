@@ -308,7 +308,7 @@ def test_gradients_are_the_same_whatever_is_kept(
     torch = pytest.importorskip("torch")
     from torch.utils.flop_counter import FlopCounterMode
 
-    from fragdoctor.rehearsal.engine.treatments.blocks import _in_pieces, _keeping
+    from fragdoctor.rehearsal.engine.treatments.written import in_pieces, keeping
 
     torch.manual_seed(0)
     block = torch.nn.Sequential(
@@ -324,8 +324,8 @@ def test_gradients_are_the_same_whatever_is_kept(
         return [p.grad.clone() for p in block.parameters()], counter.get_total_flops()
 
     plain, n_plain = run()
-    more = {"context_fn": partial(_keeping, kept)} if kept else {}
-    block.forward = partial(_in_pieces, block, [(0, end, more)])
+    more = {"context_fn": keeping(*kept)} if kept else {}
+    block.forward = partial(in_pieces, block, [(0, end, more)])
     treated, n_treated = run()
 
     assert all(torch.equal(a, b) for a, b in zip(plain, treated, strict=True))

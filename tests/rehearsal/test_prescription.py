@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import pytest
@@ -959,8 +959,9 @@ def test_of_each_kind_one_is_shown_the_cheapest_that_fits_or_the_least() -> None
 
 
 NOTHING = {
-    "head": None, "n_optimizers": 1, "accumulates": True, "clips": False, "scales": False,
-    "schedules": False, "is_distributed": True, "framework": "", "trains": True, "evaluated": {},
+    "head": None, "parts": [], "n_optimizers": 1, "accumulates": True, "clips": False,
+    "scales": False, "schedules": False, "is_distributed": True, "framework": "",
+    "trains": True, "evaluated": {},
 }  # fmt: skip
 
 
@@ -1026,6 +1027,27 @@ def test_operations_are_counted_forward_and_backward(tmp_path: Path) -> None:
         "n_flops": of_head,
     }
     assert traits["n_flops"] == 3 * (6 * of_block + of_head) + 2 * of_first
+
+
+@pytest.mark.parametrize("n_own", [4, 2, 1])
+def test_queries_that_share_keys_and_values_cost_as_much_as_with_their_own(
+    n_own: int, tmp_path: Path
+) -> None:
+    traits = traits_of(
+        tmp_path,
+        f"""
+import torch
+
+kind = {{"dtype": torch.bfloat16, "device": "cuda", "requires_grad": True}}
+q, k = (torch.randn(2, n, 64, 32, **kind) for n in (4, {n_own}))
+for _ in range(2):
+    y = torch.nn.functional.scaled_dot_product_attention(q, k, k, enable_gqa=True)
+    y.sum().backward()
+""",
+    )
+
+    product = 2 * 2 * 4 * 64 * 64 * 32
+    assert traits["n_flops"] == 2 * (2 + 5) * product
 
 
 def test_batches_are_told_apart_by_what_is_trained_on(tmp_path: Path) -> None:
@@ -1265,14 +1287,51 @@ def test_a_short_form_is_tried_again_where_the_replay_was_wrong(monkeypatch) -> 
         traits={}, whole=lambda limit: limits.append(limit) or limit, needs_bytes=lambda _: 95
     )
     needs = iter([110, 99])
+    searching = Fake()
+    searching._capacity_bytes = 102  # of which 2 are left
+    searching._try = lambda *_: tried("checkpoint", next(needs))
 
-    def rehearse(*_: object) -> SimpleNamespace:
-        n_bytes = next(needs)
-        return SimpleNamespace(fits=n_bytes <= 100, needs_bytes=n_bytes)
-
-    CureSearch._try_whole(SimpleNamespace(_try=rehearse, _capacity_bytes=100), base, 98, ())
+    searching._try_whole(base, 98, ())
 
     assert limits == [98, 85]
+
+
+def test_sets_of_modules_leave_room_for_what_is_not_known_to_the_byte(monkeypatch) -> None:
+    """The replay is right: a set that needs 998 of 1000 fits, but one that needs 990 is safe."""
+
+    class Need(NamedTuple):
+        need: int
+        cost: int
+
+    monkeypatch.setattr(catalogue, "checkpointed", lambda _, plan: plan)
+    plans = [Need(n, 1000 - n) for n in (998, 990, 985)]
+    base = SimpleNamespace(
+        traits={},
+        cheapest=lambda limit: next(p for p in plans if p.need <= limit),
+        simpler=lambda plan, _: plan,
+        needs_bytes=lambda plan: plan.need,
+    )
+    searching = Fake()
+    searching._capacity_bytes = 1000
+    searching._try = lambda plan: tried("checkpoint", plan.need, 1000)
+
+    assert searching._cheapest_tried(base, {}, ())[1] is plans[1]
+
+
+def test_what_just_fits_comes_after_what_surely_fits() -> None:
+    searching = Fake()
+    searching._capacity_bytes = 100
+    order = sorted(
+        [
+            tried("a", 1, numerics=Numerics.DIFFERENT),
+            tried("b", 1, compute=None),
+            tried("c", 100, compute=0.1),
+            tried("d", 99, compute=0.2),
+        ],
+        key=searching._order,
+    )
+
+    assert [one.treatments[0].code for one in order] == ["d", "c", "b", "a"]
 
 
 class Fake(CureSearch):

@@ -184,6 +184,16 @@ def test_it_ends_at_once_where_the_steps_that_follow_are_known_to_repeat() -> No
         made.run("m" + "bbA" * 50)
 
 
+def test_what_the_last_step_lets_go_of_is_seen_where_the_others_are_known() -> None:
+    """Without it, a replay would go on with its gradients in memory."""
+    made = Program("A", least=30, known=4)
+
+    made.run("m" + "bbA" * 4)
+
+    with pytest.raises(EndedError, match="steps 2 to 4 asked for the same memory"):
+        made.run("b")
+
+
 @pytest.mark.parametrize(("after", "known_from"), [("", 2), ("n", 2), ("mmm", None)])
 def test_a_program_is_known_where_nothing_large_follows_its_steps(
     after: str, known_from: int | None, monkeypatch: pytest.MonkeyPatch

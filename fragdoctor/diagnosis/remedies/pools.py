@@ -186,15 +186,16 @@ class RaiseMemoryLimit(Remedy):
     def judged(
         self, case: JudgedCase, bench: Bench, proposal: Proposal, outcomes: Sequence[Effect]
     ) -> Proposal | None:
-        """Return the proposal with the fraction that all recorded requests need."""
+        """Return the proposal with the fraction that all known requests need."""
         judged = super().judged(case, bench, proposal, outcomes)
         result = outcomes[0].result
         if judged is None or not result.fits:
             return judged
-        needed = _with_fraction(judged, case.failed_request, result.peak_reserved_bytes)
+        coming = None if result.outlook is None else result.outlook.peak_reserved_bytes
+        reserved = max(result.peak_reserved_bytes, coming or 0)
+        needed = _with_fraction(judged, case.failed_request, reserved)
         return needed.with_caveat(
-            "The prediction is without any limit, where the recorded run reserves "
-            f"{format_size(result.peak_reserved_bytes)}."
+            f"The prediction is without any limit, where the run reserves {format_size(reserved)}."
         )
 
 

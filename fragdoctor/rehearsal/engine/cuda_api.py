@@ -196,8 +196,10 @@ def _mem_get_info(device: Any = None) -> tuple[int, int]:
 
 
 def _set_fraction(fraction: float, device: int) -> None:
-    _now().gpus.set_fraction(_index(device), fraction)
-    _now().fractions[_index(device)] = fraction
+    now = _now()
+    if not now.is_unlimited:
+        now.gpus.set_fraction(_index(device), fraction)
+    now.fractions[_index(device)] = fraction
 
 
 def _change_settings(text: str) -> None:

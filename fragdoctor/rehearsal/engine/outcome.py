@@ -145,7 +145,8 @@ class ProgramOutcome:
         }
         if self.traits is not None:
             of_steps = self.steps.traits(is_stopped=bool(self.stopped))
-            found["traits"] = {**self.traits.found(), **of_steps}
+            limits = {"allowed_bytes": now.allowed_bytes}
+            found["traits"] = {**self.traits.found(), **of_steps, **limits}
         if "libraries" in self.request:
             found["libraries"] = self.request["libraries"].found()
         temporary = Path(f"{self.request['outcome']}.tmp")

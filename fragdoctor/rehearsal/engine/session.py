@@ -114,6 +114,7 @@ class Session:
         marks: marks of what the program does.
         on_oom: called with (device, requested bytes) before the error is raised.
         known: the known values of tensors on the GPUs.
+        fractions: the memory fraction that the program set, by device.
         loops: the loops of the user's own code.
         modules: the program's modules, and what they hold.
         libraries: how many handles of each library exist, by its name in ``gpu_table.OUTSIDE``.
@@ -168,7 +169,24 @@ class Session:
             raise RuntimeError(err.message) from err
         if settings.backend != "native":
             self.assumptions.note(f"backend:{settings.backend} was simulated as the native one")
+        if settings.memory_fraction is not None:
+            for device in range(self.n_devices):
+                self.fractions[device] = settings.memory_fraction
+            if self.is_unlimited:
+                settings = settings.changed(memory_fraction=None)
         return settings
+
+    @property
+    def is_unlimited(self) -> bool:
+        """Whether no request fails: then the program's own limits are noted, but not in force."""
+        return self.budget.capacity_bytes is None
+
+    @property
+    def allowed_bytes(self) -> int | None:
+        """The least that the program lets PyTorch reserve on a GPU; None = it sets no limit."""
+        return min(
+            (int(f * self.budget.total_bytes) for f in self.fractions.values()), default=None
+        )
 
     def change_settings(self, text: str) -> None:
         """Change settings at run time, as ``torch.cuda.memory._set_allocator_settings`` does.

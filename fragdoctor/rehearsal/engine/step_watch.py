@@ -89,9 +89,9 @@ class StopConditions(NamedTuple):
 class Steps(StepProgress):
     """Counts the steps of a program, and ends the program when enough has been seen.
 
-    If steps repeat, it ends with the optimizer's run. After a requested number of steps, it ends as
-    the next step begins to compute, so that what follows the optimizer without gradients, such as
-    an evaluation or a log, is seen first.
+    If steps repeat, it ends with the optimizer's run. After a requested number of steps, or where
+    all that follow are known, it ends as the next step begins to compute, so that what follows the
+    optimizer without gradients, such as an evaluation or a log, is seen first.
 
     Args:
         now: the rehearsal.
@@ -226,8 +226,11 @@ class Steps(StepProgress):
             self._reason = self._settled()
 
     def end_range(self) -> None:
-        """End the program after the optimizer's range."""
-        if self._reason:
+        """End the program after the optimizer's range.
+
+        If it is known that only equal steps follow, what the step lets go of is seen first.
+        """
+        if self._reason and self.asked.known is None:
             self.on_stop(self._reason)
 
     def _begin(self) -> None:
@@ -235,10 +238,11 @@ class Steps(StepProgress):
         if not self._has_optimizer:
             if self.asked.limit is not None and self.n_taken >= self.asked.limit:
                 self.on_stop(f"{self.asked.limit} steps were asked for")
-        elif len(self._runs) > self._n_settled:
-            reason = self._settled()
-            if reason:
-                self.on_stop(reason)
+        else:
+            if len(self._runs) > self._n_settled:
+                self._reason = self._settled()
+            if self._reason:
+                self.on_stop(self._reason)
 
     def _settled(self) -> str:
         """Note the completed steps; return why they are enough, "" if they are not."""

@@ -5,9 +5,11 @@ What frameworks call them is in ``model/frameworks.py``.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import PurePath
+from functools import cache
+from pathlib import Path, PurePath
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -21,50 +23,42 @@ Traits = Mapping[str, Any]
 
 _ADAM: Final = {"Adam", "AdamW"}
 _NUMBER: Final = re.compile(r"\[\d+:\d+\]|\.?\d+")
+_OWN_LIMIT: Final = re.compile(r"per_process_memory_fraction\s{0,9}:[^,]{0,99},")
 _MEMBER: Final = re.compile(r"(.*)\[(\d+)\]")
 _DIVIDING: Final = {"lightning", "accelerate"}
 """Frameworks that divide each loss by the number of accumulated batches (2.6 and 1.15)."""
 _REPLACED: Final = ("", "ForCausalLMLoss")
 """Losses that there are replacement lines for: the program's own, and one of Transformers."""
 LONG_RUN: Final = 3  # of results that are listed
+_EXPANDABLE: Final = "expandable_segments:True"
+_NO_BATCH: Final = (
+    "no DataLoader makes the batches, and no number that does was found; use --batch 32, and "
+    "{batch} in the arguments"
+)
 N_CHUNKS: Final = 16
 """Parts in which a loss over logits is computed; they then need less than the rest of a step."""
 
 
-_KEEPING: Final = [
-    "from torch.utils.checkpoint import (",
-    "    CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts",
-    ")",
+_WRITTEN: Final = Path(__file__).parents[1] / "engine" / "treatments" / "written.py"
+_FOR_KEEPING: Final = (
+    "from torch.utils.checkpoint import CheckpointPolicy, checkpoint",
+    "from torch.utils.checkpoint import create_selective_checkpoint_contexts",
     "from torch.utils.flop_counter import flop_registry",
     "",
-    "def keeping(*numbers):  # of matrix products, convolutions and attention in a call",
-    "    def contexts():",
-    "        n = {False: -1, True: -1}",
-    "        def policy(context, op, *args, **kwargs):",
-    '            is_counted = getattr(op, "overloadpacket", None) in flop_registry',
-    "            n[context.is_recompute] += is_counted",
-    "            is_kept = is_counted and n[context.is_recompute] in numbers",
-    "            choice = CheckpointPolicy",
-    "            return choice.MUST_SAVE if is_kept else choice.PREFER_RECOMPUTE",
-    "        return create_selective_checkpoint_contexts(policy)",
-    "    return contexts",
-    "",
-]
+)
 
 
-_IN_PIECES: Final = [
-    "def in_pieces(layers, pieces, x):",
-    "    at = 0",
-    "    for first, end, more in pieces:",
-    "        for layer in layers[at:first]:",
-    "            x = layer(x)",
-    "        x = checkpoint(layers[first:end], x, use_reentrant=False, **more)",
-    "        at = end",
-    "    for layer in layers[at:]:",
-    "        x = layer(x)",
-    "    return x",
-    "",
-]
+@cache
+def _written(name: str) -> tuple[str, ...]:
+    """Return a function that the engine runs as the user writes it, without types."""
+    module = ast.parse(_WRITTEN.read_text(encoding="utf-8"))
+    functions = {one.name: one for one in module.body if isinstance(one, ast.FunctionDef)}
+    for node in ast.walk(functions[name]):
+        if isinstance(node, ast.arg):
+            node.annotation = None
+        elif isinstance(node, ast.FunctionDef):
+            node.returns = None
+    return (*ast.unparse(functions[name]).splitlines(), "")
 
 
 def checkpointed(traits: Traits, plan: Plan) -> Treatment:
@@ -74,7 +68,9 @@ def checkpointed(traits: Traits, plan: Plan) -> Treatment:
     for choice in plan.choices:
         by_kept.setdefault(choice.kept, []).append(choice.number)
     lines = ["from functools import partial"]
-    lines += _KEEPING if any(by_kept) else ["from torch.utils.checkpoint import checkpoint"]
+    keeps = any(by_kept)
+    lines += _FOR_KEEPING if keeps else ["from torch.utils.checkpoint import checkpoint"]
+    lines += _written("keeping") if keeps else ()
     lines += [f"{model}{path}.config.use_cache = False" for path in traits["caches"]]
     specs = []
     for kept, numbers in by_kept.items():
@@ -88,7 +84,7 @@ def checkpointed(traits: Traits, plan: Plan) -> Treatment:
     paths = [traits["parts"][choice.number]["path"] for choice in plan.choices]
     blocks = [*traits["blocks"]]
     instead = ""
-    if paths == blocks and not any(by_kept):
+    if paths == blocks and not keeps:
         instead = words_of(traits["framework"], Change.CHECKPOINT)
     n_kept = sum(bool(choice.kept) for choice in plan.choices)
     return Treatment(
@@ -105,16 +101,10 @@ def checkpointed(traits: Traits, plan: Plan) -> Treatment:
 
 def _checkpointing(written: Sequence[str], kept: Sequence[int]) -> list[str]:
     """Return the lines that checkpoint modules while keeping some results of each."""
-    loop, block, indent = [f"for block in {_together(written)}:"], "block", "    "
-    if len(written) == 1:
-        loop, block, indent = [], written[0], ""
-    call = f"checkpoint, {block}.forward, use_reentrant=False"
-    if kept:
-        loop.insert(
-            0, f"again = partial(checkpoint, use_reentrant=False, context_fn={_kept(kept)})"
-        )
-        call = f"again, {block}.forward"
-    return [*loop, f"{indent}{block}.forward = partial({call})"]
+    more = f", context_fn={_kept(kept)}" if kept else ""
+    block = written[0] if len(written) == 1 else "block"
+    line = f"{block}.forward = partial(checkpoint, {block}.forward, use_reentrant=False{more})"
+    return [line] if len(written) == 1 else [f"for block in {_together(written)}:", f"    {line}"]
 
 
 def _kept(numbers: Sequence[int]) -> str:
@@ -133,7 +123,7 @@ def _in_pieces(traits: Traits, plan: Plan) -> list[str]:
             first, end = part["piece"]
             more = f'{{"context_fn": {_kept(choice.kept)}}}' if choice.kept else "{}"
             pieces.setdefault(part["written"], []).append(f"({first}, {end}, {more})")
-    lines = ["", *_IN_PIECES] if pieces else []
+    lines = ["", *_written("in_pieces")] if pieces else []
     for layers, those in pieces.items():
         lines.append(f"pieces = [{', '.join(those)}]")
         lines.append(f"{layers}.forward = partial(in_pieces, {layers}, pieces)")
@@ -242,29 +232,6 @@ def _why_not_in_chunks(traits: Traits) -> str:
         return "no linear layer followed by cross_entropy of its rows"
     loss = traits["head"]["loss"]
     return f"{PurePath(loss).name} of a library computes it" if loss not in _REPLACED else ""
-
-
-_STEP_IN_BACKWARD: Final = [
-    "own = {",
-    '    p: type({optimizer})([{**group, "params": [p]}])',
-    '    for group in {optimizer}.param_groups for p in group["params"] if p.requires_grad',
-    "}",
-    "def update(p):",
-    "    own[p].step()",
-    "    own[p].zero_grad()",
-    "for p in own:",
-    "    p.register_post_accumulate_grad_hook(update)",
-    "# {optimizer} then finds no gradients, and does nothing",
-]
-_STATE_ON_HOST: Final = [
-    "def move(device):",
-    "    for state in {optimizer}.state.values():",
-    "        for name, value in state.items():",
-    "            if torch.is_tensor(value) and value.dim():",
-    "                state[name] = value.to(device)",
-    '{optimizer}.register_step_pre_hook(lambda *_: move("cuda"))',
-    '{optimizer}.register_step_post_hook(lambda *_: move("cpu"))',
-]
 
 
 def held_on_host(line: Location) -> Treatment:
@@ -407,7 +374,7 @@ def simple(traits: Traits) -> Iterator[Treatment]:  # noqa: C901 - one case per 
     """
     model, optimizer, exact = _model(traits), _optimizer(traits), Numerics.EXACT
     conf = traits.get("conf", "")
-    both = f"{conf},expandable_segments:True" if conf else "expandable_segments:True"
+    both = f"{conf},{_EXPANDABLE}" if conf else _EXPANDABLE
     unfused = set() if traits["is_fused"] else {*traits["optimizers"]}
 
     def words(change: Change) -> str:
@@ -421,10 +388,12 @@ def simple(traits: Traits) -> Iterator[Treatment]:  # noqa: C901 - one case per 
         line = f"with torch.no_grad():  # around the calls in {where}; no backward pass follows"
         spec = f"no-grad:{','.join(map(quote, lines))}"
         yield _simple("no-grad", "evaluate without a graph", exact, line, specs=[spec])
-    if "expandable_segments:True" not in conf:
+    if _EXPANDABLE not in conf:
         line = f"export PYTORCH_CUDA_ALLOC_CONF={both}"
         title = "expandable segments"
-        yield _simple("expandable-segments", title, exact, line, specs=(), conf=both)
+        # What the program may have is given already, and what it needs is asked without a limit.
+        conf = _OWN_LIMIT.sub("", both)
+        yield _simple("expandable-segments", title, exact, line, specs=(), conf=conf)
     if traits["is_eager"]:
         yield _simple(
             "sdpa", "attention by fused kernels", exact,
@@ -440,14 +409,14 @@ def simple(traits: Traits) -> Iterator[Treatment]:  # noqa: C901 - one case per 
         yield _simple("no-foreach", title, exact, line, place=Place.OPTIMIZER)
     if not _why_not_in_backward(traits):
         title = "update each parameter in the backward pass"
-        lines = [line.replace("{optimizer}", optimizer) for line in _STEP_IN_BACKWARD]
+        lines = [*_written("step_in_backward"), f"step_in_backward({optimizer})"]
         yield _simple("step-in-backward", title, exact, *lines, place=Place.AFTER_OPTIMIZER)
     if not _why_not_in_chunks(traits):
         yield _loss_in_chunks(traits)
     if traits["has_state"]:
         yield _simple(
             "state-on-host", "state of the optimizer on the host between updates", exact,
-            *(line.replace("{optimizer}", optimizer) for line in _STATE_ON_HOST),
+            *_written("state_on_host"), f"state_on_host({optimizer})",
             extra_compute=None, place=Place.AFTER_OPTIMIZER,
         )  # fmt: skip
     if traits["trains"]:
@@ -488,26 +457,21 @@ def _why_not_in_backward(traits: Traits) -> str:
 
 def left_out(traits: Traits) -> Iterator[LeftOut]:
     """Yield the treatments that do not apply here, and why."""
-    if traits["checkpoints"]:
-        yield LeftOut("checkpoint", "the program already checkpoints")
-    elif not any(part["calls"] for part in traits["parts"]):
-        yield LeftOut("checkpoint", "the model calls no module that calls others")
-    if not (batch_size(traits) or evaluated_size(traits)):
-        yield LeftOut(
-            "accumulate",
-            "no DataLoader makes the batches, and no number that does was found; use --batch 32, "
-            "and {batch} in the arguments",
-        )
-    if reason := _why_not_in_backward(traits):
-        yield LeftOut("step-in-backward", reason)
-    if reason := _why_not_in_chunks(traits):
-        yield LeftOut("chunked-loss", reason)
-    if traits["autocasts"]:
-        yield LeftOut("autocast", "the program already uses it")
-    if "expandable_segments:True" in traits.get("conf", ""):
-        yield LeftOut("expandable-segments", "the program already has them")
-    if reason := why_not_sharded(traits):
-        yield LeftOut("fully-shard", reason)
+    sizes = batch_size(traits) or evaluated_size(traits)
+    is_in_use = "the program already uses it"
+    no_module = "the model calls no module that calls others"
+    has_modules = any(part["calls"] for part in traits["parts"])
+    checkpoint = "" if has_modules else no_module
+    reasons = {
+        "checkpoint": "the program already checkpoints" if traits["checkpoints"] else checkpoint,
+        "accumulate": "" if sizes else _NO_BATCH,
+        "step-in-backward": _why_not_in_backward(traits),
+        "chunked-loss": _why_not_in_chunks(traits),
+        "autocast": is_in_use if traits["autocasts"] else "",
+        "expandable-segments": is_in_use if _EXPANDABLE in traits.get("conf", "") else "",
+        "fully-shard": why_not_sharded(traits),
+    }
     if traits["framework"] and not traits["is_distributed"]:
-        yield LeftOut("zero", _as_framework_has_it(traits, Change.ZERO))
-        yield LeftOut("tensor-parallel", _as_framework_has_it(traits, Change.TENSOR_PARALLEL))
+        reasons["zero"] = _as_framework_has_it(traits, Change.ZERO)
+        reasons["tensor-parallel"] = _as_framework_has_it(traits, Change.TENSOR_PARALLEL)
+    yield from (LeftOut(code, reason) for code, reason in reasons.items() if reason)

@@ -46,8 +46,11 @@ WORTH: Final = 0.98
 """Share of the peak: if parts half as large still need this much, smaller ones are not tried."""
 MAX_SETS: Final = 8
 """Sets of checkpointed modules that are rehearsed with the same other treatments."""
+SPARE: Final = 0.01
+"""Share of the capacity that a change should leave: what a program needs on a GPU is known to 1 %.
+A run that just fits also flushes its cache again and again."""
 FINE: Final = 0.005
-"""Share of the capacity that may be left unused."""
+"""Share of the capacity that sets of modules may leave unused beyond that."""
 BESIDE: Final = ("chunked-loss",)
 """Tried together with fewer checkpointed blocks, as it leaves the results alone and costs less."""
 LATE: Final = ("fused", "no-foreach", "step-in-backward")
@@ -140,6 +143,7 @@ class CureSearch:
             if self._compiles:
                 seen = self._rehearse(self._conditions)
             self._as_it_is, found = seen, seen.found
+            self._keep_own_limit(observed.found.traits["allowed_bytes"])
             conf = self._conditions.conf or found.conf
             traits = {**observed.found.traits, "batch": self._batch, "conf": conf}
             if traits["place"]:
@@ -168,7 +172,7 @@ class CureSearch:
                     is_cut_short = True
             if not self._is_cured():
                 self._tried += (one for one in self._expanded if one.fits)
-            tried = sorted(self._tried, key=lambda one: (not one.fits, one.rank))
+            tried = sorted(self._tried, key=self._order)
             cure = tried[0] if tried and tried[0].fits else None
             diff = self._diff(traits, cure) if cure else []
         place = traits["place"]
@@ -185,6 +189,15 @@ class CureSearch:
             diff=diff,
             optimizer_place=Location(place["filename"], place["line"], "") if place else None,
         )
+
+    def _keep_own_limit(self, allowed_bytes: int | None) -> None:
+        """Let the changed program have no more than the program itself lets PyTorch have."""
+        if allowed_bytes is not None and allowed_bytes <= self._capacity_bytes:
+            self._capacity_bytes = allowed_bytes
+            self._notes.append(
+                f"The program's memory fraction lets PyTorch have {format_size(allowed_bytes)}. "
+                "Each change was tried under this limit."
+            )
 
     def _diff(self, traits: catalogue.Traits, cure: Tried) -> list[str]:
         """Return a change as a diff of the program, which was rehearsed to need the same with it.
@@ -423,30 +436,30 @@ class CureSearch:
             if plan is None:
                 return
             tried = self._try(catalogue.checkpointed(base.traits, plan), *others)
-            if tried.fits or tried.needs_bytes is None:
+            if self._is_safe(tried) or tried.needs_bytes is None:
                 return
-            limit = base.needs_bytes(plan) + self._capacity_bytes - tried.needs_bytes
+            limit = base.needs_bytes(plan) + self._safe_bytes - tried.needs_bytes
 
     def _cheapest_tried(
         self, base: Checkpoints, seen: dict[Plan, Tried], others: Sequence[Treatment]
     ) -> tuple[int, Plan | None]:
         """Rehearse sets until the cheapest is known; return it, and the limit for the replay."""
-        limit = self._capacity_bytes
+        limit = self._safe_bytes
         fitting: Plan | None = None
         while len(seen) <= MAX_SETS:
             plan = base.cheapest(limit)
             if plan is not None:
                 plan = base.simpler(plan, limit)
-            if plan is None or (plan in seen and not seen[plan].fits):
+            if plan is None or (plan in seen and not self._is_safe(seen[plan])):
                 # A replay that is slightly wrong may find none.
                 plan = None if fitting else base.lowest()
             if plan is None or plan in seen or (fitting and plan.cost >= fitting.cost):
                 break
             tried = seen[plan] = self._try(catalogue.checkpointed(base.traits, plan), *others)
-            if tried.needs_bytes is None or (fitting and not tried.fits):
+            if tried.needs_bytes is None or (fitting and not self._is_safe(tried)):
                 break
-            fitting = plan if tried.fits else None
-            spare = self._capacity_bytes - tried.needs_bytes
+            fitting = plan if self._is_safe(tried) else None
+            spare = self._safe_bytes - tried.needs_bytes
             if 0 <= spare <= FINE * self._capacity_bytes:
                 break
             limit = base.needs_bytes(plan) + spare
@@ -546,6 +559,18 @@ class CureSearch:
     def _is_cured(self, *more: Tried) -> bool:
         """Return whether a change fits that leaves the results alone."""
         return any(one.fits and one.numerics is Numerics.EXACT for one in [*self._tried, *more])
+
+    @property
+    def _safe_bytes(self) -> int:
+        return int((1 - SPARE) * self._capacity_bytes)
+
+    def _is_safe(self, tried: Tried) -> bool:
+        """Return whether a change fits with room for what is not known to the byte."""
+        return tried.fits and (tried.needs_bytes or 0) <= self._safe_bytes
+
+    def _order(self, one: Tried) -> tuple[float, ...]:
+        """Return a sort key: of changes of equal effect on results, those that surely fit first."""
+        return (not one.fits, *one.rank[:3], not self._is_safe(one), *one.rank[3:])
 
     def _checkpoints(self, seen: _Seen) -> Checkpoints:
         return Checkpoints(seen.need, seen.found.traits, self._check_time)

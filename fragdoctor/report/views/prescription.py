@@ -29,7 +29,9 @@ _PARTIAL: Final = "Not all of the program was rehearsed: what was not seen may n
 _CUT_SHORT: Final = "Time ran out before all were tried; --time gives more."
 _HOW: Final = (
     "Each line is a rehearsal of your unchanged program with that change made from outside; what "
-    "it needs is replayed. Added compute counts matrix products, convolutions and attention."
+    "it needs is replayed. Added compute counts matrix products, convolutions and attention. "
+    "It is not time: on an H200, small programs took 1.3 times as long in smaller batches and 3.6 "
+    "times with saved tensors on the host."
 )
 
 

@@ -19,7 +19,7 @@ from torch.utils import checkpoint as checkpoints
 
 from fragdoctor.recording.module_names import ByIdentity
 from fragdoctor.rehearsal.engine.calls import at_first_call, put_forward
-from fragdoctor.rehearsal.engine.treatments.operations import COUNTED
+from fragdoctor.rehearsal.engine.treatments.written import in_pieces, keeping
 
 MIN_BLOCKS: Final = 2
 
@@ -168,41 +168,13 @@ def checkpoint(argument: str, undo: ExitStack) -> None:
             if number not in chosen:
                 continue
             kept = chosen[number]
-            more: dict[str, Any] = {"context_fn": partial(_keeping, kept)} if kept else {}
+            more: dict[str, Any] = {"context_fn": keeping(*kept)} if kept else {}
             if isinstance(part, Piece):
                 pieces.setdefault(part.sequential, []).append((part.first, part.end, more))
             else:
-                put_forward(part, partial(_CHECKPOINT, part.forward, **more), undo)
+                again = partial(checkpoints.checkpoint, use_reentrant=False, **more)
+                put_forward(part, partial(again, part.forward), undo)
         for layers, those in pieces.items():
-            put_forward(layers, partial(_in_pieces, layers, those), undo)
+            put_forward(layers, partial(in_pieces, layers, those), undo)
 
     at_first_call(wrap, undo, trains=True)
-
-
-_CHECKPOINT: Final = partial(checkpoints.checkpoint, use_reentrant=False)
-
-
-def _in_pieces(layers: Any, pieces: Sequence[tuple[int, int, dict[str, Any]]], x: Any) -> Any:
-    """Run a sequential with some pieces of it checkpointed, as the prescribed lines do."""
-    at = 0
-    for first, end, more in pieces:
-        for layer in layers[at:first]:
-            x = layer(x)
-        x = _CHECKPOINT(layers[first:end], x, **more)
-        at = end
-    for layer in layers[at:]:
-        x = layer(x)
-    return x
-
-
-def _keeping(kept: tuple[int, ...]) -> Any:
-    """Return contexts that keep the results of counted operations, by their numbers in a call."""
-    counts = {False: count(), True: count()}
-
-    def policy(context: Any, op: Any, *_: Any, **__: Any) -> Any:
-        is_counted = getattr(op, "overloadpacket", None) in COUNTED
-        is_kept = is_counted and next(counts[context.is_recompute]) in kept
-        choice = checkpoints.CheckpointPolicy
-        return choice.MUST_SAVE if is_kept else choice.PREFER_RECOMPUTE
-
-    return checkpoints.create_selective_checkpoint_contexts(policy)

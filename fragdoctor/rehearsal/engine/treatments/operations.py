@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -161,12 +161,23 @@ class Operations:
 def _n_flops(formula: Any, args: Any, kwargs: Any, made: Any) -> int:
     """Return an operation's cost, or 0 if PyTorch's formula takes different arguments.
 
-    The formula of ``_slow_conv2d_forward`` does (PyTorch 2.12 and 2.13).
+    The formula of ``_slow_conv2d_forward`` does (PyTorch 2.12 and 2.13). Those of attention refuse
+    queries that share keys and values, which cost as much as if each head had its own.
     """
-    try:
-        return int(formula(*args, **kwargs, out_val=made))
-    except TypeError:
-        return 0
+    for given in (args, _with_all_heads(args)):
+        with suppress(AssertionError, TypeError):
+            return int(formula(*given, **kwargs, out_val=made))
+    return 0
+
+
+def _with_all_heads(args: Any) -> list[Any]:
+    """Return arguments with the shapes of queries, keys and values for the same number of heads."""
+    shapes = [list(a.shape) if torch.is_tensor(a) and a.dim() == 4 else None for a in args]
+    n_heads = max((shape[1] for shape in shapes if shape), default=0)
+    return [
+        torch.Size([shape[0], n_heads, *shape[2:]]) if shape else arg
+        for arg, shape in zip(args, shapes, strict=True)
+    ]
 
 
 def _now() -> tuple[int, int]:

@@ -15,6 +15,7 @@ import torch
 from fragdoctor.model.frameworks import HAVE_FOREACH, HAVE_FUSED
 from fragdoctor.rehearsal.engine import put, wrap
 from fragdoctor.rehearsal.engine.calls import after_making
+from fragdoctor.rehearsal.engine.treatments.written import state_on_host, step_in_backward
 
 _SMALL: Final = 4096
 """Elements below which bitsandbytes keeps a tensor's state in 32 bits (``min_8bit_size``)."""
@@ -105,43 +106,13 @@ class EightBitAdam(torch.optim.Optimizer):
 
 
 def in_backward(_: str, undo: ExitStack) -> None:
-    """Update each parameter as soon as its gradient exists, and free the gradient.
-
-    The program's own optimizer then finds no gradients and does nothing.
-    """
-
-    def split(optimizer: Any) -> None:
-        own = {
-            parameter: type(optimizer)([{**group, "params": [parameter]}])
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-            if parameter.requires_grad
-        }
-
-        def update(parameter: torch.Tensor) -> None:
-            own[parameter].step()
-            own[parameter].zero_grad()
-
-        for parameter in own:
-            undo.callback(parameter.register_post_accumulate_grad_hook(update).remove)
-
-    after_making(split, undo)
+    """Update each parameter as soon as its gradient exists, and free the gradient."""
+    after_making(step_in_backward, undo)
 
 
 def on_host(_: str, undo: ExitStack) -> None:
     """Keep the states of optimizers on the host except while they run."""
-
-    def keep(optimizer: Any) -> None:
-        def move(device: str) -> None:
-            for state in optimizer.state.values():
-                for name, value in state.items():
-                    if torch.is_tensor(value) and value.dim():
-                        state[name] = value.to(device)
-
-        optimizer.register_step_pre_hook(lambda *_: move("cuda"))
-        optimizer.register_step_post_hook(lambda *_: move("cpu"))
-
-    after_making(keep, undo)
+    after_making(state_on_host, undo)
 
 
 def set_to_none(_: str, undo: ExitStack) -> None:
