@@ -281,3 +281,27 @@ def test_without_triton_the_program_runs_eagerly_and_says_so(stage: Stage) -> No
     )
 
     assert any("pip install triton" in n for n in found["rehearsal"]["notes"])
+
+
+@needs_triton
+def test_module_that_traced_code_puts_together_parts_no_graph(stage: Stage) -> None:
+    """A slice of a ``ModuleList`` is a new list, and what learns of it is no code of the graph."""
+    stage.must_pass(
+        LAYERS
+        + """
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    class Sliced(Layers):
+        def forward(self, x):
+            for layer in self.layers[:2]:
+                x = torch.tanh(layer(x))
+            return x
+
+    torch.compile(Sliced().cuda(), backend=backend)(torch.ones(8, 512, device="cuda"))
+    assert len(graphs) == 1, len(graphs)
+    """
+    )

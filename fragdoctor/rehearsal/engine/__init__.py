@@ -13,11 +13,18 @@ from contextlib import ExitStack, suppress
 from functools import wraps
 from importlib.machinery import ModuleSpec, PathFinder
 from types import FrameType, ModuleType, SimpleNamespace
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 SEEN_THROUGH: Final = "<fragdoctor>"
 """File name for our code that compiled programs run through; Dynamo follows code with this name."""
 _MISSING: Final = object()
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def seen_through(function: _Function) -> _Function:
+    """Have Dynamo follow a function, although it skips the engine's files and parts code there."""
+    function.__code__ = function.__code__.replace(co_filename=SEEN_THROUGH)
+    return function
 
 
 def always(answer: Any) -> Any:
