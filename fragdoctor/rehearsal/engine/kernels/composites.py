@@ -25,6 +25,8 @@ WIDE_HEAD: Final = 128
 TILE: Final = 64
 LOCK_BYTES: Final = 16  # size of the lock before each accumulated tile
 MAX_SPLITS: Final = 128
+CUDNN_WORKSPACE: Final = 256
+"""What every plan of cuDNN's attention takes at least (measured on an H200, cuDNN 9.19)."""
 
 
 def _up(n: int, multiple: int) -> int:
@@ -38,15 +40,20 @@ def _cudnn(call: Call) -> None:
         call.outs[1].n_bytes = 0
     n = len(call.outs)
     call.make(n - 2, n - 1, *range(n - 2))
+    call.take(CUDNN_WORKSPACE)
 
 
 @after_results("_scaled_dot_product_cudnn_attention_backward")
 def _cudnn_backward(call: Call) -> None:
-    """The query gradient in float, and the row sums."""
-    gradient, query = call.args[:2]
+    """The query gradient in float, the row sums, and gradients of shared keys for each query."""
+    gradient, query, key = call.args[:3]
     if gradient.stride(-1) != 1:  # MHA.cpp
         call.take(n_bytes(gradient))
-    call.take(prod(query.shape[:-1]) * (query.shape[-1] + 1) * FLOAT)
+    batch, heads, length, head = query.shape
+    sums_bytes = batch * heads * length * (head + 1) * FLOAT
+    is_shared = key.shape[1] != heads
+    by_head_bytes = batch * heads * key.shape[2] * head * query.element_size() * is_shared
+    call.take(sums_bytes + 2 * by_head_bytes + CUDNN_WORKSPACE)
 
 
 @rule("_scaled_dot_product_flash_attention")
