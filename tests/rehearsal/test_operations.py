@@ -42,6 +42,8 @@ PEAK_AND_ALL_ASKED = {
     "p.count_nonzero(dim=0)": (3545088, 3545088),
     "d[:384, :384].clone().addmm_(d[:384, ::2], d[:384, :384])": (1179648, 1179648),
     "torch.addmm(d[0].expand(512, 768), d[:, :512], d)": (1572864, 1572864),
+    "torch._chunk_cat([d, d[0]], 0, 4)": (1577592, 1577592),
+    "torch._chunk_cat([d[:, :100], d[0]], 0, 4)": (412672, 412672),
     "(F.scaled_dot_product_attention(q, q, q) * 2).values().sum().backward()": (7597588, 10970856),
     "d[i[:, None], j]": (24000, 24000),
     "d[i.int(), i.int()]": (1120, 1120),

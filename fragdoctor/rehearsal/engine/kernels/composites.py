@@ -166,6 +166,24 @@ def _workspace(n: int, length: int, n_keys: int, head: int, widest: int, item_by
     return n * size
 
 
+@after_results("_chunk_cat")
+def _chunk_cat(call: Call) -> None:
+    """Where each block of threads finds its tensor (``get_chunk_cat_metadata``, TensorShape.cu).
+
+    FSDP packs the gradients of a group of parameters this way.
+    """
+    tensors, dim, n_chunks = (call.argument(name) for name in ("tensors", "dim", "num_chunks"))
+    source, out = tensors[0].dtype, call.out_dtype
+    is_widened = (source, out) == (torch.bfloat16, torch.float32)
+    if (source != out and not is_widened) or not all(t.is_contiguous() for t in tensors):
+        call.copy(*tensors)
+        return
+    sizes = (-(-t.shape[dim] // n_chunks) * prod(t.shape[dim + 1 :]) for t in tensors)
+    n_blocks = sum(-(-size * out.itemsize // COPIED_BY_BLOCK) for size in sizes)
+    call.take((n_blocks + 6 * len(tensors) + 2) * 8)
+
+
+COPIED_BY_BLOCK: Final = 2048
 CHUNK: Final = 65536  # elements per block of a foreach kernel
 FAST_NORMS: Final = (1, 2, float("inf"))
 
