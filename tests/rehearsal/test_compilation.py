@@ -305,3 +305,26 @@ def test_module_that_traced_code_puts_together_parts_no_graph(stage: Stage) -> N
     assert len(graphs) == 1, len(graphs)
     """
     )
+
+
+@needs_triton
+@pytest.mark.slow
+def test_sequential_that_compiles_itself_runs_as_dynamo_runs_it(stage: Stage) -> None:
+    """Dynamo begins no graph in files of ``torch.nn``, and a module is called in one."""
+    stage.must_pass(
+        """
+    import torch
+    from torch import nn
+
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    model = nn.Sequential(nn.Linear(64, 64), nn.Sequential(nn.Linear(64, 64), nn.GELU())).cuda()
+    model.compile(backend=backend)
+    model(torch.ones(8, 64, device="cuda"))
+    assert not graphs, len(graphs)
+    """
+    )
