@@ -328,3 +328,32 @@ def test_sequential_that_compiles_itself_runs_as_dynamo_runs_it(stage: Stage) ->
     assert not graphs, len(graphs)
     """
     )
+
+
+@needs_triton
+@pytest.mark.slow
+def test_equal_layers_that_are_compiled_one_by_one_try_their_kernels_once(stage: Stage) -> None:
+    stage.must_pass(
+        """
+    import torch
+    from torch import nn
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.LayerNorm(512)
+
+        def forward(self, x):
+            return self.norm(torch.sin(x) + x.t()).relu()
+
+    cache, found = torch.cuda.get_device_properties().L2_cache_size, []
+    torch.cuda.memory._record_memory_history()
+    for _ in range(2):
+        layer = Layer().cuda()
+        layer.compile()
+        layer(torch.ones(512, 512, device="cuda", requires_grad=True)).sum().backward()
+        events = torch.cuda.memory._snapshot()["device_traces"][0]
+        found.append(sum(e["action"] == "alloc" and e["size"] == cache for e in events))
+    assert found[0] == found[1] > 0, found
+    """
+    )
