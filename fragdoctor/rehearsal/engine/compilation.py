@@ -18,6 +18,7 @@ import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cache, partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -48,7 +49,7 @@ _LAUNCHER: Final = SimpleNamespace(n_spills=0, n_regs=0)
 
 
 _TUNED: Final[set[str]] = set()
-"""Files of kernels that were tried, as in Inductor's cache (``AutotuneCache``)."""
+"""Files of kernels that were tried, named by their contents, as in ``AutotuneCache``."""
 
 
 def _run(tuner: Any, *args: Any, stream: Any = None, **kwargs: Any) -> None:
@@ -63,9 +64,12 @@ def _run(tuner: Any, *args: Any, stream: Any = None, **kwargs: Any) -> None:
     tuner.launchers = [_LAUNCHER]
     n_variants = len(tuner.configs)
     tunes = n_variants > 1 or tuner.inductor_meta.get("coordinate_descent_tuning")
-    if not tunes or tuner.filename in _TUNED:
+    source = (
+        tuner.filename and Path(tuner.filename).name
+    )  # without a cache, each graph has a folder
+    if not tunes or source in _TUNED:
         return
-    _TUNED.add(tuner.filename)
+    _TUNED.add(source)
     for _ in range(n_variants):
         # If a copy would raise the peak, it is made on the CPU; each trial checks this again.
         kept = tuner.copy_args_to_cpu_if_needed(*args, **kwargs)
