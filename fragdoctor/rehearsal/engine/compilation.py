@@ -64,9 +64,7 @@ def _run(tuner: Any, *args: Any, stream: Any = None, **kwargs: Any) -> None:
     tuner.launchers = [_LAUNCHER]
     n_variants = len(tuner.configs)
     tunes = n_variants > 1 or tuner.inductor_meta.get("coordinate_descent_tuning")
-    source = (
-        tuner.filename and Path(tuner.filename).name
-    )  # without a cache, each graph has a folder
+    source = Path(tuner.filename or "").name  # each graph has a folder of its own
     if not tunes or source in _TUNED:
         return
     _TUNED.add(source)
