@@ -281,3 +281,80 @@ def test_without_triton_the_program_runs_eagerly_and_says_so(stage: Stage) -> No
     )
 
     assert any("pip install triton" in n for n in found["rehearsal"]["notes"])
+
+
+@needs_triton
+def test_module_that_traced_code_puts_together_parts_no_graph(stage: Stage) -> None:
+    """A slice of a ``ModuleList`` is a new list, and what learns of it is no code of the graph."""
+    stage.must_pass(
+        LAYERS
+        + """
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    class Sliced(Layers):
+        def forward(self, x):
+            for layer in self.layers[:2]:
+                x = torch.tanh(layer(x))
+            return x
+
+    torch.compile(Sliced().cuda(), backend=backend)(torch.ones(8, 512, device="cuda"))
+    assert len(graphs) == 1, len(graphs)
+    """
+    )
+
+
+@needs_triton
+@pytest.mark.slow
+def test_sequential_that_compiles_itself_runs_as_dynamo_runs_it(stage: Stage) -> None:
+    """Dynamo begins no graph in files of ``torch.nn``, and a module is called in one."""
+    stage.must_pass(
+        """
+    import torch
+    from torch import nn
+
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    model = nn.Sequential(nn.Linear(64, 64), nn.Sequential(nn.Linear(64, 64), nn.GELU())).cuda()
+    model.compile(backend=backend)
+    model(torch.ones(8, 64, device="cuda"))
+    assert not graphs, len(graphs)
+    """
+    )
+
+
+@needs_triton
+@pytest.mark.slow
+def test_equal_layers_that_are_compiled_one_by_one_try_their_kernels_once(stage: Stage) -> None:
+    stage.must_pass(
+        """
+    import torch
+    from torch import nn
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.LayerNorm(512)
+
+        def forward(self, x):
+            return self.norm(torch.sin(x) + x.t()).relu()
+
+    cache, found = torch.cuda.get_device_properties().L2_cache_size, []
+    torch.cuda.memory._record_memory_history()
+    for _ in range(2):
+        layer = Layer().cuda()
+        layer.compile()
+        layer(torch.ones(512, 512, device="cuda", requires_grad=True)).sum().backward()
+        events = torch.cuda.memory._snapshot()["device_traces"][0]
+        found.append(sum(e["action"] == "alloc" and e["size"] == cache for e in events))
+        torch._dynamo.reset()  # or the second layer may find the code of the first
+    assert found[0] == found[1] > 0, found
+    """
+    )

@@ -41,6 +41,9 @@ PEAK_AND_ALL_ASKED = {
     "(p > 0).count_nonzero()": (3539340, 3539340),
     "p.count_nonzero(dim=0)": (3545088, 3545088),
     "d[:384, :384].clone().addmm_(d[:384, ::2], d[:384, :384])": (1179648, 1179648),
+    "torch.addmm(d[0].expand(512, 768), d[:, :512], d)": (1572864, 1572864),
+    "torch._chunk_cat([d, d[0]], 0, 4)": (1577592, 1577592),
+    "torch._chunk_cat([d[:, :100], d[0]], 0, 4)": (412672, 412672),
     "(F.scaled_dot_product_attention(q, q, q) * 2).values().sum().backward()": (7597588, 10970856),
     "d[i[:, None], j]": (24000, 24000),
     "d[i.int(), i.int()]": (1120, 1120),
@@ -414,3 +417,32 @@ def test_what_is_not_used_is_freed_in_the_order_of_c(stage: Stage) -> None:
         assert freed(torch.isin, many, ends) == [7000, 21000]
         """
     )
+
+
+def test_attention_of_cudnn_takes_what_it_did_on_an_h200(stage: Stage) -> None:
+    """With shared keys, the gradients for each query are made before they are added up."""
+    stage.must_pass(
+        """
+    import torch
+    from torch.nn import functional as F
+
+    def asked(call):
+        before = torch.cuda.memory_stats()["requested_bytes.all.allocated"]
+        result = call()
+        return result, torch.cuda.memory_stats()["requested_bytes.all.allocated"] - before
+
+    for n_keys, backward in ((8, 5275904), (2, 5800192)):
+        query, key, value = (
+            torch.randn(2, n, 512, 64, device="cuda", dtype=torch.half, requires_grad=True)
+            for n in (8, n_keys, n_keys)
+        )
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.CUDNN_ATTENTION):
+            out, forward = asked(
+                lambda: F.scaled_dot_product_attention(query, key, value, enable_gqa=True)
+            )
+        gradient = torch.ones_like(out)
+        _, found = asked(lambda: out.backward(gradient))
+        assert (forward, found) == (1081616, backward), (forward, found)
+    """,
+        "--gpu", "h200",
+    )  # fmt: skip

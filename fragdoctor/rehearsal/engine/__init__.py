@@ -12,12 +12,26 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import wraps
 from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 from types import FrameType, ModuleType, SimpleNamespace
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
-SEEN_THROUGH: Final = "<fragdoctor>"
-"""File name for our code that compiled programs run through; Dynamo follows code with this name."""
+import torch
+
+SEEN_THROUGH: Final = str(Path(torch.nn.__file__).with_name("<fragdoctor>"))
+"""File name for our code that compiled programs run through.
+
+Dynamo skips the engine's files. Code in the folder of ``torch.nn`` it follows, but begins no graph
+there: a ``Sequential`` that is compiled by its own method runs eagerly, layer by layer.
+"""
 _MISSING: Final = object()
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def seen_through(function: _Function) -> _Function:
+    """Have Dynamo follow a function of the engine where it is called in a graph."""
+    function.__code__ = function.__code__.replace(co_filename=SEEN_THROUGH)
+    return function
 
 
 def always(answer: Any) -> Any:

@@ -13,7 +13,7 @@ import torch
 from torch._guards import TracingContext
 
 from fragdoctor.recording.module_names import ByIdentity
-from fragdoctor.rehearsal.engine import SEEN_THROUGH, put, wrap
+from fragdoctor.rehearsal.engine import put, seen_through, wrap
 from fragdoctor.rehearsal.engine.marks import in_backward
 
 Around = Callable[[Any, Any], AbstractContextManager[Any] | None]
@@ -70,14 +70,14 @@ def put_call(called: Callable[..., Any], undo: ExitStack) -> None:
     """
     call: Any = torch.nn.Module.__call__
 
-    def seen_through(module: Any, /, *args: Any, **kwargs: Any) -> Any:
+    @seen_through
+    @wraps(call)
+    def follow(module: Any, /, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return call(module, *args, **kwargs)
         return called(call, module, *args, **kwargs)
 
-    # Dynamo skips the engine's files, but it has to follow this function.
-    seen_through.__code__ = seen_through.__code__.replace(co_filename=SEEN_THROUGH)
-    put(undo, torch.nn.Module, "__call__", wraps(call)(seen_through))
+    put(undo, torch.nn.Module, "__call__", follow)
 
 
 def at_first_call(act: Callable[[Any], None], undo: ExitStack, *, trains: bool = False) -> None:

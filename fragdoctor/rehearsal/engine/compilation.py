@@ -18,6 +18,7 @@ import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cache, partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -47,18 +48,26 @@ _LAUNCHER: Final = SimpleNamespace(n_spills=0, n_regs=0)
 """What Inductor reads from a compiled kernel."""
 
 
+_TUNED: Final[set[str]] = set()
+"""Files of kernels that were tried, named by their contents, as in ``AutotuneCache``."""
+
+
 def _run(tuner: Any, *args: Any, stream: Any = None, **kwargs: Any) -> None:
     """``CachingAutotuner.run``: launch nothing; the first time, try each way to launch the kernel.
 
-    Tensors that the kernel writes in place are copied for a trial.
+    Tensors that the kernel writes in place are copied for a trial. A kernel of the same source has
+    none, as when equal layers are compiled one by one: Inductor knows its best way by its file.
     """
     del stream
     if tuner.launchers:
         return
     tuner.launchers = [_LAUNCHER]
     n_variants = len(tuner.configs)
-    if n_variants == 1 and not tuner.inductor_meta.get("coordinate_descent_tuning"):
+    tunes = n_variants > 1 or tuner.inductor_meta.get("coordinate_descent_tuning")
+    source = Path(tuner.filename or "").name  # each graph has a folder of its own
+    if not tunes or source in _TUNED:
         return
+    _TUNED.add(source)
     for _ in range(n_variants):
         # If a copy would raise the peak, it is made on the CPU; each trial checks this again.
         kept = tuner.copy_args_to_cpu_if_needed(*args, **kwargs)
@@ -185,15 +194,7 @@ def install(undo: ExitStack) -> None:
             options["options"] = {k: v for k, v in asked if k not in _NOT_HERE}
         return original(model, **options)
 
-    put(undo, torch, "compile", compile_)
-
-    def compile_module(module: Any, *args: Any, **options: Any) -> None:
-        """``Module.compile`` without its kernels."""
-        compiled = compile_(module._call_impl, *args, **options)
-        if compiled != module._call_impl:
-            module._compiled_call_impl = compiled
-
-    put(undo, torch.nn.Module, "compile", compile_module)
+    put(undo, torch, "compile", compile_)  # ``Module.compile`` calls it, too
 
 
 def _as_it_is(model: Any) -> Any:

@@ -248,6 +248,16 @@ def _flash(ask: LayerQuestion) -> torch.Tensor:
     return out[..., :head] if missing else out
 
 
+_COMPOSITE: Final = torch._C.DispatchKey.CompositeImplicitAutograd
+
+
+def _decomposed(op: Any, query: torch.Tensor, *args: Any, **options: Any) -> Any:
+    """What exporting a program puts in place of attention."""
+    if query.is_cuda:
+        return attention(query, *args, **options)
+    return op._op_dk(_COMPOSITE, query, *args, **options)
+
+
 @special("aten::_native_multi_head_attention")
 def _native_attention(
     op: Any,
@@ -303,6 +313,9 @@ def install(undo: ExitStack) -> None:
     library = library_for("aten", undo)
     for key in ("AutogradCUDA", "CUDA"):
         library.impl("scaled_dot_product_attention", attention, key)
+    traced = ATEN.scaled_dot_product_attention.default
+    traced.py_kernels[_COMPOSITE] = partial(_decomposed, traced)
+    undo.callback(traced.py_kernels.pop, _COMPOSITE)
     library.impl("_fused_sdp_choice", lambda *a, **k: choose(_question(*a, **k)), "CUDA")
     for name, fits in _ASKED_FOR.items():
         put(undo, torch._C, f"_can_use_{name}_attention", partial(_can_use, fits))

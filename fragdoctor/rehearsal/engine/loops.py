@@ -26,7 +26,7 @@ from typing import Any, Final, Self
 
 import torch
 
-from fragdoctor.rehearsal.engine import SEEN_THROUGH, frames_from, put
+from fragdoctor.rehearsal.engine import frames_from, put, seen_through
 from fragdoctor.rehearsal.engine.memory_history import ENGINE, is_users
 from fragdoctor.rehearsal.engine.skipping import (
     WAIT_S,
@@ -164,13 +164,12 @@ def _call(name: str, like: ast.expr, number: int, *more: ast.expr) -> ast.expr:
 def _unless_traced(follow: Callable[..., Any], *plain: bool) -> Callable[..., Any]:
     """Return a call that Dynamo sees through: to the items, or to a plain answer."""
 
+    @seen_through
     def call(number: int, *items: Any) -> Any:
         if torch.compiler.is_compiling():
             return (plain or items)[0]
         return follow(number, *items)
 
-    # Dynamo skips the engine's files, but it has to follow this function.
-    call.__code__ = call.__code__.replace(co_filename=SEEN_THROUGH)
     return call
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ENGINE: Final = str(Path(__file__).parent)
 OURS: Final = (ENGINE, SEEN_THROUGH)
-_NOT_USERS: Final = ("<", ENGINE, str(Path(os.__file__).parent))
+_NOT_USERS: Final = ("<", *OURS, str(Path(os.__file__).parent))
 _ENGINE_CALL: Final = "_engine_run_backward"
 _OPERATIONS: Final = tuple(
     os.path.join(ENGINE, name)  # noqa: PTH118 - a folder ends with its separator

@@ -24,6 +24,7 @@ from torch.optim.optimizer import (
 
 from fragdoctor.model.marks import GRADIENTS, OPTIMIZER, PARAMETERS, module_note
 from fragdoctor.recording.module_names import ByIdentity, ModuleNames, common_path, path_below
+from fragdoctor.rehearsal.engine import seen_through
 from fragdoctor.rehearsal.engine.gpu import ACTIONS, Event
 from fragdoctor.rehearsal.engine.marks import in_backward
 
@@ -80,8 +81,14 @@ class ModuleNotes:
     def install(self, gpus: Any, undo: ExitStack) -> None:
         """Watch how modules are assembled, and the steps of optimizers."""
         self._gpus = gpus
+
+        @seen_through  # a slice of a ModuleList is put together in traced code
+        def put_together(above: Any, _name: str, module: Any) -> None:
+            if module is not None and not torch.compiler.is_compiling():
+                self._names.put_together(above, module)
+
         for hook in (
-            register_module_module_registration_hook(self._put_together),
+            register_module_module_registration_hook(put_together),
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
         ):
@@ -129,10 +136,6 @@ class ModuleNotes:
         return thread.paths[at] if at >= 0 else ""
 
     # ---- names ----------------------------------------------------------------------------------
-
-    def _put_together(self, above: Any, _name: str, module: Any) -> None:
-        if module is not None and not torch.compiler.is_compiling():
-            self._names.put_together(above, module)
 
     def _named(self, module: Any, running: str) -> str:
         """Name every module of the model that a module belongs to; return the module's own path."""

@@ -220,13 +220,16 @@ def _take_lists(call: Call, parts: Sequence[int], n_lists: int, n_more: int) -> 
 
 @after_results("_chunk_cat")
 def _chunk_cat(call: Call) -> None:
-    tensors, dim, n_chunks = call.args[:3]
+    """How FSDP packs the gradients of a group of parameters."""
+    tensors, dim, n_chunks = (call.argument(name) for name in ("tensors", "dim", "num_chunks"))
     kinds = {(t.dtype, call.out_dtype) for t in tensors}
     is_plain = all(kind == (kind[1], kind[1]) for kind in kinds)
     if all(t.is_contiguous() for t in tensors) and (is_plain or kinds == _WIDENED):
         item = call.out_dtype.itemsize
         parts = [-(-t.shape[dim] // n_chunks) * prod(t.shape[dim + 1 :]) * item for t in tensors]
         _take_lists(call, parts, 6, 2)
+    else:
+        call.copy(*tensors)
 
 
 _WIDENED: Final = {(torch.bfloat16, torch.float32)}

@@ -334,11 +334,16 @@ def _group_backward(asked: _Asked, backend: Any) -> Gradients:
     return first, second, bias
 
 
-@after_results("mm", "addmm", "bmm", "baddbmm", "addmv", "addbmm", "dot", "vdot")
+COPIED_INTO_RESULT: Final = ("addmm", "baddbmm", "addmv", "addbmm")
+"""Products whose first argument is copied into the result before cuBLAS sees it."""
+
+
+@after_results("mm", *COPIED_INTO_RESULT, "bmm", "dot", "vdot")
 @after_results("addmm_", "baddbmm_", "addmv_", "addbmm_")
 def _product(call: Call) -> None:
     """Copies of matrices that cuBLAS cannot use as they are (``prepare_matrix_for_cublas``)."""
-    for tensor in call.args:
+    is_copied = call.op.overloadpacket.__name__ in COPIED_INTO_RESULT
+    for tensor in call.args[is_copied:]:
         if isinstance(tensor, torch.Tensor) and not _fits_blas(tensor):
             call.take(n_bytes(tensor))
     call.use_blas(is_lt=_adds_bias(call))
