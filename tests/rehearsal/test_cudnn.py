@@ -75,7 +75,9 @@ def test_a_workspace_that_cannot_be_had_does_not_end_the_program(stage: Stage) -
         (torch.cuda.memory_reserved() + y_bytes + (2 << 20)) / torch.cuda.mem_get_info()[1]
     )
     assert requests(lambda: conv(x)) == [y_bytes]
-    """
+    """,
+        "--gpu",
+        "h100",
     )
 
 
