@@ -12,13 +12,15 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import wraps
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any, Final, NoReturn, TypeVar
 
-import torch
-
-SEEN_THROUGH: Final = str(Path(torch.nn.__file__).with_name("<fragdoctor>"))
+_TORCH: Final = find_spec("torch")  # not imported: if it is missing, that is said elsewhere
+SEEN_THROUGH: Final = str(
+    Path((_TORCH and _TORCH.origin) or "/torch").with_name("nn") / "<fragdoctor>"
+)
 """File name for our code that compiled programs run through.
 
 Dynamo skips the engine's files. Code in the folder of ``torch.nn`` it follows, but begins no graph
