@@ -74,7 +74,7 @@ def test_read_bundle_of_a_directory_is_one_case_with_what_the_manifest_knows(bun
     assert case.oom is not None
     assert 1 == len(case.oom.messages)
     assert 5 == case.stats.of_device(0)[0].allocated_bytes
-    assert Overrides(8 * GIB, None, None, 0.5, "2.12.1") == case.overrides
+    assert Overrides(8 * GIB, memory_fraction=0.5, torch_version="2.12.1") == case.overrides
     assert (3, "oom", 0) == (case.bundle.rank, case.bundle.reason, case.bundle.oom_device)
     assert (str(bundle),) == case.sources
 
@@ -93,7 +93,7 @@ def test_read_bundle_of_a_zip_is_the_same_case(bundle, tmp_path, prefix) -> None
 
 
 def test_read_bundle_leaves_the_users_words_as_they_are(bundle) -> None:
-    told = Overrides(GIB, None, None, 0.25, "2.4.0")
+    told = Overrides(GIB, memory_fraction=0.25, torch_version="2.4.0")
 
     assert told == read_bundle(bundle, told).overrides
 
