@@ -257,9 +257,12 @@ def _limit(r: FailedRequest) -> Iterator[Hypothesis]:
         f" reserved plus the {r.request_text} exceed that{although}.",
         Confidence.PROVEN,
     )
-    packed_fits = r.margin_bytes is not None and r.margin_bytes > r.tolerance_bytes
-    if packed_fits and r.has_real_holes:
-        yield fragmentation(r, f"under the limit of {format_size(r.limit_bytes)}")
+    if r.margin_bytes is not None and r.margin_bytes > r.tolerance_bytes:
+        pools = _in_pools(r)
+        if pools is not None:
+            yield pools
+        elif r.has_real_holes:
+            yield fragmentation(r, f"under the limit of {format_size(r.limit_bytes)}")
     yield limit
 
 
@@ -315,9 +318,12 @@ def _free_enough(r: FailedRequest) -> Iterator[Hypothesis]:
             and r.reserved_bytes is not None
             and r.live_bytes + r.requested_bytes <= r.reserved_bytes
             and (r.margin_bytes or 0) >= 0
-            and r.has_real_holes
         ):
-            yield fragmentation(r, is_limited=True)
+            pools = _in_pools(r)
+            if pools is not None:
+                yield pools
+            elif r.has_real_holes:
+                yield fragmentation(r, is_limited=True)
         yield Hypothesis(
             Cause.MEMORY_LIMIT,
             f"{figures}: a memory fraction (set_per_process_memory_fraction) is the usual reason; "
@@ -457,23 +463,24 @@ def _found_too_late(r: FailedRequest) -> Iterator[Hypothesis]:
 
 
 def _joined_fits(r: FailedRequest) -> Iterator[Hypothesis]:
-    """Perfectly packed, live memory and request would have fit: which holes were in the way?
-
-    The larger holes are blamed: those in private pools, or those outside of them.
-    """
+    """Perfectly packed, live memory and request would have fit: which holes were in the way?"""
     if r.margin_bytes is None or r.margin_bytes < 0 or r.cache_bytes is None:
         return
-    in_pools = _share(r.pools_free_bytes, r.reserved_bytes) >= FULL_SLACK_SHARE
-    if in_pools and r.pools_free_bytes > (r.unallocated_bytes or 0):
-        yield Hypothesis(
-            Cause.PRIVATE_POOLS,
-            f"The {r.request_text} failed while "
-            f"{format_size(r.pools_free_bytes)} lie free inside private pools (CUDA graphs, "
-            "MemPool), where ordinary requests cannot use them.",
-            Confidence.PROVEN if r.is_exact else Confidence.LIKELY,
-        )
-        return
-    yield fragmentation(r) if _is_fragmented(r) else simply_full(r)
+    yield _in_pools(r) or (fragmentation(r) if _is_fragmented(r) else simply_full(r))
+
+
+def _in_pools(r: FailedRequest) -> Hypothesis | None:
+    """Return the hypothesis that holes in private pools were in the way, if they are the larger."""
+    is_large = _share(r.pools_free_bytes, r.reserved_bytes) >= FULL_SLACK_SHARE
+    if not is_large or r.pools_free_bytes <= (r.unallocated_bytes or 0):
+        return None
+    return Hypothesis(
+        Cause.PRIVATE_POOLS,
+        f"The {r.request_text} failed while "
+        f"{format_size(r.pools_free_bytes)} lie free inside private pools (CUDA graphs, "
+        "MemPool), where ordinary requests cannot use them.",
+        Confidence.PROVEN if r.is_exact else Confidence.LIKELY,
+    )
 
 
 def _is_fragmented(r: FailedRequest) -> bool:

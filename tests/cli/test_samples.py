@@ -88,6 +88,7 @@ def test_private_pools_before_2_12_are_reproduced_exactly(run: Run, samples: Pat
 
     assert found["fidelity"]["share"] == 1.0
     assert found["fidelity"]["reason"] == ""
+    assert found["verdict"]["cause"] == "private_pools"  # though a memory fraction is set
     assert found["recommendations"][0]["title"].startswith("Share one pool among graphs")
 
 
