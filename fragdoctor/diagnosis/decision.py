@@ -44,10 +44,11 @@ def in_bytes(figures: Mapping[str, int | None], source: str) -> list[Evidence]:
     return [Evidence(name, n, "bytes", source) for name, n in figures.items() if n is not None]
 
 
-def fragmentation(r: FailedRequest, where: str = "", *, is_limited: bool = False) -> Hypothesis:
-    """Return the hypothesis that holes were in the way; ``where`` ends its sentence.
+def fragmentation(r: FailedRequest, *, is_limited: bool = False) -> Hypothesis:
+    """Return the hypothesis that holes were in the way.
 
-    If a limit forbids using what is free on the device, only reserved memory counts.
+    If a limit forbids using what is free on the device, only what it leaves counts; ``is_limited``
+    says that an unknown limit leaves nothing but what is reserved.
     """
     largest = r.largest_free_block_bytes
     proven = largest is not None and largest < (r.block_bytes or r.requested_bytes)
@@ -65,12 +66,18 @@ def fragmentation(r: FailedRequest, where: str = "", *, is_limited: bool = False
             "fraction"
         )
     else:
-        outside = f", {on_device} on the device" if r.free_bytes is not None else ""
-        free = f"{format_size((r.cache_bytes or 0) + (r.free_bytes or 0))} were free: "
+        under, outside, beyond = "", "", r.free_bytes or 0
+        if r.is_of_limit and r.limit_bytes is not None:
+            beyond = max(0, r.limit_bytes - (r.reserved_bytes or 0))
+            under = f" under the limit of {format_size(r.limit_bytes)}"
+            outside = f", {format_size(beyond)} not reserved yet"
+        elif r.free_bytes is not None:
+            outside = f", {on_device} on the device"
+        free = f"{format_size((r.cache_bytes or 0) + beyond)} were free{under}: "
         free += f"{format_size(r.unallocated_bytes)} of it {holes}{outside}"
     return Hypothesis(
         Cause.FRAGMENTATION,
-        f"The {r.request_text} failed although {free}{', ' + where if where else ''}.",
+        f"The {r.request_text} failed although {free}.",
         Confidence.PROVEN if proven else Confidence.LIKELY,
         "" if proven else "A snapshot taken at the OOM shows the holes and who strands them.",
     )
@@ -262,7 +269,7 @@ def _limit(r: FailedRequest) -> Iterator[Hypothesis]:
         if pools is not None:
             yield pools
         elif r.has_real_holes:
-            yield fragmentation(r, f"under the limit of {format_size(r.limit_bytes)}")
+            yield fragmentation(r)
     yield limit
 
 

@@ -11,6 +11,9 @@ from attacks import assert_all_seen
 from command_line import Run
 from schemas import must_fit
 
+from fragdoctor import diagnose
+from fragdoctor.report.page.page import shown_devices
+
 FOLDER = Path(__file__).resolve().parents[2] / "sample_snapshots"
 SNAPSHOTS = sorted(p.name for p in FOLDER.glob("*.pickle*"))
 TEXTS = sorted(p.name for p in FOLDER.glob("*oom*") if p.suffix in {".txt", ".log"})
@@ -76,6 +79,9 @@ def test_limit_that_the_message_states_shows_that_a_setting_cures(run: Run, samp
     found = json.loads(run("analyze", *both, "--format", "json").out)
 
     assert found["verdict"]["cause"] == "fragmentation"
+    assert "549.43 MiB were free under the limit of 2.85 GiB" in found["verdict"]["summary"]
+    limit_bytes = found["devices"][0]["limit_bytes"]
+    assert [d.capacity_bytes for d in shown_devices(diagnose(*both))] == [limit_bytes]
     first = found["recommendations"][0]
     assert first["setting"] == "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
     assert first["predicted"]["fits"]
