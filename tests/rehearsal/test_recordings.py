@@ -1,23 +1,15 @@
-"""Steps of a model by ``estimate --model`` against what the real allocator recorded of them."""
+"""Training by the scenarios, rehearsed, against what the real allocator recorded of it."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
-from rehearsal_stage import PREPARED
+from rehearsal_stage import Stage
 
 from fragdoctor import diagnose, load
-from fragdoctor.model.rehearsal import Rehearsal
-from fragdoctor.rehearsal import runner
-from fragdoctor.rehearsal.process import RehearsalConditions, rehearsed_gpu
-from fragdoctor.rehearsal.step_script import own_model, step_options, step_program
 
 pytestmark = pytest.mark.slow
 
@@ -25,44 +17,22 @@ pytestmark = pytest.mark.slow
 # from process to process; what is reused next, and with it the rounding of blocks, follows it.
 TOLERANCE = 0.005
 RESERVED_TOLERANCE = 0.01
-FACTORY = """
-import sys
-
-sys.path.insert(0, {samples!r})
-
-from scenarios import GPT, get_batch, train_step
 
 
-def build():
-    return {{
-        "model": GPT(**{options}),
-        "inputs": get_batch({batch}, {length}),
-        "train_step": train_step,
-    }}
-"""
+def rehearsed_gpt(root: Path, stage: Stage, batch: int, length: int, **options: Any) -> Any:
+    """Return a rehearsal's figures of four steps, as the scenarios train."""
+    found = stage.must_pass(
+        f"""
+        import sys
 
+        sys.path.insert(0, {str(root / "sample_snapshots")!r})
+        from scenarios import train
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def rehearsed_gpt(root: Path, folder: Path, batch: int, length: int, **options: Any) -> Rehearsal:
-    samples = str(root / "sample_snapshots")
-    text = FACTORY.format(samples=samples, options=options, batch=batch, length=length)
-    (folder / "gpt_project.py").write_text(text, encoding="utf-8")
-    program = step_program(
-        "GPT",
-        own_model("gpt_project:build"),
-        step_options("", "adamw"),
-        [sys.executable],
-        folder,
-        has_batch=False,
+        train(4, {batch}, lambda step: {length}, **{options})
+        """,
+        "--unlimited",
     )
-    conditions = RehearsalConditions(gpu=rehearsed_gpu(None, None, is_unlimited=True))
-    snapshot = folder / "snapshot.pickle"
-    return runner.rehearse(program, conditions, snapshot, runs=PREPARED)  # type: ignore[arg-type]
+    return found["rehearsal"]
 
 
 @pytest.mark.shared
@@ -78,7 +48,7 @@ def rehearsed_gpt(root: Path, folder: Path, batch: int, length: int, **options: 
 def test_peaks_agree_with_the_recording(
     root: Path,
     shared: Path,
-    folder: Path,
+    stage: Stage,
     name: str,
     batch: int,
     length: int,
@@ -87,18 +57,18 @@ def test_peaks_agree_with_the_recording(
     stats = json.loads((shared / "snapshots" / name / "stats.json").read_text(encoding="utf-8"))
     recorded = stats[0] if isinstance(stats, list) else stats
 
-    found = rehearsed_gpt(root, folder, batch, length, **options)
+    found = rehearsed_gpt(root, stage, batch, length, **options)
 
     peak, reserved = (recorded[f"{kind}_bytes.all.peak"] for kind in ("allocated", "reserved"))
-    assert found.peak_allocated_bytes == pytest.approx(peak, rel=TOLERANCE)
-    assert found.peak_reserved_bytes == pytest.approx(reserved, rel=RESERVED_TOLERANCE)
+    assert found["peak_allocated_bytes"] == pytest.approx(peak, rel=TOLERANCE)
+    assert found["peak_reserved_bytes"] == pytest.approx(reserved, rel=RESERVED_TOLERANCE)
 
 
-def test_peak_agrees_with_the_sample(root: Path, samples: Path, folder: Path) -> None:
+def test_peak_agrees_with_the_sample(root: Path, samples: Path, stage: Stage) -> None:
     recorded = diagnose(load(samples / "healthy_training.pickle.gz")).devices[0]
 
-    found = rehearsed_gpt(root, folder, 8, 512)
+    found = rehearsed_gpt(root, stage, 8, 512)
 
     recorded_peak = recorded.peak_allocated_bytes
-    assert found.peak_allocated_bytes == pytest.approx(recorded_peak, rel=TOLERANCE)
-    assert found.peak_reserved_bytes == recorded.peak_reserved_bytes
+    assert found["peak_allocated_bytes"] == pytest.approx(recorded_peak, rel=TOLERANCE)
+    assert found["peak_reserved_bytes"] == recorded.peak_reserved_bytes
