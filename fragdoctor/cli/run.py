@@ -220,7 +220,7 @@ def _follow(
     from fragdoctor.report.views.advice import wins
 
     _say("")
-    _say(f"Rehearsing it on the CPU for at most {seconds}, to try changes (--no-rehearse).")
+    _say(f"Rehearsing it on the CPU, then trying changes for at most {seconds} (--no-rehearse).")
     try:
         with console.Progress("Rehearsing") as progress:
             continued, prescription = follow(
