@@ -32,7 +32,8 @@ def _peaks(text: str) -> dict[tuple[str, ...], list[int]]:
 
 def test_operations_peak_where_those_of_an_h200_do(tmp_path: Path) -> None:
     """Nearly all: what is measured is one version of PyTorch, and others differ a little."""
-    shutil.copy(BENCHMARKS / "gpu_operations.py", tmp_path)
+    for name in ("gpu_operations.py", "operation_inputs.py"):
+        shutil.copy(BENCHMARKS / name, tmp_path)
     lines = [
         line
         for line in MEASURED.read_text(encoding="utf-8").splitlines()
