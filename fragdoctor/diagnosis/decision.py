@@ -265,11 +265,7 @@ def _limit(r: FailedRequest) -> Iterator[Hypothesis]:
         Confidence.PROVEN,
     )
     if r.margin_bytes is not None and r.margin_bytes > r.tolerance_bytes:
-        pools = _in_pools(r)
-        if pools is not None:
-            yield pools
-        elif r.has_real_holes:
-            yield fragmentation(r)
+        yield from _holes(r)
     yield limit
 
 
@@ -326,11 +322,7 @@ def _free_enough(r: FailedRequest) -> Iterator[Hypothesis]:
             and r.live_bytes + r.requested_bytes <= r.reserved_bytes
             and (r.margin_bytes or 0) >= 0
         ):
-            pools = _in_pools(r)
-            if pools is not None:
-                yield pools
-            elif r.has_real_holes:
-                yield fragmentation(r, is_limited=True)
+            yield from _holes(r, is_limited=True)
         yield Hypothesis(
             Cause.MEMORY_LIMIT,
             f"{figures}: a memory fraction (set_per_process_memory_fraction) is the usual reason; "
@@ -474,6 +466,13 @@ def _joined_fits(r: FailedRequest) -> Iterator[Hypothesis]:
     if r.margin_bytes is None or r.margin_bytes < 0 or r.cache_bytes is None:
         return
     yield _in_pools(r) or (fragmentation(r) if _is_fragmented(r) else simply_full(r))
+
+
+def _holes(r: FailedRequest, *, is_limited: bool = False) -> Iterator[Hypothesis]:
+    """Yield which holes were in the way under a limit, if there are any."""
+    pools = _in_pools(r)
+    if pools is not None or r.has_real_holes:
+        yield pools or fragmentation(r, is_limited=is_limited)
 
 
 def _in_pools(r: FailedRequest) -> Hypothesis | None:
