@@ -306,6 +306,11 @@ class DeviceFigures(Struct, frozen=True):
     limit_bytes: int | None = None
     moment: MomentFigures | None = None
 
+    @property
+    def allowed_bytes(self) -> int | None:
+        """What PyTorch could have: what a limit allows, else the capacity."""
+        return self.capacity_bytes if self.limit_bytes is None else self.limit_bytes
+
     def highest(self, kind: str) -> int | None:
         """Return the most ``active``, ``allocated`` or ``reserved`` bytes that are known."""
         values = (getattr(self, f"peak_{kind}_bytes"), getattr(self, f"{kind}_bytes"))

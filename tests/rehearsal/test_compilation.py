@@ -18,6 +18,15 @@ def stage(tmp_path: Path) -> Stage:
     return Stage(tmp_path, COMPILING)
 
 
+BACKEND = """
+    import torch
+
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+"""
 LAYERS = """
     import torch
     from torch import nn
@@ -82,13 +91,8 @@ def test_a_failure_in_what_inductor_wrote_is_at_a_line_of_the_program(stage: Sta
 def test_loops_of_a_compiled_function_do_not_part_it(stage: Stage) -> None:
     stage.must_pass(
         LAYERS
+        + BACKEND
         + """
-    graphs = []
-
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
     model = Layers().cuda()
     torch.compile(model, backend=backend)(torch.ones(8, 512, device="cuda"))
     assert len(graphs) == 1, len(graphs)
@@ -288,13 +292,8 @@ def test_module_that_traced_code_puts_together_parts_no_graph(stage: Stage) -> N
     """A slice of a ``ModuleList`` is a new list, and what learns of it is no code of the graph."""
     stage.must_pass(
         LAYERS
+        + BACKEND
         + """
-    graphs = []
-
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
     class Sliced(Layers):
         def forward(self, x):
             for layer in self.layers[:2]:
@@ -312,15 +311,9 @@ def test_module_that_traced_code_puts_together_parts_no_graph(stage: Stage) -> N
 def test_sequential_that_compiles_itself_runs_as_dynamo_runs_it(stage: Stage) -> None:
     """Dynamo begins no graph in files of ``torch.nn``, and a module is called in one."""
     stage.must_pass(
-        """
-    import torch
+        BACKEND
+        + """
     from torch import nn
-
-    graphs = []
-
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
 
     model = nn.Sequential(nn.Linear(64, 64), nn.Sequential(nn.Linear(64, 64), nn.GELU())).cuda()
     model.compile(backend=backend)

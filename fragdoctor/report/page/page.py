@@ -70,8 +70,7 @@ def shown_devices(diagnosis: Diagnosis) -> list[ShownDevice]:
     for device, analysis in sorted(diagnosis.analyses.items())[:MAX_DEVICES]:
         f = diagnosis.figures_of(device) or DeviceFigures(device=device)
         name, censuses = f"GPU {device}", diagnosis.case.censuses
-        capacity_bytes = f.capacity_bytes if f.limit_bytes is None else f.limit_bytes
-        one = ShownDevice(str(device), name, analysis, capacity_bytes, f.moment, censuses)
+        one = ShownDevice(str(device), name, analysis, f.allowed_bytes, f.moment, censuses)
         shown.append(one)
     return shown
 

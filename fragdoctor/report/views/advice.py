@@ -348,7 +348,7 @@ def _what_ifs(diagnosis: Diagnosis) -> doc.Table:
         *((r.predicted, promise_of(r, diagnosis), _label(r)) for r in tested),
     ]
     peaks = [p.peak_reserved_bytes or 0 for p, *_ in rows]
-    whole = max(*peaks, figures.limit_bytes or figures.capacity_bytes or 0, 1)
+    whole = max(*peaks, figures.allowed_bytes or 0, 1)
     return doc.tabled(
         rows if tested else [],
         doc.Column("", lambda row: row[1]),
