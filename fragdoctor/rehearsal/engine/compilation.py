@@ -25,7 +25,7 @@ from typing import Any, Final
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fragdoctor.rehearsal.engine import graph_trees, put, session, swap_all, wrap
+from fragdoctor.rehearsal.engine import always, graph_trees, put, session, swap_all, wrap
 
 _NOT_HERE: Final = {
     "compile_threads": 1,
@@ -154,11 +154,9 @@ def _prepare(undo: ExitStack) -> None:
     # The engine's own functions run while code is traced, but they are not part of that code.
     importlib.import_module("torch._dynamo.trace_rules").add("fragdoctor")
     triton = importlib.import_module("torch.utils._triton")
-    stand_ins = {
-        id(triton.has_triton): lambda: True,
-        id(triton.triton_hash_with_backend): lambda: "REHEARSED",
-    }
-    swap_all(undo, stand_ins)
+    answers = {"has_triton": always(True), "triton_hash_with_backend": always("REHEARSED")}
+    there = vars(triton)  # not each version has both
+    swap_all(undo, {id(there[name]): answer for name, answer in answers.items() if name in there})
     for place, name, value in _STAND_INS:
         module, _, kind = place.partition(":")
         owner: Any = importlib.import_module(f"torch._inductor.{module}")
