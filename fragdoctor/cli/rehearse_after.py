@@ -67,7 +67,7 @@ def follow(
         case: the recording.
         diagnosis: the diagnosis of the recording alone.
         command: the command that was run.
-        time: how long to search, such as ``5m``.
+        time: how long it may take in all, such as ``5m``.
         say: called with progress messages.
 
     Returns:
@@ -107,7 +107,7 @@ def follow(
         python=python,
         gpu=[known.name] if known is not None and known.capability is not None else None,
         capacity=capacity_bytes,
-        time_limit=seconds,
+        time_limit=seconds / 2,  # the other half is for the changes
         devices=len(diagnosis.devices) if starts_ranks else None,
     )
     asked = asked_of(options)

@@ -66,7 +66,7 @@ class RunOptions:
         "After an out-of-memory error, try no changes in rehearsals", group=options.CURE
     )
     rehearse_time: str = options.option(
-        "TIME", "Try changes for this long: 30s, 5m", default="5m", group=options.CURE
+        "TIME", "Rehearse and try changes for this long: 30s, 5m", default="5m", group=options.CURE
     )
     quiet: bool = options.QUIET
     verbose: bool = options.VERBOSE
@@ -220,7 +220,7 @@ def _follow(
     from fragdoctor.report.views.advice import wins
 
     _say("")
-    _say(f"Rehearsing it on the CPU, then trying changes for at most {seconds} (--no-rehearse).")
+    _say(f"Rehearsing it on the CPU and trying changes, for at most {seconds} (--no-rehearse).")
     try:
         with console.Progress("Rehearsing") as progress:
             continued, prescription = follow(

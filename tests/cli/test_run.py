@@ -116,7 +116,7 @@ def test_failure_that_cannot_be_rehearsed_costs_a_sentence(runner) -> None:
     assert (done.returncode, done.stdout) == (1, b"mine\n")
     last = done.stderr.decode().split("--format html -o report.html", 1)[1].strip().splitlines()
     assert len(last) == 2
-    assert last[0].startswith("Rehearsing it on the CPU, then trying changes for at most 5m")
+    assert last[0].startswith("Rehearsing it on the CPU and trying changes, for at most 5m")
     assert last[1].startswith("No change could be tried: ")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from importlib.util import find_spec
 from math import inf
 from pathlib import Path
@@ -806,6 +807,28 @@ def test_change_under_way_is_cut_short_when_the_time_is_over(stage: Stage) -> No
     assert found["is_cut_short"]
     codes = [one["treatments"][0]["code"] for one in found["tried"]]
     assert codes == ["expandable-segments"]  # which is replayed
+
+
+@pytest.mark.usefixtures("prepared")
+def test_unchanged_program_takes_of_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on_try(title: str) -> None:
+        titles.append(title)
+        if title == "the unchanged program":
+            monkeypatch.setattr(time, "monotonic", lambda: now() + 600)
+
+    titles: list[str] = []
+    now = time.monotonic
+    path = tmp_path / "train.py"
+    path.write_text(MODEL + LOOP)
+    program = Program(str(path), is_module=False, args=[], pythons=[sys.executable])
+    conditions = RehearsalConditions(gpu=rehearsed_gpu("h100", 100 << 20, is_unlimited=False))
+
+    found = search.CureSearch(program, conditions, None, 600, on_try).run()
+
+    assert found.is_cut_short
+    assert titles == ["the unchanged program", "expandable segments"]
 
 
 @pytest.mark.usefixtures("prepared")

@@ -90,7 +90,8 @@ class CureSearch:
         program: what to run; its arguments may hold ``{batch}``.
         conditions: how to rehearse it, with the capacity that it should fit.
         batch: the batch size that stands for ``{batch}``.
-        seconds: how long to search; the first rehearsal is not cut short, but any other one is.
+        seconds: how long to search, the unchanged program included; that one is not cut short
+            unless the conditions limit its time, but any other rehearsal is.
         on_try: called before each rehearsal.
     """
 
@@ -135,6 +136,7 @@ class CureSearch:
         Raises:
             ConfigError: the program cannot be rehearsed.
         """
+        self._ends_at = time.monotonic() + self._seconds
         with Runs(forks=True) as self._runs, tempfile.TemporaryDirectory() as scratch:
             self._snapshot = Path(scratch) / "snapshot.pickle"
             self._on_try("the unchanged program")
@@ -165,7 +167,6 @@ class CureSearch:
                 self._can_checkpoint = not traits["checkpoints"]
                 if self._can_checkpoint:
                     self._bases[()] = self._checkpoints(observed)
-                self._ends_at = time.monotonic() + self._seconds
                 try:
                     self._search(traits)
                 except _TimeIsOverError:
