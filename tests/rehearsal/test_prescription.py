@@ -558,6 +558,26 @@ def test_loss_in_chunks_from_outside_equals_the_one_written_out(
     assert treated < 0.7 * peak(tmp_path, LM + before)
 
 
+@pytest.mark.parametrize("how", ["label_smoothing=0.1, ignore_index=3", "reduction='sum'"])
+def test_lines_of_a_loss_in_chunks_compute_it_as_the_program_does(how: str, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    text = CLASSES.replace("target.view(-1))", f"target.view(-1), {how})")
+    traits = traits_of(tmp_path, LM + text)
+    (treatment,) = [one for one in catalogue.simple(traits) if one.code == "chunked-loss"]
+    lines = [one.replace("model.head", "head") for one in treatment.lines]
+    head = torch.nn.Linear(8, 5, dtype=torch.float64)
+    x, target = torch.randn(40, 8, dtype=torch.float64), torch.arange(40) % 5
+    names = {"head": head, "x": x, "target": target}
+    more = eval(f"dict({how})")
+    whole = torch.nn.functional.cross_entropy(head(x), target, **more)
+    (gradient,) = torch.autograd.grad(whole, head.weight)
+
+    exec("\n".join(lines), names)
+
+    assert torch.allclose(names["loss"], whole)
+    assert torch.allclose(torch.autograd.grad(names["loss"], head.weight)[0], gradient)
+
+
 def test_logits_that_are_used_otherwise_are_made_then(tmp_path: Path) -> None:
     text = LM + CLASSES.replace("loss = F.cross", "y = model(x).softmax(-1)\n    loss = F.nll")
     text = text.replace("F.nll_entropy(model(x)", "F.nll_loss(y.log()")
@@ -1047,6 +1067,7 @@ def test_operations_are_counted_forward_and_backward(tmp_path: Path) -> None:
         "owner": "",
         "is_cast": False,
         "loss": "",
+        "how": {"ignore_index": -100, "label_smoothing": 0.0, "reduction": "mean"},
         "n_flops": of_head,
     }
     assert traits["n_flops"] == 3 * (6 * of_block + of_head) + 2 * of_first

@@ -178,26 +178,34 @@ def _optimizer(traits: Traits) -> str:
 
 def _loss_in_chunks(traits: Traits) -> Treatment:
     """Return the loss over a head's logits, computed in checkpointed parts."""
-    head = traits["head"]
-    cast = ".float()" if head["is_cast"] else ""
-    model = _model(traits)
+    head, model = traits["head"], _model(traits)
+    logits_of = "lambda x: logits_of(x).float()" if head["is_cast"] else "logits_of"
+    how = {**head["how"]}
+    n_rows = "" if how.pop("reduction") == "sum" else f" / (target != {how['ignore_index']}).sum()"
+    given = "".join(f", {name}={value}" for name, value in how.items())
+    loss = f"chunked_loss(x, target, {logits_of}, {N_CHUNKS}{given})"
     lines = [
         "import torch.nn.functional as F",
         "from torch.utils.checkpoint import checkpoint",
         "",
-        f"def chunked_loss(x, target, n={N_CHUNKS}):",
-        "    def part(x, target):",
-        f"        logits = F.linear(x, head.weight, head.bias){cast}",
-        '        return F.cross_entropy(logits, target, reduction="sum")',
-        "    rows = zip(x.flatten(0, -2).chunk(n), target.flatten().chunk(n))",
-        "    parts = (checkpoint(part, *row, use_reentrant=False) for row in rows)",
-        "    return sum(parts) / (target != -100).sum()",
-        "",
+        *_written("chunked_loss"),
         f"head = {model + head['written'] if head['path'] else '...'}",
         "logits_of = head.forward",
         "head.forward = lambda x: x if head.training else logits_of(x)",
-        *_loss_of(model + head["owner"], head["loss"]),
     ]
+    owner = model + head["owner"]
+    if head["loss"]:  # that of Transformers, for labels that are not shifted yet (4.57)
+        lines += [
+            f"whole = {owner}.loss_function",
+            "def in_parts(x, labels, num_items_in_batch=None, **_):  # x is given to the head",
+            "    target = F.pad(labels, (0, 1), value=-100)[..., 1:]",
+            "    n = (target != -100).sum() if num_items_in_batch is None else num_items_in_batch",
+            f"    return {loss} / n",
+            "choice = lambda *a, **k: (in_parts if head.training else whole)(*a, **k)",
+            f"{owner}.loss_function = choice",
+        ]
+    else:
+        lines.append(f"loss = {loss}{n_rows}  # x is what the model returns")
     return Treatment(
         "chunked-loss",
         f"loss over {head['path'] or 'the last layer'} in {N_CHUNKS} parts",
@@ -207,23 +215,6 @@ def _loss_in_chunks(traits: Traits) -> Treatment:
         specs=[f"chunked-loss:{N_CHUNKS}:{head['path']}"],
         place=Place.BEFORE_OPTIMIZER if head["loss"] else Place.OPEN,
     )
-
-
-def _loss_of(model: str, loss: str) -> list[str]:
-    """Return the lines that replace the program's loss, or that of Transformers, by one in parts.
-
-    The latter is called with logits, labels and their number (4.57, ``loss/loss_utils.py``).
-    """
-    if not loss:
-        return ["loss = chunked_loss(...)  # of what the model returns, in place of cross_entropy"]
-    return [
-        f"whole = {model}.loss_function",
-        "def in_parts(logits, labels, num_items_in_batch=None, **_):  # what the head was given",
-        "    target = F.pad(labels, (0, 1), value=-100)[..., 1:]",
-        "    n, loss = (target != -100).sum(), chunked_loss(logits, target)",
-        "    return loss if num_items_in_batch is None else loss * n / num_items_in_batch",
-        f"{model}.loss_function = lambda *a, **k: (in_parts if head.training else whole)(*a, **k)",
-    ]
 
 
 def _why_not_in_chunks(traits: Traits) -> str:

@@ -12,14 +12,14 @@ from typing import Any, Final
 
 import torch
 from torch.nn import functional
-from torch.utils import checkpoint as checkpoints
 from torch.utils._pytree import tree_map_only
 
 from fragdoctor.rehearsal.engine import wrap
 from fragdoctor.rehearsal.engine.calls import at_first_call, put_forward
+from fragdoctor.rehearsal.engine.treatments.written import chunked_loss
 
-IGNORED: Final = -100
-"""The class that ``cross_entropy`` ignores unless it is given another."""
+_USUAL: Final = {"ignore_index": -100, "label_smoothing": 0.0, "reduction": "mean"}
+"""Arguments with which ``cross_entropy`` of rows is made of its parts, and their defaults."""
 _PASSING: Final = {
     "AliasBackward0", "CloneBackward0", "ReshapeAliasBackward0", "SliceBackward0",
     "SqueezeBackward1", "ToCopyBackward0", "UnsafeViewBackward0", "ViewBackward0",
@@ -55,15 +55,20 @@ def head_of(logits: Any, model: Any) -> tuple[str, bool] | None:
     return None
 
 
-def can_be_split(logits: Any, target: Any, weight: Any, args: Any, kwargs: Any) -> bool:
-    """Return whether ``cross_entropy`` of rows is the sum of its parts, with these arguments."""
-    return (
+def how_split(
+    logits: Any, target: Any, weight: Any, args: Any, kwargs: Any
+) -> dict[str, Any] | None:
+    """Return how ``cross_entropy`` is called, if it is made of its parts; None if it is not."""
+    how = {**_USUAL, **kwargs}
+    is_made_of_parts = (
         weight is None
         and not args
-        and kwargs.keys() <= {"ignore_index", "label_smoothing", "reduction"}
+        and how.keys() == _USUAL.keys()
+        and how["reduction"] != "none"
         and logits.dim() == _ROWS_AND_CLASSES
         and target.dim() == 1
     )
+    return how if is_made_of_parts else None
 
 
 def in_chunks(argument: str, undo: ExitStack) -> None:
@@ -87,28 +92,14 @@ def in_chunks(argument: str, undo: ExitStack) -> None:
     ) -> Any:
         if not isinstance(input, _Logits):
             return loss(input, target, weight, *args, **kwargs)
-        if not can_be_split(input, target, weight, args, kwargs):
+        how = how_split(input, target, weight, args, kwargs)
+        if how is None:
             return loss(input.made(), target, weight, *args, **kwargs)
-        return _chunked(loss, input, target, int(number), **kwargs)
+        reduction = how.pop("reduction")
+        total = chunked_loss(input.inputs, target, input.of, int(number), **how)
+        return total if reduction == "sum" else total / (target != how["ignore_index"]).sum()
 
     wrap(undo, functional, "cross_entropy", cross_entropy)
-
-
-def _chunked(loss: Any, logits: _Logits, target: torch.Tensor, n: int, **how: Any) -> torch.Tensor:
-    reduction = how.get("reduction", "mean")
-    each = {**how, "reduction": "none" if reduction == "none" else "sum"}
-
-    def part(x: torch.Tensor, target: torch.Tensor) -> Any:
-        return loss(logits.of(x), target, **each)
-
-    rows = zip(logits.inputs.chunk(n), target.chunk(n), strict=True)
-    parts = (checkpoints.checkpoint(part, *row, use_reentrant=False) for row in rows)
-    if reduction == "none":
-        return torch.cat(list(parts))
-    total: torch.Tensor = sum(parts)
-    if reduction == "mean":
-        total = total / (target != how.get("ignore_index", IGNORED)).sum()
-    return total
 
 
 def _postponed(head: Any) -> Any:

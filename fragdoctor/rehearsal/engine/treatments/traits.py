@@ -32,7 +32,7 @@ from fragdoctor.rehearsal.engine.treatments.blocks import (
     repeated_blocks,
 )
 from fragdoctor.rehearsal.engine.treatments.dataflow import Losses
-from fragdoctor.rehearsal.engine.treatments.losses import can_be_split, head_of
+from fragdoctor.rehearsal.engine.treatments.losses import head_of, how_split
 from fragdoctor.rehearsal.engine.treatments.operations import Operations, tensors
 
 FRAMEWORKS: Final = {
@@ -230,9 +230,8 @@ class Traits:
         self, logits: Any, target: Any = None, weight: Any = None, *args: Any, **kwargs: Any
     ) -> None:
         """Note the head that a loss is computed over, if that can be done in parts."""
-        if self._found["head"] is not None or not can_be_split(
-            logits, target, weight, args, kwargs
-        ):
+        how = how_split(logits, target, weight, args, kwargs)
+        if self._found["head"] is not None or how is None:
             return
         for model in self._trained:
             found = head_of(logits, model)
@@ -246,7 +245,7 @@ class Traits:
                 self._found["head"] = {
                     "path": path, "written": expression(model, path),
                     "owner": expression(model, above), "is_cast": is_cast,
-                    "loss": caller and (own_loss or caller),
+                    "loss": caller and (own_loss or caller), "how": how,
                 }  # fmt: skip
                 return
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name, which is printed
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -48,6 +49,16 @@ def in_pieces(layers: Any, pieces: Sequence[tuple[int, int, dict[str, Any]]], x:
     for layer in layers[at:]:
         x = layer(x)
     return x
+
+
+def chunked_loss(x: Any, target: Any, logits_of: Any, n: int, **how: Any) -> Any:
+    """Sum cross_entropy over rows whose logits are made in n parts, and again when needed."""
+
+    def part(x: Any, target: Any) -> Any:
+        return F.cross_entropy(logits_of(x), target, reduction="sum", **how)
+
+    rows = zip(x.flatten(0, -2).chunk(n), target.flatten().chunk(n), strict=True)
+    return sum(checkpoint(part, *row, use_reentrant=False) for row in rows)
 
 
 def step_in_backward(optimizer: Any) -> None:
