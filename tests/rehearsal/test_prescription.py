@@ -1427,6 +1427,30 @@ def test_a_change_is_rehearsed_as_far_as_the_unchanged_program(
     assert ("Not rehearsed as far" in tried.error) is not fits
 
 
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_nothing_is_taken_to_follow_the_end_of_the_program_with_a_change(
+    is_whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change may be stopped earlier, because it already has too much."""
+    asked: list[bool] = []
+
+    def need(_: Any, *, goes_on: bool) -> Any:
+        asked.append(goes_on)
+        return SimpleNamespace(bytes=lambda: 1)
+
+    searching = Fake()
+    searching._is_whole, searching._snapshot, searching._runs = is_whole, Path(), None
+    stopped = searching.ended("steps 2 to 12 asked for the same memory").found
+    monkeypatch.setattr(search.runner, "rehearse", lambda *_: stopped)
+    for name in ("read_snapshot", "trace_of"):
+        monkeypatch.setattr(search, name, lambda _: None)
+    monkeypatch.setattr(search, "Need", need)
+
+    CureSearch._rehearse(searching, searching._conditions)
+
+    assert asked == [not is_whole]
+
+
 def test_need_of_a_change_that_already_has_too_much_is_a_lower_bound() -> None:
     """It is stopped as soon as its steps repeat, and could have needed more after them."""
     searching = Fake()

@@ -125,6 +125,7 @@ class CureSearch:
         self._expanded: list[Tried] = []  # what would fit but for gaps between its blocks
         self._notes: list[str] = []
         self._number: BatchNumber | None = None
+        self._is_whole = False  # whether nothing follows the unchanged program's rehearsal
         self._reserve_s = 0.0  # for rehearsing the changed program, once a change fits
 
     def run(self, keep: Path | None = None) -> Prescription:
@@ -155,9 +156,10 @@ class CureSearch:
             # A change may take longer: what ended by itself without it is not stopped with it,
             # unless all that it would show is known.
             known_from = traits["known_from"]
+            self._is_whole = known_from is None and not (found.stopped or found.is_partial)
             self._conditions = replace(
                 self._conditions,
-                least_steps=0 if found.stopped else found.steps,
+                least_steps=0 if found.stopped else found.steps + 1,
                 known_steps=None if known_from is None else known_from + EQUAL - 1,
                 fitting_bytes=self._capacity_bytes,
             )
@@ -607,7 +609,7 @@ class CureSearch:
             divisor = max((one.batch_divisor for one in treatments), default=1)
             program = with_batch(program, max(self._batch // divisor, 1))
         found = runner.rehearse(program, conditions, self._snapshot, None, self._runs)
-        goes_on = bool(found.stopped) or found.is_partial
+        goes_on = (bool(found.stopped) or found.is_partial) and not self._is_whole
         need = Need(trace_of(read_snapshot(self._snapshot)), goes_on=goes_on)
         return _Seen(found, need, need.bytes() or found.peak_reserved_bytes)
 
