@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import islice
+from math import gcd
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -46,7 +47,7 @@ class BatchNumber(Struct, frozen=True):
         places: its positions, in the form that ``engine/treatments/numbers.py`` takes.
         source: the text that it is in; "" if it is an argument.
         file: path of the file that it is in, "" if that is the program.
-        size: number of rows of a batch.
+        size: the batch size: rows, or what they come from, such as graphs.
         is_count: whether it is a number of batches: more of them are smaller.
         axis: dimension of the rows.
     """
@@ -124,7 +125,9 @@ def of_rows(
             new = {*changed} - {*rows}
             sizes = {int(one * factor) for one in new if one * factor in rows}
             if new and len(sizes) == len(new):
-                return replace(number, size=max(sizes), is_count=is_count, axis=axis)
+                # Graphs have several rows each: parts have to divide the number, too.
+                size = max(sizes) if is_count else gcd(number.value, *sizes)
+                return replace(number, size=size, is_count=is_count, axis=axis)
     return None
 
 
