@@ -29,7 +29,7 @@ class Place(StrEnum):
     OPEN = "open"
     """The place depends on the program."""
     BEFORE_OPTIMIZER = "before_optimizer"
-    """Before the statement that creates the optimizer."""
+    """Before the statement that creates the optimizer, or the last of several."""
     AFTER_OPTIMIZER = "after_optimizer"
     OPTIMIZER = "optimizer"
     """In the arguments of the optimizer."""
@@ -173,8 +173,8 @@ class Prescription(Struct, frozen=True):
         notes: sentences about the whole prescription.
         diff: the cheapest change that fits, as a unified diff of the program. The changed program
             was rehearsed as a file of its own and needs the same. Empty if the place is open.
-        optimizer_place: the line that makes the optimizer, the last of the user's own; None if it
-            is not known or there are several optimizers.
+        optimizer_place: the line that makes the optimizer, the last of the user's own, or the last
+            of several optimizers; None if it is not known.
     """
 
     target: str

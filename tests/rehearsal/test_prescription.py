@@ -33,6 +33,7 @@ from fragdoctor.model.rehearsal import Rehearsal
 from fragdoctor.rehearsal import runner
 from fragdoctor.rehearsal.prescription import catalogue, search
 from fragdoctor.rehearsal.prescription.batch_rows import mixing
+from fragdoctor.rehearsal.prescription.checkpoints import Choice, Plan
 from fragdoctor.rehearsal.prescription.held import held_lines
 from fragdoctor.rehearsal.prescription.need import Need
 from fragdoctor.rehearsal.prescription.patch import optimizer_name, patched
@@ -1271,6 +1272,34 @@ def test_lines_have_the_names_of_the_program_and_do_what_was_said(
     assert ("net", "self.opt") == (place["model"], place["optimizer"])
     assert written is not None
     assert peak(tmp_path, text, code) == peak(tmp_path, written)
+
+
+TWO_MODELS = """
+critic = nn.Sequential(nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 1)).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+other = torch.optim.AdamW(critic.parameters(), lr=1e-3)
+for step in range(4):
+    for own in (optimizer, other):
+        own.zero_grad()
+    critic(model(torch.randn(2048, 256, device="cuda"))).mean().backward()
+    for own in (optimizer, other):
+        own.step()
+"""
+
+
+def test_change_of_models_goes_before_the_last_of_several_optimizers(tmp_path: Path) -> None:
+    text = MODEL + TWO_MODELS
+    traits = traits_of(tmp_path, text)
+    parts = [part["written"] for part in traits["parts"]]
+    (number,) = [n for n, written in enumerate(parts) if written == "model.layers[0]"]
+    treatment = catalogue.checkpointed(traits, Plan.of([Choice(number, (), 0)]))
+
+    written = patched(text, traits, [treatment])
+
+    assert written is not None
+    assert peak(tmp_path, written) == peak(tmp_path, text, *treatment.specs) < peak(tmp_path, text)
+    simple = {one.code: one.place for one in catalogue.simple(traits)}
+    assert simple["fused"] is simple["state-on-host"] is Place.OPEN
 
 
 ARGUMENTS = """

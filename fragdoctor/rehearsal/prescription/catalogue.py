@@ -366,6 +366,8 @@ def simple(traits: Traits) -> Iterator[Treatment]:  # noqa: C901 - one case per 
     model, optimizer, exact = _model(traits), _optimizer(traits), Numerics.EXACT
     conf = traits.get("conf", "")
     both = f"{conf},{_EXPANDABLE}" if conf else _EXPANDABLE
+    is_one = traits["n_optimizers"] == 1  # of several, each has a place
+    inside, after = (Place.OPTIMIZER, Place.AFTER_OPTIMIZER) if is_one else (Place.OPEN, Place.OPEN)
     unfused = set() if traits["is_fused"] else {*traits["optimizers"]}
 
     def words(change: Change) -> str:
@@ -393,22 +395,21 @@ def simple(traits: Traits) -> Iterator[Treatment]:  # noqa: C901 - one case per 
         )  # fmt: skip
     for name in sorted(unfused & {*HAVE_FUSED})[:1]:
         title, line = f"fused {name}", f"torch.optim.{name}(..., fused=True)"
-        more = {"instead": words(Change.FUSED), "place": Place.OPTIMIZER}
-        yield _simple("fused", title, exact, line, **more)
+        yield _simple("fused", title, exact, line, instead=words(Change.FUSED), place=inside)
     for name in sorted(unfused & {*HAVE_FOREACH})[:1]:
         title, line = f"{name} without lists of tensors", f"torch.optim.{name}(..., foreach=False)"
-        yield _simple("no-foreach", title, exact, line, place=Place.OPTIMIZER)
+        yield _simple("no-foreach", title, exact, line, place=inside)
     if not _why_not_in_backward(traits):
         title = "update each parameter in the backward pass"
         lines = [*_written("step_in_backward"), f"step_in_backward({optimizer})"]
-        yield _simple("step-in-backward", title, exact, *lines, place=Place.AFTER_OPTIMIZER)
+        yield _simple("step-in-backward", title, exact, *lines, place=after)
     if not _why_not_in_chunks(traits):
         yield _loss_in_chunks(traits)
     if traits["has_state"]:
         yield _simple(
             "state-on-host", "state of the optimizer on the host between updates", exact,
             *_written("state_on_host"), f"state_on_host({optimizer})",
-            extra_compute=None, place=Place.AFTER_OPTIMIZER,
+            extra_compute=None, place=after,
         )  # fmt: skip
     if traits["trains"]:
         title = "keep what is saved for the backward pass on the host"

@@ -149,7 +149,7 @@ class CureSearch:
             self._keep_own_limit(observed.found.traits["allowed_bytes"])
             conf = self._conditions.conf or found.conf
             traits = {**observed.found.traits, "batch": self._batch, "conf": conf}
-            if traits["place"]:
+            if traits["place"] and traits["n_optimizers"] == 1:
                 traits["place"]["optimizer"] = patch.optimizer_name(traits["place"])
             if keep is not None:
                 shutil.copyfile(self._snapshot, keep)

@@ -121,8 +121,6 @@ class Traits:
         for described, part in self._parts:
             calls = [call.described() for call in self._operations.of(part)]
             self._found["parts"].append(described | {"calls": calls})
-        if self._found["n_optimizers"] != 1:
-            self._found["place"] = None
         for lines, size in self._sizes.items():
             if size > 1:
                 kind = "batches" if lines in self._trained_on else "evaluated"
