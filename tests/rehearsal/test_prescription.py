@@ -1480,6 +1480,31 @@ def test_nothing_is_taken_to_follow_the_end_of_the_program_with_a_change(
     assert asked == [not is_whole]
 
 
+@pytest.mark.parametrize("fits", [True, False])
+def test_what_copies_to_the_host_does_not_end_the_search(fits: bool) -> None:
+    """Smaller batches with checkpoints may cost less, but no results are given up for that."""
+    asked: list[Any] = []
+    kept_away = [Treatment(code, code, Numerics.EXACT, None) for code in ("a", "b")]
+    other = [Treatment("autocast", "autocast", Numerics.ROUNDING)]
+    searching: Any = Fake()
+    searching._with_batch = lambda traits: traits
+    searching._split = searching._checkpoint = lambda *_: False
+    searching._saved_bytes = lambda _: 1
+    searching._helping = lambda: kept_away
+
+    def tries(*parts: Treatment, **_: Any) -> Tried:
+        tried = Tried(parts, fits and len(parts) > 1, 1, 1)
+        searching._tried.append(tried)
+        return tried
+
+    searching._try = tries
+    searching._combine = lambda _, simple: asked.append(simple)
+
+    searching._lower_peak(NOTHING | {"batches": {}}, other)
+
+    assert asked == [[] if fits else other]
+
+
 def test_need_of_a_change_that_already_has_too_much_is_a_lower_bound() -> None:
     """It is stopped as soon as its steps repeat, and could have needed more after them."""
     searching = Fake()

@@ -266,15 +266,14 @@ class CureSearch:
             helps = self._saved_bytes(tried) > 0
             if treatment.code in BESIDE and helps and _cost(treatment) < least:
                 self._checkpoint(treatment)
-        if self._is_cured(*self._expanded):
-            return
-        if self._hold():
+        if self._is_cured(*self._expanded) or self._hold():
             return
         helping = self._helping()
-        if len(helping) > 1 and self._try(*helping).fits:
-            return
-        self._combine(traits, simple)
-        if not catalogue.why_not_sharded(traits):
+        if len(helping) > 1:
+            self._try(*helping)
+        is_cured = self._is_cured()  # but perhaps at the cost of copies to the host
+        self._combine(traits, [] if is_cured else simple)
+        if not (is_cured or catalogue.why_not_sharded(traits)):
             self._fewest_gpus(traits)
 
     def _hold(self) -> bool:
