@@ -1505,6 +1505,21 @@ def test_what_copies_to_the_host_does_not_end_the_search(fits: bool) -> None:
     assert asked == [[] if fits else other]
 
 
+def test_updates_in_the_backward_pass_are_tried_with_checkpoints() -> None:
+    step = Treatment("step-in-backward", "step", Numerics.EXACT)
+    checkpointed: list[Any] = []
+    searching: Any = Fake()
+    searching._with_batch = lambda traits: traits
+    searching._split = searching._combine = lambda *_: None
+    searching._checkpoint = lambda *others: checkpointed.append(others)
+    searching._saved_bytes, searching._helping = lambda _: 1, list
+    searching._try = lambda *parts, **_: Tried(parts, False, 1, 1)
+
+    searching._lower_peak(NOTHING | {"batches": {}}, [step])
+
+    assert checkpointed == [(), (step,)]
+
+
 def test_need_of_a_change_that_already_has_too_much_is_a_lower_bound() -> None:
     """It is stopped as soon as its steps repeat, and could have needed more after them."""
     searching = Fake()

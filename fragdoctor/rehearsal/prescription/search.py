@@ -51,8 +51,8 @@ SPARE: Final = 0.01
 A run that just fits also flushes its cache again and again."""
 FINE: Final = 0.005
 """Share of the capacity that sets of modules may leave unused beyond that."""
-BESIDE: Final = ("chunked-loss",)
-"""Tried together with fewer checkpointed blocks, as it leaves the results alone and costs less."""
+BESIDE: Final = ("chunked-loss", "step-in-backward")
+"""Tried together with fewer checkpointed blocks, as they leave the results alone and cost less."""
 LATE: Final = ("fused", "no-foreach", "step-in-backward")
 """Tried after checkpointing, although they cost nothing: of 67 programs they let none fit."""
 KEEPING_LESS: Final = ("step-in-backward", "state-on-host", "adamw-8bit", "adafactor")
