@@ -219,12 +219,10 @@ def _growth_in_log(e: CaseEvidence) -> Hypothesis | None:
         return None
     if grown.over == "oom" or e.kept is not None:
         return None
-    if _explains_reading(e, rise_bytes(grown)):
-        text = f"{growth_sentence(grown)} In the end: {reading.summary}"
-    elif reading.row == "no-message" and grown.over == "trial":
-        text = f"{growth_sentence(grown)} {reading.summary}"
-    else:
+    is_all = reading.row == "no-message" and grown.over == "trial"
+    if not is_all and not _explains_reading(e, rise_bytes(grown)):
         return None
+    text = f"{growth_sentence(grown)} {reading.summary}"
     return Hypothesis(Cause.LEAK, text, Confidence.LIKELY, reading.settled_by, "growth-in-log")
 
 
