@@ -75,7 +75,7 @@ def title(report: FleetReport) -> str:
     cause = CAUSE_TITLES[verdict.cause]
     n_odd = len(verdict.odd)
     if n_odd == 1 and len(verdict.odd[0]) <= _MAX_LABEL:
-        return f"{cause}; {verdict.odd[0]} is the odd one out"
+        return f"{cause}; {verdict.odd[0]} is odd"
     if n_odd:
         return f"{cause}; {plural(n_odd, 'rank')} {'is' if n_odd == 1 else 'are'} odd"
     return cause
