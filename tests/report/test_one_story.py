@@ -20,6 +20,7 @@ from fragdoctor.report.page.page import whatif_data
 from fragdoctor.units import GIB, MIB
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_snapshots"
+SWEEP = (SAMPLES / "sweep.log").read_text()
 
 
 def cases_of(path: Path) -> list[Case]:
@@ -190,3 +191,11 @@ def test_program_that_only_runs_a_model_is_shown_no_script_for_training():
     said = render("analyze", "text", diagnose(Case(oom=find_messages(text))), RenderOptions())
 
     assert "Not tested: that needs a recording of the run." in said.replace("\n", " ")
+
+
+def test_failures_of_a_log_are_counted_once():
+    said = render("analyze", "text", diagnose(Case(oom=find_messages(SWEEP))), RenderOptions(80))
+
+    assert "3 OOMs" in said
+    assert "6 messages" not in said
+    assert said.count("the verdict is about this one") == 1
