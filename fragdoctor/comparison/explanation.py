@@ -196,13 +196,13 @@ def _leaks(pair: Comparison, before: ComparedDevice, after: ComparedDevice) -> l
         letter, other, quiet = (last, "A", before) if is_new else ("A", last, after)
         # Without that many steps, a run cannot show that a line keeps nothing.
         is_known = (quiet.n_steps or 0) >= ENOUGH_STEPS
-        contrast = f"in {other} not" if is_known else f"{other} has too few steps to say"
+        contrast = f", in {other} not" if is_known else f"; {other} has too few steps to tell"
         more = len(lines) - 1
         fastest = lines[0][1]
         who = fastest.where
         who += f" and {plural(more, 'more line')} keep" if more else " keeps"
         slope = sum(rate for rate, _ in lines)
-        text = f"{who} {format_size(slope)} more each step in {letter}, {contrast}."
+        text = f"{who} {format_size(slope)} more each step in {letter}{contrast}."
         moved = sum(change.delta_bytes for _, change in lines)
         found.append(LikelyCause(CauseKind.LEAK, Confidence.LIKELY, text, moved))
     return found

@@ -157,8 +157,8 @@ def _outcome(proof: SettingsProof) -> str:
     own, result, recorded = proof.own_bytes, proof.result_bytes, proof.recorded_bytes
     if proof.decides:
         how = "are all served" if proof.fits else "are not all served"
-        under = "under its own they are not" if proof.fits else "under its own they are"
-        return f". A's requests {how} under {proof.under}'s settings, {under}."
+        its_own = "they are not" if proof.fits else "they are"
+        return f". A's requests {how} under {proof.under}'s settings; under its own, {its_own}."
     if proof.accounted is None:
         return f", and A {format_size(own)}: the settings make no difference to the peak."
     exactly = ", to the byte" if result == recorded else ""

@@ -91,12 +91,12 @@ def simply_full(r: FailedRequest) -> Hypothesis:
         summary = (
             f"{live_and_request(r)} leave {format_size(r.margin_bytes)} of the "
             f"{format_size(r.available_bytes)} that PyTorch could have. Packed perfectly, it would "
-            f"fit, {rest}: the device is as good as full."
+            f"fit, {rest}: the device is practically full."
         )
     else:
         live, available = r.live_bytes or 0, r.available_bytes or 0
         summary = (
-            f"{format_size(live)} of {format_size(available)} are in use "
+            f"{format_size(live)} of the {format_size(available)} that PyTorch can have are in use "
             f"({format_share(live, available)})"
         )
         if r.requested_bytes < LAST_STRAW_SHARE * available:
@@ -326,7 +326,7 @@ def _free_enough(r: FailedRequest) -> Iterator[Hypothesis]:
         yield Hypothesis(
             Cause.MEMORY_LIMIT,
             f"{figures}: a memory fraction (set_per_process_memory_fraction) is the usual reason; "
-            f"it then lies between {format_size(r.reserved_bytes)} and "
+            f"the limit is then between {format_size(r.reserved_bytes)} and "
             f"{format_size((r.reserved_bytes or 0) + r.requested_bytes)}.",
             Confidence.LIKELY,
             "The OOM message prints the limit as 'allowed'; print "
@@ -483,7 +483,7 @@ def _in_pools(r: FailedRequest) -> Hypothesis | None:
     return Hypothesis(
         Cause.PRIVATE_POOLS,
         f"The {r.request_text} failed while "
-        f"{format_size(r.pools_free_bytes)} lie free inside private pools (CUDA graphs, "
+        f"{format_size(r.pools_free_bytes)} were free inside private pools (CUDA graphs, "
         "MemPool), where ordinary requests cannot use them.",
         Confidence.PROVEN if r.is_exact else Confidence.LIKELY,
     )

@@ -49,11 +49,6 @@ def find_notes(
     missing = [] if leader.message is None else _missing_figures(leader.message)
     if missing and leader.analysis is None:
         notes.append(f"The message is cut: it lacks {', '.join(missing)}.")
-    if case.oom is not None and len(case.oom.messages) > 1:
-        notes.append(
-            f"{format_count(len(case.oom.messages))} messages are in the text; the verdict is "
-            f"about the one in line {case.oom.messages[case.oom.primary].line}."
-        )
     if len(contexts) > 1:
         notes.append(
             f"{len(contexts)} devices are in the snapshot; the verdict is about device "

@@ -219,12 +219,10 @@ def _growth_in_log(e: CaseEvidence) -> Hypothesis | None:
         return None
     if grown.over == "oom" or e.kept is not None:
         return None
-    if _explains_reading(e, rise_bytes(grown)):
-        text = f"{growth_sentence(grown)} In the end: {reading.summary}"
-    elif reading.row == "no-message" and grown.over == "trial":
-        text = f"{growth_sentence(grown)} {reading.summary}"
-    else:
+    is_all = reading.row == "no-message" and grown.over == "trial"
+    if not is_all and not _explains_reading(e, rise_bytes(grown)):
         return None
+    text = f"{growth_sentence(grown)} {reading.summary}"
     return Hypothesis(Cause.LEAK, text, Confidence.LIKELY, reading.settled_by, "growth-in-log")
 
 
@@ -403,8 +401,8 @@ def _figures_say(e: CaseEvidence) -> Hypothesis | None:
     available = failed.available_bytes
     if is_full and failed.total_bytes is None and available is not None and failed.is_exact:
         settled_by = (
-            f"Compare {format_size(available)} with the size of the GPU (or give the OOM message): "
-            "the difference is held outside this PyTorch."
+            f"Compare {format_size(available)} with the size of the GPU, or add the OOM message: "
+            "any difference is held outside this PyTorch."
         )
     return replace(reading, confidence=confidence, summary=summary, settled_by=settled_by)
 
@@ -528,16 +526,14 @@ def _no_failure(e: CaseEvidence) -> Hypothesis:
             Cause.HEALTHY, summary, Confidence.LIKELY, row="retries", also=(Cause.FRAGMENTATION,)
         )
     cache = (
-        f"; at the end {format_size(space.free_cached_bytes)} of "
+        f" At the end {format_size(space.free_cached_bytes)} of the "
         f"{format_size(analysis.reserved_bytes)} reserved are free cache"
     )
     if space.releasable_bytes:
-        cache += (
-            f", and {format_size(space.releasable_bytes)} of that go back to the device on demand"
-        )
+        cache += f", of which {format_size(space.releasable_bytes)} go back to the device on demand"
     summary = (
-        f"No request failed{cache if space.free_cached_bytes else ''} "
-        f"(peak allocated {format_size(peak)})."
+        f"No request failed (peak allocated {format_size(peak)})."
+        f"{f'{cache}.' if space.free_cached_bytes else ''}"
     )
     return Hypothesis(Cause.HEALTHY, summary, Confidence.LIKELY, row="no-failure")
 

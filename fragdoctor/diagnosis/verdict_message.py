@@ -192,7 +192,7 @@ def read_no_message(log: OomLog) -> Hypothesis:
         Cause.NOT_MEMORY,
         f"Nothing in {lines} says that memory ran out.",
         Confidence.LIKELY,
-        "Give the whole output, with the lines before the first error.",
+        "Paste the whole output, with the lines before the first error.",
         "no-message",
     )
 
@@ -224,10 +224,10 @@ def _read(message: OomMessage) -> Hypothesis:
     if message.sub_kind == "size-bug":
         return Hypothesis(
             Cause.SIZE_BUG,
-            "More than 1 EiB was asked for: a size was negative or overflowed."
+            "More than 1 EiB was requested: a size was negative or overflowed."
             if message.requested_bytes is None
-            else f"{format_size(message.requested_bytes)} were asked for, far more than any "
-            "device holds: a size was computed wrongly.",
+            else f"{format_size(message.requested_bytes)} were requested, far more than any "
+            "device holds: a size was computed wrong.",
             Confidence.PROVEN,
         )
     if message.sub_kind in TOLD:
@@ -286,8 +286,8 @@ def _allocator(message: OomMessage) -> Hypothesis:
         settled_by = "nvidia-smi during the run shows who fills the GPU."
     elif message.variant in ("told", "bare") and message.requested_bytes is None:
         when = f" {doing}" if doing else ""
-        summary = f"The text says that the GPU ran out of memory{when}, but not who held it."
-        settled_by = "Give the error with its figures and its traceback."
+        summary = f"The text says that the GPU ran out of memory{when}, but not what filled it."
+        settled_by = "Paste the whole error, with its figures and its traceback."
     else:
         return found
     return replace(found, summary=summary, settled_by=settled_by)
@@ -348,10 +348,10 @@ def _driver(message: OomMessage) -> Hypothesis:
             "The text gives no figures of the failure, but says that GPU memory outlived its "
             "program: what is left of an earlier run holds it."
             if message.process_bytes is None
-            else "The text gives no figures of the failure, but has a table that says "
-            f"{format_size(message.process_bytes)}{whole} are in use on GPU "
-            f"{message.device_index}: if this program was not running then, somebody else or what "
-            "is left of an earlier run holds them.",
+            else "The error has no figures, but a table in the text shows "
+            f"{format_size(message.process_bytes)}{whole} in use on GPU "
+            f"{message.device_index}: if this program was not running then, another program or "
+            "what is left of an earlier run holds them.",
             settled_by="fuser -v /dev/nvidia* also names processes that nvidia-smi does not list.",
             also=(Cause.CAPACITY,),
         )
@@ -385,11 +385,11 @@ def _driver(message: OomMessage) -> Hypothesis:
         )
     return Hypothesis(
         Cause.UNKNOWN,
-        "The text says that the GPU's memory ran out, but not who held it or what was asked for."
+        "The text says that the GPU's memory ran out, but not what filled it or what was asked for."
         if is_told
-        else "A direct driver call ran out of memory; the message prints no figures, so that "
-        "device memory, pinned host memory and the context are all possible.",
-        settled_by=f"{_WATCHED}; give the error with its traceback."
+        else "A direct call to the driver ran out of memory. Its message has no figures: device "
+        "memory, pinned host memory or the context may have run out.",
+        settled_by=f"{_WATCHED}; paste the error with its traceback."
         if is_told
         else "Run with CUDA_LAUNCH_BLOCKING=1 to see the failing call, and watch nvidia-smi.",
         also=(Cause.CAPACITY,),
@@ -427,7 +427,7 @@ def _library(message: OomMessage) -> Hypothesis:
     }
     return Hypothesis(
         Cause.CAPACITY,
-        f"{name} could not get {what}: it asks the driver directly, and PyTorch's cache does not "
+        f"{name} could not get {what}. It asks the driver directly, and PyTorch's cache does not "
         f"make room for it: {full}.{failed}",
         settled_by=cheap.get(
             message.kind,
@@ -440,10 +440,10 @@ def _library(message: OomMessage) -> Hypothesis:
 
 _AT_START: Final = {
     "warm-up": "vLLM warmed up its sampler with {n} dummy requests, and what "
-    "gpu_memory_utilization leaves beside the KV cache is too little for their logits over the "
-    "whole vocabulary.",
-    "prefill": "At start-up the server ran one prefill of {n} tokens, and what the weights leave "
-    "of the card was too little for it and its KV cache.",
+    "gpu_memory_utilization leaves beside the KV cache is not enough for their logits over "
+    "the whole vocabulary.",
+    "prefill": "At startup the server ran one prefill of {n} tokens, and what the weights leave "
+    "of the card was not enough for it and its KV cache.",
 }
 """What a server tried and failed to do, by the finer kind of its message."""
 
@@ -456,15 +456,15 @@ def _kv_cache(message: OomMessage) -> Hypothesis:
             Cause.CAPACITY,
             told.format(n=n),
             Confidence.LIKELY,
-            "The error of PyTorch, further up in the log, has the figures.",
+            "PyTorch's own error, further up in the log, has the figures.",
             also=() if message.n_sequences else (Cause.OTHER_PROCESS,),
         )
     total, free, wanted = message.total_bytes, message.free_bytes, message.requested_bytes
     if total is not None and free is not None and wanted is not None:
         return Hypothesis(
             Cause.OTHER_PROCESS,
-            f"{format_size(total - free)} of {format_size(total)} were in use at start, so "
-            f"that {format_size(free)} are free and {format_size(wanted)} are wanted.",
+            f"{format_size(total - free)} of {format_size(total)} were in use at startup: "
+            f"{format_size(free)} are free, and the server wants {format_size(wanted)}.",
             Confidence.LIKELY,
             "nvidia-smi names who holds it.",
             also=(Cause.CAPACITY,),
@@ -517,11 +517,6 @@ def _foreign(message: OomMessage) -> Hypothesis:
 
 
 def _host(message: OomMessage) -> Hypothesis:
-    asked = (
-        f" for {format_size(message.requested_bytes)}"
-        if message.requested_bytes is not None
-        else ""
-    )
     is_kill = message.sub_kind in KILLS and message.variant not in TOLD_KILLS
     if message.variant in TOLD_KILLS:
         summary = (
@@ -534,7 +529,10 @@ def _host(message: OomMessage) -> Hypothesis:
     elif is_kill:
         summary = "The process was killed, most often by the host's out-of-memory killer."
     else:
-        summary = f"The host's memory ran out{asked}, not the GPU's."
+        summary = "The host ran out of memory, not the GPU."
+        if message.requested_bytes is not None:
+            asked = format_size(message.requested_bytes)
+            summary = f"The host, not the GPU, could not serve a request of {asked}."
     return Hypothesis(
         Cause.HOST_MEMORY,
         summary,

@@ -164,7 +164,7 @@ _FITS_ON: Final = "fits-on"
 
 RESERVED_NOTE: Final = (
     "Budgets gate on allocated, active and stranded memory. Reserved memory is reported but not "
-    "judged: what the allocator keeps cached is noise from run to run."
+    "judged: how much the allocator keeps cached varies from run to run."
 )
 
 GROWTH_CODES: Final = frozenset({"FD401", "FD402"})

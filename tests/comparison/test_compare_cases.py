@@ -237,7 +237,7 @@ def _pair(*changes: LineChange) -> SimpleNamespace:
 
 @pytest.mark.parametrize(
     ("n_steps", "told"),
-    [(2, "in B, A has too few steps to say."), (9, "in B, in A not.")],
+    [(2, "in B; A has too few steps to tell."), (9, "in B, in A not.")],
 )
 def test_leak_is_denied_only_of_a_run_with_enough_steps(n_steps: int, told: str) -> None:
     place = Location("train.py", 19, "forward")

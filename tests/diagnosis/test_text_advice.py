@@ -645,7 +645,7 @@ def test_next_to_nothing_refused_to_jax_asks_who_is_on_the_gpu():
             "I train a TensorFlow model beside torch and get a CUDA OOM error.\n",
             "TensorFlow or JAX",
         ),
-        ("My torch program hits a GPU OOM.\n", "who held it"),
+        ("My torch program hits a GPU OOM.\n", "what filled it"),
     ],
 )
 def test_message_that_never_has_figures_is_not_called_cut(text, said):

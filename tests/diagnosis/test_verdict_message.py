@@ -74,7 +74,10 @@ def test_diagnose_several_messages_is_about_the_primary_one():
     diagnosis = diagnose(Case(oom=log))
 
     assert Cause.CAPACITY is diagnosis.verdict.cause
-    assert any("line 30" in note for note in diagnosis.notes)
+    said = render("analyze", "text", diagnosis, RenderOptions())
+    assert [line.split()[:2] for line in said.splitlines() if "judged" in line] == [
+        ["judged", "30"]
+    ]
 
 
 def test_diagnose_nothing_at_all_is_unknown():

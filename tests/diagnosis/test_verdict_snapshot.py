@@ -44,7 +44,7 @@ def test_diagnose_small_unknown_device_says_that_others_may_hold_the_rest():
     verdict = diagnose(Case(snapshot=full())).verdict
 
     assert Cause.OTHER_PROCESS in verdict.also
-    assert "give the OOM message" in verdict.settled_by
+    assert "add the OOM message" in verdict.settled_by
     assert "--capacity" not in verdict.settled_by
 
 
@@ -104,7 +104,7 @@ def test_diagnose_much_harmless_cache_is_healthy():
     diagnosis = diagnose(Case(snapshot=calm()))
 
     assert Cause.HEALTHY is diagnosis.verdict.cause
-    assert "200.00 MiB of that go back" in diagnosis.verdict.summary
+    assert "of which 200.00 MiB go back" in diagnosis.verdict.summary
     assert not diagnosis.recommendations
 
 

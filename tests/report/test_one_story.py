@@ -20,6 +20,7 @@ from fragdoctor.report.page.page import whatif_data
 from fragdoctor.units import GIB, MIB
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_snapshots"
+SWEEP = (SAMPLES / "sweep.log").read_text()
 
 
 def cases_of(path: Path) -> list[Case]:
@@ -149,7 +150,8 @@ def test_run_near_its_limit_is_offered_room_and_no_cure_that_gains_none():
 
 
 @pytest.mark.parametrize(
-    ("name", "shown"), [("caught_ooms", "shown, at the failure"), ("capacity_oom", "shown\n")]
+    ("name", "shown"),
+    [("caught_ooms", "600.00 MiB, at the failure"), ("capacity_oom", "2.93 GiB\n")],
 )
 def test_first_screen_is_about_the_failure_though_the_program_went_on(name, shown):
     diagnosis = diagnose(Case(snapshot=read_snapshot(SAMPLES / f"{name}.pickle")))
@@ -189,3 +191,11 @@ def test_program_that_only_runs_a_model_is_shown_no_script_for_training():
     said = render("analyze", "text", diagnose(Case(oom=find_messages(text))), RenderOptions())
 
     assert "Not tested: that needs a recording of the run." in said.replace("\n", " ")
+
+
+def test_failures_of_a_log_are_counted_once():
+    said = render("analyze", "text", diagnose(Case(oom=find_messages(SWEEP))), RenderOptions(80))
+
+    assert "3 OOMs" in said
+    assert "6 messages" not in said
+    assert said.count("the verdict is about this one") == 1

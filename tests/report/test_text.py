@@ -140,7 +140,7 @@ def test_measure_that_is_likely_too_little_is_no_cure_and_a_long_how_is_cut() ->
 
     assert text.splitlines()[2] == "Fragmentation (proven). Try:"
     said = " ".join(text.split())
-    assert "of the program; the rest with --full." in said
+    assert "of the program; more with --full." in said
     assert "change number 19" not in said
 
 

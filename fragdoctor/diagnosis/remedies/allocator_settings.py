@@ -208,8 +208,8 @@ def _beyond_holes(case: JudgedCase) -> str:
     if not r.is_beyond_settings:
         return ""
     return (
-        f"Even without any hole {format_size(-r.margin_bytes)} would be missing: live memory and "
-        "the request exceed what PyTorch could have."
+        f"Even with no holes {format_size(-r.margin_bytes)} would be missing: live memory "
+        "and the request exceed what PyTorch could have."
     )
 
 

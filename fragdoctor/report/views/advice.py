@@ -68,7 +68,7 @@ MAX_HOW: Final = 320
 def _how(change: str) -> str:
     """Return the instructions for a measure, cut between two clauses if they are long."""
     cut = change.rfind("; ", 0, MAX_HOW) if len(change) > MAX_HOW else -1
-    return sentence(change if cut < 0 else f"{change[:cut]}; the rest with --full")
+    return sentence(change if cut < 0 else f"{change[:cut]}; more with --full")
 
 
 def _lead(diagnosis: Diagnosis, first: Recommendation) -> str:

@@ -344,7 +344,7 @@ def _what_it_is(
     facts = (
         ("Also possible", words.also_text(verdict)),
         ("To be sure", settled_by),
-        ("To know more", _REHEARSE if is_cut_off else ""),
+        ("To learn more", _REHEARSE if is_cut_off else ""),
     )
     to_copy = _rehearsal_of(diagnosis, options) if is_cut_off else ()
     further = (("To be sure", verdict.settled_by if not settled_by else ""),)

@@ -105,7 +105,7 @@ def _versions(comparison: Comparison) -> str:
     parts = []
     if len(set(versions)) == 1:
         if versions[0]:
-            parts.append(f"all runs fit PyTorch {versions[0]}")
+            parts.append(f"all runs look like PyTorch {versions[0]}")
     else:
         each = [f"{r.letter} {r.torch_version or 'unknown'}" for r in comparison.runs]
         parts.append(f"PyTorch differs: {', '.join(each)}")

@@ -229,8 +229,8 @@ def _memory(
     ]
     blocks.append(doc.Facts(facts, detail=Detail.FULL))
     is_limited = bar.total_bytes == f.limit_bytes
-    what = "allowed" if is_limited else "shown"
-    note = f"GPU {f.device}, {format_size(bar.total_bytes)} {what}{when(f.moment)}"
+    allowed = " allowed" if is_limited else ""
+    note = f"GPU {f.device}, {format_size(bar.total_bytes)}{allowed}{when(f.moment)}"
     if (
         message is not None
         and message.total_bytes
@@ -269,7 +269,7 @@ def parts_of(figures: DeviceFigures, message: OomMessage | None) -> list[doc.Bar
     outside, free = _beyond(figures, message, reserved)
     parts = (
         doc.BarPart("allocated", live, "in use by tensors"),
-        doc.BarPart("pending", pending, "freed, waits for other streams"),
+        doc.BarPart("pending", pending, "freed, but waiting for other streams"),
         doc.BarPart("stranded", stranded, "free, but in holes between live blocks"),
         doc.BarPart("pools", pools, "free inside private pools"),
         doc.BarPart("cached", cached - pools - stranded - releasable, "free in PyTorch's cache"),
@@ -285,7 +285,7 @@ def _outside_meaning(message: OomMessage | None) -> str:
     request = None if message is None else request_of_message(message)
     if request is not None and request.cache_is_unprinted:
         return "in PyTorch's cache or outside it: not printed"
-    return "not PyTorch's caching allocator"
+    return "held outside PyTorch's caching allocator"
 
 
 def _beyond(figures: DeviceFigures, message: OomMessage | None, reserved: int) -> tuple[int, int]:

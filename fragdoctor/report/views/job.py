@@ -102,7 +102,7 @@ def _advice(report: FleetReport) -> doc.Section:
             (
                 doc.Code([command(one.setting)]),
                 doc.Paragraph(code(one.change) if one.change else ""),
-                doc.Paragraph(dim(f"for {whom_text(labels)}; {_proof(one)}")),
+                doc.Paragraph(dim(f"for {whom_text(labels)}: {_proof(one)}")),
             ),
         )
         for one, labels in advice_of(report)
@@ -286,4 +286,4 @@ def _proof(advice: Recommendation) -> str:
     outcome = (
         "" if predicted.fits is None else "fits" if predicted.fits else "still runs out of memory"
     )
-    return f"{outcome}, {method}" if outcome else method
+    return f"{outcome} ({method})" if outcome else method

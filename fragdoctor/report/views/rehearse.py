@@ -25,7 +25,7 @@ from fragdoctor.report.views import analyze
 from fragdoctor.units import GIB, format_size, plural
 
 _MOST_GPUS: Final = 6
-_NEXT: Final = "Add --cure to try changes until one fits, or --unlimited to see all that it needs."
+_NEXT: Final = "Add --cure to try changes until one fits, or --unlimited to see how much it needs."
 
 
 def document(

@@ -39,9 +39,9 @@ def holes_below_request(context: Context) -> Iterator[Found]:
     largest, wanted = r.largest_free_block_bytes, r.block_bytes or r.requested_bytes
     if largest is not None and largest >= wanted:
         return
-    holes = "" if largest is None else f" in holes of at most {format_size(largest)}"
+    holes = "" if largest is None else f", in holes of at most {format_size(largest)}"
     yield Found(
-        f"{format_size(wanted)} were refused with {format_size(free)} free in the cache{holes}.",
+        f"The {r.request_text} failed with {format_size(free)} free in the cache{holes}.",
         confidence=Confidence.LIKELY if largest is None else Confidence.PROVEN,
         n_bytes=free,
         evidence=(

@@ -43,8 +43,8 @@ def memory_limit(context: Context) -> Iterator[Found]:
         )
     elif r.is_exact and r.is_covered_by_free and not r.fails_by_pages:
         yield Found(
-            f"{format_size(r.requested_bytes)} were refused with {format_size(r.free_bytes)} "
-            "free on the device: a memory fraction is the usual reason.",
+            f"The {r.request_text} failed with {format_size(r.free_bytes)} free on the device: a "
+            "memory fraction is the usual reason.",
             confidence=Confidence.LIKELY,
             n_bytes=r.requested_bytes,
             evidence=(Evidence("device free", r.free_bytes or 0, "bytes", r.source),),
