@@ -16,7 +16,12 @@ from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.rules.failed_request import known
 from fragdoctor.rules.request_sources import request_of_message
 from fragdoctor.rules.told_weights import told_weights
-from fragdoctor.rules.traceback_signs import LOADING_WEIGHTS, is_seen_to_grow, sign_of
+from fragdoctor.rules.traceback_signs import (
+    LOADING_WEIGHTS,
+    is_seen_to_fail_late,
+    is_seen_to_grow,
+    sign_of,
+)
 from fragdoctor.units import format_count, format_size, plural
 
 ALLOCATOR: Final = "pytorch-caching-allocator"
@@ -214,6 +219,8 @@ def as_told(found: Hypothesis, message: OomMessage | None) -> Hypothesis:
         found = replace(found, summary=f"{found.summary} {weights.text}.")
     if message is None or found.confidence is not Confidence.POSSIBLE:
         return found
+    if found.cause is Cause.CAPACITY and is_seen_to_fail_late(message):
+        return replace(found, also=distinct((*found.also, Cause.LEAK), found.cause))
     if not is_seen_to_grow(message):
         return found
     also = distinct((found.cause, *found.also), Cause.LEAK)

@@ -9,7 +9,16 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from fragdoctor.model.case import CHECKPOINTING, IMAGES, SEQUENCES, ToldSettings
+from fragdoctor.model.case import (
+    ADAPTER,
+    CHECKPOINTING,
+    IMAGES,
+    OFFLOADING,
+    SEQUENCES,
+    SHARDING,
+    STATE_8BIT,
+    ToldSettings,
+)
 
 MAX_CHARS: Final = 256 * 1024
 
@@ -51,13 +60,22 @@ _TRIED: Final = re.compile(
 )
 _IN_USE: Final = {
     "16 bits": r"\b(?:fp16|bf16|float16|bfloat16)\b|mixed.?precision\W{1,4}(?:fp|bf)16|\b16-mixed",
-    "LoRA": r"\bq?lora\b|\bpeft\b",
+    ADAPTER: r"\bq?lora\b|\bpeft\b|adapters?\b|\bfreez|\bfrozen",
+    SHARDING: r"\bzero\d?\b|zero[-_ ]?(?:stage|[123])|deepspeed|\bfsdp|megatron",
+    OFFLOADING: r"offload(?!\w*[\"']?\s?[:=]\s?[\"']?(?:false|none))",
     # transformers, modeling_utils.py: "incompatible" is printed if the cache is on as well
     CHECKPOINTING: r"--gradient[_-]checkpointing\b(?!['\",= ]{1,4}(?:false|no|0))"
     r"|gradient_checkpointing['\"`]{0,2} ?[:=] ?['\"]?true"
     r"|incompatible with gradient checkpointing",
-    "an optimizer in 8 bits": r"(?:adamw?|adam|lion)_?8.?bit|8.?bit_?adam|\badafactor\b",
+    STATE_8BIT: r"(?:adamw?|adam|lion)_?8.?bit|8.?bit_?adam|\badafactor\b",
 }
+_N_GPUS: Final = re.compile(
+    r"(?i)(?<![\d.])(?P<n>[1-9]\d{0,2}) ?"
+    r"(?:[x*\u00d7张块](?![\d ])|nvidia |gpus?\b|[x*]? ?[ahv]\d00)"
+    r"|(?:num_gpus|nproc[-_]per[-_]node|num_processes)[ =]{1,3}(?P<of>[1-9]\d{0,2})\b"
+    r"|(?:CUDA_VISIBLE_DEVICES=|localhost:)(?P<ids>\d(?:,\d){0,15})"
+)
+_MOST_GPUS: Final = 512
 _SAMPLES: Final = {
     "fewer frames": r"\bvideo(?:s|\d{1,4})?\b(?! (?:memory|ram|card|adapter))|\bnum_frames\b"
     r"|\bfps\b",
@@ -102,6 +120,7 @@ def told_settings(text: str) -> ToldSettings:
         less: len(re.findall(words, head, re.IGNORECASE)) for less, words in _SAMPLES.items()
     }
     most = max(named_as.values())
+    gpus = [int(m["n"] or m["of"] or m["ids"].count(",") + 1) for m in _N_GPUS.finditer(head)]
     kinds = [less for less, n in named_as.items() if n and _MUCH * n >= most]
     return ToldSettings(
         batch_option=" ".join((options or [m["option"] for m in named] or [""])[0].split()),
@@ -120,4 +139,5 @@ def told_settings(text: str) -> ToldSettings:
         else tuple(kinds)
         if len(kinds) <= _MOST_KINDS
         else (),
+        n_gpus=max((n for n in gpus if n <= _MOST_GPUS), default=1),
     )

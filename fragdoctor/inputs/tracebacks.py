@@ -100,7 +100,8 @@ def with_tracebacks(
         for n in wanted[offset]:
             found[n] = replace(
                 found[n],
-                around=_folded([around, _after(own, found[n].text), after]),
+                around=around,
+                after=_folded([_after(own, found[n].text), after]),
                 frames=tuple(frames[-_MAX_FRAMES:]),
                 is_in_handler=is_in_handler,
             )
@@ -120,8 +121,8 @@ def _with_frames_of_repeat(message: OomMessage, later: Sequence[OomMessage]) -> 
         getattr(message, name) == getattr(again, name)
         for name in ("kind", "variant", "requested_bytes", "device_index", "rank")
     )
-    around = _folded([message.around, again.said])
-    return replace(message, frames=again.frames, around=around) if is_same else message
+    after = _folded([message.after, again.said])
+    return replace(message, frames=again.frames, after=after) if is_same else message
 
 
 def _blocks(

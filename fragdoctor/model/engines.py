@@ -348,6 +348,11 @@ _IN_FILE: Final = re.compile(r"out of memory\W{1,3}(?:at )?\S{1,160}\.\w{1,3}:\d
 """A program's own check prints its file and line right after the words; PyTorch's does not."""
 
 
+def is_told_of_nobody(message: OomMessage) -> bool:
+    """Return whether people tell of a failure in their own words, and name no program."""
+    return message.variant == "told" and engine_of(message) is None
+
+
 def is_of_other_program(message: OomMessage | None) -> bool:
     """Return whether a program other than PyTorch asked the device for memory."""
     if message is None or not message.is_device_oom:

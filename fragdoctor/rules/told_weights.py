@@ -1,4 +1,8 @@
-"""What the weights of a model take whose size a text names: ``vicuna-13b``, ``Qwen-14B in fp8``."""
+"""What a model takes whose size a text names (``vicuna-13b``, ``Qwen-14B in fp8``), and on what.
+
+Weights alone, or training with its gradients and optimizer state, against the GPUs that the text
+names: what exceeds them needs no further sign.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,17 @@ from typing import Final
 
 from msgspec import Struct
 
-from fragdoctor.model.case import OomMessage
-from fragdoctor.units import format_size
+from fragdoctor.model.case import (
+    ADAPTER,
+    OFFLOADING,
+    SHARDING,
+    STATE_8BIT,
+    OomMessage,
+    ToldSettings,
+)
+from fragdoctor.model.gpus import known_gpu
+from fragdoctor.rules.traceback_signs import sign_of
+from fragdoctor.units import GIB, format_size
 
 _BILLIONS: Final = re.compile(r"(?<![A-Za-z0-9.])(\d{1,3}(?:\.\d{1,2})?)[bB](?![A-Za-z0-9])")
 _LEAST, _MOST = 0.5, 700.0
@@ -27,6 +40,22 @@ _SEVERAL_GPUS: Final = re.compile(
 )
 FULL_SHARE: Final = 0.9
 """Weights that take more of a device leave nothing for what is computed with them."""
+
+TRAINED_BYTES: Final = 16
+"""What AdamW keeps of each parameter in mixed precision: weight and gradient in 16 bits, a copy of
+the weight and two moments in 32 (ZeRO, arXiv:1910.02054, section 3.1); in 32 bits it is as much."""
+SMALL_STATE: Final = frozenset({ADAPTER, STATE_8BIT, OFFLOADING})
+"""What trains with less: few parameters, or state that is small or not on the GPU."""
+LARGEST_BYTES: Final = 80 * GIB
+"""A card that the text does not name is taken for one of the largest that most people have."""
+_CARD: Final = re.compile(
+    r"(?i)\b(?:[ahv][1-8]00|h20|p100|[tl]4|l40s?|a10g?|a[346]0(?:00)?|[1-5]0[5-9]0(?: ?ti)?)"
+    r"(?!\d)(?:[\s(\uff08*x_-]{0,3}(?:sxm|pcie)?[\s(\uff08*x_-]{0,3}(?P<size>\d{2,3}) ?G)?"
+)
+_SIZED: Final = re.compile(
+    r"(?i)(?<![\d.])(?P<size>\d{1,3}) ?G(?:i?B|igs?)?(?:\W{1,3}(?:of ?)?)?"
+    r"(?:v-?ram|gpu|card|显存|video|graphics|memory gpu|rtx|nvidia)\b"
+)
 
 
 class ToldWeights(Struct, frozen=True):
@@ -48,8 +77,43 @@ class ToldWeights(Struct, frozen=True):
 
     def fill(self, message: OomMessage) -> bool:
         """Return whether they alone fill the one device of a message."""
-        is_alone = message.total_bytes is not None and not _SEVERAL_GPUS.search(message.said)
-        return is_alone and self.n_bytes(self.bits or 16) > FULL_SHARE * (message.total_bytes or 0)
+        whole = told_card_bytes(message)
+        is_alone = whole is not None and not _SEVERAL_GPUS.search(message.said)
+        return is_alone and self.n_bytes(self.bits or 16) > FULL_SHARE * (whole or 0)
+
+    def trained_text(self, message: OomMessage, told: ToldSettings) -> str:
+        """Return a clause on training all of the model if that exceeds its GPUs, or ""."""
+        is_less = not SMALL_STATE.isdisjoint(told.in_use) or self.bits in (4, 8)
+        if is_less or not message.is_of_training or _has_trained(message):
+            return ""
+        n_gpus = told.n_gpus if SHARDING in told.in_use else 1
+        needed = self.n_bytes(8 * TRAINED_BYTES)
+        if needed <= FULL_SHARE * n_gpus * (told_card_bytes(message) or LARGEST_BYTES):
+            return ""
+        return (
+            f"training all of a {self.billions:g}B model with AdamW takes about "
+            f"{format_size(needed)}, whatever the batch ({TRAINED_BYTES} bytes a parameter)"
+        )
+
+
+def _has_trained(message: OomMessage) -> bool:
+    """Return whether steps went well before the failure, so that the state does fit."""
+    sign = sign_of(message)
+    return sign is not None and (sign.is_surrounding or sign.can_leave_gpu or not sign.is_training)
+
+
+def told_card_bytes(message: OomMessage) -> int | None:
+    """Return the size of the GPU, from the message's figures or from the text around it."""
+    if message.total_bytes:
+        return message.total_bytes
+    said = message.said
+    sizes = [int(m["size"]) * GIB for m in _SIZED.finditer(said)]
+    for m in _CARD.finditer(said):
+        if m["size"]:
+            sizes.append(int(m["size"]) * GIB)
+        elif (gpu := known_gpu(m[0])) is not None:
+            sizes.append(gpu.usable_bytes)
+    return max(sizes, default=None)
 
 
 def told_weights(message: OomMessage | None) -> ToldWeights | None:

@@ -15,7 +15,7 @@ from typing import Final
 from msgspec import Struct
 
 from fragdoctor.model.case import GROWS, TRAINING, OomMessage, TracebackFrame
-from fragdoctor.model.engines import engine_of, is_of_other_program
+from fragdoctor.model.engines import engine_of, is_of_other_program, is_told_of_nobody
 from fragdoctor.model.frameworks import VLLM_LOG, Change
 
 
@@ -128,6 +128,12 @@ def is_seen_to_grow(message: OomMessage) -> bool:
     return _search(rf"(?i){_GROWS}", message.said)
 
 
+def is_seen_to_fail_late(message: OomMessage) -> bool:
+    """Return whether people said that steps went well before the one that failed."""
+    sign = sign_of(message)
+    return sign is not None and sign.name == LATE
+
+
 _BACKWARD: Final = Place(code=r"\.backward\(")
 _TRAINS: Final = Place(named=r"(?i)train|^(?:fit|closure)$")
 _PASTES: Final = Place(
@@ -144,12 +150,12 @@ def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
     if any(place.matches(frame) for place in sign.unless for frame in message.frames):
         return True
     is_by_words = sign.name == INFERENCE or (sign.name == LOADING_WEIGHTS and not message.frames)
-    if is_by_words and is_of_other_program(message):
+    if is_by_words and is_of_other_program(message) and not is_told_of_nobody(message):
         return True  # it has options of its own
     if any(name in message.said for place in sign.unless for name in place.functions.split()):
         return True  # found in lines that no longer have the form of a traceback
     share = (message.requested_bytes or 0) / (message.total_bytes or float("inf"))
-    if sign.name == GROWTH and (share > LARGE_SHARE or _search(_BATCH_HELPS, message.said)):
+    if sign.name in (GROWTH, LATE) and (share > LARGE_SHARE or _search(_BATCH_HELPS, message.said)):
         return True
     is_beyond = share > 1
     return is_beyond and sign.is_surrounding and sign.is_of_batch
@@ -211,12 +217,6 @@ def is_seen_to_run(message: OomMessage) -> bool:
     return only_runs(message) or (sign is not None and not sign.is_training)
 
 
-ONE_AT_A_TIME: Final = (
-    "run one input at a time (in code of your own, under torch.inference_mode()); load the weights "
-    "in 16 or 8 bits, or use a smaller model"
-)
-
-
 KEPT_BY_REQUESTS: Final = (
     "put torch.inference_mode() around each request, and keep nothing of it on the GPU (in lists, "
     "caches or global variables); call torch.cuda.empty_cache() after a long input, whose memory "
@@ -237,13 +237,40 @@ _GROWS: Final = (
     r"|will|continu\w+|were|was|is|been|becom\w+|gets?)(?: \w+){0,3}? (?:increas\w+|grow\w*"
     r"|ris(?:es|ing)|(?:larger|higher|bigger)(?! than)|fill\w+|full))|\b(?:steady|gradual) increase"
     r"|\bincreasing GPU.memory|\bwithout .{0,3}item\(|\bleak(?:s|ing|age)?\b"
-    r"|\b(?:error|fail|crash|oom)\w*(?: \w+){0,3} after (?:\w+ )?\d+ (?:images|samples|batches"
-    r"|iterations|steps|epochs)\b|\bgrows? larger after each\b|\breach(?:ed|es) \d{4,7} iterations"
-    r"|\bmore (?:gpu )?memory (?:with|at|after|in|on) (?:each|every)\b"
+    r"|\bgrows? larger after each\b|\bmore (?:gpu )?memory (?:with|at|after|in|on) (?:each|every)\b"
     r"|\b(?:training|validation|test)_epoch_end\(self, ?outputs"  # Lightning before 2 keeps them
     r"|\baccumulat(?:es?|ed|ing) (?:in|on|over)\b)"
 )
-"""The ways in which people say that memory grew, or that only a long run failed."""
+"""The ways in which people say that memory grew."""
+
+_LONG: Final = (
+    r"(?:epochs?|rounds?|hours?|days?|sentences|generations?|runs?|requests?|images|videos?|files?"
+    r"|episodes?|agents?|trials?|folds?|prompts?)\b"
+)
+_STEPS: Final = r"(?:iterations?|iters?|steps?|batch(?:es)?|samples)\b"
+_MANY: Final = (
+    r"(?:\d[\d,.]{0,7}k?|one|two|three|several|some|many|multiple|(?:tens|hundreds|thousands) of"
+    r"|an?(?: (?:few|couple of))?|(?:the )?(?:first|1st|second|previous))"
+)
+_LATER: Final = r"(?:second|third|fourth|fifth|last|[2-9](?:nd|rd|th)|[1-9]\d{1,5}(?:st|nd|rd|th))"
+_MANY_STEPS: Final = r"(?:\d{3,7}|\d{1,3}[,.]\d{3}|\d{1,3}k|several|many|hundreds of|thousands of)"
+_LATE_IN: Final = (
+    rf"(?:\bafter (?:(?:only|about|around|training|testing|running|for|exactly) ){{0,3}}"
+    rf"(?:{_MANY} (?:\w+ ){{0,2}}?{_LONG}|{_MANY_STEPS} (?:\w+ )?{_STEPS})"
+    rf"|\b(?:at|in|on|until|till|reach(?:es|ed)?|by|for) (?:the |my )?{_LATER} (?:\w+ )?{_LONG}"
+    rf"|\b(?:at|reach(?:es|ed)?|until) (?:\w+ )?(?:epoch ?\d{{1,5}}|(?:iteration|step) ?\d{{3,7}})"
+    rf"|\breach(?:es|ed)? \d{{3,7}} {_STEPS}|\bin the middle of (?:the )?(?:train|epoch|run)"
+    r"|\bafter 1/\d|\bhalfway\b|\bafter a (?:while|(?:long )?time)\b)"
+)
+_AT_START: Final = (
+    r"\b(?:at|from|right at) the (?:very )?(?:start|beginning)\b|\bcan(?:'t|not) start\b"
+)
+_LATE: Final = (
+    rf"(?is)\A(?!.*{_AT_START}).*(?:{_in_clause(_LATE_IN)}"
+    rf"|\b(?:first|1st|one) (?:training )?{_LONG}(?: \w+){{0,3}}? (?:fine|ok|normal\w*|success\w*)"
+    rf"|\bsuccessful {_STEPS}|前几[轮个]|第[二三四五六七八九十2-9]\d{{0,4}}\s?[轮个])"
+)
+"""The ways in which people say that the first steps fit, and a later one failed."""
 
 _FIRST: Final = r"(?:\b(?:gpu|gup|cuda|device)[ :_-]{0,2}0\b(?!;| has a)|\b(?:0|first) gpu\b)"
 _ON_FIRST: Final = (
@@ -261,6 +288,7 @@ SERVER_STEP: Final = "server-step"
 ATTENTION_SCORES: Final = "attention-scores"
 INFERENCE: Final = "inference"
 GROWTH: Final = "growth"
+LATE: Final = "later-step"
 LARGE_SHARE: Final = 0.25
 """A request of more than this share of the device fails by its own size, whatever grew before."""
 
@@ -524,7 +552,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         spelled=Change.GATHER,
         why="What each batch leaves behind adds up, whatever the batch size. Trainer keeps every "
         "batch's logits on the GPU until the evaluation ends, and joins them with a copy.",
-        in_words=rf"(?is)\A(?=.*{_EVALUATES})(?=.*{_GROWS})",
+        in_words=rf"(?is)\A(?=.*{_EVALUATES})(?=.*(?:{_GROWS}|{_in_clause(_LATE_IN)}))",
         # transformers 3.1 to 4.57, trainer.py and trainer_pt_utils.py
         places=(
             Place(
@@ -940,6 +968,20 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         # torch 2.13, docs/source/notes/faq.rst
         in_words=rf"(?i){_GROWS}",
     ),
+    TracebackSign(
+        name=LATE,
+        doing="after steps that fit",
+        is_of_batch=True,
+        is_surrounding=True,
+        title="Find what the step that failed has more than those before it",
+        change="a validation or a test runs in between: torch.no_grad() and a smaller batch there; "
+        "something is kept from step to step: loss.item() and .detach().cpu() in place of tensors; "
+        "the samples differ: sort or cap their lengths, sizes, boxes or nodes",
+        why="The first steps fit, so the usual batch does: the later one is larger, evaluates or "
+        "saves, or comes on top of what the earlier ones left.",
+        # torch 2.13, docs/source/notes/faq.rst
+        in_words=_LATE,
+    ),
     # ---- searches, and libraries beside PyTorch ----
     TracebackSign(
         name="spilled",
@@ -979,8 +1021,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         kinds=("pytorch-caching-allocator", "driver-no-figures"),
         spelled=Change.BATCH,
         title="Give the model less at a time",
-        change="use a smaller image or tiles of it, fewer frames or points, or a shorter text or "
-        f"audio; {ONE_AT_A_TIME}",
+        change="use a smaller or shorter input, and fewer at a time",
         why="Nothing is trained here, so the memory goes to the weights and to what one layer "
         "makes, which grows with the input.",
         # torch 1.2 to 2.13, autograd/grad_mode.py and utils/_contextlib.py

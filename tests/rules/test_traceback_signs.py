@@ -27,6 +27,7 @@ def failing(*frames: str, message: str = FULL) -> str:
 
 TORCH = f"{LIB}/torch"
 SHAPES = {
+    "later-step": f"Training runs out of memory after the first epoch.\n{FULL}",
     "first-gpu": "Training is on four GPUs, and gpu 0 takes more memory than the others.\n" + FULL,
     "server-start after its weights": "vLLM: Loading safetensors checkpoint shards: 100% Completed "
     f"| 5/5\n{FULL}\n",
@@ -564,7 +565,7 @@ def test_bar_of_a_validation_shows_an_evaluation(bar):
         ("It says CUDA out of memory in Vae Decode.", "vae-decode"),
         ("It saves the model, with FSDP on 8 GPUs, then CUDA OOM. Why?", "gathered-save"),
         ("I train it: CUDA OOM. It keeps using more memory with each iteration.", "growth"),
-        ("When training reached 22000 iterations, I got CUDA out of memory.", "growth"),
+        ("When training reached 22000 iterations, I got CUDA out of memory.", "later-step"),
         ("It goes OOM. GPU memory gets more and more filled by each trial.", "growth"),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Final
 
 from fragdoctor.diagnosis.remedies.leaks import is_evaluation
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal
-from fragdoctor.model.frameworks import INTERFACES, SERVERS, Change, words_for
+from fragdoctor.model.frameworks import INTERFACES, SERVERS, Change, Framework, words_for
 from fragdoctor.model.gpus import with_monitor_of
 
 CHANGES: Final = {
@@ -67,7 +67,19 @@ def words_in(case: JudgedCase, *changes: str | None) -> str:
     return "" if found is None else f"with {found[0]}: {found[1]}"
 
 
-def _words(case: JudgedCase, *changes: str | None) -> tuple[str, str] | None:
+def words_together(case: JudgedCase, *changes: str) -> str:
+    """Return all of these changes that one framework has words for, if it has the first, or ""."""
+    found = _words(case, changes[0])
+    if found is None:
+        return ""
+    own = [f for f in case.frameworks if f.name == found[0]]
+    more = (_words(case, change, among=own) for change in changes[1:])
+    return f"with {found[0]}: {'; '.join([found[1], *(one[1] for one in more if one)])}"
+
+
+def _words(
+    case: JudgedCase, *changes: str | None, among: Sequence[Framework] | None = None
+) -> tuple[str, str] | None:
     """Return (framework, words) for the first of these changes that a framework has words for.
 
     A program that only runs a model has another batch to change than training has.
@@ -77,7 +89,8 @@ def _words(case: JudgedCase, *changes: str | None) -> tuple[str, str] | None:
     batch = (Change.EVALUATION_BATCH,) if Change.BATCH in changes and runs_only else ()
     # Who trains inside a user interface has other options than who draws pictures there.
     is_trained = case.trains and not runs_only and Change.BATCH in changes
-    frameworks = [f for f in case.frameworks if not (is_trained and f.name in INTERFACES)]
+    named = case.frameworks if among is None else among
+    frameworks = [f for f in named if not (is_trained and f.name in INTERFACES)]
     found = words_for(frameworks, *batch, *changes)
     return None if found is None else (found[0], _untried(found[1], case.told.tried))
 

@@ -11,6 +11,7 @@ import numpy as np
 from fragdoctor.analysis.failed_attempts import LeftMemory, left_of_attempts
 from fragdoctor.diagnosis.bench import Attempt
 from fragdoctor.diagnosis.remedies.framework_words import ROOM_FOR_STEPS, words_in
+from fragdoctor.diagnosis.remedies.less_at_once import fewer_bytes, less_to_run
 from fragdoctor.diagnosis.remedies.remedy import (
     CURES,
     FITS,
@@ -23,15 +24,14 @@ from fragdoctor.diagnosis.remedies.remedy import (
 from fragdoctor.diagnosis.remedies.serving import smaller_cache
 from fragdoctor.future.edits import combined
 from fragdoctor.future.training_edits import requests_freed_at, requests_removed
-from fragdoctor.model.case import IMAGES, SEQUENCES
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
-from fragdoctor.model.frameworks import SERVERS
+from fragdoctor.model.frameworks import SERVERS, Change
 from fragdoctor.rules.traceback_signs import (
     GROWTH,
     INFERENCE,
     KEPT_BY_REQUESTS,
-    ONE_AT_A_TIME,
+    LATE,
     SERVER_STEP,
     only_runs,
 )
@@ -40,8 +40,9 @@ from fragdoctor.units import format_size
 CLOSED: Final = (Cause.NOT_MEMORY, Cause.HOST_MEMORY, Cause.HEALTHY)
 """Causes for which the place of the failure adds nothing."""
 
-PARTS: Final = {IMAGES: " (or tiles of them)", SEQUENCES: " (and a lower max_new_tokens)"}
-"""How else a model that only runs can be given less of what it runs on."""
+
+STEPS: Final = r"\b(?:batch|epoch|iteration)"
+"""What only loops over a data set have; what serves has requests, runs and hours."""
 
 
 @proposes("Change the call that failed")
@@ -58,16 +59,21 @@ def at_the_failing_call(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     if had_room and sign.name != SERVER_STEP:
         return  # a limit refused the request; but a server can reserve less
     said = "It goes on more slowly" if message.is_warning else "It failed"
-    change = words_in(case, sign.name, sign.spelled)
-    if sign.name == INFERENCE and case.told.smaller_samples and not change:
-        less = " or ".join(f"{s}{PARTS.get(s, '')}" for s in case.told.smaller_samples)
-        change = f"use {less}; {ONE_AT_A_TIME}"
-    change = change or sign.change
+    change = words_in(case, sign.name, sign.spelled) or sign.change
     title = sign.title
-    if sign.name == INFERENCE and any(f.name in SERVERS for f in case.frameworks):
+    is_served = any(f.name in SERVERS for f in case.frameworks)
+    if sign.name == INFERENCE and is_served:
         title = ROOM_FOR_STEPS
-    if sign.name == GROWTH and only_runs(message):
+    elif sign.name == INFERENCE:
+        change = less_to_run(case)
+    if sign.name == LATE and not (case.trains or re.search(STEPS, message.said)):
+        title = "Keep nothing of a request on the GPU, and limit its length"
+        change = f"{KEPT_BY_REQUESTS}; {fewer_bytes(case)}"
+    elif sign.name == GROWTH and only_runs(message):
         title, change = "Keep nothing of a request on the GPU", KEPT_BY_REQUESTS
+    elif sign.name == LATE:
+        batch = words_in(case, Change.BATCH) or "a lower batch size makes room for all of these"
+        change = f"{sign.change}; {batch}"
     elif sign.name == GROWTH and re.search(r"\bitem\b", message.said, re.ASCII):
         # who writes of it has done it already
         title, change = "Find what else is kept from step to step", change.partition("; ")[2]

@@ -115,7 +115,7 @@ HUGE_ON_HOST_BYTES: Final = 8 * GIB
 def host_change(case: JudgedCase) -> str:
     """Return the change that uses less host memory, by the message and its place."""
     message = case.message
-    if message is None or _LOADING.search(f"{message.around} {message.intro}"):
+    if message is None or _LOADING.search(f"{message.around} {message.intro} {message.after}"):
         return HOST_CHANGE
     return next(filter(None, _changes(case, message)), HOST_CHANGE)
 

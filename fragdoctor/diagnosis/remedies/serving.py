@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from fragdoctor.diagnosis.remedies.host_memory import HOST_CHANGES
+from fragdoctor.diagnosis.remedies.less_at_once import less_to_run
 from fragdoctor.diagnosis.remedies.remedy import (
     ASKS,
     CLOSED,
@@ -20,7 +21,14 @@ from fragdoctor.diagnosis.remedies.remedy import (
 )
 from fragdoctor.model.case import OomMessage, ServerShare
 from fragdoctor.model.diagnosis import Cause
-from fragdoctor.model.engines import ANY_PROGRAM, Advice, Need, engine_of, need_of
+from fragdoctor.model.engines import (
+    ANY_PROGRAM,
+    Advice,
+    Need,
+    engine_of,
+    is_told_of_nobody,
+    need_of,
+)
 from fragdoctor.units import MIB, format_count, format_size
 
 LEAST_UTILIZATION: Final = 0.5
@@ -196,6 +204,9 @@ TOLD: Final = (Need.WEIGHTS, Need.CACHE, Need.GRAPH, Need.LIMIT, Need.POOL, Need
 """Needs that the text itself names, so that meeting them removes the cause."""
 
 
+OTHERS: Final = "nvidia-smi beside it shows who else is on the GPU"
+
+
 @proposes("Put less on the device")
 def less_on_the_device(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose an option of the program, chosen by what the memory was for.
@@ -207,6 +218,8 @@ def less_on_the_device(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         return
     engine, need = engine_of(message) or ANY_PROGRAM, need_of(message)
     title, change = engine.advice(need)
+    if is_told_of_nobody(message):
+        title, change = "Give the model less at a time", f"{less_to_run(case)}; {OTHERS}"
     if case.kind == "ggml" and message.requested_bytes is None and WSL.search(message.said):
         title = "Try without page-locked host memory first, then with fewer layers on the GPU"
         change = f"{HOST_CHANGES['ggml-pinned']}: {change}"
