@@ -89,7 +89,7 @@ def told_failure(text: str) -> OomMessage | None:
     post: who asks for help tells of a failure.
     """
     head = text[:MAX_CHARS]
-    at, first_told, is_post = 0, None, _POST.search(head) is not None
+    at, first_told, weak, is_post = 0, None, None, _POST.search(head) is not None
     while found := SHORTAGE.search(head, at):
         first = max(found.start() - _MAX_TEXT, 0)
         start = max(head.rfind("\n", first, found.start()) + 1, first)
@@ -103,14 +103,19 @@ def told_failure(text: str) -> OomMessage | None:
         is_title &= not head[:start].strip()
         is_head = not found["loose"] and not before.strip("\"'`([{>*-: #")
         line = head[start : sentence.end()]
-        if reports_failure(told, before, line, is_report=is_title or is_head or is_post):
+        is_plain = is_title or is_head or not found["loose"]
+        is_told = reports_failure(told, before, line, is_report=is_title or is_head)
+        if is_told or (is_post and reports_failure(told, before, line, is_report=True)):
             line = head[start : found.end() + _MAX_TEXT].partition("\n")[0]
             message = replace(_message(found, told, head), text=" ".join(line.split()))
-            if _ON_DEVICE.search(told) or _ON_HOST.search(told):
+            if not (is_told or is_plain):
+                weak = weak or message  # another sentence may tell of the failure itself
+            elif _ON_DEVICE.search(told) or _ON_HOST.search(told):
                 return message
-            first_told = first_told or message
+            else:
+                first_told = first_told or message
         at = max(found.end(), sentence.end())
-    return first_told
+    return first_told or weak
 
 
 def _is_of_torch(around: str) -> bool:

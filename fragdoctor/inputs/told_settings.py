@@ -15,6 +15,7 @@ from fragdoctor.model.case import (
     IMAGES,
     OFFLOADING,
     SEQUENCES,
+    SHARDED_WEIGHTS,
     SHARDING,
     STATE_8BIT,
     ToldSettings,
@@ -61,6 +62,7 @@ _TRIED: Final = re.compile(
 _IN_USE: Final = {
     "16 bits": r"\b(?:fp16|bf16|float16|bfloat16)\b|mixed.?precision\W{1,4}(?:fp|bf)16|\b16-mixed",
     ADAPTER: r"\bq?lora\b|\bpeft\b|adapters?\b|\bfreez|\bfrozen",
+    SHARDED_WEIGHTS: r"zero[-_ ]?3|stage\W{0,4}3|\bfsdp|megatron",
     SHARDING: r"\bzero\d?\b|zero[-_ ]?(?:stage|[123])|deepspeed|\bfsdp|megatron",
     OFFLOADING: r"offload(?!\w*[\"']?\s?[:=]\s?[\"']?(?:false|none))",
     # transformers, modeling_utils.py: "incompatible" is printed if the cache is on as well

@@ -23,8 +23,8 @@ GPU_TABLE: Final = "gpu-table"
 """``sub_kind`` of the message that stands for a table of GPUs next to words about a failure."""
 
 TRAINING: Final = (
-    r"(?:(?<![a-z])(?<!pre[-_])train(?!ed (?:model|on|weights|network))|pretrain(?!ed)"
-    r"|train(?:er|loop)\b|fine-?tun|\bepoch|dreambooth|backward|learning.rate|optimi[sz]er|\blosse?s?\b|训练|微调|学習|학습)"
+    r"(?:(?<![a-z])(?<!pre[-_])(?<!without )(?<!not )train(?!ed (?:model|on|weights|network))"
+    r"|pretrain(?!ed)|train(?:er|loop)\b|fine-?tun|\bepoch|dreambooth|backward|learning.rate|optimi[sz]er|\blosse?s?\b|训练|微调|学習|학습)"
 )
 """Words that people and programs only use about training."""
 
@@ -33,6 +33,7 @@ _TRAINS: Final = re.compile(TRAINING, re.IGNORECASE)
 ADAPTER: Final = "LoRA"
 STATE_8BIT: Final = "an optimizer in 8 bits"
 SHARDING: Final = "sharding"
+SHARDED_WEIGHTS: Final = "sharded weights"
 OFFLOADING: Final = "offloading"
 CHECKPOINTING: Final = "checkpointing"
 """Measures that a text may say are in use."""

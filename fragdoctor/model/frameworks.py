@@ -137,8 +137,7 @@ ComfyUI
   source: ComfyUI 0.3, comfy/cli_args.py and nodes.py
   files: /comfy/(?:\w+\.py|ldm/|sd\w*/|k_diffusion/)|/ComfyUI/
   logs: \bComfyUI\b|Allocation on device\s*$
-  batch: use a smaller image, fewer frames or a smaller batch_size in the latent node; use VAE
-    Decode (Tiled) if decoding fails
+  batch: use a smaller image, fewer frames or a smaller batch_size in the latent node
   attention: start it with --use-pytorch-cross-attention or --use-quad-cross-attention
   weights: start it with --lowvram or --novram, or use an fp8 or GGUF checkpoint
   host-memory: start it with --cache-none, which keeps no results between runs; use smaller (fp8 or
@@ -159,6 +158,15 @@ Stable Diffusion web UI
   attention: start it with --opt-sdp-attention (PyTorch 2), --xformers or --opt-sub-quad-attention
   weights: start it with --medvram, or with --lowvram, which keeps even less on the GPU; in Forge
     lower GPU Weights and use a model in fp8 or nf4; Forge and Fooocus also have --always-low-vram
+text-generation-webui
+  source: text-generation-webui 1.0 to 3.0, modules/shared.py
+  files: /text-generation-webui[\w-]*/|/textgen[\w-]*/
+  logs: (?i:\btext-generation-webui\b|\boobabooga|\btextgen-webui)
+  batch: put less of the model on the GPU: --load-in-4bit or --load-in-8bit, or --gpu-memory with
+    a lower figure, which keeps the rest on the CPU; --n-gpu-layers for GGUF, --pre_layer for GPTQ;
+    a shorter context (truncation length, --ctx-size, --max_seq_len) and max_new_tokens
+  weights: --load-in-4bit or --load-in-8bit, a quantized model (GGUF, EXL2, GPTQ), or --gpu-memory
+    with a lower figure, which keeps the rest on the CPU; --n-gpu-layers for GGUF
 verl
   source: verl 0.4 to 0.6, trainer/config and docs/perf/perf_tuning.rst
   files: /verl/(?:workers|trainer|utils|models|single_controller)/
@@ -437,8 +445,8 @@ FRAMEWORKS: Final = tuple(_frameworks())
 SERVERS: Final = ("vLLM", "SGLang", "TGI")
 """Frameworks that set memory aside themselves, by their own options."""
 
-INTERFACES: Final = ("ComfyUI", "Stable Diffusion web UI")
-"""Frameworks in which people draw pictures, and some train models by extensions."""
+INTERFACES: Final = ("ComfyUI", "Stable Diffusion web UI", "text-generation-webui")
+"""Frameworks in which people run models, and some train them by extensions."""
 
 RUN_ONLY: Final = (
     *SERVERS,

@@ -14,6 +14,7 @@ from msgspec import Struct
 from fragdoctor.model.case import (
     ADAPTER,
     OFFLOADING,
+    SHARDED_WEIGHTS,
     SHARDING,
     STATE_8BIT,
     OomMessage,
@@ -88,7 +89,9 @@ class ToldWeights(Struct, frozen=True):
             return ""
         n_gpus = told.n_gpus if SHARDING in told.in_use else 1
         needed = self.n_bytes(8 * TRAINED_BYTES)
-        if needed <= FULL_SHARE * n_gpus * (told_card_bytes(message) or LARGEST_BYTES):
+        whole = 0 if SHARDED_WEIGHTS in told.in_use else self.n_bytes(16)  # as ZeRO 2 leaves it
+        of_one = whole + (needed - whole) // n_gpus
+        if of_one <= FULL_SHARE * (told_card_bytes(message) or LARGEST_BYTES):
             return ""
         return (
             f"training all of a {self.billions:g}B model with AdamW takes about "

@@ -235,7 +235,8 @@ _EVALUATES: Final = (
 _GROWS: Final = (
     rf"(?:{GROWS}|\b(?:memory|vram|usage)\b(?: \w+){{0,5}}? (?:climb\w*|(?:slowly"
     r"|will|continu\w+|were|was|is|been|becom\w+|gets?)(?: \w+){0,3}? (?:increas\w+|grow\w*"
-    r"|ris(?:es|ing)|(?:larger|higher|bigger)(?! than)|fill\w+|full))|\b(?:steady|gradual) increase"
+    r"|ris(?:es|ing)|(?:larger|higher|bigger)(?! than)|fill\w+|full\b))"
+    r"|\b(?:steady|gradual) increase"
     r"|\bincreasing GPU.memory|\bwithout .{0,3}item\(|\bleak(?:s|ing|age)?\b"
     r"|\bgrows? larger after each\b|\bmore (?:gpu )?memory (?:with|at|after|in|on) (?:each|every)\b"
     r"|\b(?:training|validation|test)_epoch_end\(self, ?outputs"  # Lightning before 2 keeps them
@@ -552,7 +553,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         spelled=Change.GATHER,
         why="What each batch leaves behind adds up, whatever the batch size. Trainer keeps every "
         "batch's logits on the GPU until the evaluation ends, and joins them with a copy.",
-        in_words=rf"(?is)\A(?=.*{_EVALUATES})(?=.*(?:{_GROWS}|{_in_clause(_LATE_IN)}))",
+        in_words=rf"(?is)\A(?=.*{_EVALUATES})"
+        rf"(?=.*(?:{_GROWS}|\bafter (?:\w+ )?\d+ (?:images|samples|batches)\b))",
         # transformers 3.1 to 4.57, trainer.py and trainer_pt_utils.py
         places=(
             Place(

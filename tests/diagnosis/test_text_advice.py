@@ -1591,7 +1591,7 @@ def test_words_about_a_run_do_not_go_before_the_cure_of_holes():
         ("upscaling a picture", "use smaller images (or tiles of them)"),
         (
             "My chat bot runs a video: " + "prompt of tokens, LLM, chat. " * 3,
-            "use shorter sequences (and a lower max_new_tokens), one at a time;",
+            "use shorter sequences (and a lower max_new_tokens); one input at a time;",
         ),
         ("synthesizing speech", "use shorter audio"),
         ("inference fails", "use a smaller image or tiles of it, fewer frames"),

@@ -46,6 +46,21 @@ def test_words_below_a_traceback_of_its_own_are_kept_too():
     assert message.after.endswith("It happens in the evaluation.")
 
 
+def test_traceback_that_was_folded_into_one_line_gives_its_frames():
+    text = (
+        "12:26 Traceback (most recent call last): File \u201c/a/server.py\u201d, line 71, in load "
+        "model = load_model(name) File \u201c/a/models.py\u201d, line 472, in from_pretrained "
+        f"return cls.load(**args) {OOM}\n"
+    )
+
+    (message,) = find_messages(text).messages
+
+    assert [(f.file, f.line, f.function, f.code) for f in message.frames] == [
+        ("/a/server.py", 71, "load", "model = load_model(name)"),
+        ("/a/models.py", 472, "from_pretrained", "return cls.load(**args)"),
+    ]
+
+
 def test_box_of_rich_whose_top_was_cut_gives_its_source_lines():
     text = f"│ ❱ 231 │   │   return forward_call(*args) │\n╰──────╯\n{OOM}\n"
 

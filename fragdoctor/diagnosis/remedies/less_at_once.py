@@ -37,7 +37,7 @@ CHECKPOINTED: Final = (
 PARTS: Final = {IMAGES: " (or tiles of them)", SEQUENCES: " (and a lower max_new_tokens)"}
 """How else a model that only runs can be given less of what it runs on."""
 OFFLOADED: Final = "what is not running on the CPU (an option such as --offload or --lowvram)"
-UNDER_NO_GRAD: Final = "torch.inference_mode() around it in code of your own"
+UNDER_NO_GRAD: Final = "with torch.inference_mode() around it in code of your own"
 _OWN_CODE: Final = re.compile(r"\bimport torch\b|\bdef \w{1,40}\(|\bmodel\(|\.(?:eval|cuda|to)\(")
 
 
@@ -60,8 +60,8 @@ def less_to_run(case: JudgedCase) -> str:
     said = "" if case.message is None else case.message.said
     less = " or ".join(f"{s}{PARTS.get(s, '')}" for s in case.told.smaller_samples) or ONE_INPUT
     weights = words_in(case, Change.WEIGHTS) or fewer_bytes(case)
-    graph = f"; {UNDER_NO_GRAD}" if _OWN_CODE.search(said) else ""
-    return f"use {less}, one at a time{graph}; {weights}"
+    graph = f", {UNDER_NO_GRAD}" if _OWN_CODE.search(said) else ""
+    return f"use {less}; one input at a time{graph}; {weights}"
 
 
 def less_of_batch(case: JudgedCase) -> tuple[str, str]:
