@@ -18,6 +18,7 @@ from fragdoctor.rules.request_sources import request_of_message
 from fragdoctor.rules.told_weights import told_weights
 from fragdoctor.rules.traceback_signs import (
     LOADING_WEIGHTS,
+    RAN_BEFORE,
     is_seen_to_fail_late,
     is_seen_to_grow,
     sign_of,
@@ -348,6 +349,8 @@ _WATCHED: Final = "nvidia-smi during the run shows whether the device is full, a
 
 def _driver(message: OomMessage) -> Hypothesis:
     sign, is_told = sign_of(message), message.variant == "told"
+    if sign is not None and sign.name == RAN_BEFORE:
+        sign = None  # who fills the GPU now is just what is open
     if message.sub_kind == GPU_TABLE and (sign is None or sign.name == LOADING_WEIGHTS):
         whole = "" if message.total_bytes is None else f" of {format_size(message.total_bytes)}"
         return Hypothesis(

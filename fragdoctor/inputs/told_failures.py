@@ -39,6 +39,7 @@ SHORTAGE: Final = re.compile(
     rf"|(?P<loose>{GROWS}|\b(?:cuda|gpu|vram) memory (?:error|problem)s?\b|\black of {_MEMORY}"
     rf"|{_MEMORY} (?:is|was)(?:n't| not) (?:enough|sufficient)"
     rf"|{_MEMORY} (?:is insufficient|limitations?|spikes?|(?:gets?|is|was) (?:fully|all) used)\b"
+    rf"|{_MEMORY} (?:usage|consumption) (?:is|was) (?:very|too|so|extremely) high\b"
     rf"|\b(?:too much|a lot of|excessive) {_MEMORY}"
     rf"|\b(?:gpu|memory) (?:load|usage) is (?:not balanced|[iu][mn]balanced)"
     rf"|\bexceed(?:s|ed|ing)? (?:\w{{1,20}} ){{0,3}}\d{{1,3}} ?GB"

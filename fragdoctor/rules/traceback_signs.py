@@ -157,6 +157,8 @@ def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
     share = (message.requested_bytes or 0) / (message.total_bytes or float("inf"))
     if sign.name in (GROWTH, LATE) and (share > LARGE_SHARE or _search(_BATCH_HELPS, message.said)):
         return True
+    if sign.name == RAN_BEFORE and message.requested_bytes is not None:
+        return True  # the figures say more
     is_beyond = share > 1
     return is_beyond and sign.is_surrounding and sign.is_of_batch
 
@@ -261,7 +263,8 @@ _LATE_IN: Final = (
     rf"|\b(?:at|in|on|until|till|reach(?:es|ed)?|by|for) (?:the |my )?{_LATER} (?:\w+ )?{_LONG}"
     rf"|\b(?:at|reach(?:es|ed)?|until) (?:\w+ )?(?:epoch ?\d{{1,5}}|(?:iteration|step) ?\d{{3,7}})"
     rf"|\breach(?:es|ed)? \d{{3,7}} {_STEPS}|\bin the middle of (?:the )?(?:train|epoch|run)"
-    r"|\bafter 1/\d|\bhalfway\b|\bafter a (?:while|(?:long )?time)\b)"
+    r"|\bafter 1/\d|\bhalfway\b"
+    r"|\b(?:after|for) (?:a while|some time|a (?:long )?time)\b)"
 )
 _AT_START: Final = (
     r"\b(?:at|from|right at) the (?:very )?(?:start|beginning)\b|\bcan(?:'t|not) start\b"
@@ -282,6 +285,23 @@ _ON_FIRST: Final = (
 )
 """The ways in which people say that one of several GPUs, mostly the first, holds more."""
 
+_EARLIER: Final = (
+    r"(?:before|yesterday|(?:last|earlier|previous) (?:week|month|time|version)|previously|earlier"
+    r"|until (?:now|today|yesterday|recently|\d|a few|last)|(?:hours?|days?|weeks?|months?) ago"
+    r"|for (?:weeks|months|years))\b"
+)
+_RAN_WELL: Final = (
+    r"(?:worked|ran|trained|(?:was|were|been|is) (?:\w+ )?(?:working|running|training|fine|ok)"
+    r"|used to (?:work|run|train|be)|no (?:problem|issue)s?|(?:could|able to) (?:run|train))\b"
+)
+_RAN_BEFORE: Final = (
+    rf"(?:\b{_RAN_WELL}[^.!?\n]{{0,50}}\b{_EARLIER}|\b{_EARLIER}[^.!?\n]{{0,50}}\b{_RAN_WELL}"
+    r"|\beverything used to work|\bsame (?:parameters|settings|config\w*|code|script|command)\b"
+    r"[^.!?\n]{0,60}\b(?:before|worked|ran)\b"
+    r"|(?:之前|以前|昨天)\S{0,6}(?:可以|能|都|还|正常)|以前は|동일한 (?:파라미터|설정))"
+)
+"""The ways in which people say that the same thing ran before."""
+
 _RASTERIZER: Final = Place(file=r"/diff_gaussian_rasterization|/gsplat/")
 
 LOADING_WEIGHTS: Final = "loading-weights"
@@ -290,6 +310,7 @@ ATTENTION_SCORES: Final = "attention-scores"
 INFERENCE: Final = "inference"
 GROWTH: Final = "growth"
 LATE: Final = "later-step"
+RAN_BEFORE: Final = "ran-before"
 LARGE_SHARE: Final = 0.25
 """A request of more than this share of the device fails by its own size, whatever grew before."""
 
@@ -983,6 +1004,18 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "saves, or comes on top of what the earlier ones left.",
         # torch 2.13, docs/source/notes/faq.rst
         in_words=_LATE,
+    ),
+    TracebackSign(
+        name=RAN_BEFORE,
+        doing="though the same ran before",
+        is_surrounding=True,
+        title="Find what changed since it ran",
+        change="what else is on the GPU now: nvidia-smi before the start lists other programs, and "
+        "what an earlier run has left; versions of the program, PyTorch and the driver: go back to "
+        "those that ran; larger or longer inputs than then",
+        why="What fitted once fits again if nothing else changed.",
+        # torch 2.13, docs/source/notes/faq.rst: memory isn't freed properly
+        in_words=rf"(?is){_RAN_BEFORE}",
     ),
     # ---- searches, and libraries beside PyTorch ----
     TracebackSign(

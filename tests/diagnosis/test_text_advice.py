@@ -203,6 +203,18 @@ def test_step_at_the_start_is_not_compared_with_others(said):
     assert "more than those before" not in first_of(said)[1].title
 
 
+def test_what_ran_before_is_asked_what_changed():
+    _, first = first_of("It worked fine yesterday. Today the same training gets CUDA OOM errors.")
+
+    assert first.title == "Find what changed since it ran"
+    assert "nvidia-smi" in first.change
+    assert "batch" in first.change
+
+    _, first = first_of(f"It worked fine yesterday.\n{FULL}")  # figures say more
+
+    assert first.title != "Find what changed since it ran"
+
+
 def test_requests_before_the_one_that_failed_leave_nothing_on_the_gpu():
     _, first = first_of("Our server of voices gets CUDA out of memory after 200 requests.")
 

@@ -27,6 +27,7 @@ def failing(*frames: str, message: str = FULL) -> str:
 
 TORCH = f"{LIB}/torch"
 SHAPES = {
+    "ran-before": "It worked fine yesterday, and today the same script gets CUDA out of memory.",
     "later-step": f"Training runs out of memory after the first epoch.\n{FULL}",
     "first-gpu": "Training is on four GPUs, and gpu 0 takes more memory than the others.\n" + FULL,
     "server-start after its weights": "vLLM: Loading safetensors checkpoint shards: 100% Completed "

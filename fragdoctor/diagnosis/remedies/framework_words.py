@@ -53,6 +53,8 @@ def in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Itera
             yield one
             continue
         text = f"with {found[0]}: {found[1]}"
+        if change is Change.BATCH and found[0] in INTERFACES:
+            text = words_together(case, change, Change.WEIGHTS)
         if change in ADDED and own and own != one.remedy.change:
             text = f"{text}; {own}"
         told = one.saying(change=text)
