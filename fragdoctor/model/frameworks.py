@@ -145,8 +145,6 @@ ComfyUI
     file on Windows; if it grows from run to run, turn off custom nodes one by one
   vae-decode: use VAE Decode (Tiled), or smaller tiles if you use it already; start it with
     --cpu-vae; use a smaller image or fewer frames
-  fused-attention-call: use a smaller image or fewer frames; start it with --use-sage-attention or
-    --use-flash-attention if they are installed
 Stable Diffusion web UI
   source: AUTOMATIC1111 1.10, modules/cmd_args.py
   files: /stable-diffusion-webui[\w-]*/|/modules/(?:sd_\w+|processing|txt2img|img2img
@@ -400,12 +398,6 @@ Segment Anything
   logs: \bSam\w{0,40}Mask\w{0,40}Generator\b|(?i:segment.anything)
   batch: use points_per_batch=16 (64 by default) in the mask generator, a smaller image, or vit_b
     instead of vit_h
-Unsloth
-  source: unsloth 2026, save.py
-  files: /unsloth(?:_zoo)?/|/unsloth_compiled_cache/
-  merged-save: lower maximum_memory_usage (0.9 by default; try 0.5) in save_pretrained_merged() or
-    save_pretrained_gguf(); save_method='lora' saves the adapter alone, and another process can
-    merge it later
 PEFT
   source: peft 0.21, utils/other.py
   files: /peft/(?:tuners|utils|peft_model|mapping)

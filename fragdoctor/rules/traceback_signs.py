@@ -350,39 +350,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         intro=r"/fsdp/(?:_state_dict_utils|fully_sharded_data_parallel)\.py"
         r"|Failed to clone\(\) tensor with name",
     ),
-    TracebackSign(
-        name="merged-save",
-        doing="while an adapter was merged into the weights of its model",
-        is_of_model=True,
-        can_leave_gpu=True,
-        title="Merge on the CPU, or save the adapter alone",
-        change="load the base model on the CPU in 16 bits, PeftModel.from_pretrained() on it and "
-        "merge_and_unload() there; or save_pretrained() of the adapter, which is small",
-        why="Merged weights are whole matrices in 16 bits, beside the quantized ones that training "
-        "has on the GPU.",
-        # peft 0.21, tuners/tuners_utils.py and tuners/lora; unsloth 2026, save.py
-        places=(
-            Place(file=r"/unsloth(?:_zoo)?/(?:save|saving_utils)\.py$"),
-            Place(
-                file=r"/peft/",
-                functions="merge_and_unload _unload_and_optionally_merge merge get_delta_weight",
-            ),
-        ),
-        in_words=r"\bsave_pretrained_(?:gguf|merged)\(|\bmerge_and_unload\(",
-    ),
-    TracebackSign(
-        name="calibration",
-        doing="while a model was quantized with samples of text",
-        is_training=False,
-        title="Calibrate with fewer and shorter samples, and keep the rest on the CPU",
-        change="fewer calibration samples and shorter ones (max_calib_samples, n_samples, "
-        "num_calibration_samples, max_calib_seq_len); the model on the CPU, with the layer that is "
-        "being quantized alone on the GPU (no device_map); use_cache=False",
-        why="A layer's inputs for all samples are kept, and the next layer's are made from them.",
-        # autoawq 0.2, awq/quantize/quantizer.py; auto-gptq 0.7, modeling/_base.py; llmcompressor
-        # 0.6, entrypoints/oneshot.py
-        places=(Place(file=r"/(?:awq|auto_gptq|gptqmodel|llmcompressor)/(?!modules|nn_modules)"),),
-    ),
     # ---- loading ----
     TracebackSign(
         name="loaded-checkpoint",
@@ -468,24 +435,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
     ),
     # ---- serving ----
-    TracebackSign(
-        name="asleep",
-        doing="beside a vLLM on the same GPU that sleeps and wakes up",
-        is_of_model=True,
-        is_surrounding=True,
-        can_leave_gpu=True,
-        title="Leave less of vLLM and of the trainer on the GPU that they share",
-        change="a lower gpu_memory_utilization; before wake_up() the trainer's weights, gradients "
-        "and optimizer off the GPU, and torch.cuda.empty_cache(); sleep(level=2), which drops the "
-        "weights as well; --enforce-eager, since CUDA graphs stay; or vLLM on GPUs of its own. "
-        "What its log says is still in use should not grow from step to step",
-        why="vLLM gives only weights and KV cache away, and maps them again in the old size, "
-        "beside whatever the trainer has taken or cached since.",
-        # vllm 0.7 to 0.11, docs/features/sleep_mode.md, csrc/cumem_allocator.cpp and
-        # device_allocator/cumem.py
-        places=(Place(file=r"/vllm/device_allocator/cumem\.py$"),),
-        intro=r"Sleep mode freed|cumem_allocator\.cpp",
-    ),
     TracebackSign(
         name="graph-capture",
         doing="while CUDA graphs were captured",
@@ -629,27 +578,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     ),
     # ---- several GPUs ----
     TracebackSign(
-        name="nccl-start",
-        doing="in NCCL's first call, when the ranks were set up",
-        is_of_model=True,
-        kinds=("nccl",),
-        title="Give each rank a GPU of its own, and load checkpoints on the CPU",
-        change="torch.cuda.set_device(local_rank) before init_process_group(), and as many ranks "
-        "on a machine as it has free GPUs; torch.load(..., map_location='cpu'), since each rank "
-        "that loads to 'cuda' puts it on GPU 0; nvidia-smi shows whether several ranks share a GPU",
-        why="NCCL makes its buffers on each rank's GPU at the first collective, beside PyTorch's "
-        "cache: what is already there leaves them no room.",
-        # torch 1.10 to 2.15, nn/parallel/distributed.py, distributed/utils.py and fsdp
-        places=(
-            Place(file=r"/torch/nn/parallel/distributed\.py$", functions="__init__"),
-            Place(
-                functions="_verify_param_shape_across_processes _sync_module_states "
-                "_sync_params_and_buffers _broadcast_model init_process_group "
-                "initialize_model_parallel"
-            ),
-        ),
-    ),
-    TracebackSign(
         name="first-gpu",
         doing="on a GPU where what several GPUs make or load comes together",
         is_of_batch=True,
@@ -720,25 +648,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 file=r"/(?:deepspeed|colossalai|apex|megatron)/",
                 code=r"\b(?:fp32|master|single_partition)\w*(?:\[[^\]]*\])?(?:\.append\(| ?= ?)"
                 r".{0,80}(?:\.float\(|float32)",
-            ),
-        ),
-    ),
-    TracebackSign(
-        name="data-on-gpu",
-        doing="while a whole data set was put on the GPU",
-        title="Keep the data set on the CPU, and move what a step needs",
-        change="load it without .to(device) or .cuda(), and move each batch in the loop "
-        "(non_blocking=True from pinned memory); use --data_device cpu in Gaussian splatting, or "
-        "fewer or smaller images",
-        why="All images are loaded before the first step, so no batch size changes that.",
-        # gaussian-splatting, scene/cameras.py and utils/camera_utils.py
-        places=(
-            Place(file=r"/scene/cameras\.py$"),
-            Place(functions="loadCam cameraList_from_camInfos"),
-            Place(
-                named=r"(?i)^_?(?:load|read|cache|preload)_?(?:all_)?(?:data|images?|frames|rays)",
-                code=r"\.(?:to|cuda)\(",
-                is_last=True,
             ),
         ),
     ),
@@ -822,19 +731,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     ),
     # ---- generating and attention ----
     TracebackSign(
-        name="fused-attention-call",
-        doing="in fused attention, whose fast kernels make no scores",
-        title="Attend to fewer tokens at once",
-        change="use a smaller batch or shorter sequences; on CUDA pass q, k and v in 16 bits "
-        "without a dense mask, so that its flash or memory-efficient kernel runs "
-        "(torch.nn.attention.sdpa_kernel allows no other)",
-        why="Without a kernel for these inputs it makes the scores after all: batch x heads x "
-        "length x length.",
-        # torch 2.0 to 2.13, torch/nn/functional.py and attention/__init__.py; ComfyUI 0.3,
-        # comfy/cli_args.py
-        places=(Place(code=r"\bscaled_dot_product_attention\("),),
-    ),
-    TracebackSign(
         name=ATTENTION_SCORES,
         doing="while attention made the scores of all pairs of tokens",
         title="Use attention that never makes the scores",
@@ -854,24 +750,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 r"|einsum\(\s*f?['\"][^'\"]*i d\s?,[^'\"]*j d\s?->[^'\"]*i j['\"]"
                 r"|einsum\(\s*f?['\"](\w*)(\w)(\w)\s?,\s?\1(\w)\3\s?->\s?\1\2\4['\"]"
                 r"|einsum\(\s*['\"][^'\"]{0,20}i j\s?,[^'\"]{0,20}j d\s?->[^'\"]{0,20}i d['\"]"
-            ),
-        ),
-    ),
-    TracebackSign(
-        name="all-pairs",
-        doing="while a matrix of all pairs was made",
-        title="Do not make all pairs at once",
-        change="work through the rows in chunks; a sparse or fused form of the operation, such as "
-        "edge_index or torch_sparse.SparseTensor in place of to_dense_adj(); a smaller graph, "
-        "image or sequence, or parts of a large graph (NeighborLoader, ClusterLoader)",
-        why="All pairs are the square of the number of items.",
-        # torch 2.13: cdist, pairwise products; torch_geometric 2.6, utils/_to_dense_adj.py
-        places=(
-            Place(functions="to_dense_adj to_dense_batch to_scipy_sparse_matrix"),
-            Place(
-                code=r"\btorch\.cdist\(|\ba\s?@\s?b\.transpose|all_combinations|repeat_interleave\("
-                r"|\b([A-Za-z_]\w*)(?:\s?@\s?|,\s?)\1\.(?:transpose|permute|mT|T|t)\b"
-                r"|(?:zeros|ones|empty)\(\(?(\w+)\.shape\[0\],\s?(?!\2\b)\w+\.shape\[0\]\)?"
             ),
         ),
     ),

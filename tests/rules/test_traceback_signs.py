@@ -39,15 +39,6 @@ SHAPES = {
         frame(f"{LIB}/monai/inferers/utils.py", "sliding_window_inference", "x = zeros(n)")
     ),
     # vllm, csrc/cumem_allocator.cpp
-    "asleep no more": "CUDA Error: out of memory at /build/csrc/cumem_allocator.cpp:62\n",
-    # vllm, device_allocator/cumem.py: what sleep() logs
-    "asleep": "Sleep mode freed 43.80 GiB, 11.57 GiB memory is still in use\n" + FULL + "\n",
-    "data-on-gpu": failing(
-        frame("/job/scene/cameras.py", "__init__", "self.image = image.to(self.data_device)")
-    ),
-    "data-on-gpu by its name": failing(
-        frame("/job/data.py", "load_images", "images = torch.stack(found).cuda()")
-    ),
     "graph-capture of a training run": failing(
         frame("/job/megatron/training.py", "train", "helper.create_cudagraphs()"),
         frame(
@@ -57,20 +48,8 @@ SHAPES = {
     "graph-capture": failing(
         frame(f"{LIB}/vllm/v1/worker/gpu_model_runner.py", "capture_model", "self.run(n)")
     ),
-    "nccl-start": failing(
-        frame(f"{TORCH}/nn/parallel/distributed.py", "__init__", "_verify_shapes(group)"),
-        message="torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:7\n"
-        "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
-        "Failed to CUDA calloc 4194304 bytes\n",
-    ),
-    "calibration": failing(
-        frame(f"{LIB}/awq/quantize/quantizer.py", "quantize", "self.run(samples)")
-    ),
     "spilled": "Since the update training is very slow: the task manager shows 4 GB of Shared GPU "
     "memory in use.\n",
-    "fused-attention-call": failing(
-        frame("/job/net.py", "attend", "y = F.scaled_dot_product_attention(q, k, v, mask)")
-    ),
     "optimizer-state in 32 bits": failing(
         frame(f"{LIB}/colossalai/zero/low_level_optim.py", "__init__", "fp32_flat = half.float()")
     ),
@@ -142,9 +121,6 @@ SHAPES = {
     "box-assignment": failing(
         frame(f"{LIB}/mmdet/core/bbox/assigners/max_iou_assigner.py", "assign", "o = iou(a, b)")
     ),
-    "all-pairs of nodes": failing(
-        frame(f"{LIB}/torch_geometric/utils/_to_dense_adj.py", "to_dense_adj", "a = zeros(n)")
-    ),
     "first-gpu by its call": failing(
         frame(f"{TORCH}/nn/parallel/comm.py", "gather", "return torch._C._gather(tensors)")
     ),
@@ -182,14 +158,10 @@ SHAPES = {
         frame("/job/models.py", "loader", "return Quantized.from_pretrained(name)"),
         frame(f"{LIB}/exl/moe_mlp.py", "load", "self.w3[e].load()"),
     ),
-    "merged-save in words": f"I get this from model.save_pretrained_gguf('m', t):\n{FULL}\n",
     "loading-weights of an adapter": f"ERROR lora blocks.18.txt_mod.lin.weight {FULL}\n",
     "growth told below the message": f"{FULL}\n\nThe GPU memory is slowly increasing.\n",
     "attention-scores": failing(
         frame("/job/net.py", "forward", "w = torch.matmul(q, key_states.transpose(2, 3))")
-    ),
-    "all-pairs of one tensor": failing(
-        frame("/job/net.py", "forward", "a = torch.matmul(x, x.transpose(-1, -2)).mean(0)")
     ),
     "inference": failing(
         frame(f"{TORCH}/utils/_contextlib.py", "decorate_context", "return func(*args)"),
@@ -207,16 +179,11 @@ SHAPES = {
         frame("/x/vllm/v1/engine/core.py", "__init__", "super().__init__(config, executor)"),
     ),
     "server-step of a router": f"ERROR text_generation_client: router/lib.rs:33: {FULL}\n",
-    "all-pairs": failing(frame("/job/net.py", "forward", "d = torch.cdist(a, b)")),
     "growing-concatenation": failing(
         frame("/job/fit.py", "collect", "seen = torch.cat([seen, new])")
     ),
     "loss-of-vocabulary": failing(
         frame("/job/net.py", "loss", "logits = logits.float()"),
-    ),
-    "merged-save": failing(
-        frame("/job/export.py", "export", "model = model.merge_and_unload()"),
-        frame(f"{LIB}/peft/tuners/lora/layer.py", "get_delta_weight", "return b @ a"),
     ),
     "optimizer-temporaries": failing(
         frame(f"{TORCH}/optim/adam.py", "_multi_tensor_adam", "d = torch._foreach_sqrt(squares)")
