@@ -274,18 +274,6 @@ def _allocator(message: OomMessage) -> Hypothesis:
         return Hypothesis(Cause.CAPACITY, summary, also=(Cause.HEALTHY,))
     sign = sign_of(message)
     doing = "" if sign is None else sign.doing
-    if message.variant == "batch-search":
-        # accelerate 0.10 to 1.15, utils/memory.py: find_executable_batch_size
-        return Hypothesis(
-            Cause.CAPACITY,
-            "accelerate's search for a batch size that fits (find_executable_batch_size, or "
-            "auto_find_batch_size=True of Trainer) lowered it after each failure, and a batch of "
-            f"one failed as well{doing and ', '}{doing}: the batch is not what is too large.",
-            settled_by="Run once with a batch of one and without the search, which hides the "
-            "errors that it caught: PyTorch's own error has the figures. The search also takes a "
-            "lack of host memory for too large a batch.",
-            also=(Cause.HOST_MEMORY,),
-        )
     if failed is not None:
         return decide(failed)
     found = without_figures("request", doing)
@@ -340,10 +328,6 @@ def _unknown(message: OomMessage) -> Hypothesis:
     )
 
 
-_BESIDE: Final = re.compile(
-    r"(?is)\A(?=.*\b(?:tensorflow|tf|keras|jax|flax) (?:model|program|session|code|part|pipeline"
-    r"|process)s?\b)(?=.*torch)"
-)
 _WATCHED: Final = "nvidia-smi during the run shows whether the device is full, and by whom"
 
 
@@ -385,13 +369,6 @@ def _driver(message: OomMessage) -> Hypothesis:
             f"{'text' if is_told else 'message'} has no figures.",
             settled_by=f"{_WATCHED}.",
             also=(Cause.OTHER_PROCESS,),
-        )
-    if is_told and _BESIDE.search(message.said):
-        return Hypothesis(
-            Cause.NON_PYTORCH_MEMORY,
-            "PyTorch runs beside TensorFlow or JAX here, which take most of a GPU at the start.",
-            settled_by=f"{_WATCHED}.",
-            also=(Cause.CAPACITY,),
         )
     return Hypothesis(
         Cause.UNKNOWN,

@@ -219,20 +219,13 @@ XGBoost
   source: xgboost 2 and 3, doc/gpu/index.rst and doc/tutorials/external_memory.rst
   logs: \bxgboost\b|XGBoostError
   step: Put less on the GPU
-    use QuantileDMatrix instead of DMatrix, a lower max_bin or max_depth, fewer rows (subsample with
-    sampling_method='gradient_based') or external memory; del boosters and matrices of earlier runs;
-    nvidia-smi shows who else is on the GPU
+    use QuantileDMatrix instead of DMatrix, a lower max_bin or max_depth, fewer rows or external
+    memory; del boosters and matrices of earlier runs; nvidia-smi shows who else is on the GPU
 DirectML
   source: torch-directml 0.2
   speaks: directml
   step: Use smaller images or a smaller batch
     start the UI with --lowvram or --medvram
-MXNet
-  source: mxnet 1.9, docs/static_site/src/pages/api/faq/env_var.md
-  logs: \bMXNet\b|\bmxnet\.
-  step: Use a smaller batch or model
-    lower --batch-size, or use a smaller vocabulary or model; MXNET_GPU_MEM_POOL_RESERVE=10 leaves
-    more of the GPU to libraries
 The program
   step: See who fills the GPU, and put less on it
     run nvidia-smi beside the program: end other programs there; use a smaller model, input or batch

@@ -386,12 +386,6 @@ nnU-Net
     and a new -overwrite_plans_name
   evaluation-batch: set perform_everything_on_device=False (--not_on_device of nnUNetv2_predict),
     which gathers the windows on the CPU; run nothing else on the GPU
-ESMFold
-  source: fair-esm 2.0, scripts/fold.py and README.md
-  files: /esm/esmfold/
-  logs: (?i:esm-?fold)
-  batch: use --chunk-size 64 or less (model.set_chunk_size), a lower --max-tokens-per-batch,
-    --cpu-offload, or shorter chains: memory grows with the square of the length or faster
 Segment Anything
   source: segment-anything 1.0 and sam2 1.1, automatic_mask_generator.py and build_sam.py
   files: /(?:segment_anything|sam2)/
@@ -445,7 +439,6 @@ RUN_ONLY: Final = (
     *INTERFACES,
     "Segment Anything",
     "Real-ESRGAN",
-    "ESMFold",
 )
 """Frameworks that only run trained models: without another framework, nothing keeps activations."""
 

@@ -136,9 +136,6 @@ def is_seen_to_fail_late(message: OomMessage) -> bool:
 
 _BACKWARD: Final = Place(code=r"\.backward\(")
 _TRAINS: Final = Place(named=r"(?i)train|^(?:fit|closure)$")
-_PASTES: Final = Place(
-    functions="_do_paste_mask paste_masks_in_image get_seg_masks prep_display prep_metrics"
-)
 
 
 def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
@@ -301,8 +298,6 @@ _RAN_BEFORE: Final = (
     r"|(?:之前|以前|昨天)\S{0,6}(?:可以|能|都|还|正常)|以前は|동일한 (?:파라미터|설정))"
 )
 """The ways in which people say that the same thing ran before."""
-
-_RASTERIZER: Final = Place(file=r"/diff_gaussian_rasterization|/gsplat/")
 
 LOADING_WEIGHTS: Final = "loading-weights"
 SERVER_STEP: Final = "server-step"
@@ -559,23 +554,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             Place(functions="bbox_overlaps pairwise_iou box_iou box_iou_rotated"),
         ),
     ),
-    TracebackSign(
-        name="pasted-masks",
-        doing="while the masks of all objects were drawn at the size of the image",
-        is_training=False,
-        can_leave_gpu=True,
-        title="Draw the masks on the CPU, or fewer of them",
-        change="move masks and boxes to the CPU before they are drawn (.to('cpu')), or leave them "
-        "at their own size (rescale=False in MMDetection); keep fewer objects (a higher score "
-        "threshold, a lower max_per_img or TEST.DETECTIONS_PER_IMAGE); use a smaller image, or "
-        "tiles of it",
-        why="Each object gets a mask as large as the original image, in 32 bits, with a grid of "
-        "the same size beside it, whatever size the network worked at.",
-        # detectron2 0.6, layers/mask_ops.py; mmdet 2.0 to 3.3, roi_heads/mask_heads; torchvision
-        # 0.23, models/detection/roi_heads.py; yolact, layers/output_utils.py
-        places=(_PASTES,),
-        intro=rf"\b(?:{_PASTES.functions.replace(' ', '|')})\b",
-    ),
     # ---- several GPUs ----
     TracebackSign(
         name="first-gpu",
@@ -651,16 +629,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             ),
         ),
     ),
-    TracebackSign(
-        name="quantized-kernel",
-        doing="in a kernel of bitsandbytes",
-        title="Leave room beside PyTorch's cache for bitsandbytes",
-        change="a smaller batch or a shorter prompt, fewer layers on the GPU, or a smaller model; "
-        "close other programs that use the GPU; torch.cuda.empty_cache() before a long prompt",
-        why="Its kernels ask the driver for their temporaries, beside PyTorch's cache.",
-        # bitsandbytes 0.35 to 0.48, csrc/ops.cu: CUDA_CHECK_RETURN
-        intro=r"[Oo]ut of memory at line \d+ in file \S*(?:ops|kernels)\.cu",
-    ),
     # ---- images ----
     TracebackSign(
         name="vae-decode",
@@ -696,22 +664,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             Place(functions="grid_sample"),
             Place(code=r"\bgrid_sampler?\("),
         ),
-        # drawing masks calls grid_sample too
-        unless=(_PASTES,),
-    ),
-    TracebackSign(
-        name="gaussian-tiles",
-        doing="in the rasterizer of a Gaussian-splatting extension",
-        title="Render fewer Gaussians or pixels at once",
-        change="lower the resolution (-r 2, --downscale-factor, data_factor) or render one view "
-        "at a time; make fewer Gaussians (a higher gradient threshold of densification, cap_max "
-        "of the MCMC strategy, opacity pruning); keep images on the CPU (--data_device cpu); set "
-        "packed=True in gsplat",
-        why="It lists every pair of a Gaussian and a tile of the image that it touches: large or "
-        "many Gaussians and pixels make that list long.",
-        # gsplat 1.4, cuda/_wrapper.py: isect_tiles; diff-gaussian-rasterization,
-        # cuda_rasterizer/rasterizer_impl.cu
-        places=(_RASTERIZER,),
     ),
     # ---- a volume in windows ----
     TracebackSign(
