@@ -136,6 +136,9 @@ def is_seen_to_fail_late(message: OomMessage) -> bool:
 
 _BACKWARD: Final = Place(code=r"\.backward\(")
 _TRAINS: Final = Place(named=r"(?i)train|^(?:fit|closure)$")
+_PASTES: Final = Place(
+    functions="_do_paste_mask paste_masks_in_image get_seg_masks prep_display prep_metrics"
+)
 
 
 def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
@@ -554,6 +557,23 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             Place(functions="bbox_overlaps pairwise_iou box_iou box_iou_rotated"),
         ),
     ),
+    TracebackSign(
+        name="pasted-masks",
+        doing="while the masks of all objects were drawn at the size of the image",
+        is_training=False,
+        can_leave_gpu=True,
+        title="Draw the masks on the CPU, or fewer of them",
+        change="move masks and boxes to the CPU before they are drawn (.to('cpu')), or leave them "
+        "at their own size (rescale=False in MMDetection); keep fewer objects (a higher score "
+        "threshold, a lower max_per_img or TEST.DETECTIONS_PER_IMAGE); use a smaller image, or "
+        "tiles of it",
+        why="Each object gets a mask as large as the original image, in 32 bits, with a grid of "
+        "the same size beside it, whatever size the network worked at.",
+        # detectron2 0.6, layers/mask_ops.py; mmdet 2.0 to 3.3, roi_heads/mask_heads; torchvision
+        # 0.23, models/detection/roi_heads.py; yolact, layers/output_utils.py
+        places=(_PASTES,),
+        intro=rf"\b(?:{_PASTES.functions.replace(' ', '|')})\b",
+    ),
     # ---- several GPUs ----
     TracebackSign(
         name="first-gpu",
@@ -664,6 +684,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             Place(functions="grid_sample"),
             Place(code=r"\bgrid_sampler?\("),
         ),
+        # drawing masks calls grid_sample too
+        unless=(_PASTES,),
     ),
     # ---- a volume in windows ----
     TracebackSign(

@@ -36,15 +36,26 @@ CHECKPOINTED: Final = (
 )
 PARTS: Final = {IMAGES: " (or tiles of them)", SEQUENCES: " (and a lower max_new_tokens)"}
 """How else a model that only runs can be given less of what it runs on."""
+OF_SMALL_MODELS: Final = ("smaller patches or crops", "fewer points", "fewer nodes and edges")
+"""Samples of models whose weights are small beside what they compute."""
 OFFLOADED: Final = "what is not running on the CPU (an option such as --offload or --lowvram)"
 UNDER_NO_GRAD: Final = "with torch.inference_mode() around it in code of your own"
+_OF_MODEL: Final = re.compile(r"(?i)\bmodels?\b|\binference\b|\bgenerat|\bpipeline|模型|推理")
 _OWN_CODE: Final = re.compile(r"\bimport torch\b|\bdef \w{1,40}\(|\bmodel\(|\.(?:eval|cuda|to)\(")
+
+
+def speaks_of_model(case: JudgedCase) -> bool:
+    """Return whether a text is about a model or its inputs, and not about any program."""
+    said = "" if case.message is None else case.message.said
+    return bool(case.told.smaller_samples) or _OF_MODEL.search(said) is not None
 
 
 def fewer_bytes(case: JudgedCase) -> str:
     """Return how weights that only run take less of the GPU, without what the text has in use."""
     said = "" if case.message is None else case.message.said
     is_offloaded = OFFLOADING in case.told.in_use or re.search(r"(?i)low_?vram", said)
+    if not {*case.told.smaller_samples}.isdisjoint(OF_SMALL_MODELS):
+        return "run it in 16 bits (torch.autocast), or on the CPU"
     bits = "8 or 4" if "16 bits" in case.told.in_use else "16, 8 or 4"
     ways = [f"load the weights in {bits} bits, or use a smaller model"]
     if not is_offloaded:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from fragdoctor.diagnosis.remedies.host_memory import HOST_CHANGES
-from fragdoctor.diagnosis.remedies.less_at_once import less_to_run
+from fragdoctor.diagnosis.remedies.less_at_once import less_to_run, speaks_of_model
 from fragdoctor.diagnosis.remedies.remedy import (
     ASKS,
     CLOSED,
@@ -218,7 +218,7 @@ def less_on_the_device(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         return
     engine, need = engine_of(message) or ANY_PROGRAM, need_of(message)
     title, change = engine.advice(need)
-    if is_told_of_nobody(message):
+    if is_told_of_nobody(message) and speaks_of_model(case):
         title, change = "Give the model less at a time", f"{less_to_run(case)}; {OTHERS}"
     if case.kind == "ggml" and message.requested_bytes is None and WSL.search(message.said):
         title = "Try without page-locked host memory first, then with fewer layers on the GPU"
