@@ -79,13 +79,14 @@ _N_GPUS: Final = re.compile(
 )
 _MOST_GPUS: Final = 512
 _SAMPLES: Final = {
-    "fewer frames": r"\bvideo(?:s|\d{1,4})?\b(?! (?:memory|ram|card|adapter))|\bnum_frames\b"
+    "fewer frames": r"\bvideo(?:s|\d{1,4})?\b(?! (?:memory|ram|card|adapter))|\b(?:num_)?frames\b"
     r"|\bfps\b",
     "shorter audio": r"\baudio\b|\bspeech\b|\butterances?\b|wav2vec|\btts\b|\bvoice|transcri"
     r"|diari[sz]|vocod|whisper",
     "smaller patches or crops": r"\bpatch(?:es|_size| size)\b|\bvolum(?:es|etric)\b|\bCT\b",
     "fewer points": r"\bpoint.?clouds?\b|\blidar\b",
-    "fewer nodes and edges": r"\bG[CN]Ns?\b|graph.(?:neural|conv)|edge_index|torch.geometric",
+    "fewer nodes and edges": r"\bG[CN]Ns?\b|graph.(?:neural|conv)|\bedges\b|\bdgl\b"
+    r"|edge_index|torch.geometric",
     IMAGES: r"\bimages?\b|\bimg(?:s|sz|_size)?\b|\bresolution\b|\bunet\b|(?<!-)segmentation"
     r"|\bpictures?\b|\bphoto|upscal|super.?resol|(?:txt|img)2img"
     # torch 2.13, torch/nn/modules/conv.py and pooling.py, torch/nn/functional.py

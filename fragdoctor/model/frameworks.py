@@ -136,7 +136,7 @@ TGI
 ComfyUI
   source: ComfyUI 0.3, comfy/cli_args.py and nodes.py
   files: /comfy/(?:\w+\.py|ldm/|sd\w*/|k_diffusion/)|/ComfyUI/
-  logs: \bComfyUI\b|Allocation on device\s*$
+  logs: (?i:\bcomfyui\b)|Allocation on device\s*$
   batch: use a smaller image, fewer frames or a smaller batch_size in the latent node
   attention: start it with --use-pytorch-cross-attention or --use-quad-cross-attention
   weights: start it with --lowvram or --novram, or use an fp8 or GGUF checkpoint

@@ -193,7 +193,8 @@ def _in_clause(words: str) -> str:
 _TESTS: Final = (
     r"(?<![\w./-])(?<!cross[ -])(?:eval(?:uat(?:e|es|ed|ing|ions?))?|validat(?:e|es|ing|ions?)"
     r"|(?:to|in|at|after|during|while|when|the|running) test(?:ing)?"
-    r"|tests? (?:step|phase|stage|time|loop|epoch)|predict(?:ing|ions?))"
+    r"|tests? (?:step|phase|stage|time|loop|epoch)"
+    r"|(?:in|at|during|while|when|the|saving) predict(?:ing|ions?))"
     r"(?![\w/(=-]|\.\w| (?:(?:is|was|works?|runs|went|goes) (?:\w+ )?(?:ok|okay|fine|well|normal)"
     r"|different|various|with\b))"
 )
@@ -258,8 +259,8 @@ _MANY: Final = (
 _LATER: Final = r"(?:second|third|fourth|fifth|last|[2-9](?:nd|rd|th)|[1-9]\d{1,5}(?:st|nd|rd|th))"
 _MANY_STEPS: Final = r"(?:\d{3,7}|\d{1,3}[,.]\d{3}|\d{1,3}k|several|many|hundreds of|thousands of)"
 _LATE_IN: Final = (
-    rf"(?:\bafter (?:(?:only|about|around|training|testing|running|for|exactly) ){{0,3}}"
-    rf"(?:{_MANY} (?:\w+ ){{0,2}}?{_LONG}|{_MANY_STEPS} (?:\w+ )?{_STEPS})"
+    rf"(?:\bafter (?:[a-z]{{2,9}} ){{0,3}}?~?(?:{_MANY} (?:\w+ ){{0,2}}?{_LONG}"
+    rf"|{_MANY_STEPS}\+? (?:\w+ ){{0,2}}?{_STEPS})"
     rf"|\b(?:at|in|on|until|till|reach(?:es|ed)?|by|for) (?:the |my )?{_LATER} (?:\w+ )?{_LONG}"
     rf"|\b(?:at|reach(?:es|ed)?|until) (?:\w+ )?(?:epoch ?\d{{1,5}}|(?:iteration|step) ?\d{{3,7}})"
     rf"|\breach(?:es|ed)? \d{{3,7}} {_STEPS}|\bin the middle of (?:the )?(?:train|epoch|run)"
@@ -296,7 +297,9 @@ _RAN_WELL: Final = (
 )
 _RAN_BEFORE: Final = (
     rf"(?:\b{_RAN_WELL}[^.!?\n]{{0,50}}\b{_EARLIER}|\b{_EARLIER}[^.!?\n]{{0,50}}\b{_RAN_WELL}"
-    r"|\beverything used to work|\bsame (?:parameters|settings|config\w*|code|script|command)\b"
+    r"|\beverything used to work|\b(?:after|since) (?:\w+ ){0,2}?(?:upgrad|updat)(?:ing|e\b)"
+    r"|\b(?:roll\w* back|downgrad\w+)[^.!?\n]{0,40}\b(?:fix|work|solve)\w*"
+    r"|\bsame (?:parameters|settings|config\w*|code|script|command)\b"
     r"[^.!?\n]{0,60}\b(?:before|worked|ran)\b"
     r"|(?:之前|以前|昨天)\S{0,6}(?:可以|能|都|还|正常)|以前は|동일한 (?:파라미터|설정))"
 )
@@ -857,18 +860,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         # torch 2.13, docs/source/notes/faq.rst
         in_words=_LATE,
     ),
-    TracebackSign(
-        name=RAN_BEFORE,
-        doing="though the same ran before",
-        is_surrounding=True,
-        title="Find what changed since it ran",
-        change="what else is on the GPU now: nvidia-smi before the start lists other programs, and "
-        "what an earlier run has left; versions of the program, PyTorch and the driver: go back to "
-        "those that ran; larger or longer inputs than then",
-        why="What fitted once fits again if nothing else changed.",
-        # torch 2.13, docs/source/notes/faq.rst: memory isn't freed properly
-        in_words=rf"(?is){_RAN_BEFORE}",
-    ),
     # ---- searches, and libraries beside PyTorch ----
     TracebackSign(
         name="spilled",
@@ -898,6 +889,18 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "models of the pipeline is not available to it.",
         # ctranslate2 3 and 4, src/cuda; faster-whisper 1.1, transcribe.py; whisperx 3, README
         intro=r"(?i)(?:CUDA|HIP) failed with error out of memory",
+    ),
+    TracebackSign(
+        name=RAN_BEFORE,
+        doing="though the same ran before",
+        is_surrounding=True,
+        title="Find what changed since it ran",
+        change="what else is on the GPU now: nvidia-smi before the start lists other programs, and "
+        "what an earlier run has left; versions of the program, PyTorch and the driver: go back to "
+        "those that ran; larger or longer inputs than then",
+        why="What fitted once fits again if nothing else changed.",
+        # torch 2.13, docs/source/notes/faq.rst: memory isn't freed properly
+        in_words=rf"(?is){_RAN_BEFORE}",
     ),
     TracebackSign(
         name=INFERENCE,

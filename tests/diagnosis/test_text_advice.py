@@ -215,6 +215,14 @@ def test_what_ran_before_is_asked_what_changed():
     assert first.title != "Find what changed since it ran"
 
 
+def test_what_a_text_has_on_already_is_not_advised():
+    text = "from diffusers import Pipe\nI call pipe.enable_model_cpu_offload() and generate: OOM."
+    _, first = first_of(text)
+
+    assert "enable_model_cpu_offload" not in first.change
+    assert "enable_sequential_cpu_offload" in first.change
+
+
 def test_requests_before_the_one_that_failed_leave_nothing_on_the_gpu():
     _, first = first_of("Our server of voices gets CUDA out of memory after 200 requests.")
 

@@ -94,19 +94,28 @@ def _words(
     named = case.frameworks if among is None else among
     frameworks = [f for f in named if not (is_trained and f.name in INTERFACES)]
     found = words_for(frameworks, *batch, *changes)
-    return None if found is None else (found[0], _untried(found[1], case.told.tried))
+    said = "" if case.message is None else case.message.said
+    return None if found is None else (found[0], _untried(found[1], case.told.tried, said))
 
 
-def _untried(words: str, tried: Sequence[str]) -> str:
-    """Return words with the parts last whose first option did not help."""
+def _untried(words: str, tried: Sequence[str], said: str) -> str:
+    """Return words without what is on already, and with what did not help last."""
+
+    def option(part: str) -> str:
+        return next(iter(_OPTION.findall(part)), "")
 
     def is_tried(part: str) -> bool:
-        option = next(iter(_OPTION.findall(part)), "")
-        return option.lstrip("-").replace("_", "-") in tried
+        return option(part).lstrip("-").replace("_", "-") in tried
 
-    parts = sorted(_PARTS.split(words), key=is_tried)
-    return "; ".join(parts).removeprefix("or ").removeprefix("then ")
+    def is_on(part: str) -> bool:
+        return not _BY_DEGREES.search(part) and bool(option(part)) and option(part) in said
+
+    parts = _PARTS.split(words)
+    left = [part for part in parts if not is_on(part)] or parts
+    return "; ".join(sorted(left, key=is_tried)).removeprefix("or ").removeprefix("then ")
 
 
+_BY_DEGREES: Final = re.compile(r"\b(?:lower|raise|higher|smaller|fewer|shorter|less|or)\b")
+"""Words of changes that can go further than a text already goes."""
 _PARTS: Final = re.compile(r"; (?![^()]{0,300}\))")
 _OPTION: Final = re.compile(r"(?:--)?[a-z]{2,20}(?:[-_][a-z]{2,20}){1,5}")

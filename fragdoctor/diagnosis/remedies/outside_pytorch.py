@@ -152,7 +152,8 @@ def cap_other_libraries(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         return
     yield remedy.proposal(
         weight=CURES if is_main else MAY_HELP,
-        change="XLA_PYTHON_CLIENT_PREALLOCATE=false for JAX, set_memory_growth for TensorFlow, "
+        change="fewer environments of a simulator on the GPU (num_envs), "
+        "XLA_PYTHON_CLIENT_PREALLOCATE=false for JAX, set_memory_growth for TensorFlow, "
         "fewer NCCL communicators and channels (NCCL_MAX_NCHANNELS), smaller TensorRT "
         "workspaces; CUDA_MODULE_LOADING=LAZY before CUDA 12.2, where it became the default",
         why=f"{format_size(held)} of this process are outside PyTorch's cache."

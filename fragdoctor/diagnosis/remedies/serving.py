@@ -161,6 +161,7 @@ def _option(  # noqa: PLR0911 - one return a kind
 
 
 CONTEXT: Final = "a --max-model-len no longer than you need, since one such request must fit; "
+_QUANTIZED: Final = re.compile(r"(?i)awq|gptq|\b(?:int|fp)[48]\b|w8a|w4a")
 _GIVEN: Final = re.compile(r"gpu[-_]memory[-_]utilization[\s=:'\"]{1,4}(0?\.\d{1,3})")
 
 
@@ -184,12 +185,14 @@ def _beside_weights(m: OomMessage, shares: Sequence[ServerShare], spread: str) -
             f"weights and one step take {format_size(first)} before any cache, so "
             f"{least:.2f} is the least; nothing else may use that much of the GPU; {spread}",
         )
-    steps = "a lower --max-num-batched-tokens; --enforce-eager"
+    steps = "a lower --max-num-seqs and --max-num-batched-tokens"
+    if "enforce-eager" not in m.said:
+        steps += "; --enforce-eager"
     more = f"a higher --gpu-memory-utilization{f' than {given[1]}' if given else ''}"
     is_high = given is not None and float(given[1]) >= USUAL_UTILIZATION
     return Advice(
         "Make room for a KV cache beside the weights",
-        f"{spread}; {steps}"
+        "; ".join((steps, spread) if _QUANTIZED.search(m.said) else (spread, steps))
         if is_high
         else f"{CONTEXT if m.variant == 'vllm-short-cache' else ''}{more} if nothing else uses the "
         f"GPU; {steps}; {spread}",
