@@ -8,7 +8,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from fragdoctor.diagnosis.decision import Hypothesis, decide, distinct, in_bytes, without_figures
-from fragdoctor.diagnosis.verdict_foreign import WATCH, by_its_figures, watch
+from fragdoctor.diagnosis.verdict_foreign import by_its_figures, watch
 from fragdoctor.model.case import GPU_TABLE, OomLog, OomMessage
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.engines import engine_of, is_of_other_program
@@ -155,14 +155,6 @@ TOLD: Final = {
         "host's out-of-memory killer ended them.",
         settled_by=SHOWS_KILL,
     ),
-    "mappings": Hypothesis(
-        Cause.HOST_MEMORY,
-        "The kernel refused to map a tensor's shared memory: if the piece is small, the process "
-        "has reached its limit of mappings (vm.max_map_count), as a DataLoader that passes many "
-        "small tensors does; otherwise the host's memory is full.",
-        Confidence.LIKELY,
-        "sysctl vm.max_map_count (65530 by default), wc -l /proc/PID/maps of the program, free -h.",
-    ),
     "pool-full": Hypothesis(
         Cause.CAPACITY,
         "A step needed more tokens of KV cache than SGLang's pool had free; the pool is full, not "
@@ -246,7 +238,7 @@ def _read(message: OomMessage) -> Hypothesis:
         return _library(message)
     if message.kind == ALLOCATOR:
         return _allocator(message)
-    return _OF_KIND.get(message.kind, _unknown)(message)
+    return _OF_KIND.get(message.kind, _foreign)(message)
 
 
 def evidence_of_message(message: OomMessage) -> tuple[Evidence, ...]:
@@ -292,7 +284,7 @@ def _allocator(message: OomMessage) -> Hypothesis:
 def _mps(message: OomMessage) -> Hypothesis:
     """Read MPS: it refuses if heaps + other Metal memory + request exceed the watermark."""
     if message.requested_bytes is None or message.allocated_bytes is None:
-        return _unknown(message)
+        return by_its_figures(_framework(message), message)
     limit = known(message.limit_bytes)
     other = message.other_allocations_bytes or 0
     sums = (
@@ -315,16 +307,6 @@ def _mps(message: OomMessage) -> Hypothesis:
         f"{sums} exceed the limit of {format_size(limit)} (PYTORCH_MPS_HIGH_WATERMARK_RATIO).",
         Confidence.PROVEN,
         also=(Cause.CAPACITY,),
-    )
-
-
-def _unknown(message: OomMessage) -> Hypothesis:
-    return Hypothesis(
-        Cause.UNKNOWN,
-        f"{_framework(message)} ran out of memory, but the message prints no figures that "
-        "show why.",
-        settled_by="nvidia-smi at the moment of failure shows whether the device was full "
-        "and by whom.",
     )
 
 
@@ -396,15 +378,6 @@ def _library(message: OomMessage) -> Hypothesis:
         )
     asked = message.requested_bytes
     what = "memory for itself" if asked is None else f"{format_size(asked)} for itself"
-    engine = engine_of(message)
-    if engine is not None:
-        return Hypothesis(
-            Cause.CAPACITY,
-            f"{name} could not get {what}: {engine.name} has already taken the GPU's memory, or "
-            "another process has.",
-            settled_by=WATCH,
-            also=(Cause.OTHER_PROCESS,),
-        )
     full = "the device was full" if asked is not None else "most likely the device was full"
     sign = sign_of(message)
     failed = f" It failed {sign.doing}." if sign is not None and name not in sign.doing else ""

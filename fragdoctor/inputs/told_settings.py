@@ -77,7 +77,6 @@ _N_GPUS: Final = re.compile(
     r"|(?:num_gpus|nproc[-_]per[-_]node|num_processes)[ =]{1,3}(?P<of>[1-9]\d{0,2})\b"
     r"|(?:CUDA_VISIBLE_DEVICES=|localhost:)(?P<ids>\d(?:,\d){0,15})"
 )
-_MOST_GPUS: Final = 512
 _SAMPLES: Final = {
     "fewer frames": r"\bvideo(?:s|\d{1,4})?\b(?! (?:memory|ram|card|adapter))|\b(?:num_)?frames\b"
     r"|\bfps\b",
@@ -142,5 +141,5 @@ def told_settings(text: str) -> ToldSettings:
         else tuple(kinds)
         if len(kinds) <= _MOST_KINDS
         else (),
-        n_gpus=max((n for n in gpus if n <= _MOST_GPUS), default=1),
+        n_gpus=max(gpus, default=1),
     )

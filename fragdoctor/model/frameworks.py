@@ -358,19 +358,6 @@ OpenMMLab
   logs: \bsamples_per_gpu\b|\bmm(?:det|seg|detection|segmentation|rotate|engine)\b
   batch: lower batch_size in train_dataloader (samples_per_gpu in data before version 3), or scale
     or crop_size in the pipeline
-fairseq
-  source: fairseq 0.12, options.py and dataclass/configs.py
-  files: /fairseq(?:_cli)?/
-  logs: \bfairseq\b|\| WARNING: ran out of memory
-  batch: lower --max-tokens or --batch-size, and raise --update-freq
-NeMo
-  source: nemo_toolkit 1.20 to 2.4, collections/asr/models and docs/asr
-  files: /nemo/collections/
-  logs: \bnemo_asr\b|\bNeMo/|nemo\.collections
-  batch: lower batch_size or max_duration in train_ds
-  evaluation-batch: cut recordings into pieces of a few minutes; call
-    model.change_attention_model('rel_pos_local_attn', [128, 128]) and
-    change_subsampling_conv_chunking_factor(1); use batch_size=1 in transcribe()
 ESPnet
   source: espnet 202301 to 202412, espnet2/tasks/abs_task.py
   files: /espnet2?/

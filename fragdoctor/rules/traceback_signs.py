@@ -600,19 +600,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     ),
     # ---- optimizers ----
     TracebackSign(
-        name="optimizer-temporaries",
-        doing="in a step of the optimizer, for temporaries as large as the weights",
-        is_of_model=True,
-        title="Use the fused step, which makes no temporaries",
-        change="set fused=True in the optimizer of torch.optim, or foreach=False, which is "
-        "slower, if it has none; then use an 8-bit optimizer, or shard it over more GPUs",
-        spelled=Change.FUSED,
-        why="The foreach form works on all weights at once, and keeps its intermediate results for "
-        "all of them. The batch's activations are freed by then: a smaller batch changes nothing.",
-        # torch 2.0 to 2.13, torch/optim: _multi_tensor_*; transformers 4.57, training_args.py
-        places=(Place(file=r"/torch/optim/", code=r"\btorch\._foreach_"),),
-    ),
-    TracebackSign(
         name="optimizer-state",
         doing="while the optimizer made its state or took a step",
         is_of_model=True,

@@ -181,9 +181,6 @@ SHAPES = {
     "loss-of-vocabulary": failing(
         frame("/job/net.py", "loss", "logits = logits.float()"),
     ),
-    "optimizer-temporaries": failing(
-        frame(f"{TORCH}/optim/adam.py", "_multi_tensor_adam", "d = torch._foreach_sqrt(squares)")
-    ),
     "optimizer-state in pages": "Error out of memory at line 7 in file /csrc/pythonInterface.cpp\n",
     "optimizer-state in the step of DeepSpeed": failing(
         frame(f"{LIB}/deepspeed/runtime/zero/stage3.py", "_optimizer_step", "self.opt.step()"),

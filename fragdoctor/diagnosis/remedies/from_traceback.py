@@ -63,8 +63,10 @@ def _said(case: JudgedCase, sign: TracebackSign, message: OomMessage) -> tuple[s
         return sign.title, f"{sign.change}; otherwise {less}"
     if sign.name == LATE:
         return _of_later_step(case, sign, message)
-    if sign.name == GROWTH:
-        return _of_growth(sign, message)
+    if sign.name == GROWTH and only_runs(message):
+        return "Keep nothing of a request on the GPU", KEPT_BY_REQUESTS
+    if sign.name == GROWTH and re.search(r"\bitem\b", message.said, re.ASCII):
+        return "Find what else is kept from step to step", sign.change.partition("; ")[2]
     cache = smaller_cache(case) if sign.name == SERVER_STEP else ""
     return sign.title, "; ".join(filter(None, (cache, change)))
 
@@ -75,14 +77,6 @@ def _of_later_step(case: JudgedCase, sign: TracebackSign, message: OomMessage) -
         return title, f"{KEPT_BY_REQUESTS}; {fewer_bytes(case)}"
     batch = words_in(case, Change.BATCH) or "a lower batch size makes room for all of these"
     return sign.title, f"{sign.change}; {batch}"
-
-
-def _of_growth(sign: TracebackSign, message: OomMessage) -> tuple[str, str]:
-    if only_runs(message):
-        return "Keep nothing of a request on the GPU", KEPT_BY_REQUESTS
-    if re.search(r"\bitem\b", message.said, re.ASCII):  # who writes of it has done it already
-        return "Find what else is kept from step to step", sign.change.partition("; ")[2]
-    return sign.title, sign.change
 
 
 @proposes("Change the call that failed")

@@ -26,7 +26,6 @@ HALVES: Final = (
 ANY_BATCH: Final = (
     "lower the batch size, or the size of one sample: sequence length, image size, frames"
 )
-ONE_SAMPLE: Final = "a shorter sequence, a smaller image or crop, fewer frames"
 ONE_INPUT: Final = "a smaller image or tiles of it, fewer frames or points, a shorter text or audio"
 NO_HELP: Final = "a smaller batch did not help"
 LESS_STATE: Final = ("16 bits", ADAPTER, STATE_8BIT)
@@ -39,7 +38,6 @@ PARTS: Final = {IMAGES: " (or tiles of them)", SEQUENCES: " (and a lower max_new
 OF_SMALL_MODELS: Final = ("smaller patches or crops", "fewer points", "fewer nodes and edges")
 """Samples of models whose weights are small beside what they compute."""
 OFFLOADED: Final = "what is not running on the CPU (an option such as --offload or --lowvram)"
-UNDER_NO_GRAD: Final = "with torch.inference_mode() around it in code of your own"
 _OF_MODEL: Final = re.compile(r"(?i)\bmodels?\b|\binference\b|\bgenerat|\bpipeline|模型|推理")
 _OWN_CODE: Final = re.compile(r"\bimport torch\b|\bdef \w{1,40}\(|\bmodel\(|\.(?:eval|cuda|to)\(")
 
@@ -71,7 +69,7 @@ def less_to_run(case: JudgedCase) -> str:
     said = "" if case.message is None else case.message.said
     less = " or ".join(f"{s}{PARTS.get(s, '')}" for s in case.told.smaller_samples) or ONE_INPUT
     weights = words_in(case, Change.WEIGHTS) or fewer_bytes(case)
-    graph = f", {UNDER_NO_GRAD}" if _OWN_CODE.search(said) else ""
+    graph = ", under torch.inference_mode()" if _OWN_CODE.search(said) else ""
     return f"use {less}; one input at a time{graph}; {weights}"
 
 
@@ -103,7 +101,7 @@ def less_of_batch(case: JudgedCase) -> tuple[str, str]:
 
 def _less_of_one(case: JudgedCase, since: str) -> tuple[str, str]:
     """Return title and change for a batch that cannot shrink, without what is in use already."""
-    samples = ", ".join(case.told.smaller_samples) or ONE_SAMPLE
+    samples = ", ".join(case.told.smaller_samples) or ONE_INPUT
     if not case.trains:
         weights = words_in(case, Change.WEIGHTS) or fewer_bytes(case)
         return f"Use less for one sample: {since}", f"use {samples}; then {weights}"

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from fragdoctor.diagnosis.remedies.host_memory import HOST_CHANGES
 from fragdoctor.diagnosis.remedies.less_at_once import less_to_run, speaks_of_model
 from fragdoctor.diagnosis.remedies.remedy import (
     ASKS,
@@ -201,8 +200,6 @@ def _beside_weights(m: OomMessage, shares: Sequence[ServerShare], spread: str) -
 
 # ---- programs with allocators of their own -------------------------------------------------------
 
-WSL: Final = re.compile(r"\bWSL|/mnt/[a-z]/|microsoft-standard")
-
 TOLD: Final = (Need.WEIGHTS, Need.CACHE, Need.GRAPH, Need.LIMIT, Need.POOL, Need.ONE_INPUT)
 """Needs that the text itself names, so that meeting them removes the cause."""
 
@@ -223,9 +220,6 @@ def less_on_the_device(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     title, change = engine.advice(need)
     if is_told_of_nobody(message) and speaks_of_model(case):
         title, change = "Give the model less at a time", f"{less_to_run(case)}; {OTHERS}"
-    if case.kind == "ggml" and message.requested_bytes is None and WSL.search(message.said):
-        title = "Try without page-locked host memory first, then with fewer layers on the GPU"
-        change = f"{HOST_CHANGES['ggml-pinned']}: {change}"
     yield remedy.proposal(
         title=title,
         # If so little was refused, the question is who else is on the device.
