@@ -64,7 +64,7 @@ _IN_USE: Final = {
     ADAPTER: r"\bq?lora\b|\bpeft\b|adapters?\b|\bfreez|\bfrozen",
     SHARDED_WEIGHTS: r"zero[-_ ]?3|stage\W{0,4}3|\bfsdp|megatron",
     SHARDING: r"\bzero\d?\b|zero[-_ ]?(?:stage|[123])|deepspeed|\bfsdp|megatron",
-    OFFLOADING: r"offload(?!\w*[\"']?\s?[:=]\s?[\"']?(?:false|none))",
+    OFFLOADING: r"low_?vram|offload(?!\w*[\"']?\s?[:=]\s?[\"']?(?:false|none))",
     # transformers, modeling_utils.py: "incompatible" is printed if the cache is on as well
     CHECKPOINTING: r"--gradient[_-]checkpointing\b(?!['\",= ]{1,4}(?:false|no|0))"
     r"|gradient_checkpointing['\"`]{0,2} ?[:=] ?['\"]?true"
@@ -84,7 +84,7 @@ _SAMPLES: Final = {
     r"|diari[sz]|vocod|whisper",
     "smaller patches or crops": r"\bpatch(?:es|_size| size)\b|\bvolum(?:es|etric)\b|\bCT\b",
     "fewer points": r"\bpoint.?clouds?\b|\blidar\b",
-    "fewer nodes and edges": r"\bG[CN]Ns?\b|graph.(?:neural|conv)|\bedges\b|\bdgl\b"
+    "fewer nodes and edges": r"\bG[CN]Ns?\b|GATs?\b|graph.(?:neural|conv)|\bedges\b|\bdgl\b"
     r"|edge_index|torch.geometric",
     IMAGES: r"\bimages?\b|\bimg(?:s|sz|_size)?\b|\bresolution\b|\bunet\b|(?<!-)segmentation"
     r"|\bpictures?\b|\bphoto|upscal|super.?resol|(?:txt|img)2img"

@@ -44,14 +44,14 @@ _OWN_CODE: Final = re.compile(r"\bimport torch\b|\bdef \w{1,40}\(|\bmodel\(|\.(?
 
 def speaks_of_model(case: JudgedCase) -> bool:
     """Return whether a text is about a model or its inputs, and not about any program."""
-    said = "" if case.message is None else case.message.said
-    return bool(case.told.smaller_samples) or _OF_MODEL.search(said) is not None
+    message = case.message
+    said = message is not None and _OF_MODEL.search(message.said) is not None
+    return said or bool(case.told.smaller_samples)
 
 
 def fewer_bytes(case: JudgedCase) -> str:
     """Return how weights that only run take less of the GPU, without what the text has in use."""
-    said = "" if case.message is None else case.message.said
-    is_offloaded = OFFLOADING in case.told.in_use or re.search(r"(?i)low_?vram", said)
+    is_offloaded = OFFLOADING in case.told.in_use
     if not {*case.told.smaller_samples}.isdisjoint(OF_SMALL_MODELS):
         return "run it in 16 bits (torch.autocast), or on the CPU"
     bits = "8 or 4" if "16 bits" in case.told.in_use else "16, 8 or 4"
