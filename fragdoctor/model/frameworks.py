@@ -160,11 +160,10 @@ text-generation-webui
   source: text-generation-webui 1.0 to 3.0, modules/shared.py
   files: /text-generation-webui[\w-]*/|/textgen[\w-]*/
   logs: (?i:\btext-generation-webui\b|\boobabooga|\btextgen-webui)
-  batch: put less of the model on the GPU: --load-in-4bit or --load-in-8bit, or --gpu-memory with
-    a lower figure, which keeps the rest on the CPU; --n-gpu-layers for GGUF, --pre_layer for GPTQ;
-    a shorter context (truncation length, --ctx-size, --max_seq_len) and max_new_tokens
-  weights: --load-in-4bit or --load-in-8bit, a quantized model (GGUF, EXL2, GPTQ), or --gpu-memory
-    with a lower figure, which keeps the rest on the CPU; --n-gpu-layers for GGUF
+  batch: put fewer layers on the GPU (--n-gpu-layers for GGUF, --pre_layer for GPTQ); use a shorter
+    context (truncation length, --ctx-size, --max_seq_len) and max_new_tokens
+  weights: --load-in-4bit or --load-in-8bit, a quantized model (GGUF, EXL2, GPTQ), or a lower
+    --gpu-memory, which keeps the rest on the CPU; --n-gpu-layers for GGUF
 verl
   source: verl 0.4 to 0.6, trainer/config and docs/perf/perf_tuning.rst
   files: /verl/(?:workers|trainer|utils|models|single_controller)/
