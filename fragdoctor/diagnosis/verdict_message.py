@@ -8,7 +8,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from fragdoctor.diagnosis.decision import Hypothesis, decide, distinct, in_bytes, without_figures
-from fragdoctor.diagnosis.verdict_foreign import WATCH, by_its_figures, watch
+from fragdoctor.diagnosis.verdict_foreign import by_its_figures, watch
 from fragdoctor.model.case import GPU_TABLE, OomLog, OomMessage
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.engines import engine_of, is_of_other_program
@@ -16,7 +16,13 @@ from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.rules.failed_request import known
 from fragdoctor.rules.request_sources import request_of_message
 from fragdoctor.rules.told_weights import told_weights
-from fragdoctor.rules.traceback_signs import LOADING_WEIGHTS, is_seen_to_grow, sign_of
+from fragdoctor.rules.traceback_signs import (
+    LOADING_WEIGHTS,
+    RAN_BEFORE,
+    is_seen_to_fail_late,
+    is_seen_to_grow,
+    sign_of,
+)
 from fragdoctor.units import format_count, format_size, plural
 
 ALLOCATOR: Final = "pytorch-caching-allocator"
@@ -149,14 +155,6 @@ TOLD: Final = {
         "host's out-of-memory killer ended them.",
         settled_by=SHOWS_KILL,
     ),
-    "mappings": Hypothesis(
-        Cause.HOST_MEMORY,
-        "The kernel refused to map a tensor's shared memory: if the piece is small, the process "
-        "has reached its limit of mappings (vm.max_map_count), as a DataLoader that passes many "
-        "small tensors does; otherwise the host's memory is full.",
-        Confidence.LIKELY,
-        "sysctl vm.max_map_count (65530 by default), wc -l /proc/PID/maps of the program, free -h.",
-    ),
     "pool-full": Hypothesis(
         Cause.CAPACITY,
         "A step needed more tokens of KV cache than SGLang's pool had free; the pool is full, not "
@@ -214,6 +212,8 @@ def as_told(found: Hypothesis, message: OomMessage | None) -> Hypothesis:
         found = replace(found, summary=f"{found.summary} {weights.text}.")
     if message is None or found.confidence is not Confidence.POSSIBLE:
         return found
+    if found.cause is Cause.CAPACITY and is_seen_to_fail_late(message):
+        return replace(found, also=distinct((*found.also, Cause.LEAK), found.cause))
     if not is_seen_to_grow(message):
         return found
     also = distinct((found.cause, *found.also), Cause.LEAK)
@@ -238,7 +238,7 @@ def _read(message: OomMessage) -> Hypothesis:
         return _library(message)
     if message.kind == ALLOCATOR:
         return _allocator(message)
-    return _OF_KIND.get(message.kind, _unknown)(message)
+    return _OF_KIND.get(message.kind, _foreign)(message)
 
 
 def evidence_of_message(message: OomMessage) -> tuple[Evidence, ...]:
@@ -266,18 +266,6 @@ def _allocator(message: OomMessage) -> Hypothesis:
         return Hypothesis(Cause.CAPACITY, summary, also=(Cause.HEALTHY,))
     sign = sign_of(message)
     doing = "" if sign is None else sign.doing
-    if message.variant == "batch-search":
-        # accelerate 0.10 to 1.15, utils/memory.py: find_executable_batch_size
-        return Hypothesis(
-            Cause.CAPACITY,
-            "accelerate's search for a batch size that fits (find_executable_batch_size, or "
-            "auto_find_batch_size=True of Trainer) lowered it after each failure, and a batch of "
-            f"one failed as well{doing and ', '}{doing}: the batch is not what is too large.",
-            settled_by="Run once with a batch of one and without the search, which hides the "
-            "errors that it caught: PyTorch's own error has the figures. The search also takes a "
-            "lack of host memory for too large a batch.",
-            also=(Cause.HOST_MEMORY,),
-        )
     if failed is not None:
         return decide(failed)
     found = without_figures("request", doing)
@@ -296,7 +284,7 @@ def _allocator(message: OomMessage) -> Hypothesis:
 def _mps(message: OomMessage) -> Hypothesis:
     """Read MPS: it refuses if heaps + other Metal memory + request exceed the watermark."""
     if message.requested_bytes is None or message.allocated_bytes is None:
-        return _unknown(message)
+        return by_its_figures(_framework(message), message)
     limit = known(message.limit_bytes)
     other = message.other_allocations_bytes or 0
     sums = (
@@ -322,25 +310,13 @@ def _mps(message: OomMessage) -> Hypothesis:
     )
 
 
-def _unknown(message: OomMessage) -> Hypothesis:
-    return Hypothesis(
-        Cause.UNKNOWN,
-        f"{_framework(message)} ran out of memory, but the message prints no figures that "
-        "show why.",
-        settled_by="nvidia-smi at the moment of failure shows whether the device was full "
-        "and by whom.",
-    )
-
-
-_BESIDE: Final = re.compile(
-    r"(?is)\A(?=.*\b(?:tensorflow|tf|keras|jax|flax) (?:model|program|session|code|part|pipeline"
-    r"|process)s?\b)(?=.*torch)"
-)
 _WATCHED: Final = "nvidia-smi during the run shows whether the device is full, and by whom"
 
 
 def _driver(message: OomMessage) -> Hypothesis:
     sign, is_told = sign_of(message), message.variant == "told"
+    if sign is not None and sign.name == RAN_BEFORE:
+        sign = None  # who fills the GPU now is just what is open
     if message.sub_kind == GPU_TABLE and (sign is None or sign.name == LOADING_WEIGHTS):
         whole = "" if message.total_bytes is None else f" of {format_size(message.total_bytes)}"
         return Hypothesis(
@@ -376,13 +352,6 @@ def _driver(message: OomMessage) -> Hypothesis:
             settled_by=f"{_WATCHED}.",
             also=(Cause.OTHER_PROCESS,),
         )
-    if is_told and _BESIDE.search(message.said):
-        return Hypothesis(
-            Cause.NON_PYTORCH_MEMORY,
-            "PyTorch runs beside TensorFlow or JAX here, which take most of a GPU at the start.",
-            settled_by=f"{_WATCHED}.",
-            also=(Cause.CAPACITY,),
-        )
     return Hypothesis(
         Cause.UNKNOWN,
         "The text says that the GPU's memory ran out, but not what filled it or what was asked for."
@@ -409,15 +378,6 @@ def _library(message: OomMessage) -> Hypothesis:
         )
     asked = message.requested_bytes
     what = "memory for itself" if asked is None else f"{format_size(asked)} for itself"
-    engine = engine_of(message)
-    if engine is not None:
-        return Hypothesis(
-            Cause.CAPACITY,
-            f"{name} could not get {what}: {engine.name} has already taken the GPU's memory, or "
-            "another process has.",
-            settled_by=WATCH,
-            also=(Cause.OTHER_PROCESS,),
-        )
     full = "the device was full" if asked is not None else "most likely the device was full"
     sign = sign_of(message)
     failed = f" It failed {sign.doing}." if sign is not None and name not in sign.doing else ""

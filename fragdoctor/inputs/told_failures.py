@@ -29,7 +29,7 @@ _MEMORY: Final = (
     r"(?:memory|vram|ram)\b"
 )
 SHORTAGE: Final = re.compile(
-    rf"\b(?:(?P<torch>cuda|hip)[ :_]{{1,2}})?ou[tf][ _-]of[ _-]{_MEMORY}(?![ -]killer)"
+    rf"\b(?:(?P<torch>cuda|hip)[ :_]{{1,2}})?ou[tf][ _-]{{0,2}}of[ _-]{_MEMORY}(?![ -]killer)"
     r"|(?:^|(?<=[a-z`:] ))`?(?P<name>(?:torch\.(?:cuda\.)?)?OutOfMemoryError)"
     r"(?=`?\s{1,80}[a-zT]|`?$)"
     r"|\b(?-i:OOM)s?\b(?!\W{1,3}(?:0(?!\.\d)|count|safe|score|killer: disabled)\b)"
@@ -38,6 +38,11 @@ SHORTAGE: Final = re.compile(
     rf"|\b{_MEMORY} (?:(?:is|was) (?:full|exhausted)|over-?(?:load|flow)s?\b)"
     rf"|(?P<loose>{GROWS}|\b(?:cuda|gpu|vram) memory (?:error|problem)s?\b|\black of {_MEMORY}"
     rf"|{_MEMORY} (?:is|was)(?:n't| not) (?:enough|sufficient)"
+    rf"|{_MEMORY} (?:is insufficient|limitations?|spikes?|(?:gets?|is|was) (?:fully|all) used)\b"
+    rf"|{_MEMORY} (?:usage|consumption) (?:is|was) (?:very|too|so|extremely) high\b"
+    rf"|\b(?:too much|a lot of|excessive) {_MEMORY}"
+    rf"|\b(?:gpu|memory) (?:load|usage) is (?:not balanced|[iu][mn]balanced)"
+    rf"|\bexceed(?:s|ed|ing)? (?:\w{{1,20}} ){{0,3}}\d{{1,3}} ?GB"
     rf"|\bmax(?:ing|ed|es) out (?:\S{{1,20}} ){{0,4}}{_MEMORY}"
     rf"|\bexceed(?:s|ed|ing)? (?:the |my )?{_MEMORY}|\b{_MEMORY} exceeded\b)"
     r"|爆显存|[显内]存(?:[就又都会直接]{0,2}[爆炸满]|不足|不够|溢出)"
@@ -55,6 +60,13 @@ _TRAINS: Final = re.compile(
     rf"{TRAINING}|\bbatch[ _-]?size|\blora\b|\bvalidation\b|torch|gradio|推理|\bdef \w{{1,40}}\(",
     re.IGNORECASE,
 )
+_POST: Final = re.compile(
+    r"\b(?:I|I'm|I've|my|we)\b.{0,600}(?:\?|\bhelp|\bsolve|\bsuggest|\bfix|\badvice|\breduc)"
+    r"|\bhow (?:can|do|to|could|should) (?:I|we|reduce|solve|fix)\b"
+    r"|怎么|如何|请问|为什么|求助|吗[?\uff1f]",
+    re.IGNORECASE | re.DOTALL,
+)
+"""What people write who ask for help."""
 _GROWS: Final = re.compile(r"grow|increas|leak|deplet", re.IGNORECASE)
 _OTHERS: Final = re.compile(r"\b(?:jax|flax|tensorflow|keras|paddle)", re.IGNORECASE)
 _ON_HOST: Final = re.compile(
@@ -74,10 +86,11 @@ def told_failure(text: str) -> OomMessage | None:
 
     A sentence that says whose memory it was wins over those that do not. A short title counts, and
     so does an error's name at the start of a line. If the words only say that memory grows or is
-    scarce, the sentence must also say that this did harm, or be the title of a text.
+    scarce, the sentence must also say that this did harm, or be the title of a text or a part of a
+    post: who asks for help tells of a failure.
     """
     head = text[:MAX_CHARS]
-    at, first_told = 0, None
+    at, first_told, weak, is_post = 0, None, None, _POST.search(head) is not None
     while found := SHORTAGE.search(head, at):
         first = max(found.start() - _MAX_TEXT, 0)
         start = max(head.rfind("\n", first, found.start()) + 1, first)
@@ -91,14 +104,19 @@ def told_failure(text: str) -> OomMessage | None:
         is_title &= not head[:start].strip()
         is_head = not found["loose"] and not before.strip("\"'`([{>*-: #")
         line = head[start : sentence.end()]
-        if reports_failure(told, before, line, is_report=is_title or is_head):
+        is_plain = is_title or is_head or not found["loose"]
+        is_told = reports_failure(told, before, line, is_report=is_title or is_head)
+        if is_told or (is_post and reports_failure(told, before, line, is_report=True)):
             line = head[start : found.end() + _MAX_TEXT].partition("\n")[0]
             message = replace(_message(found, told, head), text=" ".join(line.split()))
-            if _ON_DEVICE.search(told) or _ON_HOST.search(told):
+            if not (is_told or is_plain):
+                weak = weak or message  # another sentence may tell of the failure itself
+            elif _ON_DEVICE.search(told) or _ON_HOST.search(told):
                 return message
-            first_told = first_told or message
+            else:
+                first_told = first_told or message
         at = max(found.end(), sentence.end())
-    return first_told
+    return first_told or weak
 
 
 def _is_of_torch(around: str) -> bool:

@@ -9,7 +9,17 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from fragdoctor.model.case import CHECKPOINTING, IMAGES, SEQUENCES, ToldSettings
+from fragdoctor.model.case import (
+    ADAPTER,
+    CHECKPOINTING,
+    IMAGES,
+    OFFLOADING,
+    SEQUENCES,
+    SHARDED_WEIGHTS,
+    SHARDING,
+    STATE_8BIT,
+    ToldSettings,
+)
 
 MAX_CHARS: Final = 256 * 1024
 
@@ -51,21 +61,31 @@ _TRIED: Final = re.compile(
 )
 _IN_USE: Final = {
     "16 bits": r"\b(?:fp16|bf16|float16|bfloat16)\b|mixed.?precision\W{1,4}(?:fp|bf)16|\b16-mixed",
-    "LoRA": r"\bq?lora\b|\bpeft\b",
+    ADAPTER: r"\bq?lora\b|\bpeft\b|adapters?\b|\bfreez|\bfrozen",
+    SHARDED_WEIGHTS: r"zero[-_ ]?3|stage\W{0,4}3|\bfsdp|megatron",
+    SHARDING: r"\bzero\d?\b|zero[-_ ]?(?:stage|[123])|deepspeed|\bfsdp|megatron",
+    OFFLOADING: r"low_?vram|offload(?!\w*[\"']?\s?[:=]\s?[\"']?(?:false|none))",
     # transformers, modeling_utils.py: "incompatible" is printed if the cache is on as well
     CHECKPOINTING: r"--gradient[_-]checkpointing\b(?!['\",= ]{1,4}(?:false|no|0))"
     r"|gradient_checkpointing['\"`]{0,2} ?[:=] ?['\"]?true"
     r"|incompatible with gradient checkpointing",
-    "an optimizer in 8 bits": r"(?:adamw?|adam|lion)_?8.?bit|8.?bit_?adam|\badafactor\b",
+    STATE_8BIT: r"(?:adamw?|adam|lion)_?8.?bit|8.?bit_?adam|\badafactor\b",
 }
+_N_GPUS: Final = re.compile(
+    r"(?i)(?<![\d.])(?P<n>[1-9]\d{0,2}) ?"
+    r"(?:[x*\u00d7张块](?![\d ])|nvidia |gpus?\b|[x*]? ?[ahv]\d00)"
+    r"|(?:num_gpus|nproc[-_]per[-_]node|num_processes)[ =]{1,3}(?P<of>[1-9]\d{0,2})\b"
+    r"|(?:CUDA_VISIBLE_DEVICES=|localhost:)(?P<ids>\d(?:,\d){0,15})"
+)
 _SAMPLES: Final = {
-    "fewer frames": r"\bvideo(?:s|\d{1,4})?\b(?! (?:memory|ram|card|adapter))|\bnum_frames\b"
+    "fewer frames": r"\bvideo(?:s|\d{1,4})?\b(?! (?:memory|ram|card|adapter))|\b(?:num_)?frames\b"
     r"|\bfps\b",
     "shorter audio": r"\baudio\b|\bspeech\b|\butterances?\b|wav2vec|\btts\b|\bvoice|transcri"
     r"|diari[sz]|vocod|whisper",
     "smaller patches or crops": r"\bpatch(?:es|_size| size)\b|\bvolum(?:es|etric)\b|\bCT\b",
     "fewer points": r"\bpoint.?clouds?\b|\blidar\b",
-    "fewer nodes and edges": r"\bG[CN]Ns?\b|graph.(?:neural|conv)|edge_index|torch.geometric",
+    "fewer nodes and edges": r"\bG[CN]Ns?\b|GATs?\b|graph.(?:neural|conv)|\bedges\b|\bdgl\b"
+    r"|edge_index|torch.geometric",
     IMAGES: r"\bimages?\b|\bimg(?:s|sz|_size)?\b|\bresolution\b|\bunet\b|(?<!-)segmentation"
     r"|\bpictures?\b|\bphoto|upscal|super.?resol|(?:txt|img)2img"
     # torch 2.13, torch/nn/modules/conv.py and pooling.py, torch/nn/functional.py
@@ -102,6 +122,7 @@ def told_settings(text: str) -> ToldSettings:
         less: len(re.findall(words, head, re.IGNORECASE)) for less, words in _SAMPLES.items()
     }
     most = max(named_as.values())
+    gpus = [int(m["n"] or m["of"] or m["ids"].count(",") + 1) for m in _N_GPUS.finditer(head)]
     kinds = [less for less, n in named_as.items() if n and _MUCH * n >= most]
     return ToldSettings(
         batch_option=" ".join((options or [m["option"] for m in named] or [""])[0].split()),
@@ -120,4 +141,5 @@ def told_settings(text: str) -> ToldSettings:
         else tuple(kinds)
         if len(kinds) <= _MOST_KINDS
         else (),
+        n_gpus=max(gpus, default=1),
     )

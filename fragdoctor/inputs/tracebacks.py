@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Final
 
 from msgspec.structs import replace
@@ -100,7 +100,8 @@ def with_tracebacks(
         for n in wanted[offset]:
             found[n] = replace(
                 found[n],
-                around=_folded([around, _after(own, found[n].text), after]),
+                around=around,
+                after=_folded([_after(own, found[n].text), after]),
                 frames=tuple(frames[-_MAX_FRAMES:]),
                 is_in_handler=is_in_handler,
             )
@@ -120,8 +121,8 @@ def _with_frames_of_repeat(message: OomMessage, later: Sequence[OomMessage]) -> 
         getattr(message, name) == getattr(again, name)
         for name in ("kind", "variant", "requested_bytes", "device_index", "rank")
     )
-    around = _folded([message.around, again.said])
-    return replace(message, frames=again.frames, around=around) if is_same else message
+    after = _folded([message.after, again.said])
+    return replace(message, frames=again.frames, after=after) if is_same else message
 
 
 def _blocks(
@@ -155,11 +156,28 @@ def _lines(text: str) -> Iterator[tuple[int | None, str]]:
         # The \n in C:\\torch\\nn is not an escaped line break.
         raw = raw.removesuffix("\r")  # noqa: PLW2901 - from a file written on Windows
         is_windows = _WINDOWS.search(raw[:4096]) is not None
-        for plain in [raw[:4096]] if is_windows else plain_lines(raw[:4096]):
+        told = _unfolded(raw[:4096])
+        for plain in told if is_windows else chain.from_iterable(map(plain_lines, told)):
             prefix, rest = split_prefix(plain)
-            told = rank_in(prefix) if prefix else None
-            writer = told if told is not None else writer
+            rank = rank_in(prefix) if prefix else None
+            writer = rank if rank is not None else writer
             yield writer, rest.rstrip(_FRAME_BARS)
+
+
+def _unfolded(line: str) -> list[str]:
+    """Return the lines of a whole traceback that was folded into one, else the line itself."""
+    plain = line.translate(_QUOTES)
+    if plain.count('File "') < _FOLDED_FRAMES:
+        return [line]
+    return _CALL.sub(r"\1\n", _BREAK.sub("\n", plain)).split("\n")
+
+
+_QUOTES: Final = {0x201C: '"', 0x201D: '"'}
+_FOLDED_FRAMES: Final = 2
+_BREAK: Final = re.compile(
+    r"\s{1,20}(?=File \"[^\"\n]{1,400}\", line \d|[A-Za-z_][\w.]{0,120}(?:Error|Exception): )"
+)
+_CALL: Final = re.compile(r"(File \"[^\"\n]{1,400}\", line \d{1,7}, in [\w<>.]{1,120})[ \t]{1,20}")
 
 
 def _after(line: str, message: str) -> str:

@@ -23,15 +23,20 @@ GPU_TABLE: Final = "gpu-table"
 """``sub_kind`` of the message that stands for a table of GPUs next to words about a failure."""
 
 TRAINING: Final = (
-    r"(?:(?<![a-z])(?<!pre[-_])train(?!ed (?:model|on|weights|network))|pretrain(?!ed)"
-    r"|train(?:er|loop)\b|fine-?tun|\bepoch|dreambooth|backward|learning.rate|optimi[sz]er|\blosse?s?\b|训练|微调|学習|학습)"
+    r"(?:(?<![a-z])(?<!pre[-_])(?<!without )(?<!not )train(?!ed (?:model|on|weights|network))"
+    r"|pretrain(?!ed)|train(?:er|loop)\b|fine-?tun|\bepoch|dreambooth|backward|learning.rate|optimi[sz]er|\blosse?s?\b|训练|微调|学習|학습)"
 )
 """Words that people and programs only use about training."""
 
 _TRAINS: Final = re.compile(TRAINING, re.IGNORECASE)
 
+ADAPTER: Final = "LoRA"
+STATE_8BIT: Final = "an optimizer in 8 bits"
+SHARDING: Final = "sharding"
+SHARDED_WEIGHTS: Final = "sharded weights"
+OFFLOADING: Final = "offloading"
 CHECKPOINTING: Final = "checkpointing"
-"""Checkpointed layers among the measures that a text says are in use."""
+"""Measures that a text may say are in use."""
 IMAGES: Final = "smaller images"
 SEQUENCES: Final = "shorter sequences"
 """What smaller samples are if a text speaks of images or of text."""
@@ -109,8 +114,9 @@ class OomMessage(Struct, frozen=True):
         is_warning: whether the framework printed it as a warning, not as a failure.
         n_sequences: requests that a server had in flight or tried at start, if printed.
         intro: text before the message on its line, at most 300 characters; hostile text.
-        around: the last lines that the process printed before the message and, if no traceback
-            follows, the lines after it; at most 2,000 characters each; hostile text.
+        around: the last lines that the process printed before the message, at most 2,000
+            characters; hostile text.
+        after: the rest of its line and, if no traceback follows, the lines after it; hostile text.
         frames: the calls that led to it, outermost first, if a traceback is printed with it.
         is_in_handler: whether the traceback says that another exception was being handled.
         text: the message itself, with whitespace folded, at most 2,000 characters; hostile text.
@@ -149,14 +155,15 @@ class OomMessage(Struct, frozen=True):
     n_sequences: int | None = None
     intro: str = ""
     around: str = ""
+    after: str = ""
     frames: Sequence[TracebackFrame] = ()
     is_in_handler: bool = False
     text: str = ""
 
     @property
     def said(self) -> str:
-        """All text about the failure: the lines around it, the introduction, the message."""
-        return f"{self.around} {self.intro} {self.text}"
+        """All text about the failure, in its order: lines before it, itself, lines after it."""
+        return f"{self.around} {self.intro} {self.text} {self.after}"
 
     @property
     def is_of_training(self) -> bool:
@@ -220,6 +227,7 @@ class ToldSettings(Struct, frozen=True):
         tried: other options that it says did not help, as ``max-model-len``; hostile text.
         in_use: measures against a lack of memory that the text says are in use.
         smaller_samples: what a smaller sample is: "shorter sequences"; empty if it is not clear.
+        n_gpus: the most GPUs that the text names.
     """
 
     batch_option: str = ""
@@ -228,6 +236,7 @@ class ToldSettings(Struct, frozen=True):
     tried: Sequence[str] = ()
     in_use: Sequence[str] = ()
     smaller_samples: Sequence[str] = ()
+    n_gpus: int = 1
 
 
 class OomLog(Struct, frozen=True):

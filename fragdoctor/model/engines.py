@@ -219,9 +219,8 @@ XGBoost
   source: xgboost 2 and 3, doc/gpu/index.rst and doc/tutorials/external_memory.rst
   logs: \bxgboost\b|XGBoostError
   step: Put less on the GPU
-    use QuantileDMatrix instead of DMatrix, a lower max_bin or max_depth, fewer rows (subsample with
-    sampling_method='gradient_based') or external memory; del boosters and matrices of earlier runs;
-    nvidia-smi shows who else is on the GPU
+    use QuantileDMatrix instead of DMatrix, a lower max_bin or max_depth, fewer rows or external
+    memory; del boosters and matrices of earlier runs; nvidia-smi shows who else is on the GPU
 DirectML
   source: torch-directml 0.2
   speaks: directml
@@ -346,6 +345,11 @@ but names itself around it."""
 
 _IN_FILE: Final = re.compile(r"out of memory\W{1,3}(?:at )?\S{1,160}\.\w{1,3}:\d", re.IGNORECASE)
 """A program's own check prints its file and line right after the words; PyTorch's does not."""
+
+
+def is_told_of_nobody(message: OomMessage) -> bool:
+    """Return whether people tell of a failure in their own words, and name no program."""
+    return message.variant == "told" and engine_of(message) is None
 
 
 def is_of_other_program(message: OomMessage | None) -> bool:

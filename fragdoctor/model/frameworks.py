@@ -136,9 +136,8 @@ TGI
 ComfyUI
   source: ComfyUI 0.3, comfy/cli_args.py and nodes.py
   files: /comfy/(?:\w+\.py|ldm/|sd\w*/|k_diffusion/)|/ComfyUI/
-  logs: \bComfyUI\b|Allocation on device\s*$
-  batch: use a smaller image, fewer frames or a smaller batch_size in the latent node; use VAE
-    Decode (Tiled) if decoding fails
+  logs: (?i:\bcomfyui\b)|Allocation on device\s*$
+  batch: use a smaller image, fewer frames or a smaller batch_size in the latent node
   attention: start it with --use-pytorch-cross-attention or --use-quad-cross-attention
   weights: start it with --lowvram or --novram, or use an fp8 or GGUF checkpoint
   host-memory: start it with --cache-none, which keeps no results between runs; use smaller (fp8 or
@@ -146,8 +145,6 @@ ComfyUI
     file on Windows; if it grows from run to run, turn off custom nodes one by one
   vae-decode: use VAE Decode (Tiled), or smaller tiles if you use it already; start it with
     --cpu-vae; use a smaller image or fewer frames
-  fused-attention-call: use a smaller image or fewer frames; start it with --use-sage-attention or
-    --use-flash-attention if they are installed
 Stable Diffusion web UI
   source: AUTOMATIC1111 1.10, modules/cmd_args.py
   files: /stable-diffusion-webui[\w-]*/|/modules/(?:sd_\w+|processing|txt2img|img2img
@@ -159,6 +156,14 @@ Stable Diffusion web UI
   attention: start it with --opt-sdp-attention (PyTorch 2), --xformers or --opt-sub-quad-attention
   weights: start it with --medvram, or with --lowvram, which keeps even less on the GPU; in Forge
     lower GPU Weights and use a model in fp8 or nf4; Forge and Fooocus also have --always-low-vram
+text-generation-webui
+  source: text-generation-webui 1.0 to 3.0, modules/shared.py
+  files: /text-generation-webui[\w-]*/|/textgen[\w-]*/
+  logs: (?i:\btext-generation-webui\b|\boobabooga|\btextgen-webui)
+  batch: put fewer layers on the GPU (--n-gpu-layers for GGUF, --pre_layer for GPTQ); use a shorter
+    context (truncation length, --ctx-size, --max_seq_len) and max_new_tokens
+  weights: --load-in-4bit or --load-in-8bit, a quantized model (GGUF, EXL2, GPTQ), or a lower
+    --gpu-memory, which keeps the rest on the CPU; --n-gpu-layers for GGUF
 verl
   source: verl 0.4 to 0.6, trainer/config and docs/perf/perf_tuning.rst
   files: /verl/(?:workers|trainer|utils|models|single_controller)/
@@ -352,19 +357,6 @@ OpenMMLab
   logs: \bsamples_per_gpu\b|\bmm(?:det|seg|detection|segmentation|rotate|engine)\b
   batch: lower batch_size in train_dataloader (samples_per_gpu in data before version 3), or scale
     or crop_size in the pipeline
-fairseq
-  source: fairseq 0.12, options.py and dataclass/configs.py
-  files: /fairseq(?:_cli)?/
-  logs: \bfairseq\b|\| WARNING: ran out of memory
-  batch: lower --max-tokens or --batch-size, and raise --update-freq
-NeMo
-  source: nemo_toolkit 1.20 to 2.4, collections/asr/models and docs/asr
-  files: /nemo/collections/
-  logs: \bnemo_asr\b|\bNeMo/|nemo\.collections
-  batch: lower batch_size or max_duration in train_ds
-  evaluation-batch: cut recordings into pieces of a few minutes; call
-    model.change_attention_model('rel_pos_local_attn', [128, 128]) and
-    change_subsampling_conv_chunking_factor(1); use batch_size=1 in transcribe()
 ESPnet
   source: espnet 202301 to 202412, espnet2/tasks/abs_task.py
   files: /espnet2?/
@@ -380,24 +372,12 @@ nnU-Net
     and a new -overwrite_plans_name
   evaluation-batch: set perform_everything_on_device=False (--not_on_device of nnUNetv2_predict),
     which gathers the windows on the CPU; run nothing else on the GPU
-ESMFold
-  source: fair-esm 2.0, scripts/fold.py and README.md
-  files: /esm/esmfold/
-  logs: (?i:esm-?fold)
-  batch: use --chunk-size 64 or less (model.set_chunk_size), a lower --max-tokens-per-batch,
-    --cpu-offload, or shorter chains: memory grows with the square of the length or faster
 Segment Anything
   source: segment-anything 1.0 and sam2 1.1, automatic_mask_generator.py and build_sam.py
   files: /(?:segment_anything|sam2)/
   logs: \bSam\w{0,40}Mask\w{0,40}Generator\b|(?i:segment.anything)
   batch: use points_per_batch=16 (64 by default) in the mask generator, a smaller image, or vit_b
     instead of vit_h
-Unsloth
-  source: unsloth 2026, save.py
-  files: /unsloth(?:_zoo)?/|/unsloth_compiled_cache/
-  merged-save: lower maximum_memory_usage (0.9 by default; try 0.5) in save_pretrained_merged() or
-    save_pretrained_gguf(); save_method='lora' saves the adapter alone, and another process can
-    merge it later
 PEFT
   source: peft 0.21, utils/other.py
   files: /peft/(?:tuners|utils|peft_model|mapping)
@@ -437,15 +417,14 @@ FRAMEWORKS: Final = tuple(_frameworks())
 SERVERS: Final = ("vLLM", "SGLang", "TGI")
 """Frameworks that set memory aside themselves, by their own options."""
 
-INTERFACES: Final = ("ComfyUI", "Stable Diffusion web UI")
-"""Frameworks in which people draw pictures, and some train models by extensions."""
+INTERFACES: Final = ("ComfyUI", "Stable Diffusion web UI", "text-generation-webui")
+"""Frameworks in which people run models, and some train them by extensions."""
 
 RUN_ONLY: Final = (
     *SERVERS,
     *INTERFACES,
     "Segment Anything",
     "Real-ESRGAN",
-    "ESMFold",
 )
 """Frameworks that only run trained models: without another framework, nothing keeps activations."""
 

@@ -1,4 +1,8 @@
-"""What the weights of a model take whose size a text names: ``vicuna-13b``, ``Qwen-14B in fp8``."""
+"""What a model takes whose size a text names (``vicuna-13b``, ``Qwen-14B in fp8``), and on what.
+
+Weights alone, or training with its gradients and optimizer state, against the GPUs that the text
+names: what exceeds them needs no further sign.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,17 @@ from typing import Final
 
 from msgspec import Struct
 
-from fragdoctor.model.case import OomMessage
-from fragdoctor.units import format_size
+from fragdoctor.model.case import (
+    ADAPTER,
+    OFFLOADING,
+    SHARDED_WEIGHTS,
+    SHARDING,
+    STATE_8BIT,
+    OomMessage,
+    ToldSettings,
+)
+from fragdoctor.rules.traceback_signs import sign_of
+from fragdoctor.units import GIB, format_size
 
 _BILLIONS: Final = re.compile(r"(?<![A-Za-z0-9.])(\d{1,3}(?:\.\d{1,2})?)[bB](?![A-Za-z0-9])")
 _LEAST, _MOST = 0.5, 700.0
@@ -27,6 +40,14 @@ _SEVERAL_GPUS: Final = re.compile(
 )
 FULL_SHARE: Final = 0.9
 """Weights that take more of a device leave nothing for what is computed with them."""
+
+TRAINED_BYTES: Final = 16
+"""What AdamW keeps of each parameter in mixed precision: weight and gradient in 16 bits, a copy of
+the weight and two moments in 32 (ZeRO, arXiv:1910.02054, section 3.1); in 32 bits it is as much."""
+SMALL_STATE: Final = frozenset({ADAPTER, STATE_8BIT, OFFLOADING})
+"""What trains with less: few parameters, or state that is small or not on the GPU."""
+LARGEST_BYTES: Final = 80 * GIB
+"""A card that the text does not name is taken for one of the largest that most people have."""
 
 
 class ToldWeights(Struct, frozen=True):
@@ -48,8 +69,31 @@ class ToldWeights(Struct, frozen=True):
 
     def fill(self, message: OomMessage) -> bool:
         """Return whether they alone fill the one device of a message."""
-        is_alone = message.total_bytes is not None and not _SEVERAL_GPUS.search(message.said)
-        return is_alone and self.n_bytes(self.bits or 16) > FULL_SHARE * (message.total_bytes or 0)
+        whole = message.total_bytes
+        is_alone = whole is not None and not _SEVERAL_GPUS.search(message.said)
+        return is_alone and self.n_bytes(self.bits or 16) > FULL_SHARE * (whole or 0)
+
+    def trained_text(self, message: OomMessage, told: ToldSettings) -> str:
+        """Return a clause on training all of the model if that exceeds its GPUs, or ""."""
+        is_less = not SMALL_STATE.isdisjoint(told.in_use) or self.bits in (4, 8)
+        if is_less or not message.is_of_training or _has_trained(message):
+            return ""
+        n_gpus = told.n_gpus if SHARDING in told.in_use else 1
+        needed = self.n_bytes(8 * TRAINED_BYTES)
+        whole = 0 if SHARDED_WEIGHTS in told.in_use else self.n_bytes(16)  # as ZeRO 2 leaves it
+        of_one = whole + (needed - whole) // n_gpus
+        if of_one <= FULL_SHARE * (message.total_bytes or LARGEST_BYTES):
+            return ""
+        return (
+            f"training all of a {self.billions:g}B model with AdamW takes about "
+            f"{format_size(needed)}, whatever the batch ({TRAINED_BYTES} bytes a parameter)"
+        )
+
+
+def _has_trained(message: OomMessage) -> bool:
+    """Return whether steps went well before the failure, so that the state does fit."""
+    sign = sign_of(message)
+    return sign is not None and (sign.is_surrounding or sign.can_leave_gpu or not sign.is_training)
 
 
 def told_weights(message: OomMessage | None) -> ToldWeights | None:

@@ -15,7 +15,7 @@ from typing import Final
 from msgspec import Struct
 
 from fragdoctor.model.case import GROWS, TRAINING, OomMessage, TracebackFrame
-from fragdoctor.model.engines import engine_of, is_of_other_program
+from fragdoctor.model.engines import engine_of, is_of_other_program, is_told_of_nobody
 from fragdoctor.model.frameworks import VLLM_LOG, Change
 
 
@@ -128,6 +128,12 @@ def is_seen_to_grow(message: OomMessage) -> bool:
     return _search(rf"(?i){_GROWS}", message.said)
 
 
+def is_seen_to_fail_late(message: OomMessage) -> bool:
+    """Return whether people said that steps went well before the one that failed."""
+    sign = sign_of(message)
+    return sign is not None and sign.name == LATE
+
+
 _BACKWARD: Final = Place(code=r"\.backward\(")
 _TRAINS: Final = Place(named=r"(?i)train|^(?:fit|closure)$")
 _PASTES: Final = Place(
@@ -144,13 +150,15 @@ def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
     if any(place.matches(frame) for place in sign.unless for frame in message.frames):
         return True
     is_by_words = sign.name == INFERENCE or (sign.name == LOADING_WEIGHTS and not message.frames)
-    if is_by_words and is_of_other_program(message):
+    if is_by_words and is_of_other_program(message) and not is_told_of_nobody(message):
         return True  # it has options of its own
     if any(name in message.said for place in sign.unless for name in place.functions.split()):
         return True  # found in lines that no longer have the form of a traceback
     share = (message.requested_bytes or 0) / (message.total_bytes or float("inf"))
-    if sign.name == GROWTH and (share > LARGE_SHARE or _search(_BATCH_HELPS, message.said)):
+    if sign.name in (GROWTH, LATE) and (share > LARGE_SHARE or _search(_BATCH_HELPS, message.said)):
         return True
+    if sign.name == RAN_BEFORE and message.requested_bytes is not None:
+        return True  # the figures say more
     is_beyond = share > 1
     return is_beyond and sign.is_surrounding and sign.is_of_batch
 
@@ -185,7 +193,8 @@ def _in_clause(words: str) -> str:
 _TESTS: Final = (
     r"(?<![\w./-])(?<!cross[ -])(?:eval(?:uat(?:e|es|ed|ing|ions?))?|validat(?:e|es|ing|ions?)"
     r"|(?:to|in|at|after|during|while|when|the|running) test(?:ing)?"
-    r"|tests? (?:step|phase|stage|time|loop|epoch)|predict(?:ing|ions?))"
+    r"|tests? (?:step|phase|stage|time|loop|epoch)"
+    r"|(?:in|at|during|while|when|the|saving) predict(?:ing|ions?))"
     r"(?![\w/(=-]|\.\w| (?:(?:is|was|works?|runs|went|goes) (?:\w+ )?(?:ok|okay|fine|well|normal)"
     r"|different|various|with\b))"
 )
@@ -211,12 +220,6 @@ def is_seen_to_run(message: OomMessage) -> bool:
     return only_runs(message) or (sign is not None and not sign.is_training)
 
 
-ONE_AT_A_TIME: Final = (
-    "run one input at a time (in code of your own, under torch.inference_mode()); load the weights "
-    "in 16 or 8 bits, or use a smaller model"
-)
-
-
 KEPT_BY_REQUESTS: Final = (
     "put torch.inference_mode() around each request, and keep nothing of it on the GPU (in lists, "
     "caches or global variables); call torch.cuda.empty_cache() after a long input, whose memory "
@@ -235,15 +238,44 @@ _EVALUATES: Final = (
 _GROWS: Final = (
     rf"(?:{GROWS}|\b(?:memory|vram|usage)\b(?: \w+){{0,5}}? (?:climb\w*|(?:slowly"
     r"|will|continu\w+|were|was|is|been|becom\w+|gets?)(?: \w+){0,3}? (?:increas\w+|grow\w*"
-    r"|ris(?:es|ing)|(?:larger|higher|bigger)(?! than)|fill\w+|full))|\b(?:steady|gradual) increase"
+    r"|ris(?:es|ing)|(?:larger|higher|bigger)(?! than)|fill\w+|full\b))"
+    r"|\b(?:steady|gradual) increase"
     r"|\bincreasing GPU.memory|\bwithout .{0,3}item\(|\bleak(?:s|ing|age)?\b"
-    r"|\b(?:error|fail|crash|oom)\w*(?: \w+){0,3} after (?:\w+ )?\d+ (?:images|samples|batches"
-    r"|iterations|steps|epochs)\b|\bgrows? larger after each\b|\breach(?:ed|es) \d{4,7} iterations"
-    r"|\bmore (?:gpu )?memory (?:with|at|after|in|on) (?:each|every)\b"
+    r"|\bgrows? larger after each\b|\bmore (?:gpu )?memory (?:with|at|after|in|on) (?:each|every)\b"
     r"|\b(?:training|validation|test)_epoch_end\(self, ?outputs"  # Lightning before 2 keeps them
     r"|\baccumulat(?:es?|ed|ing) (?:in|on|over)\b)"
 )
-"""The ways in which people say that memory grew, or that only a long run failed."""
+"""The ways in which people say that memory grew."""
+
+_LONG: Final = (
+    r"(?:epochs?|rounds?|hours?|days?|sentences|generations?|runs?|requests?|images|videos?|files?"
+    r"|episodes?|agents?|trials?|folds?|prompts?)\b"
+)
+_STEPS: Final = r"(?:iterations?|iters?|steps?|batch(?:es)?|samples)\b"
+_MANY: Final = (
+    r"(?:\d[\d,.]{0,7}k?|one|two|three|several|some|many|multiple|(?:tens|hundreds|thousands) of"
+    r"|an?(?: (?:few|couple of))?|(?:the )?(?:first|1st|second|previous))"
+)
+_LATER: Final = r"(?:second|third|fourth|fifth|last|[2-9](?:nd|rd|th)|[1-9]\d{1,5}(?:st|nd|rd|th))"
+_MANY_STEPS: Final = r"(?:\d{3,7}|\d{1,3}[,.]\d{3}|\d{1,3}k|several|many|hundreds of|thousands of)"
+_LATE_IN: Final = (
+    rf"(?:\bafter (?:[a-z]{{2,9}} ){{0,3}}?~?(?:{_MANY} (?:\w+ ){{0,2}}?{_LONG}"
+    rf"|{_MANY_STEPS}\+? (?:\w+ ){{0,2}}?{_STEPS})"
+    rf"|\b(?:at|in|on|until|till|reach(?:es|ed)?|by|for) (?:the |my )?{_LATER} (?:\w+ )?{_LONG}"
+    rf"|\b(?:at|reach(?:es|ed)?|until) (?:\w+ )?(?:epoch ?\d{{1,5}}|(?:iteration|step) ?\d{{3,7}})"
+    rf"|\breach(?:es|ed)? \d{{3,7}} {_STEPS}|\bin the middle of (?:the )?(?:train|epoch|run)"
+    r"|\bafter 1/\d|\bhalfway\b"
+    r"|\b(?:after|for) (?:a while|some time|a (?:long )?time)\b)"
+)
+_AT_START: Final = (
+    r"\b(?:at|from|right at) the (?:very )?(?:start|beginning)\b|\bcan(?:'t|not) start\b"
+)
+_LATE: Final = (
+    rf"(?is)\A(?!.*{_AT_START}).*(?:{_in_clause(_LATE_IN)}"
+    rf"|\b(?:first|1st|one) (?:training )?{_LONG}(?: \w+){{0,3}}? (?:fine|ok|normal\w*|success\w*)"
+    rf"|\bsuccessful {_STEPS}|前几[轮个]|第[二三四五六七八九十2-9]\d{{0,4}}\s?[轮个])"
+)
+"""The ways in which people say that the first steps fit, and a later one failed."""
 
 _FIRST: Final = r"(?:\b(?:gpu|gup|cuda|device)[ :_-]{0,2}0\b(?!;| has a)|\b(?:0|first) gpu\b)"
 _ON_FIRST: Final = (
@@ -254,13 +286,32 @@ _ON_FIRST: Final = (
 )
 """The ways in which people say that one of several GPUs, mostly the first, holds more."""
 
-_RASTERIZER: Final = Place(file=r"/diff_gaussian_rasterization|/gsplat/")
+_EARLIER: Final = (
+    r"(?:before|yesterday|(?:last|earlier|previous) (?:week|month|time|version)|previously|earlier"
+    r"|until (?:now|today|yesterday|recently|\d|a few|last)|(?:hours?|days?|weeks?|months?) ago"
+    r"|for (?:weeks|months|years))\b"
+)
+_RAN_WELL: Final = (
+    r"(?:worked|ran|trained|(?:was|were|been|is) (?:\w+ )?(?:working|running|training|fine|ok)"
+    r"|used to (?:work|run|train|be)|no (?:problem|issue)s?|(?:could|able to) (?:run|train))\b"
+)
+_RAN_BEFORE: Final = (
+    rf"(?:\b{_RAN_WELL}[^.!?\n]{{0,50}}\b{_EARLIER}|\b{_EARLIER}[^.!?\n]{{0,50}}\b{_RAN_WELL}"
+    r"|\beverything used to work|\b(?:after|since) (?:\w+ ){0,2}?(?:upgrad|updat)(?:ing|e\b)"
+    r"|\b(?:roll\w* back|downgrad\w+)[^.!?\n]{0,40}\b(?:fix|work|solve)\w*"
+    r"|\bsame (?:parameters|settings|config\w*|code|script|command)\b"
+    r"[^.!?\n]{0,60}\b(?:before|worked|ran)\b"
+    r"|(?:之前|以前|昨天)\S{0,6}(?:可以|能|都|还|正常)|以前は|동일한 (?:파라미터|설정))"
+)
+"""The ways in which people say that the same thing ran before."""
 
 LOADING_WEIGHTS: Final = "loading-weights"
 SERVER_STEP: Final = "server-step"
 ATTENTION_SCORES: Final = "attention-scores"
 INFERENCE: Final = "inference"
 GROWTH: Final = "growth"
+LATE: Final = "later-step"
+RAN_BEFORE: Final = "ran-before"
 LARGE_SHARE: Final = 0.25
 """A request of more than this share of the device fails by its own size, whatever grew before."""
 
@@ -299,39 +350,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         in_words=r"(?is)\A(?=.*\bfsdp\b)(?=.*\bsav(?:e|es|ing)\b.{0,40}\b(?:checkpoint|model|state))",
         intro=r"/fsdp/(?:_state_dict_utils|fully_sharded_data_parallel)\.py"
         r"|Failed to clone\(\) tensor with name",
-    ),
-    TracebackSign(
-        name="merged-save",
-        doing="while an adapter was merged into the weights of its model",
-        is_of_model=True,
-        can_leave_gpu=True,
-        title="Merge on the CPU, or save the adapter alone",
-        change="load the base model on the CPU in 16 bits, PeftModel.from_pretrained() on it and "
-        "merge_and_unload() there; or save_pretrained() of the adapter, which is small",
-        why="Merged weights are whole matrices in 16 bits, beside the quantized ones that training "
-        "has on the GPU.",
-        # peft 0.21, tuners/tuners_utils.py and tuners/lora; unsloth 2026, save.py
-        places=(
-            Place(file=r"/unsloth(?:_zoo)?/(?:save|saving_utils)\.py$"),
-            Place(
-                file=r"/peft/",
-                functions="merge_and_unload _unload_and_optionally_merge merge get_delta_weight",
-            ),
-        ),
-        in_words=r"\bsave_pretrained_(?:gguf|merged)\(|\bmerge_and_unload\(",
-    ),
-    TracebackSign(
-        name="calibration",
-        doing="while a model was quantized with samples of text",
-        is_training=False,
-        title="Calibrate with fewer and shorter samples, and keep the rest on the CPU",
-        change="fewer calibration samples and shorter ones (max_calib_samples, n_samples, "
-        "num_calibration_samples, max_calib_seq_len); the model on the CPU, with the layer that is "
-        "being quantized alone on the GPU (no device_map); use_cache=False",
-        why="A layer's inputs for all samples are kept, and the next layer's are made from them.",
-        # autoawq 0.2, awq/quantize/quantizer.py; auto-gptq 0.7, modeling/_base.py; llmcompressor
-        # 0.6, entrypoints/oneshot.py
-        places=(Place(file=r"/(?:awq|auto_gptq|gptqmodel|llmcompressor)/(?!modules|nn_modules)"),),
     ),
     # ---- loading ----
     TracebackSign(
@@ -418,24 +436,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
     ),
     # ---- serving ----
-    TracebackSign(
-        name="asleep",
-        doing="beside a vLLM on the same GPU that sleeps and wakes up",
-        is_of_model=True,
-        is_surrounding=True,
-        can_leave_gpu=True,
-        title="Leave less of vLLM and of the trainer on the GPU that they share",
-        change="a lower gpu_memory_utilization; before wake_up() the trainer's weights, gradients "
-        "and optimizer off the GPU, and torch.cuda.empty_cache(); sleep(level=2), which drops the "
-        "weights as well; --enforce-eager, since CUDA graphs stay; or vLLM on GPUs of its own. "
-        "What its log says is still in use should not grow from step to step",
-        why="vLLM gives only weights and KV cache away, and maps them again in the old size, "
-        "beside whatever the trainer has taken or cached since.",
-        # vllm 0.7 to 0.11, docs/features/sleep_mode.md, csrc/cumem_allocator.cpp and
-        # device_allocator/cumem.py
-        places=(Place(file=r"/vllm/device_allocator/cumem\.py$"),),
-        intro=r"Sleep mode freed|cumem_allocator\.cpp",
-    ),
     TracebackSign(
         name="graph-capture",
         doing="while CUDA graphs were captured",
@@ -524,7 +524,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         spelled=Change.GATHER,
         why="What each batch leaves behind adds up, whatever the batch size. Trainer keeps every "
         "batch's logits on the GPU until the evaluation ends, and joins them with a copy.",
-        in_words=rf"(?is)\A(?=.*{_EVALUATES})(?=.*{_GROWS})",
+        in_words=rf"(?is)\A(?=.*{_EVALUATES})"
+        rf"(?=.*(?:{_GROWS}|\bafter (?:\w+ )?\d+ (?:images|samples|batches)\b))",
         # transformers 3.1 to 4.57, trainer.py and trainer_pt_utils.py
         places=(
             Place(
@@ -578,27 +579,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     ),
     # ---- several GPUs ----
     TracebackSign(
-        name="nccl-start",
-        doing="in NCCL's first call, when the ranks were set up",
-        is_of_model=True,
-        kinds=("nccl",),
-        title="Give each rank a GPU of its own, and load checkpoints on the CPU",
-        change="torch.cuda.set_device(local_rank) before init_process_group(), and as many ranks "
-        "on a machine as it has free GPUs; torch.load(..., map_location='cpu'), since each rank "
-        "that loads to 'cuda' puts it on GPU 0; nvidia-smi shows whether several ranks share a GPU",
-        why="NCCL makes its buffers on each rank's GPU at the first collective, beside PyTorch's "
-        "cache: what is already there leaves them no room.",
-        # torch 1.10 to 2.15, nn/parallel/distributed.py, distributed/utils.py and fsdp
-        places=(
-            Place(file=r"/torch/nn/parallel/distributed\.py$", functions="__init__"),
-            Place(
-                functions="_verify_param_shape_across_processes _sync_module_states "
-                "_sync_params_and_buffers _broadcast_model init_process_group "
-                "initialize_model_parallel"
-            ),
-        ),
-    ),
-    TracebackSign(
         name="first-gpu",
         doing="on a GPU where what several GPUs make or load comes together",
         is_of_batch=True,
@@ -619,19 +599,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         in_words=rf"(?is)\A(?=.*(?:train|parallel|torchrun|\bddp|\brank|训练)).*(?:{_ON_FIRST})",
     ),
     # ---- optimizers ----
-    TracebackSign(
-        name="optimizer-temporaries",
-        doing="in a step of the optimizer, for temporaries as large as the weights",
-        is_of_model=True,
-        title="Use the fused step, which makes no temporaries",
-        change="set fused=True in the optimizer of torch.optim, or foreach=False, which is "
-        "slower, if it has none; then use an 8-bit optimizer, or shard it over more GPUs",
-        spelled=Change.FUSED,
-        why="The foreach form works on all weights at once, and keeps its intermediate results for "
-        "all of them. The batch's activations are freed by then: a smaller batch changes nothing.",
-        # torch 2.0 to 2.13, torch/optim: _multi_tensor_*; transformers 4.57, training_args.py
-        places=(Place(file=r"/torch/optim/", code=r"\btorch\._foreach_"),),
-    ),
     TracebackSign(
         name="optimizer-state",
         doing="while the optimizer made its state or took a step",
@@ -672,35 +639,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             ),
         ),
     ),
-    TracebackSign(
-        name="data-on-gpu",
-        doing="while a whole data set was put on the GPU",
-        title="Keep the data set on the CPU, and move what a step needs",
-        change="load it without .to(device) or .cuda(), and move each batch in the loop "
-        "(non_blocking=True from pinned memory); use --data_device cpu in Gaussian splatting, or "
-        "fewer or smaller images",
-        why="All images are loaded before the first step, so no batch size changes that.",
-        # gaussian-splatting, scene/cameras.py and utils/camera_utils.py
-        places=(
-            Place(file=r"/scene/cameras\.py$"),
-            Place(functions="loadCam cameraList_from_camInfos"),
-            Place(
-                named=r"(?i)^_?(?:load|read|cache|preload)_?(?:all_)?(?:data|images?|frames|rays)",
-                code=r"\.(?:to|cuda)\(",
-                is_last=True,
-            ),
-        ),
-    ),
-    TracebackSign(
-        name="quantized-kernel",
-        doing="in a kernel of bitsandbytes",
-        title="Leave room beside PyTorch's cache for bitsandbytes",
-        change="a smaller batch or a shorter prompt, fewer layers on the GPU, or a smaller model; "
-        "close other programs that use the GPU; torch.cuda.empty_cache() before a long prompt",
-        why="Its kernels ask the driver for their temporaries, beside PyTorch's cache.",
-        # bitsandbytes 0.35 to 0.48, csrc/ops.cu: CUDA_CHECK_RETURN
-        intro=r"[Oo]ut of memory at line \d+ in file \S*(?:ops|kernels)\.cu",
-    ),
     # ---- images ----
     TracebackSign(
         name="vae-decode",
@@ -739,20 +677,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         # drawing masks calls grid_sample too
         unless=(_PASTES,),
     ),
-    TracebackSign(
-        name="gaussian-tiles",
-        doing="in the rasterizer of a Gaussian-splatting extension",
-        title="Render fewer Gaussians or pixels at once",
-        change="lower the resolution (-r 2, --downscale-factor, data_factor) or render one view "
-        "at a time; make fewer Gaussians (a higher gradient threshold of densification, cap_max "
-        "of the MCMC strategy, opacity pruning); keep images on the CPU (--data_device cpu); set "
-        "packed=True in gsplat",
-        why="It lists every pair of a Gaussian and a tile of the image that it touches: large or "
-        "many Gaussians and pixels make that list long.",
-        # gsplat 1.4, cuda/_wrapper.py: isect_tiles; diff-gaussian-rasterization,
-        # cuda_rasterizer/rasterizer_impl.cu
-        places=(_RASTERIZER,),
-    ),
     # ---- a volume in windows ----
     TracebackSign(
         name="sliding-window",
@@ -770,19 +694,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         r"(?:\.append\(| ?= ?)torch\.zeros\(",
     ),
     # ---- generating and attention ----
-    TracebackSign(
-        name="fused-attention-call",
-        doing="in fused attention, whose fast kernels make no scores",
-        title="Attend to fewer tokens at once",
-        change="use a smaller batch or shorter sequences; on CUDA pass q, k and v in 16 bits "
-        "without a dense mask, so that its flash or memory-efficient kernel runs "
-        "(torch.nn.attention.sdpa_kernel allows no other)",
-        why="Without a kernel for these inputs it makes the scores after all: batch x heads x "
-        "length x length.",
-        # torch 2.0 to 2.13, torch/nn/functional.py and attention/__init__.py; ComfyUI 0.3,
-        # comfy/cli_args.py
-        places=(Place(code=r"\bscaled_dot_product_attention\("),),
-    ),
     TracebackSign(
         name=ATTENTION_SCORES,
         doing="while attention made the scores of all pairs of tokens",
@@ -803,24 +714,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 r"|einsum\(\s*f?['\"][^'\"]*i d\s?,[^'\"]*j d\s?->[^'\"]*i j['\"]"
                 r"|einsum\(\s*f?['\"](\w*)(\w)(\w)\s?,\s?\1(\w)\3\s?->\s?\1\2\4['\"]"
                 r"|einsum\(\s*['\"][^'\"]{0,20}i j\s?,[^'\"]{0,20}j d\s?->[^'\"]{0,20}i d['\"]"
-            ),
-        ),
-    ),
-    TracebackSign(
-        name="all-pairs",
-        doing="while a matrix of all pairs was made",
-        title="Do not make all pairs at once",
-        change="work through the rows in chunks; a sparse or fused form of the operation, such as "
-        "edge_index or torch_sparse.SparseTensor in place of to_dense_adj(); a smaller graph, "
-        "image or sequence, or parts of a large graph (NeighborLoader, ClusterLoader)",
-        why="All pairs are the square of the number of items.",
-        # torch 2.13: cdist, pairwise products; torch_geometric 2.6, utils/_to_dense_adj.py
-        places=(
-            Place(functions="to_dense_adj to_dense_batch to_scipy_sparse_matrix"),
-            Place(
-                code=r"\btorch\.cdist\(|\ba\s?@\s?b\.transpose|all_combinations|repeat_interleave\("
-                r"|\b([A-Za-z_]\w*)(?:\s?@\s?|,\s?)\1\.(?:transpose|permute|mT|T|t)\b"
-                r"|(?:zeros|ones|empty)\(\(?(\w+)\.shape\[0\],\s?(?!\2\b)\w+\.shape\[0\]\)?"
             ),
         ),
     ),
@@ -940,6 +833,20 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         # torch 2.13, docs/source/notes/faq.rst
         in_words=rf"(?i){_GROWS}",
     ),
+    TracebackSign(
+        name=LATE,
+        doing="after steps that fit",
+        is_of_batch=True,
+        is_surrounding=True,
+        title="Find what the step that failed has more than those before it",
+        change="a validation or a test runs in between: torch.no_grad() and a smaller batch there; "
+        "something is kept from step to step: loss.item() and .detach().cpu() in place of tensors; "
+        "the samples differ: sort or cap their lengths, sizes, boxes or nodes",
+        why="The first steps fit, so the usual batch does: the later one is larger, evaluates or "
+        "saves, or comes on top of what the earlier ones left.",
+        # torch 2.13, docs/source/notes/faq.rst
+        in_words=_LATE,
+    ),
     # ---- searches, and libraries beside PyTorch ----
     TracebackSign(
         name="spilled",
@@ -971,6 +878,18 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         intro=r"(?i)(?:CUDA|HIP) failed with error out of memory",
     ),
     TracebackSign(
+        name=RAN_BEFORE,
+        doing="though the same ran before",
+        is_surrounding=True,
+        title="Find what changed since it ran",
+        change="what else is on the GPU now: nvidia-smi before the start lists other programs, and "
+        "what an earlier run has left; versions of the program, PyTorch and the driver: go back to "
+        "those that ran; larger or longer inputs than then",
+        why="What fitted once fits again if nothing else changed.",
+        # torch 2.13, docs/source/notes/faq.rst: memory isn't freed properly
+        in_words=rf"(?is){_RAN_BEFORE}",
+    ),
+    TracebackSign(
         name=INFERENCE,
         doing="while a trained model ran",
         is_training=False,
@@ -979,8 +898,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         kinds=("pytorch-caching-allocator", "driver-no-figures"),
         spelled=Change.BATCH,
         title="Give the model less at a time",
-        change="use a smaller image or tiles of it, fewer frames or points, or a shorter text or "
-        f"audio; {ONE_AT_A_TIME}",
+        change="use a smaller or shorter input, and fewer at a time",
         why="Nothing is trained here, so the memory goes to the weights and to what one layer "
         "makes, which grows with the input.",
         # torch 1.2 to 2.13, autograd/grad_mode.py and utils/_contextlib.py

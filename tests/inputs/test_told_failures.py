@@ -88,6 +88,20 @@ def test_explanation_is_no_failure(text: str) -> None:
     assert told_failure(text) is None
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "I run the demo on my 5090. The process exceeds my available 32 GB. Can I reduce this?",
+        "I fine-tune it with four cards. It crashes, CUDA outof memory. Please help.",
+        "VRAM spikes at the end. Could I have an option for the CPU?",
+        "I use 8 cards. The GPU load is unbalanced. How can I fix that?",
+        "为什么 CUDA outof memory",
+    ],
+)
+def test_whoever_asks_for_help_tells_of_a_failure(text: str) -> None:
+    assert told_failure(text) is not None
+
+
 def test_short_title_of_a_text_tells_a_failure() -> None:
     title = "Memory leak on GPU"
 

@@ -22,25 +22,43 @@ def test_heading_keeps_the_words_below_it():
         "RuntimeError: CUDA error: out of memory\nIn the validation."
     ).messages
 
-    assert message.around == "In the validation."
+    assert message.after == "In the validation."
 
 
 def test_words_after_a_message_on_its_line_are_kept():
     (message,) = find_messages(f"{OOM} It fails with 16 GB left.\n").messages
 
-    assert message.around == "It fails with 16 GB left."
+    assert message.after == "It fails with 16 GB left."
 
 
 def test_words_above_and_below_a_message_are_kept_in_their_order():
     (message,) = find_messages(f"I upscale a photo.\n{OOM}\nIt works for small ones.\n").messages
 
-    assert message.around == "I upscale a photo. It works for small ones."
+    assert message.around == "I upscale a photo."
+    assert message.after == "It works for small ones."
+    assert message.said.startswith("I upscale a photo.")
+    assert message.said.endswith("It works for small ones.")
 
 
 def test_words_below_a_traceback_of_its_own_are_kept_too():
     (message,) = find_messages(f"{PLAIN}It happens in the evaluation.\n").messages
 
-    assert message.around.endswith("It happens in the evaluation.")
+    assert message.after.endswith("It happens in the evaluation.")
+
+
+def test_traceback_that_was_folded_into_one_line_gives_its_frames():
+    text = (
+        "12:26 Traceback (most recent call last): File \u201c/a/server.py\u201d, line 71, in load "
+        "model = load_model(name) File \u201c/a/models.py\u201d, line 472, in from_pretrained "
+        f"return cls.load(**args) {OOM}\n"
+    )
+
+    (message,) = find_messages(text).messages
+
+    assert [(f.file, f.line, f.function, f.code) for f in message.frames] == [
+        ("/a/server.py", 71, "load", "model = load_model(name)"),
+        ("/a/models.py", 472, "from_pretrained", "return cls.load(**args)"),
+    ]
 
 
 def test_box_of_rich_whose_top_was_cut_gives_its_source_lines():

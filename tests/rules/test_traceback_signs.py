@@ -27,6 +27,16 @@ def failing(*frames: str, message: str = FULL) -> str:
 
 TORCH = f"{LIB}/torch"
 SHAPES = {
+    "pasted-masks of an evaluation": failing(
+        frame("/job/eval.py", "prep_metrics", "dets, w, h, crop_masks=crop)"),
+        frame("/job/output_utils.py", "postprocess", "masks = F.interpolate(masks)"),
+    ),
+    "pasted-masks": failing(
+        frame(f"{LIB}/detectron2/layers/mask_ops.py", "_do_paste_mask", "y = F.grid_sample(m, g)"),
+        frame(f"{TORCH}/nn/functional.py", "grid_sample", "return torch.grid_sampler(x, g)"),
+    ),
+    "ran-before": "It worked fine yesterday, and today the same script gets CUDA out of memory.",
+    "later-step": f"Training runs out of memory after the first epoch.\n{FULL}",
     "first-gpu": "Training is on four GPUs, and gpu 0 takes more memory than the others.\n" + FULL,
     "server-start after its weights": "vLLM: Loading safetensors checkpoint shards: 100% Completed "
     f"| 5/5\n{FULL}\n",
@@ -37,15 +47,6 @@ SHAPES = {
         frame(f"{LIB}/monai/inferers/utils.py", "sliding_window_inference", "x = zeros(n)")
     ),
     # vllm, csrc/cumem_allocator.cpp
-    "asleep no more": "CUDA Error: out of memory at /build/csrc/cumem_allocator.cpp:62\n",
-    # vllm, device_allocator/cumem.py: what sleep() logs
-    "asleep": "Sleep mode freed 43.80 GiB, 11.57 GiB memory is still in use\n" + FULL + "\n",
-    "data-on-gpu": failing(
-        frame("/job/scene/cameras.py", "__init__", "self.image = image.to(self.data_device)")
-    ),
-    "data-on-gpu by its name": failing(
-        frame("/job/data.py", "load_images", "images = torch.stack(found).cuda()")
-    ),
     "graph-capture of a training run": failing(
         frame("/job/megatron/training.py", "train", "helper.create_cudagraphs()"),
         frame(
@@ -55,20 +56,8 @@ SHAPES = {
     "graph-capture": failing(
         frame(f"{LIB}/vllm/v1/worker/gpu_model_runner.py", "capture_model", "self.run(n)")
     ),
-    "nccl-start": failing(
-        frame(f"{TORCH}/nn/parallel/distributed.py", "__init__", "_verify_shapes(group)"),
-        message="torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:7\n"
-        "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
-        "Failed to CUDA calloc 4194304 bytes\n",
-    ),
-    "calibration": failing(
-        frame(f"{LIB}/awq/quantize/quantizer.py", "quantize", "self.run(samples)")
-    ),
     "spilled": "Since the update training is very slow: the task manager shows 4 GB of Shared GPU "
     "memory in use.\n",
-    "fused-attention-call": failing(
-        frame("/job/net.py", "attend", "y = F.scaled_dot_product_attention(q, k, v, mask)")
-    ),
     "optimizer-state in 32 bits": failing(
         frame(f"{LIB}/colossalai/zero/low_level_optim.py", "__init__", "fp32_flat = half.float()")
     ),
@@ -127,10 +116,6 @@ SHAPES = {
     ),
     "inference by the call": failing(frame("/job/pipeline.py", "run", "model.transcribe(path)")),
     "inference of a video": f"video 1/1 (frame 252/4272) /a/b.mp4: 1024x1024 1 0, 66.7ms\n{FULL}\n",
-    "pasted-masks of an evaluation": failing(
-        frame("/job/eval.py", "prep_metrics", "dets, w, h, crop_masks=crop)"),
-        frame("/job/output_utils.py", "postprocess", "masks = F.interpolate(masks)"),
-    ),
     "server-step": failing(
         frame(f"{LIB}/vllm/v1/worker/gpu_worker.py", "execute_model", "out = self.run()")
     ),
@@ -139,9 +124,6 @@ SHAPES = {
     ),
     "box-assignment": failing(
         frame(f"{LIB}/mmdet/core/bbox/assigners/max_iou_assigner.py", "assign", "o = iou(a, b)")
-    ),
-    "all-pairs of nodes": failing(
-        frame(f"{LIB}/torch_geometric/utils/_to_dense_adj.py", "to_dense_adj", "a = zeros(n)")
     ),
     "first-gpu by its call": failing(
         frame(f"{TORCH}/nn/parallel/comm.py", "gather", "return torch._C._gather(tensors)")
@@ -156,14 +138,6 @@ SHAPES = {
     "sampled-grid": failing(
         frame(f"{TORCH}/nn/functional.py", "grid_sample", "return torch.grid_sampler(x, g)")
     ),
-    "pasted-masks": failing(
-        frame(f"{LIB}/detectron2/layers/mask_ops.py", "_do_paste_mask", "y = F.grid_sample(m, g)"),
-        frame(f"{TORCH}/nn/functional.py", "grid_sample", "return torch.grid_sampler(x, g)"),
-    ),
-    "gaussian-tiles": failing(
-        frame(f"{LIB}/gsplat/cuda/_wrapper.py", "isect_tiles", "ids = fn(means, radii)")
-    ),
-    "quantized-kernel": "Error out of memory at line 88 in file /src/csrc/ops.cu\n",
     "loaded-checkpoint in words": f"When I resume training from a checkpoint:\n{FULL}\n",
     "growth": f"The memory keeps growing from step to step until it fails:\n{FULL}\n",
     "loaded-checkpoint that is resumed": f"It only fails when resuming:\n{FULL}\n",
@@ -180,14 +154,10 @@ SHAPES = {
         frame("/job/models.py", "loader", "return Quantized.from_pretrained(name)"),
         frame(f"{LIB}/exl/moe_mlp.py", "load", "self.w3[e].load()"),
     ),
-    "merged-save in words": f"I get this from model.save_pretrained_gguf('m', t):\n{FULL}\n",
     "loading-weights of an adapter": f"ERROR lora blocks.18.txt_mod.lin.weight {FULL}\n",
     "growth told below the message": f"{FULL}\n\nThe GPU memory is slowly increasing.\n",
     "attention-scores": failing(
         frame("/job/net.py", "forward", "w = torch.matmul(q, key_states.transpose(2, 3))")
-    ),
-    "all-pairs of one tensor": failing(
-        frame("/job/net.py", "forward", "a = torch.matmul(x, x.transpose(-1, -2)).mean(0)")
     ),
     "inference": failing(
         frame(f"{TORCH}/utils/_contextlib.py", "decorate_context", "return func(*args)"),
@@ -205,19 +175,11 @@ SHAPES = {
         frame("/x/vllm/v1/engine/core.py", "__init__", "super().__init__(config, executor)"),
     ),
     "server-step of a router": f"ERROR text_generation_client: router/lib.rs:33: {FULL}\n",
-    "all-pairs": failing(frame("/job/net.py", "forward", "d = torch.cdist(a, b)")),
     "growing-concatenation": failing(
         frame("/job/fit.py", "collect", "seen = torch.cat([seen, new])")
     ),
     "loss-of-vocabulary": failing(
         frame("/job/net.py", "loss", "logits = logits.float()"),
-    ),
-    "merged-save": failing(
-        frame("/job/export.py", "export", "model = model.merge_and_unload()"),
-        frame(f"{LIB}/peft/tuners/lora/layer.py", "get_delta_weight", "return b @ a"),
-    ),
-    "optimizer-temporaries": failing(
-        frame(f"{TORCH}/optim/adam.py", "_multi_tensor_adam", "d = torch._foreach_sqrt(squares)")
     ),
     "optimizer-state in pages": "Error out of memory at line 7 in file /csrc/pythonInterface.cpp\n",
     "optimizer-state in the step of DeepSpeed": failing(
@@ -256,9 +218,6 @@ def test_search_that_found_no_batch_says_that_the_batch_is_one_already():
     result = diagnose(case_of("RuntimeError: No executable batch size found, reached zero.\n"))
 
     assert result.verdict.cause is Cause.CAPACITY
-    assert "find_executable_batch_size" in result.verdict.summary
-    assert "a batch of one failed as well" in result.verdict.summary
-    assert Cause.HOST_MEMORY in result.verdict.also
     assert (
         result.recommendations[0].title == "Use less for one sample: a smaller batch did not help"
     )
@@ -564,7 +523,7 @@ def test_bar_of_a_validation_shows_an_evaluation(bar):
         ("It says CUDA out of memory in Vae Decode.", "vae-decode"),
         ("It saves the model, with FSDP on 8 GPUs, then CUDA OOM. Why?", "gathered-save"),
         ("I train it: CUDA OOM. It keeps using more memory with each iteration.", "growth"),
-        ("When training reached 22000 iterations, I got CUDA out of memory.", "growth"),
+        ("When training reached 22000 iterations, I got CUDA out of memory.", "later-step"),
         ("It goes OOM. GPU memory gets more and more filled by each trial.", "growth"),
     ],
 )

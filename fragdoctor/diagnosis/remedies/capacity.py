@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.remedies.framework_words import words_in
 from fragdoctor.diagnosis.remedies.leaks import is_evaluation
+from fragdoctor.diagnosis.remedies.less_at_once import ANY_BATCH, less_of_batch
 from fragdoctor.diagnosis.remedies.remedy import (
     CURES,
     FITS,
@@ -25,7 +26,6 @@ from fragdoctor.diagnosis.remedies.remedy import (
 )
 from fragdoctor.future.edits import Edit
 from fragdoctor.future.training_edits import batch_scaled, passes_scaled
-from fragdoctor.model.case import IMAGES
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.frameworks import Change
@@ -179,36 +179,6 @@ def may_be_activations(case: JudgedCase) -> bool:
     return not (case.fails_in_optimizer_step or case.only_builds or is_other)
 
 
-OF_IMAGES: Final = (
-    "a lower batch size, or smaller crops and images: half the side takes a quarter of the memory, "
-    "in 3D an eighth; to predict whole images, tiles or a sliding window with an overlap"
-)
-INPUTS: Final = "smaller inputs"
-NO_HELP: Final = "a smaller batch did not help"
-HALVES: Final = (
-    "halve the batch until a step fits, and accumulate gradients over twice as many steps each "
-    "time, which keeps the effective batch"
-)
-ONE_SAMPLE: Final = "a shorter sequence, a smaller image or crop, fewer frames"
-LESS_STATE: Final = ("16 bits", "LoRA", "an optimizer in 8 bits")
-CHECKPOINTED: Final = (
-    "turn on the program's option for it (gradient_checkpointing), or call each block through "
-    "torch.utils.checkpoint"
-)
-
-
-def _less_of_one(case: JudgedCase, since: str) -> tuple[str, str]:
-    """Return title and change for a batch that cannot shrink, without what is in use already."""
-    left = ", ".join(way for way in LESS_STATE if way not in case.told.in_use)
-    state = words_in(case, Change.OFFLOAD_STATE, Change.WEIGHTS) or left or "less of it on the GPU"
-    samples = ", ".join(case.told.smaller_samples) or ONE_SAMPLE
-    change = f"use {samples}; then less memory for weights and state: {state}"
-    if not case.trains or case.is_checkpointed:
-        return f"Use less for one sample: {since}", change
-    words = words_in(case, Change.CHECKPOINT) or CHECKPOINTED
-    return f"Checkpoint the layers: {since}", f"{words}; also {change}"
-
-
 OF_A_COPY: Final = (
     "The request is as large as all that PyTorch has allocated: a copy of the model for its "
     "gradients, its optimizer or another precision"
@@ -245,7 +215,7 @@ class SmallerBatch(SavingRemedy):
     is_usual = True
     acts_on = "what grows with the batch"
     doing = "an eighth of the batch"
-    change = "lower the batch size, or the size of one sample: sequence length, image size, frames"
+    change = ANY_BATCH
     cost = "More steps for the same data."
     caveats = ("Weights, gradients and optimizer state do not shrink with the batch.",)
     effort = 8
@@ -287,35 +257,9 @@ class SmallerBatch(SavingRemedy):
         yield self._smaller(case, f"{missing} are missing{of_needed}.")
 
     def _smaller(self, case: JudgedCase, why: str) -> Proposal:
-        title, change = self._said(case)
+        title, change = less_of_batch(case)
         attempts = self.attempts(case)
         return self.proposal(title=title, weight=HELPS, change=change, why=why, attempts=attempts)
-
-    def _said(self, case: JudgedCase) -> tuple[str, str]:
-        """Return a title ("" for the usual one) and the change, by what the text says of a batch.
-
-        The text's own option is named with its value, unless a framework's words name it.
-        """
-        told, is_one = case.told, case.told.batch_size == 1
-        if is_one or told.is_smaller_batch_tried:
-            return _less_of_one(case, "the batch is already one" if is_one else NO_HELP)
-        less = "" if case.runs_only else " or ".join(told.smaller_samples)
-        is_sized = told.batch_size is not None
-        change = self.change
-        if not words_in(case, Change.BATCH):
-            change = (
-                OF_IMAGES
-                if less == IMAGES
-                else HALVES
-                if case.trains and (less or is_sized)
-                else change
-            )
-        batch = (
-            f"Lower {told.batch_option} from {told.batch_size}, or use"
-            if is_sized
-            else "Use a smaller batch or"
-        )
-        return f"{batch} {less or INPUTS}", change
 
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
         """Return the run with shares of the present batch, as many as its length allows."""
@@ -444,15 +388,28 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
 
     Less memory for weights, gradients and state: precision, sharding, offloading.
     """
-    r = case.failed_request
-    if not case.is_allocator_case or r is None or case.cause is not Cause.CAPACITY:
+    r, message = case.failed_request, case.message
+    if not case.is_allocator_case or case.cause is not Cause.CAPACITY:
         return
-    if r.is_alone_too_large:
+    if r is not None and r.is_alone_too_large:
+        return
+    told = told_weights(message)
+    if told is not None and message is not None:
+        if told.trained_text(message, case.told):
+            return
+        if told.fill(message):
+            yield remedy.proposal(
+                title="Use a smaller model, or hold its weights in fewer bits",
+                weight=CURES,
+                change=FEWER_BITS,
+                why=f"{told.text}: the device has {format_size(message.total_bytes)}.",
+                cost="A coarser model, or slower layers.",
+            )
+            return
+    if r is None:
         return
     is_building = case.only_builds and not case.fails_in_optimizer_step
     held = _model_bytes(case)
-    told = told_weights(case.message)
-    is_too_large = told is not None and case.message is not None and told.fill(case.message)
     is_copy = _asks_for_a_copy(case)
     why = "Lower precision halves weights, gradients and activations alike."
     if is_building:
@@ -468,23 +425,38 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         )
     if is_copy:
         why = f"{OF_A_COPY}."
-    if told is not None and is_too_large:
-        why = f"{told.text}: the device has {format_size(r.total_bytes)}."
     yield remedy.proposal(
-        title="Use a smaller model, or hold its weights in fewer bits" if is_too_large else "",
-        weight=CURES
-        if is_too_large
-        else FITS
+        weight=FITS
         if is_building or is_copy or (case.told.batch_size == 1 and case.is_checkpointed)
         else MAY_HELP,
         confidence=Confidence.LIKELY if is_building else Confidence.POSSIBLE,
-        change=FEWER_BITS
-        if is_too_large
-        else "bf16 weights or autocast, an 8-bit optimizer, LoRA; quantized weights for "
+        change="bf16 weights or autocast, an 8-bit optimizer, LoRA; quantized weights for "
         "inference; FSDP or ZeRO over several GPUs, offloading to the host",
         why=why,
         cost="Lower precision may need care with the loss; sharding and offloading need bandwidth.",
     )
+
+
+LESS_TRAINED: Final = "train a LoRA adapter, with the base model in 16 or 4 bits"
+SPREAD: Final = "ZeRO 3 or FSDP over more GPUs, with the optimizer offloaded to the CPU"
+
+
+@proposes("Keep less of weights, gradients and optimizer state on each GPU")
+def less_to_train_all(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose it if all of a model is trained whose state alone exceeds the GPUs of the text."""
+    told, message = told_weights(case.message), case.message
+    if told is None or message is None or case.cause is not Cause.CAPACITY:
+        return
+    training = told.trained_text(message, case.told)
+    if training and case.is_allocator_case:
+        spread = words_in(case, Change.OFFLOAD_STATE)
+        yield remedy.proposal(
+            weight=CURES,
+            change=f"{training}: {LESS_TRAINED}; or all of it with "
+            f"{f'{spread[5:]}, under ZeRO 3 or over more GPUs' if spread else SPREAD}",
+            why=f"{training[0].upper()}{training[1:]}.",
+            cost="Fewer trained parameters, or a slower step.",
+        )
 
 
 FEWER_BITS: Final = (
@@ -492,4 +464,9 @@ FEWER_BITS: Final = (
     "bitsandbytes with 4); or put some of the layers on the CPU or on another GPU"
 )
 
-CAPACITY: Final[tuple[Remedy, ...]] = (LimitBatch(), SmallerBatch(), less_model_memory)
+CAPACITY: Final[tuple[Remedy, ...]] = (
+    LimitBatch(),
+    SmallerBatch(),
+    less_to_train_all,
+    less_model_memory,
+)

@@ -8,7 +8,7 @@ from typing import Final
 
 from fragdoctor.diagnosis.remedies.leaks import is_evaluation
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal
-from fragdoctor.model.frameworks import INTERFACES, SERVERS, Change, words_for
+from fragdoctor.model.frameworks import INTERFACES, SERVERS, Change, Framework, words_for
 from fragdoctor.model.gpus import with_monitor_of
 
 CHANGES: Final = {
@@ -53,6 +53,8 @@ def in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Itera
             yield one
             continue
         text = f"with {found[0]}: {found[1]}"
+        if change is Change.BATCH and found[0] in INTERFACES:
+            text = words_together(case, change, Change.WEIGHTS)
         if change in ADDED and own and own != one.remedy.change:
             text = f"{text}; {own}"
         told = one.saying(change=text)
@@ -67,7 +69,19 @@ def words_in(case: JudgedCase, *changes: str | None) -> str:
     return "" if found is None else f"with {found[0]}: {found[1]}"
 
 
-def _words(case: JudgedCase, *changes: str | None) -> tuple[str, str] | None:
+def words_together(case: JudgedCase, *changes: str) -> str:
+    """Return all of these changes that one framework has words for, if it has the first, or ""."""
+    found = _words(case, changes[0])
+    if found is None:
+        return ""
+    own = [f for f in case.frameworks if f.name == found[0]]
+    more = (_words(case, change, among=own) for change in changes[1:])
+    return f"with {found[0]}: {'; '.join([found[1], *(one[1] for one in more if one)])}"
+
+
+def _words(
+    case: JudgedCase, *changes: str | None, among: Sequence[Framework] | None = None
+) -> tuple[str, str] | None:
     """Return (framework, words) for the first of these changes that a framework has words for.
 
     A program that only runs a model has another batch to change than training has.
@@ -77,21 +91,31 @@ def _words(case: JudgedCase, *changes: str | None) -> tuple[str, str] | None:
     batch = (Change.EVALUATION_BATCH,) if Change.BATCH in changes and runs_only else ()
     # Who trains inside a user interface has other options than who draws pictures there.
     is_trained = case.trains and not runs_only and Change.BATCH in changes
-    frameworks = [f for f in case.frameworks if not (is_trained and f.name in INTERFACES)]
+    named = case.frameworks if among is None else among
+    frameworks = [f for f in named if not (is_trained and f.name in INTERFACES)]
     found = words_for(frameworks, *batch, *changes)
-    return None if found is None else (found[0], _untried(found[1], case.told.tried))
+    said = "" if case.message is None else case.message.said
+    return None if found is None else (found[0], _untried(found[1], case.told.tried, said))
 
 
-def _untried(words: str, tried: Sequence[str]) -> str:
-    """Return words with the parts last whose first option did not help."""
+def _untried(words: str, tried: Sequence[str], said: str) -> str:
+    """Return words without what is on already, and with what did not help last."""
+
+    def option(part: str) -> str:
+        return next(iter(_OPTION.findall(part)), "")
 
     def is_tried(part: str) -> bool:
-        option = next(iter(_OPTION.findall(part)), "")
-        return option.lstrip("-").replace("_", "-") in tried
+        return option(part).lstrip("-").replace("_", "-") in tried
 
-    parts = sorted(_PARTS.split(words), key=is_tried)
-    return "; ".join(parts).removeprefix("or ").removeprefix("then ")
+    def is_on(part: str) -> bool:
+        return not _BY_DEGREES.search(part) and bool(option(part)) and option(part) in said
+
+    parts = _PARTS.split(words)
+    left = [part for part in parts if not is_on(part)] or parts
+    return "; ".join(sorted(left, key=is_tried)).removeprefix("or ").removeprefix("then ")
 
 
+_BY_DEGREES: Final = re.compile(r"\b(?:lower|raise|higher|smaller|fewer|shorter|less|or)\b")
+"""Words of changes that can go further than a text already goes."""
 _PARTS: Final = re.compile(r"; (?![^()]{0,300}\))")
 _OPTION: Final = re.compile(r"(?:--)?[a-z]{2,20}(?:[-_][a-z]{2,20}){1,5}")

@@ -11,6 +11,11 @@ import numpy as np
 from fragdoctor.analysis.failed_attempts import LeftMemory, left_of_attempts
 from fragdoctor.diagnosis.bench import Attempt
 from fragdoctor.diagnosis.remedies.framework_words import ROOM_FOR_STEPS, words_in
+from fragdoctor.diagnosis.remedies.less_at_once import (
+    fewer_bytes,
+    less_of_batch,
+    less_to_run,
+)
 from fragdoctor.diagnosis.remedies.remedy import (
     CURES,
     FITS,
@@ -23,16 +28,18 @@ from fragdoctor.diagnosis.remedies.remedy import (
 from fragdoctor.diagnosis.remedies.serving import smaller_cache
 from fragdoctor.future.edits import combined
 from fragdoctor.future.training_edits import requests_freed_at, requests_removed
-from fragdoctor.model.case import IMAGES, SEQUENCES
+from fragdoctor.model.case import OomMessage
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
-from fragdoctor.model.frameworks import SERVERS
+from fragdoctor.model.frameworks import SERVERS, Change
 from fragdoctor.rules.traceback_signs import (
     GROWTH,
     INFERENCE,
     KEPT_BY_REQUESTS,
-    ONE_AT_A_TIME,
+    LATE,
+    RAN_BEFORE,
     SERVER_STEP,
+    TracebackSign,
     only_runs,
 )
 from fragdoctor.units import format_size
@@ -40,8 +47,36 @@ from fragdoctor.units import format_size
 CLOSED: Final = (Cause.NOT_MEMORY, Cause.HOST_MEMORY, Cause.HEALTHY)
 """Causes for which the place of the failure adds nothing."""
 
-PARTS: Final = {IMAGES: " (or tiles of them)", SEQUENCES: " (and a lower max_new_tokens)"}
-"""How else a model that only runs can be given less of what it runs on."""
+
+STEPS: Final = r"\b(?:batch|epoch|iteration)"
+"""What only loops over a data set have; what serves has requests, runs and hours."""
+
+
+def _said(case: JudgedCase, sign: TracebackSign, message: OomMessage) -> tuple[str, str]:
+    """Return title and change of a sign, with what the text tells besides."""
+    change = words_in(case, sign.name, sign.spelled) or sign.change
+    if sign.name == INFERENCE:
+        is_served = any(f.name in SERVERS for f in case.frameworks)
+        return (ROOM_FOR_STEPS, change) if is_served else (sign.title, less_to_run(case))
+    if sign.name == RAN_BEFORE:
+        less = less_of_batch(case)[1] if case.trains else less_to_run(case)
+        return sign.title, f"{sign.change}; otherwise {less}"
+    if sign.name == LATE:
+        return _of_later_step(case, sign, message)
+    if sign.name == GROWTH and only_runs(message):
+        return "Keep nothing of a request on the GPU", KEPT_BY_REQUESTS
+    if sign.name == GROWTH and re.search(r"\bitem\b", message.said, re.ASCII):
+        return "Find what else is kept from step to step", sign.change.partition("; ")[2]
+    cache = smaller_cache(case) if sign.name == SERVER_STEP else ""
+    return sign.title, "; ".join(filter(None, (cache, change)))
+
+
+def _of_later_step(case: JudgedCase, sign: TracebackSign, message: OomMessage) -> tuple[str, str]:
+    if not (case.trains or re.search(STEPS, message.said)):
+        title = "Keep nothing of a request on the GPU, and limit its length"
+        return title, f"{KEPT_BY_REQUESTS}; {fewer_bytes(case)}"
+    batch = words_in(case, Change.BATCH) or "a lower batch size makes room for all of these"
+    return sign.title, f"{sign.change}; {batch}"
 
 
 @proposes("Change the call that failed")
@@ -58,21 +93,7 @@ def at_the_failing_call(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     if had_room and sign.name != SERVER_STEP:
         return  # a limit refused the request; but a server can reserve less
     said = "It goes on more slowly" if message.is_warning else "It failed"
-    change = words_in(case, sign.name, sign.spelled)
-    if sign.name == INFERENCE and case.told.smaller_samples and not change:
-        less = " or ".join(f"{s}{PARTS.get(s, '')}" for s in case.told.smaller_samples)
-        change = f"use {less}; {ONE_AT_A_TIME}"
-    change = change or sign.change
-    title = sign.title
-    if sign.name == INFERENCE and any(f.name in SERVERS for f in case.frameworks):
-        title = ROOM_FOR_STEPS
-    if sign.name == GROWTH and only_runs(message):
-        title, change = "Keep nothing of a request on the GPU", KEPT_BY_REQUESTS
-    elif sign.name == GROWTH and re.search(r"\bitem\b", message.said, re.ASCII):
-        # who writes of it has done it already
-        title, change = "Find what else is kept from step to step", change.partition("; ")[2]
-    if sign.name == SERVER_STEP:
-        change = "; ".join(filter(None, (smaller_cache(case), change)))
+    title, change = _said(case, sign, message)
     yield remedy.proposal(
         title=title,
         # A call that can leave the GPU helps whatever fills the GPU.

@@ -11,7 +11,7 @@ from fragdoctor.diagnosis.remedies.remedy import CURES, JudgedCase, Proposal, Re
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.frameworks import Change
-from fragdoctor.rules.traceback_signs import Place, is_seen_to_grow
+from fragdoctor.rules.traceback_signs import is_seen_to_grow
 from fragdoctor.units import GIB, format_size
 
 HOST_CHANGE: Final = (
@@ -32,10 +32,6 @@ _FEWER_WORKERS: Final = (
     "use fewer DataLoader workers, each of which holds a copy of the dataset's Python objects; "
     "use a smaller prefetch_factor; read samples on demand"
 )
-_ON_CPU: Final = (
-    "use a smaller batch, or smaller images or shorter sequences: the program computes on the "
-    "CPU; use a GPU build if there is a GPU, or give the machine or container more memory"
-)
 _KEEP_LESS: Final = (
     "keep of each batch only what is needed in the end (a number, the arg max, the metric's state) "
     "instead of all outputs or features, or write them to disk as they come; then fewer or smaller "
@@ -45,15 +41,10 @@ _NOTEBOOK: Final = re.compile(r"(?i)\bcolab\b|\bkaggle\b|\bipykernel_\d")
 _FORKS: Final = re.compile(r"\bos\.fork\(|\bnum_workers\b")
 HOST_CHANGES: Final = {
     "dataloader-killed": _FEWER_WORKERS,
-    "tf-host": _ON_CPU,
-    "paddle-host": _ON_CPU,
     "cgroup-kill": f"{LIMIT_CHANGE}; then {HOST_CHANGE}",
     "page-file": f"{_PAGE_FILE}; fewer DataLoader workers and processes, each of which loads "
     "PyTorch's libraries again",
     "windows-commit": f"{_PAGE_FILE}; close other programs; smaller or fewer models at a time",
-    "ggml-host": "lower --ctx-size (n_ctx in Python), since the default is the context that the "
-    "model was trained with; set --cache-type-k q8_0 and --cache-type-v q8_0; use a smaller "
-    "quantization, or put more layers on the GPU (--n-gpu-layers)",
     "ray-memory": "run fewer tasks or actors at a time (num_cpus= or memory= of @ray.remote), "
     "keep smaller objects in the store, or use a node with more memory. "
     "RAY_memory_usage_threshold only moves the kill",
@@ -63,21 +54,15 @@ HOST_CHANGES: Final = {
     "notebook": "free what earlier cells left (del, or restart the session) and run only what is "
     "needed; a runtime with more RAM; data read from disk on demand (memory maps, "
     "streaming); weights loaded on the GPU at once (device_map, low_cpu_mem_usage)",
-    "kernel-died": "run it as a script, which shows how it ended (Killed: memory; a signal: a "
-    "crash); watch the RAM meanwhile; then load less at once, or in parts",
-    "ollama": "use a smaller model or quantization, lower num_ctx, or set OLLAMA_NUM_PARALLEL=1; "
-    "close other programs, or add RAM: what does not fit on the GPU goes there",
     "evicted": "resources.requests.memory of the pod as high as what it takes (kubectl top pod), "
     "so that it is put on a node with room and is not the first to go; a larger node, or fewer "
     "pods on it; then fewer DataLoader workers and less loaded at once",
+    "ggml-host": "lower --ctx-size (n_ctx in Python), since the default is the context that the "
+    "model was trained with; set --cache-type-k q8_0 and --cache-type-v q8_0; use a smaller "
+    "quantization, or put more layers on the GPU (--n-gpu-layers)",
     "worker-gone": "fewer worker processes: -npp and -nps of nnUNetv2_predict, nnUNet_n_proc_DA "
     "for nnU-Net's training, num_workers of a DataLoader; more memory for the machine or "
     "container",
-    "dataloader-gone": "num_workers=0 once, which shows an error that a worker keeps to itself; if "
-    f"it was memory: {_FEWER_WORKERS}; in Docker --shm-size=8g",
-    "mappings": "a higher vm.max_map_count (sysctl -w vm.max_map_count=1048576); fewer and larger "
-    "tensors in a sample (one padded tensor instead of a list), num_workers=0 for a test; what is "
-    "loaded in the dataset's __init__ kept as one array",
     "ggml-pinned": "GGML_CUDA_NO_PINNED=1 in the environment, with which llama.cpp takes ordinary "
     "host memory; in WSL2 set a larger memory= in .wslconfig; then fewer layers on the GPU",
     "pinned-host": "use fewer or smaller page-locked buffers (pin_memory=False in PyTorch's "
@@ -89,24 +74,8 @@ HOST_CHANGES: Final = {
 _LIMITS: Final = ("page-file", "windows-commit", "cgroup-kill")
 """Finer kinds of messages that name a limit, which can be raised."""
 
-HOST_PLACES: Final = (
-    (
-        Place(code=r"\b(?:torch|np|numpy)\.(?:cat|concat\w*|stack|[vh]stack)\("),
-        f"{_KEEP_LESS}; they are joined here with a copy",
-    ),
-    (
-        Place(file=r"/torch/(?:serialization|storage)\.py$|/safetensors/"),
-        "load with mmap=True or from safetensors, one rank at a time, and free the loaded state",
-    ),
-    (Place(file=r"/torch/utils/data/|/multiprocessing/"), _FEWER_WORKERS),
-)
-"""Changes that use less host memory, by a call in the traceback; the first match counts."""
-
 _OF_CONTAINER: Final = re.compile(r"\b137\b")
 """Docker and Kubernetes report a kill as exit code 128 + 9."""
-
-_LOADING: Final = re.compile(r"Loading (?:checkpoint shards|weights|pipeline components)\W")
-"""Progress bars of transformers and diffusers."""
 
 HUGE_ON_HOST_BYTES: Final = 8 * GIB
 """A tensor as large as a small machine's memory: its own dimensions are too large."""
@@ -115,7 +84,7 @@ HUGE_ON_HOST_BYTES: Final = 8 * GIB
 def host_change(case: JudgedCase) -> str:
     """Return the change that uses less host memory, by the message and its place."""
     message = case.message
-    if message is None or _LOADING.search(f"{message.around} {message.intro}"):
+    if message is None:
         return HOST_CHANGE
     return next(filter(None, _changes(case, message)), HOST_CHANGE)
 
@@ -130,9 +99,6 @@ def _changes(case: JudgedCase, message: OomMessage) -> Iterator[str]:
     yield words or own
     if _NOTEBOOK.search(message.said):
         yield HOST_CHANGES["notebook"]
-    for place, change in HOST_PLACES:
-        if any(place.matches(frame) for frame in message.frames):
-            yield change
     if _FORKS.search(message.said):
         yield _FEWER_WORKERS
     if is_seen_to_grow(message):

@@ -6,7 +6,6 @@ Some ask for one more check: a shape, a call, a recording.
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Final
@@ -27,9 +26,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
 from fragdoctor.diagnosis.verdict_message import library_of
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, line_text
-from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, FailedRequest
-from fragdoctor.rules.traceback_signs import Place
 from fragdoctor.units import format_count, format_size
 
 PEERS_LOOK_THE_SAME: Final = (
@@ -42,39 +39,6 @@ OWN_DEVICE: Final = (
 
 MIN_PEERS: Final = 3
 """Two processes of equal size may be a coincidence; three are workers of one program."""
-
-
-SHARES: Final = {
-    "vLLM": "--gpu-memory-utilization",
-    "SGLang": "--mem-fraction-static",
-    "TGI": "--cuda-memory-fraction",
-}
-"""Server options that say how much of the card they take."""
-
-
-def _share(case: JudgedCase) -> str:
-    """Return the option with which a server that takes a share leaves room for the others."""
-    r = case.failed_request
-    option = next((SHARES[f.name] for f in case.frameworks if f.name in SHARES), "")
-    if not option or r is None or not r.total_bytes or not r.other_bytes:
-        return ""
-    left = math.floor(100 * (1 - (r.other_bytes + TYPICAL_CONTEXT_BYTES) / r.total_bytes)) / 100
-    return f"; or share the GPU: {option} {left:.2f} or less leaves them what they hold"
-
-
-_DEVICE: Final = re.compile(r"\bcuda:(\d{1,2})\b")
-
-
-def _meant_device(case: JudgedCase) -> str:
-    """Return the one other GPU that the text says the program should use, or "".
-
-    With CUDA_VISIBLE_DEVICES the numbers do not tell, since it renames the devices.
-    """
-    message = case.message
-    if message is None or message.device_index is None or "VISIBLE_DEVICES" in message.said:
-        return ""
-    meant = {*_DEVICE.findall(message.said)} - {str(message.device_index)}
-    return meant.pop() if len(meant) == 1 else ""
 
 
 @proposes("Free the device from other processes")
@@ -99,26 +63,17 @@ def free_other_process(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     pids = ", ".join(str(p.pid) for p in listed)
     n_equal = max(Counter(p.n_bytes for p in listed).values(), default=0)
     peers = n_equal >= MIN_PEERS
-    meant = _meant_device(case) if is_main else ""
     may_be_own = r is not None and listed and r.process_bytes is None
     yield remedy.proposal(
-        title="Give each rank a device of its own"
-        if peers
-        else "Run it on the GPU that was meant"
-        if meant
-        else remedy.title,
+        title="Give each rank a device of its own" if peers else remedy.title,
         weight=weight,
         confidence=Confidence.LIKELY if listed or is_main else Confidence.POSSIBLE,
         change=f"{OWN_DEVICE}; otherwise end or move process {pids}, or run as many as "
         "fit (fragdoctor pack)"
         if peers
-        else f"CUDA_VISIBLE_DEVICES={meant} before the start: the text says cuda:{meant}, but "
-        f"the program asked GPU {case.message.device_index}"
-        if meant and case.message is not None
         else f"end or move process {pids}"
         if pids
-        else "find the holders with nvidia-smi or fuser -v /dev/nvidia*, and end leftovers"
-        + _share(case),
+        else "find the holders with nvidia-smi or fuser -v /dev/nvidia*, and end leftovers",
         why=case.verdict.summary
         if is_main
         else f"{format_size(held)} may be held by other processes."
@@ -152,7 +107,8 @@ def cap_other_libraries(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         return
     yield remedy.proposal(
         weight=CURES if is_main else MAY_HELP,
-        change="XLA_PYTHON_CLIENT_PREALLOCATE=false for JAX, set_memory_growth for TensorFlow, "
+        change="fewer environments of a simulator on the GPU (num_envs), "
+        "XLA_PYTHON_CLIENT_PREALLOCATE=false for JAX, set_memory_growth for TensorFlow, "
         "fewer NCCL communicators and channels (NCCL_MAX_NCHANNELS), smaller TensorRT "
         "workspaces; CUDA_MODULE_LOADING=LAZY before CUDA 12.2, where it became the default",
         why=f"{format_size(held)} of this process are outside PyTorch's cache."
@@ -328,15 +284,6 @@ SMALLER_TENSOR: Final = (
     "a shorter sequence, a smaller image (tiles), graph or batch, or the work in parts; if it is "
     "not meant to be that large"
 )
-SENDS_OBJECTS: Final = Place(
-    code=r"(?:gather|broadcast|scatter)_object|save\w*sharded|dist_cp\.|checkpoint\w*\.save\w*\("
-)
-"""Calls that send objects between ranks: their sizes are sent first, on the current device."""
-RANK_CHANGE: Final = (
-    "torch.cuda.set_device(local_rank) right at the start of each rank: when objects are sent "
-    "between ranks, their sizes go first, on the current device, and a size that never arrived is "
-    "garbage; or a newer PyTorch, which does that itself"
-)
 
 
 @proposes("Print the shape at the failing line and correct it")
@@ -357,9 +304,6 @@ def fix_shape(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     else:
         title, change = f"Make the one huge tensor{at} smaller", f"{SMALLER_TENSOR}: "
     change += SHAPE_CHANGE
-    if case.message is not None and any(map(SENDS_OBJECTS.matches, case.message.frames)):
-        title = "Give each rank a device of its own before its first collective"
-        change = f"{RANK_CHANGE}; otherwise {SHAPE_CHANGE}"
     yield remedy.proposal(
         title=title,
         locations=case.asking_stack,
@@ -380,12 +324,6 @@ def one_tensor_text(r: FailedRequest) -> str:
     )
 
 
-_ROOM: Final = re.compile(
-    r"(?i)\b[1-9]\d{0,2}(?:\.\d{1,2})? ?gi?b (?:of )?(?:v?ram|(?:gpu |video )?memory)? ?"
-    r"(?:is |are )?(?:still )?(?:left|free|available|unused)\b"
-)
-
-
 @proposes("See whether the GPU is full, and with what")
 def locate_driver_call(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose finding the call behind a driver's message.
@@ -399,13 +337,8 @@ def locate_driver_call(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         return
     if case.is_of_other_program:
         return
-    has_room = _ROOM.search(message.said) is not None
     change = (
-        "pin_memory=False in the DataLoader and fewer workers for a test, since page-locked "
-        "host memory has limits of its own; CUDA_LAUNCH_BLOCKING=1, with which the traceback "
-        "names the call; ulimit -v and -l; another version of the driver"
-        if has_room
-        else "nvidia-smi for the GPU and free -h for the host during the run, then less on the "
+        "nvidia-smi for the GPU and free -h for the host during the run, then less on the "
         "one that fills up"
         if message.sub_kind == "unread"
         else "nvidia-smi during the run: end another process that fills it, or take a GPU "
@@ -414,7 +347,6 @@ def locate_driver_call(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         "CUDA_LAUNCH_BLOCKING=1, with which the traceback names the call"
     )
     yield remedy.proposal(
-        title="Look for what refused it: the GPU is said to have had room" if has_room else "",
         weight=MAY_HELP,
         change=change,
         why="The driver's message does not say whether device memory, pinned host memory or "

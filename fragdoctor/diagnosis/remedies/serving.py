@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from fragdoctor.diagnosis.remedies.host_memory import HOST_CHANGES
+from fragdoctor.diagnosis.remedies.less_at_once import less_to_run, speaks_of_model
 from fragdoctor.diagnosis.remedies.remedy import (
     ASKS,
     CLOSED,
@@ -20,7 +20,14 @@ from fragdoctor.diagnosis.remedies.remedy import (
 )
 from fragdoctor.model.case import OomMessage, ServerShare
 from fragdoctor.model.diagnosis import Cause
-from fragdoctor.model.engines import ANY_PROGRAM, Advice, Need, engine_of, need_of
+from fragdoctor.model.engines import (
+    ANY_PROGRAM,
+    Advice,
+    Need,
+    engine_of,
+    is_told_of_nobody,
+    need_of,
+)
 from fragdoctor.units import MIB, format_count, format_size
 
 LEAST_UTILIZATION: Final = 0.5
@@ -153,6 +160,7 @@ def _option(  # noqa: PLR0911 - one return a kind
 
 
 CONTEXT: Final = "a --max-model-len no longer than you need, since one such request must fit; "
+_QUANTIZED: Final = re.compile(r"(?i)awq|gptq|\b(?:int|fp)[48]\b|w8a|w4a")
 _GIVEN: Final = re.compile(r"gpu[-_]memory[-_]utilization[\s=:'\"]{1,4}(0?\.\d{1,3})")
 
 
@@ -176,12 +184,14 @@ def _beside_weights(m: OomMessage, shares: Sequence[ServerShare], spread: str) -
             f"weights and one step take {format_size(first)} before any cache, so "
             f"{least:.2f} is the least; nothing else may use that much of the GPU; {spread}",
         )
-    steps = "a lower --max-num-batched-tokens; --enforce-eager"
+    steps = "a lower --max-num-seqs and --max-num-batched-tokens"
+    if "enforce-eager" not in m.said:
+        steps += "; --enforce-eager"
     more = f"a higher --gpu-memory-utilization{f' than {given[1]}' if given else ''}"
     is_high = given is not None and float(given[1]) >= USUAL_UTILIZATION
     return Advice(
         "Make room for a KV cache beside the weights",
-        f"{spread}; {steps}"
+        "; ".join((steps, spread) if _QUANTIZED.search(m.said) else (spread, steps))
         if is_high
         else f"{CONTEXT if m.variant == 'vllm-short-cache' else ''}{more} if nothing else uses the "
         f"GPU; {steps}; {spread}",
@@ -190,10 +200,11 @@ def _beside_weights(m: OomMessage, shares: Sequence[ServerShare], spread: str) -
 
 # ---- programs with allocators of their own -------------------------------------------------------
 
-WSL: Final = re.compile(r"\bWSL|/mnt/[a-z]/|microsoft-standard")
-
 TOLD: Final = (Need.WEIGHTS, Need.CACHE, Need.GRAPH, Need.LIMIT, Need.POOL, Need.ONE_INPUT)
 """Needs that the text itself names, so that meeting them removes the cause."""
+
+
+OTHERS: Final = "nvidia-smi beside it shows who else is on the GPU"
 
 
 @proposes("Put less on the device")
@@ -207,9 +218,8 @@ def less_on_the_device(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         return
     engine, need = engine_of(message) or ANY_PROGRAM, need_of(message)
     title, change = engine.advice(need)
-    if case.kind == "ggml" and message.requested_bytes is None and WSL.search(message.said):
-        title = "Try without page-locked host memory first, then with fewer layers on the GPU"
-        change = f"{HOST_CHANGES['ggml-pinned']}: {change}"
+    if is_told_of_nobody(message) and speaks_of_model(case):
+        title, change = "Give the model less at a time", f"{less_to_run(case)}; {OTHERS}"
     yield remedy.proposal(
         title=title,
         # If so little was refused, the question is who else is on the device.

@@ -169,8 +169,11 @@ def _script_of(diagnosis: Diagnosis) -> str:
     """
     message = diagnosis.case.primary_message
     frames = message.frames if message is not None else ()
-    example = "" if message is not None and is_seen_to_run(message) else "train.py"
-    files = (f.file for f in frames if f.function == "<module>" and classify_file(f.file) == USER)
+    example = "train.py" if message is None or message.is_of_training else "script.py"
+    if message is not None and is_seen_to_run(message):
+        example = ""
+    own = (f.file for f in frames if f.function == "<module>" and classify_file(f.file) == USER)
+    files = (file for file in own if "ipykernel" not in file)  # a cell of a notebook
     return next(filter(_SCRIPT.fullmatch, map(basename_of, files)), example)
 
 
@@ -181,7 +184,9 @@ def _is_recordable(diagnosis: Diagnosis) -> bool:
     is_served = any(
         f.name in SERVERS
         for m in messages
-        for f in frameworks_in((frame.file for frame in m.frames), f"{m.around} {m.intro}")
+        for f in frameworks_in(
+            (frame.file for frame in m.frames), f"{m.around} {m.intro} {m.after}"
+        )
     )
     return is_own and not is_served and diagnosis.verdict.cause not in _OF_OTHERS
 

@@ -1,0 +1,120 @@
+"""What to make smaller if neither a trace nor a traceback says it: one order for all texts.
+
+What the text tells decides: whether the program trains or only runs a model, what its samples are,
+its batch, what is in use or was tried already, and whose options it has.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from fragdoctor.diagnosis.remedies.framework_words import words_in, words_together
+from fragdoctor.diagnosis.remedies.remedy import JudgedCase
+from fragdoctor.model.case import ADAPTER, IMAGES, OFFLOADING, SEQUENCES, STATE_8BIT
+from fragdoctor.model.frameworks import Change
+from fragdoctor.rules.told_weights import told_weights
+
+OF_IMAGES: Final = (
+    "a lower batch size, or smaller crops and images: half the side takes a quarter of the memory, "
+    "in 3D an eighth; to predict whole images, tiles or a sliding window with an overlap"
+)
+HALVES: Final = (
+    "halve the batch until a step fits, and accumulate gradients over twice as many steps each "
+    "time, which keeps the effective batch"
+)
+ANY_BATCH: Final = (
+    "lower the batch size, or the size of one sample: sequence length, image size, frames"
+)
+ONE_INPUT: Final = "a smaller image or tiles of it, fewer frames or points, a shorter text or audio"
+NO_HELP: Final = "a smaller batch did not help"
+LESS_STATE: Final = ("16 bits", ADAPTER, STATE_8BIT)
+CHECKPOINTED: Final = (
+    "turn on the program's option for it (gradient_checkpointing), or call each block through "
+    "torch.utils.checkpoint"
+)
+PARTS: Final = {IMAGES: " (or tiles of them)", SEQUENCES: " (and a lower max_new_tokens)"}
+"""How else a model that only runs can be given less of what it runs on."""
+OF_SMALL_MODELS: Final = ("smaller patches or crops", "fewer points", "fewer nodes and edges")
+"""Samples of models whose weights are small beside what they compute."""
+OFFLOADED: Final = "what is not running on the CPU (an option such as --offload or --lowvram)"
+_OF_MODEL: Final = re.compile(r"(?i)\bmodels?\b|\binference\b|\bgenerat|\bpipeline|模型|推理")
+_OWN_CODE: Final = re.compile(r"\bimport torch\b|\bdef \w{1,40}\(|\bmodel\(|\.(?:eval|cuda|to)\(")
+
+
+def speaks_of_model(case: JudgedCase) -> bool:
+    """Return whether a text is about a model or its inputs, and not about any program."""
+    message = case.message
+    said = message is not None and _OF_MODEL.search(message.said) is not None
+    return said or bool(case.told.smaller_samples)
+
+
+def fewer_bytes(case: JudgedCase) -> str:
+    """Return how weights that only run take less of the GPU, without what the text has in use."""
+    is_offloaded = OFFLOADING in case.told.in_use
+    if not {*case.told.smaller_samples}.isdisjoint(OF_SMALL_MODELS):
+        return "run it in 16 bits (torch.autocast), or on the CPU"
+    bits = "8 or 4" if "16 bits" in case.told.in_use else "16, 8 or 4"
+    ways = [f"load the weights in {bits} bits, or use a smaller model"]
+    if not is_offloaded:
+        ways.append(f"keep {OFFLOADED}")
+    return "; ".join(ways)
+
+
+def less_to_run(case: JudgedCase) -> str:
+    """Return the change for a model that only runs: less input, then less of the model."""
+    own = words_together(case, Change.BATCH, Change.WEIGHTS)
+    if own:
+        return own
+    said = "" if case.message is None else case.message.said
+    less = " or ".join(f"{s}{PARTS.get(s, '')}" for s in case.told.smaller_samples) or ONE_INPUT
+    weights = words_in(case, Change.WEIGHTS) or fewer_bytes(case)
+    graph = ", under torch.inference_mode()" if _OWN_CODE.search(said) else ""
+    return f"use {less}; one input at a time{graph}; {weights}"
+
+
+def less_of_batch(case: JudgedCase) -> tuple[str, str]:
+    """Return a title and the change, by what the text says of a batch.
+
+    The text's own option is named with its value, unless a framework's words name it.
+    """
+    told, is_one = case.told, case.told.batch_size == 1
+    if is_one or told.is_smaller_batch_tried:
+        return _less_of_one(case, "the batch is already one" if is_one else NO_HELP)
+    less = "" if case.runs_only else " or ".join(told.smaller_samples)
+    is_sized = told.batch_size is not None
+    change = ANY_BATCH
+    if not words_in(case, Change.BATCH):
+        if less == IMAGES:
+            change = OF_IMAGES
+        elif case.trains and (less or is_sized):
+            change = HALVES
+        elif case.message is not None and not (case.trains or is_sized):
+            change = f"{change}; if it only runs a model, {fewer_bytes(case)}"
+    batch = (
+        f"Lower {told.batch_option} from {told.batch_size}, or use"
+        if is_sized
+        else "Use a smaller batch or"
+    )
+    return f"{batch} {less or 'smaller inputs'}", change
+
+
+def _less_of_one(case: JudgedCase, since: str) -> tuple[str, str]:
+    """Return title and change for a batch that cannot shrink, without what is in use already."""
+    samples = ", ".join(case.told.smaller_samples) or ONE_INPUT
+    if not case.trains:
+        weights = words_in(case, Change.WEIGHTS) or fewer_bytes(case)
+        return f"Use less for one sample: {since}", f"use {samples}; then {weights}"
+    # What is trained from scratch has no adapter.
+    is_tuned = bool(told_weights(case.message) or case.frameworks or SEQUENCES in samples)
+    left = ", ".join(
+        way
+        for way in LESS_STATE
+        if way not in case.told.in_use and (is_tuned or way is not ADAPTER)
+    )
+    state = words_in(case, Change.OFFLOAD_STATE, Change.WEIGHTS) or left or "less of it on the GPU"
+    change = f"use {samples}; then less memory for weights and state: {state}"
+    if case.is_checkpointed:
+        return f"Use less for one sample: {since}", change
+    words = words_in(case, Change.CHECKPOINT) or CHECKPOINTED
+    return f"Checkpoint the layers: {since}", f"{words}; also {change}"
