@@ -71,7 +71,7 @@ def _ablations() -> dict[str, Ablation]:
         "evaluation as a step of its own": _set(_ModelCalls, "evaluated_until", _always(None)),
         "even growth": _set(AlignedSteps, "_growths", no_growth),
         "doubt: spread of steps": _set(AlignedSteps, "_spread", _always(0.0)),
-        "doubt: success that larger steps would have too": _set(AlignedSteps, "may_rise", True),
+        "doubt: success that larger steps would have too": _set(AlignedSteps, "may_exceed", None),
         "doubt: unexplained memory": _set(AlignedSteps, "_unexplained", _always(0.0)),
         "what a first step makes once": _set(repetition, "_without_first_time", rest_as_it_is),
         "least of a first step": _set(Outlooks, "_first_step_takes", 0.0),
