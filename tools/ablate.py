@@ -25,10 +25,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from truth_table import Answers, answers, counts
 
-from fragdoctor.analysis import kept
+from fragdoctor.analysis import growth, kept
 from fragdoctor.diagnosis import decision, verdict
 from fragdoctor.diagnosis.bench import Bench
-from fragdoctor.future import alignment, outlook, repetition, steps
+from fragdoctor.future import (
+    alignment,
+    outlook,
+    passes,
+    repetition,
+    search,
+    simulator,
+    steps,
+)
 from fragdoctor.future.outlook import Outlooks
 from fragdoctor.future.repetition import AlignedSteps
 from fragdoctor.future.steps import _ModelCalls
@@ -95,6 +103,21 @@ def _ablations() -> dict[str, Ablation]:
         (steps, "MIN_COVERED"),
         (turns, "TURNS"),
         (alignment, "LEFT_OUT"),
+        (outlook, "FORESEEN_STEPS"),
+        (passes, "KEPT_SHARE"),
+        (passes, "STILL_READ"),
+        (search, "MARGIN_SHARE"),
+        (simulator, "REPLAY_SHARE"),
+        (growth, "ALL_AT_ONCE"),
+        (growth, "MADE_ONCE"),
+        (kept, "LARGE_SHARE"),
+        (kept, "GRAPH_LINES"),
+        (kept, "MANY_SIZES"),
+        (kept, "LIKE_TRAINING"),
+        (decision, "SLIM_MARGIN_SHARE"),
+        (decision, "NORMAL_OUTSIDE_SHARE"),
+        (verdict, "FAR_SHARE"),
+        (verdict, "RESUMED_SHARE"),
     ):
         value = getattr(place, name)
         for factor in (0.5, 2):

@@ -54,9 +54,6 @@ MAY_BE_HOLES: Final = (Cause.CAPACITY, Cause.MEMORY_LIMIT)
 LEAKS_INTO: Final = (*MAY_BE_HOLES, Cause.FRAGMENTATION, Cause.PRIVATE_POOLS)
 """Readings that a leak causes sooner or later."""
 
-WORTH_SAYING: Final = 1.05
-"""The step's shortage is mentioned if it is at least this many times the failing request's."""
-
 FAR_SHARE: Final = 0.5
 """A setting helps if it lets the run go on for this share of the steps it had completed."""
 
@@ -423,7 +420,7 @@ def _figures_say(e: CaseEvidence) -> Hypothesis | None:
         confidence = max(confidence, Confidence.LIKELY, key=_ORDER)  # its step may need more
     is_full = reading.cause in (Cause.CAPACITY, Cause.MEMORY_LIMIT)
     missing = max(-(failed.margin_bytes or 0), 0)
-    if is_full and e.lacking_bytes > WORTH_SAYING * missing and failed.margin_bytes is not None:
+    if is_full and e.lacking_bytes > missing and failed.margin_bytes is not None:
         summary += f" The whole step lacks {format_size(e.lacking_bytes)}."
     if failed.is_caught:
         summary += " The program caught the error and went on."

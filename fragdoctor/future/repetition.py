@@ -272,17 +272,18 @@ class AlignedSteps:
     def may_exceed(self) -> float | None:
         """The share by which a later step may exceed what is expected; None if nothing tells.
 
-        It is the doubt if the steps do not rise. If they may, the next one may exceed the current
-        one by as much as that exceeds those before it.
+        It is the doubt if the steps do not rise. If their sizes may, the next step may exceed the
+        current one by as much as that exceeds those before it.
         """
-        if self.n < MIN_EVEN or self.doubt()[1] != LARGER:
+        if self.n < MIN_EVEN:
             return None
         totals = [float(self.w.size[at].sum()) for at in self.w.requests[:-1]]
-        p_rise = trend_of(totals).p_rise
-        if p_rise <= LIKELY_P:
+        (doubt, reason), p_rise = self.doubt(), trend_of(totals).p_rise
+        if p_rise > POSSIBLE_P:
+            return doubt
+        if p_rise <= LIKELY_P or reason != LARGER:
             return None
-        rise = self._expected / max(*totals, 1) - 1 if p_rise <= POSSIBLE_P else 0
-        return max(self._spread(), rise)
+        return max(doubt, self._expected / max(*totals, 1) - 1)
 
     @property
     def _expected(self) -> float:
