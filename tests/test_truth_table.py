@@ -37,8 +37,8 @@ def test_a_row_that_falls_is_named(truth_table: ModuleType) -> None:
 
 
 def test_rows_that_rise_are_no_fall(truth_table: ModuleType) -> None:
-    before = {"a": "looked open", "b": "looked likely wrong", "c": "looked curable missed"}
-    now = {"a": "looked will right", "b": "looked open", "c": "looked curable cured"}
+    before = {"a": "looked open", "b": "looked likely wrong", "c": "looked curable unpromised"}
+    now = {"a": "looked will right", "b": "looked open", "c": "looked curable promised"}
 
     assert truth_table.fall(before, now) == []
 

@@ -25,10 +25,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from truth_table import Answers, answers, counts
 
-from fragdoctor.analysis import kept
+from fragdoctor.analysis import growth, kept
 from fragdoctor.diagnosis import decision, verdict
 from fragdoctor.diagnosis.bench import Bench
-from fragdoctor.future import alignment, outlook, repetition, steps
+from fragdoctor.future import (
+    alignment,
+    outlook,
+    passes,
+    repetition,
+    search,
+    simulator,
+    steps,
+)
 from fragdoctor.future.outlook import Outlooks
 from fragdoctor.future.repetition import AlignedSteps
 from fragdoctor.future.steps import _ModelCalls
@@ -71,7 +79,7 @@ def _ablations() -> dict[str, Ablation]:
         "evaluation as a step of its own": _set(_ModelCalls, "evaluated_until", _always(None)),
         "even growth": _set(AlignedSteps, "_growths", no_growth),
         "doubt: spread of steps": _set(AlignedSteps, "_spread", _always(0.0)),
-        "doubt: success that larger steps would have too": _set(AlignedSteps, "may_rise", True),
+        "doubt: success that larger steps would have too": _set(AlignedSteps, "may_exceed", None),
         "doubt: unexplained memory": _set(AlignedSteps, "_unexplained", _always(0.0)),
         "what a first step makes once": _set(repetition, "_without_first_time", rest_as_it_is),
         "least of a first step": _set(Outlooks, "_first_step_takes", 0.0),
@@ -95,6 +103,21 @@ def _ablations() -> dict[str, Ablation]:
         (steps, "MIN_COVERED"),
         (turns, "TURNS"),
         (alignment, "LEFT_OUT"),
+        (outlook, "FORESEEN_STEPS"),
+        (passes, "KEPT_SHARE"),
+        (passes, "STILL_READ"),
+        (search, "MARGIN_SHARE"),
+        (simulator, "REPLAY_SHARE"),
+        (growth, "ALL_AT_ONCE"),
+        (growth, "MADE_ONCE"),
+        (kept, "LARGE_SHARE"),
+        (kept, "GRAPH_LINES"),
+        (kept, "MANY_SIZES"),
+        (kept, "LIKE_TRAINING"),
+        (decision, "SLIM_MARGIN_SHARE"),
+        (decision, "NORMAL_OUTSIDE_SHARE"),
+        (verdict, "FAR_SHARE"),
+        (verdict, "RESUMED_SHARE"),
     ):
         value = getattr(place, name)
         for factor in (0.5, 2):

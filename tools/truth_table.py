@@ -140,8 +140,8 @@ def fall(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     lines = []
     for half, word in sorted(words):
         n_before, n_now = then[half][word], here[half][word]
-        is_worse = n_now < n_before if word.endswith(GOOD) else n_now > n_before
-        if not is_worse or not word.endswith(GOOD + BAD):
+        is_worse = n_now < n_before if word.split()[-1] in GOOD else n_now > n_before
+        if not is_worse or word.split()[-1] not in GOOD + BAD:
             continue
         lines.append(f"{half} {word}: {n_before} before, {n_now} now")
         if half == HELD_OUT:  # nobody looks at the rows of held-out programs

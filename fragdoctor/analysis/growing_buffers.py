@@ -18,7 +18,6 @@ from fragdoctor.model.arrays import median
 from fragdoctor.model.snapshot import I64
 
 MIN_BUFFER_GROWTH: Final = 4  # times a buffer must grow; fewer are the steps of a warm-up
-MAX_SHRUNK: Final = 0.02  # share of requests that may be smaller than the request before
 MIN_BUFFER_BYTES: Final = 1 << 20
 INPUT_SHARE: Final = 0.3  # the rest of a step grows by at least this share of an input's growth
 MAX_LAPS: Final = 2  # generations that are live at once: the new and the old
@@ -92,7 +91,7 @@ def is_input(
 
 def _judged(requests: TrainingRequests, rows: I64, size: I64) -> GrowingBuffers | None:
     grows = np.diff(size)
-    if np.count_nonzero(grows < 0) > MAX_SHRUNK * len(size):
+    if (grows < 0).any():
         return None
     _, count = np.unique(size, return_counts=True)
     n = int(median(count))

@@ -130,7 +130,8 @@ def _merged(
     for key, same in alike.items():
         one = same[0]
         if len({o.name for o in same}) > 1:
-            one = replace(one, name=key[0], n_items=sum(o.n_items for o in same))
+            n_items, most = sum(o.n_items for o in same), sum(o.max_items for o in same)
+            one = replace(one, name=key[0], n_items=n_items, max_items=most)
         if key not in places:
             places[key] = len(owners)
             owners.append(one)

@@ -45,7 +45,6 @@ OPERATIONS_AFTER_PEAK = 50_000
 # An edit makes its own request list, which takes 24 bytes per request and as much again while it
 # is made; lists longer than this are made one at a time.
 MAX_CONCURRENT_OPERATIONS = 500_000
-MIN_BUFFERS_SHARE = 0.05  # of the peak of live memory
 ENDLESS = WhatIf(capacity_bytes=2**50)
 
 
@@ -330,9 +329,8 @@ class Bench(Struct, frozen=True, dict=True):
 
     @cached_property
     def growing_buffers(self) -> tuple[GrowingBuffers, ...]:
-        """Buffers that grow by copies, if they are a noticeable part of the peak."""
-        least = MIN_BUFFERS_SHARE * self.recorded.peak_allocated_bytes
-        return tuple(b for b in find_growing_buffers(self.requests) if b.total_bytes >= least)
+        """Buffers that grow by copies."""
+        return find_growing_buffers(self.requests)
 
     @cached_property
     def requests(self) -> TrainingRequests:

@@ -29,7 +29,7 @@ from fragdoctor.diagnosis.verdict_message import (
 from fragdoctor.diagnosis.verdict_stats import evidence_of_stats, read_stats
 from fragdoctor.future.outlook import ENOUGH
 from fragdoctor.model.case import NO_FAILURE
-from fragdoctor.model.census import HoldingKind
+from fragdoctor.model.census import HoldingKind, Owner
 from fragdoctor.model.diagnosis import Cause, Verdict
 from fragdoctor.model.finding import ACTIVE, LIVE_AT_FAILURE, Confidence, Evidence
 from fragdoctor.model.gpus import with_monitor_of
@@ -53,9 +53,6 @@ MAY_BE_HOLES: Final = (Cause.CAPACITY, Cause.MEMORY_LIMIT)
 
 LEAKS_INTO: Final = (*MAY_BE_HOLES, Cause.FRAGMENTATION, Cause.PRIVATE_POOLS)
 """Readings that a leak causes sooner or later."""
-
-WORTH_SAYING: Final = 1.05
-"""The step's shortage is mentioned if it is at least this many times the failing request's."""
 
 FAR_SHARE: Final = 0.5
 """A setting helps if it lets the run go on for this share of the steps it had completed."""
@@ -129,6 +126,16 @@ class CaseEvidence(Struct, frozen=True, dict=True):
     def kept(self) -> KeptMemory | None:
         """Memory that grows from step to step."""
         return None if self._explaining is None else self._explaining.kept
+
+    @cached_property
+    def keeper(self) -> Owner | None:
+        """Who holds most of what grows according to a census, or None if unknown."""
+        return None if self.kept is None else keeper(self.context, self.kept)
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether a container with a limit holds what grows: it fills up, which is no leak."""
+        return self.keeper is not None and self.keeper.max_items > 0
 
     @property
     def gathered(self) -> KeptMemory | None:
@@ -242,7 +249,7 @@ def _explains_reading(e: CaseEvidence, grown_bytes: int) -> bool:
 def _growth(e: CaseEvidence) -> Hypothesis | None:
     """Memory grows from step to step, unless the request fails even without what was kept."""
     kept, failed = e.kept, e.failed
-    if kept is None:
+    if kept is None or e.is_bounded:
         return None
     ending = "; no request failed yet"
     if failed is not None:
@@ -250,9 +257,8 @@ def _growth(e: CaseEvidence) -> Hypothesis | None:
             return None
         ending = f", until the {failed.request_text} failed"
     check = "look for a list, a cache or a loss that keeps its graph"
-    owner = keeper(e.context, kept)
-    if owner is not None and owner.kind is HoldingKind.CONTAINER:
-        check = f"does anything bound {owner.name}"
+    if e.keeper is not None and e.keeper.kind is HoldingKind.CONTAINER:
+        check = f"does anything bound {e.keeper.name}"
     elif kept.pattern is KeptPattern.BUFFER:
         check = "does anything bound its length"
     return Hypothesis(
@@ -262,6 +268,22 @@ def _growth(e: CaseEvidence) -> Hypothesis | None:
         f"Check whether this memory is kept on purpose: {check}.",
         "growth",
     )
+
+
+def _filling(e: CaseEvidence) -> Hypothesis | None:
+    """A container with a limit fills up, and what it still lacks does not fit."""
+    kept, failed, owner = e.kept, e.failed, e.keeper
+    if kept is None or failed is None or owner is None or not e.is_bounded:
+        return None
+    each = kept.survivor_bytes // max(owner.n_items, 1)
+    lacks = each * max(owner.max_items - owner.n_items, 0)
+    if not _explains_reading(e, kept.survivor_bytes) or lacks <= (failed.margin_bytes or 0):
+        return None
+    summary = (
+        f"{kept_text(e.context, kept)}. It may have {format_count(owner.max_items)} items, which "
+        f"take about {format_size(lacks)} more; the {failed.request_text} no longer fit."
+    )
+    return Hypothesis(Cause.CAPACITY, summary, Confidence.LIKELY, row="container-fills")
 
 
 def _caught(e: CaseEvidence) -> Hypothesis | None:
@@ -346,6 +368,8 @@ def _no_setting_mends(e: CaseEvidence) -> Hypothesis | None:
     survivors, bench = e.survivors, e.bench
     if e.reading.cause is not Cause.FRAGMENTATION or survivors is None or bench is None:
         return None
+    if e.is_bounded:  # it would only fail if the container grew beyond its limit
+        return None
     enough = "Free memory was enough for the request that failed, but"
     if e.prospects <= {OutlookState.FAILS}:
         steps = max((r.outlook.fails_after_steps or 0 for r in survivors if r.outlook), default=0)
@@ -394,7 +418,7 @@ def _figures_say(e: CaseEvidence) -> Hypothesis | None:
         confidence = max(confidence, Confidence.LIKELY, key=_ORDER)  # its step may need more
     is_full = reading.cause in (Cause.CAPACITY, Cause.MEMORY_LIMIT)
     missing = max(-(failed.margin_bytes or 0), 0)
-    if is_full and e.lacking_bytes > WORTH_SAYING * missing and failed.margin_bytes is not None:
+    if is_full and e.lacking_bytes > missing and failed.margin_bytes is not None:
         summary += f" The whole step lacks {format_size(e.lacking_bytes)}."
     if failed.is_caught:
         summary += " The program caught the error and went on."
@@ -410,6 +434,7 @@ def _figures_say(e: CaseEvidence) -> Hypothesis | None:
 ROWS: Final[tuple[Callable[[CaseEvidence], Hypothesis | None], ...]] = (
     _growth_in_log,
     _growth,
+    _filling,
     _caught,
     _evaluation,
     _setting_mends,
@@ -441,7 +466,7 @@ def _prospect(result: ReplayResult) -> OutlookState | None:
 
 def _other_than_holes(e: CaseEvidence) -> Cause:
     """Return the cause of the failure of a step that no setting lets finish."""
-    if e.kept is not None and not e.is_refuted_leak:
+    if e.kept is not None and not (e.is_refuted_leak or e.is_bounded):
         return Cause.LEAK
     if e.gathered is not None:
         return Cause.TRANSIENT_PEAK

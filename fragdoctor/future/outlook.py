@@ -43,8 +43,8 @@ PLAYED_OF_EDIT: Final = 20_000
 SURE: Final = 0.05
 """Doubt up to which the expected steps decide the outcome. With more doubt, a failure is likely if
 it would happen even if the steps asked for that much less. Success is likely if the steps could ask
-for that much more, unless they may be on the rise. By ``tools/ablate.py``, a tenth makes eleven
-certain answers wrong; a fiftieth leaves 56 likely ones open."""
+for as much more as they may come to (``AlignedSteps.may_exceed``). By ``tools/ablate.py``, a tenth
+makes eleven certain answers wrong; a fiftieth leaves 56 likely ones open."""
 
 ENOUGH: Final = 3
 """Complete steps from which on the outcome is said to be certain, not just likely. With two, two of
@@ -102,8 +102,9 @@ class Outlooks:
         expected = self._outcome(known, run, known.expected, limit)
         doubt, fails = known.doubt, expected.fails
         is_likely = is_sure = doubt <= SURE
-        if not is_sure and (fails or not known.steps.may_rise):
-            differ = max(1 - doubt, 0.0) if fails else 1 + doubt
+        more = None if is_sure or fails else known.steps.may_exceed
+        if more is not None or (fails and not is_sure):
+            differ = max(1 - doubt, 0.0) if more is None else 1 + more
             other = self._outcome(known, run, known.play(differ), limit)
             is_likely = other.fails is fails
         is_known = is_sure and known.n_complete >= ENOUGH and expected.likely is None

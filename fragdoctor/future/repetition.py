@@ -20,7 +20,7 @@ from fragdoctor.future.alignment import Requests, align
 from fragdoctor.future.window import StepWindow
 from fragdoctor.model.arrays import median, occurrence
 from fragdoctor.model.snapshot import I64, Bools
-from fragdoctor.model.trend import POSSIBLE_P, trend_of
+from fragdoctor.model.trend import LIKELY_P, POSSIBLE_P, trend_of
 from fragdoctor.trace import stacks
 from fragdoctor.trace.operations import Operations, OpKind
 from fragdoctor.trace.trace import Trace
@@ -47,6 +47,7 @@ FUTURE_OPERATION: Final = np.dtype(
 
 FutureOperations = npt.NDArray[np.void]
 
+LARGER: Final = "later steps may be larger than those recorded"
 
 _MATCHES: Final = (
     "_requests", "kinds", "like", "n_same", "_unlike", "slot", "n_slots", "age", "fate",
@@ -268,10 +269,26 @@ class AlignedSteps:
         return np.where(np.isnan(result), 1, result)
 
     @cached_property
-    def may_rise(self) -> bool:
-        """Whether the complete steps ask for more and more, or are too few to tell."""
-        totals = [self.w.size[at].sum() for at in self.w.requests[:-1]]
-        return self.n < MIN_EVEN or trend_of(totals).p_rise <= POSSIBLE_P
+    def may_exceed(self) -> float | None:
+        """The share by which a later step may exceed what is expected; None if nothing tells.
+
+        It is the doubt if the steps do not rise. If their sizes may, the next step may exceed the
+        current one by as much as that exceeds those before it.
+        """
+        if self.n < MIN_EVEN:
+            return None
+        totals = [float(self.w.size[at].sum()) for at in self.w.requests[:-1]]
+        (doubt, reason), p_rise = self.doubt(), trend_of(totals).p_rise
+        if p_rise > POSSIBLE_P:
+            return doubt
+        if p_rise <= LIKELY_P or reason != LARGER:
+            return None
+        return max(doubt, self._expected / max(*totals, 1) - 1)
+
+    @property
+    def _expected(self) -> float:
+        """What the current step asks for in all."""
+        return float(self.asked[self.slot[self.w.requests[self.like]]].sum())
 
     def doubt(self) -> tuple[float, str]:
         """Return the share by which a coming step may differ from what is expected, and why.
@@ -279,7 +296,7 @@ class AlignedSteps:
         It is the largest of three shares that the complete steps leave unexplained.
         """
         return max(
-            (self._spread(), "later steps may be larger than those recorded"),
+            (self._spread(), LARGER),
             (self._unlike, "the step that failed makes requests that no complete step made"),
             (self._unexplained(), "the step that failed holds more than other steps did by then"),
             key=itemgetter(0),
@@ -291,7 +308,7 @@ class AlignedSteps:
         This is the range of n sizes drawn alike, over n: the average excess of the next record.
         """
         w = self.w
-        totals = [float(self.asked[self.slot[w.requests[self.like]]].sum())]
+        totals = [self._expected]
         for t in range(self.n):
             if self.kinds[t] == self.kinds[self.like]:
                 at = w.requests[t]

@@ -134,6 +134,7 @@ def _owner(value: Any) -> Owner:
         scope=_text(fields.get("scope")),
         place=_place(fields.get("place")),
         through=_text(fields.get("through")),
+        max_items=_number(fields.get("max_items")),
     )
 
 

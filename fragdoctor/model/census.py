@@ -46,6 +46,7 @@ class Owner(Struct, frozen=True):
         place: the line that the function had reached, None for a global.
         through: how items of the container hold the memory if that is not obvious, such as the
             frames of tracebacks.
+        max_items: the most items that the container can have; 0 if nothing bounds it.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Owner(Struct, frozen=True):
     scope: str = ""
     place: Location | None = None
     through: str = ""
+    max_items: int = 0
 
 
 class Census(Struct, frozen=True, eq=False):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ class Keeper(NamedTuple):
         kind: ``parameters``, ``gradients``, ``optimizer``, ``tensor``, ``graph`` (what the graph
             of the named tensors keeps), ``cycle``, ``container``.
         n_items: items of the container, or tensors whose graph it is; otherwise 0.
+        max_items: the most items that a deque can have (``maxlen``); 0 without a limit.
         class_name: class of the module, optimizer or container.
         scope: ``train()``, the function whose local variable it begins with; "" for a global.
         place: file, line and function where that variable was alive; None for a global.
@@ -34,6 +36,7 @@ class Keeper(NamedTuple):
     scope: str = ""
     place: tuple[str, int, str] | None = None
     through: str = ""
+    max_items: int = 0
 
 
 class Naming:
@@ -89,11 +92,14 @@ class Naming:
         root, way = self._search.way(place)
         value = self._search.objects[place]
         container = container_of(value)
-        kind, n_items, of_class = "tensor", 0, ""
+        kind, n_items, of_class, most = "tensor", 0, "", 0
         if container is not None:
             kind, n_items = "container", int(container.__len__(value))  # type: ignore[attr-defined]
             of_class = class_name(type(value))
-        return Keeper(way_name(root, way), kind, n_items, of_class, root.scope, root.place)
+        if container is deque:
+            most = deque.maxlen.__get__(value) or 0  # not an attribute of a class of the program
+        name = way_name(root, way)
+        return Keeper(name, kind, n_items, of_class, root.scope, root.place, max_items=most)
 
     def direct_container(self, place: int) -> int:
         """Return the place of the container that holds a tensor directly, else its own place."""

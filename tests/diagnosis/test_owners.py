@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 from builders import BASE, MIB, alloc, block, frame, oom, segment, segment_alloc, snapshot
+from toy_allocator import ToyAllocator
 
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.inputs.cases import read_bundle, read_snapshot
 from fragdoctor.model.census import HoldingKind
-from fragdoctor.model.diagnosis import Diagnosis
+from fragdoctor.model.diagnosis import Cause, Diagnosis
 from fragdoctor.report.base import RenderOptions, Verbosity, render
 
 STORE = [frame("/work/rl.py", 25, "store"), frame("/work/rl.py", 90, "main")]
@@ -145,6 +146,40 @@ def test_redacted_snapshot_of_a_bundle_has_neither_names_nor_source(tmp_path: Pa
 
     assert b"segments" in written.getvalue()
     assert b"buffer" not in written.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("max_items", "cause", "decider"),
+    [(0, Cause.LEAK, "growth"), (12, Cause.CAPACITY, "container-fills")],
+)
+def test_container_with_a_limit_fills_up_and_leaks_nothing(
+    tmp_path: Path, max_items: int, cause: Cause, decider: str
+):
+    toy = ToyAllocator()
+    for _ in range(8):
+        batch = toy.malloc(4 * MIB, line=30)
+        toy.malloc(10 * MIB, line=25)
+        toy.free(batch)
+    data = toy.data()
+    live = [b["address"] for s in data["segments"] for b in s["blocks"] if b["size"] == 10 * MIB]
+    data["device_traces"][0].append(oom(64 * MIB, MIB))
+    replay = owner("replay", class_name="deque", n_items=8, max_items=max_items)
+    held = {
+        "time_us": 1, "step": 0, "is_complete": True, "owners": [replay],
+        "devices": [0] * 8, "addresses": live, "sizes": [10 * MIB] * 8, "holders": [0] * 8,
+    }  # fmt: skip
+    place = bundle(tmp_path / "oom1")
+    (place / "snapshot.pickle").write_bytes(pickle.dumps(data))
+    (place / "census.json").write_text(
+        json.dumps({"format": "fragdoctor-census", "version": 1, "censuses": [held]}), "utf-8"
+    )
+
+    found = diagnose(read_bundle(place), replays=False)
+
+    assert (found.verdict.cause, found.verdict.decider) == (cause, decider)
+    assert found.recommendations[0].title.startswith("Bound replay")
+    if max_items:
+        assert "may have 12 items, which take about 35.00 MiB more" in found.verdict.summary
 
 
 def test_damaged_census_leaves_the_bundle_readable(tmp_path: Path):

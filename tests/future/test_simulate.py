@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from builders import columns
 from programs import program, record
 from stock import from_python
+from toy_allocator import ToyAllocator
 
 import fragdoctor
 from fragdoctor.errors import ConfigError, SimulationError
@@ -104,6 +106,31 @@ def test_run_likely_holds_if_larger_steps_would_unless_its_steps_rise(recording,
     assert capacity is not None
 
     outlook = simulate(snapshot, capacity_bytes=13 * capacity // 10).results[0].outlook
+
+    assert outlook is not None
+    assert outlook.state is OutlookState.OPEN
+    assert outlook.likely is likely
+
+
+@pytest.mark.parametrize(
+    ("sizes_mib", "spare", "likely"),
+    [
+        ((12, 20, 16, 30, 24, 26), 1.2, OutlookState.HOLDS),  # may rise by chance
+        ((12, 20, 16, 30, 24, 26), 1.02, None),  # a somewhat larger step would not fit
+        ((12, 14, 17, 20, 26, 30), 1.2, None),  # certainly rises
+    ],
+)
+def test_run_of_varying_steps_likely_holds_with_room_for_larger_ones(
+    sizes_mib, spare, likely
+) -> None:
+    toy = ToyAllocator()
+    for size in sizes_mib:
+        blocks = [toy.malloc(size * MIB, line=20), toy.malloc(size * MIB, line=30)]
+        toy.free(blocks[0])
+        toy.free(blocks[1])
+    capacity = round(spare * 2 * max(sizes_mib)) * MIB
+
+    outlook = simulate(columns(toy.data()), capacity_bytes=capacity).results[0].outlook
 
     assert outlook is not None
     assert outlook.state is OutlookState.OPEN

@@ -12,8 +12,8 @@ from fragdoctor.errors import InputError
 from fragdoctor.inputs.census_reader import read_censuses, read_source_lines
 from fragdoctor.model.census import HoldingKind
 
-OWNER = {"name": "agent.buffer", "kind": "container", "n_items": 3, "class_name": "list",
-         "scope": "train()", "place": ["rl.py", 25, "train"]}  # fmt: skip
+OWNER = {"name": "agent.buffer", "kind": "container", "n_items": 3, "max_items": 9,
+         "class_name": "list", "scope": "train()", "place": ["rl.py", 25, "train"]}  # fmt: skip
 CENSUS = {"time_us": 5, "step": 2, "is_complete": True, "owners": [OWNER], "devices": [0, 0],
           "addresses": [1 << 63, 4096], "sizes": [512, 1024], "holders": [0, -1]}  # fmt: skip
 
@@ -28,6 +28,7 @@ def test_census_is_read_as_it_was_written():
 
     (owner,) = found.owners
     assert (owner.name, owner.kind, owner.n_items) == ("agent.buffer", HoldingKind.CONTAINER, 3)
+    assert owner.max_items == 9
     assert str(owner.place) == "rl.py:25 in train"
     assert found.address.tolist() == [1 << 63, 4096]
     assert found.bytes_by_owner == [512]

@@ -10,6 +10,7 @@ import threading
 import time
 import types
 import weakref
+from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -102,6 +103,19 @@ def test_list_of_an_object_holds_its_tensors():
 
     assert (owner.name, owner.kind, owner.n_items) == ("agent.buffer", "container", 2)
     assert owner.scope == "test_list_of_an_object_holds_its_tensors()"
+
+
+def test_limit_of_a_deque_is_noted():
+    class Hostile(deque):  # type: ignore[type-arg]
+        maxlen = property(lambda self: pytest.fail("called"))  # type: ignore[assignment]
+
+    bounded, free, hostile = deque(maxlen=7), deque(), Hostile(maxlen=5)
+    for one in (bounded, free, hostile):
+        one += [new(), new()]
+
+    owners = [owner_of(address(one[0])) for one in (bounded, free, hostile)]
+
+    assert [(o.n_items, o.max_items) for o in owners] == [(2, 7), (2, 0), (2, 5)]
 
 
 def test_item_that_has_nearly_all_of_a_container_is_named_itself():

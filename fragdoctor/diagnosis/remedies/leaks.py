@@ -23,7 +23,7 @@ from fragdoctor.rules.growth.growing_line import gathered_text, keeper, maker_te
 from fragdoctor.rules.rule import Context
 from fragdoctor.story.trends import accumulation, growth_sentence, has_process_each
 from fragdoctor.trace.stacks import EVALUATION, PACKAGE, USER, classify_file
-from fragdoctor.units import format_size, plural
+from fragdoctor.units import format_count, format_size, plural
 
 FREEING: Final = (
     (
@@ -56,11 +56,12 @@ def free_leak(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     title = f"what {maker_text(context, kept)} makes"
     verb = "Bound" if kept.pattern is KeptPattern.BUFFER else "Let go of"
     owner = keeper(context, kept)
+    fills = owner is not None and owner.max_items > 0
     if owner is not None and owner.kind in _KEEPERS:
         verb, title, change = _by_name(owner, title, change, kept.pattern)
     yield remedy.proposal(
         title=f"{verb} {title}",
-        weight=CURES if case.cause is Cause.LEAK else HELPS,
+        weight=CURES if case.cause is Cause.LEAK or fills else HELPS,
         confidence=Confidence.LIKELY,
         change=change,
         why=f"{_sites_text(context, kept)}.",
@@ -93,6 +94,11 @@ def _by_name(owner: Owner, what: str, change: str, pattern: KeptPattern) -> tupl
         way = f"store {owner.name} without its graph: .detach(), or .item() where it is one number"
         return "Detach", title, f"{way}; {change}" if pattern in _SPECIAL else way
     way = f"clear {owner.name} or give it a limit, or keep .detach().cpu() of what it needs"
+    if owner.max_items:
+        way = (
+            f"give {owner.name} room for fewer than its {format_count(owner.max_items)} items, or "
+            "keep them in host memory (.cpu())"
+        )
     return "Bound", title, f"{way}; {change}" if pattern in _SPECIAL else way
 
 
