@@ -47,8 +47,8 @@ UNITS = {"GB": 10**9, "GiB": 2**30, "MiB": 2**20}
 SAID_BY_SOURCE = {
     # chunked_cross_entropy works on 16-bit logits; bitsandbytes 0.42; gradients are accumulated.
     "Lightning-AI/litgpt": ("--logits 16-bit --grad-accumulation 8", "", {"int4": "int4-0.42"}),
-    # Unless configured otherwise, MPT uses flash-attention's loss, on 16-bit logits.
-    "mosaicml/llm-foundry": ("--logits 16-bit", "", {}),
+    # Unless configured otherwise, MPT uses flash-attention's loss.
+    "mosaicml/llm-foundry": ("--logits kernel", "", {}),
     # TRL's SFTTrainer and BigCode's finetune.py prepare a quantized base like PEFT does.
     **dict.fromkeys(
         ("Hugging Face + FA2", "4bit-transformers-bitsandbytes", "bigcode-project/starcoder"),
