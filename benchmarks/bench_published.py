@@ -38,7 +38,7 @@ from fragdoctor.errors import FragdoctorError
 from fragdoctor.estimation import formula, judge
 from fragdoctor.estimation.calibration import SPREADS, kind_of
 from fragdoctor.model.gpus import GpuModel, gpu_of
-from fragdoctor.model.memory_estimate import Estimate, Fit, FitState, Footprint
+from fragdoctor.model.memory_estimate import Estimate, Fit, FitState, Footprint, state_on
 from fragdoctor.model.workload import Workload
 
 FOLDER = Path(__file__).parent / "published"
@@ -94,7 +94,8 @@ def without_advice(workload: Workload, gpus: Sequence[GpuModel]) -> Estimate:
 
 def fit_of(footprint: Footprint, gpu: GpuModel) -> Fit:
     """Return whether a footprint fits, without looking for batches that would."""
-    state, most = footprint.state_on(gpu.usable_bytes), footprint.needs_high_bytes
+    most = footprint.needs_high_bytes
+    state = state_on(footprint.needs_low_bytes, most, gpu.usable_bytes)
     return Fit(gpu, state is FitState.FITS, gpu.usable_bytes - most, None, state=state)
 
 
