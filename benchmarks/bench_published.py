@@ -38,7 +38,7 @@ from fragdoctor.errors import FragdoctorError
 from fragdoctor.estimation import formula, judge
 from fragdoctor.estimation.calibration import SPREADS, kind_of
 from fragdoctor.model.gpus import GpuModel, gpu_of
-from fragdoctor.model.memory_estimate import Estimate, Fit, FitState, Footprint
+from fragdoctor.model.memory_estimate import Estimate, Fit, FitState, Footprint, state_on
 from fragdoctor.model.workload import Workload
 
 FOLDER = Path(__file__).parent / "published"
@@ -47,8 +47,8 @@ UNITS = {"GB": 10**9, "GiB": 2**30, "MiB": 2**20}
 SAID_BY_SOURCE = {
     # chunked_cross_entropy works on 16-bit logits; bitsandbytes 0.42; gradients are accumulated.
     "Lightning-AI/litgpt": ("--logits 16-bit --grad-accumulation 8", "", {"int4": "int4-0.42"}),
-    # Unless configured otherwise, MPT uses flash-attention's loss, on 16-bit logits.
-    "mosaicml/llm-foundry": ("--logits 16-bit", "", {}),
+    # Unless configured otherwise, MPT uses flash-attention's loss.
+    "mosaicml/llm-foundry": ("--logits kernel", "", {}),
     # TRL's SFTTrainer and BigCode's finetune.py prepare a quantized base like PEFT does.
     **dict.fromkeys(
         ("Hugging Face + FA2", "4bit-transformers-bitsandbytes", "bigcode-project/starcoder"),
@@ -57,6 +57,8 @@ SAID_BY_SOURCE = {
     # Qwen's own modeling_qwen.py passes the cache as tuples.
     "QwenLM/Qwen/": ("", "--cache tuple", {}),
     "casper-hansen/AutoAWQ": ("", "", {"awq": "awq-fused"}),
+    # The loop's variable holds the model's output until the next one is there.
+    "docs/source/en/model_doc": ("--keep-logits", "", {}),
 }
 """Source or table -> what its code does in every row: options for training, options for inference,
 and what it means by a dtype."""
@@ -92,7 +94,8 @@ def without_advice(workload: Workload, gpus: Sequence[GpuModel]) -> Estimate:
 
 def fit_of(footprint: Footprint, gpu: GpuModel) -> Fit:
     """Return whether a footprint fits, without looking for batches that would."""
-    state, most = footprint.state_on(gpu.usable_bytes), footprint.needs_high_bytes
+    most = footprint.needs_high_bytes
+    state = state_on(footprint.needs_low_bytes, most, gpu.usable_bytes)
     return Fit(gpu, state is FitState.FITS, gpu.usable_bytes - most, None, state=state)
 
 

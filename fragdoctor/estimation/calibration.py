@@ -27,9 +27,9 @@ from fragdoctor.model.workload import Workload
 
 SPREADS: Final = MappingProxyType(
     {
-        "inference": (0.914, 1.139),
-        "training, loss said": (0.826, 1.173),
-        "training": (0.954, 1.799),
+        "inference": (0.906, 1.153),
+        "training, loss said": (0.783, 1.208),
+        "training": (0.936, 1.799),
     }
 )
 """Kind of workload -> factors for the lower and the upper bound."""

@@ -28,7 +28,7 @@ from fragdoctor.estimation.training_choices import (
     precision_of,
 )
 from fragdoctor.model.gpu_table import GENERATIONS
-from fragdoctor.model.memory_estimate import Doubt, Footprint, Item, KeptTensor, Sureness
+from fragdoctor.model.memory_estimate import Doubt, Footprint, Item, KeptTensor
 from fragdoctor.model.workload import Attention, FsdpKind, Loss, Workload
 from fragdoctor.units import MIB, format_count
 
@@ -178,18 +178,16 @@ def _items(workload: Workload, states: Sequence[GroupState], most: Mapping[str, 
     operations = f"PyTorch derivatives.yaml, operation by operation; compare {KORTHIKANTI}"
     n_workspaces = 1 if workload.inference else 2
     blas = format_count(GENERATIONS[workload.compute].blas_workspace_bytes)
-    guessed = Sureness.ASSUMED if workload.shape.is_guess else None
-    exact, estimate = Sureness.EXACT, Sureness.ESTIMATE
 
     def row(name: str, title: str, formula: str, source: str, **more: Any) -> Item:
         return Item(name, title, most[name], formula, source, **more)
 
     return [
         row("parameters", "Parameters", weights + sharded[3],
-            ZERO if sharded[3] else workload.shape.source, sureness=guessed or exact),
+            ZERO if sharded[3] else workload.shape.source),
         row("gathered_parameters", "Parameters gathered while in use",
             f"({gathered_layers(workload)} x P_layer + P_outside) x bytes",
-            f"{ZERO}; FSDP forward prefetch", sureness=estimate),
+            f"{ZERO}; FSDP forward prefetch"),
         row("master_weights", "fp32 master weights", f"{which} x 4 B{sharded[1]}",
             MIXED_PRECISION),
         row("gradients", "Gradients", f"{which} x {gradient}{sharded[2]}",
@@ -203,18 +201,16 @@ def _items(workload: Workload, states: Sequence[GroupState], most: Mapping[str, 
             f"P_copied x {precision.copies:g} B", precision.source or AUTOCAST_DOC),
         row("kv_cache", "KV cache", "L x B x T x elements of a token x bytes", KV_SOURCE),
         row("activations", title, kept,
-            f"{CHECKPOINTING}; {operations}" if segment else operations,
-            sureness=guessed or Sureness.DERIVED),
+            f"{CHECKPOINTING}; {operations}" if segment else operations),
         row("logits", "Logits and loss", of_logits,
             "PyTorch cross_entropy = log_softmax + nll_loss, both backwards"),
         row("temporaries", "Temporary tensors", "largest sum within one operation",
-            "operation by operation", sureness=estimate),
+            "operation by operation"),
         row("communication", "Buffers of parallelism", "what one layer sends and receives",
-            "Megatron-LM, ring attention, GShard", sureness=estimate),
+            "Megatron-LM, ring attention, GShard"),
         row("optimizer_temporaries", "Temporaries of the optimizer step",
             f"{optimizer.step_copies:g} x {largest} x {element}{sharded[1]}", FOREACH_SOURCE),
-        row("inputs", "Token ids and labels", f"{n_workspaces} x B*S x 8 B", "torch.int64",
-            sureness=exact),
+        row("inputs", "Token ids and labels", f"{n_workspaces} x B*S x 8 B", "torch.int64"),
         row("workspaces", "cuBLAS workspaces", f"{n_workspaces} x {blas} B", WORKSPACE_SOURCE),
     ]  # fmt: skip
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from fragdoctor.estimation.formula import formula_footprint, formula_needs
 from fragdoctor.estimation.measures import cheapest_combinations, savings_of
 from fragdoctor.model.gpus import GpuModel
-from fragdoctor.model.memory_estimate import Estimate, Fit, FitState, Footprint
+from fragdoctor.model.memory_estimate import Estimate, Fit, FitState, Footprint, state_on
 from fragdoctor.model.workload import Workload
 
 MAX_BATCH: Final = 1 << 20
@@ -31,7 +31,7 @@ def judged(workload: Workload, gpus: Sequence[GpuModel]) -> Estimate:
 
 
 def _fit(workload: Workload, footprint: Footprint, gpu: GpuModel) -> Fit:
-    state = footprint.state_on(gpu.usable_bytes)
+    state = state_on(footprint.needs_low_bytes, footprint.needs_high_bytes, gpu.usable_bytes)
     return Fit(
         gpu=gpu,
         fits=state is FitState.FITS,

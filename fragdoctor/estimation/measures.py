@@ -18,28 +18,12 @@ from fragdoctor.estimation.layer import attention_used
 from fragdoctor.estimation.states import n_gpus
 from fragdoctor.estimation.step import loss_of
 from fragdoctor.estimation.training_choices import (
-    ADAM_8BIT,
-    AUTOCAST_DOC,
-    CHECKPOINTING,
-    MIXED_PRECISION,
-    QLORA,
-    TORCH_OPTIM,
-    ZERO,
     optimizer_of,
     precision_of,
 )
 from fragdoctor.model.memory_estimate import Combination
 from fragdoctor.model.workload import Attention, Loss, Workload
 
-FLASH: Final = "Dao et al. 2022, https://arxiv.org/abs/2205.14135"
-LORA: Final = "Hu et al. 2021, https://arxiv.org/abs/2106.09685"
-ACCUMULATION: Final = "https://docs.pytorch.org/docs/stable/notes/amp_examples.html"
-QUANTISED_CACHE: Final = (
-    "https://docs.vllm.ai/en/latest/features/quantization/quantized_kvcache.html"
-)
-TENSOR_PARALLEL: Final = "Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053"
-LIGER: Final = "Hsu et al. 2024, Liger Kernel, https://arxiv.org/abs/2410.10989"
-OFFLOAD: Final = "Ren et al. 2021, ZeRO-Offload, https://arxiv.org/abs/2101.06840"
 LORA_RANK: Final = 16
 WORLDS: Final = (2, 4, 8)
 MAX_COMBINATIONS: Final = 5
@@ -66,7 +50,6 @@ class Measure(Struct, frozen=True):
     title: str
     changes: Mapping[str, Any]
     cost: str = ""
-    source: str = ""
     slowdown: float | None = 1.0
     changes_training: bool = False
 
@@ -109,7 +92,7 @@ def _on_more_gpus(workload: Workload) -> list[Measure]:
     return [
         Measure(
             "tensor_parallel", f"tensor parallel on {n} GPUs", {"tensor_parallel": n},
-            "two reductions per layer between the GPUs", TENSOR_PARALLEL,
+            "two reductions per layer between the GPUs",
         )
         for n in WORLDS
         if workload.tensor_parallel == 1 and workload.shape.n_heads % n == 0
@@ -129,43 +112,43 @@ def _for_training(workload: Workload) -> list[Measure]:
         (workload.checkpointing == "none",
          Measure("checkpointing", "checkpoint each layer",
                  {"checkpointing": "full"}, "about 33 % more compute: layers run forward twice",
-                 CHECKPOINTING, RECOMPUTATION)),
+                 RECOMPUTATION)),
         (writes and workload.shape.has_flash,
          Measure("flash_attention", "fused attention, no S x S scores",
-                 {"attention": Attention.FLASH, **narrow}, "none; usually faster", FLASH)),
+                 {"attention": Attention.FLASH, **narrow}, "none; usually faster")),
         (workload.shape.has_lm_head and loss_of(workload) is not Loss.FUSED
          and not workload.keeps_logits,
          Measure("fused_loss", "fused loss", {"loss": Loss.FUSED},
-                 "needs a kernel of Liger or cut cross-entropy for the model", LIGER)),
+                 "needs a kernel of Liger or cut cross-entropy for the model")),
         (precision.compute >= 4,
          Measure("autocast", "autocast to bf16", {"dtype": "amp-bf16"},
-                 "weights stay fp32, with copies in 16 bits", AUTOCAST_DOC)),
+                 "weights stay fp32, with copies in 16 bits")),
         (precision.weight >= 4 and is_full,
          Measure("bf16", "weights and states in bf16", {"dtype": "bf16"},
-                 "small updates are rounded away without fp32 master weights", MIXED_PRECISION,
+                 "small updates are rounded away without fp32 master weights",
                  changes_training=True)),
         (optimizer.step_copies and optimizer.name in ("adam", "adamw"),
          Measure("fused_optimizer", "fused AdamW", {"optimizer": FUSED},
-                 "none: AdamW(fused=True) makes no temporary copy", TORCH_OPTIM)),
+                 "none: AdamW(fused=True) makes no temporary copy")),
         (optimizer.copies >= 2,
          Measure("8bit_optimizer", "8-bit AdamW",
-                 {"optimizer": "adamw-8bit"}, "needs bitsandbytes; states are quantized in blocks",
-                 ADAM_8BIT)),
+                 {"optimizer": "adamw-8bit"},
+                 "needs bitsandbytes; states are quantized in blocks")),
         ("optimizer" not in workload.offload and optimizer.copies,
          Measure("offload_optimizer", "optimizer states on the host",
                  {"offload": away}, "each step sends all gradients to the host and all weights "
-                 "back, and updates on the CPU", OFFLOAD, None)),
+                 "back, and updates on the CPU", None)),
         (is_full,
          Measure("lora", f"LoRA of rank {LORA_RANK}", base,
-                 "different training: the base stays frozen", LORA, changes_training=True)),
+                 "different training: the base stays frozen", changes_training=True)),
         (is_full,
          Measure("qlora", f"QLoRA: 4-bit base, LoRA of rank {LORA_RANK}",
                  {**base, "dtype": "int4"},
-                 "about 39 % slower than LoRA on 16-bit weights; the base is quantized", QLORA,
+                 "about 39 % slower than LoRA on 16-bit weights; the base is quantized",
                  QLORA_SLOWDOWN, changes_training=True)),
         (not is_full and not precision.is_quantised,
          Measure("qlora", "4-bit base", {"dtype": "int4"},
-                 "about 39 % slower than on 16-bit weights; the base is quantized", QLORA,
+                 "about 39 % slower than on 16-bit weights; the base is quantized",
                  QLORA_SLOWDOWN, changes_training=True)),
     )  # fmt: skip
     return [measure for applies, measure in rows if applies]
@@ -175,14 +158,13 @@ def _for_inference(workload: Workload) -> list[Measure]:
     precision = precision_of(workload.dtype)
     rows = (
         (precision.weight >= 4,
-         Measure("bf16", "weights in bf16", {"dtype": "bf16"},
-                 "none for most models", AUTOCAST_DOC)),
+         Measure("bf16", "weights in bf16", {"dtype": "bf16"}, "none for most models")),
         (not workload.kv_dtype and precision.compute > 1,
          Measure("kv8", "KV cache in 8 bits", {"kv_dtype": "fp8"},
-                 "some accuracy; the server must support it", QUANTISED_CACHE)),
+                 "some accuracy; the server must support it")),
         *((precision.linear_weight > precision_of(kind).linear_weight,
-           Measure(kind, f"weights in {bits} bits", {"dtype": kind},
-                   "some accuracy", QLORA, changes_training=True))
+           Measure(kind, f"weights in {bits} bits", {"dtype": kind}, "some accuracy",
+                   changes_training=True))
           for kind, bits in (("int8", 8), ("int4", 4))),
     )  # fmt: skip
     return [measure for applies, measure in rows if applies]
@@ -199,7 +181,6 @@ def _micro_batch(workload: Workload, batch: int) -> Measure:
         f"micro batch {batch}, gradients accumulated {how_often}",
         {"batch": batch, "grad_accumulation": passes},
         "the same result; smaller, slower matrix products",
-        ACCUMULATION,
     )
 
 
@@ -212,7 +193,7 @@ def _sharded(stage: int, world: int) -> Measure:
     )
     return Measure(
         f"zero{stage}", f"{name} on {world} GPUs",
-        {"zero_stage": stage, "world_size": world}, cost, ZERO,
+        {"zero_stage": stage, "world_size": world}, cost,
     )  # fmt: skip
 
 
@@ -334,5 +315,4 @@ def _combined(workload: Workload, measures: Measures) -> Combination:
         n_gpus=n_gpus(changed),
         needs_low_bytes=needs.low_bytes,
         needs_high_bytes=needs.high_bytes,
-        source="; ".join(dict.fromkeys(m.source for m in measures if m.source)),
     )

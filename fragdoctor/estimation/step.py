@@ -58,6 +58,9 @@ def loss_bytes(workload: Workload) -> LossBytes:
     """Return the bytes per logit of cross entropy: log_softmax, nll_loss, and both backwards."""
     precision, shape = precision_of(workload.dtype), workload.shape
     c, loss = precision.compute, loss_of(workload)
+    if loss is Loss.KERNEL:  # xentropy_cuda_lib saves the logits and makes their gradient
+        capped = c * shape.logit_softcap
+        return LossBytes(capped + c, capped + 2 * c, c)
     is_wide = loss is not Loss.WORKING and c != FP32
     entropy = FP32 if is_wide else c  # the dtype in which cross_entropy is called
     n = N_CHUNKS if loss is Loss.CHUNKED else 1

@@ -24,7 +24,6 @@ SOURCE: Final = (
     "about the total capacity that out-of-memory messages commonly print for this GPU; drivers "
     "differ by some 0.2 GiB; not measured"
 )
-GIVEN: Final = "as given"
 LIKE_SHARE: Final = 0.975
 """The lowest share of the memory in their names that known cards have without error correction."""
 LIKE_SOURCE: Final = "97.5 % of the memory in its name, as similar cards report; not measured"
@@ -213,7 +212,7 @@ def gpu_of(name: str) -> GpuModel:
         return known
     with contextlib.suppress(ConfigError):
         if total := parse_size(each):
-            return GpuModel(name, "", total, GIVEN)
+            return GpuModel(name, "", total, "as given")
     spelled = _spelled()
     near = difflib.get_close_matches(_key(name), spelled, n=4, cutoff=0.5)
     meant = list(dict.fromkeys(spelled[key].name for key in near))[:2]

@@ -54,7 +54,6 @@ class Combination(Struct, frozen=True):
         option: the command-line options for all of them.
         slowdown: time per step relative to the run as asked for, as published; None = not known.
         cost: what the measures cost, one phrase for each measure that costs something.
-        source: where to read about them.
         changes_training: whether other parameters are trained (adapters) or precision is lost.
         n_gpus: number of GPUs that it needs.
         needs_low_bytes, needs_high_bytes: bounds of the memory that it needs on each GPU.
@@ -69,7 +68,6 @@ class Combination(Struct, frozen=True):
     n_gpus: int
     needs_low_bytes: int
     needs_high_bytes: int
-    source: str = ""
 
 
 class Serving(Struct, frozen=True):
@@ -145,15 +143,6 @@ class Plan(Struct, frozen=True):
     rehearsal: PlanRehearsal | None = None
 
 
-class Sureness(StrEnum):
-    """How sure a number is."""
-
-    EXACT = "exact"  # counted, from a file's header or a given shape
-    DERIVED = "derived"  # follows from what PyTorch saves and allocates for known operations
-    ESTIMATE = "estimate"  # depends on unknown kernels, libraries or code
-    ASSUMED = "assumed"  # a shape or a habit that was not stated
-
-
 class PhaseName(StrEnum):
     """The phases of a training step, or of inference."""
 
@@ -173,7 +162,6 @@ class Item(Struct, frozen=True):
             (:attr:`PhasePeak.shares`).
         formula: the formula with symbols, ``P x 4 B``.
         source: where the formula comes from.
-        sureness: how sure the number is.
         note: anything else to know, one sentence, or "".
     """
 
@@ -182,7 +170,6 @@ class Item(Struct, frozen=True):
     n_bytes: int
     formula: str = ""
     source: str = ""
-    sureness: Sureness = Sureness.DERIVED
     note: str = ""
 
 
@@ -245,10 +232,6 @@ class Footprint(Struct, frozen=True):
     published_low_bytes: int = 0
     published_high_bytes: int = 0
     doubts: Sequence[Doubt] = ()
-
-    def state_on(self, usable_bytes: int) -> FitState:
-        """Return whether the workload fits into this much memory."""
-        return state_on(self.needs_low_bytes, self.needs_high_bytes, usable_bytes)
 
     @property
     def peak(self) -> PhasePeak:

@@ -37,6 +37,7 @@ class Loss(StrEnum):
     FP32 = "fp32"  # an fp32 copy of all logits: Transformers, torchtitan, autocast
     SHIFTED = "shifted"  # a copy of that copy, without the last token: Transformers 4.46 to 4.48
     WORKING = "16-bit"  # as the head returns them
+    KERNEL = "kernel"  # the same, read by one kernel: cross_entropy of flash-attention and Apex
     CHUNKED = "chunked"  # an fp32 copy of an eighth at a time: torchtune
     FUSED = "fused"  # never all in memory at once: Liger, cut cross-entropy
 

@@ -126,6 +126,10 @@ def test_loss_in_16_bits_takes_three_of_two_and_a_chunked_one_keeps_one_of_four(
     assert 4 < logits_per_element(Loss.CHUNKED) < 8
 
 
+def test_kernel_for_cross_entropy_holds_16_bit_logits_and_their_gradient() -> None:
+    assert abs(logits_per_element(Loss.KERNEL) - 4) < 0.1
+
+
 def test_fused_loss_makes_logits_no_larger_than_the_hidden_states() -> None:
     assert logits_per_element(Loss.FUSED) * 64_000 <= 8 * 512
 

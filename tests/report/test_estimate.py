@@ -14,7 +14,7 @@ from schemas import must_fit_exactly, schema
 
 from fragdoctor.estimation.judge import judged
 from fragdoctor.model.gpus import GPUS, gpu_of
-from fragdoctor.model.memory_estimate import Estimate, PhaseName, Sureness
+from fragdoctor.model.memory_estimate import Estimate, PhaseName
 from fragdoctor.model.workload import Attention
 from fragdoctor.report.base import RenderOptions, Verbosity, render
 from fragdoctor.report.json import document_of
@@ -56,9 +56,6 @@ def test_schema_lists_each_value() -> None:
     definitions = schema("types")["$defs"]
 
     assert definitions["phase_peak"]["properties"]["name"]["enum"] == [p.value for p in PhaseName]
-    assert definitions["item_at_peak"]["properties"]["sureness"]["enum"] == [
-        s.value for s in Sureness
-    ]
     attention = schema("types")["$defs"]["workload"]["properties"]["attention"]["enum"]
     assert attention == [a.value for a in Attention]
 

@@ -340,7 +340,7 @@ def _formulas(estimate: Estimate, detail: Detail) -> list[doc.Section]:
 
 def _formula(item: Item) -> doc.ListItem:
     blocks = [doc.Paragraph(text) for text in (item.formula, item.note) if text]
-    blocks.append(doc.Paragraph(dim(f"{item.sureness.value}; {item.source}")))
+    blocks.append(doc.Paragraph(dim(item.source)))
     return doc.ListItem([strong(item.title), f"  at most {format_size(item.n_bytes)}"], blocks)
 
 
