@@ -87,10 +87,6 @@ class Context(Struct, frozen=True):
             analysis if has_trace else None, "no snapshot with a trace of events was given"
         )
 
-    def need_message(self) -> OomMessage:
-        """Return the message, or skip the rule without one."""
-        return needed(self.message, "no out-of-memory message was given")
-
     def need_request(self) -> FailedRequest:
         """Return the failed request, or skip the rule without one."""
         why = "no failed request is known (no event, no message)"
