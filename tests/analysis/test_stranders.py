@@ -126,32 +126,6 @@ def stranded_in(*segments):
     return find_stranded_segments(result.trace.layout, 0)
 
 
-def test_find_stranded_segments_worst_first():
-    (worst, other), n = stranded_in(
-        segment(BASE, block(19 * MIB, LIVE, frames=at(1)), block(MIB)),
-        segment(
-            BASE * 2, block(4 * MIB), block(MIB, LIVE, frames=at(1)), block(2 * MIB, PENDING),
-            block(13 * MIB),
-        ),
-        segment(BASE * 3, block(20 * MIB)),
-        segment(BASE * 4, block(20 * MIB, LIVE)),
-    )  # fmt: skip
-
-    assert n == 2
-    assert (
-        worst.total_bytes,
-        worst.free_bytes,
-        worst.stranded_bytes,
-        worst.largest_hole_bytes,
-    ) == (
-        20 * MIB,
-        17 * MIB,
-        17 * MIB,
-        13 * MIB,
-    )
-    assert other.stranded_bytes == MIB
-
-
 def test_find_stranded_segments_private_pool_is_left_out():
     found = stranded_in(segment(BASE, block(MIB, LIVE), block(19 * MIB), pool=(0, 1)))
 

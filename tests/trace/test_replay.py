@@ -31,7 +31,7 @@ from fragdoctor.future.simulator import simulate, trace_of
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.settings import AllocatorSettings, Era, parse_conf
 from fragdoctor.trace.allocator import native_config
-from fragdoctor.trace.operations import OPERATION, Operations, OpKind
+from fragdoctor.trace.operations import OPERATION, Operations
 from fragdoctor.trace.replay import Conditions, allowed_by, report
 from fragdoctor.trace.reproduction import reproduce
 from fragdoctor.trace.trace import Trace
@@ -248,14 +248,6 @@ def test_conditions_of_settings_match_the_model() -> None:
     assert config.capacity_bytes == 10 * MIB
 
 
-def test_baseline_counts_operations_by_kind() -> None:
-    reproduction = reproduced(record(program(MIB, 30 * MIB, -1, 5 * MIB)))
-
-    kinds = Operations.of(reproduction.operations).kind.tolist()
-
-    assert kinds == [OpKind.MALLOC, OpKind.MALLOC, OpKind.FREE, OpKind.MALLOC]
-
-
 # What their names say is missing: nothing recorded, or the oldest events lost.
 INCOMPLETE = {"empty", "no_history", "state_only"}
 LOST_EVENTS = {"frag_gpt_long_truncated", "leak_features", "leak_losses", "ring_overflow"}
@@ -301,18 +293,6 @@ def test_era_is_found_where_a_collection_hides_it() -> None:
 
     assert reproduction.is_exact
     assert reproduction.conditions.era is Era.BLOCK_COUNTER
-
-
-def test_era_that_recorded_is_found() -> None:
-    """Two equal free segments, the older at the higher address: see the spec of tie-breaks."""
-    low_is_newer = program(12 * MIB, 14 * MIB, 14 * MIB, -2, -3, 14 * MIB, -1)
-    found = set()
-    for era in Era:
-        reproduction = reproduce(Trace.of(record(low_is_newer, era=era), 0))
-        assert reproduction.is_exact
-        found.add(reproduction.conditions.era)
-
-    assert found <= set(Era)
 
 
 def test_capacity_is_read_off_a_failed_request() -> None:
