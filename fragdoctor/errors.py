@@ -146,7 +146,7 @@ class OutOfMemory(Exception):  # noqa: N818 - PyTorch's own name for it
         allocated_bytes: memory handed out to the program.
         reserved_bytes: memory held by the allocator.
         private_free_bytes: memory cached inside private pools.
-        limit_bytes: how much a memory fraction allows; None = no fraction set.
+        limit_bytes: how much a memory fraction allows; None means no fraction set.
     """
 
     requested_bytes: int

@@ -45,9 +45,6 @@ class LayerCalls(Struct, frozen=True):
     forward_end_row: I64
     n_layers: int
 
-    def __len__(self) -> int:
-        return len(self.first_row)
-
 
 class TrainingRequests(Struct, frozen=True):
     """The requests of a trace in order, one row each.
@@ -63,9 +60,6 @@ class TrainingRequests(Struct, frozen=True):
     freed_row: I64
     size_bytes: I64
     stack: I32
-
-    def __len__(self) -> int:
-        return len(self.row)
 
 
 def find_layers(

@@ -138,11 +138,12 @@ class Reached(Struct, frozen=True):
 
     Attributes:
         n_started: Python interpreters that armed the recorder.
-        torch: version and CUDA version (``-`` = none) of the PyTorch that was imported; "" = none.
+        torch: version and CUDA version (``-`` means none) of the PyTorch that was imported; "" if
+            none was.
         n_recording: processes that used CUDA; n_unused: those of them that reserved no memory.
         problems: what went wrong in them.
         n_inner: how often the program called ``fragdoctor run``; each call records on its own.
-        without_torch: a Python that should have imported PyTorch but lacks it; "" = none.
+        without_torch: a Python that should have imported PyTorch but lacks it; "" means none.
     """
 
     n_started: int = 0

@@ -271,7 +271,7 @@ class EstimateOutput(ReportOutput):
 
 @taken
 class FullOutput(ReportOutput):
-    """The same for a report that can say more on request."""
+    """The destination and look of a report that can say more on request."""
 
     verbose: bool = VERBOSE
 
@@ -305,7 +305,7 @@ class CaseOptions(FullOutput):
 
 @taken
 class DiagnosisOptions(CaseOptions):
-    """The same for a case to diagnose, and the findings that make the exit code 1."""
+    """What is known about a case to diagnose, its report, and the findings that exit with 1."""
 
     output_format: ReportFormat = FORMAT
     fail_on: FailOn | None = FAIL_ON

@@ -69,9 +69,9 @@ class ViewReplays:
         """Return the replay's answer to a question.
 
         Args:
-            is_wanted: returns whether somebody is still waiting for the answer.
             question: ``device``, ``conf`` ("" or null: as recorded), ``capacity_bytes`` (null: as
                 recorded) and ``smallest`` (whether to look for the smallest capacity).
+            is_wanted: returns whether somebody is still waiting for the answer.
 
         Raises:
             FragdoctorError: a setting is wrong, or there is nothing to replay.
@@ -84,6 +84,25 @@ class ViewReplays:
         from fragdoctor.report import words
         from fragdoctor.report.views.advice import promised
 
+        device, conf, capacity, is_smallest = self._read(question)
+        with self._turn(is_wanted):
+            reproduction, fair = self._replay_of(device)
+            what_if = WhatIf(conf=conf, capacity_bytes=capacity)
+            with watched_by(lambda *_: go_on(is_wanted)):
+                go_on(is_wanted)
+                result = fair.replay(what_if)
+                if is_smallest:
+                    result = with_smallest_capacity(reproduction, what_if, result)
+        outlook = result.outlook
+        promise = promised(Promise.of(result.fits, outlook), self._diagnosis)
+        return {
+            **{name: getattr(result, name) for name in _SHOWN},
+            "outlook": "" if outlook is None else words.outlook_text(outlook),
+            "said": [promise.style.value, promise.text],
+        }
+
+    def _read(self, question: object) -> tuple[int, str | None, int | None, bool]:
+        """Return the device, the settings, the capacity, and whether the smallest is wanted."""
         if not isinstance(question, dict):
             raise ValueError("no object")  # noqa: TRY004 - what was sent is wrong, not the program
         device, conf, capacity = (question.get(k) for k in ("device", "conf", "capacity_bytes"))
@@ -93,21 +112,7 @@ class ViewReplays:
             raise ValueError("conf is no text")
         if capacity is not None and (type(capacity) is not int or not 0 < capacity < 2**50):
             raise ValueError("capacity_bytes is no size")
-        with self._turn(is_wanted):
-            reproduction, fair = self._replay_of(device)
-            what_if = WhatIf(conf=conf or None, capacity_bytes=capacity)
-            with watched_by(lambda *_: go_on(is_wanted)):
-                go_on(is_wanted)
-                result = fair.replay(what_if)
-                if question.get("smallest") is True:
-                    result = with_smallest_capacity(reproduction, what_if, result)
-        outlook = result.outlook
-        promise = promised(Promise.of(result.fits, outlook), self._diagnosis)
-        return {
-            **{name: getattr(result, name) for name in _SHOWN},
-            "outlook": "" if outlook is None else words.outlook_text(outlook),
-            "said": [promise.style.value, promise.text],
-        }
+        return device, conf or None, capacity, question.get("smallest") is True
 
     @contextlib.contextmanager
     def _turn(self, is_wanted: IsWanted) -> Iterator[None]:

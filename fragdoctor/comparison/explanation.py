@@ -245,11 +245,13 @@ _SAID: Final = {
     CauseKind.NEW_CODE: ("line is", "lines are", "only in {last}: {named}."),
     CauseKind.GONE_CODE: ("line is", "lines are", "only in A: {named}."),
     CauseKind.MORE_BLOCKS: (
-        *("line holds", "lines hold"),
+        "line holds",
+        "lines hold",
         "more blocks at that moment ({named}): more layers, or more is kept.",
     ),
     CauseKind.FEWER_BLOCKS: (
-        *("line holds", "lines hold"),
+        "line holds",
+        "lines hold",
         "fewer blocks at that moment ({named}): fewer layers, or less is kept.",
     ),
 }

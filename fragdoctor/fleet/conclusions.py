@@ -215,7 +215,10 @@ def group_id(i: int) -> str:
 
 
 _FIGURES: Final = (
-    *("peak_allocated_bytes", "peak_reserved_bytes", "stranded_free_bytes", "alloc_retries"),
+    "peak_allocated_bytes",
+    "peak_reserved_bytes",
+    "stranded_free_bytes",
+    "alloc_retries",
 )
 
 

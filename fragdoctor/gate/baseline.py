@@ -144,8 +144,8 @@ def _why_worse(
 
 def _allowed(old: int, tolerance: Amount) -> int:
     allowed = tolerance.of(old) or 0
-    is_default_like = tolerance.share is not None and tolerance.share > 0
-    return max(allowed, FLOOR_BYTES) if is_default_like else allowed
+    is_share = tolerance.share is not None and tolerance.share > 0
+    return max(allowed, FLOOR_BYTES) if is_share else allowed
 
 
 def _by_fingerprint(findings: Sequence[Finding]) -> dict[str, list[Finding]]:

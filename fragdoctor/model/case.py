@@ -106,7 +106,7 @@ class OomMessage(Struct, frozen=True):
         line: 1-based line in the input where the message starts.
         variant: name of the wording, for example ``torch-1.4``, ``torch-2.1``, ``cudaMallocAsync``,
             ``mps``; the names are stable and listed in ``inputs/wordings``.
-        version_low, version_high: PyTorch versions that print this wording ("" = open end).
+        version_low, version_high: PyTorch versions that print this wording ("" is an open end).
         sub_kind: finer than ``kind``, for example ``size-bug`` (more than 1EB),
             ``fraction-rejected``, ``pinned-host``, ``oom-killer``, ``dev-shm``, ``device-assert``.
         free_allocated_hint: the settings that the message itself proposes, or "".
@@ -264,7 +264,7 @@ class OomLog(Struct, frozen=True):
 
 
 class BundleDevice(Struct, frozen=True):
-    """One GPU at the moment when the bundle was written; None = not known.
+    """One GPU at the moment when the bundle was written; None means not known.
 
     Attributes:
         index: PyTorch's device number.
@@ -275,7 +275,8 @@ class BundleDevice(Struct, frozen=True):
         process_bytes: all memory of this process as the driver counts it.
         other_processes: processes on the GPU with another id. In a container, where the driver has
             the host's ids, this process is one of them and ``process_bytes`` is None.
-        memory_fraction: set by ``set_per_process_memory_fraction``; None = not known or not set.
+        memory_fraction: set by ``set_per_process_memory_fraction``; None means not known or not
+            set.
     """
 
     index: int
@@ -305,15 +306,15 @@ class BundleFacts(Struct, frozen=True):
         pid: process id, as the program saw it.
         rank, local_rank, world_size: place in a job of several processes, if it was part of one.
         host: name of the machine.
-        folder: where the program was running when its facts were taken; "" = not recorded.
+        folder: where the program was running when its facts were taken; "" means not recorded.
         command: the program's command line.
         versions: versions of ``python``, ``torch``, ``cuda``, ``hip`` and ``driver``, if known.
         environment: the values of environment variables that matter for memory.
         devices: the GPUs on which PyTorch held memory.
         n_ooms: out-of-memory failures of the process so far.
         n_skipped: failures for which no bundle was written.
-        max_entries: events kept per GPU; None = the program recorded by itself.
-        stacks: ``python`` or ``all``; "" = the program recorded by itself.
+        max_entries: events kept per GPU; None means the program recorded by itself.
+        stacks: ``python`` or ``all``; "" means the program recorded by itself.
         signal: name of the signal, "" if there was none.
         exception: type of the exception that ended the program, "" if there was none.
         oom_device: the device of the failure; None if there was none.

@@ -64,7 +64,7 @@ class Census(Struct, frozen=True, eq=False):
 
     Attributes:
         time_us: when it was taken, on the clock of the snapshot's events.
-        step: how often optimizers had run before it; 0 = never, or not counted.
+        step: how often optimizers had run before it; 0 means never, or not counted.
         is_complete: whether the census looked at everything before its time ran out.
         owners: everything that holds memory.
         device, address, size_bytes: ``int32[n]``, ``uint64[n]`` and ``int64[n]``, one per storage.

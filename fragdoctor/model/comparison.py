@@ -102,7 +102,7 @@ class DevicePeaks(Struct, frozen=True):
     ``device`` is its number in the last run. Pairs are (first, last); None is unknown. A run that
     ran out of memory shows the peak that it reached, not the peak that it needed. So if the two
     runs failed differently, the peaks cover only the first ``n_common_requests``, which is as many
-    as both runs made; None = the whole runs.
+    as both runs made; None means the whole runs.
     """
 
     device: int

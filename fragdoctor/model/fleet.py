@@ -146,9 +146,6 @@ class FleetSummary(Struct, frozen=True):
 
     ranks: tuple[RankSummary, ...] = ()
 
-    def __len__(self) -> int:
-        return len(self.ranks)
-
 
 class DifferenceKind(StrEnum):
     """The kinds of differences between ranks."""

@@ -52,7 +52,8 @@ class Combination(Struct, frozen=True):
         measures: ids of the measures, such as ``checkpointing``, cheapest first.
         title: the measures in one phrase, for people.
         option: the command-line options for all of them.
-        slowdown: time per step relative to the run as asked for, as published; None = not known.
+        slowdown: time per step relative to the run as asked for, as published; None means not
+            known.
         cost: what the measures cost, one phrase for each measure that costs something.
         changes_training: whether other parameters are trained (adapters) or precision is lost.
         n_gpus: number of GPUs that it needs.
@@ -124,9 +125,9 @@ class Plan(Struct, frozen=True):
         ranks: upper bound for each stage of a pipeline, in bytes; empty without one.
         seconds_per_token: for all GPUs together, by a roofline model.
         communication_share: share of that time spent waiting for other GPUs or the host.
-        sequences: sequences that a server holds at once, in all replicas; 0 = training.
+        sequences: sequences that a server holds at once, in all replicas; 0 means training.
         price_per_hour, price_per_million_tokens: for all GPUs; None without a price.
-        rehearsal: None = none was asked for, or the plan cannot be rehearsed.
+        rehearsal: None if none was asked for, or the plan cannot be rehearsed.
     """
 
     n_gpus: int
@@ -263,8 +264,8 @@ class Fit(Struct, frozen=True):
     Attributes:
         fits: whether it surely fits: the state is ``fits``.
         margin_bytes: usable memory minus the upper bound, at least 0 if and only if it fits.
-        largest_batch: the most sequences per step (micro batch) that surely fit on one GPU; 0 = not
-            even one; None = the batch does not matter or could not be varied.
+        largest_batch: the most sequences per step (micro batch) that surely fit on one GPU; 0 if
+            not even one does; None means the batch does not matter or could not be varied.
         state: fits, too close to call, or does not fit.
     """
 

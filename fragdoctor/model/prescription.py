@@ -43,11 +43,12 @@ class Treatment(Struct, frozen=True):
         title: the change in words.
         numerics: what it does to the results.
         extra_compute: additional floating-point operations as a share of training's, by the
-            formulas of ``torch.utils.flop_counter``. None = not known, as for copies to the host.
+            formulas of ``torch.utils.flop_counter``. None means not known, as for copies to the
+            host.
         lines: the lines that the user writes for it.
         instead: how the user writes it in the framework in use, or "".
         specs: how the engine makes it: ``checkpoint:6``.
-        conf: settings of the allocator, "" = unchanged.
+        conf: settings of the allocator, "" means unchanged.
         place: where its lines go.
         n_gpus: number of GPUs that it spreads the program over.
         batch_divisor: divisor of the batch in the program's arguments.
@@ -125,20 +126,16 @@ class Tried(Struct, frozen=True):
         return max(one.n_gpus for one in self.treatments)
 
     @property
-    def rank(self) -> tuple[int, int, int, float, int, bool, int]:
+    def rank(self) -> tuple[int, int, float, int, bool, int]:
         """Sort key among those that fit: GPUs, results, compute, then how easy it is to write.
 
         The easiest is a single change, then one whose place is known or that the framework has an
         option for, then one with few lines.
         """
-        known = self.extra_compute
-        cost = float("inf") if known is None else known
+        cost = float("inf") if self.extra_compute is None else self.extra_compute
         numerics = list(Numerics).index(self.numerics)
         n_parts = len(self.treatments)
-        return (
-            *(self.n_gpus, numerics, int(known is None), cost),
-            *(n_parts, self.is_open, self.n_lines),
-        )
+        return (self.n_gpus, numerics, cost, n_parts, self.is_open, self.n_lines)
 
     @property
     def is_open(self) -> bool:

@@ -24,7 +24,7 @@ class UsedEntry(Struct, frozen=True):
         value: value in the file, shortened.
         option: the option that it became, such as ``--batch 4``; several entries may share one.
         is_default: whether it is the program's default and not in the file.
-        overridden_by: the command-line option that was used instead; "" = none.
+        overridden_by: the command-line option that was used instead; "" means none.
     """
 
     key: str

@@ -67,19 +67,19 @@ class Rehearsal(Struct, frozen=True):
     Attributes:
         gpu: the GPU whose kernels were assumed.
         is_known_gpu: whether that GPU's size was assumed too.
-        capacity_bytes: how much PyTorch could have; None = without a limit.
+        capacity_bytes: how much PyTorch could have; None means without a limit.
         conf: settings of the allocator, as PyTorch writes them.
         fits: whether no failed request ended the program.
         steps: completed steps, each from one run of the optimizer to the next.
         stopped: why the rehearsal was stopped, "" if the program ended by itself.
         peak_allocated_bytes, peak_reserved_bytes: peaks of the GPU that reserved the most.
-        out_of_memory: the failed request that ended the program; None = it fits.
+        out_of_memory: the failed request that ended the program; None means it fits.
         n_ooms: failed requests, including those that the program caught.
         devices: figures of each GPU.
         assumptions: what was assumed about values.
         unmodelled: what takes memory outside the allocator.
         notes: sentences about the rehearsal as a whole.
-        snapshot: path of the memory snapshot that it left; "" = none was asked for.
+        snapshot: path of the memory snapshot that it left; "" means none was asked for.
         torch_version: PyTorch version whose allocator was modeled.
         python: the program's Python.
         batch: the batch size in the program's arguments; None if none was asked for.
@@ -146,8 +146,8 @@ class LargestBatch(Struct, frozen=True):
     Attributes:
         gpu: the GPU, as in the rehearsals.
         conf: the setting, as in the rehearsals.
-        batch: the largest batch that fits; None = none that was tried fits.
-        fails_at: the smallest batch that does not fit; None = every batch that was tried fits.
+        batch: the largest batch that fits; None means none that was tried fits.
+        fails_at: the smallest batch that does not fit; None means every batch that was tried fits.
     """
 
     gpu: str

@@ -43,14 +43,14 @@ class AllocatorSettings:
     Attributes:
         conf: the raw string (``PYTORCH_CUDA_ALLOC_CONF``); hostile text.
         backend: ``native`` or ``cudaMallocAsync``.
-        max_split_bytes: blocks of at least this size are never split; None = unlimited.
-        garbage_collection_threshold: 0 = off; it takes effect only with a memory fraction.
+        max_split_bytes: blocks of at least this size are never split; None means unlimited.
+        garbage_collection_threshold: 0 means off; it takes effect only with a memory fraction.
         expandable_segments: whether new memory comes from expandable segments.
         roundup_power2_divisions: 16 entries for sizes of 1 MiB .. 32 GiB; 0 and 1 = off.
         max_non_split_rounding_bytes: how much larger than an oversize request a block may be.
         large_segment_bytes: segment size for requests of 1 to 10 MiB, and the page size of
             expandable segments in the large pool.
-        memory_fraction: ``per_process_memory_fraction``; None = not set.
+        memory_fraction: ``per_process_memory_fraction``; None means not set.
         is_recorded: False if neither file nor user says anything and these are the defaults.
         other: other keys, by name, with their values as recorded.
     """

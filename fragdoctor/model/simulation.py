@@ -124,8 +124,8 @@ class ReplayResult(Struct, frozen=True):
 
     Attributes:
         conf: the setting string of the replay.
-        edit: the replayed code-level change, for people ("" = none).
-        capacity_bytes: how much PyTorch could have; None = unlimited.
+        edit: the replayed code-level change, for people ("" means none).
+        capacity_bytes: how much PyTorch could have; None means unlimited.
         fits: whether every request was served (including those that failed in the recorded run).
         oom_event: event row (of the device) of the first failed request, None if none failed.
         oom_bytes: size of that request.

@@ -190,7 +190,7 @@ class Provenance(Struct, frozen=True):
         writer: ``python`` or ``c++``, by the order of memoizing and filling; ``""`` for JSON.
         is_list: whether the top level is the segment list of ``memory_snapshot()``.
         n_bytes: decompressed bytes read.
-        version_low, version_high: PyTorch versions whose writer fits the keys ("" = open end).
+        version_low, version_high: PyTorch versions whose writer fits the keys ("" is an open end).
         unknown_keys: key path (``events.foo``) -> how often it occurred.
         unknown_values: unknown value, such as a newer version's action -> how often it occurred.
         n_replaced_strings: strings with lone surrogates, which were replaced by U+FFFD.

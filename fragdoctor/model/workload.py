@@ -65,7 +65,7 @@ class ParameterGroup(Struct, frozen=True):
         name: name of the parameters, ``self_attn.q_proj.weight``.
         layered: whether they belong to the repeated layers (and not to embedding, head, ...).
         slot: their place in a layer: ``norm1``, ``qkv``, ``out``, ``norm2``, ``up``, ``down``,
-            ``router``; "" = not known, or outside the layers.
+            ``router``; "" means not known, or outside the layers.
     """
 
     name: str
@@ -93,16 +93,16 @@ class LayerBuild(Struct, frozen=True, kw_only=True):
         is_gated: whether the feed-forward has a gate (SwiGLU): three matrices instead of two.
         activation: ``gelu``, ``gelu_new``, ``silu``, ``relu``, ...
         tied_head: whether the head is the token embedding.
-        own_attention: how the code computes attention if the choice is left to it; None = with
-            whichever kernel ``scaled_dot_product_attention`` picks.
+        own_attention: how the code computes attention if the choice is left to it; None means
+            with the kernel that ``scaled_dot_product_attention`` picks.
         has_flash: whether a fused kernel that is requested by name works for the model.
         attention_softcap: whether attention scores go through a tanh (Gemma 2).
         logit_softcap: whether the logits go through a tanh.
         softmax_fp32: whether eager attention uses an fp32 softmax, as Hugging Face's does.
         returns_scores: whether a layer returns the probabilities of eager attention, so that they
             live until the next layer has made its own.
-        prompt_logits: how generation makes the logits of the whole prompt; None = it makes those
-            of the last token alone.
+        prompt_logits: how generation makes the logits of the whole prompt; None means it makes
+            those of the last token alone.
         is_encoder: whether there is neither a KV cache nor a next token.
     """
 
@@ -126,7 +126,7 @@ class LayerSizes(LayerBuild, frozen=True, kw_only=True):
 
     Attributes:
         ffn: width of the feed-forward layer (of one expert in a mixture).
-        n_experts: number of experts; 0 = dense.
+        n_experts: number of experts; 0 means dense.
         shared_ffn: width of the layer that all tokens go through in addition to their experts.
     """
 
@@ -153,14 +153,14 @@ class ModelShape(LayerSizes, frozen=True):
         name: name for people, such as ``llama`` or a file's name.
         source: where the shape comes from, one phrase.
         parameters: all parameters; their sum is the parameter count.
-        hidden_dropout: dropout after the sub-layers; 0 = none.
+        hidden_dropout: dropout after the sub-layers; 0 means none.
         attention_dropout: dropout of the attention probabilities.
         upcasts_logits: whether the model's code computes the loss from fp32 logits by default.
         has_lm_head: whether the model ends in logits over the vocabulary; ``may_have_head``:
             whether it may do so although nothing says it.
         is_guess: whether the shape was derived from a parameter count.
-        kv_elements: elements that a token leaves in one layer's cache; 0 = keys and values of all
-            key-value heads. Latent attention (MLA) keeps one short vector.
+        kv_elements: elements that a token leaves in one layer's cache; 0 means keys and values of
+            all key-value heads. Latent attention (MLA) keeps one short vector.
         sliding_window: how many tokens the ``n_sliding_layers`` look back to and keep.
         assumptions: what was derived or assumed, one sentence each.
     """
@@ -199,16 +199,16 @@ class Workload(Struct, frozen=True):
         dtype: ``fp32``, ``bf16``, ``fp16``, ``amp-bf16``, ``amp-fp16``, ...
         optimizer: key of ``estimation.training_choices.OPTIMIZERS``.
         master_weights: whether 16-bit weights have fp32 copies, with fp32 optimizer states.
-        grad_dtype: dtype of gradients; "" = the parameters' dtype.
+        grad_dtype: dtype of gradients; "" means the parameters' dtype.
         batch: sequences in one forward pass on one GPU (micro batch).
         seq: tokens per sequence.
         checkpointing: ``none``, ``sqrt``, ``full``, or the number of layers in a segment.
-        lora_rank: rank of LoRA; 0 = all parameters are trained.
+        lora_rank: rank of LoRA; 0 means all parameters are trained.
         lora_targets: ``attention``, ``all-linear`` or names of matrices.
-        zero_stage: stage of ZeRO; 0 = plain data parallel (or one GPU).
+        zero_stage: stage of ZeRO; 0 means plain data parallel (or one GPU).
         is_fsdp: whether stage 3 is PyTorch's FSDP instead of DeepSpeed's ZeRO.
-        fsdp_kind: kind of FSDP; None = not known.
-        stage: stage of a pipeline, ``first``, ``middle`` or ``last``; "" = not chosen.
+        fsdp_kind: kind of FSDP; None means not known.
+        stage: stage of a pipeline, ``first``, ``middle`` or ``last``; "" means not chosen.
         world_size: number of GPUs that share the states.
         grad_accumulation: micro batches per step.
         inference: whether there are only weights and a KV cache.
@@ -221,7 +221,7 @@ class Workload(Struct, frozen=True):
         offload: what is kept in the host's memory: ``optimizer``, ``parameters``, ``activations``.
         stream_shards: number of GPUs that share the residual stream of this GPU's part.
         dora: whether LoRA has a magnitude for each output (DoRA).
-        loss: which logits the loss is computed from; None = as the model's own code does.
+        loss: which logits the loss is computed from; None means as the model's own code does.
         keeps_logits: whether a variable of the training loop holds the logits through the backward
             pass; in inference, whether a prefill makes the logits of more than the last token.
         varying_lengths: whether batches differ in length; ``seq`` is the longest.

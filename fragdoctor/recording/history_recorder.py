@@ -49,7 +49,7 @@ class Recorder:
     Args:
         options: how to record.
         torch: the program's own.
-        name: name of every bundle; "" = named after what happened and the process ID.
+        name: name of every bundle; "" means named after what happened and the process ID.
 
     Attributes:
         bundles: paths of the bundles written so far.

@@ -25,7 +25,7 @@ class Options(NamedTuple):
         directory: where bundles go, as an absolute path; created when the first one is written.
         max_entries: events kept per GPU.
         stacks: ``python`` or ``all`` (including C++ frames).
-        status: file to which each process appends its progress; "" = none.
+        status: file to which each process appends its progress; "" means none.
         command: the command line as given to ``fragdoctor run``.
         module_paths: note the running module of the model with each allocation.
         census: find the names under which the program holds memory.
@@ -73,7 +73,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Options | None:
 
 
 class Ranks(NamedTuple):
-    """Who this process is among many; None = not launched as one of many."""
+    """Who this process is among many; None means not launched as one of many."""
 
     rank: int | None = None
     local_rank: int | None = None

@@ -30,7 +30,7 @@ class RehearsedGpu(Struct, frozen=True):
         name: as the user asked for it.
         kernels: the GPU whose kernels it runs, and which it says it is.
         total_bytes: memory of the device.
-        capacity_bytes: what PyTorch can have of it; None = no limit.
+        capacity_bytes: what PyTorch can have of it; None means no limit.
         context_bytes: what CUDA itself takes in a process, estimated.
     """
 
@@ -52,8 +52,8 @@ def rehearsed_gpu(
     """Return the GPU that was asked for.
 
     Args:
-        name: name of a known GPU, or a size; None = kernels as on an H100.
-        capacity_bytes: what PyTorch can have; None = the GPU's memory without CUDA's context.
+        name: name of a known GPU, or a size; None means kernels as on an H100.
+        capacity_bytes: what PyTorch can have; None means the GPU's memory without CUDA's context.
         is_unlimited: whether requests never fail, which is also so if no size is known.
 
     Raises:
@@ -107,22 +107,23 @@ class RehearsalConditions(Struct, frozen=True):
     Attributes:
         gpu: the GPU that it sees.
         n_devices: how many of them.
-        rank: the rank of a distributed run that is rehearsed; None = as the environment says.
+        rank: the rank of a distributed run that is rehearsed; None means as the environment says.
         world_size: number of ranks of that run.
-        conf: settings of the allocator; None = as the environment says.
-        torch_version: the version whose allocator is modeled; "" = that of the program's PyTorch.
-        n_steps: steps after which to stop; None = when their memory repeats.
+        conf: settings of the allocator; None means as the environment says.
+        torch_version: the version whose allocator is modeled; "" means that of the program's
+            PyTorch.
+        n_steps: steps after which to stop; None means when their memory repeats.
         least_steps: steps before which it is not stopped because their memory repeats.
         known_steps: steps after which it is stopped as soon as their memory repeats, since those
-            that follow are known to repeat too; None = not known.
+            that follow are known to repeat too; None means not known.
         fitting_bytes: once more than this was allocated, it is stopped as soon as its steps repeat,
-            since it does not fit; None = never.
+            since it does not fit; None means never.
         assumed_shares: the share kept by operations whose results depend on values, by kind.
         allows_writes: whether files outside the scratch folder may be changed.
         shows_output: whether the program's output is passed on to standard error.
         stops_by_itself: whether rounds of its loops are skipped, and the program is ended, when
             they repeat in memory.
-        time_limit_s: wall time after which it is ended; None = never.
+        time_limit_s: wall time after which it is ended; None means never.
         variables: additional environment variables.
         treatments: changes to make from outside, as ``engine/treatments`` names them.
         observes: whether to note what the program uses that treatments might change.
@@ -340,7 +341,7 @@ class _Process:
         return (None, "") if ended is None else (ended["code"], ended["blocker"])
 
     def _follow(self, on_step: OnStep | None) -> dict[str, Any] | None:
-        """Pass on reported events until a fork ends; None = the process itself has ended."""
+        """Pass on reported events until a fork ends; None means the process itself has ended."""
         try:
             for line in self._events:
                 with contextlib.suppress(ValueError, KeyError, TypeError):

@@ -159,7 +159,7 @@ class Program(Struct, frozen=True):
         is_module: bool,
         note: str = "",
     ) -> Program:
-        """Return a program that exists; ``python`` runs it, None = the one on PATH.
+        """Return a program that exists; ``python`` runs it, None means the one on PATH.
 
         Raises:
             ConfigError: there is no such script, or it is not a notebook.
@@ -245,7 +245,7 @@ class Launched(Struct, frozen=True):
         launcher: its name.
         words: the script or module, and its arguments.
         is_module: whether it is a module.
-        n_local: number of ranks on one machine; None = as many as it has GPUs.
+        n_local: number of ranks on one machine; None means as many as it has GPUs.
         n_machines: how many machines.
         variables: environment variables that it sets besides the ranks' numbers.
     """
@@ -299,7 +299,8 @@ def _options(
 ) -> tuple[dict[str, str], list[str]]:
     """Return a launcher's options, named as in its documentation, and the words after them.
 
-    Flags are options without a value, besides ``-m``; ``values`` have one, None = all others do.
+    Flags are options without a value, besides ``-m``; ``values`` are those with one (None means
+    all others).
 
     Raises:
         ConfigError: an option is not known, or no program follows.

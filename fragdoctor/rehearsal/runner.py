@@ -150,7 +150,7 @@ def _outcome(
 
 
 def outcome_of(place: Path) -> dict[str, Any] | None:
-    """Return what the engine wrote into the scratch folder; None = nothing.
+    """Return what the engine wrote into the scratch folder; None means nothing.
 
     Raises:
         CannotRehearse: the process could not be prepared.
@@ -365,7 +365,7 @@ def rehearse_test(
 
     Args:
         args: pytest's arguments.
-        gpu: the GPU that the test sees, with its size; None = kernels of an H100 and no limit.
+        gpu: the GPU that the test sees, with its size; None means kernels of an H100 and no limit.
         reports_variable: the environment variable that names the file for its reports.
 
     Returns:

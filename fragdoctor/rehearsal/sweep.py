@@ -82,9 +82,9 @@ class Sweep(Struct, frozen=True):
         program: what to run.
         base: the conditions that all have in common.
         gpus: GPUs to try.
-        confs: settings to try; None = that of the environment.
-        batches: batch sizes to try; None = leave the arguments as they are.
-        keep: folder for the snapshots; None = keep none.
+        confs: settings to try; None means that of the environment.
+        batches: batch sizes to try; None leaves the arguments as they are.
+        keep: folder for the snapshots; None keeps none.
         on_case: called before each rehearsal.
         forks: whether they are forks of one process, if that is safe.
     """

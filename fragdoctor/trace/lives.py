@@ -96,12 +96,6 @@ class Lives:
         segments = self._segments
         return self._gathered(self._events.stream, segments.stream[self._blocks.segment])
 
-    @cached_property
-    def pool(self) -> I32:
-        """``int32[n]``: index into ``Snapshot.pools``."""
-        segments = self._segments
-        return self._gathered(self._events.pool, segments.pool[self._blocks.segment])
-
     @property
     def survives(self) -> Bools:
         """``bool[n]``: whether each block is allocated at the end."""

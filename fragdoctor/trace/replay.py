@@ -70,7 +70,7 @@ class Conditions(Struct, frozen=True):
         config.device_total_is_least = self.capacity_is_least and self.device_total_bytes is None
         config.memory_fraction = -1.0
         if self.allowed_bytes is not None:
-            # The model takes allowed = floor(fraction * total): make that come out exactly.
+            # The model computes floor(fraction * total), which must be the allowed bytes exactly.
             total = max(total, self.allowed_bytes, 1)
             config.device_total_bytes = total
             config.memory_fraction = min((self.allowed_bytes + 0.5) / total, 1.0)

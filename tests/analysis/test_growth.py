@@ -174,18 +174,6 @@ def test_find_growth_first_step_only_is_none():
     assert p.growing_lines() == {}
 
 
-def test_find_growth_full_window_is_none():
-    p = Program()
-    window = deque()
-    for i in range(30):
-        p.step(i)
-        window.append(p.new(MIB, 20))
-        if len(window) > 5:
-            p.toy.free(window.popleft())
-
-    assert p.growing_lines() == {}
-
-
 def test_find_growth_cache_that_saturates_is_none():
     p = Program()
     for i in range(60):

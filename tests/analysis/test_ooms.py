@@ -66,25 +66,6 @@ def test_find_ooms_at_the_end_has_the_recorded_state():
     assert result.capacity_estimate_bytes == 28 * MIB
 
 
-def test_find_ooms_caught_one_has_the_undone_state():
-    events = [
-        segment_alloc(A, 40 * MIB),
-        alloc(A, 12 * MIB),
-        alloc(A + 12 * MIB, 12 * MIB),
-        oom(50 * MIB, 0),
-        *free(A, 12 * MIB),
-        *free(A + 12 * MIB, 12 * MIB),
-    ]
-
-    (found,) = run(events, segment(A, block(40 * MIB))).ooms
-
-    assert (
-        found.allocated_bytes,
-        found.reserved_bytes,
-        found.largest_free_block_bytes,
-    ) == (24 * MIB, 40 * MIB, 16 * MIB)
-
-
 def test_find_ooms_largest_block_counts_only_what_could_serve():
     events = [segment_alloc(A, 20 * MIB), alloc(A, 5 * MIB), oom(30 * MIB, 0)]
 

@@ -21,7 +21,7 @@ def stranders_of(*segments):
     return {read.stack(p.stack)[0].line: p for p in result.stranders}, result
 
 
-def test_find_stranders_group_alone_in_its_segments_stranders_their_free_bytes():
+def test_find_stranders_group_alone_in_its_segments_strands_their_free_bytes():
     stranders, _ = stranders_of(
         segment(BASE, block(MIB, LIVE, frames=at(1)), block(19 * MIB)),
         segment(BASE * 2, block(9 * MIB), block(MIB, LIVE, frames=at(1)), block(10 * MIB)),
@@ -47,7 +47,7 @@ def test_find_stranders_segment_with_two_groups_is_shared():
     assert [p.stranded_bytes for p in stranders.values()] == [0, 0]
 
 
-def test_find_stranders_full_segment_stranders_nothing():
+def test_find_stranders_full_segment_strands_nothing():
     stranders, _ = stranders_of(segment(BASE, block(20 * MIB, LIVE, frames=at(1))))
 
     assert stranders == {}
@@ -124,32 +124,6 @@ def stranded_in(*segments):
     """Return the segments with stranded memory, and how many have any."""
     result = analyze_device(from_python(snapshot(*segments)), 0)
     return find_stranded_segments(result.trace.layout, 0)
-
-
-def test_find_stranded_segments_worst_first():
-    (worst, other), n = stranded_in(
-        segment(BASE, block(19 * MIB, LIVE, frames=at(1)), block(MIB)),
-        segment(
-            BASE * 2, block(4 * MIB), block(MIB, LIVE, frames=at(1)), block(2 * MIB, PENDING),
-            block(13 * MIB),
-        ),
-        segment(BASE * 3, block(20 * MIB)),
-        segment(BASE * 4, block(20 * MIB, LIVE)),
-    )  # fmt: skip
-
-    assert n == 2
-    assert (
-        worst.total_bytes,
-        worst.free_bytes,
-        worst.stranded_bytes,
-        worst.largest_hole_bytes,
-    ) == (
-        20 * MIB,
-        17 * MIB,
-        17 * MIB,
-        13 * MIB,
-    )
-    assert other.stranded_bytes == MIB
 
 
 def test_find_stranded_segments_private_pool_is_left_out():

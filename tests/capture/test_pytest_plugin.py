@@ -107,7 +107,7 @@ def test_peak_before_the_test_does_not_count(fake: pytest.Pytester) -> None:
 
 
 @pytest.mark.parametrize(("limit", "failed"), [("25%", 0), ("24%", 1), ("1 GiB", 0), ("0", 1)])
-def test_fragmentation_is_what_live_blocks_strander(
+def test_fragmentation_is_what_live_blocks_strand(
     fake: pytest.Pytester, limit: str, failed: int
 ) -> None:
     result = one(

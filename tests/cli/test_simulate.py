@@ -77,27 +77,6 @@ def test_simulate_quiet_is_one_line(run: Run, replay: FakeReplay, snapshot: str)
     assert run("simulate", snapshot, "-q").out.count("\n") == 1
 
 
-def test_simulate_json_has_baseline_and_results(
-    run: Run, replay: FakeReplay, snapshot: str
-) -> None:
-    document = json.loads(run("simulate", snapshot, "--format", "json").out)
-
-    assert document["baseline"]["fits"] is False
-    assert [r["fits"] for r in document["results"]] == [True, False, True]
-    assert document["fidelity"]["share"] == 1.0
-
-
-def test_simulate_output_file_is_written(
-    run: Run, replay: FakeReplay, snapshot: str, tmp_path: Path
-) -> None:
-    target = tmp_path / "what-if.json"
-
-    done = run("simulate", snapshot, "--format", "json", "-o", str(target))
-
-    assert done.out == ""
-    assert json.loads(target.read_text())["device"] == 0
-
-
 def test_simulate_statistics_are_no_trace(run: Run, replay: FakeReplay, tmp_path: Path) -> None:
     path = tmp_path / "stats.json"
     path.write_text('{"allocated_bytes.all.current": 1, "num_ooms": 0}')

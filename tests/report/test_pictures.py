@@ -114,14 +114,6 @@ def test_picture_without_colour_has_no_escape_and_the_same_cells(title: str) -> 
     assert section(ANSI.sub("", coloured), title) == plain
 
 
-@pytest.mark.parametrize("title", ["Timeline", "Segments"])
-def test_picture_on_a_pipe_is_ascii(title: str) -> None:
-    lines = picture(diagnoses.fragmentation(), title)
-
-    assert lines
-    assert "".join(lines).isascii()
-
-
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_pictures_hostile_names_are_all_seen_and_change_no_cell(attack: str) -> None:
     calm = diagnoses.fragmentation()

@@ -105,16 +105,6 @@ def test_quiet_report_is_the_verdict_and_the_cure() -> None:
     assert cure == EXPORT.strip()
 
 
-def test_first_lines_are_failure_cause_cure_and_what_it_wins() -> None:
-    lines = text_of("fragmentation").splitlines()
-
-    assert lines[0] == "Out of memory on GPU 0 at train.py:41 in train_step: 500.00 MiB asked,"
-    assert lines[1] == "488.00 MiB free."
-    assert lines[2] == "Fragmentation (proven). Cure:"
-    assert lines[3] == EXPORT
-    assert lines[4].startswith("Replayed: the recorded part fits, 672.00 MiB to spare.")
-
-
 def test_outlook_stands_in_what_the_cure_wins() -> None:
     one = diagnoses.fragmentation()
     outlook = Outlook(OutlookState.HOLDS, OutlookBasis.REPEATED, steps=12)
