@@ -175,17 +175,16 @@ def load_baseline(name: str) -> Baseline:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             raise ConfigError(f"{name} is too long for a baseline.")
-        text = data.decode("utf-8")
     except FileNotFoundError as e:
         raise ConfigError(
             f"The baseline {name} does not exist.", hint=f"Write it: --write-baseline {name}"
         ) from e
-    except (OSError, UnicodeDecodeError) as e:
-        raise ConfigError(f"The baseline {name} cannot be read: {e}.") from e
-    return read_baseline(text, name)
+    except OSError as e:
+        raise ConfigError(f"The baseline {name} cannot be read: {e.strerror or e}.") from e
+    return read_baseline(data, name)
 
 
-def read_baseline(text: str, name: str) -> Baseline:
+def read_baseline(text: str | bytes, name: str) -> Baseline:
     """Return the baseline in the text of a file.
 
     Raises:

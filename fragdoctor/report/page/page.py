@@ -182,10 +182,16 @@ def whatif_data(diagnosis: Diagnosis, *, is_live: bool) -> dict[str, Any] | None
     ]
     if figures is None or device not in diagnosis.analyses or not (tried or is_live):
         return None
+    variants = [_variant(r, diagnosis) for r in tried]
+    # Settings are replayed at what PyTorch could have: less than the device under a memory limit.
+    allowed = min(
+        (v["capacity"] for v in variants if v["capacity"] and not v["is_change"]),
+        default=figures.allowed_bytes,
+    )
     return {
         "device": device,
         "live": is_live,
-        "capacity": figures.capacity_bytes,
+        "capacity": allowed,
         "recorded": {
             "name": "as recorded",
             "fits": not figures.ooms,
@@ -193,13 +199,16 @@ def whatif_data(diagnosis: Diagnosis, *, is_live: bool) -> dict[str, Any] | None
             "retries": figures.alloc_retries,
         },
         "least": figures.peak_allocated_bytes,
-        "variants": [_variant(r, diagnosis) for r in tried],
+        "variants": variants,
     }
 
 
 def _variant(one: Recommendation, diagnosis: Diagnosis) -> dict[str, Any]:
     name = one.setting.removeprefix(_VARIABLE) or one.title
     p, promise = one.predicted, promise_of(one, diagnosis)
+    end = None
+    if p.margin_bytes is not None and p.peak_reserved_bytes is not None:
+        end = p.peak_reserved_bytes + p.margin_bytes
     return {
         "name": escape.visible(name[:_MAX_TEXT]),
         "is_change": not one.setting,
@@ -207,6 +216,7 @@ def _variant(one: Recommendation, diagnosis: Diagnosis) -> dict[str, Any]:
         "peak": p.peak_reserved_bytes,
         "retries": p.retries,
         "margin": p.margin_bytes,
+        "capacity": end,
         "calls": p.driver_calls,
         "said": [promise.style.value, promise.text],
     }

@@ -18,10 +18,10 @@ function verdictOf(row) {
 }
 
 class WhatIf {
-  constructor(root, data, capacity, onCapacity) {
+  constructor(root, data, onCapacity) {
     this.data = data;
-    this.recordedCapacity = capacity;
-    this.capacity = capacity;
+    this.recordedCapacity = data.capacity;
+    this.capacity = data.capacity;
     this.onCapacity = onCapacity;
     this.live = null;
     this.kept = [];
