@@ -36,6 +36,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         from fragdoctor.cli import exit as exit_codes
         from fragdoctor.cli.console import prepare_streams
+    except KeyboardInterrupt:  # exit_codes.run() says so from here on
+        sys.stderr.write("Interrupted.\n")
+        sys.exit(130)
     except ModuleNotFoundError as e:
         if (e.name or "fragdoctor").startswith("fragdoctor"):
             raise
@@ -106,7 +109,7 @@ def with_command(  # noqa: PLR0911 - one return for each way to begin
     is_option = first.startswith("-") and first != "-"
     names = words[1:] if is_option else words[:1]
     may_be_path = not is_option and (first == "-" or bool(set(first) & set("./*?")))
-    if may_be_path or any(map(os.path.exists, names)):
+    if may_be_path or any(map(os.path.lexists, names)):
         return ["analyze", *words]
     return list(words)
 

@@ -131,7 +131,10 @@ _JUNIT: Final = re.compile(rb'<\?xml [^>\n]{0,99}>\s{0,9}<testsuites name="fragd
 _REPORT_PAGE: Final = b'<meta name="generator" content="fragdoctor">'
 _REPORT_TEXT: Final = re.compile(
     rb"(?:#{1,3} )?(?:(?:Out of memory|Failed at)[^\r]{3,500}?\n)?"
-    rb"(?:\*\*)?[A-Z][a-zA-Z ,]{4,60}(?: \((?:proven|likely|possible)\)(?:\*\*)?[ .]|\.\** Try:)"
+    rb"(?:\*\*)?[A-Z][a-zA-Z ,]{4,60}"
+    rb"(?: \((?:proven|likely|possible)\)(?:\*\*)?[ .]"
+    rb"|(?: on GPU \d{1,9})?\.(?:\*\*)? (?:Try|Record the run):)"
+    rb"|(?:#{1,3} )?(?:\*\*)?No memory failure found\."
 )
 """Text and Markdown have no mark: what failed, then the verdict and how sure it is."""
 _SHELL: Final = re.compile(rb"#![^\n]{0,99}sh\b")
