@@ -266,6 +266,8 @@ def render_page(diagnosis: Diagnosis, document: ReportDocument, *, is_live: bool
         ConfigError: even the coarsest page is larger.
     """
     blocks = [b for s in document.sections for b in s.blocks if isinstance(b, Graphic)]
+    if blocks and not any(f.reserved_bytes or f.n_events for f in diagnosis.devices):
+        return render_reading_page(document)
     graphics = {**{b.name: b.absent for b in blocks}, **WITHOUT_TRACE} if blocks else {}
     if whatif_data(diagnosis, is_live=is_live):  # the explorer draws it
         document = replace(document, sections=[s for s in document.sections if s.id != "what-if"])

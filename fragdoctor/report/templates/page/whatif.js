@@ -10,6 +10,7 @@ const KNOBS = [
 ];
 const SLIDER_STEPS = 400;
 const FIRST_VARIANTS = 7;
+const MOST_TIMES = 3; // the width of the bars, in capacities of the recorded run
 
 // The promise, in the words of the report; for the recorded run, how it ended.
 function verdictOf(row) {
@@ -102,7 +103,9 @@ class WhatIf {
 
   paint() {
     const rows = [...(this.live ? [{ ...this.live, isLive: true }] : []), ...this.kept, { ...this.data.recorded, isRecorded: true }, ...this.data.variants];
-    const scale = Math.max(...rows.map((r) => Math.max(r.peak || 0, r.capacity || 0)), this.capacity || 0, this.recordedCapacity || 0, 1);
+    const recorded = Math.max(this.capacity || 0, this.recordedCapacity || 0, this.data.recorded.peak || 0, 1);
+    // Without a memory limit, a run may have many times as much: such a bar goes on beyond the edge.
+    const scale = Math.min(Math.max(...rows.map((r) => Math.max(r.peak || 0, r.capacity || 0)), recorded), MOST_TIMES * recorded);
     this.list.replaceChildren(...rows.slice(0, this.limit).map((row) => this.row(row, scale)));
     this.more.hidden = rows.length <= this.limit;
   }
@@ -123,7 +126,8 @@ class WhatIf {
       spare.style.width = `${(100 * row.margin) / scale}%`;
       bar.append(spare);
     }
-    if (capacity) {
+    if (capacity > scale) bar.classList.add("beyond");
+    else if (capacity) {
       limit.style.left = `${(100 * capacity) / scale}%`;
       bar.append(limit);
     }
