@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Final
 
 from fragdoctor.errors import ConfigError, InputError, LimitExceeded
-from fragdoctor.units import MIB
 
 WRITER_WAIT_S: Final = 10.0
 """How long to wait until a named pipe has a writer; after that, the writer may be slow."""
@@ -64,7 +63,7 @@ def read_bounded(path: str | os.PathLike[str], limit_bytes: int) -> bytes:
         hint = "Check the path and its permissions."
         raise InputError(f"{name} cannot be read: {e.strerror or e}.", hint=hint) from e
     if len(data) > limit_bytes:
-        raise LimitExceeded(f"{name} is larger than any genuine one ({limit_bytes // MIB} MiB).")
+        raise LimitExceeded(f"{name} is larger than any genuine one ({limit_bytes >> 20} MiB).")
     return data
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from itertools import takewhile
 from typing import Final
 
@@ -152,21 +152,17 @@ def _missing(name: str) -> int:
 
 
 def _print(text: str) -> int:
-    try:
+    def write(_argv: Sequence[str]) -> int:
         sys.stdout.write(text)
         sys.stdout.flush()
-    except OSError as e:
+        return 0
+
+    try:
+        return write(())
+    except OSError:
         from fragdoctor.cli.exit import run
 
-        return run(_raising(e), ())
-    return 0
-
-
-def _raising(error: OSError) -> Callable[[Sequence[str]], int]:
-    def call(_argv: Sequence[str]) -> int:
-        raise error
-
-    return call
+        return run(write, ())  # which fails again, and says why
 
 
 def _open_closed_streams() -> None:

@@ -236,9 +236,7 @@ _PICKLE_IT: Final = "In your program: pickle.dump(snapshot, open('snapshot.pickl
 _ANALYZE: Final = "Run: fragdoctor analyze {name}"
 _ESTIMATE: Final = "Run: fragdoctor estimate {name}"
 _RUN: Final = "On a GPU: fragdoctor run {name}; without one: fragdoctor rehearse {name}"
-_MADE_FROM: Final = (
-    "Give the files that it was made from, which also makes it again: fragdoctor FILE -o report.md"
-)
+_MADE_FROM: Final = "Give what it was made from; to make it again: fragdoctor FILE -o report.md"
 _OUTPUT: Final = "Give what it printed."
 _OOM: Final = "For a message or a log, run: fragdoctor oom {name}"
 _ALWAYS: Final[dict[InputKind | None, str]] = {

@@ -206,9 +206,7 @@ def whatif_data(diagnosis: Diagnosis, *, is_live: bool) -> dict[str, Any] | None
 def _variant(one: Recommendation, diagnosis: Diagnosis) -> dict[str, Any]:
     name = one.setting.removeprefix(_VARIABLE) or one.title
     p, promise = one.predicted, promise_of(one, diagnosis)
-    end = None
-    if p.margin_bytes is not None and p.peak_reserved_bytes is not None:
-        end = p.peak_reserved_bytes + p.margin_bytes
+    end = None if p.margin_bytes is None else (p.peak_reserved_bytes or 0) + p.margin_bytes
     return {
         "name": escape.visible(name[:_MAX_TEXT]),
         "is_change": not one.setting,
