@@ -94,7 +94,7 @@ class WhatIf {
     if (number !== this.asked) return; // a newer question is on its way
     const name = `${conf === null ? "recorded settings" : conf}${capacity ? ` on ${formatSize(capacity)}` : ""}`;
     this.live = answer.error ? { name, error: `${answer.error} ${answer.hint}` } : {
-      name, fits: answer.is_conclusive ? answer.fits : null, peak: answer.peak_reserved_bytes, retries: answer.retries, margin: answer.margin_bytes, calls: answer.driver_calls, capacity, said: answer.is_conclusive ? answer.said : null,
+      name, fits: answer.is_conclusive ? answer.fits : null, peak: answer.peak_reserved_bytes, retries: answer.retries, margin: answer.margin_bytes, calls: answer.driver_calls, capacity: answer.capacity_bytes || capacity, said: answer.is_conclusive ? answer.said : null,
       more: [answer.fits || answer.oom_event === null ? "" : `fails at event ${formatCount(answer.oom_event + 1)} (${formatSize(answer.oom_bytes)})`, answer.outlook,
         answer.smallest_capacity_bytes === null ? answer.smallest_capacity_note : `smallest capacity ${formatSize(answer.smallest_capacity_bytes)}`, answer.note].filter(Boolean).join("; "),
     };
@@ -132,10 +132,11 @@ class WhatIf {
       bar.append(limit);
     }
     const hasMargin = row.fits && row.margin !== undefined && row.margin !== null;
+    const name = row.name.split(/(?<=,)/).flatMap((part) => [part, element("wbr")]); // settings end at a comma
     const words = [...(hasMargin ? [`${formatSize(row.margin)} to spare`] : []), `peak ${formatSize(row.peak || 0)}`];
     if (row.retries) words.push(plural(row.retries, "retry", "retries"));
     if (row.calls) words.push(plural(row.calls, "driver call"));
     if (row.more) words.push(row.more);
-    return element("li", { class: row.isLive ? "live" : "" }, verdict, element("b", { class: row.isRecorded || row.is_change ? "said" : "" }, row.name), bar, element("span", { class: "from" }, words.join(" · ")));
+    return element("li", { class: row.isLive ? "live" : "" }, verdict, element("b", { class: row.isRecorded || row.is_change ? "said" : "" }, ...name), bar, element("span", { class: "from" }, words.join(" · ")));
   }
 }
