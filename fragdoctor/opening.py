@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from fragdoctor.errors import ConfigError, InputError
+from fragdoctor.errors import ConfigError, InputError, LimitExceeded
 
 WRITER_WAIT_S: Final = 10.0
 """How long to wait until a named pipe has a writer; after that, the writer may be slow."""
@@ -46,6 +46,25 @@ def open_readable(path: str | os.PathLike[str]) -> io.FileIO:
     """
     is_pipe = stat.S_ISFIFO(os.stat(path).st_mode)  # noqa: PTH116 - names of any kind, as open
     return io.FileIO(_end_of_pipe(path) if is_pipe else os.fspath(path), "rb")
+
+
+def read_bounded(path: str | os.PathLike[str], limit_bytes: int) -> bytes:
+    """Return the contents of a file that is small, such as settings; the limit is in whole MiB.
+
+    Raises:
+        InputError: unreadable.
+        LimitExceeded: larger than any genuine file of its kind.
+    """
+    name = os.fspath(path)
+    try:
+        with io.BufferedReader(open_readable(path)) as file:
+            data = file.read(limit_bytes + 1)
+    except OSError as e:
+        hint = "Check the path and its permissions."
+        raise InputError(f"{name} cannot be read: {e.strerror or e}.", hint=hint) from e
+    if len(data) > limit_bytes:
+        raise LimitExceeded(f"{name} is larger than any genuine one ({limit_bytes >> 20} MiB).")
+    return data
 
 
 def open_writable(path: str | os.PathLike[str]) -> io.FileIO:

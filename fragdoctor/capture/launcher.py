@@ -154,13 +154,13 @@ class Reached(Struct, frozen=True):
     n_inner: int = 0
     without_torch: str = ""
 
-    def why_nothing(self, code: int) -> str:
-        """Return why a program with this exit code was not recorded; may hold hostile text."""
+    def why_nothing(self, ended: Ended) -> str:
+        """Return why a program that ended like this was not recorded; may hold hostile text."""
         version, cuda = (*self.torch.split(" "), "-")[:2]
         is_cut_short = self.n_recording > self.n_unused
         reasons = (
             (bool(self.problems), "".join(self.problems[:1]).rstrip(".")),
-            (is_cut_short, f"the program {_end_of(code)} before it could write a bundle"),
+            (is_cut_short, f"the program {_end_of(ended.code)} before it could write a bundle"),
             (self.n_recording > 0, "the program used CUDA but reserved no memory on a GPU"),
             (
                 bool(version) and cuda == "-",
@@ -173,6 +173,7 @@ class Reached(Struct, frozen=True):
                 f"the program's Python, {self.without_torch}, has no PyTorch",
             ),
             (self.n_started > 0, "the program did not import torch"),
+            (ended.was_asked_to, "the program was stopped before Python had started"),
         )
         reason = next((text for applies, text in reasons if applies), _NO_PYTHON)
         return f"Nothing was recorded: {reason}."

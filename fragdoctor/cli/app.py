@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from itertools import takewhile
 from typing import Final
 
@@ -36,6 +36,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         from fragdoctor.cli import exit as exit_codes
         from fragdoctor.cli.console import prepare_streams
+    except KeyboardInterrupt:  # exit_codes.run() says so from here on
+        sys.stderr.write("Interrupted.\n")
+        sys.exit(130)
     except ModuleNotFoundError as e:
         if (e.name or "fragdoctor").startswith("fragdoctor"):
             raise
@@ -106,7 +109,7 @@ def with_command(  # noqa: PLR0911 - one return for each way to begin
     is_option = first.startswith("-") and first != "-"
     names = words[1:] if is_option else words[:1]
     may_be_path = not is_option and (first == "-" or bool(set(first) & set("./*?")))
-    if may_be_path or any(map(os.path.exists, names)):
+    if may_be_path or any(map(os.path.lexists, names)):
         return ["analyze", *words]
     return list(words)
 
@@ -149,21 +152,17 @@ def _missing(name: str) -> int:
 
 
 def _print(text: str) -> int:
-    try:
+    def write(_argv: Sequence[str]) -> int:
         sys.stdout.write(text)
         sys.stdout.flush()
-    except OSError as e:
+        return 0
+
+    try:
+        return write(())
+    except OSError:
         from fragdoctor.cli.exit import run
 
-        return run(_raising(e), ())
-    return 0
-
-
-def _raising(error: OSError) -> Callable[[Sequence[str]], int]:
-    def call(_argv: Sequence[str]) -> int:
-        raise error
-
-    return call
+        return run(write, ())  # which fails again, and says why
 
 
 def _open_closed_streams() -> None:

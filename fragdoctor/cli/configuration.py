@@ -15,7 +15,6 @@ import os
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
-from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +22,7 @@ from msgspec import Struct, field
 
 from fragdoctor.cli.options import GENERAL
 from fragdoctor.errors import ConfigError
-from fragdoctor.opening import open_readable
+from fragdoctor.opening import read_bounded
 
 OWN_FILE: Final = "fragdoctor.toml"
 PROJECT_FILE: Final = "pyproject.toml"
@@ -59,7 +58,8 @@ def find_config(start: Path) -> Path | None:
     """Return the nearest file with settings, from a directory upward, or None.
 
     Raises:
-        ConfigError: a ``pyproject.toml`` on the way cannot be read.
+        ConfigError: a ``pyproject.toml`` on the way is not valid.
+        InputError: it cannot be read.
     """
     for directory in (start, *start.parents):
         own = directory / OWN_FILE
@@ -94,7 +94,8 @@ def read_config(path: Path, known: Collection[str]) -> Config:
         known: options that may be set.
 
     Raises:
-        ConfigError: the file cannot be read, a key is unknown, or a value has the wrong form.
+        InputError: the file cannot be read.
+        ConfigError: a key is unknown, or a value has the wrong form.
     """
     table = _table(path)
     if table is None:
@@ -117,15 +118,7 @@ def _table(path: Path) -> dict[str, Any] | None:
     import tomllib  # most projects have no settings
 
     try:
-        with BufferedReader(open_readable(path)) as file:
-            data = file.read(MAX_BYTES + 1)
-        if len(data) > MAX_BYTES:
-            raise ConfigError(f"{path} is too long for a configuration file.")
-        document = tomllib.loads(data.decode("utf-8"))
-    except OSError as e:
-        raise ConfigError(
-            f"{path} cannot be read: {e.strerror or e}.", hint="Check --config."
-        ) from e
+        document = tomllib.loads(read_bounded(path, MAX_BYTES).decode("utf-8"))
     except (ValueError, RecursionError) as e:
         raise ConfigError(
             f"{path} is not valid TOML: {e}.", hint="Fix it, or run with --no-config."

@@ -13,6 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from itertools import pairwise, takewhile
 from typing import Final
 
 from fragdoctor.errors import FragdoctorError
@@ -94,12 +95,8 @@ def _interrupted() -> int:
 
 def wants_json(argv: Sequence[str]) -> bool:
     """Return whether the command line seems to ask for JSON, without parsing it."""
-    for i, word in enumerate(argv):
-        if word == "--":
-            return False
-        if word == "--format=json" or list(argv[i : i + 2]) == ["--format", "json"]:
-            return True
-    return False
+    own = list(takewhile(lambda word: word != "--", argv))
+    return "--format=json" in own or ("--format", "json") in pairwise(own)
 
 
 def _flushed(code: int) -> int:

@@ -6,6 +6,7 @@ An option is named after its field (``max_peak``: ``--max-peak``), unless the de
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
@@ -125,6 +126,9 @@ def command_with(
     """Return a command with these parameters that passes their values to a function by name."""
 
     def command(**values: Any) -> int:
+        for name, value in values.items():
+            if isinstance(value, float) and math.isnan(value):  # which no range excludes
+                raise _refused(f"The value of --{name.replace('_', '-')} is not a number.")
         return call(**values)
 
     command.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": int}

@@ -125,7 +125,7 @@ def run(asked: RunOptions) -> int:
     first, reached = recorded(directory)
     code = first.ended.code
     if not first.bundles:
-        _say(reached.why_nothing(code))
+        _say(reached.why_nothing(first.ended))
         return code if code != OK else USAGE
     diagnosis = None
     if asked.cure or not asked.no_diagnosis:

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final
 
 from msgspec.structs import replace
 
-from fragdoctor.errors import InputError, LimitExceeded
+from fragdoctor.errors import InputError
 from fragdoctor.estimation.architectures import ARCHITECTURES, Architecture, parameters_of
 from fragdoctor.model.workload import LayerSizes, Loss, ModelShape, shared
-from fragdoctor.opening import open_readable
+from fragdoctor.opening import read_bounded
 from fragdoctor.units import MIB
 
 MAX_CONFIG_BYTES: Final = 16 * MIB
@@ -52,25 +51,6 @@ _ATTENTION_DROPOUTS: Final = ("attn_pdrop", "attention_probs_dropout_prob", "att
 
 class UncoveredModelError(InputError):
     """A model that the formulas do not cover, although its own class can be rehearsed."""
-
-
-def read_bounded(path: Path, limit_bytes: int) -> bytes:
-    """Return the contents of a configuration file; the limit is in whole MiB.
-
-    Raises:
-        InputError: unreadable.
-        LimitExceeded: larger than any genuine configuration.
-    """
-    try:
-        with BufferedReader(open_readable(path)) as file:
-            data = file.read(limit_bytes + 1)
-    except OSError as e:
-        raise InputError(f"{path} cannot be read: {e.strerror or e}.") from e
-    if len(data) > limit_bytes:
-        raise LimitExceeded(
-            f"{path} is larger than any genuine configuration ({limit_bytes // MIB} MiB)."
-        )
-    return data
 
 
 def read_config(path: Path) -> Config:

@@ -129,6 +129,14 @@ _PRODUCER: Final = re.compile(
 """Who wrote a trace, a speedscope file or SARIF."""
 _JUNIT: Final = re.compile(rb'<\?xml [^>\n]{0,99}>\s{0,9}<testsuites name="fragdoctor"')
 _REPORT_PAGE: Final = b'<meta name="generator" content="fragdoctor">'
+_REPORT_TEXT: Final = re.compile(
+    rb"(?:#{1,3} )?(?:(?:Out of memory|Failed at)[^\r]{3,500}?\n)?"
+    rb"(?:\*\*)?[A-Z][a-zA-Z ,]{4,60}"
+    rb"(?: \((?:proven|likely|possible)\)(?:\*\*)?[ .]"
+    rb"|(?: on GPU \d{1,9})?\.(?:\*\*)? (?:Try|Record the run):)"
+    rb"|(?:#{1,3} )?(?:\*\*)?No memory failure found\."
+)
+"""Text and Markdown have no mark: what failed, then the verdict and how sure it is."""
 _SHELL: Final = re.compile(rb"#![^\n]{0,99}sh\b")
 _MODEL_KEYS: Final = re.compile(
     rb'"(?:model_type|architectures|hidden_size|num_hidden_layers|n_layer|weight_map|_class_name)"'
@@ -162,7 +170,7 @@ def classify(head: bytes) -> InputKind:  # noqa: PLR0911 - one return per kind
 
 
 def _kind_of_text(start: bytes) -> InputKind:
-    if _JUNIT.match(start):
+    if _JUNIT.match(start) or _REPORT_TEXT.match(start):
         return InputKind.REPORT
     if _PAGE.match(start):
         return InputKind.REPORT if _REPORT_PAGE in start else InputKind.PAGE
@@ -228,7 +236,7 @@ _PICKLE_IT: Final = "In your program: pickle.dump(snapshot, open('snapshot.pickl
 _ANALYZE: Final = "Run: fragdoctor analyze {name}"
 _ESTIMATE: Final = "Run: fragdoctor estimate {name}"
 _RUN: Final = "On a GPU: fragdoctor run {name}; without one: fragdoctor rehearse {name}"
-_MADE_FROM: Final = "Give the files that it was made from."
+_MADE_FROM: Final = "Give what it was made from; to make it again: fragdoctor FILE -o report.md"
 _OUTPUT: Final = "Give what it printed."
 _OOM: Final = "For a message or a log, run: fragdoctor oom {name}"
 _ALWAYS: Final[dict[InputKind | None, str]] = {

@@ -94,6 +94,15 @@ def test_link_to_nowhere_is_not_what_was_meant(run: Run, tmp_path: Path) -> None
     assert "Check the path." in run(str(link)).err
 
 
+def test_link_to_nowhere_is_no_command(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "latest").symlink_to(tmp_path / "gone")
+    monkeypatch.chdir(tmp_path)
+
+    assert run("latest").err.startswith("Error: latest does not exist.")
+
+
 def test_two_snapshots_that_name_no_rank_may_be_two_runs(run: Run, samples: Path) -> None:
     names = [str(samples / f"{name}_oom.pickle") for name in ("capacity", "memory_limit")]
 

@@ -118,8 +118,8 @@ def test_unreadable_file_does_not_stop_the_others(run: Run, here: Path) -> None:
     outcome = run("check", "empty.pickle", "hostile.pickle", "oom.pickle", "ok.pickle")
 
     assert outcome.code == 3
-    assert "ERROR   empty.pickle: " in outcome.out
-    assert "ERROR   hostile.pickle: " in outcome.out
+    assert "ERROR   empty.pickle is empty." in outcome.out
+    assert "ERROR   hostile.pickle" in outcome.out
     assert "FAILED  oom.pickle: " in outcome.out
     assert "ok      ok.pickle: " in outcome.out
     assert run("check", "empty.pickle", "oom.pickle").code == 2

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fragdoctor.cli.configuration import find_config, read_config
-from fragdoctor.errors import ConfigError
+from fragdoctor.errors import ConfigError, InputError
 
 KNOWN = {"max-peak", "max-retries", "no-growth", "select", "tolerance"}
 
@@ -91,5 +91,5 @@ def test_wrong_file_is_a_sentence_with_its_name(tmp_path: Path, text: str) -> No
 
 
 def test_missing_file_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(InputError, match="cannot be read: No such file"):
         read_config(tmp_path / "none.toml", KNOWN)

@@ -11,6 +11,7 @@ from command_line import FakePipeline, Run
 
 from fragdoctor import errors
 from fragdoctor.cli import exit as exit_codes
+from fragdoctor.cli.app import main
 
 MESSAGE = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 500.00 MiB. GPU 0 has a total "
@@ -84,6 +85,23 @@ def test_interrupt_is_130_without_traceback(run: Run, pipeline: FakePipeline, me
     assert (done.code, done.err) == (130, "Interrupted.\n")
 
 
+def test_interrupt_while_modules_load_says_so_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupting:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "fragdoctor.cli.console":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "fragdoctor.cli.console", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+
+    with pytest.raises(SystemExit) as ended:
+        main(["analyze", "x"])
+
+    assert (ended.value.code, capsys.readouterr().err) == (130, "Interrupted.\n")
+
+
 def test_hostile_error_message_is_escaped_on_the_terminal(
     run: Run, pipeline: FakePipeline, message: str
 ) -> None:
@@ -107,6 +125,8 @@ def test_hostile_error_message_is_escaped_on_the_terminal(
         ("analyze", "x", "--torch-version", "latest"),
         ("analyze", "x", "--quiet", "--verbose"),
         ("simulate", "x", "--memory-fraction", "1.5"),
+        ("simulate", "x", "--memory-fraction", "nan"),
+        ("attach", "1", "--wait", "nan"),
         (),
     ],
 )

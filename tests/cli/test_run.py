@@ -14,7 +14,7 @@ from typing import BinaryIO
 import pytest
 
 from fragdoctor import Cause, diagnose
-from fragdoctor.capture.launcher import Reached
+from fragdoctor.capture.launcher import Ended, Reached
 
 FAKE = Path(__file__).parents[1] / "capture" / "fake"
 HEAD = "import torch, sys, os, time\n"
@@ -674,4 +674,10 @@ def test_reason_that_ends_in_a_full_stop_gets_no_second_one() -> None:
     """The allocator cudaMallocAsync says so itself that it cannot record."""
     reached = Reached(n_started=1, torch="2.11.0 13.0", problems=("RuntimeError: no history.",))
 
-    assert reached.why_nothing(1) == "Nothing was recorded: RuntimeError: no history."
+    assert reached.why_nothing(Ended(1, False)) == "Nothing was recorded: RuntimeError: no history."
+
+
+def test_program_that_was_stopped_at_once_is_not_said_to_have_no_python() -> None:
+    told = Reached().why_nothing(Ended(1, was_asked_to=True))
+
+    assert told == "Nothing was recorded: the program was stopped before Python had started."

@@ -172,9 +172,10 @@ def test_baseline_written_and_read_is_the_same(files: dict[str, Entry]) -> None:
         '{"fragdoctor_baseline":"1.0","files":{"a":{"devices":{"0":{"ooms":-1}},"findings":{}}}}',
         '{"fragdoctor_baseline":"1.0","files":{"a":{"devices":{},"findings":{"f":{"code":1}}}}}',
         "[" * 100_000,
+        b"\x80\x04\x95a recording",
     ],
 )
-def test_damaged_baseline_is_a_sentence(text: str) -> None:
+def test_damaged_baseline_is_a_sentence(text: str | bytes) -> None:
     with pytest.raises(ConfigError) as caught:
         read_baseline(text, "b.json")
 

@@ -210,9 +210,23 @@ const std::vector<std::string> kSeeds = {
 }  // namespace
 
 #ifdef FRAGDOCTOR_FUZZER
+// Without sanitizers it hunts for new inputs, and one reading of most finds them twice as fast; the
+// sanitized target then reads what was found, in both ways.
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define FRAGDOCTOR_READ_TWICE
+#endif
+#endif
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t n) {
+  const Bytes bytes(data, data + n);
   const char* name = nullptr;
-  if (!agree(Bytes(data, data + n), 1 + n % 64, 512 + n % 8192, name)) std::abort();
+#ifndef FRAGDOCTOR_READ_TWICE
+  if (n % 8 != 0) {
+    outcome(bytes, n % 2 == 0 ? 1 + n % 64 : 512 + n % 8192);
+    return 0;
+  }
+#endif
+  if (!agree(bytes, 1 + n % 64, 512 + n % 8192, name)) std::abort();
   return 0;
 }
 #else

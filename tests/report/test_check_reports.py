@@ -45,7 +45,7 @@ def test_text_has_the_totals_then_a_line_a_file_and_the_reasons_below() -> None:
     assert lines[0] == f"GPU memory check failed  {total}"
     files = [line for line in lines if line.startswith(("  FAILED", "  ERROR", "  ok"))]
     assert files[0].startswith("  FAILED  runs/a.pickle: Fragmentation (proven); peak allocated ")
-    assert files[1].startswith("  ERROR   c.pickle: c.pickle is empty.")
+    assert files[1].startswith("  ERROR   c.pickle is empty.")
     assert files[2].startswith("  ok      runs/b.pickle: Healthy ")
     assert "Reserved memory is reported but not judged" in " ".join(lines).replace("  ", "")
 

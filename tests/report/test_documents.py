@@ -87,7 +87,7 @@ class Strict(HTMLParser):
     def handle_starttag(self, tag, attrs):
         self.tags.add(tag)
         self.attributes |= {name for name, _ in attrs}
-        if tag not in {"meta", "link", "br"}:
+        if tag not in {"meta", "link", "br", "input"}:
             self.open.append(tag)
 
     def handle_startendtag(self, tag, attrs):
@@ -140,6 +140,15 @@ def test_page_of_any_document_has_our_tags_alone(document, look):
 
     assert page.tags & {"script", "img", "iframe", "object", "form", "a"} <= {"a"}
     assert not [a for a in page.attributes if a.startswith("on") or a in ("style", "src")]
+
+
+def test_page_without_scripts_changes_its_theme_all_the_same():
+    page = html.render(whole(), RenderOptions())
+
+    for theme in ("dark", "light"):
+        assert f'<input type="checkbox" id="to-{theme}">' in page
+        assert f":has(#to-{theme}:checked)" in page
+    assert 'id="theme"' not in page
 
 
 def whole() -> doc.ReportDocument:

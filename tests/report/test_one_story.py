@@ -11,6 +11,7 @@ from figures import FIGURES, contradictions_in
 from msgspec.structs import replace
 
 from fragdoctor.diagnosis.pipeline import diagnose
+from fragdoctor.inputs.classify import InputKind, classify
 from fragdoctor.inputs.messages import find_messages
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.case import Case, Overrides
@@ -63,6 +64,26 @@ def test_run_that_did_not_fail_gets_no_further(verbosity):
     assert "gets further" not in shown
     assert tried is not None
     assert {said for _, said in (row["said"] for row in tried["variants"])} == {"lower peak"}
+
+
+def test_what_if_ends_at_what_pytorch_could_have():
+    """Not at the device, of which a memory fraction allows a part."""
+    told = diagnose(Case(snapshot=read_snapshot(SAMPLES / "memory_limit_oom.pickle")))
+    data = whatif_data(told, is_live=False)
+
+    assert data is not None
+    ends = {row["name"]: row["capacity"] for row in data["variants"]}
+    assert told.devices[0].capacity_bytes == 16 * GIB
+    assert data["capacity"] == ends["expandable_segments:True"] < 4 * GIB
+    assert ends["Raise the memory fraction"] == 16 * GIB
+
+
+@pytest.mark.parametrize("form", ["text", "markdown", "html", "json", "sarif", "junit"])
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.name)
+def test_own_report_is_not_read_as_a_log(path, form):
+    shown = render("analyze", form, diagnose(cases_of(path)[0]), RenderOptions())
+
+    assert classify(shown.encode()[:4096]) is InputKind.REPORT
 
 
 def test_nothing_needs_to_change_only_in_a_healthy_run():

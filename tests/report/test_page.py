@@ -17,7 +17,9 @@ from page_blob import decode, decode_array
 from page_samples import of_snapshot, tiny, tiny_diagnosis
 from stock import from_python
 
+from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.inputs.snapshot_reader import read_snapshot
+from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.report.base import RenderOptions, render
 from fragdoctor.report.page.page import MAX_PAGE_BYTES
@@ -284,3 +286,13 @@ def test_scripts_pass_the_type_check(tmp_path, added):
     assert (checked.returncode == 0) is (not added), checked.stdout
     if added:
         assert "'nothing' does not exist" in checked.stdout
+
+
+def test_recording_of_nothing_has_no_explorer_to_be_empty(samples: Path) -> None:
+    def page(name: str) -> str:
+        told = diagnose(Case(snapshot=read_snapshot(samples / name)))
+        return render("analyze", "html", told, RenderOptions())
+
+    assert 'id="explorer"' in page("capacity_oom.pickle")
+    assert 'id="explorer"' not in page("empty.pickle")
+    assert "could not be drawn" not in page("empty.pickle")

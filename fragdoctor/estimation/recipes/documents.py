@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fragdoctor.errors import ConfigError, InputError, LimitExceeded, RefusedSnapshot
-from fragdoctor.estimation.config_json import read_bounded
+from fragdoctor.opening import read_bounded
 from fragdoctor.units import MIB
 
 MAX_BYTES: Final = MIB

@@ -182,10 +182,16 @@ def whatif_data(diagnosis: Diagnosis, *, is_live: bool) -> dict[str, Any] | None
     ]
     if figures is None or device not in diagnosis.analyses or not (tried or is_live):
         return None
+    variants = [_variant(r, diagnosis) for r in tried]
+    # Settings are replayed at what PyTorch could have: less than the device under a memory limit.
+    allowed = min(
+        (v["capacity"] for v in variants if v["capacity"] and not v["is_change"]),
+        default=figures.allowed_bytes,
+    )
     return {
         "device": device,
         "live": is_live,
-        "capacity": figures.capacity_bytes,
+        "capacity": allowed,
         "recorded": {
             "name": "as recorded",
             "fits": not figures.ooms,
@@ -193,13 +199,14 @@ def whatif_data(diagnosis: Diagnosis, *, is_live: bool) -> dict[str, Any] | None
             "retries": figures.alloc_retries,
         },
         "least": figures.peak_allocated_bytes,
-        "variants": [_variant(r, diagnosis) for r in tried],
+        "variants": variants,
     }
 
 
 def _variant(one: Recommendation, diagnosis: Diagnosis) -> dict[str, Any]:
     name = one.setting.removeprefix(_VARIABLE) or one.title
     p, promise = one.predicted, promise_of(one, diagnosis)
+    end = None if p.margin_bytes is None else (p.peak_reserved_bytes or 0) + p.margin_bytes
     return {
         "name": escape.visible(name[:_MAX_TEXT]),
         "is_change": not one.setting,
@@ -207,6 +214,7 @@ def _variant(one: Recommendation, diagnosis: Diagnosis) -> dict[str, Any]:
         "peak": p.peak_reserved_bytes,
         "retries": p.retries,
         "margin": p.margin_bytes,
+        "capacity": end,
         "calls": p.driver_calls,
         "said": [promise.style.value, promise.text],
     }
@@ -256,6 +264,8 @@ def render_page(diagnosis: Diagnosis, document: ReportDocument, *, is_live: bool
         ConfigError: even the coarsest page is larger.
     """
     blocks = [b for s in document.sections for b in s.blocks if isinstance(b, Graphic)]
+    if blocks and not any(f.reserved_bytes or f.n_events for f in diagnosis.devices):
+        return render_reading_page(document)
     graphics = {**{b.name: b.absent for b in blocks}, **WITHOUT_TRACE} if blocks else {}
     if whatif_data(diagnosis, is_live=is_live):  # the explorer draws it
         document = replace(document, sections=[s for s in document.sections if s.id != "what-if"])

@@ -31,7 +31,7 @@ def document(report: CheckReport) -> doc.ReportDocument:
         title=title,
         headline=[Span(title, tone), dim(f"  {total_line(report)}")],
         brief=[
-            *(f"{_status_word(f)[0]:<6}  {file_name(f)}: {file_line(f)}" for f in files),
+            *(f"{_status_word(f)[0]:<6}  {file_name(f)}{_after_name(f)}" for f in files),
             total_line(report),
         ],
         sections=[
@@ -48,7 +48,7 @@ def _status_word(judgement: FileJudgement) -> tuple[str, Style]:
 
 def _item(judgement: FileJudgement) -> doc.ListItem:
     word, style = _status_word(judgement)
-    head: doc.Content = [code(file_name(judgement)), f": {file_line(judgement)}"]
+    head: doc.Content = [code(file_name(judgement)), _after_name(judgement)]
     details = _details(judgement)
     return doc.ListItem(head, (doc.Bullets(details),) if details else (), word, style)
 
@@ -87,6 +87,12 @@ def file_line(judgement: FileJudgement) -> str:
     parts = [verdict_title(judgement.diagnosis.verdict)]
     parts += [_measures(m) for m in judgement.measures]
     return "; ".join(p for p in parts if p)
+
+
+def _after_name(judgement: FileJudgement) -> str:
+    """Return what follows the name of a file; the sentence of an error may begin with the name."""
+    name, line = file_name(judgement), file_line(judgement)
+    return line.removeprefix(name) if line.startswith(f"{name} ") else f": {line}"
 
 
 def _measures(m: Measures) -> str:

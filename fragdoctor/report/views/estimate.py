@@ -47,9 +47,10 @@ def document(estimate: Estimate, *, explain: bool = False) -> doc.ReportDocument
     if estimate.serving is not None and not estimate.serving.sequences:
         tone = Style.BAD
     answer = summary(estimate)
+    said, counted, assumed = answer.partition(" Counted: ")
     return doc.ReportDocument(
         title="Will it fit",
-        headline=Span(answer, tone),
+        headline=[Span(said, tone), dim(f"{counted}{assumed}")],
         brief=[answer],
         lead=[doc.Paragraph(_workload_text(estimate)), *recipe_lead(estimate.recipe)],
         sections=[

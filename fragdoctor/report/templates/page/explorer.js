@@ -36,7 +36,7 @@ class Explorer {
     this.icicle = place("icicle", data.icicle, (root) => new Icicle(root, data.icicle, array, text, this.canTravel ? this.lives : null, data.opens));
     this.events = place("events", this.canTravel ? this.lives : null, (root) => new EventList(root, this.lives, this.timeline ? this.timeline.data.ooms : [], (state) => this.goTo(state)));
     this.blocks = place("blocks", this.lives, (root) => new BlockTable(root, this.lives, (row) => this.select(row)));
-    this.whatIf = place("whatif", decoded.head.whatif && String(decoded.head.whatif.device) === device ? decoded.head.whatif : null, (root) => new WhatIf(root, decoded.head.whatif, data.capacity, (bytes) => this.tryCapacity(bytes)));
+    this.whatIf = place("whatif", decoded.head.whatif && String(decoded.head.whatif.device) === device ? decoded.head.whatif : null, (root) => new WhatIf(root, decoded.head.whatif, (bytes) => this.tryCapacity(bytes)));
     this.panel = byId("explorer-panel");
     this.followSoon = onFrame(() => this.follow());
     this.buildBar();

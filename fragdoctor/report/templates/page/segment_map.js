@@ -69,7 +69,8 @@ class SegmentMap {
     this.hover = null;
     this.chosen = null;
     const free = sumOf(this.free), nStranders = sumOf(this.stranders);
-    this.summary = `${plural(this.nSegments, "segment")} ${when}: ${formatSize(sumOf(this.total))} reserved, ${formatSize(free)} free inside, ${formatSize(sumOf(this.stranded))} of it stranded by ${plural(nStranders, "block")}`;
+    const how = nStranders ? `stranded by ${plural(nStranders, "block")}` : "not returned on demand"; // as in private pools
+    this.summary = `${plural(this.nSegments, "segment")} ${when}: ${formatSize(sumOf(this.total))} reserved, ${formatSize(free)} free inside, ${formatSize(sumOf(this.stranded))} of it ${how}`;
     this.about.textContent = this.summary;
     this.canvas.setAttribute("aria-label", `${this.summary}. Arrow keys move from block to block, up and down from segment to segment.`);
     this.hiddenNote.hidden = !this.nHidden;

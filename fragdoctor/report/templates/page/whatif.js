@@ -10,6 +10,7 @@ const KNOBS = [
 ];
 const SLIDER_STEPS = 400;
 const FIRST_VARIANTS = 7;
+const MOST_TIMES = 3; // the width of the bars, in capacities of the recorded run
 
 // The promise, in the words of the report; for the recorded run, how it ended.
 function verdictOf(row) {
@@ -18,10 +19,10 @@ function verdictOf(row) {
 }
 
 class WhatIf {
-  constructor(root, data, capacity, onCapacity) {
+  constructor(root, data, onCapacity) {
     this.data = data;
-    this.recordedCapacity = capacity;
-    this.capacity = capacity;
+    this.recordedCapacity = data.capacity;
+    this.capacity = data.capacity;
     this.onCapacity = onCapacity;
     this.live = null;
     this.kept = [];
@@ -93,7 +94,7 @@ class WhatIf {
     if (number !== this.asked) return; // a newer question is on its way
     const name = `${conf === null ? "recorded settings" : conf}${capacity ? ` on ${formatSize(capacity)}` : ""}`;
     this.live = answer.error ? { name, error: `${answer.error} ${answer.hint}` } : {
-      name, fits: answer.is_conclusive ? answer.fits : null, peak: answer.peak_reserved_bytes, retries: answer.retries, margin: answer.margin_bytes, calls: answer.driver_calls, capacity, said: answer.is_conclusive ? answer.said : null,
+      name, fits: answer.is_conclusive ? answer.fits : null, peak: answer.peak_reserved_bytes, retries: answer.retries, margin: answer.margin_bytes, calls: answer.driver_calls, capacity: answer.capacity_bytes || capacity, said: answer.is_conclusive ? answer.said : null,
       more: [answer.fits || answer.oom_event === null ? "" : `fails at event ${formatCount(answer.oom_event + 1)} (${formatSize(answer.oom_bytes)})`, answer.outlook,
         answer.smallest_capacity_bytes === null ? answer.smallest_capacity_note : `smallest capacity ${formatSize(answer.smallest_capacity_bytes)}`, answer.note].filter(Boolean).join("; "),
     };
@@ -102,7 +103,9 @@ class WhatIf {
 
   paint() {
     const rows = [...(this.live ? [{ ...this.live, isLive: true }] : []), ...this.kept, { ...this.data.recorded, isRecorded: true }, ...this.data.variants];
-    const scale = Math.max(...rows.map((r) => Math.max(r.peak || 0, r.capacity || 0)), this.capacity || 0, this.recordedCapacity || 0, 1);
+    const recorded = Math.max(this.capacity || 0, this.recordedCapacity || 0, this.data.recorded.peak || 0, 1);
+    // Without a memory limit, a run may have many times as much: such a bar goes on beyond the edge.
+    const scale = Math.min(Math.max(...rows.map((r) => Math.max(r.peak || 0, r.capacity || 0)), recorded), MOST_TIMES * recorded);
     this.list.replaceChildren(...rows.slice(0, this.limit).map((row) => this.row(row, scale)));
     this.more.hidden = rows.length <= this.limit;
   }
@@ -123,15 +126,17 @@ class WhatIf {
       spare.style.width = `${(100 * row.margin) / scale}%`;
       bar.append(spare);
     }
-    if (capacity) {
+    if (capacity > scale) bar.classList.add("beyond");
+    else if (capacity) {
       limit.style.left = `${(100 * capacity) / scale}%`;
       bar.append(limit);
     }
     const hasMargin = row.fits && row.margin !== undefined && row.margin !== null;
+    const name = row.name.split(/(?<=,)/).flatMap((part) => [part, element("wbr")]); // settings end at a comma
     const words = [...(hasMargin ? [`${formatSize(row.margin)} to spare`] : []), `peak ${formatSize(row.peak || 0)}`];
     if (row.retries) words.push(plural(row.retries, "retry", "retries"));
     if (row.calls) words.push(plural(row.calls, "driver call"));
     if (row.more) words.push(row.more);
-    return element("li", { class: row.isLive ? "live" : "" }, verdict, element("b", { class: row.isRecorded || row.is_change ? "said" : "" }, row.name), bar, element("span", { class: "from" }, words.join(" · ")));
+    return element("li", { class: row.isLive ? "live" : "" }, verdict, element("b", { class: row.isRecorded || row.is_change ? "said" : "" }, ...name), bar, element("span", { class: "from" }, words.join(" · ")));
   }
 }
