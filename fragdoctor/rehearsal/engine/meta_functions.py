@@ -7,10 +7,11 @@ from functools import cache, partial
 from typing import Any, Final
 
 import torch
-from torch._prims_common import compute_elementwise_output_strides
+from torch._prims_common import suggest_memory_format
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fragdoctor.rehearsal.engine import session, values
+from fragdoctor.rehearsal.engine.allocation import dense_strides
 from fragdoctor.rehearsal.engine.kernels.scratch import n_bytes
 from fragdoctor.units import MIB
 
@@ -94,7 +95,6 @@ def check_types(op: Any, args: Sequence[Any]) -> None:
 _LAID_OUT_AS: Final[dict[str, tuple[int, ...]]] = {
     "_fused_rms_norm_backward": (), "_log_softmax_backward_data": (), "mse_loss_backward": (),
     "native_layer_norm_backward": (), "poisson": (), "rrelu_with_noise": (),
-    "native_batch_norm_backward": (1,),
     "elu_backward": (0, 5), "hardswish_backward": (0, 1), "hardtanh_backward": (0, 1),
     "logit_backward": (0, 1), "softplus_backward": (0, 1), "hardsigmoid_backward": (0, 1),
     "copysign": (0, 1), "floor_divide": (0, 1), "xlogy": (0, 1), "special_xlog1py": (0, 1),
@@ -111,16 +111,16 @@ def infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         RuntimeError: the arguments do not fit together.
     """
     found = _inferred(op, args, kwargs)
-    like = _LAID_OUT_AS.get(op.overloadpacket.__name__)
-    if like is None or op._overloadname == "out":
-        return found
     first, *rest = found if isinstance(found, (tuple, list)) else (found,)
-    if first is not None:
-        if like:
-            operands = [args[i] for i in like if isinstance(args[i], torch.Tensor)]
-            strides = compute_elementwise_output_strides(*torch.broadcast_tensors(*operands))
-            first = first.new_empty_strided(first.shape, strides)
-        else:
+    if not isinstance(first, torch.Tensor) or op._overloadname == "out":
+        return found
+    like = _LAID_OUT_AS.get(op.overloadpacket.__name__)
+    if like is not None:
+        operands = [args[i] for i in like if isinstance(args[i], torch.Tensor)]
+        first = first.new_empty_strided(first.shape, _iterated_strides(operands, first.shape))
+    elif _is_pointwise(op.overloadpacket):
+        operands = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)]
+        if _is_plain(operands, first.shape):
             first = first.new_empty(first.shape)
     return (first, *rest) if isinstance(found, (tuple, list)) else first
 
@@ -131,7 +131,23 @@ def pointwise_strides(op: Any, args: Any, shape: torch.Size) -> tuple[int, ...] 
     is_simple = bool(tensors) and all(t.shape == shape for t in tensors)
     if not is_simple or not _is_pointwise(op.overloadpacket):
         return None
-    return tuple(compute_elementwise_output_strides(*tensors))
+    return _iterated_strides(tensors, shape)
+
+
+def _is_plain(operands: Sequence[torch.Tensor], shape: torch.Size) -> bool:
+    """Return whether TensorIterator need not look at strides, as it always does on meta tensors."""
+    return all(t.shape == shape and t.is_contiguous() for t in operands)
+
+
+_ITERATED: Final = (torch.neg, torch.add, torch.addcmul)
+
+
+def _iterated_strides(operands: Sequence[torch.Tensor], shape: torch.Size) -> tuple[int, ...]:
+    """Return the strides that TensorIterator gives to a result of one, two or three tensors."""
+    if _is_plain(operands, shape):
+        return dense_strides(shape)
+    alike = [torch.empty_strided(t.shape, t.stride(), device=META) for t in operands[:3]]
+    return _ITERATED[len(alike) - 1](*alike).stride()
 
 
 @cache
@@ -287,6 +303,14 @@ def _grouped_mm(first: torch.Tensor, second: torch.Tensor, *args: Any, **kwargs:
     return first.new_empty_strided((groups, rows, columns), (rows * padded, padded, 1))
 
 
+def _batch_norm_backward(*args: Any, **kwargs: Any) -> Any:
+    found = torch.ops.aten.native_batch_norm_backward.default(*args, **kwargs)
+    if found[0] is None:
+        return found
+    layout = suggest_memory_format(args[1])
+    return (torch.empty_like(found[0], memory_format=layout), *found[1:])
+
+
 def _sampled(tensor: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
     return tensor.new_empty((*tensor.shape[:2], *grid.shape[1:3]))
 
@@ -319,6 +343,7 @@ KNOWN: Final[dict[str, Callable[..., Any]]] = {
         tensor.new_empty(tensor.shape),
         grid.new_empty(grid.shape),
     ),
+    "native_batch_norm_backward": _batch_norm_backward,
     "nms": _nms,
     "_ctc_loss_backward": lambda _, log_probs, *__, **___: log_probs.new_empty(log_probs.shape),
 }

@@ -67,13 +67,13 @@ def empty(
 def resize_(_op: Any, self: torch.Tensor, size: Sequence[int], **_: Any) -> torch.Tensor:
     """``resize_``: takes new memory only if the old memory is too small."""
     strides = dense_strides(size)
-    storage = self.untyped_storage()
+    storage = allocation.fields().of(self)
     first = int(self.storage_offset())
     offset = first * self.dtype.itemsize
     needed = storage_bytes(size, strides, self.dtype.itemsize) + offset
-    if needed > offset and needed > storage.nbytes():
-        allocation.resize_storage(storage, needed)
-    return _set(self, storage, first, size, strides)
+    if needed > offset and needed > allocation.fields().read(storage)[1]:
+        allocation.resize_storage(storage, self.get_device(), needed)
+    return self.as_strided_(size, strides, first)
 
 
 def _set(tensor: torch.Tensor, *part: Any) -> torch.Tensor:
@@ -95,7 +95,7 @@ def set_storage(
     needed = storage_bytes(size, strides, self.dtype.itemsize)
     needed += storage_offset * self.dtype.itemsize if needed else 0
     if needed > source.nbytes():
-        allocation.resize_storage(source, needed)
+        allocation.resize_storage(source._cdata, source.device.index, needed)
     return _set(self, source, storage_offset, size, strides)
 
 

@@ -182,7 +182,10 @@ def convolution_backward(
         first, second = _cudnn_backward(asked, layout, geometry, transposed=transposed)
         del gradient, asked
     elif backend in {BACKEND.CudaDepthwise2d, BACKEND.CudaDepthwise3d}:
-        first, second = _depthwise_backward(_Asked(grad_output, input, weight, output_mask))
+        asked = _Asked(grad_output, input, weight, output_mask)
+        is_flat = backend == BACKEND.CudaDepthwise2d
+        first, second = _depthwise_backward(asked) if is_flat else _depthwise_backward_3d(asked)
+        del asked
     elif backend in COLUMNS:
         asked = _Asked(grad_output, input.contiguous(), weight, output_mask)
         first, second, bias = _columns_backward(asked, backend, groups)
@@ -216,9 +219,7 @@ def _cudnn_backward(
     of_input = "forward" if transposed else "backward_data"
     seen, made = (grad_output, input_) if transposed else (input_, grad_output)
     held = input_.contiguous(memory_format=layout) if mask[1] else input_
-    gradient, layout = grad_output, suggest_memory_format(held)
-    if suggest_memory_format(gradient) is not layout:
-        gradient = gradient.contiguous(memory_format=layout)
+    gradient = grad_output.to(memory_format=suggest_memory_format(held))
     first = second = None
     if mask[0]:
         wanted = _format(gradient, weight, BACKEND.Cudnn)
@@ -248,6 +249,21 @@ def _depthwise_backward(asked: _Asked) -> tuple[torch.Tensor | None, torch.Tenso
     if mask[0]:
         first = like_format(input_, input_.shape, plain)
     del held
+    return first, second
+
+
+def _depthwise_backward_3d(asked: _Asked) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The results come first here, and each is computed by itself (DepthwiseConv3d.cu)."""
+    grad_output, input_, weight, mask = asked
+    first, second = (
+        like_format(t, t.shape, torch.contiguous_format) if wanted else None
+        for t, wanted in ((input_, mask[0]), (weight, mask[1]))
+    )
+    dense_gradient = grad_output.contiguous()
+    for other, wanted in ((weight, mask[0]), (input_, mask[1])):
+        if wanted:
+            other.contiguous()
+    del dense_gradient
     return first, second
 
 
