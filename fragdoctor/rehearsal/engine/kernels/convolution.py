@@ -24,7 +24,7 @@ import torch
 from torch._prims_common import suggest_memory_format
 
 from fragdoctor.model.marks import WORKSPACE
-from fragdoctor.rehearsal.engine import cudnn
+from fragdoctor.rehearsal.engine import cudnn, session
 from fragdoctor.rehearsal.engine.allocation import dense_strides, take_and_give
 from fragdoctor.rehearsal.engine.dispatch import special, use_blas
 from fragdoctor.rehearsal.engine.kernels.scratch import (
@@ -38,6 +38,8 @@ from fragdoctor.rehearsal.engine.kernels.scratch import (
 from fragdoctor.rehearsal.engine.tensors import like_format, new
 
 BACKEND: Final = torch._C._ConvBackend  # type: ignore[attr-defined]
+HOPPER: Final = "9.0"
+GROUP_BYTES, DESCRIPTOR_BYTES = 60, 512  # of each group, and of each multiprocessor
 TRANSPOSED: Final = (BACKEND.SlowTranspose2d, BACKEND.SlowTranspose3d)
 DILATED: Final = (BACKEND.SlowDilated2d, BACKEND.SlowDilated3d)
 COLUMNS: Final = (BACKEND.Slow2d, *DILATED, *TRANSPOSED)
@@ -369,6 +371,16 @@ def _product(call: Call) -> None:
 def _product_of_bytes(call: Call) -> None:
     """Products of 8-bit numbers are cuBLASLt's (Blas.cpp, ScaledBlas.cpp)."""
     call.use_blas(is_lt=True)
+
+
+@after_results("_grouped_mm")
+def _product_of_groups(call: Call) -> None:
+    """Pointers, sizes and strides of each group, and descriptors (GroupMM.cu, CUTLASS)."""
+    tensor, offsets = call.args[0], call.argument("offs")
+    facts = session.current().facts
+    if tensor.dtype is torch.bfloat16 and facts.compute == HOPPER:
+        n = tensor.shape[0] if offsets is None else offsets.shape[0]
+        call.take(GROUP_BYTES * n, DESCRIPTOR_BYTES * facts.n_multiprocessors)
 
 
 def _adds_bias(call: Call) -> bool:
