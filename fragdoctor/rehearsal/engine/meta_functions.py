@@ -11,7 +11,6 @@ from torch._prims_common import suggest_memory_format
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fragdoctor.rehearsal.engine import session, values
-from fragdoctor.rehearsal.engine.allocation import dense_strides
 from fragdoctor.rehearsal.engine.kernels.scratch import n_bytes
 from fragdoctor.units import MIB
 
@@ -92,15 +91,13 @@ def check_types(op: Any, args: Sequence[Any]) -> None:
             )
 
 
-_LAID_OUT_AS: Final[dict[str, tuple[int, ...]]] = {
-    "_fused_rms_norm_backward": (), "_log_softmax_backward_data": (), "mse_loss_backward": (),
-    "native_layer_norm_backward": (), "poisson": (), "rrelu_with_noise": (),
-    "elu_backward": (0, 5), "hardswish_backward": (0, 1), "hardtanh_backward": (0, 1),
-    "logit_backward": (0, 1), "softplus_backward": (0, 1), "hardsigmoid_backward": (0, 1),
-    "copysign": (0, 1), "floor_divide": (0, 1), "xlogy": (0, 1), "special_xlog1py": (0, 1),
-}  # fmt: skip
-"""Operation -> the arguments that set the layout of the CUDA kernel's first result, () =
-contiguous, if PyTorch's meta function uses a different layout."""
+_CONTIGUOUS: Final = frozenset(
+    {
+        "_fused_rms_norm_backward", "_log_softmax_backward_data", "mse_loss_backward",
+        "native_layer_norm_backward", "poisson", "rrelu_with_noise",
+    }
+)  # fmt: skip
+"""Operations whose CUDA kernel makes a contiguous result, unlike PyTorch's meta function."""
 
 
 def infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -112,51 +109,47 @@ def infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """
     found = _inferred(op, args, kwargs)
     first, *rest = found if isinstance(found, (tuple, list)) else (found,)
-    if not isinstance(first, torch.Tensor) or op._overloadname == "out":
+    if not isinstance(first, torch.Tensor):
         return found
-    like = _LAID_OUT_AS.get(op.overloadpacket.__name__)
-    if like is not None:
-        operands = [args[i] for i in like if isinstance(args[i], torch.Tensor)]
-        first = first.new_empty_strided(first.shape, _iterated_strides(operands, first.shape))
+    if op.overloadpacket.__name__ in _CONTIGUOUS:
+        first = first.new_empty(first.shape)
     elif _is_pointwise(op.overloadpacket):
-        operands = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)]
-        if _is_plain(operands, first.shape):
-            first = first.new_empty(first.shape)
+        first = _iterated(first, [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)])
     return (first, *rest) if isinstance(found, (tuple, list)) else first
 
 
-def pointwise_strides(op: Any, args: Any, shape: torch.Size) -> tuple[int, ...] | None:
-    """Return the strides that TensorIterator gives to what it resizes; None = contiguous."""
-    tensors = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor) and t.dim()]
-    is_simple = bool(tensors) and all(t.shape == shape for t in tensors)
-    if not is_simple or not _is_pointwise(op.overloadpacket):
-        return None
-    return _iterated_strides(tensors, shape)
+_ITERATED: Final = (None, torch.neg, torch.add, torch.addcmul)
 
 
-def _is_plain(operands: Sequence[torch.Tensor], shape: torch.Size) -> bool:
-    """Return whether TensorIterator need not look at strides, as it always does on meta tensors."""
-    return all(t.shape == shape and t.is_contiguous() for t in operands)
+def _iterated(result: torch.Tensor, operands: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return a result laid out by TensorIterator, which not all meta functions ask.
+
+    If all operands are contiguous it does not look at their strides, except on meta tensors.
+    """
+    if all(t.shape == result.shape and t.is_contiguous() for t in operands):
+        return result.new_empty(result.shape)
+    iterated = _ITERATED[len(operands)] if len(operands) < len(_ITERATED) else None
+    if iterated is None:
+        return result
+    made = iterated(*(torch.empty_strided(t.shape, t.stride(), device=META) for t in operands))
+    is_one_each = made.shape == result.shape  # not so for ``max``, which has another overload
+    return result.new_empty_strided(made.shape, made.stride()) if is_one_each else result
 
 
-_ITERATED: Final = (torch.neg, torch.add, torch.addcmul)
-
-
-def _iterated_strides(operands: Sequence[torch.Tensor], shape: torch.Size) -> tuple[int, ...]:
-    """Return the strides that TensorIterator gives to a result of one, two or three tensors."""
-    if _is_plain(operands, shape):
-        return dense_strides(shape)
-    alike = [torch.empty_strided(t.shape, t.stride(), device=META) for t in operands[:3]]
-    return _ITERATED[len(alike) - 1](*alike).stride()
+_UNTAGGED: Final = frozenset(
+    {
+        "complex", "polar", "floor_divide", "elu_backward", "hardshrink_backward",
+        "hardsigmoid_backward", "hardswish_backward", "hardtanh_backward", "leaky_relu_backward",
+        "mish_backward", "softplus_backward", "softshrink_backward",
+    }
+)  # fmt: skip
 
 
 @cache
 def _is_pointwise(packet: Any) -> bool:
-    """Return whether an operation works element by element; not all of its overloads say so."""
+    """Return whether an operation works element by element, as some of its overloads may say."""
     overloads = (getattr(packet, name) for name in packet.overloads())
-    return packet.__name__ in {"complex", "polar"} or any(
-        torch.Tag.pointwise in o.tags for o in overloads
-    )
+    return packet.__name__ in _UNTAGGED or any(torch.Tag.pointwise in o.tags for o in overloads)
 
 
 def _inferred(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -185,8 +185,7 @@ def convolution_backward(
         del gradient, asked
     elif backend in {BACKEND.CudaDepthwise2d, BACKEND.CudaDepthwise3d}:
         asked = _Asked(grad_output, input, weight, output_mask)
-        is_flat = backend == BACKEND.CudaDepthwise2d
-        first, second = _depthwise_backward(asked) if is_flat else _depthwise_backward_3d(asked)
+        first, second = _depthwise_backward(asked, is_flat=backend == BACKEND.CudaDepthwise2d)
         del asked
     elif backend in COLUMNS:
         asked = _Asked(grad_output, input.contiguous(), weight, output_mask)
@@ -241,31 +240,27 @@ def _cudnn_backward(
     return first, second
 
 
-def _depthwise_backward(asked: _Asked) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+def _depthwise_backward(
+    asked: _Asked, *, is_flat: bool
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Of images, the results come last, the weight's first (DepthwiseConv2d.cu, ...3d.cu)."""
     grad_output, input_, weight, mask = asked
-    first = second = None
-    plain = torch.contiguous_format
-    held = [_dense(grad_output, plain), _dense(weight, plain), _dense(input_, plain)]
-    if mask[1]:
-        second = like_format(weight, weight.shape, plain)
-    if mask[0]:
-        first = like_format(input_, input_.shape, plain)
-    del held
-    return first, second
 
+    def result(number: int) -> torch.Tensor | None:
+        like = (input_, weight)[number]
+        return like_format(like, like.shape, torch.contiguous_format) if mask[number] else None
 
-def _depthwise_backward_3d(asked: _Asked) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The results come first here, and each is computed by itself (DepthwiseConv3d.cu)."""
-    grad_output, input_, weight, mask = asked
-    first, second = (
-        like_format(t, t.shape, torch.contiguous_format) if wanted else None
-        for t, wanted in ((input_, mask[0]), (weight, mask[1]))
-    )
-    dense_gradient = grad_output.contiguous()
-    for other, wanted in ((weight, mask[0]), (input_, mask[1])):
-        if wanted:
-            other.contiguous()
-    del dense_gradient
+    if is_flat:
+        held = [t.contiguous() for t in (grad_output, weight, input_)]
+        second, first = result(1), result(0)
+        del held
+    else:
+        first, second = result(0), result(1)
+        dense = grad_output.contiguous()
+        for other, wanted in ((weight, mask[0]), (input_, mask[1])):
+            if wanted:
+                other.contiguous()
+        del dense
     return first, second
 
 

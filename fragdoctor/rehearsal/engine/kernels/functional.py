@@ -40,13 +40,7 @@ def _power(call: Call) -> None:
     """A base that is a number becomes a tensor on the GPU (Pow.cpp)."""
     base = call.args[0]
     if not isinstance(base, torch.Tensor) and base != 1:
-        call.take(_NUMBERS[type(base)].itemsize)
-
-
-_NUMBERS: Final = {
-    bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128,
-}  # fmt: skip
-"""The dtype of a number's tensor (``scalar_to_tensor``)."""
+        call.take({bool: 1, complex: 16}.get(type(base), 8))
 
 
 def _copy_points(call: Call, points: torch.Tensor, others: torch.Tensor) -> None:
@@ -72,33 +66,20 @@ def _distances_backward(call: Call) -> None:
         call.take(call.outs[0].n_bytes * (others[0].shape[-2] if others else len(points) - 1))
 
 
-@after_results("multi_margin_loss")
+@rule("multi_margin_loss", "multilabel_margin_loss_forward")
 def _margin_loss(call: Call) -> None:
-    """The loss of each row is summed (MultiMarginLoss.cu)."""
-    call.copy(*call.args[:2])
-    rows = _take_rows(call)
-    if rows is not None:
-        summed(call, rows)
-
-
-@rule("multilabel_margin_loss_forward")
-def _multilabel_margin_loss(call: Call) -> None:
-    """Here the loss is created last (MultiLabelMarginCriterion.cu)."""
-    call.copy(*call.args[:2])
-    call.make(1)
-    rows = _take_rows(call)
-    call.make(0)
-    if rows is not None:
-        summed(call, rows)
-
-
-def _take_rows(call: Call) -> torch.Tensor | None:
+    """The loss of each row is summed (MultiMarginLoss.cu, MultiLabelMarginCriterion.cu)."""
+    *targets, loss = reversed(range(len(call.outs)))  # which labels are targets, and the loss
     tensor: torch.Tensor = call.args[0]
-    if not call.argument("reduction") or tensor.dim() < 2:
-        return None
-    rows = torch.empty(len(tensor), dtype=tensor.dtype, device="meta")
-    call.take(n_bytes(rows))
-    return rows
+    call.make(*(() if targets else (loss,)))
+    call.copy(*call.args[:2])
+    call.make(*targets)
+    rows = torch.empty(tensor.shape[:-1], dtype=tensor.dtype, device="meta")
+    is_summed = call.argument("reduction") and rows.dim()
+    call.take(*([n_bytes(rows)] if is_summed else ()))
+    call.make(*((loss,) if targets else ()))
+    if is_summed:
+        summed(call, rows)
 
 
 copied_after("multi_margin_loss_backward", "multilabel_margin_loss_backward", places=(1, 2))
