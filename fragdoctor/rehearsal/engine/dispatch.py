@@ -246,11 +246,10 @@ def _plan_into(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
         if isinstance(m, torch.Tensor)
     )
     steps = [step for step in steps_of(Call(op, args, inputs, made)) if step[0] != MAKE]
-    laid_out = dict(
-        zip(metas, found if isinstance(found, (tuple, list)) else [found], strict=False)
-    )
+    first = found[0] if isinstance(found, (tuple, list)) else found
+    is_like_first = meta_functions.is_pointwise(op.overloadpacket)
     resized = [
-        (meta.shape, getattr(laid_out.get(name), "stride", meta.stride)())
+        (meta.shape, first.stride() if is_like_first else allocation.dense_strides(meta.shape))
         if isinstance(meta, torch.Tensor) and outs[name].shape != meta.shape
         else None
         for name, meta in metas.items()

@@ -113,7 +113,7 @@ def infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return found
     if op.overloadpacket.__name__ in _CONTIGUOUS:
         first = first.new_empty(first.shape)
-    elif _is_pointwise(op.overloadpacket):
+    elif is_pointwise(op.overloadpacket):
         first = _iterated(first, [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)])
     return (first, *rest) if isinstance(found, (tuple, list)) else first
 
@@ -146,7 +146,7 @@ _UNTAGGED: Final = frozenset(
 
 
 @cache
-def _is_pointwise(packet: Any) -> bool:
+def is_pointwise(packet: Any) -> bool:
     """Return whether an operation works element by element, as some of its overloads may say."""
     overloads = (getattr(packet, name) for name in packet.overloads())
     return packet.__name__ in _UNTAGGED or any(torch.Tag.pointwise in o.tags for o in overloads)
