@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Sequence
-from functools import cache
 from math import prod
 from typing import Any, Final
 
@@ -18,7 +17,7 @@ import torch
 
 from fragdoctor.rehearsal.engine import session
 from fragdoctor.rehearsal.engine.marks import in_backward
-from fragdoctor.rehearsal.engine.vtables import StorageFields
+from fragdoctor.rehearsal.engine.vtables import fields
 
 INT, UINT, FLOAT, BFLOAT, COMPLEX, BOOL = 0, 1, 2, 4, 5, 6
 _CODES: Final = {
@@ -159,9 +158,6 @@ def take_and_give(device: int, n_bytes: int, note: str | None = None) -> None:
         torch.OutOfMemoryError: the GPU has no memory left.
     """
     give(take(device, n_bytes, stack_here(note)))
-
-
-fields: Final = cache(StorageFields)
 
 
 def resize_storage(storage: int, device: int, n_bytes: int) -> None:

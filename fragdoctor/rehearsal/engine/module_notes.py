@@ -25,9 +25,9 @@ from torch.optim.optimizer import (
 from fragdoctor.model.marks import GRADIENTS, OPTIMIZER, PARAMETERS, module_note
 from fragdoctor.recording.module_names import ByIdentity, ModuleNames, common_path, path_below
 from fragdoctor.rehearsal.engine import seen_through
-from fragdoctor.rehearsal.engine.allocation import fields
 from fragdoctor.rehearsal.engine.gpu import ACTIONS, Event
 from fragdoctor.rehearsal.engine.marks import in_backward
+from fragdoctor.rehearsal.engine.vtables import fields
 
 _ALLOC: Final = ACTIONS.index("alloc")
 _FREE: Final = ACTIONS.index("free_requested")

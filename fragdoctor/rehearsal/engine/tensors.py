@@ -12,6 +12,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from fragdoctor.rehearsal.engine import allocation, session, values
 from fragdoctor.rehearsal.engine.allocation import BlockLayout, dense_strides, storage_bytes
 from fragdoctor.rehearsal.engine.dispatch import of_cpu, special
+from fragdoctor.rehearsal.engine.vtables import fields
 
 _layout: Final = lru_cache(maxsize=100_000)(BlockLayout)
 
@@ -67,11 +68,11 @@ def empty(
 def resize_(_op: Any, self: torch.Tensor, size: Sequence[int], **_: Any) -> torch.Tensor:
     """``resize_``: takes new memory only if the old memory is too small."""
     strides = dense_strides(size)
-    storage = allocation.fields().of(self)
+    storage = fields().of(self)
     first = int(self.storage_offset())
     offset = first * self.dtype.itemsize
     needed = storage_bytes(size, strides, self.dtype.itemsize) + offset
-    if needed > offset and needed > allocation.fields().read(storage)[1]:
+    if needed > offset and needed > fields().read(storage)[1]:
         allocation.resize_storage(storage, self.get_device(), needed)
     return self.as_strided_(size, strides, first)
 

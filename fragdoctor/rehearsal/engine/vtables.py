@@ -24,6 +24,7 @@ import ctypes
 import re
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -176,6 +177,9 @@ class StorageFields:
         """Give a storage an address and a size."""
         words = _words(storage)
         words[self._address], words[self._size] = address, n_bytes
+
+
+fields: Final = cache(StorageFields)
 
 
 def _words(place: int) -> ctypes.Array[ctypes.c_uint64]:
