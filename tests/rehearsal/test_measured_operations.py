@@ -126,3 +126,50 @@ def test_attention_of_cudnn_takes_gradients_of_each_head(stage: Stage) -> None:
         "--gpu",
         "h200",
     )
+
+
+def test_attention_of_one_query_splits_the_keys_between_blocks(stage: Stage) -> None:
+    """As in decoding with cuDNN; few keys are not split and need nothing."""
+    stage.must_pass(
+        """
+        import torch
+        from torch.nn import functional as F
+
+        def taken(n_heads, n_keys, **options):
+            q, k = (
+                torch.zeros(1, n_heads, n, 64, dtype=torch.bfloat16, device="cuda", **options)
+                for n in (1, n_keys)
+            )
+            asked = "requested_bytes.all.allocated"
+            before = torch.cuda.memory_stats()[asked]
+            out = F.scaled_dot_product_attention(q, k, k)
+            log_sums = 4 * n_heads if options else 0
+            return torch.cuda.memory_stats()[asked] - before - out.nbytes - log_sums - 16
+
+        assert taken(32, 150) == 0
+        assert taken(32, 901) == 33920
+        assert taken(32, 12001) == 270464
+        assert taken(8, 1000, requires_grad=True) == 8576
+        """,
+        "--gpu",
+        "h200",
+    )
+
+
+def test_products_of_groups_take_a_description_of_each_group(stage: Stage) -> None:
+    stage.must_pass(
+        """
+        import torch
+
+        a, b = (
+            torch.zeros(shape, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+            for shape in ((1024, 256), (8, 256, 512))
+        )
+        ends = torch.arange(128, 1025, 128, device="cuda", dtype=torch.int32)
+        before = torch.cuda.memory_allocated()
+        y = torch._grouped_mm(a, b, offs=ends)
+        assert torch.cuda.max_memory_allocated() - before == 1116672  # 1116640 asked for
+        """,
+        "--gpu",
+        "h200",
+    )

@@ -446,3 +446,87 @@ def test_attention_of_cudnn_takes_what_it_did_on_an_h200(stage: Stage) -> None:
     """,
         "--gpu", "h200",
     )  # fmt: skip
+
+
+def test_requests_come_in_the_order_of_cuda_s_kernels(stage: Stage) -> None:
+    """Sizes are those that PyTorch 2.12.1's CUDA build asks for."""
+    stage.must_pass(
+        ASKED
+        + """
+        def rand(*shape, **options):
+            return torch.rand(shape, device="cuda", **options)
+
+        def leaf(*shape, **options):
+            return rand(*shape, **options).requires_grad_()
+
+        def backward(y, *inputs, gradient=None):
+            gradient = torch.ones_like(y) if gradient is None else gradient
+            return asked(lambda: torch.autograd.grad(y, inputs, gradient))
+
+        angles = rand(16)
+        assert asked(lambda: 10000 ** angles) == [64, 8]  # the base becomes a tensor
+        assert asked(lambda: 1 ** angles) == [64]
+        scores, labels = rand(30, 20).mT, torch.zeros(30, 20, dtype=torch.long, device="cuda").mT
+        assert asked(lambda: F.multilabel_margin_loss(scores, labels)) == [2400, 4800, 2400, 80, 4]
+
+        volume, filters = leaf(2, 8, 8, 8, 8), leaf(8, 1, 3, 3, 3)
+        made = F.conv3d(volume, filters, padding=1, groups=8)
+        assert backward(made, volume, filters, gradient=rand(2, 8, 8, 8, 8).mT) == [
+            32768, 864, 32768
+        ]
+
+        double = {"dtype": torch.double}
+        x, weight = leaf(4, 8, 16, **double), leaf(8, **double)
+        assert asked(lambda: F.group_norm(x, 2, weight, weight)) == [4096, 64, 64, 256, 256]
+        normed = F.group_norm(x, 2, weight, weight)
+        assert backward(normed, x, weight)[:6] == [4096, 64, 64, 256, 256, 64]
+        assert backward(F.group_norm(x, 2, weight, weight), weight) == [64, 64, 256, 256]
+        table = leaf(100, 16, **double)
+        seen = torch.zeros(4, 9, dtype=torch.long, device="cuda")
+        rows = F.embedding(seen, table, scale_grad_by_freq=True)
+        assert 39 * 16 * 8 in backward(rows, table)  # sums are double, too
+
+        turned = rand(4, 16, 8).mT.contiguous().mT.requires_grad_()
+        weight = leaf(16)
+        normed = torch.native_batch_norm(turned, weight, weight, None, None, True, 0.1, 1e-5)[0]
+        gradient = rand(4, 16, 8).mT.contiguous().mT
+        found = torch.autograd.grad(normed, turned, gradient, retain_graph=True)[0]
+        assert found.is_contiguous()
+        assert backward(normed, turned, weight, gradient=gradient) == [2048, 64, 64]
+        """
+    )
+
+
+def test_strides_of_single_elements_are_those_of_cuda(stage: Stage) -> None:
+    """By them, a gradient is copied into the layout of a convolution's input."""
+    stage.must_pass(
+        ASKED
+        + """
+        pooled = torch.rand(2, 32, 1, 1, device="cuda").to(memory_format=torch.channels_last)
+        assert pooled.stride() == (32, 1, 32, 32)
+        assert (pooled * 2).stride() == (32, 1, 32, 32)
+        for function in (F.relu, F.hardsigmoid, F.silu, torch.neg, lambda x: x + x):
+            assert function(pooled).stride() == (32, 1, 1, 1), function
+        layer = nn.Conv2d(32, 8, 1).cuda()
+        out = layer(pooled.requires_grad_())
+        gradient = torch.ones(2, 8, 1, 1, device="cuda")
+        assert asked(
+            lambda: torch.autograd.grad(out, [pooled, *layer.parameters()], gradient)
+        )[:3] == [64, 256, 1024]
+        """
+    )
+
+
+def test_gradients_are_summed_in_place_after_a_kernel_resized_them(stage: Stage) -> None:
+    stage.must_pass(
+        ASKED
+        + """
+        x = torch.rand(40, 37, device="cuda", requires_grad=True)
+        loss = F.relu(1 - x).mean() + F.soft_margin_loss(x, torch.ones_like(x))
+        one = torch.ones((), device="cuda")
+        assert asked(lambda: torch.autograd.grad(loss, x, one)) == [5920] * 7
+        storage = torch.empty(0, device="cuda")
+        storage.resize_(10).resize_(3)
+        assert storage.shape == (3,) and storage.untyped_storage().nbytes() == 40
+        """
+    )

@@ -17,7 +17,7 @@ import torch
 
 from fragdoctor.rehearsal.engine import session
 from fragdoctor.rehearsal.engine.marks import in_backward
-from fragdoctor.rehearsal.engine.vtables import StorageFields
+from fragdoctor.rehearsal.engine.vtables import fields
 
 INT, UINT, FLOAT, BFLOAT, COMPLEX, BOOL = 0, 1, 2, 4, 5, 6
 _CODES: Final = {
@@ -101,7 +101,7 @@ class BlockLayout:
         if self._viewed_as is not None:
             tensor = tensor.view(self._viewed_as).as_strided(self.shape, self._strides)
         if not self.n_bytes:
-            now.gpus.name(managed, tensor.untyped_storage()._cdata)
+            now.gpus.name(managed, fields().of(tensor))
         return tensor
 
 
@@ -160,10 +160,7 @@ def take_and_give(device: int, n_bytes: int, note: str | None = None) -> None:
     give(take(device, n_bytes, stack_here(note)))
 
 
-_fields: list[StorageFields] = []
-
-
-def resize_storage(storage: torch.UntypedStorage, n_bytes: int) -> None:
+def resize_storage(storage: int, device: int, n_bytes: int) -> None:
     """Replace the memory of a storage in place: new memory is taken first, then the old is freed.
 
     Raises:
@@ -171,21 +168,16 @@ def resize_storage(storage: torch.UntypedStorage, n_bytes: int) -> None:
         RuntimeError: the storage is not one of ours.
     """
     now = session.current()
-    if not _fields:
-        sample = torch.UntypedStorage(1003)
-        _fields.append(StorageFields(sample))
+    old, _ = fields().read(storage)
     address = ctypes.c_uint64()
-    device = storage.device.index
-    now.known.is_new(device, storage.data_ptr())
-    result = now.gpus.resize(
-        storage.data_ptr(), storage._cdata, n_bytes, stack_here(), ctypes.byref(address)
-    )
+    now.known.is_new(device, old)
+    result = now.gpus.resize(old, storage, n_bytes, stack_here(), ctypes.byref(address))
     if result < 0:
         raise RuntimeError("this storage cannot be resized: it was not made by PyTorch")
     if not result:
         raise now.out_of_memory(device)
     now.known.is_new(device, address.value)
-    _fields[0].write(storage, address.value, n_bytes)
+    fields().write(storage, address.value, n_bytes)
 
 
 def disown(storage: torch.UntypedStorage) -> None:

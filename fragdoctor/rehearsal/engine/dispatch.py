@@ -72,14 +72,14 @@ class Plan:
         steps: the memory that it requests, in order.
         layouts: the layouts of the tensors that it creates.
         results: builds the return value from the created tensors and the arguments.
-        resized: new shape of each output tensor, with strides unless contiguous; None = unchanged.
+        resized: new shape and strides of each output tensor; None = unchanged.
     """
 
     device: int
     steps: Sequence[Step]
     layouts: Sequence[BlockLayout]
     results: Callable[[list[torch.Tensor], tuple[Any, ...]], Any]
-    resized: Sequence[tuple[torch.Size, tuple[int, ...] | None] | None] = ()
+    resized: Sequence[tuple[torch.Size, tuple[int, ...]] | None] = ()
 
     def run(self, args: tuple[Any, ...]) -> Any:
         """Request the memory in order and return the results."""
@@ -220,10 +220,8 @@ def out_variant(op: Any, *args: Any, **kwargs: Any) -> Any:
     plan = _planned(_plan_into, op, args, kwargs)
     for out, changed in zip(outs, plan.resized, strict=True):
         if changed is not None:
-            shape, strides = changed
-            out.resize_(shape)
-            if strides is not None:
-                out.as_strided_(shape, strides)
+            out.resize_(changed[0])
+            out.as_strided_(*changed)
     plan.run(args)
     if not op._schema.returns:
         return None
@@ -237,7 +235,7 @@ def _plan_into(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
     metas = {name: meta_functions.on_meta(out) for name, out in outs.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about resizing; the real warning comes later
-        meta_functions.infer(
+        found = meta_functions.infer(
             op,
             meta_functions.on_meta(args, keeps_numbers=False),
             {**meta_functions.on_meta(inputs, keeps_numbers=False), **metas},
@@ -248,8 +246,10 @@ def _plan_into(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
         if isinstance(m, torch.Tensor)
     )
     steps = [step for step in steps_of(Call(op, args, inputs, made)) if step[0] != MAKE]
+    first = found[0] if isinstance(found, (tuple, list)) else found
+    is_like_first = meta_functions.is_pointwise(op.overloadpacket)
     resized = [
-        (meta.shape, meta_functions.pointwise_strides(op, args, meta.shape))
+        (meta.shape, first.stride() if is_like_first else allocation.dense_strides(meta.shape))
         if isinstance(meta, torch.Tensor) and outs[name].shape != meta.shape
         else None
         for name, meta in metas.items()

@@ -177,7 +177,7 @@ def _resize(resize: Any, self: torch.UntypedStorage, size: int) -> Any:
     """Replace a storage's memory in place."""
     if self.device.type != "cuda":
         return resize(self, size)
-    allocation.resize_storage(self, int(size))
+    allocation.resize_storage(self._cdata, self.device.index, int(size))
     return self
 
 

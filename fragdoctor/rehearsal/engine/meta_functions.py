@@ -7,7 +7,7 @@ from functools import cache, partial
 from typing import Any, Final
 
 import torch
-from torch._prims_common import compute_elementwise_output_strides
+from torch._prims_common import suggest_memory_format
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fragdoctor.rehearsal.engine import session, values
@@ -91,16 +91,13 @@ def check_types(op: Any, args: Sequence[Any]) -> None:
             )
 
 
-_LAID_OUT_AS: Final[dict[str, tuple[int, ...]]] = {
-    "_fused_rms_norm_backward": (), "_log_softmax_backward_data": (), "mse_loss_backward": (),
-    "native_layer_norm_backward": (), "poisson": (), "rrelu_with_noise": (),
-    "native_batch_norm_backward": (1,),
-    "elu_backward": (0, 5), "hardswish_backward": (0, 1), "hardtanh_backward": (0, 1),
-    "logit_backward": (0, 1), "softplus_backward": (0, 1), "hardsigmoid_backward": (0, 1),
-    "copysign": (0, 1), "floor_divide": (0, 1), "xlogy": (0, 1), "special_xlog1py": (0, 1),
-}  # fmt: skip
-"""Operation -> the arguments that set the layout of the CUDA kernel's first result, () =
-contiguous, if PyTorch's meta function uses a different layout."""
+_CONTIGUOUS: Final = frozenset(
+    {
+        "_fused_rms_norm_backward", "_log_softmax_backward_data", "mse_loss_backward",
+        "native_layer_norm_backward", "poisson", "rrelu_with_noise",
+    }
+)  # fmt: skip
+"""Operations whose CUDA kernel makes a contiguous result, unlike PyTorch's meta function."""
 
 
 def infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -111,36 +108,48 @@ def infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         RuntimeError: the arguments do not fit together.
     """
     found = _inferred(op, args, kwargs)
-    like = _LAID_OUT_AS.get(op.overloadpacket.__name__)
-    if like is None or op._overloadname == "out":
-        return found
     first, *rest = found if isinstance(found, (tuple, list)) else (found,)
-    if first is not None:
-        if like:
-            operands = [args[i] for i in like if isinstance(args[i], torch.Tensor)]
-            strides = compute_elementwise_output_strides(*torch.broadcast_tensors(*operands))
-            first = first.new_empty_strided(first.shape, strides)
-        else:
-            first = first.new_empty(first.shape)
+    if not isinstance(first, torch.Tensor):
+        return found
+    if op.overloadpacket.__name__ in _CONTIGUOUS:
+        first = first.new_empty(first.shape)
+    elif is_pointwise(op.overloadpacket):
+        first = _iterated(first, [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)])
     return (first, *rest) if isinstance(found, (tuple, list)) else first
 
 
-def pointwise_strides(op: Any, args: Any, shape: torch.Size) -> tuple[int, ...] | None:
-    """Return the strides that TensorIterator gives to what it resizes; None = contiguous."""
-    tensors = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor) and t.dim()]
-    is_simple = bool(tensors) and all(t.shape == shape for t in tensors)
-    if not is_simple or not _is_pointwise(op.overloadpacket):
-        return None
-    return tuple(compute_elementwise_output_strides(*tensors))
+_ITERATED: Final = (None, torch.neg, torch.add, torch.addcmul)
+
+
+def _iterated(result: torch.Tensor, operands: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return a result laid out by TensorIterator, which not all meta functions ask.
+
+    If all operands are contiguous it does not look at their strides, except on meta tensors.
+    """
+    if all(t.shape == result.shape and t.is_contiguous() for t in operands):
+        return result.new_empty(result.shape)
+    iterated = _ITERATED[len(operands)] if len(operands) < len(_ITERATED) else None
+    if iterated is None:
+        return result
+    made = iterated(*(torch.empty_strided(t.shape, t.stride(), device=META) for t in operands))
+    is_one_each = made.shape == result.shape  # not so for ``max``, which has another overload
+    return result.new_empty_strided(made.shape, made.stride()) if is_one_each else result
+
+
+_UNTAGGED: Final = frozenset(
+    {
+        "complex", "polar", "floor_divide", "elu_backward", "hardshrink_backward",
+        "hardsigmoid_backward", "hardswish_backward", "hardtanh_backward", "leaky_relu_backward",
+        "mish_backward", "softplus_backward", "softshrink_backward",
+    }
+)  # fmt: skip
 
 
 @cache
-def _is_pointwise(packet: Any) -> bool:
-    """Return whether an operation works element by element; not all of its overloads say so."""
+def is_pointwise(packet: Any) -> bool:
+    """Return whether an operation works element by element, as some of its overloads may say."""
     overloads = (getattr(packet, name) for name in packet.overloads())
-    return packet.__name__ in {"complex", "polar"} or any(
-        torch.Tag.pointwise in o.tags for o in overloads
-    )
+    return packet.__name__ in _UNTAGGED or any(torch.Tag.pointwise in o.tags for o in overloads)
 
 
 def _inferred(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -287,6 +296,14 @@ def _grouped_mm(first: torch.Tensor, second: torch.Tensor, *args: Any, **kwargs:
     return first.new_empty_strided((groups, rows, columns), (rows * padded, padded, 1))
 
 
+def _batch_norm_backward(*args: Any, **kwargs: Any) -> Any:
+    found = torch.ops.aten.native_batch_norm_backward.default(*args, **kwargs)
+    if found[0] is None:
+        return found
+    layout = suggest_memory_format(args[1])
+    return (torch.empty_like(found[0], memory_format=layout), *found[1:])
+
+
 def _sampled(tensor: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
     return tensor.new_empty((*tensor.shape[:2], *grid.shape[1:3]))
 
@@ -319,6 +336,7 @@ KNOWN: Final[dict[str, Callable[..., Any]]] = {
         tensor.new_empty(tensor.shape),
         grid.new_empty(grid.shape),
     ),
+    "native_batch_norm_backward": _batch_norm_backward,
     "nms": _nms,
     "_ctc_loss_backward": lambda _, log_probs, *__, **___: log_probs.new_empty(log_probs.shape),
 }

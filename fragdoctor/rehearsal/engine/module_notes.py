@@ -27,6 +27,7 @@ from fragdoctor.recording.module_names import ByIdentity, ModuleNames, common_pa
 from fragdoctor.rehearsal.engine import seen_through
 from fragdoctor.rehearsal.engine.gpu import ACTIONS, Event
 from fragdoctor.rehearsal.engine.marks import in_backward
+from fragdoctor.rehearsal.engine.vtables import fields
 
 _ALLOC: Final = ACTIONS.index("alloc")
 _FREE: Final = ACTIONS.index("free_requested")
@@ -280,7 +281,8 @@ def places(tensor: Any) -> Iterator[tuple[int, int]]:
         # Asking a lazily copied tensor for its address would copy it; a sparse one has none.
         if not tensor.is_cuda or tensor.layout is not torch.strided or _C._is_cow_tensor(tensor):
             return
-        address = tensor.untyped_storage().data_ptr()
+        storage = fields().of(tensor)
+        address = fields().read(storage)[0] if storage else 0
     except (RuntimeError, ValueError):
         return  # not made yet, or wrapped by a transform of torch.func
     if address:

@@ -12,6 +12,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from fragdoctor.rehearsal.engine import allocation, session, values
 from fragdoctor.rehearsal.engine.allocation import BlockLayout, dense_strides, storage_bytes
 from fragdoctor.rehearsal.engine.dispatch import of_cpu, special
+from fragdoctor.rehearsal.engine.vtables import fields
 
 _layout: Final = lru_cache(maxsize=100_000)(BlockLayout)
 
@@ -67,13 +68,13 @@ def empty(
 def resize_(_op: Any, self: torch.Tensor, size: Sequence[int], **_: Any) -> torch.Tensor:
     """``resize_``: takes new memory only if the old memory is too small."""
     strides = dense_strides(size)
-    storage = self.untyped_storage()
+    storage = fields().of(self)
     first = int(self.storage_offset())
     offset = first * self.dtype.itemsize
     needed = storage_bytes(size, strides, self.dtype.itemsize) + offset
-    if needed > offset and needed > storage.nbytes():
-        allocation.resize_storage(storage, needed)
-    return _set(self, storage, first, size, strides)
+    if needed > offset and needed > fields().read(storage)[1]:
+        allocation.resize_storage(storage, self.get_device(), needed)
+    return self.as_strided_(size, strides, first)
 
 
 def _set(tensor: torch.Tensor, *part: Any) -> torch.Tensor:
@@ -95,7 +96,7 @@ def set_storage(
     needed = storage_bytes(size, strides, self.dtype.itemsize)
     needed += storage_offset * self.dtype.itemsize if needed else 0
     if needed > source.nbytes():
-        allocation.resize_storage(source, needed)
+        allocation.resize_storage(source._cdata, source.device.index, needed)
     return _set(self, source, storage_offset, size, strides)
 
 

@@ -10,11 +10,11 @@ dispatcher knows the key, autograd and autocast have their kernels for it, and a
 * **The hooks.** Code that is common to all builds asks ``CUDAHooksInterface`` whether CUDA and
   cuDNN are present, and takes pinned memory from it. The object's method table is replaced with a
   copy in which these questions have our answers.
-* **A storage's address and size**, for programs that resize a storage in place. They are fields of
-  ``StorageImpl``.
+* **A tensor's storage, and its address and size**, for programs that resize a storage in place.
+  They are fields of ``TensorImpl`` and ``StorageImpl``.
 
 Both method tables are laid out according to the headers that come with every PyTorch. The fields
-are found by looking for known values in a storage made for the purpose. :func:`install` tests each
+are found by looking for known values in a tensor made for the purpose. :func:`install` tests each
 table before leaving it in effect.
 """
 
@@ -24,6 +24,7 @@ import ctypes
 import re
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -146,22 +147,43 @@ def _exchange(place: int, value: int, undo: ExitStack) -> None:
 
 
 class StorageFields:
-    """Where a storage keeps its address and its size."""
+    """Where a tensor keeps its storage, and a storage its address and its size.
 
-    def __init__(self, sample: torch.UntypedStorage) -> None:
-        address, size = sample.data_ptr(), sample.nbytes()
-        words = (ctypes.c_uint64 * STORAGE_WORDS).from_address(sample._cdata)
-        addresses = [i for i, word in enumerate(words) if word == address]
-        sizes = [i for i, word in enumerate(words) if word == size]
-        if not addresses or len(sizes) != 1 or sizes[0] < addresses[0]:
+    Asking for a storage in Python leaves an object on it that counts as a user from then on, and
+    autograd sums gradients in place only where there is one user.
+    """
+
+    def __init__(self) -> None:
+        sample = torch.empty(1003, dtype=torch.uint8, device="cpu")
+        storage = sample.untyped_storage()
+        places = [i for i, word in enumerate(_words(sample._cdata)) if word == storage._cdata]
+        words = _words(storage._cdata)
+        addresses = [i for i, word in enumerate(words) if word == storage.data_ptr()]
+        sizes = [i for i, word in enumerate(words) if word == storage.nbytes()]
+        if not places or not addresses or len(sizes) != 1 or sizes[0] < addresses[0]:
             raise ValueError("the fields of a storage are not where they were")
-        self._address, self._size = addresses[0], sizes[0]
+        self._place, self._address, self._size = places[0], addresses[0], sizes[0]
 
-    def write(self, storage: torch.UntypedStorage, address: int, n_bytes: int) -> None:
+    def of(self, tensor: torch.Tensor) -> int:
+        """Return where a tensor's storage is; 0 for a tensor without one."""
+        return _words(tensor._cdata)[self._place]
+
+    def read(self, storage: int) -> tuple[int, int]:
+        """Return the address and the size of a storage."""
+        words = _words(storage)
+        return words[self._address], words[self._size]
+
+    def write(self, storage: int, address: int, n_bytes: int) -> None:
         """Give a storage an address and a size."""
-        words = (ctypes.c_uint64 * STORAGE_WORDS).from_address(storage._cdata)
-        words[self._address] = address
-        words[self._size] = n_bytes
+        words = _words(storage)
+        words[self._address], words[self._size] = address, n_bytes
+
+
+fields: Final = cache(StorageFields)
+
+
+def _words(place: int) -> ctypes.Array[ctypes.c_uint64]:
+    return (ctypes.c_uint64 * STORAGE_WORDS).from_address(place)
 
 
 def install(gpus: Gpus, undo: ExitStack) -> None:

@@ -24,6 +24,7 @@ FLASH_ROWS: Final = 128
 WIDE_HEAD: Final = 128
 TILE: Final = 64
 CUDNN_BYTES: Final = 256  # of each plan, besides its tensors; measured on an H200
+SPLIT_KEYS, MAX_CUDNN_SPLITS = 128, 32  # measured on an H200, too
 LOCK_BYTES: Final = 16  # size of the lock before each accumulated tile
 MAX_SPLITS: Final = 128
 
@@ -39,8 +40,21 @@ def _cudnn(call: Call) -> None:
         call.outs[1].n_bytes = 0
     n = len(call.outs)
     call.make(n - 2, n - 1, *range(n - 2))
-    call.take(CUDNN_BYTES)
+    if call.args[0].shape[2] == 1:
+        _decode(call)
+    else:
+        call.take(CUDNN_BYTES)
     session.current().libraries["cuDNN"] = 1
+
+
+def _decode(call: Call) -> None:
+    """One query for each head: many keys are split, and the parts are put together."""
+    query, key = call.args[:2]
+    splits = key.shape[2] // SPLIT_KEYS
+    if splits > 1:
+        n = min(MAX_CUDNN_SPLITS, 1 << (splits.bit_length() - 1))
+        n_sums = n if call.argument("compute_log_sumexp") else 2 * n - 1
+        call.take(CUDNN_BYTES + prod(query.shape[:3]) * (n * query.shape[3] + n_sums) * FLOAT)
 
 
 @after_results("_scaled_dot_product_cudnn_attention_backward")

@@ -24,7 +24,7 @@ import torch
 from torch._prims_common import suggest_memory_format
 
 from fragdoctor.model.marks import WORKSPACE
-from fragdoctor.rehearsal.engine import cudnn
+from fragdoctor.rehearsal.engine import cudnn, session
 from fragdoctor.rehearsal.engine.allocation import dense_strides, take_and_give
 from fragdoctor.rehearsal.engine.dispatch import special, use_blas
 from fragdoctor.rehearsal.engine.kernels.scratch import (
@@ -38,6 +38,8 @@ from fragdoctor.rehearsal.engine.kernels.scratch import (
 from fragdoctor.rehearsal.engine.tensors import like_format, new
 
 BACKEND: Final = torch._C._ConvBackend  # type: ignore[attr-defined]
+HOPPER: Final = "9.0"
+GROUP_BYTES, DESCRIPTOR_BYTES = 60, 512  # of each group, and of each multiprocessor
 TRANSPOSED: Final = (BACKEND.SlowTranspose2d, BACKEND.SlowTranspose3d)
 DILATED: Final = (BACKEND.SlowDilated2d, BACKEND.SlowDilated3d)
 COLUMNS: Final = (BACKEND.Slow2d, *DILATED, *TRANSPOSED)
@@ -182,7 +184,9 @@ def convolution_backward(
         first, second = _cudnn_backward(asked, layout, geometry, transposed=transposed)
         del gradient, asked
     elif backend in {BACKEND.CudaDepthwise2d, BACKEND.CudaDepthwise3d}:
-        first, second = _depthwise_backward(_Asked(grad_output, input, weight, output_mask))
+        asked = _Asked(grad_output, input, weight, output_mask)
+        first, second = _depthwise_backward(asked, is_flat=backend == BACKEND.CudaDepthwise2d)
+        del asked
     elif backend in COLUMNS:
         asked = _Asked(grad_output, input.contiguous(), weight, output_mask)
         first, second, bias = _columns_backward(asked, backend, groups)
@@ -216,9 +220,7 @@ def _cudnn_backward(
     of_input = "forward" if transposed else "backward_data"
     seen, made = (grad_output, input_) if transposed else (input_, grad_output)
     held = input_.contiguous(memory_format=layout) if mask[1] else input_
-    gradient, layout = grad_output, suggest_memory_format(held)
-    if suggest_memory_format(gradient) is not layout:
-        gradient = gradient.contiguous(memory_format=layout)
+    gradient = grad_output.to(memory_format=suggest_memory_format(held))
     first = second = None
     if mask[0]:
         wanted = _format(gradient, weight, BACKEND.Cudnn)
@@ -238,16 +240,27 @@ def _cudnn_backward(
     return first, second
 
 
-def _depthwise_backward(asked: _Asked) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+def _depthwise_backward(
+    asked: _Asked, *, is_flat: bool
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Of images, the results come last, the weight's first (DepthwiseConv2d.cu, ...3d.cu)."""
     grad_output, input_, weight, mask = asked
-    first = second = None
-    plain = torch.contiguous_format
-    held = [_dense(grad_output, plain), _dense(weight, plain), _dense(input_, plain)]
-    if mask[1]:
-        second = like_format(weight, weight.shape, plain)
-    if mask[0]:
-        first = like_format(input_, input_.shape, plain)
-    del held
+
+    def result(number: int) -> torch.Tensor | None:
+        like = (input_, weight)[number]
+        return like_format(like, like.shape, torch.contiguous_format) if mask[number] else None
+
+    if is_flat:
+        held = [t.contiguous() for t in (grad_output, weight, input_)]
+        second, first = result(1), result(0)
+        del held
+    else:
+        first, second = result(0), result(1)
+        dense = grad_output.contiguous()
+        for other, wanted in ((weight, mask[0]), (input_, mask[1])):
+            if wanted:
+                other.contiguous()
+        del dense
     return first, second
 
 
@@ -353,6 +366,16 @@ def _product(call: Call) -> None:
 def _product_of_bytes(call: Call) -> None:
     """Products of 8-bit numbers are cuBLASLt's (Blas.cpp, ScaledBlas.cpp)."""
     call.use_blas(is_lt=True)
+
+
+@after_results("_grouped_mm")
+def _product_of_groups(call: Call) -> None:
+    """Pointers, sizes and strides of each group, and descriptors (GroupMM.cu, CUTLASS)."""
+    tensor, offsets = call.args[0], call.argument("offs")
+    facts = session.current().facts
+    if tensor.dtype is torch.bfloat16 and facts.compute == HOPPER:
+        n = tensor.shape[0] if offsets is None else offsets.shape[0]
+        call.take(GROUP_BYTES * n, DESCRIPTOR_BYTES * facts.n_multiprocessors)
 
 
 def _adds_bias(call: Call) -> bool:

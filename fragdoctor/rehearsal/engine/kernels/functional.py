@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import prod
 from typing import Final
 
 import torch
 
 from fragdoctor.rehearsal.engine import session
-from fragdoctor.rehearsal.engine.kernels.reduction import power_of_two, summed
+from fragdoctor.rehearsal.engine.kernels.reduction import accumulator_bytes, power_of_two, summed
 from fragdoctor.rehearsal.engine.kernels.scratch import (
     Call,
     after_results,
@@ -34,6 +35,14 @@ def _softmax_backward(call: Call) -> None:
     call.copy(torch.empty_like(gradient, device="meta"), output)
 
 
+@after_results("pow")
+def _power(call: Call) -> None:
+    """A base that is a number becomes a tensor on the GPU (Pow.cpp)."""
+    base = call.args[0]
+    if not isinstance(base, torch.Tensor) and base != 1:
+        call.take({bool: 1, complex: 16}.get(type(base), 8))
+
+
 def _copy_points(call: Call, points: torch.Tensor, others: torch.Tensor) -> None:
     """Points are written out for each batch that they are compared with (Distance.cpp)."""
     batch = torch.broadcast_shapes(points.shape[:-2], others.shape[:-2])
@@ -57,14 +66,19 @@ def _distances_backward(call: Call) -> None:
         call.take(call.outs[0].n_bytes * (others[0].shape[-2] if others else len(points) - 1))
 
 
-@after_results("multi_margin_loss", "multilabel_margin_loss_forward")
+@rule("multi_margin_loss", "multilabel_margin_loss_forward")
 def _margin_loss(call: Call) -> None:
     """The loss of each row is summed (MultiMarginLoss.cu, MultiLabelMarginCriterion.cu)."""
+    *targets, loss = reversed(range(len(call.outs)))  # which labels are targets, and the loss
     tensor: torch.Tensor = call.args[0]
-    call.copy(tensor, call.args[1])
-    if call.argument("reduction") and tensor.dim() > 1:
-        rows = torch.empty(len(tensor), dtype=tensor.dtype, device="meta")
-        call.take(n_bytes(rows))
+    call.make(*(() if targets else (loss,)))
+    call.copy(*call.args[:2])
+    call.make(*targets)
+    rows = torch.empty(tensor.shape[:-1], dtype=tensor.dtype, device="meta")
+    is_summed = call.argument("reduction") and rows.dim()
+    call.take(*([n_bytes(rows)] if is_summed else ()))
+    call.make(*((loss,) if targets else ()))
+    if is_summed:
         summed(call, rows)
 
 
@@ -116,20 +130,23 @@ MIN_BLOCKS, MAX_BLOCKS = 8, 128
 @after_results("native_group_norm")
 def _group_norm(call: Call) -> None:
     """Scale and shift of each channel (group_norm_kernel.cu)."""
-    _, weight, bias, n, channels, pixels = call.args[:6]
+    tensor, weight, bias, n, channels, pixels = call.args[:6]
     if int(pixels) > 1 and (weight is not None or bias is not None):
-        call.hold(*[int(n) * int(channels) * FLOAT] * 2)
+        call.hold(*[int(n) * int(channels) * accumulator_bytes(tensor.dtype)] * 2)
 
 
 @after_results("native_group_norm_backward")
 def _group_norm_backward(call: Call) -> None:
     weight = call.args[4]
     n, channels, pixels, groups = (int(x) for x in call.args[5:9])
-    by_channel, by_group = n * channels * FLOAT, n * groups * FLOAT
-    *_, second, third = call.take(by_channel, by_channel, by_group, by_group)
-    if pixels > 1 and weight is not None:
-        call.take(by_channel)
-        call.free(third, second)
+    item = accumulator_bytes(call.args[1].dtype)
+    by_channel, by_group = n * channels * item, n * groups * item
+    call.take(by_channel, by_channel)
+    if call.argument("output_mask")[0]:
+        second, third = call.take(by_group, by_group)
+        if pixels > 1 and weight is not None:
+            call.take(by_channel)
+            call.free(third, second)
 
 
 @rule("native_layer_norm_backward", "_fused_rms_norm_backward")
@@ -177,15 +194,23 @@ def _batch_norm_backward(call: Call) -> None:
         call.make_all()
         return
     if not _is_channel_last(tensor):
+        for given in call.args[:2]:
+            if not _flattens(given):
+                call.take(n_bytes(given))
         call.make_all()
-        if tensor.dim() > 2:  # it is viewed in three dimensions
-            call.copy(*call.args[:2])
         return
-    n_bytes = tensor.shape[1] * FLOAT
-    call.take(n_bytes, n_bytes)
+    size = tensor.shape[1] * FLOAT
+    call.take(size, size)
     call.make(*range(1, len(call.outs)))
     _stage(call, tensor, 2)
     call.make(0)
+
+
+def _flattens(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor can be seen in three dimensions without a copy."""
+    dims = zip(tensor.shape[2:], tensor.stride()[2:], strict=True)
+    long = [(size, stride) for size, stride in dims if size != 1]
+    return all(outer == size * inner for (_, outer), (size, inner) in pairwise(long))
 
 
 def _is_channel_last(tensor: torch.Tensor) -> bool:

@@ -231,7 +231,8 @@ def reduced(
         call.hold(*pair)
 
 
-def _accumulator_bytes(dtype: torch.dtype) -> int:
+def accumulator_bytes(dtype: torch.dtype) -> int:
+    """Return the size of a sum of numbers of a dtype (``acc_type``)."""
     if dtype in _LOW:
         return 4
     if dtype.is_floating_point or dtype.is_complex:
@@ -288,7 +289,7 @@ _reduces("amax", "amin", kind=lambda t: ReductionKind(t.element_size()))
 _reduces("argmax", "argmin", kind=lambda _: ReductionKind(INDEXED))
 _reduces("var", "std", "var_mean", "std_mean", kind=_of_variance)
 _reduces("linalg_vector_norm", kind=lambda t: ReductionKind(8 if t.dtype is torch.float64 else 4))
-_reduces("norm", kind=lambda t: ReductionKind(_accumulator_bytes(t.dtype)))
+_reduces("norm", kind=lambda t: ReductionKind(accumulator_bytes(t.dtype)))
 
 
 @after_results("any", "all")
@@ -313,7 +314,7 @@ def _histogram(call: Call) -> None:
 def _norms(call: Call) -> None:
     """The norm of each slice, and its factor if norms have another dtype (Normalization.cpp)."""
     tensor, dim = call.args[0], call.argument("dim")
-    n, size = tensor.shape[dim], _accumulator_bytes(tensor.dtype)
+    n, size = tensor.shape[dim], accumulator_bytes(tensor.dtype)
     call.take(n * size)
     others = [i for i in range(tensor.dim()) if i != dim % tensor.dim()]
     reduced(call, tensor, others, ReductionKind(size))
@@ -323,4 +324,4 @@ def _norms(call: Call) -> None:
 
 def summed(call: Call, tensor: torch.Tensor, axes: Sequence[int] | None = None) -> None:
     """Take the buffers of summing a tensor over some of its dimensions; None = all."""
-    reduced(call, tensor, axes, ReductionKind(_accumulator_bytes(tensor.dtype)))
+    reduced(call, tensor, axes, ReductionKind(accumulator_bytes(tensor.dtype)))

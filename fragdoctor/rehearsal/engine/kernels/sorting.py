@@ -8,6 +8,7 @@ import torch
 
 from fragdoctor.rehearsal.engine import session
 from fragdoctor.rehearsal.engine.kernels import cub
+from fragdoctor.rehearsal.engine.kernels.reduction import accumulator_bytes
 from fragdoctor.rehearsal.engine.kernels.scratch import (
     Call,
     after_results,
@@ -18,7 +19,6 @@ from fragdoctor.rehearsal.engine.kernels.scratch import (
 )
 
 INDEX_BYTES: Final = 8
-ACCUMULATOR_BYTES: Final = 4
 FEW_ROWS, OFTEN = 512, 30  # embeddings of few rows, each used often, are summed in place
 SORT_IN_BLOCK: Final = 4096  # rows up to this length are sorted by one block each
 SEGMENTED_FROM: Final = 128
@@ -177,10 +177,11 @@ def take_for_embedding(call: Call, n_rows: int, *, by_frequency: bool) -> None:
     call.hold(cub.scan(segments, index_bytes))
     n_parts = n // 10 + segments
     call.take(8, n_parts * index_bytes)
-    row_bytes = gradient.shape[-1] * ACCUMULATOR_BYTES
+    item = accumulator_bytes(gradient.dtype)
+    row_bytes = gradient.shape[-1] * item
     if n_rows <= FEW_ROWS and n >= OFTEN * n_rows:
         call.take(n_parts * index_bytes)
-        if gradient.element_size() < ACCUMULATOR_BYTES:
+        if gradient.element_size() < item:
             call.take(n_rows * row_bytes)
     else:
         call.take(n_parts * row_bytes)
