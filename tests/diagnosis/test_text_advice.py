@@ -725,8 +725,7 @@ def test_next_to_nothing_refused_to_jax_asks_who_is_on_the_gpu():
         ("torch.OutOfMemoryError: Allocation on device \n", "ComfyUI's message has no figures"),
         ("RuntimeError: NVML_SUCCESS == r INTERNAL ASSERT FAILED at a.cpp:1154\n", "MIG slice"),
         ("CUDA out of memory. Tried to allocate more than 1EB memory.\n", "overflowed"),
-        ("My torch program hits a GPU OOM.
-", "what filled it"),
+        ("My torch program hits a GPU OOM.\n", "what filled it"),
     ],
 )
 def test_message_that_never_has_figures_is_not_called_cut(text, said):
