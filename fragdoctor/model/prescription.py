@@ -126,16 +126,16 @@ class Tried(Struct, frozen=True):
         return max(one.n_gpus for one in self.treatments)
 
     @property
-    def rank(self) -> tuple[int, int, float, int, bool, int]:
+    def rank(self) -> tuple[int, int, bool, float, int, bool, int]:
         """Sort key among those that fit: GPUs, results, compute, then how easy it is to write.
 
         The easiest is a single change, then one whose place is known or that the framework has an
         option for, then one with few lines.
         """
-        cost = float("inf") if self.extra_compute is None else self.extra_compute
+        known, n_parts = self.extra_compute, len(self.treatments)
         numerics = list(Numerics).index(self.numerics)
-        n_parts = len(self.treatments)
-        return (self.n_gpus, numerics, cost, n_parts, self.is_open, self.n_lines)
+        cost = 0.0 if known is None else known
+        return (self.n_gpus, numerics, known is None, cost, n_parts, self.is_open, self.n_lines)
 
     @property
     def is_open(self) -> bool:
