@@ -23,7 +23,7 @@ from fragdoctor.rules.traceback_signs import (
     is_seen_to_grow,
     sign_of,
 )
-from fragdoctor.units import format_count, format_size, plural
+from fragdoctor.units import MIB, format_count, format_size, plural
 
 ALLOCATOR: Final = "pytorch-caching-allocator"
 MESSAGE: Final = "oom message"
@@ -266,6 +266,18 @@ def _allocator(message: OomMessage) -> Hypothesis:
         return Hypothesis(Cause.CAPACITY, summary, also=(Cause.HEALTHY,))
     sign = sign_of(message)
     doing = "" if sign is None else sign.doing
+    if message.variant == "batch-search":
+        # accelerate 0.10 to 1.15, utils/memory.py: find_executable_batch_size
+        return Hypothesis(
+            Cause.CAPACITY,
+            "accelerate's search for a batch size that fits (find_executable_batch_size, or "
+            "auto_find_batch_size=True of Trainer) lowered it after each failure, and a batch of "
+            f"one failed as well{doing and ', '}{doing}: the batch is not what is too large.",
+            settled_by="Run once with a batch of one and without the search, which hides the "
+            "errors that it caught: PyTorch's own error has the figures. The search also takes a "
+            "lack of host memory for too large a batch.",
+            also=(Cause.HOST_MEMORY,),
+        )
     if failed is not None:
         return decide(failed)
     found = without_figures("request", doing)
@@ -476,7 +488,25 @@ def _foreign(message: OomMessage) -> Hypothesis:
     return by_its_figures(name, message)
 
 
+MAPPED_BYTES: Final = MIB
+"""Linux's default limit of 65,530 mappings of this size is 64 GiB: larger ones fill the host."""
+
+
+def is_at_mapping_limit(message: OomMessage) -> bool:
+    """Return whether the kernel refused to map a piece that is too small to fill the host."""
+    return message.sub_kind == "mappings" and (message.requested_bytes or 0) < MAPPED_BYTES
+
+
 def _host(message: OomMessage) -> Hypothesis:
+    if is_at_mapping_limit(message):
+        return Hypothesis(
+            Cause.HOST_MEMORY,
+            f"The kernel refused to map {format_size(message.requested_bytes)} of shared memory: "
+            "so small a piece means that the process has reached its limit of mappings "
+            "(vm.max_map_count), as a DataLoader that passes many small tensors does.",
+            Confidence.LIKELY,
+            "wc -l /proc/PID/maps counts the program's mappings (65530 is the default limit).",
+        )
     is_kill = message.sub_kind in KILLS and message.variant not in TOLD_KILLS
     if message.variant in TOLD_KILLS:
         summary = (

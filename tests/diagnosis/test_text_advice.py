@@ -383,6 +383,27 @@ def test_program_that_only_runs_models_is_not_told_to_checkpoint_layers(said, is
     assert ("gradient-checkpointing" in codes) is is_told
 
 
+def test_server_beside_others_is_told_the_share_that_they_leave():
+    full = old_style("1.00 GiB", "40.00 GiB", "24.90 GiB", "0 bytes", "25.00 GiB")
+
+    verdict, first = first_of(f"$ vllm serve m\n{full}\n")
+
+    assert verdict.cause is Cause.OTHER_PROCESS
+    assert "--gpu-memory-utilization 0.6" in first.change
+
+
+@pytest.mark.parametrize(("n_bytes", "is_limit"), [(296, True), (9 << 30, False)])
+def test_small_piece_that_cannot_be_mapped_is_at_the_limit_of_mappings(n_bytes, is_limit):
+    # PyTorch 1.6 to 2.13, aten/src/ATen/MapAllocator.cpp
+    text = f"RuntimeError: unable to mmap {n_bytes} bytes from file </torch_1>: Cannot allocate "
+
+    verdict, first = first_of(f"{text}memory (12)\n")
+
+    assert verdict.cause is Cause.HOST_MEMORY
+    assert ("vm.max_map_count" in verdict.summary) is is_limit
+    assert ("vm.max_map_count" in first.change) is is_limit
+
+
 def test_checkpointing_that_is_on_is_no_advice():
     said = "--train_batch_size=1 --gradient_checkpointing --xformers"
 

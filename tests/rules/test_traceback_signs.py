@@ -218,6 +218,9 @@ def test_search_that_found_no_batch_says_that_the_batch_is_one_already():
     result = diagnose(case_of("RuntimeError: No executable batch size found, reached zero.\n"))
 
     assert result.verdict.cause is Cause.CAPACITY
+    assert "find_executable_batch_size" in result.verdict.summary
+    assert "a batch of one failed as well" in result.verdict.summary
+    assert Cause.HOST_MEMORY in result.verdict.also
     assert (
         result.recommendations[0].title == "Use less for one sample: a smaller batch did not help"
     )

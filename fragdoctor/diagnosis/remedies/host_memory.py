@@ -8,6 +8,7 @@ from typing import Final
 
 from fragdoctor.diagnosis.remedies.framework_words import words_in
 from fragdoctor.diagnosis.remedies.remedy import CURES, JudgedCase, Proposal, Remedy, proposes
+from fragdoctor.diagnosis.verdict_message import is_at_mapping_limit
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.frameworks import Change
@@ -71,6 +72,11 @@ HOST_CHANGES: Final = {
 }
 """Changes that use less of the host's memory, by the finer kind of the message."""
 
+MAPPINGS_CHANGE: Final = (
+    "raise it (sysctl -w vm.max_map_count=1048576); pass fewer and larger tensors (one padded tensor in a "
+    "sample instead of a list), and keep what a dataset loads in its __init__ as one array"
+)
+
 _LIMITS: Final = ("page-file", "windows-commit", "cgroup-kill")
 """Finer kinds of messages that name a limit, which can be raised."""
 
@@ -91,6 +97,8 @@ def host_change(case: JudgedCase) -> str:
 
 def _changes(case: JudgedCase, message: OomMessage) -> Iterator[str]:
     """Yield what fits the message, its traceback and the text around it, in this order."""
+    if is_at_mapping_limit(message):
+        yield MAPPINGS_CHANGE
     words = words_in(case, Change.HOST_MEMORY)
     own = HOST_CHANGES.get(message.variant) or HOST_CHANGES.get(message.sub_kind, "")
     if words and message.sub_kind in _LIMITS:
@@ -121,7 +129,9 @@ def less_host_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """
     if case.cause is not Cause.HOST_MEMORY or _is_shared_memory(case):
         return
+    is_limited = case.message is not None and is_at_mapping_limit(case.message)
     yield remedy.proposal(
+        title="Raise the kernel's limit of mappings" if is_limited else "",
         weight=CURES,
         change=host_change(case),
         locations=case.asking_stack[:1],

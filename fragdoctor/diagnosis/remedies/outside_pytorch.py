@@ -23,9 +23,11 @@ from fragdoctor.diagnosis.remedies.remedy import (
     Remedy,
     proposes,
 )
+from fragdoctor.diagnosis.remedies.serving import LEAST_UTILIZATION
 from fragdoctor.diagnosis.verdict_message import library_of
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, line_text
+from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, FailedRequest
 from fragdoctor.units import format_count, format_size
 
@@ -39,6 +41,25 @@ OWN_DEVICE: Final = (
 
 MIN_PEERS: Final = 3
 """Two processes of equal size may be a coincidence; three are workers of one program."""
+
+SHARES: Final = {
+    "vLLM": "--gpu-memory-utilization",
+    "SGLang": "--mem-fraction-static",
+    "TGI": "--cuda-memory-fraction",
+}
+"""Server options that say how much of the card they take."""
+
+
+def _share(case: JudgedCase) -> str:
+    """Return the option with which a server that takes a share leaves room for the others."""
+    r = case.failed_request
+    option = next((SHARES[f.name] for f in case.frameworks if f.name in SHARES), "")
+    if not option or r is None or not r.total_bytes or not r.other_bytes:
+        return ""
+    left = math.floor(100 * (1 - (r.other_bytes + TYPICAL_CONTEXT_BYTES) / r.total_bytes)) / 100
+    if left < LEAST_UTILIZATION:
+        return ""
+    return f"; or share the GPU: {option} {left:.2f} or less leaves them what they hold"
 
 
 @proposes("Free the device from other processes")
@@ -71,9 +92,12 @@ def free_other_process(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         change=f"{OWN_DEVICE}; otherwise end or move process {pids}, or run as many as "
         "fit (fragdoctor pack)"
         if peers
-        else f"end or move process {pids}"
-        if pids
-        else "find the holders with nvidia-smi or fuser -v /dev/nvidia*, and end leftovers",
+        else (
+            f"end or move process {pids}"
+            if pids
+            else "find the holders with nvidia-smi or fuser -v /dev/nvidia*, and end leftovers"
+        )
+        + _share(case),
         why=case.verdict.summary
         if is_main
         else f"{format_size(held)} may be held by other processes."

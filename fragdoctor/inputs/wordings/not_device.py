@@ -112,7 +112,7 @@ HOST_MEMORY: Final[tuple[Wording, ...]] = (
     _shm("torch-shm", r"unabletoallocatesharedmemory\(shm\)forfile<[^<>]{1,120}>"),
     _host(
         "mappings",
-        r"unabletommap\d{1,20}bytesfromfile<[^<>]{0,120}>:cannotallocatememory(?:\(12\))?",
+        r"unabletommap(?P<requested_bytes>COUNT)bytesfromfile<[^<>]{0,120}>:cannotallocatememory(?:\(12\))?",
         "mappings",
     ),
     _host(
