@@ -73,8 +73,9 @@ HOST_CHANGES: Final = {
 """Changes that use less of the host's memory, by the finer kind of the message."""
 
 MAPPINGS_CHANGE: Final = (
-    "raise it (sysctl -w vm.max_map_count=1048576); pass fewer and larger tensors (one padded tensor in a "
-    "sample instead of a list), and keep what a dataset loads in its __init__ as one array"
+    "raise it (sysctl -w vm.max_map_count=1048576); pass fewer and larger tensors (one padded "
+    "tensor in a sample instead of a list), and keep what a dataset loads in its __init__ as one "
+    "array"
 )
 
 _LIMITS: Final = ("page-file", "windows-commit", "cgroup-kill")
