@@ -236,7 +236,7 @@ def _read(message: OomMessage) -> Hypothesis:
         return Hypothesis(Cause.MEMORY_LIMIT, LIMIT_SUB_KINDS[message.sub_kind], Confidence.PROVEN)
     if message.sub_kind in LIBRARIES and engine_of(message) is None:
         return _library(message)
-    if message.kind == ALLOCATOR:
+    if message.kind == ALLOCATOR and engine_of(message) is None:
         return _allocator(message)
     return _OF_KIND.get(message.kind, _foreign)(message)
 

@@ -94,6 +94,21 @@ _SAMPLES: Final = {
     r"|llama|\bgpt|qwen|\bbert\b|tokenizer|new.tokens|generate_text|causallm|\bchat|translat",
 }
 """What a smaller sample is, by words that name one."""
+_PARTS: Final = (
+    r"(?:[a-z]{2,12}[ -])?(?:points|b?boxes|nodes|edges|neighbou?rs|agents|particles|atoms|residues"
+    r"|rays|gaussians|splats|objects|instances|classes|queries|proposals|anchors|candidates"
+    r"|keypoints|voxels|vertices|faces|triangles|entities|genes|cells|transitions|trajectories"
+    r"|experien[ct][ie]{0,2}s|pairs)\b"
+)
+"""What one sample, or what is computed at once, consists of; data sets consist of other things."""
+_COUNTED: Final = re.compile(
+    rf"(?i)(?:\b(?:number of|amount of|(?:so |too )?many|(?:a )?lots? of|thousands of|millions of)"
+    rf"|(?<![\w.,])\d{{1,3}}(?:,?\d{{3}}){{1,3}}|(?<![\w.,])\d{{1,3}}(?:\.\d)?"
+    rf"(?:k|m| thousand| million)) (?P<noun>{_PARTS})"
+    rf"|\b(?P<named>{_PARTS})(?: (?:number|count)\b| (?:is|are) (?:too |so )?(?:many|much|large)\b)"
+)
+"""What a text counts, in its own words."""
+_BEFORE_NOUN: Final = re.compile(r"(?i)^(?:the|of|these|those|my|our|its|such|in|on|to|and|or)[ -]")
 _MOST_KINDS: Final = 2
 _MUCH: Final = 3
 """A kind that is named less than a third as often as another is only mentioned."""
@@ -118,6 +133,8 @@ def told_settings(text: str) -> ToldSettings:
     least = min(failing, key=lambda m: int(m["size"]), default=None)
     options = [m["option"] for m in named if "_" in m["option"] or "-" in m["option"]]
     size = _SIZE.search(head)
+    counted = _COUNTED.search(head)
+    noun = "" if counted is None else (counted["noun"] or counted["named"]).lower()
     named_as = {
         less: len(re.findall(words, head, re.IGNORECASE)) for less, words in _SAMPLES.items()
     }
@@ -138,6 +155,8 @@ def told_settings(text: str) -> ToldSettings:
         in_use=tuple(w for w, words in _IN_USE.items() if re.search(words, head, re.IGNORECASE)),
         smaller_samples=(f"a lower {size[1]}",)
         if size is not None
+        else (f"fewer {_BEFORE_NOUN.sub('', noun)}",)
+        if noun
         else tuple(kinds)
         if len(kinds) <= _MOST_KINDS
         else (),

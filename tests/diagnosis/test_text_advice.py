@@ -1679,3 +1679,99 @@ def test_program_with_options_of_its_own_keeps_them_when_it_loads_a_model():
     )
 
     assert "--n-gpu-layers" in first.change
+
+
+# ---- what the author counts is what there must be less of ----
+
+
+@pytest.mark.parametrize(
+    ("said", "less", "change"),
+    [
+        ("It fails when the points number is more than 50000.", "fewer points", "in chunks"),
+        ("My network fails with 12,000 query points.", "fewer query points", "in chunks"),
+        ("There are so many gt boxes in a photo.", "fewer gt boxes", "gpu_assign_thr"),
+        ("I train on a graph with 9 million edges.", "fewer edges", "NeighborLoader"),
+        ("The agent has stored 40k transitions.", "fewer transitions", "on the CPU"),
+    ],
+)
+def test_less_of_what_the_author_counts_is_advised_in_the_authors_words(said, less, change):
+    _, first = first_of(f"{said}\nRuntimeError: CUDA out of memory\n")
+
+    assert less in first.title
+    assert change in first.change
+
+
+def test_batch_that_is_named_beside_what_is_counted_is_lowered_too():
+    _, first = first_of("batch_size=8, so many gt boxes\nRuntimeError: CUDA out of memory\n")
+
+    assert first.title == "Use fewer gt boxes, or lower batch_size from 8"
+
+
+@pytest.mark.parametrize(
+    "said", ["I use 8 GPUs and 400 epochs", "469,530 sentences", "30000 iterations in 12 hours"]
+)
+def test_sizes_of_a_run_or_a_data_set_are_not_what_there_is_too_much_of(said):
+    _, first = first_of(f"{said}\nRuntimeError: CUDA out of memory\n")
+
+    assert "at a time" not in first.title
+
+
+@pytest.mark.parametrize(
+    ("said", "is_told"),
+    [
+        ("Which model fits my card?", True),
+        ("y = model(x)\nWhich model fits my card?", False),  # code of one's own has no options
+        ("Does it need a larger card?", False),
+    ],
+)
+def test_options_of_a_program_are_for_those_who_run_one(said, is_told):
+    _, first = first_of(f"{said}\nRuntimeError: CUDA out of memory\n")
+
+    assert ("--lowvram" in first.change) is is_told
+
+
+def test_program_that_people_name_is_not_taken_for_pytorch():
+    said = "CUDA out of memory\n\nI installed ollama and run the model with a prompt.\n"
+
+    _, first = first_of(said)
+    _, beside = first_of(f"{said}My torch program runs beside it.\n")
+
+    assert "num_gpu" in first.change
+    assert "num_gpu" not in beside.change
+
+
+def test_array_of_cupy_that_no_gpu_holds_is_made_smaller():
+    # cupy 13, cuda/memory.pyx
+    verdict, first = first_of(
+        "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 557,507,129,344 bytes "
+        "(allocated so far: 10,453,504 bytes).\n"
+    )
+
+    assert verdict.cause is Cause.CAPACITY
+    assert "519.22 GiB" in verdict.summary
+    assert "in blocks" in first.change
+
+
+def test_out_of_memory_error_with_hyphens_is_not_pythons():
+    verdict, _ = first_of("The server fails on the GPU with an out-of-memory error\n")
+
+    assert verdict.cause is not Cause.HOST_MEMORY
+
+
+@pytest.mark.parametrize(
+    "title",
+    ["Attention: memory growth in my torch loop", "It grows to 11 gigabytes in my torch loop"],
+)
+def test_memory_that_grew_is_told_in_nouns_and_figures_too(title):
+    verdict, _ = first_of(f"{title}\n\nMy model uses the GPU. How can I fix it?\n")
+
+    assert verdict.cause is Cause.LEAK
+
+
+def test_title_about_problems_with_memory_is_one():
+    verdict, first = first_of(
+        "Problems with CUDA memory when validation starts\n\nHow can I fix it?\n"
+    )
+
+    assert verdict.cause is Cause.CAPACITY
+    assert "Evaluate" in first.title

@@ -209,7 +209,7 @@ HOST_MEMORY: Final[tuple[Wording, ...]] = (
     ),
     _host(
         "memory-error",
-        r"(?<![a-z.])memoryerror(?::(?!std::bad_alloc:|cuda|unabletoallocate\d))?",
+        r"(?<![a-z.])(?<!of-)memoryerror(?::(?!std::bad_alloc:|cuda|unabletoallocate\d))?",
         "python-memory-error",
         refine=ends_line,
         may_be_prose=True,
