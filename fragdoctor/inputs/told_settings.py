@@ -113,9 +113,9 @@ _MOST_KINDS: Final = 2
 _MUCH: Final = 3
 """A kind that is named less than a third as often as another is only mentioned."""
 _SIZE: Final = re.compile(
-    r"(?i)(?<![\w.-])((?:--)?(?:max_?(?:seq(?:uence)?_?)?(?:len(?:gth)?|duration)|cutoff_len"
+    r"(?i)(?<![\w.-])((?:--)?(?:(?:max[-_]?)?(?:seq(?:uence)?[-_]?)?(?:len(?:gth)?|duration)|cutoff_len"
     r"|(?:img|image|crop|patch)_?size|imgsz|resolution|num_frames|block_size))"
-    r"['\"`]{0,2}(?:\s{0,3}[:=]\s{0,3}|\s{1,3}(?:is )?)['\"`(\[]{0,2}\d{2,5}(?:s|px)?\b"
+    r"['\"`]{0,2}(?:\s{0,3}[:=]\s{0,3}|\s{1,3}(?:is )?)['\"`(\[]{0,2}(\d{2,5}(?:s|px)?)\b"
 )
 """An option for the size of a sample, with its value."""
 
@@ -153,7 +153,7 @@ def told_settings(text: str) -> ToldSettings:
             )
         ),
         in_use=tuple(w for w, words in _IN_USE.items() if re.search(words, head, re.IGNORECASE)),
-        smaller_samples=(f"a lower {size[1]}",)
+        smaller_samples=(f"a lower {size[1]} than {size[2]}",)
         if size is not None
         else (f"fewer {_BEFORE_NOUN.sub('', noun)}",)
         if noun

@@ -129,6 +129,11 @@ def is_seen_to_grow(message: OomMessage) -> bool:
     return _search(rf"(?i){_GROWS}", message.said) or (sign is not None and sign.name == COLLECTED)
 
 
+def is_in_backward_pass(message: OomMessage) -> bool:
+    """Return whether the traceback of a message shows a backward pass."""
+    return any(map(_BACKWARD.matches, message.frames))
+
+
 def is_seen_to_fail_late(message: OomMessage) -> bool:
     """Return whether people said that steps went well before the one that failed."""
     sign = sign_of(message)

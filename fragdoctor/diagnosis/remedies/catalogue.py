@@ -91,6 +91,11 @@ def rank(
         else:
             kept.append(proposal)
     kept.sort(key=lambda p: _order(p, cause))
+    # Two remedies may come to the same change: what is said first is not said again.
+    kept = list(
+        {(p.recommendation.title, p.recommendation.setting): p for p in kept[::-1]}.values()
+    )
+    kept.reverse()
     ranked = tuple(replace(p.recommendation, rank=i) for i, p in enumerate(kept, start=1))
     return ranked, tuple(sorted(rejected, key=lambda r: r.code))
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from fragdoctor.diagnosis.decision import is_integrated
+from fragdoctor.diagnosis.remedies.less_at_once import less_of_batch
 from fragdoctor.diagnosis.remedies.remedy import (
     ASKS,
     CLOSED,
@@ -29,6 +30,7 @@ from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, line_text
 from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, FailedRequest
+from fragdoctor.rules.traceback_signs import is_in_backward_pass
 from fragdoctor.units import format_count, format_size
 
 PEERS_LOOK_THE_SAME: Final = (
@@ -370,7 +372,12 @@ def locate_driver_call(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         "or model; with room left, pin_memory=False in the DataLoader for a test, and "
         "CUDA_LAUNCH_BLOCKING=1, with which the traceback names the call"
     )
+    title = ""
+    if is_in_backward_pass(message):  # activations that this program made are there by then
+        title, less = less_of_batch(case)
+        change = f"{less}; nvidia-smi during the run shows whether another process takes a part"
     yield remedy.proposal(
+        title=title,
         weight=MAY_HELP,
         change=change,
         why="The driver's message does not say whether device memory, pinned host memory or "
