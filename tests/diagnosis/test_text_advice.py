@@ -342,7 +342,7 @@ def test_batch_is_named_as_the_text_names_it_with_its_value(said, title):
     [
         ("We fine-tune a llama on long tokens.", "shorter sequences"),
         ("I train on audio.", "shorter audio"),
-        ("Training with max_length=2048 fails.", "a lower max_length"),
+        ("Training with max_length=2048 fails.", "a lower max_length than 2048"),
         ("We train on images, audio, video and tokens.", "smaller inputs"),
     ],
 )
@@ -1775,3 +1775,44 @@ def test_title_about_problems_with_memory_is_one():
 
     assert verdict.cause is Cause.CAPACITY
     assert "Evaluate" in first.title
+
+
+@pytest.mark.parametrize(("live", "is_first"), [("10.23 GiB", True), ("4.00 GiB", False)])
+def test_peak_is_lowered_before_pytorch_is_replaced_unless_most_of_the_cache_is_holes(
+    live, is_first
+):
+    full = old_style("2.00 GiB", "14.75 GiB", live, "790.81 MiB", "12.92 GiB")
+
+    verdict, first = first_of(f"after the train cell:\n{full}\n")
+
+    assert verdict.cause is Cause.FRAGMENTATION
+    assert (first.code == "smaller-batch") is is_first
+
+
+def test_drivers_error_in_a_backward_pass_is_lowered_by_the_sizes_that_are_named():
+    step = traceback(("/job/train.py", "loss.backward()"))
+    failed = "RuntimeError: cuda runtime error (2) : out of memory at /a/THC/THCStorage.cu:66\n"
+
+    _, first = first_of(f"{step}{failed}python train.py --seq-len 1600\n")
+    _, elsewhere = first_of(f"{failed}python train.py --seq-len 1600\n")
+
+    assert first.title == "Use a smaller batch or a lower --seq-len than 1600"
+    assert "nvidia-smi" in first.change
+    assert elsewhere.title == "See whether the GPU is full, and with what"
+
+
+@pytest.mark.parametrize(("card", "is_too_small"), [("GTX 1060 6GB", True), ("RTX 4090", False)])
+def test_weights_are_compared_with_the_card_that_the_text_names(card, is_too_small):
+    _, first = first_of(f"I load vicuna-7b on my {card}\nRuntimeError: CUDA out of memory\n")
+
+    assert first.title.startswith("Use a smaller model") is is_too_small
+
+
+def test_same_advice_of_two_remedies_is_said_once():
+    result = diagnose(
+        case_of("I generate images with hires, which throws out of memory on my GPU\n")
+    )
+    titles = [r.title for r in result.recommendations]
+
+    assert titles[0] == "Give the model less at a time"
+    assert len({*titles}) == len(titles)

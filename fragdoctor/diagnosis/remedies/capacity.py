@@ -232,6 +232,8 @@ class SmallerBatch(SavingRemedy):
 
     def _proposed(self, case: JudgedCase) -> Iterator[Proposal]:
         r = case.failed_request
+        if case.has_old_holes and case.sign is None:
+            yield self._smaller(case, "Smaller requests fit into the holes, in any PyTorch.")
         if not case.is_allocator_case or case.cause not in SHORT_OF_MEMORY:
             return
         if r is None or r.is_bare:
