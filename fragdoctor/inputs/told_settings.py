@@ -95,12 +95,12 @@ _SAMPLES: Final = {
 }
 """What a smaller sample is, by words that name one."""
 _PARTS: Final = (
-    r"(?:[a-z]{2,12}[ -])?(?:points|b?boxes|nodes|edges|neighbou?rs|agents|particles|atoms|residues"
-    r"|rays|gaussians|splats|objects|instances|classes|queries|proposals|anchors|candidates"
-    r"|keypoints|voxels|vertices|faces|triangles|entities|genes|cells|transitions|trajectories"
-    r"|experien[ct][ie]{0,2}s|pairs)\b"
+    r"(?:[a-z]{2,12}[ -])?(?:points|b?boxes|edges|neighbou?rs|agents|particles|atoms|residues|rays"
+    r"|gaussians|splats|objects|queries|proposals|anchors|candidates|keypoints|voxels|vertices"
+    r"|faces|triangles|entities|genes|transitions|trajectories|experien[ct][ie]{0,2}s|pairs)\b"
 )
-"""What one sample, or what is computed at once, consists of; data sets consist of other things."""
+"""What one sample, or what is computed at once, consists of; data sets consist of other things, and
+nodes and instances may be machines."""
 _COUNTED: Final = re.compile(
     rf"(?i)(?:\b(?:number of|amount of|(?:so |too )?many|(?:a )?lots? of|thousands of|millions of)"
     rf"|(?<![\w.,])\d{{1,3}}(?:,?\d{{3}}){{1,3}}|(?<![\w.,])\d{{1,3}}(?:\.\d)?"
@@ -113,7 +113,7 @@ _MOST_KINDS: Final = 2
 _MUCH: Final = 3
 """A kind that is named less than a third as often as another is only mentioned."""
 _SIZE: Final = re.compile(
-    r"(?i)(?<![\w.-])((?:--)?(?:(?:max[-_]?)?(?:seq(?:uence)?[-_]?)?(?:len(?:gth)?|duration)|cutoff_len"
+    r"(?i)(?<![\w.-])((?:--)?(?:(?:max[-_]?(?:seq(?:uence)?[-_]?)?|seq(?:uence)?[-_]?)(?:len(?:gth)?|duration)|cutoff_len"
     r"|(?:img|image|crop|patch)_?size|imgsz|resolution|num_frames|block_size))"
     r"['\"`]{0,2}(?:\s{0,3}[:=]\s{0,3}|\s{1,3}(?:is )?)['\"`(\[]{0,2}(\d{2,5}(?:s|px)?)\b"
 )

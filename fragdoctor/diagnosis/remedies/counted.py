@@ -10,8 +10,8 @@ from fragdoctor.diagnosis.remedies.remedy import JudgedCase
 FEWER: Final = {
     r"box|object|instance|anchor|proposal": "drop or split samples with hundreds of them; compare "
     "them on the CPU (gpu_assign_thr=100 of MMDetection's assigners) or in chunks",
-    r"node|edge|neighbo": "sample neighbors instead of using the whole graph (NeighborLoader of "
-    "PyG, or DGL's); multiply by a sparse matrix (torch.sparse, SparseTensor) instead of making a "
+    r"node|edge|neighbo|PyG$": "sample neighbors instead of using the whole graph (NeighborLoader "
+    "of PyG, or DGL's); multiply by a sparse matrix (torch.sparse, SparseTensor) instead of making a "
     "message for each edge; fewer features or heads",
     r"experien|transition|trajector": "store them on the CPU (.cpu(), or NumPy arrays), and move "
     "only the sampled batch to the GPU",
@@ -23,5 +23,5 @@ FEWER: Final = {
 
 def less_of_counted(case: JudgedCase) -> str:
     """Return how to make less of what the text counts, or "" if it counts nothing known."""
-    less = " ".join(case.told.smaller_samples)
+    less = " ".join((*case.told.smaller_samples, *(f.name for f in case.frameworks[:1])))
     return next((change for words, change in FEWER.items() if re.search(words, less)), "")

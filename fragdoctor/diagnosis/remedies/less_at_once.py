@@ -114,6 +114,8 @@ def less_of_batch(case: JudgedCase) -> tuple[str, str]:
 def _less_of_one(case: JudgedCase, since: str) -> tuple[str, str]:
     """Return title and change for a batch that cannot shrink, without what is in use already."""
     samples = ", ".join(case.told.smaller_samples) or ONE_INPUT
+    if counted := less_of_counted(case):
+        samples = f"{samples}: {counted}"
     if not case.trains:
         weights = words_in(case, Change.WEIGHTS) or fewer_bytes(case)
         return f"Use less for one sample: {since}", f"use {samples}; then {weights}"
