@@ -1719,9 +1719,9 @@ def test_sizes_of_a_run_or_a_data_set_are_not_what_there_is_too_much_of(said):
 @pytest.mark.parametrize(
     ("said", "is_told"),
     [
-        ("Which model fits my card?", True),
-        ("y = model(x)\nWhich model fits my card?", False),  # code of one's own has no options
-        ("Does it need a larger card?", False),
+        ("I transcribe one long recording.", True),
+        ("y = model(x)\nI transcribe one long recording.", False),  # own code has no options
+        ("Which model fits my card?", False),  # it may be trained
     ],
 )
 def test_options_of_a_program_are_for_those_who_run_one(said, is_told):

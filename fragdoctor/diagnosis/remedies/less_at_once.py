@@ -101,8 +101,6 @@ def less_of_batch(case: JudgedCase) -> tuple[str, str]:
             change = OF_IMAGES
         elif case.trains and (less or is_sized):
             change = HALVES
-        elif speaks_of_model(case) and not (case.trains or is_sized or _is_of_own_code(case)):
-            change = f"{change}; if it only runs a model, {fewer_bytes(case)}"
     batch = (
         f"Lower {told.batch_option} from {told.batch_size}, or use"
         if is_sized
