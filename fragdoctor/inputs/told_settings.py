@@ -95,9 +95,10 @@ _SAMPLES: Final = {
 }
 """What a smaller sample is, by words that name one."""
 _PARTS: Final = (
-    r"(?:[a-z]{2,12}[ -])?(?:points|b?boxes|edges|neighbou?rs|agents|particles|atoms|residues|rays"
-    r"|gaussians|splats|objects|queries|proposals|anchors|candidates|keypoints|voxels|vertices"
-    r"|faces|triangles|entities|genes|transitions|trajectories|experien[ct][ie]{0,2}s|pairs)\b"
+    r"(?:(?!(?:the|of|these|those|my|our|its|such|in|on|to|and|or)\b)[a-z]{2,12}[ -])?"
+    r"(?:points|b?boxes|edges|neighbou?rs|agents|particles|atoms|residues|rays|gaussians|splats"
+    r"|objects|queries|proposals|anchors|candidates|keypoints|voxels|vertices|faces|triangles"
+    r"|entities|genes|transitions|trajectories|experien[ct][ie]{0,2}s|pairs)\b"
 )
 """What one sample, or what is computed at once, consists of; data sets consist of other things, and
 nodes and instances may be machines."""
@@ -108,7 +109,6 @@ _COUNTED: Final = re.compile(
     rf"|\b(?P<named>{_PARTS})(?: (?:number|count)\b| (?:is|are) (?:too |so )?(?:many|much|large)\b)"
 )
 """What a text counts, in its own words."""
-_BEFORE_NOUN: Final = re.compile(r"(?i)^(?:the|of|these|those|my|our|its|such|in|on|to|and|or)[ -]")
 _MOST_KINDS: Final = 2
 _MUCH: Final = 3
 """A kind that is named less than a third as often as another is only mentioned."""
@@ -134,7 +134,6 @@ def told_settings(text: str) -> ToldSettings:
     options = [m["option"] for m in named if "_" in m["option"] or "-" in m["option"]]
     size = _SIZE.search(head)
     counted = _COUNTED.search(head)
-    noun = "" if counted is None else (counted["noun"] or counted["named"]).lower()
     named_as = {
         less: len(re.findall(words, head, re.IGNORECASE)) for less, words in _SAMPLES.items()
     }
@@ -155,8 +154,8 @@ def told_settings(text: str) -> ToldSettings:
         in_use=tuple(w for w, words in _IN_USE.items() if re.search(words, head, re.IGNORECASE)),
         smaller_samples=(f"a lower {size[1]} than {size[2]}",)
         if size is not None
-        else (f"fewer {_BEFORE_NOUN.sub('', noun)}",)
-        if noun
+        else (f"fewer {(counted['noun'] or counted['named']).lower()}",)
+        if counted is not None
         else tuple(kinds)
         if len(kinds) <= _MOST_KINDS
         else (),
