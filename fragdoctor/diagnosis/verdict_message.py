@@ -23,7 +23,7 @@ from fragdoctor.rules.traceback_signs import (
     is_seen_to_grow,
     sign_of,
 )
-from fragdoctor.units import MIB, format_count, format_size, plural
+from fragdoctor.units import format_count, format_size, plural
 
 ALLOCATOR: Final = "pytorch-caching-allocator"
 MESSAGE: Final = "oom message"
@@ -154,6 +154,13 @@ TOLD: Final = {
         "Worker processes are gone. Unless they printed an error of their own further up, the "
         "host's out-of-memory killer ended them.",
         settled_by=SHOWS_KILL,
+    ),
+    "mappings": Hypothesis(
+        Cause.HOST_MEMORY,
+        "The kernel refused to map a small piece of shared memory: the process has reached its "
+        "limit of mappings (vm.max_map_count), as a DataLoader with many small tensors does.",
+        Confidence.LIKELY,
+        "wc -l /proc/PID/maps counts the program's mappings (65530 is the default limit).",
     ),
     "pool-full": Hypothesis(
         Cause.CAPACITY,
@@ -488,25 +495,7 @@ def _foreign(message: OomMessage) -> Hypothesis:
     return by_its_figures(name, message)
 
 
-MAPPED_BYTES: Final = MIB
-"""Linux's default limit of 65,530 mappings of this size is 64 GiB: larger ones fill the host."""
-
-
-def is_at_mapping_limit(message: OomMessage) -> bool:
-    """Return whether the kernel refused to map a piece that is too small to fill the host."""
-    return message.sub_kind == "mappings" and (message.requested_bytes or 0) < MAPPED_BYTES
-
-
 def _host(message: OomMessage) -> Hypothesis:
-    if is_at_mapping_limit(message):
-        return Hypothesis(
-            Cause.HOST_MEMORY,
-            f"The kernel refused to map {format_size(message.requested_bytes)} of shared memory: "
-            "so small a piece means that the process has reached its limit of mappings "
-            "(vm.max_map_count), as a DataLoader that passes many small tensors does.",
-            Confidence.LIKELY,
-            "wc -l /proc/PID/maps counts the program's mappings (65530 is the default limit).",
-        )
     is_kill = message.sub_kind in KILLS and message.variant not in TOLD_KILLS
     if message.variant in TOLD_KILLS:
         summary = (

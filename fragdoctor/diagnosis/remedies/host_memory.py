@@ -8,7 +8,6 @@ from typing import Final
 
 from fragdoctor.diagnosis.remedies.framework_words import words_in
 from fragdoctor.diagnosis.remedies.remedy import CURES, JudgedCase, Proposal, Remedy, proposes
-from fragdoctor.diagnosis.verdict_message import is_at_mapping_limit
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.frameworks import Change
@@ -64,6 +63,9 @@ HOST_CHANGES: Final = {
     "worker-gone": "fewer worker processes: -npp and -nps of nnUNetv2_predict, nnUNet_n_proc_DA "
     "for nnU-Net's training, num_workers of a DataLoader; more memory for the machine or "
     "container",
+    "mappings": "raise it (sysctl -w vm.max_map_count=1048576); pass fewer and larger tensors (one "
+    "padded tensor in a sample instead of a list), and keep what a dataset loads in its __init__ "
+    "as one array",
     "ggml-pinned": "GGML_CUDA_NO_PINNED=1 in the environment, with which llama.cpp takes ordinary "
     "host memory; in WSL2 set a larger memory= in .wslconfig; then fewer layers on the GPU",
     "pinned-host": "use fewer or smaller page-locked buffers (pin_memory=False in PyTorch's "
@@ -71,12 +73,6 @@ HOST_CHANGES: Final = {
     "a larger memory= in .wslconfig",
 }
 """Changes that use less of the host's memory, by the finer kind of the message."""
-
-MAPPINGS_CHANGE: Final = (
-    "raise it (sysctl -w vm.max_map_count=1048576); pass fewer and larger tensors (one padded "
-    "tensor in a sample instead of a list), and keep what a dataset loads in its __init__ as one "
-    "array"
-)
 
 _LIMITS: Final = ("page-file", "windows-commit", "cgroup-kill")
 """Finer kinds of messages that name a limit, which can be raised."""
@@ -98,8 +94,6 @@ def host_change(case: JudgedCase) -> str:
 
 def _changes(case: JudgedCase, message: OomMessage) -> Iterator[str]:
     """Yield what fits the message, its traceback and the text around it, in this order."""
-    if is_at_mapping_limit(message):
-        yield MAPPINGS_CHANGE
     words = words_in(case, Change.HOST_MEMORY)
     own = HOST_CHANGES.get(message.variant) or HOST_CHANGES.get(message.sub_kind, "")
     if words and message.sub_kind in _LIMITS:
@@ -130,7 +124,7 @@ def less_host_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """
     if case.cause is not Cause.HOST_MEMORY or _is_shared_memory(case):
         return
-    is_limited = case.message is not None and is_at_mapping_limit(case.message)
+    is_limited = case.message is not None and case.message.sub_kind == "mappings"
     yield remedy.proposal(
         title="Raise the kernel's limit of mappings" if is_limited else "",
         weight=CURES,

@@ -110,10 +110,15 @@ HOST_MEMORY: Final[tuple[Wording, ...]] = (
         r"unableto(?:writetofile|resizefile)<[^<>]{1,120}>(?:totherightsize)?:nospaceleftondevice",
     ),
     _shm("torch-shm", r"unabletoallocatesharedmemory\(shm\)forfile<[^<>]{1,120}>"),
-    _host(
-        "mappings",
-        r"unabletommap(?P<requested_bytes>COUNT)bytesfromfile<[^<>]{0,120}>:cannotallocatememory(?:\(12\))?",
-        "mappings",
+    # Linux's limit of 65,530 mappings is reached before the memory is with pieces below a megabyte.
+    *(
+        _host(
+            name,
+            rf"unabletommap(?P<requested_bytes>\d{{{digits}}})bytesfromfile<[^<>]{{0,120}}>"
+            r":cannotallocatememory(?:\(12\))?",
+            name,
+        )
+        for name, digits in (("mappings", "1,6"), ("cannot-map", "7,20"))
     ),
     _host(
         "page-file",
