@@ -155,6 +155,13 @@ TOLD: Final = {
         "host's out-of-memory killer ended them.",
         settled_by=SHOWS_KILL,
     ),
+    "mappings": Hypothesis(
+        Cause.HOST_MEMORY,
+        "The kernel refused to map a small piece of shared memory: the process has reached its "
+        "limit of mappings (vm.max_map_count), as a DataLoader with many small tensors does.",
+        Confidence.LIKELY,
+        "wc -l /proc/PID/maps counts the program's mappings (65530 is the default limit).",
+    ),
     "pool-full": Hypothesis(
         Cause.CAPACITY,
         "A step needed more tokens of KV cache than SGLang's pool had free; the pool is full, not "
@@ -236,7 +243,7 @@ def _read(message: OomMessage) -> Hypothesis:
         return Hypothesis(Cause.MEMORY_LIMIT, LIMIT_SUB_KINDS[message.sub_kind], Confidence.PROVEN)
     if message.sub_kind in LIBRARIES and engine_of(message) is None:
         return _library(message)
-    if message.kind == ALLOCATOR:
+    if message.kind == ALLOCATOR and engine_of(message) is None:
         return _allocator(message)
     return _OF_KIND.get(message.kind, _foreign)(message)
 
@@ -266,6 +273,18 @@ def _allocator(message: OomMessage) -> Hypothesis:
         return Hypothesis(Cause.CAPACITY, summary, also=(Cause.HEALTHY,))
     sign = sign_of(message)
     doing = "" if sign is None else sign.doing
+    if message.variant == "batch-search":
+        # accelerate 0.10 to 1.15, utils/memory.py: find_executable_batch_size
+        return Hypothesis(
+            Cause.CAPACITY,
+            "accelerate's search for a batch size that fits (find_executable_batch_size, or "
+            "auto_find_batch_size=True of Trainer) lowered it after each failure, and a batch of "
+            f"one failed as well{doing and ', '}{doing}: the batch is not what is too large.",
+            settled_by="Run once with a batch of one and without the search, which hides the "
+            "errors that it caught: PyTorch's own error has the figures. The search also takes a "
+            "lack of host memory for too large a batch.",
+            also=(Cause.HOST_MEMORY,),
+        )
     if failed is not None:
         return decide(failed)
     found = without_figures("request", doing)

@@ -37,6 +37,7 @@ SHORTAGE: Final = re.compile(
     rf"|(?:\bnot?|n't)(?: have| provide)? enough {_MEMORY}|\b(?:insufficient|no more) {_MEMORY}"
     rf"|\b{_MEMORY} (?:(?:is|was) (?:full|exhausted)|over-?(?:load|flow)s?\b)"
     rf"|(?P<loose>{GROWS}|\b(?:cuda|gpu|vram) memory (?:error|problem)s?\b|\black of {_MEMORY}"
+    rf"|\b(?:problems?|issues?|trouble|errors?) (?:with|of|about) {_MEMORY}"
     rf"|{_MEMORY} (?:is|was)(?:n't| not) (?:enough|sufficient)"
     rf"|{_MEMORY} (?:is insufficient|limitations?|spikes?|(?:gets?|is|was) (?:fully|all) used)\b"
     rf"|{_MEMORY} (?:usage|consumption) (?:is|was) (?:very|too|so|extremely) high\b"

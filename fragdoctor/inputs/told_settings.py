@@ -94,13 +94,28 @@ _SAMPLES: Final = {
     r"|llama|\bgpt|qwen|\bbert\b|tokenizer|new.tokens|generate_text|causallm|\bchat|translat",
 }
 """What a smaller sample is, by words that name one."""
+_PARTS: Final = (
+    r"(?:(?!(?:the|of|these|those|my|our|its|such|in|on|to|and|or)\b)[a-z]{2,12}[ -])?"
+    r"(?:points|b?boxes|edges|neighbou?rs|agents|particles|atoms|residues|rays|gaussians|splats"
+    r"|objects|queries|proposals|anchors|candidates|keypoints|voxels|vertices|faces|triangles"
+    r"|entities|genes|transitions|trajectories|experien[ct][ie]{0,2}s|pairs)\b"
+)
+"""What one sample, or what is computed at once, consists of; data sets consist of other things, and
+nodes and instances may be machines."""
+_COUNTED: Final = re.compile(
+    rf"(?i)(?:\b(?:number of|amount of|(?:so |too )?many|(?:a )?lots? of|thousands of|millions of)"
+    rf"|(?<![\w.,])\d{{1,3}}(?:,?\d{{3}}){{1,3}}|(?<![\w.,])\d{{1,3}}(?:\.\d)?"
+    rf"(?:k|m| thousand| million)) (?P<noun>{_PARTS})"
+    rf"|\b(?P<named>{_PARTS})(?: (?:number|count)\b| (?:is|are) (?:too |so )?(?:many|much|large)\b)"
+)
+"""What a text counts, in its own words."""
 _MOST_KINDS: Final = 2
 _MUCH: Final = 3
 """A kind that is named less than a third as often as another is only mentioned."""
 _SIZE: Final = re.compile(
-    r"(?i)(?<![\w.-])((?:--)?(?:max_?(?:seq(?:uence)?_?)?(?:len(?:gth)?|duration)|cutoff_len"
+    r"(?i)(?<![\w.-])((?:--)?(?:(?:max[-_]?(?:seq(?:uence)?[-_]?)?|seq(?:uence)?[-_]?)(?:len(?:gth)?|duration)|cutoff_len"
     r"|(?:img|image|crop|patch)_?size|imgsz|resolution|num_frames|block_size))"
-    r"['\"`]{0,2}(?:\s{0,3}[:=]\s{0,3}|\s{1,3}(?:is )?)['\"`(\[]{0,2}\d{2,5}(?:s|px)?\b"
+    r"['\"`]{0,2}(?:\s{0,3}[:=]\s{0,3}|\s{1,3}(?:is )?)['\"`(\[]{0,2}(\d{2,5}(?:s|px)?)\b"
 )
 """An option for the size of a sample, with its value."""
 
@@ -118,6 +133,7 @@ def told_settings(text: str) -> ToldSettings:
     least = min(failing, key=lambda m: int(m["size"]), default=None)
     options = [m["option"] for m in named if "_" in m["option"] or "-" in m["option"]]
     size = _SIZE.search(head)
+    counted = _COUNTED.search(head)
     named_as = {
         less: len(re.findall(words, head, re.IGNORECASE)) for less, words in _SAMPLES.items()
     }
@@ -136,8 +152,10 @@ def told_settings(text: str) -> ToldSettings:
             )
         ),
         in_use=tuple(w for w, words in _IN_USE.items() if re.search(words, head, re.IGNORECASE)),
-        smaller_samples=(f"a lower {size[1]}",)
+        smaller_samples=(f"a lower {size[1]} than {size[2]}",)
         if size is not None
+        else (f"fewer {(counted['noun'] or counted['named']).lower()}",)
+        if counted is not None
         else tuple(kinds)
         if len(kinds) <= _MOST_KINDS
         else (),

@@ -221,6 +221,12 @@ XGBoost
   step: Put less on the GPU
     use QuantileDMatrix instead of DMatrix, a lower max_bin or max_depth, fewer rows or external
     memory; del boosters and matrices of earlier runs; nvidia-smi shows who else is on the GPU
+CuPy
+  source: cupy 13, docs/source/user_guide/memory.rst
+  speaks: cupy
+  step: Make the array smaller, or work in parts
+    compute rows in blocks: an array of all pairs takes the square of their number; use fewer points
+    or a smaller type (float32); cupy.get_default_memory_pool().free_all_blocks() between the parts
 DirectML
   source: torch-directml 0.2
   speaks: directml
@@ -264,7 +270,8 @@ def engine_of(message: OomMessage) -> Engine | None:
             engine.name == "llama.cpp" and re.search(ENGINES[0].logs, said)
         ):
             return engine
-    if message.is_of_caching_allocator or message.kind == "kv-cache":
+    is_named = message.variant in ("told", "bare") and _TORCH.search(said) is None
+    if (message.is_of_caching_allocator and not is_named) or message.kind == "kv-cache":
         return None
     return next((e for e in ENGINES if e.logs and re.search(e.logs, said)), None)
 

@@ -116,7 +116,8 @@ vLLM
 SGLang
   source: sglang 0.4 to 0.5.20, srt/server_args.py and docs/advanced_features/server_arguments.md
   files: /sglang/(?:srt|lang)/
-  logs: \bsglang[.:]|\bimport sglang|mem[-_]fraction[-_]static|[Cc]apture cuda graph failed
+  logs: \bsglang(?:[.:]| serve\b)|\bimport sglang|mem[-_]fraction[-_]static
+    |[Cc]apture cuda graph failed
   batch: lower --mem-fraction-static, which leaves less to the KV cache; for long prompts lower
     --chunked-prefill-size, and while decoding lower --max-running-requests
   weights: spread the weights over more GPUs (--tp), use an AWQ, GPTQ or FP8 checkpoint, or move a

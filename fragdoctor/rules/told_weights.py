@@ -20,6 +20,7 @@ from fragdoctor.model.case import (
     OomMessage,
     ToldSettings,
 )
+from fragdoctor.model.gpus import known_gpu
 from fragdoctor.rules.traceback_signs import sign_of
 from fragdoctor.units import GIB, format_size
 
@@ -48,6 +49,14 @@ SMALL_STATE: Final = frozenset({ADAPTER, STATE_8BIT, OFFLOADING})
 """What trains with less: few parameters, or state that is small or not on the GPU."""
 LARGEST_BYTES: Final = 80 * GIB
 """A card that the text does not name is taken for one of the largest that most people have."""
+_CARD: Final = re.compile(
+    r"(?i)\b(?:[ahv][1-8]00|h20|p100|[tl]4|l40s?|a10g?|a[346]0(?:00)?|[1-5]0[5-9]0(?: ?ti)?)"
+    r"(?!\d)(?:[\s(\uff08*x_-]{0,3}(?:sxm|pcie)?[\s(\uff08*x_-]{0,3}(?P<size>\d{1,3}) ?G)?"
+)
+_SIZED: Final = re.compile(
+    r"(?i)(?<![\d.])(?P<size>\d{1,3}) ?G(?:i?B|igs?)?(?:\W{1,3}(?:of ?)?)?"
+    r"(?:v-?ram|gpu|card|显存|video|graphics|memory gpu|rtx|nvidia)\b"
+)
 
 
 class ToldWeights(Struct, frozen=True):
@@ -69,7 +78,7 @@ class ToldWeights(Struct, frozen=True):
 
     def fill(self, message: OomMessage) -> bool:
         """Return whether they alone fill the one device of a message."""
-        whole = message.total_bytes
+        whole = told_card_bytes(message)
         is_alone = whole is not None and not _SEVERAL_GPUS.search(message.said)
         return is_alone and self.n_bytes(self.bits or 16) > FULL_SHARE * (whole or 0)
 
@@ -82,7 +91,7 @@ class ToldWeights(Struct, frozen=True):
         needed = self.n_bytes(8 * TRAINED_BYTES)
         whole = 0 if SHARDED_WEIGHTS in told.in_use else self.n_bytes(16)  # as ZeRO 2 leaves it
         of_one = whole + (needed - whole) // n_gpus
-        if of_one <= FULL_SHARE * (message.total_bytes or LARGEST_BYTES):
+        if of_one <= FULL_SHARE * (told_card_bytes(message) or LARGEST_BYTES):
             return ""
         return (
             f"training all of a {self.billions:g}B model with AdamW takes about "
@@ -94,6 +103,20 @@ def _has_trained(message: OomMessage) -> bool:
     """Return whether steps went well before the failure, so that the state does fit."""
     sign = sign_of(message)
     return sign is not None and (sign.is_surrounding or sign.can_leave_gpu or not sign.is_training)
+
+
+def told_card_bytes(message: OomMessage) -> int | None:
+    """Return the size of the GPU, from the message's figures or from the text around it."""
+    if message.total_bytes:
+        return message.total_bytes
+    said = message.said
+    sizes = [int(m["size"]) * GIB for m in _SIZED.finditer(said)]
+    for m in _CARD.finditer(said):
+        if m["size"]:
+            sizes.append(int(m["size"]) * GIB)
+        elif (gpu := known_gpu(m[0])) is not None:
+            sizes.append(gpu.usable_bytes)
+    return max(sizes, default=None)
 
 
 def told_weights(message: OomMessage | None) -> ToldWeights | None:

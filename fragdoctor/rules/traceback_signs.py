@@ -125,7 +125,13 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
 
 def is_seen_to_grow(message: OomMessage) -> bool:
     """Return whether people said that memory grew from step to step."""
-    return _search(rf"(?i){_GROWS}", message.said)
+    sign = sign_of(message)
+    return _search(rf"(?i){_GROWS}", message.said) or (sign is not None and sign.name == COLLECTED)
+
+
+def is_in_backward_pass(message: OomMessage) -> bool:
+    """Return whether the traceback of a message shows a backward pass."""
+    return any(map(_BACKWARD.matches, message.frames))
 
 
 def is_seen_to_fail_late(message: OomMessage) -> bool:
@@ -191,12 +197,13 @@ def _in_clause(words: str) -> str:
 
 
 _TESTS: Final = (
-    r"(?<![\w./-])(?<!cross[ -])(?:eval(?:uat(?:e|es|ed|ing|ions?))?|validat(?:e|es|ing|ions?)"
+    r"(?:(?<![\w./-])|(?<=trainer\.))(?<!cross[ -])(?:eval(?:uat(?:e|es|ed|ing|ions?))?"
+    r"|validat(?:e|es|ing|ions?)"
     r"|(?:to|in|at|after|during|while|when|the|running) test(?:ing)?"
     r"|tests? (?:step|phase|stage|time|loop|epoch)"
     r"|(?:in|at|during|while|when|the|saving) predict(?:ing|ions?))"
-    r"(?![\w/(=-]|\.\w| (?:(?:is|was|works?|runs|went|goes) (?:\w+ )?(?:ok|okay|fine|well|normal)"
-    r"|different|various|with\b))"
+    r"(?:\(\))?(?![\w/(=-]|\.\w| (?:(?:is|was|works?|runs|went|goes) (?:\w+ )?"
+    r"(?:ok|okay|fine|well|normal)|different|various|with\b))"
 )
 _RAN: Final = rf"\b(?:python3?|ran|run|running) (?:\S*[/\\])?(?:\w*_)?{_INFERS}\w*\.py\b"
 
@@ -248,7 +255,7 @@ _GROWS: Final = (
 """The ways in which people say that memory grew."""
 
 _LONG: Final = (
-    r"(?:epochs?|rounds?|hours?|days?|sentences|generations?|runs?|requests?|images|videos?|files?"
+    r"(?:epochs?|rounds?|hours?|minutes|days?|sentences|generations?|runs?|requests?|images|videos?|files?"
     r"|episodes?|agents?|trials?|folds?|prompts?)\b"
 )
 _STEPS: Final = r"(?:iterations?|iters?|steps?|batch(?:es)?|samples)\b"
@@ -267,6 +274,12 @@ _LATE_IN: Final = (
     r"|\bafter 1/\d|\bhalfway\b"
     r"|\b(?:after|for) (?:a while|some time|a (?:long )?time)\b)"
 )
+_COLLECTS: Final = (
+    r"\breplay (?:buffer|memory)\b|\bexperien[ct]\w{1,5}\b.{0,60}\b(?:gpu|memory|buffer)\b"
+    r"|\benv\.step\(|\bepisodes?\b.{0,300}\brewards?\b|\brewards?\b.{0,300}\bepisodes?\b"
+)
+"""What is said of a program that learns from what its own agents do."""
+
 _AT_START: Final = (
     r"\b(?:at|from|right at) the (?:very )?(?:start|beginning)\b|\bcan(?:'t|not) start\b"
 )
@@ -310,6 +323,7 @@ SERVER_STEP: Final = "server-step"
 ATTENTION_SCORES: Final = "attention-scores"
 INFERENCE: Final = "inference"
 GROWTH: Final = "growth"
+COLLECTED: Final = "collected-experience"
 LATE: Final = "later-step"
 RAN_BEFORE: Final = "ran-before"
 LARGE_SHARE: Final = 0.25
@@ -458,6 +472,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             ),
         ),
         intro=r"[Cc]apture cuda graph failed|Capturing (?:the model for CUDA |cuda)graphs",
+        in_words=r"(?i)\b(?:during|while|when|in) (?:the )?(?:cuda )?graph captur|\bcaptur\w{1,3} "
+        r"(?:the )?cuda graphs?\b",
     ),
     TracebackSign(
         name="server-start",
@@ -525,7 +541,9 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         why="What each batch leaves behind adds up, whatever the batch size. Trainer keeps every "
         "batch's logits on the GPU until the evaluation ends, and joins them with a copy.",
         in_words=rf"(?is)\A(?=.*{_EVALUATES})"
-        rf"(?=.*(?:{_GROWS}|\bafter (?:\w+ )?\d+ (?:images|samples|batches)\b))",
+        rf"(?=.*(?:{_GROWS}|\bafter (?:\w+ )?\d+ (?:images|samples|batches)\b"
+        r"|\b(?:aggregat|concatenat|accumulat|gather|collect)\w{0,4} (?:\w+ ){0,3}?"
+        r"(?:predictions|logits|outputs|results)\b))",
         # transformers 3.1 to 4.57, trainer.py and trainer_pt_utils.py
         places=(
             Place(
@@ -818,6 +836,20 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 r"|evaluation)(?:_|$)"
             ),
         ),
+    ),
+    TracebackSign(
+        name=COLLECTED,
+        doing="in a run that collects experience",
+        is_of_batch=True,
+        is_surrounding=True,
+        title="Keep the collected experience on the CPU",
+        change="store states, actions and rewards on the CPU (.cpu(), or NumPy arrays) and move "
+        "only a sampled batch to the GPU; keep losses and values as numbers (.item()), and act "
+        "under torch.no_grad(); use a smaller buffer",
+        why="All batches of such a run have one size, so what fills the GPU late is what it keeps: "
+        "the replay memory, and values with their graph.",
+        # PyTorch's tutorials 2.13, intermediate_source/mario_rl_tutorial.py
+        in_words=rf"(?is)\A(?=.*(?:{_COLLECTS}))(?=.*(?:{_GROWS}|{_LATE_IN}))",
     ),
     TracebackSign(
         name=GROWTH,

@@ -59,10 +59,8 @@ def judged(case):
 class Tried(Remedy):
     """A remedy that proposes nothing by itself."""
 
-    title = "T"
-
     def __init__(self, code):
-        self.code = code
+        self.code, self.title = code, f"Try {code}"
 
     def propose(self, case):
         yield from ()
@@ -273,6 +271,16 @@ def proposal(code, weight, **more):
 def test_remedies_have_a_code_of_their_own_and_an_imperative_title():
     assert len({remedy.code for remedy in REMEDIES}) == len(REMEDIES)
     assert all(remedy.title[0].isupper() and remedy.code.islower() for remedy in REMEDIES)
+
+
+def test_rank_says_a_change_that_two_remedies_come_to_once_unless_it_was_tested():
+    tested = proposal("same", 10, predicted=Predicted(fits=True, method="replay"))
+
+    ranked, _ = rank([proposal("same", 10), proposal("same", 90)], Cause.CAPACITY)
+    both, _ = rank([tested, tested], Cause.CAPACITY)
+
+    assert [(r.code, r.rank) for r in ranked] == [("same", 1)]
+    assert len(both) == 2
 
 
 def test_rank_orders_by_weight_then_confidence():

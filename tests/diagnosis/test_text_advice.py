@@ -342,7 +342,7 @@ def test_batch_is_named_as_the_text_names_it_with_its_value(said, title):
     [
         ("We fine-tune a llama on long tokens.", "shorter sequences"),
         ("I train on audio.", "shorter audio"),
-        ("Training with max_length=2048 fails.", "a lower max_length"),
+        ("Training with max_length=2048 fails.", "a lower max_length than 2048"),
         ("We train on images, audio, video and tokens.", "smaller inputs"),
     ],
 )
@@ -381,6 +381,27 @@ def test_program_that_only_runs_models_is_not_told_to_checkpoint_layers(said, is
     codes = [r.code for r in diagnose(case_of(f"$ {said}\n{FULL}\n")).recommendations]
 
     assert ("gradient-checkpointing" in codes) is is_told
+
+
+def test_server_beside_others_is_told_the_share_that_they_leave():
+    full = old_style("1.00 GiB", "40.00 GiB", "24.90 GiB", "0 bytes", "25.00 GiB")
+
+    verdict, first = first_of(f"$ vllm serve m\n{full}\n")
+
+    assert verdict.cause is Cause.OTHER_PROCESS
+    assert "--gpu-memory-utilization 0.6" in first.change
+
+
+@pytest.mark.parametrize(("n_bytes", "is_limit"), [(296, True), (9 << 30, False)])
+def test_small_piece_that_cannot_be_mapped_is_at_the_limit_of_mappings(n_bytes, is_limit):
+    # PyTorch 1.6 to 2.13, aten/src/ATen/MapAllocator.cpp
+    text = f"RuntimeError: unable to mmap {n_bytes} bytes from file </torch_1>: Cannot allocate "
+
+    verdict, first = first_of(f"{text}memory (12)\n")
+
+    assert verdict.cause is Cause.HOST_MEMORY
+    assert ("vm.max_map_count" in verdict.summary) is is_limit
+    assert ("vm.max_map_count" in first.change) is is_limit
 
 
 def test_checkpointing_that_is_on_is_no_advice():
@@ -1658,3 +1679,140 @@ def test_program_with_options_of_its_own_keeps_them_when_it_loads_a_model():
     )
 
     assert "--n-gpu-layers" in first.change
+
+
+# ---- what the author counts is what there must be less of ----
+
+
+@pytest.mark.parametrize(
+    ("said", "less", "change"),
+    [
+        ("It fails when the points number is more than 50000.", "fewer points", "in chunks"),
+        ("My network fails with 12,000 query points.", "fewer query points", "in chunks"),
+        ("There are so many gt boxes in a photo.", "fewer gt boxes", "gpu_assign_thr"),
+        ("I train on a graph with 9 million edges.", "fewer edges", "NeighborLoader"),
+        ("The agent has stored 40k transitions.", "fewer transitions", "on the CPU"),
+    ],
+)
+def test_less_of_what_the_author_counts_is_advised_in_the_authors_words(said, less, change):
+    _, first = first_of(f"{said}\nRuntimeError: CUDA out of memory\n")
+
+    assert less in first.title
+    assert change in first.change
+
+
+def test_batch_that_is_named_beside_what_is_counted_is_lowered_too():
+    _, first = first_of("batch_size=8, so many gt boxes\nRuntimeError: CUDA out of memory\n")
+
+    assert first.title == "Use fewer gt boxes, or lower batch_size from 8"
+
+
+@pytest.mark.parametrize(
+    "said", ["I use 8 GPUs and 400 epochs", "469,530 sentences", "30000 iterations in 12 hours"]
+)
+def test_sizes_of_a_run_or_a_data_set_are_not_what_there_is_too_much_of(said):
+    _, first = first_of(f"{said}\nRuntimeError: CUDA out of memory\n")
+
+    assert "at a time" not in first.title
+
+
+@pytest.mark.parametrize(
+    ("said", "is_told"),
+    [
+        ("I transcribe one long recording.", True),
+        ("y = model(x)\nI transcribe one long recording.", False),  # own code has no options
+        ("Which model fits my card?", False),  # it may be trained
+    ],
+)
+def test_options_of_a_program_are_for_those_who_run_one(said, is_told):
+    _, first = first_of(f"{said}\nRuntimeError: CUDA out of memory\n")
+
+    assert ("--lowvram" in first.change) is is_told
+
+
+def test_program_that_people_name_is_not_taken_for_pytorch():
+    said = "CUDA out of memory\n\nI installed ollama and run the model with a prompt.\n"
+
+    _, first = first_of(said)
+    _, beside = first_of(f"{said}My torch program runs beside it.\n")
+
+    assert "num_gpu" in first.change
+    assert "num_gpu" not in beside.change
+
+
+def test_array_of_cupy_that_no_gpu_holds_is_made_smaller():
+    # cupy 13, cuda/memory.pyx
+    verdict, first = first_of(
+        "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 557,507,129,344 bytes "
+        "(allocated so far: 10,453,504 bytes).\n"
+    )
+
+    assert verdict.cause is Cause.CAPACITY
+    assert "519.22 GiB" in verdict.summary
+    assert "in blocks" in first.change
+
+
+def test_out_of_memory_error_with_hyphens_is_not_pythons():
+    verdict, _ = first_of("The server fails on the GPU with an out-of-memory error\n")
+
+    assert verdict.cause is not Cause.HOST_MEMORY
+
+
+@pytest.mark.parametrize(
+    "title",
+    ["Attention: memory growth in my torch loop", "It grows to 11 gigabytes in my torch loop"],
+)
+def test_memory_that_grew_is_told_in_nouns_and_figures_too(title):
+    verdict, _ = first_of(f"{title}\n\nMy model uses the GPU. How can I fix it?\n")
+
+    assert verdict.cause is Cause.LEAK
+
+
+def test_title_about_problems_with_memory_is_one():
+    verdict, first = first_of(
+        "Problems with CUDA memory when validation starts\n\nHow can I fix it?\n"
+    )
+
+    assert verdict.cause is Cause.CAPACITY
+    assert "Evaluate" in first.title
+
+
+@pytest.mark.parametrize(("live", "is_first"), [("10.23 GiB", True), ("4.00 GiB", False)])
+def test_peak_is_lowered_before_pytorch_is_replaced_unless_most_of_the_cache_is_holes(
+    live, is_first
+):
+    full = old_style("2.00 GiB", "14.75 GiB", live, "790.81 MiB", "12.92 GiB")
+
+    verdict, first = first_of(f"after the train cell:\n{full}\n")
+
+    assert verdict.cause is Cause.FRAGMENTATION
+    assert (first.code == "smaller-batch") is is_first
+
+
+def test_drivers_error_in_a_backward_pass_is_lowered_by_the_sizes_that_are_named():
+    step = traceback(("/job/train.py", "loss.backward()"))
+    failed = "RuntimeError: cuda runtime error (2) : out of memory at /a/THC/THCStorage.cu:66\n"
+
+    _, first = first_of(f"{step}{failed}python train.py --seq-len 1600\n")
+    _, elsewhere = first_of(f"{failed}python train.py --seq-len 1600\n")
+
+    assert first.title == "Use a smaller batch or a lower --seq-len than 1600"
+    assert "nvidia-smi" in first.change
+    assert elsewhere.title == "See whether the GPU is full, and with what"
+
+
+@pytest.mark.parametrize(("card", "is_too_small"), [("GTX 1060 6GB", True), ("RTX 4090", False)])
+def test_weights_are_compared_with_the_card_that_the_text_names(card, is_too_small):
+    _, first = first_of(f"I load vicuna-7b on my {card}\nRuntimeError: CUDA out of memory\n")
+
+    assert first.title.startswith("Use a smaller model") is is_too_small
+
+
+def test_same_advice_of_two_remedies_is_said_once():
+    result = diagnose(
+        case_of("I generate images with hires, which throws out of memory on my GPU\n")
+    )
+    titles = [r.title for r in result.recommendations]
+
+    assert titles[0] == "Give the model less at a time"
+    assert len({*titles}) == len(titles)

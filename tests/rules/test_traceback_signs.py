@@ -198,6 +198,9 @@ SHAPES = {
         frame("/job/infer.py", "<module>", "cache = ExLlamaV2Cache(model)"),
         frame(f"{LIB}/ex/cache.py", "make", "key_states = torch.zeros(shape, device=device)"),
     ),
+    "collected-experience": f"Episode 40 - Mean reward 3.1\nAfter several minutes:\n{FULL}\n",
+    "kept-predictions of a call": f"trainer.evaluate() aggregates logits on the GPU:\n{FULL}\n",
+    "graph-capture in words": f"It fails during CUDA graph capture:\n{FULL}\n",
     "evaluation": failing(
         frame(f"{LIB}/lightning/loops/evaluation_loop.py", "_evaluation_step", "out = step()"),
         frame(f"{TORCH}/nn/modules/conv.py", "forward", "return F.conv2d(x, w)"),
@@ -218,6 +221,9 @@ def test_search_that_found_no_batch_says_that_the_batch_is_one_already():
     result = diagnose(case_of("RuntimeError: No executable batch size found, reached zero.\n"))
 
     assert result.verdict.cause is Cause.CAPACITY
+    assert "find_executable_batch_size" in result.verdict.summary
+    assert "a batch of one failed as well" in result.verdict.summary
+    assert Cause.HOST_MEMORY in result.verdict.also
     assert (
         result.recommendations[0].title == "Use less for one sample: a smaller batch did not help"
     )

@@ -171,8 +171,11 @@ class ExpandableSegments(SettingRemedy):
             if r is not None
             else "Live blocks keep free cache in segments that cannot be returned"
         )
-        # Without a trace the holes are unknown; the setting is still the cheapest thing to try.
+        # Without a trace the holes are unknown; the setting is still the cheapest thing to try,
+        # unless it takes another PyTorch.
         weight = (HELPS if needs_upgrade else FITS) if is_main else MAY_HELP
+        if case.has_old_holes:
+            weight = MAY_HELP
         yield self.proposal(
             title="Upgrade to PyTorch 2.1 or later and use expandable segments"
             if needs_upgrade

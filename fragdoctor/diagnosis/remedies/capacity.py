@@ -31,7 +31,7 @@ from fragdoctor.model.finding import Confidence
 from fragdoctor.model.frameworks import Change
 from fragdoctor.model.phases import Category
 from fragdoctor.model.simulation import OutlookState
-from fragdoctor.rules.told_weights import told_weights
+from fragdoctor.rules.told_weights import told_card_bytes, told_weights
 from fragdoctor.units import GIB, MIB, format_share, format_size
 
 SHORT_OF_MEMORY: Final = (Cause.CAPACITY, Cause.TRANSIENT_PEAK, Cause.MEMORY_LIMIT)
@@ -232,6 +232,8 @@ class SmallerBatch(SavingRemedy):
 
     def _proposed(self, case: JudgedCase) -> Iterator[Proposal]:
         r = case.failed_request
+        if case.has_old_holes and case.sign is None:
+            yield self._smaller(case, "Smaller requests fit into the holes, in any PyTorch.")
         if not case.is_allocator_case or case.cause not in SHORT_OF_MEMORY:
             return
         if r is None or r.is_bare:
@@ -402,7 +404,7 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
                 title="Use a smaller model, or hold its weights in fewer bits",
                 weight=CURES,
                 change=FEWER_BITS,
-                why=f"{told.text}: the device has {format_size(message.total_bytes)}.",
+                why=f"{told.text}: the device has {format_size(told_card_bytes(message))}.",
                 cost="A coarser model, or slower layers.",
             )
             return

@@ -91,7 +91,14 @@ def rank(
         else:
             kept.append(proposal)
     kept.sort(key=lambda p: _order(p, cause))
-    ranked = tuple(replace(p.recommendation, rank=i) for i, p in enumerate(kept, start=1))
+    # Two remedies may come to the same change: what was said, untested, is not said again.
+    said: set[str] = set()
+    once: list[Recommendation] = []
+    for r in (p.recommendation for p in kept):
+        if r.setting or r.predicted.fits is not None or r.title not in said:
+            once.append(r)
+        said.add(r.title)
+    ranked = tuple(replace(r, rank=i) for i, r in enumerate(once, start=1))
     return ranked, tuple(sorted(rejected, key=lambda r: r.code))
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
+from fragdoctor.diagnosis.remedies.counted import less_of_counted
 from fragdoctor.diagnosis.remedies.leaks import is_evaluation
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal
 from fragdoctor.model.frameworks import INTERFACES, SERVERS, Change, Framework, words_for
@@ -55,7 +56,9 @@ def in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Itera
         text = f"with {found[0]}: {found[1]}"
         if change is Change.BATCH and found[0] in INTERFACES:
             text = words_together(case, change, Change.WEIGHTS)
-        if change in ADDED and own and own != one.remedy.change:
+        if change is Change.BATCH and less_of_counted(case):
+            text = f"{own}; {text}"
+        elif change in ADDED and own and own != one.remedy.change:
             text = f"{text}; {own}"
         told = one.saying(change=text)
         if found[0] in SERVERS and change is Change.BATCH:

@@ -63,6 +63,9 @@ HOST_CHANGES: Final = {
     "worker-gone": "fewer worker processes: -npp and -nps of nnUNetv2_predict, nnUNet_n_proc_DA "
     "for nnU-Net's training, num_workers of a DataLoader; more memory for the machine or "
     "container",
+    "mappings": "raise it (sysctl -w vm.max_map_count=1048576); pass fewer and larger tensors (one "
+    "padded tensor in a sample instead of a list), and keep what a dataset loads in its __init__ "
+    "as one array",
     "ggml-pinned": "GGML_CUDA_NO_PINNED=1 in the environment, with which llama.cpp takes ordinary "
     "host memory; in WSL2 set a larger memory= in .wslconfig; then fewer layers on the GPU",
     "pinned-host": "use fewer or smaller page-locked buffers (pin_memory=False in PyTorch's "
@@ -121,7 +124,9 @@ def less_host_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """
     if case.cause is not Cause.HOST_MEMORY or _is_shared_memory(case):
         return
+    is_limited = case.message is not None and case.message.sub_kind == "mappings"
     yield remedy.proposal(
+        title="Raise the kernel's limit of mappings" if is_limited else "",
         weight=CURES,
         change=host_change(case),
         locations=case.asking_stack[:1],

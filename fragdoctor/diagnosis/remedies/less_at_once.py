@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from fragdoctor.diagnosis.remedies.counted import less_of_counted
 from fragdoctor.diagnosis.remedies.framework_words import words_in, words_together
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase
 from fragdoctor.model.case import ADAPTER, IMAGES, OFFLOADING, SEQUENCES, STATE_8BIT
@@ -35,7 +36,7 @@ CHECKPOINTED: Final = (
 )
 PARTS: Final = {IMAGES: " (or tiles of them)", SEQUENCES: " (and a lower max_new_tokens)"}
 """How else a model that only runs can be given less of what it runs on."""
-OF_SMALL_MODELS: Final = ("smaller patches or crops", "fewer points", "fewer nodes and edges")
+OF_SMALL_MODELS: Final = re.compile(r"^fewer (?!frames)|patches")
 """Samples of models whose weights are small beside what they compute."""
 OFFLOADED: Final = "what is not running on the CPU (an option such as --offload or --lowvram)"
 _OF_MODEL: Final = re.compile(r"(?i)\bmodels?\b|\binference\b|\bgenerat|\bpipeline|模型|推理")
@@ -51,14 +52,20 @@ def speaks_of_model(case: JudgedCase) -> bool:
 
 def fewer_bytes(case: JudgedCase) -> str:
     """Return how weights that only run take less of the GPU, without what the text has in use."""
-    is_offloaded = OFFLOADING in case.told.in_use
-    if not {*case.told.smaller_samples}.isdisjoint(OF_SMALL_MODELS):
+    is_offloaded = OFFLOADING in case.told.in_use or _is_of_own_code(case)
+    if any(map(OF_SMALL_MODELS.search, case.told.smaller_samples)):
         return "run it in 16 bits (torch.autocast), or on the CPU"
     bits = "8 or 4" if "16 bits" in case.told.in_use else "16, 8 or 4"
     ways = [f"load the weights in {bits} bits, or use a smaller model"]
     if not is_offloaded:
         ways.append(f"keep {OFFLOADED}")
     return "; ".join(ways)
+
+
+def _is_of_own_code(case: JudgedCase) -> bool:
+    """Return whether the text shows code or calls, which have no options of a program."""
+    message = case.message
+    return message is not None and bool(message.frames or _OWN_CODE.search(message.said))
 
 
 def less_to_run(case: JudgedCase) -> str:
@@ -70,7 +77,8 @@ def less_to_run(case: JudgedCase) -> str:
     less = " or ".join(f"{s}{PARTS.get(s, '')}" for s in case.told.smaller_samples) or ONE_INPUT
     weights = words_in(case, Change.WEIGHTS) or fewer_bytes(case)
     graph = ", under torch.inference_mode()" if _OWN_CODE.search(said) else ""
-    return f"use {less}; one input at a time{graph}; {weights}"
+    counted = less_of_counted(case)
+    return f"use {less}{counted and f': {counted}'}; one input at a time{graph}; {weights}"
 
 
 def less_of_batch(case: JudgedCase) -> tuple[str, str]:
@@ -83,14 +91,16 @@ def less_of_batch(case: JudgedCase) -> tuple[str, str]:
         return _less_of_one(case, "the batch is already one" if is_one else NO_HELP)
     less = "" if case.runs_only else " or ".join(told.smaller_samples)
     is_sized = told.batch_size is not None
+    if counted := less and less_of_counted(case):
+        if not is_sized:
+            return f"Use {less} at a time", counted
+        return f"Use {less}, or lower {told.batch_option} from {told.batch_size}", counted
     change = ANY_BATCH
     if not words_in(case, Change.BATCH):
         if less == IMAGES:
             change = OF_IMAGES
         elif case.trains and (less or is_sized):
             change = HALVES
-        elif case.message is not None and not (case.trains or is_sized):
-            change = f"{change}; if it only runs a model, {fewer_bytes(case)}"
     batch = (
         f"Lower {told.batch_option} from {told.batch_size}, or use"
         if is_sized
@@ -102,6 +112,8 @@ def less_of_batch(case: JudgedCase) -> tuple[str, str]:
 def _less_of_one(case: JudgedCase, since: str) -> tuple[str, str]:
     """Return title and change for a batch that cannot shrink, without what is in use already."""
     samples = ", ".join(case.told.smaller_samples) or ONE_INPUT
+    if counted := less_of_counted(case):
+        samples = f"{samples}: {counted}"
     if not case.trains:
         weights = words_in(case, Change.WEIGHTS) or fewer_bytes(case)
         return f"Use less for one sample: {since}", f"use {samples}; then {weights}"

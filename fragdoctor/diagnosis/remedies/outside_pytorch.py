@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from fragdoctor.diagnosis.decision import is_integrated
+from fragdoctor.diagnosis.remedies.less_at_once import less_of_batch
 from fragdoctor.diagnosis.remedies.remedy import (
     ASKS,
     CLOSED,
@@ -23,10 +24,13 @@ from fragdoctor.diagnosis.remedies.remedy import (
     Remedy,
     proposes,
 )
+from fragdoctor.diagnosis.remedies.serving import LEAST_UTILIZATION
 from fragdoctor.diagnosis.verdict_message import library_of
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, line_text
+from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, FailedRequest
+from fragdoctor.rules.traceback_signs import is_in_backward_pass
 from fragdoctor.units import format_count, format_size
 
 PEERS_LOOK_THE_SAME: Final = (
@@ -39,6 +43,25 @@ OWN_DEVICE: Final = (
 
 MIN_PEERS: Final = 3
 """Two processes of equal size may be a coincidence; three are workers of one program."""
+
+SHARES: Final = {
+    "vLLM": "--gpu-memory-utilization",
+    "SGLang": "--mem-fraction-static",
+    "TGI": "--cuda-memory-fraction",
+}
+"""Server options that say how much of the card they take."""
+
+
+def _share(case: JudgedCase) -> str:
+    """Return the option with which a server that takes a share leaves room for the others."""
+    r = case.failed_request
+    option = next((SHARES[f.name] for f in case.frameworks if f.name in SHARES), "")
+    if not option or r is None or not r.total_bytes or not r.other_bytes:
+        return ""
+    left = math.floor(100 * (1 - (r.other_bytes + TYPICAL_CONTEXT_BYTES) / r.total_bytes)) / 100
+    if left < LEAST_UTILIZATION:
+        return ""
+    return f"; or share the GPU: {option} {left:.2f} or less leaves them what they hold"
 
 
 @proposes("Free the device from other processes")
@@ -71,9 +94,12 @@ def free_other_process(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         change=f"{OWN_DEVICE}; otherwise end or move process {pids}, or run as many as "
         "fit (fragdoctor pack)"
         if peers
-        else f"end or move process {pids}"
-        if pids
-        else "find the holders with nvidia-smi or fuser -v /dev/nvidia*, and end leftovers",
+        else (
+            f"end or move process {pids}"
+            if pids
+            else "find the holders with nvidia-smi or fuser -v /dev/nvidia*, and end leftovers"
+        )
+        + _share(case),
         why=case.verdict.summary
         if is_main
         else f"{format_size(held)} may be held by other processes."
@@ -346,7 +372,12 @@ def locate_driver_call(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         "or model; with room left, pin_memory=False in the DataLoader for a test, and "
         "CUDA_LAUNCH_BLOCKING=1, with which the traceback names the call"
     )
+    title = ""
+    if is_in_backward_pass(message):  # activations that this program made are there by then
+        title, less = less_of_batch(case)
+        change = f"{less}; nvidia-smi during the run shows whether another process takes a part"
     yield remedy.proposal(
+        title=title,
         weight=MAY_HELP,
         change=change,
         why="The driver's message does not say whether device memory, pinned host memory or "

@@ -254,6 +254,19 @@ class JudgedCase(Struct, frozen=True, dict=True):
         return self.sign is not None and self.sign.is_of_model
 
     @property
+    def has_old_holes(self) -> bool:
+        """Whether a message alone shows holes, less than is live, in an old PyTorch.
+
+        It has no expandable segments yet; where most of the cache is holes, another PyTorch is
+        worth it.
+        """
+        r = self.failed_request
+        if r is None or self.message is None or self.cause is not Cause.FRAGMENTATION:
+            return False
+        is_less = (r.unallocated_bytes or 0) < (r.live_bytes or 0)
+        return is_less and self.is_too_new("expandable_segments")
+
+    @property
     def kind(self) -> str:
         """Kind of the message, or "" without one."""
         return self.message.kind if self.message is not None else ""
@@ -295,7 +308,7 @@ class JudgedCase(Struct, frozen=True, dict=True):
             return True
         if self.message.sub_kind == NO_FAILURE:
             return self.cause is Cause.LEAK  # the program's own prints show it
-        return self.message.is_of_caching_allocator
+        return self.message.is_of_caching_allocator and not self.is_of_other_program
 
     def assignment(self, conf: str) -> str:
         """Return the environment variable of this backend set to a setting string."""

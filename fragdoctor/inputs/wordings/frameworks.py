@@ -137,6 +137,13 @@ FRAMEWORKS: Final = (
         backend="paddle",
     ),
     _other(
+        "cupy",
+        # cupy 7 to 13, cuda/memory.pyx: OutOfMemoryError
+        r"outofmemoryallocating(?P<requested_bytes>COUNT)bytes"
+        r"(?:\(allocatedsofar:(?P<allocated_bytes>COUNT)bytes)?",
+        backend="cupy",
+    ),
+    _other(
         "onnxruntime",
         r"failedtoallocatememoryforrequestedbufferofsize(?P<requested_bytes>COUNT)",
         backend="onnxruntime",

@@ -110,10 +110,15 @@ HOST_MEMORY: Final[tuple[Wording, ...]] = (
         r"unableto(?:writetofile|resizefile)<[^<>]{1,120}>(?:totherightsize)?:nospaceleftondevice",
     ),
     _shm("torch-shm", r"unabletoallocatesharedmemory\(shm\)forfile<[^<>]{1,120}>"),
-    _host(
-        "mappings",
-        r"unabletommap\d{1,20}bytesfromfile<[^<>]{0,120}>:cannotallocatememory(?:\(12\))?",
-        "mappings",
+    # Linux's limit of 65,530 mappings is reached before the memory is with pieces below a megabyte.
+    *(
+        _host(
+            name,
+            rf"unabletommap(?P<requested_bytes>\d{{{digits}}})bytesfromfile<[^<>]{{0,120}}>"
+            r":cannotallocatememory(?:\(12\))?",
+            name,
+        )
+        for name, digits in (("mappings", "1,6"), ("cannot-map", "7,20"))
     ),
     _host(
         "page-file",
@@ -209,7 +214,7 @@ HOST_MEMORY: Final[tuple[Wording, ...]] = (
     ),
     _host(
         "memory-error",
-        r"(?<![a-z.])memoryerror(?::(?!std::bad_alloc:|cuda|unabletoallocate\d))?",
+        r"(?<![a-z.])(?<!of-)memoryerror(?::(?!std::bad_alloc:|cuda|unabletoallocate\d))?",
         "python-memory-error",
         refine=ends_line,
         may_be_prose=True,
