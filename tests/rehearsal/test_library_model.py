@@ -129,7 +129,17 @@ def test_encoder_without_a_named_class_classifies_as_the_formulas_assume(
     )
     monkeypatch.setattr(transformers, "AutoModelForSequenceClassification", classifier)
 
-    assert type(built({"model_type": "llama"})[0]) is ImageClassification
+    model, _ = built({"model_type": "llama", "image_size": 4})
+
+    assert type(model) is ImageClassification
+
+
+def test_decoder_starts_somewhere_and_has_no_more_tokens_than_it_can() -> None:
+    config = {"model_type": "llama", "decoder_start_token_id": None, "max_target_positions": 8}
+    model, inputs = built(config)
+
+    assert model.config.decoder_start_token_id == 0
+    assert shapes_of(inputs) == {"input_ids": (1, 8), "labels": (1, 8)}
 
 
 def test_numbers_that_the_library_does_not_read_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

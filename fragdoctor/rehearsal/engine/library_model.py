@@ -104,6 +104,8 @@ def _of_transformers(
             f"Transformers {library.__version__} has no model of type {str(kind)[:60]!r}.",
             hint=f"Upgrade it. {OWN_CODE}",
         ) from err
+    if getattr(made, "decoder_start_token_id", 0) is None:  # files from before Transformers 5
+        made.decoder_start_token_id = 0
     # TorchScript's fuser compiles kernels with the driver, even for DeBERTa's few positions.
     torch._C._jit_set_texpr_fuser_enabled(False)
     # If nothing is requested, each class uses the best implementation that it has.
@@ -156,9 +158,8 @@ def _inputs(model: torch.nn.Module, config: Any, seq: int, *, inference: bool) -
         seq = min(DEFAULT_SEQ, getattr(config, "max_position_embeddings", None) or DEFAULT_SEQ)
         if main != "pixel_values":
             session.note(f"Sequences of {seq} tokens are assumed; --seq sets the length.")
-    ids = torch.zeros((1, seq), dtype=torch.int64)
-    if getattr(config, "decoder_start_token_id", 0) is None:  # files from before Transformers 5
-        config.decoder_start_token_id = 0
+    most = getattr(config, "max_target_positions", seq)  # of Whisper's decoder
+    ids = torch.zeros((1, min(seq, most)), dtype=torch.int64)
     if "return_loss" in takes and hasattr(config, "vision_config"):  # pairs of text and image
         text = ids[:, : config.text_config.max_position_embeddings]
         picture = _image(config.vision_config)
@@ -171,7 +172,6 @@ def _inputs(model: torch.nn.Module, config: Any, seq: int, *, inference: bool) -
     elif main == "input_features":
         length = 2 * config.max_source_positions
         found = {"input_features": torch.zeros((1, config.num_mel_bins, length))}
-        ids = ids[:, : config.max_target_positions]
     else:
         raise ConfigError(f"The inputs of {type(model).__name__} are unknown here.", hint=OWN_CODE)
     if inference:
