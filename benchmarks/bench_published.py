@@ -57,8 +57,9 @@ SAID_BY_SOURCE = {
     # Qwen's own modeling_qwen.py passes the cache as tuples.
     "QwenLM/Qwen/": ("", "--cache tuple", {}),
     "casper-hansen/AutoAWQ": ("", "", {"awq": "awq-fused"}),
-    # The loop's variable holds the model's output until the next one is there.
-    "docs/source/en/model_doc": ("--keep-logits", "", {}),
+    # The loop's variable holds the model's output until the next one is there; in early 2024
+    # that had a tuple of keys and values, which training returned too.
+    "docs/source/en/model_doc": ("--keep-logits --cache tuple", "", {}),
 }
 """Source or table -> what its code does in every row: options for training, options for inference,
 and what it means by a dtype."""

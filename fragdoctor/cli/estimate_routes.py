@@ -49,7 +49,7 @@ def _group(name: str) -> frozenset[str]:
     return frozenset(n for n, one in found if one.more.get("rich_help_panel") == name) - _FORMULA
 
 
-_TRAINING: Final = _group(TRAINING) - {"dropout"} | {"sequence_parallel"}
+_TRAINING: Final = _group(TRAINING) - {"dropout"} | {"sequence_parallel", "cache"}
 _CACHE: Final = _group(INFERENCE)
 _SHAPE: Final = _group(SHAPE) | {"params"}
 _USED: Final[Mapping[Route, tuple[AbstractSet[str], AbstractSet[str]]]] = MappingProxyType(

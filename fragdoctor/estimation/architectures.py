@@ -16,6 +16,8 @@ class Dimensions(LayerSizes, frozen=True):
 
     Attributes:
         positions: learned position embeddings; 0 = rotary or none.
+        embedding: width of the token embedding, with projections to the hidden size and back;
+            0 = the hidden size (all but OPT 350M).
         qkv_bias, out_bias, mlp_bias: which linear layers have biases; ``expert_bias``,
             ``router_bias``: whether the experts and their router do.
         packed_qkv: whether one matrix makes query, key and value.
@@ -35,6 +37,7 @@ class Dimensions(LayerSizes, frozen=True):
     """
 
     positions: int = 0
+    embedding: int = 0
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
@@ -167,9 +170,12 @@ def parameters_of(d: Dimensions) -> list[ParameterGroup]:
 def _norms_and_outside(d: Dimensions) -> list[ParameterGroup]:
     """Return tables, heads and the square matrices before them, and all norms."""
     h, embedding = d.hidden, Role.EMBEDDING
+    width = d.embedding or h
     n_tensors = 2 if d.norm is Norm.LAYERNORM else 1
     return [
-        outside("embedding.tokens", d.vocab, h, role=embedding),
+        outside("embedding.tokens", d.vocab, width, role=embedding),
+        outside("embedding.in", h, width, count=width != h),
+        outside("embedding.out", width, h, count=width != h),
         outside("embedding.positions", d.positions, h, role=embedding),
         outside("embedding.segments", d.n_segments, h, role=embedding),
         outside("norm", h, role=Role.NORM, count=d.n_outside_norms * n_tensors),
@@ -177,7 +183,7 @@ def _norms_and_outside(d: Dimensions) -> list[ParameterGroup]:
         outside("pooler.bias", h, count=d.pooler),
         outside("transform.weight", h, h, count=d.head_transform),
         outside("transform.bias", h, count=3 * d.head_transform),
-        outside("head.weight", d.vocab, h, role=Role.HEAD, count=not d.tied_head),
+        outside("head.weight", d.vocab, width, role=Role.HEAD, count=not d.tied_head),
         outside("head.bias", d.vocab, count=d.head_bias),
         *(ParameterGroup(f"norm{i}", (h,), d.n_layers * n_tensors, Role.NORM,
                          slot=f"norm{min(i, 2)}")

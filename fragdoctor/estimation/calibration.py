@@ -27,7 +27,7 @@ from fragdoctor.model.workload import Workload
 
 SPREADS: Final = MappingProxyType(
     {
-        "inference": (0.906, 1.153),
+        "inference": (0.906, 1.130),
         "training, loss said": (0.783, 1.208),
         "training": (0.936, 1.799),
     }

@@ -86,22 +86,15 @@ def shape_of_config(config: Config, name: str) -> ModelShape:
             f"{name} is JSON but no model's configuration.", hint="Give a Hugging Face config.json."
         )
     architecture = ARCHITECTURES.get(kind)
-    other = _unlike(config, kind)
+    # Only the first Falcons, of one key-value head and rotated positions, are covered.
+    is_other = kind == "falcon" and (config.get("new_decoder_architecture") or config.get("alibi"))
+    other = " with grouped heads or ALiBi" if is_other else ""
     if architecture is None or other:
         what = f"of type {kind[:60]!r}{other}" if kind else "without a type (model_type)"
         raise UncoveredModelError(
             f"{name} is a model {what}, which the formulas do not cover.", hint=REHEARSE_HINT
         )
     return _shape(ConfigReader(config, name), architecture, kind, notes)
-
-
-def _unlike(config: Config, kind: str) -> str:
-    """Return what sets a model apart from others of its type if that changes the formulas."""
-    if kind == "falcon" and (config.get("new_decoder_architecture") or config.get("alibi")):
-        return " with grouped heads or ALiBi"
-    if config.get("word_embed_proj_dim", config.get("hidden_size")) != config.get("hidden_size"):
-        return " with a narrower embedding"
-    return ""
 
 
 def _language_part(config: Config) -> tuple[Config, tuple[str, ...]]:
@@ -200,9 +193,8 @@ def _shape(reader: ConfigReader, a: Architecture, kind: str, notes: tuple[str, .
     has_head = not a.is_encoder or is_masked
     may_have_head = not (has_head or classes)
     if not has_head:
-        allowed = " The upper bound allows for one." if may_have_head else ""
-        counted = "No language-model head is counted; the loss is over a few classes."
-        notes = (*notes, counted + allowed)
+        allowed = " The upper bound allows for masked language modeling." if may_have_head else ""
+        notes = (*notes, f"Counted as a classifier: its loss is over a few classes.{allowed}")
     positions = whole("positions", 0)
     d = replace(
         a,
@@ -212,6 +204,8 @@ def _shape(reader: ConfigReader, a: Architecture, kind: str, notes: tuple[str, .
         attention_softcap=a.attention_softcap and _has_cap(config, "attn_logit_softcapping"),
         logit_softcap=a.logit_softcap and _has_cap(config, "final_logit_softcapping"),
         vocab=vocab,
+        embedding=whole("word_embed_proj_dim", 0),
+        n_outside_norms=a.n_outside_norms * flag("do_layer_norm_before", default=True),
         hidden=hidden,
         n_layers=n_layers,
         n_heads=n_heads,

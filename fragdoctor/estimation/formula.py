@@ -42,7 +42,7 @@ WORKSPACE_SOURCE: Final = (
 )
 FORMULA_ERROR: Final = (
     "How sure: on 64 recorded runs of GPT- and Llama-like models, the peak was within 7 % and "
-    "reserved memory within 15 %; on PyTorch's own allocator, with steps of 73 models of "
+    "reserved memory within 15 %; on PyTorch's own allocator, with steps of 74 models of "
     "Transformers, most in 3 precisions, the peak was within 5 % for 9 of 10 and within 10 % for "
     "all. Code that keeps other tensors differs more. --rehearse runs the model's own class if its "
     "library is installed; --model runs your own code."

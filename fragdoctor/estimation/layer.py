@@ -191,6 +191,7 @@ def _core_attention(workload: Workload, precision: Precision, kind: Attention) -
             Term("B*S*Q", c, "attention output"),
             Term("B*a*S", FP32, "log-sum-exp of scores"),
             Term("B*S*S", c * masks, "mask of the window"),
+            *(packed_result(workload, c) if workload.cache == "tuple" else ()),
         )
         return Op("fused attention", "", saved, inputs, (), (Term("B*S*S", c * masks),))
     dropped = bool(shape.attention_dropout)
@@ -226,6 +227,17 @@ def _core_attention(workload: Workload, precision: Precision, kind: Attention) -
     # what the operations after it kept has been freed by then.
     backward = (Term("B*a*S*S", 2 * softmax + copied - after),)
     return Op("attention written out", "", saved, inputs, backward, forward)
+
+
+def packed_result(workload: Workload, c: float) -> tuple[Term, ...]:
+    """Return what values keep alive besides themselves: they are a view of the packed projection.
+
+    Rotated queries and keys are new tensors. Where positions are not rotated, all three are views.
+    A ``DynamicCache`` copies the values; the tuples used before it hold the views.
+    """
+    names = {g.name for g in workload.shape.parameters}
+    is_view = "attention.qkv.weight" in names and "embedding.positions" not in names
+    return tuple(Term(u, c, "packed query and key") for u in ("B*S*Q", "B*S*K") if is_view)
 
 
 def _mlp_ops(workload: Workload, precision: Precision) -> list[Op]:

@@ -194,9 +194,13 @@ def _check(workload: Workload) -> None:
             f"{choice!r} is not a kind of checkpointing.",
             hint="Choose none, full, sqrt, or a number of layers.",
         )
-    if not workload.inference and (workload.kv_dtype or workload.new_tokens):
+    is_held = workload.keeps_logits and workload.checkpointing == "none"
+    caches = workload.cache == "dynamic" or (workload.cache == "tuple" and is_held)
+    if not workload.inference and (workload.kv_dtype or workload.new_tokens or not caches):
         raise ConfigError(
-            "--kv-dtype and --new-tokens are about the KV cache.", hint="Add --inference."
+            "--kv-dtype, --new-tokens and --cache are about the KV cache.",
+            hint="Add --inference. A training loop that holds a cache with the logits, without "
+            "checkpointing, is --keep-logits --cache tuple.",
         )
     if workload.zero_stage and workload.world_size == 1:
         raise ConfigError(

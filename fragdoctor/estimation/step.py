@@ -17,7 +17,15 @@ from fragdoctor.estimation.kv_cache import (
     cache_bytes_per_sequence,
     cache_copies,
 )
-from fragdoctor.estimation.layer import FP32, bytes_of, layer_ops, makes_mask, norm_op, units
+from fragdoctor.estimation.layer import (
+    FP32,
+    bytes_of,
+    layer_ops,
+    makes_mask,
+    norm_op,
+    packed_result,
+    units,
+)
 from fragdoctor.estimation.states import (
     TOKENS,
     GroupState,
@@ -205,6 +213,10 @@ class _Step:
         self.accumulates = workload.grad_accumulation > 1
         trained = [g for g in states if g.is_trained]
         live = dict(start)
+        if workload.cache == "tuple":  # returned with the logits of the step before, and held
+            packed = bytes_of(packed_result(workload, self.precision.compute), units(workload))
+            cached = workload.batch * cache_bytes_per_sequence(workload)
+            live["kv_cache"] = cached + workload.shape.n_layers * packed
         live["optimizer_states"] = _total(trained, "state_bytes")
         if workload.master_weights and "optimizer" not in workload.offload:
             live["master_weights"] = sum(g.n_own * g.count for g in trained) * int(FP32)

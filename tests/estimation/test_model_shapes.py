@@ -74,7 +74,6 @@ def test_near_miss_of_a_name_is_suggested() -> None:
         ({"model_type": "unheard", "architectures": ["UnheardForMaskedLM"]}, "unheard"),
         ({"_class_name": "FluxTransformer2DModel"}, "FluxTransformer2DModel"),
         ({"model_type": "jamba", "hidden_size": 4096}, "jamba"),
-        ({"model_type": "opt", "hidden_size": 1024, "word_embed_proj_dim": 512}, "narrower"),
         ({"model_type": "falcon", "alibi": True}, "ALiBi"),
         ({"hidden_size": 64, "num_hidden_layers": 2}, "without a type"),
     ],

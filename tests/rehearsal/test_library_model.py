@@ -84,7 +84,7 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
         return Configuration(**rest)
 
     transformers.AutoConfig = SimpleNamespace(for_model=for_model)  # type: ignore[attr-defined]
-    for head in library_model.HEADS:
+    for head in (*library_model.HEADS, "AutoModelForSequenceClassification"):
         known = {Configuration: Decoder} if head == "AutoModelForCausalLM" else {}
         made = SimpleNamespace(_model_mapping=known, from_config=Decoder._from_config)
         setattr(transformers, head, made)
@@ -115,6 +115,31 @@ def test_decoder_gets_tokens_and_labels() -> None:
     assert not hasattr(model.config, "torch_dtype")
     assert model.attention == ""
     assert shapes_of(inputs) == {"input_ids": (1, 16), "labels": (1, 16)}
+
+
+def test_encoder_without_a_named_class_classifies_as_the_formulas_assume(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import transformers  # the stand-in
+
+    monkeypatch.setattr(library_model.session, "note", lambda said: None)
+    monkeypatch.setattr(transformers.AutoModelForMaskedLM, "_model_mapping", {Configuration: 0})
+    classifier = SimpleNamespace(
+        _model_mapping={Configuration: 0}, from_config=ImageClassification._from_config
+    )
+    monkeypatch.setattr(transformers, "AutoModelForSequenceClassification", classifier)
+
+    model, _ = built({"model_type": "llama", "image_size": 4})
+
+    assert type(model) is ImageClassification
+
+
+def test_decoder_starts_somewhere_and_has_no_more_tokens_than_it_can() -> None:
+    config = {"model_type": "llama", "decoder_start_token_id": None, "max_target_positions": 8}
+    model, inputs = built(config)
+
+    assert model.config.decoder_start_token_id == 0
+    assert shapes_of(inputs) == {"input_ids": (1, 8), "labels": (1, 8)}
 
 
 def test_numbers_that_the_library_does_not_read_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from schemas import must_fit_exactly, schema
 
 from fragdoctor.estimation.judge import judged
+from fragdoctor.estimation.request import workload_of as workload_of_request
 from fragdoctor.model.gpus import GPUS, gpu_of
 from fragdoctor.model.memory_estimate import Estimate, PhaseName
 from fragdoctor.model.workload import Attention
@@ -119,3 +120,10 @@ def test_table_lacks_as_much_as_the_first_line() -> None:
     short = re.search(r"at least ([\d.]+ \w+)\s+short", text)
     assert short is not None
     assert f" -{short[1]} " in text
+
+
+def test_first_lines_say_that_an_encoder_without_a_class_is_a_classifier() -> None:
+    asked = judged(workload_of_request(["roberta-base"]), [gpu_of("rtx-4090")])
+    text = " ".join(render("estimate", "text", asked, RenderOptions(width=80)).split())
+
+    assert "states, a classifier, adamw" in text

@@ -15,13 +15,18 @@ from fragdoctor.errors import ConfigError
 from fragdoctor.rehearsal.engine import session
 
 HEADS: Final = (
-    "AutoModelForCausalLM",
+    "AutoModelForSpeechSeq2Seq",
     "AutoModelForSeq2SeqLM",
     "AutoModelForMaskedLM",
+    "AutoModelForCausalLM",
     "AutoModelForImageClassification",
     "AutoModel",
 )
-"""Auto classes to try for a configuration that names no class; the first that fits is used."""
+"""Auto classes to try for a configuration that names no class; the first that fits is used.
+
+Encoders and pairs of encoder and decoder have a class for causal language models too, which hardly
+anybody means.
+"""
 
 DIFFUSERS: Final = ("UNet2DModel", "UNet2DConditionModel", "DiTTransformer2DModel", "AutoencoderKL")
 """Classes of Diffusers whose inputs are known here."""
@@ -99,6 +104,10 @@ def _of_transformers(
             f"Transformers {library.__version__} has no model of type {str(kind)[:60]!r}.",
             hint=f"Upgrade it. {OWN_CODE}",
         ) from err
+    if getattr(made, "decoder_start_token_id", 0) is None:  # files from before Transformers 5
+        made.decoder_start_token_id = 0
+    # TorchScript's fuser compiles kernels with the driver, even for DeBERTa's few positions.
+    torch._C._jit_set_texpr_fuser_enabled(False)
     # If nothing is requested, each class uses the best implementation that it has.
     how = {"attn_implementation": "eager"} if attention == "eager" else {}
     own = getattr(library, str(names[0]), None) if names else None
@@ -109,6 +118,13 @@ def _of_transformers(
         head = next((h for h in heads if type(made) in h._model_mapping), None)
         if head is None:
             raise ConfigError(f"Transformers has no class for {kind!r}.", hint=OWN_CODE)
+        classifier = library.AutoModelForSequenceClassification
+        if head is library.AutoModelForMaskedLM and type(made) in classifier._model_mapping:
+            head = classifier  # as the formulas assume
+            session.note(
+                "No class is named, so the step classifies sequences; for masked language "
+                'modeling, name the class under "architectures" in a config.json.'
+            )
         model = head.from_config(made, **how)
     _note_unread(rest, type(made), model, str(library.__version__))
     return model, _inputs(model, made, seq, inference=inference)
@@ -142,7 +158,8 @@ def _inputs(model: torch.nn.Module, config: Any, seq: int, *, inference: bool) -
         seq = min(DEFAULT_SEQ, getattr(config, "max_position_embeddings", None) or DEFAULT_SEQ)
         if main != "pixel_values":
             session.note(f"Sequences of {seq} tokens are assumed; --seq sets the length.")
-    ids = torch.zeros((1, seq), dtype=torch.int64)
+    most = getattr(config, "max_target_positions", seq)  # of Whisper's decoder
+    ids = torch.zeros((1, min(seq, most)), dtype=torch.int64)
     if "return_loss" in takes and hasattr(config, "vision_config"):  # pairs of text and image
         text = ids[:, : config.text_config.max_position_embeddings]
         picture = _image(config.vision_config)

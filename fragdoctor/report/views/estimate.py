@@ -202,7 +202,7 @@ def _assumed(w: Workload, *, is_planned: bool = False) -> list[str]:
             precision = f"{w.dtype} weights with fp32 master weights and states"
         if w.grad_dtype:
             precision += f", gradients in {w.grad_dtype}"
-    parts = [precision, w.optimizer]
+    parts = [precision, *["a classifier"] * w.shape.may_have_head, w.optimizer]
     kind, is_off = w.attention_in_code.value, w.checkpointing == "none"
     parts.append(f"{'fused (sdpa)' if kind == 'sdpa' else kind} attention")
     if not (is_off and is_planned):
