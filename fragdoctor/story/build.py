@@ -21,7 +21,7 @@ from fragdoctor.model.story import (
     TrialTrend,
 )
 from fragdoctor.story.failures import TRACEBACK_LINES, CauseFinder, collapsed
-from fragdoctor.story.order import LogSource, Processes, in_order
+from fragdoctor.story.order import LogSource, Processes, in_order, restarts_once
 from fragdoctor.story.trends import has_process_each, kept, trends_at_failures, trends_of_prints
 
 ENDS = {
@@ -146,7 +146,7 @@ def build_story(log: OomLog | None) -> LogStory | None:
     """
     if log is None or not log.scenes:
         return None
-    scenes = with_trials(log.scenes)
+    scenes = with_trials(restarts_once(log.scenes))
     processes = Processes(scenes)
     trials = trials_of(scenes)
     ordered, is_by_time = in_order(scenes)

@@ -94,7 +94,7 @@ def test_figures_of_memory_in_use_are_read(line, figures):
         ("Batch size 64 failed, trying batch size 48", SceneKind.RETRY, None),
         ("12 pytorch allocator cache flushes since last step", SceneKind.CACHE_FLUSH, 12),
         ("Restarting worker group", SceneKind.RESTART, None),
-        ("Resuming from checkpoint", SceneKind.RESTART, None),
+        ("Resuming from checkpoint", None, None),
         ("max_restarts=3", None, None),
         ("NCCL INFO Using allreduce", None, None),
     ],
