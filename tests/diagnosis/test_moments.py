@@ -8,6 +8,7 @@ from builders import BASE, MIB, alloc, block, columns, free, oom, segment, segme
 from oom_messages import case_of, new_style
 from toy_allocator import ToyAllocator
 
+import fragdoctor
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.errors import ConfigError
 from fragdoctor.future.steps import Steps
@@ -46,6 +47,15 @@ def test_peak_of_a_step_lies_in_it_and_is_its_highest(case: Case):
     assert first < m.event <= end
     assert m.step == 3
     assert m.allocated_bytes == np.max(trace.totals.allocated_bytes[first + 1 : end + 1])
+
+
+def test_comparison_counts_the_steps_that_a_moment_is_numbered_by():
+    sample = SAMPLES / "leak_oom.pickle.gz"
+    told = diagnose(Case(snapshot=read_snapshot(sample)), replays=False, at="end")
+
+    assert told.moment.n_steps == 3  # two of training, and the evaluation that failed
+    assert {side.n_steps for side in fragdoctor.compare(sample, sample).runs} == {3}
+    assert "after 13 batches of the evaluation" in told.verdict.summary
 
 
 def test_moment_of_the_peak_is_the_highest_of_all_steps(case: Case):

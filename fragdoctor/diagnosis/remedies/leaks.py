@@ -19,7 +19,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
 from fragdoctor.model.census import HoldingKind, Owner
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Location, line_text
-from fragdoctor.rules.growth.growing_line import gathered_text, keeper, maker_text
+from fragdoctor.rules.growth.growing_line import gathered_text, keeper, maker_text, rounds_text
 from fragdoctor.rules.rule import Context
 from fragdoctor.story.trends import accumulation, growth_sentence, has_process_each
 from fragdoctor.trace.stacks import EVALUATION, PACKAGE, USER, classify_file
@@ -233,7 +233,7 @@ def _sites_text(context: Context, kept: KeptMemory) -> str:
     text = (
         f"{plural(kept.n_survivors, 'block')} of {format_size(kept.survivor_bytes)} "
         f"{'survives' if kept.n_survivors == 1 else 'survive'}, "
-        f"{format_size(kept.slope_bytes)} more in each of {plural(kept.n_steps, 'step')}"
+        f"{format_size(kept.slope_bytes)} more in each of {rounds_text(kept)}"
     )
     others = [g for g in kept.lines if g.frame not in (kept.frame, -1)][:MAX_SITES]
     if not others:
