@@ -103,7 +103,15 @@ def test_happening_is_read(line, kind, count):
     assert happening_of(line) == (kind, count)
 
 
-@given(st.text(max_size=300))
+FIGURES = st.builds(
+    "memory {}: {} {}".format,
+    st.sampled_from(["allocated", "used", "reserved"]),
+    st.text("-0123456789.,", max_size=20),
+    st.sampled_from(["GiB", "MB", "bytes", ""]),
+)
+
+
+@given(st.text(max_size=300) | FIGURES)
 def test_any_line_is_read_without_an_error(line):
     time_of(line)
     place_of(line)
