@@ -39,7 +39,7 @@ FREEING: Final = (
 """What each of the three calls fails to do."""
 
 
-@proposes("Let go of what keeps growing")
+@proposes("Release what keeps growing")
 def free_leak(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose freeing what grows.
 
