@@ -54,7 +54,7 @@ def free_leak(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     if is_graph and any(k.kind is KeptKind.LOSS for k in kept.kinds):
         change = LOSS_KEPT
     title = f"what {maker_text(context, kept)} makes"
-    verb = "Bound" if kept.pattern is KeptPattern.BUFFER else "Let go of"
+    verb = "Bound" if kept.pattern is KeptPattern.BUFFER else "Release"
     owner = keeper(context, kept)
     fills = owner is not None and owner.max_items > 0
     if owner is not None and owner.kind in _KEEPERS:
