@@ -166,7 +166,7 @@ def build_story(log: OomLog | None) -> LogStory | None:
         is_by_time=is_by_time,
         n_ooms=n_of_trial.total(),
         n_consequences=sum(s.caused_by is not None and s.kind in FAILURES for s in linked),
-        n_retries=sum(s.kind is SceneKind.RETRY for s in linked),
+        n_retries=_n_retries(linked, processes),
         n_restarts=processes.n_restarts,
         duration_s=max(times) - min(times) if is_by_time and times else None,
     )
@@ -174,6 +174,15 @@ def build_story(log: OomLog | None) -> LogStory | None:
         return story
     marked = (replace(t, has_process_each=t.over == "trial") for t in story.trends)
     return replace(story, trends=tuple(marked))
+
+
+def _n_retries(scenes: Sequence[Scene], processes: Processes) -> int:
+    """Return the number of retries: what each process has counted, else its lines about them."""
+    retries = [s for s in scenes if s.kind is SceneKind.RETRY]
+    counted = {
+        (s.rank, s.pid, processes.generation(s.line)): s.count for s in retries if s.count
+    }  # a counter's last figure stands for all of them
+    return sum(s.count is None for s in retries) + sum(counted.values())
 
 
 def _is_story(

@@ -63,14 +63,13 @@ def restarts_once(scenes: Iterable[Scene]) -> list[Scene]:
     kept: list[Scene] = []
     last = -_SAME_RESTART_LINES - 1
     for scene in scenes:
-        is_repeated = False
         if scene.kind is SceneKind.RESTART:
-            is_repeated = scene.line - last <= _SAME_RESTART_LINES
-            last = scene.line
+            before, last = last, scene.line
+            if last - before <= _SAME_RESTART_LINES:
+                continue
         elif scene.kind is SceneKind.PROGRESS:
             last = -_SAME_RESTART_LINES - 1  # the new process is at work: the next one is another
-        if not is_repeated:
-            kept.append(scene)
+        kept.append(scene)
     return kept
 
 
