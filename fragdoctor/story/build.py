@@ -167,7 +167,7 @@ def build_story(log: OomLog | None) -> LogStory | None:
         n_ooms=n_of_trial.total(),
         n_consequences=sum(s.caused_by is not None and s.kind in FAILURES for s in linked),
         n_retries=_n_retries(linked, processes),
-        n_restarts=processes.n_restarts,
+        n_restarts=sum(s.kind is SceneKind.RESTART for s in linked),
         duration_s=max(times) - min(times) if is_by_time and times else None,
     )
     if not has_process_each(story):

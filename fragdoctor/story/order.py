@@ -36,11 +36,6 @@ class Processes:
         self.n_pids = len({s.pid for s in scenes if s.pid is not None})
         self._restarts = [s.line for s in scenes if s.kind is SceneKind.RESTART]
 
-    @property
-    def n_restarts(self) -> int:
-        """Number of restarts."""
-        return len(self._restarts)
-
     def generation(self, line: int) -> int:
         """Return how many restarts come before a line."""
         return bisect_right(self._restarts, line)
