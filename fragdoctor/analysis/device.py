@@ -292,7 +292,7 @@ def analyze_trace(trace: Trace) -> DeviceAnalysis:
     kept = None if totals is None else find_kept(trace, steps, growth, held, phases)
     gathered = idle_graph = None
     if totals is not None and kept is None:
-        rounds = StepEnds(evaluation_rounds(trace))
+        rounds = StepEnds(evaluation_rounds(trace), in_evaluation=True)
         lines = find_growth(trace, rounds)
         found = find_kept(trace, rounds, lines, held, phases)
         if found is not None and found.pattern is KeptPattern.EVALUATION:
@@ -325,7 +325,7 @@ def analyze_trace(trace: Trace) -> DeviceAnalysis:
         flushes=flushes,
         n_inferred_retries=n_retries,
         capacity_estimate_bytes=_capacity(ooms),
-        n_steps=len(Steps.of(trace).main_rows) if totals is not None else 0,
+        n_steps=len(Steps.of(trace)) if totals is not None else 0,
         phases=phases,
     )
     return_free_memory(trace)

@@ -41,9 +41,13 @@ MAX_CANDIDATES: Final = 2000
 
 
 class StepEnds(Struct, frozen=True):
-    """The complete steps of a program: n steps between ``int64[n + 1]`` rows."""
+    """The complete steps of a program: n steps between ``int64[n + 1]`` rows.
+
+    With ``in_evaluation``, they are the batches of one evaluation.
+    """
 
     rows: I64
+    in_evaluation: bool = False
 
     @classmethod
     def of(cls, trace: Trace) -> StepEnds:
@@ -100,7 +104,7 @@ def find_growth(trace: Trace, steps: StepEnds) -> tuple[Growth, ...]:
         slope, since = growth
         kept = np.flatnonzero((group == g) & (born >= since) & (born < n) & (lives.free == NEVER))
         if len(distinct(born[kept])) > 1:  # otherwise what grew was freed in the end
-            found.append(_described(trace, g - 1, kept, born[kept], slope))
+            found.append(_described(trace, steps, g - 1, kept, slope))
     return tuple(sorted(found, key=lambda growth: -growth.survivor_bytes))
 
 
@@ -138,15 +142,16 @@ def _growth(held: I64) -> tuple[int, int] | None:
     return int(trend.slope), since
 
 
-def _described(trace: Trace, frame: int, rows: I64, born: I64, slope: int) -> Growth:
+def _described(trace: Trace, steps: StepEnds, frame: int, rows: I64, slope: int) -> Growth:
     lives = trace.lives_of_program
     return Growth(
         frame=frame,
         stack=int(largest_groups(lives.stack[rows], lives.size_bytes[rows]).group[0]),
         slope_bytes=slope,
-        n_steps=len(distinct(born)),
+        n_steps=len(distinct(steps.of_rows(lives.start[rows]))),
         n_survivors=len(rows),
         survivor_bytes=int(lives.size_bytes[rows].sum()),
         first_event=trace.first_row + int(lives.start[rows].min()),
         last_event=trace.first_row + int(lives.start[rows].max()),
+        in_evaluation=steps.in_evaluation,
     )

@@ -124,6 +124,7 @@ def _growing_buffer(trace: Trace, steps: StepEnds, least_bytes: float) -> KeptMe
             survivor_bytes=int(lives.size_bytes[left].sum()),
             rows=left,
             ends=steps.end_of(lives.start[left]),
+            in_evaluation=steps.in_evaluation,
         )
     return None
 
@@ -188,6 +189,7 @@ def _traced(
         survivor_bytes=survivor_bytes,
         rows=rows,
         ends=steps.end_of(trace.lives_of_program.start[rows]),
+        in_evaluation=steps.in_evaluation,
     )
 
 

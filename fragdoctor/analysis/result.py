@@ -90,6 +90,7 @@ class Growth(Struct, frozen=True):
         n_steps: number of steps that left something live.
         n_survivors, survivor_bytes: number and bytes of the live allocations at the end.
         first_event, last_event: rows of the first and last survivor.
+        in_evaluation: whether the steps are the batches of one evaluation.
     """
 
     frame: int
@@ -100,6 +101,7 @@ class Growth(Struct, frozen=True):
     survivor_bytes: int
     first_event: int
     last_event: int
+    in_evaluation: bool = False
 
 
 class KeptKind(StrEnum):
@@ -148,6 +150,7 @@ class KeptMemory(Struct, frozen=True, eq=False):
         survivor_bytes, n_survivors: bytes and number of all kept blocks.
         rows: ``int64[n_survivors]``, rows of ``Lives`` of the kept blocks.
         ends: ``int64[n_survivors]``, event row at which the step that made each block ends.
+        in_evaluation: whether the steps are the batches of one evaluation.
     """
 
     frame: int
@@ -161,6 +164,7 @@ class KeptMemory(Struct, frozen=True, eq=False):
     survivor_bytes: int
     rows: I64
     ends: I64
+    in_evaluation: bool = False
 
 
 class IdleGraph(Struct, frozen=True):
@@ -280,9 +284,9 @@ class PhaseAnalysis(Struct, frozen=True):
 class DeviceAnalysis(Struct, frozen=True):
     """Everything the columns say about one device.
 
-    ``n_steps`` is the number of steps found in the trace. ``kept`` is memory that grows enough for
-    a verdict; ``gathered`` grows as much but ends with an evaluation, so it is no leak.
-    ``idle_graph`` is what an evaluation keeps in its only pass.
+    ``n_steps`` is the number of steps found in the trace, evaluations among them. ``kept`` is
+    memory that grows enough for a verdict; ``gathered`` grows as much but ends with an evaluation,
+    so it is no leak. ``idle_graph`` is what an evaluation keeps in its only pass.
     """
 
     trace: Trace

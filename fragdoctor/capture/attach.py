@@ -26,7 +26,7 @@ _PROC: Final = Path("/proc")
 _LOOK_EVERY_S: Final = 0.1
 _MOST_NAMED: Final = 16
 _HANGS: Final = "It may be busy outside of Python, or stopped. Wait longer with --wait."
-_FROM_START: Final = "Start it with: fragdoctor run -- COMMAND, which can be asked at any time."
+_FROM_START: Final = "Start it with fragdoctor run -- COMMAND, to attach to it at any time."
 
 
 @contextlib.contextmanager
@@ -45,7 +45,7 @@ def bundle_of(pid: int, wait_s: float) -> Iterator[Path]:
     """
     if not (_PROC / "self").exists():
         raise ConfigError(
-            "A running program can be attached on Linux only.",
+            "Attaching to a running program works on Linux only.",
             hint="In the program: with fragdoctor.record(): ...",
         )
     if not (_PROC / str(pid)).exists():
@@ -55,7 +55,7 @@ def bundle_of(pid: int, wait_s: float) -> Iterator[Path]:
         yield _asked(target, options, wait_s)
         return
     if any(_environment_of(process) is not None for process in _with_children(pid)):
-        raise ConfigError(f"Process {pid} has not used a GPU yet.", hint="Attach it later.")
+        raise ConfigError(f"Process {pid} has not used a GPU yet.", hint="Attach to it later.")
     execute: Callable[[int, str], None] | None = getattr(sys, "remote_exec", None)
     if execute is None:
         here = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -79,7 +79,9 @@ def _recorded(pid: int) -> tuple[int, Options | None]:
         return pid, answering[pid]
     if len(answering) > 1:
         named = ", ".join(str(p) for p in [*answering][:_MOST_NAMED])
-        raise ConfigError(f"Process {pid} has several children on a GPU.", hint=f"One of: {named}")
+        raise ConfigError(
+            f"Process {pid} has several children on a GPU.", hint=f"Attach to one of them: {named}"
+        )
     return next(iter(answering.items()), (pid, None))
 
 
@@ -127,7 +129,7 @@ def _asked(pid: int, options: Options, wait_s: float) -> Path:
     try:
         os.kill(pid, NUMBER or 0)
     except OSError as e:
-        raise ConfigError(f"Process {pid} cannot be asked: {e.strerror}.", hint="") from e
+        raise ConfigError(f"Cannot ask process {pid}: {e.strerror}.", hint="") from e
     return _awaited(lambda: next((b for b in _bundles(place, pid) if b not in before), None),
                     pid, wait_s)  # fmt: skip
 
@@ -180,12 +182,12 @@ def _executed(pid: int, place: Path, execute: Callable[[int, str], None], wait_s
         execute(pid, str(script))
     except (OSError, RuntimeError, ValueError) as e:
         reason = str(getattr(e, "strerror", "") or e).rstrip(".")
-        raise ConfigError(f"Process {pid} cannot be attached: {reason}.", hint=_FROM_START) from e
+        raise ConfigError(f"Cannot attach to process {pid}: {reason}.", hint=_FROM_START) from e
 
     def found() -> Path | None:
         if problem.exists():
             said = problem.read_text("utf-8", errors="replace")
-            raise ConfigError(f"Process {pid} has no snapshot: {said}.", hint="Attach it later.")
+            raise ConfigError(f"Process {pid} has no snapshot: {said}.", hint="Attach to it later.")
         return next(iter(_bundles(place, pid)), None)
 
     return _awaited(found, pid, wait_s)

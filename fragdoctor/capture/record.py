@@ -94,7 +94,7 @@ class record:  # noqa: N801 - used as a verb: with fragdoctor.record(): ...
         quiet: bool = False,
     ) -> None:
         if callable(path):
-            raise ConfigError("record needs brackets.", hint="Write: @fragdoctor.record()")
+            raise ConfigError("record needs parentheses.", hint="Write: @fragdoctor.record()")
         if stacks not in STACKS:
             raise ConfigError(f"stacks is {stacks!r}.", hint='Choose "python" or "all".')
         if isinstance(max_entries, bool) or not isinstance(max_entries, int) or max_entries < 1:
@@ -119,7 +119,7 @@ class record:  # noqa: N801 - used as a verb: with fragdoctor.record(): ...
     def __enter__(self) -> Self:
         if self._recorder is not None and self._recorder.is_on:
             raise ConfigError(
-                "This record() is in use already.", hint="Make one for each block: record(...)"
+                "This record() is already in use.", hint="Make one for each block: record(...)"
             )
         torch = need_cuda("Recording")
         torch.cuda.init()

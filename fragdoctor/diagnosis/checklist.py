@@ -16,7 +16,7 @@ from fragdoctor.diagnosis.figures import peak_of
 from fragdoctor.model.diagnosis import Cause, ChecklistItem, Status, Verdict
 from fragdoctor.model.story import Direction
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, FULL_SLACK_SHARE, FailedRequest
-from fragdoctor.rules.growth.growing_line import maker_text
+from fragdoctor.rules.growth.growing_line import maker_text, rounds_text, slope_text
 from fragdoctor.rules.growth.growing_statistics import (
     MIN_RECORDS,
     count_rises,
@@ -311,9 +311,9 @@ def check_growth(context: Context, _verdict: Verdict) -> Answer:  # noqa: PLR091
         if kept is None:
             return passed("none", "No line's memory grows steadily.", "trace")
         return fail(
-            f"{format_size(kept.slope_bytes)} a step",
+            slope_text(kept),
             f"What {maker_text(context, kept)} makes holds {format_size(kept.survivor_bytes)} in "
-            f"{plural(kept.n_survivors, 'block')} after {plural(kept.n_steps, 'step')}.",
+            f"{plural(kept.n_survivors, 'block')} after {rounds_text(kept)}.",
             "trace",
         )
     if context.is_series and len(context.stats) >= MIN_RECORDS:

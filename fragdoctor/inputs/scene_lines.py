@@ -198,7 +198,7 @@ def _said(lowered: str, match: re.Match[str]) -> SceneKind | None:
 
 HAPPENING_LITERALS: Final = (
     "retries", "retry", "trying batch", "batch size", "batch_size", "smaller batch", "restart",
-    "requeu", "resum", "watchdog", "cuda error", "hip error", "cache flushes",
+    "requeu", "watchdog", "cuda error", "hip error", "cache flushes",
 )  # fmt: skip
 
 _COUNTED: Final = re.compile(
@@ -214,12 +214,12 @@ _SMALLER: Final = re.compile(
     r"|batch[ _]size[\s:=]{0,3}\d{0,8}[^.]{0,30}(?:failed|too large|trying)"
     r"|batch[ _]size (?:reduced|halved|lowered|decreased)"
 )
+# A program that resumes from a checkpoint says so at its first start, too: that is no restart.
 _RESTART: Final = re.compile(
     r"(?<![a-z])restart(?:ing|ed)(?![a-z])[^.]{0,60}"
     r"(?:worker|process|train|trial|job|run|actor|attempt|from|script|agent)"
     r"|(?:worker|process|trial|job|run|training|script)s?[^.]{0,30}(?<![a-z])restart(?:ing|ed)"
     r"|restart_count['\"]?[=:]\s?[1-9]"
-    r"|(?<![a-z])resum(?:ing|ed)(?![a-z])[^.]{0,40}(?:from|train|checkpoint|run)"
     r"|requeue?(?:d|ing)"
 )
 _WATCHDOG: Final = re.compile(r"watchdog[^.]{0,80}(?:timeout|timed out|terminated|exception|hang)")

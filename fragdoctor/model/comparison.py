@@ -57,7 +57,7 @@ class RunSide(Struct, frozen=True):
         letter: what sentences call the run: A, B, C, ...
         name: the name that the user gave; hostile text.
         torch_version: PyTorch versions that fit the inputs, or "".
-        n_steps: passes of the outermost loop in the trace; None without a trace.
+        n_steps: steps in the trace, evaluations among them; None without a trace.
         is_cut: whether the trace lacks its beginning.
         moment: figures at the moment that a report on this run alone is about.
         analysis: the ``DeviceAnalysis``, for the graphics of the page; None if they are not needed.

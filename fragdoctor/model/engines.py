@@ -1,4 +1,4 @@
-"""Programs with allocators of their own, and how their options put less on the device.
+"""Programs with allocators of their own, and how their options put less on the GPU.
 
 PyTorch's settings and code do not apply to these programs, so advice on PyTorch must not be given.
 Option names are those of the stated version.
@@ -41,7 +41,7 @@ class Need(StrEnum):
 
 
 class Advice(NamedTuple):
-    """A way to put less on the device: in a few words, and as instructions with its options."""
+    """A way to put less on the GPU: in a few words, and as instructions with its options."""
 
     title: str
     change: str

@@ -32,12 +32,12 @@ class Evidence(Struct, frozen=True):
     Attributes:
         name: for example ``reserved``.
         value: the number.
-        unit: unit of the number: ``bytes``, ``count``, ``share``, ``us`` or ``text``.
+        unit: unit of the number: ``bytes`` or ``count``.
         source: ``snapshot``, ``trace``, ``oom message``, ``memory_stats``, ``replay``, ``user``.
     """
 
     name: str
-    value: float | int | str
+    value: int
     unit: str
     source: str
 

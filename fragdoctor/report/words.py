@@ -277,18 +277,8 @@ def evidence_text(evidence: Evidence) -> str:
 
 def evidence_value(evidence: Evidence) -> str:
     """Return the number of a piece of evidence in its unit."""
-    value = evidence.value
-    if isinstance(value, str):
-        return value
-    if evidence.unit == "bytes":
-        return format_size(value)
-    if evidence.unit == "share":
-        return share_text(float(value))
-    if evidence.unit == "us":
-        return f"{value / 1e6:.3f} s"
-    if isinstance(value, int):
-        return format_count(value)
-    return f"{value:g}"
+    is_size = evidence.unit == "bytes"
+    return format_size(evidence.value) if is_size else format_count(evidence.value)
 
 
 def shown_first(diagnosis: Diagnosis, devices: Sequence[int]) -> list[int]:

@@ -479,7 +479,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         name="server-start",
         doing="at start-up, before the server had set its KV cache aside",
         is_of_model=True,
-        title="Make the server's first step smaller, or hold the weights in fewer bytes",
+        title="Make the server's first step smaller, or store the weights in fewer bytes",
         change="fewer and shorter requests at a time; weights that are quantized, or spread over "
         "more GPUs",
         why="Weights come first, then a step of the largest size that is allowed, and only what "
@@ -534,7 +534,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         doing="in an evaluation whose results add up on the GPU",
         is_training=False,
         can_leave_gpu=True,
-        title="Keep nothing of an evaluated batch on the GPU",
+        title="Move the results of each evaluated batch off the GPU",
         change="put torch.no_grad() around the loop (model.eval() alone keeps the graph), and "
         "store outputs and metrics with .item() or .cpu(), only what the metrics need",
         spelled=Change.GATHER,
@@ -563,7 +563,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         name="box-assignment",
         doing="while a detector compared all boxes of an image with all anchors",
         can_leave_gpu=True,
-        title="Assign on the CPU where an image has many boxes",
+        title="Match boxes on the CPU where an image has many",
         change="set gpu_assign_thr=100 in MMDetection's assigner (train_cfg: "
         "rpn.assigner.gpu_assign_thr); otherwise drop or split images with hundreds of boxes",
         why="The matrix of overlaps has a row for each true box and a column for each "
@@ -600,7 +600,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         name="first-gpu",
         doing="on a GPU where what several GPUs make or load comes together",
         is_of_batch=True,
-        title="Give each GPU a process of its own, which puts nothing on the first one",
+        title="Run one process per GPU, and keep the others off the first GPU",
         change="start it with torchrun --nproc_per_node=N and DistributedDataParallel, since "
         "DataParallel gathers the outputs of all GPUs on the first (or compute the loss inside "
         "forward(), so that a number is gathered); in each process torch.cuda.set_device("
@@ -621,7 +621,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         name="optimizer-state",
         doing="while the optimizer made its state or took a step",
         is_of_model=True,
-        title="Keep less of the optimizer's state on the GPU",
+        title="Keep less optimizer state on the GPU",
         change="use an 8-bit optimizer (bitsandbytes.optim.AdamW8bit, or optim='adamw_8bit' of "
         "Trainer), Adafactor, or fused=True, which needs no temporaries; shard it over more GPUs "
         "(ZeRO, FSDP) or offload it to the CPU; or train fewer weights with LoRA",
@@ -701,7 +701,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         doing="while MONAI put the windows of a whole volume together on the GPU",
         is_training=False,
         can_leave_gpu=True,
-        title="Put the windows together on the CPU",
+        title="Stitch the windows together on the CPU",
         change="sliding_window_inference(..., sw_device='cuda', device='cpu'), and the volume "
         "itself on the CPU; a lower sw_batch_size",
         why="The output has the size of the whole volume times the number of classes, in 32 bits, "
@@ -715,7 +715,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     TracebackSign(
         name=ATTENTION_SCORES,
         doing="while attention made the scores of all pairs of tokens",
-        title="Use attention that never makes the scores",
+        title="Use attention that never stores the scores",
         change="torch.nn.functional.scaled_dot_product_attention in 16 bits and without a dense "
         "mask, or flash-attn, xformers or SageAttention where this GPU has no fused kernel of "
         "PyTorch; a shorter sequence",
@@ -738,7 +738,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     TracebackSign(
         name="growing-concatenation",
         doing="while a tensor was extended by torch.cat",
-        title="Collect on the CPU, and join once",
+        title="Collect the pieces on the CPU, and concatenate once",
         change="parts.append(x.detach().cpu()) in the loop, torch.cat(parts) once after it",
         why="Extending a tensor copies all of it for each part: old and new are there "
         "together, and what it holds stays on the GPU.",
@@ -870,7 +870,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         doing="after steps that fit",
         is_of_batch=True,
         is_surrounding=True,
-        title="Find what the step that failed has more than those before it",
+        title="Find what the step that failed has that earlier steps did not",
         change="a validation or a test runs in between: torch.no_grad() and a smaller batch there; "
         "something is kept from step to step: loss.item() and .detach().cpu() in place of tensors; "
         "the samples differ: sort or cap their lengths, sizes, boxes or nodes",
@@ -885,7 +885,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         doing="with part of the GPU's memory on the host, where Windows' driver had moved it",
         is_of_batch=True,
         is_surrounding=True,
-        title="Use less than the GPU's own memory",
+        title="Stay within the GPU's own memory",
         change="a smaller batch, input or model, until nvidia-smi stays a few hundred MiB below "
         "the card's size; to get an error instead of a slow run: NVIDIA Control Panel, Manage 3D "
         "settings, CUDA - Sysmem Fallback Policy: Prefer No Sysmem Fallback",
@@ -913,7 +913,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         name=RAN_BEFORE,
         doing="though the same ran before",
         is_surrounding=True,
-        title="Find what changed since it ran",
+        title="Find what changed since it last worked",
         change="what else is on the GPU now: nvidia-smi before the start lists other programs, and "
         "what an earlier run has left; versions of the program, PyTorch and the driver: go back to "
         "those that ran; larger or longer inputs than then",
@@ -929,7 +929,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         unless=(_BACKWARD, _TRAINS),
         kinds=("pytorch-caching-allocator", "driver-no-figures"),
         spelled=Change.BATCH,
-        title="Give the model less at a time",
+        title="Give the model less input at a time",
         change="use a smaller or shorter input, and fewer at a time",
         why="Nothing is trained here, so the memory goes to the weights and to what one layer "
         "makes, which grows with the input.",

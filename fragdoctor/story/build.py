@@ -21,7 +21,7 @@ from fragdoctor.model.story import (
     TrialTrend,
 )
 from fragdoctor.story.failures import TRACEBACK_LINES, CauseFinder, collapsed
-from fragdoctor.story.order import LogSource, Processes, in_order
+from fragdoctor.story.order import LogSource, Processes, in_order, restarts_once
 from fragdoctor.story.trends import has_process_each, kept, trends_at_failures, trends_of_prints
 
 ENDS = {
@@ -146,7 +146,7 @@ def build_story(log: OomLog | None) -> LogStory | None:
     """
     if log is None or not log.scenes:
         return None
-    scenes = with_trials(log.scenes)
+    scenes = with_trials(restarts_once(log.scenes))
     processes = Processes(scenes)
     trials = trials_of(scenes)
     ordered, is_by_time = in_order(scenes)
@@ -166,14 +166,23 @@ def build_story(log: OomLog | None) -> LogStory | None:
         is_by_time=is_by_time,
         n_ooms=n_of_trial.total(),
         n_consequences=sum(s.caused_by is not None and s.kind in FAILURES for s in linked),
-        n_retries=sum(s.kind is SceneKind.RETRY for s in linked),
-        n_restarts=processes.n_restarts,
+        n_retries=_n_retries(linked, processes),
+        n_restarts=sum(s.kind is SceneKind.RESTART for s in linked),
         duration_s=max(times) - min(times) if is_by_time and times else None,
     )
     if not has_process_each(story):
         return story
     marked = (replace(t, has_process_each=t.over == "trial") for t in story.trends)
     return replace(story, trends=tuple(marked))
+
+
+def _n_retries(scenes: Sequence[Scene], processes: Processes) -> int:
+    """Return the number of retries: what each process has counted, else its lines about them."""
+    retries = [s for s in scenes if s.kind is SceneKind.RETRY]
+    counted = {
+        (s.rank, s.pid, processes.generation(s.line)): s.count for s in retries if s.count
+    }  # a counter's last figure stands for all of them
+    return sum(s.count is None for s in retries) + sum(counted.values())
 
 
 def _is_story(

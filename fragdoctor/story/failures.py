@@ -17,7 +17,7 @@ _NEAR_LINES: Final = 200
 """A traceback and the summary that repeats its last line are shorter than this together."""
 
 _ALSO_REPEATED: Final = frozenset(
-    {SceneKind.WARNING, SceneKind.TRIAL_FAILED, SceneKind.TRIAL_START, SceneKind.RESTART}
+    {SceneKind.WARNING, SceneKind.TRIAL_FAILED, SceneKind.TRIAL_START}
 )
 _ENDS_RUN: Final = frozenset(
     {SceneKind.TRIAL_START, SceneKind.PROGRESS, SceneKind.RESTART, SceneKind.RETRY}

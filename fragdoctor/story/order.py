@@ -27,18 +27,14 @@ class Processes:
     """Decides whether two lines of one log come from the same process.
 
     In a log of several ranks, a line without a rank belongs to no process; in a log of one process,
-    all lines belong to it. After a restart, every process is a new one.
+    all lines belong to it. After a restart (``restarts_once`` keeps one line of each), every
+    process is a new one.
     """
 
     def __init__(self, scenes: Sequence[Scene]) -> None:
         self.n_ranks = len({s.rank for s in scenes if s.rank is not None})
         self.n_pids = len({s.pid for s in scenes if s.pid is not None})
-        self._restarts = restart_lines(scenes)
-
-    @property
-    def n_restarts(self) -> int:
-        """Number of restarts; several lines about one restart count once."""
-        return len(self._restarts)
+        self._restarts = [s.line for s in scenes if s.kind is SceneKind.RESTART]
 
     def generation(self, line: int) -> int:
         """Return how many restarts come before a line."""
@@ -57,18 +53,19 @@ def _agree(a: int | None, b: int | None, n: int) -> bool:
     return (a is None and b is None) or n < 2
 
 
-def restart_lines(scenes: Iterable[Scene]) -> list[int]:
-    """Return the lines of restarts in ascending order, one line for each restart."""
-    lines: list[int] = []
+def restarts_once(scenes: Iterable[Scene]) -> list[Scene]:
+    """Return the scenes, with only the first of the lines about each restart."""
+    kept: list[Scene] = []
     last = -_SAME_RESTART_LINES - 1
     for scene in scenes:
         if scene.kind is SceneKind.RESTART:
-            if scene.line - last > _SAME_RESTART_LINES:
-                lines.append(scene.line)
-            last = scene.line
+            before, last = last, scene.line
+            if last - before <= _SAME_RESTART_LINES:
+                continue
         elif scene.kind is SceneKind.PROGRESS:
             last = -_SAME_RESTART_LINES - 1  # the new process is at work: the next one is another
-    return lines
+        kept.append(scene)
+    return kept
 
 
 _DAY_S: Final = 86_400

@@ -198,11 +198,10 @@ def _reason(best: Reproduction) -> str:
         return ""
     trace, c = best.trace, best.comparison
     reasons = []
-    if is_foreign(trace):
-        reasons.append("trace and segments contradict each other: not this allocator's recording")
-    elif trace.contradictions:
+    if trace.contradictions:
         n = sum(trace.contradictions.values())
-        reasons.append(f"{n} events contradict the rest of the file: events are missing")
+        verb = "contradicts" if n == 1 else "contradict"
+        reasons.append(f"{plural(n, 'event')} {verb} the rest of the file: events are missing")
     if trace.initial_reserved_bytes > 0:
         reasons.append(
             "the trace begins late or lost its oldest events, and the order in which the free "

@@ -19,21 +19,15 @@ MAIN = frame(line=100, name="main")
 class Program:
     """A training loop in miniature; every allocation names its line."""
 
-    def __init__(self, has_stacks=True, outer=(MAIN,)):
+    def __init__(self, outer=(MAIN,)):
         self.outer = outer
         self.outers = {}  # of each line
         self.toy = ToyAllocator()
-        self.has_stacks = has_stacks
 
     def new(self, size, line):
         block = self.toy.malloc(size, line=line)
-        event = self.toy.events[-1]
-        if self.has_stacks:
-            event["frames"] = [frame(line=line), *self.outer]
-            self.outers[line] = self.outer
-        else:
-            del event["frames"]
-            block.line = 0
+        self.toy.events[-1]["frames"] = [frame(line=line), *self.outer]
+        self.outers[line] = self.outer
         return block
 
     def step(self, i, sizes=(3 * MIB, 5 * MIB, 2 * MIB)):

@@ -239,7 +239,7 @@ def test_record_with_wrong_values_is_refused(arguments) -> None:
 
 
 def test_record_without_brackets_or_on_a_generator_is_refused() -> None:
-    with pytest.raises(ConfigError, match="brackets"):
+    with pytest.raises(ConfigError, match="parentheses"):
         record(lambda: None)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="generator"):
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ from builders import BASE, MIB, alloc, block, columns, free, oom, segment, segme
 from oom_messages import case_of, new_style
 from toy_allocator import ToyAllocator
 
+import fragdoctor
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.errors import ConfigError
 from fragdoctor.future.steps import Steps
@@ -46,6 +48,15 @@ def test_peak_of_a_step_lies_in_it_and_is_its_highest(case: Case):
     assert first < m.event <= end
     assert m.step == 3
     assert m.allocated_bytes == np.max(trace.totals.allocated_bytes[first + 1 : end + 1])
+
+
+def test_comparison_counts_the_steps_that_a_moment_is_numbered_by():
+    sample = SAMPLES / "leak_oom.pickle.gz"
+    told = diagnose(Case(snapshot=read_snapshot(sample)), replays=False, at="end")
+
+    assert told.moment.n_steps == 3  # two of training, and the evaluation that failed
+    assert {side.n_steps for side in fragdoctor.compare(sample, sample).runs} == {3}
+    assert "after 13 batches of the evaluation" in told.verdict.summary
 
 
 def test_moment_of_the_peak_is_the_highest_of_all_steps(case: Case):
@@ -126,8 +137,6 @@ def test_failure_that_was_caught_is_what_the_first_screen_is_about():
     assert lines(told) == [(1, 40 * MIB, 2), (2, 20 * MIB, 1), (3, 10 * MIB, 1)]
     assert {h.moment for h in told.holders} == {Moment.FAILURE}
     assert {h.location.line: h.now_bytes for h in told.holders}[5] == 4 * MIB
-    assert {p.location.line for p in told.stranders} <= {1, 2, 3}
-    assert {p.moment for p in told.stranders} <= {Moment.FAILURE}
 
 
 def test_failure_at_the_end_is_told_from_the_file_as_it_is():
@@ -153,12 +162,20 @@ def test_without_a_failure_the_moment_is_the_peak_and_without_a_trace_the_end():
     m = told.devices[0].moment
     assert (m.moment, m.is_end, m.allocated_bytes) == (Moment.PEAK, False, 60 * MIB)
     assert lines(told) == [(1, 40 * MIB, 1), (2, 20 * MIB, 1)]
-    assert {p.moment for p in told.stranders} <= {Moment.END}
 
     bare = diagnose(Case(snapshot=columns({**toy.data(), "device_traces": [[]]})), replays=False)
 
     m = bare.devices[0].moment
     assert (m.moment, m.event, m.allocated_bytes) == (Moment.END, None, 20 * MIB)
+
+
+def test_stranding_blocks_are_told_at_the_failure_and_without_a_trace_at_the_end():
+    data = pickle.loads((SAMPLES / "fragmentation_oom.pickle").read_bytes())
+    bare = {**data, "device_traces": [[] for _ in data["device_traces"]]}
+
+    told = [diagnose(Case(snapshot=columns(d)), replays=False).stranders for d in (data, bare)]
+
+    assert [{one.moment for one in found} for found in told] == [{Moment.FAILURE}, {Moment.END}]
 
 
 def test_another_device_is_shown_when_the_failure_happened():

@@ -94,7 +94,7 @@ def test_figures_of_memory_in_use_are_read(line, figures):
         ("Batch size 64 failed, trying batch size 48", SceneKind.RETRY, None),
         ("12 pytorch allocator cache flushes since last step", SceneKind.CACHE_FLUSH, 12),
         ("Restarting worker group", SceneKind.RESTART, None),
-        ("Resuming from checkpoint", SceneKind.RESTART, None),
+        ("Resuming from checkpoint", None, None),
         ("max_restarts=3", None, None),
         ("NCCL INFO Using allreduce", None, None),
     ],
@@ -103,7 +103,15 @@ def test_happening_is_read(line, kind, count):
     assert happening_of(line) == (kind, count)
 
 
-@given(st.text(max_size=300))
+FIGURES = st.builds(
+    "memory {}: {} {}".format,
+    st.sampled_from(["allocated", "used", "reserved"]),
+    st.text("-0123456789.,", max_size=20),
+    st.sampled_from(["GiB", "MB", "bytes", ""]),
+)
+
+
+@given(st.text(max_size=300) | FIGURES)
 def test_any_line_is_read_without_an_error(line):
     time_of(line)
     place_of(line)

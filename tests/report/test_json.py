@@ -140,7 +140,7 @@ def test_dumps_output_is_ascii_whatever_the_names_hold() -> None:
 def test_dumps_numbers_that_json_lacks_become_null() -> None:
     one = diagnoses.healthy()
     evidence = (
-        Evidence("nan", float("nan"), "share", "x"),
+        Evidence("nan", float("nan"), "count", "x"),  # type: ignore[arg-type]
         Evidence("numpy", np.int64(7), "bytes", "x"),  # type: ignore[arg-type]
     )
     odd = replace(one, verdict=replace(one.verdict, evidence=evidence))

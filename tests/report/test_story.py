@@ -57,6 +57,41 @@ def test_story_has_few_rows_and_more_in_full():
     assert long.split("\nStory")[1].count("OOM: asked") == 30
 
 
+def story_text(text):
+    return " ".join(text_of(diagnosis_of(text), width=100).split("\nStory")[1].split())
+
+
+OUT = story_logs.traceback(story_logs.message(20, 1))
+
+
+def test_retries_of_a_counter_are_as_many_as_it_says():
+    told = story_text("step 1\n" * 6 + "num_alloc_retries: 3\nnum_alloc_retries: 5\n" + OUT)
+
+    assert told.startswith("by line, 1 OOM, 5 retries ")
+    assert "retry, 5 so far" in told
+
+
+def test_retries_in_a_row_are_one_row():
+    tries = "".join(f"CUDA OOM, retrying with batch size {n}\n" for n in (8, 4))
+
+    told = story_text("step 1\n" * 6 + tries + OUT)
+
+    assert told.startswith("by line, 1 OOM, 2 retries ")
+    assert "retry, 2 times CUDA OOM, retrying with batch size 8" in told
+
+
+def test_long_run_is_told_in_days():
+    days = "".join(f"2024-06-0{d} 10:00:0{s} step {d}{s}\n" for d in range(1, 5) for s in range(5))
+
+    assert story_text(days + OUT).startswith("by time, over 3 days, 1 OOM ")
+
+
+def test_two_failures_are_no_trend():
+    told = story_text("step 1\n" * 6 + OUT + "step 2\n" * 300 + OUT.replace("20.00", "20.50"))
+
+    assert "A trend needs three points; there are 2." in told
+
+
 @pytest.mark.parametrize("schema", ["oom", "diagnosis"])
 def test_json_fits_its_schema(diagnosis, schema):
     view = "oom" if schema == "oom" else "analyze"

@@ -122,6 +122,7 @@ def test_restarts_are_counted_and_separate_the_processes():
     story = story_of(story_logs.torchrun())
 
     assert (story.n_restarts, story.n_ooms) == (2, 3)
+    assert [e.kind for e in story.events].count(SceneKind.RESTART) == story.n_restarts
     times = [e.time_s for e in story.events]
     assert times == sorted(times)
     assert story.duration_s == pytest.approx(2 * 3600 + 4, abs=1)
@@ -194,6 +195,24 @@ def test_traceback_above_the_failed_line_leaves_the_next_one_to_the_next_trial()
     story = story_of(text)
 
     assert [(t.name, t.n_ooms) for t in story.trials] == [("0", 1), ("1", 1), ("2", 1)]
+
+
+def test_lines_about_one_restart_are_one_event_even_with_a_failure_between():
+    failed = story_logs.traceback(story_logs.message(21, 0.4))
+    text = "step 1\n" * 9 + "Restarting job\n" + failed + "x\n" * 5 + "Restarting worker group\n"
+
+    story = story_of(text + "step 1\n" * 9)
+
+    assert [e.kind for e in story.events].count(SceneKind.RESTART) == story.n_restarts == 1
+
+
+def test_run_that_resumes_from_a_checkpoint_is_not_restarted():
+    text = "Resuming training from checkpoint 7\n" + "step 8 loss 0.1\n" * 9
+
+    story = story_of(text + story_logs.traceback(story_logs.message(21, 0.4)))
+
+    assert story.n_restarts == 0
+    assert SceneKind.RESTART not in [e.kind for e in story.events]
 
 
 def test_same_message_after_each_restart_is_a_failure_each_time():

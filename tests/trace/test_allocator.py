@@ -58,7 +58,7 @@ def play(allocator, ops):
 @settings(max_examples=60, deadline=None)
 @given(ops=operations(), conf=st.sampled_from(CONFS), version=st.sampled_from(["2.11.0", "2.15.0"]))
 def test_segments_after_any_operations_are_tiled_and_add_up(ops, conf, version):
-    allocator = Allocator(conf, 300 * MIB, version, memory_fraction=0.9)
+    allocator = Allocator(conf, 80 * MIB, version, memory_fraction=0.9)
 
     live, _ = play(allocator, ops)
 

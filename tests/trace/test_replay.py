@@ -30,9 +30,10 @@ from fragdoctor.future.edits import empty_cache_at
 from fragdoctor.future.simulator import simulate, trace_of
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.settings import AllocatorSettings, Era, parse_conf
+from fragdoctor.model.snapshot import SegmentType, Snapshot
 from fragdoctor.trace.allocator import native_config
 from fragdoctor.trace.operations import OPERATION, Operations
-from fragdoctor.trace.replay import Conditions, allowed_by, report
+from fragdoctor.trace.replay import Conditions, allowed_by, report, result_of
 from fragdoctor.trace.reproduction import reproduce
 from fragdoctor.trace.trace import Trace
 from fragdoctor.units import MIB
@@ -324,9 +325,59 @@ def test_capacity_without_evidence_is_unlimited() -> None:
     assert simulation.results[0].capacity_bytes is None
 
 
+MANY_SIZES = program(
+    7 * MIB, -1, 14 * MIB, 8 * MIB, -3, -2, 5 * MIB, -4, 8 * MIB, -5, 4 * MIB, 8 * MIB, 12 * MIB
+)  # fmt: skip
+
+
+def without_event(snapshot: Snapshot, row: int) -> Snapshot:
+    """Return a snapshot of one device whose trace lacks an event in the middle."""
+    events = snapshot.events
+    n = len(events.action)
+    columns = {name: getattr(events, name) for name in events.__struct_fields__}
+    kept = {k: np.delete(v, row) for k, v in columns.items() if np.shape(v)[:1] == (n,)}
+    return replace(snapshot, events=replace(events, **kept, offsets=np.array([0, n - 1])))
+
+
+def test_event_that_is_missing_in_the_middle_is_the_reason() -> None:
+    cut = without_event(record(MANY_SIZES), 1)
+
+    fidelity = report(reproduce(Trace.of(cut, 0)))
+
+    assert fidelity.share < 1.0
+    assert fidelity.reason == "1 event contradicts the rest of the file: events are missing"
+
+
+def test_segments_without_a_pool_are_a_reason() -> None:
+    late = without_oldest(record(MANY_SIZES), 0, 12)
+    kind = np.full_like(late.segments.kind, SegmentType.UNKNOWN)
+    unknown = replace(late, segments=replace(late.segments, kind=kind))
+
+    told, bare = (report(reproduce(Trace.of(one, 0))).reason for one in (late, unknown))
+
+    assert bare == f"{told}; the file does not say which pool a segment belongs to"
+
+
+@pytest.mark.slow
+def test_replay_that_flushes_without_end_is_stopped_and_serves_nothing() -> None:
+    """A crafted trace: each of many requests fails, after a look at each of very many holes."""
+    n, n_failing = 20_000, 205_000
+    full = [512] * (2 * n) + [-i for i in range(1, 2 * n, 2)]
+    failing = [step for i in range(n_failing) for step in (30 * MIB, -(2 * n + 1 + i))]
+    conditions = Conditions(
+        AllocatorSettings(), Era.BLOCK_COUNTER, capacity_bytes=2 * n * 512 + 2 * MIB
+    )
+
+    raw = operations_of(program(*full, *failing)).replay(conditions.native())
+
+    result = result_of(raw, conditions)
+    assert not result.fits
+    assert result.note.startswith("stopped early")
+    assert result.ooms < n_failing
+
+
 def test_lost_events_are_the_reason() -> None:
-    made = [7 * MIB, -1, 14 * MIB, 8 * MIB, -3, -2, 5 * MIB, -4, 8 * MIB, -5, 4 * MIB, 8 * MIB]
-    whole = record(program(*made, 12 * MIB))
+    whole = record(MANY_SIZES)
 
     fidelity = report(reproduce(Trace.of(without_oldest(whole, 0, 12), 0)))
 

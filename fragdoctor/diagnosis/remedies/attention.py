@@ -50,7 +50,9 @@ class FusedAttention(SavingRemedy):
             return  # at_the_failing_call says so already
         where = asking or line
         yield self.proposal(
-            title="" if where is None else f"Never make the attention scores of {line_text(where)}",
+            title=""
+            if where is None
+            else f"Never store the attention scores of {line_text(where)}",
             weight=HELPS if where is None else FITS,
             confidence=Confidence.POSSIBLE,
             why=one_tensor_text(r) if is_alone else "Scores and their softmax are kept.",

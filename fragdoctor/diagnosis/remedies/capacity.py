@@ -384,7 +384,7 @@ def _model_bytes(case: JudgedCase) -> dict[str, int]:
     return {names[s.category]: s.n_bytes for s in sums if s.category in names and s.n_bytes}
 
 
-@proposes("Keep weights and state in less memory")
+@proposes("Store weights and optimizer state in less memory")
 def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose it for capacity, ranked first if there is only the model so far.
 
@@ -401,7 +401,7 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
             return
         if told.fill(message):
             yield remedy.proposal(
-                title="Use a smaller model, or hold its weights in fewer bits",
+                title="Use a smaller model, or store its weights in fewer bits",
                 weight=CURES,
                 change=FEWER_BITS,
                 why=f"{told.text}: the device has {format_size(told_card_bytes(message))}.",
@@ -443,7 +443,7 @@ LESS_TRAINED: Final = "train a LoRA adapter, with the base model in 16 or 4 bits
 SPREAD: Final = "ZeRO 3 or FSDP over more GPUs, with the optimizer offloaded to the CPU"
 
 
-@proposes("Keep less of weights, gradients and optimizer state on each GPU")
+@proposes("Keep fewer weights, gradients and optimizer states on each GPU")
 def less_to_train_all(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose it if all of a model is trained whose state alone exceeds the GPUs of the text."""
     told, message = told_weights(case.message), case.message

@@ -19,7 +19,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
 from fragdoctor.model.census import HoldingKind, Owner
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Location, line_text
-from fragdoctor.rules.growth.growing_line import gathered_text, keeper, maker_text
+from fragdoctor.rules.growth.growing_line import gathered_text, keeper, maker_text, rounds_text
 from fragdoctor.rules.rule import Context
 from fragdoctor.story.trends import accumulation, growth_sentence, has_process_each
 from fragdoctor.trace.stacks import EVALUATION, PACKAGE, USER, classify_file
@@ -39,7 +39,7 @@ FREEING: Final = (
 """What each of the three calls fails to do."""
 
 
-@proposes("Let go of what keeps growing")
+@proposes("Release what keeps growing")
 def free_leak(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose freeing what grows.
 
@@ -54,7 +54,7 @@ def free_leak(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     if is_graph and any(k.kind is KeptKind.LOSS for k in kept.kinds):
         change = LOSS_KEPT
     title = f"what {maker_text(context, kept)} makes"
-    verb = "Bound" if kept.pattern is KeptPattern.BUFFER else "Let go of"
+    verb = "Bound" if kept.pattern is KeptPattern.BUFFER else "Release"
     owner = keeper(context, kept)
     fills = owner is not None and owner.max_items > 0
     if owner is not None and owner.kind in _KEEPERS:
@@ -233,7 +233,7 @@ def _sites_text(context: Context, kept: KeptMemory) -> str:
     text = (
         f"{plural(kept.n_survivors, 'block')} of {format_size(kept.survivor_bytes)} "
         f"{'survives' if kept.n_survivors == 1 else 'survive'}, "
-        f"{format_size(kept.slope_bytes)} more in each of {plural(kept.n_steps, 'step')}"
+        f"{format_size(kept.slope_bytes)} more in each of {rounds_text(kept)}"
     )
     others = [g for g in kept.lines if g.frame not in (kept.frame, -1)][:MAX_SITES]
     if not others:

@@ -64,7 +64,7 @@ def _share(case: JudgedCase) -> str:
     return f"; or share the GPU: {option} {left:.2f} or less leaves them what they hold"
 
 
-@proposes("Free the device from other processes")
+@proposes("Stop the other processes on this GPU")
 def free_other_process(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose a look at the processes on the device.
 
@@ -88,7 +88,7 @@ def free_other_process(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     peers = n_equal >= MIN_PEERS
     may_be_own = r is not None and listed and r.process_bytes is None
     yield remedy.proposal(
-        title="Give each rank a device of its own" if peers else remedy.title,
+        title="Give each rank its own GPU" if peers else remedy.title,
         weight=weight,
         confidence=Confidence.LIKELY if listed or is_main else Confidence.POSSIBLE,
         change=f"{OWN_DEVICE}; otherwise end or move process {pids}, or run as many as "
@@ -117,7 +117,7 @@ def free_other_process(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     )
 
 
-@proposes("Cap what other libraries take in this process")
+@proposes("Limit what other libraries take in this process")
 def cap_other_libraries(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose capping them if their memory is the cause, or is known to be a lot beside it.
 
@@ -167,7 +167,7 @@ def library_headroom(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     )
 
 
-@proposes("Look for what refused it: the device had room")
+@proposes("Find what refused the request: the GPU had room")
 def find_the_limit(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose where to look, for a message whose figures explain nothing.
 
@@ -350,7 +350,7 @@ def one_tensor_text(r: FailedRequest) -> str:
     )
 
 
-@proposes("See whether the GPU is full, and with what")
+@proposes("Check whether the GPU is full, and what fills it")
 def locate_driver_call(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose finding the call behind a driver's message.
 

@@ -218,7 +218,7 @@ def _with_fraction(
     )
 
 
-@proposes("Use less at once, and give Metal's caches back")
+@proposes("Use less at once, and release Metal's caches")
 def less_on_metal(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose it if the watermark is the limit.
 

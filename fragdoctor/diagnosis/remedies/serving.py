@@ -207,7 +207,7 @@ TOLD: Final = (Need.WEIGHTS, Need.CACHE, Need.GRAPH, Need.LIMIT, Need.POOL, Need
 OTHERS: Final = "nvidia-smi beside it shows who else is on the GPU"
 
 
-@proposes("Put less on the device")
+@proposes("Put less on the GPU")
 def less_on_the_device(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose an option of the program, chosen by what the memory was for.
 
@@ -219,7 +219,7 @@ def less_on_the_device(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     engine, need = engine_of(message) or ANY_PROGRAM, need_of(message)
     title, change = engine.advice(need)
     if is_told_of_nobody(message) and speaks_of_model(case):
-        title, change = "Give the model less at a time", f"{less_to_run(case)}; {OTHERS}"
+        title, change = "Give the model less input at a time", f"{less_to_run(case)}; {OTHERS}"
     yield remedy.proposal(
         title=title,
         # If so little was refused, the question is who else is on the device.

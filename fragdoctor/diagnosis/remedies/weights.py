@@ -79,7 +79,7 @@ class SpareWeights(CopyOfWeights):
     """Weights that are no longer used: a checkpoint after loading, or an earlier model."""
 
     code = "spare-weights"
-    title = "Let go of weights that are no longer used"
+    title = "Release weights that are no longer used"
     burden = Burden.NONE
     doing = "spare weights dropped"
     change = (

@@ -47,7 +47,7 @@ def story_section(diagnosis: Diagnosis) -> doc.Section:
 def _events(
     diagnosis: Diagnosis, story: LogStory, limit: int, detail: Detail
 ) -> list[doc.DocumentBlock]:
-    rows, n_left = story_rows(diagnosis, limit)
+    rows, n_left = story_rows(diagnosis, story, limit)
     table = doc.tabled(
         rows,
         *([doc.Column("time", itemgetter(0), style=Style.DIM)] if story.is_by_time else []),
@@ -177,10 +177,8 @@ def story_facts(story: LogStory) -> str:
     return ", ".join(fact for fact in facts if fact)
 
 
-def duration_text(seconds: float | None) -> str:
+def duration_text(seconds: float) -> str:
     """Return a length of time in readable units."""
-    if seconds is None:
-        return "unknown"
     whole = round(seconds)
     if whole < 120:
         return f"{whole} s"
@@ -195,8 +193,6 @@ def trend_text(trend: TrialTrend) -> str:
     """Return the course of a figure: number of points, slope with its bounds, confidence."""
     step = {"trial": "trial", "oom": "OOM", "print": "print"}[trend.over]
     n = plural(len(trend.points), step)
-    if trend.slope_bytes is None:
-        return f"{n} do not say"
     sure = f" ({trend.confidence.value})" if trend.confidence is not None else ""
     if trend.direction in (Direction.LEVEL, Direction.UNCLEAR):
         return f"{n}{sure}"
@@ -249,15 +245,12 @@ StoryRow = tuple[str, str, str, doc.Content]
 """When, on which line of the text, who, and what happened."""
 
 
-def story_rows(diagnosis: Diagnosis, limit: int) -> tuple[list[StoryRow], int]:
+def story_rows(diagnosis: Diagnosis, story: LogStory, limit: int) -> tuple[list[StoryRow], int]:
     """Return the rows of a story, at most this many, and the number of events left out.
 
     Neighboring trials without a failure are one row. Rows that tell the least are left out, from
     the middle: progress first, then trials and retries, then failures like those before them.
     """
-    story = diagnosis.story
-    if story is None:
-        return [], 0
     log = diagnosis.case.oom
     groups = _grouped(story.events)
     chosen = _chosen(groups, story.events, limit)

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.analysis.owners import main_owner, named_blocks
-from fragdoctor.analysis.result import IdleGraph, KeptKind, KeptMemory
+from fragdoctor.analysis.result import Growth, IdleGraph, KeptKind, KeptMemory
 from fragdoctor.model.arrays import is_among
 from fragdoctor.model.census import HoldingKind, Owner
 from fragdoctor.model.finding import Confidence, Evidence, Severity, line_text
@@ -47,7 +47,7 @@ def growing_line(context: Context) -> Iterator[Found]:
         leads = analysis.kept is not None and growth in analysis.kept.lines
         yield Found(
             f"{line_text(line)} keeps {format_size(growth.slope_bytes)} more in each of "
-            f"{plural(growth.n_steps, 'step')}: {plural(growth.n_survivors, 'block')} "
+            f"{rounds_text(growth)}: {plural(growth.n_survivors, 'block')} "
             f"of {format_size(growth.survivor_bytes)} "
             f"{'is' if growth.n_survivors == 1 else 'are'} live.",
             severity=Severity.ERROR if leads else Severity.INFO,
@@ -80,7 +80,7 @@ def gathered_text(context: Context, kept: KeptMemory) -> str:
     """Return what the last evaluation gathers, as the beginning of a sentence."""
     return (
         f"The evaluation keeps what {maker_text(context, kept)} makes: "
-        f"{format_size(kept.slope_bytes)} a batch, {format_size(kept.survivor_bytes)} so far"
+        f"{slope_text(kept)}, {format_size(kept.survivor_bytes)} so far"
     )
 
 
@@ -123,6 +123,18 @@ def owner_name(owner: Owner) -> str:
     return owner.name or f"A {owner.class_name}"
 
 
+def slope_text(kept: KeptMemory) -> str:
+    """Return how fast it grows."""
+    return f"{format_size(kept.slope_bytes)} a {'batch' if kept.in_evaluation else 'step'}"
+
+
+def rounds_text(kept: Growth | KeptMemory) -> str:
+    """Return in how many steps it grew, or in how many batches of an evaluation."""
+    if kept.in_evaluation:
+        return plural(kept.n_steps, "batch of the evaluation", "batches of the evaluation")
+    return plural(kept.n_steps, "step")
+
+
 def kept_text(context: Context, kept: KeptMemory) -> str:
     """Return what is kept and how it grows, as the beginning of a sentence."""
     kinds = ", ".join(plural(k.n_per_step, *KIND_WORDS[k.kind]) for k in kept.kinds[:3])
@@ -132,6 +144,5 @@ def kept_text(context: Context, kept: KeptMemory) -> str:
     keeps = "Something keeps" if owner is None else f"{owner_name(owner)} keeps"
     return (
         f"{keeps} what {maker_text(context, kept)} makes{where}: {kinds}, "
-        f"{format_size(kept.slope_bytes)} a step, {format_size(kept.survivor_bytes)} after "
-        f"{plural(kept.n_steps, 'step')}"
+        f"{slope_text(kept)}, {format_size(kept.survivor_bytes)} after {rounds_text(kept)}"
     )
