@@ -386,7 +386,7 @@ class CureSearch:
             tried = self._try(treatment, is_base=treatment.n_gpus == 1)
             if tried.fits:
                 return n
-            if tried.error or (tried.peak_allocated_bytes or 0) >= WORTH * peak_bytes:
+            if not _is_below(tried, peak_bytes):
                 break
             peak_bytes = tried.peak_allocated_bytes or 0
         return 0
@@ -409,8 +409,9 @@ class CureSearch:
         base: list[Treatment] = []
         for n in _parts(catalogue.batch_size(traits)):
             split = catalogue.accumulated(traits, n)
-            if self._try(split, is_base=True).error:
-                break  # more parts mean even fewer updates
+            tried = self._try(split, is_base=True)
+            if not _is_below(tried, self._as_it_is.found.peak_allocated_bytes):
+                break  # no more do more parts
             base = [split]
             if self._checkpoint(*base):
                 return
@@ -631,6 +632,11 @@ class CureSearch:
         goes_on = (bool(found.stopped) or found.is_partial) and not self._is_whole
         need = Need(trace_of(read_snapshot(self._snapshot)), goes_on=goes_on)
         return _Seen(found, need, need.bytes() or found.peak_reserved_bytes)
+
+
+def _is_below(tried: Tried, peak_bytes: float) -> bool:
+    """Return whether a change was rehearsed and lowers a peak by as much as is worth a try."""
+    return not tried.error and (tried.peak_allocated_bytes or 0) < WORTH * peak_bytes
 
 
 def _titled(treatments: Sequence[Treatment]) -> str:
