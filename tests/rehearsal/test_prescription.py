@@ -784,6 +784,19 @@ def test_parts_cure_a_program_of_three_rounds(stage: Stage) -> None:
     assert any(one["fits"] for one in parts)
 
 
+def test_parts_that_lower_nothing_are_tried_once(stage: Stage) -> None:
+    last = "kept = torch.zeros(200 << 18, device='cuda')\n"
+    stage.script(MODEL + LOOP.replace("BATCH", "int(sys.argv[1])") + last)
+
+    words = ("--batch", "64", "--fits-on", "100MiB", "--cure")
+    found = stage.json(*words, "train.py", "--", "{batch}", code=1)
+
+    parts = [part for one in found["tried"] for part in one["treatments"]]
+    assert {part["title"] for part in parts if part["code"] == "accumulate"} == {
+        "batch 32 x 2 accumulated"
+    }
+
+
 @pytest.mark.slow
 def test_combinations_are_tried_where_nothing_single_fits(stage: Stage) -> None:
     stage.script(MODEL + LOOP.replace("BATCH", "256 * int(sys.argv[1])"))
