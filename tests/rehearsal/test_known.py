@@ -228,6 +228,21 @@ def test_a_mask_keeps_at_most_what_was_put_into_it(stage: Stage) -> None:
     assert assumed == {"all elements are kept", "all elements that can be kept are kept"}
 
 
+def test_report_says_which_masks_are_too_large_to_be_followed(stage: Stage) -> None:
+    found = stage.must_pass(
+        """
+        import torch
+        for n in (2**20, 2**20 + 4):
+            ids = torch.arange(n, device="cuda")
+            print(ids[ids % 4 == 0].shape[0] - n // 4)
+        """
+    )
+
+    (assumption,) = found["rehearsal"]["assumptions"]
+    limit = "values of more than 1,048,576 elements are not followed"
+    assert assumption["assumed"] == f"all elements are kept; {limit}"
+
+
 def test_masks_of_ones_are_known_in_any_type(stage: Stage) -> None:
     found = stage.must_pass(
         """

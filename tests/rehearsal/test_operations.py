@@ -37,6 +37,13 @@ PEAK_AND_ALL_ASKED = {
     "h.masked_scatter(mask.expand_as(h),h.view(-1)[:1000])": (4333567, 4333567),
     "F.pad(p[None], (3, 3), mode='reflect').sum().backward()": (3158024, 4743376),
     "F.pad(x.mT, (1,) * 6, mode='reflect')": (35734528, 35734528),
+    "F.adaptive_max_pool3d(x[0].mT, 3)": (2592, 2592),
+    "F.interpolate(v.to(memory_format=torch.channels_last_3d), scale_factor=2)": (
+        37748736,
+        37748736,
+    ),
+    "F.adaptive_avg_pool2d(s.mT, 3).sum().backward()": (3145736, 4755464),
+    "F.nll_loss(p, i[:1].expand(512), r.view(-1)[:1536:2]).backward()": (1580044, 1587212),
     "F.adaptive_max_pool3d(s.mT[None], 3).sum().backward()": (3145736, 4722056),
     "(p > 0).count_nonzero()": (3539340, 3539340),
     "p.count_nonzero(dim=0)": (3545088, 3545088),
@@ -82,6 +89,7 @@ def test_operations_ask_for_what_the_real_ones_do(stage: Stage) -> None:
 
     x = torch.zeros(4, 8, 64, 64, 32, device="cuda")
     z = torch.zeros(4, 8, 64, 64, 32, dtype=torch.cfloat, device="cuda")
+    v = x[:, :, :8]
     p = torch.zeros(512, 768, device="cuda", requires_grad=True)
     s = torch.zeros(8, 64, 64, 12, device="cuda", requires_grad=True)
     r, mask = s.detach(), torch.zeros(8, 64, 1, 1, dtype=torch.bool, device="cuda")

@@ -728,6 +728,7 @@ def test_fewest_gpus_are_found_where_one_does_not_do(stage: Stage) -> None:
     fewest = min(n for n, is_so in fits.items() if is_so)
     assert fewest == 8  # the batch has eight rows, and is split evenly
     assert fits[4] is False
+    assert max(fits) == fewest  # a search that is cut short should not say more of them
     assert found["cure"]["n_gpus"] in {1, fewest}
 
 
@@ -756,7 +757,7 @@ def test_what_a_change_breaks_later_is_no_cure(stage: Stage) -> None:
     assert not any(one["fits"] for one in sharded)
 
 
-@pytest.mark.parametrize("n_rounds", [1, 3])
+@pytest.mark.parametrize("n_rounds", [1, 2])
 def test_parts_that_end_before_an_update_of_the_whole_are_no_cure(
     stage: Stage, n_rounds: int
 ) -> None:
@@ -770,6 +771,30 @@ def test_parts_that_end_before_an_update_of_the_whole_are_no_cure(
     assert parts
     assert not any(one["fits"] for one in parts)
     assert "second update" in parts[0]["error"]
+
+
+def test_parts_cure_a_program_of_three_rounds(stage: Stage) -> None:
+    text = LOOP.replace("BATCH", "int(sys.argv[1])").replace("range(4)", "range(3)")
+    stage.script(MODEL + text)
+
+    words = ("--batch", "2048", "--fits-on", "140MiB", "--cure")
+    found = stage.json(*words, "train.py", "--", "{batch}", code=1)
+
+    parts = [one for one in found["tried"] if one["treatments"][0]["code"] == "accumulate"]
+    assert any(one["fits"] for one in parts)
+
+
+def test_parts_that_lower_nothing_are_tried_once(stage: Stage) -> None:
+    last = "kept = torch.zeros(200 << 18, device='cuda')\n"
+    stage.script(MODEL + LOOP.replace("BATCH", "int(sys.argv[1])") + last)
+
+    words = ("--batch", "64", "--fits-on", "100MiB", "--cure")
+    found = stage.json(*words, "train.py", "--", "{batch}", code=1)
+
+    parts = [part for one in found["tried"] for part in one["treatments"]]
+    assert {part["title"] for part in parts if part["code"] == "accumulate"} == {
+        "batch 32 x 2 accumulated"
+    }
 
 
 @pytest.mark.slow
@@ -1131,6 +1156,7 @@ def test_batches_of_loaders_that_one_line_makes_are_told_apart_by_their_size(
 
 
 CLASSES_OF = "torch.nn.functional.cross_entropy(z, y)"
+SMOOTHED = CLASSES_OF.replace("y)", "y, label_smoothing=0.1)")
 OF_ROWS = "loss = model(x.cuda()).square().mean()"
 
 
@@ -1169,6 +1195,9 @@ def lost(loss: str, *before: str) -> str:
         (lost(CLASSES_OF, "y = torch.where(x[:, 0] > 0, 5, -100).cuda()"), "weighs the rows"),
         (lost(CLASSES_OF, "y = torch.where(x[:, 0].cuda() > 0, 5, -100)"), "weighs the rows"),
         (lost(CLASSES_OF, "y = torch.full((len(x),), 5).cuda()"), ""),
+        (lost(SMOOTHED, "y = torch.full((len(x),), 5).cuda()"), ""),
+        (lost("(z.mean(1) * m).sum() / m.sum()", "m = (torch.arange(len(x)) < 2000).cuda()"), ""),
+        (lost("(z.mean(1) * m).sum() / m.sum()", "m = (torch.arange(len(x)) > 9).cuda()"), "nor"),
         (lost(CLASSES_OF, "y = torch.randint(64, (len(x),), device='cuda')"), ""),
     ],
 )

@@ -12,6 +12,7 @@ import torch
 
 from fragdoctor.rehearsal.engine import frames_from, session
 from fragdoctor.rehearsal.engine.host import release
+from fragdoctor.rehearsal.engine.known import MOST_WHOLE
 from fragdoctor.rehearsal.engine.memory_history import OURS, users_frame
 from fragdoctor.rehearsal.engine.session import Assumption
 
@@ -27,7 +28,10 @@ def n_kept(tensor: torch.Tensor, kind: str) -> int:
     if most is not None and most < n:
         assume(kind, "all elements that can be kept are kept")
         return most
-    assume(kind, "all elements are kept" if share == 1.0 else f"{share:.3g} of all are kept")
+    assumed = "all elements are kept" if share == 1.0 else f"{share:.3g} of all are kept"
+    if tensor.numel() > MOST_WHOLE:
+        assumed += f"; values of more than {MOST_WHOLE:,} elements are not followed"
+    assume(kind, assumed)
     return n
 
 

@@ -64,6 +64,10 @@ def _scale(whole: Sequence[Node], part: Sequence[Node], share: float) -> float:
     for (full_name, shapes, read, about), (_, fewer, _, other) in zip(whole, part, strict=True):
         reads = [] if full_name.startswith(_EMPTY) else read  # what was there does not matter
         name = full_name.partition("::")[2].partition(".")[0].removesuffix("_")
+        ratio = 0.0  # of the numbers by which both are multiplied or divided, if they are known
+        if name in _FACTORS and about.get("other") and other.get("other"):
+            ratio = other["other"] / about["other"]
+            reads = reads[:1]  # such a number may be a count of rows
         along = [_differing(*pair) for pair in zip(shapes, fewer, strict=False)]
         sums = [n for n in reads if is_sum[n]]
         is_by_row = not reads or _is_by_row(name, len(shapes[0]), along, about)
@@ -80,8 +84,7 @@ def _scale(whole: Sequence[Node], part: Sequence[Node], share: float) -> float:
             scale *= share
         elif is_reduced and about.get("is_weighted"):
             raise _MixesError(f"{full_name} weighs the rows of the batch by their labels")
-        if name in _FACTORS and about.get("other") and other.get("other"):
-            ratio = other["other"] / about["other"]
+        if ratio:
             scale = scale * ratio if name == "mul" else scale / ratio
         has_rows.append(any(along))
         is_sum.append(is_reduced or bool(sums))

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -256,8 +256,8 @@ class CureSearch:
         if not traits["trains"]:
             self._hold()  # smaller batches leave what is gathered as it is
         traits = self._with_batch(traits)
-        self._split(catalogue.batch_size(traits), partial(catalogue.accumulated, traits))
-        self._split(catalogue.evaluated_size(traits), partial(catalogue.evaluated_in, traits))
+        self._split_batch(catalogue.batch_size(traits), partial(catalogue.accumulated, traits))
+        self._split_batch(catalogue.evaluated_size(traits), partial(catalogue.evaluated_in, traits))
         self._checkpoint()
         for treatment in (one for one in simple if one not in first):
             tried = self._try(treatment, is_base=treatment.code in {*BESIDE, *ON_TOP})
@@ -365,34 +365,53 @@ class CureSearch:
         reason, is_sum = mixing(traits["losses"], seen.found.traits["losses"], n)
         return {**traits, "mixing": reason, "is_sum": is_sum}
 
-    def _split(self, size: int, make: Callable[[int], Treatment]) -> None:
-        """Split a batch into more and more parts until it fits, or until that no longer helps."""
-        peak_bytes = self._as_it_is.found.peak_allocated_bytes
-        for n in _parts(size):
-            tried = self._try(make(n), is_base=True)
-            if tried.fits or tried.error or (tried.peak_allocated_bytes or 0) >= WORTH * peak_bytes:
+    def _split_batch(self, size: int, make: Callable[[int], Treatment]) -> None:
+        self._split(_parts(size), make, self._as_it_is.found.peak_allocated_bytes)
+
+    def _split(
+        self, counts: Iterable[int], make: Callable[[int], Treatment], peak_bytes: float = inf
+    ) -> int:
+        """Split a program into more and more parts until it fits, or until that no longer helps.
+
+        Args:
+            counts: how many parts, ascending.
+            make: returns the treatment that makes so many.
+            peak_bytes: the peak that the first of them has to lower.
+
+        Returns:
+            the number of parts that fit, or 0.
+        """
+        for n in counts:
+            treatment = make(n)
+            tried = self._try(treatment, is_base=treatment.n_gpus == 1)
+            if tried.fits:
+                return n
+            if not _is_below(tried, peak_bytes):
                 break
             peak_bytes = tried.peak_allocated_bytes or 0
+        return 0
 
     def _fewest_gpus(self, traits: catalogue.Traits) -> None:
-        """Spread the program over as few GPUs as necessary; a batch is split evenly."""
+        """Spread the program over as few GPUs as necessary; a batch is split evenly.
+
+        A search that ends early has found more than that, but the fewest that it knows to fit.
+        """
         size = catalogue.batch_size(traits)
         least = traits["kept_bytes"] / self._capacity_bytes  # each GPU has an equal part
         counts = [n for n in range(2, MAX_GPUS + 1) if size % n == 0 and n >= least]
-
-        def fits(n: int) -> bool:
-            return self._try(catalogue.sharded(traits, n)).fits
-
-        if counts and fits(counts[-1]):
-            bisect_left(counts[:-1], 1, key=fits)  # called for its tries
+        make = partial(catalogue.sharded, traits)
+        enough = self._split([*_doubling(counts[:-1]), *counts[-1:]], make)
+        fewer = [n for n in counts if n < enough]
+        bisect_left(fewer, 1, key=lambda n: self._try(make(n)).fits)  # called for its tries
 
     def _combine(self, traits: catalogue.Traits, simple: Sequence[Treatment]) -> None:
         """Try what leaves the results alone together, then add what does not."""
         base: list[Treatment] = []
         for n in _parts(catalogue.batch_size(traits)):
             split = catalogue.accumulated(traits, n)
-            if self._try(split, is_base=True).error:
-                break  # more parts mean even fewer updates
+            tried = self._try(split, is_base=True)
+            if not _is_below(tried, self._as_it_is.found.peak_allocated_bytes):
+                break  # no more do more parts
             base = [split]
             if self._checkpoint(*base):
                 return
@@ -527,9 +546,11 @@ class CureSearch:
         else:
             found, needs_bytes = seen.found, seen.needs_bytes
             # A run that ended before the unchanged program did may not have reached its peak, which
-            # may be in the second update: the first one creates the optimizer state.
+            # may be in the second update: the first one creates the optimizer state. A round that
+            # adds to gradients comes after the first update, too.
             reason, as_it_is = found.partial_reason, self._as_it_is.found
-            if not reason and found.steps < min(as_it_is.steps, 2):
+            n_rounds = 2 if any(one.code == "accumulate" for one in treatments) else 1
+            if not reason and found.steps < min(as_it_is.steps * n_rounds, 2):
                 reason = "its rounds end before the second update; let it run more of them"
             is_known = bool(as_it_is.stopped) or self._conditions.known_steps is not None
             is_over = found.peak_allocated_bytes > self._capacity_bytes  # whatever would follow
@@ -613,6 +634,11 @@ class CureSearch:
         return _Seen(found, need, need.bytes() or found.peak_reserved_bytes)
 
 
+def _is_below(tried: Tried, peak_bytes: float) -> bool:
+    """Return whether a change was rehearsed and lowers a peak by as much as is worth a try."""
+    return not tried.error and (tried.peak_allocated_bytes or 0) < WORTH * peak_bytes
+
+
 def _titled(treatments: Sequence[Treatment]) -> str:
     return " + ".join(one.title for one in treatments)
 
@@ -629,8 +655,13 @@ def _key(treatments: Sequence[Treatment]) -> tuple[str, ...]:
 
 def _parts(size: int) -> Iterator[int]:
     """Yield numbers of equal parts that a batch can be split into, each at least twice the last."""
-    least = 2
-    for n in range(2, min(size, MAX_PARTS) + 1):
-        if n >= least and size % n == 0:
+    return _doubling(n for n in range(2, min(size, MAX_PARTS) + 1) if size % n == 0)
+
+
+def _doubling(counts: Iterable[int]) -> Iterator[int]:
+    """Yield those of ascending numbers that are at least twice the last one."""
+    least = 0
+    for n in counts:
+        if n >= least:
             yield n
             least = 2 * n

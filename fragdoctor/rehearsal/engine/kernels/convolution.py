@@ -397,6 +397,7 @@ SIZES: Final = ("1d", "2d", "3d")
 NEAREST: Final = (
     *(f"upsample_nearest{n}" for n in SIZES), *(f"_upsample_nearest_exact{n}" for n in SIZES)
 )  # fmt: skip
+NEAREST_IN_3D: Final = ("upsample_nearest3d", "_upsample_nearest_exact3d")
 SMOOTH: Final = (
     "upsample_linear1d",
     "upsample_bilinear2d",
@@ -411,6 +412,12 @@ def _backward(*names: str) -> list[str]:
     return [f"{name}_backward" for name in names]
 
 
+def _copy_batch(call: Call, tensor: torch.Tensor) -> None:
+    """A single volume is read where it is (AdaptiveMaxPooling3d.cu)."""
+    if tensor.dim() > IMAGE:
+        call.copy(tensor)
+
+
 def _copy_in_one_piece(call: Call, *tensors: torch.Tensor) -> None:
     """Take the copies of tensors that are dense neither in the usual order nor channels-last."""
     for tensor in tensors:
@@ -422,12 +429,13 @@ def _copy_in_one_piece(call: Call, *tensors: torch.Tensor) -> None:
 
 # The first argument is copied: the input, or the gradient of the result.
 copied_after(
-    *NEAREST, *POOLS, "adaptive_max_pool3d",
+    *NEAREST, *POOLS,
     *_backward(*NEAREST, *SMOOTH, "max_pool3d_with_indices", "avg_pool3d"),
     copy=_copy_in_one_piece,
 )  # fmt: skip
-copied_after(*_backward("max_pool2d_with_indices", "avg_pool2d"), places=(0, 1),
+copied_after(*_backward("max_pool2d_with_indices", "avg_pool2d"), places=(1, 0),
              copy=_copy_in_one_piece)  # fmt: skip
+copied_after("adaptive_max_pool3d", copy=_copy_batch)
 copied_before("_adaptive_avg_pool2d", copy=_copy_in_one_piece)
 copied_after(
     *REFLECTED,
@@ -441,11 +449,11 @@ copied_after(
 def _averages_backward(call: Call) -> None:
     """Channels-last gradients are read where they are (AdaptiveAveragePooling.cu)."""
     gradient, tensor = call.args
-    if tensor.is_contiguous():
+    if suggest_memory_format(tensor) is torch.contiguous_format:
         call.copy(gradient)
 
 
-@after_results(*ANTIALIASED, "adaptive_max_pool2d", "adaptive_max_pool2d_backward")
+@after_results(*ANTIALIASED, *NEAREST_IN_3D, "adaptive_max_pool2d", "adaptive_max_pool2d_backward")
 def _worked_on_in_order(call: Call) -> None:
     """Kernels that only know the usual order: channels-last tensors are copied."""
     results = [out.n_bytes for out in call.outs if out.has_other_order]

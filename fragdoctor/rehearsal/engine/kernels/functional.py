@@ -22,8 +22,9 @@ from fragdoctor.rehearsal.engine.kernels.scratch import (
 
 in_order("native_dropout", "nll_loss2d_forward", order=(1, 0))
 copied_after("_softmax", "_log_softmax", "rrelu_with_noise")
-copied_after("_log_softmax_backward_data", "nll_loss_forward", places=(0, 1))
-copied_after("nll_loss_backward", places=(0, 1, 2))
+copied_after("_log_softmax_backward_data", places=(0, 1))
+copied_after("nll_loss_forward", places=(0, 1, 2))
+copied_after("nll_loss_backward", places=(2, 1, 0, 3))
 copied_before("native_layer_norm", "_fused_rms_norm")
 
 

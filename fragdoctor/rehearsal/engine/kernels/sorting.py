@@ -35,7 +35,8 @@ _SHARED_OTHERWISE: Final = 400
 
 
 copied_after("_cummax_helper", "_cummin_helper", "_logcumsumexp")
-copied_after("bucketize", "searchsorted", places=(0, 1))
+copied_after("bucketize", places=(0, 1))
+copied_after("searchsorted", places=(1, 0))
 copied_before("kthvalue")
 
 
