@@ -1798,7 +1798,7 @@ def test_drivers_error_in_a_backward_pass_is_lowered_by_the_sizes_that_are_named
 
     assert first.title == "Use a smaller batch or a lower --seq-len than 1600"
     assert "nvidia-smi" in first.change
-    assert elsewhere.title == "See whether the GPU is full, and with what"
+    assert elsewhere.title == "Check whether the GPU is full, and what fills it"
 
 
 @pytest.mark.parametrize(("card", "is_too_small"), [("GTX 1060 6GB", True), ("RTX 4090", False)])
@@ -1814,5 +1814,5 @@ def test_same_advice_of_two_remedies_is_said_once():
     )
     titles = [r.title for r in result.recommendations]
 
-    assert titles[0] == "Give the model less at a time"
+    assert titles[0] == "Give the model less input at a time"
     assert len({*titles}) == len(titles)

@@ -113,14 +113,14 @@ def _option(  # noqa: PLR0911 - one return a kind
     tried = m.kv_tokens_requested or m.n_sequences
     if m.sub_kind == "prefill" and tried and tried < FEW_TOKENS:
         return Advice(
-            "Hold the weights in fewer bytes, or free the GPU",
+            "Store the weights in fewer bytes, or free the GPU",
             f"so few tokens need almost no memory: {spread}; nvidia-smi before the start shows who "
             "else is on the GPU",
         )
     if m.sub_kind in TRIED and tried:
         title, option, beside = TRIED[m.sub_kind]
         return Advice(
-            f"{title.format(format_count(tried))}, or hold the weights in fewer bytes",
+            f"{title.format(format_count(tried))}, or store the weights in fewer bytes",
             f"{option} {max(1, tried // 4)}{beside}; if that fails too, the weights leave no room: "
             f"{spread}",
         )
