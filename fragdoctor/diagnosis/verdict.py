@@ -368,8 +368,6 @@ def _no_setting_mends(e: CaseEvidence) -> Hypothesis | None:
     survivors, bench = e.survivors, e.bench
     if e.reading.cause is not Cause.FRAGMENTATION or survivors is None or bench is None:
         return None
-    if e.is_bounded:  # it would only fail if the container grew beyond its limit
-        return None
     enough = "Free memory was enough for the request that failed, but"
     if e.prospects <= {OutlookState.FAILS}:
         steps = max((r.outlook.fails_after_steps or 0 for r in survivors if r.outlook), default=0)
