@@ -69,9 +69,6 @@ RESUMED_REQUESTS: Final = 100
 """This many requests after a caught failure show a program at work, not one that reports and
 ends."""
 
-RESUMED_SHARE: Final = 0.5
-"""A program that resumes needs at least this share of the memory live before the failure."""
-
 
 class CaseEvidence(Struct, frozen=True, dict=True):
     """Everything a verdict is based on; each part is worked out once, when a row asks for it.
@@ -506,15 +503,13 @@ def _beside(e: CaseEvidence) -> Iterator[Cause]:
 
 
 def _requests_after_failure(e: CaseEvidence) -> int:
-    """Return how many requests were served after the last failure; 0 if they need far less."""
+    """Return how many requests were served after the last failure."""
     analysis = e.context.analysis
-    if analysis is None or analysis.timeline is None:
+    if analysis is None:
         return 0
-    trace, active = analysis.trace, analysis.timeline.active_bytes
-    row = analysis.ooms[-1].row - trace.first_row
-    before, after = int(active[: row + 1].max()), int(active[row + 1 :].max(initial=0))
-    n_after = int(np.count_nonzero(trace.events.action[row + 1 :] == Action.ALLOC))
-    return n_after if after >= RESUMED_SHARE * before else 0
+    trace = analysis.trace
+    after = trace.events.action[analysis.ooms[-1].row - trace.first_row + 1 :]
+    return int(np.count_nonzero(after == Action.ALLOC))
 
 
 def _no_failure(e: CaseEvidence) -> Hypothesis:
