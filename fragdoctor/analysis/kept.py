@@ -45,13 +45,16 @@ NEARLY_ALL: Final = 0.995
 kept graph is a small part of it, but the cause."""
 
 MOST: Final = 0.5
-"""Share from which on something is said of the whole: that blocks are of one kind, that a graph is
-kept (results of most lines of a model), that a cache is keyed by shape (most sizes differ), or that
-an evaluation builds a graph (it keeps this share of what training keeps; under ``no_grad``,
-evaluations in ``tests/truth`` keep at most 0.13)."""
+"""Share from which on something is said of the whole: that blocks are of one kind, that a cache is
+keyed by shape (most sizes differ), or that an evaluation builds a graph (it keeps this share of
+what training keeps; under ``no_grad``, evaluations in ``tests/truth`` keep at most 0.13)."""
 
 GRAPH_BLOCKS: Final = 3
 """Results that one step must keep together for them to count as an autograd graph."""
+
+GRAPH_LINES: Final = 0.25
+"""Smallest share of a model's lines whose results a graph keeps; usually it is most lines, but of a
+recurrent cell on three lines it is one: the graph of a carried state keeps what tanh returns."""
 
 MIN_SIZES: Final = 2
 """Fewest distinct sizes for copies of weights: one tensor per step may be anything."""
@@ -332,7 +335,7 @@ def _is_graph(trace: Trace, rows: I64) -> bool:
     lives, in_module = trace.lives, trace.stacks.roles.in_module
     inside = (lives.start >= lives.start[rows].min()) & (lives.start <= lives.start[rows].max())
     made = distinct(lives.stack[inside & in_module[lives.stack]])
-    return int(is_among(made, lives.stack[rows]).sum()) >= MOST * len(made)
+    return int(is_among(made, lives.stack[rows]).sum()) >= GRAPH_LINES * len(made)
 
 
 def _trains_meanwhile(trace: Trace, phases: PhaseAnalysis | None, rows: I64) -> bool:
