@@ -109,6 +109,7 @@ def _ablations() -> dict[str, Ablation]:
         (search, "MARGIN_SHARE"),
         (simulator, "REPLAY_SHARE"),
         (growth, "ALL_AT_ONCE"),
+        (kept, "LARGE_SHARE"),
         (kept, "GRAPH_LINES"),
         (kept, "MOST"),
         (decision, "SLIM_MARGIN_SHARE"),

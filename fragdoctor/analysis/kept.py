@@ -31,7 +31,6 @@ from fragdoctor.analysis.result import (
 )
 from fragdoctor.analysis.training_run import NO_ROW, TrainingRequests
 from fragdoctor.future.passes import RoleRuns, kept_of
-from fragdoctor.future.search import MARGIN_SHARE
 from fragdoctor.future.steps import StepKind, Steps
 from fragdoctor.model.arrays import distinct, is_among, largest_groups, sum_by
 from fragdoctor.model.snapshot import I32, I64, Action, StackTable
@@ -39,6 +38,10 @@ from fragdoctor.trace import stacks as roles_of
 from fragdoctor.trace.lives import NEVER
 from fragdoctor.trace.stacks import LOSS, PACKAGE, TORCH, USER
 from fragdoctor.trace.trace import Trace
+
+LARGE_SHARE: Final = 0.05
+"""The share of live memory that survivors must have; less is no reason for a verdict. With 0.03,
+four batches of a queue that fills are called a leak."""
 
 NEARLY_ALL: Final = 0.995
 """Share of the kept bytes that must be made through a line to name it: the loss at the end of a
@@ -82,7 +85,7 @@ def find_kept(
         active_bytes: live memory at the end, before an exception lets go of it.
         phases: phases of the trace, or None if the file shows no passes.
     """
-    least = MARGIN_SHARE * max(1, active_bytes)
+    least = LARGE_SHARE * max(1, active_bytes)
     if sum(g.survivor_bytes for g in growth) < least:
         return _growing_buffer(trace, steps, least)
     kept = _traced(trace, phases, growth, steps)
@@ -364,7 +367,7 @@ def find_idle_graph(trace: Trace) -> IdleGraph | None:
     lives = trace.lives_of_program
     size = lives.size_bytes[rows]
     live_bytes = int(trace.totals.at([failed])[0, 0])
-    if share < MOST * usual or not usual or size.sum() < MARGIN_SHARE * live_bytes:
+    if share < MOST * usual or not usual or size.sum() < LARGE_SHARE * live_bytes:
         return None
     called_at = shared_frame(trace, trace.stacks.outside, lives.stack[rows], size, MOST)
     return IdleGraph(called_at, int(size.sum()), share, usual)
