@@ -381,8 +381,10 @@ def _no_setting_mends(e: CaseEvidence) -> Hypothesis | None:
         if not steps:
             end = "lets its step finish"
         lacks = f" It lacks {format_size(e.lacking_bytes)} in all." if e.lacking_bytes else ""
-        text = f"{enough} no allocator setting {end}.{lacks}"
-        return Hypothesis(_other_than_holes(e), text, Confidence.LIKELY, row="no-setting-mends")
+        text, cause = f"{enough} no allocator setting {end}.{lacks}", _other_than_holes(e)
+        is_sure = cause is not Cause.LEAK or (e.kept and e.kept.pattern in NEVER_KEPT)
+        sure = Confidence.LIKELY if is_sure else Confidence.POSSIBLE
+        return Hypothesis(cause, text, sure, row="no-setting-mends")
     is_first = all(r.outlook and r.outlook.basis is OutlookBasis.LOWER_BOUND for r in survivors)
     if OutlookState.HOLDS in e.prospects or not is_first:
         return None

@@ -411,6 +411,16 @@ def test_growth_that_a_cache_may_explain_is_no_likely_leak(recording, confidence
     assert bool(alike) is ("looks the same" in verdict.summary)
 
 
+def test_buffer_that_no_setting_makes_fit_is_only_a_possible_leak():
+    """Whichever row calls growth a leak, a buffer may have a limit."""
+    snapshot = read_snapshot(TRUTH / "leak_growing_cat@27.pickle.gz")
+
+    verdict = diagnose(Case(snapshot=snapshot)).verdict
+
+    assert (verdict.cause, verdict.decider) == (Cause.LEAK, "no-setting-mends")
+    assert verdict.confidence is Confidence.POSSIBLE
+
+
 def test_file_without_stacks_says_what_it_cannot_show():
     notes = diagnose(Case(snapshot=settings_snapshot())).notes
 
