@@ -109,15 +109,12 @@ def _ablations() -> dict[str, Ablation]:
         (search, "MARGIN_SHARE"),
         (simulator, "REPLAY_SHARE"),
         (growth, "ALL_AT_ONCE"),
-        (growth, "MADE_ONCE"),
         (kept, "LARGE_SHARE"),
         (kept, "GRAPH_LINES"),
-        (kept, "MANY_SIZES"),
-        (kept, "LIKE_TRAINING"),
+        (kept, "MOST"),
         (decision, "SLIM_MARGIN_SHARE"),
         (decision, "NORMAL_OUTSIDE_SHARE"),
         (verdict, "FAR_SHARE"),
-        (verdict, "RESUMED_SHARE"),
     ):
         value = getattr(place, name)
         for factor in (0.5, 2):

@@ -29,10 +29,6 @@ from fragdoctor.units import KIB
 MIN_RISE_BYTES: Final = 64 * KIB
 """A smaller total rise does not matter for memory; PyTorch's small segments have 2 MiB."""
 
-MADE_ONCE: Final = 0.5
-"""A first rise by more than this share of the whole rise is of blocks that are made once, such as
-the state of an optimizer; the growth begins after it."""
-
 ALL_AT_ONCE: Final = 0.9
 """A rise in one step by more than this share of the whole rise is no growth from step to step: an
 evaluation made it, and beside it a library its workspace."""
@@ -132,8 +128,8 @@ def _growth(held: I64) -> tuple[int, int] | None:
     """
     rises = np.diff(held)
     since = int(np.argmax(rises > 0))
-    if rises[since] > MADE_ONCE * (held[-1] - held[since]):
-        since += 1
+    if 2 * rises[since] > held[-1] - held[since]:
+        since += 1  # larger than all later rises: it is made once, such as an optimizer's state
     if len(held) - since < MIN_POINTS:
         return None
     trend, rise = trend_of(held[since:]), held[-1] - held[since]

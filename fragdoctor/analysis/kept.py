@@ -40,22 +40,24 @@ from fragdoctor.trace.stacks import LOSS, PACKAGE, TORCH, USER
 from fragdoctor.trace.trace import Trace
 
 LARGE_SHARE: Final = 0.05
-"""The share of live memory that survivors must have; less is no reason for a verdict."""
+"""The share of live memory that survivors must have; less is no reason for a verdict. With 0.03,
+four batches of a queue that fills are called a leak."""
 
 NEARLY_ALL: Final = 0.995
 """Share of the kept bytes that must be made through a line to name it: the loss at the end of a
 kept graph is a small part of it, but the cause."""
 
 MOST: Final = 0.5
+"""Share from which on something is said of the whole: that blocks are of one kind, that a cache is
+keyed by shape (most sizes differ), or that an evaluation builds a graph (it keeps this share of
+what training keeps; under ``no_grad``, evaluations in ``tests/truth`` keep at most 0.13)."""
 
 GRAPH_BLOCKS: Final = 3
 """Results that one step must keep together for them to count as an autograd graph."""
 
 GRAPH_LINES: Final = 0.25
-"""Smallest share of a model's lines whose results a graph keeps; usually it is most lines."""
-
-MANY_SIZES: Final = 0.8
-"""Share of blocks that have distinct sizes if a cache is keyed by shape."""
+"""Smallest share of a model's lines whose results a graph keeps; usually it is most lines, but of a
+recurrent cell on three lines it is one: the graph of a carried state keeps what tanh returns."""
 
 MIN_SIZES: Final = 2
 """Fewest distinct sizes for copies of weights: one tensor per step may be anything."""
@@ -325,7 +327,7 @@ def _pattern(
         trains = _trains_meanwhile(trace, phases, rows)
         return KeptPattern.GRAPH if trains else KeptPattern.EVALUATION
     sizes = trace.lives_of_program.requested_bytes[rows]
-    if len(rows) >= GRAPH_BLOCKS and len(distinct(sizes)) >= MANY_SIZES * len(rows):
+    if len(rows) >= GRAPH_BLOCKS and len(distinct(sizes)) >= MOST * len(rows):
         return KeptPattern.SHAPES
     return KeptPattern.RESULTS if results >= MOST else KeptPattern.TENSORS
 
@@ -351,11 +353,6 @@ def _trains_meanwhile(trace: Trace, phases: PhaseAnalysis | None, rows: I64) -> 
     return bool(phases.is_training[inside].any())
 
 
-LIKE_TRAINING: Final = 0.5
-"""The share that an evaluation keeps, relative to a forward pass of training, from which on its
-gradients count as on. In ``tests/truth``, evaluations under ``no_grad`` have at most 0.13."""
-
-
 def find_idle_graph(trace: Trace) -> IdleGraph | None:
     """Return the graph of the evaluation that failed, or None if it builds none that matters."""
     steps, runs = Steps.of(trace), RoleRuns.of(trace)
@@ -372,7 +369,7 @@ def find_idle_graph(trace: Trace) -> IdleGraph | None:
     lives = trace.lives_of_program
     size = lives.size_bytes[rows]
     live_bytes = int(trace.totals.at([failed])[0, 0])
-    if share < LIKE_TRAINING * usual or not usual or size.sum() < LARGE_SHARE * live_bytes:
+    if share < MOST * usual or not usual or size.sum() < LARGE_SHARE * live_bytes:
         return None
     called_at = shared_frame(trace, trace.stacks.outside, lives.stack[rows], size, MOST)
     return IdleGraph(called_at, int(size.sum()), share, usual)

@@ -33,6 +33,7 @@ from fragdoctor.model.simulation import (
 )
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.rules.failed_request import rounding_bytes
+from fragdoctor.rules.growth.growing_line import filling_container
 from fragdoctor.rules.rule import Context
 from fragdoctor.trace.operations import NativeOps, Operations, OpKind, is_free
 from fragdoctor.trace.replay import Reproduction
@@ -383,8 +384,13 @@ def set_up(context: Context, other: Snapshot | None = None) -> tuple[Bench | Non
         return None, FidelityReport(reason=error.message)
     run = continued_with(reproduction, other)
     simulation = simulation_of(reproduction, (), run)
-    replay = FairReplay(reproduction, other=run)
-    return Bench(reproduction, simulation, replay, context.analysis.kept), simulation.fidelity
+    kept = context.analysis.kept
+    replay = FairReplay(
+        reproduction,
+        other=run,
+        container=None if kept is None else filling_container(context, kept),
+    )
+    return Bench(reproduction, simulation, replay, kept), simulation.fidelity
 
 
 def _stated_limit(context: Context) -> tuple[int, int] | None:

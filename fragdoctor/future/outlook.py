@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from fragdoctor._native import _ext
 from fragdoctor.future.passes import is_training_forward
-from fragdoctor.future.repetition import Repetition
+from fragdoctor.future.repetition import BoundedContainer, Repetition
 from fragdoctor.future.steps import Steps
 from fragdoctor.model.settings import Era
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState
@@ -71,9 +71,10 @@ class Outlooks:
             pattern repeats, up to ``MAX_STEPS``.
         is_edited: whether the requests differ from the recorded ones.
         recorded: the futures of the recorded requests, if known.
+        container: a container with a limit that is filling up, if a census found one.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that tells the future
         self,
         trace: Trace,
         operations: _ext.NativeOps,
@@ -81,13 +82,16 @@ class Outlooks:
         *,
         is_edited: bool = False,
         recorded: Outlooks | None = None,
+        container: BoundedContainer | None = None,
     ) -> None:
         self._trace = trace
         self._is_edited = is_edited
         self._operations = operations
         self._asked = max_steps
         known = None if recorded is None else recorded.repetition
-        self.repetition: Repetition | None = Repetition.of(trace, Operations.of(operations), known)
+        self.repetition: Repetition | None = Repetition.of(
+            trace, Operations.of(operations), known, container
+        )
 
     def replay(self, conditions: Conditions, *, remakes_start: bool) -> tuple[Any, Outlook]:
         """Return the native replay's result for the recorded part, and what comes after it."""
@@ -139,16 +143,16 @@ class Outlooks:
         """Return the model's outcome for a future: it holds, or fails after this many steps.
 
         A failure that growth brings about later is only likely: a leak goes on, but a cache or a
-        buffer fills up, and while it does so nothing in a recording tells them apart.
+        buffer fills up, and while it does so only a census tells them apart.
         """
         # Two rounds of steps that may differ show whether they grow; more rounds add nothing.
-        most = MAX_STEPS if known.doubt <= SURE else 2 * known.period
+        most, n_filling = (MAX_STEPS if known.doubt <= SURE else 2 * known.period), known.n_filling
         max_played = PLAYED_OF_EDIT if self._is_edited else MAX_PLAYED
         look = run.look_on(
             future,
-            max_steps=most if self._asked is None else self._asked,
+            max_steps=most + n_filling if self._asked is None else self._asked,
             max_ops=max_played if self._asked is None else 2**40,
-            stops_at_repetition=self._asked is None and not known.grows,
+            stops_at_repetition=self._asked is None and not (known.grows or n_filling),
         )
         n_done, repeats = int(look["n_done"]), bool(look["repeats"]) and not known.grows
         growth = _growth_of(known, look["allocated"])
@@ -160,6 +164,7 @@ class Outlooks:
         )
         has_failed, after = bool(look["has_failed"]), n_done
         grows = has_failed and n_done and look["allocated"][-1] > look["allocated"][0]
+        grows = grows and not n_filling  # a container with a limit is known to fill up so far
         if growth > 0 and not (has_failed or repeats or limit is None or self._asked is not None):
             after += max(limit - int(look["peak_allocated"].max(initial=0)), 0) // growth
             grows = after <= FORESEEN_STEPS

@@ -14,11 +14,12 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from fragdoctor._native import _ext
 from fragdoctor.future.alignment import Requests, align
 from fragdoctor.future.window import StepWindow
-from fragdoctor.model.arrays import median, occurrence
+from fragdoctor.model.arrays import is_among, median, occurrence
 from fragdoctor.model.snapshot import I64, Bools
 from fragdoctor.model.trend import LIKELY_P, POSSIBLE_P, trend_of
 from fragdoctor.trace import stacks
@@ -47,10 +48,24 @@ FUTURE_OPERATION: Final = np.dtype(
 
 FutureOperations = npt.NDArray[np.void]
 
+
+class BoundedContainer(Struct, frozen=True, eq=False):
+    """A container with a limit that is filling up.
+
+    Attributes:
+        rows: the blocks that it holds, as rows of ``Lives``.
+        n_blocks: how many blocks it holds once it is full.
+    """
+
+    rows: I64
+    n_blocks: int
+
+
 LARGER: Final = "later steps may be larger than those recorded"
 
 _MATCHES: Final = (
     "_requests", "kinds", "like", "n_same", "_unlike", "slot", "n_slots", "age", "fate",
+    "n_filling",
 )  # fmt: skip
 """What aligned steps take from those of the run as recorded, if an edit changed only sizes."""
 
@@ -71,15 +86,24 @@ class AlignedSteps:
         fate: ``int64[k]``: for an allocation, steps that it lives, or KEPT, or REPLACED.
         size: ``float64[n + 1, n_slots]``: the size in each slot by step, NaN if there is none.
         growth: ``int64[n_slots]``: bytes by which the size in each slot rises with every step.
+        n_filling: how many steps it takes to fill a container with a limit, or 0 without one.
     """
 
-    def __init__(self, window: StepWindow, recorded: AlignedSteps | None = None) -> None:
+    def __init__(
+        self,
+        window: StepWindow,
+        recorded: AlignedSteps | None = None,
+        container: BoundedContainer | None = None,
+    ) -> None:
         """Align the steps of a window.
 
         If an edit changed only sizes, the matches are those of the steps as recorded: which request
         another one resembles does not depend on what an edit makes of their sizes.
         """
-        self.w, self.n = window, window.n_complete
+        self.w, self.n, self.n_filling = window, window.n_complete, 0
+        self.container: BoundedContainer | None = (
+            container if recorded is None else recorded.container
+        )
         if recorded is not None and window.is_resized(recorded.w):
             for name in _MATCHES:
                 setattr(self, name, getattr(recorded, name))
@@ -210,6 +234,7 @@ class AlignedSteps:
 
         A block that lives at the end lives as long as others of its slot did, if those reached its
         age; else it is kept, if two steps kept theirs, or goes when its slot is allocated again.
+        What a container with a limit keeps goes as soon as so many steps have filled it anew.
         """
         w, slots = self.w, self.n_slots
         made = np.flatnonzero(w.kind == OpKind.MALLOC)
@@ -226,6 +251,13 @@ class AlignedSteps:
         result = np.where(n_kept[slot] >= 2, _ext.KEPT, np.where(reached > 0, _ext.REPLACED, 0))
         result = np.where(longest[slot] >= reached, longest[slot], result)
         result = np.where(usual[slot] >= reached, usual[slot], result)
+        if self.container is not None:
+            is_item = is_among(w.allocation[lives], self.container.rows)
+            if is_item.any():
+                n_each = int(is_item.sum()) / (self.n + 1 - int(w.step[lives[is_item]].min()))
+                self.n_filling = int(np.ceil(self.container.n_blocks / n_each))
+                goes = (result == _ext.KEPT) & is_among(slot, slot[is_item])
+                result = np.where(goes, self.n_filling, result)
         fate[lives] = result
         return fate
 
@@ -345,6 +377,7 @@ class Repetition:
         doubt, reason: the share by which a coming step may differ from what is expected of it, and
             why.
         grows: whether sizes rise from step to step.
+        n_filling: how many steps it takes to fill a container with a limit, or 0 without one.
         is_exact: whether the steps are equal to the byte, and the current step began like them.
         period: how many steps there are until they repeat, including evaluation.
         period_steps: how many of them are steps of the program, not evaluation.
@@ -374,18 +407,24 @@ class Repetition:
         counts[0] &= bool(w.at[-1] > w.at[n])
         self._counts = counts
         self.period, self.period_steps, self.counts_first = len(order), sum(counts[1:]), counts[0]
+        self.n_filling = steps.n_filling
 
     @classmethod
     def of(
-        cls, trace: Trace, operations: Operations, recorded: Repetition | None = None
+        cls,
+        trace: Trace,
+        operations: Operations,
+        recorded: Repetition | None = None,
+        container: BoundedContainer | None = None,
     ) -> Repetition | None:
         """Return how the program continues after some requests, or None if no step says so.
 
-        ``recorded`` is how it continues after the requests as recorded, if these are edited.
+        ``recorded`` is how it continues after the requests as recorded, if these are edited;
+        ``container`` fills up meanwhile.
         """
         window = StepWindow.of(trace, operations)
         known = None if recorded is None else recorded.steps
-        steps = None if window is None else AlignedSteps(window, known)
+        steps = None if window is None else AlignedSteps(window, known, container)
         if steps is None or steps.like < 0:
             return None
         return cls(steps, int(operations.table["pool"].max(initial=0)))

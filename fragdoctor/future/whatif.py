@@ -15,6 +15,7 @@ from fragdoctor._native import _ext
 from fragdoctor.errors import SimulationError
 from fragdoctor.future.other_run import OtherRun
 from fragdoctor.future.outlook import Outlooks
+from fragdoctor.future.repetition import BoundedContainer
 from fragdoctor.model.conf_keys import parse_version
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.settings import AllocatorSettings, era_of, is_same_conf, parse_conf
@@ -196,6 +197,7 @@ class FairReplay:
         reproduction: Reproduction,
         max_steps: int | None = None,
         other: OtherRun | None = None,
+        container: BoundedContainer | None = None,
     ) -> None:
         """Take a reproduction.
 
@@ -205,10 +207,12 @@ class FairReplay:
                 steps repeat.
             other: a recording of the same program that goes further; it says how the run continues
                 wherever the code is as recorded.
+            container: a container with a limit that is filling up.
         """
         self.reproduction = reproduction
         self.other = other
         self._max_steps = max_steps
+        self._container = container
         self._is_late = reproduction.trace.lives.n_initial > 0
         self._turn = threading.Lock()
         self._done: dict[WhatIf, ReplayResult] = {}
@@ -232,7 +236,12 @@ class FairReplay:
     def _outlooks(self) -> Outlooks:
         """The futures of the requests as recorded."""
         reproduction = self.reproduction
-        return Outlooks(reproduction.trace, reproduction.operations, self._max_steps)
+        return Outlooks(
+            reproduction.trace,
+            reproduction.operations,
+            self._max_steps,
+            container=self._container,
+        )
 
     def step_needs_bytes(self) -> int | None:
         """Return what must be live at once in the current step, or None if that is not known."""

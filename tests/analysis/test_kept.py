@@ -167,6 +167,22 @@ def test_find_kept_buffer_that_grows_through_training_is_endless():
     assert kept.survivor_bytes == 60 * MIB
 
 
+def test_find_kept_state_of_a_recurrent_cell_is_a_graph_of_few_lines():
+    loop = trained()
+    for _ in range(8):
+        for _ in range(4):
+            passes = loop.new(ACTIVATION, LAYERS[0])
+            for stack in LAYERS[1:]:
+                loop.new(ACTIVATION, stack)
+            loop.free(passes, TRAIN)
+        loop.step()
+
+    kept, _ = kept_of(loop)
+
+    assert kept is not None
+    assert kept.pattern is KeptPattern.GRAPH
+
+
 @pytest.mark.parametrize("by_model", [True, False])
 def test_find_kept_buffer_that_grows_without_training_is_a_cache_if_the_model_grows_it(by_model):
     loop, cache = trained(), None

@@ -148,31 +148,46 @@ def test_redacted_snapshot_of_a_bundle_has_neither_names_nor_source(tmp_path: Pa
     assert b"buffer" not in written.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("max_items", "cause", "decider"),
-    [(0, Cause.LEAK, "growth"), (12, Cause.CAPACITY, "container-fills")],
-)
-def test_container_with_a_limit_fills_up_and_leaks_nothing(
-    tmp_path: Path, max_items: int, cause: Cause, decider: str
-):
+def filling(place: Path, max_items: int, *, graph_bytes: int = 0) -> Path:
+    """Return a bundle in which ``replay`` gained 10 MiB in each of eight steps.
+
+    When the next request of the same line fails, a graph holds what that line has just made.
+    """
     toy = ToyAllocator()
     for _ in range(8):
         batch = toy.malloc(4 * MIB, line=30)
         toy.malloc(10 * MIB, line=25)
         toy.free(batch)
+    if graph_bytes:
+        toy.malloc(graph_bytes, line=25)
     data = toy.data()
-    live = [b["address"] for s in data["segments"] for b in s["blocks"] if b["size"] == 10 * MIB]
+    blocks = [b for s in data["segments"] for b in s["blocks"] if b["size"] > 4 * MIB]
+    sizes = [b["size"] for b in blocks]
     data["device_traces"][0].append(oom(64 * MIB, MIB))
     replay = owner("replay", class_name="deque", n_items=8, max_items=max_items)
     held = {
-        "time_us": 1, "step": 0, "is_complete": True, "owners": [replay],
-        "devices": [0] * 8, "addresses": live, "sizes": [10 * MIB] * 8, "holders": [0] * 8,
+        "time_us": 1, "step": 0, "is_complete": True,
+        "owners": [replay, owner("loss", "graph")],
+        "devices": [0] * len(sizes), "addresses": [b["address"] for b in blocks], "sizes": sizes,
+        "holders": [int(size == graph_bytes) for size in sizes],
     }  # fmt: skip
-    place = bundle(tmp_path / "oom1")
+    bundle(place)
     (place / "snapshot.pickle").write_bytes(pickle.dumps(data))
     (place / "census.json").write_text(
         json.dumps({"format": "fragdoctor-census", "version": 1, "censuses": [held]}), "utf-8"
     )
+    return place
+
+
+@pytest.mark.parametrize("graph_bytes", [0, 200 * MIB])
+@pytest.mark.parametrize(
+    ("max_items", "cause", "decider"),
+    [(0, Cause.LEAK, "growth"), (12, Cause.CAPACITY, "container-fills")],
+)
+def test_container_with_a_limit_fills_up_and_leaks_nothing(
+    tmp_path: Path, max_items: int, cause: Cause, decider: str, graph_bytes: int
+):
+    place = filling(tmp_path / "oom1", max_items, graph_bytes=graph_bytes)
 
     found = diagnose(read_bundle(place), replays=False)
 

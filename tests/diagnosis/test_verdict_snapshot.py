@@ -393,6 +393,34 @@ def test_state_of_layers_that_thaw_is_no_leak(at):
     assert diagnose(Case(snapshot=snapshot)).verdict.cause is not Cause.LEAK
 
 
+@pytest.mark.parametrize(
+    ("recording", "confidence", "alike"),
+    [
+        ("leak_loss_history@99", Confidence.LIKELY, ""),
+        ("leak_shape_cache@94", Confidence.POSSIBLE, "A cache or a buffer that fills up"),
+        ("dqn_replay@75", Confidence.POSSIBLE, "A cache or a buffer that fills up"),
+    ],
+)
+def test_growth_that_a_cache_may_explain_is_no_likely_leak(recording, confidence, alike):
+    snapshot = read_snapshot(TRUTH / f"{recording}.pickle.gz")
+
+    verdict = diagnose(Case(snapshot=snapshot)).verdict
+
+    assert (verdict.cause, verdict.confidence) == (Cause.LEAK, confidence)
+    assert alike in verdict.summary
+    assert bool(alike) is ("looks the same" in verdict.summary)
+
+
+def test_buffer_that_no_setting_makes_fit_is_only_a_possible_leak():
+    """Whichever row calls growth a leak, a buffer may have a limit."""
+    snapshot = read_snapshot(TRUTH / "leak_growing_cat@27.pickle.gz")
+
+    verdict = diagnose(Case(snapshot=snapshot)).verdict
+
+    assert (verdict.cause, verdict.decider) == (Cause.LEAK, "no-setting-mends")
+    assert verdict.confidence is Confidence.POSSIBLE
+
+
 def test_file_without_stacks_says_what_it_cannot_show():
     notes = diagnose(Case(snapshot=settings_snapshot())).notes
 

@@ -11,10 +11,15 @@ from stock import from_python
 from toy_allocator import ToyAllocator
 
 import fragdoctor
+from fragdoctor.analysis.growth import StepEnds, find_growth
+from fragdoctor.analysis.kept import survivors
 from fragdoctor.errors import ConfigError, SimulationError
-from fragdoctor.future.simulator import choose_device, simulate
+from fragdoctor.future.repetition import BoundedContainer
+from fragdoctor.future.simulator import choose_device, simulate, trace_of
+from fragdoctor.future.whatif import FairReplay, WhatIf
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.simulation import OutlookState
+from fragdoctor.trace.reproduction import reproduce
 from fragdoctor.units import MIB
 
 
@@ -166,3 +171,21 @@ def test_failure_that_growth_brings_about_later_is_only_likely(recording, n_step
     assert (outlook.state, outlook.likely) == (OutlookState.OPEN, OutlookState.FAILS)
     assert outlook.fails_after_steps == n_steps
     assert "if memory keeps growing" in outlook.reason
+
+
+def test_container_with_a_limit_ends_its_growth() -> None:
+    """Once it is full, each new item takes the place of the oldest one."""
+    path = Path(__file__).parents[1] / "truth" / "dqn_replay@75.pickle.gz"
+    trace = trace_of(read_snapshot(path), None)
+    items = survivors(trace, find_growth(trace, StepEnds.of(trace)))
+    full = BoundedContainer(items, len(items) + 20)
+
+    outlook = (
+        FairReplay(reproduce(trace), container=full)
+        .replay(WhatIf(conf="expandable_segments:True"))
+        .outlook
+    )
+
+    assert outlook is not None
+    assert outlook.state is OutlookState.HOLDS
+    assert outlook.growth_bytes_per_step == 0

@@ -7,9 +7,15 @@ from typing import Final
 
 import numpy as np
 
+<<<<<<< HEAD
 from fragdoctor.analysis.owners import main_owner, named_blocks
 from fragdoctor.analysis.result import Growth, IdleGraph, KeptKind, KeptMemory
 from fragdoctor.model.arrays import is_among
+=======
+from fragdoctor.analysis.owners import NamedBlocks, main_owner, named_blocks
+from fragdoctor.analysis.result import IdleGraph, KeptKind, KeptMemory
+from fragdoctor.future.repetition import BoundedContainer
+>>>>>>> o5
 from fragdoctor.model.census import HoldingKind, Owner
 from fragdoctor.model.finding import Confidence, Evidence, Severity, line_text
 from fragdoctor.rules.rule import Context, Found, rule
@@ -98,18 +104,24 @@ def idle_graph_text(context: Context, graph: IdleGraph) -> str:
 
 def keeper(context: Context, kept: KeptMemory) -> Owner | None:
     """Return who holds most of what grows according to a census, or None if unknown."""
-    a = context.analysis
-    named = None if a is None else named_blocks(a.trace, context.case.censuses)
+    a, named = context.analysis, _named(context)
     if a is None or named is None:
         return None
-    lives = a.trace.lives
-    rows = np.flatnonzero(lives.survives)
-    frames = [g.frame for g in kept.lines]
-    stacks = [g.stack for g in kept.lines if g.frame < 0]
-    is_kept = is_among(a.trace.stacks.lines_of(lives.stack[rows]), [f for f in frames if f >= 0])
-    is_kept |= is_among(lives.stack[rows], stacks)
-    mine = rows[is_kept]
-    return main_owner(named, mine, lives.size_bytes[mine])
+    return main_owner(named, kept.rows, a.trace.lives.size_bytes[kept.rows])
+
+
+def filling_container(context: Context, kept: KeptMemory) -> BoundedContainer | None:
+    """Return the container with a limit that holds what grows, or None if nothing bounds it."""
+    named, owner = _named(context), keeper(context, kept)
+    if named is None or owner is None or not owner.max_items or not owner.n_items:
+        return None
+    rows = np.flatnonzero(named.of_row == named.owners.index(owner))
+    return BoundedContainer(rows, len(rows) * owner.max_items // owner.n_items)
+
+
+def _named(context: Context) -> NamedBlocks | None:
+    a = context.analysis
+    return None if a is None else named_blocks(a.trace, context.case.censuses)
 
 
 def owner_name(owner: Owner) -> str:
