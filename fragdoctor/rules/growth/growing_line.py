@@ -7,15 +7,9 @@ from typing import Final
 
 import numpy as np
 
-<<<<<<< HEAD
-from fragdoctor.analysis.owners import main_owner, named_blocks
-from fragdoctor.analysis.result import Growth, IdleGraph, KeptKind, KeptMemory
-from fragdoctor.model.arrays import is_among
-=======
 from fragdoctor.analysis.owners import NamedBlocks, main_owner, named_blocks
-from fragdoctor.analysis.result import IdleGraph, KeptKind, KeptMemory
+from fragdoctor.analysis.result import Growth, IdleGraph, KeptKind, KeptMemory
 from fragdoctor.future.repetition import BoundedContainer
->>>>>>> o5
 from fragdoctor.model.census import HoldingKind, Owner
 from fragdoctor.model.finding import Confidence, Evidence, Severity, line_text
 from fragdoctor.rules.rule import Context, Found, rule
