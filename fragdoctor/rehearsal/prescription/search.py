@@ -546,11 +546,9 @@ class CureSearch:
         else:
             found, needs_bytes = seen.found, seen.needs_bytes
             # A run that ended before the unchanged program did may not have reached its peak, which
-            # may be in the second update: the first one creates the optimizer state. A round that
-            # adds to gradients comes after the first update, too.
+            # may be in the second update: the first one creates the optimizer state.
             reason, as_it_is = found.partial_reason, self._as_it_is.found
-            n_rounds = 2 if any(one.code == "accumulate" for one in treatments) else 1
-            if not reason and found.steps < min(as_it_is.steps * n_rounds, 2):
+            if not reason and found.steps < min(as_it_is.steps, 2):
                 reason = "its rounds end before the second update; let it run more of them"
             is_known = bool(as_it_is.stopped) or self._conditions.known_steps is not None
             is_over = found.peak_allocated_bytes > self._capacity_bytes  # whatever would follow

@@ -34,17 +34,16 @@ def lines_and_size(batch_size: Any) -> str:
 
 
 def install(argument: str, undo: ExitStack) -> None:
-    """Split batches of some samplers into n, and update less often: ``2:17x64,4711x8``.
+    """Split batches of some samplers into n, and update every n-th time: ``2:17x64,4711x8``.
 
-    Batches that a program makes itself are split through its arguments, not here. Updates come
-    after the first round and then after every other one, whatever n is: what a round takes depends
-    only on whether gradients and the optimizer's state exist before it, and three rounds show that.
+    Batches that a program makes itself are split through its arguments, not here.
     """
+    n = int(argument.partition(":")[0])
     split_batches(argument, undo)
     made: weakref.WeakSet[Any] = weakref.WeakSet()  # entries vanish with the optimizer
 
     def run_every(optimizer: Any) -> None:
-        _run_every_other(optimizer)
+        _run_every(optimizer, n)
         made.add(optimizer)
 
     def after_a_run(zero_grad: Any, self: Any, *args: Any, **kwargs: Any) -> None:
@@ -74,12 +73,15 @@ def split_batches(argument: str, undo: ExitStack) -> None:
     wrap(undo, BatchSampler, "__init__", split)
 
 
-def _run_every_other(optimizer: Any) -> None:
+def _run_every(optimizer: Any, n: int) -> None:
     step, zero_grad = type(optimizer).step, type(optimizer).zero_grad
-    optimizer.is_between = True  # the first round ends an update
+    n_calls = 0
+    optimizer.is_between = False
 
-    def every_other(self: Any, *args: Any, **kwargs: Any) -> Any:
-        is_left_out = not self.is_between
+    def every_nth(self: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal n_calls
+        n_calls += 1
+        is_left_out = n_calls % n != 0
         # A closure, in which Lightning trains, is called anyway; it may clear gradients first.
         closure = next(filter(callable, (*args, *kwargs.values())), lambda: None)
         found = closure() if is_left_out else step(self, *args, **kwargs)
@@ -90,5 +92,5 @@ def _run_every_other(optimizer: Any) -> None:
         if not self.is_between:
             zero_grad(self, *args, **kwargs)
 
-    optimizer.step = types.MethodType(every_other, optimizer)
+    optimizer.step = types.MethodType(every_nth, optimizer)
     optimizer.zero_grad = types.MethodType(after_a_run, optimizer)
