@@ -113,7 +113,8 @@ _MOST_KINDS: Final = 2
 _MUCH: Final = 3
 """A kind that is named less than a third as often as another is only mentioned."""
 _SIZE: Final = re.compile(
-    r"(?i)(?<![\w.-])((?:--)?(?:(?:max[-_]?(?:seq(?:uence)?[-_]?)?|seq(?:uence)?[-_]?)(?:len(?:gth)?|duration)|cutoff_len"
+    r"(?i)(?<![\w.-])((?:--)?(?:(?:max[-_]?(?:seq(?:uence)?[-_]?)?|seq(?:uence)?[-_]?)"
+    r"(?:len(?:gth)?|duration)|cutoff_len"
     r"|(?:img|image|crop|patch)_?size|imgsz|resolution|num_frames|block_size))"
     r"['\"`]{0,2}(?:\s{0,3}[:=]\s{0,3}|\s{1,3}(?:is )?)['\"`(\[]{0,2}(\d{2,5}(?:s|px)?)\b"
 )

@@ -255,7 +255,8 @@ _GROWS: Final = (
 """The ways in which people say that memory grew."""
 
 _LONG: Final = (
-    r"(?:epochs?|rounds?|hours?|minutes|days?|sentences|generations?|runs?|requests?|images|videos?|files?"
+    r"(?:epochs?|rounds?|hours?|minutes|days?|sentences|generations?|runs?|requests?|images|videos?"
+    r"|files?"
     r"|episodes?|agents?|trials?|folds?|prompts?)\b"
 )
 _STEPS: Final = r"(?:iterations?|iters?|steps?|batch(?:es)?|samples)\b"
