@@ -386,6 +386,24 @@ def test_setting_that_carries_a_run_half_as_far_again_shows_that_holes_were_in_t
     assert verdict.cause is Cause.FRAGMENTATION
 
 
+@pytest.mark.parametrize(
+    ("recording", "confidence"),
+    [
+        ("unfreeze_layers@75", Confidence.POSSIBLE),  # a setting leaves less than another request
+        ("superres_tiles@60", Confidence.LIKELY),  # more than that
+        ("vit_amp_adamw@97", Confidence.LIKELY),  # less, but the run likely finishes
+    ],
+)
+def test_holes_are_the_likely_cause_only_if_a_setting_gets_the_run_well_past_them(
+    recording, confidence
+):
+    snapshot = read_snapshot(TRUTH / f"{recording}.pickle.gz")
+
+    verdict = diagnose(Case(snapshot=snapshot)).verdict
+
+    assert (verdict.cause, verdict.confidence) == (Cause.FRAGMENTATION, confidence)
+
+
 @pytest.mark.parametrize("at", [75, 99])
 def test_state_of_layers_that_thaw_is_no_leak(at):
     snapshot = read_snapshot(TRUTH / f"unfreeze_layers@{at}.pickle.gz")
