@@ -14,7 +14,8 @@ may be looked at, and the share of figures in left-out tables that such spreads 
 A figure of PyTorch's allocated memory is compared with the allocated peak, one of its reserved
 memory with the reserved peak, and one whose kind is not stated with what the driver shows for the
 process: reserved memory plus the CUDA context. The interval is the one printed for other people's
-programs; verdicts go by what the card must have free.
+programs; verdicts go by what the card must have free, those of servers by whether one sequence of
+the stated length has room, as the reports say first.
 """
 
 from __future__ import annotations
@@ -177,6 +178,8 @@ def _verdict(row: Mapping[str, str], found: Mapping[str, Any], measured: float) 
     if ran and row["figure"] and measured < AT_LIMIT * gpu_of(row["gpu"]).total_bytes:
         return ""
     state = found["gpus"][0]["state"]
+    if found["serving"]:  # the report's first line is the server's: whether one sequence has room
+        state = "fits" if found["serving"]["sequences"] else "does_not_fit"
     if state == "too_close_to_call":
         return "open"
     return "right" if (state == "fits") is ran else "wrong"

@@ -145,29 +145,27 @@ def kept_tensors(workload: Workload) -> list[KeptTensor]:
 def _items(workload: Workload, states: Sequence[GroupState], most: Mapping[str, int]) -> list[Item]:
     """Return the rows of a footprint, each with its formula and its source."""
     precision, optimizer = precision_of(workload.dtype), optimizer_of(workload.optimizer)
-    first = next((g for g in states if g.is_trained), None)
-    which = "P_adapters" if workload.lora_rank else "P"
-    gradient = f"{first.gradient_bytes / first.n_each if first else 0.0:g} B"
-    element = f"{round(first.step_bytes / first.n_own) if first else 4} B"
-    sharded = [
-        " / N" if workload.zero_stage >= stage and workload.world_size > 1 else ""
-        for stage in range(4)
-    ]
-    stepped = f"{optimizer.copies:g} x {which} x {element}{sharded[1]}"
-    if optimizer.fixed:
-        stepped = f"{which} x {optimizer.fixed:g} B{sharded[1]}"
-    if optimizer.factored:
-        stepped = f"(rows + columns of each matrix) x {element}{sharded[1]}"
-    largest = "P_largest" if optimizer.step_of_largest else which
-    weights = f"P x {precision.weight:g} B"
-    if precision.linear_weight != precision.weight or workload.lora_rank:
-        adapters = " + P_adapters x 4 B" if workload.lora_rank else ""
-        linear, rest = f"{precision.linear_weight:g} B", f"{precision.weight:g} B"
-        weights = f"(P_linear x {linear} + P_rest x {rest}{adapters})"
-    logits = units(workload)["B*S*V"]
-    of_logits = f"B*S*V x {round(most['logits'] / logits, 1):g} B" if logits else ""
-    if workload.inference and not (workload.keeps_logits or workload.shape.prompt_logits):
-        of_logits = "B*V x 4 B"
+    trained = [g for g in states if g.is_trained]
+    own = "P_adapters" if workload.lora_rank else "P"
+    sizes = {
+        **units(workload),
+        "B*V": workload.batch * workload.shape.vocab,
+        "P": sum(g.n_total for g in states),
+        own: sum(g.n_total for g in trained),
+        "P_largest": max((g.n_each for g in trained), default=0),
+    }
+    is_whole = not workload.inference or workload.keeps_logits or workload.shape.prompt_logits
+
+    def each(name: str, symbol: str, stage: int = 4) -> str:
+        """Return what an item takes for each of a unit; from a stage of ZeRO on, GPUs share it."""
+        shares = workload.world_size if workload.zero_stage >= stage else 1
+        n_bytes = most[name] * shares / max(1, sizes[symbol])
+        return f"{symbol} x {n_bytes:.3g} B{' / N' if shares > 1 else ''}"
+
+    def shared_by(stage: int, source: str) -> str:
+        is_shared = workload.world_size > 1 and workload.zero_stage >= stage
+        return f"{source}; {ZERO}" if is_shared else source
+
     segment, kept = segment_layers(workload), "L x what one layer keeps"
     if segment:
         kept = f"ceil(L / n) x B*S*H x {precision.residual:g} B + n x what one layer keeps"
@@ -183,34 +181,34 @@ def _items(workload: Workload, states: Sequence[GroupState], most: Mapping[str, 
         return Item(name, title, most[name], formula, source, **more)
 
     return [
-        row("parameters", "Parameters", weights + sharded[3],
-            ZERO if sharded[3] else workload.shape.source),
+        row("parameters", "Parameters", each("parameters", "P", 3),
+            shared_by(3, workload.shape.source)),
         row("gathered_parameters", "Parameters gathered while in use",
             f"({gathered_layers(workload)} x P_layer + P_outside) x bytes",
             f"{ZERO}; FSDP forward prefetch"),
-        row("master_weights", "fp32 master weights", f"{which} x 4 B{sharded[1]}",
+        row("master_weights", "fp32 master weights", each("master_weights", own, 1),
             MIXED_PRECISION),
-        row("gradients", "Gradients", f"{which} x {gradient}{sharded[2]}",
-            ZERO if sharded[2] else AUTOGRAD,
+        row("gradients", "Gradients", each("gradients", own, 2), shared_by(2, AUTOGRAD),
             note="They live from backward to zero_grad(set_to_none=True), the default"),
-        row("buckets", "Buckets of data parallelism", f"{which} x {gradient}", DDP_SOURCE),
-        row("optimizer_states", f"Optimizer states ({optimizer.title})", stepped,
-            f"{optimizer.source}; {ZERO}" if sharded[1] else optimizer.source,
+        row("buckets", "Buckets of data parallelism", each("buckets", own), DDP_SOURCE),
+        row("optimizer_states", f"Optimizer states ({optimizer.title})",
+            each("optimizer_states", own, 1), shared_by(1, optimizer.source),
             note="They appear in the first step()"),
-        row("weight_copies", "Copies of weights (16-bit or fp8)",
-            f"P_copied x {precision.copies:g} B", precision.source or AUTOCAST_DOC),
+        row("weight_copies", "Copies of weights (16-bit or fp8)", each("weight_copies", "P"),
+            precision.source or AUTOCAST_DOC),
         row("kv_cache", "KV cache", "L x B x T x elements of a token x bytes", KV_SOURCE),
         row("activations", title, kept,
             f"{CHECKPOINTING}; {operations}" if segment else operations),
-        row("logits", "Logits and loss", of_logits,
+        row("logits", "Logits and loss", each("logits", "B*S*V" if is_whole else "B*V"),
             "PyTorch cross_entropy = log_softmax + nll_loss, both backwards"),
         row("temporaries", "Temporary tensors", "largest sum within one operation",
             "operation by operation"),
         row("communication", "Buffers of parallelism", "what one layer sends and receives",
             "Megatron-LM, ring attention, GShard"),
         row("optimizer_temporaries", "Temporaries of the optimizer step",
-            f"{optimizer.step_copies:g} x {largest} x {element}{sharded[1]}", FOREACH_SOURCE),
-        row("inputs", "Token ids and labels", f"{n_workspaces} x B*S x 8 B", "torch.int64"),
+            each("optimizer_temporaries", "P_largest" if optimizer.step_of_largest else own, 1),
+            FOREACH_SOURCE),
+        row("inputs", "Token ids and labels", each("inputs", "B*S"), "torch.int64"),
         row("workspaces", "cuBLAS workspaces", f"{n_workspaces} x {blas} B", WORKSPACE_SOURCE),
     ]  # fmt: skip
 

@@ -63,7 +63,7 @@ def test_several_gpus_are_compared(run: Run, config: str) -> None:
 def test_explain_shows_formulas_and_sources(run: Run, config: str) -> None:
     outcome = run("estimate", config, "--explain")
 
-    assert "2 x P x 2 B" in outcome.out
+    assert "P x 4 B" in outcome.out
     assert "arxiv.org" in outcome.out
     assert "What one layer keeps" in outcome.out
 

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import pytest
 from estimated_workloads import workload_of
 from msgspec.structs import replace
@@ -19,6 +22,43 @@ SMALL = workload_of(
     {"family": "llama", "hidden": 512, "layers": 4, "heads": 8, "ffn": 1408, "vocab": 8000,
      "dtype": "amp-bf16", "batch": 4, "seq": 512}
 )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"dtype": "bf16", "zero_stage": 3, "world_size": 4, "optimizer": "adamw-8bit"},
+        {"dtype": "int4", "lora_rank": 8, "lora_targets": ("all-linear",)},
+        {"dtype": "deepspeed-bf16", "master_weights": True, "zero_stage": 1, "world_size": 2},
+        {"dtype": "fp16", "inference": True},
+        {"optimizer": "adafactor"},
+    ],
+)
+def test_formula_of_a_row_gives_its_figure(changes: dict[str, Any]) -> None:
+    workload = replace(SMALL, **changes)
+    shape, footprint = workload.shape, formula_footprint(workload)
+    sizes = {
+        "P": footprint.n_parameters,
+        "P_adapters": footprint.n_trainable,
+        "P_largest": max(g.n_each for g in shape.parameters),
+        "B*S": workload.batch * workload.seq,
+        "B*V": workload.batch * shape.vocab,
+        "B*S*V": workload.batch * workload.seq * shape.vocab,
+    }
+    said = {
+        item.id: re.fullmatch(r"(\S+) x ([\d.e-]+) B( / N)?", item.formula)
+        for item in footprint.items
+    }
+
+    found = {name: match for name, match in said.items() if match and match[1] in sizes}
+    assert found.keys() >= {"parameters", "logits"}
+    for item in footprint.items:
+        if match := found.get(item.id):
+            n_bytes = sizes[match[1]] * float(match[2])
+            assert item.n_bytes * (workload.world_size if match[3] else 1) == pytest.approx(
+                n_bytes, rel=0.02
+            )
 
 
 def peak(workload: Workload) -> int:

@@ -22,9 +22,9 @@ def _plugins(value: Any) -> str | None:
 
 _RULES: Final = trainer.TRAINER_RULES | facts(
     ("model", values.name, "base_model"),
-    ("batch", values.count, "micro_batch_size"),
-    ("seq", values.count, "sequence_len"),
-    ("optimizer", values.optimizer, "optimizer"),
+    ("batch", values.count, "micro_batch_size", 1),
+    ("seq", values.count, "sequence_len", 512),
+    ("optimizer", values.optimizer, "optimizer", "adamw_torch_fused"),
     ("checkpointing", "full", "gradient_checkpointing"),
     ("checkpointing", "full", "fsdp_config.activation_checkpointing"),
     ("offload_parameters offload_optimizer", True, "fsdp_config.offload_params"),
@@ -52,9 +52,6 @@ _RULES: Final = trainer.TRAINER_RULES | facts(
 
 
 def _complete(reading: Reading, entries: Entries) -> None:
-    reading.default("optimizer", "adamw-fused", "optimizer", "adamw_torch_fused")
-    reading.default("batch", 1, "micro_batch_size")
-    reading.default("seq", 512, "sequence_len")
     _complete_adapter(reading, entries)
     preferred = reading.drop("rl")
     if preferred is not None:

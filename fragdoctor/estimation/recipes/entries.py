@@ -15,7 +15,7 @@ parameters of the command; ``resolve`` derives parameters from the others:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from msgspec import Struct, field
 
@@ -32,19 +32,25 @@ from fragdoctor.estimation.recipes.values import (
 )
 from fragdoctor.model.recipe import Bearing, UnusedEntry
 
-Becomes = tuple[Sequence[str], Convert]
-"""The facts that an entry becomes, and how its value is converted."""
+
+class Becomes(NamedTuple):
+    """The facts that an entry becomes, how its value is converted, and the program's default."""
+
+    facts: Sequence[str]
+    convert: Convert
+    default: Any = None
 
 
-def facts(*rows: tuple[str, Any, str]) -> dict[str, Becomes]:
+def facts(*rows: tuple[str, Any, str] | tuple[str, Any, str, Any]) -> dict[str, Becomes]:
     """Return the rules in rows of facts, their meaning, and the entries that state them.
 
-    The meaning is a conversion of the entry's value, or what the facts are if the entry is on.
+    The meaning is a conversion of the entry's value, or what the facts are if the entry is on. A
+    fourth column is what the program takes if none of the entries is in the file.
     """
     return {
-        key: (of.split(), meaning if callable(meaning) else when_on(meaning))
-        for of, meaning, keys in rows
-        for key in keys.split()
+        key: Becomes(of.split(), meaning if callable(meaning) else when_on(meaning), *default[i:])
+        for of, meaning, keys, *default in rows
+        for i, key in enumerate(keys.split())  # the first one stands for the default
     }
 
 
@@ -178,6 +184,9 @@ def read(format_: Format, entries: Entries, source: str) -> Reading:
     given = flat({key: value for key, value in entries.items() if key not in held})
     for key, value in given.items():
         _read_entry(reading, key, value)
+    for key, rule in reversed([*format_.rules.items()]):  # before shared rules, its own
+        if rule.default is not None:
+            reading.default(rule.facts[0], rule.convert(rule.default), key, rule.default)
     format_.complete(reading, given)
     return reading
 
@@ -197,10 +206,9 @@ def _read_entry(reading: Reading, key: str, value: Any) -> None:
 
 
 def _read_fact(reading: Reading, rule: Becomes, key: str, value: Any) -> None:
-    names, convert = rule
-    fact = names[0]
+    fact = rule.facts[0]
     try:
-        converted = convert(value)
+        converted = rule.convert(value)
     except UnsayableError as e:
         if fact in DECISIVE:
             reading.unsayable.setdefault(fact, (Fact(None, key, shown(value)), str(e)))
@@ -211,7 +219,7 @@ def _read_fact(reading: Reading, rule: Becomes, key: str, value: Any) -> None:
     if converted is None or (before and before.value == converted):
         reading.leave(key, value)
     elif before is None:
-        for each in names:
+        for each in rule.facts:
             reading.take(each, converted, key, value)
     else:
         reading.leave(key, value, f"contradicts {before.key}, which was used")

@@ -111,7 +111,7 @@ def _unless_auto(kind: str) -> values.Convert:
 
 
 _DEEPSPEED: Final = facts(
-    ("stage", stage, "zero_optimization.stage"),
+    ("stage", stage, "zero_optimization.stage", 0),
     ("offload_optimizer", DEVICE, "zero_optimization.offload_optimizer.device"),
     ("offload_parameters", DEVICE, "zero_optimization.offload_param.device"),
     ("offload_optimizer", True, "zero_optimization.cpu_offload"),
@@ -132,7 +132,6 @@ _BATCH: Final = "train_batch_size"
 def _complete_deepspeed(reading: Reading, entries: Entries) -> None:
     """Note that DeepSpeed is used, which optimizer it has, and a batch given only for all GPUs."""
     reading.default("engine", "deepspeed", "zero_optimization", "DeepSpeed")
-    reading.default("stage", 0, "zero_optimization.stage")
     own = reading.facts.get("optimizer")
     is_own = values.is_off(entries.get("optimizer.params.torch_adam"))
     if own is not None and own.value in ("adam", "adamw") and is_own:

@@ -23,7 +23,7 @@ _RULES: Final = {
 } | facts(
     ("model", values.name, "model_name_or_path"),
     ("checkpointing", "none", "disable_gradient_checkpointing"),
-    ("seq", values.count, "cutoff_len"),
+    ("seq", values.count, "cutoff_len", 2048),
     ("adapter", _TUNING, "finetuning_type"),
     ("rank", values.count, "lora_rank"),
     ("targets", values.targets, "lora_target"),
@@ -58,12 +58,9 @@ def _complete(reading: Reading, entries: Entries) -> None:
     else:
         loaded = "auto" if reading.value("adapter") else "fp32"
         reading.default("weights", loaded, "bf16", "not set")
-    reading.default("batch", 8, "per_device_train_batch_size")
-    reading.default("seq", 2048, "cutoff_len")
     reading.default("checkpointing", "full", "disable_gradient_checkpointing", "false")
     if reading.value("checkpointing") == "none":
         reading.drop("checkpointing")
-    reading.default("optimizer", "adamw-fused", "optim", "adamw_torch_fused")
     if reading.value("adapter"):
         reading.default("rank", 8, "lora_rank")
         reading.default("targets", "all-linear", "lora_target", "all")

@@ -30,13 +30,13 @@ _RULES: Final = facts(
     ("flavor", values.text_of, "model.flavor"),
     ("family", values.text_of, "model.name"),
     ("model", values.name, "hf_transformers.model"),
-    ("optimizer", values.optimizer, "optimizer.name"),
-    ("fused", _FUSED, "optimizer.implementation"),
+    ("optimizer", values.optimizer, "optimizer.name", "AdamW"),
+    ("fused", _FUSED, "optimizer.implementation", "fused"),
     ("fused", True, "optimizer.fused"),
-    ("batch", values.count, "training.local_batch_size training.batch_size"),
-    ("seq", values.count, "training.seq_len"),
-    ("weights", values.dtype, "training.dtype"),
-    ("mixed", values.dtype, "training.mixed_precision_param"),
+    ("batch", values.count, "training.local_batch_size training.batch_size", 8),
+    ("seq", values.count, "training.seq_len", 2048),
+    ("weights", values.dtype, "training.dtype", "float32"),
+    ("mixed", values.dtype, "training.mixed_precision_param", "bfloat16"),
     ("offload_parameters offload_optimizer", True, "training.enable_cpu_offload"),
     ("ac", values.text_of, "activation_checkpoint.mode"),
     ("ac_option", values.text_of, "activation_checkpoint.selective_ac_option"),
@@ -49,15 +49,9 @@ def _complete(reading: Reading, entries: Entries) -> None:
     if not any(key.endswith("data_parallel_shard_degree") and entries[key] == 1 for key in entries):
         degree = entries.get("parallelism.data_parallel_shard_degree", -1)
         reading.default("engine", "fsdp", "data_parallel_shard_degree", degree)
-    reading.default("optimizer", "adamw", "optimizer.name", "AdamW")
-    reading.default("fused", True, "optimizer.implementation")
     reading.default(
         "expandable_segments", True, "run_train.sh: PYTORCH_ALLOC_CONF", "expandable_segments:True"
     )
-    reading.default("batch", 8, "training.local_batch_size")
-    reading.default("seq", 2048, "training.seq_len")
-    reading.default("weights", "fp32", "training.dtype", "float32")
-    reading.default("mixed", "bf16", "training.mixed_precision_param", "bfloat16")
     if reading.value("mixed") == "fp32":
         reading.drop("mixed")
     if reading.value("weights") == "bf16":

@@ -47,7 +47,7 @@ _RULES: Final = facts(
     ("dora", True, "model.use_dora"),
     ("quantised", "int4", "model.quantize_base"),
     ("seq", values.count, "tokenizer.max_seq_len dataset.max_seq_len max_seq_len"),
-    ("batch", values.count, "batch_size"),
+    ("batch", values.count, "batch_size", 1),
     ("grad_accumulation", values.count, "gradient_accumulation_steps"),
     ("weights", values.dtype, "dtype"),
     ("optimizer", values.optimizer, "optimizer._component_"),
@@ -70,7 +70,6 @@ _RULES: Final = facts(
 
 
 def _complete(reading: Reading, entries: Entries) -> None:
-    reading.default("batch", 1, "batch_size")
     _complete_adapter(reading, entries)
     reading.refine("optimizer", "fused", {"adamw": "adamw-fused"})
     reading.refine("optimizer", "momentum", {"sgd": "sgd-momentum"})

@@ -23,10 +23,10 @@ _EVAL_BATCHES: Final = ("per_device_eval_batch_size", "eval_batch_size")
 
 
 TRAINER_RULES: Final = FSDP_RULES | facts(
-    ("batch", values.count, "per_device_train_batch_size"),
+    ("batch", values.count, "per_device_train_batch_size", 8),
     ("grad_accumulation", values.count, "gradient_accumulation_steps"),
     ("checkpointing", "full", "gradient_checkpointing"),
-    ("optimizer", values.optimizer, "optim"),
+    ("optimizer", values.optimizer, "optim", "adamw_torch_fused"),
     ("mixed", "bf16", "bf16"),
     ("mixed", "fp16", "fp16"),
     ("attention", values.attention, "attn_implementation"),
@@ -160,8 +160,6 @@ def _complete(reading: Reading, entries: Entries) -> None:
 
 def _defaults(reading: Reading, entries: Entries, kind: str) -> None:
     """Note the defaults of TRL and the Trainer for missing entries."""
-    reading.default("batch", 8, "per_device_train_batch_size")
-    reading.default("optimizer", "adamw-fused", "optim", "adamw_torch_fused")
     if kind:
         if "gradient_checkpointing" not in entries:
             reading.default("checkpointing", "full", "gradient_checkpointing", "true")

@@ -54,7 +54,7 @@ _RULES: Final = facts(
     ("replicas", values.count, "data_parallel_size"),
     ("experts_apart", True, "enable_expert_parallel"),
     ("seq", length, "max_model_len"),
-    ("gpu_memory_utilization", values.share, "gpu_memory_utilization"),
+    ("gpu_memory_utilization", values.share, "gpu_memory_utilization", UTILIZATION),
     ("max_num_seqs", values.count, "max_num_seqs"),
     ("max_num_batched_tokens", length, "max_num_batched_tokens"),
     ("kv_dtype", _KV, "kv_cache_dtype"),
@@ -71,7 +71,6 @@ def _complete(reading: Reading, _entries: Entries) -> None:
     found = reading.facts.pop("quantised", None) or reading.facts.pop("weights", None)
     if found is not None:
         reading.derive("dtype", found.value, found)
-    reading.default("gpu_memory_utilization", UTILIZATION, "gpu_memory_utilization")
     _experts(reading)
     reading.default("seq", values.AUTO, "max_model_len", "the model's longest")
 

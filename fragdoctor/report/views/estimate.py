@@ -329,7 +329,7 @@ def _formulas(estimate: Estimate, detail: Detail) -> list[doc.Section]:
         doc.Column("bytes", lambda kept: format_size(kept.n_bytes), "right"),
     )
     total = f"One layer: {format_size(sum(kept.n_bytes for kept in layer))}." if layer else ""
-    symbols = doc.Paragraph(dim(_symbols(estimate.workload)))
+    symbols = doc.Paragraph(dim(_symbols(estimate)))
     title = "What one layer keeps for its backward"
     kept = [table, doc.Paragraph(strong(total) if total else "")]
     counted = [doc.Listing(entries), symbols]
@@ -345,11 +345,12 @@ def _formula(item: Item) -> doc.ListItem:
     return doc.ListItem([strong(item.title), f"  at most {format_size(item.n_bytes)}"], blocks)
 
 
-def _symbols(workload: Workload) -> str:
-    shape = workload.shape
+def _symbols(estimate: Estimate) -> str:
+    workload, shape = estimate.workload, estimate.workload.shape
     of_queries, of_keys = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
     return (
-        f"P parameters {format_count(shape.n_parameters)}; B batch {workload.batch}; S tokens "
+        f"P parameters {format_count(estimate.footprint.n_parameters)}, P_adapters those of "
+        f"adapters, P_largest those of the largest matrix; B batch {workload.batch}; S tokens "
         f"{workload.seq}; L layers {shape.n_layers}; H hidden size {shape.hidden}; Q and K width "
         f"of all query and of all key heads {of_queries} and {of_keys}; F feed-forward width "
         f"{shape.ffn}; a heads {shape.n_heads}; V vocabulary {shape.vocab}; n layers in a "
