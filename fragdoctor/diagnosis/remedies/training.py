@@ -41,7 +41,7 @@ from fragdoctor.future.training_edits import (
 from fragdoctor.model.arrays import distinct
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence, line_text
-from fragdoctor.model.frameworks import HAVE_FUSED
+from fragdoctor.model.frameworks import HAVE_FOREACH, HAVE_FUSED
 from fragdoctor.rules.growth.growing_line import idle_graph_text
 
 N_CHUNKS: Final = 8
@@ -71,14 +71,21 @@ class FusedOptimizer(SavingRemedy):
 
 
 _OPTIMIZER: Final = re.compile(r"/torch/optim/(\w+)\.py$")
-_NO_OPTIMIZER: Final = frozenset({"optimizer", "lr_scheduler", "swa_utils"})
 
 
 def can_be_fused(case: JudgedCase) -> bool:
     """Return whether the optimizer in the stacks has a fused kernel; True if none is seen."""
+    return _is_one_of(HAVE_FUSED, case) is not False
+
+
+def _is_one_of(names: Sequence[str], case: JudgedCase) -> bool | None:
+    """Return whether one of these optimizers of torch.optim is in the stacks, None without any.
+
+    An optimizer from elsewhere has no file of its own there, only that of its base class.
+    """
     paths = (file[:1000].replace("\\", "/") for file in case.files)
-    found = {m[1] for path in paths if (m := _OPTIMIZER.search(path))} - _NO_OPTIMIZER
-    return not found or not found.isdisjoint(name.lower() for name in HAVE_FUSED)
+    seen = {m[1] for path in paths if (m := _OPTIMIZER.search(path))}
+    return not seen.isdisjoint(name.lower() for name in names) if seen else None
 
 
 class OptimizerWithoutForeach(SavingRemedy):
@@ -94,7 +101,8 @@ class OptimizerWithoutForeach(SavingRemedy):
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
         """Return the edit that keeps only the temporaries of the largest parameter."""
         run = case.training
-        if run is None or not len(run.temporary_row) or can_be_fused(case):
+        has_foreach = _is_one_of(HAVE_FOREACH, case) and not can_be_fused(case)
+        if run is None or not len(run.temporary_row) or not has_foreach:
             return ()
         return (optimizer_one_by_one(run.temporary_row, run.optimizer[0]),)
 
