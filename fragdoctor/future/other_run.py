@@ -21,6 +21,7 @@ from fragdoctor.future.alignment import ROUNDED_BYTES, Requests, align
 from fragdoctor.future.outlook import Outlooks
 from fragdoctor.future.steps import Steps
 from fragdoctor.model.arrays import median
+from fragdoctor.model.marks import PROGRAM
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState
 from fragdoctor.model.snapshot import I64
 from fragdoctor.trace.operations import Operations, OpKind
@@ -48,6 +49,8 @@ class OtherRun:
         is_same: whether every request that both recordings have has the same size.
         note: how they were aligned, in a sentence.
 
+    Nothing comes after a recording of a whole program.
+
     Args:
         trace: trace of the run that was cut off.
         operations: its requests.
@@ -73,6 +76,7 @@ class OtherRun:
                 hint="Record a step to its end: fragdoctor rehearse train.py",
             )
         self._other = other
+        self._is_whole = any(mark.name == PROGRAM for mark in other.snapshot.annotations)
         theirs = Operations.of(reproduction.operations)
         sites: dict[Site, int] = {}
         _, own = _requests(trace, Operations.of(operations), sites, n_theirs)
@@ -145,9 +149,11 @@ class OtherRun:
     def _found(self, conditions: Conditions) -> Outlook:
         remakes = self._other.lives.n_initial > 0
         raw, found = self._outlooks.replay(conditions, remakes_start=remakes)
-        peak = max(int(raw["peak_reserved_bytes"]), found.peak_reserved_bytes or 0)
         basis = OutlookBasis.COMPLETE if self.is_same else OutlookBasis.SCALED
         grows = found.likely is OutlookState.FAILS and bool(found.growth_bytes_per_step)
+        peak = int(raw["peak_reserved_bytes"])
+        if not self._is_whole:
+            peak = max(peak, found.peak_reserved_bytes or 0)
         likely = found.likely if grows else None
         found = replace(found, basis=basis, peak_reserved_bytes=peak, likely=likely)
         if not raw["fits"]:
@@ -159,6 +165,16 @@ class OtherRun:
                 steps=None,
                 fails_after_steps=max(step - self._n_before, 0),
                 reason=f"a request of {format_size(raw['oom_bytes'])} fails",
+            )
+        if self._is_whole and self.goes_further:
+            return replace(
+                found,
+                state=OutlookState.HOLDS,
+                likely=None,
+                steps=self._n_ahead - 1,
+                fails_after_steps=None,
+                growth_bytes_per_step=0,
+                reason="",
             )
         if found.state is OutlookState.FAILS or grows:
             after = self._n_ahead + (found.fails_after_steps or 0)

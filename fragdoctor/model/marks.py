@@ -15,6 +15,9 @@ NO_GRAD: Final = OURS + "no_grad#"
 """Prefix of the class of a model whose outermost call keeps nothing for a backward pass:
 evaluation, inference, a teacher, the rollouts of reinforcement learning."""
 
+PROGRAM: Final = OURS + "program"
+"""The program as a whole; a rehearsal notes its end if it has seen all of it."""
+
 WORKSPACE: Final = "cuDNN workspace"
 """The ``user_metadata`` of memory that cuDNN is assumed to request; most of it is cuDNN's."""
 

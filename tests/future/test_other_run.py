@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 import training_runs as runs
 from builders import columns, frame, oom
+from msgspec.structs import replace
 from toy_allocator import ToyAllocator
 
 from fragdoctor.errors import SimulationError
 from fragdoctor.future.other_run import OtherRun
 from fragdoctor.future.simulator import simulate, trace_of
 from fragdoctor.future.whatif import FairReplay, WhatIf
+from fragdoctor.model.marks import PROGRAM
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState
-from fragdoctor.model.snapshot import Snapshot
+from fragdoctor.model.snapshot import Annotation, Snapshot
 from fragdoctor.trace.reproduction import reproduce
 from fragdoctor.units import MIB
 
@@ -70,6 +72,18 @@ def test_leak_of_the_other_run_ends_this_one() -> None:
 
     assert found.state is OutlookState.FAILS
     assert 1 <= (found.fails_after_steps or 0) <= 7
+
+
+def test_nothing_comes_after_a_recording_of_the_whole_program() -> None:
+    other = runs.recorded(4, n_steps=6, leak=8 * MIB)
+    end = Annotation(0, int(other.events.time_us[-1]) + 1, PROGRAM, "END")
+    capacity_bytes = runs.true_peak(4, n_steps=6, leak=8 * MIB) + 80 * MIB
+
+    _, found = looked_on(cut(4), replace(other, annotations=(end,)), capacity_bytes)
+    _, guessed = looked_on(cut(4), other, capacity_bytes)
+
+    assert (found.state, found.reason, found.growth_bytes_per_step) == (OutlookState.HOLDS, "", 0)
+    assert guessed.state is not OutlookState.HOLDS
 
 
 def test_another_batch_is_scaled_line_by_line() -> None:
