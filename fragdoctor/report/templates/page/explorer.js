@@ -207,7 +207,7 @@ class Explorer {
     const children = [element("h4", null, state === null ? this.nameOf(shown) : `After event ${formatCount(shown)}`),
       element("dl", null, ...definitions([["Allocated", formatSize(value("allocated"))], ["Reserved", formatSize(value("reserved"))], ...this.twinFigures(shown)]))];
     if (lives) children.push(this.holders(shown, value("allocated")));
-    if (pointed && pointed.block < 0) children.push(element("p", { class: "from" }, `Here: ${timeline.coloring.names[pointed.group]}, ${formatSize(pointed.bytes)}${pointed.least < Infinity ? ` in blocks under ${formatSize(pointed.least)}, too thin to draw one by one` : ""}.`));
+    if (pointed && pointed.block < 0) children.push(element("p", { class: "from" }, pointed.said ? `Here: ${pointed.said}.` : `Here: ${timeline.coloring.names[pointed.group]}, ${formatSize(pointed.bytes)}${pointed.least < Infinity ? ` in blocks under ${formatSize(pointed.least)}, too thin to draw one by one` : ""}.`));
     const block = pointed && pointed.block >= 0 ? pointed.block : this.selected;
     if (lives && block >= 0) children.push(...this.blockDetails(block, block === this.selected));
     this.panel.replaceChildren(...children);
