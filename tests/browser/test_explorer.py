@@ -636,6 +636,25 @@ def test_explorer_fits_every_width(open_page, width, dark):
     assert page.complaints() == []
 
 
+@pytest.mark.parametrize("width", [700, 1280, 1440, 1920])
+def test_answer_and_explorer_have_the_same_edges(open_page, width):
+    page = open_page(diagnosis_of("fragmentation_oom.pickle"), width=width)
+    edges = page.evaluate("""["#answer", "#explorer", ".folds"].map((name) => {
+      const r = document.querySelector(name).getBoundingClientRect();
+      return [r.left, r.right];
+    })""")
+
+    assert len({tuple(edge) for edge in edges}) == 1
+
+
+def test_whole_chart_is_on_the_first_screen_of_a_laptop(open_page):
+    case = read_case([str(SAMPLES / "fragmentation_oom.pickle")], Overrides())
+    page = open_page(diagnose(case), width=1440, height=900)
+
+    canvas = "document.querySelector('#timeline-graphic canvas').getBoundingClientRect()"
+    assert page.evaluate(f"{canvas}.bottom") < 900
+
+
 def test_page_without_room_for_all_blocks_says_so_and_keeps_the_curves(open_page, monkeypatch):
     monkeypatch.setattr(page_module, "LIVES_BUDGET", 3000)
     diagnosis = diagnosis_of("fragmentation_oom.pickle")

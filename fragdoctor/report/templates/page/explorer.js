@@ -74,7 +74,7 @@ class Explorer {
     const parts = [this.jumps];
     if (this.canTravel) parts.push(this.marks);
     if (lives) {
-      this.search = element("input", { type: "search", placeholder: "Search: file, function, >100MiB, step:3", "aria-label": "Search blocks by file, function, category, size or address (/)", title: "Words of a path or a function; a category; >100MiB, <1MiB, =512KiB; an address. All words must fit. step:3 goes to the peak of step 3, event:1200 to an event. (/)" });
+      this.search = element("input", { type: "search", placeholder: "Search: file, >9MiB, step:3", "aria-label": "Search blocks by file, function, category, size or address (/)", title: "Words of a path or a function; a category; >100MiB, <1MiB, =512KiB; an address. All words must fit. step:3 goes to the peak of step 3, event:1200 to an event. (/)" });
       this.search.addEventListener("input", () => { clearTimeout(this.typing); this.typing = setTimeout(() => this.find(this.search.value), 120); });
       this.hits = element("span", { class: "from", "aria-live": "polite" });
       parts.push(this.search, this.hits);
