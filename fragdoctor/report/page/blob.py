@@ -87,9 +87,6 @@ MAX_STACK_DEPTH: Final = 96
 
 LEFT_OUT: Final = "(stack left out to keep this file small)"
 
-MAX_LINES: Final = 20_000
-"""The most distinct source lines that the timeline names; programs have hundreds."""
-
 
 class TextTables:
     """Interns visible, shortened text; ids are stable within one page.
@@ -200,17 +197,6 @@ class PageStacks:
             frame = self._tables.frame(LEFT_OUT, 0, "", is_library=False)
             self._left_out = self._tables.stack([frame])
         return self._left_out
-
-    def page_lines(self, stack: npt.NDArray[np.int32]) -> npt.NDArray[np.int64] | None:
-        """Return the page's frame id of the user's line of each stack, or -1 for none.
-
-        Returns None if there are more than ``MAX_LINES`` distinct lines, or the tables are full.
-        """
-        used, inverse = np.unique(self._stacks.lines_of(stack), return_inverse=True)
-        if len(used) > MAX_LINES or self._tables.is_full:
-            return None
-        ids = [-1 if f < 0 else self._frame(f) for f in used.tolist()]
-        return np.array(ids, np.int64)[inverse]
 
     def _frame(self, frame_id: int) -> int:
         known = self._frames.get(frame_id)

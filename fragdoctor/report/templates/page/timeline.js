@@ -38,7 +38,6 @@ class Timeline {
     this.low = this.high = 0;
     this.lastBucket = this.allocated.levels[0].high.length - 1;
     this.time = data.time ? { state: array(data.time.state), us: array(data.time.us) } : null;
-    this.events = data.events ? { action: array(data.events.action), size: array(data.events.size), line: array(data.events.line) } : null;
     this.phases = { name: array(data.phases.name), first: array(data.phases.first), last: array(data.phases.last), depth: array(data.phases.depth) };
     this.rangeLanes = this.phases.depth.length ? Math.max(...this.phases.depth) + 1 : 0;
     this.training = data.training ? { names: data.training.names, label: array(data.training.label), first: array(data.training.first) } : null;
@@ -383,10 +382,6 @@ class Timeline {
   eventText(state) {
     const parts = [], known = this.lives ? this.lives.eventAt(state) : null;
     if (known) parts.push(`${ACTIONS[known.kind]} ${formatSize(known.size)}${known.line >= 0 ? `  ${this.lives.lineFull(known.line)}` : ""}`);
-    else if (this.events && state > 0) {
-      const i = state - 1, line = this.events.line[i], size = this.events.size[i];
-      parts.push(`${ACTIONS[this.events.action[i]] || "other"}${size ? ` ${formatSize(size)}` : ""}${line >= 0 ? `  ${this.text.frame(line).file} ${this.text.frame(line).name}` : ""}`);
-    }
     const oom = this.data.ooms.find((o) => o[0] === state);
     if (oom) parts.push(`out of memory: ${formatSize(oom[1])} asked${oom[2] === null ? "" : `, ${formatSize(oom[2])} free at the driver`}`);
     let inner = null;
