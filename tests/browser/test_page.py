@@ -410,9 +410,7 @@ def test_heading_that_a_link_leads_to_is_not_under_the_bar(open_page, width):
 
 @pytest.mark.parametrize("width", [390, 1440])
 def test_everything_to_press_is_32_pixels_high(open_page, width):
-    page = open_page(
-        of_snapshot(read_snapshot(RECORDED / "fragmentation_oom.pickle")), width=width
-    )
+    page = open_page(of_snapshot(read_snapshot(RECORDED / "fragmentation_oom.pickle")), width=width)
     page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
     small = page.evaluate("""
       [...document.querySelectorAll("button, select, summary, nav a, label, [type=search]")]
