@@ -30,10 +30,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Wait, then have the processes of the program write bundles; one request at a time."""
         found = _ASKED.fullmatch(self.path)
-        if "Origin" in self.headers or self.headers.get("Host", "").split(":")[0] not in _NAMES:
-            self._answer(403, error="Pages of a browser may not ask.")
-        elif found is None:
-            self._answer(400, error="Ask with: POST /record?seconds=N")
+        host = self.headers.get("Host", "").split(":")[0]
+        if found is None or "Origin" in self.headers or host not in {HOST, "localhost"}:
+            # A page of a browser, from wherever it came, names its origin or another host.
+            self._answer(400, error="Ask with: curl -X POST http://127.0.0.1:PORT/record?seconds=N")
         else:
             time.sleep(int(found[1] or 0))
             try:
@@ -51,9 +51,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         """Leave standard error to the program."""
-
-
-_NAMES: Final = (HOST, "localhost")
 
 
 def listen(port: int) -> None:

@@ -280,11 +280,10 @@ class _Figure(NamedTuple):
 def _figure(budget: str, m: Measures) -> _Figure:
     peak, size = f"peak {m.peak_kind} memory", format_size(m.peak_bytes or 0)
     capacity, unsaid = m.capacity_bytes, "the input does not say how much memory was live"
-    no_capacity = "the capacity is unknown, and so is {}; give --capacity"
+    no_capacity = "the capacity is unknown: give --capacity"
     if budget == "max-peak":
-        unknown = no_capacity.format("a percentage")
         said = f"{peak} is {size}"
-        return _Figure(m.peak_bytes, unsaid, said, capacity, "the capacity", unknown)
+        return _Figure(m.peak_bytes, unsaid, said, capacity, "the capacity", no_capacity)
     if budget == "max-stranded":
         said = f"live blocks strand {format_size(m.stranded_bytes or 0)} of free memory"
         unsaid = "only a snapshot or statistics say what is stranded"
@@ -293,12 +292,11 @@ def _figure(budget: str, m: Measures) -> _Figure:
     if budget == "max-retries":
         said = f"{plural(m.retries or 0, 'allocation')} had to flush the cache"
         return _Figure(m.retries, "only a trace or statistics count retries", said)
-    unknown = no_capacity.format("headroom")
     if capacity is None or m.peak_bytes is None:
-        return _Figure(None, unknown if capacity is None else unsaid, "")
+        return _Figure(None, no_capacity if capacity is None else unsaid, "")
     room = capacity - m.peak_bytes
     said = f"{peak} of {size} leaves {format_size(room)} of {format_size(capacity)}"
-    return _Figure(room, unsaid, said, capacity, "the capacity", unknown)
+    return _Figure(room, unsaid, said, capacity, "the capacity", no_capacity)
 
 
 def _judged(budget: str, m: Measures, limit: Amount | int) -> BudgetResult:

@@ -99,7 +99,7 @@ class TextTables:
         self._max_strings = int(MAX_STRINGS * scale)
         self._strings: dict[str, int] = {}
         self._frames: dict[tuple[int, int, int, bool], int] = {}
-        self._stacks: list[list[int]] = []
+        self._stacks: dict[tuple[int, ...], int] = {}
         self._n_references = 0
 
     def string(self, text: str) -> int:
@@ -126,10 +126,11 @@ class TextTables:
         return len(self._strings) >= 2 * self._max_strings
 
     def stack(self, frames: list[int]) -> int:
-        """Add a stack, innermost frame first, and return its id."""
-        self._n_references += len(frames)
-        self._stacks.append(frames)
-        return len(self._stacks) - 1
+        """Return the id of a stack, innermost frame first."""
+        key = tuple(frames)
+        if key not in self._stacks:
+            self._n_references += len(key)
+        return self._stacks.setdefault(key, len(self._stacks))
 
     def encode(self, blob: BlobWriter) -> dict[str, Any]:
         """Return the JSON part of the tables."""
@@ -154,7 +155,6 @@ class PageStacks:
         self._tables = tables
         self._known: dict[int, int] = {-1: -1}
         self._frames: dict[int, int] = {}
-        self._left_out: int | None = None
 
     def page_stack(self, stack_id: int) -> int:
         """Return the page's id of a stack of the snapshot, or -1 if none was recorded.
@@ -187,16 +187,10 @@ class PageStacks:
         ids = self._snapshot.stacks.frames[low : min(high, low + MAX_STACK_DEPTH)].tolist()
         if not self._tables.has_room(len(ids)):
             if self._tables.is_full:
-                return self._remark()
+                return self._tables.stack([self._tables.frame(LEFT_OUT, 0, "", is_library=False)])
             user = int(self._stacks.lines[stack_id])
             ids = [user if user >= 0 else ids[0]]
         return self._tables.stack([self._frame(i) for i in ids])
-
-    def _remark(self) -> int:
-        if self._left_out is None:
-            frame = self._tables.frame(LEFT_OUT, 0, "", is_library=False)
-            self._left_out = self._tables.stack([frame])
-        return self._left_out
 
     def _frame(self, frame_id: int) -> int:
         known = self._frames.get(frame_id)
