@@ -12,6 +12,7 @@
 #include <map>
 #include <optional>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "address_space.h"
@@ -176,7 +177,9 @@ class Allocator {
   void insert_free(BlockId id);
   // The same, but replacing the element at a position of the set.
   void insert_free(BlockId id, FreeSet& set, const FreeSet::Position& instead_of);
+  FreeSet::Entry free_entry(BlockId id);
   void erase_free(BlockId id);
+  bool is_releasable(const Block& block) const;
   bool is_split(const Block& block) const {
     return block.prev != NO_BLOCK || block.next != NO_BLOCK;
   }
@@ -209,6 +212,7 @@ class Allocator {
   BlockId find_expandable_block(std::uint32_t pool, std::uint32_t stream, std::uint64_t size);
   bool map_block(BlockId id, std::uint64_t size);
   BlockId try_allocate_expandable(const Request& request);
+  std::pair<std::uint64_t, std::uint64_t> pages_within(const Block& block) const;
   void unmap_block(BlockId id);
   void release_expandable_segment(BlockId id);
 

@@ -28,9 +28,11 @@ struct FreeKey {
 // and nothing is allocated per element.
 class FreeSet {
  public:
+  static constexpr std::size_t MIN_CHUNK = 64;  // of a chunk that was just split
   struct Entry {
     FreeKey key;
     BlockId block;
+    bool is_releasable;
   };
   // A position; valid until the set changes.
   struct Position {
@@ -38,12 +40,12 @@ class FreeSet {
     std::size_t index = 0;
   };
 
-  void insert(const FreeKey& key, BlockId block);
+  void insert(const Entry& entry);
   // Remove the element with exactly this key. Return whether it was there.
   bool erase(const FreeKey& key);
   void erase(const Position& p);
   // Replace the element at a position with another one, keeping the order: usually close by.
-  void replace(const Position& p, const FreeKey& key, BlockId block);
+  void replace(const Position& p, const Entry& entry);
   Position lower_bound(std::uint64_t size) const {
     return first_not([size](const FreeKey& key) { return key.size < size; });
   }
@@ -53,33 +55,43 @@ class FreeSet {
   // Give the elements new keys, which order them alike.
   template <class Key>
   void rename(Key&& key_of) {
-    for (std::vector<Entry>& chunk : chunks_)
-      for (Entry& entry : chunk) entry.key = key_of(entry.block);
+    for (Chunk& chunk : chunks_)
+      for (Entry& entry : chunk.entries) entry.key = key_of(entry.block);
   }
   Position begin() const { return {}; }
   bool at_end(const Position& p) const { return p.chunk >= chunks_.size(); }
   // Step forward, to the end if necessary; step back, returning false at the beginning.
   void forward(Position& p) const;
   bool backward(Position& p) const;
-  BlockId operator[](const Position& p) const { return chunks_[p.chunk][p.index].block; }
+  // Go on to the next releasable element, from here on; return whether there is one. Chunks without
+  // any are skipped: flushes must not take as long as there are holes.
+  bool find_releasable(Position& p) const;
+  const Entry& at(const Position& p) const { return chunks_[p.chunk].entries[p.index]; }
+  BlockId operator[](const Position& p) const { return at(p).block; }
   bool empty() const { return chunks_.empty(); }
   std::size_t size() const { return size_; }
 
  private:
+  struct Chunk {
+    std::vector<Entry> entries;
+    std::size_t n_releasable = 0;
+  };
+
   template <class Below>
   Position first_not(Below&& below) const {
-    const auto chunk =
-        std::partition_point(chunks_.begin(), chunks_.end(),
-                             [&](const std::vector<Entry>& one) { return below(one.back().key); });
+    const auto chunk = std::partition_point(
+        chunks_.begin(), chunks_.end(),
+        [&](const Chunk& one) { return below(one.entries.back().key); });
     if (chunk == chunks_.end()) return {chunks_.size(), 0};
-    const auto entry = std::partition_point(chunk->begin(), chunk->end(),
+    const std::vector<Entry>& entries = chunk->entries;
+    const auto entry = std::partition_point(entries.begin(), entries.end(),
                                             [&](const Entry& one) { return below(one.key); });
     return {static_cast<std::size_t>(chunk - chunks_.begin()),
-            static_cast<std::size_t>(entry - chunk->begin())};
+            static_cast<std::size_t>(entry - entries.begin())};
   }
 
-  std::vector<std::vector<Entry>> chunks_;  // none is empty
-  std::vector<Entry> spare_;                // memory of the last chunk that became empty
+  std::vector<Chunk> chunks_;  // none is empty
+  std::vector<Entry> spare_;   // memory of the last chunk that became empty
   std::size_t size_ = 0;
 };
 

@@ -84,15 +84,25 @@ FreeSet& Allocator::free_set(std::uint32_t pool, std::uint32_t stream) {
 }
 
 void Allocator::insert_free(BlockId id) {
-  Block& block = blocks_[id];
-  block.gc_base = pools_[block.pool].get_free_blocks_call_count;
-  free_set(block.pool, block.stream).insert(key_of(block), id);
+  free_set(blocks_[id].pool, blocks_[id].stream).insert(free_entry(id));
 }
 
 void Allocator::insert_free(BlockId id, FreeSet& set, const FreeSet::Position& instead_of) {
+  set.replace(instead_of, free_entry(id));
+}
+
+FreeSet::Entry Allocator::free_entry(BlockId id) {
   Block& block = blocks_[id];
   block.gc_base = pools_[block.pool].get_free_blocks_call_count;
-  set.replace(instead_of, key_of(block), id);
+  return {key_of(block), id, is_releasable(block)};
+}
+
+// Whether a flush would return something of a free block. A block is taken out of the set and put
+// back whenever it changes, so the set can keep the answer.
+bool Allocator::is_releasable(const Block& block) const {
+  if (!block.expandable) return !is_split(block);
+  const auto [from, to] = pages_within(block);
+  return from < to;
 }
 
 void Allocator::erase_free(BlockId id) {

@@ -95,13 +95,18 @@ BlockId Allocator::try_allocate_expandable(const Request& request) {
   return id;
 }
 
+// The offsets in the segment between which the whole pages of a block lie, if any.
+std::pair<std::uint64_t, std::uint64_t> Allocator::pages_within(const Block& block) const {
+  const Segment& segment = segments_[block.segment];
+  return {round_up(block.address - segment.address, segment.page),
+          (block.address + block.size - segment.address) / segment.page * segment.page};
+}
+
 // Return the whole pages inside a free mapped block; the parts before and after stay free.
 void Allocator::unmap_block(BlockId id) {
   const Segment& segment = segments_[blocks_[id].segment];
   const std::uint64_t page = segment.page;
-  const std::uint64_t from = round_up(blocks_[id].address - segment.address, page);
-  const std::uint64_t to = (blocks_[id].address + blocks_[id].size - segment.address) / page * page;
-  if (from >= to) return;
+  const auto [from, to] = pages_within(blocks_[id]);
   const std::uint64_t start = segment.address + from;
   const std::uint64_t bytes = to - from;
   erase_free(id);

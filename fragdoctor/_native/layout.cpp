@@ -67,21 +67,23 @@ bool Allocator::seed_segment(const SeedSegment& given, std::vector<BlockId>* ids
   const std::uint32_t pool = 2 * seed.pool + (seed.is_small ? 0 : 1);
   const std::uint32_t segment = new_segment(seed.address, seed.size, pool, seed.stream,
                                             seed.is_expandable ? seed.page_bytes : 0);
-  BlockId before = NO_BLOCK;
+  std::vector<BlockId> made;
   std::uint64_t address = seed.address;
-  std::uint64_t mapped = 0;
   for (const SeedBlock& part : seed.blocks) {
-    const bool is_first = before == NO_BLOCK;
+    const bool is_first = made.empty();
     const BlockId id = is_first ? segments_[segment].head : new_block(address, part.size, segment);
-    if (ids != nullptr) ids->push_back(id);
     blocks_[id].size = part.size;
     blocks_[id].requested = part.requested;
-    if (!is_first) splice(id, before, NO_BLOCK);
-    place_seed_block(id, part.state);
-    if (part.state != BlockState::unmapped) mapped += part.size;
+    if (!is_first) splice(id, made.back(), NO_BLOCK);
+    made.push_back(id);
     address += part.size;
-    before = id;
   }
+  std::uint64_t mapped = 0;
+  for (std::size_t i = 0; i < made.size(); ++i) {
+    place_seed_block(made[i], seed.blocks[i].state);
+    if (seed.blocks[i].state != BlockState::unmapped) mapped += seed.blocks[i].size;
+  }
+  if (ids != nullptr) ids->insert(ids->end(), made.begin(), made.end());
   // Whatever a recording says is there is there, even if it exceeds the capacity.
   const std::uint64_t page = seed.is_expandable ? seed.page_bytes : seed.size;
   driver_used_ += mapped / page * round_up(page, DRIVER_PAGE);
@@ -157,6 +159,8 @@ const char* Allocator::check() const {
         const Block& block = blocks_[set[p]];
         if (!block.in_use || block.allocated || !block.mapped)
           return "a free set holds a used block";
+        if (set.at(p).is_releasable != is_releasable(block))
+          return "a free set is wrong about what a flush would return";
         ++n_free;
       }
     }

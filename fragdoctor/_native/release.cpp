@@ -30,9 +30,9 @@ void Allocator::garbage_collect() {
   std::vector<BlockId> eligible;
   std::uint64_t total_age = 0;
   for (const FreeSet& set : pools_[LARGE].free) {
-    for (auto p = set.begin(); !set.at_end(p); set.forward(p)) {
+    for (auto p = set.begin(); set.find_releasable(p); set.forward(p)) {
       const Block& block = blocks_[set[p]];
-      if (is_split(block) || block.expandable) continue;
+      if (block.expandable) continue;
       eligible.push_back(set[p]);
       total_age += calls - block.gc_base;
     }
@@ -98,14 +98,8 @@ void Allocator::release_blocks(std::uint32_t pool) {
   std::vector<BlockId> whole;
   std::vector<BlockId> expandable;
   for (const FreeSet& set : pools_[pool].free) {
-    for (auto p = set.begin(); !set.at_end(p); set.forward(p)) {
-      const Block& block = blocks_[set[p]];
-      if (block.expandable) {
-        expandable.push_back(set[p]);
-      } else if (!is_split(block)) {
-        whole.push_back(set[p]);
-      }
-    }
+    for (auto p = set.begin(); set.find_releasable(p); set.forward(p))
+      (blocks_[set[p]].expandable ? expandable : whole).push_back(set[p]);
   }
   for (const BlockId id : whole) release_block(id);
   for (const BlockId id : expandable) {

@@ -12,8 +12,8 @@ namespace {
 
 constexpr std::size_t MAX_UNEXPLAINED = 1 << 16;
 constexpr Ticket NO_TICKET = UNLIMITED;
-// Free blocks visited by flushes and collections, a few seconds' worth. Genuine runs stay far
-// below; a crafted trace could make each of many failing requests visit all free blocks.
+// Chunks of free blocks visited by flushes and collections, a few seconds' worth. Genuine runs stay
+// far below; a crafted trace could make each of many failing requests visit all chunks.
 constexpr std::uint64_t MAX_FLUSH_WORK = 4'000'000'000ULL;
 
 class Replay {
@@ -208,7 +208,8 @@ bool Replay::request(const Op& op) {
   }
   const std::uint64_t calls_before = scans_so_far();
   const MallocResult made = allocator_.malloc(op.size, op.stream, op.pool);
-  if (scans_so_far() != calls_before) flush_work_ += n_live_ + input_.initial->segments.size();
+  if (scans_so_far() != calls_before)
+    flush_work_ += 1 + (n_live_ + input_.initial->segments.size()) / FreeSet::MIN_CHUNK;
   if (made.ok) {
     if (made.block != NO_BLOCK) ++n_live_;
     // What a recorded run did with a request that failed there is unknown: free it at once.

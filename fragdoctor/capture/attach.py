@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -68,13 +69,31 @@ def bundle_of(pid: int, wait_s: float) -> Iterator[Path]:
         yield _executed(pid, place, execute, wait_s)
 
 
+def bundles_below(pid: int, wait_s: float) -> Sequence[Path]:
+    """Return a bundle of each process below one that records, asked for at the same time.
+
+    Raises:
+        ConfigError: if no process records, or one does not answer.
+    """
+    answering = _answering(pid)
+    if not answering:
+        raise ConfigError("The program has not used a GPU yet.", hint="Ask later.")
+    with ThreadPoolExecutor(len(answering)) as pool:
+        return [*pool.map(lambda p: _asked(p, answering[p], wait_s), answering)]
+
+
+def _answering(pid: int) -> Mapping[int, Options]:
+    """Return the processes below one that answer the signal, and how they record."""
+    return {p: o for p in _with_children(pid) if (o := _options_of(p)) is not None}
+
+
 def _recorded(pid: int) -> tuple[int, Options | None]:
     """Return the process that answers and how it records, or None if no process does.
 
     Raises:
         ConfigError: if several processes answer.
     """
-    answering = {p: o for p in _with_children(pid) if (o := _options_of(p)) is not None}
+    answering = _answering(pid)
     if pid in answering:
         return pid, answering[pid]
     if len(answering) > 1:

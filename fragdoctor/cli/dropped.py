@@ -6,9 +6,10 @@ import json
 import re
 import shutil
 from collections.abc import Sequence
+from io import BufferedIOBase
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import BinaryIO, Final, NamedTuple, Protocol
+from typing import BinaryIO, Final, NamedTuple
 from urllib.parse import unquote
 
 from msgspec.structs import replace
@@ -24,13 +25,6 @@ from fragdoctor.units import format_size
 MAX_FILES: Final = 256
 MAX_NAME: Final = 200
 _CHUNK_BYTES: Final = 1 << 20
-
-
-class Readable(Protocol):
-    """A source of bytes."""
-
-    def read(self, n_bytes: int, /) -> bytes:
-        """Return this many bytes, or fewer at the end."""
 
 
 class Sent(NamedTuple):
@@ -63,7 +57,9 @@ def announced(text: str) -> Sequence[Sent]:
     return found
 
 
-def opened(known: Overrides, files: Sequence[Sent], body: Readable, is_wanted: IsWanted) -> Shown:
+def opened(
+    known: Overrides, files: Sequence[Sent], body: BufferedIOBase, is_wanted: IsWanted
+) -> Shown:
     """Read files from the body of a request and return their page.
 
     The files are kept in a private folder until they have been diagnosed.
@@ -100,7 +96,7 @@ def _check_room(n_bytes: int, folder: Path) -> None:
         )
 
 
-def _copy(body: Readable, copy: BinaryIO, n_bytes: int) -> None:
+def _copy(body: BufferedIOBase, copy: BinaryIO, n_bytes: int) -> None:
     while n_bytes:
         part = body.read(min(n_bytes, _CHUNK_BYTES))
         if not part:

@@ -52,6 +52,10 @@ class RunOptions:
     )
     no_census: bool = options.flag("Do not look up which names hold memory")
     no_sources: bool = options.flag("Put no lines of source into the bundle")
+    listen: int | None = options.option(
+        "PORT", "Write bundles on POST /record?seconds=N from this machine, after N s; Linux",
+        default=None, min=1, max=65535,
+    )  # fmt: skip
     output: Path | None = options.option(
         "DIR", "Write bundles here instead of fragdoctor-NAME-TIME", "-o", "--output",
         group=options.OUTPUT,
@@ -94,6 +98,7 @@ def run(asked: RunOptions) -> int:
         note(outer, "inner")
 
     environ = dict(os.environ)
+    _listen(asked.listen)
 
     def recorded(place: Path, setting: str = "") -> tuple[RecordedRun, Reached]:
         before = {found.path for found in find_bundles(place)}
@@ -148,6 +153,13 @@ def _start_of_input() -> int | None:
         return os.lseek(0, 0, os.SEEK_CUR)
     except OSError:
         return None
+
+
+def _listen(port: int | None) -> None:
+    if port is not None:
+        from fragdoctor.capture.trigger import listen
+
+        listen(port)
 
 
 def _directory(asked: RunOptions) -> Path:

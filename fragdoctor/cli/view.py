@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BufferedIOBase
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -21,7 +22,7 @@ from typing import Any, Final
 import typer
 
 from fragdoctor.cli import console, options
-from fragdoctor.cli.dropped import Readable, Sent, announced, opened
+from fragdoctor.cli.dropped import Sent, announced, opened
 from fragdoctor.cli.exit import OK
 from fragdoctor.cli.pages import Abandoned, Answer, IsWanted, Shown, shown_case
 from fragdoctor.errors import ConfigError, FragdoctorError
@@ -44,7 +45,7 @@ _HEADERS: Final = {
 }
 
 
-Opener = Callable[[Sequence[Sent], Readable, IsWanted], Shown]
+Opener = Callable[[Sequence[Sent], BufferedIOBase, IsWanted], Shown]
 """Makes a page from files in the body of a request; raises the errors of ``dropped.opened``."""
 
 
@@ -108,7 +109,7 @@ class Viewer(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
     def open(
-        self, opener: Opener, files: Sequence[Sent], body: Readable, is_wanted: IsWanted
+        self, opener: Opener, files: Sequence[Sent], body: BufferedIOBase, is_wanted: IsWanted
     ) -> str:
         """Make a page of files, one page at a time; return its address."""
         with self._opening:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -16,7 +16,7 @@ from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis
 from fragdoctor.model.finding import Finding, Location, Severity
 from fragdoctor.model.simulation import Simulation
 from fragdoctor.model.snapshot import Action, Snapshot
-from fragdoctor.units import Amount, format_count, format_size
+from fragdoctor.units import Amount, format_count, format_size, plural
 
 
 class Measures(Struct, frozen=True):
@@ -240,15 +240,10 @@ def check_budgets(
     """
     devices = measured(diagnosis)
     results: list[BudgetResult] = []
-    for budget, judge in (
-        ("max-peak", _peak),
-        ("max-stranded", _stranded),
-        ("max-retries", _retries),
-        ("min-headroom", _headroom),
-    ):
+    for budget in ("max-peak", "max-stranded", "max-retries", "min-headroom"):
         limit = getattr(budgets, budget.replace("-", "_"))
         if limit is not None:
-            results.append(_worst([judge(budget, m, limit) for m in devices], budget))
+            results.append(_worst([_judged(budget, m, limit) for m in devices], budget))
     if budgets.fits_on is not None:
         results.append(_worst(fits, _FITS_ON))
     if budgets.no_growth:
@@ -265,54 +260,63 @@ def _worst(results: Sequence[BudgetResult], budget: str) -> BudgetResult:
     return BudgetResult(budget, Outcome.SKIP, "the input says nothing about a device's memory")
 
 
-def _peak(budget: str, m: Measures, limit: Amount) -> BudgetResult:
-    bound = limit.of(m.capacity_bytes)
-    if m.peak_bytes is None:
-        return _skip(budget, "the input does not say how much memory was live", m.device)
-    if bound is None:
-        return _skip(budget, _no_capacity("a percentage"), m.device)
-    what = f"peak {m.peak_kind} memory is {format_size(m.peak_bytes)}{m.where}"
-    limit_text = _bound(bound, limit, "the capacity")
-    return _judged(budget, m, m.peak_bytes, bound, what, limit_text)
+class _Figure(NamedTuple):
+    """What a budget limits on one device.
+
+    Attributes:
+        value: the figure, or None; ``unsaid`` then says why it is unknown.
+        said: the figure in a sentence.
+        whole: what a percentage is of, and ``whole_name``; ``unknown`` says what its lack means.
+    """
+
+    value: int | None
+    unsaid: str
+    said: str
+    whole: int | None = None
+    whole_name: str = ""
+    unknown: str = ""
 
 
-def _stranded(budget: str, m: Measures, limit: Amount) -> BudgetResult:
-    if m.stranded_bytes is None:
-        return _skip(budget, "only a snapshot or statistics say what is stranded", m.device)
-    bound = limit.of(m.reserved_bytes)
-    if bound is None:
-        return _skip(
-            budget, "the reserved memory is unknown, and so is a percentage of it", m.device
-        )
-    what = f"live blocks strand {format_size(m.stranded_bytes)} of free memory{m.where}"
-    limit_text = _bound(bound, limit, "reserved memory")
-    return _judged(budget, m, m.stranded_bytes, bound, what, limit_text)
+def _figure(budget: str, m: Measures) -> _Figure:
+    peak, size = f"peak {m.peak_kind} memory", format_size(m.peak_bytes or 0)
+    capacity, unsaid = m.capacity_bytes, "the input does not say how much memory was live"
+    no_capacity = "the capacity is unknown: give --capacity"
+    if budget == "max-peak":
+        said = f"{peak} is {size}"
+        return _Figure(m.peak_bytes, unsaid, said, capacity, "the capacity", no_capacity)
+    if budget == "max-stranded":
+        said = f"live blocks strand {format_size(m.stranded_bytes or 0)} of free memory"
+        unsaid = "only a snapshot or statistics say what is stranded"
+        unknown = "the reserved memory is unknown, and so is a percentage of it"
+        return _Figure(m.stranded_bytes, unsaid, said, m.reserved_bytes, "reserved memory", unknown)
+    if budget == "max-retries":
+        said = f"{plural(m.retries or 0, 'allocation')} had to flush the cache"
+        return _Figure(m.retries, "only a trace or statistics count retries", said)
+    if capacity is None or m.peak_bytes is None:
+        return _Figure(None, no_capacity if capacity is None else unsaid, "")
+    room = capacity - m.peak_bytes
+    said = f"{peak} of {size} leaves {format_size(room)} of {format_size(capacity)}"
+    return _Figure(room, unsaid, said, capacity, "the capacity", no_capacity)
 
 
-def _retries(budget: str, m: Measures, limit: int) -> BudgetResult:
-    if m.retries is None:
-        return _skip(budget, "only a trace or statistics count retries", m.device)
-    count = format_count(m.retries)
-    what = f"{count} {'allocation' if m.retries == 1 else 'allocations'} had to flush the cache"
-    return _judged(budget, m, m.retries, limit, what + m.where, format_count(limit))
-
-
-def _headroom(budget: str, m: Measures, limit: Amount) -> BudgetResult:
-    bound = limit.of(m.capacity_bytes)
-    if m.capacity_bytes is None or bound is None:
-        return _skip(budget, _no_capacity("headroom"), m.device)
-    if m.peak_bytes is None:
-        return _skip(budget, "the input does not say how much memory was live", m.device)
-    room = m.capacity_bytes - m.peak_bytes
-    what = (
-        f"peak {m.peak_kind} memory of {format_size(m.peak_bytes)} leaves {format_size(room)} of "
-        f"{format_size(m.capacity_bytes)}{m.where}"
-    )
-    # Negated, so that "above the limit" means the same for all budgets.
-    outcome = Outcome.EXCEEDED if room < bound else Outcome.KEPT
-    relation = "less than" if outcome is Outcome.EXCEEDED else "at least"
-    text = f"{what}, {relation} {_bound(bound, limit, 'the capacity')}"
-    return BudgetResult(budget, outcome, text, m.device, room, bound)
+def _judged(budget: str, m: Measures, limit: Amount | int) -> BudgetResult:
+    """Return whether a device keeps a limit: the least of headroom, the most of everything else."""
+    figure = _figure(budget, m)
+    if figure.value is None:
+        return _skip(budget, figure.unsaid, m.device)
+    if isinstance(limit, int):
+        bound, limited = limit, format_count(limit)
+    elif (of_whole := limit.of(figure.whole)) is None:
+        return _skip(budget, figure.unknown, m.device)
+    else:
+        bound, limited = of_whole, format_size(of_whole)
+        limited += "" if limit.share is None else f" ({limit} of {figure.whole_name})"
+    is_least = budget == "min-headroom"
+    is_exceeded = figure.value < bound if is_least else figure.value > bound
+    relations = ("at least", "less than") if is_least else ("within", "more than")
+    text = f"{figure.said}{m.where}, {relations[is_exceeded]} {limited}"
+    outcome = Outcome.EXCEEDED if is_exceeded else Outcome.KEPT
+    return BudgetResult(budget, outcome, text, m.device, figure.value, bound)
 
 
 def _growth(diagnosis: Diagnosis) -> BudgetResult:
@@ -330,22 +334,5 @@ def _growth(diagnosis: Diagnosis) -> BudgetResult:
     return BudgetResult("no-growth", Outcome.KEPT, "no line grows step by step", None, 0, 0)
 
 
-def _judged(  # noqa: PLR0913, PLR0917 - the parts of one sentence
-    budget: str, m: Measures, value: int, bound: int, what: str, limit_text: str
-) -> BudgetResult:
-    outcome = Outcome.EXCEEDED if value > bound else Outcome.KEPT
-    relation = "more than" if outcome is Outcome.EXCEEDED else "within"
-    return BudgetResult(budget, outcome, f"{what}, {relation} {limit_text}", m.device, value, bound)
-
-
 def _skip(budget: str, reason: str, device: int = 0) -> BudgetResult:
     return BudgetResult(budget, Outcome.SKIP, reason, device)
-
-
-def _no_capacity(what: str) -> str:
-    return f"the capacity is unknown, and so is {what}; give --capacity"
-
-
-def _bound(bound: int, limit: Amount, whole: str) -> str:
-    share = "" if limit.share is None else f" ({limit} of {whole})"
-    return format_size(bound) + share

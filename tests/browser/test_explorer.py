@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -120,6 +121,54 @@ def test_bands_reach_exactly_to_what_is_allocated(opened):
     }})()""")
 
     assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "name", ["fragmentation_oom.pickle", "expandable_oom.pickle", "kvcache_retries.pickle.gz"]
+)
+def test_bands_of_segments_are_those_of_the_trace(open_page, name):
+    snapshot = read_snapshot(SAMPLES / name)
+    trace = Trace.of(snapshot, snapshot.devices[0])
+    page = open_page(of_snapshot(snapshot))
+    columns = page.evaluate(f"""(() => {{
+      const t = {X}.timeline;
+      t.choose("detail", "finest");
+      t.choose("color", "segments");
+      return new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => {{
+        const s = t.lives.segments, b = t.bands;
+        done(Array.from(b.states, (state, c) => [state, Array.from(b.column(c), (x) => [
+          x.band.row < 0 || s.page[x.band.row] ? -1 : s.address[x.band.row], x.size, x.used])]));
+      }})));
+    }})()""")
+
+    totals, n_own = trace.totals, 0
+    for state, bands in columns[:: len(columns) // 40]:
+        layout = trace.layout_at(state)
+        used = (layout.segment_bytes - layout.free_of_segment).tolist()
+        known = zip(
+            layout.segment_address.tolist(), layout.segment_bytes.tolist(), used, strict=True
+        )
+        assert sum(size for _, size, _ in bands) == totals.reserved_bytes[state]
+        assert sum(used for _, _, used in bands) == totals.active_bytes[state]
+        own = {tuple(band) for band in bands if band[0] >= 0}
+        assert own <= set(known)
+        n_own += len(own)
+    assert n_own > 0 or "expandable" in name
+    assert page.complaints() == []
+
+
+def test_pointing_at_a_segment_says_what_is_cached_in_it(opened):
+    opened.evaluate(f"{X}.timeline.choose('color', 'segments')")
+    opened.settle()
+    canvas = opened.box("#timeline-graphic canvas")
+    x = opened.evaluate(f"{X}.timeline.xOf(6000)")
+    y = opened.evaluate(f"{X}.timeline.area.bottom - 0.6 * {X}.timeline.area.height")
+    opened.mouse("mouseMoved", canvas["x"] + x, canvas["y"] + y)
+    opened.settle()
+
+    assert re.search(
+        r"Here: segment, large blocks, default stream: .* in use, .* cached\.", panel(opened)
+    )
 
 
 def test_bands_are_painted_as_high_as_they_are(opened):
@@ -531,7 +580,7 @@ def test_heights_zoom_shows_small_blocks(opened):
     assert page.evaluate(f"{X}.timeline.heights !== null")
 
 
-@pytest.mark.parametrize("color", ["category", "line", "size", "lifetime", "totals"])
+@pytest.mark.parametrize("color", ["category", "line", "size", "lifetime", "segments", "totals"])
 def test_each_colouring_names_its_colours(opened, color):
     opened.evaluate(f"{X}.timeline.choose('color', '{color}')")
     opened.settle()
@@ -539,7 +588,7 @@ def test_each_colouring_names_its_colours(opened, color):
     shown = opened.evaluate("document.querySelector('#timeline-graphic .chartkey').innerText")
     expected = {
         "category": "activations", "line": "scenarios.py:52 forward", "size": "16 to 128 MiB",
-        "lifetime": "never freed", "totals": "allocated",
+        "lifetime": "never freed", "segments": "cached", "totals": "allocated",
     }  # fmt: skip
     assert expected[color] in shown
     assert opened.complaints() == []
@@ -585,6 +634,25 @@ def test_explorer_fits_every_width(open_page, width, dark):
     used = page.evaluate("document.getElementById('explorer').getBoundingClientRect().width")
     assert used >= width - 80
     assert page.complaints() == []
+
+
+@pytest.mark.parametrize("width", [700, 1280, 1440, 1920])
+def test_answer_and_explorer_have_the_same_edges(open_page, width):
+    page = open_page(diagnosis_of("fragmentation_oom.pickle"), width=width)
+    edges = page.evaluate("""["#answer", "#explorer", ".folds"].map((name) => {
+      const r = document.querySelector(name).getBoundingClientRect();
+      return [r.left, r.right];
+    })""")
+
+    assert len({tuple(edge) for edge in edges}) == 1
+
+
+def test_whole_chart_is_on_the_first_screen_of_a_laptop(open_page):
+    case = read_case([str(SAMPLES / "fragmentation_oom.pickle")], Overrides())
+    page = open_page(diagnose(case), width=1440, height=900)
+
+    canvas = "document.querySelector('#timeline-graphic canvas').getBoundingClientRect()"
+    assert page.evaluate(f"{canvas}.bottom") < 900
 
 
 def test_page_without_room_for_all_blocks_says_so_and_keeps_the_curves(open_page, monkeypatch):

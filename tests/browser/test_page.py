@@ -406,3 +406,16 @@ def test_heading_that_a_link_leads_to_is_not_under_the_bar(open_page, width):
     bar = page.evaluate("document.querySelector('.top').getBoundingClientRect().bottom")
     heading = page.evaluate("document.getElementById('checklist').getBoundingClientRect().top")
     assert bar <= heading
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_everything_to_press_is_32_pixels_high(open_page, width):
+    page = open_page(of_snapshot(read_snapshot(RECORDED / "fragmentation_oom.pickle")), width=width)
+    page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+    small = page.evaluate("""
+      [...document.querySelectorAll("button, select, summary, nav a, label, [type=search]")]
+        .filter((e) => e.checkVisibility() && e.getBoundingClientRect().height < 31.5)
+        .map((e) => `${e.tagName} ${e.textContent.trim()} ${e.getBoundingClientRect().height}`)
+    """)
+
+    assert small == []

@@ -1,18 +1,24 @@
-"""``fragdoctor attach``: a bundle of a program that runs, by signal or by its own Python."""
+"""A bundle of a program that runs: by signal, by HTTP, or by its own Python."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fragdoctor.capture.attach import _bundles, bundle_of
+from fragdoctor.capture.trigger import listen
 from fragdoctor.errors import ConfigError
 from fragdoctor.inputs.cases import read_bundle
 from fragdoctor.recording.bundle_writer import MANIFEST
@@ -274,3 +280,58 @@ def test_bundle_that_is_still_being_written_is_none_yet(tmp_path: Path) -> None:
         (tmp_path / name / MANIFEST).touch()
 
     assert _bundles(tmp_path, 7) == [tmp_path / "attach-pid7"]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+def ask(port: int, path: str, **headers: str) -> tuple[int, Any]:
+    address = f"http://127.0.0.1:{port}{path}"
+    request = urllib.request.Request(address, method="POST", headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as e:
+        return e.code, json.load(e)
+
+
+def test_bundle_holds_what_happened_in_the_seconds_asked_for(start: Start, tmp_path: Path) -> None:
+    port = free_port()
+    body = (
+        "torch.alloc(30)\nprint('ready', flush=True)\nsys.stdin.readline()\n"
+        "torch.alloc(40)\nsys.stdin.readline()\nprint('went on')\n"
+    )
+    program = start(body, *RUN[:-2], "--listen", str(port), *RUN[-2:])
+    assert program.stdin is not None
+    program.stdin.write("\n")
+    program.stdin.flush()
+    before = time.monotonic()
+    status, said = ask(port, "/record?seconds=1")
+
+    assert status == 200
+    assert time.monotonic() - before >= 1
+    (bundle,) = said["bundles"]
+    snapshot = read_bundle(tmp_path / bundle).snapshot
+    assert snapshot is not None
+    assert len(snapshot.segments) == 2
+    assert program.communicate("\n", timeout=60)[0] == "went on\n"
+    assert program.returncode == 0
+
+
+def test_others_are_refused_and_the_next_is_answered(capfd: pytest.CaptureFixture[str]) -> None:
+    port = free_port()
+    listen(port)
+
+    assert ask(port, "/record", Origin="http://evil.example")[0] == 400
+    assert ask(port, "/record", Host="evil.example")[0] == 400
+    for path in ("/", "/record?seconds=-1", "/record?seconds=1e3", "/record?seconds=" + "9" * 400):
+        status, said = ask(port, path)
+        assert status == 400
+        assert said["error"].startswith("Ask with: curl")
+    status, said = ask(port, "/record")
+    assert (status, said["error"][:26]) == (503, "The program has not used a")
+    with pytest.raises(ConfigError, match="cannot be used"):
+        listen(port)
+    assert capfd.readouterr().err == ""

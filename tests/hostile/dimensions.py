@@ -176,6 +176,21 @@ def steps(n: int) -> bytes:
     return _recording([segment(BASE, block(20 * MIB))], rows)
 
 
+def holes_and_flushes(n: int) -> bytes:
+    """Return a recording with n holes of 512 bytes, and a flush for every ten of them."""
+    pages = [BASE + 2 * MIB * i for i in range(-(-n // 2048))]
+    found = [
+        segment(at, *[block(512, "active_allocated" if i % 2 else "inactive") for i in range(4096)])
+        for at in pages
+    ]
+    rows = []
+    for i in range(n // 10):
+        at, size = BASE + (1 << 40) + 40 * MIB * i, 20 * MIB
+        rows += [segment_alloc(at, size), alloc(at, size), *free(at, size)]
+        rows.append(builders.segment_free(at, size))
+    return _recording(found, [*rows, oom(MIB, MIB)])
+
+
 def nested_json(n: int) -> bytes:
     return b'{"segments": ' + b'{"a": [' * n + b"]}" * n + b"}"
 

@@ -12,6 +12,7 @@ import contextlib
 import gc
 import io
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -21,7 +22,7 @@ import fleets
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from dimensions import Entry, entries, events
+from dimensions import Entry, entries, events, holes_and_flushes
 
 from fragdoctor.cli import exit as exit_codes
 from fragdoctor.cli.app import invoke
@@ -109,6 +110,16 @@ def test_work_doubles_at_most_where_the_input_doubles(entry: Entry, tmp_path: Pa
         work.append(done)
 
     _assert_linear(work)
+
+
+def test_flushes_do_not_visit_every_hole(tmp_path: Path) -> None:
+    path = tmp_path / "input"
+    path.write_bytes(holes_and_flushes(40_000))
+    before = time.process_time()
+    done = exit_codes.run(invoke, [str(path), "-o", str(tmp_path / "report.txt")])
+
+    assert done == 0
+    assert time.process_time() - before < 25, "it takes 3 s; 100 s if each flush visits every hole"
 
 
 @pytest.mark.slow

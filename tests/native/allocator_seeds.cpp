@@ -130,7 +130,7 @@ void huge_requests_fail_without_a_trace() {
 void free_sets_stay_sorted() {
   FreeSet set;
   const auto key = [](std::uint64_t i) { return FreeKey{i * 7919 % 1000, i, 0}; };
-  for (std::uint64_t i = 0; i < 5000; ++i) set.insert(key(i), static_cast<BlockId>(i));
+  for (std::uint64_t i = 0; i < 5000; ++i) set.insert({key(i), static_cast<BlockId>(i), i % 700 == 0});
   REQUIRE(set.size() == 5000);
   std::size_t n = 0;
   FreeKey before{0, 0, 0};
@@ -140,6 +140,10 @@ void free_sets_stay_sorted() {
     before = at;
   }
   REQUIRE(n == 5000);
+  std::size_t n_releasable = 0;
+  for (auto p = set.begin(); set.find_releasable(p); set.forward(p), ++n_releasable)
+    REQUIRE(set[p] % 700 == 0);
+  REQUIRE(n_releasable == 8);
   const auto found = set.lower_bound(500);
   REQUIRE(key(set[found]).size == 500);
   for (std::uint64_t i = 0; i < 5000; ++i) REQUIRE(set.erase(key(i)));

@@ -87,9 +87,6 @@ MAX_STACK_DEPTH: Final = 96
 
 LEFT_OUT: Final = "(stack left out to keep this file small)"
 
-MAX_LINES: Final = 20_000
-"""The most distinct source lines that the timeline names; programs have hundreds."""
-
 
 class TextTables:
     """Interns visible, shortened text; ids are stable within one page.
@@ -102,7 +99,7 @@ class TextTables:
         self._max_strings = int(MAX_STRINGS * scale)
         self._strings: dict[str, int] = {}
         self._frames: dict[tuple[int, int, int, bool], int] = {}
-        self._stacks: list[list[int]] = []
+        self._stacks: dict[tuple[int, ...], int] = {}
         self._n_references = 0
 
     def string(self, text: str) -> int:
@@ -129,10 +126,11 @@ class TextTables:
         return len(self._strings) >= 2 * self._max_strings
 
     def stack(self, frames: list[int]) -> int:
-        """Add a stack, innermost frame first, and return its id."""
-        self._n_references += len(frames)
-        self._stacks.append(frames)
-        return len(self._stacks) - 1
+        """Return the id of a stack, innermost frame first."""
+        key = tuple(frames)
+        if key not in self._stacks:
+            self._n_references += len(key)
+        return self._stacks.setdefault(key, len(self._stacks))
 
     def encode(self, blob: BlobWriter) -> dict[str, Any]:
         """Return the JSON part of the tables."""
@@ -157,7 +155,6 @@ class PageStacks:
         self._tables = tables
         self._known: dict[int, int] = {-1: -1}
         self._frames: dict[int, int] = {}
-        self._left_out: int | None = None
 
     def page_stack(self, stack_id: int) -> int:
         """Return the page's id of a stack of the snapshot, or -1 if none was recorded.
@@ -190,27 +187,10 @@ class PageStacks:
         ids = self._snapshot.stacks.frames[low : min(high, low + MAX_STACK_DEPTH)].tolist()
         if not self._tables.has_room(len(ids)):
             if self._tables.is_full:
-                return self._remark()
+                return self._tables.stack([self._tables.frame(LEFT_OUT, 0, "", is_library=False)])
             user = int(self._stacks.lines[stack_id])
             ids = [user if user >= 0 else ids[0]]
         return self._tables.stack([self._frame(i) for i in ids])
-
-    def _remark(self) -> int:
-        if self._left_out is None:
-            frame = self._tables.frame(LEFT_OUT, 0, "", is_library=False)
-            self._left_out = self._tables.stack([frame])
-        return self._left_out
-
-    def page_lines(self, stack: npt.NDArray[np.int32]) -> npt.NDArray[np.int64] | None:
-        """Return the page's frame id of the user's line of each stack, or -1 for none.
-
-        Returns None if there are more than ``MAX_LINES`` distinct lines, or the tables are full.
-        """
-        used, inverse = np.unique(self._stacks.lines_of(stack), return_inverse=True)
-        if len(used) > MAX_LINES or self._tables.is_full:
-            return None
-        ids = [-1 if f < 0 else self._frame(f) for f in used.tolist()]
-        return np.array(ids, np.int64)[inverse]
 
     def _frame(self, frame_id: int) -> int:
         known = self._frames.get(frame_id)

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct
 
 from fragdoctor.analysis.modules import MAX_DEPTH, MAX_MODULES, ModulePaths
 from fragdoctor.analysis.owners import named_blocks
@@ -36,24 +35,6 @@ MAX_BLOCKS: Final = 120_000
 """The most blocks on one page (all devices): about 0.4 MB compressed."""
 
 
-class MapBlocks(Struct, frozen=True):
-    """Blocks of the segments that a map shows, by segment and address.
-
-    Attributes:
-        segment: index of each block's segment among the shown segments.
-        row: row of ``Lives``, -1 for free blocks.
-        stack: stack id of the allocation, -1 for free blocks and if it was not recorded.
-        state: values of ``BlockState``.
-    """
-
-    segment: I64
-    address: npt.NDArray[np.uint64]
-    size_bytes: I64
-    row: I64
-    stack: I64
-    state: I64
-
-
 def shown_segments(layout: Layout, max_blocks: int) -> I64:
     """Return the segments to show, in address order; those with most free space are kept first.
 
@@ -66,26 +47,6 @@ def shown_segments(layout: Layout, max_blocks: int) -> I64:
     return np.sort(by_interest[np.cumsum(counts[by_interest]) <= max_blocks])
 
 
-def blocks_of(layout: Layout, segments: I64) -> MapBlocks:
-    """Return the blocks of some segments of a layout, both live and free."""
-    n_free = len(layout.free_segment)
-    nothing = np.full(n_free, -1, np.int64)
-    pending = layout.live_is_pending
-    live_state = np.where(pending, BlockState.PENDING_FREE, BlockState.ALLOCATED)
-    segment = np.concatenate((layout.live_segment, layout.free_segment)).astype(np.int64)
-    offset = np.concatenate((layout.live_offset, layout.free_offset))
-    kept = np.flatnonzero(np.isin(segment, segments))
-    kept = kept[np.lexsort((offset[kept], segment[kept]))]
-    return MapBlocks(
-        segment=np.searchsorted(segments, segment[kept]),
-        address=layout.segment_address[segment[kept]] + offset[kept].view(np.uint64),
-        size_bytes=np.concatenate((layout.live_bytes, layout.free_bytes))[kept],
-        row=np.concatenate((layout.live_row, nothing))[kept],
-        stack=np.concatenate((layout.live_stack, nothing))[kept].astype(np.int64),
-        state=np.append(live_state, np.full(n_free, BlockState.INACTIVE))[kept].astype(np.int64),
-    )
-
-
 def segment_map_data(
     analysis: DeviceAnalysis, sink: Sink, max_blocks: int
 ) -> dict[str, Any] | None:
@@ -94,16 +55,30 @@ def segment_map_data(
     rows = shown_segments(layout, max_blocks)
     if len(rows) == 0:
         return None
-    blocks = blocks_of(layout, rows)
+    # Live and free blocks by segment and address; a free block has no stack.
+    segment = np.concatenate((layout.live_segment, layout.free_segment)).astype(np.int64)
+    offset = np.concatenate((layout.live_offset, layout.free_offset))
+    kept = np.flatnonzero(np.isin(segment, rows))
+    kept = kept[np.lexsort((offset[kept], segment[kept]))]
+
+    def column(live: npt.NDArray[Any], free: npt.NDArray[Any] | int) -> I64:
+        """Return a value of each block, given those of the live ones and of the free ones."""
+        of_free = np.broadcast_to(free, layout.free_segment.shape)
+        return np.concatenate((live, of_free))[kept].astype(np.int64)
+
+    size, stack = column(layout.live_bytes, layout.free_bytes), column(layout.live_stack, -1)
+    # An unknown row, -1, takes what is appended.
+    requested = np.append(trace.lives.requested_bytes, 0)[layout.live_row]
+    start = np.append(trace.lives.start, -1)[layout.live_row]
+    live_state = np.where(layout.live_is_pending, BlockState.PENDING_FREE, BlockState.ALLOCATED)
     address = layout.segment_address[rows]
     pools = np.where(layout.is_private[rows], layout.segment_pool[rows], -1)
     groups, group = groups_of(pools, layout.is_small[rows], layout.segment_stream[rows])
     stranding = np.array(
         [a for strander in analysis.stranders for a in strander.addresses], np.uint64
     )
-    counts = np.bincount(blocks.segment, minlength=len(rows))
-    lives, known = trace.lives, blocks.row >= 0
-    row = np.where(known, blocks.row, 0)
+    at = layout.segment_address[segment[kept]] + offset[kept].view(np.uint64)
+    counts = np.bincount(np.searchsorted(rows, segment[kept]), minlength=len(rows))
     total = layout.segment_bytes
     return {
         "n_hidden": len(total) - len(rows),
@@ -116,17 +91,13 @@ def segment_map_data(
         "total": blob.add(total[rows]),
         "page": blob.add(layout.page_bytes[rows]),
         "block_start": blob.add(np.concatenate(([0], np.cumsum(counts)))),
-        "size": blob.add(blocks.size_bytes),
-        "requested": blob.add(np.where(known, _taken(lives.requested_bytes, row), 0)),
-        "state": blob.add(blocks.state),
-        "stack": blob.add(sink.stacks.page_stacks(blocks.stack, blocks.size_bytes)),
-        "alloc_row": blob.add(np.where(known, _taken(lives.start, row), -1)),
-        "stranders": blob.add(np.isin(blocks.address, stranding).astype(np.int64)),
+        "size": blob.add(size),
+        "requested": blob.add(column(requested, 0)),
+        "state": blob.add(column(live_state, int(BlockState.INACTIVE))),
+        "stack": blob.add(sink.stacks.page_stacks(stack, size)),
+        "alloc_row": blob.add(column(start, -1)),
+        "stranders": blob.add(np.isin(at, stranding).astype(np.int64)),
     }
-
-
-def _taken(column: npt.NDArray[Any], rows: I64) -> I64:
-    return column[rows].astype(np.int64) if len(column) else np.zeros(len(rows), np.int64)
 
 
 Group = tuple[int, bool, int]

@@ -231,6 +231,7 @@ SCRIPTS: Final = (
     "lives",
     "twin",
     "bands",
+    "segment_bands",
     "timeline",
     "timeline_painting",
     "segment_map",

@@ -61,13 +61,13 @@ def timeline_data(
         "peak_state": analysis.timeline.peak_allocated_state,
         "time": _time(snapshot, rows, blob),
         **_marks(analysis, rows.start),
-        **dict.fromkeys((*SERIES, *(f"{name}_drop" for name in SERIES), "events")),
+        **dict.fromkeys((*SERIES, *(f"{name}_drop" for name in SERIES))),
     }
     if budget_bytes is not None:
-        data |= _measured(trace, rows, sink, int(budget_bytes))
+        data["bucket"], curves = _finest(trace, int(budget_bytes))
+        data |= {name: blob.add(values) for name, values in curves.items()}
     phases = named_ranges(snapshot, analysis.device)
     kept = sorted(phases, key=lambda p: p.first - p.last)[:MAX_PHASES]
-    data["n_phases"] = len(phases)
     data["phases"] = {
         "name": blob.add([sink.tables.string(p.name) for p in kept]),
         "first": blob.add([p.first for p in kept]),
@@ -75,17 +75,6 @@ def timeline_data(
         "depth": blob.add([p.depth for p in kept]),
     }
     data["training"] = _training(analysis, blob)
-    return data
-
-
-def _measured(trace: Trace, rows: slice, sink: Sink, budget_bytes: int) -> dict[str, Any]:
-    """Return the curves, and what each event did if single events are shown."""
-    size, curves = _finest(trace, budget_bytes)
-    spent = compressed_size([*curves.values()])
-    data: dict[str, Any] = {"bucket": size}
-    data |= {name: sink.blob.add(values) for name, values in curves.items()}
-    if size == 1:
-        data["events"] = _event_details(trace.snapshot, rows, sink, budget_bytes - spent)
     return data
 
 
@@ -126,22 +115,6 @@ def _curves(trace: Trace, size: int) -> dict[str, I64]:
     return curves
 
 
-def _event_details(
-    snapshot: Snapshot, rows: slice, sink: Sink, budget_bytes: int
-) -> dict[str, Any] | None:
-    """Return what each event did, or None if that does not fit the budget."""
-    events = snapshot.events
-    lines = sink.stacks.page_lines(events.stack[rows])
-    if lines is None:
-        return None
-    sizes = np.minimum(events.size_bytes[rows], np.uint64(2**52)).astype(np.int64)
-    action = events.action[rows].astype(np.int64)
-    if compressed_size([action, sizes, lines]) > budget_bytes:
-        return None
-    blob = sink.blob
-    return {"action": blob.add(action), "size": blob.add(sizes), "line": blob.add(lines)}
-
-
 def _times(snapshot: Snapshot, rows: slice) -> I64 | None:
     """Return the time of each event, never decreasing, or None if the file has no times."""
     times = snapshot.events.time_us[rows]
@@ -157,7 +130,7 @@ def _time(snapshot: Snapshot, rows: slice, blob: BlobWriter) -> dict[str, Any] |
     elapsed = np.concatenate(([0], times - times[0]))
     count = min(len(elapsed), MAX_TIME_SAMPLES)
     at = distinct(np.linspace(0, len(elapsed) - 1, count).round().astype(np.int64))
-    return {"state": blob.add(at), "us": blob.add(elapsed[at]), "start_us": int(times[0])}
+    return {"state": blob.add(at), "us": blob.add(elapsed[at])}
 
 
 def _marks(analysis: DeviceAnalysis, first_row: int) -> dict[str, Any]:

@@ -73,6 +73,33 @@ const pixelOf = (() => {
   };
 })();
 
+/**
+ * Which columns something covers: from the first at or after a state up to the first at or after another.
+ * @param {Int32Array} states of the columns, ascending
+ */
+function columnFinder(states) {
+  const w = states.length, from = states[0], to = states[w - 1];
+  const column = new Int32Array(to - from + 2).fill(w);
+  for (let c = w - 1; c >= 0; c--) column[states[c] - from] = c;
+  for (let k = to - from; k >= 0; k--) if (column[k] === w) column[k] = column[k + 1];
+  return (state) => (state <= from ? 0 : state > to ? w : column[state - from]);
+}
+
+/** Fill part of a column of an image, whose rows count from the top, between two heights in pixels. */
+function columnFiller({ data, width, height }) {
+  const pixels = new Uint32Array(data.buffer);
+  return (c, bottom, top, color, line, isFirst) => {
+    // A band covers at least the row that its top is in.
+    let y = Math.max(0, height - Math.round(top)), stop = Math.min(height, height - Math.round(bottom));
+    if (y >= stop) return;
+    const tall = stop - y;
+    // If blocks are hardly higher than a line, lines between them would form their own pattern.
+    if (tall >= 6) pixels[y++ * width + c] = line;
+    const color2 = isFirst && tall >= 6 ? line : color;
+    for (let at = y * width + c; y < stop; y++, at += width) pixels[at] = color2;
+  };
+}
+
 class Bands {
   constructor(lives) {
     this.lives = lives;
@@ -86,18 +113,13 @@ class Bands {
    * @param {Coloring} coloring
    */
   lay(states, least, coloring) {
-    const { born, freed, size, count } = this.lives, w = states.length, from = states[0], to = states[w - 1];
-    // First column at or after each state of the view.
-    const column = new Int32Array(to - from + 2).fill(w);
-    for (let c = w - 1; c >= 0; c--) column[states[c] - from] = c;
-    for (let k = to - from; k >= 0; k--) if (column[k] === w) column[k] = column[k + 1];
+    const { born, freed, size, count } = this.lives, w = states.length, column = columnFinder(states);
     const groups = coloring.names.length;
     this.gathered = Array.from({ length: groups }, () => new Float64Array(w + 1));
     this.gatheredBlocks = new Float64Array(w + 1);
     const chosen = [], first = [], last = [];
     for (let i = 0; i < count; i++) {
-      if (born[i] > to || freed[i] <= from) continue;
-      const a = born[i] <= from ? 0 : column[born[i] - from], b = freed[i] > to ? w : column[freed[i] - from];
+      const a = column(born[i]), b = column(freed[i]);
       if (a >= b) continue;
       if (size[i] >= least) {
         chosen.push(i);
@@ -127,23 +149,13 @@ class Bands {
    * @param {{found: Uint8Array | null, selected: number, floor: number}} look
    */
   paint(image, bytesPerPixel, look) {
-    const { width, height } = image, pixels = new Uint32Array(image.data.buffer);
+    const { width, height } = image, fill = columnFiller(image);
     const { paper, ink, free } = theme.colors, colors = this.coloring.colors();
     const body = colors.map((c) => pixelOf(c)), edge = colors.map((c) => pixelOf(c, paper, 0.4));
     const thin = colors.map((c) => pixelOf(c, paper, 0.3));
     const faded = pixelOf(free, ink, 0.06), fadedEdge = pixelOf(free, paper, 0.6), marked = pixelOf(ink);
     const { chosen, first, last, gathered, coloring } = this, size = this.lives.size;
     let active = [], next = 0;
-    const fill = (c, bottom, top, color, line, isFirst) => {
-      // Rows count from the top of the image; a band covers at least the row that its top is in.
-      let y = Math.max(0, height - Math.round(top)), stop = Math.min(height, height - Math.round(bottom));
-      if (y >= stop) return;
-      const tall = stop - y;
-      // If blocks are hardly higher than a line, lines between them would form their own pattern.
-      if (tall >= 6) pixels[y++ * width + c] = line;
-      const color2 = isFirst && tall >= 6 ? line : color;
-      for (let at = y * width + c; y < stop; y++, at += width) pixels[at] = color2;
-    };
     for (let c = 0; c < width; c++) {
       while (next < chosen.length && first[next] <= c) active.push(next++);
       let y = -look.floor / bytesPerPixel, live = 0;

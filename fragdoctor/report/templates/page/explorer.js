@@ -74,7 +74,7 @@ class Explorer {
     const parts = [this.jumps];
     if (this.canTravel) parts.push(this.marks);
     if (lives) {
-      this.search = element("input", { type: "search", placeholder: "Search: file, function, >100MiB, step:3", "aria-label": "Search blocks by file, function, category, size or address (/)", title: "Words of a path or a function; a category; >100MiB, <1MiB, =512KiB; an address. All words must fit. step:3 goes to the peak of step 3, event:1200 to an event. (/)" });
+      this.search = element("input", { type: "search", placeholder: "Search: file, >9MiB, step:3", "aria-label": "Search blocks by file, function, category, size or address (/)", title: "Words of a path or a function; a category; >100MiB, <1MiB, =512KiB; an address. All words must fit. step:3 goes to the peak of step 3, event:1200 to an event. (/)" });
       this.search.addEventListener("input", () => { clearTimeout(this.typing); this.typing = setTimeout(() => this.find(this.search.value), 120); });
       this.hits = element("span", { class: "from", "aria-live": "polite" });
       parts.push(this.search, this.hits);
@@ -207,7 +207,7 @@ class Explorer {
     const children = [element("h4", null, state === null ? this.nameOf(shown) : `After event ${formatCount(shown)}`),
       element("dl", null, ...definitions([["Allocated", formatSize(value("allocated"))], ["Reserved", formatSize(value("reserved"))], ...this.twinFigures(shown)]))];
     if (lives) children.push(this.holders(shown, value("allocated")));
-    if (pointed && pointed.block < 0) children.push(element("p", { class: "from" }, `Here: ${timeline.coloring.names[pointed.group]}, ${formatSize(pointed.bytes)}${pointed.least < Infinity ? ` in blocks under ${formatSize(pointed.least)}, too thin to draw one by one` : ""}.`));
+    if (pointed && pointed.block < 0) children.push(element("p", { class: "from" }, pointed.said ? `Here: ${pointed.said}.` : `Here: ${timeline.coloring.names[pointed.group]}, ${formatSize(pointed.bytes)}${pointed.least < Infinity ? ` in blocks under ${formatSize(pointed.least)}, too thin to draw one by one` : ""}.`));
     const block = pointed && pointed.block >= 0 ? pointed.block : this.selected;
     if (lives && block >= 0) children.push(...this.blockDetails(block, block === this.selected));
     this.panel.replaceChildren(...children);

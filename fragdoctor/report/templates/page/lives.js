@@ -205,6 +205,32 @@ class Lives {
     return columns;
   }
 
+  // The segment that each block began in, or -1; made once. Those that are there at one moment do not
+  // overlap, so the moments are gone through in order.
+  segmentOf() {
+    if (this.owner) return this.owner;
+    const { segments: s, born, address, count } = this, owner = this.owner = new Int32Array(count).fill(-1);
+    const inOrder = (states) => Int32Array.from(states.keys()).sort((a, b) => states[a] - states[b]);
+    const coming = inOrder(s.born), going = inOrder(s.done), there = [], starts = [];
+    let came = 0, gone = 0;
+    for (const i of inOrder(born)) {
+      for (; came < coming.length && s.born[coming[came]] <= born[i]; came++) {
+        const row = coming[came], at = upperBound(starts, s.address[row]);
+        there.splice(at, 0, row);
+        starts.splice(at, 0, s.address[row]);
+      }
+      for (; gone < going.length && s.done[going[gone]] <= born[i]; gone++) {
+        const at = there.lastIndexOf(going[gone], upperBound(starts, s.address[going[gone]]) - 1);
+        if (at < 0) continue;
+        there.splice(at, 1);
+        starts.splice(at, 1);
+      }
+      const row = there[upperBound(starts, address[i]) - 1];
+      if (row !== undefined && address[i] < s.address[row] + s.size[row]) owner[i] = row;
+    }
+    return owner;
+  }
+
   byAddress() {
     if (!this.sorted) {
       const address = this.address.subarray(0, this.data.n_regular), n = address.length;

@@ -8,7 +8,9 @@ class Timeline {
   constructor(root, data, capacity, array, text, lives) {
     this.root = root;
     this.lives = lives;
-    this.bands = lives ? new Bands(lives) : null;
+    this.blockBands = lives ? new Bands(lives) : null;
+    /** @type {any} */
+    this.bands = this.blockBands; // or those of segments
     this.twin = null;
     this.found = null;
     this.selected = -1;
@@ -36,7 +38,6 @@ class Timeline {
     this.low = this.high = 0;
     this.lastBucket = this.allocated.levels[0].high.length - 1;
     this.time = data.time ? { state: array(data.time.state), us: array(data.time.us) } : null;
-    this.events = data.events ? { action: array(data.events.action), size: array(data.events.size), line: array(data.events.line) } : null;
     this.phases = { name: array(data.phases.name), first: array(data.phases.first), last: array(data.phases.last), depth: array(data.phases.depth) };
     this.rangeLanes = this.phases.depth.length ? Math.max(...this.phases.depth) + 1 : 0;
     this.training = data.training ? { names: data.training.names, label: array(data.training.label), first: array(data.training.first) } : null;
@@ -62,8 +63,8 @@ class Timeline {
     const axis = element("div", { class: "switch", role: "group", "aria-label": "Axis" }, ...this.axis);
     axis.hidden = !this.time;
     this.controls = element("div", { class: "controls", role: "group", "aria-label": "Timeline controls" });
-    if (this.lives) this.controls.append(this.choice("Color by ", "color", [...(this.lives.category ? [["category", "category"]] : []), ["line", "line"], ["size", "size"], ["lifetime", "age"], ["totals", "nothing"]]),
-      this.choice("Show ", "detail", [["groups", "groups only"], ["coarse", "large blocks"], ["fine", "most blocks"], ["finest", "every pixel"]]));
+    if (this.lives) this.controls.append(this.choice("Show ", "color", [...(this.lives.category ? [["category", "blocks by category"]] : []), ["line", "blocks by line"], ["size", "blocks by size"], ["lifetime", "blocks by age"], ["segments", "segments, used and cached"], ["totals", "totals"]]),
+      this.choice("Detail ", "detail", [["groups", "groups"], ["coarse", "large"], ["fine", "most"], ["finest", "every pixel"]]));
     this.controls.append(
       button("Zoom in", "Zoom in (+)", () => this.zoom(0.5)), button("Zoom out", "Zoom out (-)", () => this.zoom(2)),
       button("Whole trace", "Show the whole trace (0)", () => this.show(0, this.n - 1)));
@@ -109,10 +110,13 @@ class Timeline {
     this.coloring = null;
     if (this.color === "totals") key.push(["k-live", "allocated"], ["k-pending", "freed, waits for a stream"]);
     else {
-      this.coloring = new Coloring(this.lives, this.color, this.data.peak_state);
+      const isSegments = this.color === "segments";
+      if (isSegments && !this.segmentBands) this.segmentBands = new SegmentBands(this.lives);
+      this.bands = isSegments ? this.segmentBands : this.blockBands;
+      this.coloring = isSegments ? segmentColoring : new Coloring(this.lives, this.color, this.data.peak_state);
       const there = new Set(this.coloring.group);
       this.coloring.colors().forEach((color, i) => { if (there.has(i)) key.push([null, this.coloring.names[i], color]); });
-      if (this.detail !== "groups") key.push(["k-thin", "faint: blocks too thin to draw one by one"]);
+      if (this.detail !== "groups" && !isSegments) key.push(["k-thin", "faint: blocks too thin to draw one by one"]);
     }
     if (this.coloring && !this.lives.isComplete) key.push(["k-live", `${plural(this.lives.data.n_left_out, "smaller block")} not in this file`]);
     key.push(["k-reserved", "reserved"]);
@@ -378,10 +382,6 @@ class Timeline {
   eventText(state) {
     const parts = [], known = this.lives ? this.lives.eventAt(state) : null;
     if (known) parts.push(`${ACTIONS[known.kind]} ${formatSize(known.size)}${known.line >= 0 ? `  ${this.lives.lineFull(known.line)}` : ""}`);
-    else if (this.events && state > 0) {
-      const i = state - 1, line = this.events.line[i], size = this.events.size[i];
-      parts.push(`${ACTIONS[this.events.action[i]] || "other"}${size ? ` ${formatSize(size)}` : ""}${line >= 0 ? `  ${this.text.frame(line).file} ${this.text.frame(line).name}` : ""}`);
-    }
     const oom = this.data.ooms.find((o) => o[0] === state);
     if (oom) parts.push(`out of memory: ${formatSize(oom[1])} asked${oom[2] === null ? "" : `, ${formatSize(oom[2])} free at the driver`}`);
     let inner = null;
