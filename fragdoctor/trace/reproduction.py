@@ -121,7 +121,12 @@ class _Finder:
         self.eras = eras_of(trace, torch_version)
         if len(self.eras) > 1 and trace.n_requests > PREFIX_OPERATIONS:
             # The beginning of a long trace shows the order well enough.
-            self.eras = [max(self.eras, key=self._address_share)]
+            shares: dict[Era, float] = {}
+            for era in self.eras:
+                shares[era] = self._address_share(era)
+                if shares[era] == 1.0:
+                    break
+            self.eras = [max(shares, key=shares.__getitem__)]
 
     def try_(self, guess: _Guess) -> Reproduction:
         """Replay a guess, then retry with what the comparison suggests as long as that helps."""
