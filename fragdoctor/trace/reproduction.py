@@ -19,7 +19,7 @@ from fragdoctor.model.settings import AllocatorSettings, Era, era_of
 from fragdoctor.model.snapshot import Action
 from fragdoctor.trace.allocator import UNLIMITED
 from fragdoctor.trace.replay import Conditions, Reproduction, is_foreign
-from fragdoctor.trace.trace import Trace, return_free_memory
+from fragdoctor.trace.trace import Trace
 
 N_LIMITS_TRIED = 24
 
@@ -246,9 +246,7 @@ def reproduce(
     collects = best.trace.settings.garbage_collection_threshold > 0
     if best.score[0] < 1.0 and (has_failed or collects):
         best = _over_limits(finder, best)
-    best = _learned(best)
-    return_free_memory(trace)
-    return best
+    return _learned(best)
 
 
 def _check(trace: Trace) -> None:
