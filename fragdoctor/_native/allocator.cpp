@@ -51,7 +51,7 @@ MallocResult Allocator::malloc(std::uint64_t size, std::uint32_t stream, std::ui
   }
   if (pool == 0 && !contexts_.empty()) pool = contexts_.back().pool;
   const bool underway = capture_underway(pool);
-  if (!underway) process_events();
+  if (!underway && !(deferred_.empty() && events_.empty())) process_events();
   const std::uint64_t rounded = round_size(size);
   Request request{rounded, allocation_size(rounded), stream,
                   2 * pool + (rounded <= SMALL_SIZE ? 0 : 1), NO_BLOCK};
@@ -180,19 +180,19 @@ bool Allocator::should_split(const Block& block, std::uint64_t size) const {
 // Hand out the found block, or only its front part if it is worth splitting.
 BlockId Allocator::take_block(const Request& request, std::uint64_t requested) {
   BlockId id = request.block;
-  const bool was_split = is_split(blocks_[id]);
-  if (blocks_[id].size > request.size)
-    largest_splittable_ = std::max(largest_splittable_, blocks_[id].size);
-  if (should_split(blocks_[id], request.size)) {
+  const Block found = blocks_[id];
+  const bool was_split = is_split(found);
+  if (found.size > request.size) largest_splittable_ = std::max(largest_splittable_, found.size);
+  if (should_split(found, request.size)) {
     const BlockId rest = id;
-    id = new_block(blocks_[rest].address, request.size, blocks_[rest].segment);
-    splice(id, blocks_[rest].prev, rest);
+    id = new_block(found.address, request.size, found.segment);
+    splice(id, found.prev, rest);
     blocks_[rest].address += request.size;
     blocks_[rest].size -= request.size;
     if (request.found_in != nullptr) insert_free(rest, *request.found_in, request.found_at);
     else insert_free(rest);
-    if (was_split) note_split(blocks_[id], 0, -signed_size(blocks_[id].size));
-    else note_split(blocks_[id], 1, signed_size(blocks_[rest].size));
+    if (was_split) note_split(blocks_[id], 0, -signed_size(request.size));
+    else note_split(blocks_[id], 1, signed_size(found.size - request.size));
   } else {
     if (request.found_in != nullptr) request.found_in->erase(request.found_at);
     if (was_split) note_split(blocks_[id], -1, -signed_size(blocks_[id].size));

@@ -156,7 +156,11 @@ class Allocator {
   void record_oom(const Request& request, std::uint64_t requested);
 
   // private_pools.cpp
-  bool capture_underway(std::uint32_t pool) const;
+  bool in_capture() const;
+  // Whether a request to this pool (0 = default) counts as made inside a capture.
+  bool capture_underway(std::uint32_t pool) const {
+    return contexts_.empty() ? pool != 0 && config_.era != Era::segment_counter : in_capture();
+  }
   std::uint64_t private_free_bytes() const;
 
   // layout.cpp
@@ -172,7 +176,11 @@ class Allocator {
   std::uint32_t new_segment(std::uint64_t address, std::uint64_t size, std::uint32_t pool,
                             std::uint32_t stream, std::uint64_t page);
   void delete_segment(std::uint32_t index);
-  FreeSet& free_set(std::uint32_t pool, std::uint32_t stream);
+  FreeSet& free_set(std::uint32_t pool, std::uint32_t stream) {
+    std::vector<FreeSet>& sets = pools_[pool].free;
+    if (stream >= sets.size()) sets.resize(stream + 1);
+    return sets[stream];
+  }
   FreeKey key_of(const Block& block) const;
   void insert_free(BlockId id);
   // The same, but replacing the element at a position of the set.

@@ -58,11 +58,10 @@ nb::object array(Column<T>& column) {
   return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(data, {n}, owner));
 }
 
-// The same for what many files do not say: if all values are equal, one stands for all of them.
+// The same for what many files do not say: if all of `n` values are equal, one stands for them all.
 template <class T>
-nb::object repeated(Column<T>& column) {
-  const size_t n = column.size();
-  for (size_t i = 1; i < n; ++i)
+nb::object repeated(Column<T>& column, size_t n) {
+  for (size_t i = 1; i < column.size(); ++i)
     if (column[i] != column[0]) return array(column);
   if (n < 2) return array(column);
   column.truncate(1);
@@ -145,11 +144,11 @@ nb::dict event_columns(fragdoctor::EventColumns& e, fragdoctor::Column<int64_t>&
   out["address"] = array(e.address);
   out["size_bytes"] = array(e.size_bytes);
   out["stream"] = array(e.stream);
-  out["time_us"] = repeated(e.time_us);
+  out["time_us"] = repeated(e.time_us, e.time_us.size());
   out["stack"] = array(e.stack);
   out["pool"] = array(e.pool);
-  out["compile_context"] = repeated(e.compile_context);
-  out["user_metadata"] = repeated(e.user_metadata);
+  out["compile_context"] = repeated(e.compile_context.values(), e.compile_context.size());
+  out["user_metadata"] = repeated(e.user_metadata.values(), e.user_metadata.size());
   out["offsets"] = array(offsets);
   return out;
 }

@@ -127,11 +127,15 @@ class NativeOps {
   OpSpan edited_ops;
 };
 
-// The operations as bytes, without a copy; `op_fields` describes the layout.
+// The operations as bytes, without a copy; `op_fields` describes the layout. A failure that no
+// request follows comes last: blocks freed after it were released by its exception.
 nb::object table_of(nb::handle_t<NativeOps> self) {
   const OpSpan ops = nb::cast<const NativeOps&>(self).ops();
+  std::size_t n = ops.size();
+  while (n > 0 && ops[n - 1].kind != OpKind::malloc && ops[n - 1].kind != OpKind::failed) --n;
+  if (n == 0 || ops[n - 1].kind != OpKind::failed) n = ops.size();
   return nb::cast(nb::ndarray<nb::numpy, const std::uint8_t, nb::ndim<1>>(
-      reinterpret_cast<const std::uint8_t*>(ops.begin()), {ops.size() * sizeof(Op)}, self));
+      reinterpret_cast<const std::uint8_t*>(ops.begin()), {n * sizeof(Op)}, self));
 }
 
 // Name, numpy format and offset of each field of an operation.

@@ -77,12 +77,6 @@ FreeKey Allocator::key_of(const Block& block) const {
   return {block.size, segments_[block.segment].counter, block.address};
 }
 
-FreeSet& Allocator::free_set(std::uint32_t pool, std::uint32_t stream) {
-  std::vector<FreeSet>& sets = pools_[pool].free;
-  if (stream >= sets.size()) sets.resize(stream + 1);
-  return sets[stream];
-}
-
 void Allocator::insert_free(BlockId id) {
   free_set(blocks_[id].pool, blocks_[id].stream).insert(free_entry(id));
 }

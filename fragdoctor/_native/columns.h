@@ -96,6 +96,33 @@ class Column {
   size_t room_ = 0;
 };
 
+// A column of what many files say the same everywhere: one value as long as all are equal.
+template <class T>
+class RepeatedColumn {
+ public:
+  void push_back(T value) {
+    if (values_.size() != 1 || values_[0] != value) {
+      if (values_.size() < size_) values_.assign(size_, T{values_[0]});
+      values_.push_back(value);
+    }
+    ++size_;
+  }
+  // Of `size` values: one, or all.
+  Column<T>& values() noexcept { return values_; }
+  const Column<T>& values() const noexcept { return values_; }
+  void resize(size_t n) noexcept {
+    size_ = n;
+    values_.truncate(n);
+  }
+  size_t size() const noexcept { return size_; }
+  bool is_spread() const noexcept { return values_.size() == size_; }
+  const T& operator[](size_t i) const noexcept { return values_[is_spread() ? i : 0]; }
+
+ private:
+  Column<T> values_;
+  size_t size_ = 0;
+};
+
 // Seeded, because whoever writes the file must not be able to choose colliding keys.
 inline uint64_t mix(uint64_t a, uint64_t b) noexcept {
   a ^= b * 0x9E3779B97F4A7C15ULL;

@@ -30,6 +30,14 @@ void keep(Column<T>& column, const std::vector<RowRange>& ranges) {
   column.shrink_to_fit();
 }
 
+template <class T>
+void keep(RepeatedColumn<T>& column, const std::vector<RowRange>& ranges) {
+  if (column.is_spread()) keep(column.values(), ranges);
+  uint64_t n = 0;
+  for (const RowRange& range : ranges) n += range.count;
+  column.resize(n);
+}
+
 std::string quoted(Key key) { return std::string("'") + kKeyNames[static_cast<int>(key)] + "'"; }
 
 }  // namespace
@@ -43,8 +51,6 @@ void EventColumns::make_room() {
   time_us.reserve(n);
   stack.reserve(n);
   pool.reserve(n);
-  compile_context.reserve(n);
-  user_metadata.reserve(n);
   room_ = n;
 }
 

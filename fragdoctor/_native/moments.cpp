@@ -50,16 +50,21 @@ std::vector<std::int64_t> totals_at(const TraceView& trace, const UndoneTrace& u
                                     const std::int64_t* states, std::size_t n_states) {
   std::vector<std::int64_t> values;
   values.reserve(3 * n_states);
-  std::size_t next = 0;
-  walk_totals(
-      trace, undone,
-      [&](std::size_t state, std::int64_t allocated, std::int64_t active, std::int64_t reserved) {
-        for (; next < n_states && states[next] <= static_cast<std::int64_t>(state); ++next)
-          values.insert(values.end(), {allocated, active, reserved});
-      });
   // States beyond the end equal the last one.
-  while (values.size() < 3 * n_states)
-    values.insert(values.end(), {values.end()[-3], values.end()[-2], values.end()[-1]});
+  const auto at = [&](std::size_t i) {
+    return std::min(static_cast<std::size_t>(std::max<std::int64_t>(states[i], 0)), trace.n);
+  };
+  for (std::size_t next = 0; next < n_states;) {
+    const std::size_t mark = at(next) / MARK_APART;
+    std::size_t end = next, last = 0;
+    for (; end < n_states && at(end) / MARK_APART == mark; ++end) last = std::max(last, at(end));
+    walk_totals(
+        undone, mark, last,
+        [&](std::size_t state, std::int64_t allocated, std::int64_t active, std::int64_t reserved) {
+          for (; next < end && at(next) <= state; ++next)
+            values.insert(values.end(), {allocated, active, reserved});
+        });
+  }
   return values;
 }
 

@@ -33,9 +33,7 @@ void Allocator::context_end() {
   if (!contexts_.empty()) contexts_.pop_back();
 }
 
-// Whether a request to this pool (0 = default) counts as made inside a capture.
-bool Allocator::capture_underway(std::uint32_t pool) const {
-  if (pool != 0 && contexts_.empty()) return config_.era != Era::segment_counter;
+bool Allocator::in_capture() const {
   return std::any_of(contexts_.begin(), contexts_.end(),
                      [](const Context& context) { return context.is_capture; });
 }

@@ -172,9 +172,15 @@ void Replay::remake() {
 
 Checkpoint Replay::checkpoint() const {
   Checkpoint made{n_done_, allocator_, {}, {}, pool_is_gone_, flush_work_, n_live_, result_};
-  for (std::size_t id = 0; id < blocks_.size(); ++id)
-    if (blocks_[id] != NO_BLOCK)
-      made.blocks.emplace_back(static_cast<std::uint32_t>(id), blocks_[id]);
+  constexpr std::size_t N = 32;  // most allocations are over, or still to come
+  for (std::size_t first = 0; first < blocks_.size(); first += N) {
+    const std::size_t end = std::min(first + N, blocks_.size());
+    BlockId all = NO_BLOCK;
+    for (std::size_t id = first; id < end; ++id) all &= blocks_[id];
+    for (std::size_t id = first; all != NO_BLOCK && id < end; ++id)
+      if (blocks_[id] != NO_BLOCK)
+        made.blocks.emplace_back(static_cast<std::uint32_t>(id), blocks_[id]);
+  }
   for (std::size_t id = 0; id < tickets_.size(); ++id)
     if (tickets_[id] != NO_TICKET)
       made.tickets.emplace_back(static_cast<std::uint32_t>(id), tickets_[id]);

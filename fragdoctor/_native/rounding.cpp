@@ -6,6 +6,9 @@ namespace fragdoctor {
 namespace {
 
 unsigned floor_log2(std::uint64_t value) {
+#if defined(__GNUC__)
+  return value == 0 ? 0 : 63U - static_cast<unsigned>(__builtin_clzll(value));
+#else
   unsigned log = 0;
   for (unsigned step = 32; step > 0; step /= 2) {
     if (value >> step == 0) continue;
@@ -13,6 +16,7 @@ unsigned floor_log2(std::uint64_t value) {
     log += step;
   }
   return log;
+#endif
 }
 
 std::uint64_t round_up_to_division(std::uint64_t size, std::uint32_t divisions) {

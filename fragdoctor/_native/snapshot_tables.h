@@ -24,7 +24,8 @@ struct EventColumns {
   Column<uint64_t> address, size_bytes;
   Column<int32_t> stream;
   Column<int64_t> time_us;
-  Column<int32_t> stack, pool, compile_context, user_metadata;
+  Column<int32_t> stack, pool;
+  RepeatedColumn<int32_t> compile_context, user_metadata;
 
   void push_back(const EventRow& row) {
     if (action.size() == room_) make_room();
@@ -35,14 +36,14 @@ struct EventColumns {
     time_us.push_back_unchecked(row.time_us);
     stack.push_back_unchecked(row.stack);
     pool.push_back_unchecked(row.pool);
-    compile_context.push_back_unchecked(row.compile_context);
-    user_metadata.push_back_unchecked(row.user_metadata);
+    compile_context.push_back(row.compile_context);
+    user_metadata.push_back(row.user_metadata);
   }
 
  private:
   void make_room();
 
-  size_t room_ = 0;  // rows that every column has room for
+  size_t room_ = 0;  // rows that the columns have room for, other than the repeated ones
 };
 
 struct BlockColumns {

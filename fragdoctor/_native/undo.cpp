@@ -573,7 +573,9 @@ void Undo::find_peaks() {
   const auto raise = [](Peak& peak, std::int64_t bytes, std::size_t state) {
     if (bytes > peak.bytes) peak = {bytes, static_cast<std::int64_t>(state)};
   };
+  out_.marks = {{out_.initial_allocated, out_.initial_active, out_.reserved.initial}};
   walk_totals(trace_, out_, [&](std::size_t state, std::int64_t a, std::int64_t b, std::int64_t c) {
+    if (state == out_.marks.size() * MARK_APART) out_.marks.push_back({a, b, c});
     raise(out_.peak_allocated, a, state);
     raise(out_.peak_active, b, state);
     raise(out_.peak_reserved, c, state);

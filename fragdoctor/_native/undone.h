@@ -6,6 +6,7 @@
 // end, never followed. O(n log n) time; memory in proportion to the events and blocks.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -132,6 +133,8 @@ struct UndoneTrace {
   ReservedSteps reserved;
   std::int64_t initial_allocated = 0, initial_active = 0;
   Peak peak_allocated, peak_active, peak_reserved;
+  // Allocated, active and reserved bytes in every MARK_APART-th state, to walk from.
+  std::vector<std::array<std::int64_t, 3>> marks;
   std::array<std::uint64_t, static_cast<std::size_t>(Contradiction::count)> contradictions{};
   // Events that must have happened but are missing: alloc, free_requested, free_completed.
   std::array<std::uint64_t, 3> missing{};
@@ -144,19 +147,30 @@ UndoneTrace undo_trace(const TraceView& trace, const FinalState& end, const Sett
 
 enum class Total : std::uint8_t { allocated = 0, active = 1, reserved = 2 };
 
-// Call visit(state, allocated, active, reserved) for every state from 0 to n.
+constexpr std::size_t MARK_APART = 4096;
+
+// Call visit(state, allocated, active, reserved) for every state from that of a mark to `last`.
 template <class Visit>
-void walk_totals(const TraceView& trace, const UndoneTrace& undone, Visit&& visit) {
+void walk_totals(const UndoneTrace& undone, std::size_t mark, std::size_t last, Visit&& visit) {
   const Lives& lives = undone.lives;
+  const std::size_t first = mark * MARK_APART;
   // Unsigned: sums over nonsense may wrap.
-  auto allocated = static_cast<std::uint64_t>(undone.initial_allocated),
-       active = static_cast<std::uint64_t>(undone.initial_active);
-  std::int64_t reserved = undone.reserved.initial;
-  std::size_t silent = 0, step = 0;
+  auto allocated = static_cast<std::uint64_t>(undone.marks[mark][0]),
+       active = static_cast<std::uint64_t>(undone.marks[mark][1]);
+  std::int64_t reserved = undone.marks[mark][2];
+  auto silent = static_cast<std::size_t>(
+      std::partition_point(
+          undone.silent.begin(), undone.silent.end(),
+          [&](const SilentChange& one) { return one.row < static_cast<std::int32_t>(first); }) -
+      undone.silent.begin());
+  auto step = static_cast<std::size_t>(
+      std::lower_bound(undone.reserved.rows.begin(), undone.reserved.rows.end(),
+                       static_cast<std::int32_t>(first)) -
+      undone.reserved.rows.begin());
   const auto tell = [&](std::size_t state) {
     visit(state, static_cast<std::int64_t>(allocated), static_cast<std::int64_t>(active), reserved);
   };
-  tell(0);
+  tell(first);
   const auto change = [&](std::uint32_t life, std::int32_t row) {
     const std::uint64_t size = lives.size[life];
     if (lives.start[life] == row) {
@@ -166,7 +180,7 @@ void walk_totals(const TraceView& trace, const UndoneTrace& undone, Visit&& visi
     if (lives.free[life] == row) allocated -= size;
     if (lives.done[life] == row) active -= size;
   };
-  for (std::size_t i = 0; i < trace.n; ++i) {
+  for (std::size_t i = first; i < last; ++i) {
     const auto row = static_cast<std::int32_t>(i);
     if (undone.life[i] != NO_LIFE) change(undone.life[i], row);
     for (; silent < undone.silent.size() && undone.silent[silent].row == row; ++silent)
@@ -175,6 +189,12 @@ void walk_totals(const TraceView& trace, const UndoneTrace& undone, Visit&& visi
       reserved = undone.reserved.bytes[step];
     tell(i + 1);
   }
+}
+
+// The same for every state from 0 to n.
+template <class Visit>
+void walk_totals(const TraceView& trace, const UndoneTrace& undone, Visit&& visit) {
+  walk_totals(undone, 0, trace.n, visit);
 }
 
 // One total in every state: n + 1 values.

@@ -154,7 +154,7 @@ def _jaccard(
 ) -> float:
     if not a and not b:
         return 1.0
-    n_both = sum(x in b for x in a)
+    n_both = len(a & b)
     return n_both / (len(a) + len(b) - n_both)
 
 

@@ -159,16 +159,14 @@ class Bench(Struct, frozen=True, dict=True):
         ops = Operations.of(self.reproduction.operations)
         if len(ops) <= LONG_TRACE_OPERATIONS:
             return ops
-        totals, rows = self.reproduction.trace.totals, ops.row
-        failed = self.recorded.oom_event
+        totals, failed = self.reproduction.trace.totals, self.recorded.oom_event
         peak_row = totals.peak_allocated_state - 1 if failed is None else failed
-        at = int(np.searchsorted(np.maximum.accumulate(rows), peak_row))
+        at = int(ops.positions(np.array([peak_row]))[0])
         low, high = max(0, at - OPERATIONS_BEFORE_PEAK), at + OPERATIONS_AFTER_PEAK
-        is_over = np.zeros(int(ops.allocation.max(initial=0)) + 1, np.bool_)
-        before = ops.allocation[:low][is_free(ops.kind[:low])]
-        is_over[before] = True
-        has_block = ops.kind[:low] <= OpKind.COMPLETE
-        keeps = np.flatnonzero(has_block & ~is_over[ops.allocation[:low]])
+        allocation, kind = ops.allocation[:low].copy(), ops.kind[:low].copy()
+        is_over = np.zeros(int(allocation.max(initial=0)) + 1, np.bool_)
+        is_over[allocation[is_free(kind)]] = True
+        keeps = np.flatnonzero((kind <= OpKind.COMPLETE) & ~is_over[allocation])
         chosen = np.concatenate((keeps, np.arange(low, min(high, len(ops)))))
         return _renumbered(ops.table[chosen], self.reproduction.trace.lives.n_initial)
 
@@ -203,7 +201,6 @@ class Bench(Struct, frozen=True, dict=True):
             finally:  # after an interrupt, start no more attempts
                 for outcome in begun:
                     outcome.cancel()
-        return_free_memory(self.reproduction.trace)
         return outcomes
 
     def looked_on(self, outcome: Effect) -> Effect:

@@ -446,7 +446,7 @@ def frameworks_in(paths: Iterable[str], said: str = "") -> tuple[Framework, ...]
         f
         for f in FRAMEWORKS
         if any(re.search(f.files, path) for path in distinct)
-        or (f.logs and re.search(f.logs, said))
+        or (said and f.logs and re.search(f.logs, said))
     ]
     servers = [f for f in found if f.name in SERVERS]
     for path in distinct if len(servers) > 1 else ():

@@ -11,7 +11,6 @@ invisible characters, line and paragraph separators, lone surrogates, private us
 
 from __future__ import annotations
 
-import html as _html
 import re
 from collections.abc import Sequence
 from itertools import takewhile
@@ -95,7 +94,9 @@ def markdown_code(text: str, *, in_table: bool = False) -> str:
 
 def html(text: str) -> str:
     """Return text for HTML element content and quoted attribute values."""
-    return _html.escape(visible(text), quote=True)
+    from html import escape  # noqa: PLC0415 - its table of entities is slow to load
+
+    return escape(visible(text), quote=True)
 
 
 def csv_cell(text: str) -> str:

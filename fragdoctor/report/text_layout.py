@@ -11,11 +11,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 from rich.cells import cell_len
-from rich.console import Console
 from rich.text import Text
 
 from fragdoctor.report import document as doc
@@ -34,6 +33,9 @@ _BOUND: Final = "\ue000"
 _UNIT: Final = re.compile(r"(?<=[0-9]) (?=(?:[KMGT]iB|B|%)(?![A-Za-z0-9]))")
 
 _FITTED: Final = ("fit", "right")
+
+# The console that rich wants for wrapping, and asks only about text that is justified.
+_ANY_CONSOLE: Final[Any] = None
 
 INDENT: Final = 2
 GAP: Final = 2
@@ -77,9 +79,6 @@ class Page:
         self.width = max(MIN_WIDTH, min(options.width, MAX_WIDTH))
         self.glyphs = UNICODE_GLYPHS if options.unicode else ASCII_GLYPHS
         self._lines: list[Text] = []
-        self._console = Console(
-            file=io.StringIO(), width=self.width, markup=False, emoji=False, highlight=False
-        )
 
     def blank(self) -> None:
         """Leave one empty line, but never two in a row, and none at the top."""
@@ -173,10 +172,11 @@ class Page:
         Args:
             places: words -> link target, used with color; a part of a longer name gets no link.
         """
-        out = io.StringIO()
         if not self.options.color:
-            out.writelines(f"{line.plain.rstrip()}\n" for line in self._lines)
-            return out.getvalue()
+            return "".join(f"{line.plain.rstrip()}\n" for line in self._lines)
+        from rich.console import Console  # noqa: PLC0415 - slow to load, and only for color
+
+        out = io.StringIO()
         console = Console(
             file=out,
             width=self.width,
@@ -201,7 +201,7 @@ class Page:
     def _wrapped(self, text: Text, width: int) -> list[Text]:
         bound = text.copy()
         bound.plain = _UNIT.sub(_BOUND, text.plain)  # no line breaks between a number and its unit
-        lines = list(bound.wrap(self._console, max(width, 10)))
+        lines = list(bound.wrap(_ANY_CONSOLE, max(width, 10)))
         for line in lines:
             line.plain = line.plain.replace(_BOUND, " ")
             line.rstrip()

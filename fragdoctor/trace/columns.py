@@ -180,7 +180,9 @@ def _used(n: int, *columns: I32) -> npt.NDArray[np.int64]:
     """Return which of n IDs occur in any of the columns, ascending."""
     is_used = np.zeros(n + 1, np.bool_)
     for column in columns:
-        is_used[column] = True
+        # Most traces know one stream and one pool.
+        low, high = column.min(initial=n), column.max(initial=-1)
+        is_used[column if low < high else column[:1]] = True
     return np.nonzero(is_used[:-1])[0]
 
 

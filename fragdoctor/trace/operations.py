@@ -65,11 +65,7 @@ class Operations(Struct, frozen=True):
         A failure that no request follows comes last: blocks freed after it were released by
         its exception.
         """
-        table = operations.table().view(OPERATION)
-        failed = np.flatnonzero(table["kind"] == OpKind.FAILED)[-1:]
-        if len(failed) and not (table["kind"][failed[0] :] == OpKind.MALLOC).any():
-            table = table[: failed[0] + 1]
-        return cls(table)
+        return cls(operations.table().view(OPERATION))
 
     def native(self, base: _ext.NativeOps) -> _ext.NativeOps:
         """Return these operations in the native core, from the same start as ``base``.

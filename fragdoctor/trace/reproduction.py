@@ -19,7 +19,7 @@ from fragdoctor.model.settings import AllocatorSettings, Era, era_of
 from fragdoctor.model.snapshot import Action
 from fragdoctor.trace.allocator import UNLIMITED
 from fragdoctor.trace.replay import Conditions, Reproduction, is_foreign
-from fragdoctor.trace.trace import Trace, return_free_memory
+from fragdoctor.trace.trace import Trace
 
 N_LIMITS_TRIED = 24
 
@@ -121,7 +121,12 @@ class _Finder:
         self.eras = eras_of(trace, torch_version)
         if len(self.eras) > 1 and trace.n_requests > PREFIX_OPERATIONS:
             # The beginning of a long trace shows the order well enough.
-            self.eras = [max(self.eras, key=self._address_share)]
+            shares: dict[Era, float] = {}
+            for era in self.eras:
+                shares[era] = self._address_share(era)
+                if shares[era] == 1.0:
+                    break
+            self.eras = [max(shares, key=shares.__getitem__)]
 
     def try_(self, guess: _Guess) -> Reproduction:
         """Replay a guess, then retry with what the comparison suggests as long as that helps."""
@@ -241,9 +246,7 @@ def reproduce(
     collects = best.trace.settings.garbage_collection_threshold > 0
     if best.score[0] < 1.0 and (has_failed or collects):
         best = _over_limits(finder, best)
-    best = _learned(best)
-    return_free_memory(trace)
-    return best
+    return _learned(best)
 
 
 def _check(trace: Trace) -> None:

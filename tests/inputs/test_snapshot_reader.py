@@ -50,6 +50,15 @@ def test_samples_equal_stock_unpickler(samples):
         assert_same(load_stock(path), read_snapshot(path))
 
 
+def test_column_of_one_value_at_first_keeps_what_comes_later():
+    notes = [*[""] * 200, "cache", "", "pool"]
+    events = [alloc(BASE + i * MIB, MIB) | {"user_metadata": n} for i, n in enumerate(notes)]
+
+    result = read_snapshot(pickled(snapshot(events=events)))
+
+    assert [result.strings[i] for i in result.events.user_metadata.tolist()] == notes
+
+
 @pytest.mark.parametrize(("notes", "stride"), [(("", "", ""), 0), (("", "cache", ""), 4)])
 def test_column_of_one_value_takes_no_memory_for_each_event(notes, stride):
     events = [alloc(BASE + i * MIB, MIB) | {"user_metadata": n} for i, n in enumerate(notes)]

@@ -153,8 +153,8 @@ std::string digest(const fragdoctor::SnapshotTables& t) {
   all.add(t.events.time_us);
   all.add(t.events.stack);
   all.add(t.events.pool);
-  all.add(t.events.compile_context);
-  all.add(t.events.user_metadata);
+  all.add(t.events.compile_context.values());
+  all.add(t.events.user_metadata.values());
   all.add(t.event_offsets);
   all.add(t.oom_rows);
   all.add(t.annotations.time_us);

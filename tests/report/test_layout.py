@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
@@ -34,6 +37,15 @@ def test_quoted_line_ends_with_the_page_and_one_to_copy_does_not() -> None:
     quoted, copied = one.render().splitlines()
     assert quoted == f"  {'quoted ' * 7}quoted..."
     assert copied.split() == ["copied"] * 20
+
+
+def test_text_without_color_loads_no_console() -> None:
+    code = (
+        "import sys; from fragdoctor.report.base import RenderOptions; "
+        "from fragdoctor.report.text_layout import Page; one = Page(RenderOptions(60)); "
+        "one.paragraph('word ' * 20); one.render(); sys.exit('rich.console' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_table_numbers_are_aligned_right() -> None:

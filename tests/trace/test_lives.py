@@ -110,6 +110,22 @@ def test_answers_without_columns_equal_the_columns(seed, n_ops, data):
         assert getattr(trace.totals, f"peak_{kind}_state") == column.argmax()
 
 
+def test_states_of_a_long_trace_equal_the_columns():
+    # So long that totals are walked from marks in between; frees without events lie between too.
+    events = [event("alloc", BASE + (i % 700) * MIB, 512 * (1 + i % 9)) for i in range(9_000)]
+    for i in range(0, 9_000, 250):
+        events[i] = event("segment_alloc", BASE + (i + 1_000) * 2 * MIB, 2 * MIB)
+    trace = trace_of(snapshot(events=events))
+    wanted = [0, 0, 1, 4_095, 4_096, 4_097, 8_191, 8_192, 8_500, 9_000, 9_050]
+
+    got = trace.totals.at(wanted)
+
+    columns = np.stack([getattr(trace.totals, name) for name in TOTALS], axis=1)
+    assert got.tolist() == columns[np.minimum(wanted, 9_000)].tolist()
+    for state in wanted:
+        assert trace.totals.at([state]).tolist() == [columns[min(state, 9_000)].tolist()]
+
+
 @given(programs())
 @settings(deadline=None)
 def test_lives_are_numbered_as_the_operations_of_a_replay(one: Program):

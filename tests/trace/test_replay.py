@@ -29,6 +29,7 @@ from fragdoctor.errors import SimulationError
 from fragdoctor.future.edits import empty_cache_at
 from fragdoctor.future.simulator import simulate, trace_of
 from fragdoctor.inputs.snapshot_reader import read_snapshot
+from fragdoctor.model.hooks import watched_by
 from fragdoctor.model.settings import AllocatorSettings, Era, parse_conf
 from fragdoctor.model.snapshot import SegmentType, Snapshot
 from fragdoctor.trace.allocator import native_config
@@ -294,6 +295,20 @@ def test_era_is_found_where_a_collection_hides_it() -> None:
 
     assert reproduction.is_exact
     assert reproduction.conditions.era is Era.BLOCK_COUNTER
+
+
+def test_order_that_reproduces_all_addresses_of_a_long_trace_is_the_last_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fragdoctor.trace.reproduction.PREFIX_OPERATIONS", 5)
+    trace = Trace.of(record(program(*[2 * MIB, 3 * MIB, 4 * MIB] * 3), era=Era.ADDRESS), 0)
+    told: list[str] = []
+
+    with watched_by(lambda what, _done, _total: told.append(what)):
+        best = reproduce(trace)
+
+    assert best.is_exact
+    assert told == [f"Reproducing the recorded run, attempt {i}" for i in (1, 2)]
 
 
 def test_capacity_is_read_off_a_failed_request() -> None:
