@@ -193,25 +193,14 @@ def in_place(op: Any, *args: Any, **kwargs: Any) -> Any:
     meta_functions.check_types(op, args)
     if op.overloadpacket.__name__ in RULES:
         _planned(_plan_in_place, op, args, kwargs).run(args)
-    returned = [args[i] for i in _returned(op)]
-    return returned[0] if len(returned) == 1 else tuple(returned) or None
+    declared = zip(args, op._schema.arguments, strict=False)
+    written = (arg for arg, declaration in declared if declaration.alias_info is not None)
+    return next(written) if op._schema.returns else None
 
 
 def _plan_in_place(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
     steps = steps_of(Call(op, args, kwargs, ()))
     return Plan(device_of(args, kwargs), steps, (), nothing)
-
-
-@cache
-def _returned(op: Any) -> tuple[int, ...]:
-    """Return the positions of the arguments that an operation returns."""
-    marks = [_mark(a) for a in op._schema.arguments]
-    return tuple(marks.index(_mark(r)) for r in op._schema.returns)
-
-
-def _mark(argument: Any) -> str:
-    alias = argument.alias_info
-    return "" if alias is None else str(sorted(alias.before_set))
 
 
 def out_variant(op: Any, *args: Any, **kwargs: Any) -> Any:
