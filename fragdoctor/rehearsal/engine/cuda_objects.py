@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import Any, Final, Self
 from weakref import WeakSet
 
@@ -186,8 +186,8 @@ def _graph_pool_handle() -> Handle:
     return 0, gpus.pool_create(gpus.device(), 0, 0)
 
 
-def install(undo: ExitStack) -> None:
-    """Install the memory pools of the fake GPUs until ``undo`` is closed."""
+def install() -> None:
+    """Install the memory pools of the fake GPUs."""
     for name, value in {
         "_cuda_beginAllocateCurrentThreadToPool": _begin,
         "_cuda_beginAllocateToPool": _begin,
@@ -197,11 +197,11 @@ def install(undo: ExitStack) -> None:
         ),
         "_graph_pool_handle": _graph_pool_handle,
     }.items():
-        put(undo, torch._C, name, value)
+        put(torch._C, name, value)
         for module in (torch.cuda.memory, torch.cuda.graphs):
             if hasattr(module, name):
-                put(undo, module, name, value)
+                put(module, name, value)
     for module in (torch.cuda, torch.cuda.graphs):
-        put(undo, module, "CUDAGraph", CUDAGraph)
+        put(module, "CUDAGraph", CUDAGraph)
     for module in (torch.cuda, torch.cuda.memory):
-        put(undo, module, "MemPool", MemPool)
+        put(module, "MemPool", MemPool)

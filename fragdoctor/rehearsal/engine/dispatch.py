@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Final
@@ -342,18 +341,19 @@ def _operator(name: str) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
 
 
-def library_for(namespace: str, undo: ExitStack) -> Any:
-    """Return a library whose kernels are in effect until ``undo`` is closed."""
-    library: Any = torch_library.Library(namespace, "IMPL")
-    undo.callback(library._destroy)
-    return library
+_libraries: list[Any] = []
+"""Kept, since kernels are registered for as long as their library lives."""
 
 
-def install(undo: ExitStack) -> None:
-    """Register the kernels, until ``undo`` is closed."""
-    for kept in (_plans, _blas_handles):  # they belong to the current rehearsal only
-        undo.callback(kept.clear)
-    library, everything = library_for("aten", undo), library_for("_", undo)
+def library_for(namespace: str) -> Any:
+    """Return a library to register kernels with."""
+    _libraries.append(torch_library.Library(namespace, "IMPL"))
+    return _libraries[-1]
+
+
+def install() -> None:
+    """Register the kernels."""
+    library, everything = library_for("aten"), library_for("_")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # kernels are replaced on purpose
         everything.m.fallback("CUDA", _kernel, False)

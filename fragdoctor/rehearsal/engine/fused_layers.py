@@ -9,7 +9,6 @@ backward passes and the unfused form stay PyTorch's.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, Final
@@ -308,14 +307,13 @@ def _is_left_aligned(_op: Any, *_: Any) -> bool:
     return False
 
 
-def install(undo: ExitStack) -> None:
-    """Install these in place of the CUDA kernels until ``undo`` is closed."""
-    library = library_for("aten", undo)
+def install() -> None:
+    """Install these in place of the CUDA kernels."""
+    library = library_for("aten")
     for key in ("AutogradCUDA", "CUDA"):
         library.impl("scaled_dot_product_attention", attention, key)
     traced = ATEN.scaled_dot_product_attention.default
     traced.py_kernels[_COMPOSITE] = partial(_decomposed, traced)
-    undo.callback(traced.py_kernels.pop, _COMPOSITE)
     library.impl("_fused_sdp_choice", lambda *a, **k: choose(_question(*a, **k)), "CUDA")
     for name, fits in _ASKED_FOR.items():
-        put(undo, torch._C, f"_can_use_{name}_attention", partial(_can_use, fits))
+        put(torch._C, f"_can_use_{name}_attention", partial(_can_use, fits))

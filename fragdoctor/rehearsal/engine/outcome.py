@@ -6,7 +6,7 @@ import gc
 import json
 import os
 import traceback
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -200,6 +200,5 @@ class ProgramOutcome:
         now = self.now
         marks = now.marks.annotations if oom is None else now.marks.annotations[: oom.n_marks]
         found = snapshot(now, History(), marks, at=oom, modules=now.modules)
-        with ExitStack() as undo:  # let PyTorch's own function write this snapshot
-            put(undo, torch._C, "_cuda_memorySnapshot", lambda *_: found)
-            torch.cuda.memory._dump_snapshot(self.request["snapshot"])
+        put(torch._C, "_cuda_memorySnapshot", lambda *_: found)
+        torch.cuda.memory._dump_snapshot(self.request["snapshot"])

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,10 +16,13 @@ from fragdoctor.model.settings import AllocatorSettings, parse_conf
 from fragdoctor.rehearsal.engine.gpu import Budget, Gpus
 from fragdoctor.rehearsal.engine.known import Known
 from fragdoctor.rehearsal.engine.loops import Loops
-from fragdoctor.rehearsal.engine.marks import Marks, StepProgress
+from fragdoctor.rehearsal.engine.marks import Marks
 from fragdoctor.rehearsal.engine.memory_history import History, RecordedStacks
 from fragdoctor.rehearsal.engine.module_notes import ModuleNotes
 from fragdoctor.trace.oom_message import oom_message
+
+if TYPE_CHECKING:
+    from fragdoctor.rehearsal.engine.step_watch import Steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ class Session:
         facts: the GPU model whose kernels all of them have.
         budget: the memory and settings of each of them.
         stacks: where requests came from.
-        progress: is told what the program does, and knows its steps.
+        progress: its steps.
         marks: marks of what the program does.
         on_oom: called with (device, requested bytes) before the error is raised.
         known: the known values of tensors on the GPUs.
@@ -129,7 +131,7 @@ class Session:
     history: History | None = None
     fractions: dict[int, float] = field(default_factory=dict)
     captures: list[Any] = field(default_factory=list)
-    progress: StepProgress = field(default_factory=StepProgress)
+    progress: Steps = field(init=False)
     marks: Marks = field(default_factory=Marks)
     libraries: dict[str, int] = field(default_factory=dict)
     is_started: bool = False
@@ -245,7 +247,6 @@ def note(sentence: str) -> None:
     current().assumptions.note(sentence)
 
 
-def begin(session: Session, undo: ExitStack) -> None:
-    """Make a rehearsal the current one until ``undo`` is closed."""
+def begin(session: Session) -> None:
+    """Make a rehearsal the current one."""
     _current.append(session)
-    undo.callback(_current.pop)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final
 
@@ -266,9 +265,9 @@ _OWN_COMPRESSED: Final[dict[str, Callable[..., Any]]] = {
 }
 
 
-def install(undo: ExitStack) -> None:
-    """Serve sparse tensors until ``undo`` is closed."""
-    library = library_for("aten", undo)
+def install() -> None:
+    """Serve sparse tensors."""
+    library = library_for("aten")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # kernels are replaced on purpose
         for kind, shared, own in (

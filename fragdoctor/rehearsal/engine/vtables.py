@@ -23,7 +23,6 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -114,7 +113,7 @@ def _leaked(memory: Any) -> Any:
     return memory
 
 
-def _put_guard(gpus: Gpus, undo: ExitStack) -> None:
+def _put_guard(gpus: Gpus) -> None:
     name = "DeviceGuardImplInterface"
     slots = slots_of((_header(f"c10/core/impl/{name}.h"), name))
     registry = ctypes.addressof(
@@ -122,10 +121,10 @@ def _put_guard(gpus: Gpus, undo: ExitStack) -> None:
     )
     table = _table_with(slots, gpus.guard_method, None)
     guard = _leaked((ctypes.c_void_p * 1)(ctypes.addressof(table) + HEAD * POINTER))
-    _exchange(registry + CUDA * POINTER, ctypes.addressof(guard), undo)
+    _exchange(registry + CUDA * POINTER, ctypes.addressof(guard))
 
 
-def _put_hooks(gpus: Gpus, undo: ExitStack) -> None:
+def _put_hooks(gpus: Gpus) -> None:
     base = ("ATen/detail/AcceleratorHooksInterface.h", "AcceleratorHooksInterface")
     derived = ("ATen/detail/CUDAHooksInterface.h", "CUDAHooksInterface")
     slots = slots_of(*((_header(file), name) for file, name in (base, derived)))
@@ -137,12 +136,11 @@ def _put_hooks(gpus: Gpus, undo: ExitStack) -> None:
     get_allocator.restype = ctypes.c_void_p
     gpus.set_pinned_allocator(get_allocator())
     table = _table_with(slots, gpus.hook_method, original)
-    _exchange(place, ctypes.addressof(table) + HEAD * POINTER, undo)
+    _exchange(place, ctypes.addressof(table) + HEAD * POINTER)
 
 
-def _exchange(place: int, value: int, undo: ExitStack) -> None:
+def _exchange(place: int, value: int) -> None:
     word = ctypes.c_void_p.from_address(place)
-    undo.callback(setattr, word, "value", word.value)
     word.value = value
 
 
@@ -186,18 +184,17 @@ def _words(place: int) -> ctypes.Array[ctypes.c_uint64]:
     return (ctypes.c_uint64 * STORAGE_WORDS).from_address(place)
 
 
-def install(gpus: Gpus, undo: ExitStack) -> None:
-    """Replace the tables until ``undo`` is closed.
+def install(gpus: Gpus) -> None:
+    """Replace the tables.
 
     Raises:
         ConfigError: this build of PyTorch is not laid out as its versions from 2.6 on are.
     """
     try:
-        _put_guard(gpus, undo)
-        _put_hooks(gpus, undo)
+        _put_guard(gpus)
+        _put_hooks(gpus)
         _prove(gpus)
     except (AttributeError, OSError, ValueError, RuntimeError) as err:
-        undo.close()
         raise ConfigError(
             f"This build of PyTorch ({torch.__version__}) cannot be prepared for a rehearsal: "
             f"{str(err).splitlines()[0]}.",
