@@ -354,25 +354,15 @@ def library_for(namespace: str) -> Any:
 def install() -> None:
     """Register the kernels."""
     library, everything = library_for("aten"), library_for("_")
+    known = set(torch._C._dispatch_get_all_op_names())
+    built = torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")
+    in_aten = {name for name in built if name.startswith("aten::")}
+    without_memory = VIEWS | {"aten::_efficientzerotensor"}  # makes zeros without memory
+    shared = {name for name in in_aten if name.partition(".")[0] in without_memory}
+    foreach = {n for n in known if n.startswith("aten::_foreach_") and not n.endswith("out")}
+    replaced = (in_aten - shared) | {f"aten::{name}" for name in FUSED} | foreach | set(SPECIAL)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # kernels are replaced on purpose
         everything.m.fallback("CUDA", _kernel, False)
-        known = set(torch._C._dispatch_get_all_op_names())
-        for name in sorted(_replaced() & known):
+        for name in sorted(replaced & known):
             library.m.impl(name.removeprefix("aten::"), "CUDA", named_kernel(name))
-
-
-def _replaced() -> set[str]:
-    built = {
-        name
-        for name in torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")
-        if name.startswith("aten::")
-    }
-    foreach = {
-        name
-        for name in torch._C._dispatch_get_all_op_names()
-        if name.startswith("aten::_foreach_") and not name.endswith("out")
-    }
-    without_memory = VIEWS | {"aten::_efficientzerotensor"}  # makes zeros without memory
-    shared = {name for name in built if name.partition(".")[0] in without_memory}
-    return (built - shared) | {f"aten::{name}" for name in FUSED} | foreach | set(SPECIAL)

@@ -117,16 +117,6 @@ class Weights:
             torch.rand(1, dtype=torch.float32, device="cpu", generator=generator)
 
 
-def _leave_out_weights() -> None:
-    """Keep large parameters on the CPU from taking memory."""
-    weights = Weights()
-    wrap(torch.nn.Parameter, "__new__", partial(_make, weights))
-    for name in (*_LEFT_OUT, *_DRAWN):
-        wrap(torch.Tensor, name, partial(_leave_out, weights, _DRAWN.get(name, 0)))
-    for name, dtype in _CONVERSIONS.items():
-        wrap(torch.nn.Parameter, name, partial(_convert, weights, dtype))
-
-
 def _make(
     weights: Weights, make: Any, cls: Any, data: Any = None, requires_grad: bool = True
 ) -> Any:
@@ -205,4 +195,9 @@ def install() -> None:
     wrap(torch.storage, "_to", _copy)
     wrap(torch.UntypedStorage, "clone", _copy)
     wrap(torch.UntypedStorage, "resize_", _resize)
-    _leave_out_weights()
+    weights = Weights()
+    wrap(torch.nn.Parameter, "__new__", partial(_make, weights))
+    for name in (*_LEFT_OUT, *_DRAWN):
+        wrap(torch.Tensor, name, partial(_leave_out, weights, _DRAWN.get(name, 0)))
+    for name, dtype in _CONVERSIONS.items():
+        wrap(torch.nn.Parameter, name, partial(_convert, weights, dtype))

@@ -245,17 +245,12 @@ def _rehearse(request: dict[str, Any], now: Session) -> NoReturn:
         apply(request["treatments"])
     if request["time_limit_s"] is not None:
         _limit_time(request["time_limit_s"], outcome)
-    _seed()
+    random.seed(0)  # a program that does not seed its numbers takes the same course each time
+    if "numpy" in sys.modules:  # PyTorch imports it
+        sys.modules["numpy"].random.seed(0)
     code = _run_guarded(request, outcome)
     outcome.end(code)
     leave(code)
-
-
-def _seed() -> None:
-    """Let a program that does not seed its random numbers take the same course each time."""
-    random.seed(0)
-    if "numpy" in sys.modules:  # PyTorch imports it
-        sys.modules["numpy"].random.seed(0)
 
 
 def _limit_time(seconds: float, outcome: Any) -> None:
@@ -286,7 +281,10 @@ def _run_guarded(request: dict[str, Any], outcome: Any) -> int:
         outcome.program_globals = _RUNNERS[request["kind"]](request)
     except SystemExit as end:
         outcome.failure = end
-        return _code_of(end)
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+        return 1
     except BaseException as err:  # noqa: BLE001 - the user's program may raise anything
         outcome.failure = err
         _print_failure(err)
@@ -295,15 +293,6 @@ def _run_guarded(request: dict[str, Any], outcome: Any) -> int:
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
     return 0
-
-
-def _code_of(end: SystemExit) -> int:
-    if end.code is None:
-        return 0
-    if isinstance(end.code, int):
-        return end.code
-    print(end.code, file=sys.stderr)
-    return 1
 
 
 def _print_failure(error: BaseException) -> None:
