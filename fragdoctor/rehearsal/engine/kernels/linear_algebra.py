@@ -7,11 +7,12 @@ workspaces are cuSOLVER's own; the formulas here are fitted to what an H200 was 
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 
 from fragdoctor.rehearsal.engine import session
+from fragdoctor.rehearsal.engine.dispatch import functional, of_cpu, special
 from fragdoctor.rehearsal.engine.kernels.scratch import Call, after_results, n_bytes, rule
 
 INFO_BYTES: Final = 4
@@ -57,41 +58,6 @@ def _reflectors_bytes(rows: int, columns: int, item_bytes: int) -> int:
     return item_bytes * (128 * rows + 256 * columns + 16640)
 
 
-def _factorize(call: Call, matrix: torch.Tensor) -> None:
-    """An LU factorization: pointers of small matrices, or cuSOLVER's workspace."""
-    n, n_batch = matrix.shape[-1], _batch(matrix)
-    if n_batch == 1:
-        call.hold(_lu_bytes(n, matrix.element_size()))
-        return
-    if n <= TINY:
-        _hold_pointers(call, n_batch)
-    call.use_blas()
-
-
-def _lu_bytes(n: int, item_bytes: int) -> int:
-    return item_bytes * (6 * n + n * n // 250)
-
-
-def _solve(call: Call, matrix: torch.Tensor, right_bytes: int, n_times: int = 2) -> None:
-    """Solve by a factorization: pivots become a permutation of the right-hand side's rows."""
-    n, n_batch = matrix.shape[-1], _batch(matrix)
-    if n_batch > 1 and n <= TINY:
-        _hold_pointers(call, n_batch, 2)
-        return
-    if n_batch == 1:
-        call.take(*[n * INDEX_BYTES] * (2 * n_times - 1))
-    else:
-        for left in reversed(range(n_times)):
-            numbers, _ = call.take(n * INDEX_BYTES, n_batch * n * INDEX_BYTES)
-            if left or n_times == 1:
-                call.free(numbers)
-    call.take(right_bytes)
-    if n <= TRIANGLE:
-        for _ in range(2):
-            _hold_pointers(call, n_batch, 2)
-    call.use_blas()
-
-
 @rule("_cholesky_solve_helper")
 def _cholesky_solve(call: Call) -> None:
     """Since PyTorch 2.12 the result is made first, and a batch is not copied."""
@@ -133,29 +99,54 @@ def _triangle(call: Call) -> None:
     call.use_blas()
 
 
-@after_results("linalg_lu_factor_ex", "_linalg_det", "_linalg_slogdet")
-def _lu(call: Call) -> None:
-    _factorize(call, call.args[0])
+@after_results("linalg_lu_factor_ex")
+def _factorize(call: Call) -> None:
+    """Pointers of small matrices, or cuSOLVER's workspace."""
+    matrix = call.args[0]
+    n, n_batch = matrix.shape[-1], _batch(matrix)
+    if n_batch == 1:
+        call.hold(matrix.element_size() * (6 * n + n * n // 250))
+        return
+    if n <= TINY:
+        _hold_pointers(call, n_batch)
+    call.use_blas()
 
 
 @after_results("linalg_lu_solve")
-def _lu_solve(call: Call) -> None:
-    _solve(call, call.args[0], call.outs[0].n_bytes, 1)
-
-
-@after_results("_linalg_solve_ex")
-def _solution(call: Call) -> None:
+def _solve(call: Call) -> None:
+    """Pivots become a permutation of the right-hand side's rows, or the inverse of one."""
     matrix = call.args[0]
-    _factorize(call, matrix)
-    _solve(call, matrix, n_bytes(call.args[1]))
+    n, n_batch, is_inverse = matrix.shape[-1], _batch(matrix), not call.argument("adjoint")
+    if n_batch > 1 and n <= TINY:
+        _hold_pointers(call, n_batch, 2)
+        return
+    if n_batch == 1:
+        call.take(*[n * INDEX_BYTES] * (3 if is_inverse else 1))
+    else:
+        for left in reversed(range(1 + is_inverse)):
+            numbers, _ = call.take(n * INDEX_BYTES, n_batch * n * INDEX_BYTES)
+            if left or not is_inverse:
+                call.free(numbers)
+    call.take(n_bytes(call.args[2]))
+    if n <= TRIANGLE:
+        for _ in range(2):
+            _hold_pointers(call, n_batch, 2)
+    call.use_blas()
 
 
-@after_results("linalg_inv_ex")
-def _inverse(call: Call) -> None:
-    matrix = call.args[0]
-    call.take(n_bytes(matrix), _rows(matrix) * INFO_BYTES)
-    _factorize(call, matrix)
-    _solve(call, matrix, n_bytes(matrix))
+@special(
+    "aten::_linalg_det", "aten::_linalg_slogdet", "aten::_linalg_solve_ex", "aten::linalg_inv_ex"
+)
+def _composed(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run PyTorch's code, which is one for CPU and GPU and calls the operations above."""
+    overloads = (getattr(op.overloadpacket, name) for name in op.overloadpacket.overloads())
+    into = next(o for o in overloads if any(a.is_out for a in o._schema.arguments))
+    if op is into:
+        return of_cpu("CPU", op, *args, **kwargs)
+    made = functional(op, *args, **kwargs)
+    outs = [a.name for a in into._schema.arguments if a.is_out]
+    of_cpu("CPU", into, *args, **kwargs, **dict(zip(outs, made, strict=True)))
+    return made
 
 
 @rule("_linalg_eigh")
