@@ -256,7 +256,22 @@ def of_cpu(key: str, op: Any, *args: Any, **kwargs: Any) -> Any:
     return op.redispatch(keys, *args, **kwargs)
 
 
-# The code of these is one for CPU and GPU: it calls other operations.
+def composed(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run PyTorch's code around a kernel: the results are made, and then the out variant runs.
+
+    It calls other operations; kernels that it calls itself are in :data:`vtables.SILENT`.
+    """
+    makes = "CompositeExplicitAutogradNonFunctional"
+    return of_cpu("CPU" if op._schema.is_mutable else makes, op, *args, **kwargs)
+
+
+# The code of these is one for CPU and GPU, also where it is "structured" and makes its results.
+special(
+    "aten::_linalg_det", "aten::_linalg_slogdet", "aten::_linalg_solve_ex", "aten::index.Tensor",
+    "aten::linalg_inv_ex", "aten::renorm", "aten::renorm_", "aten::scatter_reduce",
+    "aten::scatter_reduce_",
+)(composed)  # fmt: skip
+# And of these: they call other operations.
 special(
     "aten::_embedding_bag_backward", "aten::_to_sparse", "aten::_to_sparse_bsc",
     "aten::_to_sparse_bsr", "aten::_to_sparse_csc", "aten::_to_sparse_csr",

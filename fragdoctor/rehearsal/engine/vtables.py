@@ -38,6 +38,8 @@ HEAD: Final = 2  # words before the first method: offset to top, type informatio
 DESTRUCTORS: Final = 2  # slots of a virtual destructor
 N_SLOTS: Final = 160  # more than any of the tables have
 STORAGE_WORDS: Final = 16
+SILENT: Final = ("index_put_stub", "renorm_scale_factor_stub", "scatter_reduce_two_stub")
+"""Kernels that code for CPU and GPU calls without the dispatcher, and that request no memory."""
 PROOF: Final = 3  # a GPU number to test with
 _COMMENT: Final = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _DIRECTIVE: Final = re.compile(r"^[ \t]*#(?:[^\n\\]|\\.|\\\n)*", re.MULTILINE)
@@ -144,6 +146,21 @@ def _exchange(place: int, value: int) -> None:
     word.value = value
 
 
+def put_stub(name: str, function: Any) -> None:
+    """Put a function in place of a GPU's kernel that C++ calls without the dispatcher.
+
+    ``ATen/native/DispatchStub.h``: the pointer to CUDA's kernel follows that to the CPU's.
+    """
+    stub = ctypes.c_void_p.in_dll(_library("torch_cpu"), f"_ZN2at6native{len(name)}{name}E")
+    address = ctypes.cast(_leaked(function), ctypes.c_void_p).value or 0
+    _exchange(ctypes.addressof(stub) + POINTER, address)
+
+
+@ctypes.CFUNCTYPE(None)
+def _launch_nothing() -> None:
+    """Stand in for a kernel that requests no memory."""
+
+
 class StorageFields:
     """Where a tensor keeps its storage, and a storage its address and its size.
 
@@ -193,6 +210,8 @@ def install(gpus: Gpus) -> None:
     try:
         _put_guard(gpus)
         _put_hooks(gpus)
+        for name in SILENT:
+            put_stub(name, _launch_nothing)
         _prove(gpus)
     except (AttributeError, OSError, ValueError, RuntimeError) as err:
         raise ConfigError(

@@ -7,12 +7,11 @@ workspaces are cuSOLVER's own; the formulas here are fitted to what an H200 was 
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 from fragdoctor.rehearsal.engine import session
-from fragdoctor.rehearsal.engine.dispatch import functional, of_cpu, special
 from fragdoctor.rehearsal.engine.kernels.scratch import Call, after_results, n_bytes, rule
 
 INFO_BYTES: Final = 4
@@ -132,21 +131,6 @@ def _solve(call: Call) -> None:
         for _ in range(2):
             _hold_pointers(call, n_batch, 2)
     call.use_blas()
-
-
-@special(
-    "aten::_linalg_det", "aten::_linalg_slogdet", "aten::_linalg_solve_ex", "aten::linalg_inv_ex"
-)
-def _composed(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run PyTorch's code, which is one for CPU and GPU and calls the operations above."""
-    overloads = (getattr(op.overloadpacket, name) for name in op.overloadpacket.overloads())
-    into = next(o for o in overloads if any(a.is_out for a in o._schema.arguments))
-    if op is into:
-        return of_cpu("CPU", op, *args, **kwargs)
-    made = functional(op, *args, **kwargs)
-    outs = [a.name for a in into._schema.arguments if a.is_out]
-    of_cpu("CPU", into, *args, **kwargs, **dict(zip(outs, made, strict=True)))
-    return made
 
 
 @rule("_linalg_eigh")
