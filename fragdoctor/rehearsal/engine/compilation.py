@@ -170,7 +170,7 @@ def _prepare() -> None:
     known = {name: value for name, value in _NOT_HERE.items() if name in config._config}
     put_all(config, known)
     dynamo = importlib.import_module("torch._dynamo.config")
-    dynamo.suppress_errors = True
+    put(dynamo, "suppress_errors", True)
     logger = logging.getLogger("torch._dynamo.convert_frame")
     logger.addFilter(_note_conversion)
 

@@ -42,6 +42,9 @@ class Stream(torch.Stream):
 
     priority_range: Any = staticmethod(always((0, -3)))  # the lowest and the highest
 
+    wait_event: Any = nothing  # PyTorch's own take no names of arguments
+    wait_stream: Any = nothing
+
     def record_event(self, event: Any = None) -> Any:
         """Return the given event, or a new one, recorded here."""
         event = Event() if event is None else event
@@ -64,6 +67,7 @@ class Event(torch.Event):
             cls, "cuda", enable_timing=enable_timing, blocking=blocking, interprocess=interprocess
         )
 
+    elapsed_time: Any = always(1.0)  # a millisecond, since times are not rehearsed
     cuda_event = property(id)  # a placeholder handle
 
 

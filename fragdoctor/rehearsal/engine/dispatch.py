@@ -273,9 +273,10 @@ special(
 )(composed)  # fmt: skip
 # And of these: they call other operations.
 special(
-    "aten::_embedding_bag_backward", "aten::_to_sparse", "aten::_to_sparse_bsc",
-    "aten::_to_sparse_bsr", "aten::_to_sparse_csc", "aten::_to_sparse_csr",
-    "aten::_transformer_encoder_layer_fwd", "aten::set_.source_Storage", "aten::set_.source_Tensor",
+    "aten::_cdist_forward", "aten::_embedding_bag_backward", "aten::huber_loss",
+    "aten::_to_sparse", "aten::_to_sparse_bsc", "aten::_to_sparse_bsr", "aten::_to_sparse_csc",
+    "aten::_to_sparse_csr", "aten::_transformer_encoder_layer_fwd", "aten::set_.source_Storage",
+    "aten::set_.source_Tensor",
 )(partial(of_cpu, "CPU"))  # fmt: skip
 
 

@@ -87,20 +87,6 @@ class SeenOom:
     stack: int
     n_marks: int
 
-    @classmethod
-    def of(cls, now: Session, device: int, figures: dict[str, int | None]) -> SeenOom:
-        """Return the state at this moment."""
-        devices = range(now.n_devices)
-        return cls(
-            device,
-            figures["requested_bytes"] or 0,
-            tuple(now.gpus.figures(d)["events"] for d in devices),
-            tuple(tuple(now.gpus.segments(d)) for d in devices),
-            now.progress.n_complete,
-            now.stacks.last,
-            len(now.marks.annotations),
-        )
-
 
 @dataclass(slots=True)
 class Session:
@@ -224,9 +210,19 @@ class Session:
             return torch.OutOfMemoryError(
                 "CUDA out of memory. Tried to allocate more than 1EB memory."
             )
-        self.seen_ooms.append(SeenOom.of(self, device, figures))
+        n_bytes, devices = figures["requested_bytes"] or 0, range(self.n_devices)
+        seen = SeenOom(
+            device,
+            n_bytes,
+            tuple(self.gpus.figures(d)["events"] for d in devices),
+            tuple(tuple(self.gpus.segments(d)) for d in devices),
+            self.progress.n_complete,
+            self.stacks.last,
+            len(self.marks.annotations),
+        )
+        self.seen_ooms.append(seen)
         for tell in self.on_oom:
-            tell(device, figures["requested_bytes"] or 0)
+            tell(device, n_bytes)
         return torch.OutOfMemoryError(oom_message(figures, self.version, device=device))
 
 

@@ -30,6 +30,7 @@ from typing import Any, Final
 import torch
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.rehearsal.engine import nothing
 from fragdoctor.rehearsal.engine.gpu import Gpus
 
 CUDA: Final = 1  # c10::DeviceType
@@ -38,7 +39,10 @@ HEAD: Final = 2  # words before the first method: offset to top, type informatio
 DESTRUCTORS: Final = 2  # slots of a virtual destructor
 N_SLOTS: Final = 160  # more than any of the tables have
 STORAGE_WORDS: Final = 16
-SILENT: Final = ("index_put_stub", "renorm_scale_factor_stub", "scatter_reduce_two_stub")
+SILENT: Final = (
+    "cdist_stub", "huber_stub", "index_put_stub", "renorm_scale_factor_stub",
+    "scatter_reduce_two_stub",
+)  # fmt: skip
 """Kernels that code for CPU and GPU calls without the dispatcher, and that request no memory."""
 PROOF: Final = 3  # a GPU number to test with
 _COMMENT: Final = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
@@ -156,9 +160,7 @@ def put_stub(name: str, function: Any) -> None:
     _exchange(ctypes.addressof(stub) + POINTER, address)
 
 
-@ctypes.CFUNCTYPE(None)
-def _launch_nothing() -> None:
-    """Stand in for a kernel that requests no memory."""
+_launch_nothing: Final = ctypes.CFUNCTYPE(None)(nothing)
 
 
 class StorageFields:

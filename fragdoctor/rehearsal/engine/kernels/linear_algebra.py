@@ -17,7 +17,6 @@ from fragdoctor.rehearsal.engine.kernels.scratch import Call, after_results, n_b
 INFO_BYTES: Final = 4
 INDEX_BYTES: Final = 8
 POINTER_BYTES: Final = 8
-FLOAT: Final = 4
 POWERS, SUMS, OTHERS = 5, 5, 3  # matrices for a Taylor polynomial of degree 18 and others
 SMALL: Final = 32  # up to this size the matrices of a batch are worked on together
 TINY: Final = 16

@@ -136,4 +136,5 @@ class _HoldingMode(TorchFunctionMode):
 
 def on_host(argument: str) -> None:
     """Keep what a line creates on the host; the file is named as in its code: ``train.py:23``."""
-    _HoldingMode(argument).__enter__()
+    mode: Any = _HoldingMode(argument)
+    mode.__enter__()
