@@ -18,6 +18,7 @@ import torch
 
 from fragdoctor.rehearsal.engine import put, session, values
 from fragdoctor.rehearsal.engine.dispatch import library_for, of_cpu, special
+from fragdoctor.rehearsal.engine.kernels.scratch import Call
 from fragdoctor.rehearsal.engine.vtables import put_stub
 
 ATEN: Final = torch.ops.aten
@@ -204,37 +205,23 @@ def attention(op: Any, query: torch.Tensor, *args: Any, **options: Any) -> torch
 
 
 @special("aten::_native_multi_head_attention")
-def _native_attention(
-    op: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    embed_dim: int,
-    num_head: int,
-    qkv_weight: torch.Tensor,
-    qkv_bias: torch.Tensor,
-    proj_weight: torch.Tensor,
-    proj_bias: torch.Tensor,
-    mask: torch.Tensor | None = None,
-    need_weights: bool = True,
-    *more: Any,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _native_attention(op: Any, *args: Any, **kwargs: Any) -> Any:
     """``MultiheadAttention`` outside training (``native/transformers/cuda/attention.cu``)."""
     linear, scaled = torch.nn.functional.linear, ATEN.scaled_dot_product_attention
-    head, n = embed_dim // num_head, query.shape[0]
-    if query is key is value and head % MULTIPLE == 0 and not need_weights and mask is None:
-        heads = query.view(n, -1, num_head, head).transpose(1, 2)
+    query, key, value, width, n_heads, weight, bias, *projection = args[:9]
+    asked = Call(op, args, kwargs, ()).argument
+    is_plain = asked("mask") is None and not asked("need_weights")
+    head, n = width // n_heads, query.shape[0]
+    if query is key is value and head % MULTIPLE == 0 and is_plain:
+        heads = query.view(n, -1, n_heads, head).transpose(1, 2)
         if choose(_question(heads, heads, heads)) != MATH:
-            parts = linear(query, qkv_weight, qkv_bias).chunk(3, -1)
-            q, k, v = (x.view(n, -1, num_head, head).transpose(1, 2) for x in parts)
-            seen = scaled(q, k, v).transpose(1, 2).reshape(n, -1, embed_dim)
-            out = linear(seen, proj_weight, proj_bias)
+            parts = linear(query, weight, bias).chunk(3, -1)
+            q, k, v = (x.view(n, -1, n_heads, head).transpose(1, 2) for x in parts)
+            seen = scaled(q, k, v).transpose(1, 2).reshape(n, -1, width)
+            out = linear(seen, *projection)
             del seen  # freed before the projections
             return out, None
-    return of_cpu(  # type: ignore[no-any-return]
-        "CPU", op, query, key, value, embed_dim, num_head, qkv_weight, qkv_bias, proj_weight,
-        proj_bias, mask, need_weights, *more,
-    )  # fmt: skip
+    return of_cpu("CPU", op, *args, **kwargs)
 
 
 @special("aten::_transform_bias_rescale_qkv")

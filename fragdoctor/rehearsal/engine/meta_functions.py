@@ -67,9 +67,8 @@ def on_meta(value: Any, *, keeps_numbers: bool = True) -> Any:
 
 
 _OF_ONE_TYPE: Final = {
-    "addmm": (1, 2), "index_add": (0, 3), "index_copy": (0, 3),
-    "masked_scatter": (0, 2), "mm": (0, 1), "scatter": (0, 3), "scatter_add": (0, 3),
-    "scatter_reduce": (0, 3),
+    "addmm": (1, 2), "index_add": (0, 3), "index_copy": (0, 3), "masked_scatter": (0, 2),
+    "mm": (0, 1), "scatter": (0, 3), "scatter_add": (0, 3),
 }  # fmt: skip
 """Operation -> two arguments whose types CUDA's kernel requires to be equal, although PyTorch's
 meta function does not."""

@@ -2,7 +2,7 @@
 
 PyTorch is built to run without CUDA, so most of what a CUDA tensor needs is there in any build: the
 dispatcher knows the key, autograd and autocast have their kernels for it, and a tensor on device
-``cuda`` can be made from any memory through DLPack. Three things are missing, each in one table:
+``cuda`` can be made from any memory through DLPack. Four things are missing, each in one table:
 
 * **The guard.** C++ asks the table of device guards which device and stream are current, and the
   autograd engine asks how many devices there are. Without CUDA the entry is empty; with CUDA but no
@@ -10,12 +10,14 @@ dispatcher knows the key, autograd and autocast have their kernels for it, and a
 * **The hooks.** Code that is common to all builds asks ``CUDAHooksInterface`` whether CUDA and
   cuDNN are present, and takes pinned memory from it. The object's method table is replaced with a
   copy in which these questions have our answers.
+* **Kernels that C++ calls without the dispatcher** (``DispatchStub``): which one attention takes,
+  and what is launched by code that is one for CPU and GPU. Their pointers for CUDA are replaced.
 * **A tensor's storage, and its address and size**, for programs that resize a storage in place.
   They are fields of ``TensorImpl`` and ``StorageImpl``.
 
-Both method tables are laid out according to the headers that come with every PyTorch. The fields
-are found by looking for known values in a tensor made for the purpose. :func:`install` tests each
-table before leaving it in effect.
+The first three are laid out according to the headers that come with every PyTorch. The fields are
+found by looking for known values in a tensor made for the purpose. :func:`install` tests the method
+tables before leaving them in effect.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ PROOF: Final = 3  # a GPU number to test with
 _COMMENT: Final = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _DIRECTIVE: Final = re.compile(r"^[ \t]*#(?:[^\n\\]|\\.|\\\n)*", re.MULTILINE)
 _NAME: Final = re.compile(r"(~?\w+)\s*\(")
+_POINTER: Final = re.compile(r"\b([a-z0-9]+)_dispatch_ptr\s*[{=;]")
 
 
 def _header(path: str) -> str:
@@ -151,13 +154,11 @@ def _exchange(place: int, value: int) -> None:
 
 
 def put_stub(name: str, function: Any) -> None:
-    """Put a function in place of a GPU's kernel that C++ calls without the dispatcher.
-
-    ``ATen/native/DispatchStub.h``: the pointer to CUDA's kernel follows that to the CPU's.
-    """
+    """Put a function in place of a GPU's kernel that C++ calls without the dispatcher."""
+    kinds = _POINTER.findall(_header("ATen/native/DispatchStub.h"))
     stub = ctypes.c_void_p.in_dll(_library("torch_cpu"), f"_ZN2at6native{len(name)}{name}E")
     address = ctypes.cast(_leaked(function), ctypes.c_void_p).value or 0
-    _exchange(ctypes.addressof(stub) + POINTER, address)
+    _exchange(ctypes.addressof(stub) + kinds.index("cuda") * POINTER, address)
 
 
 _launch_nothing: Final = ctypes.CFUNCTYPE(None)(nothing)
