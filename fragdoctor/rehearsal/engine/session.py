@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -20,9 +20,6 @@ from fragdoctor.rehearsal.engine.marks import Marks
 from fragdoctor.rehearsal.engine.memory_history import History, RecordedStacks
 from fragdoctor.rehearsal.engine.module_notes import ModuleNotes
 from fragdoctor.trace.oom_message import oom_message
-
-if TYPE_CHECKING:
-    from fragdoctor.rehearsal.engine.step_watch import Steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +95,7 @@ class Session:
         facts: the GPU model whose kernels all of them have.
         budget: the memory and settings of each of them.
         stacks: where requests came from.
-        progress: its steps.
+        progress: its steps, a :class:`.step_watch.Steps`, which is told what the program does.
         marks: marks of what the program does.
         on_oom: called with (device, requested bytes) before the error is raised.
         known: the known values of tensors on the GPUs.
@@ -117,7 +114,7 @@ class Session:
     history: History | None = None
     fractions: dict[int, float] = field(default_factory=dict)
     captures: list[Any] = field(default_factory=list)
-    progress: Steps = field(init=False)
+    progress: Any = field(init=False)
     marks: Marks = field(default_factory=Marks)
     libraries: dict[str, int] = field(default_factory=dict)
     is_started: bool = False
