@@ -15,7 +15,6 @@ import random
 import runpy
 import sys
 import traceback
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -40,21 +39,20 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
     if job["snapshot"]:
         memory._record_memory_history(stacks="python", max_entries=MAX_EVENTS)
     said: dict[str, Any] = {"state": "passed", "message": ""}
-    with ExitStack() as undo:
-        if job["specs"]:
-            from fragdoctor.rehearsal.engine import calls
-            from fragdoctor.rehearsal.engine.treatments import apply, operations
+    if job["specs"]:
+        from fragdoctor.rehearsal.engine import calls
+        from fragdoctor.rehearsal.engine.treatments import apply, operations
 
-            core: Any = torch._C
-            for module in (calls, operations):
-                module.in_backward = lambda: core._current_graph_task_id() != -1
-            apply(job["specs"], undo)
-        try:
-            runpy.run_path(job["program"], run_name="__main__")
-        except torch.OutOfMemoryError as e:
-            said |= {"state": "oom", "message": str(e)}
-        except Exception:  # noqa: BLE001 - a program may end with any exception
-            said |= {"state": "error", "message": traceback.format_exc()[-1500:]}
+        core: Any = torch._C
+        for module in (calls, operations):
+            module.in_backward = lambda: core._current_graph_task_id() != -1
+        apply(job["specs"])
+    try:
+        runpy.run_path(job["program"], run_name="__main__")
+    except torch.OutOfMemoryError as e:
+        said |= {"state": "oom", "message": str(e)}
+    except Exception:  # noqa: BLE001 - a program may end with any exception
+        said |= {"state": "error", "message": traceback.format_exc()[-1500:]}
     stats = memory.memory_stats()
     said |= {
         "allocated_bytes": stats["allocated_bytes.all.peak"],

@@ -19,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+from msgspec import convert
 from msgspec.structs import replace
 
 from fragdoctor.diagnosis.pipeline import diagnose
@@ -33,14 +34,7 @@ from fragdoctor.model.finding import Location
 from fragdoctor.model.gpu_table import OUTSIDE
 from fragdoctor.model.gpus import GPUS
 from fragdoctor.model.hooks import report_progress
-from fragdoctor.model.rehearsal import (
-    Assumed,
-    Rehearsal,
-    RehearsalResult,
-    RehearsedDevice,
-    RehearsedOom,
-    Unmodelled,
-)
+from fragdoctor.model.rehearsal import Rehearsal, RehearsalResult, Unmodelled
 from fragdoctor.rehearsal.process import (
     OUTCOME,
     SNAPSHOT,
@@ -194,7 +188,7 @@ def _failed(found: Mapping[str, Any], tail: str, conditions: RehearsalConditions
     if failure["advice"] is not None:
         return ProgramFailed(failure["text"], hint=failure["advice"])
     place = failure["location"]
-    where = f" at {_location(place)}" if place else ""
+    where = f" at {convert(place, Location)}" if place else ""
     text = failure["text"].strip().splitlines()
     needs_gpu = _NEEDS_GPU.search(failure["text"]) is not None
     if _OF_OTHER_LAYOUTS.search(failure["text"]) or (needs_gpu and failure["is_of_other_layout"]):
@@ -232,7 +226,7 @@ def _made_up(found: Mapping[str, Any]) -> str:
     """Return which values were made up before a program failed, the last of them first."""
     made = found["assumptions"][::-1][:_MOST_MADE_UP]
     said = [
-        f"{one['assumed']} ({one['operation']} at {_location(one['location']).at})"
+        f"{one['assumed']} ({one['operation']} at {convert(one['location'], Location).at})"
         for one in made
         if one["location"]
     ]
@@ -244,46 +238,22 @@ def _made_up(found: Mapping[str, Any]) -> str:
 def _rehearsal(
     found: Mapping[str, Any], conditions: RehearsalConditions, snapshot: str, python: str
 ) -> Rehearsal:
-    devices = [RehearsedDevice(**device) for device in found["devices"]]
-    fullest = max(devices, key=lambda d: d.peak_reserved_bytes)
-    oom = found["out_of_memory"]
-    return Rehearsal(
-        gpu=conditions.gpu.called,
-        is_known_gpu=bool(conditions.gpu.name),
-        capacity_bytes=conditions.gpu.capacity_bytes,
-        fits=oom is None,
-        peak_allocated_bytes=fullest.peak_allocated_bytes,
-        peak_reserved_bytes=fullest.peak_reserved_bytes,
-        out_of_memory=None if oom is None else RehearsedOom(**_with_locations(oom)),
-        devices=devices,
-        assumptions=[Assumed(**_with_locations(one)) for one in found["assumptions"]],
-        unmodelled=[_unmodelled(conditions, found["handles"])],
-        snapshot=snapshot,
-        torch_version=conditions.torch_version or found["torch_version"],
-        python=python,
-        is_partial=bool(found["partial_reason"]),
-        traits=found["traits"] or {},
-        **{name: found[name] for name in _AS_WRITTEN},
-    )
-
-
-_AS_WRITTEN: Final = (
-    "conf", "n_ooms", "n_skipped", "notes", "partial_reason", "steps", "stopped",
-)  # fmt: skip
-"""Fields of a rehearsal that the engine writes under the same name."""
-
-
-def _with_locations(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the engine wrote, with its places as locations."""
-    place = found["location"]
-    located = {**found, "location": None if place is None else _location(place)}
-    if "stack" in found:
-        located["stack"] = [_location(frame) for frame in found["stack"]]
-    return located
-
-
-def _location(place: Mapping[str, Any]) -> Location:
-    return Location(place["filename"], place["line"] or 0, place.get("name", ""))
+    """Return what the engine wrote, with what only this process knows."""
+    fullest = max(found["devices"], key=lambda device: device["peak_reserved_bytes"])
+    known = {
+        "gpu": conditions.gpu.called,
+        "is_known_gpu": bool(conditions.gpu.name),
+        "capacity_bytes": conditions.gpu.capacity_bytes,
+        "fits": found["out_of_memory"] is None,
+        "peak_allocated_bytes": fullest["peak_allocated_bytes"],
+        "peak_reserved_bytes": fullest["peak_reserved_bytes"],
+        "unmodelled": [_unmodelled(conditions, found["handles"])],
+        "snapshot": snapshot,
+        "torch_version": conditions.torch_version or found["torch_version"],
+        "python": python,
+        "is_partial": bool(found["partial_reason"]),
+    }
+    return convert({**found, **known}, Rehearsal)
 
 
 def _unmodelled(conditions: RehearsalConditions, used: Mapping[str, int]) -> Unmodelled:

@@ -177,15 +177,11 @@ class Sweep(Struct, frozen=True):
     ) -> Rehearsal:
         program = self.program if batch is None else with_batch(self.program, batch)
         name = case_name(conditions, batch)
-        on_step = self.on_case(name)
-        if self.keep is None:
-            with tempfile.TemporaryDirectory(prefix="fragdoctor-") as scratch:
-                place = Path(scratch) / "snapshot.pickle"
-                found = runner.rehearse(program, conditions, place, on_step, runs)
-            return replace(found, batch=batch, snapshot="")
         stem = re.sub(r"[^\w.+-]+", "-", name, flags=re.ASCII).strip("-") or "rehearsal"
-        found = runner.rehearse(program, conditions, self.keep / f"{stem}.pickle", on_step, runs)
-        return replace(found, batch=batch)
+        with tempfile.TemporaryDirectory(prefix="fragdoctor-") as scratch:
+            place = (self.keep or Path(scratch)) / f"{stem}.pickle"
+            found = runner.rehearse(program, conditions, place, self.on_case(name), runs)
+        return replace(found, batch=batch, snapshot=found.snapshot if self.keep else "")
 
 
 def case_name(conditions: RehearsalConditions, batch: int | None) -> str:

@@ -110,6 +110,8 @@ def test_streams_scalers_loaders_and_pinned_memory_work(stage: Stage) -> None:
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record(); end.record(); torch.cuda.synchronize()
             assert start.elapsed_time(end) > 0
+            side.wait_event(event=start); end.wait(stream=side)
+            assert side.query() and end.query() and side != torch.cuda.current_stream()
 
         main()
         """,

@@ -173,3 +173,30 @@ def test_products_of_groups_take_a_description_of_each_group(stage: Stage) -> No
         "--gpu",
         "h200",
     )
+
+
+def test_determinants_run_pytorch_s_own_code_around_the_factorization(stage: Stage) -> None:
+    stage.must_pass(
+        """
+        import torch
+
+        def asked(work):
+            before = torch.cuda.memory_stats()
+            torch.cuda.reset_peak_memory_stats()
+            work()
+            after = torch.cuda.memory_stats()
+            return [
+                after[f"requested_bytes.all.{figure}"] - before[f"requested_bytes.all.{base}"]
+                for figure, base in (("peak", "current"), ("allocated", "allocated"))
+            ]
+
+        a = torch.ones(100, 32, 32, device="cuda")
+        torch.linalg.solve(a, a)  # cuBLAS's workspace
+        assert asked(lambda: torch.linalg.det(a)) == [453328, 453328]
+        lu, pivots = torch.linalg.lu_factor(torch.ones(40, 64, 64, device="cuda"))
+        b = torch.ones(40, 64, 20, device="cuda")
+        assert asked(lambda: torch.linalg.lu_solve(lu, pivots, b)) == [451712, 452864]
+        """,
+        "--gpu",
+        "h200",
+    )

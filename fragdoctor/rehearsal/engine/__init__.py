@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Container, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import wraps
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
@@ -26,7 +26,6 @@ SEEN_THROUGH: Final = str(
 Dynamo skips the engine's files. Code in the folder of ``torch.nn`` it follows, but begins no graph
 there: a ``Sequential`` that is compiled by its own method runs eagerly, layer by layer.
 """
-_MISSING: Final = object()
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -50,20 +49,15 @@ nothing: Final = always(None)
 """Stands in for a function that waits, displays or releases something."""
 
 
-def put(undo: ExitStack, owner: Any, name: str, value: Any) -> None:
-    """Set an attribute until ``undo`` is closed; one that did not exist before is then removed."""
-    before = vars(owner).get(name, _MISSING) if hasattr(owner, "__dict__") else _MISSING
+def put(owner: Any, name: str, value: Any) -> None:
+    """Replace an attribute for the rest of the process, which ends with the rehearsal."""
     setattr(owner, name, value)
-    if before is _MISSING:
-        undo.callback(_remove, owner, name)
-    else:
-        undo.callback(setattr, owner, name, before)
 
 
-def put_all(undo: ExitStack, owner: Any, values: Mapping[str, Any]) -> None:
-    """Set attributes until ``undo`` is closed."""
+def put_all(owner: Any, values: Mapping[str, Any]) -> None:
+    """Replace attributes for the rest of the process."""
     for name, value in values.items():
-        put(undo, owner, name, value)
+        setattr(owner, name, value)
 
 
 def wrapped(original: Any, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,13 +70,13 @@ def wrapped(original: Any, call: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def wrap(undo: ExitStack, owner: Any, name: str, call: Callable[..., Any]) -> None:
-    """Put ``call`` around a function until ``undo`` is closed; see :func:`wrapped`."""
-    put(undo, owner, name, wrapped(getattr(owner, name), call))
+def wrap(owner: Any, name: str, call: Callable[..., Any]) -> None:
+    """Put ``call`` around a function; see :func:`wrapped`."""
+    put(owner, name, wrapped(getattr(owner, name), call))
 
 
-def swap_all(undo: ExitStack, stand_ins: Mapping[int, Any], *, but: Container[str] = ()) -> None:
-    """Put stand-ins for functions into all loaded modules until ``undo`` is closed.
+def swap_all(stand_ins: Mapping[int, Any], *, but: Container[str] = ()) -> None:
+    """Put stand-ins for functions into all loaded modules.
 
     The functions are given by their ``id``. Modules named in ``but`` keep them.
     """
@@ -90,15 +84,10 @@ def swap_all(undo: ExitStack, stand_ins: Mapping[int, Any], *, but: Container[st
         if isinstance(module, ModuleType):
             for name, value in [*vars(module).items()]:
                 if id(value) in stand_ins:
-                    put(undo, module, name, stand_ins[id(value)])
+                    put(module, name, stand_ins[id(value)])
 
 
-def _remove(owner: Any, name: str) -> None:
-    if name in vars(owner):
-        delattr(owner, name)
-
-
-def when_imported(undo: ExitStack, changes: Mapping[str, Callable[[Any], None]]) -> None:
+def when_imported(changes: Mapping[str, Callable[[Any], None]]) -> None:
     """Change modules, either now or as soon as the program imports them."""
 
     def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
@@ -117,7 +106,6 @@ def when_imported(undo: ExitStack, changes: Mapping[str, Callable[[Any], None]])
 
     finder: Any = SimpleNamespace(find_spec=find_spec)
     sys.meta_path.insert(0, finder)
-    undo.callback(sys.meta_path.remove, finder)
     for name, change in changes.items():
         if name in sys.modules:
             change(sys.modules[name])

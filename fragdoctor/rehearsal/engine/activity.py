@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -16,16 +16,16 @@ from fragdoctor.rehearsal.engine.marks import in_backward
 from fragdoctor.rehearsal.engine.session import Session
 
 
-def install(now: Session, undo: ExitStack) -> None:
-    """Mark what the program does and report it to the progress, until ``undo`` is closed."""
-    _watch_ranges(now, undo)
-    _watch_backward(now, undo)
-    _watch_calls(now, undo)
-    now.modules.install(now.gpus, undo)
+def install(now: Session) -> None:
+    """Mark what the program does and report it to the progress."""
+    _watch_ranges(now)
+    _watch_backward(now)
+    _watch_calls(now)
+    now.modules.install(now.gpus)
     now.on_oom.append(lambda *_: now.modules.read_all())
 
 
-def _watch_ranges(now: Session, undo: ExitStack) -> None:
+def _watch_ranges(now: Session) -> None:
     def begin(enter: Any, self: record_function) -> Any:
         if now.is_started:
             now.marks.note("START", self.name, now.gpus.device())
@@ -37,8 +37,8 @@ def _watch_ranges(now: Session, undo: ExitStack) -> None:
             now.marks.note("END", self.name, now.gpus.device())
             now.progress.end_range()
 
-    wrap(undo, record_function, "__enter__", begin)
-    wrap(undo, record_function, "__exit__", end)
+    wrap(record_function, "__enter__", begin)
+    wrap(record_function, "__exit__", end)
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def _marked(now: Session, name: str) -> Iterator[None]:
         now.marks.note("END", name, now.gpus.device())
 
 
-def _watch_backward(now: Session, undo: ExitStack) -> None:
+def _watch_backward(now: Session) -> None:
     """Mark each backward pass that does not run inside another one."""
 
     def watched(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -64,10 +64,10 @@ def _watch_backward(now: Session, undo: ExitStack) -> None:
             now.modules.end_backward()
             now.progress.end_backward()
 
-    around_backward(watched, undo)
+    around_backward(watched)
 
 
-def _watch_calls(now: Session, undo: ExitStack) -> None:
+def _watch_calls(now: Session) -> None:
     """Watch calls of modules, and calls of models from outside any model."""
 
     def around(model: Any, _: Any) -> AbstractContextManager[None] | None:
@@ -78,7 +78,7 @@ def _watch_calls(now: Session, undo: ExitStack) -> None:
         now.progress.begin_call(model, keeps=keeps)
         return None if keeps else _marked(now, NO_GRAD + type(model).__name__)
 
-    around_models(around, undo)
+    around_models(around)
 
     def called(call: Any, module: Any, /, *args: Any, **kwargs: Any) -> Any:
         if not now.is_started:
@@ -89,4 +89,4 @@ def _watch_calls(now: Session, undo: ExitStack) -> None:
         finally:
             now.modules.leave(before)
 
-    put_call(called, undo)
+    put_call(called)

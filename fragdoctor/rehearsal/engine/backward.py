@@ -10,7 +10,6 @@ same order relative to the program's nodes as on a GPU.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -19,8 +18,8 @@ from fragdoctor.rehearsal.engine.calls import around_backward
 from fragdoctor.rehearsal.engine.marks import in_backward
 
 
-def install(undo: ExitStack) -> None:
-    """Number nodes this way until ``undo`` is closed."""
+def install() -> None:
+    """Number nodes this way."""
     count = torch._C._autograd._get_sequence_nr  # the next number in this thread
     first, n_made = count(), 0  # nodes made in backward passes
 
@@ -42,7 +41,7 @@ def install(undo: ExitStack) -> None:
                 node._set_sequence_nr(first + before + number + shift)
         return gradients
 
-    around_backward(counting, undo)
+    around_backward(counting)
 
 
 def _nodes(gradients: Any, begin: int, end: int) -> list[Any]:

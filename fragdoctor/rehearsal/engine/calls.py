@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial, wraps
 from typing import Any
 
@@ -33,9 +32,7 @@ class _Inside(threading.local):
     model = False
 
 
-def around_models(
-    around: Around, undo: ExitStack, after: Callable[[Any, Any], None] | None = None
-) -> None:
+def around_models(around: Around, after: Callable[[Any, Any], None] | None = None) -> None:
     """Enter a context around each outermost call of a module with parameters.
 
     Losses and transforms have none and are not models. ``around`` is called before each call with
@@ -60,10 +57,10 @@ def around_models(
         finally:
             inside.model = False
 
-    put_call(called, undo)
+    put_call(called)
 
 
-def put_call(called: Callable[..., Any], undo: ExitStack) -> None:
+def put_call(called: Callable[..., Any]) -> None:
     """Wrap calls of modules in a function that receives the original call and its arguments.
 
     It is left out while a compiler traces, so that what is compiled together stays together.
@@ -77,10 +74,10 @@ def put_call(called: Callable[..., Any], undo: ExitStack) -> None:
             return call(module, *args, **kwargs)
         return called(call, module, *args, **kwargs)
 
-    put(undo, torch.nn.Module, "__call__", follow)
+    put(torch.nn.Module, "__call__", follow)
 
 
-def at_first_call(act: Callable[[Any], None], undo: ExitStack, *, trains: bool = False) -> None:
+def at_first_call(act: Callable[[Any], None], *, trains: bool = False) -> None:
     """Call ``act`` with each model before its first call, with ``trains`` its first in training."""
     seen = ByIdentity()
 
@@ -89,20 +86,7 @@ def at_first_call(act: Callable[[Any], None], undo: ExitStack, *, trains: bool =
             seen[model] = True
             act(model)
 
-    around_models(around, undo)
-
-
-def put_forward(module: Any, forward: Callable[..., Any], undo: ExitStack) -> None:
-    """Give one module another ``forward``, for as long as it lives."""
-    vars(module)["forward"] = forward
-    reference = weakref.ref(module)
-
-    def restore() -> None:
-        found = reference()
-        if found is not None:
-            vars(found).pop("forward", None)
-
-    undo.callback(restore)
+    around_models(around)
 
 
 class _Engine:
@@ -116,14 +100,14 @@ class _Engine:
         return getattr(self._engine, name)
 
 
-def around_backward(call: Callable[..., Any], undo: ExitStack) -> None:
+def around_backward(call: Callable[..., Any]) -> None:
     """Put ``call`` around the engine's ``run_backward``, which it is given first."""
     engine = torch.autograd.Variable._execution_engine
     made = _Engine(engine, partial(call, engine.run_backward))
-    put(undo, torch.autograd.Variable, "_execution_engine", made)
+    put(torch.autograd.Variable, "_execution_engine", made)
 
 
-def before_backward(act: Callable[..., None], undo: ExitStack) -> None:
+def before_backward(act: Callable[..., None]) -> None:
     """Call ``act`` before each backward pass with the engine's arguments, the losses first."""
 
     def acting(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -131,10 +115,10 @@ def before_backward(act: Callable[..., None], undo: ExitStack) -> None:
             act(*args, **kwargs)
         return run(*args, **kwargs)
 
-    around_backward(acting, undo)
+    around_backward(acting)
 
 
-def after_making(act: Callable[[Any], None], undo: ExitStack) -> None:
+def after_making(act: Callable[[Any], None]) -> None:
     """Call ``act`` with each optimizer that the program creates, but none created by ``act``."""
     is_acting = False
 
@@ -149,4 +133,4 @@ def after_making(act: Callable[[Any], None], undo: ExitStack) -> None:
         finally:
             is_acting = False
 
-    wrap(undo, torch.optim.Optimizer, "__init__", made)
+    wrap(torch.optim.Optimizer, "__init__", made)

@@ -16,7 +16,6 @@ import importlib
 import importlib.util
 import logging
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +24,7 @@ from typing import Any, Final
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fragdoctor.rehearsal.engine import always, graph_trees, put, session, swap_all, wrap
+from fragdoctor.rehearsal.engine import always, graph_trees, put, put_all, session, swap_all, wrap
 
 _NOT_HERE: Final = {
     "compile_threads": 1,
@@ -147,39 +146,38 @@ def _note_conversion(record: logging.LogRecord) -> bool:
     return True
 
 
-def _prepare(undo: ExitStack) -> None:
+def _prepare() -> None:
     """Replace what needs a GPU or its tools in Inductor."""
-    graph_trees.install(undo)
-    put(undo, torch._C._dynamo.guards, "_empty_strided_cuda", _empty_strided)
+    graph_trees.install()
+    put(torch._C._dynamo.guards, "_empty_strided_cuda", _empty_strided)
     # The engine's own functions run while code is traced, but they are not part of that code.
     importlib.import_module("torch._dynamo.trace_rules").add("fragdoctor")
     triton = importlib.import_module("torch.utils._triton")
     answers = {"has_triton": always(True), "triton_hash_with_backend": always("REHEARSED")}
     there = vars(triton)  # not each version has both
-    swap_all(undo, {id(there[name]): answer for name, answer in answers.items() if name in there})
+    swap_all({id(there[name]): answer for name, answer in answers.items() if name in there})
     for place, name, value in _STAND_INS:
         module, _, kind = place.partition(":")
         owner: Any = importlib.import_module(f"torch._inductor.{module}")
         owner = getattr(owner, kind) if kind else owner
         if hasattr(owner, name):
-            put(undo, owner, name, value)
+            put(owner, name, value)
     padding = importlib.import_module("torch._inductor.fx_passes.pad_mm")
-    wrap(undo, padding, "_should_pad", _should_pad)
+    wrap(padding, "_should_pad", _should_pad)
     planner = importlib.import_module("torch._inductor.compile_fx")
-    wrap(undo, planner, "compile_fx", _compile_fx)
+    wrap(planner, "compile_fx", _compile_fx)
     config = importlib.import_module("torch._inductor.config")
     known = {name: value for name, value in _NOT_HERE.items() if name in config._config}
-    undo.enter_context(config.patch(known))
+    put_all(config, known)
     dynamo = importlib.import_module("torch._dynamo.config")
-    undo.enter_context(dynamo.patch(suppress_errors=True))
+    put(dynamo, "suppress_errors", True)
     logger = logging.getLogger("torch._dynamo.convert_frame")
     logger.addFilter(_note_conversion)
-    undo.callback(logger.removeFilter, _note_conversion)
 
 
-def install(undo: ExitStack) -> None:
+def install() -> None:
     """Patch ``torch.compile``."""
-    prepare, original = cache(partial(_prepare, undo)), torch.compile
+    prepare, original = cache(_prepare), torch.compile
 
     def compile_(model: Any = None, **options: Any) -> Any:
         """``torch.compile`` without its kernels."""
@@ -192,7 +190,7 @@ def install(undo: ExitStack) -> None:
             options["options"] = {k: v for k, v in asked if k not in _NOT_HERE}
         return original(model, **options)
 
-    put(undo, torch, "compile", compile_)  # ``Module.compile`` calls it, too
+    put(torch, "compile", compile_)  # ``Module.compile`` calls it, too
 
 
 def _as_it_is(model: Any) -> Any:

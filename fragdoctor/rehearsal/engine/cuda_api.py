@@ -8,7 +8,6 @@ summaries, snapshots and streams from real figures. Classes with a base in C are
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
 from ctypes import c_int64
 from types import SimpleNamespace
 from typing import Any, Final, Self
@@ -345,12 +344,12 @@ def visible_devices(n_devices: int) -> int:
 _AT_START: Final = os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
-def install(undo: ExitStack) -> None:
-    """Make ``torch.cuda`` see the fake GPUs until ``undo`` is closed."""
-    put_all(undo, torch._C, _PRIMITIVES)
-    put(undo, torch, "Generator", Generator)
-    cuda_objects.install(undo)
-    cuda_tools.install(undo)
+def install() -> None:
+    """Make ``torch.cuda`` see the fake GPUs."""
+    put_all(torch._C, _PRIMITIVES)
+    put(torch, "Generator", Generator)
+    cuda_objects.install()
+    cuda_tools.install()
     of_cuda = {
         "_cudart": _CUDART,
         "is_available": lambda: torch.cuda.device_count() > 0,
@@ -367,13 +366,13 @@ def install(undo: ExitStack) -> None:
         "_initialized": False,
         "default_generators": tuple(Generator(f"cuda:{i}") for i in range(_now().n_devices)),
     }
-    put_all(undo, torch.cuda, of_cuda)
+    put_all(torch.cuda, of_cuda)
     for module in (torch.cuda, torch.cuda.streams):
-        put_all(undo, module, {"Stream": Stream, "Event": Event})
-    put(undo, torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", lambda: bool(_now().captures))
-    put(undo, torch.cuda.memory, "_set_allocator_settings", _change_settings)
+        put_all(module, {"Stream": Stream, "Event": Event})
+    put(torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", lambda: bool(_now().captures))
+    put(torch.cuda.memory, "_set_allocator_settings", _change_settings)
     if torch.version.cuda is None:
-        put(undo, torch.version, "cuda", "13.0")
-    put(undo, torch.backends.cuda, "is_built", lambda: True)
-    put(undo, torch.backends.cudnn, "is_available", lambda: True)
-    put(undo, torch.backends.cudnn, "version", lambda: 91900)
+        put(torch.version, "cuda", "13.0")
+    put(torch.backends.cuda, "is_built", lambda: True)
+    put(torch.backends.cudnn, "is_available", lambda: True)
+    put(torch.backends.cudnn, "version", lambda: 91900)

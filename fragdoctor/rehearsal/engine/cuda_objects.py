@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import Any, Final, Self
 from weakref import WeakSet
 
@@ -13,7 +13,7 @@ from fragdoctor.rehearsal.engine.marks import REPLAY
 
 
 class Stream(torch.Stream):
-    """A stream of a fake GPU; the guard in ``tables.py`` hands out the ids."""
+    """A stream of a fake GPU; the device guard of :mod:`.vtables` does its work."""
 
     def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Self:
         """Take the next stream of the pool, or the stream with the given id."""
@@ -40,36 +40,20 @@ class Stream(torch.Stream):
         """0, or -1 for a high-priority stream."""
         return -1 if self.stream_id & 31 == 5 else 0
 
-    query: Any = always(answer=True)
     priority_range: Any = staticmethod(always((0, -3)))  # the lowest and the highest
 
-    def synchronize(self) -> None:
-        """Synchronize the device; all work is already done."""
-        session.current().gpus.synchronize(self.device_index)
-
-    wait_event: Any = nothing
+    wait_event: Any = nothing  # PyTorch's own take no names of arguments
     wait_stream: Any = nothing
 
     def record_event(self, event: Any = None) -> Any:
-        """Return the given event, or a new one."""
-        return Event() if event is None else event
-
-    def __eq__(self, other: object) -> bool:
-        """Streams are equal by device and id."""
-        return isinstance(other, torch.Stream) and (self.stream_id, self.device_index) == (
-            other.stream_id,
-            other.device_index,
-        )
-
-    def __hash__(self) -> int:
-        return hash((self.stream_id, self.device_index))
-
-    def __repr__(self) -> str:
-        return f"<torch.cuda.Stream device={self.device} cuda_stream={self.cuda_stream:#x}>"
+        """Return the given event, or a new one, recorded here."""
+        event = Event() if event is None else event
+        event.record(self)
+        return event
 
 
 class Event(torch.Event):
-    """An event, which is complete as soon as it is recorded."""
+    """An event; the device guard records it, and it is complete at once."""
 
     def __new__(
         cls,
@@ -83,12 +67,7 @@ class Event(torch.Event):
             cls, "cuda", enable_timing=enable_timing, blocking=blocking, interprocess=interprocess
         )
 
-    record: Any = nothing
-    wait: Any = nothing
-    synchronize: Any = nothing
-    query: Any = always(answer=True)
     elapsed_time: Any = always(1.0)  # a millisecond, since times are not rehearsed
-
     cuda_event = property(id)  # a placeholder handle
 
 
@@ -211,8 +190,8 @@ def _graph_pool_handle() -> Handle:
     return 0, gpus.pool_create(gpus.device(), 0, 0)
 
 
-def install(undo: ExitStack) -> None:
-    """Install the memory pools of the fake GPUs until ``undo`` is closed."""
+def install() -> None:
+    """Install the memory pools of the fake GPUs."""
     for name, value in {
         "_cuda_beginAllocateCurrentThreadToPool": _begin,
         "_cuda_beginAllocateToPool": _begin,
@@ -222,11 +201,11 @@ def install(undo: ExitStack) -> None:
         ),
         "_graph_pool_handle": _graph_pool_handle,
     }.items():
-        put(undo, torch._C, name, value)
+        put(torch._C, name, value)
         for module in (torch.cuda.memory, torch.cuda.graphs):
             if hasattr(module, name):
-                put(undo, module, name, value)
+                put(module, name, value)
     for module in (torch.cuda, torch.cuda.graphs):
-        put(undo, module, "CUDAGraph", CUDAGraph)
+        put(module, "CUDAGraph", CUDAGraph)
     for module in (torch.cuda, torch.cuda.memory):
-        put(undo, module, "MemPool", MemPool)
+        put(module, "MemPool", MemPool)

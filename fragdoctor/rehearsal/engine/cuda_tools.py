@@ -7,7 +7,7 @@ anything; those that need memory (to exchange data between GPUs) request it as P
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, Final, Self
 
@@ -231,24 +231,24 @@ def _device_memory_used(device: Any = None) -> int:
     return int(total - free)
 
 
-def install(undo: ExitStack) -> None:
-    """Install these functions until ``undo`` is closed."""
-    put_all(undo, torch._C, _IN_C)
-    put_all(undo, torch._C, {f"_cuda_{name}": always(value) for name, value in _TUNING.items()})
-    put(undo, torch.cuda.nvtx, "_nvtx", SimpleNamespace(**dict.fromkeys(_NVTX, always(0))))
-    put(undo, torch.autograd.profiler, "emit_nvtx", lambda *_, **__: nullcontext())
-    wrap(undo, torch.autograd.profiler.profile, "__init__", _profile)
-    put(undo, torch.cuda.green_contexts, "GreenContext", GreenContext)
+def install() -> None:
+    """Install these functions."""
+    put_all(torch._C, _IN_C)
+    put_all(torch._C, {f"_cuda_{name}": always(value) for name, value in _TUNING.items()})
+    put(torch.cuda.nvtx, "_nvtx", SimpleNamespace(**dict.fromkeys(_NVTX, always(0))))
+    put(torch.autograd.profiler, "emit_nvtx", lambda *_, **__: nullcontext())
+    wrap(torch.autograd.profiler.profile, "__init__", _profile)
+    put(torch.cuda.green_contexts, "GreenContext", GreenContext)
     for name in ("begin_capture_to_if_node", "end_capture_to_conditional_node"):
-        put(undo, CUDAGraph, name, _not_rehearsed("conditional part of a CUDA graph"))
-    put(undo, torch.backends.cuda, "cufft_plan_cache", _Plans())
+        put(CUDAGraph, name, _not_rehearsed("conditional part of a CUDA graph"))
+    put(torch.backends.cuda, "cufft_plan_cache", _Plans())
     external = lambda _pointer, device=None, **_: Stream(device)  # noqa: E731
-    put(undo, torch.cuda, "ExternalStream", external)
+    put(torch.cuda, "ExternalStream", external)
     types = [kind for kind in vars(torch).values() if type(kind) is type(torch.FloatTensor)]
     for kind in types:
         made = _TypeOfTensors(_OF_GPU + kind.__name__, (), {"dtype": kind.dtype})
-        put(undo, torch.cuda, kind.__name__, made)
-    put(undo, torch, "set_default_tensor_type", _set_default_type)
-    put_all(undo, torch.cuda, {name: always(figure) for name, figure in _FIGURES.items()})
+        put(torch.cuda, kind.__name__, made)
+    put(torch, "set_default_tensor_type", _set_default_type)
+    put_all(torch.cuda, {name: always(figure) for name, figure in _FIGURES.items()})
     if hasattr(torch.cuda, "device_memory_used"):
-        put(undo, torch.cuda, "device_memory_used", _device_memory_used)
+        put(torch.cuda, "device_memory_used", _device_memory_used)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from contextlib import ExitStack
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final
@@ -74,8 +73,8 @@ def _found() -> ModuleSpec | None:
     return PathFinder.find_spec(_NAME, torch.__path__)
 
 
-def install(undo: ExitStack) -> None:
-    """Defer imports of the module until ``undo`` is closed, unless it was already imported."""
+def install() -> None:
+    """Defer imports of the module, unless it was already imported."""
     loader: Any = SimpleNamespace(create_module=lambda _: None, exec_module=_Deferred.begin)
 
     def find_spec(name: str, _path: Any = None, target: Any = None) -> ModuleSpec | None:
@@ -91,7 +90,6 @@ def install(undo: ExitStack) -> None:
 
     finder: Any = SimpleNamespace(find_spec=find_spec)
     sys.meta_path.insert(0, finder)
-    undo.callback(sys.meta_path.remove, finder)
 
 
 def _there(module: ModuleType) -> ModuleSpec:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Final
@@ -193,25 +192,14 @@ def in_place(op: Any, *args: Any, **kwargs: Any) -> Any:
     meta_functions.check_types(op, args)
     if op.overloadpacket.__name__ in RULES:
         _planned(_plan_in_place, op, args, kwargs).run(args)
-    returned = [args[i] for i in _returned(op)]
-    return returned[0] if len(returned) == 1 else tuple(returned) or None
+    declared = zip(args, op._schema.arguments, strict=False)
+    written = (arg for arg, declaration in declared if declaration.alias_info is not None)
+    return next(written) if op._schema.returns else None
 
 
 def _plan_in_place(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
     steps = steps_of(Call(op, args, kwargs, ()))
     return Plan(device_of(args, kwargs), steps, (), nothing)
-
-
-@cache
-def _returned(op: Any) -> tuple[int, ...]:
-    """Return the positions of the arguments that an operation returns."""
-    marks = [_mark(a) for a in op._schema.arguments]
-    return tuple(marks.index(_mark(r)) for r in op._schema.returns)
-
-
-def _mark(argument: Any) -> str:
-    alias = argument.alias_info
-    return "" if alias is None else str(sorted(alias.before_set))
 
 
 def out_variant(op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -268,11 +256,27 @@ def of_cpu(key: str, op: Any, *args: Any, **kwargs: Any) -> Any:
     return op.redispatch(keys, *args, **kwargs)
 
 
-# The code of these is one for CPU and GPU: it calls other operations.
+def composed(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run PyTorch's code around a kernel: the results are made, and then the out variant runs.
+
+    It calls other operations; kernels that it calls itself are in :data:`vtables.SILENT`.
+    """
+    makes = "CompositeExplicitAutogradNonFunctional"
+    return of_cpu("CPU" if op._schema.is_mutable else makes, op, *args, **kwargs)
+
+
+# The code of these is one for CPU and GPU, also where it is "structured" and makes its results.
 special(
-    "aten::_embedding_bag_backward", "aten::_to_sparse", "aten::_to_sparse_bsc",
-    "aten::_to_sparse_bsr", "aten::_to_sparse_csc", "aten::_to_sparse_csr",
-    "aten::_transformer_encoder_layer_fwd", "aten::set_.source_Storage", "aten::set_.source_Tensor",
+    "aten::_linalg_det", "aten::_linalg_slogdet", "aten::_linalg_solve_ex", "aten::index.Tensor",
+    "aten::linalg_inv_ex", "aten::renorm", "aten::renorm_", "aten::scatter_reduce",
+    "aten::scatter_reduce_",
+)(composed)  # fmt: skip
+# And of these: they call other operations.
+special(
+    "aten::_cdist_forward", "aten::_embedding_bag_backward", "aten::huber_loss",
+    "aten::_to_sparse", "aten::_to_sparse_bsc", "aten::_to_sparse_bsr", "aten::_to_sparse_csc",
+    "aten::_to_sparse_csr", "aten::_transformer_encoder_layer_fwd", "aten::set_.source_Storage",
+    "aten::set_.source_Tensor",
 )(partial(of_cpu, "CPU"))  # fmt: skip
 
 
@@ -353,37 +357,28 @@ def _operator(name: str) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
 
 
-def library_for(namespace: str, undo: ExitStack) -> Any:
-    """Return a library whose kernels are in effect until ``undo`` is closed."""
-    library: Any = torch_library.Library(namespace, "IMPL")
-    undo.callback(library._destroy)
-    return library
+_libraries: list[Any] = []
+"""Kept, since kernels are registered for as long as their library lives."""
 
 
-def install(undo: ExitStack) -> None:
-    """Register the kernels, until ``undo`` is closed."""
-    for kept in (_plans, _blas_handles):  # they belong to the current rehearsal only
-        undo.callback(kept.clear)
-    library, everything = library_for("aten", undo), library_for("_", undo)
+def library_for(namespace: str) -> Any:
+    """Return a library to register kernels with."""
+    _libraries.append(torch_library.Library(namespace, "IMPL"))
+    return _libraries[-1]
+
+
+def install() -> None:
+    """Register the kernels."""
+    library, everything = library_for("aten"), library_for("_")
+    known = set(torch._C._dispatch_get_all_op_names())
+    built = torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")
+    in_aten = {name for name in built if name.startswith("aten::")}
+    without_memory = VIEWS | {"aten::_efficientzerotensor"}  # makes zeros without memory
+    shared = {name for name in in_aten if name.partition(".")[0] in without_memory}
+    foreach = {n for n in known if n.startswith("aten::_foreach_") and not n.endswith("out")}
+    replaced = (in_aten - shared) | {f"aten::{name}" for name in FUSED} | foreach | set(SPECIAL)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # kernels are replaced on purpose
         everything.m.fallback("CUDA", _kernel, False)
-        known = set(torch._C._dispatch_get_all_op_names())
-        for name in sorted(_replaced() & known):
+        for name in sorted(replaced & known):
             library.m.impl(name.removeprefix("aten::"), "CUDA", named_kernel(name))
-
-
-def _replaced() -> set[str]:
-    built = {
-        name
-        for name in torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")
-        if name.startswith("aten::")
-    }
-    foreach = {
-        name
-        for name in torch._C._dispatch_get_all_op_names()
-        if name.startswith("aten::_foreach_") and not name.endswith("out")
-    }
-    without_memory = VIEWS | {"aten::_efficientzerotensor"}  # makes zeros without memory
-    shared = {name for name in built if name.partition(".")[0] in without_memory}
-    return (built - shared) | {f"aten::{name}" for name in FUSED} | foreach | set(SPECIAL)

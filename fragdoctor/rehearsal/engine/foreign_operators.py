@@ -9,7 +9,6 @@ the fake is used if it fails.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -22,8 +21,8 @@ from fragdoctor.rehearsal.engine import dispatch, session, wrap
 _NOT_REPLACED = ("aten", "prims", "prim", "_c10d_functional", "c10d")
 
 
-def install(undo: ExitStack) -> None:
-    """Serve operators with their fakes until ``undo`` is closed."""
+def install() -> None:
+    """Serve operators with their fakes."""
     served: set[str] = set()
 
     def serve(name: str) -> None:
@@ -32,7 +31,7 @@ def install(undo: ExitStack) -> None:
             return
         if torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA"):
             served.add(name)
-            library = dispatch.library_for(namespace, undo)
+            library = dispatch.library_for(namespace)
             library.m.impl(rest, "CUDA", dispatch.named_kernel(name))
 
     def register_fake(register: Any, op: Any, func: Any = None, /, **options: Any) -> Any:
@@ -51,9 +50,9 @@ def install(undo: ExitStack) -> None:
         for name in set(torch._C._dispatch_get_all_op_names()) - before:
             serve(name)
 
-    wrap(undo, torch_library, "register_fake", register_fake)
-    wrap(undo, torch.ops, "load_library", load_library)
-    wrap(undo, CustomOpDef, "register_kernel", _register_kernel)
+    wrap(torch_library, "register_fake", register_fake)
+    wrap(torch.ops, "load_library", load_library)
+    wrap(CustomOpDef, "register_kernel", _register_kernel)
 
 
 def _register_kernel(register: Any, op: Any, device_types: Any, kernel: Any = None, /) -> Any:

@@ -1,15 +1,15 @@
 """Attention, whose kernel depends on the GPU.
 
-PyTorch's C++ code asks the device which fused kernel to use, bypassing the dispatcher. So
-``scaled_dot_product_attention`` is replaced and the choice is made here, by PyTorch's own
-conditions (``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``); the kernels' results, their
+PyTorch's C++ code asks the device which fused kernel to use, past the dispatcher. The question is
+answered here by PyTorch's own conditions
+(``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``); what lies around the kernels, their
 backward passes and the unfused form stay PyTorch's.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, Final
@@ -18,8 +18,11 @@ import torch
 
 from fragdoctor.rehearsal.engine import put, session, values
 from fragdoctor.rehearsal.engine.dispatch import library_for, of_cpu, special
+from fragdoctor.rehearsal.engine.kernels.scratch import Call
+from fragdoctor.rehearsal.engine.vtables import put_stub
 
 ATEN: Final = torch.ops.aten
+_COMPOSITE: Final = torch._C.DispatchKey.CompositeImplicitAutograd
 MATH: Final = 0
 FLASH: Final = 1
 EFFICIENT: Final = 2
@@ -27,7 +30,6 @@ CUDNN: Final = 3
 AMPERE: Final = (8, 0)
 HOPPER: Final = (9, 0)
 MULTIPLE: Final = 8  # flash attention pads a head's size to a multiple of it
-MASK_MULTIPLE: Final = 8  # the memory-efficient kernel pads a mask's last dimension to it
 MAX_FLASH_HEAD: Final = 256
 MAX_CUDNN_HEAD: Final = 128
 WIDEST_CUDNN_HEAD: Final = 256  # since cuDNN 9.10, in PyTorch 2.8, on Hopper; 2.12 on Blackwell
@@ -188,108 +190,38 @@ def _can_use(fits: Callable[[LayerQuestion], bool], params: Any, _debug: bool = 
     return fits(_question(*tensors, params.dropout, params.is_causal, enable_gqa=gqa))
 
 
-def _as_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return a boolean mask as numbers to add (``convert_boolean_attn_mask``); the zero goes."""
-    zero = torch.zeros((), dtype=dtype, device=mask.device)
-    return torch.where(mask, zero, float("-inf"))
+_chosen: Final[list[int]] = [MATH]
+"""The kernel for the call of attention that is in progress, as C++ asks for it."""
 
 
-def attention(*args: Any, **options: Any) -> torch.Tensor:
-    """Compute attention through the chosen kernel; arguments as for PyTorch's function."""
-    ask = _question(*args, **options)
-    kernel, mask = choose(ask), ask.attn_mask
-    if mask is not None and mask.dtype is torch.bool:
-        mask = _as_bias(mask, ask.query.dtype)
-    how: dict[str, Any] = {"scale": ask.scale}
-    if kernel == FLASH:
-        return _flash(ask)
-    if kernel == MATH:
-        function: Any = ATEN._scaled_dot_product_attention_math
-        more: tuple[Any, ...] = (ask.dropout_p, ask.is_causal, None)
-        how["enable_gqa"] = ask.enable_gqa
-    elif kernel == CUDNN:
-        function = ATEN._scaled_dot_product_cudnn_attention
-        more = (ask.needs_gradient, ask.dropout_p, ask.is_causal, False)
-    else:
-        function = ATEN._scaled_dot_product_efficient_attention
-        more = (ask.needs_gradient, ask.dropout_p, ask.is_causal)
-        mask = None if mask is None else _prepared(mask, ask.query, ask.key)
-    return _first(function(*ask.tensors, mask, *more, **how))
+_answer: Final = ctypes.CFUNCTYPE(ctypes.c_int64)(lambda: _chosen[0])
 
 
-def _first(results: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """Return the first of several results; C++ lets go of the others in order, Python from last."""
-    out, *others = results
-    del results
-    others.reverse()
-    return out
-
-
-def _prepared(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """Return a mask in the form that the memory-efficient kernel takes (``preprocess_mask``)."""
-    length = mask.shape[-1]
-    if length % MASK_MULTIPLE:
-        mask = torch.nn.functional.pad(mask, (0, -length % MASK_MULTIPLE))[..., :length]
-    return mask.expand(*query.shape[:3], key.shape[2])
-
-
-def _flash(ask: LayerQuestion) -> torch.Tensor:
-    head, tensors = ask.query.shape[-1], ask.tensors
-    missing = -head % MULTIPLE
-    scale = head**-0.5 if ask.scale is None else ask.scale
-    if missing:
-        query, key, value = (torch.nn.functional.pad(t, (0, missing)) for t in tensors)
-        tensors = (query, key, value)
-    out = _first(
-        ATEN._scaled_dot_product_flash_attention(
-            *tensors, ask.dropout_p, ask.is_causal, False, scale=scale
-        )
-    )
-    return out[..., :head] if missing else out
-
-
-_COMPOSITE: Final = torch._C.DispatchKey.CompositeImplicitAutograd
-
-
-def _decomposed(op: Any, query: torch.Tensor, *args: Any, **options: Any) -> Any:
-    """What exporting a program puts in place of attention."""
+def attention(op: Any, query: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+    """Run PyTorch's own code with the chosen kernel."""
     if query.is_cuda:
-        return attention(query, *args, **options)
-    return op._op_dk(_COMPOSITE, query, *args, **options)
+        _chosen[0] = choose(_question(query, *args, **options))
+    return op._op_dk(_COMPOSITE, query, *args, **options)  # type: ignore[no-any-return]
 
 
 @special("aten::_native_multi_head_attention")
-def _native_attention(
-    op: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    embed_dim: int,
-    num_head: int,
-    qkv_weight: torch.Tensor,
-    qkv_bias: torch.Tensor,
-    proj_weight: torch.Tensor,
-    proj_bias: torch.Tensor,
-    mask: torch.Tensor | None = None,
-    need_weights: bool = True,
-    *more: Any,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _native_attention(op: Any, *args: Any, **kwargs: Any) -> Any:
     """``MultiheadAttention`` outside training (``native/transformers/cuda/attention.cu``)."""
-    linear = torch.nn.functional.linear
-    head, n = embed_dim // num_head, query.shape[0]
-    if query is key is value and head % MULTIPLE == 0 and not need_weights and mask is None:
-        heads = query.view(n, -1, num_head, head).transpose(1, 2)
+    linear, scaled = torch.nn.functional.linear, ATEN.scaled_dot_product_attention
+    query, key, value, width, n_heads, weight, bias, *projection = args[:9]
+    asked = Call(op, args, kwargs, ()).argument
+    is_plain = asked("mask") is None and not asked("need_weights")
+    head, n = width // n_heads, query.shape[0]
+    if query is key is value and head % MULTIPLE == 0 and is_plain:
+        heads = query.view(n, -1, n_heads, head).transpose(1, 2)
         if choose(_question(heads, heads, heads)) != MATH:
-            parts = linear(query, qkv_weight, qkv_bias).chunk(3, -1)
-            q, k, v = (x.view(n, -1, num_head, head).transpose(1, 2) for x in parts)
-            seen = attention(q, k, v).transpose(1, 2).reshape(n, -1, embed_dim)
-            out = linear(seen, proj_weight, proj_bias)
+            parts = linear(query, weight, bias).chunk(3, -1)
+            q, k, v = (x.view(n, -1, n_heads, head).transpose(1, 2) for x in parts)
+            seen = scaled(q, k, v).transpose(1, 2).reshape(n, -1, width)
+            out = linear(seen, *projection)
             del seen  # freed before the projections
             return out, None
-    return of_cpu(  # type: ignore[no-any-return]
-        "CPU", op, query, key, value, embed_dim, num_head, qkv_weight, qkv_bias, proj_weight,
-        proj_bias, mask, need_weights, *more,
-    )  # fmt: skip
+    return of_cpu("CPU", op, *args, **kwargs)
 
 
 @special("aten::_transform_bias_rescale_qkv")
@@ -308,14 +240,14 @@ def _is_left_aligned(_op: Any, *_: Any) -> bool:
     return False
 
 
-def install(undo: ExitStack) -> None:
-    """Install these in place of the CUDA kernels until ``undo`` is closed."""
-    library = library_for("aten", undo)
+def install() -> None:
+    """Install these in place of the CUDA kernels."""
+    library = library_for("aten")
+    put_stub("_fused_sdp_choice_stub", _answer)
+    op = ATEN.scaled_dot_product_attention.default
     for key in ("AutogradCUDA", "CUDA"):
-        library.impl("scaled_dot_product_attention", attention, key)
-    traced = ATEN.scaled_dot_product_attention.default
-    traced.py_kernels[_COMPOSITE] = partial(_decomposed, traced)
-    undo.callback(traced.py_kernels.pop, _COMPOSITE)
+        library.impl("scaled_dot_product_attention", partial(attention, op), key)
+    op.py_kernels[_COMPOSITE] = partial(attention, op)  # exported programs are decomposed by it
     library.impl("_fused_sdp_choice", lambda *a, **k: choose(_question(*a, **k)), "CUDA")
     for name, fits in _ASKED_FOR.items():
-        put(undo, torch._C, f"_can_use_{name}_attention", partial(_can_use, fits))
+        put(torch._C, f"_can_use_{name}_attention", partial(_can_use, fits))

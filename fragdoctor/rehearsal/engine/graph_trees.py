@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -74,8 +73,8 @@ class _Owned:
             allocation.disown(_storage(pointer))
 
 
-def install(undo: ExitStack) -> None:
-    """Install the functions of the core until ``undo`` is closed."""
+def install() -> None:
+    """Install the functions of the core."""
     owned = _Owned()
     functions: dict[str, Any] = {
         "_construct_CUDA_Tensor_From_Storage_And_Metadata": _tensor_at,
@@ -92,4 +91,4 @@ def install(undo: ExitStack) -> None:
         "_cuda_get_conv_benchmark_empty_cache": lambda: True,
         "_cudnn_set_conv_benchmark_empty_cache": nothing,
     }
-    put_all(undo, torch._C, functions)
+    put_all(torch._C, functions)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final
 
@@ -118,16 +117,6 @@ class Weights:
             torch.rand(1, dtype=torch.float32, device="cpu", generator=generator)
 
 
-def _leave_out_weights(undo: ExitStack) -> None:
-    """Keep large parameters on the CPU from taking memory, until ``undo`` is closed."""
-    weights = Weights()
-    wrap(undo, torch.nn.Parameter, "__new__", partial(_make, weights))
-    for name in (*_LEFT_OUT, *_DRAWN):
-        wrap(undo, torch.Tensor, name, partial(_leave_out, weights, _DRAWN.get(name, 0)))
-    for name, dtype in _CONVERSIONS.items():
-        wrap(undo, torch.nn.Parameter, name, partial(_convert, weights, dtype))
-
-
 def _make(
     weights: Weights, make: Any, cls: Any, data: Any = None, requires_grad: bool = True
 ) -> Any:
@@ -198,14 +187,17 @@ def _launcher(_kernel: Any, _grid: Any) -> Callable[..., None]:
     return lambda *_args, **_kwargs: None
 
 
-def install(undo: ExitStack) -> None:
+def install() -> None:
     """Patch pinned and resized memory, compilation, kernels, and weights on the CPU."""
-    when_imported(
-        undo, {_LAUNCHER: lambda m: put(undo, m.KernelInterface, "__getitem__", _launcher)}
-    )
-    put(undo, torch.Tensor, "pin_memory", _pin_memory)
-    put(undo, torch.Tensor, "is_pinned", lambda self, *_, **__: hasattr(self, "_is_pinned_here"))
-    wrap(undo, torch.storage, "_to", _copy)
-    wrap(undo, torch.UntypedStorage, "clone", _copy)
-    wrap(undo, torch.UntypedStorage, "resize_", _resize)
-    _leave_out_weights(undo)
+    when_imported({_LAUNCHER: lambda m: put(m.KernelInterface, "__getitem__", _launcher)})
+    put(torch.Tensor, "pin_memory", _pin_memory)
+    put(torch.Tensor, "is_pinned", lambda self, *_, **__: hasattr(self, "_is_pinned_here"))
+    wrap(torch.storage, "_to", _copy)
+    wrap(torch.UntypedStorage, "clone", _copy)
+    wrap(torch.UntypedStorage, "resize_", _resize)
+    weights = Weights()
+    wrap(torch.nn.Parameter, "__new__", partial(_make, weights))
+    for name in (*_LEFT_OUT, *_DRAWN):
+        wrap(torch.Tensor, name, partial(_leave_out, weights, _DRAWN.get(name, 0)))
+    for name, dtype in _CONVERSIONS.items():
+        wrap(torch.nn.Parameter, name, partial(_convert, weights, dtype))

@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.machinery import SourceFileLoader
@@ -185,13 +184,13 @@ class Loops:
     _loops: list[Loop] = field(default_factory=list)
     _by_file: dict[str, list[Loop]] = field(default_factory=dict)
 
-    def install(self, undo: ExitStack) -> None:
-        """Track all of the user's code that is loaded until ``undo`` is closed."""
-        put(undo, builtins, _FOR, _unless_traced(self._items))
-        put(undo, builtins, _END, _unless_traced(self._while_ends, True))
-        put(undo, builtins, _BEGIN, _unless_traced(lambda n: self.begin(self._loops[n]), True))
-        put(undo, builtins, _SKIPPED, _unless_traced(self._has_skipped, False))
-        put(undo, builtins, _ADVANCED, self._advanced)
+    def install(self) -> None:
+        """Track all of the user's code that is loaded."""
+        put(builtins, _FOR, _unless_traced(self._items))
+        put(builtins, _END, _unless_traced(self._while_ends, True))
+        put(builtins, _BEGIN, _unless_traced(lambda n: self.begin(self._loops[n]), True))
+        put(builtins, _SKIPPED, _unless_traced(self._has_skipped, False))
+        put(builtins, _ADVANCED, self._advanced)
         cached, of_file = SourceFileLoader.get_code, runpy._get_code_from_file  # type: ignore[attr-defined]
 
         def get_code(loader: SourceFileLoader, fullname: str) -> CodeType | None:
@@ -209,9 +208,9 @@ class Loops:
                 code = self.compiled(stream.read(), path)
             return (code, path) if isinstance(found, tuple) else code
 
-        put(undo, SourceFileLoader, "get_code", get_code)
-        put(undo, SourceFileLoader, "source_to_code", lambda _, *args: self.compiled(*args))
-        put(undo, runpy, "_get_code_from_file", get_code_from_file)
+        put(SourceFileLoader, "get_code", get_code)
+        put(SourceFileLoader, "source_to_code", lambda _, *args: self.compiled(*args))
+        put(runpy, "_get_code_from_file", get_code_from_file)
 
     def compiled(self, source: bytes, filename: str) -> CodeType:
         """Return the code of a file, with its loops tracked.

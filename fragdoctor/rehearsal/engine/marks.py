@@ -46,27 +46,3 @@ class Marks:
     def of_pytorch(self, first: int) -> list[dict[str, Any]]:
         """Return the marks that PyTorch makes itself, from a number on."""
         return [mark for mark in self.annotations[first:] if not mark["name"].startswith(OURS)]
-
-
-class StepProgress:
-    """Is told what the program does; knows how many of its steps are complete."""
-
-    @property
-    def n_complete(self) -> int:
-        """Number of complete steps."""
-        return 0
-
-    def begin_backward(self) -> None:
-        """Note that a backward pass begins outside any other one."""
-
-    def end_backward(self) -> None:
-        """Note that the backward pass is over, or failed."""
-
-    def begin_call(self, model: Any, *, keeps: bool) -> None:
-        """Note a call of a model from outside any other; ``keeps``: whether results are kept."""
-
-    def replayed(self, graph: Any) -> None:
-        """Note the replay of a graph that captured an optimizer."""
-
-    def end_range(self) -> None:
-        """Note that a range of ``record_function`` has ended; optimizer runs are such ranges."""

@@ -274,7 +274,18 @@ def _trace(
         action = ACTIONS[event.action]
         if action in history.skip_actions:
             continue
-        entry = _entry(event, action, stacks if with_stacks else None)
+        entry: dict[str, Any] = {
+            "action": action,
+            "device_free" if event.action == OOM else "addr": event.address,
+            "size": event.size,
+            "stream": event.stream,
+            "time_us": event.time_us,
+            "compile_context": "N/A",
+            "user_metadata": "",
+            "pool_id": (0, event.pool),
+        }
+        if with_stacks and event.stack >= 0:
+            entry["frames"] = stacks.frames(event.stack)
         entries.append(entry)
         note = stacks.note(event.stack)
         if note == WORKSPACE:
@@ -284,19 +295,3 @@ def _trace(
         elif note and modules is not None and event.action == ALLOC:
             entry["user_metadata"] = module_note(note)
     return entries[-history.max_entries :] if history.max_entries < len(entries) else entries
-
-
-def _entry(event: Event, action: str, stacks: RecordedStacks | None) -> dict[str, Any]:
-    entry: dict[str, Any] = {
-        "action": action,
-        "device_free" if event.action == OOM else "addr": event.address,
-        "size": event.size,
-        "stream": event.stream,
-        "time_us": event.time_us,
-        "compile_context": "N/A",
-        "user_metadata": "",
-        "pool_id": (0, event.pool),
-    }
-    if stacks is not None and event.stack >= 0:
-        entry["frames"] = stacks.frames(event.stack)
-    return entry

@@ -67,9 +67,8 @@ def on_meta(value: Any, *, keeps_numbers: bool = True) -> Any:
 
 
 _OF_ONE_TYPE: Final = {
-    "addmm": (1, 2), "index_add": (0, 3), "index_copy": (0, 3), "_index_put_impl": (0, 2),
-    "masked_scatter": (0, 2), "mm": (0, 1), "scatter": (0, 3), "scatter_add": (0, 3),
-    "scatter_reduce": (0, 3),
+    "addmm": (1, 2), "index_add": (0, 3), "index_copy": (0, 3), "masked_scatter": (0, 2),
+    "mm": (0, 1), "scatter": (0, 3), "scatter_add": (0, 3),
 }  # fmt: skip
 """Operation -> two arguments whose types CUDA's kernel requires to be equal, although PyTorch's
 meta function does not."""
@@ -159,7 +158,11 @@ def _inferred(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return known(*args, **kwargs)
         if op._overloadname in {"dtype", "dtype_out"}:
             return _product_in(op, args, kwargs)
-        function = _function_of(op)
+        function = op
+        if not torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), "Meta"):
+            from torch._decomp import decomposition_table
+
+            function = decomposition_table.get(op, op)
         try:
             return function(*args, **kwargs)
         except NotImplementedError as err:
@@ -239,15 +242,6 @@ def _ran_on_cpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
     if any(leaf.is_nested or leaf.layout is not torch.strided for leaf in made_here):
         return None
     return (on_meta(result, keeps_numbers=False),)
-
-
-def _function_of(op: Any) -> Callable[..., Any]:
-    if torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), "Meta"):
-        return op  # type: ignore[no-any-return]
-    from torch._decomp import decomposition_table
-
-    found = decomposition_table.get(op)
-    return op if found is None else found
 
 
 def _ctc_loss(

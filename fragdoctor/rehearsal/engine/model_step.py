@@ -73,7 +73,13 @@ class ModelStep:
             kind = getattr(torch.optim, optimizer)
             self.optimizer = kind(trained, lr=1e-3, **optimizer_options)
         self.scaler = torch.amp.GradScaler("cuda", enabled=autocast == "fp16" and not inference)
-        self._note_parameters()
+        parameters = list(self.model.parameters())
+        n = sum(p.numel() for p in parameters)
+        n_trained = sum(p.numel() for p in parameters if p.requires_grad)
+        said = f"{type(self.model).__name__} has {format_count(n)} parameters"
+        if self.optimizer is not None and n_trained < n:
+            said += f", {format_count(n_trained)} of them trained"
+        session.note(f"{said}.")
 
     def forward(self) -> Any:
         """Call the model once and return its outputs."""
@@ -122,15 +128,6 @@ class ModelStep:
             return torch.nn.functional.cross_entropy(logits, targets.reshape(-1))
         session.note("No loss was given; took the mean of the first output.")
         return first.float().mean()
-
-    def _note_parameters(self) -> None:
-        parameters = list(self.model.parameters())
-        n = sum(p.numel() for p in parameters)
-        n_trained = sum(p.numel() for p in parameters if p.requires_grad)
-        said = f"{type(self.model).__name__} has {format_count(n)} parameters"
-        if self.optimizer is not None and n_trained < n:
-            said += f", {format_count(n_trained)} of them trained"
-        session.note(f"{said}.")
 
 
 def _on_gpu(inputs: Any, batch: int | None) -> Any:

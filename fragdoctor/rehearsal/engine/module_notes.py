@@ -11,7 +11,6 @@ from __future__ import annotations
 import bisect
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from typing import Any, Final, NamedTuple
 from weakref import WeakSet, ref
 
@@ -79,7 +78,7 @@ class ModuleNotes:
         self._known = ByIdentity()
         self._gpus: Any = None
 
-    def install(self, gpus: Any, undo: ExitStack) -> None:
+    def install(self, gpus: Any) -> None:
         """Watch how modules are assembled, and the steps of optimizers."""
         self._gpus = gpus
 
@@ -88,12 +87,9 @@ class ModuleNotes:
             if module is not None and not torch.compiler.is_compiling():
                 self._names.put_together(above, module)
 
-        for hook in (
-            register_module_module_registration_hook(put_together),
-            register_optimizer_step_pre_hook(self._before_step),
-            register_optimizer_step_post_hook(self._after_step),
-        ):
-            undo.callback(hook.remove)
+        register_module_module_registration_hook(put_together)
+        register_optimizer_step_pre_hook(self._before_step)
+        register_optimizer_step_post_hook(self._after_step)
 
     # ---- which module runs ----------------------------------------------------------------------
 

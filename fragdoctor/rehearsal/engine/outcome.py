@@ -6,7 +6,7 @@ import gc
 import json
 import os
 import traceback
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -42,17 +42,17 @@ def _oom_behind(error: BaseException | None) -> BaseException | None:
     return error
 
 
+def _place(filename: str, line: int | None, function: str = "") -> dict[str, Any]:
+    return {"filename": filename, "line": line or 0, "function": function}
+
+
 def _frames(error: BaseException | None) -> list[dict[str, Any]]:
     """Return the frames that an error came from, without ours, the innermost last."""
     trace = None if error is None else error.__traceback__
     places = [(f.filename, f.lineno, f.name) for f in traceback.extract_tb(trace)]
     if isinstance(error, SyntaxError) and error.filename:  # not a valid Python file
         places.append((error.filename, error.lineno, "<module>"))
-    return [
-        {"filename": filename, "line": line, "name": name}
-        for filename, line, name in places
-        if not filename.startswith(OURS)
-    ]
+    return [_place(*place) for place in places if not place[0].startswith(OURS)]
 
 
 class ProgramOutcome:
@@ -131,7 +131,7 @@ class ProgramOutcome:
             "failure": self._failure(),
             "assumptions": [
                 {
-                    "location": {"filename": a.filename, "line": a.line} if a.line else None,
+                    "location": _place(a.filename, a.line) if a.line else None,
                     "operation": a.operation,
                     "assumed": a.assumed,
                     "count": n,
@@ -141,7 +141,7 @@ class ProgramOutcome:
             "notes": list(now.assumptions.notes),
             "handles": now.libraries,
             "conf": now.budget.settings.conf,
-            "traits": None,
+            "traits": {},
         }
         if self.traits is not None:
             of_steps = self.steps.traits(is_stopped=bool(self.stopped))
@@ -167,7 +167,10 @@ class ProgramOutcome:
         )
 
     def _described(self, oom: SeenOom) -> dict[str, Any]:
-        frames = _frames(_oom_behind(self.failure))[::-1] or self.now.stacks.frames(oom.stack)
+        frames = _frames(_oom_behind(self.failure))[::-1]
+        if not frames:
+            asked_by = self.now.stacks.frames(oom.stack)
+            frames = [_place(f["filename"], f["line"], f["name"]) for f in asked_by]
         own = next((f for f in frames if is_users(f["filename"])), frames[0] if frames else None)
         return {
             "step": oom.step,
@@ -197,6 +200,5 @@ class ProgramOutcome:
         now = self.now
         marks = now.marks.annotations if oom is None else now.marks.annotations[: oom.n_marks]
         found = snapshot(now, History(), marks, at=oom, modules=now.modules)
-        with ExitStack() as undo:  # let PyTorch's own function write this snapshot
-            put(undo, torch._C, "_cuda_memorySnapshot", lambda *_: found)
-            torch.cuda.memory._dump_snapshot(self.request["snapshot"])
+        put(torch._C, "_cuda_memorySnapshot", lambda *_: found)
+        torch.cuda.memory._dump_snapshot(self.request["snapshot"])

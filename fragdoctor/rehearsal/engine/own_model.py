@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +23,20 @@ def build(spec: str) -> tuple[torch.nn.Module, Any]:
     Raises:
         ConfigError: the name cannot be found, or does not satisfy :data:`CONTRACT`.
     """
-    built = _factory(spec)()
+    module, _, name = spec.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as err:
+        if err.name is None or not f"{module}.".startswith(f"{err.name}."):
+            raise
+        raise ConfigError(
+            f"There is no module {module!r} here ({Path.cwd()}) or among the installed ones.",
+            hint="Run from the directory from which your program runs.",
+        ) from err
+    factory = reduce(lambda owner, part: getattr(owner, part, None), name.split("."), found)
+    if not callable(factory):
+        raise ConfigError(f"Module {module!r} has no function {name!r}.", hint=CONTRACT)
+    built = factory()
     model, inputs = built if isinstance(built, tuple) and len(built) == 2 else (built, None)
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(
@@ -32,22 +45,3 @@ def build(spec: str) -> tuple[torch.nn.Module, Any]:
     if inputs is None:
         raise ConfigError("The factory returns no inputs for the model.", hint=CONTRACT)
     return model, inputs
-
-
-def _factory(spec: str) -> Callable[[], Any]:
-    module_name, _, name = spec.partition(":")
-    try:
-        found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as err:
-        if err.name is None or not f"{module_name}.".startswith(f"{err.name}."):
-            raise
-        raise ConfigError(
-            f"There is no module {module_name!r} here ({Path.cwd()}) or among the installed ones.",
-            hint="Run from the directory from which your program runs.",
-        ) from err
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if not callable(found):
-        raise ConfigError(f"Module {module_name!r} has no function {name!r}.", hint=CONTRACT)
-    factory: Callable[[], Any] = found
-    return factory

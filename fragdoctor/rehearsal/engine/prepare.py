@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -19,16 +18,15 @@ OLDEST: Final = (2, 6, 0)
 
 
 def prepare(
-    native: Path, n_devices: int, torch_version: str, scratch: Path | None, undo: ExitStack
+    native: Path, n_devices: int, torch_version: str, scratch: Path | None
 ) -> session.Session:
-    """Prepare this process until ``undo`` is closed; the GPUs' properties are set later.
+    """Prepare this process; the GPUs' properties are set later.
 
     Args:
         native: the library of the fake GPUs.
         n_devices: how many GPUs.
         torch_version: the version whose allocator is modeled; "" = that of the installed PyTorch.
         scratch: the folder to which writes are redirected; None = no redirection.
-        undo: restores everything.
 
     Raises:
         ConfigError: this PyTorch cannot be prepared.
@@ -47,8 +45,7 @@ def prepare(
     budget = Budget(None, DEFAULT.total_bytes, parse_conf(""), torch_version or version)
     now = session.Session(gpus, n_devices, DEFAULT, budget)
     gpus.start(n_devices, budget)
-    undo.callback(gpus.close)
-    session.begin(now, undo)
+    session.begin(now)
     from fragdoctor.rehearsal.engine import (
         activity,
         backward,
@@ -79,16 +76,16 @@ def prepare(
 
     del tensors  # it fills the table of kernels
     now.known.assume = values.assume
-    cuda_api.install(undo)
-    vtables.install(gpus, undo)
+    cuda_api.install()
+    vtables.install(gpus)
     now.is_started = torch.cuda._initialized = False  # testing the tables started it
     for part in (dispatch, foreign_operators, fused_layers, recurrent, backward):
-        part.install(undo)
-    activity.install(now, undo)
+        part.install()
+    activity.install(now)
     for part in (sparse, host, compilation, deferred_dynamo, ranks):
-        part.install(undo)
+        part.install()
     if scratch is not None:
-        writes.install(scratch, undo)
+        writes.install(scratch)
     # Backward passes run in this thread, where the program's own modes and streams are set.
-    undo.enter_context(torch.autograd.set_multithreading_enabled(False))
+    torch.autograd.set_multithreading_enabled(False)
     return now

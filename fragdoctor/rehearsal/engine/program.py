@@ -26,7 +26,7 @@ import time
 import traceback
 import types
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from importlib.machinery import SourceFileLoader
 from itertools import takewhile
@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from fragdoctor.errors import FragdoctorError
 from fragdoctor.model.gpus import GpuModel
-from fragdoctor.rehearsal.engine import frames_from, leave, wrap
+from fragdoctor.rehearsal.engine import frames_from, leave, nothing, wrap
 from fragdoctor.rehearsal.engine.memory_history import is_users
 from fragdoctor.rehearsal.fence import FREE, restrict_writes
 
@@ -136,10 +136,10 @@ def _blocker(now: Session, name: str) -> str:
 class Libraries:
     """Notes which libraries a program has imported before it changes its environment."""
 
-    def __init__(self, undo: ExitStack) -> None:
+    def __init__(self) -> None:
         self._n_safe: int | None = None
         for name in ("putenv", "unsetenv"):
-            wrap(undo, os, name, self._change)
+            wrap(os, name, self._change)
 
     def _change(self, change: Any, *args: Any) -> None:
         if self._n_safe is None and not _is_of_import(sys._getframe(1)):
@@ -173,12 +173,11 @@ def run(request: dict[str, Any]) -> NoReturn:
     The request comes from :mod:`fragdoctor.rehearsal.process`.
     """
     sys.argv[:] = [request["target"], *request["args"]]
-    undo = ExitStack()
     _die_with_parent()
     blocker = ""
     if request["scratch"] is not None:  # before any thread starts
         blocker = restrict_writes([os.path.realpath(request["scratch"]), *FREE])
-    now = _prepared(request, undo)
+    now = _prepared(request)
     if blocker:
         now.assumptions.note(
             f"The kernel does not fence the program in: {blocker}. Writes that bypass Python are "
@@ -186,11 +185,11 @@ def run(request: dict[str, Any]) -> NoReturn:
         )
     if "requests_fd" in request:
         request = request_of_fork(request, now)
-        request["libraries"] = Libraries(undo)
-    _rehearse(request, now, undo)
+        request["libraries"] = Libraries()
+    _rehearse(request, now)
 
 
-def _prepared(request: dict[str, Any], undo: ExitStack) -> Session:
+def _prepared(request: dict[str, Any]) -> Session:
     """Import PyTorch and prepare this process."""
     try:
         import torch  # noqa: F401 - before anything of it is patched
@@ -207,12 +206,12 @@ def _prepared(request: dict[str, Any], undo: ExitStack) -> Session:
 
     native, scratch = Path(request["native"]), request["scratch"] and Path(request["scratch"])
     try:
-        return prepare(native, request["n_devices"], request["torch_version"], scratch, undo)
+        return prepare(native, request["n_devices"], request["torch_version"], scratch)
     except FragdoctorError as err:
         _unfit(request, err.message, err.hint)
 
 
-def _rehearse(request: dict[str, Any], now: Session, undo: ExitStack) -> NoReturn:
+def _rehearse(request: dict[str, Any], now: Session) -> NoReturn:
     """Run the program on the requested GPU, write the outcome, and exit."""
     from fragdoctor.rehearsal.engine.outcome import ProgramOutcome
     from fragdoctor.rehearsal.engine.step_watch import Steps, StopConditions
@@ -228,39 +227,33 @@ def _rehearse(request: dict[str, Any], now: Session, undo: ExitStack) -> NoRetur
     asked = StopConditions(
         limit, most, request["least_steps"], request["known_steps"], request["fitting_bytes"]
     )
-    steps = Steps(now, asked, outcome.on_step, outcome.stop_early)
-    if request["stops_by_itself"]:
-        steps.install(undo)
-        if limit is None:
-            skipping = now.loops.skipping
-            skipping.most, skipping.on_stuck = most, outcome.stop_early
-            skipping.install(now.gpus, now.n_devices, undo)
-            now.loops.install(undo)
-    outcome.steps = steps
+    stops = request["stops_by_itself"]
+    outcome.steps = Steps(now, asked, outcome.on_step, outcome.stop_early if stops else nothing)
+    outcome.steps.install()
+    if stops and limit is None:
+        skipping = now.loops.skipping
+        skipping.most, skipping.on_stuck = most, outcome.stop_early
+        skipping.install(now.gpus, now.n_devices)
+        now.loops.install()
     if request["observes"]:
         from fragdoctor.rehearsal.engine.treatments.traits import Traits
 
-        outcome.traits = Traits(undo)
+        outcome.traits = Traits()
     if request["treatments"]:
         from fragdoctor.rehearsal.engine.treatments import apply
 
-        apply(request["treatments"], undo)
+        apply(request["treatments"])
     if request["time_limit_s"] is not None:
-        _limit_time(request["time_limit_s"], outcome, undo)
-    _seed()
+        _limit_time(request["time_limit_s"], outcome)
+    random.seed(0)  # a program that does not seed its numbers takes the same course each time
+    if "numpy" in sys.modules:  # PyTorch imports it
+        sys.modules["numpy"].random.seed(0)
     code = _run_guarded(request, outcome)
     outcome.end(code)
     leave(code)
 
 
-def _seed() -> None:
-    """Let a program that does not seed its random numbers take the same course each time."""
-    random.seed(0)
-    if "numpy" in sys.modules:  # PyTorch imports it
-        sys.modules["numpy"].random.seed(0)
-
-
-def _limit_time(seconds: float, outcome: Any, undo: ExitStack) -> None:
+def _limit_time(seconds: float, outcome: Any) -> None:
     """End the rehearsal at the first GPU operation after a time limit."""
     from fragdoctor.rehearsal.engine import dispatch
 
@@ -271,7 +264,7 @@ def _limit_time(seconds: float, outcome: Any, undo: ExitStack) -> None:
             outcome.stop_early(f"the time limit of {seconds:g} s was over")
         return serve(*args)
 
-    wrap(undo, dispatch, "serve", serve_in_time)
+    wrap(dispatch, "serve", serve_in_time)
 
 
 def _unfit(request: dict[str, Any], message: str, hint: str) -> NoReturn:
@@ -288,7 +281,10 @@ def _run_guarded(request: dict[str, Any], outcome: Any) -> int:
         outcome.program_globals = _RUNNERS[request["kind"]](request)
     except SystemExit as end:
         outcome.failure = end
-        return _code_of(end)
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+        return 1
     except BaseException as err:  # noqa: BLE001 - the user's program may raise anything
         outcome.failure = err
         _print_failure(err)
@@ -297,15 +293,6 @@ def _run_guarded(request: dict[str, Any], outcome: Any) -> int:
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
     return 0
-
-
-def _code_of(end: SystemExit) -> int:
-    if end.code is None:
-        return 0
-    if isinstance(end.code, int):
-        return end.code
-    print(end.code, file=sys.stderr)
-    return 1
 
 
 def _print_failure(error: BaseException) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -29,8 +29,8 @@ _NEVER: Final = 2**31 - 1  # steps between timed steps
 _BACKEND: Final = 3  # position of the backend in the arguments for a group
 
 
-def install(undo: ExitStack) -> None:
-    """Let groups of ranks consist of this one alone, until ``undo`` is closed."""
+def install() -> None:
+    """Let groups of ranks consist of this one alone."""
     if c10d is None:
         return
     import torch.nn.parallel.distributed  # imports some of what is replaced
@@ -41,10 +41,10 @@ def install(undo: ExitStack) -> None:
         "_NCCL_AVAILABLE": True,
         "default_pg_nccl_timeout": timedelta(minutes=10),
     }
-    put_all(undo, c10d, of_c10d)
-    wrap(undo, c10d, "_new_process_group_helper", _group)
+    put_all(c10d, of_c10d)
+    wrap(c10d, "_new_process_group_helper", _group)
     if not hasattr(c10d, "ProcessGroupNCCL"):
-        put(undo, c10d, "ProcessGroupNCCL", SimpleNamespace(Options=_Options))
+        put(c10d, "ProcessGroupNCCL", SimpleNamespace(Options=_Options))
     stand_ins = {
         c10d.is_nccl_available: lambda: True,
         c10d.rendezvous: _rendezvous,
@@ -59,17 +59,17 @@ def install(undo: ExitStack) -> None:
         c10d.reduce_scatter: wrapped(c10d.reduce_scatter, partial(_with_flat_copy, 1)),
         distributed.utils._verify_param_shape_across_processes: _compare_shapes,
     }
-    swap_all(undo, {id(original): value for original, value in stand_ins.items()})
+    swap_all({id(original): value for original, value in stand_ins.items()})
     # DDP does not time anything: builds without CUDA have no clock, those with CUDA no GPU.
-    put(undo, distributed.Logger, "set_runtime_stats_and_log", nothing)
+    put(distributed.Logger, "set_runtime_stats_and_log", nothing)
     if next((Path(torch.__file__).parent / "lib").glob("libtorch_cuda*"), None) is not None:
-        wrap(undo, distributed.Reducer, "__init__", _make_reducer)
+        wrap(distributed.Reducer, "__init__", _make_reducer)
         # The reducer does not count a first step that is not timed; all that remains of it after
         # that step is the order of the buckets, which stays anyway.
-        put(undo, distributed.Reducer, "_set_static_graph", nothing)
-        put(undo, distributed.Reducer, "_delay_all_reduce", nothing)
+        put(distributed.Reducer, "_set_static_graph", nothing)
+        put(distributed.Reducer, "_delay_all_reduce", nothing)
     for name in ("spawn", "start_processes"):
-        put(undo, torch.multiprocessing, name, _spawn)
+        put(torch.multiprocessing, name, _spawn)
 
 
 class _Options(SimpleNamespace):

@@ -10,7 +10,6 @@ switched off, a layer runs step by step.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -235,16 +234,16 @@ def _buffer_of(weights: Sequence[torch.Tensor]) -> torch.Tensor | None:
     return first.new_empty(0).set_(storage, 0, (n,), (1,))
 
 
-def install(undo: ExitStack) -> None:
-    """Install these in place of the CUDA kernels until ``undo`` is closed."""
-    library = library_for("aten", undo)
+def install() -> None:
+    """Install these in place of the CUDA kernels."""
+    library = library_for("aten")
     for layer, overload in product(MODES, ("input", "data")):
         op = getattr(getattr(ATEN, layer), overload)
         for key in ("AutogradCUDA", "CUDA"):
             library.impl(f"{layer}.{overload}", partial(_with_cudnn, op, layer), key)
     # A build without CUDA has no cuDNN to ask.
-    put(undo, torch.backends.cudnn, "is_acceptable", _is_flattened)
-    put(undo, cudnn_modes, "get_cudnn_mode", lambda name: MODES[name.lower()])
+    put(torch.backends.cudnn, "is_acceptable", _is_flattened)
+    put(cudnn_modes, "get_cudnn_mode", lambda name: MODES[name.lower()])
 
 
 def _is_flattened(tensor: torch.Tensor) -> bool:

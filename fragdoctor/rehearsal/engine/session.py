@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +16,7 @@ from fragdoctor.model.settings import AllocatorSettings, parse_conf
 from fragdoctor.rehearsal.engine.gpu import Budget, Gpus
 from fragdoctor.rehearsal.engine.known import Known
 from fragdoctor.rehearsal.engine.loops import Loops
-from fragdoctor.rehearsal.engine.marks import Marks, StepProgress
+from fragdoctor.rehearsal.engine.marks import Marks
 from fragdoctor.rehearsal.engine.memory_history import History, RecordedStacks
 from fragdoctor.rehearsal.engine.module_notes import ModuleNotes
 from fragdoctor.trace.oom_message import oom_message
@@ -85,20 +84,6 @@ class SeenOom:
     stack: int
     n_marks: int
 
-    @classmethod
-    def of(cls, now: Session, device: int, figures: dict[str, int | None]) -> SeenOom:
-        """Return the state at this moment."""
-        devices = range(now.n_devices)
-        return cls(
-            device,
-            figures["requested_bytes"] or 0,
-            tuple(now.gpus.figures(d)["events"] for d in devices),
-            tuple(tuple(now.gpus.segments(d)) for d in devices),
-            now.progress.n_complete,
-            now.stacks.last,
-            len(now.marks.annotations),
-        )
-
 
 @dataclass(slots=True)
 class Session:
@@ -110,7 +95,7 @@ class Session:
         facts: the GPU model whose kernels all of them have.
         budget: the memory and settings of each of them.
         stacks: where requests came from.
-        progress: is told what the program does, and knows its steps.
+        progress: its steps, a :class:`.step_watch.Steps`, which is told what the program does.
         marks: marks of what the program does.
         on_oom: called with (device, requested bytes) before the error is raised.
         known: the known values of tensors on the GPUs.
@@ -129,7 +114,7 @@ class Session:
     history: History | None = None
     fractions: dict[int, float] = field(default_factory=dict)
     captures: list[Any] = field(default_factory=list)
-    progress: StepProgress = field(default_factory=StepProgress)
+    progress: Any = field(init=False)
     marks: Marks = field(default_factory=Marks)
     libraries: dict[str, int] = field(default_factory=dict)
     is_started: bool = False
@@ -222,9 +207,19 @@ class Session:
             return torch.OutOfMemoryError(
                 "CUDA out of memory. Tried to allocate more than 1EB memory."
             )
-        self.seen_ooms.append(SeenOom.of(self, device, figures))
+        n_bytes, devices = figures["requested_bytes"] or 0, range(self.n_devices)
+        seen = SeenOom(
+            device,
+            n_bytes,
+            tuple(self.gpus.figures(d)["events"] for d in devices),
+            tuple(tuple(self.gpus.segments(d)) for d in devices),
+            self.progress.n_complete,
+            self.stacks.last,
+            len(self.marks.annotations),
+        )
+        self.seen_ooms.append(seen)
         for tell in self.on_oom:
-            tell(device, figures["requested_bytes"] or 0)
+            tell(device, n_bytes)
         return torch.OutOfMemoryError(oom_message(figures, self.version, device=device))
 
 
@@ -245,7 +240,6 @@ def note(sentence: str) -> None:
     current().assumptions.note(sentence)
 
 
-def begin(session: Session, undo: ExitStack) -> None:
-    """Make a rehearsal the current one until ``undo`` is closed."""
+def begin(session: Session) -> None:
+    """Make a rehearsal the current one."""
     _current.append(session)
-    undo.callback(_current.pop)

@@ -17,7 +17,7 @@ import threading
 import time
 from collections import ChainMap, Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -320,14 +320,14 @@ class Skipping:
     _gpus: Any = None
     _n_devices: int = 0
 
-    def install(self, gpus: Any, n_devices: int, undo: ExitStack) -> None:
-        """Skip rounds from now on, judging by requests to the GPUs, until ``undo`` is closed."""
+    def install(self, gpus: Any, n_devices: int) -> None:
+        """Skip rounds from now on, judging by requests to the GPUs."""
         self.is_on = True
         self._gpus, self._n_devices = gpus, n_devices
         from torch.utils.data import dataloader
 
         for name in ("_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"):
-            wrap(undo, getattr(dataloader, name), "_next_data", self._next_data)
+            wrap(getattr(dataloader, name), "_next_data", self._next_data)
 
     def _next_data(self, original: Callable[[Any], Any], loader: Any) -> Any:
         """Return a DataLoader's next data; skipped items are loaded only once."""

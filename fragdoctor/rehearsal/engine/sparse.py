@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final
 
@@ -25,6 +24,7 @@ _SHARED: Final = (
     "_sparse_coo_tensor_with_dims_and_tensors", "_values", "clone", "copy_sparse_to_sparse_",
     "dense_dim", "empty.memory_format", "indices", "is_coalesced", "sparse_dim",
     "sparse_resize_", "sparse_resize_and_clear_", "values", "zero_",
+    "_to_dense", "add.Tensor", "add_.Tensor", "mm",
     "abs", "cat", "neg", "norm.ScalarOpt_dim", "pow.Tensor_Scalar", "relu", "sign", "sqrt", "tanh",
     "unsqueeze",
 )  # fmt: skip
@@ -33,6 +33,7 @@ _SHARED_COMPRESSED: Final = (
     "_nnz", "_to_sparse", "ccol_indices", "clone", "col_indices", "copy_", "crow_indices",
     "dense_dim", "empty.memory_format", "empty_like", "resize_as_sparse_", "row_indices",
     "sparse_dim", "values", "zero_",
+    "mm",
     "abs", "mul.Scalar", "mul_.Scalar", "neg", "relu", "sqrt", "tanh",
 )  # fmt: skip
 _INDEX_BYTES: Final = 8
@@ -89,21 +90,17 @@ def _sum(self: torch.Tensor, other: torch.Tensor, alpha: Any) -> tuple[torch.Ten
     return indices, torch.cat((self._values(), theirs), 0)
 
 
-def _add(self: torch.Tensor, other: torch.Tensor, *, alpha: Any = 1) -> torch.Tensor:
-    if self.is_sparse and other.is_sparse:
-        return _made(self, *_sum(self, other, alpha))
-    dense, sparse = (other, self) if self.is_sparse else (self, other)
-    result = dense.clone()
-    _add_to_dense(sparse)
-    return result
-
-
-def _add_in_place(self: torch.Tensor, other: torch.Tensor, *, alpha: Any = 1) -> torch.Tensor:
+def _add_into(
+    self: torch.Tensor, other: torch.Tensor, *, alpha: Any = 1, out: torch.Tensor
+) -> torch.Tensor:
+    """``add_out_sparse_cuda``, behind every form of ``add`` and ``_to_dense``."""
     if self.is_sparse:
-        self.data = _made(self, *_sum(self, other, alpha))
-    else:
-        _add_to_dense(other)
-    return self
+        out.data = _made(self, *_sum(self, other, alpha))
+        return out
+    if out is not self:
+        out.resize_(self.shape)
+    _add_to_dense(other)
+    return out
 
 
 def _scaled(op: Any, self: torch.Tensor, by: Any, **kwargs: Any) -> torch.Tensor:
@@ -116,12 +113,6 @@ def _scaled(op: Any, self: torch.Tensor, by: Any, **kwargs: Any) -> torch.Tensor
 def _scaled_in_place(op: Any, self: torch.Tensor, by: Any) -> torch.Tensor:
     self.data = _scaled(op, self, by)
     return self
-
-
-def _to_dense(self: torch.Tensor, dtype: Any = None, *_: Any, **__: Any) -> torch.Tensor:
-    dense = self._values().new_zeros(self.shape, dtype=dtype or self.dtype)
-    _add_to_dense(self)
-    return dense
 
 
 def _mask(self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -156,16 +147,6 @@ def _addmm(
         _by_columns(dense)
         del row_ends, columns, by_columns
     return result
-
-
-def _mm(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """``_sparse_mm``: the product is added to zeros."""
-    if self.is_sparse and other.is_sparse:
-        raise NotImplementedError("Products of two sparse tensors (SparseCUDA)")
-    if not self.is_sparse:
-        return _mm(other.t(), self.t()).t()
-    zeros = other.new_zeros((self.shape[0], other.shape[1]))
-    return _addmm(zeros, self, other, beta=0)
 
 
 def _index_select(self: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
@@ -217,15 +198,6 @@ def _addmm_compressed(
     return result
 
 
-def _mm_compressed(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """``_sparse_csr_mm``: the product is added to zeros."""
-    if first.layout is torch.sparse_csc:
-        return _mm_compressed(_by_rows(first), second)
-    dense = first if first.layout is torch.strided else second
-    zeros = dense.new_zeros((first.shape[0], second.shape[1]))
-    return _addmm_compressed(zeros, first, second)
-
-
 def _mv_compressed(
     _: torch.Tensor, matrix: torch.Tensor, vector: torch.Tensor, *, out: torch.Tensor, **__: Any
 ) -> torch.Tensor:
@@ -245,30 +217,26 @@ def _scaled_compressed(self: torch.Tensor, by: Any) -> torch.Tensor:
 
 _OWN: Final[dict[str, Callable[..., Any]]] = {
     "_coalesce": _coalesce,
-    "add.Tensor": _add,
-    "add_.Tensor": _add_in_place,
+    "add.out": _add_into,
     "mul.Tensor": partial(_scaled, torch.mul),
     "mul_.Tensor": partial(_scaled_in_place, torch.mul),
     "div.Tensor": partial(_scaled, torch.div),
     "div_.Tensor": partial(_scaled_in_place, torch.div),
-    "_to_dense": _to_dense,
     "sparse_mask": _mask,
     "addmm": _addmm,
-    "mm": _mm,
     "index_select": _index_select,
 }
 _OWN_COMPRESSED: Final[dict[str, Callable[..., Any]]] = {
     "_to_sparse_csr": _by_rows,
     "addmm": _addmm_compressed,
     "addmv.out": _mv_compressed,
-    "mm": _mm_compressed,
     "mul.Tensor": _scaled_compressed,
 }
 
 
-def install(undo: ExitStack) -> None:
-    """Serve sparse tensors until ``undo`` is closed."""
-    library = library_for("aten", undo)
+def install() -> None:
+    """Serve sparse tensors."""
+    library = library_for("aten")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # kernels are replaced on purpose
         for kind, shared, own in (

@@ -13,7 +13,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
 from itertools import count, islice, pairwise, takewhile
 from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
@@ -22,7 +21,6 @@ from torch.optim import optimizer as optimizers
 
 from fragdoctor.model.turns import period_of, whole_rounds
 from fragdoctor.rehearsal.engine.calls import after_making
-from fragdoctor.rehearsal.engine.marks import StepProgress
 from fragdoctor.rehearsal.engine.memory_history import ALLOC
 from fragdoctor.rehearsal.engine.session import Session
 from fragdoctor.rehearsal.engine.skipping import (
@@ -86,8 +84,8 @@ class StopConditions(NamedTuple):
     fitting_bytes: int | None = None
 
 
-class Steps(StepProgress):
-    """Counts the steps of a program, and ends the program when enough has been seen.
+class Steps:
+    """Is told what a program does; counts its steps, and ends it when enough has been seen.
 
     If steps repeat, it ends with the optimizer's run. After a requested number of steps, or where
     all that follow are known, it ends as the next step begins to compute, so that what follows the
@@ -130,13 +128,13 @@ class Steps(StepProgress):
         self._numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._next_number = count().__next__
 
-    def install(self, undo: ExitStack) -> None:
-        """Listen to optimizers and to the session's events, until ``undo`` is closed."""
-        undo.callback(optimizers.register_optimizer_step_post_hook(self._after_optimizer).remove)
+    def install(self) -> None:
+        """Listen to optimizers and to the session's events."""
+        optimizers.register_optimizer_step_post_hook(self._after_optimizer)
         self.now.progress = self
         skipping = self.now.loops.skipping
         skipping.steps = lambda: 0 if self._has_optimizer and not self._runs else self.n_taken
-        after_making(self._made_optimizer, undo)
+        after_making(self._made_optimizer)
 
     def _made_optimizer(self, optimizer: Any) -> None:
         self._has_optimizer = True

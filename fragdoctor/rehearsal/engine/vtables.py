@@ -2,7 +2,7 @@
 
 PyTorch is built to run without CUDA, so most of what a CUDA tensor needs is there in any build: the
 dispatcher knows the key, autograd and autocast have their kernels for it, and a tensor on device
-``cuda`` can be made from any memory through DLPack. Three things are missing, each in one table:
+``cuda`` can be made from any memory through DLPack. Four things are missing, each in one table:
 
 * **The guard.** C++ asks the table of device guards which device and stream are current, and the
   autograd engine asks how many devices there are. Without CUDA the entry is empty; with CUDA but no
@@ -10,12 +10,14 @@ dispatcher knows the key, autograd and autocast have their kernels for it, and a
 * **The hooks.** Code that is common to all builds asks ``CUDAHooksInterface`` whether CUDA and
   cuDNN are present, and takes pinned memory from it. The object's method table is replaced with a
   copy in which these questions have our answers.
+* **Kernels that C++ calls without the dispatcher** (``DispatchStub``): which one attention takes,
+  and what is launched by code that is one for CPU and GPU. Their pointers for CUDA are replaced.
 * **A tensor's storage, and its address and size**, for programs that resize a storage in place.
   They are fields of ``TensorImpl`` and ``StorageImpl``.
 
-Both method tables are laid out according to the headers that come with every PyTorch. The fields
-are found by looking for known values in a tensor made for the purpose. :func:`install` tests each
-table before leaving it in effect.
+The first three are laid out according to the headers that come with every PyTorch. The fields are
+found by looking for known values in a tensor made for the purpose. :func:`install` tests the method
+tables before leaving them in effect.
 """
 
 from __future__ import annotations
@@ -23,7 +25,6 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -31,6 +32,7 @@ from typing import Any, Final
 import torch
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.rehearsal.engine import nothing
 from fragdoctor.rehearsal.engine.gpu import Gpus
 
 CUDA: Final = 1  # c10::DeviceType
@@ -39,10 +41,16 @@ HEAD: Final = 2  # words before the first method: offset to top, type informatio
 DESTRUCTORS: Final = 2  # slots of a virtual destructor
 N_SLOTS: Final = 160  # more than any of the tables have
 STORAGE_WORDS: Final = 16
+SILENT: Final = (
+    "cdist_stub", "huber_stub", "index_put_stub", "renorm_scale_factor_stub",
+    "scatter_reduce_two_stub",
+)  # fmt: skip
+"""Kernels that code for CPU and GPU calls without the dispatcher, and that request no memory."""
 PROOF: Final = 3  # a GPU number to test with
 _COMMENT: Final = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _DIRECTIVE: Final = re.compile(r"^[ \t]*#(?:[^\n\\]|\\.|\\\n)*", re.MULTILINE)
 _NAME: Final = re.compile(r"(~?\w+)\s*\(")
+_POINTER: Final = re.compile(r"\b([a-z0-9]+)_dispatch_ptr\s*[{=;]")
 
 
 def _header(path: str) -> str:
@@ -114,7 +122,7 @@ def _leaked(memory: Any) -> Any:
     return memory
 
 
-def _put_guard(gpus: Gpus, undo: ExitStack) -> None:
+def _put_guard(gpus: Gpus) -> None:
     name = "DeviceGuardImplInterface"
     slots = slots_of((_header(f"c10/core/impl/{name}.h"), name))
     registry = ctypes.addressof(
@@ -122,10 +130,10 @@ def _put_guard(gpus: Gpus, undo: ExitStack) -> None:
     )
     table = _table_with(slots, gpus.guard_method, None)
     guard = _leaked((ctypes.c_void_p * 1)(ctypes.addressof(table) + HEAD * POINTER))
-    _exchange(registry + CUDA * POINTER, ctypes.addressof(guard), undo)
+    _exchange(registry + CUDA * POINTER, ctypes.addressof(guard))
 
 
-def _put_hooks(gpus: Gpus, undo: ExitStack) -> None:
+def _put_hooks(gpus: Gpus) -> None:
     base = ("ATen/detail/AcceleratorHooksInterface.h", "AcceleratorHooksInterface")
     derived = ("ATen/detail/CUDAHooksInterface.h", "CUDAHooksInterface")
     slots = slots_of(*((_header(file), name) for file, name in (base, derived)))
@@ -137,13 +145,23 @@ def _put_hooks(gpus: Gpus, undo: ExitStack) -> None:
     get_allocator.restype = ctypes.c_void_p
     gpus.set_pinned_allocator(get_allocator())
     table = _table_with(slots, gpus.hook_method, original)
-    _exchange(place, ctypes.addressof(table) + HEAD * POINTER, undo)
+    _exchange(place, ctypes.addressof(table) + HEAD * POINTER)
 
 
-def _exchange(place: int, value: int, undo: ExitStack) -> None:
+def _exchange(place: int, value: int) -> None:
     word = ctypes.c_void_p.from_address(place)
-    undo.callback(setattr, word, "value", word.value)
     word.value = value
+
+
+def put_stub(name: str, function: Any) -> None:
+    """Put a function in place of a GPU's kernel that C++ calls without the dispatcher."""
+    kinds = _POINTER.findall(_header("ATen/native/DispatchStub.h"))
+    stub = ctypes.c_void_p.in_dll(_library("torch_cpu"), f"_ZN2at6native{len(name)}{name}E")
+    address = ctypes.cast(_leaked(function), ctypes.c_void_p).value or 0
+    _exchange(ctypes.addressof(stub) + kinds.index("cuda") * POINTER, address)
+
+
+_launch_nothing: Final = ctypes.CFUNCTYPE(None)(nothing)
 
 
 class StorageFields:
@@ -186,18 +204,19 @@ def _words(place: int) -> ctypes.Array[ctypes.c_uint64]:
     return (ctypes.c_uint64 * STORAGE_WORDS).from_address(place)
 
 
-def install(gpus: Gpus, undo: ExitStack) -> None:
-    """Replace the tables until ``undo`` is closed.
+def install(gpus: Gpus) -> None:
+    """Replace the tables.
 
     Raises:
         ConfigError: this build of PyTorch is not laid out as its versions from 2.6 on are.
     """
     try:
-        _put_guard(gpus, undo)
-        _put_hooks(gpus, undo)
+        _put_guard(gpus)
+        _put_hooks(gpus)
+        for name in SILENT:
+            put_stub(name, _launch_nothing)
         _prove(gpus)
     except (AttributeError, OSError, ValueError, RuntimeError) as err:
-        undo.close()
         raise ConfigError(
             f"This build of PyTorch ({torch.__version__}) cannot be prepared for a rehearsal: "
             f"{str(err).splitlines()[0]}.",

@@ -18,7 +18,7 @@ import shutil
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial, reduce
 from itertools import chain
 from pathlib import Path
@@ -327,8 +327,8 @@ class _Entries(chain[_Entry]):
     __exit__ = close = nothing
 
 
-def install(home: Path, undo: ExitStack) -> None:
-    """Redirect writes to a scratch folder until ``undo`` is closed."""
+def install(home: Path) -> None:
+    """Redirect writes to a scratch folder."""
     overlay = Overlay(home)
     replaced: list[tuple[Any, str, Any]] = [
         *((*row[:2], _led(getattr(*row[:2]), *row[2:])) for row in _opening(overlay)),
@@ -349,23 +349,21 @@ def install(home: Path, undo: ExitStack) -> None:
     ]
     taken = {id(getattr(owner, name)): value for owner, name, value in replaced}
     for owner, name, value in replaced:
-        put(undo, owner, name, value)
-    put(undo, shutil, "_use_fd_functions", False)
+        put(owner, name, value)
+    put(shutil, "_use_fd_functions", False)
     # Modules loaded earlier have them already: ``bz2`` and ``tarfile``.
-    swap_all(undo, taken, but=_OF_PYTHON)
-    _lead_imports(overlay, undo)
+    swap_all(taken, but=_OF_PYTHON)
+    _lead_imports(overlay)
     changes: dict[str, Callable[[Any], None]] = {
-        name: partial(_lead_library, overlay, undo, name) for name in _LIBRARIES
+        name: partial(_lead_library, overlay, name) for name in _LIBRARIES
     }
     save_file = partial(_save_safe, overlay)
-    changes["safetensors.torch"] = lambda module: wrap(undo, module, "save_file", save_file)
-    when_imported(undo, changes)
-    is_on = [True]
-    undo.callback(is_on.clear)
-    sys.addaudithook(partial(_guard, overlay, is_on))
+    changes["safetensors.torch"] = lambda module: wrap(module, "save_file", save_file)
+    when_imported(changes)
+    sys.addaudithook(partial(_guard, overlay))
 
 
-def _lead_imports(overlay: Overlay, undo: ExitStack) -> None:
+def _lead_imports(overlay: Overlay) -> None:
     """Let imports find modules that the program wrote: libraries copy a checkpoint's code."""
     machinery: Any = sys.modules["_frozen_importlib_external"]
     led = {
@@ -375,7 +373,7 @@ def _lead_imports(overlay: Overlay, undo: ExitStack) -> None:
     }
     for name in ("_os", "_io"):
         functions = vars(getattr(machinery, name)) | led
-        put(undo, machinery, name, types.SimpleNamespace(**functions))
+        put(machinery, name, types.SimpleNamespace(**functions))
 
 
 def _opening(overlay: Overlay) -> Iterator[tuple[Any, ...]]:
@@ -420,12 +418,12 @@ _LIBRARIES: Final[Mapping[str, Sequence[tuple[Any, ...]]]] = {
 """Functions of libraries that open files in native code: name, redirection, the path argument."""
 
 
-def _lead_library(overlay: Overlay, undo: ExitStack, library: str, module: Any) -> None:
+def _lead_library(overlay: Overlay, library: str, module: Any) -> None:
     for place, lead, *argument in _LIBRARIES[library]:
         *owners, name = place.split(".")
         owner = reduce(getattr, owners, module)
         call = _led(getattr(owner, name), partial(lead, overlay), *argument)
-        put(undo, owner, name, call if len(argument) > 1 or not owners else staticmethod(call))
+        put(owner, name, call if len(argument) > 1 or not owners else staticmethod(call))
 
 
 def _led(original: Any, lead: Callable[..., Any], name: str, place: int = 0) -> Any:
@@ -534,7 +532,7 @@ def _save_safe(overlay: Overlay, _: Any, tensors: Any, filename: Any, metadata: 
         file.truncate(8 + len(text) + end)
 
 
-def _guard(overlay: Overlay, is_on: list[bool], event: str, args: tuple[Any, ...]) -> None:
+def _guard(overlay: Overlay, event: str, args: tuple[Any, ...]) -> None:
     if event == "open":
         mode, flags = args[1], args[2]
         changes = isinstance(flags, int) and bool(flags & _WRITES)
@@ -547,7 +545,7 @@ def _guard(overlay: Overlay, is_on: list[bool], event: str, args: tuple[Any, ...
         paths = () if name in {"", ":memory:"} or name.startswith("file:") else args[:1]
     else:
         return
-    for name in paths if is_on else ():
+    for name in paths:
         path = overlay.resolved(name, itself=event != "open")
         if path is not None and not overlay.is_free(path):
             raise PermissionError(13, "a rehearsal changes no files; --allow-writes lets it", path)

@@ -50,12 +50,6 @@ def _copy_points(call: Call, points: torch.Tensor, others: torch.Tensor) -> None
     call.copy(*(given.expand(*batch, -1, -1) for given in (points, others)))
 
 
-@rule("_cdist_forward")
-def _distances(call: Call) -> None:
-    _copy_points(call, *call.args[:2])
-    call.make_all()
-
-
 @rule("_cdist_backward", "_pdist_backward")
 def _distances_backward(call: Call) -> None:
     """A gradient for each pair of points, before they are summed (DistanceKernel.cu)."""
@@ -86,11 +80,11 @@ def _margin_loss(call: Call) -> None:
 copied_after("multi_margin_loss_backward", "multilabel_margin_loss_backward", places=(1, 2))
 
 
-@rule("mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy")
+@rule("mse_loss", "smooth_l1_loss", "binary_cross_entropy")
 def _pointwise_loss(call: Call) -> None:
     """The loss of each element is summed (BinaryOps.cpp, Loss.cpp, Loss.cu).
 
-    Most results are allocated for the loss of each element and then shrink, as
+    Results are allocated for the loss of each element and then shrink, as
     ``TORCH_META_FUNC(mse_loss)`` resizes its output after allocating it in full; besides that there
     is another such array, or the sum for ``binary_cross_entropy``.
     """
@@ -99,14 +93,9 @@ def _pointwise_loss(call: Call) -> None:
         return
     name, result = call.op.overloadpacket.__name__, call.outs[0]
     shape = torch.broadcast_shapes(*(t.shape for t in call.args[:2]))
-    each_bytes = shape.numel() * call.out_dtype.itemsize
-    if name == "huber_loss":
-        call.take(each_bytes)
-        call.make(0)
-    else:
-        result.n_bytes = each_bytes
-        call.make(0)
-        call.take(result.dtype.itemsize if name == "binary_cross_entropy" else each_bytes)
+    result.n_bytes = each_bytes = shape.numel() * call.out_dtype.itemsize
+    call.make(0)
+    call.take(result.dtype.itemsize if name == "binary_cross_entropy" else each_bytes)
     summed(call, torch.empty(shape, dtype=result.dtype, device="meta"))
 
 

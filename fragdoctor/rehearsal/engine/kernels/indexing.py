@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import wraps
 from math import ceil, log, log2, prod
 from typing import Any, Final
 
 import torch
 
-from fragdoctor.rehearsal.engine import meta_functions, session, values
-from fragdoctor.rehearsal.engine.dispatch import Handler, functional, special
+from fragdoctor.rehearsal.engine import session, values
+from fragdoctor.rehearsal.engine.dispatch import Handler, of_cpu, special
 from fragdoctor.rehearsal.engine.kernels import cub
 from fragdoctor.rehearsal.engine.kernels.scratch import Call, after_results, in_order, n_bytes, rule
 from fragdoctor.rehearsal.engine.kernels.sorting import take_for_embedding
@@ -84,46 +84,10 @@ def _gradient(call: Call, n_rows: int, *, by_frequency: bool, is_sorted: bool) -
         call.make(0)
 
 
-def _expanded(indices: Sequence[torch.Tensor | None]) -> list[Any]:
-    """Return indices with masks as the positions that they keep (``expandTensors``)."""
-    found: list[torch.Tensor | None] = []
-    for index in indices:
-        if index is not None and index.dtype in MASKS:
-            positions = index.nonzero()
-            found += [positions.select(1, i) for i in range(index.dim())]
-        else:
-            found.append(index)
-    return found
-
-
-def _changed(
-    indices: Sequence[torch.Tensor | None], change: Callable[..., Sequence[torch.Tensor]]
-) -> list[torch.Tensor | None]:
-    """Return indices after a change of those that are given."""
-    given = iter(change(*(t for t in indices if t is not None)))
-    return [None if t is None else next(given) for t in indices]
-
-
-def _alike(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> list[Any]:
-    """Return indices as kernels take them: on the GPU, of one shape and with the same strides.
-
-    After ``make_info`` and ``AdvancedIndex`` (TensorAdvancedIndexing.cpp): where strides differ,
-    as between rows and columns that are broadcast, each index is written out.
-    """
-
-    def alike(*given: torch.Tensor) -> Sequence[torch.Tensor]:
-        given = tuple(t.to(self.device, torch.int64) for t in torch.broadcast_tensors(*given))
-        if len({t.stride() for t in given}) > 1:
-            return [t.contiguous() for t in given]
-        return given
-
-    return _changed(_expanded(indices), alike)
-
-
-@special("aten::index.Tensor", "aten::_unsafe_index.Tensor")
-def index(op: Any, self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
-    """``x[i, mask]``."""
-    return functional(op, self, _alike(self, indices))  # type: ignore[no-any-return]
+@special("aten::index.Tensor_out")
+def index_into(_op: Any, _self: torch.Tensor, _indices: Any, *, out: torch.Tensor) -> torch.Tensor:
+    """The kernel behind ``x[i, mask]``, whose indices are ready."""
+    return out
 
 
 @special("aten::_index_put_impl_")
@@ -136,15 +100,9 @@ def index_put(
     unsafe: bool = False,
 ) -> torch.Tensor:
     """``x[i] = v``; if values accumulate, the indices are sorted first (Indexing.cu)."""
-    meta_functions.check_types(op, (self, indices, values))
-    given = [t for t in indices if t is not None]
-    is_mask = len(given) == 1 and given[0].dtype in MASKS
-    if not accumulate and is_mask and values.numel() == 1 and values.is_cpu:
-        return self  # a number: the mask is filled
-    if accumulate:
-        _put_sorted(self, indices, values, is_checked=not unsafe)
-    else:
-        _alike(self, indices)
+    if not (accumulate or torch.are_deterministic_algorithms_enabled()):
+        return of_cpu("CPU", op, self, indices, values, accumulate, unsafe)  # type: ignore[no-any-return]
+    _put_sorted(self, indices, values, is_checked=not unsafe)
     return self
 
 
@@ -156,18 +114,23 @@ def _put_sorted(
     is_checked: bool,
 ) -> None:
     """``index_put_with_sort_kernel``: one index for all dimensions is sorted."""
-    places = _changed(_expanded(indices), lambda *t: [i.to(self.device, torch.int64) for i in t])
+    places: list[Any] = []
+    for index in indices:
+        if index is not None and index.dtype in MASKS:  # as the positions that it keeps
+            places += index.nonzero().unbind(1)
+        else:
+            places.append(None if index is None else index.to(self.device, torch.int64))
     given = torch.broadcast_tensors(*(t for t in places if t is not None))
     n = given[0].numel()
     linear = None
-    for index in given:
+    for one in given:
         if is_checked and n:
-            for extreme in (index.max, index.min):
+            for extreme in (one.max, one.min):
                 found = extreme()
                 scratch(self, 1)  # it is compared with the size of the dimension
                 del found
         wrapped, scaled = (scratch(self, n * INDEX_BYTES) for _ in range(2))
-        del wrapped, index
+        del wrapped, one
         linear = scaled if linear is None else linear
         del scaled
     if not n:
@@ -397,11 +360,3 @@ def randperm(_op: Any, n: int, *_: Any, out: torch.Tensor, **__: Any) -> torch.T
         scratch(out, cub.radix_sort(n, key_bytes, out.element_size(), bits))
         del ordered, keys, numbers
     return out
-
-
-@after_results("scatter_reduce")
-def _scatter_reduce(call: Call) -> None:
-    """A mean counts the values that go into each place (TensorAdvancedIndexing.cpp)."""
-    tensor, source = call.args[0], call.args[3]
-    if call.argument("reduce") == "mean":
-        call.take(n_bytes(source), n_bytes(tensor), tensor.numel())

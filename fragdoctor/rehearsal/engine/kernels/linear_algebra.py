@@ -17,7 +17,6 @@ from fragdoctor.rehearsal.engine.kernels.scratch import Call, after_results, n_b
 INFO_BYTES: Final = 4
 INDEX_BYTES: Final = 8
 POINTER_BYTES: Final = 8
-FLOAT: Final = 4
 POWERS, SUMS, OTHERS = 5, 5, 3  # matrices for a Taylor polynomial of degree 18 and others
 SMALL: Final = 32  # up to this size the matrices of a batch are worked on together
 TINY: Final = 16
@@ -55,41 +54,6 @@ def _qr_bytes(columns: int, item_bytes: int) -> int:
 def _reflectors_bytes(rows: int, columns: int, item_bytes: int) -> int:
     """Return the workspace of ``orgqr``."""
     return item_bytes * (128 * rows + 256 * columns + 16640)
-
-
-def _factorize(call: Call, matrix: torch.Tensor) -> None:
-    """An LU factorization: pointers of small matrices, or cuSOLVER's workspace."""
-    n, n_batch = matrix.shape[-1], _batch(matrix)
-    if n_batch == 1:
-        call.hold(_lu_bytes(n, matrix.element_size()))
-        return
-    if n <= TINY:
-        _hold_pointers(call, n_batch)
-    call.use_blas()
-
-
-def _lu_bytes(n: int, item_bytes: int) -> int:
-    return item_bytes * (6 * n + n * n // 250)
-
-
-def _solve(call: Call, matrix: torch.Tensor, right_bytes: int, n_times: int = 2) -> None:
-    """Solve by a factorization: pivots become a permutation of the right-hand side's rows."""
-    n, n_batch = matrix.shape[-1], _batch(matrix)
-    if n_batch > 1 and n <= TINY:
-        _hold_pointers(call, n_batch, 2)
-        return
-    if n_batch == 1:
-        call.take(*[n * INDEX_BYTES] * (2 * n_times - 1))
-    else:
-        for left in reversed(range(n_times)):
-            numbers, _ = call.take(n * INDEX_BYTES, n_batch * n * INDEX_BYTES)
-            if left or n_times == 1:
-                call.free(numbers)
-    call.take(right_bytes)
-    if n <= TRIANGLE:
-        for _ in range(2):
-            _hold_pointers(call, n_batch, 2)
-    call.use_blas()
 
 
 @rule("_cholesky_solve_helper")
@@ -133,29 +97,39 @@ def _triangle(call: Call) -> None:
     call.use_blas()
 
 
-@after_results("linalg_lu_factor_ex", "_linalg_det", "_linalg_slogdet")
-def _lu(call: Call) -> None:
-    _factorize(call, call.args[0])
+@after_results("linalg_lu_factor_ex")
+def _factorize(call: Call) -> None:
+    """Pointers of small matrices, or cuSOLVER's workspace."""
+    matrix = call.args[0]
+    n, n_batch = matrix.shape[-1], _batch(matrix)
+    if n_batch == 1:
+        call.hold(matrix.element_size() * (6 * n + n * n // 250))
+        return
+    if n <= TINY:
+        _hold_pointers(call, n_batch)
+    call.use_blas()
 
 
 @after_results("linalg_lu_solve")
-def _lu_solve(call: Call) -> None:
-    _solve(call, call.args[0], call.outs[0].n_bytes, 1)
-
-
-@after_results("_linalg_solve_ex")
-def _solution(call: Call) -> None:
+def _solve(call: Call) -> None:
+    """Pivots become a permutation of the right-hand side's rows, or the inverse of one."""
     matrix = call.args[0]
-    _factorize(call, matrix)
-    _solve(call, matrix, n_bytes(call.args[1]))
-
-
-@after_results("linalg_inv_ex")
-def _inverse(call: Call) -> None:
-    matrix = call.args[0]
-    call.take(n_bytes(matrix), _rows(matrix) * INFO_BYTES)
-    _factorize(call, matrix)
-    _solve(call, matrix, n_bytes(matrix))
+    n, n_batch, is_inverse = matrix.shape[-1], _batch(matrix), not call.argument("adjoint")
+    if n_batch > 1 and n <= TINY:
+        _hold_pointers(call, n_batch, 2)
+        return
+    if n_batch == 1:
+        call.take(*[n * INDEX_BYTES] * (3 if is_inverse else 1))
+    else:
+        for left in reversed(range(1 + is_inverse)):
+            numbers, _ = call.take(n * INDEX_BYTES, n_batch * n * INDEX_BYTES)
+            if left or not is_inverse:
+                call.free(numbers)
+    call.take(n_bytes(call.args[2]))
+    if n <= TRIANGLE:
+        for _ in range(2):
+            _hold_pointers(call, n_batch, 2)
+    call.use_blas()
 
 
 @rule("_linalg_eigh")

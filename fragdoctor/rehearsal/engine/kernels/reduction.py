@@ -310,18 +310,6 @@ def _histogram(call: Call) -> None:
         _extremes(call, tensor, 2)
 
 
-@after_results("renorm", "renorm_")
-def _norms(call: Call) -> None:
-    """The norm of each slice, and its factor if norms have another dtype (Normalization.cpp)."""
-    tensor, dim = call.args[0], call.argument("dim")
-    n, size = tensor.shape[dim], accumulator_bytes(tensor.dtype)
-    call.take(n * size)
-    others = [i for i in range(tensor.dim()) if i != dim % tensor.dim()]
-    reduced(call, tensor, others, ReductionKind(size))
-    if size != tensor.element_size():
-        call.take(n * tensor.element_size())
-
-
 def summed(call: Call, tensor: torch.Tensor, axes: Sequence[int] | None = None) -> None:
     """Take the buffers of summing a tensor over some of its dimensions; None = all."""
     reduced(call, tensor, axes, ReductionKind(accumulator_bytes(tensor.dtype)))

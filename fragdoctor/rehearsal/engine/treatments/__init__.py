@@ -8,7 +8,6 @@ defined where they are prescribed (``fragdoctor/rehearsal/prescription``).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import Final
 
 from fragdoctor.rehearsal.engine.treatments import (
@@ -23,7 +22,7 @@ from fragdoctor.rehearsal.engine.treatments import (
     sharding,
 )
 
-TREATMENTS: Final[dict[str, Callable[[str, ExitStack], None]]] = {
+TREATMENTS: Final[dict[str, Callable[[str], None]]] = {
     "checkpoint": blocks.checkpoint,
     "accumulate": accumulation.install,
     "batch-number": numbers.install,
@@ -46,7 +45,7 @@ TREATMENTS: Final[dict[str, Callable[[str, ExitStack], None]]] = {
 """Each treatment is installed with what follows its name in the spec; most need nothing."""
 
 
-def apply(specs: Sequence[str], undo: ExitStack) -> None:
+def apply(specs: Sequence[str]) -> None:
     """Install treatments: ``checkpoint:0,5``, ``autocast``.
 
     Raises:
@@ -54,4 +53,4 @@ def apply(specs: Sequence[str], undo: ExitStack) -> None:
     """
     for spec in specs:
         name, _, argument = spec.partition(":")
-        TREATMENTS[name](argument, undo)
+        TREATMENTS[name](argument)

@@ -10,7 +10,6 @@ import sys
 import types
 import weakref
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 from zlib import crc32
@@ -33,13 +32,13 @@ def lines_and_size(batch_size: Any) -> str:
     return f"{number}x{batch_size}"
 
 
-def install(argument: str, undo: ExitStack) -> None:
+def install(argument: str) -> None:
     """Split batches of some samplers into n, and update every n-th time: ``2:17x64,4711x8``.
 
     Batches that a program makes itself are split through its arguments, not here.
     """
     n = int(argument.partition(":")[0])
-    split_batches(argument, undo)
+    split_batches(argument)
     made: weakref.WeakSet[Any] = weakref.WeakSet()  # entries vanish with the optimizer
 
     def run_every(optimizer: Any) -> None:
@@ -53,15 +52,15 @@ def install(argument: str, undo: ExitStack) -> None:
         if not any(waits):
             zero_grad(self, *args, **kwargs)
 
-    after_making(run_every, undo)
-    wrap(undo, torch.nn.Module, "zero_grad", after_a_run)
+    after_making(run_every)
+    wrap(torch.nn.Module, "zero_grad", after_a_run)
 
 
 def _parameters(optimizer: Any) -> Iterator[int]:
     return (id(one) for group in optimizer.param_groups for one in group["params"])
 
 
-def split_batches(argument: str, undo: ExitStack) -> None:
+def split_batches(argument: str) -> None:
     """Make some samplers give an n-th of each batch, ``2:17x64,4711x8``; ``2``: all samplers."""
     n, _, numbers = argument.partition(":")
 
@@ -70,7 +69,7 @@ def split_batches(argument: str, undo: ExitStack) -> None:
             batch_size = max(batch_size // int(n), 1)
         make(self, sampler, batch_size, *args, **how)
 
-    wrap(undo, BatchSampler, "__init__", split)
+    wrap(BatchSampler, "__init__", split)
 
 
 def _run_every(optimizer: Any, n: int) -> None:

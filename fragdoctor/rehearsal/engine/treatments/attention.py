@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import Any
 
 from fragdoctor.rehearsal.engine.calls import at_first_call
@@ -18,7 +17,7 @@ def is_eager(model: Any) -> bool:
     )
 
 
-def fused(_: str, undo: ExitStack) -> None:
+def fused(_: str) -> None:
     """Let models of Transformers use ``scaled_dot_product_attention``."""
 
     def switch(model: Any) -> None:
@@ -26,4 +25,4 @@ def fused(_: str, undo: ExitStack) -> None:
             if is_eager(module):
                 module.set_attn_implementation("sdpa")
 
-    at_first_call(switch, undo)
+    at_first_call(switch)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import keyword
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from functools import partial
 from itertools import count, groupby, islice
 from typing import Any, Final
@@ -18,7 +17,8 @@ import torch
 from torch.utils import checkpoint as checkpoints
 
 from fragdoctor.recording.module_names import ByIdentity
-from fragdoctor.rehearsal.engine.calls import at_first_call, put_forward
+from fragdoctor.rehearsal.engine import put
+from fragdoctor.rehearsal.engine.calls import at_first_call
 from fragdoctor.rehearsal.engine.treatments.written import in_pieces, keeping
 
 MIN_BLOCKS: Final = 2
@@ -148,7 +148,7 @@ def _n_layers(module: Any) -> int:
     return sum(1 for _ in islice(has_own, 2))
 
 
-def checkpoint(argument: str, undo: ExitStack) -> None:
+def checkpoint(argument: str) -> None:
     """Checkpoint parts of the trained models, by their numbers: ``0,3,8=0.2``.
 
     The results of the first and third counted operation of part 8 are kept.
@@ -173,8 +173,8 @@ def checkpoint(argument: str, undo: ExitStack) -> None:
                 pieces.setdefault(part.sequential, []).append((part.first, part.end, more))
             else:
                 again = partial(checkpoints.checkpoint, use_reentrant=False, **more)
-                put_forward(part, partial(again, part.forward), undo)
+                put(part, "forward", partial(again, part.forward))
         for layers, those in pieces.items():
-            put_forward(layers, partial(in_pieces, layers, those), undo)
+            put(layers, "forward", partial(in_pieces, layers, those))
 
-    at_first_call(wrap, undo, trains=True)
+    at_first_call(wrap, trains=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from typing import Any
 from urllib.parse import unquote
 
@@ -13,28 +13,28 @@ from fragdoctor.rehearsal.engine.calls import around_models, before_backward
 from fragdoctor.rehearsal.engine.memory_history import users_line
 
 
-def autocast(_: str, undo: ExitStack) -> None:
+def autocast(_: str) -> None:
     """Compute forward passes and losses in bfloat16 where that is safe."""
-    _until_backward(lambda: torch.autocast("cuda", torch.bfloat16), undo, evaluates=True)
+    _until_backward(lambda: torch.autocast("cuda", torch.bfloat16), evaluates=True)
 
 
-def save_on_cpu(_: str, undo: ExitStack) -> None:
+def save_on_cpu(_: str) -> None:
     """Keep what forward passes save for the backward pass on the host."""
-    _until_backward(lambda: torch.autograd.graph.save_on_cpu(pin_memory=True), undo)
+    _until_backward(lambda: torch.autograd.graph.save_on_cpu(pin_memory=True))
 
 
-def no_grad(argument: str, undo: ExitStack) -> None:
+def no_grad(argument: str) -> None:
     """Call models at some lines, ``a.py%3A23,a.py%3A31``, without recording a graph."""
     lines = {unquote(one) for one in argument.split(",")}
 
     def around(*_: Any) -> AbstractContextManager[Any] | None:
         return torch.no_grad() if users_line() in lines else None
 
-    around_models(around, undo)
+    around_models(around)
 
 
 def _until_backward(
-    make: Callable[[], AbstractContextManager[Any]], undo: ExitStack, *, evaluates: bool = False
+    make: Callable[[], AbstractContextManager[Any]], *, evaluates: bool = False
 ) -> None:
     """Enter a context at a model's first call in training, and leave it for the backward pass."""
     entered: list[AbstractContextManager[Any]] = []
@@ -52,6 +52,5 @@ def _until_backward(
         if entered:
             entered.pop().__exit__(None, None, None)
 
-    around_models(around, undo)
-    before_backward(leave, undo)
-    undo.callback(leave)
+    around_models(around)
+    before_backward(leave)

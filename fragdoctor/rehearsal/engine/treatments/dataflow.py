@@ -7,7 +7,6 @@ shows which of them look at several rows of the batch at once.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import ExitStack
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -51,7 +50,7 @@ class _Made(NamedTuple):
 class Losses:
     """The first losses of a program, each as the nodes that lead to it, the loss itself last."""
 
-    def __init__(self, undo: ExitStack) -> None:
+    def __init__(self) -> None:
         self.found: list[list[Node]] = []
         self._n_made = 0
         self._is_over = False
@@ -67,9 +66,9 @@ class Losses:
             self._of.pop(address, None)  # what was there before is gone
             is_new(device, address)
 
-        wrap(undo, dispatch, "serve", noted)
-        wrap(undo, session.current().known, "is_new", made_anew)
-        before_backward(self._began, undo)
+        wrap(dispatch, "serve", noted)
+        wrap(session.current().known, "is_new", made_anew)
+        before_backward(self._began)
 
     def _note(self, op: Any, args: Any, kwargs: Any, made: Any) -> None:
         results = tensors(made)

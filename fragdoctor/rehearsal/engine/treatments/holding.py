@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from math import inf
 from typing import Any, Final
 
@@ -85,12 +85,12 @@ def _carried_out(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
 class _HoldingMode(TorchFunctionMode):
     """Keeps on the host what a line of the program creates on the GPU."""
 
-    def __init__(self, line: str, undo: ExitStack) -> None:
+    def __init__(self, line: str) -> None:
         super().__init__()
         self._line = line
         self._is_in_model = False
         self._made: list[weakref.ref[torch.Tensor]] = []
-        around_models(self._around, undo)
+        around_models(self._around)
 
     def _around(self, *_: Any) -> AbstractContextManager[Any] | None:
         """Move what is left of the last call, and note what the next one makes."""
@@ -134,6 +134,7 @@ class _HoldingMode(TorchFunctionMode):
         return result.detach().cpu().as_subclass(HeldTensor) if is_new else result
 
 
-def on_host(argument: str, undo: ExitStack) -> None:
+def on_host(argument: str) -> None:
     """Keep what a line creates on the host; the file is named as in its code: ``train.py:23``."""
-    undo.enter_context(_HoldingMode(argument, undo))
+    mode: Any = _HoldingMode(argument)
+    mode.__enter__()

@@ -6,7 +6,6 @@ the largest tensors of a step. Checkpointed in parts, the head never holds more 
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from functools import cache
 from typing import Any, Final
 
@@ -14,8 +13,8 @@ import torch
 from torch.nn import functional
 from torch.utils._pytree import tree_map_only
 
-from fragdoctor.rehearsal.engine import wrap
-from fragdoctor.rehearsal.engine.calls import at_first_call, put_forward
+from fragdoctor.rehearsal.engine import put, wrap
+from fragdoctor.rehearsal.engine.calls import at_first_call
 from fragdoctor.rehearsal.engine.treatments.written import chunked_loss
 
 _USUAL: Final = {"ignore_index": -100, "label_smoothing": 0.0, "reduction": "mean"}
@@ -71,16 +70,16 @@ def how_split(
     return how if is_made_of_parts else None
 
 
-def in_chunks(argument: str, undo: ExitStack) -> None:
+def in_chunks(argument: str) -> None:
     """Compute ``cross_entropy`` over a head in parts: ``16:lm_head``."""
     number, _, path = argument.partition(":")
 
     def postpone(model: Any) -> None:
         head: Any = dict(model.named_modules()).get(path)
         if type(head) is torch.nn.Linear:
-            put_forward(head, _postponed(head), undo)
+            put(head, "forward", _postponed(head))
 
-    at_first_call(postpone, undo, trains=True)
+    at_first_call(postpone, trains=True)
 
     def cross_entropy(
         loss: Any,
@@ -99,7 +98,7 @@ def in_chunks(argument: str, undo: ExitStack) -> None:
         total = chunked_loss(input.inputs, target, input.of, int(number), **how)
         return total if reduction == "sum" else total / (target != how["ignore_index"]).sum()
 
-    wrap(undo, functional, "cross_entropy", cross_entropy)
+    wrap(functional, "cross_entropy", cross_entropy)
 
 
 def _postponed(head: Any) -> Any:

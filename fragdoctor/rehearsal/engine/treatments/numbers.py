@@ -9,7 +9,6 @@ import io
 import os
 import re
 import sys
-from contextlib import ExitStack
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from fragdoctor.rehearsal.divided_numbers import ARGUMENT, divided
 from fragdoctor.rehearsal.engine import put
 
 
-def install(argument: str, undo: ExitStack) -> None:
+def install(argument: str) -> None:
     """Divide numbers at lines and columns, ``2:7.8,9.4``, or in the second argument, ``2:@1``.
 
     The quoted path of a file other than the program may follow: ``2:7.8:conf/train.yaml``. A number
@@ -53,5 +52,5 @@ def install(argument: str, undo: ExitStack) -> None:
         return cached(path, *args, **kwargs)
 
     for owner in (io, machinery._io):
-        put(undo, owner, "open_code", open_code)
-    put(undo, machinery, "cache_from_source", cache_from_source)
+        put(owner, "open_code", open_code)
+    put(machinery, "cache_from_source", cache_from_source)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -86,13 +86,13 @@ class Call:
 
 
 class Operations:
-    """Counts until ``undo`` is closed.
+    """Counts.
 
     Attributes:
         n_flops: number of operations of forward and backward passes in training.
     """
 
-    def __init__(self, undo: ExitStack) -> None:
+    def __init__(self) -> None:
         self.n_flops = 0
         self._of: weakref.WeakKeyDictionary[Any, list[Call]] = weakref.WeakKeyDictionary()
         self._inside: list[tuple[Any, Call]] = []
@@ -111,13 +111,10 @@ class Operations:
                 self._note_change(_written(op, args))
             return made
 
-        wrap(undo, dispatch, "serve", counted)
+        wrap(dispatch, "serve", counted)
         hooks: Any = torch.nn.modules.module
-        for hook in (
-            hooks.register_module_forward_pre_hook(self._enter),
-            hooks.register_module_forward_hook(self._leave, always_call=True),
-        ):
-            undo.callback(hook.remove)
+        hooks.register_module_forward_pre_hook(self._enter)
+        hooks.register_module_forward_hook(self._leave, always_call=True)
 
     def of(self, module: Any) -> list[Call]:
         """Return a module's forward passes in training, recorded from the first request on."""

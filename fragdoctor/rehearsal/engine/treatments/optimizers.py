@@ -6,7 +6,6 @@ Also what they do with gradients, and where their states are between runs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final
 
@@ -25,36 +24,36 @@ _MAP: Final = 256
 """Number of values that 8 bits can stand for, kept as a 32-bit table for each kind of state."""
 
 
-def fused(_: str, undo: ExitStack) -> None:
+def fused(_: str) -> None:
     """Run each optimizer that supports it as one kernel, without temporaries."""
     for name in HAVE_FUSED:
-        _put_made(getattr(torch.optim, name), undo, fused=True, foreach=False)
+        _put_made(getattr(torch.optim, name), fused=True, foreach=False)
 
 
-def without_foreach(_: str, undo: ExitStack) -> None:
+def without_foreach(_: str) -> None:
     """Run optimizers that cannot be fused one parameter at a time, without lists."""
     for name in HAVE_FOREACH:
-        _put_made(getattr(torch.optim, name), undo, foreach=False)
+        _put_made(getattr(torch.optim, name), foreach=False)
 
 
-def _put_made(kind: Any, undo: ExitStack, **how: bool) -> None:
+def _put_made(kind: Any, **how: bool) -> None:
     def made(make: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **{**kwargs, **how})
 
-    wrap(undo, kind, "__init__", made)
+    wrap(kind, "__init__", made)
 
 
-def adafactor(_: str, undo: ExitStack) -> None:
+def adafactor(_: str) -> None:
     """Replace Adam and AdamW with Adafactor (factored second moments)."""
-    _put_for_adam(torch.optim.Adafactor, undo)
+    _put_for_adam(torch.optim.Adafactor)
 
 
-def in_8_bits(_: str, undo: ExitStack) -> None:
+def in_8_bits(_: str) -> None:
     """Keep the state of Adam and AdamW in 8 bits, as bitsandbytes does."""
-    _put_for_adam(EightBitAdam, undo)
+    _put_for_adam(EightBitAdam)
 
 
-def _put_for_adam(make: Callable[..., torch.optim.Optimizer], undo: ExitStack) -> None:
+def _put_for_adam(make: Callable[..., torch.optim.Optimizer]) -> None:
     class Meta(type):
         def __instancecheck__(cls, instance: Any) -> bool:
             return isinstance(instance, torch.optim.Optimizer)
@@ -65,7 +64,7 @@ def _put_for_adam(make: Callable[..., torch.optim.Optimizer], undo: ExitStack) -
             return make(params, lr=lr, weight_decay=weight_decay)
 
     for kind in (torch.optim.Adam, torch.optim.AdamW):
-        put(undo, torch.optim, kind.__name__, Meta(kind.__name__, (kind,), {}))
+        put(torch.optim, kind.__name__, Meta(kind.__name__, (kind,), {}))
 
 
 class EightBitAdam(torch.optim.Optimizer):
@@ -105,19 +104,19 @@ class EightBitAdam(torch.optim.Optimizer):
             self._tables = [torch.zeros(_MAP, device=p.device) for _ in range(2)]
 
 
-def in_backward(_: str, undo: ExitStack) -> None:
+def in_backward(_: str) -> None:
     """Update each parameter as soon as its gradient exists, and free the gradient."""
-    after_making(step_in_backward, undo)
+    after_making(step_in_backward)
 
 
-def on_host(_: str, undo: ExitStack) -> None:
+def on_host(_: str) -> None:
     """Keep the states of optimizers on the host except while they run."""
-    after_making(state_on_host, undo)
+    after_making(state_on_host)
 
 
-def set_to_none(_: str, undo: ExitStack) -> None:
+def set_to_none(_: str) -> None:
     """Make ``zero_grad`` free gradients, whatever its arguments."""
     kinds: tuple[Any, ...] = (torch.optim.Optimizer, torch.nn.Module)
     for kind in kinds:
         zero = partial(kind.zero_grad, set_to_none=True)
-        put(undo, kind, "zero_grad", lambda owner, *_, zero=zero, **__: zero(owner))
+        put(kind, "zero_grad", lambda owner, *_, zero=zero, **__: zero(owner))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -14,12 +13,12 @@ from fragdoctor.rehearsal.engine.treatments.accumulation import split_batches
 from fragdoctor.rehearsal.engine.treatments.blocks import repeated_blocks
 
 
-def fully_sharded(argument: str, undo: ExitStack) -> None:
+def fully_sharded(argument: str) -> None:
     """Shard models when their optimizer is created, block by block, and give each rank its batch.
 
     The number of ranks is that of the rehearsal, which runs one of them.
     """
-    split_batches(argument, undo)
+    split_batches(argument)
 
     def shard(optimizer: Any) -> None:
         sharded: dict[int, Any] = {}
@@ -28,7 +27,7 @@ def fully_sharded(argument: str, undo: ExitStack) -> None:
         for group in optimizer.param_groups:
             group["params"] = [sharded.get(id(p), p) for p in group["params"]]
 
-    after_making(shard, undo)
+    after_making(shard)
 
 
 def _models_of(params: Iterable[Any]) -> list[Any]:

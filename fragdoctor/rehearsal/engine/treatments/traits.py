@@ -9,7 +9,7 @@ import os
 import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any, Final
 
@@ -56,9 +56,9 @@ _FLAGS: Final = (
 
 
 class Traits:
-    """Notes what a program uses until ``undo`` is closed."""
+    """Notes what a program uses."""
 
-    def __init__(self, undo: ExitStack) -> None:
+    def __init__(self) -> None:
         self._found: dict[str, Any] = {
             **dict.fromkeys(_FLAGS, False),
             **dict.fromkeys(("n_parameters", "n_flops", "n_optimizers", "kept_bytes"), 0),
@@ -67,8 +67,8 @@ class Traits:
             **dict.fromkeys(("head", "place")),
             "framework": "",
         }
-        self._operations = Operations(undo)
-        self._losses = Losses(undo)
+        self._operations = Operations()
+        self._losses = Losses()
         self._parts: list[tuple[dict[str, Any], Any]] = []
         self._known = ByIdentity()
         self._trained = ByIdentity()
@@ -77,16 +77,15 @@ class Traits:
         self._n_trained = 0
         self._place: tuple[str, int, dict[int, str]] | None = None
         self._graphs: dict[str, bool] = {}  # whether a backward pass went through it, by line
-        around_models(self._see, undo, self._follow)
-        self._watch(torch.nn.functional, "cross_entropy", self._lost, undo)
+        around_models(self._see, self._follow)
+        self._watch(torch.nn.functional, "cross_entropy", self._lost)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
-            self._watch(torch.nn.utils, name, lambda *_, **__: self._note("clips"), undo)
-        self._watch(torch.amp.GradScaler, "scale", self._scaled, undo)
+            self._watch(torch.nn.utils, name, lambda *_, **__: self._note("clips"))
+        self._watch(torch.amp.GradScaler, "scale", self._scaled)
         scheduler = torch.optim.lr_scheduler.LRScheduler
-        self._watch(scheduler, "__init__", lambda *_, **__: self._note("schedules"), undo)
-        after_step = register_optimizer_step_post_hook(self._updated)
-        undo.callback(after_step.remove)
-        self._watch(torch.optim.Optimizer, "__init__", self._made_optimizer, undo)
+        self._watch(scheduler, "__init__", lambda *_, **__: self._note("schedules"))
+        register_optimizer_step_post_hook(self._updated)
+        self._watch(torch.optim.Optimizer, "__init__", self._made_optimizer)
         self._samplers: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._sizes: dict[str, int] = {}
         self._kept: dict[int, dict[int, int]] = {}
@@ -95,12 +94,12 @@ class Traits:
         self._trained_on: set[str] = set()
         self._files: set[str] = set()
         for opener in (builtins, io):
-            self._watch(opener, "open", self._opened, undo)
-        self._watch(BatchSampler, "__init__", self._made_sampler, undo)
-        wrap(undo, BatchSampler, "__iter__", self._batches)
-        self._watch(checkpoint, "checkpoint", lambda *_, **__: self._note("checkpoints"), undo)
+            self._watch(opener, "open", self._opened)
+        self._watch(BatchSampler, "__init__", self._made_sampler)
+        wrap(BatchSampler, "__iter__", self._batches)
+        self._watch(checkpoint, "checkpoint", lambda *_, **__: self._note("checkpoints"))
         for kind in (torch.optim.Optimizer, torch.nn.Module):
-            self._watch(kind, "zero_grad", self._zeroed, undo)
+            self._watch(kind, "zero_grad", self._zeroed)
 
     def found(self) -> dict[str, Any]:
         """Return all findings in a form for JSON."""
@@ -130,12 +129,12 @@ class Traits:
             head["n_flops"] = sum(p.n_flops for call in self._head_calls for p in call.products)
         return self._found
 
-    def _watch(self, owner: Any, name: str, see: Any, undo: ExitStack) -> None:
+    def _watch(self, owner: Any, name: str, see: Any) -> None:
         def seen(original: Any, /, *args: Any, **kwargs: Any) -> Any:
             see(*args, **kwargs)
             return original(*args, **kwargs)
 
-        wrap(undo, owner, name, seen)
+        wrap(owner, name, seen)
 
     def _note(self, name: str) -> None:
         self._found[name] = True
