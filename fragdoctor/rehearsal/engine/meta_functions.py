@@ -114,7 +114,11 @@ def infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if op.overloadpacket.__name__ in _CONTIGUOUS:
         first = first.new_empty(first.shape)
     elif is_pointwise(op.overloadpacket):
-        first = _iterated(first, [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)])
+        operands = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)]
+        is_last = (
+            op.overloadpacket.__name__ == "threshold_backward"
+        )  # the gradient (Activation.cpp)
+        first = _iterated(first, operands[::-1] if is_last else operands)
     return (first, *rest) if isinstance(found, (tuple, list)) else first
 
 

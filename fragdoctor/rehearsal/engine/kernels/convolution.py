@@ -427,14 +427,21 @@ def _copy_in_one_piece(call: Call, *tensors: torch.Tensor) -> None:
             call.take(n_bytes(tensor))
 
 
+def _copy_alike(call: Call, tensor: torch.Tensor, gradient: torch.Tensor) -> None:
+    """Take the copies of what does not lie as the input suggests, channels-last or not."""
+    layout = suggest_memory_format(tensor)
+    call.take(
+        *(n_bytes(t) for t in (tensor, gradient) if not t.is_contiguous(memory_format=layout))
+    )
+
+
 # The first argument is copied: the input, or the gradient of the result.
 copied_after(
     *NEAREST, *POOLS,
     *_backward(*NEAREST, *SMOOTH, "max_pool3d_with_indices", "avg_pool3d"),
     copy=_copy_in_one_piece,
 )  # fmt: skip
-copied_after(*_backward("max_pool2d_with_indices", "avg_pool2d"), places=(1, 0),
-             copy=_copy_in_one_piece)  # fmt: skip
+copied_after(*_backward("max_pool2d_with_indices", "avg_pool2d"), places=(1, 0), copy=_copy_alike)
 copied_after("adaptive_max_pool3d", copy=_copy_batch)
 copied_before("_adaptive_avg_pool2d", copy=_copy_in_one_piece)
 copied_after(

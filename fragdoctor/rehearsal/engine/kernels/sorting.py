@@ -8,7 +8,7 @@ import torch
 
 from fragdoctor.rehearsal.engine import session
 from fragdoctor.rehearsal.engine.kernels import cub
-from fragdoctor.rehearsal.engine.kernels.reduction import accumulator_bytes
+from fragdoctor.rehearsal.engine.kernels.reduction import accumulator_bytes, extremes
 from fragdoctor.rehearsal.engine.kernels.scratch import (
     Call,
     after_results,
@@ -35,9 +35,29 @@ _SHARED_OTHERWISE: Final = 400
 
 
 copied_after("_cummax_helper", "_cummin_helper", "_logcumsumexp")
-copied_after("bucketize", places=(0, 1))
-copied_after("searchsorted", places=(1, 0))
 copied_before("kthvalue")
+
+
+@rule("bucketize", "searchsorted")
+def _searchsorted(call: Call) -> None:
+    """A number becomes a tensor, an order is checked, and two types get one (Bucketization.cu)."""
+    is_search = call.op.overloadpacket.__name__ == "searchsorted"
+    bounds, looked_up = call.args[:2] if is_search else call.args[1::-1]
+    if not isinstance(looked_up, torch.Tensor):
+        looked_up = torch.scalar_tensor(looked_up, dtype=_NUMBER[type(looked_up)], device="meta")
+        call.take(n_bytes(looked_up))
+    order = call.argument("sorter")
+    if order is not None:
+        with call.scope():
+            call.take(INDEX_BYTES, INDEX_BYTES)
+            extremes(call, order, 2)
+    call.make_all()
+    call.copy(looked_up, bounds, order)
+    common = torch.result_type(bounds, looked_up)
+    call.take(*(t.numel() * common.itemsize for t in (looked_up, bounds) if t.dtype != common))
+
+
+_NUMBER: Final = {float: torch.float64, int: torch.int64, bool: torch.bool}
 
 
 @after_results("mode")
