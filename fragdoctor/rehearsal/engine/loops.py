@@ -251,9 +251,8 @@ class Loops:
             loop.passage = Passage(loop, self.skipping.steps())
             return True
         loop.is_between = True
-        if self.skipping.is_on:
-            self.skipping.rounds_to_skip(loop.passage, no_length)
-        return True
+        is_on = self.skipping.is_on
+        return not is_on or self.skipping.rounds_to_skip(loop.passage, no_length) is not None
 
     def begin(self, loop: Loop) -> bool:
         """Begin a round."""

@@ -126,14 +126,20 @@ def _raises(code: Sequence[dis.Instruction]) -> bool:
     return False
 
 
-def fill(tensor: torch.Tensor) -> None:
-    """Put stand-ins into a CPU tensor that is copied from the GPU."""
-    if tensor.is_floating_point() and tensor.numel() <= MOST_FILLED:
+def fill(tensor: torch.Tensor, n_parts: int | None) -> None:
+    """Put stand-ins into a CPU tensor that is copied from the GPU: even probabilities of so many.
+
+    None means other values.
+    """
+    if n_parts and tensor.is_floating_point():
+        assume("copy", f"all {n_parts} are equally likely")
+        tensor.fill_(1 / n_parts)
+    elif tensor.is_floating_point() and tensor.numel() <= MOST_FILLED:
         tensor.fill_(_falling("copy", "all values are 1/2, then 1/3 and so on"))
-        return
-    assume("copy", "all values are 0")
-    if not release(tensor):
-        tensor.zero_()
+    else:
+        assume("copy", "all values are 0")
+        if not release(tensor):
+            tensor.zero_()
 
 
 def assume(operation: str, assumed: str) -> int:
