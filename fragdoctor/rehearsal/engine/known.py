@@ -104,7 +104,6 @@ class Known:
         self.assume: Callable[[str, str], object] = lambda *_: None
         self._shadows: dict[tuple[int, int], torch.Tensor] = {}
         self._n_set: dict[tuple[int, int], int] = {}
-        self._n_parts: dict[tuple[int, int], int] = {}
         self._kept_bytes = 0
         self._n_computed = 0
 
@@ -131,12 +130,11 @@ class Known:
 
     def is_new(self, device: int, address: int) -> None:
         """Note that memory at an address was newly allocated, or that its storage has moved."""
-        if self._shadows or self._n_set or self._n_parts:
+        if self._shadows or self._n_set:
             self._drop((device, address))
 
     def _drop(self, key: tuple[int, int]) -> None:
         self._n_set.pop(key, None)
-        self._n_parts.pop(key, None)
         gone = self._shadows.pop(key, None)
         if gone is not None:
             self._kept_bytes -= gone.numel()
@@ -179,12 +177,12 @@ class Known:
         if n_set is not None:
             self._limit(result, n_set)
         if rule.parts and result.numel():
-            self._n_parts[_key(result)] = result.shape[args[1]]
+            self._n_set[_key(result)] = result.shape[args[1]]
         return result
 
     def n_parts(self, tensor: torch.Tensor) -> int | None:
         """Return how many probabilities in a tensor add up to 1, or None if it has none."""
-        return self._n_parts.get(_key(tensor))
+        return self._n_set.get(_key(tensor)) if tensor.is_floating_point() else None
 
     def most_set(self, tensor: torch.Tensor) -> int | None:
         """Return how many elements of a tensor can be nonzero at most, or None if unknown."""

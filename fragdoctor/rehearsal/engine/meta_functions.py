@@ -111,8 +111,11 @@ def infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     first, *rest = found if isinstance(found, (tuple, list)) else (found,)
     if not isinstance(first, torch.Tensor):
         return found
-    if op.overloadpacket.__name__ in _CONTIGUOUS:
+    name = op.overloadpacket.__name__
+    if name in _CONTIGUOUS:
         first = first.new_empty(first.shape)
+    elif name == "native_batch_norm_backward":
+        first = torch.empty_like(first, memory_format=suggest_memory_format(args[1]))
     elif is_pointwise(op.overloadpacket):
         operands = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)]
         is_last = (
@@ -300,14 +303,6 @@ def _grouped_mm(first: torch.Tensor, second: torch.Tensor, *args: Any, **kwargs:
     return first.new_empty_strided((groups, rows, columns), (rows * padded, padded, 1))
 
 
-def _batch_norm_backward(*args: Any, **kwargs: Any) -> Any:
-    found = torch.ops.aten.native_batch_norm_backward.default(*args, **kwargs)
-    if found[0] is None:
-        return found
-    layout = suggest_memory_format(args[1])
-    return (torch.empty_like(found[0], memory_format=layout), *found[1:])
-
-
 def _sampled(tensor: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
     return tensor.new_empty((*tensor.shape[:2], *grid.shape[1:3]))
 
@@ -340,7 +335,6 @@ KNOWN: Final[dict[str, Callable[..., Any]]] = {
         tensor.new_empty(tensor.shape),
         grid.new_empty(grid.shape),
     ),
-    "native_batch_norm_backward": _batch_norm_backward,
     "nms": _nms,
     "_ctc_loss_backward": lambda _, log_probs, *__, **___: log_probs.new_empty(log_probs.shape),
 }

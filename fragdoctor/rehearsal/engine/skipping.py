@@ -41,7 +41,7 @@ CHEAP_EVENTS: Final = 40_000
 """This many rounds, or events (about a second), are enough: what happens every ten rounds, or after
 the first five, is simply seen as long as that is cheap."""
 ENDLESS_ROUNDS: Final = 200
-"""So many in a row, and a ``while True`` is left: values on the GPU, which end it, are not known."""
+"""So many in a row, and a ``while True`` is left: what ends it is a value on the GPU."""
 WAIT_S: Final = 5.0
 """How long to keep fetching skipped items."""
 GO_ON_S: Final = 60.0
