@@ -314,6 +314,8 @@ def test_what_does_not_lie_in_order_is_copied_as_by_cuda_s_kernels(stage: Stage)
         first = torch.ones(4, 8, 32, 32, device="cuda")
         found = torch.autograd.grad(rectified, image, first)[0]
         assert found.stride() == image.stride()
+        dropped = torch.dropout(leaf, 0.1, train=True)
+        assert torch.autograd.grad(dropped, leaf, first.mT)[0].is_contiguous()
         turned = torch.ones(4, 8, 32, 32, device="cuda").mT.requires_grad_()
         normed = F.batch_norm(turned, None, None, training=True)
         assert asked(backward, normed, turned) == [131072] * 4

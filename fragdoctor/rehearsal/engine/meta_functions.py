@@ -98,6 +98,8 @@ _CONTIGUOUS: Final = frozenset(
     }
 )  # fmt: skip
 """Operations whose CUDA kernel makes a contiguous result, unlike PyTorch's meta function."""
+_AS_SUGGESTED: Final = {"native_batch_norm_backward": 1, "native_dropout_backward": 0}
+"""Operation -> the argument that suggests whether its result is channels-last or contiguous."""
 
 
 def infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -114,8 +116,9 @@ def infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     name = op.overloadpacket.__name__
     if name in _CONTIGUOUS:
         first = first.new_empty(first.shape)
-    elif name == "native_batch_norm_backward":
-        first = torch.empty_like(first, memory_format=suggest_memory_format(args[1]))
+    elif name in _AS_SUGGESTED:
+        layout = suggest_memory_format(args[_AS_SUGGESTED[name]])
+        first = torch.empty_like(first, memory_format=layout)
     elif is_pointwise(op.overloadpacket):
         operands = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)]
         is_last = (
