@@ -145,8 +145,11 @@ class _Following(ast.NodeTransformer):
         counters = [*map(ast.unparse, self.loops[number - self._first_number].counters)]
         if not counters:
             return
-        changes = (f"{c} = {_ADVANCED}({number}, {i}, {c})" for i, c in enumerate(counters))
-        added = ast.parse(f"if {_SKIPPED}({number}): {'; '.join(changes)}").body[0]
+        changes = [f"{c} = {_ADVANCED}({number}, {i}, {c})" for i, c in enumerate(counters)]
+        # A counter may be set on a path that the program does not take.
+        tried = [f" try: {one}\n except (AttributeError, NameError): pass\n" for one in changes]
+        ended = f" {_ADVANCED}({number}, {len(counters)}, None)"
+        added = ast.parse(f"if {_SKIPPED}({number}):\n{''.join(tried)}{ended}").body[0]
         for part in ast.walk(added):
             ast.copy_location(part, node.body[0])
         node.body.insert(0, added)
@@ -240,10 +243,10 @@ class Loops:
         passage = self._loops[number].passage
         if passage is None:
             return value
-        made = self.skipping.advanced(passage, counter, value)
-        if counter == len(passage.loop.counters) - 1:
-            passage.to_skip = 0
-        return made
+        if counter < len(passage.loop.counters):
+            return self.skipping.advanced(passage, counter, value)
+        passage.to_skip = 0  # all of them are
+        return None
 
     def _while_ends(self, number: int) -> bool:
         loop = self._loops[number]
