@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import shutil
@@ -373,14 +372,9 @@ class _Process:
 
 def native_library() -> Path:
     """Return the library of the fake GPUs, which is next to the core."""
-    from fragdoctor import _native
+    from fragdoctor._native import _ext
 
-    for folder in _native.__path__:
-        found = Path(folder) / "_fake_gpu.so"
-        if found.is_file():
-            return found
-    spec = importlib.util.find_spec("fragdoctor._native._ext")
-    return Path(spec.origin if spec and spec.origin else ".").with_name("_fake_gpu.so")
+    return Path(_ext.__file__).with_name("_fake_gpu.so")
 
 
 def _environment(conditions: RehearsalConditions, place: Path) -> dict[str, str]:

@@ -186,6 +186,19 @@ def test_a_loss_can_be_taken_the_logarithm_of_and_falls(stage: Stage) -> None:
     )
 
 
+def test_probabilities_add_up_to_1(stage: Stage) -> None:
+    stage.must_pass(
+        """
+        import torch
+        scores = torch.randn(3, 4, device="cuda")
+        assert scores.softmax(-1)[0].tolist() == [1 / 4] * 4
+        drawn = torch.nn.Softmax(0)(scores.half()).detach().T.cpu()
+        assert drawn.shape == (4, 3) and (drawn.sum(1) - 1).abs().max() < 1e-3
+        assert scores.tolist()[0][0] == 1 / 2
+        """
+    )
+
+
 def test_values_made_up_are_named_where_the_program_fails(stage: Stage) -> None:
     stage.script(
         """

@@ -288,6 +288,13 @@ def test_what_does_not_lie_in_order_is_copied_as_by_cuda_s_kernels(stage: Stage)
         assert asked(lambda x: x.cummax(1), t) == [76800, 153600, 76800]
         assert sorted(asked(lambda x: x.median(1), t)) == [1200, 2400, 76800]
         assert asked(lambda x: F.avg_pool1d(x[None], 2), t) == [38400, 76800]
+        edges = torch.arange(9.0, device="cuda")
+        assert asked(lambda: torch.bucketize(0.5, edges)) == [8, 8, 4]
+        assert asked(lambda: torch.bucketize(edges.half(), edges[::2])) == [18, 72, 20, 36]
+        order = torch.zeros(200, 1000, dtype=torch.int64, device="cuda")
+        assert asked(lambda: torch.searchsorted(order.float(), order.float(), sorter=order)) == [
+            800000, 800000, 8, 8, 400, 4, 1600000
+        ]
         assert asked(lambda x: F.adaptive_max_pool2d(x, 3), image) == [
             1152, 2304, 1152, 2304, 131072
         ]
@@ -302,6 +309,14 @@ def test_what_does_not_lie_in_order_is_copied_as_by_cuda_s_kernels(stage: Stage)
         assert asked(backward, leaf[at, :, at], leaf) == [
             2048, 131072, 16, 16, 16, 16, 131072, 16, 16, 16, 1
         ]
+        pooled, last = F.avg_pool2d(leaf, 2), image[..., ::2, ::2].clone()
+        assert asked(lambda: torch.autograd.grad(pooled, leaf, last)) == [131072, 32768]
+        rectified = torch.relu(image.requires_grad_())
+        first = torch.ones(4, 8, 32, 32, device="cuda")
+        found = torch.autograd.grad(rectified, image, first)[0]
+        assert found.stride() == image.stride()
+        dropped = torch.dropout(leaf, 0.1, train=True)
+        assert torch.autograd.grad(dropped, leaf, first.mT)[0].is_contiguous()
         turned = torch.ones(4, 8, 32, 32, device="cuda").mT.requires_grad_()
         normed = F.batch_norm(turned, None, None, training=True)
         assert asked(backward, normed, turned) == [131072] * 4
@@ -399,6 +414,11 @@ def test_a_tensor_equals_itself_without_a_look(stage: Stage) -> None:
         x = torch.ones(500, device="cuda")
         assert asked(torch.equal, x, x.detach().view(500)) == [] and torch.equal(x, x)
         assert asked(torch.equal, x[:10], x[1:11]) == [10, 1]
+        assert torch.equal(x[:10], x[1:11])
+        window = torch.hann_window(64, device="cuda")
+        sound = torch.rand(2, 640, device="cuda")
+        parts = torch.stft(sound, 64, window=window, return_complex=True)
+        assert torch.istft(parts, 64, window=window).shape == (2, 640)  # overlaps are not zero
         """
     )
 

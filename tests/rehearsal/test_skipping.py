@@ -185,6 +185,54 @@ def test_what_fails_after_skipping_is_rehearsed_once_more_without(stage: Stage) 
     assert (found["steps"], found["n_skipped"]) == (300, 0)
 
 
+def test_counters_that_the_program_has_not_set_are_left_alone(stage: Stage) -> None:
+    found = rehearsed(
+        stage,
+        """
+    def train(many=False):
+        n = 0
+        if many:
+            epoch = 0
+        for i in range(300):
+            n += 1
+            if n > 1000:
+                epoch += 1
+            step(torch.randn(4, 512, device="cuda"))
+        assert n == 300
+
+    train()
+    large()
+    """,
+    )
+
+    assert found["steps"] == 300
+    assert found["n_skipped"]
+
+
+def test_a_loop_that_only_a_value_ends_is_left(stage: Stage) -> None:
+    found = stage.must_pass(
+        """
+        import torch
+        x = torch.randn(500, 16, device="cuda")
+        centers, n = x[:8].clone(), 0
+        while True:
+            nearest = torch.cdist(x, centers).argmin(1)
+            moved = centers.index_reduce(0, nearest % 8, x, "mean")
+            n += 1
+            if (moved - centers).norm() < 1e-4:
+                break
+            centers = moved
+        assert 200 <= n <= 210, n
+        after = torch.zeros(1 << 20, device="cuda")
+        """
+    )
+
+    assert found["rehearsal"]["notes"] == [
+        "The loop at train.py:5 was left when 200 rounds were equal."
+    ]
+    assert found["rehearsal"]["peak_allocated_bytes"] > 4 << 20
+
+
 def test_a_limit_of_time_ends_the_rehearsal(stage: Stage) -> None:
     found = rehearsed(
         stage,

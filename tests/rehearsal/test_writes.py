@@ -147,6 +147,31 @@ def test_what_is_written_in_unusual_ways_stays_in_the_scratch_folder(stage: Stag
     assert {p: p.stat().st_mode for p in everything(stage)} == modes
 
 
+MOVING = """
+    import os, torch
+
+    here = os.getcwd()
+    os.makedirs("runs/1")
+    os.chdir("runs/1")
+    assert os.getcwd() == here + "/runs/1" and os.getcwdb() == os.fsencode(os.getcwd())
+    assert open("../../old.txt").read() == "kept"
+    open("../../old/new.txt", "a").write("new")
+    open("mine.txt", "w").write("mine")
+    assert open(here + "/runs/1/mine.txt").read() == open("mine.txt").read() == "mine"
+    os.chdir(here)
+    open("old/in.txt", "a").write(" and more")
+    assert open("old/in.txt").read() == "kept and more" and open("log.txt").read() == "old "
+    torch.ones(4, device="cuda")
+"""
+
+
+def test_a_program_in_a_folder_of_its_own_finds_what_lies_beside_it(stage: Stage) -> None:
+    prepared(stage)
+    stage.script(MOVING)
+
+    assert stage.json("train.py")["rehearsal"]["fits"]
+
+
 def everything(stage: Stage) -> list:
     return sorted(p for p in stage.home.rglob("*") if not p.is_dir() and p.suffix != ".pickle")
 

@@ -81,6 +81,7 @@ class _Rule:
         )
         self.chooses = _CHOOSES.get(name)
         self.puts = name in _PUTS
+        self.parts = name == "_softmax"
         self.is_placed = name == "_index_put_impl_"
         self.is_any = name.removesuffix("_") in _ANY or name in _ANY
         self.zeroes = name in _OVERWRITES
@@ -175,7 +176,13 @@ class Known:
             self._choose(rule.chooses, args, result)
         if n_set is not None:
             self._limit(result, n_set)
+        if rule.parts and result.numel():
+            self._n_set[_key(result)] = result.shape[args[1]]
         return result
+
+    def n_parts(self, tensor: torch.Tensor) -> int | None:
+        """Return how many probabilities in a tensor add up to 1, or None if it has none."""
+        return self._n_set.get(_key(tensor)) if tensor.is_floating_point() else None
 
     def most_set(self, tensor: torch.Tensor) -> int | None:
         """Return how many elements of a tensor can be nonzero at most, or None if unknown."""

@@ -144,8 +144,11 @@ class _Following(ast.NodeTransformer):
         counters = [*map(ast.unparse, self.loops[number - self._first_number].counters)]
         if not counters:
             return
-        changes = (f"{c} = {_ADVANCED}({number}, {i}, {c})" for i, c in enumerate(counters))
-        added = ast.parse(f"if {_SKIPPED}({number}): {'; '.join(changes)}").body[0]
+        changes = [f"{c} = {_ADVANCED}({number}, {i}, {c})" for i, c in enumerate(counters)]
+        # A counter may be set on a path that the program does not take.
+        tried = [f" try: {one}\n except (AttributeError, NameError): pass\n" for one in changes]
+        ended = f" {_ADVANCED}({number}, {len(counters)}, None)"
+        added = ast.parse(f"if {_SKIPPED}({number}):\n{''.join(tried)}{ended}").body[0]
         for part in ast.walk(added):
             ast.copy_location(part, node.body[0])
         node.body.insert(0, added)
@@ -239,10 +242,10 @@ class Loops:
         passage = self._loops[number].passage
         if passage is None:
             return value
-        made = self.skipping.advanced(passage, counter, value)
-        if counter == len(passage.loop.counters) - 1:
-            passage.to_skip = 0
-        return made
+        if counter < len(passage.loop.counters):
+            return self.skipping.advanced(passage, counter, value)
+        passage.to_skip = 0  # all of them are
+        return None
 
     def _while_ends(self, number: int) -> bool:
         loop = self._loops[number]
@@ -250,9 +253,8 @@ class Loops:
             loop.passage = Passage(loop, self.skipping.steps())
             return True
         loop.is_between = True
-        if self.skipping.is_on:
-            self.skipping.rounds_to_skip(loop.passage, no_length)
-        return True
+        is_on = self.skipping.is_on
+        return not is_on or self.skipping.rounds_to_skip(loop.passage, no_length) is not None
 
     def begin(self, loop: Loop) -> bool:
         """Begin a round."""

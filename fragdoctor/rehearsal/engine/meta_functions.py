@@ -97,6 +97,8 @@ _CONTIGUOUS: Final = frozenset(
     }
 )  # fmt: skip
 """Operations whose CUDA kernel makes a contiguous result, unlike PyTorch's meta function."""
+_AS_SUGGESTED: Final = {"native_batch_norm_backward": 1, "native_dropout_backward": 0}
+"""Operation -> the argument that suggests whether its result is channels-last or contiguous."""
 
 
 def infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -110,10 +112,18 @@ def infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     first, *rest = found if isinstance(found, (tuple, list)) else (found,)
     if not isinstance(first, torch.Tensor):
         return found
-    if op.overloadpacket.__name__ in _CONTIGUOUS:
+    name = op.overloadpacket.__name__
+    if name in _CONTIGUOUS:
         first = first.new_empty(first.shape)
+    elif name in _AS_SUGGESTED:
+        layout = suggest_memory_format(args[_AS_SUGGESTED[name]])
+        first = torch.empty_like(first, memory_format=layout)
     elif is_pointwise(op.overloadpacket):
-        first = _iterated(first, [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)])
+        operands = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)]
+        is_last = (
+            op.overloadpacket.__name__ == "threshold_backward"
+        )  # the gradient (Activation.cpp)
+        first = _iterated(first, operands[::-1] if is_last else operands)
     return (first, *rest) if isinstance(found, (tuple, list)) else first
 
 
@@ -290,14 +300,6 @@ def _grouped_mm(first: torch.Tensor, second: torch.Tensor, *args: Any, **kwargs:
     return first.new_empty_strided((groups, rows, columns), (rows * padded, padded, 1))
 
 
-def _batch_norm_backward(*args: Any, **kwargs: Any) -> Any:
-    found = torch.ops.aten.native_batch_norm_backward.default(*args, **kwargs)
-    if found[0] is None:
-        return found
-    layout = suggest_memory_format(args[1])
-    return (torch.empty_like(found[0], memory_format=layout), *found[1:])
-
-
 def _sampled(tensor: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
     return tensor.new_empty((*tensor.shape[:2], *grid.shape[1:3]))
 
@@ -330,7 +332,6 @@ KNOWN: Final[dict[str, Callable[..., Any]]] = {
         tensor.new_empty(tensor.shape),
         grid.new_empty(grid.shape),
     ),
-    "native_batch_norm_backward": _batch_norm_backward,
     "nms": _nms,
     "_ctc_loss_backward": lambda _, log_probs, *__, **___: log_probs.new_empty(log_probs.shape),
 }

@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.utils._pytree import tree_leaves
 
-from fragdoctor.rehearsal.engine import SEEN_THROUGH, frames_from, wrap
+from fragdoctor.rehearsal.engine import SEEN_THROUGH, frames_from, session, wrap
 
 Number = int | float
 Round = tuple[tuple[int, ...], ...]
@@ -40,6 +40,8 @@ MANY_EQUAL_ROUNDS: Final = 20
 CHEAP_EVENTS: Final = 40_000
 """This many rounds, or events (about a second), are enough: what happens every ten rounds, or after
 the first five, is simply seen as long as that is cheap."""
+ENDLESS_ROUNDS: Final = 200
+"""So many in a row, and a ``while True`` is left: what ends it is a value on the GPU."""
 WAIT_S: Final = 5.0
 """How long to keep fetching skipped items."""
 GO_ON_S: Final = 60.0
@@ -100,6 +102,7 @@ class Loop:
         meetings: numbers that are compared in it.
         counters: names and attributes that it adds to.
         yields: whether it yields items; then the loop that takes them decides.
+        is_endless: whether it is a ``while True``.
         rates: growth rates, measured over the most rounds.
         seen: rounds that were seen.
         has_skipped: whether rounds were skipped.
@@ -113,6 +116,7 @@ class Loop:
     meetings: list[Meeting] = field(default_factory=list)
     counters: list[ast.expr] = field(default_factory=list)
     yields: bool = False
+    is_endless: bool = False
     rates: Numbers = field(default_factory=Numbers)
     seen: set[Round] = field(default_factory=set)
     has_skipped: bool = False
@@ -124,6 +128,7 @@ class Loop:
 def loop_of(node: ast.For | ast.While) -> Loop:
     """Return a loop by its source, including inner loops but not functions defined in it."""
     found = Loop(node.lineno, node.end_lineno or node.lineno)
+    found.is_endless = isinstance(getattr(node, "test", None), ast.Constant)
     names: set[str] = set()
     todo: list[ast.AST] = [*node.body, *([node.test] if isinstance(node, ast.While) else [])]
     while todo:
@@ -422,10 +427,15 @@ class Skipping:
         n_left = remaining()
         reached = min(ahead.values(), default=None)
         if n_left is None and reached is None:
+            place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
             if passage.loop.is_of_steps and remaining is no_length:
-                place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
                 self.on_stuck(f"it was unclear where the loop at {place} ends")
-            return None if remaining is not no_length else 0
+            is_left = passage.loop.is_endless and passage.n_known >= ENDLESS_ROUNDS
+            if is_left:
+                session.note(
+                    f"The loop at {place} was left when {ENDLESS_ROUNDS} rounds were equal."
+                )
+            return None if is_left or remaining is not no_length else 0
         ends = [] if reached is None else [reached - 1 - _AROUND]
         n = min([*ends, *([] if n_left is None else [n_left - _LAST])])
         if ends == [n]:

@@ -133,7 +133,7 @@ def copy_(
         return self
     found = known.of(src)
     if found is None:
-        values.fill(self)
+        values.fill(self, known.n_parts(src))
     else:
         self.copy_(found)
     return self

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dis
 import sys
 from collections.abc import Sequence
-from types import CodeType, FrameType, MappingProxyType
+from functools import cache
+from types import CodeType, MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -67,10 +68,11 @@ def stand_in(dtype: torch.dtype) -> Any:
         if library in frame.f_code.co_filename:
             assume(frame.f_code.co_name, assumed)
             return dtype is torch.bool or FAR
-    valid = _valid(frame) if dtype is torch.bool and frame is not None else None
-    if valid is not None:
-        assume("validation", "the values are valid")
-        return valid
+    if frame is not None and dtype is torch.bool:
+        valid = _valid(frame.f_code, frame.f_lasti)
+        if valid is not None:
+            assume("validation", "the values are valid")
+            return valid
     if not dtype.is_floating_point:
         assume("item", "the value is 0")
         return False if dtype is torch.bool else 0
@@ -85,23 +87,12 @@ def _falling(operation: str, assumed: str) -> float:
     return 1 / (1 + assume(operation, assumed))
 
 
-def _valid(frame: FrameType) -> bool | None:
-    """Return the truth that keeps a frame from raising an error; None = it raises none for it.
+@cache
+def _valid(code: CodeType, place: int) -> bool | None:
+    """Return the truth of a value read at a place that leads to no error; None = neither does.
 
     A program that works raises no error: what it asserts holds, and what it checks is valid.
     """
-    code = frame.f_code
-    place = code.co_filename, code.co_firstlineno, code.co_name, frame.f_lasti
-    if place not in _SEEN:
-        _SEEN[place] = _without_error(code, frame.f_lasti)
-    return _SEEN[place]
-
-
-_SEEN: Final[dict[tuple[str, int, str, int], bool | None]] = {}
-
-
-def _without_error(code: CodeType, place: int) -> bool | None:
-    """Return which truth of a value that is read at a place leads to no error."""
     after = [i for i in dis.get_instructions(code) if i.offset >= place and i.opname != "TO_BOOL"]
     for number, one in enumerate(after[:2]):  # the value is read by a call, or by the jump itself
         if one.opname.endswith(("IF_TRUE", "IF_FALSE")):
@@ -126,14 +117,20 @@ def _raises(code: Sequence[dis.Instruction]) -> bool:
     return False
 
 
-def fill(tensor: torch.Tensor) -> None:
-    """Put stand-ins into a CPU tensor that is copied from the GPU."""
-    if tensor.is_floating_point() and tensor.numel() <= MOST_FILLED:
+def fill(tensor: torch.Tensor, n_parts: int | None) -> None:
+    """Put stand-ins into a CPU tensor that is copied from the GPU: even probabilities of so many.
+
+    None means other values.
+    """
+    if n_parts and tensor.is_floating_point():
+        assume("copy", f"all {n_parts} are equally likely")
+        tensor.fill_(1 / n_parts)
+    elif tensor.is_floating_point() and tensor.numel() <= MOST_FILLED:
         tensor.fill_(_falling("copy", "all values are 1/2, then 1/3 and so on"))
-        return
-    assume("copy", "all values are 0")
-    if not release(tensor):
-        tensor.zero_()
+    else:
+        assume("copy", "all values are 0")
+        if not release(tensor):
+            tensor.zero_()
 
 
 def assume(operation: str, assumed: str) -> int:

@@ -73,6 +73,15 @@ class Overlay:
         self.removed: set[str] = set()
         self._stat, self._lstat, self._mkdir = os.stat, os.lstat, os.mkdir
         self._readlink, self._symlink, self._scandir = os.readlink, os.symlink, os.scandir
+        self._getcwd = os.getcwd
+
+    def seen(self, path: str) -> str:
+        """Return a path as the program sees it, which knows nothing of the scratch folder."""
+        return path.removeprefix(self.top) or os.sep
+
+    def here(self) -> str:
+        """Return the current folder for ``os.getcwd``."""
+        return self.seen(self._getcwd())
 
     def is_free(self, path: str) -> bool:
         """Return whether a path may be changed in place."""
@@ -104,7 +113,7 @@ class Overlay:
             return None
         if folder is not None and not os.path.isabs(os.fsdecode(name)):  # noqa: PTH117
             base = self._readlink(f"/proc/self/fd/{folder}")
-            path = f"{base.removeprefix(self.top) or os.sep}/{os.fsdecode(name)}"
+            path = f"{self.seen(base)}/{os.fsdecode(name)}"
         rest, done, n_links = path.split("/")[::-1], "", 0
         while rest:
             part = rest.pop()
@@ -146,11 +155,13 @@ class Overlay:
         path = self.resolved(name, itself=itself, folder=folder)
         if path is None or name in {b"", ""}:
             return name
-        if self.is_free(path):
-            return name if path == _absolute(name) else path
-        if self.is_there(self.top + path, itself=itself) or self.is_gone(path):
+        if not self.is_free(path) and (
+            self.is_there(self.top + path, itself=itself) or self.is_gone(path)
+        ):
             return self.top + path
-        return name if folder is None and path == _absolute(name) else path
+        is_relative = not os.path.isabs(os.fsdecode(name))  # noqa: PTH117
+        is_moved = is_relative and (folder is not None or self.here() != self._getcwd())
+        return name if path == _absolute(name) and not is_moved else path
 
     def to_change(
         self,
@@ -333,6 +344,8 @@ def install(home: Path) -> None:
     replaced: list[tuple[Any, str, Any]] = [
         *((*row[:2], _led(getattr(*row[:2]), *row[2:])) for row in _opening(overlay)),
         (io, "FileIO", _raw_file(overlay)),
+        (os, "getcwd", overlay.here),
+        (os, "getcwdb", lambda: os.fsencode(overlay.here())),
         (os, "listdir", partial(overlay.names, os.listdir, os.fsdecode)),
         (os, "scandir", partial(_scan, overlay, os.scandir)),
         *(

@@ -192,11 +192,15 @@ def equal(_op: Any, self: torch.Tensor, other: torch.Tensor) -> bool:
         return True
     same = self == other
     result = same.all()
-    known = session.current().known.of(result)
-    if known is None:
-        values.assume("equal", "both are equal")
+    known = session.current().known
+    found, expected = known.of(result), known.of(other)
     del result, same
-    return known is None or bool(known)
+    if found is None and expected is not None and not self.dim():
+        # A number is compared with a constant (``is_scalar_tensor_true``): it is read.
+        return bool(values.stand_in(self.dtype) == expected)
+    if found is None:
+        values.assume("equal", "both are equal")
+    return found is None or bool(found)
 
 
 @special("aten::count_nonzero.dim_IntList")

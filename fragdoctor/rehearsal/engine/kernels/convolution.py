@@ -418,25 +418,22 @@ def _copy_batch(call: Call, tensor: torch.Tensor) -> None:
         call.copy(tensor)
 
 
-def _copy_in_one_piece(call: Call, *tensors: torch.Tensor) -> None:
-    """Take the copies of tensors that are dense neither in the usual order nor channels-last."""
-    for tensor in tensors:
-        if tensor.dim() != IMAGE:
-            call.copy(tensor)
-        elif not tensor.is_contiguous(memory_format=suggest_memory_format(tensor)):
-            call.take(n_bytes(tensor))
+def _copy_alike(call: Call, *tensors: torch.Tensor) -> None:
+    """Take the copies of what does not lie as the first suggests: as usual, or channels-last."""
+    is_image = tensors[0].dim() == IMAGE
+    layout = suggest_memory_format(tensors[0]) if is_image else torch.contiguous_format
+    call.take(*(n_bytes(t) for t in tensors if not t.is_contiguous(memory_format=layout)))
 
 
 # The first argument is copied: the input, or the gradient of the result.
 copied_after(
     *NEAREST, *POOLS,
     *_backward(*NEAREST, *SMOOTH, "max_pool3d_with_indices", "avg_pool3d"),
-    copy=_copy_in_one_piece,
+    copy=_copy_alike,
 )  # fmt: skip
-copied_after(*_backward("max_pool2d_with_indices", "avg_pool2d"), places=(1, 0),
-             copy=_copy_in_one_piece)  # fmt: skip
+copied_after(*_backward("max_pool2d_with_indices", "avg_pool2d"), places=(1, 0), copy=_copy_alike)
 copied_after("adaptive_max_pool3d", copy=_copy_batch)
-copied_before("_adaptive_avg_pool2d", copy=_copy_in_one_piece)
+copied_before("_adaptive_avg_pool2d", copy=_copy_alike)
 copied_after(
     *REFLECTED,
     *_backward(*REFLECTED, *ANTIALIASED, "adaptive_max_pool3d", "_adaptive_avg_pool3d"),

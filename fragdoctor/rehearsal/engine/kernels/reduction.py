@@ -262,13 +262,13 @@ def _extreme_or_indexed(call: Call) -> None:
     tensor, axes = call.args[0], _axes(call)
     n = 2 if call.op.overloadpacket is torch.ops.aten.aminmax else 1
     if axes is None:
-        _extremes(call, tensor, n)
+        extremes(call, tensor, n)
     else:
         size = INDEXED if n == 1 else n * tensor.element_size()
         reduced(call, tensor, axes, ReductionKind(size))
 
 
-def _extremes(call: Call, tensor: torch.Tensor, n: int) -> None:
+def extremes(call: Call, tensor: torch.Tensor, n: int) -> None:
     """The extremes of a whole tensor are looked for in one piece (ReduceAllOps.cpp)."""
     call.copy(tensor)
     whole = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
@@ -307,7 +307,7 @@ def _histogram(call: Call) -> None:
     tensor: torch.Tensor = call.args[0]
     if call.argument("min") == call.argument("max") and tensor.numel():
         call.take(tensor.element_size(), tensor.element_size())
-        _extremes(call, tensor, 2)
+        extremes(call, tensor, 2)
 
 
 def summed(call: Call, tensor: torch.Tensor, axes: Sequence[int] | None = None) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from fragdoctor.rehearsal.engine import session
 from fragdoctor.rehearsal.engine.kernels import cub
-from fragdoctor.rehearsal.engine.kernels.reduction import accumulator_bytes
+from fragdoctor.rehearsal.engine.kernels.reduction import accumulator_bytes, extremes
 from fragdoctor.rehearsal.engine.kernels.scratch import (
     Call,
     after_results,
@@ -23,7 +23,6 @@ FEW_ROWS, OFTEN = 512, 30  # embeddings of few rows, each used often, are summed
 SORT_IN_BLOCK: Final = 4096  # rows up to this length are sorted by one block each
 SEGMENTED_FROM: Final = 128
 ONE_BY_ONE_FROM: Final = 1_000_000
-RADIX_DIGITS: Final = 256
 BLOCK_THREADS: Final = 256
 MIN_ITEMS, MAX_ITEMS = 4, 64
 REGISTERS_PER_BLOCK: Final = 40 * BLOCK_THREADS
@@ -35,9 +34,26 @@ _SHARED_OTHERWISE: Final = 400
 
 
 copied_after("_cummax_helper", "_cummin_helper", "_logcumsumexp")
-copied_after("bucketize", places=(0, 1))
-copied_after("searchsorted", places=(1, 0))
 copied_before("kthvalue")
+
+
+@rule("bucketize", "searchsorted")
+def _searchsorted(call: Call) -> None:
+    """A number becomes a tensor, an order is checked, and two types get one (Bucketization.cu)."""
+    is_search = call.op.overloadpacket.__name__ == "searchsorted"
+    bounds, looked_up = call.args[:2] if is_search else call.args[1::-1]
+    if not isinstance(looked_up, torch.Tensor):
+        looked_up = torch.tensor(looked_up, dtype=type(looked_up))  # type: ignore[arg-type]
+        call.take(n_bytes(looked_up))
+    order = call.argument("sorter")
+    if order is not None:
+        with call.scope():
+            call.take(INDEX_BYTES, INDEX_BYTES)
+            extremes(call, order, 2)
+    call.make_all()
+    call.copy(looked_up, bounds, order)
+    common = torch.result_type(bounds, looked_up)
+    call.take(*(t.numel() * common.itemsize for t in (looked_up, bounds) if t.dtype != common))
 
 
 @after_results("mode")
@@ -113,7 +129,9 @@ def _take_for_topk(call: Call, tensor: torch.Tensor, length: int) -> None:
     items = min(max(-(-n_slices * length // threads), MIN_ITEMS), MAX_ITEMS)
     blocks = n_slices * -(-length // (items * BLOCK_THREADS))
     call.take(n_slices * tensor.element_size(), n_slices * 8, n_slices * 8)
-    call.take(blocks * RADIX_DIGITS * 2, n_slices * RADIX_DIGITS * 4, blocks * 4, blocks * 4)
+    call.take(
+        blocks * cub.RADIX_DIGITS * 2, n_slices * cub.RADIX_DIGITS * 4, blocks * 4, blocks * 4
+    )
     for _ in range(2):
         call.hold(cub.buffers((-(-blocks // 1024) + cub.EXTRA_TILES) * 16, 1))
 
