@@ -363,7 +363,10 @@ class CureSearch:
         if seen is None:
             return traits
         reason, is_sum = mixing(traits["losses"], seen.found.traits["losses"], n)
-        return {**traits, "mixing": reason, "is_sum": is_sum}
+        found, n_updates = seen.found, self._as_it_is.found.steps
+        stays = not (found.stopped or found.is_partial) and found.steps * n <= n_updates
+        n_rounds = n_updates if stays else 0
+        return {**traits, "mixing": reason, "is_sum": is_sum, "n_rounds": n_rounds}
 
     def _split_batch(self, size: int, make: Callable[[int], Treatment]) -> None:
         self._split(_parts(size), make, self._as_it_is.found.peak_allocated_bytes)
@@ -548,7 +551,7 @@ class CureSearch:
             # A run that ended before the unchanged program did may not have reached its peak, which
             # may be in the second update: the first one creates the optimizer state.
             reason, as_it_is = found.partial_reason, self._as_it_is.found
-            if not reason and found.steps < min(as_it_is.steps, 2):
+            if not reason and found.steps < min(as_it_is.steps, catalogue.LONG_ENOUGH):
                 reason = "its rounds end before the second update; let it run more of them"
             is_known = bool(as_it_is.stopped) or self._conditions.known_steps is not None
             is_over = found.peak_allocated_bytes > self._capacity_bytes  # whatever would follow
