@@ -1167,6 +1167,7 @@ def test_batches_of_loaders_that_one_line_makes_are_told_apart_by_their_size(
 
 CLASSES_OF = "torch.nn.functional.cross_entropy(z, y)"
 SMOOTHED = CLASSES_OF.replace("y)", "y, label_smoothing=0.1)")
+DRAWN = "y = torch.randint(64, (len(x),), device='cuda')"
 OF_ROWS = "loss = model(x.cuda()).square().mean()"
 
 
@@ -1208,7 +1209,9 @@ def lost(loss: str, *before: str) -> str:
         (lost(SMOOTHED, "y = torch.full((len(x),), 5).cuda()"), ""),
         (lost("(z.mean(1) * m).sum() / m.sum()", "m = (torch.arange(len(x)) < 2000).cuda()"), ""),
         (lost("(z.mean(1) * m).sum() / m.sum()", "m = (torch.arange(len(x)) > 9).cuda()"), "nor"),
-        (lost(CLASSES_OF, "y = torch.randint(64, (len(x),), device='cuda')"), ""),
+        (lost(CLASSES_OF, DRAWN), ""),
+        (lost(SMOOTHED, DRAWN), ""),
+        (lost(CLASSES_OF, DRAWN.replace("x),", "x), 9"), "y = y[:, 1:2].flatten()"), ""),
     ],
 )
 def test_parts_of_a_batch_add_up_where_each_row_is_by_itself(
