@@ -4,8 +4,9 @@ Tensors of a rehearsed GPU have no memory. But a counter, a scale, a list of len
 that ends a loop is small and comes from the CPU or from constants, and programs read it back. So do
 tokens, masks and routes, which decide about shapes; so more integers and booleans are kept. A copy
 of such memory is kept on the CPU and follows every operation that writes to it; the first one that
-needs an unknown value, or is random, makes it unknown. Random integers are drawn. If some of many are chosen by unknown values
-(experts for tokens, words of a vocabulary), the choices are assumed to be even.
+needs an unknown value, or is random, makes it unknown. Random integers are drawn. If some of many
+are chosen by unknown values (experts for tokens, words of a vocabulary), the choices are assumed to
+be even.
 
 If the values are unknown, an upper limit on the nonzero elements can still be known: five, if five
 were put at unknown places into zeros. That limits what a mask keeps.
