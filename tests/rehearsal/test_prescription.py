@@ -1424,7 +1424,6 @@ def test_sets_of_modules_leave_room_for_what_is_not_known_to_the_byte(monkeypatc
     base = SimpleNamespace(
         traits={},
         cheapest=lambda limit: next(p for p in plans if p.need <= limit),
-        simpler=lambda plan, _: plan,
         needs_bytes=lambda plan: plan.need,
     )
     searching = Fake()

@@ -472,8 +472,6 @@ class CureSearch:
         fitting: Plan | None = None
         while len(seen) <= MAX_SETS:
             plan = base.cheapest(limit)
-            if plan is not None:
-                plan = base.simpler(plan, limit)
             if plan is None or (plan in seen and not self._is_safe(seen[plan])):
                 # A replay that is slightly wrong may find none.
                 plan = None if fitting else base.lowest()
