@@ -120,9 +120,8 @@ class _Repeated(Iterator[Any]):
     """
 
     def __init__(self, items: Iterable[Any], loop: Loop, n_each: int) -> None:
-        self._items, self._loop, self._n_each = items, loop, n_each
-        self._iterator = iter(items)
-        self._n_taken = self._n_left = 0
+        self._iterator, self._loop, self._n_each = iter(items), loop, n_each
+        self._n_left = 0
         self._kept: Any = None
 
     def __next__(self) -> Any:
@@ -130,16 +129,9 @@ class _Repeated(Iterator[Any]):
             self._n_left -= 1
             return self._kept
         item = next(self._iterator)
-        self._n_taken += 1
         self._kept = None if is_on_gpu(item) else item
         self._n_left = 0 if self._kept is None else self._n_each - 1
         return item
-
-    def __length_hint__(self) -> int:
-        n = n_remaining(self._iterator, self._items, self._n_taken)
-        if n is None:
-            raise ValueError
-        return n * self._n_each + self._n_left
 
 
 def _has_module(item: Any) -> bool:

@@ -256,11 +256,9 @@ def evaluated_size(traits: Traits) -> int:
 def evaluated_in(traits: Traits, n: int) -> Treatment:
     """Return an n-th of the batches that nothing is trained on."""
     micro = max(evaluated_size(traits) // n, 1)
-    number, loaders = traits.get("number"), traits["evaluated"]
-    if loaders or number is None:
-        lines = [f"DataLoader(..., batch_size={micro})  # of what is not trained on"]
-        spec = f"evaluation-batch:{n}:{','.join(loaders)}"
-    else:
+    lines = [f"DataLoader(..., batch_size={micro})  # of what is not trained on"]
+    spec = f"evaluation-batch:{n}:{','.join(traits['evaluated'])}"
+    if (number := traits.get("number")) and not traits["evaluated"]:
         lines, spec = number.lines(n), number.spec(n)
     return _simple(
         "evaluation-batch",
