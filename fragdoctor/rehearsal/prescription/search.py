@@ -362,10 +362,10 @@ class CureSearch:
         seen = self._observe(catalogue.accumulated(traits, n))
         if seen is None:
             return traits
-        reason, is_sum = mixing(traits["losses"], seen.found.traits["losses"], n)
-        found, n_updates = seen.found, self._as_it_is.found.steps
-        stays = not (found.stopped or found.is_partial) and found.steps * n <= n_updates
-        n_rounds = n_updates if stays else 0
+        found, n_rounds = seen.found, self._as_it_is.found.steps
+        reason, is_sum = mixing(traits["losses"], found.traits["losses"], n)
+        if found.stopped or found.is_partial or found.steps * n > n_rounds:
+            n_rounds = 0
         return {**traits, "mixing": reason, "is_sum": is_sum, "n_rounds": n_rounds}
 
     def _split_batch(self, size: int, make: Callable[[int], Treatment]) -> None:
