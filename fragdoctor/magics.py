@@ -53,10 +53,9 @@ def cure(ipython: Any, line: str, cell: str) -> Any:
     named = line.strip()
     is_model = known_gpu(named) is not None
     capacity_bytes = None if is_model else gpu_of(named).total_bytes
-    source, _ = as_python(cell)  # which may hold other magics
     with TemporaryDirectory(prefix="fragdoctor-") as scratch:
         script = Path(scratch) / "cell.py"  # whose numbers can be changed
-        script.write_text(source, encoding="utf-8")
+        script.write_text(as_python(cell)[0], encoding="utf-8")  # without other magics
         return fragdoctor.cure(
             script,
             gpu=named if is_model else None,

@@ -52,8 +52,6 @@ _OF_FINITE: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
 # Operations that choose some of many by value: which of their results holds the indices.
 _CHOOSES: Final = {"topk": 1, "argmax": 0, "argmin": 0, "max": 1, "min": 1, "multinomial": 0}
 _OVERWRITES: Final = frozenset({"fill_", "zero_"})
-# Random numbers that are drawn if they are integers: labels and tokens lie between two limits.
-_DRAWS: Final = "random_"
 # Operations whose result is nonzero only where an operand is.
 _ANY: Final = frozenset({"bitwise_or", "logical_or", "__or__", "cat"})
 # Operations that write known values at known places: into zeros, they make a map of the choices.
@@ -78,7 +76,7 @@ class _Rule:
         self.positions = tuple(i for i, a in written if not a.kwarg_only)
         self.names = tuple(a.name for _, a in written if a.kwarg_only)
         aliases = any(r.alias_info and not r.alias_info.is_write for r in op._schema.returns)
-        self.draws = name == _DRAWS
+        self.draws = name == "random_"  # of integers: labels and tokens lie between two limits
         random = torch.Tag.nondeterministic_seeded in op.tags and not self.draws
         self.is_followed = not (
             aliases or random or name.startswith(("empty", "_foreach")) or name in _BY_THEMSELVES

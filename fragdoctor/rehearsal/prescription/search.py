@@ -357,9 +357,7 @@ class CureSearch:
     def _with_mixing(self, traits: catalogue.Traits, size: int) -> catalogue.Traits:
         """Rehearse a part of the batch, to see whether its rows are computed independently."""
         n = next(_parts(size), 0)
-        if not n:
-            return traits
-        seen = self._observe(catalogue.accumulated(traits, n))
+        seen = self._observe(catalogue.accumulated(traits, n)) if n else None
         if seen is None:
             return traits
         found, n_rounds = seen.found, self._as_it_is.found.steps
