@@ -143,8 +143,7 @@ class Checkpoints:
 
     def _calls(self, traits: Mapping[str, Any], number: int) -> list[Mapping[str, Any]]:
         parts = traits["parts"][number : number + 1]  # none if time was over before its first call
-        here = [c for one in parts for c in one["calls"] if c["device"] == self._need.trace.device]
-        return [one for one in here if one["backward"] is not None]
+        return [c for one in parts for c in one["calls"] if c["device"] == self._need.trace.device]
 
     @property
     def can_save(self) -> bool:
@@ -163,11 +162,12 @@ class Checkpoints:
             choice.number: [ModuleCall(blocks, one) for one in self._calls(traits, choice.number)]
             for choice in self.outermost.choices
         }
-        begun = sorted(call.backward for calls in bare.values() for call in calls)
+        begun = sorted(c.backward for calls in bare.values() for c in calls if c.is_repeated)
         for number, calls in bare.items():
             for pair in zip(self._parts[number].calls, calls, strict=False):
-                until = begun[bisect_left(begun, pair[1].end)]
-                self._ends.learn(self._blocks, pair[0], blocks, pair[1], until)
+                if pair[0].is_repeated and pair[1].is_repeated:
+                    until = begun[bisect_left(begun, pair[1].end)]
+                    self._ends.learn(self._blocks, pair[0], blocks, pair[1], until)
 
     def cheapest(self, capacity_bytes: int) -> Plan | None:
         """Return the cheapest set with which the program fits, by replay; None if none does."""
