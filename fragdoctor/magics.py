@@ -7,7 +7,6 @@ cheapest change that makes it fit.
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -48,18 +47,15 @@ def cure(ipython: Any, line: str, cell: str) -> Any:
     """
     import fragdoctor  # noqa: PLC0415
     from fragdoctor.model.gpus import gpu_of, known_gpu  # noqa: PLC0415
-    from fragdoctor.rehearsal.programs import read_notebook  # noqa: PLC0415
+    from fragdoctor.rehearsal.programs import as_python  # noqa: PLC0415
 
     del ipython
     named = line.strip()
     is_model = known_gpu(named) is not None
     capacity_bytes = None if is_model else gpu_of(named).total_bytes
-    notebook = {"cells": [{"cell_type": "code", "source": cell}]}  # may hold other magics
     with TemporaryDirectory(prefix="fragdoctor-") as scratch:
-        place = Path(scratch) / "cell.ipynb"
-        place.write_text(json.dumps(notebook), encoding="utf-8")
-        script = place.with_suffix(".py")  # whose numbers can be changed
-        script.write_text("\n".join(read_notebook(place)[0]), encoding="utf-8")
+        script = Path(scratch) / "cell.py"  # whose numbers can be changed
+        script.write_text(as_python(cell)[0], encoding="utf-8")  # without other magics
         return fragdoctor.cure(
             script,
             gpu=named if is_model else None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -147,14 +148,6 @@ def environment_with(environ: Mapping[str, str], setting: str) -> dict[str, str]
     return {**{k: v for k, v in environ.items() if k not in SETTINGS}, name: value}
 
 
-def _passes(first: RecordedRun, run: RecordedRun) -> bool | None:
-    """Return whether a rerun got past the point where the first run failed; None if unknown."""
-    if not run.ended.code:
-        return True
-    before, now = first.n_served, run.n_served
-    return None if before is None or now is None else now > before
-
-
 def _told(first: RecordedRun, run: RecordedRun) -> str:
     """Return the outcome of a rerun as a sentence."""
     code = run.ended.code
@@ -168,20 +161,12 @@ def _told(first: RecordedRun, run: RecordedRun) -> str:
     if run.failure is None:
         how = ", but not out of memory" if run.bundles else " before it used the GPU"
         return f"the program ended with exit code {code}{how}."
-    return _told_failure(_passes(first, run), first.n_served or 0, run.n_served or 0)
-
-
-def _told_failure(passes: bool | None, n_before: int, n_now: int) -> str:
-    if passes is None:
+    before, now = first.n_served, run.n_served
+    if before is None or now is None:
         return "out of memory again; it is unknown whether at the same point."
-    if passes:
-        return (
-            "it passed the point of failure and ran out of memory later: "
-            f"{plural(n_now, 'allocation')} served, compared to "
-            f"{format_count(n_before)} in the first run."
-        )
-    place = "at the same point" if n_now == n_before else "earlier"
-    return f"out of memory {place}, after {plural(n_now, 'allocation')}."
+    place = "at the same point" if now == before else "later" if now > before else "earlier"
+    served = f"{plural(now, 'allocation')} served, compared to {format_count(before)}"
+    return f"out of memory {place}: {served} in the first run."
 
 
 def _summary(first: RecordedRun, done: Sequence[RecordedRun]) -> str:
@@ -189,8 +174,7 @@ def _summary(first: RecordedRun, done: Sequence[RecordedRun]) -> str:
     last = done[-1]
     if not last.ended.code:
         return f"Cured: the program finished under {last.setting}"
-    passed = [run for run in done if _passes(first, run)]
-    if passed:
-        best = max(passed, key=lambda run: run.n_served or 0)
+    best = max(done, key=lambda run: run.n_served or 0)
+    if (best.n_served or 0) > (first.n_served or inf):
         return f"Not cured, only postponed: {best.setting} passed the point of failure."
     return "Not cured: no rerun is known to have passed the point of failure."

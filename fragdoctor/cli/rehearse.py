@@ -302,11 +302,10 @@ def _cured(chosen: RehearseOptions, asked: Sweep, look: RenderOptions) -> int:
     batch = None if asked.batches is None else asked.batches.sizes[0]
     seconds = parse_seconds(chosen.time)
     with _progress() as progress:
-
-        def on_try(title: str) -> None:
-            progress.show(f"Rehearsing {title}", 0, 0)
-
-        found = CureSearch(asked.program, asked.base, batch, seconds, on_try).run()
+        found = CureSearch(
+            asked.program, asked.base, batch, seconds,
+            lambda title: progress.show(f"Rehearsing {title}", 0, 0),
+        ).run()  # fmt: skip
     console.give(chosen, "prescription", found, look)
     if found.fits:
         return USAGE if found.is_partial else OK

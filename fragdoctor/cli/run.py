@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import OK, USAGE
 from fragdoctor.errors import ConfigError, FragdoctorError
+from fragdoctor.model.simulation import OutlookState
 from fragdoctor.opening import first_free
 from fragdoctor.recording.record_options import DEFAULT_MAX_ENTRIES
 from fragdoctor.report import escape
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from fragdoctor.capture.launcher import Reached
     from fragdoctor.cli.cure import RecordedRun
     from fragdoctor.inputs.folders import FoundBundle
-    from fragdoctor.model.diagnosis import Diagnosis
+    from fragdoctor.model.diagnosis import Diagnosis, Recommendation
 
 _MOST_NAMED = 20
 _MOST_CONTINUED = 3
@@ -228,7 +229,6 @@ def _follow(
     """
     from fragdoctor.cli.rehearse_after import follow
     from fragdoctor.inputs.cases import read_bundle
-    from fragdoctor.model.simulation import OutlookState
     from fragdoctor.report.views.advice import wins
 
     _say("")
@@ -245,16 +245,18 @@ def _follow(
     except KeyboardInterrupt:
         _say("The rehearsal was stopped.")
         return
-    decided = [
-        one
-        for one in continued.recommendations
-        if one.predicted.outlook is not None
-        and one.predicted.outlook.state is not OutlookState.OPEN
-    ]
-    _say("")
+    decided = [one for one in continued.recommendations if _state(one) is not OutlookState.OPEN]
     for one in decided[:_MOST_CONTINUED]:
         _say(f"Continued with the rehearsal, {one.title}: {wins(one, continued)}")
+    others = {*map(_state, continued.rejected)} - {OutlookState.OPEN}
+    if others == {OutlookState.FAILS} and not decided:
+        _say("Continued with the rehearsal, no setting of the allocator lets it finish.")
     sys.stderr.write(f"\n{render('prescription', 'text', prescription, look)}\n")
+
+
+def _state(advice: Recommendation) -> OutlookState:
+    outlook = advice.predicted.outlook
+    return OutlookState.OPEN if outlook is None else outlook.state
 
 
 def _name(bundles: Sequence[FoundBundle], reached: Reached) -> None:

@@ -53,13 +53,13 @@ def read_notebook(path: Path) -> tuple[list[str], str]:
     left_out: list[str] = []
     cells = []
     for number, source in enumerate(found, 1):
-        plain, skipped = _plain(source)
+        plain, skipped = as_python(source)
         cells.append(plain)
         left_out += [f"{text} (cell {number})" for text in skipped]
     return cells, _note(left_out)
 
 
-def _plain(source: str) -> tuple[str, list[str]]:
+def as_python(source: str) -> tuple[str, list[str]]:
     """Return a cell as Python with the same number of lines, and what was left out of it."""
     lines = re.split(r"\r\n|\r|\n", source)  # Python's line ends; splitlines() has more
     first = next((line.strip() for line in lines if line.strip()), "")

@@ -344,7 +344,7 @@ def test_change_that_no_longer_fits_is_commented_with_what_was_tried(
 
 
 @pytest.mark.slow
-def test_gitlab_script_fails_where_the_change_does_not_fit(run, pull_request, home) -> None:
+def test_gitlab_script_names_a_cure_where_the_change_does_not_fit(run, pull_request, home) -> None:
     path = ".gitlab/gpu-memory.yml"
     found = written(run, "train.py", "--fits-on", "64MiB", "--gitlab", "--", "9999", path=path)
     job = found["gpu-memory-rehearsal"]
@@ -353,7 +353,9 @@ def test_gitlab_script_fails_where_the_change_does_not_fit(run, pull_request, ho
 
     assert [d.returncode for d in done] == [0, 0, 1]
     assert "Does not fit in 64.00 MiB" in done[2].stdout
-    assert "before.pickle" in (home / "comment.md").read_text()
+    comment = (home / "comment.md").read_text()
+    assert "before.pickle" in comment
+    assert "Does not fit in 64.00 MiB (needs" in comment  # what was tried
     assert (home / job["artifacts"]["reports"]["junit"]).is_file()
 
 

@@ -12,15 +12,20 @@ from typing import Any
 import pytest
 from cli_fixtures import run as run  # noqa: PLC0414 - a fixture
 from command_line import Run
+from msgspec.structs import replace
 from rehearsal_stage import Stage
 
 from fragdoctor.cli import rehearse_after
+from fragdoctor.cli import run as run_verb
 from fragdoctor.cli.rehearse_after import command_of, follow
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.errors import ConfigError
+from fragdoctor.inputs import cases
 from fragdoctor.inputs.cases import read_case
 from fragdoctor.model.case import Overrides
-from fragdoctor.model.simulation import OutlookBasis
+from fragdoctor.model.prescription import Prescription
+from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState
+from fragdoctor.report.base import RenderOptions
 from fragdoctor.units import MIB
 
 SAMPLES = Path(__file__).parents[2] / "sample_snapshots"
@@ -185,3 +190,24 @@ def test_script_on_path_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_command_that_is_no_file_of_python_is_refused(words: Sequence[str]) -> None:
     with pytest.raises(ConfigError):
         command_of(words)
+
+
+@pytest.mark.parametrize("state", [*OutlookState])
+def test_outcome_of_the_settings_is_said_after_a_failure(
+    state: OutlookState, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever the rehearsal decides, and nothing where it decides nothing."""
+    case = read_case([str(SAMPLES / "capacity_oom.pickle")], Overrides())
+    found = diagnose(case)
+    refused = found.rejected[0]
+    outlook = Outlook(state, OutlookBasis.COMPLETE)
+    settled = replace(refused, predicted=replace(refused.predicted, outlook=outlook))
+    continued = replace(found, recommendations=[], rejected=[settled])
+    prescription = Prescription("train.py", "", 1, 2, False, [], [])
+    monkeypatch.setattr(rehearse_after, "follow", lambda *_: (continued, prescription))
+    monkeypatch.setattr(cases, "read_bundle", lambda _: case)
+
+    run_verb._follow(Path("oom1"), found, ["train.py"], "30s", RenderOptions())
+
+    said = "no setting of the allocator lets it finish" in capsys.readouterr().err
+    assert said == (state is OutlookState.FAILS)

@@ -123,6 +123,16 @@ def test_what_is_called_a_batch_comes_first_and_then_what_is_as_large(tmp_path: 
     assert [one.places for one in alike] == [("2.14",), ("1.18",), ("3.15",)]
 
 
+def test_numbers_of_a_loop_are_not_those_of_the_model_before_it(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("net = Linear(64, 64)\nwhile True:\n    x = randn(64, 5), zeros(64)\n")
+
+    found = [one.places for one in batch_numbers(program(path), [[64]])]
+
+    assert ("3.14", "3.28") in found
+    assert ("1.13", "1.17") in found
+
+
 def test_other_files_are_searched_if_they_are_beside_the_program_and_small(tmp_path: Path) -> None:
     path, data, far = tmp_path / "a/train.py", tmp_path / "a/data.json", tmp_path / "far.json"
     path.parent.mkdir()

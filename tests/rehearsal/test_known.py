@@ -269,3 +269,20 @@ def test_masks_of_ones_are_known_in_any_type(stage: Stage) -> None:
     )
 
     assert not found["rehearsal"]["assumptions"]
+
+
+def test_random_integers_are_drawn_without_the_numbers_of_the_program(stage: Stage) -> None:
+    stage.must_pass(
+        """
+        import torch
+        torch.manual_seed(1)
+        expected = torch.rand(3)
+        torch.manual_seed(1)
+        labels = torch.randint(2, 9, (64, 65), device="cuda")
+        assert 2 <= labels.min().item() and labels.max().item() < 9
+        ignored = labels[:, 1:] == -100
+        assert (ignored.numel() - ignored.sum()).item() == 64 * 64
+        assert labels.unique().tolist() == [2, 3, 4, 5, 6, 7, 8]
+        assert (torch.rand(3) == expected).all()
+        """
+    )

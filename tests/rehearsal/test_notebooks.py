@@ -65,9 +65,9 @@ def test_note_names_a_few(tmp_path: Path) -> None:
 
 @given(st.text())
 def test_any_cell_keeps_its_lines_and_is_python_or_the_programs_error(text: str) -> None:
-    from fragdoctor.rehearsal.programs import _plain
+    from fragdoctor.rehearsal.programs import as_python
 
-    plain, _ = _plain(text)
+    plain, _ = as_python(text)
 
     lines = text.replace("\r\n", "\n").replace("\r", "\n")
     assert plain.count("\n") == lines.count("\n")
@@ -79,9 +79,9 @@ def test_any_cell_keeps_its_lines_and_is_python_or_the_programs_error(text: str)
 
 
 def test_cell_keeps_a_form_feed_within_a_string() -> None:
-    from fragdoctor.rehearsal.programs import _plain
+    from fragdoctor.rehearsal.programs import as_python
 
-    assert _plain("x = 'a\x0cb'\n!ls") == ("x = 'a\x0cb'\npass", ["!ls"])
+    assert as_python("x = 'a\x0cb'\n!ls") == ("x = 'a\x0cb'\npass", ["!ls"])
 
 
 @pytest.mark.parametrize(

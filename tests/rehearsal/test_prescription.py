@@ -757,12 +757,33 @@ def test_what_a_change_breaks_later_is_no_cure(stage: Stage) -> None:
     assert not any(one["fits"] for one in sharded)
 
 
+FOR = "for step in range(4):"
+
+
 @pytest.mark.parametrize("n_rounds", [1, 3])
-def test_parts_that_end_before_an_update_of_the_whole_are_no_cure(
-    stage: Stage, n_rounds: int
+def test_loop_that_makes_no_more_rounds_by_itself_is_given_them(
+    stage: Stage, tmp_path: Path, n_rounds: int
 ) -> None:
-    text = LOOP.replace("BATCH", "int(sys.argv[1])").replace("range(4)", f"range({n_rounds})")
-    stage.script(MODEL + text)
+    """As the user will write it, whose number of updates stays what it is."""
+    loop = LOOP.replace(FOR, FOR.replace("4", str(n_rounds))).replace("BATCH", "int(sys.argv[1])")
+    stage.script(MODEL + loop)
+
+    words = ("--batch", "2048", "--fits-on", "140MiB", "--cure")
+    found = stage.json(*words, "train.py", "--", "{batch}", code=1)
+
+    best = found["cure"]
+    assert best["treatments"][0]["code"] == "accumulate"
+    n = int(best["title"].partition(" x ")[2].partition(" ")[0])
+    every = f"    if (step + 1) % {n} == 0:\n        optimizer."
+    written = LOOP.replace(FOR, f"for step in range({n_rounds * n}):")
+    written = written.replace("BATCH", str(2048 // n)).replace("    optimizer.zero_grad()\n", "")
+    written = written.replace("    optimizer.", every) + "        optimizer.zero_grad()\n"
+    assert best["peak_allocated_bytes"] == peak(tmp_path, MODEL + written)
+
+
+def test_parts_that_end_before_an_update_of_the_whole_are_no_cure(stage: Stage) -> None:
+    loop = LOOP.replace(FOR, "step = 0\nwhile step < 3:\n    step += 1")
+    stage.script(MODEL + loop.replace("BATCH", "int(sys.argv[1])"))
 
     words = ("--batch", "2048", "--fits-on", "140MiB", "--cure")
     found = stage.json(*words, "train.py", "--", "{batch}", code=1)
@@ -1017,7 +1038,7 @@ def test_of_each_kind_one_is_shown_the_cheapest_that_fits_or_the_least() -> None
 
 
 NOTHING = {
-    "head": None, "parts": [], "n_optimizers": 1, "accumulates": True, "clips": False,
+    "head": None, "parts": [], "n_optimizers": 1, "n_passes": 2, "clips": False,
     "scales": False, "schedules": False, "is_distributed": True, "framework": "",
     "trains": True, "evaluated": {},
 }  # fmt: skip
@@ -1146,6 +1167,7 @@ def test_batches_of_loaders_that_one_line_makes_are_told_apart_by_their_size(
 
 CLASSES_OF = "torch.nn.functional.cross_entropy(z, y)"
 SMOOTHED = CLASSES_OF.replace("y)", "y, label_smoothing=0.1)")
+DRAWN = "y = torch.randint(64, (len(x),), device='cuda')"
 OF_ROWS = "loss = model(x.cuda()).square().mean()"
 
 
@@ -1187,7 +1209,9 @@ def lost(loss: str, *before: str) -> str:
         (lost(SMOOTHED, "y = torch.full((len(x),), 5).cuda()"), ""),
         (lost("(z.mean(1) * m).sum() / m.sum()", "m = (torch.arange(len(x)) < 2000).cuda()"), ""),
         (lost("(z.mean(1) * m).sum() / m.sum()", "m = (torch.arange(len(x)) > 9).cuda()"), "nor"),
-        (lost(CLASSES_OF, "y = torch.randint(64, (len(x),), device='cuda')"), ""),
+        (lost(CLASSES_OF, DRAWN), ""),
+        (lost(SMOOTHED, DRAWN), ""),
+        (lost(CLASSES_OF, DRAWN.replace("x),", "x), 9"), "y = y[:, 1:2].flatten()"), ""),
     ],
 )
 def test_parts_of_a_batch_add_up_where_each_row_is_by_itself(
@@ -1230,8 +1254,9 @@ def test_parts_of_a_sum_add_up_without_division(text: str, tmp_path: Path) -> No
     accumulated = catalogue.accumulated(whole, 2)
     assert accumulated.numerics is Numerics.EXACT
     assert "    loss.backward()  # a sum over rows" in accumulated.lines
-    in_lightning = catalogue.accumulated(whole | {"framework": "lightning"}, 2)
+    in_lightning = catalogue.accumulated(whole | {"framework": "lightning", "n_passes": 4}, 2)
     assert "the loss times 2" in in_lightning.instead
+    assert "accumulate_grad_batches=8" in in_lightning.instead  # it accumulates four already
 
 
 def test_batches_are_split_into_equal_parts() -> None:
@@ -1399,7 +1424,6 @@ def test_sets_of_modules_leave_room_for_what_is_not_known_to_the_byte(monkeypatc
     base = SimpleNamespace(
         traits={},
         cheapest=lambda limit: next(p for p in plans if p.need <= limit),
-        simpler=lambda plan, _: plan,
         needs_bytes=lambda plan: plan.need,
     )
     searching = Fake()

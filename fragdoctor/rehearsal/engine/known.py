@@ -4,8 +4,9 @@ Tensors of a rehearsed GPU have no memory. But a counter, a scale, a list of len
 that ends a loop is small and comes from the CPU or from constants, and programs read it back. So do
 tokens, masks and routes, which decide about shapes; so more integers and booleans are kept. A copy
 of such memory is kept on the CPU and follows every operation that writes to it; the first one that
-needs an unknown value, or is random, makes it unknown. If some of many are chosen by unknown values
-(experts for tokens, words of a vocabulary), the choices are assumed to be even.
+needs an unknown value, or is random, makes it unknown. Random integers are drawn. If some of many
+are chosen by unknown values (experts for tokens, words of a vocabulary), the choices are assumed to
+be even.
 
 If the values are unknown, an upper limit on the nonzero elements can still be known: five, if five
 were put at unknown places into zeros. That limits what a mask keeps.
@@ -75,7 +76,8 @@ class _Rule:
         self.positions = tuple(i for i, a in written if not a.kwarg_only)
         self.names = tuple(a.name for _, a in written if a.kwarg_only)
         aliases = any(r.alias_info and not r.alias_info.is_write for r in op._schema.returns)
-        random = torch.Tag.nondeterministic_seeded in op.tags
+        self.draws = name == "random_"  # of integers: labels and tokens lie between two limits
+        random = torch.Tag.nondeterministic_seeded in op.tags and not self.draws
         self.is_followed = not (
             aliases or random or name.startswith(("empty", "_foreach")) or name in _BY_THEMSELVES
         )
@@ -85,7 +87,7 @@ class _Rule:
         self.is_placed = name == "_index_put_impl_"
         self.is_any = name.removesuffix("_") in _ANY or name in _ANY
         self.zeroes = name in _OVERWRITES
-        self.overwrites = self.zeroes or bool(self.names)
+        self.overwrites = self.zeroes or self.draws or bool(self.names)
         self.decides = _DECIDES.get(name)
         self.is_of_finite = _OF_FINITE.get(name)
 
@@ -106,6 +108,7 @@ class Known:
         self._n_set: dict[tuple[int, int], int] = {}
         self._kept_bytes = 0
         self._n_computed = 0
+        self._generator = torch.Generator(_CPU)  # the program's own is left as it is
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return the values of a tensor on a GPU as a CPU tensor; None = unknown."""
@@ -264,7 +267,9 @@ class Known:
             return
         is_each = len(targets) == len(written) and rule.is_followed
         if is_each and (self._shadows or rule.overwrites):
-            given = self._given({k: v for k, v in named.items() if k not in keys}, *targets)
+            drawn = {"generator": self._generator} if rule.draws else {}
+            named = {k: v for k, v in (named | drawn).items() if k not in keys}
+            given = self._given(named, *targets)
             # One number for all of a tensor, such as a mask of ones, is kept as copies are.
             most = MOST_COPIED_BYTES if rule.zeroes and targets[0].is_floating_point() else None
             places = [

@@ -112,6 +112,27 @@ class _Items(Iterator[Any]):
         return self._next()
 
 
+class _Repeated(Iterator[Any]):
+    """The items of a ``for``, each several times once it is seen to take steps.
+
+    Tensors on a GPU are not kept, so they come only once.
+    """
+
+    def __init__(self, items: Iterable[Any], loop: Loop, n_each: int) -> None:
+        self._iterator, self._loop, self._n_each = iter(items), loop, n_each
+        self._n_left = 0
+        self._kept: Any = None
+
+    def __next__(self) -> Any:
+        if self._n_left and self._loop.is_of_steps:
+            self._n_left -= 1
+            return self._kept
+        item = next(self._iterator)
+        self._kept = None if is_on_gpu(item) else item
+        self._n_left = 0 if self._kept is None else self._n_each - 1
+        return item
+
+
 def _has_module(item: Any) -> bool:
     """Return whether a loop's item is a module, or a tuple with one (``enumerate``, ``zip``)."""
     return any(isinstance(m, torch.nn.Module) for m in (item if type(item) is tuple else (item,)))
@@ -181,9 +202,11 @@ class Loops:
 
     Attributes:
         skipping: decides which of their rounds are skipped.
+        n_each: how often the rounds of a loop that takes steps are run.
     """
 
     skipping: Skipping = field(default_factory=Skipping)
+    n_each: int = 1
     _loops: list[Loop] = field(default_factory=list)
     _by_file: dict[str, list[Loop]] = field(default_factory=dict)
 
@@ -231,7 +254,9 @@ class Loops:
     def _items(self, number: int, items: Iterable[Any]) -> Iterator[Any]:
         if threading.current_thread() is not threading.main_thread():
             return iter(items)
-        return _Items(self, self._loops[number], items)
+        loop = self._loops[number]
+        several = _Repeated(items, loop, self.n_each) if self.n_each > 1 else items
+        return _Items(self, loop, several)
 
     def _has_skipped(self, number: int) -> bool:
         """Return whether counters lag behind; a beginning round asks, and then updates them."""

@@ -265,12 +265,12 @@ class Steps:
     def traits(self, *, is_stopped: bool) -> dict[str, Any]:
         """Return what the search for a cure asks of the steps.
 
-        Whether several backward passes precede an update, whether optimizers are updated in turn,
-        and the step from which all are known to repeat.
+        How many backward passes precede an update, whether optimizers are updated in turn, and the
+        step from which all are known to repeat.
         """
         passes = [0, *(run.backward for run in self._runs)]
         return {
-            "accumulates": any(after - before > 1 for before, after in pairwise(passes)),
+            "n_passes": max((b - a for a, b in pairwise(passes)), default=0),
             "alternates": len({frozenset(run.turn) for run in self._runs}) > 1,
             "known_from": self._known_from(is_stopped=is_stopped),
         }

@@ -35,7 +35,8 @@ MAX_BYTES: Final = 2**20
 _SETTING: Final = re.compile(
     r"""^\s{0,40}["']?([\w.-]{1,80})["']?\s{0,9}[:=]\s{0,9}(\d{1,9})(?![\w.])"""
 )
-_SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+_LOOPS: Final = (ast.For, ast.AsyncFor, ast.While)
+_SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, *_LOOPS)
 
 
 class BatchNumber(Struct, frozen=True):
@@ -148,7 +149,7 @@ def _in_file(path: Path, read: Callable[[str], Iterator[BatchNumber]]) -> list[B
 
 
 def _in_source(source: str) -> Iterator[BatchNumber]:
-    """Yield numbers that are given to names, and bare ones, which are grouped by function."""
+    """Yield numbers that are given to names, and bare ones, grouped by function and by loop."""
     module = ast.parse(source)
     names = {id(value): name for name, value in _named(module)}
     alike: dict[tuple[int, int], list[str]] = {}

@@ -30,6 +30,8 @@ _DIVIDING: Final = {"lightning", "accelerate"}
 _REPLACED: Final = ("", "ForCausalLMLoss")
 """Losses that there are replacement lines for: the program's own, and one of Transformers."""
 LONG_RUN: Final = 3  # of results that are listed
+LONG_ENOUGH: Final = 2
+"""Updates that show what all of them take: the first one creates the optimizer's state."""
 _EXPANDABLE: Final = "expandable_segments:True"
 _NO_BATCH: Final = (
     "no DataLoader makes the batches, and no number that does was found; use --batch 32, and "
@@ -254,11 +256,9 @@ def evaluated_size(traits: Traits) -> int:
 def evaluated_in(traits: Traits, n: int) -> Treatment:
     """Return an n-th of the batches that nothing is trained on."""
     micro = max(evaluated_size(traits) // n, 1)
-    number, loaders = traits.get("number"), traits["evaluated"]
-    if loaders or number is None:
-        lines = [f"DataLoader(..., batch_size={micro})  # of what is not trained on"]
-        spec = f"evaluation-batch:{n}:{','.join(loaders)}"
-    else:
+    lines = [f"DataLoader(..., batch_size={micro})  # of what is not trained on"]
+    spec = f"evaluation-batch:{n}:{','.join(traits['evaluated'])}"
+    if (number := traits.get("number")) and not traits["evaluated"]:
         lines, spec = number.lines(n), number.spec(n)
     return _simple(
         "evaluation-batch",
@@ -283,16 +283,20 @@ def accumulated(traits: Traits, n: int) -> Treatment:
     """Return n micro-batches per step, of a batch size in the arguments or in loaders."""
     micro = max(batch_size(traits) // n, 1)
     words = words_of(traits["framework"], Change.ACCUMULATE)
+    # Where a framework accumulates already, each of its batches becomes n.
+    n_each = n * max(traits["n_passes"], 1) if traits["framework"] else n
     is_sum = traits.get("is_sum", False)
     number = traits.get("number")
+    # A loop of two updates shows what many take; of a single one, there is only that.
+    again = ":again" if 0 < traits.get("n_rounds", 0) < LONG_ENOUGH * n else ""
     loop = [f"for i, batch in enumerate(loader):  # batches of {micro}"]
     if number:
         loop = [*number.lines(n), f"for i in range(...):  # {n} rounds an update"]
     if is_sum and traits["framework"] in _DIVIDING:
-        words += ", and the loss times {n}, by which it is divided"
+        words += f", and the loss times {n}, by which it is divided"
     return Treatment(
         "accumulate",
-        f"batch {micro} x {n} accumulated",
+        f"batch {micro} x {n_each} accumulated",
         _split_numerics(traits),
         0.0,
         [
@@ -303,9 +307,9 @@ def accumulated(traits: Traits, n: int) -> Treatment:
             f"        {_optimizer(traits)}.step()",
             f"        {_optimizer(traits)}.zero_grad()",
         ],
-        words.format(batch=micro, n=n),
+        words.format(batch=micro, n=n_each),
         [
-            f"accumulate:{n}:{'' if traits.get('batch') else ','.join(traits['batches'])}",
+            f"accumulate:{n}:{'' if traits.get('batch') else ','.join(traits['batches'])}{again}",
             *([number.spec(n)] if number else []),
         ],
         batch_divisor=n,
@@ -439,7 +443,7 @@ def _why_not_in_backward(traits: Traits) -> str:
     reasons = {
         "there is no optimizer": not traits["n_optimizers"],
         "there are several optimizers": traits["n_optimizers"] > 1,
-        "gradients are accumulated": traits["accumulates"],
+        "gradients are accumulated": traits["n_passes"] > 1,
         "all gradients are clipped together": traits["clips"],
         "the loss is scaled": traits["scales"],
         "the learning rate is scheduled": traits["schedules"],

@@ -18,7 +18,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial, reduce
-from math import inf
 from typing import Any, Final
 
 from msgspec import Struct, field
@@ -39,9 +38,6 @@ MAX_REPLAYS: Final = 300
 """Replays until no further set is pared down (twice as many while none fits): a few seconds."""
 MAX_SAMPLES: Final = 48
 """Sets, evenly spaced over all, among which the one that needs least is looked for."""
-SIMPLER: Final = 0.03
-"""Share of all operations that a set may cost more if it is one loop over equal modules, while the
-cheapest set has several, each with its own results. Nobody keeps such lines in a program."""
 
 
 class Choice(Struct, frozen=True):
@@ -147,8 +143,7 @@ class Checkpoints:
 
     def _calls(self, traits: Mapping[str, Any], number: int) -> list[Mapping[str, Any]]:
         parts = traits["parts"][number : number + 1]  # none if time was over before its first call
-        here = [c for one in parts for c in one["calls"] if c["device"] == self._need.trace.device]
-        return [one for one in here if one["backward"] is not None]
+        return [c for one in parts for c in one["calls"] if c["device"] == self._need.trace.device]
 
     @property
     def can_save(self) -> bool:
@@ -167,11 +162,12 @@ class Checkpoints:
             choice.number: [ModuleCall(blocks, one) for one in self._calls(traits, choice.number)]
             for choice in self.outermost.choices
         }
-        begun = sorted(call.backward for calls in bare.values() for call in calls)
+        begun = sorted(c.backward for calls in bare.values() for c in calls if c.is_repeated)
         for number, calls in bare.items():
             for pair in zip(self._parts[number].calls, calls, strict=False):
-                until = begun[bisect_left(begun, pair[1].end)]
-                self._ends.learn(self._blocks, pair[0], blocks, pair[1], until)
+                if pair[0].is_repeated and pair[1].is_repeated:
+                    until = begun[bisect_left(begun, pair[1].end)]
+                    self._ends.learn(self._blocks, pair[0], blocks, pair[1], until)
 
     def cheapest(self, capacity_bytes: int) -> Plan | None:
         """Return the cheapest set with which the program fits, by replay; None if none does."""
@@ -192,44 +188,19 @@ class Checkpoints:
                 break
         return best
 
-    def simpler(self, cheapest: Plan, capacity_bytes: int) -> Plan:
-        """Return a set that fits, is checkpointed in one way, and costs little more; else the same.
-
-        It consists of the first few of several equal modules side by side.
-        """
-        if len({one.kept for one in cheapest.choices}) == 1:
-            return cheapest
-        most = cheapest.n_flops + SIMPLER * self.traits["n_flops"]
-        return self._cheapest_alike([*self._alike()], most, capacity_bytes) or cheapest
-
     def whole(self, capacity_bytes: int) -> Plan | None:
         """Return the cheapest first few of equal modules that fit without any results kept."""
-        sets = [plans for plans in self._alike() if plans[0].is_whole]
-        return self._cheapest_alike(sets, inf, capacity_bytes)
-
-    def _cheapest_alike(
-        self, sets: Sequence[list[Plan]], most: float, capacity_bytes: int
-    ) -> Plan | None:
-        first = (self._first(plans, most, capacity_bytes) for plans in sets)
-        return min(filter(None, first), key=lambda one: one.cost, default=None)
-
-    def _alike(self) -> Iterator[list[Plan]]:
-        """Yield for each way to checkpoint equal modules the first, the first two, ..."""
-        for parts in [self._roots, *(part.parts for part in self._parts.values())]:
-            groups: dict[tuple[tuple[int, ...], ...], list[_Part]] = {}
-            for part in parts:
-                groups.setdefault(tuple(one.kept for one in part.options), []).append(part)
-            for group in groups.values():
-                for ways in zip(*(part.options for part in group), strict=True):
-                    yield [Plan.of(ways[:n]) for n in range(1, len(ways) + 1)]
-
-    def _first(self, plans: list[Plan], most: float, capacity_bytes: int) -> Plan | None:
-        """Return the first of growing sets that fits; None if none does within this cost."""
-        plans = plans[: bisect_right(plans, most, key=lambda one: one.n_flops)]
         fits = partial(self._fits, capacity_bytes=capacity_bytes, is_steady=True)
-        if not plans or not fits(plans[-1]):
-            return None
-        return plans[bisect_left(plans, 1, hi=len(plans) - 1, key=fits)]
+        found: list[Plan] = []
+        for parts in [self._roots, *(part.parts for part in self._parts.values())]:
+            alike: dict[tuple[tuple[int, ...], ...], list[Choice]] = {}
+            for options in (part.options for part in parts if part.options):
+                alike.setdefault(tuple(one.kept for one in options), []).append(options[0])
+            for choices in alike.values():
+                plans = [Plan.of(choices[: n + 1]) for n in range(len(choices))]
+                if plans[0].is_whole and fits(plans[-1]):
+                    found.append(plans[bisect_left(plans, 1, hi=len(plans) - 1, key=fits)])
+        return min(found, key=lambda one: one.cost, default=None)
 
     def lowest(self) -> Plan:
         """Return roughly the non-empty set with the least memory in tensors."""

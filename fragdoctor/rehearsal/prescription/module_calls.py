@@ -70,10 +70,11 @@ class TraceBlocks:
 
 
 class ModuleCall:
-    """A call of a module whose backward pass has begun.
+    """A call of a module that records a graph.
 
     Attributes:
         begin, end, backward: number of events before it, after it, and before its backward pass.
+        is_repeated: whether there is a backward pass; if not, its graph is only let go.
         first, last: the range of blocks that it made, with the last exclusive.
         left: the blocks that it left for its backward pass, without its outputs.
         outputs, inputs: blocks that it returned, and that it was given.
@@ -86,7 +87,8 @@ class ModuleCall:
     def __init__(self, blocks: TraceBlocks, call: Mapping[str, Any]) -> None:
         self.begin: int = call["begin"]
         self.end: int = call["end"]
-        self.backward: int = call["backward"]
+        self.is_repeated = call["backward"] is not None
+        self.backward: int = call["backward"] if self.is_repeated else self.end
         self._blocks = blocks
         self.first, self.last = blocks.made_before(self.begin), blocks.made_before(self.end)
         self.outputs = blocks.at(call["outputs"], self.end)
@@ -127,7 +129,7 @@ class ModuleCall:
         is_again |= product["event"] <= self._last_product
         is_again |= not rows.isdisjoint(self.left)
         return Product(
-            product["n_flops"] if is_again else 0,
+            product["n_flops"] if is_again and self.is_repeated else 0,
             rows,
             self._blocks.bytes_of(rows),
             # By then there may be another block at that address.

@@ -173,7 +173,7 @@ class Recomputation:
         begin = self._position(call.backward)
         gone = [row for row in sorted(call.left - kept_rows) if self._born[row] >= 0]
         ends = [int(self._dies[row]) for row in call.left if self._dies[row] < NEVER]
-        steps, removed = self._repeated(call, kept_rows, begin)
+        steps, removed = self._repeated(call, kept_rows, begin) if call.is_repeated else ([], [])
         is_open = dict.fromkeys(row for _, kind, row in steps if kind == OpKind.MALLOC)
         for _, kind, row in steps:
             if kind == OpKind.FREE:

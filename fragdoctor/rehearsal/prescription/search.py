@@ -357,13 +357,14 @@ class CureSearch:
     def _with_mixing(self, traits: catalogue.Traits, size: int) -> catalogue.Traits:
         """Rehearse a part of the batch, to see whether its rows are computed independently."""
         n = next(_parts(size), 0)
-        if not n:
-            return traits
-        seen = self._observe(catalogue.accumulated(traits, n))
+        seen = self._observe(catalogue.accumulated(traits, n)) if n else None
         if seen is None:
             return traits
-        reason, is_sum = mixing(traits["losses"], seen.found.traits["losses"], n)
-        return {**traits, "mixing": reason, "is_sum": is_sum}
+        found, n_rounds = seen.found, self._as_it_is.found.steps
+        reason, is_sum = mixing(traits["losses"], found.traits["losses"], n)
+        if found.stopped or found.is_partial or found.steps * n > n_rounds:
+            n_rounds = 0
+        return {**traits, "mixing": reason, "is_sum": is_sum, "n_rounds": n_rounds}
 
     def _split_batch(self, size: int, make: Callable[[int], Treatment]) -> None:
         self._split(_parts(size), make, self._as_it_is.found.peak_allocated_bytes)
@@ -469,8 +470,6 @@ class CureSearch:
         fitting: Plan | None = None
         while len(seen) <= MAX_SETS:
             plan = base.cheapest(limit)
-            if plan is not None:
-                plan = base.simpler(plan, limit)
             if plan is None or (plan in seen and not self._is_safe(seen[plan])):
                 # A replay that is slightly wrong may find none.
                 plan = None if fitting else base.lowest()
@@ -548,7 +547,7 @@ class CureSearch:
             # A run that ended before the unchanged program did may not have reached its peak, which
             # may be in the second update: the first one creates the optimizer state.
             reason, as_it_is = found.partial_reason, self._as_it_is.found
-            if not reason and found.steps < min(as_it_is.steps, 2):
+            if not reason and found.steps < min(as_it_is.steps, catalogue.LONG_ENOUGH):
                 reason = "its rounds end before the second update; let it run more of them"
             is_known = bool(as_it_is.stopped) or self._conditions.known_steps is not None
             is_over = found.peak_allocated_bytes > self._capacity_bytes  # whatever would follow

@@ -17,9 +17,13 @@ from zlib import crc32
 import torch
 from torch.utils.data import BatchSampler
 
-from fragdoctor.rehearsal.engine import SEEN_THROUGH, frames_from, wrap
+from fragdoctor.rehearsal.engine import SEEN_THROUGH, frames_from, put, wrap
 from fragdoctor.rehearsal.engine.calls import after_making
+from fragdoctor.rehearsal.engine.loops import Loops
+from fragdoctor.rehearsal.engine.session import current
 
+AGAIN: Final = ":again"
+"""Ends the spec if the program's loop makes no more rounds by itself when its batches shrink."""
 OWN: Final = (str(Path(__file__).parents[2]), SEEN_THROUGH)
 
 
@@ -35,14 +39,19 @@ def lines_and_size(batch_size: Any) -> str:
 def install(argument: str) -> None:
     """Split batches of some samplers into n, and update every n-th time: ``2:17x64,4711x8``.
 
-    Batches that a program makes itself are split through its arguments, not here.
+    Batches that a program makes itself are split through its arguments, not here. If it makes no
+    more of them than before, its loop runs n times as many rounds: ``2::again``.
     """
-    n = int(argument.partition(":")[0])
-    split_batches(argument)
+    split = argument.removesuffix(AGAIN)
+    n = int(split.partition(":")[0])
+    split_batches(split)
+    loops = None if split == argument else current().loops
+    if loops is not None:
+        put(loops, "n_each", n)
     made: weakref.WeakSet[Any] = weakref.WeakSet()  # entries vanish with the optimizer
 
     def run_every(optimizer: Any) -> None:
-        _run_every(optimizer, n)
+        _run_every(optimizer, n, loops)
         made.add(optimizer)
 
     def after_a_run(zero_grad: Any, self: Any, *args: Any, **kwargs: Any) -> None:
@@ -72,7 +81,7 @@ def split_batches(argument: str) -> None:
     wrap(BatchSampler, "__init__", split)
 
 
-def _run_every(optimizer: Any, n: int) -> None:
+def _run_every(optimizer: Any, n: int, loops: Loops | None) -> None:
     step, zero_grad = type(optimizer).step, type(optimizer).zero_grad
     n_calls = 0
     optimizer.is_between = False
@@ -81,6 +90,8 @@ def _run_every(optimizer: Any, n: int) -> None:
         nonlocal n_calls
         n_calls += 1
         is_left_out = n_calls % n != 0
+        if is_left_out and loops is not None:
+            loops.takes_steps(sys._getframe(1))
         # A closure, in which Lightning trains, is called anyway; it may clear gradients first.
         closure = next(filter(callable, (*args, *kwargs.values())), lambda: None)
         found = closure() if is_left_out else step(self, *args, **kwargs)
