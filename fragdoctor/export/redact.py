@@ -20,7 +20,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from fragdoctor.model.conf_keys import KEYS
-from fragdoctor.model.marks import BACKWARD, NO_GRAD
+from fragdoctor.model.marks import BACKWARD, NO_GRAD, PROGRAM
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import I32, Annotation, FrameTable, Snapshot
 from fragdoctor.trace.stacks import (
@@ -356,7 +356,7 @@ class _Redaction:
         if known:
             kind = "model" if known[1] == NO_GRAD else "optimizer"
             return known[1] + self._pseudonym(known[2], kind, ("",))
-        return self._pseudonym(name, "annotation", ("", BACKWARD))
+        return self._pseudonym(name, "annotation", ("", BACKWARD, PROGRAM))
 
     def _pseudonym(self, text: str, kind: str, kept: Sequence[str]) -> str:
         return text if text in kept else f"{kind}_{self._names.number(kind, text)}"

@@ -16,7 +16,7 @@ NO_GRAD: Final = OURS + "no_grad#"
 evaluation, inference, a teacher, the rollouts of reinforcement learning."""
 
 PROGRAM: Final = OURS + "program"
-"""The program as a whole; a rehearsal notes its end if it has seen all of it."""
+"""The program as a whole; a rehearsal that has seen all of it notes its end."""
 
 WORKSPACE: Final = "cuDNN workspace"
 """The ``user_metadata`` of memory that cuDNN is assumed to request; most of it is cuDNN's."""

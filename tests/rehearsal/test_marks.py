@@ -55,10 +55,23 @@ def test_a_rehearsal_marks_steps_micro_batches_and_evaluation(stage: Stage) -> N
         "my part": 24,
     }
     assert ours | pytorchs == marks(made)
-    assert 2 * sum((ours | pytorchs).values()) == len(made["external_annotations"])
+    *ranges, end = made["external_annotations"]
+    assert 2 * sum((ours | pytorchs).values()) == len(ranges)
+    assert ("END", "fragdoctor.program") == (end["stage"], end["name"])
     steps = Steps.of(Trace.of(read_snapshot(path), 0))
     assert [6, 2] == [len(steps.of_kind(k)) for k in (StepKind.TRAIN, StepKind.EVALUATION)]
     assert 6 == found["rehearsal"]["steps"]
+
+
+def test_only_the_end_of_the_whole_program_is_marked(stage: Stage) -> None:
+    stage.script(PROGRAM.replace("LEAK", "1"))
+
+    stage.json("train.py", "--steps", "3", "--snapshot", "r.pickle")
+
+    made = pickle.loads((stage.home / "r.pickle").read_bytes())
+    names = {m["name"] for m in made["external_annotations"]}
+    assert "fragdoctor.backward" in names
+    assert "fragdoctor.program" not in names
 
 
 def test_a_program_dumps_the_marks_that_pytorch_makes(stage: Stage) -> None:
@@ -91,6 +104,7 @@ def test_a_failure_is_in_the_step_that_the_marks_say(stage: Stage) -> None:
     made = pickle.loads(path.read_bytes())
     last_us = made["device_traces"][0][-1]["time_us"]
     assert all(m["time_us"] <= last_us for m in made["external_annotations"])
+    assert all(m["name"] != "fragdoctor.program" for m in made["external_annotations"])
     n_runs = marks(made)["Optimizer.step#AdamW.step"]
     steps = Steps.of(Trace.of(read_snapshot(path), 0))
     assert n_runs == found["rehearsal"]["out_of_memory"]["step"]

@@ -13,6 +13,7 @@ from typing import Any, Final, NoReturn
 import torch
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.model.marks import PROGRAM
 from fragdoctor.rehearsal.engine import leave, put
 from fragdoctor.rehearsal.engine.memory_history import OURS, History, is_users, snapshot
 from fragdoctor.rehearsal.engine.session import SeenOom, Session
@@ -104,6 +105,8 @@ class ProgramOutcome:
             self.stopped = self._failure_after_skipping()
         if now.is_started:
             now.modules.read_all()
+            if not (code or self.stopped or skipping.partial):
+                now.marks.note("END", PROGRAM, 0)
         self._write_snapshot(oom)
         status = "stopped" if self.stopped else "failed" if code else "finished"
         figures = [now.gpus.figures(d) for d in range(now.n_devices)]
