@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from typing import Final
 
 from msgspec.structs import replace
@@ -35,7 +35,7 @@ START: Final = "Traceback (most recent call last)"
 HANDLED: Final = "During handling of the above exception"
 
 _PATH: Final = r"[^\s\"'<>|:*?][^\"'<>|*?\n]{0,400}?"
-_FUNCTION: Final = r"(?P<function>[\w<>.]{1,120})"
+_FUNCTION: Final = r"(?P<function>[\w<>.]{1,120}|<cell line: \d{1,6}>)"
 _LINE: Final = r"(?P<line>\d{1,7})"
 _FORMS: Final = tuple(
     re.compile(pattern)
@@ -89,12 +89,11 @@ def with_tracebacks(
         lines = _lines(text[end + 1 : min(until, end + _BELOW_CHARS)]) if end >= 0 else iter(())
         below = [line for _, line in islice(lines, _AROUND_LINES if has_calls else None)]
         told = [] if has_calls else [*_frames(_leading_block(below))]
-        own = after = ""
-        if not told:  # people describe before or after a message what they did
-            own = _folded(text[offset : offset + 2 * _MAX_AROUND].split("\n", 1)[:1])
-            after = _folded(below[:_AROUND_LINES])[:_MAX_AROUND]
-        if told:
-            frames = told
+        # People describe before or after a message what they did, above a traceback that follows.
+        prose = [*takewhile(_is_prose, below)] if told else below[:_AROUND_LINES]
+        own = _folded(text[offset : offset + 2 * _MAX_AROUND].split("\n", 1)[:1])
+        after = _folded(prose)[:_MAX_AROUND]
+        frames = told or frames
         if frames and _OF_DRIVER.search(frames[-1].file.replace("\\", "/")):
             frames = []
         for n in wanted[offset]:
@@ -234,6 +233,10 @@ def _lone_source(lines: Sequence[str]) -> Iterator[TracebackFrame]:
 def _bare(line: str) -> str:
     """Return a line without a box's bars and repeated white space."""
     return " ".join(line.strip(_FRAME_BARS).split())
+
+
+def _is_prose(line: str) -> bool:
+    return START not in line and _frame_of(line) is None
 
 
 def _leading_block(lines: Sequence[str]) -> Sequence[str]:

@@ -117,9 +117,11 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
         found = next(at, None) or next(above, None)
         if found is not None:
             return found
-    # No call is known, so look for the words that people use, which are about other programs, too.
-    is_of_engine = engine_of(message) is not None
+    # No call is known, so look for the words that people use, which are about other programs, too,
+    # and about loading and saving, though the calls show a step.
+    is_of_engine, is_step = engine_of(message) is not None, is_in_backward_pass(message)
     told = (s for signs in tables for s in signs if s.in_words and not is_of_engine)
+    told = (s for s in told if not (is_step and s.is_of_model and not s.is_surrounding))
     return next((s for s in told if _search(s.in_words, message.said)), None)
 
 
@@ -153,7 +155,8 @@ def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
     If one tensor is larger than the device, its own size is the problem, not the batch of the
     surrounding code. Growth over many steps makes the last small request fail, not a large one.
     """
-    if any(place.matches(frame) for place in sign.unless for frame in message.frames):
+    is_step = not sign.is_training and is_in_backward_pass(message)
+    if is_step or any(p.matches(frame) for p in sign.unless for frame in message.frames):
         return True
     is_by_words = sign.name == INFERENCE or (sign.name == LOADING_WEIGHTS and not message.frames)
     if is_by_words and is_of_other_program(message) and not is_told_of_nobody(message):
@@ -783,7 +786,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         doing="while text was generated",
         is_training=False,
         is_surrounding=True,
-        unless=(_BACKWARD,),
         title="Generate with a shorter context, or a smaller cache",
         change="shorten the prompt, max_new_tokens or the length that a cache is made for "
         "(max_seq_len), lower num_beams or num_return_sequences; "
@@ -807,7 +809,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         is_of_batch=True,
         is_training=False,
         is_surrounding=True,
-        unless=(_BACKWARD,),
         title="Evaluate without gradients, and in smaller batches",
         change="put torch.no_grad() around the loop of the evaluation (model.eval() alone keeps "
         "the graph); use a smaller batch there, and images or sequences no larger than in "
@@ -900,7 +901,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         doing="in CTranslate2, which faster-whisper and WhisperX run on",
         is_training=False,
         is_surrounding=True,
-        unless=(_BACKWARD,),
         title="Transcribe in smaller batches, and with int8 weights",
         change="lower batch_size and beam_size, set compute_type='int8_float16' or 'int8', or use "
         "a smaller or distilled model; between the steps of a pipeline call del model, "
@@ -927,7 +927,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         doing="while a trained model ran",
         is_training=False,
         is_surrounding=True,
-        unless=(_BACKWARD, _TRAINS),
+        unless=(_TRAINS,),
         kinds=("pytorch-caching-allocator", "driver-no-figures"),
         spelled=Change.BATCH,
         title="Give the model less input at a time",

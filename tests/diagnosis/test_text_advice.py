@@ -1816,3 +1816,28 @@ def test_same_advice_of_two_remedies_is_said_once():
 
     assert titles[0] == "Give the model less input at a time"
     assert len({*titles}) == len(titles)
+
+
+# ---- where words and calls stand ----
+
+
+def test_words_between_a_title_and_its_traceback_are_read():
+    calls = traceback(("/job/chat.py", "answer = qa(query)"))
+
+    verdict, _ = first_of(
+        "CUDA out of memory\n\nI use torch. The memory keeps growing after every question.\n"
+        f"{calls}RuntimeError: see the title\n"
+    )
+
+    assert verdict.cause is Cause.LEAK
+
+
+def test_step_that_a_traceback_shows_outweighs_words_about_loading():
+    calls = traceback(("/job/main.py", "resume=config.train.resume,"))
+    step = traceback(("/job/trainer.py", "loss.backward()")).partition("\n")[2]
+
+    _, loading = first_of(f"I resume from a checkpoint.\n{calls}{FULL}\n")
+    _, first = first_of(f"I resume from a checkpoint.\n{calls}{step}{FULL}\n")
+
+    assert loading.title.startswith("Load the checkpoint")
+    assert "checkpoint on the CPU" not in first.title
