@@ -14,9 +14,10 @@ from msgspec.structs import replace
 
 from fragdoctor.inputs.wordings.prose import reports_failure
 from fragdoctor.inputs.wordings.wording import ALLOCATOR, DRIVER, HOST
-from fragdoctor.model.case import GROWS, TRAINING, OomMessage
+from fragdoctor.model.case import TRAINING, OomMessage
 from fragdoctor.model.engines import ENGINES
 from fragdoctor.model.frameworks import frameworks_in
+from fragdoctor.model.growth_words import GROWS
 
 MAX_CHARS: Final = 256 * 1024
 _MAX_TEXT: Final = 500

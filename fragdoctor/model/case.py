@@ -42,23 +42,6 @@ IMAGES: Final = "smaller images"
 SEQUENCES: Final = "shorter sequences"
 """What smaller samples are if a text speaks of images or of text."""
 
-_MEMORY: Final = r"\b(?:(?:gpu|cuda|cpu|host|system)[ -]){0,2}(?:memory|vram|ram)\b"
-GROWS: Final = (
-    rf"{_MEMORY}(?:\W{{1,3}}\w{{1,20}}){{0,3}}?\W{{1,3}}(?:keeps?|kept|is|ceaselessly|gradually"
-    r"|steadily|continuously|constantly)(?: \w{1,20}){0,2}? (?:increas|grow|ris)(?:es?|s|ing)\b"
-    rf"|{_MEMORY}\W{{1,3}}(?:usage |consumption |footprint )?(?:explode[sd]?|exploding|blows? up"
-    r"|(?:increas|grow|ris)(?:es?|s|ing|ed) (?:over time|unlimit\w{2,4}|(?:\w{1,9} )?(?:each|every)"
-    r"|with (?:the |more ){0,2}(?:iteration|step|epoch)s?))\b(?!-)"
-    rf"|{_MEMORY}(?:\W{{1,3}}\w{{1,20}}){{0,4}}?\W{{1,3}}(?:increas|grow|ris|creep|climb)"
-    r"(?:es?|s|ing)?\b(?:\W{1,3}\w{1,20}){0,8}?\W{1,3}(?:until|till|without reducing)\b"
-    rf"|{_MEMORY} leak(?:s|age|ing)?\b(?! (?:check|test|free)\b)|{_MEMORY} growth\b"
-    rf"|\bgr[eo]ws? to (?:over |about |~)?\d{{1,3}} ?(?:gi?b|gigabytes)\b"
-    r"|\b(?:constant|continuous|steady|gradual)(?:ly)? (?:incre|grow|ris|climb)\w{1,9}"
-    rf"(?: \w{{1,9}}){{0,5}}? {_MEMORY}"
-    r"|[显内]存\S{0,8}?(?:一直|持续|不断|逐渐|越来越|随着\S{0,12}?)\S{0,6}?[增涨升]"
-)
-"""The ways in which people say that memory grows until it runs out."""
-
 
 class OtherProcess(Struct, frozen=True):
     """A ``Process PID has X memory in use`` sentence. In a container it may be this process."""

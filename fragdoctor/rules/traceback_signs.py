@@ -14,9 +14,10 @@ from typing import Final
 
 from msgspec import Struct
 
-from fragdoctor.model.case import GROWS, TRAINING, OomMessage, TracebackFrame
+from fragdoctor.model.case import TRAINING, OomMessage, TracebackFrame
 from fragdoctor.model.engines import engine_of, is_of_other_program, is_told_of_nobody
 from fragdoctor.model.frameworks import VLLM_LOG, Change
+from fragdoctor.model.growth_words import GROWS
 
 
 class Place(Struct, frozen=True):
@@ -246,16 +247,10 @@ _EVALUATES: Final = (
 """The ways in which people say that an evaluation or a test failed, and not the training."""
 
 _GROWS: Final = (
-    rf"(?:{GROWS}|\b(?:memory|vram|usage)\b(?: \w+){{0,5}}? (?:climb\w*|(?:slowly"
-    r"|will|continu\w+|were|was|is|been|becom\w+|gets?)(?: \w+){0,3}? (?:increas\w+|grow\w*"
-    r"|ris(?:es|ing)|(?:larger|higher|bigger)(?! than)|fill\w+|full\b))"
-    r"|\b(?:steady|gradual) increase"
-    r"|\bincreasing GPU.memory|\bwithout .{0,3}item\(|\bleak(?:s|ing|age)?\b"
-    r"|\bgrows? larger after each\b|\bmore (?:gpu )?memory (?:with|at|after|in|on) (?:each|every)\b"
-    r"|\b(?:training|validation|test)_epoch_end\(self, ?outputs"  # Lightning before 2 keeps them
-    r"|\baccumulat(?:es?|ed|ing) (?:in|on|over)\b)"
+    rf"(?:{GROWS}|\bleak(?:s|ing|age)?\b|\bwithout .{{0,3}}item\(|\baccumulat(?:es?|ed|ing) (?:in|on"
+    r"|over)\b|\b(?:training|validation|test)_epoch_end\(self, ?outputs)"  # Lightning before 2
 )
-"""The ways in which people say that memory grew."""
+"""The signs that something is kept from step to step, beside the words."""
 
 _LONG: Final = (
     r"(?:epochs?|rounds?|hours?|minutes|days?|sentences|generations?|runs?|requests?|images|videos?"
