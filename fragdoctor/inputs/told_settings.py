@@ -52,7 +52,8 @@ _WORD: Final = r"\w{1,20}"
 _OPTIONS: Final = re.compile(r"(?<![\w/.-])(?:--)?[a-z]{2,20}(?:[-_][a-z]{2,20}){1,5}(?![\w/.])")
 _IN_VAIN: Final = re.compile(rf"(?i){_FAILS_STILL}")
 _TRIED: Final = re.compile(
-    rf"(?i)\b{_LESS}(?:\W{{1,3}}{_WORD}){{0,4}}?\W{{1,3}}batch[^\n]{{0,90}}?{_FAILS_STILL}"
+    rf"(?i)\b{_LESS}(?:\W{{1,3}}{_WORD}){{0,4}}?\W{{1,3}}batch(?:[^\n]|\n(?!\n)){{0,90}}?{_FAILS_STILL}"
+    r"|batch.?size[^\n。]{0,40}?(?:无论|不管|都|还是|仍|依然|也)[^\n。]{0,12}?(?:[错报爆]|不[够足]|OOM|out of)"
     rf"|\b(?:still (?:{_WORD} ){{0,2}}(?:when|after|if|with)|even (?:when|after|if|with)"
     rf"|no matter)\b[^.!?\n]{{0,40}}?\b(?:{_LESS}|minimal|tiny)\W{{1,3}}"
     rf"(?:{_WORD}\W{{1,3}}){{0,3}}?batch"

@@ -421,6 +421,22 @@ SERVERS: Final = ("vLLM", "SGLang", "TGI")
 INTERFACES: Final = ("ComfyUI", "Stable Diffusion web UI", "text-generation-webui")
 """Frameworks in which people run models, and some train them by extensions."""
 
+OWN_LOOPS: Final = (
+    "verl",
+    "TRL",
+    "Trainer",
+    "Megatron",
+    "Ultralytics",
+    "sd-scripts",
+    "AI Toolkit",
+    "Gaussian splatting",
+    "Detectron2",
+    "OpenMMLab",
+    "ESPnet",
+    "nnU-Net",
+)
+"""Frameworks that run the training loop themselves, and keep no losses with their graph."""
+
 RUN_ONLY: Final = (
     *SERVERS,
     *INTERFACES,

@@ -213,7 +213,7 @@ _RAN: Final = rf"\b(?:python3?|ran|run|running) (?:\S*[/\\])?(?:\w*_)?{_INFERS}\
 
 _ONLY_RUNS: Final = (
     rf"^(?!.*{TRAINING}).*(?:{_RUNS_MODEL}|\bgenerat(?:e|es|ed|ing|ion)(?:\b|_)|\bprompts?\b|\bchat"
-    r"|请求|\bgradio\b|\bfastapi\b|\brest api\b|\bsynthe[st]|\bvocod|\btranscrip|\bdiari[sz]"
+    r"|请求|提问|对话|问答|部署|推論|추론|\b(?:each|every|per) (?:subsequent )?request|\bgradio\b|\bfastapi\b|\brest api\b|\bsynthe[st]|\bvocod|\btranscrip|\bdiari[sz]"
     r"|\b(?:txt|img)2img|\btext2text|\bhi-?res|\bweb ?ui\b|\bdemo\b|\btranslator"
     r"|Mask\w{0,40}Generator\()"
 )
@@ -285,7 +285,9 @@ _AT_START: Final = (
 _LATE: Final = (
     rf"(?is)\A(?!.*{_AT_START}).*(?:{_in_clause(_LATE_IN)}"
     rf"|\b(?:first|1st|one) (?:training )?{_LONG}(?: \w+){{0,3}}? (?:fine|ok|normal\w*|success\w*)"
-    rf"|\bsuccessful {_STEPS}|前几[轮个]|第[二三四五六七八九十2-9]\d{{0,4}}\s?[轮个])"
+    rf"|\bsuccessful {_STEPS}|前几[轮个]|第[二三四五六七八九十2-9]\d{{0,4}}\s?[轮个]"
+    r"|(?:轮|epoch|エポック|에폭|эпох\w{1,2}) ?(?:快?[完结]|[之以]?后|後|후|после)|[一段]会儿?[就后]"
+    r"|一段时间[之以]?后|(?:しばらく|数エポック)|после \w{1,12} эпох|途中で|도중에?)"
 )
 """The ways in which people say that the first steps fit, and a later one failed."""
 
