@@ -17,6 +17,7 @@ from fragdoctor.rules.failed_request import known
 from fragdoctor.rules.request_sources import request_of_message
 from fragdoctor.rules.told_weights import told_weights
 from fragdoctor.rules.traceback_signs import (
+    FIRST_CALL,
     LOADING_WEIGHTS,
     RAN_BEFORE,
     is_seen_to_fail_late,
@@ -354,6 +355,8 @@ def _driver(message: OomMessage) -> Hypothesis:
         return by_its_figures(_framework(message), message)
     is_of_library = ".cu:" in message.text  # with allocations of its own
     is_bare = message.variant == "runtime-error" and not is_of_library
+    if sign is not None and sign.name == FIRST_CALL:
+        return TOLD["no-context"]
     if is_bare and sign is not None and sign.name == LOADING_WEIGHTS:
         return Hypothesis(
             Cause.OTHER_PROCESS,

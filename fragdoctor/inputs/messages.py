@@ -300,7 +300,7 @@ _TOPICS: Final = (
 
 
 def _primary(messages: list[OomMessage]) -> int:
-    def tier(message: OomMessage) -> int:
+    def tier(message: OomMessage) -> float:
         if message.kind in {NEGATIVE, SHARED_MEMORY}:
             return 5
         if message.is_warning:
@@ -308,11 +308,17 @@ def _primary(messages: list[OomMessage]) -> int:
         if not message.is_device_oom:
             return 2 if message.variant in _TELL_WHY else 3
         figures = message.requested_bytes, message.total_bytes, message.kv_tokens_requested
-        return 0 if any(f is not None for f in figures) else 1
+        if any(f is not None for f in figures):
+            return 0
+        return 1 if message.variant in _HEADINGS else 0.5
 
     first = min(range(len(messages)), key=lambda i: (tier(messages[i]), i), default=0)
     whole = (i for i, m in enumerate(messages) if _is_whole_of(messages[first], m))
     return next(whole, first)
+
+
+_HEADINGS: Final = frozenset({"bare", "told"})
+"""Words of people and of titles, which say less than what a program printed."""
 
 
 def _is_whole_of(cut: OomMessage, message: OomMessage) -> bool:

@@ -7,7 +7,7 @@ by its own files in stacks. Option names are those of the version in the comment
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -73,6 +73,10 @@ class Framework:
     key: str = ""
     logs: str = ""
 
+    def is_named(self, said: str) -> bool:
+        """Return whether a text names it; a Latin word ends where another script begins."""
+        return bool(self.logs) and re.search(self.logs, said, re.ASCII) is not None
+
 
 PATTERNS: Final = ("files", "logs")
 """Keys of a table whose texts are regular expressions."""
@@ -108,6 +112,9 @@ vLLM
     --max-num-batched-tokens, --max-num-seqs or --max-model-len
   weights: spread the weights over more GPUs (--tensor-parallel-size), use an AWQ, GPTQ or FP8
     checkpoint, or move a part to the CPU (--cpu-offload-gb)
+  several-models: give each server a share, all together below 0.9
+    (--gpu-memory-utilization); an engine that ran before in the same Python process keeps its
+    memory: start each in a process of its own, or call llm.sleep(level=2) first
   graph-capture: lower --gpu-memory-utilization or --max-num-seqs; --enforce-eager does without
     graphs
   server-start: lower --max-num-seqs, --max-num-batched-tokens and --max-model-len, and
@@ -116,7 +123,7 @@ vLLM
 SGLang
   source: sglang 0.4 to 0.5.20, srt/server_args.py and docs/advanced_features/server_arguments.md
   files: /sglang/(?:srt|lang)/
-  logs: \bsglang(?:[.:]| serve\b)|\bimport sglang|mem[-_]fraction[-_]static
+  logs: \b(?i:sglang)\b|mem[-_]fraction[-_]static
     |[Cc]apture cuda graph failed
   batch: lower --mem-fraction-static, which leaves less to the KV cache; for long prompts lower
     --chunked-prefill-size, and while decoding lower --max-running-requests
@@ -151,7 +158,7 @@ Stable Diffusion web UI
   files: /stable-diffusion-webui[\w-]*/|/modules/(?:sd_\w+|processing|txt2img|img2img
     |call_queue)\.py$
   logs: use lower resolution|Torch active/reserved:|\bA: [\d.]+ GB, R: [\d.]+ GB|\bwebui-user\.
-    |(?i:\bhires\.? ?fix\b|stable.diffusion.web.?ui)|\bA1111\b|\bFooocus\b|\[Memory Management\]
+    |(?i:\bhires\.? ?fix\b|stable.diffusion.web.?ui|\bsd.?web.?ui\b)|\bA1111\b|\bFooocus\b|\[Memory Management\]
     |\[GPU Setting\]
   batch: use a smaller width and height, a batch size of 1, or a lower upscale in Hires. fix
   attention: start it with --opt-sdp-attention (PyTorch 2), --xformers or --opt-sub-quad-attention
@@ -461,15 +468,36 @@ def frameworks_in(paths: Iterable[str], said: str = "") -> tuple[Framework, ...]
     found = [
         f
         for f in FRAMEWORKS
-        if any(re.search(f.files, path) for path in distinct)
-        or (f.logs and re.search(f.logs, said))
+        if any(re.search(f.files, path) for path in distinct) or f.is_named(said)
     ]
     servers = [f for f in found if f.name in SERVERS]
     for path in distinct if len(servers) > 1 else ():
         runs = next((f for f in servers if re.search(f.files, path)), None)
         if runs is not None:  # SGLang calls vLLM's layers; its own frames come first
             return tuple(f for f in found if f is runs or f not in servers)
-    return tuple(found)
+    return tuple(_failing(found, said))
+
+
+_CLAUSES: Final = re.compile(r"[.!?;,]\s|\n|\b(?:but|while|whereas|although|however|since)\b")
+_WORKS: Final = (
+    r"(?i:\b(?:works?|worked|able to|runs?|can run|fine|no (?:issue|problem)s?"
+    r"|not (?:occur|happen|ap{1,2}ear)\w{0,3})\b|没问题|可以|正常)(?!.{0,80}(?i:fail|out of mem|oom))"
+)
+
+
+def _failing(found: Sequence[Framework], said: str) -> list[Framework]:
+    """Return frameworks without the servers and interfaces that a text only compares with.
+
+    A clause that says that one works, or that another is unlike it, is not about the failing one.
+    """
+    rivals = [f for f in found if f.name in (*SERVERS, *INTERFACES)]
+    named = dict.fromkeys((f.name for f in rivals), 0)
+    for clause in _CLAUSES.split(said) if len(rivals) > 1 else ():
+        for f in (f for f in rivals if f.is_named(clause)):
+            is_other = re.search(rf"{_WORKS}|\b(?:as|than|like|unlike) (?:{f.logs})", clause)
+            named[f.name] += -1 if is_other else 1
+    most = max(named.values(), default=0)
+    return [f for f in found if named.get(f.name, most) == most]
 
 
 def words_for(frameworks: Iterable[Framework], *changes: str | None) -> tuple[str, str] | None:

@@ -167,7 +167,7 @@ def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
     share = (message.requested_bytes or 0) / (message.total_bytes or float("inf"))
     if sign.name in (GROWTH, LATE) and (share > LARGE_SHARE or _search(_BATCH_HELPS, message.said)):
         return True
-    if sign.name == RAN_BEFORE and message.requested_bytes is not None:
+    if sign.name == RAN_BEFORE and message.allocated_bytes is not None:
         return True  # the figures say more
     is_beyond = share > 1
     return is_beyond and sign.is_surrounding and sign.is_of_batch
@@ -303,15 +303,17 @@ _ON_FIRST: Final = (
 _EARLIER: Final = (
     r"(?:before|yesterday|(?:last|earlier|previous) (?:week|month|time|version)|previously|earlier"
     r"|until (?:now|today|yesterday|recently|\d|a few|last)|(?:hours?|days?|weeks?|months?) ago"
-    r"|for (?:weeks|months|years))\b"
+    r"|for (?:weeks|months|(?:a |one )?years?)"
+    r"|(?:with|in|on|under) (?:\w{1,12} )?v?\d{1,2}\.\d[\d.]{0,6}(?:\+\w+)?)(?!\w)"
 )
 _RAN_WELL: Final = (
     r"(?:worked|ran|trained|(?:was|were|been|is) (?:\w+ )?(?:working|running|training|fine|ok)"
-    r"|used to (?:work|run|train|be)|no (?:problem|issue)s?|(?:could|able to) (?:run|train))\b"
+    r"|used to (?:work|run|train|be)|no (?:previous )?(?:problem|issue)s?"
+    r"|(?:could|able to|can) (?:run|train|generate)|runs? (?:ok|fine|well|perfectly))\b"
 )
 _RAN_BEFORE: Final = (
     rf"(?:\b{_RAN_WELL}[^.!?\n]{{0,50}}\b{_EARLIER}|\b{_EARLIER}[^.!?\n]{{0,50}}\b{_RAN_WELL}"
-    r"|\beverything used to work|\b(?:after|since) (?:\w+ ){0,2}?(?:upgrad|updat)(?:ing|e\b)"
+    r"|\beverything used to work|\b(?:after|since) (?:\w+ ){0,2}?(?:upgrad|updat)(?:ing|es?\b)"
     r"|\b(?:roll\w* back|downgrad\w+)[^.!?\n]{0,40}\b(?:fix|work|solve)\w*"
     r"|\bsame (?:parameters|settings|config\w*|code|script|command)\b"
     r"[^.!?\n]{0,60}\b(?:before|worked|ran)\b"
@@ -320,6 +322,7 @@ _RAN_BEFORE: Final = (
 """The ways in which people say that the same thing ran before."""
 
 LOADING_WEIGHTS: Final = "loading-weights"
+FIRST_CALL: Final = "first-call"
 SERVER_STEP: Final = "server-step"
 ATTENTION_SCORES: Final = "attention-scores"
 INFERENCE: Final = "inference"
@@ -396,6 +399,41 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 "_process_value_according_to_param_policy",
             ),
         ),
+    ),
+    TracebackSign(
+        name=FIRST_CALL,
+        doing="at the first call of CUDA, before this program put anything on the GPU",
+        is_of_model=True,
+        kinds=("driver-no-figures",),
+        title="Stop the other processes on this GPU",
+        change="nvidia-smi before the start lists other programs, and what an earlier run has left: "
+        "end them, or take another GPU (CUDA_VISIBLE_DEVICES)",
+        why="The first call only makes a context of CUDA, which takes a few hundred MiB.",
+        # torch 1.0 to 2.13, torch/cuda/__init__.py and random.py
+        places=(
+            Place(
+                file=r"/torch/cuda/(?:__init__|random)\.py$",
+                functions="_lazy_init _lazy_call set_device manual_seed manual_seed_all seed_all",
+                is_last=True,
+            ),
+            Place(code=r"\btorch\.(?:cuda\.)?(?:manual_seed(?:_all)?|set_device)\(", is_last=True),
+        ),
+    ),
+    TracebackSign(
+        name="several-models",
+        doing="with more than one model on the GPU",
+        is_of_model=True,
+        title="Free one model before the next is loaded",
+        change="del every name, list and pipeline that holds it, then gc.collect() and "
+        "torch.cuda.empty_cache(); or run each model in a process of its own, whose end frees all "
+        "of it; move a model that waits to the CPU (.to('cpu')), or store them in fewer bits",
+        why="A model stays on the GPU for as long as one name holds it, whether it runs or not.",
+        # torch 2.13, docs/source/notes/faq.rst; vllm 0.8, entrypoints/llm.py: sleep()
+        in_words=r"(?i)\b(?:another|second|next|new) (?:\w+ )?model\b[^.\n]{0,60}\bafter\b"
+        r"|\bafter (?:\w+ ){0,3}(?:exit|delet|unload|switch)\w*[^.\n]{0,40}\bmodels?\b"
+        r"|\b(?:both|two|2|three|3|multi\w*|several|all) (?:\w+ )?(?:models?|pipelines|llms?|tasks?)\b"
+        r"[^.\n]{0,60}\b(?:same|one|single) (?:gpu|server|card|device|time|process)"
+        r"|加载(?:所有|多个|两个|第二个)的?模型|(?:複数|2つ)のモデル",
     ),
     TracebackSign(
         name=LOADING_WEIGHTS,
@@ -865,6 +903,18 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         in_words=rf"(?i){_GROWS}",
     ),
     TracebackSign(
+        name=RAN_BEFORE,
+        doing="though the same ran before",
+        is_surrounding=True,
+        title="Find what changed since it last worked",
+        change="what else is on the GPU now: nvidia-smi before the start lists other programs, and "
+        "what an earlier run has left; versions of the program, PyTorch and the driver: go back to "
+        "those that ran; larger or longer inputs than then",
+        why="What fitted once fits again if nothing else changed.",
+        # torch 2.13, docs/source/notes/faq.rst: memory isn't freed properly
+        in_words=rf"(?is){_RAN_BEFORE}",
+    ),
+    TracebackSign(
         name=LATE,
         doing="after steps that fit",
         is_of_batch=True,
@@ -906,18 +956,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "models of the pipeline is not available to it.",
         # ctranslate2 3 and 4, src/cuda; faster-whisper 1.1, transcribe.py; whisperx 3, README
         intro=r"(?i)(?:CUDA|HIP) failed with error out of memory",
-    ),
-    TracebackSign(
-        name=RAN_BEFORE,
-        doing="though the same ran before",
-        is_surrounding=True,
-        title="Find what changed since it last worked",
-        change="what else is on the GPU now: nvidia-smi before the start lists other programs, and "
-        "what an earlier run has left; versions of the program, PyTorch and the driver: go back to "
-        "those that ran; larger or longer inputs than then",
-        why="What fitted once fits again if nothing else changed.",
-        # torch 2.13, docs/source/notes/faq.rst: memory isn't freed properly
-        in_words=rf"(?is){_RAN_BEFORE}",
     ),
     TracebackSign(
         name=INFERENCE,
