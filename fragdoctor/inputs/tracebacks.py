@@ -144,8 +144,16 @@ def _blocks(
         above = written.pop(writer, [])[-_MAX_LINES:]
         block, is_in_handler = _last_block(above)
         frames = list(_frames(block)) or list(_lone_source(above[:-1]))
-        said = _folded(above[-1 - _AROUND_LINES : -1])[-_MAX_AROUND:]
+        said = _folded(_told_before(above, len(block)))[-_MAX_AROUND:]
         yield offset, (frames, is_in_handler, said)
+
+
+def _told_before(above: Sequence[str], n_block: int) -> Sequence[str]:
+    """Return the last lines above a message, and those above a traceback that ends with it."""
+    last = len(above) - 1
+    first = min(last, len(above) - n_block)
+    calls = above[max(first, last - _AROUND_LINES) : last]
+    return [*above[max(0, first - _AROUND_LINES) : first], *calls]
 
 
 def _lines(text: str) -> Iterator[tuple[int | None, str]]:
