@@ -17,9 +17,9 @@ from fragdoctor.rules.failed_request import known
 from fragdoctor.rules.request_sources import request_of_message
 from fragdoctor.rules.told_weights import told_weights
 from fragdoctor.rules.traceback_signs import (
-    FIRST_CALL,
     LOADING_WEIGHTS,
     RAN_BEFORE,
+    is_at_first_call,
     is_seen_to_fail_late,
     is_seen_to_grow,
     sign_of,
@@ -334,6 +334,8 @@ _WATCHED: Final = "nvidia-smi during the run shows whether the device is full, a
 
 
 def _driver(message: OomMessage) -> Hypothesis:
+    if is_at_first_call(message):
+        return TOLD["no-context"]
     sign, is_told = sign_of(message), message.variant == "told"
     if sign is not None and sign.name == RAN_BEFORE:
         sign = None  # who fills the GPU now is just what is open
@@ -355,8 +357,6 @@ def _driver(message: OomMessage) -> Hypothesis:
         return by_its_figures(_framework(message), message)
     is_of_library = ".cu:" in message.text  # with allocations of its own
     is_bare = message.variant == "runtime-error" and not is_of_library
-    if sign is not None and sign.name == FIRST_CALL:
-        return TOLD["no-context"]
     if is_bare and sign is not None and sign.name == LOADING_WEIGHTS:
         return Hypothesis(
             Cause.OTHER_PROCESS,

@@ -11,7 +11,7 @@ from typing import Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from fragdoctor.inputs.gpu_tables import FULL_SHARE, fullest_gpu
+from fragdoctor.inputs.gpu_tables import FULL_SHARE, free_gpu, fullest_gpu
 from fragdoctor.inputs.log_streams import LogStream, windows
 from fragdoctor.inputs.scenes import line_starts, scan
 from fragdoctor.inputs.server_budget import server_budget
@@ -172,7 +172,7 @@ def find_messages(text: str) -> OomLog:
         scenes=scan(text, messages, markers),
         server=server_budget(text),
         frameworks=tuple(f.name for f in frameworks_in((), text[:_LOOK_ALIKE_CHARS])),
-        settings=told_settings(text),
+        settings=replace(told_settings(text), free_gpu=free_gpu(text)),
         program=parts,
     )
 

@@ -52,8 +52,9 @@ _WORD: Final = r"\w{1,20}"
 _OPTIONS: Final = re.compile(r"(?<![\w/.-])(?:--)?[a-z]{2,20}(?:[-_][a-z]{2,20}){1,5}(?![\w/.])")
 _IN_VAIN: Final = re.compile(rf"(?i){_FAILS_STILL}")
 _TRIED: Final = re.compile(
-    rf"(?i)\b{_LESS}(?:\W{{1,3}}{_WORD}){{0,4}}?\W{{1,3}}batch(?:[^\n]|\n(?!\n)){{0,90}}?{_FAILS_STILL}"
-    r"|batch.?size[^\n。]{0,40}?(?:无论|不管|都|还是|仍|依然|也)[^\n。]{0,12}?(?:[错报爆]|不[够足]|OOM|out of)"
+    rf"(?i)\b{_LESS}(?:\W{{1,3}}{_WORD}){{0,4}}?\W{{1,3}}batch(?:[^\n]|\n(?!\n)){{0,90}}?"
+    rf"{_FAILS_STILL}"
+    r"|batch.?size[^\n。]{0,40}?(?:无论|不管|都|还是|仍|也)[^\n。]{0,12}?(?:[错报爆]|不[够足]|OOM)"
     rf"|\b(?:still (?:{_WORD} ){{0,2}}(?:when|after|if|with)|even (?:when|after|if|with)"
     rf"|no matter)\b[^.!?\n]{{0,40}}?\b(?:{_LESS}|minimal|tiny)\W{{1,3}}"
     rf"(?:{_WORD}\W{{1,3}}){{0,3}}?batch"
@@ -62,6 +63,8 @@ _TRIED: Final = re.compile(
 )
 _IN_USE: Final = {
     "16 bits": r"\b(?:fp16|bf16|float16|bfloat16)\b|mixed.?precision\W{1,4}(?:fp|bf)16|\b16-mixed",
+    "8 bits": r"\b(?:int|fp)8\b|load_in_8bit|(?<![\d.])8[ -]bits?\b(?! (?:adam|optim))|\bw8a8",
+    "4 bits": r"\b(?:int|fp|nf)4\b|load_in_4bit|(?<![\d.])4[ -]bits?\b|\bgptq|\bawq\b|q4_",
     ADAPTER: r"\bq?lora\b|\bpeft\b|adapters?\b|\bfreez|\bfrozen",
     SHARDED_WEIGHTS: r"zero[-_ ]?3|stage\W{0,4}3|\bfsdp|megatron",
     SHARDING: r"\bzero\d?\b|zero[-_ ]?(?:stage|[123])|deepspeed|\bfsdp|megatron",
@@ -124,7 +127,7 @@ _SIZE: Final = re.compile(
 
 def told_settings(text: str) -> ToldSettings:
     """Return what a text says of its run's settings."""
-    head = text[:MAX_CHARS]
+    head, flags = text[:MAX_CHARS], re.IGNORECASE | re.ASCII
     named = [m for m in _BATCH.finditer(head) if not _OF_OTHER.search(m["option"])]
     failing = [
         m
@@ -136,9 +139,7 @@ def told_settings(text: str) -> ToldSettings:
     options = [m["option"] for m in named if "_" in m["option"] or "-" in m["option"]]
     size = _SIZE.search(head)
     counted = _COUNTED.search(head)
-    named_as = {
-        less: len(re.findall(words, head, re.IGNORECASE)) for less, words in _SAMPLES.items()
-    }
+    named_as = {less: len(re.findall(words, head, flags)) for less, words in _SAMPLES.items()}
     most = max(named_as.values())
     gpus = [int(m["n"] or m["of"] or m["ids"].count(",") + 1) for m in _N_GPUS.finditer(head)]
     kinds = [less for less, n in named_as.items() if n and _MUCH * n >= most]
@@ -153,7 +154,7 @@ def told_settings(text: str) -> ToldSettings:
                 re.split(r"[.!?\n]", head[max(0, m.start() - _NEAR) : m.start()])[-1]
             )
         ),
-        in_use=tuple(w for w, words in _IN_USE.items() if re.search(words, head, re.IGNORECASE)),
+        in_use=tuple(w for w, words in _IN_USE.items() if re.search(words, head, flags)),
         smaller_samples=(f"a lower {size[1]} than {size[2]}",)
         if size is not None
         else (f"fewer {(counted['noun'] or counted['named']).lower()}",)

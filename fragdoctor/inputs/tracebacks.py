@@ -27,7 +27,7 @@ _BELOW_CHARS: Final = 8 * 1024
 _MAX_FRAMES: Final = 200
 _MAX_LINES: Final = 2000
 _MAX_TEXT: Final = 300
-_AROUND_LINES: Final = 12
+_AROUND_LINES: Final = 24
 _MAX_AROUND: Final = 2000
 _FRAGMENT_LINES: Final = 40
 

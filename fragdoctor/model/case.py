@@ -215,6 +215,7 @@ class ToldSettings(Struct, frozen=True):
         in_use: measures against a lack of memory that the text says are in use.
         smaller_samples: what a smaller sample is: "shorter sequences"; empty if it is not clear.
         n_gpus: the most GPUs that the text names.
+        free_gpu: a GPU that a table in the text shows as not in use.
     """
 
     batch_option: str = ""
@@ -224,6 +225,7 @@ class ToldSettings(Struct, frozen=True):
     in_use: Sequence[str] = ()
     smaller_samples: Sequence[str] = ()
     n_gpus: int = 1
+    free_gpu: int | None = None
 
 
 class OomLog(Struct, frozen=True):

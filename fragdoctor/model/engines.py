@@ -154,6 +154,9 @@ ONNX Runtime
     provider's options (by default the arena doubles each time it grows); use a smaller batch or
     input; give each of several sessions on one GPU a gpu_mem_limit; and leave enable_cuda_graph off
     for a run that still allocates
+  weights: Make the model smaller, or give it the GPU alone
+    it failed while the session was made, before any input: use a model in fp16 or int8, one session
+    on the GPU (instance_group with count 1 in Triton), or spread it over more GPUs
   limit: Raise the limit that the arena was given
     raise gpu_mem_limit in the provider's options, or max_mem of OrtArenaCfg (0 lets ONNX Runtime
     choose)
@@ -296,8 +299,9 @@ _ELEMENT_BYTES: Final = {"half": 2, "bfloat16": 2, "double": 8, "int64": 8, "boo
 _VARIABLES: Final = re.compile(
     r"variables_initializer|\.initializer\b|(?:load|create)_\w{0,20}weights?\(|\.restore\("
 )
-_OF_VARIABLE: Final = re.compile(r"/Initializer/")
-"""The name of a TensorFlow operation that makes a variable's first values."""
+_OF_VARIABLE: Final = re.compile(r"/Initializer/|[Ee]xception during initialization")
+"""How TensorFlow calls what makes a variable's first values, and ONNX Runtime what makes a
+session (core/session/inference_session.cc)."""
 
 NEXT_TO_NOTHING_BYTES: Final = 64 << 20
 """A request up to this size fails because the GPU is full, not because the request is large: JAX

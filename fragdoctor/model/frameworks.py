@@ -28,6 +28,7 @@ class Change(StrEnum):
     GATHER = "gather"
     ATTENTION = "attention"
     WEIGHTS = "weights"
+    SHARE = "share"
     COPIES = "copies"
     HOST_MEMORY = "host-memory"
     FSDP = "fsdp"
@@ -112,6 +113,7 @@ vLLM
     --max-num-batched-tokens, --max-num-seqs or --max-model-len
   weights: spread the weights over more GPUs (--tensor-parallel-size), use an AWQ, GPTQ or FP8
     checkpoint, or move a part to the CPU (--cpu-offload-gb)
+  share: --gpu-memory-utilization
   several-models: give each server a share, all together below 0.9
     (--gpu-memory-utilization); an engine that ran before in the same Python process keeps its
     memory: start each in a process of its own, or call llm.sleep(level=2) first
@@ -129,6 +131,7 @@ SGLang
     --chunked-prefill-size, and while decoding lower --max-running-requests
   weights: spread the weights over more GPUs (--tp), use an AWQ, GPTQ or FP8 checkpoint, or move a
     part to the CPU (--cpu-offload-gb)
+  share: --mem-fraction-static
   graph-capture: lower --mem-fraction-static or --cuda-graph-max-bs (--cuda-graph-max-bs-decode
     since 0.5.20); --disable-cuda-graph does without graphs
 TGI
@@ -138,6 +141,7 @@ TGI
     |\bmax[-_]batch[-_](?:prefill|total)[-_]tokens
   batch: lower --max-batch-prefill-tokens, --max-input-tokens or --max-batch-total-tokens; set
     --cuda-memory-fraction to 0.9 or less
+  share: --cuda-memory-fraction
   weights: spread the weights over more GPUs (--num-shard), or quantize them (--quantize)
   server-start: lower --max-batch-prefill-tokens, with --max-input-tokens no larger; if the weights
     alone are too much, use --num-shard over more GPUs, or --quantize
@@ -158,8 +162,8 @@ Stable Diffusion web UI
   files: /stable-diffusion-webui[\w-]*/|/modules/(?:sd_\w+|processing|txt2img|img2img
     |call_queue)\.py$
   logs: use lower resolution|Torch active/reserved:|\bA: [\d.]+ GB, R: [\d.]+ GB|\bwebui-user\.
-    |(?i:\bhires\.? ?fix\b|stable.diffusion.web.?ui|\bsd.?web.?ui\b)|\bA1111\b|\bFooocus\b|\[Memory Management\]
-    |\[GPU Setting\]
+    |(?i:\bhires\.? ?fix\b|stable.diffusion.web.?ui|\bsd.?web.?ui\b)|\bA1111\b|\bFooocus\b
+    |\[Memory Management\]|\[GPU Setting\]
   batch: use a smaller width and height, a batch size of 1, or a lower upscale in Hires. fix
   attention: start it with --opt-sdp-attention (PyTorch 2), --xformers or --opt-sub-quad-attention
   weights: start it with --medvram, or with --lowvram, which keeps even less on the GPU; in Forge
@@ -182,13 +186,15 @@ verl
   loss: actor_rollout_ref.actor.entropy_from_logits_with_chunking=True,
     actor_rollout_ref.model.use_fused_kernels=True, and a lower log_prob_micro_batch_size_per_gpu
   checkpoint: actor_rollout_ref.model.enable_gradient_checkpointing=True
+  share: actor_rollout_ref.rollout.gpu_memory_utilization
   weights: actor_rollout_ref.actor.fsdp_config.param_offload=True and optimizer_offload=True
 TRL
   source: trl 1.16, trainer/*_config.py
   files: /trl/(?:trainer|models|extras)/
-  logs: \b(?:SFT|DPO|GRPO|KTO|ORPO)(?:Trainer|Config)\b|\b(?i:trl)\b
+  logs: \b(?i:(?:sft|dpo|grpo|kto|orpo)_?(?:trainer|config))(?:\b|_)|\b(?i:trl)\b
   batch: lower per_device_train_batch_size (and raise gradient_accumulation_steps), or lower
     max_length; in GRPO lower max_completion_length or num_generations
+  share: vllm_gpu_memory_utilization
   loss: SFTConfig(loss_type="chunked_nll")
   copies: a LoRA peft_config, whose base model is the reference, or precompute_ref_log_probs=True in
     DPOConfig
@@ -340,8 +346,9 @@ Diffusers
   logs: \b(?:from|import) diffusers\b|Pipeline\.from_pretrained\(
   batch: use a smaller height and width, or num_images_per_prompt=1; call pipe.vae.enable_tiling()
     if decoding fails
-  weights: call pipe.enable_model_cpu_offload(); pipe.enable_sequential_cpu_offload() keeps even
-    less on the GPU
+  weights: call pipe.enable_model_cpu_offload() in place of pipe.to("cuda");
+    pipe.enable_sequential_cpu_offload() keeps even less on the GPU; load the largest networks
+    in 4 bits (quantization_config=PipelineQuantizationConfig(...))
 timm
   source: timm 1.0, models/vision_transformer.py and others
   files: /timm/(?:models|layers)/
@@ -398,9 +405,9 @@ Transformers
   logs: \bdevice_map\b|\bAutoModel\w{0,40}\b
   checkpoint: model.gradient_checkpointing_enable()
   attention: from_pretrained(..., attn_implementation="sdpa")
-  weights: from_pretrained(..., dtype=torch.bfloat16) (torch_dtype= before 4.56), or 4 bits
-    (quantization_config=BitsAndBytesConfig(load_in_4bit=True)); device_map='auto' spreads it over
-    several GPUs and the CPU, with max_memory for each
+  weights: load them in 16 bits (torch_dtype=torch.bfloat16 in from_pretrained(), dtype= since
+    4.56); load them in 4 bits (quantization_config=BitsAndBytesConfig(load_in_4bit=True));
+    device_map='auto' spreads it over several GPUs and the CPU, with max_memory for each
 """
 # ComfyUI's "Allocation on device" is the part of cudaMallocAsync's message that it shows. The first
 # entry of Diffusers is for programs that train its models, the second for pipelines.
@@ -481,7 +488,7 @@ def frameworks_in(paths: Iterable[str], said: str = "") -> tuple[Framework, ...]
 _CLAUSES: Final = re.compile(r"[.!?;,]\s|\n|\b(?:but|while|whereas|although|however|since)\b")
 _WORKS: Final = (
     r"(?i:\b(?:works?|worked|able to|runs?|can run|fine|no (?:issue|problem)s?"
-    r"|not (?:occur|happen|ap{1,2}ear)\w{0,3})\b|没问题|可以|正常)(?!.{0,80}(?i:fail|out of mem|oom))"
+    r"|not (?:occur|happen|ap{1,2}ear)\w{0,3})\b|没问题|可以|正常)(?!.{0,80}(?i:fail|oom))"
 )
 
 

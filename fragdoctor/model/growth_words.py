@@ -14,14 +14,16 @@ _RISING: Final = r"(?:incre(?:as|ment)|gr[eo]w|ris(?:es?|ing)|climb|creep)\w{0,5
 _LANGUAGES: Final = (
     (  # English
         rf"{_MEMORY}|\busage\b",
-        r"\b(?:ceaseless|gradual|steadi|stead|continu|constant|slow|unlimit|unbounded)\w{0,5}\b"
-        r"|\b(?:keeps?|kept|over time|each|every|until|till|without reducing"
-        r"|(?:with|more) (?:the |more )?(?:iteration|step|epoch)s?)\b",
+        (
+            r"\b(?:(?:ceaseless|gradual|stead|continu|constant|slow|unlimit)\w{0,5}|keeps?|kept|each"
+            r"|every|(?:over|some) time|until|till|without reducing"
+            r"|(?:with|more) (?:the |more )?(?:iteration|step|epoch)s?)\b"
+        ),
         rf"\b{_RISING}\b(?!-)",
     ),
     (  # Chinese
         r"[显内]存(?:占用|使用)?",
-        r"一直|持续|不断|不停|逐渐|逐步|慢慢|缓慢|越来越|越用|越占|随着|每[过次个轮]",
+        r"一直|持续|不断|不停|逐渐|逐步|慢慢|缓慢|越来越|越用|越占|随着|一段时间|每[过次个轮]",
         r"[增涨升](?![强压])|越来越[多大高]|越[占用]越|变[多大]|多占",
     ),
     (  # Japanese
@@ -35,16 +37,14 @@ _LANGUAGES: Final = (
         r"증가|늘어|올라|쌓|누적|커",
     ),
     (  # Russian
-        r"(?:видео)?памят\w{1,3}",
-        r"постоянно|постепенно|кажд\w{1,4}|продолжа\w{1,4}|вс[её] (?:время|больше)",
-        r"раст[её]т|расти|увеличива\w{1,5}|утек\w{1,4}",
+        r"[Пп]амят",
+        r"постоянно|постепенно|кажд|продолжа|вс[её] (?:время|больше)",
+        r"раст[её]т|расти|увелич|утек",
     ),
     (  # German, French, Spanish and Portuguese
-        r"\w{0,12}speicher\w{0,12}|m[ée]moires?|mem[oó]ria",
-        r"immer|ständig|stetig|jede[rmns]?|nach und nach|chaque|sans cesse|continu\w{0,8}|cada"
-        r"|constantemente|poco a poco|progressiv\w{0,6}",
-        r"steigt|wächst|zunimmt|nimmt .{0,20}zu|augment\w{1,4}|croît|grandit|aument\w{1,3}|crec\w{1,3}"
-        r"|cresc\w{1,3}",
+        r"speicher|m[ée]moire|mem[oó]ria",
+        r"immer|ständig|stetig|jede[rmns]?|chaque|continu\w{0,8}|cada|progressiv\w{0,6}",
+        r"steigt|wächst|zunimmt|augment\w{1,4}|croît|aument\w{1,3}|crec\w{1,3}|cresc\w{1,3}",
     ),
 )
 """For each language: the memory, that it goes on, that it rises."""
@@ -60,12 +60,13 @@ def _in_any_order(memory: str, goes_on: str, rises: str) -> str:
 GROWS: Final = (
     "(?:"
     + "|".join(_in_any_order(*words) for words in _LANGUAGES)
-    + rf"|(?:{_MEMORY}|\busage\b)(?: \w{{1,20}}){{0,5}}? (?:will|were|was|is|been|becom\w{{1,3}}|gets?)"
-    rf"(?: \w{{1,20}}){{0,3}}? (?:{_RISING}|(?:larger|higher|bigger)(?! than)|fill\w{{0,3}})"
+    + rf"|(?:{_MEMORY}|\busage\b)(?: \w{{1,20}}){{0,5}}? (?:will|were|was|is|been|becom\w{{1,3}}"
+    rf"|gets?)(?: \w{{1,20}}){{0,3}}? (?:{_RISING}|(?:larger|higher|bigger)(?! than)|fill\w{{0,3}})"
     rf"|{_MEMORY} (?:leak(?:s|age|ing)?\b(?! (?:check|test|free)\b)|growth\b)"
     rf"|{_MEMORY}\W{{1,3}}(?:usage |consumption |footprint )?(?:explod|blows? up)\w{{0,3}}"
     r"|\bgr[eo]ws? (?:to (?:over |about |~)?\d{1,3} ?(?:gi?b|gigabytes)|larger after each)\b"
-    r"|\b(?:steady|gradual) increase|\bmore (?:gpu )?memory (?:with|at|after|in|on) (?:each|every)\b"
-    r"|\bincreasing GPU.memory|内存泄漏|显存泄[漏露]|随着[^。\n]{0,20}?[增多加][^。\n]{0,12}?显存(?:溢出|爆))"
+    r"|\b(?:steady|gradual) increase|\bincreasing GPU.memory|[显内]存泄[漏露]"
+    r"|\bmore (?:gpu )?memory (?:with|at|after|in|on) (?:each|every)\b"
+    r"|随着[^。\n]{0,20}?[增多加][^。\n]{0,12}?显存(?:溢出|爆))"
 )
 """The ways in which people say that memory grows."""

@@ -111,19 +111,22 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
         ]
         for table in (_PLACES, _SURROUNDINGS, _LAST)
     ]
+    # No call is known, so look for the words that people use, which are about other programs, too,
+    # and about loading and saving, though the calls show a step.
+    is_of_engine, is_step = engine_of(message) is not None, is_in_backward_pass(message)
+    told = (s for signs in tables for s in signs if s.in_words and not is_of_engine)
+    told = (s for s in told if not (is_step and s.is_of_model and not s.is_surrounding))
+    in_words = next((s for s in told if _search(s.in_words, message.said)), None)
     for signs in tables:
+        if signs is tables[-1] and in_words is not None and in_words.is_surrounding:
+            break  # that a model runs says less than that memory grows, or that the same ran before
         inner = enumerate(reversed(message.frames))
         at = (s for n, frame in inner for s in signs if s.matches(frame, is_last=not n))
         above = (s for s in signs if s.intro and _search(s.intro, message.said))
         found = next(at, None) or next(above, None)
         if found is not None:
             return found
-    # No call is known, so look for the words that people use, which are about other programs, too,
-    # and about loading and saving, though the calls show a step.
-    is_of_engine, is_step = engine_of(message) is not None, is_in_backward_pass(message)
-    told = (s for signs in tables for s in signs if s.in_words and not is_of_engine)
-    told = (s for s in told if not (is_step and s.is_of_model and not s.is_surrounding))
-    return next((s for s in told if _search(s.in_words, message.said)), None)
+    return in_words
 
 
 def is_seen_to_grow(message: OomMessage) -> bool:
@@ -137,12 +140,25 @@ def is_in_backward_pass(message: OomMessage) -> bool:
     return any(map(_BACKWARD.matches, message.frames))
 
 
+def is_at_first_call(message: OomMessage) -> bool:
+    """Return whether the call that failed is the program's first of CUDA, which makes a context."""
+    return bool(message.frames) and any(p.matches(message.frames[-1]) for p in _FIRST_CALLS)
+
+
 def is_seen_to_fail_late(message: OomMessage) -> bool:
     """Return whether people said that steps went well before the one that failed."""
     sign = sign_of(message)
     return sign is not None and sign.name == LATE
 
 
+_FIRST_CALLS: Final = (
+    # torch 1.0 to 2.13, torch/cuda/__init__.py and random.py
+    Place(
+        file=r"/torch/cuda/(?:__init__|random)\.py$",
+        functions="_lazy_init _lazy_call set_device manual_seed manual_seed_all seed_all",
+    ),
+    Place(code=r"\btorch\.(?:cuda\.)?(?:manual_seed(?:_all)?|set_device)\("),
+)
 _BACKWARD: Final = Place(code=r"\.backward\(")
 _TRAINS: Final = Place(named=r"(?i)train|^(?:fit|closure)$")
 _PASTES: Final = Place(
@@ -213,7 +229,8 @@ _RAN: Final = rf"\b(?:python3?|ran|run|running) (?:\S*[/\\])?(?:\w*_)?{_INFERS}\
 
 _ONLY_RUNS: Final = (
     rf"^(?!.*{TRAINING}).*(?:{_RUNS_MODEL}|\bgenerat(?:e|es|ed|ing|ion)(?:\b|_)|\bprompts?\b|\bchat"
-    r"|请求|提问|对话|问答|部署|推論|추론|\b(?:each|every|per) (?:subsequent )?request|\bgradio\b|\bfastapi\b|\brest api\b|\bsynthe[st]|\bvocod|\btranscrip|\bdiari[sz]"
+    r"|请求|提问|对话|问答|部署|推論|추론|\b(?:each|every|per) (?:\w+ )?request"
+    r"|\bgradio\b|\bfastapi\b|\brest api\b|\bsynthe[st]|\bvocod|\btranscrip|\bdiari[sz]"
     r"|\b(?:txt|img)2img|\btext2text|\bhi-?res|\bweb ?ui\b|\bdemo\b|\btranslator"
     r"|Mask\w{0,40}Generator\()"
 )
@@ -241,14 +258,16 @@ KEPT_BY_REQUESTS: Final = (
 
 _EVALUATES: Final = (
     rf"(?:{_in_clause(_TESTS)}|\btry\w* to (?:test|evaluate|validate)\b"
-    r"|\btrain\w* (?:is|was|works|runs|goes|went) (?:ok|okay|fine|well|normal\w*|success\w*)\b"
-    r"[^\n]{0,20}\s{0,3}[^\n]{0,20}\b(?:test|eval|valid)\w*)"
+    r"|\btrain\w* (?:is|was|works|runs|goes|went) (?:ok|okay|fine|well|normal\w*|success\w*"
+    r"|no problem)\b[^\n]{0,20}\s{0,3}[^\n]{0,20}\b(?:test|eval|valid|infer|predict)\w*"
+    r"|\b(?:infer|test|eval|predict)\w*\b[^\n]{0,160}\benough fo ?r (?:the )?train)"
 )
 """The ways in which people say that an evaluation or a test failed, and not the training."""
 
 _GROWS: Final = (
-    rf"(?:{GROWS}|\bleak(?:s|ing|age)?\b|\bwithout .{{0,3}}item\(|\baccumulat(?:es?|ed|ing) (?:in|on"
-    r"|over)\b|\b(?:training|validation|test)_epoch_end\(self, ?outputs)"  # Lightning before 2
+    rf"(?:{GROWS}|\bleak(?:s|ing|age)?\b|\bwithout .{{0,3}}item\("
+    r"|\baccumulat(?:es?|ed|ing) (?:in|on|over)\b"
+    r"|\b(?:training|validation|test)_epoch_end\(self, ?outputs)"  # Lightning before 2
 )
 """The signs that something is kept from step to step, beside the words."""
 
@@ -286,8 +305,8 @@ _LATE: Final = (
     rf"(?is)\A(?!.*{_AT_START}).*(?:{_in_clause(_LATE_IN)}"
     rf"|\b(?:first|1st|one) (?:training )?{_LONG}(?: \w+){{0,3}}? (?:fine|ok|normal\w*|success\w*)"
     rf"|\bsuccessful {_STEPS}|前几[轮个]|第[二三四五六七八九十2-9]\d{{0,4}}\s?[轮个]"
-    r"|(?:轮|epoch|エポック|에폭|эпох\w{1,2}) ?(?:快?[完结]|[之以]?后|後|후|после)|[一段]会儿?[就后]"
-    r"|一段时间[之以]?后|(?:しばらく|数エポック)|после \w{1,12} эпох|途中で|도중에?)"
+    r"|(?:轮|epoch|エポック|에폭) ?(?:快?[完结]|[之以]?后|後|후)|[一段]会儿?[就后]"
+    r"|一段时间[之以]?后|しばらく|после \w{1,12} эпох|途中で|도중에?)"
 )
 """The ways in which people say that the first steps fit, and a later one failed."""
 
@@ -322,7 +341,6 @@ _RAN_BEFORE: Final = (
 """The ways in which people say that the same thing ran before."""
 
 LOADING_WEIGHTS: Final = "loading-weights"
-FIRST_CALL: Final = "first-call"
 SERVER_STEP: Final = "server-step"
 ATTENTION_SCORES: Final = "attention-scores"
 INFERENCE: Final = "inference"
@@ -401,25 +419,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
     ),
     TracebackSign(
-        name=FIRST_CALL,
-        doing="at the first call of CUDA, before this program put anything on the GPU",
-        is_of_model=True,
-        kinds=("driver-no-figures",),
-        title="Stop the other processes on this GPU",
-        change="nvidia-smi before the start lists other programs, and what an earlier run has left: "
-        "end them, or take another GPU (CUDA_VISIBLE_DEVICES)",
-        why="The first call only makes a context of CUDA, which takes a few hundred MiB.",
-        # torch 1.0 to 2.13, torch/cuda/__init__.py and random.py
-        places=(
-            Place(
-                file=r"/torch/cuda/(?:__init__|random)\.py$",
-                functions="_lazy_init _lazy_call set_device manual_seed manual_seed_all seed_all",
-                is_last=True,
-            ),
-            Place(code=r"\btorch\.(?:cuda\.)?(?:manual_seed(?:_all)?|set_device)\(", is_last=True),
-        ),
-    ),
-    TracebackSign(
         name="several-models",
         doing="with more than one model on the GPU",
         is_of_model=True,
@@ -431,8 +430,9 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         # torch 2.13, docs/source/notes/faq.rst; vllm 0.8, entrypoints/llm.py: sleep()
         in_words=r"(?i)\b(?:another|second|next|new) (?:\w+ )?model\b[^.\n]{0,60}\bafter\b"
         r"|\bafter (?:\w+ ){0,3}(?:exit|delet|unload|switch)\w*[^.\n]{0,40}\bmodels?\b"
-        r"|\b(?:both|two|2|three|3|multi\w*|several|all) (?:\w+ )?(?:models?|pipelines|llms?|tasks?)\b"
-        r"[^.\n]{0,60}\b(?:same|one|single) (?:gpu|server|card|device|time|process)"
+        r"|\b(?:both|two|2|three|3|multi\w*|several|all) (?:\w+ )?"
+        r"(?:models?|pipelines|llms?|tasks?)\b[^.\n]{0,60}"
+        r"\b(?:same|one|single) (?:gpu|server|card|device|time|process)"
         r"|加载(?:所有|多个|两个|第二个)的?模型|(?:複数|2つ)のモデル",
     ),
     TracebackSign(
@@ -461,6 +461,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 functions="_apply convert to cuda half float bfloat16 to_empty",
             ),
             Place(file=r"/torch/nn/modules/\w+\.py$", functions="__init__ reset_parameters"),
+            Place(functions="__init__", code=r"[Ww]eight|\bParameter\(|\bnn\.\w+\("),
             Place(
                 named=r"^_?(?:fast_)?load_(?:\w{1,40}_)?(?:model|pipeline|transformer|weight)s?$"
             ),
@@ -903,6 +904,20 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         in_words=rf"(?i){_GROWS}",
     ),
     TracebackSign(
+        name="spilled",
+        doing="with part of the GPU's memory on the host, where Windows' driver had moved it",
+        is_of_batch=True,
+        is_surrounding=True,
+        title="Stay within the GPU's own memory",
+        change="a smaller batch, input or model, until nvidia-smi stays a few hundred MiB below "
+        "the card's size; to get an error instead of a slow run: NVIDIA Control Panel, Manage 3D "
+        "settings, CUDA - Sysmem Fallback Policy: Prefer No Sysmem Fallback",
+        why="What does not fit goes to the host's memory, over the bus, at a fraction of the "
+        "speed.",
+        # NVIDIA's driver for Windows since 536.40; support answer 5490
+        in_words=r"[Ss]hared GPU memory|[Ss]ysmem [Ff]allback",
+    ),
+    TracebackSign(
         name=RAN_BEFORE,
         doing="though the same ran before",
         is_surrounding=True,
@@ -928,21 +943,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         # torch 2.13, docs/source/notes/faq.rst
         in_words=_LATE,
     ),
-    # ---- searches, and libraries beside PyTorch ----
-    TracebackSign(
-        name="spilled",
-        doing="with part of the GPU's memory on the host, where Windows' driver had moved it",
-        is_of_batch=True,
-        is_surrounding=True,
-        title="Stay within the GPU's own memory",
-        change="a smaller batch, input or model, until nvidia-smi stays a few hundred MiB below "
-        "the card's size; to get an error instead of a slow run: NVIDIA Control Panel, Manage 3D "
-        "settings, CUDA - Sysmem Fallback Policy: Prefer No Sysmem Fallback",
-        why="What does not fit goes to the host's memory, over the bus, at a fraction of the "
-        "speed.",
-        # NVIDIA's driver for Windows since 536.40; support answer 5490
-        in_words=r"[Ss]hared GPU memory|[Ss]ysmem [Ff]allback",
-    ),
+    # ---- libraries beside PyTorch ----
     TracebackSign(
         name="ctranslate2",
         doing="in CTranslate2, which faster-whisper and WhisperX run on",

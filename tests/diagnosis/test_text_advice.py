@@ -1841,3 +1841,135 @@ def test_step_that_a_traceback_shows_outweighs_words_about_loading():
 
     assert loading.title.startswith("Load the checkpoint")
     assert "checkpoint on the CPU" not in first.title
+
+
+# ---- who fills the GPU ----
+
+
+@pytest.mark.parametrize(
+    ("file", "code", "cause"),
+    [
+        ("/site-packages/torch/cuda/__init__.py", "torch._C._cuda_init()", Cause.OTHER_PROCESS),
+        ("/job/gen.py", "torch.manual_seed(seed)", Cause.OTHER_PROCESS),
+        ("/job/gen.py", "y = net(x)", Cause.UNKNOWN),
+    ],
+)
+def test_first_call_of_cuda_fails_for_what_others_hold(file, code, cause):
+    calls = traceback((file, code)).replace("in f", "in _lazy_init")
+
+    verdict, _ = first_of(f"{calls}RuntimeError: CUDA error: out of memory\n")
+
+    assert verdict.cause is cause
+
+
+def test_gpu_that_a_table_shows_free_is_named():
+    row = "| N/A   54C    P0   246W / 300W |  {:6}MiB / 16130MiB |      0%      Default |\n"
+    table = "|   0  Tesla V100  On   | 00000000:00:08.0 Off |                    0 |\n"
+
+    _, first = first_of(
+        f"RuntimeError: CUDA error: out of memory\n{table}{row.format(15514)}{row.format(0)}"
+    )
+    _, full = first_of(
+        f"RuntimeError: CUDA error: out of memory\n{table}{row.format(15514)}{row.format(9000)}"
+    )
+
+    assert first.title.startswith("Run it on GPU 1, which is free")
+    assert full.title == "Stop the other processes on this GPU"
+
+
+@pytest.mark.parametrize(("asked", "is_of_weights"), [("54.00 MiB", True), ("3.00 GiB", False)])
+def test_small_request_of_a_model_that_runs_is_about_its_weights(asked, is_of_weights):
+    calls = traceback(("/job/run.py", "image = generate(prompt)"))
+
+    _, first = first_of(
+        f"{calls}{old_style(asked, '23.64 GiB', '23.20 GiB', '24 MiB', '23.3 GiB')}"
+    )
+
+    assert (first.title == "Keep less of the model on the GPU") is is_of_weights
+
+
+def test_weights_take_fewer_bits_than_they_have():
+    said = (
+        "I run a demo on a 24G GPU {}, and it runs out of GPU memory. How can I load the model?\n"
+    )
+
+    assert "weights in 4 bits" in first_of(said.format("with int8"))[1].change
+    assert "16, 8 or 4" in first_of(said.format("as usual"))[1].change
+
+
+def test_server_beside_a_training_gets_a_smaller_share():
+    full = new_style(
+        "1.16 GiB",
+        "79.35 GiB",
+        "1.05 GiB",
+        "62.60 GiB",
+        "95.32 MiB",
+        processes=process(91, "14.90 GiB"),
+    )
+    calls = traceback(
+        ("/site-packages/trl/trainer/grpo_trainer.py", "self.llm = LLM("),
+        ("/site-packages/vllm/worker/cache_engine.py", "kv_cache = torch.zeros("),
+    )
+
+    _, first = first_of(f"{calls}{full}\n")
+
+    assert first.title == "Give the server beside the training a smaller share of the GPU"
+    assert "vllm_gpu_memory_utilization" in first.change
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "With every request the memory rises.",
+        "显存会随着epoch的增加而增加",
+        "每过100来个step\uff0c显存就会多占用4G",
+        "随着问题的增加\uff0c显存溢出",
+        "GPUメモリが徐々に増えていきます",
+        "메모리가 계속 증가합니다",
+        "Память постоянно растёт",
+        "Der Speicher wächst mit jeder Epoche",
+        "La mémoire augmente à chaque epoch",
+    ],
+)
+def test_growth_is_read_in_several_languages(said):
+    verdict, _ = first_of(f"torch: CUDA out of memory\n\n{said}\n")
+
+    assert verdict.cause is Cause.LEAK
+
+
+def test_framework_that_works_is_not_the_one_that_failed():
+    said = "vLLM is able to serve the model but SGLang fails to start with a CUDA OOM on my GPU."
+
+    assert "With SGLang" in first_of(said)[1].change.capitalize().replace("sglang", "SGLang")
+
+
+def test_program_that_printed_an_error_is_judged_and_not_the_title():
+    result = diagnose(
+        case_of(
+            "cuda out of memory\n\nLog start\n"
+            "CUDA error 2 at /data/llama.cpp/ggml-cuda.cu:5509: out of memory\n"
+        )
+    )
+
+    assert "layers on the GPU" in result.recommendations[0].title
+
+
+def test_growth_in_a_loop_of_the_framework_is_capped_by_its_options():
+    said = "The memory keeps growing: CUDA out of memory\n\n"
+
+    _, first = first_of(f"{said}python tune.py --per_device_train_batch_size 64\n")
+
+    assert first.title.startswith("Cap the largest batch")
+    assert "per_device_train_batch_size" in first.change
+
+
+def test_growth_in_a_server_is_met_by_its_options():
+    _, first = first_of("vLLM: memory keeps growing with each request until CUDA out of memory\n")
+
+    assert "--gpu-memory-utilization" in first.change
+
+
+def test_version_that_ran_is_what_changed():
+    _, first = first_of("CUDA out of memory since 3.1.1. No issue in 3.1.0, I generate images.\n")
+
+    assert first.title == "Find what changed since it last worked"

@@ -139,6 +139,7 @@ SHAPES = {
         frame(f"{TORCH}/nn/functional.py", "grid_sample", "return torch.grid_sampler(x, g)")
     ),
     "loaded-checkpoint in words": f"When I resume training from a checkpoint:\n{FULL}\n",
+    "several-models": f"I run both models on the same GPU:\n{FULL}\n",
     "growth": f"The memory keeps growing from step to step until it fails:\n{FULL}\n",
     "loaded-checkpoint that is resumed": f"It only fails when resuming:\n{FULL}\n",
     "evaluation in other words": f"Training works, validation fails with this:\n{FULL}\n",

@@ -408,8 +408,8 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
                 cost="A coarser model, or slower layers.",
             )
             return
-    if r is None:
-        return
+    if r is None or not (case.sign is None or case.sign.is_training or case.trains):
+        return  # what only runs has no state, and its own advice speaks of the weights
     is_building = case.only_builds and not case.fails_in_optimizer_step
     held = _model_bytes(case)
     is_copy = _asks_for_a_copy(case)

@@ -9,6 +9,7 @@ from typing import Final
 from fragdoctor.diagnosis.remedies.counted import less_of_counted
 from fragdoctor.diagnosis.remedies.leaks import is_evaluation
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal
+from fragdoctor.model.case import ToldSettings
 from fragdoctor.model.frameworks import INTERFACES, SERVERS, Change, Framework, words_for
 from fragdoctor.model.gpus import with_monitor_of
 
@@ -98,19 +99,21 @@ def _words(
     frameworks = [f for f in named if not (is_trained and f.name in INTERFACES)]
     found = words_for(frameworks, *batch, *changes)
     said = "" if case.message is None else case.message.said
-    return None if found is None else (found[0], _untried(found[1], case.told.tried, said))
+    return None if found is None else (found[0], _untried(found[1], case.told, said))
 
 
-def _untried(words: str, tried: Sequence[str], said: str) -> str:
+def _untried(words: str, told: ToldSettings, said: str) -> str:
     """Return words without what is on already, and with what did not help last."""
 
     def option(part: str) -> str:
         return next(iter(_OPTION.findall(part)), "")
 
     def is_tried(part: str) -> bool:
-        return option(part).lstrip("-").replace("_", "-") in tried
+        return option(part).lstrip("-").replace("_", "-") in told.tried
 
     def is_on(part: str) -> bool:
+        if any(f"in {bits}" in part for bits in told.in_use):
+            return True
         return not _BY_DEGREES.search(part) and bool(option(part)) and option(part) in said
 
     parts = _PARTS.split(words)

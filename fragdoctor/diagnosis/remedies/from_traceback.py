@@ -57,10 +57,10 @@ def _said(case: JudgedCase, sign: TracebackSign, message: OomMessage) -> tuple[s
     change = words_in(case, sign.name, sign.spelled) or sign.change
     if sign.name == INFERENCE:
         is_served = any(f.name in SERVERS for f in case.frameworks)
-        return (ROOM_FOR_STEPS, change) if is_served else (sign.title, less_to_run(case))
+        return (ROOM_FOR_STEPS, change) if is_served else less_to_run(case)
     if sign.name == RAN_BEFORE:
-        less = less_of_batch(case)[1] if case.trains else less_to_run(case)
-        return sign.title, f"{sign.change}; otherwise {less}"
+        less = less_of_batch(case) if case.trains else less_to_run(case)
+        return sign.title, f"{sign.change}; otherwise {less[1]}"
     if sign.name == LATE:
         return _of_later_step(case, sign, message)
     if sign.name == GROWTH:

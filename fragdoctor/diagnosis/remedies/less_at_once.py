@@ -13,6 +13,7 @@ from fragdoctor.diagnosis.remedies.counted import less_of_counted
 from fragdoctor.diagnosis.remedies.framework_words import words_in, words_together
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase
 from fragdoctor.model.case import ADAPTER, IMAGES, OFFLOADING, SEQUENCES, STATE_8BIT
+from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.frameworks import Change
 from fragdoctor.rules.told_weights import told_weights
 
@@ -43,6 +44,14 @@ _OF_MODEL: Final = re.compile(r"(?i)\bmodels?\b|\binference\b|\bgenerat|\bpipeli
 _OWN_CODE: Final = re.compile(r"\bimport torch\b|\bdef \w{1,40}\(|\bmodel\(|\.(?:eval|cuda|to)\(")
 
 
+FEWER_BITS: Final = {
+    "4 bits": "",
+    "8 bits": "load the weights in 4 bits, or ",
+    "16 bits": "load the weights in 8 or 4 bits, or ",
+}
+"""How weights take fewer bits, by the fewest that a text has in use."""
+
+
 def speaks_of_model(case: JudgedCase) -> bool:
     """Return whether a text is about a model or its inputs, and not about any program."""
     message = case.message
@@ -55,8 +64,9 @@ def fewer_bytes(case: JudgedCase) -> str:
     is_offloaded = OFFLOADING in case.told.in_use or _is_of_own_code(case)
     if any(map(OF_SMALL_MODELS.search, case.told.smaller_samples)):
         return "run it in 16 bits (torch.autocast), or on the CPU"
-    bits = "8 or 4" if "16 bits" in case.told.in_use else "16, 8 or 4"
-    ways = [f"load the weights in {bits} bits, or use a smaller model"]
+    held = next((bits for bits in FEWER_BITS if bits in case.told.in_use), "")
+    fewer = FEWER_BITS.get(held, "load the weights in 16, 8 or 4 bits, or ")
+    ways = [f"{fewer}use a smaller model"]
     if not is_offloaded:
         ways.append(f"keep {OFFLOADED}")
     return "; ".join(ways)
@@ -68,17 +78,48 @@ def _is_of_own_code(case: JudgedCase) -> bool:
     return message is not None and bool(message.frames or _OWN_CODE.search(message.said))
 
 
-def less_to_run(case: JudgedCase) -> str:
-    """Return the change for a model that only runs: less input, then less of the model."""
-    own = words_together(case, Change.BATCH, Change.WEIGHTS)
+SMALL_SHARE: Final = 0.02
+"""A model that runs makes temporaries of a layer: where one is a smaller part of what is held, the
+weights hold the rest."""
+_OF_WEIGHTS: Final = re.compile(
+    r"(?i)模型(?:太|过|很)大|\bmodel (?:is |was )?(?:too|so|very) (?:big|large)\b|加载\S{0,6}模型"
+    r"|\b(?:load|loading|loads) (?:\w+ ){0,3}(?:models?|weights|checkpoint)\b"
+)
+
+
+def is_full_of_weights(case: JudgedCase) -> bool:
+    """Return whether weights fill the GPU of a model that only runs.
+
+    The request is small beside what is held; or the text has done something about the weights, or
+    speaks of their size.
+    """
+    r, message = case.failed_request, case.message
+    if message is None or case.trains or case.cause is not Cause.CAPACITY:
+        return False
+    if r is not None and r.live_bytes:
+        return r.requested_bytes < SMALL_SHARE * r.live_bytes
+    is_lowered = not {"8 bits", OFFLOADING}.isdisjoint(case.told.in_use)
+    return is_lowered or _OF_WEIGHTS.search(message.said) is not None
+
+
+LESS_OF_MODEL: Final = "Keep less of the model on the GPU"
+
+
+def less_to_run(case: JudgedCase) -> tuple[str, str]:
+    """Return a title and the change for a model that only runs: less input, less of the model."""
+    is_full = is_full_of_weights(case)
+    title = LESS_OF_MODEL if is_full else "Give the model less input at a time"
+    both = (Change.WEIGHTS, Change.BATCH) if is_full else (Change.BATCH, Change.WEIGHTS)
+    own = words_together(case, *both)
     if own:
-        return own
+        return title, own
     said = "" if case.message is None else case.message.said
     less = " or ".join(f"{s}{PARTS.get(s, '')}" for s in case.told.smaller_samples) or ONE_INPUT
     weights = words_in(case, Change.WEIGHTS) or fewer_bytes(case)
     graph = ", under torch.inference_mode()" if _OWN_CODE.search(said) else ""
     counted = less_of_counted(case)
-    return f"use {less}{counted and f': {counted}'}; one input at a time{graph}; {weights}"
+    less = f"use {less}{counted and f': {counted}'}; one input at a time{graph}"
+    return title, "; ".join((weights, less) if is_full else (less, weights))
 
 
 def less_of_batch(case: JudgedCase) -> tuple[str, str]:

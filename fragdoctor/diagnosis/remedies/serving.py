@@ -219,7 +219,8 @@ def less_on_the_device(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     engine, need = engine_of(message) or ANY_PROGRAM, need_of(message)
     title, change = engine.advice(need)
     if is_told_of_nobody(message) and speaks_of_model(case):
-        title, change = "Give the model less input at a time", f"{less_to_run(case)}; {OTHERS}"
+        title, less = less_to_run(case)
+        change = f"{less}; {OTHERS}"
     yield remedy.proposal(
         title=title,
         # If so little was refused, the question is who else is on the device.
