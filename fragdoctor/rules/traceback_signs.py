@@ -270,8 +270,7 @@ _GROWS: Final = (
 
 _LONG: Final = (
     r"(?:epochs?|rounds?|hours?|minutes|days?|sentences|generations?|runs?|requests?|images|videos?"
-    r"|files?"
-    r"|episodes?|agents?|trials?|folds?|prompts?)\b"
+    r"|files?|episodes?|agents?|trials?|folds?|prompts?)\b"
 )
 _STEPS: Final = r"(?:iterations?|iters?|steps?|batch(?:es)?|samples)\b"
 _MANY: Final = (
@@ -327,7 +326,6 @@ _RAN_WELL: Final = (
 _RAN_BEFORE: Final = (
     rf"(?:\b{_RAN_WELL}[^.!?\n]{{0,50}}\b{_EARLIER}|\b{_EARLIER}[^.!?\n]{{0,50}}\b{_RAN_WELL}"
     r"|\beverything used to work|\b(?:after|since) (?:\w+ ){0,2}?(?:upgrad|updat)(?:ing|es?\b)"
-    r"|\b(?:roll\w* back|downgrad\w+)[^.!?\n]{0,40}\b(?:fix|work|solve)\w*"
     r"|(?:之前|以前|昨天)\S{0,6}(?:可以|能|都|还|正常)|以前は|동일한 (?:파라미터|설정))"
 )
 """The ways in which people say that the same thing ran before."""
@@ -680,7 +678,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             Place(file=r"/diffusers/models/autoencoders/|/comfy/ldm/.*(?:vae|autoencoder)"),
             Place(
                 code=r"\bvae\.(?:decode|encode)\(|first_stage_model\.(?:decode|encode)\(|decode_tiled"
-                r"|vae_decode\("
             ),
         ),
         intro=r"when regular VAE (?:de|en)coding|\[Tiled VAE\]"

@@ -41,6 +41,7 @@ OF_SMALL_MODELS: Final = re.compile(r"^fewer (?!frames)|patches")
 """Samples of models whose weights are small beside what they compute."""
 OFFLOADED: Final = "what is not running on the CPU (an option such as --offload or --lowvram)"
 _OF_MODEL: Final = re.compile(r"(?i)\bmodels?\b|\binference\b|\bgenerat|\bpipeline|模型|推理")
+_COMMAND: Final = re.compile(r"\bpython3? \S{1,80}\.py\b[^\n]{0,80}? --[a-z]")
 _OWN_CODE: Final = re.compile(r"\bimport torch\b|\bdef \w{1,40}\(|\bmodel\(|\.(?:eval|cuda|to)\(")
 
 
@@ -75,7 +76,9 @@ def fewer_bytes(case: JudgedCase) -> str:
 def _is_of_own_code(case: JudgedCase) -> bool:
     """Return whether the text shows code or calls, which have no options of a program."""
     message = case.message
-    return message is not None and bool(message.frames or _OWN_CODE.search(message.said))
+    if message is None or _COMMAND.search(message.said):
+        return False
+    return bool(message.frames or _OWN_CODE.search(message.said))
 
 
 SMALL_SHARE: Final = 0.02
@@ -102,13 +105,12 @@ def is_full_of_weights(case: JudgedCase) -> bool:
     return is_lowered or _OF_WEIGHTS.search(message.said) is not None
 
 
-LESS_OF_MODEL: Final = "Keep less of the model on the GPU"
-
-
 def less_to_run(case: JudgedCase) -> tuple[str, str]:
     """Return a title and the change for a model that only runs: less input, less of the model."""
     is_full = is_full_of_weights(case)
-    title = LESS_OF_MODEL if is_full else "Give the model less input at a time"
+    title = (
+        "Keep less of the model on the GPU" if is_full else "Give the model less input at a time"
+    )
     both = (Change.WEIGHTS, Change.BATCH) if is_full else (Change.BATCH, Change.WEIGHTS)
     own = words_together(case, *both)
     if own:
