@@ -310,15 +310,12 @@ def _primary(messages: list[OomMessage]) -> int:
         figures = message.requested_bytes, message.total_bytes, message.kv_tokens_requested
         if any(f is not None for f in figures):
             return 0
-        return 1 if message.variant in _HEADINGS else 0.5
+        # Words of people and of titles say less than what a program printed.
+        return 1 if message.variant in ("bare", "told") else 0.5
 
     first = min(range(len(messages)), key=lambda i: (tier(messages[i]), i), default=0)
     whole = (i for i, m in enumerate(messages) if _is_whole_of(messages[first], m))
     return next(whole, first)
-
-
-_HEADINGS: Final = frozenset({"bare", "told"})
-"""Words of people and of titles, which say less than what a program printed."""
 
 
 def _is_whole_of(cut: OomMessage, message: OomMessage) -> bool:

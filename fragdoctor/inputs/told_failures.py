@@ -44,7 +44,6 @@ SHORTAGE: Final = re.compile(
     rf"|\b(?:too much|a lot of|excessive) {_MEMORY}"
     rf"|\b(?:gpu|memory) (?:load|usage) is (?:not balanced|[iu][mn]balanced)"
     rf"|\bmax(?:ing|ed|es) out (?:\S{{1,20}} ){{0,4}}{_MEMORY}"
-    rf"|\b{_MEMORY}(?: \S{{1,20}}){{0,5}}? max(?:es|ed)? out\b"
     rf"|\bexceed(?:s|ed|ing)? (?:the |my )?{_MEMORY}|\b{_MEMORY} exceeded\b)"
     r"|爆显存|[显内]存(?:[就又都会直接]{0,2}[爆炸满]|不足|不够|溢出)"
     r"|\bfail(?:ed|s|ure)? to (?:re)?allocate (?:(?:gpu|device|memory|of|size) ){0,4}"

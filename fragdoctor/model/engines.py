@@ -216,6 +216,12 @@ CuPy
   step: Make the array smaller, or work in parts
     compute rows in blocks: an array of all pairs takes the square of their number; use fewer points
     or a smaller type (float32); cupy.get_default_memory_pool().free_all_blocks() between the parts
+MXNet
+  source: mxnet 1.9, docs/static_site/src/pages/api/faq/env_var.md
+  logs: \bMXNet\b|\bmxnet\.
+  step: Use a smaller batch or model
+    lower --batch-size, or use a smaller vocabulary or model; MXNET_GPU_MEM_POOL_RESERVE=10 leaves
+    more of the GPU to libraries
 The program
   step: See who fills the GPU, and put less on it
     run nvidia-smi beside the program: end other programs there; use a smaller model, input or batch

@@ -314,7 +314,6 @@ _ON_FIRST: Final = (
 
 _EARLIER: Final = (
     r"(?:before|yesterday|(?:last|earlier|previous) (?:week|month|time|version)|previously|earlier"
-    r"|until (?:now|today|yesterday|recently|\d|a few|last)|(?:hours?|days?|weeks?|months?) ago"
     r"|for (?:weeks|months|(?:a |one )?years?)"
     r"|(?:with|in|on|under) (?:\w{1,12} )?v?\d{1,2}\.\d[\d.]{0,6}(?:\+\w+)?)(?!\w)"
 )
@@ -414,8 +413,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         in_words=r"(?i)\b(?:another|second|next|new) (?:\w+ )?model\b[^.\n]{0,60}\bafter\b"
         r"|\b(?:both|two|2|three|3|multi\w*|several|all) (?:\w+ )?"
         r"(?:models?|pipelines|llms?|tasks?)\b[^.\n]{0,60}"
-        r"\b(?:same|one|single) (?:gpu|server|card|device|time|process)"
-        r"|加载(?:所有|多个|两个|第二个)的?模型|(?:複数|2つ)のモデル",
+        r"\b(?:same|one|single) (?:gpu|server|card|device|time|process)",
     ),
     TracebackSign(
         name=LOADING_WEIGHTS,

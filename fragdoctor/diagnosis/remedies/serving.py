@@ -204,9 +204,6 @@ TOLD: Final = (Need.WEIGHTS, Need.CACHE, Need.GRAPH, Need.LIMIT, Need.ONE_INPUT)
 """Needs that the text itself names, so that meeting them removes the cause."""
 
 
-OTHERS: Final = "nvidia-smi beside it shows who else is on the GPU"
-
-
 @proposes("Put less on the GPU")
 def less_on_the_device(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose an option of the program, chosen by what the memory was for.
@@ -220,7 +217,7 @@ def less_on_the_device(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     title, change = engine.advice(need)
     if is_told_of_nobody(message) and speaks_of_model(case):
         title, less = less_to_run(case)
-        change = f"{less}; {OTHERS}"
+        change = f"{less}; nvidia-smi beside it shows who else is on the GPU"
     yield remedy.proposal(
         title=title,
         # If so little was refused, the question is who else is on the device.
