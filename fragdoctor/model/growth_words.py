@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-_GAP: Final = r"[^.!?;\n。\uff01\uff1f]{0,40}?"
+_GAP: Final = r"[^.!?;\n。\uff01\uff1f]{0,24}?"
 _MEMORY: Final = r"\b(?:(?:gpu|cuda|cpu|host|system)[ -]){0,2}(?:memory|v?ram)\b"
 _RISING: Final = r"(?:incre(?:as|ment)|gr[eo]w|ris(?:es?|ing)|climb|creep)\w{0,5}"
 _LANGUAGES: Final = (
