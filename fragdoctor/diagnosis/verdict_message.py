@@ -159,13 +159,6 @@ TOLD: Final = {
         Confidence.LIKELY,
         "wc -l /proc/PID/maps counts the program's mappings (65530 is the default limit).",
     ),
-    "pool-full": Hypothesis(
-        Cause.CAPACITY,
-        "A step needed more tokens of KV cache than SGLang's pool had free; the pool is full, not "
-        "the GPU.",
-        Confidence.LIKELY,
-        "The lines above say how full the pool was (token usage).",
-    ),
     "unbalanced-gpus": Hypothesis(
         Cause.OTHER_PROCESS,
         "SGLang found much less free memory on one GPU than on another before it loaded the model: "
@@ -426,7 +419,37 @@ _AT_START: Final = {
 """What a server tried and failed to do, by the finer kind of its message."""
 
 
+def _pool(message: OomMessage) -> Hypothesis:
+    """Read SGLang's pool; its pages are whole ones of a request each."""
+    free = message.kv_tokens_capacity
+    summary = (
+        "A step needed more tokens of KV cache than SGLang's pool had free; the pool is full, not "
+        "the GPU."
+    )
+    if has_room_in_pool(message):
+        summary = (
+            f"A step asked for {plural(message.kv_tokens_requested or 0, 'token')} of KV cache and "
+            f"was refused with {format_count(free or 0)} free in SGLang's pool, which gives out "
+            "whole pages, at least one for each request that goes on: not the GPU is full, but the "
+            "pages are too few or too large."
+        )
+    return Hypothesis(
+        Cause.CAPACITY,
+        summary,
+        Confidence.LIKELY,
+        "The lines above say how full the pool was (token usage).",
+    )
+
+
+def has_room_in_pool(message: OomMessage) -> bool:
+    """Return whether a pool refused fewer tokens than it had free."""
+    wanted, free = message.kv_tokens_requested, message.kv_tokens_capacity
+    return wanted is not None and free is not None and wanted <= free
+
+
 def _kv_cache(message: OomMessage) -> Hypothesis:
+    if message.sub_kind == "pool-full":
+        return _pool(message)
     told = _AT_START.get(message.sub_kind)
     if told is not None:
         n = format_count(message.n_sequences or message.kv_tokens_requested or 0)

@@ -90,10 +90,12 @@ def with_tracebacks(
         below = [line for _, line in islice(lines, _AROUND_LINES if has_calls else None)]
         told = [] if has_calls else [*_frames(_leading_block(below))]
         # People describe before or after a message what they did, above a traceback that follows.
+        # The last line says what the program was doing when it stopped.
         prose = [*takewhile(_is_prose, below)] if told else below[:_AROUND_LINES]
+        prose += [] if told else below[_AROUND_LINES:][-1:]
         own = _folded(text[offset : offset + 2 * _MAX_AROUND].split("\n", 1)[:1])
         after = _folded(prose)[:_MAX_AROUND]
-        frames = told or frames
+        frames = told or frames or [*_marked_source(below)]
         if frames and _OF_DRIVER.search(frames[-1].file.replace("\\", "/")):
             frames = []
         for n in wanted[offset]:
@@ -228,14 +230,19 @@ def _first_of_fragment(lines: Sequence[str]) -> int:
 
 def _lone_source(lines: Sequence[str]) -> Iterator[TracebackFrame]:
     """Yield the source lines left of a cut traceback: the marked ones, or else the last one."""
-    told = [m for line in lines[-_FRAGMENT_LINES:] if (m := _MARKED_CODE.match(_bare(line)))]
-    yield from (TracebackFrame("", int(m[1]), code=_bare(m[2])[:_MAX_TEXT]) for m in told)
+    yield from (told := [*_marked_source(lines[-_FRAGMENT_LINES:])])
     for line in () if told else reversed(lines[-3:]):
         stripped = line.strip("` \t")
         if stripped and not _CARETS.fullmatch(stripped):
             if _SOURCE.match(stripped):
                 yield TracebackFrame("", code=" ".join(stripped.split())[:_MAX_TEXT])
             return
+
+
+def _marked_source(lines: Sequence[str]) -> Iterator[TracebackFrame]:
+    """Yield the lines that IPython marks with an arrow."""
+    told = filter(None, (_MARKED_CODE.match(_bare(line)) for line in lines))
+    yield from (TracebackFrame("", int(m[1]), code=_bare(m[2])[:_MAX_TEXT]) for m in told)
 
 
 def _bare(line: str) -> str:

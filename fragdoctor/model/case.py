@@ -31,13 +31,6 @@ TRAINING: Final = (
 
 _TRAINS: Final = re.compile(TRAINING, re.IGNORECASE)
 
-ADAPTER: Final = "LoRA"
-STATE_8BIT: Final = "an optimizer in 8 bits"
-SHARDING: Final = "sharding"
-SHARDED_WEIGHTS: Final = "sharded weights"
-OFFLOADING: Final = "offloading"
-CHECKPOINTING: Final = "checkpointing"
-"""Measures that a text may say are in use."""
 IMAGES: Final = "smaller images"
 SEQUENCES: Final = "shorter sequences"
 """What smaller samples are if a text speaks of images or of text."""
@@ -211,8 +204,11 @@ class ToldSettings(Struct, frozen=True):
         batch_option: the batch's option as the text spells it; hostile text.
         batch_size: the smallest batch that the text names, None if it names none.
         is_smaller_batch_tried: whether the text says that a smaller batch did not help.
-        tried: other options that it says did not help, as ``max-model-len``; hostile text.
+        fitting_batch: the largest batch that it says does fit, None if it names none.
+        raised: what it says fails since it was raised, in its words; hostile text.
+        tried: other options (``max-model-len``) and measures that did not help; hostile text.
         in_use: measures against a lack of memory that the text says are in use.
+        options: options that it shows with a value, as ``max-model-len``; hostile text.
         smaller_samples: what a smaller sample is: "shorter sequences"; empty if it is not clear.
         n_gpus: the most GPUs that the text names.
         free_gpu: a GPU that a table in the text shows as not in use.
@@ -221,8 +217,11 @@ class ToldSettings(Struct, frozen=True):
     batch_option: str = ""
     batch_size: int | None = None
     is_smaller_batch_tried: bool = False
+    fitting_batch: int | None = None
+    raised: str = ""
     tried: Sequence[str] = ()
     in_use: Sequence[str] = ()
+    options: frozenset[str] = frozenset()
     smaller_samples: Sequence[str] = ()
     n_gpus: int = 1
     free_gpu: int | None = None

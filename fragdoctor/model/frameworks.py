@@ -111,8 +111,8 @@ vLLM
   batch: lower --gpu-memory-utilization (0.92 by default in 0.25, 0.9 in earlier ones;
     vllm_gpu_memory_utilization in TRL and ms-swift) or --kv-cache-memory-bytes; lower
     --max-num-batched-tokens, --max-num-seqs or --max-model-len
-  weights: spread the weights over more GPUs (--tensor-parallel-size), use an AWQ, GPTQ or FP8
-    checkpoint, or move a part to the CPU (--cpu-offload-gb)
+  weights: use an AWQ, GPTQ or FP8 checkpoint; spread the weights over more GPUs
+    (--tensor-parallel-size); move a part to the CPU (--cpu-offload-gb)
   share: --gpu-memory-utilization
   several-models: give each server a share, all together below 0.9
     (--gpu-memory-utilization); an engine that ran before in the same Python process keeps its
@@ -129,8 +129,8 @@ SGLang
     |[Cc]apture cuda graph failed
   batch: lower --mem-fraction-static, which leaves less to the KV cache; for long prompts lower
     --chunked-prefill-size, and while decoding lower --max-running-requests
-  weights: spread the weights over more GPUs (--tp), use an AWQ, GPTQ or FP8 checkpoint, or move a
-    part to the CPU (--cpu-offload-gb)
+  weights: use an AWQ, GPTQ or FP8 checkpoint; spread the weights over more GPUs (--tp); move a part
+    to the CPU (--cpu-offload-gb)
   share: --mem-fraction-static
   graph-capture: lower --mem-fraction-static or --cuda-graph-max-bs (--cuda-graph-max-bs-decode
     since 0.5.20); --disable-cuda-graph does without graphs
@@ -155,7 +155,7 @@ ComfyUI
   host-memory: start it with --cache-none, which keeps no results between runs; use smaller (fp8 or
     GGUF) checkpoints and fewer models in one workflow; close other programs, and enlarge the page
     file on Windows; if it grows from run to run, turn off custom nodes one by one
-  vae-decode: use VAE Decode (Tiled), or smaller tiles if you use it already; start it with
+  vae-decode: use VAE Decode (Tiled), or smaller tiles in it; start it with
     --cpu-vae; use a smaller image or fewer frames
 Stable Diffusion web UI
   source: AUTOMATIC1111 1.10, modules/cmd_args.py
@@ -174,8 +174,8 @@ text-generation-webui
   logs: (?i:\btext-generation-webui\b|\boobabooga|\btextgen-webui)
   batch: put fewer layers on the GPU (--n-gpu-layers for GGUF, --pre_layer for GPTQ); use a shorter
     context (truncation length, --ctx-size, --max_seq_len) and max_new_tokens
-  weights: --load-in-4bit or --load-in-8bit, a quantized model (GGUF, EXL2, GPTQ), or a lower
-    --gpu-memory, which keeps the rest on the CPU; --n-gpu-layers for GGUF
+  weights: --load-in-4bit, or a quantized model (GGUF, EXL2, GPTQ); a lower --gpu-memory or
+    --pre_layer (GPTQ), which keeps the rest on the CPU, or fewer --n-gpu-layers (GGUF)
 verl
   source: verl 0.4 to 0.6, trainer/config and docs/perf/perf_tuning.rst
   files: /verl/(?:workers|trainer|utils|models|single_controller)/
@@ -214,8 +214,8 @@ Trainer
   fused: TrainingArguments(optim="adamw_torch_fused")
   state-8bit: TrainingArguments(optim="adamw_8bit")
   loss: TrainingArguments(use_liger_kernel=True)
-  gather: TrainingArguments(eval_accumulation_steps=1), and a preprocess_logits_for_metrics that
-    returns logits.argmax(-1); or prediction_loss_only=True
+  gather: TrainingArguments(eval_accumulation_steps=1); a preprocess_logits_for_metrics that returns
+    logits.argmax(-1); or prediction_loss_only=True
   attention: from_pretrained(..., attn_implementation="sdpa")
   fsdp: TrainingArguments(fsdp="full_shard auto_wrap")
   zero: TrainingArguments(deepspeed={"zero_optimization": {"stage": 3},
@@ -231,8 +231,8 @@ Lightning
   batch: lower batch_size in the DataLoader, and raise Trainer(accumulate_grad_batches=...) by as
     much
   accumulate: Trainer(accumulate_grad_batches={n}), with batches of {batch}
-  evaluation-batch: lower batch_size in val_dataloader(); keep and return nothing on the GPU in
-    validation_step(); gradients are off already
+  evaluation-batch: lower batch_size in val_dataloader() or test_dataloader(), and keep and return
+    nothing on the GPU in its step; gradients are off already
   bf16: Trainer(precision="bf16-mixed")
   offload-state: Trainer(strategy="deepspeed_stage_2_offload")
   loaded-checkpoint: load_from_checkpoint(path, map_location="cpu"), and ckpt_path= of trainer.fit()
@@ -390,7 +390,8 @@ Transformers
   attention: from_pretrained(..., attn_implementation="sdpa")
   weights: load them in 16 bits (torch_dtype=torch.bfloat16 in from_pretrained(), dtype= since
     4.56); load them in 4 bits (quantization_config=BitsAndBytesConfig(load_in_4bit=True));
-    device_map='auto' spreads it over several GPUs and the CPU, with max_memory for each
+    device_map='auto' spreads them over several GPUs and the CPU; a lower max_memory for each GPU
+    leaves room for a step
 """
 # ComfyUI's "Allocation on device" is the part of cudaMallocAsync's message that it shows. The first
 # entry of Diffusers is for programs that train its models, the second for pipelines.

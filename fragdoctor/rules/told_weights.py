@@ -11,16 +11,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from fragdoctor.model.case import (
-    ADAPTER,
-    OFFLOADING,
-    SHARDED_WEIGHTS,
-    SHARDING,
-    STATE_8BIT,
-    OomMessage,
-    ToldSettings,
-)
+from fragdoctor.model.case import OomMessage, ToldSettings
 from fragdoctor.model.gpus import known_gpu
+from fragdoctor.model.measures import ADAPTER, OFFLOADING, SHARDED_WEIGHTS, SHARDING, STATE_8BIT
 from fragdoctor.rules.traceback_signs import sign_of
 from fragdoctor.units import GIB, format_size
 

@@ -58,6 +58,7 @@ class TracebackSign(Struct, frozen=True):
         is_of_batch: whether its memory grows with the batch; one sample alone may be too large for
             any other sign.
         title, change, why: as in ``Recommendation``.
+        title_in_framework: the title if a framework's words are the change, "" if it is the same.
         places: the frames that show it.
         spelled: the same change in ``model/frameworks.py``, whose words are used for a framework
             that has none under the sign's name.
@@ -82,6 +83,7 @@ class TracebackSign(Struct, frozen=True):
     is_of_batch: bool = False
     places: Sequence[Place] = ()
     spelled: Change | None = None
+    title_in_framework: str = ""
     intro: str = ""
     in_words: str = ""
     is_training: bool = True
@@ -89,6 +91,13 @@ class TracebackSign(Struct, frozen=True):
     can_leave_gpu: bool = False
     kinds: Sequence[str] = ()
     unless: Sequence[Place] = ()
+
+    def is_named_by(self, function: str) -> bool:
+        """Return whether a function is one of its places, whatever its file is."""
+        return any(
+            function in p.functions.split() or (p.named and _search(p.named, function))
+            for p in self.places
+        )
 
     def matches(self, frame: TracebackFrame, *, is_last: bool = True) -> bool:
         """Return whether a frame is one of its places."""
@@ -100,7 +109,11 @@ def _search(pattern: str, text: str) -> bool:
 
 
 def sign_of(message: OomMessage | None) -> TracebackSign | None:
-    """Return the sign that the traceback of a message shows, or None."""
+    """Return what shows at which moment a program failed, or None; the strongest source decides.
+
+    These are the frames of the traceback, what programs print, functions that a text names, and
+    the words that people use.
+    """
     if message is None or message.kind in ("negative", "host-ram"):
         return None
     tables = [
@@ -126,7 +139,25 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
         found = next(at, None) or next(above, None)
         if found is not None:
             return found
-    return in_words
+    named = _named_functions(message)
+    by_name = (s for signs in tables for s in signs if any(map(s.is_named_by, named)))
+    return next(by_name, in_words)
+
+
+def _named_functions(message: OomMessage) -> list[str]:
+    """Return functions that a text names (``_make_state()``), and what its last line does."""
+    loads = not message.frames and any(
+        _search(_LOADS_LAST, said) for said in (f"{message.around} {message.intro}", message.after)
+    )
+    return [*re.findall(_FUNCTION, message.said, re.ASCII), *(["load_model"] if loads else ())]
+
+
+_FUNCTION: Final = r"(?<![\w/-])(?:\w{1,30}\.){0,3}(_{0,2}[a-z]{1,30}(?:_[a-z0-9]{1,30}){1,6})\(\)"
+_LOADS_LAST: Final = (
+    r"\bLoading (?:checkpoint shards: {0,9}\d{1,2}%[^%]{0,80}|(?!extension|data)\S{3,80}\.\.\.)"
+    r"\s{0,9}\Z"
+)
+"""What a program printed last before its weights did not fit."""
 
 
 def is_seen_to_grow(message: OomMessage) -> bool:
@@ -178,7 +209,8 @@ def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
     if any(name in message.said for place in sign.unless for name in place.functions.split()):
         return True  # found in lines that no longer have the form of a traceback
     share = (message.requested_bytes or 0) / (message.total_bytes or float("inf"))
-    if sign.name in (GROWTH, LATE) and (share > LARGE_SHARE or _search(_BATCH_HELPS, message.said)):
+    is_of_history = sign.name in (GROWTH, LATE, RAN_BEFORE)
+    if is_of_history and (share > LARGE_SHARE or _search(_BATCH_HELPS, message.said)):
         return True
     if sign.name == RAN_BEFORE and message.allocated_bytes is not None:
         return True  # the figures say more
@@ -189,6 +221,7 @@ def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
 _BATCH_HELPS: Final = (
     r"(?i)\b(?:reduc|lower|decreas|small)\w{0,4} (?:the )?batch.{0,20}? (?:(?:does|do|did) )?"
     r"(?:help(?:s|ed)?|works?|worked|solve[sd]?)\b"
+    r"|\bbatch[^.!?\n]{0,15}? (?:larg|bigg|great|more)(?:er)? than \d"
 )
 """What people say if the batch is what fills the GPU, and not what earlier steps have left."""
 
@@ -215,7 +248,7 @@ def _in_clause(words: str) -> str:
 
 _TESTS: Final = (
     r"(?:(?<![\w./-])|(?<=trainer\.))(?<!cross[ -])(?:eval(?:uat(?:e|es|ed|ing|ions?))?"
-    r"|validat(?:e|es|ing|ions?)"
+    r"|val(?:idat(?:e|es|ing|ions?))?"
     r"|(?:to|in|at|after|during|while|when|the|running) test(?:ing)?"
     r"|tests? (?:step|phase|stage|time|loop|epoch)"
     r"|(?:in|at|during|while|when|the|saving) predict(?:ing|ions?))"
@@ -228,6 +261,7 @@ _ONLY_RUNS: Final = (
     rf"^(?!.*{TRAINING}).*(?:{_RUNS_MODEL}|\bgenerat(?:e|es|ed|ing|ion)(?:\b|_)|\bprompts?\b|\bchat"
     r"|请求|提问|对话|问答|部署|推論|추론|\b(?:each|every|per) (?:\w+ )?request"
     r"|\bgradio\b|\bfastapi\b|\brest api\b|\bsynthe[st]|\bvocod|\btranscrip|\bdiari[sz]"
+    rf"|\b(?:\w{{1,40}}_)?{_INFERS}(?!r)\w{{0,40}}\.py\b"
     r"|\b(?:txt|img)2img|\btext2text|\bhi-?res|\bweb ?ui\b|\bdemo\b|\btranslator"
     r"|Mask\w{0,40}Generator\()"
 )
@@ -255,6 +289,7 @@ KEPT_BY_REQUESTS: Final = (
 
 _EVALUATES: Final = (
     rf"(?:{_in_clause(_TESTS)}|\btry\w* to (?:test|evaluate|validate)\b"
+    r"|\b(?:val|eval)\w{0,9} ?(?:=|to|is) ?(?:False|off|0)\b.{0,20}\bworks"
     r"|\btrain\w* (?:is|was|works|runs|goes|went) (?:ok|okay|fine|well|normal\w*|success\w*"
     r"|no problem)\b[^\n]{0,20}\s{0,3}[^\n]{0,20}\b(?:test|eval|valid|infer|predict)\w*"
     r"|\b(?:infer|test|eval|predict)\w*\b[^\n]{0,160}\benough fo ?r (?:the )?train)"
@@ -330,6 +365,7 @@ _RAN_BEFORE: Final = (
 """The ways in which people say that the same thing ran before."""
 
 LOADING_WEIGHTS: Final = "loading-weights"
+VAE: Final = "vae-decode"
 SERVER_STEP: Final = "server-step"
 ATTENTION_SCORES: Final = "attention-scores"
 INFERENCE: Final = "inference"
@@ -427,8 +463,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "itself, which no batch size changes.",
         in_words=r"\bfrom_pretrained\([^()]{0,300}\)\.(?:to|cuda|half)\("
         r"(?!.{0,600}\b(?:generate|chat|train|fit|forward|backward|step)\()"
-        r"|(?i:\b(?:(?:try|trying|tried|fail\w{0,3}|unable|can(?:no|')t)(?: to)? load"
-        r"|(?:when|while) loading)\b"
+        r"|(?i:(?:\b(?:try|trying|tried|fail\w{0,3}|unable|can(?:no|')t)(?: to)? load\b"
+        rf"|{_in_clause('(?:when|while) loading')})"
         r"(?!.{0,40}(?:data|image|checkpoint|batch|sample|video|file)))",
         intro=r"Node Type:\W{0,8}\w*Load(?:er|\b)|\bERROR lora\b|Patching LoRAs"
         r"|modules are dispatched on the CPU",
@@ -663,7 +699,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     ),
     # ---- images ----
     TracebackSign(
-        name="vae-decode",
+        name=VAE,
         doing="while a VAE turned latents into pixels or pixels into latents",
         title="Run the VAE in tiles, or on fewer pixels at once",
         change="turn tiling on, or halve the tiles if it is on; one image at a time "
@@ -799,6 +835,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         is_training=False,
         is_surrounding=True,
         title="Evaluate without gradients, and in smaller batches",
+        title_in_framework="Evaluate in smaller batches, and keep less of each",
         change="put torch.no_grad() around the loop of the evaluation (model.eval() alone keeps "
         "the graph); use a smaller batch there, and images or sequences no larger than in "
         "training (resize, crop, tiles); keep results with .item() or .cpu()",
@@ -929,7 +966,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 file=r"/torch/(?:autograd/grad_mode|utils/_contextlib)\.py$",
                 functions="decorate_context",
             ),
-            Place(file=rf"(?:^|/)(?:\w*_)?{_INFERS}\w*\.py$"),
+            Place(file=rf"(?:^|/)(?:\w*_)?{_INFERS}(?!r)\w*\.py$"),
             Place(code=r"\.(?:infer|inference|predict|upscale|transcribe|enhance|generate)\("),
         ),
         intro=r"\bvideo \d{1,6}/\d{1,6} \(frame \d",

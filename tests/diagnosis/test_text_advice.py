@@ -82,9 +82,12 @@ def test_smaller_batch_that_did_not_help_is_not_advised_again(said):
 @pytest.mark.parametrize(
     ("said", "title"),
     [
-        ("With batch_size=1 it works, with batch_size=4 it fails.", "Lower batch_size from 4"),
-        ("I am able to train with a batch size of 8. A batch size of 16 fails.", "Lower batch"),
-        ("I changed batch_size to 1, this time it works.", "Use a smaller batch"),
+        ("With batch_size=1 it works, with batch_size=4 it fails.", "Use a batch of 1, which"),
+        (
+            "I am able to train with a batch size of 8. A batch size of 16 fails.",
+            "Use a batch of 8, which",
+        ),
+        ("I changed batch_size to 1, this time it works.", "Use a batch of 1, which"),
         ("batch_size=1 does not work either", "Use less for one sample: the batch is already"),
         ("训练以batch=2进行", "Lower batch from 2"),
     ],

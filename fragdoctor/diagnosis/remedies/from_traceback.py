@@ -32,6 +32,7 @@ from fragdoctor.model.case import OomMessage
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.frameworks import OWN_LOOPS, SERVERS, Change
+from fragdoctor.model.measures import NUMBERS, TILED
 from fragdoctor.rules.traceback_signs import (
     GROWTH,
     INFERENCE,
@@ -39,6 +40,7 @@ from fragdoctor.rules.traceback_signs import (
     LATE,
     RAN_BEFORE,
     SERVER_STEP,
+    VAE,
     TracebackSign,
     only_runs,
 )
@@ -54,7 +56,8 @@ STEPS: Final = r"\b(?:batch|epoch|iteration)"
 
 def _said(case: JudgedCase, sign: TracebackSign, message: OomMessage) -> tuple[str, str]:
     """Return title and change of a sign, with what the text tells besides."""
-    change = words_in(case, sign.name, sign.spelled) or sign.change
+    own = words_in(case, sign.name, sign.spelled)
+    change = own or sign.change
     if sign.name == INFERENCE:
         is_served = any(f.name in SERVERS for f in case.frameworks)
         return (ROOM_FOR_STEPS, change) if is_served else less_to_run(case)
@@ -66,7 +69,10 @@ def _said(case: JudgedCase, sign: TracebackSign, message: OomMessage) -> tuple[s
     if sign.name == GROWTH:
         return _of_growth(case, sign, message)
     cache = smaller_cache(case) if sign.name == SERVER_STEP else ""
-    return sign.title, "; ".join(filter(None, (cache, change)))
+    if sign.name == VAE and TILED in case.told.in_use:
+        return "Use smaller tiles, or fewer pixels at once", change
+    title = sign.title_in_framework if own and sign.title_in_framework else sign.title
+    return title, "; ".join(filter(None, (cache, change)))
 
 
 def _of_growth(case: JudgedCase, sign: TracebackSign, message: OomMessage) -> tuple[str, str]:
@@ -75,11 +81,13 @@ def _of_growth(case: JudgedCase, sign: TracebackSign, message: OomMessage) -> tu
     if only_runs(message):
         if batch and any(f.name in SERVERS for f in case.frameworks):
             return ROOM_FOR_STEPS, batch  # its users cannot change what it keeps
+        if case.runs_only:
+            return less_to_run(case)
         return "Keep nothing of a request on the GPU", KEPT_BY_REQUESTS
     if batch and any(f.name in OWN_LOOPS for f in case.frameworks):
         return "Cap the largest batch, and keep nothing in your own callbacks", f"{batch}; {CAPPED}"
-    if re.search(r"\bitem\b", message.said, re.ASCII):
-        return "Find what else is kept from step to step", sign.change.partition("; ")[2]
+    if NUMBERS in case.told.in_use:
+        return "Find what else is kept from step to step", sign.change
     return sign.title, sign.change
 
 

@@ -12,9 +12,10 @@ from typing import Final
 from fragdoctor.diagnosis.remedies.counted import less_of_counted
 from fragdoctor.diagnosis.remedies.framework_words import words_in, words_together
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase
-from fragdoctor.model.case import ADAPTER, IMAGES, OFFLOADING, SEQUENCES, STATE_8BIT
+from fragdoctor.model.case import IMAGES, SEQUENCES
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.frameworks import Change
+from fragdoctor.model.measures import ADAPTER, BITS_4, BITS_8, HALF, OFFLOADING, STATE_8BIT
 from fragdoctor.rules.told_weights import told_weights
 
 OF_IMAGES: Final = (
@@ -29,8 +30,12 @@ ANY_BATCH: Final = (
     "lower the batch size, or the size of one sample: sequence length, image size, frames"
 )
 ONE_INPUT: Final = "a smaller image or tiles of it, fewer frames or points, a shorter text or audio"
+FITTED: Final = (
+    "use as much of it as fitted before; if each holds a copy of the model, spread them over more "
+    "GPUs, or store the weights in fewer bits"
+)
 NO_HELP: Final = "a smaller batch did not help"
-LESS_STATE: Final = ("16 bits", ADAPTER, STATE_8BIT)
+LESS_STATE: Final = (HALF, ADAPTER, STATE_8BIT)
 CHECKPOINTED: Final = (
     "turn on the program's option for it (gradient_checkpointing), or call each block through "
     "torch.utils.checkpoint"
@@ -46,9 +51,9 @@ _OWN_CODE: Final = re.compile(r"\bimport torch\b|\bdef \w{1,40}\(|\bmodel\(|\.(?
 
 
 LOADED_IN: Final = {
-    "4 bits": "",
-    "8 bits": "load the weights in 4 bits, or ",
-    "16 bits": "load the weights in 8 or 4 bits, or ",
+    BITS_4: "",
+    BITS_8: "load the weights in 4 bits, or ",
+    HALF: "load the weights in 8 or 4 bits, or ",
 }
 """How weights take fewer bits, by the fewest that a text has in use."""
 
@@ -100,8 +105,9 @@ def is_full_of_weights(case: JudgedCase) -> bool:
     if message is None or case.trains or case.cause is not Cause.CAPACITY:
         return False
     if r is not None and r.live_bytes:
-        return r.requested_bytes < SMALL_SHARE * r.live_bytes
-    is_lowered = not {"8 bits", OFFLOADING}.isdisjoint(case.told.in_use)
+        is_one = (case.told.batch_size or 1) == 1
+        return is_one and r.requested_bytes < SMALL_SHARE * r.live_bytes
+    is_lowered = not {BITS_8, OFFLOADING}.isdisjoint(case.told.in_use)
     return is_lowered or _OF_WEIGHTS.search(message.said) is not None
 
 
@@ -129,9 +135,13 @@ def less_of_batch(case: JudgedCase) -> tuple[str, str]:
 
     The text's own option is named with its value, unless a framework's words name it.
     """
-    told, is_one = case.told, case.told.batch_size == 1
-    if is_one or told.is_smaller_batch_tried:
-        return _less_of_one(case, "the batch is already one" if is_one else NO_HELP)
+    told = case.told
+    if known := _way_back(case):
+        return known
+    if told.batch_size == 1 or told.is_smaller_batch_tried:
+        return _less_of_one(case, "the batch is already one" if told.batch_size == 1 else NO_HELP)
+    if _names_big_model(case):
+        return less_to_run(case)
     less = "" if case.runs_only else " or ".join(told.smaller_samples)
     is_sized = told.batch_size is not None
     if counted := less and less_of_counted(case):
@@ -150,6 +160,24 @@ def less_of_batch(case: JudgedCase) -> tuple[str, str]:
         else "Use a smaller batch or"
     )
     return f"{batch} {less or 'smaller inputs'}", change
+
+
+def _way_back(case: JudgedCase) -> tuple[str, str] | None:
+    """Return title and change that undo what the text says made it fail, or None."""
+    told, fits = case.told, case.told.fitting_batch
+    if fits and fits < (told.batch_size or fits + 1):
+        return f"Use a batch of {fits}, which fits by what the text says", HALVES
+    if told.raised and "batch" not in told.raised.lower():
+        return f"Lower {told.raised} again", FITTED
+    return None
+
+
+def _names_big_model(case: JudgedCase) -> bool:
+    """Return whether a text without figures is about the weights of a model that runs."""
+    r = case.failed_request
+    is_bare = r is None or r.live_bytes is None
+    is_of_batch = case.trains or bool(words_in(case, Change.BATCH))
+    return is_bare and not is_of_batch and is_full_of_weights(case)
 
 
 def _less_of_one(case: JudgedCase, since: str) -> tuple[str, str]:

@@ -18,6 +18,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
     Remedy,
     proposes,
 )
+from fragdoctor.diagnosis.verdict_message import has_room_in_pool
 from fragdoctor.model.case import OomMessage, ServerShare
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.engines import (
@@ -38,7 +39,7 @@ CACHE_STEP_BYTES: Final = 256 * MIB
 
 SPREAD: Final = {
     "vllm": "a quantized checkpoint, or --tensor-parallel-size over more GPUs",
-    "tgi": "--quantize, or --num-shard over more GPUs",
+    "tgi": "a lower --max-total-tokens; --quantize, or --num-shard over more GPUs",
     "sglang": "a quantized checkpoint, or --tp over more GPUs",
 }
 
@@ -138,10 +139,11 @@ def _option(  # noqa: PLR0911 - one return a kind
             f"holds {format_size(m.total_bytes - m.free_bytes)} (nvidia-smi)",
         )
     if m.sub_kind == "pool-full":
+        pages = "--page-size 1; " if has_room_in_pool(m) else ""
         return Advice(
             "Run fewer requests at a time, or give the pool more",
-            "a lower --max-running-requests, --schedule-conservativeness above 1, a smaller "
-            "--chunked-prefill-size; a higher --mem-fraction-static; a newer SGLang: several such "
+            f"{pages}a lower --max-running-requests, --schedule-conservativeness above 1, a "
+            "smaller --chunked-prefill-size; a higher --mem-fraction-static; a newer SGLang: several such "
             "failures were its scheduler's",
         )
     if m.kv_tokens_capacity and m.kv_tokens_capacity > 0:

@@ -292,7 +292,8 @@ KV_CACHE_CHECKS: Final = (
     Wording(
         "sglang-pool",
         # sglang/srt/mem_cache/common.py: alloc_token_slots and its paged variants
-        r"(?:prefill|decode)outofmemory\.trytoloweryourbatchsize",
+        r"(?:prefill|decode)outofmemory\.trytoloweryourbatchsize(?:\.?trytoallocate"
+        r"<kv_tokens_requested>tokens\.?(?:av\w{5,9}tokens:<kv_tokens_capacity>)?)?",
         "pool-full",
         kind=KV_CACHE,
         backend="sglang",
