@@ -159,6 +159,13 @@ TOLD: Final = {
         Confidence.LIKELY,
         "wc -l /proc/PID/maps counts the program's mappings (65530 is the default limit).",
     ),
+    "pool-full": Hypothesis(
+        Cause.CAPACITY,
+        "A step needed more tokens of KV cache than SGLang's pool had free; the pool is full, not "
+        "the GPU.",
+        Confidence.LIKELY,
+        "The lines above say how full the pool was (token usage).",
+    ),
     "unbalanced-gpus": Hypothesis(
         Cause.OTHER_PROCESS,
         "SGLang found much less free memory on one GPU than on another before it loaded the model: "
@@ -228,7 +235,8 @@ def _read(message: OomMessage) -> Hypothesis:
             Confidence.PROVEN,
         )
     if message.sub_kind in TOLD:
-        return TOLD[message.sub_kind]
+        told = TOLD[message.sub_kind]
+        return replace(told, summary=_of_pages(message)) if has_room_in_pool(message) else told
     if message.sub_kind in LIMIT_SUB_KINDS:
         return Hypothesis(Cause.MEMORY_LIMIT, LIMIT_SUB_KINDS[message.sub_kind], Confidence.PROVEN)
     if message.sub_kind in LIBRARIES and engine_of(message) is None:
@@ -419,37 +427,24 @@ _AT_START: Final = {
 """What a server tried and failed to do, by the finer kind of its message."""
 
 
-def _pool(message: OomMessage) -> Hypothesis:
-    """Read SGLang's pool; its pages are whole ones of a request each."""
-    free = message.kv_tokens_capacity
-    summary = (
-        "A step needed more tokens of KV cache than SGLang's pool had free; the pool is full, not "
-        "the GPU."
-    )
-    if has_room_in_pool(message):
-        summary = (
-            f"A step asked for {plural(message.kv_tokens_requested or 0, 'token')} of KV cache and "
-            f"was refused with {format_count(free or 0)} free in SGLang's pool, which gives out "
-            "whole pages, at least one for each request that goes on: not the GPU is full, but the "
-            "pages are too few or too large."
-        )
-    return Hypothesis(
-        Cause.CAPACITY,
-        summary,
-        Confidence.LIKELY,
-        "The lines above say how full the pool was (token usage).",
-    )
-
-
 def has_room_in_pool(message: OomMessage) -> bool:
     """Return whether a pool refused fewer tokens than it had free."""
     wanted, free = message.kv_tokens_requested, message.kv_tokens_capacity
-    return wanted is not None and free is not None and wanted <= free
+    is_of_pool = message.sub_kind == "pool-full" and None not in (wanted, free)
+    return is_of_pool and (wanted or 0) <= (free or 0)
+
+
+def _of_pages(message: OomMessage) -> str:
+    wanted, free = message.kv_tokens_requested or 0, message.kv_tokens_capacity or 0
+    return (
+        f"A step was refused {plural(wanted, 'token')} of KV cache though {format_count(free)} "
+        "were free in SGLang's pool. The pool hands out whole pages, and each running request may "
+        "need a new one: there are too few pages, or they are too large. The GPU is not what is "
+        "full."
+    )
 
 
 def _kv_cache(message: OomMessage) -> Hypothesis:
-    if message.sub_kind == "pool-full":
-        return _pool(message)
     told = _AT_START.get(message.sub_kind)
     if told is not None:
         n = format_count(message.n_sequences or message.kv_tokens_requested or 0)

@@ -155,7 +155,7 @@ ComfyUI
   host-memory: start it with --cache-none, which keeps no results between runs; use smaller (fp8 or
     GGUF) checkpoints and fewer models in one workflow; close other programs, and enlarge the page
     file on Windows; if it grows from run to run, turn off custom nodes one by one
-  vae-decode: use VAE Decode (Tiled), or smaller tiles in it; start it with
+  vae-decode: use VAE Decode (Tiled), or make its tiles smaller; start it with
     --cpu-vae; use a smaller image or fewer frames
 Stable Diffusion web UI
   source: AUTOMATIC1111 1.10, modules/cmd_args.py

@@ -55,7 +55,8 @@ MEASURES: Final = {
     CHECKPOINTING: Measure(
         r"--gradient[_-]checkpointing\b(?!['\",= ]{1,4}(?:false|no|0))"
         r"|(?:gradient|activation)_checkpointing['\"`]{0,2} ?[:=] ?"
-        r"(?!['\"]?(?:false|none|no|0|off)\b)|\.gradient_checkpointing_enable\(|incompatible with gradient checkpointing",
+        r"(?!['\"]?(?:false|none|no|0|off)\b)|\.gradient_checkpointing_enable\("
+        r"|incompatible with gradient checkpointing",
         r"gradient.checkpointing|^checkpoint\b",
     ),
     STATE_8BIT: Measure(r"(?:adamw?|adam|lion)_?8.?bit|8.?bit_?adam|\badafactor\b", "8.?bit"),
@@ -67,7 +68,8 @@ MEASURES: Final = {
     ),
     OTHERS_ENDED: Measure(
         r"(?:kill|clos|stopp?|end)(?:ed|ing) (?:all|any|every|other|unnecessary|unused) "
-        r"(?:\w+ ){0,2}(?:process|program|app|task|session)|\bno (?:other|running) (?:\w+ ){0,2}process",
+        r"(?:\w+ ){0,2}(?:process|program|app|task|session)"
+        r"|\bno (?:other|running) (?:\w+ ){0,2}process",
         r"^(?:end|close|stop|find the holders)\b",
     ),
     OTHER_VERSIONS: Measure(

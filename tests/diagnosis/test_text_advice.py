@@ -1937,3 +1937,104 @@ def test_version_that_ran_is_what_changed():
     _, first = first_of("CUDA out of memory since 3.1.1. No issue in 3.1.0, I generate images.\n")
 
     assert first.title == "Find what changed since it last worked"
+
+
+@pytest.mark.parametrize(
+    ("said", "left_out", "first"),
+    [
+        ('use_gradient_checkpointing = "unsloth"\nbatch_size = 1', "checkpoint", "shorter"),
+        ("TrainingArguments(eval_accumulation_steps=9): it fails in evaluation, memory grows",
+         "eval_accumulation_steps", "preprocess_logits"),
+        ("AutoModel.from_pretrained(name, torch_dtype=torch.float16) fails to load: CUDA OOM",
+         "bfloat16", "4 bits"),
+        ("I use VAE Decode (Tiled) in ComfyUI; it fails in VAE decode", "use VAE Decode", "tiles"),
+    ],
+)  # fmt: skip
+def test_what_is_shown_with_any_value_is_in_use(said, left_out, first):
+    _, one = first_of(f"CUDA out of memory in training\n{said}\n")
+
+    assert left_out not in f"{one.title} {one.change}"
+    assert first in one.change
+
+
+def test_proposal_is_neither_in_use_nor_tried():
+    grows = "The memory keeps growing in my training loop until CUDA runs out of memory.\n"
+    _, proposed = first_of(f"{grows}It should be sufficient to change to\n\n    loss.item()\n")
+    _, used = first_of(f"{grows}I sum loss.item() already.\n")
+
+    assert proposed.title.startswith("Keep numbers")
+    assert used.title.startswith("Find what else")
+    assert "loss.item" not in used.change
+
+
+@pytest.mark.parametrize(
+    ("text", "doing"),
+    [
+        ("OOM in `_setup_for_real_optimizer()` while training with DeepSpeed", "optimizer"),
+        (
+            "CUDA out of memory.\n1\n2\n3\n4\n5\n6\n7\n8\n9\n10\n11\n12\nLoading vicuna-7b...",
+            "weights",
+        ),
+        ("When I run infer_flux_regional.py I get CUDA out of memory.", "trained model ran"),
+        ("Val occupies so much CUDA memory that it raises an OOM error", "evaluation"),
+        ("It gets CUDA out of memory. When I set val = False, it works.", "evaluation"),
+    ],
+)
+def test_names_tell_the_moment_of_the_failure(text, doing):
+    found, _ = first_of(text)
+
+    assert doing in found.summary
+
+
+def test_title_tells_of_a_failure():
+    frames = (
+        'File "/ComfyUI/comfy/sd.py", line 452, in decode\n    self.first_stage_model.decode(a)\n'
+    )
+    found, _ = first_of(f"VAEDecodeTiled Allocation on device - error message\n\n{frames}")
+    killed, _ = first_of("always be killed when build TensorRT engine\n\nI run build.py\n")
+
+    assert found.cause is Cause.CAPACITY
+    assert killed.cause is Cause.HOST_MEMORY
+
+
+def test_figures_of_a_message_are_compared_with_one_another():
+    pool = "RuntimeError: Decode out of memory. Try to lower your batch size.\nTry to allocate {} "
+    pool += "tokens.\nAvailable tokens: 2048\n"
+    _, paged = first_of(pool.format(148))
+    _, full = first_of(pool.format(4096))
+    huge, _ = first_of(
+        "4 x A100 80GB\nggml_backend_cuda_buffer_type_alloc_buffer: allocating 204800.00 MiB on "
+        "device 0: cudaMalloc failed: out of memory\n"
+    )
+
+    assert "--page-size" in paged.change
+    assert "--page-size" not in full.change
+    assert Cause.OTHER_PROCESS not in huge.also
+
+
+@pytest.mark.parametrize(
+    ("said", "title"),
+    [
+        (
+            "Training fails with a batch size bigger than 3: CUDA OOM.",
+            "Use a batch of 3, which fits",
+        ),
+        (
+            "When I increase the instance count, CUDA out of memory occurs.",
+            "Lower the instance count",
+        ),
+        (
+            "CUDA out of memory in training, the batch size is one.",
+            "Checkpoint the layers: the batch",
+        ),
+    ],
+)
+def test_what_made_it_fail_is_undone_first(said, title):
+    assert first_of(said)[1].title.startswith(title)
+
+
+def test_heading_and_instructions_are_of_one_row():
+    _, one = first_of("CUDA OOM while testing: trainer.test() of pl.Trainer( fails")
+
+    assert one.title == "Evaluate in smaller batches, and keep less of each"
+    assert "test_dataloader()" in one.change

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from fragdoctor.diagnosis.remedies.counted import less_of_counted
 from fragdoctor.diagnosis.remedies.leaks import is_evaluation
-from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal
+from fragdoctor.diagnosis.remedies.remedy import CURES, JudgedCase, Proposal
 from fragdoctor.model.case import ToldSettings
 from fragdoctor.model.frameworks import INTERFACES, SERVERS, Change, Framework, words_for
 from fragdoctor.model.gpus import with_monitor_of
@@ -46,7 +46,8 @@ def in_own_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Iterator[Pr
     for one in _in_framework_words(case, proposals):
         change, is_new = without_used(one.recommendation.change, case.told)
         told = one.saying(change=change)
-        yield told if is_new or not change or one.is_rejected else replace(told, weight=USED)
+        is_left = is_new or not change or one.is_rejected or one.weight >= CURES
+        yield told if is_left else replace(told, weight=USED)
 
 
 USED: Final = -1

@@ -34,6 +34,10 @@ FITTED: Final = (
     "use as much of it as fitted before; if each holds a copy of the model, spread them over more "
     "GPUs, or store the weights in fewer bits"
 )
+OF_FITTING: Final = (
+    "one batch of that size after another; in training, accumulate gradients over several of them, "
+    "which keeps the effective batch"
+)
 NO_HELP: Final = "a smaller batch did not help"
 LESS_STATE: Final = (HALF, ADAPTER, STATE_8BIT)
 CHECKPOINTED: Final = (
@@ -166,7 +170,7 @@ def _way_back(case: JudgedCase) -> tuple[str, str] | None:
     """Return title and change that undo what the text says made it fail, or None."""
     told, fits = case.told, case.told.fitting_batch
     if fits and fits < (told.batch_size or fits + 1):
-        return f"Use a batch of {fits}, which fits by what the text says", HALVES
+        return f"Use a batch of {fits}, which fits by what the text says", OF_FITTING
     if told.raised and "batch" not in told.raised.lower():
         return f"Lower {told.raised} again", FITTED
     return None

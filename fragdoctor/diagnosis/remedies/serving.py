@@ -143,8 +143,8 @@ def _option(  # noqa: PLR0911 - one return a kind
         return Advice(
             "Run fewer requests at a time, or give the pool more",
             f"{pages}a lower --max-running-requests, --schedule-conservativeness above 1, a "
-            "smaller --chunked-prefill-size; a higher --mem-fraction-static; a newer SGLang: several such "
-            "failures were its scheduler's",
+            "smaller --chunked-prefill-size; a higher --mem-fraction-static; a newer SGLang: "
+            "several such failures were its scheduler's",
         )
     if m.kv_tokens_capacity and m.kv_tokens_capacity > 0:
         return Advice(

@@ -165,14 +165,14 @@ def wins(advice: Recommendation, diagnosis: Diagnosis) -> str:
 def _script_of(diagnosis: Diagnosis) -> str:
     """Return the name of the script that the traceback begins with, or that the text names.
 
-    A training run has one in any case; what else runs a model may be a server or an interface: "".
+    What only runs a model may be a server or a user interface without a script: "".
     """
     message = diagnosis.case.primary_message
     frames = message.frames if message is not None else ()
-    example = "train.py"
+    example = "train.py" if message is None or message.is_of_training else "PROGRAM"
     if message is not None and (named := _RUN_AS.search(message.said)):
         example = named[1]
-    elif message is not None and (is_seen_to_run(message) or not message.is_of_training):
+    elif message is not None and is_seen_to_run(message):
         example = ""
     own = (f.file for f in frames if f.function == "<module>" and classify_file(f.file) == USER)
     files = (file for file in own if "ipykernel" not in file)  # a cell of a notebook
