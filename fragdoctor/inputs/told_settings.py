@@ -144,7 +144,11 @@ def told_settings(text: str) -> ToldSettings:
     options = [m["option"] for m in named if "_" in m["option"] or "-" in m["option"]]
     size = _SIZE.search(head)
     counted = _COUNTED.search(head)
-    named_as = {less: len(re.findall(words, head, flags)) for less, words in _SAMPLES.items()}
+    # If no sentence names a sample, names of files, functions and scripts may.
+    for told in (head, head.replace("_", " ")):
+        named_as = {less: len(re.findall(words, told, flags)) for less, words in _SAMPLES.items()}
+        if any(named_as.values()):
+            break
     most = max(named_as.values())
     gpus = [int(m["n"] or m["of"] or m["ids"].count(",") + 1) for m in _N_GPUS.finditer(head)]
     kinds = [less for less, n in named_as.items() if n and _MUCH * n >= most]

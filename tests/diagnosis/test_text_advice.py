@@ -1943,7 +1943,7 @@ def test_version_that_ran_is_what_changed():
     ("said", "left_out", "first"),
     [
         ('use_gradient_checkpointing = "unsloth"\nbatch_size = 1', "checkpoint", "shorter"),
-        ("TrainingArguments(eval_accumulation_steps=9): it fails in evaluation, memory grows",
+        ("TrainingArguments(eval_accumulation_steps=9): evaluation fails, they accumulate over it",
          "eval_accumulation_steps", "preprocess_logits"),
         ("AutoModel.from_pretrained(name, torch_dtype=torch.float16) fails to load: CUDA OOM",
          "bfloat16", "4 bits"),
