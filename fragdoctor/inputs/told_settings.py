@@ -18,11 +18,12 @@ MAX_CHARS: Final = 256 * 1024
 _NAME: Final = (
     r"(?:[\w.]{1,40}[._])?(?:micro_?)?batch[-_ ]?size(?:[-_ ]per[-_ ](?:gpu|device))?"
     r"|(?:samples|imgs|images)_per_(?:gpu|batch)|(?:\w{1,20}\.){0,2}ims_per_batch"
-    r"|num[_ ](?:samples|images)|max[-_]tokens(?=\s{0,3}\d{4})|\bbatch(?==)"
+    r"|\bbsz?(?=\s?=)|\bbatch(?= of [a-z1-9])|num[_ ](?:samples|images)"
+    r"|max[-_]tokens(?=\s{0,3}\d{4})|\bbatch(?==)"
 )
 _OF_OTHER: Final = re.compile(r"(?i)eval|val[._-]|valid|test|infer|predict|sample_|total|global")
 _IN_WORDS: Final = {"one": 1, "two": 2, "four": 4, "eight": 8, "sixteen": 16}
-_IS: Final = r"(?:of|is|was|to|at|as|like|set to|already|just|only|per device)"
+_IS: Final = r"(?:of|is|was|to|down to|at|as|like|set to|already|just|only|per device)"
 _BATCH: Final = re.compile(
     rf"(?i)(?<![\w.{{-])(?P<option>(?:--)?(?:{_NAME}))[*`'\"]{{0,3}}"
     rf"(?:\s{{0,3}}[:=]\s{{0,3}}|,?\s{{1,3}}(?:{_IS}\s{{1,3}}){{0,2}})"
@@ -30,8 +31,9 @@ _BATCH: Final = re.compile(
     re.ASCII,
 )
 _RAISED: Final = re.compile(
-    r"(?i)\b(?:when|if|once|after|as soon as|whenever) (?:I|we) (?:increas|rais|enlarg|bump)\w{1,3}"
-    r"(?: up)? (?P<what>(?:the |my )?\w{2,20}"
+    r"(?i)\b(?:when|if|once|after|as soon as|whenever) (?:(?:I|we) )?"
+    r"(?:increas|rais|enlarg|bump)\w{1,3}"
+    r"(?: up)? (?P<what>(?:the |my )?(?!(?:gpu |cuda |v?ram |memory|usage|loss))\w{2,20}"
     r"(?: (?!(?:to|from|by|and|it|the|cuda|gpu)\b)\w{2,20}){0,3})"
 )
 _FITS: Final = re.compile(
@@ -41,14 +43,20 @@ _FITS: Final = re.compile(
 """How people name the largest batch that fits: what is larger fails."""
 _WORKS: Final = re.compile(
     r"(?i)[^.!?;\n]{0,40}?\b(?:works?|worked|success\w{0,10}|(?:is|runs?) (?:ok|fine|well))\b"
-    r"(?<!not work)(?<!n't work)"
+    r"(?<!not work)(?<!n't work)(?<!without success)(?<!no success)"
 )
-_RUNS_WITH: Final = re.compile(r"(?i)\b(?:able to|can|could) (?:run|train)\b[^.!?\n]{0,40}\Z")
+_RUNS_WITH: Final = re.compile(
+    r"(?i)\b(?:(?:able to|can|could) (?:run|train)\b[^.!?\n]{0,40}"
+    r"|(?<!not )(?<!n't )(?:works?|worked|runs?|ran|trains?|fine|okay|ok) (?:\w+ )?"
+    r"(?:with|at|for|on|using|if|when) (?:\w+ ){0,2})\Z"
+)
 """What people say right after and before the settings with which their program does not fail."""
 _NEAR: Final = 200
 _LESS: Final = r"(?:reduc|lower|decreas|small|chang|set|tri|try|us|drop|cut|turn)\w{0,6}"
 _FAILS_STILL: Final = (
-    r"(?:\b(?:still|same (?:error|problem|issue|crash)|again|no (?:success|effect|difference|luck))"
+    r"(?:\b(?:still|same (?:error|problem|issue|crash|result|thing)|again|to no avail|in vain"
+    r"|without (?:any )?(?:success|luck)|nothing (?:changes|changed|helps|helped)"
+    r"|no (?:success|effect|difference|luck))"
     r"|(?:\bnot|n't|\bno) (?:\w{1,20} )?(?:help|work|solve|fix|make|change)"
     r"|没用|没有用|无效|不行|依然|仍然|还是[报会爆]|해결이? ?안|마찬가지|改善し(?:ない|ません)"
     r"|не помог)"

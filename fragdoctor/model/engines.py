@@ -72,7 +72,7 @@ Ollama
   source: ollama 0.12, envconfig/config.go and docs/faq.md
   logs: (?i:\bollama\b)|llama runner|/ml/backend/ggml/
   step: Put less of the model on the GPU
-    lower num_ctx (OLLAMA_CONTEXT_LENGTH) and set OLLAMA_NUM_PARALLEL=1; lower num_gpu, the number
+    lower num_ctx (OLLAMA_CONTEXT_LENGTH); set OLLAMA_NUM_PARALLEL=1; lower num_gpu, the number
     of layers on the GPU; set OLLAMA_FLASH_ATTENTION=1 with OLLAMA_KV_CACHE_TYPE=q8_0; or pull a
     smaller quantization
   weights: Put fewer layers on the GPU

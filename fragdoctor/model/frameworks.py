@@ -166,8 +166,8 @@ Stable Diffusion web UI
     |\[Memory Management\]|\[GPU Setting\]
   batch: use a smaller width and height, a batch size of 1, or a lower upscale in Hires. fix
   attention: start it with --opt-sdp-attention (PyTorch 2), --xformers or --opt-sub-quad-attention
-  weights: start it with --medvram, or with --lowvram, which keeps even less on the GPU; in Forge
-    lower GPU Weights and use a model in fp8 or nf4; Forge and Fooocus also have --always-low-vram
+  weights: start it with --medvram, or with --lowvram, which keeps one part at a time on the GPU; in
+    Forge lower GPU Weights and use a model in fp8 or nf4; Forge and Fooocus also have --always-low-vram
 text-generation-webui
   source: text-generation-webui 1.0 to 3.0, modules/shared.py
   files: /text-generation-webui[\w-]*/|/textgen[\w-]*/
@@ -337,8 +337,8 @@ Diffusers
   batch: use a smaller height and width, or num_images_per_prompt=1; call pipe.vae.enable_tiling()
     if decoding fails
   weights: call pipe.enable_model_cpu_offload() in place of pipe.to("cuda");
-    pipe.enable_sequential_cpu_offload() keeps even less on the GPU; load the largest networks
-    in 4 bits (quantization_config=PipelineQuantizationConfig(...))
+    pipe.enable_sequential_cpu_offload() keeps one layer at a time on the GPU; load the largest
+    networks in 4 bits (quantization_config=PipelineQuantizationConfig(...))
 timm
   source: timm 1.0, models/vision_transformer.py and others
   files: /timm/(?:models|layers)/

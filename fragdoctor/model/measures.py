@@ -56,6 +56,9 @@ MEASURES: Final = {
         r"--gradient[_-]checkpointing\b(?!['\",= ]{1,4}(?:false|no|0))"
         r"|(?:gradient|activation)_checkpointing['\"`]{0,2} ?[:=] ?"
         r"(?!['\"]?(?:false|none|no|0|off)\b)|\.gradient_checkpointing_enable\("
+        r"|\b(?:gradient|activation) checkpointing (?:is |was )?(?:already )?"
+        r"(?:on\b|enabled|used|active)"
+        r"|(?:with|using|enabled|use|activated) (?:gradient|activation) checkpointing"
         r"|incompatible with gradient checkpointing",
         r"gradient.checkpointing|^checkpoint\b",
     ),
@@ -91,11 +94,18 @@ def measures_in(text: str) -> Iterator[str]:
 
 _SHOWN: Final = re.compile(
     r"(?:(?<![\w/-])(?:--(?P<flag>[A-Za-z][\w-]{2,60})(?:[= ]|\b)"
-    r"|(?P<name>[A-Za-z][\w-]{2,60})['\"`]{0,2}\s{0,3}[=:]\s{0,3})['\"`]{0,2}(?P<value>[\w.-]{1,20})?"
+    r"|(?P<name>[A-Za-z][\w-]{2,60})['\"`]{0,2}\s{0,3}[=:]\s{0,3})['\"`]{0,2}(?P<value>\w[\w.-]{0,19})?"
     r"|(?<!torch)(?<!cuda)\.(?P<call>[a-z_]{3,60})\()",
     re.ASCII,
 )
 """An option with its value, or a call of an object."""
+_INCLUDES: Final = {
+    "enable-sequential-cpu-offload": ("enable-model-cpu-offload",),
+    "novram": ("lowvram", "medvram"),
+    "lowvram": ("medvram",),
+    "load-in-4bit": ("load-in-8bit",),
+}
+"""Options that do less of the same, by the stronger ones."""
 _OFF: Final = frozenset({"false", "none", "null", "0", "off", "no"})
 _NAMED: Final = re.compile(
     r"(?<![\w/-])(?:--([A-Za-z][\w-]{2,60})|([A-Za-z]{2,20}(?:[-_]\w{2,20}){1,5})(?!\w|\([^)])"
@@ -111,11 +121,12 @@ def option_name(name: str) -> str:
 
 def options_shown(text: str) -> frozenset[str]:
     """Return the options that a text shows with any value that does not turn them off."""
-    return frozenset(
+    shown = {
         option_name(m["flag"] or m["name"] or m["call"])
         for m in _SHOWN.finditer(text)
         if (m["value"] or "").lower() not in _OFF
-    )
+    }
+    return frozenset(shown.union(*(_INCLUDES.get(name, ()) for name in shown)))
 
 
 def options_named(advice: str) -> list[str]:

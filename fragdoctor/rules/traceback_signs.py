@@ -287,9 +287,15 @@ KEPT_BY_REQUESTS: Final = (
 """What to do about memory that grows in a program that trains nothing."""
 
 
+_IS_WELL: Final = r"\b(?:works?|worked|fine|no (?:oom|problem|error)s?|disappears?|goes away)\b"
+_WITHOUT_TEST: Final = (
+    r"\b(?:without|skip\w{0,4}|disabl\w{1,3}|turn\w{0,3} off|remov\w{1,3}|comment\w{0,3} out)"
+    r" (?:the |all )?(?:val|eval|test)(?:idat|uat|ing)\w{0,4}"
+)
 _EVALUATES: Final = (
     rf"(?:{_in_clause(_TESTS)}|\btry\w* to (?:test|evaluate|validate)\b"
     r"|\b(?:val|eval)\w{0,9} ?(?:=|to|is) ?(?:False|off|0)\b.{0,20}\bworks"
+    rf"|{_WITHOUT_TEST}[^.\n]{{0,60}}{_IS_WELL}|{_IS_WELL}[^.\n]{{0,60}}{_WITHOUT_TEST}"
     r"|\btrain\w* (?:is|was|works|runs|goes|went) (?:ok|okay|fine|well|normal\w*|success\w*"
     r"|no problem)\b[^\n]{0,20}\s{0,3}[^\n]{0,20}\b(?:test|eval|valid|infer|predict)\w*"
     r"|\b(?:infer|test|eval|predict)\w*\b[^\n]{0,160}\benough fo ?r (?:the )?train)"
@@ -464,7 +470,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         in_words=r"\bfrom_pretrained\([^()]{0,300}\)\.(?:to|cuda|half)\("
         r"(?!.{0,600}\b(?:generate|chat|train|fit|forward|backward|step)\()"
         r"|(?i:(?:\b(?:try|trying|tried|fail\w{0,3}|unable|can(?:no|')t)(?: to)? load\b"
-        rf"|{_in_clause('(?:when|while) loading')})"
+        rf"|{_in_clause('(?<!after )loading')})"
         r"(?!.{0,40}(?:data|image|checkpoint|batch|sample|video|file)))",
         intro=r"Node Type:\W{0,8}\w*Load(?:er|\b)|\bERROR lora\b|Patching LoRAs"
         r"|modules are dispatched on the CPU",
@@ -939,9 +945,9 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         doing="in CTranslate2, which faster-whisper and WhisperX run on",
         is_training=False,
         is_surrounding=True,
-        title="Transcribe in smaller batches, and with int8 weights",
-        change="lower batch_size and beam_size, set compute_type='int8_float16' or 'int8', or use "
-        "a smaller or distilled model; between the steps of a pipeline call del model, "
+        title="Transcribe in smaller batches, or with smaller weights",
+        change="lower batch_size and beam_size; set compute_type='int8_float16' or 'int8'; use a "
+        "smaller or distilled model; between the steps of a pipeline call del model, "
         "gc.collect() and torch.cuda.empty_cache(), since it asks the driver and not PyTorch",
         why="It takes its memory from the driver: what PyTorch keeps in its cache for the other "
         "models of the pipeline is not available to it.",

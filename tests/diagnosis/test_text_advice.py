@@ -2038,3 +2038,25 @@ def test_heading_and_instructions_are_of_one_row():
 
     assert one.title == "Evaluate in smaller batches, and keep less of each"
     assert "test_dataloader()" in one.change
+
+
+@pytest.mark.parametrize(
+    ("said", "title"),
+    [
+        ("I tried a smaller batch size to no avail", "Checkpoint the layers: a smaller batch did"),
+        ("I reduced the batch size to 2 without success", "Checkpoint the layers: a smaller batch"),
+        ("It fails with a batch of one", "Checkpoint the layers: the batch is already one"),
+        ("It works with batch size 4 but batch size 8 fails", "Use a batch of 4, which fits"),
+        ("It only works when I disable validation", "Evaluate without gradients"),
+        ("batch_size=1, and gradient checkpointing is enabled", "Use less for one sample"),
+    ],
+)
+def test_words_for_what_was_tried_and_works(said, title):
+    assert first_of(f"CUDA out of memory in training. {said}.")[1].title.startswith(title)
+
+
+def test_stronger_option_includes_the_weaker_one():
+    _, first = first_of("Stable Diffusion webui --lowvram --xformers: CUDA OOM, I generate images")
+
+    assert "--medvram" not in first.change
+    assert "--lowvram, which" not in first.change
