@@ -47,8 +47,8 @@ _WORKS: Final = re.compile(
 )
 _RUNS_WITH: Final = re.compile(
     r"(?i)\b(?:(?:able to|can|could) (?:run|train)\b[^.!?\n]{0,40}"
-    r"|(?<!not )(?<!n't )(?:works?|worked|runs?|ran|trains?|fine|okay|ok) (?:\w+ )?"
-    r"(?:with|at|for|on|using|if|when) (?:\w+ ){0,2})\Z"
+    r"|(?<!not )(?<!n't )(?:works?|worked|runs|trains|fine|okay|ok) (?:\w{1,20} )?"
+    r"(?:with|at|for|on|using|if|when) (?:\w{1,20} ){0,2})\Z"
 )
 """What people say right after and before the settings with which their program does not fail."""
 _NEAR: Final = 200

@@ -167,7 +167,8 @@ Stable Diffusion web UI
   batch: use a smaller width and height, a batch size of 1, or a lower upscale in Hires. fix
   attention: start it with --opt-sdp-attention (PyTorch 2), --xformers or --opt-sub-quad-attention
   weights: start it with --medvram, or with --lowvram, which keeps one part at a time on the GPU; in
-    Forge lower GPU Weights and use a model in fp8 or nf4; Forge and Fooocus also have --always-low-vram
+    Forge lower GPU Weights and use a model in fp8 or nf4; Forge and Fooocus also have
+    --always-low-vram
 text-generation-webui
   source: text-generation-webui 1.0 to 3.0, modules/shared.py
   files: /text-generation-webui[\w-]*/|/textgen[\w-]*/
