@@ -148,7 +148,7 @@ def told_settings(text: str) -> ToldSettings:
         _number(m["size"]) for m in (*_FITS.finditer(head), *(m for m in named if m not in failing))
     ]
     raised = _RAISED.search(done)
-    measures = frozenset(measures_in(done))
+    measures = measures_in(done)
     options = [m["option"] for m in named if "_" in m["option"] or "-" in m["option"]]
     size = _SIZE.search(head)
     counted = _COUNTED.search(head)

@@ -7,7 +7,6 @@ use is not advised again: all advice is asked against this one table.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 ADAPTER: Final = "LoRA"
@@ -34,8 +33,9 @@ class Measure(NamedTuple):
 
 MEASURES: Final = {
     HALF: Measure(
-        r"\b(?:fp16|bf16|float16|bfloat16)\b|mixed.?precision\W{1,4}(?:fp|bf)16|\b16-mixed",
-        r"^16 bits$|\bin 16 bits\b|dtype=torch\.bfloat16|\bbf16=True|precision=\"bf16",
+        r"\b(?:fp16|bf16|(?:mixed_)?b?float16)\b|mixed.?precision\W{1,4}(?:fp|bf)16|\b16-mixed",
+        r"^16 bits$|\bin 16 bits\b|dtype=torch\.bfloat16|\bbf16=True|mixed_float16"
+        r"|precision=\"bf16",
     ),
     BITS_8: Measure(
         r"\b(?:int|fp)8\b|load_in_8bit|(?<![\d.])8[ -]bits?\b(?! (?:adam|optim))|\bw8a8",
@@ -85,11 +85,11 @@ ONLY_TRIED: Final = frozenset({OTHERS_ENDED, OTHER_VERSIONS})
 """Measures that are no state of a program: a text says that they were taken, and failed again."""
 
 
-def measures_in(text: str) -> Iterator[str]:
-    """Yield the measures that a text shows."""
-    yield from (
-        n for n, m in MEASURES.items() if re.search(m.shown, text, re.IGNORECASE | re.ASCII)
-    )
+def measures_in(text: str) -> frozenset[str]:
+    """Return the measures that a text shows; fewer bits are also fewer than 16."""
+    flags = re.IGNORECASE | re.ASCII
+    shown = {name for name, m in MEASURES.items() if re.search(m.shown, text, flags)}
+    return frozenset(shown if shown.isdisjoint({BITS_8, BITS_4}) else {*shown, HALF})
 
 
 _SHOWN: Final = re.compile(

@@ -408,7 +408,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 functions="_zero3_consolidated_16bit_state_dict save_16bit_model save_fp16_model",
             ),
         ),
-        in_words=r"(?is)\A(?=.*\bfsdp\b)(?=.*\bsav(?:e|es|ing)\b.{0,40}\b(?:checkpoint|model|state))",
+        in_words=r"(?is)\A(?=.*\bfsdp\b)(?=.*(?:\bsav(?:e|es|ing)\b.{0,40}"
+        r"\b(?:checkpoint|model|state)|\b(?:checkpoint|model|state)\b.{0,20}\bsav(?:e|es|ing)\b))",
         intro=r"/fsdp/(?:_state_dict_utils|fully_sharded_data_parallel)\.py",
     ),
     # ---- loading ----

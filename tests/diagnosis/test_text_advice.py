@@ -2060,3 +2060,21 @@ def test_stronger_option_includes_the_weaker_one():
 
     assert "--medvram" not in first.change
     assert "--lowvram, which" not in first.change
+
+
+def test_offloading_to_the_cpu_is_no_lack_of_host_memory():
+    found, _ = first_of(
+        "DeepSpeed OOM with CPU offload\n\nCUDA out of memory in training, batch of 4"
+    )
+
+    assert found.cause is Cause.CAPACITY
+
+
+def test_fewer_bits_are_also_fewer_than_sixteen():
+    _, first = first_of(
+        "I load the model with load_in_8bit=True and device_map='auto'; model.generate() gives CUDA "
+        "OOM with AutoModelForCausalLM."
+    )
+
+    assert "in 16 bits" not in first.change
+    assert "max_memory" in first.change
