@@ -71,7 +71,8 @@ _POST: Final = re.compile(
 _GROWS: Final = re.compile(r"grow|increas|leak|deplet", re.IGNORECASE)
 _OTHERS: Final = re.compile(r"\b(?:jax|flax|tensorflow|keras|paddle)", re.IGNORECASE)
 _ON_HOST: Final = re.compile(
-    r"\b(?:ram|(?<!to )(?<!to the )cpu(?!.?offload)|host|swap|slurm|cgroup|(?:system|main) memory)\b|内存",
+    r"\b(?:ram|(?<!to )(?<!to the )cpu(?!.?offload)|host|swap|slurm|cgroup"
+    r"|(?:system|main) memory)\b|内存",
     re.IGNORECASE,
 )
 _KILLED: Final = re.compile(

@@ -2072,8 +2072,8 @@ def test_offloading_to_the_cpu_is_no_lack_of_host_memory():
 
 def test_fewer_bits_are_also_fewer_than_sixteen():
     _, first = first_of(
-        "I load the model with load_in_8bit=True and device_map='auto'; model.generate() gives CUDA "
-        "OOM with AutoModelForCausalLM."
+        "I load the model with load_in_8bit=True and device_map='auto'; model.generate() gives "
+        "CUDA OOM with AutoModelForCausalLM."
     )
 
     assert "in 16 bits" not in first.change
