@@ -6,6 +6,8 @@ import pytest
 from oom_messages import case_of, new_style, old_style, process
 
 from fragdoctor.diagnosis.pipeline import diagnose
+from fragdoctor.diagnosis.remedies.framework_words import without_used
+from fragdoctor.model.case import ToldSettings
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
 
@@ -2078,3 +2080,9 @@ def test_fewer_bits_are_also_fewer_than_sixteen():
 
     assert "in 16 bits" not in first.change
     assert "max_memory" in first.change
+
+
+def test_change_of_which_nothing_is_in_use_keeps_its_words():
+    change = "then set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+
+    assert without_used(change, ToldSettings()) == (change, True)

@@ -145,6 +145,8 @@ def without_used(change: str, told: ToldSettings) -> tuple[str, bool]:
     clauses = [left for clause in _PARTS.split(words) if (left := left_of(clause))]
     untried = [c for c in clauses if not is_tried(c)]
     kept = [*untried, *(c for c in clauses if c not in untried)]
+    if kept == _PARTS.split(words):
+        return change, bool(untried)
     first = "; ".join(kept).removeprefix("or ").removeprefix("then ")
     return (intro + first, bool(untried)) if kept else (change, False)
 
