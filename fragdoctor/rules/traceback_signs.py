@@ -261,7 +261,7 @@ _ONLY_RUNS: Final = (
     rf"^(?!.*{TRAINING}).*(?:{_RUNS_MODEL}|\bgenerat(?:e|es|ed|ing|ion)(?:\b|_)|\bprompts?\b|\bchat"
     r"|请求|提问|对话|问答|部署|推論|추론|\b(?:each|every|per) (?:\w+ )?request"
     r"|\bgradio\b|\bfastapi\b|\brest api\b|\bsynthe[st]|\bvocod|\btranscrip|\bdiari[sz]"
-    rf"|\b(?:\w{{1,40}}_)?{_INFERS}(?!r)\w{{0,40}}\.py\b"
+    rf"|\b(?:\w{{1,40}}_)?{_INFERS}(?!r|\w{{0,20}}util)\w{{0,40}}\.py\b"
     r"|\b(?:txt|img)2img|\btext2text|\bhi-?res|\bweb ?ui\b|\bdemo\b|\btranslator"
     r"|Mask\w{0,40}Generator\()"
 )
@@ -973,7 +973,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 file=r"/torch/(?:autograd/grad_mode|utils/_contextlib)\.py$",
                 functions="decorate_context",
             ),
-            Place(file=rf"(?:^|/)(?:\w*_)?{_INFERS}(?!r)\w*\.py$"),
+            Place(file=rf"(?:^|/)(?:\w*_)?{_INFERS}(?!r|\w{{0,20}}util)\w*\.py$"),
             Place(code=r"\.(?:infer|inference|predict|upscale|transcribe|enhance|generate)\("),
         ),
         intro=r"\bvideo \d{1,6}/\d{1,6} \(frame \d",
