@@ -11,7 +11,7 @@ import re
 from typing import Final
 
 from fragdoctor.model.case import IMAGES, SEQUENCES, ToldSettings
-from fragdoctor.model.measures import ONLY_TRIED, measures_in, option_name, options_shown
+from fragdoctor.model.measures import measures_in, option_name, options_shown
 
 MAX_CHARS: Final = 256 * 1024
 
@@ -148,7 +148,6 @@ def told_settings(text: str) -> ToldSettings:
         _number(m["size"]) for m in (*_FITS.finditer(head), *(m for m in named if m not in failing))
     ]
     raised = _RAISED.search(done)
-    measures = measures_in(done)
     options = [m["option"] for m in named if "_" in m["option"] or "-" in m["option"]]
     size = _SIZE.search(head)
     counted = _COUNTED.search(head)
@@ -166,17 +165,14 @@ def told_settings(text: str) -> ToldSettings:
         is_smaller_batch_tried=_TRIED.search(head) is not None,
         raised=raised["what"] if raised else "",
         fitting_batch=max(fits, default=None),
-        tried=(
-            *sorted(measures & ONLY_TRIED),
-            *(
-                option_name(option)
-                for m in _IN_VAIN.finditer(head)
-                for option in _OPTIONS.findall(
-                    re.split(r"[.!?\n]", head[max(0, m.start() - _NEAR) : m.start()])[-1]
-                )
-            ),
+        tried=tuple(
+            option_name(option)
+            for m in _IN_VAIN.finditer(head)
+            for option in _OPTIONS.findall(
+                re.split(r"[.!?\n]", head[max(0, m.start() - _NEAR) : m.start()])[-1]
+            )
         ),
-        in_use=tuple(sorted(measures - ONLY_TRIED)),
+        in_use=tuple(sorted(measures_in(done))),
         options=options_shown(done),
         smaller_samples=(f"a lower {size[1]} than {size[2]}",)
         if size is not None

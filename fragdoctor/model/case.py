@@ -206,7 +206,7 @@ class ToldSettings(Struct, frozen=True):
         is_smaller_batch_tried: whether the text says that a smaller batch did not help.
         fitting_batch: the largest batch that it says does fit, None if it names none.
         raised: what it says fails since it was raised, in its words; hostile text.
-        tried: other options (``max-model-len``) and measures that did not help; hostile text.
+        tried: other options that did not help, as ``max-model-len``; hostile text.
         in_use: measures against a lack of memory that the text says are in use.
         options: options that it shows with a value, as ``max-model-len``; hostile text.
         smaller_samples: what a smaller sample is: "shorter sequences"; empty if it is not clear.

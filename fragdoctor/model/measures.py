@@ -20,8 +20,6 @@ BITS_8: Final = "8 bits"
 BITS_4: Final = "4 bits"
 TILED: Final = "tiles"
 NUMBERS: Final = "numbers instead of tensors"
-OTHERS_ENDED: Final = "other processes ended"
-OTHER_VERSIONS: Final = "other versions"
 
 
 class Measure(NamedTuple):
@@ -69,20 +67,7 @@ MEASURES: Final = {
         r"|\.enable_tiling\(",
         r"^use VAE Decode \(Tiled\)|^turn tiling on|enable_tiling\(",
     ),
-    OTHERS_ENDED: Measure(
-        r"(?:kill|clos|stopp?|end)(?:ed|ing) (?:all|any|every|other|unnecessary|unused) "
-        r"(?:\w+ ){0,2}(?:process|program|app|task|session)"
-        r"|\bno (?:other|running) (?:\w+ ){0,2}process",
-        r"^(?:end|close|stop|find the holders)\b",
-    ),
-    OTHER_VERSIONS: Measure(
-        r"roll(?:ed|ing)? back|downgrad(?:ed|ing)|re-?install(?:ed|ing)",
-        r"go back to those that ran",
-    ),
 }
-
-ONLY_TRIED: Final = frozenset({OTHERS_ENDED, OTHER_VERSIONS})
-"""Measures that are no state of a program: a text says that they were taken, and failed again."""
 
 
 def measures_in(text: str) -> frozenset[str]:

@@ -133,10 +133,7 @@ def without_used(change: str, told: ToldSettings) -> tuple[str, bool]:
         )
 
     def is_tried(part: str) -> bool:
-        measures = (MEASURES[t].advised for t in told.tried if t in MEASURES)
-        return not set(options_named(part)[:1]).isdisjoint(told.tried) or any(
-            re.search(words, part) for words in measures
-        )
+        return not set(options_named(part)[:1]).isdisjoint(told.tried)
 
     def left_of(clause: str) -> str:
         return ", or ".join(way for way in _WAYS.split(clause) if not is_on(way))
