@@ -28,7 +28,7 @@ from fragdoctor.diagnosis.notes import balance_note, capacity_note, find_notes
 from fragdoctor.diagnosis.owners import cycle_note, owner_reports, twice_note
 from fragdoctor.diagnosis.remedies.capacity import MAY_SAVE
 from fragdoctor.diagnosis.remedies.catalogue import proposals, prove, rank
-from fragdoctor.diagnosis.remedies.framework_words import in_framework_words
+from fragdoctor.diagnosis.remedies.framework_words import in_own_words
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase
 from fragdoctor.diagnosis.verdict import CaseEvidence, find_verdict
 from fragdoctor.errors import ConfigError
@@ -168,7 +168,7 @@ def diagnose(
     moments = [(c, its) for c in ordered if (its := moment_of[c.device]) is not None]
     own = moment_of[leader.device]
     segments, n_segments = segment_reports(own)
-    worded = in_framework_words(judged, tested)
+    worded = in_own_words(judged, tested)
     recommendations, rejected = rank(worded, verdict.cause)
     if verdict.cause is Cause.HEALTHY and leader.failed_request is not None:
         rejected = ()  # the program recovered from its failures, so none is left to fix

@@ -14,6 +14,7 @@ from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.engines import NEXT_TO_NOTHING_BYTES, asked_bytes
 from fragdoctor.model.finding import Confidence
 from fragdoctor.rules.failed_request import known
+from fragdoctor.rules.told_weights import told_card_bytes
 from fragdoctor.units import format_size
 
 WATCH: Final = "nvidia-smi shows the device's size and whether another process is on it."
@@ -21,7 +22,7 @@ WATCH: Final = "nvidia-smi shows the device's size and whether another process i
 
 def watch(message: OomMessage) -> str:
     """Return how to see who is on the device, or "" if nothing shows it."""
-    return "" if _is_tpu(message) or message.backend in ("cpu", "directml") else WATCH
+    return "" if _is_tpu(message) or message.backend == "cpu" else WATCH
 
 
 def _is_tpu(message: OomMessage) -> bool:
@@ -147,6 +148,9 @@ def _size_alone(name: str, m: OomMessage) -> Hypothesis | None:
             "arrays, or another process."
         )
         return _open(Cause.UNKNOWN if m.kind == "jax" else Cause.CAPACITY, text, m)
+    if (whole := told_card_bytes(m)) is not None and wanted > whole:
+        text = f"{text[:-1]}, more than the {format_size(whole)} of the GPU that the text names."
+        return Hypothesis(Cause.CAPACITY, text, Confidence.LIKELY)
     sure = Confidence.LIKELY if m.kind == "ggml" else _by_size(wanted)
     return _open(Cause.CAPACITY, text, m, sure)
 

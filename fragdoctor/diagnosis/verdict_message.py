@@ -8,7 +8,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from fragdoctor.diagnosis.decision import Hypothesis, decide, distinct, in_bytes, without_figures
-from fragdoctor.diagnosis.verdict_foreign import by_its_figures, watch
+from fragdoctor.diagnosis.verdict_foreign import by_its_figures
 from fragdoctor.model.case import GPU_TABLE, OomLog, OomMessage
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.engines import engine_of, is_of_other_program
@@ -19,6 +19,7 @@ from fragdoctor.rules.told_weights import told_weights
 from fragdoctor.rules.traceback_signs import (
     LOADING_WEIGHTS,
     RAN_BEFORE,
+    is_at_first_call,
     is_seen_to_fail_late,
     is_seen_to_grow,
     sign_of,
@@ -36,8 +37,6 @@ LIMIT_SUB_KINDS: Final = {
     "single-allocation-limit": "The device refuses single allocations of this size, however much "
     "memory is free.",
     "buffer-too-large": "Metal refuses single buffers of this size, however much memory is free.",
-    "buffer-count": "Metal limits how many buffers a program has, however small: it is not memory "
-    "that ran out.",
     "arena-limit": "The arena of ONNX Runtime was given a limit (gpu_mem_limit, or max_mem of "
     "OrtArenaCfg), and less than the request is left of it.",
     "workspace-limit": "The workspace of FlashInfer, a buffer of fixed size, is too small for the "
@@ -99,8 +98,6 @@ NEGATIVES: Final = {
     "disk-full": "the disk is full",
     "file-limit": "too many files are open",
     "segfault": "the process crashed (segmentation fault)",
-    "fixed-pool": "a pool of fixed size inside ggml was too small, which no memory changes: a "
-    "newer llama.cpp sizes it by itself, else use a shorter context or batch",
 }
 """The meaning of the reader's kinds of failures other than a lack of memory."""
 
@@ -238,7 +235,8 @@ def _read(message: OomMessage) -> Hypothesis:
             Confidence.PROVEN,
         )
     if message.sub_kind in TOLD:
-        return TOLD[message.sub_kind]
+        told = TOLD[message.sub_kind]
+        return replace(told, summary=_of_pages(message)) if has_room_in_pool(message) else told
     if message.sub_kind in LIMIT_SUB_KINDS:
         return Hypothesis(Cause.MEMORY_LIMIT, LIMIT_SUB_KINDS[message.sub_kind], Confidence.PROVEN)
     if message.sub_kind in LIBRARIES and engine_of(message) is None:
@@ -333,6 +331,8 @@ _WATCHED: Final = "nvidia-smi during the run shows whether the device is full, a
 
 
 def _driver(message: OomMessage) -> Hypothesis:
+    if is_at_first_call(message):
+        return TOLD["no-context"]
     sign, is_told = sign_of(message), message.variant == "told"
     if sign is not None and sign.name == RAN_BEFORE:
         sign = None  # who fills the GPU now is just what is open
@@ -427,6 +427,23 @@ _AT_START: Final = {
 """What a server tried and failed to do, by the finer kind of its message."""
 
 
+def has_room_in_pool(message: OomMessage) -> bool:
+    """Return whether a pool refused fewer tokens than it had free."""
+    wanted, free = message.kv_tokens_requested, message.kv_tokens_capacity
+    is_of_pool = message.sub_kind == "pool-full" and None not in (wanted, free)
+    return is_of_pool and (wanted or 0) <= (free or 0)
+
+
+def _of_pages(message: OomMessage) -> str:
+    wanted, free = message.kv_tokens_requested or 0, message.kv_tokens_capacity or 0
+    return (
+        f"A step was refused {plural(wanted, 'token')} of KV cache though {format_count(free)} "
+        "were free in SGLang's pool. The pool hands out whole pages, and each running request may "
+        "need a new one: there are too few pages, or they are too large. The GPU is not what is "
+        "full."
+    )
+
+
 def _kv_cache(message: OomMessage) -> Hypothesis:
     told = _AT_START.get(message.sub_kind)
     if told is not None:
@@ -478,12 +495,6 @@ def _foreign(message: OomMessage) -> Hypothesis:
             "way; the device is nearly full.",
             also=(Cause.HEALTHY,),
         )
-    if message.sub_kind == "vmm":
-        text = (
-            "The driver refused a call of ggml's pool that maps virtual memory: a full GPU causes "
-            "that, and some drivers do it with memory free."
-        )
-        return Hypothesis(Cause.UNKNOWN, text, settled_by=watch(message), also=(Cause.CAPACITY,))
     if message.variant == "tf-device":
         return Hypothesis(
             Cause.OTHER_PROCESS,
@@ -531,9 +542,7 @@ def _not_memory(message: OomMessage) -> Hypothesis:
         told = _ON_CHIP.search(message.text)
         figures = f": {format_size(int(told[1]))} of {format_size(int(told[2]))}" if told else ""
         summary = (
-            "A kernel needs more on-chip memory than a core of the TPU has; HBM is not short."
-            if message.backend == "jax"
-            else "A kernel needs more on-chip shared memory or registers than a multiprocessor "
+            "A kernel needs more on-chip shared memory or registers than a multiprocessor "
             f"has{figures}; device memory is not short."
         )
     else:

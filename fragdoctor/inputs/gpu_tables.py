@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Final
 
 from msgspec.structs import replace
@@ -42,18 +43,28 @@ FULL_SHARE: Final = 0.9
 """Share of a GPU's memory in use at which even a program that asks for little fails."""
 
 
+def _gpus(head: str) -> Iterator[tuple[float, int, int, int | None, re.Match[str]]]:
+    """Yield (share in use, MiB in use, GPU, MiB in all, row) of each row."""
+    for n, row in enumerate(_ROWS.finditer(head)):
+        total = None if row["total"] is None else max(1, int(row["total"]))
+        used, index = int(row["used"] or row["held"]), row["index"] or row["gpu"]
+        yield (0.0 if total is None else used / total, used, n if index is None else int(index),
+               total, row)  # fmt: skip
+
+
+def free_gpu(text: str) -> int | None:
+    """Return a GPU that a table shows with no program on it, or None."""
+    gpus = (gpu for gpu in _gpus(text[:MAX_CHARS]) if gpu[3] is not None)
+    return next((index for _, used, index, _, _ in gpus if used < _MIN_USED), None)
+
+
 def fullest_gpu(text: str) -> OomMessage | None:
     """Return a table's fullest GPU, if the text says that memory ran out or was not released."""
     head = text[:MAX_CHARS]
     outlives = _OUTLIVES.search(head)
     if outlives is None and not SHORTAGE.search(head):
         return None
-    found: list[tuple[float, int, int, int | None, re.Match[str]]] = []
-    for row in _ROWS.finditer(head):
-        total = None if row["total"] is None else max(1, int(row["total"]))
-        used, index = int(row["used"] or row["held"]), row["index"] or row["gpu"]
-        share = 0.0 if total is None else used / total
-        found.append((share, used, len(found) if index is None else int(index), total, row))
+    found = list(_gpus(head))
     if not found:
         return None if outlives is None else _table(head, outlives)
     _share, used, index, total, row = max(found, key=lambda one: one[:2])

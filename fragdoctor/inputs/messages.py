@@ -11,7 +11,7 @@ from typing import Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from fragdoctor.inputs.gpu_tables import FULL_SHARE, fullest_gpu
+from fragdoctor.inputs.gpu_tables import FULL_SHARE, free_gpu, fullest_gpu
 from fragdoctor.inputs.log_streams import LogStream, windows
 from fragdoctor.inputs.scenes import line_starts, scan
 from fragdoctor.inputs.server_budget import server_budget
@@ -172,7 +172,7 @@ def find_messages(text: str) -> OomLog:
         scenes=scan(text, messages, markers),
         server=server_budget(text),
         frameworks=tuple(f.name for f in frameworks_in((), text[:_LOOK_ALIKE_CHARS])),
-        settings=told_settings(text),
+        settings=replace(told_settings(text), free_gpu=free_gpu(text)),
         program=parts,
     )
 
@@ -300,7 +300,7 @@ _TOPICS: Final = (
 
 
 def _primary(messages: list[OomMessage]) -> int:
-    def tier(message: OomMessage) -> int:
+    def tier(message: OomMessage) -> float:
         if message.kind in {NEGATIVE, SHARED_MEMORY}:
             return 5
         if message.is_warning:
@@ -308,7 +308,10 @@ def _primary(messages: list[OomMessage]) -> int:
         if not message.is_device_oom:
             return 2 if message.variant in _TELL_WHY else 3
         figures = message.requested_bytes, message.total_bytes, message.kv_tokens_requested
-        return 0 if any(f is not None for f in figures) else 1
+        if any(f is not None for f in figures):
+            return 0
+        # Words of people and of titles say less than what a program printed.
+        return 1 if message.variant in ("bare", "told") else 0.5
 
     first = min(range(len(messages)), key=lambda i: (tier(messages[i]), i), default=0)
     whole = (i for i, m in enumerate(messages) if _is_whole_of(messages[first], m))

@@ -14,9 +14,10 @@ from msgspec.structs import replace
 
 from fragdoctor.inputs.wordings.prose import reports_failure
 from fragdoctor.inputs.wordings.wording import ALLOCATOR, DRIVER, HOST
-from fragdoctor.model.case import GROWS, TRAINING, OomMessage
+from fragdoctor.model.case import TRAINING, OomMessage
 from fragdoctor.model.engines import ENGINES
 from fragdoctor.model.frameworks import frameworks_in
+from fragdoctor.model.growth_words import GROWS
 
 MAX_CHARS: Final = 256 * 1024
 _MAX_TEXT: Final = 500
@@ -33,6 +34,7 @@ SHORTAGE: Final = re.compile(
     r"|(?:^|(?<=[a-z`:] ))`?(?P<name>(?:torch\.(?:cuda\.)?)?OutOfMemoryError)"
     r"(?=`?\s{1,80}[a-zT]|`?$)"
     r"|\b(?-i:OOM)s?\b(?!\W{1,3}(?:0(?!\.\d)|count|safe|score|killer: disabled)\b)"
+    r"|\ballocation on device\b(?! \d? ?would)"  # ComfyUI
     r"|\b(?:an?|cuda|gpu|vram|get|gets|got|hit|hits) oom\b"
     rf"|(?:\bnot?|n't)(?: have| provide)? enough {_MEMORY}|\b(?:insufficient|no more) {_MEMORY}"
     rf"|\b{_MEMORY} (?:(?:is|was) (?:full|exhausted)|over-?(?:load|flow)s?\b)"
@@ -40,10 +42,8 @@ SHORTAGE: Final = re.compile(
     rf"|\b(?:problems?|issues?|trouble|errors?) (?:with|of|about) {_MEMORY}"
     rf"|{_MEMORY} (?:is|was)(?:n't| not) (?:enough|sufficient)"
     rf"|{_MEMORY} (?:is insufficient|limitations?|spikes?|(?:gets?|is|was) (?:fully|all) used)\b"
-    rf"|{_MEMORY} (?:usage|consumption) (?:is|was) (?:very|too|so|extremely) high\b"
     rf"|\b(?:too much|a lot of|excessive) {_MEMORY}"
     rf"|\b(?:gpu|memory) (?:load|usage) is (?:not balanced|[iu][mn]balanced)"
-    rf"|\bexceed(?:s|ed|ing)? (?:\w{{1,20}} ){{0,3}}\d{{1,3}} ?GB"
     rf"|\bmax(?:ing|ed|es) out (?:\S{{1,20}} ){{0,4}}{_MEMORY}"
     rf"|\bexceed(?:s|ed|ing)? (?:the |my )?{_MEMORY}|\b{_MEMORY} exceeded\b)"
     r"|爆显存|[显内]存(?:[就又都会直接]{0,2}[爆炸满]|不足|不够|溢出)"
@@ -71,11 +71,16 @@ _POST: Final = re.compile(
 _GROWS: Final = re.compile(r"grow|increas|leak|deplet", re.IGNORECASE)
 _OTHERS: Final = re.compile(r"\b(?:jax|flax|tensorflow|keras|paddle)", re.IGNORECASE)
 _ON_HOST: Final = re.compile(
-    r"\b(?:ram|cpu|host|swap|slurm|cgroup|(?:system|main) memory)\b|内存", re.IGNORECASE
+    r"\b(?:ram|(?<!to )(?<!to the )cpu(?!.?offload)|host|swap|slurm|cgroup"
+    r"|(?:system|main) memory)\b|内存",
+    re.IGNORECASE,
 )
 _KILLED: Final = re.compile(
     r"\b(?:is|was|be|been|gets?|got) killed\b(?P<system> by (?:the )?(?:system|kernel|os\b))?",
     re.IGNORECASE,
+)
+_TITLE_KILL: Final = re.compile(
+    r"(?i)(?<!not )(?<!n't be )(?<!not be )\bkilled\b(?! by (?:me|user|ctrl))|被[^\n]{0,6}kill|被杀"
 )
 _SENTENCES: Final = re.compile(
     r"(?:[^\n.!?]|(?:(?<=\be\.g)|(?<=\bi\.e)|(?<=\bvs)|(?<=\betc))\.|[.!?](?!\s)){1,2000}[.!?]?"
@@ -117,7 +122,18 @@ def told_failure(text: str) -> OomMessage | None:
             else:
                 first_told = first_told or message
         at = max(found.end(), sentence.end())
-    return first_told or weak
+    return first_told or weak or _told_kill(head)
+
+
+def _told_kill(head: str) -> OomMessage | None:
+    """Return the title of a text whose subject is a program that was killed, or None."""
+    before, _, rest = head.lstrip().partition("\n")
+    if not rest or len(before) > _TITLE_CHARS or _TITLE_KILL.search(before) is None:
+        return None
+    line = head[: head.find(before)].count("\n") + 1
+    return OomMessage(
+        HOST, "cpu", is_device_oom=False, sub_kind="killed", variant="told", line=line, text=before
+    )
 
 
 def _is_of_torch(around: str) -> bool:

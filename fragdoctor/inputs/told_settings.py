@@ -1,7 +1,8 @@
 """Read what a text says of its run's settings: the batch, what was tried, what a sample is.
 
 Options, configurations, logs and people name them: ``--batch_size=6``, ``samples_per_gpu: 4``, "a
-batch size of 2". Advice names the option as the text does, and leaves out what is in use already.
+batch size of two". Advice names the option as the text does, and leaves out what is in use already.
+What is only proposed ("it should be sufficient to ...") is neither in use nor tried.
 """
 
 from __future__ import annotations
@@ -9,68 +10,79 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from fragdoctor.model.case import (
-    ADAPTER,
-    CHECKPOINTING,
-    IMAGES,
-    OFFLOADING,
-    SEQUENCES,
-    SHARDED_WEIGHTS,
-    SHARDING,
-    STATE_8BIT,
-    ToldSettings,
-)
+from fragdoctor.model.case import IMAGES, SEQUENCES, ToldSettings
+from fragdoctor.model.measures import measures_in, option_name, options_shown
 
 MAX_CHARS: Final = 256 * 1024
 
 _NAME: Final = (
     r"(?:[\w.]{1,40}[._])?(?:micro_?)?batch[-_ ]?size(?:[-_ ]per[-_ ](?:gpu|device))?"
     r"|(?:samples|imgs|images)_per_(?:gpu|batch)|(?:\w{1,20}\.){0,2}ims_per_batch"
-    r"|num[_ ](?:samples|images)|max[-_]tokens(?=\s{0,3}\d{4})|\bbatch(?==)"
+    r"|\bbsz?(?=\s?=)|\bbatch(?= of [a-z1-9])|num[_ ](?:samples|images)"
+    r"|max[-_]tokens(?=\s{0,3}\d{4})|\bbatch(?==)"
 )
 _OF_OTHER: Final = re.compile(r"(?i)eval|val[._-]|valid|test|infer|predict|sample_|total|global")
-_IS: Final = r"(?:of|is|was|to|at|as|like|set to|already|just|only|per device)"
+_IN_WORDS: Final = {"one": 1, "two": 2, "four": 4, "eight": 8, "sixteen": 16}
+_IS: Final = r"(?:of|is|was|to|down to|at|as|like|set to|already|just|only|per device)"
 _BATCH: Final = re.compile(
     rf"(?i)(?<![\w.{{-])(?P<option>(?:--)?(?:{_NAME}))[*`'\"]{{0,3}}"
     rf"(?:\s{{0,3}}[:=]\s{{0,3}}|,?\s{{1,3}}(?:{_IS}\s{{1,3}}){{0,2}})"
-    r"[`'\"(]{0,2}(?P<size>[1-9]\d{0,3})\b(?![.,]\d|[-x*])",
+    rf"[`'\"(]{{0,2}}(?P<size>[1-9]\d{{0,3}}|{'|'.join(_IN_WORDS)})\b(?![.,]\d|[-x*])",
     re.ASCII,
 )
+_RAISED: Final = re.compile(
+    r"(?i)\b(?:when|if|once|after|as soon as|whenever) (?:(?:I|we) )?"
+    r"(?:increas|rais|enlarg|bump)\w{1,3}"
+    r"(?: up)? (?P<what>(?:the |my )?(?!(?:gpu |cuda |v?ram |memory|usage|loss))\w{2,20}"
+    r"(?: (?!(?:to|from|by|and|it|the|cuda|gpu)\b)\w{2,20}){0,3})"
+)
+_FITS: Final = re.compile(
+    r"(?i)batch(?:[_ -]?size)?[^.!?\n]{0,15}?(?:(?:larger|bigger|greater|more|higher) th[ae]n|>)"
+    r" ?(?P<size>\d{1,4})\b"
+)
+"""How people name the largest batch that fits: what is larger fails."""
 _WORKS: Final = re.compile(
     r"(?i)[^.!?;\n]{0,40}?\b(?:works?|worked|success\w{0,10}|(?:is|runs?) (?:ok|fine|well))\b"
-    r"(?<!not work)(?<!n't work)"
+    r"(?<!not work)(?<!n't work)(?<!without success)(?<!no success)"
 )
-_RUNS_WITH: Final = re.compile(r"(?i)\b(?:able to|can|could) (?:run|train)\b[^.!?\n]{0,40}\Z")
+_RUNS_WITH: Final = re.compile(
+    r"(?i)\b(?:(?:able to|can|could) (?:run|train)\b[^.!?\n]{0,40}"
+    r"|(?<!not )(?<!n't )(?:works?|worked|runs|trains|fine|okay|ok) (?:\w{1,20} )?"
+    r"(?:with|at|for|on|using|if|when) (?:\w{1,20} ){0,2})\Z"
+)
 """What people say right after and before the settings with which their program does not fail."""
 _NEAR: Final = 200
 _LESS: Final = r"(?:reduc|lower|decreas|small|chang|set|tri|try|us|drop|cut|turn)\w{0,6}"
 _FAILS_STILL: Final = (
-    r"(?:\b(?:still|same (?:error|problem|issue|crash)|again|no (?:success|effect|difference|luck))"
-    r"|(?:\bnot|n't|\bno) (?:\w{1,20} )?(?:help|work|solve|fix|make|change))"
+    r"(?:\b(?:still|same (?:error|problem|issue|crash|result|thing)|again|to no avail|in vain"
+    r"|without (?:any )?(?:success|luck)|nothing (?:changes|changed|helps|helped)"
+    r"|no (?:success|effect|difference|luck))"
+    r"|(?:\bnot|n't|\bno) (?:\w{1,20} )?(?:help|work|solve|fix|make|change)"
+    r"|没用|没有用|无效|不行|依然|仍然|还是[报会爆]|해결이? ?안|마찬가지|改善し(?:ない|ません)"
+    r"|не помог)"
 )
 _WORD: Final = r"\w{1,20}"
 _OPTIONS: Final = re.compile(r"(?<![\w/.-])(?:--)?[a-z]{2,20}(?:[-_][a-z]{2,20}){1,5}(?![\w/.])")
 _IN_VAIN: Final = re.compile(rf"(?i){_FAILS_STILL}")
+_PROPOSED: Final = re.compile(
+    r"(?i)[^\n.!?#=]{0,300}\b(?:(?<!\bi )(?<!\bwe )(?:should|could|would|need to)|suffic\w{2,6}"
+    r"|suggest(?:s|ions?)?|propos\w{1,4}|recommend(?:s|ed)?|prevents?|is it possible"
+    r"|can (?:we|you|i)|maybe|perhaps|please|how (?:can|do|to)|try setting"
+    r"|use (?:PYTORCH_|--)[\w-]{1,60})\b[^\n.!?]{0,300}"
+    r"(?:\n{1,2}(?: {4}|\t|```)[^\n]{0,200}){0,10}"
+)
+"""What somebody proposes, with the code below it."""
+_DONE: Final = re.compile(r"[^\n]{0,80}\b(?:tried|did|done|still)\b")
 _TRIED: Final = re.compile(
-    rf"(?i)\b{_LESS}(?:\W{{1,3}}{_WORD}){{0,4}}?\W{{1,3}}batch[^\n]{{0,90}}?{_FAILS_STILL}"
+    rf"(?i)\b{_LESS}(?:\W{{1,3}}{_WORD}){{0,4}}?\W{{1,3}}batch(?:[^\n]|\n(?!\n)){{0,90}}?"
+    rf"{_FAILS_STILL}"
+    r"|batch.?size[^\n。]{0,40}?(?:无论|不管|都|还是|仍|也)[^\n。]{0,12}?(?:[错报爆]|不[够足]|OOM)"
     rf"|\b(?:still (?:{_WORD} ){{0,2}}(?:when|after|if|with)|even (?:when|after|if|with)"
     rf"|no matter)\b[^.!?\n]{{0,40}}?\b(?:{_LESS}|minimal|tiny)\W{{1,3}}"
     rf"(?:{_WORD}\W{{1,3}}){{0,3}}?batch"
     rf"|no executable batch size found"
     rf"|\bstill (?:{_WORD} ){{0,3}}(?:when|with|if) (?:the |a )?batch\W?size\b"
 )
-_IN_USE: Final = {
-    "16 bits": r"\b(?:fp16|bf16|float16|bfloat16)\b|mixed.?precision\W{1,4}(?:fp|bf)16|\b16-mixed",
-    ADAPTER: r"\bq?lora\b|\bpeft\b|adapters?\b|\bfreez|\bfrozen",
-    SHARDED_WEIGHTS: r"zero[-_ ]?3|stage\W{0,4}3|\bfsdp|megatron",
-    SHARDING: r"\bzero\d?\b|zero[-_ ]?(?:stage|[123])|deepspeed|\bfsdp|megatron",
-    OFFLOADING: r"low_?vram|offload(?!\w*[\"']?\s?[:=]\s?[\"']?(?:false|none))",
-    # transformers, modeling_utils.py: "incompatible" is printed if the cache is on as well
-    CHECKPOINTING: r"--gradient[_-]checkpointing\b(?!['\",= ]{1,4}(?:false|no|0))"
-    r"|gradient_checkpointing['\"`]{0,2} ?[:=] ?['\"]?true"
-    r"|incompatible with gradient checkpointing",
-    STATE_8BIT: r"(?:adamw?|adam|lion)_?8.?bit|8.?bit_?adam|\badafactor\b",
-}
 _N_GPUS: Final = re.compile(
     r"(?i)(?<![\d.])(?P<n>[1-9]\d{0,2}) ?"
     r"(?:[x*\u00d7张块](?![\d ])|nvidia |gpus?\b|[x*]? ?[ahv]\d00)"
@@ -78,8 +90,7 @@ _N_GPUS: Final = re.compile(
     r"|(?:CUDA_VISIBLE_DEVICES=|localhost:)(?P<ids>\d(?:,\d){0,15})"
 )
 _SAMPLES: Final = {
-    "fewer frames": r"\bvideo(?:s|\d{1,4})?\b(?! (?:memory|ram|card|adapter))|\b(?:num_)?frames\b"
-    r"|\bfps\b",
+    "fewer frames": r"\bvideo(?:s|\d{1,4})?\b(?! (?:memory|ram|card|adapter))|\b(?:num_)?frames\b",
     "shorter audio": r"\baudio\b|\bspeech\b|\butterances?\b|wav2vec|\btts\b|\bvoice|transcri"
     r"|diari[sz]|vocod|whisper",
     "smaller patches or crops": r"\bpatch(?:es|_size| size)\b|\bvolum(?:es|etric)\b|\bCT\b",
@@ -123,7 +134,8 @@ _SIZE: Final = re.compile(
 
 def told_settings(text: str) -> ToldSettings:
     """Return what a text says of its run's settings."""
-    head = text[:MAX_CHARS]
+    head, flags = text[:MAX_CHARS], re.IGNORECASE | re.ASCII
+    done = _PROPOSED.sub(lambda m: m[0] if _DONE.match(head, m.end()) else "", head)
     named = [m for m in _BATCH.finditer(head) if not _OF_OTHER.search(m["option"])]
     failing = [
         m
@@ -131,28 +143,37 @@ def told_settings(text: str) -> ToldSettings:
         if not _WORKS.match(head, m.end())
         and not _RUNS_WITH.search(head, max(0, m.start() - _NEAR), m.start())
     ]
-    least = min(failing, key=lambda m: int(m["size"]), default=None)
+    least = min((_number(m["size"]) for m in failing), default=None)
+    fits = [
+        _number(m["size"]) for m in (*_FITS.finditer(head), *(m for m in named if m not in failing))
+    ]
+    raised = _RAISED.search(done)
     options = [m["option"] for m in named if "_" in m["option"] or "-" in m["option"]]
     size = _SIZE.search(head)
     counted = _COUNTED.search(head)
-    named_as = {
-        less: len(re.findall(words, head, re.IGNORECASE)) for less, words in _SAMPLES.items()
-    }
+    # If no sentence names a sample, names of files, functions and scripts may.
+    for told in (head, head.replace("_", " ")):
+        named_as = {less: len(re.findall(words, told, flags)) for less, words in _SAMPLES.items()}
+        if any(named_as.values()):
+            break
     most = max(named_as.values())
     gpus = [int(m["n"] or m["of"] or m["ids"].count(",") + 1) for m in _N_GPUS.finditer(head)]
     kinds = [less for less, n in named_as.items() if n and _MUCH * n >= most]
     return ToldSettings(
         batch_option=" ".join((options or [m["option"] for m in named] or [""])[0].split()),
-        batch_size=None if least is None else int(least["size"]),
+        batch_size=least,
         is_smaller_batch_tried=_TRIED.search(head) is not None,
+        raised=raised["what"] if raised else "",
+        fitting_batch=max(fits, default=None),
         tried=tuple(
-            option.lstrip("-").replace("_", "-")
+            option_name(option)
             for m in _IN_VAIN.finditer(head)
             for option in _OPTIONS.findall(
                 re.split(r"[.!?\n]", head[max(0, m.start() - _NEAR) : m.start()])[-1]
             )
         ),
-        in_use=tuple(w for w, words in _IN_USE.items() if re.search(words, head, re.IGNORECASE)),
+        in_use=tuple(sorted(measures_in(done))),
+        options=options_shown(done),
         smaller_samples=(f"a lower {size[1]} than {size[2]}",)
         if size is not None
         else (f"fewer {(counted['noun'] or counted['named']).lower()}",)
@@ -162,3 +183,7 @@ def told_settings(text: str) -> ToldSettings:
         else (),
         n_gpus=max(gpus, default=1),
     )
+
+
+def _number(size: str) -> int:
+    return _IN_WORDS.get(size.lower()) or int(size)

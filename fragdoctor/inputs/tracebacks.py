@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from typing import Final
 
 from msgspec.structs import replace
@@ -27,7 +27,7 @@ _BELOW_CHARS: Final = 8 * 1024
 _MAX_FRAMES: Final = 200
 _MAX_LINES: Final = 2000
 _MAX_TEXT: Final = 300
-_AROUND_LINES: Final = 12
+_AROUND_LINES: Final = 24
 _MAX_AROUND: Final = 2000
 _FRAGMENT_LINES: Final = 40
 
@@ -35,7 +35,7 @@ START: Final = "Traceback (most recent call last)"
 HANDLED: Final = "During handling of the above exception"
 
 _PATH: Final = r"[^\s\"'<>|:*?][^\"'<>|*?\n]{0,400}?"
-_FUNCTION: Final = r"(?P<function>[\w<>.]{1,120})"
+_FUNCTION: Final = r"(?P<function>[\w<>.]{1,120}|<cell line: \d{1,6}>)"
 _LINE: Final = r"(?P<line>\d{1,7})"
 _FORMS: Final = tuple(
     re.compile(pattern)
@@ -89,12 +89,13 @@ def with_tracebacks(
         lines = _lines(text[end + 1 : min(until, end + _BELOW_CHARS)]) if end >= 0 else iter(())
         below = [line for _, line in islice(lines, _AROUND_LINES if has_calls else None)]
         told = [] if has_calls else [*_frames(_leading_block(below))]
-        own = after = ""
-        if not told:  # people describe before or after a message what they did
-            own = _folded(text[offset : offset + 2 * _MAX_AROUND].split("\n", 1)[:1])
-            after = _folded(below[:_AROUND_LINES])[:_MAX_AROUND]
-        if told:
-            frames = told
+        # People describe before or after a message what they did, above a traceback that follows.
+        # The last line says what the program was doing when it stopped.
+        prose = [*takewhile(_is_prose, below)] if told else below[:_AROUND_LINES]
+        prose += [] if told else below[_AROUND_LINES:][-1:]
+        own = _folded(text[offset : offset + 2 * _MAX_AROUND].split("\n", 1)[:1])
+        after = _folded(prose)[:_MAX_AROUND]
+        frames = told or frames or [*_marked_source(below)]
         if frames and _OF_DRIVER.search(frames[-1].file.replace("\\", "/")):
             frames = []
         for n in wanted[offset]:
@@ -145,8 +146,16 @@ def _blocks(
         above = written.pop(writer, [])[-_MAX_LINES:]
         block, is_in_handler = _last_block(above)
         frames = list(_frames(block)) or list(_lone_source(above[:-1]))
-        said = _folded(above[-1 - _AROUND_LINES : -1])[-_MAX_AROUND:]
+        said = _folded(_told_before(above, len(block)))[-_MAX_AROUND:]
         yield offset, (frames, is_in_handler, said)
+
+
+def _told_before(above: Sequence[str], n_block: int) -> Sequence[str]:
+    """Return the last lines above a message, and those above a traceback that ends with it."""
+    last = len(above) - 1
+    first = min(last, len(above) - n_block)
+    calls = above[max(first, last - _AROUND_LINES) : last]
+    return [*above[max(0, first - _AROUND_LINES) : first], *calls]
 
 
 def _lines(text: str) -> Iterator[tuple[int | None, str]]:
@@ -221,8 +230,7 @@ def _first_of_fragment(lines: Sequence[str]) -> int:
 
 def _lone_source(lines: Sequence[str]) -> Iterator[TracebackFrame]:
     """Yield the source lines left of a cut traceback: the marked ones, or else the last one."""
-    told = [m for line in lines[-_FRAGMENT_LINES:] if (m := _MARKED_CODE.match(_bare(line)))]
-    yield from (TracebackFrame("", int(m[1]), code=_bare(m[2])[:_MAX_TEXT]) for m in told)
+    yield from (told := [*_marked_source(lines[-_FRAGMENT_LINES:])])
     for line in () if told else reversed(lines[-3:]):
         stripped = line.strip("` \t")
         if stripped and not _CARETS.fullmatch(stripped):
@@ -231,9 +239,19 @@ def _lone_source(lines: Sequence[str]) -> Iterator[TracebackFrame]:
             return
 
 
+def _marked_source(lines: Sequence[str]) -> Iterator[TracebackFrame]:
+    """Yield the lines that IPython marks with an arrow."""
+    told = filter(None, (_MARKED_CODE.match(_bare(line)) for line in lines))
+    yield from (TracebackFrame("", int(m[1]), code=_bare(m[2])[:_MAX_TEXT]) for m in told)
+
+
 def _bare(line: str) -> str:
     """Return a line without a box's bars and repeated white space."""
     return " ".join(line.strip(_FRAME_BARS).split())
+
+
+def _is_prose(line: str) -> bool:
+    return START not in line and _frame_of(line) is None
 
 
 def _leading_block(lines: Sequence[str]) -> Sequence[str]:

@@ -31,33 +31,9 @@ TRAINING: Final = (
 
 _TRAINS: Final = re.compile(TRAINING, re.IGNORECASE)
 
-ADAPTER: Final = "LoRA"
-STATE_8BIT: Final = "an optimizer in 8 bits"
-SHARDING: Final = "sharding"
-SHARDED_WEIGHTS: Final = "sharded weights"
-OFFLOADING: Final = "offloading"
-CHECKPOINTING: Final = "checkpointing"
-"""Measures that a text may say are in use."""
 IMAGES: Final = "smaller images"
 SEQUENCES: Final = "shorter sequences"
 """What smaller samples are if a text speaks of images or of text."""
-
-_MEMORY: Final = r"\b(?:(?:gpu|cuda|cpu|host|system)[ -]){0,2}(?:memory|vram|ram)\b"
-GROWS: Final = (
-    rf"{_MEMORY}(?:\W{{1,3}}\w{{1,20}}){{0,3}}?\W{{1,3}}(?:keeps?|kept|is|ceaselessly|gradually"
-    r"|steadily|continuously|constantly)(?: \w{1,20}){0,2}? (?:increas|grow|ris)(?:es?|s|ing)\b"
-    rf"|{_MEMORY}\W{{1,3}}(?:usage |consumption |footprint )?(?:explode[sd]?|exploding|blows? up"
-    r"|(?:increas|grow|ris)(?:es?|s|ing|ed) (?:over time|unlimit\w{2,4}|(?:\w{1,9} )?(?:each|every)"
-    r"|with (?:the |more ){0,2}(?:iteration|step|epoch)s?))\b(?!-)"
-    rf"|{_MEMORY}(?:\W{{1,3}}\w{{1,20}}){{0,4}}?\W{{1,3}}(?:increas|grow|ris|creep|climb)"
-    r"(?:es?|s|ing)?\b(?:\W{1,3}\w{1,20}){0,8}?\W{1,3}(?:until|till|without reducing)\b"
-    rf"|{_MEMORY} leak(?:s|age|ing)?\b(?! (?:check|test|free)\b)|{_MEMORY} growth\b"
-    rf"|\bgr[eo]ws? to (?:over |about |~)?\d{{1,3}} ?(?:gi?b|gigabytes)\b"
-    r"|\b(?:constant|continuous|steady|gradual)(?:ly)? (?:incre|grow|ris|climb)\w{1,9}"
-    rf"(?: \w{{1,9}}){{0,5}}? {_MEMORY}"
-    r"|[显内]存\S{0,8}?(?:一直|持续|不断|逐渐|越来越|随着\S{0,12}?)\S{0,6}?[增涨升]"
-)
-"""The ways in which people say that memory grows until it runs out."""
 
 
 class OtherProcess(Struct, frozen=True):
@@ -228,19 +204,27 @@ class ToldSettings(Struct, frozen=True):
         batch_option: the batch's option as the text spells it; hostile text.
         batch_size: the smallest batch that the text names, None if it names none.
         is_smaller_batch_tried: whether the text says that a smaller batch did not help.
-        tried: other options that it says did not help, as ``max-model-len``; hostile text.
+        fitting_batch: the largest batch that it says does fit, None if it names none.
+        raised: what it says fails since it was raised, in its words; hostile text.
+        tried: other options that did not help, as ``max-model-len``; hostile text.
         in_use: measures against a lack of memory that the text says are in use.
+        options: options that it shows with a value, as ``max-model-len``; hostile text.
         smaller_samples: what a smaller sample is: "shorter sequences"; empty if it is not clear.
         n_gpus: the most GPUs that the text names.
+        free_gpu: a GPU that a table in the text shows as not in use.
     """
 
     batch_option: str = ""
     batch_size: int | None = None
     is_smaller_batch_tried: bool = False
+    fitting_batch: int | None = None
+    raised: str = ""
     tried: Sequence[str] = ()
     in_use: Sequence[str] = ()
+    options: frozenset[str] = frozenset()
     smaller_samples: Sequence[str] = ()
     n_gpus: int = 1
+    free_gpu: int | None = None
 
 
 class OomLog(Struct, frozen=True):

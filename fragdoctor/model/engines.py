@@ -36,8 +36,6 @@ class Need(StrEnum):
     """Next to nothing was requested: the device was already full."""
     LIMIT = "limit"
     """A limit that the program was given ran out, not the device."""
-    POOL = "pool"
-    """A pool whose virtual memory the driver refuses to map."""
 
 
 class Advice(NamedTuple):
@@ -74,7 +72,7 @@ Ollama
   source: ollama 0.12, envconfig/config.go and docs/faq.md
   logs: (?i:\bollama\b)|llama runner|/ml/backend/ggml/
   step: Put less of the model on the GPU
-    lower num_ctx (OLLAMA_CONTEXT_LENGTH) and set OLLAMA_NUM_PARALLEL=1; lower num_gpu, the number
+    lower num_ctx (OLLAMA_CONTEXT_LENGTH); set OLLAMA_NUM_PARALLEL=1; lower num_gpu, the number
     of layers on the GPU; set OLLAMA_FLASH_ATTENTION=1 with OLLAMA_KV_CACHE_TYPE=q8_0; or pull a
     smaller quantization
   weights: Put fewer layers on the GPU
@@ -98,9 +96,6 @@ llama.cpp
     lower --n-gpu-layers (--n-cpu-moe for MoE models), spread the model over more GPUs with
     --tensor-split, or use a smaller quantization: these are the weights, and no context size
     changes them
-  pool: Build it without the pool that maps virtual memory
-    use cmake -DGGML_CUDA_NO_VMM=ON (-DGGML_HIP_NO_VMM=ON for ROCm) or a build made that way: some
-    drivers refuse these calls with memory free; if the GPU is full as well, lower --n-gpu-layers
 JAX
   source: jax 0.4 to 0.7, docs/gpu_memory_allocation.rst and docs/gradient-checkpointing.md
   speaks: jax
@@ -154,6 +149,9 @@ ONNX Runtime
     provider's options (by default the arena doubles each time it grows); use a smaller batch or
     input; give each of several sessions on one GPU a gpu_mem_limit; and leave enable_cuda_graph off
     for a run that still allocates
+  weights: Make the model smaller, or give it the GPU alone
+    it failed while the session was made, before any input: use a model in fp16 or int8, one session
+    on the GPU (instance_group with count 1 in Triton), or spread it over more GPUs
   limit: Raise the limit that the arena was given
     raise gpu_mem_limit in the provider's options, or max_mem of OrtArenaCfg (0 lets ONNX Runtime
     choose)
@@ -196,13 +194,6 @@ FlashInfer
     set SGLANG_FLASHINFER_WORKSPACE_SIZE=1073741824 for SGLang (384 MiB by default) or
     VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE for vLLM (394 MiB); or shorten the prefills
     (--chunked-prefill-size, --max-num-batched-tokens)
-RMM, the allocator of RAPIDS,
-  source: rmm and cudf 24.02 to 25.08, docs/user_guide
-  speaks: rmm
-  step: Work in smaller parts, or let them spill to the host
-    call cudf.set_option('spill', True), or rmm.reinitialize(managed_memory=True) before you read
-    anything; read files in parts (dask_cudf) and del frames that you no longer need; raise
-    maximum_pool_size if the pool was given one; nvidia-smi shows who else is on the GPU
 MLX
   source: mlx 0.2 to 0.29, python/src/memory.cpp; mlx-lm 0.28, generate.py; macOS 14
   logs: \[METAL\]|\bmlx\b|\bmlx_|\[(?:metal::)?malloc
@@ -211,10 +202,8 @@ MLX
     mx.set_cache_limit(0) and mx.clear_cache() give cached memory back; close other programs; sudo
     sysctl iogpu.wired_limit_mb=N raises the GPU's share; when training, use --batch-size 1 and a
     lower --max-seq-length or --num-layers
-  limit: Make the largest array smaller, or keep fewer of them
-    Metal limits the size of one buffer and the number of buffers: use a smaller batch or a shorter
-    prompt, or split the work; if it is the number, use a newer mlx, call mx.eval() in each step and
-    mx.clear_cache() between steps
+  limit: Make the largest array smaller
+    Metal limits the size of one buffer: use a smaller batch or a shorter prompt, or split the work
 XGBoost
   source: xgboost 2 and 3, doc/gpu/index.rst and doc/tutorials/external_memory.rst
   logs: \bxgboost\b|XGBoostError
@@ -227,11 +216,6 @@ CuPy
   step: Make the array smaller, or work in parts
     compute rows in blocks: an array of all pairs takes the square of their number; use fewer points
     or a smaller type (float32); cupy.get_default_memory_pool().free_all_blocks() between the parts
-DirectML
-  source: torch-directml 0.2
-  speaks: directml
-  step: Use smaller images or a smaller batch
-    start the UI with --lowvram or --medvram
 MXNet
   source: mxnet 1.9, docs/static_site/src/pages/api/faq/env_var.md
   logs: \bMXNet\b|\bmxnet\.
@@ -280,11 +264,9 @@ _NEEDS: Final = {
     "weights-buffer": Need.WEIGHTS,
     "kv-buffer": Need.CACHE,
     "compute-buffer": Need.GRAPH,
-    "vmm": Need.POOL,
     "arena-limit": Need.LIMIT,
     "workspace-limit": Need.LIMIT,
     "buffer-too-large": Need.LIMIT,
-    "buffer-count": Need.LIMIT,
 }
 """Needs by the ``sub_kind`` of the message."""
 
@@ -296,8 +278,9 @@ _ELEMENT_BYTES: Final = {"half": 2, "bfloat16": 2, "double": 8, "int64": 8, "boo
 _VARIABLES: Final = re.compile(
     r"variables_initializer|\.initializer\b|(?:load|create)_\w{0,20}weights?\(|\.restore\("
 )
-_OF_VARIABLE: Final = re.compile(r"/Initializer/")
-"""The name of a TensorFlow operation that makes a variable's first values."""
+_OF_VARIABLE: Final = re.compile(r"/Initializer/|[Ee]xception during initialization")
+"""How TensorFlow calls what makes a variable's first values, and ONNX Runtime what makes a
+session (core/session/inference_session.cc)."""
 
 NEXT_TO_NOTHING_BYTES: Final = 64 << 20
 """A request up to this size fails because the GPU is full, not because the request is large: JAX

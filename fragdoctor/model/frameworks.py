@@ -7,7 +7,7 @@ by its own files in stacks. Option names are those of the version in the comment
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -28,6 +28,7 @@ class Change(StrEnum):
     GATHER = "gather"
     ATTENTION = "attention"
     WEIGHTS = "weights"
+    SHARE = "share"
     COPIES = "copies"
     HOST_MEMORY = "host-memory"
     FSDP = "fsdp"
@@ -73,6 +74,10 @@ class Framework:
     key: str = ""
     logs: str = ""
 
+    def is_named(self, said: str) -> bool:
+        """Return whether a text names it; a Latin word ends where another script begins."""
+        return bool(self.logs) and re.search(self.logs, said, re.ASCII) is not None
+
 
 PATTERNS: Final = ("files", "logs")
 """Keys of a table whose texts are regular expressions."""
@@ -106,8 +111,12 @@ vLLM
   batch: lower --gpu-memory-utilization (0.92 by default in 0.25, 0.9 in earlier ones;
     vllm_gpu_memory_utilization in TRL and ms-swift) or --kv-cache-memory-bytes; lower
     --max-num-batched-tokens, --max-num-seqs or --max-model-len
-  weights: spread the weights over more GPUs (--tensor-parallel-size), use an AWQ, GPTQ or FP8
-    checkpoint, or move a part to the CPU (--cpu-offload-gb)
+  weights: use an AWQ, GPTQ or FP8 checkpoint; spread the weights over more GPUs
+    (--tensor-parallel-size); move a part to the CPU (--cpu-offload-gb)
+  share: --gpu-memory-utilization
+  several-models: give each server a share, all together below 0.9
+    (--gpu-memory-utilization); an engine that ran before in the same Python process keeps its
+    memory: start each in a process of its own, or call llm.sleep(level=2) first
   graph-capture: lower --gpu-memory-utilization or --max-num-seqs; --enforce-eager does without
     graphs
   server-start: lower --max-num-seqs, --max-num-batched-tokens and --max-model-len, and
@@ -116,12 +125,13 @@ vLLM
 SGLang
   source: sglang 0.4 to 0.5.20, srt/server_args.py and docs/advanced_features/server_arguments.md
   files: /sglang/(?:srt|lang)/
-  logs: \bsglang(?:[.:]| serve\b)|\bimport sglang|mem[-_]fraction[-_]static
+  logs: \b(?i:sglang)\b|mem[-_]fraction[-_]static
     |[Cc]apture cuda graph failed
   batch: lower --mem-fraction-static, which leaves less to the KV cache; for long prompts lower
     --chunked-prefill-size, and while decoding lower --max-running-requests
-  weights: spread the weights over more GPUs (--tp), use an AWQ, GPTQ or FP8 checkpoint, or move a
-    part to the CPU (--cpu-offload-gb)
+  weights: use an AWQ, GPTQ or FP8 checkpoint; spread the weights over more GPUs (--tp); move a part
+    to the CPU (--cpu-offload-gb)
+  share: --mem-fraction-static
   graph-capture: lower --mem-fraction-static or --cuda-graph-max-bs (--cuda-graph-max-bs-decode
     since 0.5.20); --disable-cuda-graph does without graphs
 TGI
@@ -131,6 +141,7 @@ TGI
     |\bmax[-_]batch[-_](?:prefill|total)[-_]tokens
   batch: lower --max-batch-prefill-tokens, --max-input-tokens or --max-batch-total-tokens; set
     --cuda-memory-fraction to 0.9 or less
+  share: --cuda-memory-fraction
   weights: spread the weights over more GPUs (--num-shard), or quantize them (--quantize)
   server-start: lower --max-batch-prefill-tokens, with --max-input-tokens no larger; if the weights
     alone are too much, use --num-shard over more GPUs, or --quantize
@@ -144,27 +155,28 @@ ComfyUI
   host-memory: start it with --cache-none, which keeps no results between runs; use smaller (fp8 or
     GGUF) checkpoints and fewer models in one workflow; close other programs, and enlarge the page
     file on Windows; if it grows from run to run, turn off custom nodes one by one
-  vae-decode: use VAE Decode (Tiled), or smaller tiles if you use it already; start it with
+  vae-decode: use VAE Decode (Tiled), or make its tiles smaller; start it with
     --cpu-vae; use a smaller image or fewer frames
 Stable Diffusion web UI
   source: AUTOMATIC1111 1.10, modules/cmd_args.py
   files: /stable-diffusion-webui[\w-]*/|/modules/(?:sd_\w+|processing|txt2img|img2img
     |call_queue)\.py$
   logs: use lower resolution|Torch active/reserved:|\bA: [\d.]+ GB, R: [\d.]+ GB|\bwebui-user\.
-    |(?i:\bhires\.? ?fix\b|stable.diffusion.web.?ui)|\bA1111\b|\bFooocus\b|\[Memory Management\]
-    |\[GPU Setting\]
+    |(?i:\bhires\.? ?fix\b|stable.diffusion.web.?ui|\bsd.?web.?ui\b)|\bA1111\b|\bFooocus\b
+    |\[Memory Management\]|\[GPU Setting\]
   batch: use a smaller width and height, a batch size of 1, or a lower upscale in Hires. fix
   attention: start it with --opt-sdp-attention (PyTorch 2), --xformers or --opt-sub-quad-attention
-  weights: start it with --medvram, or with --lowvram, which keeps even less on the GPU; in Forge
-    lower GPU Weights and use a model in fp8 or nf4; Forge and Fooocus also have --always-low-vram
+  weights: start it with --medvram, or with --lowvram, which keeps one part at a time on the GPU; in
+    Forge lower GPU Weights and use a model in fp8 or nf4; Forge and Fooocus also have
+    --always-low-vram
 text-generation-webui
   source: text-generation-webui 1.0 to 3.0, modules/shared.py
   files: /text-generation-webui[\w-]*/|/textgen[\w-]*/
   logs: (?i:\btext-generation-webui\b|\boobabooga|\btextgen-webui)
   batch: put fewer layers on the GPU (--n-gpu-layers for GGUF, --pre_layer for GPTQ); use a shorter
     context (truncation length, --ctx-size, --max_seq_len) and max_new_tokens
-  weights: --load-in-4bit or --load-in-8bit, a quantized model (GGUF, EXL2, GPTQ), or a lower
-    --gpu-memory, which keeps the rest on the CPU; --n-gpu-layers for GGUF
+  weights: --load-in-4bit, or a quantized model (GGUF, EXL2, GPTQ); a lower --gpu-memory or
+    --pre_layer (GPTQ), which keeps the rest on the CPU, or fewer --n-gpu-layers (GGUF)
 verl
   source: verl 0.4 to 0.6, trainer/config and docs/perf/perf_tuning.rst
   files: /verl/(?:workers|trainer|utils|models|single_controller)/
@@ -175,13 +187,15 @@ verl
   loss: actor_rollout_ref.actor.entropy_from_logits_with_chunking=True,
     actor_rollout_ref.model.use_fused_kernels=True, and a lower log_prob_micro_batch_size_per_gpu
   checkpoint: actor_rollout_ref.model.enable_gradient_checkpointing=True
+  share: actor_rollout_ref.rollout.gpu_memory_utilization
   weights: actor_rollout_ref.actor.fsdp_config.param_offload=True and optimizer_offload=True
 TRL
   source: trl 1.16, trainer/*_config.py
   files: /trl/(?:trainer|models|extras)/
-  logs: \b(?:SFT|DPO|GRPO|KTO|ORPO)(?:Trainer|Config)\b|\b(?i:trl)\b
+  logs: \b(?i:(?:sft|dpo|grpo|kto|orpo)_?(?:trainer|config))(?:\b|_)|\b(?i:trl)\b
   batch: lower per_device_train_batch_size (and raise gradient_accumulation_steps), or lower
     max_length; in GRPO lower max_completion_length or num_generations
+  share: vllm_gpu_memory_utilization
   loss: SFTConfig(loss_type="chunked_nll")
   copies: a LoRA peft_config, whose base model is the reference, or precompute_ref_log_probs=True in
     DPOConfig
@@ -201,8 +215,8 @@ Trainer
   fused: TrainingArguments(optim="adamw_torch_fused")
   state-8bit: TrainingArguments(optim="adamw_8bit")
   loss: TrainingArguments(use_liger_kernel=True)
-  gather: TrainingArguments(eval_accumulation_steps=1), and a preprocess_logits_for_metrics that
-    returns logits.argmax(-1); or prediction_loss_only=True
+  gather: TrainingArguments(eval_accumulation_steps=1); a preprocess_logits_for_metrics that returns
+    logits.argmax(-1); or prediction_loss_only=True
   attention: from_pretrained(..., attn_implementation="sdpa")
   fsdp: TrainingArguments(fsdp="full_shard auto_wrap")
   zero: TrainingArguments(deepspeed={"zero_optimization": {"stage": 3},
@@ -218,8 +232,8 @@ Lightning
   batch: lower batch_size in the DataLoader, and raise Trainer(accumulate_grad_batches=...) by as
     much
   accumulate: Trainer(accumulate_grad_batches={n}), with batches of {batch}
-  evaluation-batch: lower batch_size in val_dataloader(); keep and return nothing on the GPU in
-    validation_step(); gradients are off already
+  evaluation-batch: lower batch_size in val_dataloader() or test_dataloader(), and keep and return
+    nothing on the GPU in its step; gradients are off already
   bf16: Trainer(precision="bf16-mixed")
   offload-state: Trainer(strategy="deepspeed_stage_2_offload")
   loaded-checkpoint: load_from_checkpoint(path, map_location="cpu"), and ckpt_path= of trainer.fit()
@@ -306,16 +320,6 @@ sd-scripts
   weights: --fp8_base and --network_train_unet_only; --blocks_to_swap for Flux and SD3; a LoRA
     (train_network.py) in place of the whole model
   evaluation-batch: leave --sample_every_n_epochs and --sample_prompts out
-AI Toolkit
-  source: ai-toolkit 0.12, toolkit/config_modules.py
-  files: /ai-toolkit/
-  logs: (?i:\bai-?toolkit\b)
-  batch: lower resolution in datasets, and keep batch_size at 1 and gradient_checkpointing on; set
-    quantize, quantize_te and low_vram in model
-  checkpoint: set gradient_checkpointing in train
-  weights: set quantize, quantize_te and low_vram in model, or layer_offloading, which keeps a share
-    of transformer and text encoder on the host
-  evaluation-batch: set disable_sampling in train, or use smaller or fewer sample prompts
 Diffusers
   source: diffusers 0.39, pipelines/pipeline_utils.py and models/modeling_utils.py
   files: /diffusers/(?:pipelines|models|schedulers|loaders)/
@@ -333,8 +337,9 @@ Diffusers
   logs: \b(?:from|import) diffusers\b|Pipeline\.from_pretrained\(
   batch: use a smaller height and width, or num_images_per_prompt=1; call pipe.vae.enable_tiling()
     if decoding fails
-  weights: call pipe.enable_model_cpu_offload(); pipe.enable_sequential_cpu_offload() keeps even
-    less on the GPU
+  weights: call pipe.enable_model_cpu_offload() in place of pipe.to("cuda");
+    pipe.enable_sequential_cpu_offload() keeps one layer at a time on the GPU; load the largest
+    networks in 4 bits (quantization_config=PipelineQuantizationConfig(...))
 timm
   source: timm 1.0, models/vision_transformer.py and others
   files: /timm/(?:models|layers)/
@@ -358,13 +363,6 @@ OpenMMLab
   logs: \bsamples_per_gpu\b|\bmm(?:det|seg|detection|segmentation|rotate|engine)\b
   batch: lower batch_size in train_dataloader (samples_per_gpu in data before version 3), or scale
     or crop_size in the pipeline
-ESPnet
-  source: espnet 202301 to 202412, espnet2/tasks/abs_task.py
-  files: /espnet2?/
-  logs: (?i:\bespnet)
-  batch: lower batch_bins or batch_size, and raise accum_grad; keep utterances to 20 to 30 s
-    (--max_wav_duration)
-  evaluation-batch: keep recordings to 20 to 30 s, and lower beam_size
 nnU-Net
   source: nnunetv2 2.2 to 2.6, inference/predict_from_raw_data.py and experiment_planning
   files: /nnunet(?:v2)?/
@@ -391,9 +389,10 @@ Transformers
   logs: \bdevice_map\b|\bAutoModel\w{0,40}\b
   checkpoint: model.gradient_checkpointing_enable()
   attention: from_pretrained(..., attn_implementation="sdpa")
-  weights: from_pretrained(..., dtype=torch.bfloat16) (torch_dtype= before 4.56), or 4 bits
-    (quantization_config=BitsAndBytesConfig(load_in_4bit=True)); device_map='auto' spreads it over
-    several GPUs and the CPU, with max_memory for each
+  weights: load them in 16 bits (torch_dtype=torch.bfloat16 in from_pretrained(), dtype= since
+    4.56); load them in 4 bits (quantization_config=BitsAndBytesConfig(load_in_4bit=True));
+    device_map='auto' spreads them over several GPUs and the CPU; a lower max_memory for each GPU
+    leaves room for a step
 """
 # ComfyUI's "Allocation on device" is the part of cudaMallocAsync's message that it shows. The first
 # entry of Diffusers is for programs that train its models, the second for pipelines.
@@ -421,6 +420,12 @@ SERVERS: Final = ("vLLM", "SGLang", "TGI")
 INTERFACES: Final = ("ComfyUI", "Stable Diffusion web UI", "text-generation-webui")
 """Frameworks in which people run models, and some train them by extensions."""
 
+OWN_LOOPS: Final = (
+    "verl", "TRL", "Trainer", "Megatron", "Ultralytics", "sd-scripts", "Gaussian splatting",
+    "Detectron2", "OpenMMLab", "nnU-Net",
+)  # fmt: skip
+"""Frameworks that run the training loop themselves, and keep no losses with their graph."""
+
 RUN_ONLY: Final = (
     *SERVERS,
     *INTERFACES,
@@ -445,15 +450,36 @@ def frameworks_in(paths: Iterable[str], said: str = "") -> tuple[Framework, ...]
     found = [
         f
         for f in FRAMEWORKS
-        if any(re.search(f.files, path) for path in distinct)
-        or (said and f.logs and re.search(f.logs, said))
+        if any(re.search(f.files, path) for path in distinct) or f.is_named(said)
     ]
     servers = [f for f in found if f.name in SERVERS]
     for path in distinct if len(servers) > 1 else ():
         runs = next((f for f in servers if re.search(f.files, path)), None)
         if runs is not None:  # SGLang calls vLLM's layers; its own frames come first
             return tuple(f for f in found if f is runs or f not in servers)
-    return tuple(found)
+    return tuple(_failing(found, said))
+
+
+_CLAUSES: Final = re.compile(r"[.!?;,]\s|\n|\b(?:but|while|whereas|although|however|since)\b")
+_WORKS: Final = (
+    r"(?i:\b(?:works?|worked|able to|runs?|can run|fine|no (?:issue|problem)s?"
+    r"|not (?:occur|happen|ap{1,2}ear)\w{0,3})\b|没问题|可以|正常)(?!.{0,80}(?i:fail|oom))"
+)
+
+
+def _failing(found: Sequence[Framework], said: str) -> list[Framework]:
+    """Return frameworks without the servers and interfaces that a text only compares with.
+
+    A clause that says that one works, or that another is unlike it, is not about the failing one.
+    """
+    rivals = [f for f in found if f.name in (*SERVERS, *INTERFACES)]
+    named = dict.fromkeys((f.name for f in rivals), 0)
+    for clause in _CLAUSES.split(said) if len(rivals) > 1 else ():
+        for f in (f for f in rivals if f.is_named(clause)):
+            is_other = re.search(rf"{_WORKS}|\b(?:as|than|like|unlike) (?:{f.logs})", clause)
+            named[f.name] += -1 if is_other else 1
+    most = max(named.values(), default=0)
+    return [f for f in found if named.get(f.name, most) == most]
 
 
 def words_for(frameworks: Iterable[Framework], *changes: str | None) -> tuple[str, str] | None:

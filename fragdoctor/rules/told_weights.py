@@ -11,16 +11,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from fragdoctor.model.case import (
-    ADAPTER,
-    OFFLOADING,
-    SHARDED_WEIGHTS,
-    SHARDING,
-    STATE_8BIT,
-    OomMessage,
-    ToldSettings,
-)
+from fragdoctor.model.case import OomMessage, ToldSettings
 from fragdoctor.model.gpus import known_gpu
+from fragdoctor.model.measures import ADAPTER, OFFLOADING, SHARDED_WEIGHTS, SHARDING, STATE_8BIT
 from fragdoctor.rules.traceback_signs import sign_of
 from fragdoctor.units import GIB, format_size
 
@@ -31,9 +24,10 @@ _LEAST, _MOST = 0.5, 700.0
 _PRECISIONS: Final = {
     4: re.compile(r"(?i)(?<![\d.])4[ -]?bits?\b|gptq|\bawq\b|q4_|\b(?:int|mxfp|nv?fp?)4"),
     8: re.compile(r"(?i)(?<![\d.])8[ -]?bits?\b|q8_|\b(?:int|fp)8|\bw8a8"),
-    16: re.compile(r"(?i)\b(?:b?fp?16|bfloat16|float16|16[ -]?bits?)\b|\bhalf\b"),
+    16: re.compile(r"(?i)\b(?:bf16|fp16|bfloat16|float16|16[ -]?bits?)\b|\bhalf\b"),
 }
 """Bits of a weight, and how texts name them."""
+_PACKED: Final = re.compile(r"(?i)gptq|\bawq\b|q[48]_")
 
 _SEVERAL_GPUS: Final = re.compile(
     r"(?i)device_map|parallel|\bfsdp\b|\bzero[-_ ]?3|offload|num[-_]shard|-tp\b|\bgpus\b"
@@ -126,5 +120,7 @@ def told_weights(message: OomMessage | None) -> ToldWeights | None:
     sizes = {size for size in sizes if _LEAST <= size <= _MOST}
     if len(sizes) != 1:
         return None
-    bits = [n for n, pattern in _PRECISIONS.items() if pattern.search(said)]
-    return ToldWeights(sizes.pop(), bits[0] if len(bits) == 1 else None)
+    named = [n for n, pattern in _PRECISIONS.items() if pattern.search(said)]
+    if _PACKED.search(said):  # what is packed into fewer bits is computed with in 16
+        named = named[:1]
+    return ToldWeights(sizes.pop(), named[0] if len(named) == 1 else None)

@@ -14,9 +14,10 @@ from typing import Final
 
 from msgspec import Struct
 
-from fragdoctor.model.case import GROWS, TRAINING, OomMessage, TracebackFrame
+from fragdoctor.model.case import TRAINING, OomMessage, TracebackFrame
 from fragdoctor.model.engines import engine_of, is_of_other_program, is_told_of_nobody
 from fragdoctor.model.frameworks import VLLM_LOG, Change
+from fragdoctor.model.growth_words import GROWS
 
 
 class Place(Struct, frozen=True):
@@ -57,6 +58,7 @@ class TracebackSign(Struct, frozen=True):
         is_of_batch: whether its memory grows with the batch; one sample alone may be too large for
             any other sign.
         title, change, why: as in ``Recommendation``.
+        title_in_framework: the title if a framework's words are the change, "" if it is the same.
         places: the frames that show it.
         spelled: the same change in ``model/frameworks.py``, whose words are used for a framework
             that has none under the sign's name.
@@ -81,6 +83,7 @@ class TracebackSign(Struct, frozen=True):
     is_of_batch: bool = False
     places: Sequence[Place] = ()
     spelled: Change | None = None
+    title_in_framework: str = ""
     intro: str = ""
     in_words: str = ""
     is_training: bool = True
@@ -88,6 +91,13 @@ class TracebackSign(Struct, frozen=True):
     can_leave_gpu: bool = False
     kinds: Sequence[str] = ()
     unless: Sequence[Place] = ()
+
+    def is_named_by(self, function: str) -> bool:
+        """Return whether a function is one of its places, whatever its file is."""
+        return any(
+            function in p.functions.split() or (p.named and _search(p.named, function))
+            for p in self.places
+        )
 
     def matches(self, frame: TracebackFrame, *, is_last: bool = True) -> bool:
         """Return whether a frame is one of its places."""
@@ -99,7 +109,11 @@ def _search(pattern: str, text: str) -> bool:
 
 
 def sign_of(message: OomMessage | None) -> TracebackSign | None:
-    """Return the sign that the traceback of a message shows, or None."""
+    """Return what shows at which moment a program failed, or None; the strongest source decides.
+
+    These are the frames of the traceback, what programs print, functions that a text names, and
+    the words that people use.
+    """
     if message is None or message.kind in ("negative", "host-ram"):
         return None
     tables = [
@@ -110,17 +124,40 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
         ]
         for table in (_PLACES, _SURROUNDINGS, _LAST)
     ]
+    # No call is known, so look for the words that people use, which are about other programs, too,
+    # and about loading and saving, though the calls show a step.
+    is_of_engine, is_step = engine_of(message) is not None, is_in_backward_pass(message)
+    told = (s for signs in tables for s in signs if s.in_words and not is_of_engine)
+    told = (s for s in told if not (is_step and s.is_of_model and not s.is_surrounding))
+    in_words = next((s for s in told if _search(s.in_words, message.said)), None)
     for signs in tables:
+        if signs is tables[-1] and in_words is not None and in_words.is_surrounding:
+            break  # that a model runs says less than that memory grows, or that the same ran before
         inner = enumerate(reversed(message.frames))
         at = (s for n, frame in inner for s in signs if s.matches(frame, is_last=not n))
         above = (s for s in signs if s.intro and _search(s.intro, message.said))
         found = next(at, None) or next(above, None)
         if found is not None:
             return found
-    # No call is known, so look for the words that people use, which are about other programs, too.
-    is_of_engine = engine_of(message) is not None
-    told = (s for signs in tables for s in signs if s.in_words and not is_of_engine)
-    return next((s for s in told if _search(s.in_words, message.said)), None)
+    named = _named_functions(message)
+    by_name = (s for signs in tables for s in signs if any(map(s.is_named_by, named)))
+    return next(by_name, in_words)
+
+
+def _named_functions(message: OomMessage) -> list[str]:
+    """Return functions that a text names (``_make_state()``), and what its last line does."""
+    loads = not message.frames and any(
+        _search(_LOADS_LAST, said) for said in (f"{message.around} {message.intro}", message.after)
+    )
+    return [*re.findall(_FUNCTION, message.said, re.ASCII), *(["load_model"] if loads else ())]
+
+
+_FUNCTION: Final = r"(?<![\w/-])(?:\w{1,30}\.){0,3}(_{0,2}[a-z]{1,30}(?:_[a-z0-9]{1,30}){1,6})\(\)"
+_LOADS_LAST: Final = (
+    r"\bLoading (?:checkpoint shards: {0,9}\d{1,2}%[^%]{0,80}|(?!extension|data)\S{3,80}\.\.\.)"
+    r"\s{0,9}\Z"
+)
+"""What a program printed last before its weights did not fit."""
 
 
 def is_seen_to_grow(message: OomMessage) -> bool:
@@ -134,12 +171,22 @@ def is_in_backward_pass(message: OomMessage) -> bool:
     return any(map(_BACKWARD.matches, message.frames))
 
 
+def is_at_first_call(message: OomMessage) -> bool:
+    """Return whether the call that failed is the program's first of CUDA, which makes a context."""
+    return any(map(_FIRST_CALL.matches, message.frames[-1:]))
+
+
 def is_seen_to_fail_late(message: OomMessage) -> bool:
     """Return whether people said that steps went well before the one that failed."""
     sign = sign_of(message)
     return sign is not None and sign.name == LATE
 
 
+_FIRST_CALL: Final = Place(
+    # torch 1.0 to 2.13
+    file=r"/torch/cuda/(?:__init__|random)\.py$",
+    functions="_lazy_init _lazy_call set_device manual_seed manual_seed_all seed_all",
+)
 _BACKWARD: Final = Place(code=r"\.backward\(")
 _TRAINS: Final = Place(named=r"(?i)train|^(?:fit|closure)$")
 _PASTES: Final = Place(
@@ -153,7 +200,8 @@ def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
     If one tensor is larger than the device, its own size is the problem, not the batch of the
     surrounding code. Growth over many steps makes the last small request fail, not a large one.
     """
-    if any(place.matches(frame) for place in sign.unless for frame in message.frames):
+    is_step = not sign.is_training and is_in_backward_pass(message)
+    if is_step or any(p.matches(frame) for p in sign.unless for frame in message.frames):
         return True
     is_by_words = sign.name == INFERENCE or (sign.name == LOADING_WEIGHTS and not message.frames)
     if is_by_words and is_of_other_program(message) and not is_told_of_nobody(message):
@@ -161,9 +209,10 @@ def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
     if any(name in message.said for place in sign.unless for name in place.functions.split()):
         return True  # found in lines that no longer have the form of a traceback
     share = (message.requested_bytes or 0) / (message.total_bytes or float("inf"))
-    if sign.name in (GROWTH, LATE) and (share > LARGE_SHARE or _search(_BATCH_HELPS, message.said)):
+    is_of_history = sign.name in (GROWTH, LATE, RAN_BEFORE)
+    if is_of_history and (share > LARGE_SHARE or _search(_BATCH_HELPS, message.said)):
         return True
-    if sign.name == RAN_BEFORE and message.requested_bytes is not None:
+    if sign.name == RAN_BEFORE and message.allocated_bytes is not None:
         return True  # the figures say more
     is_beyond = share > 1
     return is_beyond and sign.is_surrounding and sign.is_of_batch
@@ -172,6 +221,7 @@ def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
 _BATCH_HELPS: Final = (
     r"(?i)\b(?:reduc|lower|decreas|small)\w{0,4} (?:the )?batch.{0,20}? (?:(?:does|do|did) )?"
     r"(?:help(?:s|ed)?|works?|worked|solve[sd]?)\b"
+    r"|\bbatch[^.!?\n]{0,15}? (?:larg|bigg|great|more)(?:er)? than \d"
 )
 """What people say if the batch is what fills the GPU, and not what earlier steps have left."""
 
@@ -198,7 +248,7 @@ def _in_clause(words: str) -> str:
 
 _TESTS: Final = (
     r"(?:(?<![\w./-])|(?<=trainer\.))(?<!cross[ -])(?:eval(?:uat(?:e|es|ed|ing|ions?))?"
-    r"|validat(?:e|es|ing|ions?)"
+    r"|val(?:idat(?:e|es|ing|ions?))?"
     r"|(?:to|in|at|after|during|while|when|the|running) test(?:ing)?"
     r"|tests? (?:step|phase|stage|time|loop|epoch)"
     r"|(?:in|at|during|while|when|the|saving) predict(?:ing|ions?))"
@@ -209,7 +259,9 @@ _RAN: Final = rf"\b(?:python3?|ran|run|running) (?:\S*[/\\])?(?:\w*_)?{_INFERS}\
 
 _ONLY_RUNS: Final = (
     rf"^(?!.*{TRAINING}).*(?:{_RUNS_MODEL}|\bgenerat(?:e|es|ed|ing|ion)(?:\b|_)|\bprompts?\b|\bchat"
-    r"|请求|\bgradio\b|\bfastapi\b|\brest api\b|\bsynthe[st]|\bvocod|\btranscrip|\bdiari[sz]"
+    r"|请求|提问|对话|问答|部署|推論|추론|\b(?:each|every|per) (?:\w+ )?request"
+    r"|\bgradio\b|\bfastapi\b|\brest api\b|\bsynthe[st]|\bvocod|\btranscrip|\bdiari[sz]"
+    rf"|\b(?:\w{{1,40}}_)?{_INFERS}(?!r|\w{{0,20}}util)\w{{0,40}}\.py\b"
     r"|\b(?:txt|img)2img|\btext2text|\bhi-?res|\bweb ?ui\b|\bdemo\b|\btranslator"
     r"|Mask\w{0,40}Generator\()"
 )
@@ -235,29 +287,31 @@ KEPT_BY_REQUESTS: Final = (
 """What to do about memory that grows in a program that trains nothing."""
 
 
+_IS_WELL: Final = r"\b(?:works?|worked|fine|no (?:oom|problem|error)s?|disappears?|goes away)\b"
+_WITHOUT_TEST: Final = (
+    r"\b(?:without|skip\w{0,4}|disabl\w{1,3}|turn\w{0,3} off|remov\w{1,3}|comment\w{0,3} out)"
+    r" (?:the |all )?(?:val|eval|test)(?:idat|uat|ing)\w{0,4}"
+)
 _EVALUATES: Final = (
     rf"(?:{_in_clause(_TESTS)}|\btry\w* to (?:test|evaluate|validate)\b"
-    r"|\btrain\w* (?:is|was|works|runs|goes|went) (?:ok|okay|fine|well|normal\w*|success\w*)\b"
-    r"[^\n]{0,20}\s{0,3}[^\n]{0,20}\b(?:test|eval|valid)\w*)"
+    r"|\b(?:val|eval)\w{0,9} ?(?:=|to|is) ?(?:False|off|0)\b.{0,20}\bworks"
+    rf"|{_WITHOUT_TEST}[^.\n]{{0,60}}{_IS_WELL}|{_IS_WELL}[^.\n]{{0,60}}{_WITHOUT_TEST}"
+    r"|\btrain\w* (?:is|was|works|runs|goes|went) (?:ok|okay|fine|well|normal\w*|success\w*"
+    r"|no problem)\b[^\n]{0,20}\s{0,3}[^\n]{0,20}\b(?:test|eval|valid|infer|predict)\w*"
+    r"|\b(?:infer|test|eval|predict)\w*\b[^\n]{0,160}\benough fo ?r (?:the )?train)"
 )
 """The ways in which people say that an evaluation or a test failed, and not the training."""
 
 _GROWS: Final = (
-    rf"(?:{GROWS}|\b(?:memory|vram|usage)\b(?: \w+){{0,5}}? (?:climb\w*|(?:slowly"
-    r"|will|continu\w+|were|was|is|been|becom\w+|gets?)(?: \w+){0,3}? (?:increas\w+|grow\w*"
-    r"|ris(?:es|ing)|(?:larger|higher|bigger)(?! than)|fill\w+|full\b))"
-    r"|\b(?:steady|gradual) increase"
-    r"|\bincreasing GPU.memory|\bwithout .{0,3}item\(|\bleak(?:s|ing|age)?\b"
-    r"|\bgrows? larger after each\b|\bmore (?:gpu )?memory (?:with|at|after|in|on) (?:each|every)\b"
-    r"|\b(?:training|validation|test)_epoch_end\(self, ?outputs"  # Lightning before 2 keeps them
-    r"|\baccumulat(?:es?|ed|ing) (?:in|on|over)\b)"
+    rf"(?:{GROWS}|\bleak(?:s|ing|age)?\b|\bwithout .{{0,3}}item\("
+    r"|\baccumulat(?:es?|ed|ing) (?:in|on|over)\b"
+    r"|\b(?:training|validation|test)_epoch_end\(self, ?outputs)"  # Lightning before 2
 )
-"""The ways in which people say that memory grew."""
+"""The signs that something is kept from step to step, beside the words."""
 
 _LONG: Final = (
     r"(?:epochs?|rounds?|hours?|minutes|days?|sentences|generations?|runs?|requests?|images|videos?"
-    r"|files?"
-    r"|episodes?|agents?|trials?|folds?|prompts?)\b"
+    r"|files?|episodes?|agents?|trials?|folds?|prompts?)\b"
 )
 _STEPS: Final = r"(?:iterations?|iters?|steps?|batch(?:es)?|samples)\b"
 _MANY: Final = (
@@ -270,9 +324,8 @@ _LATE_IN: Final = (
     rf"(?:\bafter (?:[a-z]{{2,9}} ){{0,3}}?~?(?:{_MANY} (?:\w+ ){{0,2}}?{_LONG}"
     rf"|{_MANY_STEPS}\+? (?:\w+ ){{0,2}}?{_STEPS})"
     rf"|\b(?:at|in|on|until|till|reach(?:es|ed)?|by|for) (?:the |my )?{_LATER} (?:\w+ )?{_LONG}"
-    rf"|\b(?:at|reach(?:es|ed)?|until) (?:\w+ )?(?:epoch ?\d{{1,5}}|(?:iteration|step) ?\d{{3,7}})"
-    rf"|\breach(?:es|ed)? \d{{3,7}} {_STEPS}|\bin the middle of (?:the )?(?:train|epoch|run)"
-    r"|\bafter 1/\d|\bhalfway\b"
+    rf"|\b(?:at|reach(?:es|ed)?|until) (?:\w+ )?(?:epoch ?\d{{1,5}}|(?:iteration|step) ?\d{{3,7}}"
+    rf"|\d{{3,7}} {_STEPS})"
     r"|\b(?:after|for) (?:a while|some time|a (?:long )?time)\b)"
 )
 _COLLECTS: Final = (
@@ -287,39 +340,38 @@ _AT_START: Final = (
 _LATE: Final = (
     rf"(?is)\A(?!.*{_AT_START}).*(?:{_in_clause(_LATE_IN)}"
     rf"|\b(?:first|1st|one) (?:training )?{_LONG}(?: \w+){{0,3}}? (?:fine|ok|normal\w*|success\w*)"
-    rf"|\bsuccessful {_STEPS}|前几[轮个]|第[二三四五六七八九十2-9]\d{{0,4}}\s?[轮个])"
+    rf"|\bsuccessful {_STEPS}|前几[轮个]|第[二三四五六七八九十2-9]\d{{0,4}}\s?[轮个]"
+    r"|(?:轮|epoch|エポック|에폭) ?(?:快?[完结]|[之以]?后|後|후)|[一段]会儿?[就后]"
+    r"|一段时间[之以]?后|しばらく|после \w{1,12} эпох|途中で|도중에?)"
 )
 """The ways in which people say that the first steps fit, and a later one failed."""
 
-_FIRST: Final = r"(?:\b(?:gpu|gup|cuda|device)[ :_-]{0,2}0\b(?!;| has a)|\b(?:0|first) gpu\b)"
+_FIRST: Final = r"\b(?:gpu|cuda|device)[ :_-]{0,2}0\b(?!;| has a)"
 _ON_FIRST: Final = (
-    rf"{_FIRST}[^.;\n(]{{0,40}}\b(?:more|much|most|first|unbalanced|alone)\b"
-    r"|\b(?:more|most|all|every|each|only|other gpus|process(?:es)?)\b[^.;\n(]{0,60}"
-    rf"\b(?:on|in|to|of) ?(?:the )?{_FIRST}"
-    r"|\b(?:un|im)balanced[^.\n]{0,40}\b(?:gpu|memory)|\bmemory[^.\n]{0,60}n(?:o|')t average\b"
+    rf"{_FIRST}[^.;\n(]{{0,40}}\b(?:more|much|most|first|alone)\b"
+    rf"|\b(?:all|every|each|only|process(?:es)?)\b[^.;\n(]{{0,60}}\b(?:on|in|to|of) ?{_FIRST}"
 )
-"""The ways in which people say that one of several GPUs, mostly the first, holds more."""
+"""The ways in which people say that the first of several GPUs holds more."""
 
 _EARLIER: Final = (
     r"(?:before|yesterday|(?:last|earlier|previous) (?:week|month|time|version)|previously|earlier"
-    r"|until (?:now|today|yesterday|recently|\d|a few|last)|(?:hours?|days?|weeks?|months?) ago"
-    r"|for (?:weeks|months|years))\b"
+    r"|for (?:weeks|months|(?:a |one )?years?)"
+    r"|(?:with|in|on|under) (?:\w{1,12} )?v?\d{1,2}\.\d[\d.]{0,6}(?:\+\w+)?)(?!\w)"
 )
 _RAN_WELL: Final = (
     r"(?:worked|ran|trained|(?:was|were|been|is) (?:\w+ )?(?:working|running|training|fine|ok)"
-    r"|used to (?:work|run|train|be)|no (?:problem|issue)s?|(?:could|able to) (?:run|train))\b"
+    r"|used to (?:work|run|train|be)|no (?:previous )?(?:problem|issue)s?"
+    r"|(?:could|able to|can) (?:run|train|generate)|runs? (?:ok|fine|well|perfectly))\b"
 )
 _RAN_BEFORE: Final = (
     rf"(?:\b{_RAN_WELL}[^.!?\n]{{0,50}}\b{_EARLIER}|\b{_EARLIER}[^.!?\n]{{0,50}}\b{_RAN_WELL}"
-    r"|\beverything used to work|\b(?:after|since) (?:\w+ ){0,2}?(?:upgrad|updat)(?:ing|e\b)"
-    r"|\b(?:roll\w* back|downgrad\w+)[^.!?\n]{0,40}\b(?:fix|work|solve)\w*"
-    r"|\bsame (?:parameters|settings|config\w*|code|script|command)\b"
-    r"[^.!?\n]{0,60}\b(?:before|worked|ran)\b"
+    r"|\beverything used to work|\b(?:after|since) (?:\w+ ){0,2}?(?:upgrad|updat)(?:ing|es?\b)"
     r"|(?:之前|以前|昨天)\S{0,6}(?:可以|能|都|还|正常)|以前は|동일한 (?:파라미터|설정))"
 )
 """The ways in which people say that the same thing ran before."""
 
 LOADING_WEIGHTS: Final = "loading-weights"
+VAE: Final = "vae-decode"
 SERVER_STEP: Final = "server-step"
 ATTENTION_SCORES: Final = "attention-scores"
 INFERENCE: Final = "inference"
@@ -352,19 +404,13 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 r"|/torch/distributed/checkpoint/state_dict\.py$|/fsdp/_fsdp_state\.py$"
             ),
             Place(
-                file=r"/torch/distributed/fsdp/",
-                functions="state_dict full_optim_state_dict optim_state_dict "
-                "_optim_state_dict_impl _full_pre_state_dict_hook "
-                "_full_post_state_dict_hook",
-            ),
-            Place(
                 file=r"/deepspeed/",
                 functions="_zero3_consolidated_16bit_state_dict save_16bit_model save_fp16_model",
             ),
         ),
-        in_words=r"(?is)\A(?=.*\bfsdp\b)(?=.*\bsav(?:e|es|ing)\b.{0,40}\b(?:checkpoint|model|state))",
-        intro=r"/fsdp/(?:_state_dict_utils|fully_sharded_data_parallel)\.py"
-        r"|Failed to clone\(\) tensor with name",
+        in_words=r"(?is)\A(?=.*\bfsdp\b)(?=.*(?:\bsav(?:e|es|ing)\b.{0,40}"
+        r"\b(?:checkpoint|model|state)|\b(?:checkpoint|model|state)\b.{0,20}\bsav(?:e|es|ing)\b))",
+        intro=r"/fsdp/(?:_state_dict_utils|fully_sharded_data_parallel)\.py",
     ),
     # ---- loading ----
     TracebackSign(
@@ -398,6 +444,21 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
     ),
     TracebackSign(
+        name="several-models",
+        doing="with more than one model on the GPU",
+        is_of_model=True,
+        title="Free one model before the next is loaded",
+        change="del every name, list and pipeline that holds it, then gc.collect() and "
+        "torch.cuda.empty_cache(); or run each model in a process of its own, whose end frees all "
+        "of it; move a model that waits to the CPU (.to('cpu')), or store them in fewer bits",
+        why="A model stays on the GPU for as long as one name holds it, whether it runs or not.",
+        # torch 2.13, docs/source/notes/faq.rst; vllm 0.8, entrypoints/llm.py: sleep()
+        in_words=r"(?i)\b(?:another|second|next|new) (?:\w+ )?model\b[^.\n]{0,60}\bafter\b"
+        r"|\b(?:both|two|2|three|3|multi\w*|several|all) (?:\w+ )?"
+        r"(?:models?|pipelines|llms?|tasks?)\b[^.\n]{0,60}"
+        r"\b(?:same|one|single) (?:gpu|server|card|device|time|process)",
+    ),
+    TracebackSign(
         name=LOADING_WEIGHTS,
         doing="while the weights of a model were put on the GPU",
         is_of_model=True,
@@ -409,8 +470,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "itself, which no batch size changes.",
         in_words=r"\bfrom_pretrained\([^()]{0,300}\)\.(?:to|cuda|half)\("
         r"(?!.{0,600}\b(?:generate|chat|train|fit|forward|backward|step)\()"
-        r"|(?i:\b(?:(?:try|trying|tried|fail\w{0,3}|unable|can(?:no|')t)(?: to)? load"
-        r"|(?:when|while) loading)\b"
+        r"|(?i:(?:\b(?:try|trying|tried|fail\w{0,3}|unable|can(?:no|')t)(?: to)? load\b"
+        rf"|{_in_clause('(?<!after )loading')})"
         r"(?!.{0,40}(?:data|image|checkpoint|batch|sample|video|file)))",
         intro=r"Node Type:\W{0,8}\w*Load(?:er|\b)|\bERROR lora\b|Patching LoRAs"
         r"|modules are dispatched on the CPU",
@@ -423,15 +484,11 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 functions="_apply convert to cuda half float bfloat16 to_empty",
             ),
             Place(file=r"/torch/nn/modules/\w+\.py$", functions="__init__ reset_parameters"),
+            Place(functions="__init__", code=r"[Ww]eight|\bParameter\(|\bnn\.\w+\("),
             Place(
                 named=r"^_?(?:fast_)?load_(?:\w{1,40}_)?(?:model|pipeline|transformer|weight)s?$"
             ),
             Place(code=r"\b(?:load_model|from_pretrained)\("),
-            Place(
-                file=r"/(?:vllm|sglang)/",
-                functions="load_model initialize_model _initialize_model load_weights "
-                "create_weights",
-            ),
             # a traceback that was cut above torch's own frames
             Place(
                 code=r"\b(?:model|module|net|pipe)\w*\.(?:to|cuda)\(|\bensure_model_loaded\("
@@ -443,10 +500,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 file=r"/(?:comfy|modules)/model_(?:management|patcher)\.py$",
                 functions="load_models_gpu model_load model_use_more_vram partially_load load "
                 "patch_model patch_weight_to_device cast_to cast_to_device",
-            ),
-            Place(
-                file=r"/transformers/(?:modeling_utils|core_model_loading|quantizers/\w+)\.py$"
-                r"|/accelerate/utils/modeling\.py$|/safetensors/torch\.py$"
             ),
         ),
     ),
@@ -576,7 +629,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 file=r"/assigners/|iou2d_calculator\.py$|/detectron2/structures/(?:rotated_)?boxes\.py$"
                 r"|/torchvision/ops/boxes\.py$|/utils/tal\.py$"
             ),
-            Place(functions="bbox_overlaps pairwise_iou box_iou box_iou_rotated"),
         ),
     ),
     TracebackSign(
@@ -643,12 +695,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             Place(
                 file=r"/torch/optim/(?:adam|adamw|_multi_tensor|sgd|rmsprop|adagrad|radam|nadam)\.py$"
             ),
-            # A wrapper of a step may get a closure, which runs the model.
-            Place(
-                file=r"/torch/optim/(?:optimizer|lr_scheduler)\.py$|/accelerate/optimizer\.py$"
-                r"|/amp/grad_scaler\.py$",
-                is_last=True,
-            ),
             Place(code=r"\boptim(?:izer)?\.step\(|\bexp_avg_sq\b", is_last=True),
             # the optimizer's own copy of the weights in 32 bits
             Place(
@@ -660,7 +706,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     ),
     # ---- images ----
     TracebackSign(
-        name="vae-decode",
+        name=VAE,
         doing="while a VAE turned latents into pixels or pixels into latents",
         title="Run the VAE in tiles, or on fewer pixels at once",
         change="turn tiling on, or halve the tiles if it is on; one image at a time "
@@ -673,7 +719,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             Place(file=r"/diffusers/models/autoencoders/|/comfy/ldm/.*(?:vae|autoencoder)"),
             Place(
                 code=r"\bvae\.(?:decode|encode)\(|first_stage_model\.(?:decode|encode)\(|decode_tiled"
-                r"|vae_decode\("
             ),
         ),
         intro=r"when regular VAE (?:de|en)coding|\[Tiled VAE\]"
@@ -689,10 +734,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         why="grid_sample makes channels x points values and keeps grid and input for "
         "the backward pass: the number of points decides.",
         # torch 2.13, torch/nn/functional.py
-        places=(
-            Place(functions="grid_sample"),
-            Place(code=r"\bgrid_sampler?\("),
-        ),
+        places=(Place(code=r"\bgrid_sampler?\("),),
         # drawing masks calls grid_sample too
         unless=(_PASTES,),
     ),
@@ -732,7 +774,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 r"|(?:attn|attention)_(?:weights|scores|probs)\s?=|\bmatmul_result\s?=|(?:\bq\w*|\))\s?@\s?k\w*\.transpose|baddbmm\("
                 r"|einsum\(\s*f?['\"][^'\"]*i d\s?,[^'\"]*j d\s?->[^'\"]*i j['\"]"
                 r"|einsum\(\s*f?['\"](\w*)(\w)(\w)\s?,\s?\1(\w)\3\s?->\s?\1\2\4['\"]"
-                r"|einsum\(\s*['\"][^'\"]{0,20}i j\s?,[^'\"]{0,20}j d\s?->[^'\"]{0,20}i d['\"]"
             ),
         ),
     ),
@@ -766,12 +807,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         # to 4.57, models/*/modeling_*.py
         places=(
             Place(
-                functions="cross_entropy log_softmax selective_log_softmax "
-                "_compute_distributed_log_softmax ForCausalLMLoss "
-                "fixed_cross_entropy entropy_from_logits get_batch_logps "
-                "_get_per_token_logps"
-            ),
-            Place(
                 code=r"logits\.(?:float|exp|log_softmax|softmax|clone)\(|log_?softmax\(|\blm_head\("
                 r"|cross_entropy\("
             ),
@@ -783,7 +818,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         doing="while text was generated",
         is_training=False,
         is_surrounding=True,
-        unless=(_BACKWARD,),
         title="Generate with a shorter context, or a smaller cache",
         change="shorten the prompt, max_new_tokens or the length that a cache is made for "
         "(max_seq_len), lower num_beams or num_return_sequences; "
@@ -807,8 +841,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         is_of_batch=True,
         is_training=False,
         is_surrounding=True,
-        unless=(_BACKWARD,),
         title="Evaluate without gradients, and in smaller batches",
+        title_in_framework="Evaluate in smaller batches, and keep less of each",
         change="put torch.no_grad() around the loop of the evaluation (model.eval() alone keeps "
         "the graph); use a smaller batch there, and images or sequences no larger than in "
         "training (resize, crop, tiles); keep results with .item() or .cpu()",
@@ -867,21 +901,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         in_words=rf"(?i){_GROWS}",
     ),
     TracebackSign(
-        name=LATE,
-        doing="after steps that fit",
-        is_of_batch=True,
-        is_surrounding=True,
-        title="Find what the step that failed has that earlier steps did not",
-        change="a validation or a test runs in between: torch.no_grad() and a smaller batch there; "
-        "something is kept from step to step: loss.item() and .detach().cpu() in place of tensors; "
-        "the samples differ: sort or cap their lengths, sizes, boxes or nodes",
-        why="The first steps fit, so the usual batch does: the later one is larger, evaluates or "
-        "saves, or comes on top of what the earlier ones left.",
-        # torch 2.13, docs/source/notes/faq.rst
-        in_words=_LATE,
-    ),
-    # ---- searches, and libraries beside PyTorch ----
-    TracebackSign(
         name="spilled",
         doing="with part of the GPU's memory on the host, where Windows' driver had moved it",
         is_of_batch=True,
@@ -896,21 +915,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         in_words=r"[Ss]hared GPU memory|[Ss]ysmem [Ff]allback",
     ),
     TracebackSign(
-        name="ctranslate2",
-        doing="in CTranslate2, which faster-whisper and WhisperX run on",
-        is_training=False,
-        is_surrounding=True,
-        unless=(_BACKWARD,),
-        title="Transcribe in smaller batches, and with int8 weights",
-        change="lower batch_size and beam_size, set compute_type='int8_float16' or 'int8', or use "
-        "a smaller or distilled model; between the steps of a pipeline call del model, "
-        "gc.collect() and torch.cuda.empty_cache(), since it asks the driver and not PyTorch",
-        why="It takes its memory from the driver: what PyTorch keeps in its cache for the other "
-        "models of the pipeline is not available to it.",
-        # ctranslate2 3 and 4, src/cuda; faster-whisper 1.1, transcribe.py; whisperx 3, README
-        intro=r"(?i)(?:CUDA|HIP) failed with error out of memory",
-    ),
-    TracebackSign(
         name=RAN_BEFORE,
         doing="though the same ran before",
         is_surrounding=True,
@@ -923,11 +927,40 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         in_words=rf"(?is){_RAN_BEFORE}",
     ),
     TracebackSign(
+        name=LATE,
+        doing="after steps that fit",
+        is_of_batch=True,
+        is_surrounding=True,
+        title="Find what the step that failed has that earlier steps did not",
+        change="a validation or a test runs in between: torch.no_grad() and a smaller batch there; "
+        "something is kept from step to step: loss.item() and .detach().cpu() in place of tensors; "
+        "the samples differ: sort or cap their lengths, sizes, boxes or nodes",
+        why="The first steps fit, so the usual batch does: the later one is larger, evaluates or "
+        "saves, or comes on top of what the earlier ones left.",
+        # torch 2.13, docs/source/notes/faq.rst
+        in_words=_LATE,
+    ),
+    # ---- libraries beside PyTorch ----
+    TracebackSign(
+        name="ctranslate2",
+        doing="in CTranslate2, which faster-whisper and WhisperX run on",
+        is_training=False,
+        is_surrounding=True,
+        title="Transcribe in smaller batches, or with smaller weights",
+        change="lower batch_size and beam_size; set compute_type='int8_float16' or 'int8'; use a "
+        "smaller or distilled model; between the steps of a pipeline call del model, "
+        "gc.collect() and torch.cuda.empty_cache(), since it asks the driver and not PyTorch",
+        why="It takes its memory from the driver: what PyTorch keeps in its cache for the other "
+        "models of the pipeline is not available to it.",
+        # ctranslate2 3 and 4, src/cuda; faster-whisper 1.1, transcribe.py; whisperx 3, README
+        intro=r"(?i)(?:CUDA|HIP) failed with error out of memory",
+    ),
+    TracebackSign(
         name=INFERENCE,
         doing="while a trained model ran",
         is_training=False,
         is_surrounding=True,
-        unless=(_BACKWARD, _TRAINS),
+        unless=(_TRAINS,),
         kinds=("pytorch-caching-allocator", "driver-no-figures"),
         spelled=Change.BATCH,
         title="Give the model less input at a time",
@@ -940,8 +973,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 file=r"/torch/(?:autograd/grad_mode|utils/_contextlib)\.py$",
                 functions="decorate_context",
             ),
-            Place(file=rf"(?:^|/)(?:\w*_)?{_INFERS}\w*\.py$"),
-            Place(functions="infer inference predict upscale transcribe enhance generate detect"),
+            Place(file=rf"(?:^|/)(?:\w*_)?{_INFERS}(?!r|\w{{0,20}}util)\w*\.py$"),
             Place(code=r"\.(?:infer|inference|predict|upscale|transcribe|enhance|generate)\("),
         ),
         intro=r"\bvideo \d{1,6}/\d{1,6} \(frame \d",

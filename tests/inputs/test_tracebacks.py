@@ -255,3 +255,18 @@ def test_line_of_a_driver_is_not_where_a_worker_failed():
     )
 
     assert not [m.frames for m in find_messages(passed_on).messages if m.frames]
+
+
+def test_frame_of_a_notebook_cell_is_read():
+    cell = "<ipython-input-1-7c6f> in <cell line: 10>()\n---> 10 image = pipe(prompt)\n"
+
+    (message,) = find_messages(f"{cell}\n{OOM}\n").messages
+
+    assert (message.frames[-1].line, message.frames[-1].code) == (10, "image = pipe(prompt)")
+
+
+def test_words_between_a_heading_and_its_traceback_are_kept():
+    message = find_messages(f"CUDA out of memory\n\nIt was in a chat.\n{PLAIN}").messages[0]
+
+    assert "It was in a chat." in message.after
+    assert message.frames

@@ -189,9 +189,9 @@ def test_first_screen_is_about_the_failure_though_the_program_went_on(name, show
     [
         ("/home/me/infer.py", "infer.py"),
         (r"C:\work\my-run.py", "my-run.py"),
-        ("/usr/lib/python3/site-packages/torch/run.py", "script.py"),  # whose program it starts
-        ("<frozen runpy>", "script.py"),
-        ("/tmp/ipykernel_34/3668832236.py", "script.py"),  # a cell of a notebook
+        ("/usr/lib/python3/site-packages/torch/run.py", "PROGRAM"),  # whose program it starts
+        ("<frozen runpy>", "PROGRAM"),
+        ("/tmp/ipykernel_34/3668832236.py", "PROGRAM"),  # a cell of a notebook
     ],
 )
 def test_recording_is_asked_for_by_the_name_of_the_script(file, script):

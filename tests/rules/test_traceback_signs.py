@@ -100,9 +100,6 @@ SHAPES = {
         frame("/job/train.py", "validate", "pipeline = pipeline.to(accelerator.device)"),
         frame(f"{LIB}/diffusers/pipelines/pipeline_utils.py", "to", "module.to(torch_device)"),
     ),
-    "attention-scores of old code": failing(
-        frame("/job/attention.py", "forward", "out = einsum('b i j, b j d -> b i d', attn, v)")
-    ),
     "loading-weights of a trainer": failing(
         frame("/job/workflow.py", "run", "trainer = PairwiseTrainer(")
     ),
@@ -139,6 +136,7 @@ SHAPES = {
         frame(f"{TORCH}/nn/functional.py", "grid_sample", "return torch.grid_sampler(x, g)")
     ),
     "loaded-checkpoint in words": f"When I resume training from a checkpoint:\n{FULL}\n",
+    "several-models": f"I run both models on the same GPU:\n{FULL}\n",
     "growth": f"The memory keeps growing from step to step until it fails:\n{FULL}\n",
     "loaded-checkpoint that is resumed": f"It only fails when resuming:\n{FULL}\n",
     "evaluation in other words": f"Training works, validation fails with this:\n{FULL}\n",

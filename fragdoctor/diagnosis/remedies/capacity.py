@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.remedies.framework_words import words_in
 from fragdoctor.diagnosis.remedies.leaks import is_evaluation
-from fragdoctor.diagnosis.remedies.less_at_once import ANY_BATCH, less_of_batch
+from fragdoctor.diagnosis.remedies.less_at_once import ANY_BATCH, fewer_bytes, less_of_batch
 from fragdoctor.diagnosis.remedies.remedy import (
     CURES,
     FITS,
@@ -32,6 +32,7 @@ from fragdoctor.model.frameworks import Change
 from fragdoctor.model.phases import Category
 from fragdoctor.model.simulation import OutlookState
 from fragdoctor.rules.told_weights import told_card_bytes, told_weights
+from fragdoctor.rules.traceback_signs import is_seen_to_run
 from fragdoctor.units import GIB, MIB, format_share, format_size
 
 SHORT_OF_MEMORY: Final = (Cause.CAPACITY, Cause.TRANSIENT_PEAK, Cause.MEMORY_LIMIT)
@@ -408,8 +409,8 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
                 cost="A coarser model, or slower layers.",
             )
             return
-    if r is None:
-        return
+    if r is None or not (case.sign is None or case.sign.is_training or case.trains):
+        return  # what only runs has no state, and its own advice speaks of the weights
     is_building = case.only_builds and not case.fails_in_optimizer_step
     held = _model_bytes(case)
     is_copy = _asks_for_a_copy(case)
@@ -427,12 +428,16 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         )
     if is_copy:
         why = f"{OF_A_COPY}."
+    runs = case.runs_only or (message is not None and is_seen_to_run(message))
     yield remedy.proposal(
+        title="Store the weights in less memory" if runs else "",
         weight=FITS
         if is_building or is_copy or (case.told.batch_size == 1 and case.is_checkpointed)
         else MAY_HELP,
         confidence=Confidence.LIKELY if is_building else Confidence.POSSIBLE,
-        change="bf16 weights or autocast, an 8-bit optimizer, LoRA; quantized weights for "
+        change=fewer_bytes(case)
+        if runs
+        else "bf16 weights or autocast, an 8-bit optimizer, LoRA; quantized weights for "
         "inference; FSDP or ZeRO over several GPUs, offloading to the host",
         why=why,
         cost="Lower precision may need care with the loss; sharding and offloading need bandwidth.",

@@ -6,11 +6,15 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
+from msgspec.structs import replace
+
 from fragdoctor.diagnosis.remedies.counted import less_of_counted
 from fragdoctor.diagnosis.remedies.leaks import is_evaluation
-from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal
+from fragdoctor.diagnosis.remedies.remedy import CURES, JudgedCase, Proposal
+from fragdoctor.model.case import ToldSettings
 from fragdoctor.model.frameworks import INTERFACES, SERVERS, Change, Framework, words_for
 from fragdoctor.model.gpus import with_monitor_of
+from fragdoctor.model.measures import MEASURES, options_named
 
 CHANGES: Final = {
     "limit-batch": Change.BATCH,
@@ -34,8 +38,23 @@ ADDED: Final = (Change.BATCH, Change.EVALUATION_BATCH, Change.WEIGHTS, Change.CO
 ROOM_FOR_STEPS: Final = "Give the server's steps more room beside its KV cache"
 
 
-def in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Iterator[Proposal]:
-    """Yield proposals, with changes in the words of the case's framework if it has any."""
+def in_own_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Iterator[Proposal]:
+    """Yield proposals in the words of the case's framework, asked against what is in use.
+
+    What is in use or was tried as a whole comes last.
+    """
+    for one in _in_framework_words(case, proposals):
+        change, is_new = without_used(one.recommendation.change, case.told)
+        told = one.saying(change=change)
+        is_left = is_new or not change or one.is_rejected or one.weight >= CURES
+        yield told if is_left else replace(told, weight=USED)
+
+
+USED: Final = -1
+"""Weight of a proposal of which nothing is left to try."""
+
+
+def _in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Iterator[Proposal]:
     for proposal in proposals:
         # The tool that watches memory is the one of the GPU's vendor.
         own = with_monitor_of(case.backend, proposal.recommendation.change)
@@ -90,35 +109,49 @@ def _words(
     A program that only runs a model has another batch to change than training has.
     """
     runs_only = case.sign is not None and not case.sign.is_training
-    runs_only |= is_evaluation(case.asking_stack)
+    runs_only |= case.asking_event is not None and is_evaluation(case.asking_stack)
     batch = (Change.EVALUATION_BATCH,) if Change.BATCH in changes and runs_only else ()
     # Who trains inside a user interface has other options than who draws pictures there.
     is_trained = case.trains and not runs_only and Change.BATCH in changes
     named = case.frameworks if among is None else among
     frameworks = [f for f in named if not (is_trained and f.name in INTERFACES)]
-    found = words_for(frameworks, *batch, *changes)
-    said = "" if case.message is None else case.message.said
-    return None if found is None else (found[0], _untried(found[1], case.told.tried, said))
+    return words_for(frameworks, *batch, *changes)
 
 
-def _untried(words: str, tried: Sequence[str], said: str) -> str:
-    """Return words without what is on already, and with what did not help last."""
+def without_used(change: str, told: ToldSettings) -> tuple[str, bool]:
+    """Return a change without what the text has in use, and whether anything of it is left.
 
-    def option(part: str) -> str:
-        return next(iter(_OPTION.findall(part)), "")
-
-    def is_tried(part: str) -> bool:
-        return option(part).lstrip("-").replace("_", "-") in tried
+    What did not help comes last. What can go further than a text goes is never in use.
+    """
 
     def is_on(part: str) -> bool:
-        return not _BY_DEGREES.search(part) and bool(option(part)) and option(part) in said
+        named = options_named(part)
+        measures = (m for m in told.in_use if MEASURES[m].advised)
+        return not _BY_DEGREES.search(part) and (
+            (bool(named) and told.options.issuperset(named))
+            or any(re.search(MEASURES[m].advised, part) for m in measures)
+        )
 
-    parts = _PARTS.split(words)
-    left = [part for part in parts if not is_on(part)] or parts
-    return "; ".join(sorted(left, key=is_tried)).removeprefix("or ").removeprefix("then ")
+    def is_tried(part: str) -> bool:
+        return not set(options_named(part)[:1]).isdisjoint(told.tried)
+
+    def left_of(clause: str) -> str:
+        return ", or ".join(way for way in _WAYS.split(clause) if not is_on(way))
+
+    intro, words = _INTRO.fullmatch(change).groups()  # type: ignore[union-attr]  # matches any
+    clauses = [left for clause in _PARTS.split(words) if (left := left_of(clause))]
+    untried = [c for c in clauses if not is_tried(c)]
+    kept = [*untried, *(c for c in clauses if c not in untried)]
+    if kept == _PARTS.split(words):
+        return change, bool(untried)
+    first = "; ".join(kept).removeprefix("or ").removeprefix("then ")
+    return (intro + first, bool(untried)) if kept else (change, False)
 
 
-_BY_DEGREES: Final = re.compile(r"\b(?:lower|raise|higher|smaller|fewer|shorter|less|or)\b")
+_BY_DEGREES: Final = re.compile(
+    r"\b(?:lower|raise|higher|smaller|fewer|shorter|less|more|further|no longer)\b|--\S{2,60} \d"
+)
 """Words of changes that can go further than a text already goes."""
+_INTRO: Final = re.compile(r"(?s)(with [^:;]{1,40}: |)(.*)")
 _PARTS: Final = re.compile(r"; (?![^()]{0,300}\))")
-_OPTION: Final = re.compile(r"(?:--)?[a-z]{2,20}(?:[-_][a-z]{2,20}){1,5}")
+_WAYS: Final = re.compile(r", or (?![^()]{0,300}\))")

@@ -31,7 +31,8 @@ from fragdoctor.future.training_edits import requests_freed_at, requests_removed
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
-from fragdoctor.model.frameworks import SERVERS, Change
+from fragdoctor.model.frameworks import OWN_LOOPS, SERVERS, Change
+from fragdoctor.model.measures import NUMBERS, TILED
 from fragdoctor.rules.traceback_signs import (
     GROWTH,
     INFERENCE,
@@ -39,6 +40,7 @@ from fragdoctor.rules.traceback_signs import (
     LATE,
     RAN_BEFORE,
     SERVER_STEP,
+    VAE,
     TracebackSign,
     only_runs,
 )
@@ -54,27 +56,55 @@ STEPS: Final = r"\b(?:batch|epoch|iteration)"
 
 def _said(case: JudgedCase, sign: TracebackSign, message: OomMessage) -> tuple[str, str]:
     """Return title and change of a sign, with what the text tells besides."""
-    change = words_in(case, sign.name, sign.spelled) or sign.change
+    own = words_in(case, sign.name, sign.spelled)
+    change = own or sign.change
     if sign.name == INFERENCE:
         is_served = any(f.name in SERVERS for f in case.frameworks)
-        return (ROOM_FOR_STEPS, change) if is_served else (sign.title, less_to_run(case))
+        return (ROOM_FOR_STEPS, change) if is_served else less_to_run(case)
     if sign.name == RAN_BEFORE:
-        less = less_of_batch(case)[1] if case.trains else less_to_run(case)
-        return sign.title, f"{sign.change}; otherwise {less}"
+        less = less_of_batch(case) if case.trains else less_to_run(case)
+        return sign.title, f"{sign.change}; otherwise {less[1]}"
     if sign.name == LATE:
         return _of_later_step(case, sign, message)
-    if sign.name == GROWTH and only_runs(message):
-        return "Keep nothing of a request on the GPU", KEPT_BY_REQUESTS
-    if sign.name == GROWTH and re.search(r"\bitem\b", message.said, re.ASCII):
-        return "Find what else is kept from step to step", sign.change.partition("; ")[2]
+    if sign.name == GROWTH:
+        return _of_growth(case, sign, message)
     cache = smaller_cache(case) if sign.name == SERVER_STEP else ""
-    return sign.title, "; ".join(filter(None, (cache, change)))
+    if sign.name == VAE and TILED in case.told.in_use:
+        return "Use smaller tiles, or fewer pixels at once", change
+    title = sign.title_in_framework if own and sign.title_in_framework else sign.title
+    return title, "; ".join(filter(None, (cache, change)))
+
+
+def _of_growth(case: JudgedCase, sign: TracebackSign, message: OomMessage) -> tuple[str, str]:
+    """Return what keeps memory from step to step, by whose loop it is."""
+    batch = words_in(case, Change.BATCH)
+    if only_runs(message):
+        if batch and any(f.name in SERVERS for f in case.frameworks):
+            return ROOM_FOR_STEPS, batch  # its users cannot change what it keeps
+        if case.runs_only:
+            return less_to_run(case)
+        return "Keep nothing of a request on the GPU", KEPT_BY_REQUESTS
+    if batch and any(f.name in OWN_LOOPS for f in case.frameworks):
+        return "Cap the largest batch, and keep nothing in your own callbacks", f"{batch}; {CAPPED}"
+    if NUMBERS in case.told.in_use:
+        return "Find what else is kept from step to step", sign.change
+    return sign.title, sign.change
+
+
+CAPPED: Final = (
+    "sort or cap what differs from batch to batch (lengths, boxes, nodes); .item() or "
+    ".detach().cpu() of what metrics, hooks and callbacks of your own keep"
+)
+"""What grows in a loop that keeps no losses: the largest batch so far, whose memory PyTorch caches,
+or what the user's own code keeps."""
 
 
 def _of_later_step(case: JudgedCase, sign: TracebackSign, message: OomMessage) -> tuple[str, str]:
     if not (case.trains or re.search(STEPS, message.said)):
         title = "Keep nothing of a request on the GPU, and limit its length"
         return title, f"{KEPT_BY_REQUESTS}; {fewer_bytes(case)}"
+    if case.told.is_smaller_batch_tried:
+        return sign.title, sign.change
     batch = words_in(case, Change.BATCH) or "a lower batch size makes room for all of these"
     return sign.title, f"{sign.change}; {batch}"
 

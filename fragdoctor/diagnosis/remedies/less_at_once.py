@@ -12,8 +12,10 @@ from typing import Final
 from fragdoctor.diagnosis.remedies.counted import less_of_counted
 from fragdoctor.diagnosis.remedies.framework_words import words_in, words_together
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase
-from fragdoctor.model.case import ADAPTER, IMAGES, OFFLOADING, SEQUENCES, STATE_8BIT
+from fragdoctor.model.case import IMAGES, SEQUENCES
+from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.frameworks import Change
+from fragdoctor.model.measures import ADAPTER, BITS_4, BITS_8, HALF, OFFLOADING, STATE_8BIT
 from fragdoctor.rules.told_weights import told_weights
 
 OF_IMAGES: Final = (
@@ -28,8 +30,16 @@ ANY_BATCH: Final = (
     "lower the batch size, or the size of one sample: sequence length, image size, frames"
 )
 ONE_INPUT: Final = "a smaller image or tiles of it, fewer frames or points, a shorter text or audio"
+FITTED: Final = (
+    "use as much of it as fitted before; if each holds a copy of the model, spread them over more "
+    "GPUs, or store the weights in fewer bits"
+)
+OF_FITTING: Final = (
+    "one batch of that size after another; in training, accumulate gradients over several of them, "
+    "which keeps the effective batch"
+)
 NO_HELP: Final = "a smaller batch did not help"
-LESS_STATE: Final = ("16 bits", ADAPTER, STATE_8BIT)
+LESS_STATE: Final = (HALF, ADAPTER, STATE_8BIT)
 CHECKPOINTED: Final = (
     "turn on the program's option for it (gradient_checkpointing), or call each block through "
     "torch.utils.checkpoint"
@@ -40,7 +50,16 @@ OF_SMALL_MODELS: Final = re.compile(r"^fewer (?!frames)|patches")
 """Samples of models whose weights are small beside what they compute."""
 OFFLOADED: Final = "what is not running on the CPU (an option such as --offload or --lowvram)"
 _OF_MODEL: Final = re.compile(r"(?i)\bmodels?\b|\binference\b|\bgenerat|\bpipeline|模型|推理")
+_COMMAND: Final = re.compile(r"\bpython3? \S{1,80}\.py\b[^\n]{0,80}? --[a-z]")
 _OWN_CODE: Final = re.compile(r"\bimport torch\b|\bdef \w{1,40}\(|\bmodel\(|\.(?:eval|cuda|to)\(")
+
+
+LOADED_IN: Final = {
+    BITS_4: "",
+    BITS_8: "load the weights in 4 bits, or ",
+    HALF: "load the weights in 8 or 4 bits, or ",
+}
+"""How weights take fewer bits, by the fewest that a text has in use."""
 
 
 def speaks_of_model(case: JudgedCase) -> bool:
@@ -55,8 +74,9 @@ def fewer_bytes(case: JudgedCase) -> str:
     is_offloaded = OFFLOADING in case.told.in_use or _is_of_own_code(case)
     if any(map(OF_SMALL_MODELS.search, case.told.smaller_samples)):
         return "run it in 16 bits (torch.autocast), or on the CPU"
-    bits = "8 or 4" if "16 bits" in case.told.in_use else "16, 8 or 4"
-    ways = [f"load the weights in {bits} bits, or use a smaller model"]
+    held = next((bits for bits in LOADED_IN if bits in case.told.in_use), "")
+    fewer = LOADED_IN.get(held, "load the weights in 16, 8 or 4 bits, or ")
+    ways = [f"{fewer}use a smaller model"]
     if not is_offloaded:
         ways.append(f"keep {OFFLOADED}")
     return "; ".join(ways)
@@ -65,20 +85,54 @@ def fewer_bytes(case: JudgedCase) -> str:
 def _is_of_own_code(case: JudgedCase) -> bool:
     """Return whether the text shows code or calls, which have no options of a program."""
     message = case.message
-    return message is not None and bool(message.frames or _OWN_CODE.search(message.said))
+    if message is None or _COMMAND.search(message.said):
+        return False
+    return bool(message.frames or _OWN_CODE.search(message.said))
 
 
-def less_to_run(case: JudgedCase) -> str:
-    """Return the change for a model that only runs: less input, then less of the model."""
-    own = words_together(case, Change.BATCH, Change.WEIGHTS)
+SMALL_SHARE: Final = 0.02
+"""A model that runs makes temporaries of a layer: where one is a smaller part of what is held, the
+weights hold the rest."""
+_OF_WEIGHTS: Final = re.compile(
+    r"(?i)模型(?:太|过|很)大|\bmodel (?:is |was )?(?:too|so|very) (?:big|large)\b|加载\S{0,6}模型"
+    r"|\b(?:load|loading|loads) (?:\w+ ){0,3}(?:models?|weights|checkpoint)\b"
+)
+
+
+def is_full_of_weights(case: JudgedCase) -> bool:
+    """Return whether weights fill the GPU of a model that only runs.
+
+    The request is small beside what is held; or the text has done something about the weights, or
+    speaks of their size.
+    """
+    r, message = case.failed_request, case.message
+    if message is None or case.trains or case.cause is not Cause.CAPACITY:
+        return False
+    if r is not None and r.live_bytes:
+        is_one = (case.told.batch_size or 1) == 1
+        return is_one and r.requested_bytes < SMALL_SHARE * r.live_bytes
+    is_lowered = not {BITS_8, OFFLOADING}.isdisjoint(case.told.in_use)
+    is_lowered |= "device-map" in case.told.options
+    return is_lowered or _OF_WEIGHTS.search(message.said) is not None
+
+
+def less_to_run(case: JudgedCase) -> tuple[str, str]:
+    """Return a title and the change for a model that only runs: less input, less of the model."""
+    is_full = is_full_of_weights(case)
+    title = (
+        "Keep less of the model on the GPU" if is_full else "Give the model less input at a time"
+    )
+    both = (Change.WEIGHTS, Change.BATCH) if is_full else (Change.BATCH, Change.WEIGHTS)
+    own = words_together(case, *both)
     if own:
-        return own
+        return title, own
     said = "" if case.message is None else case.message.said
     less = " or ".join(f"{s}{PARTS.get(s, '')}" for s in case.told.smaller_samples) or ONE_INPUT
     weights = words_in(case, Change.WEIGHTS) or fewer_bytes(case)
     graph = ", under torch.inference_mode()" if _OWN_CODE.search(said) else ""
     counted = less_of_counted(case)
-    return f"use {less}{counted and f': {counted}'}; one input at a time{graph}; {weights}"
+    less = f"use {less}{counted and f': {counted}'}; one input at a time{graph}"
+    return title, "; ".join((weights, less) if is_full else (less, weights))
 
 
 def less_of_batch(case: JudgedCase) -> tuple[str, str]:
@@ -86,9 +140,13 @@ def less_of_batch(case: JudgedCase) -> tuple[str, str]:
 
     The text's own option is named with its value, unless a framework's words name it.
     """
-    told, is_one = case.told, case.told.batch_size == 1
-    if is_one or told.is_smaller_batch_tried:
-        return _less_of_one(case, "the batch is already one" if is_one else NO_HELP)
+    told = case.told
+    if known := _way_back(case):
+        return known
+    if told.batch_size == 1 or told.is_smaller_batch_tried:
+        return _less_of_one(case, "the batch is already one" if told.batch_size == 1 else NO_HELP)
+    if _names_big_model(case):
+        return less_to_run(case)
     less = "" if case.runs_only else " or ".join(told.smaller_samples)
     is_sized = told.batch_size is not None
     if counted := less and less_of_counted(case):
@@ -107,6 +165,24 @@ def less_of_batch(case: JudgedCase) -> tuple[str, str]:
         else "Use a smaller batch or"
     )
     return f"{batch} {less or 'smaller inputs'}", change
+
+
+def _way_back(case: JudgedCase) -> tuple[str, str] | None:
+    """Return title and change that undo what the text says made it fail, or None."""
+    told, fits = case.told, case.told.fitting_batch
+    if fits and fits < (told.batch_size or fits + 1):
+        return f"Use a batch of {fits}, which fits by what the text says", OF_FITTING
+    if told.raised and "batch" not in told.raised.lower():
+        return f"Lower {told.raised} again", FITTED
+    return None
+
+
+def _names_big_model(case: JudgedCase) -> bool:
+    """Return whether a text without figures is about the weights of a model that runs."""
+    r = case.failed_request
+    is_bare = r is None or r.live_bytes is None
+    is_of_batch = case.trains or bool(words_in(case, Change.BATCH))
+    return is_bare and not is_of_batch and is_full_of_weights(case)
 
 
 def _less_of_one(case: JudgedCase, since: str) -> tuple[str, str]:

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from fragdoctor.diagnosis.decision import is_integrated
 from fragdoctor.diagnosis.remedies.less_at_once import less_of_batch
 from fragdoctor.diagnosis.remedies.remedy import (
     ASKS,
@@ -28,6 +27,7 @@ from fragdoctor.diagnosis.remedies.serving import LEAST_UTILIZATION
 from fragdoctor.diagnosis.verdict_message import library_of
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, line_text
+from fragdoctor.model.frameworks import OWN_LOOPS, SERVERS, Change, words_for
 from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, FailedRequest
 from fragdoctor.rules.traceback_signs import is_in_backward_pass
@@ -44,24 +44,27 @@ OWN_DEVICE: Final = (
 MIN_PEERS: Final = 3
 """Two processes of equal size may be a coincidence; three are workers of one program."""
 
-SHARES: Final = {
-    "vLLM": "--gpu-memory-utilization",
-    "SGLang": "--mem-fraction-static",
-    "TGI": "--cuda-memory-fraction",
-}
-"""Server options that say how much of the card they take."""
-
 
 def _share(case: JudgedCase) -> str:
     """Return the option with which a server that takes a share leaves room for the others."""
-    r = case.failed_request
-    option = next((SHARES[f.name] for f in case.frameworks if f.name in SHARES), "")
-    if not option or r is None or not r.total_bytes or not r.other_bytes:
+    r, option = case.failed_request, words_for(case.frameworks, Change.SHARE)
+    if option is None or r is None or not r.total_bytes or not r.other_bytes:
         return ""
     left = math.floor(100 * (1 - (r.other_bytes + TYPICAL_CONTEXT_BYTES) / r.total_bytes)) / 100
-    if left < LEAST_UTILIZATION:
+    return "" if left < LEAST_UTILIZATION else f"{option[1]} {left:.2f} or less"
+
+
+def _beside_training(case: JudgedCase) -> str:
+    """Return how to lower the share of a server that runs on the GPU of the training, or ""."""
+    trainers = [f for f in case.frameworks if f.name in OWN_LOOPS]
+    option = words_for((*trainers, *case.frameworks), Change.SHARE)
+    is_served = any(f.name in SERVERS or f.name == "verl" for f in case.frameworks)
+    if option is None or not trainers or not is_served:
         return ""
-    return f"; or share the GPU: {option} {left:.2f} or less leaves them what they hold"
+    return f"lower {option[1]}: it keeps what it takes while the model is updated"
+
+
+BESIDE_TRAINING: Final = "Give the server beside the training a smaller share of the GPU"
 
 
 @proposes("Stop the other processes on this GPU")
@@ -87,19 +90,28 @@ def free_other_process(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     n_equal = max(Counter(p.n_bytes for p in listed).values(), default=0)
     peers = n_equal >= MIN_PEERS
     may_be_own = r is not None and listed and r.process_bytes is None
+    share, free = _share(case), case.told.free_gpu
+    title, change = (
+        remedy.title,
+        "find the holders with nvidia-smi or fuser -v /dev/nvidia*, and end leftovers",
+    )
+    if peers:
+        title = "Give each rank its own GPU"
+        change = f"{OWN_DEVICE}; otherwise end or move process {pids}, or run as many as fit "
+        change += "(fragdoctor pack)"
+    elif trained := _beside_training(case):
+        title, change = BESIDE_TRAINING, trained
+    elif pids:
+        change = f"end or move process {pids}"
+    if share and not peers:
+        change += f"; or share the GPU: {share} leaves them what they hold"
+    if free is not None and is_main and not peers:
+        title = f"Run it on GPU {free}, which is free, or stop what is on this one"
     yield remedy.proposal(
-        title="Give each rank its own GPU" if peers else remedy.title,
+        title=title,
         weight=weight,
         confidence=Confidence.LIKELY if listed or is_main else Confidence.POSSIBLE,
-        change=f"{OWN_DEVICE}; otherwise end or move process {pids}, or run as many as "
-        "fit (fragdoctor pack)"
-        if peers
-        else (
-            f"end or move process {pids}"
-            if pids
-            else "find the holders with nvidia-smi or fuser -v /dev/nvidia*, and end leftovers"
-        )
-        + _share(case),
+        change=change,
         why=case.verdict.summary
         if is_main
         else f"{format_size(held)} may be held by other processes."
@@ -129,11 +141,14 @@ def cap_other_libraries(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     held = r.non_pytorch_bytes if r is not None else None
     is_main = case.cause is Cause.NON_PYTORCH_MEMORY
     is_beside = case.supports(Cause.NON_PYTORCH_MEMORY)
+    trained = _beside_training(case)
     if not is_main and not (is_beside and held and held > CONTEXT_ALLOWANCE_BYTES):
         return
     yield remedy.proposal(
+        title=BESIDE_TRAINING if trained else "",
         weight=CURES if is_main else MAY_HELP,
-        change="fewer environments of a simulator on the GPU (num_envs), "
+        change=trained
+        or "fewer environments of a simulator on the GPU (num_envs), "
         "XLA_PYTHON_CLIENT_PREALLOCATE=false for JAX, set_memory_growth for TensorFlow, "
         "fewer NCCL communicators and channels (NCCL_MAX_NCHANNELS), smaller TensorRT "
         "workspaces; CUDA_MODULE_LOADING=LAZY before CUDA 12.2, where it became the default",
@@ -230,24 +245,6 @@ def native_backend(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     )
 
 
-@proposes("Give the integrated GPU more of the machine's memory")
-def more_for_integrated(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose it for an integrated GPU.
-
-    A device that is as large as the BIOS says.
-    """
-    if case.failed_request is None or not is_integrated(case.failed_request):
-        return
-    yield remedy.proposal(
-        weight=CURES,
-        change="set a larger UMA frame buffer (also called VRAM or iGPU memory) in the BIOS, as "
-        "much as it offers; where it offers no choice, a newer Linux kernel and ROCm, which can "
-        "use ordinary memory (GTT) as well; or run it on the CPU, which has all of it",
-        why=case.verdict.summary,
-        cost="Less memory for the rest of the machine.",
-    )
-
-
 @proposes("Use smaller blocks or fewer stages in the kernel")
 def smaller_kernel_blocks(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose smaller blocks for messages about shared memory.
@@ -256,16 +253,10 @@ def smaller_kernel_blocks(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal
     """
     if case.kind != "shared-memory":
         return
-    is_tpu = case.backend == "jax"
     yield remedy.proposal(
-        title="Change the operation, or the compiler" if is_tpu else "",
         weight=HELPS,
-        confidence=Confidence.POSSIBLE if is_tpu else Confidence.LIKELY,
-        change="smaller or more even shapes (multiples of 8 and 128) in the named operation, "
-        "smaller blocks if it is a Pallas kernel; a newer jaxlib, libtpu or torch_xla: a "
-        "kernel that XLA chose itself should fit, so this is worth a bug report"
-        if is_tpu
-        else "lower BLOCK sizes or num_stages of the Triton kernel, or use a build for this GPU",
+        confidence=Confidence.LIKELY,
+        change="lower BLOCK sizes or num_stages of the Triton kernel, or use a build for this GPU",
         why="On-chip memory is a property of the core: a smaller model or batch, or free "
         "device memory, changes nothing by itself.",
         cost="The kernel may run slower.",
@@ -393,7 +384,6 @@ OUTSIDE: Final[tuple[Remedy, ...]] = (
     find_the_limit,
     drop_expandable_segments,
     native_backend,
-    more_for_integrated,
     smaller_kernel_blocks,
     fix_shape,
     locate_driver_call,

@@ -18,13 +18,14 @@ from fragdoctor.analysis.weight_copies import WeightCopies, find_weight_copies
 from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.verdict_message import LIBRARIES
 from fragdoctor.model.arrays import distinct
-from fragdoctor.model.case import CHECKPOINTING, NO_FAILURE, OomMessage, ToldSettings
+from fragdoctor.model.case import NO_FAILURE, OomMessage, ToldSettings
 from fragdoctor.model.conf_keys import KEYS, key_is_known
 from fragdoctor.model.diagnosis import Cause, Predicted, Recommendation, Verdict
 from fragdoctor.model.engines import is_of_other_program
 from fragdoctor.model.finding import Confidence, Location
 from fragdoctor.model.frameworks import FRAMEWORKS, RUN_ONLY, Framework, frameworks_in
 from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES
+from fragdoctor.model.measures import CHECKPOINTING
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.simulation import Outlook, OutlookState, ReplayResult
 from fragdoctor.model.snapshot import Action

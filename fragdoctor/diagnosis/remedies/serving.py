@@ -18,6 +18,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
     Remedy,
     proposes,
 )
+from fragdoctor.diagnosis.verdict_message import has_room_in_pool
 from fragdoctor.model.case import OomMessage, ServerShare
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.engines import (
@@ -38,7 +39,7 @@ CACHE_STEP_BYTES: Final = 256 * MIB
 
 SPREAD: Final = {
     "vllm": "a quantized checkpoint, or --tensor-parallel-size over more GPUs",
-    "tgi": "--quantize, or --num-shard over more GPUs",
+    "tgi": "a lower --max-total-tokens; --quantize, or --num-shard over more GPUs",
     "sglang": "a quantized checkpoint, or --tp over more GPUs",
 }
 
@@ -138,11 +139,12 @@ def _option(  # noqa: PLR0911 - one return a kind
             f"holds {format_size(m.total_bytes - m.free_bytes)} (nvidia-smi)",
         )
     if m.sub_kind == "pool-full":
+        pages = "--page-size 1; " if has_room_in_pool(m) else ""
         return Advice(
             "Run fewer requests at a time, or give the pool more",
-            "a lower --max-running-requests, --schedule-conservativeness above 1, a smaller "
-            "--chunked-prefill-size; a higher --mem-fraction-static; a newer SGLang: several such "
-            "failures were its scheduler's",
+            f"{pages}a lower --max-running-requests, --schedule-conservativeness above 1, a "
+            "smaller --chunked-prefill-size; a higher --mem-fraction-static; a newer SGLang: "
+            "several such failures were its scheduler's",
         )
     if m.kv_tokens_capacity and m.kv_tokens_capacity > 0:
         return Advice(
@@ -200,11 +202,8 @@ def _beside_weights(m: OomMessage, shares: Sequence[ServerShare], spread: str) -
 
 # ---- programs with allocators of their own -------------------------------------------------------
 
-TOLD: Final = (Need.WEIGHTS, Need.CACHE, Need.GRAPH, Need.LIMIT, Need.POOL, Need.ONE_INPUT)
+TOLD: Final = (Need.WEIGHTS, Need.CACHE, Need.GRAPH, Need.LIMIT, Need.ONE_INPUT)
 """Needs that the text itself names, so that meeting them removes the cause."""
-
-
-OTHERS: Final = "nvidia-smi beside it shows who else is on the GPU"
 
 
 @proposes("Put less on the GPU")
@@ -219,7 +218,8 @@ def less_on_the_device(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     engine, need = engine_of(message) or ANY_PROGRAM, need_of(message)
     title, change = engine.advice(need)
     if is_told_of_nobody(message) and speaks_of_model(case):
-        title, change = "Give the model less input at a time", f"{less_to_run(case)}; {OTHERS}"
+        title, less = less_to_run(case)
+        change = f"{less}; nvidia-smi beside it shows who else is on the GPU"
     yield remedy.proposal(
         title=title,
         # If so little was refused, the question is who else is on the device.

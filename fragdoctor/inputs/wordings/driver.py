@@ -125,12 +125,6 @@ DRIVERS: Final = (
         r"(?:(?:ur_result|pi|ze_result|vk)_error|cl)_out_of_host_memory",
         backend="cpu",
     ),
-    _driver(
-        "opencl-code",
-        # Khronos' CL/cl.h; programs print the names of its error codes
-        r"cl_(?:mem_object_allocation_failure|out_of_resources)",
-        backend="opencl",
-    ),
     _driver("vulkan-code", r"vk_error_out_of_device_memory", backend="vulkan"),
     _driver("driver-code", r"cuda_error_out_of_memory(?::outofmemory)?", refine=_NO_CONTEXT),
     _driver(
@@ -172,19 +166,9 @@ DRIVERS: Final = (
         r"thrust::system::(?:system_error|detail::bad_alloc)'?what\(\):(?:std::bad_alloc:)?outofmemory",
         "thrust",
     ),
-    *(
-        Wording("rmm", pattern, kind=OTHER, backend="rmm")
-        # rmm 0.10 to 25.08, error.hpp, cuda_memory_resource.hpp and pool_memory_resource.hpp
-        for pattern in (
-            (
-                r"bad_alloc:out_of_memory(?::cudaerror)?(?:(?:at)?:[\w./:+-]{1,200}?"
-                r":cudaerrormemoryallocationoutofmemory)?"
-            ),
-            r"bad_alloc:cudaerrorat:[\w./:+-]{1,200}?:cudaerrormemoryallocation(?:outofmemory)?",
-            r"maximumpoolsizeexceeded",
-            r"rmm_error_out_of_memory",
-        )
-    ),
+    # rmm 0.10 to 25.08, error.hpp, cuda_memory_resource.hpp and pool_memory_resource.hpp
+    _driver("rmm", r"bad_alloc:(?:out_of_memory|cudaerrorat)|rmm_error_out_of_memory"),
+    _driver("rmm", r"maximumpoolsizeexceeded"),
     _driver(
         "cuda-malloc",
         r"(?P<_word>cuda|hip|cu)(?:malloc|memalloc)(?!\w{0,12}host)[\w&*,]{0,20}(?:\([^()]{0,60}\))?"

@@ -290,6 +290,7 @@ def reads_as_failure(stream: LogStream, match: re.Match[str]) -> bool:
     before = stream.intro(match.start(), _MOST_OF_LINE)
     words = stream.text(match.start(), match.end())
     line = stream.line_text(match.start())[: len(before) + len(words) + _MOST_AFTER_WORDS]
+    line = line.partition(" kernel errors might be")[0]  # c10/cuda/CUDAMiscFunctions.cpp
     is_head = not before.strip("\"'`([{>*-:#! ")
     # A logger's prefix is part of what stands before, but not of the line.
     return reports_failure(line, before, f"{before} {line}", is_report=is_head)

@@ -163,18 +163,27 @@ def wins(advice: Recommendation, diagnosis: Diagnosis) -> str:
 
 
 def _script_of(diagnosis: Diagnosis) -> str:
-    """Return the name of the script that the traceback begins with, or an example of one.
+    """Return the name of the script that the traceback begins with, or that the text names.
 
     What only runs a model may be a server or a user interface without a script: "".
     """
     message = diagnosis.case.primary_message
     frames = message.frames if message is not None else ()
-    example = "train.py" if message is None or message.is_of_training else "script.py"
-    if message is not None and is_seen_to_run(message):
+    example = "train.py" if message is None or message.is_of_training else "PROGRAM"
+    if message is not None and (named := _RUN_AS.search(message.said)):
+        example = named[1]
+    elif message is not None and is_seen_to_run(message):
         example = ""
     own = (f.file for f in frames if f.function == "<module>" and classify_file(f.file) == USER)
     files = (file for file in own if "ipykernel" not in file)  # a cell of a notebook
     return next(filter(_SCRIPT.fullmatch, map(basename_of, files)), example)
+
+
+_RUN_AS: Final = re.compile(
+    r"\b(?:python3?|torchrun|launch|run|running) (?:\S{1,60} ){0,6}?(?:\S{0,100}/)?"
+    r"([\w-]{1,60}\.py)\b"
+)
+"""How texts name the script that they run."""
 
 
 def _is_recordable(diagnosis: Diagnosis) -> bool:

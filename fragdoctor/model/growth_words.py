@@ -1,0 +1,59 @@
+"""How people say that memory grows until it runs out, in several languages.
+
+A clause names the memory, says that it rises, and says that this goes on; languages differ in the
+words and in their order.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+_GAP: Final = r"[^.!?;\n。\uff01\uff1f]{0,24}?"
+_MEMORY: Final = r"\b(?:(?:gpu|cuda|cpu|host|system)[ -]){0,2}(?:memory|v?ram)\b"
+_RISING: Final = r"(?:incre(?:as|ment)|gr[eo]w|ris(?:es?|ing)|climb|creep)\w{0,5}"
+_LANGUAGES: Final = (
+    (  # English
+        rf"{_MEMORY}|\busage\b",
+        (
+            r"\b(?:(?:ceaseless|gradual|stead|continu|constant|slow|unlimit)\w{0,5}|keeps?|kept|each"
+            r"|every|(?:over|some) time|until|till|without reducing"
+            r"|(?:with|more) (?:the |more )?(?:iteration|step|epoch)s?)\b"
+        ),
+        rf"\b{_RISING}\b(?!-)",
+    ),
+    (  # Chinese, Japanese, Korean, Russian, German, French, Spanish and Portuguese
+        r"[显内]存|メモリ|메모리|[Пп]амят|(?i:vram|speicher|m[ée]moire|mem[oó]ria)",
+        (
+            r"一直|持续|不[断停]|逐[渐步]|慢慢|缓慢|越来越|越[用占]|随着|一段时间|每[过次个轮]"
+            r"|徐々に|だんだん|どんどん|次第に|ずつ|続け|たびに|ごとに|계속|점[점차]|조금씩|마다"
+            r"|посто|постеп|кажд|immer|ständig|stetig|jede|chaque|cada|continu|constante|progressiv"
+        ),
+        (
+            r"[增涨升](?![强压])|越来越[多大高]|越[占用]越|变[多大]|多占|増|膨ら|溜ま|증가|늘어|쌓|누적"
+            r"|раст[её]т|увелич|утек|steigt|wächst|zunimmt|augment|croît|aument|crec|cresc"
+        ),
+    ),
+)
+"""The memory, that it goes on, and that it rises; words of the other languages do not mix."""
+
+
+def _in_any_order(memory: str, goes_on: str, rises: str) -> str:
+    memory, goes_on, rises = f"(?:{memory})", f"(?:{goes_on})", f"(?:{rises})"
+    orders = ((memory, goes_on, rises), (memory, rises, goes_on), (goes_on, memory, rises),
+              (goes_on, rises, memory))  # fmt: skip
+    return "|".join(_GAP.join(order) for order in orders)
+
+
+GROWS: Final = (
+    "(?:"
+    + "|".join(_in_any_order(*words) for words in _LANGUAGES)
+    + rf"|(?:{_MEMORY}|\busage\b)(?: \w{{1,20}}){{0,5}}? (?:will|were|was|is|been|becom\w{{1,3}}"
+    rf"|gets?)(?: \w{{1,20}}){{0,3}}? (?:{_RISING}|(?:larger|higher|bigger)(?! than)|fill\w{{0,3}})"
+    rf"|{_MEMORY} (?:leak(?:s|age|ing)?\b(?! (?:check|test|free)\b)|growth\b)"
+    rf"|{_MEMORY}\W{{1,3}}(?:usage |consumption |footprint )?(?:explod|blows? up)\w{{0,3}}"
+    r"|\bgr[eo]ws? (?:to (?:over |about |~)?\d{1,3} ?(?:gi?b|gigabytes)|larger after each)\b"
+    r"|\b(?:steady|gradual) increase|\bincreasing GPU.memory|[显内]存泄[漏露]"
+    r"|\bmore (?:gpu )?memory (?:with|at|after|in|on) (?:each|every)\b"
+    r"|随着[^。\n]{0,20}?[增多加][^。\n]{0,12}?显存(?:溢出|爆))"
+)
+"""The ways in which people say that memory grows."""
