@@ -157,6 +157,9 @@ reserves. More than that is nobody's need: where it covers what is missing, it i
 FAR_MORE: Final = 4
 """What a pool keeps is not missing where it is this many times the request, unless in pieces."""
 
+INTEGRATED_BYTES: Final = 2 * GIB
+"""ROCm supports no card with so little memory: it is an integrated GPU's share of the host's."""
+
 BEYOND_ALL_ELSE: Final = 100
 BEYOND_DEVICE: Final = 2
 """A tensor twice the size of the device, and 100 times all else that is live (weights, inputs), is
@@ -264,6 +267,22 @@ def _limit(r: FailedRequest) -> Iterator[Hypothesis]:
     if r.margin_bytes is not None and r.margin_bytes > r.tolerance_bytes:
         yield from _holes(r)
     yield limit
+
+
+def is_integrated(r: FailedRequest) -> bool:
+    """Return whether the device is an integrated GPU, whose size is a setting."""
+    return r.backend == "rocm" and 0 < (r.total_bytes or 0) <= INTEGRATED_BYTES
+
+
+def _integrated(r: FailedRequest) -> Iterator[Hypothesis]:
+    """An integrated GPU has what the BIOS sets aside for it, and the driver needs some of that."""
+    if is_integrated(r):
+        yield Hypothesis(
+            Cause.CAPACITY,
+            f"The whole device has {format_size(r.total_bytes)}: it is an integrated GPU, and that "
+            "is what the BIOS sets aside for it. The driver needs a part of it for itself.",
+            Confidence.LIKELY,
+        )
 
 
 LARGEST_OF_XPU_BYTES: Final = 4 * GIB
@@ -528,6 +547,7 @@ def _size_alone(r: FailedRequest) -> Iterator[Hypothesis]:
 
 ROWS: Final[tuple[Callable[[FailedRequest], Iterator[Hypothesis]], ...]] = (
     _size_bug,
+    _integrated,
     _beyond_device,
     _limit,
     _single_allocation,
@@ -546,7 +566,7 @@ ROWS: Final[tuple[Callable[[FailedRequest], Iterator[Hypothesis]], ...]] = (
 
 def _besides(r: FailedRequest, first: Cause) -> Iterator[Cause]:
     """Yield further causes that would each have covered what was missing."""
-    if first in (Cause.SIZE_BUG, Cause.UNKNOWN):
+    if first in (Cause.SIZE_BUG, Cause.UNKNOWN) or is_integrated(r):
         return
     missing = r.uncovered_bytes or r.requested_bytes
     if r.is_alone_too_large:  # no matter who else is on the device

@@ -22,7 +22,7 @@ WATCH: Final = "nvidia-smi shows the device's size and whether another process i
 
 def watch(message: OomMessage) -> str:
     """Return how to see who is on the device, or "" if nothing shows it."""
-    return "" if _is_tpu(message) or message.backend == "cpu" else WATCH
+    return "" if _is_tpu(message) or message.backend in ("cpu", "directml") else WATCH
 
 
 def _is_tpu(message: OomMessage) -> bool:

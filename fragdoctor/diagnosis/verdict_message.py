@@ -8,7 +8,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from fragdoctor.diagnosis.decision import Hypothesis, decide, distinct, in_bytes, without_figures
-from fragdoctor.diagnosis.verdict_foreign import by_its_figures
+from fragdoctor.diagnosis.verdict_foreign import by_its_figures, watch
 from fragdoctor.model.case import GPU_TABLE, OomLog, OomMessage
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.engines import engine_of, is_of_other_program
@@ -37,6 +37,8 @@ LIMIT_SUB_KINDS: Final = {
     "single-allocation-limit": "The device refuses single allocations of this size, however much "
     "memory is free.",
     "buffer-too-large": "Metal refuses single buffers of this size, however much memory is free.",
+    "buffer-count": "Metal limits how many buffers a program has, however small: it is not memory "
+    "that ran out.",
     "arena-limit": "The arena of ONNX Runtime was given a limit (gpu_mem_limit, or max_mem of "
     "OrtArenaCfg), and less than the request is left of it.",
     "workspace-limit": "The workspace of FlashInfer, a buffer of fixed size, is too small for the "
@@ -495,6 +497,12 @@ def _foreign(message: OomMessage) -> Hypothesis:
             "way; the device is nearly full.",
             also=(Cause.HEALTHY,),
         )
+    if message.sub_kind == "vmm":
+        text = (
+            "The driver refused a call of ggml's pool that maps virtual memory: a full GPU causes "
+            "that, and some drivers do it with memory free."
+        )
+        return Hypothesis(Cause.UNKNOWN, text, settled_by=watch(message), also=(Cause.CAPACITY,))
     if message.variant == "tf-device":
         return Hypothesis(
             Cause.OTHER_PROCESS,

@@ -36,6 +36,8 @@ class Need(StrEnum):
     """Next to nothing was requested: the device was already full."""
     LIMIT = "limit"
     """A limit that the program was given ran out, not the device."""
+    POOL = "pool"
+    """A pool whose virtual memory the driver refuses to map."""
 
 
 class Advice(NamedTuple):
@@ -96,6 +98,9 @@ llama.cpp
     lower --n-gpu-layers (--n-cpu-moe for MoE models), spread the model over more GPUs with
     --tensor-split, or use a smaller quantization: these are the weights, and no context size
     changes them
+  pool: Build it without the pool that maps virtual memory
+    use cmake -DGGML_CUDA_NO_VMM=ON (-DGGML_HIP_NO_VMM=ON for ROCm) or a build made that way: some
+    drivers refuse these calls with memory free; if the GPU is full as well, lower --n-gpu-layers
 JAX
   source: jax 0.4 to 0.7, docs/gpu_memory_allocation.rst and docs/gradient-checkpointing.md
   speaks: jax
@@ -202,8 +207,10 @@ MLX
     mx.set_cache_limit(0) and mx.clear_cache() give cached memory back; close other programs; sudo
     sysctl iogpu.wired_limit_mb=N raises the GPU's share; when training, use --batch-size 1 and a
     lower --max-seq-length or --num-layers
-  limit: Make the largest array smaller
-    Metal limits the size of one buffer: use a smaller batch or a shorter prompt, or split the work
+  limit: Make the largest array smaller, or keep fewer of them
+    Metal limits the size of one buffer and the number of buffers: use a smaller batch or a shorter
+    prompt, or split the work; if it is the number, use a newer mlx, call mx.eval() in each step and
+    mx.clear_cache() between steps
 XGBoost
   source: xgboost 2 and 3, doc/gpu/index.rst and doc/tutorials/external_memory.rst
   logs: \bxgboost\b|XGBoostError
@@ -222,6 +229,11 @@ MXNet
   step: Use a smaller batch or model
     lower --batch-size, or use a smaller vocabulary or model; MXNET_GPU_MEM_POOL_RESERVE=10 leaves
     more of the GPU to libraries
+DirectML
+  source: torch-directml 0.2
+  speaks: directml
+  step: Use smaller images or a smaller batch
+    start the UI with --lowvram or --medvram
 The program
   step: See who fills the GPU, and put less on it
     run nvidia-smi beside the program: end other programs there; use a smaller model, input or batch
@@ -264,9 +276,11 @@ _NEEDS: Final = {
     "weights-buffer": Need.WEIGHTS,
     "kv-buffer": Need.CACHE,
     "compute-buffer": Need.GRAPH,
+    "vmm": Need.POOL,
     "arena-limit": Need.LIMIT,
     "workspace-limit": Need.LIMIT,
     "buffer-too-large": Need.LIMIT,
+    "buffer-count": Need.LIMIT,
 }
 """Needs by the ``sub_kind`` of the message."""
 

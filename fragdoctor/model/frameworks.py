@@ -76,7 +76,7 @@ class Framework:
 
     def is_named(self, said: str) -> bool:
         """Return whether a text names it; a Latin word ends where another script begins."""
-        return bool(self.logs) and re.search(self.logs, said, re.ASCII) is not None
+        return bool(said and self.logs) and re.search(self.logs, said, re.ASCII) is not None
 
 
 PATTERNS: Final = ("files", "logs")

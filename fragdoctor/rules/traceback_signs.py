@@ -173,7 +173,7 @@ def is_in_backward_pass(message: OomMessage) -> bool:
 
 def is_at_first_call(message: OomMessage) -> bool:
     """Return whether the call that failed is the program's first of CUDA, which makes a context."""
-    return any(map(_FIRST_CALL.matches, message.frames[-1:]))
+    return bool(message.frames) and any(p.matches(message.frames[-1]) for p in _FIRST_CALLS)
 
 
 def is_seen_to_fail_late(message: OomMessage) -> bool:
@@ -182,10 +182,13 @@ def is_seen_to_fail_late(message: OomMessage) -> bool:
     return sign is not None and sign.name == LATE
 
 
-_FIRST_CALL: Final = Place(
-    # torch 1.0 to 2.13
-    file=r"/torch/cuda/(?:__init__|random)\.py$",
-    functions="_lazy_init _lazy_call set_device manual_seed manual_seed_all seed_all",
+_FIRST_CALLS: Final = (
+    # torch 1.0 to 2.13, torch/cuda/__init__.py and random.py
+    Place(
+        file=r"/torch/cuda/(?:__init__|random)\.py$",
+        functions="_lazy_init _lazy_call set_device manual_seed manual_seed_all seed_all",
+    ),
+    Place(code=r"\btorch\.(?:cuda\.)?(?:manual_seed(?:_all)?|set_device)\("),
 )
 _BACKWARD: Final = Place(code=r"\.backward\(")
 _TRAINS: Final = Place(named=r"(?i)train|^(?:fit|closure)$")
@@ -410,7 +413,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
         in_words=r"(?is)\A(?=.*\bfsdp\b)(?=.*(?:\bsav(?:e|es|ing)\b.{0,40}"
         r"\b(?:checkpoint|model|state)|\b(?:checkpoint|model|state)\b.{0,20}\bsav(?:e|es|ing)\b))",
-        intro=r"/fsdp/(?:_state_dict_utils|fully_sharded_data_parallel)\.py",
+        intro=r"/fsdp/(?:_state_dict_utils|fully_sharded_data_parallel)\.py"
+        r"|Failed to clone\(\) tensor with name",
     ),
     # ---- loading ----
     TracebackSign(

@@ -1025,6 +1025,7 @@ OTHERS = {
         "num_ctx",
     ),
     "a miner": ("Cuda error in func 'start' at line 9 : out of memory", "nvidia-smi"),
+    "pool of ggml": ("ggml-cuda.cu:44: CUVMM Failure: out of memory", "GGML_CUDA_NO_VMM"),
 }
 
 
@@ -1306,7 +1307,8 @@ def test_holders_are_found_with_the_tool_of_the_devices_maker():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        # Khronos, vulkan_core.h
+        # Khronos, CL/cl.h and vulkan_core.h
+        ("OpenCL error, line 11, error CL_MEM_OBJECT_ALLOCATION_FAILURE\n", "nvidia-smi"),
         ("vkAllocateMemory failed with VK_ERROR_OUT_OF_DEVICE_MEMORY\n", "nvidia-smi"),
         # PhysX, PxgCudaMemoryAllocator.cpp; carb.cudainterop
         ("PxgCudaDeviceMemoryAllocator fail to allocate memory 4096 bytes!! Result = 2\n",
@@ -1340,6 +1342,7 @@ def test_programs_of_every_kind_say_that_a_device_is_full(text, said):
         # mlx, backend/metal/allocator.cpp
         (("[metal::malloc] Attempting to allocate 25769803776 bytes which is greater than the "
           "maximum allowed buffer size of 17179869184 bytes."), "a smaller batch"),
+        ("RuntimeError: [metal::malloc] Resource limit (499000) exceeded.", "mx.eval()"),
     ],
 )  # fmt: skip
 def test_limits_of_metal_are_no_full_device(text, said):
@@ -1603,6 +1606,15 @@ def test_pool_of_the_driver_that_keeps_far_more_than_was_asked_is_in_pieces(aske
     assert first.setting.endswith("backend:native" if is_kept else "")
 
 
+@pytest.mark.parametrize(("total", "is_small"), [("512.00 MiB", True), ("8.00 GiB", False)])
+def test_share_of_an_integrated_gpu_is_a_setting(total, is_small):
+    text = old_style("2.00 MiB", total, "150.39 MiB", "312.00 MiB", "168.00 MiB")
+
+    _, first = first_of(text.replace("CUDA", "HIP"))
+
+    assert ("BIOS" in first.change) is is_small
+
+
 @pytest.mark.parametrize(
     ("said", "title"),
     [
@@ -1816,12 +1828,12 @@ def test_step_that_a_traceback_shows_outweighs_words_about_loading():
     ("file", "code", "cause"),
     [
         ("/site-packages/torch/cuda/__init__.py", "torch._C._cuda_init()", Cause.OTHER_PROCESS),
-        ("/site-packages/torch/cuda/random.py", "_lazy_call(cb)", Cause.OTHER_PROCESS),
+        ("/job/gen.py", "torch.manual_seed(seed)", Cause.OTHER_PROCESS),
         ("/job/gen.py", "y = net(x)", Cause.UNKNOWN),
     ],
 )
 def test_first_call_of_cuda_fails_for_what_others_hold(file, code, cause):
-    calls = traceback((file, code)).replace("in f", "in manual_seed")
+    calls = traceback((file, code)).replace("in f", "in _lazy_init")
 
     verdict, _ = first_of(f"{calls}RuntimeError: CUDA error: out of memory\n")
 

@@ -142,7 +142,7 @@ CASES = [
     # ggml/src/ggml-cuda/ggml-cuda.cu: CUDA_CHECK of 2023, and CU_CHECK of the pool
     ("CUDA error 2 at /src/ggml-cuda.cu:5010: out of memory", "ggml", "cuda", "", {}),
     ("/src/ggml/src/ggml-cuda/ggml-cuda.cu:451: HipVMM Failure: out of memory",
-     "ggml", "cuda", "", {}),
+     "ggml", "rocm", "vmm", {}),
     # src/llama-model.cpp
     ("llama_model_load: error loading model: unable to allocate CUDA3 buffer",
      "ggml", "cuda", "weights-buffer", {"device_index": 3}),

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
+from fragdoctor.diagnosis.decision import is_integrated
 from fragdoctor.diagnosis.remedies.less_at_once import less_of_batch
 from fragdoctor.diagnosis.remedies.remedy import (
     ASKS,
@@ -61,10 +62,15 @@ def _beside_training(case: JudgedCase) -> str:
     is_served = any(f.name in SERVERS or f.name == "verl" for f in case.frameworks)
     if option is None or not trainers or not is_served:
         return ""
-    return f"lower {option[1]}: it keeps what it takes while the model is updated"
+    return f"lower {option[1]}; {OFFLOADED_ROLLOUT}"
 
 
 BESIDE_TRAINING: Final = "Give the server beside the training a smaller share of the GPU"
+OFFLOADED_ROLLOUT: Final = (
+    "move what waits to the host: the server sleeps while the model is updated "
+    "(vllm_enable_sleep_mode, free_cache_engine), and the trained weights and states leave the GPU "
+    "while it generates (param_offload)"
+)
 
 
 @proposes("Stop the other processes on this GPU")
@@ -245,6 +251,24 @@ def native_backend(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     )
 
 
+@proposes("Give the integrated GPU more of the machine's memory")
+def more_for_integrated(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose it for an integrated GPU.
+
+    A device that is as large as the BIOS says.
+    """
+    if case.failed_request is None or not is_integrated(case.failed_request):
+        return
+    yield remedy.proposal(
+        weight=CURES,
+        change="set a larger UMA frame buffer (also called VRAM or iGPU memory) in the BIOS, as "
+        "much as it offers; where it offers no choice, a newer Linux kernel and ROCm, which can "
+        "use ordinary memory (GTT) as well; or run it on the CPU, which has all of it",
+        why=case.verdict.summary,
+        cost="Less memory for the rest of the machine.",
+    )
+
+
 @proposes("Use smaller blocks or fewer stages in the kernel")
 def smaller_kernel_blocks(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose smaller blocks for messages about shared memory.
@@ -384,6 +408,7 @@ OUTSIDE: Final[tuple[Remedy, ...]] = (
     find_the_limit,
     drop_expandable_segments,
     native_backend,
+    more_for_integrated,
     smaller_kernel_blocks,
     fix_shape,
     locate_driver_call,

@@ -125,6 +125,12 @@ DRIVERS: Final = (
         r"(?:(?:ur_result|pi|ze_result|vk)_error|cl)_out_of_host_memory",
         backend="cpu",
     ),
+    _driver(
+        "opencl-code",
+        # Khronos' CL/cl.h; programs print the names of its error codes
+        r"cl_(?:mem_object_allocation_failure|out_of_resources)",
+        backend="opencl",
+    ),
     _driver("vulkan-code", r"vk_error_out_of_device_memory", backend="vulkan"),
     _driver("driver-code", r"cuda_error_out_of_memory(?::outofmemory)?", refine=_NO_CONTEXT),
     _driver(

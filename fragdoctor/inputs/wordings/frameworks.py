@@ -63,6 +63,14 @@ def _executor(fields: Fields, match: re.Match[str], _stream: LogStream) -> Field
     return fields | {"sub_kind": _PARTS.get(told["_part"] or "", "compute-buffer")}
 
 
+def _ggml_check(fields: Fields, match: re.Match[str], stream: LogStream) -> Fields | None:
+    """Tell the virtual-memory pool, whose calls some drivers refuse, from a full device."""
+    del stream
+    if match.group("_vmm"):
+        return fields | {"sub_kind": "vmm", "backend": "rocm" if "hip" in match.group() else "cuda"}
+    return fields
+
+
 _ggml = partial(Wording, kind="ggml", refine=_ggml_buffer, group="ggml")
 _other = partial(Wording, kind=OTHER)
 
@@ -97,9 +105,10 @@ FRAMEWORKS: Final = (
         "ggml",
         # ggml/src/ggml-cuda/ggml-cuda.cu: CUDA_CHECK of 2023, and CU_CHECK of the virtual-memory
         # pool, which a HIP build calls HipVMM
-        r"ggml[-_](?P<_word>cuda|hip|sycl)[\w./-]{0,40}:\d{1,6}:(?:(?:hip|cu|cuda)vmmfailure)?"
+        r"ggml[-_](?P<_word>cuda|hip|sycl)[\w./-]{0,40}:\d{1,6}:(?P<_vmm>(?:hip|cu|cuda)vmmfailure)?"
         r":?outofmemory",
         kind="ggml",
+        refine=_ggml_check,
         group="ggml",
     ),
     _ggml(
@@ -161,9 +170,21 @@ FRAMEWORKS: Final = (
         backend="mps",
     ),
     _other(
+        "mlx-count",
+        r"\[metal::malloc\]resourcelimit\(\d{1,9}\)exceeded",
+        "buffer-count",
+        backend="mps",
+    ),
+    _other(
         "mlx-malloc",
         r"\[(?:metal::)?malloc(?:_or_wait)?\]unabletoallocate<requested_bytes>",
         backend="mps",
+    ),
+    _other(
+        "directml",
+        r"couldnotallocatetensorwith(?P<requested_bytes>COUNT)bytes\.?"
+        r"thereisnotenoughgpuvideomemory",
+        backend="directml",
     ),
     Wording(
         "batch-search",
