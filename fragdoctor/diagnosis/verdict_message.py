@@ -100,6 +100,8 @@ NEGATIVES: Final = {
     "disk-full": "the disk is full",
     "file-limit": "too many files are open",
     "segfault": "the process crashed (segmentation fault)",
+    "fixed-pool": "a pool of fixed size inside ggml was too small, which no memory changes: a "
+    "newer llama.cpp sizes it by itself, else use a shorter context or batch",
 }
 """The meaning of the reader's kinds of failures other than a lack of memory."""
 
@@ -550,7 +552,9 @@ def _not_memory(message: OomMessage) -> Hypothesis:
         told = _ON_CHIP.search(message.text)
         figures = f": {format_size(int(told[1]))} of {format_size(int(told[2]))}" if told else ""
         summary = (
-            "A kernel needs more on-chip shared memory or registers than a multiprocessor "
+            "A kernel needs more on-chip memory than a core of the TPU has; HBM is not short."
+            if message.backend == "jax"
+            else "A kernel needs more on-chip shared memory or registers than a multiprocessor "
             f"has{figures}; device memory is not short."
         )
     else:

@@ -199,6 +199,13 @@ FlashInfer
     set SGLANG_FLASHINFER_WORKSPACE_SIZE=1073741824 for SGLang (384 MiB by default) or
     VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE for vLLM (394 MiB); or shorten the prefills
     (--chunked-prefill-size, --max-num-batched-tokens)
+RMM, the allocator of RAPIDS,
+  source: rmm and cudf 24.02 to 25.08, docs/user_guide
+  speaks: rmm
+  step: Work in smaller parts, or let them spill to the host
+    call cudf.set_option('spill', True), or rmm.reinitialize(managed_memory=True) before you read
+    anything; read files in parts (dask_cudf) and del frames that you no longer need; raise
+    maximum_pool_size if the pool was given one; nvidia-smi shows who else is on the GPU
 MLX
   source: mlx 0.2 to 0.29, python/src/memory.cpp; mlx-lm 0.28, generate.py; macOS 14
   logs: \[METAL\]|\bmlx\b|\bmlx_|\[(?:metal::)?malloc
@@ -234,6 +241,12 @@ DirectML
   speaks: directml
   step: Use smaller images or a smaller batch
     start the UI with --lowvram or --medvram
+MXNet
+  source: mxnet 1.9, docs/static_site/src/pages/api/faq/env_var.md
+  logs: \bMXNet\b|\bmxnet\.
+  step: Use a smaller batch or model
+    lower --batch-size, or use a smaller vocabulary or model; MXNET_GPU_MEM_POOL_RESERVE=10 leaves
+    more of the GPU to libraries
 The program
   step: See who fills the GPU, and put less on it
     run nvidia-smi beside the program: end other programs there; use a smaller model, input or batch

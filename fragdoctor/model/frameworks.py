@@ -320,6 +320,16 @@ sd-scripts
   weights: --fp8_base and --network_train_unet_only; --blocks_to_swap for Flux and SD3; a LoRA
     (train_network.py) in place of the whole model
   evaluation-batch: leave --sample_every_n_epochs and --sample_prompts out
+AI Toolkit
+  source: ai-toolkit 0.12, toolkit/config_modules.py
+  files: /ai-toolkit/
+  logs: (?i:\bai-?toolkit\b)
+  batch: lower resolution in datasets, and keep batch_size at 1 and gradient_checkpointing on; set
+    quantize, quantize_te and low_vram in model
+  checkpoint: set gradient_checkpointing in train
+  weights: set quantize, quantize_te and low_vram in model, or layer_offloading, which keeps a share
+    of transformer and text encoder on the host
+  evaluation-batch: set disable_sampling in train, or use smaller or fewer sample prompts
 Diffusers
   source: diffusers 0.39, pipelines/pipeline_utils.py and models/modeling_utils.py
   files: /diffusers/(?:pipelines|models|schedulers|loaders)/
@@ -363,6 +373,13 @@ OpenMMLab
   logs: \bsamples_per_gpu\b|\bmm(?:det|seg|detection|segmentation|rotate|engine)\b
   batch: lower batch_size in train_dataloader (samples_per_gpu in data before version 3), or scale
     or crop_size in the pipeline
+ESPnet
+  source: espnet 202301 to 202412, espnet2/tasks/abs_task.py
+  files: /espnet2?/
+  logs: (?i:\bespnet)
+  batch: lower batch_bins or batch_size, and raise accum_grad; keep utterances to 20 to 30 s
+    (--max_wav_duration)
+  evaluation-batch: keep recordings to 20 to 30 s, and lower beam_size
 nnU-Net
   source: nnunetv2 2.2 to 2.6, inference/predict_from_raw_data.py and experiment_planning
   files: /nnunet(?:v2)?/
@@ -421,9 +438,19 @@ INTERFACES: Final = ("ComfyUI", "Stable Diffusion web UI", "text-generation-webu
 """Frameworks in which people run models, and some train them by extensions."""
 
 OWN_LOOPS: Final = (
-    "verl", "TRL", "Trainer", "Megatron", "Ultralytics", "sd-scripts", "Gaussian splatting",
-    "Detectron2", "OpenMMLab", "nnU-Net",
-)  # fmt: skip
+    "verl",
+    "TRL",
+    "Trainer",
+    "Megatron",
+    "Ultralytics",
+    "sd-scripts",
+    "AI Toolkit",
+    "Gaussian splatting",
+    "Detectron2",
+    "OpenMMLab",
+    "ESPnet",
+    "nnU-Net",
+)
 """Frameworks that run the training loop themselves, and keep no losses with their graph."""
 
 RUN_ONLY: Final = (

@@ -368,6 +368,7 @@ SAID = {
     "actor_rollout_ref.actor.strategy=fsdp": "ppo_micro_batch_size_per_gpu",
     "torchrun pretrain_gpt.py --bf16": "--micro-batch-size",
     "RealESRGAN_x4plus": "--tile",
+    "ESPnet 202301": "batch_bins",
     "nnUNetv2_train 7 3d_fullres 0": "-gpu_memory_target",
     "I use YOLOv8 of ultralytics": "imgsz",
 }
@@ -1117,6 +1118,18 @@ def test_index_error_beside_a_librarys_failure_is_what_it_was():
     assert diagnose(case_of(told)).verdict.cause is Cause.NOT_MEMORY
 
 
+def test_memory_of_a_tpus_core_is_no_matter_of_the_batch():
+    # what the TPU compiler says of its vector memory
+    verdict, first = first_of(
+        "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space "
+        "vmem. It should not be possible to run out of vmem - please file a bug against XLA."
+    )
+
+    assert verdict.cause is Cause.NOT_MEMORY
+    assert "HBM is not short" in verdict.summary
+    assert "Triton" not in first.change
+
+
 def test_xla_of_jax_is_told_by_its_files_though_they_lie_in_tensorflows_tree():
     text = (
         "E external/org_tensorflow/tensorflow/compiler/xla/pjrt/c.cc:9] Execution of replica 0 "
@@ -1222,6 +1235,18 @@ def test_slow_run_beside_shared_gpu_memory_has_spilled_and_its_mention_alone_has
 # ---- programs without PyTorch, and what nothing here knows ----
 
 PROGRAMS = {
+    # rmm, include/rmm/mr/device/cuda_memory_resource.hpp and error.hpp: RMM_CUDA_TRY_ALLOC
+    "rmm": (
+        ("MemoryError: std::bad_alloc: CUDA error at: /env/include/rmm/mr/device/"
+        "cuda_memory_resource.hpp:68: cudaErrorMemoryAllocation out of memory\n"),
+        "cudf.set_option('spill', True)",
+    ),
+    # rmm, include/rmm/mr/device/pool_memory_resource.hpp
+    "rmm's pool": (
+        ("MemoryError: std::bad_alloc: RMM failure at:/env/include/rmm/mr/device/"
+        "pool_memory_resource.hpp:182: Maximum pool size exceeded\n"),
+        "maximum_pool_size",
+    ),
     # CUDA.jl, src/memory.jl: OutOfGPUMemoryError and memory_status
     # spconv, include/tensorview/tensor.h: checkCudaErrors
     "spconv": ("RuntimeError: storage /x/tensor.h 9\ncuda failed with error 2 out of memory.\n",
@@ -1269,6 +1294,8 @@ def test_words_of_a_program_that_is_known_go_before_the_last_resort():
     [
         # slurmd of Slurm 18; OpenPBS, src/resmom/mom_main.c; LSF, bhist -l
         "error: Job 51 exceeded memory limit (901 > 900), being killed\n",
+        "=>> PBS: job killed: mem 9012kb exceeded limit 9000kb\n",
+        "TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.\n",
         # runc, libcontainer/process_linux.go
         "runc create failed: container init was OOM-killed (memory limit too low?)\n",
         "job.sh: line 2:  71 Killed  python fit.py\nslurmstepd: error: Detected 1 oom_kill event\n",

@@ -91,6 +91,7 @@ def test_explanation_is_no_failure(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
+        "I run the demo on my 5090. The process exceeds my available 32 GB. Can I reduce this?",
         "I fine-tune it with four cards. It crashes, CUDA outof memory. Please help.",
         "VRAM spikes at the end. Could I have an option for the CPU?",
         "I use 8 cards. The GPU load is unbalanced. How can I fix that?",

@@ -277,10 +277,16 @@ def smaller_kernel_blocks(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal
     """
     if case.kind != "shared-memory":
         return
+    is_tpu = case.backend == "jax"
     yield remedy.proposal(
+        title="Change the operation, or the compiler" if is_tpu else "",
         weight=HELPS,
-        confidence=Confidence.LIKELY,
-        change="lower BLOCK sizes or num_stages of the Triton kernel, or use a build for this GPU",
+        confidence=Confidence.POSSIBLE if is_tpu else Confidence.LIKELY,
+        change="smaller or more even shapes (multiples of 8 and 128) in the named operation, "
+        "smaller blocks if it is a Pallas kernel; a newer jaxlib, libtpu or torch_xla: a "
+        "kernel that XLA chose itself should fit, so this is worth a bug report"
+        if is_tpu
+        else "lower BLOCK sizes or num_stages of the Triton kernel, or use a build for this GPU",
         why="On-chip memory is a property of the core: a smaller model or batch, or free "
         "device memory, changes nothing by itself.",
         cost="The kernel may run slower.",

@@ -9,6 +9,7 @@ from typing import Final
 from fragdoctor.inputs.log_streams import LogStream
 from fragdoctor.inputs.wordings.wording import (
     HOST,
+    SHARED_MEMORY,
     Fields,
     Wording,
     compile_squeezed,
@@ -211,6 +212,14 @@ JAX_AND_TENSORFLOW: Final = (
         "jax-async",
         r"cumemallocasyncfailedtoallocate<requested_bytes>:?"
         r"(?:[a-z_]{0,30}:{0,4}cuda_error_out_of_memory(?::outofmemory)?)?",
+    ),
+    Wording(
+        "xla-on-chip",
+        r"ranoutofmemoryinmemoryspace(?:vmem|smem|cmem|sflag)",
+        "on-chip",
+        kind=SHARED_MEMORY,
+        backend="jax",
+        is_device_oom=False,
     ),
     _tf(
         "tf-tensor",

@@ -172,9 +172,19 @@ DRIVERS: Final = (
         r"thrust::system::(?:system_error|detail::bad_alloc)'?what\(\):(?:std::bad_alloc:)?outofmemory",
         "thrust",
     ),
-    # rmm 0.10 to 25.08, error.hpp, cuda_memory_resource.hpp and pool_memory_resource.hpp
-    _driver("rmm", r"bad_alloc:(?:out_of_memory|cudaerrorat)|rmm_error_out_of_memory"),
-    _driver("rmm", r"maximumpoolsizeexceeded"),
+    *(
+        Wording("rmm", pattern, kind=OTHER, backend="rmm")
+        # rmm 0.10 to 25.08, error.hpp, cuda_memory_resource.hpp and pool_memory_resource.hpp
+        for pattern in (
+            (
+                r"bad_alloc:out_of_memory(?::cudaerror)?(?:(?:at)?:[\w./:+-]{1,200}?"
+                r":cudaerrormemoryallocationoutofmemory)?"
+            ),
+            r"bad_alloc:cudaerrorat:[\w./:+-]{1,200}?:cudaerrormemoryallocation(?:outofmemory)?",
+            r"maximumpoolsizeexceeded",
+            r"rmm_error_out_of_memory",
+        )
+    ),
     _driver(
         "cuda-malloc",
         r"(?P<_word>cuda|hip|cu)(?:malloc|memalloc)(?!\w{0,12}host)[\w&*,]{0,20}(?:\([^()]{0,60}\))?"

@@ -53,8 +53,10 @@ KILLS: Final = (
     _kill("kernel", r"invokedoom-killer", refine=_OF_CGROUP),
     # Slurm, Kubernetes; runc, libcontainer/process_linux.go
     _kill("slurm", r"oom[-_]?kill(?:event|ed)(?:\(memorylimittoolow\?\))?"),
-    # Slurm to 19.05, slurmd/common/proctrack and jobacct_gather
+    # Slurm to 19.05, slurmd/common/proctrack and jobacct_gather; OpenPBS, mom_main.c; LSF, bhist
     _kill("slurm", r"(?:job|step)[\d._a-z]{1,30}exceededmemorylimit(?:\(\d{1,15}>\d{1,15}\))?"),
+    _kill("slurm", r"=>>pbs:jobkilled:(?:v?mem|pmem|pvmem)[\d.kmgb]{1,20}exceededlimit"),
+    _kill("slurm", r"term_memlimit"),
     # Kubernetes, pkg/kubelet/eviction/helpers.go: nodeLowMessageFmt
     _host("evicted", r"(?:thenodewas)?lowonresource:memory", "evicted", group="kill"),
     _kill("killed", r"killed", refine=alone),
@@ -283,6 +285,11 @@ _NOT_OF_GPU: Final = {
     "disk-full": ("nospaceleftondevice",),
     "file-limit": ("toomanyopenfiles",),
     "segfault": ("signal11(sigsegv)", "killedbysignal:segmentationfault"),
+    # ggml/src/ggml.c of 2023: a fixed-size pool for a graph's tensors
+    "fixed-pool": (
+        "notenoughspaceinthecontext'smemorypool",
+        "notenoughspaceinthescratchmemorypool",
+    ),
 }
 NEGATIVES: Final = tuple(
     Wording(
@@ -314,5 +321,6 @@ NOT_DEVICE_MEMORY: Final = (
         r"outofresource:\w{1,80}?required:\d{1,12}hardwarelimit:\d{1,12}",
         group="triton",
     ),
+    _on_chip("ptxas-shared-memory", r"usestoomuchshareddata"),
     *NEGATIVES,
 )
