@@ -241,12 +241,6 @@ DirectML
   speaks: directml
   step: Use smaller images or a smaller batch
     start the UI with --lowvram or --medvram
-MXNet
-  source: mxnet 1.9, docs/static_site/src/pages/api/faq/env_var.md
-  logs: \bMXNet\b|\bmxnet\.
-  step: Use a smaller batch or model
-    lower --batch-size, or use a smaller vocabulary or model; MXNET_GPU_MEM_POOL_RESERVE=10 leaves
-    more of the GPU to libraries
 The program
   step: See who fills the GPU, and put less on it
     run nvidia-smi beside the program: end other programs there; use a smaller model, input or batch

@@ -21,33 +21,20 @@ _LANGUAGES: Final = (
         ),
         rf"\b{_RISING}\b(?!-)",
     ),
-    (  # Chinese
-        r"[显内]存(?:占用|使用)?",
-        r"一直|持续|不断|不停|逐渐|逐步|慢慢|缓慢|越来越|越用|越占|随着|一段时间|每[过次个轮]",
-        r"[增涨升](?![强压])|越来越[多大高]|越[占用]越|变[多大]|多占",
-    ),
-    (  # Japanese
-        r"メモリ|VRAM",
-        r"徐々に|だんだん|どんどん|次第に|少しずつ|ずつ|続け|たびに|ごとに",
-        r"増|膨ら|上が|溜ま|蓄積",
-    ),
-    (  # Korean
-        r"메모리|VRAM",
-        r"계속|점점|점차|조금씩|지속적|마다",
-        r"증가|늘어|올라|쌓|누적|커",
-    ),
-    (  # Russian
-        r"[Пп]амят",
-        r"постоянно|постепенно|кажд|продолжа|вс[её] (?:время|больше)",
-        r"раст[её]т|расти|увелич|утек",
-    ),
-    (  # German, French, Spanish and Portuguese
-        r"speicher|m[ée]moire|mem[oó]ria",
-        r"immer|ständig|stetig|jede[rmns]?|chaque|continu\w{0,8}|cada|progressiv\w{0,6}",
-        r"steigt|wächst|zunimmt|augment\w{1,4}|croît|aument\w{1,3}|crec\w{1,3}|cresc\w{1,3}",
+    (  # Chinese, Japanese, Korean, Russian, German, French, Spanish and Portuguese
+        r"[显内]存|メモリ|메모리|[Пп]амят|(?i:vram|speicher|m[ée]moire|mem[oó]ria)",
+        (
+            r"一直|持续|不[断停]|逐[渐步]|慢慢|缓慢|越来越|越[用占]|随着|一段时间|每[过次个轮]"
+            r"|徐々に|だんだん|どんどん|次第に|ずつ|続け|たびに|ごとに|계속|점[점차]|조금씩|마다"
+            r"|посто|постеп|кажд|immer|ständig|stetig|jede|chaque|cada|continu|constante|progressiv"
+        ),
+        (
+            r"[增涨升](?![强压])|越来越[多大高]|越[占用]越|变[多大]|多占|増|膨ら|溜ま|증가|늘어|쌓|누적"
+            r"|раст[её]т|увелич|утек|steigt|wächst|zunimmt|augment|croît|aument|crec|cresc"
+        ),
     ),
 )
-"""For each language: the memory, that it goes on, that it rises."""
+"""The memory, that it goes on, and that it rises; words of the other languages do not mix."""
 
 
 def _in_any_order(memory: str, goes_on: str, rises: str) -> str:
