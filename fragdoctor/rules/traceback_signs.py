@@ -327,8 +327,9 @@ _LATE_IN: Final = (
     rf"(?:\bafter (?:[a-z]{{2,9}} ){{0,3}}?~?(?:{_MANY} (?:\w+ ){{0,2}}?{_LONG}"
     rf"|{_MANY_STEPS}\+? (?:\w+ ){{0,2}}?{_STEPS})"
     rf"|\b(?:at|in|on|until|till|reach(?:es|ed)?|by|for) (?:the |my )?{_LATER} (?:\w+ )?{_LONG}"
-    rf"|\b(?:at|reach(?:es|ed)?|until) (?:\w+ )?(?:epoch ?\d{{1,5}}|(?:iteration|step) ?\d{{3,7}}"
-    rf"|\d{{3,7}} {_STEPS})"
+    rf"|\b(?:at|reach(?:es|ed)?|until) (?:\w+ )?(?:epoch ?\d{{1,5}}|(?:iteration|step) ?\d{{3,7}})"
+    rf"|\breach(?:es|ed)? \d{{3,7}} {_STEPS}|\bin the middle of (?:the )?(?:train|epoch|run)"
+    r"|\bafter 1/\d|\bhalfway\b"
     r"|\b(?:after|for) (?:a while|some time|a (?:long )?time)\b)"
 )
 _COLLECTS: Final = (
@@ -349,12 +350,14 @@ _LATE: Final = (
 )
 """The ways in which people say that the first steps fit, and a later one failed."""
 
-_FIRST: Final = r"\b(?:gpu|cuda|device)[ :_-]{0,2}0\b(?!;| has a)"
+_FIRST: Final = r"(?:\b(?:gpu|gup|cuda|device)[ :_-]{0,2}0\b(?!;| has a)|\b(?:0|first) gpu\b)"
 _ON_FIRST: Final = (
-    rf"{_FIRST}[^.;\n(]{{0,40}}\b(?:more|much|most|first|alone)\b"
-    rf"|\b(?:all|every|each|only|process(?:es)?)\b[^.;\n(]{{0,60}}\b(?:on|in|to|of) ?{_FIRST}"
+    rf"{_FIRST}[^.;\n(]{{0,40}}\b(?:more|much|most|first|unbalanced|alone)\b"
+    r"|\b(?:more|most|all|every|each|only|other gpus|process(?:es)?)\b[^.;\n(]{0,60}"
+    rf"\b(?:on|in|to|of) ?(?:the )?{_FIRST}"
+    r"|\b(?:un|im)balanced[^.\n]{0,40}\b(?:gpu|memory)|\bmemory[^.\n]{0,60}n(?:o|')t average\b"
 )
-"""The ways in which people say that the first of several GPUs holds more."""
+"""The ways in which people say that one of several GPUs, mostly the first, holds more."""
 
 _EARLIER: Final = (
     r"(?:before|yesterday|(?:last|earlier|previous) (?:week|month|time|version)|previously|earlier"
@@ -405,6 +408,12 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             Place(
                 file=r"/torch/distributed/fsdp/(?:_state_dict_utils|_unshard_param_utils)\.py$"
                 r"|/torch/distributed/checkpoint/state_dict\.py$|/fsdp/_fsdp_state\.py$"
+            ),
+            Place(
+                file=r"/torch/distributed/fsdp/",
+                functions="state_dict full_optim_state_dict optim_state_dict "
+                "_optim_state_dict_impl _full_pre_state_dict_hook "
+                "_full_post_state_dict_hook",
             ),
             Place(
                 file=r"/deepspeed/",
@@ -458,6 +467,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         why="A model stays on the GPU for as long as one name holds it, whether it runs or not.",
         # torch 2.13, docs/source/notes/faq.rst; vllm 0.8, entrypoints/llm.py: sleep()
         in_words=r"(?i)\b(?:another|second|next|new) (?:\w+ )?model\b[^.\n]{0,60}\bafter\b"
+        r"|\bafter (?:\w+ ){0,3}(?:exit|delet|unload|switch)\w*[^.\n]{0,40}\bmodels?\b"
         r"|\b(?:both|two|2|three|3|multi\w*|several|all) (?:\w+ )?"
         r"(?:models?|pipelines|llms?|tasks?)\b[^.\n]{0,60}"
         r"\b(?:same|one|single) (?:gpu|server|card|device|time|process)",
@@ -493,6 +503,11 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 named=r"^_?(?:fast_)?load_(?:\w{1,40}_)?(?:model|pipeline|transformer|weight)s?$"
             ),
             Place(code=r"\b(?:load_model|from_pretrained)\("),
+            Place(
+                file=r"/(?:vllm|sglang)/",
+                functions="load_model initialize_model _initialize_model load_weights "
+                "create_weights",
+            ),
             # a traceback that was cut above torch's own frames
             Place(
                 code=r"\b(?:model|module|net|pipe)\w*\.(?:to|cuda)\(|\bensure_model_loaded\("
@@ -504,6 +519,10 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 file=r"/(?:comfy|modules)/model_(?:management|patcher)\.py$",
                 functions="load_models_gpu model_load model_use_more_vram partially_load load "
                 "patch_model patch_weight_to_device cast_to cast_to_device",
+            ),
+            Place(
+                file=r"/transformers/(?:modeling_utils|core_model_loading|quantizers/\w+)\.py$"
+                r"|/accelerate/utils/modeling\.py$|/safetensors/torch\.py$"
             ),
         ),
     ),
@@ -633,6 +652,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 file=r"/assigners/|iou2d_calculator\.py$|/detectron2/structures/(?:rotated_)?boxes\.py$"
                 r"|/torchvision/ops/boxes\.py$|/utils/tal\.py$"
             ),
+            Place(functions="bbox_overlaps pairwise_iou box_iou box_iou_rotated"),
         ),
     ),
     TracebackSign(
@@ -699,6 +719,12 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             Place(
                 file=r"/torch/optim/(?:adam|adamw|_multi_tensor|sgd|rmsprop|adagrad|radam|nadam)\.py$"
             ),
+            # A wrapper of a step may get a closure, which runs the model.
+            Place(
+                file=r"/torch/optim/(?:optimizer|lr_scheduler)\.py$|/accelerate/optimizer\.py$"
+                r"|/amp/grad_scaler\.py$",
+                is_last=True,
+            ),
             Place(code=r"\boptim(?:izer)?\.step\(|\bexp_avg_sq\b", is_last=True),
             # the optimizer's own copy of the weights in 32 bits
             Place(
@@ -738,7 +764,10 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         why="grid_sample makes channels x points values and keeps grid and input for "
         "the backward pass: the number of points decides.",
         # torch 2.13, torch/nn/functional.py
-        places=(Place(code=r"\bgrid_sampler?\("),),
+        places=(
+            Place(functions="grid_sample"),
+            Place(code=r"\bgrid_sampler?\("),
+        ),
         # drawing masks calls grid_sample too
         unless=(_PASTES,),
     ),
@@ -778,6 +807,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 r"|(?:attn|attention)_(?:weights|scores|probs)\s?=|\bmatmul_result\s?=|(?:\bq\w*|\))\s?@\s?k\w*\.transpose|baddbmm\("
                 r"|einsum\(\s*f?['\"][^'\"]*i d\s?,[^'\"]*j d\s?->[^'\"]*i j['\"]"
                 r"|einsum\(\s*f?['\"](\w*)(\w)(\w)\s?,\s?\1(\w)\3\s?->\s?\1\2\4['\"]"
+                r"|einsum\(\s*['\"][^'\"]{0,20}i j\s?,[^'\"]{0,20}j d\s?->[^'\"]{0,20}i d['\"]"
             ),
         ),
     ),
@@ -810,6 +840,12 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         # torch 2.13, torch/nn/functional.py; trl 0.21; transformers 4.57, loss; transformers 4.20
         # to 4.57, models/*/modeling_*.py
         places=(
+            Place(
+                functions="cross_entropy log_softmax selective_log_softmax "
+                "_compute_distributed_log_softmax ForCausalLMLoss "
+                "fixed_cross_entropy entropy_from_logits get_batch_logps "
+                "_get_per_token_logps"
+            ),
             Place(
                 code=r"logits\.(?:float|exp|log_softmax|softmax|clone)\(|log_?softmax\(|\blm_head\("
                 r"|cross_entropy\("
@@ -978,6 +1014,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 functions="decorate_context",
             ),
             Place(file=rf"(?:^|/)(?:\w*_)?{_INFERS}(?!r|\w{{0,20}}util)\w*\.py$"),
+            Place(functions="infer inference predict upscale transcribe enhance generate detect"),
             Place(code=r"\.(?:infer|inference|predict|upscale|transcribe|enhance|generate)\("),
         ),
         intro=r"\bvideo \d{1,6}/\d{1,6} \(frame \d",

@@ -100,6 +100,9 @@ SHAPES = {
         frame("/job/train.py", "validate", "pipeline = pipeline.to(accelerator.device)"),
         frame(f"{LIB}/diffusers/pipelines/pipeline_utils.py", "to", "module.to(torch_device)"),
     ),
+    "attention-scores of old code": failing(
+        frame("/job/attention.py", "forward", "out = einsum('b i j, b j d -> b i d', attn, v)")
+    ),
     "loading-weights of a trainer": failing(
         frame("/job/workflow.py", "run", "trainer = PairwiseTrainer(")
     ),
