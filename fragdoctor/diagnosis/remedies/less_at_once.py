@@ -74,8 +74,8 @@ def fewer_bytes(case: JudgedCase) -> str:
     is_offloaded = OFFLOADING in case.told.in_use or _is_of_own_code(case)
     if any(map(OF_SMALL_MODELS.search, case.told.smaller_samples)):
         return "run it in 16 bits (torch.autocast), or on the CPU"
-    held = next((bits for bits in FEWER_BITS if bits in case.told.in_use), "")
-    fewer = FEWER_BITS.get(held, "load the weights in 16, 8 or 4 bits, or ")
+    held = next((bits for bits in LOADED_IN if bits in case.told.in_use), "")
+    fewer = LOADED_IN.get(held, "load the weights in 16, 8 or 4 bits, or ")
     ways = [f"{fewer}use a smaller model"]
     if not is_offloaded:
         ways.append(f"keep {OFFLOADED}")
