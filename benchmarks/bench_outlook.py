@@ -129,8 +129,13 @@ def ask(*words: str) -> dict[str, Any]:
         return dict(json.loads(answer.read_text()))
 
 
-def judge(truth: ProgramTruth, recording: Recording, folder: Path) -> Judged:
-    """Ask fragdoctor about one recording, and compare with the truth."""
+def judge(
+    truth: ProgramTruth, recording: Recording, folder: Path, rehearsal: Path | None = None
+) -> Judged:
+    """Ask fragdoctor about one recording, and compare with the truth.
+
+    With a rehearsal of the whole program, what-ifs are continued by it.
+    """
     judged = Judged(
         name=truth.name,
         kind=truth.kind,
@@ -148,7 +153,8 @@ def judge(truth: ProgramTruth, recording: Recording, folder: Path) -> Judged:
         judged.confidence = analysis["verdict"]["confidence"]
         judged.advice = advice_of(judged, recording, analysis)
         if judged.failed:
-            judged.what_ifs = what_ifs_of(truth, recording, source)
+            more = () if rehearsal is None else ("--continue-with", str(rehearsal))
+            judged.what_ifs = what_ifs_of(truth, recording, source, *more)
     except Exception as e:  # noqa: BLE001 - one recording without an answer is a row of the table
         judged.error = f"{type(e).__name__}: {e}"
     return judged
@@ -200,15 +206,15 @@ def advice_of(judged: Judged, recording: Recording, analysis: dict[str, Any]) ->
 
 
 def what_ifs_of(
-    truth: ProgramTruth, recording: Recording, source: str
+    truth: ProgramTruth, recording: Recording, *source: str
 ) -> list[WhatIf]:  # fmt: skip
-    """Ask ``simulate`` about everything that was tried."""
+    """Ask ``simulate`` about everything that was tried; ``source`` begins its arguments."""
     run = recording.run
     settings = [t for t in recording.tries if t.capacity_bytes == run.capacity_bytes]
     rows = []
     if settings:
         confs = [word for one in settings for word in ("--conf", one.conf)]
-        answers = ask("simulate", source, *confs)["results"]
+        answers = ask("simulate", *source, *confs)["results"]
         rows += [
             what_if(truth, recording, one, answer)
             for one, answer in zip(settings, answers, strict=True)
@@ -216,7 +222,7 @@ def what_ifs_of(
     for one in recording.tries:
         if one.capacity_bytes != run.capacity_bytes:
             capacity = "--capacity", f"{one.capacity_bytes}B"
-            answers = ask("simulate", source, *capacity)["results"]
+            answers = ask("simulate", *source, *capacity)["results"]
             rows.append(what_if(truth, recording, one, answers[0]))
     return rows
 

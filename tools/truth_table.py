@@ -3,6 +3,12 @@
     python tools/truth_table.py                # compare with the committed table; exit 1 on a fall
     python tools/truth_table.py --write        # make the answers of this tree the committed ones
     python tools/truth_table.py --choose DIR   # choose recordings of record_outlooks.py anew
+    python tools/truth_table.py --rehearsals DIR
+
+The last one continues each recording with ``DIR/PROGRAM.pickle``, which ``fragdoctor rehearse
+--unlimited --snapshot DIR/PROGRAM.pickle benchmarks/outlook_programs/PROGRAM.py`` made, and prints
+the table only. Programs with convolutions are left out: a rehearsal counts the workspaces of cuDNN,
+which the GPU of the recordings does not ask for.
 
 ``tests/truth`` holds recordings of the programs in ``benchmarks/outlook_programs`` and, in
 ``programs/*.json``, what each program did under other settings and capacities. Neither a GPU nor
@@ -27,6 +33,7 @@ from typing import Any, Final
 
 ROOT = Path(__file__).resolve().parents[1]
 TRUTH = ROOT / "tests" / "truth"
+PROGRAMS = ROOT / "benchmarks" / "outlook_programs"
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from bench_outlook import Judged, WhatIf, first_setting_cures, is_doubtful, judge  # noqa: E402 - no package
@@ -78,14 +85,19 @@ def answers_of(judged: Judged) -> Iterator[tuple[str, str]]:
         yield f"{name} promise", f"{half} curable {'promised' if is_kept else 'unpromised'}"
 
 
-def _judge(work: tuple[ProgramTruth, int]) -> Judged:
-    truth, i = work
-    return judge(truth, truth.recordings[i], TRUTH)
+def _judge(work: tuple[ProgramTruth, int, Path | None]) -> Judged:
+    truth, i, rehearsal = work
+    return judge(truth, truth.recordings[i], TRUTH, rehearsal)
 
 
-def judge_all(n_jobs: int) -> list[Judged]:
-    """Judge fragdoctor's answers on every committed recording."""
-    work = [(truth, i) for truth in read_truths() for i in range(len(truth.recordings))]
+def judge_all(n_jobs: int, rehearsals: Path | None = None) -> list[Judged]:
+    """Judge fragdoctor's answers on every committed recording, or on those with a rehearsal."""
+    work = [
+        (truth, i, None if rehearsals is None else rehearsals / f"{truth.name}.pickle")
+        for truth in read_truths()
+        if rehearsals is None or "conv" not in (PROGRAMS / f"{truth.name}.py").read_text().lower()
+        for i in range(len(truth.recordings))
+    ]
     if n_jobs == 1:
         return [_judge(one) for one in work]
     with concurrent.futures.ProcessPoolExecutor(n_jobs) as pool:
@@ -97,9 +109,9 @@ def read_truths() -> list[ProgramTruth]:
     return [read_truth(path) for path in sorted(TRUTH.glob("programs/*.json"))]
 
 
-def answers(n_jobs: int = 1) -> Answers:
+def answers(n_jobs: int = 1, rehearsals: Path | None = None) -> Answers:
     """Return the answers of this tree, row by row."""
-    return dict(row for judged in judge_all(n_jobs) for row in answers_of(judged))
+    return dict(row for judged in judge_all(n_jobs, rehearsals) for row in answers_of(judged))
 
 
 def counts(said: Mapping[str, str]) -> dict[str, Counter[str]]:
@@ -207,12 +219,15 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--choose", type=Path, metavar="DIR")
+    parser.add_argument("--rehearsals", type=Path, metavar="DIR")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args(argv)
     if options.choose:
         choose(options.choose)
-    said = answers(options.jobs)
+    said = answers(options.jobs, options.rehearsals)
     print("\n".join(table(said)))
+    if options.rehearsals:
+        return 0
     if options.choose or options.write:
         commit(said)
         return 0
