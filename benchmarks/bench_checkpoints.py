@@ -54,7 +54,6 @@ class Comparison(CureSearch):
 
     def __init__(self, name: str, python: str, solver: str) -> None:
         self.name, self.rows, self.missing = name, list[Row](), list[str]()
-        self._solver = solver
         program = Program(str(HERE / "unequal_models.py"), False, [name], [python])
         gpu = rehearsed_gpu("h100", MIB, is_unlimited=False)
         conditions = RehearsalConditions(

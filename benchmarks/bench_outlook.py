@@ -35,7 +35,6 @@ class WhatIf:
     Attributes:
         served: whether the recorded part fits.
         likely: what an open outlook calls likely: ``holds``, ``fails`` or nothing.
-        steps_after: whole steps that the program did after the current one, before it failed.
         steps_left: whole steps after the current one if the program runs to its end.
     """
 
@@ -50,7 +49,6 @@ class WhatIf:
     likely: str
     fails_after_steps: int | None
     passes: bool
-    steps_after: int
     steps_left: int
 
     @property
@@ -245,7 +243,6 @@ def what_if(
         likely=outlook.get("likely") or "",
         fails_after_steps=outlook.get("fails_after_steps"),
         passes=one.passes,
-        steps_after=one.n_steps - run.n_steps,
         steps_left=truth.n_steps - run.n_steps - 1,
     )
 

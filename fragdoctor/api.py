@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeGuard
 
 from msgspec.structs import replace
 
 from fragdoctor.errors import ConfigError, InputError, path_text, unusable
 from fragdoctor.model.case import Case, MemoryStats, OomLog, OomMessage, Overrides, StatsSeries
 from fragdoctor.model.hooks import draw_with
+from fragdoctor.model.settings import conf_of
+from fragdoctor.model.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
     from concurrent.futures import Executor
-    from typing import Any, BinaryIO, TypeGuard
 
     from fragdoctor.limits import Limits
     from fragdoctor.model.comparison import Comparison
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from fragdoctor.model.fleet import FleetReport
     from fragdoctor.model.memory_estimate import Estimate
     from fragdoctor.model.simulation import Simulation
-    from fragdoctor.model.snapshot import Snapshot
 
     Part = Case | Snapshot | OomLog | OomMessage | StatsSeries | MemoryStats | PathLike[str] | str
 
@@ -178,7 +178,6 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
         InputError: the path does not lead to a snapshot.
     """
     from fragdoctor.future.simulator import simulate as run  # noqa: PLC0415 - numpy is heavy
-    from fragdoctor.model.settings import conf_of  # noqa: PLC0415
 
     if isinstance(confs, str):
         confs = (confs,)
@@ -289,7 +288,6 @@ _OF_MODELS: Final = "Give it a config.json, or the folder of a model with one."
 
 def _snapshot_of(given: object, what: str = "simulate") -> Snapshot:
     from fragdoctor.inputs.cases import read_snapshot  # noqa: PLC0415 - numpy is heavy
-    from fragdoctor.model.snapshot import Snapshot  # noqa: PLC0415
 
     hint = "Give it a Snapshot, or the path of one."
     if isinstance(given, str | PathLike):
@@ -338,7 +336,6 @@ def _is_path(part: object) -> TypeGuard[str | PathLike[str]]:
 def _sorted_in(verb: str, part: object) -> tuple[str, object]:
     """Return (field of a case, value) for one input."""
     from fragdoctor.inputs.messages import find_messages  # noqa: PLC0415
-    from fragdoctor.model.snapshot import Snapshot  # noqa: PLC0415 - numpy is heavy
 
     if isinstance(part, Snapshot):
         return "snapshot", part

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Final
 
 from fragdoctor.errors import ConfigError, InputError, path_text
 from fragdoctor.model.case import Overrides
+from fragdoctor.model.finding import Severity
+from fragdoctor.units import Amount, parse_amount, parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from fragdoctor.gate.judgement import CheckReport, FileJudgement, Gate
-    from fragdoctor.units import Amount
 
 
 def check(  # noqa: PLR0913 - the options of one gate, all by keyword
@@ -56,7 +55,6 @@ def check(  # noqa: PLR0913 - the options of one gate, all by keyword
     from fragdoctor.gate.baseline import load_baseline  # noqa: PLC0415 - numpy is heavy
     from fragdoctor.gate.budgets import Budgets  # noqa: PLC0415
     from fragdoctor.gate.judgement import Gate, report, rule_codes  # noqa: PLC0415
-    from fragdoctor.model.finding import Severity  # noqa: PLC0415
 
     if fail_on.upper() not in ("ERROR", "WARNING"):
         raise ConfigError(f"fail_on is {fail_on!r}.", hint="Give error or warning.")
@@ -125,14 +123,10 @@ def _judge(name: str, gate: Gate, overrides: Overrides, n_files: int) -> FileJud
 
 
 def _amount(value: str | int | None) -> Amount | None:
-    from fragdoctor.units import Amount, parse_amount  # noqa: PLC0415
-
     if value is None or isinstance(value, str):
         return None if value is None else parse_amount(value)
     return Amount(n_bytes=value)
 
 
 def _size(value: str | int | None) -> int | None:
-    from fragdoctor.units import parse_size  # noqa: PLC0415
-
     return parse_size(value) if isinstance(value, str) else value

@@ -88,10 +88,6 @@ nb::dict lives_dict(nb::handle_t<NativeTrace> self) {
   return d;
 }
 
-nb::object life_of_row(nb::handle_t<NativeTrace> self) {
-  return view_of<std::int32_t>(nb::cast<const NativeTrace&>(self).undone.life, self);
-}
-
 nb::dict segments_dict(const NativeTrace& t) {
   const auto& s = t.undone.segments;
   nb::dict d;
@@ -236,7 +232,6 @@ void bind_trace(nb::module_& m) {
       .def("facts", &facts)
       .def("initial", &initial_dict)
       .def("lives", &lives_dict)
-      .def("life_of_row", &life_of_row)
       .def("segments", &segments_dict)
       .def("total", &total, nb::arg("name"))
       .def("totals_at", &totals_in, nb::arg("states"))

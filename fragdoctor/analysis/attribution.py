@@ -42,7 +42,7 @@ MAX_MAIN: Final = 2
 def find_holders(
     trace: Trace,
     peak: int | None,
-    category: npt.NDArray[np.uint8] | None = None,
+    category: npt.NDArray[np.uint8] | None,
     failure: int | None = None,
 ) -> tuple[Holder, ...]:
     """Return live memory by user line now, at the peak and at a failure, ordered by the largest.

@@ -44,7 +44,7 @@ class _Sorter:
         self.died[self.is_alive] = self.n_passes
         self.died[lives.free == BEFORE] = -1
         self.label = passes.label[self.born]
-        following = np.append(passes.next_of(TrainingPhase.BACKWARD), NOT_REACHED)
+        following = np.append(passes.next_backward(), NOT_REACHED)
         self.backward = following[np.minimum(self.born, self.n_passes)]
         self.second = following[np.minimum(self.backward, self.n_passes)]
         self.category = np.full(len(lives), Category.UNKNOWN, np.uint8)
@@ -101,7 +101,7 @@ def _sort_forward(s: _Sorter) -> None:
     s.put(made & (s.died == s.backward), Category.ACTIVATIONS)
     # A variable of the loop (logits, loss, batch) is overwritten in the next step.
     late = made & (s.died > s.backward) & (s.backward != NOT_REACHED) & ~s.is_alive
-    following = np.append(s.passes.next_of(TrainingPhase.BACKWARD), NOT_REACHED)
+    following = np.append(s.passes.next_backward(), NOT_REACHED)
     third = following[np.minimum(s.second, s.n_passes)]
     s.put(late & (s.died < third), Category.ACTIVATIONS, POSSIBLE)
     s.put(late & (s.died < s.second), Category.ACTIVATIONS)

@@ -40,7 +40,6 @@ from fragdoctor.analysis.result import (
 from fragdoctor.future.steps import Steps, evaluation_rounds
 from fragdoctor.model.arrays import distinct, is_among, sum_by
 from fragdoctor.model.hooks import report_progress
-from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import I32, I64, Action, BlockState, Bools, Snapshot
 from fragdoctor.trace.lives import BEFORE
 from fragdoctor.trace.trace import SMALL_REQUEST_BYTES, Trace, return_free_memory
@@ -264,15 +263,9 @@ MIN_EARLIER_REQUESTS: Final = 2
 MIN_FREED_SHARE: Final = 0.1
 
 
-def analyze_device(
-    snapshot: Snapshot, device: int, settings: AllocatorSettings | None = None
-) -> DeviceAnalysis:
-    """Return what the columns say about one device.
-
-    A device that is not in the file gives zeros. ``settings`` are the settings that the allocator
-    ran with; None means the recorded settings.
-    """
-    return analyze_trace(Trace.of(snapshot, device, settings))
+def analyze_device(snapshot: Snapshot, device: int) -> DeviceAnalysis:
+    """Return what the columns say about one device; one that is not in the file gives zeros."""
+    return analyze_trace(Trace.of(snapshot, device))
 
 
 def analyze_trace(trace: Trace) -> DeviceAnalysis:

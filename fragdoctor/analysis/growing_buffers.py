@@ -67,7 +67,7 @@ def find_growing_buffers(requests: TrainingRequests) -> tuple[GrowingBuffers, ..
 
 
 def is_input(
-    requests: TrainingRequests, buffers: GrowingBuffers, kept: Sequence[GrowingBuffers] = ()
+    requests: TrainingRequests, buffers: GrowingBuffers, kept: Sequence[GrowingBuffers]
 ) -> bool:
     """Return whether the rest of each step grows along with the buffers: they are inputs.
 

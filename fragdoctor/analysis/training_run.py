@@ -37,13 +37,11 @@ class LayerCalls(Struct, frozen=True):
     Attributes:
         first_row, end_row: events of a call's first allocation, and just after its last.
         forward_end_row: where the call's forward pass ends.
-        n_layers: the most common number of calls in a forward pass.
     """
 
     first_row: I64
     end_row: I64
     forward_end_row: I64
-    n_layers: int
 
 
 class TrainingRequests(Struct, frozen=True):
@@ -70,7 +68,6 @@ def find_layers(
     ``forward`` has the rows at which each forward pass begins and ends.
     """
     first, end, forward_end = [], [], []
-    counts: list[int] = []
     seen: dict[bytes, list[tuple[int, int]] | None] = {}
     for low_row, end_row in forward:
         low, high = np.searchsorted(requests.row, (low_row, end_row)).tolist()
@@ -83,18 +80,16 @@ def find_layers(
         calls = seen[key]
         if calls is None:
             continue
-        counts.append(len(calls))
         for begin, stop in calls:
             first.append(int(requests.row[low + begin]))
             end.append(int(requests.row[low + stop - 1]) + 1)
             forward_end.append(end_row)
-    if not counts:
+    if not first:
         return None
     return LayerCalls(
         np.array(first, np.int64),
         np.array(end, np.int64),
         np.array(forward_end, np.int64),
-        int(np.bincount(counts).argmax()),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +12,10 @@ from msgspec.structs import replace
 from fragdoctor.cli import console, options
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.finding import Severity
-from fragdoctor.report.base import check_format, render
+from fragdoctor.report.base import RenderOptions, check_format, render
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from fragdoctor.gate.judgement import FileJudgement, Gate
-    from fragdoctor.report.base import RenderOptions
 
 
 @options.taken

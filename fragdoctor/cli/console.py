@@ -195,7 +195,7 @@ def _exists(output: Path) -> ConfigError:
 
 
 @contextlib.contextmanager
-def binary_output(output: Path | None, *, force: bool = False) -> Iterator[BinaryIO]:
+def binary_output(output: Path | None, *, force: bool) -> Iterator[BinaryIO]:
     """Open standard output, or a file that is written beside its destination and then moved.
 
     A failed run leaves no partial file.

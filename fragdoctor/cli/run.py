@@ -15,7 +15,7 @@ from fragdoctor.cli.exit import OK, USAGE
 from fragdoctor.errors import ConfigError, FragdoctorError
 from fragdoctor.model.simulation import OutlookState
 from fragdoctor.opening import first_free
-from fragdoctor.recording.record_options import DEFAULT_MAX_ENTRIES
+from fragdoctor.recording.record_options import DEFAULT_MAX_ENTRIES, Options, from_environment
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions, render
 from fragdoctor.units import parse_seconds
@@ -89,7 +89,6 @@ def run(asked: RunOptions) -> int:
     from fragdoctor.cli.cure import RecordedRun, environment_with, rerun
     from fragdoctor.inputs.folders import find_bundles
     from fragdoctor.recording.arming import note
-    from fragdoctor.recording.record_options import Options, from_environment
 
     look = console.look_of(asked, on_stderr=True)
     parse_seconds(asked.rehearse_time)  # a mistake in it is no surprise after hours

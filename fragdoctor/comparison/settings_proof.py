@@ -87,7 +87,7 @@ def prove_settings(  # noqa: PLR0913 - two runs, each with what it needs
     settings: AllocatorSettings,
     equal: float | None,
     *,
-    under: str = "B",
+    under: str,
 ) -> tuple[SettingsProof | None, str]:
     """Return what A's requests do under the last run's settings, or None and the reason.
 

@@ -33,7 +33,7 @@ def find_notes(
     case: Case,
     contexts: Sequence[Context],
     leader: Context,
-    host: HostMemoryReport | None = None,
+    host: HostMemoryReport | None,
 ) -> tuple[str, ...]:
     """Return one sentence for each cut, mismatch and omission."""
     notes: list[str] = []

@@ -121,7 +121,7 @@ def layer_ops(workload: Workload, precision: Precision) -> list[Op]:
     return [_with_magnitudes(op, workload, precision) for op in ops] if workload.dora else ops
 
 
-def norm_op(norm: Norm, precision: Precision, slot: str, *, trains: bool = True) -> Op:
+def norm_op(norm: Norm, precision: Precision, slot: str, *, trains: bool) -> Op:
     """Return the operation that normalizes the residual stream."""
     residual = precision.residual
     inputs = (Term("B*S*H", residual),)

@@ -77,6 +77,7 @@ MIN_GROUP_SHARE: Final = 0.01
 """A smaller group is odd: pipeline stages and the like have more ranks in any real layout."""
 
 _MAX_GROUP_LINES: Final = 8
+_MAX_REPRESENTATIVES: Final = 16
 
 Members = Mapping[str, RankSummary]
 
@@ -103,10 +104,10 @@ def conclude(fleet: FleetSummary, notes: Sequence[str] = ()) -> FleetReport:
     )
 
 
-def representatives(report: FleetReport, limit: int = 16) -> tuple[str, ...]:
+def representatives(report: FleetReport) -> tuple[str, ...]:
     """Return the paths of the ranks to test recommendations on: one from each group."""
     worst = sorted(report.groups, key=lambda g: (not g.n_failed, not g.is_odd, g.id.rjust(8)))
-    return tuple(g.representative for g in worst[:limit])
+    return tuple(g.representative for g in worst[:_MAX_REPRESENTATIVES])
 
 
 def _groups(read: Members, labels: Mapping[str, str]) -> tuple[RankGroup, ...]:
@@ -198,9 +199,9 @@ def _distance(a: Typical, b: Typical) -> int:
 def _typical_lines(typical: Typical) -> tuple[SourceLine, ...]:
     largest = sorted(typical.lines, key=lambda k: (-typical.lines[k], k))[:_MAX_GROUP_LINES]
     return tuple(
-        replace(p, n_bytes=typical.lines[k])
+        replace(typical.places[k], n_bytes=typical.lines[k])
         for k in largest
-        if (p := typical.places[k]) and typical.lines[k] > 0
+        if typical.lines[k] > 0
     )
 
 

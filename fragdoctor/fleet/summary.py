@@ -7,13 +7,14 @@ import json
 import os
 import queue
 import threading
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 from msgspec.structs import replace
 
 from fragdoctor.errors import FragdoctorError
 from fragdoctor.inputs.remote import is_remote, without_secrets
+from fragdoctor.model.case import BundleFacts, OomLog
 from fragdoctor.model.diagnosis import Cause, DeviceFigures, Diagnosis, Recommendation
 from fragdoctor.model.finding import Finding, Location
 from fragdoctor.model.fleet import RankInput, RankSource, RankSummary, SourceLine, SummaryOptions
@@ -46,9 +47,6 @@ def clip(text: str, limit: int, *, is_name: bool = False) -> str:
         kept = kept[: -max(1, (weight(kept) - room) // 12)]  # no character takes more than 12
     return f"{digest}{_MARK}{kept[::-1]}" if is_name else kept + _MARK
 
-
-if TYPE_CHECKING:
-    from fragdoctor.model.case import BundleFacts, OomLog
 
 # Maximum bytes of one string of each kind; together they keep a summary below MAX_SUMMARY_BYTES.
 _PATH: Final = 1500

@@ -55,9 +55,9 @@ class Passes(Struct, frozen=True):
         """Return the pass of each row."""
         return np.repeat(np.arange(len(self), dtype=np.int32), np.diff(self.first))
 
-    def next_of(self, label: int) -> I64:
-        """Return for each pass the next later pass with a label, or ``NOT_REACHED``."""
-        index = np.where(self.label == label, np.arange(len(self)), NOT_REACHED)
+    def next_backward(self) -> I64:
+        """Return for each pass the next later backward pass, or ``NOT_REACHED``."""
+        index = np.where(self.label == TrainingPhase.BACKWARD, np.arange(len(self)), NOT_REACHED)
         after = np.append(index[1:], NOT_REACHED)
         result: I64 = np.minimum.accumulate(after[::-1])[::-1]
         return result

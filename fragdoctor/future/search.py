@@ -53,9 +53,7 @@ def usual_candidates(
     return _known((c for key in USUAL for c in usual_confs(key)), reproduction, torch_version)
 
 
-def sweep_candidates(
-    reproduction: Reproduction, torch_version: str | None = None
-) -> tuple[str, ...]:
+def sweep_candidates(reproduction: Reproduction, torch_version: str | None) -> tuple[str, ...]:
     """Return each key alone over all its values, and sensible pairs.
 
     Garbage collection does nothing without a memory fraction, so it comes with one unless one is

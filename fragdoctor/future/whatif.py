@@ -117,13 +117,7 @@ def conditions_of(reproduction: Reproduction, what_if: WhatIf) -> Conditions:
 def _settings(reproduction: Reproduction, what_if: WhatIf) -> AllocatorSettings:
     if what_if.conf is None:
         return reproduction.conditions.settings
-    settings = parse_conf(what_if.conf, what_if.torch_version or None)
-    if settings.backend != "native":
-        raise SimulationError(
-            f"The model knows only the native allocator, not {settings.backend}.",
-            hint="Leave backend out of the settings.",
-        )
-    return settings
+    return parse_conf(what_if.conf, what_if.torch_version or None)
 
 
 def replay_what_if(

@@ -232,7 +232,7 @@ class Reason(Struct, frozen=True):
 
 
 def check_budgets(
-    diagnosis: Diagnosis, budgets: Budgets, fits: Sequence[BudgetResult] = ()
+    diagnosis: Diagnosis, budgets: Budgets, fits: Sequence[BudgetResult]
 ) -> tuple[BudgetResult, ...]:
     """Return one result for each budget that is set, in the order of the options.
 

@@ -22,9 +22,7 @@ def table(
     return frame.astype(dict.fromkeys(numbers, "Int64"))
 
 
-def table_of(
-    items: Iterable[object], texts: Sequence[str], numbers: Sequence[str] = ()
-) -> pd.DataFrame:
+def table_of(items: Iterable[object], texts: Sequence[str], numbers: Sequence[str]) -> pd.DataFrame:
     """Return attributes of items as a DataFrame, one row per item; ``a.b`` is the column ``b``.
 
     Locations and string enums become text; the columns ``numbers`` hold integers that may be

@@ -103,7 +103,6 @@ class Gauge(Struct, frozen=True):
     end: float
     start: float = 0.0
     style: Style | None = None
-    n_cells: int = 10
 
 
 Cell = Content | Gauge

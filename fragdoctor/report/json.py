@@ -31,7 +31,7 @@ def document_of(view: str, result: Any, **more: Any) -> Json:
     return document
 
 
-def error_document(code: str, message: str, hint: str = "", offset: int | None = None) -> Json:
+def error_document(code: str, message: str, hint: str, offset: int | None) -> Json:
     """Return the document to write to standard output when there is no result."""
     document: Json = plain(ErrorResult(ErrorFacts(code, message, hint, offset)))
     return document

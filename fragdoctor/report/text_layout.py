@@ -33,6 +33,7 @@ _BOUND: Final = "\ue000"
 _UNIT: Final = re.compile(r"(?<=[0-9]) (?=(?:[KMGT]iB|B|%)(?![A-Za-z0-9]))")
 
 _FITTED: Final = ("fit", "right")
+_GAUGE_CELLS: Final = 10
 
 # The console that rich wants for wrapping, and asks only about text that is justified.
 _ANY_CONSOLE: Final[Any] = None
@@ -162,9 +163,9 @@ class Page:
     def _cell(self, cell: doc.Cell) -> Text:
         if not isinstance(cell, doc.Gauge):
             return styled(cell)
-        first, last = round(cell.start * cell.n_cells), round(cell.end * cell.n_cells)
+        first, last = round(cell.start * _GAUGE_CELLS), round(cell.end * _GAUGE_CELLS)
         bar = self.glyphs.empty * first + self.glyphs.full * (last - first)
-        return Text(bar.ljust(cell.n_cells, self.glyphs.empty), style=STYLES[cell.style])
+        return Text(bar.ljust(_GAUGE_CELLS, self.glyphs.empty), style=STYLES[cell.style])
 
     def render(self, places: Mapping[str, str] = MappingProxyType({})) -> str:
         """Return the page as text, ending in a newline.

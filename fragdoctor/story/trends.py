@@ -151,7 +151,7 @@ def _one_process(points: Sequence[_Point], processes: Processes) -> list[_Point]
 
 
 def _trend(
-    figure: str, points: Sequence[_Point], rank: int | None = None, label: str = "", over: str = ""
+    figure: str, points: Sequence[_Point], rank: int | None, label: str = "", over: str = ""
 ) -> list[TrialTrend]:
     if len(points) < 2:
         return []

@@ -61,15 +61,9 @@ class Lives:
         self.n_regular: int = facts["n_regular"]
         self._named: I32 = columns["named"]
         self._events, self._blocks, self._segments = tables
-        self._native = native
 
     def __len__(self) -> int:
         return len(self.start)
-
-    @cached_property
-    def of_row(self) -> I32:
-        """``int32[n_events]``: the block that an ``alloc`` or ``free_*`` event is about, or -1."""
-        return self._native.life_of_row()
 
     @cached_property
     def address(self) -> U64:

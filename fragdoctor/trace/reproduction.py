@@ -52,7 +52,7 @@ def limits_of(
     trace: Trace,
     lowest_need_bytes: int | None,
     device_total_bytes: int | None,
-    stated: tuple[int, int] | None = None,
+    stated: tuple[int, int] | None,
 ) -> Iterator[int]:
     """Yield what a memory fraction may have allowed, likeliest first.
 

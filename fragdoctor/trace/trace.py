@@ -265,10 +265,10 @@ class Trace(DeviceColumns, frozen=True, eq=False, dict=True, kw_only=True):
         return raw
 
 
-def traces_of(snapshot: Snapshot, settings: AllocatorSettings | None = None) -> tuple[Trace, ...]:
+def traces_of(snapshot: Snapshot) -> tuple[Trace, ...]:
     """Return the traces of all devices of a snapshot, in their order."""
     stacks = Stacks(snapshot)
-    return tuple(Trace.of(snapshot, device, settings, stacks) for device in snapshot.devices)
+    return tuple(Trace.of(snapshot, device, stacks=stacks) for device in snapshot.devices)
 
 
 def return_free_memory(trace: Trace) -> None:

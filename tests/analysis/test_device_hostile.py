@@ -140,7 +140,7 @@ def test_analyze_device_crowded_addresses_takes_bounded_time():
     events.action[:] = 0
 
     began = time.process_time()
-    result = analyze_device(snapshot, 0, AllocatorSettings())
+    result = analyze_device(snapshot, 0)
 
     assert time.process_time() - began < 30
     assert not result.capture.is_consistent

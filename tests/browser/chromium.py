@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import select
@@ -129,7 +128,6 @@ class Page:
             if time.monotonic() - started > 60:
                 raise TimeoutError("the page does not become ready")
             time.sleep(0.02)
-        self.opening_seconds = time.monotonic() - started
         self.settle()
 
     def call(self, method: str, params: dict[str, Any] | None = None) -> Any:
@@ -189,14 +187,6 @@ class Page:
                 "return {x: r.x, y: r.y, width: r.width, height: r.height}; })()"
             )
         )
-
-    def screenshot(self, path: Path, *, full: bool = True) -> None:
-        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        params: dict[str, Any] = {"captureBeyondViewport": full}
-        if full:
-            clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
-            params["clip"] = clip
-        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", params)["data"]))
 
     def _events(self, method: str) -> list[dict[str, Any]]:
         self._browser.drain(0.1)

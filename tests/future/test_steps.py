@@ -37,7 +37,6 @@ RECORDINGS = Path(__file__).parent / "recordings"
 ADAM = frame(f"{TORCH}/optim/adam.py", 2, "step")
 INIT = frame(f"{TORCH}/nn/modules/module.py", 9, "_apply")
 BACKWARD = frame(f"{TORCH}/_tensor.py", 1, "backward")
-GRAD = frame(f"{TORCH}/autograd/__init__.py", 9, "grad")
 LINEAR = frame(f"{TORCH}/nn/functional.py", 1, "linear")
 
 

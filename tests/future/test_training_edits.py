@@ -144,4 +144,5 @@ def test_layers_are_the_blocks_of_the_model(model: str, n_layers: int) -> None:
     _, run = recorded(model)
 
     assert run.layers is not None
-    assert run.layers.n_layers == n_layers
+    _, n_calls = np.unique(run.layers.forward_end_row, return_counts=True)
+    assert np.bincount(n_calls).argmax() == n_layers

@@ -194,7 +194,7 @@ def test_version_decides_about_keys_and_order() -> None:
     with pytest.raises(ConfigError):
         conditions_of(reproduction, WhatIf(conf="large_segment_size_mb:64", torch_version="2.4.1"))
     with pytest.raises(SimulationError, match="cudaMallocAsync"):
-        conditions_of(reproduction, WhatIf(conf="backend:cudaMallocAsync"))
+        conditions_of(reproduction, WhatIf(conf="backend:cudaMallocAsync")).native()
     old = conditions_of(reproduction, WhatIf(conf="", torch_version="2.4.1"))
     assert old.era.name == "ADDRESS"
 

@@ -134,8 +134,6 @@ def test_lives_are_numbered_as_the_operations_of_a_replay(one: Program):
 
     made = lives.start[lives.n_initial : lives.n_regular]
     assert made.tolist() == np.flatnonzero(trace.events.action == Action.ALLOC).tolist()
-    rows = np.flatnonzero(lives.of_row >= 0)
-    assert (lives.address[lives.of_row[rows]] == trace.events.address[rows]).all()
     peak = trace.totals.peak_allocated_state
     assert lives.size_bytes[lives.allocated_at(peak)].sum() == trace.totals.peak_allocated_bytes
 

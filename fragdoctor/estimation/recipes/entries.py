@@ -117,12 +117,12 @@ class Reading(Struct):
             self.leave(found.key, found.text)
         return found
 
-    def refine(self, fact: str, by: str, becomes: Mapping[Any, Any]) -> None:
-        """Replace a fact's value by what another fact makes of it, and use that one up."""
-        found, more = self.facts.get(fact), self.facts.get(by)
+    def refine_optimizer(self, by: str, becomes: Mapping[Any, Any]) -> None:
+        """Replace the optimizer by what another fact makes of it, and use that one up."""
+        found, more = self.facts.get("optimizer"), self.facts.get(by)
         if found and more and more.value and found.value in becomes:
-            del self.facts[fact], self.facts[by]
-            self.derive(fact, becomes[found.value], found, f"{found.text}, {by}")
+            del self.facts["optimizer"], self.facts[by]
+            self.derive("optimizer", becomes[found.value], found, f"{found.text}, {by}")
         self.drop(by)
 
 

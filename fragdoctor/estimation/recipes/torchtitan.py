@@ -56,7 +56,7 @@ def _complete(reading: Reading, entries: Entries) -> None:
         reading.drop("mixed")
     if reading.value("weights") == "bf16":
         reading.derive("dtype", "bf16", reading.facts["weights"])
-    reading.refine("optimizer", "fused", {"adamw": "adamw-fused"})
+    reading.refine_optimizer("fused", {"adamw": "adamw-fused"})
     _complete_checkpointing(reading)
     _complete_pipeline(reading)
     if (reading.value("tensor_parallel") or 1) > 1:

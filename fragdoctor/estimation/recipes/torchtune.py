@@ -71,8 +71,8 @@ _RULES: Final = facts(
 
 def _complete(reading: Reading, entries: Entries) -> None:
     _complete_adapter(reading, entries)
-    reading.refine("optimizer", "fused", {"adamw": "adamw-fused"})
-    reading.refine("optimizer", "momentum", {"sgd": "sgd-momentum"})
+    reading.refine_optimizer("fused", {"adamw": "adamw-fused"})
+    reading.refine_optimizer("momentum", {"sgd": "sgd-momentum"})
     loss = reading.drop("loss")
     if loss and any(kind in loss.text.lower() for kind in _LOSSES):
         reading.derive("logits", "chunked", loss)

@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.utils._pytree import tree_leaves
 
-from fragdoctor.rehearsal.engine import SEEN_THROUGH, frames_from, session, wrap
+from fragdoctor.rehearsal.engine import SEEN_THROUGH, frames_from, wrap
 
 Number = int | float
 Round = tuple[tuple[int, ...], ...]
@@ -309,6 +309,7 @@ class Skipping:
         n_steps: steps that the program would have taken in the skipped rounds.
         steps: returns how many steps the program has taken.
         on_stuck: called with a reason if the rehearsal cannot continue; it does not return.
+        tell: called with a sentence for the rehearsal's notes.
     """
 
     is_on: bool = False
@@ -321,6 +322,7 @@ class Skipping:
     n_steps: int = 0
     steps: Callable[[], int] = lambda: 0
     on_stuck: Callable[[str], None] = lambda _: None
+    tell: Callable[[str], None] = lambda _: None
     _ends_at: float | None = None
     _gpus: Any = None
     _n_devices: int = 0
@@ -432,9 +434,7 @@ class Skipping:
                 self.on_stuck(f"it was unclear where the loop at {place} ends")
             is_left = passage.loop.is_endless and passage.n_known >= ENDLESS_ROUNDS
             if is_left:
-                session.note(
-                    f"The loop at {place} was left when {ENDLESS_ROUNDS} rounds were equal."
-                )
+                self.tell(f"The loop at {place} was left when {ENDLESS_ROUNDS} rounds were equal.")
             return None if is_left or remaining is not no_length else 0
         ends = [] if reached is None else [reached - 1 - _AROUND]
         n = min([*ends, *([] if n_left is None else [n_left - _LAST])])

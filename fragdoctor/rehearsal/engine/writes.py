@@ -218,7 +218,7 @@ class Overlay:
                 self._mkdir(self.top)
             self._mkdir(self.top + path)
 
-    def is_removed_only_here(self, name: Any, folder: int | None = None) -> bool:
+    def is_removed_only_here(self, name: Any, folder: int | None) -> bool:
         """Note that the program removes a real file; return whether only the real file exists."""
         path = self.resolved(name, itself=True, folder=folder)
         if path is None or self.is_free(path):

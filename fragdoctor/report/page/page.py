@@ -137,7 +137,7 @@ def opening(moment: MomentFigures | None) -> dict[str, Any]:
 
 
 def icicle_data(
-    analysis: DeviceAnalysis, sink: Sink, moment: MomentFigures | None = None
+    analysis: DeviceAnalysis, sink: Sink, moment: MomentFigures | None
 ) -> dict[str, Any] | None:
     """Return the JSON part of one device's icicles, or None if nothing was ever live."""
     states = {"end": analysis.n_events}

@@ -187,7 +187,7 @@ _PRECISIONS: Final = MappingProxyType(
 """Prefix of a training dtype, such as ``amp`` in ``amp-bf16`` -> the words for its precision."""
 
 
-def _assumed(w: Workload, *, is_planned: bool = False) -> list[str]:
+def _assumed(w: Workload, *, is_planned: bool) -> list[str]:
     """Return the decisive assumptions in one sentence; plans choose checkpointing themselves."""
     if w.inference:
         cache = f" and {w.kv_dtype} KV cache" if w.kv_dtype else ""

@@ -69,7 +69,7 @@ def page(result: RehearsalResult | RehearsalSweep, options: RenderOptions) -> st
     return render_page(result.diagnosis, document(result, options))
 
 
-def _answer(found: Rehearsal, needs_bytes: int | None = None) -> str:
+def _answer(found: Rehearsal, needs_bytes: int | None) -> str:
     """Return the answer in one sentence."""
     oom = found.out_of_memory
     if oom is not None:

@@ -23,6 +23,7 @@ from fragdoctor.rehearsal.engine.kernels.scratch import Call, after_results
 MAX_THREADS: Final = 512
 WARP: Final = 32
 MAX_OUTPUT_VECTOR: Final = 4
+INPUT_VECTOR: Final = 4  # values of a vectorized load
 VECTORIZE_FROM: Final = 128
 MIN_VALUES, MAX_VALUES = 16, 256
 SEMAPHORE_BYTES: Final = 4
@@ -36,14 +37,10 @@ class ReductionKind:
     Attributes:
         accumulator_bytes: size of one partial result.
         values: loads that each thread keeps in flight (``vt0``).
-        input_vector: values of a vectorized load.
-        max_threads: threads of a block, at most.
     """
 
     accumulator_bytes: int
     values: int = 4
-    input_vector: int = 4
-    max_threads: int = MAX_THREADS
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,13 +164,13 @@ def _pass(dims: Sequence[Dim], kind: ReductionKind, facts: GpuModel) -> tuple[in
     width, height = (n_inputs, n_outputs) if along_input else (n_outputs, n_inputs)
     vector = 1
     if not dims or (dims[0] if along_input else dims[n_reduced]).input == 1:
-        wide = width > VECTORIZE_FROM and len(dims) == 1 and kind.values >= kind.input_vector
+        wide = width > VECTORIZE_FROM and len(dims) == 1 and kind.values >= INPUT_VECTOR
         if along_input and wide:
-            width //= kind.input_vector
+            width //= INPUT_VECTOR
         elif not along_input:
             vector = _output_vector(dims, n_reduced)
             width //= vector
-    block_width, block_height = _block(width, height, kind.max_threads // vector)
+    block_width, block_height = _block(width, height, MAX_THREADS // vector)
     step_input, step_output = (block_width, 1) if along_input else (1, block_width)
     if -(-n_inputs // step_input) < min(block_height * MIN_VALUES, MAX_VALUES):
         return None  # the warps of a block share no output, and neither do blocks

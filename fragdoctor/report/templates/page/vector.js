@@ -40,7 +40,6 @@ class VectorContext {
   beginPath() { this.path = ""; }
   moveTo(x, y) { this.path += `M${shortNumber(x)} ${shortNumber(y)}`; }
   lineTo(x, y) { this.path += `L${shortNumber(x)} ${shortNumber(y)}`; }
-  closePath() { this.path += "Z"; }
   rect(x, y, width, height) { this.path += `M${shortNumber(x)} ${shortNumber(y)}h${shortNumber(width)}v${shortNumber(height)}h${shortNumber(-width)}Z`; }
   // Only whole circles: no other arcs are drawn.
   arc(x, y, r) { this.path += `M${shortNumber(x - r)} ${shortNumber(y)}a${r} ${r} 0 1 0 ${2 * r} 0a${r} ${r} 0 1 0 ${-2 * r} 0`; }
