@@ -112,7 +112,6 @@ def is_full_of_weights(case: JudgedCase) -> bool:
         is_one = (case.told.batch_size or 1) == 1
         return is_one and r.requested_bytes < SMALL_SHARE * r.live_bytes
     is_lowered = not {BITS_8, OFFLOADING}.isdisjoint(case.told.in_use)
-    is_lowered |= "device-map" in case.told.options
     return is_lowered or _OF_WEIGHTS.search(message.said) is not None
 
 
