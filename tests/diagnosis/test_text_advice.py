@@ -10,6 +10,7 @@ from fragdoctor.diagnosis.remedies.framework_words import without_used
 from fragdoctor.model.case import ToldSettings
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
+from fragdoctor.rules.told_weights import told_weights
 
 CPU = "RuntimeError: [enforce fail at alloc_cpu.cpp:1] . DefaultCPUAllocator: can't allocate memory"
 ASKED = ": you tried to allocate {} bytes. Error code 12 (Cannot allocate memory)\n"
@@ -2155,3 +2156,36 @@ def test_change_of_which_nothing_is_in_use_keeps_its_words():
     change = "then set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
     assert without_used(change, ToldSettings()) == (change, True)
+
+
+@pytest.mark.parametrize(
+    ("billions", "said"),
+    [("7", "a 7B"), ("8", "an 8B"), ("11", "an 11B"), ("1.1", "a 1.1B"), ("80", "an 80B")],
+)
+def test_number_of_parameters_has_the_article_that_is_said(billions, said):
+    weights = told_weights(case_of(f"CUDA OOM with Llama-{billions}b\n").oom.messages[0])
+
+    assert f"The weights of {said} model" in weights.text
+
+
+def test_versions_lead_if_a_text_names_one():
+    named = "It worked fine with torch 2.1. Now I get CUDA OOM with torch 2.3 when I generate.\n"
+
+    assert first_of(named)[1].change.startswith("versions of the program")
+    assert first_of("It worked fine yesterday. Today CUDA OOM.\n")[1].change.startswith("what else")
+
+
+def test_heading_is_not_repeated_as_an_option():
+    loads = diagnose(case_of(f"{FULL}\nI get it when loading the model for inference.\n"))
+    runs = diagnose(case_of(f"{FULL}\nI run inference on images.\n"))
+
+    assert "less-model-memory" not in [r.code for r in loads.recommendations]
+    assert "smaller-batch" not in [r.code for r in runs.recommendations]
+
+
+def test_difference_inside_the_rounding_proves_nothing_about_settings():
+    near = old_style("72.00 MiB", "14.76 GiB", "13.83 GiB", "19.75 MiB", "13.88 GiB")
+    far = old_style("1.00 GiB", "14.76 GiB", "13.83 GiB", "19.75 MiB", "13.88 GiB")
+
+    assert "no allocator setting" not in first_of(near)[0].summary
+    assert "no allocator setting" in first_of(far)[0].summary

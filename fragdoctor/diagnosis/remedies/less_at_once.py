@@ -31,8 +31,8 @@ ANY_BATCH: Final = (
 )
 ONE_INPUT: Final = "a smaller image or tiles of it, fewer frames or points, a shorter text or audio"
 FITTED: Final = (
-    "use as much of it as fitted before; if each holds a copy of the model, spread them over more "
-    "GPUs, or store the weights in fewer bits"
+    "go back to the value that fitted; where each one holds a copy of the model, spread the copies "
+    "over more GPUs, or store the weights in fewer bits"
 )
 OF_FITTING: Final = (
     "one batch of that size after another; in training, accumulate gradients over several of them, "
