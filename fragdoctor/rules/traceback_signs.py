@@ -291,7 +291,6 @@ KEPT_BY_REQUESTS: Final = (
 
 _EVALUATES: Final = (
     rf"(?:{_in_clause(_TESTS)}|\btry\w* to (?:test|evaluate|validate)\b"
-    r"|\b(?:val|eval)\w{0,9} ?(?:=|to|is) ?(?:False|off|0)\b.{0,20}\bworks"
     r"|\btrain\w* (?:is|was|works|runs|goes|went) (?:ok|okay|fine|well|normal\w*|success\w*"
     r"|no problem)\b[^\n]{0,20}\s{0,3}[^\n]{0,20}\b(?:test|eval|valid|infer|predict)\w*"
     r"|\b(?:infer|test|eval|predict)\w*\b[^\n]{0,160}\benough fo ?r (?:the )?train)"

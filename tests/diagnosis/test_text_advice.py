@@ -85,12 +85,12 @@ def test_smaller_batch_that_did_not_help_is_not_advised_again(said):
 @pytest.mark.parametrize(
     ("said", "title"),
     [
-        ("With batch_size=1 it works, with batch_size=4 it fails.", "Use a batch of 1, which"),
+        ("With batch_size=1 it works, with batch_size=4 it fails.", "Lower batch_size from 4"),
         (
             "I am able to train with a batch size of 8. A batch size of 16 fails.",
-            "Use a batch of 8, which",
+            "Lower batch size from 16",
         ),
-        ("I changed batch_size to 1, this time it works.", "Use a batch of 1, which"),
+        ("I changed batch_size to 1, this time it works.", "Use a smaller batch"),
         ("batch_size=1 does not work either", "Use less for one sample: the batch is already"),
         ("训练以batch=2进行", "Lower batch from 2"),
     ],
@@ -2019,7 +2019,6 @@ def test_proposal_is_neither_in_use_nor_tried():
         ),
         ("When I run infer_flux_regional.py I get CUDA out of memory.", "trained model ran"),
         ("Val occupies so much CUDA memory that it raises an OOM error", "evaluation"),
-        ("It gets CUDA out of memory. When I set val = False, it works.", "evaluation"),
     ],
 )
 def test_names_tell_the_moment_of_the_failure(text, doing):
@@ -2089,10 +2088,6 @@ def test_figures_of_a_message_are_compared_with_one_another():
     ("said", "title"),
     [
         (
-            "Training fails with a batch size bigger than 3: CUDA OOM.",
-            "Use a batch of 3, which fits",
-        ),
-        (
             "When I increase the instance count, CUDA out of memory occurs.",
             "Lower the instance count",
         ),
@@ -2119,7 +2114,7 @@ def test_heading_and_instructions_are_of_one_row():
         ("I tried a smaller batch size to no avail", "Checkpoint the layers: a smaller batch did"),
         ("I reduced the batch size to 2 without success", "Checkpoint the layers: a smaller batch"),
         ("It fails with a batch of one", "Checkpoint the layers: the batch is already one"),
-        ("It works with batch size 4 but batch size 8 fails", "Use a batch of 4, which fits"),
+        ("It works with batch size 4 but batch size 8 fails", "Lower batch size from 8"),
         ("batch_size=1, and gradient checkpointing is enabled", "Use less for one sample"),
     ],
 )
@@ -2155,7 +2150,7 @@ def test_fewer_bits_are_also_fewer_than_sixteen():
 def test_change_of_which_nothing_is_in_use_keeps_its_words():
     change = "then set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
-    assert without_used(change, ToldSettings()) == (change, True)
+    assert without_used(change, ToldSettings()) == change
 
 
 @pytest.mark.parametrize(

@@ -90,8 +90,6 @@ def _of_growth(case: JudgedCase, sign: TracebackSign, message: OomMessage) -> tu
     if only_runs(message):
         if batch and any(f.name in SERVERS for f in case.frameworks):
             return ROOM_FOR_STEPS, batch  # its users cannot change what it keeps
-        if case.runs_only:
-            return less_to_run(case)
         return "Keep nothing of a request on the GPU", KEPT_BY_REQUESTS
     if batch and any(f.name in OWN_LOOPS for f in case.frameworks):
         return "Cap the largest batch, and keep nothing in your own callbacks", f"{batch}; {CAPPED}"

@@ -34,10 +34,6 @@ FITTED: Final = (
     "go back to the value that fitted; where each one holds a copy of the model, spread the copies "
     "over more GPUs, or store the weights in fewer bits"
 )
-OF_FITTING: Final = (
-    "one batch of that size after another; in training, accumulate gradients over several of them, "
-    "which keeps the effective batch"
-)
 NO_HELP: Final = "a smaller batch did not help"
 LESS_STATE: Final = (HALF, ADAPTER, STATE_8BIT)
 CHECKPOINTED: Final = (
@@ -140,8 +136,8 @@ def less_of_batch(case: JudgedCase) -> tuple[str, str]:
     The text's own option is named with its value, unless a framework's words name it.
     """
     told = case.told
-    if known := _way_back(case):
-        return known
+    if told.raised and "batch" not in told.raised.lower():
+        return f"Lower {told.raised} again", FITTED
     if told.batch_size == 1 or told.is_smaller_batch_tried:
         return _less_of_one(case, "the batch is already one" if told.batch_size == 1 else NO_HELP)
     if _names_big_model(case):
@@ -164,16 +160,6 @@ def less_of_batch(case: JudgedCase) -> tuple[str, str]:
         else "Use a smaller batch or"
     )
     return f"{batch} {less or 'smaller inputs'}", change
-
-
-def _way_back(case: JudgedCase) -> tuple[str, str] | None:
-    """Return title and change that undo what the text says made it fail, or None."""
-    told, fits = case.told, case.told.fitting_batch
-    if fits and fits < (told.batch_size or fits + 1):
-        return f"Use a batch of {fits}, which fits by what the text says", OF_FITTING
-    if told.raised and "batch" not in told.raised.lower():
-        return f"Lower {told.raised} again", FITTED
-    return None
 
 
 def _names_big_model(case: JudgedCase) -> bool:
