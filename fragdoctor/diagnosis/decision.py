@@ -436,7 +436,11 @@ def _over_available(r: FailedRequest) -> Iterator[Hypothesis]:
         )
     missing = -r.margin_bytes - r.saved_by_layout_bytes
     confidence = Confidence.PROVEN if missing > r.tolerance_bytes else Confidence.LIKELY
-    ending = ": no allocator setting can make that fit." if r.is_beyond_settings else "."
+    ending = (
+        ": no allocator setting can make that fit."
+        if confidence is Confidence.PROVEN and r.is_beyond_settings
+        else "."
+    )
     yield Hypothesis(
         Cause.CAPACITY,
         f"{live_and_request(r)} exceed the {format_size(r.available_bytes)} that PyTorch could "

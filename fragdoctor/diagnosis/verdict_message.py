@@ -375,17 +375,21 @@ def _driver(message: OomMessage) -> Hypothesis:
             settled_by=f"{_WATCHED}.",
             also=(Cause.OTHER_PROCESS,),
         )
-    return Hypothesis(
-        Cause.UNKNOWN,
-        "The text says that the GPU's memory ran out, but not what filled it or what was asked for."
-        if is_told
-        else "A direct call to the driver ran out of memory. Its message has no figures: device "
-        "memory, pinned host memory or the context may have run out.",
-        settled_by=f"{_WATCHED}; paste the error with its traceback."
-        if is_told
-        else "Run with CUDA_LAUNCH_BLOCKING=1 to see the failing call, and watch nvidia-smi.",
-        also=(Cause.CAPACITY,),
+    summary = (
+        "A direct call to the driver ran out of memory. Its message has no figures: device "
+        "memory, pinned host memory or the context may have run out."
     )
+    settled = "Run with CUDA_LAUNCH_BLOCKING=1 to see the failing call, and watch nvidia-smi."
+    if is_told:
+        summary = (
+            "The text says that the GPU's memory ran out, but not what filled it or what was "
+            "asked for."
+        )
+        settled = f"{_WATCHED}; paste the error with its traceback."
+    elif "/THCStorage." in f"{message.text} {message.said}":  # torch before 1.0
+        summary = "PyTorch got no more memory for a tensor; its early versions print no figures."
+        settled = f"{_WATCHED}."
+    return Hypothesis(Cause.UNKNOWN, summary, settled_by=settled, also=(Cause.CAPACITY,))
 
 
 def _library(message: OomMessage) -> Hypothesis:

@@ -36,11 +36,6 @@ _RAISED: Final = re.compile(
     r"(?: up)? (?P<what>(?:the |my )?(?!(?:gpu |cuda |v?ram |memory|usage|loss))\w{2,20}"
     r"(?: (?!(?:to|from|by|and|it|the|cuda|gpu)\b)\w{2,20}){0,3})"
 )
-_FITS: Final = re.compile(
-    r"(?i)batch(?:[_ -]?size)?[^.!?\n]{0,15}?(?:(?:larger|bigger|greater|more|higher) th[ae]n|>)"
-    r" ?(?P<size>\d{1,4})\b"
-)
-"""How people name the largest batch that fits: what is larger fails."""
 _WORKS: Final = re.compile(
     r"(?i)[^.!?;\n]{0,40}?\b(?:works?|worked|success\w{0,10}|(?:is|runs?) (?:ok|fine|well))\b"
     r"(?<!not work)(?<!n't work)(?<!without success)(?<!no success)"
@@ -144,9 +139,6 @@ def told_settings(text: str) -> ToldSettings:
         and not _RUNS_WITH.search(head, max(0, m.start() - _NEAR), m.start())
     ]
     least = min((_number(m["size"]) for m in failing), default=None)
-    fits = [
-        _number(m["size"]) for m in (*_FITS.finditer(head), *(m for m in named if m not in failing))
-    ]
     raised = _RAISED.search(done)
     options = [m["option"] for m in named if "_" in m["option"] or "-" in m["option"]]
     size = _SIZE.search(head)
@@ -164,7 +156,6 @@ def told_settings(text: str) -> ToldSettings:
         batch_size=least,
         is_smaller_batch_tried=_TRIED.search(head) is not None,
         raised=raised["what"] if raised else "",
-        fitting_batch=max(fits, default=None),
         tried=tuple(
             option_name(option)
             for m in _IN_VAIN.finditer(head)

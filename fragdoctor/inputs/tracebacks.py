@@ -90,12 +90,10 @@ def with_tracebacks(
         below = [line for _, line in islice(lines, _AROUND_LINES if has_calls else None)]
         told = [] if has_calls else [*_frames(_leading_block(below))]
         # People describe before or after a message what they did, above a traceback that follows.
-        # The last line says what the program was doing when it stopped.
         prose = [*takewhile(_is_prose, below)] if told else below[:_AROUND_LINES]
-        prose += [] if told else below[_AROUND_LINES:][-1:]
         own = _folded(text[offset : offset + 2 * _MAX_AROUND].split("\n", 1)[:1])
         after = _folded(prose)[:_MAX_AROUND]
-        frames = told or frames or [*_marked_source(below)]
+        frames = told or frames
         if frames and _OF_DRIVER.search(frames[-1].file.replace("\\", "/")):
             frames = []
         for n in wanted[offset]:

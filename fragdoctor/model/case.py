@@ -24,7 +24,7 @@ GPU_TABLE: Final = "gpu-table"
 
 TRAINING: Final = (
     r"(?:(?<![a-z])(?<!pre[-_])(?<!without )(?<!not )train(?!ed (?:model|on|weights|network))"
-    r"|pretrain(?!ed)|train(?:er|loop)\b|fine-?tun|\bepoch|dreambooth|backward|learning.rate"
+    r"|pretrain(?!ed)|train(?:er|loop)\b|fine-?tun|(?<![\w-])epoch|dreambooth|backward|learning.rate"
     r"|optimi[sz]er|\blosse?s?\b|训练|微调|学習|학습)"
 )
 """Words that people and programs only use about training."""
@@ -204,7 +204,6 @@ class ToldSettings(Struct, frozen=True):
         batch_option: the batch's option as the text spells it; hostile text.
         batch_size: the smallest batch that the text names, None if it names none.
         is_smaller_batch_tried: whether the text says that a smaller batch did not help.
-        fitting_batch: the largest batch that it says does fit, None if it names none.
         raised: what it says fails since it was raised, in its words; hostile text.
         tried: other options that did not help, as ``max-model-len``; hostile text.
         in_use: measures against a lack of memory that the text says are in use.
@@ -217,7 +216,6 @@ class ToldSettings(Struct, frozen=True):
     batch_option: str = ""
     batch_size: int | None = None
     is_smaller_batch_tried: bool = False
-    fitting_batch: int | None = None
     raised: str = ""
     tried: Sequence[str] = ()
     in_use: Sequence[str] = ()

@@ -232,8 +232,8 @@ Lightning
   batch: lower batch_size in the DataLoader, and raise Trainer(accumulate_grad_batches=...) by as
     much
   accumulate: Trainer(accumulate_grad_batches={n}), with batches of {batch}
-  evaluation-batch: lower batch_size in val_dataloader() or test_dataloader(), and keep and return
-    nothing on the GPU in its step; gradients are off already
+  evaluation-batch: lower batch_size in val_dataloader() or test_dataloader(); keep no result of
+    validation_step() or test_step() on the GPU; gradients are off already
   bf16: Trainer(precision="bf16-mixed")
   offload-state: Trainer(strategy="deepspeed_stage_2_offload")
   loaded-checkpoint: load_from_checkpoint(path, map_location="cpu"), and ckpt_path= of trainer.fit()
@@ -266,7 +266,7 @@ DeepSpeed
     deepspeed.zero.Init(config_dict_or_path=...), or with an HfDeepSpeedConfig(config) alive before
     from_pretrained(): otherwise each process builds the whole of it
   optimizer-state: "zero_optimization": {"offload_optimizer": {"device": "cpu"}}, so that the step
-    runs on the CPU; a higher ZeRO stage or more GPUs; a lower sub_group_size under ZeRO 3
+    runs on the CPU; ZeRO stage 3, or more GPUs; a lower sub_group_size under ZeRO 3
 accelerate
   source: accelerate 1.15, accelerator.py, parallelism_config.py and utils/dataclasses.py
   key: accelerate
@@ -407,7 +407,7 @@ Transformers
   checkpoint: model.gradient_checkpointing_enable()
   attention: from_pretrained(..., attn_implementation="sdpa")
   weights: load them in 16 bits (torch_dtype=torch.bfloat16 in from_pretrained(), dtype= since
-    4.56); load them in 4 bits (quantization_config=BitsAndBytesConfig(load_in_4bit=True));
+    4.56); load the weights in 4 bits (quantization_config=BitsAndBytesConfig(load_in_4bit=True));
     device_map='auto' spreads them over several GPUs and the CPU; a lower max_memory for each GPU
     leaves room for a step
 """

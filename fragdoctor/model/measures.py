@@ -46,7 +46,7 @@ MEASURES: Final = {
         r"|\b(?:AWQ|GPTQ|FP8) checkpoint|in (?:8 or )?4 bits",
     ),
     ADAPTER: Measure(r"\bq?lora\b|\bpeft\b|adapters?\b|\bfreez|\bfrozen"),
-    SHARDED_WEIGHTS: Measure(r"zero[-_ ]?3|stage\W{0,4}3|\bfsdp|megatron"),
+    SHARDED_WEIGHTS: Measure(r"zero[-_ ]?3|stage\W{0,4}3|\bfsdp|megatron", "^ZeRO stage 3$"),
     SHARDING: Measure(r"\bzero\d?\b|zero[-_ ]?(?:stage|[123])|deepspeed|\bfsdp|megatron"),
     OFFLOADING: Measure(r"low_?vram|offload(?!\w*[\"']?\s?[:=]\s?[\"']?(?:false|none))"),
     # transformers, modeling_utils.py: "incompatible" is printed if the cache is on as well

@@ -64,11 +64,17 @@ class ToldWeights(Struct, frozen=True):
         return int(self.billions * 1e9 * bits / 8)
 
     @property
+    def _model(self) -> str:
+        named = f"{self.billions:g}"  # an eight, an eleven, an eighteen, an eighty
+        is_vowel = named[0] == "8" or named.partition(".")[0] in ("11", "18")
+        return f"{'an' if is_vowel else 'a'} {named}B model"
+
+    @property
     def text(self) -> str:
         """A clause about what the weights take."""
         each = (self.bits,) if self.bits else (16, 8, 4)
         sizes = (f"{format_size(self.n_bytes(bits))} in {bits}" for bits in each)
-        return f"The weights of a {self.billions:g}B model take {', '.join(sizes)} bits"
+        return f"The weights of {self._model} take {', '.join(sizes)} bits"
 
     def fill(self, message: OomMessage) -> bool:
         """Return whether they alone fill the one device of a message."""
@@ -88,7 +94,7 @@ class ToldWeights(Struct, frozen=True):
         if of_one <= FULL_SHARE * (told_card_bytes(message) or LARGEST_BYTES):
             return ""
         return (
-            f"training all of a {self.billions:g}B model with AdamW takes about "
+            f"training all of {self._model} with AdamW takes about "
             f"{format_size(needed)}, whatever the batch ({TRAINED_BYTES} bytes a parameter)"
         )
 

@@ -32,7 +32,7 @@ from fragdoctor.model.frameworks import Change
 from fragdoctor.model.phases import Category
 from fragdoctor.model.simulation import OutlookState
 from fragdoctor.rules.told_weights import told_card_bytes, told_weights
-from fragdoctor.rules.traceback_signs import is_seen_to_run
+from fragdoctor.rules.traceback_signs import INFERENCE, LOADING_WEIGHTS, is_seen_to_run
 from fragdoctor.units import GIB, MIB, format_share, format_size
 
 SHORT_OF_MEMORY: Final = (Cause.CAPACITY, Cause.TRANSIENT_PEAK, Cause.MEMORY_LIMIT)
@@ -243,7 +243,8 @@ class SmallerBatch(SavingRemedy):
                 why = f"The {source}; the batch is what a program can shrink first."
                 yield self._smaller(case, why)
             return
-        if r.missing_bytes <= 0:
+        is_said = case.sign is not None and case.sign.name == INFERENCE and case.backend != "mps"
+        if r.missing_bytes <= 0 or is_said:
             return
         if why := _not_of_batch(case):
             yield self.rejection(why, Confidence.LIKELY)
@@ -409,8 +410,9 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
                 cost="A coarser model, or slower layers.",
             )
             return
-    if r is None or not (case.sign is None or case.sign.is_training or case.trains):
-        return  # what only runs has no state, and its own advice speaks of the weights
+    runs = case.runs_only or (message is not None and is_seen_to_run(message))
+    if r is None or _is_said_by_sign(case, runs=runs):
+        return
     is_building = case.only_builds and not case.fails_in_optimizer_step
     held = _model_bytes(case)
     is_copy = _asks_for_a_copy(case)
@@ -428,7 +430,6 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         )
     if is_copy:
         why = f"{OF_A_COPY}."
-    runs = case.runs_only or (message is not None and is_seen_to_run(message))
     yield remedy.proposal(
         title="Store the weights in less memory" if runs else "",
         weight=FITS
@@ -442,6 +443,14 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         why=why,
         cost="Lower precision may need care with the loss; sharding and offloading need bandwidth.",
     )
+
+
+def _is_said_by_sign(case: JudgedCase, *, runs: bool) -> bool:
+    """Return whether the advice of the sign speaks of the weights; what only runs has no state."""
+    if case.sign is None:
+        return False
+    is_loading = runs and case.sign.name == LOADING_WEIGHTS
+    return is_loading or not (case.sign.is_training or case.trains)
 
 
 LESS_TRAINED: Final = "train a LoRA adapter, with the base model in 16 or 4 bits"

@@ -6,11 +6,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from msgspec.structs import replace
-
 from fragdoctor.diagnosis.remedies.counted import less_of_counted
 from fragdoctor.diagnosis.remedies.leaks import is_evaluation
-from fragdoctor.diagnosis.remedies.remedy import CURES, JudgedCase, Proposal
+from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal
 from fragdoctor.model.case import ToldSettings
 from fragdoctor.model.frameworks import INTERFACES, SERVERS, Change, Framework, words_for
 from fragdoctor.model.gpus import with_monitor_of
@@ -41,17 +39,10 @@ ROOM_FOR_STEPS: Final = "Give the server's steps more room beside its KV cache"
 def in_own_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Iterator[Proposal]:
     """Yield proposals in the words of the case's framework, asked against what is in use.
 
-    What is in use or was tried as a whole comes last.
+    What is in use or was tried comes last.
     """
     for one in _in_framework_words(case, proposals):
-        change, is_new = without_used(one.recommendation.change, case.told)
-        told = one.saying(change=change)
-        is_left = is_new or not change or one.is_rejected or one.weight >= CURES
-        yield told if is_left else replace(told, weight=USED)
-
-
-USED: Final = -1
-"""Weight of a proposal of which nothing is left to try."""
+        yield one.saying(change=without_used(one.recommendation.change, case.told))
 
 
 def _in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Iterator[Proposal]:
@@ -118,8 +109,8 @@ def _words(
     return words_for(frameworks, *batch, *changes)
 
 
-def without_used(change: str, told: ToldSettings) -> tuple[str, bool]:
-    """Return a change without what the text has in use, and whether anything of it is left.
+def without_used(change: str, told: ToldSettings) -> str:
+    """Return a change without what the text has in use, or all of it if nothing is left.
 
     What did not help comes last. What can go further than a text goes is never in use.
     """
@@ -143,9 +134,9 @@ def without_used(change: str, told: ToldSettings) -> tuple[str, bool]:
     untried = [c for c in clauses if not is_tried(c)]
     kept = [*untried, *(c for c in clauses if c not in untried)]
     if kept == _PARTS.split(words):
-        return change, bool(untried)
+        return change
     first = "; ".join(kept).removeprefix("or ").removeprefix("then ")
-    return (intro + first, bool(untried)) if kept else (change, False)
+    return intro + first if kept else change
 
 
 _BY_DEGREES: Final = re.compile(

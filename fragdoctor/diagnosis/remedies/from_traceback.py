@@ -53,6 +53,12 @@ CLOSED: Final = (Cause.NOT_MEMORY, Cause.HOST_MEMORY, Cause.HEALTHY)
 STEPS: Final = r"\b(?:batch|epoch|iteration)"
 """What only loops over a data set have; what serves has requests, runs and hours."""
 
+OF_VERSIONS: Final = (
+    r"(?i)\b(?:up|down)(?:grad|dat)\w{1,4}\b"
+    r"|\b(?:with|in|on|under|since|from) (?:\w{1,12} )?v?\d{1,3}\.\d"
+)
+"""How texts name a version as what changed."""
+
 
 def _said(case: JudgedCase, sign: TracebackSign, message: OomMessage) -> tuple[str, str]:
     """Return title and change of a sign, with what the text tells besides."""
@@ -63,7 +69,10 @@ def _said(case: JudgedCase, sign: TracebackSign, message: OomMessage) -> tuple[s
         return (ROOM_FOR_STEPS, change) if is_served else less_to_run(case)
     if sign.name == RAN_BEFORE:
         less = less_of_batch(case) if case.trains else less_to_run(case)
-        return sign.title, f"{sign.change}; otherwise {less[1]}"
+        is_of_versions = re.search(OF_VERSIONS, message.said) is not None
+        parts = sign.change.split("; ")
+        parts.sort(key=lambda part: is_of_versions and not part.startswith("versions"))
+        return sign.title, f"{'; '.join(parts)}; otherwise {less[1]}"
     if sign.name == LATE:
         return _of_later_step(case, sign, message)
     if sign.name == GROWTH:
@@ -81,8 +90,6 @@ def _of_growth(case: JudgedCase, sign: TracebackSign, message: OomMessage) -> tu
     if only_runs(message):
         if batch and any(f.name in SERVERS for f in case.frameworks):
             return ROOM_FOR_STEPS, batch  # its users cannot change what it keeps
-        if case.runs_only:
-            return less_to_run(case)
         return "Keep nothing of a request on the GPU", KEPT_BY_REQUESTS
     if batch and any(f.name in OWN_LOOPS for f in case.frameworks):
         return "Cap the largest batch, and keep nothing in your own callbacks", f"{batch}; {CAPPED}"

@@ -31,12 +31,8 @@ ANY_BATCH: Final = (
 )
 ONE_INPUT: Final = "a smaller image or tiles of it, fewer frames or points, a shorter text or audio"
 FITTED: Final = (
-    "use as much of it as fitted before; if each holds a copy of the model, spread them over more "
-    "GPUs, or store the weights in fewer bits"
-)
-OF_FITTING: Final = (
-    "one batch of that size after another; in training, accumulate gradients over several of them, "
-    "which keeps the effective batch"
+    "go back to the value that fitted; where each one holds a copy of the model, spread the copies "
+    "over more GPUs, or store the weights in fewer bits"
 )
 NO_HELP: Final = "a smaller batch did not help"
 LESS_STATE: Final = (HALF, ADAPTER, STATE_8BIT)
@@ -112,7 +108,6 @@ def is_full_of_weights(case: JudgedCase) -> bool:
         is_one = (case.told.batch_size or 1) == 1
         return is_one and r.requested_bytes < SMALL_SHARE * r.live_bytes
     is_lowered = not {BITS_8, OFFLOADING}.isdisjoint(case.told.in_use)
-    is_lowered |= "device-map" in case.told.options
     return is_lowered or _OF_WEIGHTS.search(message.said) is not None
 
 
@@ -141,8 +136,8 @@ def less_of_batch(case: JudgedCase) -> tuple[str, str]:
     The text's own option is named with its value, unless a framework's words name it.
     """
     told = case.told
-    if known := _way_back(case):
-        return known
+    if told.raised and "batch" not in told.raised.lower():
+        return f"Lower {told.raised} again", FITTED
     if told.batch_size == 1 or told.is_smaller_batch_tried:
         return _less_of_one(case, "the batch is already one" if told.batch_size == 1 else NO_HELP)
     if _names_big_model(case):
@@ -165,16 +160,6 @@ def less_of_batch(case: JudgedCase) -> tuple[str, str]:
         else "Use a smaller batch or"
     )
     return f"{batch} {less or 'smaller inputs'}", change
-
-
-def _way_back(case: JudgedCase) -> tuple[str, str] | None:
-    """Return title and change that undo what the text says made it fail, or None."""
-    told, fits = case.told, case.told.fitting_batch
-    if fits and fits < (told.batch_size or fits + 1):
-        return f"Use a batch of {fits}, which fits by what the text says", OF_FITTING
-    if told.raised and "batch" not in told.raised.lower():
-        return f"Lower {told.raised} again", FITTED
-    return None
 
 
 def _names_big_model(case: JudgedCase) -> bool:

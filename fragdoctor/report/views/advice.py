@@ -169,7 +169,7 @@ def _script_of(diagnosis: Diagnosis) -> str:
     """
     message = diagnosis.case.primary_message
     frames = message.frames if message is not None else ()
-    example = "train.py" if message is None or message.is_of_training else "PROGRAM"
+    example = "train.py" if message is None else "PROGRAM"
     if message is not None and (named := _RUN_AS.search(message.said)):
         example = named[1]
     elif message is not None and is_seen_to_run(message):
