@@ -376,7 +376,7 @@ def test_segments_without_a_pool_are_a_reason() -> None:
 @pytest.mark.slow
 def test_replay_that_flushes_without_end_is_stopped_and_serves_nothing() -> None:
     """A crafted trace: each of many requests fails, after a look at each of very many holes."""
-    n, n_failing = 20_000, 205_000
+    n, n_failing = 1_000_000, 270_000
     full = [512] * (2 * n) + [-i for i in range(1, 2 * n, 2)]
     failing = [step for i in range(n_failing) for step in (30 * MIB, -(2 * n + 1 + i))]
     conditions = Conditions(
