@@ -101,6 +101,7 @@ class OtherRun:
         self._asked = max_steps
         self._n_ahead = n_theirs - self._n_before
         beyond = None if max_steps is None else max(max_steps + 1 - self._n_ahead, 0)
+        beyond = 0 if self._is_whole else beyond  # what comes after the end is not asked for
         self._outlooks = Outlooks(other, native, beyond, is_edited=not self.is_same)
         self.note = (
             f"The other recording holds {plural(n_theirs, 'whole step')}, no more than this "
