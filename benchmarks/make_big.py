@@ -24,6 +24,7 @@ from fragdoctor.errors import OutOfMemory
 from fragdoctor.trace.allocator import Segment
 
 KIB, MIB = 1 << 10, 1 << 20
+VERSION = "2.13.0"  # the oldest to write the keys of `Writer.event` and to order blocks as it does
 CAPACITY_BYTES = 6 << 30
 N_LAYERS = 64
 N_LEAKS, LEAK_BYTES = 96, 3 * MIB
@@ -127,7 +128,7 @@ class Program:
     def __init__(self, writer: Writer, seed: int) -> None:
         self.random = random.Random(seed)
         self.writer = writer
-        self.allocator = Allocator("", CAPACITY_BYTES, "2.11.0")
+        self.allocator = Allocator("", CAPACITY_BYTES, VERSION)
         self.n_events = 0
         self.time_us = 1_700_000_000_000_000
         self.batch: list[bytes] = []
@@ -186,7 +187,8 @@ class Program:
         now = {s.address: s for s in self.allocator.segments()}
         old = {a: s for a, (s, _) in self.segments.items()}
         is_gone = [s for a, s in old.items() if a not in now or now[a].total_bytes != s.total_bytes]
-        for s in sorted(is_gone, key=lambda s: (s.segment_type, s.total_bytes, s.address)):
+        # A flush frees the large pool first, each pool by size, and equal segments as they were made.
+        for s in sorted(is_gone, key=lambda s: (s.segment_type, s.total_bytes)):
             del self.segments[s.address]
             self.event("segment_free", s.address, s.total_bytes, stack)
         for address, s in now.items():

@@ -318,8 +318,11 @@ class Bench(Struct, frozen=True, dict=True):
         Returns None if no setting serves even the recorded request and no steps were found: the
         holes may be beyond any setting, unless the step needs more than there is in any layout.
         """
-        tried = [WhatIf(conf=conf) for conf in usual_candidates(self.reproduction)]
-        results = self.fair_replay.replay_all(tried)
+        results: list[ReplayResult] = []
+        for last_resort in (False, True):
+            if not any(r.fits for r in results):
+                confs = usual_candidates(self.reproduction, last_resort=last_resort)
+                results += self.fair_replay.replay_all([WhatIf(conf=conf) for conf in confs])
         if not any(r.fits for r in results) and not self.is_in_step:
             needs, has = self.fair_replay.step_needs_bytes(), self.recorded.capacity_bytes
             return [] if needs is not None and has is not None and needs > has else None

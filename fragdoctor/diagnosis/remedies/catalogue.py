@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from fragdoctor.diagnosis.bench import Bench
+from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.remedies.allocator_settings import SETTINGS, SettingRemedy
 from fragdoctor.diagnosis.remedies.attention import FusedAttention
 from fragdoctor.diagnosis.remedies.capacity import CAPACITY, SHORT_OF_MEMORY, SavingRemedy
@@ -27,12 +27,14 @@ from fragdoctor.diagnosis.remedies.remedy import (
     Proposal,
     Prospect,
     Remedy,
+    helps,
     prospect,
     steps_won,
 )
 from fragdoctor.diagnosis.remedies.serving import fit_kv_cache, less_on_the_device
 from fragdoctor.diagnosis.remedies.training import TRAINING, CombinedSavings
 from fragdoctor.diagnosis.remedies.weights import WEIGHTS
+from fragdoctor.future.search import LAST_RESORT
 from fragdoctor.model.diagnosis import Cause, Recommendation
 from fragdoctor.model.finding import Confidence
 from fragdoctor.units import format_size
@@ -165,6 +167,7 @@ def prove(
     if not bench.is_usable:
         return proposals, _notes(bench)
     untold: list[SettingRemedy] = []
+    last_resort: list[SettingRemedy] = []
     tried = [p.attempts if isinstance(p.remedy, SavingRemedy) else () for p in proposals]
     if bench.has_trouble:  # otherwise there is nothing to cure, but the peak may still be lowered
         tried = [
@@ -172,10 +175,15 @@ def prove(
             for p in proposals
         ]
         proposed = {p.remedy for p in proposals}
-        untold = [remedy for remedy in SETTINGS if remedy not in proposed]
+        others = [remedy for remedy in SETTINGS if remedy not in proposed]
+        untold = [remedy for remedy in others if remedy.key != LAST_RESORT]
+        last_resort = [remedy for remedy in others if remedy.key == LAST_RESORT]
         tried += [remedy.attempts(case) for remedy in untold]
-    outcomes = iter(bench.run([one for some in tried for one in some]))
-    found = [[o for o in (next(outcomes) for _ in some) if o is not None] for some in tried]
+    found = _outcomes(bench, tried)
+    settings = (o.result for some in found for o in some if o.attempt.edit is None)
+    if not any(helps(bench.recorded, result) for result in settings):
+        untold += last_resort
+        found += _outcomes(bench, [remedy.attempts(case) for remedy in last_resort])
     judged: list[Proposal | None] = []
     for proposal, some, of_it in zip(proposals, tried, found, strict=False):
         remedy = proposal.remedy
@@ -189,6 +197,11 @@ def prove(
     tested = [one for one in judged if one is not None]
     tested += CombinedSavings().together(case, bench, tested)
     return tested, _notes(bench)
+
+
+def _outcomes(bench: Bench, tried: Sequence[Sequence[Attempt]]) -> list[list[Effect]]:
+    outcomes = iter(bench.run([one for some in tried for one in some]))
+    return [[o for o in (next(outcomes) for _ in some) if o is not None] for some in tried]
 
 
 def _notes(bench: Bench) -> tuple[str, ...]:
