@@ -38,7 +38,7 @@ from fragdoctor.analysis.result import (
     SizeDiversity,
 )
 from fragdoctor.future.steps import Steps, evaluation_rounds
-from fragdoctor.model.arrays import distinct, is_among, sum_by
+from fragdoctor.model.arrays import is_among, sum_by
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.snapshot import I32, I64, Action, BlockState, Bools, Snapshot
 from fragdoctor.trace.lives import BEFORE
@@ -346,10 +346,12 @@ def size_diversity(trace: Trace) -> SizeDiversity | None:
         return None
     size = trace.events.size_bytes[rows]
     large = np.flatnonzero(size > SMALL_REQUEST_BYTES)
+    different, kind = np.unique(size[large], return_inverse=True)
+    stack = trace.events.stack[rows[large]].astype(np.int64) + 1
     return SizeDiversity(
         n_large_allocs=len(large),
-        n_distinct_large=len(distinct(size[large])),
-        drifting=_frees_enough(trace, len(large)) and _is_drifting(trace, rows[large]),
+        n_distinct_large=len(different),
+        drifting=_frees_enough(trace, len(large)) and _is_drifting(stack, kind),
     )
 
 
@@ -360,17 +362,15 @@ def _frees_enough(trace: Trace, n_large_allocs: int) -> bool:
     return bool(np.count_nonzero(freed) >= MIN_FREED_SHARE * n_large_allocs)
 
 
-def _is_drifting(trace: Trace, rows: I64) -> bool:
-    if len(rows) < MIN_LATER_REQUESTS:
+def _is_drifting(stack: I64, kind: I64) -> bool:
+    """Return whether stacks go on to request other sizes (``kind``) than they did at first."""
+    if len(stack) < MIN_LATER_REQUESTS:
         return False
-    stack = trace.events.stack[rows].astype(np.int64) + 1
-    size = trace.events.size_bytes[rows]
-    half = len(rows) // 2
+    half = len(stack) // 2
     known = np.bincount(stack[:half], minlength=int(stack.max()) + 1) >= MIN_EARLIER_REQUESTS
     later = np.flatnonzero(known[stack[half:]]) + half
     if len(later) < MIN_LATER_REQUESTS:
         return False
-    _, kind = np.unique(size, return_inverse=True)
-    key = stack * (int(kind.max()) + 1) + kind.reshape(-1)
+    key = stack * (int(kind.max()) + 1) + kind
     is_new = ~is_among(key[later], key[:half])
     return bool(np.count_nonzero(is_new) >= max(MIN_LATER_REQUESTS, DRIFT_SHARE * len(later)))

@@ -354,10 +354,11 @@ class Bench(Struct, frozen=True, dict=True):
 def _renumbered(table: npt.NDArray[np.void], n_initial: int) -> Operations:
     """Return operations with renumbered allocations; those from before the trace keep theirs."""
     has_block = table["kind"] <= OpKind.COMPLETE
-    ids, member = np.unique(table["allocation"][has_block], return_inverse=True)
-    n_old = int(np.searchsorted(ids, n_initial))
-    number = np.where(ids < n_initial, ids, n_initial + np.arange(len(ids)) - n_old)
-    table["allocation"][has_block] = number[member.reshape(-1)]
+    allocation = table["allocation"][has_block]
+    is_kept = np.zeros(max(int(allocation.max(initial=0)) + 1, n_initial), np.bool_)
+    is_kept[:n_initial] = True
+    is_kept[allocation] = True
+    table["allocation"][has_block] = (np.cumsum(is_kept) - 1)[allocation]
     return Operations(table)
 
 

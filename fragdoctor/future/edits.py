@@ -61,7 +61,12 @@ def empty_cache_at(rows: Sequence[int]) -> Edit:
     def change(_: Reproduction, ops: Operations) -> Operations:
         new = np.zeros(len(wanted), OPERATION)
         new["kind"], new["row"] = OpKind.EMPTY_CACHE, wanted
-        return Operations(np.insert(ops.table, ops.positions(wanted), new))
+        plain = f"V{OPERATION.itemsize}"  # as mere bytes, since numpy copies records field by field
+        first, *others = np.split(ops.table.view(plain), ops.positions(wanted))
+        parts = [
+            part for pair in zip(new.view(plain)[:, None], others, strict=True) for part in pair
+        ]
+        return Operations(np.concatenate([first, *parts]).view(OPERATION))
 
     return Edit(f"empty_cache() at {len(wanted)} chosen points", change)
 

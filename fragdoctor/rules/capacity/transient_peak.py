@@ -10,7 +10,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from fragdoctor.future.steps import Steps
-from fragdoctor.model.arrays import percentile
+from fragdoctor.model.arrays import distinct, percentile
 from fragdoctor.model.finding import Confidence, Evidence, Severity
 from fragdoctor.rules.rule import Context, Found, rule
 from fragdoctor.trace.trace import Trace
@@ -83,18 +83,32 @@ def find_transient(trace: Trace) -> Transient | None:
     percentile and a tenth of the whole range). If steps are seen, at least one of them must have
     ended before, since the stages of a first step are not peaks to compare with.
     """
+    began = Steps.of(trace).rows - trace.first_row
+    if len(began) and not _may_spike(trace, began[1:]):
+        return None
     active = trace.totals.active_bytes
     low, top = percentile(active, LOW_PERCENTILE), float(active.max())
     valleys = np.flatnonzero(active <= low + VALLEY_SHARE * (top - low))
     valley = int(valleys[-1]) if len(valleys) else 0
     earlier = active[:valley]
-    began = Steps.of(trace).rows - trace.first_row
     if not len(earlier) or (len(began) and not (began[1:] <= valley).any()):
         return None
     usual, peak = int(earlier.max()), int(active[valley:].max())
     if peak < SPIKE_FACTOR * usual or _n_peaks(earlier, low, usual) < MIN_EARLIER_PEAKS:
         return None
     return Transient(peak, usual)
+
+
+def _may_spike(trace: Trace, ends: npt.NDArray[np.int64]) -> bool:
+    """Return whether live memory rises far above what it was until any of the steps ended.
+
+    This needs no column of all states, which a long run without a spike then never makes.
+    """
+    starts = distinct(np.append(0, ends))
+    highest = trace.totals.envelope("active_bytes", starts)[1]
+    before = np.maximum.accumulate(highest)[:-1]
+    after = np.maximum.accumulate(highest[::-1])[::-1][1:]
+    return bool((after >= SPIKE_FACTOR * before).any())
 
 
 def _n_peaks(active: npt.NDArray[np.int64], low: float, usual: int) -> int:
