@@ -692,15 +692,19 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         is_of_model=True,
         title="Keep less optimizer state on the GPU",
         change="use an 8-bit optimizer (bitsandbytes.optim.AdamW8bit, or optim='adamw_8bit' of "
-        "Trainer), Adafactor, or fused=True, which needs no temporaries; shard it over more GPUs "
-        "(ZeRO, FSDP) or offload it to the CPU; or train fewer weights with LoRA",
+        "Trainer) or Adafactor; shard it over more GPUs (ZeRO, FSDP) or offload it to the CPU; "
+        "train fewer weights with LoRA; in PyTorch's own set fused=True, which needs no "
+        "temporaries",
         why="Adam keeps two numbers for each weight from the first step on, mixed precision a copy "
         "in 32 bits. The batch's activations are freed by then: a smaller batch changes nothing.",
         # torch 2.13, torch/optim; deepspeed 0.9 to 0.19.6, runtime/zero and engine.py; colossalai
         # 0.2 to 0.4, zero/low_level; apex, amp/_process_optimizer.py; bitsandbytes 0.39 to 0.48,
-        # csrc/pythonInterface.cpp: cget_managed_ptr of paged state
+        # csrc/pythonInterface.cpp: cget_managed_ptr of paged state; apex, optimizers; transformers
+        # 4.20 to 4.57, optimization.py: Adafactor; bitsandbytes, optim
         intro=r"[Oo]ut of memory at line \d+ in file \S*pythonInterface",
         in_words=rf"(?i){_in_clause(r'(?:optimi[sz]er[. ](?:step|states?)|step function)')}",
+        # Lightning runs the whole step inside optimizer.step(closure)
+        unless=(Place(code=r"\bclosure\("),),
         places=(
             Place(
                 file=r"/deepspeed/",
@@ -711,6 +715,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             Place(
                 file=r"/torch/optim/(?:adam|adamw|_multi_tensor|sgd|rmsprop|adagrad|radam|nadam)\.py$"
             ),
+            Place(file=r"/bitsandbytes/optim/|/apex/optimizers/|/transformers/optimization\.py$"),
             # A wrapper of a step may get a closure, which runs the model.
             Place(
                 file=r"/torch/optim/(?:optimizer|lr_scheduler)\.py$|/accelerate/optimizer\.py$"
