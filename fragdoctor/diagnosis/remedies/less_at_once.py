@@ -10,7 +10,11 @@ import re
 from typing import Final
 
 from fragdoctor.diagnosis.remedies.counted import less_of_counted
-from fragdoctor.diagnosis.remedies.framework_words import words_in, words_together
+from fragdoctor.diagnosis.remedies.framework_words import (
+    words_beside_batch,
+    words_in,
+    words_together,
+)
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase
 from fragdoctor.model.case import IMAGES, SEQUENCES
 from fragdoctor.model.diagnosis import Cause
@@ -45,6 +49,8 @@ PARTS: Final = {IMAGES: " (or tiles of them)", SEQUENCES: " (and a lower max_new
 OF_SMALL_MODELS: Final = re.compile(r"^fewer (?!frames)|patches")
 """Samples of models whose weights are small beside what they compute."""
 OFFLOADED: Final = "what is not running on the CPU (an option such as --offload or --lowvram)"
+UNEVEN: Final = re.compile(r"audio|utterances|^fewer (?!frames)")
+"""Samples as large as they come: recordings, clouds, graphs. The largest decides what fits."""
 _OF_MODEL: Final = re.compile(r"(?i)\bmodels?\b|\binference\b|\bgenerat|\bpipeline|模型|推理")
 _COMMAND: Final = re.compile(r"\bpython3? \S{1,80}\.py\b[^\n]{0,80}? --[a-z]")
 _OWN_CODE: Final = re.compile(r"\bimport torch\b|\bdef \w{1,40}\(|\bmodel\(|\.(?:eval|cuda|to)\(")
@@ -172,22 +178,26 @@ def _names_big_model(case: JudgedCase) -> bool:
 
 def _less_of_one(case: JudgedCase, since: str) -> tuple[str, str]:
     """Return title and change for a batch that cannot shrink, without what is in use already."""
-    samples = ", ".join(case.told.smaller_samples) or ONE_INPUT
+    kinds = ", ".join(case.told.smaller_samples)
+    own = words_beside_batch(case) if case.trains else ""
+    samples = own or f"use {kinds or ONE_INPUT}"
     if counted := less_of_counted(case):
         samples = f"{samples}: {counted}"
     if not case.trains:
         weights = words_in(case, Change.WEIGHTS) or fewer_bytes(case)
-        return f"Use less for one sample: {since}", f"use {samples}; then {weights}"
+        return f"Use less for one sample: {since}", f"{samples}; then {weights}"
     # What is trained from scratch has no adapter.
-    is_tuned = bool(told_weights(case.message) or case.frameworks or SEQUENCES in samples)
+    is_tuned = bool(told_weights(case.message) or case.frameworks or SEQUENCES in kinds)
     left = ", ".join(
         way
         for way in LESS_STATE
         if way not in case.told.in_use and (is_tuned or way is not ADAPTER)
     )
     state = words_in(case, Change.OFFLOAD_STATE, Change.WEIGHTS) or left or "less of it on the GPU"
-    change = f"use {samples}; then less memory for weights and state: {state}"
+    change = f"{samples}; then less memory for weights and state: {state}"
     if case.is_checkpointed:
         return f"Use less for one sample: {since}", change
     words = words_in(case, Change.CHECKPOINT) or CHECKPOINTED
+    if UNEVEN.search(kinds or own):
+        return f"Cap the largest samples: {since}", f"{change}; {words}"
     return f"Checkpoint the layers: {since}", f"{words}; also {change}"
