@@ -176,14 +176,6 @@ def is_at_first_call(message: OomMessage) -> bool:
     return bool(message.frames) and any(p.matches(message.frames[-1]) for p in _FIRST_CALLS)
 
 
-def has_passed_steps(message: OomMessage) -> bool:
-    """Return whether the lines around a failure show steps that went well before it.
-
-    What all steps need fits then: the weights, their gradients and the optimizer's state.
-    """
-    return _search(_PASSED, message.said)
-
-
 def is_seen_to_fail_late(message: OomMessage) -> bool:
     """Return whether people said that steps went well before the one that failed."""
     sign = sign_of(message)
@@ -349,14 +341,6 @@ _LATE: Final = (
     r"|一段时间[之以]?后|しばらく|после \w{1,12} эпох|途中で|도중에?)"
 )
 """The ways in which people say that the first steps fit, and a later one failed."""
-
-_PASSED: Final = (
-    r"(?i:(?:(?:\A|[\n\r])[^\S\n]{0,3}|\b(?:steps?|train(?:ing)?|iters?|epoch \d{1,5})[:\s]{1,3})"
-    r"\d{1,3}%\|[^|\n]{0,300}\|\s{0,4}(?!0/)\d{1,9}/\d{1,9}\s\[\d\d?:"
-    r"|\b(?:step|iter(?:ation)?)\b['\"]?[\s:=\[(#]{1,4}(?:[2-9]|[1-9]\d{1,8})\b[^\n]{0,200}\bloss"
-    r"|\bloss[^\n]{0,200}\b(?:step|iter(?:ation)?)\b['\"]?[\s:=]{1,4}(?:[2-9]|[1-9]\d{1,8})\b)"
-)
-"""How progress bars of training and lines of a log show that steps were taken."""
 
 _FIRST: Final = r"(?:\b(?:gpu|gup|cuda|device)[ :_-]{0,2}0\b(?!;| has a)|\b(?:0|first) gpu\b)"
 _ON_FIRST: Final = (
@@ -991,7 +975,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         why="The first steps fit, so the usual batch does: the later one is larger, evaluates or "
         "saves, or comes on top of what the earlier ones left.",
         # torch 2.13, docs/source/notes/faq.rst
-        in_words=rf"{_LATE}|{_PASSED}",
+        in_words=_LATE,
     ),
     # ---- libraries beside PyTorch ----
     TracebackSign(
