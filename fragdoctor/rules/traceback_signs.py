@@ -282,9 +282,9 @@ def is_seen_to_run(message: OomMessage) -> bool:
 
 
 KEPT_BY_REQUESTS: Final = (
-    "put torch.inference_mode() around each request, and keep nothing of it on the GPU (in lists, "
-    "caches or global variables); call torch.cuda.empty_cache() after a long input, whose memory "
-    "PyTorch keeps; limit the length of an input"
+    "put torch.inference_mode() around each call of the model, and keep none of its results on the "
+    "GPU (in lists, caches or global variables); limit the length of an input, and call "
+    "torch.cuda.empty_cache() after a long one, whose memory PyTorch keeps"
 )
 """What to do about memory that grows in a program that trains nothing."""
 
@@ -490,7 +490,11 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 functions="_apply convert to cuda half float bfloat16 to_empty",
             ),
             Place(file=r"/torch/nn/modules/\w+\.py$", functions="__init__ reset_parameters"),
-            Place(functions="__init__", code=r"[Ww]eight|\bParameter\(|\bnn\.\w+\("),
+            Place(
+                functions="__init__",
+                code=r"[Ww]eight|\bParameter\(|\bnn\.\w+\(|(?:Layer|Block|Attention|MLP|Encoder"
+                r"|Decoder|Transformer)\(",
+            ),
             Place(
                 named=r"^_?(?:fast_)?load_(?:\w{1,40}_)?(?:model|pipeline|transformer|weight)s?$"
             ),
@@ -503,6 +507,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             # a traceback that was cut above torch's own frames
             Place(
                 code=r"\b(?:model|module|net|pipe)\w*\.(?:to|cuda)\(|\bensure_model_loaded\("
+                r"|\b(?:weight|param)\w*\b.{0,60}\.(?:to|cuda)\("
                 r"|= ?\w*Trainer\(|\bt\.to\(device, dtype if "
                 r"|\bself\._apply\((?:convert|lambda t: t\.)",
                 is_last=True,
@@ -633,8 +638,9 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         doing="while a detector compared all boxes of an image with all anchors",
         can_leave_gpu=True,
         title="Match boxes on the CPU where an image has many",
-        change="set gpu_assign_thr=100 in MMDetection's assigner (train_cfg: "
-        "rpn.assigner.gpu_assign_thr); otherwise drop or split images with hundreds of boxes",
+        change="set gpu_assign_thr=100 in MMDetection's MaxIoUAssigner (train_cfg: "
+        "rpn.assigner.gpu_assign_thr); with another one drop or split images with hundreds of "
+        "boxes, or use smaller crops",
         why="The matrix of overlaps has a row for each true box and a column for each "
         "anchor: one crowded image makes it huge, whatever the batch size.",
         # mmdet 2.0 to 3.3, core/bbox/assigners and models/task_modules/assigners; detectron2 0.6,

@@ -147,7 +147,11 @@ def test_video_memory_is_no_video():
     ("said", "cause", "title"),
     [
         ("训练时显存一直增长\nCUDA out of memory", Cause.LEAK, "Keep numbers from step to step"),
-        ("每次请求后显存一直增加\nCUDA out of memory", Cause.LEAK, "Keep nothing of a request"),
+        (
+            "每次请求后显存一直增加\nCUDA out of memory",
+            Cause.LEAK,
+            "Keep nothing on the GPU from one input",
+        ),
         ("推理时CUDA out of memory", Cause.CAPACITY, "Give the model less input at a time"),
         ("使用知识库推理就会报显存溢出", Cause.CAPACITY, "Give the model less input at a time"),
         ("OOM in the Gradio app on the GPU", Cause.CAPACITY, "Give the model less input at a time"),
@@ -232,7 +236,7 @@ def test_what_a_text_has_on_already_is_not_advised():
 def test_requests_before_the_one_that_failed_leave_nothing_on_the_gpu():
     _, first = first_of("Our server of voices gets CUDA out of memory after 200 requests.")
 
-    assert first.title == "Keep nothing of a request on the GPU, and limit its length"
+    assert first.title == "Keep nothing on the GPU from one input to the next, and limit its length"
     assert "weights in 16, 8 or 4 bits" in first.change
 
 
@@ -1669,7 +1673,7 @@ def test_memory_that_grows_while_a_model_runs_has_no_loss_to_let_go_of():
     verdict, first = first_of("Memory leak when I synthesize speech: the GPU runs out of memory.\n")
 
     assert verdict.cause is Cause.LEAK
-    assert "torch.inference_mode() around each request" in first.change
+    assert "torch.inference_mode() around each call" in first.change
 
 
 def test_prompt_of_an_image_is_no_text_to_shorten():
