@@ -2188,3 +2188,72 @@ def test_difference_inside_the_rounding_proves_nothing_about_settings():
 
     assert "no allocator setting" not in first_of(near)[0].summary
     assert "no allocator setting" in first_of(far)[0].summary
+
+
+def test_gradients_go_off_first_where_the_users_own_code_runs_a_model():
+    def title(*frames: tuple[str, str]) -> str:
+        return first_of(f"{traceback(*frames)}{FULL}")[1].title
+
+    called = ("/job/run.py", "mask = segment(image)")
+    inside = ("/job/net.py", "x = self.up(x)")
+    decorated = (
+        "/env/torch/utils/_contextlib.py",
+        "return func(*args, **kwargs)  # decorate_context",
+    )
+
+    assert title(("/job/demo.py", called[1]), inside) == "Run the model without gradients"
+    assert title(("/job/demo.py", called[1]), decorated, inside) != (
+        "Run the model without gradients"
+    )
+    assert title(("/job/train.py", "train(model)"), called, inside) != (
+        "Run the model without gradients"
+    )
+
+
+def test_sentence_above_an_error_that_names_it_says_what_was_done():
+    said = "The validation runs out of memory: CUDA out of memory"
+    _, first = first_of(f"{said}\n{traceback(('/job/run.py', 'y = net(x)'))}{FULL}\n")
+
+    assert first.title == "Evaluate without gradients, and in smaller batches"
+
+
+@pytest.mark.parametrize(
+    ("bar", "is_late"),
+    [
+        (" 19%|#9     | 3237/16700 [3:34:12<38:35:22, 10.32s/it]", True),
+        ("Loading checkpoint shards:  33%|###    | 1/3 [00:07<00:14,  7.2s/it]", False),
+        ("  0%|       | 0/16700 [00:00<?, ?it/s]", False),
+        ("step: 120, lr: 2e-05, loss: 1.93", True),
+    ],
+)
+def test_steps_that_passed_show_that_the_state_of_a_whole_model_fits(bar, is_late):
+    _, first = first_of(
+        f"Full fine-tuning of Llama 7B\n{bar}\n{traceback(('/job/train.py', 'y = net(x)'))}{FULL}"
+    )
+
+    assert first.title.startswith("Keep fewer weights") is not is_late
+
+
+def test_recordings_are_capped_before_layers_are_checkpointed():
+    _, first = first_of(f"Training on speech with batch_size=1, long utterances\n{FULL}\n")
+
+    assert first.title == "Cap the largest samples: the batch is already one"
+    assert first.change.startswith("use shorter audio")
+
+
+def test_words_for_one_sample_are_said_where_the_batch_is_already_one():
+    text = f"espnet training: batch_size=1 and it fails still\n{FULL}\n"
+
+    _, first = first_of(text)
+
+    assert "--max_wav_duration" in first.change
+    assert "batch_bins" not in first.change
+
+
+def test_layers_in_a_traceback_show_that_weights_are_quantized_already():
+    path = "/env/lib/python3.11/site-packages/bitsandbytes/nn/modules.py"
+    _, first = first_of(
+        f"Fine-tuning of Llama 70B\n{traceback((path, 'super().to(device=device)'))}{FULL}\n"
+    )
+
+    assert "LoRA" not in first.change

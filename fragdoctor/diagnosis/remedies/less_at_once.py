@@ -91,11 +91,11 @@ def _is_of_own_code(case: JudgedCase) -> bool:
     message = case.message
     if message is None or _COMMAND.search(message.said):
         return False
-    return bool(message.frames or _OWN_CODE.search(message.said))
+    return any(f.file for f in message.frames) or _OWN_CODE.search(message.said) is not None
 
 
 GRADIENTS_OFF: Final = "Run the model without gradients"
-_OFF: Final = re.compile(r"no_grad|inference_mode|set_grad_enabled|enable_grad|\.generate\(")
+_OFF: Final = re.compile(r"no_grad|inference_mode|set_grad_enabled|enable_grad|\bgenerate\(")
 
 
 def without_graph(case: JudgedCase) -> str:
