@@ -71,7 +71,7 @@ _DONE: Final = re.compile(r"[^\n]{0,80}\b(?:tried|did|done|still)\b")
 _TRIED: Final = re.compile(
     rf"(?i)\b{_LESS}(?:\W{{1,3}}{_WORD}){{0,4}}?\W{{1,3}}batch(?:[^\n]|\n(?!\n)){{0,90}}?"
     rf"{_FAILS_STILL}"
-    r"|batch.?size[^\n。]{0,40}?(?:无论|不管|都|还是|仍|也)[^\n。]{0,12}?(?:[错报爆]|不[够足能行]|OOM)"
+    r"|batch.?size[^\n。]{0,40}?(?:无论|不管|都|还是|仍|也)[^\n。]{0,12}?(?:[错报爆]|不[够足]|OOM)"
     rf"|\b(?:still (?:{_WORD} ){{0,2}}(?:when|after|if|with)|even (?:when|after|if|with)"
     rf"|no matter)\b[^.!?\n]{{0,40}}?\b(?:{_LESS}|minimal|tiny)\W{{1,3}}"
     rf"(?:{_WORD}\W{{1,3}}){{0,3}}?batch"

@@ -2234,22 +2234,6 @@ def test_steps_that_passed_show_that_the_state_of_a_whole_model_fits(bar, is_lat
     assert first.title.startswith("Keep fewer weights") is not is_late
 
 
-def test_recordings_are_capped_before_layers_are_checkpointed():
-    _, first = first_of(f"Training on speech with batch_size=1, long utterances\n{FULL}\n")
-
-    assert first.title == "Cap the largest samples: the batch is already one"
-    assert first.change.startswith("use shorter audio")
-
-
-def test_words_for_one_sample_are_said_where_the_batch_is_already_one():
-    text = f"espnet training: batch_size=1 and it fails still\n{FULL}\n"
-
-    _, first = first_of(text)
-
-    assert "--max_wav_duration" in first.change
-    assert "batch_bins" not in first.change
-
-
 def test_layers_in_a_traceback_show_that_weights_are_quantized_already():
     path = "/env/lib/python3.11/site-packages/bitsandbytes/nn/modules.py"
     _, first = first_of(

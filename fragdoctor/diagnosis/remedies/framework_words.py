@@ -82,16 +82,6 @@ def words_in(case: JudgedCase, *changes: str | None) -> str:
     return "" if found is None else f"with {found[0]}: {found[1]}"
 
 
-def words_beside_batch(case: JudgedCase) -> str:
-    """Return what a framework's words for a smaller batch say of one sample, or ""."""
-    found = _words(case, Change.BATCH)
-    if found is None:
-        return ""
-    ways = [w for clause in _PARTS.split(found[1]) for w in _WAYS.split(clause)]
-    left = [w if _VERB.match(w) else f"lower {w}" for w in ways if not _OF_BATCH.search(w)]
-    return f"with {found[0]}: {'; '.join(left)}" if left else ""
-
-
 def words_together(case: JudgedCase, *changes: str) -> str:
     """Return all of these changes that one framework has words for, if it has the first, or ""."""
     found = _words(case, changes[0])
@@ -149,8 +139,6 @@ def without_used(change: str, told: ToldSettings) -> str:
     return intro + first if kept else change
 
 
-_OF_BATCH: Final = re.compile(r"(?i)batch|accumul|accum_|bsz")
-_VERB: Final = re.compile(r"(?:lower|keep|use|set|call|make|put|in|for) ")
 _BY_DEGREES: Final = re.compile(
     r"\b(?:lower|raise|higher|smaller|fewer|shorter|less|more|further|no longer)\b|--\S{2,60} \d"
 )

@@ -10,11 +10,7 @@ import numpy as np
 
 from fragdoctor.analysis.failed_attempts import LeftMemory, left_of_attempts
 from fragdoctor.diagnosis.bench import Attempt
-from fragdoctor.diagnosis.remedies.framework_words import (
-    ROOM_FOR_STEPS,
-    words_beside_batch,
-    words_in,
-)
+from fragdoctor.diagnosis.remedies.framework_words import ROOM_FOR_STEPS, words_in
 from fragdoctor.diagnosis.remedies.less_at_once import (
     fewer_bytes,
     less_of_batch,
@@ -96,10 +92,7 @@ def _of_growth(case: JudgedCase, sign: TracebackSign, message: OomMessage) -> tu
             return ROOM_FOR_STEPS, batch  # its users cannot change what it keeps
         return "Keep nothing on the GPU from one input to the next", KEPT_BY_REQUESTS
     if batch and any(f.name in OWN_LOOPS for f in case.frameworks):
-        if case.told.batch_size == 1 or case.told.is_smaller_batch_tried:
-            batch = words_beside_batch(case)
-        change = "; ".join(filter(None, (batch, CAPPED)))
-        return "Cap the largest batch, and keep nothing in your own callbacks", change
+        return "Cap the largest batch, and keep nothing in your own callbacks", f"{batch}; {CAPPED}"
     if NUMBERS in case.told.in_use:
         return "Find what else is kept from step to step", sign.change
     return sign.title, sign.change

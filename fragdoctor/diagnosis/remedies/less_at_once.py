@@ -10,11 +10,7 @@ import re
 from typing import Final
 
 from fragdoctor.diagnosis.remedies.counted import less_of_counted
-from fragdoctor.diagnosis.remedies.framework_words import (
-    words_beside_batch,
-    words_in,
-    words_together,
-)
+from fragdoctor.diagnosis.remedies.framework_words import words_in, words_together
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase
 from fragdoctor.model.case import IMAGES, SEQUENCES
 from fragdoctor.model.diagnosis import Cause
@@ -49,8 +45,6 @@ PARTS: Final = {IMAGES: " (or tiles of them)", SEQUENCES: " (and a lower max_new
 OF_SMALL_MODELS: Final = re.compile(r"^fewer (?!frames)|patches")
 """Samples of models whose weights are small beside what they compute."""
 OFFLOADED: Final = "what is not running on the CPU (an option such as --offload or --lowvram)"
-UNEVEN: Final = re.compile(r"audio|utterances|^fewer (?!frames)")
-"""Samples as large as they come: recordings, clouds, graphs. The largest decides what fits."""
 _OF_MODEL: Final = re.compile(r"(?i)\bmodels?\b|\binference\b|\bgenerat|\bpipeline|模型|推理")
 _COMMAND: Final = re.compile(r"\bpython3? \S{1,80}\.py\b[^\n]{0,80}? --[a-z]")
 _OWN_CODE: Final = re.compile(
@@ -103,8 +97,10 @@ def without_graph(case: JudgedCase) -> str:
 
     The decorator of torch.no_grad() leaves a frame of its own, and a ``with`` block none.
     """
-    message = case.message
+    message, r = case.message, case.failed_request
     if message is None or case.trains or case.frameworks or not _is_of_own_code(case):
+        return ""
+    if r is not None and r.is_alone_too_large:
         return ""
     calls = (f"{frame.function} {frame.code}" for frame in message.frames)
     if any("decorate_context" in call or _OFF.search(call) for call in (message.said, *calls)):
@@ -204,28 +200,24 @@ def _names_big_model(case: JudgedCase) -> bool:
 
 def _less_of_one(case: JudgedCase, since: str) -> tuple[str, str]:
     """Return title and change for a batch that cannot shrink, without what is in use already."""
-    kinds = ", ".join(case.told.smaller_samples)
-    own = words_beside_batch(case) if case.trains else ""
-    samples = own or f"use {kinds or ONE_INPUT}"
+    samples = ", ".join(case.told.smaller_samples) or ONE_INPUT
     if counted := less_of_counted(case):
         samples = f"{samples}: {counted}"
     if not case.trains:
         weights = words_in(case, Change.WEIGHTS) or fewer_bytes(case)
         graph = without_graph(case)
         title = GRADIENTS_OFF if graph else f"Use less for one sample: {since}"
-        return title, f"{graph and f'{graph}; '}{samples}; then {weights}"
+        return title, f"{graph and f'{graph}; '}use {samples}; then {weights}"
     # What is trained from scratch has no adapter.
-    is_tuned = bool(told_weights(case.message) or case.frameworks or SEQUENCES in kinds)
+    is_tuned = bool(told_weights(case.message) or case.frameworks or SEQUENCES in samples)
     left = ", ".join(
         way
         for way in LESS_STATE
         if way not in case.told.in_use and (is_tuned or way is not ADAPTER)
     )
     state = words_in(case, Change.OFFLOAD_STATE, Change.WEIGHTS) or left or "less of it on the GPU"
-    change = f"{samples}; then less memory for weights and state: {state}"
+    change = f"use {samples}; then less memory for weights and state: {state}"
     if case.is_checkpointed:
         return f"Use less for one sample: {since}", change
     words = words_in(case, Change.CHECKPOINT) or CHECKPOINTED
-    if UNEVEN.search(kinds or own):
-        return f"Cap the largest samples: {since}", f"{change}; {words}"
     return f"Checkpoint the layers: {since}", f"{words}; also {change}"
