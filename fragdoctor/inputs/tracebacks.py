@@ -93,7 +93,7 @@ def with_tracebacks(
         prose = [*takewhile(_is_prose, below)] if told else below[:_AROUND_LINES]
         own = _folded(text[offset : offset + 2 * _MAX_AROUND].split("\n", 1)[:1])
         after = _folded(prose)[:_MAX_AROUND]
-        frames = _outermost_first(told or frames)
+        frames = told or frames
         if frames and _OF_DRIVER.search(frames[-1].file.replace("\\", "/")):
             frames = []
         for n in wanted[offset]:
@@ -274,12 +274,6 @@ def _leading_block(lines: Sequence[str]) -> Sequence[str]:
         if _EXCEPTION.match(line):
             return lines[:i]
     return lines
-
-
-def _outermost_first(frames: list[TracebackFrame]) -> list[TracebackFrame]:
-    """Return frames in Python's order; VS Code lists the innermost first, and the module last."""
-    is_module = [frame.function == "<module>" for frame in frames]
-    return frames[::-1] if frames and is_module[-1] and not any(is_module[:-1]) else frames
 
 
 def _frames(lines: Sequence[str]) -> Iterator[TracebackFrame]:

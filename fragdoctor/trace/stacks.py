@@ -47,7 +47,6 @@ _PLUMBING = re.compile(
 )
 _STDLIB = re.compile(
     r"[/\\](?:lib|Lib|lib64)[/\\]python[0-9.]*[/\\]|[/\\]Python\d+[/\\]Lib[/\\]|\.zip[/\\]"
-    r"|[/\\](?:bin|Scripts)[/\\][\w-]+$"  # what pip installs to start a package
 )
 
 

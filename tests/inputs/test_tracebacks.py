@@ -270,21 +270,3 @@ def test_words_between_a_heading_and_its_traceback_are_kept():
 
     assert "It was in a chat." in message.after
     assert message.frames
-
-
-def test_frames_that_an_editor_lists_innermost_first_are_turned_around():
-    (message,) = find_messages(
-        f"Exception has occurred: {OOM}\n"
-        '  File "/job/net.py", line 9, in forward\n    x = self.up(x)\n'
-        '  File "/job/fit.py", line 40, in <module>\n    net(batch)\n'
-    ).messages
-
-    assert [frame.function for frame in message.frames] == ["<module>", "forward"]
-
-
-def test_sentence_that_names_the_error_keeps_what_was_said_above_it():
-    said = "I train on speech.\nThe validation fails with CUDA out of memory:"
-
-    *_, message = find_messages(f"{said}\n{PLAIN}").messages
-
-    assert "I train on speech. The validation fails" in message.said

@@ -33,8 +33,6 @@ from fragdoctor.trace.stacks import (
         ("/v/lib/python3.12/site-packages/transformers/trainer.py", PACKAGE),
         ("/usr/lib/python3.11/threading.py", STDLIB),
         ("/usr/lib/python3/runpy.py", STDLIB),
-        ("/home/me/env/bin/fairseq-train", STDLIB),
-        ("/home/me/bin/train.py", USER),
         ("C:\\Python311\\Lib\\threading.py", STDLIB),
         ("<frozen runpy>", STDLIB),
         ("<string>", STDLIB),
