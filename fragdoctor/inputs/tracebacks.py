@@ -104,7 +104,23 @@ def with_tracebacks(
                 frames=tuple(frames[-_MAX_FRAMES:]),
                 is_in_handler=is_in_handler,
             )
-    return [_with_frames_of_repeat(m, found[n + 1 :]) for n, m in enumerate(found)]
+    above = [None, *found]
+    return [
+        _with_words_above(_with_frames_of_repeat(m, found[n + 1 :]), above[n])
+        for n, m in enumerate(found)
+    ]
+
+
+def _with_words_above(message: OomMessage, above: OomMessage | None) -> OomMessage:
+    """Return a message with the words of the sentence above it that only names its error.
+
+    "Training fails with CUDA out of memory:" is a message of its own, but about this failure.
+    """
+    named = ("bare", "told")
+    if above is None or above.variant not in named or message.variant in named:
+        return message
+    words = above.said[: _MAX_AROUND // 2]
+    return replace(message, around=_folded([words, message.around[len(words) - _MAX_AROUND :]]))
 
 
 def _with_frames_of_repeat(message: OomMessage, later: Sequence[OomMessage]) -> OomMessage:

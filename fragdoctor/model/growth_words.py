@@ -10,7 +10,10 @@ from typing import Final
 
 _GAP: Final = r"[^.!?;\n。\uff01\uff1f]{0,24}?"
 _MEMORY: Final = r"\b(?:(?:gpu|cuda|cpu|host|system)[ -]){0,2}(?:memory|v?ram)\b"
-_RISING: Final = r"(?:incre(?:as|ment)|gr[eo]w|ris(?:es?|ing)|climb|creep)\w{0,5}"
+_RISING: Final = (
+    r"(?:(?:incre(?:as|ment)|gr[eo]w|ris(?:es?|ing)|climb|creep)\w{0,5}"
+    r"|(?<!gradient )accumulat(?:es?|ed|ing)|pil(?:es?|ed|ing) up)"
+)
 _LANGUAGES: Final = (
     (  # English
         rf"{_MEMORY}|\busage\b",
@@ -40,7 +43,7 @@ _LANGUAGES: Final = (
 def _in_any_order(memory: str, goes_on: str, rises: str) -> str:
     memory, goes_on, rises = f"(?:{memory})", f"(?:{goes_on})", f"(?:{rises})"
     orders = ((memory, goes_on, rises), (memory, rises, goes_on), (goes_on, memory, rises),
-              (goes_on, rises, memory))  # fmt: skip
+              (goes_on, rises, memory), (rises, memory, goes_on))  # fmt: skip
     return "|".join(_GAP.join(order) for order in orders)
 
 

@@ -29,6 +29,9 @@ class Measure(NamedTuple):
     advised: str = ""
 
 
+_QUANTIZED_LAYERS: Final = r"\bbitsandbytes[/\\]nn\b"
+"""Layers of 8 or 4 bits, on which only adapters can be trained."""
+
 MEASURES: Final = {
     HALF: Measure(
         r"\b(?:fp16|bf16|(?:mixed_)?b?float16)\b|mixed.?precision\W{1,4}(?:fp|bf)16|\b16-mixed",
@@ -36,7 +39,8 @@ MEASURES: Final = {
         r"|precision=\"bf16",
     ),
     BITS_8: Measure(
-        r"\b(?:int|fp)8\b|load_in_8bit|(?<![\d.])8[ -]bits?\b(?! (?:adam|optim))|\bw8a8",
+        r"\b(?:int|fp)8\b|load_in_8bit|(?<![\d.])8[ -]bits?\b(?! (?:adam|optim))|\bw8a8"
+        rf"|{_QUANTIZED_LAYERS}",
         r"\bin 8 bits\b",
     ),
     BITS_4: Measure(
@@ -45,7 +49,7 @@ MEASURES: Final = {
         r"(?i)load[-_]in[-_]4[-_]?bit|quantize\b|quantized (?:model|checkpoint|weights)"
         r"|\b(?:AWQ|GPTQ|FP8) checkpoint|in (?:8 or )?4 bits",
     ),
-    ADAPTER: Measure(r"\bq?lora\b|\bpeft\b|adapters?\b|\bfreez|\bfrozen"),
+    ADAPTER: Measure(rf"\bq?lora\b|\bpeft\b|adapters?\b|\bfreez|\bfrozen|{_QUANTIZED_LAYERS}"),
     SHARDED_WEIGHTS: Measure(r"zero[-_ ]?3|stage\W{0,4}3|\bfsdp|megatron", "^ZeRO stage 3$"),
     SHARDING: Measure(r"\bzero\d?\b|zero[-_ ]?(?:stage|[123])|deepspeed|\bfsdp|megatron"),
     OFFLOADING: Measure(r"low_?vram|offload(?!\w*[\"']?\s?[:=]\s?[\"']?(?:false|none))"),
@@ -60,7 +64,10 @@ MEASURES: Final = {
         r"|incompatible with gradient checkpointing",
         r"gradient.checkpointing|^checkpoint\b",
     ),
-    STATE_8BIT: Measure(r"(?:adamw?|adam|lion)_?8.?bit|8.?bit_?adam|\badafactor\b", "8.?bit"),
+    STATE_8BIT: Measure(
+        r"(?:adamw?|adam|lion)_?8.?bit|8.?bit_?adam|\badafactor\b|\bbitsandbytes[/\\]optim\b",
+        "8.?bit",
+    ),
     NUMBERS: Measure(r"\.item\b|\bitem\(\)", r"^sum and store loss\.item"),
     TILED: Measure(
         r"VAEDecodeTiled|VAE Decode \(Tiled\)|\btiled_(?:scale|decode|vae)|decode_tiled"

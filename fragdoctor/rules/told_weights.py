@@ -43,6 +43,12 @@ SMALL_STATE: Final = frozenset({ADAPTER, STATE_8BIT, OFFLOADING})
 """What trains with less: few parameters, or state that is small or not on the GPU."""
 LARGEST_BYTES: Final = 80 * GIB
 """A card that the text does not name is taken for one of the largest that most people have."""
+_PASSED: Final = re.compile(
+    r"(?i)(?<!\w)(?<!shards: )(?<!loading )(?!100)\d{1,3}%\|[^|%]{0,300}\| {0,4}"
+    r"(?!0)\d{1,9}/\d+ \[\d"
+    r"|\b(?:step|iter(?:ation)?)\b['\"]?[ :=\[(#]{1,4}(?![01]\b)\d{1,9}\b.{0,200}?\bloss"
+)
+"""How bars and lines of a log show steps that were taken: what all steps need does fit."""
 _CARD: Final = re.compile(
     r"(?i)\b(?:[ahv][1-8]00|h20|p100|[tl]4|l40s?|a10g?|a[346]0(?:00)?|[1-5]0[5-9]0(?: ?ti)?)"
     r"(?!\d)(?:[\s(\uff08*x_-]{0,3}(?:sxm|pcie)?[\s(\uff08*x_-]{0,3}(?P<size>\d{1,3}) ?G)?"
@@ -101,6 +107,8 @@ class ToldWeights(Struct, frozen=True):
 
 def _has_trained(message: OomMessage) -> bool:
     """Return whether steps went well before the failure, so that the state does fit."""
+    if _PASSED.search(message.said):
+        return True
     sign = sign_of(message)
     return sign is not None and (sign.is_surrounding or sign.can_leave_gpu or not sign.is_training)
 

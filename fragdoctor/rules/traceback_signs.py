@@ -282,9 +282,9 @@ def is_seen_to_run(message: OomMessage) -> bool:
 
 
 KEPT_BY_REQUESTS: Final = (
-    "put torch.inference_mode() around each request, and keep nothing of it on the GPU (in lists, "
-    "caches or global variables); call torch.cuda.empty_cache() after a long input, whose memory "
-    "PyTorch keeps; limit the length of an input"
+    "put torch.inference_mode() around each call of the model, and keep none of its results on the "
+    "GPU (in lists, caches or global variables); limit the length of an input, and call "
+    "torch.cuda.empty_cache() after a long one, whose memory PyTorch keeps"
 )
 """What to do about memory that grows in a program that trains nothing."""
 
@@ -490,7 +490,11 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 functions="_apply convert to cuda half float bfloat16 to_empty",
             ),
             Place(file=r"/torch/nn/modules/\w+\.py$", functions="__init__ reset_parameters"),
-            Place(functions="__init__", code=r"[Ww]eight|\bParameter\(|\bnn\.\w+\("),
+            Place(
+                functions="__init__",
+                code=r"[Ww]eight|\bParameter\(|\bnn\.\w+\(|(?:Layer|Block|Attention|MLP|Encoder"
+                r"|Decoder|Transformer)\(",
+            ),
             Place(
                 named=r"^_?(?:fast_)?load_(?:\w{1,40}_)?(?:model|pipeline|transformer|weight)s?$"
             ),
@@ -503,6 +507,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             # a traceback that was cut above torch's own frames
             Place(
                 code=r"\b(?:model|module|net|pipe)\w*\.(?:to|cuda)\(|\bensure_model_loaded\("
+                r"|\b(?:weight|param)\w*\b.{0,60}\.(?:to|cuda)\("
                 r"|= ?\w*Trainer\(|\bt\.to\(device, dtype if "
                 r"|\bself\._apply\((?:convert|lambda t: t\.)",
                 is_last=True,
@@ -633,8 +638,9 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         doing="while a detector compared all boxes of an image with all anchors",
         can_leave_gpu=True,
         title="Match boxes on the CPU where an image has many",
-        change="set gpu_assign_thr=100 in MMDetection's assigner (train_cfg: "
-        "rpn.assigner.gpu_assign_thr); otherwise drop or split images with hundreds of boxes",
+        change="set gpu_assign_thr=100 in MMDetection's MaxIoUAssigner (train_cfg: "
+        "rpn.assigner.gpu_assign_thr); with another one drop or split images with hundreds of "
+        "boxes, or use smaller crops",
         why="The matrix of overlaps has a row for each true box and a column for each "
         "anchor: one crowded image makes it huge, whatever the batch size.",
         # mmdet 2.0 to 3.3, core/bbox/assigners and models/task_modules/assigners; detectron2 0.6,
@@ -692,15 +698,19 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         is_of_model=True,
         title="Keep less optimizer state on the GPU",
         change="use an 8-bit optimizer (bitsandbytes.optim.AdamW8bit, or optim='adamw_8bit' of "
-        "Trainer), Adafactor, or fused=True, which needs no temporaries; shard it over more GPUs "
-        "(ZeRO, FSDP) or offload it to the CPU; or train fewer weights with LoRA",
+        "Trainer) or Adafactor; shard it over more GPUs (ZeRO, FSDP) or offload it to the CPU; "
+        "train fewer weights with LoRA; in PyTorch's own set fused=True, which needs no "
+        "temporaries",
         why="Adam keeps two numbers for each weight from the first step on, mixed precision a copy "
         "in 32 bits. The batch's activations are freed by then: a smaller batch changes nothing.",
         # torch 2.13, torch/optim; deepspeed 0.9 to 0.19.6, runtime/zero and engine.py; colossalai
         # 0.2 to 0.4, zero/low_level; apex, amp/_process_optimizer.py; bitsandbytes 0.39 to 0.48,
-        # csrc/pythonInterface.cpp: cget_managed_ptr of paged state
+        # csrc/pythonInterface.cpp: cget_managed_ptr of paged state; apex, optimizers; transformers
+        # 4.20 to 4.57, optimization.py: Adafactor; bitsandbytes, optim
         intro=r"[Oo]ut of memory at line \d+ in file \S*pythonInterface",
         in_words=rf"(?i){_in_clause(r'(?:optimi[sz]er[. ](?:step|states?)|step function)')}",
+        # Lightning runs the whole step inside optimizer.step(closure)
+        unless=(Place(code=r"\bclosure\("),),
         places=(
             Place(
                 file=r"/deepspeed/",
@@ -711,6 +721,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             Place(
                 file=r"/torch/optim/(?:adam|adamw|_multi_tensor|sgd|rmsprop|adagrad|radam|nadam)\.py$"
             ),
+            Place(file=r"/bitsandbytes/optim/|/apex/optimizers/|/transformers/optimization\.py$"),
             # A wrapper of a step may get a closure, which runs the model.
             Place(
                 file=r"/torch/optim/(?:optimizer|lr_scheduler)\.py$|/accelerate/optimizer\.py$"

@@ -270,3 +270,11 @@ def test_words_between_a_heading_and_its_traceback_are_kept():
 
     assert "It was in a chat." in message.after
     assert message.frames
+
+
+def test_sentence_that_names_the_error_keeps_what_was_said_above_it():
+    said = "I train on speech.\nThe validation fails with CUDA out of memory:"
+
+    *_, message = find_messages(f"{said}\n{PLAIN}").messages
+
+    assert "I train on speech. The validation fails" in message.said

@@ -182,6 +182,9 @@ SHAPES = {
     "loss-of-vocabulary": failing(
         frame("/job/net.py", "loss", "logits = logits.float()"),
     ),
+    "optimizer-state of bitsandbytes": failing(
+        frame(f"{LIB}/bitsandbytes/optim/optimizer.py", "step", "self.init_state(group, p)")
+    ),
     "optimizer-state in pages": "Error out of memory at line 7 in file /csrc/pythonInterface.cpp\n",
     "optimizer-state in the step of DeepSpeed": failing(
         frame(f"{LIB}/deepspeed/runtime/zero/stage3.py", "_optimizer_step", "self.opt.step()"),
@@ -289,6 +292,10 @@ def test_advice_at_the_failing_call_comes_first(name):
 
 BACKWARD = frame(f"{TORCH}/_tensor.py", "backward", "torch.autograd.backward(self)")
 CONTRADICTED = {
+    "a step that Lightning runs inside the optimizer's": failing(
+        frame(f"{TORCH}/optim/adamw.py", "step", "loss = closure()"),
+        frame("/job/fit.py", "training_step", "y = self(x)"),
+    ),
     "a backward pass is no evaluation": failing(
         frame("/job/fit.py", "validate", "loss.backward()"), BACKWARD
     ),

@@ -90,7 +90,7 @@ def _of_growth(case: JudgedCase, sign: TracebackSign, message: OomMessage) -> tu
     if only_runs(message):
         if batch and any(f.name in SERVERS for f in case.frameworks):
             return ROOM_FOR_STEPS, batch  # its users cannot change what it keeps
-        return "Keep nothing of a request on the GPU", KEPT_BY_REQUESTS
+        return "Keep nothing on the GPU from one input to the next", KEPT_BY_REQUESTS
     if batch and any(f.name in OWN_LOOPS for f in case.frameworks):
         return "Cap the largest batch, and keep nothing in your own callbacks", f"{batch}; {CAPPED}"
     if NUMBERS in case.told.in_use:
@@ -108,7 +108,7 @@ or what the user's own code keeps."""
 
 def _of_later_step(case: JudgedCase, sign: TracebackSign, message: OomMessage) -> tuple[str, str]:
     if not (case.trains or re.search(STEPS, message.said)):
-        title = "Keep nothing of a request on the GPU, and limit its length"
+        title = "Keep nothing on the GPU from one input to the next, and limit its length"
         return title, f"{KEPT_BY_REQUESTS}; {fewer_bytes(case)}"
     if case.told.is_smaller_batch_tried:
         return sign.title, sign.change

@@ -47,7 +47,9 @@ OF_SMALL_MODELS: Final = re.compile(r"^fewer (?!frames)|patches")
 OFFLOADED: Final = "what is not running on the CPU (an option such as --offload or --lowvram)"
 _OF_MODEL: Final = re.compile(r"(?i)\bmodels?\b|\binference\b|\bgenerat|\bpipeline|模型|推理")
 _COMMAND: Final = re.compile(r"\bpython3? \S{1,80}\.py\b[^\n]{0,80}? --[a-z]")
-_OWN_CODE: Final = re.compile(r"\bimport torch\b|\bdef \w{1,40}\(|\bmodel\(|\.(?:eval|cuda|to)\(")
+_OWN_CODE: Final = re.compile(
+    r"\bimport torch\b|\bdef \w{1,40}\(|\b\w{0,40}model\(|\.(?:eval|cuda|to)\("
+)
 
 
 LOADED_IN: Final = {
@@ -83,7 +85,27 @@ def _is_of_own_code(case: JudgedCase) -> bool:
     message = case.message
     if message is None or _COMMAND.search(message.said):
         return False
-    return bool(message.frames or _OWN_CODE.search(message.said))
+    return any(f.file for f in message.frames) or _OWN_CODE.search(message.said) is not None
+
+
+GRADIENTS_OFF: Final = "Run the model without gradients"
+_OFF: Final = re.compile(r"no_grad|inference_mode|set_grad_enabled|enable_grad|\bgenerate\(")
+
+
+def without_graph(case: JudgedCase) -> str:
+    """Return how to keep no graph if the user's own code runs a model and shows no sign of that.
+
+    The decorator of torch.no_grad() leaves a frame of its own, and a ``with`` block none.
+    """
+    message, r = case.message, case.failed_request
+    if message is None or case.trains or case.frameworks or not _is_of_own_code(case):
+        return ""
+    if r is not None and r.is_alone_too_large:
+        return ""
+    calls = (f"{frame.function} {frame.code}" for frame in message.frames)
+    if any("decorate_context" in call or _OFF.search(call) for call in (message.said, *calls)):
+        return ""
+    return "put torch.no_grad() around the call if it is not there (model.eval() keeps the graph)"
 
 
 SMALL_SHARE: Final = 0.02
@@ -113,21 +135,27 @@ def is_full_of_weights(case: JudgedCase) -> bool:
 
 def less_to_run(case: JudgedCase) -> tuple[str, str]:
     """Return a title and the change for a model that only runs: less input, less of the model."""
-    is_full = is_full_of_weights(case)
+    graph = without_graph(case)
+    is_full = not graph and is_full_of_weights(case)
     title = (
-        "Keep less of the model on the GPU" if is_full else "Give the model less input at a time"
+        GRADIENTS_OFF
+        if graph
+        else (
+            "Keep less of the model on the GPU"
+            if is_full
+            else "Give the model less input at a time"
+        )
     )
     both = (Change.WEIGHTS, Change.BATCH) if is_full else (Change.BATCH, Change.WEIGHTS)
     own = words_together(case, *both)
     if own:
         return title, own
-    said = "" if case.message is None else case.message.said
     less = " or ".join(f"{s}{PARTS.get(s, '')}" for s in case.told.smaller_samples) or ONE_INPUT
     weights = words_in(case, Change.WEIGHTS) or fewer_bytes(case)
-    graph = ", under torch.inference_mode()" if _OWN_CODE.search(said) else ""
     counted = less_of_counted(case)
-    less = f"use {less}{counted and f': {counted}'}; one input at a time{graph}"
-    return title, "; ".join((weights, less) if is_full else (less, weights))
+    less = f"use {less}{counted and f': {counted}'}; one input at a time"
+    ways = (weights, less) if is_full else (graph, less, weights)
+    return title, "; ".join(filter(None, ways))
 
 
 def less_of_batch(case: JudgedCase) -> tuple[str, str]:
@@ -177,7 +205,9 @@ def _less_of_one(case: JudgedCase, since: str) -> tuple[str, str]:
         samples = f"{samples}: {counted}"
     if not case.trains:
         weights = words_in(case, Change.WEIGHTS) or fewer_bytes(case)
-        return f"Use less for one sample: {since}", f"use {samples}; then {weights}"
+        graph = without_graph(case)
+        title = GRADIENTS_OFF if graph else f"Use less for one sample: {since}"
+        return title, f"{graph and f'{graph}; '}use {samples}; then {weights}"
     # What is trained from scratch has no adapter.
     is_tuned = bool(told_weights(case.message) or case.frameworks or SEQUENCES in samples)
     left = ", ".join(
