@@ -471,6 +471,27 @@ def test_model_that_does_not_fit_is_told_from_a_batch():
     assert "gradient-checkpointing" not in codes(diagnosis)
 
 
+@pytest.mark.parametrize(
+    ("asked", "advised", "silent"),
+    [
+        (60, "compute-in-16-bits", "less-model-memory"),
+        (40, "less-model-memory", "compute-in-16-bits"),
+    ],
+)
+def test_model_that_takes_less_than_is_missing_is_not_made_smaller(asked, advised, silent):
+    """Parameters and state take 30 MiB, and 20 MiB less than asked for are missing."""
+    loop = TrainingLoop()
+    loop.build()
+    loop.step()
+    loop.forward()
+    loop.toy.events.append(oom(asked * MIB, 0, frames=[CALL, MAIN]))
+    found = diagnose(Case(snapshot=loop.snapshot()))
+
+    assert found.verdict.cause is Cause.CAPACITY
+    assert advised in codes(found)
+    assert silent not in codes(found)
+
+
 def test_device_that_the_snapshot_lacks_is_an_error_not_healthy():
     case = Case(snapshot=holes(), overrides=Overrides(device=9))
 

@@ -411,10 +411,10 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
             )
             return
     runs = case.runs_only or (message is not None and is_seen_to_run(message))
-    if r is None or _is_said_by_sign(case, runs=runs):
+    held = _model_bytes(case)
+    if r is None or 0 < sum(held.values()) < r.missing_bytes or _is_said_by_sign(case, runs=runs):
         return
     is_building = case.only_builds and not case.fails_in_optimizer_step
-    held = _model_bytes(case)
     is_copy = _asks_for_a_copy(case)
     why = "Lower precision halves weights, gradients and activations alike."
     if is_building:
@@ -443,6 +443,24 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         why=why,
         cost="Lower precision may need care with the loss; sharding and offloading need bandwidth.",
     )
+
+
+@proposes("Compute in 16 bits")
+def compute_in_16_bits(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose it where the results of the layers must shrink: the model is less than is missing."""
+    r, held = case.failed_request, _model_bytes(case)
+    if r is None or not case.is_allocator_case or case.cause is not Cause.CAPACITY:
+        return
+    if 0 < sum(held.values()) < r.missing_bytes and not r.is_alone_too_large:
+        parts = ", ".join(f"{name} {format_size(n)}" for name, n in held.items())
+        yield remedy.proposal(
+            weight=MAY_HELP,
+            change="torch.autocast('cuda', torch.bfloat16) around the forward pass and the loss, "
+            "unless it is there already",
+            why=f"{format_size(r.missing_bytes)} are missing, more than the model takes ({parts}), "
+            "so the results of its layers must shrink.",
+            cost="Lower precision may need care with the loss.",
+        )
 
 
 def _is_said_by_sign(case: JudgedCase, *, runs: bool) -> bool:
@@ -485,4 +503,5 @@ CAPACITY: Final[tuple[Remedy, ...]] = (
     SmallerBatch(),
     less_to_train_all,
     less_model_memory,
+    compute_in_16_bits,
 )
