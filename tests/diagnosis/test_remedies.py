@@ -9,7 +9,7 @@ import pickle
 from pathlib import Path
 
 import pytest
-from analysis.training_loop import CALL, MAIN, USER, TrainingLoop
+from analysis.training_loop import CALL, MAIN, PARAMETERS, TORCH, UPDATE, USER, TrainingLoop
 from builders import MIB, columns, frame, oom
 from msgspec.structs import replace
 from oom_messages import GIB, case_of, log_of, message, new_style, old_style, process
@@ -624,6 +624,26 @@ def test_step_that_cannot_be_fused_updates_one_parameter_after_another(optimizer
     diagnosis = diagnose(Case(snapshot=snapshot))
 
     assert given == {"fused-optimizer", "optimizer-without-foreach"} & set(codes(diagnosis))
+
+
+def test_momentum_that_the_first_step_clones_is_state_and_no_temporary():
+    """SGD clones the gradients where other optimizers make what they free: fusing saves nothing."""
+    calls = (("_multi_tensor_sgd", 7), ("step", 2))
+    sgd = (*(frame(f"{TORCH}/optim/sgd.py", line, name) for name, line in calls), *UPDATE[2:])
+    loop = TrainingLoop(foreach=False)
+    loop.build()
+    batch, *activations = loop.forward()
+    loop.backward(activations)
+    loop.state = [loop.new(size, sgd) for size in PARAMETERS]
+    loop.zero_grad()
+    loop.free(batch, USER)
+    loop.forward()
+    loop.toy.events.append(oom(40 * MIB, 0, frames=[CALL, MAIN]))
+
+    found = diagnose(Case(snapshot=loop.snapshot()))
+
+    assert "fused-optimizer" not in codes(found)
+    assert "SGD8bit" in by_code(found, "smaller-optimizer-state").change
 
 
 @pytest.mark.parametrize(("own", "is_capped"), [("78.00 GiB", True), ("61.00 GiB", False)])

@@ -69,6 +69,12 @@ class FusedOptimizer(SavingRemedy):
             return ()
         return (requests_removed(run.temporary_row, "fused optimizer"),)
 
+    def change_of(self, case: JudgedCase) -> str:
+        """Return the call of the optimizer that the stacks show."""
+        seen = _optimizers(case)
+        names = [name for name in HAVE_FUSED if name.lower() in seen and name != "Adam"]
+        return f"torch.optim.{names[0]}(..., fused=True)" if len(names) == 1 else ""
+
 
 _OPTIMIZER: Final = re.compile(r"/torch/optim/(\w+)\.py$")
 
@@ -83,9 +89,14 @@ def _is_one_of(names: Sequence[str], case: JudgedCase) -> bool | None:
 
     An optimizer from elsewhere has no file of its own there, only that of its base class.
     """
-    paths = (file[:1000].replace("\\", "/") for file in case.files)
-    seen = {m[1] for path in paths if (m := _OPTIMIZER.search(path))}
+    seen = _optimizers(case)
     return not seen.isdisjoint(name.lower() for name in names) if seen else None
+
+
+def _optimizers(case: JudgedCase) -> set[str]:
+    """Return the names of the files of torch.optim in the stacks."""
+    paths = (file[:1000].replace("\\", "/") for file in case.files)
+    return {m[1] for path in paths if (m := _OPTIMIZER.search(path))}
 
 
 class OptimizerWithoutForeach(SavingRemedy):
@@ -229,6 +240,11 @@ class SmallerOptimizerState(SavingRemedy):
         if run is None or not len(run.state_row):
             return ()
         return (states_quantized(run.state_row, run.temporary_row),)
+
+    def change_of(self, case: JudgedCase) -> str:
+        """Return what SGD, whose only state is the momentum, can do instead."""
+        is_sgd = _is_one_of(("SGD",), case) and not _is_one_of(("Adam", "AdamW"), case)
+        return "bitsandbytes.optim.SGD8bit; without momentum, SGD has no state" if is_sgd else ""
 
 
 class OffloadOptimizer(SavingRemedy):
