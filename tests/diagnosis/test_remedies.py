@@ -26,6 +26,7 @@ from fragdoctor.diagnosis.remedies.remedy import CURES, Burden, JudgedCase, Reme
 from fragdoctor.diagnosis.verdict import CaseEvidence, find_verdict
 from fragdoctor.errors import ConfigError
 from fragdoctor.future.whatif import WhatIf
+from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.case import Case, Overrides
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Location
@@ -218,6 +219,16 @@ def test_stranding_blocks_are_named_with_their_line():
 
     assert (best.locations[0].filename, best.locations[0].line) == ("train.py", 88)
     assert best.predicted.fits is True
+
+
+def test_stranding_blocks_of_one_line_are_one_change():
+    """PyTorch makes the blocks of superres_tiles.py:32 in two ways."""
+    recording = Path(__file__).parents[1] / "truth" / "superres_tiles@62.pickle.gz"
+    advised = diagnose(Case(snapshot=read_snapshot(recording))).recommendations
+
+    titles = [r.title for r in advised if r.code == "move-stranding-blocks"]
+    assert "Keep the blocks of superres_tiles.py:32 in forward out of the way" in titles
+    assert len(titles) == len(set(titles))
 
 
 @pytest.mark.parametrize(
