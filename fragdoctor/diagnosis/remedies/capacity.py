@@ -80,15 +80,9 @@ class SavingRemedy(Remedy):
         if attempts := self.attempts(case):
             yield self.proposal(
                 weight=MAY_HELP,
-                change=self.change_of(case),
                 why="It lowers the peak of live memory; by how much was not tried.",
                 attempts=attempts,
             )
-
-    def change_of(self, case: JudgedCase) -> str:
-        """Return what to change in this program, or "" for the usual words."""
-        del case
-        return ""
 
     def attempts(self, case: JudgedCase) -> list[Attempt]:
         """Return the run with this change."""
@@ -378,18 +372,22 @@ def _batch_size(case: JudgedCase) -> int | None:
     return None if given == 1 else given
 
 
-def _model_bytes(case: JudgedCase) -> dict[str, int]:
-    """Return what the model, its gradients and the optimizer hold at the peak, if known."""
+def _model_bytes(case: JudgedCase) -> tuple[int, str]:
+    """Return what the model, its gradients and the optimizer hold at the peak, also in words.
+
+    It is (0, "") if that is not known.
+    """
     analysis = case.context.analysis
     if analysis is None or analysis.phases is None:
-        return {}
+        return 0, ""
     names = {
         Category.PARAMETERS: "parameters",
         Category.GRADIENTS: "gradients",
         Category.OPTIMIZER_STATE: "optimizer state",
     }
-    sums = analysis.phases.report.at_peak
-    return {names[s.category]: s.n_bytes for s in sums if s.category in names and s.n_bytes}
+    sums = [s for s in analysis.phases.report.at_peak if s.category in names and s.n_bytes]
+    parts = ", ".join(f"{names[s.category]} {format_size(s.n_bytes)}" for s in sums)
+    return sum(s.n_bytes for s in sums), parts
 
 
 @proposes("Store weights and optimizer state in less memory")
@@ -417,8 +415,8 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
             )
             return
     runs = case.runs_only or (message is not None and is_seen_to_run(message))
-    held = _model_bytes(case)
-    if r is None or 0 < sum(held.values()) < r.missing_bytes or _is_said_by_sign(case, runs=runs):
+    held, parts = _model_bytes(case)
+    if r is None or 0 < held < r.missing_bytes or _is_said_by_sign(case, runs=runs):
         return
     is_building = case.only_builds and not case.fails_in_optimizer_step
     is_copy = _asks_for_a_copy(case)
@@ -429,7 +427,6 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
             "itself."
         )
     elif held:
-        parts = ", ".join(f"{name} {format_size(n)}" for name, n in held.items())
         why = (
             f"At the peak the device holds {parts}. Half the precision halves them; sharded "
             "over n GPUs (ZeRO, FSDP), each holds one nth."
@@ -454,11 +451,10 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
 @proposes("Compute in 16 bits")
 def compute_in_16_bits(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose it where the results of the layers must shrink: the model is less than is missing."""
-    r, held = case.failed_request, _model_bytes(case)
+    r, (held, parts) = case.failed_request, _model_bytes(case)
     if r is None or not case.is_allocator_case or case.cause is not Cause.CAPACITY:
         return
-    if 0 < sum(held.values()) < r.missing_bytes and not r.is_alone_too_large:
-        parts = ", ".join(f"{name} {format_size(n)}" for name, n in held.items())
+    if 0 < held < r.missing_bytes and not r.is_alone_too_large:
         yield remedy.proposal(
             weight=MAY_HELP,
             change="torch.autocast('cuda', torch.bfloat16) around the forward pass and the loss, "

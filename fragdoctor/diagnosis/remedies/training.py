@@ -55,7 +55,7 @@ class FusedOptimizer(SavingRemedy):
     title = "Update the parameters in one fused kernel"
     burden = Burden.NONE
     doing = "the optimizer fused"
-    change = "torch.optim.AdamW(..., fused=True)"
+    change = "fused=True where the optimizer is made"
     cost = "None; it is usually faster."
     caveats = (
         "Adam, AdamW, SGD and Adagrad have it; another optimizer may only offer foreach=False.",
@@ -68,12 +68,6 @@ class FusedOptimizer(SavingRemedy):
         if run is None or not len(run.temporary_row) or not can_be_fused(case):
             return ()
         return (requests_removed(run.temporary_row, "fused optimizer"),)
-
-    def change_of(self, case: JudgedCase) -> str:
-        """Return the call of the optimizer that the stacks show."""
-        seen = _optimizers(case)
-        names = [name for name in HAVE_FUSED if name.lower() in seen and name != "Adam"]
-        return f"torch.optim.{names[0]}(..., fused=True)" if len(names) == 1 else ""
 
 
 _OPTIMIZER: Final = re.compile(r"/torch/optim/(\w+)\.py$")
@@ -89,14 +83,9 @@ def _is_one_of(names: Sequence[str], case: JudgedCase) -> bool | None:
 
     An optimizer from elsewhere has no file of its own there, only that of its base class.
     """
-    seen = _optimizers(case)
-    return not seen.isdisjoint(name.lower() for name in names) if seen else None
-
-
-def _optimizers(case: JudgedCase) -> set[str]:
-    """Return the names of the files of torch.optim in the stacks."""
     paths = (file[:1000].replace("\\", "/") for file in case.files)
-    return {m[1] for path in paths if (m := _OPTIMIZER.search(path))}
+    seen = {m[1] for path in paths if (m := _OPTIMIZER.search(path))}
+    return not seen.isdisjoint(name.lower() for name in names) if seen else None
 
 
 class OptimizerWithoutForeach(SavingRemedy):
@@ -227,8 +216,8 @@ class SmallerOptimizerState(SavingRemedy):
     acts_on = "optimizer state"
     doing = "8-bit optimizer states"
     change = (
-        "bitsandbytes.optim.AdamW8bit, or torchao.optim.AdamW8bit; Adafactor or SGD with even less "
-        "state"
+        "an 8-bit optimizer of bitsandbytes.optim (AdamW8bit, SGD8bit) or torchao.optim; "
+        "Adafactor, or SGD without momentum, keeps even less"
     )
     cost = "Slightly noisier updates; another optimizer needs its own tuning."
     caveats = ("The prediction assumes float32 states, which are the default.",)
@@ -240,11 +229,6 @@ class SmallerOptimizerState(SavingRemedy):
         if run is None or not len(run.state_row):
             return ()
         return (states_quantized(run.state_row, run.temporary_row),)
-
-    def change_of(self, case: JudgedCase) -> str:
-        """Return what SGD, whose only state is the momentum, can do instead."""
-        is_sgd = _is_one_of(("SGD",), case) and not _is_one_of(("Adam", "AdamW"), case)
-        return "bitsandbytes.optim.SGD8bit; without momentum, SGD has no state" if is_sgd else ""
 
 
 class OffloadOptimizer(SavingRemedy):
