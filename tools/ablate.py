@@ -83,7 +83,7 @@ def _ablations() -> dict[str, Ablation]:
         "what a first step makes once": _set(repetition, "_without_first_time", rest_as_it_is),
         "least of a first step": _set(Outlooks, "_first_step_takes", 0.0),
         "anchors of an alignment": _set(alignment, "_anchors", _always((nothing, nothing))),
-        "growth to the end of memory": _set(outlook, "SMALL_SEGMENT_BYTES", 2**60),
+        "growth to the end of memory": _set(outlook, "FORESEEN_STEPS", 0),
         "growing buffers": _set(kept, "find_growing_buffers", _always(())),
         "leak refuted by a replay": _set(Bench, "refutes_leak", False),
     }
@@ -102,7 +102,7 @@ def _ablations() -> dict[str, Ablation]:
         (steps, "MIN_COVERED"),
         (turns, "TURNS"),
         (alignment, "LEFT_OUT"),
-        (outlook, "SMALL_SEGMENT_BYTES"),
+        (outlook, "FORESEEN_STEPS"),
         (passes, "KEPT_SHARE"),
         (passes, "STILL_READ"),
         (simulator, "REPLAY_SHARE"),

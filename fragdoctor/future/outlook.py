@@ -23,7 +23,6 @@ from fragdoctor.future.steps import Steps
 from fragdoctor.model.settings import Era
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState
 from fragdoctor.trace.allocator import native_config
-from fragdoctor.trace.columns import SMALL_SEGMENT_BYTES
 from fragdoctor.trace.operations import Operations
 from fragdoctor.trace.replay import Conditions
 from fragdoctor.trace.trace import Trace
@@ -31,6 +30,9 @@ from fragdoctor.units import format_share, format_size, plural
 
 MAX_STEPS: Final = 100
 """Steps to play if nobody asks for a number."""
+
+FORESEEN_STEPS: Final = 10_000
+"""Growth that continues evenly and ends the run within this many steps is reported as doing so."""
 
 MAX_PLAYED: Final = 200_000
 """Operations to play after the recorded ones if nobody asks for a number of steps."""
@@ -161,13 +163,11 @@ class Outlooks:
             OutlookState.FAILS, peak_reserved_bytes=peak, growth_bytes_per_step=growth
         )
         has_failed, after = bool(look["has_failed"]), n_done
-        rise = int(look["allocated"][-1]) - int(look["allocated"][0]) if n_done else 0
-        grows = has_failed and rise > 0
+        grows = has_failed and n_done and look["allocated"][-1] > look["allocated"][0]
         grows = grows and not n_filling  # a container with a limit is known to fill up so far
         if growth > 0 and not (has_failed or repeats or limit is None or self._asked is not None):
-            # The device has given a segment for it, and will give more until it has none left.
-            grows = rise >= SMALL_SEGMENT_BYTES
             after += max(limit - int(look["peak_allocated"].max(initial=0)), 0) // growth
+            grows = after <= FORESEEN_STEPS
         if grows:
             outlook = replace(outlook, state=OutlookState.OPEN, likely=OutlookState.FAILS)
             by = f" by {format_size(growth)} a step" if growth else ""
