@@ -33,7 +33,6 @@ from fragdoctor.future import (
     outlook,
     passes,
     repetition,
-    search,
     simulator,
     steps,
 )
@@ -106,7 +105,6 @@ def _ablations() -> dict[str, Ablation]:
         (outlook, "FORESEEN_STEPS"),
         (passes, "KEPT_SHARE"),
         (passes, "STILL_READ"),
-        (search, "MARGIN_SHARE"),
         (simulator, "REPLAY_SHARE"),
         (growth, "ALL_AT_ONCE"),
         (kept, "LARGE_SHARE"),

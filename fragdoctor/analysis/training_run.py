@@ -261,6 +261,7 @@ def _of_optimizer(
     is_temporary = is_inside & (requests.freed_row < end[np.maximum(made, 0)])
     is_state = is_inside & ~is_temporary
     is_open = is_state & (made == len(first) - 1) & (requests.freed_row == NO_ROW)
+    is_open &= requests.row[-1] < end[-1]  # what a whole pass leaves is a state
     if len(first) > 1:
         makers = distinct(requests.stack[is_state & (made < len(first) - 1)])
         is_left = is_open & ~np.isin(requests.stack, makers)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fragdoctor.analysis.result import DeviceAnalysis
-from fragdoctor.future.search import MARGIN_SHARE
+from fragdoctor.diagnosis.decision import SLIM_MARGIN_SHARE
 from fragdoctor.model.arrays import is_among
 from fragdoctor.model.case import NO_FAILURE
 from fragdoctor.model.diagnosis import Cause, RunState
@@ -33,7 +33,7 @@ def run_state(context: Context, cause: Cause) -> RunState:
     if was_retried or (context.retries and context.retries[0]):
         return RunState.NEAR_LIMIT
     line, capacity = analysis and analysis.timeline, context.total_bytes
-    if line and capacity and capacity - line.peak_active_bytes < MARGIN_SHARE * capacity:
+    if line and capacity and capacity - line.peak_active_bytes < SLIM_MARGIN_SHARE * capacity:
         return RunState.NEAR_LIMIT
     return RunState.FITS if analysis is not None or n_ooms == 0 else RunState.UNKNOWN
 
@@ -80,4 +80,4 @@ def _has_settled(context: Context, analysis: DeviceAnalysis) -> bool:
     capacity = context.total_bytes or (failed.available_bytes if failed is not None else None)
     if found is None or not capacity:
         return False
-    return capacity - found.peak_bytes >= MARGIN_SHARE * capacity
+    return capacity - found.peak_bytes >= SLIM_MARGIN_SHARE * capacity

@@ -32,7 +32,8 @@ MAX_STEPS: Final = 100
 """Steps to play if nobody asks for a number."""
 
 FORESEEN_STEPS: Final = 10_000
-"""Growth that continues evenly and ends the run within this many steps is reported as doing so."""
+"""Growth that continues evenly and ends the run within this many steps is reported as doing so. In
+``tests/truth`` a tenth changes nothing, and without a limit one right answer becomes open."""
 
 MAX_PLAYED: Final = 200_000
 """Operations to play after the recorded ones if nobody asks for a number of steps."""

@@ -17,7 +17,7 @@ from fragdoctor.errors import ConfigError
 from fragdoctor.future.whatif import WhatIf, conditions_of, remakes_start_of
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.settings import Era, is_same_conf, parse_conf
-from fragdoctor.model.simulation import Outlook, ReplayResult
+from fragdoctor.model.simulation import Outlook, Prospect, ReplayResult
 from fragdoctor.trace.replay import PAGE_BYTES, Reproduction
 from fragdoctor.units import format_mebibytes
 
@@ -117,24 +117,30 @@ def _known(
     return tuple(known)
 
 
-# A setting fits with margin if this share of the capacity is left over: about what the driver and
-# libraries come to need on top in a long run.
-MARGIN_SHARE = 0.03
-
-
 def best_of(results: Sequence[ReplayResult]) -> ReplayResult | None:
-    """Return the cheapest result that fits with margin; if none does, the one with most margin.
-
-    Price is what it costs per run: first retries (each waits for the device), then driver calls,
-    then the number of keys to set.
-    """
+    """Return the result that fits and ranks first; None if none fits."""
     fitting = [r for r in results if r.fits and r.is_conclusive]
-    if not fitting:
-        return None
-    easy = [r for r in fitting if has_margin(r)]
-    if easy:
-        return min(easy, key=lambda r: (r.retries, r.driver_calls, r.conf.count(":")))
-    return max(fitting, key=lambda r: (r.margin_bytes or 0, -r.driver_calls))
+    return min(fitting, key=rank_of, default=None)
+
+
+def rank_of(result: ReplayResult) -> tuple[Prospect, int, int, int, int]:
+    """Return a sort key of results that serve every recorded request, the best first.
+
+    How the run goes on decides, then how much room is left: later steps may be larger. The price
+    for each run comes last: retries (each waits for the device) and driver calls.
+    """
+    return (
+        Prospect.of(result.outlook),
+        -steps_won(result.outlook),
+        -result.room_bytes,
+        result.retries,
+        result.driver_calls,
+    )
+
+
+def steps_won(outlook: Outlook | None) -> int:
+    """Return how many steps a run makes before it fails again, or 0 if it may not fail."""
+    return (outlook.fails_after_steps or 0) if outlook is not None else 0
 
 
 def gaining(results: Sequence[ReplayResult], recorded: ReplayResult) -> list[ReplayResult]:
@@ -152,13 +158,6 @@ def gaining(results: Sequence[ReplayResult], recorded: ReplayResult) -> list[Rep
         and r.peak_reserved_bytes <= had[1]
         and (r.retries, r.peak_reserved_bytes) != had
     ]
-
-
-def has_margin(result: ReplayResult) -> bool:
-    """Return whether a result leaves enough of the capacity over."""
-    if result.capacity_bytes is None:
-        return True
-    return (result.margin_bytes or 0) >= MARGIN_SHARE * result.capacity_bytes
 
 
 def pareto_of(results: Sequence[ReplayResult]) -> tuple[ReplayResult, ...]:

@@ -12,7 +12,6 @@ from fragdoctor.future.other_run import OtherRun
 from fragdoctor.future.search import (
     best_of,
     gaining,
-    has_margin,
     pareto_of,
     sweep_candidates,
     with_smallest_capacity,
@@ -108,7 +107,8 @@ def search_settings(fair: FairReplay, confs: Sequence[str], what_if: WhatIf) -> 
     """
     results = fair.replay_all([replace(what_if, conf=conf) for conf in confs])
     recorded = fair.replay(what_if)
-    is_fine = recorded.fits and recorded.retries == 0 and has_margin(recorded)
+    fails_later = recorded.outlook is not None and recorded.outlook.fails
+    is_fine = recorded.fits and recorded.retries == 0 and not fails_later
     return replace(
         simulation_of(fair.reproduction, results, fair.other),
         best=None if is_fine else best_of(gaining(results, recorded)),

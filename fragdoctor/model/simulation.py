@@ -6,7 +6,7 @@ An :class:`Outlook` says what the run would have done next if its recording ends
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 
 from msgspec import Struct, field
 
@@ -95,6 +95,25 @@ class Outlook(Struct, frozen=True):
         return self.state is OutlookState.FAILS and not self.fails_after_steps
 
 
+class Prospect(IntEnum):
+    """How well a run that gets past the recorded failure goes on, best first."""
+
+    HOLDS = 0
+    LIKELY = 1
+    OPEN = 2
+    UNLIKELY = 3
+    FAILS = 4
+
+    @classmethod
+    def of(cls, outlook: Outlook | None) -> Prospect:
+        """Return how well a run with this outlook goes on."""
+        if outlook is None or (outlook.state is OutlookState.OPEN and outlook.likely is None):
+            return cls.OPEN
+        if outlook.state is OutlookState.OPEN:
+            return cls.UNLIKELY if outlook.fails else cls.LIKELY
+        return cls.FAILS if outlook.fails else cls.HOLDS
+
+
 class Promise(StrEnum):
     """What a change promises for the whole run. The strings are a contract (JSON)."""
 
@@ -166,13 +185,19 @@ class ReplayResult(Struct, frozen=True):
             None if self.capacity_bytes is None else self.capacity_bytes - self.peak_reserved_bytes
         )
 
+    @property
+    def room_bytes(self) -> int:
+        """How much of the capacity is left at the highest known point of the run, or 0."""
+        later = 0 if self.outlook is None else self.outlook.peak_reserved_bytes or 0
+        return min(self.margin_bytes or 0, (self.capacity_bytes or 0) - later)
+
 
 class Simulation(Struct, frozen=True):
     """A baseline, its fidelity, and any number of what-ifs against it.
 
-    After a search over settings, ``best`` is the cheapest result that fits with margin, ``pareto``
-    has the results that no other beats in both peak reserved memory and driver calls, and
-    ``is_fine`` says whether the recorded settings fit with margin anyway.
+    After a search over settings, ``best`` is the result that goes on best, ``pareto`` has the
+    results that no other beats in both peak reserved memory and driver calls, and ``is_fine`` says
+    whether the recorded settings fit without retries, and are not expected to fail later.
 
     ``method`` is ``replay`` (exact baseline) or ``estimate`` (the baseline could not be
     reproduced; ``fidelity.reason`` says why).

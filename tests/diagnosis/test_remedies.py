@@ -9,7 +9,7 @@ import pickle
 from pathlib import Path
 
 import pytest
-from analysis.training_loop import CALL, MAIN, USER, TrainingLoop
+from analysis.training_loop import CALL, MAIN, PARAMETERS, TORCH, UPDATE, USER, TrainingLoop
 from builders import MIB, columns, frame, oom
 from msgspec.structs import replace
 from oom_messages import GIB, case_of, log_of, message, new_style, old_style, process
@@ -26,6 +26,7 @@ from fragdoctor.diagnosis.remedies.remedy import CURES, Burden, JudgedCase, Reme
 from fragdoctor.diagnosis.verdict import CaseEvidence, find_verdict
 from fragdoctor.errors import ConfigError
 from fragdoctor.future.whatif import WhatIf
+from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.case import Case, Overrides
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Location
@@ -218,6 +219,16 @@ def test_stranding_blocks_are_named_with_their_line():
 
     assert (best.locations[0].filename, best.locations[0].line) == ("train.py", 88)
     assert best.predicted.fits is True
+
+
+def test_stranding_blocks_of_one_line_are_one_change():
+    """PyTorch makes the blocks of superres_tiles.py:32 in two ways."""
+    recording = Path(__file__).parents[1] / "truth" / "superres_tiles@62.pickle.gz"
+    advised = diagnose(Case(snapshot=read_snapshot(recording))).recommendations
+
+    titles = [r.title for r in advised if r.code == "move-stranding-blocks"]
+    assert "Keep the blocks of superres_tiles.py:32 in forward out of the way" in titles
+    assert len(titles) == len(set(titles))
 
 
 @pytest.mark.parametrize(
@@ -471,6 +482,27 @@ def test_model_that_does_not_fit_is_told_from_a_batch():
     assert "gradient-checkpointing" not in codes(diagnosis)
 
 
+@pytest.mark.parametrize(
+    ("asked", "advised", "silent"),
+    [
+        (60, "compute-in-16-bits", "less-model-memory"),
+        (40, "less-model-memory", "compute-in-16-bits"),
+    ],
+)
+def test_model_that_takes_less_than_is_missing_is_not_made_smaller(asked, advised, silent):
+    """Parameters and state take 30 MiB, and 20 MiB less than asked for are missing."""
+    loop = TrainingLoop()
+    loop.build()
+    loop.step()
+    loop.forward()
+    loop.toy.events.append(oom(asked * MIB, 0, frames=[CALL, MAIN]))
+    found = diagnose(Case(snapshot=loop.snapshot()))
+
+    assert found.verdict.cause is Cause.CAPACITY
+    assert advised in codes(found)
+    assert silent not in codes(found)
+
+
 def test_device_that_the_snapshot_lacks_is_an_error_not_healthy():
     case = Case(snapshot=holes(), overrides=Overrides(device=9))
 
@@ -603,6 +635,26 @@ def test_step_that_cannot_be_fused_updates_one_parameter_after_another(optimizer
     diagnosis = diagnose(Case(snapshot=snapshot))
 
     assert given == {"fused-optimizer", "optimizer-without-foreach"} & set(codes(diagnosis))
+
+
+def test_momentum_that_the_first_step_clones_is_state_and_no_temporary():
+    """SGD clones the gradients where other optimizers make what they free: fusing saves nothing."""
+    calls = (("_multi_tensor_sgd", 7), ("step", 2))
+    sgd = (*(frame(f"{TORCH}/optim/sgd.py", line, name) for name, line in calls), *UPDATE[2:])
+    loop = TrainingLoop(foreach=False)
+    loop.build()
+    batch, *activations = loop.forward()
+    loop.backward(activations)
+    loop.state = [loop.new(size, sgd) for size in PARAMETERS]
+    loop.zero_grad()
+    loop.free(batch, USER)
+    loop.forward()
+    loop.toy.events.append(oom(40 * MIB, 0, frames=[CALL, MAIN]))
+
+    found = diagnose(Case(snapshot=loop.snapshot()))
+
+    assert "fused-optimizer" not in codes(found)
+    assert "SGD8bit" in by_code(found, "smaller-optimizer-state").change
 
 
 @pytest.mark.parametrize(("own", "is_capped"), [("78.00 GiB", True), ("61.00 GiB", False)])

@@ -1,9 +1,10 @@
-"""The search finds what fits, ranks it by price, and uses two threads."""
+"""The search finds what fits, ranks it by what comes next, and uses two threads."""
 
 from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -20,7 +21,7 @@ from fragdoctor.future.whatif import FairReplay, WhatIf
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.hooks import watched_by
 from fragdoctor.model.settings import parse_conf
-from fragdoctor.model.simulation import ReplayResult, Simulation
+from fragdoctor.model.simulation import Outlook, OutlookState, ReplayResult, Simulation
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.trace.replay import Reproduction
 from fragdoctor.units import MIB
@@ -133,14 +134,34 @@ def test_best_is_never_an_open_question() -> None:
     assert pareto_of([known, is_open]) == (known,)
 
 
-def test_best_is_cheapest_with_margin_then_largest_margin() -> None:
-    tight = result("a:1", fits=True, peak=995, calls=10)
-    dear = result("b:1", fits=True, peak=800, calls=90)
-    slow = result("c:1", fits=True, peak=700, calls=20, retries=2)
-    lost = result("d:1", fits=False, peak=100, calls=1)
+def going_on(conf: str, peak: int, **outlook: Any) -> ReplayResult:
+    later = outlook.pop("peak_reserved_bytes", 0) * MIB
+    told = Outlook(peak_reserved_bytes=later, **outlook)
+    return replace(result(conf, fits=True, peak=peak, calls=10), outlook=told)
 
-    assert best_of([tight, dear, slow, lost]) is dear
-    assert best_of([tight, lost]) is tight
+
+def test_best_goes_on_best_however_little_room_it_leaves() -> None:
+    fails = going_on("a:1", 500, state=OutlookState.FAILS, fails_after_steps=9)
+    unlikely = going_on("b:1", 600, state=OutlookState.OPEN, likely=OutlookState.FAILS)
+    is_open = going_on("c:1", 700, state=OutlookState.OPEN)
+    likely = going_on("d:1", 800, state=OutlookState.OPEN, likely=OutlookState.HOLDS)
+    holds = going_on("e:1", 900, state=OutlookState.HOLDS, peak_reserved_bytes=990)
+    by_prospect = [holds, likely, is_open, unlikely, fails]
+
+    for i, best in enumerate(by_prospect):
+        assert best_of([*by_prospect[:i:-1], best]) is best
+
+
+def test_best_leaves_the_most_room_in_the_whole_run_then_costs_least() -> None:
+    later = going_on("a:1", 700, state=OutlookState.HOLDS, peak_reserved_bytes=950)
+    roomy = going_on("b:1", 800, state=OutlookState.HOLDS, peak_reserved_bytes=800)
+    dear = replace(roomy, conf="c:1", driver_calls=90)
+    slow = replace(roomy, conf="d:1", retries=2, driver_calls=1)
+    lost = result("e:1", fits=False, peak=100, calls=1)
+
+    assert best_of([later, slow, dear, roomy, lost]) is roomy
+    assert best_of([later, slow, dear]) is dear
+    assert best_of([later, slow]) is slow
     assert best_of([lost]) is None
 
 

@@ -19,9 +19,8 @@ from fragdoctor.diagnosis.remedies.remedy import (
     best_of,
     helps,
     outcome_text,
-    steps_won,
 )
-from fragdoctor.future.search import usual_confs
+from fragdoctor.future.search import steps_won, usual_confs
 from fragdoctor.future.whatif import WhatIf
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence

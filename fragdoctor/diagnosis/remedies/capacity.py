@@ -372,18 +372,22 @@ def _batch_size(case: JudgedCase) -> int | None:
     return None if given == 1 else given
 
 
-def _model_bytes(case: JudgedCase) -> dict[str, int]:
-    """Return what the model, its gradients and the optimizer hold at the peak, if known."""
+def _model_bytes(case: JudgedCase) -> tuple[int, str]:
+    """Return what the model, its gradients and the optimizer hold at the peak, also in words.
+
+    It is (0, "") if that is not known.
+    """
     analysis = case.context.analysis
     if analysis is None or analysis.phases is None:
-        return {}
+        return 0, ""
     names = {
         Category.PARAMETERS: "parameters",
         Category.GRADIENTS: "gradients",
         Category.OPTIMIZER_STATE: "optimizer state",
     }
-    sums = analysis.phases.report.at_peak
-    return {names[s.category]: s.n_bytes for s in sums if s.category in names and s.n_bytes}
+    sums = [s for s in analysis.phases.report.at_peak if s.category in names and s.n_bytes]
+    parts = ", ".join(f"{names[s.category]} {format_size(s.n_bytes)}" for s in sums)
+    return sum(s.n_bytes for s in sums), parts
 
 
 @proposes("Store weights and optimizer state in less memory")
@@ -411,10 +415,10 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
             )
             return
     runs = case.runs_only or (message is not None and is_seen_to_run(message))
-    if r is None or _is_said_by_sign(case, runs=runs):
+    held, parts = _model_bytes(case)
+    if r is None or 0 < held < r.missing_bytes or _is_said_by_sign(case, runs=runs):
         return
     is_building = case.only_builds and not case.fails_in_optimizer_step
-    held = _model_bytes(case)
     is_copy = _asks_for_a_copy(case)
     why = "Lower precision halves weights, gradients and activations alike."
     if is_building:
@@ -423,7 +427,6 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
             "itself."
         )
     elif held:
-        parts = ", ".join(f"{name} {format_size(n)}" for name, n in held.items())
         why = (
             f"At the peak the device holds {parts}. Half the precision halves them; sharded "
             "over n GPUs (ZeRO, FSDP), each holds one nth."
@@ -443,6 +446,23 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         why=why,
         cost="Lower precision may need care with the loss; sharding and offloading need bandwidth.",
     )
+
+
+@proposes("Compute in 16 bits")
+def compute_in_16_bits(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose it where the results of the layers must shrink: the model is less than is missing."""
+    r, (held, parts) = case.failed_request, _model_bytes(case)
+    if r is None or not case.is_allocator_case or case.cause is not Cause.CAPACITY:
+        return
+    if 0 < held < r.missing_bytes and not r.is_alone_too_large:
+        yield remedy.proposal(
+            weight=MAY_HELP,
+            change="torch.autocast('cuda', torch.bfloat16) around the forward pass and the loss, "
+            "unless it is there already",
+            why=f"{format_size(r.missing_bytes)} are missing, more than the model takes ({parts}), "
+            "so the results of its layers must shrink.",
+            cost="Lower precision may need care with the loss.",
+        )
 
 
 def _is_said_by_sign(case: JudgedCase, *, runs: bool) -> bool:
@@ -485,4 +505,5 @@ CAPACITY: Final[tuple[Remedy, ...]] = (
     SmallerBatch(),
     less_to_train_all,
     less_model_memory,
+    compute_in_16_bits,
 )

@@ -25,18 +25,16 @@ from fragdoctor.diagnosis.remedies.remedy import (
     CURES,
     JudgedCase,
     Proposal,
-    Prospect,
     Remedy,
     helps,
-    prospect,
-    steps_won,
 )
 from fragdoctor.diagnosis.remedies.serving import fit_kv_cache, less_on_the_device
 from fragdoctor.diagnosis.remedies.training import TRAINING, CombinedSavings
 from fragdoctor.diagnosis.remedies.weights import WEIGHTS
-from fragdoctor.future.search import LAST_RESORT
+from fragdoctor.future.search import LAST_RESORT, steps_won
 from fragdoctor.model.diagnosis import Cause, Recommendation
 from fragdoctor.model.finding import Confidence
+from fragdoctor.model.simulation import Prospect
 from fragdoctor.units import format_size
 
 REMEDIES: Final[tuple[Remedy, ...]] = (
@@ -108,7 +106,7 @@ def _order(proposal: Proposal, cause: Cause) -> tuple[int, ...]:
     r = proposal.recommendation
     p = r.predicted
     is_setting = bool(r.setting)
-    found = prospect(p.outlook)
+    found = Prospect.of(p.outlook)
     fails = found in (Prospect.UNLIKELY, Prospect.FAILS)
     is_shown_to_fit = p.method == "replay" and p.fits is True
     # A setting does not end a leak, however much it gains.

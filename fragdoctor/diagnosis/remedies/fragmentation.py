@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from fragdoctor.analysis.result import Strander
 from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.remedies.remedy import (
     CURES,
@@ -19,7 +20,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
 from fragdoctor.future.edits import blocks_freed, combined, sizes_padded
 from fragdoctor.future.training_edits import buffers_preallocated
 from fragdoctor.model.diagnosis import Cause, Predicted
-from fragdoctor.model.finding import Confidence, line_text
+from fragdoctor.model.finding import Confidence, Location, line_text
 from fragdoctor.trace.stacks import TORCH, classify_file
 from fragdoctor.units import MIB, format_size, plural
 
@@ -55,15 +56,13 @@ def move_stranding_blocks(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal
     # Growing buffers will be somewhere else in the next step.
     growing = () if case.bench is None else case.bench.growing_buffers
     moving = {case.context.user_line(b.stack) for b in growing}
-    large = [
-        (p, line)
-        for p in analysis.stranders
-        if p.stranded_bytes >= MIN_SHARE * stranded > 0
-        and (line := case.context.user_line(p.stack)) is not None
-        and line not in moving
-        and classify_file(line.filename) != TORCH
-    ]
-    for strander, line in large[:MAX_GROUPS]:
+    large: dict[Location, Strander] = {}
+    for p in analysis.stranders:
+        line = case.context.user_line(p.stack)
+        is_large = p.stranded_bytes >= MIN_SHARE * stranded > 0
+        if is_large and line not in moving and line and classify_file(line.filename) != TORCH:
+            large.setdefault(line, p)  # the largest of a line, however PyTorch made its blocks
+    for line, strander in list(large.items())[:MAX_GROUPS]:
         solves = strander.stranded_bytes + strander.block_bytes >= r.uncovered_bytes
         # The blocks are freed before the failed request.
         addresses, bench = strander.addresses, case.bench

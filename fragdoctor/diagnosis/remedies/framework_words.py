@@ -26,6 +26,7 @@ CHANGES: Final = {
     "gather-on-host": Change.GATHER,
     "fused-attention": Change.ATTENTION,
     "less-model-memory": Change.WEIGHTS,
+    "compute-in-16-bits": Change.BF16,
     "copy-of-weights": Change.COPIES,
 }
 """The change that each remedy proposes, by the remedy's code."""

@@ -17,6 +17,7 @@ from fragdoctor.analysis.training_run import TrainingRun
 from fragdoctor.analysis.weight_copies import WeightCopies, find_weight_copies
 from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.verdict_message import LIBRARIES
+from fragdoctor.future.search import rank_of
 from fragdoctor.model.arrays import distinct
 from fragdoctor.model.case import NO_FAILURE, OomMessage, ToldSettings
 from fragdoctor.model.conf_keys import KEYS, key_is_known
@@ -27,7 +28,7 @@ from fragdoctor.model.frameworks import FRAMEWORKS, RUN_ONLY, Framework, framewo
 from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES
 from fragdoctor.model.measures import CHECKPOINTING
 from fragdoctor.model.settings import AllocatorSettings
-from fragdoctor.model.simulation import Outlook, OutlookState, ReplayResult
+from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.model.snapshot import Action
 from fragdoctor.rules.capacity.optimizer_state import fails_in_optimizer
 from fragdoctor.rules.failed_request import FailedRequest
@@ -570,40 +571,10 @@ def helps(recorded: ReplayResult, result: ReplayResult) -> bool:
 
 
 def best_of(bench: Bench, outcomes: Sequence[Effect]) -> Effect:
-    """Return the outcome that helps and leaves the most room."""
-
-    def badness(one: Effect) -> tuple[bool, Prospect, int, int, int, int]:
-        r = one.result
-        is_bad = not helps(bench.recorded, r)
-        steps = steps_won(r.outlook)
-        room = bench.predicted(r).room_bytes
-        return is_bad, prospect(r.outlook), -steps, -room, r.retries, r.driver_calls
-
-    return min(outcomes, key=badness)
-
-
-class Prospect(IntEnum):
-    """How well a run that gets past the recorded failure goes on, best first."""
-
-    HOLDS = 0
-    LIKELY = 1
-    OPEN = 2
-    UNLIKELY = 3
-    FAILS = 4
-
-
-def prospect(outlook: Outlook | None) -> Prospect:
-    """Return how well a run that gets past the recorded failure goes on."""
-    if outlook is None or (outlook.state is OutlookState.OPEN and outlook.likely is None):
-        return Prospect.OPEN
-    if outlook.state is OutlookState.OPEN:
-        return Prospect.UNLIKELY if outlook.fails else Prospect.LIKELY
-    return Prospect.FAILS if outlook.fails else Prospect.HOLDS
-
-
-def steps_won(outlook: Outlook | None) -> int:
-    """Return how many steps a run makes before it fails again, or 0 if it may not fail."""
-    return (outlook.fails_after_steps or 0) if outlook is not None else 0
+    """Return the outcome that helps and ranks first."""
+    return min(
+        outcomes, key=lambda one: (not helps(bench.recorded, one.result), rank_of(one.result))
+    )
 
 
 def outcome_text(recorded: ReplayResult, result: ReplayResult) -> str:

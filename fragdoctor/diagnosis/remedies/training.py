@@ -55,7 +55,7 @@ class FusedOptimizer(SavingRemedy):
     title = "Update the parameters in one fused kernel"
     burden = Burden.NONE
     doing = "the optimizer fused"
-    change = "torch.optim.AdamW(..., fused=True)"
+    change = "fused=True where the optimizer is made"
     cost = "None; it is usually faster."
     caveats = (
         "Adam, AdamW, SGD and Adagrad have it; another optimizer may only offer foreach=False.",
@@ -216,8 +216,8 @@ class SmallerOptimizerState(SavingRemedy):
     acts_on = "optimizer state"
     doing = "8-bit optimizer states"
     change = (
-        "bitsandbytes.optim.AdamW8bit, or torchao.optim.AdamW8bit; Adafactor or SGD with even less "
-        "state"
+        "an 8-bit optimizer of bitsandbytes.optim (AdamW8bit, SGD8bit) or torchao.optim; "
+        "Adafactor, or SGD without momentum, keeps even less"
     )
     cost = "Slightly noisier updates; another optimizer needs its own tuning."
     caveats = ("The prediction assumes float32 states, which are the default.",)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from fragdoctor.model.simulation import OutlookState, ReplayResult, Simulation
+from fragdoctor.model.simulation import OutlookState, Promise, ReplayResult, Simulation
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Detail, Style, bad, code, dim, good, strong, warn
 from fragdoctor.report.words import fidelity_text, outlook_text
@@ -50,11 +50,13 @@ def answer(simulation: Simulation) -> str:
         is_open = f"It is unknown whether {n_open} of {len(results)} variants fit."
         return f"{is_open if n_open else none} {as_recorded}"
     if simulation.best is not None:
-        best = simulation.best
-        return f"The cheapest that fits is {_name(best)}: {_price(best)}; {count}. {as_recorded}"
+        best, promise = simulation.best, ""
+        if best.outlook is not None:
+            promise = f"; {Promise.of(best.fits, best.outlook)}"
+        return f"The best is {_name(best)}: {_price(best)}{promise}; {count}. {as_recorded}"
     if simulation.pareto:
         reason = (
-            "No setting is needed: the recorded ones fit with margin"
+            "No setting is needed: the recorded ones fit without a retry"
             if simulation.is_fine
             else "No setting gains on the recorded ones"
         )
