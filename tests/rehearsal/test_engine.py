@@ -291,6 +291,29 @@ def test_graphs_and_pools_have_private_memory(stage: Stage) -> None:
     )
 
 
+def test_each_graph_keeps_the_state_of_the_random_numbers(stage: Stage) -> None:
+    """Seed and offset, on the default stream, until the graph is reset; shared before 2.12."""
+    stage.must_pass(
+        """
+        import torch
+        x = torch.ones(1 << 20, device="cuda")
+        is_own = torch.torch_version.TorchVersion(torch.__version__) >= (2, 12)
+        graphs = [torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()]
+        held = [torch.cuda.memory_allocated()]
+        for graph in graphs:
+            with torch.cuda.graph(graph):
+                pass
+            held.append(torch.cuda.memory_allocated())
+        assert [after - before for before, after in zip(held, held[1:])] == [
+            1024, 1024 * is_own
+        ]
+        assert not is_own or {s["stream"] for s in torch.cuda.memory_snapshot()} == {0}
+        graph.reset()
+        assert torch.cuda.memory_allocated() == held[-2]
+        """
+    )
+
+
 @pytest.mark.slow
 def test_recurrent_cells_have_shapes(stage: Stage) -> None:
     stage.must_pass(
