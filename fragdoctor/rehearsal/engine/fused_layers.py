@@ -172,7 +172,7 @@ def choose(ask: LayerQuestion) -> int:
     """
     order = [(FLASH, _flash_fits), (EFFICIENT, _efficient_fits)]
     order.insert(0 if ask.capability[0] in {9, 10} else 2, (CUDNN, _cudnn_fits))
-    order.append((MATH, lambda _: torch.backends.cuda.math_sdp_enabled()))
+    order.append((MATH, lambda _: bool(torch.backends.cuda.math_sdp_enabled())))
     for kernel, fits in order if _is_dense(ask) else order[-1:]:
         if fits(ask):
             return kernel
