@@ -170,6 +170,7 @@ def choose(ask: LayerQuestion) -> int:
     Raises:
         RuntimeError: the program allows none that can serve this call.
     """
+    order: list[tuple[int, Callable[[LayerQuestion], bool]]]
     order = [(FLASH, _flash_fits), (EFFICIENT, _efficient_fits)]
     order.insert(0 if ask.capability[0] in {9, 10} else 2, (CUDNN, _cudnn_fits))
     order.append((MATH, lambda _: bool(torch.backends.cuda.math_sdp_enabled())))
