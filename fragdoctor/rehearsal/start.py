@@ -7,6 +7,7 @@ over a fragdoctor in the program's own environment, which may be another version
 
 from __future__ import annotations
 
+import faulthandler
 import importlib.machinery
 import importlib.util
 import json
@@ -40,6 +41,7 @@ def main() -> None:
         version = ".".join(map(str, sys.version_info[:2]))
         sys.stderr.write(f"fragdoctor rehearses with Python 3.11 or newer, not {version}.\n")
         sys.exit(2)
+    faulthandler.enable()  # if a kernel of the CPU is given an address of the GPU, name the line
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     sys.meta_path.insert(0, _Finder)
     from fragdoctor.rehearsal.engine.program import run

@@ -138,6 +138,72 @@ def test_attention_takes_the_kernel_of_the_gpu(stage: Stage) -> None:
     )
 
 
+def test_attention_fails_if_the_program_allows_no_kernel_that_can_serve_it(stage: Stage) -> None:
+    stage.must_pass(
+        """
+        import torch
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+        from torch.nn.functional import scaled_dot_product_attention as attention
+        q = torch.randn(1, 2, 16, 64, device="cuda")
+        for allowed in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
+            with sdpa_kernel(allowed):
+                attention(q.half(), q.half(), q.half())
+                for given in (q, q[0].half()):
+                    try:
+                        attention(given, given, given)
+                    except RuntimeError as err:
+                        assert "No available kernel" in str(err)
+                    else:
+                        raise AssertionError(allowed)
+        """,
+        *("--gpu", "h100"),
+    )
+
+
+def test_what_is_pickled_in_memory_has_its_values(stage: Stage) -> None:
+    stage.must_pass(
+        """
+        import pickle
+        import torch
+        x = torch.ones(8, 4, device="cuda")
+        found, lengths = pickle.loads(pickle.dumps((x, torch.arange(3))))
+        assert found.is_cuda and found.shape == x.shape and lengths.tolist() == [0, 1, 2]
+        torch.save(x, "x.pt", _use_new_zipfile_serialization=False)
+        assert torch.load("x.pt").shape == x.shape
+        """
+    )
+
+
+def test_torchscript_runs_more_than_twice(stage: Stage) -> None:
+    """From the third call on its fuser would compile a kernel."""
+    stage.must_pass(
+        """
+        import torch
+        @torch.jit.script
+        def gate(x, y):
+            return (x * y + x).sigmoid() * y.tanh()
+        x = torch.ones(64, 64, device="cuda", requires_grad=True)
+        for _ in range(5):
+            gate(x, x).sum().backward()
+        """
+    )
+
+
+def test_line_that_ended_the_process_is_shown(stage: Stage) -> None:
+    stage.script(
+        """
+        import ctypes
+        import torch
+        torch.ones(3, device="cuda")
+        ctypes.string_at(0)
+        """
+    )
+    ended = stage.run_apart("train.py")
+    assert ended.returncode == 2
+    assert 'train.py", line 5 in <module>' in ended.stderr
+    assert "signal 11" in ended.stderr
+
+
 @pytest.mark.slow
 def test_several_gpus_are_several(stage: Stage) -> None:
     found = stage.must_pass(
@@ -287,6 +353,29 @@ def test_graphs_and_pools_have_private_memory(stage: Stage) -> None:
         pools = {segment["segment_pool_id"] for segment in torch.cuda.memory_snapshot()}
         assert pools == {(0, 0), graph.pool(), pool.id}, pools
         assert len(pool.snapshot()) == 1
+        """
+    )
+
+
+def test_each_graph_keeps_the_state_of_the_random_numbers(stage: Stage) -> None:
+    """Seed and offset, on the default stream, until the graph is reset; shared before 2.12."""
+    stage.must_pass(
+        """
+        import torch
+        x = torch.ones(1 << 20, device="cuda")
+        is_own = torch.torch_version.TorchVersion(torch.__version__) >= (2, 12)
+        graphs = [torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()]
+        held = [torch.cuda.memory_allocated()]
+        for graph in graphs:
+            with torch.cuda.graph(graph):
+                pass
+            held.append(torch.cuda.memory_allocated())
+        assert [after - before for before, after in zip(held, held[1:])] == [
+            1024, 1024 * is_own
+        ]
+        assert not is_own or {s["stream"] for s in torch.cuda.memory_snapshot()} == {0}
+        graph.reset()
+        assert torch.cuda.memory_allocated() == held[-2]
         """
     )
 

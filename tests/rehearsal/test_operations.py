@@ -78,6 +78,22 @@ PEAK_AND_ALL_ASKED = {
     "d.index_reduce(0, d[0, :10].long(), d[:10], 'mean')": (3539024, 3569744),
     "torch.isin(d, d[0, :7])": (3538944, 3538944),
     "torch.isin(d[0], d[1], assume_unique=True)": (37632, 42239),
+    "torch.fake_quantize_per_channel_affine(p, d[0], d[0].int(), 1, -8, 7).sum().backward()": (
+        1969152,
+        3542228,
+    ),
+    "torch._fake_quantize_learnable_per_channel_affine(p, d[0], d[1], 1, -8, 7).sum().backward()": (
+        4727816,
+        6700252,
+    ),
+    "torch._fake_quantize_learnable_per_tensor_affine(p, d[0,:1], d[1,:1],-8,7).sum().backward()": (
+        4718804,
+        6685276,
+    ),
+    "F.scaled_dot_product_attention(*(q.float() for _ in 'qkv')).values().sum().backward()": (
+        16716560,
+        23489236,
+    ),
 }
 """Bytes asked for at the peak, above what was there, and in all; `hfft` as on an H200."""
 

@@ -72,6 +72,8 @@ class Event(torch.Event):
 
 
 Handle = tuple[int, int]
+_HAS_OWN_RANDOM_STATE: Final = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12)
+"""Whether each graph keeps the generator's state on the default stream (pytorch/pytorch#176752)."""
 
 
 class CUDAGraph:
@@ -92,10 +94,12 @@ class CUDAGraph:
         """Begin to serve requests from the graph's pool."""
         now = session.current()
         self._device = now.gpus.device()
-        if not self._alive:  # seed and offset of the generator, which the graph reads
-            self._random_state = [
-                torch.empty(1, dtype=torch.int64, device="cuda") for _ in range(2)
-            ]
+        if _HAS_OWN_RANDOM_STATE or not self._alive:
+            stream = torch.cuda.default_stream() if _HAS_OWN_RANDOM_STATE else None
+            with torch.cuda.stream(stream):  # seed and offset of the generator
+                self._random_state = [
+                    torch.empty(1, dtype=torch.int64, device="cuda") for _ in range(2)
+                ]
         self._alive.add(self)
         if pool is None:
             self._pool = now.gpus.pool_create(self._device, 0, 0)
@@ -128,6 +132,8 @@ class CUDAGraph:
         if self._pool >= 0:
             session.current().gpus.pool_release(self._device, self._pool, 0)
             self._pool = -1
+        if _HAS_OWN_RANDOM_STATE:
+            self._random_state.clear()
 
     def pool(self) -> Handle:
         """Return the pool, for other graphs to share."""

@@ -273,7 +273,14 @@ special(
 )(composed)  # fmt: skip
 # And of these: they call other operations.
 special(
-    "aten::_cdist_forward", "aten::_embedding_bag_backward", "aten::huber_loss",
+    "aten::_cdist_forward", "aten::_embedding_bag_backward",
+    "aten::_fake_quantize_learnable_per_channel_affine",
+    "aten::_fake_quantize_learnable_per_channel_affine_backward",
+    "aten::_fake_quantize_learnable_per_tensor_affine",
+    "aten::_fake_quantize_learnable_per_tensor_affine_backward",
+    "aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
+    "aten::fake_quantize_per_channel_affine_cachemask",
+    "aten::fake_quantize_per_tensor_affine_cachemask", "aten::huber_loss",
     "aten::_to_sparse", "aten::_to_sparse_bsc", "aten::_to_sparse_bsr", "aten::_to_sparse_csc",
     "aten::_to_sparse_csr", "aten::_transformer_encoder_layer_fwd", "aten::set_.source_Storage",
     "aten::set_.source_Tensor",

@@ -165,12 +165,19 @@ def _efficient_fits(ask: LayerQuestion) -> bool:
 
 
 def choose(ask: LayerQuestion) -> int:
-    """Return the number of the kernel that PyTorch's CUDA build would choose."""
+    """Return the number of the kernel that PyTorch's CUDA build would choose.
+
+    Raises:
+        RuntimeError: the program allows none that can serve this call.
+    """
+    order: list[tuple[int, Callable[[LayerQuestion], bool]]]
     order = [(FLASH, _flash_fits), (EFFICIENT, _efficient_fits)]
     order.insert(0 if ask.capability[0] in {9, 10} else 2, (CUDNN, _cudnn_fits))
-    if not _is_dense(ask):
-        return MATH
-    return next((kernel for kernel, fits in order if fits(ask)), MATH)
+    order.append((MATH, lambda _: bool(torch.backends.cuda.math_sdp_enabled())))
+    for kernel, fits in order if _is_dense(ask) else order[-1:]:
+        if fits(ask):
+            return kernel
+    raise RuntimeError("No available kernel. Aborting execution.")
 
 
 def _question(*args: Any, **options: Any) -> LayerQuestion:

@@ -106,8 +106,6 @@ def _of_transformers(
         ) from err
     if getattr(made, "decoder_start_token_id", 0) is None:  # files from before Transformers 5
         made.decoder_start_token_id = 0
-    # TorchScript's fuser compiles kernels with the driver, even for DeBERTa's few positions.
-    torch._C._jit_set_texpr_fuser_enabled(False)
     # If nothing is requested, each class uses the best implementation that it has.
     how = {"attn_implementation": "eager"} if attention == "eager" else {}
     own = getattr(library, str(names[0]), None) if names else None

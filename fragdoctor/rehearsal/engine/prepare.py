@@ -86,6 +86,7 @@ def prepare(
         part.install()
     if scratch is not None:
         writes.install(scratch)
+    torch._C._jit_set_texpr_fuser_enabled(False)  # TorchScript's, which compiles with the driver
     # Backward passes run in this thread, where the program's own modes and streams are set.
     torch.autograd.set_multithreading_enabled(False)
     return now

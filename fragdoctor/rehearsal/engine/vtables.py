@@ -42,7 +42,10 @@ DESTRUCTORS: Final = 2  # slots of a virtual destructor
 N_SLOTS: Final = 160  # more than any of the tables have
 STORAGE_WORDS: Final = 16
 SILENT: Final = (
-    "cdist_stub", "huber_stub", "index_put_stub", "renorm_scale_factor_stub",
+    "cdist_stub", "fake_quant_grad_learnable_channel_stub",
+    "fake_quant_grad_learnable_tensor_stub", "fake_quant_per_channel_cachemask_stub",
+    "fake_quant_tensor_cachemask_stub", "fake_quant_tensor_cachemask_tensor_qparams_stub",
+    "huber_stub", "index_put_stub", "renorm_scale_factor_stub",
     "scatter_reduce_two_stub",
 )  # fmt: skip
 """Kernels that code for CPU and GPU calls without the dispatcher, and that request no memory."""

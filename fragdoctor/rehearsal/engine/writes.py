@@ -518,11 +518,17 @@ def _scan(overlay: Overlay, original: Any, path: Any = ".") -> Any:
 
 
 def _save(overlay: Overlay, original: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-    """``torch.save`` that writes everything but the values of tensors."""
+    """``torch.save`` that writes everything but the values of tensors.
+
+    A storage is pickled in memory, in the old format; what is loaded from there has its values.
+    """
+    if isinstance(f, io.BytesIO) and not kwargs.get("_use_new_zipfile_serialization", True):
+        original(obj, f, *args, **kwargs)
+        return
     session.note("Checkpoints are written without the values of tensors.")
-    if kwargs.get("_use_new_zipfile_serialization", True):
-        with torch.serialization.skip_data():
-            original(obj, overlay.to_change(f), *args, **kwargs)
+    kwargs["_use_new_zipfile_serialization"] = True  # which torch.load recognizes
+    with torch.serialization.skip_data():
+        original(obj, overlay.to_change(f), *args, **kwargs)
 
 
 def _save_safe(overlay: Overlay, _: Any, tensors: Any, filename: Any, metadata: Any = None) -> None:

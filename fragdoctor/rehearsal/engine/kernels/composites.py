@@ -137,7 +137,7 @@ def _packed_backward(call: Call) -> None:
         call.take(rows_bytes, rows_bytes * _rounded_head(query.shape[2]))
 
 
-@rule("_scaled_dot_product_efficient_attention")
+@rule("_efficient_attention_forward", "_scaled_dot_product_efficient_attention")
 def _efficient(call: Call) -> None:
     query, _, value = call.args[:3]
     call.make(0, 1)
@@ -148,23 +148,31 @@ def _efficient(call: Call) -> None:
         call.make(number)
 
 
-@rule("_scaled_dot_product_efficient_attention_backward")
+@rule("_efficient_attention_backward", "_scaled_dot_product_efficient_attention_backward")
 def _efficient_backward(call: Call) -> None:
+    """The first has the heads last, and may have sequences end to end, as in jagged tensors."""
     gradient, query, key, value, _, out = call.args[:6]
-    batch, heads, length, head = query.shape
+    is_by_head = call.op.overloadpacket.__name__.startswith("_scaled")
+    batch, rows, heads, head = (query.transpose(1, 2) if is_by_head else query).shape
+    n, length, n_keys = batch, rows, key.shape[2 if is_by_head else 1]
+    if (ends := call.argument("cu_seqlens_q")) is not None:
+        n = ends.shape[0] - 1
+        length, n_keys = call.argument("max_seqlen_q"), call.argument("max_seqlen_k")
+    if call.argument("bias_requires_grad") is False:
+        call.outs[-1].n_bytes = 0
     if not gradient.is_contiguous() and not gradient.transpose(1, 2).is_contiguous():
         call.take(n_bytes(gradient))
     call.make_all()
-    sums_bytes = batch * heads * length * FLOAT
+    sums_bytes = batch * rows * heads * FLOAT
     if query.element_size() == FLOAT:
         (product,) = call.take(out.numel() * FLOAT)
-        by_row = call.take(sums_bytes) if heads > 1 < length else []
+        by_row = call.take(sums_bytes) if heads > 1 < rows else []
         (sums,) = call.take(sums_bytes)
         call.free(*by_row, product)
     else:
         (sums,) = call.take(sums_bytes)
     widest = max(head, value.shape[-1])
-    call.take(_workspace(batch * heads, length, key.shape[2], head, widest, query.element_size()))
+    call.take(_workspace(n * heads, length, n_keys, head, widest, query.element_size()))
     call.free(sums)
 
 
