@@ -58,11 +58,11 @@ def request_of_fork(server: dict[str, Any], now: Session) -> dict[str, Any]:
     The prepared rehearsal must not have begun.
     """
     fd, progress_fd = server["requests_fd"], server["progress_fd"]
+    environ = dict(os.environ)
     blocker = _blocker(now, "PyTorch")
     is_warm = not server["warms"]
     if not (blocker or is_warm) and server["kind"] == "script":
         blocker = _import_first(server["target"], now)
-    environ = dict(os.environ)
     with os.fdopen(fd, encoding="utf-8") as lines:
         for line in lines:
             request: dict[str, Any] = json.loads(Path(line.rstrip("\n")).read_text("utf-8"))
