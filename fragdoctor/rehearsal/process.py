@@ -240,7 +240,7 @@ class Runs:
         if blocker:
             self._end_servers()
             self.blocker = blocker
-            self._forks = self._imports and code is not None  # PyTorch alone is always safe
+            self._forks = self._imports  # PyTorch alone is always safe
             self._imports = False
         elif code is None:
             del self._servers[python]

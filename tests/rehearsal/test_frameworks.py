@@ -14,6 +14,10 @@ import pytest
 from rehearsal.framework_programs import PEAK_BYTES, PROGRAMS
 from rehearsal_stage import Stage
 
+from fragdoctor.rehearsal.process import RehearsalConditions, rehearsed_gpu
+from fragdoctor.rehearsal.programs import Program
+from fragdoctor.rehearsal.runner import rehearse
+
 PYTHON = os.environ.get("FRAGDOCTOR_FRAMEWORKS") or sys.executable
 
 
@@ -36,6 +40,23 @@ def test_peak_of_a_framework_s_program_is_what_the_allocator_counted(name, tmp_p
     assert rehearsal["steps"] == 4
     if name in PEAK_BYTES:
         assert rehearsal["peak_allocated_bytes"] == pytest.approx(PEAK_BYTES[name], rel=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["transformers", "lightning"])
+def test_smaller_batches_take_as_many_updates_as_a_framework_is_told(name, tmp_path, monkeypatch):
+    if subprocess.run([PYTHON, "-c", f"import {name}"], check=False, timeout=240).returncode:
+        pytest.skip(f"{PYTHON} has no {name}; FRAGDOCTOR_FRAMEWORKS names a Python that has")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    script = Stage(tmp_path).script(PROGRAMS[name])
+    gpu = rehearsed_gpu(None, None, is_unlimited=True)
+    conditions = RehearsalConditions(gpu, n_steps=50, treatments=["accumulate:8::again"])
+
+    found = rehearse(
+        Program(str(script), False, [], [PYTHON]), conditions, tmp_path / "snapshot.pickle"
+    )
+
+    assert found.steps == 4
 
 
 EAGER = """

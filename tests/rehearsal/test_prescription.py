@@ -1181,6 +1181,17 @@ def lost(loss: str, *before: str) -> str:
     return MODEL + LOADER.replace(OF_ROWS, lines)
 
 
+def penalized(score: str) -> str:
+    made = "x = x.cuda().requires_grad_()", "z = model(x)"
+    return lost(
+        "g.square().mean()", *made, f"g, = torch.autograd.grad({score}, x, create_graph=True)"
+    )
+
+
+def test_gradients_that_a_loss_is_made_of_are_no_pass_of_their_own(tmp_path: Path) -> None:
+    assert traits_of(tmp_path, penalized("z.sum()"))["n_passes"] == 1
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -1209,6 +1220,8 @@ def lost(loss: str, *before: str) -> str:
         (lost(SMOOTHED, "y = torch.full((len(x),), 5).cuda()"), ""),
         (lost("(z.mean(1) * m).sum() / m.sum()", "m = (torch.arange(len(x)) < 2000).cuda()"), ""),
         (lost("(z.mean(1) * m).sum() / m.sum()", "m = (torch.arange(len(x)) > 9).cuda()"), "nor"),
+        (penalized("z.sum()"), ""),
+        (penalized("z.mean()"), "neither a sum nor a mean"),
         (lost(CLASSES_OF, DRAWN), ""),
         (lost(SMOOTHED, DRAWN), ""),
         (lost(CLASSES_OF, DRAWN.replace("x),", "x), 9"), "y = y[:, 1:2].flatten()"), ""),

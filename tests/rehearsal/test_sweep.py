@@ -186,6 +186,7 @@ WITH_LIBRARY = """
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="forks are used on Linux alone")
+@pytest.mark.parametrize("begin", ["import os, sys", "import library, os, sys"])
 @pytest.mark.parametrize(
     ("more", "blocker"),
     [
@@ -197,13 +198,13 @@ WITH_LIBRARY = """
     ],
 )
 def test_forks_do_what_new_processes_do(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, more: str, blocker: list[str]
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, begin: str, more: str, blocker: list[str]
 ) -> None:
     stage.script(LIBRARY.replace("{more}", more), "site-packages/library.py")
     monkeypatch.setenv("PYTHONPATH", str(stage.home / "site-packages"))
     monkeypatch.chdir(stage.home)
     gpu = rehearsed_gpu("24GiB", None, is_unlimited=False)
-    script = str(stage.script(WITH_LIBRARY))
+    script = str(stage.script(WITH_LIBRARY.replace("import os, sys", begin)))
     program = Program(script, False, ["{batch}", gpu.kernels.title], [sys.executable])
 
     def swept(*, forks: bool) -> Any:

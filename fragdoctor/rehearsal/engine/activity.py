@@ -11,7 +11,13 @@ from torch.autograd.profiler import record_function
 
 from fragdoctor.model.marks import BACKWARD, NO_GRAD
 from fragdoctor.rehearsal.engine import wrap
-from fragdoctor.rehearsal.engine.calls import around_backward, around_models, is_traced, put_call
+from fragdoctor.rehearsal.engine.calls import (
+    around_backward,
+    around_models,
+    is_of_loss,
+    is_traced,
+    put_call,
+)
 from fragdoctor.rehearsal.engine.marks import in_backward
 from fragdoctor.rehearsal.engine.session import Session
 
@@ -56,13 +62,16 @@ def _watch_backward(now: Session) -> None:
     def watched(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if in_backward() or not now.is_started or is_traced():
             return run(*args, **kwargs)
-        now.progress.begin_backward()
+        is_whole = not is_of_loss(*args, **kwargs)
+        if is_whole:
+            now.progress.begin_backward()
         try:
             with _marked(now, BACKWARD):
                 return run(*args, **kwargs)
         finally:
             now.modules.end_backward()
-            now.progress.end_backward()
+            if is_whole:
+                now.progress.end_backward()
 
     around_backward(watched)
 

@@ -107,11 +107,31 @@ def around_backward(call: Callable[..., Any]) -> None:
     put(torch.autograd.Variable, "_execution_engine", made)
 
 
+def is_of_loss(
+    _roots: Any,
+    _gradients: Any,
+    _keeps: Any,
+    creates: bool,
+    *_: Any,
+    accumulate_grad: bool = True,
+    **__: Any,
+) -> bool:
+    """Return whether a pass with these arguments of the engine's is a part of computing a loss.
+
+    ``autograd.grad`` returns gradients to the program. With ``create_graph`` a loss is made of
+    them: a gradient penalty, or what is left of a differential equation.
+    """
+    return creates and not accumulate_grad
+
+
 def before_backward(act: Callable[..., None]) -> None:
-    """Call ``act`` before each backward pass with the engine's arguments, the losses first."""
+    """Call ``act`` before each backward pass with the engine's arguments, the losses first.
+
+    Passes that are a part of computing a loss are none.
+    """
 
     def acting(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if not is_traced():
+        if not (is_traced() or is_of_loss(*args, **kwargs)):
             act(*args, **kwargs)
         return run(*args, **kwargs)
 

@@ -1,8 +1,9 @@
 """Running the user's program in a prepared process, until it ends or enough has been seen.
 
 If one program is rehearsed several times, each rehearsal is a fork of a process that has imported
-the program's libraries, since imports take most of the time of a short one. The first fork has only
-PyTorch; the process then imports what that fork imported from installed libraries, for later forks.
+the program's libraries, since imports take most of the time of a short one. The first fork has
+PyTorch and what the program imports before it does anything else; the process then imports what
+else that fork imported from installed libraries, for later forks.
 A fork is as good as a new process as long as it inherits no thread, no GPU in use and nothing that
 the program itself did: libraries that it imported after changing its environment are left to each
 fork. After each library it is checked whether threads are running.
@@ -10,6 +11,7 @@ fork. After each library it is checked whether threads are running.
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import gc
 import importlib
@@ -56,9 +58,11 @@ def request_of_fork(server: dict[str, Any], now: Session) -> dict[str, Any]:
     The prepared rehearsal must not have begun.
     """
     fd, progress_fd = server["requests_fd"], server["progress_fd"]
+    environ = dict(os.environ)
     blocker = _blocker(now, "PyTorch")
     is_warm = not server["warms"]
-    environ = dict(os.environ)
+    if not (blocker or is_warm) and server["kind"] == "script":
+        blocker = _import_first(server["target"], now)
     with os.fdopen(fd, encoding="utf-8") as lines:
         for line in lines:
             request: dict[str, Any] = json.loads(Path(line.rstrip("\n")).read_text("utf-8"))
@@ -119,6 +123,37 @@ def _import_all(libraries: list[tuple[str, str]], program: str, now: Session) ->
             return blocker
     gc.collect()
     gc.freeze()  # forks share the pages of existing objects
+    return ""
+
+
+def _import_first(program: str, now: Session) -> str:
+    """Import the libraries that a script begins with; return why no fork is safe after them, or "".
+
+    Its own modules, and what it imports after them, are left to each fork.
+    """
+    sys.path[0] = str(Path(program).resolve().parent)
+    try:
+        statements = ast.parse(Path(program).read_bytes()).body
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return ""
+    for one in statements[ast.get_docstring(ast.Module(statements, [])) is not None :]:
+        match one:
+            case ast.Import(names=names):
+                wanted = [(name.name, "") for name in names]
+            case ast.ImportFrom(module=str(module), names=names, level=0):
+                wanted = [(module, name.name) for name in names]
+            case _:
+                break
+        for module, name in wanted:
+            with suppress(BaseException):
+                spec = importlib.util.find_spec(module.partition(".")[0])
+                origin = spec and spec.origin
+                if not origin or (os.sep in origin and is_users(origin)):
+                    return ""
+                getattr(importlib.import_module(module), name, None)  # some import it only now
+            blocker = _blocker(now, module)
+            if blocker:
+                return blocker
     return ""
 
 

@@ -199,7 +199,7 @@ def _loss_in_chunks(traits: Traits) -> Treatment:
     if head["loss"]:  # that of Transformers, for labels that are not shifted yet (4.57)
         lines += [
             f"whole = {owner}.loss_function",
-            "def in_parts(x, labels, num_items_in_batch=None, **_):  # x is given to the head",
+            "def in_parts(logits, labels, num_items_in_batch=None, **_):  # x is given to the head",
             "    target = F.pad(labels, (0, 1), value=-100)[..., 1:]",
             "    n = (target != -100).sum() if num_items_in_batch is None else num_items_in_batch",
             f"    return {loss} / n",

@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, Final
 from zlib import crc32
@@ -17,13 +18,14 @@ from zlib import crc32
 import torch
 from torch.utils.data import BatchSampler
 
-from fragdoctor.rehearsal.engine import SEEN_THROUGH, frames_from, put, wrap
+from fragdoctor.rehearsal.engine import SEEN_THROUGH, frames_from, put, when_imported, wrap
 from fragdoctor.rehearsal.engine.calls import after_making
 from fragdoctor.rehearsal.engine.loops import Loops
 from fragdoctor.rehearsal.engine.session import current
 
 AGAIN: Final = ":again"
 """Ends the spec if the program's loop makes no more rounds by itself when its batches shrink."""
+_OF_LIGHTNING: Final = ("fit_loop", "epoch_loop", "max_steps")
 OWN: Final = (str(Path(__file__).parents[2]), SEEN_THROUGH)
 
 
@@ -40,7 +42,8 @@ def install(argument: str) -> None:
     """Split batches of some samplers into n, and update every n-th time: ``2:17x64,4711x8``.
 
     Batches that a program makes itself are split through its arguments, not here. If it makes no
-    more of them than before, its loop runs n times as many rounds: ``2::again``.
+    more of them than before, its loop runs n times as many rounds: ``2::again``. So does that of a
+    framework which is told how many steps to take.
     """
     split = argument.removesuffix(AGAIN)
     n = int(split.partition(":")[0])
@@ -48,6 +51,17 @@ def install(argument: str) -> None:
     loops = None if split == argument else current().loops
     if loops is not None:
         put(loops, "n_each", n)
+        when_imported(
+            {
+                "transformers.training_args": lambda m: wrap(
+                    m.TrainingArguments, "__post_init__", partial(_longer, n, ("max_steps",))
+                ),
+                **dict.fromkeys(
+                    ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer"),
+                    lambda m: wrap(m.Trainer, "__init__", partial(_longer, n, _OF_LIGHTNING)),
+                ),
+            }
+        )
     made: weakref.WeakSet[Any] = weakref.WeakSet()  # entries vanish with the optimizer
 
     def run_every(optimizer: Any) -> None:
@@ -63,6 +77,15 @@ def install(argument: str) -> None:
 
     after_making(run_every)
     wrap(torch.nn.Module, "zero_grad", after_a_run)
+
+
+def _longer(n: int, path: Sequence[str], make: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    """Let a framework take n times as many steps, if it is told how many."""
+    make(self, *args, **kwargs)
+    owner = reduce(getattr, path[:-1], self)
+    n_steps = getattr(owner, path[-1])
+    if n_steps > 0:
+        setattr(owner, path[-1], n_steps * n)
 
 
 def _parameters(optimizer: Any) -> Iterator[int]:

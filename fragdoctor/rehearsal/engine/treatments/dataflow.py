@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from fragdoctor.rehearsal.engine import dispatch, session, wrap
-from fragdoctor.rehearsal.engine.calls import before_backward
+from fragdoctor.rehearsal.engine.calls import around_backward, before_backward, is_of_loss
 from fragdoctor.rehearsal.engine.marks import in_backward
 from fragdoctor.rehearsal.engine.treatments.operations import addresses, tensors
 
@@ -54,11 +54,12 @@ class Losses:
         self.found: list[list[Node]] = []
         self._n_made = 0
         self._is_over = False
+        self._is_of_loss = False  # the backward pass that is running
         self._of: dict[int, _Made] = {}
 
         def noted(serve: Any, op: Any, args: Any, kwargs: Any) -> Any:
             made = serve(op, args, kwargs)
-            if not (self._is_over or in_backward()):
+            if not self._is_over and (self._is_of_loss or not in_backward()):
                 self._note(op, args, kwargs, made)
             return made
 
@@ -66,7 +67,15 @@ class Losses:
             self._of.pop(address, None)  # what was there before is gone
             is_new(device, address)
 
+        def passing(run: Any, *args: Any, **how: Any) -> Any:
+            before, self._is_of_loss = self._is_of_loss, is_of_loss(*args, **how)
+            try:
+                return run(*args, **how)
+            finally:
+                self._is_of_loss = before
+
         wrap(dispatch, "serve", noted)
+        around_backward(passing)
         wrap(session.current().known, "is_new", made_anew)
         before_backward(self._began)
 
