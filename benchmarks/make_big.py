@@ -187,7 +187,7 @@ class Program:
         now = {s.address: s for s in self.allocator.segments()}
         old = {a: s for a, (s, _) in self.segments.items()}
         is_gone = [s for a, s in old.items() if a not in now or now[a].total_bytes != s.total_bytes]
-        # A flush frees the large pool first, each pool by size, and equal segments as they were made.
+        # A flush frees the large pool first, each pool by size, equal segments as they were made.
         for s in sorted(is_gone, key=lambda s: (s.segment_type, s.total_bytes)):
             del self.segments[s.address]
             self.event("segment_free", s.address, s.total_bytes, stack)
