@@ -119,15 +119,16 @@ def _bounds(workload: Workload) -> tuple[Needs, Sequence[Instant]]:
         more.append(
             Doubt("head", "a head over the vocabulary, if there is one", most - needs.high_bytes)
         )
-    if n_gpus(workload) > 1:
-        more += _of_several_gpus(workload, needs.high_bytes)
+    if n_gpus(workload) > 1 or workload.zero_stage:
+        more += _of_sharing(workload, needs.high_bytes)
     high = needs.high_bytes + sum(doubt.n_bytes for doubt in more)
     return replace(needs, high_bytes=high, doubts=(*needs.doubts, *more)), moments
 
 
-def _of_several_gpus(workload: Workload, high_bytes: int) -> list[Doubt]:
-    n_bytes = NCCL_BYTES * (len(workload.degrees) + (workload.world_size > 1))
-    more = [Doubt("nccl", "NCCL communicators, outside PyTorch", n_bytes)]
+def _of_sharing(workload: Workload, high_bytes: int) -> list[Doubt]:
+    more = []
+    if n := len(workload.degrees) + (workload.world_size > 1):
+        more.append(Doubt("nccl", "NCCL communicators, outside PyTorch", n * NCCL_BYTES))
     precision = precision_of(workload.dtype)
     if workload.zero_stage == 3 and not workload.is_fsdp and precision.has_master:
         bucket = int(REDUCE_BUCKET * precision.compute)
