@@ -232,15 +232,18 @@ class _Step:
             live["buckets"] = _total(trained, "gradient_bytes")
         self.all_gradients = sum(g.kept_gradient_bytes * g.count for g in states if g.has_gradient)
         self.start, self.passes = live, dict(live)
-        if self.is_deepspeed and workload.zero_stage < 3:
-            self.passes["buckets"] = REDUCE_BUCKET * self.precision.compute
+        is_bucket_new = self.is_deepspeed and stage < 3  # made for the first gradient of a pass
+        self.bucket = REDUCE_BUCKET * self.precision.compute if is_bucket_new else 0.0
         if self.accumulates:
             self.passes["gradients"] = self.all_gradients
         layers = gathered_layers(workload)
         self.gathered = layers * sum(g.gathered_bytes * g.per_layer for g in states if g.layered)
         if layers:
-            outside = (g for g in states if not g.layered)
-            self.passes["gathered_parameters"] = sum(g.gathered_bytes * g.count for g in outside)
+            outside = sum(g.gathered_bytes * g.count for g in states if not g.layered)
+            # FSDP frees a layer after its forward pass; DeepSpeed keeps as many as it may.
+            kept = 0.0 if workload.is_fsdp else self.gathered
+            self.passes["gathered_parameters"] = outside + kept
+            self.gathered -= kept
 
     def moments(self) -> Iterator[Instant]:
         """Yield what is live in the passes and in the optimizer's step."""
@@ -322,6 +325,7 @@ class _Step:
         live = _plus(
             self.passes,
             weight_copies=(before + 1) * self.copies,
+            buckets=self.bucket,
             gathered_parameters=self.gathered,
             gradients=0.0 if self.accumulates else outside + done * in_layer,
         )

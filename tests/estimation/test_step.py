@@ -206,6 +206,10 @@ MEASURED_WITH_DEEPSPEED = (
     (6, 2048, 8192, 128256, 1024, 2, 2, 10693.3),
     (16, 2048, 5632, 32000, 2048, 3, 8, 5572.3),
     (4, 4096, 11008, 32000, 512, 2, 8, 5714.8),
+    (20, 1024, 2816, 50304, 4096, 2, 8, 3833.0),
+    (10, 1536, 4096, 50304, 1024, 3, 4, 3210.7),  # small
+    (4, 3072, 8192, 128256, 512, 3, 8, 5722.3),  # small
+    (14, 1536, 4096, 32000, 512, 3, 2, 5732.3),  # small
 )
 """Third steps of Llama with DeepSpeed 0.19.8, bf16 and torch's AdamW, checkpointed, on PyTorch's
 own allocator; the other ranks are a process group that does nothing."""
