@@ -18,10 +18,17 @@ from fragdoctor.estimation.states import (
     n_gpus,
     states_of,
 )
-from fragdoctor.estimation.step import Instant, loss_of, moments_of, segment_layers
+from fragdoctor.estimation.step import (
+    REDUCE_BUCKET,
+    Instant,
+    loss_of,
+    moments_of,
+    segment_layers,
+)
 from fragdoctor.estimation.training_choices import (
     AUTOCAST_DOC,
     CHECKPOINTING,
+    DEEPSPEED,
     MIXED_PRECISION,
     ZERO,
     optimizer_of,
@@ -112,15 +119,20 @@ def _bounds(workload: Workload) -> tuple[Needs, Sequence[Instant]]:
         more.append(
             Doubt("head", "a head over the vocabulary, if there is one", most - needs.high_bytes)
         )
-    if n_gpus(workload) > 1:
-        more += _of_several_gpus(workload, needs.high_bytes)
+    if n_gpus(workload) > 1 or workload.zero_stage:
+        more += _of_sharing(workload, needs.high_bytes)
     high = needs.high_bytes + sum(doubt.n_bytes for doubt in more)
     return replace(needs, high_bytes=high, doubts=(*needs.doubts, *more)), moments
 
 
-def _of_several_gpus(workload: Workload, high_bytes: int) -> list[Doubt]:
-    n_bytes = NCCL_BYTES * (len(workload.degrees) + (workload.world_size > 1))
-    more = [Doubt("nccl", "NCCL communicators, outside PyTorch", n_bytes)]
+def _of_sharing(workload: Workload, high_bytes: int) -> list[Doubt]:
+    more = []
+    if n := len(workload.degrees) + (workload.world_size > 1):
+        more.append(Doubt("nccl", "NCCL communicators, outside PyTorch", n * NCCL_BYTES))
+    precision = precision_of(workload.dtype)
+    if workload.zero_stage == 3 and not workload.is_fsdp and precision.has_master:
+        bucket = int(REDUCE_BUCKET * precision.compute)
+        more.append(Doubt("bucket", "DeepSpeed's reduce_bucket_size, at most its default", bucket))
     if workload.is_fsdp and workload.lora_rank and workload.fsdp_kind is None:
         firsts = (replace(workload, fsdp_kind=kind) for kind in (FsdpKind.FIRST, FsdpKind.MIXED))
         most = max(needs_of(moments_of(first), first).high_bytes for first in firsts)
@@ -190,7 +202,9 @@ def _items(workload: Workload, states: Sequence[GroupState], most: Mapping[str, 
             MIXED_PRECISION),
         row("gradients", "Gradients", each("gradients", own, 2), shared_by(2, AUTOGRAD),
             note="They live from backward to zero_grad(set_to_none=True), the default"),
-        row("buckets", "Buckets of data parallelism", each("buckets", own), DDP_SOURCE),
+        row("buckets", "Buckets of data parallelism",
+            "reduce_bucket_size x 2 B" if workload.zero_stage else each("buckets", own),
+            DEEPSPEED if workload.zero_stage else DDP_SOURCE),
         row("optimizer_states", f"Optimizer states ({optimizer.title})",
             each("optimizer_states", own, 1), shared_by(1, optimizer.source),
             note="They appear in the first step()"),

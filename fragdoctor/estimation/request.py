@@ -202,7 +202,7 @@ def _check(workload: Workload) -> None:
             hint="Add --inference. A training loop that holds a cache with the logits, without "
             "checkpointing, is --keep-logits --cache tuple.",
         )
-    if workload.zero_stage and workload.world_size == 1:
+    if workload.zero_stage and workload.world_size == 1 and not workload.offload:
         raise ConfigError(
             "ZeRO and FSDP share states among GPUs, but the number of GPUs is missing.",
             hint="Add for example --world-size 8.",

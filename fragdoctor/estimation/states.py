@@ -211,7 +211,8 @@ https://www.deepspeed.ai/docs/config-json/."""
 
 def gathered_layers(workload: Workload) -> int:
     """Return how many layers are gathered at once: FSDP's prefetch, or DeepSpeed's limit."""
-    if workload.zero_stage < 3 or workload.world_size == 1:
+    is_here = workload.world_size == 1 and "parameters" not in workload.offload
+    if workload.zero_stage < 3 or is_here:
         return 0
     n_layers = max(1, workload.shape.n_layers)
     each = sum(g.n_total for g in workload.shape.parameters if g.layered) / n_layers

@@ -42,6 +42,11 @@ from fragdoctor.model.workload import FsdpKind, Loss, Role, Workload
 INDEX: Final = 8
 N_CHUNKS: Final = 8
 """Chunks of tokens whose losses are computed one after another: torchtune's default."""
+SUB_GROUP: Final = 10**9
+"""Elements that a step of DeepSpeed's stage 3 updates at once: ``sub_group_size``'s default."""
+REDUCE_BUCKET: Final = 5 * 10**8
+"""Elements of the buffer in which DeepSpeed reduces gradients: ``reduce_bucket_size``'s default,
+https://www.deepspeed.ai/docs/config-json/."""
 
 Live = Mapping[str, float]
 
@@ -210,7 +215,10 @@ class _Step:
     def __init__(self, workload: Workload, states: Sequence[GroupState], start: Live) -> None:
         self.workload, self.states = workload, states
         self.precision = precision_of(workload.dtype)
-        self.accumulates = workload.grad_accumulation > 1
+        stage = 0 if workload.is_fsdp or workload.grad_dtype else workload.zero_stage
+        self.is_deepspeed = stage > 0 and self.precision.has_master
+        # In stage 3, this GPU's gradients are views of one buffer that is there from the start.
+        self.accumulates = workload.grad_accumulation > 1 or (self.is_deepspeed and stage == 3)
         trained = [g for g in states if g.is_trained]
         live = dict(start)
         if workload.cache == "tuple":  # returned with the logits of the step before, and held
@@ -224,25 +232,38 @@ class _Step:
             live["buckets"] = _total(trained, "gradient_bytes")
         self.all_gradients = sum(g.kept_gradient_bytes * g.count for g in states if g.has_gradient)
         self.start, self.passes = live, dict(live)
+        is_bucket_new = self.is_deepspeed and stage < 3  # made for the first gradient of a pass
+        self.bucket = REDUCE_BUCKET * self.precision.compute if is_bucket_new else 0.0
         if self.accumulates:
             self.passes["gradients"] = self.all_gradients
         layers = gathered_layers(workload)
         self.gathered = layers * sum(g.gathered_bytes * g.per_layer for g in states if g.layered)
         if layers:
-            outside = (g for g in states if not g.layered)
-            self.passes["gathered_parameters"] = sum(g.gathered_bytes * g.count for g in outside)
+            outside = sum(g.gathered_bytes * g.count for g in states if not g.layered)
+            # FSDP frees a layer after its forward pass; DeepSpeed keeps as many as it may.
+            kept = 0.0 if workload.is_fsdp else self.gathered
+            self.passes["gathered_parameters"] = outside + kept
+            self.gathered -= kept
 
     def moments(self) -> Iterator[Instant]:
         """Yield what is live in the passes and in the optimizer's step."""
         yield from self._passes()
-        optimizer = optimizer_of(self.workload.optimizer)
-        steps = [g.step_bytes * g.count for g in self.states if g.is_trained]
+        w, trained = self.workload, [g for g in self.states if g.is_trained]
+        optimizer, here = optimizer_of(w.optimizer), "optimizer" not in w.offload
+        steps = [g.step_bytes * g.count for g in trained]
         if optimizer.step_of_largest:
-            steps = [max((g.step_bytes for g in self.states if g.is_trained), default=0)]
-        here = "optimizer" not in self.workload.offload
-        moved = ceil(optimizer.step_copies) * sum(steps) if here else 0
+            steps = [max((g.step_bytes for g in trained), default=0)]
+        moved = ceil(optimizer.step_copies) * sum(steps) if here else 0.0
+        gradients: float = self.all_gradients
+        if self.is_deepspeed and here:
+            # The step copies gradients to fp32 and frees the others, if they are no views of the
+            # buffer: step() of DeepSpeed's stage_1_and_2.py, _prepare_sub_group of its stage3.py.
+            own = max(1, sum(g.n_own * g.count for g in trained))
+            at_once = min(own, SUB_GROUP) if w.zero_stage == 3 else own
+            kept = gradients if w.zero_stage == 3 else 0.0
+            gradients, moved = kept + at_once * FP32, moved * at_once / own
         del self.start["inputs"]
-        step = _plus(self.start, gradients=self.all_gradients, optimizer_temporaries=moved)
+        step = _plus(self.start, gradients=gradients, optimizer_temporaries=moved)
         yield Instant(PhaseName.OPTIMIZER_STEP, "optimizer step", step)
 
     def _passes(self) -> Iterator[Instant]:
@@ -304,6 +325,7 @@ class _Step:
         live = _plus(
             self.passes,
             weight_copies=(before + 1) * self.copies,
+            buckets=self.bucket,
             gathered_parameters=self.gathered,
             gradients=0.0 if self.accumulates else outside + done * in_layer,
         )

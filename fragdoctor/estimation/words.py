@@ -61,6 +61,8 @@ def read_question(text: str) -> Asked:
     stripped = (one[:_LONGEST].strip(",;:?!()'`\"").removesuffix(".") for one in spaced)
     words = [word for word in stripped if word][:_MOST_WORDS]
     named, others = _taken(words, _model)
+    if named is None:
+        named, others = _taken(words, _misspelled)
     params, stored, guess = "", "", ""
     if named is None or _is_of_another_size(named, others):
         named = None
@@ -104,16 +106,31 @@ def _model(run: str) -> str | None:
     return run if stored_in(run) else preset.name
 
 
+def _misspelled(run: str) -> str | None:
+    """Return the known model whose letters words misspell, or that alone begins with them."""
+    said = run.lower().replace(" ", "-")
+    if len(said) < _LEAST_OF_NAME:
+        return None
+    begun = [name for name in presets() if name.startswith(f"{said}-")]
+    numbers = re.findall(r"\d+", said)  # another number is another model
+    same = [name for name in presets() if re.findall(r"\d+", name) == numbers]
+    near = begun if len(begun) == 1 else difflib.get_close_matches(said, same, 1, cutoff=0.9)
+    return near[0] if near else None
+
+
+_LEAST_OF_NAME: Final = 5
+
+
 _COUNT: Final = re.compile(
     r"(\d{1,4}(?:\.\d{1,2})?[bm])(?:[-_]\S{0,95})?", re.ASCII | re.IGNORECASE
 )
 
 
 def _is_of_another_size(named: str, words: Sequence[str]) -> bool:
-    """Return whether the name goes on with another model's size, as ``phi-4 reasoner 70B`` does."""
+    """Return whether the name goes on with another model's size: ``phi-4 reasoner 70B``."""
     after = [*words[words.index(_GAP) + 1 :], "", ""]
     size = after[1] if after[0].lower() not in _SAYS_NOTHING else ""
-    found, preset = _COUNT.fullmatch(size), preset_of(named)
+    found, preset = _COUNT.fullmatch(after[0]) or _COUNT.fullmatch(size), preset_of(named)
     if found is None or preset is None:
         return False
     n = float(found[1][:-1]) * (1e9 if found[1][-1] in "bB" else 1e6)

@@ -46,6 +46,11 @@ def test_guess_looks_like_the_known_models(text: str, layers: tuple[int, int], h
     assert "guess" in shape.assumptions[0]
 
 
+@pytest.mark.parametrize("n", [8 * 10**9, 32 * 10**9, 110 * 10**9, 405 * 10**9])
+def test_heads_of_a_large_guess_can_be_shared_by_the_gpus_of_a_host(n: int) -> None:
+    assert guessed_shape(n, GivenSizes()).n_heads % 8 == 0
+
+
 def test_dimensions_that_are_given_are_kept() -> None:
     given_by_hand = GivenSizes(
         vocab=8192, layers=6, hidden=512, heads=8, positions=4096, family="gpt"

@@ -75,7 +75,7 @@ def test_seventy_billion_parameters_are_trained_on_sixteen_h100() -> None:
     plans = plans_of(asked(inputs=["llama-3.1-70b"], seq=2048), gpu_of("h100"), None)
 
     assert plans[0].n_gpus == 16
-    assert any("ZeRO-3" in p.layout and "fused AdamW" in p.layout for p in plans)
+    assert any("ZeRO-3" in p.layout for p in plans)
 
 
 def test_faster_plans_come_first_and_prices_follow_time() -> None:

@@ -9,10 +9,12 @@ from msgspec.structs import replace
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.formula import formula_footprint
 from fragdoctor.estimation.layer import layer_ops
+from fragdoctor.estimation.model_shapes import GivenSizes
 from fragdoctor.estimation.request import workload_of as workload_of_request
 from fragdoctor.estimation.step import segment_layers
 from fragdoctor.estimation.training_choices import precision_of
 from fragdoctor.model.workload import Attention, Loss, Workload
+from fragdoctor.units import MIB
 
 GPT = workload_of(
     {"family": "gpt", "hidden": 512, "layers": 12, "heads": 8, "vocab": 8192,
@@ -191,3 +193,50 @@ def test_held_tuple_of_keys_and_values_keeps_what_the_values_are_a_view_of() -> 
 def test_cache_without_logits_that_hold_it_is_refused() -> None:
     with pytest.raises(ConfigError, match="--cache"):
         workload_of_request(["pythia-410m"], cache="tuple")
+
+
+MEASURED_WITH_DEEPSPEED = (
+    # layers, hidden, ffn, vocabulary, tokens, stage, GPUs, MiB at the peak; "small" is a
+    # reduce_bucket_size of hidden * hidden, as Transformers sets it for "auto".
+    (8, 1024, 2816, 32000, 256, 2, 2, 2626.1),
+    (8, 1024, 2816, 32000, 2048, 3, 2, 2478.6),  # small
+    (12, 2048, 5632, 32000, 512, 2, 4, 5596.1),
+    (12, 2048, 5632, 32000, 512, 3, 4, 4575.0),  # small
+    (6, 2048, 8192, 128256, 1024, 3, 2, 11639.9),
+    (6, 2048, 8192, 128256, 1024, 2, 2, 10693.3),
+    (16, 2048, 5632, 32000, 2048, 3, 8, 5572.3),
+    (4, 4096, 11008, 32000, 512, 2, 8, 5714.8),
+    (20, 1024, 2816, 50304, 4096, 2, 8, 3833.0),
+    (10, 1536, 4096, 50304, 1024, 3, 4, 3210.7),  # small
+    (4, 3072, 8192, 128256, 512, 3, 8, 5722.3),  # small
+    (14, 1536, 4096, 32000, 512, 3, 2, 5732.3),  # small
+)
+"""Third steps of Llama with DeepSpeed 0.19.8, bf16 and torch's AdamW, checkpointed, on PyTorch's
+own allocator; the other ranks are a process group that does nothing."""
+
+
+@pytest.mark.parametrize("measured", MEASURED_WITH_DEEPSPEED)
+def test_step_of_deepspeed_needs_what_its_code_allocates(measured: tuple[float, ...]) -> None:
+    layers, hidden, ffn, vocab, seq, stage, n_gpus, mib = measured
+    sizes = GivenSizes(layers=layers, hidden=hidden, heads=hidden // 64, kv_heads=hidden // 64,
+                       ffn=ffn, vocab=vocab)  # fmt: skip
+    workload = workload_of_request(
+        sizes=sizes, dtype="deepspeed-bf16", seq=seq, zero_stage=stage, world_size=n_gpus,
+        checkpointing="full",
+    )  # fmt: skip
+
+    footprint = formula_footprint(workload)
+
+    assert footprint.needs_low_bytes <= mib * MIB <= footprint.needs_high_bytes
+
+
+def test_states_on_the_host_need_no_second_gpu() -> None:
+    with pytest.raises(ConfigError, match="number of GPUs is missing"):
+        workload_of_request(["gpt-j-6b"], dtype="deepspeed-fp16", zero_stage=3)
+    away = workload_of_request(
+        ["gpt-j-6b"], dtype="deepspeed-fp16", zero_stage=3, offload="optimizer,parameters"
+    )
+    items = {i.id: i.n_bytes for i in formula_footprint(away).items}
+
+    assert "optimizer_states" not in items
+    assert items["gathered_parameters"] > 0  # what is away comes back for its layer

@@ -177,6 +177,22 @@ def test_another_number_near_a_known_model_is_not_its_size(words: str) -> None:
     assert read_question(words).model == "phi-4"
 
 
+@pytest.mark.parametrize(
+    ("words", "model"),
+    [
+        ("can i fintune Mistrall 7B on a 3060", "mistral-7b"),
+        ("train lama-3-8b", "llama-3-8b"),
+        ("quen2.5 7b full finetune", "qwen2.5-7b"),
+        ("whisper large 8gb", "whisper-large-v3"),
+        ("Codestral on a 3090", "codestral-22b"),
+        ("finetune qwen3.5 14b", ""),  # another number is another model
+        ("falcon 40b qlora", ""),
+    ],
+)
+def test_misspelled_and_shortened_names_are_those_of_known_models(words: str, model: str) -> None:
+    assert read_question(words).model == model
+
+
 def test_training_on_pairs_is_training_and_says_what_is_not_counted() -> None:
     asked = read_question("qwen3 4b grpo 24gb")
 

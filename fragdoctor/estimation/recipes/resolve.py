@@ -93,7 +93,7 @@ def resolve(
             run.set("lora_targets", run.value("targets"), "targets")
     _of_model(run, model)
     n_sharing = _sharing(run)
-    _offload(run, n_sharing)
+    _offload(run)
     _precision(run, n_sharing, model.dtype if model else "")
     kept = {
         name: value
@@ -157,7 +157,7 @@ def _sharing(run: _Run) -> int:
     if n > 1:
         of = ("n_gpus", "gpus_per_node", "n_nodes", "shard_degree", "replicas")
         run.set("world_size", n, *of)
-    if stage and n > 1 and not run.given.keys() & {"zero", "fsdp"}:
+    if stage and (n > 1 or _away(run)) and not run.given.keys() & {"zero", "fsdp"}:
         if engine == "fsdp" and stage == 3:
             run.set("fsdp", True, "engine", "stage")
             if run.value("fsdp_kind") and run.value("adapter"):
@@ -167,15 +167,12 @@ def _sharing(run: _Run) -> int:
     return max(1, int(n))
 
 
-def _offload(run: _Run, n_sharing: int) -> None:
-    parts = [kind for kind in OFFLOADABLE if run.value(f"offload_{kind}")]
-    if "parameters" in parts and n_sharing == 1:
-        # An estimate moves weights off the GPU only if GPUs share them.
-        parts.remove("parameters")
-        run.notes.append(
-            "Weights count as moved to the host only if GPUs share them; here they stay on the GPU."
-        )
-    if parts:
+def _away(run: _Run) -> list[str]:
+    return [kind for kind in OFFLOADABLE if run.value(f"offload_{kind}")]
+
+
+def _offload(run: _Run) -> None:
+    if parts := _away(run):
         run.set("offload", ",".join(parts), *(f"offload_{part}" for part in parts))
 
 

@@ -227,7 +227,7 @@ def _workload_text(estimate: Estimate) -> str:
         trained = _parameters(footprint.n_trainable)
         parts.append(f"LoRA rank {w.lora_rank} ({trained} trained)")
     if w.zero_stage:
-        parts.append(f"ZeRO-{w.zero_stage} on {w.world_size} GPUs")
+        parts.append(f"ZeRO-{w.zero_stage} on {w.world_size} GPU{'s' * (w.world_size > 1)}")
     parts += [f"{kind} parallel {degree}" for kind, degree in w.degrees.items()]
     if w.grad_accumulation > 1:
         parts.append(f"{w.grad_accumulation} passes a step")
