@@ -114,7 +114,7 @@ def taken(kind: type[_Options]) -> type[_Options]:
     return dataclass(frozen=True, kw_only=True)(kind)
 
 
-def command_of(call: Callable[[Any], int]) -> Callable[..., int]:
+def command_taking(call: Callable[[Any], int]) -> Callable[..., int]:
     """Return a command whose parameters are the fields of a function's argument."""
     kind = next(iter(get_type_hints(call).values()))
     return command_with(parameters_of(kind), lambda **values: call(kind(**values)))
