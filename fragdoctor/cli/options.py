@@ -27,6 +27,7 @@ from typing import (
 from fragdoctor.cli.exit import FINDINGS, OK
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.finding import Finding, Severity
+from fragdoctor.report.base import DocumentFormat, ReportFormat
 from fragdoctor.units import Amount, parse_amount, parse_size
 
 if TYPE_CHECKING:
@@ -158,12 +159,6 @@ def parameters_of(kind: type) -> list[inspect.Parameter]:
         for f in order
     ]
 
-
-ReportFormat = Literal["text", "json", "markdown", "html", "github", "sarif", "junit"]
-"""Formats of a diagnosis: the keys of ``report.base.FORMATS``."""
-
-DocumentFormat = Literal["text", "json", "markdown", "html"]
-"""Formats that every command has."""
 
 FailOn = Literal["warning", "error"]
 """The lowest severity of findings that makes the exit code 1."""
