@@ -19,7 +19,7 @@ from builders import BASE, MIB, alloc, block, oom, pickled, segment, segment_all
 
 from fragdoctor.cli.commands import whole_group
 from fragdoctor.cli.configuration import NOT_CONFIGURED, configure
-from fragdoctor.cli.options import ReportFormat
+from fragdoctor.report.base import ReportFormat
 from fragdoctor.rules.registry import RULES
 
 pytestmark = pytest.mark.slow

@@ -14,15 +14,12 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 import fragdoctor
-from fragdoctor.cli.options import ReportFormat
 from fragdoctor.model.diagnosis import SCHEMA_VERSION, Cause, Status
 from fragdoctor.model.finding import Confidence, Severity
-from fragdoctor.report.base import FORMATS, VIEWS
 from fragdoctor.report.words import CAUSE_TITLES, CHECK_TITLES
 
 PACKAGE = Path(fragdoctor.__file__).parent
@@ -339,12 +336,6 @@ def test_version_agrees_with_the_project(root: Path) -> None:
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
     assert project["version"] == fragdoctor.__version__
-
-
-def test_formats_agree_with_the_option() -> None:
-    assert list(FORMATS) == list(get_args(ReportFormat))
-    for formats in VIEWS.values():
-        assert set(formats) <= set(FORMATS)
 
 
 def test_every_cause_has_a_title() -> None:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from fragdoctor.cli import console, options
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.finding import Severity
-from fragdoctor.report.base import RenderOptions, check_format, render
+from fragdoctor.report.base import RenderOptions, ReportFormat, check_format, render
 
 if TYPE_CHECKING:
     from fragdoctor.gate.judgement import FileJudgement, Gate
@@ -51,7 +51,7 @@ class CheckOptions(options.CaseOptions):
         group=options.GATE,
         show_default=True,
     )
-    output_format: options.ReportFormat = options.FORMAT
+    output_format: ReportFormat = options.FORMAT
     report: list[str] | None = options.REPORTS
 
 

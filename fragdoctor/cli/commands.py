@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from fragdoctor.cli.front_page import COMMANDS, FRONT_PAGE, Command
-from fragdoctor.cli.options import GENERAL, HEADINGS, command_of
+from fragdoctor.cli.options import GENERAL, HEADINGS, command_taking
 from fragdoctor.errors import ConfigError
 from fragdoctor.report import escape
 
@@ -168,7 +168,7 @@ def add(app: typer.Typer, command: Command) -> None:
     """
     name = command.name.replace("-", "_")
     module = import_module(f"fragdoctor.cli.{name}")
-    call: Callable[..., int] = vars(module).get("command") or command_of(vars(module)[name])
+    call: Callable[..., int] = vars(module).get("command") or command_taking(vars(module)[name])
     app.command(
         command.name,
         cls=_Command,

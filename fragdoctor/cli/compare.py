@@ -10,6 +10,7 @@ import typer
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import FINDINGS, OK
 from fragdoctor.errors import ConfigError
+from fragdoctor.report.base import DocumentFormat
 
 if TYPE_CHECKING:
     from fragdoctor.model.case import Case
@@ -49,7 +50,7 @@ class CompareOptions(options.FullOutput):
     capacity: int | None = options.CAPACITY
     device: int | None = options.DEVICE
     torch_version: str | None = options.TORCH_VERSION
-    output_format: options.DocumentFormat = options.FORMAT
+    output_format: DocumentFormat = options.FORMAT
 
 
 def compare(asked: CompareOptions) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import OK
-from fragdoctor.report.base import render
+from fragdoctor.report.base import DocumentFormat, render
 
 
 @options.taken
@@ -16,7 +16,7 @@ class ExplainOptions:
         "A rule such as FD101, or a word such as stranded; without it, list all of them",
         default=None,
     )
-    output_format: options.DocumentFormat = options.FORMAT
+    output_format: DocumentFormat = options.FORMAT
     no_color: bool = options.NO_COLOR
 
 

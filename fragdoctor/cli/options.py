@@ -27,6 +27,7 @@ from typing import (
 from fragdoctor.cli.exit import FINDINGS, OK
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.finding import Finding, Severity
+from fragdoctor.report.base import DocumentFormat, ReportFormat
 from fragdoctor.units import Amount, parse_amount, parse_size
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def taken(kind: type[_Options]) -> type[_Options]:
     return dataclass(frozen=True, kw_only=True)(kind)
 
 
-def command_of(call: Callable[[Any], int]) -> Callable[..., int]:
+def command_taking(call: Callable[[Any], int]) -> Callable[..., int]:
     """Return a command whose parameters are the fields of a function's argument."""
     kind = next(iter(get_type_hints(call).values()))
     return command_with(parameters_of(kind), lambda **values: call(kind(**values)))
@@ -158,12 +159,6 @@ def parameters_of(kind: type) -> list[inspect.Parameter]:
         for f in order
     ]
 
-
-ReportFormat = Literal["text", "json", "markdown", "html", "github", "sarif", "junit"]
-"""Formats of a diagnosis: the keys of ``report.base.FORMATS``."""
-
-DocumentFormat = Literal["text", "json", "markdown", "html"]
-"""Formats that every command has."""
 
 FailOn = Literal["warning", "error"]
 """The lowest severity of findings that makes the exit code 1."""

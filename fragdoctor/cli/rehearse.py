@@ -18,7 +18,7 @@ from fragdoctor.errors import ConfigError
 from fragdoctor.model.settings import parse_conf
 from fragdoctor.opening import first_free
 from fragdoctor.report import escape
-from fragdoctor.report.base import RenderOptions, check_format, render
+from fragdoctor.report.base import RenderOptions, ReportFormat, check_format, render
 from fragdoctor.units import format_size, parse_seconds
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class RehearseOptions(options.FullOutput):
         "Assume how much nonzero (and masks) or unique keep: nonzero=0.5; all by default",
     )
     allow_writes: bool = _program_flag("Let the program change files, as in a normal run")
-    output_format: options.ReportFormat = options.FORMAT
+    output_format: ReportFormat = options.FORMAT
     report: list[str] | None = options.REPORTS
 
 

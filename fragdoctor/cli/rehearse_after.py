@@ -23,7 +23,7 @@ DEFAULT_TIME: Final = "5m"  # as for rehearse --cure
 _MAX_LINE: Final = 256  # the kernel reads no more of a script's first line
 
 
-def command_of(words: Sequence[str]) -> tuple[Sequence[str], bool, str | None]:
+def program_of(words: Sequence[str]) -> tuple[Sequence[str], bool, str | None]:
     """Return a recorded command in the form that a rehearsal takes.
 
     The result is the script or module with its arguments, whether it is a module, and its Python.
@@ -98,7 +98,7 @@ def follow(
         )
     device = None if case.bundle is None else case.bundle.device(number)
     known = None if device is None else known_gpu(device.name or "")
-    words, is_module, python = command_of(command)
+    words, is_module, python = program_of(command)
     starts_ranks = bool(words) and Path(words[0]).name in LAUNCHERS
     seconds = parse_seconds(time)
     options = RehearseOptions(

@@ -8,6 +8,7 @@ from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import OK
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.settings import conf_of
+from fragdoctor.report.base import DocumentFormat
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +46,7 @@ class SimulateOptions(options.FullOutput):
     memory_fraction: float | None = options.MEMORY_FRACTION
     torch_version: str | None = options.TORCH_VERSION
     device: int | None = options.DEVICE
-    output_format: options.DocumentFormat = options.FORMAT
+    output_format: DocumentFormat = options.FORMAT
 
 
 def simulate(asked: SimulateOptions) -> int:

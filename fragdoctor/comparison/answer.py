@@ -121,10 +121,10 @@ def _lines(comparison: Comparison) -> str:
     same_way = [c for c in comparison.lines if c.delta_bytes * delta > 0]
     named = [c for c in same_way if c.place is not None]
     top = max(named or same_way, key=lambda c: abs(c.delta_bytes), default=None)
-    return "" if top is None else line_text(top)
+    return "" if top is None else _change_text(top)
 
 
-def line_text(change: LineChange) -> str:
+def _change_text(change: LineChange) -> str:
     """Return what happened to a line, as a clause."""
     where, size = change.where, format_size(abs(change.delta_bytes))
     if change.kind is LineKind.NEW:

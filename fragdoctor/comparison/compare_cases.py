@@ -71,10 +71,10 @@ def fit_trend(  # noqa: PLR0913 - a series, by keyword
         for place, track in tracks
         if confidence_of(trend := trends.trend_of(track, x), x) is not None
     ]
-    at, between = None, None
+    at, soonest, latest = None, None, None
     if capacity_bytes is not None and sure is not None:
-        at, between = _exhausted(values, x, found, capacity_bytes)
-    return RunTrend(
+        at, soonest, latest = _exhausted(values, x, found, capacity_bytes)
+    series = RunTrend(
         figure=figure,
         x=tuple(x),
         unit=unit,
@@ -87,9 +87,10 @@ def fit_trend(  # noqa: PLR0913 - a series, by keyword
         lines=tuple(sorted(growing, key=lambda line: -line.slope_bytes)),
         capacity_bytes=capacity_bytes,
         exhausted_at=at,
-        exhausted_from=between and between[0],
-        exhausted_until=between and between[1],
+        exhausted_from=soonest,
+        exhausted_until=latest,
     )
+    return replace(series, text=_series_text(series))
 
 
 def confidence_of(found: trends.Trend, x: Sequence[float]) -> Confidence | None:
@@ -108,21 +109,21 @@ def confidence_of(found: trends.Trend, x: Sequence[float]) -> Confidence | None:
 
 def _exhausted(
     values: Sequence[int], x: Sequence[float], found: trends.Trend, capacity: int
-) -> tuple[float | None, tuple[float, float | None] | None]:
+) -> tuple[float, float, float | None]:
     """Return the axis value at which the fitted line reaches the capacity, and its range."""
     middle = [v - found.slope * at for v, at in zip(values, x, strict=True)]
     level = float(np.median(middle))
     at = (capacity - level) / found.slope
     room = capacity - values[-1]
     if room <= 0:
-        return x[-1], (x[-1], x[-1])
+        return x[-1], x[-1], x[-1]
     at = max(at, x[-1])
     soonest = min(x[-1] + room / found.high, at)
     latest = max(x[-1] + room / found.low, at) if found.low > 0 else None
-    return at, (soonest, latest)
+    return at, soonest, latest
 
 
-def trend_text(trend: RunTrend) -> str:
+def _series_text(trend: RunTrend) -> str:
     """Return what the series says, in two sentences."""
     n, unit = len(trend.values), trend.unit
     what = "Peak allocated memory" if trend.figure == "peak_allocated" else "Live memory"
@@ -197,10 +198,9 @@ def find_trend(
     if capacity_bytes is None:
         capacities = comparison.figure("capacity")
         capacity_bytes = None if capacities is None else capacities.values[-1]
-    trend = fit_trend(
+    return fit_trend(
         figure=figure, values=values, x=x, unit=unit, tracks=tracks, capacity_bytes=capacity_bytes
     )
-    return replace(trend, text=trend_text(trend))
 
 
 def live_bytes(device: ComparedDevice, *, peak: bool) -> int:

@@ -7,11 +7,7 @@ from typing import Final
 
 from fragdoctor.comparison.line_matching import match_lines
 from fragdoctor.comparison.line_uses import LineUse
-from fragdoctor.model.comparison import (
-    LineChange,
-    LineKind,
-    SizeChange,
-)
+from fragdoctor.model.comparison import LineChange, LineKind, SizeChange
 
 MAX_SHOWN_SIZES: Final = 8
 FACTOR_SLACK: Final = 0.02
@@ -36,19 +32,20 @@ def line_changes(
     return tuple(changes)
 
 
+_UNUSED: Final = LineUse(None, 0, 0, 0, 0, 0)
+
+
 def _change(a: LineUse | None, b: LineUse | None, *, peak: bool) -> LineChange:
-    old = 0 if a is None else a.bytes_at(peak=peak)
-    new = 0 if b is None else b.bytes_at(peak=peak)
-    n_old = 0 if a is None else a.blocks_at(peak=peak)
-    n_new = 0 if b is None else b.blocks_at(peak=peak)
+    before, after = a or _UNUSED, b or _UNUSED
+    old, new = before.bytes_at(peak=peak), after.bytes_at(peak=peak)
     return LineChange(
         kind=_kind(a, b, old, new),
-        before=None if a is None else a.place,
-        after=None if b is None else b.place,
+        before=before.place,
+        after=after.place,
         before_bytes=old,
         after_bytes=new,
-        before_blocks=n_old,
-        after_blocks=n_new,
+        before_blocks=before.blocks_at(peak=peak),
+        after_blocks=after.blocks_at(peak=peak),
         sizes=None if a is None or b is None else size_change(a, b),
     )
 
@@ -70,11 +67,10 @@ def size_change(a: LineUse, b: LineUse) -> SizeChange | None:
     gone = [s for s in sizes_a if s not in sizes_b]
     if not new and not gone:
         return None
-    typical_a, typical_b = a.sizes[0][0], b.sizes[0][0]
     return SizeChange(
         factor=_factor(a, b),
-        before_bytes=typical_a,
-        after_bytes=typical_b,
+        before_bytes=a.sizes[0][0],
+        after_bytes=b.sizes[0][0],
         new_bytes=tuple(new[:MAX_SHOWN_SIZES]),
         gone_bytes=tuple(gone[:MAX_SHOWN_SIZES]),
         n_new=len(new),

@@ -12,7 +12,7 @@ from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.future.simulator import simulation_of
 from fragdoctor.future.whatif import FairReplay, WhatIf
 from fragdoctor.model.comparison import SettingChange, SettingsProof
-from fragdoctor.model.settings import AllocatorSettings, parse_conf
+from fragdoctor.model.settings import AllocatorSettings, is_same_conf, parse_conf
 from fragdoctor.trace.reproduction import reproduce
 from fragdoctor.trace.trace import Trace
 from fragdoctor.units import MIB, format_count, format_share, format_size
@@ -30,13 +30,13 @@ def setting_changes(
         for key in dict.fromkeys((*a, *b))
         if a.get(key) != b.get(key)
     ]
-    if not changes and before.conf.replace(" ", "") != after.conf.replace(" ", ""):
+    if not changes and not is_same_conf(before.conf, after.conf):
         # The settings are spelled differently, or contain a key that fragdoctor does not know.
         changes = [SettingChange("PYTORCH_CUDA_ALLOC_CONF", before.conf, after.conf)]
     return tuple(changes)
 
 
-def conf_of(settings: AllocatorSettings) -> str:
+def conf_meaning(settings: AllocatorSettings) -> str:
     """Return a setting string that means these settings.
 
     It is the recorded string unless the program changed its settings without it afterward.
@@ -99,7 +99,7 @@ def prove_settings(  # noqa: PLR0913 - two runs, each with what it needs
     capacity = None if before.capacity_bytes is not None else after.capacity_bytes
     try:
         reproduction = reproduce(trace)
-        what_if = WhatIf(conf=conf_of(settings), capacity_bytes=capacity)
+        what_if = WhatIf(conf=conf_meaning(settings), capacity_bytes=capacity)
         fair = FairReplay(reproduction)
         result = fair.replay(what_if)
         own_fits = reproduction.result.fits

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from fragdoctor.model.diagnosis import Cause
+from fragdoctor.model.diagnosis import SOUND, Cause
 from fragdoctor.model.fleet import DifferenceKind, JobVerdict, RankGroup, RankRow
 from fragdoctor.units import format_count, format_size, listed, plural
 
@@ -14,7 +14,6 @@ from fragdoctor.units import format_count, format_size, listed, plural
 _WALL_CLOCK_US: Final = 10**15
 _MAX_NAMED: Final = 4
 _MAX_GROUPS: Final = 3
-SOUND: Final = (Cause.HEALTHY, Cause.NOT_MEMORY)
 
 
 def job_verdict(rows: Sequence[RankRow], groups: Sequence[RankGroup]) -> JobVerdict:

@@ -214,10 +214,6 @@ class WorkerPool(Executor):
         """Run a task on a worker that is killed if it takes longer than ``seconds``."""
         return self._threads.submit(self._ask, seconds, (fn, args, kwargs))
 
-    def pids(self) -> list[int]:
-        """Return the process IDs of the running workers."""
-        return [pid for worker in list(self._workers) if (pid := worker.process.pid) is not None]
-
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the workers: after their tasks, or at once with ``cancel_futures``."""
         self._threads.shutdown(wait=wait and not cancel_futures, cancel_futures=cancel_futures)

@@ -22,7 +22,7 @@ from fragdoctor.gate.budgets import (
     measured,
 )
 from fragdoctor.model.comparison import Comparison
-from fragdoctor.model.diagnosis import Cause, Diagnosis
+from fragdoctor.model.diagnosis import NO_PROBLEM, Diagnosis
 from fragdoctor.model.finding import Finding, Location, Severity
 from fragdoctor.rules.registry import RULES
 from fragdoctor.rules.rule import fingerprint
@@ -30,10 +30,6 @@ from fragdoctor.units import Amount, format_size, plural
 
 OK: Final = 0
 FAILED: Final = 1
-
-NO_FAILURE: Final = frozenset({Cause.HEALTHY, Cause.NOT_MEMORY, Cause.UNKNOWN})
-"""Verdicts that by themselves are not a reason to fail."""
-
 
 CAUGHT: Final = "FD206"
 """The rule about failures that the program survived."""
@@ -159,7 +155,7 @@ def judge(name: str, diagnosis: Diagnosis, gate: Gate, n_files: int = 1) -> File
         reasons += [Reason.of(f) for f in findings if f.severity >= gate.fail_on]
         reasons += _of_verdict(diagnosis, reasons, gate)
     measures = measured(diagnosis)
-    is_known = diagnosis.verdict.cause not in NO_FAILURE or any(m.has_any for m in measures)
+    is_known = diagnosis.verdict.cause not in NO_PROBLEM or any(m.has_any for m in measures)
     return FileJudgement(
         name=name,
         status=GateStatus.FAILED if reasons else GateStatus.OK,
@@ -236,7 +232,7 @@ def _placed(reason: Reason, diagnosis: Diagnosis) -> Reason:
 def _of_verdict(diagnosis: Diagnosis, reasons: Sequence[Reason], gate: Gate) -> list[Reason]:
     """Return the verdict as the reason if a failure was read that no rule covers."""
     verdict = diagnosis.verdict
-    if verdict.cause in NO_FAILURE or any(r.code.startswith("FD") for r in reasons):
+    if verdict.cause in NO_PROBLEM or any(r.code.startswith("FD") for r in reasons):
         return []
     if gate.select or any(
         f.severity >= gate.fail_on and not gate.counts(f) for f in diagnosis.findings

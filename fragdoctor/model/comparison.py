@@ -47,7 +47,6 @@ class CauseKind(StrEnum):
     MORE_BLOCKS = "more_blocks"
     FEWER_BLOCKS = "fewer_blocks"
     LENGTH = "length"
-    DEVICE = "device"
 
 
 class RunSide(Struct, frozen=True):

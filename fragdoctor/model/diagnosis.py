@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct, field
 
@@ -56,6 +56,13 @@ class Cause(StrEnum):
     HOST_MEMORY = "host_memory"
     NOT_MEMORY = "not_memory"
     UNKNOWN = "unknown"
+
+
+SOUND: Final = (Cause.HEALTHY, Cause.NOT_MEMORY)
+"""Causes that are no problem of memory."""
+
+NO_PROBLEM: Final = (*SOUND, Cause.UNKNOWN)
+"""Causes that by themselves are not a reason to fail."""
 
 
 class Status(StrEnum):

@@ -8,6 +8,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from fragdoctor.model.finding import Confidence
+from fragdoctor.units import format_size
 
 
 class SceneKind(StrEnum):
@@ -169,6 +170,14 @@ class TrialTrend(Struct, frozen=True):
     label: str = ""
     rank: int | None = None
     has_process_each: bool = False
+
+    @property
+    def bounds(self) -> str:
+        """The bounds of the slope in words, or "" if they are not known or say no more than it."""
+        if self.low_bytes is None or self.high_bytes is None:
+            return ""
+        low, high = format_size(self.low_bytes), format_size(self.high_bytes)
+        return f"90 %: {low} to {high}" if low != high else ""
 
 
 class LogStory(Struct, frozen=True):

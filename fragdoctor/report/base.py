@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Mapping
 from enum import IntEnum
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
 from msgspec import Struct
 
@@ -50,28 +50,19 @@ class RenderOptions(Struct, frozen=True):
     link: str = ""
 
 
-FORMATS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "text": "fragdoctor.report.text",
-        "json": "fragdoctor.report.json",
-        "markdown": "fragdoctor.report.markdown",
-        "html": "fragdoctor.report.html",
-        "github": "fragdoctor.report.github",
-        "sarif": "fragdoctor.report.sarif",
-        "junit": "fragdoctor.report.junit",
-    }
-)
-"""Format -> module that writes it, loaded on first use."""
+ReportFormat = Literal["text", "json", "markdown", "html", "github", "sarif", "junit"]
+"""Formats of a diagnosis; the module with the name of a format writes it."""
 
-DOCUMENT_FORMATS: Final = ("text", "json", "markdown", "html")
+DocumentFormat = Literal["text", "json", "markdown", "html"]
 """Formats that every command has."""
 
-_VIEWS: Final = "fragdoctor.report.views"
+FORMATS: Final[tuple[str, ...]] = get_args(ReportFormat)
+DOCUMENT_FORMATS: Final[tuple[str, ...]] = get_args(DocumentFormat)
 
 _WITH_DOCUMENT: Final = "compare simulate estimate gpus models pack fleet explain prescription"
 
 VIEWS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    dict.fromkeys(("analyze", "oom", "check", "rehearse"), tuple(FORMATS))
+    dict.fromkeys(("analyze", "oom", "check", "rehearse"), FORMATS)
     | dict.fromkeys(_WITH_DOCUMENT.split(), DOCUMENT_FORMATS)
 )
 """View -> its formats; the module ``views.VIEW``, or that in ``_MODULES``, fills its document."""
@@ -107,11 +98,11 @@ def render(view: str, name: str, result: Any, options: RenderOptions, **more: An
         ConfigError: the view has no such format.
     """
     check_format(view, name)
-    writer = importlib.import_module(FORMATS[name])
+    writer = importlib.import_module(f"fragdoctor.report.{name}")
     if name == "json":
         return str(writer.dumps(writer.document_of(view, result, **more)))
     if name in DOCUMENT_FORMATS:
-        module = importlib.import_module(f"{_VIEWS}.{_MODULES.get(view, view)}")
+        module = importlib.import_module(f"fragdoctor.report.views.{_MODULES.get(view, view)}")
         fill = getattr(module, f"{view}_document", module.document)
         if view in _WITH_SOURCES:
             more["options"] = options

@@ -165,8 +165,12 @@ class DocumentBlock(Struct, frozen=True, kw_only=True):
 class Paragraph(DocumentBlock, frozen=True):
     """Sentences."""
 
-    holds: ClassVar[str] = "content"
     content: Content
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is not a single word."""
+        return not plain(self.content)
 
 
 class Gap(DocumentBlock, frozen=True):

@@ -99,6 +99,16 @@ def html(text: str) -> str:
     return escape(visible(text), quote=True)
 
 
+MAX_TEXT: Final = 4000
+"""The most characters of one text: a megabyte of name must not become a megabyte of report."""
+
+
+def bounded(text: str) -> str:
+    """Return a text without its middle if it is very long."""
+    half = MAX_TEXT // 2
+    return text if len(text) <= MAX_TEXT else f"{text[:half]} ... {text[-half:]}"
+
+
 def csv_cell(text: str) -> str:
     """Return text that no spreadsheet takes for a formula; the csv module does the quoting."""
     stripped = text.lstrip(" \u00a0\ufeff")

@@ -17,9 +17,6 @@ from fragdoctor.units import format_count, format_size, plural
 MAX_BYTES: Final = 900_000
 """Size limit of a report: GitHub drops a step summary of more than 1 MiB altogether."""
 
-MAX_TEXT: Final = 4000
-"""The most characters of one text: a megabyte of name must not become a megabyte of report."""
-
 MAX_ROWS: Final = 500
 _WIDE: Final = ("wrap", "path", "list")
 _BOLD: Final = (doc.Style.STRONG, doc.Style.BAD)
@@ -89,9 +86,7 @@ def _block(block: doc.DocumentBlock) -> str:  # noqa: PLR0911 - one a block
 
 
 def _text(text: str) -> str:
-    if len(text) > MAX_TEXT:
-        text = f"{text[: MAX_TEXT // 2]} ... {text[-MAX_TEXT // 2 :]}"
-    return escape.markdown(text)
+    return escape.markdown(escape.bounded(text))
 
 
 def _content(content: doc.Content, *, in_table: bool = False) -> str:
@@ -104,7 +99,7 @@ def _content(content: doc.Content, *, in_table: bool = False) -> str:
 
 def _styled(text: str, style: doc.Style | None, *, in_table: bool) -> str:
     if style is doc.Style.CODE and text.strip():
-        return escape.markdown_code(text[:MAX_TEXT], in_table=in_table)
+        return escape.markdown_code(text[: escape.MAX_TEXT], in_table=in_table)
     shown = _text(text)
     if style not in _BOLD or not shown.strip():
         return shown
@@ -138,7 +133,7 @@ def _inner(block: doc.DocumentBlock) -> list[str]:
     if isinstance(block, doc.Code):
         return [f"- {escape.markdown_code(line)}" for line in block.lines]
     if isinstance(block, doc.Paragraph):
-        return [f"- {_content(block.content)}"] if doc.plain(block.content) else []
+        return [f"- {_content(block.content)}"]
     return _block(block).splitlines()
 
 

@@ -88,7 +88,7 @@ def apportion(parts: Sequence[BarPart], width: int) -> list[int]:
 
 def draw_timeline(page: Page, strip: TimelineStrip) -> None:
     """Draw allocated and reserved memory over the trace as an area, with a key."""
-    top, _ = top_line(strip)
+    top = top_bytes(strip)
     label = format_size(top)
     n_columns = page.width - 2 * INDENT - len(label) - 2
     allocated = resampled(strip.allocated_bytes, n_columns)
@@ -105,13 +105,10 @@ def draw_timeline(page: Page, strip: TimelineStrip) -> None:
     _write_key(page, strip, at_end=at_end)
 
 
-def top_line(strip: TimelineStrip) -> tuple[int, str]:
-    """Return the bytes at the top of the picture, and the name of that level."""
-    peak = max(strip.peak_bytes)
-    capacity = strip.capacity_bytes or 0
-    if peak <= capacity <= peak / _MIN_FILL:
-        return capacity, "the capacity"
-    return peak, "the peak"
+def top_bytes(strip: TimelineStrip) -> int:
+    """Return the bytes at the top of the picture: the capacity if the peak is near it."""
+    peak, capacity = max(strip.peak_bytes), strip.capacity_bytes or 0
+    return capacity if peak <= capacity <= peak / _MIN_FILL else peak
 
 
 def resampled(values: Sequence[int], n_columns: int) -> list[int]:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from fragdoctor.gate.budgets import Reason
 from fragdoctor.gate.judgement import CheckReport, FileJudgement
-from fragdoctor.model.diagnosis import Cause, Diagnosis
+from fragdoctor.model.diagnosis import NO_PROBLEM, Diagnosis
 from fragdoctor.model.finding import MAX_LINE, Finding, Location, Severity
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.source_files import MAX_PATH, file_of, relative
@@ -155,7 +155,7 @@ def results_of_diagnosis(diagnosis: Diagnosis, look: RenderOptions) -> Iterator[
         yield _of(finding, finding.message, source, look)
     verdict = diagnosis.verdict
     has_error = any(f.severity is Severity.ERROR for f in findings)
-    if not has_error and verdict.cause not in (Cause.HEALTHY, Cause.NOT_MEMORY, Cause.UNKNOWN):
+    if not has_error and verdict.cause not in NO_PROBLEM:
         text = f"{verdict_title(verdict)}: {verdict.summary}"
         # From the user's line outward.
         stack = () if diagnosis.failure is None else diagnosis.failure.stack

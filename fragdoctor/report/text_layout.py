@@ -21,9 +21,6 @@ from fragdoctor.report import document as doc
 from fragdoctor.report import escape
 from fragdoctor.report.base import MAX_WIDTH, MIN_WIDTH, RenderOptions
 
-# The most cells of one text: a megabyte of name must not become a megabyte of report.
-MAX_CELLS: Final = 4000
-
 # The widest ``fit`` column: numbers, codes and marks are shorter; longer text is untrusted.
 MAX_FIT: Final = 24
 
@@ -274,9 +271,7 @@ def styled(content: doc.Content) -> Text:
     """Return some content as terminal text: escaped, with its styles."""
     whole = Text()
     for text, style in doc.spans(content):
-        half = MAX_CELLS // 2
-        shown = text if len(text) <= MAX_CELLS else f"{text[:half]} ... {text[-half:]}"
-        whole.append(escape.terminal(shown), style=STYLES[style] or None)
+        whole.append(escape.terminal(escape.bounded(text)), style=STYLES[style] or None)
     return whole
 
 

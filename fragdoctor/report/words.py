@@ -5,11 +5,12 @@ Everything here is raw text: a format escapes it for its sink.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from fragdoctor.model.diagnosis import (
+    SOUND,
     Cause,
     Diagnosis,
     Failure,
@@ -107,7 +108,7 @@ ERA_TITLES: Final = {
 
 def cause_style(cause: Cause) -> Style:
     """Return the style of a cause: good, open, or a problem."""
-    if cause in (Cause.HEALTHY, Cause.NOT_MEMORY):
+    if cause in SOUND:
         return Style.GOOD
     return Style.WARN if cause is Cause.UNKNOWN else Style.BAD
 
@@ -281,10 +282,10 @@ def evidence_value(evidence: Evidence) -> str:
     return format_size(evidence.value) if is_size else format_count(evidence.value)
 
 
-def shown_first(diagnosis: Diagnosis, devices: Sequence[int]) -> list[int]:
-    """Return devices in report order: the verdict's device first, then ascending."""
+def by_device(diagnosis: Diagnosis) -> Callable[[Any], tuple[bool, int]]:
+    """Return a key that sorts what is about devices: the verdict's device first, then ascending."""
     first = diagnosis.verdict.device
-    return sorted(set(devices), key=lambda d: (d != first, d))
+    return lambda item: (item.device != first, item.device)
 
 
 MAX_TEXT: Final = 1000

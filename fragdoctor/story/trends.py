@@ -242,10 +242,7 @@ def growth_sentence(trend: TrialTrend) -> str:
         trend.figure, f"{trend.figure.capitalize()} memory"
     )
     where = " at the failures" if trend.over == "oom" or not trend.label else ""
-    bounds = ""
-    if trend.low_bytes is not None and trend.high_bytes is not None:
-        low, high = format_size(trend.low_bytes), format_size(trend.high_bytes)
-        bounds = f" (90 %: {low} to {high})" if low != high else ""
+    bounds = f" ({trend.bounds})" if trend.bounds else ""
     return (
         f"{what}{where} grows from {format_size(trend.points[0])} to "
         f"{format_size(trend.points[-1])} over {plural(len(trend.points), STEPS[trend.over])}, "

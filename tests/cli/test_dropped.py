@@ -109,7 +109,7 @@ def test_more_than_there_is_room_for_is_not_read(viewer: Viewer) -> None:
     assert "there is room for" in json.loads(said)["error"]
 
 
-def test_the_last_pages_are_kept(viewer: Viewer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_pages_are_kept(viewer: Viewer) -> None:
     viewer.opener = lambda files, body, is_wanted: Shown(body.read(1))
 
     places = [drop(viewer, ("a", b"x"))[1]["page"] for _ in range(MAX_OPENED + 1)]

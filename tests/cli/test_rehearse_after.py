@@ -17,7 +17,7 @@ from rehearsal_stage import Stage
 
 from fragdoctor.cli import rehearse_after
 from fragdoctor.cli import run as run_verb
-from fragdoctor.cli.rehearse_after import command_of, follow
+from fragdoctor.cli.rehearse_after import follow, program_of
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.errors import ConfigError
 from fragdoctor.inputs import cases
@@ -172,7 +172,7 @@ def test_capacity_must_be_known() -> None:
     ],
 )  # fmt: skip
 def test_command_is_taken_apart(words: Sequence[str], expected: tuple[Any, ...]) -> None:
-    assert command_of(words) == expected
+    assert program_of(words) == expected
 
 
 def test_script_on_path_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,15 +181,15 @@ def test_script_on_path_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    assert command_of(["tune", "run"]) == ([str(tmp_path / "tune"), "run"], False, None)
+    assert program_of(["tune", "run"]) == ([str(tmp_path / "tune"), "run"], False, None)
     with pytest.raises(ConfigError, match="go is not a Python script"):
-        command_of(["go"])
+        program_of(["go"])
 
 
 @pytest.mark.parametrize("words", [[], ["python", "-c", "print()"], ["sh", "go.sh"]])
 def test_command_that_is_no_file_of_python_is_refused(words: Sequence[str]) -> None:
     with pytest.raises(ConfigError):
-        command_of(words)
+        program_of(words)
 
 
 @pytest.mark.parametrize("state", [*OutlookState])

@@ -248,7 +248,7 @@ def test_abandoned_questions_do_not_delay_the_next(diagnosis, monkeypatch):
     assert n_replays < 10
 
 
-def test_search_for_somebody_who_went_away_ends(diagnosis, monkeypatch):
+def test_search_for_somebody_who_went_away_ends(diagnosis):
     """The smallest capacity takes many replays."""
     answers = ViewReplays(diagnosis)
     n_left = 3

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fragdoctor.comparison.compare_cases import fit_trend, trend_text
+from fragdoctor.comparison.compare_cases import fit_trend
 from fragdoctor.model.comparison import RunTrend
 from fragdoctor.model.finding import Confidence, Location
 from fragdoctor.units import GIB, MIB
@@ -40,7 +40,7 @@ def test_three_runs_on_a_line_are_possible_only() -> None:
 
     assert trend.confidence is Confidence.POSSIBLE
     assert trend.p_value > 0.05
-    assert "3 runs only" in trend_text(trend)
+    assert "3 runs only" in trend.text
 
 
 @pytest.mark.parametrize("mib", [(100, 300, 120), (100, 100, 100), (300, 200, 100), (5, 9, 3, 8)])
@@ -49,17 +49,17 @@ def test_what_does_not_grow_steadily_gets_no_forecast(mib: tuple[int, ...]) -> N
 
     assert trend.confidence is None
     assert trend.exhausted_at is None
-    assert "no forecast" in trend_text(trend)
+    assert "no forecast" in trend.text
 
 
 def test_growth_that_is_over_the_capacity_is_said_so() -> None:
     trend = fitted(100, 200, 300, 400, capacity=300 * MIB)
 
-    assert "is reached" in trend_text(trend)
+    assert "is reached" in trend.text
 
 
 def test_unknown_capacity_is_asked_for() -> None:
-    assert "--capacity" in trend_text(fitted(100, 200, 300, 400))
+    assert "--capacity" in fitted(100, 200, 300, 400).text
 
 
 def test_noise_below_a_mebibyte_is_no_growth() -> None:

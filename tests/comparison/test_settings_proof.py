@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from fragdoctor.comparison.settings_proof import conf_of, setting_changes
+from fragdoctor.comparison.settings_proof import conf_meaning, setting_changes
 from fragdoctor.model.comparison import SettingChange
 from fragdoctor.model.settings import AllocatorSettings, parse_conf
 
@@ -39,10 +39,10 @@ def test_unrecorded_settings_are_not_compared() -> None:
 def test_settings_changed_by_the_program_become_a_string_that_means_them() -> None:
     settings = recorded("", expandable_segments=True, max_split_size=200 * 2**20)
 
-    told = parse_conf(conf_of(settings))
+    told = parse_conf(conf_meaning(settings))
 
     assert (told.expandable_segments, told.max_split_bytes) == (True, 200 * 2**20)
 
 
 def test_recorded_string_is_taken_as_it_is() -> None:
-    assert conf_of(recorded("max_split_size_mb:64")) == "max_split_size_mb:64"
+    assert conf_meaning(recorded("max_split_size_mb:64")) == "max_split_size_mb:64"

@@ -123,7 +123,7 @@ def test_memory_and_other_processes_exclude_each_other(run: Run, memory: str) ->
 
 
 @pytest.mark.parametrize("name", ["/", "/*.pickle*"])
-def test_ranks_on_a_web_server_are_those_on_disk(job: Path, web: str, name: str, run: Run) -> None:
+def test_ranks_on_a_web_server_are_those_on_disk(job: Path, web: str, name: str) -> None:
     expected = document_of("fleet", examine(discover([str(job)]).ranks))
 
     found = discover([f"{web}{name}"])
@@ -235,7 +235,7 @@ def test_export_takes_a_url(run: Run, web: str, job: Path) -> None:
     assert "does not exist" in run("export", f"{web}/none.pickle").err
 
 
-def test_bundle_beside_others_is_a_rank(job: Path) -> None:
+def test_bundle_beside_others_is_a_rank() -> None:
     system = fsspec.filesystem("memory")
     try:
         for i in range(2):

@@ -17,7 +17,7 @@ from fragdoctor.model.diagnosis import (
     TimelineStrip,
 )
 from fragdoctor.report.base import RenderOptions, Verbosity, render
-from fragdoctor.report.pictures import N_ROWS, resampled, top_line
+from fragdoctor.report.pictures import N_ROWS, resampled, top_bytes
 from fragdoctor.units import MIB
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -157,17 +157,17 @@ def test_timeline_key_names_the_peaks() -> None:
 @pytest.mark.parametrize(
     ("capacity", "expected"),
     [
-        (None, (3408 * MIB, "the peak")),
-        (3896 * MIB, (3896 * MIB, "the capacity")),
+        (None, 3408 * MIB),
+        (3896 * MIB, 3896 * MIB),
         # A curve on the floor of a large device shows nothing; an estimate below the peak is wrong.
-        (80 * 1024 * MIB, (3408 * MIB, "the peak")),
-        (3000 * MIB, (3408 * MIB, "the peak")),
+        (80 * 1024 * MIB, 3408 * MIB),
+        (3000 * MIB, 3408 * MIB),
     ],
 )
-def test_top_line_is_the_capacity_where_that_is_near(
-    capacity: int | None, expected: tuple[int, str]
+def test_picture_ends_at_the_capacity_where_that_is_near(
+    capacity: int | None, expected: int
 ) -> None:
-    assert top_line(replace(diagnoses.strip(), capacity_bytes=capacity)) == expected
+    assert top_bytes(replace(diagnoses.strip(), capacity_bytes=capacity)) == expected
 
 
 def test_pictures_quiet_shows_none() -> None:

@@ -19,11 +19,9 @@ import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fragdoctor.model.snapshot import Snapshot
+from fragdoctor.model.snapshot import I64, Snapshot
 from fragdoctor.report import escape
 from fragdoctor.trace.stacks import USER, Stacks
-
-I64 = npt.NDArray[np.int64]
 
 # JavaScript's numbers are exact up to this; every figure of a device is far below.
 MAX_EXACT: Final = 2**53 - 1
@@ -166,7 +164,7 @@ class PageStacks:
             known = self._known[stack_id] = self._translate(stack_id)
         return known
 
-    def page_stacks(self, stacks: npt.NDArray[Any], n_bytes: npt.NDArray[np.int64]) -> I64:
+    def page_stacks(self, stacks: npt.NDArray[Any], n_bytes: I64) -> I64:
         """Return the page's ids of the stacks of blocks.
 
         The stacks that hold the most are translated first, so they keep their frames if the

@@ -20,7 +20,7 @@ from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.future.steps import Steps
 from fragdoctor.model.arrays import largest_groups
 from fragdoctor.model.census import Census
-from fragdoctor.model.snapshot import BlockState
+from fragdoctor.model.snapshot import I32, I64, BlockState
 from fragdoctor.report import escape
 from fragdoctor.report.document import plain
 from fragdoctor.report.page.blob import MAX_EXACT, Sink, compressed_size
@@ -28,8 +28,6 @@ from fragdoctor.report.views.holders import owner_text
 from fragdoctor.trace.columns import SMALL_SEGMENT_BYTES
 from fragdoctor.trace.lives import Layout, Lives
 from fragdoctor.trace.trace import SegmentLives, Trace, large_page_bytes
-
-I64 = npt.NDArray[np.int64]
 
 MAX_BLOCKS: Final = 120_000
 """The most blocks on one page (all devices): about 0.4 MB compressed."""
@@ -105,7 +103,7 @@ Group = tuple[int, bool, int]
 
 
 def groups_of(
-    pools: npt.NDArray[Any], is_small: npt.NDArray[np.bool_], streams: npt.NDArray[np.int32]
+    pools: npt.NDArray[Any], is_small: npt.NDArray[np.bool_], streams: I32
 ) -> tuple[list[Group], list[int]]:
     """Return the groups of segments, private ones last, and the number of each segment's group."""
     keys = list(zip(pools.tolist(), is_small.tolist(), streams.tolist(), strict=True))
@@ -169,7 +167,7 @@ def lives_data(
     }
 
 
-def _states(rows: npt.NDArray[np.int32], n_events: int) -> I64:
+def _states(rows: I32, n_events: int) -> I64:
     """Return the states that events lead to; a state after the last event means never."""
     return np.clip(rows.astype(np.int64), -1, n_events) + 1
 
@@ -278,7 +276,7 @@ def names_data(
 
 
 def _named(
-    place: I64, sizes: npt.NDArray[np.int64], texts: dict[int, list[str]], sink: Sink
+    place: I64, sizes: I64, texts: dict[int, list[str]], sink: Sink
 ) -> dict[str, Any]:  # fmt: skip
     most = largest_groups(place[place >= 0], sizes[place >= 0]).group
     shown = [int(at) for at in most[:MAX_MODULES]]

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -26,11 +24,9 @@ from fragdoctor.report.document import Graphic, Paragraph, ReportDocument
 from fragdoctor.report.page.blob import Sink
 from fragdoctor.report.page.lives_data import MAX_BLOCKS, lives_data, segment_map_data
 from fragdoctor.report.page.timeline_data import timeline_data
-from fragdoctor.report.views.advice import promise_of
+from fragdoctor.report.views.advice import VARIABLE, promise_of
 from fragdoctor.trace.lives import Lives
 from fragdoctor.units import format_size
-
-I64 = npt.NDArray[np.int64]
 
 TIMELINE_BUDGET: Final = 1_500_000
 """The most compressed bytes of all timelines; base64 makes them 1.33 times as large in the file."""
@@ -43,7 +39,6 @@ MAX_DEVICES: Final = 64
 MAX_STACKS: Final = 4000
 """The most stacks in one picture; what the others hold is shown as one sum."""
 
-_VARIABLE: Final = "PYTORCH_CUDA_ALLOC_CONF="
 _MAX_TEXT: Final = 200
 
 
@@ -204,7 +199,7 @@ def whatif_data(diagnosis: Diagnosis, *, is_live: bool) -> dict[str, Any] | None
 
 
 def _variant(one: Recommendation, diagnosis: Diagnosis) -> dict[str, Any]:
-    name = one.setting.removeprefix(_VARIABLE) or one.title
+    name = one.setting.removeprefix(VARIABLE) or one.title
     p, promise = one.predicted, promise_of(one, diagnosis)
     end = None if p.margin_bytes is None else (p.peak_reserved_bytes or 0) + p.margin_bytes
     return {

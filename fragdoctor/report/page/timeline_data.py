@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 
 from fragdoctor.analysis.device import RETRY
@@ -18,11 +17,9 @@ from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.model.arrays import distinct
 from fragdoctor.model.finding import line_text
 from fragdoctor.model.phases import TrainingPhase
-from fragdoctor.model.snapshot import Annotation, Snapshot
+from fragdoctor.model.snapshot import I64, Annotation, Snapshot
 from fragdoctor.report.page.blob import BlobWriter, Sink, compressed_size
 from fragdoctor.trace.trace import Trace
-
-I64 = npt.NDArray[np.int64]
 
 MAX_TIME_SAMPLES: Final = 16_384
 MAX_PHASES: Final = 3000

@@ -30,7 +30,7 @@ from fragdoctor.units import format_size
 
 MAX_ALTERNATIVES: Final = 2
 MAX_MEASURES: Final = 4  # besides the first, including those that do not help
-_VARIABLE: Final = "PYTORCH_CUDA_ALLOC_CONF="
+VARIABLE: Final = "PYTORCH_CUDA_ALLOC_CONF="
 _REPLAYED: Final = re.compile(r"^Replayed[^:]*: ")
 _RECORD: Final = "fragdoctor run {}"
 _SCRIPT: Final = re.compile(r"[\w.-]{1,40}\.py")
@@ -241,7 +241,7 @@ def _label(advice: Recommendation) -> doc.Content:
     _, is_assigned, value = advice.setting.partition("=")
     if is_assigned and not value:
         return "default settings"
-    return doc.code(value if advice.setting.startswith(_VARIABLE) else advice.setting)
+    return doc.code(value if advice.setting.startswith(VARIABLE) else advice.setting)
 
 
 def _outcome(advice: Recommendation, diagnosis: Diagnosis) -> str:
@@ -341,7 +341,7 @@ def _item(one: Recommendation) -> doc.ListItem:
     ]
     blocks = (
         doc.Code([command(one.setting)]),
-        doc.Paragraph(doc.code(one.change) if one.change else ""),
+        doc.Paragraph(doc.code(one.change)),
         doc.Facts([(label, content) for label, content in facts if content]),
     )
     head = [doc.strong(one.title), doc.dim(f"  ({one.confidence})")]

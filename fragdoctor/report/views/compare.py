@@ -86,7 +86,7 @@ def _runs(comparison: Comparison) -> doc.Section:
         n_left_out=max(0, len(comparison.runs) - MAX_RUNS),
     )
     versions = _versions(comparison)
-    return doc.Section("Runs", [table, doc.Paragraph(dim(versions) if versions else "")], id="runs")
+    return doc.Section("Runs", [table, doc.Paragraph(dim(versions))], id="runs")
 
 
 def _run_facts(side: model.RunSide) -> str:
@@ -233,10 +233,10 @@ def _lines(comparison: Comparison) -> doc.Section:
     every = [*changed, *others]
     short = _line_table(comparison, changed[:_SHORT_LINES], Detail.SHORT)
     n_more = len(changed) - len(short.rows)
-    more = dim(f"{plural(n_more, 'more line')} with --full") if n_more else ""
+    more = f"{plural(n_more, 'more line')} with --full" if n_more else ""
     blocks = (
         short,
-        doc.Paragraph(more, detail=Detail.SHORT),
+        doc.Paragraph(dim(more), detail=Detail.SHORT),
         _line_table(comparison, every, Detail.FULL),
         doc.Paragraph(_explained(comparison)),
     )

@@ -25,7 +25,7 @@ from fragdoctor.model.phases import (
 )
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import NO_STACK, Detail, Style, dim, location_text, strong
-from fragdoctor.report.words import CATEGORY_NAMES, shown_first, sureness
+from fragdoctor.report.words import CATEGORY_NAMES, by_device, sureness
 from fragdoctor.rules.request_sources import request_of_message
 from fragdoctor.units import format_count, format_share, format_size, plural, signed_size
 
@@ -47,8 +47,8 @@ _KEPT_MEANS: Final = (
 
 def phase_sections(diagnosis: Diagnosis) -> list[doc.Section]:
     """Return the training phases of each device: their peaks, and what those are made of."""
-    found = {p.device: p for p in diagnosis.phases if len(p.phases) > 1}
-    return [_phases(found[d]) for d in shown_first(diagnosis, list(found))]
+    found = sorted(diagnosis.phases, key=by_device(diagnosis))
+    return [_phases(report) for report in found if len(report.phases) > 1]
 
 
 def _phases(report: PhaseReport) -> doc.Section:
@@ -62,7 +62,7 @@ def _phases(report: PhaseReport) -> doc.Section:
                    "right"),
         doc.Column("usual peak", lambda p: doc.size(p.n_passes and p.median_peak_bytes), "right"),
         doc.Column("worst", lambda p: marked(p, format_size(p.worst_peak_bytes)), "right"),
-        doc.Column("mostly", lambda p: _held(p.held), "wrap"),
+        doc.Column("mostly", _held, "wrap"),
     )  # fmt: skip
     place = _PEAK_PLACES[report.peak_phase]
     peak = f"The peak of {format_size(report.peak_bytes)} is in {place}." if place else ""
@@ -76,20 +76,16 @@ def _phases(report: PhaseReport) -> doc.Section:
         table,
         doc.Paragraph(said),
         _categories(report),
-        doc.Paragraph(dim(_KEPT_MEANS) if has_kept else ""),
+        doc.Paragraph(dim(_KEPT_MEANS if has_kept else "")),
     )
     note = f"GPU {report.device}, allocated memory by phase of a training step"
     name = f"phases-{report.device}"
     return doc.Section("Phases", blocks, note, name, report.device, detail=Detail.FULL)
 
 
-def _held(shares: Sequence[CategoryShare]) -> str:
-    """Return the categories that hold most of a peak, in a few words."""
-    total = sum(s.n_bytes for s in shares)
-    large = [s for s in shares if s.n_bytes >= _MIN_HELD_SHARE * total][:_MAX_HELD]
-    return ", ".join(
-        f"{CATEGORY_NAMES[s.category]} {format_share(s.n_bytes, total)}" for s in large
-    )
+def _held(phase: PhaseFigures) -> str:
+    """Return what holds most of a phase's peak, in a few words."""
+    return _shares(phase.held[:_MAX_HELD], sum(s.n_bytes for s in phase.held), _MIN_HELD_SHARE)
 
 
 def _categories(report: PhaseReport) -> doc.Table:
@@ -179,19 +175,17 @@ excess may be rounding."""
 
 def memory_sections(diagnosis: Diagnosis) -> list[doc.Section]:
     """Return the bar of each device's memory, the verdict's device first."""
-    figures = {f.device: f for f in diagnosis.devices}
-    order = shown_first(diagnosis, list(figures))
-    most = max((f.reserved_bytes or 0 for f in figures.values()), default=0)
+    most = max((f.reserved_bytes or 0 for f in diagnosis.devices), default=0)
     sections = []
-    for device in order:
-        reserved = figures[device].reserved_bytes or 0
-        is_main = device == diagnosis.verdict.device or reserved > most * _IDLE_SHARE
-        parts = parts_of(figures[device], message_of(diagnosis, device))
-        f = figures[device]
+    for i, f in enumerate(sorted(diagnosis.devices, key=by_device(diagnosis))):
+        is_main = (
+            f.device == diagnosis.verdict.device or (f.reserved_bytes or 0) > most * _IDLE_SHARE
+        )
+        parts = parts_of(f, message_of(diagnosis, f.device))
         # A message that was cut off may not say what PyTorch held.
         if parts and (f.moment, f.reserved_bytes, f.allocated_bytes) != (None, None, None):
-            detail = Detail.USUAL if is_main and device == order[0] else Detail.FULL
-            sections.append(_memory(diagnosis, figures[device], parts, detail))
+            detail = Detail.USUAL if is_main and i == 0 else Detail.FULL
+            sections.append(_memory(diagnosis, f, parts, detail))
     return sections
 
 
@@ -246,7 +240,7 @@ def _what_for(moment: MomentFigures | None) -> doc.Paragraph:
     total = sum(c.n_bytes for c in found)
     known = sum(c.n_bytes for c in found if c.category is not Category.UNKNOWN)
     said = _shares(found, total, _MIN_HELD_SHARE) if 2 * known > total else ""
-    return doc.Paragraph(dim(f"Allocated: {said}.") if said else "")
+    return doc.Paragraph(dim(f"Allocated: {said}." if said else ""))
 
 
 def parts_of(figures: DeviceFigures, message: OomMessage | None) -> list[doc.BarPart]:
@@ -338,7 +332,7 @@ def _lines(rows: Sequence[HeldBytes], size: Callable[[int], str], blocks: doc.Co
     return doc.tabled(rows, size_column, blocks, location, shown=MAX_MOMENT_LINES)
 
 
-def _shares(categories: Sequence[HeldBytes], total_bytes: int, least: float) -> str:
+def _shares(categories: Sequence[HeldBytes | CategoryShare], total_bytes: int, least: float) -> str:
     """Return what allocated memory is for, down to a least share: ``activations 71 %``."""
     return ", ".join(
         f"{CATEGORY_NAMES[c.category]} {format_share(c.n_bytes, total_bytes)}"

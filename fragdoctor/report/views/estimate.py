@@ -331,7 +331,7 @@ def _formulas(estimate: Estimate, detail: Detail) -> list[doc.Section]:
     total = f"One layer: {format_size(sum(kept.n_bytes for kept in layer))}." if layer else ""
     symbols = doc.Paragraph(dim(_symbols(estimate)))
     title = "What one layer keeps for its backward"
-    kept = [table, doc.Paragraph(strong(total) if total else "")]
+    kept = [table, doc.Paragraph(strong(total))]
     counted = [doc.Listing(entries), symbols]
     return [
         doc.Section("How it was counted", counted, id="formulas", detail=detail),
@@ -360,7 +360,7 @@ def _symbols(estimate: Estimate) -> str:
 
 def _notes(estimate: Estimate, *, explain: bool) -> doc.Section:
     notes = estimate.footprint.notes
-    more = "" if explain else dim("Formulas and sources: --explain.")
+    more = "" if explain else "Formulas and sources: --explain."
     return doc.Section(
-        "Notes", [doc.Bullets(notes), doc.Paragraph(more, detail=Detail.SHORT)], id="notes"
+        "Notes", [doc.Bullets(notes), doc.Paragraph(dim(more), detail=Detail.SHORT)], id="notes"
     )

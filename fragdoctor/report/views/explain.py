@@ -156,7 +156,7 @@ def _everything(explanation: Explanation) -> doc.ReportDocument:
 def _term(term: GlossaryTerm) -> doc.ReportDocument:
     also = f"  also {', '.join(term.also)}" if term.also else ""
     see = f"See also: {', '.join(term.see)}." if term.see else ""
-    blocks = (*_blocks(term.text), doc.Paragraph(dim(see) if see else ""))
+    blocks = (*_blocks(term.text), doc.Paragraph(dim(see)))
     return doc.ReportDocument(
         title=term.name,
         headline=[strong(term.name), dim(also)],

@@ -25,7 +25,7 @@ from fragdoctor.model.phases import Category
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Detail, Style, dim, location_text
 from fragdoctor.report.views.device_memory import graphic, moment_of, when
-from fragdoctor.report.words import CATEGORY_NAMES, LIVE_WHEN, shown_first
+from fragdoctor.report.words import CATEGORY_NAMES, LIVE_WHEN, by_device
 from fragdoctor.trace.stacks import USER, classify_file
 from fragdoctor.units import format_count, format_size, plural
 
@@ -127,10 +127,9 @@ def _gpu_column(diagnosis: Diagnosis) -> list[doc.Column]:
 
 def stranders_section(diagnosis: Diagnosis) -> doc.Section:
     """Return the live blocks that keep free memory in their segments, worst first."""
-    order = shown_first(diagnosis, [p.device for p in diagnosis.stranders])
     stranders = [p for p in diagnosis.stranders if p.stranded_bytes]
     table = doc.tabled(
-        sorted(stranders, key=lambda p: order.index(p.device)),
+        sorted(stranders, key=by_device(diagnosis)),
         *_gpu_column(diagnosis),
         doc.Column("frees", "stranded_bytes", style=Style.STRONG),
         doc.Column("blocks", "n_blocks"),
@@ -158,9 +157,8 @@ def _stranders_when(diagnosis: Diagnosis) -> str:
 
 def holders_section(diagnosis: Diagnosis) -> doc.Section:
     """Return live memory by source line at the failure, at the peak and at the end."""
-    order = shown_first(diagnosis, [h.device for h in diagnosis.holders])
     table = doc.tabled(
-        sorted(diagnosis.holders, key=lambda h: order.index(h.device)),
+        sorted(diagnosis.holders, key=by_device(diagnosis)),
         *_gpu_column(diagnosis),
         *_moment_columns(diagnosis.holders),
         doc.Column("blocks", "n_blocks"),
@@ -317,8 +315,7 @@ def _owner_notes(found: OwnerReport) -> list[doc.Content]:
 
 def owners_section(diagnosis: Diagnosis) -> doc.Section:
     """Return all names that hold memory, or nothing without a census."""
-    order = shown_first(diagnosis, [o.device for o in diagnosis.owners])
-    shown = sorted(diagnosis.owners, key=lambda o: order.index(o.device))
+    shown = sorted(diagnosis.owners, key=by_device(diagnosis))
     several = len({o.device for o in shown}) > 1
     table = doc.tabled(
         shown if any(o.owner.kind is not HoldingKind.UNNAMED for o in shown) else [],

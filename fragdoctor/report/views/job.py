@@ -11,7 +11,7 @@ from functools import partial
 from itertools import groupby
 from typing import Final
 
-from fragdoctor.model.diagnosis import Recommendation
+from fragdoctor.model.diagnosis import SOUND, Recommendation
 from fragdoctor.model.fleet import FleetReport, RankGroup, RankRow, RankSummary, Skew
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Detail, Span, Style, code, dim, location_text, strong
@@ -101,7 +101,7 @@ def _advice(report: FleetReport) -> doc.Section:
             strong(one.title),
             (
                 doc.Code([command(one.setting)]),
-                doc.Paragraph(code(one.change) if one.change else ""),
+                doc.Paragraph(code(one.change)),
                 doc.Paragraph(dim(f"for {whom_text(labels)}: {_proof(one)}")),
             ),
         )
@@ -206,8 +206,8 @@ def _table(report: FleetReport) -> doc.Section:
         n_left_out=max(0, len(rows) - MAX_ROWS),
         detail=Detail.USUAL if is_short else Detail.FULL,
     )
-    text = "" if is_short else dim(f"All {format_count(len(rows))} ranks one by one: --full")
-    return doc.Section("Ranks", [table, doc.Paragraph(text, detail=Detail.SHORT)], id="ranks")
+    text = "" if is_short else f"All {format_count(len(rows))} ranks one by one: --full"
+    return doc.Section("Ranks", [table, doc.Paragraph(dim(text), detail=Detail.SHORT)], id="ranks")
 
 
 def _figure(name: str, row: RankRow) -> doc.Content:
@@ -270,7 +270,7 @@ def rank_title(rank: RankSummary) -> str:
 def advice_of(report: FleetReport) -> list[tuple[Recommendation, list[str]]]:
     """Return each piece of advice once, with the ranks that it is for, failing ranks first."""
     found: dict[tuple[str, ...], tuple[Recommendation, list[str]]] = {}
-    unwell = [g for g in report.groups if g.n_failed or g.cause not in ("healthy", "not_memory")]
+    unwell = [g for g in report.groups if g.n_failed or g.cause not in SOUND]
     for g in sorted(unwell, key=lambda g: not g.n_failed):
         if (one := g.advice) is not None:
             key = (one.title, one.setting, one.change, _proof(one))

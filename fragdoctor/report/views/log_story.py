@@ -57,8 +57,8 @@ def _events(
         detail=detail,
     )
     more = "--format json has" if detail is Detail.FULL else "--full has"
-    left = dim(f"{plural(n_left, 'event')} left out; {more} more") if n_left else ""
-    return [table, doc.Paragraph(left, detail=detail)]
+    left = f"{plural(n_left, 'event')} left out; {more} more" if n_left else ""
+    return [table, doc.Paragraph(dim(left), detail=detail)]
 
 
 def _trends(story: LogStory) -> list[doc.DocumentBlock]:
@@ -196,10 +196,7 @@ def trend_text(trend: TrialTrend) -> str:
     sure = f" ({trend.confidence.value})" if trend.confidence is not None else ""
     if trend.direction in (Direction.LEVEL, Direction.UNCLEAR):
         return f"{n}{sure}"
-    bounds = ""
-    if trend.low_bytes is not None and trend.high_bytes is not None:
-        low, high = format_size(trend.low_bytes), format_size(trend.high_bytes)
-        bounds = f", 90 %: {low} to {high}" if low != high else ""
+    bounds = f", {trend.bounds}" if trend.bounds else ""
     own = "; each has its own process, so nothing is left over" if trend.has_process_each else ""
     return f"{format_size(trend.slope_bytes)} a {step}{bounds}; {n}{sure}{own}"
 

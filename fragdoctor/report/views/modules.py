@@ -11,7 +11,7 @@ from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.modules import KINDS, ModuleMemory, rows_of
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Detail, Style, dim
-from fragdoctor.report.words import shown_first
+from fragdoctor.report.words import by_device
 from fragdoctor.units import GIB, MIB
 
 _MOST_ROWS: Final = 12
@@ -35,8 +35,7 @@ def modules_section(diagnosis: Diagnosis) -> doc.Section:
     """
     if not diagnosis.modules:
         return doc.Section("", [])
-    order = shown_first(diagnosis, [m.device for m in diagnosis.modules])
-    found = sorted(diagnosis.modules, key=lambda m: order.index(m.device))
+    found = sorted(diagnosis.modules, key=by_device(diagnosis))
     mine = [m for m in found if m.device == found[0].device]
     in_gib = sum(m.total_bytes for m in mine) >= _IN_GIB
     note = f"at the peak of allocated memory, in {'GiB' if in_gib else 'MiB'}"

@@ -87,8 +87,7 @@ def _rows(sharing: Sharing) -> doc.Section:
                    "right"),
         doc.Column("throughput", lambda row: f"{row.n}/{whole}", "right"),
     )  # fmt: skip
-    caveat = dim(_BUSY) if len(sharing.rows) > 1 else ""
-    blocks = (table, doc.Paragraph(caveat))
+    blocks = (table, doc.Paragraph(dim(_BUSY if len(sharing.rows) > 1 else "")))
     return doc.Section("Processes side by side", blocks, id="processes")
 
 
