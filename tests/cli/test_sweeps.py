@@ -18,7 +18,7 @@ def result_of(run: Run, *args: str) -> dict[str, object]:
     return found
 
 
-def test_sweep_finds_the_cheapest_and_a_front(run: Run, fragmented: str) -> None:
+def test_sweep_finds_the_best_and_a_front(run: Run, fragmented: str) -> None:
     document = json.loads(run("simulate", fragmented, "--sweep", "--format", "json").out)
 
     peaks = [r["peak_reserved_bytes"] for r in document["pareto"]]
@@ -27,6 +27,14 @@ def test_sweep_finds_the_cheapest_and_a_front(run: Run, fragmented: str) -> None
     assert len(document["results"]) > 20
     assert sorted(peaks) == peaks
     assert sorted(calls, reverse=True) == calls
+
+
+def test_best_of_a_sweep_stands_in_its_table(run: Run, fragmented: str) -> None:
+    best = json.loads(run("simulate", fragmented, "--sweep", "--format", "json").out)["best"]
+    shown = run("simulate", fragmented, "--sweep").out
+    table = "".join(shown.partition("Best trade-offs")[2].split())
+    assert best["conf"] in table  # although another setting beats it in both peak and calls
+    assert "likelyfinishes" in table.partition(best["conf"])[2]
 
 
 def test_sweep_under_another_capacity_says_that_it_was_asked_for(run: Run, fragmented: str) -> None:

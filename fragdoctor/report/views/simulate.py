@@ -100,13 +100,17 @@ def _tables(simulation: Simulation) -> list[doc.Section]:
     note = f"GPU {simulation.device}, {_replayed(simulation)}"
     if not simulation.pareto:
         return [doc.Section("Replay", _table(simulation, every), note, "replay")]
-    chosen = [simulation.baseline, *simulation.pareto]
+    chosen = list(simulation.pareto)
+    if simulation.best is not None and simulation.best.conf not in {r.conf for r in chosen}:
+        chosen = sorted([*chosen, simulation.best], key=lambda r: r.peak_reserved_bytes)
     tried = f"{plural(len(simulation.results), 'setting')} tried over {_replayed(simulation)}"
     best = [
-        *_table(simulation, chosen),
+        *_table(simulation, [simulation.baseline, *chosen]),
         doc.Paragraph(dim(f"{tried}; all with --full"), detail=Detail.SHORT),
     ]
-    why = "no other setting beats these in both peak and calls"
+    why = "the best, and those that no other beats in both peak and calls"
+    if simulation.best is None:
+        why = "no other setting beats these in both peak and calls"
     return [
         doc.Section("Best trade-offs", best, why, "best"),
         doc.Section(
