@@ -49,6 +49,7 @@ from fragdoctor.units import MIB
 
 # What builds without CUDA say about kernels for layouts other than strided.
 _OF_OTHER_LAYOUTS: Final = re.compile(r"\b(Sparse|SparseCsr|NestedTensor)CUDA\b")
+_OPERATION: Final = re.compile(r"Could not run '(?:\w+::)?(\w+)")
 # What code for a GPU says if there is none.
 _NEEDS_GPU: Final = re.compile(
     r"driver version is insufficient|no CUDA-capable device|Found no NVIDIA driver"
@@ -192,9 +193,11 @@ def _failed(found: Mapping[str, Any], tail: str, conditions: RehearsalConditions
     text = failure["text"].strip().splitlines()
     needs_gpu = _NEEDS_GPU.search(failure["text"]) is not None
     if _OF_OTHER_LAYOUTS.search(failure["text"]) or (needs_gpu and failure["is_of_other_layout"]):
+        named = _OPERATION.search(failure["text"])
+        what = f"the operation {named[1]}" if named else "what the program does"
         return failed(
             "Gradients of sparse embeddings and products of a sparse and a dense matrix can be "
-            f"rehearsed, but not what the program does with a sparse or nested tensor{where}.",
+            f"rehearsed, but not {what} with a sparse or nested tensor{where}.",
             hint="Rehearse it with dense tensors: embeddings with sparse=False, or to_dense().",
         )
     if needs_gpu:

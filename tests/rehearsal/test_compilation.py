@@ -253,6 +253,38 @@ def test_a_gpu_that_is_full_while_inductor_times_something_ends_the_program(stag
 
 
 @needs_triton
+def test_what_a_kernel_only_reads_is_not_copied(stage: Stage) -> None:
+    """Without a GPU to compile for, Dynamo takes every argument of a kernel as changed by it."""
+    stage.must_pass(
+        """
+    import torch
+    import triton
+    import triton.language as tl
+
+    @triton.jit
+    def double(source, target, n, block: tl.constexpr):
+        at = tl.program_id(0) * block + tl.arange(0, block)
+        tl.store(target + at, 2 * tl.load(source + at, at < n), at < n)
+
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            out = torch.empty_like(x)
+            double[(x.numel() // 1024,)](x, out, x.numel(), block=1024)
+            return out
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return Double.forward(ctx, gradient)
+
+    x = torch.ones(2048, 2048, device="cuda", requires_grad=True)
+    torch.compile(Double.apply)(x).backward(x.detach())
+    assert torch.cuda.max_memory_allocated() == 3 * x.nbytes  # it, a result, and a gradient
+    """
+    )
+
+
+@needs_triton
 def test_each_trial_of_a_kernel_copies_what_it_overwrites_where_there_is_room(
     stage: Stage,
 ) -> None:

@@ -641,7 +641,7 @@ def test_a_product_of_sparse_matrices_is_refused_with_a_next_step(stage: Stage) 
     done = stage.run("train.py")
 
     assert done.returncode == 2
-    assert "not what the program does with a sparse or nested tensor at train.py:5" in done.stderr
+    assert "_sparse_matmul with a sparse or nested tensor at train.py:5" in done.stderr
     assert "to_dense()" in done.stderr
 
 

@@ -230,6 +230,24 @@ def test_what_has_no_meta_function_is_told_by_two_short_runs_on_the_cpu(stage: S
     )
 
 
+def test_a_kernel_on_the_cpu_that_refuses_ones_gets_other_values(stage: Stage) -> None:
+    """Class 1 is past the last one here, and a matrix of ones has no full rank."""
+    stage.must_pass(
+        """
+        import torch
+        from torch.nn import functional
+
+        scores = torch.rand(6, 1, device="cuda", requires_grad=True)
+        target = torch.zeros(6, 1, dtype=torch.long, device="cuda")
+        functional.multilabel_margin_loss(scores, target).backward()
+        functional.multi_margin_loss(scores, target[:, 0]).backward()
+        assert scores.grad.shape == (6, 1)
+        matrices = torch.rand(2, 9, 5, device="cuda"), torch.rand(2, 9, 3, device="cuda")
+        assert torch.linalg.lstsq(*matrices, driver="gels").solution.shape == (2, 5, 3)
+        """
+    )
+
+
 OTHERS = """
     import torch
     from torch import library
@@ -431,6 +449,13 @@ def test_a_tensor_equals_itself_without_a_look(stage: Stage) -> None:
         assert asked(torch.equal, x, x.detach().view(500)) == [] and torch.equal(x, x)
         assert asked(torch.equal, x[:10], x[1:11]) == [10, 1]
         assert torch.equal(x[:10], x[1:11])
+        asked_for = [10, 40, 40, 40, 40, 40, 40, 10, 10, 10, 10, 1]
+        assert asked(torch.allclose, x[:10], x[1:11]) == asked_for
+        assert torch.allclose(x[:10], x[1:11])
+        assert not torch.allclose(torch.zeros(2, device="cuda"), torch.ones(2, device="cuda"))
+        matrix = torch.rand(6, 6, device="cuda", requires_grad=True)
+        values, vectors = torch.linalg.eig(matrix)
+        (values.abs().sum() + vectors.abs().sum()).backward()  # PyTorch checks values with it
         window = torch.hann_window(64, device="cuda")
         sound = torch.rand(2, 640, device="cuda")
         parts = torch.stft(sound, 64, window=window, return_complex=True)

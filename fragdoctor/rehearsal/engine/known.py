@@ -124,7 +124,9 @@ class Known:
         if offset * itemsize + _extent(size, strides) * itemsize > shadow.numel():
             return None
         found = torch.empty(0, dtype=tensor.dtype, device=_CPU)
-        return found.set_(shadow.untyped_storage(), offset, size, strides)
+        found.set_(shadow.untyped_storage(), offset, size, strides)
+        found = found.conj() if tensor.is_conj() else found  # views that only note it
+        return torch._neg_view(found) if tensor.is_neg() else found
 
     def forget(self, tensor: torch.Tensor) -> None:
         """Make the values of a tensor's memory unknown."""

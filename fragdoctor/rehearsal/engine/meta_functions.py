@@ -197,7 +197,7 @@ def _product_in(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _by_cpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | None:
-    """Return what the CPU's kernel makes of ones, as meta tensors; None if there is no such kernel.
+    """Return what the CPU's kernel makes of made-up values, as meta tensors; None if it has none.
 
     Given results (``out=``) get the size that the kernel gave them. Large tensors are cut to two
     and to three along their first dimension: the full result is extrapolated from these two.
@@ -233,18 +233,32 @@ def _by_cpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any
 _SHORT, _LONGER = 2, 3
 
 
-def _ran_on_cpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | None:
+def _ran_on_cpu(
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, draws: bool = False
+) -> tuple[Any] | None:
+    """Run the CPU's kernel with ones: valid lengths and probabilities.
+
+    If it refuses them, because 1 is past the last class or a matrix of ones lacks full rank, it
+    gets random numbers up to 1 and the integer 0.
+    """
     given: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def convert(item: Any) -> Any:
         if isinstance(item, torch.Tensor) and item.is_meta:
             made = torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device=CPU)
-            given.append((item, made.fill_(1)))
-            return made
+            given.append((item, made))
+            if draws and (made.is_floating_point() or made.is_complex()):
+                return made.copy_(torch.rand_like(made))
+            return made.fill_(not draws)
         return CPU if item == META else item
 
     with torch.random.fork_rng(devices=[]):
-        result = op(*tree_map(convert, args), **tree_map(convert, kwargs))
+        try:
+            result = op(*tree_map(convert, args), **tree_map(convert, kwargs))
+        except (RuntimeError, IndexError):
+            if draws:
+                raise
+            return _ran_on_cpu(op, args, kwargs, draws=True)
     for meta, made in given:
         if meta.shape != made.shape:
             meta.set_(on_meta(made, keeps_numbers=False))

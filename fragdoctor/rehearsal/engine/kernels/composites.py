@@ -206,6 +206,18 @@ def equal(_op: Any, self: torch.Tensor, other: torch.Tensor) -> bool:
     if found is None and expected is not None and not self.dim():
         # A number is compared with a constant (``is_scalar_tensor_true``): it is read.
         return bool(values.stand_in(self.dtype) == expected)
+    return _is_equal(found)
+
+
+@special("aten::allclose")
+def allclose(_op: Any, self: torch.Tensor, other: torch.Tensor, *how: Any, **also: Any) -> bool:
+    """``torch.allclose``, by which PyTorch's own formulas for gradients check values, too."""
+    result = torch.isclose(self, other, *how, **also).all()
+    return _is_equal(session.current().known.of(result))
+
+
+def _is_equal(found: torch.Tensor | None) -> bool:
+    """Return what a comparison found; what is compared is equal if its values are unknown."""
     if found is None:
         values.assume("equal", "both are equal")
     return found is None or bool(found)
