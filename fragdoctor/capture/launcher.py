@@ -193,7 +193,10 @@ def _end_of(code: int) -> str:
 
 def read_status(path: Path) -> Reached:
     """Return what the processes noted in the status file."""
-    rows = [line.split("\t") for line in _lines(path)]
+    text = ""
+    with contextlib.suppress(OSError):
+        text = path.read_text(encoding="utf-8", errors="replace")
+    rows = [line.split("\t") for line in text.splitlines()]
     words = [(row[1], row[2]) for row in rows if len(row) == 3]
     versions = [detail for word, detail in words if word == "torch"]
     return Reached(
@@ -205,10 +208,3 @@ def read_status(path: Path) -> Reached:
         without_torch=next((detail for word, detail in words if word == "missing"), ""),
         problems=tuple(dict.fromkeys(detail for word, detail in words if word == "problem")),
     )
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []

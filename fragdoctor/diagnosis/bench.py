@@ -11,6 +11,7 @@ import numpy.typing as npt
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from fragdoctor.analysis.attention_scores import find_attention_scores
 from fragdoctor.analysis.growing_buffers import GrowingBuffers, find_growing_buffers
 from fragdoctor.analysis.result import KeptMemory, KeptPattern
 from fragdoctor.analysis.training_run import NO_ROW, TrainingRequests
@@ -332,6 +333,11 @@ class Bench(Struct, frozen=True, dict=True):
     def growing_buffers(self) -> tuple[GrowingBuffers, ...]:
         """Buffers that grow by copies."""
         return find_growing_buffers(self.requests)
+
+    @cached_property
+    def attention_scores(self) -> npt.NDArray[np.int64]:
+        """The events that ask for attention scores or their gradients."""
+        return find_attention_scores(self.reproduction.trace, self.requests)
 
     @cached_property
     def requests(self) -> TrainingRequests:

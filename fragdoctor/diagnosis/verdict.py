@@ -114,12 +114,6 @@ class CaseEvidence(Struct, frozen=True, dict=True):
         return Hypothesis(Cause.UNKNOWN, nothing, row="no-input")
 
     @property
-    def backend(self) -> str:
-        """Backend of the message, or CUDA without one."""
-        message = self.context.message
-        return "cuda" if message is None else message.backend
-
-    @property
     def _explaining(self) -> DeviceAnalysis | None:
         return self.context.analysis if self.is_of_snapshot or self.failed is not None else None
 
@@ -209,7 +203,7 @@ def find_verdict(evidence: CaseEvidence) -> Verdict:
         distinct(beside, decided.cause),
         _figures(evidence),
         decided.row,
-        with_monitor_of(evidence.backend, decided.settled_by),
+        with_monitor_of(evidence.context.backend, decided.settled_by),
     )
     outlook = evidence.outlook
     if outlook is not None and not (verdict.cause is Cause.HEALTHY and evidence.failed is not None):

@@ -12,7 +12,7 @@ from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.rules.growth.growing_statistics import count_rises, grown_bytes
 from fragdoctor.rules.rule import Context
-from fragdoctor.units import format_count, format_size
+from fragdoctor.units import format_count, format_size, plural
 
 REAL_HOLES_SHARE: Final = 0.1
 """``inactive_split_bytes`` above this share of reserved memory exceed the slack of any run."""
@@ -59,10 +59,8 @@ def _read(context: Context, last: MemoryStats) -> Hypothesis:
 
 def _after_ooms(last: MemoryStats, n_ooms: int, n_retries: int) -> Hypothesis:
     split, reserved = last.inactive_split_bytes or 0, last.reserved_bytes or 0
-    counts = (
-        f"{format_count(n_ooms)} {'request' if n_ooms == 1 else 'requests'} failed after "
-        f"{format_count(n_retries)} {'retry' if n_retries == 1 else 'retries'}"
-    )
+    retries = plural(n_retries, "retry", "retries")
+    counts = f"{plural(n_ooms, 'request')} failed after {retries}"
     cause, other = Cause.CAPACITY, Cause.FRAGMENTATION
     text = (
         f"{counts}, with {format_size(last.allocated_bytes)} of {format_size(reserved)} reserved "
@@ -81,8 +79,7 @@ def _after_ooms(last: MemoryStats, n_ooms: int, n_retries: int) -> Hypothesis:
 def _near_the_limit(context: Context, last: MemoryStats, n_retries: int) -> Hypothesis:
     climbing = context.is_series and count_rises(context.stats, "num_alloc_retries")
     text = (
-        f"No request failed, but {format_count(n_retries)} "
-        f"{'retry' if n_retries == 1 else 'retries'} had to flush the cache"
+        f"No request failed, but {plural(n_retries, 'retry', 'retries')} had to flush the cache"
         f"{' and the counter climbs' if climbing else ''}: the run is near its limit, with "
         f"{format_size(last.inactive_split_bytes)} of free cache stranded."
     )

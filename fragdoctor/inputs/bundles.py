@@ -14,8 +14,9 @@ from contextlib import ExitStack, contextmanager
 from os import PathLike, fspath
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, BinaryIO, Final, TypeVar, cast
+from typing import Any, BinaryIO, Final, TypeAlias, TypeVar, cast
 
+from msgspec import Struct
 from msgspec.structs import fields, replace
 
 from fragdoctor.errors import InputError, LimitExceeded, NotASnapshot, RefusedSnapshot
@@ -26,7 +27,8 @@ from fragdoctor.limits import DEFAULT_LIMITS
 from fragdoctor.model.case import BundleDevice, BundleFacts, OtherProcess, Overrides
 from fragdoctor.units import MIB, format_size
 
-T = TypeVar("T", BundleDevice, BundleFacts)
+T = TypeVar("T", bound=Struct)
+Readers: TypeAlias = Mapping[Any, Callable[[Any], Any]]
 
 MANIFEST: Final = "bundle.json"
 SNAPSHOT: Final = "snapshot.pickle"
@@ -246,20 +248,21 @@ def _facts(value: Mapping[str, Any]) -> BundleFacts:
     told = {
         **value,
         "command": value.get("command") or value.get("argv"),
-        "exception": _mapping(value.get("exception")).get("type"),
-        "oom_device": _mapping(value.get("oom")).get("device"),
+        "exception": mapping(value.get("exception")).get("type"),
+        "oom_device": mapping(value.get("oom")).get("device"),
         "unusable": None,
     }
-    facts = _checked(BundleFacts, told)
+    facts = checked(BundleFacts, told, READERS)
     return facts if facts.reason in REASONS else replace(facts, reason="")
 
 
-def _checked(kind: type[T], told: Mapping[str, Any]) -> T:
+def checked(kind: type[T], told: Mapping[str, Any], readers: Readers) -> T:
     """Return a struct made of what is told of each of its fields, by the field's type."""
-    return kind(**{f.name: _READERS[f.type](told.get(f.name)) for f in fields(kind)})
+    return kind(**{f.name: readers[f.type](told.get(f.name)) for f in fields(kind)})
 
 
-def _number(value: Any) -> int | None:
+def number(value: Any) -> int | None:
+    """Return a number from 0 on, or None for anything else."""
     is_number = type(value) is int and 0 <= value < _MAX_NUMBER
     return value if is_number else None
 
@@ -268,48 +271,51 @@ def _fraction(value: Any) -> float | None:
     return value if isinstance(value, float) and 0.0 < value < 1.0 else None  # 1 means "not set"
 
 
-def _text(value: Any) -> str:
+def text(value: Any) -> str:
+    """Return a text that is cut if it is too long, or "" for anything else."""
     return value[:_MAX_TEXT] if isinstance(value, str) else ""
 
 
 def _texts(value: Any) -> tuple[str, ...]:
-    return tuple(_text(word) for word in _listed(value) if isinstance(word, str))
+    return tuple(text(word) for word in listed(value) if isinstance(word, str))
 
 
 def _table(value: Any) -> dict[str, str]:
-    pairs = list(_mapping(value).items())[:_MAX_LISTED]
-    return {_text(k): _text(v) for k, v in pairs if isinstance(v, str)}
+    pairs = list(mapping(value).items())[:_MAX_LISTED]
+    return {text(k): text(v) for k, v in pairs if isinstance(v, str)}
 
 
 def _devices(value: Any) -> tuple[BundleDevice, ...]:
     found: dict[int, BundleDevice] = {}
-    for entry in map(_mapping, _listed(value)):
-        if (index := _number(entry.get("index"))) is not None:
+    for entry in map(mapping, listed(value)):
+        if (index := number(entry.get("index"))) is not None:
             told = {**entry, "total_bytes": entry.get("total_bytes") or None}
-            found.setdefault(index, _checked(BundleDevice, told))
+            found.setdefault(index, checked(BundleDevice, told, READERS))
     return tuple(found.values())
 
 
 def _processes(value: Any) -> tuple[OtherProcess, ...]:
-    entries = map(_mapping, _listed(value))
-    listed = ((_number(entry.get("pid")), _number(entry.get("bytes"))) for entry in entries)
-    return tuple(OtherProcess(pid, n) for pid, n in listed if pid is not None and n is not None)
+    entries = map(mapping, listed(value))
+    told = ((number(entry.get("pid")), number(entry.get("bytes"))) for entry in entries)
+    return tuple(OtherProcess(pid, n) for pid, n in told if pid is not None and n is not None)
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def mapping(value: Any) -> Mapping[str, Any]:
+    """Return an object, or an empty one for anything else."""
     return value if isinstance(value, dict) else {}
 
 
-def _listed(value: Any) -> Sequence[Any]:
-    return value[:_MAX_LISTED] if isinstance(value, list) else ()
+def listed(value: Any, most: int = _MAX_LISTED) -> Sequence[Any]:
+    """Return the first items of a list, or () for anything else."""
+    return value[:most] if isinstance(value, list) else ()
 
 
-_READERS: Final[Mapping[Any, Callable[[Any], Any]]] = {
+READERS: Final[Readers] = {
     bool: lambda value: value is True,
-    int: lambda value: _number(value) or 0,
-    int | None: _number,
+    int: lambda value: number(value) or 0,
+    int | None: number,
     float | None: _fraction,
-    str: _text,
+    str: text,
     Sequence[str]: _texts,
     Mapping[str, str]: _table,
     Sequence[BundleDevice]: _devices,

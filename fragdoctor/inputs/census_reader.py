@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, BinaryIO, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from fragdoctor.errors import InputError, LimitExceeded
+from fragdoctor.inputs.bundles import READERS, Readers, checked, listed, mapping, number, text
 from fragdoctor.model.census import Census, HoldingKind, Owner
 from fragdoctor.model.finding import Location
 from fragdoctor.units import MIB, format_size
@@ -23,7 +24,7 @@ _MAX_PATHS: Final = 100_000
 _MAX_STORAGES: Final = 1_000_000
 _MAX_FILES: Final = 5_000
 _MAX_LINES: Final = 50_000
-_MAX_TEXT: Final = 400
+_MAX_SOURCE: Final = 400
 _KINDS: Final = frozenset(str(k) for k in HoldingKind)
 
 
@@ -34,8 +35,7 @@ def read_censuses(file: BinaryIO) -> tuple[Census, ...]:
         InputError: the file is not a census of this version, or is too long.
     """
     value = _document(file, "fragdoctor-census")
-    entries = value.get("censuses")
-    found = [_census(e) for e in entries[:_MAX_CENSUSES]] if isinstance(entries, list) else []
+    found = [_census(e) for e in listed(value.get("censuses"), _MAX_CENSUSES)]
     return tuple(sorted((c for c in found if c is not None), key=lambda c: c.time_us))
 
 
@@ -48,11 +48,11 @@ def read_source_lines(file: BinaryIO) -> Mapping[str, Mapping[int, str]]:
     files = _document(file, "fragdoctor-sources").get("files")
     found: dict[str, dict[int, str]] = {}
     n_lines = 0
-    for name, lines in list(files.items())[:_MAX_FILES] if isinstance(files, dict) else ():
+    for name, lines in list(mapping(files).items())[:_MAX_FILES]:
         kept = {
-            int(n): text[:_MAX_TEXT]
-            for n, text in (lines.items() if isinstance(lines, dict) else ())
-            if n.isascii() and n.isdigit() and len(n) < 10 and isinstance(text, str)
+            int(n): said[:_MAX_SOURCE]
+            for n, said in mapping(lines).items()
+            if n.isascii() and n.isdigit() and len(n) < 10 and isinstance(said, str)
         }
         n_lines += len(kept)
         if n_lines > _MAX_LINES:
@@ -80,8 +80,9 @@ def _census(value: Any) -> Census | None:
     """Return a census, or None if its columns do not fit together."""
     if not isinstance(value, dict):
         return None
-    listed = value.get("owners")
-    owners = [_owner(o) for o in listed[:_MAX_OWNERS]] if isinstance(listed, list) else []
+    owners = [
+        checked(Owner, mapping(o), _READERS) for o in listed(value.get("owners"), _MAX_OWNERS)
+    ]
     columns = [
         _column(value.get(name), kind)
         for name, kind in (("devices", np.int32), ("addresses", np.uint64), ("sizes", np.int64),
@@ -93,14 +94,13 @@ def _census(value: Any) -> Census | None:
     if len({len(device), len(address), len(size), len(holder)}) != 1:
         return None
     known = (holder >= 0) & (holder < len(owners))
-    paths = value.get("paths")
-    texts = [_text(p) for p in paths[:_MAX_PATHS]] if isinstance(paths, list) else []
+    texts = [text(p) for p in listed(value.get("paths"), _MAX_PATHS)]
     part = _column(value.get("parts"), np.int32)
     if part is None or len(part) != len(holder):
         part = np.full(len(holder), -1, np.int32)
     return Census(
-        time_us=_number(value.get("time_us")),
-        step=_number(value.get("step")),
+        time_us=number(value.get("time_us")) or 0,
+        step=number(value.get("step")) or 0,
         is_complete=value.get("is_complete") is True,
         owners=tuple(owners),
         device=device,
@@ -123,30 +123,14 @@ def _column(value: Any, kind: Any) -> npt.NDArray[Any] | None:
         return None
 
 
-def _owner(value: Any) -> Owner:
-    fields: Mapping[str, Any] = value if isinstance(value, dict) else {}
-    kind = _text(fields.get("kind"))
-    return Owner(
-        name=_text(fields.get("name")),
-        kind=HoldingKind(kind) if kind in _KINDS else HoldingKind.TENSOR,
-        n_items=_number(fields.get("n_items")),
-        class_name=_text(fields.get("class_name")),
-        scope=_text(fields.get("scope")),
-        place=_place(fields.get("place")),
-        through=_text(fields.get("through")),
-        max_items=_number(fields.get("max_items")),
-    )
-
-
 def _place(value: Any) -> Location | None:
-    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 3:
+    if not isinstance(value, list) or len(value) != 3:
         return None
-    return Location(_text(value[0]), _number(value[1]), _text(value[2]))
+    return Location(text(value[0]), number(value[1]) or 0, text(value[2]))
 
 
-def _number(value: Any) -> int:
-    return value if type(value) is int and 0 <= value < 1 << 62 else 0
-
-
-def _text(value: Any) -> str:
-    return value[:_MAX_TEXT] if isinstance(value, str) else ""
+_READERS: Final[Readers] = {
+    **READERS,
+    HoldingKind: lambda value: HoldingKind(value) if text(value) in _KINDS else HoldingKind.TENSOR,
+    Location | None: _place,
+}

@@ -110,7 +110,8 @@ def place_of(plain: str) -> str:
         parts.append(_counted("epoch", epoch.group(1), epoch.group(2)))
     bar = _BAR.search(lowered) if "%|" in lowered else None
     if bar is not None:
-        name = "" if epoch else _description(lowered[max(0, bar.start() - 40) : bar.start()])
+        said = _DESCRIPTION.search(lowered, max(0, bar.start() - 40), bar.start())
+        name = f"{said[1].strip()} " if said and not epoch else ""
         parts.append(f"{name}{bar.group(2)}/{bar.group(3)}")
         return ", ".join(parts)
     step = _STEP.search(lowered)
@@ -122,11 +123,6 @@ def place_of(plain: str) -> str:
 
 def _counted(name: str, value: str, total: str | None) -> str:
     return f"{name} {value}/{total}" if total else f"{name} {value}"
-
-
-def _description(before: str) -> str:
-    match = _DESCRIPTION.search(before)
-    return f"{match.group(1).strip()} " if match else ""
 
 
 TRIAL_LITERALS: Final = (
@@ -225,9 +221,16 @@ _RESTART: Final = re.compile(
 _WATCHDOG: Final = re.compile(r"watchdog[^.]{0,80}(?:timeout|timed out|terminated|exception|hang)")
 _ERROR: Final = re.compile(r"(?:cuda|hip) error(?::| \(|\s?\d)")
 _NEGATED: Final = re.compile(r"(?:max_restarts|no (?:retry|restart)|without (?:retry|restart))")
+_HAPPENINGS: Final = (
+    (_NEGATED, None),
+    (_WATCHDOG, SceneKind.COLLECTIVE),
+    (_ERROR, SceneKind.CUDA_ERROR),
+    (_RESTART, SceneKind.RESTART),
+    (_SMALLER, SceneKind.RETRY),
+)
 
 
-def happening_of(plain: str) -> tuple[SceneKind | None, int | None]:  # noqa: PLR0911 - one per kind
+def happening_of(plain: str) -> tuple[SceneKind | None, int | None]:
     """Return the event that a line reports and its counter, or (None, None) for other lines."""
     lowered = plain[:1000].lower()
     counted = _COUNTED.search(lowered) or _FLUSHES.search(lowered)
@@ -235,17 +238,7 @@ def happening_of(plain: str) -> tuple[SceneKind | None, int | None]:  # noqa: PL
         n = int(counted.group(1))
         kind = SceneKind.CACHE_FLUSH if "flushes" in counted.group() else SceneKind.RETRY
         return (kind, n) if n else (None, None)
-    if _NEGATED.search(lowered):
-        return None, None
-    if _WATCHDOG.search(lowered):
-        return SceneKind.COLLECTIVE, None
-    if _ERROR.search(lowered):
-        return SceneKind.CUDA_ERROR, None
-    if _RESTART.search(lowered):
-        return SceneKind.RESTART, None
-    if _SMALLER.search(lowered):
-        return SceneKind.RETRY, None
-    return None, None
+    return next((kind for said, kind in _HAPPENINGS if said.search(lowered)), None), None
 
 
 FIGURE_LITERALS: Final = ("alloc", "reserved", "mem", "mib /", "vram", "max_ma")

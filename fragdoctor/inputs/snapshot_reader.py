@@ -433,23 +433,15 @@ def estimate_versions(tables: Mapping[str, Any]) -> tuple[str, str]:
     ``tables`` are the native reader's; ``keys_seen``, ``settings`` and ``actions_seen`` are used.
     """
     seen: Mapping[str, list[str]] = tables["keys_seen"]
-    low = 0
-    high = len(_VERSIONS)
-    for table, key, version in _SINCE:
-        if key in seen[table]:
-            low = max(low, _VERSIONS.index(version))
-    for key, version in _SETTINGS_SINCE:
-        if key in (tables["settings"] or {}):
-            low = max(low, _VERSIONS.index(version))
-    mapped = 1 << Action.SEGMENT_MAP | 1 << Action.SEGMENT_UNMAP
-    if tables["actions_seen"] & mapped:
-        low = max(low, _VERSIONS.index("2.1"))
-    for table, key, version in _UNTIL:
-        if seen[table] and key not in seen[table]:
-            high = min(high, _VERSIONS.index(version))
+    since = [version for table, key, version in _SINCE if key in seen[table]]
+    since += [version for key, version in _SETTINGS_SINCE if key in (tables["settings"] or {})]
+    if tables["actions_seen"] & (1 << Action.SEGMENT_MAP | 1 << Action.SEGMENT_UNMAP):
+        since.append("2.1")
+    until = [version for table, key, version in _UNTIL if seen[table] and key not in seen[table]]
     if "history" in seen["block"]:
-        high = min(high, _VERSIONS.index("2.0"))
-    high = max(high, low)
+        until.append("2.0")
+    low = max(map(_VERSIONS.index, since), default=0)
+    high = max(min(map(_VERSIONS.index, until), default=len(_VERSIONS)), low)
     return (
         _VERSIONS[low] if low else "",
         _VERSIONS[high] if high < len(_VERSIONS) - 1 else "",

@@ -103,8 +103,9 @@ def _repeats(entries: Iterable[MemoryStats]) -> bool:
 
 
 def _read_json(text: str, label: str) -> tuple[list[MemoryStats], bool]:
-    stripped = text.strip()
-    if stripped[:1] not in {"{", "["} or _is_one_of_many_lines(stripped):
+    stripped, limit = text.strip(), DEFAULT_LIMITS.max_json_bytes
+    is_of_lines = len(stripped) > limit and "\n" in stripped[:limit]  # too long to parse whole
+    if stripped[:1] not in {"{", "["} or is_of_lines:
         return _read_json_lines(text, label)
     try:
         value = _loads(stripped)
@@ -112,12 +113,6 @@ def _read_json(text: str, label: str) -> tuple[list[MemoryStats], bool]:
         return _read_json_lines(text, label)
     entries = list(_entries(value, None, label, 0))
     return entries, _repeats(entries)
-
-
-def _is_one_of_many_lines(text: str) -> bool:
-    """Return whether a text is too long to be parsed whole, but its first line is not."""
-    limit = DEFAULT_LIMITS.max_json_bytes
-    return len(text) > limit and "\n" in text[:limit]
 
 
 def _loads(text: str) -> Any:
@@ -179,24 +174,23 @@ def _entries(value: Any, device: int | None, label: str, depth: int) -> Iterator
 
 def _flat(value: Mapping[str, Any]) -> dict[str, int]:
     """Return the statistics of an object in flat form, or an empty dict if it has none."""
-    flat: dict[str, int] = {}
-    for key, item in value.items():
-        root = str(key).partition(".")[0]
-        if root in _SCALARS or (root in _FAMILIES and "." in str(key)):
-            if _is_number(item):
-                flat[str(key)] = int(item)
-        elif (root in _FAMILIES or root.startswith("reserved_bytes_by")) and isinstance(item, dict):
-            _flatten(root, item, flat, 0)
-    return flat
+    return {
+        name: n
+        for name, n in _numbers(value)
+        if (root := name.partition(".")[0]) in _SCALARS
+        or ("." in name and (root in _FAMILIES or root.startswith("reserved_bytes_by")))
+    }
 
 
-def _flatten(prefix: str, value: Mapping[str, Any], flat: dict[str, int], depth: int) -> None:
+def _numbers(
+    value: Mapping[str, Any], prefix: str = "", depth: int = 0
+) -> Iterator[tuple[str, int]]:
+    """Yield the numbers of nested objects, with the keys that lead to each joined by dots."""
     for key, item in value.items():
-        name = f"{prefix}.{key}"
-        if isinstance(item, dict) and depth < _MAX_DEPTH:
-            _flatten(name, item, flat, depth + 1)
+        if isinstance(item, dict) and depth <= _MAX_DEPTH:
+            yield from _numbers(item, f"{prefix}{key}.", depth + 1)
         elif _is_number(item):
-            flat[name] = int(item)
+            yield f"{prefix}{key}", int(item)
 
 
 def _is_number(value: Any) -> bool:

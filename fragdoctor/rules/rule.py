@@ -98,6 +98,11 @@ class Context(Struct, frozen=True):
         return self.case.snapshot
 
     @property
+    def backend(self) -> str:
+        """Backend of the message, or CUDA without one."""
+        return "cuda" if self.message is None else self.message.backend
+
+    @property
     def settings(self) -> AllocatorSettings | None:
         """The recorded settings, or None if no file records them."""
         snapshot = self.case.snapshot

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from fragdoctor.analysis.attention_scores import find_attention_scores
 from fragdoctor.diagnosis.remedies.capacity import SHORT_OF_MEMORY, SavingRemedy
 from fragdoctor.diagnosis.remedies.outside_pytorch import one_tensor_text
 from fragdoctor.diagnosis.remedies.remedy import FITS, HELPS, Burden, JudgedCase, Proposal
@@ -61,20 +60,18 @@ class FusedAttention(SavingRemedy):
 
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
         """Return the edits that remove scores, attention weights and their gradients."""
-        analysis, bench = case.context.analysis, case.bench
-        if analysis is None or bench is None:
+        bench = case.bench
+        if bench is None or not len(bench.attention_scores):
             return ()
-        rows = find_attention_scores(analysis.trace, bench.requests)
-        return (requests_removed(rows),) if len(rows) else ()
+        return (requests_removed(bench.attention_scores),)
 
 
 def scores_line(case: JudgedCase) -> Location | None:
     """Return the line of the first scores that are seen to be made, or None."""
-    analysis, bench = case.context.analysis, case.bench
-    if analysis is None or bench is None:
+    bench = case.bench
+    if bench is None:
         return None
-    rows = find_attention_scores(analysis.trace, bench.requests)
-    stacks = analysis.trace.events.stack[rows].tolist()
+    stacks = bench.reproduction.trace.events.stack[bench.attention_scores].tolist()
     return next((line for s in stacks if (line := case.context.user_line(s)) is not None), None)
 
 

@@ -138,14 +138,10 @@ def less_to_run(case: JudgedCase) -> tuple[str, str]:
     graph = without_graph(case)
     is_full = not graph and is_full_of_weights(case)
     title = (
-        GRADIENTS_OFF
-        if graph
-        else (
-            "Keep less of the model on the GPU"
-            if is_full
-            else "Give the model less input at a time"
-        )
+        "Keep less of the model on the GPU" if is_full else "Give the model less input at a time"
     )
+    if graph:
+        title = GRADIENTS_OFF
     both = (Change.WEIGHTS, Change.BATCH) if is_full else (Change.BATCH, Change.WEIGHTS)
     own = words_together(case, *both)
     if own:

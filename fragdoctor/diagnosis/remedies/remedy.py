@@ -276,7 +276,7 @@ class JudgedCase(Struct, frozen=True, dict=True):
     @property
     def backend(self) -> str:
         """Backend of the message, or CUDA without one."""
-        return self.message.backend if self.message is not None else "cuda"
+        return self.context.backend
 
     @property
     def is_library_failure(self) -> bool:
