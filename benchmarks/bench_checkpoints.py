@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from unequal_models import HELD_OUT, LOOKED, MODELS
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.model.rehearsal import Rehearsal
+from fragdoctor.rehearsal.prescription.catalogue import Traits
 from fragdoctor.rehearsal.prescription.search import CureSearch
 from fragdoctor.rehearsal.process import RehearsalConditions, rehearsed_gpu
 from fragdoctor.rehearsal.programs import Program
@@ -61,12 +61,10 @@ class Comparison(CureSearch):
         )
         super().__init__(program, conditions, None, 1e5)
 
-    def _search(self, found: Rehearsal) -> None:
-        self._can_checkpoint = True
-        self._peak_bytes = found.peak_allocated_bytes
-        self._n_flops = found.traits["n_flops"]
-        paths = [part["path"] for part in found.traits["parts"]]
-        numbers = [paths.index(path) for path in found.traits["blocks"] if path in paths]
+    def _search(self, traits: Traits) -> None:
+        self._n_flops = traits["n_flops"]
+        paths = [part["path"] for part in traits["parts"]]
+        numbers = [paths.index(path) for path in traits["blocks"] if path in paths]
         for how, chosen in (
             ("all blocks", numbers),
             ("every 2nd", numbers[::2]),
@@ -98,12 +96,14 @@ class Comparison(CureSearch):
             self.missing.append(f"{how}: {err.message}")
             return
         self._capacity_bytes = other[0]
-        begin = len(self._tried)
-        if other[0] >= self._needs_bytes:
-            ours = (self._needs_bytes, self._peak_bytes, 0.0)
+        self._conditions = replace(self._conditions, fitting_bytes=other[0])
+        self._tried = []  # they were judged by another limit
+        as_it_is = self._as_it_is
+        if other[0] >= as_it_is.needs_bytes:
+            ours = (as_it_is.needs_bytes, as_it_is.found.peak_allocated_bytes, 0.0)
         else:
             self._checkpoint()
-            fitting = [one for one in self._tried[begin:] if one.fits]
+            fitting = [one for one in self._tried if one.fits]
             if not fitting:
                 self.missing.append(f"{how}: needs {other[0] / MIB:.0f} MiB, none of ours does")
                 return
@@ -118,11 +118,11 @@ class Comparison(CureSearch):
         before, self._program = self._program, program
         try:
             conditions = replace(self._conditions, observes=True, treatments=specs)
-            found, needs_bytes = self._rehearse(conditions, 1)
+            seen = self._rehearse(conditions)
         finally:
             self._program = before
-        again = found.traits["n_flops"] / self._n_flops - 1
-        return needs_bytes, found.peak_allocated_bytes, again
+        again = seen.found.traits["n_flops"] / self._n_flops - 1
+        return seen.needs_bytes, seen.found.peak_allocated_bytes, again
 
 
 def main(argv: Sequence[str]) -> None:

@@ -246,7 +246,7 @@ def _follow(
         return
     decided = [one for one in continued.recommendations if _state(one) is not OutlookState.OPEN]
     for one in decided[:_MOST_CONTINUED]:
-        _say(f"Continued with the rehearsal, {one.title}: {wins(one, continued)}")
+        _say(f"Continued with the rehearsal: {one.title}. {wins(one, continued)}")
     others = {*map(_state, continued.rejected)} - {OutlookState.OPEN}
     if others == {OutlookState.FAILS} and not decided:
         _say("Continued with the rehearsal, no setting of the allocator lets it finish.")

@@ -312,3 +312,28 @@ def test_batch_of_a_program_that_does_not_train_is_made_smaller(stage: Stage) ->
     assert one["title"] == "batches of 32 where nothing is trained"
     assert one["lines"] == ["MAX_BATCH = 32  # line 4"]
     assert one["numerics"] == "exact"
+
+
+KEPT = """
+import torch
+from torch import nn
+batch_size = 1024
+model = nn.Linear(256, 4096).cuda().eval()
+kept = []
+with torch.no_grad():
+    for step in range(8):
+        kept.append(model(torch.randn(batch_size, 256, device="cuda")))
+"""
+
+
+def test_results_that_are_kept_are_not_said_to_shrink_with_the_batch(stage: Stage) -> None:
+    """A loop of as many rounds would compute less."""
+    stage.script(KEPT)
+
+    done = stage.run("--cure", "--fits-on", "90MiB", "--format", "json", "train.py")
+    found = json.loads(done.stdout)
+
+    assert [found["tried"][0]["fits"], found["needs_bytes"] > 90 * 2**20] == [True, True]
+    codes = [part["code"] for one in found["tried"] for part in one["treatments"]]
+    assert codes[0] == "held-on-host"
+    assert "evaluation-batch" not in codes

@@ -379,7 +379,7 @@ def test_results_that_a_program_gathers_are_held_on_the_host(tmp_path: Path) -> 
         "kept.append(y)", "kept.append(y if step == 5 else y.cpu())\n        del y"
     )
     as_it_is = rehearsed(tmp_path, LM + GATHERED).peak_allocated_bytes
-    (line,) = held_lines(read_snapshot(tmp_path / "s.pickle"))
+    ((line, gathers),) = held_lines(read_snapshot(tmp_path / "s.pickle")).items()
 
     treated = peak(tmp_path, LM + GATHERED, f"held-on-host:{line.filename}:{line.line}")
 
@@ -387,6 +387,7 @@ def test_results_that_a_program_gathers_are_held_on_the_host(tmp_path: Path) -> 
     # Blocks end up in other holes, from which up to 1 MiB is not split off.
     assert abs(treated - peak(tmp_path, LM + by_hand)) <= 2**20
     assert treated < as_it_is - 4 * 2 * 2048 * 8192
+    assert gathers
 
 
 CACHED = """
@@ -526,7 +527,7 @@ def test_parameters_that_the_program_makes_on_the_gpu_are_not_held(tmp_path: Pat
     text = MODEL.replace("nn.Linear(256, 256)", "nn.Linear(256, 256, device='cuda')")
     rehearsed(tmp_path, text.replace("256, 1024", "256, 1024, device='cuda'") + LOOP)
 
-    assert held_lines(read_snapshot(tmp_path / "s.pickle")) == []
+    assert held_lines(read_snapshot(tmp_path / "s.pickle")) == {}
 
 
 @pytest.mark.slow
@@ -1168,6 +1169,8 @@ def test_batches_of_loaders_that_one_line_makes_are_told_apart_by_their_size(
 CLASSES_OF = "torch.nn.functional.cross_entropy(z, y)"
 SMOOTHED = CLASSES_OF.replace("y)", "y, label_smoothing=0.1)")
 DRAWN = "y = torch.randint(64, (len(x),), device='cuda')"
+SHUFFLED = "p = torch.randperm(len(z), device='cuda')"
+FROM = "import torch.nn.functional as F"
 OF_ROWS = "loss = model(x.cuda()).square().mean()"
 
 
@@ -1225,6 +1228,26 @@ def test_gradients_that_a_loss_is_made_of_are_no_pass_of_their_own(tmp_path: Pat
         (lost(CLASSES_OF, DRAWN), ""),
         (lost(SMOOTHED, DRAWN), ""),
         (lost(CLASSES_OF, DRAWN.replace("x),", "x), 9"), "y = y[:, 1:2].flatten()"), ""),
+        (lost("(z * z[p]).mean()", SHUFFLED), "different orders"),
+        (lost("(z * z.index_select(0, p)).mean()", SHUFFLED), "different orders"),
+        (lost("(z[p] * x[p]).mean()", SHUFFLED, "x = x.cuda()[:, :64]"), ""),
+        (lost("(z[p] * z.gather(0, p[:, None])).mean()", SHUFFLED), "different orders"),
+        (lost("(z + torch.zeros_like(z).index_add_(0, p, z)).mean()", SHUFFLED), "orders"),
+        (lost("(z[:, 0] * z[torch.arange(len(z)), y]).mean()", DRAWN), ""),
+        (lost("(z[:, 0] * z.gather(1, y[:, None])[:, 0]).mean()", DRAWN), ""),
+        (lost("z[z[:, 0] > 0].mean()"), "by their values"),
+        (lost("(z[1:] - z[:-1]).square().mean()"), "in proportion"),
+        (lost("z.topk(len(z) // 4, 0).values.mean()"), "topk"),
+        (lost("(z + z.roll(64)).mean()"), "roll"),
+        (lost("(z + z.roll(3, 1)).mean()"), ""),
+        (
+            lost("F.scaled_dot_product_attention(z, z, z).mean()", FROM, "z = z[None, None]"),
+            "atten",
+        ),
+        (
+            lost("F.conv1d(z, z.new_ones(64, 64, 3), padding=1).mean()", FROM, "z = z.T[None]"),
+            "conv",
+        ),
     ],
 )
 def test_parts_of_a_batch_add_up_where_each_row_is_by_itself(

@@ -1,11 +1,11 @@
 """Whether a loss is a mean or a sum over the rows of a batch, so that its parts add up to it.
 
 The operations of a rehearsal are compared with those of one with a part of the batch: dimensions
-that are smaller there are rows. A loss adds up if no operation has rows along two dimensions,
-normalizes along rows, or reduces them in any way but an equally weighted sum or mean, and if only
-sums and factors follow. If it is unclear, the loss is taken not to add up. The ratio of a part's
-loss to the whole loss, if all rows are equal, tells a mean from a sum: it is 1 for a mean, and the
-share of the rows for a sum.
+that are smaller there, in proportion, are rows. A loss adds up if no operation has rows along two
+dimensions, looks along rows, combines rows that are in different orders, or reduces them in any way
+but an equally weighted sum or mean, and if only sums and factors follow. If it is unclear, the loss
+is taken not to add up. The ratio of a part's loss to the whole loss, if all rows are equal, tells a
+mean from a sum: it is 1 for a mean, and the share of the rows for a sum.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ from typing import Any, Final
 Node = Sequence[Any]
 """A node as in ``engine/treatments/dataflow.py``: name, shapes, what it reads, dimensions."""
 
-_ALONG: Final = {"_log_softmax", "_softmax", "cumsum", "flip", "roll", "sort"}
-"""Operations that look along a dimension that they leave as it is."""
+_ALONG: Final = {
+    "_log_softmax", "_softmax", "cummax", "cummin", "cumprod", "cumsum", "flip", "logcumsumexp",
+    "roll", "sort", "topk",
+}  # fmt: skip
+"""Operations that look along a dimension, and keep it."""
 _LINEAR: Final = {"_to_copy", "add", "cat", "clone", "mean", "neg", "rsub", "stack", "sub", "sum"}
 _SUMS: Final = {
     "addmm", "binary_cross_entropy", "bmm", "dot", "huber_loss", "mean", "mm", "mse_loss",
@@ -30,6 +33,9 @@ _EMPTY: Final = ("aten::empty", "aten::resize_")
 _MEAN: Final = 1
 """``at::Reduction`` of a mean; 2 is a sum."""
 _UNEQUAL: Final = "the loss is neither a sum nor a mean over the rows of a batch"
+
+Order = tuple[str, ...] | None
+"""By what the rows of a result were moved, one after the other; None = they are all equal."""
 
 
 class _MixesError(Exception):
@@ -60,6 +66,7 @@ def _scale(whole: Sequence[Node], part: Sequence[Node], share: float) -> float:
         raise _MixesError("what is computed depends on the size of the batch")
     has_rows: list[bool] = []
     is_sum: list[bool] = []
+    orders: list[Order] = []
     scales: list[float] = []
     for (full_name, shapes, read, about), (_, fewer, _, other) in zip(whole, part, strict=True):
         reads = [] if full_name.startswith(_EMPTY) else read  # what was there does not matter
@@ -68,11 +75,14 @@ def _scale(whole: Sequence[Node], part: Sequence[Node], share: float) -> float:
         if name in _FACTORS and about.get("other") and other.get("other"):
             ratio = other["other"] / about["other"]
             reads = reads[:1]  # such a number may be a count of rows
-        along = [_differing(*pair) for pair in zip(shapes, fewer, strict=False)]
+        along = [_differing(*pair, share) for pair in zip(shapes, fewer, strict=False)]
         sums = [n for n in reads if is_sum[n]]
+        rows = _differing(about["of"], other["of"], share) if "of" in about else []
+        moves = {at: by for dim, by, at in about.get("moves", ()) if dim in rows}
         is_by_row = not reads or _is_by_row(name, len(shapes[0]), along, about)
         if (sums and any(along)) or not is_by_row:
             raise _MixesError(f"{full_name} combines rows of the batch")
+        order = _order(full_name, [orders[n] if has_rows[n] else None for n in reads], moves)
         is_reduced = not any(along) and any(has_rows[n] for n in reads)
         is_linear = name in _LINEAR or (name in _FACTORS and len(sums) == 1 and shapes == [[]])
         if (is_reduced and (sums or name not in _SUMS)) or (sums and not is_linear):
@@ -87,6 +97,7 @@ def _scale(whole: Sequence[Node], part: Sequence[Node], share: float) -> float:
         if ratio:
             scale = scale * ratio if name == "mul" else scale / ratio
         has_rows.append(any(along))
+        orders.append(order)
         is_sum.append(is_reduced or bool(sums))
         scales.append(scale)
     return scales[-1] if is_sum and is_sum[-1] else 1.0
@@ -102,10 +113,30 @@ def _among(name: str, scales: Sequence[float]) -> float:
     return scale
 
 
-def _differing(shape: Sequence[int], fewer: Sequence[int]) -> list[int]:
+def _differing(shape: Sequence[int], fewer: Sequence[int], share: float) -> list[int]:
     if len(shape) != len(fewer):
         return [*range(len(shape))]
-    return [n for n, pair in enumerate(zip(shape, fewer, strict=True)) if pair[0] != pair[1]]
+    pairs = zip(shape, fewer, strict=True)
+    along = {n: less / size for n, (size, less) in enumerate(pairs) if size != less}
+    if not all(math.isclose(one, share) for one in along.values()):
+        raise _MixesError("what is computed is not in proportion to the size of the batch")
+    return [*along]
+
+
+def _order(name: str, orders: Sequence[Order], moves: dict[int, str]) -> Order:
+    """Return the order of an operation's rows, from those of its inputs and what moves the first.
+
+    Indices that move rows have no order themselves, and neither have constants.
+    """
+    if not all(moves.values()):
+        raise _MixesError(f"{name} chooses rows of the batch by their values")
+    if moves:
+        orders = [(*(orders[0] or ()), *moves.values()), *orders[1:]]
+    found = {one for n, one in enumerate(orders) if one is not None and n not in moves}
+    if len(found) > 1:
+        raise _MixesError(f"{name} combines rows of the batch that are in different orders")
+    is_constant = name.startswith(_EMPTY) or "::fill_" in name or "::zero_" in name
+    return found.pop() if found else None if is_constant else ()
 
 
 def _is_by_row(name: str, n_dims: int, along: list[list[int]], about: dict[str, Any]) -> bool:
@@ -114,6 +145,9 @@ def _is_by_row(name: str, n_dims: int, along: list[list[int]], about: dict[str, 
         return False
     if "batch_norm" in name:  # an instance norm treats rows as channels
         return not about.get("training", True) or along[0] != [0]
+    if "attention" in name or "convolution" in name:  # they look along all the other dimensions
+        return all(dim < 2 for dim in along[0])
     dims = about.get("dim", about.get("dims", -1)) if name in _ALONG else []
     dims = dims if isinstance(dims, list) else [dims]
+    dims = dims or range(n_dims if name == "roll" else 0)  # all elements are rolled
     return {dim % max(n_dims, 1) for dim in dims}.isdisjoint(along[0])

@@ -26,24 +26,37 @@ MIN_SHARE: Final = 0.05
 MAX_LINES: Final = 3
 
 
-def held_lines(snapshot: Snapshot) -> list[Location]:
-    """Return the lines that hold most at the peak of allocated memory, the largest first."""
+def held_lines(snapshot: Snapshot) -> dict[Location, bool]:
+    """Return the lines that hold most at the peak of allocated memory, the largest first.
+
+    Of each, return whether it gathers: several that it made since a module was first called are
+    left. Smaller batches leave what is gathered as it is, since there are more of them.
+    """
     trace = trace_of(snapshot)
     lives = trace.lives
     peak = int(trace.totals.allocated_bytes.argmax())
     rows = lives.allocated_at(peak)
-    made = np.stack([lives.stack[rows], ModulePaths.of(trace).of_row[rows]])
+    modules = ModulePaths.of(trace).of_row
+    first = lives.start[modules >= 0].min(initial=peak)
+    made = np.stack([lives.stack[rows], modules[rows], lives.start[rows] > first])
     kinds, of_kind, counts = np.unique(made, axis=1, return_inverse=True, return_counts=True)
     sums = np.bincount(of_kind.ravel(), lives.size_bytes[rows], len(counts))
     held: dict[int, int] = {}
-    for (stack, module), n_left, n_bytes in zip(kinds.T.tolist(), counts, sums, strict=True):
+    gathering = set()
+    for (stack, module, is_late), n_left, n_bytes in zip(
+        kinds.T.tolist(), counts, sums, strict=True
+    ):
         line = _line_of(snapshot, trace.stacks.classes, stack, is_called=module >= 0)
         if line >= 0 and (module < 0 or n_left >= MIN_CALLS):
             held[line] = held.get(line, 0) + int(n_bytes)
+            gathering |= {line} if is_late and n_left >= MIN_CALLS else set()
     least = MIN_SHARE * trace.totals.peak_allocated_bytes
     most = sorted(held.items(), key=lambda one: -one[1])[:MAX_LINES]
-    frames = [snapshot.frame(line) for line, n in most if n >= least]
-    return [Location(frame.filename, frame.line, frame.function) for frame in frames]
+    frames = {line: snapshot.frame(line) for line, n in most if n >= least}
+    return {
+        Location(frame.filename, frame.line, frame.function): line in gathering
+        for line, frame in frames.items()
+    }
 
 
 def _line_of(snapshot: Snapshot, classes: U8, stack: int, *, is_called: bool) -> int:

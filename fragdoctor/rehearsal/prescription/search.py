@@ -120,7 +120,7 @@ class CureSearch:
         self._bases: dict[tuple[str, ...], Checkpoints] = {}
         self._learned: set[tuple[str, ...]] = set()
         self._observed: tuple[tuple[str, ...], _Seen | ConfigError] = (), ConfigError("")
-        self._held: list[Location] = []
+        self._held: dict[Location, bool] = {}
         self._expandable: list[Treatment] = []
         self._expanded: list[Tried] = []  # what would fit but for gaps between its blocks
         self._notes: list[str] = []
@@ -257,7 +257,10 @@ class CureSearch:
             self._hold()  # smaller batches leave what is gathered as it is
         traits = self._with_batch(traits)
         self._split_batch(catalogue.batch_size(traits), partial(catalogue.accumulated, traits))
-        self._split_batch(catalogue.evaluated_size(traits), partial(catalogue.evaluated_in, traits))
+        # With a smaller number, a loop of as many rounds would gather less.
+        if traits["evaluated"] or not any(self._held.values()):
+            evaluated = partial(catalogue.evaluated_in, traits)
+            self._split_batch(catalogue.evaluated_size(traits), evaluated)
         self._checkpoint()
         for treatment in (one for one in simple if one not in first):
             tried = self._try(treatment, is_base=treatment.code in {*BESIDE, *ON_TOP})

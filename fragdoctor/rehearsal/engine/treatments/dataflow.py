@@ -21,8 +21,10 @@ MAX_LOSSES: Final = 4
 GIVEN: Final = "given"
 """Stands in for the operation if a tensor already existed."""
 _ABOUT: Final = ("dim", "dims", "training", "reduction", "other")
+_USUAL: Final = ("dims", "reduction")
 _SCALES: Final = "aten::_amp_"
 """Operations that choose the scale of a loss for the next step; the batch size does not matter."""
+_MASKS: Final = (torch.bool, torch.uint8)
 _COPIES: Final = ("aten::clone", "aten::_to_copy")
 
 MAX_REACHED: Final = 100_000
@@ -32,8 +34,9 @@ _COUNTED_EACH: Final = 50_000
 Node = tuple[str, list[list[int]], list[int], dict[str, Any]]
 """An operation: name, shapes of its results, numbers of the nodes it reads, and some arguments.
 
-These are: which dimensions, how it reduces them, by which number it multiplies or divides, and, for
-a loss over classes, whether rows have unequal weights.
+These are: which dimensions, how it reduces them, by which number it multiplies or divides, whether
+a loss over classes gives rows unequal weights, and, for an indexed tensor, its shape and what moves
+its elements.
 """
 
 
@@ -88,14 +91,16 @@ class Losses:
         if written <= read.keys() and not op._schema.is_mutable:
             return  # a view
         arguments = op._schema.arguments
-        # PyTorch leaves a reduction out if it is the usual one, a mean.
-        named = {one.name: one.default_value for one in arguments if one.name == "reduction"}
+        # PyTorch leaves arguments out if they are as usual, a mean or all elements.
+        named = {one.name: one.default_value for one in arguments if one.name in _USUAL}
         named |= dict(zip((one.name for one in arguments), args, strict=False)) | kwargs
         about = {name: named[name] for name in _ABOUT if name in named}
         other = about.get("other")
         if isinstance(other, torch.Tensor):
             values = session.current().known.of(other) if other.is_cuda else other
             about["other"] = None if values is None or other.dim() else float(values)
+        if moves := self._moves(named, [*read]):
+            about |= {"moves": moves, "of": list(named["self"].shape)}
         if "ignore_index" in named:
             is_weighted = named.get("weight") is not None
             about["is_weighted"] = is_weighted or self._ignores(named["target"], named)
@@ -116,6 +121,35 @@ class Losses:
     def _made(self, address: int, tensor: Any) -> _Made:
         known = self._of.get(address)
         return self._add(GIVEN, [list(tensor.shape)], [], {}, {address}) if known is None else known
+
+    def _moves(self, named: dict[str, Any], read: list[int]) -> list[tuple[int, str, int]]:
+        """Return along which dimensions indices move elements, by what, and which read that is.
+
+        Indices that are known to count up leave the elements where they are. Equal ones have the
+        same name. A mask that chooses has none: how many it keeps depends on its values.
+        """
+        found: list[tuple[int, Any]] = []
+        if isinstance(named.get("index"), torch.Tensor) and "dim" in named:
+            found = [(named["dim"] % max(named["self"].dim(), 1), named["index"])]
+        elif isinstance(named.get("indices"), list | tuple):
+            for one in named["indices"]:
+                n_dims = one.dim() if one is not None and one.dtype in _MASKS else 1
+                found += [(len(found) + n, one) for n in range(n_dims)]
+        moves = []
+        for dim, index in found:
+            if index is None or (index.dtype in _MASKS and "values" in named):
+                continue
+            at = next(iter(addresses(index)), 0)
+            values = session.current().known.of(index) if index.is_cuda else index
+            by = f"{self._made(at, index).number} {index.storage_offset()} {index.shape}"
+            if index.dtype in _MASKS:
+                by = ""
+            elif values is not None:
+                if torch.equal(values.flatten(), torch.arange(named["self"].shape[dim])):
+                    continue
+                by = str(hash(values.numpy().tobytes()))
+            moves.append((dim, by, read.index(at) if at in read else -1))
+        return moves
 
     def _ignores(self, target: Any, named: dict[str, Any]) -> bool:
         """Return whether a loss ignores some labels, or may: the step's own labels are unknown."""
