@@ -172,6 +172,7 @@ class Prescription(Struct, frozen=True):
             was rehearsed as a file of its own and needs the same. Empty if the place is open.
         optimizer_place: the line that makes the optimizer, the last of the user's own, or the last
             of several optimizers; None if it is not known.
+        trains: whether the program ran a backward pass as far as it was rehearsed.
     """
 
     target: str
@@ -185,6 +186,7 @@ class Prescription(Struct, frozen=True):
     notes: Sequence[str] = ()
     diff: Sequence[str] = ()
     optimizer_place: Location | None = None
+    trains: bool = True
 
     @property
     def fits(self) -> bool:

@@ -971,6 +971,18 @@ def test_words_of_the_framework_stand_in_place_of_a_sketch() -> None:
     assert "for ..." not in text
 
 
+def test_program_that_trains_nothing_is_promised_no_gradients() -> None:
+    shorter = Treatment("evaluated-in", "batches of 8", Numerics.EXACT)
+    found = Prescription(
+        "ask.py", "", 1, 2, False, [Tried([shorter], True, 1, 1)], [], trains=False
+    )
+
+    text = render(document(found), RenderOptions())
+
+    assert "same results" in text
+    assert "gradients" not in text
+
+
 COMPILED = """
 import torch
 from torch import nn

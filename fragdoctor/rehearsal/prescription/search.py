@@ -191,6 +191,7 @@ class CureSearch:
             notes=[*found.notes, *self._notes],
             diff=diff,
             optimizer_place=Location(place["filename"], place["line"], "") if place else None,
+            trains=bool(traits["trains"]),
         )
 
     def _keep_own_limit(self, allowed_bytes: int | None) -> None:

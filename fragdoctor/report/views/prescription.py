@@ -43,11 +43,12 @@ def document(found: Prescription) -> doc.ReportDocument:
     if cure is not None and not found.fits:
         lead = [
             doc.Paragraph(["Cheapest change that fits: ", doc.strong(cure.title), "."]),
-            doc.Paragraph(f"{_figures(cure)}."),
+            doc.Paragraph(f"{_figures(found, cure)}."),
             *(_diff(found) if found.diff else _lines(found, cure)),
         ]
     rest = [one for one in shown(found.tried) if one is not cure]
-    also: list[doc.DocumentBlock] = [_table(one for one in rest if one.fits)]
+    also: list[doc.DocumentBlock] = [_table(found, (one for one in rest if one.fits))]
+    fails = (one for one in rest if not one.fits)
     simple = (one for one in rest if _is_plain(one))
     shorter = next((one for one in simple if cure is not None and _is_shorter(one, cure)), None)
     if shorter is not None:
@@ -60,7 +61,7 @@ def document(found: Prescription) -> doc.ReportDocument:
         lead=lead,
         sections=[
             doc.Section("Also fits", also, id="also-fits"),
-            doc.Section("Does not fit", [_table(one for one in rest if not one.fits)], id="fails"),
+            doc.Section("Does not fit", [_table(found, fails)], id="fails"),
             doc.Section("Not tried", [_left_out(found)], id="not-tried", detail=doc.Detail.FULL),
             doc.Section("", [doc.Bullets(_notes(found))]),
         ],
@@ -129,13 +130,18 @@ def compute_text(one: Tried) -> str:
     return f"+{format_share(one.extra_compute, 1)} compute" if one.extra_compute else "same compute"
 
 
-def _figures(one: Tried) -> str:
+def _results(found: Prescription, one: Tried) -> str:
+    """Return what a change makes of the results; without training there are no gradients."""
+    is_same = one.numerics is Numerics.EXACT and not found.trains
+    return "same results" if is_same else NUMERICS[one.numerics]
+
+
+def _figures(found: Prescription, one: Tried) -> str:
     if one.needs_bytes is None:
         return one.error
     each = " on each GPU" if one.n_gpus > 1 else ""
-    return (
-        f"Needs {format_size(one.needs_bytes)}{each}, {compute_text(one)}, {NUMERICS[one.numerics]}"
-    )
+    needs = f"Needs {format_size(one.needs_bytes)}{each}"
+    return f"{needs}, {compute_text(one)}, {_results(found, one)}"
 
 
 def _diff(found: Prescription) -> list[doc.DocumentBlock]:
@@ -163,13 +169,13 @@ def _lines(found: Prescription, one: Tried) -> list[doc.DocumentBlock]:
     return blocks
 
 
-def _table(tried: Iterable[Tried]) -> doc.Table:
+def _table(found: Prescription, tried: Iterable[Tried]) -> doc.Table:
     return doc.tabled(
         tried,
         doc.Column("", "title", "wrap"),
         doc.Column("needs", needs_text, "right"),
         doc.Column("", compute_text, from_width=70),
-        doc.Column("", lambda one: NUMERICS[one.numerics], from_width=90),
+        doc.Column("", lambda one: _results(found, one), from_width=90),
         notes=lambda one: [doc.dim(one.error)] if one.error else [],
     )
 
