@@ -380,6 +380,12 @@ RAN_BEFORE: Final = "ran-before"
 LARGE_SHARE: Final = 0.25
 """A request of more than this share of the device fails by its own size, whatever grew before."""
 
+
+def _extended(name: str) -> str:
+    cat = r"\b(?:torch\.)?(?:cat|concat)\(\s*[\[(]\s*(?P=name)\b"
+    return rf"(?<![\w.])(?P<name>{name})\s*=.{{0,80}}{cat}"
+
+
 SIGNS: Final[tuple[TracebackSign, ...]] = (
     # ---- saving ----
     TracebackSign(
@@ -821,13 +827,10 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         change="parts.append(x.detach().cpu()) in the loop, torch.cat(parts) once after it",
         why="Extending a tensor copies all of it for each part: old and new are there "
         "together, and what it holds stays on the GPU.",
-        # torch 2.13: cat returns a new tensor
-        places=(
-            Place(
-                code=r"(?<![\w.])(?P<name>[A-Za-z_][\w.]*)\s*=.{0,80}\b(?:torch\.)?(?:cat"
-                r"|concat)\(\s*[\[(]\s*(?P=name)\b"
-            ),
-        ),
+        # torch 2.13: cat returns a new tensor. What a layer joins in a variable of its own, such as
+        # a skip connection of a U-Net, ends with its call.
+        places=(Place(code=_extended(r"[A-Za-z_][\w.]*")),),
+        unless=(Place(named=r"forward", code=_extended(r"[A-Za-z_]\w*")),),
     ),
     TracebackSign(
         name="loss-of-vocabulary",
@@ -855,6 +858,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             ),
         ),
         in_words=r"log_softmax|logprobs_from_logits|logits_to_logprobs|compute_log_probs\(",
+        unless=(Place(file=r"/transformers/generation/"),),  # which asks for no loss
     ),
     TracebackSign(
         name="generation",

@@ -109,6 +109,10 @@ def test_source_at_hand_is_quoted_where_it_is_mapped(tmp_path):
         assert "loss = model(x)  # here" in render("analyze", form, told, here), form
     assert "# here" not in render("analyze", "text", told, RenderOptions(120))
 
+    (tmp_path / "src" / "train.py").write_text(body.replace("loss = model(x)", "print()"))
+
+    assert "loss = model(x)" in render("analyze", "text", told, here)  # as it was when it failed
+
 
 def test_library_that_fails_without_figures_is_not_said_to_be_out_of_memory():
     text = PYTHON.replace(MESSAGE, "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED")

@@ -456,6 +456,17 @@ def test_joining_other_tensors_is_no_growing_one(code):
     assert not sign.matches(TracebackFrame("a.py", 1, "f", code))
 
 
+@pytest.mark.parametrize(("name", "grows"), [("x", False), ("self.bank", True)])
+def test_what_a_layer_joins_grows_only_if_the_layer_keeps_it(name, grows):
+    code = f"{name} = self.up(torch.cat([{name}, skip], 1))"
+
+    title = (
+        diagnose(case_of(failing(frame("/job/net.py", "forward", code)))).recommendations[0].title
+    )
+
+    assert title.startswith("Collect the pieces") == grows
+
+
 def how(text: str) -> str:
     return diagnose(case_of(text)).recommendations[0].change
 

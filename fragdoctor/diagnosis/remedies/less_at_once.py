@@ -17,6 +17,7 @@ from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.frameworks import Change
 from fragdoctor.model.measures import ADAPTER, BITS_4, BITS_8, HALF, OFFLOADING, STATE_8BIT
 from fragdoctor.rules.told_weights import told_weights
+from fragdoctor.trace.stacks import PACKAGE, classify_file
 
 OF_IMAGES: Final = (
     "a lower batch size, or smaller crops and images: half the side takes a quarter of the memory, "
@@ -102,6 +103,8 @@ def without_graph(case: JudgedCase) -> str:
         return ""
     if r is not None and r.is_alone_too_large:
         return ""
+    if any(classify_file(frame.file) == PACKAGE for frame in message.frames):
+        return ""  # a library that runs its models as it should
     calls = (f"{frame.function} {frame.code}" for frame in message.frames)
     if any("decorate_context" in call or _OFF.search(call) for call in (message.said, *calls)):
         return ""

@@ -289,8 +289,10 @@ def _line_that_asked(diagnosis: Diagnosis, options: RenderOptions) -> str:
     if failure is None or place is None:
         return ""
     here = replace(place, filename=relative(place.filename, options))
-    text = source_text(here, options.source_root) or failure.source_text
-    text = text or _recorded_line(diagnosis, place)
+    recorded = failure.source_text or _recorded_line(diagnosis, place)
+    text = source_text(here, options.source_root)
+    if recorded not in text:  # the file has changed since, or is another program's
+        text = recorded
     return f"{place.line} | {text}" if text else ""
 
 
