@@ -271,9 +271,9 @@ def _fraction(value: Any) -> float | None:
     return value if isinstance(value, float) and 0.0 < value < 1.0 else None  # 1 means "not set"
 
 
-def text(value: Any) -> str:
-    """Return a text that is cut if it is too long, or "" for anything else."""
-    return value[:_MAX_TEXT] if isinstance(value, str) else ""
+def text(value: Any, most: int = _MAX_TEXT) -> str:
+    """Return the beginning of a text, or "" for anything else."""
+    return value[:most] if isinstance(value, str) else ""
 
 
 def _texts(value: Any) -> tuple[str, ...]:

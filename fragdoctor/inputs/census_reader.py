@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, BinaryIO, Final
 
 import numpy as np
@@ -24,7 +25,7 @@ _MAX_PATHS: Final = 100_000
 _MAX_STORAGES: Final = 1_000_000
 _MAX_FILES: Final = 5_000
 _MAX_LINES: Final = 50_000
-_MAX_SOURCE: Final = 400
+_MAX_TEXT: Final = 400
 _KINDS: Final = frozenset(str(k) for k in HoldingKind)
 
 
@@ -50,7 +51,7 @@ def read_source_lines(file: BinaryIO) -> Mapping[str, Mapping[int, str]]:
     n_lines = 0
     for name, lines in list(mapping(files).items())[:_MAX_FILES]:
         kept = {
-            int(n): said[:_MAX_SOURCE]
+            int(n): said[:_MAX_TEXT]
             for n, said in mapping(lines).items()
             if n.isascii() and n.isdigit() and len(n) < 10 and isinstance(said, str)
         }
@@ -94,7 +95,7 @@ def _census(value: Any) -> Census | None:
     if len({len(device), len(address), len(size), len(holder)}) != 1:
         return None
     known = (holder >= 0) & (holder < len(owners))
-    texts = [text(p) for p in listed(value.get("paths"), _MAX_PATHS)]
+    texts = [text(p, _MAX_TEXT) for p in listed(value.get("paths"), _MAX_PATHS)]
     part = _column(value.get("parts"), np.int32)
     if part is None or len(part) != len(holder):
         part = np.full(len(holder), -1, np.int32)
@@ -126,11 +127,12 @@ def _column(value: Any, kind: Any) -> npt.NDArray[Any] | None:
 def _place(value: Any) -> Location | None:
     if not isinstance(value, list) or len(value) != 3:
         return None
-    return Location(text(value[0]), number(value[1]) or 0, text(value[2]))
+    return Location(text(value[0], _MAX_TEXT), number(value[1]) or 0, text(value[2], _MAX_TEXT))
 
 
 _READERS: Final[Readers] = {
     **READERS,
+    str: partial(text, most=_MAX_TEXT),
     HoldingKind: lambda value: HoldingKind(value) if text(value) in _KINDS else HoldingKind.TENSOR,
     Location | None: _place,
 }

@@ -174,23 +174,24 @@ def _entries(value: Any, device: int | None, label: str, depth: int) -> Iterator
 
 def _flat(value: Mapping[str, Any]) -> dict[str, int]:
     """Return the statistics of an object in flat form, or an empty dict if it has none."""
-    return {
-        name: n
-        for name, n in _numbers(value)
-        if (root := name.partition(".")[0]) in _SCALARS
-        or ("." in name and (root in _FAMILIES or root.startswith("reserved_bytes_by")))
-    }
-
-
-def _numbers(
-    value: Mapping[str, Any], prefix: str = "", depth: int = 0
-) -> Iterator[tuple[str, int]]:
-    """Yield the numbers of nested objects, with the keys that lead to each joined by dots."""
+    flat: dict[str, int] = {}
     for key, item in value.items():
-        if isinstance(item, dict) and depth <= _MAX_DEPTH:
-            yield from _numbers(item, f"{prefix}{key}.", depth + 1)
+        root = str(key).partition(".")[0]
+        if root in _SCALARS or (root in _FAMILIES and "." in str(key)):
+            if _is_number(item):
+                flat[str(key)] = int(item)
+        elif (root in _FAMILIES or root.startswith("reserved_bytes_by")) and isinstance(item, dict):
+            _flatten(root, item, flat, 0)
+    return flat
+
+
+def _flatten(prefix: str, value: Mapping[str, Any], flat: dict[str, int], depth: int) -> None:
+    for key, item in value.items():
+        name = f"{prefix}.{key}"
+        if isinstance(item, dict) and depth < _MAX_DEPTH:
+            _flatten(name, item, flat, depth + 1)
         elif _is_number(item):
-            yield f"{prefix}{key}", int(item)
+            flat[name] = int(item)
 
 
 def _is_number(value: Any) -> bool:

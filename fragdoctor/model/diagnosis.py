@@ -30,7 +30,7 @@ from fragdoctor.model.phases import (
     MomentReport,
     PhaseReport,
 )
-from fragdoctor.model.simulation import FidelityReport, Outlook, Promise
+from fragdoctor.model.simulation import FidelityReport, Outlook, Promise, room_left
 from fragdoctor.model.story import LogStory
 
 if TYPE_CHECKING:
@@ -161,10 +161,7 @@ class Predicted(Struct, frozen=True):
     @property
     def room_bytes(self) -> int:
         """How much of the capacity is left at the highest known point of the run."""
-        later = None if self.outlook is None else self.outlook.peak_reserved_bytes
-        if self.margin_bytes is None or self.peak_reserved_bytes is None or later is None:
-            return self.margin_bytes or 0
-        return min(self.margin_bytes, self.margin_bytes + self.peak_reserved_bytes - later)
+        return room_left(self.margin_bytes, self.peak_reserved_bytes or 0, self.outlook)
 
 
 class Recommendation(Struct, frozen=True):

@@ -114,6 +114,16 @@ class Prospect(IntEnum):
         return cls.FAILS if outlook.fails else cls.HOLDS
 
 
+def room_left(margin_bytes: int | None, peak_bytes: int, outlook: Outlook | None) -> int:
+    """Return how much of the capacity is left at the highest known point of a run.
+
+    It is 0 without a limit. The margin and the peak are those of the recorded part, and the outlook
+    may know a higher peak.
+    """
+    later = 0 if outlook is None else outlook.peak_reserved_bytes or 0
+    return 0 if margin_bytes is None else margin_bytes - max(0, later - peak_bytes)
+
+
 class Promise(StrEnum):
     """What a change promises for the whole run. The strings are a contract (JSON)."""
 
@@ -187,9 +197,8 @@ class ReplayResult(Struct, frozen=True):
 
     @property
     def room_bytes(self) -> int:
-        """How much of the capacity is left at the highest known point of the run, or 0."""
-        later = 0 if self.outlook is None else self.outlook.peak_reserved_bytes or 0
-        return min(self.margin_bytes or 0, (self.capacity_bytes or 0) - later)
+        """How much of the capacity is left at the highest known point of the run."""
+        return room_left(self.margin_bytes, self.peak_reserved_bytes, self.outlook)
 
 
 class Simulation(Struct, frozen=True):

@@ -8,6 +8,7 @@ from weakref import WeakSet
 
 import torch
 
+from fragdoctor.model.conf_keys import parse_version
 from fragdoctor.rehearsal.engine import always, nothing, put, session
 from fragdoctor.rehearsal.engine.marks import REPLAY
 
@@ -72,7 +73,7 @@ class Event(torch.Event):
 
 
 Handle = tuple[int, int]
-_HAS_OWN_RANDOM_STATE: Final = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12)
+_HAS_OWN_RANDOM_STATE: Final = parse_version(torch.__version__) >= (2, 12, 0)
 """Whether each graph keeps the generator's state on the default stream (pytorch/pytorch#176752)."""
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import library as torch_library
 from torch.utils._pytree import tree_flatten
 
+from fragdoctor.model.conf_keys import parse_version
 from fragdoctor.rehearsal.engine import allocation, meta_functions, nothing, session
 from fragdoctor.rehearsal.engine.allocation import BlockLayout
 from fragdoctor.rehearsal.engine.kernels.scratch import (
@@ -106,7 +107,7 @@ _handlers: dict[str, Handler] = {}
 _blas_handles: dict[tuple[int, int, bool, str], int] = {}
 LT_BYTES: Final = 2**20
 """The size unless ``CUBLASLT_WORKSPACE_SIZE`` gives another number of KiB."""
-_LT_IS_APART: Final = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12)
+_LT_IS_APART: Final = parse_version(torch.__version__) < (2, 12, 0)
 
 
 def use_blas(device: int, *, is_lt: bool = False) -> None:

@@ -42,14 +42,15 @@ def held_lines(snapshot: Snapshot) -> dict[Location, bool]:
     kinds, of_kind, counts = np.unique(made, axis=1, return_inverse=True, return_counts=True)
     sums = np.bincount(of_kind.ravel(), lives.size_bytes[rows], len(counts))
     held: dict[int, int] = {}
-    gathering = set()
+    gathering: set[int] = set()
     for (stack, module, is_late), n_left, n_bytes in zip(
         kinds.T.tolist(), counts, sums, strict=True
     ):
         line = _line_of(snapshot, trace.stacks.classes, stack, is_called=module >= 0)
         if line >= 0 and (module < 0 or n_left >= MIN_CALLS):
             held[line] = held.get(line, 0) + int(n_bytes)
-            gathering |= {line} if is_late and n_left >= MIN_CALLS else set()
+            if is_late and n_left >= MIN_CALLS:
+                gathering.add(line)
     least = MIN_SHARE * trace.totals.peak_allocated_bytes
     most = sorted(held.items(), key=lambda one: -one[1])[:MAX_LINES]
     frames = {line: snapshot.frame(line) for line, n in most if n >= least}
