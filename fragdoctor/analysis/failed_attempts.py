@@ -14,7 +14,7 @@ import numpy as np
 
 from fragdoctor.analysis.result import OomEvent
 from fragdoctor.model.arrays import is_among
-from fragdoctor.model.snapshot import I64
+from fragdoctor.model.snapshot import I32, I64
 from fragdoctor.trace.trace import Trace
 
 MIN_LEFT: Final = 0.1
@@ -38,19 +38,37 @@ class LeftMemory(NamedTuple):
 def left_of_attempts(trace: Trace, ooms: Sequence[OomEvent], last: OomEvent) -> LeftMemory | None:
     """Return what attempts before the last failure left behind, or None if little or nothing.
 
-    Nothing unless the work after the previous failure repeats one of their stacks inside a module.
+    Nothing unless the work after the previous failure repeats a line of a module that they reached,
+    called from wherever: a handler calls the model again from a line of its own.
     """
-    lives, in_module = trace.lives, trace.stacks.roles.in_module
+    lives = trace.lives
     state = last.row - trace.first_row
     end = max((oom.row - trace.first_row for oom in ooms if oom.row < last.row), default=0)
     live = lives.allocated_at(state)
     left = live[(lives.start[live] >= 0) & (lives.start[live] < end)]
     again = lives.stack[(lives.start > end) & (lives.start < state)]
-    repeated = left[is_among(lives.stack[left], again[again >= 0])]
-    if not in_module[lives.stack[repeated]].any():
+    again = np.append(again, np.int32(last.stack))  # the retry may fail at its first request
+    inside = _inside_modules(trace, np.concatenate((lives.stack[left], again)))
+    runs_again = (inside[: len(left)] >= 0) & is_among(inside[: len(left)], inside[len(left) :])
+    if not runs_again.any():
         return None
+    repeated = left[runs_again | is_among(lives.stack[left], again[again >= 0])]
     left = left[lives.start[left] >= lives.start[repeated].min()]
     n_bytes = int(lives.size_bytes[left].sum())
     if n_bytes < MIN_LEFT * last.active_bytes:
         return None
     return LeftMemory(np.sort(lives.start[left]).astype(np.int64), n_bytes, end + 1)
+
+
+def _inside_modules(trace: Trace, stack: I32) -> I64:
+    """Return a number for the frames of each stack from its first module inward; -1 without one."""
+    python, outside = trace.stacks.python, trace.stacks.outside
+    numbers: dict[bytes, int] = {}
+    ids, member = np.unique(stack, return_inverse=True)
+    of_id = np.full(len(ids), -1, np.int64)
+    for i, one in enumerate(ids.tolist()):
+        if one >= 0 and trace.stacks.roles.in_module[one]:
+            end = python.offsets[one + 1] - np.diff(outside.offsets[one : one + 2])[0]
+            frames = python.frames[python.offsets[one] : end].tobytes()
+            of_id[i] = numbers.setdefault(frames, len(numbers))
+    return of_id[member.reshape(-1)]

@@ -26,8 +26,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
     proposes,
 )
 from fragdoctor.diagnosis.remedies.serving import smaller_cache
-from fragdoctor.future.edits import combined
-from fragdoctor.future.training_edits import requests_freed_at, requests_removed
+from fragdoctor.future.training_edits import requests_removed
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
@@ -186,19 +185,13 @@ def retry_outside_except(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]
 
 
 def _attempts(case: JudgedCase, found: LeftMemory | None) -> list[Attempt]:
-    """Return the last attempt with what earlier attempts left freed before it began.
-
-    The earlier failures are left out, since the program caught them and went on.
-    """
+    """Return the last attempt as if those before it, which it begins without, had not been."""
     analysis = case.context.analysis
     if found is None or analysis is None:
         return []
     caught = np.array([oom.row - analysis.trace.first_row for oom in analysis.ooms], np.int64)
-    edits = (
-        requests_removed(np.sort(caught[caught < found.row])),
-        requests_freed_at(found.starts, found.row),
-    )
-    return [Attempt.of_edit(combined(edits))]
+    removed = np.sort(np.append(caught[caught < found.row], found.starts))
+    return [Attempt.of_edit(requests_removed(removed))]
 
 
 def _left(case: JudgedCase) -> LeftMemory | None:
