@@ -196,9 +196,10 @@ class _ModelCalls:
         self._rows = trace.module_rows
         self._trains = np.ones(len(self._rows), np.bool_)
         n_complete = len(edges) - 2
-        if not len(self._rows) or n_complete < 2:
-            return  # a single step does not show what most steps reach
         place = trace.stacks.places[trace.events.stack[self._rows]].astype(np.int64)
+        if n_complete < 2:  # a single step does not show what most steps reach
+            self._trains = ~_evaluates(trace, self._rows, place, int(edges[-2]))
+            return
         step = np.searchsorted(edges, self._rows, side="right") - 1
         whole = (step >= 0) & (step < n_complete)
         scale = int(place.max(initial=0)) + 2
@@ -227,25 +228,44 @@ class _ModelCalls:
         return int(self._rows[first + int(trains.argmax()) - 1]) + 1
 
 
+def _evaluates(trace: Trace, calls: I64, place: I64, since: int) -> Bools:
+    """Return which calls of a model come from places that let go of their memory, since a row."""
+    rows, of_visit = _model_visits(trace, since)
+    result = np.zeros(len(calls), np.bool_)
+    for one in distinct(of_visit).tolist():
+        visits = rows[of_visit == one]
+        if len(visits) >= MIN_STEPS and _lets_go(trace, visits):
+            result |= (calls >= since) & (place == one)
+    return result
+
+
 def evaluation_rounds(trace: Trace) -> I64:
     """Return where the rounds of an evaluation in progress begin: model calls from one place.
 
     Returns no rows unless the recording ends in an evaluation, in a program that trains.
     """
     steps = Steps.of(trace)
-    is_under_way = len(steps) > 1 and steps.kind[-1] == StepKind.EVALUATION
-    if not is_under_way or not len(steps.of_kind(StepKind.TRAIN)):
+    is_under_way = len(steps) > 0 and steps.kind[-1] == StepKind.EVALUATION
+    if not is_under_way or not (len(steps) == 1 or len(steps.of_kind(StepKind.TRAIN))):
         return np.zeros(0, np.int64)
-    rows, place = _visits(trace, trace.stacks.places)
-    visit = np.searchsorted(rows, trace.module_rows, side="right") - 1
-    visit = distinct(visit[trace.module_rows >= steps.rows[-1]])
-    if not len(visit):
-        return visit
-    # Each round begins with the first call: anything before it on its line is data.
-    first = trace.module_rows[np.searchsorted(trace.module_rows, rows[visit])]
-    places, count = np.unique(place[visit], return_counts=True)
-    rounds: I64 = first[place[visit] == places[count.argmax()]]
+    rows, place = _model_visits(trace, int(steps.rows[-1]))
+    places, count = np.unique(place, return_counts=True)
+    rounds: I64 = rows[place == places[count.argmax()]] if len(rows) else rows
     return rounds
+
+
+def _model_visits(trace: Trace, since: int) -> tuple[I64, I32]:
+    """Return where the program begins to call a model, from a row on, and from which place."""
+    rows, apart = _visits(trace, _apart(trace))
+    chosen = (rows >= since) & (apart % 2 == 1)
+    return rows[chosen], apart[chosen] // 2
+
+
+def _apart(trace: Trace) -> I32:
+    """Return the place of each stack, with the work inside models set apart; -1 without one."""
+    places, in_module = trace.stacks.places, trace.stacks.roles.in_module
+    result: I32 = np.where(places >= 0, 2 * places + in_module, -1)
+    return result
 
 
 def _visits(trace: Trace, places: I32) -> tuple[I64, I32]:
@@ -281,8 +301,7 @@ def _without_training(trace: Trace) -> Steps:
     places = trace.stacks.places
     visits = _visits(trace, places)
     if len(visits[0]) < MIN_STEPS:  # one line does everything: set apart its work outside the model
-        apart = np.where(places >= 0, 2 * places + trace.stacks.roles.in_module, -1)
-        visits = _visits(trace, apart)
+        visits = _visits(trace, _apart(trace))
     rounds = _rounds(trace, *visits)
     if rounds is None and len(trace.module_rows) and trace.ends_in_failure:
         # The program failed in its first forward pass, which is its one step.
