@@ -158,7 +158,7 @@ def _traced(
     kind = _kinds(trace, stack)
     n_steps = lead.n_steps
     names = list(KeptKind)
-    if _are_copies_of_weights(trace, rows):
+    if _are_copies_of_weights(trace, rows, n_steps):
         kind[kind == names.index(KeptKind.TENSOR)] = names.index(KeptKind.COPY)
     kinds = []
     for place, one in enumerate(KeptKind):
@@ -210,18 +210,24 @@ def _are_returned(trace: Trace, rows: I64) -> bool:
     return bool(2 * np.count_nonzero(np.append(goes_on, False)[after]) < len(rows))
 
 
-def _are_copies_of_weights(trace: Trace, rows: I64) -> bool:
-    """Return whether the survivors have several sizes, all of them sizes of older weights."""
-    sizes = distinct(trace.lives_of_program.requested_bytes[rows])
-    return len(sizes) >= MIN_SIZES and bool(is_among(sizes, _older_weights(trace, rows)).all())
+def _are_copies_of_weights(trace: Trace, rows: I64, n_steps: int) -> bool:
+    """Return whether the survivors have several sizes, and a step copies no older weight twice."""
+    sizes, n_copies = np.unique(trace.lives_of_program.requested_bytes[rows], return_counts=True)
+    n_weights = _counted(sizes, _older_weights(trace, rows))
+    return len(sizes) >= MIN_SIZES and bool((n_copies <= n_steps * n_weights).all())
 
 
 def _is_once_for_each_weight(trace: Trace, rows: I64) -> bool:
     """Return whether an optimizer makes state for more and more weights, as layers are unfrozen."""
     sizes, n_states = np.unique(trace.lives_of_program.requested_bytes[rows], return_counts=True)
-    weights = np.sort(_older_weights(trace, rows))
-    n_weights = np.searchsorted(weights, sizes, "right") - np.searchsorted(weights, sizes)
-    return bool((n_states <= MAX_STATES * n_weights).all())
+    return bool((n_states <= MAX_STATES * _counted(sizes, _older_weights(trace, rows))).all())
+
+
+def _counted(sizes: I64, among: I64) -> I64:
+    """Return how often each size occurs among others."""
+    among = np.sort(among)
+    n: I64 = np.searchsorted(among, sizes, "right") - np.searchsorted(among, sizes)
+    return n
 
 
 def _older_weights(trace: Trace, rows: I64) -> I64:

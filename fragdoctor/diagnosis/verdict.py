@@ -251,11 +251,11 @@ def _growth(e: CaseEvidence) -> Hypothesis | None:
         if not _explains_reading(e, kept.survivor_bytes) or e.is_refuted_leak:
             return None
         ending = f", until the {failed.request_text} failed"
-    check = "look for a list, a cache or a loss that keeps its graph"
+    check = ": look for a list, a cache or a loss that keeps its graph"
     if e.keeper is not None and e.keeper.kind is HoldingKind.CONTAINER:
-        check = f"does anything bound {e.keeper.name}"
+        check = f", and whether anything bounds {e.keeper.name}"
     elif kept.pattern is KeptPattern.BUFFER:
-        check = "does anything bound its length"
+        check = ", and whether anything bounds its length"
     alike = ""
     if kept.pattern is KeptPattern.EVALUATION:
         alike = " An evaluation may let go of it when it ends."
@@ -265,7 +265,7 @@ def _growth(e: CaseEvidence) -> Hypothesis | None:
         Cause.LEAK,
         f"{kept_text(e.context, kept)}{ending}.{alike}",
         Confidence.POSSIBLE if alike else Confidence.LIKELY,
-        f"Check whether this memory is kept on purpose: {check}.",
+        f"Check whether this memory is kept on purpose{check}.",
         "growth",
     )
 

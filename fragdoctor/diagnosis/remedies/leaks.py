@@ -177,7 +177,7 @@ def no_grad(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     )
     title = remedy.title
     change = f"wrap the loop that reaches {maker} in torch.no_grad() or torch.inference_mode()"
-    if is_seen and not evaluates:
+    if is_seen and not evaluates and any(k.kind is KeptKind.LOSS for k in kept.kinds):
         title = "Run the backward pass for each batch, or evaluate without graphs"
         change = (
             "in training call (loss / n).backward() for each of n micro-batches, in place of "

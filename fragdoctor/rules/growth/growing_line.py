@@ -80,7 +80,7 @@ def gathered_text(context: Context, kept: KeptMemory) -> str:
     """Return what the last evaluation gathers, as the beginning of a sentence."""
     return (
         f"The evaluation keeps what {maker_text(context, kept)} makes: "
-        f"{slope_text(kept)}, {format_size(kept.survivor_bytes)} so far"
+        f"{slope_text(kept)}, {_recorded_text(context, kept)}"
     )
 
 
@@ -150,5 +150,12 @@ def kept_text(context: Context, kept: KeptMemory) -> str:
     keeps = "Something keeps" if owner is None else f"{owner_name(owner)} keeps"
     return (
         f"{keeps} what {maker_text(context, kept)} makes{where}: {kinds}, "
-        f"{slope_text(kept)}, {format_size(kept.survivor_bytes)} after {rounds_text(kept)}"
+        f"{slope_text(kept)}, {_recorded_text(context, kept)}"
     )
+
+
+def _recorded_text(context: Context, kept: KeptMemory) -> str:
+    """Return how much was recorded of it; if the recording began later, there is more."""
+    a = context.analysis
+    when = "in the last" if a is not None and a.trace.is_late else "after"
+    return f"{format_size(kept.survivor_bytes)} {when} {rounds_text(kept)}"
