@@ -204,7 +204,7 @@ class Outlooks:
     def _first_step_takes(self) -> float:
         """What a first step of training takes, as a multiple of what it had; 0 for other steps."""
         trace = self._trace
-        if not trace.ends_in_failure or not len(trace.oom_rows):
+        if trace.is_late or not trace.ends_in_failure or not len(trace.oom_rows):
             return 0.0
         if is_training_forward(trace, int(trace.oom_rows[-1])):
             return FORWARD_TAKES
