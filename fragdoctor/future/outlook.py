@@ -112,7 +112,9 @@ class Outlooks:
             differ = max(1 - doubt, 0.0) if more is None else 1 + more
             other = self._outcome(known, run, known.play(differ), limit)
             is_likely = other.fails is fails
-        is_known = is_sure and known.n_complete >= ENOUGH and expected.likely is None
+        is_enough, is_late = known.n_complete >= ENOUGH, self._trace.is_late
+        is_likely = is_likely and (is_enough or not is_late)
+        is_known = is_sure and is_enough and not is_late and expected.likely is None
         reason = expected.reason if is_sure else known.reason
         if is_sure and known.n_complete < ENOUGH:
             reason = f"only {plural(known.n_complete, 'step')} recorded in full"
