@@ -158,7 +158,8 @@ class Outlooks:
             stops_at_repetition=self._asked is None and not (known.grows or n_filling),
         )
         n_done, repeats = int(look["n_done"]), bool(look["repeats"]) and not known.grows
-        growth = _growth_of(known, look["allocated"])
+        # Without splitting, larger requests take up the same blocks for a while.
+        growth = max(_growth_of(known, look["allocated"]), known.growth_bytes)
         peak = max(
             int(look["peak_reserved"].max(initial=0)), int(run.recorded["peak_reserved_bytes"])
         )

@@ -377,6 +377,7 @@ class Repetition:
         doubt, reason: the share by which a coming step may differ from what is expected of it, and
             why.
         grows: whether sizes rise from step to step.
+        growth_bytes: by how much those rise that outlive their step.
         n_filling: how many steps it takes to fill a container with a limit, or 0 without one.
         is_exact: whether the steps are equal to the byte, and the current step began like them.
         period: how many steps there are until they repeat, including evaluation.
@@ -390,6 +391,8 @@ class Repetition:
         self.n_past, self.n_complete = w.n_past, n
         self.doubt, self.reason = steps.doubt()
         self.grows = bool(steps.growth.any())
+        lasting = w.requests[steps.like][steps.fate[w.requests[steps.like]] != 0]
+        self.growth_bytes = int(steps.growth[steps.slot[lasting]].sum())
         self.is_exact = n > 1 and not self.doubt and not self.grows
         self._recorded, self._keep = _recorded(steps)
         rest = self._rest()
