@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import pickle
 from pathlib import Path
 
 import pytest
@@ -189,3 +191,39 @@ def test_container_with_a_limit_ends_its_growth() -> None:
     assert outlook is not None
     assert outlook.state is OutlookState.HOLDS
     assert outlook.growth_bytes_per_step == 0
+
+
+@pytest.mark.parametrize(
+    ("n_older", "expected"),
+    [(0, (OutlookState.HOLDS, None)), (1, (OutlookState.OPEN, OutlookState.HOLDS))],
+)
+def test_nothing_is_certain_if_the_recording_began_later(n_older, expected) -> None:
+    """What becomes of older memory at rarer occasions is not in the recording."""
+    toy = ToyAllocator()
+    older = [toy.malloc(4 * MIB, line=10) for _ in range(n_older)]
+    n_before = len(toy.events)
+    for _ in range(6):
+        blocks = [toy.malloc(8 * MIB, line=20), toy.malloc(8 * MIB, line=30)]
+        toy.free(blocks[0])
+        toy.free(blocks[1])
+    data = toy.data()
+    data["device_traces"] = [data["device_traces"][0][n_before:]]
+
+    outlook = simulate(columns(data), capacity_bytes=60 * MIB).results[0].outlook
+
+    assert len(older) == n_older
+    assert outlook is not None
+    assert (outlook.state, outlook.likely) == expected
+
+
+def test_first_step_of_a_recording_that_began_later_is_not_that_of_the_program() -> None:
+    path = Path(__file__).parents[1] / "truth" / "video_clips@77.pickle.gz"
+    data = pickle.loads(gzip.decompress(path.read_bytes()))
+    (trace,) = data["device_traces"]
+    data["device_traces"] = [trace[len(trace) // 2 :]]
+
+    outlook = simulate(columns(data), confs=["expandable_segments:True"]).results[0].outlook
+
+    assert outlook is not None
+    assert (outlook.state, outlook.likely) == (OutlookState.OPEN, None)
+    assert outlook.reason == "the recording holds no complete step"
