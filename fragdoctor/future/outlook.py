@@ -112,9 +112,10 @@ class Outlooks:
             differ = max(1 - doubt, 0.0) if more is None else 1 + more
             other = self._outcome(known, run, known.play(differ), limit)
             is_likely = other.fails is fails
-        is_enough, is_late = known.n_complete >= ENOUGH, self._trace.is_late
-        is_likely = is_likely and (is_enough or not is_late)
-        is_known = is_sure and is_enough and not is_late and expected.likely is None
+        unshown = self._unshown(known)
+        is_likely = is_likely and not unshown
+        is_known = is_likely and is_sure and known.n_complete >= ENOUGH and not self._trace.is_late
+        is_known = is_known and expected.likely is None
         reason = expected.reason if is_sure else known.reason
         if is_sure and known.n_complete < ENOUGH:
             reason = f"only {plural(known.n_complete, 'step')} recorded in full"
@@ -124,9 +125,19 @@ class Outlooks:
             likely=None if is_known or not is_likely else expected.likely or expected.state,
             basis=OutlookBasis.REPEATED if known.is_exact else OutlookBasis.SCALED,
             fails_after_steps=expected.fails_after_steps if is_likely else None,
-            reason=reason,
+            reason=unshown or reason,
             n_complete_steps=known.n_complete,
         )
+
+    def _unshown(self, known: Repetition) -> str:
+        """Return why the complete steps do not show what comes, or "" if they do."""
+        if self._trace.is_late and known.n_complete < ENOUGH:
+            return (
+                f"only {plural(known.n_complete, 'step')} recorded in full, and none from the start"
+            )
+        if not known.is_exact and not self._trace.stacks.roles.has_python:
+            return "without stacks only steps of equal sizes show what comes"
+        return ""
 
     def step_needs_bytes(self) -> int | None:
         """Return what must be live at once in the current step, or None if that is not known.

@@ -227,3 +227,21 @@ def test_first_step_of_a_recording_that_began_later_is_not_that_of_the_program()
     assert outlook is not None
     assert (outlook.state, outlook.likely) == (OutlookState.OPEN, None)
     assert outlook.reason == "the recording holds no complete step"
+
+
+def test_without_stacks_steps_of_unequal_sizes_show_nothing() -> None:
+    """Images of random sizes: aligned by size alone, the steps would be said to fail."""
+    path = Path(__file__).parents[1] / "truth" / "detection_variable@44.pickle.gz"
+    data = pickle.loads(gzip.decompress(path.read_bytes()))
+    blocks = [block for segment in data["segments"] for block in segment["blocks"]]
+    for one in (*data["segments"], *blocks, *data["device_traces"][0]):
+        one.pop("frames", None)
+    snapshot = columns(data)
+    capacity = simulate(snapshot).baseline.capacity_bytes
+    assert capacity is not None
+
+    outlook = simulate(snapshot, capacity_bytes=13 * capacity // 10).results[0].outlook
+
+    assert outlook is not None
+    assert (outlook.state, outlook.likely) == (OutlookState.OPEN, None)
+    assert "without stacks" in outlook.reason
