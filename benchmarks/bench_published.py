@@ -64,6 +64,16 @@ SAID_BY_SOURCE = {
 }
 """Source or table -> what its code does in every row: options for training, options for inference,
 and what it means by a dtype."""
+SAID_BY_NOTE = {
+    "chunked loss": ("--logits", "chunked"),
+    "masked language modeling": ("--logits", "fp32"),
+    "classification": ("--logits", "none"),
+}
+SAID_BY_SCRIPT = {
+    **dict.fromkeys(("pytorch/torchtitan", "megatron"), ("--expandable-segments",)),
+    "refs/a100_80gb.csv": ("--logits", "shifted"),  # Transformers 4.48.1 without Liger's loss
+}
+"""Part of a note, or of a source, and the options for training that state the same."""
 FSDP_KINDS = {
     "Lightning-AI/litgpt": "1-mixed",  # FSDPStrategy wraps whole blocks
     "foundation-model-stack": "1", "AnswerDotAI": "1", "llama-cookbook": "1",
@@ -112,15 +122,11 @@ def asked(row: Mapping[str, str]) -> tuple[dict[str, Any], str]:
                 options = [means.get(word, word) for word in options]
             options += shlex.split(inference if is_inference else training)
     if not is_inference:
-        if "chunked loss" in row["note"]:
-            options += ["--logits", "chunked"]
         if row["note"].startswith(("texts are cut", "texts are shorter")):
             options += ["--varying-lengths"]  # ms-swift pads to a batch's longest text
-        if any(name in row["source"] for name in ("pytorch/torchtitan", "megatron")):
-            options += ["--expandable-segments"]  # their scripts set it
-        # Transformers 4.48.1 without Liger's loss
-        if "refs/a100_80gb.csv" in row["source"]:
-            options += ["--logits", "shifted"]
+        said = (("note", SAID_BY_NOTE), ("source", SAID_BY_SCRIPT))
+        for column, table in said:
+            options += [w for part, words in table.items() if part in row[column] for w in words]
         if "--fsdp" in options:
             kinds = [kind for part, kind in FSDP_KINDS.items() if part in row["source"]]
             options += [word for kind in kinds for word in ("--fsdp-kind", kind)]

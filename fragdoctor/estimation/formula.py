@@ -111,14 +111,10 @@ def _bounds(workload: Workload) -> tuple[Needs, Sequence[Instant]]:
     needs = needs_of(moments, workload)
     more = []
     if workload.shape.may_have_head:
-        shape = replace(
-            workload.shape, has_lm_head=True, upcasts_logits=False, prompt_logits=Loss.WORKING
-        )
-        headed = replace(workload, shape=shape)
+        headed = replace(workload, shape=workload.shape.with_head())
         most = needs_of(moments_of(headed), headed).high_bytes
-        more.append(
-            Doubt("head", "a head over the vocabulary, if there is one", most - needs.high_bytes)
-        )
+        reason = "a head over the vocabulary, if there is one"
+        more.append(Doubt("head", reason, most - needs.high_bytes, "--logits"))
     if n_gpus(workload) > 1 or workload.zero_stage:
         more += _of_sharing(workload, needs.high_bytes)
     high = needs.high_bytes + sum(doubt.n_bytes for doubt in more)
@@ -136,8 +132,8 @@ def _of_sharing(workload: Workload, high_bytes: int) -> list[Doubt]:
     if workload.is_fsdp and workload.lora_rank and workload.fsdp_kind is None:
         firsts = (replace(workload, fsdp_kind=kind) for kind in (FsdpKind.FIRST, FsdpKind.MIXED))
         most = max(needs_of(moments_of(first), first).high_bytes for first in firsts)
-        reason = "what FSDP 1 keeps for layers with frozen weights; --fsdp-kind settles it"
-        more.append(Doubt("frozen_weights", reason, max(0, most - high_bytes)))
+        reason = "what FSDP 1 keeps for layers with frozen weights"
+        more.append(Doubt("frozen_weights", reason, max(0, most - high_bytes), "--fsdp-kind"))
     return more
 
 
@@ -229,6 +225,10 @@ def _items(workload: Workload, states: Sequence[GroupState], most: Mapping[str, 
 
 def _notes(workload: Workload) -> list[str]:
     notes, shape = list(workload.shape.assumptions), workload.shape
+    if not shape.has_lm_head:
+        allowed = " The upper bound allows for masked language modeling; --logits says which it is."
+        classified = "Counted as a classifier: its loss is over a few classes."
+        notes.append(classified + allowed * shape.may_have_head)
     if workload.inference:
         return [*notes, INFERENCE_ERROR]
     precision = precision_of(workload.dtype)

@@ -17,10 +17,7 @@ from fragdoctor.estimation.formula import formula_needs
 from fragdoctor.estimation.layer import attention_used
 from fragdoctor.estimation.states import n_gpus
 from fragdoctor.estimation.step import loss_of
-from fragdoctor.estimation.training_choices import (
-    optimizer_of,
-    precision_of,
-)
+from fragdoctor.estimation.training_choices import optimizer_of, precision_of
 from fragdoctor.model.memory_estimate import Combination
 from fragdoctor.model.workload import Attention, Loss, Workload
 
@@ -113,6 +110,9 @@ def _for_training(workload: Workload) -> list[Measure]:
          Measure("checkpointing", "checkpoint each layer",
                  {"checkpointing": "full"}, "about 33 % more compute: layers run forward twice",
                  RECOMPUTATION)),
+        (not workload.expandable_segments,
+         Measure("expandable_segments", "expandable segments", {"expandable_segments": True},
+                 "none: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")),
         (writes and workload.shape.has_flash,
          Measure("flash_attention", "fused attention, no S x S scores",
                  {"attention": Attention.FLASH, **narrow}, "none; usually faster")),
@@ -208,7 +208,8 @@ def cheapest_combinations(workload: Workload, usable_bytes: int) -> Sequence[Com
     There is one for each way of running it that differs in more than speed: the same training on
     one GPU, with the optimizer on the host, or on more GPUs; adapters on the weights as they are,
     or on quantized weights. For each way it is the combination that slows a step down least, then
-    the one with the fewest measures; combinations that only add to another one are left out.
+    the one with the fewest measures that cost anything; combinations that only add to another one
+    are left out.
     """
     found: list[Measures] = []
     for way in _ways(workload):
@@ -227,12 +228,13 @@ def savings_of(workload: Workload) -> Sequence[Combination]:
     return sorted(less, key=lambda one: one.needs_high_bytes)
 
 
-def _price(workload: Workload, measures: Measures) -> tuple[int, bool, float, int]:
+def _price(workload: Workload, measures: Measures) -> tuple[int, bool, float, int, int]:
     slowdown = _slowdown(measures)
     return (
         n_gpus(applied(workload, measures)),
         any(m.changes_training for m in measures),
         math.inf if slowdown is None else slowdown,
+        sum(not m.cost.startswith("none") for m in measures),
         len(measures),
     )
 
@@ -261,7 +263,9 @@ def _ways(workload: Workload) -> Iterator[Sequence[Sequence[Measure | None]]]:
         own = (free("bf16", "int8", "int4"), free("kv8"))
         ways: list[Sequence[Sequence[Measure | None]]] = [own, (*own, others)]
     else:
-        kept = (free("flash_attention"), free("fused_loss"), free("checkpointing"))
+        kept = tuple(
+            map(free, ("expandable_segments", "flash_attention", "fused_loss", "checkpointing"))
+        )
         optimizer, precision = free("fused_optimizer", "8bit_optimizer"), free("autocast", "bf16")
         ways = [
             (*kept, optimizer, precision),

@@ -291,7 +291,9 @@ def model_of(inputs: Sequence[str]) -> FoundModel:
     except UncoveredModelError as e:
         alone = format_size(2 * preset.n_parameters)
         raise UncoveredModelError(
-            f"{preset.name}: its weights alone take {alone} in 16 bits. {e}", hint=e.hint
+            f"The weights of {preset.name} alone take {alone} in 16 bits; formulas for the rest "
+            "cover no such model.",
+            hint=e.hint,
         ) from e
     name = " ".join(inputs)
     notes = list(shape.assumptions)

@@ -38,11 +38,13 @@ class Doubt(Struct, frozen=True):
         id: ``formulas`` or ``allocator``.
         reason: where the doubt comes from, one phrase.
         n_bytes: how much of the width it accounts for.
+        option: the option that settles it; "" means none does.
     """
 
     id: str
     reason: str
     n_bytes: int
+    option: str = ""
 
 
 class Combination(Struct, frozen=True):

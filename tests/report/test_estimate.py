@@ -127,3 +127,18 @@ def test_first_lines_say_that_an_encoder_without_a_class_is_a_classifier() -> No
     text = " ".join(render("estimate", "text", asked, RenderOptions(width=80)).split())
 
     assert "states, a classifier, adamw" in text
+    assert "What decides" not in text
+
+
+def test_first_lines_name_the_option_that_settles_what_is_open() -> None:
+    def first_words(**options: str) -> tuple[str, str]:
+        asked = {"batch": 32, "seq": 256, "attention": "eager", **options}
+        workload = workload_of_request(["roberta-base"], **asked)
+        text = render("estimate", "text", judged(workload, [gpu_of("k80")]), RenderOptions())
+        return text.split(maxsplit=1)[0], " ".join(text.split("Counted:")[0].split())
+
+    verdict, why = first_words()
+    assert verdict == "Too"
+    assert "What decides: a head over the vocabulary, if there is one (--logits says)." in why
+    assert first_words(loss="none")[0] == "Fits"
+    assert first_words(loss="fp32")[0] == "Does"
