@@ -157,10 +157,9 @@ class ConfigReader:
 
 def quantised_dtype(config: Config) -> str:
     """Return our name for how the weights are quantized, or "" if they are not."""
-    stated = config.get("quantization_config")
-    if not isinstance(stated, dict):
-        stated = config.get("compression_config")
-    if not isinstance(stated, dict):
+    both = (config.get(key) for key in ("quantization_config", "compression_config"))
+    stated = next((one for one in both if isinstance(one, dict)), None)
+    if stated is None:
         return ""
     method = stated.get("quant_method")
     method = method if isinstance(method, str) else "unknown method"

@@ -141,14 +141,11 @@ def _for_training(workload: Workload) -> list[Measure]:
         (is_full,
          Measure("lora", f"LoRA of rank {LORA_RANK}", base,
                  "different training: the base stays frozen", changes_training=True)),
-        (is_full,
-         Measure("qlora", f"QLoRA: 4-bit base, LoRA of rank {LORA_RANK}",
-                 {**base, "dtype": "int4"},
+        (not precision.is_quantised,
+         Measure("qlora",
+                 f"QLoRA: 4-bit base, LoRA of rank {LORA_RANK}" if is_full else "4-bit base",
+                 {**(base if is_full else {}), "dtype": "int4"},
                  "about 39 % slower than LoRA on 16-bit weights; the base is quantized",
-                 QLORA_SLOWDOWN, changes_training=True)),
-        (not is_full and not precision.is_quantised,
-         Measure("qlora", "4-bit base", {"dtype": "int4"},
-                 "about 39 % slower than on 16-bit weights; the base is quantized",
                  QLORA_SLOWDOWN, changes_training=True)),
     )  # fmt: skip
     return [measure for applies, measure in rows if applies]
@@ -185,16 +182,12 @@ def _micro_batch(workload: Workload, batch: int) -> Measure:
 
 
 def _sharded(stage: int, world: int) -> Measure:
-    name = "ZeRO-3 / FSDP" if stage == 3 else "ZeRO-2"
-    cost = (
-        "parameters are sent too: 1.5 times the traffic of data parallelism"
-        if stage == 3
-        else f"needs {world} GPUs; no more traffic than data parallelism"
-    )
-    return Measure(
-        f"zero{stage}", f"{name} on {world} GPUs",
-        {"zero_stage": stage, "world_size": world}, cost,
-    )  # fmt: skip
+    name, cost = {
+        2: ("ZeRO-2", f"needs {world} GPUs; no more traffic than data parallelism"),
+        3: ("ZeRO-3 / FSDP", "parameters are sent too: 1.5 times the traffic of data parallelism"),
+    }[stage]
+    changes = {"zero_stage": stage, "world_size": world}
+    return Measure(f"zero{stage}", f"{name} on {world} GPUs", changes, cost)
 
 
 # The search
