@@ -15,7 +15,7 @@ A figure of PyTorch's allocated memory is compared with the allocated peak, one 
 memory with the reserved peak, and one whose kind is not stated with what the driver shows for the
 process: reserved memory plus the CUDA context. The interval is the one printed for other people's
 programs; verdicts go by what the card must have free, those of servers by whether one sequence of
-the stated length has room, as the reports say first.
+the stated length has room, as the reports say first: open if only while a step reads a part of it.
 """
 
 from __future__ import annotations
@@ -185,7 +185,10 @@ def _verdict(row: Mapping[str, str], found: Mapping[str, Any], measured: float) 
         return ""
     state = found["gpus"][0]["state"]
     if found["serving"]:  # the report's first line is the server's: whether one sequence has room
-        state = "fits" if found["serving"]["sequences"] else "does_not_fit"
+        read_in_parts, read_whole = (found["serving"][f"sequences{w}"] for w in ("", "_read_whole"))
+        state = "fits" if read_in_parts else "does_not_fit"
+        if read_in_parts and not read_whole:
+            state = "too_close_to_call"
     if state == "too_close_to_call":
         return "open"
     return "right" if (state == "fits") is ran else "wrong"

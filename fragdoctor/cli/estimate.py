@@ -122,8 +122,7 @@ def _of_formulas(chosen: EstimateOptions, files: RecipeUse | None) -> Estimate:
             from fragdoctor.estimation.plans import plans_of
 
             price = _price(chosen.price, gpus[0]) if chosen.price else None
-            n_rehearsed = N_VERIFIED * chosen.verify
-            plans = plans_of(found.workload, gpus[0], price, n_rehearsed)
+            plans = plans_of(found.workload, gpus[0], price, N_VERIFIED * chosen.verify)
             found = replace(found, plans=plans)
     if chosen.verify:
         found = _with_rehearsals(found, chosen)

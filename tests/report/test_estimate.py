@@ -14,6 +14,7 @@ from schemas import must_fit_exactly, schema
 
 from fragdoctor.estimation.judge import judged
 from fragdoctor.estimation.request import workload_of as workload_of_request
+from fragdoctor.estimation.serving import serving_of
 from fragdoctor.model.gpus import GPUS, gpu_of
 from fragdoctor.model.memory_estimate import Estimate, PhaseName
 from fragdoctor.model.workload import Attention
@@ -128,6 +129,16 @@ def test_first_lines_say_that_an_encoder_without_a_class_is_a_classifier() -> No
 
     assert "states, a classifier, adamw" in text
     assert "What decides" not in text
+
+
+def test_first_lines_say_if_a_server_has_room_only_for_a_prompt_read_in_parts() -> None:
+    workload = workload_of_request(["llama-3-8b"], inference=True, seq=32_768, cache="paged")
+    serving = serving_of(workload, gpu_of("l4"), utilization=0.9)
+    found = replace(judged(workload, [gpu_of("l4")]), serving=serving)
+
+    text = " ".join(render("estimate", "text", found, RenderOptions()).split())
+
+    assert "but none if a step reads a whole prompt" in text.split("One batch alone")[0]
 
 
 def test_first_lines_name_the_option_that_settles_what_is_open() -> None:

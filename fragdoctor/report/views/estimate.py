@@ -132,6 +132,11 @@ def _planned(estimate: Estimate) -> str:
     return f"Fits on {best.n_gpus} x {gpu.name}: {best.layout}; {each} each{holds}{cost}."
 
 
+_UNLESS_WHOLE: Final = (
+    ", but none if a step reads a whole prompt, as before vLLM 0.8; --max-num-batched-tokens says"
+)
+
+
 def _served(estimate: Estimate) -> list[str]:
     """Return how many sequences a server holds, if a server was asked about."""
     found = estimate.serving
@@ -142,7 +147,8 @@ def _served(estimate: Estimate) -> list[str]:
     if not found.sequences:
         return [f"{server} has no room for one sequence of {length} tokens."]
     held = f"{format_count(found.sequences)} sequences of {length} tokens at once"
-    return [f"{server} holds {held}: {format_size(found.cache_bytes)} of cache."]
+    whole = "" if found.sequences_read_whole else _UNLESS_WHOLE
+    return [f"{server} holds {held}: {format_size(found.cache_bytes)} of cache{whole}."]
 
 
 def _one(estimate: Estimate, fit: Fit) -> str:
