@@ -77,7 +77,7 @@ def _answer(
         from fragdoctor.model.gpus import gpu_of
 
         for gpu in map(gpu_of, dict.fromkeys(chosen.gpu or ())):
-            refused.message += f" {gpu.name} has {format_size(gpu.usable_bytes)}."
+            refused.message += f" {gpu.name} has {format_size(gpu.usable_bytes)} usable."
         if files:  # a rehearsal could not use what the files say
             raise
         return "rehearse", _uncovered_rehearsal(refused, chosen, given)

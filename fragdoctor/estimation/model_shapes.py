@@ -291,8 +291,7 @@ def model_of(inputs: Sequence[str]) -> FoundModel:
     except UncoveredModelError as e:
         alone = format_size(2 * preset.n_parameters)
         raise UncoveredModelError(
-            f"The weights of {preset.name} alone take {alone} in 16 bits; formulas for the rest "
-            "cover no such model.",
+            f"Only the weights of {preset.name} can be counted here: {alone} in 16 bits.",
             hint=e.hint,
         ) from e
     name = " ".join(inputs)
