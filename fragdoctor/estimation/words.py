@@ -240,7 +240,7 @@ _PHRASES: Final = (
     ),
     _says("grpo|rloo|ppo|rlhf|dpo|orpo|kto", trains=True, has_more=True),
     _says(
-        r"(?:full )?(?:pre-?|re)?train(?:ing|ed)?|(?:full )?fine[ -]?tu\w{1,6}|sft"
+        r"(?:full )?(?:pre-?|re)?train(?:ing|ed)?|(?:full )?fine[ -]?tu\w{1,6}|(?:full )?s?ft"
         r"|from scratch",
         trains=True,
     ),

@@ -34,6 +34,7 @@ QLORA = FOUR_BITS | {"checkpointing": "full"}
             TRAIN | {"lora": 16},
         ),
         ("serve Mistral-Small-24B GPTQ 4bit", "Mistral-Small-24B GPTQ 4bit", RUN),
+        ("SmolLM2 360M full FT on a 3060", "smollm2-360m", TRAIN | {"gpu": ["rtx-3060"]}),
         (
             "train llama 3 8b on 2x 4090?",
             "llama-3-8b",
