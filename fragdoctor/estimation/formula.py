@@ -109,7 +109,8 @@ def _unstated(w: Workload) -> Iterator[tuple[str, str, str, Sequence[Workload]]]
     """Yield doubts about what was not said: the option that says it, and what it may be."""
     if w.shape.may_have_head:
         headed = replace(w, shape=w.shape.with_head())
-        yield "head", "a head over the vocabulary, if there is one", "--logits", [headed]
+        option = "" if w.inference else "--logits"
+        yield "head", "a head over the vocabulary, if there is one", option, [headed]
     if w.is_fsdp and w.lora_rank and w.fsdp_kind is None:
         firsts = [replace(w, fsdp_kind=kind) for kind in (FsdpKind.FIRST, FsdpKind.MIXED)]
         reason = "what FSDP 1 keeps for layers with frozen weights"
@@ -216,9 +217,8 @@ def _items(workload: Workload, states: Sequence[GroupState], most: Mapping[str, 
 def _notes(workload: Workload) -> list[str]:
     notes, shape = list(workload.shape.assumptions), workload.shape
     if not shape.has_lm_head:
-        allowed = " The upper bound allows for masked language modeling; --logits says which it is."
-        classified = "Counted as a classifier: its loss is over a few classes."
-        notes.append(classified + allowed * shape.may_have_head)
+        allowed = " The upper bound allows for masked language modeling." * shape.may_have_head
+        notes.append(f"Counted as a classifier: its loss is over a few classes.{allowed}")
     if workload.inference:
         return [*notes, INFERENCE_ERROR]
     precision = precision_of(workload.dtype)

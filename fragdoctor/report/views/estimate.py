@@ -146,7 +146,8 @@ def _served(estimate: Estimate) -> list[str]:
     length = format_count(found.length)
     if not found.sequences:
         return [f"{server} has no room for one sequence of {length} tokens."]
-    held = f"{format_count(found.sequences)} sequences of {length} tokens at once"
+    plural = "s" * (found.sequences > 1)
+    held = f"{format_count(found.sequences)} sequence{plural} of {length} tokens at once"
     whole = "" if found.sequences_read_whole else _UNLESS_WHOLE
     return [f"{server} holds {held}: {format_size(found.cache_bytes)} of cache{whole}."]
 
