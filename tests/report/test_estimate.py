@@ -141,6 +141,22 @@ def test_first_lines_say_if_a_server_has_room_only_for_a_prompt_read_in_parts() 
     assert "but none if a step reads a whole prompt" in text.split("One batch alone")[0]
 
 
+@pytest.mark.parametrize(
+    ("options", "way"),
+    [
+        ({"inference": True, "batch": 4096}, r"batch \d+\."),
+        ({"loss": "none", "batch": 64}, r"batch \d+ or checkpoint each layer\."),
+    ],
+)
+def test_first_lines_name_a_batch_and_the_measure_that_alone_is_enough(
+    options: dict[str, Any], way: str
+) -> None:
+    workload = workload_of_request(["roberta-base"], seq=512, dtype="bf16", **options)
+    text = render("estimate", "text", judged(workload, [gpu_of("k80")]), RenderOptions())
+
+    assert re.search(f"(What would fit|Surely fits): {way}", " ".join(text.split()))
+
+
 def test_first_lines_name_the_option_that_settles_what_is_open() -> None:
     def first_words(**options: str) -> tuple[str, str]:
         asked = {"batch": 32, "seq": 256, "attention": "eager", **options}

@@ -183,15 +183,16 @@ def _to_spare(estimate: Estimate, fit: Fit) -> int:
 def _way_out(estimate: Estimate, fit: Fit) -> str:
     """Return what would certainly fit: a smaller batch, or the cheapest measures.
 
-    Of measures next to a batch, only a single one that leaves the training as it is gets named.
+    Next to a batch, a measure is named only if it alone is enough, and the training stays as it is.
     """
     word = "Surely fits" if fit.state is FitState.TOO_CLOSE else "What would fit"
     ways = [f"batch {format_count(fit.largest_batch)}"] if fit.largest_batch else []
-    if fit is estimate.fits[0]:
-        first = estimate.combinations[:1]
-        ways += [w.title for w in first if not (ways and (w.changes_training or w.measures[1:]))]
-        if not ways:
-            return " None of the measures below is enough, alone or together."
+    for found in estimate.combinations[: fit is estimate.fits[0]]:
+        is_more = found.changes_training or found.measures[1:] or found.measures == ("half_batch",)
+        if not (ways and is_more):
+            ways.append(found.title)
+    if not ways and fit is estimate.fits[0]:
+        return " None of the measures below is enough, alone or together."
     return f" {word}: {' or '.join(ways)}." if ways else ""
 
 
