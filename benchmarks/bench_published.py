@@ -15,7 +15,7 @@ A figure of PyTorch's allocated memory is compared with the allocated peak, one 
 memory with the reserved peak, and one whose kind is not stated with what the driver shows for the
 process: reserved memory plus the CUDA context. The interval is the one printed for other people's
 programs; verdicts go by what the card must have free, those of servers by whether one sequence of
-the stated length has room, as the reports say first.
+the stated length has room, as the reports say first: open if only while a step reads a part of it.
 """
 
 from __future__ import annotations
@@ -64,6 +64,16 @@ SAID_BY_SOURCE = {
 }
 """Source or table -> what its code does in every row: options for training, options for inference,
 and what it means by a dtype."""
+SAID_BY_NOTE = {
+    "chunked loss": ("--logits", "chunked"),
+    "masked language modeling": ("--logits", "fp32"),
+    "classification": ("--logits", "none"),
+}
+SAID_BY_SCRIPT = {
+    **dict.fromkeys(("pytorch/torchtitan", "megatron"), ("--expandable-segments",)),
+    "refs/a100_80gb.csv": ("--logits", "shifted"),  # Transformers 4.48.1 without Liger's loss
+}
+"""Part of a note, or of a source, and the options for training that state the same."""
 FSDP_KINDS = {
     "Lightning-AI/litgpt": "1-mixed",  # FSDPStrategy wraps whole blocks
     "foundation-model-stack": "1", "AnswerDotAI": "1", "llama-cookbook": "1",
@@ -112,15 +122,11 @@ def asked(row: Mapping[str, str]) -> tuple[dict[str, Any], str]:
                 options = [means.get(word, word) for word in options]
             options += shlex.split(inference if is_inference else training)
     if not is_inference:
-        if "chunked loss" in row["note"]:
-            options += ["--logits", "chunked"]
         if row["note"].startswith(("texts are cut", "texts are shorter")):
             options += ["--varying-lengths"]  # ms-swift pads to a batch's longest text
-        if any(name in row["source"] for name in ("pytorch/torchtitan", "megatron")):
-            options += ["--expandable-segments"]  # their scripts set it
-        # Transformers 4.48.1 without Liger's loss
-        if "refs/a100_80gb.csv" in row["source"]:
-            options += ["--logits", "shifted"]
+        said = (("note", SAID_BY_NOTE), ("source", SAID_BY_SCRIPT))
+        for column, table in said:
+            options += [w for part, words in table.items() if part in row[column] for w in words]
         if "--fsdp" in options:
             kinds = [kind for part, kind in FSDP_KINDS.items() if part in row["source"]]
             options += [word for kind in kinds for word in ("--fsdp-kind", kind)]
@@ -179,7 +185,10 @@ def _verdict(row: Mapping[str, str], found: Mapping[str, Any], measured: float) 
         return ""
     state = found["gpus"][0]["state"]
     if found["serving"]:  # the report's first line is the server's: whether one sequence has room
-        state = "fits" if found["serving"]["sequences"] else "does_not_fit"
+        read_in_parts, read_whole = (found["serving"][f"sequences{w}"] for w in ("", "_read_whole"))
+        state = "fits" if read_in_parts else "does_not_fit"
+        if read_in_parts and not read_whole:
+            state = "too_close_to_call"
     if state == "too_close_to_call":
         return "open"
     return "right" if (state == "fits") is ran else "wrong"

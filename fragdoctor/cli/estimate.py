@@ -21,6 +21,7 @@ from fragdoctor.cli.estimate_routes import FORMULAS, PARAMETERS, Route, refuse_u
 from fragdoctor.cli.exit import OK
 from fragdoctor.cli.options import command_with, parameters_of
 from fragdoctor.errors import ConfigError, FragdoctorError
+from fragdoctor.units import format_size
 
 if TYPE_CHECKING:
     from fragdoctor.estimation.config_json import UncoveredModelError
@@ -73,6 +74,10 @@ def _answer(
     try:
         return "estimate", _of_formulas(chosen, files)
     except UncoveredModelError as refused:
+        from fragdoctor.model.gpus import gpu_of
+
+        for gpu in map(gpu_of, dict.fromkeys(chosen.gpu or ())):
+            refused.message += f" {gpu.name} has {format_size(gpu.usable_bytes)} usable."
         if files:  # a rehearsal could not use what the files say
             raise
         return "rehearse", _uncovered_rehearsal(refused, chosen, given)
@@ -117,8 +122,7 @@ def _of_formulas(chosen: EstimateOptions, files: RecipeUse | None) -> Estimate:
             from fragdoctor.estimation.plans import plans_of
 
             price = _price(chosen.price, gpus[0]) if chosen.price else None
-            n_rehearsed = N_VERIFIED * chosen.verify
-            plans = plans_of(found.workload, gpus[0], price, n_rehearsed)
+            plans = plans_of(found.workload, gpus[0], price, N_VERIFIED * chosen.verify)
             found = replace(found, plans=plans)
     if chosen.verify:
         found = _with_rehearsals(found, chosen)

@@ -94,11 +94,7 @@ GPT2: Final = Architecture(
 )
 BERT: Final = replace(GPT2, packed_qkv=False, pooler=True, is_encoder=True, returns_scores=True)
 NEOX: Final = replace(
-    GPT2,
-    softmax_fp32=True,
-    learned_positions=False,
-    tied_head=False,
-    dropout=0.0,
+    GPT2, softmax_fp32=True, learned_positions=False, tied_head=False, dropout=0.0
 )
 GEMMA: Final = replace(LLAMA, tied_head=True, activation="gelu")
 COHERE: Final = replace(LLAMA, tied_head=True, norms_per_layer=1, has_wide_qk_norm=True)

@@ -28,7 +28,7 @@ from fragdoctor.model.workload import Workload
 SPREADS: Final = MappingProxyType(
     {
         "inference": (0.882, 1.130),
-        "training, loss said": (0.789, 1.344),
+        "training, loss said": (0.809, 1.344),
         "training": (0.936, 1.799),
     }
 )

@@ -24,9 +24,9 @@ MAX_CONFIG_BYTES: Final = 16 * MIB
 MAX_DIMENSION: Final = 2**31
 MAX_LAYERS: Final = 2000
 REHEARSE_HINT: Final = (
-    "Rehearse its own class: pip install torch transformers (or diffusers), then add --rehearse; "
-    "or build it yourself: fragdoctor estimate --model pkg.module:factory. For a decoder like "
-    "Llama, you can also give its sizes: --layers, --hidden, --heads, --ffn, --vocab."
+    "Run its own code without a GPU: pip install torch transformers (or diffusers), then add "
+    "--rehearse; or build it yourself: fragdoctor estimate --model pkg.module:factory. For a "
+    "decoder like Llama, you can also give its sizes: --layers, --hidden, --heads, --ffn, --vocab."
 )
 
 Config = Mapping[str, Any]
@@ -157,10 +157,9 @@ class ConfigReader:
 
 def quantised_dtype(config: Config) -> str:
     """Return our name for how the weights are quantized, or "" if they are not."""
-    stated = config.get("quantization_config")
-    if not isinstance(stated, dict):
-        stated = config.get("compression_config")
-    if not isinstance(stated, dict):
+    both = (config.get(key) for key in ("quantization_config", "compression_config"))
+    stated = next((one for one in both if isinstance(one, dict)), None)
+    if stated is None:
         return ""
     method = stated.get("quant_method")
     method = method if isinstance(method, str) else "unknown method"
@@ -191,10 +190,6 @@ def _shape(reader: ConfigReader, a: Architecture, kind: str, notes: tuple[str, .
     names = map(str, classes if isinstance(classes, list) else ())
     is_masked = a.is_encoder and any(name.endswith("ForMaskedLM") for name in names)
     has_head = not a.is_encoder or is_masked
-    may_have_head = not (has_head or classes)
-    if not has_head:
-        allowed = " The upper bound allows for masked language modeling." if may_have_head else ""
-        notes = (*notes, f"Counted as a classifier: its loss is over a few classes.{allowed}")
     positions = whole("positions", 0)
     d = replace(
         a,
@@ -237,7 +232,7 @@ def _shape(reader: ConfigReader, a: Architecture, kind: str, notes: tuple[str, .
         experts_per_token=min(n_experts, whole("num_experts_per_tok", 2)),
         upcasts_logits=not is_masked,
         has_lm_head=has_head,
-        may_have_head=may_have_head,
+        may_have_head=not (has_head or classes),
         hidden_dropout=reader.share(_DROPOUTS, a.dropout),
         attention_dropout=reader.share(
             _ATTENTION_DROPOUTS, a.dropout if a.attention_dropout is None else a.attention_dropout

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -11,20 +11,8 @@ from msgspec.structs import replace
 from fragdoctor.estimation.bounds import Needs, most_of_each, needs_of, phases_of, reserved_of
 from fragdoctor.estimation.calibration import published_range
 from fragdoctor.estimation.layer import KORTHIKANTI, attention_used, bytes_of, layer_ops, units
-from fragdoctor.estimation.states import (
-    GroupState,
-    gathered_layers,
-    local_part,
-    n_gpus,
-    states_of,
-)
-from fragdoctor.estimation.step import (
-    REDUCE_BUCKET,
-    Instant,
-    loss_of,
-    moments_of,
-    segment_layers,
-)
+from fragdoctor.estimation.states import GroupState, gathered_layers, local_part, states_of
+from fragdoctor.estimation.step import REDUCE_BUCKET, Instant, loss_of, moments_of, segment_layers
 from fragdoctor.estimation.training_choices import (
     AUTOCAST_DOC,
     CHECKPOINTING,
@@ -109,23 +97,27 @@ def _bounds(workload: Workload) -> tuple[Needs, Sequence[Instant]]:
     """Return the bounds of what one GPU needs, and the moments they were computed from."""
     moments = moments_of(workload)
     needs = needs_of(moments, workload)
-    more = []
-    if workload.shape.may_have_head:
-        shape = replace(
-            workload.shape, has_lm_head=True, upcasts_logits=False, prompt_logits=Loss.WORKING
-        )
-        headed = replace(workload, shape=shape)
-        most = needs_of(moments_of(headed), headed).high_bytes
-        more.append(
-            Doubt("head", "a head over the vocabulary, if there is one", most - needs.high_bytes)
-        )
-    if n_gpus(workload) > 1 or workload.zero_stage:
-        more += _of_sharing(workload, needs.high_bytes)
+    more = _of_sharing(workload)
+    for name, reason, option, ways in _unstated(workload):
+        most = max(needs_of(moments_of(way), way).high_bytes for way in ways)
+        more.append(Doubt(name, reason, max(0, most - needs.high_bytes), option))
     high = needs.high_bytes + sum(doubt.n_bytes for doubt in more)
     return replace(needs, high_bytes=high, doubts=(*needs.doubts, *more)), moments
 
 
-def _of_sharing(workload: Workload, high_bytes: int) -> list[Doubt]:
+def _unstated(w: Workload) -> Iterator[tuple[str, str, str, Sequence[Workload]]]:
+    """Yield doubts about what was not said: the option that says it, and what it may be."""
+    if w.shape.may_have_head:
+        headed = replace(w, shape=w.shape.with_head())
+        option = "" if w.inference else "--logits"
+        yield "head", "a head over the vocabulary, if there is one", option, [headed]
+    if w.is_fsdp and w.lora_rank and w.fsdp_kind is None:
+        firsts = [replace(w, fsdp_kind=kind) for kind in (FsdpKind.FIRST, FsdpKind.MIXED)]
+        reason = "what FSDP 1 keeps for layers with frozen weights"
+        yield "frozen_weights", reason, "--fsdp-kind", firsts
+
+
+def _of_sharing(workload: Workload) -> list[Doubt]:
     more = []
     if n := len(workload.degrees) + (workload.world_size > 1):
         more.append(Doubt("nccl", "NCCL communicators, outside PyTorch", n * NCCL_BYTES))
@@ -133,11 +125,6 @@ def _of_sharing(workload: Workload, high_bytes: int) -> list[Doubt]:
     if workload.zero_stage == 3 and not workload.is_fsdp and precision.has_master:
         bucket = int(REDUCE_BUCKET * precision.compute)
         more.append(Doubt("bucket", "DeepSpeed's reduce_bucket_size, at most its default", bucket))
-    if workload.is_fsdp and workload.lora_rank and workload.fsdp_kind is None:
-        firsts = (replace(workload, fsdp_kind=kind) for kind in (FsdpKind.FIRST, FsdpKind.MIXED))
-        most = max(needs_of(moments_of(first), first).high_bytes for first in firsts)
-        reason = "what FSDP 1 keeps for layers with frozen weights; --fsdp-kind settles it"
-        more.append(Doubt("frozen_weights", reason, max(0, most - high_bytes)))
     return more
 
 
@@ -229,6 +216,9 @@ def _items(workload: Workload, states: Sequence[GroupState], most: Mapping[str, 
 
 def _notes(workload: Workload) -> list[str]:
     notes, shape = list(workload.shape.assumptions), workload.shape
+    if not shape.has_lm_head:
+        allowed = " The upper bound allows for masked language modeling." * shape.may_have_head
+        notes.append(f"Counted as a classifier: its loss is over a few classes.{allowed}")
     if workload.inference:
         return [*notes, INFERENCE_ERROR]
     precision = precision_of(workload.dtype)

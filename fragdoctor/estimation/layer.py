@@ -126,11 +126,10 @@ def norm_op(norm: Norm, precision: Precision, slot: str, *, trains: bool) -> Op:
     residual = precision.residual
     inputs = (Term("B*S*H", residual),)
     source = Term("B*S*H", residual, "input")
-    if norm is Norm.LAYERNORM:
-        mean = Term("B*S", 2 * FP32, "mean and deviation")
-        return Op(slot, slot, (source, mean), inputs)
-    if norm is Norm.RMSNORM:
-        return Op(slot, slot, (source, Term("B*S", FP32, "deviation")), inputs)
+    if norm is not Norm.RMSNORM_WRITTEN_OUT:
+        has_mean = norm is Norm.LAYERNORM
+        kept_too = (2 * FP32, "mean and deviation") if has_mean else (FP32, "deviation")
+        return Op(slot, slot, (source, Term("B*S", *kept_too)), inputs)
     kept = [Term("B*S*H", FP32, "input" if residual == FP32 else "fp32 input")]
     if trains:
         kept.append(Term("B*S*H", residual, "normalized"))

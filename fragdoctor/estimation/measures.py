@@ -17,10 +17,7 @@ from fragdoctor.estimation.formula import formula_needs
 from fragdoctor.estimation.layer import attention_used
 from fragdoctor.estimation.states import n_gpus
 from fragdoctor.estimation.step import loss_of
-from fragdoctor.estimation.training_choices import (
-    optimizer_of,
-    precision_of,
-)
+from fragdoctor.estimation.training_choices import optimizer_of, precision_of
 from fragdoctor.model.memory_estimate import Combination
 from fragdoctor.model.workload import Attention, Loss, Workload
 
@@ -113,6 +110,9 @@ def _for_training(workload: Workload) -> list[Measure]:
          Measure("checkpointing", "checkpoint each layer",
                  {"checkpointing": "full"}, "about 33 % more compute: layers run forward twice",
                  RECOMPUTATION)),
+        (not workload.expandable_segments,
+         Measure("expandable_segments", "expandable segments", {"expandable_segments": True},
+                 "none: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")),
         (writes and workload.shape.has_flash,
          Measure("flash_attention", "fused attention, no S x S scores",
                  {"attention": Attention.FLASH, **narrow}, "none; usually faster")),
@@ -141,14 +141,11 @@ def _for_training(workload: Workload) -> list[Measure]:
         (is_full,
          Measure("lora", f"LoRA of rank {LORA_RANK}", base,
                  "different training: the base stays frozen", changes_training=True)),
-        (is_full,
-         Measure("qlora", f"QLoRA: 4-bit base, LoRA of rank {LORA_RANK}",
-                 {**base, "dtype": "int4"},
+        (not precision.is_quantised,
+         Measure("qlora",
+                 f"QLoRA: 4-bit base, LoRA of rank {LORA_RANK}" if is_full else "4-bit base",
+                 {**(base if is_full else {}), "dtype": "int4"},
                  "about 39 % slower than LoRA on 16-bit weights; the base is quantized",
-                 QLORA_SLOWDOWN, changes_training=True)),
-        (not is_full and not precision.is_quantised,
-         Measure("qlora", "4-bit base", {"dtype": "int4"},
-                 "about 39 % slower than on 16-bit weights; the base is quantized",
                  QLORA_SLOWDOWN, changes_training=True)),
     )  # fmt: skip
     return [measure for applies, measure in rows if applies]
@@ -185,16 +182,12 @@ def _micro_batch(workload: Workload, batch: int) -> Measure:
 
 
 def _sharded(stage: int, world: int) -> Measure:
-    name = "ZeRO-3 / FSDP" if stage == 3 else "ZeRO-2"
-    cost = (
-        "parameters are sent too: 1.5 times the traffic of data parallelism"
-        if stage == 3
-        else f"needs {world} GPUs; no more traffic than data parallelism"
-    )
-    return Measure(
-        f"zero{stage}", f"{name} on {world} GPUs",
-        {"zero_stage": stage, "world_size": world}, cost,
-    )  # fmt: skip
+    name, cost = {
+        2: ("ZeRO-2", f"needs {world} GPUs; no more traffic than data parallelism"),
+        3: ("ZeRO-3 / FSDP", "parameters are sent too: 1.5 times the traffic of data parallelism"),
+    }[stage]
+    changes = {"zero_stage": stage, "world_size": world}
+    return Measure(f"zero{stage}", f"{name} on {world} GPUs", changes, cost)
 
 
 # The search
@@ -208,7 +201,8 @@ def cheapest_combinations(workload: Workload, usable_bytes: int) -> Sequence[Com
     There is one for each way of running it that differs in more than speed: the same training on
     one GPU, with the optimizer on the host, or on more GPUs; adapters on the weights as they are,
     or on quantized weights. For each way it is the combination that slows a step down least, then
-    the one with the fewest measures; combinations that only add to another one are left out.
+    the one with the fewest measures that cost anything; combinations that only add to another one
+    are left out.
     """
     found: list[Measures] = []
     for way in _ways(workload):
@@ -227,12 +221,13 @@ def savings_of(workload: Workload) -> Sequence[Combination]:
     return sorted(less, key=lambda one: one.needs_high_bytes)
 
 
-def _price(workload: Workload, measures: Measures) -> tuple[int, bool, float, int]:
+def _price(workload: Workload, measures: Measures) -> tuple[int, bool, float, int, int]:
     slowdown = _slowdown(measures)
     return (
         n_gpus(applied(workload, measures)),
         any(m.changes_training for m in measures),
         math.inf if slowdown is None else slowdown,
+        sum(not m.cost.startswith("none") for m in measures),
         len(measures),
     )
 
@@ -261,7 +256,9 @@ def _ways(workload: Workload) -> Iterator[Sequence[Sequence[Measure | None]]]:
         own = (free("bf16", "int8", "int4"), free("kv8"))
         ways: list[Sequence[Sequence[Measure | None]]] = [own, (*own, others)]
     else:
-        kept = (free("flash_attention"), free("fused_loss"), free("checkpointing"))
+        kept = tuple(
+            map(free, ("expandable_segments", "flash_attention", "fused_loss", "checkpointing"))
+        )
         optimizer, precision = free("fused_optimizer", "8bit_optimizer"), free("autocast", "bf16")
         ways = [
             (*kept, optimizer, precision),

@@ -102,6 +102,11 @@ def _letters(name: str) -> str:
     return re.sub(r"(?<=[a-z])-(?=\d)|(?<=\d)-(?=[a-z])", "", _plain(name))
 
 
+def is_series(name: str) -> bool:
+    """Return whether several models of different sizes have a name that begins with this one."""
+    return f"{_plain(name)}-" in _SAME_SHAPE
+
+
 def base_of(name: str, known: Iterable[tuple[str, str]]) -> str:
     """Return the known model that a name is a tuned or mirrored copy of; "" = none, or several.
 

@@ -291,7 +291,8 @@ def model_of(inputs: Sequence[str]) -> FoundModel:
     except UncoveredModelError as e:
         alone = format_size(2 * preset.n_parameters)
         raise UncoveredModelError(
-            f"{preset.name}: its weights alone take {alone} in 16 bits. {e}", hint=e.hint
+            f"Only the weights of {preset.name} can be counted here: {alone} in 16 bits.",
+            hint=e.hint,
         ) from e
     name = " ".join(inputs)
     notes = list(shape.assumptions)
@@ -350,8 +351,6 @@ def _beside(path: Path) -> Path:
 def _config_dtype(config: Config) -> str:
     if quantised := quantised_dtype(config):
         return quantised
-    inner = config.get("text_config")
-    inner = inner if isinstance(inner, dict) else {}
-    stated = config.get("torch_dtype") or config.get("dtype")
-    stated = stated or inner.get("torch_dtype") or inner.get("dtype")
-    return PLAIN_DTYPES.get(stated, "") if isinstance(stated, str) else ""
+    parts = [one for one in (config, config.get("text_config")) if isinstance(one, dict)]
+    stated = (part.get(key) for part in parts for key in ("torch_dtype", "dtype"))
+    return PLAIN_DTYPES.get(str(next(filter(None, stated), "")), "")

@@ -84,11 +84,7 @@ def plans_of(
 
 
 def _fewest(
-    workload: Workload,
-    gpu: GpuModel,
-    speeds: Speeds,
-    price: float | None,
-    most: int | None = None,
+    workload: Workload, gpu: GpuModel, speeds: Speeds, price: float | None, most: int | None = None
 ) -> list[Plan]:
     """Return the ways on the fewest GPUs that are enough, and on twice as many, fastest first."""
     ways_of = _serving_ways if workload.inference else _training_ways

@@ -18,7 +18,7 @@ from fragdoctor.estimation.model_shapes import (
 )
 from fragdoctor.estimation.states import check_parallel
 from fragdoctor.estimation.training_choices import dtype_bytes, optimizer_of, precision_of
-from fragdoctor.model.workload import Attention, FsdpKind, Loss, ModelShape, Workload
+from fragdoctor.model.workload import Attention, FsdpKind, Loss, ModelShape, Role, Workload
 
 OFFLOADABLE: Final = ("optimizer", "parameters", "activations")
 DEFAULT_SEQ: Final = 2048
@@ -61,6 +61,7 @@ def workload_of(
         "optimizer": optimizer_of(asked.get("optimizer") or "adamw").name,
     }
     shape, stored = _shape(inputs, params, sizes or GivenSizes())
+    shape = _with_stated_head(shape, chosen["loss"])
     workload = Workload(shape, **chosen)
     _check(workload)
     dtype = precision_of(workload.dtype if asked.get("dtype") else _default_dtype(stored, workload))
@@ -99,6 +100,17 @@ def workload_of(
     _check_targets(workload)
     check_parallel(workload)
     return workload
+
+
+def _with_stated_head(shape: ModelShape, loss: Loss | None) -> ModelShape:
+    """Return a shape with the head that a stated loss means: over the vocabulary, or over classes.
+
+    A few classes take no memory to speak of.
+    """
+    if loss is Loss.NONE:
+        kept = tuple(g for g in shape.parameters if g.role is not Role.HEAD)
+        return replace(shape, parameters=kept, has_lm_head=False, may_have_head=False)
+    return shape.with_head() if loss and shape.may_have_head else shape
 
 
 def _listed(text: str) -> tuple[str, ...]:

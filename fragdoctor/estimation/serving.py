@@ -93,7 +93,12 @@ def serving_of(
     pool = max(0, budget - weights - activations)
     each = cache_bytes_per_sequence(local)
     whole_tokens = -(-length // BLOCK_TOKENS) * BLOCK_TOKENS
-    sequences = pool // each if each else limit
+    held = pool // each if each else limit
+    sequences = whole = int(min(limit, held))
+    if sequences and not max_batched_tokens and length > tokens:
+        whole = serving_of(
+            workload, gpu, utilization=utilization, max_seqs=limit, max_batched_tokens=length
+        ).sequences
     return Serving(
         gpu=gpu.name,
         utilization=utilization,
@@ -103,8 +108,9 @@ def serving_of(
         cache_bytes=pool,
         bytes_per_sequence=each,
         length=length,
-        cached_tokens=int(sequences * whole_tokens),
-        sequences=int(min(limit, sequences)),
+        cached_tokens=int(held * whole_tokens),
+        sequences=sequences,
         max_sequences=limit,
         max_batched_tokens=tokens,
+        sequences_read_whole=whole,
     )

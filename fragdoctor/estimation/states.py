@@ -126,17 +126,14 @@ def communication_elements(workload: Workload) -> int:
     """Return the number of elements in the buffers that one layer's tensors travel through."""
     shape, tokens = workload.shape, workload.batch * workload.seq
     local = ceil(tokens / workload.context_parallel)
-    elements = 0
-    if workload.tensor_parallel > 1:  # the whole residual stream, reduced or gathered
-        elements += local * shape.hidden
-    if workload.context_parallel > 1:  # keys and values of the next part and of the one after it
-        width = max(1, shape.n_kv_heads // workload.tensor_parallel) * shape.head_dim
-        elements += 2 * 2 * local * width
-    if workload.expert_parallel > 1:  # to the experts and back
-        elements += 2 * local * max(1, shape.experts_per_token) * shape.hidden
-    if workload.pipeline_parallel > 1:  # received and sent
-        elements += 2 * local * shape.hidden
-    return elements
+    width = max(1, shape.n_kv_heads // workload.tensor_parallel) * shape.head_dim
+    each = {
+        "tensor": shape.hidden,  # the whole residual stream, reduced or gathered
+        "context": 2 * 2 * width,  # keys and values of the next part and of the one after it
+        "expert": 2 * max(1, shape.experts_per_token) * shape.hidden,  # to the experts and back
+        "pipeline": 2 * shape.hidden,  # received and sent
+    }
+    return local * sum(each[kind] for kind in workload.degrees)
 
 
 class GroupState(ParameterGroup, frozen=True, kw_only=True):

@@ -98,13 +98,8 @@ def loss_of(workload: Workload) -> Loss:
 def segment_layers(workload: Workload) -> int:
     """Return the number of layers in a checkpointed segment; 0 = no checkpointing."""
     choice, n_layers = workload.checkpointing, max(1, workload.shape.n_layers)
-    if choice == "none":
-        return 0
-    if choice == "full":
-        return 1
-    if choice == "sqrt":  # ceil: at most sqrt(L) segments
-        return isqrt(n_layers - 1) + 1
-    return min(int(choice), n_layers)
+    named = {"none": 0, "full": 1, "sqrt": isqrt(n_layers - 1) + 1}  # at most sqrt(L) segments
+    return named[choice] if choice in named else min(int(choice), n_layers)
 
 
 def moments_of(workload: Workload) -> list[Instant]:

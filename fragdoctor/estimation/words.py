@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from fragdoctor.errors import ConfigError, InputError
 from fragdoctor.estimation.measures import LORA_RANK
-from fragdoctor.estimation.model_names import is_of_llama_cpp, stored_in
+from fragdoctor.estimation.model_names import is_of_llama_cpp, is_series, stored_in
 from fragdoctor.estimation.model_shapes import is_model_name, preset_of, presets, unknown_model
 from fragdoctor.estimation.serving import UTILIZATION
 from fragdoctor.estimation.training_choices import PRECISIONS, optimizer_of
@@ -99,8 +99,14 @@ def read_question(text: str) -> Asked:
 
 
 def _model(run: str) -> str | None:
-    """Return the model that a run of words names, as written if the name says how it is stored."""
+    """Return the model that a run of words names, as written if the name says how it is stored.
+
+    Raises:
+        InputError: the words name a series of models and no size.
+    """
     preset = preset_of(run)
+    if preset is None and is_series(run):
+        raise InputError(f"{run} is the name of several models.", hint="Add the size to the name.")
     if preset is None or " " in run.rpartition("/")[0]:  # an owner is one word
         return None
     return run if stored_in(run) else preset.name
@@ -126,6 +132,9 @@ _COUNT: Final = re.compile(
 )
 
 
+_SIZED_NAME: Final = re.compile(rf"(?:\S{{0,95}}[-_])?{_COUNT.pattern}", _COUNT.flags)
+
+
 def _is_of_another_size(named: str, words: Sequence[str]) -> bool:
     """Return whether the name goes on with another model's size: ``phi-4 reasoner 70B``."""
     after = [*words[words.index(_GAP) + 1 :], "", ""]
@@ -139,7 +148,7 @@ def _is_of_another_size(named: str, words: Sequence[str]) -> bool:
 
 def _parameters(word: str) -> tuple[str, str] | None:
     """Return the parameter count that a word states, and how such a model is stored, or ""."""
-    found = _COUNT.fullmatch(word)
+    found = _SIZED_NAME.fullmatch(word)
     return (found[1].upper(), stored_in(word)) if found else None
 
 
@@ -231,7 +240,7 @@ _PHRASES: Final = (
     ),
     _says("grpo|rloo|ppo|rlhf|dpo|orpo|kto", trains=True, has_more=True),
     _says(
-        r"(?:full )?(?:pre-?|re)?train(?:ing|ed)?|(?:full )?fine[ -]?tu\w{1,6}|sft"
+        r"(?:full )?(?:pre-?|re)?train(?:ing|ed)?|(?:full )?fine[ -]?tu\w{1,6}|(?:full )?s?ft"
         r"|from scratch",
         trains=True,
     ),

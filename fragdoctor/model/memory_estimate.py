@@ -38,11 +38,13 @@ class Doubt(Struct, frozen=True):
         id: ``formulas`` or ``allocator``.
         reason: where the doubt comes from, one phrase.
         n_bytes: how much of the width it accounts for.
+        option: the option that settles it; "" means none does.
     """
 
     id: str
     reason: str
     n_bytes: int
+    option: str = ""
 
 
 class Combination(Struct, frozen=True):
@@ -85,6 +87,8 @@ class Serving(Struct, frozen=True):
         cached_tokens: tokens in the complete sequences that fit into the pool.
         sequences: how many sequences it serves at once, at most ``max_sequences``.
         max_batched_tokens: the most tokens that one step reads.
+        sequences_read_whole: sequences if a step reads a whole prompt, as vLLM did before 0.8; the
+            same as ``sequences`` if the tokens of a step were given.
     """
 
     gpu: str
@@ -99,6 +103,7 @@ class Serving(Struct, frozen=True):
     sequences: int
     max_sequences: int
     max_batched_tokens: int
+    sequences_read_whole: int
 
 
 class PlanRehearsal(Struct, frozen=True):

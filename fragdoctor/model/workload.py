@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 
 class Role(StrEnum):
@@ -40,6 +41,7 @@ class Loss(StrEnum):
     KERNEL = "kernel"  # the same, read by one kernel: cross_entropy of flash-attention and Apex
     CHUNKED = "chunked"  # an fp32 copy of an eighth at a time: torchtune
     FUSED = "fused"  # never all in memory at once: Liger, cut cross-entropy
+    NONE = "none"  # there are none: a classifier's loss is over a few classes
 
 
 class FsdpKind(StrEnum):
@@ -185,6 +187,13 @@ class ModelShape(LayerSizes, frozen=True):
     def n_parameters(self) -> int:
         """The parameter count."""
         return sum(group.n_total for group in self.parameters)
+
+    def with_head(self) -> ModelShape:
+        """Return the shape with logits over the vocabulary, computed with the token embedding."""
+        return replace(
+            self, has_lm_head=True, may_have_head=False, upcasts_logits=False,
+            prompt_logits=Loss.WORKING,
+        )  # fmt: skip
 
     @property
     def kv_per_token(self) -> int:

@@ -182,6 +182,18 @@ def test_servers_defaults_are_those_of_vllm_on_the_gpu(
     assert (found.max_sequences, found.max_batched_tokens) == (sequences, tokens)
 
 
+def test_server_that_reads_a_whole_prompt_in_a_step_may_have_no_room_for_it() -> None:
+    def of_prompt(seq: int, tokens: int = 0) -> tuple[int, int]:
+        workload = of("llama-3-8b", seq=seq)
+        found = serving_of(workload, gpu_of("l4"), utilization=0.9, max_batched_tokens=tokens)
+        return found.sequences, found.sequences_read_whole
+
+    assert of_prompt(32_768) == (1, 0)
+    assert of_prompt(32_768, tokens=32_768) == (0, 0)
+    assert of_prompt(32_768, tokens=2048) == (1, 1)  # was said, so it is not in doubt
+    assert of_prompt(2048) == (of_prompt(2048)[0],) * 2
+
+
 def test_server_serves_an_fp32_checkpoint_in_16_bits() -> None:
     assert of("gemma-2-9b", dtype="", seq=128).dtype == "fp32"
     assert of("gemma-2-9b", dtype="", seq=128, cache="paged").dtype == "bf16"

@@ -117,7 +117,7 @@ def test_savings_are_measures_that_each_alone_need_less_the_least_first() -> Non
 def test_measures_already_taken_are_not_offered() -> None:
     taken = replace(
         SMALL, checkpointing="full", optimizer="adamw-8bit", lora_rank=8, zero_stage=3,
-        world_size=4, batch=1, loss=Loss.FUSED, dtype="int4",
+        world_size=4, batch=1, loss=Loss.FUSED, dtype="int4", expandable_segments=True,
     )  # fmt: skip
 
     assert [m.id for m in measures_for(taken)] == []

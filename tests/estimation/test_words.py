@@ -34,6 +34,7 @@ QLORA = FOUR_BITS | {"checkpointing": "full"}
             TRAIN | {"lora": 16},
         ),
         ("serve Mistral-Small-24B GPTQ 4bit", "Mistral-Small-24B GPTQ 4bit", RUN),
+        ("SmolLM2 360M full FT on a 3060", "smollm2-360m", TRAIN | {"gpu": ["rtx-3060"]}),
         (
             "train llama 3 8b on 2x 4090?",
             "llama-3-8b",
@@ -125,6 +126,12 @@ def test_words_without_a_known_model_get_near_names() -> None:
     assert "Similar are qwen2.5" in refused.value.hint
 
 
+@pytest.mark.parametrize("words", ["DeepSeek R1 Distill on a 4090", "train vicuna"])
+def test_name_of_a_series_is_no_model_of_another_size(words: str) -> None:
+    with pytest.raises(InputError, match="is the name of several models"):
+        read_question(words)
+
+
 @pytest.mark.parametrize(
     ("words", "options"),
     [
@@ -139,6 +146,7 @@ def test_words_without_a_known_model_get_near_names() -> None:
             TRAIN
             | {"params": "8B", "dtype": "bf16", "gpu": ["a100-40g"], "zero": 3, "world_size": 4},
         ),
+        ("train Guanaco-Remix_13B-v2", TRAIN | {"params": "13B", "dtype": "bf16"}),
         ("fine-tune 3B_v2", TRAIN | {"params": "3B", "dtype": "bf16"}),
         ("run `3B-Instruct-AWQ` on 16G", RUN | {"params": "3B", "dtype": "awq", "gpu": ["16G"]}),
         ("run 72B, max-model-len 8192", RUN | {"params": "72B", "seq": 8192}),

@@ -14,6 +14,7 @@ from schemas import must_fit_exactly, schema
 
 from fragdoctor.estimation.judge import judged
 from fragdoctor.estimation.request import workload_of as workload_of_request
+from fragdoctor.estimation.serving import serving_of
 from fragdoctor.model.gpus import GPUS, gpu_of
 from fragdoctor.model.memory_estimate import Estimate, PhaseName
 from fragdoctor.model.workload import Attention
@@ -127,3 +128,44 @@ def test_first_lines_say_that_an_encoder_without_a_class_is_a_classifier() -> No
     text = " ".join(render("estimate", "text", asked, RenderOptions(width=80)).split())
 
     assert "states, a classifier, adamw" in text
+    assert "What decides" not in text
+
+
+def test_first_lines_say_if_a_server_has_room_only_for_a_prompt_read_in_parts() -> None:
+    workload = workload_of_request(["llama-3-8b"], inference=True, seq=32_768, cache="paged")
+    serving = serving_of(workload, gpu_of("l4"), utilization=0.9)
+    found = replace(judged(workload, [gpu_of("l4")]), serving=serving)
+
+    text = " ".join(render("estimate", "text", found, RenderOptions()).split())
+
+    assert "but none if a step reads a whole prompt" in text.split("One batch alone")[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "way"),
+    [
+        ({"inference": True, "batch": 4096}, r"batch \d+\."),
+        ({"loss": "none", "batch": 64}, r"batch \d+ or checkpoint each layer\."),
+    ],
+)
+def test_first_lines_name_a_batch_and_the_measure_that_alone_is_enough(
+    options: dict[str, Any], way: str
+) -> None:
+    workload = workload_of_request(["roberta-base"], seq=512, dtype="bf16", **options)
+    text = render("estimate", "text", judged(workload, [gpu_of("k80")]), RenderOptions())
+
+    assert re.search(f"(What would fit|Surely fits): {way}", " ".join(text.split()))
+
+
+def test_first_lines_name_the_option_that_settles_what_is_open() -> None:
+    def first_words(**options: str) -> tuple[str, str]:
+        asked = {"batch": 32, "seq": 256, "attention": "eager", **options}
+        workload = workload_of_request(["roberta-base"], **asked)
+        text = render("estimate", "text", judged(workload, [gpu_of("k80")]), RenderOptions())
+        return text.split(maxsplit=1)[0], " ".join(text.split("Counted:")[0].split())
+
+    verdict, why = first_words()
+    assert verdict == "Too"
+    assert "What decides: a head over the vocabulary, if there is one (--logits says)." in why
+    assert first_words(loss="none")[0] == "Fits"
+    assert first_words(loss="fp32")[0] == "Does"

@@ -31,8 +31,8 @@ _RULES: Final = trainer.TRAINER_RULES | facts(
     ("mixed weights", "bf16", "bf16 bfloat16"),
     ("mixed weights", "fp16", "fp16 float16"),
     ("adapter", _ADAPTER, "adapter"),
-    ("rank", values.count, "lora_r"),
-    ("targets", values.targets, "lora_target_modules"),
+    ("rank", values.count, "lora_r", 8),
+    ("targets", values.targets, "lora_target_modules", "q_proj,v_proj"),
     ("dora", True, "peft_use_dora"),
     ("quantised", "int4", "load_in_4bit"),
     ("quantised", "int8", "load_in_8bit"),
@@ -75,8 +75,6 @@ def _complete_adapter(reading: Reading, entries: Entries) -> None:
             reading.drop("targets")
         reading.facts.pop("targets", None)
         reading.take("targets", "all-linear", "lora_target_linear", "true")
-    reading.default("rank", 8, "lora_r")
-    reading.default("targets", "q_proj,v_proj", "lora_target_modules", "as PEFT")
 
 
 FORMAT: Final = Format(

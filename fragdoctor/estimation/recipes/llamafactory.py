@@ -25,8 +25,8 @@ _RULES: Final = {
     ("checkpointing", "none", "disable_gradient_checkpointing"),
     ("seq", values.count, "cutoff_len", 2048),
     ("adapter", _TUNING, "finetuning_type"),
-    ("rank", values.count, "lora_rank"),
-    ("targets", values.targets, "lora_target"),
+    ("rank", values.count, "lora_rank", 8),
+    ("targets", values.targets, "lora_target", "all"),
     ("dora", True, "use_dora"),
     ("quantised", _BITS, "quantization_bit"),
     ("attention", values.attention, "flash_attn"),
@@ -61,9 +61,6 @@ def _complete(reading: Reading, entries: Entries) -> None:
     reading.default("checkpointing", "full", "disable_gradient_checkpointing", "false")
     if reading.value("checkpointing") == "none":
         reading.drop("checkpointing")
-    if reading.value("adapter"):
-        reading.default("rank", 8, "lora_rank")
-        reading.default("targets", "all-linear", "lora_target", "all")
     task = reading.drop("task")
     if task is not None:
         trainer.count_preferences(reading, task.value)

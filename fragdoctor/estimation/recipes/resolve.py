@@ -21,12 +21,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from fragdoctor.errors import ConfigError, FragdoctorError
-from fragdoctor.estimation.model_shapes import (
-    FoundModel,
-    is_model_name,
-    model_of,
-    preset_of,
-)
+from fragdoctor.estimation.model_shapes import FoundModel, is_model_name, model_of, preset_of
 from fragdoctor.estimation.recipes.entries import DECISIVE, Fact, Reading
 from fragdoctor.estimation.recipes.values import AUTO, shown
 from fragdoctor.estimation.request import OFFLOADABLE
@@ -93,7 +88,8 @@ def resolve(
             run.set("lora_targets", run.value("targets"), "targets")
     _of_model(run, model)
     n_sharing = _sharing(run)
-    _offload(run)
+    if parts := _away(run):
+        run.set("offload", ",".join(parts), *(f"offload_{part}" for part in parts))
     _precision(run, n_sharing, model.dtype if model else "")
     kept = {
         name: value
@@ -169,11 +165,6 @@ def _sharing(run: _Run) -> int:
 
 def _away(run: _Run) -> list[str]:
     return [kind for kind in OFFLOADABLE if run.value(f"offload_{kind}")]
-
-
-def _offload(run: _Run) -> None:
-    if parts := _away(run):
-        run.set("offload", ",".join(parts), *(f"offload_{part}" for part in parts))
 
 
 def _name_model(run: _Run) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -64,10 +65,10 @@ def count(value: Any) -> int | None:
     if value == AUTO:
         return None
     try:
-        number = float(value) if not isinstance(value, bool) else None
+        number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
-        number = None
-    if number is None or number != number or abs(number) > 2**53 or number != int(number):  # noqa: PLR0124 - not a number
+        number = math.nan
+    if not (abs(number) <= 2**53 and number == int(number)):
         raise UnsayableError("is not a whole number")
     return int(number) if number >= 1 else None
 

@@ -29,6 +29,7 @@ from fragdoctor.report.views.what_fits import (
     doubts_section,
     measures_section,
     plans_section,
+    reason_of,
     server_section,
 )
 from fragdoctor.units import format_count, format_share, format_size
@@ -131,6 +132,11 @@ def _planned(estimate: Estimate) -> str:
     return f"Fits on {best.n_gpus} x {gpu.name}: {best.layout}; {each} each{holds}{cost}."
 
 
+_UNLESS_WHOLE: Final = (
+    ", but none if a step reads a whole prompt, as before vLLM 0.8; --max-num-batched-tokens says"
+)
+
+
 def _served(estimate: Estimate) -> list[str]:
     """Return how many sequences a server holds, if a server was asked about."""
     found = estimate.serving
@@ -140,8 +146,10 @@ def _served(estimate: Estimate) -> list[str]:
     length = format_count(found.length)
     if not found.sequences:
         return [f"{server} has no room for one sequence of {length} tokens."]
-    held = f"{format_count(found.sequences)} sequences of {length} tokens at once"
-    return [f"{server} holds {held}: {format_size(found.cache_bytes)} of cache."]
+    plural = "s" * (found.sequences > 1)
+    held = f"{format_count(found.sequences)} sequence{plural} of {length} tokens at once"
+    whole = "" if found.sequences_read_whole else _UNLESS_WHOLE
+    return [f"{server} holds {held}: {format_size(found.cache_bytes)} of cache{whole}."]
 
 
 def _one(estimate: Estimate, fit: Fit) -> str:
@@ -150,11 +158,19 @@ def _one(estimate: Estimate, fit: Fit) -> str:
     if fit.state is FitState.FITS:
         return f"Fits on {fit.gpu.name} with {format_size(fit.margin_bytes)} to spare: {needs}."
     if fit.state is FitState.TOO_CLOSE:
-        return f"Too close to call on {fit.gpu.name}: {needs}.{_way_out(estimate, fit)}"
+        said = f"Too close to call on {fit.gpu.name}: {needs}."
+        return f"{said}{_decisive(estimate, fit)}{_way_out(estimate, fit)}"
     short = format_size(-_to_spare(estimate, fit))
     return (
         f"Does not fit on {fit.gpu.name}: at least {short} short, {needs}.{_way_out(estimate, fit)}"
     )
+
+
+def _decisive(estimate: Estimate, fit: Fit) -> str:
+    """Return the doubts without which the run would fit, if an option settles them."""
+    room = fit.gpu.usable_bytes - estimate.footprint.needs_high_bytes
+    found = [d for d in estimate.footprint.doubts if d.option and room + d.n_bytes >= 0]
+    return "".join(f" What decides: {reason_of(doubt)}." for doubt in found)
 
 
 def _to_spare(estimate: Estimate, fit: Fit) -> int:
@@ -165,15 +181,19 @@ def _to_spare(estimate: Estimate, fit: Fit) -> int:
 
 
 def _way_out(estimate: Estimate, fit: Fit) -> str:
-    """Return what would certainly fit: a smaller batch, or else the cheapest measures."""
-    word = " Surely fits:" if fit.state is FitState.TOO_CLOSE else " What would fit:"
-    if fit.largest_batch:
-        return f"{word} batch {format_count(fit.largest_batch)}."
-    if fit is not estimate.fits[0]:
-        return ""
-    if estimate.combinations:
-        return f"{word} {estimate.combinations[0].title}."
-    return " None of the measures below is enough, alone or together."
+    """Return what would certainly fit: a smaller batch, or the cheapest measures.
+
+    Next to a batch, a measure is named only if it alone is enough, and the training stays as it is.
+    """
+    word = "Surely fits" if fit.state is FitState.TOO_CLOSE else "What would fit"
+    ways = [f"batch {format_count(fit.largest_batch)}"] if fit.largest_batch else []
+    for found in estimate.combinations[: fit is estimate.fits[0]]:
+        is_more = found.changes_training or found.measures[1:] or found.measures == ("half_batch",)
+        if not (ways and is_more):
+            ways.append(found.title)
+    if not ways and fit is estimate.fits[0]:
+        return " None of the measures below is enough, alone or together."
+    return f" {word}: {' or '.join(ways)}." if ways else ""
 
 
 _PRECISIONS: Final = MappingProxyType(
@@ -191,7 +211,8 @@ def _assumed(w: Workload, *, is_planned: bool) -> list[str]:
     """Return the decisive assumptions in one sentence; plans choose checkpointing themselves."""
     if w.inference:
         cache = f" and {w.kv_dtype} KV cache" if w.kv_dtype else ""
-        return [f"Counted: weights in {w.dtype}{cache}, batch {format_count(w.batch)}."]
+        stored = w.dtype.removesuffix("-weights")
+        return [f"Counted: weights in {stored}{cache}, batch {format_count(w.batch)}."]
     precision = f"{w.dtype} base, fp32 adapters"
     if not w.lora_rank:
         kind, _, dtype = w.dtype.rpartition("-")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from fragdoctor.model.memory_estimate import Combination, Estimate, FitState, Plan, state_on
+from fragdoctor.model.memory_estimate import Combination, Doubt, Estimate, FitState, Plan, state_on
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Span, Style, dim
 from fragdoctor.units import format_count, format_size
@@ -51,13 +51,18 @@ def server_section(estimate: Estimate) -> doc.Section:
     return doc.Section("Server", [table, doc.Paragraph(text)], id="server")
 
 
+def reason_of(doubt: Doubt) -> str:
+    """Return where a doubt comes from, and the option that settles it."""
+    return f"{doubt.reason} ({doubt.option} says)" if doubt.option else doubt.reason
+
+
 def doubts_section(estimate: Estimate) -> doc.Section:
     """Return the reasons for the gap between the bounds."""
     footprint = estimate.footprint
     table = doc.tabled(
         [doubt for doubt in footprint.doubts if doubt.n_bytes],
         doc.Column("", lambda doubt: format_size(doubt.n_bytes), "right"),
-        doc.Column("", "reason", "wrap"),
+        doc.Column("", reason_of, "wrap"),
     )
     title = f"Between {bounds_text(estimate)}".replace(" to ", " and ")
     others = dim(
