@@ -82,7 +82,7 @@ def limits_of(
 
 # Rounds of treating unexplained frees as calls of empty_cache(), and completed frees as late ones.
 MAX_ROUNDS = 3
-# Work to spend on finding a memory fraction, and on the order of old blocks: a fraction of a second.
+# Work to spend on finding a memory fraction, and on the order of old blocks: half a second at most.
 LIMIT_OPERATIONS = 5_000_000
 MIN_TRIES = 4
 LEARNING_OPERATIONS = 2_000_000
