@@ -150,9 +150,6 @@ class _Compiled(jinja2.FileSystemBytecodeCache):
     Compiling them takes a sixth of the time of a small recording.
     """
 
-    def __init__(self) -> None:
-        super().__init__(str(Path(cache_from_source(__file__)).parent))
-
     def dump_bytecode(self, bucket: Bucket) -> None:
         with suppress(OSError):
             if not sys.dont_write_bytecode:
@@ -164,7 +161,7 @@ def environment() -> jinja2.Environment:
     """Return an environment that escapes every expression and shows invisible characters."""
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
-        bytecode_cache=_Compiled(),
+        bytecode_cache=_Compiled(str(Path(cache_from_source(__file__)).parent)),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         finalize=_visible,

@@ -179,8 +179,7 @@ class PageStacks:
         page_ids = np.full(len(held), -1, np.int64)
         for i in used[np.argsort(-held[used])]:
             page_ids[i] = self.page_stack(int(i) - 1)
-        result: I64 = page_ids[stacks + 1]
-        return result
+        return page_ids.take(stacks + 1)
 
     def _translate(self, stack_id: int) -> int:
         offsets = self._snapshot.stacks.offsets
