@@ -24,6 +24,7 @@ from jinja2.bccache import Bucket
 from markupsafe import Markup
 from msgspec import Struct
 
+from fragdoctor import __version__
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.document import Chart, Detail, Gauge, ReportDocument, plain, spans
@@ -159,9 +160,11 @@ class _Compiled(jinja2.FileSystemBytecodeCache):
 @cache
 def environment() -> jinja2.Environment:
     """Return an environment that escapes every expression and shows invisible characters."""
+    kept_in = str(Path(cache_from_source(__file__)).parent)
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
-        bytecode_cache=_Compiled(str(Path(cache_from_source(__file__)).parent)),
+        # By version, since what is compiled depends on the options below as well.
+        bytecode_cache=_Compiled(kept_in, f"{__version__}-%s.cache"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         finalize=_visible,
