@@ -41,8 +41,9 @@ def measure(line):  # noqa: ANN001, ANN201
     return found
 
 
-gc.freeze()  # what exists by now need not be looked through again and again
 for text in Path(sys.argv[1]).read_text(encoding="utf-8").splitlines():
+    gc.collect()
+    gc.freeze()  # what exists by now, also what PyTorch loaded last, need not be looked through
     try:
         measure(text)
         print("=", text, *measure(text), sep="\t", flush=True)

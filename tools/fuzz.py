@@ -25,6 +25,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -100,7 +102,7 @@ def run(target: str, program: Path, corpus: Path, seconds: int, seed: int) -> tu
 
 
 def hunt(programs: Path, corpus: Path, targets: Sequence[str], seconds: int, seed: int) -> bool:
-    """Run the targets in turns and print the totals; return whether one of them failed."""
+    """Run the targets, one on each core, and print the totals; return whether one failed."""
     totals_file = corpus / "executions.json"
     totals: dict[str, dict[str, int]] = (
         json.loads(totals_file.read_text()) if totals_file.exists() else {}
@@ -108,16 +110,21 @@ def hunt(programs: Path, corpus: Path, targets: Sequence[str], seconds: int, see
     failed = False
     for target in targets:
         fill(corpus / target, TARGETS[target][1])
-    for start in range(0, seconds, ROUND_SECONDS):
-        length = min(ROUND_SECONDS, seconds - start)
-        for target in targets:
-            for build_name in BUILDS:
-                program = programs / build_name / f"{TARGETS[target][0]}_fuzzer"
-                share = length * 2 // 3 if build_name == "fast" else length - length * 2 // 3
-                n, code = run(target, program, corpus / target, max(share, 1), seed + start)
-                by_build = totals.setdefault(target, dict.fromkeys(BUILDS, 0))
-                by_build[build_name] += n
-                failed |= code != 0
+        totals.setdefault(target, dict.fromkeys(BUILDS, 0))
+
+    def has_failed(target: str, start: int) -> bool:
+        length, codes = min(ROUND_SECONDS, seconds - start), []
+        for build_name in BUILDS:
+            program = programs / build_name / f"{TARGETS[target][0]}_fuzzer"
+            share = length * 2 // 3 if build_name == "fast" else length - length * 2 // 3
+            n, code = run(target, program, corpus / target, max(share, 1), seed + start)
+            totals[target][build_name] += n
+            codes.append(code)
+        return any(codes)
+
+    with ThreadPoolExecutor(os.cpu_count()) as at_once:
+        for start in range(0, seconds, ROUND_SECONDS):
+            failed |= any(list(at_once.map(has_failed, targets, repeat(start))))
             totals_file.write_text(json.dumps(totals, indent=1) + "\n")
     for target in targets:
         counts = ", ".join(f"{n:,} {name}" for name, n in totals[target].items())

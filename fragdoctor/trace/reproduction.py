@@ -82,13 +82,14 @@ def limits_of(
 
 # Rounds of treating unexplained frees as calls of empty_cache(), and completed frees as late ones.
 MAX_ROUNDS = 3
-# Work to spend on finding a memory fraction, and on the order of old blocks; operations that decide
-# the order of equal blocks. Each takes a fraction of a second.
+# Work to spend on finding a memory fraction, and on the order of old blocks: half a second at most.
 LIMIT_OPERATIONS = 5_000_000
 MIN_TRIES = 4
 LEARNING_OPERATIONS = 2_000_000
 MAX_LEARNING = 10
-PREFIX_OPERATIONS = 100_000
+# Operations that decide the order of equal blocks: of 44 recordings with 10,000 to 335,000 requests
+# and a sound trace, none is reproduced better by another order than the one these show.
+PREFIX_OPERATIONS = 10_000
 
 
 class _Guess(Struct, frozen=True):

@@ -33,7 +33,7 @@ from fragdoctor.model.hooks import watched_by
 from fragdoctor.model.settings import AllocatorSettings, Era, parse_conf
 from fragdoctor.model.snapshot import SegmentType, Snapshot
 from fragdoctor.trace.allocator import native_config
-from fragdoctor.trace.operations import OPERATION, Operations
+from fragdoctor.trace.operations import OPERATION, Operations, OpKind
 from fragdoctor.trace.replay import Conditions, allowed_by, report, result_of
 from fragdoctor.trace.reproduction import reproduce
 from fragdoctor.trace.trace import Trace
@@ -377,13 +377,22 @@ def test_segments_without_a_pool_are_a_reason() -> None:
 def test_replay_that_flushes_without_end_is_stopped_and_serves_nothing() -> None:
     """A crafted trace: each of many requests fails, after a look at each of very many holes."""
     n, n_failing = 1_000_000, 270_000
-    full = [512] * (2 * n) + [-i for i in range(1, 2 * n, 2)]
-    failing = [step for i in range(n_failing) for step in (30 * MIB, -(2 * n + 1 + i))]
+    full, holes = slice(0, 2 * n), slice(2 * n, 3 * n)
+    failing, let_go = slice(3 * n, None, 2), slice(3 * n + 1, None, 2)
+    # Written as the core holds operations: to make a recording of them takes longer than the rest.
+    table = np.zeros(3 * n + 2 * n_failing, OPERATION)
+    table["row"] = np.arange(len(table))
+    table["size"][full], table["size"][failing] = 512, 30 * MIB
+    table["kind"][holes] = table["kind"][let_go] = OpKind.FREE
+    table["allocation"][full] = np.arange(2 * n)
+    table["allocation"][holes] = np.arange(0, 2 * n, 2)
+    table["allocation"][3 * n :] = np.arange(2 * n, 2 * n + n_failing).repeat(2)
+    operations = Operations(table).native(operations_of(program(512)))
     conditions = Conditions(
         AllocatorSettings(), Era.BLOCK_COUNTER, capacity_bytes=2 * n * 512 + 2 * MIB
     )
 
-    raw = operations_of(program(*full, *failing)).replay(conditions.native())
+    raw = operations.replay(conditions.native())
 
     result = result_of(raw, conditions)
     assert not result.fits

@@ -124,10 +124,10 @@ def _time(snapshot: Snapshot, rows: slice, blob: BlobWriter) -> dict[str, Any] |
     times = _times(snapshot, rows)
     if times is None:
         return None
-    elapsed = np.concatenate(([0], times - times[0]))
-    count = min(len(elapsed), MAX_TIME_SAMPLES)
-    at = distinct(np.linspace(0, len(elapsed) - 1, count).round().astype(np.int64))
-    return {"state": blob.add(at), "us": blob.add(elapsed[at])}
+    count = min(len(times) + 1, MAX_TIME_SAMPLES)
+    at = distinct(np.linspace(0, len(times), count).round().astype(np.int64))
+    elapsed = times[np.maximum(at - 1, 0)] - times[0]  # state k is the one after event k - 1
+    return {"state": blob.add(at), "us": blob.add(elapsed)}
 
 
 def _marks(analysis: DeviceAnalysis, first_row: int) -> dict[str, Any]:
@@ -158,10 +158,9 @@ def named_ranges(snapshot: Snapshot, device: int) -> list[NamedRange]:
 
     A range without an END lasts to the end of the trace; an END without a START is left out.
     """
-    rows = snapshot.events.device_slice(device)
-    times = _times(snapshot, rows)
     marks = [a for a in snapshot.annotations if a.device in (device, -1)]
-    if times is None or not marks:
+    times = _times(snapshot, snapshot.events.device_slice(device)) if marks else None
+    if times is None:
         return []
     states = np.searchsorted(times, [a.time_us for a in marks], side="left")
     open_ranges: list[tuple[Annotation, int]] = []
