@@ -149,7 +149,7 @@ def compiling_page(folder, monkeypatch):
     """Return a page whose compiled templates are kept in a folder, and the templates compiled."""
     compiled = []
     environment = make_environment()
-    environment.bytecode_cache.directory = str(folder)
+    monkeypatch.setattr(html._Compiled, "_kept_in", lambda _, bucket: folder / bucket.key)
     compile_one = environment.compile
     environment.compile = lambda text, *a, **k: compiled.append(a[0]) or compile_one(text, *a, **k)
     monkeypatch.setattr(html, "environment", lambda: environment)
@@ -168,6 +168,9 @@ def test_compiled_templates_are_kept_where_python_keeps_modules(tmp_path, monkey
     assert compiling_page(folder, monkeypatch) == (plain, ["document.html.j2", "blocks.html.j2"])
     assert len(list(folder.iterdir())) == 2
     assert compiling_page(folder, monkeypatch) == (plain, [])
+    for one in folder.iterdir():
+        one.write_bytes(b"another version\n" + one.read_bytes().partition(b"\n")[2])
+    assert compiling_page(folder, monkeypatch) == (plain, ["document.html.j2", "blocks.html.j2"])
     assert compiling_page(tmp_path / "missing", monkeypatch)[0] == plain
 
 
