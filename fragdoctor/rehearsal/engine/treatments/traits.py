@@ -82,6 +82,7 @@ class Traits:
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             self._watch(torch.nn.utils, name, lambda *_, **__: self._note("clips"))
         self._watch(torch.amp.GradScaler, "scale", self._scaled)
+        self._watch(torch.autocast, "__enter__", self._cast)
         scheduler = torch.optim.lr_scheduler.LRScheduler
         self._watch(scheduler, "__init__", lambda *_, **__: self._note("schedules"))
         register_optimizer_step_post_hook(self._updated)
@@ -140,8 +141,6 @@ class Traits:
         self._found[name] = True
 
     def _see(self, model: Any, inputs: Any) -> AbstractContextManager[Any] | None:
-        if torch.is_autocast_enabled("cuda"):
-            self._note("autocasts")
         self._is_given = False
         trains = torch.is_grad_enabled() and model.training
         for axis, sizes in enumerate(self._rows if trains else self._inferred):
@@ -222,6 +221,11 @@ class Traits:
     def _scaled(self, scaler: Any, *_: Any) -> None:
         if scaler.is_enabled():
             self._note("scales")
+
+    def _cast(self, context: Any) -> None:
+        """Note lower precision, which frameworks begin in the forward pass of a model."""
+        if context._enabled and context.device == "cuda":
+            self._note("autocasts")
 
     def _lost(
         self, logits: Any, target: Any = None, weight: Any = None, *args: Any, **kwargs: Any
