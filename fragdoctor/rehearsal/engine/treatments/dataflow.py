@@ -100,7 +100,7 @@ class Losses:
         about = {name: named[name] for name in _ABOUT if name in named}
         other = about.get("other")
         if isinstance(other, torch.Tensor):
-            values = session.current().known.of(other) if other.is_cuda else other
+            values = _known(other)
             about["other"] = None if values is None or other.dim() else float(values)
         if moves := self._moves(named, [*read]):
             about |= {"moves": moves, "of": list(named["self"].shape)}
@@ -108,8 +108,7 @@ class Losses:
             is_weighted = named.get("weight") is not None
             about["is_weighted"] = is_weighted or self._ignores(named["target"], named)
         shapes = [list(one.shape) for one in results]
-        known = session.current().known
-        values = known.of(named["self"]) if op.name() in _CHOOSING else None
+        values = _known(named["self"]) if op.name() in _CHOOSING else None
         reads = [self._made(*one) for one in read.items()]
         self._add(written, op.name(), shapes, reads, about, values)
 
@@ -144,7 +143,7 @@ class Losses:
             if index is None or (index.dtype in _MASKS and "values" in named):
                 continue
             at = next(iter(addresses(index)), 0)
-            values = session.current().known.of(index) if index.is_cuda else index
+            values = _known(index)
             by = f"{self._made(at, index).number} {index.storage_offset()} {index.shape}"
             if index.dtype in _MASKS:
                 by = ""
@@ -157,7 +156,7 @@ class Losses:
 
     def _ignores(self, target: Any, named: dict[str, Any]) -> bool:
         """Return whether a loss ignores some labels, or may: the step's own labels are unknown."""
-        values, name = session.current().known.of(target), "aten::clone"
+        values, name = _known(target), "aten::clone"
         reads = [self._of[at] for at in addresses(target) if at in self._of]
         while values is None and reads:
             made, *others = reads
@@ -191,6 +190,10 @@ class Losses:
     def forget(self) -> None:
         """Take all that exists as given: what a pass or an update changes does not matter."""
         self._of.clear()
+
+
+def _known(tensor: Any) -> Any:
+    return session.current().known.of(tensor) if tensor.is_cuda else tensor
 
 
 def _leading_to(made: Iterable[_Made]) -> dict[int, _Made]:

@@ -81,8 +81,10 @@ class Traits:
         self._watch(torch.nn.functional, "cross_entropy", self._lost)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             self._watch(torch.nn.utils, name, lambda *_, **__: self._note("clips"))
-        self._watch(torch.amp.GradScaler, "scale", self._scaled)
-        self._watch(torch.autocast, "__enter__", self._cast)
+        scaler, casts = torch.amp.GradScaler, lambda one: one._enabled and one.device == "cuda"
+        self._watch(scaler, "scale", lambda one, *_: self._note("scales", one.is_enabled()))
+        # Frameworks begin it in the forward pass of a model.
+        self._watch(torch.autocast, "__enter__", lambda one: self._note("autocasts", casts(one)))
         scheduler = torch.optim.lr_scheduler.LRScheduler
         self._watch(scheduler, "__init__", lambda *_, **__: self._note("schedules"))
         register_optimizer_step_post_hook(self._updated)
@@ -137,8 +139,8 @@ class Traits:
 
         wrap(owner, name, seen)
 
-    def _note(self, name: str) -> None:
-        self._found[name] = True
+    def _note(self, name: str, is_so: bool = True) -> None:
+        self._found[name] |= is_so
 
     def _see(self, model: Any, inputs: Any) -> AbstractContextManager[Any] | None:
         self._is_given = False
@@ -207,8 +209,8 @@ class Traits:
     def _updated(self, optimizer: Any, *_: Any) -> None:
         self._losses.forget()
         values = [value for state in optimizer.state.values() for value in state.values()]
-        if any(torch.is_tensor(v) and v.is_cuda and v.dim() for v in values):
-            self._note("has_state")
+        on_gpu = (torch.is_tensor(v) and v.is_cuda and v.dim() > 0 for v in values)
+        self._note("has_state", any(on_gpu))
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._kept[id(optimizer)] = _sizes([*parameters, *values])
         gradients_bytes = sum(_sizes([p.grad for p in parameters]).values())
@@ -217,15 +219,6 @@ class Traits:
             kept |= sizes
         at_update = sum(kept.values()) + gradients_bytes
         self._found["kept_bytes"] = max(self._found["kept_bytes"], at_update)
-
-    def _scaled(self, scaler: Any, *_: Any) -> None:
-        if scaler.is_enabled():
-            self._note("scales")
-
-    def _cast(self, context: Any) -> None:
-        """Note lower precision, which frameworks begin in the forward pass of a model."""
-        if context._enabled and context.device == "cuda":
-            self._note("autocasts")
 
     def _lost(
         self, logits: Any, target: Any = None, weight: Any = None, *args: Any, **kwargs: Any
@@ -253,8 +246,7 @@ class Traits:
     def _made_optimizer(
         self, optimizer: Any, _params: Any = None, defaults: Any = None, *_: Any
     ) -> None:
-        if defaults and defaults.get("fused"):
-            self._note("is_fused")
+        self._note("is_fused", bool((defaults or {}).get("fused")))
         self._found["n_optimizers"] += 1
         self._place = _place_of_optimizer()
         kind = type(optimizer)
