@@ -81,10 +81,13 @@ class Traits:
         self._watch(torch.nn.functional, "cross_entropy", self._lost)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             self._watch(torch.nn.utils, name, lambda *_, **__: self._note("clips"))
-        scaler, casts = torch.amp.GradScaler, lambda one: one._enabled and one.device == "cuda"
+        scaler = torch.amp.GradScaler
         self._watch(scaler, "scale", lambda one, *_: self._note("scales", one.is_enabled()))
-        # Frameworks begin it in the forward pass of a model.
-        self._watch(torch.autocast, "__enter__", lambda one: self._note("autocasts", casts(one)))
+        self._watch(
+            torch.autocast,  # frameworks begin it in the forward pass of a model
+            "__enter__",
+            lambda one: self._note("autocasts", one._enabled and one.device == "cuda"),
+        )
         scheduler = torch.optim.lr_scheduler.LRScheduler
         self._watch(scheduler, "__init__", lambda *_, **__: self._note("schedules"))
         register_optimizer_step_post_hook(self._updated)
@@ -275,8 +278,7 @@ class Traits:
             self._files.add(path)
 
     def _zeroed(self, _owner: Any, set_to_none: bool = True, *_: Any, **__: Any) -> None:
-        if not set_to_none:
-            self._note("zeroes")
+        self._note("zeroes", not set_to_none)
 
 
 def _sizes(values: Iterable[Any]) -> dict[int, int]:
