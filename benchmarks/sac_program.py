@@ -4,7 +4,8 @@
     sac_program.py run NAME PLAN.json           # trains the model with the plan
 
 Both commands are rehearsed. The runtime of an operator is its counted operations, so that the
-solver has the same goal as fragdoctor. Needs PuLP before 3, pwlf, SciPy.
+solver has the same goal as fragdoctor. Needs PuLP before 3, pwlf, SciPy, and PyTorch 2.13: before,
+``sac_milp`` takes the runtime of a module to be less than 100, and finds no plan for these models.
 """
 
 from __future__ import annotations

@@ -1092,11 +1092,13 @@ def test_changes_over_gpus_are_said_in_the_words_of_the_framework(
         assert "--world-size N" in reasons[code]
 
 
-def traits_of(home: Path, text: str) -> dict[str, Any]:
+def traits_of(home: Path, text: str, *specs: str) -> dict[str, Any]:
     path = home / "train.py"
     path.write_text(text)
     unlimited = rehearsed_gpu("h100", None, is_unlimited=True)
-    conditions = RehearsalConditions(gpu=unlimited, observes=True, n_steps=1000)
+    conditions = RehearsalConditions(
+        gpu=unlimited, observes=True, n_steps=1000, treatments=[*specs]
+    )
     program = Program(str(path), is_module=False, args=[], pythons=[sys.executable])
     found = runner.rehearse(program, conditions, home / "s.pickle", None, PREPARED).traits
     return dict(found)
@@ -1181,6 +1183,7 @@ def test_batches_of_loaders_that_one_line_makes_are_told_apart_by_their_size(
 CLASSES_OF = "torch.nn.functional.cross_entropy(z, y)"
 SMOOTHED = CLASSES_OF.replace("y)", "y, label_smoothing=0.1)")
 DRAWN = "y = torch.randint(64, (len(x),), device='cuda')"
+CHOSEN = "torch.nn.functional.cross_entropy(z[p], y[p])"
 SHUFFLED = "p = torch.randperm(len(z), device='cuda')"
 FROM = "import torch.nn.functional as F"
 OF_ROWS = "loss = model(x.cuda()).square().mean()"
@@ -1240,6 +1243,9 @@ def test_gradients_that_a_loss_is_made_of_are_no_pass_of_their_own(tmp_path: Pat
         (lost(CLASSES_OF, DRAWN), ""),
         (lost(SMOOTHED, DRAWN), ""),
         (lost(CLASSES_OF, DRAWN.replace("x),", "x), 9"), "y = y[:, 1:2].flatten()"), ""),
+        (lost(CHOSEN, DRAWN, SHUFFLED), ""),
+        (lost(CHOSEN, "y = torch.full((len(x),), 5).cuda()", SHUFFLED), ""),
+        (lost(CHOSEN, "y = torch.full((len(x),), -100).cuda()", SHUFFLED), "weighs the rows"),
         (lost("(z * z[p]).mean()", SHUFFLED), "different orders"),
         (lost("(z * z.index_select(0, p)).mean()", SHUFFLED), "different orders"),
         (lost("(z[p] * x[p]).mean()", SHUFFLED, "x = x.cuda()[:, :64]"), ""),
@@ -1305,6 +1311,31 @@ def test_parts_of_a_sum_add_up_without_division(text: str, tmp_path: Path) -> No
     in_lightning = catalogue.accumulated(whole | {"framework": "lightning", "n_passes": 4}, 2)
     assert "the loss times 2" in in_lightning.instead
     assert "accumulate_grad_batches=8" in in_lightning.instead  # it accumulates four already
+
+
+def test_parts_of_a_scaled_loss_add_up_though_updates_are_left_out(tmp_path: Path) -> None:
+    text = MODEL + LOADER.replace("for epoch", "scaler = torch.amp.GradScaler()\nfor epoch", 1)
+    text = text.replace("loss.backward()", "scaler.scale(loss).backward()")
+    text = text.replace("optimizer.step()", "scaler.step(optimizer)\n        scaler.update()")
+    whole, half = traits_of(tmp_path, text), traits_of(tmp_path, text, "accumulate:2")
+
+    assert mixing(whole["losses"], half["losses"], 2) == ("", False)
+    assert catalogue.accumulated(whole | {"clips": True, "schedules": True}, 2).lines[2:] == [
+        "    scaler.scale(loss / 2).backward()",
+        "    if (i + 1) % 2 == 0:  # clip gradients and step the schedule here, too",
+        "        scaler.step(optimizer)",
+        "        scaler.update()",
+        "        optimizer.zero_grad()",
+    ]
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_autocast_within_a_forward_pass_is_in_use(is_enabled: bool, tmp_path: Path) -> None:
+    cast = f"model.forward = torch.autocast('cuda', enabled={is_enabled})(model.forward)\n"
+
+    traits = traits_of(tmp_path, MODEL + cast + LOOP)
+
+    assert traits["autocasts"] is is_enabled
 
 
 def test_batches_are_split_into_equal_parts() -> None:

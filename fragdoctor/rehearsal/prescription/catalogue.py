@@ -294,6 +294,13 @@ def accumulated(traits: Traits, n: int) -> Treatment:
         loop = [*number.lines(n), f"for i in range(...):  # {n} rounds an update"]
     if is_sum and traits["framework"] in _DIVIDING:
         words += f", and the loss times {n}, by which it is divided"
+    loss, optimizer = "loss" if is_sum else f"(loss / {n})", _optimizer(traits)
+    update = [f"{optimizer}.step()"]
+    if traits["scales"]:
+        loss = f"scaler.scale({loss.strip('()')})"
+        update = [f"scaler.step({optimizer})", "scaler.update()"]
+    besides = {"clips": "clip gradients", "schedules": "step the schedule"}
+    also = " and ".join(text for name, text in besides.items() if traits[name])
     return Treatment(
         "accumulate",
         f"batch {micro} x {n_each} accumulated",
@@ -302,10 +309,9 @@ def accumulated(traits: Traits, n: int) -> Treatment:
         [
             *loop,
             "    ...",
-            "    loss.backward()  # a sum over rows" if is_sum else f"    (loss / {n}).backward()",
-            f"    if (i + 1) % {n} == 0:",
-            f"        {_optimizer(traits)}.step()",
-            f"        {_optimizer(traits)}.zero_grad()",
+            f"    {loss}.backward(){'  # a sum over rows' if is_sum else ''}",
+            f"    if (i + 1) % {n} == 0:{also and f'  # {also} here, too'}",
+            *(f"        {line}" for line in (*update, f"{optimizer}.zero_grad()")),
         ],
         words.format(batch=micro, n=n_each),
         [

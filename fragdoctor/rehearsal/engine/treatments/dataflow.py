@@ -25,7 +25,9 @@ _USUAL: Final = ("dims", "reduction")
 _SCALES: Final = "aten::_amp_"
 """Operations that choose the scale of a loss for the next step; the batch size does not matter."""
 _MASKS: Final = (torch.bool, torch.uint8)
-_COPIES: Final = ("aten::clone", "aten::_to_copy")
+_CHOOSING: Final = ("aten::gather", "aten::index.Tensor", "aten::index_select")
+_MOVING: Final = ("aten::clone", "aten::_to_copy", *_CHOOSING)
+"""Operations whose results are values of the first tensor that they read."""
 
 MAX_REACHED: Final = 100_000
 """The most operations behind live tensors; with more of them, losses are not reported."""
@@ -48,6 +50,7 @@ class _Made(NamedTuple):
     shapes: list[list[int]]
     reads: list[_Made]
     about: dict[str, Any]
+    values: Any = None  # what they are chosen from, if it is known
 
 
 class Losses:
@@ -97,7 +100,7 @@ class Losses:
         about = {name: named[name] for name in _ABOUT if name in named}
         other = about.get("other")
         if isinstance(other, torch.Tensor):
-            values = session.current().known.of(other) if other.is_cuda else other
+            values = _known(other)
             about["other"] = None if values is None or other.dim() else float(values)
         if moves := self._moves(named, [*read]):
             about |= {"moves": moves, "of": list(named["self"].shape)}
@@ -105,12 +108,12 @@ class Losses:
             is_weighted = named.get("weight") is not None
             about["is_weighted"] = is_weighted or self._ignores(named["target"], named)
         shapes = [list(one.shape) for one in results]
-        self._add(op.name(), shapes, [self._made(*one) for one in read.items()], about, written)
+        values = _known(named["self"]) if op.name() in _CHOOSING else None
+        reads = [self._made(*one) for one in read.items()]
+        self._add(written, op.name(), shapes, reads, about, values)
 
-    def _add(
-        self, name: str, shapes: Any, reads: list[_Made], about: dict[str, Any], written: set[int]
-    ) -> _Made:
-        made = _Made(self._n_made, name, shapes, reads, about)
+    def _add(self, written: set[int], *what: Any) -> _Made:
+        made = _Made(self._n_made, *what)
         self._of |= dict.fromkeys(written, made)
         self._n_made += 1
         if not self._n_made % _COUNTED_EACH and len(_leading_to(self._of.values())) > MAX_REACHED:
@@ -120,7 +123,7 @@ class Losses:
 
     def _made(self, address: int, tensor: Any) -> _Made:
         known = self._of.get(address)
-        return self._add(GIVEN, [list(tensor.shape)], [], {}, {address}) if known is None else known
+        return known or self._add({address}, GIVEN, [list(tensor.shape)], [], {})
 
     def _moves(self, named: dict[str, Any], read: list[int]) -> list[tuple[int, str, int]]:
         """Return along which dimensions indices move elements, by what, and which read that is.
@@ -140,7 +143,7 @@ class Losses:
             if index is None or (index.dtype in _MASKS and "values" in named):
                 continue
             at = next(iter(addresses(index)), 0)
-            values = session.current().known.of(index) if index.is_cuda else index
+            values = _known(index)
             by = f"{self._made(at, index).number} {index.storage_offset()} {index.shape}"
             if index.dtype in _MASKS:
                 by = ""
@@ -153,14 +156,14 @@ class Losses:
 
     def _ignores(self, target: Any, named: dict[str, Any]) -> bool:
         """Return whether a loss ignores some labels, or may: the step's own labels are unknown."""
-        values = session.current().known.of(target)
-        if values is not None:
-            return bool((values == named["ignore_index"]).any())
-        name = "aten::clone"
-        reads = [self._of[at] for at in addresses(target) if at in self._of][:1]
-        while len(reads) == 1 and (name in _COPIES or reads[0].name != GIVEN):
-            name, reads = reads[0].name, reads[0].reads
-        return bool(reads)
+        values, name = _known(target), "aten::clone"
+        reads = [self._of[at] for at in addresses(target) if at in self._of]
+        while values is None and reads:
+            made, *others = reads
+            if name not in _MOVING and (others or made.name == GIVEN):
+                return True
+            name, reads, values = made.name, made.reads, made.values
+        return values is not None and bool((values == named["ignore_index"]).any())
 
     def _began(self, roots: Any, *_: Any, **__: Any) -> None:
         """Keep the operations that lead to a loss."""
@@ -189,13 +192,23 @@ class Losses:
         self._of.clear()
 
 
+def _known(tensor: Any) -> Any:
+    return session.current().known.of(tensor) if tensor.is_cuda else tensor
+
+
 def _leading_to(made: Iterable[_Made]) -> dict[int, _Made]:
-    """Return operations and all that lead to them, by their numbers in ascending order."""
+    """Return operations by their numbers, each after all that lead to it.
+
+    The order follows from what they read, not from when they ran: what an update would have changed
+    stays as it was where updates are left out.
+    """
     found: dict[int, _Made] = {}
-    rest = [*made]
+    rest = [*made][::-1]  # the last of them is then the last
     while rest:
-        one = rest.pop()
-        if one.number not in found:
-            found[one.number] = one
-            rest += one.reads
-    return dict(sorted(found.items()))
+        unread = [one for one in rest[-1].reads if one.number not in found]
+        if unread:
+            rest += unread
+        else:
+            one = rest.pop()
+            found.setdefault(one.number, one)
+    return found

@@ -81,7 +81,13 @@ class Traits:
         self._watch(torch.nn.functional, "cross_entropy", self._lost)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             self._watch(torch.nn.utils, name, lambda *_, **__: self._note("clips"))
-        self._watch(torch.amp.GradScaler, "scale", self._scaled)
+        scaler = torch.amp.GradScaler
+        self._watch(scaler, "scale", lambda one, *_: self._note("scales", one.is_enabled()))
+        self._watch(
+            torch.autocast,  # frameworks begin it in the forward pass of a model
+            "__enter__",
+            lambda one: self._note("autocasts", one._enabled and one.device == "cuda"),
+        )
         scheduler = torch.optim.lr_scheduler.LRScheduler
         self._watch(scheduler, "__init__", lambda *_, **__: self._note("schedules"))
         register_optimizer_step_post_hook(self._updated)
@@ -136,12 +142,10 @@ class Traits:
 
         wrap(owner, name, seen)
 
-    def _note(self, name: str) -> None:
-        self._found[name] = True
+    def _note(self, name: str, is_so: bool = True) -> None:
+        self._found[name] |= is_so
 
     def _see(self, model: Any, inputs: Any) -> AbstractContextManager[Any] | None:
-        if torch.is_autocast_enabled("cuda"):
-            self._note("autocasts")
         self._is_given = False
         trains = torch.is_grad_enabled() and model.training
         for axis, sizes in enumerate(self._rows if trains else self._inferred):
@@ -208,8 +212,8 @@ class Traits:
     def _updated(self, optimizer: Any, *_: Any) -> None:
         self._losses.forget()
         values = [value for state in optimizer.state.values() for value in state.values()]
-        if any(torch.is_tensor(v) and v.is_cuda and v.dim() for v in values):
-            self._note("has_state")
+        on_gpu = (torch.is_tensor(v) and v.is_cuda and v.dim() > 0 for v in values)
+        self._note("has_state", any(on_gpu))
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._kept[id(optimizer)] = _sizes([*parameters, *values])
         gradients_bytes = sum(_sizes([p.grad for p in parameters]).values())
@@ -218,10 +222,6 @@ class Traits:
             kept |= sizes
         at_update = sum(kept.values()) + gradients_bytes
         self._found["kept_bytes"] = max(self._found["kept_bytes"], at_update)
-
-    def _scaled(self, scaler: Any, *_: Any) -> None:
-        if scaler.is_enabled():
-            self._note("scales")
 
     def _lost(
         self, logits: Any, target: Any = None, weight: Any = None, *args: Any, **kwargs: Any
@@ -249,8 +249,7 @@ class Traits:
     def _made_optimizer(
         self, optimizer: Any, _params: Any = None, defaults: Any = None, *_: Any
     ) -> None:
-        if defaults and defaults.get("fused"):
-            self._note("is_fused")
+        self._note("is_fused", bool((defaults or {}).get("fused")))
         self._found["n_optimizers"] += 1
         self._place = _place_of_optimizer()
         kind = type(optimizer)
@@ -279,8 +278,7 @@ class Traits:
             self._files.add(path)
 
     def _zeroed(self, _owner: Any, set_to_none: bool = True, *_: Any, **__: Any) -> None:
-        if not set_to_none:
-            self._note("zeroes")
+        self._note("zeroes", not set_to_none)
 
 
 def _sizes(values: Iterable[Any]) -> dict[int, int]:
