@@ -13,6 +13,7 @@ from fragdoctor.model.case import ToldSettings
 from fragdoctor.model.frameworks import INTERFACES, SERVERS, Change, Framework, words_for
 from fragdoctor.model.gpus import with_monitor_of
 from fragdoctor.model.measures import MEASURES, options_named
+from fragdoctor.rules.traceback_signs import server_start_in
 
 CHANGES: Final = {
     "limit-batch": Change.BATCH,
@@ -73,7 +74,13 @@ def _in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Iter
             text = f"{text}; {own}"
         told = one.saying(change=text)
         if found[0] in SERVERS and change is Change.BATCH:
-            told = told.saying(title=ROOM_FOR_STEPS)
+            sign = server_start_in([f.function for f in case.asking_frames])
+            at_start = "" if sign is None else words_in(case, sign.name)
+            told = (
+                told.saying(title=sign.title, change=at_start)
+                if sign is not None and at_start
+                else told.saying(title=ROOM_FOR_STEPS)
+            )
         yield told
 
 
