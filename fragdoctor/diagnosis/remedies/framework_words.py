@@ -74,13 +74,10 @@ def _in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Iter
             text = f"{text}; {own}"
         told = one.saying(change=text)
         if found[0] in SERVERS and change is Change.BATCH:
+            told = told.saying(title=ROOM_FOR_STEPS)
             sign = server_start_in([f.function for f in case.asking_frames])
-            at_start = "" if sign is None else words_in(case, sign.name)
-            told = (
-                told.saying(title=sign.title, change=at_start)
-                if sign is not None and at_start
-                else told.saying(title=ROOM_FOR_STEPS)
-            )
+            if sign is not None and (words := words_in(case, sign.name)):
+                told = told.saying(title=sign.title, change=words)
         yield told
 
 

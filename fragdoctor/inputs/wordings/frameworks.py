@@ -328,12 +328,11 @@ KV_CACHE_CHECKS: Final = (
         "pool-full",
     ),
     _sglang("sglang-slots", r"alloc_req_slotsrunsoutofmemory", "pool-full"),
-    Wording(
+    _sglang(
         "sglang-unbalanced",
         # sglang/srt/model_executor/model_runner.py: checked before the model is loaded
         r"thememorycapacityisunbalanced",
         "unbalanced-gpus",
         kind=OTHER,
-        backend="sglang",
     ),
 )
