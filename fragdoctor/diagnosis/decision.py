@@ -222,9 +222,10 @@ def _beyond_device(r: FailedRequest) -> Iterator[Hypothesis]:
         yield Hypothesis(
             Cause.CAPACITY,
             f"The single {r.request_text} is larger than the whole "
-            f"device of {format_size(r.total_bytes)}: attention scores, or a wrong shape.",
+            f"device of {format_size(r.total_bytes)}"
+            f"{'' if r.doing else ': attention scores, or a wrong shape'}.",
             Confidence.PROVEN,
-            also=(Cause.SIZE_BUG,),
+            also=() if r.doing else (Cause.SIZE_BUG,),
         )
         return
     least = (r.needed_bytes or 0) - r.pending_bytes - r.saved_by_layout_bytes

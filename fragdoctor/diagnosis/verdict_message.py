@@ -165,8 +165,8 @@ TOLD: Final = {
     ),
     "pool-full": Hypothesis(
         Cause.CAPACITY,
-        "A step needed more tokens of KV cache than SGLang's pool had free; the pool is full, not "
-        "the GPU.",
+        "A step needed more of SGLang's pool (tokens of KV cache, or slots for requests) than was "
+        "free; the pool is full, not the GPU.",
         Confidence.LIKELY,
         "The lines above say how full the pool was (token usage).",
     ),

@@ -104,11 +104,11 @@ def read_table(table: str) -> Iterator[tuple[str, dict[str, list[str]]]]:
 
 _TABLE: Final = r"""
 vLLM
-  source: vllm 0.8 to 0.25, engine/arg_utils.py, config/cache.py and config/scheduler.py
+  source: vllm 0.8 to 0.33, engine/arg_utils.py, config/cache.py and config/scheduler.py
   files: /vllm/(?:engine|v1|worker|executor|model_executor|entrypoints|attention|lora)/
   logs: \bVllmWorker|\bRayWorkerWrapper|\bEngineCore|\bWorker(?:_TP\d| pid=)
     |\b(?i:vllm)\b|VLLM_LOG
-  batch: lower --gpu-memory-utilization (0.92 by default in 0.25, 0.9 in earlier ones;
+  batch: lower --gpu-memory-utilization (0.92 by default since 0.25, 0.9 before;
     vllm_gpu_memory_utilization in TRL and ms-swift) or --kv-cache-memory-bytes; lower
     --max-num-batched-tokens, --max-num-seqs or --max-model-len
   weights: use an AWQ, GPTQ or FP8 checkpoint; spread the weights over more GPUs
@@ -123,7 +123,7 @@ vLLM
     --limit-mm-per-prompt for images; if the weights alone are too much, use
     --tensor-parallel-size over more GPUs, or an AWQ, GPTQ or FP8 checkpoint
 SGLang
-  source: sglang 0.4 to 0.5.20, srt/server_args.py and docs/advanced_features/server_arguments.md
+  source: sglang 0.4 to 0.5.23, srt/server_args.py and docs/advanced_features/server_arguments.md
   files: /sglang/(?:srt|lang)/
   logs: \b(?i:sglang)\b|mem[-_]fraction[-_]static
     |[Cc]apture cuda graph failed
@@ -133,7 +133,8 @@ SGLang
     to the CPU (--cpu-offload-gb)
   share: --mem-fraction-static
   graph-capture: lower --mem-fraction-static or --cuda-graph-max-bs (--cuda-graph-max-bs-decode
-    since 0.5.20); --disable-cuda-graph does without graphs
+    since 0.5.20); --disable-cuda-graph (--cuda-graph-backend-decode=disabled in 0.5.23) does
+    without graphs
 TGI
   source: text-generation-inference 2.4, launcher/src/main.rs
   files: /text_generation(?:_server)?/

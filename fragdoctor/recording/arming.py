@@ -177,7 +177,8 @@ def note(options: Options, word: str, detail: str = "") -> None:
 class _Finder:
     """Finds nothing itself; calls ``done`` once torch has been imported, and goes away.
 
-    If there is no torch, ``missing`` is called instead.
+    If there is no torch, ``missing`` is called instead. It stays while torch is only looked for:
+    transformers and vLLM call ``importlib.util.find_spec("torch")`` before they import it.
     """
 
     def __init__(self, done: Callable[[Any], None], missing: Callable[[], None]) -> None:
@@ -188,10 +189,8 @@ class _Finder:
         """Return the other finders' spec for torch, with a call added to its loader."""
         if name != "torch":
             return None
-        with contextlib.suppress(ValueError):
-            sys.meta_path.remove(self)
         for finder in sys.meta_path:
-            find = getattr(finder, "find_spec", None)
+            find = getattr(finder, "find_spec", None) if finder is not self else None
             spec: ModuleSpec | None = find(name, path, target) if find is not None else None
             if spec is not None:
                 self._extend(spec.loader)
@@ -203,8 +202,9 @@ class _Finder:
         execute = loader.exec_module
 
         def exec_module(module: Any) -> None:
-            with contextlib.suppress(AttributeError):
+            with contextlib.suppress(AttributeError, ValueError):
                 del loader.exec_module  # the loader is as it was
+                sys.meta_path.remove(self)
             execute(module)
             with contextlib.suppress(Exception):
                 self._done(module)

@@ -9,7 +9,7 @@ The comment in a row says which libraries, versions and files its names come fro
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -171,6 +171,13 @@ def is_in_backward_pass(message: OomMessage) -> bool:
     return any(map(_BACKWARD.matches, message.frames))
 
 
+def server_start_in(functions: Collection[str]) -> TracebackSign | None:
+    """Return the sign of a server's first step, before its cache, if a stack shows it."""
+    sign = next(sign for sign in SIGNS if sign.name == SERVER_START)
+    has_cache = any(not set(p.functions.split()).isdisjoint(functions) for p in sign.unless)
+    return sign if any(map(sign.is_named_by, functions)) and not has_cache else None
+
+
 def is_at_first_call(message: OomMessage) -> bool:
     """Return whether the call that failed is the program's first of CUDA, which makes a context."""
     return bool(message.frames) and any(p.matches(message.frames[-1]) for p in _FIRST_CALLS)
@@ -209,7 +216,8 @@ def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
     is_by_words = sign.name == INFERENCE or (sign.name == LOADING_WEIGHTS and not message.frames)
     if is_by_words and is_of_other_program(message) and not is_told_of_nobody(message):
         return True  # it has options of its own
-    if any(name in message.said for place in sign.unless for name in place.functions.split()):
+    named = "|".join(name for place in sign.unless for name in place.functions.split())
+    if named and _search(rf"\b(?:{named})\b", message.said):
         return True  # found in lines that no longer have the form of a traceback
     share = (message.requested_bytes or 0) / (message.total_bytes or float("inf"))
     is_of_history = sign.name in (GROWTH, LATE, RAN_BEFORE)
@@ -370,6 +378,7 @@ _RAN_BEFORE: Final = (
 
 LOADING_WEIGHTS: Final = "loading-weights"
 VAE: Final = "vae-decode"
+SERVER_START: Final = "server-start"
 SERVER_STEP: Final = "server-step"
 ATTENTION_SCORES: Final = "attention-scores"
 INFERENCE: Final = "inference"
@@ -556,7 +565,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         r"(?:the )?cuda graphs?\b",
     ),
     TracebackSign(
-        name="server-start",
+        name=SERVER_START,
         doing="at start-up, before the server had set its KV cache aside",
         is_of_model=True,
         title="Make the server's first step smaller, or store the weights in fewer bytes",

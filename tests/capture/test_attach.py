@@ -294,7 +294,8 @@ def ask(port: int, path: str, **headers: str) -> tuple[int, Any]:
         with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as e:
-        return e.code, json.load(e)
+        with e:
+            return e.code, json.load(e)
 
 
 def test_bundle_holds_what_happened_in_the_seconds_asked_for(start: Start, tmp_path: Path) -> None:

@@ -96,6 +96,22 @@ def test_run_of_a_program_that_runs_out_keeps_its_code_and_leaves_one_bundle(run
     assert str(runner.out / bundle) not in done.stdout.decode()
 
 
+def test_run_records_a_program_that_looks_for_torch_before_it_imports_it(runner) -> None:
+    script = runner.home / "serve.py"
+    script.write_text(
+        "import importlib.util, sys\n"
+        "assert importlib.util.find_spec('torch') and importlib.util.find_spec('torch')\n"
+        "import torch\n"
+        "assert not any('fragdoctor_recording' in type(f).__module__ for f in sys.meta_path)\n"
+        "torch.alloc(60)\ntorch.alloc(60)\n",
+        encoding="utf-8",
+    )
+
+    runner.run(str(script))
+
+    assert len(runner.bundles()) == 1
+
+
 def test_run_prints_the_diagnosis_on_standard_error_only(runner) -> None:
     script = runner.script("torch.alloc(60)\nprint('mine')\ntorch.alloc(60)\n")
 

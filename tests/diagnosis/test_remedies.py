@@ -13,7 +13,7 @@ from analysis.training_loop import CALL, MAIN, PARAMETERS, TORCH, UPDATE, USER, 
 from builders import MIB, columns, frame, oom
 from msgspec.structs import replace
 from oom_messages import GIB, case_of, log_of, message, new_style, old_style, process
-from oom_snapshots import calm, full, holes, interleaved, late_free, leaking, model_building
+from oom_snapshots import LINE, calm, full, holes, interleaved, late_free, leaking, model_building
 
 from fragdoctor.diagnosis.bench import Attempt, Effect
 from fragdoctor.diagnosis.pipeline import build_contexts, diagnose
@@ -416,6 +416,25 @@ def test_optimizer_failure_does_not_blame_the_batch():
     assert Cause.CAPACITY is diagnosis.verdict.cause
     assert Cause.TRANSIENT_PEAK in diagnosis.verdict.also
     assert "smaller-batch" in rejected(diagnosis)
+
+
+def test_recorded_first_step_of_a_server_is_told_from_one_beside_its_cache():
+    worker = "/env/site-packages/vllm/v1/worker/gpu"
+
+    def advice(*functions, asked_mib=200):
+        stack = [frame(f"{worker}/attn_utils.py", 7, name) for name in functions]
+        found = diagnose(Case(snapshot=full(frames=[*stack, LINE[1]], asked_mib=asked_mib)))
+        return " ".join(f"{one.title}: {one.change}" for one in found.recommendations)
+
+    first = advice("_dummy_sampler_run", "profile_run", "determine_available_memory")
+    later = advice("_dummy_run", "compile_or_warm_up_model")
+    cache = advice("allocate_kv_cache", "init_kv_cache", asked_mib=2000)
+
+    assert "the server's first step smaller" in first
+    assert "lower --gpu-memory-utilization" not in first
+    assert "beside its KV cache" in later
+    assert "the server's first step" not in later
+    assert "attention" not in cache
 
 
 def test_leak_is_freed_at_its_line_and_arithmetic_says_that_it_fits():

@@ -35,7 +35,14 @@ Capture cuda graph end. Time elapsed: 4.00 s. mem usage=0.75 GB. avail mem=1.00 
         (SGLANG, {"weights": 14.5, "K of the cache": 1.25, "V of the cache": 1.25,
                   "CUDA graphs": 0.75}),
         ("KV Cache is allocated. #tokens: 524288, KV size: 17.25 GB", {"KV cache": 17.25}),
-        ("the rest of the memory reserved for KV Cache is -7.83GiB.", {}),
+        ("the rest of the memory reserved for KV Cache is -7.75GiB.", {"KV cache": -7.75}),
+        ("INFO gpu_worker.py:2 Available KV cache memory: -0.25 GiB", {"KV cache": -0.25}),
+        (("Initial free memory 9.5 GiB, reserved 6.25 GiB memory for KV Cache as specified by "
+         "kv_cache_memory_bytes config"), {"KV cache": 6.25}),
+        ("Capture target decode CUDA graph end. bs=[1, 2], elapsed=9.10 s, mem usage=0.75 GB",
+         {"CUDA graphs": 0.75}),
+        (("Post-capture KV sizing: KV cache allocated. dtype: torch.bfloat16, #tokens: 900, KV "
+         "size: 2.50 GB, avail mem=1.00 GB"), {"KV cache": 2.5}),
         ("nothing of a server", {}),
     ],
 )  # fmt: skip
@@ -61,6 +68,18 @@ def test_budget_of_ranks_is_that_of_the_fullest():
         (("ValueError: Free memory on device (1.00/40.00 GiB) on startup is less than desired GPU "
          "memory utilization (0.9, 36.00 GiB). Decrease GPU memory utilization or reduce GPU "
          "memory used by other processes."), Cause.OTHER_PROCESS, "end what holds it"),
+        (("ValueError: Free memory on device cuda:0 (30.00/40.00 GiB) on startup is less than the "
+          "engine's budget after excluding external process's weights (0.9, 32.00 GiB)."),
+         Cause.OTHER_PROCESS, "--gpu-memory-utilization 0.85"),
+        (("INFO gpu_worker.py:7 Available KV cache memory: -1.50 GiB\nValueError: Cannot auto-fit "
+          "max_model_len: not enough GPU memory available to serve even a single token."),
+         Cause.CAPACITY, "weights and one step exceed it by 1.50 GiB"),
+        (("RuntimeError: SWA pool cap (900 tokens, 3.00 GiB) leaves no room for the full KV pool "
+          "within the available 2.00 GiB."), Cause.CAPACITY, "higher --mem-fraction-static"),
+        (("RuntimeError: alloc_req_slots runs out of memory. Please set a smaller number for "
+          "`--max-running-requests`."), Cause.CAPACITY, "a lower --max-running-requests"),
+        (("RuntimeError: Out of memory. Try to lower your batch size.\nTry to allocate 70 tokens."),
+         Cause.CAPACITY, "a lower --max-running-requests"),
         (("ValueError: The model's max seq len (9000) is larger than the maximum number of tokens "
          "that can be stored in KV cache (5000). Try increasing `gpu_memory_utilization` or "
          "decreasing `max_model_len` when initializing the engine."),
@@ -92,3 +111,43 @@ def test_a_prefill_that_does_not_fit_at_start_gets_the_options_of_its_server():
     assert "2,048 tokens" in found.verdict.summary
     assert "--max-batch-prefill-tokens 512" in found.recommendations[0].change
     assert "--num-shard" in found.recommendations[0].change
+
+
+V1_TRACEBACK = """(EngineCore pid=7) INFO 11-02 10:00:00 [gpu_worker.py:9] {said}
+(EngineCore pid=7) ERROR 11-02 10:00:09 [core.py:15] EngineCore failed to start.
+Traceback (most recent call last):
+  File "/env/vllm/v1/engine/core.py", line 163, in __init__
+    kv_cache_config = self._initialize_kv_caches(vllm_config)
+  File "/env/vllm/v1/engine/core.py", line 310, in _initialize_kv_caches
+    {call}
+{frame}
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {asked} GiB. GPU 0 has a total \
+capacity of 8.00 GiB of which 2.00 GiB is free. Including non-PyTorch memory, this process has \
+6.00 GiB memory in use. Of the allocated memory 5.50 GiB is allocated by PyTorch, and 0 bytes is \
+reserved by PyTorch but unallocated.
+"""
+
+
+def test_a_step_before_the_cache_is_told_from_the_cache():
+    # What leads to both is called _initialize_kv_caches.
+    profiled = V1_TRACEBACK.format(
+        said="Loading",
+        call="available = self.model_executor.determine_available_memory()",
+        frame='  File "/env/vllm/v1/worker/gpu/model_runner.py", line 1045, in profile_run\n'
+        "    self._dummy_sampler_run(hidden_states)",
+        asked="2.50",
+    )
+    cached = V1_TRACEBACK.format(
+        said="Initial free memory 7.75 GiB, reserved 9.50 GiB memory for KV Cache as specified",
+        call="self.model_executor.initialize_from_config(kv_cache_configs)",
+        frame='  File "/env/vllm/v1/worker/utils.py", line 596, in allocate_kv_cache\n'
+        "    buf = torch.zeros(buf_size, dtype=torch.int8, device=device)",
+        asked="9.50",
+    )
+
+    step, cache = (diagnose(case_of(text)) for text in (profiled, cached))
+
+    assert "before the server had set its KV cache aside" in step.verdict.summary
+    assert "lower --max-num-seqs" in step.recommendations[0].change
+    assert "attention" not in cache.verdict.summary
+    assert cache.recommendations[0].change.startswith("--kv-cache-memory-bytes 2147483648 leaves")

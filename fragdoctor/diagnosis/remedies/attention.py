@@ -47,6 +47,8 @@ class FusedAttention(SavingRemedy):
             return
         if line is None and case.sign is not None and case.sign.name == ATTENTION_SCORES:
             return  # at_the_failing_call says so already
+        if any("kv_cache" in frame.function for frame in case.asking_frames):
+            return  # a server's cache, set aside in a file of its attention
         where = asking or line
         yield self.proposal(
             title=""

@@ -13,6 +13,7 @@ from fragdoctor.model.case import ToldSettings
 from fragdoctor.model.frameworks import INTERFACES, SERVERS, Change, Framework, words_for
 from fragdoctor.model.gpus import with_monitor_of
 from fragdoctor.model.measures import MEASURES, options_named
+from fragdoctor.rules.traceback_signs import server_start_in
 
 CHANGES: Final = {
     "limit-batch": Change.BATCH,
@@ -74,6 +75,9 @@ def _in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Iter
         told = one.saying(change=text)
         if found[0] in SERVERS and change is Change.BATCH:
             told = told.saying(title=ROOM_FOR_STEPS)
+            sign = server_start_in([f.function for f in case.asking_frames])
+            if sign is not None and (words := words_in(case, sign.name)):
+                told = told.saying(title=sign.title, change=words)
         yield told
 
 

@@ -101,6 +101,8 @@ TRIED: Final = {
 ROOM_FOR_CACHE: Final = 0.05
 """Smallest share of the card for a KV cache with which a server is worth starting."""
 
+_ASKED: Final = re.compile(r"\((\d?\.\d{1,9}|1(?:\.0)?), \d")
+
 USUAL_UTILIZATION: Final = 0.9
 MOST_UTILIZATION: Final = 0.97
 """The context and the driver take the rest of a card."""
@@ -126,7 +128,10 @@ def _option(  # noqa: PLR0911 - one return a kind
             f"{spread}",
         )
     if m.sub_kind == "startup-check" and m.total_bytes and m.free_bytes is not None:
-        share = math.floor(100 * m.free_bytes / m.total_bytes) / 100
+        # The server wants this share of the card less what others hold for it (0.33: weights).
+        asked, missing = _ASKED.search(m.text), (m.requested_bytes or 0) - m.free_bytes
+        share = float(asked[1]) - missing / m.total_bytes if asked else m.free_bytes / m.total_bytes
+        share = math.floor(100 * share + 1e-6) / 100
         if share < LEAST_UTILIZATION:
             return Advice(
                 "Free the device before the server starts",
@@ -190,6 +195,8 @@ def _beside_weights(m: OomMessage, shares: Sequence[ServerShare], spread: str) -
     if "enforce-eager" not in m.said:
         steps += "; --enforce-eager"
     more = f"a higher --gpu-memory-utilization{f' than {given[1]}' if given else ''}"
+    if (cache := told.get("KV cache", 0)) < 0:
+        more += f" (weights and one step exceed it by {format_size(-cache)})"
     is_high = given is not None and float(given[1]) >= USUAL_UTILIZATION
     return Advice(
         "Make room for a KV cache beside the weights",

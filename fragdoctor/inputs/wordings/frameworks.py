@@ -253,6 +253,7 @@ def _free_share(fields: Fields, match: re.Match[str], _stream: LogStream) -> Fie
 
 
 _tgi = partial(Wording, kind=KV_CACHE, backend="tgi")
+_sglang = partial(Wording, kind=KV_CACHE, backend="sglang")
 _vllm = partial(Wording, kind=KV_CACHE, backend="vllm", hint="gpu_memory_utilization")
 
 KV_CACHE_CHECKS: Final = (
@@ -264,6 +265,8 @@ KV_CACHE_CHECKS: Final = (
         hint="max-batch-prefill-tokens",
     ),
     _vllm("vllm-no-blocks", r"noavailablememoryforthecacheblocks", "kv-budget", group="vllm-kv"),
+    # v1/core/kv_cache_planning.py, 0.33: with --max-model-len -1
+    _vllm("vllm-auto-fit", r"cannotauto-fitmax_model_len:notenoughgpumemory", "kv-budget"),
     _vllm("vllm-short-cache", r"(?:insufficient|notenough)kvcache(?:memory|space)", "kv-budget"),
     _vllm(
         "vllm-negative-cache",
@@ -289,7 +292,7 @@ KV_CACHE_CHECKS: Final = (
     ),
     _vllm(
         "vllm-sampler",
-        # v1/worker/gpu_model_runner.py, 0.8 to 0.11: _dummy_sampler_run, _dummy_pooler_run
+        # v1/worker/gpu_model_runner.py, 0.8 to 0.33: _dummy_sampler_run, _dummy_pooler_run
         r"(?:cuda)?outofmemoryoccurredwhenwarmingup(?:sampler|pooler(?:\([^()]{1,40}\))?)with"
         r"<n_sequences>dummyrequests",
         "warm-up",
@@ -298,33 +301,38 @@ KV_CACHE_CHECKS: Final = (
         "vllm-startup",
         r"freememoryondevice(?:(?:cuda|xpu|hip|npu)?:?<device_index>)?"
         r"\((?P<_free>\d{1,9}(?:\.\d{1,9})?)(?:[kmgt]i?b)?/<total_bytes>\)onstartup"
-        r"islessthandesiredgpumemoryutilization\(\d{1,3}(?:\.\d{1,9})?,<requested_bytes>\)",
+        r"islessthan(?:desiredgpumemoryutilization|theengine'sbudget"
+        r"afterexcludingexternalprocess'sweights)\(\d{1,3}(?:\.\d{1,9})?,<requested_bytes>\)",
         "startup-check",
         refine=_free_share,
     ),
-    Wording(
+    _sglang(
         "sglang",
         r"notenoughmemory\.pleasetrytoincrease-{0,2}mem-fraction-static",
         "kv-budget",
-        kind=KV_CACHE,
-        backend="sglang",
         hint="mem-fraction-static",
     ),
-    Wording(
+    _sglang(
+        "sglang-window",
+        # srt/model_executor/pool_configurator.py, 0.5.23: the pool of sliding windows took it all
+        r"leavesnoroomforthefullkvpoolwithintheavailable",
+        "kv-budget",
+        hint="mem-fraction-static",
+    ),
+    _sglang(
         "sglang-pool",
-        # sglang/srt/mem_cache/common.py: alloc_token_slots and its paged variants
-        r"(?:prefill|decode)outofmemory\.trytoloweryourbatchsize(?:\.?trytoallocate"
+        # srt/mem_cache/common.py (allocation.py in 0.5.23): alloc_token_slots, its paged variants
+        r"(?:prefill|decode|(?=outofmemory\.trytoloweryourbatchsize\.?trytoallocate\d))"
+        r"outofmemory\.trytoloweryourbatchsize(?:\.?trytoallocate"
         r"<kv_tokens_requested>tokens\.?(?:av\w{5,9}tokens:<kv_tokens_capacity>)?)?",
         "pool-full",
-        kind=KV_CACHE,
-        backend="sglang",
     ),
-    Wording(
+    _sglang("sglang-slots", r"alloc_req_slotsrunsoutofmemory", "pool-full"),
+    _sglang(
         "sglang-unbalanced",
         # sglang/srt/model_executor/model_runner.py: checked before the model is loaded
         r"thememorycapacityisunbalanced",
         "unbalanced-gpus",
         kind=OTHER,
-        backend="sglang",
     ),
 )
