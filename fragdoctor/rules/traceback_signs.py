@@ -197,6 +197,12 @@ _PASTES: Final = Place(
 )
 
 
+_LOADS_ADAPTER: Final = Place(
+    functions="load_adapter load_peft_weights merge_and_unload merge_adapter "
+    "_unload_and_optionally_merge merge_lora"
+)
+
+
 def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
     """Return whether a message contradicts a sign.
 
@@ -423,7 +429,42 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         intro=r"/fsdp/(?:_state_dict_utils|fully_sharded_data_parallel)\.py"
         r"|Failed to clone\(\) tensor with name",
     ),
+    TracebackSign(
+        name="gathered-weights",
+        doing="while the weights of the whole model were gathered on each GPU",
+        is_of_model=True,
+        title="Gather less of the model at a time",
+        change="generate with the shards as they are (ds3_gather_for_generation=False in TRL), or "
+        "gather and hand over one layer at a time; shard over more GPUs, or use a smaller model",
+        why="Training holds a share of the weights on each GPU, and this holds all of them beside "
+        "it, whatever the batch.",
+        # deepspeed 0.9 to 0.19.6, runtime/zero/partition_parameters.py; trl 0.9 to 0.21,
+        # models/utils.py; torch 1.12 to 2.13, torch/distributed/fsdp
+        places=(
+            Place(
+                code=r"\b(?:GatheredParameters|summon_full_params|unwrap_model_for_generation)\("
+            ),
+        ),
+    ),
     # ---- loading ----
+    TracebackSign(
+        name="merged-adapter",
+        doing="while an adapter was loaded into a model or merged with it",
+        is_of_model=True,
+        is_training=False,
+        can_leave_gpu=True,
+        title="Load the adapter on the CPU, and merge it there",
+        change="load the model with device_map='cpu' and the adapter with "
+        "PeftModel.from_pretrained(..., torch_device='cpu'); merge_and_unload() and "
+        "save_pretrained() need no GPU; a notebook that trained it still holds that model until "
+        "its kernel restarts",
+        why="An adapter's file is read onto the GPU beside the weights, and merging needs them in "
+        "16 or 32 bits.",
+        # peft 0.3 to 0.18, peft_model.py and tuners/lora/model.py
+        places=(_LOADS_ADAPTER,),
+        in_words=rf"(?i){_in_clause(r'merg(?:e|ing) (?:[a-z]{1,12} ){0,3}(?:q?lora|adapters?)')}"
+        r"|合并[^\n]{0,20}(?:显存|OOM|memory)",
+    ),
     TracebackSign(
         name="loaded-checkpoint",
         doing="while a checkpoint was loaded onto the GPU",
@@ -439,7 +480,11 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         why="Without map_location each tensor goes to the device it was saved from: beside the "
         "weights that it is copied into, and for every rank to the same GPU.",
         # torch 1.0 to 2.15, torch/serialization.py, nn/modules/module.py and optim/optimizer.py
-        unless=(Place(code=r"map_location\s?=\s?(?:torch\.device\()?['\"]cpu"),),
+        unless=(
+            Place(code=r"map_location\s?=\s?(?:torch\.device\()?['\"]cpu"),
+            Place(code=r"\bpickle\.loads\("),  # bytes of another process
+            _LOADS_ADAPTER,
+        ),
         places=(
             Place(
                 file=r"/torch/(?:serialization|storage)\.py$",
@@ -474,6 +519,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         name=LOADING_WEIGHTS,
         doing="while the weights of a model were put on the GPU",
         is_of_model=True,
+        unless=(_LOADS_ADAPTER,),
         title="Load the weights in less memory",
         change="convert the weights with model.to(torch.bfloat16) or load them in 4 bits before "
         "they go to the GPU; use a smaller model; or keep some layers on another GPU or on the CPU",
@@ -637,6 +683,28 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 code=r"nested_concat|torch\.cat|preds_host|\.add\(",
             ),
         ),
+    ),
+    TracebackSign(
+        name="gathered-results",
+        doing="while each process got the results of all others on its GPU",
+        is_training=False,
+        can_leave_gpu=True,
+        title="Gather the results on the CPU",
+        change="call .cpu() on what is gathered, and gather it through a gloo group "
+        "(torch.distributed.new_group(backend='gloo')), or with gather_object() on one process; "
+        "keep fewer and smaller results",
+        why="NCCL sends an object as bytes through the GPU's memory, and each process gets those "
+        "of all others at the length of the longest; tensors in it come back to the GPU.",
+        # torch 1.7 to 2.13, torch/distributed/distributed_c10d.py; DETR and maskrcnn-benchmark
+        # have an all_gather() of their own
+        places=(
+            Place(
+                functions="all_gather_object gather_object broadcast_object_list "
+                "scatter_object_list _object_to_tensor _tensor_to_object"
+            ),
+            Place(code=r"\bpickle\.loads\(buffer|\ball_gather_object\("),
+        ),
+        in_words=r"\ball_gather_object\b",
     ),
     # ---- boxes and masks of detectors ----
     TracebackSign(
