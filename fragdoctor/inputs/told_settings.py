@@ -72,6 +72,7 @@ _TRIED: Final = re.compile(
     rf"(?i)\b{_LESS}(?:\W{{1,3}}{_WORD}){{0,4}}?\W{{1,3}}batch(?:[^\n]|\n(?!\n)){{0,90}}?"
     rf"{_FAILS_STILL}"
     r"|batch.?size[^\n。]{0,40}?(?:无论|不管|都|还是|仍|也)[^\n。]{0,12}?(?:[错报爆]|不[够足]|OOM)"
+    rf"|\bdespite (?:{_WORD} ){{0,3}}?(?:{_LESS}|fixing) (?:{_WORD} ){{0,3}}?batch"
     rf"|\b(?:still (?:{_WORD} ){{0,2}}(?:when|after|if|with)|even (?:when|after|if|with)"
     rf"|no matter)\b[^.!?\n]{{0,40}}?\b(?:{_LESS}|minimal|tiny)\W{{1,3}}"
     rf"(?:{_WORD}\W{{1,3}}){{0,3}}?batch"
@@ -141,7 +142,9 @@ def told_settings(text: str) -> ToldSettings:
     least = min((_number(m["size"]) for m in failing), default=None)
     raised = _RAISED.search(done)
     options = [m["option"] for m in named if "_" in m["option"] or "-" in m["option"]]
-    size = _SIZE.search(head)
+    sizes = [(m[1], m[2]) for m in _SIZE.finditer(head)]  # the larger one is what failed
+    same = (s for s in sizes if s[0] == sizes[0][0])
+    size = max(same, key=lambda s: int(s[1].rstrip("spx")), default=None)
     counted = _COUNTED.search(head)
     # If no sentence names a sample, names of files, functions and scripts may.
     for told in (head, head.replace("_", " ")):
@@ -165,7 +168,7 @@ def told_settings(text: str) -> ToldSettings:
         ),
         in_use=tuple(sorted(measures_in(done))),
         options=options_shown(done),
-        smaller_samples=(f"a lower {size[1]} than {size[2]}",)
+        smaller_samples=(f"a lower {size[0]} than {size[1]}",)
         if size is not None
         else (f"fewer {(counted['noun'] or counted['named']).lower()}",)
         if counted is not None

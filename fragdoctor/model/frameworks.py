@@ -340,7 +340,8 @@ Diffusers
   attention: call pipe.enable_xformers_memory_efficient_attention(), or use PyTorch 2, where fused
     attention is the default; lower the resolution
   vae-decode: call pipe.vae.enable_tiling() and enable_slicing(), under torch.no_grad() in code of
-    your own; call enable_model_cpu_offload(), so that the denoiser has left the GPU by then
+    your own; lower vae.tile_sample_min_size where it is tiled; call enable_model_cpu_offload(),
+    so that the denoiser has left the GPU by then
 Diffusers
   source: diffusers 0.39, pipelines/pipeline_utils.py
   files: /diffusers/pipelines/

@@ -176,6 +176,11 @@ def is_at_first_call(message: OomMessage) -> bool:
     return bool(message.frames) and any(p.matches(message.frames[-1]) for p in _FIRST_CALLS)
 
 
+def is_told_of_evaluation(message: OomMessage) -> bool:
+    """Return whether people said that an evaluation failed, and not the training."""
+    return _search(rf"(?i){_EVALUATES}", message.said)
+
+
 def is_seen_to_fail_late(message: OomMessage) -> bool:
     """Return whether people said that steps went well before the one that failed."""
     sign = sign_of(message)
@@ -332,6 +337,7 @@ _LATE_IN: Final = (
 )
 _COLLECTS: Final = (
     r"\breplay (?:buffer|memory)\b|\bexperien[ct]\w{1,5}\b.{0,60}\b(?:gpu|memory|buffer)\b"
+    r"|\b(?:memory|buffer|replay\w*)\.(?:append|add|push|store)\("
     r"|\benv\.step\(|\bepisodes?\b.{0,300}\brewards?\b|\brewards?\b.{0,300}\bepisodes?\b"
 )
 """What is said of a program that learns from what its own agents do."""
@@ -773,7 +779,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         title="Keep less optimizer state on the GPU",
         change="use an 8-bit optimizer (bitsandbytes.optim.AdamW8bit, or optim='adamw_8bit' of "
         "Trainer) or Adafactor; shard it over more GPUs (ZeRO, FSDP) or offload it to the CPU; "
-        "train fewer weights with LoRA; in PyTorch's own set fused=True, which needs no "
+        "train a LoRA in place of all weights; in PyTorch's own set fused=True, which needs no "
         "temporaries",
         why="Adam keeps two numbers for each weight from the first step on, mixed precision a copy "
         "in 32 bits. The batch's activations are freed by then: a smaller batch changes nothing.",

@@ -7,6 +7,7 @@ its batch, what is in use or was tried already, and whose options it has.
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Final
 
 from fragdoctor.diagnosis.remedies.counted import less_of_counted
@@ -17,11 +18,14 @@ from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.frameworks import Change
 from fragdoctor.model.measures import ADAPTER, BITS_4, BITS_8, HALF, OFFLOADING, STATE_8BIT
 from fragdoctor.rules.told_weights import told_weights
-from fragdoctor.trace.stacks import PACKAGE, classify_file
+from fragdoctor.trace.stacks import PACKAGE, TORCH, USER, classify_file
 
 OF_IMAGES: Final = (
     "a lower batch size, or smaller crops and images: half the side takes a quarter of the memory, "
     "in 3D an eighth; to predict whole images, tiles or a sliding window with an overlap"
+)
+HALF_SIDES: Final = (
+    "train on crops of half the side, which take a quarter of the memory, in 3D an eighth"
 )
 HALVES: Final = (
     "halve the batch until a step fits, and accumulate gradients over twice as many steps each "
@@ -99,12 +103,13 @@ def without_graph(case: JudgedCase) -> str:
     The decorator of torch.no_grad() leaves a frame of its own, and a ``with`` block none.
     """
     message, r = case.message, case.failed_request
-    if message is None or case.trains or case.frameworks or not _is_of_own_code(case):
+    if message is None or case.trains or not _is_of_own_code(case):
         return ""
     if r is not None and r.is_alone_too_large:
         return ""
-    if any(classify_file(frame.file) == PACKAGE for frame in message.frames):
-        return ""  # a library that runs its models as it should
+    owners = [classify_file(frame.file) for frame in message.frames]
+    if (USER, TORCH) not in pairwise(owners) and (case.frameworks or PACKAGE in owners):
+        return ""  # no line of the user's calls a module: a library runs its models as it should
     calls = (f"{frame.function} {frame.code}" for frame in message.frames)
     if any("decorate_context" in call or _OFF.search(call) for call in (message.said, *calls)):
         return ""
@@ -215,8 +220,12 @@ def _less_of_one(case: JudgedCase, since: str) -> tuple[str, str]:
         if way not in case.told.in_use and (is_tuned or way is not ADAPTER)
     )
     state = words_in(case, Change.OFFLOAD_STATE, Change.WEIGHTS) or left or "less of it on the GPU"
-    change = f"use {samples}; then less memory for weights and state: {state}"
+    less = f"less memory for weights and state: {state}"
+    change = f"use {samples}; then {less}"
     if case.is_checkpointed:
         return f"Use less for one sample: {since}", change
-    words = words_in(case, Change.CHECKPOINT) or CHECKPOINTED
-    return f"Checkpoint the layers: {since}", f"{words}; also {change}"
+    words = words_in(case, Change.CHECKPOINT)
+    if IMAGES in case.told.smaller_samples and not words:  # a crop takes no change of the model
+        title = f"Use smaller crops or images: {since}"
+        return title, f"{HALF_SIDES}; then {CHECKPOINTED}; then {less}"
+    return f"Checkpoint the layers: {since}", f"{words or CHECKPOINTED}; also {change}"
