@@ -98,7 +98,7 @@ _SAMPLES: Final = {
     # torch 2.13, torch/nn/modules/conv.py and pooling.py, torch/nn/functional.py
     r"|\bF\.(?:conv|conv_transpose|max_pool|avg_pool)[23]d\(|\bin (?:interpolate|upsample)\b",
     SEQUENCES: r"\btokens?\b|\bseq(?:uence)?[_ ]len|max_length|cutoff_len|\bLLMs?\b"
-    r"|llama|\bgpt|qwen|\bbert\b|tokenizer|new.tokens|generate_text|causallm|\bchat|translat",
+    r"|seq2seq|bart\b|summari[sz]|llama|\bgpt|qwen|\bbert\b|tokenizer|new.tokens|generate_text|causallm|\bchat|translat",
 }
 """What a smaller sample is, by words that name one."""
 _PARTS: Final = (

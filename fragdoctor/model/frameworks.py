@@ -196,7 +196,8 @@ TRL
   batch: lower per_device_train_batch_size (and raise gradient_accumulation_steps), or lower
     max_length; in GRPO lower max_completion_length or num_generations
   share: vllm_gpu_memory_utilization
-  loss: SFTConfig(loss_type="chunked_nll")
+  loss: SFTConfig(loss_type="chunked_nll"), or use_liger_kernel=True in DPOConfig, GRPOConfig and
+    KTOConfig
   copies: a LoRA peft_config, whose base model is the reference, or precompute_ref_log_probs=True in
     DPOConfig
 Trainer

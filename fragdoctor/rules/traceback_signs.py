@@ -436,6 +436,19 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         r"|Failed to clone\(\) tensor with name",
     ),
     TracebackSign(
+        name="saved-state",
+        doing="while a checkpoint was saved",
+        is_of_model=True,
+        title="Save less, or leave room for saving",
+        change="save only the adapter if one is trained (PEFT's model.save_pretrained()); free the "
+        "gradients first (optimizer.zero_grad(), torch.cuda.empty_cache()); a newer bitsandbytes, "
+        "which saves its 8-bit weights as they are",
+        why="Layers that convert their weights for a checkpoint make a copy on the GPU, beside all "
+        "that training holds.",
+        # torch 1.0 to 2.13, torch/nn/modules/module.py; bitsandbytes 0.37 to 0.48, nn/modules.py
+        places=(Place(functions="_save_to_state_dict state_dict"),),
+    ),
+    TracebackSign(
         name="gathered-weights",
         doing="while the weights of the whole model were gathered on each GPU",
         is_of_model=True,
@@ -480,8 +493,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         change="state = torch.load(path, map_location='cpu'), with mmap=True since 2.1; "
         "model.load_state_dict(state), which copies it into the model that is already on the GPU; "
         "del state",
-        in_words=r"(?i)\b(?:resum|restor|load)(?:e|ed|es|ing|s)? (?:(?:training|the|an?|from|my"
-        r"|saved|last|previous|existing|old|latest|model|fsdp) ){0,4}checkpoint(?! shards)"
+        in_words=r"(?i)\b(?:resum|restor|(?:re)?load)(?:e|ed|es|ing|s)? (?:(?:training|the|an?|from"
+        r"|my|saved|last|previous|existing|old|latest|model|fsdp) ){0,4}checkpoint(?! shards)"
         r"|\bresum(?:e|ed|ing)\b(?![_=])",
         why="Without map_location each tensor goes to the device it was saved from: beside the "
         "weights that it is copied into, and for every rank to the same GPU.",
@@ -556,6 +569,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             Place(
                 named=r"^_?(?:fast_)?load_(?:\w{1,40}_)?(?:model|pipeline|transformer|weight)s?$"
             ),
+            Place(named=r"^_?(?:setup|set_up|build|create|init|make|prepare)_(?:the_)?models?$"),
             Place(code=r"\b(?:load_model|from_pretrained)\("),
             Place(
                 file=r"/(?:vllm|sglang)/",
@@ -662,6 +676,38 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     ),
     # ---- evaluation ----
     TracebackSign(
+        name="metric-state",
+        doing="while a metric kept what it was given",
+        can_leave_gpu=True,
+        title="Keep the metric's state small, or on the CPU",
+        change="call metric.reset() after each epoch; give curves and areas under them "
+        "thresholds=200, with which their state has a fixed size; set compute_on_cpu=True, or move "
+        "the metric and its inputs to the CPU; for one batch use torchmetrics.functional",
+        why="A metric that needs all predictions at once keeps them and their targets until it is "
+        "reset.",
+        # torchmetrics 0.8 to 1.8, metric.py
+        places=(Place(file=r"/torchmetrics/"),),
+        in_words=rf"(?is)\A(?=.*torch ?metrics?\b)(?=.*{_GROWS})",
+    ),
+    TracebackSign(
+        name="scores",
+        doing="while the results of an evaluation were compared",
+        is_training=False,
+        can_leave_gpu=True,
+        title="Compare the results on the CPU, or in parts",
+        change="call .cpu() on scores, features and labels before they are compared, or compare a "
+        "few hundred rows at a time",
+        why="The network has run by then: what is compared grows with the samples, classes or "
+        "pairs of the data set, whatever the batch.",
+        places=(
+            Place(
+                named=r"(?i)(?:^|_)(?:score|scoring|metrics?|accurac(?:y|ies)|recall|precision|rank(?:ing)?"
+                r"|mean_ap|distmat|dist_mat|pairwise|euclidean|cosine_(?:dist|sim)\w*|knn)(?:_|$)",
+                is_last=True,
+            ),
+        ),
+    ),
+    TracebackSign(
         name="kept-predictions",
         doing="in an evaluation whose results add up on the GPU",
         is_training=False,
@@ -674,6 +720,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "batch's logits on the GPU until the evaluation ends, and joins them with a copy.",
         in_words=rf"(?is)\A(?=.*{_EVALUATES})"
         rf"(?=.*(?:{_GROWS}|\bafter (?:\w+ )?\d+ (?:images|samples|batches)\b"
+        r"|\bremain\w* (?:in|on) (?:the )?gpu|\b(?:add|append|stor|sav)ed (?:in)?to (?:a )?list\b"
         r"|\b(?:aggregat|concatenat|accumulat|gather|collect)\w{0,4} (?:\w+ ){0,3}?"
         r"(?:predictions|logits|outputs|results)\b))",
         # transformers 3.1 to 4.57, trainer.py and trainer_pt_utils.py
