@@ -30,6 +30,10 @@ _BATCH: Final = re.compile(
     rf"[`'\"(]{{0,2}}(?P<size>[1-9]\d{{0,3}}|{'|'.join(_IN_WORDS)})\b(?![.,]\d|[-x*])",
     re.ASCII,
 )
+_ONE_FITS: Final = re.compile(
+    r"(?i)\bbatch.?sizes? (?:\w{1,10} ){0,3}(?:more|larger|bigger|greater|higher) than (?:1|one)\b"
+)
+"""How people say that only a batch of one fits."""
 _RAISED: Final = re.compile(
     r"(?i)\b(?:when|if|once|after|as soon as|whenever) (?:(?:I|we) )?"
     r"(?:increas|rais|enlarg|bump)\w{1,3}"
@@ -140,6 +144,8 @@ def told_settings(text: str) -> ToldSettings:
         and not _RUNS_WITH.search(head, max(0, m.start() - _NEAR), m.start())
     ]
     least = min((_number(m["size"]) for m in failing), default=None)
+    if _ONE_FITS.search(head):
+        least = 1
     raised = _RAISED.search(done)
     options = [m["option"] for m in named if "_" in m["option"] or "-" in m["option"]]
     sizes = [(m[1], m[2]) for m in _SIZE.finditer(head)]  # the larger one is what failed

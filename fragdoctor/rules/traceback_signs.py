@@ -260,11 +260,15 @@ def _in_clause(words: str) -> str:
     return rf"(?:{_FAILS}{_CLAUSE}{words}|{words}{_CLAUSE}{_FAILS})"
 
 
+_SAVES: Final = (
+    r"\b(?:sav(?:e|es|ing)|creat(?:es?|ing)|writ(?:e|es|ing)) (?:\w{1,12} ){0,3}?"
+    r"(?:checkpoints?|models?|weights|every)\b(?!\.)"
+)
 _TESTS: Final = (
     r"(?:(?<![\w./-])|(?<=trainer\.))(?<!cross[ -])(?:eval(?:uat(?:e|es|ed|ing|ions?))?"
     r"|val(?:idat(?:e|es|ing|ions?))?"
-    r"|(?:to|in|at|after|during|while|when|the|running) test(?:ing)?"
-    r"|tests? (?:step|phase|stage|time|loop|epoch)"
+    r"|(?:to|in|at|after|during|while|when|the|running|run) test(?:ing)?"
+    r"|tests? (?:step|phase|stage|time|loop|epoch)|testing (?:after|images?|data|set|samples)"
     r"|(?:in|at|during|while|when|the|saving) predict(?:ing|ions?))"
     r"(?:\(\))?(?![\w/(=-]|\.\w| (?:(?:is|was|works?|runs|went|goes) (?:\w+ )?"
     r"(?:ok|okay|fine|well|normal)|different|various|with\b))"
@@ -429,6 +433,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 file=r"/deepspeed/",
                 functions="_zero3_consolidated_16bit_state_dict save_16bit_model save_fp16_model",
             ),
+            # fairscale 0.4, optim/oss.py; torch 1.8 to 2.13, distributed/optim
+            Place(functions="consolidate_state_dict"),
         ),
         in_words=r"(?is)\A(?=.*\bfsdp\b)(?=.*(?:\bsav(?:e|es|ing)\b.{0,40}"
         r"\b(?:checkpoint|model|state)|\b(?:checkpoint|model|state)\b.{0,20}\bsav(?:e|es|ing)\b))",
@@ -447,6 +453,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "that training holds.",
         # torch 1.0 to 2.13, torch/nn/modules/module.py; bitsandbytes 0.37 to 0.48, nn/modules.py
         places=(Place(functions="_save_to_state_dict state_dict"),),
+        in_words=rf"(?i){_in_clause(_SAVES)}",
     ),
     TracebackSign(
         name="gathered-weights",
@@ -757,6 +764,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             ),
             Place(code=r"\bpickle\.loads\(buffer|\ball_gather_object\("),
         ),
+        unless=(Place(named=r"state_dict"),),
         in_words=r"\ball_gather_object\b",
     ),
     # ---- boxes and masks of detectors ----
