@@ -697,24 +697,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         in_words=rf"(?is)\A(?=.*torch ?metrics?\b)(?=.*{_GROWS})",
     ),
     TracebackSign(
-        name="scores",
-        doing="while the results of an evaluation were compared",
-        is_training=False,
-        can_leave_gpu=True,
-        title="Compare the results on the CPU, or in parts",
-        change="call .cpu() on scores, features and labels before they are compared, or compare a "
-        "few hundred rows at a time",
-        why="The network has run by then: what is compared grows with the samples, classes or "
-        "pairs of the data set, whatever the batch.",
-        places=(
-            Place(
-                named=r"(?i)(?:^|_)(?:score|scoring|metrics?|accurac(?:y|ies)|recall|precision|rank(?:ing)?"
-                r"|mean_ap|distmat|dist_mat|pairwise|euclidean|cosine_(?:dist|sim)\w*|knn)(?:_|$)",
-                is_last=True,
-            ),
-        ),
-    ),
-    TracebackSign(
         name="kept-predictions",
         doing="in an evaluation whose results add up on the GPU",
         is_training=False,
