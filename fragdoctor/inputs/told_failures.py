@@ -37,7 +37,7 @@ SHORTAGE: Final = re.compile(
     r"|\ballocation on device\b(?! \d? ?would)"  # ComfyUI
     r"|\b(?:an?|cuda|gpu|vram|get|gets|got|hit|hits) oom\b"
     rf"|(?:\bnot?|n't)(?: have| provide)? enough {_MEMORY}|\b(?:insufficient|no more) {_MEMORY}"
-    rf"|\b{_MEMORY} (?:(?:is|was) (?:full|exhausted)|(?:is |was )?over-?(?:load|flow)(?:s|ed)?\b)"
+    rf"|\b{_MEMORY} (?:(?:is|was) (?:full|exhausted)|over-?(?:load|flow)s?\b)"
     rf"|(?P<loose>{GROWS}|\b(?:cuda|gpu|vram) memory (?:error|problem)s?\b|\black of {_MEMORY}"
     rf"|\b(?:problems?|issues?|trouble|errors?) (?:with|of|about) {_MEMORY}"
     rf"|{_MEMORY} (?:is|was)(?:n't| not) (?:enough|sufficient)"

@@ -30,10 +30,6 @@ _BATCH: Final = re.compile(
     rf"[`'\"(]{{0,2}}(?P<size>[1-9]\d{{0,3}}|{'|'.join(_IN_WORDS)})\b(?![.,]\d|[-x*])",
     re.ASCII,
 )
-_ONE_FITS: Final = re.compile(
-    r"(?i)\bbatch.?sizes? (?:\w{1,10} ){0,3}(?:more|larger|bigger|greater|higher) than (?:1|one)\b"
-)
-"""How people say that only a batch of one fits."""
 _RAISED: Final = re.compile(
     r"(?i)\b(?:when|if|once|after|as soon as|whenever) (?:(?:I|we) )?"
     r"(?:increas|rais|enlarg|bump)\w{1,3}"
@@ -76,7 +72,6 @@ _TRIED: Final = re.compile(
     rf"(?i)\b{_LESS}(?:\W{{1,3}}{_WORD}){{0,4}}?\W{{1,3}}batch(?:[^\n]|\n(?!\n)){{0,90}}?"
     rf"{_FAILS_STILL}"
     r"|batch.?size[^\n。]{0,40}?(?:无论|不管|都|还是|仍|也)[^\n。]{0,12}?(?:[错报爆]|不[够足]|OOM)"
-    rf"|\bdespite (?:{_WORD} ){{0,3}}?(?:{_LESS}|fixing) (?:{_WORD} ){{0,3}}?batch"
     rf"|\b(?:still (?:{_WORD} ){{0,2}}(?:when|after|if|with)|even (?:when|after|if|with)"
     rf"|no matter)\b[^.!?\n]{{0,40}}?\b(?:{_LESS}|minimal|tiny)\W{{1,3}}"
     rf"(?:{_WORD}\W{{1,3}}){{0,3}}?batch"
@@ -102,7 +97,7 @@ _SAMPLES: Final = {
     # torch 2.13, torch/nn/modules/conv.py and pooling.py, torch/nn/functional.py
     r"|\bF\.(?:conv|conv_transpose|max_pool|avg_pool)[23]d\(|\bin (?:interpolate|upsample)\b",
     SEQUENCES: r"\btokens?\b|\bseq(?:uence)?[_ ]len|max_length|cutoff_len|\bLLMs?\b"
-    r"|seq2seq|bart\b|summari[sz]|llama|\bgpt|qwen|\bbert\b|tokenizer|new.tokens|generate_text|causallm|\bchat|translat",
+    r"|llama|\bgpt|qwen|\bbert\b|tokenizer|new.tokens|generate_text|causallm|\bchat|translat",
 }
 """What a smaller sample is, by words that name one."""
 _PARTS: Final = (
@@ -144,13 +139,9 @@ def told_settings(text: str) -> ToldSettings:
         and not _RUNS_WITH.search(head, max(0, m.start() - _NEAR), m.start())
     ]
     least = min((_number(m["size"]) for m in failing), default=None)
-    if _ONE_FITS.search(head):
-        least = 1
     raised = _RAISED.search(done)
     options = [m["option"] for m in named if "_" in m["option"] or "-" in m["option"]]
-    sizes = [(m[1], m[2]) for m in _SIZE.finditer(head)]  # the larger one is what failed
-    same = (s for s in sizes if s[0] == sizes[0][0])
-    size = max(same, key=lambda s: int(s[1].rstrip("spx")), default=None)
+    size = _SIZE.search(head)
     counted = _COUNTED.search(head)
     # If no sentence names a sample, names of files, functions and scripts may.
     for told in (head, head.replace("_", " ")):
@@ -174,7 +165,7 @@ def told_settings(text: str) -> ToldSettings:
         ),
         in_use=tuple(sorted(measures_in(done))),
         options=options_shown(done),
-        smaller_samples=(f"a lower {size[0]} than {size[1]}",)
+        smaller_samples=(f"a lower {size[1]} than {size[2]}",)
         if size is not None
         else (f"fewer {(counted['noun'] or counted['named']).lower()}",)
         if counted is not None

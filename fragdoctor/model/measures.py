@@ -44,9 +44,7 @@ MEASURES: Final = {
         r"\bin 8 bits\b",
     ),
     BITS_4: Measure(
-        # bitsandbytes 0.39 to 0.48, nn/modules.py
-        r"\bParams4bit|\bLinear4bit|\bw = self\.data\.contiguous\("
-        r"|\b(?:int|fp|nf)4\b|load_in_4bit|(?<![\d.])4[ -]?bits?\b|\bgptq|\bawq\b|\bq[2-8]_[0k]"
+        r"\b(?:int|fp|nf)4\b|load_in_4bit|(?<![\d.])4[ -]?bits?\b|\bgptq|\bawq\b|\bq[2-8]_[0k]"
         r"|\bgguf\b|\bqlora\b",
         r"(?i)load[-_]in[-_]4[-_]?bit|quantize\b|quantized (?:model|checkpoint|weights)"
         r"|\b(?:AWQ|GPTQ|FP8) checkpoint|in (?:8 or )?4 bits",
@@ -82,18 +80,10 @@ MEASURES: Final = {
 }
 
 
-_WITHOUT: Final = re.compile(
-    r"(?i)\b(?:without|instead of|rather than|missing) (?:(?:using|an?|any|the|calling) ){0,2}"
-    r"\W{0,3}[\w.-]{1,40}(?:\(\))?(?: checkpointing)?"
-)
-"""What a text says is not there."""
-
-
 def measures_in(text: str) -> frozenset[str]:
     """Return the measures that a text shows; fewer bits are also fewer than 16."""
-    said = _WITHOUT.sub("", text)
     flags = re.IGNORECASE | re.ASCII
-    shown = {name for name, m in MEASURES.items() if re.search(m.shown, said, flags)}
+    shown = {name for name, m in MEASURES.items() if re.search(m.shown, text, flags)}
     return frozenset(shown if shown.isdisjoint({BITS_8, BITS_4}) else {*shown, HALF})
 
 

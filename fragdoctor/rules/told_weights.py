@@ -14,7 +14,7 @@ from msgspec import Struct
 from fragdoctor.model.case import OomMessage, ToldSettings
 from fragdoctor.model.gpus import known_gpu
 from fragdoctor.model.measures import ADAPTER, OFFLOADING, SHARDED_WEIGHTS, SHARDING, STATE_8BIT
-from fragdoctor.rules.traceback_signs import is_told_of_evaluation, sign_of
+from fragdoctor.rules.traceback_signs import sign_of
 from fragdoctor.units import GIB, format_size
 
 _BILLIONS: Final = re.compile(r"(?<![A-Za-z0-9.])(\d{1,3}(?:\.\d{1,2})?)[bB](?![A-Za-z0-9])")
@@ -107,7 +107,7 @@ class ToldWeights(Struct, frozen=True):
 
 def _has_trained(message: OomMessage) -> bool:
     """Return whether steps went well before the failure, so that the state does fit."""
-    if _PASSED.search(message.said) or is_told_of_evaluation(message):
+    if _PASSED.search(message.said):
         return True
     sign = sign_of(message)
     return sign is not None and (sign.is_surrounding or sign.can_leave_gpu or not sign.is_training)

@@ -176,11 +176,6 @@ def is_at_first_call(message: OomMessage) -> bool:
     return bool(message.frames) and any(p.matches(message.frames[-1]) for p in _FIRST_CALLS)
 
 
-def is_told_of_evaluation(message: OomMessage) -> bool:
-    """Return whether people said that an evaluation failed, and not the training."""
-    return _search(rf"(?i){_EVALUATES}", message.said)
-
-
 def is_seen_to_fail_late(message: OomMessage) -> bool:
     """Return whether people said that steps went well before the one that failed."""
     sign = sign_of(message)
@@ -197,14 +192,13 @@ _FIRST_CALLS: Final = (
 )
 _BACKWARD: Final = Place(code=r"\.backward\(")
 _TRAINS: Final = Place(named=r"(?i)train|^(?:fit|closure)$")
-_PASTES: Final = Place(
-    functions="_do_paste_mask paste_masks_in_image get_seg_masks prep_display prep_metrics"
-)
-
-
 _LOADS_ADAPTER: Final = Place(
     functions="load_adapter load_peft_weights merge_and_unload merge_adapter "
-    "_unload_and_optionally_merge merge_lora"
+    "_unload_and_optionally_merge merge_lora _merge_lora"
+)
+_UNPACKS_RESULTS: Final = Place(functions="all_gather gather", code=r"\bloads?\(")
+_PASTES: Final = Place(
+    functions="_do_paste_mask paste_masks_in_image get_seg_masks prep_display prep_metrics"
 )
 
 
@@ -260,15 +254,12 @@ def _in_clause(words: str) -> str:
     return rf"(?:{_FAILS}{_CLAUSE}{words}|{words}{_CLAUSE}{_FAILS})"
 
 
-_SAVES: Final = (
-    r"\b(?:sav(?:e|es|ing)|creat(?:es?|ing)|writ(?:e|es|ing)) (?:\w{1,12} ){0,3}?"
-    r"(?:checkpoints?|models?|weights|every)\b(?!\.)"
-)
+_MERGES: Final = r"(?:\bmerg(?:e|ing) (?:[a-z]{1,12} ){0,3}(?:q?lora|adapters?)|\b(?:lora|adapter) merg(?:e|ing))"
 _TESTS: Final = (
     r"(?:(?<![\w./-])|(?<=trainer\.))(?<!cross[ -])(?:eval(?:uat(?:e|es|ed|ing|ions?))?"
     r"|val(?:idat(?:e|es|ing|ions?))?"
-    r"|(?:to|in|at|after|during|while|when|the|running|run) test(?:ing)?"
-    r"|tests? (?:step|phase|stage|time|loop|epoch)|testing (?:after|images?|data|set|samples)"
+    r"|(?:to|in|at|after|during|while|when|the|running) test(?:ing)?"
+    r"|tests? (?:step|phase|stage|time|loop|epoch)"
     r"|(?:in|at|during|while|when|the|saving) predict(?:ing|ions?))"
     r"(?:\(\))?(?![\w/(=-]|\.\w| (?:(?:is|was|works?|runs|went|goes) (?:\w+ )?"
     r"(?:ok|okay|fine|well|normal)|different|various|with\b))"
@@ -341,7 +332,6 @@ _LATE_IN: Final = (
 )
 _COLLECTS: Final = (
     r"\breplay (?:buffer|memory)\b|\bexperien[ct]\w{1,5}\b.{0,60}\b(?:gpu|memory|buffer)\b"
-    r"|\b(?:memory|buffer|replay\w*)\.(?:append|add|push|store)\("
     r"|\benv\.step\(|\bepisodes?\b.{0,300}\brewards?\b|\brewards?\b.{0,300}\bepisodes?\b"
 )
 """What is said of a program that learns from what its own agents do."""
@@ -452,23 +442,10 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         why="Layers that convert their weights for a checkpoint make a copy on the GPU, beside all "
         "that training holds.",
         # torch 1.0 to 2.13, torch/nn/modules/module.py; bitsandbytes 0.37 to 0.48, nn/modules.py
-        places=(Place(functions="_save_to_state_dict state_dict"),),
-        in_words=rf"(?i){_in_clause(_SAVES)}",
-    ),
-    TracebackSign(
-        name="gathered-weights",
-        doing="while the weights of the whole model were gathered on each GPU",
-        is_of_model=True,
-        title="Gather less of the model at a time",
-        change="generate with the shards as they are (ds3_gather_for_generation=False in TRL), or "
-        "gather and hand over one layer at a time; shard over more GPUs, or use a smaller model",
-        why="Training holds a share of the weights on each GPU, and this holds all of them beside "
-        "it, whatever the batch.",
-        # deepspeed 0.9 to 0.19.6, runtime/zero/partition_parameters.py; trl 0.9 to 0.21,
-        # models/utils.py; torch 1.12 to 2.13, torch/distributed/fsdp
         places=(
+            Place(functions="_save_to_state_dict state_dict"),
             Place(
-                code=r"\b(?:GatheredParameters|summon_full_params|unwrap_model_for_generation)\("
+                file=r"/transformers/trainer\.py$", functions="_save save_model _save_checkpoint"
             ),
         ),
     ),
@@ -488,8 +465,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "16 or 32 bits.",
         # peft 0.3 to 0.18, peft_model.py and tuners/lora/model.py
         places=(_LOADS_ADAPTER,),
-        in_words=rf"(?i){_in_clause(r'merg(?:e|ing) (?:[a-z]{1,12} ){0,3}(?:q?lora|adapters?)')}"
-        r"|合并[^\n]{0,20}(?:显存|OOM|memory)",
+        in_words=rf"(?i){_in_clause(_MERGES)}|合并[^\n]{{0,20}}(?:显存|OOM|memory)",
     ),
     TracebackSign(
         name="loaded-checkpoint",
@@ -500,7 +476,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         change="state = torch.load(path, map_location='cpu'), with mmap=True since 2.1; "
         "model.load_state_dict(state), which copies it into the model that is already on the GPU; "
         "del state",
-        in_words=r"(?i)\b(?:resum|restor|(?:re)?load)(?:e|ed|es|ing|s)? (?:(?:training|the|an?|from"
+        in_words=r"(?i)\b(?:resum|restor|load)(?:e|ed|es|ing|s)? (?:(?:training|the|an?|from"
         r"|my|saved|last|previous|existing|old|latest|model|fsdp) ){0,4}checkpoint(?! shards)"
         r"|\bresum(?:e|ed|ing)\b(?![_=])",
         why="Without map_location each tensor goes to the device it was saved from: beside the "
@@ -508,8 +484,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         # torch 1.0 to 2.15, torch/serialization.py, nn/modules/module.py and optim/optimizer.py
         unless=(
             Place(code=r"map_location\s?=\s?(?:torch\.device\()?['\"]cpu"),
-            Place(code=r"\bpickle\.loads\("),  # bytes of another process
             _LOADS_ADAPTER,
+            _UNPACKS_RESULTS,
         ),
         places=(
             Place(
@@ -576,7 +552,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             Place(
                 named=r"^_?(?:fast_)?load_(?:\w{1,40}_)?(?:model|pipeline|transformer|weight)s?$"
             ),
-            Place(named=r"^_?(?:setup|set_up|build|create|init|make|prepare)_(?:the_)?models?$"),
             Place(code=r"\b(?:load_model|from_pretrained)\("),
             Place(
                 file=r"/(?:vllm|sglang)/",
@@ -709,7 +684,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "batch's logits on the GPU until the evaluation ends, and joins them with a copy.",
         in_words=rf"(?is)\A(?=.*{_EVALUATES})"
         rf"(?=.*(?:{_GROWS}|\bafter (?:\w+ )?\d+ (?:images|samples|batches)\b"
-        r"|\bremain\w* (?:in|on) (?:the )?gpu|\b(?:add|append|stor|sav)ed (?:in)?to (?:a )?list\b"
         r"|\b(?:aggregat|concatenat|accumulat|gather|collect)\w{0,4} (?:\w+ ){0,3}?"
         r"(?:predictions|logits|outputs|results)\b))",
         # transformers 3.1 to 4.57, trainer.py and trainer_pt_utils.py
@@ -744,7 +718,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 functions="all_gather_object gather_object broadcast_object_list "
                 "scatter_object_list _object_to_tensor _tensor_to_object"
             ),
-            Place(code=r"\bpickle\.loads\(buffer|\ball_gather_object\("),
+            Place(code=r"\ball_gather_object\("),
+            _UNPACKS_RESULTS,
         ),
         unless=(Place(named=r"state_dict"),),
         in_words=r"\ball_gather_object\b",

@@ -12,11 +12,9 @@ from fragdoctor.analysis.failed_attempts import LeftMemory, left_of_attempts
 from fragdoctor.diagnosis.bench import Attempt
 from fragdoctor.diagnosis.remedies.framework_words import ROOM_FOR_STEPS, words_in
 from fragdoctor.diagnosis.remedies.less_at_once import (
-    GRADIENTS_OFF,
     fewer_bytes,
     less_of_batch,
     less_to_run,
-    without_graph,
 )
 from fragdoctor.diagnosis.remedies.remedy import (
     CURES,
@@ -80,12 +78,9 @@ def _said(case: JudgedCase, sign: TracebackSign, message: OomMessage) -> tuple[s
     if sign.name == GROWTH:
         return _of_growth(case, sign, message)
     cache = smaller_cache(case) if sign.name == SERVER_STEP else ""
+    if sign.name == VAE and TILED in case.told.in_use:
+        return "Use smaller tiles, or fewer pixels at once", change
     title = sign.title_in_framework if own and sign.title_in_framework else sign.title
-    if sign.name == VAE:
-        if TILED in case.told.in_use:
-            title = "Use smaller tiles, or fewer pixels at once"
-        if graph := without_graph(case):
-            title, change = GRADIENTS_OFF, f"{graph}; {change}"
     return title, "; ".join(filter(None, (cache, change)))
 
 

@@ -7,7 +7,6 @@ its batch, what is in use or was tried already, and whose options it has.
 from __future__ import annotations
 
 import re
-from itertools import pairwise
 from typing import Final
 
 from fragdoctor.diagnosis.remedies.counted import less_of_counted
@@ -18,7 +17,7 @@ from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.frameworks import Change
 from fragdoctor.model.measures import ADAPTER, BITS_4, BITS_8, HALF, OFFLOADING, STATE_8BIT
 from fragdoctor.rules.told_weights import told_weights
-from fragdoctor.trace.stacks import PACKAGE, TORCH, USER, classify_file
+from fragdoctor.trace.stacks import PACKAGE, classify_file
 
 OF_IMAGES: Final = (
     "a lower batch size, or smaller crops and images: half the side takes a quarter of the memory, "
@@ -103,13 +102,12 @@ def without_graph(case: JudgedCase) -> str:
     The decorator of torch.no_grad() leaves a frame of its own, and a ``with`` block none.
     """
     message, r = case.message, case.failed_request
-    if message is None or case.trains or not _is_of_own_code(case):
+    if message is None or case.trains or case.frameworks or not _is_of_own_code(case):
         return ""
     if r is not None and r.is_alone_too_large:
         return ""
-    owners = [classify_file(frame.file) for frame in message.frames]
-    if (USER, TORCH) not in pairwise(owners) and (case.frameworks or PACKAGE in owners):
-        return ""  # no line of the user's calls a module: a library runs its models as it should
+    if any(classify_file(frame.file) == PACKAGE for frame in message.frames):
+        return ""  # a library that runs its models as it should
     calls = (f"{frame.function} {frame.code}" for frame in message.frames)
     if any("decorate_context" in call or _OFF.search(call) for call in (message.said, *calls)):
         return ""
