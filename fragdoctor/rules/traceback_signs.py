@@ -162,8 +162,7 @@ _LOADS_LAST: Final = (
 
 def is_seen_to_grow(message: OomMessage) -> bool:
     """Return whether people said that memory grew from step to step."""
-    sign = sign_of(message)
-    return _search(rf"(?i){_GROWS}", message.said) or (sign is not None and sign.name == COLLECTED)
+    return _search(rf"(?i){_GROWS}", message.said)
 
 
 def is_in_backward_pass(message: OomMessage) -> bool:
@@ -254,7 +253,9 @@ def _in_clause(words: str) -> str:
     return rf"(?:{_FAILS}{_CLAUSE}{words}|{words}{_CLAUSE}{_FAILS})"
 
 
-_MERGES: Final = r"(?:\bmerg(?:e|ing) (?:[a-z]{1,12} ){0,3}(?:q?lora|adapters?)|\b(?:lora|adapter) merg(?:e|ing))"
+_MERGES: Final = (
+    r"\b(?:merg(?:e|ing) (?:[a-z]{1,12} ){0,3}(?:q?lora|adapters?)|(?:lora|adapter) merg(?:e|ing))"
+)
 _TESTS: Final = (
     r"(?:(?<![\w./-])|(?<=trainer\.))(?<!cross[ -])(?:eval(?:uat(?:e|es|ed|ing|ions?))?"
     r"|val(?:idat(?:e|es|ing|ions?))?"
@@ -330,12 +331,6 @@ _LATE_IN: Final = (
     r"|\bafter 1/\d|\bhalfway\b"
     r"|\b(?:after|for) (?:a while|some time|a (?:long )?time)\b)"
 )
-_COLLECTS: Final = (
-    r"\breplay (?:buffer|memory)\b|\bexperien[ct]\w{1,5}\b.{0,60}\b(?:gpu|memory|buffer)\b"
-    r"|\benv\.step\(|\bepisodes?\b.{0,300}\brewards?\b|\brewards?\b.{0,300}\bepisodes?\b"
-)
-"""What is said of a program that learns from what its own agents do."""
-
 _AT_START: Final = (
     r"\b(?:at|from|right at) the (?:very )?(?:start|beginning)\b|\bcan(?:'t|not) start\b"
 )
@@ -380,7 +375,6 @@ SERVER_STEP: Final = "server-step"
 ATTENTION_SCORES: Final = "attention-scores"
 INFERENCE: Final = "inference"
 GROWTH: Final = "growth"
-COLLECTED: Final = "collected-experience"
 LATE: Final = "later-step"
 RAN_BEFORE: Final = "ran-before"
 LARGE_SHARE: Final = 0.25
@@ -1004,20 +998,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 r"|evaluation)(?:_|$)"
             ),
         ),
-    ),
-    TracebackSign(
-        name=COLLECTED,
-        doing="in a run that collects experience",
-        is_of_batch=True,
-        is_surrounding=True,
-        title="Keep the collected experience on the CPU",
-        change="store states, actions and rewards on the CPU (.cpu(), or NumPy arrays) and move "
-        "only a sampled batch to the GPU; keep losses and values as numbers (.item()), and act "
-        "under torch.no_grad(); use a smaller buffer",
-        why="All batches of such a run have one size, so what fills the GPU late is what it keeps: "
-        "the replay memory, and values with their graph.",
-        # PyTorch's tutorials 2.13, intermediate_source/mario_rl_tutorial.py
-        in_words=rf"(?is)\A(?=.*(?:{_COLLECTS}))(?=.*(?:{_GROWS}|{_LATE_IN}))",
     ),
     TracebackSign(
         name=GROWTH,
