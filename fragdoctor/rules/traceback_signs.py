@@ -708,15 +708,11 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         # torch 1.7 to 2.13, torch/distributed/distributed_c10d.py; DETR and maskrcnn-benchmark
         # have an all_gather() of their own
         places=(
-            Place(
-                functions="all_gather_object gather_object broadcast_object_list "
-                "scatter_object_list _object_to_tensor _tensor_to_object"
-            ),
+            Place(functions="all_gather_object gather_object _tensor_to_object"),
             Place(code=r"\ball_gather_object\("),
             _UNPACKS_RESULTS,
         ),
         unless=(Place(named=r"state_dict"),),
-        in_words=r"\ball_gather_object\b",
     ),
     # ---- boxes and masks of detectors ----
     TracebackSign(
@@ -725,7 +721,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         can_leave_gpu=True,
         title="Match boxes on the CPU where an image has many",
         change="set gpu_assign_thr=100 in MMDetection's MaxIoUAssigner (train_cfg: "
-        "rpn.assigner.gpu_assign_thr); with another one drop or split images with hundreds of "
+        "rpn.assigner.gpu_assign_thr); in other detectors drop or split images with hundreds of "
         "boxes, or use smaller crops",
         why="The matrix of overlaps has a row for each true box and a column for each "
         "anchor: one crowded image makes it huge, whatever the batch size.",
@@ -785,8 +781,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         title="Keep less optimizer state on the GPU",
         change="use an 8-bit optimizer (bitsandbytes.optim.AdamW8bit, or optim='adamw_8bit' of "
         "Trainer) or Adafactor; shard it over more GPUs (ZeRO, FSDP) or offload it to the CPU; "
-        "train a LoRA in place of all weights; in PyTorch's own set fused=True, which needs no "
-        "temporaries",
+        "train a LoRA in place of all weights; in PyTorch's own optimizers set fused=True, which "
+        "needs no temporaries",
         why="Adam keeps two numbers for each weight from the first step on, mixed precision a copy "
         "in 32 bits. The batch's activations are freed by then: a smaller batch changes nothing.",
         # torch 2.13, torch/optim; deepspeed 0.9 to 0.19.6, runtime/zero and engine.py; colossalai
