@@ -26,7 +26,7 @@ _IN_WORDS: Final = {"one": 1, "two": 2, "four": 4, "eight": 8, "sixteen": 16}
 _IS: Final = r"(?:of|is|was|to|down to|at|as|like|set to|already|just|only|per device)"
 _BATCH: Final = re.compile(
     rf"(?i)(?<![\w.{{-])(?P<option>(?:--)?(?:{_NAME}))[*`'\"]{{0,3}}"
-    rf"(?:\s{{0,3}}[:=]\s{{0,3}}|,?\s{{1,3}}(?:{_IS}\s{{1,3}}){{0,2}})"
+    rf"(?:\s{{0,3}}[:=]{{1,2}}\s{{0,3}}|,?\s{{1,3}}(?:{_IS}\s{{1,3}}){{0,2}})"
     rf"[`'\"(]{{0,2}}(?P<size>[1-9]\d{{0,3}}|{'|'.join(_IN_WORDS)})\b(?![.,]\d|[-x*])",
     re.ASCII,
 )

@@ -197,7 +197,8 @@ TRL
   batch: lower per_device_train_batch_size (and raise gradient_accumulation_steps), or lower
     max_length; in GRPO lower max_completion_length or num_generations
   share: vllm_gpu_memory_utilization
-  loss: SFTConfig(loss_type="chunked_nll")
+  loss: SFTConfig(loss_type="chunked_nll"), or use_liger_kernel=True in DPOConfig, GRPOConfig and
+    KTOConfig
   copies: a LoRA peft_config, whose base model is the reference, or precompute_ref_log_probs=True in
     DPOConfig
 Trainer
@@ -341,7 +342,8 @@ Diffusers
   attention: call pipe.enable_xformers_memory_efficient_attention(), or use PyTorch 2, where fused
     attention is the default; lower the resolution
   vae-decode: call pipe.vae.enable_tiling() and enable_slicing(), under torch.no_grad() in code of
-    your own; call enable_model_cpu_offload(), so that the denoiser has left the GPU by then
+    your own; lower vae.tile_sample_min_size where it is tiled; call enable_model_cpu_offload(),
+    so that the denoiser has left the GPU by then
 Diffusers
   source: diffusers 0.39, pipelines/pipeline_utils.py
   files: /diffusers/pipelines/

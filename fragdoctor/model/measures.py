@@ -49,7 +49,10 @@ MEASURES: Final = {
         r"(?i)load[-_]in[-_]4[-_]?bit|quantize\b|quantized (?:model|checkpoint|weights)"
         r"|\b(?:AWQ|GPTQ|FP8) checkpoint|in (?:8 or )?4 bits",
     ),
-    ADAPTER: Measure(rf"\bq?lora\b|\bpeft\b|adapters?\b|\bfreez|\bfrozen|{_QUANTIZED_LAYERS}"),
+    ADAPTER: Measure(
+        rf"\bq?lora\b|\bpeft\b|adapters?\b|\bfreez|\bfrozen|{_QUANTIZED_LAYERS}",
+        r"^(?:train )?a LoRA\b",
+    ),
     SHARDED_WEIGHTS: Measure(r"zero[-_ ]?3|stage\W{0,4}3|\bfsdp|megatron", "^ZeRO stage 3$"),
     SHARDING: Measure(r"\bzero\d?\b|zero[-_ ]?(?:stage|[123])|deepspeed|\bfsdp|megatron"),
     OFFLOADING: Measure(r"low_?vram|offload(?!\w*[\"']?\s?[:=]\s?[\"']?(?:false|none))"),

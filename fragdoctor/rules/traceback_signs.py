@@ -162,8 +162,7 @@ _LOADS_LAST: Final = (
 
 def is_seen_to_grow(message: OomMessage) -> bool:
     """Return whether people said that memory grew from step to step."""
-    sign = sign_of(message)
-    return _search(rf"(?i){_GROWS}", message.said) or (sign is not None and sign.name == COLLECTED)
+    return _search(rf"(?i){_GROWS}", message.said)
 
 
 def is_in_backward_pass(message: OomMessage) -> bool:
@@ -199,6 +198,11 @@ _FIRST_CALLS: Final = (
 )
 _BACKWARD: Final = Place(code=r"\.backward\(")
 _TRAINS: Final = Place(named=r"(?i)train|^(?:fit|closure)$")
+_LOADS_ADAPTER: Final = Place(
+    functions="load_adapter load_peft_weights merge_and_unload merge_adapter "
+    "_unload_and_optionally_merge merge_lora _merge_lora"
+)
+_UNPACKS_RESULTS: Final = Place(functions="all_gather gather", code=r"\bloads?\(")
 _PASTES: Final = Place(
     functions="_do_paste_mask paste_masks_in_image get_seg_masks prep_display prep_metrics"
 )
@@ -257,6 +261,9 @@ def _in_clause(words: str) -> str:
     return rf"(?:{_FAILS}{_CLAUSE}{words}|{words}{_CLAUSE}{_FAILS})"
 
 
+_MERGES: Final = (
+    r"\b(?:merg(?:e|ing) (?:[a-z]{1,12} ){0,3}(?:q?lora|adapters?)|(?:lora|adapter) merg(?:e|ing))"
+)
 _TESTS: Final = (
     r"(?:(?<![\w./-])|(?<=trainer\.))(?<!cross[ -])(?:eval(?:uat(?:e|es|ed|ing|ions?))?"
     r"|val(?:idat(?:e|es|ing|ions?))?"
@@ -332,12 +339,6 @@ _LATE_IN: Final = (
     r"|\bafter 1/\d|\bhalfway\b"
     r"|\b(?:after|for) (?:a while|some time|a (?:long )?time)\b)"
 )
-_COLLECTS: Final = (
-    r"\breplay (?:buffer|memory)\b|\bexperien[ct]\w{1,5}\b.{0,60}\b(?:gpu|memory|buffer)\b"
-    r"|\benv\.step\(|\bepisodes?\b.{0,300}\brewards?\b|\brewards?\b.{0,300}\bepisodes?\b"
-)
-"""What is said of a program that learns from what its own agents do."""
-
 _AT_START: Final = (
     r"\b(?:at|from|right at) the (?:very )?(?:start|beginning)\b|\bcan(?:'t|not) start\b"
 )
@@ -383,7 +384,6 @@ SERVER_STEP: Final = "server-step"
 ATTENTION_SCORES: Final = "attention-scores"
 INFERENCE: Final = "inference"
 GROWTH: Final = "growth"
-COLLECTED: Final = "collected-experience"
 LATE: Final = "later-step"
 RAN_BEFORE: Final = "ran-before"
 LARGE_SHARE: Final = 0.25
@@ -426,13 +426,50 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 file=r"/deepspeed/",
                 functions="_zero3_consolidated_16bit_state_dict save_16bit_model save_fp16_model",
             ),
+            # fairscale 0.4, optim/oss.py; torch 1.8 to 2.13, distributed/optim
+            Place(functions="consolidate_state_dict"),
         ),
         in_words=r"(?is)\A(?=.*\bfsdp\b)(?=.*(?:\bsav(?:e|es|ing)\b.{0,40}"
         r"\b(?:checkpoint|model|state)|\b(?:checkpoint|model|state)\b.{0,20}\bsav(?:e|es|ing)\b))",
         intro=r"/fsdp/(?:_state_dict_utils|fully_sharded_data_parallel)\.py"
         r"|Failed to clone\(\) tensor with name",
     ),
+    TracebackSign(
+        name="saved-state",
+        doing="while a checkpoint was saved",
+        is_of_model=True,
+        title="Save less, or leave room for saving",
+        change="save only the adapter if one is trained (PEFT's model.save_pretrained()); free the "
+        "gradients first (optimizer.zero_grad(), torch.cuda.empty_cache()); a newer bitsandbytes, "
+        "which saves its 8-bit weights as they are",
+        why="Layers that convert their weights for a checkpoint make a copy on the GPU, beside all "
+        "that training holds.",
+        # torch 1.0 to 2.13, torch/nn/modules/module.py; bitsandbytes 0.37 to 0.48, nn/modules.py
+        places=(
+            Place(functions="_save_to_state_dict state_dict"),
+            Place(
+                file=r"/transformers/trainer\.py$", functions="_save save_model _save_checkpoint"
+            ),
+        ),
+    ),
     # ---- loading ----
+    TracebackSign(
+        name="merged-adapter",
+        doing="while an adapter was loaded into a model or merged with it",
+        is_of_model=True,
+        is_training=False,
+        can_leave_gpu=True,
+        title="Load the adapter on the CPU, and merge it there",
+        change="load the model with device_map='cpu' and the adapter with "
+        "PeftModel.from_pretrained(..., torch_device='cpu'); merge_and_unload() and "
+        "save_pretrained() need no GPU; a notebook that trained it still holds that model until "
+        "its kernel restarts",
+        why="An adapter's file is read onto the GPU beside the weights, and merging needs them in "
+        "16 or 32 bits.",
+        # peft 0.3 to 0.18, peft_model.py and tuners/lora/model.py
+        places=(_LOADS_ADAPTER,),
+        in_words=rf"(?i){_in_clause(_MERGES)}|合并[^\n]{{0,20}}(?:显存|OOM|memory)",
+    ),
     TracebackSign(
         name="loaded-checkpoint",
         doing="while a checkpoint was loaded onto the GPU",
@@ -442,13 +479,17 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         change="state = torch.load(path, map_location='cpu'), with mmap=True since 2.1; "
         "model.load_state_dict(state), which copies it into the model that is already on the GPU; "
         "del state",
-        in_words=r"(?i)\b(?:resum|restor|load)(?:e|ed|es|ing|s)? (?:(?:training|the|an?|from|my"
-        r"|saved|last|previous|existing|old|latest|model|fsdp) ){0,4}checkpoint(?! shards)"
+        in_words=r"(?i)\b(?:resum|restor|load)(?:e|ed|es|ing|s)? (?:(?:training|the|an?|from"
+        r"|my|saved|last|previous|existing|old|latest|model|fsdp) ){0,4}checkpoint(?! shards)"
         r"|\bresum(?:e|ed|ing)\b(?![_=])",
         why="Without map_location each tensor goes to the device it was saved from: beside the "
         "weights that it is copied into, and for every rank to the same GPU.",
         # torch 1.0 to 2.15, torch/serialization.py, nn/modules/module.py and optim/optimizer.py
-        unless=(Place(code=r"map_location\s?=\s?(?:torch\.device\()?['\"]cpu"),),
+        unless=(
+            Place(code=r"map_location\s?=\s?(?:torch\.device\()?['\"]cpu"),
+            _LOADS_ADAPTER,
+            _UNPACKS_RESULTS,
+        ),
         places=(
             Place(
                 file=r"/torch/(?:serialization|storage)\.py$",
@@ -483,6 +524,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         name=LOADING_WEIGHTS,
         doing="while the weights of a model were put on the GPU",
         is_of_model=True,
+        unless=(_LOADS_ADAPTER,),
         title="Load the weights in less memory",
         change="convert the weights with model.to(torch.bfloat16) or load them in 4 bits before "
         "they go to the GPU; use a smaller model; or keep some layers on another GPU or on the CPU",
@@ -619,6 +661,20 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     ),
     # ---- evaluation ----
     TracebackSign(
+        name="metric-state",
+        doing="while a metric kept what it was given",
+        can_leave_gpu=True,
+        title="Keep the metric's state small, or on the CPU",
+        change="call metric.reset() after each epoch; give curves and areas under them "
+        "thresholds=200, with which their state has a fixed size; set compute_on_cpu=True, or move "
+        "the metric and its inputs to the CPU; for one batch use torchmetrics.functional",
+        why="A metric that needs all predictions at once keeps them and their targets until it is "
+        "reset.",
+        # torchmetrics 0.8 to 1.8, metric.py
+        places=(Place(file=r"/torchmetrics/"),),
+        in_words=rf"(?is)\A(?=.*torch ?metrics?\b)(?=.*{_GROWS})",
+    ),
+    TracebackSign(
         name="kept-predictions",
         doing="in an evaluation whose results add up on the GPU",
         is_training=False,
@@ -647,6 +703,26 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             ),
         ),
     ),
+    TracebackSign(
+        name="gathered-results",
+        doing="while each process got the results of all others on its GPU",
+        is_training=False,
+        can_leave_gpu=True,
+        title="Gather the results on the CPU",
+        change="call .cpu() on what is gathered, and gather it through a gloo group "
+        "(torch.distributed.new_group(backend='gloo')), or with gather_object() on one process; "
+        "keep fewer and smaller results",
+        why="NCCL sends an object as bytes through the GPU's memory, and each process gets those "
+        "of all others at the length of the longest; tensors in it come back to the GPU.",
+        # torch 1.7 to 2.13, torch/distributed/distributed_c10d.py; DETR and maskrcnn-benchmark
+        # have an all_gather() of their own
+        places=(
+            Place(functions="all_gather_object gather_object _tensor_to_object"),
+            Place(code=r"\ball_gather_object\("),
+            _UNPACKS_RESULTS,
+        ),
+        unless=(Place(named=r"state_dict"),),
+    ),
     # ---- boxes and masks of detectors ----
     TracebackSign(
         name="box-assignment",
@@ -654,7 +730,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         can_leave_gpu=True,
         title="Match boxes on the CPU where an image has many",
         change="set gpu_assign_thr=100 in MMDetection's MaxIoUAssigner (train_cfg: "
-        "rpn.assigner.gpu_assign_thr); with another one drop or split images with hundreds of "
+        "rpn.assigner.gpu_assign_thr); in other detectors drop or split images with hundreds of "
         "boxes, or use smaller crops",
         why="The matrix of overlaps has a row for each true box and a column for each "
         "anchor: one crowded image makes it huge, whatever the batch size.",
@@ -714,8 +790,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         title="Keep less optimizer state on the GPU",
         change="use an 8-bit optimizer (bitsandbytes.optim.AdamW8bit, or optim='adamw_8bit' of "
         "Trainer) or Adafactor; shard it over more GPUs (ZeRO, FSDP) or offload it to the CPU; "
-        "train fewer weights with LoRA; in PyTorch's own set fused=True, which needs no "
-        "temporaries",
+        "train a LoRA in place of all weights; in PyTorch's own optimizers set fused=True, which "
+        "needs no temporaries",
         why="Adam keeps two numbers for each weight from the first step on, mixed precision a copy "
         "in 32 bits. The batch's activations are freed by then: a smaller batch changes nothing.",
         # torch 2.13, torch/optim; deepspeed 0.9 to 0.19.6, runtime/zero and engine.py; colossalai
@@ -927,20 +1003,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 r"|evaluation)(?:_|$)"
             ),
         ),
-    ),
-    TracebackSign(
-        name=COLLECTED,
-        doing="in a run that collects experience",
-        is_of_batch=True,
-        is_surrounding=True,
-        title="Keep the collected experience on the CPU",
-        change="store states, actions and rewards on the CPU (.cpu(), or NumPy arrays) and move "
-        "only a sampled batch to the GPU; keep losses and values as numbers (.item()), and act "
-        "under torch.no_grad(); use a smaller buffer",
-        why="All batches of such a run have one size, so what fills the GPU late is what it keeps: "
-        "the replay memory, and values with their graph.",
-        # PyTorch's tutorials 2.13, intermediate_source/mario_rl_tutorial.py
-        in_words=rf"(?is)\A(?=.*(?:{_COLLECTS}))(?=.*(?:{_GROWS}|{_LATE_IN}))",
     ),
     TracebackSign(
         name=GROWTH,

@@ -2241,3 +2241,19 @@ def test_layers_in_a_traceback_show_that_weights_are_quantized_already():
     )
 
     assert "LoRA" not in first.change
+
+
+def test_crops_are_made_smaller_before_layers_are_checkpointed():
+    _, first = first_of(f"Segmentation of images fails with batch_size==1 in training\n{FULL}\n")
+
+    assert first.title == "Use smaller crops or images: the batch is already one"
+    assert "gradient_checkpointing" in first.change
+
+
+def test_adapter_is_not_advised_to_who_trains_one():
+    def changes(said: str) -> str:
+        text = f"{said}\n{traceback(('/env/torch/optim/adamw.py', 'state = zeros_like(p)'))}{FULL}"
+        return first_of(f"{text}\n")[1].change
+
+    assert "a LoRA in place of all weights" in changes("Training of a diffusion model")
+    assert "LoRA" not in changes("Training with --network_module networks.lora")

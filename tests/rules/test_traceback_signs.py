@@ -70,6 +70,35 @@ SHAPES = {
     "gathered-save by DeepSpeed": failing(
         frame(f"{LIB}/deepspeed/runtime/engine.py", "save_16bit_model", "sd = self.gather()")
     ),
+    "gathered-save of a sharded optimizer": failing(
+        frame(f"{LIB}/fairscale/optim/oss.py", "consolidate_state_dict", "send(objects, group)"),
+        frame(f"{TORCH}/distributed/distributed_c10d.py", "_tensor_to_object", "b = t.cpu()"),
+    ),
+    "saved-state": failing(
+        frame(f"{LIB}/bitsandbytes/nn/modules.py", "_save_to_state_dict", "w = undo_layout(w, i)")
+    ),
+    "saved-state of a trainer": failing(
+        frame(f"{LIB}/transformers/trainer.py", "_maybe_log_save_evaluate", "self._save_it(model)"),
+        frame(f"{LIB}/transformers/trainer.py", "_save", "state = self.net.state_dict()"),
+    ),
+    "merged-adapter": failing(
+        frame("/job/export.py", "export", "net = PeftModel.from_pretrained(net, path)"),
+        frame(f"{LIB}/peft/peft_model.py", "load_adapter", "weights = load_weights(path)"),
+        frame(f"{TORCH}/serialization.py", "_cuda_deserialize", "return storage(n)"),
+    ),
+    "merged-adapter in words": f"It runs out of memory when merging the LoRA.\n{FULL}\n",
+    "metric-state": failing(
+        frame(f"{LIB}/torchmetrics/classification/auroc.py", "update", "self.preds.append(preds)")
+    ),
+    "metric-state in words": "I use torchmetrics, and the GPU memory keeps increasing.\n" + FULL,
+    "gathered-results": failing(
+        frame("/job/eval.py", "evaluate", "results = gather(results)"),
+        frame(f"{TORCH}/distributed/distributed_c10d.py", "all_gather_object", "gather(t, n)"),
+    ),
+    "gathered-results of a detector": failing(
+        frame("/job/dist.py", "all_gather", "data.append(pickle.loads(buffer))"),
+        frame(f"{TORCH}/serialization.py", "_cuda_deserialize", "return storage(n)"),
+    ),
     "loaded-checkpoint": failing(
         frame("/job/fit.py", "resume", "state = torch.load(path)"),
         frame(f"{TORCH}/serialization.py", "_cuda_deserialize", "return storage(n)"),
@@ -202,7 +231,6 @@ SHAPES = {
         frame("/job/infer.py", "<module>", "cache = ExLlamaV2Cache(model)"),
         frame(f"{LIB}/ex/cache.py", "make", "key_states = torch.zeros(shape, device=device)"),
     ),
-    "collected-experience": f"Episode 40 - Mean reward 3.1\nAfter several minutes:\n{FULL}\n",
     "kept-predictions of a call": f"trainer.evaluate() aggregates logits on the GPU:\n{FULL}\n",
     "graph-capture in words": f"It fails during CUDA graph capture:\n{FULL}\n",
     "evaluation": failing(

@@ -441,8 +441,8 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         confidence=Confidence.LIKELY if is_building else Confidence.POSSIBLE,
         change=fewer_bytes(case)
         if runs
-        else "bf16 weights or autocast, an 8-bit optimizer, LoRA; quantized weights for "
-        "inference; FSDP or ZeRO over several GPUs, offloading to the host",
+        else "bf16 weights or autocast; an 8-bit optimizer; a LoRA in place of all weights; "
+        "quantized weights for inference; FSDP or ZeRO over several GPUs, offloading to the host",
         why=why,
         cost="Lower precision may need care with the loss; sharding and offloading need bandwidth.",
     )

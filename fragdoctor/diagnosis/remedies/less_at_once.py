@@ -23,6 +23,9 @@ OF_IMAGES: Final = (
     "a lower batch size, or smaller crops and images: half the side takes a quarter of the memory, "
     "in 3D an eighth; to predict whole images, tiles or a sliding window with an overlap"
 )
+HALF_SIDES: Final = (
+    "train on crops of half the side, which take a quarter of the memory, in 3D an eighth"
+)
 HALVES: Final = (
     "halve the batch until a step fits, and accumulate gradients over twice as many steps each "
     "time, which keeps the effective batch"
@@ -215,8 +218,12 @@ def _less_of_one(case: JudgedCase, since: str) -> tuple[str, str]:
         if way not in case.told.in_use and (is_tuned or way is not ADAPTER)
     )
     state = words_in(case, Change.OFFLOAD_STATE, Change.WEIGHTS) or left or "less of it on the GPU"
-    change = f"use {samples}; then less memory for weights and state: {state}"
+    less = f"less memory for weights and state: {state}"
+    change = f"use {samples}; then {less}"
     if case.is_checkpointed:
         return f"Use less for one sample: {since}", change
-    words = words_in(case, Change.CHECKPOINT) or CHECKPOINTED
-    return f"Checkpoint the layers: {since}", f"{words}; also {change}"
+    words = words_in(case, Change.CHECKPOINT)
+    if IMAGES in case.told.smaller_samples and not words:  # a crop takes no change of the model
+        title = f"Use smaller crops or images: {since}"
+        return title, f"{HALF_SIDES}; then {CHECKPOINTED}; then {less}"
+    return f"Checkpoint the layers: {since}", f"{words or CHECKPOINTED}; also {change}"
