@@ -10,23 +10,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import marshal
 import math
-import os
-import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cache
-from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any, Final
 
 import jinja2
-from jinja2.bccache import Bucket
 from markupsafe import Markup
 from msgspec import Struct
 
-from fragdoctor import __version__
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.document import Chart, Detail, Gauge, ReportDocument, plain, spans
@@ -147,42 +140,11 @@ def page(
 TEMPLATES: Final = Path(__file__).parent / "templates"
 
 
-class _Compiled(jinja2.BytecodeCache):
-    """Compiled templates, kept where Python keeps this module, compiled, and only if it does.
-
-    Compiling them takes a sixth of the time of a small recording. Jinja's own cache in files would
-    unpickle them.
-    """
-
-    def load_bytecode(self, bucket: Bucket) -> None:
-        with suppress(OSError, ValueError, EOFError, TypeError):
-            of_what, _, code = self._kept_in(bucket).read_bytes().partition(b"\n")
-            if of_what == self._of_what(bucket):
-                bucket.code = marshal.loads(code)  # noqa: S302 - as trusted as this module's
-
-    def dump_bytecode(self, bucket: Bucket) -> None:
-        if sys.dont_write_bytecode or bucket.code is None:
-            return
-        path = self._kept_in(bucket)
-        new = path.with_name(f"{path.name}.{os.getpid()}")
-        with suppress(OSError):
-            new.write_bytes(self._of_what(bucket) + b"\n" + marshal.dumps(bucket.code))
-            new.replace(path)
-
-    def _kept_in(self, bucket: Bucket) -> Path:
-        return Path(f"{cache_from_source(__file__)}.{bucket.key}")
-
-    def _of_what(self, bucket: Bucket) -> bytes:
-        """Return what the code was compiled from and by; the options below change with us."""
-        return f"{__version__} {jinja2.__version__} {bucket.checksum}".encode()
-
-
 @cache
 def environment() -> jinja2.Environment:
     """Return an environment that escapes every expression and shows invisible characters."""
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
-        bytecode_cache=_Compiled(),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         finalize=_visible,

@@ -142,38 +142,6 @@ def test_page_of_any_document_has_our_tags_alone(document, look):
     assert not [a for a in page.attributes if a.startswith("on") or a in ("style", "src")]
 
 
-make_environment = html.environment.__wrapped__
-
-
-def compiling_page(folder, monkeypatch):
-    """Return a page whose compiled templates are kept in a folder, and the templates compiled."""
-    compiled = []
-    environment = make_environment()
-    monkeypatch.setattr(html._Compiled, "_kept_in", lambda _, bucket: folder / bucket.key)
-    compile_one = environment.compile
-    environment.compile = lambda text, *a, **k: compiled.append(a[0]) or compile_one(text, *a, **k)
-    monkeypatch.setattr(html, "environment", lambda: environment)
-    return html.render(whole(), RenderOptions()), compiled
-
-
-def test_compiled_templates_are_kept_where_python_keeps_modules(tmp_path, monkeypatch):
-    plain = html.render(whole(), RenderOptions())
-    folder = tmp_path / "kept"
-    folder.mkdir()
-
-    monkeypatch.setattr("sys.dont_write_bytecode", True)
-    assert compiling_page(folder, monkeypatch) == (plain, ["document.html.j2", "blocks.html.j2"])
-    assert not list(folder.iterdir())
-    monkeypatch.setattr("sys.dont_write_bytecode", False)
-    assert compiling_page(folder, monkeypatch) == (plain, ["document.html.j2", "blocks.html.j2"])
-    assert len(list(folder.iterdir())) == 2
-    assert compiling_page(folder, monkeypatch) == (plain, [])
-    for one in folder.iterdir():
-        one.write_bytes(b"another version\n" + one.read_bytes().partition(b"\n")[2])
-    assert compiling_page(folder, monkeypatch) == (plain, ["document.html.j2", "blocks.html.j2"])
-    assert compiling_page(tmp_path / "missing", monkeypatch)[0] == plain
-
-
 def test_page_without_scripts_changes_its_theme_all_the_same():
     page = html.render(whole(), RenderOptions())
 
