@@ -78,8 +78,10 @@ def maker_text(context: Context, kept: KeptMemory) -> str:
 
 def gathered_text(context: Context, kept: KeptMemory) -> str:
     """Return what the last evaluation gathers, as the beginning of a sentence."""
+    owner = keeper(context, kept)
+    keeps = "The evaluation" if owner is None else f"In the evaluation, {owner_name(owner)}"
     return (
-        f"The evaluation keeps what {maker_text(context, kept)} makes: "
+        f"{keeps} keeps what {maker_text(context, kept)} makes: "
         f"{slope_text(kept)}, {_recorded_text(context, kept)}"
     )
 
