@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Final
@@ -292,8 +293,10 @@ class SmallerBatch(SavingRemedy):
             return judged
         best, n = self.chosen(bench, outcomes), _batch_size(case)
         share = float(best.attempt.what_if.edit.removeprefix("batch x "))
+        stacks = bench.reproduction.trace.stacks
+        sample = "input size" if stacks.calls(_CONVOLVES).any() else "sequence length"
         if not helps(bench.recorded, best.result):
-            least = "an eighth of the present batch times sequence length"
+            least = f"an eighth of the present batch times {sample}"
             if n is not None:
                 least = f"a batch of {round(n * share)}"
             judged = judged.saying(change=f"even {least} is not enough alone")
@@ -308,8 +311,8 @@ class SmallerBatch(SavingRemedy):
             eighths, f"{eighths}/8"
         )
         return judged.saying(
-            title=f"Use {part} of the present batch or sequence length",
-            change=f"{part} of the present batch size times sequence length "
+            title=f"Use {part} of the present batch or {sample}",
+            change=f"{part} of the present batch size times {sample} "
             f"({100 * eighths / 8:g} %); {KEPT_BATCH}",
         )
 
@@ -355,6 +358,9 @@ class LimitBatch(SmallerBatch):
 LARGER: Final = 1.5
 """Multiple of the largest earlier step; the batches of most programs differ by less."""
 
+
+_CONVOLVES: Final = re.compile("_conv_forward$")
+"""The function of torch/nn/modules/conv.py that calls the kernel, in PyTorch 1.5 to 2.13."""
 
 KEPT_BATCH: Final = "in training, gradient accumulation keeps the effective batch"
 
