@@ -425,8 +425,9 @@ class Burden(IntEnum):
     """What a remedy costs the user, if it is enough."""
 
     NONE = 0  # a setting, or a change to a line or two
-    CHANGE = 1  # a change to the program that may change its results or its speed a little
+    CHANGE = 1  # a change to the program that may change its speed a little
     SLOWER = 2  # each step computes less or takes longer
+    RESULTS = 3  # the program computes something else
 
 
 class Remedy:

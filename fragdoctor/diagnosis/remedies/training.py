@@ -212,6 +212,7 @@ class SmallerOptimizerState(SavingRemedy):
 
     code = "smaller-optimizer-state"
     title = "Keep the optimizer's state in 8 bits"
+    burden = Burden.RESULTS
     is_usual = True
     acts_on = "optimizer state"
     doing = "8-bit optimizer states"
