@@ -148,7 +148,8 @@ LAST_STRAW_SHARE: Final = 0.05
 
 SLIM_MARGIN_SHARE: Final = 0.05
 """If no hole is as large as the request, cache and driver-free memory have to be joined. If perfect
-packing would leave less than this share, a real allocator cannot do it."""
+packing would leave less than this share, a real allocator cannot do it: of such failures in
+``tests/truth`` that are no leaks, a setting cures 2 of 25 below it, and 11 of 17 above."""
 
 NORMAL_OUTSIDE_SHARE: Final = 0.1
 """The context, libraries and driver account for up to this share of the device beside what PyTorch
