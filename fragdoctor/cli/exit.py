@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise, takewhile
 from typing import Final
 
 from fragdoctor.errors import FragdoctorError
+from fragdoctor.lazy import regex
 from fragdoctor.report import escape
 
 OK: Final = 0
@@ -34,10 +34,10 @@ _OS_SENTENCES: Final = (
 )
 
 _NUMBERS: Final = (
-    (re.compile("is not a valid int(?: range)?"), "is not a whole number"),
-    (re.compile("is not a valid float(?: range)?"), "is not a number"),
+    (regex("is not a valid int(?: range)?"), "is not a whole number"),
+    (regex("is not a valid float(?: range)?"), "is not a number"),
 )
-_NO_VALUE: Final = re.compile(r"Invalid value for '(--[\w-]+)'.*?: '(--?[A-Za-z][\w-]*)' is not ")
+_NO_VALUE: Final = regex(r"Invalid value for '(--[\w-]+)'.*?: '(--?[A-Za-z][\w-]*)' is not ")
 """The error if an option without its value takes the next option for the value."""
 
 _SAID_SO: Final = {
