@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.lazy import regex
 
 KIB: Final = 1024
 MIB: Final = 1024**2
@@ -21,11 +22,11 @@ TIB: Final = 1024**4
 
 _STEP: Final = 1023.995  # from here on, two decimals would show 1024.00
 _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-_SIZE: Final = re.compile(
+_SIZE: Final = regex(
     r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*(([kmgt])(?:i?b|i)?|b|bytes?)?\s*",
     re.ASCII | re.IGNORECASE,
 )
-_SHARE: Final = re.compile(r"\s*([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%\s*", re.ASCII)
+_SHARE: Final = regex(r"\s*([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%\s*", re.ASCII)
 
 
 def parse_size(text: str) -> int:

@@ -46,8 +46,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     prepare_streams()
     code = exit_codes.run(invoke, words)
-    if argv is None:  # the process ends, so there is no need to collect what is left
-        gc.freeze()
+    if argv is None:
+        exit_codes.end(code)
     sys.exit(code)
 
 

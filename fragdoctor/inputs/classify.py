@@ -31,6 +31,7 @@ from fragdoctor.errors import (
 from fragdoctor.inputs.bundles import is_bundle
 from fragdoctor.inputs.source import ByteStream, open_source, shown
 from fragdoctor.inputs.stats_reader import looks_like_stats
+from fragdoctor.lazy import regex
 from fragdoctor.limits import DEFAULT_LIMITS
 from fragdoctor.units import format_size
 
@@ -105,10 +106,10 @@ _FIRST_NAME: Final = 30
 
 # The first member that PyTorchFileWriter writes (data.pkl, or its format version since 2.6), and
 # NumPy's arrays.
-_SAVED_NAME: Final = re.compile(
+_SAVED_NAME: Final = regex(
     rb"[^/\x00]{1,250}/(?:data\.pkl|\.format_version|\.storage_alignment|byteorder|version|data/\d)"
 )
-_ARRAY_NAME: Final = re.compile(rb"[^\x00]{1,250}?\.npy")
+_ARRAY_NAME: Final = regex(rb"[^\x00]{1,250}?\.npy")
 _ZLIB: Final = tuple(b"\x78" + level for level in (b"\x01", b"\x5e", b"\x9c", b"\xda"))
 _OLD_SAVED: Final = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 """MAGIC_NUMBER of torch/serialization.py, which stands in front as a separate pickle."""
@@ -116,20 +117,20 @@ _OLD_SAVED: Final = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _BOMS: Final = (b"\xff\xfe", b"\xfe\xff")
 _UTF8_BOM: Final = b"\xef\xbb\xbf"
 _SPACE: Final = b" \t\r\n\x0b\x0c"
-_PAGE: Final = re.compile(rb"<(?:!doctype|!--|html|head|body|script|meta|title)", re.IGNORECASE)
+_PAGE: Final = regex(rb"<(?:!doctype|!--|html|head|body|script|meta|title)", re.IGNORECASE)
 # Keys with the type of value that a snapshot has: many other files hold "segments": 39.
-_SNAPSHOT_KEYS: Final = re.compile(
+_SNAPSHOT_KEYS: Final = regex(
     rb'"(?:segments|device_traces|external_annotations|blocks)"\s*:\s*\['
     rb'|"allocator_settings"\s*:\s*\{|"segment_type"\s*:\s*"'
 )
-_REPORT: Final = re.compile(rb'\{\s{0,9}"schema_version": "\d')
-_PRODUCER: Final = re.compile(
+_REPORT: Final = regex(rb'\{\s{0,9}"schema_version": "\d')
+_PRODUCER: Final = regex(
     rb'"(?:producer|exporter|driver)"\s{0,9}:\s{0,9}(?:\{\s{0,30}"name"\s{0,9}:\s{0,9})?"fragdoctor"'
 )
 """Who wrote a trace, a speedscope file or SARIF."""
-_JUNIT: Final = re.compile(rb'<\?xml [^>\n]{0,99}>\s{0,9}<testsuites name="fragdoctor"')
+_JUNIT: Final = regex(rb'<\?xml [^>\n]{0,99}>\s{0,9}<testsuites name="fragdoctor"')
 _REPORT_PAGE: Final = b'<meta name="generator" content="fragdoctor">'
-_REPORT_TEXT: Final = re.compile(
+_REPORT_TEXT: Final = regex(
     rb"(?:#{1,3} )?(?:(?:Out of memory|Failed at)[^\r]{3,500}?\n)?"
     rb"(?:\*\*)?[A-Z][a-zA-Z ,]{4,60}"
     rb"(?: \((?:proven|likely|possible)\)(?:\*\*)?[ .]"
@@ -137,8 +138,8 @@ _REPORT_TEXT: Final = re.compile(
     rb"|(?:#{1,3} )?(?:\*\*)?No memory failure found\."
 )
 """Text and Markdown have no mark: what failed, then the verdict and how sure it is."""
-_SHELL: Final = re.compile(rb"#![^\n]{0,99}sh\b")
-_MODEL_KEYS: Final = re.compile(
+_SHELL: Final = regex(rb"#![^\n]{0,99}sh\b")
+_MODEL_KEYS: Final = regex(
     rb'"(?:model_type|architectures|hidden_size|num_hidden_layers|n_layer|weight_map|_class_name)"'
     rb"\s*:"
 )
@@ -332,7 +333,7 @@ _MAX_DEPTH: Final = 40
 _MIN_OPCODES: Final = 6
 """Opcodes needed to believe that the input is a pickle if it does not end within the head."""
 
-_GLOBAL: Final = re.compile(r"[A-Za-z_][\w.]{0,200} [A-Za-z_][\w.]{0,200}")
+_GLOBAL: Final = regex(r"[A-Za-z_][\w.]{0,200} [A-Za-z_][\w.]{0,200}")
 _PUTS: Final = ("PUT", "BINPUT", "LONG_BINPUT")
 
 

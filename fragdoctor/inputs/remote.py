@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO, Final, cast
 
 from fragdoctor.errors import ConfigError, InputError, TruncatedSnapshot
+from fragdoctor.lazy import regex
 from fragdoctor.units import MIB
 
 # Scheme -> what to install if its file system cannot be loaded. Other schemes, such as reference://
@@ -41,12 +42,12 @@ _WEB: Final = ("http", "https")
 _BLOCK_BYTES: Final = 8 * MIB
 _CONNECT_S: Final = 15
 _SILENCE_S: Final = 60  # longest wait for the next byte; a large file may take hours in total
-_SECRET: Final = re.compile(
+_SECRET: Final = regex(
     r"((?:X-Amz|X-Goog)-(?:Signature|Credential|Security-Token)|Signature|AWSAccessKeyId"
     r"|GoogleAccessId|sig|token|access_token|api_key|key)=[^&#]+",
     re.IGNORECASE,
 )
-_LOGIN: Final = re.compile(r"^([a-z0-9+-]+://)[^/@]*@", re.IGNORECASE)
+_LOGIN: Final = regex(r"^([a-z0-9+-]+://)[^/@]*@", re.IGNORECASE)
 _INSTALL: Final = "Run: pip install 'fragdoctor[remote]'"
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import binascii
 import io
 import os
-import re
 from collections.abc import Callable, Mapping
 from os import PathLike
 from typing import Any, BinaryIO, Final
@@ -30,6 +29,7 @@ from fragdoctor.errors import (
 from fragdoctor.inputs.classify import InputKind, Wanted, classify, something_else
 from fragdoctor.inputs.source import ByteStream, open_source, shown
 from fragdoctor.inputs.zip_members import only_one, open_archive, open_member, parts_of
+from fragdoctor.lazy import regex
 from fragdoctor.limits import DEFAULT_LIMITS, Limits
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import (
@@ -49,13 +49,13 @@ _CHUNK_BYTES: Final = 1 << 16
 _LONGEST_NAME_BYTES: Final = 4096
 # White space and names have bounded lengths, and matching never backtracks: a page of white space
 # costs no more than any other page.
-_START: Final = re.compile(rb"local_files\s{0,64}+=\s{0,64}+\[")
-_ENTRY: Final = re.compile(
+_START: Final = regex(rb"local_files\s{0,64}+=\s{0,64}+\[")
+_ENTRY: Final = regex(
     rb"\s{0,64}+,?+\s{0,64}+\{\s{0,64}+\"name\"\s{0,64}+:\s{0,64}+"
     rb'"((?>[^"\\]|\\.){0,4096}+)"\s{0,64}+,\s{0,64}+"base64"\s{0,64}+:\s{0,64}+"'
 )
-_LIST_END: Final = re.compile(rb"\s{0,64}+,?+\s{0,64}+\]")
-_PAYLOAD_END: Final = re.compile(rb"\s{0,64}+\}")
+_LIST_END: Final = regex(rb"\s{0,64}+,?+\s{0,64}+\]")
+_PAYLOAD_END: Final = regex(rb"\s{0,64}+\}")
 _LONGEST_START_BYTES: Final = 256
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 from msgspec import Struct, field
 
 from fragdoctor.errors import InputError, LimitExceeded, NotASnapshot
+from fragdoctor.lazy import regex
 from fragdoctor.limits import DEFAULT_LIMITS
 from fragdoctor.model.case import MemoryStats, StatsSeries
 from fragdoctor.units import format_size
@@ -38,11 +39,11 @@ _ROWS: Final = {  # of memory_summary(), by their titles
     "oversize gpu segments": "oversize_segments",
 }
 _FAMILIES: Final = frozenset(_ROWS.values())
-_MARK: Final = re.compile(
+_MARK: Final = regex(
     r"\"(?:(?:allocated|reserved|active)_bytes(?:\.|\"\s{0,20}:\s{0,20}\{)"
     r"|num_alloc_retries\"|num_ooms\")"
 )
-_DEVICE_NAME: Final = re.compile(
+_DEVICE_NAME: Final = regex(
     r"(?:(?:cuda|gpu|xpu|hip|npu|device|rank)?[ :_-]?)(\d{1,6})", re.IGNORECASE
 )
 _DEVICE_KEYS: Final = ("device", "device_index", "device_id", "gpu", "local_rank")
@@ -223,15 +224,15 @@ def _label_in(value: Mapping[str, Any]) -> str:
     return ""
 
 
-_TITLE: Final = re.compile(
+_TITLE: Final = regex(
     r"memory summary\s{0,9},\s{0,9}device(?:\s{1,9}id)?\s{0,9}:?\s{0,9}(?:cuda:)?(\d{1,6})",
     re.IGNORECASE,
 )
-_OOMS: Final = re.compile(r"(?:CUDA|HIP|XPU)\s{1,9}OOMs\s{0,40}:\s{0,40}(\d{1,18})", re.IGNORECASE)
-_RETRIES: Final = re.compile(
+_OOMS: Final = regex(r"(?:CUDA|HIP|XPU)\s{1,9}OOMs\s{0,40}:\s{0,40}(\d{1,18})", re.IGNORECASE)
+_RETRIES: Final = regex(
     r"(?:cuda|hip)?Malloc\s{1,9}retries\s{0,40}:\s{0,40}(\d{1,18})", re.IGNORECASE
 )
-_CELL: Final = re.compile(r"(\d{1,18})\s{0,9}([KMGTP]i?B|B|[KM])?", re.IGNORECASE)
+_CELL: Final = regex(r"(\d{1,18})\s{0,9}([KMGTP]i?B|B|[KM])?", re.IGNORECASE)
 _SUB_ROWS: Final = {"from large pool": "large_pool", "from small pool": "small_pool"}
 _COLUMNS: Final = ("current", "peak", "allocated", "freed")
 _POWERS: Final = {"K": 1, "M": 2, "G": 3, "T": 4, "P": 5}

@@ -11,6 +11,7 @@ from typing import Final
 
 from msgspec import Struct, field
 
+from fragdoctor.lazy import regex
 from fragdoctor.model.census import Census
 from fragdoctor.model.finding import Location
 from fragdoctor.model.snapshot import Snapshot
@@ -29,7 +30,7 @@ TRAINING: Final = (
 )
 """Words that people and programs only use about training."""
 
-_TRAINS: Final = re.compile(TRAINING, re.IGNORECASE)
+_TRAINS: Final = regex(TRAINING, re.IGNORECASE)
 
 IMAGES: Final = "smaller images"
 SEQUENCES: Final = "shorter sequences"

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
+from fragdoctor.lazy import regex
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.frameworks import read_table
 
@@ -291,15 +292,15 @@ _NEEDS: Final = {
 }
 """Needs by the ``sub_kind`` of the message."""
 
-_SHAPE: Final = re.compile(
+_SHAPE: Final = regex(
     r"shape\s?\[\s?(\d{1,12})((?:\s?,\s?\d{1,12}){0,12})\s?\](?: and type (\w{1,20}))?"
 )
 _ELEMENT_BYTES: Final = {"half": 2, "bfloat16": 2, "double": 8, "int64": 8, "bool": 1, "uint8": 1}
 """Sizes of TensorFlow types that do not have 4 bytes (tensorflow/core/framework/types.cc)."""
-_VARIABLES: Final = re.compile(
+_VARIABLES: Final = regex(
     r"variables_initializer|\.initializer\b|(?:load|create)_\w{0,20}weights?\(|\.restore\("
 )
-_OF_VARIABLE: Final = re.compile(r"/Initializer/|[Ee]xception during initialization")
+_OF_VARIABLE: Final = regex(r"/Initializer/|[Ee]xception during initialization")
 """How TensorFlow calls what makes a variable's first values, and ONNX Runtime what makes a
 session (core/session/inference_session.cc)."""
 
@@ -346,7 +347,7 @@ def need_of(message: OomMessage) -> Need:
     return Need.FULL if wanted is not None and wanted <= NEXT_TO_NOTHING_BYTES else Need.STEP
 
 
-_TORCH: Final = re.compile(r"\btorch\b|PyTorch|\bTHC?\b|THCudaCheck|c10::|at::|/site-packages/")
+_TORCH: Final = regex(r"\btorch\b|PyTorch|\bTHC?\b|THCudaCheck|c10::|at::|/site-packages/")
 _OF_TORCH: Final = frozenset(
     {"runtime-error", "driver-error", "device-count", "torch-0.4", "thc-check", "exception-name",
      "allocation-on-device", "bare", "ray-task"}
@@ -354,7 +355,7 @@ _OF_TORCH: Final = frozenset(
 """Variants of driver messages that PyTorch prints; llama.cpp says "CUDA error: out of memory" too,
 but names itself around it."""
 
-_IN_FILE: Final = re.compile(r"out of memory\W{1,3}(?:at )?\S{1,160}\.\w{1,3}:\d", re.IGNORECASE)
+_IN_FILE: Final = regex(r"out of memory\W{1,3}(?:at )?\S{1,160}\.\w{1,3}:\d", re.IGNORECASE)
 """A program's own check prints its file and line right after the words; PyTorch's does not."""
 
 

@@ -17,6 +17,7 @@ from functools import cache
 from typing import Final
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.lazy import regex
 from fragdoctor.model import gpu_table
 from fragdoctor.units import GIB, MIB, parse_size
 
@@ -128,10 +129,10 @@ _AROUND: Final = frozenset(
      "sxm", "sxm2", "sxm3", "sxm4", "sxm5", "sxm6", "hbm2", "hbm2e", "hbm3", "hbm3e", "gddr6",
      "colab", "kaggle"}
 )  # fmt: skip
-_MIG: Final = re.compile(
+_MIG: Final = regex(
     r"(?:(.*?)[\s-]*)?(?:mig[\s-]*)?([1-7])(?:c\.\d)?g\.(\d{1,3})gb?(?:\+.*)?", re.ASCII
 )
-_MAC: Final = re.compile(
+_MAC: Final = regex(
     r"(?:apple[\s-]*)?(m[1-9][\s-]*(?:pro|max|ultra)?)(?:[\s-]+(\d{1,3})\s*g(?:i?b)?)?", re.ASCII
 )
 
@@ -186,9 +187,9 @@ def _mac(name: str) -> GpuModel | None:
     return GpuModel(f"{chip}-{gib}g", title, int(share * gib * GIB), MAC_SOURCE, "apple")
 
 
-SIZED: Final = re.compile(r"\d{1,7} ?(?:gi?b?|mi?b)", re.ASCII)
+SIZED: Final = regex(r"\d{1,7} ?(?:gi?b?|mi?b)", re.ASCII)
 _NUMBERS: Final = {"two": "2", "four": "4", "eight": "8", "sixteen": "16"}
-_SEVERAL: Final = re.compile(
+_SEVERAL: Final = regex(
     rf"([1-9]\d{{0,3}}|{'|'.join(_NUMBERS)})(?:\s*[x*-]\s*|\s+)(.+)|(.+?)\s*[x*]\s*([1-9]\d{{0,3}})"
 )
 
@@ -285,7 +286,7 @@ _MONITORS: Final = {
 }
 
 
-_OF_NVIDIA: Final = re.compile(r"nvidia-smi(?: \(?or fuser -v /dev/nvidia\*\)?)?")
+_OF_NVIDIA: Final = regex(r"nvidia-smi(?: \(?or fuser -v /dev/nvidia\*\)?)?")
 
 
 def with_monitor_of(backend: str, text: str) -> str:

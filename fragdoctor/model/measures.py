@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
+from fragdoctor.lazy import regex
+
 ADAPTER: Final = "LoRA"
 STATE_8BIT: Final = "an optimizer in 8 bits"
 SHARDING: Final = "sharding"
@@ -87,7 +89,7 @@ def measures_in(text: str) -> frozenset[str]:
     return frozenset(shown if shown.isdisjoint({BITS_8, BITS_4}) else {*shown, HALF})
 
 
-_SHOWN: Final = re.compile(
+_SHOWN: Final = regex(
     r"(?:(?<![\w/-])(?:--(?P<flag>[A-Za-z][\w-]{2,60})(?:[= ]|\b)"
     r"|(?P<name>[A-Za-z][\w-]{2,60})['\"`]{0,2}\s{0,3}[=:]\s{0,3})['\"`]{0,2}(?P<value>\w[\w.-]{0,19})?"
     r"|(?<!torch)(?<!cuda)\.(?P<call>[a-z_]{3,60})\()",
@@ -102,7 +104,7 @@ _INCLUDES: Final = {
 }
 """Options that do less of the same, by the stronger ones."""
 _OFF: Final = frozenset({"false", "none", "null", "0", "off", "no"})
-_NAMED: Final = re.compile(
+_NAMED: Final = regex(
     r"(?<![\w/-])(?:--([A-Za-z][\w-]{2,60})|([A-Za-z]{2,20}(?:[-_]\w{2,20}){1,5})(?!\w|\([^)])"
     r"|([A-Za-z]\w{2,60})=)",
     re.ASCII,

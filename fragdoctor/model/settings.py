@@ -7,13 +7,13 @@ The meaning of the keys and their valid values follow PyTorch's ``CUDAAllocatorC
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, Final
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.lazy import regex
 from fragdoctor.model.conf_keys import (
     KEYS,
     N_ROUNDUP_INTERVALS,
@@ -30,7 +30,7 @@ NO_ROUNDUP: Final = (0,) * N_ROUNDUP_INTERVALS
 
 _MARKS: Final = frozenset(",:[]")
 _ENDLESS: Final = 2**63
-_ASSIGNMENT: Final = re.compile(
+_ASSIGNMENT: Final = regex(
     r"\s*(?:export\s+|set\s+)?PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF\s*=\s*([\"']?)(.*)\1\s*"
 )
 _MAX_OTHER: Final = 200

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Final
 
+from fragdoctor.lazy import regex
+
 # Unicode 15 categories Cc, Cf, Cs, Co, Zl, Zp, and characters that are invisible according to
 # Default_Ignorable_Code_Point. tests/report/test_escape.py compares with unicodedata.
 _UNSEEN: Final = (
@@ -25,19 +27,19 @@ _UNSEEN: Final = (
     "\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
     "\U000e0000-\U000e0fff\U000f0000-\U0010ffff"
 )
-_UNSEEN_RUN: Final = re.compile(f"[{_UNSEEN}]")
+_UNSEEN_RUN: Final = regex(f"[{_UNSEEN}]")
 _MARKS: Final = "\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f"
 # Real languages put up to three combining marks on a letter; taller stacks are hostile.
-_MARK_TOWER: Final = re.compile(f"([{_MARKS}]{{3}})([{_MARKS}]+)")
+_MARK_TOWER: Final = regex(f"([{_MARKS}]{{3}})([{_MARKS}]+)")
 _SHORT_ESCAPES: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _WORD: Final = "[^\\W_]"
-_MARKDOWN_BACKSLASH: Final = re.compile(
+_MARKDOWN_BACKSLASH: Final = regex(
     # An underscore inside a word does not mean emphasis, and names are full of them.
     rf"[\\*{{}}\[\]~|]|(?<!{_WORD})_|_(?!{_WORD})"
 )
-_MARKDOWN_ENTITY: Final = re.compile(r"[<>&@#$`]|:(?=//|[\w+-]+:)")
-_MARKDOWN_START: Final = re.compile(r"^(\s*)(?:([-+=])|(\d+)([.)])(?=\s|$))")
-_SEPARATOR: Final = re.compile(r"[/\\]")
+_MARKDOWN_ENTITY: Final = regex(r"[<>&@#$`]|:(?=//|[\w+-]+:)")
+_MARKDOWN_START: Final = regex(r"^(\s*)(?:([-+=])|(\d+)([.)])(?=\s|$))")
+_SEPARATOR: Final = regex(r"[/\\]")
 _MIN_FILE_NAME: Final = 8
 _CSV_FORMULA_START: Final = frozenset("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
 

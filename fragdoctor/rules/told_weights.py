@@ -6,30 +6,30 @@ names: what exceeds them needs no further sign.
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 from msgspec import Struct
 
+from fragdoctor.lazy import regex
 from fragdoctor.model.case import OomMessage, ToldSettings
 from fragdoctor.model.gpus import known_gpu
 from fragdoctor.model.measures import ADAPTER, OFFLOADING, SHARDED_WEIGHTS, SHARDING, STATE_8BIT
 from fragdoctor.rules.traceback_signs import sign_of
 from fragdoctor.units import GIB, format_size
 
-_BILLIONS: Final = re.compile(r"(?<![A-Za-z0-9.])(\d{1,3}(?:\.\d{1,2})?)[bB](?![A-Za-z0-9])")
+_BILLIONS: Final = regex(r"(?<![A-Za-z0-9.])(\d{1,3}(?:\.\d{1,2})?)[bB](?![A-Za-z0-9])")
 _LEAST, _MOST = 0.5, 700.0
 """Billions of parameters of a model; other numbers before a B are bytes or something else."""
 
 _PRECISIONS: Final = {
-    4: re.compile(r"(?i)(?<![\d.])4[ -]?bits?\b|gptq|\bawq\b|q4_|\b(?:int|mxfp|nv?fp?)4"),
-    8: re.compile(r"(?i)(?<![\d.])8[ -]?bits?\b|q8_|\b(?:int|fp)8|\bw8a8"),
-    16: re.compile(r"(?i)\b(?:bf16|fp16|bfloat16|float16|16[ -]?bits?)\b|\bhalf\b"),
+    4: regex(r"(?i)(?<![\d.])4[ -]?bits?\b|gptq|\bawq\b|q4_|\b(?:int|mxfp|nv?fp?)4"),
+    8: regex(r"(?i)(?<![\d.])8[ -]?bits?\b|q8_|\b(?:int|fp)8|\bw8a8"),
+    16: regex(r"(?i)\b(?:bf16|fp16|bfloat16|float16|16[ -]?bits?)\b|\bhalf\b"),
 }
 """Bits of a weight, and how texts name them."""
-_PACKED: Final = re.compile(r"(?i)gptq|\bawq\b|q[48]_")
+_PACKED: Final = regex(r"(?i)gptq|\bawq\b|q[48]_")
 
-_SEVERAL_GPUS: Final = re.compile(
+_SEVERAL_GPUS: Final = regex(
     r"(?i)device_map|parallel|\bfsdp\b|\bzero[-_ ]?3|offload|num[-_]shard|-tp\b|\bgpus\b"
     r"|DEVICES=\d,"
 )
@@ -43,17 +43,17 @@ SMALL_STATE: Final = frozenset({ADAPTER, STATE_8BIT, OFFLOADING})
 """What trains with less: few parameters, or state that is small or not on the GPU."""
 LARGEST_BYTES: Final = 80 * GIB
 """A card that the text does not name is taken for one of the largest that most people have."""
-_PASSED: Final = re.compile(
+_PASSED: Final = regex(
     r"(?i)(?<!\w)(?<!shards: )(?<!loading )(?!100)\d{1,3}%\|[^|%]{0,300}\| {0,4}"
     r"(?!0)\d{1,9}/\d+ \[\d"
     r"|\b(?:step|iter(?:ation)?)\b['\"]?[ :=\[(#]{1,4}(?![01]\b)\d{1,9}\b.{0,200}?\bloss"
 )
 """How bars and lines of a log show steps that were taken: what all steps need does fit."""
-_CARD: Final = re.compile(
+_CARD: Final = regex(
     r"(?i)\b(?:[ahv][1-8]00|h20|p100|[tl]4|l40s?|a10g?|a[346]0(?:00)?|[1-5]0[5-9]0(?: ?ti)?)"
     r"(?!\d)(?:[\s(\uff08*x_-]{0,3}(?:sxm|pcie)?[\s(\uff08*x_-]{0,3}(?P<size>\d{1,3}) ?G)?"
 )
-_SIZED: Final = re.compile(
+_SIZED: Final = regex(
     r"(?i)(?<![\d.])(?P<size>\d{1,3}) ?G(?:i?B|igs?)?(?:\W{1,3}(?:of ?)?)?"
     r"(?:v-?ram|gpu|card|显存|video|graphics|memory gpu|rtx|nvidia)\b"
 )

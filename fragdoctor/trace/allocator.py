@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import OutOfMemory, SimulationError
+from fragdoctor.lazy import regex
 from fragdoctor.model.conf_keys import parse_version
 from fragdoctor.model.settings import AllocatorSettings, Era, era_of, parse_conf
 from fragdoctor.trace.oom_message import oom_message
@@ -19,9 +20,7 @@ from fragdoctor.units import GIB
 UNLIMITED: Final = 2**64 - 1
 MAX_REQUEST_BYTES: Final = 2**60
 MAX_RESERVE_GIB: Final = 2**20
-_RESERVE: Final = re.compile(
-    r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?)([gG]?)", re.ASCII
-)
+_RESERVE: Final = regex(r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?)([gG]?)", re.ASCII)
 
 
 class Block(Struct, frozen=True):

@@ -25,27 +25,28 @@ from typing import Final
 import numpy as np
 from msgspec import Struct
 
+from fragdoctor.lazy import regex
 from fragdoctor.model.marks import GENERATED
 from fragdoctor.model.snapshot import I32, I64, U8, Bools, Snapshot, StackTable
 
 USER, PACKAGE, TORCH, STDLIB, NATIVE = 0, 1, 2, 3, 4
 
-_NATIVE = re.compile(
+_NATIVE = regex(
     r"\?\?|.*\.(?:so(?:\.[0-9.]+)?|dll|pyd|dylib|c|cc|cpp|cxx|cu|cuh|h|hpp|s|asm)|", re.IGNORECASE
 )
-_NOTEBOOK = re.compile(r"<ipython-input-|<stdin>|.*[/\\]ipykernel_\d+[/\\]")
-_PACKAGES = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
-_TORCH = re.compile(
+_NOTEBOOK = regex(r"<ipython-input-|<stdin>|.*[/\\]ipykernel_\d+[/\\]")
+_PACKAGES = regex(r"[/\\](?:site|dist)-packages[/\\]")
+_TORCH = regex(
     r"(?:^|[/\\])torch[/\\](?:_\w+|amp|ao|autograd|backends|cuda|distributed|fx|func|functional"
     r"|jit|nn|onnx|optim|profiler|random|serialization|sparse|testing|utils)(?:\.py|[/\\])"
 )
 # Packages that run a program rather than being a part of its model.
-_PLUMBING = re.compile(
+_PLUMBING = regex(
     r"[/\\](?:site|dist)-packages[/\\](?:(?:accelerate|click|deepspeed|fire|hydra|ignite|lightning"
     r"|lightning_fabric|optuna|pytorch_lightning|ray|torchtnt|typer|wandb)[/\\]"
     r"|.*[/\\](?:hooks|trainer|trainer_\w+|\w+_trainer|training_loop|utils[/\\]\w+)\.py)"
 )
-_STDLIB = re.compile(
+_STDLIB = regex(
     r"[/\\](?:lib|Lib|lib64)[/\\]python[0-9.]*[/\\]|[/\\]Python\d+[/\\]Lib[/\\]|\.zip[/\\]"
 )
 
@@ -86,19 +87,15 @@ def is_backward(role: I32) -> Bools:
     return np.isin(role, (BACKWARD, SILENT))
 
 
-OPTIMIZER_FILE: Final = re.compile(
+OPTIMIZER_FILE: Final = regex(
     r"(?:^|[/\\])optim(?:izers?)?(?:[/\\]|\.py$)|optimizer[^/\\]*$|[/\\]runtime[/\\]zero[/\\]",
     re.IGNORECASE,
 )
-OPTIMIZER_STEP: Final = re.compile(r"^(?:_init_group|_?(?:single|multi)_tensor_\w+|step)$")
-LOSS: Final = re.compile(
-    r"loss|cross_entropy|log_softmax|nll|criterion|kl_div|logsumexp", re.IGNORECASE
-)
+OPTIMIZER_STEP: Final = regex(r"^(?:_init_group|_?(?:single|multi)_tensor_\w+|step)$")
+LOSS: Final = regex(r"loss|cross_entropy|log_softmax|nll|criterion|kl_div|logsumexp", re.IGNORECASE)
 """Functions that compute a loss."""
 
-EVALUATION: Final = re.compile(
-    r"eval|valid|infer|predict|test|generate|sample|score", re.IGNORECASE
-)
+EVALUATION: Final = regex(r"eval|valid|infer|predict|test|generate|sample|score", re.IGNORECASE)
 """Names of files and functions that evaluate."""
 
 _STEP, _BACKWARD, _MODULE, _INIT = 1, 2, 4, 8
@@ -108,65 +105,63 @@ _T: Final = r"(?:^|[/\\])torch[/\\]"
 # (file, function, meaning); None matches all.
 _FRAMES: Final[tuple[tuple[re.Pattern[str] | None, re.Pattern[str], int], ...]] = (
     (OPTIMIZER_FILE, OPTIMIZER_STEP, _STEP),
-    (re.compile(_T + r"optim[/\\]optimizer\.py$"), re.compile(r"wrapper$|_use_grad$"), _STEP),
+    (regex(_T + r"optim[/\\]optimizer\.py$"), regex(r"wrapper$|_use_grad$"), _STEP),
     (
-        re.compile(r"[/\\](?:\w*_)?checkpoint(?:ing)?\.py$"),
-        re.compile(r"checkpoint$|forward$"),
+        regex(r"[/\\](?:\w*_)?checkpoint(?:ing)?\.py$"),
+        regex(r"checkpoint$|forward$"),
         _CHECKPOINT,
     ),
-    (OPTIMIZER_FILE, re.compile(r"_?init_(?:group|state)|load_state_dict"), _STATE),
+    (OPTIMIZER_FILE, regex(r"_?init_(?:group|state)|load_state_dict"), _STATE),
     (
-        re.compile(_T + r"(?:autograd[/\\](?:__init__|graph)|_tensor)\.py$"),
-        re.compile(r"backward$|grad$|_engine_run_backward$|_make_grads$"),
+        regex(_T + r"(?:autograd[/\\](?:__init__|graph)|_tensor)\.py$"),
+        regex(r"backward$|grad$|_engine_run_backward$|_make_grads$"),
         _BACKWARD,
     ),
     (
-        re.compile(r"[/\\](?:\w*_)?checkpoint(?:ing)?\.py$"),
-        re.compile(r"unpack_hook$|recompute_fn$|backward$"),
+        regex(r"[/\\](?:\w*_)?checkpoint(?:ing)?\.py$"),
+        regex(r"unpack_hook$|recompute_fn$|backward$"),
         _BACKWARD | _RECOMPUTE,
     ),
     (
-        re.compile(_T + r"nn[/\\]modules[/\\]module\.py$"),
-        re.compile(r"_(?:wrapped_)?call_impl$"),
+        regex(_T + r"nn[/\\]modules[/\\]module\.py$"),
+        regex(r"_(?:wrapped_)?call_impl$"),
         _MODULE,
     ),
-    (re.compile(_T + r"nn[/\\]modules[/\\]module\.py$"), re.compile(r"_apply$|to_empty$"), _INIT),
+    (regex(_T + r"nn[/\\]modules[/\\]module\.py$"), regex(r"_apply$|to_empty$"), _INIT),
     (
-        re.compile(_T + r"nn[/\\](?:modules|parameter|init|parallel|quant)"),
-        re.compile(r"__init__$|__new__$|reset_parameters$"),
+        regex(_T + r"nn[/\\](?:modules|parameter|init|parallel|quant)"),
+        regex(r"__init__$|__new__$|reset_parameters$"),
         _INIT,
     ),
     (
-        re.compile(r"[/\\](?:nn|transformers|diffusers|accelerate|peft|safetensors|timm)[/\\]"),
-        re.compile(r"\w*load_\w*state_dict\w*$|from_pretrained$|set_module_\w+$|load_state_dict$"),
+        regex(r"[/\\](?:nn|transformers|diffusers|accelerate|peft|safetensors|timm)[/\\]"),
+        regex(r"\w*load_\w*state_dict\w*$|from_pretrained$|set_module_\w+$|load_state_dict$"),
         _INIT,
     ),
-    (None, re.compile(r"zero_grad$"), _ZERO),
+    (None, regex(r"zero_grad$"), _ZERO),
     (
-        re.compile(r"[/\\](?:clip_grad|grad_scaler)\.py$"),
-        re.compile(
-            r"clip_grad\w*|_clip_grad\w*|_?get_total_norm|unscale_|_unscale_\w+|step|update"
-        ),
+        regex(r"[/\\](?:clip_grad|grad_scaler)\.py$"),
+        regex(r"clip_grad\w*|_clip_grad\w*|_?get_total_norm|unscale_|_unscale_\w+|step|update"),
         _CLIP,
     ),
-    (None, re.compile(r"\w*closure$"), _CLOSURE),
-    (None, re.compile(r".*torch::autograd::Engine::(?:thread_|evaluate_|reentrant)"), _BACKWARD),
+    (None, regex(r"\w*closure$"), _CLOSURE),
+    (None, regex(r".*torch::autograd::Engine::(?:thread_|evaluate_|reentrant)"), _BACKWARD),
 )
 # Threads of torch that run anything but the engine's callbacks.
-_NOT_ENGINE: Final = re.compile(
+_NOT_ENGINE: Final = regex(
     _T + r"(?:multiprocessing|distributed[/\\](?:run|launch|elastic|launcher)|utils[/\\]data"
     r"|_inductor|__main__|utils[/\\]_|autograd[/\\]grad_mode|nn[/\\])"
 )
 
 # Torch's decorators and launchers: the program continues below them.
-_TRANSPARENT: Final = re.compile(
+_TRANSPARENT: Final = regex(
     r"[/\\]torch[/\\](?:utils[/\\]_contextlib|amp[/\\]autocast_mode|cuda[/\\]amp[/\\]autocast_mode"
     r"|_dynamo[/\\](?:eval_frame|external_utils)|autograd[/\\]grad_mode|_compile"
     r"|multiprocessing[/\\]spawn|distributed[/\\]\w+"
     r"|distributed[/\\]elastic[/\\].*)\.py$"
 )
 # An optimizer may call back into the program (a closure).
-_OPTIMIZERS: Final = re.compile(r"[/\\]torch[/\\]optim[/\\]\w+\.py$")
+_OPTIMIZERS: Final = regex(r"[/\\]torch[/\\]optim[/\\]\w+\.py$")
 
 
 class StackRoles(Struct, frozen=True):

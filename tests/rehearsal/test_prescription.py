@@ -1022,8 +1022,9 @@ def test_compiled_program_needs_what_it_needs_unseen_and_goes_by_its_own_names(
     stage.script(COMPILED)
     as_it_is = stage.json("--fits-on", "8GiB", "train.py")
 
-    found = cure(stage, "100MiB", code=1)
+    found = cure(stage, "240MiB", code=1)  # one change is enough: each try compiles anew
 
+    assert found["cure"]
     assert as_it_is["needs_bytes"] == found["needs_bytes"]
     treatments = [part for one in found["tried"] for part in one["treatments"]]
     assert "fused" not in {part["code"] for part in treatments}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Final
 
 from fragdoctor.diagnosis.remedies.framework_words import words_in
 from fragdoctor.diagnosis.remedies.remedy import CURES, JudgedCase, Proposal, Remedy, proposes
+from fragdoctor.lazy import regex
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.frameworks import Change
@@ -37,8 +37,8 @@ _KEEP_LESS: Final = (
     "instead of all outputs or features, or write them to disk as they come; then fewer or smaller "
     "samples"
 )
-_NOTEBOOK: Final = re.compile(r"(?i)\bcolab\b|\bkaggle\b|\bipykernel_\d")
-_FORKS: Final = re.compile(r"\bos\.fork\(|\bnum_workers\b")
+_NOTEBOOK: Final = regex(r"(?i)\bcolab\b|\bkaggle\b|\bipykernel_\d")
+_FORKS: Final = regex(r"\bos\.fork\(|\bnum_workers\b")
 HOST_CHANGES: Final = {
     "dataloader-killed": _FEWER_WORKERS,
     "cgroup-kill": f"{LIMIT_CHANGE}; then {HOST_CHANGE}",
@@ -77,7 +77,7 @@ HOST_CHANGES: Final = {
 _LIMITS: Final = ("page-file", "windows-commit", "cgroup-kill")
 """Finer kinds of messages that name a limit, which can be raised."""
 
-_OF_CONTAINER: Final = re.compile(r"\b137\b")
+_OF_CONTAINER: Final = regex(r"\b137\b")
 """Docker and Kubernetes report a kill as exit code 128 + 9."""
 
 HUGE_ON_HOST_BYTES: Final = 8 * GIB
@@ -161,8 +161,8 @@ def raise_shared_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     )
 
 
-_CONTAINER: Final = re.compile(r"(?i)docker|container|kubernetes|\bk8s\b|\bpods?\b")
-_NO_CONTAINER: Final = re.compile(r"(?i)\b(?:without|no|not|n't)\W{1,3}(?:\w{1,12} ){0,2}docker")
+_CONTAINER: Final = regex(r"(?i)docker|container|kubernetes|\bk8s\b|\bpods?\b")
+_NO_CONTAINER: Final = regex(r"(?i)\b(?:without|no|not|n't)\W{1,3}(?:\w{1,12} ){0,2}docker")
 
 
 def _is_shared_memory(case: JudgedCase) -> bool:

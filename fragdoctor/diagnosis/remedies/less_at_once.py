@@ -6,12 +6,12 @@ its batch, what is in use or was tried already, and whose options it has.
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 from fragdoctor.diagnosis.remedies.counted import less_of_counted
 from fragdoctor.diagnosis.remedies.framework_words import words_in, words_together
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase
+from fragdoctor.lazy import regex
 from fragdoctor.model.case import IMAGES, SEQUENCES
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.frameworks import Change
@@ -46,12 +46,12 @@ CHECKPOINTED: Final = (
 )
 PARTS: Final = {IMAGES: " (or tiles of them)", SEQUENCES: " (and a lower max_new_tokens)"}
 """How else a model that only runs can be given less of what it runs on."""
-OF_SMALL_MODELS: Final = re.compile(r"^fewer (?!frames)|patches")
+OF_SMALL_MODELS: Final = regex(r"^fewer (?!frames)|patches")
 """Samples of models whose weights are small beside what they compute."""
 OFFLOADED: Final = "what is not running on the CPU (an option such as --offload or --lowvram)"
-_OF_MODEL: Final = re.compile(r"(?i)\bmodels?\b|\binference\b|\bgenerat|\bpipeline|模型|推理")
-_COMMAND: Final = re.compile(r"\bpython3? \S{1,80}\.py\b[^\n]{0,80}? --[a-z]")
-_OWN_CODE: Final = re.compile(
+_OF_MODEL: Final = regex(r"(?i)\bmodels?\b|\binference\b|\bgenerat|\bpipeline|模型|推理")
+_COMMAND: Final = regex(r"\bpython3? \S{1,80}\.py\b[^\n]{0,80}? --[a-z]")
+_OWN_CODE: Final = regex(
     r"\bimport torch\b|\bdef \w{1,40}\(|\b\w{0,40}model\(|\.(?:eval|cuda|to)\("
 )
 
@@ -93,7 +93,7 @@ def _is_of_own_code(case: JudgedCase) -> bool:
 
 
 GRADIENTS_OFF: Final = "Run the model without gradients"
-_OFF: Final = re.compile(r"no_grad|inference_mode|set_grad_enabled|enable_grad|\bgenerate\(")
+_OFF: Final = regex(r"no_grad|inference_mode|set_grad_enabled|enable_grad|\bgenerate\(")
 
 
 def without_graph(case: JudgedCase) -> str:
@@ -117,7 +117,7 @@ def without_graph(case: JudgedCase) -> str:
 SMALL_SHARE: Final = 0.02
 """A model that runs makes temporaries of a layer: where one is a smaller part of what is held, the
 weights hold the rest."""
-_OF_WEIGHTS: Final = re.compile(
+_OF_WEIGHTS: Final = regex(
     r"(?i)模型(?:太|过|很)大|\bmodel (?:is |was )?(?:too|so|very) (?:big|large)\b|加载\S{0,6}模型"
     r"|\b(?:load|loading|loads) (?:\w+ ){0,3}(?:models?|weights|checkpoint)\b"
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -19,6 +18,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
     proposes,
 )
 from fragdoctor.diagnosis.verdict_message import has_room_in_pool
+from fragdoctor.lazy import regex
 from fragdoctor.model.case import OomMessage, ServerShare
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.engines import (
@@ -101,7 +101,7 @@ TRIED: Final = {
 ROOM_FOR_CACHE: Final = 0.05
 """Smallest share of the card for a KV cache with which a server is worth starting."""
 
-_ASKED: Final = re.compile(r"\((\d?\.\d{1,9}|1(?:\.0)?), \d")
+_ASKED: Final = regex(r"\((\d?\.\d{1,9}|1(?:\.0)?), \d")
 
 USUAL_UTILIZATION: Final = 0.9
 MOST_UTILIZATION: Final = 0.97
@@ -167,8 +167,8 @@ def _option(  # noqa: PLR0911 - one return a kind
 
 
 CONTEXT: Final = "a --max-model-len no longer than you need, since one such request must fit; "
-_QUANTIZED: Final = re.compile(r"(?i)awq|gptq|\b(?:int|fp)[48]\b|w8a|w4a")
-_GIVEN: Final = re.compile(r"gpu[-_]memory[-_]utilization[\s=:'\"]{1,4}(0?\.\d{1,3})")
+_QUANTIZED: Final = regex(r"(?i)awq|gptq|\b(?:int|fp)[48]\b|w8a|w4a")
+_GIVEN: Final = regex(r"gpu[-_]memory[-_]utilization[\s=:'\"]{1,4}(0?\.\d{1,3})")
 
 
 def _beside_weights(m: OomMessage, shares: Sequence[ServerShare], spread: str) -> Advice:

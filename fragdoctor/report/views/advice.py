@@ -11,6 +11,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from fragdoctor.lazy import regex
 from fragdoctor.model.diagnosis import (
     Cause,
     DeviceFigures,
@@ -31,14 +32,14 @@ from fragdoctor.units import format_size
 MAX_ALTERNATIVES: Final = 2
 MAX_MEASURES: Final = 4  # besides the first, including those that do not help
 VARIABLE: Final = "PYTORCH_CUDA_ALLOC_CONF="
-_REPLAYED: Final = re.compile(r"^Replayed[^:]*: ")
+_REPLAYED: Final = regex(r"^Replayed[^:]*: ")
 _RECORD: Final = "fragdoctor run {}"
-_SCRIPT: Final = re.compile(r"[\w.-]{1,40}\.py")
+_SCRIPT: Final = regex(r"[\w.-]{1,40}\.py")
 _RECORD_BY_HAND: Final = (
     "torch.cuda.memory._record_memory_history(max_entries=100_000)",
     'torch.cuda.memory._dump_snapshot("snapshot.pickle")',
 )
-_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NAME: Final = regex(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def cure(diagnosis: Diagnosis, source_line: str) -> tuple[str, list[doc.DocumentBlock]]:
@@ -179,7 +180,7 @@ def _script_of(diagnosis: Diagnosis) -> str:
     return next(filter(_SCRIPT.fullmatch, map(basename_of, files)), example)
 
 
-_RUN_AS: Final = re.compile(
+_RUN_AS: Final = regex(
     r"\b(?:python3?|torchrun|launch|run|running) (?:\S{1,60} ){0,6}?(?:\S{0,100}/)?"
     r"([\w-]{1,60}\.py)\b"
 )
