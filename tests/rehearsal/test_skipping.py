@@ -233,6 +233,42 @@ def test_a_loop_that_only_a_value_ends_is_left(stage: Stage) -> None:
     assert found["rehearsal"]["peak_allocated_bytes"] > 4 << 20
 
 
+@pytest.mark.parametrize("condition", ["not (error < 1e-4)", "not settled"])
+def test_a_condition_that_only_a_value_meets_is_left(stage: Stage, condition: str) -> None:
+    found = stage.must_pass(
+        f"""
+        import torch
+        x, error = torch.rand(512, 512, device="cuda"), torch.rand((), device="cuda")
+        settled, n = False, 0
+        while {condition}:
+            after = x @ x
+            error, x, n = (after - x).norm(), after, n + 1
+            settled = (error < 1e-4).item()
+        assert 200 <= n <= 210, n
+        large = torch.zeros(1 << 20, device="cuda")
+        """
+    )
+
+    assert found["rehearsal"]["notes"] == [
+        "The loop at train.py:5 was left when 200 rounds were equal."
+    ]
+
+
+def test_a_list_of_work_is_done_though_its_rounds_read_flags(stage: Stage) -> None:
+    stage.must_pass(
+        """
+        import torch
+        work, n = [*range(260)], 0
+        while work:
+            x = torch.rand(512 if work.pop() else 2048, device="cuda")
+            n += 1
+            if (x > 2).any():
+                print("large")
+        assert n == 260, n
+        """
+    )
+
+
 def test_a_limit_of_time_ends_the_rehearsal(stage: Stage) -> None:
     found = rehearsed(
         stage,

@@ -268,7 +268,7 @@ def _rehearse(request: dict[str, Any], now: Session) -> NoReturn:
     if stops and limit is None:
         skipping = now.loops.skipping
         skipping.most, skipping.on_stuck = most, outcome.stop_early
-        skipping.tell = now.assumptions.note
+        skipping.assumptions = now.assumptions
         skipping.install(now.gpus, now.n_devices)
         now.loops.install()
     if request["observes"]:

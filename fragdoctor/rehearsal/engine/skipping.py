@@ -41,7 +41,9 @@ CHEAP_EVENTS: Final = 40_000
 """This many rounds, or events (about a second), are enough: what happens every ten rounds, or after
 the first five, is simply seen as long as that is cheap."""
 ENDLESS_ROUNDS: Final = 200
-"""So many in a row, and a ``while True`` is left: what ends it is a value on the GPU."""
+"""So many in a row, and a ``while`` is left that only a value on the GPU can end."""
+READS_ZERO: Final = "the value is 0"
+"""What is assumed of a flag or a whole number that is read from a GPU."""
 WAIT_S: Final = 5.0
 """How long to keep fetching skipped items."""
 GO_ON_S: Final = 60.0
@@ -102,7 +104,7 @@ class Loop:
         meetings: numbers that are compared in it.
         counters: names and attributes that it adds to.
         yields: whether it yields items; then the loop that takes them decides.
-        is_endless: whether it is a ``while True``.
+        test: the condition of a ``while``.
         rates: growth rates, measured over the most rounds.
         seen: rounds that were seen.
         has_skipped: whether rounds were skipped.
@@ -116,7 +118,7 @@ class Loop:
     meetings: list[Meeting] = field(default_factory=list)
     counters: list[ast.expr] = field(default_factory=list)
     yields: bool = False
-    is_endless: bool = False
+    test: ast.expr | None = None
     rates: Numbers = field(default_factory=Numbers)
     seen: set[Round] = field(default_factory=set)
     has_skipped: bool = False
@@ -127,8 +129,7 @@ class Loop:
 
 def loop_of(node: ast.For | ast.While) -> Loop:
     """Return a loop by its source, including inner loops but not functions defined in it."""
-    found = Loop(node.lineno, node.end_lineno or node.lineno)
-    found.is_endless = isinstance(getattr(node, "test", None), ast.Constant)
+    found = Loop(node.lineno, node.end_lineno or node.lineno, test=getattr(node, "test", None))
     names: set[str] = set()
     todo: list[ast.AST] = [*node.body, *([node.test] if isinstance(node, ast.While) else [])]
     while todo:
@@ -309,7 +310,7 @@ class Skipping:
         n_steps: steps that the program would have taken in the skipped rounds.
         steps: returns how many steps the program has taken.
         on_stuck: called with a reason if the rehearsal cannot continue; it does not return.
-        tell: called with a sentence for the rehearsal's notes.
+        assumptions: what is assumed about values, and the rehearsal's notes.
     """
 
     is_on: bool = False
@@ -322,7 +323,7 @@ class Skipping:
     n_steps: int = 0
     steps: Callable[[], int] = lambda: 0
     on_stuck: Callable[[str], None] = lambda _: None
-    tell: Callable[[str], None] = lambda _: None
+    assumptions: Any = None
     _ends_at: float | None = None
     _gpus: Any = None
     _n_devices: int = 0
@@ -432,15 +433,34 @@ class Skipping:
             place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
             if passage.loop.is_of_steps and remaining is no_length:
                 self.on_stuck(f"it was unclear where the loop at {place} ends")
-            is_left = passage.loop.is_endless and passage.n_known >= ENDLESS_ROUNDS
+            is_left = passage.n_known >= ENDLESS_ROUNDS and self._waits(passage.loop, frame, names)
             if is_left:
-                self.tell(f"The loop at {place} was left when {ENDLESS_ROUNDS} rounds were equal.")
+                self.assumptions.note(
+                    f"The loop at {place} was left when {ENDLESS_ROUNDS} rounds were equal."
+                )
             return None if is_left or remaining is not no_length else 0
         ends = [] if reached is None else [reached - 1 - _AROUND]
         n = min([*ends, *([] if n_left is None else [n_left - _LAST])])
         if ends == [n]:
             passage.met.update(i for i, at in ahead.items() if at == reached)
         return self._jumped(passage, n, frame)
+
+    def _waits(self, loop: Loop, frame: FrameType, names: Mapping[str, Any]) -> bool:
+        """Return whether a ``while`` waits for a value on the GPU, which reads the same each time.
+
+        Its condition reads the value, or is a flag that its body sets from one.
+        """
+        test = loop.test
+        if test is None or isinstance(test, ast.Constant):
+            return test is not None
+        last = test.end_lineno or test.lineno
+        with suppress(LookupError):
+            flag = value_of(test.operand if isinstance(test, ast.UnaryOp) else test, names)
+            last = loop.last if isinstance(flag, bool) else last
+        lines, name = range(loop.first, last + 1), frame.f_code.co_filename
+        read = self.assumptions.made.items()
+        zeros = ((one, n) for one, n in read if one.assumed == READS_ZERO and one.filename == name)
+        return any(n >= ENDLESS_ROUNDS and one.line in lines for one, n in zeros)
 
     def _jumped(self, passage: Passage, n: int, frame: FrameType) -> int:
         if n <= 0:

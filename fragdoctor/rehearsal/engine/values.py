@@ -16,6 +16,7 @@ from fragdoctor.rehearsal.engine.host import release
 from fragdoctor.rehearsal.engine.known import MOST_WHOLE
 from fragdoctor.rehearsal.engine.memory_history import OURS, users_frame
 from fragdoctor.rehearsal.engine.session import Assumption
+from fragdoctor.rehearsal.engine.skipping import READS_ZERO
 
 
 def n_kept(tensor: torch.Tensor, kind: str) -> int:
@@ -74,7 +75,7 @@ def stand_in(dtype: torch.dtype) -> Any:
             assume("validation", "the values are valid")
             return valid
     if not dtype.is_floating_point:
-        assume("item", "the value is 0")
+        assume("item", READS_ZERO)
         return False if dtype is torch.bool else 0
     return _falling("item", "the values are 1/2, 1/3 and so on: positive, and falling")
 
