@@ -133,8 +133,8 @@ _REPORT_PAGE: Final = b'<meta name="generator" content="fragdoctor">'
 _REPORT_TEXT: Final = regex(
     rb"(?:#{1,3} )?(?:(?:Out of memory|Failed at)[^\r]{3,500}?\n)?"
     rb"(?:\*\*)?[A-Z][a-zA-Z ,]{4,60}"
-    rb"(?: \((?:proven|likely|possible)\)(?:\*\*)?[ .]"
-    rb"|(?: on GPU \d{1,9})?\.(?:\*\*)? (?:Try|Record the run):)"
+    rb"(?: on GPU \d{1,9})?(?: \((?:proven|likely|possible)\)(?:\*\*)?[ .]"
+    rb"|(?:\*\*)?\.(?:\*\*)? (?:Try|Record the run):)"
     rb"|(?:#{1,3} )?(?:\*\*)?No memory failure found\."
 )
 """Text and Markdown have no mark: what failed, then the verdict and how sure it is."""

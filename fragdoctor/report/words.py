@@ -39,12 +39,12 @@ CAUSE_TITLES: Final = {
     Cause.LEAK: "Memory leak",
     Cause.TRANSIENT_PEAK: "Transient peak",
     Cause.NON_PYTORCH_MEMORY: "Memory outside PyTorch",
-    Cause.OTHER_PROCESS: "Another process holds the GPU",
-    Cause.MEMORY_LIMIT: "A memory limit, not the device",
+    Cause.OTHER_PROCESS: "Memory taken by another process",
+    Cause.MEMORY_LIMIT: "Memory limit reached",
     Cause.PRIVATE_POOLS: "Memory locked up in private pools",
     Cause.PENDING_FREES: "Frees waiting for other streams",
     Cause.SIZE_BUG: "A wrong tensor size",
-    Cause.HOST_MEMORY: "Host memory, not the GPU",
+    Cause.HOST_MEMORY: "Out of host memory, not GPU memory",
     Cause.NOT_MEMORY: "Not a memory problem",
     Cause.UNKNOWN: "Cause unknown",
 }
@@ -122,12 +122,15 @@ def verdict_name(verdict: Verdict) -> str:
     return CAUSE_TITLES[verdict.cause]
 
 
-def verdict_title(verdict: Verdict) -> str:
-    """Return the verdict in a few words, with its confidence."""
+def verdict_title(verdict: Verdict, *, is_placed: bool = False) -> str:
+    """Return the verdict in a few words, with its GPU if asked for, and its confidence."""
     is_plain = verdict.cause is Cause.HEALTHY and verdict.state in _STATE_TITLES_ALONE
+    name = verdict_name(verdict)
+    if is_placed and verdict.device is not None:
+        name += f" on GPU {verdict.device}"
     if is_plain or verdict.decider == NO_MESSAGE:
-        return verdict_name(verdict)
-    return titled(verdict.cause, verdict.confidence, verdict_name(verdict))
+        return name
+    return titled(verdict.cause, verdict.confidence, name)
 
 
 def titled(cause: Cause, confidence: Confidence | str, name: str = "") -> str:
@@ -144,8 +147,7 @@ def verdict_style(verdict: Verdict) -> Style:
 
 def verdict_line(verdict: Verdict) -> str:
     """Return the verdict in one line, as ``--quiet`` prints it."""
-    where = "" if verdict.device is None else f" on GPU {verdict.device}"
-    return f"{verdict_title(verdict)}{where}: {verdict.summary}"
+    return f"{verdict_title(verdict, is_placed=True)}: {verdict.summary}"
 
 
 def failure_line(failure: Failure | None) -> str:

@@ -202,6 +202,10 @@ _LOADS_ADAPTER: Final = Place(
     functions="load_adapter load_peft_weights merge_and_unload merge_adapter "
     "_unload_and_optionally_merge merge_lora _merge_lora"
 )
+_PAIRS: Final = (
+    r"(?:(?:dist(?:ances?)?|adj(?:acency)?|affinity|similarity)_?mat(?:rix)?"
+    r"|pair(?:wise)?_?dist(?:ance)?s?|(?:compute|calc|get)\w*_dist(?:ance)?s)"
+)
 _UNPACKS_RESULTS: Final = Place(functions="all_gather gather", code=r"\bloads?\(")
 _PASTES: Final = Place(
     functions="_do_paste_mask paste_masks_in_image get_seg_masks prep_display prep_metrics"
@@ -760,6 +764,25 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         # 0.23, models/detection/roi_heads.py; yolact, layers/output_utils.py
         places=(_PASTES,),
         intro=rf"\b(?:{_PASTES.functions.replace(' ', '|')})\b",
+    ),
+    # ---- all pairs ----
+    TracebackSign(
+        name="all-pairs",
+        doing="while something was computed for all pairs at once",
+        title="Compute the pairs a part at a time, or only those that count",
+        change="a loop over a few thousand rows, of which only the result is kept (min, topk); "
+        "torch.cdist for distances, which makes no differences of vectors; the edges of a graph "
+        "(edge_index, a sparse matrix) or sampled neighbors in place of a dense matrix; fewer "
+        "points or nodes",
+        why="A matrix of all pairs grows with the square of their number, whatever the batch.",
+        # torch 2.13, torch/functional.py; torch_geometric 2.0 to 2.6, utils/_to_dense_adj.py
+        places=(
+            Place(functions="cdist pdist pairwise_distance to_dense_adj"),
+            Place(named=rf"(?i){_PAIRS}"),
+            Place(code=rf"(?i)\b(?:cdist|pdist|to_dense_adj)\(|{_PAIRS}\w*\s?="),
+        ),
+        intro=r"\bcdist\(|\bto_dense_adj\b",
+        in_words=rf"(?i){_PAIRS}\b",
     ),
     # ---- several GPUs ----
     TracebackSign(

@@ -58,7 +58,7 @@ HEADS = [
     (b'{\n  "schema_version": "1.0",\n  "sources": []}', InputKind.REPORT),
     (b'<html><meta name="generator" content="fragdoctor">', InputKind.REPORT),
     (b"Out of memory on GPU 0: 2 GiB asked.\nA memory limit (likely). Try:", InputKind.REPORT),
-    (b"## Healthy (likely) on GPU 0. Nothing needs to change.\n", InputKind.REPORT),
+    (b"## Healthy on GPU 0 (likely). Nothing needs to change.\n", InputKind.REPORT),
     (b"Cause unknown. Try:\n", InputKind.REPORT),
     (b"Out of memory on GPU 0: 2 GiB asked.\nTraceback (most recent call last):", InputKind.TEXT),
     (b"#!/bin/bash\n#SBATCH --gpus 8\n", InputKind.SHELL),

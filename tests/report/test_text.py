@@ -101,7 +101,7 @@ def test_report_colour_changes_nothing_but_colour(name: str) -> None:
 def test_quiet_report_is_the_verdict_and_the_cure() -> None:
     verdict, cure = text_of("fragmentation", verbosity=Verbosity.QUIET).splitlines()
 
-    assert verdict.startswith("Fragmentation (proven) on GPU 0: 500.00 MiB was refused")
+    assert verdict.startswith("Fragmentation on GPU 0 (proven): 500.00 MiB was refused")
     assert cure == EXPORT.strip()
 
 
@@ -174,8 +174,8 @@ def test_outlook_is_one_of_five_words(
 @pytest.mark.parametrize(
     ("state", "headline"),
     [
-        (RunState.FITS, "Healthy (proven) on GPU 0. Nothing needs to change."),
-        (RunState.NEAR_LIMIT, "Near the limit (proven) on GPU 0."),
+        (RunState.FITS, "Healthy on GPU 0 (proven). Nothing needs to change."),
+        (RunState.NEAR_LIMIT, "Near the limit on GPU 0 (proven)."),
         (RunState.NO_HISTORY, "No history recorded on GPU 0. Record the run:"),
         (RunState.EMPTY, "Nothing recorded on GPU 0. Record the run:"),
     ],
@@ -250,4 +250,4 @@ def test_other_causes_are_told_apart_by_their_commas() -> None:
         also=(Cause.MEMORY_LIMIT, Cause.FRAGMENTATION),
     )
 
-    assert also_text(verdict) == "a memory limit, fragmentation"
+    assert also_text(verdict) == "memory limit reached, fragmentation"

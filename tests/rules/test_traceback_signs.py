@@ -154,6 +154,11 @@ SHAPES = {
     "box-assignment": failing(
         frame(f"{LIB}/mmdet/core/bbox/assigners/max_iou_assigner.py", "assign", "o = iou(a, b)")
     ),
+    "all-pairs by its function": failing(
+        frame("/job/match.py", "compute_distances", "d = torch.zeros((len(q), len(k)))")
+    ),
+    "all-pairs by its code": failing(frame("/job/match.py", "knn", "d = torch.cdist(x, x)")),
+    "all-pairs": f"The distance_matrix(x, y) of my test is too large.\n{FULL}",
     "first-gpu by its call": failing(
         frame(f"{TORCH}/nn/parallel/comm.py", "gather", "return torch._C._gather(tensors)")
     ),

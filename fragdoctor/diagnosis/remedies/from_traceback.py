@@ -52,12 +52,6 @@ CLOSED: Final = (Cause.NOT_MEMORY, Cause.HOST_MEMORY, Cause.HEALTHY)
 STEPS: Final = r"\b(?:batch|epoch|iteration)"
 """What only loops over a data set have; what serves has requests, runs and hours."""
 
-OF_VERSIONS: Final = (
-    r"(?i)\b(?:up|down)(?:grad|dat)\w{1,4}\b"
-    r"|\b(?:with|in|on|under|since|from) (?:\w{1,12} )?v?\d{1,3}\.\d"
-)
-"""How texts name a version as what changed."""
-
 
 def _said(case: JudgedCase, sign: TracebackSign, message: OomMessage) -> tuple[str, str]:
     """Return title and change of a sign, with what the text tells besides."""
@@ -68,10 +62,7 @@ def _said(case: JudgedCase, sign: TracebackSign, message: OomMessage) -> tuple[s
         return (ROOM_FOR_STEPS, change) if is_served else less_to_run(case)
     if sign.name == RAN_BEFORE:
         less = less_of_batch(case) if case.trains else less_to_run(case)
-        is_of_versions = re.search(OF_VERSIONS, message.said) is not None
-        parts = sign.change.split("; ")
-        parts.sort(key=lambda part: is_of_versions and not part.startswith("versions"))
-        return sign.title, f"{'; '.join(parts)}; otherwise {less[1]}"
+        return sign.title, f"{sign.change}; otherwise {less[1]}"
     if sign.name == LATE:
         return _of_later_step(case, sign, message)
     if sign.name == GROWTH:

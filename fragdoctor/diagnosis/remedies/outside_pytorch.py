@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Final
 
 from fragdoctor.diagnosis.decision import is_integrated
@@ -26,6 +27,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
 )
 from fragdoctor.diagnosis.remedies.serving import LEAST_UTILIZATION
 from fragdoctor.diagnosis.verdict_message import library_of
+from fragdoctor.model.case import OtherProcess
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, line_text
 from fragdoctor.model.frameworks import OWN_LOOPS, SERVERS, Change, words_for
@@ -39,11 +41,23 @@ PEERS_LOOK_THE_SAME: Final = (
 )
 OWN_DEVICE: Final = (
     "torch.cuda.set_device(local_rank) before anything else touches CUDA, or "
-    "CUDA_VISIBLE_DEVICES=$LOCAL_RANK for each rank: these are peers of equal size"
+    "CUDA_VISIBLE_DEVICES=$LOCAL_RANK for each rank: these look like the workers of one program"
 )
 
 MIN_PEERS: Final = 3
 """Two processes of equal size may be a coincidence; three are workers of one program."""
+
+NEAR_IDS: Final = 10
+"""A launcher starts its workers at once, and the kernel numbers processes in order: torchrun's ids
+are 1 apart, those of torch.multiprocessing 1 or 2, and those of pytest-xdist 3."""
+
+
+def are_peers(listed: Sequence[OtherProcess]) -> bool:
+    """Return whether processes started together, or hold the same, as one program's workers do."""
+    ids = sorted(p.pid for p in listed)
+    sizes = Counter(p.n_bytes for p in listed)
+    is_row = len(ids) > 1 and all(b - a < NEAR_IDS for a, b in pairwise(ids))
+    return is_row or max(sizes.values(), default=0) >= MIN_PEERS
 
 
 def _share(case: JudgedCase) -> str:
@@ -93,8 +107,7 @@ def free_other_process(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         weight = HELPS  # the call need not be on this device at all
     listed = () if r is None else r.other_processes
     pids = ", ".join(str(p.pid) for p in listed)
-    n_equal = max(Counter(p.n_bytes for p in listed).values(), default=0)
-    peers = n_equal >= MIN_PEERS
+    peers = are_peers(listed)
     may_be_own = r is not None and listed and r.process_bytes is None
     share, free = _share(case), case.told.free_gpu
     title, change = (
@@ -102,7 +115,7 @@ def free_other_process(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         "find the holders with nvidia-smi or fuser -v /dev/nvidia*, and end leftovers",
     )
     if peers:
-        title = "Give each rank its own GPU"
+        title = "Give each rank or worker its own GPU"
         change = f"{OWN_DEVICE}; otherwise end or move process {pids}, or run as many as fit "
         change += "(fragdoctor pack)"
     elif trained := _beside_training(case):

@@ -206,13 +206,12 @@ def document(
     """Return the document of a diagnosis; a rehearsed program has its own next step."""
     verdict = diagnosis.verdict
     leads_to, cure = advice.cure(diagnosis, _line_to_change(diagnosis, options))
-    where = "" if verdict.device is None else f" on GPU {verdict.device}"
     tone = words.verdict_style(verdict)
     brief = (words.verdict_line(verdict), advice.brief_cure(diagnosis))
     failed = words.failure_line(diagnosis.failure)
     headline: doc.Content = [
-        doc.Span(words.verdict_title(verdict), tone),
-        ". " if failed else doc.dim(f"{where}. "),
+        doc.Span(words.verdict_title(verdict, is_placed=not failed), tone),
+        ". ",
         leads_to,
     ]
     is_explored = bool(diagnosis.analyses)  # the page draws them and lets the reader explore
