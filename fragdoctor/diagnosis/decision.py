@@ -19,7 +19,6 @@ from fragdoctor.rules.failed_request import (
     FULL_SLACK_SHARE,
     SIZE_BUG_BYTES,
     FailedRequest,
-    is_nominal,
     rounding_bytes,
 )
 from fragdoctor.units import GIB, format_share, format_size
@@ -358,10 +357,6 @@ def _others_first(r: FailedRequest) -> Iterator[Hypothesis]:
     missing = r.uncovered_bytes
     for hypothesis, n_bytes in _outside_candidates(r):
         is_large = r.total_bytes is not None and n_bytes >= NORMAL_OUTSIDE_SHARE * r.total_bytes
-        is_unnamed = not (r.is_exact or r.process_bytes or r.other_processes)
-        is_less = (r.outside_bytes or 0) < (r.reserved_bytes or 0)
-        if is_unnamed and is_less and is_nominal(r.total_bytes):
-            continue  # on Windows, where the desktop and all windows are on the same GPU
         if is_large and n_bytes >= missing and n_bytes >= (r.cache_bytes or 0):
             yield hypothesis
 

@@ -394,7 +394,7 @@ def test_program_that_only_runs_models_is_not_told_to_checkpoint_layers(said, is
 
 
 def test_server_beside_others_is_told_the_share_that_they_leave():
-    full = old_style("1.00 GiB", "39.39 GiB", "24.40 GiB", "0 bytes", "24.50 GiB")
+    full = old_style("1.00 GiB", "40.00 GiB", "24.90 GiB", "0 bytes", "25.00 GiB")
 
     verdict, first = first_of(f"$ vllm serve m\n{full}\n")
 

@@ -48,8 +48,8 @@ MIN_PEERS: Final = 3
 """Two processes of equal size may be a coincidence; three are workers of one program."""
 
 NEAR_IDS: Final = 10
-"""A launcher starts its workers at once, and the kernel numbers processes in order: torchrun's ids
-are 1 apart, those of torch.multiprocessing 1 or 2, and those of pytest-xdist 3."""
+"""A launcher starts its workers at once, and the kernel numbers processes in order: four workers of
+torchrun and of torch.multiprocessing.spawn() are 1 apart (2.13, Linux), more on a busy machine."""
 
 
 def are_peers(listed: Sequence[OtherProcess]) -> bool:
