@@ -2270,12 +2270,3 @@ def test_processes_that_were_started_together_are_workers_of_one_program(pids, t
 
     assert verdict.cause is Cause.OTHER_PROCESS
     assert first.title == title
-
-
-@pytest.mark.parametrize(
-    ("total", "cause"), [("8.00 GiB", Cause.CAPACITY), ("7.79 GiB", Cause.OTHER_PROCESS)]
-)
-def test_less_than_this_program_holds_may_be_the_desktop_on_windows(total, cause):
-    verdict, _ = first_of(old_style("32.00 MiB", total, "5.20 GiB", "0 bytes", "5.30 GiB"))
-
-    assert verdict.cause is cause
