@@ -1,12 +1,12 @@
 """Take out one case, rule or constant at a time and print what changes in the table of truth.
 
-    python tools/ablate.py              # all of them; about three minutes each on two cores
+    python tools/ablate.py              # all of them; about four minutes each on two cores
     python tools/ablate.py NAME ...     # some of them
     python tools/ablate.py --list
 
 Each line of the result is for one part of fragdoctor that guesses. It shows how many rows of the
 table (``truth_table.py``) change in each half of the programs, *will* and *likely* separately, and
-how many verdicts; recordings that were cut count with their half. A part that moves no row on
+how many verdicts; late and cut recordings count with their half. A part that moves no row on
 programs that it was not written for gets deleted.
 """
 
@@ -135,8 +135,8 @@ def row_of(name: str, before: Answers, now: Answers) -> str:
     cells = []
     then, here = counts(before), counts(now)
     for half in ("looked", "held-out"):
-        change = here[half] + here[f"{half}-cut"]
-        change.subtract(then[half] + then[f"{half}-cut"])
+        change = here[half] + here[f"{half}-late"] + here[f"{half}-cut"]
+        change.subtract(then[half] + then[f"{half}-late"] + then[f"{half}-cut"])
         words = [f"{n:+d} {word}" for word, n in sorted(change.items()) if n]
         cells.append(", ".join(words) or "nothing")
     return f"| {name} | {cells[0]} | {cells[1]} |"

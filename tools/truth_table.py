@@ -12,10 +12,11 @@ which the GPU of the recordings does not ask for.
 
 ``tests/truth`` holds recordings of the programs in ``benchmarks/outlook_programs`` and, in
 ``programs/*.json``, what each program did under other settings and capacities. Each recording is
-judged whole, and cut to its last half, as if its ring buffer had been too small. Neither a GPU nor
-PyTorch is needed. ``answers.json`` has the answer for each row, and the table counts these answers.
-The command fails if fewer answers are right, or more are wrong, than in the committed table, and
-prints the figures that got worse with their rows.
+judged whole, from where the model is first called (``late``: history was switched on after the
+model was built), and cut to its last half (``cut``: its ring buffer was too small). Neither a GPU
+nor PyTorch is needed. ``answers.json`` has the answer for each row, and the table counts these
+answers. The command fails if fewer answers are right, or more are wrong, than in the committed
+table, and prints the figures that got worse with their rows.
 """
 
 from __future__ import annotations
@@ -42,11 +43,18 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from bench_outlook import Judged, WhatIf, first_setting_cures, is_doubtful, judge  # noqa: E402 - no package
 from outlook_table import HELD_OUT, ProgramTruth, read_truth  # noqa: E402
 
+from fragdoctor.future.simulator import trace_of  # noqa: E402
+from fragdoctor.future.steps import after_setup  # noqa: E402
+from fragdoctor.inputs.snapshot_reader import read_snapshot  # noqa: E402
+
 MAX_RECORDINGS: Final = 3
 """Recordings to keep of one program: the first, the last and one in between; more add nothing."""
 
 MAX_BYTES: Final = 120_000
 """Largest size of a compressed recording, so that the repository stays small."""
+
+LATE, CUT = "late", "cut"
+"""Forms in which recordings come, beside the whole one."""
 
 Answers = dict[str, str]
 """Row -> which half the row belongs to and what is said about it: ``looked will right``, ..."""
@@ -88,29 +96,34 @@ def answers_of(judged: Judged) -> Iterator[tuple[str, str]]:
         yield f"{name} promise", f"{half} curable {'promised' if is_kept else 'unpromised'}"
 
 
-def _judge(work: tuple[ProgramTruth, int, Path | None, bool]) -> Judged:
-    truth, i, rehearsal, is_cut = work
+def _judge(work: tuple[ProgramTruth, int, Path | None, str]) -> Judged:
+    truth, i, rehearsal, form = work
     recording = truth.recordings[i]
-    if not is_cut:
+    path = TRUTH / recording.snapshot
+    if not form:
         return judge(truth, recording, TRUTH, rehearsal)
     # The project's own files, so that it is safe to read them with the stock unpickler.
-    data = pickle.loads(gzip.decompress((TRUTH / recording.snapshot).read_bytes()))
-    data["device_traces"] = [trace[len(trace) // 2 :] for trace in data["device_traces"]]
+    data = pickle.loads(gzip.decompress(path.read_bytes()))
+    trace = trace_of(read_snapshot(path))
+    events = data["device_traces"][trace.device]
+    built = after_setup(trace)
+    first = len(events) // 2 if form == CUT else built if built < len(events) else 0
+    data["device_traces"][trace.device] = events[first:]
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / recording.snapshot).write_bytes(gzip.compress(pickle.dumps(data), 1))
         judged = judge(truth, recording, Path(folder))
-    judged.snapshot, judged.split = f"last half of {recording.snapshot}", f"{judged.split}-cut"
+    judged.snapshot, judged.split = f"{form} {recording.snapshot}", f"{judged.split}-{form}"
     return judged
 
 
 def judge_all(n_jobs: int, rehearsals: Path | None = None) -> list[Judged]:
     """Judge fragdoctor's answers on every committed recording, or on those with a rehearsal."""
     work = [
-        (truth, i, None if rehearsals is None else rehearsals / f"{truth.name}.pickle", is_cut)
+        (truth, i, None if rehearsals is None else rehearsals / f"{truth.name}.pickle", form)
         for truth in read_truths()
         if rehearsals is None or "conv" not in (PROGRAMS / f"{truth.name}.py").read_text().lower()
         for i in range(len(truth.recordings))
-        for is_cut in ((False, True) if rehearsals is None else (False,))
+        for form in (("", LATE, CUT) if rehearsals is None else ("",))
     ]
     if n_jobs == 1:
         return [_judge(one) for one in work]

@@ -114,7 +114,7 @@ class Outlooks:
             is_likely = other.fails is fails
         unshown = self._unshown(known)
         is_likely = is_likely and not unshown
-        is_known = is_likely and is_sure and known.n_complete >= ENOUGH and not self._trace.is_late
+        is_known = is_likely and is_sure and known.n_complete >= ENOUGH and not self._trace.is_cut
         is_known = is_known and expected.likely is None
         reason = expected.reason if is_sure else known.reason
         if is_sure and known.n_complete < ENOUGH:
@@ -131,7 +131,7 @@ class Outlooks:
 
     def _unshown(self, known: Repetition) -> str:
         """Return why the complete steps do not show what comes, or "" if they do."""
-        if self._trace.is_late and known.n_complete < ENOUGH:
+        if self._trace.is_cut and known.n_complete < ENOUGH:
             return (
                 f"only {plural(known.n_complete, 'step')} recorded in full, and none from the start"
             )
@@ -218,7 +218,7 @@ class Outlooks:
     def _first_step_takes(self) -> float:
         """What a first step of training takes, as a multiple of what it had; 0 for other steps."""
         trace = self._trace
-        if trace.is_late or not trace.ends_in_failure or not len(trace.oom_rows):
+        if trace.is_cut or not trace.ends_in_failure or not len(trace.oom_rows):
             return 0.0
         if is_training_forward(trace, int(trace.oom_rows[-1])):
             return FORWARD_TAKES

@@ -129,7 +129,7 @@ def _ends(trace: Trace) -> I64 | None:
 
 def _training(trace: Trace, ends: I64) -> Steps:
     turns = _turns(trace, ends)
-    period = period_of(turns[1:] if trace.is_late else turns)  # the first may be incomplete
+    period = period_of(turns[1:] if trace.lives.n_initial else turns)  # the first may be cut
     ends = ends[period - 1 :: period]
     action = trace.events.action
     asks = np.flatnonzero((action == Action.ALLOC) | (action == Action.OOM))
@@ -176,7 +176,7 @@ def _first_start(trace: Trace, ends: I64, asks: I64) -> int | None:
     A recording that began inside the program holds the whole first step if that step makes as many
     requests as the next one.
     """
-    if not trace.is_late:
+    if not trace.is_cut:
         return min(after_setup(trace), int(np.append(ends, trace.n_events)[0]))
     if len(ends) < 2:
         return None if len(ends) else 0

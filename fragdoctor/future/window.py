@@ -109,7 +109,7 @@ class StepWindow(Struct, frozen=True, dict=True):
             n_complete=n_all - first,
             n_past=n_past,
             has_failed=has_failed,
-            is_late=first > 0 or trace.is_late,
+            is_late=first > 0 or trace.is_cut,
             counts=counts if counts.any() else ~counts,
             rows=np.append(steps.rows, trace.n_events)[first : first + len(at) - 1],
         )

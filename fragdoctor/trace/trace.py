@@ -245,10 +245,16 @@ class Trace(DeviceColumns, frozen=True, eq=False, dict=True, kw_only=True):
         """Whether the last request failed; frees by its exception may follow it."""
         return self.n_until_unwound is not None
 
-    @property
-    def is_late(self) -> bool:
-        """Whether memory was allocated before the first event."""
-        return bool(self.facts["initial_allocated_bytes"])
+    @cached_property
+    def is_cut(self) -> bool:
+        """Whether memory from before the first event was freed while the program went on.
+
+        Then the recording began in the middle of the work, as that of a full ring does. If history
+        was switched on after the model was built, what is older stays.
+        """
+        free = self.lives.free[: self.lives.n_initial]
+        end = int(self.oom_rows[-1]) if self.ends_in_failure else self.n_events
+        return bool((free < end).any())
 
     @cached_property
     def n_requests(self) -> int:

@@ -159,5 +159,5 @@ def kept_text(context: Context, kept: KeptMemory) -> str:
 def _recorded_text(context: Context, kept: KeptMemory) -> str:
     """Return how much was recorded of it; if the recording began later, there is more."""
     a = context.analysis
-    when = "in the last" if a is not None and a.trace.is_late else "after"
+    when = "in the last" if a is not None and a.trace.is_cut else "after"
     return f"{format_size(kept.survivor_bytes)} {when} {rounds_text(kept)}"
