@@ -206,7 +206,7 @@ def commit(said: Answers) -> None:
     printed = "\n".join(table(said))
     proof.write_text(
         re.sub(
-            r"(?<=```text\n)looked: .*?(?=\n```)",
+            r"(?<=```text\n)looked[:-].*?(?=\n```)",
             lambda _: printed,
             proof.read_text("utf-8"),
             flags=re.DOTALL,
