@@ -46,6 +46,8 @@ def left_of_attempts(trace: Trace, ooms: Sequence[OomEvent], last: OomEvent) -> 
     end = max((oom.row - trace.first_row for oom in ooms if oom.row < last.row), default=0)
     live = lives.allocated_at(state)
     left = live[(lives.start[live] >= 0) & (lives.start[live] < end)]
+    if not len(left):  # as in all runs that fail once
+        return None
     again = lives.stack[(lives.start > end) & (lives.start < state)]
     again = np.append(again, np.int32(last.stack))  # the retry may fail at its first request
     inside = _inside_modules(trace, np.concatenate((lives.stack[left], again)))

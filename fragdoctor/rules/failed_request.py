@@ -57,15 +57,6 @@ def known(n_bytes: int | None) -> int | None:
     return None if n_bytes is None or n_bytes >= UNKNOWN_BYTES else n_bytes
 
 
-WDDM_SLACK_BYTES: Final = 16 * MIB
-"""How much below a whole number of GiB Windows' display driver reports a card's size."""
-
-
-def is_nominal(total_bytes: int | None) -> bool:
-    """Return whether a card's size is a whole number of GiB, as Windows' driver reports it."""
-    return total_bytes is not None and -total_bytes % GIB <= WDDM_SLACK_BYTES
-
-
 def rounding_bytes(n_bytes: int | None) -> int:
     """Return how far off a printed size may be, in bytes (``format_size`` of PyTorch)."""
     if n_bytes is None or n_bytes <= KIB:

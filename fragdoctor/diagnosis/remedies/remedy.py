@@ -31,12 +31,12 @@ from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.model.snapshot import Action
 from fragdoctor.rules.capacity.optimizer_state import fails_in_optimizer
-from fragdoctor.rules.failed_request import FailedRequest, is_nominal
+from fragdoctor.rules.failed_request import FailedRequest
 from fragdoctor.rules.request_sources import matching_oom
 from fragdoctor.rules.rule import MAX_STACK, Context, from_user
 from fragdoctor.rules.traceback_signs import Place, TracebackSign, sign_of
 from fragdoctor.trace.stacks import NATIVE, classify_file
-from fragdoctor.units import format_count, format_size, plural
+from fragdoctor.units import GIB, MIB, format_count, format_size, plural
 
 CURES: Final = 4
 """Weight of a remedy that removes the cause itself."""
@@ -246,8 +246,9 @@ class JudgedCase(Struct, frozen=True, dict=True):
         m = self.message
         if m is None or m.backend != "cuda":
             return False
+        is_nominal = m.total_bytes is not None and -m.total_bytes % GIB <= WDDM_SLACK_BYTES
         said = (m.said, *(frame.file for frame in m.frames))
-        return (m.free_bytes == 0 and is_nominal(m.total_bytes)) or any(map(_WINDOWS.search, said))
+        return (m.free_bytes == 0 and is_nominal) or any(map(_WINDOWS.search, said))
 
     @property
     def is_of_model(self) -> bool:
@@ -354,6 +355,8 @@ class JudgedCase(Struct, frozen=True, dict=True):
 
 
 _WINDOWS: Final = re.compile(r"(?<![A-Za-z])[A-Z]:[\\/]{1,2}\w|\bWin(?:dows[ -]?)?1[01]\b|\bWDDM\b")
+WDDM_SLACK_BYTES: Final = 16 * MIB
+"""How much below a whole number of GiB Windows' display driver reports a card's size."""
 
 _CHECKPOINT: Final = Place(file=r"/torch/utils/checkpoint\.py$")
 
