@@ -18,7 +18,7 @@ from msgspec import Struct
 from fragdoctor.analysis.result import PhaseAnalysis
 from fragdoctor.future.passes import KEPT_SHARE, kept_of, last_phase
 from fragdoctor.model.arrays import distinct, median
-from fragdoctor.model.phases import TrainingPhase
+from fragdoctor.model.phases import Category, TrainingPhase
 from fragdoctor.model.snapshot import I32, I64, Bools
 from fragdoctor.trace.stacks import LOSS, StackRoles
 from fragdoctor.trace.trace import Trace
@@ -166,7 +166,7 @@ class TrainingRun(Struct, frozen=True):
         layers: calls of equal layers, or None if nothing repeats.
         state_row, temporary_row: requests of the optimizer for its states, and for the temporaries
             of its step, ascending.
-        loss_row: requests that a loss makes, ascending.
+        gradient_row, loss_row: requests for gradients, and those that a loss makes, ascending.
         loss_span: for each forward pass, (first, end) of the events between its last layer and the
             moment at which the backward pass reaches that layer.
         is_checkpointed: whether layers already run again in the backward pass.
@@ -179,6 +179,7 @@ class TrainingRun(Struct, frozen=True):
     layers: LayerCalls | None
     state_row: I64
     temporary_row: I64
+    gradient_row: I64
     loss_row: I64
     loss_span: tuple[I64, I64]
     is_checkpointed: bool
@@ -217,6 +218,7 @@ def training_run(
         layers=layers,
         state_row=state,
         temporary_row=temporary,
+        gradient_row=_gradients(trace, phases),
         loss_row=requests.row[is_loss[requests.stack]],
         loss_span=_loss_spans(requests, forward, backward, layers),
         is_checkpointed=bool(trace.stacks.roles.recomputes[requests.stack].any()),
@@ -271,6 +273,14 @@ def _of_optimizer(
     next_end = np.append(end[1:], NO_ROW)[np.maximum(made, 0)]
     stays = (requests.freed_row >= next_end) | (requests.freed_row == NO_ROW)
     return requests.row[is_state & ~is_left & stays], requests.row[is_temporary | is_left]
+
+
+def _gradients(trace: Trace, phases: PhaseAnalysis) -> I64:
+    """Return the events that request gradients, ascending."""
+    if not len(phases.category):
+        return np.zeros(0, np.int64)
+    made = trace.lives.start[phases.category == Category.GRADIENTS]
+    return np.sort(made[made >= 0]).astype(np.int64)
 
 
 def _loss_spans(

@@ -34,6 +34,8 @@ states stay the same."""
 
 MAX_FACTOR: Final = 1000.0
 
+NO_PASSES: Final = (np.zeros(0, np.int64), np.zeros(0, np.int64))
+
 MAX_LOGITS: Final = 4
 """Requests as large as the logits before the loss: as made, cast, shifted, and made contiguous."""
 
@@ -85,33 +87,45 @@ def loss_in_chunks(
     return Edit(f"loss in {n_chunks} chunks", change)
 
 
-def passes_scaled(first_row: I64, end_row: I64, last_row: int, share: float) -> Edit:
+def passes_scaled(
+    passes: tuple[I64, I64], last_row: int, share: float, forward: tuple[I64, I64] = NO_PASSES
+) -> Edit:
     """Return the edit that scales the memory that grows with the batch.
 
-    These are the requests of forward and backward passes, except those with exactly the size of a
-    parameter (gradients or copies) and those that stay for good (workspaces).
+    These are the requests of forward and backward passes, except those that stay for good
+    (workspaces) and those that have exactly the size of a parameter (gradients or copies) and are
+    not known to be of a forward pass.
 
-    Each pass begins at an event of ``first_row`` (ascending) and ends at one of ``end_row``; the
-    last forward pass begins at ``last_row``: older blocks that still live stay. ``share`` is
-    relative to the present batch.
+    Passes are ranges of events, (first, end), ascending; ``passes`` are all, ``forward`` those
+    that are known to be forward passes. The last of these begins at ``last_row``: older blocks that
+    still live stay. ``share`` is relative to the present batch.
     """
 
     def change(reproduction: Reproduction, ops: Operations) -> Operations:
         lives = Allocations(ops)
-        parameters = _parameters(reproduction, lives, int(first_row[0]))
+        parameters = _parameters(reproduction, lives, int(passes[0][0]))
         reached = reached_rows(ops)
-        at = np.searchsorted(first_row, reached, side="right") - 1
-        inside = (at >= 0) & (reached < end_row[np.maximum(at, 0)])
         stays = (lives.dies == NEVER) & (lives.row < last_row)
-        chosen = inside & ((ops.kind == OpKind.MALLOC) & ~stays[ops.allocation])
+        chosen = (ops.kind == OpKind.MALLOC) & ~stays[ops.allocation] & _inside(reached, passes)
         chosen |= ops.kind == OpKind.FAILED
-        chosen &= ~is_among(ops.size.astype(np.int64), parameters)
+        is_copy = is_among(ops.size.astype(np.int64), parameters) & ~_inside(reached, forward)
+        chosen &= ~is_copy
         table = ops.table.copy()
         size = table["size"][chosen]
         table["size"][chosen] = np.maximum(np.rint(size * share), 1).astype(np.uint64)
         return Operations(table)
 
     return Edit(f"batch x {share:g}", change)
+
+
+def _inside(rows: I64, spans: tuple[I64, I64]) -> Bools:
+    """Return which events are in one of the spans, given as (first, end), ascending."""
+    first, end = spans
+    if not len(first):
+        return np.zeros(len(rows), np.bool_)
+    at = np.searchsorted(first, rows, side="right") - 1
+    found: Bools = (at >= 0) & (rows < end[np.maximum(at, 0)])
+    return found
 
 
 def batch_scaled(share: float) -> Edit:
@@ -131,7 +145,7 @@ def batch_scaled(share: float) -> Edit:
                 hint='Record with context="all", over more than one step.',
             )
         ends = np.append(rows[1:], reproduction.trace.n_events)
-        return passes_scaled(rows, ends, int(rows[-1]), share).change(reproduction, ops)
+        return passes_scaled((rows, ends), int(rows[-1]), share).change(reproduction, ops)
 
     return Edit(f"batch x {share:g}", change)
 
@@ -183,17 +197,16 @@ def optimizer_one_by_one(temporary_row: I64, first_row: I64) -> Edit:
     return Edit("optimizer without foreach", change)
 
 
-def step_in_backward(backward_rows: tuple[I64, I64], step_end_row: I64, temporary_row: I64) -> Edit:
+def step_in_backward(gradient_row: I64, temporary_row: I64) -> Edit:
     """Return the edit that updates each parameter as soon as its gradient exists, then drops it.
 
-    Backward passes begin and end at events of ``backward_rows``, and optimizer passes end at those
-    of ``step_end_row``; events of ``temporary_row`` request temporaries of the step. All are
-    ascending.
+    Events of ``gradient_row`` request gradients, and those of ``temporary_row`` temporaries of the
+    optimizer's step; both are ascending.
     """
 
     def change(_: Reproduction, ops: Operations) -> Operations:
-        gradient = Allocations(ops).kept_from(*backward_rows, until_row=step_end_row)
-        return _freed_at_once(_without_requests(ops, temporary_row), gradient)
+        kept = _without_requests(ops, temporary_row)
+        return _freed_at_once(kept, _requested_at(kept, gradient_row))
 
     return Edit("optimizer step in the backward pass", change)
 

@@ -155,27 +155,12 @@ class Allocations:
         freed = np.flatnonzero(is_free(ops.kind))
         reached = reached_rows(ops)
         self.born, self.dies = np.full(n, -1, np.int64), np.full(n, NEVER)
-        self.row, self.freed_row = np.full(n, -1, np.int64), np.full(n, NEVER)
+        self.row = np.full(n, -1, np.int64)
         self.size = np.zeros(n, np.int64)
         of_made, of_freed = ops.allocation[made], ops.allocation[freed]
         self.born[of_made], self.row[of_made] = made, reached[made]
         self.size[of_made] = ops.size[made].astype(np.int64)
-        self.dies[of_freed], self.freed_row[of_freed] = freed, reached[freed]
-
-    def kept_from(self, first_row: I64, end_row: I64, until_row: I64) -> Bools:
-        """Return the allocations made in a range that outlive it and are freed soon after.
-
-        They are freed by the first row of ``until_row`` (ascending) that follows.
-        """
-        if not len(first_row):
-            return np.zeros(len(self.born), np.bool_)
-        at = np.searchsorted(first_row, self.row, side="right") - 1
-        end = end_row[np.maximum(at, 0)]
-        kept: Bools = (at >= 0) & (self.row < end) & (self.freed_row >= end)
-        padded = np.append(until_row, NEVER)
-        limit = padded[np.searchsorted(until_row, self.row, side="right")]
-        soon: Bools = kept & (self.freed_row <= limit)
-        return soon
+        self.dies[of_freed] = freed
 
 
 def reached_rows(ops: Operations) -> I64:

@@ -703,3 +703,26 @@ def test_diagnose_long_searches_run_once(searched, monkeypatch):
     diagnose(Case(snapshot=full()))
 
     assert len(n_calls) == 1
+
+
+TRUTH = Path(__file__).parents[1] / "truth"
+
+
+def recorded(name):
+    return diagnose(Case(snapshot=read_snapshot(TRUTH / f"{name}.pickle.gz")))
+
+
+def test_what_the_steps_only_read_is_kept_on_the_host():
+    """A buffer of rollouts, made before the first step, in a run whose batch is full too."""
+    first = recorded("ppo_rollouts@75").recommendations[0]
+
+    assert (first.code, first.predicted.fits) == ("keep-on-host", True)
+    assert (first.locations[0].basename, first.locations[0].line) == ("ppo_rollouts.py", 25)
+
+
+def test_what_still_fails_comes_after_what_was_not_tried():
+    for path in sorted(TRUTH.glob("*@45.pickle.gz")):
+        advice = diagnose(Case(snapshot=read_snapshot(path))).recommendations
+        fails = [r.predicted.fits is False for r in advice]
+
+        assert fails == sorted(fails), path.name

@@ -211,6 +211,21 @@ def test_batch_scaled_leaves_parameters_alone() -> None:
             assert operations.size[i] == before.size[i] // 2
 
 
+def test_results_of_a_forward_pass_shrink_though_a_parameter_is_as_large() -> None:
+    reproduction = reproduced(stepped(4))
+    before = Operations.of(reproduction.operations)
+    first, last = int(before.row[0]) + 1, int(before.row.max())
+    passes = np.array([first], np.int64), np.array([last + 1], np.int64)
+    parameter = int(before.size[0])
+    table = before.table.copy()
+    table["size"][1:][before.kind[1:] == OpKind.MALLOC] = parameter
+
+    for forward, size in ((passes, parameter // 2), (training_edits.NO_PASSES, parameter)):
+        edit = training_edits.passes_scaled(passes, first, 0.5, forward)
+        sizes = edit.change(reproduction, Operations(table)).size
+        assert set(sizes[1:][before.kind[1:] == OpKind.MALLOC].tolist()) == {size}
+
+
 def test_edits_refuse_wrong_numbers() -> None:
     for make in (
         lambda: edits.sizes_padded(0),

@@ -68,8 +68,8 @@ EDITS: dict[str, Callable[[TrainingRun], Edit]] = {
     "sgd": lambda run: requests_removed(  # no state, no temporaries
         np.union1d(run.state_row, run.temporary_row)
     ),
-    "inbackward": lambda run: step_in_backward(run.backward, run.optimizer[1], run.temporary_row),
-    "half": lambda run: passes_scaled(*run.steps, int(run.forward[0].max()), 0.5),
+    "inbackward": lambda run: step_in_backward(run.gradient_row, run.temporary_row),
+    "half": lambda run: passes_scaled(run.steps, int(run.forward[0].max()), 0.5, run.forward),
     "ckpt+chunk": lambda run: combined([chunks(run), layers(run)]),
     "ckpt+chunk+fused": lambda run: combined(
         [chunks(run), layers(run), requests_removed(run.temporary_row)]

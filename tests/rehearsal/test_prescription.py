@@ -1167,6 +1167,24 @@ def test_batches_are_told_apart_by_what_is_trained_on(tmp_path: Path) -> None:
     )
 
 
+def test_sparse_gradients_have_traits_as_others_do(tmp_path: Path) -> None:
+    traits = traits_of(
+        tmp_path,
+        """
+import torch
+
+table = torch.nn.Embedding(512, 64, sparse=True).cuda()
+optimizer = torch.optim.SparseAdam(table.parameters())
+for step in range(3):
+    optimizer.zero_grad()
+    table(torch.zeros(8, dtype=torch.long, device="cuda")).sum().backward()
+    optimizer.step()
+""",
+    )
+
+    assert traits["n_passes"] == 1
+
+
 def test_batches_of_loaders_that_one_line_makes_are_told_apart_by_their_size(
     tmp_path: Path,
 ) -> None:

@@ -279,10 +279,9 @@ class SmallerBatch(SavingRemedy):
             shares = tuple(k / n for k in whole)
         if case.training is None:
             return [batch_scaled(share) for share in shares]
-        first, end = case.training.steps
-        forward = case.training.forward[0]
-        last = int(forward.max()) if len(forward) else int(first[-1])
-        return [passes_scaled(first, end, last, share) for share in shares]
+        run = case.training
+        last = int(run.forward[0].max()) if len(run.forward[0]) else int(run.steps[0][-1])
+        return [passes_scaled(run.steps, last, share, run.forward) for share in shares]
 
     def judged(
         self, case: JudgedCase, bench: Bench, proposal: Proposal, outcomes: Sequence[Effect]

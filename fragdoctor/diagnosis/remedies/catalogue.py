@@ -107,7 +107,7 @@ def _order(proposal: Proposal, cause: Cause) -> tuple[int, ...]:
     p = r.predicted
     is_setting = bool(r.setting)
     found = Prospect.of(p.outlook)
-    fails = found in (Prospect.UNLIKELY, Prospect.FAILS)
+    fails = found in (Prospect.UNLIKELY, Prospect.FAILS) or p.fits is False
     is_shown_to_fit = p.method == "replay" and p.fits is True
     # A setting does not end a leak, however much it gains.
     is_cure = is_shown_to_fit and not (cause is Cause.LEAK and is_setting)

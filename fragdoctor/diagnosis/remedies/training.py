@@ -12,6 +12,7 @@ from fragdoctor.analysis.training_run import only_infers
 from fragdoctor.diagnosis.bench import Attempt, Bench
 from fragdoctor.diagnosis.remedies.capacity import (
     CUT,
+    SHORT_OF_MEMORY,
     SavingRemedy,
     first_enough,
     is_cut,
@@ -30,6 +31,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
     proposes,
 )
 from fragdoctor.future.edits import Edit, combined
+from fragdoctor.future.steps import Steps
 from fragdoctor.future.training_edits import (
     checkpointed,
     loss_in_chunks,
@@ -38,11 +40,14 @@ from fragdoctor.future.training_edits import (
     states_quantized,
     step_in_backward,
 )
-from fragdoctor.model.arrays import distinct
+from fragdoctor.model.arrays import distinct, largest_groups
 from fragdoctor.model.diagnosis import Cause
-from fragdoctor.model.finding import Confidence, line_text
+from fragdoctor.model.finding import Confidence, Location, line_text
 from fragdoctor.model.frameworks import HAVE_FOREACH, HAVE_FUSED
+from fragdoctor.model.phases import Category
+from fragdoctor.model.snapshot import I64
 from fragdoctor.rules.growth.growing_line import idle_graph_text
+from fragdoctor.trace.lives import NEVER
 
 N_CHUNKS: Final = 8
 """Number of chunks of a loss: fewer save less; more cost time and save little more."""
@@ -252,6 +257,59 @@ class OffloadOptimizer(SavingRemedy):
         return (requests_removed(rows, "optimizer states on the host"),)
 
 
+class KeptOnHost(SavingRemedy):
+    """What a program keeps beside its model: a data set, a replay buffer, a bank of features."""
+
+    code = "keep-on-host"
+    title = "Keep on the host what every step only reads"
+    burden = Burden.SLOWER
+    doing = "it on the host"
+    cost = "A copy to the GPU for each batch; as much host memory."
+    effort = 5
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose it if one line made most of what outlives the steps and is no part of a model."""
+        if case.cause not in SHORT_OF_MEMORY:
+            return
+        for line, _ in _kept_by_line(case):
+            where = line_text(line)
+            yield self.proposal(
+                title=f"Keep what {where} makes on the host",
+                weight=MAY_HELP,
+                change=f"leave out .cuda() or .to(device) at {where} and move each batch instead: "
+                "batch.to(device, non_blocking=True), from pinned memory; what a step needs whole "
+                "takes less as a sparse tensor or in 16 bits",
+                why="It lowers the peak of live memory; by how much was not tried.",
+                locations=(line,),
+                attempts=self.attempts(case),
+            )
+
+    def edits(self, case: JudgedCase) -> Sequence[Edit]:
+        """Return the edit that never makes it."""
+        return [requests_removed(rows, "kept on the host") for _, rows in _kept_by_line(case)]
+
+
+def _kept_by_line(case: JudgedCase) -> list[tuple[Location, I64]]:
+    """Return the line that makes most of what is kept from before the last step, and its events.
+
+    The result is empty if no line does, or if activations, weights and the rest outweigh it.
+    """
+    a = case.context.analysis
+    if a is None or a.phases is None or not len(a.phases.category):
+        return []
+    lives, steps = a.trace.lives, Steps.of(a.trace).rows
+    is_kept = (lives.free == NEVER) & (a.phases.category == Category.KEPT) & (lives.start >= 0)
+    is_kept &= lives.start < (steps[-1] if len(steps) else a.trace.n_events)
+    mine = np.flatnonzero(is_kept)
+    line = a.trace.stacks.lines_of(lives.stack[mine])
+    groups = largest_groups(line, lives.size_bytes[mine])
+    if not len(groups.group):
+        return []
+    place = case.context.frame(int(groups.group[0]))
+    rows = np.sort(lives.start[mine[line == groups.group[0]]])
+    return [] if place is None else [(place, rows.astype(np.int64))]
+
+
 class StepInBackward(SavingRemedy):
     """A gradient that is used as soon as it is computed need not wait for the others."""
 
@@ -269,9 +327,9 @@ class StepInBackward(SavingRemedy):
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
         """Return the edit that drops each gradient as soon as it is computed."""
         run = case.training
-        if run is None or not len(run.optimizer[0]) or not len(run.backward[0]):
+        if run is None or not len(run.optimizer[0]) or not len(run.gradient_row):
             return ()
-        return (step_in_backward(run.backward, run.optimizer[1], run.temporary_row),)
+        return (step_in_backward(run.gradient_row, run.temporary_row),)
 
 
 class CombinedSavings(Remedy):
@@ -337,6 +395,7 @@ TRAINING: Final[tuple[Remedy, ...]] = (
     GradientCheckpointing(),
     SmallerOptimizerState(),
     OffloadOptimizer(),
+    KeptOnHost(),
     StepInBackward(),
     OptimizerWithoutForeach(),
     drop_idle_graph,

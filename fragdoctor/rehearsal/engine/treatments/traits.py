@@ -282,8 +282,12 @@ class Traits:
 
 
 def _sizes(values: Iterable[Any]) -> dict[int, int]:
-    """Return the bytes of each tensor on a GPU."""
-    return {id(v): v.nbytes for v in values if torch.is_tensor(v) and v.is_cuda}
+    """Return the bytes of each tensor on a GPU; a sparse one has no size of its own."""
+    return {
+        id(v): v.nbytes
+        for v in values
+        if torch.is_tensor(v) and v.is_cuda and v.layout is torch.strided
+    }
 
 
 def _place_of_optimizer() -> tuple[str, int, dict[int, str]] | None:
