@@ -25,7 +25,7 @@ from fragdoctor.trace.operations import (
     reached_rows,
 )
 from fragdoctor.trace.replay import Reproduction
-from fragdoctor.units import plural
+from fragdoctor.units import format_size, plural
 
 FLOAT_BYTES: Final = 4
 QUANTIZED_FROM: Final = 4096
@@ -38,6 +38,9 @@ NO_PASSES: Final = (np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 MAX_LOGITS: Final = 4
 """Requests as large as the logits before the loss: as made, cast, shifted, and made contiguous."""
+
+MIN_BLOCK_BYTES: Final = 512
+"""The allocator rounds requests up to multiples of this (``kMinBlockSize``)."""
 
 QUANTIZED_BLOCK: Final = 256
 """Elements that share one four-byte scale (``blocksize`` of bitsandbytes' optimizers)."""
@@ -222,6 +225,26 @@ def requests_removed(rows: I64, name: str = "") -> Edit:
         return _without_requests(ops, rows)
 
     return Edit(name or f"without {plural(len(rows), 'request')}", change)
+
+
+def rounded_to_blocks(n_bytes: I64) -> I64:
+    """Return the block sizes that serve some requests by default."""
+    blocks: I64 = -(-n_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
+    return blocks
+
+
+def requests_divided(n_bytes: int, n_parts: int) -> Edit:
+    """Return the edit that asks for one of n parts wherever so many bytes are asked for."""
+    wanted = rounded_to_blocks(np.array(n_bytes))
+
+    def change(_: Reproduction, ops: Operations) -> Operations:
+        table = ops.table.copy()
+        # The size of a request that failed is rounded.
+        chosen = ops.is_request & (rounded_to_blocks(table["size"].astype(np.int64)) == wanted)
+        table["size"][chosen] = max(n_bytes // n_parts, 1)
+        return Operations(table)
+
+    return Edit(f"{format_size(n_bytes)} in {n_parts} parts", change)
 
 
 def requests_freed_at(rows: I64, row: int) -> Edit:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from analysis.training_loop import CALL, MAIN, PARAMETERS, TORCH, UPDATE, USER, TrainingLoop
-from builders import MIB, columns, frame, oom
+from builders import MIB, alloc, block, columns, frame, oom, segment, segment_alloc, snapshot
 from msgspec.structs import replace
 from oom_messages import GIB, case_of, log_of, message, new_style, old_style, process
 from oom_snapshots import LINE, calm, full, holes, interleaved, late_free, leaking, model_building
@@ -726,3 +726,27 @@ def test_what_still_fails_comes_after_what_was_not_tried():
         fails = [r.predicted.fits is False for r in advice]
 
         assert fails == sorted(fails), path.name
+
+
+@pytest.mark.parametrize(
+    ("n_live", "n_asked", "is_told"),
+    [
+        (15_000, 15_000, True),
+        (16_384, 16_384, False),  # one power of two is the square of another in many a model
+        (15_001, 15_000, False),
+    ],
+)
+def test_request_for_each_number_with_each_is_told_by_what_is_live(n_live, n_asked, is_told):
+    start, asked, stack = 0x7F0000000000, 4 * n_asked**2, [frame("fit.py", 7, "main")]
+    size = -(-4 * n_live // 512) * 512
+    live = block(size, "active_allocated", requested=4 * n_live, frames=stack)
+    events = [
+        segment_alloc(start, 2 * MIB),
+        alloc(start, size, frames=stack),
+        oom(-(-asked // 512) * 512, 8 * MIB, frames=stack),
+    ]
+    held = segment(start, live, block(2 * MIB - size, "inactive"))
+
+    found = diagnose(Case(snapshot=columns(snapshot(held, traces=[events]))))
+
+    assert ("all-pairs" in codes(found)) is is_told

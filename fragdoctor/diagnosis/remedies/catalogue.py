@@ -20,6 +20,7 @@ from fragdoctor.diagnosis.remedies.from_traceback import CALLS
 from fragdoctor.diagnosis.remedies.host_memory import HOST_MEMORY
 from fragdoctor.diagnosis.remedies.leaks import GROWTH
 from fragdoctor.diagnosis.remedies.outside_pytorch import OUTSIDE
+from fragdoctor.diagnosis.remedies.pairs import AllPairs
 from fragdoctor.diagnosis.remedies.pools import POOLS
 from fragdoctor.diagnosis.remedies.remedy import (
     CURES,
@@ -41,6 +42,7 @@ REMEDIES: Final[tuple[Remedy, ...]] = (
     *SETTINGS,
     *WEIGHTS,
     FusedAttention(),
+    AllPairs(),
     *TRAINING,
     *CAPACITY,
     *GROWTH,
