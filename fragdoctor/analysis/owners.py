@@ -28,7 +28,7 @@ from fragdoctor.trace.trace import Trace
 _Alike = tuple[str, HoldingKind, str]
 _INDEX: Final = re.compile(r"\[\d+\]|(?<=\.)\d+(?=\.|$)")
 _SAME_SHARE: Final = 0.9
-_KEEPS: Final = (HoldingKind.CONTAINER, HoldingKind.GRAPH, HoldingKind.CYCLE)
+_KEEPS: Final = (HoldingKind.CONTAINER, HoldingKind.CYCLE)
 _WEIGHTS: Final = (HoldingKind.PARAMETERS, HoldingKind.CONTAINER)
 _HELD: Final = {
     HoldingKind.PARAMETERS: Category.PARAMETERS,
@@ -174,7 +174,10 @@ def module_parts(trace: Trace, paths: ModulePaths, censuses: Sequence[Census]) -
 
 
 def growth_of(owner: Owner, censuses: Sequence[Census]) -> OwnerGrowth | None:
-    """Return how much a container, graph or cycle grew since the first census, or None."""
+    """Return how much a container or cycle grew since the first census, or None.
+
+    A graph is that of the step under way: between steps, where the first census looks, it is gone.
+    """
     if len(censuses) < 2 or owner.kind not in _KEEPS:
         return None
     before, n_items = _held_in(owner, censuses[0])

@@ -169,7 +169,7 @@ class TrainingRun(Struct, frozen=True):
         gradient_row, loss_row: requests for gradients, and those that a loss makes, ascending.
         loss_span: for each forward pass, (first, end) of the events between its last layer and the
             moment at which the backward pass reaches that layer.
-        is_checkpointed: whether layers already run again in the backward pass.
+        is_checkpointed: whether layers already run, or will run, again in the backward pass.
         n_whole_steps: steps that were recorded to their end; the last pass may be cut off.
     """
 
@@ -197,19 +197,22 @@ def training_run(
 ) -> TrainingRun | None:
     """Return the passes of a device's trace, or None if the program does not train.
 
-    A forward pass that no backward pass follows counts as training if equal layers keep more than
-    their results: autograd is waiting for the backward pass.
+    A forward pass that no backward pass follows counts as training if layers are checkpointed, or
+    equal ones keep more than their results: autograd is waiting for the backward pass.
     """
     if phases is None or not len(phases.labels) or only_infers(trace, phases):
         return None
     forward = _spans(phases, TrainingPhase.FORWARD)
     layers = find_layers(requests, list(zip(forward[0].tolist(), forward[1].tolist(), strict=True)))
-    if not len(forward[0]) or (not phases.is_training.any() and layers is None):
+    roles, stack = trace.stacks.roles, requests.stack
+    is_checkpointed = bool((roles.recomputes | roles.checkpoints)[stack].any())
+    trains = phases.is_training.any() or layers is not None or is_checkpointed
+    if not len(forward[0]) or not trains:
         return None
     is_loss = trace.stacks.calls(LOSS)
     backward = _spans(phases, TrainingPhase.BACKWARD)
     optimizer = _spans(phases, TrainingPhase.OPTIMIZER)
-    state, temporary = _of_optimizer(trace.stacks.roles, requests, optimizer)
+    state, temporary = _of_optimizer(roles, requests, optimizer)
     last = last_phase(phases.labels)
     return TrainingRun(
         forward=forward,
@@ -219,9 +222,9 @@ def training_run(
         state_row=state,
         temporary_row=temporary,
         gradient_row=_gradients(trace, phases),
-        loss_row=requests.row[is_loss[requests.stack]],
+        loss_row=requests.row[is_loss[stack]],
         loss_span=_loss_spans(requests, forward, backward, layers),
-        is_checkpointed=bool(trace.stacks.roles.recomputes[requests.stack].any()),
+        is_checkpointed=is_checkpointed,
         n_whole_steps=int(np.count_nonzero(phases.labels[:-1] == last)),
     )
 

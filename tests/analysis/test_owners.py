@@ -115,6 +115,12 @@ def test_parameters_do_not_grow():
     assert growth_of(model, [census((model, 1, 1)), census((model, 1, 9))]) is None
 
 
+def test_graph_is_that_of_the_step_under_way_and_does_not_grow():
+    graph = owner("loss", HoldingKind.GRAPH)
+
+    assert growth_of(graph, [census((graph, 1, 1)), census((graph, 1, 9))]) is None
+
+
 def test_weights_held_twice_are_found_by_their_sizes():
     model, copy = owner("model", HoldingKind.PARAMETERS), owner("checkpoint")
     both = census((model, 1, 5), (model, 2, 7), (copy, 3, 7), (copy, 4, 5))

@@ -16,8 +16,10 @@ from oom_messages import GIB, case_of, log_of, message, new_style, old_style, pr
 from oom_snapshots import LINE, calm, full, holes, interleaved, late_free, leaking, model_building
 
 from fragdoctor.diagnosis.bench import Attempt, Effect
+from fragdoctor.diagnosis.decision import SLIM_MARGIN_SHARE
 from fragdoctor.diagnosis.pipeline import build_contexts, diagnose
 from fragdoctor.diagnosis.remedies.allocator_settings import ExpandableSegments, GarbageCollection
+from fragdoctor.diagnosis.remedies.attention import attention_frame
 from fragdoctor.diagnosis.remedies.capacity import first_enough
 from fragdoctor.diagnosis.remedies.catalogue import REMEDIES, rank
 from fragdoctor.diagnosis.remedies.leaks import is_evaluation
@@ -253,6 +255,45 @@ def test_layers_of_an_inference_are_not_to_be_checkpointed(keeps):
     found = codes(diagnose(Case(snapshot=loop.snapshot())))
 
     assert ("gradient-checkpointing" in found) == keeps
+
+
+def test_first_pass_of_checkpointed_layers_trains_and_its_logits_can_be_made_in_chunks():
+    """The layers keep nothing but their results, so only their frames show that the run trains."""
+    checkpoint = frame(f"{TORCH}/utils/checkpoint.py", 5, "checkpoint")
+    entropy = frame(f"{TORCH}/nn/functional.py", 9, "cross_entropy"), frame("train.py", 7, "main")
+    loop = TrainingLoop()
+    loop.build()
+    for line in range(8):
+        layer = frame("model.py", line, "forward"), checkpoint, CALL, MAIN
+        scratch = loop.new(30 * MIB, layer)
+        loop.new(2 * MIB, layer)
+        loop.free(scratch, USER)
+    loop.new(200 * MIB, (frame("model.py", 8, "forward"), CALL, MAIN))
+    loop.new(200 * MIB, (*entropy, MAIN))
+    loop.toy.events.append(oom(200 * MIB, 8 * MIB, frames=[*entropy, MAIN]))
+    loop.event_stacks[len(loop.toy.events) - 1] = loop.stack_id((*entropy, MAIN))
+
+    found = diagnose(Case(snapshot=loop.snapshot()))
+
+    assert found.recommendations[0].code == "chunked-loss"
+    assert "gradient-checkpointing" not in codes(found)
+
+
+def test_attention_is_placed_outside_pytorch_where_a_frame_is():
+    softmax = Location(f"{TORCH}/nn/functional.py", 5, "softmax")
+    attend = Location("/site-packages/transformers/models/llama.py", 197, "eager_attention_forward")
+
+    assert attention_frame([softmax, attend]) is attend
+    assert attention_frame([softmax]) is softmax
+    assert attention_frame([]) is None
+
+
+def test_smaller_batch_leaves_some_room_where_it_is_open_whether_it_is_enough():
+    found = recorded("superres_tiles@45")
+
+    advice = by_code(found, "smaller-batch").predicted
+    assert advice.outlook.state is OutlookState.OPEN
+    assert advice.room_bytes >= SLIM_MARGIN_SHARE * found.devices[0].capacity_bytes
 
 
 def test_pending_frees_ask_to_wait_for_streams():

@@ -14,6 +14,7 @@ from fragdoctor.future.training_edits import requests_removed
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence, Location, line_text
 from fragdoctor.rules.traceback_signs import ATTENTION_SCORES
+from fragdoctor.trace.stacks import PACKAGE, USER, classify_file
 
 ATTENTION: Final = re.compile(r"att(?:n|en[dt])|softmax|sdpa", re.IGNORECASE)
 """Names of functions and files that compute attention."""
@@ -41,7 +42,7 @@ class FusedAttention(SavingRemedy):
         if r is None or not case.is_allocator_case or case.cause not in SHORT_OF_MEMORY:
             return
         line = scores_line(case)
-        asking = next((f for f in case.asking_frames if is_attention(f)), None)
+        asking = attention_frame(case.asking_frames)
         is_alone = r.is_alone_too_large and case.cause is Cause.CAPACITY
         if line is None and not (is_alone and (asking is not None or not case.asking_frames)):
             return
@@ -66,6 +67,13 @@ class FusedAttention(SavingRemedy):
         if bench is None or not len(bench.attention_scores):
             return ()
         return (requests_removed(bench.attention_scores),)
+
+
+def attention_frame(frames: Sequence[Location]) -> Location | None:
+    """Return the innermost frame that computes attention, rather outside PyTorch than inside."""
+    found = [f for f in frames if is_attention(f)]
+    outside = (f for f in found if classify_file(f.filename) in (USER, PACKAGE))
+    return next(outside, found[0] if found else None)
 
 
 def scores_line(case: JudgedCase) -> Location | None:

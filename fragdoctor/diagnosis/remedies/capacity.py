@@ -10,6 +10,7 @@ from typing import ClassVar, Final
 from msgspec.structs import replace
 
 from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
+from fragdoctor.diagnosis.decision import SLIM_MARGIN_SHARE
 from fragdoctor.diagnosis.remedies.framework_words import words_in
 from fragdoctor.diagnosis.remedies.leaks import is_evaluation
 from fragdoctor.diagnosis.remedies.less_at_once import ANY_BATCH, fewer_bytes, less_of_batch
@@ -282,6 +283,17 @@ class SmallerBatch(SavingRemedy):
         run = case.training
         last = int(run.forward[0].max()) if len(run.forward[0]) else int(run.steps[0][-1])
         return [passes_scaled(run.steps, last, share, run.forward) for share in shares]
+
+    def chosen(self, bench: Bench, outcomes: Sequence[Effect]) -> Effect:
+        """Return the largest share of the batch that is known to do, or that leaves some room."""
+        best = super().chosen(bench, outcomes)
+        if best.result.outlook is not None and best.result.outlook.state is OutlookState.HOLDS:
+            return best
+        smaller = map(
+            bench.looked_on, outcomes[[o.attempt for o in outcomes].index(best.attempt) :]
+        )
+        least = SLIM_MARGIN_SHARE * (best.result.capacity_bytes or 0)
+        return next((o for o in smaller if o.result.room_bytes >= least), best)
 
     def judged(
         self, case: JudgedCase, bench: Bench, proposal: Proposal, outcomes: Sequence[Effect]
