@@ -45,6 +45,9 @@ def find_failure(
     called, backward_of = ((), None) if stack or moment is None else _in_backward(context, moment)
     if not stack and message is not None:
         stack, source_text = _told_stack(message)
+    bundle = context.case.bundle
+    if not stack and bundle is not None and bundle.oom_device == verdict.device:
+        stack = from_user(tuple(bundle.traceback))[:MAX_STACK]
     stack = stack or called
     asked = None if message is None else message.requested_bytes
     free = None if message is None else message.free_bytes

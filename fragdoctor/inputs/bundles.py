@@ -25,6 +25,7 @@ from fragdoctor.inputs.remote import is_remote, list_remote, open_remote, withou
 from fragdoctor.inputs.zip_members import DAMAGE, only_one, open_archive, open_member, parts_of
 from fragdoctor.limits import DEFAULT_LIMITS
 from fragdoctor.model.case import BundleDevice, BundleFacts, OtherProcess, Overrides
+from fragdoctor.model.finding import Location
 from fragdoctor.units import MIB, format_size
 
 T = TypeVar("T", bound=Struct)
@@ -300,6 +301,11 @@ def _processes(value: Any) -> tuple[OtherProcess, ...]:
     return tuple(OtherProcess(pid, n) for pid, n in told if pid is not None and n is not None)
 
 
+def _lines(value: Any) -> tuple[Location, ...]:
+    told = (listed(entry, 3) for entry in listed(value))
+    return tuple(Location(text(e[0]), number(e[1]) or 0, text(e[2])) for e in told if len(e) == 3)
+
+
 def mapping(value: Any) -> Mapping[str, Any]:
     """Return an object, or an empty one for anything else."""
     return value if isinstance(value, dict) else {}
@@ -320,5 +326,6 @@ READERS: Final[Readers] = {
     Mapping[str, str]: _table,
     Sequence[BundleDevice]: _devices,
     Sequence[OtherProcess]: _processes,
+    Sequence[Location]: _lines,
 }
 """What is left of a value of JSON that does not fit the type of its field."""

@@ -306,6 +306,7 @@ class BundleFacts(Struct, frozen=True):
         exception: type of the exception that ended the program, "" if there was none.
         oom_device: the device of the failure; None if there was none.
         ended_program: whether this failure ended the program.
+        traceback: the lines of the exception that ended the program, innermost first.
         problems: what could not be recorded.
         unusable: files that exist but cannot be read, each with the reason.
     """
@@ -330,6 +331,7 @@ class BundleFacts(Struct, frozen=True):
     exception: str = ""
     oom_device: int | None = None
     ended_program: bool = False
+    traceback: Sequence[Location] = ()
     problems: Sequence[str] = ()
     unusable: Sequence[str] = ()
 

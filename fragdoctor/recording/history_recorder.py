@@ -26,6 +26,7 @@ from .step_marks import StepMarks
 _MESSAGE_CHARACTERS = 64 * 1024
 _PATIENCE_S = 60.0
 _MOST_WAITING = 64
+_MOST_LINES = 64
 
 
 class _Waiting(NamedTuple):
@@ -173,7 +174,7 @@ class Recorder:
         try:
             with self._noted():
                 is_reported = self._is_reported(error)
-                self._finish(ended_program=is_reported)
+                self._finish(error if is_reported else None)
                 if not is_reported:
                     with self._writing():
                         self._write_end(error, signal_name)
@@ -190,7 +191,7 @@ class Recorder:
         with self._noted():
             if os.getpid() == self.pid:
                 is_reported = self._is_reported(error)
-                self._finish(ended_program=is_reported)
+                self._finish(error if is_reported else None)
                 if at_end and not is_reported and used_devices(self.torch):
                     with self._writing():
                         self._write("block", "block", error)
@@ -224,13 +225,13 @@ class Recorder:
         reason = "signal" if signal_name else "exit"
         self._write(signal_name.lower() or "exit", reason, error, signal=signal_name or None)
 
-    def _finish(self, *, ended_program: bool) -> None:
-        """Complete the last bundle with what is known only now."""
+    def _finish(self, ended_by: BaseException | None) -> None:
+        """Complete the last bundle with what is known only now, such as that it was the end."""
         if not self.bundles:
             return
-        changes = {"n_ooms": self.n_ooms, "n_skipped": self.n_skipped}
-        if ended_program:
-            changes["ended_program"] = True
+        changes: dict[str, Any] = {"n_ooms": self.n_ooms, "n_skipped": self.n_skipped}
+        if ended_by is not None:
+            changes |= {"ended_program": True, "traceback": _lines_of(ended_by)}
         with self._noted():  # it may have been moved: what is yet to be written matters more
             bundle_writer.update_manifest(self.bundles[-1], **changes)
 
@@ -376,6 +377,19 @@ def _exception_of(error: BaseException | None) -> dict[str, Any]:
     kind = type(error)
     name = f"{kind.__module__}.{kind.__qualname__}"
     return {"exception": {"type": name, "text": str(error)[:_MESSAGE_CHARACTERS]}}
+
+
+def _lines_of(error: BaseException) -> list[tuple[str, int, str]]:
+    """Return the lines that an exception went through, innermost first.
+
+    The observer of a failure sees none where the autograd engine asked for the memory.
+    """
+    lines, at = [], error.__traceback__
+    while at is not None:
+        code = at.tb_frame.f_code
+        lines.append((code.co_filename, at.tb_lineno, code.co_name))
+        at = at.tb_next
+    return lines[-_MOST_LINES:][::-1]
 
 
 def _listen(kind: Any) -> None:

@@ -88,7 +88,9 @@ def test_record_block_that_runs_out_raises_the_same_error_and_has_its_bundle(
         fake_torch.alloc(90)
 
     (bundle,) = recording.bundles
-    assert manifest(bundle)["ended_program"]
+    told = manifest(bundle)
+    assert told["ended_program"]
+    assert __file__ == told["traceback"][-1][0]
     assert "capacity" == diagnose(read_bundle(bundle)).verdict.cause
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from oom_snapshots import full
 
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.inputs.messages import find_messages
 from fragdoctor.inputs.snapshot_reader import read_snapshot
-from fragdoctor.model.case import Case
+from fragdoctor.model.case import BundleFacts, Case
 from fragdoctor.model.finding import Location
 from fragdoctor.report.base import RenderOptions, render
 
@@ -129,6 +130,18 @@ def test_device_beside_that_of_the_verdict_has_no_bar_on_the_first_screen():
     said = render("analyze", "text", told, RenderOptions(100))
 
     assert len([line for line in said.splitlines() if line.startswith("Memory  GPU")]) == 1
+
+
+def test_line_that_asked_is_that_of_the_exception_where_the_event_has_no_stack():
+    inner = Location("/site-packages/torch/autograd/graph.py", 882, "_engine_run_backward")
+    lines = inner, Location("/app/pinn.py", 14, "residual"), Location("/app/pinn.py", 20, "main")
+
+    def asked(**more):
+        bundle = BundleFacts("oom", oom_device=0, traceback=lines)
+        return diagnose(Case(snapshot=full(**more), bundle=bundle)).failure.location
+
+    assert asked(frames=[]) == lines[1]
+    assert asked().basename == "train.py"
 
 
 @pytest.mark.parametrize(

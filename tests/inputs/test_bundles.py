@@ -291,13 +291,30 @@ def test_manifest_of_a_later_version_is_said_to_be_one() -> None:
     "junk", [None, True, -1, 1 << 70, 1e300, "x" * 10_000, [], {}, [[]], [{}], {"a": {}}]
 )
 def test_manifest_with_junk_in_any_field_is_read_without_it(junk) -> None:
-    for field in (*MANIFEST, "command", "exception", "environment", "n_ooms", "problems", "time"):
+    for field in (
+        *MANIFEST,
+        "command",
+        "exception",
+        "environment",
+        "n_ooms",
+        "problems",
+        "time",
+        "traceback",
+    ):
         if field in ("format", "version"):
             continue
         facts = read_manifest(json.dumps({**MANIFEST, field: junk}).encode(), "b")
 
         assert facts.pid in (12, None)
         assert all(len(text) <= 4096 for text in (facts.time, facts.signal, *facts.command))
+
+
+def test_traceback_of_a_manifest_is_read_without_what_is_no_line() -> None:
+    lines = [["a.py", 5, "main"], ["b.py"], "c.py", ["d.py", "6", None]]
+
+    facts = read_manifest(json.dumps({**MANIFEST, "traceback": lines}).encode(), "b")
+
+    assert [str(line) for line in facts.traceback] == ["a.py:5 in main", "d.py"]
 
 
 def test_manifest_that_is_too_long_is_refused(bundle) -> None:
