@@ -198,14 +198,32 @@ def _held_in(owner: Owner, census: Census) -> tuple[int, int]:
 
 
 def main_owner(named: NamedBlocks, rows: I64, sizes: I64) -> Owner | None:
-    """Return who holds most of some blocks, or None if no name holds half of their bytes."""
+    """Return who holds most of some blocks, or None if no name holds half of their bytes.
+
+    What ``trials[*].model`` and ``trials[*].optimizer.state`` hold, ``trials`` holds.
+    """
     place = named.of_row[rows]
     known = place >= 0
     if not known.any():
         return None
-    sums = sum_by(place[known], sizes[known], len(named.owners))
+    roots = [(o.scope, _root(o.name)) for o in named.owners]
+    numbers = {root: i for i, root in enumerate(dict.fromkeys(roots))}
+    group = np.array([numbers[root] for root in roots])
+    sums = sum_by(group[place[known]], sizes[known], len(numbers))
     most = int(np.argmax(sums))
-    return named.owners[most] if 2 * sums[most] >= sizes.sum() else None
+    if 2 * sums[most] < sizes.sum():
+        return None
+    mine = [o for o, of in zip(named.owners, group.tolist(), strict=True) if of == most]
+    if len(mine) == 1:
+        return mine[0]
+    name = _root(mine[0].name)
+    whole = next((o for o in mine if o.name == name), None)
+    return whole or Owner(name, HoldingKind.CONTAINER, scope=mine[0].scope)
+
+
+def _root(name: str) -> str:
+    """Return the name of the container that an item belongs to, or the name itself."""
+    return general(name).partition("[*]")[0]
 
 
 def held_twice(censuses: Sequence[Census], least_bytes: int) -> tuple[Owner, Owner, int] | None:

@@ -6,7 +6,7 @@ import numpy as np
 from builders import BASE, MIB, alloc, block, columns, frame, free, segment, segment_alloc, snapshot
 from msgspec.structs import replace
 
-from fragdoctor.analysis.owners import general, growth_of, held_twice, named_blocks
+from fragdoctor.analysis.owners import general, growth_of, held_twice, main_owner, named_blocks
 from fragdoctor.model.census import Census, HoldingKind, Owner
 from fragdoctor.trace.trace import Trace
 
@@ -113,6 +113,20 @@ def test_parameters_do_not_grow():
     model = owner("model", HoldingKind.PARAMETERS)
 
     assert growth_of(model, [census((model, 1, 1)), census((model, 1, 9))]) is None
+
+
+def test_container_holds_what_its_items_hold():
+    trace = two_blocks()
+    state = owner("trials[0].optimizer.state", HoldingKind.OPTIMIZER)
+    weights = owner("trials[1].model", HoldingKind.PARAMETERS)
+    named = named_blocks(trace, [census((state, BASE, MIB), (weights, BASE + MIB, MIB))])
+    assert named is not None
+    rows = np.flatnonzero(named.of_row >= 0)
+
+    held = main_owner(named, rows, trace.lives.size_bytes[rows])
+
+    assert held is not None
+    assert (held.name, held.kind, held.n_items) == ("trials", HoldingKind.CONTAINER, 0)
 
 
 def test_graph_is_that_of_the_step_under_way_and_does_not_grow():

@@ -93,6 +93,8 @@ def _by_name(owner: Owner, what: str, change: str, pattern: KeptPattern) -> tupl
     if owner.kind is HoldingKind.GRAPH:
         way = f"store {owner.name} without its graph: .detach(), or .item() where it is one number"
         return "Detach", title, f"{way}; {change}" if pattern in _SPECIAL else way
+    if pattern is KeptPattern.OPTIMIZER or not owner.n_items:  # of whole models
+        return "Bound", title, OF_EACH.format(owner.name)
     way = f"clear {owner.name} or give it a limit, or keep .detach().cpu() of what it needs"
     if owner.max_items:
         way = (
@@ -106,6 +108,11 @@ LOSS_KEPT: Final = (
     "keep loss.item() where the loss itself is kept or added up (total += loss.item()): the loss "
     "holds the graph of its step, with every activation; an exception that is kept with its "
     "traceback does the same"
+)
+
+OF_EACH: Final = (
+    "keep in {} only what is needed of each model or optimizer: numbers (.item()), or its "
+    "state_dict() on the host"
 )
 
 WAYS: Final = {

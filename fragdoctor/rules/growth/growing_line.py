@@ -122,7 +122,7 @@ def _named(context: Context) -> NamedBlocks | None:
 
 def owner_name(owner: Owner) -> str:
     """Return an owner's name with what it is, to begin a sentence."""
-    if owner.kind is HoldingKind.CONTAINER:
+    if owner.kind is HoldingKind.CONTAINER and owner.n_items:
         return f"{owner.name} ({owner.class_name} of {format_count(owner.n_items)})"
     if owner.kind is HoldingKind.GRAPH:
         return f"The autograd graph of {owner.name}"
