@@ -42,7 +42,7 @@ from fragdoctor.model.arrays import distinct
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence, line_text
 from fragdoctor.model.frameworks import HAVE_FOREACH, HAVE_FUSED
-from fragdoctor.rules.growth.growing_line import idle_graph_text
+from fragdoctor.rules.growth import idle_graph_text
 
 N_CHUNKS: Final = 8
 """Number of chunks of a loss: fewer save less; more cost time and save little more."""
