@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 from msgspec import Struct
 
-from fragdoctor.analysis.attribution import find_holders, find_stranders
+from fragdoctor.analysis.attribution import find_stranders
 from fragdoctor.analysis.free_space import find_ooms, free_space
 from fragdoctor.analysis.growth import StepEnds, find_growth
 from fragdoctor.analysis.kept import find_idle_graph, find_kept
@@ -273,7 +273,6 @@ def analyze_trace(trace: Trace) -> DeviceAnalysis:
     segments, blocks, layout = trace.segments, trace.blocks, trace.layout
     capture = capture_quality(trace)
     totals = trace.totals if capture.has_trace else None
-    peak = None if totals is None else totals.peak_allocated_state
     ooms = find_ooms(trace)
     flushes, n_retries = find_flushes(trace)
     steps = StepEnds.of(trace) if totals is not None else StepEnds(np.zeros(0, np.int64))
@@ -308,7 +307,6 @@ def analyze_trace(trace: Trace) -> DeviceAnalysis:
         capture=capture,
         timeline=totals,
         stranders=find_stranders(trace, layout),
-        holders=find_holders(trace, peak, None if phases is None else phases.category),
         growth=growth,
         kept=kept,
         gathered=gathered,

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from fragdoctor.analysis.attribution import find_holders, find_stranded_segments
 from fragdoctor.analysis.free_space import free_space
-from fragdoctor.analysis.result import DeviceAnalysis, Holder
+from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.diagnosis.moments import DecidingMoment, categories_at
 from fragdoctor.model.arrays import distinct
 from fragdoctor.model.case import MemoryStats
@@ -179,35 +179,27 @@ def strander_reports(context: Context, moment: DecidingMoment) -> tuple[Strander
 def holder_reports(context: Context, moment: DecidingMoment) -> tuple[HolderReport, ...]:
     """Return live memory by line on one device at its moment, the largest first."""
     a = moment.analysis
-    is_peak, is_failure = moment.kind is Moment.PEAK, moment.kind is Moment.FAILURE
+    peak = None if a.timeline is None else a.timeline.peak_allocated_state
+    states = [s for s in (peak, moment.earlier_failure) if s is not None]
+    is_last = moment.kind is Moment.PEAK or moment.earlier_failure is not None
+    at = len(states) if is_last else 0
     reports = [
         HolderReport(
             device=a.device,
             location=context.frame(h.frame) or context.user_line(h.stack),
-            now_bytes=h.now_bytes,
-            peak_bytes=h.peak_bytes,
-            n_blocks=(h.n_peak if is_peak else h.n_now if moment.is_end else h.n_failure) or 0,
+            now_bytes=h.n_bytes[0],
+            peak_bytes=None if peak is None else h.n_bytes[1],
+            n_blocks=h.n_blocks[at],
             stack=context.user_stack(h.stack),
             within=context.line_of_library(h.stack) if h.frame >= 0 else None,
             module=h.module,
             categories=h.categories,
-            failure_bytes=(h.now_bytes if moment.is_end else h.failure_bytes)
-            if is_failure
-            else None,
+            failure_bytes=h.n_bytes[at] if moment.kind is Moment.FAILURE else None,
             moment=moment.kind,
         )
-        for h in _holders(a, moment)
+        for h in find_holders(a.trace, states, a.category)
     ]
     return tuple(sorted(reports, key=lambda h: -h.held_bytes)[:MAX_HOLDERS])
-
-
-def _holders(a: DeviceAnalysis, moment: DecidingMoment) -> Sequence[Holder]:
-    """Return the holders, with what they held at a failure that more events followed."""
-    if moment.earlier_failure is None or a.timeline is None:
-        return a.holders
-    category = None if a.phases is None else a.phases.category
-    peak = a.timeline.peak_allocated_state
-    return find_holders(a.trace, peak, category, moment.earlier_failure)
 
 
 I64 = npt.NDArray[np.int64]

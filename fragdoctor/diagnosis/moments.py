@@ -190,10 +190,10 @@ def moment_report(context: Context, asked: str) -> MomentReport:
 
 def categories_at(a: DeviceAnalysis, state: int) -> Sequence[HeldBytes]:
     """Return allocated bytes in a state by category, largest first, or nothing if unknown."""
-    if a.phases is None or not len(a.phases.category):
+    if not len(a.category):
         return ()
     rows = a.trace.lives.allocated_at(state)
-    found = _held(a.phases.category[rows], a.trace.lives.size_bytes[rows])
+    found = _held(a.category[rows], a.trace.lives.size_bytes[rows])
     return [HeldBytes(None, Category(kind), *held) for kind, *held in found]
 
 

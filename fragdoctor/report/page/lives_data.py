@@ -150,7 +150,7 @@ def lives_data(
     rows = _kept(columns, budget_bytes)
     peak = max(trace.totals.peak_active_bytes, trace.totals.peak_reserved_bytes)
     is_complete = len(rows) == len(trace.lives) and peak <= MAX_EXACT
-    category = analysis.phases.category if analysis.phases is not None else np.zeros(0, np.uint8)
+    category = analysis.category
     stack = sink.stacks.page_stacks(trace.lives.stack[rows], trace.lives.size_bytes[rows])
     blob = sink.blob
     return {
