@@ -398,10 +398,7 @@ def _model_bytes(case: JudgedCase) -> tuple[int, str]:
 
 @proposes("Store weights and optimizer state in less memory")
 def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose it for capacity, ranked first if there is only the model so far.
-
-    Less memory for weights, gradients and state: precision, sharding, offloading.
-    """
+    """Propose it for capacity, ranked first if there is only the model so far."""
     r, message = case.failed_request, case.message
     if not case.is_allocator_case or case.cause is not Cause.CAPACITY:
         return

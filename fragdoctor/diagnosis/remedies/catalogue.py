@@ -164,37 +164,39 @@ def prove(
         return proposals, ()
     if not bench.is_usable:
         return proposals, _notes(bench)
-    untold: list[SettingRemedy] = []
-    last_resort: list[SettingRemedy] = []
-    tried = [p.attempts if isinstance(p.remedy, SavingRemedy) else () for p in proposals]
-    if bench.has_trouble:  # otherwise there is nothing to cure, but the peak may still be lowered
-        tried = [
-            p.remedy.attempts(case) if isinstance(p.remedy, SettingRemedy) else p.attempts
-            for p in proposals
-        ]
-        proposed = {p.remedy for p in proposals}
-        others = [remedy for remedy in SETTINGS if remedy not in proposed]
-        untold = [remedy for remedy in others if remedy.key != LAST_RESORT]
-        last_resort = [remedy for remedy in others if remedy.key == LAST_RESORT]
-        tried += [remedy.attempts(case) for remedy in untold]
-    found = _outcomes(bench, tried)
-    settings = (o.result for some in found for o in some if o.attempt.edit is None)
-    if not any(helps(bench.recorded, result) for result in settings):
-        untold += last_resort
-        found += _outcomes(bench, [remedy.attempts(case) for remedy in last_resort])
-    judged: list[Proposal | None] = []
-    for proposal, some, of_it in zip(proposals, tried, found, strict=False):
-        remedy = proposal.remedy
-        if of_it:
-            judged.append(remedy.judged(case, bench, proposal, of_it))
-        # Otherwise the trace does not show what a saving change would act on.
-        elif not some or not isinstance(remedy, SavingRemedy) or remedy.is_usual:
-            judged.append(proposal)
-    of_untold = zip(untold, found[len(proposals) :], strict=True)
-    judged += [one.judged(case, bench, None, of_it) for one, of_it in of_untold if of_it]
-    tested = [one for one in judged if one is not None]
+    proposed = {p.remedy for p in proposals}
+    others = [remedy for remedy in SETTINGS if remedy not in proposed]
+    last_resort = [remedy.untold for remedy in others if remedy.key == LAST_RESORT]
+    tested: list[Proposal] = []
+    is_helped = False
+    for batch in (
+        [*proposals, *(remedy.untold for remedy in others if remedy.key != LAST_RESORT)],
+        last_resort,
+    ):
+        if is_helped:
+            break
+        tried = [_attempts(case, bench, proposal) for proposal in batch]
+        found = _outcomes(bench, tried)
+        settings = (o.result for some in found for o in some if o.attempt.edit is None)
+        is_helped = any(helps(bench.recorded, result) for result in settings)
+        for proposal, some, of_it in zip(batch, tried, found, strict=True):
+            remedy, judged = proposal.remedy, None
+            if of_it:
+                judged = remedy.judged(case, bench, proposal, of_it)
+            # Otherwise the trace does not show what a saving change would act on.
+            elif not some or not isinstance(remedy, SavingRemedy) or remedy.is_usual:
+                judged = proposal
+            tested += [judged] if judged is not None and not judged.is_untold else []
     tested += CombinedSavings().together(case, bench, tested)
     return tested, _notes(bench)
+
+
+def _attempts(case: JudgedCase, bench: Bench, proposal: Proposal) -> Sequence[Attempt]:
+    """Return how to try a proposal; without trouble there is only the peak, which may be lower."""
+    if isinstance(proposal.remedy, SettingRemedy):
+        return proposal.remedy.attempts(case) if bench.has_trouble else ()
+    is_tried = bench.has_trouble or isinstance(proposal.remedy, SavingRemedy)
+    return proposal.attempts if is_tried else ()
 
 
 def _outcomes(bench: Bench, tried: Sequence[Sequence[Attempt]]) -> list[list[Effect]]:

@@ -45,10 +45,7 @@ MAX_GROUPS: Final = 3
 
 @proposes("Keep long-lived blocks out of the way", burden=Burden.CHANGE)
 def move_stranding_blocks(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose keeping long-lived blocks out of the way, group by group.
-
-    Moving or freeing the few live blocks that strand free memory.
-    """
+    """Propose keeping long-lived blocks out of the way, group by group."""
     analysis, r = case.context.analysis, case.failed_request
     if analysis is None or r is None or case.cause is not Cause.FRAGMENTATION:
         return
@@ -143,10 +140,7 @@ class PreallocateBuffers(Remedy):
 
 @proposes("Pad or bucket variable shapes", is_modelled=True)
 def bucket_shapes(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose buckets for fragmentation, unless a trace shows that shapes are steady.
-
-    Shapes that vary: pad them to buckets.
-    """
+    """Propose buckets for fragmentation, unless a trace shows that shapes are steady."""
     if not case.is_allocator_case or case.cause is not Cause.FRAGMENTATION:
         return
     if case.bench is not None and case.bench.growing_buffers:

@@ -108,10 +108,7 @@ def _of_later_step(case: JudgedCase, sign: TracebackSign, message: OomMessage) -
 
 @proposes("Change the call that failed")
 def at_the_failing_call(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose what the table of signs says about the traceback.
-
-    What helps at the call that failed.
-    """
+    """Propose what the table of signs says about the traceback of the call that failed."""
     sign, message = case.sign, case.message
     if sign is None or message is None or case.cause in CLOSED or case.kind == "kv-cache":
         return
@@ -142,10 +139,7 @@ def at_the_failing_call(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
 
 @proposes("Retry after the except block, not inside it")
 def retry_outside_except(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose it if a traceback was being handled, or an earlier attempt is still held.
-
-    A retry inside an except block fails while the exception still holds the failed attempt.
-    """
+    """Propose it if a traceback was being handled, or an earlier attempt is still held."""
     message = case.message
     log = case.context.case.oom
     said = [message] if log is None else log.messages

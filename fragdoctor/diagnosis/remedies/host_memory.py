@@ -118,10 +118,7 @@ def _changes(case: JudgedCase, message: OomMessage) -> Iterator[str]:
 
 @proposes("Use less host memory, or get more")
 def less_host_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose less host memory for every lack of it except in /dev/shm.
-
-    The host's memory ran out.
-    """
+    """Propose less host memory for every lack of it except in /dev/shm."""
     if case.cause is not Cause.HOST_MEMORY or _is_shared_memory(case):
         return
     is_limited = case.message is not None and case.message.sub_kind == "mappings"
@@ -138,10 +135,7 @@ def less_host_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
 
 @proposes("Give the container more shared memory")
 def raise_shared_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose a larger /dev/shm.
-
-    The host's shared memory ran out.
-    """
+    """Propose a larger /dev/shm where that ran out."""
     if case.cause is not Cause.HOST_MEMORY or not _is_shared_memory(case):
         return
     is_nccl = case.message is not None and case.message.variant == "nccl-shm"

@@ -41,10 +41,7 @@ FREEING: Final = (
 
 @proposes("Release what keeps growing")
 def free_leak(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose freeing what grows.
-
-    Freeing memory that grows, by what keeps it.
-    """
+    """Propose freeing what grows, by what keeps it."""
     kept = _kept(case)
     if kept is None:
         return
@@ -154,8 +151,6 @@ def no_grad(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
 
     If modules were recorded, their kept results distinguish a graph from outputs alone. The
     outputs of an evaluation that already runs under no_grad are not a graph.
-
-    Evaluation that builds graphs.
     """
     kept, analysis = _kept(case), case.context.analysis
     if kept is None or analysis is None:
@@ -263,10 +258,7 @@ def _predicted(case: JudgedCase, kept: KeptMemory) -> Predicted:
 
 @proposes("Gather the results of the evaluation on the host")
 def gather_on_host(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose it if the failure came while an evaluation gathered its results.
-
-    An evaluation that gathers its results on the device.
-    """
+    """Propose it if the failure came while an evaluation gathered its results."""
     analysis = case.context.analysis
     kept = None if analysis is None else analysis.gathered
     if kept is None or not case.is_allocator_case:
@@ -287,10 +279,7 @@ def gather_on_host(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
 
 @proposes("Free each trial's memory before the next one starts")
 def free_between_trials(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose it for trials in one process; processes that end leave nothing to free.
-
-    Long sweeps: free each trial's memory.
-    """
+    """Propose it for trials in one process; processes that end leave nothing to free."""
     story = case.context.story
     if story is None or len(story.trials) < 2 or not case.is_allocator_case:
         return

@@ -89,10 +89,7 @@ OFFLOADED_ROLLOUT: Final = (
 
 @proposes("Stop the other processes on this GPU")
 def free_other_process(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose a look at the processes on the device.
-
-    Other processes on the device: end them.
-    """
+    """Propose a look at the other processes on the device, and ending them."""
     is_checked = case.message is not None and case.message.sub_kind == "startup-check"
     if is_checked or not case.supports(Cause.OTHER_PROCESS):  # the server's remedy says it
         return
@@ -150,10 +147,7 @@ def free_other_process(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
 
 @proposes("Limit what other libraries take in this process")
 def cap_other_libraries(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose capping them if their memory is the cause, or is known to be a lot beside it.
-
-    Memory of other libraries in the same process.
-    """
+    """Propose capping them if their memory is the cause, or is known to be a lot beside it."""
     if case.is_library_failure or case.backend == "mps":
         return
     r = case.failed_request
@@ -182,10 +176,7 @@ def cap_other_libraries(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
 
 @proposes("Leave room for libraries")
 def library_headroom(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose headroom if such a library failed.
-
-    Room for libraries that allocate their own memory.
-    """
+    """Propose headroom if a library failed that allocates its own memory."""
     if not case.is_library_failure or case.message is None or case.is_of_other_program:
         return
     library = library_of(case.message).partition(",")[0]
@@ -203,10 +194,7 @@ def library_headroom(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
 
 @proposes("Find what refused the request: the GPU had room")
 def find_the_limit(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose where to look, for a message whose figures explain nothing.
-
-    A refusal with more free than requested: a limit that no figure shows.
-    """
+    """Propose where to look for a limit that no figure of the message shows."""
     r = case.failed_request
     if case.cause is not Cause.UNKNOWN or r is None:
         return
@@ -228,10 +216,7 @@ def find_the_limit(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
 
 @proposes("Turn expandable segments off")
 def drop_expandable_segments(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose it for errors of driver calls that only expandable segments make.
-
-    Expandable segments on a platform that cannot map them.
-    """
+    """Propose it for errors of driver calls that only expandable segments make."""
     if case.message is None or case.message.sub_kind != "driver-api":
         return
     yield remedy.proposal(
@@ -247,10 +232,7 @@ def drop_expandable_segments(remedy: Remedy, case: JudgedCase) -> Iterator[Propo
 
 @proposes("Use PyTorch's own allocator")
 def native_backend(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose it where the pool of cudaMallocAsync has what was asked for, in vain.
-
-    A pool of the driver that keeps what it cannot use.
-    """
+    """Propose it where the pool of cudaMallocAsync has what was asked for, in vain."""
     r = case.failed_request
     if r is None or not r.pool_is_unprinted or case.cause is not Cause.FRAGMENTATION:
         return
@@ -266,10 +248,7 @@ def native_backend(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
 
 @proposes("Give the integrated GPU more of the machine's memory")
 def more_for_integrated(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose it for an integrated GPU.
-
-    A device that is as large as the BIOS says.
-    """
+    """Propose it for an integrated GPU, whose memory is what the BIOS gives it."""
     if case.failed_request is None or not is_integrated(case.failed_request):
         return
     yield remedy.proposal(
@@ -284,10 +263,7 @@ def more_for_integrated(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
 
 @proposes("Use smaller blocks or fewer stages in the kernel")
 def smaller_kernel_blocks(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose smaller blocks for messages about shared memory.
-
-    A kernel that needs more on-chip memory than the GPU has.
-    """
+    """Propose smaller blocks if a kernel needs more on-chip memory than the GPU has."""
     if case.kind != "shared-memory":
         return
     is_tpu = case.backend == "jax"
@@ -312,10 +288,7 @@ HEADS: Final = 32
 
 @proposes("Record a memory snapshot at the failure")
 def record_snapshot(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose a recording if none shows what is open: who holds memory, or which line keeps it.
-
-    The one measurement that would settle what is open.
-    """
+    """Propose a recording if none shows what is open: who holds memory, or which line keeps it."""
     analysis = case.context.analysis
     is_leak = case.supports(Cause.LEAK) and (analysis is None or analysis.kept is None)
     is_open = analysis is None and case.cause not in CLOSED and case.is_allocator_case
@@ -348,10 +321,7 @@ SMALLER_TENSOR: Final = (
 
 @proposes("Print the shape at the failing line and correct it")
 def fix_shape(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose a look at the shape at the failing line.
-
-    A size that went wrong.
-    """
+    """Propose a look at the shape at the failing line: a size went wrong."""
     r = case.failed_request
     is_main = case.cause is Cause.SIZE_BUG
     is_beyond = r is not None and r.is_alone_too_large and case.is_allocator_case
@@ -386,10 +356,7 @@ def one_tensor_text(r: FailedRequest) -> str:
 
 @proposes("Check whether the GPU is full, and what fills it")
 def locate_driver_call(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose finding the call behind a driver's message.
-
-    A driver's message without figures.
-    """
+    """Propose finding the call behind a driver's message without figures."""
     message = case.message
     if message is None or case.cause is not Cause.UNKNOWN:
         return

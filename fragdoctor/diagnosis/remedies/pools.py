@@ -30,10 +30,7 @@ from fragdoctor.units import format_size
 
 @proposes("Wait for side streams before the large allocation")
 def wait_for_streams(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose ending the waits earlier.
-
-    Frees that wait for other streams: wait before the large allocation.
-    """
+    """Propose waiting before the request for what other streams still use."""
     r = case.failed_request
     if r is None or case.cause is not Cause.PENDING_FREES:
         return
@@ -51,10 +48,7 @@ def wait_for_streams(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
 
 @proposes("Share one pool among graphs, or drop graphs that are not needed")
 def share_graph_pools(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose sharing or dropping private pools whose free memory was needed elsewhere.
-
-    Private pools of CUDA graphs and MemPool.
-    """
+    """Propose it for private pools whose free memory was needed elsewhere."""
     r = case.failed_request
     if r is None or not case.supports(Cause.PRIVATE_POOLS):
         return
@@ -74,10 +68,7 @@ def share_graph_pools(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
 
 @proposes("Call torch.cuda.empty_cache() before the failing line")
 def empty_cache(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose the call if memory is needed outside PyTorch's cache; otherwise reject it.
-
-    ``empty_cache()``, which helps others but hardly ever the process that calls it.
-    """
+    """Propose the call if memory is needed outside PyTorch's cache; otherwise reject it."""
     if case.is_library_failure and not case.is_of_other_program:
         yield remedy.proposal(
             title="Call torch.cuda.empty_cache() before the library starts",
@@ -111,10 +102,7 @@ def _emptied(case: JudgedCase) -> list[Attempt]:
 
 @proposes("Allocate in smaller pieces")
 def split_allocation(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose splitting if the size of one allocation was refused.
-
-    A device that refuses single allocations of this size, however much is free.
-    """
+    """Propose splitting if the size of one allocation was refused, however much is free."""
     if not is_single(case):
         return
     is_metal = case.backend == "mps"
@@ -220,10 +208,7 @@ def _with_fraction(
 
 @proposes("Use less at once, and release Metal's caches")
 def less_on_metal(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose it if the watermark is the limit.
-
-    Metal's memory is the machine's: use less of it before lifting its limit.
-    """
+    """Propose it if the watermark is the limit: Metal's memory is that of the machine."""
     if case.backend != "mps" or not case.supports(Cause.MEMORY_LIMIT):
         return
     yield remedy.proposal(

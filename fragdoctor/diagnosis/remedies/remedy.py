@@ -404,6 +404,11 @@ class Proposal(Struct, frozen=True):
     is_rejected: bool = False
     attempts: Sequence[Attempt] = ()
 
+    @property
+    def is_untold(self) -> bool:
+        """Whether nothing speaks for or against it yet, so that only a replay can bring it in."""
+        return self.is_rejected and not self.recommendation.why
+
     def saying(self, **changes: Any) -> Proposal:
         """Return the proposal with changes to what the user gets."""
         return replace(self, recommendation=replace(self.recommendation, **changes))

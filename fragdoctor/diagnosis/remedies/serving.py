@@ -46,10 +46,7 @@ SPREAD: Final = {
 
 @proposes("Shrink what is served, or give the cache more")
 def fit_kv_cache(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose the option that the figures call for.
-
-    A server's KV cache that does not fit its budget.
-    """
+    """Propose the option that the figures call for if a server's KV cache does not fit."""
     message = case.message
     if case.kind != "kv-cache" or message is None:
         return
@@ -215,10 +212,7 @@ TOLD: Final = (Need.WEIGHTS, Need.CACHE, Need.GRAPH, Need.LIMIT, Need.POOL, Need
 
 @proposes("Put less on the GPU")
 def less_on_the_device(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose an option of the program, chosen by what the memory was for.
-
-    A program with its own allocator, or one that nothing names, needs too much.
-    """
+    """Propose an option of a program other than PyTorch, chosen by what the memory was for."""
     message = case.message
     if message is None or case.cause in CLOSED or not case.is_of_other_program:
         return
