@@ -9,13 +9,10 @@ from msgspec.structs import replace
 
 from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.remedies.remedy import (
-    CURES,
-    FITS,
-    HELPS,
-    MAY_HELP,
     JudgedCase,
     Proposal,
     Remedy,
+    Weight,
     best_of,
     helps,
     outcome_text,
@@ -95,7 +92,7 @@ class SettingRemedy(Remedy):
         setting = case.assignment(conf)
         if proposal.is_rejected:
             proposal = self.proposal(
-                weight=CURES if not bench.recorded.fits else HELPS,
+                weight=Weight.CURES if not bench.recorded.fits else Weight.HELPS,
                 setting=setting,
                 why=f"Replayed: {outcome_text(bench.recorded, best.result)}.",
                 cost="One environment variable.",
@@ -117,7 +114,7 @@ class SettingRemedy(Remedy):
         steps = f" by about {plural(n, 'step')}" if n else ""
         why = f"It only postpones the failure{steps}, since memory grows step by step."
         said = accepted.saying(why=f"{why} {accepted.recommendation.why}")
-        return replace(said, weight=MAY_HELP)
+        return replace(said, weight=Weight.MAY_HELP)
 
 
 _NOT_ON_WINDOWS: Final = (
@@ -167,9 +164,9 @@ class ExpandableSegments(SettingRemedy):
         )
         # Without a trace the holes are unknown; the setting is still the cheapest thing to try,
         # unless it takes another PyTorch.
-        weight = (HELPS if needs_upgrade else FITS) if is_main else MAY_HELP
+        weight = (Weight.HELPS if needs_upgrade else Weight.FITS) if is_main else Weight.MAY_HELP
         if case.has_old_holes:
-            weight = MAY_HELP
+            weight = Weight.MAY_HELP
         yield self.proposal(
             title="Upgrade to PyTorch 2.1 or later and use expandable segments"
             if needs_upgrade
@@ -240,7 +237,7 @@ class MaxSplitSize(SettingRemedy):
             return
         request = "" if r is None else f" such as the {format_size(r.requested_bytes)} here"
         yield self.proposal(
-            weight=MAY_HELP,
+            weight=Weight.MAY_HELP,
             setting=setting,
             why=f"Blocks of {megabytes} MiB and more are then never split for smaller requests. "
             f"They stay whole for large ones{request}, and can be returned.",
@@ -277,7 +274,7 @@ class RoundupDivisions(SettingRemedy):
             )
         yield self.proposal(
             title="Round sizes up to a quarter of a power of two",
-            weight=HELPS if sizes is not None else MAY_HELP,
+            weight=Weight.HELPS if sizes is not None else Weight.MAY_HELP,
             confidence=Confidence.LIKELY if sizes is not None else Confidence.POSSIBLE,
             setting=case.assignment(case.with_present(f"{self.key}:4")),
             why=why,

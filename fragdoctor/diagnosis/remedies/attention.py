@@ -8,7 +8,7 @@ from typing import Final
 
 from fragdoctor.diagnosis.remedies.capacity import SHORT_OF_MEMORY, SavingRemedy
 from fragdoctor.diagnosis.remedies.outside_pytorch import one_tensor_text
-from fragdoctor.diagnosis.remedies.remedy import FITS, HELPS, Burden, JudgedCase, Proposal
+from fragdoctor.diagnosis.remedies.remedy import Burden, JudgedCase, Proposal, Weight
 from fragdoctor.future.edits import Edit
 from fragdoctor.future.training_edits import requests_removed
 from fragdoctor.model.diagnosis import Cause
@@ -54,7 +54,7 @@ class FusedAttention(SavingRemedy):
             title=""
             if where is None
             else f"Never store the attention scores of {line_text(where)}",
-            weight=HELPS if where is None else FITS,
+            weight=Weight.HELPS if where is None else Weight.FITS,
             confidence=Confidence.POSSIBLE,
             why=one_tensor_text(r) if is_alone else "Scores and their softmax are kept.",
             attempts=self.attempts(case),

@@ -14,14 +14,11 @@ from fragdoctor.diagnosis.remedies.framework_words import words_in
 from fragdoctor.diagnosis.remedies.leaks import is_evaluation
 from fragdoctor.diagnosis.remedies.less_at_once import ANY_BATCH, fewer_bytes, less_of_batch
 from fragdoctor.diagnosis.remedies.remedy import (
-    CURES,
-    FITS,
-    HELPS,
-    MAY_HELP,
     Burden,
     JudgedCase,
     Proposal,
     Remedy,
+    Weight,
     helps,
     proposes,
 )
@@ -80,7 +77,7 @@ class SavingRemedy(Remedy):
             return
         if attempts := self.attempts(case):
             yield self.proposal(
-                weight=MAY_HELP,
+                weight=Weight.MAY_HELP,
                 why="It lowers the peak of live memory; by how much was not tried.",
                 attempts=attempts,
             )
@@ -107,7 +104,7 @@ class SavingRemedy(Remedy):
         )
         if is_cut(case, bench):
             judged = judged.with_caveat(CUT)
-        return replace(judged, weight=HELPS)
+        return replace(judged, weight=Weight.HELPS)
 
     def chosen(self, bench: Bench, outcomes: Sequence[Effect]) -> Effect:
         """Return the outcome that represents the change: its first edit that is enough."""
@@ -264,7 +261,9 @@ class SmallerBatch(SavingRemedy):
     def _smaller(self, case: JudgedCase, why: str) -> Proposal:
         title, change = less_of_batch(case)
         attempts = self.attempts(case)
-        return self.proposal(title=title, weight=HELPS, change=change, why=why, attempts=attempts)
+        return self.proposal(
+            title=title, weight=Weight.HELPS, change=change, why=why, attempts=attempts
+        )
 
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
         """Return the run with shares of the present batch, as many as its length allows."""
@@ -300,7 +299,7 @@ class SmallerBatch(SavingRemedy):
             if n is not None:
                 least = f"a batch of {round(n * share)}"
             judged = judged.saying(change=f"even {least} is not enough alone")
-            return replace(judged, weight=MAY_HELP)
+            return replace(judged, weight=Weight.MAY_HELP)
         if n is not None:
             return judged.saying(
                 title=f"Use a batch of {round(n * share)} instead of {n}",
@@ -411,7 +410,7 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         if told.fill(message):
             yield remedy.proposal(
                 title="Use a smaller model, or store its weights in fewer bits",
-                weight=CURES,
+                weight=Weight.CURES,
                 change=FEWER_BITS,
                 why=f"{told.text}: the device has {format_size(told_card_bytes(message))}.",
                 cost="A coarser model, or slower layers.",
@@ -438,9 +437,9 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         why = f"{OF_A_COPY}."
     yield remedy.proposal(
         title="Store the weights in less memory" if runs else "",
-        weight=FITS
+        weight=Weight.FITS
         if is_building or is_copy or (case.told.batch_size == 1 and case.is_checkpointed)
-        else MAY_HELP,
+        else Weight.MAY_HELP,
         confidence=Confidence.LIKELY if is_building else Confidence.POSSIBLE,
         change=fewer_bytes(case)
         if runs
@@ -459,7 +458,7 @@ def compute_in_16_bits(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         return
     if 0 < held < r.missing_bytes and not r.is_alone_too_large:
         yield remedy.proposal(
-            weight=MAY_HELP,
+            weight=Weight.MAY_HELP,
             change="torch.autocast('cuda', torch.bfloat16) around the forward pass and the loss, "
             "unless it is there already",
             why=f"{format_size(r.missing_bytes)} are missing, more than the model takes ({parts}), "
@@ -490,7 +489,7 @@ def less_to_train_all(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     if training and case.is_allocator_case:
         spread = words_in(case, Change.OFFLOAD_STATE)
         yield remedy.proposal(
-            weight=CURES,
+            weight=Weight.CURES,
             change=f"{training}: {LESS_TRAINED}; or all of it with "
             f"{f'{spread[5:]}, under ZeRO 3 or over more GPUs' if spread else SPREAD}",
             why=f"{training[0].upper()}{training[1:]}.",

@@ -21,13 +21,7 @@ from fragdoctor.diagnosis.remedies.host_memory import HOST_MEMORY
 from fragdoctor.diagnosis.remedies.leaks import GROWTH
 from fragdoctor.diagnosis.remedies.outside_pytorch import OUTSIDE
 from fragdoctor.diagnosis.remedies.pools import POOLS
-from fragdoctor.diagnosis.remedies.remedy import (
-    CURES,
-    JudgedCase,
-    Proposal,
-    Remedy,
-    helps,
-)
+from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal, Remedy, Weight, helps
 from fragdoctor.diagnosis.remedies.serving import fit_kv_cache, less_on_the_device
 from fragdoctor.diagnosis.remedies.training import TRAINING, CombinedSavings
 from fragdoctor.diagnosis.remedies.weights import WEIGHTS
@@ -112,7 +106,12 @@ def _order(proposal: Proposal, cause: Cause) -> tuple[int, ...]:
     # A setting does not end a leak, however much it gains.
     is_cure = is_shown_to_fit and not (cause is Cause.LEAK and is_setting)
     tier = _tier(found, is_setting=is_setting, cause=cause)
-    if cause in REMOVABLE and not is_setting and proposal.weight >= CURES and p.fits is not False:
+    if (
+        cause in REMOVABLE
+        and not is_setting
+        and proposal.weight >= Weight.CURES
+        and p.fits is not False
+    ):
         is_cure, tier = True, min(tier, KNOWN_CURE)
     how_far: tuple[int, ...] = (UNTRIED, *(0,) * 5)
     if is_cure:

@@ -8,13 +8,11 @@ from typing import Final
 from fragdoctor.analysis.result import Strander
 from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.remedies.remedy import (
-    CURES,
-    HELPS,
-    MAY_HELP,
     Burden,
     JudgedCase,
     Proposal,
     Remedy,
+    Weight,
     proposes,
 )
 from fragdoctor.future.edits import blocks_freed, combined, sizes_padded
@@ -66,7 +64,7 @@ def move_stranding_blocks(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal
         edit = None if bench is None else blocks_freed(addresses, bench.recorded.oom_event)
         yield remedy.proposal(
             title=f"Keep the blocks of {line_text(line)} out of the way",
-            weight=HELPS if solves else MAY_HELP,
+            weight=Weight.HELPS if solves else Weight.MAY_HELP,
             confidence=Confidence.LIKELY if solves else Confidence.POSSIBLE,
             change="allocate them before everything that is short-lived, or clone() what must "
             "stay once the step has freed its memory; del them before the large request if "
@@ -105,7 +103,7 @@ class PreallocateBuffers(Remedy):
         line = stacks[0][0] if stacks[0] else None
         yield self.proposal(
             title=f"Allocate the buffers of {line_text(line)} once, at their full length",
-            weight=CURES if case.cause is Cause.FRAGMENTATION else HELPS,
+            weight=Weight.CURES if case.cause is Cause.FRAGMENTATION else Weight.HELPS,
             confidence=Confidence.LIKELY,
             change="torch.empty(..., max_length, ...) before the loop, and copy each step's part "
             "into a slice of it, in place of torch.cat; in Transformers "
@@ -149,7 +147,7 @@ def bucket_shapes(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     if sizes is not None and not sizes.drifting:
         return
     yield remedy.proposal(
-        weight=HELPS if sizes is not None else MAY_HELP,
+        weight=Weight.HELPS if sizes is not None else Weight.MAY_HELP,
         confidence=Confidence.LIKELY if sizes is not None else Confidence.POSSIBLE,
         change="pad sequence lengths to multiples of 64 or 128, or batch samples of similar "
         "length; or run one step of the largest shape first, so that the cache has blocks that "

@@ -16,15 +16,7 @@ from fragdoctor.diagnosis.remedies.less_at_once import (
     less_of_batch,
     less_to_run,
 )
-from fragdoctor.diagnosis.remedies.remedy import (
-    CURES,
-    FITS,
-    HELPS,
-    JudgedCase,
-    Proposal,
-    Remedy,
-    proposes,
-)
+from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal, Remedy, Weight, proposes
 from fragdoctor.diagnosis.remedies.serving import smaller_cache
 from fragdoctor.future.training_edits import requests_removed
 from fragdoctor.model.case import OomMessage
@@ -121,11 +113,11 @@ def at_the_failing_call(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     yield remedy.proposal(
         title=title,
         # A call that can leave the GPU helps whatever fills the GPU.
-        weight=CURES
+        weight=Weight.CURES
         if sign.can_leave_gpu and not case.has_only_begun
-        else HELPS
+        else Weight.HELPS
         if sign.name == INFERENCE and (case.cause is Cause.FRAGMENTATION or case.backend == "mps")
-        else FITS,
+        else Weight.FITS,
         change=change,
         why=f"{said} {sign.doing}. {sign.why}",
         locations=tuple(
@@ -157,7 +149,7 @@ def retry_outside_except(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]
         return
     why = "An exception's traceback keeps the frames of its attempt, and they keep its tensors"
     yield remedy.proposal(
-        weight=FITS if case.sign is None else HELPS,
+        weight=Weight.FITS if case.sign is None else Weight.HELPS,
         confidence=Confidence.LIKELY,
         change="set a flag in the except block and try again after it; keep str(error), not "
         "the exception; gc.collect() and torch.cuda.empty_cache() before the next attempt",

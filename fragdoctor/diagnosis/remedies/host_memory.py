@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from fragdoctor.diagnosis.remedies.framework_words import words_in
-from fragdoctor.diagnosis.remedies.remedy import CURES, JudgedCase, Proposal, Remedy, proposes
+from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal, Remedy, Weight, proposes
 from fragdoctor.lazy import regex
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.diagnosis import Cause
@@ -124,7 +124,7 @@ def less_host_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     is_limited = case.message is not None and case.message.sub_kind == "mappings"
     yield remedy.proposal(
         title="Raise the kernel's limit of mappings" if is_limited else "",
-        weight=CURES,
+        weight=Weight.CURES,
         change=host_change(case),
         locations=case.asking_stack[:1],
         why=case.verdict.summary,
@@ -145,7 +145,7 @@ def raise_shared_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     is_inside = _CONTAINER.search(said) is not None and _NO_CONTAINER.search(said) is None
     yield remedy.proposal(
         title="" if is_inside else "Make the host's shared memory larger",
-        weight=CURES,
+        weight=Weight.CURES,
         change=("" if is_inside else "run mount -o remount,size=8g /dev/shm, or in a container ")
         + "--shm-size=8g or --ipc=host for docker run; in Kubernetes an emptyDir with "
         "medium: Memory on /dev/shm; "

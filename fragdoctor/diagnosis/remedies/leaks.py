@@ -7,15 +7,7 @@ from typing import Final
 
 from fragdoctor.analysis.result import KeptKind, KeptMemory, KeptPattern
 from fragdoctor.diagnosis.bench import Attempt, without
-from fragdoctor.diagnosis.remedies.remedy import (
-    CURES,
-    HELPS,
-    MAY_HELP,
-    JudgedCase,
-    Proposal,
-    Remedy,
-    proposes,
-)
+from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal, Remedy, Weight, proposes
 from fragdoctor.model.census import HoldingKind, Owner
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Location, line_text
@@ -58,7 +50,7 @@ def free_leak(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         verb, title, change = _by_name(owner, title, change, kept.pattern)
     yield remedy.proposal(
         title=f"{verb} {title}",
-        weight=CURES if case.cause is Cause.LEAK or fills else HELPS,
+        weight=Weight.CURES if case.cause is Cause.LEAK or fills else Weight.HELPS,
         confidence=Confidence.LIKELY,
         change=change,
         why=f"{_sites_text(context, kept)}.",
@@ -181,7 +173,7 @@ def no_grad(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         reason = "Graph after graph was built at this line, and no backward pass ran"
     yield remedy.proposal(
         title=title,
-        weight=CURES if case.cause is Cause.LEAK and is_told else HELPS,
+        weight=Weight.CURES if case.cause is Cause.LEAK and is_told else Weight.HELPS,
         confidence=Confidence.LIKELY if is_told else Confidence.POSSIBLE,
         change=change,
         why=f"{reason}; with gradients on, every kept output keeps its whole graph ({held} here).",
@@ -264,7 +256,7 @@ def gather_on_host(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     if kept is None or not case.is_allocator_case:
         return
     yield remedy.proposal(
-        weight=CURES,
+        weight=Weight.CURES,
         change="keep outputs.append(out.cpu()), or only the number that you need",
         why=f"{gathered_text(case.context, kept)}.",
         locations=kept_stack(case.context, kept),
@@ -288,10 +280,10 @@ def free_between_trials(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     grown = accumulation(story)
     if grown is not None:
         why = growth_sentence(grown)
-        weight = CURES if case.supports(Cause.LEAK) else HELPS
+        weight = Weight.CURES if case.supports(Cause.LEAK) else Weight.HELPS
     else:
         why = "The log does not print what is allocated between trials, so it may grow."
-        weight = MAY_HELP
+        weight = Weight.MAY_HELP
     yield remedy.proposal(
         weight=weight,
         confidence=Confidence.LIKELY if grown is not None else Confidence.POSSIBLE,

@@ -14,15 +14,11 @@ from typing import Final
 from fragdoctor.diagnosis.decision import is_integrated
 from fragdoctor.diagnosis.remedies.less_at_once import less_of_batch
 from fragdoctor.diagnosis.remedies.remedy import (
-    ASKS,
     CLOSED,
-    CURES,
-    FITS,
-    HELPS,
-    MAY_HELP,
     JudgedCase,
     Proposal,
     Remedy,
+    Weight,
     proposes,
 )
 from fragdoctor.diagnosis.remedies.serving import LEAST_UTILIZATION
@@ -94,14 +90,14 @@ def free_other_process(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     if is_checked or not case.supports(Cause.OTHER_PROCESS):  # the server's remedy says it
         return
     is_main = case.cause is Cause.OTHER_PROCESS
-    weight = CURES if is_main else MAY_HELP
+    weight = Weight.CURES if is_main else Weight.MAY_HELP
     r = case.failed_request
     held = r.other_bytes if r is not None else None
     can_leave = case.sign is not None and case.sign.can_leave_gpu and not case.has_only_begun
     # A call that works on the model asks for it piece by piece: the request is not all of it.
     is_more = case.is_of_model or r is None or r.requested_bytes > (held or 0)
     if is_main and can_leave and is_more:
-        weight = HELPS  # the call need not be on this device at all
+        weight = Weight.HELPS  # the call need not be on this device at all
     listed = () if r is None else r.other_processes
     pids = ", ".join(str(p.pid) for p in listed)
     peers = are_peers(listed)
@@ -159,7 +155,7 @@ def cap_other_libraries(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         return
     yield remedy.proposal(
         title=BESIDE_TRAINING if trained else "",
-        weight=CURES if is_main else MAY_HELP,
+        weight=Weight.CURES if is_main else Weight.MAY_HELP,
         change=trained
         or "fewer environments of a simulator on the GPU (num_envs), "
         "XLA_PYTHON_CLIENT_PREALLOCATE=false for JAX, set_memory_growth for TensorFlow, "
@@ -181,7 +177,7 @@ def library_headroom(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         return
     library = library_of(case.message).partition(",")[0]
     yield remedy.proposal(
-        weight=HELPS,
+        weight=Weight.HELPS,
         change="torch.cuda.set_per_process_memory_fraction(0.95), and create handles and "
         "communicators early, for example by one small matmul or all_reduce at start",
         why=f"{library} allocates for itself; a cache that fills the device leaves it no room.",
@@ -206,7 +202,7 @@ def find_the_limit(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         return
     fraction = "" if not r.may_hide_limit else "set_per_process_memory_fraction() or "
     yield remedy.proposal(
-        weight=MAY_HELP,
+        weight=Weight.MAY_HELP,
         change=f"look for {fraction}a memory option of the program; on Windows enlarge the "
         "page file, against which GPU memory counts, and close other programs; ulimit -v; "
         "nvidia-smi during the run shows a neighbor that comes and goes",
@@ -220,7 +216,7 @@ def drop_expandable_segments(remedy: Remedy, case: JudgedCase) -> Iterator[Propo
     if case.message is None or case.message.sub_kind != "driver-api":
         return
     yield remedy.proposal(
-        weight=CURES,
+        weight=Weight.CURES,
         setting=case.assignment("expandable_segments:False"),
         why="'CUDA driver error' comes from the calls that map expandable segments. They fail "
         "on WSL2, on Jetson and in some containers with memory free; without them an error "
@@ -238,7 +234,7 @@ def native_backend(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         return
     is_comfy = any(f.name == "ComfyUI" for f in case.frameworks)
     yield remedy.proposal(
-        weight=CURES,
+        weight=Weight.CURES,
         setting="" if is_comfy else case.assignment("backend:native"),
         change="start ComfyUI with --disable-cuda-malloc" if is_comfy else "",
         why=case.verdict.summary,
@@ -252,7 +248,7 @@ def more_for_integrated(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     if case.failed_request is None or not is_integrated(case.failed_request):
         return
     yield remedy.proposal(
-        weight=CURES,
+        weight=Weight.CURES,
         change="set a larger UMA frame buffer (also called VRAM or iGPU memory) in the BIOS, as "
         "much as it offers; where it offers no choice, a newer Linux kernel and ROCm, which can "
         "use ordinary memory (GTT) as well; or run it on the CPU, which has all of it",
@@ -269,7 +265,7 @@ def smaller_kernel_blocks(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal
     is_tpu = case.backend == "jax"
     yield remedy.proposal(
         title="Change the operation, or the compiler" if is_tpu else "",
-        weight=HELPS,
+        weight=Weight.HELPS,
         confidence=Confidence.POSSIBLE if is_tpu else Confidence.LIKELY,
         change="smaller or more even shapes (multiples of 8 and 128) in the named operation, "
         "smaller blocks if it is a Pallas kernel; a newer jaxlib, libtpu or torch_xla: a "
@@ -296,7 +292,7 @@ def record_snapshot(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         return
     yield remedy.proposal(
         title="Find the line that keeps memory" if is_leak else "",
-        weight=(CURES if case.sign is None else HELPS) if is_leak else ASKS,
+        weight=(Weight.CURES if case.sign is None else Weight.HELPS) if is_leak else Weight.ASKS,
         confidence=Confidence.POSSIBLE if is_leak else Confidence.LIKELY,
         change="start the program with fragdoctor run, which diagnoses by itself; or, "
         "where it cannot be installed, call "
@@ -337,7 +333,7 @@ def fix_shape(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     yield remedy.proposal(
         title=title,
         locations=case.asking_stack,
-        weight=CURES if is_main else FITS,
+        weight=Weight.CURES if is_main else Weight.FITS,
         confidence=Confidence.PROVEN if is_main else Confidence.POSSIBLE,
         change=change,
         why=case.verdict.summary if is_main or r is None else one_tensor_text(r),
@@ -379,7 +375,7 @@ def locate_driver_call(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         change = f"{less}; nvidia-smi during the run shows whether another process takes a part"
     yield remedy.proposal(
         title=title,
-        weight=MAY_HELP,
+        weight=Weight.MAY_HELP,
         change=change,
         why="The driver's message does not say whether device memory, pinned host memory or "
         "the context ran out.",

@@ -10,14 +10,11 @@ from msgspec.structs import replace
 
 from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.remedies.remedy import (
-    ASKS,
-    CURES,
-    HELPS,
-    MAY_HELP,
     Burden,
     JudgedCase,
     Proposal,
     Remedy,
+    Weight,
     proposes,
 )
 from fragdoctor.future.edits import empty_cache_at
@@ -36,7 +33,7 @@ def wait_for_streams(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         return
     waiting = max(r.pending_bytes, r.late_free_bytes)
     yield remedy.proposal(
-        weight=CURES,
+        weight=Weight.CURES,
         change="torch.cuda.synchronize() or stream.synchronize() before it, or catch the error "
         "and repeat the call once, when the waits are over; fewer record_stream calls; "
         "limit_all_gathers=True for FSDP",
@@ -54,7 +51,7 @@ def share_graph_pools(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         return
     is_main = case.cause is Cause.PRIVATE_POOLS
     yield remedy.proposal(
-        weight=CURES if is_main else MAY_HELP,
+        weight=Weight.CURES if is_main else Weight.MAY_HELP,
         change="pass pool=first_graph.pool() to every torch.cuda.graph(...), capture fewer "
         "shapes, delete graphs and MemPools that are done; "
         "torch.cuda.MemPool(use_on_oom=True) from 2.8 on",
@@ -72,7 +69,7 @@ def empty_cache(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     if case.is_library_failure and not case.is_of_other_program:
         yield remedy.proposal(
             title="Call torch.cuda.empty_cache() before the library starts",
-            weight=MAY_HELP,
+            weight=Weight.MAY_HELP,
             change="torch.cuda.empty_cache() before the first call of the library or the "
             "creation of the communicator",
             why="The library allocates outside PyTorch's cache, and nothing flushes the cache "
@@ -108,7 +105,7 @@ def split_allocation(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     is_metal = case.backend == "mps"
     yield remedy.proposal(
         title="" if is_metal else "Allow allocations of 4 GiB and more, or split them",
-        weight=CURES,
+        weight=Weight.CURES,
         change="a smaller batch, image or sequence, or the operation in chunks: Metal limits "
         "the size of one buffer"
         if is_metal
@@ -157,7 +154,11 @@ class RaiseMemoryLimit(Remedy):
                 whole = Attempt(WhatIf(capacity_bytes=bytes_, edit="without the limit"))
         proposal = self.proposal(
             # A limit that was never printed but would explain the failure has to be found first.
-            weight=CURES if is_main else ASKS if case.cause is Cause.UNKNOWN else HELPS,
+            weight=Weight.CURES
+            if is_main
+            else Weight.ASKS
+            if case.cause is Cause.UNKNOWN
+            else Weight.HELPS,
             why=case.verdict.summary
             if is_main
             else "The device had more free than was requested; a limit of this process would "
@@ -212,7 +213,7 @@ def less_on_metal(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     if case.backend != "mps" or not case.supports(Cause.MEMORY_LIMIT):
         return
     yield remedy.proposal(
-        weight=HELPS,
+        weight=Weight.HELPS,
         confidence=Confidence.LIKELY,
         change="a smaller batch, input or model, in 16 bits; torch.mps.empty_cache() after "
         "large steps; close other programs; fixed shapes keep the caches of graphs small; as a "

@@ -38,21 +38,6 @@ from fragdoctor.rules.traceback_signs import Place, TracebackSign, sign_of
 from fragdoctor.trace.stacks import NATIVE, classify_file
 from fragdoctor.units import GIB, MIB, format_count, format_size, plural
 
-CURES: Final = 4
-"""Weight of a remedy that removes the cause itself."""
-
-FITS: Final = 3
-"""Weight of a remedy for what the evidence shows to hold or ask for the memory."""
-
-HELPS: Final = 2
-"""Weight of a remedy that helps against the cause without removing it."""
-
-MAY_HELP: Final = 1
-"""Weight of a remedy that helps some programs of this kind."""
-
-ASKS: Final = 0
-"""Weight of a remedy that only brings better evidence."""
-
 CLOSED: Final = (Cause.NOT_MEMORY, Cause.HOST_MEMORY, Cause.SIZE_BUG, Cause.HEALTHY)
 """Causes about which neither a recording nor less on the device changes anything."""
 
@@ -387,12 +372,30 @@ def _entries(conf: str) -> list[str]:
 _COMMA: Final = re.compile(r",(?![^\[\]]{0,1000}\])")
 
 
+class Weight(IntEnum):
+    """How promising a remedy is before it is tried."""
+
+    CURES = 4  # it removes the cause itself
+    FITS = 3  # it is for what the evidence shows to hold or ask for the memory
+    HELPS = 2  # it helps against the cause without removing it
+    MAY_HELP = 1  # it helps some programs of this kind
+    ASKS = 0  # it only brings better evidence
+
+
+class Burden(IntEnum):
+    """What a remedy costs the user, if it is enough."""
+
+    NONE = 0  # a setting, or a change to a line or two
+    CHANGE = 1  # a change to the program that may change its speed a little
+    SLOWER = 2  # each step computes less or takes longer
+    RESULTS = 3  # the program computes something else
+
+
 class Proposal(Struct, frozen=True):
     """What a remedy proposes for one case.
 
     Attributes:
         recommendation: what the user gets, without its rank.
-        weight: how promising the remedy is before it is tried.
         is_rejected: whether it is a popular remedy that does not help here and is listed with
             the reason.
         attempts: how to try it on the trace; empty if no replay can show its effect.
@@ -400,7 +403,7 @@ class Proposal(Struct, frozen=True):
 
     remedy: Remedy
     recommendation: Recommendation
-    weight: int = 0
+    weight: Weight = Weight.ASKS
     is_rejected: bool = False
     attempts: Sequence[Attempt] = ()
 
@@ -424,15 +427,6 @@ class Proposal(Struct, frozen=True):
     def with_caveat(self, caveat: str) -> Proposal:
         """Return the proposal with one more caveat."""
         return self.saying(caveats=(*self.recommendation.caveats, caveat))
-
-
-class Burden(IntEnum):
-    """What a remedy costs the user, if it is enough."""
-
-    NONE = 0  # a setting, or a change to a line or two
-    CHANGE = 1  # a change to the program that may change its speed a little
-    SLOWER = 2  # each step computes less or takes longer
-    RESULTS = 3  # the program computes something else
 
 
 class Remedy:
@@ -488,7 +482,7 @@ class Remedy:
     def proposal(  # noqa: PLR0913 - the fields of a proposal, all by keyword
         self,
         *,
-        weight: int,
+        weight: Weight,
         why: str,
         confidence: Confidence | None = None,
         title: str = "",
@@ -505,7 +499,7 @@ class Remedy:
 
         What removes the cause, or fits what the evidence shows, is likely; the rest is possible.
         """
-        usual = Confidence.LIKELY if weight >= FITS else Confidence.POSSIBLE
+        usual = Confidence.LIKELY if weight >= Weight.FITS else Confidence.POSSIBLE
         recommendation = Recommendation(
             rank=0,
             code=self.code,

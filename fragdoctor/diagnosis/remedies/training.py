@@ -20,13 +20,11 @@ from fragdoctor.diagnosis.remedies.capacity import (
     saving_text,
 )
 from fragdoctor.diagnosis.remedies.remedy import (
-    CURES,
-    HELPS,
-    MAY_HELP,
     Burden,
     JudgedCase,
     Proposal,
     Remedy,
+    Weight,
     proposes,
 )
 from fragdoctor.future.edits import Edit, combined
@@ -159,7 +157,7 @@ class GradientCheckpointing(SavingRemedy):
             return
         yield self.proposal(
             title="" if a is not None or case.trains else f"If it trains: {self.title.lower()}",
-            weight=MAY_HELP,
+            weight=Weight.MAY_HELP,
             why="In training, activations are often the largest part. Checkpointed layers keep "
             "their inputs only, and compute the rest again in the backward pass.",
         )
@@ -191,7 +189,7 @@ def drop_idle_graph(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     line = context.frame(graph.frame)
     call = "the call of the model" if line is None else line_text(line)
     yield remedy.proposal(
-        weight=CURES if case.cause is Cause.TRANSIENT_PEAK else HELPS,
+        weight=Weight.CURES if case.cause is Cause.TRANSIENT_PEAK else Weight.HELPS,
         confidence=Confidence.LIKELY,
         change=f"wrap {call} in torch.no_grad() or torch.inference_mode()",
         why=f"{idle_graph_text(context, graph)}.",
@@ -316,7 +314,7 @@ class CombinedSavings(Remedy):
         parts = parts[: best.attempt.what_if.edit.count(" + ") + 1]
         yield self.proposal(
             title=f"Combine: {', '.join(part.doing for part in parts)}",
-            weight=HELPS,
+            weight=Weight.HELPS,
             confidence=Confidence.LIKELY,
             change="; ".join(part.change for part in parts),
             why=saving_text(case, bench, best),

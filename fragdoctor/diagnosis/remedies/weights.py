@@ -10,7 +10,7 @@ import numpy as np
 
 from fragdoctor.analysis.weight_copies import WeightCopies
 from fragdoctor.diagnosis.remedies.capacity import SHORT_OF_MEMORY, SavingRemedy
-from fragdoctor.diagnosis.remedies.remedy import FITS, Burden, JudgedCase, Proposal, Remedy
+from fragdoctor.diagnosis.remedies.remedy import Burden, JudgedCase, Proposal, Remedy, Weight
 from fragdoctor.future.edits import Edit
 from fragdoctor.future.training_edits import requests_freed_at, requests_removed
 from fragdoctor.model.diagnosis import Cause
@@ -46,7 +46,7 @@ class CopyOfWeights(SavingRemedy):
         title, change = self.said(copies, line_text(stack[0] if stack else None))
         yield self.proposal(
             title=title,
-            weight=FITS,
+            weight=Weight.FITS,
             change=change,
             why=f"{format_size(copies.n_bytes)} are held beside the model.",
             locations=stack,
