@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from fragdoctor.analysis.attribution import find_holders, find_stranded_segments
 from fragdoctor.analysis.free_space import free_space
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.diagnosis.moments import DecidingMoment, categories_at
@@ -17,11 +16,7 @@ from fragdoctor.model.arrays import distinct
 from fragdoctor.model.case import MemoryStats
 from fragdoctor.model.diagnosis import (
     DeviceFigures,
-    HolderReport,
-    Moment,
     MomentFigures,
-    SegmentReport,
-    StranderReport,
     TimelinePoint,
     TimelineStrip,
 )
@@ -29,12 +24,6 @@ from fragdoctor.rules.failed_request import FailedRequest
 from fragdoctor.rules.rule import Context
 from fragdoctor.trace.lives import Totals, stretch_starts
 from fragdoctor.units import format_size
-
-MAX_STRANDERS = 20
-"""Groups of stranding blocks in a report; each of the others frees less than any of these."""
-
-MAX_HOLDERS = 30
-"""The most lines in a report."""
 
 
 def device_figures(context: Context, moment: DecidingMoment | None) -> DeviceFigures | None:
@@ -157,51 +146,6 @@ def _from_stats(context: Context, s: MemoryStats) -> DeviceFigures:
     )
 
 
-def strander_reports(context: Context, moment: DecidingMoment) -> tuple[StranderReport, ...]:
-    """Return who strands free memory on one device, the costliest first."""
-    a = moment.analysis
-    at = a.n_events if moment.earlier_failure is None else moment.earlier_failure
-    return tuple(
-        StranderReport(
-            device=a.device,
-            n_blocks=strander.n_blocks,
-            block_bytes=strander.block_bytes,
-            stranded_bytes=strander.stranded_bytes,
-            stack=context.user_stack(strander.stack),
-            location=context.user_line(strander.stack),
-            age_events=None if strander.oldest_event is None else at - strander.oldest_event,
-            moment=Moment.FAILURE if moment.kind is Moment.FAILURE else Moment.END,
-        )
-        for strander in moment.stranders[:MAX_STRANDERS]
-    )
-
-
-def holder_reports(context: Context, moment: DecidingMoment) -> tuple[HolderReport, ...]:
-    """Return live memory by line on one device at its moment, the largest first."""
-    a = moment.analysis
-    peak = None if a.timeline is None else a.timeline.peak_allocated_state
-    states = [s for s in (peak, moment.earlier_failure) if s is not None]
-    is_last = moment.kind is Moment.PEAK or moment.earlier_failure is not None
-    at = len(states) if is_last else 0
-    reports = [
-        HolderReport(
-            device=a.device,
-            location=context.frame(h.frame) or context.user_line(h.stack),
-            now_bytes=h.n_bytes[0],
-            peak_bytes=None if peak is None else h.n_bytes[1],
-            n_blocks=h.n_blocks[at],
-            stack=context.user_stack(h.stack),
-            within=context.line_of_library(h.stack) if h.frame >= 0 else None,
-            module=h.module,
-            categories=h.categories,
-            failure_bytes=h.n_bytes[at] if moment.kind is Moment.FAILURE else None,
-            moment=moment.kind,
-        )
-        for h in find_holders(a.trace, states, a.category)
-    ]
-    return tuple(sorted(reports, key=lambda h: -h.held_bytes)[:MAX_HOLDERS])
-
-
 I64 = npt.NDArray[np.int64]
 
 MAX_COLUMNS: Final = 240
@@ -266,15 +210,3 @@ def _columns(states: Iterable[int], starts: I64) -> tuple[int, ...]:
     """Return the columns that these states fall in, without duplicates."""
     at = np.fromiter(states, np.int64)
     return tuple(distinct(np.searchsorted(starts, at, side="right") - 1).tolist())
-
-
-def segment_reports(moment: DecidingMoment | None) -> tuple[Sequence[SegmentReport], int]:
-    """Return the segments with the most stranded free memory, and how many have any.
-
-    The worst segment comes first. They show the moment of the stranding blocks.
-    """
-    if moment is None:
-        return (), 0
-    a = moment.analysis
-    at = a.trace.layout if moment.earlier_failure is None else moment.layout
-    return find_stranded_segments(at, a.device)

@@ -15,17 +15,18 @@ from fragdoctor.diagnosis.bench import Bench, set_up
 from fragdoctor.diagnosis.checklist import build_checklist
 from fragdoctor.diagnosis.corrections import find_corrections
 from fragdoctor.diagnosis.failure import find_failure
-from fragdoctor.diagnosis.figures import (
-    device_figures,
+from fragdoctor.diagnosis.figures import device_figures, timeline_strip
+from fragdoctor.diagnosis.holders import (
+    cycle_note,
+    function_holders,
     holder_reports,
+    owner_reports,
     segment_reports,
     strander_reports,
-    timeline_strip,
+    twice_note,
 )
-from fragdoctor.diagnosis.functions import function_holders
 from fragdoctor.diagnosis.moments import deciding_moment, host_report, moment_report
 from fragdoctor.diagnosis.notes import balance_note, capacity_note, find_notes
-from fragdoctor.diagnosis.owners import cycle_note, owner_reports, twice_note
 from fragdoctor.diagnosis.remedies.capacity import MAY_SAVE
 from fragdoctor.diagnosis.remedies.catalogue import proposals, prove, rank
 from fragdoctor.diagnosis.remedies.framework_words import in_own_words

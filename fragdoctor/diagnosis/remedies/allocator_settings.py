@@ -320,13 +320,3 @@ class DefaultSettings(SettingRemedy):
         """Return the empty setting string if something is set."""
         present = case.settings.conf if case.settings is not None else ""
         return () if is_same_conf(present, "") else ("",)
-
-
-# The defaults come last, since they are tried only if other settings are in force.
-SETTINGS: Final[tuple[SettingRemedy, ...]] = (
-    ExpandableSegments(),
-    MaxSplitSize(),
-    RoundupDivisions(),
-    GarbageCollection(),
-    DefaultSettings(),
-)

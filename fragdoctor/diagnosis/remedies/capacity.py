@@ -395,6 +395,34 @@ def _model_bytes(case: JudgedCase) -> tuple[int, str]:
     return sum(s.n_bytes for s in sums), parts
 
 
+LESS_TRAINED: Final = "train a LoRA adapter, with the base model in 16 or 4 bits"
+SPREAD: Final = "ZeRO 3 or FSDP over more GPUs, with the optimizer offloaded to the CPU"
+
+
+@proposes("Keep fewer weights, gradients and optimizer states on each GPU")
+def less_to_train_all(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose it if all of a model is trained whose state alone exceeds the GPUs of the text."""
+    told, message = told_weights(case.message), case.message
+    if told is None or message is None or case.cause is not Cause.CAPACITY:
+        return
+    training = told.trained_text(message, case.told)
+    if training and case.is_allocator_case:
+        spread = words_in(case, Change.OFFLOAD_STATE)
+        yield remedy.proposal(
+            weight=Weight.CURES,
+            change=f"{training}: {LESS_TRAINED}; or all of it with "
+            f"{f'{spread[5:]}, under ZeRO 3 or over more GPUs' if spread else SPREAD}",
+            why=f"{training[0].upper()}{training[1:]}.",
+            cost="Fewer trained parameters, or a slower step.",
+        )
+
+
+FEWER_BITS: Final = (
+    "use a checkpoint with fewer parameters, or with fewer bits for each (GPTQ, AWQ, GGUF or "
+    "bitsandbytes with 4); or put some of the layers on the CPU or on another GPU"
+)
+
+
 @proposes("Store weights and optimizer state in less memory")
 def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose it for capacity, ranked first if there is only the model so far."""
@@ -473,39 +501,3 @@ def _is_said_by_sign(case: JudgedCase, *, runs: bool) -> bool:
         return False
     is_loading = runs and case.sign.name == LOADING_WEIGHTS
     return is_loading or not (case.sign.is_training or case.trains)
-
-
-LESS_TRAINED: Final = "train a LoRA adapter, with the base model in 16 or 4 bits"
-SPREAD: Final = "ZeRO 3 or FSDP over more GPUs, with the optimizer offloaded to the CPU"
-
-
-@proposes("Keep fewer weights, gradients and optimizer states on each GPU")
-def less_to_train_all(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose it if all of a model is trained whose state alone exceeds the GPUs of the text."""
-    told, message = told_weights(case.message), case.message
-    if told is None or message is None or case.cause is not Cause.CAPACITY:
-        return
-    training = told.trained_text(message, case.told)
-    if training and case.is_allocator_case:
-        spread = words_in(case, Change.OFFLOAD_STATE)
-        yield remedy.proposal(
-            weight=Weight.CURES,
-            change=f"{training}: {LESS_TRAINED}; or all of it with "
-            f"{f'{spread[5:]}, under ZeRO 3 or over more GPUs' if spread else SPREAD}",
-            why=f"{training[0].upper()}{training[1:]}.",
-            cost="Fewer trained parameters, or a slower step.",
-        )
-
-
-FEWER_BITS: Final = (
-    "use a checkpoint with fewer parameters, or with fewer bits for each (GPTQ, AWQ, GGUF or "
-    "bitsandbytes with 4); or put some of the layers on the CPU or on another GPU"
-)
-
-CAPACITY: Final[tuple[Remedy, ...]] = (
-    LimitBatch(),
-    SmallerBatch(),
-    less_to_train_all,
-    less_model_memory,
-    compute_in_16_bits,
-)

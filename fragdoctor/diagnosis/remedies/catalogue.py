@@ -6,46 +6,64 @@ ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from types import ModuleType
 from typing import Final
 
 from msgspec.structs import replace
 
 from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
-from fragdoctor.diagnosis.remedies.allocator_settings import SETTINGS, SettingRemedy
-from fragdoctor.diagnosis.remedies.attention import FusedAttention
-from fragdoctor.diagnosis.remedies.capacity import CAPACITY, SHORT_OF_MEMORY, SavingRemedy
-from fragdoctor.diagnosis.remedies.fragmentation import LAYOUT
-from fragdoctor.diagnosis.remedies.from_traceback import CALLS
-from fragdoctor.diagnosis.remedies.host_memory import HOST_MEMORY
-from fragdoctor.diagnosis.remedies.leaks import GROWTH
-from fragdoctor.diagnosis.remedies.outside_pytorch import OUTSIDE
-from fragdoctor.diagnosis.remedies.pools import POOLS
+from fragdoctor.diagnosis.remedies import (
+    allocator_settings,
+    attention,
+    capacity,
+    fragmentation,
+    from_traceback,
+    host_memory,
+    leaks,
+    outside_pytorch,
+    pools,
+    serving,
+    training,
+    weights,
+)
+from fragdoctor.diagnosis.remedies.allocator_settings import SettingRemedy
+from fragdoctor.diagnosis.remedies.capacity import SHORT_OF_MEMORY, SavingRemedy
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal, Remedy, Weight, helps
-from fragdoctor.diagnosis.remedies.serving import fit_kv_cache, less_on_the_device
-from fragdoctor.diagnosis.remedies.training import TRAINING, CombinedSavings
-from fragdoctor.diagnosis.remedies.weights import WEIGHTS
+from fragdoctor.diagnosis.remedies.training import CombinedSavings
 from fragdoctor.future.search import LAST_RESORT, steps_won
 from fragdoctor.model.diagnosis import Cause, Recommendation
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.simulation import Prospect
 from fragdoctor.units import format_size
 
-REMEDIES: Final[tuple[Remedy, ...]] = (
-    *SETTINGS,
-    *WEIGHTS,
-    FusedAttention(),
-    *TRAINING,
-    *CAPACITY,
-    *GROWTH,
-    *LAYOUT,
-    *POOLS,
-    *CALLS,
-    *HOST_MEMORY,
-    fit_kv_cache,
-    less_on_the_device,
-    *OUTSIDE,
+_FILES: Final = (
+    allocator_settings,
+    weights,
+    attention,
+    training,
+    capacity,
+    leaks,
+    fragmentation,
+    pools,
+    from_traceback,
+    host_memory,
+    serving,
+    outside_pytorch,
 )
+
+
+def _remedies_of(file: ModuleType) -> Iterator[Remedy]:
+    """Yield the remedies of a file in the order of their definitions; a class is one of them."""
+    for one in vars(file).values():
+        if isinstance(one, Remedy):
+            yield one
+        elif isinstance(one, type) and issubclass(one, Remedy) and "code" in vars(one):
+            yield one()
+
+
+REMEDIES: Final = tuple(remedy for file in _FILES for remedy in _remedies_of(file))
+SETTINGS: Final = tuple(remedy for remedy in REMEDIES if isinstance(remedy, SettingRemedy))
 
 REMOVABLE: Final = (Cause.OTHER_PROCESS, Cause.MEMORY_LIMIT, Cause.PRIVATE_POOLS)
 """Causes that a replay cannot remove, but the user can: memory that others hold, the user's own

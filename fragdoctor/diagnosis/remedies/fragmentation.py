@@ -41,47 +41,6 @@ MAX_GROUPS: Final = 3
 """Nobody changes more places than this at once."""
 
 
-@proposes("Keep long-lived blocks out of the way", burden=Burden.CHANGE)
-def move_stranding_blocks(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose keeping long-lived blocks out of the way, group by group."""
-    analysis, r = case.context.analysis, case.failed_request
-    if analysis is None or r is None or case.cause is not Cause.FRAGMENTATION:
-        return
-    stranded = analysis.free_space.stranded_free_bytes
-    # Growing buffers will be somewhere else in the next step.
-    growing = () if case.bench is None else case.bench.growing_buffers
-    moving = {case.context.user_line(b.stack) for b in growing}
-    large: dict[Location, Strander] = {}
-    for p in analysis.stranders:
-        line = case.context.user_line(p.stack)
-        is_large = p.stranded_bytes >= MIN_SHARE * stranded > 0
-        if is_large and line not in moving and line and classify_file(line.filename) != TORCH:
-            large.setdefault(line, p)  # the largest of a line, however PyTorch made its blocks
-    for line, strander in list(large.items())[:MAX_GROUPS]:
-        solves = strander.stranded_bytes + strander.block_bytes >= r.uncovered_bytes
-        # The blocks are freed before the failed request.
-        addresses, bench = strander.addresses, case.bench
-        edit = None if bench is None else blocks_freed(addresses, bench.recorded.oom_event)
-        yield remedy.proposal(
-            title=f"Keep the blocks of {line_text(line)} out of the way",
-            weight=Weight.HELPS if solves else Weight.MAY_HELP,
-            confidence=Confidence.LIKELY if solves else Confidence.POSSIBLE,
-            change="allocate them before everything that is short-lived, or clone() what must "
-            "stay once the step has freed its memory; del them before the large request if "
-            "they are no longer needed",
-            why=f"{plural(strander.n_blocks, 'live block')} of "
-            f"{format_size(strander.block_bytes)} "
-            f"{'keeps' if strander.n_blocks == 1 else 'keep'} "
-            f"{format_size(strander.stranded_bytes)} of free memory in "
-            f"{plural(strander.n_segments, 'segment')} from being returned.",
-            locations=case.context.python_stack(strander.stack),
-            predicted=Predicted(fits=True, method="arithmetic") if solves else None,
-            cost="A change to the code; clone() needs both copies for a moment.",
-            saves_bytes=strander.stranded_bytes,
-            attempts=() if edit is None else [Attempt.of_edit(edit)],
-        )
-
-
 class PreallocateBuffers(Remedy):
     """Buffers that grow by copies, such as a KV cache: allocate them once."""
 
@@ -136,6 +95,47 @@ class PreallocateBuffers(Remedy):
         return judged
 
 
+@proposes("Keep long-lived blocks out of the way", burden=Burden.CHANGE)
+def move_stranding_blocks(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose keeping long-lived blocks out of the way, group by group."""
+    analysis, r = case.context.analysis, case.failed_request
+    if analysis is None or r is None or case.cause is not Cause.FRAGMENTATION:
+        return
+    stranded = analysis.free_space.stranded_free_bytes
+    # Growing buffers will be somewhere else in the next step.
+    growing = () if case.bench is None else case.bench.growing_buffers
+    moving = {case.context.user_line(b.stack) for b in growing}
+    large: dict[Location, Strander] = {}
+    for p in analysis.stranders:
+        line = case.context.user_line(p.stack)
+        is_large = p.stranded_bytes >= MIN_SHARE * stranded > 0
+        if is_large and line not in moving and line and classify_file(line.filename) != TORCH:
+            large.setdefault(line, p)  # the largest of a line, however PyTorch made its blocks
+    for line, strander in list(large.items())[:MAX_GROUPS]:
+        solves = strander.stranded_bytes + strander.block_bytes >= r.uncovered_bytes
+        # The blocks are freed before the failed request.
+        addresses, bench = strander.addresses, case.bench
+        edit = None if bench is None else blocks_freed(addresses, bench.recorded.oom_event)
+        yield remedy.proposal(
+            title=f"Keep the blocks of {line_text(line)} out of the way",
+            weight=Weight.HELPS if solves else Weight.MAY_HELP,
+            confidence=Confidence.LIKELY if solves else Confidence.POSSIBLE,
+            change="allocate them before everything that is short-lived, or clone() what must "
+            "stay once the step has freed its memory; del them before the large request if "
+            "they are no longer needed",
+            why=f"{plural(strander.n_blocks, 'live block')} of "
+            f"{format_size(strander.block_bytes)} "
+            f"{'keeps' if strander.n_blocks == 1 else 'keep'} "
+            f"{format_size(strander.stranded_bytes)} of free memory in "
+            f"{plural(strander.n_segments, 'segment')} from being returned.",
+            locations=case.context.python_stack(strander.stack),
+            predicted=Predicted(fits=True, method="arithmetic") if solves else None,
+            cost="A change to the code; clone() needs both copies for a moment.",
+            saves_bytes=strander.stranded_bytes,
+            attempts=() if edit is None else [Attempt.of_edit(edit)],
+        )
+
+
 @proposes("Pad or bucket variable shapes", is_modelled=True)
 def bucket_shapes(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose buckets for fragmentation, unless a trace shows that shapes are steady."""
@@ -160,10 +160,3 @@ def bucket_shapes(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         cost="Padding wastes compute; buckets change the order of samples.",
         attempts=[Attempt.of_edit(sizes_padded(bucket)) for bucket in BUCKETS],
     )
-
-
-LAYOUT: Final[tuple[Remedy, ...]] = (
-    PreallocateBuffers(),
-    move_stranding_blocks,
-    bucket_shapes,
-)

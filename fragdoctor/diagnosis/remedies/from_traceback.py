@@ -177,6 +177,3 @@ def _left(case: JudgedCase) -> LeftMemory | None:
     if analysis is None or event is None or not analysis.capture.has_trace:
         return None
     return left_of_attempts(analysis.trace, analysis.ooms, event)
-
-
-CALLS: Final[tuple[Remedy, ...]] = (at_the_failing_call, retry_outside_except)

@@ -161,6 +161,3 @@ _NO_CONTAINER: Final = regex(r"(?i)\b(?:without|no|not|n't)\W{1,3}(?:\w{1,12} ){
 
 def _is_shared_memory(case: JudgedCase) -> bool:
     return case.message is not None and case.message.sub_kind == "dev-shm"
-
-
-HOST_MEMORY: Final[tuple[Remedy, ...]] = (less_host_memory, raise_shared_memory)

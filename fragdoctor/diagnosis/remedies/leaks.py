@@ -31,6 +31,59 @@ FREEING: Final = (
 """What each of the three calls fails to do."""
 
 
+@proposes("Evaluate without building graphs")
+def no_grad(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose no_grad if graphs are kept that no backward pass will use.
+
+    If modules were recorded, their kept results distinguish a graph from outputs alone. The
+    outputs of an evaluation that already runs under no_grad are not a graph.
+    """
+    kept, analysis = _kept(case), case.context.analysis
+    if kept is None or analysis is None:
+        return
+    stack = kept_stack(case.context, kept)
+    is_seen = kept.pattern is KeptPattern.EVALUATION
+    evaluates = is_evaluation(stack)
+    is_told = kept.pattern is KeptPattern.GRAPH or is_seen
+    has_modules = len(analysis.trace.module_rows) > 0
+    if has_modules and not is_told:
+        return
+    if not (is_seen or (evaluates and kept.pattern in MAY_BE_GRAPHS)):
+        return
+    maker, held = maker_text(case.context, kept), format_size(kept.survivor_bytes)
+    reason = (
+        "No backward pass ran while it grew, as in an evaluation"
+        if is_seen
+        else "The growth comes from code that evaluates"
+    )
+    title = remedy.title
+    change = f"wrap the loop that reaches {maker} in torch.no_grad() or torch.inference_mode()"
+    if is_seen and not evaluates and any(k.kind is KeptKind.LOSS for k in kept.kinds):
+        title = "Run the backward pass for each batch, or evaluate without graphs"
+        change = (
+            "in training call (loss / n).backward() for each of n micro-batches, in place of "
+            f"one backward() of their sum; in an evaluation {change}"
+        )
+        reason = "Graph after graph was built at this line, and no backward pass ran"
+    yield remedy.proposal(
+        title=title,
+        weight=Weight.CURES if case.cause is Cause.LEAK and is_told else Weight.HELPS,
+        confidence=Confidence.LIKELY if is_told else Confidence.POSSIBLE,
+        change=change,
+        why=f"{reason}; with gradients on, every kept output keeps its whole graph ({held} here).",
+        locations=stack,
+        predicted=_predicted(case, kept),
+        cost="None: evaluation needs no gradients.",
+        caveats=("model.eval() alone does not stop graphs from being built.",),
+        saves_bytes=kept.survivor_bytes,
+        attempts=_without(kept),
+    )
+
+
+MAY_BE_GRAPHS: Final = (KeptPattern.GRAPH, KeptPattern.RESULTS, KeptPattern.TENSORS)
+"""Patterns that the outputs of an evaluation may have."""
+
+
 @proposes("Release what keeps growing")
 def free_leak(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose freeing what grows, by what keeps it."""
@@ -137,59 +190,6 @@ WAYS: Final = {
 """What to change, by the pattern of the kept memory."""
 
 
-@proposes("Evaluate without building graphs")
-def no_grad(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose no_grad if graphs are kept that no backward pass will use.
-
-    If modules were recorded, their kept results distinguish a graph from outputs alone. The
-    outputs of an evaluation that already runs under no_grad are not a graph.
-    """
-    kept, analysis = _kept(case), case.context.analysis
-    if kept is None or analysis is None:
-        return
-    stack = kept_stack(case.context, kept)
-    is_seen = kept.pattern is KeptPattern.EVALUATION
-    evaluates = is_evaluation(stack)
-    is_told = kept.pattern is KeptPattern.GRAPH or is_seen
-    has_modules = len(analysis.trace.module_rows) > 0
-    if has_modules and not is_told:
-        return
-    if not (is_seen or (evaluates and kept.pattern in MAY_BE_GRAPHS)):
-        return
-    maker, held = maker_text(case.context, kept), format_size(kept.survivor_bytes)
-    reason = (
-        "No backward pass ran while it grew, as in an evaluation"
-        if is_seen
-        else "The growth comes from code that evaluates"
-    )
-    title = remedy.title
-    change = f"wrap the loop that reaches {maker} in torch.no_grad() or torch.inference_mode()"
-    if is_seen and not evaluates and any(k.kind is KeptKind.LOSS for k in kept.kinds):
-        title = "Run the backward pass for each batch, or evaluate without graphs"
-        change = (
-            "in training call (loss / n).backward() for each of n micro-batches, in place of "
-            f"one backward() of their sum; in an evaluation {change}"
-        )
-        reason = "Graph after graph was built at this line, and no backward pass ran"
-    yield remedy.proposal(
-        title=title,
-        weight=Weight.CURES if case.cause is Cause.LEAK and is_told else Weight.HELPS,
-        confidence=Confidence.LIKELY if is_told else Confidence.POSSIBLE,
-        change=change,
-        why=f"{reason}; with gradients on, every kept output keeps its whole graph ({held} here).",
-        locations=stack,
-        predicted=_predicted(case, kept),
-        cost="None: evaluation needs no gradients.",
-        caveats=("model.eval() alone does not stop graphs from being built.",),
-        saves_bytes=kept.survivor_bytes,
-        attempts=_without(kept),
-    )
-
-
-MAY_BE_GRAPHS: Final = (KeptPattern.GRAPH, KeptPattern.RESULTS, KeptPattern.TENSORS)
-"""Patterns that the outputs of an evaluation may have."""
-
-
 def _kept(case: JudgedCase) -> KeptMemory | None:
     """Return the growing memory that the verdict is about, or None for other verdicts."""
     analysis = case.context.analysis
@@ -293,11 +293,3 @@ def free_between_trials(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         cost="Milliseconds a trial.",
         caveats=FREEING,
     )
-
-
-GROWTH: Final[tuple[Remedy, ...]] = (
-    no_grad,
-    free_leak,
-    gather_on_host,
-    free_between_trials,
-)

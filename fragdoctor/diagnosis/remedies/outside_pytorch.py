@@ -282,28 +282,6 @@ HEADS: Final = 32
 """Batch times heads of the worked example: a model of 7 billion parameters, batch 1."""
 
 
-@proposes("Record a memory snapshot at the failure")
-def record_snapshot(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose a recording if none shows what is open: who holds memory, or which line keeps it."""
-    analysis = case.context.analysis
-    is_leak = case.supports(Cause.LEAK) and (analysis is None or analysis.kept is None)
-    is_open = analysis is None and case.cause not in CLOSED and case.is_allocator_case
-    if not (is_leak or is_open):
-        return
-    yield remedy.proposal(
-        title="Find the line that keeps memory" if is_leak else "",
-        weight=(Weight.CURES if case.sign is None else Weight.HELPS) if is_leak else Weight.ASKS,
-        confidence=Confidence.POSSIBLE if is_leak else Confidence.LIKELY,
-        change="start the program with fragdoctor run, which diagnoses by itself; or, "
-        "where it cannot be installed, call "
-        "torch.cuda.memory._record_memory_history(max_entries=100000) at the start and "
-        "torch.cuda.memory._dump_snapshot('oom.pickle') on the error, and then fragdoctor "
-        "analyze oom.pickle",
-        why=case.verdict.settled_by or "A snapshot shows which lines hold and strand the memory.",
-        cost="A few microseconds per allocation.",
-    )
-
-
 SHAPE_CHANGE: Final = (
     "print(x.shape, x.dtype) before the call; check negative or NaN-derived sizes, the largest "
     "index (scatter, one_hot and bincount size their result by it), a broadcast of (N, 1) with (1, "
@@ -383,16 +361,23 @@ def locate_driver_call(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     )
 
 
-OUTSIDE: Final[tuple[Remedy, ...]] = (
-    free_other_process,
-    cap_other_libraries,
-    library_headroom,
-    find_the_limit,
-    drop_expandable_segments,
-    native_backend,
-    more_for_integrated,
-    smaller_kernel_blocks,
-    fix_shape,
-    locate_driver_call,
-    record_snapshot,
-)
+@proposes("Record a memory snapshot at the failure")
+def record_snapshot(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose a recording if none shows what is open: who holds memory, or which line keeps it."""
+    analysis = case.context.analysis
+    is_leak = case.supports(Cause.LEAK) and (analysis is None or analysis.kept is None)
+    is_open = analysis is None and case.cause not in CLOSED and case.is_allocator_case
+    if not (is_leak or is_open):
+        return
+    yield remedy.proposal(
+        title="Find the line that keeps memory" if is_leak else "",
+        weight=(Weight.CURES if case.sign is None else Weight.HELPS) if is_leak else Weight.ASKS,
+        confidence=Confidence.POSSIBLE if is_leak else Confidence.LIKELY,
+        change="start the program with fragdoctor run, which diagnoses by itself; or, "
+        "where it cannot be installed, call "
+        "torch.cuda.memory._record_memory_history(max_entries=100000) at the start and "
+        "torch.cuda.memory._dump_snapshot('oom.pickle') on the error, and then fragdoctor "
+        "analyze oom.pickle",
+        why=case.verdict.settled_by or "A snapshot shows which lines hold and strand the memory.",
+        cost="A few microseconds per allocation.",
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -23,6 +22,122 @@ from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence
 from fragdoctor.rules.failed_request import FailedRequest
 from fragdoctor.units import format_size
+
+
+def _emptied(case: JudgedCase) -> list[Attempt]:
+    """Return the run with the call right before the failed request."""
+    failed = None if case.bench is None else case.bench.recorded.oom_event
+    return [] if failed is None else [Attempt.of_edit(empty_cache_at([failed]))]
+
+
+def is_single(case: JudgedCase) -> bool:
+    """Return whether the size of one allocation was refused, rather than the total memory."""
+    told = case.message is not None and case.message.sub_kind in (
+        "single-allocation-limit",
+        "buffer-too-large",
+    )
+    return told or case.verdict.decider == "single-allocation"
+
+
+def _with_fraction(
+    proposal: Proposal, r: FailedRequest | None, needed_bytes: int | None
+) -> Proposal:
+    """Return the proposal with the smallest fraction that admits these bytes, if known."""
+    number, value = "", "..."
+    if r is not None and r.total_bytes is not None and needed_bytes is not None:
+        present = r.fraction or 0.0
+        fraction = math.ceil(1000 * needed_bytes / r.total_bytes) / 1000
+        # Never advise less than is set: the sum of the figures misses what was decisive.
+        if present < fraction <= 1:
+            value = f"{fraction:g}"
+            number = f"{f' from {present:.3g}' if present else ''} to at least {value}"
+    return proposal.saying(
+        title=f"{RaiseMemoryLimit.title}{number}",
+        change=f"torch.cuda.set_per_process_memory_fraction({value}), or remove the call; from "
+        "2.10 on also per_process_memory_fraction in PYTORCH_CUDA_ALLOC_CONF",
+    )
+
+
+class RaiseMemoryLimit(Remedy):
+    """The process's own memory fraction: raise it, with how much."""
+
+    code = "raise-memory-limit"
+    title = "Raise the memory fraction"
+    burden = Burden.CHANGE  # somebody chose the limit: what keeps to it comes first
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose a higher limit if the limit forbade the request and the device has room."""
+        if not case.supports(Cause.MEMORY_LIMIT):
+            return
+        if case.backend == "mps" or case.kind == "kv-cache" or case.is_of_other_program:
+            return
+        if is_single(case):
+            return
+        is_main = case.cause is Cause.MEMORY_LIMIT
+        r = case.failed_request
+        is_room_known = r is not None and (r.free_bytes is None or r.is_covered_by_free)
+        if not is_room_known and not is_main:
+            return
+        needed = whole = None
+        if r is not None and r.reserved_bytes is not None:
+            needed = r.reserved_bytes + r.requested_bytes + r.tolerance_bytes
+            if r.free_bytes is not None and r.reserved_bytes:
+                bytes_ = r.reserved_bytes + r.free_bytes
+                whole = Attempt(WhatIf(capacity_bytes=bytes_, edit="without the limit"))
+        proposal = self.proposal(
+            # A limit that was never printed but would explain the failure has to be found first.
+            weight=Weight.CURES
+            if is_main
+            else Weight.ASKS
+            if case.cause is Cause.UNKNOWN
+            else Weight.HELPS,
+            why=case.verdict.summary
+            if is_main
+            else "The device had more free than was requested; a limit of this process would "
+            "explain it.",
+            cost="Less room for others on this device.",
+            caveats=("Someone may have set the limit to share the device.",),
+            predicted=Predicted(fits=True, method="arithmetic")
+            if r is not None and r.is_of_limit
+            else None,
+            attempts=[] if whole is None else [whole],
+        )
+        yield _with_fraction(proposal, r, needed)
+
+    def judged(
+        self, case: JudgedCase, bench: Bench, proposal: Proposal, outcomes: Sequence[Effect]
+    ) -> Proposal | None:
+        """Return the proposal with the fraction that all known requests need."""
+        judged = super().judged(case, bench, proposal, outcomes)
+        result = outcomes[0].result
+        if judged is None or not result.fits:
+            return judged
+        coming = None if result.outlook is None else result.outlook.peak_reserved_bytes
+        reserved = max(result.peak_reserved_bytes, coming or 0)
+        needed = _with_fraction(judged, case.failed_request, reserved)
+        return needed.with_caveat(
+            f"The prediction is without any limit, where the run reserves {format_size(reserved)}."
+        )
+
+
+@proposes("Allocate in smaller pieces")
+def split_allocation(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose splitting if the size of one allocation was refused, however much is free."""
+    if not is_single(case):
+        return
+    is_metal = case.backend == "mps"
+    yield remedy.proposal(
+        title="" if is_metal else "Allow allocations of 4 GiB and more, or split them",
+        weight=Weight.CURES,
+        change="a smaller batch, image or sequence, or the operation in chunks: Metal limits "
+        "the size of one buffer"
+        if is_metal
+        else "UR_L0_USE_RELAXED_ALLOCATION_LIMITS=1 in the environment (a newer driver and "
+        "PyTorch allow them by default on some GPUs); or a smaller batch, image or sequence, "
+        "or the operation in chunks",
+        why=case.verdict.summary,
+        cost="None, or a little speed.",
+    )
 
 
 @proposes("Wait for side streams before the large allocation")
@@ -91,122 +206,6 @@ def empty_cache(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     yield replace(rejected, attempts=_emptied(case))
 
 
-def _emptied(case: JudgedCase) -> list[Attempt]:
-    """Return the run with the call right before the failed request."""
-    failed = None if case.bench is None else case.bench.recorded.oom_event
-    return [] if failed is None else [Attempt.of_edit(empty_cache_at([failed]))]
-
-
-@proposes("Allocate in smaller pieces")
-def split_allocation(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose splitting if the size of one allocation was refused, however much is free."""
-    if not is_single(case):
-        return
-    is_metal = case.backend == "mps"
-    yield remedy.proposal(
-        title="" if is_metal else "Allow allocations of 4 GiB and more, or split them",
-        weight=Weight.CURES,
-        change="a smaller batch, image or sequence, or the operation in chunks: Metal limits "
-        "the size of one buffer"
-        if is_metal
-        else "UR_L0_USE_RELAXED_ALLOCATION_LIMITS=1 in the environment (a newer driver and "
-        "PyTorch allow them by default on some GPUs); or a smaller batch, image or sequence, "
-        "or the operation in chunks",
-        why=case.verdict.summary,
-        cost="None, or a little speed.",
-    )
-
-
-def is_single(case: JudgedCase) -> bool:
-    """Return whether the size of one allocation was refused, rather than the total memory."""
-    told = case.message is not None and case.message.sub_kind in (
-        "single-allocation-limit",
-        "buffer-too-large",
-    )
-    return told or case.verdict.decider == "single-allocation"
-
-
-class RaiseMemoryLimit(Remedy):
-    """The process's own memory fraction: raise it, with how much."""
-
-    code = "raise-memory-limit"
-    title = "Raise the memory fraction"
-    burden = Burden.CHANGE  # somebody chose the limit: what keeps to it comes first
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose a higher limit if the limit forbade the request and the device has room."""
-        if not case.supports(Cause.MEMORY_LIMIT):
-            return
-        if case.backend == "mps" or case.kind == "kv-cache" or case.is_of_other_program:
-            return
-        if is_single(case):
-            return
-        is_main = case.cause is Cause.MEMORY_LIMIT
-        r = case.failed_request
-        is_room_known = r is not None and (r.free_bytes is None or r.is_covered_by_free)
-        if not is_room_known and not is_main:
-            return
-        needed = whole = None
-        if r is not None and r.reserved_bytes is not None:
-            needed = r.reserved_bytes + r.requested_bytes + r.tolerance_bytes
-            if r.free_bytes is not None and r.reserved_bytes:
-                bytes_ = r.reserved_bytes + r.free_bytes
-                whole = Attempt(WhatIf(capacity_bytes=bytes_, edit="without the limit"))
-        proposal = self.proposal(
-            # A limit that was never printed but would explain the failure has to be found first.
-            weight=Weight.CURES
-            if is_main
-            else Weight.ASKS
-            if case.cause is Cause.UNKNOWN
-            else Weight.HELPS,
-            why=case.verdict.summary
-            if is_main
-            else "The device had more free than was requested; a limit of this process would "
-            "explain it.",
-            cost="Less room for others on this device.",
-            caveats=("Someone may have set the limit to share the device.",),
-            predicted=Predicted(fits=True, method="arithmetic")
-            if r is not None and r.is_of_limit
-            else None,
-            attempts=[] if whole is None else [whole],
-        )
-        yield _with_fraction(proposal, r, needed)
-
-    def judged(
-        self, case: JudgedCase, bench: Bench, proposal: Proposal, outcomes: Sequence[Effect]
-    ) -> Proposal | None:
-        """Return the proposal with the fraction that all known requests need."""
-        judged = super().judged(case, bench, proposal, outcomes)
-        result = outcomes[0].result
-        if judged is None or not result.fits:
-            return judged
-        coming = None if result.outlook is None else result.outlook.peak_reserved_bytes
-        reserved = max(result.peak_reserved_bytes, coming or 0)
-        needed = _with_fraction(judged, case.failed_request, reserved)
-        return needed.with_caveat(
-            f"The prediction is without any limit, where the run reserves {format_size(reserved)}."
-        )
-
-
-def _with_fraction(
-    proposal: Proposal, r: FailedRequest | None, needed_bytes: int | None
-) -> Proposal:
-    """Return the proposal with the smallest fraction that admits these bytes, if known."""
-    number, value = "", "..."
-    if r is not None and r.total_bytes is not None and needed_bytes is not None:
-        present = r.fraction or 0.0
-        fraction = math.ceil(1000 * needed_bytes / r.total_bytes) / 1000
-        # Never advise less than is set: the sum of the figures misses what was decisive.
-        if present < fraction <= 1:
-            value = f"{fraction:g}"
-            number = f"{f' from {present:.3g}' if present else ''} to at least {value}"
-    return proposal.saying(
-        title=f"{RaiseMemoryLimit.title}{number}",
-        change=f"torch.cuda.set_per_process_memory_fraction({value}), or remove the call; from "
-        "2.10 on also per_process_memory_fraction in PYTORCH_CUDA_ALLOC_CONF",
-    )
-
-
 @proposes("Use less at once, and release Metal's caches")
 def less_on_metal(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose it if the watermark is the limit: Metal's memory is that of the machine."""
@@ -222,13 +221,3 @@ def less_on_metal(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         cost="Less at a time.",
         caveats=("Without the limit the whole machine may run out of memory, swap or stop.",),
     )
-
-
-POOLS: Final[tuple[Remedy, ...]] = (
-    RaiseMemoryLimit(),
-    split_allocation,
-    wait_for_streams,
-    share_graph_pools,
-    empty_cache,
-    less_on_metal,
-)

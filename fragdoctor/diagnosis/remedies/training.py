@@ -86,25 +86,6 @@ def _is_one_of(names: Sequence[str], case: JudgedCase) -> bool | None:
     return not seen.isdisjoint(name.lower() for name in names) if seen else None
 
 
-class OptimizerWithoutForeach(SavingRemedy):
-    """Without fusing, updating one parameter at a time needs temporaries for only one."""
-
-    code = "optimizer-without-foreach"
-    title = "Let the optimizer update one parameter at a time"
-    doing = "foreach=False in the optimizer"
-    change = "foreach=False where the optimizer is made"
-    cost = "The step becomes slower: one kernel launch per parameter."
-    effort = 9
-
-    def edits(self, case: JudgedCase) -> Sequence[Edit]:
-        """Return the edit that keeps only the temporaries of the largest parameter."""
-        run = case.training
-        has_foreach = _is_one_of(HAVE_FOREACH, case) and not can_be_fused(case)
-        if run is None or not len(run.temporary_row) or not has_foreach:
-            return ()
-        return (optimizer_one_by_one(run.temporary_row, run.optimizer[0]),)
-
-
 class ChunkedLoss(SavingRemedy):
     """Logits of all tokens at once, in several precisions, are often the peak of a step."""
 
@@ -176,35 +157,6 @@ def layers_checkpointed(case: JudgedCase) -> tuple[Edit, ...]:
     return (checkpointed(calls.first_row, calls.end_row, calls.forward_end_row),)
 
 
-@proposes("Evaluate without building graphs", is_modelled=True)
-def drop_idle_graph(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose it if the failed evaluation keeps as much as a training forward pass.
-
-    An evaluation that keeps what only a backward pass would need.
-    """
-    analysis, context = case.context.analysis, case.context
-    graph = None if analysis is None else analysis.idle_graph
-    if graph is None or not case.is_allocator_case:
-        return
-    line = context.frame(graph.frame)
-    call = "the call of the model" if line is None else line_text(line)
-    yield remedy.proposal(
-        weight=Weight.CURES if case.cause is Cause.TRANSIENT_PEAK else Weight.HELPS,
-        confidence=Confidence.LIKELY,
-        change=f"wrap {call} in torch.no_grad() or torch.inference_mode()",
-        why=f"{idle_graph_text(context, graph)}.",
-        locations=() if line is None else (line,),
-        cost="None: evaluation needs no gradients.",
-        caveats=(
-            "model.eval() alone does not stop graphs from being built.",
-            "If a backward pass does follow that call, it needs the graph.",
-        ),
-        saves_bytes=graph.n_bytes,
-        # Checkpointed layers keep more than a run without a graph.
-        attempts=list(map(Attempt.of_edit, layers_checkpointed(case))),
-    )
-
-
 class SmallerOptimizerState(SavingRemedy):
     """Optimizer state: created in the first step, as large as the weights or twice that."""
 
@@ -272,6 +224,54 @@ class StepInBackward(SavingRemedy):
         return (step_in_backward(run.backward, run.optimizer[1], run.temporary_row),)
 
 
+class OptimizerWithoutForeach(SavingRemedy):
+    """Without fusing, updating one parameter at a time needs temporaries for only one."""
+
+    code = "optimizer-without-foreach"
+    title = "Let the optimizer update one parameter at a time"
+    doing = "foreach=False in the optimizer"
+    change = "foreach=False where the optimizer is made"
+    cost = "The step becomes slower: one kernel launch per parameter."
+    effort = 9
+
+    def edits(self, case: JudgedCase) -> Sequence[Edit]:
+        """Return the edit that keeps only the temporaries of the largest parameter."""
+        run = case.training
+        has_foreach = _is_one_of(HAVE_FOREACH, case) and not can_be_fused(case)
+        if run is None or not len(run.temporary_row) or not has_foreach:
+            return ()
+        return (optimizer_one_by_one(run.temporary_row, run.optimizer[0]),)
+
+
+@proposes("Evaluate without building graphs", is_modelled=True)
+def drop_idle_graph(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose it if the failed evaluation keeps as much as a training forward pass.
+
+    An evaluation that keeps what only a backward pass would need.
+    """
+    analysis, context = case.context.analysis, case.context
+    graph = None if analysis is None else analysis.idle_graph
+    if graph is None or not case.is_allocator_case:
+        return
+    line = context.frame(graph.frame)
+    call = "the call of the model" if line is None else line_text(line)
+    yield remedy.proposal(
+        weight=Weight.CURES if case.cause is Cause.TRANSIENT_PEAK else Weight.HELPS,
+        confidence=Confidence.LIKELY,
+        change=f"wrap {call} in torch.no_grad() or torch.inference_mode()",
+        why=f"{idle_graph_text(context, graph)}.",
+        locations=() if line is None else (line,),
+        cost="None: evaluation needs no gradients.",
+        caveats=(
+            "model.eval() alone does not stop graphs from being built.",
+            "If a backward pass does follow that call, it needs the graph.",
+        ),
+        saves_bytes=graph.n_bytes,
+        # Checkpointed layers keep more than a run without a graph.
+        attempts=list(map(Attempt.of_edit, layers_checkpointed(case))),
+    )
+
+
 class CombinedSavings(Remedy):
     """Several changes together, if none is enough alone."""
 
@@ -327,15 +327,3 @@ class CombinedSavings(Remedy):
 MIN_COMBINED: Final = 2
 WORTH_COMBINING: Final = 1.2
 """A combination is worth mentioning if it saves this many times what its best part saves alone."""
-
-
-TRAINING: Final[tuple[Remedy, ...]] = (
-    FusedOptimizer(),
-    ChunkedLoss(),
-    GradientCheckpointing(),
-    SmallerOptimizerState(),
-    OffloadOptimizer(),
-    StepInBackward(),
-    OptimizerWithoutForeach(),
-    drop_idle_graph,
-)

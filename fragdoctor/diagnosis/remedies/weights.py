@@ -10,7 +10,7 @@ import numpy as np
 
 from fragdoctor.analysis.weight_copies import WeightCopies
 from fragdoctor.diagnosis.remedies.capacity import SHORT_OF_MEMORY, SavingRemedy
-from fragdoctor.diagnosis.remedies.remedy import Burden, JudgedCase, Proposal, Remedy, Weight
+from fragdoctor.diagnosis.remedies.remedy import Burden, JudgedCase, Proposal, Weight
 from fragdoctor.future.edits import Edit
 from fragdoctor.future.training_edits import requests_freed_at, requests_removed
 from fragdoctor.model.diagnosis import Cause
@@ -110,6 +110,3 @@ def is_checkpoint(case: JudgedCase, copies: WeightCopies) -> bool:
 LOAD: Final = "torch.load(path, map_location='cpu'), and del it after load_state_dict()"
 
 LOADERS: Final = re.compile(r"/torch/serialization\.py$|/safetensors/torch\.py$")
-
-
-WEIGHTS: Final[tuple[Remedy, ...]] = (SpareWeights(), CopyOfWeights())
