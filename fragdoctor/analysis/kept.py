@@ -113,7 +113,7 @@ def _growing_buffer(trace: Trace, steps: StepEnds, least_bytes: float) -> KeptMe
         if buffers.total_bytes < least_bytes or is_batch:
             continue
         left = rows[lives.free[rows] == NEVER]
-        kind = list(KeptKind)[int(_kinds(trace, np.array([buffers.stack], np.int32))[0])]
+        kind = KeptKind(int(_kinds(trace, np.array([buffers.stack], np.int32))[0]))
         return KeptMemory(
             frame=int(trace.stacks.lines_of(np.array([buffers.stack], np.int32))[0]),
             stack=buffers.stack,
@@ -157,12 +157,11 @@ def _traced(
     stack, size = trace.lives_of_program.stack[rows], trace.lives_of_program.size_bytes[rows]
     kind = _kinds(trace, stack)
     n_steps = lead.n_steps
-    names = list(KeptKind)
     if _are_copies_of_weights(trace, rows, n_steps):
-        kind[kind == names.index(KeptKind.TENSOR)] = names.index(KeptKind.COPY)
+        kind[kind == KeptKind.TENSOR] = KeptKind.COPY
     kinds = []
-    for place, one in enumerate(KeptKind):
-        chosen = kind == place
+    for one in KeptKind:
+        chosen = kind == one
         if chosen.any():
             n = max(1, round(int(chosen.sum()) / n_steps))
             kinds.append(KeptBlocks(one, n, int(size[chosen].sum())))
@@ -171,8 +170,7 @@ def _traced(
     pattern = _pattern(trace, phases, rows, kinds, n_steps)
     made = stack
     if pattern in (KeptPattern.GRAPH, KeptPattern.EVALUATION):
-        results = (names.index(KeptKind.ACTIVATION), names.index(KeptKind.LOSS))
-        is_result = np.isin(kind, results)
+        is_result = np.isin(kind, (KeptKind.ACTIVATION, KeptKind.LOSS))
         made, size = stack[is_result], size[is_result]
     # The caller of a model holds what it returns, and chooses whether it builds a graph.
     is_of_caller = pattern is KeptPattern.EVALUATION
@@ -253,16 +251,14 @@ def survivors(trace: Trace, lines: Sequence[Growth]) -> I64:
 
 
 def _kinds(trace: Trace, stack: I32) -> I64:
-    """Return the index in ``KeptKind`` of each block's kind, by the stack that made it."""
-    roles, names = trace.stacks.roles, list(KeptKind)
-    kind = np.full(len(stack), names.index(KeptKind.TENSOR), np.int64)
-    kind[roles.in_module[stack]] = names.index(KeptKind.ACTIVATION)
-    kind[trace.stacks.calls(LOSS)[stack]] = names.index(KeptKind.LOSS)
-    kind[trace.stacks.calls(_COPIES)[stack]] = names.index(KeptKind.COPY)
-    role = roles.role[stack]
-    is_backward = roles_of.is_backward(role)
-    kind[is_backward] = names.index(KeptKind.GRADIENT)
-    kind[roles.in_step[stack] | roles.makes_state[stack]] = names.index(KeptKind.STATE)
+    """Return the ``KeptKind`` of each block, by the stack that made it."""
+    roles = trace.stacks.roles
+    kind = np.full(len(stack), KeptKind.TENSOR, np.int64)
+    kind[roles.in_module[stack]] = KeptKind.ACTIVATION
+    kind[trace.stacks.calls(LOSS)[stack]] = KeptKind.LOSS
+    kind[trace.stacks.calls(_COPIES)[stack]] = KeptKind.COPY
+    kind[roles_of.is_backward(roles.role[stack])] = KeptKind.GRADIENT
+    kind[roles.in_step[stack] | roles.makes_state[stack]] = KeptKind.STATE
     return kind
 
 

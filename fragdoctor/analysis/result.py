@@ -6,7 +6,7 @@ Every figure is exact for the contents of the file. None means that the file doe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import Final
 
 import numpy as np
@@ -98,15 +98,15 @@ class Growth(Struct, frozen=True):
     in_evaluation: bool = False
 
 
-class KeptKind(StrEnum):
+class KeptKind(IntEnum):
     """What a kept block is, judging by its stack."""
 
-    ACTIVATION = "activation"
-    LOSS = "loss"
-    STATE = "optimizer state"
-    COPY = "copy"
-    GRADIENT = "result of the backward pass"
-    TENSOR = "tensor"
+    ACTIVATION = 0
+    LOSS = 1
+    STATE = 2
+    COPY = 3
+    GRADIENT = 4
+    TENSOR = 5
 
 
 class KeptPattern(StrEnum):
@@ -188,12 +188,12 @@ class SizeDiversity(Struct, frozen=True):
 class OomEvent(Struct, frozen=True):
     """An ``oom`` row with the state of the device at that moment.
 
-    ``rounded_bytes`` is the size in the trace; ``segment_bytes`` is what the driver was asked for
-    (2 MiB, 20 MiB, or the next multiple of 2 MiB).
+    ``rounded_bytes`` is the size in the trace; ``segment_bytes`` is what PyTorch's message prints
+    as "Tried to allocate": the segment for it (2 MiB, 20 MiB, or the next multiple of 2 MiB), also
+    where expandable segments take whole pages.
     ``largest_free_block_bytes`` is over the pools that could have served the request, or None if
-    the layout at that moment was not rebuilt. ``message_bytes`` is what PyTorch's message prints as
-    "Tried to allocate": ``segment_bytes``, except that for expandable segments it ignores pages.
-    ``private_pools_free_bytes`` is 0 if the layout is not known.
+    the layout at that moment was not rebuilt. ``private_pools_free_bytes`` is 0 if the layout is
+    not known.
     """
 
     row: int
@@ -205,7 +205,6 @@ class OomEvent(Struct, frozen=True):
     reserved_bytes: int
     stack: int
     largest_free_block_bytes: int | None = None
-    message_bytes: int | None = None
     private_pools_free_bytes: int = 0
 
 

@@ -193,11 +193,8 @@ def check_retries(context: Context, _verdict: Verdict) -> Answer:
     n, source = known
     if n == 0:
         return passed("0", "The allocator never had to flush its cache.", source)
-    n_ooms = next((s.n_ooms for s in reversed(context.stats) if s.n_ooms is not None), None)
-    if n_ooms is None and context.analysis is not None:
-        n_ooms = len(context.analysis.ooms)
-    saved = n - (n_ooms or 0)
-    if n_ooms and saved <= 0:
+    saved = n - (context.n_ooms or 0)
+    if context.n_ooms and saved <= 0:
         detail = "As many as failures: flushing the cache never helped."
     else:
         detail = f"{format_count(max(0, saved))} saved by flushing the cache, which is slow."

@@ -54,7 +54,7 @@ def _from_snapshot(context: Context, a: DeviceAnalysis) -> DeviceFigures:
         peak_allocated_bytes=peak_of(context, "allocated")[0],
         peak_reserved_bytes=peak_of(context, "reserved")[0],
         alloc_retries=retries[0] if retries else None,
-        ooms=_n_ooms(context),
+        ooms=context.n_ooms,
         capacity_bytes=_capacity(context),
         n_events=a.n_events,
         peak_active_bytes=peak_of(context, "active")[0],
@@ -104,13 +104,6 @@ def _capacity(context: Context) -> int | None:
     return context.analysis.capacity_estimate_bytes if context.analysis is not None else None
 
 
-def _n_ooms(context: Context) -> int | None:
-    if context.stats and context.stats[-1].n_ooms is not None:
-        return context.stats[-1].n_ooms
-    a = context.analysis
-    return len(a.ooms) if a is not None and a.capture.has_trace else None
-
-
 def _from_message(context: Context, r: FailedRequest) -> DeviceFigures:
     retries = context.retries
     return DeviceFigures(
@@ -123,7 +116,7 @@ def _from_message(context: Context, r: FailedRequest) -> DeviceFigures:
         private_pools_bytes=r.pools_free_bytes or None,
         limit_bytes=context.limit_bytes,
         alloc_retries=retries[0] if retries else None,
-        ooms=_n_ooms(context),
+        ooms=context.n_ooms,
     )
 
 

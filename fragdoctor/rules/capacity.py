@@ -273,11 +273,7 @@ def rescued_requests(context: Context) -> Iterator[Found]:
     References. torch.cuda.memory_stats: num_alloc_retries.
     """
     n, source = needed(context.retries, "a message counts no retries; statistics or a trace do")
-    failures = [s.n_ooms for s in context.stats if s.n_ooms is not None]
-    n_ooms = failures[-1] if failures else 0
-    if not failures and context.analysis is not None:
-        n_ooms = len(context.analysis.ooms)
-    rescued = n - n_ooms
+    rescued = n - (context.n_ooms or 0)
     if rescued <= 0:
         return
     about = "About " if source == "trace" else ""

@@ -180,14 +180,9 @@ def matching_oom(analysis: DeviceAnalysis, message: OomMessage | None) -> OomEve
     if message is not None and message.requested_bytes is not None:
         wanted, slack = message.requested_bytes, rounding_bytes(message.requested_bytes)
         for event in reversed(analysis.ooms):
-            if abs(asked_bytes(event) - wanted) <= slack:
+            if abs(event.segment_bytes - wanted) <= slack:
                 return event
     return analysis.ooms[-1]
-
-
-def asked_bytes(event: OomEvent) -> int:
-    """Return the size that a message prints for an event, which ignores expandable pages."""
-    return event.segment_bytes if event.message_bytes is None else event.message_bytes
 
 
 def request_of_event(
@@ -215,7 +210,7 @@ def request_of_event(
     is_small = event.rounded_bytes <= SMALL_BYTES
     return FailedRequest(
         source="trace" if told is None else "trace and oom message",
-        requested_bytes=asked_bytes(event),
+        requested_bytes=event.segment_bytes,
         block_bytes=event.rounded_bytes,
         total_bytes=total,
         free_bytes=printed.free_bytes
