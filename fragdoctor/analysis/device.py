@@ -74,8 +74,8 @@ def capture_quality(trace: Trace) -> CaptureQuality:
     if missing:
         notes.append(f"Events are missing from the trace: {', '.join(missing)}.")
     if n_bad and not missing:
-        verb = "contradicts" if n_bad == 1 else "contradict"
-        notes.append(f"{plural(n_bad, 'event')} {verb} the final state.")
+        events = plural(n_bad, "event contradicts", "events contradict")
+        notes.append(f"{events} the final state.")
     if tiling:
         notes.append(
             f"In {plural(tiling, 'segment')} the blocks do not tile the segment: "

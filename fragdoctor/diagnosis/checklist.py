@@ -172,17 +172,8 @@ def check_gap(context: Context, _verdict: Verdict) -> Answer:
     detail = "After the flush that precedes a failure this is what could not be returned"
     if totals.gap_bytes < FULL_SLACK_SHARE * totals.reserved_bytes:
         return passed(value, f"{detail}: next to nothing.", totals.source)
-    if totals.gap_bytes >= r.requested_bytes:
-        return fail(
-            value,
-            f"{detail}: more than the {r.request_text}.",
-            totals.source,
-        )
-    return warn(
-        value,
-        f"{detail}: less than the {r.request_text}.",
-        totals.source,
-    )
+    answer, than = (fail, "more") if totals.gap_bytes >= r.requested_bytes else (warn, "less")
+    return answer(value, f"{detail}: {than} than the {r.request_text}.", totals.source)
 
 
 def check_retries(context: Context, _verdict: Verdict) -> Answer:

@@ -18,7 +18,7 @@ from fragdoctor.rules.failed_request import SIZE_BUG_BYTES
 from fragdoctor.rules.request_sources import last_request
 from fragdoctor.rules.rule import Context, Found, Skip, needed, rule
 from fragdoctor.trace.trace import Trace
-from fragdoctor.units import format_count, format_size
+from fragdoctor.units import format_size, plural
 
 
 @rule("FD201", Severity.ERROR)
@@ -278,8 +278,7 @@ def rescued_requests(context: Context) -> Iterator[Found]:
         return
     about = "About " if source == "trace" else ""
     yield Found(
-        f"{about}{format_count(rescued)} "
-        f"{'request was' if rescued == 1 else 'requests were'} served only after the whole "
+        f"{about}{plural(rescued, 'request was', 'requests were')} served only after the whole "
         "cache was flushed.",
         confidence=Confidence.LIKELY if source == "trace" else Confidence.PROVEN,
         evidence=(Evidence("retries", n, "count", source),),
@@ -311,13 +310,13 @@ def caught_failures(context: Context) -> Iterator[Found]:
     caught = [event for event in analysis.ooms if event.row < last]
     if not caught:
         return
+    n = len(caught)
     largest = max(e.rounded_bytes for e in caught)
     yield Found(
-        f"{format_count(len(caught))} failed "
-        f"{'request was' if len(caught) == 1 else 'requests were'} survived, the largest of "
-        f"{format_size(largest)}.",
+        f"{plural(n, 'failed request was', 'failed requests were')} survived, the largest "
+        f"of {format_size(largest)}.",
         confidence=Confidence.PROVEN,
         n_bytes=largest,
-        evidence=(Evidence("caught failures", len(caught), "count", "trace"),),
+        evidence=(Evidence("caught failures", n, "count", "trace"),),
         locations=context.user_stack(caught[-1].stack),
     )

@@ -71,11 +71,8 @@ def missing_events(context: Context) -> Iterator[Found]:
     if quality.missing_actions:
         text = f"Events of these kinds are missing: {', '.join(quality.missing_actions)}."
     elif not quality.is_consistent:
-        text = (
-            f"{plural(quality.n_contradictions, 'event')} "
-            f"{'contradicts' if quality.n_contradictions == 1 else 'contradict'} "
-            "the final state."
-        )
+        n = quality.n_contradictions
+        text = f"{plural(n, 'event contradicts', 'events contradict')} the final state."
     else:
         return
     yield Found(
