@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from fragdoctor.diagnosis.remedies.capacity import SHORT_OF_MEMORY, SavingRemedy
+from fragdoctor.diagnosis.remedies.capacity import SavingRemedy
 from fragdoctor.diagnosis.remedies.outside_pytorch import one_tensor_text
 from fragdoctor.diagnosis.remedies.remedy import Burden, JudgedCase, Proposal, Weight
 from fragdoctor.future.edits import Edit
 from fragdoctor.future.training_edits import requests_removed
-from fragdoctor.model.diagnosis import Cause
+from fragdoctor.model.diagnosis import SHORT_OF_MEMORY, Cause
 from fragdoctor.model.finding import Confidence, Location, line_text
 from fragdoctor.rules.traceback_signs import ATTENTION_SCORES
 

@@ -24,7 +24,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
 )
 from fragdoctor.future.edits import Edit
 from fragdoctor.future.training_edits import batch_scaled, passes_scaled
-from fragdoctor.model.diagnosis import Cause
+from fragdoctor.model.diagnosis import SHORT_OF_MEMORY, Cause
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.frameworks import Change
 from fragdoctor.model.phases import Category
@@ -32,11 +32,6 @@ from fragdoctor.model.simulation import OutlookState
 from fragdoctor.rules.told_weights import told_card_bytes, told_weights
 from fragdoctor.rules.traceback_signs import INFERENCE, LOADING_WEIGHTS, is_seen_to_run
 from fragdoctor.units import GIB, MIB, format_share, format_size
-
-SHORT_OF_MEMORY: Final = (Cause.CAPACITY, Cause.TRANSIENT_PEAK, Cause.MEMORY_LIMIT)
-
-MAY_SAVE: Final = (*SHORT_OF_MEMORY, Cause.FRAGMENTATION, Cause.HEALTHY)
-"""Causes for which it is worth checking what a training run could do without."""
 
 MIN_SAVING_SHARE: Final = 0.03
 """Smallest share of the peak worth saving; less is also within the error of the edits."""
@@ -73,7 +68,7 @@ class SavingRemedy(Remedy):
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose the change if memory is short, or if a healthy run could do with less."""
-        if case.training is None or case.cause not in MAY_SAVE:
+        if case.training is None:
             return
         if attempts := self.attempts(case):
             yield self.proposal(

@@ -28,11 +28,11 @@ from fragdoctor.diagnosis.remedies import (
     weights,
 )
 from fragdoctor.diagnosis.remedies.allocator_settings import SettingRemedy
-from fragdoctor.diagnosis.remedies.capacity import SHORT_OF_MEMORY, SavingRemedy
+from fragdoctor.diagnosis.remedies.capacity import SavingRemedy
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal, Remedy, Weight, helps
 from fragdoctor.diagnosis.remedies.training import CombinedSavings
 from fragdoctor.future.search import LAST_RESORT, steps_won
-from fragdoctor.model.diagnosis import Cause, Recommendation
+from fragdoctor.model.diagnosis import SHORT_OF_MEMORY, Cause, Recommendation
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.simulation import Prospect
 from fragdoctor.units import format_size

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from fragdoctor.analysis.result import OomEvent
 from fragdoctor.analysis.step_scale import step_scale
-from fragdoctor.analysis.training_run import TrainingRun
+from fragdoctor.analysis.training_run import TrainingRun, training_run
 from fragdoctor.analysis.weight_copies import WeightCopies, find_weight_copies
 from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.verdict_message import LIBRARIES
@@ -21,7 +21,7 @@ from fragdoctor.future.search import rank_of
 from fragdoctor.model.arrays import distinct
 from fragdoctor.model.case import NO_FAILURE, OomMessage, ToldSettings
 from fragdoctor.model.conf_keys import KEYS, key_is_known
-from fragdoctor.model.diagnosis import Cause, Predicted, Recommendation, Verdict
+from fragdoctor.model.diagnosis import MAY_SAVE, Cause, Predicted, Recommendation, Verdict
 from fragdoctor.model.engines import is_of_other_program
 from fragdoctor.model.finding import Confidence, Location
 from fragdoctor.model.frameworks import FRAMEWORKS, RUN_ONLY, Framework, frameworks_in
@@ -60,15 +60,20 @@ VARIABLES: Final = {
 class JudgedCase(Struct, frozen=True, dict=True):
     """One device of a case with its verdict.
 
-    Attributes:
-        bench: the bench to try remedies on, or None if no trace can be replayed.
-        training: passes and layers of the run, or None if no trace shows a training run.
+    ``bench`` is the bench to try remedies on, or None if no trace can be replayed.
     """
 
     context: Context
     verdict: Verdict
     bench: Bench | None = None
-    training: TrainingRun | None = None
+
+    @cached_property
+    def training(self) -> TrainingRun | None:
+        """Passes and layers of the run, or None if no trace shows them or nothing need be saved."""
+        analysis = self.context.analysis
+        if self.bench is None or analysis is None or self.cause not in MAY_SAVE:
+            return None
+        return training_run(analysis.trace, analysis.phases, self.bench.requests)
 
     @property
     def cause(self) -> Cause:

@@ -9,11 +9,11 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.analysis.weight_copies import WeightCopies
-from fragdoctor.diagnosis.remedies.capacity import SHORT_OF_MEMORY, SavingRemedy
+from fragdoctor.diagnosis.remedies.capacity import SavingRemedy
 from fragdoctor.diagnosis.remedies.remedy import Burden, JudgedCase, Proposal, Weight
 from fragdoctor.future.edits import Edit
 from fragdoctor.future.training_edits import requests_freed_at, requests_removed
-from fragdoctor.model.diagnosis import Cause
+from fragdoctor.model.diagnosis import SHORT_OF_MEMORY, Cause
 from fragdoctor.model.finding import line_text
 from fragdoctor.model.snapshot import I64
 from fragdoctor.units import format_size
