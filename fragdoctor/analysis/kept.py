@@ -15,9 +15,9 @@ import numpy as np
 
 from fragdoctor.analysis.growing_buffers import (
     MIN_BUFFER_GROWTH,
-    GrowingBuffers,
-    find_growing_buffers,
+    buffers_of,
     is_input,
+    requests_of,
 )
 from fragdoctor.analysis.growth import StepEnds
 from fragdoctor.analysis.result import (
@@ -29,7 +29,6 @@ from fragdoctor.analysis.result import (
     KeptPattern,
     PhaseAnalysis,
 )
-from fragdoctor.analysis.training_run import NO_ROW, TrainingRequests
 from fragdoctor.future.passes import RoleRuns, kept_of
 from fragdoctor.future.steps import StepKind, Steps
 from fragdoctor.model.arrays import distinct, is_among, largest_groups, sum_by
@@ -104,12 +103,12 @@ def _growing_buffer(trace: Trace, steps: StepEnds, least_bytes: float) -> KeptMe
     in_module = trace.stacks.roles.in_module
     found = [
         (b, np.flatnonzero(np.isin(lives.start, b.row)))
-        for b in trace.once(_growing_buffers)
+        for b in buffers_of(trace)
         if len(distinct(steps.of_rows(b.row))) > MIN_BUFFER_GROWTH
         and (trains or (b.n_buffers == 1 and not in_module[b.stack]))
     ]
     for buffers, rows in found:
-        is_batch = is_input(_requests(trace), buffers, [b for b, _ in found])
+        is_batch = is_input(requests_of(trace), buffers, [b for b, _ in found])
         if buffers.total_bytes < least_bytes or is_batch:
             continue
         left = rows[lives.free[rows] == NEVER]
@@ -129,22 +128,6 @@ def _growing_buffer(trace: Trace, steps: StepEnds, least_bytes: float) -> KeptMe
             in_evaluation=steps.in_evaluation,
         )
     return None
-
-
-def _growing_buffers(trace: Trace) -> tuple[GrowingBuffers, ...]:
-    return find_growing_buffers(_requests(trace))
-
-
-def _requests(trace: Trace) -> TrainingRequests:
-    lives = trace.lives_of_program
-    made = np.flatnonzero(lives.start >= 0)
-    free = lives.free[made].astype(np.int64)
-    return TrainingRequests(
-        lives.start[made].astype(np.int64),
-        np.where(free == NEVER, NO_ROW, free),
-        lives.requested_bytes[made],
-        lives.stack[made],
-    )
 
 
 # ---- what makes it ------------------------------------------------------------------------------

@@ -691,7 +691,7 @@ def test_much_memory_outside_pytorch_is_capped_also_beside_another_cause(own, is
 @pytest.mark.parametrize(
     "searched",
     [
-        "fragdoctor.analysis.kept.find_growing_buffers",
+        "fragdoctor.analysis.growing_buffers.find_growing_buffers",
         "fragdoctor.diagnosis.remedies.remedy.find_weight_copies",
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from fragdoctor.analysis.growing_buffers import buffers_of
 from fragdoctor.analysis.result import Strander
 from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.remedies.remedy import (
@@ -52,7 +53,7 @@ class PreallocateBuffers(Remedy):
         """Propose it if such buffers are a noticeable part of the memory."""
         if case.bench is None or not case.is_allocator_case or case.cause in OTHER_CAUSES:
             return
-        buffers = case.bench.growing_buffers
+        buffers = buffers_of(case.bench.reproduction.trace)
         if not buffers:
             return
         n = sum(b.n_buffers for b in buffers)
@@ -103,7 +104,7 @@ def move_stranding_blocks(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal
         return
     stranded = analysis.free_space.stranded_free_bytes
     # Growing buffers will be somewhere else in the next step.
-    growing = () if case.bench is None else case.bench.growing_buffers
+    growing = () if case.bench is None else buffers_of(analysis.trace)
     moving = {case.context.user_line(b.stack) for b in growing}
     large: dict[Location, Strander] = {}
     for p in analysis.stranders:
@@ -141,7 +142,7 @@ def bucket_shapes(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose buckets for fragmentation, unless a trace shows that shapes are steady."""
     if not case.is_allocator_case or case.cause is not Cause.FRAGMENTATION:
         return
-    if case.bench is not None and case.bench.growing_buffers:
+    if case.bench is not None and buffers_of(case.bench.reproduction.trace):
         return  # sizes that only grow are not varied inputs
     sizes = None if case.context.analysis is None else case.context.analysis.sizes
     if sizes is not None and not sizes.drifting:
