@@ -190,12 +190,7 @@ def find_flushes(trace: Trace) -> tuple[tuple[Flush, ...], int]:
     cause = np.where(is_retry, RETRY, np.where(is_partial, partial, EMPTY_CACHE))
     kept = range(max(0, len(cause) - MAX_FLUSHES), len(cause))
     flushes = (
-        Flush(
-            trace.first_row + int(runs.first[i]),
-            trace.first_row + int(runs.last[i]),
-            int(runs.released[i]),
-            str(cause[i]),
-        )
+        Flush(int(runs.first[i]), int(runs.last[i]), int(runs.released[i]), str(cause[i]))
         for i in kept
     )
     return tuple(flushes), n_retries

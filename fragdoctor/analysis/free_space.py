@@ -102,14 +102,14 @@ def find_ooms(trace: Trace) -> tuple[OomEvent, ...]:
 
 
 def _event(trace: Trace, row: int, totals: Sequence[int], layout: Layout | None) -> OomEvent:
-    snapshot = trace.snapshot
-    rounded = int(snapshot.events.size_bytes[trace.first_row + row])
+    in_file = trace.first_row + row  # which keeps absurd sizes as they are
+    rounded = int(trace.snapshot.events.size_bytes[in_file])
     allocated, active, reserved = totals
     return OomEvent(
-        row=trace.first_row + row,
+        row=row,
         rounded_bytes=rounded,
         segment_bytes=segment_bytes(rounded, trace.settings),
-        device_free_bytes=snapshot.oom_free_bytes.get(trace.first_row + row),
+        device_free_bytes=trace.snapshot.oom_free_bytes.get(in_file),
         allocated_bytes=allocated,
         active_bytes=active,
         reserved_bytes=reserved,

@@ -227,8 +227,7 @@ def survivors(trace: Trace, lines: Sequence[Growth]) -> I64:
     lives = trace.lives_of_program
     rows = np.flatnonzero((lives.start >= 0) & (lives.free == NEVER))
     frame = trace.stacks.lines_of(lives.stack[rows])
-    first = min(g.first_event for g in lines) - trace.first_row
-    last = max(g.last_event for g in lines) - trace.first_row
+    first, last = min(g.first_event for g in lines), max(g.last_event for g in lines)
     inside = (lives.start[rows] >= first) & (lives.start[rows] <= last)
     return rows[np.isin(frame, [g.frame for g in lines]) & inside]
 

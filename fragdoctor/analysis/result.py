@@ -1,5 +1,7 @@
 """The results of the analysis of one device: plain values, no rules, no opinions.
 
+Rows are rows of the device's own events.
+
 Every figure is exact for the contents of the file. None means that the file does not say.
 """
 

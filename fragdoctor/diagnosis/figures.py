@@ -151,13 +151,12 @@ MAX_POINTS: Final = 20
 def timeline_strip(context: Context) -> TimelineStrip | None:
     """Return the device's memory over its trace, or None without a trace."""
     a = context.analysis
-    if a is None or a.timeline is None or context.snapshot is None:
+    if a is None or a.timeline is None:
         return None
     line = a.timeline
     n_states = a.n_events + 1
     starts = stretch_starts(n_states, MAX_COLUMNS)
     first, last = line.at([0, a.n_events]).tolist()
-    first_row = context.snapshot.events.device_slice(a.device).start
     return TimelineStrip(
         device=a.device,
         n_events=a.n_events,
@@ -167,15 +166,15 @@ def timeline_strip(context: Context) -> TimelineStrip | None:
         last_bytes=(last[0], last[2]),
         peak_bytes=(line.peak_allocated_bytes, line.peak_reserved_bytes),
         capacity_bytes=_capacity(context),
-        oom_columns=_columns((o.row - first_row + 1 for o in a.ooms), starts),
-        flush_columns=_columns((f.first_row - first_row + 1 for f in a.flushes), starts),
+        oom_columns=_columns((o.row + 1 for o in a.ooms), starts),
+        flush_columns=_columns((f.first_row + 1 for f in a.flushes), starts),
         n_ooms=len(a.ooms),
         n_flushes=len(a.flushes),
-        points=_points(a, line, first_row),
+        points=_points(a, line),
     )
 
 
-def _points(a: DeviceAnalysis, line: Totals, first_row: int) -> tuple[TimelinePoint, ...]:
+def _points(a: DeviceAnalysis, line: Totals) -> tuple[TimelinePoint, ...]:
     """Return the moments worth naming, in order: start, peaks, flushes, OOMs, end."""
     places = [
         ("Start of the trace", 0, ""),
@@ -186,10 +185,10 @@ def _points(a: DeviceAnalysis, line: Totals, first_row: int) -> tuple[TimelinePo
         note = f"{format_size(oom.rounded_bytes)} asked"
         if oom.device_free_bytes is not None:
             note += f", {format_size(oom.device_free_bytes)} free at the driver"
-        places.append(("Out of memory", oom.row - first_row + 1, note))
+        places.append(("Out of memory", oom.row + 1, note))
     for flush in sorted(a.flushes, key=lambda f: -f.released_bytes)[:MAX_POINTS]:
         note = f"{format_size(flush.released_bytes)} returned"
-        places.append((f"Flush ({flush.cause})", flush.last_row - first_row + 1, note))
+        places.append((f"Flush ({flush.cause})", flush.last_row + 1, note))
     places.sort(key=lambda place: place[1])
     places.append(("End of the trace", a.n_events, ""))
     values = line.at([event for _, event, _ in places]).tolist()

@@ -65,7 +65,7 @@ def backed_off(analysis: DeviceAnalysis) -> BackOff | None:
     if line >= 0:
         alike = np.flatnonzero(trace.stacks.lines == line).tolist()
         same = [i for i in alike if to_user_line(i) == to_user_line(last.stack)]
-    since = slice(last.row - trace.first_row + 1, None)
+    since = slice(last.row + 1, None)
     events = trace.events
     is_request = is_among(events.stack[since], same) & (events.action[since] == Action.ALLOC)
     served = int(events.size_bytes[since][is_request].max(initial=0))

@@ -512,8 +512,7 @@ def _requests_after_failure(e: CaseEvidence) -> int:
     analysis = e.context.analysis
     if analysis is None:
         return 0
-    trace = analysis.trace
-    after = trace.events.action[analysis.ooms[-1].row - trace.first_row + 1 :]
+    after = analysis.trace.events.action[analysis.ooms[-1].row + 1 :]
     return int(np.count_nonzero(after == Action.ALLOC))
 
 

@@ -163,7 +163,7 @@ def find_transient(trace: Trace) -> Transient | None:
     percentile and a tenth of the whole range). If steps are seen, at least one of them must have
     ended before, since the stages of a first step are not peaks to compare with.
     """
-    began = Steps.of(trace).rows - trace.first_row
+    began = Steps.of(trace).rows
     if len(began) and not _may_spike(trace, began[1:]):
         return None
     active = trace.totals.active_bytes
@@ -306,7 +306,7 @@ def caught_failures(context: Context) -> Iterator[Found]:
     References. FAQ: My out of memory exception handler can't allocate memory.
     """
     analysis = context.need_trace()
-    last = last_request(analysis.trace.snapshot, analysis.device)
+    last = last_request(analysis.trace)
     caught = [event for event in analysis.ooms if event.row < last]
     if not caught:
         return

@@ -166,7 +166,7 @@ def _attempts(case: JudgedCase, found: LeftMemory | None) -> list[Attempt]:
     analysis = case.context.analysis
     if found is None or analysis is None:
         return []
-    caught = np.array([oom.row - analysis.trace.first_row for oom in analysis.ooms], np.int64)
+    caught = np.array([oom.row for oom in analysis.ooms], np.int64)
     removed = np.sort(np.append(caught[caught < found.row], found.starts))
     return [Attempt.of_edit(requests_removed(removed))]
 

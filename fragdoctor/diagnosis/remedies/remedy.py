@@ -105,11 +105,8 @@ class JudgedCase(Struct, frozen=True, dict=True):
         analysis, event = self.context.analysis, self.asking_event
         if analysis is None or analysis.timeline is None:
             return None
-        trace = analysis.trace
-        state = analysis.timeline.peak_allocated_state
-        if event is not None:
-            state = event.row - trace.first_row
-        found = find_weight_copies(trace, analysis.phases, state)
+        state = analysis.timeline.peak_allocated_state if event is None else event.row
+        found = find_weight_copies(analysis.trace, analysis.phases, state)
         least = MIN_COPIED_SHARE * int(analysis.timeline.allocated_bytes[state])
         return found if found is not None and found.n_bytes >= least else None
 
@@ -186,7 +183,7 @@ class JudgedCase(Struct, frozen=True, dict=True):
         analysis, event = self.context.analysis, self.asking_event
         if analysis is None or event is None or analysis.timeline is None:
             return 1.0
-        return step_scale(analysis.trace, event.row - analysis.trace.first_row) or 1.0
+        return step_scale(analysis.trace, event.row) or 1.0
 
     def has_marker(self, kind: str) -> bool:
         """Return whether a line of the log has a marker of this kind."""

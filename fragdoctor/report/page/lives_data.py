@@ -209,8 +209,8 @@ def _growth(analysis: DeviceAnalysis) -> list[int] | None:
     """Return the states of the first and last survivor of the line that grows most."""
     if not analysis.growth:
         return None
-    worst, first_row = analysis.growth[0], analysis.trace.first_row
-    return [worst.first_event - first_row + 1, worst.last_event - first_row + 1]
+    worst = analysis.growth[0]
+    return [worst.first_event + 1, worst.last_event + 1]
 
 
 def _segments(trace: Trace, segments: SegmentLives, sink: Sink) -> dict[str, Any]:
