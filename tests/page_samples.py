@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import diagnoses
@@ -9,6 +10,7 @@ import numpy as np
 from msgspec.structs import replace
 from stock import from_python
 
+from fragdoctor.analysis.attribution import find_holders
 from fragdoctor.analysis.device import analyze_device
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.model.case import Case
@@ -33,7 +35,7 @@ def of_snapshot(snapshot: Snapshot, like: Diagnosis | None = None) -> Diagnosis:
         stranders=tuple(
             _strander(snapshot, a, i) for a in analyses for i in range(len(a.stranders))
         ),
-        holders=tuple(_holder(snapshot, a, i) for a in analyses for i in range(len(a.holders))),
+        holders=tuple(holder for a in analyses for holder in _holders(snapshot, a)),
         analyses={a.device: a for a in analyses},
     )
 
@@ -73,11 +75,12 @@ def _strander(snapshot: Snapshot, a: DeviceAnalysis, i: int) -> StranderReport:
     )  # fmt: skip
 
 
-def _holder(snapshot: Snapshot, a: DeviceAnalysis, i: int) -> HolderReport:
-    h = a.holders[i]
-    location = snapshot.location(h.frame)
-    stack = _locations(snapshot, h.stack)
-    return HolderReport(a.device, location, h.now_bytes, h.peak_bytes, h.n_now, stack)
+def _holders(snapshot: Snapshot, a: DeviceAnalysis) -> Iterator[HolderReport]:
+    states = [] if a.timeline is None else [a.timeline.peak_allocated_state]
+    for h in find_holders(a.trace, states, a.category):
+        location, stack = snapshot.location(h.frame), _locations(snapshot, h.stack)
+        peak = h.n_bytes[1] if states else None
+        yield HolderReport(a.device, location, h.n_bytes[0], peak, h.n_blocks[0], stack)
 
 
 def frames(line: int, text: str = "train.py") -> list[dict[str, Any]]:

@@ -84,7 +84,7 @@ def _ablations() -> dict[str, Ablation]:
         "least of a first step": _set(Outlooks, "_first_step_takes", 0.0),
         "anchors of an alignment": _set(alignment, "_anchors", _always((nothing, nothing))),
         "growth to the end of memory": _set(outlook, "FORESEEN_STEPS", 0),
-        "growing buffers": _set(kept, "find_growing_buffers", _always(())),
+        "growing buffers": _set(kept, "buffers_of", _always(())),
         "leak refuted by a replay": _set(Bench, "refutes_leak", False),
     }
     # Rows of the verdict; the last row of each table decides the cases that the others leave.

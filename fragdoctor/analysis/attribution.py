@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -22,7 +22,7 @@ from fragdoctor.analysis.result import Holder, Strander
 from fragdoctor.model.arrays import distinct, sum_by
 from fragdoctor.model.diagnosis import SegmentReport
 from fragdoctor.model.phases import Category
-from fragdoctor.model.snapshot import I32, I64
+from fragdoctor.model.snapshot import I32, I64, U8
 from fragdoctor.trace.lives import BEFORE, Layout
 from fragdoctor.trace.trace import Trace
 
@@ -39,21 +39,14 @@ MAIN_SHARE: Final = 0.75
 MAX_MAIN: Final = 2
 
 
-def find_holders(
-    trace: Trace,
-    peak: int | None,
-    category: npt.NDArray[np.uint8] | None,
-    failure: int | None = None,
-) -> tuple[Holder, ...]:
-    """Return live memory by user line now, at the peak and at a failure, ordered by the largest.
+def find_holders(trace: Trace, states: Sequence[int], category: U8) -> tuple[Holder, ...]:
+    """Return live memory by user line at the end and in other states, ordered by the largest.
 
-    ``peak`` is the state (number of events) with the most allocated bytes, None without a trace;
-    ``category`` has the category of each block of ``Lives``; ``failure`` is the state at a failed
-    request that more events follow, None if there is no such request.
+    A state is the number of events before it; ``category`` has the category of each block of
+    ``Lives``.
     """
     layout, lives = trace.layout, trace.lives
     now = np.flatnonzero(~layout.live_is_pending)
-    states = [s for s in (peak, failure) if s is not None]
     rows = [lives.allocated_at(s) for s in states]
     stack = np.concatenate([layout.live_stack[now], *(lives.stack[r] for r in rows)])
     size = np.concatenate([layout.live_bytes[now], *(lives.size_bytes[r] for r in rows)])
@@ -71,18 +64,14 @@ def find_holders(
     np.add.at(counts, (moment, member), 1)
     main = _main_stacks(member, stack, size, n)
     modules = _main_modules(trace, member, life, size)
-    categories = {} if category is None else _main_categories(category, member, life, size)
+    categories = _main_categories(category, member, life, size)
     order = np.argsort(-table.max(axis=0), kind="stable")[:MAX_HOLDERS]
     return tuple(
         Holder(
             frame=int(groups[g]),
             stack=int(main[g]),
-            now_bytes=int(table[0, g]),
-            n_now=int(counts[0, g]),
-            peak_bytes=None if peak is None else int(table[1, g]),
-            n_peak=None if peak is None else int(counts[1, g]),
-            failure_bytes=None if failure is None else int(table[-1, g]),
-            n_failure=None if failure is None else int(counts[-1, g]),
+            n_bytes=table[:, g].tolist(),
+            n_blocks=counts[:, g].tolist(),
             module=modules.get(int(g), ""),
             categories=categories.get(int(g), ()),
         )
@@ -102,7 +91,7 @@ def _main_stacks(group: I64, stack: I32, size: I64, n_groups: int) -> I64:
 
 
 def _main_categories(
-    category: npt.NDArray[np.uint8], group: I64, life: npt.NDArray[np.signedinteger], size: I64
+    category: U8, group: I64, life: npt.NDArray[np.signedinteger], size: I64
 ) -> Mapping[int, tuple[Category, ...]]:
     """Return for each group the categories that make up most of its bytes, if they are few."""
     if not len(category):

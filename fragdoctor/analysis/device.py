@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 from msgspec import Struct
 
-from fragdoctor.analysis.attribution import find_holders, find_stranders
+from fragdoctor.analysis.attribution import find_stranders
 from fragdoctor.analysis.free_space import find_ooms, free_space
 from fragdoctor.analysis.growth import StepEnds, find_growth
 from fragdoctor.analysis.kept import find_idle_graph, find_kept
@@ -74,8 +74,8 @@ def capture_quality(trace: Trace) -> CaptureQuality:
     if missing:
         notes.append(f"Events are missing from the trace: {', '.join(missing)}.")
     if n_bad and not missing:
-        verb = "contradicts" if n_bad == 1 else "contradict"
-        notes.append(f"{plural(n_bad, 'event')} {verb} the final state.")
+        events = plural(n_bad, "event contradicts", "events contradict")
+        notes.append(f"{events} the final state.")
     if tiling:
         notes.append(
             f"In {plural(tiling, 'segment')} the blocks do not tile the segment: "
@@ -190,12 +190,7 @@ def find_flushes(trace: Trace) -> tuple[tuple[Flush, ...], int]:
     cause = np.where(is_retry, RETRY, np.where(is_partial, partial, EMPTY_CACHE))
     kept = range(max(0, len(cause) - MAX_FLUSHES), len(cause))
     flushes = (
-        Flush(
-            trace.first_row + int(runs.first[i]),
-            trace.first_row + int(runs.last[i]),
-            int(runs.released[i]),
-            str(cause[i]),
-        )
+        Flush(int(runs.first[i]), int(runs.last[i]), int(runs.released[i]), str(cause[i]))
         for i in kept
     )
     return tuple(flushes), n_retries
@@ -273,7 +268,6 @@ def analyze_trace(trace: Trace) -> DeviceAnalysis:
     segments, blocks, layout = trace.segments, trace.blocks, trace.layout
     capture = capture_quality(trace)
     totals = trace.totals if capture.has_trace else None
-    peak = None if totals is None else totals.peak_allocated_state
     ooms = find_ooms(trace)
     flushes, n_retries = find_flushes(trace)
     steps = StepEnds.of(trace) if totals is not None else StepEnds(np.zeros(0, np.int64))
@@ -308,7 +302,6 @@ def analyze_trace(trace: Trace) -> DeviceAnalysis:
         capture=capture,
         timeline=totals,
         stranders=find_stranders(trace, layout),
-        holders=find_holders(trace, peak, None if phases is None else phases.category),
         growth=growth,
         kept=kept,
         gathered=gathered,

@@ -42,8 +42,8 @@ def left_of_attempts(trace: Trace, ooms: Sequence[OomEvent], last: OomEvent) -> 
     called from wherever: a handler calls the model again from a line of its own.
     """
     lives = trace.lives
-    state = last.row - trace.first_row
-    end = max((oom.row - trace.first_row for oom in ooms if oom.row < last.row), default=0)
+    state = last.row
+    end = max((oom.row for oom in ooms if oom.row < state), default=0)
     live = lives.allocated_at(state)
     left = live[(lives.start[live] >= 0) & (lives.start[live] < end)]
     if not len(left):  # as in all runs that fail once

@@ -27,7 +27,7 @@ from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import Action, Bools
 from fragdoctor.trace.columns import SMALL_SEGMENT_BYTES
 from fragdoctor.trace.lives import Layout
-from fragdoctor.trace.trace import SMALL_REQUEST_BYTES, Trace, large_page_bytes
+from fragdoctor.trace.trace import SMALL_REQUEST_BYTES, Trace
 from fragdoctor.units import MIB
 
 MIN_LARGE_BYTES: Final = 10 * MIB
@@ -68,15 +68,11 @@ def free_space(layout: Layout) -> FreeSpace:
     )
 
 
-def segment_bytes(rounded: int, settings: AllocatorSettings, *, expandable: bool) -> int:
-    """Return the bytes that the driver is asked for to serve a rounded request from new memory.
+def segment_bytes(rounded: int, settings: AllocatorSettings) -> int:
+    """Return the size of a new segment for a rounded request, unless segments are expandable.
 
-    ``get_allocation_size`` in CUDACachingAllocator.cpp; expandable segments take whole pages.
+    ``get_allocation_size`` in CUDACachingAllocator.cpp.
     """
-    if expandable:
-        small = rounded <= SMALL_REQUEST_BYTES
-        page = SMALL_SEGMENT_BYTES if small else large_page_bytes(settings)
-        return -(-rounded // page) * page
     if rounded <= SMALL_REQUEST_BYTES:
         return SMALL_SEGMENT_BYTES
     if rounded < MIN_LARGE_BYTES:
@@ -106,20 +102,19 @@ def find_ooms(trace: Trace) -> tuple[OomEvent, ...]:
 
 
 def _event(trace: Trace, row: int, totals: Sequence[int], layout: Layout | None) -> OomEvent:
-    snapshot, settings = trace.snapshot, trace.settings
-    rounded = int(snapshot.events.size_bytes[trace.first_row + row])
+    in_file = trace.first_row + row  # which keeps absurd sizes as they are
+    rounded = int(trace.snapshot.events.size_bytes[in_file])
     allocated, active, reserved = totals
     return OomEvent(
-        row=trace.first_row + row,
+        row=row,
         rounded_bytes=rounded,
-        segment_bytes=segment_bytes(rounded, settings, expandable=settings.expandable_segments),
-        device_free_bytes=snapshot.oom_free_bytes.get(trace.first_row + row),
+        segment_bytes=segment_bytes(rounded, trace.settings),
+        device_free_bytes=trace.snapshot.oom_free_bytes.get(in_file),
         allocated_bytes=allocated,
         active_bytes=active,
         reserved_bytes=reserved,
         stack=int(trace.events.stack[row]),
         largest_free_block_bytes=None if layout is None else _largest_usable(trace, row, layout),
-        message_bytes=segment_bytes(rounded, settings, expandable=False),
         private_pools_free_bytes=0 if layout is None else _free_in_pools(layout),
     )
 

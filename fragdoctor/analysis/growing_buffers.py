@@ -13,9 +13,11 @@ from typing import Final
 import numpy as np
 from msgspec import Struct
 
-from fragdoctor.analysis.training_run import TrainingRequests
+from fragdoctor.analysis.training_run import NO_ROW, TrainingRequests
 from fragdoctor.model.arrays import median
 from fragdoctor.model.snapshot import I64
+from fragdoctor.trace.lives import NEVER
+from fragdoctor.trace.trace import Trace
 
 MIN_BUFFER_GROWTH: Final = 4  # times a buffer must grow; fewer are the steps of a warm-up
 MIN_BUFFER_BYTES: Final = 1 << 20
@@ -44,6 +46,28 @@ class GrowingBuffers(Struct, frozen=True):
     def total_bytes(self) -> int:
         """The bytes of all buffers at the end of the recording."""
         return self.n_buffers * self.last_bytes
+
+
+def requests_of(trace: Trace) -> TrainingRequests:
+    """Return the requests that a program made before its last failure let go of its memory."""
+    lives = trace.lives_of_program
+    made = np.flatnonzero(lives.start >= 0)
+    free = lives.free[made].astype(np.int64)
+    return TrainingRequests(
+        lives.start[made].astype(np.int64),
+        np.where(free == NEVER, NO_ROW, free),
+        lives.requested_bytes[made],
+        lives.stack[made],
+    )
+
+
+def buffers_of(trace: Trace) -> tuple[GrowingBuffers, ...]:
+    """Return the lines of a trace whose buffers grow by copies; worked out once per trace."""
+    return trace.once(_buffers_of)
+
+
+def _buffers_of(trace: Trace) -> tuple[GrowingBuffers, ...]:
+    return find_growing_buffers(requests_of(trace))
 
 
 def find_growing_buffers(requests: TrainingRequests) -> tuple[GrowingBuffers, ...]:

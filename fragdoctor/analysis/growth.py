@@ -147,7 +147,7 @@ def _described(trace: Trace, steps: StepEnds, frame: int, rows: I64, slope: int)
         n_steps=len(distinct(steps.of_rows(lives.start[rows]))),
         n_survivors=len(rows),
         survivor_bytes=int(lives.size_bytes[rows].sum()),
-        first_event=trace.first_row + int(lives.start[rows].min()),
-        last_event=trace.first_row + int(lives.start[rows].max()),
+        first_event=int(lives.start[rows].min()),
+        last_event=int(lives.start[rows].max()),
         in_evaluation=steps.in_evaluation,
     )

@@ -15,9 +15,9 @@ import numpy as np
 
 from fragdoctor.analysis.growing_buffers import (
     MIN_BUFFER_GROWTH,
-    GrowingBuffers,
-    find_growing_buffers,
+    buffers_of,
     is_input,
+    requests_of,
 )
 from fragdoctor.analysis.growth import StepEnds
 from fragdoctor.analysis.result import (
@@ -29,7 +29,6 @@ from fragdoctor.analysis.result import (
     KeptPattern,
     PhaseAnalysis,
 )
-from fragdoctor.analysis.training_run import NO_ROW, TrainingRequests
 from fragdoctor.future.passes import RoleRuns, kept_of
 from fragdoctor.future.steps import StepKind, Steps
 from fragdoctor.model.arrays import distinct, is_among, largest_groups, sum_by
@@ -104,16 +103,16 @@ def _growing_buffer(trace: Trace, steps: StepEnds, least_bytes: float) -> KeptMe
     in_module = trace.stacks.roles.in_module
     found = [
         (b, np.flatnonzero(np.isin(lives.start, b.row)))
-        for b in trace.once(_growing_buffers)
+        for b in buffers_of(trace)
         if len(distinct(steps.of_rows(b.row))) > MIN_BUFFER_GROWTH
         and (trains or (b.n_buffers == 1 and not in_module[b.stack]))
     ]
     for buffers, rows in found:
-        is_batch = is_input(_requests(trace), buffers, [b for b, _ in found])
+        is_batch = is_input(requests_of(trace), buffers, [b for b, _ in found])
         if buffers.total_bytes < least_bytes or is_batch:
             continue
         left = rows[lives.free[rows] == NEVER]
-        kind = list(KeptKind)[int(_kinds(trace, np.array([buffers.stack], np.int32))[0])]
+        kind = KeptKind(int(_kinds(trace, np.array([buffers.stack], np.int32))[0]))
         return KeptMemory(
             frame=int(trace.stacks.lines_of(np.array([buffers.stack], np.int32))[0]),
             stack=buffers.stack,
@@ -131,22 +130,6 @@ def _growing_buffer(trace: Trace, steps: StepEnds, least_bytes: float) -> KeptMe
     return None
 
 
-def _growing_buffers(trace: Trace) -> tuple[GrowingBuffers, ...]:
-    return find_growing_buffers(_requests(trace))
-
-
-def _requests(trace: Trace) -> TrainingRequests:
-    lives = trace.lives_of_program
-    made = np.flatnonzero(lives.start >= 0)
-    free = lives.free[made].astype(np.int64)
-    return TrainingRequests(
-        lives.start[made].astype(np.int64),
-        np.where(free == NEVER, NO_ROW, free),
-        lives.requested_bytes[made],
-        lives.stack[made],
-    )
-
-
 # ---- what makes it ------------------------------------------------------------------------------
 
 
@@ -157,12 +140,11 @@ def _traced(
     stack, size = trace.lives_of_program.stack[rows], trace.lives_of_program.size_bytes[rows]
     kind = _kinds(trace, stack)
     n_steps = lead.n_steps
-    names = list(KeptKind)
     if _are_copies_of_weights(trace, rows, n_steps):
-        kind[kind == names.index(KeptKind.TENSOR)] = names.index(KeptKind.COPY)
+        kind[kind == KeptKind.TENSOR] = KeptKind.COPY
     kinds = []
-    for place, one in enumerate(KeptKind):
-        chosen = kind == place
+    for one in KeptKind:
+        chosen = kind == one
         if chosen.any():
             n = max(1, round(int(chosen.sum()) / n_steps))
             kinds.append(KeptBlocks(one, n, int(size[chosen].sum())))
@@ -171,8 +153,7 @@ def _traced(
     pattern = _pattern(trace, phases, rows, kinds, n_steps)
     made = stack
     if pattern in (KeptPattern.GRAPH, KeptPattern.EVALUATION):
-        results = (names.index(KeptKind.ACTIVATION), names.index(KeptKind.LOSS))
-        is_result = np.isin(kind, results)
+        is_result = np.isin(kind, (KeptKind.ACTIVATION, KeptKind.LOSS))
         made, size = stack[is_result], size[is_result]
     # The caller of a model holds what it returns, and chooses whether it builds a graph.
     is_of_caller = pattern is KeptPattern.EVALUATION
@@ -246,23 +227,20 @@ def survivors(trace: Trace, lines: Sequence[Growth]) -> I64:
     lives = trace.lives_of_program
     rows = np.flatnonzero((lives.start >= 0) & (lives.free == NEVER))
     frame = trace.stacks.lines_of(lives.stack[rows])
-    first = min(g.first_event for g in lines) - trace.first_row
-    last = max(g.last_event for g in lines) - trace.first_row
+    first, last = min(g.first_event for g in lines), max(g.last_event for g in lines)
     inside = (lives.start[rows] >= first) & (lives.start[rows] <= last)
     return rows[np.isin(frame, [g.frame for g in lines]) & inside]
 
 
 def _kinds(trace: Trace, stack: I32) -> I64:
-    """Return the index in ``KeptKind`` of each block's kind, by the stack that made it."""
-    roles, names = trace.stacks.roles, list(KeptKind)
-    kind = np.full(len(stack), names.index(KeptKind.TENSOR), np.int64)
-    kind[roles.in_module[stack]] = names.index(KeptKind.ACTIVATION)
-    kind[trace.stacks.calls(LOSS)[stack]] = names.index(KeptKind.LOSS)
-    kind[trace.stacks.calls(_COPIES)[stack]] = names.index(KeptKind.COPY)
-    role = roles.role[stack]
-    is_backward = roles_of.is_backward(role)
-    kind[is_backward] = names.index(KeptKind.GRADIENT)
-    kind[roles.in_step[stack] | roles.makes_state[stack]] = names.index(KeptKind.STATE)
+    """Return the ``KeptKind`` of each block, by the stack that made it."""
+    roles = trace.stacks.roles
+    kind = np.full(len(stack), KeptKind.TENSOR, np.int64)
+    kind[roles.in_module[stack]] = KeptKind.ACTIVATION
+    kind[trace.stacks.calls(LOSS)[stack]] = KeptKind.LOSS
+    kind[trace.stacks.calls(_COPIES)[stack]] = KeptKind.COPY
+    kind[roles_of.is_backward(roles.role[stack])] = KeptKind.GRADIENT
+    kind[roles.in_step[stack] | roles.makes_state[stack]] = KeptKind.STATE
     return kind
 
 

@@ -90,7 +90,7 @@ def _find_paths(trace: Trace) -> ModulePaths:
 
 
 def module_table(
-    trace: Trace, state: int, paths: ModulePaths, category: U8 | None
+    trace: Trace, state: int, paths: ModulePaths, category: U8
 ) -> tuple[ModuleMemory, ...]:
     """Return the modules of a device with what they hold after ``state`` events, largest first.
 
@@ -100,7 +100,7 @@ def module_table(
         return ()
     lives = trace.lives
     rows = lives.allocated_at(state)
-    if category is None or len(category) != len(lives):
+    if len(category) != len(lives):
         category = np.full(len(lives), Category.UNKNOWN, np.uint8)
     kind = paths.told(category)[rows]
     column = np.full(len(Category), len(KINDS) - 1, np.int64)

@@ -148,10 +148,10 @@ def module_memory(
 
     The result is empty if no module is recorded.
     """
-    trace, totals, phases = analysis.trace, analysis.timeline, analysis.phases
+    trace, totals = analysis.trace, analysis.timeline
     state = analysis.n_events if totals is None else totals.peak_allocated_state
     paths = module_parts(trace, ModulePaths.of(trace), censuses)
-    return module_table(trace, state, paths, None if phases is None else phases.category)
+    return module_table(trace, state, paths, analysis.category)
 
 
 def module_parts(trace: Trace, paths: ModulePaths, censuses: Sequence[Census]) -> ModulePaths:

@@ -1,20 +1,21 @@
 """The results of the analysis of one device: plain values, no rules, no opinions.
 
+Rows are rows of the device's own events.
+
 Every figure is exact for the contents of the file. None means that the file does not say.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct, field
 
 from fragdoctor.model.phases import Category, PhaseReport, TrainingPhase
-from fragdoctor.model.snapshot import I64, Bools
+from fragdoctor.model.snapshot import I64, U8, Bools
 from fragdoctor.trace.lives import Totals
 from fragdoctor.trace.trace import Trace
 
@@ -64,22 +65,17 @@ class Holder(Struct, frozen=True):
     """Live memory of one user source line (the innermost frame that is not library code).
 
     ``frame`` is a frame id of the snapshot or -1 (no stack recorded); ``stack`` is the id of the
-    stack that holds most of the memory. ``module`` is the path of the module that made most of it,
-    with ``*`` for the number of a repeated module, or "" if none was recorded; hostile text.
-    ``categories`` are the categories of most of it, largest first, if they are few.
-    ``failure_bytes`` and ``n_failure`` apply to a failure that more events follow, else None.
+    stack that holds most of the memory. ``n_bytes`` and ``n_blocks`` are at the end of the file,
+    and then at the other moments that were asked for. ``module`` and ``categories`` are as in
+    ``HolderReport``.
     """
 
     frame: int
     stack: int
-    now_bytes: int
-    n_now: int
-    peak_bytes: int | None
-    n_peak: int | None
+    n_bytes: Sequence[int]
+    n_blocks: Sequence[int]
     module: str = ""
     categories: Sequence[Category] = ()
-    failure_bytes: int | None = None
-    n_failure: int | None = None
 
 
 class Growth(Struct, frozen=True):
@@ -104,15 +100,15 @@ class Growth(Struct, frozen=True):
     in_evaluation: bool = False
 
 
-class KeptKind(StrEnum):
+class KeptKind(IntEnum):
     """What a kept block is, judging by its stack."""
 
-    ACTIVATION = "activation"
-    LOSS = "loss"
-    STATE = "optimizer state"
-    COPY = "copy"
-    GRADIENT = "result of the backward pass"
-    TENSOR = "tensor"
+    ACTIVATION = 0
+    LOSS = 1
+    STATE = 2
+    COPY = 3
+    GRADIENT = 4
+    TENSOR = 5
 
 
 class KeptPattern(StrEnum):
@@ -194,12 +190,12 @@ class SizeDiversity(Struct, frozen=True):
 class OomEvent(Struct, frozen=True):
     """An ``oom`` row with the state of the device at that moment.
 
-    ``rounded_bytes`` is the size in the trace; ``segment_bytes`` is what the driver was asked for
-    (2 MiB, 20 MiB, or the next multiple of 2 MiB).
+    ``rounded_bytes`` is the size in the trace; ``segment_bytes`` is what PyTorch's message prints
+    as "Tried to allocate": the segment for it (2 MiB, 20 MiB, or the next multiple of 2 MiB), also
+    where expandable segments take whole pages.
     ``largest_free_block_bytes`` is over the pools that could have served the request, or None if
-    the layout at that moment was not rebuilt. ``message_bytes`` is what PyTorch's message prints as
-    "Tried to allocate": ``segment_bytes``, except that for expandable segments it ignores pages.
-    ``private_pools_free_bytes`` is 0 if the layout is not known.
+    the layout at that moment was not rebuilt. ``private_pools_free_bytes`` is 0 if the layout is
+    not known.
     """
 
     row: int
@@ -211,7 +207,6 @@ class OomEvent(Struct, frozen=True):
     reserved_bytes: int
     stack: int
     largest_free_block_bytes: int | None = None
-    message_bytes: int | None = None
     private_pools_free_bytes: int = 0
 
 
@@ -270,9 +265,9 @@ class PhaseAnalysis(Struct, frozen=True):
     """
 
     report: PhaseReport
-    labels: npt.NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
-    first: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
-    category: npt.NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
+    labels: U8 = field(default_factory=lambda: np.zeros(0, np.uint8))
+    first: I64 = field(default_factory=lambda: np.zeros(1, np.int64))
+    category: U8 = field(default_factory=lambda: np.zeros(0, np.uint8))
 
     @property
     def is_training(self) -> Bools:
@@ -302,7 +297,6 @@ class DeviceAnalysis(Struct, frozen=True):
     capture: CaptureQuality
     timeline: Totals | None = None
     stranders: Sequence[Strander] = ()
-    holders: Sequence[Holder] = ()
     growth: Sequence[Growth] = ()
     kept: KeptMemory | None = None
     gathered: KeptMemory | None = None
@@ -314,3 +308,8 @@ class DeviceAnalysis(Struct, frozen=True):
     capacity_estimate_bytes: int | None = None
     n_steps: int = 0
     phases: PhaseAnalysis | None = None
+
+    @property
+    def category(self) -> U8:
+        """The category of each block of ``Lives``; empty if none is known."""
+        return np.zeros(0, np.uint8) if self.phases is None else self.phases.category

@@ -12,7 +12,6 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from fragdoctor.analysis.attention_scores import find_attention_scores
-from fragdoctor.analysis.growing_buffers import GrowingBuffers, find_growing_buffers
 from fragdoctor.analysis.result import KeptMemory, KeptPattern
 from fragdoctor.analysis.training_run import NO_ROW, TrainingRequests
 from fragdoctor.errors import ConfigError, SimulationError
@@ -34,7 +33,7 @@ from fragdoctor.model.simulation import (
 )
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.rules.failed_request import rounding_bytes
-from fragdoctor.rules.growth.growing_line import filling_container
+from fragdoctor.rules.growth import filling_container
 from fragdoctor.rules.rule import Context
 from fragdoctor.trace.operations import NativeOps, Operations, OpKind, is_free
 from fragdoctor.trace.replay import Reproduction
@@ -328,11 +327,6 @@ class Bench(Struct, frozen=True, dict=True):
             needs, has = self.fair_replay.step_needs_bytes(), self.recorded.capacity_bytes
             return [] if needs is not None and has is not None and needs > has else None
         return [r for r in results if r.fits and not (r.outlook and r.outlook.ends_step)]
-
-    @cached_property
-    def growing_buffers(self) -> tuple[GrowingBuffers, ...]:
-        """Buffers that grow by copies."""
-        return find_growing_buffers(self.requests)
 
     @cached_property
     def attention_scores(self) -> npt.NDArray[np.int64]:

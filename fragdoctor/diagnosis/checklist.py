@@ -16,11 +16,13 @@ from fragdoctor.diagnosis.figures import peak_of
 from fragdoctor.model.diagnosis import Cause, ChecklistItem, Status, Verdict
 from fragdoctor.model.story import Direction
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, FULL_SLACK_SHARE, FailedRequest
-from fragdoctor.rules.growth.growing_line import maker_text, rounds_text, slope_text
-from fragdoctor.rules.growth.growing_statistics import (
+from fragdoctor.rules.growth import (
     MIN_RECORDS,
     count_rises,
     grown_bytes,
+    maker_text,
+    rounds_text,
+    slope_text,
     values_of,
 )
 from fragdoctor.rules.rule import Context
@@ -170,17 +172,8 @@ def check_gap(context: Context, _verdict: Verdict) -> Answer:
     detail = "After the flush that precedes a failure this is what could not be returned"
     if totals.gap_bytes < FULL_SLACK_SHARE * totals.reserved_bytes:
         return passed(value, f"{detail}: next to nothing.", totals.source)
-    if totals.gap_bytes >= r.requested_bytes:
-        return fail(
-            value,
-            f"{detail}: more than the {r.request_text}.",
-            totals.source,
-        )
-    return warn(
-        value,
-        f"{detail}: less than the {r.request_text}.",
-        totals.source,
-    )
+    answer, than = (fail, "more") if totals.gap_bytes >= r.requested_bytes else (warn, "less")
+    return answer(value, f"{detail}: {than} than the {r.request_text}.", totals.source)
 
 
 def check_retries(context: Context, _verdict: Verdict) -> Answer:
@@ -191,11 +184,8 @@ def check_retries(context: Context, _verdict: Verdict) -> Answer:
     n, source = known
     if n == 0:
         return passed("0", "The allocator never had to flush its cache.", source)
-    n_ooms = next((s.n_ooms for s in reversed(context.stats) if s.n_ooms is not None), None)
-    if n_ooms is None and context.analysis is not None:
-        n_ooms = len(context.analysis.ooms)
-    saved = n - (n_ooms or 0)
-    if n_ooms and saved <= 0:
+    saved = n - (context.n_ooms or 0)
+    if context.n_ooms and saved <= 0:
         detail = "As many as failures: flushing the cache never helped."
     else:
         detail = f"{format_count(max(0, saved))} saved by flushing the cache, which is slow."

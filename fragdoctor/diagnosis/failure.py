@@ -5,19 +5,15 @@ Its stack comes from the event in the trace, or else from the traceback above th
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
 from msgspec.structs import replace
 
 from fragdoctor.diagnosis.moments import DecidingMoment
 from fragdoctor.model.case import OomMessage
-from fragdoctor.model.diagnosis import Cause, Failure, Verdict
+from fragdoctor.model.diagnosis import SOUND, Cause, Failure, Verdict
 from fragdoctor.model.finding import Location
 from fragdoctor.rules.rule import MAX_STACK, Context, from_user
 from fragdoctor.trace import stacks
-
-_NO_GPU: Final = (Cause.HEALTHY, Cause.NOT_MEMORY)
 
 
 def find_failure(
@@ -35,7 +31,7 @@ def find_failure(
         at = stack[0] if stack else None
         host = Failure(device=None, event=None, requested_bytes=None, free_bytes=None, location=at)
         return replace(host, stack=stack, source_text=source_text, source="oom message")
-    if verdict.cause in _NO_GPU or (message is not None and message.is_warning):
+    if verdict.cause in SOUND or (message is not None and message.is_warning):
         return None
     event = None if moment is None else moment.failed
     if event is None and (message is None or not message.is_device_oom):

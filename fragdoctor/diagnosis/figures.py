@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from fragdoctor.analysis.attribution import find_holders, find_stranded_segments
 from fragdoctor.analysis.free_space import free_space
-from fragdoctor.analysis.result import DeviceAnalysis, Holder
+from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.diagnosis.moments import DecidingMoment, categories_at
 from fragdoctor.model.arrays import distinct
 from fragdoctor.model.case import MemoryStats
 from fragdoctor.model.diagnosis import (
     DeviceFigures,
-    HolderReport,
-    Moment,
     MomentFigures,
-    SegmentReport,
-    StranderReport,
     TimelinePoint,
     TimelineStrip,
 )
@@ -29,12 +24,6 @@ from fragdoctor.rules.failed_request import FailedRequest
 from fragdoctor.rules.rule import Context
 from fragdoctor.trace.lives import Totals, stretch_starts
 from fragdoctor.units import format_size
-
-MAX_STRANDERS = 20
-"""Groups of stranding blocks in a report; each of the others frees less than any of these."""
-
-MAX_HOLDERS = 30
-"""The most lines in a report."""
 
 
 def device_figures(context: Context, moment: DecidingMoment | None) -> DeviceFigures | None:
@@ -65,7 +54,7 @@ def _from_snapshot(context: Context, a: DeviceAnalysis) -> DeviceFigures:
         peak_allocated_bytes=peak_of(context, "allocated")[0],
         peak_reserved_bytes=peak_of(context, "reserved")[0],
         alloc_retries=retries[0] if retries else None,
-        ooms=_n_ooms(context),
+        ooms=context.n_ooms,
         capacity_bytes=_capacity(context),
         n_events=a.n_events,
         peak_active_bytes=peak_of(context, "active")[0],
@@ -115,13 +104,6 @@ def _capacity(context: Context) -> int | None:
     return context.analysis.capacity_estimate_bytes if context.analysis is not None else None
 
 
-def _n_ooms(context: Context) -> int | None:
-    if context.stats and context.stats[-1].n_ooms is not None:
-        return context.stats[-1].n_ooms
-    a = context.analysis
-    return len(a.ooms) if a is not None and a.capture.has_trace else None
-
-
 def _from_message(context: Context, r: FailedRequest) -> DeviceFigures:
     retries = context.retries
     return DeviceFigures(
@@ -134,7 +116,7 @@ def _from_message(context: Context, r: FailedRequest) -> DeviceFigures:
         private_pools_bytes=r.pools_free_bytes or None,
         limit_bytes=context.limit_bytes,
         alloc_retries=retries[0] if retries else None,
-        ooms=_n_ooms(context),
+        ooms=context.n_ooms,
     )
 
 
@@ -157,59 +139,6 @@ def _from_stats(context: Context, s: MemoryStats) -> DeviceFigures:
     )
 
 
-def strander_reports(context: Context, moment: DecidingMoment) -> tuple[StranderReport, ...]:
-    """Return who strands free memory on one device, the costliest first."""
-    a = moment.analysis
-    at = a.n_events if moment.earlier_failure is None else moment.earlier_failure
-    return tuple(
-        StranderReport(
-            device=a.device,
-            n_blocks=strander.n_blocks,
-            block_bytes=strander.block_bytes,
-            stranded_bytes=strander.stranded_bytes,
-            stack=context.user_stack(strander.stack),
-            location=context.user_line(strander.stack),
-            age_events=None if strander.oldest_event is None else at - strander.oldest_event,
-            moment=Moment.FAILURE if moment.kind is Moment.FAILURE else Moment.END,
-        )
-        for strander in moment.stranders[:MAX_STRANDERS]
-    )
-
-
-def holder_reports(context: Context, moment: DecidingMoment) -> tuple[HolderReport, ...]:
-    """Return live memory by line on one device at its moment, the largest first."""
-    a = moment.analysis
-    is_peak, is_failure = moment.kind is Moment.PEAK, moment.kind is Moment.FAILURE
-    reports = [
-        HolderReport(
-            device=a.device,
-            location=context.frame(h.frame) or context.user_line(h.stack),
-            now_bytes=h.now_bytes,
-            peak_bytes=h.peak_bytes,
-            n_blocks=(h.n_peak if is_peak else h.n_now if moment.is_end else h.n_failure) or 0,
-            stack=context.user_stack(h.stack),
-            within=context.line_of_library(h.stack) if h.frame >= 0 else None,
-            module=h.module,
-            categories=h.categories,
-            failure_bytes=(h.now_bytes if moment.is_end else h.failure_bytes)
-            if is_failure
-            else None,
-            moment=moment.kind,
-        )
-        for h in _holders(a, moment)
-    ]
-    return tuple(sorted(reports, key=lambda h: -h.held_bytes)[:MAX_HOLDERS])
-
-
-def _holders(a: DeviceAnalysis, moment: DecidingMoment) -> Sequence[Holder]:
-    """Return the holders, with what they held at a failure that more events followed."""
-    if moment.earlier_failure is None or a.timeline is None:
-        return a.holders
-    category = None if a.phases is None else a.phases.category
-    peak = a.timeline.peak_allocated_state
-    return find_holders(a.trace, peak, category, moment.earlier_failure)
-
-
 I64 = npt.NDArray[np.int64]
 
 MAX_COLUMNS: Final = 240
@@ -222,13 +151,12 @@ MAX_POINTS: Final = 20
 def timeline_strip(context: Context) -> TimelineStrip | None:
     """Return the device's memory over its trace, or None without a trace."""
     a = context.analysis
-    if a is None or a.timeline is None or context.snapshot is None:
+    if a is None or a.timeline is None:
         return None
     line = a.timeline
     n_states = a.n_events + 1
     starts = stretch_starts(n_states, MAX_COLUMNS)
     first, last = line.at([0, a.n_events]).tolist()
-    first_row = context.snapshot.events.device_slice(a.device).start
     return TimelineStrip(
         device=a.device,
         n_events=a.n_events,
@@ -238,15 +166,15 @@ def timeline_strip(context: Context) -> TimelineStrip | None:
         last_bytes=(last[0], last[2]),
         peak_bytes=(line.peak_allocated_bytes, line.peak_reserved_bytes),
         capacity_bytes=_capacity(context),
-        oom_columns=_columns((o.row - first_row + 1 for o in a.ooms), starts),
-        flush_columns=_columns((f.first_row - first_row + 1 for f in a.flushes), starts),
+        oom_columns=_columns((o.row + 1 for o in a.ooms), starts),
+        flush_columns=_columns((f.first_row + 1 for f in a.flushes), starts),
         n_ooms=len(a.ooms),
         n_flushes=len(a.flushes),
-        points=_points(a, line, first_row),
+        points=_points(a, line),
     )
 
 
-def _points(a: DeviceAnalysis, line: Totals, first_row: int) -> tuple[TimelinePoint, ...]:
+def _points(a: DeviceAnalysis, line: Totals) -> tuple[TimelinePoint, ...]:
     """Return the moments worth naming, in order: start, peaks, flushes, OOMs, end."""
     places = [
         ("Start of the trace", 0, ""),
@@ -257,10 +185,10 @@ def _points(a: DeviceAnalysis, line: Totals, first_row: int) -> tuple[TimelinePo
         note = f"{format_size(oom.rounded_bytes)} asked"
         if oom.device_free_bytes is not None:
             note += f", {format_size(oom.device_free_bytes)} free at the driver"
-        places.append(("Out of memory", oom.row - first_row + 1, note))
+        places.append(("Out of memory", oom.row + 1, note))
     for flush in sorted(a.flushes, key=lambda f: -f.released_bytes)[:MAX_POINTS]:
         note = f"{format_size(flush.released_bytes)} returned"
-        places.append((f"Flush ({flush.cause})", flush.last_row - first_row + 1, note))
+        places.append((f"Flush ({flush.cause})", flush.last_row + 1, note))
     places.sort(key=lambda place: place[1])
     places.append(("End of the trace", a.n_events, ""))
     values = line.at([event for _, event, _ in places]).tolist()
@@ -274,15 +202,3 @@ def _columns(states: Iterable[int], starts: I64) -> tuple[int, ...]:
     """Return the columns that these states fall in, without duplicates."""
     at = np.fromiter(states, np.int64)
     return tuple(distinct(np.searchsorted(starts, at, side="right") - 1).tolist())
-
-
-def segment_reports(moment: DecidingMoment | None) -> tuple[Sequence[SegmentReport], int]:
-    """Return the segments with the most stranded free memory, and how many have any.
-
-    The worst segment comes first. They show the moment of the stranding blocks.
-    """
-    if moment is None:
-        return (), 0
-    a = moment.analysis
-    at = a.trace.layout if moment.earlier_failure is None else moment.layout
-    return find_stranded_segments(at, a.device)

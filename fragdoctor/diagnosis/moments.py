@@ -112,10 +112,9 @@ def _state_of(failed: OomEvent, leader: Context, context: Context) -> int | None
     assert leader.analysis is not None  # noqa: S101 - it has the failure
     assert context.analysis is not None  # noqa: S101 - checked by the caller
     if context is leader:
-        return failed.row - leader.analysis.trace.first_row
-    snapshot, first = context.analysis.trace.snapshot, context.analysis.trace.first_row
-    when = int(snapshot.events.time_us[failed.row])
-    times = snapshot.events.time_us[first : first + context.analysis.n_events]
+        return failed.row
+    when = int(leader.analysis.trace.events.time_us[failed.row])
+    times = context.analysis.trace.events.time_us
     return int(np.searchsorted(times, when, "right")) if when > 0 else None
 
 
@@ -190,10 +189,10 @@ def moment_report(context: Context, asked: str) -> MomentReport:
 
 def categories_at(a: DeviceAnalysis, state: int) -> Sequence[HeldBytes]:
     """Return allocated bytes in a state by category, largest first, or nothing if unknown."""
-    if a.phases is None or not len(a.phases.category):
+    if not len(a.category):
         return ()
     rows = a.trace.lives.allocated_at(state)
-    found = _held(a.phases.category[rows], a.trace.lives.size_bytes[rows])
+    found = _held(a.category[rows], a.trace.lives.size_bytes[rows])
     return [HeldBytes(None, Category(kind), *held) for kind, *held in found]
 
 
@@ -256,5 +255,5 @@ def host_report(
         rows = StepEnds.of(trace).rows
         step_times = times[np.minimum(rows, len(times) - 1)]
         if moment.failed is not None:
-            when = int(times[moment.failed.row - trace.first_row])
+            when = int(times[moment.failed.row])
     return host_memory(snapshot, when if when is not None and when >= 0 else None, step_times)

@@ -17,7 +17,6 @@ from fragdoctor.model.diagnosis import DeviceFigures, HostMemoryReport, Moment, 
 from fragdoctor.model.simulation import OutlookState
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, rounding_bytes
-from fragdoctor.rules.request_sources import asked_bytes
 from fragdoctor.rules.rule import Context
 from fragdoctor.units import format_count, format_size
 
@@ -131,7 +130,7 @@ def _mismatch(leader: Context) -> list[str]:
     if not analysis.ooms:
         return [NO_EVENT]
     slack = rounding_bytes(wanted)
-    if any(abs(asked_bytes(event) - wanted) <= slack for event in analysis.ooms):
+    if any(abs(event.segment_bytes - wanted) <= slack for event in analysis.ooms):
         return []
     text = (
         f"No out-of-memory event of the snapshot is about the {format_size(wanted)} of the message"

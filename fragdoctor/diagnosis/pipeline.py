@@ -10,23 +10,22 @@ from msgspec.structs import replace
 from fragdoctor.analysis.device import analyze_device
 from fragdoctor.analysis.owners import module_memory
 from fragdoctor.analysis.result import DeviceAnalysis
-from fragdoctor.analysis.training_run import TrainingRun, training_run
-from fragdoctor.diagnosis.bench import Bench, set_up
+from fragdoctor.diagnosis.bench import set_up
 from fragdoctor.diagnosis.checklist import build_checklist
 from fragdoctor.diagnosis.corrections import find_corrections
 from fragdoctor.diagnosis.failure import find_failure
-from fragdoctor.diagnosis.figures import (
-    device_figures,
+from fragdoctor.diagnosis.figures import device_figures, timeline_strip
+from fragdoctor.diagnosis.holders import (
+    cycle_note,
+    function_holders,
     holder_reports,
+    owner_reports,
     segment_reports,
     strander_reports,
-    timeline_strip,
+    twice_note,
 )
-from fragdoctor.diagnosis.functions import function_holders
 from fragdoctor.diagnosis.moments import deciding_moment, host_report, moment_report
 from fragdoctor.diagnosis.notes import balance_note, capacity_note, find_notes
-from fragdoctor.diagnosis.owners import cycle_note, owner_reports, twice_note
-from fragdoctor.diagnosis.remedies.capacity import MAY_SAVE
 from fragdoctor.diagnosis.remedies.catalogue import proposals, prove, rank
 from fragdoctor.diagnosis.remedies.framework_words import in_own_words
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase
@@ -161,7 +160,7 @@ def diagnose(
     results = run_rules(RULES, contexts)
     bench, fidelity = set_up(leader, continue_with) if replays else (None, NOT_REPLAYED)
     verdict = find_verdict(CaseEvidence(leader, bench))
-    judged = JudgedCase(leader, verdict, bench, _training(leader, bench, verdict))
+    judged = JudgedCase(leader, verdict, bench)
     tested, replay_notes = prove(judged, proposals(judged))
     ordered = [leader, *(c for c in contexts if c is not leader)]
     moment_of = {c.device: deciding_moment(c, leader, verdict) for c in ordered}
@@ -240,12 +239,3 @@ def _worth_it(
     least = WORTH_SAVING * device.peak_allocated_bytes
     kept = [one for one in found if not one.saves_bytes or one.saves_bytes >= least]
     return tuple(replace(one, rank=i) for i, one in enumerate(kept, start=1))
-
-
-def _training(context: Context, bench: Bench | None, verdict: Verdict) -> TrainingRun | None:
-    """Return the passes and layers of the run if saving memory may be needed, else None."""
-    if bench is None or context.analysis is None:
-        return None
-    if verdict.cause not in MAY_SAVE:
-        return None
-    return training_run(context.analysis.trace, context.analysis.phases, bench.requests)

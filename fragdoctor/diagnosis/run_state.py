@@ -17,14 +17,13 @@ from fragdoctor.rules.rule import Context
 
 def run_state(context: Context, cause: Cause) -> RunState:
     """Return the state of the run on the verdict's device, given the verdict's cause."""
-    n_ooms = context.stats[-1].n_ooms if context.stats else None
     if context.analysis is not None and context.analysis.ooms and cause is Cause.HEALTHY:
         # The program caught its failures and resumed its work; a search for a batch that fits has
         # settled if it leaves enough to spare.
         return RunState.FITS if _has_settled(context, context.analysis) else RunState.NEAR_LIMIT
     analysis, message = context.analysis, context.message
     is_told = message is not None and message.sub_kind != NO_FAILURE and not message.is_warning
-    if is_told or n_ooms or (analysis is not None and analysis.ooms):
+    if is_told or context.n_ooms or (analysis is not None and analysis.ooms):
         return RunState.FAILED
     if analysis is not None and not analysis.capture.has_trace:
         is_empty = not analysis.reserved_bytes
@@ -35,7 +34,7 @@ def run_state(context: Context, cause: Cause) -> RunState:
     line, capacity = analysis and analysis.timeline, context.total_bytes
     if line and capacity and capacity - line.peak_active_bytes < SLIM_MARGIN_SHARE * capacity:
         return RunState.NEAR_LIMIT
-    return RunState.FITS if analysis is not None or n_ooms == 0 else RunState.UNKNOWN
+    return RunState.FITS if analysis is not None or context.n_ooms == 0 else RunState.UNKNOWN
 
 
 class BackOff(NamedTuple):
@@ -66,7 +65,7 @@ def backed_off(analysis: DeviceAnalysis) -> BackOff | None:
     if line >= 0:
         alike = np.flatnonzero(trace.stacks.lines == line).tolist()
         same = [i for i in alike if to_user_line(i) == to_user_line(last.stack)]
-    since = slice(last.row - trace.first_row + 1, None)
+    since = slice(last.row + 1, None)
     events = trace.events
     is_request = is_among(events.stack[since], same) & (events.action[since] == Action.ALLOC)
     served = int(events.size_bytes[since][is_request].max(initial=0))

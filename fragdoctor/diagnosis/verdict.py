@@ -36,10 +36,9 @@ from fragdoctor.model.gpus import with_monitor_of
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState, ReplayResult
 from fragdoctor.model.snapshot import Action
 from fragdoctor.model.story import TrialTrend
-from fragdoctor.rules.capacity.optimizer_state import fails_in_optimizer
-from fragdoctor.rules.capacity.transient_peak import Transient, find_transient
+from fragdoctor.rules.capacity import Transient, fails_in_optimizer, find_transient
 from fragdoctor.rules.failed_request import FULL_SLACK_SHARE, FailedRequest
-from fragdoctor.rules.growth.growing_line import gathered_text, idle_graph_text, keeper, kept_text
+from fragdoctor.rules.growth import gathered_text, idle_graph_text, keeper, kept_text
 from fragdoctor.rules.request_sources import is_one_of_several
 from fragdoctor.rules.rule import Context
 from fragdoctor.story.trends import accumulation, growth_sentence, rise_bytes
@@ -513,8 +512,7 @@ def _requests_after_failure(e: CaseEvidence) -> int:
     analysis = e.context.analysis
     if analysis is None:
         return 0
-    trace = analysis.trace
-    after = trace.events.action[analysis.ooms[-1].row - trace.first_row + 1 :]
+    after = analysis.trace.events.action[analysis.ooms[-1].row + 1 :]
     return int(np.count_nonzero(after == Action.ALLOC))
 
 

@@ -64,6 +64,11 @@ SOUND: Final = (Cause.HEALTHY, Cause.NOT_MEMORY)
 NO_PROBLEM: Final = (*SOUND, Cause.UNKNOWN)
 """Causes that by themselves are not a reason to fail."""
 
+SHORT_OF_MEMORY: Final = (Cause.CAPACITY, Cause.TRANSIENT_PEAK, Cause.MEMORY_LIMIT)
+
+MAY_SAVE: Final = (*SHORT_OF_MEMORY, Cause.FRAGMENTATION, Cause.HEALTHY)
+"""Causes for which it is worth checking what a training run could do without."""
+
 
 class Status(StrEnum):
     """Outcome of a checklist item."""

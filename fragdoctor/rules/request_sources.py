@@ -19,7 +19,7 @@ from fragdoctor.model.case import (
     Overrides,
 )
 from fragdoctor.model.conf_keys import parse_version
-from fragdoctor.model.snapshot import Action, Snapshot
+from fragdoctor.model.snapshot import Action
 from fragdoctor.rules.failed_request import (
     CONTEXT_ALLOWANCE_BYTES,
     SIZE_BUG_BYTES,
@@ -45,8 +45,8 @@ def find_failed_request(
     """
     found, user = None, case.overrides
     event = None if analysis is None else matching_oom(analysis, message)
-    if analysis is not None and case.snapshot is not None and event is not None:
-        found = request_of_event(case.snapshot, analysis, event, message, user)
+    if analysis is not None and event is not None:
+        found = request_of_event(analysis, event, message, user)
     elif message is not None and message.is_of_caching_allocator:
         printed = request_of_message(message)
         found = printed and with_overrides(printed, user)
@@ -180,18 +180,12 @@ def matching_oom(analysis: DeviceAnalysis, message: OomMessage | None) -> OomEve
     if message is not None and message.requested_bytes is not None:
         wanted, slack = message.requested_bytes, rounding_bytes(message.requested_bytes)
         for event in reversed(analysis.ooms):
-            if abs(asked_bytes(event) - wanted) <= slack:
+            if abs(event.segment_bytes - wanted) <= slack:
                 return event
     return analysis.ooms[-1]
 
 
-def asked_bytes(event: OomEvent) -> int:
-    """Return the size that a message prints for an event, which ignores expandable pages."""
-    return event.segment_bytes if event.message_bytes is None else event.message_bytes
-
-
 def request_of_event(
-    snapshot: Snapshot,
     analysis: DeviceAnalysis,
     event: OomEvent,
     message: OomMessage | None,
@@ -211,11 +205,11 @@ def request_of_event(
         total = overrides.capacity_bytes
     if fraction is not None and total is not None:
         limit = int(fraction * total)
-    settings = snapshot.settings
+    trace, settings = analysis.trace, analysis.trace.snapshot.settings
     is_small = event.rounded_bytes <= SMALL_BYTES
     return FailedRequest(
         source="trace" if told is None else "trace and oom message",
-        requested_bytes=asked_bytes(event),
+        requested_bytes=event.segment_bytes,
         block_bytes=event.rounded_bytes,
         total_bytes=total,
         free_bytes=printed.free_bytes
@@ -225,7 +219,7 @@ def request_of_event(
         unallocated_bytes=max(0, event.reserved_bytes - event.active_bytes - pools_free),
         pools_free_bytes=pools_free,
         pending_bytes=max(0, event.active_bytes - event.allocated_bytes),
-        unsplit_bytes=_unsplit_bytes(analysis.trace, event.row - analysis.trace.first_row),
+        unsplit_bytes=_unsplit_bytes(trace, event.row),
         reserved_bytes=event.reserved_bytes,
         limit_bytes=limit,
         process_bytes=printed.process_bytes,
@@ -236,12 +230,11 @@ def request_of_event(
         expandable=settings.expandable_segments if settings.is_recorded else None,
         page_bytes=2 * MIB if is_small else settings.large_segment_bytes,
         largest_free_block_bytes=event.largest_free_block_bytes,
-        late_free_bytes=late_frees(snapshot, analysis.device, event.row),
+        late_free_bytes=late_frees(trace, event.row),
         device=analysis.device,
         hint=printed.hint,
         doing=printed.doing,
-        is_caught=event.row < last_request(snapshot, analysis.device)
-        or is_one_of_several(analysis),
+        is_caught=event.row < last_request(trace) or is_one_of_several(analysis),
     )
 
 
@@ -262,21 +255,18 @@ def with_overrides(failed: FailedRequest, overrides: Overrides) -> FailedRequest
     return replace(failed, total_bytes=total, limit_bytes=limit)
 
 
-def late_frees(snapshot: Snapshot, device: int, row: int) -> int:
+def late_frees(trace: Trace, row: int) -> int:
     """Return the bytes that came free between the last request and the failure.
 
     The allocator does not search its cache again after the flush that ends cross-stream waits. A
     free that completes right after it was requested counts too: if it had completed at once, the
     search would have found its block.
     """
-    rows = snapshot.events.device_slice(device)
-    if not rows.start <= row < rows.stop:
-        return 0
-    actions = snapshot.events.action[rows.start : row]
+    actions = trace.events.action[:row]
     calls = np.flatnonzero((actions == Action.ALLOC) | (actions == Action.FREE_REQUESTED))
-    start = rows.start + (int(calls[-1]) + 1 if len(calls) else 0)
-    done = snapshot.events.action[start:row] == Action.FREE_COMPLETED
-    return int(snapshot.events.size_bytes[start:row][done].sum())
+    start = int(calls[-1]) + 1 if len(calls) else 0
+    done = actions[start:] == Action.FREE_COMPLETED
+    return int(trace.events.size_bytes[start:row][done].sum())
 
 
 OVERCOME_STEPS: Final = 2
@@ -293,19 +283,17 @@ def is_one_of_several(analysis: DeviceAnalysis) -> bool:
     """
     if analysis.timeline is None or len(analysis.ooms) < 2:
         return False
-    trace = analysis.trace
-    rows = np.array([oom.row for oom in analysis.ooms]) - trace.first_row
-    n_steps = np.diff(np.searchsorted(Steps.of(trace).rows, rows))
+    rows = np.array([oom.row for oom in analysis.ooms])
+    n_steps = np.diff(np.searchsorted(Steps.of(analysis.trace).rows, rows))
     active = analysis.timeline.active_bytes
     is_gone = int(active[-1]) <= LEFT_SHARE * int(active[: rows[-1] + 1].max())
     return is_gone and bool((n_steps >= OVERCOME_STEPS).any())
 
 
-def last_request(snapshot: Snapshot, device: int) -> int:
+def last_request(trace: Trace) -> int:
     """Return the row of the last successful allocation of a device, or -1 without any."""
-    rows = snapshot.events.device_slice(device)
-    allocs = np.flatnonzero(snapshot.events.action[rows] == Action.ALLOC)
-    return int(rows.start) + int(allocs[-1]) if len(allocs) else -1
+    allocs = np.flatnonzero(trace.events.action == Action.ALLOC)
+    return int(allocs[-1]) if len(allocs) else -1
 
 
 def with_bundle(

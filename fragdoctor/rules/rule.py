@@ -190,6 +190,14 @@ class Context(Struct, frozen=True):
             return self.analysis.n_inferred_retries, "trace"
         return None
 
+    @property
+    def n_ooms(self) -> int | None:
+        """Number of failed requests by the statistics, else by the trace; None without either."""
+        counted = [s.n_ooms for s in self.stats if s.n_ooms is not None]
+        a = self.analysis
+        of_trace = len(a.ooms) if a is not None and a.capture.has_trace else None
+        return counted[-1] if counted else of_trace
+
     def stack(self, stack_id: int) -> tuple[Location, ...]:
         """Return a stack, innermost frame first, or nothing if none was recorded."""
         return () if self.snapshot is None else self.snapshot.stack(stack_id)

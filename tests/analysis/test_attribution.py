@@ -4,8 +4,14 @@ from analysis.training_loop import TrainingLoop
 from builders import BASE, MIB, alloc, block, frame, free, segment, segment_alloc, snapshot
 from stock import from_python
 
+from fragdoctor.analysis.attribution import find_holders
 from fragdoctor.analysis.device import analyze_device
 from fragdoctor.model.phases import Category
+
+
+def holders_of(analysis):
+    """Return the holders at the end and at the peak."""
+    return find_holders(analysis.trace, [analysis.timeline.peak_allocated_state], analysis.category)
 
 
 def test_find_holders_peak_and_now_are_told_apart():
@@ -27,10 +33,10 @@ def test_find_holders_peak_and_now_are_told_apart():
 
     result = analyze_device(read, 0)
 
-    assert [
-        (read.frame(h.frame).line, h.now_bytes, h.n_now, h.peak_bytes, h.n_peak)
-        for h in result.holders
-    ] == [(1, 0, 0, 40 * MIB, 1), (2, 20 * MIB, 1, 20 * MIB, 1)]
+    assert [(read.frame(h.frame).line, h.n_bytes, h.n_blocks) for h in holders_of(result)] == [
+        (1, [0, 40 * MIB], [0, 1]),
+        (2, [20 * MIB, 20 * MIB], [1, 1]),
+    ]
 
 
 def test_find_holders_equal_layers_are_one_module_and_a_single_one_is_named():
@@ -50,7 +56,7 @@ def test_find_holders_equal_layers_are_one_module_and_a_single_one_is_named():
 
     result = analyze_device(read := from_python(snapshot(*segments, events=events)), 0)
 
-    assert {read.frame(h.frame).line: h.module for h in result.holders} == {
+    assert {read.frame(h.frame).line: h.module for h in holders_of(result)} == {
         1: "layers.*.mlp",
         2: "layers.0.conv2",
         3: "",
@@ -65,6 +71,6 @@ def test_find_holders_line_that_calls_a_trainer_says_what_it_holds():
 
     found = analyze_device(loop.snapshot(), 0)
 
-    by_line = {found.trace.snapshot.frame(h.frame).line: h.categories for h in found.holders}
+    by_line = {found.trace.snapshot.frame(h.frame).line: h.categories for h in holders_of(found)}
     assert by_line[6] == (Category.OPTIMIZER_STATE,)
     assert by_line[2] == (Category.PARAMETERS,)

@@ -5,6 +5,7 @@ from analysis.recordings import recording, recordings, stats_of
 from builders import BASE, MIB, block, segment, snapshot
 from stock import from_python
 
+from fragdoctor.analysis.attribution import find_holders
 from fragdoctor.analysis.device import analyze_device
 
 
@@ -54,8 +55,10 @@ def test_analyze_device_recordings_agree_with_memory_stats(shared):
             assert one.get("active_bytes.all.current", 0) == result.active_bytes
             assert one.get("requested_bytes.all.current", 0) == result.requested_bytes
             assert result.reserved_bytes - result.active_bytes == free.free_cached_bytes
-            assert sum(h.now_bytes for h in result.holders) == result.allocated_bytes
-            if result.timeline is not None:
-                assert result.allocated_bytes == int(result.timeline.allocated_bytes[-1])
-                peak = result.timeline.peak_allocated_bytes
-                assert peak == sum(h.peak_bytes for h in result.holders)
+            line = result.timeline
+            states = [] if line is None else [line.peak_allocated_state]
+            holders = find_holders(result.trace, states, result.category)
+            assert sum(h.n_bytes[0] for h in holders) == result.allocated_bytes
+            if line is not None:
+                assert result.allocated_bytes == int(line.allocated_bytes[-1])
+                assert line.peak_allocated_bytes == sum(h.n_bytes[1] for h in holders)

@@ -19,6 +19,9 @@ from fragdoctor.model.marks import (
 from fragdoctor.model.modules import FURTHER, ITSELF, KINDS, OUTSIDE, ModuleMemory, rows_of
 from fragdoctor.trace.trace import Trace
 
+UNSORTED = np.zeros(0, np.uint8)
+"""Categories of blocks, of which none is known."""
+
 
 def trace_of(*blocks: tuple[str, int]) -> Trace:
     """Return a trace that allocates (note, bytes) one after another."""
@@ -31,7 +34,7 @@ def trace_of(*blocks: tuple[str, int]) -> Trace:
 
 
 def table(trace: Trace) -> dict[str, ModuleMemory]:
-    found = module_table(trace, trace.n_events, ModulePaths.of(trace), None)
+    found = module_table(trace, trace.n_events, ModulePaths.of(trace), UNSORTED)
     return {".".join(path): module for path, module in rows_of(found)}
 
 
@@ -113,7 +116,7 @@ def test_hostile_paths_stay_within_bounds() -> None:
 
 def _args(note: str):
     trace = trace_of((note, MIB))
-    return trace, trace.n_events, ModulePaths.of(trace), None
+    return trace, trace.n_events, ModulePaths.of(trace), UNSORTED
 
 
 def test_census_says_whose_parameters_are() -> None:
@@ -129,7 +132,7 @@ def test_census_says_whose_parameters_are() -> None:
     )  # fmt: skip
 
     paths = module_parts(trace, ModulePaths.of(trace), [census])
-    found = {m.name: m for m in module_table(trace, trace.n_events, paths, None)[0].children}
+    found = {m.name: m for m in module_table(trace, trace.n_events, paths, UNSORTED)[0].children}
 
     assert found["b"].parameters_bytes == MIB
     assert found["a"].other_bytes == MIB

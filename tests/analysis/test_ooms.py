@@ -24,20 +24,18 @@ A, B = BASE, BASE + 64 * MIB
 
 
 @pytest.mark.parametrize(
-    ("rounded", "expandable", "expected"),
+    ("rounded", "expected"),
     [
-        (512, False, 2 * MIB),
-        (MIB, False, 2 * MIB),
-        (MIB + 512, False, 20 * MIB),
-        (10 * MIB - 512, False, 20 * MIB),
-        (10 * MIB, False, 10 * MIB),
-        (16 * MIB + 512, False, 18 * MIB),
-        (512, True, 2 * MIB),
-        (24 * MIB, True, 40 * MIB),
+        (512, 2 * MIB),
+        (MIB, 2 * MIB),
+        (MIB + 512, 20 * MIB),
+        (10 * MIB - 512, 20 * MIB),
+        (10 * MIB, 10 * MIB),
+        (16 * MIB + 512, 18 * MIB),
     ],
 )
-def test_segment_bytes_request_gives_what_the_driver_is_asked_for(rounded, expandable, expected):
-    assert expected == segment_bytes(rounded, AllocatorSettings(), expandable=expandable)
+def test_segment_bytes_request_gives_what_the_driver_is_asked_for(rounded, expected):
+    assert expected == segment_bytes(rounded, AllocatorSettings())
 
 
 def run(events, *segments):

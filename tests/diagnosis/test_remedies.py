@@ -24,7 +24,7 @@ from fragdoctor.diagnosis.remedies.capacity import first_enough
 from fragdoctor.diagnosis.remedies.catalogue import REMEDIES, rank
 from fragdoctor.diagnosis.remedies.leaks import is_evaluation
 from fragdoctor.diagnosis.remedies.outside_pytorch import free_other_process
-from fragdoctor.diagnosis.remedies.remedy import CURES, Burden, JudgedCase, Remedy, helps
+from fragdoctor.diagnosis.remedies.remedy import Burden, JudgedCase, Remedy, Weight, helps
 from fragdoctor.diagnosis.verdict import CaseEvidence, find_verdict
 from fragdoctor.errors import ConfigError
 from fragdoctor.future.whatif import WhatIf
@@ -401,7 +401,7 @@ def test_rank_goes_by_how_the_run_goes_on_and_tries_settings_first_for_holes(cau
 
 def test_rank_sharing_pools_comes_before_what_only_gets_further():
     code = looked_on("code", OutlookState.OPEN, weight=1)
-    pools = proposal("pools", CURES)
+    pools = proposal("pools", Weight.CURES)
 
     ranked, _ = rank([code, pools], Cause.PRIVATE_POOLS)
 
@@ -627,9 +627,9 @@ def test_removing_the_cause_comes_before_a_setting_of_unknown_outlook():
         outlook = Outlook(state, OutlookBasis.REPEATED)
         predicted = Predicted(fits=True, method="replay", outlook=outlook)
         setting = proposal(
-            ExpandableSegments(), weight=CURES, setting="a=b:True", predicted=predicted
+            ExpandableSegments(), weight=Weight.CURES, setting="a=b:True", predicted=predicted
         )
-        free = proposal(free_other_process, weight=CURES + 5)
+        free = proposal(free_other_process, weight=Weight.CURES)
         return [r.code for r in rank([setting, free], Cause.OTHER_PROCESS)[0]]
 
     assert ranked(OutlookState.OPEN) == ["free-other-process", "expandable-segments"]
@@ -732,7 +732,7 @@ def test_much_memory_outside_pytorch_is_capped_also_beside_another_cause(own, is
 @pytest.mark.parametrize(
     "searched",
     [
-        "fragdoctor.analysis.kept.find_growing_buffers",
+        "fragdoctor.analysis.growing_buffers.find_growing_buffers",
         "fragdoctor.diagnosis.remedies.remedy.find_weight_copies",
     ],
 )

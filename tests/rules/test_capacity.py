@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from analysis.training_loop import USER, TrainingLoop
 from builders import MIB, alloc, block, columns, event, frame, oom, segment, segment_alloc
 from builders import snapshot as assembled
 from oom_messages import GIB, case_of, log_of, message
@@ -13,6 +14,7 @@ from rule_inputs import (
     caught_snapshot,
     found,
 )
+from stock import from_python
 
 from fragdoctor.model.case import Case
 from fragdoctor.model.finding import Severity
@@ -60,3 +62,23 @@ def test_caught_failure_is_no_error():
     findings = found("FD201", Case(snapshot=caught_snapshot()))
 
     assert [f.severity for f in findings] == [Severity.WARNING]
+
+
+def test_stages_of_a_first_step_are_no_peak_on_a_second_gpu_either():
+    loop = TrainingLoop()
+    loop.build()
+    for _ in range(4):
+        loop.free(loop.new(40 * MIB, USER), USER)
+    loop.new(300 * MIB, USER)
+    for _ in range(3):
+        loop.step()
+    data = loop.recording()
+    other = [segment_alloc(at(0), 20 * MIB)]
+    for _ in range(100):
+        other += [alloc(at(0), 20 * MIB), event("free_requested", at(0), 20 * MIB),
+                  event("free_completed", at(0), 20 * MIB)]  # fmt: skip
+    data["device_traces"].insert(0, other)
+    for one in data["segments"]:
+        one["device"] = 1
+
+    assert found("FD203", Case(snapshot=from_python(data))) == []

@@ -9,13 +9,10 @@ from msgspec.structs import replace
 
 from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.remedies.remedy import (
-    CURES,
-    FITS,
-    HELPS,
-    MAY_HELP,
     JudgedCase,
     Proposal,
     Remedy,
+    Weight,
     best_of,
     helps,
     outcome_text,
@@ -50,8 +47,13 @@ class SettingRemedy(Remedy):
         alone = [case.in_place_of_present(conf) for conf in usual_confs(self.key)]
         return tuple(dict.fromkeys((*joined, *alone)))
 
+    @property
+    def untold(self) -> Proposal:
+        """The setting where nothing is proposed; it is tried all the same."""
+        return self.rejection("", Confidence.POSSIBLE)
+
     def attempts(self, case: JudgedCase) -> list[Attempt]:
-        """Return the run under each value, to be tried whether it was proposed or not."""
+        """Return the run under each value."""
         present = case.settings.conf if case.settings is not None else ""
         return [
             Attempt(WhatIf(conf=conf))
@@ -60,37 +62,49 @@ class SettingRemedy(Remedy):
         ]
 
     def judged(
-        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Effect]
+        self, case: JudgedCase, bench: Bench, proposal: Proposal, outcomes: Sequence[Effect]
     ) -> Proposal | None:
         """Return the setting with its best value: recommended, rejected, or left open."""
         outcomes = [o for o in outcomes if o.result.is_conclusive] or outcomes
         best = best_of(bench, outcomes)
         result = best.result
-        setting = case.assignment(best.attempt.what_if.conf or "")
         if not result.is_conclusive:
-            if proposal is None:
-                return None
             reason = result.note.removeprefix("not known: ")
             return proposal.with_caveat(f"A replay cannot answer it: {reason}.")
-        is_better = helps(bench.recorded, result)
-        if is_better:
+        if helps(bench.recorded, result):
             return self._accepted(case, bench, best, proposal)
         said = outcome_text(bench.recorded, result)
-        if not bench.is_exact and proposal is not None and not proposal.is_rejected:
+        if not bench.is_exact and not proposal.is_rejected:
             return proposal.with_caveat(f"An estimate says that it may not be enough: {said}.")
         tried = (one.attempt.what_if.conf or "" for one in outcomes)
         values = ", ".join(dict.fromkeys(conf.rpartition(f"{self.key}:")[2] for conf in tried))
         why = f"Replayed{f' with {values}, at best' if len(outcomes) > 1 else ''}: {said}."
-        if proposal is not None and proposal.is_rejected and not result.fits:
-            why = f"{proposal.recommendation.why} {why}"
+        if proposal.is_rejected and not result.fits:
+            why = f"{proposal.recommendation.why} {why}".strip()
         sure = Confidence.PROVEN if bench.is_exact else Confidence.LIKELY
+        setting = case.assignment(best.attempt.what_if.conf or "")
         return self.rejection(why, sure, setting, bench.predicted(result))
 
     def _accepted(
-        self, case: JudgedCase, bench: Bench, best: Effect, proposal: Proposal | None
+        self, case: JudgedCase, bench: Bench, best: Effect, proposal: Proposal
     ) -> Proposal:
         conf = best.attempt.what_if.conf or ""
-        accepted = self._with_setting(bench, best, proposal, case.assignment(conf))
+        setting = case.assignment(conf)
+        if proposal.is_rejected:
+            proposal = self.proposal(
+                weight=Weight.CURES if not bench.recorded.fits else Weight.HELPS,
+                setting=setting,
+                why=f"Replayed: {outcome_text(bench.recorded, best.result)}.",
+                cost="One environment variable.",
+            )
+        elif proposal.recommendation.setting != setting:
+            # The replay may have found a better value than reasoning alone.
+            value = f"{self.key}:{setting.rpartition(f'{self.key}:')[2]}"
+            why = f"Of the values replayed, {value} leaves the most room."
+            proposal = proposal.saying(title=self.title, setting=setting, why=why)
+        accepted = proposal.saying(
+            confidence=bench.confidence(best.result), predicted=bench.predicted(best.result)
+        )
         dropped = ", ".join(case.replaced_by(conf)) if self.key else ""
         if dropped and not any("takes the place" in c for c in accepted.recommendation.caveats):
             accepted = accepted.with_caveat(f"It takes the place of {dropped}.")
@@ -100,29 +114,7 @@ class SettingRemedy(Remedy):
         steps = f" by about {plural(n, 'step')}" if n else ""
         why = f"It only postpones the failure{steps}, since memory grows step by step."
         said = accepted.saying(why=f"{why} {accepted.recommendation.why}")
-        return replace(said, weight=MAY_HELP)
-
-    def _with_setting(
-        self, bench: Bench, best: Effect, proposal: Proposal | None, setting: str
-    ) -> Proposal:
-        confidence = bench.confidence(best.result)
-        predicted = bench.predicted(best.result)
-        if proposal is not None and not proposal.is_rejected:
-            told = proposal.saying(confidence=confidence)
-            # The replay may have found a better value than reasoning alone.
-            if proposal.recommendation.setting != setting:
-                value = f"{self.key}:{setting.rpartition(f'{self.key}:')[2]}"
-                why = f"Of the values replayed, {value} leaves the most room."
-                told = told.saying(title=self.title, setting=setting, why=why)
-            return told.with_prediction(predicted)
-        return self.proposal(
-            weight=CURES if not bench.recorded.fits else HELPS,
-            confidence=confidence,
-            setting=setting,
-            why=f"Replayed: {outcome_text(bench.recorded, best.result)}.",
-            cost="One environment variable.",
-            predicted=predicted,
-        )
+        return replace(said, weight=Weight.MAY_HELP)
 
 
 _NOT_ON_WINDOWS: Final = (
@@ -172,9 +164,9 @@ class ExpandableSegments(SettingRemedy):
         )
         # Without a trace the holes are unknown; the setting is still the cheapest thing to try,
         # unless it takes another PyTorch.
-        weight = (HELPS if needs_upgrade else FITS) if is_main else MAY_HELP
+        weight = (Weight.HELPS if needs_upgrade else Weight.FITS) if is_main else Weight.MAY_HELP
         if case.has_old_holes:
-            weight = MAY_HELP
+            weight = Weight.MAY_HELP
         yield self.proposal(
             title="Upgrade to PyTorch 2.1 or later and use expandable segments"
             if needs_upgrade
@@ -245,7 +237,7 @@ class MaxSplitSize(SettingRemedy):
             return
         request = "" if r is None else f" such as the {format_size(r.requested_bytes)} here"
         yield self.proposal(
-            weight=MAY_HELP,
+            weight=Weight.MAY_HELP,
             setting=setting,
             why=f"Blocks of {megabytes} MiB and more are then never split for smaller requests. "
             f"They stay whole for large ones{request}, and can be returned.",
@@ -282,7 +274,7 @@ class RoundupDivisions(SettingRemedy):
             )
         yield self.proposal(
             title="Round sizes up to a quarter of a power of two",
-            weight=HELPS if sizes is not None else MAY_HELP,
+            weight=Weight.HELPS if sizes is not None else Weight.MAY_HELP,
             confidence=Confidence.LIKELY if sizes is not None else Confidence.POSSIBLE,
             setting=case.assignment(case.with_present(f"{self.key}:4")),
             why=why,
@@ -328,13 +320,3 @@ class DefaultSettings(SettingRemedy):
         """Return the empty setting string if something is set."""
         present = case.settings.conf if case.settings is not None else ""
         return () if is_same_conf(present, "") else ("",)
-
-
-# The defaults come last, since they are tried only if other settings are in force.
-SETTINGS: Final[tuple[SettingRemedy, ...]] = (
-    ExpandableSegments(),
-    MaxSplitSize(),
-    RoundupDivisions(),
-    GarbageCollection(),
-    DefaultSettings(),
-)

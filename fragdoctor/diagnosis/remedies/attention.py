@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from fragdoctor.diagnosis.remedies.capacity import SHORT_OF_MEMORY, SavingRemedy
+from fragdoctor.diagnosis.remedies.capacity import SavingRemedy
 from fragdoctor.diagnosis.remedies.outside_pytorch import one_tensor_text
-from fragdoctor.diagnosis.remedies.remedy import FITS, HELPS, Burden, JudgedCase, Proposal
+from fragdoctor.diagnosis.remedies.remedy import Burden, JudgedCase, Proposal, Weight
 from fragdoctor.future.edits import Edit
 from fragdoctor.future.training_edits import requests_removed
-from fragdoctor.model.diagnosis import Cause
+from fragdoctor.model.diagnosis import SHORT_OF_MEMORY, Cause
 from fragdoctor.model.finding import Confidence, Location, line_text
 from fragdoctor.rules.traceback_signs import ATTENTION_SCORES
 from fragdoctor.trace.stacks import PACKAGE, USER, classify_file
@@ -55,7 +55,7 @@ class FusedAttention(SavingRemedy):
             title=""
             if where is None
             else f"Never store the attention scores of {line_text(where)}",
-            weight=HELPS if where is None else FITS,
+            weight=Weight.HELPS if where is None else Weight.FITS,
             confidence=Confidence.POSSIBLE,
             why=one_tensor_text(r) if is_alone else "Scores and their softmax are kept.",
             attempts=self.attempts(case),

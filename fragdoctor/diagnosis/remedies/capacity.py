@@ -15,20 +15,17 @@ from fragdoctor.diagnosis.remedies.framework_words import words_in
 from fragdoctor.diagnosis.remedies.leaks import is_evaluation
 from fragdoctor.diagnosis.remedies.less_at_once import ANY_BATCH, fewer_bytes, less_of_batch
 from fragdoctor.diagnosis.remedies.remedy import (
-    CURES,
-    FITS,
-    HELPS,
-    MAY_HELP,
     Burden,
     JudgedCase,
     Proposal,
     Remedy,
+    Weight,
     helps,
     proposes,
 )
 from fragdoctor.future.edits import Edit
 from fragdoctor.future.training_edits import batch_scaled, passes_scaled
-from fragdoctor.model.diagnosis import Cause
+from fragdoctor.model.diagnosis import SHORT_OF_MEMORY, Cause
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.frameworks import Change
 from fragdoctor.model.phases import Category
@@ -36,11 +33,6 @@ from fragdoctor.model.simulation import OutlookState
 from fragdoctor.rules.told_weights import told_card_bytes, told_weights
 from fragdoctor.rules.traceback_signs import INFERENCE, LOADING_WEIGHTS, is_seen_to_run
 from fragdoctor.units import GIB, MIB, format_share, format_size
-
-SHORT_OF_MEMORY: Final = (Cause.CAPACITY, Cause.TRANSIENT_PEAK, Cause.MEMORY_LIMIT)
-
-MAY_SAVE: Final = (*SHORT_OF_MEMORY, Cause.FRAGMENTATION, Cause.HEALTHY)
-"""Causes for which it is worth checking what a training run could do without."""
 
 MIN_SAVING_SHARE: Final = 0.03
 """Smallest share of the peak worth saving; less is also within the error of the edits."""
@@ -77,11 +69,11 @@ class SavingRemedy(Remedy):
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose the change if memory is short, or if a healthy run could do with less."""
-        if case.training is None or case.cause not in MAY_SAVE:
+        if case.training is None:
             return
         if attempts := self.attempts(case):
             yield self.proposal(
-                weight=MAY_HELP,
+                weight=Weight.MAY_HELP,
                 why="It lowers the peak of live memory; by how much was not tried.",
                 attempts=attempts,
             )
@@ -108,7 +100,7 @@ class SavingRemedy(Remedy):
         )
         if is_cut(case, bench):
             judged = judged.with_caveat(CUT)
-        return replace(judged, weight=HELPS)
+        return replace(judged, weight=Weight.HELPS)
 
     def chosen(self, bench: Bench, outcomes: Sequence[Effect]) -> Effect:
         """Return the outcome that represents the change: its first edit that is enough."""
@@ -265,7 +257,9 @@ class SmallerBatch(SavingRemedy):
     def _smaller(self, case: JudgedCase, why: str) -> Proposal:
         title, change = less_of_batch(case)
         attempts = self.attempts(case)
-        return self.proposal(title=title, weight=HELPS, change=change, why=why, attempts=attempts)
+        return self.proposal(
+            title=title, weight=Weight.HELPS, change=change, why=why, attempts=attempts
+        )
 
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
         """Return the run with shares of the present batch, as many as its length allows."""
@@ -311,7 +305,7 @@ class SmallerBatch(SavingRemedy):
             if n is not None:
                 least = f"a batch of {round(n * share)}"
             judged = judged.saying(change=f"even {least} is not enough alone")
-            return replace(judged, weight=MAY_HELP)
+            return replace(judged, weight=Weight.MAY_HELP)
         if n is not None:
             return judged.saying(
                 title=f"Use a batch of {round(n * share)} instead of {n}",
@@ -407,12 +401,37 @@ def _model_bytes(case: JudgedCase) -> tuple[int, str]:
     return sum(s.n_bytes for s in sums), parts
 
 
+LESS_TRAINED: Final = "train a LoRA adapter, with the base model in 16 or 4 bits"
+SPREAD: Final = "ZeRO 3 or FSDP over more GPUs, with the optimizer offloaded to the CPU"
+
+
+@proposes("Keep fewer weights, gradients and optimizer states on each GPU")
+def less_to_train_all(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose it if all of a model is trained whose state alone exceeds the GPUs of the text."""
+    told, message = told_weights(case.message), case.message
+    if told is None or message is None or case.cause is not Cause.CAPACITY:
+        return
+    training = told.trained_text(message, case.told)
+    if training and case.is_allocator_case:
+        spread = words_in(case, Change.OFFLOAD_STATE)
+        yield remedy.proposal(
+            weight=Weight.CURES,
+            change=f"{training}: {LESS_TRAINED}; or all of it with "
+            f"{f'{spread[5:]}, under ZeRO 3 or over more GPUs' if spread else SPREAD}",
+            why=f"{training[0].upper()}{training[1:]}.",
+            cost="Fewer trained parameters, or a slower step.",
+        )
+
+
+FEWER_BITS: Final = (
+    "use a checkpoint with fewer parameters, or with fewer bits for each (GPTQ, AWQ, GGUF or "
+    "bitsandbytes with 4); or put some of the layers on the CPU or on another GPU"
+)
+
+
 @proposes("Store weights and optimizer state in less memory")
 def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose it for capacity, ranked first if there is only the model so far.
-
-    Less memory for weights, gradients and state: precision, sharding, offloading.
-    """
+    """Propose it for capacity, ranked first if there is only the model so far."""
     r, message = case.failed_request, case.message
     if not case.is_allocator_case or case.cause is not Cause.CAPACITY:
         return
@@ -425,7 +444,7 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         if told.fill(message):
             yield remedy.proposal(
                 title="Use a smaller model, or store its weights in fewer bits",
-                weight=CURES,
+                weight=Weight.CURES,
                 change=FEWER_BITS,
                 why=f"{told.text}: the device has {format_size(told_card_bytes(message))}.",
                 cost="A coarser model, or slower layers.",
@@ -452,9 +471,9 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         why = f"{OF_A_COPY}."
     yield remedy.proposal(
         title="Store the weights in less memory" if runs else "",
-        weight=FITS
+        weight=Weight.FITS
         if is_building or is_copy or (case.told.batch_size == 1 and case.is_checkpointed)
-        else MAY_HELP,
+        else Weight.MAY_HELP,
         confidence=Confidence.LIKELY if is_building else Confidence.POSSIBLE,
         change=fewer_bytes(case)
         if runs
@@ -473,7 +492,7 @@ def compute_in_16_bits(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         return
     if 0 < held < r.missing_bytes and not r.is_alone_too_large:
         yield remedy.proposal(
-            weight=MAY_HELP,
+            weight=Weight.MAY_HELP,
             change="torch.autocast('cuda', torch.bfloat16) around the forward pass and the loss, "
             "unless it is there already",
             why=f"{format_size(r.missing_bytes)} are missing, more than the model takes ({parts}), "
@@ -488,39 +507,3 @@ def _is_said_by_sign(case: JudgedCase, *, runs: bool) -> bool:
         return False
     is_loading = runs and case.sign.name == LOADING_WEIGHTS
     return is_loading or not (case.sign.is_training or case.trains)
-
-
-LESS_TRAINED: Final = "train a LoRA adapter, with the base model in 16 or 4 bits"
-SPREAD: Final = "ZeRO 3 or FSDP over more GPUs, with the optimizer offloaded to the CPU"
-
-
-@proposes("Keep fewer weights, gradients and optimizer states on each GPU")
-def less_to_train_all(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose it if all of a model is trained whose state alone exceeds the GPUs of the text."""
-    told, message = told_weights(case.message), case.message
-    if told is None or message is None or case.cause is not Cause.CAPACITY:
-        return
-    training = told.trained_text(message, case.told)
-    if training and case.is_allocator_case:
-        spread = words_in(case, Change.OFFLOAD_STATE)
-        yield remedy.proposal(
-            weight=CURES,
-            change=f"{training}: {LESS_TRAINED}; or all of it with "
-            f"{f'{spread[5:]}, under ZeRO 3 or over more GPUs' if spread else SPREAD}",
-            why=f"{training[0].upper()}{training[1:]}.",
-            cost="Fewer trained parameters, or a slower step.",
-        )
-
-
-FEWER_BITS: Final = (
-    "use a checkpoint with fewer parameters, or with fewer bits for each (GPTQ, AWQ, GGUF or "
-    "bitsandbytes with 4); or put some of the layers on the CPU or on another GPU"
-)
-
-CAPACITY: Final[tuple[Remedy, ...]] = (
-    LimitBatch(),
-    SmallerBatch(),
-    less_to_train_all,
-    less_model_memory,
-    compute_in_16_bits,
-)

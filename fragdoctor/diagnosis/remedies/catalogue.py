@@ -6,54 +6,66 @@ ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from types import ModuleType
 from typing import Final
 
 from msgspec.structs import replace
 
 from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
-from fragdoctor.diagnosis.remedies.allocator_settings import SETTINGS, SettingRemedy
-from fragdoctor.diagnosis.remedies.attention import FusedAttention
-from fragdoctor.diagnosis.remedies.capacity import CAPACITY, SHORT_OF_MEMORY, SavingRemedy
-from fragdoctor.diagnosis.remedies.fragmentation import LAYOUT
-from fragdoctor.diagnosis.remedies.from_traceback import CALLS
-from fragdoctor.diagnosis.remedies.host_memory import HOST_MEMORY
-from fragdoctor.diagnosis.remedies.leaks import GROWTH
-from fragdoctor.diagnosis.remedies.outside_pytorch import OUTSIDE
-from fragdoctor.diagnosis.remedies.pairs import AllPairs
-from fragdoctor.diagnosis.remedies.pools import POOLS
-from fragdoctor.diagnosis.remedies.remedy import (
-    CURES,
-    JudgedCase,
-    Proposal,
-    Remedy,
-    helps,
+from fragdoctor.diagnosis.remedies import (
+    allocator_settings,
+    attention,
+    capacity,
+    fragmentation,
+    from_traceback,
+    host_memory,
+    leaks,
+    outside_pytorch,
+    pairs,
+    pools,
+    serving,
+    training,
+    weights,
 )
-from fragdoctor.diagnosis.remedies.serving import fit_kv_cache, less_on_the_device
-from fragdoctor.diagnosis.remedies.training import TRAINING, CombinedSavings
-from fragdoctor.diagnosis.remedies.weights import WEIGHTS
+from fragdoctor.diagnosis.remedies.allocator_settings import SettingRemedy
+from fragdoctor.diagnosis.remedies.capacity import SavingRemedy
+from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal, Remedy, Weight, helps
+from fragdoctor.diagnosis.remedies.training import CombinedSavings
 from fragdoctor.future.search import LAST_RESORT, steps_won
-from fragdoctor.model.diagnosis import Cause, Recommendation
+from fragdoctor.model.diagnosis import SHORT_OF_MEMORY, Cause, Recommendation
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.simulation import Prospect
 from fragdoctor.units import format_size
 
-REMEDIES: Final[tuple[Remedy, ...]] = (
-    *SETTINGS,
-    *WEIGHTS,
-    FusedAttention(),
-    AllPairs(),
-    *TRAINING,
-    *CAPACITY,
-    *GROWTH,
-    *LAYOUT,
-    *POOLS,
-    *CALLS,
-    *HOST_MEMORY,
-    fit_kv_cache,
-    less_on_the_device,
-    *OUTSIDE,
+_FILES: Final = (
+    allocator_settings,
+    weights,
+    attention,
+    pairs,
+    training,
+    capacity,
+    leaks,
+    fragmentation,
+    pools,
+    from_traceback,
+    host_memory,
+    serving,
+    outside_pytorch,
 )
+
+
+def _remedies_of(file: ModuleType) -> Iterator[Remedy]:
+    """Yield the remedies of a file in the order of their definitions; a class is one of them."""
+    for one in vars(file).values():
+        if isinstance(one, Remedy):
+            yield one
+        elif isinstance(one, type) and issubclass(one, Remedy) and "code" in vars(one):
+            yield one()
+
+
+REMEDIES: Final = tuple(remedy for file in _FILES for remedy in _remedies_of(file))
+SETTINGS: Final = tuple(remedy for remedy in REMEDIES if isinstance(remedy, SettingRemedy))
 
 REMOVABLE: Final = (Cause.OTHER_PROCESS, Cause.MEMORY_LIMIT, Cause.PRIVATE_POOLS)
 """Causes that a replay cannot remove, but the user can: memory that others hold, the user's own
@@ -114,7 +126,12 @@ def _order(proposal: Proposal, cause: Cause) -> tuple[int, ...]:
     # A setting does not end a leak, however much it gains.
     is_cure = is_shown_to_fit and not (cause is Cause.LEAK and is_setting)
     tier = _tier(found, is_setting=is_setting, cause=cause)
-    if cause in REMOVABLE and not is_setting and proposal.weight >= CURES and p.fits is not False:
+    if (
+        cause in REMOVABLE
+        and not is_setting
+        and proposal.weight >= Weight.CURES
+        and p.fits is not False
+    ):
         is_cure, tier = True, min(tier, KNOWN_CURE)
     how_far: tuple[int, ...] = (UNTRIED, *(0,) * 5)
     if is_cure:
@@ -166,37 +183,39 @@ def prove(
         return proposals, ()
     if not bench.is_usable:
         return proposals, _notes(bench)
-    untold: list[SettingRemedy] = []
-    last_resort: list[SettingRemedy] = []
-    tried = [p.attempts if isinstance(p.remedy, SavingRemedy) else () for p in proposals]
-    if bench.has_trouble:  # otherwise there is nothing to cure, but the peak may still be lowered
-        tried = [
-            p.remedy.attempts(case) if isinstance(p.remedy, SettingRemedy) else p.attempts
-            for p in proposals
-        ]
-        proposed = {p.remedy for p in proposals}
-        others = [remedy for remedy in SETTINGS if remedy not in proposed]
-        untold = [remedy for remedy in others if remedy.key != LAST_RESORT]
-        last_resort = [remedy for remedy in others if remedy.key == LAST_RESORT]
-        tried += [remedy.attempts(case) for remedy in untold]
-    found = _outcomes(bench, tried)
-    settings = (o.result for some in found for o in some if o.attempt.edit is None)
-    if not any(helps(bench.recorded, result) for result in settings):
-        untold += last_resort
-        found += _outcomes(bench, [remedy.attempts(case) for remedy in last_resort])
-    judged: list[Proposal | None] = []
-    for proposal, some, of_it in zip(proposals, tried, found, strict=False):
-        remedy = proposal.remedy
-        if of_it:
-            judged.append(remedy.judged(case, bench, proposal, of_it))
-        # Otherwise the trace does not show what a saving change would act on.
-        elif not some or not isinstance(remedy, SavingRemedy) or remedy.is_usual:
-            judged.append(proposal)
-    of_untold = zip(untold, found[len(proposals) :], strict=True)
-    judged += [one.judged(case, bench, None, of_it) for one, of_it in of_untold if of_it]
-    tested = [one for one in judged if one is not None]
+    proposed = {p.remedy for p in proposals}
+    others = [remedy for remedy in SETTINGS if remedy not in proposed]
+    last_resort = [remedy.untold for remedy in others if remedy.key == LAST_RESORT]
+    tested: list[Proposal] = []
+    is_helped = False
+    for batch in (
+        [*proposals, *(remedy.untold for remedy in others if remedy.key != LAST_RESORT)],
+        last_resort,
+    ):
+        if is_helped:
+            break
+        tried = [_attempts(case, bench, proposal) for proposal in batch]
+        found = _outcomes(bench, tried)
+        settings = (o.result for some in found for o in some if o.attempt.edit is None)
+        is_helped = any(helps(bench.recorded, result) for result in settings)
+        for proposal, some, of_it in zip(batch, tried, found, strict=True):
+            remedy, judged = proposal.remedy, None
+            if of_it:
+                judged = remedy.judged(case, bench, proposal, of_it)
+            # Otherwise the trace does not show what a saving change would act on.
+            elif not some or not isinstance(remedy, SavingRemedy) or remedy.is_usual:
+                judged = proposal
+            tested += [judged] if judged is not None and not judged.is_untold else []
     tested += CombinedSavings().together(case, bench, tested)
     return tested, _notes(bench)
+
+
+def _attempts(case: JudgedCase, bench: Bench, proposal: Proposal) -> Sequence[Attempt]:
+    """Return how to try a proposal; without trouble there is only the peak, which may be lower."""
+    if isinstance(proposal.remedy, SettingRemedy):
+        return proposal.remedy.attempts(case) if bench.has_trouble else ()
+    is_tried = bench.has_trouble or isinstance(proposal.remedy, SavingRemedy)
+    return proposal.attempts if is_tried else ()
 
 
 def _outcomes(bench: Bench, tried: Sequence[Sequence[Attempt]]) -> list[list[Effect]]:

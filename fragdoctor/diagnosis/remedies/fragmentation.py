@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from fragdoctor.analysis.growing_buffers import buffers_of
 from fragdoctor.analysis.result import Strander
 from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.remedies.remedy import (
-    CURES,
-    HELPS,
-    MAY_HELP,
     Burden,
     JudgedCase,
     Proposal,
     Remedy,
+    Weight,
     proposes,
 )
 from fragdoctor.future.edits import blocks_freed, combined, sizes_padded
@@ -43,50 +42,6 @@ MAX_GROUPS: Final = 3
 """Nobody changes more places than this at once."""
 
 
-@proposes("Keep long-lived blocks out of the way", burden=Burden.CHANGE)
-def move_stranding_blocks(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose keeping long-lived blocks out of the way, group by group.
-
-    Moving or freeing the few live blocks that strand free memory.
-    """
-    analysis, r = case.context.analysis, case.failed_request
-    if analysis is None or r is None or case.cause is not Cause.FRAGMENTATION:
-        return
-    stranded = analysis.free_space.stranded_free_bytes
-    # Growing buffers will be somewhere else in the next step.
-    growing = () if case.bench is None else case.bench.growing_buffers
-    moving = {case.context.user_line(b.stack) for b in growing}
-    large: dict[Location, Strander] = {}
-    for p in analysis.stranders:
-        line = case.context.user_line(p.stack)
-        is_large = p.stranded_bytes >= MIN_SHARE * stranded > 0
-        if is_large and line not in moving and line and classify_file(line.filename) != TORCH:
-            large.setdefault(line, p)  # the largest of a line, however PyTorch made its blocks
-    for line, strander in list(large.items())[:MAX_GROUPS]:
-        solves = strander.stranded_bytes + strander.block_bytes >= r.uncovered_bytes
-        # The blocks are freed before the failed request.
-        addresses, bench = strander.addresses, case.bench
-        edit = None if bench is None else blocks_freed(addresses, bench.recorded.oom_event)
-        yield remedy.proposal(
-            title=f"Keep the blocks of {line_text(line)} out of the way",
-            weight=HELPS if solves else MAY_HELP,
-            confidence=Confidence.LIKELY if solves else Confidence.POSSIBLE,
-            change="allocate them before everything that is short-lived, or clone() what must "
-            "stay once the step has freed its memory; del them before the large request if "
-            "they are no longer needed",
-            why=f"{plural(strander.n_blocks, 'live block')} of "
-            f"{format_size(strander.block_bytes)} "
-            f"{'keeps' if strander.n_blocks == 1 else 'keep'} "
-            f"{format_size(strander.stranded_bytes)} of free memory in "
-            f"{plural(strander.n_segments, 'segment')} from being returned.",
-            locations=case.context.python_stack(strander.stack),
-            predicted=Predicted(fits=True, method="arithmetic") if solves else None,
-            cost="A change to the code; clone() needs both copies for a moment.",
-            saves_bytes=strander.stranded_bytes,
-            attempts=() if edit is None else [Attempt.of_edit(edit)],
-        )
-
-
 class PreallocateBuffers(Remedy):
     """Buffers that grow by copies, such as a KV cache: allocate them once."""
 
@@ -98,7 +53,7 @@ class PreallocateBuffers(Remedy):
         """Propose it if such buffers are a noticeable part of the memory."""
         if case.bench is None or not case.is_allocator_case or case.cause in OTHER_CAUSES:
             return
-        buffers = case.bench.growing_buffers
+        buffers = buffers_of(case.bench.reproduction.trace)
         if not buffers:
             return
         n = sum(b.n_buffers for b in buffers)
@@ -108,7 +63,7 @@ class PreallocateBuffers(Remedy):
         line = stacks[0][0] if stacks[0] else None
         yield self.proposal(
             title=f"Allocate the buffers of {line_text(line)} once, at their full length",
-            weight=CURES if case.cause is Cause.FRAGMENTATION else HELPS,
+            weight=Weight.CURES if case.cause is Cause.FRAGMENTATION else Weight.HELPS,
             confidence=Confidence.LIKELY,
             change="torch.empty(..., max_length, ...) before the loop, and copy each step's part "
             "into a slice of it, in place of torch.cat; in Transformers "
@@ -141,21 +96,59 @@ class PreallocateBuffers(Remedy):
         return judged
 
 
+@proposes("Keep long-lived blocks out of the way", burden=Burden.CHANGE)
+def move_stranding_blocks(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose keeping long-lived blocks out of the way, group by group."""
+    analysis, r = case.context.analysis, case.failed_request
+    if analysis is None or r is None or case.cause is not Cause.FRAGMENTATION:
+        return
+    stranded = analysis.free_space.stranded_free_bytes
+    # Growing buffers will be somewhere else in the next step.
+    growing = () if case.bench is None else buffers_of(analysis.trace)
+    moving = {case.context.user_line(b.stack) for b in growing}
+    large: dict[Location, Strander] = {}
+    for p in analysis.stranders:
+        line = case.context.user_line(p.stack)
+        is_large = p.stranded_bytes >= MIN_SHARE * stranded > 0
+        if is_large and line not in moving and line and classify_file(line.filename) != TORCH:
+            large.setdefault(line, p)  # the largest of a line, however PyTorch made its blocks
+    for line, strander in list(large.items())[:MAX_GROUPS]:
+        solves = strander.stranded_bytes + strander.block_bytes >= r.uncovered_bytes
+        # The blocks are freed before the failed request.
+        addresses, bench = strander.addresses, case.bench
+        edit = None if bench is None else blocks_freed(addresses, bench.recorded.oom_event)
+        yield remedy.proposal(
+            title=f"Keep the blocks of {line_text(line)} out of the way",
+            weight=Weight.HELPS if solves else Weight.MAY_HELP,
+            confidence=Confidence.LIKELY if solves else Confidence.POSSIBLE,
+            change="allocate them before everything that is short-lived, or clone() what must "
+            "stay once the step has freed its memory; del them before the large request if "
+            "they are no longer needed",
+            why=f"{plural(strander.n_blocks, 'live block')} of "
+            f"{format_size(strander.block_bytes)} "
+            f"{'keeps' if strander.n_blocks == 1 else 'keep'} "
+            f"{format_size(strander.stranded_bytes)} of free memory in "
+            f"{plural(strander.n_segments, 'segment')} from being returned.",
+            locations=case.context.python_stack(strander.stack),
+            predicted=Predicted(fits=True, method="arithmetic") if solves else None,
+            cost="A change to the code; clone() needs both copies for a moment.",
+            saves_bytes=strander.stranded_bytes,
+            attempts=() if edit is None else [Attempt.of_edit(edit)],
+        )
+
+
 @proposes("Pad or bucket variable shapes", is_modelled=True)
 def bucket_shapes(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose buckets for fragmentation, unless a trace shows that shapes are steady.
-
-    Shapes that vary: pad them to buckets.
-    """
+    """Propose buckets for fragmentation, unless a trace shows that shapes are steady."""
     if not case.is_allocator_case or case.cause is not Cause.FRAGMENTATION:
         return
-    if case.bench is not None and case.bench.growing_buffers:
+    if case.bench is not None and buffers_of(case.bench.reproduction.trace):
         return  # sizes that only grow are not varied inputs
     sizes = None if case.context.analysis is None else case.context.analysis.sizes
     if sizes is not None and not sizes.drifting:
         return
     yield remedy.proposal(
-        weight=HELPS if sizes is not None else MAY_HELP,
+        weight=Weight.HELPS if sizes is not None else Weight.MAY_HELP,
         confidence=Confidence.LIKELY if sizes is not None else Confidence.POSSIBLE,
         change="pad sequence lengths to multiples of 64 or 128, or batch samples of similar "
         "length; or run one step of the largest shape first, so that the cache has blocks that "
@@ -168,10 +161,3 @@ def bucket_shapes(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         cost="Padding wastes compute; buckets change the order of samples.",
         attempts=[Attempt.of_edit(sizes_padded(bucket)) for bucket in BUCKETS],
     )
-
-
-LAYOUT: Final[tuple[Remedy, ...]] = (
-    PreallocateBuffers(),
-    move_stranding_blocks,
-    bucket_shapes,
-)

@@ -16,15 +16,7 @@ from fragdoctor.diagnosis.remedies.less_at_once import (
     less_of_batch,
     less_to_run,
 )
-from fragdoctor.diagnosis.remedies.remedy import (
-    CURES,
-    FITS,
-    HELPS,
-    JudgedCase,
-    Proposal,
-    Remedy,
-    proposes,
-)
+from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal, Remedy, Weight, proposes
 from fragdoctor.diagnosis.remedies.serving import smaller_cache
 from fragdoctor.future.training_edits import requests_removed
 from fragdoctor.model.case import OomMessage
@@ -108,10 +100,7 @@ def _of_later_step(case: JudgedCase, sign: TracebackSign, message: OomMessage) -
 
 @proposes("Change the call that failed")
 def at_the_failing_call(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose what the table of signs says about the traceback.
-
-    What helps at the call that failed.
-    """
+    """Propose what the table of signs says about the traceback of the call that failed."""
     sign, message = case.sign, case.message
     if sign is None or message is None or case.cause in CLOSED or case.kind == "kv-cache":
         return
@@ -124,11 +113,11 @@ def at_the_failing_call(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     yield remedy.proposal(
         title=title,
         # A call that can leave the GPU helps whatever fills the GPU.
-        weight=CURES
+        weight=Weight.CURES
         if sign.can_leave_gpu and not case.has_only_begun
-        else HELPS
+        else Weight.HELPS
         if sign.name == INFERENCE and (case.cause is Cause.FRAGMENTATION or case.backend == "mps")
-        else FITS,
+        else Weight.FITS,
         change=change,
         why=f"{said} {sign.doing}. {sign.why}",
         locations=tuple(
@@ -142,10 +131,7 @@ def at_the_failing_call(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
 
 @proposes("Retry after the except block, not inside it")
 def retry_outside_except(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose it if a traceback was being handled, or an earlier attempt is still held.
-
-    A retry inside an except block fails while the exception still holds the failed attempt.
-    """
+    """Propose it if a traceback was being handled, or an earlier attempt is still held."""
     message = case.message
     log = case.context.case.oom
     said = [message] if log is None else log.messages
@@ -163,7 +149,7 @@ def retry_outside_except(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]
         return
     why = "An exception's traceback keeps the frames of its attempt, and they keep its tensors"
     yield remedy.proposal(
-        weight=FITS if case.sign is None else HELPS,
+        weight=Weight.FITS if case.sign is None else Weight.HELPS,
         confidence=Confidence.LIKELY,
         change="set a flag in the except block and try again after it; keep str(error), not "
         "the exception; gc.collect() and torch.cuda.empty_cache() before the next attempt",
@@ -180,7 +166,7 @@ def _attempts(case: JudgedCase, found: LeftMemory | None) -> list[Attempt]:
     analysis = case.context.analysis
     if found is None or analysis is None:
         return []
-    caught = np.array([oom.row - analysis.trace.first_row for oom in analysis.ooms], np.int64)
+    caught = np.array([oom.row for oom in analysis.ooms], np.int64)
     removed = np.sort(np.append(caught[caught < found.row], found.starts))
     return [Attempt.of_edit(requests_removed(removed))]
 
@@ -191,6 +177,3 @@ def _left(case: JudgedCase) -> LeftMemory | None:
     if analysis is None or event is None or not analysis.capture.has_trace:
         return None
     return left_of_attempts(analysis.trace, analysis.ooms, event)
-
-
-CALLS: Final[tuple[Remedy, ...]] = (at_the_failing_call, retry_outside_except)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from fragdoctor.diagnosis.remedies.framework_words import words_in
-from fragdoctor.diagnosis.remedies.remedy import CURES, JudgedCase, Proposal, Remedy, proposes
+from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal, Remedy, Weight, proposes
 from fragdoctor.lazy import regex
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.diagnosis import Cause
@@ -118,16 +118,13 @@ def _changes(case: JudgedCase, message: OomMessage) -> Iterator[str]:
 
 @proposes("Use less host memory, or get more")
 def less_host_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose less host memory for every lack of it except in /dev/shm.
-
-    The host's memory ran out.
-    """
+    """Propose less host memory for every lack of it except in /dev/shm."""
     if case.cause is not Cause.HOST_MEMORY or _is_shared_memory(case):
         return
     is_limited = case.message is not None and case.message.sub_kind == "mappings"
     yield remedy.proposal(
         title="Raise the kernel's limit of mappings" if is_limited else "",
-        weight=CURES,
+        weight=Weight.CURES,
         change=host_change(case),
         locations=case.asking_stack[:1],
         why=case.verdict.summary,
@@ -138,10 +135,7 @@ def less_host_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
 
 @proposes("Give the container more shared memory")
 def raise_shared_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose a larger /dev/shm.
-
-    The host's shared memory ran out.
-    """
+    """Propose a larger /dev/shm where that ran out."""
     if case.cause is not Cause.HOST_MEMORY or not _is_shared_memory(case):
         return
     is_nccl = case.message is not None and case.message.variant == "nccl-shm"
@@ -151,7 +145,7 @@ def raise_shared_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     is_inside = _CONTAINER.search(said) is not None and _NO_CONTAINER.search(said) is None
     yield remedy.proposal(
         title="" if is_inside else "Make the host's shared memory larger",
-        weight=CURES,
+        weight=Weight.CURES,
         change=("" if is_inside else "run mount -o remount,size=8g /dev/shm, or in a container ")
         + "--shm-size=8g or --ipc=host for docker run; in Kubernetes an emptyDir with "
         "medium: Memory on /dev/shm; "
@@ -167,6 +161,3 @@ _NO_CONTAINER: Final = regex(r"(?i)\b(?:without|no|not|n't)\W{1,3}(?:\w{1,12} ){
 
 def _is_shared_memory(case: JudgedCase) -> bool:
     return case.message is not None and case.message.sub_kind == "dev-shm"
-
-
-HOST_MEMORY: Final[tuple[Remedy, ...]] = (less_host_memory, raise_shared_memory)

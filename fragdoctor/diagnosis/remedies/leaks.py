@@ -7,19 +7,11 @@ from typing import Final
 
 from fragdoctor.analysis.result import KeptKind, KeptMemory, KeptPattern
 from fragdoctor.diagnosis.bench import Attempt, without
-from fragdoctor.diagnosis.remedies.remedy import (
-    CURES,
-    HELPS,
-    MAY_HELP,
-    JudgedCase,
-    Proposal,
-    Remedy,
-    proposes,
-)
+from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal, Remedy, Weight, proposes
 from fragdoctor.model.census import HoldingKind, Owner
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Location, line_text
-from fragdoctor.rules.growth.growing_line import gathered_text, keeper, maker_text, rounds_text
+from fragdoctor.rules.growth import gathered_text, keeper, maker_text, rounds_text
 from fragdoctor.rules.rule import Context
 from fragdoctor.story.trends import accumulation, growth_sentence, has_process_each
 from fragdoctor.trace.stacks import EVALUATION, PACKAGE, USER, classify_file
@@ -39,12 +31,62 @@ FREEING: Final = (
 """What each of the three calls fails to do."""
 
 
+@proposes("Evaluate without building graphs")
+def no_grad(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose no_grad if graphs are kept that no backward pass will use.
+
+    If modules were recorded, their kept results distinguish a graph from outputs alone. The
+    outputs of an evaluation that already runs under no_grad are not a graph.
+    """
+    kept, analysis = _kept(case), case.context.analysis
+    if kept is None or analysis is None:
+        return
+    stack = kept_stack(case.context, kept)
+    is_seen = kept.pattern is KeptPattern.EVALUATION
+    evaluates = is_evaluation(stack)
+    is_told = kept.pattern is KeptPattern.GRAPH or is_seen
+    has_modules = len(analysis.trace.module_rows) > 0
+    if has_modules and not is_told:
+        return
+    if not (is_seen or (evaluates and kept.pattern in MAY_BE_GRAPHS)):
+        return
+    maker, held = maker_text(case.context, kept), format_size(kept.survivor_bytes)
+    reason = (
+        "No backward pass ran while it grew, as in an evaluation"
+        if is_seen
+        else "The growth comes from code that evaluates"
+    )
+    title = remedy.title
+    change = f"wrap the loop that reaches {maker} in torch.no_grad() or torch.inference_mode()"
+    if is_seen and not evaluates and any(k.kind is KeptKind.LOSS for k in kept.kinds):
+        title = "Run the backward pass for each batch, or evaluate without graphs"
+        change = (
+            "in training call (loss / n).backward() for each of n micro-batches, in place of "
+            f"one backward() of their sum; in an evaluation {change}"
+        )
+        reason = "Graph after graph was built at this line, and no backward pass ran"
+    yield remedy.proposal(
+        title=title,
+        weight=Weight.CURES if case.cause is Cause.LEAK and is_told else Weight.HELPS,
+        confidence=Confidence.LIKELY if is_told else Confidence.POSSIBLE,
+        change=change,
+        why=f"{reason}; with gradients on, every kept output keeps its whole graph ({held} here).",
+        locations=stack,
+        predicted=_predicted(case, kept),
+        cost="None: evaluation needs no gradients.",
+        caveats=("model.eval() alone does not stop graphs from being built.",),
+        saves_bytes=kept.survivor_bytes,
+        attempts=_without(kept),
+    )
+
+
+MAY_BE_GRAPHS: Final = (KeptPattern.GRAPH, KeptPattern.RESULTS, KeptPattern.TENSORS)
+"""Patterns that the outputs of an evaluation may have."""
+
+
 @proposes("Release what keeps growing")
 def free_leak(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose freeing what grows.
-
-    Freeing memory that grows, by what keeps it.
-    """
+    """Propose freeing what grows, by what keeps it."""
     kept = _kept(case)
     if kept is None:
         return
@@ -61,7 +103,7 @@ def free_leak(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         verb, title, change = _by_name(owner, title, change, kept.pattern)
     yield remedy.proposal(
         title=f"{verb} {title}",
-        weight=CURES if case.cause is Cause.LEAK or fills else HELPS,
+        weight=Weight.CURES if case.cause is Cause.LEAK or fills else Weight.HELPS,
         confidence=Confidence.LIKELY,
         change=change,
         why=f"{_sites_text(context, kept)}.",
@@ -155,61 +197,6 @@ WAYS: Final = {
 """What to change, by the pattern of the kept memory."""
 
 
-@proposes("Evaluate without building graphs")
-def no_grad(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose no_grad if graphs are kept that no backward pass will use.
-
-    If modules were recorded, their kept results distinguish a graph from outputs alone. The
-    outputs of an evaluation that already runs under no_grad are not a graph.
-
-    Evaluation that builds graphs.
-    """
-    kept, analysis = _kept(case), case.context.analysis
-    if kept is None or analysis is None:
-        return
-    stack = kept_stack(case.context, kept)
-    is_seen = kept.pattern is KeptPattern.EVALUATION
-    evaluates = is_evaluation(stack)
-    is_told = kept.pattern is KeptPattern.GRAPH or is_seen
-    has_modules = len(analysis.trace.module_rows) > 0
-    if has_modules and not is_told:
-        return
-    if not (is_seen or (evaluates and kept.pattern in MAY_BE_GRAPHS)):
-        return
-    maker, held = maker_text(case.context, kept), format_size(kept.survivor_bytes)
-    reason = (
-        "No backward pass ran while it grew, as in an evaluation"
-        if is_seen
-        else "The growth comes from code that evaluates"
-    )
-    title = remedy.title
-    change = f"wrap the loop that reaches {maker} in torch.no_grad() or torch.inference_mode()"
-    if is_seen and not evaluates and any(k.kind is KeptKind.LOSS for k in kept.kinds):
-        title = "Run the backward pass for each batch, or evaluate without graphs"
-        change = (
-            "in training call (loss / n).backward() for each of n micro-batches, in place of "
-            f"one backward() of their sum; in an evaluation {change}"
-        )
-        reason = "Graph after graph was built at this line, and no backward pass ran"
-    yield remedy.proposal(
-        title=title,
-        weight=CURES if case.cause is Cause.LEAK and is_told else HELPS,
-        confidence=Confidence.LIKELY if is_told else Confidence.POSSIBLE,
-        change=change,
-        why=f"{reason}; with gradients on, every kept output keeps its whole graph ({held} here).",
-        locations=stack,
-        predicted=_predicted(case, kept),
-        cost="None: evaluation needs no gradients.",
-        caveats=("model.eval() alone does not stop graphs from being built.",),
-        saves_bytes=kept.survivor_bytes,
-        attempts=_without(kept),
-    )
-
-
-MAY_BE_GRAPHS: Final = (KeptPattern.GRAPH, KeptPattern.RESULTS, KeptPattern.TENSORS)
-"""Patterns that the outputs of an evaluation may have."""
-
-
 def _kept(case: JudgedCase) -> KeptMemory | None:
     """Return the growing memory that the verdict is about, or None for other verdicts."""
     analysis = case.context.analysis
@@ -270,16 +257,13 @@ def _predicted(case: JudgedCase, kept: KeptMemory) -> Predicted:
 
 @proposes("Gather the results of the evaluation on the host")
 def gather_on_host(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose it if the failure came while an evaluation gathered its results.
-
-    An evaluation that gathers its results on the device.
-    """
+    """Propose it if the failure came while an evaluation gathered its results."""
     analysis = case.context.analysis
     kept = None if analysis is None else analysis.gathered
     if kept is None or not case.is_allocator_case:
         return
     yield remedy.proposal(
-        weight=CURES,
+        weight=Weight.CURES,
         change="keep outputs.append(out.cpu()), or only the number that you need",
         why=f"{gathered_text(case.context, kept)}.",
         locations=kept_stack(case.context, kept),
@@ -294,10 +278,7 @@ def gather_on_host(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
 
 @proposes("Free each trial's memory before the next one starts")
 def free_between_trials(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose it for trials in one process; processes that end leave nothing to free.
-
-    Long sweeps: free each trial's memory.
-    """
+    """Propose it for trials in one process; processes that end leave nothing to free."""
     story = case.context.story
     if story is None or len(story.trials) < 2 or not case.is_allocator_case:
         return
@@ -306,10 +287,10 @@ def free_between_trials(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     grown = accumulation(story)
     if grown is not None:
         why = growth_sentence(grown)
-        weight = CURES if case.supports(Cause.LEAK) else HELPS
+        weight = Weight.CURES if case.supports(Cause.LEAK) else Weight.HELPS
     else:
         why = "The log does not print what is allocated between trials, so it may grow."
-        weight = MAY_HELP
+        weight = Weight.MAY_HELP
     yield remedy.proposal(
         weight=weight,
         confidence=Confidence.LIKELY if grown is not None else Confidence.POSSIBLE,
@@ -319,11 +300,3 @@ def free_between_trials(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         cost="Milliseconds a trial.",
         caveats=FREEING,
     )
-
-
-GROWTH: Final[tuple[Remedy, ...]] = (
-    no_grad,
-    free_leak,
-    gather_on_host,
-    free_between_trials,
-)

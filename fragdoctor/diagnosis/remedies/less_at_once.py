@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from fragdoctor.diagnosis.remedies.counted import less_of_counted
-from fragdoctor.diagnosis.remedies.framework_words import words_in, words_together
+from fragdoctor.diagnosis.remedies.framework_words import (
+    less_of_counted,
+    words_in,
+    words_together,
+)
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase
 from fragdoctor.lazy import regex
 from fragdoctor.model.case import IMAGES, SEQUENCES

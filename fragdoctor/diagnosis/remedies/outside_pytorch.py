@@ -14,15 +14,11 @@ from typing import Final
 from fragdoctor.diagnosis.decision import is_integrated
 from fragdoctor.diagnosis.remedies.less_at_once import less_of_batch
 from fragdoctor.diagnosis.remedies.remedy import (
-    ASKS,
     CLOSED,
-    CURES,
-    FITS,
-    HELPS,
-    MAY_HELP,
     JudgedCase,
     Proposal,
     Remedy,
+    Weight,
     proposes,
 )
 from fragdoctor.diagnosis.remedies.serving import LEAST_UTILIZATION
@@ -89,22 +85,19 @@ OFFLOADED_ROLLOUT: Final = (
 
 @proposes("Stop the other processes on this GPU")
 def free_other_process(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose a look at the processes on the device.
-
-    Other processes on the device: end them.
-    """
+    """Propose a look at the other processes on the device, and ending them."""
     is_checked = case.message is not None and case.message.sub_kind == "startup-check"
     if is_checked or not case.supports(Cause.OTHER_PROCESS):  # the server's remedy says it
         return
     is_main = case.cause is Cause.OTHER_PROCESS
-    weight = CURES if is_main else MAY_HELP
+    weight = Weight.CURES if is_main else Weight.MAY_HELP
     r = case.failed_request
     held = r.other_bytes if r is not None else None
     can_leave = case.sign is not None and case.sign.can_leave_gpu and not case.has_only_begun
     # A call that works on the model asks for it piece by piece: the request is not all of it.
     is_more = case.is_of_model or r is None or r.requested_bytes > (held or 0)
     if is_main and can_leave and is_more:
-        weight = HELPS  # the call need not be on this device at all
+        weight = Weight.HELPS  # the call need not be on this device at all
     listed = () if r is None else r.other_processes
     pids = ", ".join(str(p.pid) for p in listed)
     peers = are_peers(listed)
@@ -150,10 +143,7 @@ def free_other_process(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
 
 @proposes("Limit what other libraries take in this process")
 def cap_other_libraries(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose capping them if their memory is the cause, or is known to be a lot beside it.
-
-    Memory of other libraries in the same process.
-    """
+    """Propose capping them if their memory is the cause, or is known to be a lot beside it."""
     if case.is_library_failure or case.backend == "mps":
         return
     r = case.failed_request
@@ -165,7 +155,7 @@ def cap_other_libraries(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         return
     yield remedy.proposal(
         title=BESIDE_TRAINING if trained else "",
-        weight=CURES if is_main else MAY_HELP,
+        weight=Weight.CURES if is_main else Weight.MAY_HELP,
         change=trained
         or "fewer environments of a simulator on the GPU (num_envs), "
         "XLA_PYTHON_CLIENT_PREALLOCATE=false for JAX, set_memory_growth for TensorFlow, "
@@ -182,15 +172,12 @@ def cap_other_libraries(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
 
 @proposes("Leave room for libraries")
 def library_headroom(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose headroom if such a library failed.
-
-    Room for libraries that allocate their own memory.
-    """
+    """Propose headroom if a library failed that allocates its own memory."""
     if not case.is_library_failure or case.message is None or case.is_of_other_program:
         return
     library = library_of(case.message).partition(",")[0]
     yield remedy.proposal(
-        weight=HELPS,
+        weight=Weight.HELPS,
         change="torch.cuda.set_per_process_memory_fraction(0.95), and create handles and "
         "communicators early, for example by one small matmul or all_reduce at start",
         why=f"{library} allocates for itself; a cache that fills the device leaves it no room.",
@@ -203,10 +190,7 @@ def library_headroom(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
 
 @proposes("Find what refused the request: the GPU had room")
 def find_the_limit(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose where to look, for a message whose figures explain nothing.
-
-    A refusal with more free than requested: a limit that no figure shows.
-    """
+    """Propose where to look for a limit that no figure of the message shows."""
     r = case.failed_request
     if case.cause is not Cause.UNKNOWN or r is None:
         return
@@ -218,7 +202,7 @@ def find_the_limit(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         return
     fraction = "" if not r.may_hide_limit else "set_per_process_memory_fraction() or "
     yield remedy.proposal(
-        weight=MAY_HELP,
+        weight=Weight.MAY_HELP,
         change=f"look for {fraction}a memory option of the program; on Windows enlarge the "
         "page file, against which GPU memory counts, and close other programs; ulimit -v; "
         "nvidia-smi during the run shows a neighbor that comes and goes",
@@ -228,14 +212,11 @@ def find_the_limit(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
 
 @proposes("Turn expandable segments off")
 def drop_expandable_segments(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose it for errors of driver calls that only expandable segments make.
-
-    Expandable segments on a platform that cannot map them.
-    """
+    """Propose it for errors of driver calls that only expandable segments make."""
     if case.message is None or case.message.sub_kind != "driver-api":
         return
     yield remedy.proposal(
-        weight=CURES,
+        weight=Weight.CURES,
         setting=case.assignment("expandable_segments:False"),
         why="'CUDA driver error' comes from the calls that map expandable segments. They fail "
         "on WSL2, on Jetson and in some containers with memory free; without them an error "
@@ -247,16 +228,13 @@ def drop_expandable_segments(remedy: Remedy, case: JudgedCase) -> Iterator[Propo
 
 @proposes("Use PyTorch's own allocator")
 def native_backend(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose it where the pool of cudaMallocAsync has what was asked for, in vain.
-
-    A pool of the driver that keeps what it cannot use.
-    """
+    """Propose it where the pool of cudaMallocAsync has what was asked for, in vain."""
     r = case.failed_request
     if r is None or not r.pool_is_unprinted or case.cause is not Cause.FRAGMENTATION:
         return
     is_comfy = any(f.name == "ComfyUI" for f in case.frameworks)
     yield remedy.proposal(
-        weight=CURES,
+        weight=Weight.CURES,
         setting="" if is_comfy else case.assignment("backend:native"),
         change="start ComfyUI with --disable-cuda-malloc" if is_comfy else "",
         why=case.verdict.summary,
@@ -266,14 +244,11 @@ def native_backend(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
 
 @proposes("Give the integrated GPU more of the machine's memory")
 def more_for_integrated(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose it for an integrated GPU.
-
-    A device that is as large as the BIOS says.
-    """
+    """Propose it for an integrated GPU, whose memory is what the BIOS gives it."""
     if case.failed_request is None or not is_integrated(case.failed_request):
         return
     yield remedy.proposal(
-        weight=CURES,
+        weight=Weight.CURES,
         change="set a larger UMA frame buffer (also called VRAM or iGPU memory) in the BIOS, as "
         "much as it offers; where it offers no choice, a newer Linux kernel and ROCm, which can "
         "use ordinary memory (GTT) as well; or run it on the CPU, which has all of it",
@@ -284,16 +259,13 @@ def more_for_integrated(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
 
 @proposes("Use smaller blocks or fewer stages in the kernel")
 def smaller_kernel_blocks(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose smaller blocks for messages about shared memory.
-
-    A kernel that needs more on-chip memory than the GPU has.
-    """
+    """Propose smaller blocks if a kernel needs more on-chip memory than the GPU has."""
     if case.kind != "shared-memory":
         return
     is_tpu = case.backend == "jax"
     yield remedy.proposal(
         title="Change the operation, or the compiler" if is_tpu else "",
-        weight=HELPS,
+        weight=Weight.HELPS,
         confidence=Confidence.POSSIBLE if is_tpu else Confidence.LIKELY,
         change="smaller or more even shapes (multiples of 8 and 128) in the named operation, "
         "smaller blocks if it is a Pallas kernel; a newer jaxlib, libtpu or torch_xla: a "
@@ -310,31 +282,6 @@ HEADS: Final = 32
 """Batch times heads of the worked example: a model of 7 billion parameters, batch 1."""
 
 
-@proposes("Record a memory snapshot at the failure")
-def record_snapshot(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose a recording if none shows what is open: who holds memory, or which line keeps it.
-
-    The one measurement that would settle what is open.
-    """
-    analysis = case.context.analysis
-    is_leak = case.supports(Cause.LEAK) and (analysis is None or analysis.kept is None)
-    is_open = analysis is None and case.cause not in CLOSED and case.is_allocator_case
-    if not (is_leak or is_open):
-        return
-    yield remedy.proposal(
-        title="Find the line that keeps memory" if is_leak else "",
-        weight=(CURES if case.sign is None else HELPS) if is_leak else ASKS,
-        confidence=Confidence.POSSIBLE if is_leak else Confidence.LIKELY,
-        change="start the program with fragdoctor run, which diagnoses by itself; or, "
-        "where it cannot be installed, call "
-        "torch.cuda.memory._record_memory_history(max_entries=100000) at the start and "
-        "torch.cuda.memory._dump_snapshot('oom.pickle') on the error, and then fragdoctor "
-        "analyze oom.pickle",
-        why=case.verdict.settled_by or "A snapshot shows which lines hold and strand the memory.",
-        cost="A few microseconds per allocation.",
-    )
-
-
 SHAPE_CHANGE: Final = (
     "print(x.shape, x.dtype) before the call; check negative or NaN-derived sizes, the largest "
     "index (scatter, one_hot and bincount size their result by it), a broadcast of (N, 1) with (1, "
@@ -348,10 +295,7 @@ SMALLER_TENSOR: Final = (
 
 @proposes("Print the shape at the failing line and correct it")
 def fix_shape(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose a look at the shape at the failing line.
-
-    A size that went wrong.
-    """
+    """Propose a look at the shape at the failing line: a size went wrong."""
     r = case.failed_request
     is_main = case.cause is Cause.SIZE_BUG
     is_beyond = r is not None and r.is_alone_too_large and case.is_allocator_case
@@ -367,7 +311,7 @@ def fix_shape(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     yield remedy.proposal(
         title=title,
         locations=case.asking_stack,
-        weight=CURES if is_main else FITS,
+        weight=Weight.CURES if is_main else Weight.FITS,
         confidence=Confidence.PROVEN if is_main else Confidence.POSSIBLE,
         change=change,
         why=case.verdict.summary if is_main or r is None else one_tensor_text(r),
@@ -386,10 +330,7 @@ def one_tensor_text(r: FailedRequest) -> str:
 
 @proposes("Check whether the GPU is full, and what fills it")
 def locate_driver_call(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose finding the call behind a driver's message.
-
-    A driver's message without figures.
-    """
+    """Propose finding the call behind a driver's message without figures."""
     message = case.message
     if message is None or case.cause is not Cause.UNKNOWN:
         return
@@ -412,7 +353,7 @@ def locate_driver_call(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         change = f"{less}; nvidia-smi during the run shows whether another process takes a part"
     yield remedy.proposal(
         title=title,
-        weight=MAY_HELP,
+        weight=Weight.MAY_HELP,
         change=change,
         why="The driver's message does not say whether device memory, pinned host memory or "
         "the context ran out.",
@@ -420,16 +361,23 @@ def locate_driver_call(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     )
 
 
-OUTSIDE: Final[tuple[Remedy, ...]] = (
-    free_other_process,
-    cap_other_libraries,
-    library_headroom,
-    find_the_limit,
-    drop_expandable_segments,
-    native_backend,
-    more_for_integrated,
-    smaller_kernel_blocks,
-    fix_shape,
-    locate_driver_call,
-    record_snapshot,
-)
+@proposes("Record a memory snapshot at the failure")
+def record_snapshot(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose a recording if none shows what is open: who holds memory, or which line keeps it."""
+    analysis = case.context.analysis
+    is_leak = case.supports(Cause.LEAK) and (analysis is None or analysis.kept is None)
+    is_open = analysis is None and case.cause not in CLOSED and case.is_allocator_case
+    if not (is_leak or is_open):
+        return
+    yield remedy.proposal(
+        title="Find the line that keeps memory" if is_leak else "",
+        weight=(Weight.CURES if case.sign is None else Weight.HELPS) if is_leak else Weight.ASKS,
+        confidence=Confidence.POSSIBLE if is_leak else Confidence.LIKELY,
+        change="start the program with fragdoctor run, which diagnoses by itself; or, "
+        "where it cannot be installed, call "
+        "torch.cuda.memory._record_memory_history(max_entries=100000) at the start and "
+        "torch.cuda.memory._dump_snapshot('oom.pickle') on the error, and then fragdoctor "
+        "analyze oom.pickle",
+        why=case.verdict.settled_by or "A snapshot shows which lines hold and strand the memory.",
+        cost="A few microseconds per allocation.",
+    )

@@ -8,11 +8,12 @@ from typing import Final
 import numpy as np
 from msgspec import Struct
 
-from fragdoctor.diagnosis.remedies.capacity import MAY_SAVE, SavingRemedy
-from fragdoctor.diagnosis.remedies.remedy import FITS, Burden, JudgedCase, Proposal
+from fragdoctor.diagnosis.remedies.capacity import SavingRemedy
+from fragdoctor.diagnosis.remedies.remedy import Burden, JudgedCase, Proposal, Weight
 from fragdoctor.future.edits import Edit
 from fragdoctor.future.training_edits import requests_divided, rounded_to_blocks
 from fragdoctor.model.arrays import distinct
+from fragdoctor.model.diagnosis import MAY_SAVE
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.phases import Category
 from fragdoctor.units import format_count, format_size, plural
@@ -55,7 +56,7 @@ class AllPairs(SavingRemedy):
         n = format_count(pairs.n)
         yield self.proposal(
             title=f"Correct the shapes, or work in parts: this request is for {n} x {n} numbers",
-            weight=FITS,
+            weight=Weight.FITS,
             confidence=Confidence.POSSIBLE,
             why=f"{format_size(pairs.n_bytes)} are {n} x {n} numbers of "
             f"{plural(pairs.item_bytes, 'byte')}, and a tensor of {n} is live.",
@@ -79,7 +80,7 @@ def pairs_of(case: JudgedCase) -> Pairs | None:
     if event is None or a is None or a.timeline is None:
         return None
     lives, asked = a.trace.lives, event.rounded_bytes
-    rows = lives.allocated_at(event.row - a.trace.first_row)
+    rows = lives.allocated_at(event.row)
     live = lives.requested_bytes[rows]
     like = live[rounded_to_blocks(live) == asked]
     if 2 * (asked + like.sum()) <= asked + live.sum():

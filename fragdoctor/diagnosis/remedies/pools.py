@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 from msgspec.structs import replace
 
 from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.remedies.remedy import (
-    ASKS,
-    CURES,
-    HELPS,
-    MAY_HELP,
     Burden,
     JudgedCase,
     Proposal,
     Remedy,
+    Weight,
     proposes,
 )
 from fragdoctor.future.edits import empty_cache_at
@@ -28,108 +24,10 @@ from fragdoctor.rules.failed_request import FailedRequest
 from fragdoctor.units import format_size
 
 
-@proposes("Wait for side streams before the large allocation")
-def wait_for_streams(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose ending the waits earlier.
-
-    Frees that wait for other streams: wait before the large allocation.
-    """
-    r = case.failed_request
-    if r is None or case.cause is not Cause.PENDING_FREES:
-        return
-    waiting = max(r.pending_bytes, r.late_free_bytes)
-    yield remedy.proposal(
-        weight=CURES,
-        change="torch.cuda.synchronize() or stream.synchronize() before it, or catch the error "
-        "and repeat the call once, when the waits are over; fewer record_stream calls; "
-        "limit_all_gathers=True for FSDP",
-        why=f"{format_size(waiting)} were freed but waited for other streams.",
-        cost="Synchronizing costs some overlap of copies and compute.",
-        saves_bytes=waiting,
-    )
-
-
-@proposes("Share one pool among graphs, or drop graphs that are not needed")
-def share_graph_pools(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose sharing or dropping private pools whose free memory was needed elsewhere.
-
-    Private pools of CUDA graphs and MemPool.
-    """
-    r = case.failed_request
-    if r is None or not case.supports(Cause.PRIVATE_POOLS):
-        return
-    is_main = case.cause is Cause.PRIVATE_POOLS
-    yield remedy.proposal(
-        weight=CURES if is_main else MAY_HELP,
-        change="pass pool=first_graph.pool() to every torch.cuda.graph(...), capture fewer "
-        "shapes, delete graphs and MemPools that are done; "
-        "torch.cuda.MemPool(use_on_oom=True) from 2.8 on",
-        why=f"{format_size(r.pools_free_bytes)} are free inside private pools, where ordinary "
-        "requests cannot use them.",
-        cost="Graphs that share a pool must run in the order of their capture.",
-        caveats=("Memory of a live graph's pool stays until graph and pool are gone.",),
-        saves_bytes=r.pools_free_bytes,
-    )
-
-
-@proposes("Call torch.cuda.empty_cache() before the failing line")
-def empty_cache(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose the call if memory is needed outside PyTorch's cache; otherwise reject it.
-
-    ``empty_cache()``, which helps others but hardly ever the process that calls it.
-    """
-    if case.is_library_failure and not case.is_of_other_program:
-        yield remedy.proposal(
-            title="Call torch.cuda.empty_cache() before the library starts",
-            weight=MAY_HELP,
-            change="torch.cuda.empty_cache() before the first call of the library or the "
-            "creation of the communicator",
-            why="The library allocates outside PyTorch's cache, and nothing flushes the cache "
-            "for it.",
-            cost="The cache must be filled again; keep it out of the training loop.",
-            attempts=_emptied(case),
-        )
-        return
-    r = case.failed_request
-    if not case.is_allocator_case or r is None:
-        return
-    if case.cause in (Cause.SIZE_BUG, Cause.UNKNOWN, Cause.PENDING_FREES):
-        return
-    rejected = remedy.rejection(
-        "The allocator did that itself before it raised the error; "
-        "live tensors and stranded holes stay as they are.",
-        Confidence.PROVEN,
-    )
-    yield replace(rejected, attempts=_emptied(case))
-
-
 def _emptied(case: JudgedCase) -> list[Attempt]:
     """Return the run with the call right before the failed request."""
     failed = None if case.bench is None else case.bench.recorded.oom_event
     return [] if failed is None else [Attempt.of_edit(empty_cache_at([failed]))]
-
-
-@proposes("Allocate in smaller pieces")
-def split_allocation(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose splitting if the size of one allocation was refused.
-
-    A device that refuses single allocations of this size, however much is free.
-    """
-    if not is_single(case):
-        return
-    is_metal = case.backend == "mps"
-    yield remedy.proposal(
-        title="" if is_metal else "Allow allocations of 4 GiB and more, or split them",
-        weight=CURES,
-        change="a smaller batch, image or sequence, or the operation in chunks: Metal limits "
-        "the size of one buffer"
-        if is_metal
-        else "UR_L0_USE_RELAXED_ALLOCATION_LIMITS=1 in the environment (a newer driver and "
-        "PyTorch allow them by default on some GPUs); or a smaller batch, image or sequence, "
-        "or the operation in chunks",
-        why=case.verdict.summary,
-        cost="None, or a little speed.",
-    )
 
 
 def is_single(case: JudgedCase) -> bool:
@@ -139,6 +37,25 @@ def is_single(case: JudgedCase) -> bool:
         "buffer-too-large",
     )
     return told or case.verdict.decider == "single-allocation"
+
+
+def _with_fraction(
+    proposal: Proposal, r: FailedRequest | None, needed_bytes: int | None
+) -> Proposal:
+    """Return the proposal with the smallest fraction that admits these bytes, if known."""
+    number, value = "", "..."
+    if r is not None and r.total_bytes is not None and needed_bytes is not None:
+        present = r.fraction or 0.0
+        fraction = math.ceil(1000 * needed_bytes / r.total_bytes) / 1000
+        # Never advise less than is set: the sum of the figures misses what was decisive.
+        if present < fraction <= 1:
+            value = f"{fraction:g}"
+            number = f"{f' from {present:.3g}' if present else ''} to at least {value}"
+    return proposal.saying(
+        title=f"{RaiseMemoryLimit.title}{number}",
+        change=f"torch.cuda.set_per_process_memory_fraction({value}), or remove the call; from "
+        "2.10 on also per_process_memory_fraction in PYTORCH_CUDA_ALLOC_CONF",
+    )
 
 
 class RaiseMemoryLimit(Remedy):
@@ -169,7 +86,11 @@ class RaiseMemoryLimit(Remedy):
                 whole = Attempt(WhatIf(capacity_bytes=bytes_, edit="without the limit"))
         proposal = self.proposal(
             # A limit that was never printed but would explain the failure has to be found first.
-            weight=CURES if is_main else ASKS if case.cause is Cause.UNKNOWN else HELPS,
+            weight=Weight.CURES
+            if is_main
+            else Weight.ASKS
+            if case.cause is Cause.UNKNOWN
+            else Weight.HELPS,
             why=case.verdict.summary
             if is_main
             else "The device had more free than was requested; a limit of this process would "
@@ -199,35 +120,99 @@ class RaiseMemoryLimit(Remedy):
         )
 
 
-def _with_fraction(
-    proposal: Proposal, r: FailedRequest | None, needed_bytes: int | None
-) -> Proposal:
-    """Return the proposal with the smallest fraction that admits these bytes, if known."""
-    number, value = "", "..."
-    if r is not None and r.total_bytes is not None and needed_bytes is not None:
-        present = r.fraction or 0.0
-        fraction = math.ceil(1000 * needed_bytes / r.total_bytes) / 1000
-        # Never advise less than is set: the sum of the figures misses what was decisive.
-        if present < fraction <= 1:
-            value = f"{fraction:g}"
-            number = f"{f' from {present:.3g}' if present else ''} to at least {value}"
-    return proposal.saying(
-        title=f"{RaiseMemoryLimit.title}{number}",
-        change=f"torch.cuda.set_per_process_memory_fraction({value}), or remove the call; from "
-        "2.10 on also per_process_memory_fraction in PYTORCH_CUDA_ALLOC_CONF",
+@proposes("Allocate in smaller pieces")
+def split_allocation(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose splitting if the size of one allocation was refused, however much is free."""
+    if not is_single(case):
+        return
+    is_metal = case.backend == "mps"
+    yield remedy.proposal(
+        title="" if is_metal else "Allow allocations of 4 GiB and more, or split them",
+        weight=Weight.CURES,
+        change="a smaller batch, image or sequence, or the operation in chunks: Metal limits "
+        "the size of one buffer"
+        if is_metal
+        else "UR_L0_USE_RELAXED_ALLOCATION_LIMITS=1 in the environment (a newer driver and "
+        "PyTorch allow them by default on some GPUs); or a smaller batch, image or sequence, "
+        "or the operation in chunks",
+        why=case.verdict.summary,
+        cost="None, or a little speed.",
     )
+
+
+@proposes("Wait for side streams before the large allocation")
+def wait_for_streams(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose waiting before the request for what other streams still use."""
+    r = case.failed_request
+    if r is None or case.cause is not Cause.PENDING_FREES:
+        return
+    waiting = max(r.pending_bytes, r.late_free_bytes)
+    yield remedy.proposal(
+        weight=Weight.CURES,
+        change="torch.cuda.synchronize() or stream.synchronize() before it, or catch the error "
+        "and repeat the call once, when the waits are over; fewer record_stream calls; "
+        "limit_all_gathers=True for FSDP",
+        why=f"{format_size(waiting)} were freed but waited for other streams.",
+        cost="Synchronizing costs some overlap of copies and compute.",
+        saves_bytes=waiting,
+    )
+
+
+@proposes("Share one pool among graphs, or drop graphs that are not needed")
+def share_graph_pools(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose it for private pools whose free memory was needed elsewhere."""
+    r = case.failed_request
+    if r is None or not case.supports(Cause.PRIVATE_POOLS):
+        return
+    is_main = case.cause is Cause.PRIVATE_POOLS
+    yield remedy.proposal(
+        weight=Weight.CURES if is_main else Weight.MAY_HELP,
+        change="pass pool=first_graph.pool() to every torch.cuda.graph(...), capture fewer "
+        "shapes, delete graphs and MemPools that are done; "
+        "torch.cuda.MemPool(use_on_oom=True) from 2.8 on",
+        why=f"{format_size(r.pools_free_bytes)} are free inside private pools, where ordinary "
+        "requests cannot use them.",
+        cost="Graphs that share a pool must run in the order of their capture.",
+        caveats=("Memory of a live graph's pool stays until graph and pool are gone.",),
+        saves_bytes=r.pools_free_bytes,
+    )
+
+
+@proposes("Call torch.cuda.empty_cache() before the failing line")
+def empty_cache(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose the call if memory is needed outside PyTorch's cache; otherwise reject it."""
+    if case.is_library_failure and not case.is_of_other_program:
+        yield remedy.proposal(
+            title="Call torch.cuda.empty_cache() before the library starts",
+            weight=Weight.MAY_HELP,
+            change="torch.cuda.empty_cache() before the first call of the library or the "
+            "creation of the communicator",
+            why="The library allocates outside PyTorch's cache, and nothing flushes the cache "
+            "for it.",
+            cost="The cache must be filled again; keep it out of the training loop.",
+            attempts=_emptied(case),
+        )
+        return
+    r = case.failed_request
+    if not case.is_allocator_case or r is None:
+        return
+    if case.cause in (Cause.SIZE_BUG, Cause.UNKNOWN, Cause.PENDING_FREES):
+        return
+    rejected = remedy.rejection(
+        "The allocator did that itself before it raised the error; "
+        "live tensors and stranded holes stay as they are.",
+        Confidence.PROVEN,
+    )
+    yield replace(rejected, attempts=_emptied(case))
 
 
 @proposes("Use less at once, and release Metal's caches")
 def less_on_metal(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose it if the watermark is the limit.
-
-    Metal's memory is the machine's: use less of it before lifting its limit.
-    """
+    """Propose it if the watermark is the limit: Metal's memory is that of the machine."""
     if case.backend != "mps" or not case.supports(Cause.MEMORY_LIMIT):
         return
     yield remedy.proposal(
-        weight=HELPS,
+        weight=Weight.HELPS,
         confidence=Confidence.LIKELY,
         change="a smaller batch, input or model, in 16 bits; torch.mps.empty_cache() after "
         "large steps; close other programs; fixed shapes keep the caches of graphs small; as a "
@@ -236,13 +221,3 @@ def less_on_metal(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         cost="Less at a time.",
         caveats=("Without the limit the whole machine may run out of memory, swap or stop.",),
     )
-
-
-POOLS: Final[tuple[Remedy, ...]] = (
-    RaiseMemoryLimit(),
-    split_allocation,
-    wait_for_streams,
-    share_graph_pools,
-    empty_cache,
-    less_on_metal,
-)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from fragdoctor.analysis.result import OomEvent
 from fragdoctor.analysis.step_scale import step_scale
-from fragdoctor.analysis.training_run import TrainingRun
+from fragdoctor.analysis.training_run import TrainingRun, training_run
 from fragdoctor.analysis.weight_copies import WeightCopies, find_weight_copies
 from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.verdict_message import LIBRARIES
@@ -21,7 +21,7 @@ from fragdoctor.future.search import rank_of
 from fragdoctor.model.arrays import distinct
 from fragdoctor.model.case import NO_FAILURE, OomMessage, ToldSettings
 from fragdoctor.model.conf_keys import KEYS, key_is_known
-from fragdoctor.model.diagnosis import Cause, Predicted, Recommendation, Verdict
+from fragdoctor.model.diagnosis import MAY_SAVE, Cause, Predicted, Recommendation, Verdict
 from fragdoctor.model.engines import is_of_other_program
 from fragdoctor.model.finding import Confidence, Location
 from fragdoctor.model.frameworks import FRAMEWORKS, RUN_ONLY, Framework, frameworks_in
@@ -30,28 +30,13 @@ from fragdoctor.model.measures import CHECKPOINTING
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.model.snapshot import Action
-from fragdoctor.rules.capacity.optimizer_state import fails_in_optimizer
+from fragdoctor.rules.capacity import fails_in_optimizer
 from fragdoctor.rules.failed_request import FailedRequest
 from fragdoctor.rules.request_sources import matching_oom
 from fragdoctor.rules.rule import MAX_STACK, Context, from_user
 from fragdoctor.rules.traceback_signs import Place, TracebackSign, sign_of
 from fragdoctor.trace.stacks import NATIVE, classify_file
 from fragdoctor.units import GIB, MIB, format_count, format_size, plural
-
-CURES: Final = 4
-"""Weight of a remedy that removes the cause itself."""
-
-FITS: Final = 3
-"""Weight of a remedy for what the evidence shows to hold or ask for the memory."""
-
-HELPS: Final = 2
-"""Weight of a remedy that helps against the cause without removing it."""
-
-MAY_HELP: Final = 1
-"""Weight of a remedy that helps some programs of this kind."""
-
-ASKS: Final = 0
-"""Weight of a remedy that only brings better evidence."""
 
 CLOSED: Final = (Cause.NOT_MEMORY, Cause.HOST_MEMORY, Cause.SIZE_BUG, Cause.HEALTHY)
 """Causes about which neither a recording nor less on the device changes anything."""
@@ -75,15 +60,20 @@ VARIABLES: Final = {
 class JudgedCase(Struct, frozen=True, dict=True):
     """One device of a case with its verdict.
 
-    Attributes:
-        bench: the bench to try remedies on, or None if no trace can be replayed.
-        training: passes and layers of the run, or None if no trace shows a training run.
+    ``bench`` is the bench to try remedies on, or None if no trace can be replayed.
     """
 
     context: Context
     verdict: Verdict
     bench: Bench | None = None
-    training: TrainingRun | None = None
+
+    @cached_property
+    def training(self) -> TrainingRun | None:
+        """Passes and layers of the run, or None if no trace shows them or nothing need be saved."""
+        analysis = self.context.analysis
+        if self.bench is None or analysis is None or self.cause not in MAY_SAVE:
+            return None
+        return training_run(analysis.trace, analysis.phases, self.bench.requests)
 
     @property
     def cause(self) -> Cause:
@@ -115,11 +105,8 @@ class JudgedCase(Struct, frozen=True, dict=True):
         analysis, event = self.context.analysis, self.asking_event
         if analysis is None or analysis.timeline is None:
             return None
-        trace = analysis.trace
-        state = analysis.timeline.peak_allocated_state
-        if event is not None:
-            state = event.row - trace.first_row
-        found = find_weight_copies(trace, analysis.phases, state)
+        state = analysis.timeline.peak_allocated_state if event is None else event.row
+        found = find_weight_copies(analysis.trace, analysis.phases, state)
         least = MIN_COPIED_SHARE * int(analysis.timeline.allocated_bytes[state])
         return found if found is not None and found.n_bytes >= least else None
 
@@ -196,7 +183,7 @@ class JudgedCase(Struct, frozen=True, dict=True):
         analysis, event = self.context.analysis, self.asking_event
         if analysis is None or event is None or analysis.timeline is None:
             return 1.0
-        return step_scale(analysis.trace, event.row - analysis.trace.first_row) or 1.0
+        return step_scale(analysis.trace, event.row) or 1.0
 
     def has_marker(self, kind: str) -> bool:
         """Return whether a line of the log has a marker of this kind."""
@@ -387,12 +374,30 @@ def _entries(conf: str) -> list[str]:
 _COMMA: Final = re.compile(r",(?![^\[\]]{0,1000}\])")
 
 
+class Weight(IntEnum):
+    """How promising a remedy is before it is tried."""
+
+    CURES = 4  # it removes the cause itself
+    FITS = 3  # it is for what the evidence shows to hold or ask for the memory
+    HELPS = 2  # it helps against the cause without removing it
+    MAY_HELP = 1  # it helps some programs of this kind
+    ASKS = 0  # it only brings better evidence
+
+
+class Burden(IntEnum):
+    """What a remedy costs the user, if it is enough."""
+
+    NONE = 0  # a setting, or a change to a line or two
+    CHANGE = 1  # a change to the program that may change its speed a little
+    SLOWER = 2  # each step computes less or takes longer
+    RESULTS = 3  # the program computes something else
+
+
 class Proposal(Struct, frozen=True):
     """What a remedy proposes for one case.
 
     Attributes:
         recommendation: what the user gets, without its rank.
-        weight: how promising the remedy is before it is tried.
         is_rejected: whether it is a popular remedy that does not help here and is listed with
             the reason.
         attempts: how to try it on the trace; empty if no replay can show its effect.
@@ -400,9 +405,14 @@ class Proposal(Struct, frozen=True):
 
     remedy: Remedy
     recommendation: Recommendation
-    weight: int = 0
+    weight: Weight = Weight.ASKS
     is_rejected: bool = False
     attempts: Sequence[Attempt] = ()
+
+    @property
+    def is_untold(self) -> bool:
+        """Whether nothing speaks for or against it yet, so that only a replay can bring it in."""
+        return self.is_rejected and not self.recommendation.why
 
     def saying(self, **changes: Any) -> Proposal:
         """Return the proposal with changes to what the user gets."""
@@ -419,15 +429,6 @@ class Proposal(Struct, frozen=True):
     def with_caveat(self, caveat: str) -> Proposal:
         """Return the proposal with one more caveat."""
         return self.saying(caveats=(*self.recommendation.caveats, caveat))
-
-
-class Burden(IntEnum):
-    """What a remedy costs the user, if it is enough."""
-
-    NONE = 0  # a setting, or a change to a line or two
-    CHANGE = 1  # a change to the program that may change its speed a little
-    SLOWER = 2  # each step computes less or takes longer
-    RESULTS = 3  # the program computes something else
 
 
 class Remedy:
@@ -483,7 +484,7 @@ class Remedy:
     def proposal(  # noqa: PLR0913 - the fields of a proposal, all by keyword
         self,
         *,
-        weight: int,
+        weight: Weight,
         why: str,
         confidence: Confidence | None = None,
         title: str = "",
@@ -500,7 +501,7 @@ class Remedy:
 
         What removes the cause, or fits what the evidence shows, is likely; the rest is possible.
         """
-        usual = Confidence.LIKELY if weight >= FITS else Confidence.POSSIBLE
+        usual = Confidence.LIKELY if weight >= Weight.FITS else Confidence.POSSIBLE
         recommendation = Recommendation(
             rank=0,
             code=self.code,

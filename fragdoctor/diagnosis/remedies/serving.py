@@ -8,13 +8,11 @@ from typing import Final
 
 from fragdoctor.diagnosis.remedies.less_at_once import less_to_run, speaks_of_model
 from fragdoctor.diagnosis.remedies.remedy import (
-    ASKS,
     CLOSED,
-    CURES,
-    HELPS,
     JudgedCase,
     Proposal,
     Remedy,
+    Weight,
     proposes,
 )
 from fragdoctor.diagnosis.verdict_message import has_room_in_pool
@@ -46,10 +44,7 @@ SPREAD: Final = {
 
 @proposes("Shrink what is served, or give the cache more")
 def fit_kv_cache(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose the option that the figures call for.
-
-    A server's KV cache that does not fit its budget.
-    """
+    """Propose the option that the figures call for if a server's KV cache does not fit."""
     message = case.message
     if case.kind != "kv-cache" or message is None:
         return
@@ -58,7 +53,7 @@ def fit_kv_cache(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     title, change = _option(message, shares)
     yield remedy.proposal(
         title=title,
-        weight=CURES,
+        weight=Weight.CURES,
         change=change,
         why=case.verdict.summary,
         cost="Fewer or shorter requests at a time, or slower serving.",
@@ -215,10 +210,7 @@ TOLD: Final = (Need.WEIGHTS, Need.CACHE, Need.GRAPH, Need.LIMIT, Need.POOL, Need
 
 @proposes("Put less on the GPU")
 def less_on_the_device(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose an option of the program, chosen by what the memory was for.
-
-    A program with its own allocator, or one that nothing names, needs too much.
-    """
+    """Propose an option of a program other than PyTorch, chosen by what the memory was for."""
     message = case.message
     if message is None or case.cause in CLOSED or not case.is_of_other_program:
         return
@@ -230,11 +222,11 @@ def less_on_the_device(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     yield remedy.proposal(
         title=title,
         # If so little was refused, the question is who else is on the device.
-        weight=CURES
+        weight=Weight.CURES
         if need in TOLD
-        else ASKS
+        else Weight.ASKS
         if need is Need.FULL and case.cause is Cause.UNKNOWN
-        else HELPS,
+        else Weight.HELPS,
         change=change,
         why=case.verdict.summary,
         cost="Less at a time, or slower." if need is not Need.LIMIT else "More memory in use.",

@@ -12,7 +12,6 @@ from fragdoctor.analysis.training_run import only_infers
 from fragdoctor.diagnosis.bench import Attempt, Bench
 from fragdoctor.diagnosis.remedies.capacity import (
     CUT,
-    SHORT_OF_MEMORY,
     SavingRemedy,
     first_enough,
     is_cut,
@@ -21,13 +20,11 @@ from fragdoctor.diagnosis.remedies.capacity import (
     saving_text,
 )
 from fragdoctor.diagnosis.remedies.remedy import (
-    CURES,
-    HELPS,
-    MAY_HELP,
     Burden,
     JudgedCase,
     Proposal,
     Remedy,
+    Weight,
     proposes,
 )
 from fragdoctor.future.edits import Edit, combined
@@ -41,12 +38,12 @@ from fragdoctor.future.training_edits import (
     step_in_backward,
 )
 from fragdoctor.model.arrays import distinct, largest_groups
-from fragdoctor.model.diagnosis import Cause
+from fragdoctor.model.diagnosis import SHORT_OF_MEMORY, Cause
 from fragdoctor.model.finding import Confidence, Location, line_text
 from fragdoctor.model.frameworks import HAVE_FOREACH, HAVE_FUSED
 from fragdoctor.model.phases import Category
 from fragdoctor.model.snapshot import I64
-from fragdoctor.rules.growth.growing_line import idle_graph_text
+from fragdoctor.rules.growth import idle_graph_text
 from fragdoctor.trace.lives import NEVER
 
 N_CHUNKS: Final = 8
@@ -91,25 +88,6 @@ def _is_one_of(names: Sequence[str], case: JudgedCase) -> bool | None:
     paths = (file[:1000].replace("\\", "/") for file in case.files)
     seen = {m[1] for path in paths if (m := _OPTIMIZER.search(path))}
     return not seen.isdisjoint(name.lower() for name in names) if seen else None
-
-
-class OptimizerWithoutForeach(SavingRemedy):
-    """Without fusing, updating one parameter at a time needs temporaries for only one."""
-
-    code = "optimizer-without-foreach"
-    title = "Let the optimizer update one parameter at a time"
-    doing = "foreach=False in the optimizer"
-    change = "foreach=False where the optimizer is made"
-    cost = "The step becomes slower: one kernel launch per parameter."
-    effort = 9
-
-    def edits(self, case: JudgedCase) -> Sequence[Edit]:
-        """Return the edit that keeps only the temporaries of the largest parameter."""
-        run = case.training
-        has_foreach = _is_one_of(HAVE_FOREACH, case) and not can_be_fused(case)
-        if run is None or not len(run.temporary_row) or not has_foreach:
-            return ()
-        return (optimizer_one_by_one(run.temporary_row, run.optimizer[0]),)
 
 
 class ChunkedLoss(SavingRemedy):
@@ -164,7 +142,7 @@ class GradientCheckpointing(SavingRemedy):
             return
         yield self.proposal(
             title="" if a is not None or case.trains else f"If it trains: {self.title.lower()}",
-            weight=MAY_HELP,
+            weight=Weight.MAY_HELP,
             why="In training, activations are often the largest part. Checkpointed layers keep "
             "their inputs only, and compute the rest again in the backward pass.",
         )
@@ -181,35 +159,6 @@ def layers_checkpointed(case: JudgedCase) -> tuple[Edit, ...]:
         return ()
     calls = run.layers
     return (checkpointed(calls.first_row, calls.end_row, calls.forward_end_row),)
-
-
-@proposes("Evaluate without building graphs", is_modelled=True)
-def drop_idle_graph(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
-    """Propose it if the failed evaluation keeps as much as a training forward pass.
-
-    An evaluation that keeps what only a backward pass would need.
-    """
-    analysis, context = case.context.analysis, case.context
-    graph = None if analysis is None else analysis.idle_graph
-    if graph is None or not case.is_allocator_case:
-        return
-    line = context.frame(graph.frame)
-    call = "the call of the model" if line is None else line_text(line)
-    yield remedy.proposal(
-        weight=CURES if case.cause is Cause.TRANSIENT_PEAK else HELPS,
-        confidence=Confidence.LIKELY,
-        change=f"wrap {call} in torch.no_grad() or torch.inference_mode()",
-        why=f"{idle_graph_text(context, graph)}.",
-        locations=() if line is None else (line,),
-        cost="None: evaluation needs no gradients.",
-        caveats=(
-            "model.eval() alone does not stop graphs from being built.",
-            "If a backward pass does follow that call, it needs the graph.",
-        ),
-        saves_bytes=graph.n_bytes,
-        # Checkpointed layers keep more than a run without a graph.
-        attempts=list(map(Attempt.of_edit, layers_checkpointed(case))),
-    )
 
 
 class SmallerOptimizerState(SavingRemedy):
@@ -275,7 +224,7 @@ class KeptOnHost(SavingRemedy):
             where = line_text(line)
             yield self.proposal(
                 title=f"Keep what {where} makes on the host",
-                weight=MAY_HELP,
+                weight=Weight.MAY_HELP,
                 change=f"leave out .cuda() or .to(device) at {where} and move each batch instead: "
                 "batch.to(device, non_blocking=True), from pinned memory; what a step needs whole "
                 "takes less as a sparse tensor or in 16 bits",
@@ -332,6 +281,54 @@ class StepInBackward(SavingRemedy):
         return (step_in_backward(run.gradient_row, run.temporary_row),)
 
 
+class OptimizerWithoutForeach(SavingRemedy):
+    """Without fusing, updating one parameter at a time needs temporaries for only one."""
+
+    code = "optimizer-without-foreach"
+    title = "Let the optimizer update one parameter at a time"
+    doing = "foreach=False in the optimizer"
+    change = "foreach=False where the optimizer is made"
+    cost = "The step becomes slower: one kernel launch per parameter."
+    effort = 9
+
+    def edits(self, case: JudgedCase) -> Sequence[Edit]:
+        """Return the edit that keeps only the temporaries of the largest parameter."""
+        run = case.training
+        has_foreach = _is_one_of(HAVE_FOREACH, case) and not can_be_fused(case)
+        if run is None or not len(run.temporary_row) or not has_foreach:
+            return ()
+        return (optimizer_one_by_one(run.temporary_row, run.optimizer[0]),)
+
+
+@proposes("Evaluate without building graphs", is_modelled=True)
+def drop_idle_graph(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose it if the failed evaluation keeps as much as a training forward pass.
+
+    An evaluation that keeps what only a backward pass would need.
+    """
+    analysis, context = case.context.analysis, case.context
+    graph = None if analysis is None else analysis.idle_graph
+    if graph is None or not case.is_allocator_case:
+        return
+    line = context.frame(graph.frame)
+    call = "the call of the model" if line is None else line_text(line)
+    yield remedy.proposal(
+        weight=Weight.CURES if case.cause is Cause.TRANSIENT_PEAK else Weight.HELPS,
+        confidence=Confidence.LIKELY,
+        change=f"wrap {call} in torch.no_grad() or torch.inference_mode()",
+        why=f"{idle_graph_text(context, graph)}.",
+        locations=() if line is None else (line,),
+        cost="None: evaluation needs no gradients.",
+        caveats=(
+            "model.eval() alone does not stop graphs from being built.",
+            "If a backward pass does follow that call, it needs the graph.",
+        ),
+        saves_bytes=graph.n_bytes,
+        # Checkpointed layers keep more than a run without a graph.
+        attempts=list(map(Attempt.of_edit, layers_checkpointed(case))),
+    )
+
+
 class CombinedSavings(Remedy):
     """Several changes together, if none is enough alone."""
 
@@ -374,7 +371,7 @@ class CombinedSavings(Remedy):
         parts = parts[: best.attempt.what_if.edit.count(" + ") + 1]
         yield self.proposal(
             title=f"Combine: {', '.join(part.doing for part in parts)}",
-            weight=HELPS,
+            weight=Weight.HELPS,
             confidence=Confidence.LIKELY,
             change="; ".join(part.change for part in parts),
             why=saving_text(case, bench, best),
@@ -387,16 +384,3 @@ class CombinedSavings(Remedy):
 MIN_COMBINED: Final = 2
 WORTH_COMBINING: Final = 1.2
 """A combination is worth mentioning if it saves this many times what its best part saves alone."""
-
-
-TRAINING: Final[tuple[Remedy, ...]] = (
-    FusedOptimizer(),
-    ChunkedLoss(),
-    GradientCheckpointing(),
-    SmallerOptimizerState(),
-    OffloadOptimizer(),
-    KeptOnHost(),
-    StepInBackward(),
-    OptimizerWithoutForeach(),
-    drop_idle_graph,
-)

@@ -9,11 +9,11 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.analysis.weight_copies import WeightCopies
-from fragdoctor.diagnosis.remedies.capacity import SHORT_OF_MEMORY, SavingRemedy
-from fragdoctor.diagnosis.remedies.remedy import FITS, Burden, JudgedCase, Proposal, Remedy
+from fragdoctor.diagnosis.remedies.capacity import SavingRemedy
+from fragdoctor.diagnosis.remedies.remedy import Burden, JudgedCase, Proposal, Weight
 from fragdoctor.future.edits import Edit
 from fragdoctor.future.training_edits import requests_freed_at, requests_removed
-from fragdoctor.model.diagnosis import Cause
+from fragdoctor.model.diagnosis import SHORT_OF_MEMORY, Cause
 from fragdoctor.model.finding import line_text
 from fragdoctor.model.snapshot import I64
 from fragdoctor.units import format_size
@@ -46,7 +46,7 @@ class CopyOfWeights(SavingRemedy):
         title, change = self.said(copies, line_text(stack[0] if stack else None))
         yield self.proposal(
             title=title,
-            weight=FITS,
+            weight=Weight.FITS,
             change=change,
             why=f"{format_size(copies.n_bytes)} are held beside the model.",
             locations=stack,
@@ -110,6 +110,3 @@ def is_checkpoint(case: JudgedCase, copies: WeightCopies) -> bool:
 LOAD: Final = "torch.load(path, map_location='cpu'), and del it after load_state_dict()"
 
 LOADERS: Final = re.compile(r"/torch/serialization\.py$|/safetensors/torch\.py$")
-
-
-WEIGHTS: Final[tuple[Remedy, ...]] = (SpareWeights(), CopyOfWeights())

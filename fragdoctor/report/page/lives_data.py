@@ -150,7 +150,7 @@ def lives_data(
     rows = _kept(columns, budget_bytes)
     peak = max(trace.totals.peak_active_bytes, trace.totals.peak_reserved_bytes)
     is_complete = len(rows) == len(trace.lives) and peak <= MAX_EXACT
-    category = analysis.phases.category if analysis.phases is not None else np.zeros(0, np.uint8)
+    category = analysis.category
     stack = sink.stacks.page_stacks(trace.lives.stack[rows], trace.lives.size_bytes[rows])
     blob = sink.blob
     return {
@@ -209,8 +209,8 @@ def _growth(analysis: DeviceAnalysis) -> list[int] | None:
     """Return the states of the first and last survivor of the line that grows most."""
     if not analysis.growth:
         return None
-    worst, first_row = analysis.growth[0], analysis.trace.first_row
-    return [worst.first_event - first_row + 1, worst.last_event - first_row + 1]
+    worst = analysis.growth[0]
+    return [worst.first_event + 1, worst.last_event + 1]
 
 
 def _segments(trace: Trace, segments: SegmentLives, sink: Sink) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def timeline_data(
         "bucket": 1,
         "peak_state": analysis.timeline.peak_allocated_state,
         "time": _time(snapshot, rows, blob),
-        **_marks(analysis, rows.start),
+        **_marks(analysis),
         **dict.fromkeys((*SERIES, *(f"{name}_drop" for name in SERIES))),
     }
     if budget_bytes is not None:
@@ -130,7 +130,7 @@ def _time(snapshot: Snapshot, rows: slice, blob: BlobWriter) -> dict[str, Any] |
     return {"state": blob.add(at), "us": blob.add(elapsed)}
 
 
-def _marks(analysis: DeviceAnalysis, first_row: int) -> dict[str, Any]:
+def _marks(analysis: DeviceAnalysis) -> dict[str, Any]:
     """Return OOMs and flushes as states: the number of events up to and including them."""
     flushes = sorted(analysis.flushes, key=lambda f: -f.released_bytes)[:MAX_MARKS]
     ooms = analysis.ooms[-MAX_MARKS:]
@@ -139,10 +139,10 @@ def _marks(analysis: DeviceAnalysis, first_row: int) -> dict[str, Any]:
         "n_ooms": len(analysis.ooms),
         "n_flushes": {"retries": n_retries, "others": len(analysis.flushes) - n_retries},
         "ooms": [
-            [o.row - first_row + 1, o.rounded_bytes, o.device_free_bytes, _line(analysis, o.stack)]
+            [o.row + 1, o.rounded_bytes, o.device_free_bytes, _line(analysis, o.stack)]
             for o in ooms
         ],
-        "flushes": sorted([f.last_row - first_row + 1, f.released_bytes, f.cause] for f in flushes),
+        "flushes": sorted([f.last_row + 1, f.released_bytes, f.cause] for f in flushes),
     }
 
 

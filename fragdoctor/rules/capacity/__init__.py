@@ -1,1 +1,0 @@
-"""FD2xx: more memory needed than there is, and peaks."""

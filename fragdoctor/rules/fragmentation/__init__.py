@@ -1,1 +1,0 @@
-"""FD1xx: free memory that cannot be used."""

@@ -1,1 +1,0 @@
-"""FD4xx: memory that grows and is not freed."""

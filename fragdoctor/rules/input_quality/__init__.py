@@ -1,1 +1,0 @@
-"""FD9xx: what the input does not show."""

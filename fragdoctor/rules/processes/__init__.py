@@ -1,1 +1,0 @@
-"""FD5xx: memory of other processes, other libraries and other ranks."""

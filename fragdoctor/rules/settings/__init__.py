@@ -1,1 +1,0 @@
-"""FD3xx: allocator settings that do not do what they seem to."""
