@@ -33,7 +33,7 @@ from fragdoctor.model.simulation import (
 )
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.rules.failed_request import rounding_bytes
-from fragdoctor.rules.growth import filling_container
+from fragdoctor.rules.growth.growing_line import filling_container
 from fragdoctor.rules.rule import Context
 from fragdoctor.trace.operations import NativeOps, Operations, OpKind, is_free
 from fragdoctor.trace.replay import Reproduction

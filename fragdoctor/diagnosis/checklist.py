@@ -16,13 +16,11 @@ from fragdoctor.diagnosis.figures import peak_of
 from fragdoctor.model.diagnosis import Cause, ChecklistItem, Status, Verdict
 from fragdoctor.model.story import Direction
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, FULL_SLACK_SHARE, FailedRequest
-from fragdoctor.rules.growth import (
+from fragdoctor.rules.growth.growing_line import maker_text, rounds_text, slope_text
+from fragdoctor.rules.growth.growing_statistics import (
     MIN_RECORDS,
     count_rises,
     grown_bytes,
-    maker_text,
-    rounds_text,
-    slope_text,
     values_of,
 )
 from fragdoctor.rules.rule import Context

@@ -10,7 +10,7 @@ from fragdoctor.diagnosis.decision import Hypothesis, in_bytes
 from fragdoctor.model.case import MemoryStats
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence, Evidence
-from fragdoctor.rules.growth import count_rises, grown_bytes
+from fragdoctor.rules.growth.growing_statistics import count_rises, grown_bytes
 from fragdoctor.rules.rule import Context
 from fragdoctor.units import format_count, format_size, plural
 

@@ -1,17 +1,20 @@
-"""All rules, sorted by code. The rules of a theme are in a file, from one hundred of codes."""
+"""All rules, sorted by code. A rule is a file of a theme, with the rule's name."""
 
 from __future__ import annotations
 
+from importlib import import_module
+from pathlib import Path
 from typing import Final
 
-from fragdoctor.rules import capacity, fragmentation, growth, input_quality, processes, settings
 from fragdoctor.rules.rule import HEADINGS, Rule
 
-_THEMES: Final = (fragmentation, capacity, settings, growth, processes, input_quality)
+_THEMES: Final = ("fragmentation", "capacity", "settings", "growth", "processes", "input_quality")
 
+
+_FILES: Final = (f for theme in _THEMES for f in Path(__file__).with_name(theme).glob("[!_]*.py"))
 RULES: Final[tuple[Rule, ...]] = tuple(
     sorted(
-        (one for theme in _THEMES for one in vars(theme).values() if isinstance(one, Rule)),
+        (getattr(import_module(f"{__package__}.{f.parent.name}.{f.stem}"), f.stem) for f in _FILES),
         key=lambda rule: rule.code,
     )
 )

@@ -9,7 +9,7 @@ from fragdoctor.analysis.device import analyze_device
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.model.case import Case
 from fragdoctor.model.snapshot import Snapshot
-from fragdoctor.rules.capacity import state_in_step
+from fragdoctor.rules.capacity.optimizer_state import state_in_step
 
 MODEL = sum(PARAMETERS)
 

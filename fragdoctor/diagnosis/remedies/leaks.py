@@ -11,7 +11,7 @@ from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal, Remedy, W
 from fragdoctor.model.census import HoldingKind, Owner
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Location, line_text
-from fragdoctor.rules.growth import gathered_text, keeper, maker_text, rounds_text
+from fragdoctor.rules.growth.growing_line import gathered_text, keeper, maker_text, rounds_text
 from fragdoctor.rules.rule import Context
 from fragdoctor.story.trends import accumulation, growth_sentence, has_process_each
 from fragdoctor.trace.stacks import EVALUATION, PACKAGE, USER, classify_file

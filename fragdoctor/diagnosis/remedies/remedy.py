@@ -30,7 +30,7 @@ from fragdoctor.model.measures import CHECKPOINTING
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.model.snapshot import Action
-from fragdoctor.rules.capacity import fails_in_optimizer
+from fragdoctor.rules.capacity.optimizer_state import fails_in_optimizer
 from fragdoctor.rules.failed_request import FailedRequest
 from fragdoctor.rules.request_sources import matching_oom
 from fragdoctor.rules.rule import MAX_STACK, Context, from_user

@@ -43,7 +43,7 @@ from fragdoctor.model.finding import Confidence, Location, line_text
 from fragdoctor.model.frameworks import HAVE_FOREACH, HAVE_FUSED
 from fragdoctor.model.phases import Category
 from fragdoctor.model.snapshot import I64
-from fragdoctor.rules.growth import idle_graph_text
+from fragdoctor.rules.growth.growing_line import idle_graph_text
 from fragdoctor.trace.lives import NEVER
 
 N_CHUNKS: Final = 8

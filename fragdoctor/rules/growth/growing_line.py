@@ -1,8 +1,8 @@
-"""FD4xx: memory that grows and is not freed."""
+"""FD401: memory from one line grows step by step and is not freed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -10,11 +10,9 @@ import numpy as np
 from fragdoctor.analysis.owners import NamedBlocks, main_owner, named_blocks
 from fragdoctor.analysis.result import Growth, IdleGraph, KeptKind, KeptMemory
 from fragdoctor.future.repetition import BoundedContainer
-from fragdoctor.model.case import MemoryStats
 from fragdoctor.model.census import HoldingKind, Owner
 from fragdoctor.model.finding import Confidence, Evidence, Severity, line_text
-from fragdoctor.model.trend import trend_of
-from fragdoctor.rules.rule import Context, Found, Skip, needed, rule
+from fragdoctor.rules.rule import Context, Found, rule
 from fragdoctor.units import format_count, format_share, format_size, plural
 
 MAX_LINES: Final = 5
@@ -163,66 +161,3 @@ def _recorded_text(context: Context, kept: KeptMemory) -> str:
     a = context.analysis
     when = "in the last" if a is not None and a.trace.is_cut else "after"
     return f"{format_size(kept.survivor_bytes)} {when} {rounds_text(kept)}"
-
-
-KEY = "allocated_bytes.all.current"
-
-
-@rule("FD402", Severity.WARNING)
-def growing_statistics(context: Context) -> Iterator[Found]:
-    """Allocated memory climbs over a series of statistics.
-
-    What it finds. Current allocated bytes that rise over the series, and to its end.
-
-    Why it costs memory. Taken at the same point of each step, allocated memory should be level.
-
-    Evidence used. allocated_bytes.all.current of each record.
-
-    What to do. Record a snapshot over a few steps: it names the line.
-
-    What it can get wrong. Records taken at different points of a step, or during warm-up.
-
-    Example. 2.1, 2.3, 2.5, 2.7 GiB after steps 100, 200, 300, 400.
-
-    References. torch.cuda.memory_stats.
-    """
-    stats = needed(context.stats or None, "no memory statistics were given")
-    if not context.is_series or len(values_of(stats, KEY)) < MIN_RECORDS:
-        raise Skip(f"a series of at least {MIN_RECORDS} records is needed")
-    grown = grown_bytes(stats)
-    if grown is None:
-        return
-    yield Found(
-        f"Allocated memory rises by {format_size(grown)} over {format_count(len(stats))} records.",
-        confidence=Confidence.LIKELY,
-        n_bytes=grown,
-        evidence=(Evidence("rise", grown, "bytes", "memory_stats"),),
-    )
-
-
-MIN_RECORDS: Final = 4
-"""Fewer records than this cannot distinguish a trend from a warm-up."""
-
-
-MIN_RISE_SHARE: Final = 0.1
-"""A series must end this share above its start; smaller drifts are caches that fill."""
-
-
-def values_of(stats: Sequence[MemoryStats], key: str) -> list[int]:
-    """Return the values of one figure over a series, without records that lack the figure."""
-    return [value for record in stats if (value := record.get(key)) is not None]
-
-
-def grown_bytes(stats: Sequence[MemoryStats]) -> int | None:
-    """Return how much allocated memory grows over a series, or None if it does not grow."""
-    values = values_of(stats, KEY)
-    if len(values) < MIN_RECORDS or not trend_of(values).goes_on:
-        return None
-    rise = values[-1] - values[0]
-    return rise if rise >= MIN_RISE_SHARE * values[-1] else None
-
-
-def count_rises(stats: Sequence[MemoryStats], key: str) -> bool:
-    """Return whether a counter rose at all within the series."""
-    values = values_of(stats, key)
-    return len(values) > 1 and values[-1] > values[0]

@@ -1,0 +1,1 @@
+"""FD2xx: more memory needed than there is, and peaks."""

@@ -1,0 +1,46 @@
+"""FD201: live memory and the request exceed what PyTorch could have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fragdoctor.model.finding import Confidence, Evidence, Severity
+from fragdoctor.rules.rule import Context, Found, needed, rule
+from fragdoctor.units import format_size
+
+
+@rule("FD201", Severity.ERROR)
+def device_full(context: Context) -> Iterator[Found]:
+    """Live memory and the request exceed what PyTorch could have.
+
+    What it finds. A refused request that would not fit even if the cache were packed perfectly.
+
+    Why it costs memory. It is not a matter of the allocator: the tensors themselves are too large.
+
+    Evidence used. Live bytes, the request, reserved and driver-free memory at the failure.
+
+    What to do. Less live memory: smaller batch, checkpointing, lower precision, sharding,
+    offloading, freeing what is not needed. No allocator setting helps.
+
+    What it can get wrong. Figures of a message are rounded; within that rounding the finding says
+    likely. What made live memory so large is the question of other rules.
+
+    Example. 2.91 GiB live and a request of 48 MiB on 2.93 GiB.
+
+    References. FAQ: My model reports "cuda runtime error(2): out of memory".
+    """
+    r = context.need_request()
+    missing = -needed(r.margin_bytes, "the message does not print live and free memory")
+    if missing <= 0:
+        return
+    yield Found(
+        f"{format_size(r.live_bytes)} live and {format_size(r.requested_bytes)} asked exceed "
+        f"{format_size(r.available_bytes)} by {format_size(missing)}.",
+        severity=Severity.WARNING if r.is_caught else Severity.ERROR,
+        confidence=Confidence.PROVEN if missing > r.tolerance_bytes else Confidence.LIKELY,
+        n_bytes=missing,
+        evidence=(
+            Evidence("live", r.live_bytes or 0, "bytes", r.source),
+            Evidence("available", r.available_bytes or 0, "bytes", r.source),
+        ),
+    )

@@ -1,0 +1,1 @@
+"""FD1xx: free memory that cannot be used."""

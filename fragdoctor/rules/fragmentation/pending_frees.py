@@ -1,0 +1,70 @@
+"""FD106: freed blocks wait for work on other streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from fragdoctor.model.finding import Confidence, Evidence, Severity
+from fragdoctor.rules.rule import Context, Found, Skip, rule
+from fragdoctor.units import format_size
+
+PENDING_SHARE: Final = 0.02
+"""Smallest share of reserved memory worth a finding; less is the copy of one batch."""
+
+
+@rule("FD106", Severity.INFO)
+def pending_frees(context: Context) -> Iterator[Found]:
+    """Freed blocks wait for work on other streams.
+
+    What it finds. Memory that is active but no longer allocated, and blocks whose wait ended only
+    in the flush before a failure.
+
+    Why it costs memory. A tensor that another stream uses (record_stream, side-stream copies, FSDP
+    prefetch) is reusable only when that stream's work is done. After its last flush the allocator
+    does not search its cache again.
+
+    Evidence used. Block states of the snapshot, active and allocated bytes of the statistics, free
+    events right before the failure.
+
+    What to do. Synchronize the streams before the large allocation, use fewer record_stream calls,
+    limit_all_gathers for FSDP, or repeat the failed call once.
+
+    What it can get wrong. A snapshot taken in the middle of overlapping work always shows some.
+
+    Example. 898 MiB wait for a side stream while 800 MiB are asked.
+
+    References. torch.Tensor.record_stream; CUDA semantics: CUDA streams.
+    """
+    pending, reserved, source = _pending(context)
+    r = context.failed_request
+    late = r.late_free_bytes if r is not None else 0
+    if late and r is not None and late >= r.requested_bytes:
+        yield Found(
+            f"{format_size(late)} came free only in the flush before the failure of "
+            f"{format_size(r.requested_bytes)}, after which the cache is not searched again.",
+            severity=Severity.WARNING,
+            confidence=Confidence.LIKELY,
+            n_bytes=late,
+            evidence=(Evidence("late frees", late, "bytes", "trace"),),
+            key="late",
+        )
+    if not pending or pending < PENDING_SHARE * reserved:
+        return
+    yield Found(
+        f"{format_size(pending)} are freed but wait for other streams.",
+        severity=Severity.WARNING if r is not None and not r.is_caught else Severity.INFO,
+        confidence=Confidence.PROVEN,
+        n_bytes=pending,
+        evidence=(Evidence("pending", pending, "bytes", source),),
+    )
+
+
+def _pending(context: Context) -> tuple[int, int, str]:
+    if context.analysis is not None:
+        space = context.analysis.free_space
+        return space.pending_free_bytes, context.analysis.reserved_bytes, "snapshot"
+    for s in context.stats[-1:]:
+        if s.active_bytes is not None and s.allocated_bytes is not None:
+            return max(0, s.active_bytes - s.allocated_bytes), s.reserved_bytes or 0, s.origin
+    raise Skip("neither a snapshot nor statistics with active bytes were given")

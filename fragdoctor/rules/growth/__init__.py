@@ -1,0 +1,1 @@
+"""FD4xx: memory that grows and is not freed."""

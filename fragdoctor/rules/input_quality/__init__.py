@@ -1,0 +1,1 @@
+"""FD9xx: what the input does not show."""

@@ -1,0 +1,1 @@
+"""FD5xx: memory of other processes, other libraries and other ranks."""
