@@ -112,17 +112,14 @@ class OnTerm:
             numbers = os.read(reader, 64)
             if not numbers:
                 return
-            number = self._ours_of(numbers)
+            ours = [getattr(signal, name, 0) for name in NAMES]
+            # Our handler appears as the default; other signals belong to the program.
+            is_default = (n for n in ours if n in numbers and signal.getsignal(n) is signal.SIG_DFL)
+            number = next(is_default, 0)
             if number and not self._begun.wait(GRACE_S):
                 self._act_once(number)
                 _die(number)
             self._on_others(numbers)
-
-    def _ours_of(self, numbers: bytes) -> int:
-        """Return a signal that our handler is for, or 0 if all belong to the program."""
-        ours = [getattr(signal, name, 0) for name in NAMES]
-        # Our handler appears as the default.
-        return next((n for n in ours if n in numbers and signal.getsignal(n) is signal.SIG_DFL), 0)
 
     def _hide(self) -> None:
         """Make our handler look like the default: frameworks install theirs only over that one."""
@@ -238,7 +235,12 @@ def _on_cuda(options: Options, torch: Any) -> None:
         def ended() -> None:
             recorder.on_exit(getattr(sys, "last_exc", None) or getattr(sys, "last_value", None))
 
-        _at_exit(reported(ended))
+        at_exit = reported(ended)
+        atexit.register(at_exit)
+        if "multiprocessing.util" in sys.modules:
+            # Forked children end by os._exit, which runs only multiprocessing's finalizers.
+            finalize = sys.modules["multiprocessing.util"].Finalize
+            _quietly(finalize, None, at_exit, exitpriority=100)
         on_request = OnRequest(reported(recorder.on_request))
         on_term = OnTerm(
             reported(lambda name: recorder.on_exit(signal_name=name)),
@@ -250,13 +252,6 @@ def _on_cuda(options: Options, torch: Any) -> None:
         _quietly(on_term.install)
     except Exception as e:  # see above
         note(options, "problem", f"{type(e).__name__}: {e}")
-
-
-def _at_exit(call: Callable[[], None]) -> None:
-    atexit.register(call)
-    if "multiprocessing.util" in sys.modules:
-        # Forked children end by os._exit, which runs only multiprocessing's finalizers.
-        _quietly(sys.modules["multiprocessing.util"].Finalize, None, call, exitpriority=100)
 
 
 def report(options: Options, recorder: Recorder) -> None:

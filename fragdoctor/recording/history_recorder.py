@@ -174,9 +174,12 @@ class Recorder:
             with self._noted():
                 is_reported = self._is_reported(error)
                 self._finish(ended_program=is_reported)
-                if not is_reported:
+                is_used = bool(self.n_ooms or used_devices(self.torch))
+                self.left_nothing = not (is_reported or is_used)
+                if is_used and not is_reported:
+                    reason, name = "signal" if signal_name else "exit", signal_name or None
                     with self._writing():
-                        self._write_end(error, signal_name)
+                        self._write(signal_name.lower() or "exit", reason, error, signal=name)
         finally:
             self.is_on = False
 
@@ -217,13 +220,6 @@ class Recorder:
         """Return whether an error is the last failure, which already has a bundle."""
         return error is not None and bool(self._last_oom) and str(error) == self._last_oom
 
-    def _write_end(self, error: BaseException | None, signal_name: str) -> None:
-        if not self.n_ooms and not used_devices(self.torch):
-            self.left_nothing = True
-            return
-        reason = "signal" if signal_name else "exit"
-        self._write(signal_name.lower() or "exit", reason, error, signal=signal_name or None)
-
     def _finish(self, *, ended_program: bool) -> None:
         """Complete the last bundle with what is known only now."""
         if not self.bundles:
@@ -245,7 +241,9 @@ class Recorder:
         if census is not None:  # first: the next parts make objects of their own
             parts[bundle_writer.CENSUS] = census.write
         parts[bundle_writer.SNAPSHOT] = self._dump
-        parts[bundle_writer.STATS] = lambda path: self._write_stats(path, devices)
+        parts[bundle_writer.STATS] = lambda path: bundle_writer.write_json(
+            path, {str(d): dict(self.torch.cuda.memory_stats(d)) for d in devices}
+        )
         if self.options.sources:
             parts[bundle_writer.SOURCES] = lambda path: write_sources(
                 path, self._user_lines, self._started
@@ -309,10 +307,6 @@ class Recorder:
             memory._dump_snapshot(path)
         if seen and self.options.sources:  # after the snapshot is safe on disk
             self._user_lines = user_lines(seen[-1])
-
-    def _write_stats(self, path: str, devices: list[int]) -> None:
-        stats = {str(d): dict(self.torch.cuda.memory_stats(d)) for d in devices}
-        bundle_writer.write_json(path, stats)
 
     def _take(self, text: str) -> _Waiting:
         """Take out the bundle that a message is about: same thread, else same device, else last.

@@ -67,7 +67,9 @@ class Climb:
             parents = []
             for parent, held in self._referrers(level):
                 if id(parent) in self._modules:
-                    return ClimbedHolder(self._global(parent, held[0]), ())
+                    pairs = list(parent.items())
+                    keys = (k for k, v in pairs if v is held[0] and type(k) is str)
+                    return ClimbedHolder(f"{self._modules[id(parent)]}.{next(keys, '...')}", ())
                 for child in held:
                     above.setdefault(id(child), []).append(parent)
                 if id(parent) not in tried:
@@ -114,10 +116,6 @@ class Climb:
     def forget(self) -> None:
         """Let go of all objects, even if somebody holds this one."""
         self._every.clear()
-
-    def _global(self, names: Any, value: Any) -> str:
-        key = next((k for k, v in list(names.items()) if v is value and type(k) is str), "...")
-        return f"{self._modules[id(names)]}.{key}"
 
 
 def _cycle_above(value: Any, above: dict[int, list[Any]]) -> list[Any]:

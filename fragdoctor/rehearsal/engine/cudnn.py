@@ -17,7 +17,7 @@ import ctypes
 import importlib.util
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from math import prod
@@ -105,7 +105,9 @@ def take(convolution: Convolution, ask: Callable[[int], None]) -> None:
     plans = _plans_here(convolution, wants_all=tries)
     if not plans:
         session.note(_WITHOUT if _library() is None else _UNPLANNED)
-        plans = (_copies(convolution), 0)
+        shapes = (convolution.input, convolution.weight, convolution.result)
+        copies = 0 if convolution.is_channels_last else sum(map(prod, shapes))
+        plans = (copies * convolution.dtype.itemsize, 0)
     if tries and (in_engine_thread(), convolution) not in _BENCHMARKED:
         _BENCHMARKED.add((in_engine_thread(), convolution))
         session.note(_BENCHMARK)
@@ -150,13 +152,6 @@ _BENCHMARK: Final = (
 )
 _BENCHMARKED: Final[set[tuple[bool, Convolution]]] = set()
 """Calls whose plans were tried; PyTorch keeps the plan that it chose, for each of its threads."""
-
-
-def _copies(convolution: Convolution) -> int:
-    if convolution.is_channels_last:
-        return 0
-    shapes = (convolution.input, convolution.weight, convolution.result)
-    return sum(map(prod, shapes)) * convolution.dtype.itemsize
 
 
 @lru_cache(maxsize=100_000)
@@ -394,19 +389,13 @@ def _library() -> Any | None:
 
 
 def _loaded(name: str) -> Any | None:
-    for path in (*_in_packages(name), name):
+    """Return a library that NVIDIA's packages, conda or the system have installed."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = (spec.submodule_search_locations or ()) if spec else ()
+    packaged = [path for one in folders for path in sorted(Path(one).glob(f"*/lib/{name}"))]
+    for path in (*packaged, Path(sys.prefix, "lib", name), name):
         try:
             return ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
         except OSError:
             continue
     return None
-
-
-def _in_packages(name: str) -> Iterator[Path]:
-    """Yield the paths where NVIDIA's packages or conda install a library."""
-    spec = importlib.util.find_spec("nvidia")
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        yield from sorted(Path(folder).glob(f"*/lib/{name}"))
-    path = Path(sys.prefix, "lib", name)
-    if path.exists():
-        yield path

@@ -10,7 +10,7 @@ pass early.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -147,7 +147,7 @@ class Recomputation:
         new["size"][kind == OpKind.FREE] = 0
         new["row"] = self._reached[np.minimum(position, len(self._reached) - 1)]
         stays = np.ones(len(self._ops), np.bool_)
-        stays[_joined(one.removed for one in changes)] = False
+        stays[np.concatenate([one.removed for one in changes])] = False
         stays[self._dies[moved][self._dies[moved] < NEVER]] = False
         table = np.insert(self._ops.table, position, new)
         return Operations(table[np.insert(stays, position, values=True)]).native(self._base)
@@ -155,7 +155,8 @@ class Recomputation:
     def _new_ends(self, changes: Sequence[_Again]) -> I64:
         """Return where each block that the program's original requests make is freed."""
         dies = self._dies.copy()
-        gone, remade = _joined(one.gone for one in changes), _joined(one.remade for one in changes)
+        gone = np.concatenate([one.gone for one in changes])
+        remade = np.concatenate([one.remade for one in changes])
         dies[gone[:, 0]], dies[remade[:, 0]] = gone[:, 1], -1
         for one in changes:
             np.maximum.at(dies, one.inputs, one.end)
@@ -243,10 +244,6 @@ class Recomputation:
     def _position(self, event: int) -> int:
         """Return the first request at or after an event."""
         return int(np.searchsorted(self._reached, event))
-
-
-def _joined(columns: Iterable[I64]) -> I64:
-    return np.concatenate([*columns])
 
 
 def _pairs(rows: Sequence[int], positions: Sequence[int]) -> I64:

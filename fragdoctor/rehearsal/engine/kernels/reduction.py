@@ -94,24 +94,14 @@ def _comes_after(first: Dim, second: Dim) -> int:
 def _merged(dims: list[Dim]) -> list[Dim]:
     merged: list[Dim] = []
     for dim in dims:
-        if merged and _mergeable(merged[-1], dim):
-            last = merged[-1]
+        last = merged[-1] if merged else Dim(0, 0, 0)
+        follows = (last.size * last.input, last.size * last.output) == (dim.input, dim.output)
+        if merged and (follows or 1 in {last.size, dim.size}):
             steps = dim if last.size == 1 else last
             merged[-1] = Dim(last.size * dim.size, steps.input, steps.output)
         else:
             merged.append(dim)
     return merged
-
-
-def _mergeable(first: Dim, second: Dim) -> bool:
-    if first.size == 1 or second.size == 1:
-        return True
-    return first.size * first.input == second.input and first.size * first.output == second.output
-
-
-def _fits_32_bits(dims: Sequence[Dim], item_bytes: int) -> bool:
-    reach = 1 + sum((d.size - 1) * d.input for d in dims) * item_bytes
-    return prod(d.size for d in dims) <= MAX_INT and reach <= MAX_INT
 
 
 def _halves(dims: Sequence[Dim]) -> list[list[Dim]]:
@@ -145,7 +135,8 @@ def reduction_bytes(
     waiting = [dims_of(sizes, strides, axes)]
     while waiting:
         dims = waiting.pop()
-        if _fits_32_bits(dims, item_bytes):
+        reach = 1 + sum((d.size - 1) * d.input for d in dims) * item_bytes
+        if prod(d.size for d in dims) <= MAX_INT and reach <= MAX_INT:
             pair = _pass(dims, kind, facts)
             if pair is not None:
                 found.append(pair)
