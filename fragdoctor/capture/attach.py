@@ -1,6 +1,6 @@
 """A bundle of a running program: requested by a signal, or taken by the program's own Python.
 
-A program under ``fragdoctor run`` has a recorder that answers a signal (``on_request``); ``/proc``
+A program under ``fragdoctor run`` has a recorder that answers a signal (``signals``); ``/proc``
 tells whether it does, since the signal would end any other program. Otherwise, from Python 3.14 on,
 ``sys.remote_exec`` makes the program write a bundle itself.
 """
@@ -20,8 +20,8 @@ from typing import Final
 from fragdoctor.capture.launcher import BOOTSTRAP
 from fragdoctor.errors import ConfigError
 from fragdoctor.recording.bundle_writer import MANIFEST
-from fragdoctor.recording.on_request import NUMBER
 from fragdoctor.recording.record_options import Options, from_environment
+from fragdoctor.recording.signals import NUMBER
 
 _PROC: Final = Path("/proc")
 _LOOK_EVERY_S: Final = 0.1

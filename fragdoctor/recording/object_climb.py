@@ -76,8 +76,11 @@ class Climb:
                     tried[id(parent)] = parent
                     parents.append(parent)
             cycle = _cycle_above(value, above)
-            if cycle:
-                return _as_holder(cycle)
+            if cycle:  # the classes of its instances, each holding the next
+                instances = [c for c in cycle[::-1] if container_of(c) is None] or cycle[:1]
+                classes = tuple({id(type(c)): type(c) for c in instances}.values())
+                names = [class_name(c) for c in classes]
+                return ClimbedHolder(" -> ".join([*names, names[0]]), classes)
             level = parents[:_MAX_PARENTS]
         return None
 
@@ -134,11 +137,3 @@ def _cycle_above(value: Any, above: dict[int, list[Any]]) -> list[Any]:
         else:
             way.pop()
     return []
-
-
-def _as_holder(cycle: list[Any]) -> ClimbedHolder:
-    """Return a cycle as the classes of its instances, each holding the next."""
-    instances = [c for c in cycle[::-1] if container_of(c) is None] or cycle[:1]
-    classes = tuple({id(type(c)): type(c) for c in instances}.values())
-    names = [class_name(c) for c in classes]
-    return ClimbedHolder(" -> ".join([*names, names[0]]), classes)

@@ -11,6 +11,7 @@ pass early.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -120,7 +121,7 @@ class Recomputation:
         known = min(n, len(lives.born))
         self._born[:known], self._dies[:known] = lives.born[:known], lives.dies[:known]
         self._n_ids = max(n, int(self._ops.allocation.max(initial=0)) + 1)
-        self._known: dict[tuple[ModuleCall, tuple[int, ...]], _Again] = {}
+        self._changes = cache(self._worked_out)
 
     def operations(self, chosen: Sequence[tuple[ModuleCall, tuple[int, ...]]]) -> _ext.NativeOps:
         """Return the requests with calls checkpointed and some results of each kept.
@@ -164,12 +165,8 @@ class Recomputation:
         dies[remade[is_free_to_go, 0]] = remade[is_free_to_go, 1]
         return dies
 
-    def _changes(self, call: ModuleCall, kept: tuple[int, ...]) -> _Again:
-        if (call, kept) not in self._known:
-            self._known[call, kept] = self._worked_out(call, kept)
-        return self._known[call, kept]
-
     def _worked_out(self, call: ModuleCall, kept: tuple[int, ...]) -> _Again:
+        """Return what checkpointing a call changes if some results are kept."""
         kept_rows = call.kept_rows(kept)
         begin = self._position(call.backward)
         gone = [row for row in sorted(call.left - kept_rows) if self._born[row] >= 0]

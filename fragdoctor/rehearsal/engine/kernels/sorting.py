@@ -91,7 +91,7 @@ def _take_for_sort(call: Call, tensor: torch.Tensor, dim: int) -> None:
         call.free(values)
         call.hold(cub.radix_sort_in_place(n))
     else:
-        call.take(n * INDEX_BYTES, cub.segmented_sort(n, size, INDEX_BYTES))
+        call.take(n * INDEX_BYTES, cub.buffers(n * size, n * INDEX_BYTES))
 
 
 after_results("sort")(lambda call: _take_for_sort(call, call.args[0], call.argument("dim")))

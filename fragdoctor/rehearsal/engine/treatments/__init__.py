@@ -12,7 +12,6 @@ from typing import Final
 
 from fragdoctor.rehearsal.engine.treatments import (
     accumulation,
-    attention,
     blocks,
     contexts,
     holding,
@@ -39,7 +38,7 @@ TREATMENTS: Final[dict[str, Callable[[str], None]]] = {
     "step-in-backward": optimizers.in_backward,
     "state-on-host": optimizers.on_host,
     "held-on-host": holding.on_host,
-    "sdpa": attention.fused,
+    "sdpa": contexts.fused_attention,
     "fully-shard": sharding.fully_sharded,
 }
 """Each treatment is installed with what follows its name in the spec; most need nothing."""

@@ -23,7 +23,6 @@ from fragdoctor.rehearsal.engine import frames_from, wrap
 from fragdoctor.rehearsal.engine.calls import around_models
 from fragdoctor.rehearsal.engine.memory_history import is_users, users_frame, users_line
 from fragdoctor.rehearsal.engine.treatments.accumulation import OWN, lines_and_size
-from fragdoctor.rehearsal.engine.treatments.attention import is_eager
 from fragdoctor.rehearsal.engine.treatments.blocks import (
     Piece,
     caching,
@@ -31,6 +30,7 @@ from fragdoctor.rehearsal.engine.treatments.blocks import (
     parts_of,
     repeated_blocks,
 )
+from fragdoctor.rehearsal.engine.treatments.contexts import is_eager
 from fragdoctor.rehearsal.engine.treatments.dataflow import Losses
 from fragdoctor.rehearsal.engine.treatments.losses import head_of, how_split
 from fragdoctor.rehearsal.engine.treatments.operations import Operations, tensors
