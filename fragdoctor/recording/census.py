@@ -308,9 +308,9 @@ class _Taking:
                 continue
             found = climb.holder(rest.tensors[number])
             if found is not None:
-                kind = "cycle" if found.classes else "tensor"
-                owner = Keeper(found.name, kind, len(found.classes))
-                below = climb.below(found.classes, rest.addresses)
+                name, classes = found
+                owner = Keeper(name, "cycle" if classes else "tensor", len(classes))
+                below = climb.below(classes, rest.addresses)
                 self._claim(owner, [rest.addresses[n] for n in (number, *below)])
         climb.forget()
         self.is_complete &= climb.is_complete

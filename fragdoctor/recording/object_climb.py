@@ -6,7 +6,7 @@ import gc
 import time
 import types
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from .object_names import class_name, container_of
 from .object_search import class_is, module_dicts
@@ -17,14 +17,8 @@ _MAX_BELOW = 200
 _LEADING_EVERYWHERE = (type, types.ModuleType, types.FunctionType)
 
 
-class ClimbedHolder(NamedTuple):
-    """What holds an object that no user's name leads to.
-
-    ``classes`` are those of the instances of a reference cycle, or () for a name of a module.
-    """
-
-    name: str
-    classes: tuple[type, ...]
+Holder = tuple[str, tuple[type, ...]]
+"""The name of what holds an object, and the classes of the instances of a cycle, if it is one."""
 
 
 class Climb:
@@ -53,7 +47,7 @@ class Climb:
         self._modules = module_dicts()
         self.is_complete = True
 
-    def holder(self, value: Any) -> ClimbedHolder | None:
+    def holder(self, value: Any) -> Holder | None:
         """Return what holds an object, or None if nothing is found: C++ has it, or time is up."""
         above: dict[int, list[Any]] = {}
         tried = {id(value): value}
@@ -69,7 +63,7 @@ class Climb:
                 if id(parent) in self._modules:
                     pairs = list(parent.items())
                     keys = (k for k, v in pairs if v is held[0] and type(k) is str)
-                    return ClimbedHolder(f"{self._modules[id(parent)]}.{next(keys, '...')}", ())
+                    return f"{self._modules[id(parent)]}.{next(keys, '...')}", ()
                 for child in held:
                     above.setdefault(id(child), []).append(parent)
                 if id(parent) not in tried:
@@ -80,7 +74,7 @@ class Climb:
                 instances = [c for c in cycle[::-1] if container_of(c) is None] or cycle[:1]
                 classes = tuple({id(type(c)): type(c) for c in instances}.values())
                 names = [class_name(c) for c in classes]
-                return ClimbedHolder(" -> ".join([*names, names[0]]), classes)
+                return " -> ".join([*names, names[0]]), classes
             level = parents[:_MAX_PARENTS]
         return None
 

@@ -131,7 +131,7 @@ def _plans_here(convolution: Convolution, *, wants_all: bool) -> tuple[int, ...]
     return plans_of(
         convolution,
         now.facts,
-        now.budget.total_bytes,
+        now.total_bytes,
         is_deterministic=flags.deterministic or torch.are_deterministic_algorithms_enabled(),
         allows_tf32=bool(flags.allow_tf32),
         wants_all=wants_all,

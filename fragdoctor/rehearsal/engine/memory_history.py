@@ -197,7 +197,7 @@ def snapshot(
     return {
         "segments": segments,
         "device_traces": traces,
-        "allocator_settings": now.budget.settings.recorded()
+        "allocator_settings": now.settings.recorded()
         | {
             "pinned_num_register_threads": 1,
             "release_lock_on_cudamalloc": False,

@@ -146,7 +146,7 @@ class ProgramOutcome:
             ],
             "notes": list(now.assumptions.notes),
             "handles": now.libraries,
-            "conf": now.budget.settings.conf,
+            "conf": now.settings.conf,
             "traits": {},
         }
         if self.traits is not None:

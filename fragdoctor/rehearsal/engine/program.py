@@ -28,7 +28,6 @@ import time
 import traceback
 import types
 from contextlib import suppress
-from dataclasses import replace
 from importlib.machinery import SourceFileLoader
 from itertools import takewhile
 from pathlib import Path
@@ -252,9 +251,7 @@ def _rehearse(request: dict[str, Any], now: Session) -> NoReturn:
 
     gpu = request["gpu"]
     now.facts = GpuModel(**gpu["kernels"])
-    now.budget = replace(
-        now.budget, capacity_bytes=gpu["capacity_bytes"], total_bytes=gpu["total_bytes"]
-    )
+    now.capacity_bytes, now.total_bytes = gpu["capacity_bytes"], gpu["total_bytes"]
     now.assumptions.shares.update(request["assumed_shares"])
     outcome = ProgramOutcome(request, now)
     limit, most = request["n_steps"], request["most_steps"]
