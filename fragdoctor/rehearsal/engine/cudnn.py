@@ -17,7 +17,7 @@ import ctypes
 import importlib.util
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from math import prod
@@ -27,8 +27,13 @@ from typing import Any, Final
 import torch
 
 from fragdoctor.model.gpus import GpuModel
+from fragdoctor.model.marks import WORKSPACE
 from fragdoctor.rehearsal.engine import session
-from fragdoctor.rehearsal.engine.allocation import dense_strides, in_engine_thread
+from fragdoctor.rehearsal.engine.allocation import (
+    dense_strides,
+    in_engine_thread,
+    take_and_give,
+)
 from fragdoctor.rehearsal.engine.tensors import strides_for
 
 FIRST_VERSION: Final = 90800
@@ -83,8 +88,8 @@ class Convolution:
     dilation: tuple[int, ...]
 
 
-def take(convolution: Convolution, ask: Callable[[int], None]) -> None:
-    """Take the scratch memory of a call and give it back, as PyTorch does.
+def take(convolution: Convolution, device: int) -> None:
+    """Take the scratch memory of a call on a GPU and give it back, as PyTorch does.
 
     If the workspace of a plan cannot be allocated, the next plan is tried (``try_configs`` in
     ``Conv_v8.cpp``). If cuDNN is not installed or knows no plan, the workspace is what most of its
@@ -92,10 +97,6 @@ def take(convolution: Convolution, ask: Callable[[int], None]) -> None:
 
     With ``torch.backends.cudnn.benchmark`` the plans of a new call are tried first, and then unused
     cached memory is returned to the driver (``run_single_conv`` in the same file).
-
-    Args:
-        convolution: the call.
-        ask: takes a number of bytes and gives them back.
 
     Raises:
         RuntimeError: no plan's workspace can be allocated.
@@ -112,13 +113,13 @@ def take(convolution: Convolution, ask: Callable[[int], None]) -> None:
         _BENCHMARKED.add((in_engine_thread(), convolution))
         session.note(_BENCHMARK)
         with contextlib.suppress(torch.OutOfMemoryError):
-            ask(max(plans))
+            take_and_give(device, max(plans), WORKSPACE)
         if not session.current().captures:
             session.current().gpus.empty_cache()
     at = 0
     while at < len(plans):
         try:
-            ask(plans[at])
+            take_and_give(device, plans[at], WORKSPACE)
         except torch.OutOfMemoryError:  # only now ask for the others
             plans, at = _plans_here(convolution, wants_all=True) or plans, at + 1
             continue

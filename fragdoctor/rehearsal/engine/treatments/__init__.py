@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from fragdoctor.rehearsal.engine.calls import after_making
 from fragdoctor.rehearsal.engine.treatments import (
     accumulation,
     blocks,
@@ -19,6 +20,7 @@ from fragdoctor.rehearsal.engine.treatments import (
     numbers,
     optimizers,
     sharding,
+    written,
 )
 
 TREATMENTS: Final[dict[str, Callable[[str], None]]] = {
@@ -35,8 +37,8 @@ TREATMENTS: Final[dict[str, Callable[[str], None]]] = {
     "no-grad": contexts.no_grad,
     "set-to-none": optimizers.set_to_none,
     "chunked-loss": losses.in_chunks,
-    "step-in-backward": optimizers.in_backward,
-    "state-on-host": optimizers.on_host,
+    "step-in-backward": lambda _: after_making(written.step_in_backward),
+    "state-on-host": lambda _: after_making(written.state_on_host),
     "held-on-host": holding.on_host,
     "sdpa": contexts.fused_attention,
     "fully-shard": sharding.fully_sharded,
