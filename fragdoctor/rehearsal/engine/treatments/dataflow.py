@@ -181,7 +181,7 @@ class Losses:
             ]
         )
         self.forget()
-        self._is_over = len(self.found) == MAX_LOSSES
+        self._is_over |= len(self.found) == MAX_LOSSES
 
     def forget(self) -> None:
         """Take all that exists as given: what a pass or an update changes does not matter."""

@@ -175,12 +175,11 @@ class Traits:
             self._found["is_eager"] = is_eager(model)
             blocks = repeated_blocks(model)
             self._found["blocks"] = {path: expression(model, path) for path, _ in blocks}
-            name = self._place and self._place[2].get(id(model))
-            if self._place and name:
-                filename, line, _ = self._place
-                self._found["place"] = {"filename": filename, "line": line, "model": name}
-            else:
-                self._found["place"] = None
+            self._found["place"] = None
+            if self._place is not None and id(model) in self._place[2]:
+                filename, line, names = self._place
+                place = {"filename": filename, "line": line, "model": names[id(model)]}
+                self._found["place"] = place
         return None
 
     def _follow(self, _: Any, result: Any) -> None:
