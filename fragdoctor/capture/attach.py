@@ -65,7 +65,12 @@ def bundle_of(pid: int, wait_s: float) -> Iterator[Path]:
             f"needs Python 3.14 for both it and fragdoctor; this is Python {here}.",
             hint=_FROM_START,
         )
-    with _place_for(pid) as place:
+    with tempfile.TemporaryDirectory(prefix="fragdoctor-") as name:
+        place = Path(name)
+        owner = (_PROC / str(pid)).stat()
+        if owner.st_uid != os.geteuid():  # only the user of the process may use it
+            with contextlib.suppress(PermissionError):  # then remote_exec is refused too
+                os.chown(place, owner.st_uid, owner.st_gid)
         yield _executed(pid, place, execute, wait_s)
 
 
@@ -173,18 +178,6 @@ def _awaited(found: Callable[[], Path | None], pid: int, wait_s: float) -> Path:
             raise ConfigError(f"Process {pid} did not answer in {wait_s:g} s.", hint=_HANGS)
         time.sleep(_LOOK_EVERY_S)
     return bundle
-
-
-@contextlib.contextmanager
-def _place_for(pid: int) -> Iterator[Path]:
-    """Make a folder that only the user of a process may use."""
-    with tempfile.TemporaryDirectory(prefix="fragdoctor-") as name:
-        place = Path(name)
-        owner = (_PROC / str(pid)).stat()
-        if owner.st_uid != os.geteuid():
-            with contextlib.suppress(PermissionError):  # then remote_exec is refused too
-                os.chown(place, owner.st_uid, owner.st_gid)
-        yield place
 
 
 def _executed(pid: int, place: Path, execute: Callable[[int, str], None], wait_s: float) -> Path:

@@ -260,7 +260,7 @@ class Recorder:
                 {
                     **self._manifest(reason, devices),
                     **ranks._asdict(),
-                    **_exception_of(error),
+                    **({} if error is None else {"exception": _described(error)}),
                     **fields,
                 },
                 parts,
@@ -363,13 +363,10 @@ def _shown(text: str) -> str:
     return f"{text[:_MESSAGE_CHARACTERS]}\n"
 
 
-def _exception_of(error: BaseException | None) -> dict[str, Any]:
-    """Return the manifest's field for an exception."""
-    if error is None:
-        return {}
+def _described(error: BaseException) -> dict[str, str]:
     kind = type(error)
     name = f"{kind.__module__}.{kind.__qualname__}"
-    return {"exception": {"type": name, "text": str(error)[:_MESSAGE_CHARACTERS]}}
+    return {"type": name, "text": str(error)[:_MESSAGE_CHARACTERS]}
 
 
 def _listen(kind: Any) -> None:
