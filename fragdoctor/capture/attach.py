@@ -1,6 +1,6 @@
 """A bundle of a running program: requested by a signal, or taken by the program's own Python.
 
-A program under ``fragdoctor run`` has a recorder that answers a signal (``on_request``); ``/proc``
+A program under ``fragdoctor run`` has a recorder that answers a signal (``signals``); ``/proc``
 tells whether it does, since the signal would end any other program. Otherwise, from Python 3.14 on,
 ``sys.remote_exec`` makes the program write a bundle itself.
 """
@@ -20,8 +20,8 @@ from typing import Final
 from fragdoctor.capture.launcher import BOOTSTRAP
 from fragdoctor.errors import ConfigError
 from fragdoctor.recording.bundle_writer import MANIFEST
-from fragdoctor.recording.on_request import NUMBER
 from fragdoctor.recording.record_options import Options, from_environment
+from fragdoctor.recording.signals import NUMBER
 
 _PROC: Final = Path("/proc")
 _LOOK_EVERY_S: Final = 0.1
@@ -65,7 +65,12 @@ def bundle_of(pid: int, wait_s: float) -> Iterator[Path]:
             f"needs Python 3.14 for both it and fragdoctor; this is Python {here}.",
             hint=_FROM_START,
         )
-    with _place_for(pid) as place:
+    with tempfile.TemporaryDirectory(prefix="fragdoctor-") as name:
+        place = Path(name)
+        owner = (_PROC / str(pid)).stat()
+        if owner.st_uid != os.geteuid():  # only the user of the process may use it
+            with contextlib.suppress(PermissionError):  # then remote_exec is refused too
+                os.chown(place, owner.st_uid, owner.st_gid)
         yield _executed(pid, place, execute, wait_s)
 
 
@@ -173,18 +178,6 @@ def _awaited(found: Callable[[], Path | None], pid: int, wait_s: float) -> Path:
             raise ConfigError(f"Process {pid} did not answer in {wait_s:g} s.", hint=_HANGS)
         time.sleep(_LOOK_EVERY_S)
     return bundle
-
-
-@contextlib.contextmanager
-def _place_for(pid: int) -> Iterator[Path]:
-    """Make a folder that only the user of a process may use."""
-    with tempfile.TemporaryDirectory(prefix="fragdoctor-") as name:
-        place = Path(name)
-        owner = (_PROC / str(pid)).stat()
-        if owner.st_uid != os.geteuid():
-            with contextlib.suppress(PermissionError):  # then remote_exec is refused too
-                os.chown(place, owner.st_uid, owner.st_gid)
-        yield place
 
 
 def _executed(pid: int, place: Path, execute: Callable[[int, str], None], wait_s: float) -> Path:

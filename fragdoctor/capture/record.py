@@ -133,7 +133,10 @@ class record:  # noqa: N801 - used as a verb: with fragdoctor.record(): ...
         recorder = self._recorder
         if recorder is not None:
             recorder.on_block_end(error, at_end=self._at_end)
-            self._tell(recorder)
+            for bundle in () if self._quiet else recorder.bundles:
+                print(f"fragdoctor: recorded in {bundle}", file=sys.stderr)
+            for problem in () if self._quiet else recorder.problems:
+                print(f"fragdoctor: not recorded: {problem}", file=sys.stderr)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Return a function that is recorded at each call, as a block of its own."""
@@ -160,11 +163,3 @@ class record:  # noqa: N801 - used as a verb: with fragdoctor.record(): ...
 
     def _another(self) -> record:
         return record(self._path, **self._how, at_end=self._at_end, quiet=self._quiet)
-
-    def _tell(self, recorder: Recorder) -> None:
-        if self._quiet:
-            return
-        for bundle in recorder.bundles:
-            print(f"fragdoctor: recorded in {bundle}", file=sys.stderr)
-        for problem in recorder.problems:
-            print(f"fragdoctor: not recorded: {problem}", file=sys.stderr)

@@ -49,11 +49,13 @@ def read_figures(torch: Any, device: int | None) -> Figures:
     stats = torch.cuda.memory_stats(device)
     peak = _stat(stats, "allocated_bytes.all.peak")
     reserved = _stat(stats, "reserved_bytes.all.current")
+    text = ",".join(os.environ.get(name, "") for name in _CONF_VARIABLES).replace(" ", "").lower()
+    is_expandable = "expandable_segments:true" in text  # then PyTorch counts no inactive splits
     return Figures(
         _stat(stats, "allocated_bytes.all.current"),
         peak,
         reserved,
-        None if _is_expandable() else _stat(stats, "inactive_split_bytes.all.current"),
+        None if is_expandable else _stat(stats, "inactive_split_bytes.all.current"),
         _stat(stats, "num_alloc_retries"),
         _headroom(torch, device, reserved, peak),
     )
@@ -238,9 +240,3 @@ def _stat(stats: Any, name: str) -> int:
 
 def _row(cells: tuple[str, ...]) -> str:
     return "".join(cell.rjust(width) for cell, width in zip(cells, _WIDTHS, strict=True))
-
-
-def _is_expandable() -> bool:
-    """Return whether expandable segments are on; PyTorch then counts no inactive splits."""
-    text = ",".join(os.environ.get(name, "") for name in _CONF_VARIABLES).replace(" ", "").lower()
-    return "expandable_segments:true" in text

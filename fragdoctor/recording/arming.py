@@ -4,13 +4,6 @@ The steps: the interpreter starts and a finder waits for ``import torch``; torch
 call is queued for the initialization of CUDA (``torch.cuda._lazy_call``, PyTorch's own way); CUDA
 is initialized and, before the first allocation, recording starts. A program that stops earlier was
 not changed.
-
-A bundle is also written at SIGTERM or SIGHUP, after which the program dies of the signal as it
-would have. Python's handlers run between two instructions of the main thread. A program that hangs
-in a collective or a synchronization never gets there, although without us the signal would have
-ended it: so a thread that the signal wakes directly does the same after a moment. SIGINT needs
-nothing here: Python turns it into a KeyboardInterrupt, which is seen at exit. SIGUSR1 and others
-are left alone: faulthandler and schedulers use them in ways that Python cannot see.
 """
 
 from __future__ import annotations
@@ -19,136 +12,14 @@ import atexit
 import contextlib
 import functools
 import os
-import signal
 import sys
-import threading
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from typing import Any
 
 from .history_recorder import Recorder
-from .on_request import GRACE_S, OnRequest
 from .record_options import Options
-
-NAMES = ("SIGTERM", "SIGHUP")
-"""Schedulers and kill send the first; a terminal that goes away (such as SSH) sends the second."""
-
-
-class OnTerm:
-    """Calls ``act`` once with the name of a signal, then lets the signal take its default effect.
-
-    While ``is_busy`` (a bundle is being written), it waits: ``resume`` must be called after that.
-    It steps back from each signal for which the program has its own handler or which it ignores,
-    as under nohup, and hides from programs that ask whether there is a handler.
-    ``on_others`` is called, in a thread, with the numbers of all signals that come.
-    """
-
-    def __init__(
-        self,
-        act: Callable[[str], None],
-        is_busy: Callable[[], bool],
-        on_others: Callable[[bytes], None] = lambda numbers: None,  # noqa: ARG005
-    ) -> None:
-        self._act = act
-        self._is_busy = is_busy
-        self._on_others = on_others
-        self._deferred = 0  # number of the signal waiting for a bundle
-        self._pid = os.getpid()
-        self._begun = threading.Event()
-        self._lock = threading.Lock()
-
-    def install(self) -> bool:
-        """Return whether the handler was installed: main thread, and a signal at its default."""
-        if threading.current_thread() is not threading.main_thread():
-            return False
-        numbers = [getattr(signal, name, None) for name in NAMES]
-        free = [n for n in numbers if n is not None and signal.getsignal(n) is signal.SIG_DFL]
-        if not free:
-            return False
-        for number in free:
-            signal.signal(number, self.handle)
-        self._hide()
-        self._watch()
-        return True
-
-    def handle(self, number: int, _frame: Any) -> None:
-        """Act and die; a forked child only dies."""
-        if os.getpid() == self._pid:
-            if self._is_busy():
-                self._deferred = number
-                self._begun.set()
-                return
-            self._act_once(number)
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-
-    def resume(self) -> None:
-        """Die of a signal that came while a bundle was written, which shows the same moment."""
-        if self._deferred and os.getpid() == self._pid:
-            _die(self._deferred)
-
-    def _act_once(self, number: int) -> None:
-        self._begun.set()
-        if self._lock.acquire(blocking=False):
-            self._act(signal.Signals(number).name)
-
-    def _watch(self) -> None:
-        """Start the thread that steps in if the main thread does not come back."""
-        reader, writer = os.pipe()
-        os.set_blocking(writer, False)
-        previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        if previous != -1:  # the program's own event loop: leave it alone
-            signal.set_wakeup_fd(previous)
-            os.close(reader)
-            os.close(writer)
-            return
-        os.register_at_fork(after_in_child=lambda: _quietly(signal.set_wakeup_fd, -1))
-        threading.Thread(
-            target=self._wait, args=(reader,), name="fragdoctor-signals", daemon=True
-        ).start()
-
-    def _wait(self, reader: int) -> None:
-        while True:
-            numbers = os.read(reader, 64)
-            if not numbers:
-                return
-            number = self._ours_of(numbers)
-            if number and not self._begun.wait(GRACE_S):
-                self._act_once(number)
-                _die(number)
-            self._on_others(numbers)
-
-    def _ours_of(self, numbers: bytes) -> int:
-        """Return a signal that our handler is for, or 0 if all belong to the program."""
-        ours = [getattr(signal, name, 0) for name in NAMES]
-        # Our handler appears as the default.
-        return next((n for n in ours if n in numbers and signal.getsignal(n) is signal.SIG_DFL), 0)
-
-    def _hide(self) -> None:
-        """Make our handler look like the default: frameworks install theirs only over that one."""
-        ask, put = signal.getsignal, signal.signal
-
-        def getsignal(signalnum: Any) -> Any:
-            found = ask(signalnum)
-            return signal.SIG_DFL if found == self.handle else found
-
-        def set_signal(signalnum: Any, handler: Any) -> Any:
-            found = put(signalnum, handler)
-            return signal.SIG_DFL if found == self.handle else found
-
-        signal.getsignal = functools.update_wrapper(getsignal, ask)
-        signal.signal = functools.update_wrapper(set_signal, put)
-
-
-def _die(number: int) -> None:
-    """Restore the default from a thread, which ``signal.signal`` cannot do, and raise it."""
-    with contextlib.suppress(Exception):
-        import ctypes
-
-        ctypes.CDLL(None).signal(ctypes.c_int(number), ctypes.c_void_p(0))
-        os.kill(os.getpid(), number)
-        return
-    os._exit(128 + number)
+from .signals import Signals, quietly
 
 
 def arm(options: Options) -> None:
@@ -238,25 +109,21 @@ def _on_cuda(options: Options, torch: Any) -> None:
         def ended() -> None:
             recorder.on_exit(getattr(sys, "last_exc", None) or getattr(sys, "last_value", None))
 
-        _at_exit(reported(ended))
-        on_request = OnRequest(reported(recorder.on_request))
-        on_term = OnTerm(
+        at_exit = reported(ended)
+        atexit.register(at_exit)
+        if "multiprocessing.util" in sys.modules:
+            # Forked children end by os._exit, which runs only multiprocessing's finalizers.
+            finalize = sys.modules["multiprocessing.util"].Finalize
+            quietly(finalize, None, at_exit, exitpriority=100)
+        signals = Signals(
             reported(lambda name: recorder.on_exit(signal_name=name)),
+            reported(recorder.on_request),
             lambda: recorder.is_writing,
-            on_request.step_in,
         )
-        recorder.on_idle = on_term.resume
-        _quietly(on_request.install)
-        _quietly(on_term.install)
+        recorder.on_idle = signals.resume
+        quietly(signals.install)
     except Exception as e:  # see above
         note(options, "problem", f"{type(e).__name__}: {e}")
-
-
-def _at_exit(call: Callable[[], None]) -> None:
-    atexit.register(call)
-    if "multiprocessing.util" in sys.modules:
-        # Forked children end by os._exit, which runs only multiprocessing's finalizers.
-        _quietly(sys.modules["multiprocessing.util"].Finalize, None, call, exitpriority=100)
 
 
 def report(options: Options, recorder: Recorder) -> None:
@@ -267,8 +134,3 @@ def report(options: Options, recorder: Recorder) -> None:
         for problem in recorder.problems:
             note(options, "problem", problem)
         recorder.problems.clear()
-
-
-def _quietly(call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-    with contextlib.suppress(Exception):
-        call(*args, **kwargs)

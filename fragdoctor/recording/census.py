@@ -210,8 +210,12 @@ class _Taking:
                     own = _values(names[id(one)].get("_parameters"))
                     own += _values(names[id(one)].get("_buffers"))
                     parameters += own
-                    if path:
-                        self._are_of(path, own)
+                    for tensor in self.storages.tensors(own) if path else ():
+                        # They and their gradients are this module's; the first of several counts.
+                        first = self._path_of.setdefault(id(tensor), path)
+                        kept = self.storages.addresses([tensor])
+                        for address in (*kept, *self._gradients([tensor])):
+                            self._is_part(address, first)
                     inner_modules = _items(names[id(one)].get("_modules"))
                     todo += [
                         (module, path and path_below(path, [name]))
@@ -220,13 +224,6 @@ class _Taking:
             found.append((top, "parameters", self.storages.addresses(parameters)))
             found.append((top, "gradients", self._gradients(parameters)))
         return [claim for claim in found if claim[2]]
-
-    def _are_of(self, path: str, tensors: list[Any]) -> None:
-        """Note that parameters and their gradients are a module's; the first of several counts."""
-        for one in self.storages.tensors(tensors):
-            first = self._path_of.setdefault(id(one), path)
-            for address in (*self.storages.addresses([one]), *self._gradients([one])):
-                self._is_part(address, first)
 
     def _is_part(self, address: int, path: str) -> None:
         """Note whose storage it is; if several modules have it, use the module they are all in."""
@@ -308,9 +305,9 @@ class _Taking:
                 continue
             found = climb.holder(rest.tensors[number])
             if found is not None:
-                kind = "cycle" if found.classes else "tensor"
-                owner = Keeper(found.name, kind, len(found.classes))
-                below = climb.below(found.classes, rest.addresses)
+                name, classes = found
+                owner = Keeper(name, "cycle" if classes else "tensor", len(classes))
+                below = climb.below(classes, rest.addresses)
                 self._claim(owner, [rest.addresses[n] for n in (number, *below)])
         climb.forget()
         self.is_complete &= climb.is_complete

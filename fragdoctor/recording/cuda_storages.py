@@ -73,7 +73,8 @@ class CudaStorages:
             kinds = list(map(id, map(type, chunk)))
             for number, value in dict(zip(kinds, chunk)).items():  # noqa: B905 - Python 3.9
                 if number not in which:
-                    which[number] = self._kind_of(type(value))
+                    bases = enumerate(self._bases)  # a tensor, a module, an optimizer, or none
+                    which[number] = next((i for i, b in bases if class_is(type(value), b)), -1)
                     if which[number] >= 0:
                         wanted.add(number)
             for value in [v for v, number in zip(chunk, kinds) if number in wanted]:  # noqa: B905
@@ -83,10 +84,6 @@ class CudaStorages:
             chunk.clear()
         tensors = [t for i in range(_STRIDE) for t in found[0][i::_STRIDE]]
         return Found(tensors, found[1], found[2])
-
-    def _kind_of(self, kind: type) -> int:
-        """Return which of tensor, module and optimizer a class is, or -1 for none."""
-        return next((i for i, base in enumerate(self._bases) if class_is(kind, base)), -1)
 
     def address(self, tensor: Any) -> int:
         """Return the address of a tensor's storage, or 0 if it has none of its own."""

@@ -175,9 +175,12 @@ class Recorder:
             with self._noted():
                 is_reported = self._is_reported(error)
                 self._finish(error if is_reported else None)
-                if not is_reported:
+                is_used = bool(self.n_ooms or used_devices(self.torch))
+                self.left_nothing = not (is_reported or is_used)
+                if is_used and not is_reported:
+                    reason, name = "signal" if signal_name else "exit", signal_name or None
                     with self._writing():
-                        self._write_end(error, signal_name)
+                        self._write(signal_name.lower() or "exit", reason, error, signal=name)
         finally:
             self.is_on = False
 
@@ -218,13 +221,6 @@ class Recorder:
         """Return whether an error is the last failure, which already has a bundle."""
         return error is not None and bool(self._last_oom) and str(error) == self._last_oom
 
-    def _write_end(self, error: BaseException | None, signal_name: str) -> None:
-        if not self.n_ooms and not used_devices(self.torch):
-            self.left_nothing = True
-            return
-        reason = "signal" if signal_name else "exit"
-        self._write(signal_name.lower() or "exit", reason, error, signal=signal_name or None)
-
     def _finish(self, ended_by: BaseException | None) -> None:
         """Complete the last bundle with what is known only now, such as that it was the end."""
         if not self.bundles:
@@ -246,7 +242,9 @@ class Recorder:
         if census is not None:  # first: the next parts make objects of their own
             parts[bundle_writer.CENSUS] = census.write
         parts[bundle_writer.SNAPSHOT] = self._dump
-        parts[bundle_writer.STATS] = lambda path: self._write_stats(path, devices)
+        parts[bundle_writer.STATS] = lambda path: bundle_writer.write_json(
+            path, {str(d): dict(self.torch.cuda.memory_stats(d)) for d in devices}
+        )
         if self.options.sources:
             parts[bundle_writer.SOURCES] = lambda path: write_sources(
                 path, self._user_lines, self._started
@@ -263,7 +261,7 @@ class Recorder:
                 {
                     **self._manifest(reason, devices),
                     **ranks._asdict(),
-                    **_exception_of(error),
+                    **({} if error is None else {"exception": _described(error)}),
                     **fields,
                 },
                 parts,
@@ -310,10 +308,6 @@ class Recorder:
             memory._dump_snapshot(path)
         if seen and self.options.sources:  # after the snapshot is safe on disk
             self._user_lines = user_lines(seen[-1])
-
-    def _write_stats(self, path: str, devices: list[int]) -> None:
-        stats = {str(d): dict(self.torch.cuda.memory_stats(d)) for d in devices}
-        bundle_writer.write_json(path, stats)
 
     def _take(self, text: str) -> _Waiting:
         """Take out the bundle that a message is about: same thread, else same device, else last.
@@ -370,13 +364,10 @@ def _shown(text: str) -> str:
     return f"{text[:_MESSAGE_CHARACTERS]}\n"
 
 
-def _exception_of(error: BaseException | None) -> dict[str, Any]:
-    """Return the manifest's field for an exception."""
-    if error is None:
-        return {}
+def _described(error: BaseException) -> dict[str, str]:
     kind = type(error)
     name = f"{kind.__module__}.{kind.__qualname__}"
-    return {"exception": {"type": name, "text": str(error)[:_MESSAGE_CHARACTERS]}}
+    return {"type": name, "text": str(error)[:_MESSAGE_CHARACTERS]}
 
 
 def _lines_of(error: BaseException) -> list[tuple[str, int, str]]:

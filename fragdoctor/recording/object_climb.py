@@ -6,7 +6,7 @@ import gc
 import time
 import types
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from .object_names import class_name, container_of
 from .object_search import class_is, module_dicts
@@ -17,14 +17,8 @@ _MAX_BELOW = 200
 _LEADING_EVERYWHERE = (type, types.ModuleType, types.FunctionType)
 
 
-class ClimbedHolder(NamedTuple):
-    """What holds an object that no user's name leads to.
-
-    ``classes`` are those of the instances of a reference cycle, or () for a name of a module.
-    """
-
-    name: str
-    classes: tuple[type, ...]
+Holder = tuple[str, tuple[type, ...]]
+"""The name of what holds an object, and the classes of the instances of a cycle, if it is one."""
 
 
 class Climb:
@@ -53,7 +47,7 @@ class Climb:
         self._modules = module_dicts()
         self.is_complete = True
 
-    def holder(self, value: Any) -> ClimbedHolder | None:
+    def holder(self, value: Any) -> Holder | None:
         """Return what holds an object, or None if nothing is found: C++ has it, or time is up."""
         above: dict[int, list[Any]] = {}
         tried = {id(value): value}
@@ -67,15 +61,20 @@ class Climb:
             parents = []
             for parent, held in self._referrers(level):
                 if id(parent) in self._modules:
-                    return ClimbedHolder(self._global(parent, held[0]), ())
+                    pairs = list(parent.items())
+                    keys = (k for k, v in pairs if v is held[0] and type(k) is str)
+                    return f"{self._modules[id(parent)]}.{next(keys, '...')}", ()
                 for child in held:
                     above.setdefault(id(child), []).append(parent)
                 if id(parent) not in tried:
                     tried[id(parent)] = parent
                     parents.append(parent)
             cycle = _cycle_above(value, above)
-            if cycle:
-                return _as_holder(cycle)
+            if cycle:  # the classes of its instances, each holding the next
+                instances = [c for c in cycle[::-1] if container_of(c) is None] or cycle[:1]
+                classes = tuple({id(type(c)): type(c) for c in instances}.values())
+                names = [class_name(c) for c in classes]
+                return " -> ".join([*names, names[0]]), classes
             level = parents[:_MAX_PARENTS]
         return None
 
@@ -115,10 +114,6 @@ class Climb:
         """Let go of all objects, even if somebody holds this one."""
         self._every.clear()
 
-    def _global(self, names: Any, value: Any) -> str:
-        key = next((k for k, v in list(names.items()) if v is value and type(k) is str), "...")
-        return f"{self._modules[id(names)]}.{key}"
-
 
 def _cycle_above(value: Any, above: dict[int, list[Any]]) -> list[Any]:
     """Return the objects of a cycle that holds an object, or [] if there is none."""
@@ -136,11 +131,3 @@ def _cycle_above(value: Any, above: dict[int, list[Any]]) -> list[Any]:
         else:
             way.pop()
     return []
-
-
-def _as_holder(cycle: list[Any]) -> ClimbedHolder:
-    """Return a cycle as the classes of its instances, each holding the next."""
-    instances = [c for c in cycle[::-1] if container_of(c) is None] or cycle[:1]
-    classes = tuple({id(type(c)): type(c) for c in instances}.values())
-    names = [class_name(c) for c in classes]
-    return ClimbedHolder(" -> ".join([*names, names[0]]), classes)

@@ -52,7 +52,9 @@ def way_name(root: Root, way: list[Any]) -> str:
         else:
             parts.append(_step(value, child))
         keeper, value = None, child
-    return _folded(parts)[:_MAX_NAME]
+    # Repeated parts, as from a linked list, appear only once.
+    kept = [p for i, p in enumerate(parts) if i < 2 or not (p == parts[i - 1] == parts[i - 2])]
+    return "".join(kept)[:_MAX_NAME]
 
 
 def class_name(kind: type) -> str:
@@ -124,9 +126,3 @@ def _key_of(names: Any, child: Any) -> str:
             is_plain = type(key) is str or type(key) is int
             return str(key)[:_MAX_KEY] if is_plain else ""
     return ""
-
-
-def _folded(parts: list[str]) -> str:
-    """Return the parts as one name; repeated parts, as from a linked list, appear only once."""
-    kept = [p for i, p in enumerate(parts) if i < 2 or not (p == parts[i - 1] == parts[i - 2])]
-    return "".join(kept)

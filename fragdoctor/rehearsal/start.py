@@ -14,25 +14,23 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
 
-class _Finder:
-    """Finds the package at its location, and its modules in it."""
-
-    @staticmethod
-    def find_spec(
-        name: str, path: Sequence[str] | None = None, *_: object
-    ) -> importlib.machinery.ModuleSpec | None:
-        """Return the spec of the package or of one of its modules."""
-        if name.startswith(f"{PACKAGE.name}."):
-            return importlib.machinery.PathFinder.find_spec(name, path)
-        if name != PACKAGE.name:
-            return None
-        return importlib.util.spec_from_file_location(
-            name, PACKAGE / "__init__.py", submodule_search_locations=[str(PACKAGE)]
-        )
+def find_spec(
+    name: str, path: Sequence[str] | None = None, *_: object
+) -> importlib.machinery.ModuleSpec | None:
+    """Return the spec of the package at its location, or of one of its modules."""
+    if name.startswith(f"{PACKAGE.name}."):
+        return importlib.machinery.PathFinder.find_spec(name, path)
+    if name != PACKAGE.name:
+        return None
+    return importlib.util.spec_from_file_location(
+        name, PACKAGE / "__init__.py", submodule_search_locations=[str(PACKAGE)]
+    )
 
 
 def main() -> None:
@@ -43,7 +41,8 @@ def main() -> None:
         sys.exit(2)
     faulthandler.enable()  # if a kernel of the CPU is given an address of the GPU, name the line
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    sys.meta_path.insert(0, _Finder)
+    finder: Any = SimpleNamespace(find_spec=find_spec)
+    sys.meta_path.insert(0, finder)
     from fragdoctor.rehearsal.engine.program import run
 
     run(request)

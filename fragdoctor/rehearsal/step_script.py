@@ -102,7 +102,7 @@ def own_model(spec: str) -> str:
             f"--model wants pkg.module:factory, not {spec!r}.",
             hint="Name a function without arguments that builds the model: my_project.model:build",
         )
-    return f"own_model.build({spec!r})"
+    return f"model_step.own_model({spec!r})"
 
 
 ATTENTION: Final = ("sdpa", "eager")

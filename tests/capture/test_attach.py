@@ -22,7 +22,7 @@ from fragdoctor.capture.trigger import listen
 from fragdoctor.errors import ConfigError
 from fragdoctor.inputs.cases import read_bundle
 from fragdoctor.recording.bundle_writer import MANIFEST
-from fragdoctor.recording.on_request import NUMBER
+from fragdoctor.recording.signals import NUMBER
 
 pytestmark = pytest.mark.skipif(NUMBER is None, reason="no real-time signals")
 FAKE = Path(__file__).parent / "fake"

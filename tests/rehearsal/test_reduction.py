@@ -7,11 +7,11 @@ import pytest
 pytest.importorskip("torch")
 
 from fragdoctor.model.gpus import gpu_of
-from fragdoctor.rehearsal.engine.kernels.reduction import ReductionKind, reduction_bytes
+from fragdoctor.rehearsal.engine.kernels.reduction import reduction_bytes
 
 H100 = gpu_of("h100")
 BFLOAT16 = 2
-IN_FLOAT = ReductionKind(accumulator_bytes=4)
+IN_FLOAT = 4
 
 
 @pytest.mark.parametrize(

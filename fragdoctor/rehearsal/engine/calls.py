@@ -26,12 +26,6 @@ def is_traced() -> bool:
     return TracingContext.try_get() is not None
 
 
-class _Inside(threading.local):
-    """Whether a call of a model is in progress in this thread."""
-
-    model = False
-
-
 def around_models(around: Around, after: Callable[[Any, Any], None] | None = None) -> None:
     """Enter a context around each outermost call of a module with parameters.
 
@@ -39,13 +33,14 @@ def around_models(around: Around, after: Callable[[Any, Any], None] | None = Non
     the module (the original of a compiled one) and its arguments; None leaves the call as it is.
     ``after`` is called with the module and what it returned.
     """
-    inside = _Inside()
+    calling = threading.local()  # whether a model is being called in this thread
 
     def called(call: Any, module: Any, /, *args: Any, **kwargs: Any) -> Any:
         # Modules called during a backward pass recompute an earlier call.
-        if inside.model or in_backward() or next(module.parameters(), None) is None:
+        is_inside = getattr(calling, "model", False) or in_backward()
+        if is_inside or next(module.parameters(), None) is None:
             return call(module, *args, **kwargs)
-        inside.model = True
+        calling.model = True
         try:
             is_wrapper = "_orig_mod" in module._modules  # what torch.compile returns
             model = module._orig_mod if is_wrapper else module
@@ -55,7 +50,7 @@ def around_models(around: Around, after: Callable[[Any, Any], None] | None = Non
                 after(model, result)
             return result
         finally:
-            inside.model = False
+            calling.model = False
 
     put_call(called)
 

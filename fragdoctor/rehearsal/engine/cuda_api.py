@@ -84,7 +84,7 @@ def statistics(now: session.Session, device: int) -> dict[str, Any]:
         for at in range(0, len(rows) - 2, len(POOLS))
     ]
     figures = now.gpus.figures(device)
-    limit = now.budget.settings.max_split_bytes
+    limit = now.settings.max_split_bytes
     return {
         **dict(zip(KINDS, by_pool, strict=True)),
         "oversize_allocations": rows[-2],
@@ -145,7 +145,7 @@ def _properties(*_: Any, **__: Any) -> Any:
     kind = facts.generation
     return _Properties(
         name=facts.title,
-        total_memory=_now().budget.total_bytes,
+        total_memory=_now().total_bytes,
         major=major,
         minor=minor,
         multi_processor_count=facts.n_multiprocessors,
@@ -190,7 +190,7 @@ _show_config: Final = torch._C._show_config
 
 def _mem_get_info(device: Any = None) -> tuple[int, int]:
     index = device.index if isinstance(device, torch.device) else device
-    figures, total = _now().gpus.figures(_index(index)), _now().budget.total_bytes
+    figures, total = _now().gpus.figures(_index(index)), _now().total_bytes
     return min(figures["driver_free"], max(0, total - figures["reserved"])), total
 
 

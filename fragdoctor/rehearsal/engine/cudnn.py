@@ -17,7 +17,7 @@ import ctypes
 import importlib.util
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from math import prod
@@ -27,8 +27,13 @@ from typing import Any, Final
 import torch
 
 from fragdoctor.model.gpus import GpuModel
+from fragdoctor.model.marks import WORKSPACE
 from fragdoctor.rehearsal.engine import session
-from fragdoctor.rehearsal.engine.allocation import dense_strides, in_engine_thread
+from fragdoctor.rehearsal.engine.allocation import (
+    dense_strides,
+    in_engine_thread,
+    take_and_give,
+)
 from fragdoctor.rehearsal.engine.tensors import strides_for
 
 FIRST_VERSION: Final = 90800
@@ -83,8 +88,8 @@ class Convolution:
     dilation: tuple[int, ...]
 
 
-def take(convolution: Convolution, ask: Callable[[int], None]) -> None:
-    """Take the scratch memory of a call and give it back, as PyTorch does.
+def take(convolution: Convolution, device: int) -> None:
+    """Take the scratch memory of a call on a GPU and give it back, as PyTorch does.
 
     If the workspace of a plan cannot be allocated, the next plan is tried (``try_configs`` in
     ``Conv_v8.cpp``). If cuDNN is not installed or knows no plan, the workspace is what most of its
@@ -92,10 +97,6 @@ def take(convolution: Convolution, ask: Callable[[int], None]) -> None:
 
     With ``torch.backends.cudnn.benchmark`` the plans of a new call are tried first, and then unused
     cached memory is returned to the driver (``run_single_conv`` in the same file).
-
-    Args:
-        convolution: the call.
-        ask: takes a number of bytes and gives them back.
 
     Raises:
         RuntimeError: no plan's workspace can be allocated.
@@ -105,18 +106,20 @@ def take(convolution: Convolution, ask: Callable[[int], None]) -> None:
     plans = _plans_here(convolution, wants_all=tries)
     if not plans:
         session.note(_WITHOUT if _library() is None else _UNPLANNED)
-        plans = (_copies(convolution), 0)
+        shapes = (convolution.input, convolution.weight, convolution.result)
+        copies = 0 if convolution.is_channels_last else sum(map(prod, shapes))
+        plans = (copies * convolution.dtype.itemsize, 0)
     if tries and (in_engine_thread(), convolution) not in _BENCHMARKED:
         _BENCHMARKED.add((in_engine_thread(), convolution))
         session.note(_BENCHMARK)
         with contextlib.suppress(torch.OutOfMemoryError):
-            ask(max(plans))
+            take_and_give(device, max(plans), WORKSPACE)
         if not session.current().captures:
             session.current().gpus.empty_cache()
     at = 0
     while at < len(plans):
         try:
-            ask(plans[at])
+            take_and_give(device, plans[at], WORKSPACE)
         except torch.OutOfMemoryError:  # only now ask for the others
             plans, at = _plans_here(convolution, wants_all=True) or plans, at + 1
             continue
@@ -129,7 +132,7 @@ def _plans_here(convolution: Convolution, *, wants_all: bool) -> tuple[int, ...]
     return plans_of(
         convolution,
         now.facts,
-        now.budget.total_bytes,
+        now.total_bytes,
         is_deterministic=flags.deterministic or torch.are_deterministic_algorithms_enabled(),
         allows_tf32=bool(flags.allow_tf32),
         wants_all=wants_all,
@@ -150,13 +153,6 @@ _BENCHMARK: Final = (
 )
 _BENCHMARKED: Final[set[tuple[bool, Convolution]]] = set()
 """Calls whose plans were tried; PyTorch keeps the plan that it chose, for each of its threads."""
-
-
-def _copies(convolution: Convolution) -> int:
-    if convolution.is_channels_last:
-        return 0
-    shapes = (convolution.input, convolution.weight, convolution.result)
-    return sum(map(prod, shapes)) * convolution.dtype.itemsize
 
 
 @lru_cache(maxsize=100_000)
@@ -394,19 +390,13 @@ def _library() -> Any | None:
 
 
 def _loaded(name: str) -> Any | None:
-    for path in (*_in_packages(name), name):
+    """Return a library that NVIDIA's packages, conda or the system have installed."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = (spec.submodule_search_locations or ()) if spec else ()
+    packaged = [path for one in folders for path in sorted(Path(one).glob(f"*/lib/{name}"))]
+    for path in (*packaged, Path(sys.prefix, "lib", name), name):
         try:
             return ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
         except OSError:
             continue
     return None
-
-
-def _in_packages(name: str) -> Iterator[Path]:
-    """Yield the paths where NVIDIA's packages or conda install a library."""
-    spec = importlib.util.find_spec("nvidia")
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        yield from sorted(Path(folder).glob(f"*/lib/{name}"))
-    path = Path(sys.prefix, "lib", name)
-    if path.exists():
-        yield path

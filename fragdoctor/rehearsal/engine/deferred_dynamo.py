@@ -79,7 +79,14 @@ def install() -> None:
 
     def find_spec(name: str, _path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name.startswith(f"{_NAME}.") and name in sys.modules and target is None:
-            return _there(sys.modules[name])
+            # It was imported on the way to the module, as its package was.
+            module = sys.modules[name]
+            own: Any = module.__spec__
+            again: Any = SimpleNamespace(  # a config module allows no new attribute
+                create_module=lambda _: module,
+                exec_module=lambda _: vars(module).update(__spec__=own),
+            )
+            return ModuleSpec(name, again)
         found = _found() if name == _NAME else None
         if found is None:
             return None
@@ -90,12 +97,3 @@ def install() -> None:
 
     finder: Any = SimpleNamespace(find_spec=find_spec)
     sys.meta_path.insert(0, finder)
-
-
-def _there(module: ModuleType) -> ModuleSpec:
-    """Return the spec of a module that was imported on the way to it, as its package was."""
-    own: Any = module.__spec__
-    loader: Any = SimpleNamespace(  # a config module allows no new attribute
-        create_module=lambda _: module, exec_module=lambda _: vars(module).update(__spec__=own)
-    )
-    return ModuleSpec(own.name, loader)

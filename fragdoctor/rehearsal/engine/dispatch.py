@@ -192,15 +192,14 @@ def in_place(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operation that changes its arguments; only its scratch memory is requested."""
     meta_functions.check_types(op, args)
     if op.overloadpacket.__name__ in RULES:
-        _planned(_plan_in_place, op, args, kwargs).run(args)
+
+        def plan(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+            return Plan(device_of(args, kwargs), steps_of(Call(op, args, kwargs, ())), (), nothing)
+
+        _planned(plan, op, args, kwargs).run(args)
     declared = zip(args, op._schema.arguments, strict=False)
     written = (arg for arg, declaration in declared if declaration.alias_info is not None)
     return next(written) if op._schema.returns else None
-
-
-def _plan_in_place(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
-    steps = steps_of(Call(op, args, kwargs, ()))
-    return Plan(device_of(args, kwargs), steps, (), nothing)
 
 
 def out_variant(op: Any, *args: Any, **kwargs: Any) -> Any:

@@ -185,11 +185,6 @@ def _question(*args: Any, **options: Any) -> LayerQuestion:
     return LayerQuestion(*args, **options, capability=now.capability, version=now.version)
 
 
-_ASKED_FOR: Final = {
-    "flash": _flash_fits, "mem_efficient": _efficient_fits, "cudnn": _cudnn_fits
-}  # fmt: skip
-
-
 def _can_use(fits: Callable[[LayerQuestion], bool], params: Any, _debug: bool = False) -> bool:
     """``torch.backends.cuda.can_use_flash_attention`` and similar functions."""
     tensors = params.query, params.key, params.value, params.attn_mask
@@ -199,9 +194,6 @@ def _can_use(fits: Callable[[LayerQuestion], bool], params: Any, _debug: bool = 
 
 _chosen: Final[list[int]] = [MATH]
 """The kernel for the call of attention that is in progress, as C++ asks for it."""
-
-
-_answer: Final = ctypes.CFUNCTYPE(ctypes.c_int64)(lambda: _chosen[0])
 
 
 def attention(op: Any, query: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
@@ -250,11 +242,12 @@ def _is_left_aligned(_op: Any, *_: Any) -> bool:
 def install() -> None:
     """Install these in place of the CUDA kernels."""
     library = library_for("aten")
-    put_stub("_fused_sdp_choice_stub", _answer)
+    put_stub("_fused_sdp_choice_stub", ctypes.CFUNCTYPE(ctypes.c_int64)(lambda: _chosen[0]))
     op = ATEN.scaled_dot_product_attention.default
     for key in ("AutogradCUDA", "CUDA"):
         library.impl("scaled_dot_product_attention", partial(attention, op), key)
     op.py_kernels[_COMPOSITE] = partial(attention, op)  # exported programs are decomposed by it
     library.impl("_fused_sdp_choice", lambda *a, **k: choose(_question(*a, **k)), "CUDA")
-    for name, fits in _ASKED_FOR.items():
-        put(torch._C, f"_can_use_{name}_attention", partial(_can_use, fits))
+    put(torch._C, "_can_use_flash_attention", partial(_can_use, _flash_fits))
+    put(torch._C, "_can_use_mem_efficient_attention", partial(_can_use, _efficient_fits))
+    put(torch._C, "_can_use_cudnn_attention", partial(_can_use, _cudnn_fits))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from ctypes import byref, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -102,24 +101,6 @@ _FUNCTIONS: Final = {
 """Function of the library -> its return type and argument types, as letters of ``_TYPES``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """The memory and settings of a GPU.
-
-    Attributes:
-        capacity_bytes: what the driver has for PyTorch, which excludes the context and other
-            processes; None = unlimited.
-        total_bytes: memory of the device.
-        settings: the allocator's settings.
-        torch_version: the PyTorch version whose allocator is modeled.
-    """
-
-    capacity_bytes: int | None
-    total_bytes: int
-    settings: AllocatorSettings
-    torch_version: str
-
-
 class Gpus:
     """Every fake GPU of the process.
 
@@ -144,17 +125,25 @@ class Gpus:
         # Only for type checkers: every function of the library is an attribute of the instance.
         raise AttributeError(name)
 
-    def start(self, n_devices: int, budget: Budget) -> None:
-        """Begin with empty devices; existing tensors no longer own any memory."""
+    def start(
+        self,
+        n_devices: int,
+        capacity_bytes: int | None,
+        total_bytes: int,
+        settings: AllocatorSettings,
+        torch_version: str,
+    ) -> None:
+        """Begin with empty devices; existing tensors no longer own any memory.
+
+        The arguments are those of a :class:`.session.Session`.
+        """
         config = _Config(
-            settings=_settings(budget.settings),
-            capacity_bytes=UNLIMITED if budget.capacity_bytes is None else budget.capacity_bytes,
-            device_total_bytes=budget.total_bytes,
-            memory_fraction=-1.0
-            if budget.settings.memory_fraction is None
-            else budget.settings.memory_fraction,
-            era=int(era_of(budget.torch_version)),
-            fraction_of_one_counts=parse_version(budget.torch_version) < (2, 10, 0),
+            settings=_settings(settings),
+            capacity_bytes=UNLIMITED if capacity_bytes is None else capacity_bytes,
+            device_total_bytes=total_bytes,
+            memory_fraction=-1.0 if settings.memory_fraction is None else settings.memory_fraction,
+            era=int(era_of(torch_version)),
+            fraction_of_one_counts=parse_version(torch_version) < (2, 10, 0),
         )
         self.open(n_devices, byref(config))
 

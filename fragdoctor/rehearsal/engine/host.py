@@ -30,7 +30,6 @@ _DRAWN: Final = {"uniform_": 1, "normal_": 16}
 """Size of the groups that the CPU's kernel fills; ``normal_`` fills the last one twice."""
 _PAGE: Final = 4 * KIB
 _DONTNEED: Final = 4  # Linux's MADV_DONTNEED
-_LAUNCHER: Final = "triton.runtime.jit"
 _LEFT_OUT: Final = (
     "add_", "clamp_", "copy_", "div_", "erfinv_", "fill_", "mul_", "sub_", "zero_",
 )  # fmt: skip
@@ -77,14 +76,20 @@ class Weights:
             and tensor.untyped_storage()._cdata in self._empty
         )
 
-    def made(self, tensor: torch.Tensor) -> None:
-        """Note that a parameter was created from a tensor."""
-        if tensor.device.type != "cpu" or not tensor.is_floating_point() or self.has(tensor):
-            return
-        n_bytes = tensor.numel() * tensor.element_size()
-        self._made_bytes += n_bytes
-        if self._made_bytes > KEPT_BYTES and n_bytes >= LARGE_BYTES:
-            self.empty(tensor)
+    def make(self, make: Any, cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+        """Make a parameter of a tensor, which may lose its values first."""
+        if (
+            isinstance(data, torch.Tensor)
+            and data.layout is torch.strided
+            and data.device.type == "cpu"
+            and data.is_floating_point()
+            and not self.has(data)
+        ):
+            n_bytes = data.numel() * data.element_size()
+            self._made_bytes += n_bytes
+            if self._made_bytes > KEPT_BYTES and n_bytes >= LARGE_BYTES:
+                self.empty(data)
+        return make(cls, data, requires_grad)
 
     def empty(self, tensor: torch.Tensor) -> None:
         """Discard the values of a tensor on the CPU."""
@@ -115,14 +120,6 @@ class Weights:
             buffer[: n_pairs - begin].random_(generator=generator)
         if n_single:
             torch.rand(1, dtype=torch.float32, device="cpu", generator=generator)
-
-
-def _make(
-    weights: Weights, make: Any, cls: Any, data: Any = None, requires_grad: bool = True
-) -> Any:
-    if isinstance(data, torch.Tensor) and data.layout is torch.strided and not data.is_meta:
-        weights.made(data)
-    return make(cls, data, requires_grad)
 
 
 def _leave_out(
@@ -189,14 +186,16 @@ def _launcher(_kernel: Any, _grid: Any) -> Callable[..., None]:
 
 def install() -> None:
     """Patch pinned and resized memory, compilation, kernels, and weights on the CPU."""
-    when_imported({_LAUNCHER: lambda m: put(m.KernelInterface, "__getitem__", _launcher)})
+    when_imported(
+        {"triton.runtime.jit": lambda m: put(m.KernelInterface, "__getitem__", _launcher)}
+    )
     put(torch.Tensor, "pin_memory", _pin_memory)
     put(torch.Tensor, "is_pinned", lambda self, *_, **__: hasattr(self, "_is_pinned_here"))
     wrap(torch.storage, "_to", _copy)
     wrap(torch.UntypedStorage, "clone", _copy)
     wrap(torch.UntypedStorage, "resize_", _resize)
     weights = Weights()
-    wrap(torch.nn.Parameter, "__new__", partial(_make, weights))
+    wrap(torch.nn.Parameter, "__new__", weights.make)
     for name in (*_LEFT_OUT, *_DRAWN):
         wrap(torch.Tensor, name, partial(_leave_out, weights, _DRAWN.get(name, 0)))
     for name, dtype in _CONVERSIONS.items():

@@ -225,7 +225,15 @@ def _adapted(model: torch.nn.Module, rank: int, targets: Sequence[str]) -> torch
     if list(targets) == ["all-linear"]:
         wanted = "all-linear"
     elif list(targets) == ["attention"]:
-        wanted = sorted(_matrices_of_attention(model))
+        # Submodules with a matrix, inside modules that are called attention.
+        parts = (
+            part
+            for module in model.modules()
+            if "attention" in type(module).__name__.lower()
+            for part in module.named_children()
+        )
+        weights = ((name, getattr(part, "weight", None)) for name, part in parts)
+        wanted = sorted({n for n, w in weights if isinstance(w, torch.Tensor) and w.dim() == 2})
     made = library.LoraConfig(r=rank, target_modules=wanted)
     try:
         adapted: torch.nn.Module = library.get_peft_model(model, made)
@@ -235,17 +243,6 @@ def _adapted(model: torch.nn.Module, rank: int, targets: Sequence[str]) -> torch
             hint="Choose attention, all-linear, or names of linear layers.",
         ) from err
     return adapted
-
-
-def _matrices_of_attention(model: torch.nn.Module) -> set[str]:
-    """Return the names of submodules with a matrix, inside modules that are called attention."""
-    return {
-        name
-        for module in model.modules()
-        if "attention" in type(module).__name__.lower()
-        for name, part in module.named_children()
-        if isinstance(weight := getattr(part, "weight", None), torch.Tensor) and weight.dim() == 2
-    }
 
 
 def _checkpoint(model: torch.nn.Module, *, has_adapters: bool) -> None:

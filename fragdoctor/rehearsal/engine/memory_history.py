@@ -14,7 +14,6 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from fragdoctor.model.marks import GENERATED, WORKSPACE, module_note
-from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.rehearsal.engine import SEEN_THROUGH, frames_from
 from fragdoctor.rehearsal.engine.gpu import ACTIONS, STATES, Event
 
@@ -114,20 +113,14 @@ class RecordedStacks:
         found = self._frames.get((number, instruction))
         if found is None:
             code = self._codes[number]
+            lines = (n for start, end, n in code.co_lines() if start <= instruction < end)
+            line = next(lines, None)
             found = self._frames[number, instruction] = {
                 "name": code.co_name,
                 "filename": code.co_filename,
-                "line": _line(code, instruction),
+                "line": code.co_firstlineno if line is None else line,
             }
         return found
-
-
-def _line(code: CodeType, instruction: int) -> int:
-    line = code.co_firstlineno
-    for start, end, number in code.co_lines():
-        if start <= instruction < end:
-            return number if number is not None else line
-    return line
 
 
 def is_users(filename: str) -> bool:
@@ -204,17 +197,13 @@ def snapshot(
     return {
         "segments": segments,
         "device_traces": traces,
-        "allocator_settings": settings_of(now.budget.settings),
+        "allocator_settings": now.settings.recorded()
+        | {
+            "pinned_num_register_threads": 1,
+            "release_lock_on_cudamalloc": False,
+            "pinned_use_cuda_host_register": False,
+        },
         "external_annotations": annotations[-history.max_entries :],
-    }
-
-
-def settings_of(settings: AllocatorSettings) -> dict[str, Any]:
-    """Return the settings under the names that a snapshot uses."""
-    return settings.recorded() | {
-        "pinned_num_register_threads": 1,
-        "release_lock_on_cudamalloc": False,
-        "pinned_use_cuda_host_register": False,
     }
 
 

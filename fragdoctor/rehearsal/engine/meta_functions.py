@@ -120,9 +120,7 @@ def infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         first = torch.empty_like(first, memory_format=layout)
     elif is_pointwise(op.overloadpacket):
         operands = [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)]
-        is_last = (
-            op.overloadpacket.__name__ == "threshold_backward"
-        )  # the gradient (Activation.cpp)
+        is_last = name == "threshold_backward"  # the gradient (Activation.cpp)
         first = _iterated(first, operands[::-1] if is_last else operands)
     return (first, *rest) if isinstance(found, (tuple, list)) else first
 

@@ -1,9 +1,15 @@
-"""The parts of a step of one model, for the script that :mod:`..step_script` writes."""
+"""The parts of a step of one model, for the script that :mod:`..step_script` writes.
+
+The model is that of the user's ``pkg.module:factory``, or one of :mod:`.library_model`.
+"""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import reduce
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -16,6 +22,40 @@ from fragdoctor.units import format_count
 DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 TOKENS_DIMENSIONS: Final = 3
 _REHEARSE: Final = "Return the loss from the model, or rehearse the program: fragdoctor rehearse."
+CONTRACT: Final = (
+    "Return (module, inputs): a tensor such as torch.zeros(8, 1024, dtype=torch.int64), a tuple of "
+    "arguments or a dict of them."
+)
+
+
+def own_model(spec: str) -> tuple[torch.nn.Module, Any]:
+    """Import what ``pkg.module:factory`` names, call it, and return its model and inputs.
+
+    Raises:
+        ConfigError: the name cannot be found, or does not satisfy :data:`CONTRACT`.
+    """
+    module, _, name = spec.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as err:
+        if err.name is None or not f"{module}.".startswith(f"{err.name}."):
+            raise
+        raise ConfigError(
+            f"There is no module {module!r} here ({Path.cwd()}) or among the installed ones.",
+            hint="Run from the directory from which your program runs.",
+        ) from err
+    factory = reduce(lambda owner, part: getattr(owner, part, None), name.split("."), found)
+    if not callable(factory):
+        raise ConfigError(f"Module {module!r} has no function {name!r}.", hint=CONTRACT)
+    built = factory()
+    model, inputs = built if isinstance(built, tuple) and len(built) == 2 else (built, None)
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigError(
+            f"The factory returned {type(built).__name__}, which contains no model.", hint=CONTRACT
+        )
+    if inputs is None:
+        raise ConfigError("The factory returns no inputs for the model.", hint=CONTRACT)
+    return model, inputs
 
 
 class ModelStep:

@@ -107,7 +107,10 @@ class ProgramOutcome:
             now.modules.read_all()
             if not (code or self.stopped or skipping.partial):
                 now.marks.note("END", PROGRAM, 0)
-        self._write_snapshot(oom)
+        marks = now.marks.annotations if oom is None else now.marks.annotations[: oom.n_marks]
+        shown = snapshot(now, History(), marks, at=oom, modules=now.modules)
+        put(torch._C, "_cuda_memorySnapshot", lambda *_: shown)
+        torch.cuda.memory._dump_snapshot(self.request["snapshot"])
         status = "stopped" if self.stopped else "failed" if code else "finished"
         figures = [now.gpus.figures(d) for d in range(now.n_devices)]
         found = {
@@ -143,7 +146,7 @@ class ProgramOutcome:
             ],
             "notes": list(now.assumptions.notes),
             "handles": now.libraries,
-            "conf": now.budget.settings.conf,
+            "conf": now.settings.conf,
             "traits": {},
         }
         if self.traits is not None:
@@ -198,10 +201,3 @@ class ProgramOutcome:
             "advice": error.hint if isinstance(error, ConfigError) else None,
             "location": (own or frames)[-1] if frames else None,
         }
-
-    def _write_snapshot(self, oom: SeenOom | None) -> None:
-        now = self.now
-        marks = now.marks.annotations if oom is None else now.marks.annotations[: oom.n_marks]
-        found = snapshot(now, History(), marks, at=oom, modules=now.modules)
-        put(torch._C, "_cuda_memorySnapshot", lambda *_: found)
-        torch.cuda.memory._dump_snapshot(self.request["snapshot"])

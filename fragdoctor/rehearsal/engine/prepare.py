@@ -12,7 +12,7 @@ from fragdoctor.model.conf_keys import parse_version
 from fragdoctor.model.gpus import DEFAULT
 from fragdoctor.model.settings import parse_conf
 from fragdoctor.rehearsal.engine import session
-from fragdoctor.rehearsal.engine.gpu import Budget, Gpus
+from fragdoctor.rehearsal.engine.gpu import Gpus
 
 OLDEST: Final = (2, 6, 0)
 
@@ -42,9 +42,11 @@ def prepare(
             "CUDA is already in use in this process.", hint="Rehearse in a fresh process."
         )
     gpus = Gpus(native)
-    budget = Budget(None, DEFAULT.total_bytes, parse_conf(""), torch_version or version)
-    now = session.Session(gpus, n_devices, DEFAULT, budget)
-    gpus.start(n_devices, budget)
+    modeled = torch_version or version
+    now = session.Session(
+        gpus, n_devices, DEFAULT, None, DEFAULT.total_bytes, parse_conf(""), modeled
+    )
+    now.start_gpus()
     session.begin(now)
     from fragdoctor.rehearsal.engine import (
         activity,

@@ -27,9 +27,7 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from importlib.machinery import SourceFileLoader
 from itertools import takewhile
 from pathlib import Path
@@ -253,9 +251,7 @@ def _rehearse(request: dict[str, Any], now: Session) -> NoReturn:
 
     gpu = request["gpu"]
     now.facts = GpuModel(**gpu["kernels"])
-    now.budget = replace(
-        now.budget, capacity_bytes=gpu["capacity_bytes"], total_bytes=gpu["total_bytes"]
-    )
+    now.capacity_bytes, now.total_bytes = gpu["capacity_bytes"], gpu["total_bytes"]
     now.assumptions.shares.update(request["assumed_shares"])
     outcome = ProgramOutcome(request, now)
     limit, most = request["n_steps"], request["most_steps"]
@@ -314,7 +310,7 @@ def _run_guarded(request: dict[str, Any], outcome: Any) -> int:
     try:
         outcome.now.stacks.outermost = _CALLER
         # The program's globals, and what they hold, stay alive until its memory has been reported.
-        outcome.program_globals = _RUNNERS[request["kind"]](request)
+        outcome.program_globals = _run_program(request)
     except SystemExit as end:
         outcome.failure = end
         if end.code is None or isinstance(end.code, int):
@@ -343,22 +339,17 @@ def _print_failure(error: BaseException) -> None:
     traceback.print_exception(type(error), error, trace)
 
 
-def _run_script(request: dict[str, Any]) -> dict[str, Any]:
-    path = request["target"]
-    sys.path[0] = str(Path(path).resolve().parent)
-    return runpy.run_path(path, run_name="__main__")
-
-
-def _run_module(request: dict[str, Any]) -> dict[str, Any]:
-    sys.path[0] = str(Path.cwd())
-    return runpy.run_module(request["target"], run_name="__main__", alter_sys=True)
-
-
-def _run_notebook(request: dict[str, Any]) -> dict[str, Any]:
-    """Run the cells of a notebook one after another, as one module."""
-    path = Path(request["target"]).resolve()
-    sys.path[0] = str(path.parent)
-    os.chdir(path.parent)  # as Jupyter does
+def _run_program(request: dict[str, Any]) -> dict[str, Any]:
+    """Run a module, a script, or a notebook's cells one after another; return its globals."""
+    target, kind = request["target"], request["kind"]
+    if kind == "module":
+        sys.path[0] = str(Path.cwd())
+        return runpy.run_module(target, run_name="__main__", alter_sys=True)
+    folder = Path(target).resolve().parent
+    sys.path[0] = str(folder)
+    if kind == "script":
+        return runpy.run_path(target, run_name="__main__")
+    os.chdir(folder)  # as Jupyter does
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
     main.__dict__["display"] = print
@@ -367,10 +358,3 @@ def _run_notebook(request: dict[str, Any]) -> dict[str, Any]:
         code = SourceFileLoader("__main__", name).source_to_code(source.encode(), name)
         runpy._run_code(code, main.__dict__, None, "__main__", script_name=name)  # type: ignore[attr-defined]
     return main.__dict__
-
-
-_RUNNERS: Final[dict[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
-    "script": _run_script,
-    "module": _run_module,
-    "notebook": _run_notebook,
-}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from fragdoctor.errors import ConfigError
 from fragdoctor.model.conf_keys import parse_version
 from fragdoctor.model.gpus import GpuModel
 from fragdoctor.model.settings import AllocatorSettings, parse_conf
-from fragdoctor.rehearsal.engine.gpu import Budget, Gpus
+from fragdoctor.rehearsal.engine.gpu import Gpus
 from fragdoctor.rehearsal.engine.known import Known
 from fragdoctor.rehearsal.engine.loops import Loops
 from fragdoctor.rehearsal.engine.marks import Marks
@@ -93,7 +93,11 @@ class Session:
         gpus: the fake GPUs.
         n_devices: how many.
         facts: the GPU model whose kernels all of them have.
-        budget: the memory and settings of each of them.
+        capacity_bytes: what the driver has for PyTorch on each of them, without the context and
+            other processes; None = unlimited.
+        total_bytes: memory of each.
+        settings: the allocator's settings.
+        torch_version: the PyTorch version whose allocator is modeled.
         stacks: where requests came from.
         progress: its steps, a :class:`.step_watch.Steps`, which is told what the program does.
         marks: marks of what the program does.
@@ -108,7 +112,10 @@ class Session:
     gpus: Gpus
     n_devices: int
     facts: GpuModel
-    budget: Budget
+    capacity_bytes: int | None
+    total_bytes: int
+    settings: AllocatorSettings
+    torch_version: str
     stacks: RecordedStacks = field(default_factory=RecordedStacks)
     on_oom: list[Callable[[int, int], Any]] = field(default_factory=list)
     history: History | None = None
@@ -137,10 +144,16 @@ class Session:
         if self.version >= (2, 9, 0):
             names.append("PYTORCH_ALLOC_CONF")
         text = next((os.environ[name] for name in names if name in os.environ), "")
-        self.budget = replace(self.budget, settings=self._parsed(text))
+        self.settings = self._parsed(text)
         device = self.gpus.device()
-        self.gpus.start(self.n_devices, self.budget)
+        self.start_gpus()
         self.gpus.set_device(device)
+
+    def start_gpus(self) -> None:
+        """Let the GPUs begin empty, with the memory and settings that they have now."""
+        self.gpus.start(
+            self.n_devices, self.capacity_bytes, self.total_bytes, self.settings, self.torch_version
+        )
 
     def start_all(self) -> None:
         """Initialize CUDA as its first use does; C++ does so only once in a process."""
@@ -149,7 +162,7 @@ class Session:
 
     def _parsed(self, text: str) -> AllocatorSettings:
         try:
-            settings = parse_conf(text, self.budget.torch_version)
+            settings = parse_conf(text, self.torch_version)
         except ConfigError as err:
             raise RuntimeError(err.message) from err
         if settings.backend != "native":
@@ -164,14 +177,12 @@ class Session:
     @property
     def is_unlimited(self) -> bool:
         """Whether no request fails: then the program's own limits are noted, but not in force."""
-        return self.budget.capacity_bytes is None
+        return self.capacity_bytes is None
 
     @property
     def allowed_bytes(self) -> int | None:
         """The least that the program lets PyTorch reserve on a GPU; None = it sets no limit."""
-        return min(
-            (int(f * self.budget.total_bytes) for f in self.fractions.values()), default=None
-        )
+        return min((int(f * self.total_bytes) for f in self.fractions.values()), default=None)
 
     def change_settings(self, text: str) -> None:
         """Change settings at run time, as ``torch.cuda.memory._set_allocator_settings`` does.
@@ -179,15 +190,14 @@ class Session:
         Raises:
             RuntimeError: the settings are wrong.
         """
-        settings = self._parsed(text).over(self.budget.settings)
-        self.budget = replace(self.budget, settings=settings)
+        self.settings = self._parsed(text).over(self.settings)
         for device in range(self.n_devices):
-            self.gpus.change_settings(device, settings)
+            self.gpus.change_settings(device, self.settings)
 
     @property
     def version(self) -> tuple[int, int, int]:
         """The version of PyTorch."""
-        return parse_version(self.budget.torch_version)
+        return parse_version(self.torch_version)
 
     @property
     def capability(self) -> tuple[int, int]:

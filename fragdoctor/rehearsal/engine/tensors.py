@@ -146,7 +146,10 @@ def _across(dst: torch.Tensor, src: torch.Tensor, *, non_blocking: bool) -> None
     """
     same_dtype = dst.dtype == src.dtype
     source = src if src.shape == dst.shape else src.expand(dst.shape)
-    if same_dtype and _flat(dst, source):
+    is_flat = dst.is_contiguous() and source.is_contiguous()
+    if not is_flat and dst.stride() == source.stride():  # in one order, without gaps
+        is_flat = bool(torch.ops.aten.is_non_overlapping_and_dense(dst))
+    if same_dtype and is_flat:
         return
     held = []
     if dst.is_cuda or non_blocking:
@@ -161,14 +164,6 @@ def _across(dst: torch.Tensor, src: torch.Tensor, *, non_blocking: bool) -> None
         held.append(source.contiguous())
     while held:
         held.pop()
-
-
-def _flat(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Return whether both lie in memory in one order without gaps (``iter.is_contiguous()``)."""
-    if first.is_contiguous() and second.is_contiguous():
-        return True
-    same = first.stride() == second.stride()
-    return same and bool(torch.ops.aten.is_non_overlapping_and_dense(first))
 
 
 @special("aten::record_stream")

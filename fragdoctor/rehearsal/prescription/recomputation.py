@@ -10,7 +10,8 @@ pass early.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -120,7 +121,7 @@ class Recomputation:
         known = min(n, len(lives.born))
         self._born[:known], self._dies[:known] = lives.born[:known], lives.dies[:known]
         self._n_ids = max(n, int(self._ops.allocation.max(initial=0)) + 1)
-        self._known: dict[tuple[ModuleCall, tuple[int, ...]], _Again] = {}
+        self._changes = cache(self._worked_out)
 
     def operations(self, chosen: Sequence[tuple[ModuleCall, tuple[int, ...]]]) -> _ext.NativeOps:
         """Return the requests with calls checkpointed and some results of each kept.
@@ -147,7 +148,7 @@ class Recomputation:
         new["size"][kind == OpKind.FREE] = 0
         new["row"] = self._reached[np.minimum(position, len(self._reached) - 1)]
         stays = np.ones(len(self._ops), np.bool_)
-        stays[_joined(one.removed for one in changes)] = False
+        stays[np.concatenate([one.removed for one in changes])] = False
         stays[self._dies[moved][self._dies[moved] < NEVER]] = False
         table = np.insert(self._ops.table, position, new)
         return Operations(table[np.insert(stays, position, values=True)]).native(self._base)
@@ -155,7 +156,8 @@ class Recomputation:
     def _new_ends(self, changes: Sequence[_Again]) -> I64:
         """Return where each block that the program's original requests make is freed."""
         dies = self._dies.copy()
-        gone, remade = _joined(one.gone for one in changes), _joined(one.remade for one in changes)
+        gone = np.concatenate([one.gone for one in changes])
+        remade = np.concatenate([one.remade for one in changes])
         dies[gone[:, 0]], dies[remade[:, 0]] = gone[:, 1], -1
         for one in changes:
             np.maximum.at(dies, one.inputs, one.end)
@@ -163,12 +165,8 @@ class Recomputation:
         dies[remade[is_free_to_go, 0]] = remade[is_free_to_go, 1]
         return dies
 
-    def _changes(self, call: ModuleCall, kept: tuple[int, ...]) -> _Again:
-        if (call, kept) not in self._known:
-            self._known[call, kept] = self._worked_out(call, kept)
-        return self._known[call, kept]
-
     def _worked_out(self, call: ModuleCall, kept: tuple[int, ...]) -> _Again:
+        """Return what checkpointing a call changes if some results are kept."""
         kept_rows = call.kept_rows(kept)
         begin = self._position(call.backward)
         gone = [row for row in sorted(call.left - kept_rows) if self._born[row] >= 0]
@@ -243,10 +241,6 @@ class Recomputation:
     def _position(self, event: int) -> int:
         """Return the first request at or after an event."""
         return int(np.searchsorted(self._reached, event))
-
-
-def _joined(columns: Iterable[I64]) -> I64:
-    return np.concatenate([*columns])
 
 
 def _pairs(rows: Sequence[int], positions: Sequence[int]) -> I64:

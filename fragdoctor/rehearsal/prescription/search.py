@@ -402,8 +402,12 @@ class CureSearch:
         A search that ends early has found more than that, but the fewest that it knows to fit.
         """
         size = catalogue.batch_size(traits)
-        least = traits["kept_bytes"] / self._capacity_bytes  # each GPU has an equal part
-        counts = [n for n in range(2, MAX_GPUS + 1) if size % n == 0 and n >= least]
+        least_bytes = traits["kept_bytes"]  # each GPU has an equal part
+        counts = [
+            n
+            for n in range(2, MAX_GPUS + 1)
+            if size % n == 0 and n * self._capacity_bytes >= least_bytes
+        ]
         make = partial(catalogue.sharded, traits)
         enough = self._split([*_doubling(counts[:-1]), *counts[-1:]], make)
         fewer = [n for n in counts if n < enough]
@@ -438,19 +442,22 @@ class CureSearch:
         """
         if not self._can_checkpoint:
             return False
-        if others and _key(others) not in self._bases and self._try(*others, is_base=True).fits:
+        key = _key(others)
+        if others and key not in self._bases and self._try(*others, is_base=True).fits:
             return True
-        base = self._base(others)
+        if key not in self._bases and self._compiles and (seen := self._observe(*others)):
+            self._bases[key] = self._checkpoints(seen)
+        base = self._bases.get(key)
         if base is None or not base.can_save:
             return False
         outermost = (catalogue.checkpointed(base.traits, base.outermost), *others)
-        if _key(others) not in self._learned:
-            self._learned.add(_key(others))
+        if key not in self._learned:
+            self._learned.add(key)
             if observed := self._observe(*outermost):
                 base.learn_ends(observed.need.trace, observed.found.traits)
-        seen = {} if self._compiles else {base.outermost: self._try(*outermost)}
-        limit, fitting = self._cheapest_tried(base, seen, others)
-        is_cured = any(one.fits for one in seen.values())
+        tried = {} if self._compiles else {base.outermost: self._try(*outermost)}
+        limit, fitting = self._cheapest_tried(base, tried, others)
+        is_cured = any(one.fits for one in tried.values())
         if is_cured and not (fitting and fitting.is_whole):
             self._try_whole(base, limit, others)
         return is_cured
@@ -488,13 +495,6 @@ class CureSearch:
                 break
             limit = base.needs_bytes(plan) + spare
         return limit, fitting
-
-    def _base(self, others: Sequence[Treatment]) -> Checkpoints | None:
-        """Return what is known of checkpoints together with others, None if that failed."""
-        key = _key(others)
-        if key not in self._bases and self._compiles and (seen := self._observe(*others)):
-            self._bases[key] = self._checkpoints(seen)
-        return self._bases.get(key)
 
     def _observe(self, *treatments: Treatment) -> _Seen | None:
         """Rehearse the program with treatments and observe it; None if that failed."""

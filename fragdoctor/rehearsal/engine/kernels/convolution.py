@@ -23,9 +23,8 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch._prims_common import suggest_memory_format
 
-from fragdoctor.model.marks import WORKSPACE
 from fragdoctor.rehearsal.engine import cudnn, session
-from fragdoctor.rehearsal.engine.allocation import dense_strides, take_and_give
+from fragdoctor.rehearsal.engine.allocation import dense_strides
 from fragdoctor.rehearsal.engine.dispatch import special, use_blas
 from fragdoctor.rehearsal.engine.kernels.scratch import (
     Call,
@@ -120,9 +119,8 @@ def _use_cudnn(
     is_last = layout in {torch.channels_last, torch.channels_last_3d}
     x, w, y = (tuple(shape) for shape in (seen, weight.shape, made))
     padding, stride, dilation = (tuple(g) for g in geometry)
-    dtype, device = weight.dtype, weight.get_device()
-    call = cudnn.Convolution(operation, dtype, x, w, y, is_last, padding, stride, dilation)
-    cudnn.take(call, lambda n_bytes: take_and_give(device, n_bytes, WORKSPACE))
+    call = cudnn.Convolution(operation, weight.dtype, x, w, y, is_last, padding, stride, dilation)
+    cudnn.take(call, weight.get_device())
 
 
 @special("aten::cudnn_convolution", "aten::cudnn_convolution_transpose")

@@ -66,11 +66,6 @@ def thrust_unique_by_key(n: int) -> int:
     return buffers(_UNIQUE_FIXED, (-(-n // _UNIQUE_TILE) + EXTRA_TILES) * STATUS_BYTES)
 
 
-def segmented_sort(n: int, key_bytes: int, value_bytes: int) -> int:
-    """Return the scratch memory of sorting many segments at once."""
-    return buffers(n * key_bytes, n * value_bytes)
-
-
 def scan(n: int, item_bytes: int) -> int:
     """Return the scratch memory of a prefix sum."""
     if item_bytes > OFFSET_BYTES:

@@ -31,10 +31,6 @@ def _batch(matrix: torch.Tensor) -> int:
     return matrix.numel() // max(1, matrix.shape[-1] * matrix.shape[-2])
 
 
-def _rows(matrix: torch.Tensor) -> int:
-    return matrix.numel() // max(1, matrix.shape[-1])
-
-
 def _check(call: Call, n: int) -> None:
     """Look whether one of n codes reports a failure (``_linalg_check_errors``)."""
     call.hold(*[1] * (2 if n == 1 else 1))
@@ -215,7 +211,7 @@ def _reflectors(call: Call) -> None:
 @after_results("linalg_lstsq")
 def _least_squares(call: Call) -> None:
     matrix = call.args[0]
-    call.take(n_bytes(matrix), _rows(matrix.mT) * matrix.element_size())
+    call.take(n_bytes(matrix), n_bytes(matrix) // max(1, matrix.shape[-2]))
     call.use_blas()
 
 

@@ -30,17 +30,8 @@ SEMAPHORE_BYTES: Final = 4
 MAX_INT: Final = 2**31 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class ReductionKind:
-    """How a kind of reduction is compiled.
-
-    Attributes:
-        accumulator_bytes: size of one partial result.
-        values: loads that each thread keeps in flight (``vt0``).
-    """
-
-    accumulator_bytes: int
-    values: int = 4
+LOADS: Final = 4
+"""Loads that each thread of most reductions keeps in flight (``vt0``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,24 +85,14 @@ def _comes_after(first: Dim, second: Dim) -> int:
 def _merged(dims: list[Dim]) -> list[Dim]:
     merged: list[Dim] = []
     for dim in dims:
-        if merged and _mergeable(merged[-1], dim):
-            last = merged[-1]
+        last = merged[-1] if merged else Dim(0, 0, 0)
+        follows = (last.size * last.input, last.size * last.output) == (dim.input, dim.output)
+        if merged and (follows or 1 in {last.size, dim.size}):
             steps = dim if last.size == 1 else last
             merged[-1] = Dim(last.size * dim.size, steps.input, steps.output)
         else:
             merged.append(dim)
     return merged
-
-
-def _mergeable(first: Dim, second: Dim) -> bool:
-    if first.size == 1 or second.size == 1:
-        return True
-    return first.size * first.input == second.input and first.size * first.output == second.output
-
-
-def _fits_32_bits(dims: Sequence[Dim], item_bytes: int) -> bool:
-    reach = 1 + sum((d.size - 1) * d.input for d in dims) * item_bytes
-    return prod(d.size for d in dims) <= MAX_INT and reach <= MAX_INT
 
 
 def _halves(dims: Sequence[Dim]) -> list[list[Dim]]:
@@ -128,16 +109,18 @@ def reduction_bytes(
     sizes: Sequence[int],
     strides: Sequence[int],
     axes: Sequence[int],
-    kind: ReductionKind,
+    partial_bytes: int,
     item_bytes: int,
     facts: GpuModel,
+    loads: int = LOADS,
 ) -> list[tuple[int, int]]:
     """Return the buffers, in bytes, that reducing over ``axes`` takes.
 
     There is a pair (partial results, semaphores) for each pass that needs them: an input too long
     for 32-bit offsets is cut in halves, which are reduced one after the other.
 
-    Sizes, strides (in elements) and bytes of an element are those of the input.
+    Sizes, strides (in elements) and bytes of an element are those of the input. ``partial_bytes``
+    is the size of one partial result.
     """
     if not all(sizes):
         return []
@@ -145,8 +128,9 @@ def reduction_bytes(
     waiting = [dims_of(sizes, strides, axes)]
     while waiting:
         dims = waiting.pop()
-        if _fits_32_bits(dims, item_bytes):
-            pair = _pass(dims, kind, facts)
+        reach = 1 + sum((d.size - 1) * d.input for d in dims) * item_bytes
+        if prod(d.size for d in dims) <= MAX_INT and reach <= MAX_INT:
+            pair = _pass(dims, partial_bytes, facts, loads)
             if pair is not None:
                 found.append(pair)
         else:
@@ -154,7 +138,9 @@ def reduction_bytes(
     return found
 
 
-def _pass(dims: Sequence[Dim], kind: ReductionKind, facts: GpuModel) -> tuple[int, int] | None:
+def _pass(
+    dims: Sequence[Dim], partial_bytes: int, facts: GpuModel, loads: int
+) -> tuple[int, int] | None:
     n_inputs = prod(d.size for d in dims if d.output == 0)
     n_outputs = prod(d.size for d in dims if d.output != 0)
     n_reduced = sum(1 for d in dims if d.output == 0 and d.size > 1) or sum(
@@ -164,7 +150,7 @@ def _pass(dims: Sequence[Dim], kind: ReductionKind, facts: GpuModel) -> tuple[in
     width, height = (n_inputs, n_outputs) if along_input else (n_outputs, n_inputs)
     vector = 1
     if not dims or (dims[0] if along_input else dims[n_reduced]).input == 1:
-        wide = width > VECTORIZE_FROM and len(dims) == 1 and kind.values >= INPUT_VECTOR
+        wide = width > VECTORIZE_FROM and len(dims) == 1 and loads >= INPUT_VECTOR
         if along_input and wide:
             width //= INPUT_VECTOR
         elif not along_input:
@@ -183,7 +169,7 @@ def _pass(dims: Sequence[Dim], kind: ReductionKind, facts: GpuModel) -> tuple[in
     blocks = max(min(-(-target // grid), -(-values // MIN_VALUES)), -(-values // MAX_VALUES))
     if grid > target or blocks <= 1:
         return None
-    size = kind.accumulator_bytes * n_outputs * blocks
+    size = partial_bytes * n_outputs * blocks
     return size if along_input else size * block_width * vector, SEMAPHORE_BYTES * grid
 
 
@@ -215,7 +201,11 @@ INDEXED: Final = 16  # a value and where it was found
 
 
 def reduced(
-    call: Call, tensor: torch.Tensor, axes: Sequence[int] | None, kind: ReductionKind
+    call: Call,
+    tensor: torch.Tensor,
+    axes: Sequence[int] | None,
+    partial_bytes: int,
+    loads: int = LOADS,
 ) -> None:
     """Take the buffers of a reduction of a tensor over some of its dimensions; None = all."""
     n_dims = tensor.dim()
@@ -224,7 +214,8 @@ def reduced(
     wrapped = tuple(axis % max(1, n_dims) for axis in axes) if n_dims else ()
     facts = session.current().facts
     sizes, strides = tensor.shape, tensor.stride()
-    for pair in reduction_bytes(sizes, strides, wrapped, kind, tensor.element_size(), facts):
+    item_bytes = tensor.element_size()
+    for pair in reduction_bytes(sizes, strides, wrapped, partial_bytes, item_bytes, facts, loads):
         call.hold(*pair)
 
 
@@ -262,31 +253,32 @@ def _extreme_or_indexed(call: Call) -> None:
         extremes(call, tensor, n)
     else:
         size = INDEXED if n == 1 else n * tensor.element_size()
-        reduced(call, tensor, axes, ReductionKind(size))
+        reduced(call, tensor, axes, size)
 
 
 def extremes(call: Call, tensor: torch.Tensor, n: int) -> None:
     """The extremes of a whole tensor are looked for in one piece (ReduceAllOps.cpp)."""
     call.copy(tensor)
     whole = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-    reduced(call, whole, None, ReductionKind(n * tensor.element_size()))
+    reduced(call, whole, None, n * tensor.element_size())
 
 
-def _reduces(*names: str, kind: Callable[[torch.Tensor], ReductionKind]) -> None:
+def _reduces(*names: str, partial: Callable[[torch.Tensor], int]) -> None:
     """Register buffers for operations that reduce a tensor over ``dim``."""
-    after_results(*names)(lambda c: reduced(c, c.args[0], _axes(c), kind(c.args[0])))
+    after_results(*names)(lambda c: reduced(c, c.args[0], _axes(c), partial(c.args[0])))
 
 
-def _of_variance(tensor: torch.Tensor) -> ReductionKind:
+_reduces("amax", "amin", partial=lambda t: t.element_size())
+_reduces("argmax", "argmin", partial=lambda _: INDEXED)
+_reduces("linalg_vector_norm", partial=lambda t: 8 if t.dtype is torch.float64 else 4)
+_reduces("norm", partial=lambda t: accumulator_bytes(t.dtype))
+
+
+@after_results("var", "std", "var_mean", "std_mean")
+def _variance(call: Call) -> None:
+    tensor: torch.Tensor = call.args[0]
     size = WELFORD_DOUBLE if tensor.dtype is torch.float64 else WELFORD_FLOAT
-    return ReductionKind(size, values=2 if tensor.element_size() == 2 else 4)
-
-
-_reduces("amax", "amin", kind=lambda t: ReductionKind(t.element_size()))
-_reduces("argmax", "argmin", kind=lambda _: ReductionKind(INDEXED))
-_reduces("var", "std", "var_mean", "std_mean", kind=_of_variance)
-_reduces("linalg_vector_norm", kind=lambda t: ReductionKind(8 if t.dtype is torch.float64 else 4))
-_reduces("norm", kind=lambda t: ReductionKind(accumulator_bytes(t.dtype)))
+    reduced(call, tensor, _axes(call), size, loads=2 if tensor.element_size() == 2 else LOADS)
 
 
 @after_results("any", "all")
@@ -295,7 +287,7 @@ def _truth(call: Call) -> None:
     tensor = call.args[0]
     if tensor.numel() == 1 and tensor.dtype is not torch.bool:
         call.take(1)
-    reduced(call, tensor, _axes(call), ReductionKind(1))
+    reduced(call, tensor, _axes(call), 1)
 
 
 @after_results("histc")
@@ -309,4 +301,4 @@ def _histogram(call: Call) -> None:
 
 def summed(call: Call, tensor: torch.Tensor, axes: Sequence[int] | None = None) -> None:
     """Take the buffers of summing a tensor over some of its dimensions; None = all."""
-    reduced(call, tensor, axes, ReductionKind(accumulator_bytes(tensor.dtype)))
+    reduced(call, tensor, axes, accumulator_bytes(tensor.dtype))

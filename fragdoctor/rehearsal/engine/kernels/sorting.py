@@ -64,11 +64,6 @@ def _mode(call: Call) -> None:
         call.copy(tensor.transpose(call.argument("dim"), -1))
 
 
-@after_results("sort")
-def _sort(call: Call) -> None:
-    _take_for_sort(call, call.args[0], call.argument("dim"))
-
-
 def _take_for_sort(call: Call, tensor: torch.Tensor, dim: int) -> None:
     """``sort_stable`` (Sort.cpp, SegmentedSort): rows in a block each, or segments in one array."""
     n = tensor.numel()
@@ -96,7 +91,10 @@ def _take_for_sort(call: Call, tensor: torch.Tensor, dim: int) -> None:
         call.free(values)
         call.hold(cub.radix_sort_in_place(n))
     else:
-        call.take(n * INDEX_BYTES, cub.segmented_sort(n, size, INDEX_BYTES))
+        call.take(n * INDEX_BYTES, cub.buffers(n * size, n * INDEX_BYTES))
+
+
+after_results("sort")(lambda call: _take_for_sort(call, call.args[0], call.argument("dim")))
 
 
 @after_results("topk")

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from fragdoctor.rehearsal.engine.calls import after_making
 from fragdoctor.rehearsal.engine.treatments import (
     accumulation,
-    attention,
     blocks,
     contexts,
     holding,
@@ -20,6 +20,7 @@ from fragdoctor.rehearsal.engine.treatments import (
     numbers,
     optimizers,
     sharding,
+    written,
 )
 
 TREATMENTS: Final[dict[str, Callable[[str], None]]] = {
@@ -36,10 +37,10 @@ TREATMENTS: Final[dict[str, Callable[[str], None]]] = {
     "no-grad": contexts.no_grad,
     "set-to-none": optimizers.set_to_none,
     "chunked-loss": losses.in_chunks,
-    "step-in-backward": optimizers.in_backward,
-    "state-on-host": optimizers.on_host,
+    "step-in-backward": lambda _: after_making(written.step_in_backward),
+    "state-on-host": lambda _: after_making(written.state_on_host),
     "held-on-host": holding.on_host,
-    "sdpa": attention.fused,
+    "sdpa": contexts.fused_attention,
     "fully-shard": sharding.fully_sharded,
 }
 """Each treatment is installed with what follows its name in the spec; most need nothing."""

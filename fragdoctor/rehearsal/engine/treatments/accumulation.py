@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import types
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any, Final
@@ -71,8 +71,8 @@ def install(argument: str) -> None:
     def after_a_run(zero_grad: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         """Keep gradients that are being accumulated: the Trainer clears those of the model."""
         own = {id(one) for one in self.parameters()}
-        waits = (o for o in made if o.is_between and not own.isdisjoint(_parameters(o)))
-        if not any(waits):
+        waiting = (group for o in made if o.is_between for group in o.param_groups)
+        if not any(id(one) in own for group in waiting for one in group["params"]):
             zero_grad(self, *args, **kwargs)
 
     after_making(run_every)
@@ -86,10 +86,6 @@ def _longer(n: int, path: Sequence[str], make: Any, self: Any, *args: Any, **kwa
     n_steps = getattr(owner, path[-1])
     if n_steps > 0:
         setattr(owner, path[-1], n_steps * n)
-
-
-def _parameters(optimizer: Any) -> Iterator[int]:
-    return (id(one) for group in optimizer.param_groups for one in group["params"])
 
 
 def split_batches(argument: str) -> None:

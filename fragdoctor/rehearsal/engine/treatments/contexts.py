@@ -1,4 +1,4 @@
-"""Contexts around calls of models: autocast, saved tensors kept on the host, and no graph."""
+"""How models are called: autocast, saved tensors on the host, no graph, and fused attention."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 import torch
 
-from fragdoctor.rehearsal.engine.calls import around_models, before_backward
+from fragdoctor.rehearsal.engine.calls import around_models, at_first_call, before_backward
 from fragdoctor.rehearsal.engine.memory_history import users_line
 
 
@@ -31,6 +31,27 @@ def no_grad(argument: str) -> None:
         return torch.no_grad() if users_line() in lines else None
 
     around_models(around)
+
+
+def is_eager(model: Any) -> bool:
+    """Return whether a Transformers model computes attention step by step, but need not."""
+    config = getattr(model, "config", None)
+    return (
+        getattr(config, "_attn_implementation", "") == "eager"
+        and bool(getattr(model, "_supports_sdpa", False))
+        and hasattr(model, "set_attn_implementation")
+    )
+
+
+def fused_attention(_: str) -> None:
+    """Let models of Transformers use PyTorch's fused kernels, which keep no matrix of scores."""
+
+    def switch(model: Any) -> None:
+        for module in model.modules():
+            if is_eager(module):
+                module.set_attn_implementation("sdpa")
+
+    at_first_call(switch)
 
 
 def _until_backward(

@@ -117,7 +117,8 @@ class Losses:
         self._of |= dict.fromkeys(written, made)
         self._n_made += 1
         if not self._n_made % _COUNTED_EACH and len(_leading_to(self._of.values())) > MAX_REACHED:
-            self._end()
+            self._is_over = True
+            self.forget()
             self.found.clear()
         return made
 
@@ -180,12 +181,7 @@ class Losses:
             ]
         )
         self.forget()
-        if len(self.found) == MAX_LOSSES:
-            self._end()
-
-    def _end(self) -> None:
-        self._is_over = True
-        self.forget()
+        self._is_over |= len(self.found) == MAX_LOSSES
 
     def forget(self) -> None:
         """Take all that exists as given: what a pass or an update changes does not matter."""

@@ -76,8 +76,16 @@ def in_chunks(argument: str) -> None:
 
     def postpone(model: Any) -> None:
         head: Any = dict(model.named_modules()).get(path)
-        if type(head) is torch.nn.Linear:
-            put(head, "forward", _postponed(head))
+        if type(head) is not torch.nn.Linear:
+            return
+        forward = head.forward
+
+        def call(x: torch.Tensor) -> Any:
+            if not (torch.is_grad_enabled() and head.training):
+                return forward(x)
+            return _Logits.later(head, x)
+
+        put(head, "forward", call)
 
     at_first_call(postpone, trains=True)
 
@@ -99,17 +107,6 @@ def in_chunks(argument: str) -> None:
         return total if reduction == "sum" else total / (target != how["ignore_index"]).sum()
 
     wrap(functional, "cross_entropy", cross_entropy)
-
-
-def _postponed(head: Any) -> Any:
-    forward = head.forward
-
-    def call(x: torch.Tensor) -> Any:
-        if not (torch.is_grad_enabled() and head.training):
-            return forward(x)
-        return _Logits.later(head, x)
-
-    return call
 
 
 class _Logits(torch.Tensor):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import weakref
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -28,61 +27,41 @@ COUNTED: Final[dict[Any, Any]] = flop_registry
 """Operation -> formula for its cost."""
 
 
-@dataclass
-class Product:
-    """A counted operation within a call of a module.
+Call = dict[str, Any]
+"""A forward pass of a module in training, as ``prescription/module_calls.py`` reads it.
 
-    Attributes:
-        event: number of events of the GPU's memory up to it.
-        n_flops: its number of operations.
-        addresses: addresses of the storages that it returned.
-        changes: numbers of events before each in-place write to one of these, in the same call.
-    """
-
-    event: int
-    n_flops: int
-    addresses: list[int]
-    changes: list[int] = field(default_factory=list)
+``device``: the GPU that was the current one.
+``begin``, ``end``: numbers of events of the GPU's memory before and after it.
+``backward``: the number when its backward pass began; None = it has not begun.
+``inputs``, ``outputs``: addresses of the storages that it was given and that it returned.
+``saves_output``: whether the backward pass of its last operation needs that one's result.
+``products``: its counted operations, each with the number of events up to it (``event``), its
+number of operations (``n_flops``), the addresses that it returned, and in ``changes`` the numbers
+of events before each in-place write to one of these, in the same call.
+"""
 
 
-class Call:
-    """A forward pass of a module in training.
+def _begun(inputs: Any) -> Call:
+    device, begin = _now()
+    return {
+        "device": device, "begin": begin, "end": begin, "backward": None,
+        "inputs": addresses(inputs), "outputs": [], "products": [], "saves_output": False,
+    }  # fmt: skip
 
-    Attributes:
-        device: the GPU that was the current one.
-        begin, end: numbers of events of the GPU's memory before and after it.
-        backward: the number when its backward pass began; None = it has not begun.
-        inputs, outputs: addresses of the storages that it was given and that it returned.
-        products: its counted operations.
-        saves_output: whether the backward pass of its last operation needs that one's result.
-    """
 
-    def __init__(self, inputs: Any) -> None:
-        self.device, self.begin = _now()
-        self.end = self.begin
-        self.backward: int | None = None
-        self.inputs = addresses(inputs)
-        self.outputs: list[int] = []
-        self.products: list[Product] = []
-        self.saves_output = False
+def _note_result(call: Call, outputs: Any) -> None:
+    """Note what a module returned, and when its backward pass begins."""
 
-    def returned(self, outputs: Any) -> None:
-        """Note what the module returned."""
-        _, self.end = _now()
-        self.outputs = addresses(outputs)
-        for value in tensors(outputs):
-            if value.grad_fn is not None:
-                self.saves_output |= hasattr(type(value.grad_fn), "_saved_result")
-            if value.requires_grad:
-                value.register_hook(self._began_backward)
+    def began_backward(_: Any) -> None:
+        if call["backward"] is None:
+            call["backward"] = _now()[1]
 
-    def _began_backward(self, _: Any) -> None:
-        if self.backward is None:
-            _, self.backward = _now()
-
-    def described(self) -> dict[str, Any]:
-        """Return the call in a form for JSON."""
-        return vars(self) | {"products": [vars(one) for one in self.products]}
+    call |= {"end": _now()[1], "outputs": addresses(outputs)}
+    for value in tensors(outputs):
+        if value.grad_fn is not None:
+            call["saves_output"] |= hasattr(type(value.grad_fn), "_saved_result")
+        if value.requires_grad:
+            value.register_hook(began_backward)
 
 
 class Operations:
@@ -105,10 +84,15 @@ class Operations:
             if formula is not None and (torch.is_grad_enabled() or in_backward()):
                 n_flops = _n_flops(formula, args, kwargs, made)
                 self.n_flops += n_flops
-                if not in_backward():
-                    self._note(n_flops, made)
+                if self._inside and not in_backward():
+                    where = addresses(made)
+                    product = {
+                        "event": _now()[1], "n_flops": n_flops, "addresses": where, "changes": []
+                    }  # fmt: skip
+                    for _, call in self._inside:
+                        call["products"].append(product)
             elif self._inside and op._schema.is_mutable and not in_backward():
-                self._note_change(_written(op, args))
+                self._note_change(op, args)
             return made
 
         wrap(dispatch, "serve", counted)
@@ -126,22 +110,24 @@ class Operations:
         self._ends.setdefault(last, []).append(piece)
         self.of(piece)
 
-    def _note(self, n_flops: int, made: Any) -> None:
-        if not self._inside:
-            return
-        product = Product(_now()[1], n_flops, addresses(made))
-        for _, call in self._inside:
-            call.products.append(product)
-
-    def _note_change(self, addresses: list[int]) -> None:
-        for product in self._inside[0][1].products if addresses else ():
-            if not {*addresses}.isdisjoint(product.addresses):
-                product.changes.append(_now()[1])
+    def _note_change(self, op: Any, args: Any) -> None:
+        """Note which results an operation changes in place."""
+        declared = zip(args, op._schema.arguments, strict=False)
+        # Those of ``out=`` arguments are new, because PyTorch's own code creates them.
+        changed = [
+            value
+            for value, a in declared
+            if a.alias_info is not None and a.alias_info.is_write and not a.is_out
+        ]
+        written = {*addresses(changed)}
+        for product in self._inside[0][1]["products"]:
+            if not written.isdisjoint(product["addresses"]):
+                product["changes"].append(_now()[1])
 
     def _enter(self, module: Any, inputs: Any) -> None:
         if torch.is_grad_enabled() and not in_backward():
             begun = [*self._begins.get(module, ()), *([module] if module in self._of else [])]
-            self._inside += [(one, Call(inputs)) for one in begun]
+            self._inside += [(one, _begun(inputs)) for one in begun]
 
     def _leave(self, module: Any, _: Any, outputs: Any) -> None:
         ended = [module, *reversed(self._ends.get(module, ()))] if self._inside else []
@@ -151,7 +137,7 @@ class Operations:
             if depth is not None:
                 call = self._inside[depth][1]
                 del self._inside[depth:]
-                call.returned(outputs)
+                _note_result(call, outputs)
                 self._of[one].append(call)
 
 
@@ -184,16 +170,6 @@ def _now() -> tuple[int, int]:
         return 0, 0
     device = int(now.gpus.device())
     return device, int(now.gpus.figures(device)["events"])
-
-
-def _written(op: Any, args: Any) -> list[int]:
-    """Return the addresses of the storages that an operation changes in place."""
-    marks = [a.alias_info is not None and a.alias_info.is_write for a in op._schema.arguments]
-    # Those of ``out=`` arguments are new, because PyTorch's own code creates them.
-    is_out = [a.is_out for a in op._schema.arguments]
-    return addresses(
-        [v for v, is_so, out in zip(args, marks, is_out, strict=False) if is_so and not out]
-    )
 
 
 def tensors(values: Any) -> list[torch.Tensor]:

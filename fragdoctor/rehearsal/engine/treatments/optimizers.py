@@ -1,7 +1,4 @@
-"""Other optimizers, or other ways to run the same one: fused, in 8 bits, or as gradients come.
-
-Also what they do with gradients, and where their states are between runs.
-"""
+"""Other optimizers, or other ways to run the same one: fused, in 8 bits, or freeing gradients."""
 
 from __future__ import annotations
 
@@ -13,8 +10,6 @@ import torch
 
 from fragdoctor.model.frameworks import HAVE_FOREACH, HAVE_FUSED
 from fragdoctor.rehearsal.engine import put, wrap
-from fragdoctor.rehearsal.engine.calls import after_making
-from fragdoctor.rehearsal.engine.treatments.written import state_on_host, step_in_backward
 
 _SMALL: Final = 4096
 """Elements below which bitsandbytes keeps a tensor's state in 32 bits (``min_8bit_size``)."""
@@ -102,16 +97,6 @@ class EightBitAdam(torch.optim.Optimizer):
             state[f"absmax_{name}"] = torch.zeros(n_blocks, dtype=torch.float32, device=p.device)
         if p.numel() >= _SMALL and not self._tables:
             self._tables = [torch.zeros(_MAP, device=p.device) for _ in range(2)]
-
-
-def in_backward(_: str) -> None:
-    """Update each parameter as soon as its gradient exists, and free the gradient."""
-    after_making(step_in_backward)
-
-
-def on_host(_: str) -> None:
-    """Keep the states of optimizers on the host except while they run."""
-    after_making(state_on_host)
 
 
 def set_to_none(_: str) -> None:

@@ -23,7 +23,6 @@ from fragdoctor.rehearsal.engine import frames_from, wrap
 from fragdoctor.rehearsal.engine.calls import around_models
 from fragdoctor.rehearsal.engine.memory_history import is_users, users_frame, users_line
 from fragdoctor.rehearsal.engine.treatments.accumulation import OWN, lines_and_size
-from fragdoctor.rehearsal.engine.treatments.attention import is_eager
 from fragdoctor.rehearsal.engine.treatments.blocks import (
     Piece,
     caching,
@@ -31,6 +30,7 @@ from fragdoctor.rehearsal.engine.treatments.blocks import (
     parts_of,
     repeated_blocks,
 )
+from fragdoctor.rehearsal.engine.treatments.contexts import is_eager
 from fragdoctor.rehearsal.engine.treatments.dataflow import Losses
 from fragdoctor.rehearsal.engine.treatments.losses import head_of, how_split
 from fragdoctor.rehearsal.engine.treatments.operations import Operations, tensors
@@ -75,6 +75,7 @@ class Traits:
         self._rows: list[set[int]] = [set(), set()]
         self._inferred: list[set[int]] = [set(), set()]
         self._n_trained = 0
+        # Where the user's code creates the optimizer, and its names for modules there.
         self._place: tuple[str, int, dict[int, str]] | None = None
         self._graphs: dict[str, bool] = {}  # whether a backward pass went through it, by line
         around_models(self._see, self._follow)
@@ -105,7 +106,11 @@ class Traits:
         wrap(BatchSampler, "__iter__", self._batches)
         self._watch(checkpoint, "checkpoint", lambda *_, **__: self._note("checkpoints"))
         for kind in (torch.optim.Optimizer, torch.nn.Module):
-            self._watch(kind, "zero_grad", self._zeroed)
+            self._watch(
+                kind,
+                "zero_grad",
+                lambda _, set_to_none=True, *__, **___: self._note("zeroes", not set_to_none),
+            )
 
     def found(self) -> dict[str, Any]:
         """Return all findings in a form for JSON."""
@@ -124,15 +129,16 @@ class Traits:
         self._files |= {path for path in sources if path and path.endswith(".py")}
         self._found["files"] = sorted(path for path in self._files if is_users(path))
         for described, part in self._parts:
-            calls = [call.described() for call in self._operations.of(part)]
-            self._found["parts"].append(described | {"calls": calls})
+            self._found["parts"].append(described | {"calls": self._operations.of(part)})
         for lines, size in self._sizes.items():
             if size > 1:
                 kind = "batches" if lines in self._trained_on else "evaluated"
                 self._found[kind][lines] = size
         head = self._found["head"]
         if head is not None:
-            head["n_flops"] = sum(p.n_flops for call in self._head_calls for p in call.products)
+            head["n_flops"] = sum(
+                p["n_flops"] for call in self._head_calls for p in call["products"]
+            )
         return self._found
 
     def _watch(self, owner: Any, name: str, see: Any) -> None:
@@ -169,7 +175,11 @@ class Traits:
             self._found["is_eager"] = is_eager(model)
             blocks = repeated_blocks(model)
             self._found["blocks"] = {path: expression(model, path) for path, _ in blocks}
-            self._found["place"] = self._place_for(model)
+            self._found["place"] = None
+            if self._place is not None and id(model) in self._place[2]:
+                filename, line, names = self._place
+                place = {"filename": filename, "line": line, "model": names[id(model)]}
+                self._found["place"] = place
         return None
 
     def _follow(self, _: Any, result: Any) -> None:
@@ -200,14 +210,6 @@ class Traits:
                 written = name + expression(model, path)
                 self._operations.of(part)
             self._parts.append((about | {"written": written}, part))
-
-    def _place_for(self, model: Any) -> dict[str, Any] | None:
-        """Return where the optimizer was created, if the model had a name there."""
-        if self._place is None:
-            return None
-        filename, line, names = self._place
-        name = names.get(id(model))
-        return None if name is None else {"filename": filename, "line": line, "model": name}
 
     def _updated(self, optimizer: Any, *_: Any) -> None:
         self._losses.forget()
@@ -251,7 +253,11 @@ class Traits:
     ) -> None:
         self._note("is_fused", bool((defaults or {}).get("fused")))
         self._found["n_optimizers"] += 1
-        self._place = _place_of_optimizer()
+        frame = users_frame()
+        self._place = None
+        if frame is not None:
+            path = os.path.abspath(frame.f_code.co_filename)  # noqa: PTH100
+            self._place = path, frame.f_lineno, _names_in({**frame.f_globals, **frame.f_locals})
         kind = type(optimizer)
         is_pytorchs = kind.__module__.startswith("torch.optim.")
         name = kind.__name__ if is_pytorchs else f"{kind.__module__}.{kind.__name__}"
@@ -259,8 +265,8 @@ class Traits:
             self._found["optimizers"].append(name)
 
     def _made_sampler(self, sampler: Any, _inner: Any, batch_size: int, *_: Any, **__: Any) -> None:
-        self._samplers[sampler] = lines_and_size(batch_size)
-        self._sizes[self._samplers[sampler]] = batch_size
+        self._samplers[sampler] = lines = lines_and_size(batch_size)
+        self._sizes[lines] = batch_size
 
     def _batches(self, batches: Any, sampler: Any) -> Iterator[Any]:
         """Yield a sampler's batches, and note whose batches were given out."""
@@ -277,9 +283,6 @@ class Traits:
         if mode in {"r", "rt", "rb"} and path.endswith(CONFIGURATIONS):
             self._files.add(path)
 
-    def _zeroed(self, _owner: Any, set_to_none: bool = True, *_: Any, **__: Any) -> None:
-        self._note("zeroes", not set_to_none)
-
 
 def _sizes(values: Iterable[Any]) -> dict[int, int]:
     """Return the bytes of each tensor on a GPU; a sparse one has no size of its own."""
@@ -288,15 +291,6 @@ def _sizes(values: Iterable[Any]) -> dict[int, int]:
         for v in values
         if torch.is_tensor(v) and v.is_cuda and v.layout is torch.strided
     }
-
-
-def _place_of_optimizer() -> tuple[str, int, dict[int, str]] | None:
-    """Return where the user's code creates an optimizer, and its names for modules there."""
-    frame = users_frame()
-    if frame is None:
-        return None
-    names = _names_in({**frame.f_globals, **frame.f_locals})
-    return os.path.abspath(frame.f_code.co_filename), frame.f_lineno, names  # noqa: PTH100
 
 
 def _caller_of_torch() -> str:
