@@ -27,15 +27,14 @@ _TITLE_CHARS: Final = 120
 _MEMORY: Final = (
     r"(?:(?:allocatable|device|cuda|gpu|video|graphics|system|main|host|cpu|free|available)[ -])"
     r"{0,3}"
-    r"(?:memory|vram|ram)\b"
+    r"(?:mem\w{0,2}r\w?y|vram|ram)\b"  # people misspell it
 )
 SHORTAGE: Final = re.compile(
     rf"\b(?:(?P<torch>cuda|hip)[ :_]{{1,2}})?ou[tf][ _-]{{0,2}}of[ _-]{_MEMORY}(?![ -]killer)"
     r"|(?:^|(?<=[a-z`:] ))`?(?P<name>(?:torch\.(?:cuda\.)?)?OutOfMemoryError)"
     r"(?=`?\s{1,80}[a-zT]|`?$)"
-    r"|\b(?-i:OOM)s?\b(?!\W{1,3}(?:0(?!\.\d)|count|safe|score|killer: disabled)\b)"
+    r"|\bOOMs?\b(?!\W{1,3}(?:0(?!\.\d)|count|safe|score|killer: disabled)\b|-?killer|[=\"'])"
     r"|\ballocation on device\b(?! \d? ?would)"  # ComfyUI
-    r"|\b(?:an?|cuda|gpu|vram|get|gets|got|hit|hits) oom\b"
     rf"|(?:\bnot?|n't)(?: have| provide)? enough {_MEMORY}|\b(?:insufficient|no more) {_MEMORY}"
     rf"|\b{_MEMORY} (?:(?:is|was) (?:full|exhausted)|over-?(?:load|flow)s?\b)"
     rf"|(?P<loose>{GROWS}|\b(?:cuda|gpu|vram) memory (?:error|problem)s?\b|\black of {_MEMORY}"
@@ -66,7 +65,10 @@ _TRAINS: Final = re.compile(
 _POST: Final = re.compile(
     r"\b(?:I|I'm|I've|my|we)\b.{0,600}(?:\?|\bhelp|\bsolve|\bsuggest|\bfix|\badvice|\breduc)"
     r"|\bhow (?:can|do|to|could|should) (?:I|we|reduce|solve|fix)\b"
-    r"|怎么|如何|请问|为什么|求助|吗[?\uff1f]",
+    r"|\b(?:has|does|did|can|could) any(?:one|body)\b|\bis there an?y? (?:\w+ )?(?:way|solution)\b"
+    r"|\bany (?:ideas?|suggestions?|advice|solutions?|workarounds?)\b"
+    r"|\b(?:thanks|thank you)\b(?! (?:to|@))"
+    r"|怎么|如何|请问|为(?:什么|啥|何)|求助|吗[?\uff1f]",
     re.IGNORECASE | re.DOTALL,
 )
 """What people write who ask for help."""
@@ -114,7 +116,7 @@ def told_failure(text: str) -> OomMessage | None:
         line = head[start : sentence.end()]
         is_plain = is_title or is_head or not found["loose"]
         is_told = reports_failure(told, before, line, is_report=is_title or is_head)
-        if is_told or (is_post and reports_failure(told, before, line, is_report=True)):
+        if is_told or (is_post and reports_failure(told, before, line, is_post=True)):
             line = head[start : found.end() + _MAX_TEXT].partition("\n")[0]
             message = replace(_message(found, told, head), text=" ".join(line.split()))
             if not (is_told or is_plain):
