@@ -27,10 +27,10 @@ _TITLE_CHARS: Final = 120
 _MEMORY: Final = (
     r"(?:(?:allocatable|device|cuda|gpu|video|graphics|system|main|host|cpu|free|available)[ -])"
     r"{0,3}"
-    r"(?:mem\w{0,2}r\w?y|vram|ram)\b"  # people misspell it
+    r"(?:mem\w{0,2}r\w?y|vram|ram)(?![^\W_])"  # people misspell it, and mark it as _memory_
 )
 SHORTAGE: Final = re.compile(
-    rf"\b(?:(?P<torch>cuda|hip)[ :_]{{1,2}})?ou[tf][ _-]{{0,2}}of[ _-]{_MEMORY}(?![ -]killer)"
+    rf"(?<![^\W_])(?:(?P<torch>cuda|hip)[ :_]{{1,2}})?ou[tf][ _-]{{0,2}}of[ _-]{_MEMORY}(?![ -]killer)"
     r"|(?:^|(?<=[a-z`:] ))`?(?P<name>(?:torch\.(?:cuda\.)?)?OutOfMemoryError)"
     r"(?=`?\s{1,80}[a-zT]|`?$)"
     r"|\bOOMs?\b(?!\W{1,3}(?:0(?!\.\d)|count|safe|score|killer: disabled)\b|-?killer|[=\"'])"
@@ -41,6 +41,7 @@ SHORTAGE: Final = re.compile(
     rf"|\b(?:problems?|issues?|trouble|errors?) (?:with|of|about) {_MEMORY}"
     rf"|{_MEMORY} (?:is|was)(?:n't| not) (?:enough|sufficient)"
     rf"|{_MEMORY} (?:is insufficient|limitations?|spikes?|(?:gets?|is|was) (?:fully|all) used)\b"
+    rf"|\b{_MEMORY} (?:\S{{1,12}} ){{0,3}}(?:runs?|ran|running) out\b"
     rf"|{_MEMORY} (?:usage|consumption) (?:is|was) (?:very|too|so|extremely) high\b"
     rf"|\b(?:too much|a lot of|excessive) {_MEMORY}"
     rf"|\b(?:gpu|memory) (?:load|usage) is (?:not balanced|[iu][mn]balanced)"
@@ -54,7 +55,8 @@ SHORTAGE: Final = re.compile(
 )
 _ON_DEVICE: Final = re.compile(
     r"cuda|gpu|hip|rocm|vram|video ?ram|xpu|device|metal|opencl|vulkan|graphics|显存"
-    r"|\b(?:[rg]tx|geforce|quadro|tesla|radeon|[ahv]100|a[1346]0|h200?|l40?s?|t4|p100)\b",
+    r"|\b(?:[rg]tx|geforce|quadro|tesla|radeon|[ahv][18]00|a[1346]0|h200?|l(?:40?|20)s?|t4|p100)\b"
+    r"|\d ?卡|[每单多]张?卡",
     re.IGNORECASE,
 )
 """Words for a GPU and its memory, and the names of the most common ones."""
@@ -79,6 +81,8 @@ _ON_HOST: Final = re.compile(
     r"|(?:system|main) memory)\b|内存",
     re.IGNORECASE,
 )
+_ANY_MEMORY: Final = "内存"
+"""Memory of the host or, beside words for a GPU, of the GPU."""
 _KILLED: Final = re.compile(
     r"\b(?:is|was|be|been|gets?|got) killed\b(?P<system> by (?:the )?(?:system|kernel|os\b))?",
     re.IGNORECASE,
@@ -151,7 +155,8 @@ def _is_of_torch(around: str) -> bool:
 
 def _message(found: re.Match[str], told: str, head: str) -> OomMessage:
     """Make a sentence's message; whose memory it means is read from it and the text around it."""
-    named = found.group() if _ON_HOST.search(found.group()) else told
+    on_host = _ON_HOST.search(found.group())
+    named = found.group() if on_host and on_host.group() != _ANY_MEMORY else told
     is_on_device = _ON_DEVICE.search(named) is not None
     around = head[max(0, found.start() - 700) : found.end() + 700]
     # The system kills for its own memory; for the GPU's memory a program gets an error.

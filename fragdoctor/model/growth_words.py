@@ -12,7 +12,7 @@ _GAP: Final = r"[^.!?;\n。\uff01\uff1f]{0,24}?"
 _MEMORY: Final = r"\b(?:(?:gpu|cuda|cpu|host|system)[ -]){0,2}(?:memory|v?ram)\b"
 _RISING: Final = (
     r"(?:(?:incre(?:as|ment)|gr[eo]w|ris(?:es?|ing)|climb|creep)\w{0,5}"
-    r"|(?<!gradient )accumulat(?:es?|ed|ing)|pil(?:es?|ed|ing) up)"
+    r"|(?<!gradient )accumulat(?:es?|ed|ing)|(?:pil(?:es?|ed|ing)|add(?:s|ed|ing)?) up)"
 )
 _LANGUAGES: Final = (
     (  # English
