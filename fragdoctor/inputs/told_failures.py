@@ -30,7 +30,8 @@ _MEMORY: Final = (
     r"(?:mem\w{0,2}r\w?y|vram|ram)(?![^\W_])"  # people misspell it, and mark it as _memory_
 )
 SHORTAGE: Final = re.compile(
-    rf"(?<![^\W_])(?:(?P<torch>cuda|hip)[ :_]{{1,2}})?ou[tf][ _-]{{0,2}}of[ _-]{_MEMORY}(?![ -]killer)"
+    rf"(?<![^\W_])(?:(?P<torch>cuda|hip)[ :_]{{1,2}})?ou[tf][ _-]{{0,2}}of[ _-]{_MEMORY}"
+    r"(?![ -]killer)"
     r"|(?:^|(?<=[a-z`:] ))`?(?P<name>(?:torch\.(?:cuda\.)?)?OutOfMemoryError)"
     r"(?=`?\s{1,80}[a-zT]|`?$)"
     r"|\bOOMs?\b(?!\W{1,3}(?:0(?!\.\d)|count|safe|score|killer: disabled)\b|-?killer|[=\"'])"
@@ -57,7 +58,7 @@ _ON_DEVICE: Final = re.compile(
     r"cuda|gpu|hip|rocm|vram|video ?ram|xpu|device|metal|opencl|vulkan|graphics|显存"
     r"|\b(?:[rg]tx|geforce|quadro|tesla|radeon|[ahv][18]00|a[1346]0|h200?|l(?:40?|20)s?|t4|p100)\b"
     r"|\d ?卡|[每单多]张?卡",
-    re.IGNORECASE,
+    re.IGNORECASE | re.ASCII,
 )
 """Words for a GPU and its memory, and the names of the most common ones."""
 _TRAINS: Final = re.compile(

@@ -75,6 +75,10 @@ _TRIED: Final = re.compile(
     rf"|\b(?:still (?:{_WORD} ){{0,2}}(?:when|after|if|with)|even (?:when|after|if|with)"
     rf"|no matter)\b[^.!?\n]{{0,40}}?\b(?:{_LESS}|minimal|tiny)\W{{1,3}}"
     rf"(?:{_WORD}\W{{1,3}}){{0,3}}?batch"
+    # who tried it and still asks has not been helped
+    rf"|\btried\b[^.!?\n]{{0,60}}\b{_LESS}\W{{1,3}}(?:{_WORD}\W{{1,3}}){{0,3}}?batch"
+    rf"(?![^.!?\n]{{0,60}}\b(?:works?|worked|helps?|helped|solve[sd]?|fixe[sd])\b)"
+    rf"|\bbesides? {_LESS}\W{{1,3}}(?:{_WORD}\W{{1,3}}){{0,2}}?batch"
     rf"|no executable batch size found"
     rf"|\bstill (?:{_WORD} ){{0,3}}(?:when|with|if) (?:the |a )?batch\W?size\b"
 )

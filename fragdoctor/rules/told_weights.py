@@ -84,9 +84,9 @@ class ToldWeights(Struct, frozen=True):
 
     def fill(self, message: OomMessage) -> bool:
         """Return whether they alone fill the one device of a message."""
-        whole = told_card_bytes(message)
-        is_alone = whole is not None and not _SEVERAL_GPUS.search(message.said)
-        return is_alone and self.n_bytes(self.bits or 16) > FULL_SHARE * (whole or 0)
+        whole = told_card_bytes(message) or LARGEST_BYTES
+        is_alone = not _SEVERAL_GPUS.search(message.said)
+        return is_alone and self.n_bytes(self.bits or 16) > FULL_SHARE * whole
 
     def trained_text(self, message: OomMessage, told: ToldSettings) -> str:
         """Return a clause on training all of the model if that exceeds its GPUs, or ""."""

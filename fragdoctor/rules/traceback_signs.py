@@ -268,6 +268,7 @@ def _in_clause(words: str) -> str:
 _MERGES: Final = (
     r"\b(?:merg(?:e|ing) (?:[a-z]{1,12} ){0,3}(?:q?lora|adapters?)|(?:lora|adapter) merg(?:e|ing))"
 )
+_SAVES: Final = r"(?:\bsav(?:e|es|ed|ing)(?:\b|_(?:checkpoint|model|pretrained|state)))"
 _TESTS: Final = (
     r"(?:(?<![\w./-])|(?<=trainer\.))(?<!cross[ -])(?:eval(?:uat(?:e|es|ed|ing|ions?))?"
     r"|val(?:idat(?:e|es|ing|ions?))?"
@@ -338,6 +339,7 @@ _LATE_IN: Final = (
     rf"(?:\bafter (?:[a-z]{{2,9}} ){{0,3}}?~?(?:{_MANY} (?:\w+ ){{0,2}}?{_LONG}"
     rf"|{_MANY_STEPS}\+? (?:\w+ ){{0,2}}?{_STEPS})"
     rf"|\b(?:at|in|on|until|till|reach(?:es|ed)?|by|for) (?:the |my )?{_LATER} (?:\w+ )?{_LONG}"
+    rf"|\b(?:at|in|on|until|till|by|for) (?:the |my )?\d{{2,6}}(?:st|nd|rd|th) {_STEPS}"
     rf"|\b(?:at|reach(?:es|ed)?|until) (?:\w+ )?(?:epoch ?\d{{1,5}}|(?:iteration|step) ?\d{{3,7}})"
     rf"|\breach(?:es|ed)? \d{{3,7}} {_STEPS}|\bin the middle of (?:the )?(?:train|epoch|run)"
     r"|\bafter 1/\d|\bhalfway\b"
@@ -360,6 +362,8 @@ _ON_FIRST: Final = (
     rf"{_FIRST}[^.;\n(]{{0,40}}\b(?:more|much|most|first|unbalanced|alone)\b"
     r"|\b(?:more|most|all|every|each|only|other gpus|process(?:es)?)\b[^.;\n(]{0,60}"
     rf"\b(?:on|in|to|of) ?(?:the )?{_FIRST}"
+    r"|\b(?:all|each|every|workers?|process(?:es)?|ranks?)\b[^.\n]{0,60}\b(?:on|in|to|onto) "
+    r"(?:the )?(?:one|same|single) (?:gpu|device|card)\b"
     r"|\b(?:un|im)balanced[^.\n]{0,40}\b(?:gpu|memory)|\bmemory[^.\n]{0,60}n(?:o|')t average\b"
 )
 """The ways in which people say that one of several GPUs, mostly the first, holds more."""
@@ -433,8 +437,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             # fairscale 0.4, optim/oss.py; torch 1.8 to 2.13, distributed/optim
             Place(functions="consolidate_state_dict"),
         ),
-        in_words=r"(?is)\A(?=.*\bfsdp\b)(?=.*(?:\bsav(?:e|es|ing)\b.{0,40}"
-        r"\b(?:checkpoint|model|state)|\b(?:checkpoint|model|state)\b.{0,20}\bsav(?:e|es|ing)\b))",
+        in_words=rf"(?is)\A(?=.*(?:\bfsdp\b|\bzero[- ]?(?:stage[- ]?)?3)).*{_in_clause(_SAVES)}",
         intro=r"/fsdp/(?:_state_dict_utils|fully_sharded_data_parallel)\.py"
         r"|Failed to clone\(\) tensor with name",
     ),
@@ -803,7 +806,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 code=r"gather",
             ),
         ),
-        in_words=rf"(?is)\A(?=.*(?:train|parallel|torchrun|\bddp|\brank|训练)).*(?:{_ON_FIRST})",
+        in_words=r"(?is)\A(?=.*(?:train|parallel|torchrun|\bddp|\brank|\bworkers?\b|processes|训练))"
+        rf".*(?:{_ON_FIRST})",
     ),
     # ---- optimizers ----
     TracebackSign(

@@ -412,11 +412,14 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         if told.trained_text(message, case.told):
             return
         if told.fill(message):
+            whole = told_card_bytes(message)
             yield remedy.proposal(
                 title="Use a smaller model, or store its weights in fewer bits",
                 weight=CURES,
                 change=FEWER_BITS,
-                why=f"{told.text}: the device has {format_size(told_card_bytes(message))}.",
+                why=f"{told.text}: the device has {format_size(whole)}."
+                if whole
+                else f"{told.text}, more than most GPUs have.",
                 cost="A coarser model, or slower layers.",
             )
             return
