@@ -225,6 +225,11 @@ class ToldSettings(Struct, frozen=True):
     n_gpus: int = 1
     free_gpu: int | None = None
 
+    @property
+    def batch_cannot_shrink(self) -> bool:
+        """Whether a smaller batch is no advice: it is one already, or less did not help."""
+        return self.batch_size == 1 or self.is_smaller_batch_tried
+
 
 class OomLog(Struct, frozen=True):
     """All messages of one text in the order of the text, and the markers around them.

@@ -283,10 +283,14 @@ accelerate
   tensor-parallel: from_pretrained(..., tp_plan="auto", tp_size={n}) and
     Accelerator(parallelism_config=ParallelismConfig(tp_size={n}))
 FSDP
-  source: torch 2.13, distributed/fsdp
+  source: torch 2.13, distributed/fsdp; accelerate 1.15, utils/dataclasses.py
   files: /torch/distributed/fsdp/
+  logs: (?i:(?<![a-z])fsdp(?![a-z]))|FullyShardedDataParallel
   offload-state: fully_shard(..., offload_policy=CPUOffloadPolicy()), or FSDP(...,
-    cpu_offload=CPUOffload(offload_params=True))
+    cpu_offload=CPUOffload(offload_params=True)); fsdp_offload_params: true in accelerate
+  loading-weights: load the weights in rank 0 only, on the CPU, and build the model on the meta
+    device in the other ranks: fsdp_cpu_ram_efficient_loading: true in accelerate, or FSDP(...,
+    sync_module_states=True, param_init_fn=...); otherwise each process builds the whole of it
 PyG
   source: torch_geometric 2.6, loader
   files: /torch_geometric/

@@ -540,6 +540,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "itself, which no batch size changes.",
         in_words=r"\bfrom_pretrained\([^()]{0,300}\)\.(?:to|cuda|half)\("
         r"(?!.{0,600}\b(?:generate|chat|train|fit|forward|backward|step)\()"
+        r"|(?i:\b(?:all|each|every) (?:gpus?|ranks?|process(?:es)?) (?:\w+ ){0,3}?loads? "
+        r"(?:\w+ ){0,3}?(?:model|weights)\b)"
         r"|(?i:(?:\b(?:try|trying|tried|fail\w{0,3}|unable|can(?:no|')t)(?: to)? load\b"
         rf"|{_in_clause('(?:when|while) loading')})"
         r"(?!.{0,40}(?:data|image|checkpoint|batch|sample|video|file)))",

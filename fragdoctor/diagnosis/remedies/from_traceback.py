@@ -82,7 +82,8 @@ def _of_growth(case: JudgedCase, sign: TracebackSign, message: OomMessage) -> tu
             return ROOM_FOR_STEPS, batch  # its users cannot change what it keeps
         return "Keep nothing on the GPU from one input to the next", KEPT_BY_REQUESTS
     if batch and any(f.name in OWN_LOOPS for f in case.frameworks):
-        return "Cap the largest batch, and keep nothing in your own callbacks", f"{batch}; {CAPPED}"
+        change = CAPPED if case.told.batch_cannot_shrink else f"{batch}; {CAPPED}"
+        return "Cap the largest batch, and keep nothing in your own callbacks", change
     if NUMBERS in case.told.in_use:
         return "Find what else is kept from step to step", sign.change
     return sign.title, sign.change
@@ -100,7 +101,7 @@ def _of_later_step(case: JudgedCase, sign: TracebackSign, message: OomMessage) -
     if not (case.trains or re.search(STEPS, message.said)):
         title = "Keep nothing on the GPU from one input to the next, and limit its length"
         return title, f"{KEPT_BY_REQUESTS}; {fewer_bytes(case)}"
-    if case.told.is_smaller_batch_tried:
+    if case.told.batch_cannot_shrink:
         return sign.title, sign.change
     batch = words_in(case, Change.BATCH) or "a lower batch size makes room for all of these"
     return sign.title, f"{sign.change}; {batch}"

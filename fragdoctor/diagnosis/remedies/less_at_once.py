@@ -168,7 +168,7 @@ def less_of_batch(case: JudgedCase) -> tuple[str, str]:
     told = case.told
     if told.raised and "batch" not in told.raised.lower():
         return f"Lower {told.raised} again", FITTED
-    if told.batch_size == 1 or told.is_smaller_batch_tried:
+    if told.batch_cannot_shrink:
         return _less_of_one(case, "the batch is already one" if told.batch_size == 1 else NO_HELP)
     if _names_big_model(case):
         return less_to_run(case)
