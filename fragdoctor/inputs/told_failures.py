@@ -63,7 +63,7 @@ _ON_DEVICE: Final = re.compile(
 """Words for a GPU and its memory, and the names of the most common ones."""
 _TRAINS: Final = re.compile(
     rf"{TRAINING}|\bbatch[ _-]?size|\blora\b|\bvalidation\b|torch|gradio|推理|\bdef \w{{1,40}}\(",
-    re.IGNORECASE,
+    re.IGNORECASE | re.ASCII,  # a Latin word ends where another script begins
 )
 _POST: Final = re.compile(
     r"\b(?:I|I'm|I've|my|we)\b.{0,600}(?:\?|\bhelp|\bsolve|\bsuggest|\bfix|\badvice|\breduc)"

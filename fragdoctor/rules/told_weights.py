@@ -13,7 +13,15 @@ from msgspec import Struct
 from fragdoctor.lazy import regex
 from fragdoctor.model.case import OomMessage, ToldSettings
 from fragdoctor.model.gpus import known_gpu
-from fragdoctor.model.measures import ADAPTER, OFFLOADING, SHARDED_WEIGHTS, SHARDING, STATE_8BIT
+from fragdoctor.model.measures import (
+    ADAPTER,
+    BITS_4,
+    BITS_8,
+    OFFLOADING,
+    SHARDED_WEIGHTS,
+    SHARDING,
+    STATE_8BIT,
+)
 from fragdoctor.rules.traceback_signs import sign_of
 from fragdoctor.units import GIB, format_size
 
@@ -68,6 +76,11 @@ class ToldWeights(Struct, frozen=True):
     def n_bytes(self, bits: int) -> int:
         """Return the size of the weights in a precision."""
         return int(self.billions * 1e9 * bits / 8)
+
+    def least_bytes(self, told: ToldSettings) -> int:
+        """Return the size of the weights in the fewest bits that a text has in use."""
+        fewest = next((n for n, name in ((4, BITS_4), (8, BITS_8)) if name in told.in_use), 16)
+        return self.n_bytes(self.bits or fewest)
 
     @property
     def _model(self) -> str:

@@ -30,6 +30,7 @@ from fragdoctor.future.training_edits import batch_scaled, passes_scaled
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.frameworks import Change
+from fragdoctor.model.measures import ADAPTER
 from fragdoctor.model.phases import Category
 from fragdoctor.model.simulation import OutlookState
 from fragdoctor.rules.told_weights import told_card_bytes, told_weights
@@ -429,6 +430,8 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         return
     is_building = case.only_builds and not case.fails_in_optimizer_step
     is_copy = _asks_for_a_copy(case)
+    live, is_adapted = r.live_bytes, ADAPTER in case.told.in_use  # an adapter's state is small
+    small = told is not None and is_adapted and live and 2 * told.least_bytes(case.told) < live
     why = "Lower precision halves weights, gradients and activations alike."
     if is_building:
         why = (
@@ -445,7 +448,9 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     yield remedy.proposal(
         title="Store the weights in less memory" if runs else "",
         weight=FITS
-        if is_building or is_copy or (case.told.batch_size == 1 and case.is_checkpointed)
+        if is_building
+        or is_copy
+        or (case.told.batch_size == 1 and case.is_checkpointed and not small)
         else MAY_HELP,
         confidence=Confidence.LIKELY if is_building else Confidence.POSSIBLE,
         change=fewer_bytes(case)
