@@ -347,7 +347,11 @@ def need_of(message: OomMessage) -> Need:
     return Need.FULL if wanted is not None and wanted <= NEXT_TO_NOTHING_BYTES else Need.STEP
 
 
-_TORCH: Final = regex(r"\btorch\b|PyTorch|\bTHC?\b|THCudaCheck|c10::|at::|/site-packages/")
+_TORCH: Final = regex(
+    r"\btorch(?:run)?\b|PyTorch|\bTHC?\b|THCudaCheck|c10::|at::|/site-packages/"
+    r"|(?i:\bfsdp\b|\bddp\b|\bdeepspeed\b|_fsdp\b|\baccelerate launch\b)"
+)
+"""PyTorch, and programs that only run on it."""
 _OF_TORCH: Final = frozenset(
     {"runtime-error", "driver-error", "device-count", "torch-0.4", "thc-check", "exception-name",
      "allocation-on-device", "bare", "ray-task"}
