@@ -326,16 +326,6 @@ sd-scripts
   weights: --fp8_base and --network_train_unet_only; --blocks_to_swap for Flux and SD3; a LoRA
     (train_network.py) in place of the whole model
   evaluation-batch: leave --sample_every_n_epochs and --sample_prompts out
-AI Toolkit
-  source: ai-toolkit 0.12, toolkit/config_modules.py
-  files: /ai-toolkit/
-  logs: (?i:\bai-?toolkit\b)
-  batch: lower resolution in datasets, and keep batch_size at 1 and gradient_checkpointing on; set
-    quantize, quantize_te and low_vram in model
-  checkpoint: set gradient_checkpointing in train
-  weights: set quantize, quantize_te and low_vram in model, or layer_offloading, which keeps a share
-    of transformer and text encoder on the host
-  evaluation-batch: set disable_sampling in train, or use smaller or fewer sample prompts
 Diffusers
   source: diffusers 0.39, pipelines/pipeline_utils.py and models/modeling_utils.py
   files: /diffusers/(?:pipelines|models|schedulers|loaders)/
@@ -398,12 +388,6 @@ nnU-Net
   host-memory: run fewer processes at a time: nnUNetv2_predict -npp 1 -nps 1 (nnUNet_predict
     --num_threads_preprocessing 1 --num_threads_nifti_save 1), a lower nnUNet_n_proc_DA in training;
     crop the volume, or give it fewer classes; more memory
-Segment Anything
-  source: segment-anything 1.0 and sam2 1.1, automatic_mask_generator.py and build_sam.py
-  files: /(?:segment_anything|sam2)/
-  logs: \bSam\w{0,40}Mask\w{0,40}Generator\b|(?i:segment.anything)
-  batch: use points_per_batch=16 (64 by default) in the mask generator, a smaller image, or vit_b
-    instead of vit_h
 PEFT
   source: peft 0.21, utils/other.py
   files: /peft/(?:tuners|utils|peft_model|mapping)
@@ -454,7 +438,6 @@ OWN_LOOPS: Final = (
     "Megatron",
     "Ultralytics",
     "sd-scripts",
-    "AI Toolkit",
     "Gaussian splatting",
     "Detectron2",
     "OpenMMLab",
@@ -466,7 +449,6 @@ OWN_LOOPS: Final = (
 RUN_ONLY: Final = (
     *SERVERS,
     *INTERFACES,
-    "Segment Anything",
     "Real-ESRGAN",
 )
 """Frameworks that only run trained models: without another framework, nothing keeps activations."""

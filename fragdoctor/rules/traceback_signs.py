@@ -228,11 +228,9 @@ def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
     if named and _search(rf"\b(?:{named})\b", message.said):
         return True  # found in lines that no longer have the form of a traceback
     share = (message.requested_bytes or 0) / (message.total_bytes or float("inf"))
-    is_of_history = sign.name in (GROWTH, LATE, RAN_BEFORE)
+    is_of_history = sign.name in (GROWTH, LATE)
     if is_of_history and (share > LARGE_SHARE or _search(_BATCH_HELPS, message.said)):
         return True
-    if sign.name == RAN_BEFORE and message.allocated_bytes is not None:
-        return True  # the figures say more
     is_beyond = share > 1
     return is_beyond and sign.is_surrounding and sign.is_of_batch
 
@@ -368,23 +366,6 @@ _ON_FIRST: Final = (
 )
 """The ways in which people say that one of several GPUs, mostly the first, holds more."""
 
-_EARLIER: Final = (
-    r"(?:before|yesterday|(?:last|earlier|previous) (?:week|month|time|version)|previously|earlier"
-    r"|for (?:weeks|months|(?:a |one )?years?)"
-    r"|(?:with|in|on|under) (?:\w{1,12} )?v?\d{1,2}\.\d[\d.]{0,6}(?:\+\w+)?)(?!\w)"
-)
-_RAN_WELL: Final = (
-    r"(?:worked|ran|trained|(?:was|were|been|is) (?:\w+ )?(?:working|running|training|fine|ok)"
-    r"|used to (?:work|run|train|be)|no (?:previous )?(?:problem|issue)s?"
-    r"|(?:could|able to|can) (?:run|train|generate)|runs? (?:ok|fine|well|perfectly))\b"
-)
-_RAN_BEFORE: Final = (
-    rf"(?:\b{_RAN_WELL}[^.!?\n]{{0,50}}\b{_EARLIER}|\b{_EARLIER}[^.!?\n]{{0,50}}\b{_RAN_WELL}"
-    r"|\beverything used to work|\b(?:after|since) (?:\w+ ){0,2}?(?:upgrad|updat)(?:ing|es?\b)"
-    r"|(?:之前|以前|昨天)\S{0,6}(?:可以|能|都|还|正常)|以前は|동일한 (?:파라미터|설정))"
-)
-"""The ways in which people say that the same thing ran before."""
-
 LOADING_WEIGHTS: Final = "loading-weights"
 VAE: Final = "vae-decode"
 SERVER_START: Final = "server-start"
@@ -393,7 +374,6 @@ ATTENTION_SCORES: Final = "attention-scores"
 INFERENCE: Final = "inference"
 GROWTH: Final = "growth"
 LATE: Final = "later-step"
-RAN_BEFORE: Final = "ran-before"
 LARGE_SHARE: Final = 0.25
 """A request of more than this share of the device fails by its own size, whatever grew before."""
 
@@ -1060,18 +1040,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "speed.",
         # NVIDIA's driver for Windows since 536.40; support answer 5490
         in_words=r"[Ss]hared GPU memory|[Ss]ysmem [Ff]allback",
-    ),
-    TracebackSign(
-        name=RAN_BEFORE,
-        doing="though the same ran before",
-        is_surrounding=True,
-        title="Find what changed since it last worked",
-        change="what else is on the GPU now: nvidia-smi before the start lists other programs, and "
-        "what an earlier run has left; versions of the program, PyTorch and the driver: go back to "
-        "those that ran; larger or longer inputs than then",
-        why="What fitted once fits again if nothing else changed.",
-        # torch 2.13, docs/source/notes/faq.rst: memory isn't freed properly
-        in_words=rf"(?is){_RAN_BEFORE}",
     ),
     TracebackSign(
         name=LATE,

@@ -13,7 +13,6 @@ from fragdoctor.diagnosis.bench import Attempt
 from fragdoctor.diagnosis.remedies.framework_words import ROOM_FOR_STEPS, words_in
 from fragdoctor.diagnosis.remedies.less_at_once import (
     fewer_bytes,
-    less_of_batch,
     less_to_run,
 )
 from fragdoctor.diagnosis.remedies.remedy import (
@@ -37,7 +36,6 @@ from fragdoctor.rules.traceback_signs import (
     INFERENCE,
     KEPT_BY_REQUESTS,
     LATE,
-    RAN_BEFORE,
     SERVER_STEP,
     VAE,
     TracebackSign,
@@ -60,9 +58,6 @@ def _said(case: JudgedCase, sign: TracebackSign, message: OomMessage) -> tuple[s
     if sign.name == INFERENCE:
         is_served = any(f.name in SERVERS for f in case.frameworks)
         return (ROOM_FOR_STEPS, change) if is_served else less_to_run(case)
-    if sign.name == RAN_BEFORE:
-        less = less_of_batch(case) if case.trains else less_to_run(case)
-        return sign.title, f"{sign.change}; otherwise {less[1]}"
     if sign.name == LATE:
         return _of_later_step(case, sign, message)
     if sign.name == GROWTH:
