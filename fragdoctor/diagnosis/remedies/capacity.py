@@ -412,8 +412,8 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     if told is not None and message is not None:
         if told.trained_text(message, case.told):
             return
-        if told.fill(message):
-            whole = told_card_bytes(message)
+        whole = told_card_bytes(message)
+        if told.fill(message) and (whole or case.sign is None):
             yield remedy.proposal(
                 title="Use a smaller model, or store its weights in fewer bits",
                 weight=CURES,
