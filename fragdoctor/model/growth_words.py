@@ -19,7 +19,7 @@ _LANGUAGES: Final = (
         rf"{_MEMORY}|\busage\b",
         (
             r"\b(?:(?:ceaseless|gradual|stead|continu|constant|slow|unlimit)\w{0,5}|keeps?|kept|each"
-            r"|every|(?:over|some) time|until|till|without reducing"
+            r"|every|(?:over|some) time|until|till|up to out|without reducing"
             r"|(?:with|more) (?:the |more )?(?:iteration|step|epoch)s?)\b"
         ),
         rf"\b{_RISING}\b(?!-)",

@@ -359,7 +359,7 @@ _FIRST: Final = r"(?:\b(?:gpu|gup|cuda|device)[ :_-]{0,2}0\b(?!;| has a)|\b(?:0|
 _ON_FIRST: Final = (
     rf"{_FIRST}[^.;\n(]{{0,40}}\b(?:more|much|most|first|unbalanced|alone)\b"
     r"|\b(?:more|most|all|every|each|only|other gpus|process(?:es)?)\b[^.;\n(]{0,60}"
-    rf"\b(?:on|in|to|of) ?(?:the )?{_FIRST}"
+    rf"\b(?:on|in|to|of|onto) ?(?:the |physical )?{_FIRST}"
     r"|\b(?:all|each|every|workers?|process(?:es)?|ranks?)\b[^.\n]{0,60}\b(?:on|in|to|onto) "
     r"(?:the )?(?:one|same|single) (?:gpu|device|card)\b"
     r"|\b(?:un|im)balanced[^.\n]{0,40}\b(?:gpu|memory)|\bmemory[^.\n]{0,60}n(?:o|')t average\b"
@@ -501,11 +501,12 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "of it; move a model that waits to the CPU (.to('cpu')), or store them in fewer bits",
         why="A model stays on the GPU for as long as one name holds it, whether it runs or not.",
         # torch 2.13, docs/source/notes/faq.rst; vllm 0.8, entrypoints/llm.py: sleep()
-        in_words=r"(?i)\b(?:another|second|next|new) (?:\w+ )?model\b[^.\n]{0,60}\bafter\b"
+        in_words=r"(?is)\A(?!.*\b(?:workers|ranks)\b).*"
+        r"(?:\b(?:another|second|next|new) (?:\w+ )?model\b[^.\n]{0,60}\bafter\b"
         r"|\bafter (?:\w+ ){0,3}(?:exit|delet|unload|switch)\w*[^.\n]{0,40}\bmodels?\b"
         r"|\b(?:both|two|2|three|3|multi\w*|several|all) (?:\w+ )?"
         r"(?:models?|pipelines|llms?|tasks?)\b[^.\n]{0,60}"
-        r"\b(?:same|one|single) (?:gpu|server|card|device|time|process)",
+        r"\b(?:same|one|single) (?:gpu|server|card|device|time|process))",
     ),
     TracebackSign(
         name=LOADING_WEIGHTS,
