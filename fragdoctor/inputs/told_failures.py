@@ -17,6 +17,7 @@ from fragdoctor.inputs.wordings.wording import ALLOCATOR, DRIVER, HOST
 from fragdoctor.model.case import TRAINING, OomMessage
 from fragdoctor.model.engines import ENGINES
 from fragdoctor.model.frameworks import frameworks_in
+from fragdoctor.model.gpus import CARDS
 from fragdoctor.model.growth_words import GROWS
 
 MAX_CHARS: Final = 256 * 1024
@@ -40,6 +41,7 @@ SHORTAGE: Final = re.compile(
     rf"|\b{_MEMORY} (?:(?:is|was) (?:full|exhausted)|over-?(?:load|flow)s?\b)"
     rf"|(?P<loose>{GROWS}|\b(?:cuda|gpu|vram) memory (?:error|problem)s?\b|\black of {_MEMORY}"
     rf"|\b(?:problems?|issues?|trouble|errors?) (?:with|of|about) {_MEMORY}"
+    r"|\bmemory (?:error|problem|issue)s? (?:on|in|with|of) (?:the |my )?(?:cuda|gpu)\b"
     rf"|{_MEMORY} (?:is|was)(?:n't| not) (?:enough|sufficient)"
     rf"|{_MEMORY} (?:is insufficient|limitations?|spikes?|(?:gets?|is|was) (?:fully|all) used)\b"
     rf"|\b{_MEMORY} (?:\S{{1,12}} ){{0,3}}(?:runs?|ran|running) out\b"
@@ -56,11 +58,11 @@ SHORTAGE: Final = re.compile(
 )
 _ON_DEVICE: Final = re.compile(
     r"cuda|gpu|hip|rocm|vram|video ?ram|xpu|device|metal|opencl|vulkan|graphics|显存"
-    r"|\b(?:[rg]tx|geforce|quadro|tesla|radeon|[ahv][18]00|a[1346]0|h200?|l(?:40?|20)s?|t4|p100)\b"
+    rf"|\b(?:[rg]tx|geforce|quadro|tesla|radeon|{CARDS})\b"
     r"|\d ?卡|[每单多]张?卡",
     re.IGNORECASE | re.ASCII,
 )
-"""Words for a GPU and its memory, and the names of the most common ones."""
+"""Words for a GPU and its memory, and the names of common ones."""
 _TRAINS: Final = re.compile(
     rf"{TRAINING}|\bbatch[ _-]?size|\blora\b|\bvalidation\b|torch|gradio|推理|\bdef \w{{1,40}}\(",
     re.IGNORECASE | re.ASCII,  # a Latin word ends where another script begins
@@ -69,6 +71,7 @@ _POST: Final = re.compile(
     r"\b(?:I|I'm|I've|my|we)\b.{0,600}(?:\?|\bhelp|\bsolve|\bsuggest|\bfix|\badvice|\breduc)"
     r"|\bhow (?:can|do|to|could|should) (?:I|we|reduce|solve|fix)\b"
     r"|\b(?:has|does|did|can|could) any(?:one|body)\b|\bis there an?y? (?:\w+ )?(?:way|solution)\b"
+    r"|\bwhat (?:can|should|could) (?:I|we) do\b"
     r"|\bany (?:ideas?|suggestions?|advice|solutions?|workarounds?)\b"
     r"|\b(?:thanks|thank you)\b(?! (?:to|@))"
     r"|怎么|如何|请问|为(?:什么|啥|何)|求助|吗[?\uff1f]",

@@ -25,8 +25,8 @@ GPU_TABLE: Final = "gpu-table"
 
 TRAINING: Final = (
     r"(?:(?<![a-z])(?<!pre[-_])(?<!without )(?<!not )train(?!ed (?:model|on|weights|network))"
-    r"|pretrain(?!ed)|train(?:er|loop)\b|fine-?tun|(?<![\w-])epoch|dreambooth|backward|learning.rate"
-    r"|optimi[sz]er|\blosse?s?\b|训练|微调|学習|학습|kohya|sd-scripts|axolotl|llama-?factory)"
+    r"|pretrain(?!ed)|train(?:er|loop)\b|fine[- ]?tun|(?<![\w-])epoch|dreambooth|backward"
+    r"|learning.rate|optimi[sz]er|\blosse?s?\b|训练|微调|学習|학습|kohya|sd-scripts|axolotl|llama-?factory)"
 )
 """Words that people and programs only use about training, and programs that only train."""
 

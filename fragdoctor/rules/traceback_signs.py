@@ -340,7 +340,7 @@ _LATE_IN: Final = (
     rf"|\b(?:at|in|on|until|till|by|for) (?:the |my )?\d{{2,6}}(?:st|nd|rd|th) {_STEPS}"
     rf"|\b(?:at|reach(?:es|ed)?|until) (?:\w+ )?(?:epoch ?\d{{1,5}}|(?:iteration|step) ?\d{{3,7}})"
     rf"|\breach(?:es|ed)? \d{{3,7}} {_STEPS}|\bin the middle of (?:the )?(?:train|epoch|run)"
-    r"|\bafter 1/\d|\bhalfway\b"
+    r"|\bafter 1/\d|\bhalfway\b|\bat some (?:point|step|batch|iteration|epoch)\b"
     r"|\b(?:after|for) (?:a while|some time|a (?:long )?time)\b)"
 )
 _AT_START: Final = (
