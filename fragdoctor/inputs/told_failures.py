@@ -118,7 +118,7 @@ def told_failure(text: str) -> OomMessage | None:
         is_lone = not head[sentence.end() :].strip()
         is_title = len(told.split()) < _TITLE_WORDS and not (found["loose"] and is_lone)
         is_plain = not found["loose"] or _ON_DEVICE.search(told) is not None
-        is_title |= len(told) <= _TITLE_CHARS and is_plain and not is_lone
+        is_title |= len(told) <= _TITLE_CHARS and is_plain and not (found["loose"] and is_lone)
         is_title &= not head[:start].strip()
         is_head = not found["loose"] and not before.strip("\"'`([{>*-: #")
         line = head[start : sentence.end()]

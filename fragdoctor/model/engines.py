@@ -274,8 +274,10 @@ def engine_of(message: OomMessage) -> Engine | None:
             engine.name == "llama.cpp" and re.search(ENGINES[0].logs, said)
         ):
             return engine
-    is_named = message.variant in ("told", "bare") and _TORCH.search(said) is None
-    if (message.is_of_caching_allocator and not is_named) or message.kind == "kv-cache":
+    is_of_torch = message.is_of_caching_allocator
+    if message.variant in ("told", "bare"):
+        is_of_torch = _TORCH.search(said) is not None
+    if is_of_torch or message.kind == "kv-cache":
         return None
     return next((e for e in ENGINES if e.logs and re.search(e.logs, said)), None)
 

@@ -213,6 +213,75 @@ def test_step_at_the_start_is_not_compared_with_others(said):
     assert "that earlier steps did not" not in first_of(said)[1].title
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "I have tried every way of reducing the batch",
+        "Is there a way besides reducing the batch size?",
+        "It fails even with batch 1",
+    ],
+)
+def test_smaller_batch_that_was_tried_is_not_advised(said):
+    _, first = first_of(f"I train it.\n{said}.\n{FULL}")
+
+    assert "batch" in first.title
+    assert first.title.startswith(("Checkpoint", "Use less for one"))
+
+
+def test_batch_that_cannot_shrink_is_no_advice_for_a_later_step_either():
+    said = "batch_size=1. After 5000 iterations of training: CUDA out of memory. Why?"
+    _, first = first_of(f"{said}\n")
+
+    assert "earlier steps did not" in first.title
+    assert "lower" not in first.change
+
+
+def test_smaller_batch_that_helped_is_advised():
+    _, first = first_of(f"I train it. I tried reducing the batch, which works.\n{FULL}")
+
+    assert first.title.startswith("Use a smaller batch")
+
+
+def test_program_that_only_trains_keeps_activations():
+    _, first = first_of(f"kohya makes a character from my pictures.\n{FULL}")
+
+    assert first.title.startswith("Use a smaller batch")
+
+
+def test_launcher_of_pytorch_tells_whose_program_it_is():
+    said = "I get CUDA OOM in llama_tune.py.\ntorchrun --nproc_per_node 2 llama_tune.py\n"
+    verdict, _ = first_of(said)
+
+    assert "llama.cpp" not in verdict.summary
+
+
+def test_small_weights_of_an_adapters_run_are_not_what_fills_the_gpu():
+    said = "qlora of a 7B model, micro_batch_size: 1, gradient_checkpointing: true"
+    full = old_style("250.00 MiB", "47.00 GiB", "45.60 GiB", "90.00 MiB", "46.20 GiB")
+    _, first = first_of(f"I train it: {said}\n{full}")
+
+    assert first.title.startswith("Use less for one sample")
+
+
+def test_weights_larger_than_any_usual_card_are_too_large_for_one():
+    _, first = first_of("I train a LoRA of a 70B model, and get CUDA OOM errors.\n")
+
+    assert first.title == "Use a smaller model, or store its weights in fewer bits"
+    assert "more than most GPUs have" in first.why
+
+
+def test_array_that_the_host_cannot_hold_is_named():
+    said = (
+        "numpy.core._exceptions._ArrayMemoryError: Unable to allocate 5.00 GiB for an array with "
+        "shape (20, 256, 512, 512) and data type float32\n"
+    )
+    _, first = first_of(said)
+
+    assert "5.00 GiB is one NumPy array" in first.change
+    _, first = first_of(f"nnUNet_predict -i a -o b\n{said}")
+    assert "-nps 1" in first.change
+
+
 def test_what_a_text_has_on_already_is_not_advised():
     text = "from diffusers import Pipe\nI call pipe.enable_model_cpu_offload() and generate: OOM."
     _, first = first_of(text)
