@@ -28,15 +28,16 @@ _TITLE_CHARS: Final = 120
 _MEMORY: Final = (
     r"(?:(?:allocatable|device|cuda|gpu|video|graphics|system|main|host|cpu|free|available)[ -])"
     r"{0,3}"
-    r"(?:mem\w{0,2}r\w?y|vram|ram)(?![^\W_])"  # people misspell it, and mark it as _memory_
+    r"(?:me[a-z]{1,5}[ro]y|vram|ram)(?:error)?(?![^\W_])"  # misspelled, or marked: _memory_
 )
 SHORTAGE: Final = re.compile(
-    rf"(?<![^\W_])(?:(?P<torch>cuda|hip)[ :_]{{1,2}})?ou[tf][ _-]{{0,2}}of[ _-]{_MEMORY}"
+    rf"(?<![^\W_])(?:(?P<torch>cuda|hip)[ :_]{{1,2}})?ou[tf][ _-]{{0,2}}of[ _-]?{_MEMORY}"
     r"(?![ -]killer)"
     r"|(?:^|(?<=[a-z`:] ))`?(?P<name>(?:torch\.(?:cuda\.)?)?OutOfMemoryError)"
     r"(?=`?\s{1,80}[a-zT]|`?$)"
     r"|\bOOMs?\b(?!\W{1,3}(?:0(?!\.\d)|count|safe|score|killer: disabled)\b|-?killer|[=\"'])"
     r"|\ballocation on device\b(?! \d? ?would)"  # ComfyUI
+    rf"|\b(?:fail(?:ed|s|ure)? to|unable to|can(?:not|n't|'t)) allocate {_MEMORY}"
     rf"|(?:\bnot?|n't)(?: have| provide)? enough {_MEMORY}|\b(?:insufficient|no more) {_MEMORY}"
     rf"|\b{_MEMORY} (?:(?:is|was) (?:full|exhausted)|over-?(?:load|flow)s?\b)"
     rf"|(?P<loose>{GROWS}|\b(?:cuda|gpu|vram) memory (?:error|problem)s?\b|\black of {_MEMORY}"
@@ -69,6 +70,7 @@ _TRAINS: Final = re.compile(
 )
 _POST: Final = re.compile(
     r"\b(?:I|I'm|I've|my|we)\b.{0,600}(?:\?|\bhelp|\bsolve|\bsuggest|\bfix|\badvice|\breduc)"
+    r"|\bI(?:'ve| have)? (?:also )?tried\b|\bI (?:don't|do not) know\b"
     r"|\bhow (?:can|do|to|could|should) (?:I|we|reduce|solve|fix)\b"
     r"|\b(?:has|does|did|can|could) any(?:one|body)\b|\bis there an?y? (?:\w+ )?(?:way|solution)\b"
     r"|\bwhat (?:can|should|could) (?:I|we) do\b"
@@ -85,6 +87,7 @@ _ON_HOST: Final = re.compile(
     r"|(?:system|main) memory)\b|内存",
     re.IGNORECASE,
 )
+_ON_METAL: Final = re.compile(r"(?<!bare.)\bmetal", re.IGNORECASE | re.ASCII)
 _ANY_MEMORY: Final = "内存"
 """Memory of the host or, beside words for a GPU, of the GPU."""
 _KILLED: Final = re.compile(
@@ -175,7 +178,7 @@ def _message(found: re.Match[str], told: str, head: str) -> OomMessage:
         kind, sub_kind = DRIVER, "" if _ON_DEVICE.search(around) else "unread"
     return OomMessage(
         kind=kind,
-        backend="cpu" if is_on_host else "mps" if "metal" in around.lower() else "cuda",
+        backend="cpu" if is_on_host else "mps" if _ON_METAL.search(around) else "cuda",
         is_device_oom=not is_on_host,
         sub_kind=sub_kind,
         variant="told",

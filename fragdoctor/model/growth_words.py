@@ -16,10 +16,11 @@ _RISING: Final = (
 )
 _LANGUAGES: Final = (
     (  # English
-        rf"{_MEMORY}|\busage\b",
+        rf"{_MEMORY}|\b(?:usage|consumption)\b",
         (
             r"\b(?:(?:ceaseless|gradual|stead|continu|constant|slow|unlimit)\w{0,5}|keeps?|kept|each"
-            r"|every|(?:over|some) time|until|till|up to out|without reducing"
+            r"|every|(?:over|some) time|until|till|up to out|without (?:reducing|stop\w*)"
+            r"|as (?:the )?(?:\w+ )?(?:iteration|step|epoch|training)s?"
             r"|(?:with|more) (?:the |more )?(?:iteration|step|epoch)s?)\b"
         ),
         rf"\b{_RISING}\b(?!-)",

@@ -251,7 +251,7 @@ _RUNS_MODEL: Final = r"\bupscal|super.?resol|\btranscrib|\binference\b|推理"
 _FAILS: Final = (
     r"(?:\b(?:errors?|fail\w*|crash\w*|oom\w*|out of (?:\w+ )?(?:memory|vram)"
     r"|issues?|problems?|run(?:s|ning)? out|ran out|explod\w+|overflow\w*|occur\w*|stops"
-    r"|aris\w+|happens?|spikes?|goes wrong)\b)"
+    r"|aris\w+|happens?|spikes?|goes wrong)\b|失败|报错|溢出|爆)"
 )
 """What people say of a failure."""
 
@@ -272,7 +272,7 @@ _TESTS: Final = (
     r"|val(?:idat(?:e|es|ing|ions?))?"
     r"|(?:to|in|at|after|during|while|when|the|running) test(?:ing)?"
     r"|tests? (?:step|phase|stage|time|loop|epoch)"
-    r"|(?:in|at|during|while|when|the|saving) predict(?:ing|ions?))"
+    r"|(?:in|at|during|while|when|the|saving) predict(?:ing|ions?)|评估|验证|测试)"
     r"(?:\(\))?(?![\w/(=-]|\.\w| (?:(?:is|was|works?|runs|went|goes) (?:\w+ )?"
     r"(?:ok|okay|fine|well|normal)|different|various|with\b))"
 )
@@ -888,6 +888,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "with a map of counts beside it; the network only ever sees one window.",
         # monai 0.2 to 1.5, inferers/utils.py and inferer.py
         places=(Place(file=r"/monai/inferers/", is_last=True),),
+        in_words=r"(?is)\bsliding_window_inference\b|\bsw_batch|\bmonai\b.*\bsliding.window",
         intro=r"sliding_window_inference\s+(?:count_map|output_image)|(?:count_map|output_image\w*)"
         r"(?:\.append\(| ?= ?)torch\.zeros\(",
     ),
