@@ -263,6 +263,26 @@ def test_small_weights_of_an_adapters_run_are_not_what_fills_the_gpu():
     assert first.title.startswith("Use less for one sample")
 
 
+def test_what_is_said_above_the_lines_of_ranks_is_told_of_them():
+    full = FULL.replace("RuntimeError", "torch.OutOfMemoryError")
+    _, first = first_of(f"I train it. The evaluation fails.\n[rank1]: {full}")
+
+    assert first.title.startswith("Evaluate")
+
+
+def test_pipeline_keeps_no_graph():
+    code = traceback(("run.py", "video = pipe(prompt=prompt, num_frames=49)"))
+    _, first = first_of(f"{code}{FULL}")
+
+    assert "gradients" not in first.title
+
+
+def test_bare_metal_is_no_mac():
+    _, first = first_of("Training runs out of memory on bare metal Linux with an 8 GB GPU.\n")
+
+    assert "Activity Monitor" not in first.change
+
+
 def test_weights_larger_than_any_usual_card_are_too_large_for_one():
     _, first = first_of("I train a LoRA of a 70B model, and get CUDA OOM errors.\n")
 

@@ -43,6 +43,9 @@ TOLD = (
     "running into oom on a 3090 with the default config",
     "After an hour the GPU memory simply runs out.",
     "一张A800还会oom",
+    "训到三百步就OOM了, 用的是 GPU",
+    "I faced OutofMermoryError on my GPU.",
+    "There is a CUDA errror, it failed to allocate memory.",
 )
 EXPLAINED = (
     "If you see an out of memory error, reduce the batch.",
