@@ -308,11 +308,6 @@ Ultralytics
   box-assignment: lower batch=, since all images of a batch are padded to the one with the most
     objects; cut crowded images into tiles; since 8.3.30 it falls back to the CPU there, which is
     slow
-Real-ESRGAN
-  source: realesrgan 0.3, inference_realesrgan.py; SwinIR, main_test_swinir.py
-  files: /(?:realesrgan|gfpgan)/
-  logs: (?<!['\"])(?i:real.?esrgan|\bswinir\b|\bgfpgan\b|\bgpen\b)
-  batch: use --tile 256 or less (0, the default, takes the image as a whole), or a smaller image
 sd-scripts
   source: sd-scripts 0.9 to 0.10, library/train_util.py, sdxl_train_util.py and train_network.py
   files: /(?:sd-scripts|kohya_ss|ComfyUI-FluxTrainer)/
@@ -449,7 +444,6 @@ OWN_LOOPS: Final = (
 RUN_ONLY: Final = (
     *SERVERS,
     *INTERFACES,
-    "Real-ESRGAN",
 )
 """Frameworks that only run trained models: without another framework, nothing keeps activations."""
 

@@ -93,9 +93,7 @@ def _is_of_own_code(case: JudgedCase) -> bool:
 
 
 GRADIENTS_OFF: Final = "Run the model without gradients"
-_OFF: Final = regex(
-    r"no_grad|inference_mode|set_grad_enabled|enable_grad|\bgenerate\(|\bpipe(?:line)?\("
-)
+_OFF: Final = regex(r"no_grad|inference_mode|grad_enabled|enable_grad|\bgenerate\(|\bpipe\w*\(")
 
 
 def without_graph(case: JudgedCase) -> str:
