@@ -19,7 +19,6 @@ _NAME: Final = (
     r"(?:[\w.]{1,40}[._])?(?:micro_?)?batch[-_ ]?size(?:[-_ ]per[-_ ](?:gpu|device))?"
     r"|(?:samples|imgs|images)_per_(?:gpu|batch)|(?:\w{1,20}\.){0,2}ims_per_batch"
     r"|\bbsz?(?=\s?=)|\bbatch(?= of [a-z1-9])"
-    r"|(?:(?<=with )|(?<=for )|(?<=even )|(?<=using ))batch(?= \d{1,3}(?![\d/]|\.\d))"
     r"|num[_ ](?:samples|images)|max[-_]tokens(?=\s{0,3}\d{4})|\bbatch(?==)"
 )
 _OF_OTHER: Final = re.compile(r"(?i)eval|val[._-]|valid|test|infer|predict|sample_|total|global")

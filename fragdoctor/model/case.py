@@ -26,9 +26,9 @@ GPU_TABLE: Final = "gpu-table"
 TRAINING: Final = (
     r"(?:(?<![a-z])(?<!pre[-_])(?<!without )(?<!not )train(?!ed (?:model|on|weights|network))"
     r"|pretrain(?!ed)|train(?:er|loop)\b|fine[- ]?tun|(?<![\w-])epoch|dreambooth|backward"
-    r"|learning.rate|optimi[sz]er|\blosse?s?\b|训练|微调|学習|학습|kohya|sd-scripts|axolotl|llama-?factory)"
+    r"|learning.rate|optimi[sz]er|\blosse?s?\b|训练|微调|学習|학습)"
 )
-"""Words that people and programs only use about training, and programs that only train."""
+"""Words that people and programs only use about training."""
 
 _TRAINS: Final = regex(TRAINING, re.IGNORECASE)
 

@@ -274,10 +274,8 @@ def engine_of(message: OomMessage) -> Engine | None:
             engine.name == "llama.cpp" and re.search(ENGINES[0].logs, said)
         ):
             return engine
-    is_of_torch = message.is_of_caching_allocator
-    if message.variant in ("told", "bare"):
-        is_of_torch = _TORCH.search(said) is not None
-    if is_of_torch or message.kind == "kv-cache":
+    is_named = message.variant in ("told", "bare") and _TORCH.search(said) is None
+    if (message.is_of_caching_allocator and not is_named) or message.kind == "kv-cache":
         return None
     return next((e for e in ENGINES if e.logs and re.search(e.logs, said)), None)
 
@@ -349,11 +347,7 @@ def need_of(message: OomMessage) -> Need:
     return Need.FULL if wanted is not None and wanted <= NEXT_TO_NOTHING_BYTES else Need.STEP
 
 
-_TORCH: Final = regex(
-    r"\btorch(?:run)?\b|PyTorch|\bTHC?\b|THCudaCheck|c10::|at::|/site-packages/"
-    r"|(?i:\bfsdp\b|\bddp\b|\bdeepspeed\b|_fsdp\b|\baccelerate launch\b)"
-)
-"""PyTorch, and programs that only run on it."""
+_TORCH: Final = regex(r"\btorch\b|PyTorch|\bTHC?\b|THCudaCheck|c10::|at::|/site-packages/")
 _OF_TORCH: Final = frozenset(
     {"runtime-error", "driver-error", "device-count", "torch-0.4", "thc-check", "exception-name",
      "allocation-on-device", "bare", "ray-task"}

@@ -380,9 +380,6 @@ nnU-Net
     and a new -overwrite_plans_name
   evaluation-batch: set perform_everything_on_device=False (--not_on_device of nnUNetv2_predict),
     which gathers the windows on the CPU; run nothing else on the GPU
-  host-memory: run fewer processes at a time: nnUNetv2_predict -npp 1 -nps 1 (nnUNet_predict
-    --num_threads_preprocessing 1 --num_threads_nifti_save 1), a lower nnUNet_n_proc_DA in training;
-    crop the volume, or give it fewer classes; more memory
 PEFT
   source: peft 0.21, utils/other.py
   files: /peft/(?:tuners|utils|peft_model|mapping)

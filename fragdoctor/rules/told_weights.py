@@ -13,15 +13,7 @@ from msgspec import Struct
 from fragdoctor.lazy import regex
 from fragdoctor.model.case import OomMessage, ToldSettings
 from fragdoctor.model.gpus import CARDS, known_gpu
-from fragdoctor.model.measures import (
-    ADAPTER,
-    BITS_4,
-    BITS_8,
-    OFFLOADING,
-    SHARDED_WEIGHTS,
-    SHARDING,
-    STATE_8BIT,
-)
+from fragdoctor.model.measures import ADAPTER, OFFLOADING, SHARDED_WEIGHTS, SHARDING, STATE_8BIT
 from fragdoctor.rules.traceback_signs import sign_of
 from fragdoctor.units import GIB, format_size
 
@@ -77,11 +69,6 @@ class ToldWeights(Struct, frozen=True):
         """Return the size of the weights in a precision."""
         return int(self.billions * 1e9 * bits / 8)
 
-    def least_bytes(self, told: ToldSettings) -> int:
-        """Return the size of the weights in the fewest bits that a text has in use."""
-        fewest = next((n for n, name in ((4, BITS_4), (8, BITS_8)) if name in told.in_use), 16)
-        return self.n_bytes(self.bits or fewest)
-
     @property
     def _model(self) -> str:
         named = f"{self.billions:g}"  # an eight, an eleven, an eighteen, an eighty
@@ -97,9 +84,9 @@ class ToldWeights(Struct, frozen=True):
 
     def fill(self, message: OomMessage) -> bool:
         """Return whether they alone fill the one device of a message."""
-        whole = told_card_bytes(message) or LARGEST_BYTES
-        is_alone = not _SEVERAL_GPUS.search(message.said)
-        return is_alone and self.n_bytes(self.bits or 16) > FULL_SHARE * whole
+        whole = told_card_bytes(message)
+        is_alone = whole is not None and not _SEVERAL_GPUS.search(message.said)
+        return is_alone and self.n_bytes(self.bits or 16) > FULL_SHARE * (whole or 0)
 
     def trained_text(self, message: OomMessage, told: ToldSettings) -> str:
         """Return a clause on training all of the model if that exceeds its GPUs, or ""."""

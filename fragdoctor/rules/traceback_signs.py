@@ -337,10 +337,9 @@ _LATE_IN: Final = (
     rf"(?:\bafter (?:[a-z]{{2,9}} ){{0,3}}?~?(?:{_MANY} (?:\w+ ){{0,2}}?{_LONG}"
     rf"|{_MANY_STEPS}\+? (?:\w+ ){{0,2}}?{_STEPS})"
     rf"|\b(?:at|in|on|until|till|reach(?:es|ed)?|by|for) (?:the |my )?{_LATER} (?:\w+ )?{_LONG}"
-    rf"|\b(?:at|in|on|until|till|by|for) (?:the |my )?\d{{2,6}}(?:st|nd|rd|th) {_STEPS}"
     rf"|\b(?:at|reach(?:es|ed)?|until) (?:\w+ )?(?:epoch ?\d{{1,5}}|(?:iteration|step) ?\d{{3,7}})"
     rf"|\breach(?:es|ed)? \d{{3,7}} {_STEPS}|\bin the middle of (?:the )?(?:train|epoch|run)"
-    r"|\bafter 1/\d|\bhalfway\b|\bat some (?:point|step|batch|iteration|epoch)\b"
+    r"|\bafter 1/\d|\bhalfway\b"
     r"|\b(?:after|for) (?:a while|some time|a (?:long )?time)\b)"
 )
 _AT_START: Final = (
@@ -521,8 +520,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "itself, which no batch size changes.",
         in_words=r"\bfrom_pretrained\([^()]{0,300}\)\.(?:to|cuda|half)\("
         r"(?!.{0,600}\b(?:generate|chat|train|fit|forward|backward|step)\()"
-        r"|(?i:\b(?:all|each|every) (?:gpus?|ranks?|process(?:es)?) (?:\w+ ){0,3}?loads? "
-        r"(?:\w+ ){0,3}?(?:model|weights)\b)"
         r"|(?i:(?:\b(?:try|trying|tried|fail\w{0,3}|unable|can(?:no|')t)(?: to)? load\b"
         rf"|{_in_clause('(?:when|while) loading')})"
         r"(?!.{0,40}(?:data|image|checkpoint|batch|sample|video|file)))",

@@ -30,7 +30,6 @@ from fragdoctor.future.training_edits import batch_scaled, passes_scaled
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.frameworks import Change
-from fragdoctor.model.measures import ADAPTER
 from fragdoctor.model.phases import Category
 from fragdoctor.model.simulation import OutlookState
 from fragdoctor.rules.told_weights import told_card_bytes, told_weights
@@ -412,15 +411,12 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     if told is not None and message is not None:
         if told.trained_text(message, case.told):
             return
-        whole = told_card_bytes(message)
-        if told.fill(message) and (whole or case.sign is None):
+        if told.fill(message):
             yield remedy.proposal(
                 title="Use a smaller model, or store its weights in fewer bits",
                 weight=CURES,
                 change=FEWER_BITS,
-                why=f"{told.text}: the device has {format_size(whole)}."
-                if whole
-                else f"{told.text}, more than most GPUs have.",
+                why=f"{told.text}: the device has {format_size(told_card_bytes(message))}.",
                 cost="A coarser model, or slower layers.",
             )
             return
@@ -430,8 +426,6 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         return
     is_building = case.only_builds and not case.fails_in_optimizer_step
     is_copy = _asks_for_a_copy(case)
-    live, is_adapted = r.live_bytes, ADAPTER in case.told.in_use  # an adapter's state is small
-    small = told is not None and is_adapted and live and 2 * told.least_bytes(case.told) < live
     why = "Lower precision halves weights, gradients and activations alike."
     if is_building:
         why = (
@@ -448,9 +442,7 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     yield remedy.proposal(
         title="Store the weights in less memory" if runs else "",
         weight=FITS
-        if is_building
-        or is_copy
-        or (case.told.batch_size == 1 and case.is_checkpointed and not small)
+        if is_building or is_copy or (case.told.batch_size == 1 and case.is_checkpointed)
         else MAY_HELP,
         confidence=Confidence.LIKELY if is_building else Confidence.POSSIBLE,
         change=fewer_bytes(case)
