@@ -31,8 +31,8 @@ _MEMORY: Final = (
     r"(?:me[a-z]{1,5}[ro]y|vram|ram)(?:error)?(?![^\W_])"  # misspelled, or marked: _memory_
 )
 SHORTAGE: Final = re.compile(
-    rf"(?<![^\W_])(?:(?P<torch>cuda|hip)[ :_]{{1,2}})?ou[tf][ _-]{{0,2}}of[ _-]?{_MEMORY}"
-    r"(?![ -]killer)"
+    r"(?<![^\W_])(?:(?P<torch>cuda|hip)[ :_]{1,2})?(?!OutOfMemoryError)"
+    rf"ou[tf][ _-]{{0,2}}of[ _-]?{_MEMORY}(?![ -]killer)"
     r"|(?:^|(?<=[a-z`:] ))`?(?P<name>(?:torch\.(?:cuda\.)?)?OutOfMemoryError)"
     r"(?=`?\s{1,80}[a-zT]|`?$)"
     r"|\bOOMs?\b(?!\W{1,3}(?:0(?!\.\d)|count|safe|score|killer: disabled)\b|-?killer|[=\"'])"

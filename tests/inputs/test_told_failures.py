@@ -138,6 +138,7 @@ def test_sentence_says_whose_memory_it_was() -> None:
         "GPU RAM keeps growing until it crashes.": ("driver-no-figures", ""),
         "The job ran out of memory.": ("driver-no-figures", "unread"),
         "It throws a CUDA out of memory error.": ("pytorch-caching-allocator", "figures-lost"),
+        "[Bug]: OutOfMemoryError on a GPU.": ("pytorch-caching-allocator", "figures-lost"),
         "I train it, and get CUDA OOM errors.": ("pytorch-caching-allocator", "figures-lost"),
         "I try to fine-tune it, but out of memory.": ("pytorch-caching-allocator", "figures-lost"),
         "In training it goes OOM; memory grows.": ("driver-no-figures", "unread"),
