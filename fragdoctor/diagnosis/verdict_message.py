@@ -18,7 +18,6 @@ from fragdoctor.rules.request_sources import request_of_message
 from fragdoctor.rules.told_weights import told_weights
 from fragdoctor.rules.traceback_signs import (
     LOADING_WEIGHTS,
-    RAN_BEFORE,
     is_at_first_call,
     is_seen_to_fail_late,
     is_seen_to_grow,
@@ -338,8 +337,6 @@ def _driver(message: OomMessage) -> Hypothesis:
     if is_at_first_call(message):
         return TOLD["no-context"]
     sign, is_told = sign_of(message), message.variant == "told"
-    if sign is not None and sign.name == RAN_BEFORE:
-        sign = None  # who fills the GPU now is just what is open
     if message.sub_kind == GPU_TABLE and (sign is None or sign.name == LOADING_WEIGHTS):
         whole = "" if message.total_bytes is None else f" of {format_size(message.total_bytes)}"
         return Hypothesis(

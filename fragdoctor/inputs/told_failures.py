@@ -17,6 +17,7 @@ from fragdoctor.inputs.wordings.wording import ALLOCATOR, DRIVER, HOST
 from fragdoctor.model.case import TRAINING, OomMessage
 from fragdoctor.model.engines import ENGINES
 from fragdoctor.model.frameworks import frameworks_in
+from fragdoctor.model.gpus import CARDS
 from fragdoctor.model.growth_words import GROWS
 
 MAX_CHARS: Final = 256 * 1024
@@ -27,21 +28,24 @@ _TITLE_CHARS: Final = 120
 _MEMORY: Final = (
     r"(?:(?:allocatable|device|cuda|gpu|video|graphics|system|main|host|cpu|free|available)[ -])"
     r"{0,3}"
-    r"(?:memory|vram|ram)\b"
+    r"(?:me[a-z]{1,5}[ro]y|vram|ram)(?:error)?(?![^\W_])"  # misspelled, or marked: _memory_
 )
 SHORTAGE: Final = re.compile(
-    rf"\b(?:(?P<torch>cuda|hip)[ :_]{{1,2}})?ou[tf][ _-]{{0,2}}of[ _-]{_MEMORY}(?![ -]killer)"
+    r"(?<![^\W_])(?:(?P<torch>cuda|hip)[ :_]{1,2})?(?!OutOfMemoryError)"
+    rf"ou[tf][ _-]{{0,2}}of[ _-]?{_MEMORY}(?![ -]killer)"
     r"|(?:^|(?<=[a-z`:] ))`?(?P<name>(?:torch\.(?:cuda\.)?)?OutOfMemoryError)"
     r"(?=`?\s{1,80}[a-zT]|`?$)"
-    r"|\b(?-i:OOM)s?\b(?!\W{1,3}(?:0(?!\.\d)|count|safe|score|killer: disabled)\b)"
+    r"|\bOOMs?\b(?!\W{1,3}(?:0(?!\.\d)|count|safe|score|killer: disabled)\b|-?killer|[=\"'])"
     r"|\ballocation on device\b(?! \d? ?would)"  # ComfyUI
-    r"|\b(?:an?|cuda|gpu|vram|get|gets|got|hit|hits) oom\b"
+    rf"|\b(?:fail(?:ed|s|ure)? to|unable to|can(?:not|n't|'t)) allocate {_MEMORY}"
     rf"|(?:\bnot?|n't)(?: have| provide)? enough {_MEMORY}|\b(?:insufficient|no more) {_MEMORY}"
     rf"|\b{_MEMORY} (?:(?:is|was) (?:full|exhausted)|over-?(?:load|flow)s?\b)"
     rf"|(?P<loose>{GROWS}|\b(?:cuda|gpu|vram) memory (?:error|problem)s?\b|\black of {_MEMORY}"
     rf"|\b(?:problems?|issues?|trouble|errors?) (?:with|of|about) {_MEMORY}"
+    r"|\bmemory (?:error|problem|issue)s? (?:on|in|with|of) (?:the |my )?(?:cuda|gpu)\b"
     rf"|{_MEMORY} (?:is|was)(?:n't| not) (?:enough|sufficient)"
     rf"|{_MEMORY} (?:is insufficient|limitations?|spikes?|(?:gets?|is|was) (?:fully|all) used)\b"
+    rf"|\b{_MEMORY} (?:\S{{1,12}} ){{0,3}}(?:runs?|ran|running) out\b"
     rf"|{_MEMORY} (?:usage|consumption) (?:is|was) (?:very|too|so|extremely) high\b"
     rf"|\b(?:too much|a lot of|excessive) {_MEMORY}"
     rf"|\b(?:gpu|memory) (?:load|usage) is (?:not balanced|[iu][mn]balanced)"
@@ -55,18 +59,24 @@ SHORTAGE: Final = re.compile(
 )
 _ON_DEVICE: Final = re.compile(
     r"cuda|gpu|hip|rocm|vram|video ?ram|xpu|device|metal|opencl|vulkan|graphics|显存"
-    r"|\b(?:[rg]tx|geforce|quadro|tesla|radeon|[ahv]100|a[1346]0|h200?|l40?s?|t4|p100)\b",
-    re.IGNORECASE,
+    rf"|\b(?:[rg]tx|geforce|quadro|tesla|radeon|{CARDS})\b"
+    r"|\d ?卡|[每单多]张?卡",
+    re.IGNORECASE | re.ASCII,
 )
-"""Words for a GPU and its memory, and the names of the most common ones."""
+"""Words for a GPU and its memory, and the names of common ones."""
 _TRAINS: Final = re.compile(
     rf"{TRAINING}|\bbatch[ _-]?size|\blora\b|\bvalidation\b|torch|gradio|推理|\bdef \w{{1,40}}\(",
-    re.IGNORECASE,
+    re.IGNORECASE | re.ASCII,  # a Latin word ends where another script begins
 )
 _POST: Final = re.compile(
     r"\b(?:I|I'm|I've|my|we)\b.{0,600}(?:\?|\bhelp|\bsolve|\bsuggest|\bfix|\badvice|\breduc)"
+    r"|\bI(?:'ve| have)? (?:also )?tried\b|\bI (?:don't|do not) know\b"
     r"|\bhow (?:can|do|to|could|should) (?:I|we|reduce|solve|fix)\b"
-    r"|怎么|如何|请问|为什么|求助|吗[?\uff1f]",
+    r"|\b(?:has|does|did|can|could) any(?:one|body)\b|\bis there an?y? (?:\w+ )?(?:way|solution)\b"
+    r"|\bwhat (?:can|should|could) (?:I|we) do\b"
+    r"|\bany (?:ideas?|suggestions?|advice|solutions?|workarounds?)\b"
+    r"|\b(?:thanks|thank you)\b(?! (?:to|@))"
+    r"|怎么|如何|请问|为(?:什么|啥|何)|求助|吗[?\uff1f]",
     re.IGNORECASE | re.DOTALL,
 )
 """What people write who ask for help."""
@@ -77,6 +87,7 @@ _ON_HOST: Final = re.compile(
     r"|(?:system|main) memory)\b|内存",
     re.IGNORECASE,
 )
+_ON_METAL: Final = re.compile(r"(?<!bare.)\bmetal", re.IGNORECASE | re.ASCII)
 _KILLED: Final = re.compile(
     r"\b(?:is|was|be|been|gets?|got) killed\b(?P<system> by (?:the )?(?:system|kernel|os\b))?",
     re.IGNORECASE,
@@ -108,13 +119,13 @@ def told_failure(text: str) -> OomMessage | None:
         is_lone = not head[sentence.end() :].strip()
         is_title = len(told.split()) < _TITLE_WORDS and not (found["loose"] and is_lone)
         is_plain = not found["loose"] or _ON_DEVICE.search(told) is not None
-        is_title |= len(told) <= _TITLE_CHARS and is_plain and not is_lone
+        is_title |= len(told) <= _TITLE_CHARS and is_plain and not (found["loose"] and is_lone)
         is_title &= not head[:start].strip()
         is_head = not found["loose"] and not before.strip("\"'`([{>*-: #")
         line = head[start : sentence.end()]
         is_plain = is_title or is_head or not found["loose"]
         is_told = reports_failure(told, before, line, is_report=is_title or is_head)
-        if is_told or (is_post and reports_failure(told, before, line, is_report=True)):
+        if is_told or (is_post and reports_failure(told, before, line, is_post=True)):
             line = head[start : found.end() + _MAX_TEXT].partition("\n")[0]
             message = replace(_message(found, told, head), text=" ".join(line.split()))
             if not (is_told or is_plain):
@@ -149,7 +160,8 @@ def _is_of_torch(around: str) -> bool:
 
 def _message(found: re.Match[str], told: str, head: str) -> OomMessage:
     """Make a sentence's message; whose memory it means is read from it and the text around it."""
-    named = found.group() if _ON_HOST.search(found.group()) else told
+    on_host = _ON_HOST.search(found.group())  # 内存 beside words for a GPU is the GPU's
+    named = found.group() if on_host and on_host.group() != "内存" else told
     is_on_device = _ON_DEVICE.search(named) is not None
     around = head[max(0, found.start() - 700) : found.end() + 700]
     # The system kills for its own memory; for the GPU's memory a program gets an error.
@@ -164,7 +176,7 @@ def _message(found: re.Match[str], told: str, head: str) -> OomMessage:
         kind, sub_kind = DRIVER, "" if _ON_DEVICE.search(around) else "unread"
     return OomMessage(
         kind=kind,
-        backend="cpu" if is_on_host else "mps" if "metal" in around.lower() else "cuda",
+        backend="cpu" if is_on_host else "mps" if _ON_METAL.search(around) else "cuda",
         is_device_oom=not is_on_host,
         sub_kind=sub_kind,
         variant="told",

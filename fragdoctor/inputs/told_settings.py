@@ -18,8 +18,8 @@ MAX_CHARS: Final = 256 * 1024
 _NAME: Final = (
     r"(?:[\w.]{1,40}[._])?(?:micro_?)?batch[-_ ]?size(?:[-_ ]per[-_ ](?:gpu|device))?"
     r"|(?:samples|imgs|images)_per_(?:gpu|batch)|(?:\w{1,20}\.){0,2}ims_per_batch"
-    r"|\bbsz?(?=\s?=)|\bbatch(?= of [a-z1-9])|num[_ ](?:samples|images)"
-    r"|max[-_]tokens(?=\s{0,3}\d{4})|\bbatch(?==)"
+    r"|\bbsz?(?=\s?=)|\bbatch(?= of [a-z1-9])"
+    r"|num[_ ](?:samples|images)|max[-_]tokens(?=\s{0,3}\d{4})|\bbatch(?==)"
 )
 _OF_OTHER: Final = re.compile(r"(?i)eval|val[._-]|valid|test|infer|predict|sample_|total|global")
 _IN_WORDS: Final = {"one": 1, "two": 2, "four": 4, "eight": 8, "sixteen": 16}
@@ -75,6 +75,10 @@ _TRIED: Final = re.compile(
     rf"|\b(?:still (?:{_WORD} ){{0,2}}(?:when|after|if|with)|even (?:when|after|if|with)"
     rf"|no matter)\b[^.!?\n]{{0,40}}?\b(?:{_LESS}|minimal|tiny)\W{{1,3}}"
     rf"(?:{_WORD}\W{{1,3}}){{0,3}}?batch"
+    # who tried it and still asks has not been helped
+    rf"|\btried\b[^.!?\n]{{0,60}}\b{_LESS}\W{{1,3}}(?:{_WORD}\W{{1,3}}){{0,3}}?batch"
+    rf"(?![^.!?\n]{{0,60}}\b(?:works?|worked|helps?|helped|solve[sd]?|fixe[sd])\b)"
+    rf"|\bbesides? {_LESS}\W{{1,3}}(?:{_WORD}\W{{1,3}}){{0,2}}?batch"
     rf"|no executable batch size found"
     rf"|\bstill (?:{_WORD} ){{0,3}}(?:when|with|if) (?:the |a )?batch\W?size\b"
 )

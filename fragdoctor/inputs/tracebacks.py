@@ -143,7 +143,7 @@ def _with_frames_of_repeat(message: OomMessage, later: Sequence[OomMessage]) -> 
 def _blocks(
     text: str, offsets: Sequence[int]
 ) -> Iterator[tuple[int, tuple[list[TracebackFrame], bool, str]]]:
-    """Yield each message line's frames and the last lines above it, by the same writer only."""
+    """Yield each message line's frames and the last lines above it, by the same writer or none."""
     written: dict[int | None, list[str]] = {}
     end = 0
     for offset in offsets:
@@ -160,7 +160,9 @@ def _blocks(
         above = written.pop(writer, [])[-_MAX_LINES:]
         block, is_in_handler = _last_block(above)
         frames = list(_frames(block)) or list(_lone_source(above[:-1]))
-        said = _folded(_told_before(above, len(block)))[-_MAX_AROUND:]
+        # What no rank wrote is told of all of them.
+        by_none = written.get(None, [])[-_AROUND_LINES:] if writer is not None else []
+        said = _folded([*by_none, *_told_before(above, len(block))])[-_MAX_AROUND:]
         yield offset, (frames, is_in_handler, said)
 
 

@@ -25,8 +25,8 @@ GPU_TABLE: Final = "gpu-table"
 
 TRAINING: Final = (
     r"(?:(?<![a-z])(?<!pre[-_])(?<!without )(?<!not )train(?!ed (?:model|on|weights|network))"
-    r"|pretrain(?!ed)|train(?:er|loop)\b|fine-?tun|(?<![\w-])epoch|dreambooth|backward|learning.rate"
-    r"|optimi[sz]er|\blosse?s?\b|训练|微调|学習|학습)"
+    r"|pretrain(?!ed)|train(?:er|loop)\b|fine[- ]?tun|(?<![\w-])epoch|dreambooth|backward"
+    r"|learning.rate|optimi[sz]er|\blosse?s?\b|训练|微调|学習|학습)"
 )
 """Words that people and programs only use about training."""
 
@@ -224,6 +224,11 @@ class ToldSettings(Struct, frozen=True):
     smaller_samples: Sequence[str] = ()
     n_gpus: int = 1
     free_gpu: int | None = None
+
+    @property
+    def batch_cannot_shrink(self) -> bool:
+        """Whether a smaller batch is no advice: it is one already, or less did not help."""
+        return self.batch_size == 1 or self.is_smaller_batch_tried
 
 
 class OomLog(Struct, frozen=True):

@@ -187,6 +187,10 @@ def _mac(name: str) -> GpuModel | None:
     return GpuModel(f"{chip}-{gib}g", title, int(share * gib * GIB), MAC_SOURCE, "apple")
 
 
+CARDS: Final = (
+    r"(?:[ahv][1-8]00|h20|p100|[tl]4|l40s?|l20|a10g?|a[346]0(?:00)?|[1-5]0[5-9]0(?: ?ti)?)"
+)
+"""Pattern for the names of common cards as people write them, without regard to case."""
 SIZED: Final = regex(r"\d{1,7} ?(?:gi?b?|mi?b)", re.ASCII)
 _NUMBERS: Final = {"two": "2", "four": "4", "eight": "8", "sixteen": "16"}
 _SEVERAL: Final = regex(

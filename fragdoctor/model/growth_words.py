@@ -12,14 +12,15 @@ _GAP: Final = r"[^.!?;\n。\uff01\uff1f]{0,24}?"
 _MEMORY: Final = r"\b(?:(?:gpu|cuda|cpu|host|system)[ -]){0,2}(?:memory|v?ram)\b"
 _RISING: Final = (
     r"(?:(?:incre(?:as|ment)|gr[eo]w|ris(?:es?|ing)|climb|creep)\w{0,5}"
-    r"|(?<!gradient )accumulat(?:es?|ed|ing)|pil(?:es?|ed|ing) up)"
+    r"|(?<!gradient )accumulat(?:es?|ed|ing)|(?:pil(?:es?|ed|ing)|add(?:s|ed|ing)?) up)"
 )
 _LANGUAGES: Final = (
     (  # English
-        rf"{_MEMORY}|\busage\b",
+        rf"{_MEMORY}|\b(?:usage|consumption)\b",
         (
             r"\b(?:(?:ceaseless|gradual|stead|continu|constant|slow|unlimit)\w{0,5}|keeps?|kept|each"
-            r"|every|(?:over|some) time|until|till|without reducing"
+            r"|every|(?:over|some) time|until|till|up to out|without (?:reducing|stop\w*)"
+            r"|as (?:the )?(?:\w+ )?(?:iteration|step|epoch|training)s?"
             r"|(?:with|more) (?:the |more )?(?:iteration|step|epoch)s?)\b"
         ),
         rf"\b{_RISING}\b(?!-)",

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from fragdoctor.lazy import regex
 from fragdoctor.model.case import OomMessage, ToldSettings
-from fragdoctor.model.gpus import known_gpu
+from fragdoctor.model.gpus import CARDS, known_gpu
 from fragdoctor.model.measures import ADAPTER, OFFLOADING, SHARDED_WEIGHTS, SHARDING, STATE_8BIT
 from fragdoctor.rules.traceback_signs import sign_of
 from fragdoctor.units import GIB, format_size
@@ -50,8 +50,8 @@ _PASSED: Final = regex(
 )
 """How bars and lines of a log show steps that were taken: what all steps need does fit."""
 _CARD: Final = regex(
-    r"(?i)\b(?:[ahv][1-8]00|h20|p100|[tl]4|l40s?|a10g?|a[346]0(?:00)?|[1-5]0[5-9]0(?: ?ti)?)"
-    r"(?!\d)(?:[\s(\uff08*x_-]{0,3}(?:sxm|pcie)?[\s(\uff08*x_-]{0,3}(?P<size>\d{1,3}) ?G)?"
+    rf"(?i)\b{CARDS}(?!\d)"
+    r"(?:[\s(\uff08*x_-]{0,3}(?:sxm|pcie)?[\s(\uff08*x_-]{0,3}(?P<size>\d{1,3}) ?G)?"
 )
 _SIZED: Final = regex(
     r"(?i)(?<![\d.])(?P<size>\d{1,3}) ?G(?:i?B|igs?)?(?:\W{1,3}(?:of ?)?)?"

@@ -228,11 +228,9 @@ def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
     if named and _search(rf"\b(?:{named})\b", message.said):
         return True  # found in lines that no longer have the form of a traceback
     share = (message.requested_bytes or 0) / (message.total_bytes or float("inf"))
-    is_of_history = sign.name in (GROWTH, LATE, RAN_BEFORE)
+    is_of_history = sign.name in (GROWTH, LATE)
     if is_of_history and (share > LARGE_SHARE or _search(_BATCH_HELPS, message.said)):
         return True
-    if sign.name == RAN_BEFORE and message.allocated_bytes is not None:
-        return True  # the figures say more
     is_beyond = share > 1
     return is_beyond and sign.is_surrounding and sign.is_of_batch
 
@@ -253,7 +251,7 @@ _RUNS_MODEL: Final = r"\bupscal|super.?resol|\btranscrib|\binference\b|推理"
 _FAILS: Final = (
     r"(?:\b(?:errors?|fail\w*|crash\w*|oom\w*|out of (?:\w+ )?(?:memory|vram)"
     r"|issues?|problems?|run(?:s|ning)? out|ran out|explod\w+|overflow\w*|occur\w*|stops"
-    r"|aris\w+|happens?|spikes?|goes wrong)\b)"
+    r"|aris\w+|happens?|spikes?|goes wrong)\b|失败|报错|溢出|爆)"
 )
 """What people say of a failure."""
 
@@ -268,12 +266,13 @@ def _in_clause(words: str) -> str:
 _MERGES: Final = (
     r"\b(?:merg(?:e|ing) (?:[a-z]{1,12} ){0,3}(?:q?lora|adapters?)|(?:lora|adapter) merg(?:e|ing))"
 )
+_SAVES: Final = r"(?:\bsav(?:e|es|ed|ing)(?:\b|_(?:checkpoint|model|pretrained|state)))"
 _TESTS: Final = (
     r"(?:(?<![\w./-])|(?<=trainer\.))(?<!cross[ -])(?:eval(?:uat(?:e|es|ed|ing|ions?))?"
     r"|val(?:idat(?:e|es|ing|ions?))?"
     r"|(?:to|in|at|after|during|while|when|the|running) test(?:ing)?"
     r"|tests? (?:step|phase|stage|time|loop|epoch)"
-    r"|(?:in|at|during|while|when|the|saving) predict(?:ing|ions?))"
+    r"|(?:in|at|during|while|when|the|saving) predict(?:ing|ions?)|评估|验证|测试)"
     r"(?:\(\))?(?![\w/(=-]|\.\w| (?:(?:is|was|works?|runs|went|goes) (?:\w+ )?"
     r"(?:ok|okay|fine|well|normal)|different|various|with\b))"
 )
@@ -359,27 +358,12 @@ _FIRST: Final = r"(?:\b(?:gpu|gup|cuda|device)[ :_-]{0,2}0\b(?!;| has a)|\b(?:0|
 _ON_FIRST: Final = (
     rf"{_FIRST}[^.;\n(]{{0,40}}\b(?:more|much|most|first|unbalanced|alone)\b"
     r"|\b(?:more|most|all|every|each|only|other gpus|process(?:es)?)\b[^.;\n(]{0,60}"
-    rf"\b(?:on|in|to|of) ?(?:the )?{_FIRST}"
+    rf"\b(?:on|in|to|of|onto) ?(?:the |physical )?{_FIRST}"
+    r"|\b(?:all|each|every|workers?|process(?:es)?|ranks?)\b[^.\n]{0,60}\b(?:on|in|to|onto) "
+    r"(?:the )?(?:one|same|single) (?:gpu|device|card)\b"
     r"|\b(?:un|im)balanced[^.\n]{0,40}\b(?:gpu|memory)|\bmemory[^.\n]{0,60}n(?:o|')t average\b"
 )
 """The ways in which people say that one of several GPUs, mostly the first, holds more."""
-
-_EARLIER: Final = (
-    r"(?:before|yesterday|(?:last|earlier|previous) (?:week|month|time|version)|previously|earlier"
-    r"|for (?:weeks|months|(?:a |one )?years?)"
-    r"|(?:with|in|on|under) (?:\w{1,12} )?v?\d{1,2}\.\d[\d.]{0,6}(?:\+\w+)?)(?!\w)"
-)
-_RAN_WELL: Final = (
-    r"(?:worked|ran|trained|(?:was|were|been|is) (?:\w+ )?(?:working|running|training|fine|ok)"
-    r"|used to (?:work|run|train|be)|no (?:previous )?(?:problem|issue)s?"
-    r"|(?:could|able to|can) (?:run|train|generate)|runs? (?:ok|fine|well|perfectly))\b"
-)
-_RAN_BEFORE: Final = (
-    rf"(?:\b{_RAN_WELL}[^.!?\n]{{0,50}}\b{_EARLIER}|\b{_EARLIER}[^.!?\n]{{0,50}}\b{_RAN_WELL}"
-    r"|\beverything used to work|\b(?:after|since) (?:\w+ ){0,2}?(?:upgrad|updat)(?:ing|es?\b)"
-    r"|(?:之前|以前|昨天)\S{0,6}(?:可以|能|都|还|正常)|以前は|동일한 (?:파라미터|설정))"
-)
-"""The ways in which people say that the same thing ran before."""
 
 LOADING_WEIGHTS: Final = "loading-weights"
 VAE: Final = "vae-decode"
@@ -389,7 +373,6 @@ ATTENTION_SCORES: Final = "attention-scores"
 INFERENCE: Final = "inference"
 GROWTH: Final = "growth"
 LATE: Final = "later-step"
-RAN_BEFORE: Final = "ran-before"
 LARGE_SHARE: Final = 0.25
 """A request of more than this share of the device fails by its own size, whatever grew before."""
 
@@ -433,8 +416,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             # fairscale 0.4, optim/oss.py; torch 1.8 to 2.13, distributed/optim
             Place(functions="consolidate_state_dict"),
         ),
-        in_words=r"(?is)\A(?=.*\bfsdp\b)(?=.*(?:\bsav(?:e|es|ing)\b.{0,40}"
-        r"\b(?:checkpoint|model|state)|\b(?:checkpoint|model|state)\b.{0,20}\bsav(?:e|es|ing)\b))",
+        in_words=rf"(?is)\A(?=.*(?:\bfsdp\b|\bzero[- ]?(?:stage[- ]?)?3)).*{_in_clause(_SAVES)}",
         intro=r"/fsdp/(?:_state_dict_utils|fully_sharded_data_parallel)\.py"
         r"|Failed to clone\(\) tensor with name",
     ),
@@ -518,11 +500,12 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "of it; move a model that waits to the CPU (.to('cpu')), or store them in fewer bits",
         why="A model stays on the GPU for as long as one name holds it, whether it runs or not.",
         # torch 2.13, docs/source/notes/faq.rst; vllm 0.8, entrypoints/llm.py: sleep()
-        in_words=r"(?i)\b(?:another|second|next|new) (?:\w+ )?model\b[^.\n]{0,60}\bafter\b"
+        in_words=r"(?is)\A(?!.*\b(?:workers|ranks)\b).*"
+        r"(?:\b(?:another|second|next|new) (?:\w+ )?model\b[^.\n]{0,60}\bafter\b"
         r"|\bafter (?:\w+ ){0,3}(?:exit|delet|unload|switch)\w*[^.\n]{0,40}\bmodels?\b"
         r"|\b(?:both|two|2|three|3|multi\w*|several|all) (?:\w+ )?"
         r"(?:models?|pipelines|llms?|tasks?)\b[^.\n]{0,60}"
-        r"\b(?:same|one|single) (?:gpu|server|card|device|time|process)",
+        r"\b(?:same|one|single) (?:gpu|server|card|device|time|process))",
     ),
     TracebackSign(
         name=LOADING_WEIGHTS,
@@ -540,8 +523,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         r"|(?i:(?:\b(?:try|trying|tried|fail\w{0,3}|unable|can(?:no|')t)(?: to)? load\b"
         rf"|{_in_clause('(?:when|while) loading')})"
         r"(?!.{0,40}(?:data|image|checkpoint|batch|sample|video|file)))",
-        intro=r"Node Type:\W{0,8}\w*Load(?:er|\b)|\bERROR lora\b|Patching LoRAs"
-        r"|modules are dispatched on the CPU",
+        intro=r"Node Type:\W{0,8}\w*Load(?:er|\b)|\bERROR lora\b|modules are dispatched on the CPU",
         # torch 2.13, torch/nn/modules/module.py; transformers 4.30 to 5.0, modeling_utils.py;
         # accelerate 1.10, utils/modeling.py; ComfyUI 0.3, comfy/model_patcher.py and execution.py;
         # vllm 0.11, model_executor/model_loader; sglang 0.4, model_executor/model_runner.py
@@ -560,11 +542,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 named=r"^_?(?:fast_)?load_(?:\w{1,40}_)?(?:model|pipeline|transformer|weight)s?$"
             ),
             Place(code=r"\b(?:load_model|from_pretrained)\("),
-            Place(
-                file=r"/(?:vllm|sglang)/",
-                functions="load_model initialize_model _initialize_model load_weights "
-                "create_weights",
-            ),
             # a traceback that was cut above torch's own frames
             Place(
                 code=r"\b(?:model|module|net|pipe)\w*\.(?:to|cuda)\(|\bensure_model_loaded\("
@@ -803,7 +780,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 code=r"gather",
             ),
         ),
-        in_words=rf"(?is)\A(?=.*(?:train|parallel|torchrun|\bddp|\brank|训练)).*(?:{_ON_FIRST})",
+        in_words=r"(?is)\A(?=.*(?:train|parallel|torchrun|\bddp|\brank|\bworkers?\b|processes|训练))"
+        rf".*(?:{_ON_FIRST})",
     ),
     # ---- optimizers ----
     TracebackSign(
@@ -901,6 +879,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "with a map of counts beside it; the network only ever sees one window.",
         # monai 0.2 to 1.5, inferers/utils.py and inferer.py
         places=(Place(file=r"/monai/inferers/", is_last=True),),
+        in_words=r"(?is)\bsliding_window_inference\b|\bsw_batch|\bmonai\b.*\bsliding.window",
         intro=r"sliding_window_inference\s+(?:count_map|output_image)|(?:count_map|output_image\w*)"
         r"(?:\.append\(| ?= ?)torch\.zeros\(",
     ),
@@ -982,13 +961,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         why="The cache of keys and values grows with every token of prompt and answer, "
         "for each beam and sequence.",
         # transformers 4.20 to 4.57, generation/utils.py and cache_utils.py
-        places=(
-            Place(file=r"/transformers/(?:generation/|cache_utils\.py$)"),
-            # a cache that is made for the whole context at once
-            Place(
-                code=r"\bcache = \w*Cache\w*\(|\bkey_(?:states|cache)\w* = torch\.(?:zeros|empty)\("
-            ),
-        ),
+        places=(Place(file=r"/transformers/(?:generation/|cache_utils\.py$)"),),
     ),
     TracebackSign(
         name="evaluation",
@@ -1015,7 +988,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 functions="evaluation_loop prediction_loop prediction_step evaluate "
                 "_evaluation_step validation_step _run_sanity_check validate test test_epoch"
             ),
-            Place(file=r"(?:^|/)evaluation/"),
             Place(
                 code=r"(?:(?<![\w.])|\bself\.)(?:(?:val|eval)_\w+|(?:validat|evaluat)(?:e|ion)"
                 r"(?:_\w+)?)\("
@@ -1054,18 +1026,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "speed.",
         # NVIDIA's driver for Windows since 536.40; support answer 5490
         in_words=r"[Ss]hared GPU memory|[Ss]ysmem [Ff]allback",
-    ),
-    TracebackSign(
-        name=RAN_BEFORE,
-        doing="though the same ran before",
-        is_surrounding=True,
-        title="Find what changed since it last worked",
-        change="what else is on the GPU now: nvidia-smi before the start lists other programs, and "
-        "what an earlier run has left; versions of the program, PyTorch and the driver: go back to "
-        "those that ran; larger or longer inputs than then",
-        why="What fitted once fits again if nothing else changed.",
-        # torch 2.13, docs/source/notes/faq.rst: memory isn't freed properly
-        in_words=rf"(?is){_RAN_BEFORE}",
     ),
     TracebackSign(
         name=LATE,
@@ -1118,7 +1078,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             Place(functions="infer inference predict upscale transcribe enhance generate detect"),
             Place(code=r"\.(?:infer|inference|predict|upscale|transcribe|enhance|generate)\("),
         ),
-        intro=r"\bvideo \d{1,6}/\d{1,6} \(frame \d",
         in_words=rf"(?is){_RAN}|{_in_clause(f'(?:{_RUNS_MODEL})')}|{_ONLY_RUNS}",
     ),
 )

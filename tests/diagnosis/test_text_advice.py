@@ -213,16 +213,62 @@ def test_step_at_the_start_is_not_compared_with_others(said):
     assert "that earlier steps did not" not in first_of(said)[1].title
 
 
-def test_what_ran_before_is_asked_what_changed():
-    _, first = first_of("It worked fine yesterday. Today the same training gets CUDA OOM errors.")
+@pytest.mark.parametrize(
+    "said",
+    [
+        "I have tried every way of reducing the batch",
+        "Is there a way besides reducing the batch size?",
+    ],
+)
+def test_smaller_batch_that_was_tried_is_not_advised(said):
+    _, first = first_of(f"I train it.\n{said}.\n{FULL}")
 
-    assert first.title == "Find what changed since it last worked"
-    assert "nvidia-smi" in first.change
-    assert "batch" in first.change
+    assert "batch" in first.title
+    assert first.title.startswith(("Checkpoint", "Use less for one"))
 
-    _, first = first_of(f"It worked fine yesterday.\n{FULL}")  # figures say more
 
-    assert first.title != "Find what changed since it last worked"
+def test_batch_that_cannot_shrink_is_no_advice_for_a_later_step_either():
+    said = "batch_size=1. After 5000 iterations of training: CUDA out of memory. Why?"
+    _, first = first_of(f"{said}\n")
+
+    assert "earlier steps did not" in first.title
+    assert "lower" not in first.change
+
+
+def test_smaller_batch_that_helped_is_advised():
+    _, first = first_of(f"I train it. I tried reducing the batch, which works.\n{FULL}")
+
+    assert first.title.startswith("Use a smaller batch")
+
+
+def test_what_is_said_above_the_lines_of_ranks_is_told_of_them():
+    full = FULL.replace("RuntimeError", "torch.OutOfMemoryError")
+    _, first = first_of(f"I train it. The evaluation fails.\n[rank1]: {full}")
+
+    assert first.title.startswith("Evaluate")
+
+
+def test_pipeline_keeps_no_graph():
+    code = traceback(("run.py", "video = pipe(prompt=prompt, num_frames=49)"))
+    _, first = first_of(f"{code}{FULL}")
+
+    assert "gradients" not in first.title
+
+
+def test_bare_metal_is_no_mac():
+    _, first = first_of("Training runs out of memory on bare metal Linux with an 8 GB GPU.\n")
+
+    assert "Activity Monitor" not in first.change
+
+
+def test_array_that_the_host_cannot_hold_is_named():
+    said = (
+        "numpy.core._exceptions._ArrayMemoryError: Unable to allocate 5.00 GiB for an array with "
+        "shape (20, 256, 512, 512) and data type float32\n"
+    )
+    _, first = first_of(said)
+
+    assert "5.00 GiB is one NumPy array" in first.change
 
 
 def test_what_a_text_has_on_already_is_not_advised():
@@ -281,13 +327,6 @@ def test_who_trains_inside_a_user_interface_gets_words_for_training():
 
     assert "latent node" in first_of(text.format("KSampler"))[1].change
     assert "with sd-scripts: lower --train" in first_of(text.format("FluxTrainLoop"))[1].change
-
-
-def test_name_of_a_model_among_arguments_is_not_the_program():
-    text = "CUDA error: out of memory in torch, txt2img(inputs=('dog', 'RealESRGAN_x4plus'))\n"
-
-    assert "--tile" not in first_of(text)[1].change
-    assert "--tile" in first_of(text.replace("'Real", "Real"))[1].change
 
 
 def test_request_as_large_as_all_that_is_live_is_a_copy_of_the_model():
@@ -366,13 +405,11 @@ SAID = {
     "--kv-cache-dtype fp8 is not set: vllm serve m": "--gpu-memory-utilization",
     "cfg.SOLVER.IMS_PER_BATCH = 8": "SOLVER.IMS_PER_BATCH",
     "A: 2.82 GB, R: 2.90 GB, Sys: 3.8/3.8 GB (99.7%)": "width and height",
-    "masks = SamAutomaticMaskGenerator(sam)": "points_per_batch",
     "ERROR 03-13 09:00:43 [core.py:330] the engine failed": "--gpu-memory-utilization",
     "ZeRO stage: 2, micro batch 2": "train_micro_batch_size_per_gpu",
     "pipe = FluxPipeline.from_pretrained(name)": "num_images_per_prompt",
     "actor_rollout_ref.actor.strategy=fsdp": "ppo_micro_batch_size_per_gpu",
     "torchrun pretrain_gpt.py --bf16": "--micro-batch-size",
-    "RealESRGAN_x4plus": "--tile",
     "ESPnet 202301": "batch_bins",
     "nnUNetv2_train 7 3d_fullres 0": "-gpu_memory_target",
     "I use YOLOv8 of ultralytics": "imgsz",
@@ -1977,12 +2014,6 @@ def test_growth_in_a_server_is_met_by_its_options():
     _, first = first_of("vLLM: memory keeps growing with each request until CUDA out of memory\n")
 
     assert "--gpu-memory-utilization" in first.change
-
-
-def test_version_that_ran_is_what_changed():
-    _, first = first_of("CUDA out of memory since 3.1.1. No issue in 3.1.0, I generate images.\n")
-
-    assert first.title == "Find what changed since it last worked"
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,14 @@ TOLD = (
     "same here, 24 GB and out of GPU memory",
     "Did you meet CUDA_OUT_OF_MEMORY here",
     "On a longer video I encounter an `OutOfMemoryError` on my device.",
+    "It went out of memroy on the GPU.",
+    "The error is _out of memeory_ on CUDA.",
+    "running into oom on a 3090 with the default config",
+    "After an hour the GPU memory simply runs out.",
+    "一张A800还会oom",
+    "训到三百步就OOM了, 用的是 GPU",
+    "I faced OutofMermoryError on my GPU.",
+    "There is a CUDA errror, it failed to allocate memory.",
 )
 EXPLAINED = (
     "If you see an out of memory error, reduce the batch.",
@@ -96,6 +104,11 @@ def test_explanation_is_no_failure(text: str) -> None:
         "VRAM spikes at the end. Could I have an option for the CPU?",
         "I use 8 cards. The GPU load is unbalanced. How can I fix that?",
         "为什么 CUDA outof memory",
+        "It could be a leak, since the GPU memory is growing with each epoch. Any ideas?",
+        "Your method should fit, but it may run out of GPU memory here. Thanks!",
+        "There is a memory error on CUDA. What should I do?",
+        "The VRAM is not enough, what should I do",
+        "Has anyone seen that the GPU memory would keep increasing?",
     ],
 )
 def test_whoever_asks_for_help_tells_of_a_failure(text: str) -> None:
@@ -121,9 +134,11 @@ def test_sentence_says_whose_memory_it_was() -> None:
         "My CPU RAM grows until it is out of memory.": ("host-ram", ""),
         "The session crashed because of a lack of RAM.": ("host-ram", ""),
         "The job fails with 内存不足.": ("host-ram", ""),
+        "每张卡的内存都不够, OOM 报错.": ("driver-no-figures", ""),
         "GPU RAM keeps growing until it crashes.": ("driver-no-figures", ""),
         "The job ran out of memory.": ("driver-no-figures", "unread"),
         "It throws a CUDA out of memory error.": ("pytorch-caching-allocator", "figures-lost"),
+        "[Bug]: OutOfMemoryError on a GPU.": ("pytorch-caching-allocator", "figures-lost"),
         "I train it, and get CUDA OOM errors.": ("pytorch-caching-allocator", "figures-lost"),
         "I try to fine-tune it, but out of memory.": ("pytorch-caching-allocator", "figures-lost"),
         "In training it goes OOM; memory grows.": ("driver-no-figures", "unread"),

@@ -52,9 +52,7 @@ def _in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Iter
         own = with_monitor_of(case.backend, proposal.recommendation.change)
         one = proposal.saying(change=own)
         change = CHANGES.get(one.recommendation.code)
-        is_told = change is Change.BATCH and (
-            case.told.batch_size == 1 or case.told.is_smaller_batch_tried
-        )
+        is_told = change is Change.BATCH and case.told.batch_cannot_shrink
         if change is Change.CHECKPOINT and case.runs_only:
             continue
         if change is None or one.is_rejected or is_told:

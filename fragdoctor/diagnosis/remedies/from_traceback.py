@@ -13,7 +13,6 @@ from fragdoctor.diagnosis.bench import Attempt
 from fragdoctor.diagnosis.remedies.framework_words import ROOM_FOR_STEPS, words_in
 from fragdoctor.diagnosis.remedies.less_at_once import (
     fewer_bytes,
-    less_of_batch,
     less_to_run,
 )
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal, Remedy, Weight, proposes
@@ -29,7 +28,6 @@ from fragdoctor.rules.traceback_signs import (
     INFERENCE,
     KEPT_BY_REQUESTS,
     LATE,
-    RAN_BEFORE,
     SERVER_STEP,
     VAE,
     TracebackSign,
@@ -52,9 +50,6 @@ def _said(case: JudgedCase, sign: TracebackSign, message: OomMessage) -> tuple[s
     if sign.name == INFERENCE:
         is_served = any(f.name in SERVERS for f in case.frameworks)
         return (ROOM_FOR_STEPS, change) if is_served else less_to_run(case)
-    if sign.name == RAN_BEFORE:
-        less = less_of_batch(case) if case.trains else less_to_run(case)
-        return sign.title, f"{sign.change}; otherwise {less[1]}"
     if sign.name == LATE:
         return _of_later_step(case, sign, message)
     if sign.name == GROWTH:
@@ -74,7 +69,8 @@ def _of_growth(case: JudgedCase, sign: TracebackSign, message: OomMessage) -> tu
             return ROOM_FOR_STEPS, batch  # its users cannot change what it keeps
         return "Keep nothing on the GPU from one input to the next", KEPT_BY_REQUESTS
     if batch and any(f.name in OWN_LOOPS for f in case.frameworks):
-        return "Cap the largest batch, and keep nothing in your own callbacks", f"{batch}; {CAPPED}"
+        change = CAPPED if case.told.batch_cannot_shrink else f"{batch}; {CAPPED}"
+        return "Cap the largest batch, and keep nothing in your own callbacks", change
     if NUMBERS in case.told.in_use:
         return "Find what else is kept from step to step", sign.change
     return sign.title, sign.change
@@ -92,7 +88,7 @@ def _of_later_step(case: JudgedCase, sign: TracebackSign, message: OomMessage) -
     if not (case.trains or re.search(STEPS, message.said)):
         title = "Keep nothing on the GPU from one input to the next, and limit its length"
         return title, f"{KEPT_BY_REQUESTS}; {fewer_bytes(case)}"
-    if case.told.is_smaller_batch_tried:
+    if case.told.batch_cannot_shrink:
         return sign.title, sign.change
     batch = words_in(case, Change.BATCH) or "a lower batch size makes room for all of these"
     return sign.title, f"{sign.change}; {batch}"

@@ -106,11 +106,12 @@ def _changes(case: JudgedCase, message: OomMessage) -> Iterator[str]:
         yield _FEWER_WORKERS
     if is_seen_to_grow(message):
         yield _KEEP_LESS
-    if (message.requested_bytes or 0) >= HUGE_ON_HOST_BYTES:
-        size = format_size(message.requested_bytes)
+    is_array, asked = message.variant == "numpy", message.requested_bytes
+    if asked is not None and (is_array or asked >= HUGE_ON_HOST_BYTES):
         yield (
-            f"a smaller input, tile or batch: {size} is one tensor on the CPU; print its shape at "
-            "the failing line"
+            f"a smaller input, tile or batch: {format_size(asked)} is one "
+            f"{'NumPy array' if is_array else 'tensor on the CPU'}; print its shape at the failing "
+            f"line{'; run fewer such processes at a time' if is_array else ''}"
         )
     if message.variant == "slurm" or _OF_CONTAINER.search(message.text):
         yield f"{LIMIT_CHANGE}; then {HOST_CHANGE}"

@@ -96,7 +96,7 @@ def _is_of_own_code(case: JudgedCase) -> bool:
 
 
 GRADIENTS_OFF: Final = "Run the model without gradients"
-_OFF: Final = regex(r"no_grad|inference_mode|set_grad_enabled|enable_grad|\bgenerate\(")
+_OFF: Final = regex(r"no_grad|inference_mode|grad_enabled|enable_grad|\bgenerate\(|\bpipe\w*\(")
 
 
 def without_graph(case: JudgedCase) -> str:
@@ -171,7 +171,7 @@ def less_of_batch(case: JudgedCase) -> tuple[str, str]:
     told = case.told
     if told.raised and "batch" not in told.raised.lower():
         return f"Lower {told.raised} again", FITTED
-    if told.batch_size == 1 or told.is_smaller_batch_tried:
+    if told.batch_cannot_shrink:
         return _less_of_one(case, "the batch is already one" if told.batch_size == 1 else NO_HELP)
     if _names_big_model(case):
         return less_to_run(case)
