@@ -19,8 +19,8 @@ _LANGUAGES: Final = (
         rf"{_MEMORY}|\b(?:usage|consumption)\b",
         (
             r"\b(?:(?:ceaseless|gradual|stead|continu|constant|slow|unlimit)\w{0,5}|keeps?|kept|each"
-            r"|every|(?:over|some) time|until|till|up to out|without (?:reducing|stop\w*)"
-            r"|as (?:the )?(?:\w+ )?(?:iteration|step|epoch|training)s?"
+            r"|every|(?:over|some) time|until|till|up to out|without (?:reducing|stop\w{0,4})"
+            r"|as (?:the )?(?:\w{1,30} )?(?:iteration|step|epoch|training)s?"
             r"|(?:with|more) (?:the |more )?(?:iteration|step|epoch)s?)\b"
         ),
         rf"\b{_RISING}\b(?!-)",

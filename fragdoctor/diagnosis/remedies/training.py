@@ -278,6 +278,8 @@ class StepInBackward(SavingRemedy):
         run = case.training
         if run is None or not len(run.optimizer[0]) or not len(run.gradient_row):
             return ()
+        if not run.n_whole_steps:  # nothing shows a forward pass beside the optimizer's state
+            return ()
         return (step_in_backward(run.gradient_row, run.temporary_row),)
 
 
