@@ -1,0 +1,247 @@
+"""What a program decides by a number or a truth value that was read from a GPU, as its source says.
+
+Such a value is made up, so it must not be what decides how much memory the program needs: errors do
+not occur, a loop goes on until it shows nothing new, and of two sides of a branch each is taken.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from collections.abc import Iterator, Sequence
+from functools import cache, lru_cache
+from itertools import islice
+from opcode import opname
+from types import CodeType
+from typing import Final, Literal, NamedTuple
+
+_FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_COMPOUND: Final = (ast.If, ast.For, ast.While, ast.Try, ast.With, ast.Match)
+_EXITS: Final = frozenset({"exit", "quit", "_exit"})
+_SAYS: Final = frozenset({
+    "print", "format", "write", "item", "log", "debug", "info", "warning", "warn", "error"
+})  # fmt: skip
+_TESTS: Final = ("POP_JUMP", "JUMP_IF", "TO_BOOL", "UNARY_NOT", "EXTENDED_ARG")
+
+
+class Decision(NamedTuple):
+    """What a value decides.
+
+    Attributes:
+        kind: whether there is an error, whether a loop goes on, which side of a branch is taken, or
+            how many rounds a loop has.
+        line: the first line of the loop or the branch.
+        value: the truth value without an error, with which the loop goes on, or with which the side
+            that does more is taken.
+        is_bounded: whether the loop also ends otherwise.
+        has_both: whether both sides of the branch do something.
+    """
+
+    kind: Literal["error", "loop", "branch", "count"]
+    line: int
+    value: bool = True
+    is_bounded: bool = False
+    has_both: bool = False
+
+
+class _Source:
+    """The expressions of a file by their place, and the parents of all nodes."""
+
+    def __init__(self, filename: str) -> None:
+        self.at: dict[tuple[int | None, ...], ast.expr] = {}
+        self.parents: dict[ast.AST, ast.AST] = {}
+        try:
+            tree = ast.parse("".join(linecache.getlines(filename)))
+        except (SyntaxError, ValueError, RecursionError):
+            return
+        for node in ast.walk(tree):
+            if isinstance(node, ast.expr):
+                place = (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)
+                self.at.setdefault(place, node)
+            for child in ast.iter_child_nodes(node):
+                self.parents[child] = node
+
+    def read_at(self, code: CodeType, instruction: int) -> ast.expr | None:
+        """Return the expression whose value is read at an instruction, or tested by it."""
+        number = instruction // 2
+        while opname[code.co_code[2 * number]].startswith(_TESTS):
+            number -= 1  # what made the value comes before its test
+        return self.at.get(next(islice(code.co_positions(), number, None), ()))
+
+    def above(self, node: ast.AST) -> Iterator[ast.AST]:
+        """Yield a node and those around it in its function, the innermost first."""
+        found: ast.AST | None = node
+        while found is not None and not isinstance(found, _FUNCTIONS):
+            yield found
+            found = self.parents.get(found)
+
+    def loop_around(self, node: ast.AST) -> ast.For | ast.While | None:
+        """Return the innermost loop whose body has a node."""
+        inner = node
+        for above in self.above(node):
+            if isinstance(above, ast.For | ast.While) and inner in above.body:
+                return above
+            inner = above
+        return None
+
+    def loop_over(self, node: ast.AST, flag: str) -> ast.For | None:
+        """Return the first loop in a node's function whose items a name is used to make."""
+        *_, outermost = self.above(node)
+        around = self.parents.get(outermost, outermost)
+        loops = (one for one in ast.walk(around) if isinstance(one, ast.For))
+        return next((one for one in loops if _has(one.iter, flag)), None)
+
+    def after(self, statement: ast.stmt) -> list[ast.stmt]:
+        """Return the statements that follow one in its block."""
+        for _, block in ast.iter_fields(self.parents[statement]):
+            if isinstance(block, list) and statement in block:
+                return block[block.index(statement) + 1 :]
+        return []
+
+
+_source_of: Final = lru_cache(maxsize=16)(_Source)
+
+
+@cache
+def count_decision(code: CodeType, instruction: int) -> Decision | None:
+    """Return the loop that a whole number read at an instruction gives its rounds, if any."""
+    source = _source_of(code.co_filename)
+    inner: ast.AST | None = source.read_at(code, instruction)
+    for above in [] if inner is None else source.above(inner):
+        match above:
+            case ast.For(iter=iterable) if iterable is inner:
+                return Decision("count", above.lineno)
+            case ast.Assign(targets=[ast.Name(id=flag)]):
+                loop = source.loop_over(above, flag)
+                return None if loop is None else Decision("count", loop.lineno)
+        inner = above
+    return None
+
+
+@cache
+def decision(code: CodeType, instruction: int, *, compares: bool) -> Decision | None:
+    """Return what the truth value that is read at an instruction decides, if that is known.
+
+    Args:
+        code: the code that reads it.
+        instruction: the instruction that does.
+        compares: whether it is the result of comparing numbers, else it may be any truth value.
+    """
+    source = _source_of(code.co_filename)
+    node: ast.AST | None = source.read_at(code, instruction)
+    if node is None or (compares and not isinstance(node, ast.Compare)):
+        return None
+    value, others = True, list[ast.expr]()
+    while True:
+        above = source.parents.get(node)
+        match above:
+            case ast.UnaryOp(op=ast.Not()):
+                value = not value
+            case ast.BoolOp(values=values):
+                others += [one for one in values if one is not node]
+            case ast.Call(func=ast.Name(id="bool")):
+                pass
+            case _:
+                return _of_statement(source, above, node, others, value=value)
+        node = above
+
+
+def _of_statement(
+    source: _Source,
+    statement: ast.AST | None,
+    node: ast.AST,
+    others: Sequence[ast.expr],
+    *,
+    value: bool,
+) -> Decision | None:
+    found: Decision | None = None
+    match statement:
+        case ast.Assert(test=test) if test is node:
+            found = Decision("error", statement.lineno, value)
+        case ast.While(test=test) if test is node:
+            found = _of_loop(statement, [], others, value=value)
+        case ast.If(test=test) if test is node:
+            found = _of_branch(source, statement, value=value)
+        case ast.IfExp(test=test, body=body, orelse=orelse) if test is node:
+            found = _of_sides(statement.lineno, [body], [orelse], value=value)
+        case ast.Assign(targets=[ast.Name(id=flag)]):  # of the loop around it
+            loop = source.loop_around(statement)
+            if isinstance(loop, ast.While):
+                match loop.test:
+                    case ast.Name(id=name) if name == flag:
+                        found = _of_loop(loop, [], [], value=value)
+                    case ast.UnaryOp(op=ast.Not(), operand=ast.Name(id=name)) if name == flag:
+                        found = _of_loop(loop, [], [], value=not value)
+    return found
+
+
+def _of_loop(
+    loop: ast.For | ast.While,
+    left_by: Sequence[ast.stmt],
+    others: Sequence[ast.expr],
+    *,
+    value: bool,
+) -> Decision:
+    """Return the decision about a loop's end, which some of its code or its condition brings."""
+    nodes = {node for one in loop.body for node in ast.walk(one)}
+    nodes -= {node for one in left_by for node in ast.walk(one)}
+    is_left = any(isinstance(node, ast.Break | ast.Return) for node in nodes)
+    tests = [*others, *([loop.test] if isinstance(loop, ast.While) and left_by else [])]
+    is_tested = any(not isinstance(test, ast.Constant) for test in tests)
+    is_bounded = isinstance(loop, ast.For) or is_left or is_tested
+    return Decision("loop", loop.lineno, value, is_bounded)
+
+
+def _of_branch(source: _Source, branch: ast.If, *, value: bool) -> Decision | None:
+    rest = source.after(branch)
+    sides = [branch.body, branch.orelse]
+    for one, other in ((0, 1), (1, 0)):  # what follows is the other side of one that leaves
+        if _end(sides[one]) and not _end(sides[other]):
+            sides[other] = [*sides[other], *rest]
+    ends = [_end(side) for side in sides]
+    loop = source.loop_around(branch)
+    for number, end in enumerate(ends):
+        is_other = value == bool(number)
+        if isinstance(end, ast.Raise):
+            return Decision("error", branch.lineno, is_other)
+        leaves = [isinstance(one, ast.Break | ast.Return) for one in ends]
+        if loop is not None and leaves[number] and not all(leaves):
+            return _of_loop(loop, sides[number], [], value=is_other)
+    return _of_sides(branch.lineno, *sides, value=value)
+
+
+def _of_sides(
+    line: int, body: Sequence[ast.AST], orelse: Sequence[ast.AST], *, value: bool
+) -> Decision | None:
+    work, other = _work(body), _work(orelse)
+    if not (work or other):
+        return None
+    return Decision("branch", line, value == (work >= other), has_both=bool(work and other))
+
+
+def _end(side: Sequence[ast.stmt]) -> ast.stmt | None:
+    """Return the statement that leaves a side of a branch; None = the program goes on after it."""
+    for one in side:
+        if isinstance(one, ast.Break | ast.Return | ast.Continue | ast.Raise):
+            return one
+        if isinstance(one, ast.Expr) and isinstance(one.value, ast.Call):
+            if _name(one.value) in _EXITS:
+                return ast.Raise()
+        elif isinstance(one, _COMPOUND):
+            return None
+    return None
+
+
+def _work(side: Sequence[ast.AST]) -> int:
+    """Return how many calls there are in a side of a branch that do more than say something."""
+    found = [node for one in side for node in ast.walk(one) if isinstance(node, ast.Call)]
+    return sum(_name(call) not in _SAYS for call in found)
+
+
+def _name(call: ast.Call) -> str:
+    called = call.func
+    return called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+
+
+def _has(node: ast.expr, name: str) -> bool:
+    return any(isinstance(one, ast.Name) and one.id == name for one in ast.walk(node))
