@@ -10,7 +10,7 @@ import ast
 import linecache
 from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
-from itertools import islice
+from itertools import islice, pairwise
 from opcode import opname
 from types import CodeType
 from typing import Final, Literal, NamedTuple
@@ -84,13 +84,6 @@ class _Source:
             inner = above
         return None
 
-    def loop_over(self, node: ast.AST, flag: str) -> ast.For | None:
-        """Return the first loop in a node's function whose items a name is used to make."""
-        *_, outermost = self.above(node)
-        around = self.parents.get(outermost, outermost)
-        loops = (one for one in ast.walk(around) if isinstance(one, ast.For))
-        return next((one for one in loops if _has(one.iter, flag)), None)
-
     def after(self, statement: ast.stmt) -> list[ast.stmt]:
         """Return the statements that follow one in its block."""
         for _, block in ast.iter_fields(self.parents[statement]):
@@ -106,15 +99,16 @@ _source_of: Final = lru_cache(maxsize=16)(_Source)
 def count_decision(code: CodeType, instruction: int) -> Decision | None:
     """Return the loop that a whole number read at an instruction gives its rounds, if any."""
     source = _source_of(code.co_filename)
-    inner: ast.AST | None = source.read_at(code, instruction)
-    for above in [] if inner is None else source.above(inner):
-        match above:
-            case ast.For(iter=iterable) if iterable is inner:
-                return Decision("count", above.lineno)
-            case ast.Assign(targets=[ast.Name(id=flag)]):
-                loop = source.loop_over(above, flag)
-                return None if loop is None else Decision("count", loop.lineno)
-        inner = above
+    inner = source.read_at(code, instruction)
+    *_, outermost = around = [] if inner is None else [*source.above(inner)]
+    for below, one in pairwise(around):
+        if isinstance(one, ast.For) and one.iter is below:
+            return Decision("count", one.lineno)
+        if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name):
+            flag, within = one.targets[0].id, source.parents.get(outermost, outermost)
+            loops = (loop for loop in ast.walk(within) if isinstance(loop, ast.For))
+            found = next((loop for loop in loops if _has(loop.iter, flag)), None)
+            return None if found is None else Decision("count", found.lineno)
     return None
 
 
@@ -131,92 +125,72 @@ def decision(code: CodeType, instruction: int, *, compares: bool) -> Decision | 
     node: ast.AST | None = source.read_at(code, instruction)
     if node is None or (compares and not isinstance(node, ast.Compare)):
         return None
-    value, others = True, list[ast.expr]()
-    while True:
-        above = source.parents.get(node)
-        match above:
-            case ast.UnaryOp(op=ast.Not()):
-                value = not value
-            case ast.BoolOp(values=values):
-                others += [one for one in values if one is not node]
-            case ast.Call(func=ast.Name(id="bool")):
-                pass
-            case _:
-                return _of_statement(source, above, node, others, value=value)
-        node = above
-
-
-def _of_statement(
-    source: _Source,
-    statement: ast.AST | None,
-    node: ast.AST,
-    others: Sequence[ast.expr],
-    *,
-    value: bool,
-) -> Decision | None:
+    value, is_one_of, above = True, False, source.parents.get(node)
+    while isinstance(above, ast.UnaryOp | ast.BoolOp | ast.Call):
+        value = value != isinstance(above, ast.UnaryOp)
+        is_one_of |= isinstance(above, ast.BoolOp)
+        if isinstance(above, ast.Call) and _name(above) != "bool":
+            return None
+        node, above = above, source.parents.get(above)
     found: Decision | None = None
-    match statement:
-        case ast.Assert(test=test) if test is node:
-            found = Decision("error", statement.lineno, value)
+    match above:
+        case ast.Assign(targets=[flag]):
+            found = _of_flag(source.loop_around(above), flag, value=value)
+        case ast.Assert(lineno=line, test=test) if test is node:
+            found = Decision("error", line, value)
         case ast.While(test=test) if test is node:
-            found = _of_loop(statement, [], others, value=value)
+            found = _of_loop(above, [], value=value, is_bounded=is_one_of)
         case ast.If(test=test) if test is node:
-            found = _of_branch(source, statement, value=value)
-        case ast.IfExp(test=test, body=body, orelse=orelse) if test is node:
-            found = _of_sides(statement.lineno, [body], [orelse], value=value)
-        case ast.Assign(targets=[ast.Name(id=flag)]):  # of the loop around it
-            loop = source.loop_around(statement)
-            if isinstance(loop, ast.While):
-                match loop.test:
-                    case ast.Name(id=name) if name == flag:
-                        found = _of_loop(loop, [], [], value=value)
-                    case ast.UnaryOp(op=ast.Not(), operand=ast.Name(id=name)) if name == flag:
-                        found = _of_loop(loop, [], [], value=not value)
+            found = _of_branch(source, above, value=value)
+        case ast.IfExp(lineno=line, test=test, body=body, orelse=orelse) if test is node:
+            found = _of_sides(line, [body], [orelse], value=value)
     return found
 
 
+def _of_flag(loop: ast.AST | None, flag: ast.expr, *, value: bool) -> Decision | None:
+    """Return the decision of a flag, if it is the condition of the loop that sets it."""
+    if not isinstance(loop, ast.While):
+        return None
+    is_not = isinstance(loop.test, ast.UnaryOp)
+    test = loop.test.operand if isinstance(loop.test, ast.UnaryOp) else loop.test
+    is_test = ast.unparse(test) == ast.unparse(flag)
+    return _of_loop(loop, [], value=value != is_not) if is_test else None
+
+
 def _of_loop(
-    loop: ast.For | ast.While,
-    left_by: Sequence[ast.stmt],
-    others: Sequence[ast.expr],
-    *,
-    value: bool,
+    loop: ast.For | ast.While, left_by: Sequence[ast.stmt], *, value: bool, is_bounded: bool = False
 ) -> Decision:
-    """Return the decision about a loop's end, which some of its code or its condition brings."""
+    """Return the decision about the end of a loop, which some of its code may bring."""
     nodes = {node for one in loop.body for node in ast.walk(one)}
     nodes -= {node for one in left_by for node in ast.walk(one)}
     is_left = any(isinstance(node, ast.Break | ast.Return) for node in nodes)
-    tests = [*others, *([loop.test] if isinstance(loop, ast.While) and left_by else [])]
-    is_tested = any(not isinstance(test, ast.Constant) for test in tests)
-    is_bounded = isinstance(loop, ast.For) or is_left or is_tested
-    return Decision("loop", loop.lineno, value, is_bounded)
+    is_counted = isinstance(loop, ast.For) or (left_by and not isinstance(loop.test, ast.Constant))
+    return Decision("loop", loop.lineno, value, bool(is_bounded or is_left or is_counted))
 
 
 def _of_branch(source: _Source, branch: ast.If, *, value: bool) -> Decision | None:
-    rest = source.after(branch)
     sides = [branch.body, branch.orelse]
     for one, other in ((0, 1), (1, 0)):  # what follows is the other side of one that leaves
         if _end(sides[one]) and not _end(sides[other]):
-            sides[other] = [*sides[other], *rest]
+            sides[other] = [*sides[other], *source.after(branch)]
     ends = [_end(side) for side in sides]
     loop = source.loop_around(branch)
+    leaves = [isinstance(end, ast.Break | ast.Return) for end in ends]
     for number, end in enumerate(ends):
         is_other = value == bool(number)
         if isinstance(end, ast.Raise):
             return Decision("error", branch.lineno, is_other)
-        leaves = [isinstance(one, ast.Break | ast.Return) for one in ends]
         if loop is not None and leaves[number] and not all(leaves):
-            return _of_loop(loop, sides[number], [], value=is_other)
+            return _of_loop(loop, sides[number], value=is_other)
     return _of_sides(branch.lineno, *sides, value=value)
 
 
 def _of_sides(
     line: int, body: Sequence[ast.AST], orelse: Sequence[ast.AST], *, value: bool
 ) -> Decision | None:
-    work, other = _work(body), _work(orelse)
-    if not (work or other):
-        return None
-    return Decision("branch", line, value == (work >= other), has_both=bool(work and other))
+    work = _work(body), _work(orelse)
+    is_first = work[0] >= work[1]
+    return Decision("branch", line, value == is_first, has_both=all(work)) if any(work) else None
 
 
 def _end(side: Sequence[ast.stmt]) -> ast.stmt | None:
@@ -224,10 +198,9 @@ def _end(side: Sequence[ast.stmt]) -> ast.stmt | None:
     for one in side:
         if isinstance(one, ast.Break | ast.Return | ast.Continue | ast.Raise):
             return one
-        if isinstance(one, ast.Expr) and isinstance(one.value, ast.Call):
-            if _name(one.value) in _EXITS:
-                return ast.Raise()
-        elif isinstance(one, _COMPOUND):
+        if isinstance(one, ast.Expr) and _name(one.value) in _EXITS:
+            return ast.Raise()
+        if isinstance(one, _COMPOUND):
             return None
     return None
 
@@ -238,9 +211,10 @@ def _work(side: Sequence[ast.AST]) -> int:
     return sum(_name(call) not in _SAYS for call in found)
 
 
-def _name(call: ast.Call) -> str:
-    called = call.func
-    return called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+def _name(call: ast.AST) -> str:
+    """Return the last part of the name of what is called, "" if nothing is."""
+    called = getattr(call, "func", call)
+    return getattr(called, "attr", getattr(called, "id", "")) if called is not call else ""
 
 
 def _has(node: ast.expr, name: str) -> bool:

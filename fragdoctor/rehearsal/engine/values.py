@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import operator
 import sys
 from dataclasses import dataclass
 from types import CodeType, FrameType, MappingProxyType
@@ -128,8 +129,12 @@ def decided(frame: FrameType, *, default: bool, compares: bool = False) -> bool:
 
 @dataclass(slots=True)
 class _Rounds:
-    """Rounds of a loop that a made-up value can end: how many, and how many showed nothing new."""
+    """Rounds of a loop that a made-up value can end: how many, and how many showed nothing new.
 
+    What it kept after each round is seen when it is entered for the first time, then it has one.
+    """
+
+    most: int = MANY_EQUAL_ROUNDS
     n: int = 0
     n_equal: int = 0
     memory: tuple[tuple[int, int], ...] = ()
@@ -149,12 +154,12 @@ class _Rounds:
         self.n += 1
         self.n_equal = self.n_equal + 1 if memory == self.memory else 0
         self.memory = memory
-        most = ENDLESS_ROUNDS if loop.is_bounded else MANY_EQUAL_ROUNDS
-        if self.n_equal < most and (loop.is_bounded or self.n <= most):
+        if self.n_equal < ENDLESS_ROUNDS if loop.is_bounded else self.n <= self.most:
             return False
         if n_bytes - self.before_bytes > LITTLE_BYTES and self.n_equal < EQUAL_ROUNDS:
-            now.loops.skipping.is_guessed(code.co_filename, loop.line, most)
+            now.loops.skipping.is_guessed(code.co_filename, loop.line, self.most)
         self.n = self.n_equal = 0
+        self.most = 1
         return True
 
 
@@ -187,41 +192,34 @@ def assume(operation: str, assumed: str) -> int:
 def _number(plain: type[Any]) -> type[Any]:
     """Return the type of made-up numbers: what is computed from them is made up, too."""
 
-    def computed(name: str) -> Any:
-        compute = getattr(plain, name)
-
-        def made(self: Any, *others: Any) -> Any:
-            found = compute(self, *others)
+    def computed(compute: Any, *, is_right: bool = False) -> Any:
+        def computes(self: Any, *others: Any) -> Any:
+            numbers = (plain(self), *others)
+            found = compute(*(reversed(numbers) if is_right else numbers))
             return _MADE_UP[type(found)](found) if type(found) in _MADE_UP else found
 
-        return made
+        return computes
 
-    def compared(name: str) -> Any:
-        compare = getattr(plain, name)
-
-        def decide(self: Any, other: Any) -> Any:
-            found = compare(self, other)
-            frame = sys._getframe(1)
-            if found is NotImplemented or frame.f_code.co_filename.startswith(OURS):
+    def compared(compare: Any) -> Any:
+        def compares(self: Any, other: Any) -> Any:
+            found, frame = compare(plain(self), other), sys._getframe(1)
+            is_ours = frame.f_code.co_filename.startswith(OURS)
+            if is_ours or type(found) is not bool:
                 return found
             return decided(frame, default=found, compares=True)
 
-        return decide
+        return compares
 
-    names = {name: computed(name) for name in _COMPUTES}
-    names |= {
-        name: compared(name)
-        for name in ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
-    }
+    names = {f"__{name}__": computed(getattr(operator, name)) for name in (*_COMPUTE, "neg", "abs")}
+    for name in _COMPUTE:
+        names[f"__r{name}__"] = computed(getattr(operator, name), is_right=True)
+    names |= {f"__{name}__": compared(getattr(operator, name)) for name in _COMPARE}
     names |= {"__hash__": plain.__hash__, "__reduce__": lambda self: (plain, (plain(self),))}
     return type(plain.__name__, (plain,), names)
 
 
-_COMPUTES: Final = (
-    "__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__",
-    "__rtruediv__", "__neg__", "__abs__",
-)  # fmt: skip
-_COMPARES: Final = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
+_COMPUTE: Final = ("add", "sub", "mul", "truediv")
+_COMPARE: Final = ("lt", "le", "gt", "ge", "eq", "ne")
 _MADE_UP: Final[dict[type[Any], type[Any]]] = {plain: _number(plain) for plain in (int, float)}
 
 
