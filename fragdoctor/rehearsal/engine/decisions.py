@@ -16,7 +16,6 @@ from types import CodeType
 from typing import Final, Literal, NamedTuple
 
 _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-_COMPOUND: Final = (ast.If, ast.For, ast.While, ast.Try, ast.With, ast.Match)
 _EXITS: Final = frozenset({"exit", "quit", "_exit"})
 _SAYS: Final = frozenset({
     "print", "format", "write", "item", "log", "debug", "info", "warning", "warn", "error"
@@ -99,16 +98,17 @@ _source_of: Final = lru_cache(maxsize=16)(_Source)
 def count_decision(code: CodeType, instruction: int) -> Decision | None:
     """Return the loop that a whole number read at an instruction gives its rounds, if any."""
     source = _source_of(code.co_filename)
-    inner = source.read_at(code, instruction)
-    *_, outermost = around = [] if inner is None else [*source.above(inner)]
+    read = source.read_at(code, instruction)
+    around = [] if read is None else [*source.above(read)]
     for below, one in pairwise(around):
+        loops: list[ast.AST] = []
         if isinstance(one, ast.For) and one.iter is below:
-            return Decision("count", one.lineno)
-        if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name):
-            flag, within = one.targets[0].id, source.parents.get(outermost, outermost)
-            loops = (loop for loop in ast.walk(within) if isinstance(loop, ast.For))
-            found = next((loop for loop in loops if _has(loop.iter, flag)), None)
-            return None if found is None else Decision("count", found.lineno)
+            loops = [one]
+        elif isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name):
+            within = ast.walk(source.parents.get(around[-1], around[-1]))
+            loops = [loop for loop in within if _is_over(loop, one.targets[0].id)]
+        if loops:
+            return Decision("count", loops[0].lineno)  # type: ignore[attr-defined]
     return None
 
 
@@ -194,14 +194,12 @@ def _of_sides(
 
 
 def _end(side: Sequence[ast.stmt]) -> ast.stmt | None:
-    """Return the statement that leaves a side of a branch; None = the program goes on after it."""
+    """Return the statement at which a side of a branch leaves at last; None = it goes on."""
     for one in side:
         if isinstance(one, ast.Break | ast.Return | ast.Continue | ast.Raise):
             return one
         if isinstance(one, ast.Expr) and _name(one.value) in _EXITS:
             return ast.Raise()
-        if isinstance(one, _COMPOUND):
-            return None
     return None
 
 
@@ -217,5 +215,7 @@ def _name(call: ast.AST) -> str:
     return getattr(called, "attr", getattr(called, "id", "")) if called is not call else ""
 
 
-def _has(node: ast.expr, name: str) -> bool:
-    return any(isinstance(one, ast.Name) and one.id == name for one in ast.walk(node))
+def _is_over(node: ast.AST, name: str) -> bool:
+    """Return whether a node is a loop whose items are made from a name."""
+    names = ast.walk(node.iter) if isinstance(node, ast.For) else ()
+    return any(isinstance(one, ast.Name) and one.id == name for one in names)

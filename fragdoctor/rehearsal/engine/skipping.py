@@ -108,7 +108,7 @@ class Loop:
         has_skipped: whether rounds were skipped.
         is_between: whether the next round has not begun yet and its data is being made.
         is_of_steps: whether an optimizer is called in it, and not in a loop within it.
-        is_guessed: its file, if a made-up value says how often it runs.
+        is_guessed: its file, if only a made-up value says how often it runs.
         passage: the progress since it was last entered.
     """
 
@@ -433,7 +433,8 @@ class Skipping:
         reached = min(ahead.values(), default=None)
         if n_left is None and reached is None:
             place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-            if passage.loop.is_of_steps and remaining is no_length:
+            is_lost = passage.loop.is_of_steps and remaining is no_length
+            if is_lost and not passage.loop.is_guessed:
                 self.on_stuck(f"it was unclear where the loop at {place} ends")
             is_left = passage.n_known >= ENDLESS_ROUNDS and isinstance(
                 passage.loop.test, ast.Constant

@@ -114,6 +114,8 @@ def decided(frame: FrameType, *, default: bool, compares: bool = False) -> bool:
         return found.value
     if found.kind == "loop":
         assume("loop", "it goes on until its rounds are equal")
+        if not found.is_bounded:
+            session.current().loops.guess(frame.f_code.co_filename, found.line)
         rounds = _rounds.setdefault((frame.f_code, found.line), _Rounds())
         return found.value != rounds.end(frame.f_code, found)
     if not is_users(frame.f_code.co_filename):
