@@ -204,7 +204,7 @@ def test_values_made_up_are_named_where_the_program_fails(stage: Stage) -> None:
         """
         import torch
         n = torch.randn(100, device="cuda").argmax().item()
-        assert 1 / n
+        assert 1 / (n - 1)
         """
     )
 

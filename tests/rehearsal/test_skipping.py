@@ -222,14 +222,12 @@ def test_a_loop_that_only_a_value_ends_is_left(stage: Stage) -> None:
             if (moved - centers).norm() < 1e-4:
                 break
             centers = moved
-        assert 200 <= n <= 210, n
+        assert 20 <= n <= 30, n
         after = torch.zeros(1 << 20, device="cuda")
         """
     )
 
-    assert found["rehearsal"]["notes"] == [
-        "The loop at train.py:5 was left when 200 rounds were equal."
-    ]
+    assert not found["rehearsal"]["is_partial"]
     assert found["rehearsal"]["peak_allocated_bytes"] > 4 << 20
 
 
@@ -244,14 +242,13 @@ def test_a_condition_that_only_a_value_meets_is_left(stage: Stage, condition: st
             after = x @ x
             error, x, n = (after - x).norm(), after, n + 1
             settled = (error < 1e-4).item()
-        assert 200 <= n <= 210, n
+        assert 20 <= n <= 30, n
         large = torch.zeros(1 << 20, device="cuda")
         """
     )
 
-    assert found["rehearsal"]["notes"] == [
-        "The loop at train.py:5 was left when 200 rounds were equal."
-    ]
+    listed = {a["operation"]: a["assumed"] for a in found["rehearsal"]["assumptions"]}
+    assert listed["loop"] == "it goes on until its rounds are equal"
 
 
 def test_a_list_of_work_is_done_though_its_rounds_read_flags(stage: Stage) -> None:

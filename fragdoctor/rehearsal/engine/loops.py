@@ -39,6 +39,7 @@ from fragdoctor.rehearsal.engine.skipping import (
 )
 
 _FOR, _END, _BEGIN = "__fragdoctor_for__", "__fragdoctor_end__", "__fragdoctor_begin__"
+READ: Final = "__fragdoctor_read__"
 _SKIPPED, _ADVANCED = "__fragdoctor_skipped__", "__fragdoctor_advanced__"
 _to_code: Any = SourceFileLoader.source_to_code  # also takes a tree
 _OWN: Final = (str(Path(torch.__file__).parent), ENGINE)
@@ -69,7 +70,12 @@ class _Items(Iterator[Any]):
             n = skipping.rounds_to_skip(
                 passage, lambda: n_remaining(self._iterator, self._items, passage.n_rounds)
             )
-        item = self._next() if n == 0 else self._after(n)
+        try:
+            item = self._next() if n == 0 else self._after(n)
+        except StopIteration:
+            if passage.loop.is_guessed and not passage.n_known:
+                skipping.is_guessed(passage.loop.is_guessed, passage.loop.first, passage.n_rounds)
+            raise
         if _has_module(item):
             passage.is_of_layers = True
         self._loops.begin(passage.loop)
@@ -152,6 +158,11 @@ class _Following(ast.NodeTransformer):
         self._advance(node, number)
         return node
 
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        self.generic_visit(node)
+        is_number = isinstance(node.func, ast.Name) and node.func.id in {"int", "float"}
+        return _call(READ, node, 0, node) if is_number else node
+
     def visit_While(self, node: ast.While) -> ast.While:
         number = self._add(node)
         self.generic_visit(node)
@@ -179,12 +190,12 @@ class _Following(ast.NodeTransformer):
         return self._first_number + len(self.loops) - 1
 
 
-def _call(name: str, like: ast.expr, number: int, *more: ast.expr) -> ast.expr:
+def _call(name: str, like: ast.expr, number: int, *more: ast.expr) -> ast.Call:
     called = ast.Call(ast.Name(name, ast.Load()), [ast.Constant(number), *more], [])
     return ast.fix_missing_locations(ast.copy_location(called, like))
 
 
-def _unless_traced(follow: Callable[..., Any], *plain: bool) -> Callable[..., Any]:
+def unless_traced(follow: Callable[..., Any], *plain: bool) -> Callable[..., Any]:
     """Return a call that Dynamo sees through: to the items, or to a plain answer."""
 
     @seen_through
@@ -212,10 +223,10 @@ class Loops:
 
     def install(self) -> None:
         """Track all of the user's code that is loaded."""
-        put(builtins, _FOR, _unless_traced(self._items))
-        put(builtins, _END, _unless_traced(self._while_ends, True))
-        put(builtins, _BEGIN, _unless_traced(lambda n: self.begin(self._loops[n]), True))
-        put(builtins, _SKIPPED, _unless_traced(self._has_skipped, False))
+        put(builtins, _FOR, unless_traced(self._items))
+        put(builtins, _END, unless_traced(self._while_ends, True))
+        put(builtins, _BEGIN, unless_traced(lambda n: self.begin(self._loops[n]), True))
+        put(builtins, _SKIPPED, unless_traced(self._has_skipped, False))
         put(builtins, _ADVANCED, self._advanced)
         cached, of_file = SourceFileLoader.get_code, runpy._get_code_from_file  # type: ignore[attr-defined]
 
@@ -257,6 +268,12 @@ class Loops:
         loop = self._loops[number]
         several = _Repeated(items, loop, self.n_each) if self.n_each > 1 else items
         return _Items(self, loop, several)
+
+    def guess(self, filename: str, line: int) -> None:
+        """Note that a made-up value says how often the loop at a line runs."""
+        for one in self._by_file.get(filename, ()):
+            if one.first == line:
+                one.is_guessed = filename
 
     def _has_skipped(self, number: int) -> bool:
         """Return whether counters lag behind; a beginning round asks, and then updates them."""

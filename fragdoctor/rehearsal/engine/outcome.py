@@ -105,7 +105,7 @@ class ProgramOutcome:
             self.stopped = self._failure_after_skipping()
         if now.is_started:
             now.modules.read_all()
-            if not (code or self.stopped or skipping.partial):
+            if not (code or self.stopped or skipping.missing()):
                 now.marks.note("END", PROGRAM, 0)
         marks = now.marks.annotations if oom is None else now.marks.annotations[: oom.n_marks]
         shown = snapshot(now, History(), marks, at=oom, modules=now.modules)
@@ -119,7 +119,7 @@ class ProgramOutcome:
             "torch_version": torch.__version__,
             "steps": self.steps.n_taken if oom is None else oom.step,
             "stopped": self.stopped,
-            "partial_reason": "" if oom is not None else self.stopped or skipping.partial,
+            "partial_reason": "" if oom is not None else self.stopped or skipping.missing(),
             "fails_after_skipping": fails_after_skipping,
             "n_skipped": sum(skipping.n_skipped.values()),
             "used_cuda": now.is_started,

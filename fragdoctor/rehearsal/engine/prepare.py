@@ -84,7 +84,7 @@ def prepare(
     for part in (dispatch, foreign_operators, fused_layers, recurrent, backward):
         part.install()
     activity.install(now)
-    for part in (sparse, host, compilation, deferred_dynamo, ranks):
+    for part in (values, sparse, host, compilation, deferred_dynamo, ranks):
         part.install()
     if scratch is not None:
         writes.install(scratch)

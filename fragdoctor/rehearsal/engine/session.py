@@ -44,11 +44,13 @@ class Assumptions:
 
     Attributes:
         made: assumptions in the order of first occurrence, with how often each was made.
+        read: the last number that the user's code read, if it was made up.
         shares: the share kept by operations whose results depend on values, by kind; 1 = all.
         notes: sentences about the rehearsal as a whole.
     """
 
     made: dict[Assumption, int] = field(default_factory=dict)
+    read: float | None = None
     notes: dict[str, None] = field(default_factory=dict)
     shares: dict[str, float] = field(default_factory=dict)
 

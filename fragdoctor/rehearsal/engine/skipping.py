@@ -41,9 +41,7 @@ CHEAP_EVENTS: Final = 40_000
 """This many rounds, or events (about a second), are enough: what happens every ten rounds, or after
 the first five, is simply seen as long as that is cheap."""
 ENDLESS_ROUNDS: Final = 200
-"""So many in a row, and a ``while`` is left that only a value on the GPU can end."""
-READS_ZERO: Final = "the value is 0"
-"""What is assumed of a flag or a whole number that is read from a GPU."""
+"""So many in a row, and a loop is left although what would end it does not occur."""
 WAIT_S: Final = 5.0
 """How long to keep fetching skipped items."""
 GO_ON_S: Final = 60.0
@@ -110,6 +108,7 @@ class Loop:
         has_skipped: whether rounds were skipped.
         is_between: whether the next round has not begun yet and its data is being made.
         is_of_steps: whether an optimizer is called in it, and not in a loop within it.
+        is_guessed: its file, if only a made-up value says how often it runs.
         passage: the progress since it was last entered.
     """
 
@@ -124,6 +123,7 @@ class Loop:
     has_skipped: bool = False
     is_between: bool = True
     is_of_steps: bool = False
+    is_guessed: str = ""
     passage: Passage | None = None
 
 
@@ -307,6 +307,7 @@ class Skipping:
         n_skips: how many times rounds were skipped.
         n_skipped: number of skipped rounds, by file and line of their loop.
         partial: why something that comes later was not seen, "" if nothing is known to be missing.
+        sides: how often a made-up value chose between two sides of a branch, by file and line.
         n_steps: steps that the program would have taken in the skipped rounds.
         steps: returns how many steps the program has taken.
         on_stuck: called with a reason if the rehearsal cannot continue; it does not return.
@@ -320,6 +321,7 @@ class Skipping:
     n_skips: int = 0
     n_skipped: dict[tuple[str, int], int] = field(default_factory=dict)
     partial: str = ""
+    sides: dict[tuple[str, int], int] = field(default_factory=dict)
     n_steps: int = 0
     steps: Callable[[], int] = lambda: 0
     on_stuck: Callable[[str], None] = lambda _: None
@@ -431,9 +433,12 @@ class Skipping:
         reached = min(ahead.values(), default=None)
         if n_left is None and reached is None:
             place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-            if passage.loop.is_of_steps and remaining is no_length:
+            is_lost = passage.loop.is_of_steps and remaining is no_length
+            if is_lost and not passage.loop.is_guessed:
                 self.on_stuck(f"it was unclear where the loop at {place} ends")
-            is_left = passage.n_known >= ENDLESS_ROUNDS and self._waits(passage.loop, frame, names)
+            is_left = passage.n_known >= ENDLESS_ROUNDS and isinstance(
+                passage.loop.test, ast.Constant
+            )
             if is_left:
                 self.assumptions.note(
                     f"The loop at {place} was left when {ENDLESS_ROUNDS} rounds were equal."
@@ -445,22 +450,21 @@ class Skipping:
             passage.met.update(i for i, at in ahead.items() if at == reached)
         return self._jumped(passage, n, frame)
 
-    def _waits(self, loop: Loop, frame: FrameType, names: Mapping[str, Any]) -> bool:
-        """Return whether a ``while`` waits for a value on the GPU, which reads the same each time.
+    def missing(self) -> str:
+        """Return why something was not seen, "" if nothing is known to be missing."""
+        once = next((place for place, n in self.sides.items() if n == 1), None)
+        if self.partial or once is None:
+            return self.partial
+        name, line = Path(once[0]).name, once[1]
+        return f"a value on the GPU decides the branch at {name}:{line}, of which one side was seen"
 
-        Its condition reads the value, or is a flag that its body sets from one.
-        """
-        test = loop.test
-        if test is None or isinstance(test, ast.Constant):
-            return test is not None
-        last = test.end_lineno or test.lineno
-        with suppress(LookupError):
-            flag = value_of(test.operand if isinstance(test, ast.UnaryOp) else test, names)
-            last = loop.last if isinstance(flag, bool) else last
-        lines, name = range(loop.first, last + 1), frame.f_code.co_filename
-        read = self.assumptions.made.items()
-        zeros = ((one, n) for one, n in read if one.assumed == READS_ZERO and one.filename == name)
-        return any(n >= ENDLESS_ROUNDS and one.line in lines for one, n in zeros)
+    def is_guessed(self, filename: str, line: int, n: int) -> None:
+        """Note that a made-up value ended a loop, after rounds that each kept more memory."""
+        place = f"{Path(filename).name}:{line}"
+        self.partial = self.partial or (
+            f"only a value on the GPU tells how often the loop at {place} runs: each of {n} rounds "
+            "kept more memory"
+        )
 
     def _jumped(self, passage: Passage, n: int, frame: FrameType) -> int:
         if n <= 0:

@@ -110,7 +110,9 @@ def set_to_nothing(_op: Any, self: torch.Tensor) -> torch.Tensor:
 @special("aten::_local_scalar_dense")
 def item(_op: Any, self: torch.Tensor) -> Any:
     """``item()``: a value of the device's memory that is not known reads as a stand-in."""
-    known = session.current().known.of(self)
+    now = session.current()
+    now.assumptions.read = None
+    known = now.known.of(self)
     return values.stand_in(self.dtype) if known is None else known.item()
 
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import dis
+import builtins
+import operator
 import sys
-from collections.abc import Sequence
-from functools import cache
-from types import CodeType, MappingProxyType
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FrameType, MappingProxyType
 from typing import Any, Final
 
 import torch
 
-from fragdoctor.rehearsal.engine import frames_from, session
+from fragdoctor.rehearsal.engine import frames_from, put, session, wrap
+from fragdoctor.rehearsal.engine.decisions import Decision, count_decision, decision
 from fragdoctor.rehearsal.engine.host import release
 from fragdoctor.rehearsal.engine.known import MOST_WHOLE
-from fragdoctor.rehearsal.engine.memory_history import OURS, users_frame
+from fragdoctor.rehearsal.engine.loops import READ, unless_traced
+from fragdoctor.rehearsal.engine.memory_history import OURS, is_users, users_frame
 from fragdoctor.rehearsal.engine.session import Assumption
-from fragdoctor.rehearsal.engine.skipping import READS_ZERO
+from fragdoctor.rehearsal.engine.skipping import ENDLESS_ROUNDS, EQUAL_ROUNDS, MANY_EQUAL_ROUNDS
+from fragdoctor.rehearsal.engine.step_watch import LITTLE_BYTES
 
 
 def n_kept(tensor: torch.Tensor, kind: str) -> int:
@@ -56,6 +60,7 @@ _LOOPS: Final = MappingProxyType(
     }
 )
 FAR: Final = 2**31 - 1
+_TORCH: Final = str(Path(torch.__file__).parent)
 MOST_FILLED: Final = 64 * 1024
 """The largest floating-point tensor that does not read as zeros: statistics, not images."""
 
@@ -69,15 +74,26 @@ def stand_in(dtype: torch.dtype) -> Any:
         if library in frame.f_code.co_filename:
             assume(frame.f_code.co_name, assumed)
             return dtype is torch.bool or FAR
-    if frame is not None and dtype is torch.bool:
-        valid = _valid(frame.f_code, frame.f_lasti)
-        if valid is not None:
-            assume("validation", "the values are valid")
-            return valid
-    if not dtype.is_floating_point:
-        assume("item", READS_ZERO)
-        return False if dtype is torch.bool else 0
-    return _falling("item", "the values are 1/2, 1/3 and so on: positive, and falling")
+    if dtype is torch.bool:
+        return frame is not None and decided(frame, default=False)
+    if dtype.is_floating_point:
+        made = _falling("item", "the values are 1/2, 1/3 and so on: positive, and falling")
+    else:
+        made = 1 if frame is None else _whole(frame)
+    if frame is not None and is_users(frame.f_code.co_filename):
+        session.current().assumptions.read = made
+    return made
+
+
+def _whole(frame: FrameType) -> int:
+    """Return a whole number that code reads: how often a loop runs, or another."""
+    loop = count_decision(frame.f_code, frame.f_lasti)
+    if loop is None:
+        assume("item", "the value is 1")
+        return 1
+    assume("item", f"the loop runs {MANY_EQUAL_ROUNDS} times")
+    session.current().loops.guess(frame.f_code.co_filename, loop.line)
+    return MANY_EQUAL_ROUNDS
 
 
 def _falling(operation: str, assumed: str) -> float:
@@ -88,34 +104,70 @@ def _falling(operation: str, assumed: str) -> float:
     return 1 / (1 + assume(operation, assumed))
 
 
-@cache
-def _valid(code: CodeType, place: int) -> bool | None:
-    """Return the truth of a value read at a place that leads to no error; None = neither does.
+def decided(frame: FrameType, *, default: bool, compares: bool = False) -> bool:
+    """Return a made-up truth value that the code of a frame reads; see :mod:`.decisions`."""
+    found = decision(frame.f_code, frame.f_lasti, compares=compares)
+    if found is None:
+        if not compares:
+            assume("item", "the value is 0")
+        return default
+    if found.kind == "error":
+        assume("validation", "the values are valid")
+        return found.value
+    if found.kind == "loop":
+        assume("loop", "it goes on until its rounds are equal")
+        if not found.is_bounded:
+            session.current().loops.guess(frame.f_code.co_filename, found.line)
+        rounds = _rounds.setdefault((frame.f_code, found.line), _Rounds())
+        return found.value != rounds.end(frame.f_code, found)
+    if not (is_users(frame.f_code.co_filename) or frame.f_code.co_filename.startswith(_TORCH)):
+        assume("item", "the value is 0")
+        return default
+    n = assume("branch", "both sides are taken in turn")
+    if found.has_both:
+        session.current().loops.skipping.sides[frame.f_code.co_filename, found.line] = n
+    if n % 2 or not (compares or found.has_both):
+        return found.value
+    return not found.value if found.has_both else default
 
-    A program that works raises no error: what it asserts holds, and what it checks is valid.
+
+@dataclass(slots=True)
+class _Rounds:
+    """Rounds of a loop that a made-up value can end: how many, and how many showed nothing new.
+
+    What it kept after each round is seen when it is entered for the first time, then it has one.
     """
-    after = [i for i in dis.get_instructions(code) if i.offset >= place and i.opname != "TO_BOOL"]
-    for number, one in enumerate(after[:2]):  # the value is read by a call, or by the jump itself
-        if one.opname.endswith(("IF_TRUE", "IF_FALSE")):
-            is_if_true = one.opname.endswith("TRUE")
-            if _raises(after[number + 1 :]):
-                return is_if_true
-            if _raises([i for i in after if i.offset >= one.argval]):
-                return not is_if_true
-    return None
 
+    most: int = MANY_EQUAL_ROUNDS
+    n: int = 0
+    n_equal: int = 0
+    memory: tuple[tuple[int, int], ...] = ()
+    before_bytes: int = 0
 
-_JUMPS: Final = frozenset({*dis.hasjrel, *dis.hasjabs})
+    def end(self, code: CodeType, loop: Decision) -> bool:
+        """Return whether the loop ends after one more round.
 
-
-def _raises(code: Sequence[dis.Instruction]) -> bool:
-    """Return whether instructions end in an error without a branch."""
-    for one in code:
-        if one.opname == "RAISE_VARARGS":
-            return True
-        if one.opcode in _JUMPS or one.opname.startswith("RETURN"):
+        A loop that also ends otherwise goes on until then, unless it shows nothing new for long.
+        """
+        now = session.current()
+        figures = map(now.gpus.figures, range(now.n_devices))
+        memory = tuple((one["allocated"], one["peak_allocated"]) for one in figures)
+        n_bytes = sum(allocated for allocated, _ in memory)
+        if not self.n:
+            self.before_bytes = n_bytes
+        self.n += 1
+        self.n_equal = self.n_equal + 1 if memory == self.memory else 0
+        self.memory = memory
+        if self.n_equal < ENDLESS_ROUNDS if loop.is_bounded else self.n <= self.most:
             return False
-    return False
+        if n_bytes - self.before_bytes > LITTLE_BYTES and self.n_equal < EQUAL_ROUNDS:
+            now.loops.skipping.is_guessed(code.co_filename, loop.line, self.most)
+        self.n = self.n_equal = 0
+        self.most = 1
+        return True
+
+
+_rounds: Final[dict[tuple[CodeType, int], _Rounds]] = {}
 
 
 def fill(tensor: torch.Tensor, n_parts: int | None) -> None:
@@ -139,3 +191,52 @@ def assume(operation: str, assumed: str) -> int:
     frame = users_frame()
     name, line = ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
     return session.current().assumptions.make(Assumption(name, line, operation, assumed))
+
+
+def _number(plain: type[Any]) -> type[Any]:
+    """Return the type of made-up numbers: what is computed from them is made up, too."""
+
+    def computed(compute: Any, *, is_right: bool = False) -> Any:
+        def computes(self: Any, *others: Any) -> Any:
+            numbers = (plain(self), *others)
+            found = compute(*(reversed(numbers) if is_right else numbers))
+            return _MADE_UP[type(found)](found) if type(found) in _MADE_UP else found
+
+        return computes
+
+    def compared(compare: Any) -> Any:
+        def compares(self: Any, other: Any) -> Any:
+            found, frame = compare(plain(self), other), sys._getframe(1)
+            is_ours = frame.f_code.co_filename.startswith(OURS)
+            if is_ours or type(found) is not bool:
+                return found
+            return decided(frame, default=found, compares=True)
+
+        return compares
+
+    names = {f"__{name}__": computed(getattr(operator, name)) for name in (*_COMPUTE, "neg", "abs")}
+    for name in _COMPUTE:
+        names[f"__r{name}__"] = computed(getattr(operator, name), is_right=True)
+    names |= {f"__{name}__": compared(getattr(operator, name)) for name in _COMPARE}
+    names |= {"__hash__": plain.__hash__, "__reduce__": lambda self: (plain, (plain(self),))}
+    return type(plain.__name__, (plain,), names)
+
+
+_COMPUTE: Final = ("add", "sub", "mul", "truediv")
+_COMPARE: Final = ("lt", "le", "gt", "ge", "eq", "ne")
+_MADE_UP: Final[dict[type[Any], type[Any]]] = {plain: _number(plain) for plain in (int, float)}
+
+
+def _tracked(_: int, found: Any) -> Any:
+    """Return a number that was just read, as one that knows whether it is made up."""
+    assumptions = session.current().assumptions
+    is_made_up = type(found) in _MADE_UP and found == assumptions.read
+    assumptions.read = None
+    return _MADE_UP[type(found)](found) if is_made_up else found
+
+
+def install() -> None:
+    """Track made-up numbers that the program reads by ``item``, ``int`` and ``float``."""
+    wrap(torch.Tensor, "item", lambda read, self: _tracked(0, read(self)))
+    put(builtins, READ, unless_traced(_tracked))
+    torch.serialization.add_safe_globals([*_MADE_UP])  # what a checkpoint makes of them
