@@ -89,6 +89,8 @@ _ON_HOST: Final = re.compile(
     re.IGNORECASE,
 )
 _ON_METAL: Final = re.compile(r"(?<!bare.)\bmetal", re.IGNORECASE | re.ASCII)
+_ANY_MEMORY: Final = "内存"
+"""Memory of the host or, beside words for a GPU, of the GPU."""
 _KILLED: Final = re.compile(
     r"\b(?:is|was|be|been|gets?|got) killed\b(?P<system> by (?:the )?(?:system|kernel|os\b))?",
     re.IGNORECASE,
@@ -161,8 +163,8 @@ def _is_of_torch(around: str) -> bool:
 
 def _message(found: re.Match[str], told: str, head: str) -> OomMessage:
     """Make a sentence's message; whose memory it means is read from it and the text around it."""
-    on_host = _ON_HOST.search(found.group())  # 内存 beside words for a GPU is the GPU's
-    named = found.group() if on_host and on_host.group() != "内存" else told
+    on_host = _ON_HOST.search(found.group())
+    named = found.group() if on_host and on_host.group() != _ANY_MEMORY else told
     is_on_device = _ON_DEVICE.search(named) is not None
     around = head[max(0, found.start() - 700) : found.end() + 700]
     # The system kills for its own memory; for the GPU's memory a program gets an error.

@@ -308,6 +308,11 @@ Ultralytics
   box-assignment: lower batch=, since all images of a batch are padded to the one with the most
     objects; cut crowded images into tiles; since 8.3.30 it falls back to the CPU there, which is
     slow
+Real-ESRGAN
+  source: realesrgan 0.3, inference_realesrgan.py; SwinIR, main_test_swinir.py
+  files: /(?:realesrgan|gfpgan)/
+  logs: (?<!['\"])(?i:real.?esrgan|\bswinir\b|\bgfpgan\b|\bgpen\b)
+  batch: use --tile 256 or less (0, the default, takes the image as a whole), or a smaller image
 sd-scripts
   source: sd-scripts 0.9 to 0.10, library/train_util.py, sdxl_train_util.py and train_network.py
   files: /(?:sd-scripts|kohya_ss|ComfyUI-FluxTrainer)/
@@ -321,6 +326,16 @@ sd-scripts
   weights: --fp8_base and --network_train_unet_only; --blocks_to_swap for Flux and SD3; a LoRA
     (train_network.py) in place of the whole model
   evaluation-batch: leave --sample_every_n_epochs and --sample_prompts out
+AI Toolkit
+  source: ai-toolkit 0.12, toolkit/config_modules.py
+  files: /ai-toolkit/
+  logs: (?i:\bai-?toolkit\b)
+  batch: lower resolution in datasets, and keep batch_size at 1 and gradient_checkpointing on; set
+    quantize, quantize_te and low_vram in model
+  checkpoint: set gradient_checkpointing in train
+  weights: set quantize, quantize_te and low_vram in model, or layer_offloading, which keeps a share
+    of transformer and text encoder on the host
+  evaluation-batch: set disable_sampling in train, or use smaller or fewer sample prompts
 Diffusers
   source: diffusers 0.39, pipelines/pipeline_utils.py and models/modeling_utils.py
   files: /diffusers/(?:pipelines|models|schedulers|loaders)/
@@ -380,6 +395,12 @@ nnU-Net
     and a new -overwrite_plans_name
   evaluation-batch: set perform_everything_on_device=False (--not_on_device of nnUNetv2_predict),
     which gathers the windows on the CPU; run nothing else on the GPU
+Segment Anything
+  source: segment-anything 1.0 and sam2 1.1, automatic_mask_generator.py and build_sam.py
+  files: /(?:segment_anything|sam2)/
+  logs: \bSam\w{0,40}Mask\w{0,40}Generator\b|(?i:segment.anything)
+  batch: use points_per_batch=16 (64 by default) in the mask generator, a smaller image, or vit_b
+    instead of vit_h
 PEFT
   source: peft 0.21, utils/other.py
   files: /peft/(?:tuners|utils|peft_model|mapping)
@@ -430,6 +451,7 @@ OWN_LOOPS: Final = (
     "Megatron",
     "Ultralytics",
     "sd-scripts",
+    "AI Toolkit",
     "Gaussian splatting",
     "Detectron2",
     "OpenMMLab",
@@ -441,6 +463,8 @@ OWN_LOOPS: Final = (
 RUN_ONLY: Final = (
     *SERVERS,
     *INTERFACES,
+    "Segment Anything",
+    "Real-ESRGAN",
 )
 """Frameworks that only run trained models: without another framework, nothing keeps activations."""
 

@@ -523,7 +523,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         r"|(?i:(?:\b(?:try|trying|tried|fail\w{0,3}|unable|can(?:no|')t)(?: to)? load\b"
         rf"|{_in_clause('(?:when|while) loading')})"
         r"(?!.{0,40}(?:data|image|checkpoint|batch|sample|video|file)))",
-        intro=r"Node Type:\W{0,8}\w*Load(?:er|\b)|\bERROR lora\b|modules are dispatched on the CPU",
+        intro=r"Node Type:\W{0,8}\w*Load(?:er|\b)|\bERROR lora\b|Patching LoRAs"
+        r"|modules are dispatched on the CPU",
         # torch 2.13, torch/nn/modules/module.py; transformers 4.30 to 5.0, modeling_utils.py;
         # accelerate 1.10, utils/modeling.py; ComfyUI 0.3, comfy/model_patcher.py and execution.py;
         # vllm 0.11, model_executor/model_loader; sglang 0.4, model_executor/model_runner.py
@@ -542,6 +543,11 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 named=r"^_?(?:fast_)?load_(?:\w{1,40}_)?(?:model|pipeline|transformer|weight)s?$"
             ),
             Place(code=r"\b(?:load_model|from_pretrained)\("),
+            Place(
+                file=r"/(?:vllm|sglang)/",
+                functions="load_model initialize_model _initialize_model load_weights "
+                "create_weights",
+            ),
             # a traceback that was cut above torch's own frames
             Place(
                 code=r"\b(?:model|module|net|pipe)\w*\.(?:to|cuda)\(|\bensure_model_loaded\("
@@ -961,7 +967,13 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         why="The cache of keys and values grows with every token of prompt and answer, "
         "for each beam and sequence.",
         # transformers 4.20 to 4.57, generation/utils.py and cache_utils.py
-        places=(Place(file=r"/transformers/(?:generation/|cache_utils\.py$)"),),
+        places=(
+            Place(file=r"/transformers/(?:generation/|cache_utils\.py$)"),
+            # a cache that is made for the whole context at once
+            Place(
+                code=r"\bcache = \w*Cache\w*\(|\bkey_(?:states|cache)\w* = torch\.(?:zeros|empty)\("
+            ),
+        ),
     ),
     TracebackSign(
         name="evaluation",
@@ -988,6 +1000,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 functions="evaluation_loop prediction_loop prediction_step evaluate "
                 "_evaluation_step validation_step _run_sanity_check validate test test_epoch"
             ),
+            Place(file=r"(?:^|/)evaluation/"),
             Place(
                 code=r"(?:(?<![\w.])|\bself\.)(?:(?:val|eval)_\w+|(?:validat|evaluat)(?:e|ion)"
                 r"(?:_\w+)?)\("
@@ -1078,6 +1091,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             Place(functions="infer inference predict upscale transcribe enhance generate detect"),
             Place(code=r"\.(?:infer|inference|predict|upscale|transcribe|enhance|generate)\("),
         ),
+        intro=r"\bvideo \d{1,6}/\d{1,6} \(frame \d",
         in_words=rf"(?is){_RAN}|{_in_clause(f'(?:{_RUNS_MODEL})')}|{_ONLY_RUNS}",
     ),
 )

@@ -329,6 +329,13 @@ def test_who_trains_inside_a_user_interface_gets_words_for_training():
     assert "with sd-scripts: lower --train" in first_of(text.format("FluxTrainLoop"))[1].change
 
 
+def test_name_of_a_model_among_arguments_is_not_the_program():
+    text = "CUDA error: out of memory in torch, txt2img(inputs=('dog', 'RealESRGAN_x4plus'))\n"
+
+    assert "--tile" not in first_of(text)[1].change
+    assert "--tile" in first_of(text.replace("'Real", "Real"))[1].change
+
+
 def test_request_as_large_as_all_that_is_live_is_a_copy_of_the_model():
     message = old_style("26.08 GiB", "31.75 GiB", "26.14 GiB", "4.77 GiB", "26.15 GiB")
 
@@ -410,6 +417,8 @@ SAID = {
     "pipe = FluxPipeline.from_pretrained(name)": "num_images_per_prompt",
     "actor_rollout_ref.actor.strategy=fsdp": "ppo_micro_batch_size_per_gpu",
     "torchrun pretrain_gpt.py --bf16": "--micro-batch-size",
+    "masks = SamAutomaticMaskGenerator(sam)": "points_per_batch",
+    "RealESRGAN_x4plus": "--tile",
     "ESPnet 202301": "batch_bins",
     "nnUNetv2_train 7 3d_fullres 0": "-gpu_memory_target",
     "I use YOLOv8 of ultralytics": "imgsz",

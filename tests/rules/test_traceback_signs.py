@@ -143,6 +143,7 @@ SHAPES = {
         frame("/job/decorators.py", "wrapper", "ret = func(self, *args)"),
     ),
     "inference by the call": failing(frame("/job/pipeline.py", "run", "model.transcribe(path)")),
+    "inference of a video": f"video 1/1 (frame 252/4272) /a/b.mp4: 1024x1024 1 0, 66.7ms\n{FULL}\n",
     "server-step": failing(
         frame(f"{LIB}/vllm/v1/worker/gpu_worker.py", "execute_model", "out = self.run()")
     ),
@@ -229,6 +230,10 @@ SHAPES = {
     "ctranslate2 in small letters": "I get cuda failed with error out of memory after a while.\n",
     "generation": failing(
         frame(f"{LIB}/transformers/generation/utils.py", "_sample", "out = self(**inputs)")
+    ),
+    "generation in a cache made at once": failing(
+        frame("/job/infer.py", "<module>", "cache = ExLlamaV2Cache(model)"),
+        frame(f"{LIB}/ex/cache.py", "make", "key_states = torch.zeros(shape, device=device)"),
     ),
     "kept-predictions of a call": f"trainer.evaluate() aggregates logits on the GPU:\n{FULL}\n",
     "graph-capture in words": f"It fails during CUDA graph capture:\n{FULL}\n",

@@ -96,7 +96,9 @@ def _is_of_own_code(case: JudgedCase) -> bool:
 
 
 GRADIENTS_OFF: Final = "Run the model without gradients"
-_OFF: Final = regex(r"no_grad|inference_mode|grad_enabled|enable_grad|\bgenerate\(|\bpipe\w*\(")
+_OFF: Final = regex(
+    r"no_grad|inference_mode|set_grad_enabled|enable_grad|\bgenerate\(|\bpipe(?:line)?\("
+)
 
 
 def without_graph(case: JudgedCase) -> str:
