@@ -85,6 +85,9 @@ for step in range(4):
     loss.backward()
     optimizer.step()
 """
+TAUGHT = "teacher = Net().cuda()\n" + LOOP.replace(
+    "model(x).float()", "(model(x) - teacher(x)).float()"
+)
 UNEVEN = """
 import torch
 from torch import nn
@@ -309,6 +312,7 @@ def peak(home: Path, text: str, *treatments: str) -> int:
         ("step-in-backward", LOOP, IN_BACKWARD),
         ("step-in-backward", FROZEN + LOOP, FROZEN + IN_BACKWARD),
         ("state-on-host", LOOP, LOOP.replace(MADE, MADE + ON_HOST)),
+        ("frozen", TAUGHT, TAUGHT.replace("Net()", "Net().requires_grad_(False)")),
     ],
 )  # fmt: skip
 def test_treatment_from_outside_equals_the_change_in_the_program(
@@ -319,6 +323,11 @@ def test_treatment_from_outside_equals_the_change_in_the_program(
     assert treated == peak(tmp_path, MODEL + after)
     if treatment not in {"fused", "no-foreach", "adafactor"}:  # the peak is in the backward pass
         assert treated < peak(tmp_path, MODEL + before)
+
+
+def test_model_that_no_optimizer_updates_is_named(tmp_path: Path) -> None:
+    assert rehearsed(tmp_path, MODEL + TAUGHT, observes=True).traits["frozen"] == ["teacher"]
+    assert rehearsed(tmp_path, MODEL + LOOP, observes=True).traits["frozen"] == []
 
 
 GRAPH_UNUSED = (

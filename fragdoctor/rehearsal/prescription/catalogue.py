@@ -367,7 +367,7 @@ def _as_framework_has_it(traits: Traits, change: Change) -> str:
     return f"the framework starts the ranks: {words}; rehearse that with --world-size N"
 
 
-def simple(traits: Traits) -> Iterator[Treatment]:  # noqa: C901 - one case per treatment
+def simple(traits: Traits) -> Iterator[Treatment]:  # noqa: C901, PLR0912 - one case per treatment
     """Yield the treatments of this program that have no strength to choose, the cheapest first.
 
     Those that leave results and work unchanged come first, then those that change when something is
@@ -386,6 +386,10 @@ def simple(traits: Traits) -> Iterator[Treatment]:  # noqa: C901 - one case per 
     if traits["zeroes"]:
         title = "free gradients instead of zeroing them"
         yield _simple("set-to-none", title, exact, f"{optimizer}.zero_grad(set_to_none=True)")
+    if names := traits["frozen"]:
+        title = f"no gradients for {' and '.join(names)}, which no optimizer updates"
+        lines = [f"{one}.requires_grad_(False)" for one in names]
+        yield _simple("frozen", title, exact, *lines, place=after)
     if lines := traits["graphs_unused"]:
         where = ", ".join(PurePath(one).name for one in lines[:LONG_RUN])
         line = f"with torch.no_grad():  # around the calls in {where}; no backward pass follows"

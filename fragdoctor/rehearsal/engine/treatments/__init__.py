@@ -36,6 +36,7 @@ TREATMENTS: Final[dict[str, Callable[[str], None]]] = {
     "save-on-cpu": contexts.save_on_cpu,
     "no-grad": contexts.no_grad,
     "set-to-none": optimizers.set_to_none,
+    "frozen": optimizers.frozen,
     "chunked-loss": losses.in_chunks,
     "step-in-backward": lambda _: after_making(written.step_in_backward),
     "state-on-host": lambda _: after_making(written.state_on_host),

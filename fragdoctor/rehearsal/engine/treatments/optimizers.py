@@ -10,6 +10,7 @@ import torch
 
 from fragdoctor.model.frameworks import HAVE_FOREACH, HAVE_FUSED
 from fragdoctor.rehearsal.engine import put, wrap
+from fragdoctor.rehearsal.engine.calls import after_making, at_first_call
 
 _SMALL: Final = 4096
 """Elements below which bitsandbytes keeps a tensor's state in 32 bits (``min_8bit_size``)."""
@@ -97,6 +98,26 @@ class EightBitAdam(torch.optim.Optimizer):
             state[f"absmax_{name}"] = torch.zeros(n_blocks, dtype=torch.float32, device=p.device)
         if p.numel() >= _SMALL and not self._tables:
             self._tables = [torch.zeros(_MAP, device=p.device) for _ in range(2)]
+
+
+def frozen(_: str) -> None:
+    """Let models of which no optimizer updates anything compute no gradients for themselves."""
+    updated: set[int] = set()
+
+    def note(optimizer: Any) -> None:
+        updated.update(parameters_of(optimizer))
+
+    def freeze(model: Any) -> None:
+        if updated and updated.isdisjoint(map(id, model.parameters())):
+            model.requires_grad_(False)
+
+    after_making(note)
+    at_first_call(freeze)
+
+
+def parameters_of(optimizer: Any) -> set[int]:
+    """Return the IDs of what an optimizer updates."""
+    return {id(one) for group in optimizer.param_groups for one in group["params"]}
 
 
 def set_to_none(_: str) -> None:

@@ -62,7 +62,7 @@ class Traits:
         self._found: dict[str, Any] = {
             **dict.fromkeys(_FLAGS, False),
             **dict.fromkeys(("n_parameters", "n_flops", "n_optimizers", "kept_bytes"), 0),
-            **{name: [] for name in ("parts", "caches", "optimizers", "graphs_unused")},
+            **{name: [] for name in ("parts", "caches", "optimizers", "graphs_unused", "frozen")},
             **{name: {} for name in ("batches", "blocks", "evaluated")},
             **dict.fromkeys(("head", "place")),
             "framework": "",
@@ -96,6 +96,9 @@ class Traits:
         self._samplers: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._sizes: dict[str, int] = {}
         self._kept: dict[int, dict[int, int]] = {}
+        self._trainable = ByIdentity()  # what each model has that needs gradients
+        self._named_trainable: dict[str, set[int]] = {}
+        self._updated_ids: set[int] = set()
         self._given: set[str] = set()
         self._is_given = False
         self._trained_on: set[str] = set()
@@ -122,6 +125,11 @@ class Traits:
         self._found["losses"] = self._losses.found
         self._found["graphs_unused"] = [
             line for line, is_used in self._graphs.items() if not is_used
+        ]
+        self._found["frozen"] = [
+            name
+            for name, trainable in self._named_trainable.items()
+            if trainable and self._updated_ids and self._updated_ids.isdisjoint(trainable)
         ]
         rows = self._rows if self._found["trains"] else self._inferred
         self._found["rows"] = [sorted(sizes) for sizes in rows]
@@ -153,6 +161,11 @@ class Traits:
 
     def _see(self, model: Any, inputs: Any) -> AbstractContextManager[Any] | None:
         self._is_given = False
+        if torch.is_grad_enabled() and self._place and not self._trainable.get(model):
+            self._trainable[model] = True
+            if name := self._place[2].get(id(model)):
+                trainable = {id(one) for one in model.parameters() if one.requires_grad}
+                self._named_trainable[name] = trainable
         trains = torch.is_grad_enabled() and model.training
         for axis, sizes in enumerate(self._rows if trains else self._inferred):
             sizes.update(one.shape[axis] for one in tensors(inputs) if one.dim() > axis)
@@ -217,6 +230,7 @@ class Traits:
         on_gpu = (torch.is_tensor(v) and v.is_cuda and v.dim() > 0 for v in values)
         self._note("has_state", any(on_gpu))
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._updated_ids.update(map(id, parameters))
         self._kept[id(optimizer)] = _sizes([*parameters, *values])
         gradients_bytes = sum(_sizes([p.grad for p in parameters]).values())
         kept: dict[int, int] = {}
