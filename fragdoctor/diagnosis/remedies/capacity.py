@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from itertools import dropwhile
 from typing import ClassVar, Final
 
 from msgspec.structs import replace
@@ -283,9 +284,7 @@ class SmallerBatch(SavingRemedy):
         best = super().chosen(bench, outcomes)
         if best.result.outlook is not None and best.result.outlook.state is OutlookState.HOLDS:
             return best
-        smaller = map(
-            bench.looked_on, outcomes[[o.attempt for o in outcomes].index(best.attempt) :]
-        )
+        smaller = map(bench.looked_on, dropwhile(lambda o: o.attempt != best.attempt, outcomes))
         least = SLIM_MARGIN_SHARE * (best.result.capacity_bytes or 0)
         return next((o for o in smaller if o.result.room_bytes >= least), best)
 

@@ -85,8 +85,8 @@ def pairs_of(case: JudgedCase) -> Pairs | None:
     like = live[rounded_to_blocks(live) == asked]
     if 2 * (asked + like.sum()) <= asked + live.sum():
         return None
-    if a.phases is not None and len(a.phases.category):
-        rows = rows[~np.isin(a.phases.category[rows], OF_THE_MODEL)]
+    if len(a.category):
+        rows = rows[~np.isin(a.category[rows], OF_THE_MODEL)]
     sizes = distinct(lives.requested_bytes[rows])
     for item in ITEM_BYTES:
         n = sizes[sizes % item == 0] // item

@@ -218,45 +218,45 @@ class KeptOnHost(SavingRemedy):
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it if one line made most of what outlives the steps and is no part of a model."""
-        if case.cause not in SHORT_OF_MEMORY:
+        kept = _most_kept(case) if case.cause in SHORT_OF_MEMORY else None
+        if kept is None:
             return
-        for line, _ in _kept_by_line(case):
-            where = line_text(line)
-            yield self.proposal(
-                title=f"Keep what {where} makes on the host",
-                weight=Weight.MAY_HELP,
-                change=f"leave out .cuda() or .to(device) at {where} and move each batch instead: "
-                "batch.to(device, non_blocking=True), from pinned memory; what a step needs whole "
-                "takes less as a sparse tensor or in 16 bits",
-                why="It lowers the peak of live memory; by how much was not tried.",
-                locations=(line,),
-                attempts=self.attempts(case),
-            )
+        where = line_text(kept[0])
+        yield self.proposal(
+            title=f"Keep what {where} makes on the host",
+            weight=Weight.MAY_HELP,
+            change=f"leave out .cuda() or .to(device) at {where} and move each batch instead: "
+            "batch.to(device, non_blocking=True), from pinned memory; what a step needs whole "
+            "takes less as a sparse tensor or in 16 bits",
+            why="It lowers the peak of live memory; by how much was not tried.",
+            locations=kept[:1],
+            attempts=self.attempts(case),
+        )
 
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
         """Return the edit that never makes it."""
-        return [requests_removed(rows, "kept on the host") for _, rows in _kept_by_line(case)]
+        kept = _most_kept(case)
+        return [] if kept is None else [requests_removed(kept[1], "kept on the host")]
 
 
-def _kept_by_line(case: JudgedCase) -> list[tuple[Location, I64]]:
+def _most_kept(case: JudgedCase) -> tuple[Location, I64] | None:
     """Return the line that makes most of what is kept from before the last step, and its events.
 
-    The result is empty if no line does, or if activations, weights and the rest outweigh it.
+    None if nothing is kept that is no part of a model, or its line is not known.
     """
     a = case.context.analysis
-    if a is None or a.phases is None or not len(a.phases.category):
-        return []
+    if a is None or not len(a.category):
+        return None
     lives, steps = a.trace.lives, Steps.of(a.trace).rows
-    is_kept = (lives.free == NEVER) & (a.phases.category == Category.KEPT) & (lives.start >= 0)
+    is_kept = (lives.free == NEVER) & (a.category == Category.KEPT) & (lives.start >= 0)
     is_kept &= lives.start < (steps[-1] if len(steps) else a.trace.n_events)
     mine = np.flatnonzero(is_kept)
     line = a.trace.stacks.lines_of(lives.stack[mine])
     groups = largest_groups(line, lives.size_bytes[mine])
-    if not len(groups.group):
-        return []
-    place = case.context.frame(int(groups.group[0]))
-    rows = np.sort(lives.start[mine[line == groups.group[0]]])
-    return [] if place is None else [(place, rows.astype(np.int64))]
+    place = case.context.frame(int(groups.group[0])) if len(groups.group) else None
+    if place is None:
+        return None
+    return place, np.sort(lives.start[mine[line == groups.group[0]]]).astype(np.int64)
 
 
 class StepInBackward(SavingRemedy):

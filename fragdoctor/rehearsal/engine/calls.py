@@ -72,6 +72,11 @@ def put_call(called: Callable[..., Any]) -> None:
     put(torch.nn.Module, "__call__", follow)
 
 
+def parameters_of(optimizer: Any) -> set[int]:
+    """Return the IDs of what an optimizer updates."""
+    return {id(one) for group in optimizer.param_groups for one in group["params"]}
+
+
 def at_first_call(act: Callable[[Any], None], *, trains: bool = False) -> None:
     """Call ``act`` with each model before its first call, with ``trains`` its first in training."""
     seen = ByIdentity()

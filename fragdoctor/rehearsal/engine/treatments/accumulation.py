@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import BatchSampler
 
 from fragdoctor.rehearsal.engine import SEEN_THROUGH, frames_from, put, when_imported, wrap
-from fragdoctor.rehearsal.engine.calls import after_making
+from fragdoctor.rehearsal.engine.calls import after_making, parameters_of
 from fragdoctor.rehearsal.engine.loops import Loops
 from fragdoctor.rehearsal.engine.session import current
 
@@ -71,8 +71,7 @@ def install(argument: str) -> None:
     def after_a_run(zero_grad: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         """Keep gradients that are being accumulated: the Trainer clears those of the model."""
         own = {id(one) for one in self.parameters()}
-        waiting = (group for o in made if o.is_between for group in o.param_groups)
-        if not any(id(one) in own for group in waiting for one in group["params"]):
+        if not any(o.is_between and not own.isdisjoint(parameters_of(o)) for o in made):
             zero_grad(self, *args, **kwargs)
 
     after_making(run_every)

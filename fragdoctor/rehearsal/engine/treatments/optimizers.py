@@ -10,7 +10,7 @@ import torch
 
 from fragdoctor.model.frameworks import HAVE_FOREACH, HAVE_FUSED
 from fragdoctor.rehearsal.engine import put, wrap
-from fragdoctor.rehearsal.engine.calls import after_making, at_first_call
+from fragdoctor.rehearsal.engine.calls import after_making, at_first_call, parameters_of
 
 _SMALL: Final = 4096
 """Elements below which bitsandbytes keeps a tensor's state in 32 bits (``min_8bit_size``)."""
@@ -113,11 +113,6 @@ def frozen(_: str) -> None:
 
     after_making(note)
     at_first_call(freeze)
-
-
-def parameters_of(optimizer: Any) -> set[int]:
-    """Return the IDs of what an optimizer updates."""
-    return {id(one) for group in optimizer.param_groups for one in group["params"]}
 
 
 def set_to_none(_: str) -> None:

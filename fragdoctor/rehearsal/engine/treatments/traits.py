@@ -20,7 +20,7 @@ from torch.utils.data import BatchSampler
 
 from fragdoctor.recording.module_names import ByIdentity
 from fragdoctor.rehearsal.engine import frames_from, wrap
-from fragdoctor.rehearsal.engine.calls import around_models
+from fragdoctor.rehearsal.engine.calls import around_models, parameters_of
 from fragdoctor.rehearsal.engine.memory_history import is_users, users_frame, users_line
 from fragdoctor.rehearsal.engine.treatments.accumulation import OWN, lines_and_size
 from fragdoctor.rehearsal.engine.treatments.blocks import (
@@ -96,8 +96,7 @@ class Traits:
         self._samplers: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._sizes: dict[str, int] = {}
         self._kept: dict[int, dict[int, int]] = {}
-        self._trainable = ByIdentity()  # what each model has that needs gradients
-        self._named_trainable: dict[str, set[int]] = {}
+        self._trainable: dict[str, set[int]] = {}  # what needs gradients, by the model's name
         self._updated_ids: set[int] = set()
         self._given: set[str] = set()
         self._is_given = False
@@ -128,7 +127,7 @@ class Traits:
         ]
         self._found["frozen"] = [
             name
-            for name, trainable in self._named_trainable.items()
+            for name, trainable in self._trainable.items()
             if trainable and self._updated_ids and self._updated_ids.isdisjoint(trainable)
         ]
         rows = self._rows if self._found["trains"] else self._inferred
@@ -161,11 +160,9 @@ class Traits:
 
     def _see(self, model: Any, inputs: Any) -> AbstractContextManager[Any] | None:
         self._is_given = False
-        if torch.is_grad_enabled() and self._place and not self._trainable.get(model):
-            self._trainable[model] = True
-            if name := self._place[2].get(id(model)):
-                trainable = {id(one) for one in model.parameters() if one.requires_grad}
-                self._named_trainable[name] = trainable
+        name = self._place[2].get(id(model)) if torch.is_grad_enabled() and self._place else None
+        if name is not None and name not in self._trainable:
+            self._trainable[name] = {id(one) for one in model.parameters() if one.requires_grad}
         trains = torch.is_grad_enabled() and model.training
         for axis, sizes in enumerate(self._rows if trains else self._inferred):
             sizes.update(one.shape[axis] for one in tensors(inputs) if one.dim() > axis)
@@ -230,7 +227,7 @@ class Traits:
         on_gpu = (torch.is_tensor(v) and v.is_cuda and v.dim() > 0 for v in values)
         self._note("has_state", any(on_gpu))
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self._updated_ids.update(map(id, parameters))
+        self._updated_ids |= parameters_of(optimizer)
         self._kept[id(optimizer)] = _sizes([*parameters, *values])
         gradients_bytes = sum(_sizes([p.grad for p in parameters]).values())
         kept: dict[int, int] = {}
