@@ -1,175 +1,158 @@
 """A document as one self-contained HTML file: no network, no framework, a strict policy.
 
-Every string from an input is hostile. Text reaches the markup only through ``escape.visible`` and
-Jinja2's autoescape. The policy names the file's own style and script by hash and allows nothing
-else, so even markup that slipped through could not run or load anything. Charts are drawn from
-numbers only.
+Every string from an input is hostile. Text reaches the page only through ``markup``, which escapes
+it. The policy names the file's own style and script by hash and allows nothing else, so even
+markup that slipped through could not run or load anything. Charts are drawn from numbers only.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import math
-from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import jinja2
 from markupsafe import Markup
 from msgspec import Struct
 
-from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions
-from fragdoctor.report.document import Chart, Detail, Gauge, ReportDocument, plain, spans
-from fragdoctor.report.words import share_of
-from fragdoctor.units import GIB, KIB, MIB, TIB, format_count, format_size, plural
+from fragdoctor.report.document import ReportDocument
+from fragdoctor.report.html_blocks import EVERYTHING, blocks, content, section
+from fragdoctor.report.markup import Child, ours, tag
 
-WIDTH: Final = 1104
-HEIGHT: Final = 340
-LEFT: Final = 76
-RIGHT: Final = 16
-TOP: Final = 18
-BOTTOM: Final = 34
-_MAX_TICKS: Final = 12
-_AIR: Final = 0.02
-"""The share of the width that stays free beside the outermost points; labels need more."""
+ASSETS: Final = Path(__file__).parent / "assets"
+FOOT: Final = (
+    "Written by fragdoctor. This file is complete in itself: it loads nothing and sends nothing."
+)
 
 
-class Drawing(Struct, frozen=True):
-    """Everything that the SVG of one chart draws, in the coordinates of the drawing.
+class Parts(Struct, frozen=True, kw_only=True):
+    """What a kind of page adds to the frame that all pages share.
 
-    ``marks`` are points with their labels, ``fit`` the ends of a line; ticks are places on an axis
-    with their labels.
+    Attributes:
+        script: its script; without one the page works as it is.
+        style: its style, on top of that of all reports.
+        may_ask: whether the script may query the server that the page came from.
+        has_menu: whether the bar at the top links to the sections.
+        link: one more link in that menu.
+        tools: what stands at the right of the bar.
+        middle: what stands between the answer and the sections.
+        end: what stands after the sections.
+        data: what stands before the script.
     """
 
-    marks: Sequence[tuple[float, float, str]]
-    fit: Sequence[tuple[float, float]]
-    x_ticks: Sequence[tuple[float, str]]
-    y_ticks: Sequence[tuple[float, str]]
-
-
-def drawn(chart: Chart) -> Drawing:
-    """Return a chart in coordinates."""
-    top = max(1, *chart.y, *(y for _, y in chart.fit)) * 1.06
-    low, span = min(chart.x), (max(chart.x) - min(chart.x)) or 1.0
-
-    def across(x: float) -> float:
-        return LEFT + (_AIR + (1 - 3 * _AIR) * (x - low) / span) * (WIDTH - LEFT - RIGHT)
-
-    def up(y: float) -> float:
-        return HEIGHT - BOTTOM - y / top * (HEIGHT - BOTTOM - TOP)
-
-    points = zip(chart.x, chart.y, chart.labels, strict=True)
-    return Drawing(
-        [(across(x), up(y), label) for x, y, label in points],
-        [(across(x), up(y)) for x, y in chart.fit],
-        [(across(x), f"{x:g}") for x in chart.x[:: math.ceil(len(chart.x) / _MAX_TICKS)]],
-        [(up(size), label) for size, label in _size_ticks(top)],
-    )
-
-
-def _size_ticks(top: float) -> list[tuple[float, str]]:
-    units = ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
-    unit, name = next((pair for pair in units if top >= 2 * pair[0]), (1, "B"))
-    step = _round_step(top / unit / 5)
-    return [
-        (i * step * unit, f"{i * step:g} {name}" if i else "0")
-        for i in range(int(top / unit / step) + 1)
-    ]
-
-
-def _round_step(rough: float) -> float:
-    """Return the next number up that is 1, 2 or 5 times a power of ten."""
-    power: float = 10.0 ** math.floor(math.log10(rough))
-    return next(m * power for m in (1, 2, 5, 10) if m * power >= rough * (1 - 1e-9))
-
-
-MAX_SHOWN: Final = 1500
-"""The most characters of one text: a file may hold names of megabytes."""
-
-MAX_ROWS: Final = 5000
-"""The most rows of one table: nobody reads more, and they slow the page down."""
-
-LONG_TABLE: Final = 40
-"""Tables with at least this many rows are folded."""
-FIRST_ITEMS: Final = 4
-"""Measures of a list that a page shows; the rest is folded."""
-
-EVERYTHING: Final = (Detail.USUAL, Detail.FULL)
-"""``Detail.PAGE`` is left out: the interactive page has its own place for its graphics."""
+    script: str = ""
+    style: str = ""
+    may_ask: bool = False
+    has_menu: bool = True
+    link: Child = None
+    tools: Child = None
+    middle: Child = None
+    end: Child = None
+    foot: str = FOOT
+    data: Child = None
 
 
 def render(document: ReportDocument, options: RenderOptions) -> str:
     """Return the document as a page without any script; it always includes everything."""
     del options
-    return page(document, "document.html.j2")
+    return page(document, Parts())
 
 
-def page(
-    document: ReportDocument,
-    template: str,
-    script: str = "",
-    style: str = "",
-    *,
-    may_ask: bool = False,
-    **values: Any,
-) -> str:
-    """Return a document as a page.
+def page(document: ReportDocument, parts: Parts) -> str:
+    """Return a document as a page of the kind that the parts make."""
+    style = source("report.css") + parts.style
+    script = tag("script", ours(parts.script)) if parts.script else None
+    body = tag(
+        "body",
+        tag("a", "Skip to the answer", class_="skiplink", href="#answer"),
+        _bar(document, parts),
+        tag("main", _answer(document), parts.middle, _sections(document), parts.end, class_="wrap"),
+        tag("footer", parts.foot, class_="wrap"),
+        parts.data,
+        script,
+        class_=None if script else "no-js",
+    )
+    head = _head(document.title, style, policy(style, parts.script, may_ask=parts.may_ask))
+    return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
 
-    The template is ``document.html.j2`` or one that extends it. ``script`` and ``style`` belong to
-    this page and come on top of the style of all reports. ``may_ask`` lets the script query the
-    server that the page came from. ``values`` are further values for the template.
-    """
-    style = source("report.css") + style
-    return (
-        environment()
-        .get_template(template)
-        .render(
-            document=document,
-            style=Markup(style),  # noqa: S704 - our own file
-            script=Markup(script),  # noqa: S704 - our own file
-            policy=policy(style, script, may_ask=may_ask),
-            **values,
+
+def _head(title: str, style: str, allowed: str) -> Markup:
+    named = {
+        "viewport": "width=device-width, initial-scale=1",
+        "referrer": "no-referrer",
+        "color-scheme": "light dark",
+        "generator": "fragdoctor",
+    }
+    return tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=allowed),
+        [tag("meta", name=name, content=said) for name, said in named.items()],
+        tag("title", title, " \u2013 fragdoctor"),
+        tag("link", rel="icon", href="data:,"),
+        tag("style", ours(style)),
+    )
+
+
+def _bar(document: ReportDocument, parts: Parts) -> Markup:
+    label = "Change between light and dark"
+    theme = tag("button", "Theme", type="button", class_="quiet js", id="theme", aria_label=label)
+    tools = tag(
+        "div",
+        parts.tools,
+        theme if parts.script else None,
+        [
+            tag(
+                "label",
+                tag("input", type="checkbox", id=f"to-{name.lower()}"),
+                f" {name}",
+                class_=f"box to-{name.lower()}",
+            )
+            for name in ("Dark", "Light")
+        ],
+        class_="tools",
+    )
+    menu = _menu(document, parts.link) if parts.has_menu else tag("nav")
+    mark = tag("span", "fragdoctor", class_="mark")
+    return tag("header", tag("div", mark, menu, tools, class_="wrap bar"), class_="top")
+
+
+def _menu(document: ReportDocument, link: Child) -> Markup:
+    shown = [s for s in document.sections if s.only(EVERYTHING)]
+    named = [(s.id, s.title) for s in shown if s.id and s.title and not s.is_folded]
+    folded = [(s.id, "Details") for s in shown if s.is_folded][:1]
+    links = [tag("a", title, href=f"#{name}") for name, title in (*named, *folded)]
+    answer = tag("a", "Answer", href="#answer")
+    return tag("nav", answer, link, links, aria_label="Sections")
+
+
+def _answer(document: ReportDocument) -> Markup:
+    figures = [
+        tag(
+            "div",
+            tag("dt", one.name),
+            tag("dd", one.value),
+            tag("dd", one.note, class_="from") if one.note else None,
         )
-        + "\n"
+        for one in document.figures
+    ]
+    said = tag(
+        "div",
+        tag("h1", content(document.headline)),
+        tag("div", blocks(document.lead, document.title)),
+        tag("dl", figures, class_="key-figures") if figures else None,
+        class_="said",
     )
+    kicker = tag("p", document.kicker, class_="over") if document.kicker else None
+    tone = f"answer tone-{document.tone.value}" if document.tone else "answer"
+    return tag("section", kicker, said, id="answer", class_=tone)
 
 
-TEMPLATES: Final = Path(__file__).parent / "templates"
-
-
-@cache
-def environment() -> jinja2.Environment:
-    """Return an environment that escapes every expression and shows invisible characters."""
-    made = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=_visible,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        optimized=False,  # there is nothing to optimize, and looking for it takes an eighth longer
-    )
-    made.filters |= {
-        "size": format_size,
-        "count": format_count,
-        "share": share_of,
-        "spans": lambda content: list(spans(content)),
-        "plain": plain,
-        "drawn": drawn,
-        "data": Markup,  # made by ourselves; it exceeds the limit for text
-    }
-    made.globals |= {
-        "plural": plural,
-        "shown": EVERYTHING,
-        "max_rows": MAX_ROWS,
-        "long_table": LONG_TABLE,
-        "first_items": FIRST_ITEMS,
-        "is_gauge": lambda cell: isinstance(cell, Gauge),
-    }
-    return made
+def _sections(document: ReportDocument) -> tuple[Child, Markup]:
+    opened = [section(s) for s in document.sections if not s.is_folded]
+    folded = [section(s) for s in document.sections if s.is_folded]
+    return opened, tag("div", folded, class_="folds")
 
 
 def policy(style: str, script: str = "", *, may_ask: bool = False) -> str:
@@ -188,18 +171,9 @@ def policy(style: str, script: str = "", *, may_ask: bool = False) -> str:
 
 def source(name: str) -> str:
     """Return one of our styles or scripts, such as ``page/main.js``."""
-    return (TEMPLATES / name).read_text("utf-8")
+    return (ASSETS / name).read_text("utf-8")
 
 
 def _hash(text: str) -> str:
     digest = hashlib.sha256(text.encode()).digest()
     return f"sha256-{base64.b64encode(digest).decode('ascii')}"
-
-
-def _visible(value: object) -> object:
-    """Make invisible characters visible and cut long text, in every expression."""
-    if isinstance(value, Markup) or not isinstance(value, str):
-        return value
-    n_more = len(value) - MAX_SHOWN
-    visible = escape.visible(value[:MAX_SHOWN])
-    return f"{visible} ... ({format_count(n_more)} more characters)" if n_more > 0 else visible

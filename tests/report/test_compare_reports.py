@@ -166,7 +166,9 @@ def test_page_draws_the_value_of_each_run_and_the_line_through_them() -> None:
     text = rendered("html", series())
 
     assert text.count("<circle") == 5
-    assert len(re.findall(r'<path class="fit r1" d="M[\d.]+ [\d.]+L[\d.]+ [\d.]+"/>', text)) == 1
+    assert (
+        len(re.findall(r'<path class="fit r1" d="M[\d.]+ [\d.]+L[\d.]+ [\d.]+"></path>', text)) == 1
+    )
 
 
 @pytest.mark.parametrize("text", HOSTILE)

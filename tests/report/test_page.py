@@ -269,7 +269,7 @@ def test_scripts_pass_the_type_check(tmp_path, added):
     compiler = str(own) if own.exists() else shutil.which("tsc")
     if compiler is None:
         pytest.skip("TypeScript is not installed: npm ci brings it")
-    scripts = root / "fragdoctor" / "report" / "templates" / "page"
+    scripts = root / "fragdoctor" / "report" / "assets" / "page"
     project = tmp_path / "tsconfig.json"
     fault = tmp_path / "fault.js"
     fault.write_text(added)

@@ -1,7 +1,7 @@
 """The data behind the page's graphics: arrays and text in one compressed blob.
 
 A million events fit in a small file. The page's script does the reverse
-(``templates/page/decode.js``). Integers are stored as differences, folded to unsigned (zigzag),
+(``assets/page/decode.js``). Integers are stored as differences, folded to unsigned (zigzag),
 split into byte planes and deflated together with the JSON part; the result is base64. Hostile
 text stays inside the blob, so it is never markup.
 """

@@ -56,7 +56,9 @@ def segment_map_data(
     # Live and free blocks by segment and address; a free block has no stack.
     segment = np.concatenate((layout.live_segment, layout.free_segment)).astype(np.int64)
     offset = np.concatenate((layout.live_offset, layout.free_offset))
-    kept = np.flatnonzero(np.isin(segment, rows))
+    is_shown = np.zeros(len(layout.segment_address), np.bool_)
+    is_shown[rows] = True
+    kept = np.flatnonzero(is_shown[segment])
     kept = kept[np.lexsort((offset[kept], segment[kept]))]
 
     def column(live: npt.NDArray[Any], free: npt.NDArray[Any] | int) -> I64:
@@ -72,9 +74,7 @@ def segment_map_data(
     address = layout.segment_address[rows]
     pools = np.where(layout.is_private[rows], layout.segment_pool[rows], -1)
     groups, group = groups_of(pools, layout.is_small[rows], layout.segment_stream[rows])
-    stranding = np.array(
-        [a for strander in analysis.stranders for a in strander.addresses], np.uint64
-    )
+    stranding = {a for strander in analysis.stranders for a in strander.addresses}
     at = layout.segment_address[segment[kept]] + offset[kept].view(np.uint64)
     counts = np.bincount(np.searchsorted(rows, segment[kept]), minlength=len(rows))
     total = layout.segment_bytes
@@ -94,7 +94,7 @@ def segment_map_data(
         "state": blob.add(column(live_state, int(BlockState.INACTIVE))),
         "stack": blob.add(sink.stacks.page_stacks(stack, size)),
         "alloc_row": blob.add(column(start, -1)),
-        "stranders": blob.add(np.isin(at, stranding).astype(np.int64)),
+        "stranders": blob.add([a in stranding for a in at.tolist()]),
     }
 
 

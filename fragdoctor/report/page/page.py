@@ -21,7 +21,9 @@ from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis, MomentFigures, 
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.report import escape, html
 from fragdoctor.report.document import Graphic, Paragraph, ReportDocument
+from fragdoctor.report.markup import ours, tag
 from fragdoctor.report.page.blob import Sink
+from fragdoctor.report.page.elements import WITHOUT_GRAPHICS, device_switch, drop_area, explorer
 from fragdoctor.report.page.lives_data import MAX_BLOCKS, lives_data, segment_map_data
 from fragdoctor.report.page.timeline_data import timeline_data
 from fragdoctor.report.views.advice import VARIABLE, promise_of
@@ -310,16 +312,17 @@ def _explorer_page(
 ) -> str:
     page = ""
     for scale in SCALES:
-        page = html.page(
-            document,
-            "page/page.html.j2",
-            _script(SCRIPTS),
-            html.source("page/reading.css") + html.source("page/explorer.css"),
+        parts = html.Parts(
+            script=_script(SCRIPTS),
+            style=html.source("page/reading.css") + html.source("page/explorer.css"),
             may_ask=is_live,
-            payload=payload(scale),
-            labels=labels,
-            graphics=graphics,
+            link=tag("a", "Explorer", href="#explorer") if graphics else None,
+            tools=device_switch(labels) if len(labels) > 1 else None,
+            middle=explorer(graphics) if graphics else None,
+            end=WITHOUT_GRAPHICS,
+            data=tag("script", ours(payload(scale)), type="text/plain", id="data"),
         )
+        page = html.page(document, parts)
         if len(page.encode()) <= MAX_PAGE_BYTES:
             return page
     raise ConfigError(
@@ -330,12 +333,8 @@ def _explorer_page(
 
 def render_reading_page(document: ReportDocument) -> str:
     """Return a page whose tables sort."""
-    return html.page(
-        document,
-        "page/reading.html.j2",
-        _script(READING_SCRIPTS),
-        html.source("page/reading.css"),
-    )
+    parts = html.Parts(script=_script(READING_SCRIPTS), style=html.source("page/reading.css"))
+    return html.page(document, parts)
 
 
 def render_drop_page() -> str:
@@ -352,13 +351,15 @@ def render_drop_page() -> str:
             ),
         ),
     )
-    return html.page(
-        document,
-        "page/drop.html.j2",
-        _script(DROP_SCRIPTS),
-        html.source("page/reading.css") + html.source("page/drop.css"),
+    parts = html.Parts(
+        script=_script(DROP_SCRIPTS),
+        style=html.source("page/reading.css") + html.source("page/drop.css"),
         may_ask=True,
+        has_menu=False,
+        middle=drop_area(),
+        foot="Served by fragdoctor view on this machine, to this machine only.",
     )
+    return html.page(document, parts)
 
 
 def _script(names: Sequence[str]) -> str:

@@ -276,7 +276,7 @@ def _lines_named(diagnosis: Diagnosis) -> Iterator[Location]:
 
 def page(diagnosis: Diagnosis, options: RenderOptions) -> str:
     """Return the document as a page with interactive graphics."""
-    from fragdoctor.report.page.page import render_page  # noqa: PLC0415 - numpy and jinja2
+    from fragdoctor.report.page.page import render_page  # noqa: PLC0415 - numpy
 
     return render_page(diagnosis, document(diagnosis, options))
 

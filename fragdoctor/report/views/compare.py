@@ -70,7 +70,7 @@ def document(comparison: Comparison, judged: Sequence[JudgedGrowth] = ()) -> doc
 
 def page(comparison: Comparison, judged: Sequence[JudgedGrowth] = ()) -> str:
     """Return the document as a page; two runs with their analyses share an explorer."""
-    from fragdoctor.report.page.page import render_compared_page  # noqa: PLC0415 - numpy and jinja2
+    from fragdoctor.report.page.page import render_compared_page  # noqa: PLC0415 - numpy
 
     return render_compared_page(comparison.runs, document(comparison, judged))
 

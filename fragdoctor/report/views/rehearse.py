@@ -62,7 +62,7 @@ def _style(found: Rehearsal) -> Style:
 
 def page(result: RehearsalResult | RehearsalSweep, options: RenderOptions) -> str:
     """Return the document as a page with interactive graphics."""
-    from fragdoctor.report.page.page import render_page, render_reading_page  # noqa: PLC0415 - numpy and jinja2
+    from fragdoctor.report.page.page import render_page, render_reading_page  # noqa: PLC0415 - numpy
 
     if isinstance(result, RehearsalSweep):
         return render_reading_page(_table_of(result))
