@@ -22,6 +22,8 @@ _NAME: Final = (
     r"|num[_ ](?:samples|images)|max[-_]tokens(?=\s{0,3}\d{4})|\bbatch(?==)"
 )
 _OF_OTHER: Final = re.compile(r"(?i)eval|val[._-]|valid|test|infer|predict|sample_|total|global")
+_FOR_OTHER: Final = re.compile(r"(?i)\b(?:eval|valid|test|infer|total|global)\w{0,8}[ -]\Z")
+"""The same as a word before the option: "validation batch size"."""
 _IN_WORDS: Final = {"one": 1, "two": 2, "four": 4, "eight": 8, "sixteen": 16}
 _IS: Final = r"(?:of|is|was|to|down to|at|as|like|set to|already|just|only|per device)"
 _BATCH: Final = re.compile(
@@ -93,6 +95,8 @@ _SAMPLES: Final = {
     "shorter audio": r"\baudio\b|\bspeech\b|\butterances?\b|wav2vec|\btts\b|\bvoice|transcri"
     r"|diari[sz]|vocod|whisper",
     "smaller patches or crops": r"\bpatch(?:es|_size| size)\b|\bvolum(?:es|etric)\b|\bCT\b",
+    "fewer residues": r"\bproteins?\b|\bresidues\b|\bamino.acids?\b"
+    r"|\b\d{3,5} ?aa\b|\bfasta\b",
     "fewer points": r"\bpoint.?clouds?\b|\blidar\b",
     "fewer nodes and edges": r"\bG[CN]Ns?\b|GATs?\b|graph.(?:neural|conv)|\bedges\b|\bdgl\b"
     r"|edge_index|torch.geometric",
@@ -135,7 +139,12 @@ def told_settings(text: str) -> ToldSettings:
     """Return what a text says of its run's settings."""
     head, flags = text[:MAX_CHARS], re.IGNORECASE | re.ASCII
     done = _PROPOSED.sub(lambda m: m[0] if _DONE.match(head, m.end()) else "", head)
-    named = [m for m in _BATCH.finditer(head) if not _OF_OTHER.search(m["option"])]
+    named = [
+        m
+        for m in _BATCH.finditer(head)
+        if not _OF_OTHER.search(m["option"])
+        and not _FOR_OTHER.search(head, max(0, m.start() - _NEAR), m.start())
+    ]
     failing = [
         m
         for m in named

@@ -147,9 +147,9 @@ TGI
   server-start: lower --max-batch-prefill-tokens, with --max-input-tokens no larger; if the weights
     alone are too much, use --num-shard over more GPUs, or --quantize
 ComfyUI
-  source: ComfyUI 0.3, comfy/cli_args.py and nodes.py
+  source: ComfyUI 0.3, comfy/cli_args.py, nodes.py and model_management.py
   files: /comfy/(?:\w+\.py|ldm/|sd\w*/|k_diffusion/)|/ComfyUI/
-  logs: (?i:\bcomfyui\b)|Allocation on device\s*$
+  logs: (?i:\bcomfyui\b)|Allocation on device\s*$|Set vram state to: |Requested to load [A-Z]\w+
   batch: use a smaller image, fewer frames or a smaller batch_size in the latent node
   attention: start it with --use-pytorch-cross-attention or --use-quad-cross-attention
   weights: start it with --lowvram or --novram, or use an fp8 or GGUF checkpoint

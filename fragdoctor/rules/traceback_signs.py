@@ -127,9 +127,14 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
     # No call is known, so look for the words that people use, which are about other programs, too,
     # and about loading and saving, though the calls show a step.
     is_of_engine, is_step = engine_of(message) is not None, is_in_backward_pass(message)
-    told = (s for signs in tables for s in signs if s.in_words and not is_of_engine)
-    told = (s for s in told if not (is_step and s.is_of_model and not s.is_surrounding))
-    in_words = next((s for s in told if _search(s.in_words, message.said)), None)
+    told = [
+        s
+        for signs in tables
+        for s in signs
+        if not (is_step and s.is_of_model and not s.is_surrounding)
+    ]
+    by_words = (s for s in told if s.in_words and not is_of_engine)
+    in_words = next((s for s in by_words if _search(s.in_words, message.said)), None)
     for signs in tables:
         if signs is tables[-1] and in_words is not None and in_words.is_surrounding:
             break  # that a model runs says less than that memory grows, or that the same ran before
@@ -140,8 +145,7 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
         if found is not None:
             return found
     named = _named_functions(message)
-    by_name = (s for signs in tables for s in signs if any(map(s.is_named_by, named)))
-    return next(by_name, in_words)
+    return next((s for s in told if any(map(s.is_named_by, named))), in_words)
 
 
 def _named_functions(message: OomMessage) -> list[str]:
@@ -274,7 +278,7 @@ _TESTS: Final = (
     r"|tests? (?:step|phase|stage|time|loop|epoch)"
     r"|(?:in|at|during|while|when|the|saving) predict(?:ing|ions?)|评估|验证|测试)"
     r"(?:\(\))?(?![\w/(=-]|\.\w| (?:(?:is|was|works?|runs|went|goes) (?:\w+ )?"
-    r"(?:ok|okay|fine|well|normal)|different|various|with\b))"
+    r"(?:ok|okay|fine|well|normal)|different|various|batch size|with\b))"
 )
 _RAN: Final = rf"\b(?:python3?|ran|run|running) (?:\S*[/\\])?(?:\w*_)?{_INFERS}\w*\.py\b"
 

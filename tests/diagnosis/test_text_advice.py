@@ -2310,3 +2310,24 @@ def test_processes_that_were_started_together_are_workers_of_one_program(pids, t
 
     assert verdict.cause is Cause.OTHER_PROCESS
     assert first.title == title
+
+
+def test_batch_of_the_validation_is_not_lowered_when_training_fails():
+    said = (
+        "It fails when training starts.\nTraining batch size is 96\nvalidation batch size is 24\n"
+    )
+
+    assert "from 96" in first_of(f"{said}{FULL}\n")[1].title
+
+
+def test_backward_pass_outweighs_what_a_server_in_the_same_job_logged():
+    before = "(W pid=7) After sync in sharding manager: 20 GB.\n(W pid=7) Before vllm offload.\n"
+    named = "(W pid=7) Before state_dict() in sharding manager\n"
+    text = f"{named}{before}{traceback(('/a/verl/workers/actor/dp.py', 'loss.backward()'))}{FULL}\n"
+
+    assert "ppo_micro_batch_size_per_gpu" in first_of(text)[1].change
+
+
+def test_proteins_are_given_fewer_residues_and_comfyui_is_known_by_its_log():
+    assert "Use fewer residues" in first_of(f"a protein of 1800 AA, bf16\n{FULL}\n")[1].title
+    assert "latent node" in first_of(f"got prompt\nRequested to load Flux\n{FULL}\n")[1].change

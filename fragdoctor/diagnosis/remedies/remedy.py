@@ -34,7 +34,12 @@ from fragdoctor.rules.capacity.optimizer_state import fails_in_optimizer
 from fragdoctor.rules.failed_request import FailedRequest
 from fragdoctor.rules.request_sources import matching_oom
 from fragdoctor.rules.rule import MAX_STACK, Context, from_user
-from fragdoctor.rules.traceback_signs import Place, TracebackSign, sign_of
+from fragdoctor.rules.traceback_signs import (
+    Place,
+    TracebackSign,
+    is_in_backward_pass,
+    sign_of,
+)
 from fragdoctor.trace.stacks import NATIVE, classify_file
 from fragdoctor.units import GIB, MIB, format_count, format_size, plural
 
@@ -211,7 +216,10 @@ class JudgedCase(Struct, frozen=True, dict=True):
         files = (frame.file for frame in message.frames)
         near = frameworks_in((*files, *self.files), message.said)
         named = () if log is None else log.frameworks
-        return (*near, *(f for f in FRAMEWORKS if f.name in named and f not in near))
+        found = (*near, *(f for f in FRAMEWORKS if f.name in named and f not in near))
+        if not is_in_backward_pass(message):
+            return found
+        return tuple(f for f in found if f.name not in RUN_ONLY)  # beside what trains
 
     @property
     def trains(self) -> bool:
