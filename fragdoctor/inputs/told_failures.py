@@ -35,7 +35,8 @@ SHORTAGE: Final = re.compile(
     rf"ou[tf][ _-]{{0,2}}of[ _-]?{_MEMORY}(?![ -]killer)"
     r"|(?:^|(?<=[a-z`:] ))`?(?P<name>(?:torch\.(?:cuda\.)?)?OutOfMemoryError)"
     r"(?=`?\s{1,80}[a-zT]|`?$)"
-    r"|\bOOMs?\b(?!\W{1,3}(?:0(?!\.\d)|count|safe|score|killer: disabled)\b|-?killer|[=\"'])"
+    r"|\b(?:(?:cuda|gpu|vram)[ -])?OOMs?\b"
+    r"(?!\W{1,3}(?:0(?!\.\d)|count|safe|score|killer: disabled)\b|-?killer|[=\"'])"
     r"|\ballocation on device\b(?! \d? ?would)"  # ComfyUI
     rf"|\b(?:fail(?:ed|s|ure)? to|unable to|can(?:not|n't|'t)) allocate {_MEMORY}"
     rf"|(?:\bnot?|n't)(?: have| provide)? enough {_MEMORY}|\b(?:insufficient|no more) {_MEMORY}"

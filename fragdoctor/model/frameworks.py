@@ -361,10 +361,17 @@ timm
   source: timm 1.0, models/vision_transformer.py and others
   files: /timm/(?:models|layers)/
   checkpoint: model.set_grad_checkpointing()
+Splatfacto
+  source: nerfstudio 1.1, models/splatfacto.py and data/datamanagers/full_images_datamanager.py
+  files: /nerfstudio/
+  logs: (?i:\bsplatfacto|\bnerfstudio\b)
+  batch: keep the images on the CPU (--pipeline.datamanager.cache-images cpu); make fewer Gaussians
+    (raise --pipeline.model.densify-grad-thresh, or lower --pipeline.model.max-gs-num of the mcmc
+    strategy); lower the resolution of the images
 Gaussian splatting
   source: gaussian-splatting of 2023 to 2025, arguments/__init__.py and scene/cameras.py
   files: /gaussian[-_](?:splatting|renderer)/
-  logs: (?i:gaussian[- _]splatting)
+  logs: (?i:gaussian[- _]splatting|\bgsplat\b|rasterize_gaussians)
   batch: keep the images on the CPU (--data_device cpu), lower their resolution (-r 2), or use fewer
     of them; make fewer Gaussians (raise --densify_grad_threshold, lower --densify_until_iter)
 Detectron2
@@ -401,6 +408,15 @@ Segment Anything
   logs: \bSam\w{0,40}Mask\w{0,40}Generator\b|(?i:segment.anything)
   batch: use points_per_batch=16 (64 by default) in the mask generator, a smaller image, or vit_b
     instead of vit_h
+LLM Compressor and AutoAWQ
+  source: llm-compressor 0.7, entrypoints/oneshot.py; autoawq 0.2, quantize/quantizer.py
+  files: /llmcompressor/|/awq/(?:models|quantize)/
+  logs: \b(?:AWQ|GPTQ|SmoothQuant|Quantization)Modifier\b|(?i:\bllm-?compressor\b|\bautoawq\b)
+  batch: calibrate with fewer and shorter samples (num_calibration_samples and max_seq_length, or
+    max_calib_samples and max_calib_seq_len of AutoAWQ)
+  weights: load the model on the CPU and let one layer at a time come to the GPU
+    (pipeline="sequential"); offload_device=torch.device("cpu") of AWQModifier keeps the calibrated
+    activations there
 PEFT
   source: peft 0.21, utils/other.py
   files: /peft/(?:tuners|utils|peft_model|mapping)
@@ -452,6 +468,7 @@ OWN_LOOPS: Final = (
     "Ultralytics",
     "sd-scripts",
     "AI Toolkit",
+    "Splatfacto",
     "Gaussian splatting",
     "Detectron2",
     "OpenMMLab",

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from fragdoctor.model.case import TRAINING, OomMessage, TracebackFrame
 from fragdoctor.model.engines import engine_of, is_of_other_program, is_told_of_nobody
-from fragdoctor.model.frameworks import VLLM_LOG, Change
+from fragdoctor.model.frameworks import RUN_ONLY, VLLM_LOG, Change, frameworks_in
 from fragdoctor.model.growth_words import GROWS
 
 
@@ -132,6 +132,7 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
         for signs in tables
         for s in signs
         if not (is_step and s.is_of_model and not s.is_surrounding)
+        and not (s.name == EVALUATION and _only_runs(message))
     ]
     by_words = (s for s in told if s.in_words and not is_of_engine)
     in_words = next((s for s in by_words if _search(s.in_words, message.said)), None)
@@ -146,6 +147,13 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
             return found
     named = _named_functions(message)
     return next((s for s in told if any(map(s.is_named_by, named))), in_words)
+
+
+def _only_runs(message: OomMessage) -> bool:
+    """Return whether all frameworks around a failure only run models, to evaluate or to serve."""
+    files = (frame.file for frame in message.frames)
+    found = frameworks_in(files, message.said)
+    return bool(found) and all(f.name in RUN_ONLY for f in found)
 
 
 def _named_functions(message: OomMessage) -> list[str]:
@@ -340,7 +348,7 @@ _MANY_STEPS: Final = r"(?:\d{3,7}|\d{1,3}[,.]\d{3}|\d{1,3}k|several|many|hundred
 _LATE_IN: Final = (
     rf"(?:\bafter (?:[a-z]{{2,9}} ){{0,3}}?~?(?:{_MANY} (?:\w+ ){{0,2}}?{_LONG}"
     rf"|{_MANY_STEPS}\+? (?:\w+ ){{0,2}}?{_STEPS})"
-    rf"|\b(?:at|in|on|until|till|reach(?:es|ed)?|by|for) (?:the |my )?{_LATER} (?:\w+ )?{_LONG}"
+    rf"|\b(?:at|in|on|of|until|till|reach(?:es|ed)?|by|for) (?:the |my )?{_LATER} (?:\w+ )?{_LONG}"
     rf"|\b(?:at|reach(?:es|ed)?|until) (?:\w+ )?(?:epoch ?\d{{1,5}}|(?:iteration|step) ?\d{{3,7}})"
     rf"|\breach(?:es|ed)? \d{{3,7}} {_STEPS}|\bin the middle of (?:the )?(?:train|epoch|run)"
     r"|\bafter 1/\d|\bhalfway\b"
@@ -376,6 +384,7 @@ SERVER_STEP: Final = "server-step"
 ATTENTION_SCORES: Final = "attention-scores"
 INFERENCE: Final = "inference"
 GROWTH: Final = "growth"
+EVALUATION: Final = "evaluation"
 LATE: Final = "later-step"
 LARGE_SHARE: Final = 0.25
 """A request of more than this share of the device fails by its own size, whatever grew before."""
@@ -980,7 +989,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
     ),
     TracebackSign(
-        name="evaluation",
+        name=EVALUATION,
         doing="while an evaluation ran",
         is_of_batch=True,
         is_training=False,

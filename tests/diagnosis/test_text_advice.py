@@ -2331,3 +2331,33 @@ def test_backward_pass_outweighs_what_a_server_in_the_same_job_logged():
 def test_proteins_are_given_fewer_residues_and_comfyui_is_known_by_its_log():
     assert "Use fewer residues" in first_of(f"a protein of 1800 AA, bf16\n{FULL}\n")[1].title
     assert "latent node" in first_of(f"got prompt\nRequested to load Flux\n{FULL}\n")[1].change
+
+
+def test_failure_whose_first_word_is_the_device_is_told_like_any_other():
+    verdict, first = first_of("recipe = [AWQModifier()]\ncuda oom during the smoothing stage\n")
+
+    assert verdict.cause is Cause.CAPACITY
+    assert "num_calibration_samples" in first.change
+
+
+def test_failure_in_the_middle_of_a_later_epoch_comes_after_steps_that_fit():
+    said = "It went well for 11 epochs, and in the middle of the 12th epoch it had an OOM error."
+
+    assert "earlier steps did not" in first_of(f"{said}\n{FULL}\n")[1].title
+
+
+def test_evaluation_by_a_server_is_lowered_in_the_server():
+    said = "CUDA OOM when I evaluate a model with lm_eval --model vllm --batch_size 32 --tasks x\n"
+
+    assert "--max-num-seqs" in first_of(said)[1].change
+
+
+def test_batch_of_a_model_that_only_runs_is_lowered_by_name():
+    said = "generation with a 2B model runs, but scoring gives a CUDA OOM, --batch_size 32\n"
+
+    assert "lower --batch_size from 32" in first_of(said)[1].change
+
+
+def test_splatfacto_has_options_of_its_own():
+    assert "cache-images cpu" in first_of(f"ns-train splatfacto\n{FULL}\n")[1].change
+    assert "--data_device" in first_of(f"_C.rasterize_gaussians(*args)\n{FULL}\n")[1].change
