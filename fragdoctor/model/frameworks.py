@@ -397,7 +397,7 @@ ESPnet
 nnU-Net
   source: nnunetv2 2.2 to 2.6, inference/predict_from_raw_data.py and experiment_planning
   files: /nnunet(?:v2)?/
-  logs: \bnnUNet
+  logs: (?i:\bnn-?u-?net)
   batch: make plans for a smaller GPU: run nnUNetv2_plan_experiment with a lower -gpu_memory_target
     and a new -overwrite_plans_name
   evaluation-batch: set perform_everything_on_device=False (--not_on_device of nnUNetv2_predict),

@@ -366,9 +366,20 @@ _LATE: Final = (
 )
 """The ways in which people say that the first steps fit, and a later one failed."""
 
+_TIMES: Final = r"(?:again|twice|a second time|(?:multiple|several|many) times|more than once)"
+_RAN_BEFORE: Final = (
+    r"(?is)\A(?=.*(?:\bjupyter|\bnotebooks?\b|\bcolab\b|\bkaggle\b|\bcells?\b|\bipy(?:thon|kernel)))"
+    r"(?!.*\bre(?:start|set)\w*\b[^.\n]{0,80}\b(?:still|same|no luck|(?:not|n't|no) (?:\w+ )?help))"
+    rf".*(?:\bre-?r[au]n(?:s|ning)?\b|\b(?:r[au]n|execut)\w* (?:\w+ ){{0,4}}?{_TIMES}\b"
+    r"|\b(?:second|2nd|next) (?:try|time|run|attempt)\b|\bonly (?:works|runs) once\b"
+    r"|\b(?:until|unless|without|have to|need to|must) (?:\w+ )?restart(?:ing)? (?:\w+ ){0,2}"
+    r"(?:kernel|runtime|notebook|session)\b)"
+)
+"""The ways in which people say that a notebook had run the same before."""
+
 _FIRST: Final = r"(?:\b(?:gpu|gup|cuda|device)[ :_-]{0,2}0\b(?!;| has a)|\b(?:0|first) gpu\b)"
 _ON_FIRST: Final = (
-    rf"{_FIRST}[^.;\n(]{{0,40}}\b(?:more|much|most|first|unbalanced|alone)\b"
+    rf"{_FIRST}(?: ?\([^)]{{1,9}}\))?[^.;\n(]{{0,40}}\b(?:more|much|most|first|unbalanced|alone)\b"
     r"|\b(?:more|most|all|every|each|only|other gpus|process(?:es)?)\b[^.;\n(]{0,60}"
     rf"\b(?:on|in|to|of|onto) ?(?:the |physical )?{_FIRST}"
     r"|\b(?:all|each|every|workers?|process(?:es)?|ranks?)\b[^.\n]{0,60}\b(?:on|in|to|onto) "
@@ -1052,6 +1063,21 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "speed.",
         # NVIDIA's driver for Windows since 536.40; support answer 5490
         in_words=r"[Ss]hared GPU memory|[Ss]ysmem [Ff]allback",
+    ),
+    TracebackSign(
+        name="ran-before",
+        doing="when a notebook ran it again",
+        is_of_model=True,
+        is_surrounding=True,
+        title="Free what the earlier run left, or restart the kernel",
+        change="restart the notebook's kernel, which frees everything; to go on without that: del "
+        "model, optimizer and every output, then gc.collect() and torch.cuda.empty_cache(); after "
+        "an error its traceback holds all variables of the cell that failed, until another cell "
+        "fails (1/0)",
+        why="The variables of the earlier run, or the traceback of its error, still hold its "
+        "tensors while the next run makes its own.",
+        # ipython 8, core/interactiveshell.py: showtraceback() sets sys.last_traceback
+        in_words=_RAN_BEFORE,
     ),
     TracebackSign(
         name=LATE,

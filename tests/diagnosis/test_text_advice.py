@@ -2361,3 +2361,26 @@ def test_batch_of_a_model_that_only_runs_is_lowered_by_name():
 def test_splatfacto_has_options_of_its_own():
     assert "cache-images cpu" in first_of(f"ns-train splatfacto\n{FULL}\n")[1].change
     assert "--data_device" in first_of(f"_C.rasterize_gaussians(*args)\n{FULL}\n")[1].change
+
+
+@pytest.mark.parametrize(
+    ("said", "is_rerun"),
+    [
+        ("My notebook trains once; when I run the cell again I get", True),
+        ("In Jupyter the next model fails, and I would like to go on without restarting the kernel",
+         True),
+        ("On Colab it fails. I run it again after I restarted the runtime, still the same", False),
+        ("I tried many times on Kaggle, it fails in epoch 1 with", False),
+        ("python train.py works, the second run with a larger model gives", False),
+    ],
+)  # fmt: skip
+def test_notebook_that_ran_before_still_holds_its_tensors(said, is_rerun):
+    assert ("earlier run left" in first_of(f"{said}\n{FULL}\n")[1].title) is is_rerun
+
+
+def test_first_gpu_is_known_by_another_number_and_nnunet_by_its_name():
+    said = "Why does the first GPU (gpu 5) hold more memory than others with DDP? It runs out of"
+
+    assert "first GPU" in first_of(f"{said} CUDA memory.\n")[1].title
+    text = f"3d_fullres inference with nnU-Net v2 fails\n{FULL}\n"
+    assert "perform_everything_on_device" in first_of(text)[1].change

@@ -154,7 +154,7 @@ def less_to_run(case: JudgedCase) -> tuple[str, str]:
     if graph:
         title = GRADIENTS_OFF
     both = (Change.WEIGHTS, Change.BATCH) if is_full else (Change.BATCH, Change.WEIGHTS)
-    own = words_together(case, *both)
+    own = words_in(case, Change.EVALUATION_BATCH) or words_together(case, *both)
     if own:
         return title, own
     less = " or ".join(f"{s}{PARTS.get(s, '')}" for s in case.told.smaller_samples) or ONE_INPUT
