@@ -337,6 +337,10 @@ _MARKERS: Final = (
     ("restart", r"restartingworker(?:s|group)"),
     ("restart", r"willrestartworkergroup"),
     ("expandable-unsupported", r"expandable_segmentsnotsupportedonthisplatform"),
+    (
+        "expandable-unsupported",
+        r"expandable_segments[^.]{0,80}(?:unavailable|incompatible|(?:cannot|can't)beused)",
+    ),
     ("killed", r"closingsignalsigterm"),
     ("killed", r"failed\(exitcode:-?\d{1,4}\)"),
     ("killed", r"dataloaderworker\S{0,80}exitedun"),

@@ -69,6 +69,7 @@ _KINDS: Final = {
     "killed": SceneKind.KILLED,
     "restart": SceneKind.RESTART,
     "cache-flush": SceneKind.CACHE_FLUSH,
+    "expandable-unsupported": SceneKind.WARNING,
     "cudamalloc-warning": SceneKind.WARNING,
 }
 

@@ -87,7 +87,8 @@ _TRIED: Final = re.compile(
 _N_GPUS: Final = re.compile(
     r"(?i)(?<![\d.])(?P<n>[1-9]\d{0,2}) ?"
     r"(?:[x*\u00d7张块](?![\d ])|nvidia |gpus?\b|[x*]? ?[ahv]\d00)"
-    r"|(?:num_gpus|nproc[-_]per[-_]node|num_processes)[ =]{1,3}(?P<of>[1-9]\d{0,2})\b"
+    r"|(?:num_gpus|nproc[-_]per[-_]node|num_processes|\b[ahlv]\d{1,3} ?[x*\u00d7])[ =]{0,3}"
+    r"(?P<of>[1-9]\d{0,2})\b"
     r"|(?:CUDA_VISIBLE_DEVICES=|localhost:)(?P<ids>\d(?:,\d){0,15})"
 )
 _SAMPLES: Final = {

@@ -82,10 +82,11 @@ class ToldWeights(Struct, frozen=True):
         sizes = (f"{format_size(self.n_bytes(bits))} in {bits}" for bits in each)
         return f"The weights of {self._model} take {', '.join(sizes)} bits"
 
-    def fill(self, message: OomMessage) -> bool:
+    def fill(self, message: OomMessage, told: ToldSettings) -> bool:
         """Return whether they alone fill the one device of a message."""
         whole = told_card_bytes(message)
-        is_alone = whole is not None and not _SEVERAL_GPUS.search(message.said)
+        is_alone = whole is not None and told.n_gpus == 1
+        is_alone &= _SEVERAL_GPUS.search(message.said) is None
         return is_alone and self.n_bytes(self.bits or 16) > FULL_SHARE * (whole or 0)
 
     def trained_text(self, message: OomMessage, told: ToldSettings) -> str:

@@ -615,7 +615,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
         intro=r"[Cc]apture cuda graph failed|Capturing (?:the model for CUDA |cuda)graphs",
         in_words=r"(?i)\b(?:during|while|when|in) (?:the )?(?:cuda )?graph captur|\bcaptur\w{1,3} "
-        r"(?:the )?cuda graphs?\b",
+        r"(?:the )?cuda graphs?\b|\bworks? (?:\w+ )?with (?:--)?enforce[-_ ]eager\b",
     ),
     TracebackSign(
         name=SERVER_START,

@@ -2384,3 +2384,22 @@ def test_first_gpu_is_known_by_another_number_and_nnunet_by_its_name():
     assert "first GPU" in first_of(f"{said} CUDA memory.\n")[1].title
     text = f"3d_fullres inference with nnU-Net v2 fails\n{FULL}\n"
     assert "perform_everything_on_device" in first_of(text)[1].change
+
+
+def test_setting_that_a_text_rules_out_is_not_advised():
+    holes = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 6.00 GiB. GPU 0 has a total "
+        "capacity of 79.10 GiB of which 3.10 GiB is free. Including non-PyTorch memory, this "
+        "process has 76.00 GiB memory in use. Of the allocated memory 50.00 GiB is allocated by "
+        "PyTorch, and 24.00 GiB is reserved by PyTorch but unallocated.\n"
+    )
+
+    assert "expandable_segments" in first_of(holes)[1].setting
+    said = "`expandable_segments:True` is incompatible with the pool of our server.\n"
+    assert "max_split_size_mb" in first_of(f"{said}{holes}")[1].setting
+
+
+def test_what_works_without_graphs_lacks_memory_for_graphs():
+    said = "vLLM with a 30B model on A10*4 gives OOM. It works with enforce-eager.\n"
+
+    assert "CUDA graphs" in first_of(said)[1].title

@@ -35,6 +35,7 @@ SHAPES = {
         frame(f"{LIB}/detectron2/layers/mask_ops.py", "_do_paste_mask", "y = F.grid_sample(m, g)"),
         frame(f"{TORCH}/nn/functional.py", "grid_sample", "return torch.grid_sampler(x, g)"),
     ),
+    "ran-before": f"My notebook trains once; when I run the cell again I get\n{FULL}",
     "later-step": f"Training runs out of memory after the first epoch.\n{FULL}",
     "first-gpu": "Training is on four GPUs, and gpu 0 takes more memory than the others.\n" + FULL,
     "server-start after its weights": "vLLM: Loading safetensors checkpoint shards: 100% Completed "

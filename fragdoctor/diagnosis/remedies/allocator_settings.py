@@ -140,7 +140,7 @@ class ExpandableSegments(SettingRemedy):
         setting = case.assignment(case.with_present(f"{self.key}:True"))
         needs_upgrade = case.is_too_new(self.key)
         if case.has_marker("expandable-unsupported"):
-            against = "The log says that this platform does not support them."
+            against = "The text says that they cannot be used here."
         elif case.expandable_is_on:
             against = "It is on already."
         else:

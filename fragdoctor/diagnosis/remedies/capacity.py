@@ -440,7 +440,7 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     if told is not None and message is not None:
         if told.trained_text(message, case.told):
             return
-        if told.fill(message):
+        if told.fill(message, case.told):
             yield remedy.proposal(
                 title="Use a smaller model, or store its weights in fewer bits",
                 weight=Weight.CURES,
