@@ -240,6 +240,8 @@ def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
     if named and _search(rf"\b(?:{named})\b", message.said):
         return True  # found in lines that no longer have the form of a traceback
     share = (message.requested_bytes or 0) / (message.total_bytes or float("inf"))
+    if sign.name == LOADING_WEIGHTS and share > 1 and not any(f.file for f in message.frames):
+        return True  # weights come one tensor at a time
     is_of_history = sign.name in (GROWTH, LATE)
     if is_of_history and (share > LARGE_SHARE or _search(_BATCH_HELPS, message.said)):
         return True
@@ -329,6 +331,10 @@ _EVALUATES: Final = (
 
 _GROWS: Final = (
     rf"(?:{GROWS}|\bleak(?:s|ing|age)?\b|\bwithout .{{0,3}}item\("
+    # code that keeps the loss it went back through, or the whole graph
+    r"|(?<![\w.])(?P<lost>\w{1,20})\.backward\(\).{0,200}?"
+    r"(?:\+= ?(?P=lost)(?![\w.(\[])|\.append\((?P=lost)\))"
+    r"|\bretain_graph(?: ?= ?|[^\w\n]?参数[^\n]{0,12})True"
     r"|\baccumulat(?:es?|ed|ing) (?:in|on|over)\b"
     r"|\b(?:training|validation|test)_epoch_end\(self, ?outputs)"  # Lightning before 2
 )

@@ -2403,3 +2403,26 @@ def test_what_works_without_graphs_lacks_memory_for_graphs():
     said = "vLLM with a 30B model on A10*4 gives OOM. It works with enforce-eager.\n"
 
     assert "CUDA graphs" in first_of(said)[1].title
+
+
+@pytest.mark.parametrize(
+    ("code", "is_kept"),
+    [
+        ("loss.backward()\n    opt.step()\n    total += loss\n", True),
+        ("loss.backward()\n    losses.append(loss)\n", True),
+        ("loss.backward()\n    total += loss.item()\n", False),
+        ("total += loss\n    total.backward()\n", False),
+        ("loss.backward(retain_graph=True)\n", True),
+    ],
+)
+def test_code_that_keeps_its_loss_keeps_its_graph(code, is_kept):
+    title = first_of(f"for x in loader:\n    {code}It fails with\n{FULL}\n")[1].title
+
+    assert ("not tensors with their graph" in title) is is_kept
+
+
+def test_request_beyond_the_device_is_no_loading_of_weights():
+    code = 'pipe = P.from_pretrained(name, variant="fp16").to("cuda")\n'
+    huge = old_style("96.00 GiB", "15.90 GiB", "4.00 GiB", "9.00 GiB", "5.00 GiB")
+
+    assert "Load the weights" not in first_of(f"{code}{huge}\n")[1].title
