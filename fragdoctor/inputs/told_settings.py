@@ -130,7 +130,7 @@ _MUCH: Final = 3
 _SIZE: Final = re.compile(
     r"(?i)(?<![\w.-])((?:--)?(?:(?:max[-_]?(?:seq(?:uence)?[-_]?)?|seq(?:uence)?[-_]?)"
     r"(?:len(?:gth)?|duration)|cutoff_len"
-    r"|(?:img|image|crop|patch)_?size|imgsz|resolution|num_frames|block_size))"
+    r"|(?:img|image|crop|patch|input)_?size|imgsz|resolution|num_frames|block_size))"
     r"['\"`]{0,2}(?:\s{0,3}[:=]\s{0,3}|\s{1,3}(?:is )?)['\"`(\[]{0,2}(\d{2,5}(?:s|px)?)\b"
 )
 """An option for the size of a sample, with its value."""

@@ -363,8 +363,8 @@ timm
   checkpoint: model.set_grad_checkpointing()
 Splatfacto
   source: nerfstudio 1.1, models/splatfacto.py and data/datamanagers/full_images_datamanager.py
-  files: /nerfstudio/
-  logs: (?i:\bsplatfacto|\bnerfstudio\b)
+  files: /nerfstudio/models/splatfacto
+  logs: (?i:\bsplatfacto)
   batch: keep the images on the CPU (--pipeline.datamanager.cache-images cpu); make fewer Gaussians
     (raise --pipeline.model.densify-grad-thresh, or lower --pipeline.model.max-gs-num of the mcmc
     strategy); lower the resolution of the images
