@@ -23,6 +23,7 @@ _SAME_SHAPE: Final = {
     "code-llama2-": "codellama-",
     "meta-llama-3.1-": "llama-3.1-",
     "mistral-7b-v0.2": "mistral-7b",
+    "e5-mistral-7b": "mistral-7b",
     "zephyr-7b-alpha": "mistral-7b",
     "zephyr-7b-beta": "mistral-7b",
     "vicuna-7b-v1.5": "llama-2-7b",
@@ -41,6 +42,8 @@ _SAME_SHAPE: Final = {
     "smollm-": "smollm2-",
     "yi-1.5-": "yi-",
     "deepseek-v2.5": "deepseek-v2",
+    "deepseek-coder-v2": "deepseek-v2",
+    "deepseek-coder-v2-lite": "deepseek-v2-lite",
     "deepseek-v3.1": "deepseek-v3",
     "deepseek-math-7b": "deepseek-llm-7b",
     "qwen2-": "qwen2.5-",
@@ -114,11 +117,11 @@ def base_of(name: str, known: Iterable[tuple[str, str]]) -> str:
         name: the name as the user wrote it, with or without an owner.
         known: names and repositories of known models.
     """
-    wanted = _plain(name)
-    for start, base in _SAME_SHAPE.items():
-        if wanted == start or (start.endswith("-") and re.fullmatch(rf"{start}{_SIZE}", wanted)):
-            wanted = base + wanted[len(start) :]
+    wanted = _letters(name)
+    for same, base in _SAME_SHAPE.items():
+        start = _letters(f"{same}0")[:-1]  # what a size follows
+        if wanted == start or (same.endswith("-") and re.fullmatch(rf"{start}{_SIZE}", wanted)):
+            wanted = _letters(base + wanted[len(start) :])
             break
-    spelled = _letters(wanted)
-    found = {own for own, hub in known if wanted and spelled in (_letters(own), _letters(hub))}
+    found = {own for own, hub in known if wanted and wanted in (_letters(own), _letters(hub))}
     return found.pop() if len(found) == 1 else ""

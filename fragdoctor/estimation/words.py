@@ -17,7 +17,13 @@ from msgspec import Struct
 from fragdoctor.errors import ConfigError, InputError
 from fragdoctor.estimation.measures import LORA_RANK
 from fragdoctor.estimation.model_names import is_of_llama_cpp, is_series, stored_in
-from fragdoctor.estimation.model_shapes import is_model_name, preset_of, presets, unknown_model
+from fragdoctor.estimation.model_shapes import (
+    is_hub_id,
+    is_model_name,
+    preset_of,
+    presets,
+    unknown_model,
+)
 from fragdoctor.estimation.serving import UTILIZATION
 from fragdoctor.estimation.training_choices import PRECISIONS, optimizer_of
 from fragdoctor.model.gpus import SIZED, counted, gpu_of, known_gpu
@@ -25,6 +31,10 @@ from fragdoctor.model.gpus import SIZED, counted, gpu_of, known_gpu
 _MOST_WORDS: Final = 40
 _LONGEST: Final = 64
 _MOST_IN_NAME: Final = 6
+
+
+_FORMAT: Final = re.compile(r"[-_.]((?:gguf|i?q\d(?:_\w+)?)(?=[\s.]|$))", re.IGNORECASE | re.ASCII)
+"""A format of llama.cpp at the end of a name."""
 
 
 class Asked(Struct, frozen=True):
@@ -57,7 +67,7 @@ def read_question(text: str) -> Asked:
     Raises:
         InputError: the question names no known model.
     """
-    spaced = re.sub(r"\+|['\u2019]s\b", " ", text).split()
+    spaced = _FORMAT.sub(r" \1", re.sub(r"\+|['\u2019]s\b", " ", text)).split()
     stripped = (one[:_LONGEST].strip(",;:?!()'`\"").removesuffix(".") for one in spaced)
     words = [word for word in stripped if word][:_MOST_WORDS]
     named, others = _taken(words, _model)
@@ -70,10 +80,14 @@ def read_question(text: str) -> Asked:
         params, stored = found or ("", "")
         guess = _near(words, params.lower())
         if not params:
-            raise _no_model(words, guess)
-    known, words = _taken(others, _gpus)
+            raise _no_model(text.split(), guess)
+    # First the phrases, so that their numbers count no GPUs, but without the numbers of GPUs.
+    options, text = _phrases(
+        " ".join(w + _CARD * (w.isdecimal() and known_gpu(w) is not None) for w in others)
+    )
+    known, words = _taken(text.replace(_CARD, "").split(), _gpus)
     sized, words = _taken(words, _sizes)  # if a GPU is named too, a size only repeats it
-    options, rest = _phrases(" ".join(words))
+    rest = " ".join(words)
     n, gpu = known or sized or (1, "")
     if params:
         options["params"] = params
@@ -81,18 +95,19 @@ def read_question(text: str) -> Asked:
         options.setdefault("dtype", stored)
     if gpu:
         options["gpu"] = [gpu]
-    notes = _settle(options, n)
-    for word in filter(is_of_llama_cpp, rest.split()):
-        bits = 8 if "8" in word else 4
+    notes = _settle(options, n, stored_in(named or ""))
+    if formats := " ".join(filter(is_of_llama_cpp, rest.split())):
+        bits = 8 if "8" in formats else 4
         options.setdefault("dtype", f"int{bits}")
-        notes.append(
-            f"{word} is for llama.cpp, whose memory is not estimated; {bits} bits come close."
-        )
-        rest = rest.replace(word, _GAP, 1)
+        said = f"{formats} is for llama.cpp, whose memory is not estimated; {bits} bits come close."
+        notes.append(said)
     if params and guess:
         said = f"No model of that name is known; a Llama-like one of {params} is counted."
         notes.append(f"{said} {guess}".rstrip())
-    unread = [word for word in rest.split() if word.lower() not in _SAYS_NOTHING]
+    unread = [
+        word for word in rest.split()
+        if word.lower() not in _SAYS_NOTHING and not is_of_llama_cpp(word)
+    ]  # fmt: skip
     if unread:
         notes.append(f"Not read: {', '.join(unread)}.")
     return Asked(named or "", options, notes)
@@ -168,6 +183,7 @@ def _runs(words: Sequence[str]) -> Iterator[tuple[int, int]]:
             yield start, start + length
 
 
+_CARD: Final = "!"  # ends a number that names a GPU, so that no phrase takes its number
 _GAP: Final = ";"  # replaces words that were taken out, so that no phrase matches across them
 
 
@@ -209,7 +225,10 @@ _PHRASES: Final = (
         seq=int,
     ),
     _says(rf"{_N} (?:accumulation|accumulated) steps|accumulation{_IS}{_N}", grad_accumulation=int),
-    _says(rf"{_N} ?x? ?(?:gpus|(?:graphics )?cards)", n_gpus=int),
+    _says(
+        rf"{_N} ?x? ?(?:gpus|(?:graphics )?cards)|(?:tensor[ -]parallel(?:ism)?|tp){_IS}{_N}",
+        n_gpus=int,
+    ),
     _says(
         r"8[ -]?bit (?:adamw?|optimi[sz]er)|(?:adamw?|optimi[sz]er)[ -]?8[ -]?bit",
         optimizer="adamw-8bit", trains=True,
@@ -223,6 +242,8 @@ _PHRASES: Final = (
     _says(rf"4[ -]?bits?{_QUANTIZED}|int4|nf4|bnb", dtype="int4"),
     _says(rf"8[ -]?bits?{_QUANTIZED}|int8", dtype="int8"),
     _says("fp8", dtype="fp8-weights"),
+    _says(r"(?:deepspeed )?zero[ -]?(?:stage )?([0-3])", zero=int, dtype="deepspeed-bf16"),
+    _says("deepspeed", dtype="deepspeed-bf16"),
     _says("amp|mixed[ -]precision|autocast", dtype="amp-bf16"),
     _says("bf16|bfloat16", dtype="bf16"),
     _says("fp16|float16|half(?: precision)?", dtype="fp16"),
@@ -230,8 +251,8 @@ _PHRASES: Final = (
     _says("(?:gradient |activation )?checkpointing", checkpointing="full"),
     _says(r"flash(?:[ -]?att(?:entio)?n)?(?:[ -]?[23])?", attention="flash"),
     _says("fsdp", fsdp=True),
+    _says(r"(?:text |sequence )?classif\w{1,9}", logits="none"),
     _says("how many", plan=True),
-    _says(r"zero[ -]?(?:stage )?([0-3])", zero=int),
     _says("vllm", inference=True, gpu_memory_utilization=UTILIZATION),
     _says(
         r"run(?:ning|s)?|serv(?:e|es|ing)|inferences?|infer|inferencing|generat(?:e|es|ing|ion)"
@@ -275,8 +296,11 @@ def _phrases(text: str) -> tuple[dict[str, Any], str]:
     return options, text
 
 
-def _settle(options: dict[str, Any], n_named: int) -> list[str]:
-    """Fill in what the options of a question leave open, and return what was assumed."""
+def _settle(options: dict[str, Any], n_named: int, stored: str) -> list[str]:
+    """Fill in what the options of a question leave open, and return what was assumed.
+
+    ``stored`` is the precision that the model's name states.
+    """
     n_gpus = max(n_named, options.pop("n_gpus", 1))
     trains = options.pop("trains", False) or not options.keys().isdisjoint(_OF_TRAINING)
     is_said = trains or "inference" in options
@@ -288,7 +312,7 @@ def _settle(options: dict[str, Any], n_named: int) -> list[str]:
         options.pop("plan", None)
     if trains and "params" in options:
         options.setdefault("dtype", "bf16")  # as models of such sizes are published
-    if trains and options.get("dtype") in _FROZEN:
+    if trains and options.get("dtype", stored) in _FROZEN:
         options.setdefault("lora", LORA_RANK)
     if n_gpus > 1 and trains:
         options["world_size"] = n_gpus
@@ -323,7 +347,7 @@ def _near(words: Sequence[str], size: str) -> str:
 def _no_model(words: Sequence[str], guess: str) -> InputError:
     """Return the error for words that name no known model."""
     for word in words:
-        if is_of_llama_cpp(word):
+        if is_of_llama_cpp(word) or (is_hub_id(word) and re.search(r"/.*[-\d]", word)):
             return unknown_model(word)
     return InputError(
         "Those words name no local file and no known model.",

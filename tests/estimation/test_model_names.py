@@ -20,6 +20,8 @@ from fragdoctor.estimation.model_shapes import configuration_of, model_of, prese
         ("Qwen/Qwen2.5-Coder-32B-Instruct", "qwen2.5-32b"),
         ("Qwen/Qwen3-4B-Instruct-2507", "qwen3-4b"),
         ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "qwen3-30b-a3b"),
+        ("qwen 2.5 coder 32b instruct", "qwen2.5-32b"),
+        ("deepseek coder v2 lite instruct", "deepseek-v2-lite"),
         ("Qwen/QwQ-32B", "qwen2.5-32b"),
         ("mistralai/Mistral-Large-Instruct-2411", "mistral-large"),
         ("allenai/OLMo-2-1124-7B-Instruct", "olmo-2-7b"),

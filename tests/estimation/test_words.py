@@ -215,11 +215,60 @@ def test_number_of_a_card_is_no_part_of_the_name_of_a_model() -> None:
     assert ("llama 7b int8", ["rtx-3070"]) == (asked.model, asked.options["gpu"])
 
 
-def test_tag_of_llama_cpp_is_refused_with_what_comes_near() -> None:
-    with pytest.raises(InputError, match=r"is for llama\.cpp") as refused:
-        read_question("run llama3.2:3b-q8_0 on a 3060")
+@pytest.mark.parametrize(
+    ("words", "dtype"),
+    [
+        ("run llama3.2:3b-q8_0 on a 3060", "int8"),
+        ("someone/Llama-3.2-3B-Instruct-GGUF Q4_K_M on a 3060", "int4"),
+        ("someone/Llama-3.2-3B-Instruct-GGUF Q8_0 on a 3060", "int8"),
+    ],
+)
+def test_file_of_llama_cpp_is_a_copy_of_the_model_that_it_names(words: str, dtype: str) -> None:
+    asked = read_question(words)
 
-    assert "fragdoctor estimate llama-3.2-3b --inference --dtype int4" in refused.value.hint
+    assert ("llama-3.2-3b", dtype) == (asked.model, asked.options["dtype"])
+    assert "is for llama.cpp, whose memory is not estimated" in asked.notes[-1]
+    assert not any("Not read" in note for note in asked.notes)
+
+
+def test_file_of_llama_cpp_of_an_unknown_model_is_refused() -> None:
+    with pytest.raises(InputError, match=r"is for llama\.cpp"):
+        read_question("run someone/chatterbox-GGUF on a 3060")
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        ("train phi-4 batch size 8 seq len 4096 l4", {"gpu": ["l4"], "batch": 8, "seq": 4096}),
+        ("train phi-4 zero 3 3090", {"gpu": ["rtx-3090"], "zero": 3, "dtype": "deepspeed-bf16"}),
+        ("train phi-4 batch 2 4090 seq 1024", {"gpu": ["rtx-4090"], "batch": 2, "seq": 1024}),
+    ],
+)
+def test_number_of_a_phrase_counts_no_gpus(words: str, options: dict[str, Any]) -> None:
+    assert TRAIN | options == read_question(words).options
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        ("train gpt2 deepspeed zero 2 on 2x t4",
+         TRAIN | {"zero": 2, "dtype": "deepspeed-bf16", "world_size": 2, "gpu": ["t4"]}),
+        ("serve gpt2 with tensor parallel 4", RUN | {"tensor_parallel": 4}),
+        ("fine-tune bert-base for text classification", TRAIN | {"logits": "none"}),
+        ("finetune unsloth/llama-3-8b-bnb-4bit", TRAIN | {"lora": 16}),
+    ],
+)  # fmt: skip
+def test_words_of_frameworks_and_copies_decide_what_is_counted(
+    words: str, options: dict[str, Any]
+) -> None:
+    assert options == read_question(words).options
+
+
+def test_unknown_repository_is_refused_with_the_command_that_fetches_it() -> None:
+    with pytest.raises(InputError) as refused:
+        read_question("lora/qlora of someone/Strange-7x on a 3090")
+
+    assert "hf download someone/Strange-7x config.json" in refused.value.hint
 
 
 def test_endless_words_are_cut() -> None:
