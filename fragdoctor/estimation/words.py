@@ -219,16 +219,18 @@ _PHRASES: Final = (
     _says(rf"(?:micro )?(?:batch(?:[ _-]?size)?|bs|bsz){_IS}{_N}", batch=int),
     _says(
         rf"(?:-{{0,2}}max[ _-])?(?:model[ _-])?(?:seq(?:uence)?(?:[ _-]?len(?:gth)?)?|len(?:gth)?"
-        rf"|ctx|tokens|context(?:[ _-](?:len(?:gth)?|window|size))?){_IS}{_N}"
-        rf"|{_N} ?-?(?:tokens?|ctx|seq(?:uence)?s?|context(?: (?:len(?:gth)?|window))?)"
+        rf"|ctx|tokens|context(?:[ _-](?:len(?:gth)?|window|size))?){_IS}{_N}",
+        seq=int,
+    ),
+    _says(rf"accumulation{_IS}{_N}", grad_accumulation=int),
+    _says(rf"(?:tensor[ -]parallel(?:ism)?|tp){_IS}{_N}", n_gpus=int),
+    _says(
+        rf"{_N} ?-?(?:tokens?|ctx|seq(?:uence)?s?|context(?: (?:len(?:gth)?|window))?)"
         rf"|{_N} (?:sequence |context )(?:len(?:gth)?|window)",
         seq=int,
     ),
-    _says(rf"{_N} (?:accumulation|accumulated) steps|accumulation{_IS}{_N}", grad_accumulation=int),
-    _says(
-        rf"{_N} ?x? ?(?:gpus|(?:graphics )?cards)|(?:tensor[ -]parallel(?:ism)?|tp){_IS}{_N}",
-        n_gpus=int,
-    ),
+    _says(rf"{_N} (?:accumulation|accumulated) steps", grad_accumulation=int),
+    _says(rf"{_N} ?x? ?(?:gpus|(?:graphics )?cards)", n_gpus=int),
     _says(
         r"8[ -]?bit (?:adamw?|optimi[sz]er)|(?:adamw?|optimi[sz]er)[ -]?8[ -]?bit",
         optimizer="adamw-8bit", trains=True,
@@ -266,7 +268,8 @@ _PHRASES: Final = (
         trains=True,
     ),
 )  # fmt: skip
-"""The first phrase of the table that matches sets an option; a later one does not change it."""
+"""The first phrase of the table that matches sets an option; a later one does not change it.
+A number belongs to the word before it, if that takes one."""
 
 _SAYS_NOTHING: Final = frozenset(
     f"{_GAP} "

@@ -254,6 +254,7 @@ def test_number_of_a_phrase_counts_no_gpus(words: str, options: dict[str, Any]) 
         ("train gpt2 deepspeed zero 2 on 2x t4",
          TRAIN | {"zero": 2, "dtype": "deepspeed-bf16", "world_size": 2, "gpu": ["t4"]}),
         ("serve gpt2 with tensor parallel 4", RUN | {"tensor_parallel": 4}),
+        ("serve gpt2, tp 2, context 1k", RUN | {"tensor_parallel": 2, "seq": 1024}),
         ("fine-tune bert-base for text classification", TRAIN | {"logits": "none"}),
         ("finetune unsloth/llama-3-8b-bnb-4bit", TRAIN | {"lora": 16}),
     ],
