@@ -296,6 +296,18 @@ class _Step:
         made = self._gradients("head") + self._gradients("final_norm")
         for layer in (n_layers, 1):
             yield from self._layer(layer, segment, made)
+        if self.bucket:
+            # To reduce a full bucket, DeepSpeed copies it: allreduce_and_copy_with_multiple_ranks
+            # of its stage_1_and_2.py. By the last full one, gradients of those before it are kept.
+            n = sum(g.n_total for g in self.states if g.is_trained)
+            in_bucket = min(n, REDUCE_BUCKET)
+            before = 0 if self.accumulates else max(0, n // REDUCE_BUCKET - 1) * REDUCE_BUCKET / n
+            full = _plus(
+                self.passes,
+                buckets=self.bucket + in_bucket * p.compute,
+                gradients=before * self.all_gradients,
+            )
+            yield Instant(PhaseName.BACKWARD, "reducing a bucket of gradients", full)
         if w.shape.tied_head and w.shape.has_lm_head:
             # Both gradients of the one weight are added: InputBuffer::accumulate of PyTorch's
             # input_buffer.cpp writes the sum into the head's only if that is no view of another

@@ -227,7 +227,8 @@ def test_step_of_deepspeed_needs_what_its_code_allocates(measured: tuple[float, 
 
     footprint = formula_footprint(workload)
 
-    assert footprint.needs_low_bytes <= mib * MIB <= footprint.needs_high_bytes
+    (outside,) = (doubt.n_bytes for doubt in footprint.doubts if doubt.id == "nccl")
+    assert footprint.needs_low_bytes <= mib * MIB <= footprint.needs_high_bytes - outside
 
 
 def test_states_on_the_host_need_no_second_gpu() -> None:
