@@ -178,6 +178,12 @@ def _length(workload: Workload) -> tuple[int, Sequence[str]]:
     return workload.seq, (note,)
 
 
+_HELD: Final = (
+    "A training loop that holds a cache with the logits, without checkpointing, is --keep-logits "
+    "--cache tuple."
+)
+
+
 def _check(workload: Workload) -> None:
     """Refuse values beyond anything that exists, and combinations that make no sense."""
     for name, value, limit in (
@@ -192,30 +198,24 @@ def _check(workload: Workload) -> None:
             raise ConfigError(f"{name} {value} is out of range.", hint=f"At most {limit}.")
     for dtype in filter(None, (workload.grad_dtype, workload.kv_dtype)):
         dtype_bytes(dtype)
-    for part in workload.offload:
-        if part not in OFFLOADABLE:
-            raise ConfigError(
-                f"{part!r} cannot be offloaded.",
-                hint=f"Choose from {', '.join(OFFLOADABLE)}, separated by commas.",
-            )
     choice = workload.checkpointing
-    if choice not in ("none", "full", "sqrt") and not (
-        choice.isascii() and choice.isdigit() and 0 < int(choice[:9]) < 10**6
-    ):
-        raise ConfigError(
-            f"{choice!r} is not a kind of checkpointing.",
-            hint="Choose none, full, sqrt, or a number of layers.",
-        )
-    is_held = workload.keeps_logits and workload.checkpointing == "none"
-    caches = workload.cache == "dynamic" or (workload.cache == "tuple" and is_held)
-    if not workload.inference and (workload.kv_dtype or workload.new_tokens or not caches):
-        raise ConfigError(
-            "--kv-dtype, --new-tokens and --cache are about the KV cache.",
-            hint="Add --inference. A training loop that holds a cache with the logits, without "
-            "checkpointing, is --keep-logits --cache tuple.",
-        )
-    if workload.zero_stage and workload.world_size == 1 and not workload.offload:
-        raise ConfigError(
-            "ZeRO and FSDP share states among GPUs, but the number of GPUs is missing.",
-            hint="Add for example --world-size 8.",
-        )
+    is_count = choice.isascii() and choice.isdigit() and 0 < int(choice[:9]) < 10**6
+    holds = workload.keeps_logits and choice == "none"
+    caches = workload.cache == "dynamic" or (workload.cache == "tuple" and holds)
+    unknown = next((part for part in workload.offload if part not in OFFLOADABLE), "")
+    rows = (
+        (unknown, f"{unknown!r} cannot be offloaded.",
+         f"Choose from {', '.join(OFFLOADABLE)}, separated by commas."),
+        (not (is_count or choice in ("none", "full", "sqrt")),
+         f"{choice!r} is not a kind of checkpointing.",
+         "Choose none, full, sqrt, or a number of layers."),
+        (not workload.inference and (workload.kv_dtype or workload.new_tokens or not caches),
+         "--kv-dtype, --new-tokens and --cache are about the KV cache.",
+         f"Add --inference. {_HELD}"),
+        (workload.zero_stage and workload.world_size == 1 and not workload.offload,
+         "ZeRO and FSDP share states among GPUs, but the number of GPUs is missing.",
+         "Add for example --world-size 8."),
+    )  # fmt: skip
+    for is_wrong, said, hint in rows:
+        if is_wrong:
+            raise ConfigError(said, hint=hint)
