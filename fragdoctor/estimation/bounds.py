@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from fragdoctor.estimation.layer import units
 from fragdoctor.estimation.states import local_part, states_of
-from fragdoctor.estimation.step import Instant, Live, largest_tensor
+from fragdoctor.estimation.step import Instant, Live, largest_of_step, largest_tensor
 from fragdoctor.estimation.training_choices import precision_of
 from fragdoctor.model.memory_estimate import Doubt, PhasePeak, Share
 from fragdoctor.model.workload import Role, Workload
@@ -178,7 +178,7 @@ def needs_of(moments: Sequence[Instant], workload: Workload) -> Needs:
     top = max((moment.live for moment in moments), key=highest)
     fixed = CHURN_PAGES + _lost_in_pages(workload)
     if not workload.expandable_segments:  # they map the pages of free blocks where they are needed
-        fixed += largest_tensor(workload)
+        fixed += max(largest_tensor(workload), largest_of_step(workload))
     formula = round(sum((doubt(name, less) + doubt(name, more)) * n for name, n in top.items()))
     allocator = round(lost(top)) + fixed
     return Needs(

@@ -9,57 +9,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from itertools import islice
 from typing import Final
 
 _TUNED: Final = frozenset({"instruct", "chat", "it", "hf", "pt", "base", "latest"})
 _STAMP: Final = re.compile(r"\d{4}")
 """A word that says when a copy was published: ``2407`` is July 2024."""
 
-# Models that were trained further from the same shape, published under another name.
+# Series of models that were trained further from the same shapes, published under another name.
 _SAME_SHAPE: Final = {
-    "llama-3.3-70b": "llama-3.1-70b",
-    "llama3.3-70b": "llama-3.1-70b",
-    "phi4-14b": "phi-4",
     "code-llama2-": "codellama-",
     "meta-llama-3.1-": "llama-3.1-",
-    "mistral-7b-v0.2": "mistral-7b",
-    "e5-mistral-7b": "mistral-7b",
-    "zephyr-7b-alpha": "mistral-7b",
-    "zephyr-7b-beta": "mistral-7b",
-    "vicuna-7b-v1.5": "llama-2-7b",
-    "vicuna-13b-v1.5": "llama-2-13b",
     "vicuna-": "llama-",
-    "open-llama-7b": "llama-7b",
-    "open-llama-13b": "llama-13b",
     "codegemma-": "gemma-",
     "gemma-1.1-": "gemma-",
     "hermes-3-llama-3.1-": "llama-3.1-",
     "llama-3.1-nemotron-": "llama-3.1-",
-    "llama-guard-3-8b": "llama-3.1-8b",
-    "phi-3.5-mini": "phi-3-mini",
     "qwen3-coder-": "qwen3-",
-    "qwq-32b": "qwen2.5-32b",
     "smollm-": "smollm2-",
     "yi-1.5-": "yi-",
-    "deepseek-v2.5": "deepseek-v2",
-    "deepseek-coder-v2": "deepseek-v2",
-    "deepseek-coder-v2-lite": "deepseek-v2-lite",
-    "deepseek-v3.1": "deepseek-v3",
-    "deepseek-math-7b": "deepseek-llm-7b",
     "qwen2-": "qwen2.5-",
     "qwen2.5-coder-": "qwen2.5-",
     "qwen2.5-math-": "qwen2.5-",
     "deepseek-r1-distill-qwen-": "qwen2.5-",
     "deepseek-r1-distill-llama-": "llama-3.1-",
-    "deepseek-r1-distill-8b": "llama-3.1-8b",
-    "deepseek-r1-distill-70b": "llama-3.1-70b",
     "deepseek-r1-distill-": "qwen2.5-",
-    "deepseek-r1": "deepseek-v3",
-    "deepseek-r1-qwen3-8b": "qwen3-8b",
     # Ollama's tags for the same models, https://ollama.com/library/deepseek-r1/tags.
-    "deepseek-r1-671b": "deepseek-v3",
-    "deepseek-r1-70b": "llama-3.1-70b",
-    "deepseek-r1-8b": "qwen3-8b",
     "deepseek-r1-": "qwen2.5-",
 }
 
@@ -118,10 +93,14 @@ def base_of(name: str, known: Iterable[tuple[str, str]]) -> str:
         known: names and repositories of known models.
     """
     wanted = _letters(name)
-    for same, base in _SAME_SHAPE.items():
-        start = _letters(f"{same}0")[:-1]  # what a size follows
-        if wanted == start or (same.endswith("-") and re.fullmatch(rf"{start}{_SIZE}", wanted)):
-            wanted = _letters(base + wanted[len(start) :])
-            break
-    found = {own for own, hub in known if wanted and wanted in (_letters(own), _letters(hub))}
-    return found.pop() if len(found) == 1 else ""
+    series = (
+        _letters(base + wanted[len(start) :])
+        for same, base in _SAME_SHAPE.items()
+        if re.fullmatch(rf"{(start := _letters(f'{same}0')[:-1])}{_SIZE}", wanted)
+    )
+    spelled = [(own, (_letters(own), _letters(other))) for own, other in known]
+    for one in filter(None, (wanted, *islice(series, 1))):
+        found = {own for own, names in spelled if one in names}
+        if found:
+            return found.pop() if len(found) == 1 else ""
+    return ""

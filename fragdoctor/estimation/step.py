@@ -131,6 +131,26 @@ def largest_tensor(workload: Workload) -> int:
     return int(max(each))
 
 
+def largest_of_step(workload: Workload) -> int:
+    """Return the size of the tensor in which DeepSpeed's step holds gradients, 0 for others."""
+    local = local_part(workload)
+    return updated_at_once(local, states_of(local)) * int(FP32) if deepspeed_stage(local) else 0
+
+
+def deepspeed_stage(workload: Workload) -> int:
+    """Return the stage of ZeRO if it is DeepSpeed's, else 0."""
+    is_other = workload.inference or workload.is_fsdp or workload.grad_dtype
+    return 0 if is_other or not precision_of(workload.dtype).has_master else workload.zero_stage
+
+
+def updated_at_once(workload: Workload, states: Sequence[GroupState]) -> int:
+    """Return how many gradients DeepSpeed's step copies to fp32 as one tensor on this GPU."""
+    if "optimizer" in workload.offload:
+        return 0
+    own = sum(g.n_own * g.count for g in states if g.is_trained)
+    return min(own, SUB_GROUP) if workload.zero_stage == 3 else own
+
+
 def _plus(live: Live, **more: float) -> dict[str, float]:
     """Return live bytes with more bytes added to some purposes."""
     return {**live, **{name: live.get(name, 0) + n_bytes for name, n_bytes in more.items()}}
@@ -210,10 +230,9 @@ class _Step:
     def __init__(self, workload: Workload, states: Sequence[GroupState], start: Live) -> None:
         self.workload, self.states = workload, states
         self.precision = precision_of(workload.dtype)
-        stage = 0 if workload.is_fsdp or workload.grad_dtype else workload.zero_stage
-        self.is_deepspeed = stage > 0 and self.precision.has_master
+        self.deepspeed = stage = deepspeed_stage(workload)
         # In stage 3, this GPU's gradients are views of one buffer that is there from the start.
-        self.accumulates = workload.grad_accumulation > 1 or (self.is_deepspeed and stage == 3)
+        self.accumulates = workload.grad_accumulation > 1 or stage == 3
         trained = [g for g in states if g.is_trained]
         live = dict(start)
         if workload.cache == "tuple":  # returned with the logits of the step before, and held
@@ -227,7 +246,7 @@ class _Step:
             live["buckets"] = _total(trained, "gradient_bytes")
         self.all_gradients = sum(g.kept_gradient_bytes * g.count for g in states if g.has_gradient)
         self.start, self.passes = live, dict(live)
-        is_bucket_new = self.is_deepspeed and stage < 3  # made for the first gradient of a pass
+        is_bucket_new = 0 < stage < 3  # made for the first gradient of a pass
         self.bucket = REDUCE_BUCKET * self.precision.compute if is_bucket_new else 0.0
         if self.accumulates:
             self.passes["gradients"] = self.all_gradients
@@ -250,12 +269,12 @@ class _Step:
             steps = [max((g.step_bytes for g in trained), default=0)]
         moved = ceil(optimizer.step_copies) * sum(steps) if here else 0.0
         gradients: float = self.all_gradients
-        if self.is_deepspeed and here:
+        if self.deepspeed and here:
             # The step copies gradients to fp32 and frees the others, if they are no views of the
             # buffer: step() of DeepSpeed's stage_1_and_2.py, _prepare_sub_group of its stage3.py.
             own = max(1, sum(g.n_own * g.count for g in trained))
-            at_once = min(own, SUB_GROUP) if w.zero_stage == 3 else own
-            kept = gradients if w.zero_stage == 3 else 0.0
+            at_once = updated_at_once(w, trained)
+            kept = gradients if self.deepspeed == 3 else 0.0
             gradients, moved = kept + at_once * FP32, moved * at_once / own
         del self.start["inputs"]
         step = _plus(self.start, gradients=gradients, optimizer_temporaries=moved)

@@ -96,18 +96,16 @@ def read_question(text: str) -> Asked:
     if gpu:
         options["gpu"] = [gpu]
     notes = _settle(options, n, stored_in(named or ""))
-    if formats := " ".join(filter(is_of_llama_cpp, rest.split())):
-        bits = 8 if "8" in formats else 4
+    if formats := list(filter(is_of_llama_cpp, rest.split())):
+        named_so, bits = " ".join(formats), 8 if "8" in "".join(formats) else 4
         options.setdefault("dtype", f"int{bits}")
-        said = f"{formats} is for llama.cpp, whose memory is not estimated; {bits} bits come close."
-        notes.append(said)
+        notes.append(
+            f"{named_so} is for llama.cpp, whose memory is not estimated; {bits} bits come close."
+        )
     if params and guess:
         said = f"No model of that name is known; a Llama-like one of {params} is counted."
         notes.append(f"{said} {guess}".rstrip())
-    unread = [
-        word for word in rest.split()
-        if word.lower() not in _SAYS_NOTHING and not is_of_llama_cpp(word)
-    ]  # fmt: skip
+    unread = [w for w in rest.split() if w not in formats and w.lower() not in _SAYS_NOTHING]
     if unread:
         notes.append(f"Not read: {', '.join(unread)}.")
     return Asked(named or "", options, notes)
