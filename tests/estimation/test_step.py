@@ -231,6 +231,34 @@ def test_step_of_deepspeed_needs_what_its_code_allocates(measured: tuple[float, 
     assert footprint.needs_low_bytes <= mib * MIB <= footprint.needs_high_bytes - outside
 
 
+NEEDED_BY_DEEPSPEED = (
+    # layers, hidden, ffn, vocabulary, tokens, GPUs, reduce_bucket_size, least MiB that is enough
+    (8, 1024, 2816, 32000, 256, 2, 500_000_000, 3022),
+    (8, 1024, 2816, 32000, 256, 2, 50_000_000, 2330),
+    (10, 768, 2048, 32000, 128, 2, 20_000_000, 1783),
+)
+"""Such steps of stage 2, whose limit was bisected (``set_per_process_memory_fraction``)."""
+
+
+@pytest.mark.parametrize("needed", NEEDED_BY_DEEPSPEED)
+def test_step_of_deepspeed_fits_where_its_one_tensor_of_gradients_does(
+    needed: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers, hidden, ffn, vocab, seq, n_gpus, bucket, mib = needed
+    monkeypatch.setattr("fragdoctor.estimation.step.REDUCE_BUCKET", bucket)
+    sizes = GivenSizes(layers=layers, hidden=hidden, heads=hidden // 64, kv_heads=hidden // 64,
+                       ffn=ffn, vocab=vocab)  # fmt: skip
+    workload = workload_of_request(
+        sizes=sizes, dtype="deepspeed-bf16", seq=seq, zero_stage=2, world_size=n_gpus,
+        checkpointing="full",
+    )  # fmt: skip
+
+    footprint = formula_footprint(workload)
+
+    (outside,) = (doubt.n_bytes for doubt in footprint.doubts if doubt.id == "nccl")
+    assert mib * MIB <= footprint.needs_high_bytes - outside < 1.1 * mib * MIB
+
+
 def test_states_on_the_host_need_no_second_gpu() -> None:
     with pytest.raises(ConfigError, match="number of GPUs is missing"):
         workload_of_request(["gpt-j-6b"], dtype="deepspeed-fp16", zero_stage=3)
