@@ -233,8 +233,7 @@ _PHRASES: Final = (
         r"8[ -]?bit (?:adamw?|optimi[sz]er)|(?:adamw?|optimi[sz]er)[ -]?8[ -]?bit",
         optimizer="adamw-8bit", trains=True,
     ),
-    # With checkpointing, as in PEFT's prepare_model_for_kbit_training.
-    _says("qlora", lora=LORA_RANK, dtype="int4", checkpointing="full"),
+    _says("qlora", lora=LORA_RANK, dtype="int4"),
     _says("dora", lora=LORA_RANK, dora=True),
     _says("lora|peft|adapters?", lora=LORA_RANK),
     _says("awq", dtype="awq"),
@@ -315,6 +314,8 @@ def _settle(options: dict[str, Any], n_named: int, stored: str) -> list[str]:
         options.setdefault("dtype", "bf16")  # as models of such sizes are published
     if trains and options.get("dtype", stored) in _FROZEN:
         options.setdefault("lora", LORA_RANK)
+        # As in PEFT's prepare_model_for_kbit_training.
+        options.setdefault("checkpointing", "full")
     if n_gpus > 1 and trains:
         options["world_size"] = n_gpus
         if not options.get("fsdp"):

@@ -11,8 +11,7 @@ from fragdoctor.estimation.words import Asked, is_question, read_question
 
 RUN = {"inference": True}
 TRAIN = {"inference": False}
-FOUR_BITS = {**TRAIN, "lora": 16, "dtype": "int4"}
-QLORA = FOUR_BITS | {"checkpointing": "full"}
+QLORA = {**TRAIN, "lora": 16, "dtype": "int4", "checkpointing": "full"}
 
 
 @pytest.mark.parametrize(
@@ -27,7 +26,7 @@ QLORA = FOUR_BITS | {"checkpointing": "full"}
         ),
         ("magistral small qlora 3090", "mistral-small-24b", QLORA | {"gpu": ["rtx-3090"]}),
         ("run z-image on 3060", "z-image-turbo", RUN | {"gpu": ["rtx-3060"]}),
-        ("qwen2.5 14B 4-bit fine-tuning, 24GB", "qwen2.5-14b", FOUR_BITS | {"gpu": ["24GB"]}),
+        ("qwen2.5 14B 4-bit fine-tuning, 24GB", "qwen2.5-14b", QLORA | {"gpu": ["24GB"]}),
         (
             "Memory needed when lora fine-tuning meta-llama/Meta-Llama-3.1-8B-Instruct",
             "llama-3.1-8b",
@@ -152,7 +151,7 @@ def test_name_of_a_series_is_no_model_of_another_size(words: str) -> None:
         ("run 72B, max-model-len 8192", RUN | {"params": "72B", "seq": 8192}),
         (
             "Finetuning 7B using FSDP+4-bit-quantization+PEFT on 4 A40's",
-            FOUR_BITS | {"params": "7B", "fsdp": True, "world_size": 4, "gpu": ["a40"]},
+            QLORA | {"params": "7B", "fsdp": True, "world_size": 4, "gpu": ["a40"]},
         ),
         ("How many H100s to serve a 70B?", RUN | {"params": "70B", "plan": True, "gpu": ["h100"]}),
         ("How many cards to serve a 70B?", RUN | {"params": "70B"}),
@@ -256,7 +255,7 @@ def test_number_of_a_phrase_counts_no_gpus(words: str, options: dict[str, Any]) 
         ("serve gpt2 with tensor parallel 4", RUN | {"tensor_parallel": 4}),
         ("serve gpt2, tp 2, context 1k", RUN | {"tensor_parallel": 2, "seq": 1024}),
         ("fine-tune bert-base for text classification", TRAIN | {"logits": "none"}),
-        ("finetune unsloth/llama-3-8b-bnb-4bit", TRAIN | {"lora": 16}),
+        ("finetune unsloth/llama-3-8b-bnb-4bit", TRAIN | {"lora": 16, "checkpointing": "full"}),
     ],
 )  # fmt: skip
 def test_words_of_frameworks_and_copies_decide_what_is_counted(
