@@ -21,24 +21,15 @@ def judged(workload: Workload, gpus: Sequence[GpuModel]) -> Estimate:
     footprint = formula_footprint(workload)
     fits = tuple(_fit(workload, footprint, gpu) for gpu in gpus)
     is_open = bool(fits) and fits[0].state is not FitState.FITS
-    return Estimate(
-        workload=workload,
-        footprint=footprint,
-        fits=fits,
-        savings=savings_of(workload),
-        combinations=cheapest_combinations(workload, gpus[0].usable_bytes) if is_open else (),
-    )
+    enough = cheapest_combinations(workload, gpus[0].usable_bytes) if is_open else ()
+    return Estimate(workload, footprint, fits, savings_of(workload), enough)
 
 
 def _fit(workload: Workload, footprint: Footprint, gpu: GpuModel) -> Fit:
-    state = state_on(footprint.needs_low_bytes, footprint.needs_high_bytes, gpu.usable_bytes)
-    return Fit(
-        gpu=gpu,
-        fits=state is FitState.FITS,
-        margin_bytes=gpu.usable_bytes - footprint.needs_high_bytes,
-        largest_batch=largest_batch(workload, gpu.usable_bytes),
-        state=state,
-    )
+    usable, most = gpu.usable_bytes, footprint.needs_high_bytes
+    state = state_on(footprint.needs_low_bytes, most, usable)
+    batch = largest_batch(workload, usable)
+    return Fit(gpu, state is FitState.FITS, usable - most, batch, state=state)
 
 
 def largest_batch(workload: Workload, usable_bytes: int) -> int | None:

@@ -9,33 +9,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from itertools import islice
 from typing import Final
 
 _TUNED: Final = frozenset({"instruct", "chat", "it", "hf", "pt", "base", "latest"})
 _STAMP: Final = re.compile(r"\d{4}")
 """A word that says when a copy was published: ``2407`` is July 2024."""
 
-# Series of models that were trained further from the same shapes, published under another name.
+_TRAINED_FURTHER: Final = {
+    "codellama-": "code-llama2-",
+    "gemma-": "codegemma- gemma-1.1-",
+    "llama-": "vicuna-",
+    "llama-3.1-": ("meta-llama-3.1- hermes-3-llama-3.1- llama-3.1-nemotron- "
+                   "deepseek-r1-distill-llama-"),
+    # The last one is Ollama's: https://ollama.com/library/deepseek-r1/tags.
+    "qwen2.5-": ("qwen2- qwen2.5-coder- qwen2.5-math- deepseek-r1-distill-qwen- "
+                 "deepseek-r1-distill- deepseek-r1-"),
+    "qwen3-": "qwen3-coder-",
+    "smollm2-": "smollm-",
+    "yi-": "yi-1.5-",
+}  # fmt: skip
+"""Series of models -> the names of others that were trained further from the same shapes."""
 _SAME_SHAPE: Final = {
-    "code-llama2-": "codellama-",
-    "meta-llama-3.1-": "llama-3.1-",
-    "vicuna-": "llama-",
-    "codegemma-": "gemma-",
-    "gemma-1.1-": "gemma-",
-    "hermes-3-llama-3.1-": "llama-3.1-",
-    "llama-3.1-nemotron-": "llama-3.1-",
-    "qwen3-coder-": "qwen3-",
-    "smollm-": "smollm2-",
-    "yi-1.5-": "yi-",
-    "qwen2-": "qwen2.5-",
-    "qwen2.5-coder-": "qwen2.5-",
-    "qwen2.5-math-": "qwen2.5-",
-    "deepseek-r1-distill-qwen-": "qwen2.5-",
-    "deepseek-r1-distill-llama-": "llama-3.1-",
-    "deepseek-r1-distill-": "qwen2.5-",
-    # Ollama's tags for the same models, https://ollama.com/library/deepseek-r1/tags.
-    "deepseek-r1-": "qwen2.5-",
+    name: base for base, names in _TRAINED_FURTHER.items() for name in names.split()
 }
 
 
@@ -99,7 +94,7 @@ def base_of(name: str, known: Iterable[tuple[str, str]]) -> str:
         if re.fullmatch(rf"{(start := _letters(f'{same}0')[:-1])}{_SIZE}", wanted)
     )
     spelled = [(own, (_letters(own), _letters(other))) for own, other in known]
-    for one in filter(None, (wanted, *islice(series, 1))):
+    for one in filter(None, (wanted, *series)):
         found = {own for own, names in spelled if one in names}
         if found:
             return found.pop() if len(found) == 1 else ""

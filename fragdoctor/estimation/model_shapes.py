@@ -224,11 +224,6 @@ def is_model_name(name: str) -> bool:
     return not has_suffix and (_HUB_ID.fullmatch(name) or _NAME.fullmatch(name)) is not None
 
 
-def is_hub_id(name: str) -> bool:
-    """Return whether a name is that of a repository with its owner."""
-    return _HUB_ID.fullmatch(name) is not None
-
-
 def unknown_model(name: str) -> InputError:
     """Return the error for an unknown model, with a hint on how to get its configuration."""
     near = difflib.get_close_matches(name.lower(), presets(), cutoff=0.4)
@@ -243,7 +238,7 @@ def unknown_model(name: str) -> InputError:
             f"{name} is a size, not the name of a model.",
             hint=f"Run: fragdoctor estimate --params {name.upper()}",
         )
-    if is_hub_id(name):
+    if _HUB_ID.fullmatch(name):
         folder = name.rsplit("/", maxsplit=1)[-1]
         return InputError(
             f"{name} is neither a local file nor a known model; nothing is downloaded.",

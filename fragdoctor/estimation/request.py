@@ -178,12 +178,6 @@ def _length(workload: Workload) -> tuple[int, Sequence[str]]:
     return workload.seq, (note,)
 
 
-_HELD: Final = (
-    "A training loop that holds a cache with the logits, without checkpointing, is --keep-logits "
-    "--cache tuple."
-)
-
-
 def _check(workload: Workload) -> None:
     """Refuse values beyond anything that exists, and combinations that make no sense."""
     for name, value, limit in (
@@ -211,7 +205,8 @@ def _check(workload: Workload) -> None:
          "Choose none, full, sqrt, or a number of layers."),
         (not workload.inference and (workload.kv_dtype or workload.new_tokens or not caches),
          "--kv-dtype, --new-tokens and --cache are about the KV cache.",
-         f"Add --inference. {_HELD}"),
+         ("Add --inference. A training loop that holds a cache with the logits, without "
+          "checkpointing, is --keep-logits --cache tuple.")),
         (workload.zero_stage and workload.world_size == 1 and not workload.offload,
          "ZeRO and FSDP share states among GPUs, but the number of GPUs is missing.",
          "Add for example --world-size 8."),

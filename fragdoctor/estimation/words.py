@@ -18,7 +18,6 @@ from fragdoctor.errors import ConfigError, InputError
 from fragdoctor.estimation.measures import LORA_RANK
 from fragdoctor.estimation.model_names import is_of_llama_cpp, is_series, stored_in
 from fragdoctor.estimation.model_shapes import (
-    is_hub_id,
     is_model_name,
     preset_of,
     presets,
@@ -349,7 +348,7 @@ def _near(words: Sequence[str], size: str) -> str:
 def _no_model(words: Sequence[str], guess: str) -> InputError:
     """Return the error for words that name no known model."""
     for word in words:
-        if is_of_llama_cpp(word) or (is_hub_id(word) and re.search(r"/.*[-\d]", word)):
+        if is_of_llama_cpp(word) or re.fullmatch(r"[\w.-]+/[\w.-]*[-\d][\w.-]*", word):
             return unknown_model(word)
     return InputError(
         "Those words name no local file and no known model.",

@@ -60,14 +60,18 @@ def name(value: Any) -> str:
     return value.strip()
 
 
+def _number(value: Any) -> float:
+    try:
+        return math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
 def count(value: Any) -> int | None:
     """Return a whole number of at least 1, or None for less and for ``auto``."""
     if value == AUTO:
         return None
-    try:
-        number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        number = math.nan
+    number = _number(value)
     if not (abs(number) <= 2**53 and number == int(number)):
         raise UnsayableError("is not a whole number")
     return int(number) if number >= 1 else None
@@ -75,11 +79,7 @@ def count(value: Any) -> int | None:
 
 def share(value: Any) -> float:
     """Return a share above 0 and up to 1."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = -1.0
-    if not 0 < number <= 1:
+    if not 0 < (number := _number(value)) <= 1:
         raise UnsayableError("is not a share from 0 to 1")
     return number
 
