@@ -12,14 +12,7 @@ from fragdoctor.estimation.bounds import Needs, most_of_each, needs_of, phases_o
 from fragdoctor.estimation.calibration import published_range
 from fragdoctor.estimation.layer import KORTHIKANTI, attention_used, bytes_of, layer_ops, units
 from fragdoctor.estimation.states import GroupState, gathered_layers, local_part, states_of
-from fragdoctor.estimation.step import (
-    REDUCE_BUCKET,
-    Instant,
-    deepspeed_stage,
-    loss_of,
-    moments_of,
-    segment_layers,
-)
+from fragdoctor.estimation.step import Instant, bucket_bytes, loss_of, moments_of, segment_layers
 from fragdoctor.estimation.training_choices import (
     AUTOCAST_DOC,
     CHECKPOINTING,
@@ -128,8 +121,7 @@ def _of_sharing(workload: Workload) -> list[Doubt]:
     more = []
     if n := len(workload.degrees) + (workload.world_size > 1):
         more.append(Doubt("nccl", "NCCL communicators, outside PyTorch", n * NCCL_BYTES))
-    if deepspeed_stage(workload) == 3:
-        bucket = int(REDUCE_BUCKET * precision_of(workload.dtype).compute)
+    if workload.zero_stage == 3 and (bucket := bucket_bytes(workload)):
         more.append(Doubt("bucket", "DeepSpeed's reduce_bucket_size, at most its default", bucket))
     return more
 

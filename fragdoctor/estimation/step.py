@@ -143,6 +143,12 @@ def deepspeed_stage(workload: Workload) -> int:
     return 0 if is_other or not precision_of(workload.dtype).has_master else workload.zero_stage
 
 
+def bucket_bytes(workload: Workload) -> int:
+    """Return the size of the buffer in which DeepSpeed reduces gradients, 0 for others."""
+    is_made = deepspeed_stage(workload) > 0
+    return int(REDUCE_BUCKET * precision_of(workload.dtype).compute) if is_made else 0
+
+
 def updated_at_once(workload: Workload, states: Sequence[GroupState]) -> int:
     """Return how many gradients DeepSpeed's step copies to fp32 as one tensor on this GPU."""
     if "optimizer" in workload.offload:
@@ -246,8 +252,7 @@ class _Step:
             live["buckets"] = _total(trained, "gradient_bytes")
         self.all_gradients = sum(g.kept_gradient_bytes * g.count for g in states if g.has_gradient)
         self.start, self.passes = live, dict(live)
-        is_bucket_new = 0 < stage < 3  # made for the first gradient of a pass
-        self.bucket = REDUCE_BUCKET * self.precision.compute if is_bucket_new else 0.0
+        self.bucket = bucket_bytes(workload) if stage < 3 else 0  # made for the first gradient
         if self.accumulates:
             self.passes["gradients"] = self.all_gradients
         layers = gathered_layers(workload)

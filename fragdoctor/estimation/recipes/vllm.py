@@ -79,15 +79,12 @@ def _experts(reading: Reading) -> None:
     """With expert parallelism, split the experts among all GPUs of all replicas."""
     apart, replicas = reading.facts.pop("experts_apart", None), reading.facts.pop("replicas", None)
     n = replicas.value if replicas else 1
-    if apart is not None:
-        n *= reading.value("tensor_parallel") or 1
-        if n > 1:
-            parts = [fact.key for fact in (apart, replicas) if fact]
-            reading.take("expert_parallel", n, " + ".join(parts), f"{n} GPUs")
-        else:
-            reading.leave(apart.key, apart.text)
-    elif replicas is not None:
-        reading.leave(replicas.key, replicas.text)
+    parts = [fact for fact in (apart, replicas) if fact]
+    if apart is not None and (n := n * (reading.value("tensor_parallel") or 1)) > 1:
+        reading.take("expert_parallel", n, " + ".join(f.key for f in parts), f"{n} GPUs")
+    else:
+        for fact in parts:
+            reading.leave(fact.key, fact.text)
 
 
 def plain(entries: Entries) -> Entries:
