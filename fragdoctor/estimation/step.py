@@ -132,9 +132,14 @@ def largest_tensor(workload: Workload) -> int:
 
 
 def largest_of_step(workload: Workload) -> int:
-    """Return the size of the tensor in which DeepSpeed's step holds gradients, 0 for others."""
+    """Return the size of the tensor in which DeepSpeed's step holds gradients, 0 for others.
+
+    Stage 3 has one for a part of them, and finds room for it where gathered layers were: its steps
+    needed no more than the other bounds.
+    """
     local = local_part(workload)
-    return updated_at_once(local, states_of(local)) * int(FP32) if deepspeed_stage(local) else 0
+    is_whole = deepspeed_stage(local) in (1, 2)
+    return updated_at_once(local, states_of(local)) * int(FP32) if is_whole else 0
 
 
 def deepspeed_stage(workload: Workload) -> int:
