@@ -17,12 +17,7 @@ from msgspec import Struct
 from fragdoctor.errors import ConfigError, InputError
 from fragdoctor.estimation.measures import LORA_RANK
 from fragdoctor.estimation.model_names import is_of_llama_cpp, is_series, stored_in
-from fragdoctor.estimation.model_shapes import (
-    is_model_name,
-    preset_of,
-    presets,
-    unknown_model,
-)
+from fragdoctor.estimation.model_shapes import is_model_name, preset_of, presets, unknown_model
 from fragdoctor.estimation.serving import UTILIZATION
 from fragdoctor.estimation.training_choices import PRECISIONS, optimizer_of
 from fragdoctor.model.gpus import SIZED, counted, gpu_of, known_gpu
