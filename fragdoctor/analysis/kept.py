@@ -65,6 +65,9 @@ MAX_STATES: Final = 3
 """The most tensors of a weight's size that an optimizer keeps: Adam two, AMSGrad three (torch 2.13,
 optim/adam.py)."""
 
+MOST_OF_MODEL: Final = 2 + MAX_STATES
+"""What a model holds at most, as a multiple of its weights: these, gradients and states."""
+
 _COPIES: Final = re.compile(r"^(?:deepcopy|_deepcopy\w*|state_dict|load_state_dict|clone)$")
 
 
@@ -155,6 +158,9 @@ def _traced(
     if pattern in (KeptPattern.GRAPH, KeptPattern.EVALUATION):
         is_result = np.isin(kind, (KeptKind.ACTIVATION, KeptKind.LOSS))
         made, size = stack[is_result], size[is_result]
+    elif pattern is KeptPattern.MODELS:
+        is_weight = trace.stacks.roles.makes_model[stack]
+        made, size = stack[is_weight], size[is_weight]
     # The caller of a model holds what it returns, and chooses whether it builds a graph.
     is_of_caller = pattern is KeptPattern.EVALUATION
     is_of_caller |= pattern is KeptPattern.RESULTS and _are_returned(trace, rows)
@@ -299,6 +305,10 @@ def _pattern(
     """Return what the kept memory looks like."""
     total = max(1, sum(k.n_bytes for k in kinds))
     share = {k.kind: k.n_bytes / total for k in kinds}
+    lives = trace.lives_of_program
+    built = rows[trace.stacks.roles.makes_model[lives.stack[rows]]]
+    if int(lives.size_bytes[built].sum()) * MOST_OF_MODEL >= total:
+        return KeptPattern.MODELS
     for kind, pattern in (
         (KeptKind.STATE, KeptPattern.OPTIMIZER),
         (KeptKind.COPY, KeptPattern.COPIES),
@@ -310,7 +320,7 @@ def _pattern(
     if len(rows) >= GRAPH_BLOCKS * n_steps and results >= MOST and _is_graph(trace, rows):
         trains = _trains_meanwhile(trace, phases, rows)
         return KeptPattern.GRAPH if trains else KeptPattern.EVALUATION
-    sizes = trace.lives_of_program.requested_bytes[rows]
+    sizes = lives.requested_bytes[rows]
     if len(rows) >= GRAPH_BLOCKS and len(distinct(sizes)) >= MOST * len(rows):
         return KeptPattern.SHAPES
     return KeptPattern.RESULTS if results >= MOST else KeptPattern.TENSORS

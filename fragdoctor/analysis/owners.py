@@ -223,7 +223,7 @@ def main_owner(named: NamedBlocks, rows: I64, sizes: I64) -> Owner | None:
 
 def _root(name: str) -> str:
     """Return the name of the container that an item belongs to, or the name itself."""
-    return general(name).partition("[*]")[0]
+    return name.partition("[")[0]
 
 
 def held_twice(censuses: Sequence[Census], least_bytes: int) -> tuple[Owner, Owner, int] | None:

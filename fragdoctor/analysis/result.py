@@ -118,6 +118,7 @@ class KeptPattern(StrEnum):
     EVALUATION = "evaluation"
     RESULTS = "results"
     COPIES = "copies"
+    MODELS = "models"
     OPTIMIZER = "optimizer"
     GRADIENTS = "gradients"
     SHAPES = "shapes"

@@ -31,7 +31,7 @@ from fragdoctor.future.outlook import ENOUGH
 from fragdoctor.model.case import NO_FAILURE
 from fragdoctor.model.census import HoldingKind, Owner
 from fragdoctor.model.diagnosis import Cause, Verdict
-from fragdoctor.model.finding import ACTIVE, LIVE_AT_FAILURE, Confidence, Evidence
+from fragdoctor.model.finding import ACTIVE, LIVE_AT_FAILURE, Confidence, Evidence, line_text
 from fragdoctor.model.gpus import with_monitor_of
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState, ReplayResult
 from fragdoctor.model.snapshot import Action
@@ -39,7 +39,14 @@ from fragdoctor.model.story import TrialTrend
 from fragdoctor.rules.capacity.optimizer_state import fails_in_optimizer
 from fragdoctor.rules.capacity.transient_peak import Transient, find_transient
 from fragdoctor.rules.failed_request import FULL_SLACK_SHARE, FailedRequest
-from fragdoctor.rules.growth.growing_line import gathered_text, idle_graph_text, keeper, kept_text
+from fragdoctor.rules.growth.growing_line import (
+    gathered_text,
+    holder_of,
+    idle_graph_text,
+    keeper,
+    kept_text,
+    owner_name,
+)
 from fragdoctor.rules.request_sources import is_one_of_several
 from fragdoctor.rules.rule import Context
 from fragdoctor.story.trends import accumulation, growth_sentence, rise_bytes
@@ -54,7 +61,9 @@ MAY_BE_HOLES: Final = (Cause.CAPACITY, Cause.MEMORY_LIMIT)
 LEAKS_INTO: Final = (*MAY_BE_HOLES, Cause.FRAGMENTATION, Cause.PRIVATE_POOLS)
 """Readings that a leak causes sooner or later."""
 
-NEVER_KEPT: Final = (KeptPattern.GRAPH, KeptPattern.GRADIENTS, KeptPattern.OPTIMIZER)
+NEVER_KEPT: Final = (
+    KeptPattern.GRAPH, KeptPattern.GRADIENTS, KeptPattern.OPTIMIZER, KeptPattern.MODELS,
+)  # fmt: skip
 """Growing memory of these patterns is a leak in 7 of 7 recordings of known programs; of the others
 it is in 16 of 40: caches, replay buffers and kept states grow in the same way."""
 
@@ -344,6 +353,28 @@ def _evaluation(e: CaseEvidence) -> Hypothesis | None:
     return Hypothesis(Cause.TRANSIENT_PEAK, summary, Confidence.LIKELY, settled_by, row)
 
 
+def _old_model(e: CaseEvidence) -> Hypothesis | None:
+    """The model that a line built before is still held while it builds the next."""
+    failed, copies = e.failed, None
+    if failed is not None and e.reading.cause in LEAKS_INTO:
+        copies = e.context.weight_copies
+    if failed is None or copies is None or copies.freed_row is None:
+        return None
+    if not _explains_reading(e, copies.n_bytes) or e.is_bounded:
+        return None
+    owner = holder_of(e.context, copies.rows)
+    held = "" if owner is None else f" by {owner_name(owner)}"
+    return Hypothesis(
+        Cause.LEAK,
+        f"{line_text(e.context.user_line(copies.stack))} has built one model after another, and "
+        f"{format_size(copies.n_bytes)} of the earlier ones are still held{held}; the "
+        f"{failed.request_text} no longer fit. An ensemble that is in use looks the same.",
+        settled_by="Check whether the earlier models are still needed: look for a list of results, "
+        "a closure or the traceback of an exception that keeps them.",
+        row="old-model-held",
+    )
+
+
 def _setting_mends(e: CaseEvidence) -> Hypothesis | None:
     """Thresholds call memory full, but a setting is enough: the missing memory lies in holes."""
     if e.reading.cause not in MAY_BE_HOLES or e.reading.confidence is Confidence.PROVEN:
@@ -441,6 +472,7 @@ ROWS: Final[tuple[Callable[[CaseEvidence], Hypothesis | None], ...]] = (
     _filling,
     _caught,
     _evaluation,
+    _old_model,
     _setting_mends,
     _no_setting_mends,
     _transient,

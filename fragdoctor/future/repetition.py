@@ -398,7 +398,8 @@ class Repetition:
         rest = self._rest()
         goes_on = w.has_failed or len(rest) > 0
         end = n + int(goes_on)  # the current step is the last of the cycle once it is complete
-        order = range(max(0, end - steps.period), end)
+        # What followed the step that the current one resembles follows it, too.
+        order = range(max(0, min(end - steps.period, steps.like + 1)), end)
         cycle = [self._part(int(w.at[t]), int(w.at[t + 1])) for t in order]
         if goes_on:
             seen = self._part(int(w.at[n]), len(w.kind) - int(w.has_failed))

@@ -9,12 +9,14 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import PurePath
 from typing import Final, TypeAlias, TypeVar
 
 from msgspec import Struct
 
 from fragdoctor.analysis.result import DeviceAnalysis
+from fragdoctor.analysis.weight_copies import WeightCopies, find_weight_copies
 from fragdoctor.model.case import Case, MemoryStats, OomMessage
 from fragdoctor.model.finding import (
     Confidence,
@@ -29,10 +31,15 @@ from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.model.story import LogStory
 from fragdoctor.rules.failed_request import FailedRequest, known
+from fragdoctor.rules.request_sources import matching_oom
 from fragdoctor.trace.stacks import NATIVE, PACKAGE, TORCH, USER, classify_file, is_plumbing
 
 MAX_STACK = 12
 """The most frames of a stack in a report; the innermost ones say where."""
+
+
+MIN_COPIED_SHARE: Final = 0.05
+"""Copies of weights below this share of live memory are not why a device is full."""
 
 
 class Skip(Exception):  # noqa: N818 - it is a decision, not an error
@@ -53,7 +60,7 @@ def needed(value: T | None, reason: str) -> T:
     return value
 
 
-class Context(Struct, frozen=True):
+class Context(Struct, frozen=True, dict=True):
     """One device of a case.
 
     Attributes:
@@ -154,6 +161,18 @@ class Context(Struct, frozen=True):
         """The most that the trace reserved, or 0 without a trace."""
         line = None if self.analysis is None else self.analysis.timeline
         return 0 if line is None else line.peak_reserved_bytes
+
+    @cached_property
+    def weight_copies(self) -> WeightCopies | None:
+        """The weights held twice when the request failed, or at the peak if none did."""
+        a = self.analysis
+        if a is None or a.timeline is None:
+            return None
+        event = matching_oom(a, self.message)
+        state = a.timeline.peak_allocated_state if event is None else event.row
+        found = find_weight_copies(a.trace, a.phases, state)
+        least = MIN_COPIED_SHARE * int(a.timeline.allocated_bytes[state])
+        return found if found is not None and found.n_bytes >= least else None
 
     @property
     def uses_given_capacity(self) -> bool:

@@ -25,6 +25,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
     proposes,
 )
 from fragdoctor.future.edits import Edit
+from fragdoctor.future.steps import StepKind, Steps
 from fragdoctor.future.training_edits import batch_scaled, passes_scaled
 from fragdoctor.model.diagnosis import SHORT_OF_MEMORY, Cause
 from fragdoctor.model.finding import Confidence
@@ -338,7 +339,7 @@ class LimitBatch(SmallerBatch):
             return
         title = f"{self.title}: this one is {scale:.1f} times the largest before it"
         change = "sort samples by size, or cap the tokens, pixels, nodes or edges of a batch"
-        if is_evaluation(case.asking_stack):
+        if is_evaluation(case.asking_stack) and _has_trained(case):
             title = (
                 f"Evaluate with smaller batches: this one is {scale:.1f} times the largest before"
             )
@@ -357,6 +358,12 @@ class LimitBatch(SmallerBatch):
         part = r.change.split(";")[0]
         change = f"{said.change}; {part} fits" if r.predicted.fits else f"{said.change}; {part}"
         return judged.saying(title=said.title, change=change)
+
+
+def _has_trained(case: JudgedCase) -> bool:
+    """Return whether there are steps of training; without them no step stands out by its name."""
+    a = case.context.analysis
+    return a is not None and len(Steps.of(a.trace).of_kind(StepKind.TRAIN)) > 0
 
 
 LARGER: Final = 1.5

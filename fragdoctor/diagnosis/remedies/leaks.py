@@ -11,7 +11,13 @@ from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal, Remedy, W
 from fragdoctor.model.census import HoldingKind, Owner
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Location, line_text
-from fragdoctor.rules.growth.growing_line import gathered_text, keeper, maker_text, rounds_text
+from fragdoctor.rules.growth.growing_line import (
+    gathered_text,
+    keeper,
+    made_text,
+    maker_text,
+    rounds_text,
+)
 from fragdoctor.rules.rule import Context
 from fragdoctor.story.trends import accumulation, growth_sentence, has_process_each
 from fragdoctor.trace.stacks import EVALUATION, PACKAGE, USER, classify_file
@@ -95,7 +101,7 @@ def free_leak(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     is_graph = kept.pattern in (KeptPattern.GRAPH, KeptPattern.EVALUATION)
     if is_graph and any(k.kind is KeptKind.LOSS for k in kept.kinds):
         change = LOSS_KEPT
-    title = f"what {maker_text(context, kept)} makes"
+    title = made_text(context, kept)
     verb = "Bound" if kept.pattern is KeptPattern.BUFFER else "Release"
     owner = keeper(context, kept)
     fills = owner is not None and owner.max_items > 0
@@ -135,8 +141,8 @@ def _by_name(owner: Owner, what: str, change: str, pattern: KeptPattern) -> tupl
     if owner.kind is HoldingKind.GRAPH:
         way = f"store {owner.name} without its graph: .detach(), or .item() where it is one number"
         return "Detach", title, f"{way}; {change}" if pattern in _SPECIAL else way
-    if pattern is KeptPattern.OPTIMIZER or not owner.n_items:  # of whole models
-        return "Bound", title, OF_EACH.format(owner.name)
+    if pattern in (KeptPattern.OPTIMIZER, KeptPattern.MODELS) or not owner.n_items:
+        return "Bound", title, f"keep in {owner.name} only {OF_EACH}"
     way = f"clear {owner.name} or give it a limit, or keep .detach().cpu() of what it needs"
     if owner.max_items:
         way = (
@@ -153,8 +159,7 @@ LOSS_KEPT: Final = (
 )
 
 OF_EACH: Final = (
-    "keep in {} only what is needed of each model or optimizer: numbers (.item()), or its "
-    "state_dict() on the host"
+    "what is needed of each model or optimizer: numbers (.item()), or its state_dict() on the host"
 )
 
 WAYS: Final = {
@@ -172,6 +177,10 @@ WAYS: Final = {
     KeptPattern.COPIES: (
         "keep the copies on the host ({k: v.cpu() for k, v in model.state_dict().items()}), or "
         "only the last or best of them"
+    ),
+    KeptPattern.MODELS: (
+        "models are kept with their gradients and optimizers: find the list, dict or exception "
+        f"that keeps them, and keep only {OF_EACH}"
     ),
     KeptPattern.OPTIMIZER: (
         "make the optimizer once, before the loop; to change its learning rate set "

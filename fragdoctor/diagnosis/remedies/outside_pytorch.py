@@ -365,7 +365,8 @@ def locate_driver_call(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
 def record_snapshot(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose a recording if none shows what is open: who holds memory, or which line keeps it."""
     analysis = case.context.analysis
-    is_leak = case.supports(Cause.LEAK) and (analysis is None or analysis.kept is None)
+    is_found = analysis is not None and (analysis.kept or case.context.weight_copies) is not None
+    is_leak = case.supports(Cause.LEAK) and not is_found
     is_open = analysis is None and case.cause not in CLOSED and case.is_allocator_case
     if not (is_leak or is_open):
         return

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from fragdoctor.analysis.result import OomEvent
 from fragdoctor.analysis.step_scale import step_scale
 from fragdoctor.analysis.training_run import TrainingRun, training_run
-from fragdoctor.analysis.weight_copies import WeightCopies, find_weight_copies
 from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.verdict_message import LIBRARIES
 from fragdoctor.future.search import rank_of
@@ -48,9 +47,6 @@ CLOSED: Final = (Cause.NOT_MEMORY, Cause.HOST_MEMORY, Cause.SIZE_BUG, Cause.HEAL
 
 BUILD_FREES_SHARE: Final = 0.02
 """Building a model frees next to nothing; a single forward pass frees more than this share."""
-
-MIN_COPIED_SHARE: Final = 0.05
-"""Copies of weights below this share of live memory are not why a device is full."""
 
 VARIABLES: Final = {
     "cuda": "PYTORCH_CUDA_ALLOC_CONF",
@@ -103,17 +99,6 @@ class JudgedCase(Struct, frozen=True, dict=True):
     def sign(self) -> TracebackSign | None:
         """The sign that the traceback of the message shows, or None."""
         return sign_of(self.message)
-
-    @cached_property
-    def weight_copies(self) -> WeightCopies | None:
-        """The weights held twice when the request failed, or at the peak if none did."""
-        analysis, event = self.context.analysis, self.asking_event
-        if analysis is None or analysis.timeline is None:
-            return None
-        state = analysis.timeline.peak_allocated_state if event is None else event.row
-        found = find_weight_copies(analysis.trace, analysis.phases, state)
-        least = MIN_COPIED_SHARE * int(analysis.timeline.allocated_bytes[state])
-        return found if found is not None and found.n_bytes >= least else None
 
     @property
     def has_only_begun(self) -> bool:

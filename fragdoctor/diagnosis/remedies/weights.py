@@ -13,9 +13,11 @@ from fragdoctor.diagnosis.remedies.capacity import SavingRemedy
 from fragdoctor.diagnosis.remedies.remedy import Burden, JudgedCase, Proposal, Weight
 from fragdoctor.future.edits import Edit
 from fragdoctor.future.training_edits import requests_freed_at, requests_removed
+from fragdoctor.model.census import HoldingKind
 from fragdoctor.model.diagnosis import SHORT_OF_MEMORY, Cause
 from fragdoctor.model.finding import line_text
 from fragdoctor.model.snapshot import I64
+from fragdoctor.rules.growth.growing_line import holder_of
 from fragdoctor.units import format_size
 
 CAUSES: Final = (*SHORT_OF_MEMORY, Cause.FRAGMENTATION, Cause.LEAK)
@@ -39,14 +41,18 @@ class CopyOfWeights(SavingRemedy):
         """Propose it if blocks of the same sizes as the weights are live beside them."""
         if case.cause not in CAUSES:
             return
-        copies = case.weight_copies
+        copies = case.context.weight_copies
         if copies is None or not self.is_about(case, copies):
             return
         stack = case.context.python_stack(copies.stack)
         title, change = self.said(copies, line_text(stack[0] if stack else None))
+        owner = None if copies.freed_row is None else holder_of(case.context, copies.rows)
+        if owner is not None and owner.kind is HoldingKind.CONTAINER:
+            change = f"take what is no longer used out of {owner.name}; {change}"
+        is_cause = case.cause is Cause.LEAK and copies.freed_row is not None
         yield self.proposal(
             title=title,
-            weight=Weight.FITS,
+            weight=Weight.CURES if is_cause else Weight.FITS,
             change=change,
             why=f"{format_size(copies.n_bytes)} are held beside the model.",
             locations=stack,
@@ -64,7 +70,7 @@ class CopyOfWeights(SavingRemedy):
 
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
         """Return the edit without the copy, or with the old model freed before the next."""
-        copies, analysis = case.weight_copies, case.context.analysis
+        copies, analysis = case.context.weight_copies, case.context.analysis
         if copies is None or analysis is None:
             return ()
         rows: I64 = analysis.trace.lives.start[copies.rows].astype(np.int64)

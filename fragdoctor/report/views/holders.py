@@ -305,8 +305,9 @@ def _owner_notes(found: OwnerReport) -> list[doc.Content]:
         through = [dim(f"through {', '.join(owner.through.split(' -> ')[1:])}")]
     if found.grown_bytes is None or 2 * found.grown_bytes < found.held_bytes:
         return through
-    before = found.n_items_before or 0
-    items = f"from {format_count(before)} to {plural(owner.n_items, 'item')}, " if before else ""
+    before, items = found.n_items_before or 0, ""
+    if 0 < before < owner.n_items:
+        items = f"from {format_count(before)} to {plural(owner.n_items, 'item')}, "
     return [
         *through,
         dim(f"has grown {items}by {format_size(found.grown_bytes)} since the first steps"),

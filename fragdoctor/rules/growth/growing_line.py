@@ -8,10 +8,11 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.analysis.owners import NamedBlocks, main_owner, named_blocks
-from fragdoctor.analysis.result import Growth, IdleGraph, KeptKind, KeptMemory
+from fragdoctor.analysis.result import Growth, IdleGraph, KeptKind, KeptMemory, KeptPattern
 from fragdoctor.future.repetition import BoundedContainer
 from fragdoctor.model.census import HoldingKind, Owner
 from fragdoctor.model.finding import Confidence, Evidence, Severity, line_text
+from fragdoctor.model.snapshot import I64
 from fragdoctor.rules.rule import Context, Found, rule
 from fragdoctor.units import format_count, format_share, format_size, plural
 
@@ -71,6 +72,12 @@ KIND_WORDS: Final = {
 }
 
 
+def made_text(context: Context, kept: KeptMemory) -> str:
+    """Return what is kept, by the line that makes it, as part of a sentence."""
+    what = "the models that" if kept.pattern is KeptPattern.MODELS else "what"
+    return f"{what} {maker_text(context, kept)} makes"
+
+
 def maker_text(context: Context, kept: KeptMemory) -> str:
     """Return the line that makes what grows, as part of a sentence."""
     return line_text(context.frame(kept.frame) or context.user_line(kept.stack))
@@ -100,10 +107,15 @@ def idle_graph_text(context: Context, graph: IdleGraph) -> str:
 
 def keeper(context: Context, kept: KeptMemory) -> Owner | None:
     """Return who holds most of what grows according to a census, or None if unknown."""
+    return holder_of(context, kept.rows)
+
+
+def holder_of(context: Context, rows: I64) -> Owner | None:
+    """Return who holds most of some rows of ``Lives`` according to a census, or None."""
     a, named = context.analysis, _named(context)
     if a is None or named is None:
         return None
-    return main_owner(named, kept.rows, a.trace.lives.size_bytes[kept.rows])
+    return main_owner(named, rows, a.trace.lives.size_bytes[rows])
 
 
 def filling_container(context: Context, kept: KeptMemory) -> BoundedContainer | None:
@@ -151,7 +163,7 @@ def kept_text(context: Context, kept: KeptMemory) -> str:
     owner = keeper(context, kept)
     keeps = "Something keeps" if owner is None else f"{owner_name(owner)} keeps"
     return (
-        f"{keeps} what {maker_text(context, kept)} makes{where}: {kinds}, "
+        f"{keeps} {made_text(context, kept)}{where}: {kinds}, "
         f"{slope_text(kept)}, {_recorded_text(context, kept)}"
     )
 
