@@ -44,6 +44,12 @@ def find_failed_request(
     driver reported at that moment.
     """
     found, user = None, case.overrides
+    device = (
+        None if analysis is None or case.bundle is None else case.bundle.device(analysis.device)
+    )
+    if device is not None and device.total_bytes is not None:
+        # A size from the user is that of another card, and only a question.
+        user = replace(user, capacity_bytes=device.total_bytes)
     event = None if analysis is None else matching_oom(analysis, message)
     if analysis is not None and event is not None:
         found = request_of_event(analysis, event, message, user)

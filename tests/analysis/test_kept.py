@@ -16,6 +16,7 @@ from analysis.training_loop import (
     MAIN,
     OUTPUT,
     RESULT,
+    SEED,
     TORCH,
     TrainingLoop,
 )
@@ -353,6 +354,22 @@ def test_find_kept_copies_of_weights_are_told_by_their_sizes():
 
     assert kept is not None
     assert kept.pattern is KeptPattern.COPIES
+
+
+def test_find_kept_models_are_not_called_gradients_by_their_largest_part():
+    loop = trained()
+    for _ in range(8):
+        for size in (3 * MIB, 4 * MIB):
+            loop.new(size, APPLY)
+            loop.new(size, SEED)
+            loop.new(MIB, SEED)
+        loop.step()
+
+    kept, found = kept_of(loop)
+
+    assert kept is not None
+    assert kept.pattern is KeptPattern.MODELS
+    assert found == ("train.py", 2)
 
 
 def test_find_kept_what_every_second_step_keeps_is_found():

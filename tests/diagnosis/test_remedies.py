@@ -733,7 +733,7 @@ def test_much_memory_outside_pytorch_is_capped_also_beside_another_cause(own, is
     "searched",
     [
         "fragdoctor.analysis.growing_buffers.find_growing_buffers",
-        "fragdoctor.diagnosis.remedies.remedy.find_weight_copies",
+        "fragdoctor.rules.rule.find_weight_copies",
     ],
 )
 def test_diagnose_long_searches_run_once(searched, monkeypatch):

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from analysis.training_loop import (
     ACTIVATION,
+    APPLY,
     ENGINE,
+    LINEAR,
     TrainingLoop,
     deep_layers,
     deeply_trained,
@@ -19,7 +21,7 @@ from rule_inputs import settings_snapshot
 
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.inputs.snapshot_reader import read_snapshot
-from fragdoctor.model.case import Case, Overrides
+from fragdoctor.model.case import BundleDevice, BundleFacts, Case, Overrides
 from fragdoctor.model.diagnosis import Cause, RunState
 from fragdoctor.model.finding import Confidence
 from fragdoctor.report.base import RenderOptions, render
@@ -73,6 +75,52 @@ def test_capacity_of_another_card_is_answered_on_the_first_screen(given_mib, sai
 
     assert said in told.notes[0]
     assert said.split()[0] in render("analyze", "text", told, RenderOptions(120))
+
+
+@pytest.mark.parametrize("given_mib", [500, 24 * 1024])
+def test_capacity_of_another_card_changes_no_limit_that_a_bundle_records(given_mib):
+    """A fraction is one of the card in the bundle, not of the card that the question is about."""
+    facts = BundleFacts(
+        "oom", devices=(BundleDevice(0, total_bytes=2080 * MIB, memory_fraction=0.5),)
+    )
+    own = Overrides(capacity_bytes=2080 * MIB, memory_fraction=0.5)
+    asked = Overrides(capacity_bytes=given_mib * MIB, memory_fraction=0.5)
+
+    alone = diagnose(Case(snapshot=full(), bundle=facts, overrides=own))
+    told = diagnose(Case(snapshot=full(), bundle=facts, overrides=asked))
+
+    assert told.verdict == alone.verdict
+    assert told.devices == alone.devices
+
+
+def built_twice(*, is_dropped: bool) -> TrainingLoop:
+    """Return a program that trains a model, builds it again, and fails in its next step."""
+    loop = TrainingLoop()
+    first = [loop.new(size, APPLY) for size in WEIGHTS]
+    for _ in range(4):
+        loop.free(loop.new(ACTIVATION, LINEAR), ENGINE)
+        loop.optimizer()
+    for old in [*first, *loop.state] if is_dropped else []:
+        loop.free(old, APPLY)
+    for size in WEIGHTS:
+        loop.new(size, APPLY)
+    loop.new(ACTIVATION, LINEAR)
+    loop.toy.refuse(ACTIVATION, 0, loop.stack_id(LINEAR))
+    return loop
+
+
+WEIGHTS = (4 * MIB, 6 * MIB, 3 * MIB, 5 * MIB)
+
+
+def test_model_that_is_held_beside_the_next_is_the_cause_and_goes_first():
+    told = diagnose(Case(snapshot=built_twice(is_dropped=False).snapshot()))
+
+    assert (told.verdict.cause, told.verdict.decider) == (Cause.LEAK, "old-model-held")
+    assert told.recommendations[0].code == "spare-weights"
+    assert "record-snapshot" not in {r.code for r in told.recommendations}
+
+    dropped = diagnose(Case(snapshot=built_twice(is_dropped=True).snapshot())).verdict
+    assert dropped.decider != "old-model-held"
 
 
 def test_capacity_below_what_a_healthy_run_reserved_is_of_another_card():
