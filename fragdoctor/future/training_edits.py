@@ -227,6 +227,18 @@ def requests_removed(rows: I64, name: str = "") -> Edit:
     return Edit(name or f"without {plural(len(rows), 'request')}", change)
 
 
+def requests_limited(rows: I64, n_bytes: I64) -> Edit:
+    """Return the edit that limits the request of each of some events, which are ascending."""
+
+    def change(_: Reproduction, ops: Operations) -> Operations:
+        at = np.flatnonzero(ops.is_request & is_among(ops.row, rows))
+        size, most = ops.size.copy(), n_bytes[np.searchsorted(rows, ops.row[at])]
+        size[at] = np.minimum(size[at], most.astype(np.uint64))
+        return ops.with_size(size)
+
+    return Edit(f"{plural(len(rows), 'request')} as large as before at most", change)
+
+
 def rounded_to_blocks(n_bytes: I64) -> I64:
     """Return the block sizes that serve some requests by default."""
     blocks: I64 = -(-n_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES

@@ -10,6 +10,7 @@ from typing import ClassVar, Final
 
 from msgspec.structs import replace
 
+from fragdoctor.analysis.step_scale import LARGER
 from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.decision import SLIM_MARGIN_SHARE
 from fragdoctor.diagnosis.remedies.framework_words import words_in
@@ -26,9 +27,9 @@ from fragdoctor.diagnosis.remedies.remedy import (
 )
 from fragdoctor.future.edits import Edit
 from fragdoctor.future.steps import StepKind, Steps
-from fragdoctor.future.training_edits import batch_scaled, passes_scaled
+from fragdoctor.future.training_edits import batch_scaled, passes_scaled, requests_limited
 from fragdoctor.model.diagnosis import SHORT_OF_MEMORY, Cause
-from fragdoctor.model.finding import Confidence
+from fragdoctor.model.finding import Confidence, line_text
 from fragdoctor.model.frameworks import Change
 from fragdoctor.model.phases import Category
 from fragdoctor.model.simulation import OutlookState
@@ -224,7 +225,8 @@ class SmallerBatch(SavingRemedy):
         if r is not None and r.is_alone_too_large:
             return  # the tensor's own dimensions are wrong, or are what must shrink
         found = list(self._proposed(case))
-        if found and case.step_scale < LARGER:
+        scale = case.step_scale
+        if scale is None or not (scale.step >= LARGER or scale.is_of_line):
             yield from found
 
     def _proposed(self, case: JudgedCase) -> Iterator[Proposal]:
@@ -334,14 +336,17 @@ class LimitBatch(SmallerBatch):
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose a limit if the failed step asks for more than any before, line by line."""
         found = list(self._proposed(case))
-        scale = case.step_scale if found else 1.0
-        if scale < LARGER:
+        scale = case.step_scale
+        if not found or scale is None or scale.step < LARGER:
             return
-        title = f"{self.title}: this one is {scale:.1f} times the largest before it"
+        title = f"{self.title}: this one is {scale.step:.1f} times the largest before it"
         change = "sort samples by size, or cap the tokens, pixels, nodes or edges of a batch"
-        if is_evaluation(case.asking_stack) and _has_trained(case):
+        if not _has_trained(case):
+            change = "run it on one part of the batch after another, or cap the size of an input"
+        elif is_evaluation(case.asking_stack):
             title = (
-                f"Evaluate with smaller batches: this one is {scale:.1f} times the largest before"
+                "Evaluate with smaller batches: this one is "
+                f"{scale.step:.1f} times the largest before"
             )
             change = "a smaller batch, or smaller inputs, where the evaluation loads its data"
         for proposal in found:
@@ -361,13 +366,44 @@ class LimitBatch(SmallerBatch):
 
 
 def _has_trained(case: JudgedCase) -> bool:
-    """Return whether there are steps of training; without them no step stands out by its name."""
+    """Return whether there are steps of training; results that are only computed can be split."""
     a = case.context.analysis
     return a is not None and len(Steps.of(a.trace).of_kind(StepKind.TRAIN)) > 0
 
 
-LARGER: Final = 1.5
-"""Multiple of the largest earlier step; the batches of most programs differ by less."""
+class LimitRequest(SavingRemedy):
+    """A request far larger than all before it at its line, in a step that is as large as others."""
+
+    code = "limit-request"
+    title = "Make less at once"
+    doing = "no request larger than those before at its line"
+    change = (
+        "make it in parts, or on the CPU where it is this large; or cap what its size comes from "
+        "(boxes, candidates, points, nodes). The rest of the step is as large as before, so a "
+        "smaller batch is not what it needs"
+    )
+    cost = "None for the samples that passed."
+    effort = 0
+    combines = False
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose it if the line that asked has outgrown its earlier requests, the step has not."""
+        scale, r = case.step_scale, case.failed_request
+        if case.cause not in SHORT_OF_MEMORY or scale is None or not scale.is_of_line or r is None:
+            return
+        where = line_text(case.asking_stack[0] if case.asking_stack else None)
+        yield self.proposal(
+            title=f"{self.title} at {where}: {scale.line:.1f} times the largest before it",
+            weight=Weight.FITS,
+            why=f"{r.request_text[0].upper()}{r.request_text[1:]}.",
+            locations=case.asking_stack,
+            attempts=self.attempts(case),
+        )
+
+    def edits(self, case: JudgedCase) -> Sequence[Edit]:
+        """Return the run without what outgrew its line's earlier requests in the failed step."""
+        scale = case.step_scale
+        return () if scale is None else (requests_limited(scale.rows, scale.usual_bytes),)
 
 
 _CONVOLVES: Final = re.compile("_conv_forward$")

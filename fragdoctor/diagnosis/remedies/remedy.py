@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fragdoctor.analysis.result import OomEvent
-from fragdoctor.analysis.step_scale import step_scale
+from fragdoctor.analysis.step_scale import StepScale, step_scale
 from fragdoctor.analysis.training_run import TrainingRun, training_run
 from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.verdict_message import LIBRARIES
@@ -168,12 +168,12 @@ class JudgedCase(Struct, frozen=True, dict=True):
         return freed <= BUILD_FREES_SHARE * analysis.active_bytes
 
     @cached_property
-    def step_scale(self) -> float:
-        """How much larger the failed step is than all before it, or 1 if unknown."""
+    def step_scale(self) -> StepScale | None:
+        """How much larger the failed step is than all before it, or None if unknown."""
         analysis, event = self.context.analysis, self.asking_event
         if analysis is None or event is None or analysis.timeline is None:
-            return 1.0
-        return step_scale(analysis.trace, event.row) or 1.0
+            return None
+        return step_scale(analysis.trace, event.row)
 
     def has_marker(self, kind: str) -> bool:
         """Return whether a line of the log has a marker of this kind."""

@@ -10,6 +10,7 @@ import numpy as np
 from fragdoctor.analysis.owners import NamedBlocks, main_owner, named_blocks
 from fragdoctor.analysis.result import Growth, IdleGraph, KeptKind, KeptMemory, KeptPattern
 from fragdoctor.future.repetition import BoundedContainer
+from fragdoctor.model.arrays import distinct, is_among
 from fragdoctor.model.census import HoldingKind, Owner
 from fragdoctor.model.finding import Confidence, Evidence, Severity, line_text
 from fragdoctor.model.snapshot import I64
@@ -106,8 +107,17 @@ def idle_graph_text(context: Context, graph: IdleGraph) -> str:
 
 
 def keeper(context: Context, kept: KeptMemory) -> Owner | None:
-    """Return who holds most of what grows according to a census, or None if unknown."""
-    return holder_of(context, kept.rows)
+    """Return who holds most of what grows according to a census, or None if unknown.
+
+    If several names do, it is the one that holds what the line that is named makes.
+    """
+    if context.snapshot is None or context.analysis is None:
+        return None
+    table = context.snapshot.stacks
+    places = np.flatnonzero(table.frames == kept.frame)
+    through = distinct(np.searchsorted(table.offsets, places, "right") - 1)
+    made = kept.rows[is_among(context.analysis.trace.lives.stack[kept.rows], through)]
+    return holder_of(context, made if len(made) else kept.rows)
 
 
 def holder_of(context: Context, rows: I64) -> Owner | None:
