@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
+from analysis.training_loop import MAIN, TrainingLoop
 from builders import BASE, MIB, alloc, block, columns, frame, free, segment, segment_alloc, snapshot
 from msgspec.structs import replace
 
+from fragdoctor.analysis.device import analyze_device
 from fragdoctor.analysis.owners import general, growth_of, held_twice, main_owner, named_blocks
+from fragdoctor.model.case import Case
 from fragdoctor.model.census import Census, HoldingKind, Owner
+from fragdoctor.rules.growth.growing_line import keeper
+from fragdoctor.rules.rule import Context
 from fragdoctor.trace.trace import Trace
 
 
@@ -115,10 +121,11 @@ def test_parameters_do_not_grow():
     assert growth_of(model, [census((model, 1, 1)), census((model, 1, 9))]) is None
 
 
-def test_container_holds_what_its_items_hold():
+@pytest.mark.parametrize(("first", "second"), [("0", "1"), ("'run0'", "'run1'")])
+def test_container_holds_what_its_items_hold(first, second):
     trace = two_blocks()
-    state = owner("trials[0].optimizer.state", HoldingKind.OPTIMIZER)
-    weights = owner("trials[1].model", HoldingKind.PARAMETERS)
+    state = owner(f"trials[{first}].optimizer.state", HoldingKind.OPTIMIZER)
+    weights = owner(f"trials[{second}].model", HoldingKind.PARAMETERS)
     named = named_blocks(trace, [census((state, BASE, MIB), (weights, BASE + MIB, MIB))])
     assert named is not None
     rows = np.flatnonzero(named.of_row >= 0)
@@ -146,3 +153,28 @@ def test_gradients_have_the_sizes_of_weights_for_a_reason():
     model, gradients = owner("m", HoldingKind.PARAMETERS), owner("m", HoldingKind.GRADIENTS)
 
     assert held_twice([census((model, 1, 5), (gradients, 2, 5))], 1) is None
+
+
+@pytest.mark.parametrize("names", [("images", "texts"), ("texts", "images")])
+def test_keeper_holds_what_the_named_line_makes_where_two_names_hold_as_much(names):
+    """Two towers fill a list each: the line of one is not named with the list of the other."""
+    stacks = {n: (frame("towers.py", i, "fill"), MAIN) for i, n in enumerate(("images", "texts"))}
+    loop, held = TrainingLoop(), []
+    loop.build()
+    for _ in range(8):
+        held += [(n, loop.new(8 * MIB, stack)) for n, stack in stacks.items()]
+        loop.step()
+    owners = {n: owner(n, n_items=8) for n in names}
+    found = sorted(
+        ((owners[n], b.address, 8 * MIB) for n, b in held), key=lambda f: names.index(f[0].name)
+    )
+    snapshot, counted = loop.snapshot(), census(*found, time_us=10**6)
+    analysis = analyze_device(snapshot, 0)
+    assert analysis.kept is not None
+    context = Context(Case(snapshot=snapshot, censuses=(counted,)), 0, analysis)
+    line = snapshot.frame(analysis.kept.frame).line
+
+    kept_by = keeper(context, analysis.kept)
+
+    assert kept_by is not None
+    assert stacks[kept_by.name][0]["line"] == line

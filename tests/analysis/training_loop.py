@@ -95,6 +95,11 @@ class TrainingLoop:
         for i in range(first, len(self.toy.events)):
             self.event_stacks[i] = by
 
+    def refuse(self, size: int, stack: tuple[dict[str, Any], ...]) -> None:
+        """Log a request that fails on a full device."""
+        self.event_stacks[len(self.toy.events)] = self.stack_id(stack)
+        self.toy.refuse(size, 0)
+
     def build(self) -> None:
         self.parameters = [self.new(size, APPLY) for size in PARAMETERS]
 

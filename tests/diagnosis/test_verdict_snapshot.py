@@ -105,7 +105,7 @@ def built_twice(*, is_dropped: bool) -> TrainingLoop:
     for size in WEIGHTS:
         loop.new(size, APPLY)
     loop.new(ACTIVATION, LINEAR)
-    loop.toy.refuse(ACTIVATION, 0, loop.stack_id(LINEAR))
+    loop.refuse(ACTIVATION, LINEAR)
     return loop
 
 
@@ -121,6 +121,24 @@ def test_model_that_is_held_beside_the_next_is_the_cause_and_goes_first():
 
     dropped = diagnose(Case(snapshot=built_twice(is_dropped=True).snapshot())).verdict
     assert dropped.decider != "old-model-held"
+
+
+def test_line_that_outgrew_its_requests_is_advised_about_instead_of_the_batch():
+    """The boxes of one image are compared with all anchors; the batch is as large as ever."""
+    match = (frame("assign.py", 7, "overlaps"), frame("train.py", 4, "main"))
+    loop = TrainingLoop()
+    loop.build()
+    for _ in range(4):
+        loop.free(loop.new(2 * MIB, match), match)
+        loop.step()
+    loop.forward()
+    loop.refuse(60 * MIB, match)
+
+    told = diagnose(Case(snapshot=loop.snapshot()))
+
+    codes = [r.code for r in told.recommendations]
+    assert codes[0] == "limit-request"
+    assert "smaller-batch" not in codes
 
 
 def test_capacity_below_what_a_healthy_run_reserved_is_of_another_card():
