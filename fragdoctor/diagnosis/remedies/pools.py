@@ -167,8 +167,9 @@ def share_graph_pools(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     is_main = case.cause is Cause.PRIVATE_POOLS
     yield remedy.proposal(
         weight=Weight.CURES if is_main else Weight.MAY_HELP,
-        change="pass pool=first_graph.pool() to every torch.cuda.graph(...), capture fewer "
-        "shapes, delete graphs and MemPools that are done; "
+        change="pass pool=first_graph.pool() to every torch.cuda.graph(...) and capture the "
+        "largest shape first, so that the others fit into its blocks; capture fewer shapes, "
+        "delete graphs and MemPools that are done; "
         "torch.cuda.MemPool(use_on_oom=True) from 2.8 on",
         why=f"{format_size(r.pools_free_bytes)} are free inside private pools, where ordinary "
         "requests cannot use them.",
