@@ -8,11 +8,17 @@ from collections.abc import Set as AbstractSet
 from itertools import islice
 from typing import Final
 
+import numpy as np
+
 from fragdoctor.comparison.line_uses import LineUse
+from fragdoctor.future.alignment import NEVER, cheapest_pairs
 from fragdoctor.model.finding import Location, n_shared, path_parts
 
 MIN_SCORE: Final = 1.0
 """Two lines of a function with a lower score are not the same line."""
+
+PARTS: Final = 100_000
+"""Parts of a score of 1 that are told apart; prices are whole numbers."""
 
 MAX_CELLS: Final = 10_000
 """The most pairs of lines to compare in one function; larger ones are matched by line number."""
@@ -108,37 +114,16 @@ def align(before: Sequence[LineUse], after: Sequence[LineUse]) -> list[tuple[int
         return []
     sizes_a = [frozenset(s for s, _ in a.sizes) for a in before]
     sizes_b = [frozenset(s for s, _ in b.sizes) for b in after]
-    scores = [
+    scores = np.array(
         [
-            _score(a, b, _jaccard(sizes_a[i], sizes_b[j])) + 0.5 * (_line(a) == _line(b))
-            for j, b in enumerate(after)
+            [
+                _score(a, b, _jaccard(sizes_a[i], sizes_b[j])) + 0.5 * (_line(a) == _line(b))
+                for j, b in enumerate(after)
+            ]
+            for i, a in enumerate(before)
         ]
-        for i, a in enumerate(before)
-    ]
-    return _best_path(scores)
-
-
-def _best_path(scores: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
-    """Return the order-preserving pairs with the highest total score, each above ``MIN_SCORE``."""
-    n, m = len(scores), len(scores[0])
-    best = [[0.0] * (m + 1) for _ in range(n + 1)]
-    for i in range(n - 1, -1, -1):
-        for j in range(m - 1, -1, -1):
-            value = scores[i][j]
-            both = best[i + 1][j + 1] + value if value >= MIN_SCORE else -1.0
-            best[i][j] = max(both, best[i + 1][j], best[i][j + 1])
-    path = []
-    i = j = 0
-    while i < n and j < m:
-        value = scores[i][j]
-        if value >= MIN_SCORE and best[i][j] == best[i + 1][j + 1] + value:
-            path.append((i, j))
-            i, j = i + 1, j + 1
-        elif best[i][j] == best[i + 1][j]:
-            i += 1
-        else:
-            j += 1
-    return path
+    )
+    return cheapest_pairs(np.where(scores < MIN_SCORE, NEVER, -PARTS * scores), 0)
 
 
 def _score(a: LineUse, b: LineUse, sizes: float) -> float:

@@ -1,4 +1,4 @@
-"""Matches requests of one sequence with those of another: two steps, or two runs.
+"""Matches the requests or the lines of one sequence with those of another: of steps, or of runs.
 
 Requests that come from the same place equally often in both sequences, in the same order, are
 anchors (places and occurrences, as in patience diff). The requests between two anchors are paired
@@ -9,9 +9,10 @@ two anchors only sizes tell their requests apart.
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 from msgspec import Struct
 
 from fragdoctor.model.arrays import median, occurrence
@@ -29,7 +30,8 @@ ROUNDED_BYTES: Final = 512
 after scaling are equal."""
 
 _PAIRED, _OWN_ONLY, _OTHER_ONLY = 0, 1, 2
-_NEVER: Final = 2**29
+NEVER: Final = 2**29
+"""The price of a pair that must not be."""
 
 
 class Requests(Struct, frozen=True):
@@ -154,21 +156,37 @@ def _between(own: Requests, other: Requests, ratio: float, *, is_cut: bool) -> t
     size, scaled = own.size[:, np.newaxis], np.rint(other.size * ratio)
     is_like = (other.size == size) | (np.abs(scaled - size) <= ROUNDED_BYTES)
     is_same = other.site == own.site[:, np.newaxis]
-    price = np.where(is_same, np.where(is_like, 0, OTHER_SIZE), _NEVER).astype(np.int32)
-    free = LEFT_OUT * np.arange(len(other) + 1, dtype=np.int32)
+    price = np.where(is_same, np.where(is_like, 0, OTHER_SIZE), NEVER)
+    a, b = np.array(cheapest_pairs(price, LEFT_OUT, is_cut=is_cut), np.int64).reshape(-1, 2).T
+    return a, b
+
+
+def cheapest_pairs(
+    prices: npt.NDArray[Any], left_out: int, *, is_cut: bool = False
+) -> list[tuple[int, int]]:
+    """Return the pairs of rows and columns, ascending in both, that cost least together.
+
+    Args:
+        prices: what each pair costs; ``NEVER`` for one that must not be.
+        left_out: what each row and column without a mate costs.
+        is_cut: whether the last row must have a mate if it can, and later columns cost nothing.
+    """
+    price = prices.astype(np.int32)
+    n_own, n_other = price.shape
+    free = left_out * np.arange(n_other + 1, dtype=np.int32)
     cost = free.copy()
-    paired = np.full(len(other) + 1, _NEVER, np.int32)
-    choices = np.empty((len(own), len(other) + 1), np.uint8)
-    for i in range(len(own)):
+    paired = np.full(n_other + 1, NEVER, np.int32)
+    choices = np.empty((n_own, n_other + 1), np.uint8)
+    for i in range(n_own):
         np.add(cost[:-1], price[i], out=paired[1:])
-        alone = cost + LEFT_OUT
+        alone = cost + left_out
         best = np.minimum(paired, alone)
         cost = np.minimum.accumulate(best - free) + free
         choices[i] = paired > alone  # _PAIRED or _OWN_ONLY
         choices[i][cost < best] = _OTHER_ONLY
-    i, j = len(own) - 1, len(other)
+    i, j = n_own - 1, n_other
     pairs: list[tuple[int, int]] = []
-    if is_cut and (end := int(np.argmin(paired))) and paired[end] < _NEVER:
+    if is_cut and (end := int(np.argmin(paired))) and paired[end] < NEVER:
         pairs = [(i, end - 1)]
         i, j = i - 1, end - 1
     while i >= 0 and j > 0:
@@ -177,5 +195,4 @@ def _between(own: Requests, other: Requests, ratio: float, *, is_cut: bool) -> t
             pairs.append((i, j - 1))
         i -= choice != _OTHER_ONLY
         j -= choice != _OWN_ONLY
-    a, b = np.array(pairs[::-1], np.int64).reshape(-1, 2).T
-    return a, b
+    return pairs[::-1]
