@@ -37,12 +37,8 @@ from fragdoctor.model.comparison import (
 from fragdoctor.model.finding import Confidence, Location
 from fragdoctor.units import MIB, format_size, plural
 
-MAX_P: Final = 0.05
 MIN_SLOPE_BYTES: Final = 1 * MIB
 """Smallest growth over the whole series: less is noise in any program."""
-
-STEADY: Final = 0.25
-"""Spread of pairwise slopes, relative to their median, of a line as straight as three runs show."""
 
 
 def fit_trend(  # noqa: PLR0913 - a series, by keyword
@@ -94,17 +90,10 @@ def fit_trend(  # noqa: PLR0913 - a series, by keyword
 
 
 def confidence_of(found: trends.Trend, x: Sequence[float]) -> Confidence | None:
-    """Return how certain the growth is, or None if there is no growth to speak of.
-
-    Three runs can never be significant (one order in six rises by chance); if they lie on a
-    straight line, the growth is possible.
-    """
-    if found.slope * (x[-1] - x[0]) < MIN_SLOPE_BYTES:
+    """Return how certain the growth is, or None if there is no growth to speak of."""
+    if not found.goes_on or found.slope * (x[-1] - x[0]) < MIN_SLOPE_BYTES:
         return None
-    if found.p_rise <= MAX_P:
-        return Confidence.LIKELY
-    is_straight = found.low > 0 and found.high - found.low <= 2 * STEADY * found.slope
-    return Confidence.POSSIBLE if found.n >= 3 and is_straight else None
+    return Confidence.LIKELY if found.p_rise <= trends.LIKELY_P else Confidence.POSSIBLE
 
 
 def _exhausted(
@@ -129,12 +118,6 @@ def _series_text(trend: RunTrend) -> str:
     what = "Peak allocated memory" if trend.figure == "peak_allocated" else "Live memory"
     if trend.confidence is None:
         first, last = format_size(trend.values[0]), format_size(trend.values[-1])
-        rises = all(b > a for a, b in pairwise(trend.values))
-        if rises and trend.values[-1] - trend.values[0] >= MIN_SLOPE_BYTES:
-            return (
-                f"{what} rises from {first} to {last} over {plural(n, 'run')}, but not in a "
-                "straight line: no forecast."
-            )
         return (
             f"{what} shows no steady growth over {plural(n, 'run')} ({first} first, {last} last): "
             "no forecast."
@@ -143,11 +126,8 @@ def _series_text(trend: RunTrend) -> str:
     between = f"{format_size(trend.slope_low_bytes)} to {format_size(trend.slope_high_bytes)}"
     place = next((t.location.short for t in trend.lines if t.location is not None), "")
     where = f", most of it at {place}" if place else ""
-    if trend.confidence is Confidence.LIKELY:
-        how = f"p = {trend.p_value:.2g}"
-    else:
-        how = f"{plural(n, 'run')} only: too few to rule out chance"
-    text = f"{what} grows by {per} ({between}; {how}){where}."
+    chance = "" if trend.confidence is Confidence.LIKELY else ": it may be chance"
+    text = f"{what} grows by {per} ({between}; p = {trend.p_value:.2g}{chance}){where}."
     return text + _forecast(trend)
 
 
