@@ -49,6 +49,7 @@ from fragdoctor.rules.growth.growing_line import (
 )
 from fragdoctor.rules.request_sources import is_one_of_several
 from fragdoctor.rules.rule import Context
+from fragdoctor.rules.traceback_signs import is_seen_to_fail_late, is_seen_to_grow
 from fragdoctor.story.trends import accumulation, growth_sentence, rise_bytes
 from fragdoctor.units import GIB, format_count, format_size, plural
 
@@ -437,6 +438,17 @@ def _transient(e: CaseEvidence) -> Hypothesis | None:
     )
 
 
+def _growth_told(e: CaseEvidence) -> Hypothesis | None:
+    """People wrote that memory grows: a leak if nothing else is known."""
+    message, reading = e.context.message, e.reading
+    if message is None or reading.confidence is not Confidence.POSSIBLE:
+        return None
+    is_late = reading.cause is Cause.CAPACITY and is_seen_to_fail_late(message)
+    if is_late or not is_seen_to_grow(message):
+        return None
+    return replace(reading, cause=Cause.LEAK, row="growth-told")
+
+
 def _figures_say(e: CaseEvidence) -> Hypothesis | None:
     """What the figures alone say."""
     reading, failed = e.reading, e.failed
@@ -476,6 +488,7 @@ ROWS: Final[tuple[Callable[[CaseEvidence], Hypothesis | None], ...]] = (
     _setting_mends,
     _no_setting_mends,
     _transient,
+    _growth_told,
     _figures_say,
 )
 

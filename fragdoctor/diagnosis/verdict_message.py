@@ -20,7 +20,6 @@ from fragdoctor.rules.traceback_signs import (
     LOADING_WEIGHTS,
     is_at_first_call,
     is_seen_to_fail_late,
-    is_seen_to_grow,
     sign_of,
 )
 from fragdoctor.units import format_count, format_size, plural
@@ -210,21 +209,14 @@ def read_message(message: OomMessage) -> Hypothesis:
 
 
 def as_told(found: Hypothesis, message: OomMessage | None) -> Hypothesis:
-    """Return a hypothesis with what people wrote: what the weights take, and that memory grew.
-
-    Memory that grows is kept from step to step: that is a leak if nothing else is known.
-    """
+    """Return a hypothesis with what people wrote: what the weights take, and a leak if it fits."""
     weights = told_weights(message) if found.cause is Cause.CAPACITY else None
     if weights is not None:
         found = replace(found, summary=f"{found.summary} {weights.text}.")
-    if message is None or found.confidence is not Confidence.POSSIBLE:
-        return found
-    if found.cause is Cause.CAPACITY and is_seen_to_fail_late(message):
+    is_open = found.cause is Cause.CAPACITY and found.confidence is Confidence.POSSIBLE
+    if is_open and message is not None and is_seen_to_fail_late(message):
         return replace(found, also=distinct((*found.also, Cause.LEAK), found.cause))
-    if not is_seen_to_grow(message):
-        return found
-    also = distinct((found.cause, *found.also), Cause.LEAK)
-    return replace(found, cause=Cause.LEAK, also=also)
+    return found
 
 
 def _read(message: OomMessage) -> Hypothesis:
