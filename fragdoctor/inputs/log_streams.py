@@ -6,7 +6,7 @@ prefixes and white space, in ASCII lower case, with the lines of one rank joined
 to lines.
 
 The time is linear in the size of the text: short texts are squeezed whole; in longer ones, a
-search for a few literals picks the lines around which to look.
+search for a few literals of the wordings picks the lines around which to look.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import string
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from msgspec import Struct
@@ -31,39 +31,7 @@ _OVERLAP: Final = 80
 _WINDOW_LINES: Final = 2000
 _WINDOW_CHARS: Final = 1024 * 1024
 _LOWER: Final = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
-
-# Every message in the table of wordings contains one of these, even if it is wrapped once.
-NEEDLES: Final = (
-    "out of memory", "outofmemory", "out_of_memory", "outofdevicememory", "ofhostmemory", "oom",
-    "tried to alloc", "trying to alloc", "already alloc", "reserved in total", "total capac",
-    "by pytorch", "memory in use", "exceed allowed", "out of resource", "out_of_resource",
-    "cuda error", "driver error", "hip error", "xpu error", "musa error", "npu error",
-    "cuda failure", "hip failure", "cuda calloc", "_status_", "cudnn algorithm", "find an engine",
-    "_alloc_failed", "memory_error", "ncclunhandled", "nccl warn", "no available memory",
-    "kv cache", "max seq len", "free memory on device", "not enough memory", "resource exhausted",
-    "resource_exhausted", "resourceexhausted", "allocate memory", "bad_alloc", "bad allocation",
-    "memoryerror", "unable to allocate", "paging file", "page file", "failed to alloc",
-    "cannot allocate", "could not be allocated", "invalid buffer size", "out of shared memory",
-    "bus error", "sigkill", "signal 9", "exitcode: -9", "exit status -9", "code 137", "status 137",
-    "code: 137", "-9)", "killed", "device-side assert", "illegal memory", "no kernel image",
-    "too many resources", "closing signal", "watchdog", "preemptively", "virtual address space",
-    "cache flushes", "memory mapping failed", "no space left", "heap space", "internal assert",
-    "running low on memory", "buffer of size", "memory allocation of", "allocation on device",
-    "driver initialization", "execution_failed", "initialization error",
-    "allocating <= available", "pinned host memory", "ib allowed",
-    "of memory, used", "allocate request for", "that was not possible", "resourceexhausted",
-    "fail to alloc", "return code", "gpu video memory",
-    "shared memory segment", "insufficient shared memory",
-    "not supported on this platform", "cublas handle", "cannot malloc", "low on resource",
-    "segmentation fault", "memory pool", "shared gpu memory", "fallback pol",
-)  # fmt: skip
-
-# Each stem occurs in many needles: a text without the stem need not be searched for those needles.
-_STEMS: Final = ("memory", "error", "alloc", "resource", "fail", "137", "sig", "kill", "_status_")
-_NEEDLES_OF: Final = {
-    stem: tuple(n for n in NEEDLES if next((s for s in _STEMS if s in n), "") == stem)
-    for stem in ("", *_STEMS)
-}
+_SQUEEZED: Final = _LOWER | dict.fromkeys(map(ord, string.whitespace))
 
 
 class RawLine(NamedTuple):
@@ -238,30 +206,22 @@ def _source(prefix: str) -> object:
     return (actor.group(1) or actor.group(2)) if actor else None
 
 
-def has_needle(text: str) -> bool:
-    """Return whether a text could hold a message."""
-    lowered = text.lower()
-    return any(
-        needle in lowered
-        for stem, needles in _NEEDLES_OF.items()
-        if stem in lowered
-        for needle in needles
-    )
+def windows(text: str, may_hold: Callable[[str], bool]) -> Iterator[Window]:
+    """Yield the parts of a text that are worth searching closely, in order.
 
-
-def windows(text: str) -> Iterator[Window]:
-    """Yield the parts of a text that are worth searching closely, in order."""
+    ``may_hold`` says whether squeezed text, or a line of it, may hold a message.
+    """
     context: deque[RawLine] = deque(maxlen=_BEFORE)
     current: list[RawLine] = []
     quiet = size = 0
     whole = len(text) <= _WHOLE
     for chunk in _chunks(text):
-        has_hit = has_needle(chunk.text)
+        has_hit = whole or may_hold(chunk.text.translate(_SQUEEZED))
         if not (has_hit or current or whole):
             context.extend(chunk.tail(_BEFORE).lines()[-_BEFORE:])
             continue
         for line in chunk.lines():
-            hit = whole or (has_hit and has_needle(line.raw))
+            hit = whole or (has_hit and may_hold(line.raw.translate(_SQUEEZED)))
             if not (hit or current):
                 context.append(line)
                 continue

@@ -6,6 +6,7 @@ The table of all wordings is here; if several match the same words, the first on
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Final
 
 from msgspec import Struct, field
@@ -18,7 +19,7 @@ from fragdoctor.inputs.server_budget import server_budget
 from fragdoctor.inputs.told_failures import told_failure
 from fragdoctor.inputs.told_settings import told_settings
 from fragdoctor.inputs.tracebacks import MAX_MESSAGES, with_tracebacks
-from fragdoctor.inputs.wordings.allocator_message import hits
+from fragdoctor.inputs.wordings.allocator_message import CLAUSES, hits
 from fragdoctor.inputs.wordings.backends import CUDA_ASYNC, JAX_AND_TENSORFLOW, MPS
 from fragdoctor.inputs.wordings.driver import DRIVERS, LIBRARIES
 from fragdoctor.inputs.wordings.frameworks import FRAMEWORKS, KV_CACHE_CHECKS
@@ -30,6 +31,7 @@ from fragdoctor.inputs.wordings.wording import (
     NEGATIVE,
     SHARED_MEMORY,
     Hit,
+    Needles,
     Wording,
     matches,
 )
@@ -55,6 +57,13 @@ WORDINGS: Final[tuple[Wording, ...]] = (
     *DRIVERS,
     *NOT_DEVICE_MEMORY,
 )
+
+
+@cache
+def _needles() -> Needles:
+    return Needles([*(w.pattern for w in WORDINGS), *(p for _, p in (*CLAUSES, *_MARKERS))])
+
+
 _GROUP_GAP: Final = 900  # the most squeezed characters between two parts of one report
 
 
@@ -138,7 +147,7 @@ def find_messages(text: str) -> OomLog:
     Timeouts, asserts and kills that follow an out-of-memory error are its consequences.
     """
     found = _Found()
-    for window in windows(text):
+    for window in windows(text, lambda part: _needles().may_be_in(part)):
         hits: list[tuple[int, int, Hit]] = []
         for stream in window.streams():
             found.markers.extend(markers_of(stream, window.report_before))

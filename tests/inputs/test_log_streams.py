@@ -7,8 +7,9 @@ import time
 import pytest
 
 from fragdoctor.inputs.log_cleaning import plain_lines, rank_in, split_prefix
-from fragdoctor.inputs.log_streams import NEEDLES, LogStream, has_needle, windows
-from fragdoctor.inputs.messages import find_messages
+from fragdoctor.inputs.log_streams import LogStream, windows
+from fragdoctor.inputs.messages import WORDINGS, find_messages
+from fragdoctor.inputs.wordings.wording import Needles, needle_of
 
 MESSAGE = (
     "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 158.00 MiB. GPU 1 has a"
@@ -59,7 +60,7 @@ def test_escaped_and_marked_up_line_becomes_plain():
 
 
 def test_stream_leads_back_to_lines_and_text():
-    (window,) = windows("first line\n[rank2]: second\tline here\n")
+    (window,) = windows("first line\n[rank2]: second\tline here\n", bool)
     (stream,) = window.streams()
     at = stream.squeezed.find("line", 9)
 
@@ -131,15 +132,36 @@ def test_garbage_is_read_without_an_error():
     assert log.n_lines > 1
 
 
-def test_every_needle_is_found_by_its_stem():
-    assert [needle for needle in NEEDLES if not has_needle(f"x {needle.upper()} y")] == []
+def test_every_wording_is_looked_for():
+    needles = Needles(wording.pattern for wording in WORDINGS)
+    long = [needle for needle, _ in (needle_of(w.pattern) for w in WORDINGS) if len(needle) > 9]
+
+    assert [text for text in long if not needles.may_be_in(f"x{text}y")] == []
+    assert needles.may_be_in("exitedwithcode137")
+    assert not needles.may_be_in("loss0.137offtheallocator")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "RuntimeError: cuFFT error: CUFFT_INTERNAL_ERROR",
+        "One of the subprocesses has abruptly died during map operation",
+        "no CUDA-capable device is detected",
+    ],
+)
+def test_a_long_log_is_read_like_its_only_message(message):
+    quiet = "".join(f"step {n}: loss {1 / (n + 1):.6f}\n" for n in range(15_000))
+
+    (found,) = find_messages(f"{quiet}{message}\n{quiet}").messages
+
+    assert found.variant == find_messages(message).messages[0].variant
 
 
 def test_long_quiet_part_keeps_line_numbers_and_the_lines_above_a_message():
     quiet = [f"{'step' * (n % 40)} {n}" for n in range(40_000)]
     text = "\n".join([*quiet, "CUDA out of memory", "end"])
 
-    found = [window.lines for window in windows(text)]
+    found = [window.lines for window in windows(text, lambda part: "outofmemory" in part)]
 
     assert len(found) == 1
     numbered = [(line.number, line.raw) for line in found[0]]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
 from functools import cache
 from typing import Any, Final, TypeAlias
@@ -267,6 +268,45 @@ def needle_of(pattern: str) -> tuple[str, int]:
         else:
             runs.append(("", widths[0]))
     return max(runs, key=lambda run: len(run[0]))
+
+
+class Needles:
+    """Tells whether squeezed text may hold a message of some wordings, without their patterns.
+
+    Each pattern has a text of its own to look for: in halves, so that one of them is whole where a
+    line was wrapped. Where that is too short to tell, the pattern itself is matched there.
+    """
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        self._short: list[str] = []
+        found = set[str]()
+        for pattern in patterns:
+            needle, _ = needle_of(pattern)
+            half = len(needle) // 2
+            if len(needle) < _MIN_NEEDLE:
+                self._short.append(pattern)
+            else:
+                found |= {needle} if half < _MIN_NEEDLE else {needle[:half], needle[half:]}
+        needles = [n for n in found if not any(o in n for o in found if o != n)]
+        # A text without a stem need not be searched for the needles that contain it.
+        self._of_stem: dict[str, list[str]] = {}
+        while needles:
+            stems = Counter(s for n in needles for s in {n[i : i + 4] for i in range(len(n) - 3)})
+            stem = max(stems, key=lambda s: (stems[s], s))
+            self._of_stem[stem] = [n for n in needles if stem in n]
+            needles = [n for n in needles if stem not in n]
+
+    def may_be_in(self, text: str) -> bool:
+        """Return whether a squeezed text may hold a message."""
+        return any(
+            needle in text
+            for stem, needles in self._of_stem.items()
+            if stem in text
+            for needle in needles
+        ) or any(True for pattern in self._short for _ in matches(pattern, text))
+
+
+_MIN_NEEDLE: Final = 10
 
 
 def located(message: OomMessage, stream: LogStream, start: int, end: int) -> OomMessage:
