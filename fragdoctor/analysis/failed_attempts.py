@@ -8,17 +8,15 @@ at those lines and is still live is held only by the exception.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from fragdoctor.analysis.result import OomEvent
 from fragdoctor.model.arrays import is_among
+from fragdoctor.model.finding import WORTH_SAYING
 from fragdoctor.model.snapshot import I32, I64
 from fragdoctor.trace.trace import Trace
-
-MIN_LEFT: Final = 0.1
-"""An attempt that leaves less than this share of live memory is not why the next one fails."""
 
 
 class LeftMemory(NamedTuple):
@@ -57,7 +55,7 @@ def left_of_attempts(trace: Trace, ooms: Sequence[OomEvent], last: OomEvent) -> 
     repeated = left[runs_again | is_among(lives.stack[left], again[again >= 0])]
     left = left[lives.start[left] >= lives.start[repeated].min()]
     n_bytes = int(lives.size_bytes[left].sum())
-    if n_bytes < MIN_LEFT * last.active_bytes:
+    if n_bytes < WORTH_SAYING * last.active_bytes:
         return None
     return LeftMemory(np.sort(lives.start[left]).astype(np.int64), n_bytes, end + 1)
 

@@ -31,7 +31,7 @@ from fragdoctor.analysis.result import (
 )
 from fragdoctor.future.passes import RoleRuns, kept_of
 from fragdoctor.future.steps import StepKind, Steps
-from fragdoctor.model.arrays import distinct, is_among, largest_groups, sum_by
+from fragdoctor.model.arrays import MOST, distinct, is_among, largest_groups, sum_by
 from fragdoctor.model.snapshot import I32, I64, Action, StackTable
 from fragdoctor.trace import stacks as roles_of
 from fragdoctor.trace.lives import NEVER
@@ -45,11 +45,6 @@ four batches of a queue that fills are called a leak."""
 NEARLY_ALL: Final = 0.995
 """Share of the kept bytes that must be made through a line to name it: the loss at the end of a
 kept graph is a small part of it, but the cause."""
-
-MOST: Final = 0.5
-"""Share from which on something is said of the whole: that blocks are of one kind, that a cache is
-keyed by shape (most sizes differ), or that an evaluation builds a graph (it keeps this share of
-what training keeps; under ``no_grad``, evaluations in ``tests/truth`` keep at most 0.13)."""
 
 GRAPH_BLOCKS: Final = 3
 """Results that one step must keep together for them to count as an autograd graph."""

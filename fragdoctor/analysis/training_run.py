@@ -17,17 +17,13 @@ from msgspec import Struct
 
 from fragdoctor.analysis.result import PhaseAnalysis
 from fragdoctor.future.passes import KEPT_SHARE, kept_of, last_phase
-from fragdoctor.model.arrays import distinct, median
+from fragdoctor.model.arrays import MOST, distinct, median
 from fragdoctor.model.phases import Category, TrainingPhase
 from fragdoctor.model.snapshot import I32, I64, Bools
 from fragdoctor.trace.stacks import LOSS, StackRoles
 from fragdoctor.trace.trace import Trace
 
 MIN_LAYERS: Final = 2
-# Calls are about equally long: the next one is at least this share of the median distance away.
-MIN_LENGTH: Final = 0.5
-# Share of the calls that must allocate at exactly the same lines.
-MIN_ALIKE: Final = 0.5
 NO_ROW: Final = np.iinfo(np.int64).max
 
 
@@ -121,7 +117,7 @@ def _candidates(stack: I32) -> Iterator[list[tuple[int, int]]]:
         shapes = [np.sort(stack[low:high]).tobytes() for low, high in calls]
         # If shapes are equally frequent, take the first: a set's order would vary by process.
         common, n_alike = Counter(shapes).most_common(1)[0]
-        if n_alike < MIN_ALIKE * k:
+        if n_alike < MOST * k:
             continue
         if calls[-1][1] == len(stack) and shapes[-1] != common:
             calls.pop()  # the trace ends in the middle of this call
@@ -140,7 +136,7 @@ def _cut(repeated: Sequence[I64], k: int, n: int) -> list[tuple[int, int]] | Non
         every = len(at) // k
         starts = at[::every]
         gaps = np.diff(starts)
-        is_regular = (gaps >= MIN_LENGTH * median(gaps)).all()
+        is_regular = (gaps >= MOST * median(gaps)).all()  # calls are about equally long
         # Everything that a call makes at this stack comes before the next call.
         is_compact = (at[every - 1 :: every][:-1] < starts[1:]).all()
         if is_regular and is_compact and (opening is None or starts[0] < opening[0]):

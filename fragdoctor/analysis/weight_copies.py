@@ -14,20 +14,15 @@ from typing import Final
 import numpy as np
 from msgspec import Struct
 
+from fragdoctor.analysis.kept import MIN_SIZES
 from fragdoctor.analysis.result import PhaseAnalysis
-from fragdoctor.model.arrays import distinct, is_among
+from fragdoctor.model.arrays import MOST, distinct, is_among
 from fragdoctor.model.phases import Category
 from fragdoctor.model.snapshot import I64, Action, Bools
 from fragdoctor.trace import stacks as roles_of
 from fragdoctor.trace.trace import Trace
 
-MIN_SIZES: Final = 2
-"""Fewest distinct sizes for the tensors of a model: one size may be anything."""
-
 MIN_BLOCKS: Final = 4
-
-MOST: Final = 0.5
-"""Share of a model's blocks that must be known as weights: built, moved, loaded, with gradients."""
 
 SAME_SHARE: Final = 0.9
 """Share of the model's blocks, and of all bytes, that must match: buffers may be missing."""

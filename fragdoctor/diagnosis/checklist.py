@@ -14,6 +14,7 @@ from msgspec import Struct
 from fragdoctor.diagnosis.decision import NORMAL_OUTSIDE_SHARE, SLIM_MARGIN_SHARE
 from fragdoctor.diagnosis.figures import peak_of
 from fragdoctor.model.diagnosis import Cause, ChecklistItem, Status, Verdict
+from fragdoctor.model.gpus import FULL_SHARE
 from fragdoctor.model.story import Direction
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, FULL_SLACK_SHARE, FailedRequest
 from fragdoctor.rules.growth.growing_line import maker_text, rounds_text, slope_text
@@ -30,10 +31,6 @@ from fragdoctor.units import format_count, format_share, format_size, plural
 RULE_OF_THUMB_SHARE: Final = 0.30
 """The popular 30 % rule: reserved but unallocated memory over reserved. PyTorch does not document
 it, and cache that is returned on demand is harmless, so the item never fails by itself."""
-
-NEAR_CAPACITY_SHARE: Final = 0.9
-"""A peak above nine tenths of the device leaves no room for the context, libraries and a longer
-sample."""
 
 
 class DeviceTotals(Struct, frozen=True):
@@ -116,7 +113,7 @@ def check_capacity(context: Context, _verdict: Verdict) -> Answer:
             f"Live memory {'peaked at' if is_peak else 'is'} {format_size(peak)}",
         )
     value = f"peak {format_size(peak)} of {format_size(total)} ({format_share(peak, total)})"
-    if peak >= NEAR_CAPACITY_SHARE * total:
+    if peak >= FULL_SHARE * total:
         return warn(value, "Little is left for context, libraries and larger inputs.", source)
     return passed(value, "Live memory stays well below the device.", source)
 

@@ -27,7 +27,7 @@ from fragdoctor.model.diagnosis import (
     SegmentReport,
     StranderReport,
 )
-from fragdoctor.model.finding import Location
+from fragdoctor.model.finding import WORTH_SAYING, Location
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.rules.rule import Context
 from fragdoctor.trace.stacks import PACKAGE, USER, classify_file
@@ -155,8 +155,6 @@ def _runs(lines: Sequence[int], others: Sequence[int]) -> list[list[int]]:
 
 
 MAX_OWNERS: Final = 30
-_NOTED_SHARE: Final = 0.1
-"""Smallest share of the live memory that is worth a note."""
 
 
 def owner_reports(context: Context, moment: DecidingMoment) -> tuple[OwnerReport, ...]:
@@ -203,7 +201,7 @@ def cycle_note(owners: Sequence[OwnerReport], context: Context) -> str:
     a = context.analysis
     cycles = [o for o in owners if o.owner.kind is HoldingKind.CYCLE and a and o.device == a.device]
     n_bytes = sum(o.held_bytes for o in cycles)
-    if a is None or n_bytes < _NOTED_SHARE * a.active_bytes or not cycles:
+    if a is None or n_bytes < WORTH_SAYING * a.active_bytes or not cycles:
         return ""
     return (
         f"{format_size(n_bytes)} are kept by reference cycles ({cycles[0].owner.name}) that only "
@@ -216,7 +214,7 @@ def twice_note(context: Context) -> str:
     """Return a note that two names hold the same weights, or "" if none do."""
     a = context.analysis
     live = 0 if a is None else a.active_bytes
-    found = held_twice(context.case.censuses, int(_NOTED_SHARE * live)) if live else None
+    found = held_twice(context.case.censuses, int(WORTH_SAYING * live)) if live else None
     if found is None:
         return ""
     first, second, n_bytes = found

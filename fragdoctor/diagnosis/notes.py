@@ -13,7 +13,7 @@ from fragdoctor.diagnosis.bench import Bench
 from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.future.whatif import WhatIf
 from fragdoctor.model.case import BundleFacts, Case, OomMessage
-from fragdoctor.model.diagnosis import DeviceFigures, HostMemoryReport, Moment, Verdict
+from fragdoctor.model.diagnosis import IDLE_SHARE, DeviceFigures, HostMemoryReport, Moment, Verdict
 from fragdoctor.model.simulation import OutlookState
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, rounding_bytes
@@ -185,9 +185,6 @@ def _answer(bench: Bench | None, given: int) -> str:
         would = f"get past its recorded part, {room} to spare; the rest is not known"
     return f"With {format_size(given)} for PyTorch this run would {would}."
 
-
-IDLE_SHARE: Final = 0.01
-"""A device with less than this share of the fullest device's memory does not take part."""
 
 UNLIKE: Final = 2
 """The fullest device holds this many times what the next one does; one sample more is less."""

@@ -40,6 +40,7 @@ from fragdoctor.model.diagnosis import (
     RunState,
     Verdict,
 )
+from fragdoctor.model.finding import WORTH_SAYING
 from fragdoctor.model.simulation import FidelityReport
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.model.story import LogStory
@@ -219,9 +220,6 @@ def diagnose(
     )
 
 
-WORTH_SAVING: Final = 0.1
-"""Smallest share of the peak that a change must save to be mentioned for a run that fits."""
-
 ROOMY: Final = 0.5
 """A run that reserves at most this share of the GPU needs no advice at all."""
 
@@ -236,6 +234,6 @@ def _worth_it(
     reserved, capacity = device.peak_reserved_bytes, device.capacity_bytes
     if capacity and reserved is not None and reserved <= ROOMY * capacity:
         return ()
-    least = WORTH_SAVING * device.peak_allocated_bytes
+    least = WORTH_SAYING * device.peak_allocated_bytes
     kept = [one for one in found if not one.saves_bytes or one.saves_bytes >= least]
     return tuple(replace(one, rank=i) for i, one in enumerate(kept, start=1))

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from msgspec.structs import replace
 
 from fragdoctor.diagnosis.decision import Hypothesis, in_bytes
 from fragdoctor.model.case import MemoryStats
 from fragdoctor.model.diagnosis import Cause
-from fragdoctor.model.finding import Confidence, Evidence
+from fragdoctor.model.finding import WORTH_SAYING, Confidence, Evidence
 from fragdoctor.rules.growth.growing_statistics import count_rises, grown_bytes
 from fragdoctor.rules.rule import Context
 from fragdoctor.units import format_count, format_size, plural
-
-REAL_HOLES_SHARE: Final = 0.1
-"""``inactive_split_bytes`` above this share of reserved memory exceed the slack of any run."""
 
 
 def read_stats(context: Context) -> Hypothesis:
@@ -66,7 +61,7 @@ def _after_ooms(last: MemoryStats, n_ooms: int, n_retries: int) -> Hypothesis:
         f"{counts}, with {format_size(last.allocated_bytes)} of {format_size(reserved)} reserved "
         "allocated."
     )
-    if reserved and split >= REAL_HOLES_SHARE * reserved:
+    if reserved and split >= WORTH_SAYING * reserved:
         cause, other = other, cause
         text = (
             f"{counts}, and {format_size(split)} of {format_size(reserved)} reserved are free but "

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.errors import ConfigError, SimulationError
+from fragdoctor.future.alignment import ROUNDED_BYTES
 from fragdoctor.future.edits import Edit
 from fragdoctor.future.steps import Steps
 from fragdoctor.model.arrays import is_among
@@ -38,9 +39,6 @@ NO_PASSES: Final = (np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 MAX_LOGITS: Final = 4
 """Requests as large as the logits before the loss: as made, cast, shifted, and made contiguous."""
-
-MIN_BLOCK_BYTES: Final = 512
-"""The allocator rounds requests up to multiples of this (``kMinBlockSize``)."""
 
 QUANTIZED_BLOCK: Final = 256
 """Elements that share one four-byte scale (``blocksize`` of bitsandbytes' optimizers)."""
@@ -241,7 +239,7 @@ def requests_limited(rows: I64, n_bytes: I64) -> Edit:
 
 def rounded_to_blocks(n_bytes: I64) -> I64:
     """Return the block sizes that serve some requests by default."""
-    blocks: I64 = -(-n_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
+    blocks: I64 = -(-n_bytes // ROUNDED_BYTES) * ROUNDED_BYTES
     return blocks
 
 

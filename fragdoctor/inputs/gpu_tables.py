@@ -39,9 +39,6 @@ _OUTLIVES: Final = re.compile(
 )
 """A program that is gone while its memory is not: enough by itself to report a shortage."""
 
-FULL_SHARE: Final = 0.9
-"""Share of a GPU's memory in use at which even a program that asks for little fails."""
-
 
 def _gpus(head: str) -> Iterator[tuple[float, int, int, int | None, re.Match[str]]]:
     """Yield (share in use, MiB in use, GPU, MiB in all, row) of each row."""

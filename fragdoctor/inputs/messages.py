@@ -12,7 +12,7 @@ from typing import Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from fragdoctor.inputs.gpu_tables import FULL_SHARE, free_gpu, fullest_gpu
+from fragdoctor.inputs.gpu_tables import free_gpu, fullest_gpu
 from fragdoctor.inputs.log_streams import LogStream, windows
 from fragdoctor.inputs.scenes import line_starts, scan
 from fragdoctor.inputs.server_budget import server_budget
@@ -44,6 +44,7 @@ from fragdoctor.model.case import (
     OomMessage,
 )
 from fragdoctor.model.frameworks import frameworks_in
+from fragdoctor.model.gpus import FULL_SHARE
 
 # If two families match the same words, the earlier one wins.
 WORDINGS: Final[tuple[Wording, ...]] = (

@@ -286,6 +286,10 @@ class MomentFigures(Struct, frozen=True):
     categories: Sequence[HeldBytes] = ()
 
 
+IDLE_SHARE: Final = 0.01
+"""A device with less than this share of the fullest device's memory does not take part."""
+
+
 class DeviceFigures(Struct, frozen=True):
     """Key figures of one device; None means "this input does not say" (JSON ``devices[]``).
 

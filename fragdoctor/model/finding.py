@@ -46,6 +46,9 @@ ACTIVE: Final = "active"
 LIVE_AT_FAILURE: Final = "live at the failure"
 """Names of a verdict's evidence: live memory at the end of the file, and at the failed request."""
 
+WORTH_SAYING: Final = 0.1
+"""A part of memory below this share of the whole is worth neither a finding nor a change."""
+
 UNKNOWN_FILE: Final = "(unknown file)"
 MAX_LINE: Final = 2**31  # PyTorch writes 2^64 - 1 if it does not know the line
 

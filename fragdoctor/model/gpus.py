@@ -36,8 +36,9 @@ MAC_SOURCE: Final = (
     "Apple, MTLDevice.recommendedMaxWorkingSetSize: two thirds of up to 36 GB, three quarters of "
     "more; the system and other programs use the same memory"
 )
+FULL_SHARE: Final = 0.9
+"""What takes more of a GPU leaves no room for a context, libraries and what is computed."""
 SMALL_MAC_GIB: Final = 36
-
 
 TYPICAL_CONTEXT_BYTES: Final = gpu_table.GENERATIONS[""].context_bytes
 """CUDA context of a process on an unknown GPU."""

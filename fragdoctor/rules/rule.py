@@ -15,6 +15,7 @@ from typing import Final, TypeAlias, TypeVar
 
 from msgspec import Struct
 
+from fragdoctor.analysis.kept import LARGE_SHARE
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.analysis.weight_copies import WeightCopies, find_weight_copies
 from fragdoctor.model.case import Case, MemoryStats, OomMessage
@@ -36,10 +37,6 @@ from fragdoctor.trace.stacks import NATIVE, PACKAGE, TORCH, USER, classify_file,
 
 MAX_STACK = 12
 """The most frames of a stack in a report; the innermost ones say where."""
-
-
-MIN_COPIED_SHARE: Final = 0.05
-"""Copies of weights below this share of live memory are not why a device is full."""
 
 
 class Skip(Exception):  # noqa: N818 - it is a decision, not an error
@@ -171,7 +168,7 @@ class Context(Struct, frozen=True, dict=True):
         event = matching_oom(a, self.message)
         state = a.timeline.peak_allocated_state if event is None else event.row
         found = find_weight_copies(a.trace, a.phases, state)
-        least = MIN_COPIED_SHARE * int(a.timeline.allocated_bytes[state])
+        least = LARGE_SHARE * int(a.timeline.allocated_bytes[state])
         return found if found is not None and found.n_bytes >= least else None
 
     @property

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from fragdoctor.lazy import regex
 from fragdoctor.model.case import OomMessage, ToldSettings
-from fragdoctor.model.gpus import CARDS, known_gpu
+from fragdoctor.model.gpus import CARDS, FULL_SHARE, known_gpu
 from fragdoctor.model.measures import ADAPTER, OFFLOADING, SHARDED_WEIGHTS, SHARDING, STATE_8BIT
 from fragdoctor.rules.traceback_signs import sign_of
 from fragdoctor.units import GIB, format_size
@@ -33,9 +33,6 @@ _SEVERAL_GPUS: Final = regex(
     r"(?i)device_map|parallel|\bfsdp\b|\bzero[-_ ]?3|offload|num[-_]shard|-tp\b|\bgpus\b"
     r"|DEVICES=\d,"
 )
-FULL_SHARE: Final = 0.9
-"""Weights that take more of a device leave nothing for what is computed with them."""
-
 TRAINED_BYTES: Final = 16
 """What AdamW keeps of each parameter in mixed precision: weight and gradient in 16 bits, a copy of
 the weight and two moments in 32 (ZeRO, arXiv:1910.02054, section 3.1); in 32 bits it is as much."""

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from fragdoctor.diagnosis.pipeline import WORTH_SAVING, diagnose
+from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.case import Case, Overrides
 from fragdoctor.model.diagnosis import Diagnosis, RunState
+from fragdoctor.model.finding import WORTH_SAYING
 from fragdoctor.units import GIB
 
 SAMPLE = Path(__file__).parents[2] / "sample_snapshots" / "healthy_training.pickle.gz"
@@ -30,7 +31,7 @@ def test_run_that_fits_is_told_of_large_savings_only(capacity_bytes: int | None)
     assert peak is not None
     savings = [one.saves_bytes for one in found.recommendations if one.saves_bytes]
     assert savings
-    assert min(savings) >= WORTH_SAVING * peak
+    assert min(savings) >= WORTH_SAYING * peak
     assert [one.rank for one in found.recommendations] == [
         *range(1, len(found.recommendations) + 1)
     ]

@@ -270,8 +270,7 @@ class SmallerBatch(SavingRemedy):
         bench = case.bench
         if bench is None or case.only_builds:
             return ()
-        is_short = bench.n_operations <= SHORT_TRACE_OPERATIONS
-        shares: tuple[float, ...] = BATCH_SHARES if is_short else LONG_TRACE_SHARES
+        shares: tuple[float, ...] = LONG_TRACE_SHARES if bench.is_long else BATCH_SHARES
         n = _batch_size(case)
         if n is not None:
             whole = sorted({round(n * share) for share in shares} - {0, n}, reverse=True)
@@ -415,8 +414,6 @@ BATCH_SHARES: Final = (7 / 8, 3 / 4, 5 / 8, 1 / 2, 3 / 8, 1 / 4, 1 / 8)
 """Shares of the present batch: eighths, since batches are powers of two or multiples of eight."""
 
 LONG_TRACE_SHARES: Final = (3 / 4, 1 / 2, 1 / 4)
-SHORT_TRACE_OPERATIONS: Final = 300_000
-"""With more operations than this, each replay takes a noticeable part of a second."""
 
 
 def _batch_size(case: JudgedCase) -> int | None:

@@ -19,7 +19,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
 from fragdoctor.future.edits import blocks_freed, combined, sizes_padded
 from fragdoctor.future.training_edits import buffers_preallocated
 from fragdoctor.model.diagnosis import Cause, Predicted
-from fragdoctor.model.finding import Confidence, Location, line_text
+from fragdoctor.model.finding import WORTH_SAYING, Confidence, Location, line_text
 from fragdoctor.trace.stacks import TORCH, classify_file
 from fragdoctor.units import MIB, format_size, plural
 
@@ -34,9 +34,6 @@ OTHER_CAUSES: Final = (
 
 BUCKETS: Final = (2 * MIB, 8 * MIB, 32 * MIB)
 """Sizes to pad tensors to; coarser sizes cost more than they save."""
-
-MIN_SHARE: Final = 0.1
-"""A group that strands less than this share of the total is not worth a change to the code."""
 
 MAX_GROUPS: Final = 3
 """Nobody changes more places than this at once."""
@@ -109,7 +106,7 @@ def move_stranding_blocks(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal
     large: dict[Location, Strander] = {}
     for p in analysis.stranders:
         line = case.context.user_line(p.stack)
-        is_large = p.stranded_bytes >= MIN_SHARE * stranded > 0
+        is_large = p.stranded_bytes >= WORTH_SAYING * stranded > 0
         if is_large and line not in moving and line and classify_file(line.filename) != TORCH:
             large.setdefault(line, p)  # the largest of a line, however PyTorch made its blocks
     for line, strander in list(large.items())[:MAX_GROUPS]:

@@ -30,7 +30,7 @@ from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.model.snapshot import Action
 from fragdoctor.rules.capacity.optimizer_state import fails_in_optimizer
-from fragdoctor.rules.failed_request import FailedRequest
+from fragdoctor.rules.failed_request import FULL_SLACK_SHARE, FailedRequest
 from fragdoctor.rules.request_sources import matching_oom
 from fragdoctor.rules.rule import MAX_STACK, Context, from_user
 from fragdoctor.rules.traceback_signs import (
@@ -44,9 +44,6 @@ from fragdoctor.units import GIB, MIB, format_count, format_size, plural
 
 CLOSED: Final = (Cause.NOT_MEMORY, Cause.HOST_MEMORY, Cause.SIZE_BUG, Cause.HEALTHY)
 """Causes about which neither a recording nor less on the device changes anything."""
-
-BUILD_FREES_SHARE: Final = 0.02
-"""Building a model frees next to nothing; a single forward pass frees more than this share."""
 
 VARIABLES: Final = {
     "cuda": "PYTORCH_CUDA_ALLOC_CONF",
@@ -165,7 +162,7 @@ class JudgedCase(Struct, frozen=True, dict=True):
             return False
         events = analysis.trace.events
         freed = int(events.size_bytes[events.action == Action.FREE_REQUESTED].sum())
-        return freed <= BUILD_FREES_SHARE * analysis.active_bytes
+        return freed <= FULL_SLACK_SHARE * analysis.active_bytes
 
     @cached_property
     def step_scale(self) -> StepScale | None:

@@ -7,6 +7,7 @@ from typing import Final
 
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.diagnosis import (
+    IDLE_SHARE,
     DeviceFigures,
     Diagnosis,
     Moment,
@@ -29,8 +30,9 @@ from fragdoctor.report.words import CATEGORY_NAMES, by_device, sureness
 from fragdoctor.rules.request_sources import request_of_message
 from fragdoctor.units import format_count, format_share, format_size, plural, signed_size
 
-# The smallest share of a phase's peak that its row names.
-_MIN_HELD_SHARE: Final = 0.05
+MIN_SHOWN_SHARE: Final = 0.05
+"""What is a smaller share of the largest row, or of its whole, only distracts."""
+
 _MAX_HELD: Final = 2
 _PEAK_PLACES: Final = {
     TrainingPhase.UNKNOWN: "",
@@ -69,7 +71,7 @@ def _phases(report: PhaseReport) -> doc.Section:
     limits = f"Activations and caches cannot be distinguished: {report.reason}."
     said = " ".join(s for s in (peak, limits if report.reason else "") if s)
     has_kept = any(
-        s.category is Category.KEPT and s.n_bytes >= _MIN_HELD_SHARE * report.peak_bytes
+        s.category is Category.KEPT and s.n_bytes >= MIN_SHOWN_SHARE * report.peak_bytes
         for s in (*report.at_peak, *report.at_rest)
     )
     blocks = (
@@ -85,7 +87,7 @@ def _phases(report: PhaseReport) -> doc.Section:
 
 def _held(phase: PhaseFigures) -> str:
     """Return what holds most of a phase's peak, in a few words."""
-    return _shares(phase.held[:_MAX_HELD], sum(s.n_bytes for s in phase.held), _MIN_HELD_SHARE)
+    return _shares(phase.held[:_MAX_HELD], sum(s.n_bytes for s in phase.held), MIN_SHOWN_SHARE)
 
 
 def _categories(report: PhaseReport) -> doc.Table:
@@ -115,9 +117,6 @@ MAX_MOMENT_LINES: Final = 10
 
 MIN_EVENTS: Final = 20
 """Fewest events of a timeline: a shorter one says no more than the figures do."""
-
-_IDLE_SHARE: Final = 0.01
-"""A device with less than this share of the fullest device's memory gets a line, not a bar."""
 
 _SHARE_SHOWN: Final = 0.001
 """The smallest share of a moment's memory for which a category is named."""
@@ -179,7 +178,7 @@ def memory_sections(diagnosis: Diagnosis) -> list[doc.Section]:
     sections = []
     for i, f in enumerate(sorted(diagnosis.devices, key=by_device(diagnosis))):
         is_main = (
-            f.device == diagnosis.verdict.device or (f.reserved_bytes or 0) > most * _IDLE_SHARE
+            f.device == diagnosis.verdict.device or (f.reserved_bytes or 0) > most * IDLE_SHARE
         )
         parts = parts_of(f, message_of(diagnosis, f.device))
         # A message that was cut off may not say what PyTorch held.
@@ -239,7 +238,7 @@ def _what_for(moment: MomentFigures | None) -> doc.Paragraph:
     found = () if moment is None else moment.categories
     total = sum(c.n_bytes for c in found)
     known = sum(c.n_bytes for c in found if c.category is not Category.UNKNOWN)
-    said = _shares(found, total, _MIN_HELD_SHARE) if 2 * known > total else ""
+    said = _shares(found, total, MIN_SHOWN_SHARE) if 2 * known > total else ""
     return doc.Paragraph(dim(f"Allocated: {said}." if said else ""))
 
 

@@ -19,23 +19,18 @@ from fragdoctor.model.diagnosis import (
     Moment,
     OwnerReport,
 )
-from fragdoctor.model.finding import Location
+from fragdoctor.model.finding import WORTH_SAYING, Location
 from fragdoctor.model.gpus import CUBLAS_WORKSPACES
 from fragdoctor.model.phases import Category
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Detail, Style, dim, location_text
-from fragdoctor.report.views.device_memory import graphic, moment_of, when
+from fragdoctor.report.views.device_memory import MIN_SHOWN_SHARE, graphic, moment_of, when
 from fragdoctor.report.words import CATEGORY_NAMES, LIVE_WHEN, by_device
 from fragdoctor.trace.stacks import USER, classify_file
 from fragdoctor.units import format_count, format_size, plural
 
 _MAX_HOLDERS: Final = 3
 _MAX_SEGMENTS: Final = 5
-
-# The smallest share of reserved memory that must be stranded to be worth the reader's time.
-_MIN_STRANDED_SHARE: Final = 0.1
-# Share of the worst segment's stranded memory: a row with less only distracts.
-_MIN_ROW_SHARE: Final = 0.05
 
 
 def short_holders(diagnosis: Diagnosis) -> doc.Section:
@@ -206,7 +201,7 @@ def segments_section(diagnosis: Diagnosis) -> doc.Section:
     worst = diagnosis.worst_segments
     if not worst or not _says_something(diagnosis):
         return doc.Section("Segments", blocks, id="segments")
-    least = worst[0].stranded_bytes * _MIN_ROW_SHARE
+    least = worst[0].stranded_bytes * MIN_SHOWN_SHARE
     shown = [s for s in worst[:_MAX_SEGMENTS] if s.stranded_bytes >= least]
     # If some of the free memory can be returned page by page, only the stranded part counts.
     is_paged = any(s.stranded_bytes != s.free_bytes for s in shown)
@@ -232,7 +227,7 @@ def _says_something(diagnosis: Diagnosis) -> bool:
         return True
     device = diagnosis.worst_segments[0].device
     return any(
-        (f.stranded_free_bytes or 0) >= f.reserved_bytes * _MIN_STRANDED_SHARE
+        (f.stranded_free_bytes or 0) >= f.reserved_bytes * WORTH_SAYING
         for f in diagnosis.devices
         if f.device == device and f.reserved_bytes
     )

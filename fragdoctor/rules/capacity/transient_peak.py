@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
+from fragdoctor.analysis.step_scale import LARGER
 from fragdoctor.future.steps import Steps
 from fragdoctor.model.arrays import distinct, percentile
 from fragdoctor.model.finding import Confidence, Evidence, Severity
@@ -53,10 +54,6 @@ def transient_peak(context: Context) -> Iterator[Found]:
     )
 
 
-SPIKE_FACTOR: Final = 1.5
-"""A peak this many times as high as any before is a different kind of step, not a larger batch."""
-
-
 MIN_EARLIER_PEAKS: Final = 3
 """With fewer comparable peaks before the spike, there is no usual level to compare with."""
 
@@ -94,7 +91,7 @@ def find_transient(trace: Trace) -> Transient | None:
     if not len(earlier) or (len(began) and not (began[1:] <= valley).any()):
         return None
     usual, peak = int(earlier.max()), int(active[valley:].max())
-    if peak < SPIKE_FACTOR * usual or _n_peaks(earlier, low, usual) < MIN_EARLIER_PEAKS:
+    if peak < LARGER * usual or _n_peaks(earlier, low, usual) < MIN_EARLIER_PEAKS:
         return None
     return Transient(peak, usual)
 
@@ -108,7 +105,7 @@ def _may_spike(trace: Trace, ends: npt.NDArray[np.int64]) -> bool:
     highest = trace.totals.envelope("active_bytes", starts)[1]
     before = np.maximum.accumulate(highest)[:-1]
     after = np.maximum.accumulate(highest[::-1])[::-1][1:]
-    return bool((after >= SPIKE_FACTOR * before).any())
+    return bool((after >= LARGER * before).any())
 
 
 def _n_peaks(active: npt.NDArray[np.int64], low: float, usual: int) -> int:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
 
 from fragdoctor.model.finding import Confidence, Evidence, Severity
+from fragdoctor.rules.failed_request import FULL_SLACK_SHARE
 from fragdoctor.rules.rule import Context, Found, Skip, rule
 from fragdoctor.units import format_size
-
-PENDING_SHARE: Final = 0.02
-"""Smallest share of reserved memory worth a finding; less is the copy of one batch."""
 
 
 @rule("FD106", Severity.INFO)
@@ -49,7 +46,7 @@ def pending_frees(context: Context) -> Iterator[Found]:
             evidence=(Evidence("late frees", late, "bytes", "trace"),),
             key="late",
         )
-    if not pending or pending < PENDING_SHARE * reserved:
+    if not pending or pending < FULL_SLACK_SHARE * reserved:
         return
     yield Found(
         f"{format_size(pending)} are freed but wait for other streams.",

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
 
-from fragdoctor.model.finding import Confidence, Evidence, Severity
+from fragdoctor.model.finding import WORTH_SAYING, Confidence, Evidence, Severity
 from fragdoctor.rules.rule import Context, Found, Skip, rule
 from fragdoctor.units import format_share, format_size
-
-POOL_SHARE: Final = 0.1
-"""Share of reserved memory that is enough to decide a failure."""
 
 
 @rule("FD105", Severity.INFO)
@@ -44,7 +40,7 @@ def private_pool_cache(context: Context) -> Iterator[Found]:
         reserved, source = context.message.reserved_bytes, "oom message"
     else:
         raise Skip("neither a snapshot nor an allocator's message was given")
-    if free < POOL_SHARE * reserved or not free:
+    if free < WORTH_SAYING * reserved or not free:
         return
     r = context.failed_request
     was_wanted = r is not None and free + (r.free_bytes or 0) >= r.requested_bytes

@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from fragdoctor.model.finding import Confidence, Evidence, Severity, line_text
+from fragdoctor.model.finding import WORTH_SAYING, Confidence, Evidence, Severity, line_text
 from fragdoctor.rules.rule import Context, Found, rule
 from fragdoctor.units import format_share, format_size, plural
-
-STRANDED_SHARE: Final = 0.1
-"""Stranded share of reserved memory worth a finding: well above the tails of any run."""
-
 
 MAX_GROUPS: Final = 3
 """The most groups to name; each of the others strands less than these."""
@@ -41,11 +37,11 @@ def stranded_free_memory(context: Context) -> Iterator[Found]:
     """
     analysis = context.need_analysis()
     stranded = analysis.free_space.stranded_free_bytes
-    if stranded < STRANDED_SHARE * analysis.reserved_bytes or not stranded:
+    if stranded < WORTH_SAYING * analysis.reserved_bytes or not stranded:
         return
     has_failed = context.failed_request is not None and not context.failed_request.is_caught
     for strander in analysis.stranders[:MAX_GROUPS]:
-        if strander.stranded_bytes < STRANDED_SHARE * stranded:
+        if strander.stranded_bytes < WORTH_SAYING * stranded:
             continue
         yield Found(
             f"{plural(strander.n_blocks, 'live block')} from "
