@@ -49,6 +49,18 @@ def _set(place: Any, name: str, value: Any) -> Ablation:
     return lambda: setattr(place, name, value)
 
 
+def _set_everywhere(place: Any, name: str, value: Any) -> Ablation:
+    """Set a constant in its module and in all that import it by name."""
+    was = getattr(place, name)
+
+    def ablate() -> None:
+        for module in list(sys.modules.values()):
+            if module.__name__.startswith("fragdoctor.") and vars(module).get(name) is was:
+                setattr(module, name, value)
+
+    return ablate
+
+
 def _without_row(place: Any, row: Any) -> Ablation:
     return lambda: setattr(place, "ROWS", tuple(one for one in place.ROWS if one is not row))
 
@@ -117,7 +129,7 @@ def _ablations() -> dict[str, Ablation]:
         value = getattr(place, name)
         for factor in (0.5, 2):
             changed = 1 + (value - 1) * factor if name.endswith("_TAKES") else value * factor
-            result[f"{name} x {factor:g}"] = _set(place, name, type(value)(changed))
+            result[f"{name} x {factor:g}"] = _set_everywhere(place, name, type(value)(changed))
     return result
 
 
