@@ -141,11 +141,8 @@ class Promise(StrEnum):
             return cls.UNTESTED
         if not fits:
             return cls.STILL_FAILS
-        if outlook is None or outlook.fails:
-            return cls.GETS_FURTHER
-        if outlook.state is OutlookState.HOLDS:
-            return cls.WILL_FINISH
-        return cls.GETS_FURTHER if outlook.likely is None else cls.LIKELY_FINISHES
+        known = {Prospect.HOLDS: cls.WILL_FINISH, Prospect.LIKELY: cls.LIKELY_FINISHES}
+        return known.get(Prospect.of(outlook), cls.GETS_FURTHER)
 
 
 class ReplayResult(Struct, frozen=True):
