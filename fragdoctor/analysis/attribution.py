@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from fragdoctor.analysis.modules import ModulePaths
 from fragdoctor.analysis.result import Holder, Strander
-from fragdoctor.model.arrays import distinct, sum_by
+from fragdoctor.model.arrays import distinct, largest_groups, sum_by
 from fragdoctor.model.diagnosis import SegmentReport
 from fragdoctor.model.phases import Category
 from fragdoctor.model.snapshot import I32, I64, U8
@@ -82,11 +82,9 @@ def find_holders(trace: Trace, states: Sequence[int], category: U8) -> tuple[Hol
 def _main_stacks(group: I64, stack: I32, size: I64, n_groups: int) -> I64:
     """Return for each group the stack with the most bytes."""
     width = int(stack.max(initial=0)) + 2
-    keys, member = np.unique(group * width + stack + 1, return_inverse=True)
-    total = sum_by(member.reshape(-1), size, len(keys))
-    order = np.argsort(total, kind="stable")  # the largest is written last
+    keys = largest_groups(group * width + stack + 1, size).group[::-1]
     result = np.full(n_groups, -1, np.int64)
-    result[keys[order] // width] = keys[order] % width - 1
+    result[keys // width] = keys % width - 1  # the largest is written last
     return result
 
 

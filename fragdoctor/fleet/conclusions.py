@@ -20,6 +20,7 @@ from fragdoctor.fleet.groups import find_groups
 from fragdoctor.fleet.job_verdict import job_verdict
 from fragdoctor.model.finding import told_apart
 from fragdoctor.model.fleet import (
+    SKEWED,
     FleetReport,
     FleetSummary,
     RankGroup,
@@ -215,16 +216,8 @@ def group_id(i: int) -> str:
     return name
 
 
-_FIGURES: Final = (
-    "peak_allocated_bytes",
-    "peak_reserved_bytes",
-    "stranded_free_bytes",
-    "alloc_retries",
-)
-
-
 def _skews(ranks: Sequence[RankSummary], labels: Mapping[str, str]) -> Iterator[Skew]:
-    for name in _FIGURES:
+    for name in SKEWED:
         is_peak = name == "peak_allocated_bytes"  # or the nearest figure that the input has
         figures = ((r.peak_bytes if is_peak else r.figure(name), r) for r in ranks)
         known = [(value, r) for value, r in figures if value is not None]

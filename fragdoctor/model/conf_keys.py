@@ -7,7 +7,6 @@ marked "about" next to the keys come from release notes.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
@@ -19,14 +18,13 @@ from fragdoctor.units import MIB
 Version = tuple[int, int, int]
 
 N_ROUNDUP_INTERVALS: Final = 16
-_MAX_THREADS: Final = 128
 _MAX_U64: Final = 2**64 - 1
 _MAX_MIB: Final = _MAX_U64 // MIB
 _VERSION = re.compile(r"v?([0-9]{1,4})\.([0-9]{1,4})(?:\.([0-9]{1,4}))?", re.ASCII)
 _INTEGER = re.compile(r"([+-]?)([0-9]+)", re.ASCII)
 _REAL = re.compile(
     r"[+-]?(?:0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)(?:[pP][+-]?[0-9]+)?"
-    r"|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)",
+    r"|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[nN][aA][nN])",
     re.ASCII,
 )
 
@@ -175,43 +173,31 @@ def _backend(key: str, value: str) -> str:
     return value.replace("hip", "cuda")
 
 
-def _threshold(key: str, value: str) -> float:
-    threshold = math.nan if value.lower().startswith("nan") else real(key, value)
-    if not 0.0 < threshold < 1.0:
-        raise ConfigError(f"The allocator setting {key} must be between 0 and 1, both excluded.")
-    return threshold
+def _checked(
+    read: Callable[[str, str], Any], is_valid: Callable[[Any], bool], wanted: str
+) -> Callable[[str, str], Any]:
+    """Return a reader that refuses what is not valid."""
+
+    def checked(key: str, value: str) -> Any:
+        found = read(key, value)
+        if not is_valid(found):
+            raise ConfigError(f"The allocator setting {key} must be {wanted}.")
+        return found
+
+    return checked
 
 
-def _fraction(key: str, value: str) -> float:
-    fraction = real(key, value)
-    if not 0.0 <= fraction <= 1.0:
-        raise ConfigError(f"The allocator setting {key} must be between 0 and 1.")
-    return fraction
-
-
-def _threads(key: str, value: str) -> int:
-    number = integer(key, value)
-    if not _is_power_of_two(number) or number > _MAX_THREADS:
-        raise ConfigError(f"The allocator setting {key} must be a power of two up to 128.")
-    return number
-
-
-def _positive(key: str, value: str) -> int:
-    number = integer(key, value)
-    if number == 0:
-        raise ConfigError(f"The allocator setting {key} must be more than 0.")
-    return number
+_THRESHOLD: Final = _checked(real, lambda n: 0 < n < 1, "between 0 and 1, both excluded")
+_FRACTION: Final = _checked(real, lambda n: 0 <= n <= 1, "between 0 and 1")
+_THREADS: Final = _checked(
+    integer, lambda n: _is_power_of_two(n) and n <= 128, "a power of two up to 128"
+)
+_POSITIVE: Final = _checked(integer, bool, "more than 0")
+_LARGE_SEGMENT: Final = _checked(mebibytes, lambda n: n > 10 * MIB, "more than 10")
 
 
 def _text(_key: str, value: str) -> str:
     return value
-
-
-def _large_segment(key: str, value: str) -> int:
-    size = mebibytes(key, value)
-    if size <= 10 * MIB:
-        raise ConfigError(f"The allocator setting {key} must be more than 10.")
-    return size
 
 
 class Key(NamedTuple):
@@ -231,19 +217,19 @@ class Key(NamedTuple):
 KEYS: Final[dict[str, Key]] = {
     "backend": Key((2, 0, 0), _backend, "backend"),
     "max_split_size_mb": Key((1, 9, 0), mebibytes, "max_split_bytes"),  # about
-    "garbage_collection_threshold": Key((1, 12, 0), _threshold, "garbage_collection_threshold"),
+    "garbage_collection_threshold": Key((1, 12, 0), _THRESHOLD, "garbage_collection_threshold"),
     "roundup_power2_divisions": Key((1, 12, 0), scalar_divisions, "roundup_power2_divisions"),
     "roundup_bypass_threshold_mb": Key((1, 13, 0), integer, gone=(2, 0, 0)),
     "expandable_segments": Key((2, 1, 0), boolean, "expandable_segments"),
     "release_lock_on_cudamalloc": Key((2, 2, 0), boolean),
     "pinned_use_cuda_host_register": Key((2, 2, 0), boolean),
-    "pinned_num_register_threads": Key((2, 2, 0), _threads),
+    "pinned_num_register_threads": Key((2, 2, 0), _THREADS),
     "pinned_use_background_threads": Key((2, 6, 0), boolean),  # about
     "max_non_split_rounding_mb": Key((2, 6, 0), mebibytes, "max_non_split_rounding_bytes"),
-    "pinned_reserve_segment_size_mb": Key((2, 10, 0), _positive),
+    "pinned_reserve_segment_size_mb": Key((2, 10, 0), _POSITIVE),
     "graph_capture_record_stream_reuse": Key((2, 10, 0), boolean),
-    "per_process_memory_fraction": Key((2, 10, 0), _fraction, "memory_fraction"),
-    "large_segment_size_mb": Key((2, 11, 0), _large_segment, "large_segment_bytes"),
+    "per_process_memory_fraction": Key((2, 10, 0), _FRACTION, "memory_fraction"),
+    "large_segment_size_mb": Key((2, 11, 0), _LARGE_SEGMENT, "large_segment_bytes"),
     "throw_on_cudamalloc_oom": Key((2, 12, 0), boolean),  # about
     "stranded_free_catch_all": Key((2, 12, 0), boolean),  # about
     "pinned_max_round_threshold_mb": Key((2, 13, 0), integer),

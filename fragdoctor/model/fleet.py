@@ -175,6 +175,15 @@ class Difference(Struct, frozen=True):
     delta_bytes: int | None = None
 
 
+SKEWED: Final = {
+    "peak_allocated_bytes": "peak allocated",
+    "peak_reserved_bytes": "peak reserved",
+    "stranded_free_bytes": "stranded",
+    "alloc_retries": "retries",
+}
+"""Figures that ranks should share evenly, and their titles."""
+
+
 class Skew(Struct, frozen=True):
     """How unevenly one figure is spread over the ranks.
 

@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Final
 
 from fragdoctor.model.diagnosis import SOUND, Recommendation
-from fragdoctor.model.fleet import FleetReport, RankGroup, RankRow, RankSummary, Skew
+from fragdoctor.model.fleet import SKEWED, FleetReport, RankGroup, RankRow, RankSummary, Skew
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Detail, Span, Style, code, dim, location_text, strong
 from fragdoctor.report.views.advice import command
@@ -30,12 +30,6 @@ _SHORT_ODD: Final = 6
 _SHORT_UNREAD: Final = 5
 _SHORT_DIFFERENCES: Final = 5
 _MAX_GROUPS: Final = 50
-_SKEW_TITLES: Final = {
-    "peak_allocated_bytes": "peak allocated",
-    "peak_reserved_bytes": "peak reserved",
-    "stranded_free_bytes": "stranded",
-    "alloc_retries": "retries",
-}
 _MAX_LABEL: Final = 24
 _NUMBERED: Final = re.compile(r"rank (\d+)")
 
@@ -114,7 +108,7 @@ def _advice(report: FleetReport) -> doc.Section:
 def _skew(report: FleetReport) -> doc.Section:
     table = doc.tabled(
         report.skew if report.verdict.n_read > 1 else (),
-        doc.Column("", lambda s: _SKEW_TITLES.get(s.name, s.name)),
+        doc.Column("", lambda s: SKEWED[s.name]),
         doc.Column("median", lambda s: doc.written(s.median, s.name), "right"),
         doc.Column("highest", lambda s: doc.written(s.maximum, s.name), "right"),
         doc.Column("ratio", lambda s: f"{s.over_median:.2f}" if s.over_median else "-", "right"),
