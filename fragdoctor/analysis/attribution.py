@@ -19,11 +19,12 @@ from msgspec import Struct
 
 from fragdoctor.analysis.modules import ModulePaths
 from fragdoctor.analysis.result import Holder, Strander
+from fragdoctor.future.steps import Steps
 from fragdoctor.model.arrays import distinct, largest_groups, sum_by
 from fragdoctor.model.diagnosis import SegmentReport
 from fragdoctor.model.phases import Category
 from fragdoctor.model.snapshot import I32, I64, U8
-from fragdoctor.trace.lives import BEFORE, Layout
+from fragdoctor.trace.lives import BEFORE, NEVER, Layout
 from fragdoctor.trace.trace import Trace
 
 MAX_HOLDERS: Final = 100
@@ -236,3 +237,21 @@ def find_stranded_segments(layout: Layout, device: int) -> tuple[tuple[SegmentRe
             )
         )
     return tuple(reports), int(np.count_nonzero(stranded))
+
+
+def most_kept(trace: Trace, category: U8) -> tuple[int, I64] | None:
+    """Return the frame that makes most of what is kept from before the last step, and its events.
+
+    None if nothing is kept that is no part of a model, or its line is not known.
+    """
+    if not len(category):
+        return None
+    lives, steps = trace.lives, Steps.of(trace).rows
+    is_kept = (lives.free == NEVER) & (category == Category.KEPT) & (lives.start >= 0)
+    is_kept &= lives.start < (steps[-1] if len(steps) else trace.n_events)
+    mine = np.flatnonzero(is_kept)
+    line = trace.stacks.lines_of(lives.stack[mine])
+    largest = largest_groups(line, lives.size_bytes[mine]).group[:1]
+    if not len(largest) or largest[0] < 0:
+        return None
+    return int(largest[0]), np.sort(lives.start[mine[line == largest[0]]]).astype(np.int64)

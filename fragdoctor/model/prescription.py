@@ -126,16 +126,17 @@ class Tried(Struct, frozen=True):
         return max(one.n_gpus for one in self.treatments)
 
     @property
-    def rank(self) -> tuple[int, int, bool, float, int, bool, int]:
+    def rank(self) -> tuple[int, int, bool, float, int, bool, int, int]:
         """Sort key among those that fit: GPUs, results, compute, then how easy it is to write.
 
         The easiest is a single change, then one whose place is known or that the framework has an
-        option for, then one with few lines.
+        option for, then one with few lines. Of equal ones, larger batches come first.
         """
         known, n_parts = self.extra_compute, len(self.treatments)
         numerics = list(Numerics).index(self.numerics)
         cost = 0.0 if known is None else known
-        return (self.n_gpus, numerics, known is None, cost, n_parts, self.is_open, self.n_lines)
+        ease = (n_parts, self.is_open, self.n_lines, max(t.batch_divisor for t in self.treatments))
+        return (self.n_gpus, numerics, known is None, cost, *ease)
 
     @property
     def is_open(self) -> bool:

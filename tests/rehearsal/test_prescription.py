@@ -269,6 +269,17 @@ for step in range(4):
     loss.backward()
     model.zero_grad()
 """
+AS_LOADED = "model.eval()  # as Transformers loads it\n"
+IMAGE = """
+image = torch.randn(BATCH, 256, device="cuda", requires_grad=True)
+model.eval()
+optimizer = torch.optim.Adam([image])
+for step in range(4):
+    loss = model(image).float().square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
 SLOW_S = 3.0
 CALL = "    loss = model(x).float().square().mean()\n"
 
@@ -313,6 +324,10 @@ def peak(home: Path, text: str, *treatments: str) -> int:
         ("step-in-backward", FROZEN + LOOP, FROZEN + IN_BACKWARD),
         ("state-on-host", LOOP, LOOP.replace(MADE, MADE + ON_HOST)),
         ("frozen", TAUGHT, TAUGHT.replace("Net()", "Net().requires_grad_(False)")),
+        ("checkpoint:0,1,2,3", AS_LOADED + LOOP, AS_LOADED + CHECKPOINTED + LOOP),
+        ("save-on-cpu", IMAGE, IMAGE.replace(
+            "    loss = model(image)", "    with torch.autograd.graph.save_on_cpu(pin_memory=True):"
+            "\n        loss = model(image)")),
     ],
 )  # fmt: skip
 def test_treatment_from_outside_equals_the_change_in_the_program(
@@ -328,6 +343,21 @@ def test_treatment_from_outside_equals_the_change_in_the_program(
 def test_model_that_no_optimizer_updates_is_named(tmp_path: Path) -> None:
     assert rehearsed(tmp_path, MODEL + TAUGHT, observes=True).traits["frozen"] == ["teacher"]
     assert rehearsed(tmp_path, MODEL + LOOP, observes=True).traits["frozen"] == []
+
+
+def test_training_is_known_in_the_mode_in_which_models_are_loaded(tmp_path: Path) -> None:
+    without = "torch.set_grad_enabled(False)" + PREDICTED
+    traits = traits_of(tmp_path, MODEL + AS_LOADED + LOADER + without)
+
+    assert traits["trains"]
+    assert ([*traits["batches"].values()], [*traits["evaluated"].values()]) == ([1024], [4096])
+    assert traits["parts"]
+    assert not traits_of(tmp_path, MODEL + AS_LOADED + PREDICTED)["trains"]
+
+
+def test_rounds_between_updates_are_not_skipped(tmp_path: Path) -> None:
+    """However many there are: 20 rounds that are equal would be, were they steps."""
+    assert rehearsed(tmp_path, MODEL + LOADER, "accumulate:32").steps > 1
 
 
 GRAPH_UNUSED = (
@@ -829,6 +859,52 @@ def test_combinations_are_tried_where_nothing_single_fits(stage: Stage) -> None:
     codes = [[part["code"] for part in one["treatments"]] for one in found["tried"]]
     assert ["checkpoint", "accumulate"] in codes
     assert ["accumulate"] in codes
+
+
+@pytest.mark.slow
+def test_what_lowers_the_update_is_tried_on_top_of_smaller_batches(stage: Stage) -> None:
+    """By itself it saves nothing, as the peak of the unchanged program is elsewhere."""
+    stage.script(MODEL + LOADER)
+
+    cure = stage.json("--cure", "--fits-on", "124MiB", "train.py", code=1)["cure"]
+
+    assert [part["code"] for part in cure["treatments"]] == ["accumulate", "fused"]
+    assert "x 64 accumulated" not in cure["title"]  # no more parts than necessary
+
+
+PAIRED = """
+import torch
+model = torch.nn.Linear(8, 1).cuda()
+optimizer = torch.optim.Adam(model.parameters())
+for step in range(3):
+    loss = (model(torch.ones(3001, 8, device="cuda")) - torch.ones(3001, device="cuda")).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+AS_WIDE_AS_HIGH = """
+import torch
+model = torch.nn.Linear(3001, 3001).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+for step in range(3):
+    optimizer.zero_grad()
+    model(torch.ones(8, 3001, device="cuda")).mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("text", "is_told"), [(PAIRED, True), (AS_WIDE_AS_HIGH, False)])
+def test_shapes_that_combine_each_row_with_each_are_told(
+    stage: Stage, text: str, is_told: bool
+) -> None:
+    stage.script(text)
+
+    found = stage.json("--cure", "--fits-on", "80MiB", "train.py", code=1)
+
+    told = [one for one in found["tried"] if one["treatments"][0]["code"] == "all-pairs"]
+    assert bool(told) is is_told
+    assert all(one["fits"] and one["numerics"] == "different" for one in told)
+    assert all("3,001 x 3,001 numbers at train.py:6" in one["title"] for one in told)
 
 
 def test_program_that_fails_is_no_cure_and_ends_with_2(stage: Stage) -> None:

@@ -11,6 +11,8 @@ from typing import Any, Final, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
+from fragdoctor.analysis.attribution import most_kept
+from fragdoctor.analysis.pairs import Pairs, find_pairs
 from fragdoctor.analysis.result import OomEvent
 from fragdoctor.analysis.step_scale import StepScale, step_scale
 from fragdoctor.analysis.training_run import TrainingRun, training_run
@@ -28,7 +30,7 @@ from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES
 from fragdoctor.model.measures import CHECKPOINTING
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.simulation import ReplayResult
-from fragdoctor.model.snapshot import Action
+from fragdoctor.model.snapshot import I64, Action
 from fragdoctor.rules.capacity.optimizer_state import fails_in_optimizer
 from fragdoctor.rules.failed_request import FULL_SLACK_SHARE, FailedRequest
 from fragdoctor.rules.request_sources import matching_oom
@@ -96,6 +98,20 @@ class JudgedCase(Struct, frozen=True, dict=True):
     def sign(self) -> TracebackSign | None:
         """The sign that the traceback of the message shows, or None."""
         return sign_of(self.message)
+
+    @cached_property
+    def pairs(self) -> Pairs | None:
+        """The numbers that the failed request combines each with each, or None."""
+        event, a = self.asking_event, self.context.analysis
+        if event is None or a is None or a.timeline is None:
+            return None
+        return find_pairs(a.trace.lives, event.row, event.rounded_bytes, a.category)
+
+    @cached_property
+    def most_kept(self) -> tuple[int, I64] | None:
+        """The line that makes most of what the steps only read, as a frame, and its events."""
+        a = self.context.analysis
+        return None if a is None else most_kept(a.trace, a.category)
 
     @property
     def has_only_begun(self) -> bool:

@@ -28,7 +28,6 @@ from fragdoctor.diagnosis.remedies.remedy import (
     proposes,
 )
 from fragdoctor.future.edits import Edit, combined
-from fragdoctor.future.steps import Steps
 from fragdoctor.future.training_edits import (
     checkpointed,
     loss_in_chunks,
@@ -37,14 +36,11 @@ from fragdoctor.future.training_edits import (
     states_quantized,
     step_in_backward,
 )
-from fragdoctor.model.arrays import distinct, largest_groups
+from fragdoctor.model.arrays import distinct
 from fragdoctor.model.diagnosis import SHORT_OF_MEMORY, Cause
-from fragdoctor.model.finding import Confidence, Location, line_text
+from fragdoctor.model.finding import Confidence, line_text
 from fragdoctor.model.frameworks import HAVE_FOREACH, HAVE_FUSED
-from fragdoctor.model.phases import Category
-from fragdoctor.model.snapshot import I64
 from fragdoctor.rules.growth.growing_line import idle_graph_text
-from fragdoctor.trace.lives import NEVER
 
 N_CHUNKS: Final = 8
 """Number of chunks of a loss: fewer save less; more cost time and save little more."""
@@ -218,10 +214,11 @@ class KeptOnHost(SavingRemedy):
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it if one line made most of what outlives the steps and is no part of a model."""
-        kept = _most_kept(case) if case.cause in SHORT_OF_MEMORY else None
-        if kept is None:
+        kept = case.most_kept if case.cause in SHORT_OF_MEMORY else None
+        place = None if kept is None else case.context.frame(kept[0])
+        if place is None:
             return
-        where = line_text(kept[0])
+        where = line_text(place)
         yield self.proposal(
             title=f"Keep what {where} makes on the host",
             weight=Weight.MAY_HELP,
@@ -229,34 +226,14 @@ class KeptOnHost(SavingRemedy):
             "batch.to(device, non_blocking=True), from pinned memory; what a step needs whole "
             "takes less as a sparse tensor or in 16 bits",
             why="It lowers the peak of live memory; by how much was not tried.",
-            locations=kept[:1],
+            locations=(place,),
             attempts=self.attempts(case),
         )
 
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
         """Return the edit that never makes it."""
-        kept = _most_kept(case)
+        kept = case.most_kept
         return [] if kept is None else [requests_removed(kept[1], "kept on the host")]
-
-
-def _most_kept(case: JudgedCase) -> tuple[Location, I64] | None:
-    """Return the line that makes most of what is kept from before the last step, and its events.
-
-    None if nothing is kept that is no part of a model, or its line is not known.
-    """
-    a = case.context.analysis
-    if a is None or not len(a.category):
-        return None
-    lives, steps = a.trace.lives, Steps.of(a.trace).rows
-    is_kept = (lives.free == NEVER) & (a.category == Category.KEPT) & (lives.start >= 0)
-    is_kept &= lives.start < (steps[-1] if len(steps) else a.trace.n_events)
-    mine = np.flatnonzero(is_kept)
-    line = a.trace.stacks.lines_of(lives.stack[mine])
-    groups = largest_groups(line, lives.size_bytes[mine])
-    place = case.context.frame(int(groups.group[0])) if len(groups.group) else None
-    if place is None:
-        return None
-    return place, np.sort(lives.start[mine[line == groups.group[0]]]).astype(np.int64)
 
 
 class StepInBackward(SavingRemedy):

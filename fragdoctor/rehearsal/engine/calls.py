@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch._guards import TracingContext
+from torch.utils._pytree import tree_leaves
 
 from fragdoctor.recording.module_names import ByIdentity
 from fragdoctor.rehearsal.engine import put, seen_through, wrap
@@ -77,12 +78,44 @@ def parameters_of(optimizer: Any) -> set[int]:
     return {id(one) for group in optimizer.param_groups for one in group["params"]}
 
 
+class Training:
+    """Tells which calls of models are a part of training.
+
+    In training mode all are that record a graph. Others are those of a model that an optimizer
+    updates but that has never been called in that mode, as Transformers loads models in the other
+    one; and those that are given what needs gradients, such as an image that is optimized.
+
+    Attributes:
+        updated: IDs of what the program's optimizers update.
+    """
+
+    def __init__(self) -> None:
+        self.updated: set[int] = set()
+        self._was_in_mode = ByIdentity()
+        after_making(lambda one: self.updated.update(parameters_of(one)))
+
+    def includes(self, model: Any, given: Any) -> bool:
+        """Return whether a call that begins now, of a model with its arguments, is a part of it."""
+        if model.training:
+            self._was_in_mode[model] = True
+        if not torch.is_grad_enabled() or model.training:
+            return torch.is_grad_enabled()
+        is_in_its_mode = self.updates(model) and not self._was_in_mode.get(model)
+        return is_in_its_mode or any(
+            torch.is_tensor(one) and one.requires_grad for one in tree_leaves(given)
+        )
+
+    def updates(self, model: Any) -> bool:
+        """Return whether an optimizer updates any parameter of a model."""
+        return not self.updated.isdisjoint(map(id, model.parameters()))
+
+
 def at_first_call(act: Callable[[Any], None], *, trains: bool = False) -> None:
     """Call ``act`` with each model before its first call, with ``trains`` its first in training."""
-    seen = ByIdentity()
+    seen, training = ByIdentity(), Training()
 
-    def around(model: Any, _: Any) -> None:
-        if not seen.get(model) and (not trains or (torch.is_grad_enabled() and model.training)):
+    def around(model: Any, given: Any) -> None:
+        if not seen.get(model) and (not trains or training.includes(model, given)):
             seen[model] = True
             act(model)
 

@@ -302,6 +302,7 @@ class Skipping:
     Attributes:
         is_on: whether any rounds are skipped.
         most: steps after which a loop is left if its memory does not repeat; None = never.
+        is_between: whether the last round was one of several that make up a step, and not the last.
         is_jumping: whether items are being fetched that nobody will see.
         n_requests: memory requests so far, a cheap sign that a round involves the GPU.
         n_skips: how many times rounds were skipped.
@@ -316,6 +317,7 @@ class Skipping:
 
     is_on: bool = False
     most: int | None = None
+    is_between: bool = False
     is_jumping: bool = False
     n_requests: int = 0
     n_skips: int = 0
@@ -403,7 +405,8 @@ class Skipping:
             passage.sample = self._sampled(passage, _names(frame))
             return 0
         is_outer = self.n_skips != passage.n_skips
-        if not self._is_enough(passage, is_outer=is_outer) or _is_in_module(frame):
+        is_enough = self._is_enough(passage, is_outer=is_outer)
+        if not is_enough or self.is_between or _is_in_module(frame):
             return 0
         return self._skip(passage, passage.sample, remaining, frame)
 

@@ -13,10 +13,12 @@ from pathlib import Path, PurePath
 from typing import Any, Final
 from urllib.parse import quote
 
+from fragdoctor.analysis.pairs import Pairs
 from fragdoctor.model.finding import Location
 from fragdoctor.model.frameworks import HAVE_FOREACH, HAVE_FUSED, Change, words_of
 from fragdoctor.model.prescription import LeftOut, Numerics, Place, Treatment
 from fragdoctor.rehearsal.prescription.checkpoints import Plan
+from fragdoctor.units import format_count, listed
 
 Traits = Mapping[str, Any]
 """The findings of ``engine/treatments/traits.py``, with what the search has added to them."""
@@ -241,6 +243,21 @@ def held_on_host(line: Location) -> Treatment:
     )
 
 
+def of_fewer_pairs(pairs: Pairs, line: Location | None) -> Treatment:
+    """Return the correction of shapes with which each of N numbers meets only one other."""
+    n = format_count(pairs.n)
+    where = "" if line is None else f" at {line.basename}:{line.line}"
+    return _simple(
+        "all-pairs",
+        f"correct the shapes, or work in parts: {n} x {n} numbers{where}",
+        Numerics.DIFFERENT,
+        "print(a.shape, b.shape)  # (N, 1) with (N) makes N x N numbers",
+        "a.squeeze(-1)  # or b[:, None]: makes N",
+        "a.split(1024)  # if all pairs are meant: some rows at a time",
+        specs=(),
+    )
+
+
 def batch_size(traits: Traits) -> int:
     """Return the training batch size, of the arguments, loaders or a number; 0 if there is none."""
     number, sizes = traits.get("number") if traits["trains"] else None, traits["batches"].values()
@@ -387,7 +404,7 @@ def simple(traits: Traits) -> Iterator[Treatment]:  # noqa: C901, PLR0912 - one 
         title = "free gradients instead of zeroing them"
         yield _simple("set-to-none", title, exact, f"{optimizer}.zero_grad(set_to_none=True)")
     if names := traits["frozen"]:
-        title = f"no gradients for {' and '.join(names)}, which no optimizer updates"
+        title = f"no gradients for {listed(names)}, which no optimizer updates"
         lines = [f"{one}.requires_grad_(False)" for one in names]
         yield _simple("frozen", title, exact, *lines, place=after)
     if lines := traits["graphs_unused"]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fragdoctor._native import _ext
-from fragdoctor.future.edits import without_noted
+from fragdoctor.future.edits import Edit, without_noted
 from fragdoctor.future.search import is_served, with_smallest_capacity
 from fragdoctor.future.whatif import FairReplay, WhatIf, replay_what_if
 from fragdoctor.model.marks import WORKSPACE
@@ -38,6 +38,10 @@ class Need:
         self.requests: list[_ext.NativeOps] = [self._reproduction.operations]
         if WORKSPACE in trace.snapshot.strings:
             self.requests.append(without_noted(WORKSPACE).apply(self._reproduction))
+
+    def changed(self, edit: Edit) -> list[_ext.NativeOps]:
+        """Return the program's requests after an edit."""
+        return [edit.apply(self._reproduction)]
 
     def bytes(
         self, requests: Sequence[_ext.NativeOps] | None = None, conf: str | None = None

@@ -19,11 +19,16 @@ from math import inf
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from fragdoctor._native import _ext
+from fragdoctor.analysis.pairs import find_pairs
+from fragdoctor.analysis.phase_memory import find_phases
 from fragdoctor.errors import ConfigError
 from fragdoctor.future.simulator import trace_of
+from fragdoctor.future.training_edits import requests_divided, rounded_to_blocks
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.finding import Location
 from fragdoctor.model.prescription import Numerics, Place, Prescription, Treatment, Tried
@@ -245,10 +250,27 @@ class CureSearch:
     def _search(self, traits: catalogue.Traits) -> None:
         simple = [*catalogue.simple(traits)]
         self._expandable = [one for one in simple if not one.specs]
+        self._correct_shapes()
         if traits["kept_bytes"] > self._capacity_bytes:
             self._keep_less(traits, simple)
         else:
             self._lower_peak(traits, simple)
+
+    def _correct_shapes(self) -> None:
+        """Replay N numbers where N x N are asked for first of what does not fit, and N are live."""
+        need = self._as_it_is.need
+        trace, lives = need.trace, need.trace.lives
+        too_much = np.flatnonzero(trace.totals.allocated_bytes > self._capacity_bytes)[:1]
+        asked = np.flatnonzero(np.isin(lives.start, too_much - 1))
+        if not len(asked):
+            return
+        n_bytes = int(rounded_to_blocks(lives.requested_bytes[asked])[0])
+        pairs = find_pairs(lives, int(too_much[0]) - 1, n_bytes, find_phases(trace).category)
+        if pairs is not None:
+            frame = int(trace.stacks.lines_of(lives.stack[asked])[0])
+            treatment = catalogue.of_fewer_pairs(pairs, trace.snapshot.location(frame))
+            requests = need.changed(requests_divided(pairs.n_bytes, pairs.n))
+            self._tried.append(self._replayed(need, treatment, requests=requests))
 
     def _lower_peak(self, traits: catalogue.Traits, simple: Sequence[Treatment]) -> None:
         first = [one for one in simple if _cost(one) == 0 and one.code not in LATE]
@@ -272,11 +294,7 @@ class CureSearch:
                 self._checkpoint(treatment)
         if self._is_cured(*self._expanded) or self._hold():
             return
-        helping = self._helping()
-        if len(helping) > 1:
-            self._try(*helping)
-        is_cured = self._is_cured()  # but perhaps at the cost of copies to the host
-        self._combine(traits, [] if is_cured else simple)
+        is_cured = self._combine(traits, simple)
         if not (is_cured or catalogue.why_not_sharded(traits)):
             self._fewest_gpus(traits)
 
@@ -304,16 +322,21 @@ class CureSearch:
                 return
 
     def _helping(self) -> list[Treatment]:
-        """Return what lowers the need by itself and leaves results alone, the best of each kind."""
+        """Return what leaves results alone and may lower the need on top of others, cheapest first.
+
+        It lowers the need by itself, and is the best of its kind; or it lowers that of updates,
+        which may be the most once the rest is smaller.
+        """
         best: dict[str, Tried] = {}
         for tried in self._tried:
             code = tried.treatments[0].code
             is_one = len(tried.treatments) == 1 and tried.numerics is Numerics.EXACT
             if not is_one or tried.error or not tried.treatments[0].specs or code in ALONE:
                 continue
-            if self._saved_bytes(tried) > (self._saved_bytes(best[code]) if code in best else 0):
+            least = self._saved_bytes(best[code]) if code in best else 0
+            if self._saved_bytes(tried) > least or code in LATE:
                 best[code] = tried
-        return [one.treatments[0] for one in best.values()]
+        return sorted((one.treatments[0] for one in best.values()), key=_cost)
 
     def _saved_bytes(self, tried: Tried) -> int:
         as_it_is_bytes = self._as_it_is.needs_bytes
@@ -413,8 +436,12 @@ class CureSearch:
         fewer = [n for n in counts if n < enough]
         bisect_left(fewer, 1, key=lambda n: self._try(make(n)).fits)  # called for its tries
 
-    def _combine(self, traits: catalogue.Traits, simple: Sequence[Treatment]) -> None:
-        """Try what leaves the results alone together, then add what does not."""
+    def _combine(self, traits: catalogue.Traits, simple: Sequence[Treatment]) -> bool:
+        """Try what leaves the results alone together, then add what does not.
+
+        Returns:
+            whether a change fits that leaves them alone.
+        """
         base: list[Treatment] = []
         for n in _parts(catalogue.batch_size(traits)):
             split = catalogue.accumulated(traits, n)
@@ -423,13 +450,38 @@ class CureSearch:
                 break  # no more do more parts
             base = [split]
             if self._checkpoint(*base):
-                return
+                return self._is_cured()
+        exact = [one for one in base if one.numerics is Numerics.EXACT]
+        if added := self._add_up(exact):
+            fewer = [
+                n
+                for n in _parts(catalogue.batch_size(traits))
+                for one in exact
+                if n < one.batch_divisor
+            ]
+            make = partial(catalogue.accumulated, traits)
+            bisect_left(fewer, 1, key=lambda n: self._try(make(n), *added).fits)  # for its tries
+            return True
         more = [one for one in simple if one.code in ON_TOP]
-        if not self._can_checkpoint or not more:
-            return
-        found = [self._checkpoint(*base, one) for one in more]
-        if not any(found):
-            self._checkpoint(*base, *more)
+        if self._can_checkpoint and more:
+            found = [self._checkpoint(*base, one) for one in more]
+            if not any(found):
+                self._checkpoint(*base, *more)
+        return False
+
+    def _add_up(self, base: Sequence[Treatment]) -> list[Treatment]:
+        """Add one treatment after the other that lowers the need; return those that are enough."""
+        added: list[Treatment] = []
+        peak_bytes = base and self._try(*base).peak_allocated_bytes
+        least_bytes = peak_bytes or self._as_it_is.found.peak_allocated_bytes
+        for treatment in self._helping():
+            tried = self._try(*base, *added, treatment, is_base=True)
+            if tried.fits or _is_below(tried, least_bytes):
+                added.append(treatment)
+                least_bytes = tried.peak_allocated_bytes or 0
+            if tried.fits:
+                return added
+        return added if added and self._checkpoint(*base, *added) else []
 
     def _checkpoint(self, *others: Treatment) -> bool:
         """Checkpoint the cheapest set of modules that fits, together with other treatments.
@@ -574,10 +626,15 @@ class CureSearch:
         self._tried.append(tried)
         return tried
 
-    def _replayed(self, need: Need, *treatments: Treatment) -> Tried:
-        """Try settings of the allocator, the last treatment: the requests stay the same."""
-        conf = treatments[-1].conf
-        needs_bytes, peak_bytes = need.bytes(conf=conf), need.peak_bytes(conf=conf)
+    def _replayed(
+        self,
+        need: Need,
+        *treatments: Treatment,
+        requests: Sequence[_ext.NativeOps] | None = None,
+    ) -> Tried:
+        """Replay other requests, or the same with settings of the allocator, the last treatment."""
+        conf = treatments[-1].conf or None
+        needs_bytes, peak_bytes = need.bytes(requests, conf), need.peak_bytes(requests, conf)
         return Tried(treatments, needs_bytes <= self._capacity_bytes, needs_bytes, peak_bytes)
 
     def _is_cured(self, *more: Tried) -> bool:

@@ -10,6 +10,7 @@ import sys
 import types
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any, Final
@@ -48,8 +49,10 @@ def install(argument: str) -> None:
     split = argument.removesuffix(AGAIN)
     n = int(split.partition(":")[0])
     split_batches(split)
-    loops = None if split == argument else current().loops
-    if loops is not None:
+    loops: Loops | None = None
+    with suppress(IndexError):  # on a GPU there is no rehearsal
+        loops = current().loops
+    if split != argument:
         put(loops, "n_each", n)
         when_imported(
             {
@@ -108,8 +111,10 @@ def _run_every(optimizer: Any, n: int, loops: Loops | None) -> None:
         nonlocal n_calls
         n_calls += 1
         is_left_out = n_calls % n != 0
-        if is_left_out and loops is not None:
-            loops.takes_steps(sys._getframe(1))
+        if loops is not None:
+            loops.skipping.is_between = is_left_out
+            if is_left_out:
+                loops.takes_steps(sys._getframe(1))
         # A closure, in which Lightning trains, is called anyway; it may clear gradients first.
         closure = next(filter(callable, (*args, *kwargs.values())), lambda: None)
         found = closure() if is_left_out else step(self, *args, **kwargs)

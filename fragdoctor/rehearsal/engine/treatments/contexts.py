@@ -9,7 +9,12 @@ from urllib.parse import unquote
 
 import torch
 
-from fragdoctor.rehearsal.engine.calls import around_models, at_first_call, before_backward
+from fragdoctor.rehearsal.engine.calls import (
+    Training,
+    around_models,
+    at_first_call,
+    before_backward,
+)
 from fragdoctor.rehearsal.engine.memory_history import users_line
 
 
@@ -59,9 +64,10 @@ def _until_backward(
 ) -> None:
     """Enter a context at a model's first call in training, and leave it for the backward pass."""
     entered: list[AbstractContextManager[Any]] = []
+    training = Training()
 
-    def around(model: Any, _: Any) -> AbstractContextManager[Any] | None:
-        if not (torch.is_grad_enabled() and model.training):
+    def around(model: Any, given: Any) -> AbstractContextManager[Any] | None:
+        if not training.includes(model, given):
             return make() if evaluates and not entered else None
         if not entered:
             context = make()

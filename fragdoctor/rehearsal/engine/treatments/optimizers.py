@@ -10,7 +10,7 @@ import torch
 
 from fragdoctor.model.frameworks import HAVE_FOREACH, HAVE_FUSED
 from fragdoctor.rehearsal.engine import put, wrap
-from fragdoctor.rehearsal.engine.calls import after_making, at_first_call, parameters_of
+from fragdoctor.rehearsal.engine.calls import Training, at_first_call
 
 _SMALL: Final = 4096
 """Elements below which bitsandbytes keeps a tensor's state in 32 bits (``min_8bit_size``)."""
@@ -102,16 +102,12 @@ class EightBitAdam(torch.optim.Optimizer):
 
 def frozen(_: str) -> None:
     """Let models of which no optimizer updates anything compute no gradients for themselves."""
-    updated: set[int] = set()
-
-    def note(optimizer: Any) -> None:
-        updated.update(parameters_of(optimizer))
+    training = Training()
 
     def freeze(model: Any) -> None:
-        if updated and updated.isdisjoint(map(id, model.parameters())):
+        if training.updated and not training.updates(model):
             model.requires_grad_(False)
 
-    after_making(note)
     at_first_call(freeze)
 
 

@@ -20,7 +20,7 @@ from torch.utils.data import BatchSampler
 
 from fragdoctor.recording.module_names import ByIdentity
 from fragdoctor.rehearsal.engine import frames_from, wrap
-from fragdoctor.rehearsal.engine.calls import around_models, parameters_of
+from fragdoctor.rehearsal.engine.calls import Training, around_models, parameters_of
 from fragdoctor.rehearsal.engine.memory_history import is_users, users_frame, users_line
 from fragdoctor.rehearsal.engine.treatments.accumulation import OWN, lines_and_size
 from fragdoctor.rehearsal.engine.treatments.blocks import (
@@ -78,6 +78,7 @@ class Traits:
         # Where the user's code creates the optimizer, and its names for modules there.
         self._place: tuple[str, int, dict[int, str]] | None = None
         self._graphs: dict[str, bool] = {}  # whether a backward pass went through it, by line
+        self._training = Training()
         around_models(self._see, self._follow)
         self._watch(torch.nn.functional, "cross_entropy", self._lost)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
@@ -163,7 +164,7 @@ class Traits:
         name = self._place[2].get(id(model)) if torch.is_grad_enabled() and self._place else None
         if name is not None and name not in self._trainable:
             self._trainable[name] = {id(one) for one in model.parameters() if one.requires_grad}
-        trains = torch.is_grad_enabled() and model.training
+        trains = self._training.includes(model, inputs)
         for axis, sizes in enumerate(self._rows if trains else self._inferred):
             sizes.update(one.shape[axis] for one in tensors(inputs) if one.dim() > axis)
         if not trains:
@@ -177,7 +178,8 @@ class Traits:
             for module in model.modules():
                 if type(module) is torch.nn.Linear:
                     self._operations.of(module)  # it may be a head
-        n_parameters = sum(p.numel() for p in model.parameters())
+        is_trained = model.training or self._training.updates(model)
+        n_parameters = is_trained and sum(p.numel() for p in model.parameters())
         if n_parameters > self._found["n_parameters"]:
             self._found["n_parameters"] = n_parameters
             self._found["framework"] = _framework()
