@@ -453,14 +453,11 @@ class CureSearch:
                 return self._is_cured()
         exact = [one for one in base if one.numerics is Numerics.EXACT]
         if added := self._add_up(exact):
-            fewer = [
-                n
-                for n in _parts(catalogue.batch_size(traits))
-                for one in exact
-                if n < one.batch_divisor
-            ]
+            counts = _parts(catalogue.batch_size(traits) if exact else 0)
+            fewer = [n for n in counts if n < exact[0].batch_divisor]
             make = partial(catalogue.accumulated, traits)
-            bisect_left(fewer, 1, key=lambda n: self._try(make(n), *added).fits)  # for its tries
+            # Called for its tries: the largest batches that surely fit cost the least time.
+            bisect_left(fewer, 1, key=lambda n: self._is_safe(self._try(make(n), *added)))
             return True
         more = [one for one in simple if one.code in ON_TOP]
         if self._can_checkpoint and more:
