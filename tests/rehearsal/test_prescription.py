@@ -479,6 +479,17 @@ def test_pieces_of_a_sequential_end_with_its_products() -> None:
     assert found == ["0", *(f"0.0:8.{piece}" for piece in pieces), "1"]
 
 
+def test_parts_are_sharded_where_there_are_no_blocks() -> None:
+    from torch import nn
+
+    from fragdoctor.rehearsal.engine.treatments.blocks import sharded_units
+
+    flat = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    assert [path for path, _ in sharded_units(flat)] == ["0", "2"]
+    flat[2].weight = flat[0].weight
+    assert sharded_units(flat) == []
+
+
 def test_layers_that_stand_twice_in_a_sequential_are_no_pieces() -> None:
     from torch import nn
 
@@ -1147,7 +1158,7 @@ NOTHING = {
 
 def test_what_there_is_nothing_for_is_said_with_its_reason() -> None:
     traits = NOTHING | {
-        "checkpoints": True, "blocks": {}, "batches": {}, "autocasts": True, "optimizers": ["SGD"],
+        "checkpoints": True, "blocks": {}, "units": {}, "batches": {}, "autocasts": True, "optimizers": ["SGD"],
     }  # fmt: skip
 
     said = list(catalogue.left_out(traits | {"conf": "expandable_segments:True"}))

@@ -227,7 +227,7 @@ _COMPARE: Final = ("lt", "le", "gt", "ge", "eq", "ne")
 _MADE_UP: Final[dict[type[Any], type[Any]]] = {plain: _number(plain) for plain in (int, float)}
 
 
-def _tracked(_: int, found: Any) -> Any:
+def _tracked(found: Any) -> Any:
     """Return a number that was just read, as one that knows whether it is made up."""
     assumptions = session.current().assumptions
     is_made_up = type(found) in _MADE_UP and found == assumptions.read
@@ -237,6 +237,6 @@ def _tracked(_: int, found: Any) -> Any:
 
 def install() -> None:
     """Track made-up numbers that the program reads by ``item``, ``int`` and ``float``."""
-    wrap(torch.Tensor, "item", lambda read, self: _tracked(0, read(self)))
-    put(builtins, READ, unless_traced(_tracked))
+    wrap(torch.Tensor, "item", lambda read, self: _tracked(read(self)))
+    put(builtins, READ, unless_traced(lambda _, found: _tracked(found)))
     torch.serialization.add_safe_globals([*_MADE_UP])  # what a checkpoint makes of them

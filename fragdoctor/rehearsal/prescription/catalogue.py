@@ -350,9 +350,9 @@ def sharded(traits: Traits, n: int) -> Treatment:
         "torch.cuda.set_device(dist.get_node_local_rank())",
         "# before the optimizer is made:",
     ]
-    blocks = [f"{model}{written}" for written in traits["blocks"].values()]
-    if blocks:
-        lines += [f"for block in {_together(blocks)}:", "    fully_shard(block)"]
+    units = [f"{model}{written}" for written in traits["units"].values()]
+    if units:
+        lines += [f"for part in {_together(units)}:", "    fully_shard(part)"]
     lines.append(f"fully_shard({model})")
     number = traits.get("number")
     if size:

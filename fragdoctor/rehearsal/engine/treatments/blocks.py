@@ -58,6 +58,20 @@ def repeated_blocks(model: Any) -> list[tuple[str, Any]]:
     return found
 
 
+def sharded_units(model: Any) -> list[tuple[str, Any]]:
+    """Return what is sharded and gathered together: a model's blocks, else its own parts.
+
+    Parts that share parameters are none: these would be sharded twice.
+    """
+    parts = [
+        (name, part)
+        for name, part in model.named_children()
+        if type(part).forward is not torch.nn.Module.forward and [*part.parameters()]
+    ]
+    ids = [id(one) for _, part in parts for one in part.parameters()]
+    return repeated_blocks(model) or (parts if len({*ids}) == len(ids) else [])
+
+
 def _is_block(module: Any) -> bool:
     """Return whether a callable module has several others with parameters, and is no stage."""
     if type(module).forward is torch.nn.Module.forward:

@@ -10,7 +10,7 @@ import torch
 
 from fragdoctor.rehearsal.engine.calls import after_making
 from fragdoctor.rehearsal.engine.treatments.accumulation import split_batches
-from fragdoctor.rehearsal.engine.treatments.blocks import repeated_blocks
+from fragdoctor.rehearsal.engine.treatments.blocks import sharded_units
 
 
 def fully_sharded(argument: str) -> None:
@@ -47,7 +47,7 @@ def _shard(model: Any) -> dict[int, Any]:
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group("nccl")
     before = [(name, id(p)) for name, p in model.named_parameters()]
-    for _, block in repeated_blocks(model):
+    for _, block in sharded_units(model):
         fully_shard(block)
     fully_shard(model)
     after = dict(model.named_parameters())

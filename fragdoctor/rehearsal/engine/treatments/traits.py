@@ -29,6 +29,7 @@ from fragdoctor.rehearsal.engine.treatments.blocks import (
     expression,
     parts_of,
     repeated_blocks,
+    sharded_units,
 )
 from fragdoctor.rehearsal.engine.treatments.contexts import is_eager
 from fragdoctor.rehearsal.engine.treatments.dataflow import Losses
@@ -63,7 +64,7 @@ class Traits:
             **dict.fromkeys(_FLAGS, False),
             **dict.fromkeys(("n_parameters", "n_flops", "n_optimizers", "kept_bytes"), 0),
             **{name: [] for name in ("parts", "caches", "optimizers", "graphs_unused", "frozen")},
-            **{name: {} for name in ("batches", "blocks", "evaluated")},
+            **{name: {} for name in ("batches", "blocks", "evaluated", "units")},
             **dict.fromkeys(("head", "place")),
             "framework": "",
         }
@@ -185,8 +186,8 @@ class Traits:
             self._found["framework"] = _framework()
             self._found["caches"] = [expression(model, path) for path in caching(model)]
             self._found["is_eager"] = is_eager(model)
-            blocks = repeated_blocks(model)
-            self._found["blocks"] = {path: expression(model, path) for path, _ in blocks}
+            for name, find in (("blocks", repeated_blocks), ("units", sharded_units)):
+                self._found[name] = {path: expression(model, path) for path, _ in find(model)}
             self._found["place"] = None
             if self._place is not None and id(model) in self._place[2]:
                 filename, line, names = self._place
