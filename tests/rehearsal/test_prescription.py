@@ -1158,7 +1158,8 @@ NOTHING = {
 
 def test_what_there_is_nothing_for_is_said_with_its_reason() -> None:
     traits = NOTHING | {
-        "checkpoints": True, "blocks": {}, "units": {}, "batches": {}, "autocasts": True, "optimizers": ["SGD"],
+        "checkpoints": True, "blocks": {}, "units": {}, "batches": {}, "autocasts": True,
+        "optimizers": ["SGD"],
     }  # fmt: skip
 
     said = list(catalogue.left_out(traits | {"conf": "expandable_segments:True"}))
