@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from fragdoctor.errors import ConfigError
 from fragdoctor.model.hooks import draw_with
 
 if TYPE_CHECKING:
@@ -82,7 +83,8 @@ def cure(  # noqa: PLR0913 - the question, all by keyword
         python: the program's Python, which has PyTorch; None means the Python on PATH.
 
     Raises:
-        ConfigError: there is no such script, there is no limit, or it cannot be rehearsed.
+        ConfigError: there is no such script or function, there is no limit, or it cannot be
+            rehearsed.
     """
     from fragdoctor.rehearsal.prescription.search import CureSearch  # noqa: PLC0415 - numpy is heavy
 
@@ -97,7 +99,15 @@ def _as_script(script: StrPath | Callable[[], object]) -> Iterator[StrPath]:
     if not callable(script):
         yield script
         return
-    name, file = script.__name__, Path(inspect.getsourcefile(script) or "").resolve()
+    name, source = getattr(script, "__qualname__", ""), None
+    if name.isidentifier():
+        source = inspect.getsourcefile(script)
+    if source is None or not Path(source).is_file():
+        raise ConfigError(
+            f"{name or script!r} is not at the top of a file, from which it could be imported.",
+            hint="Pass a function without arguments that a file defines, or a script's path.",
+        )
+    file = Path(source).resolve()
     folder = str(file.parent)
     with TemporaryDirectory(prefix="fragdoctor-") as scratch:
         path = Path(scratch) / f"{name}.py"

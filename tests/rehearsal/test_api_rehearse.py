@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,17 @@ def test_function_is_rehearsed_in_a_process_of_its_own(
 
     assert not found.fits
     assert Path(found.target).name == "run.py"
+
+
+def test_function_must_be_one_that_another_process_can_import() -> None:
+    n = 3
+
+    def closure() -> int:
+        return n
+
+    for given in (closure, lambda: n, partial(print, n)):
+        with pytest.raises(fragdoctor.ConfigError, match="not at the top of a file"):
+            fragdoctor.cure(given, gpu="24GiB")
 
 
 def test_script_must_exist_and_have_a_limit(stage: Stage) -> None:
