@@ -1789,7 +1789,7 @@ def test_what_fits_but_for_gaps_is_tried_with_expandable_segments(
     searching._capacity_bytes = 100
     expandable = Treatment("e", "e", Numerics.EXACT, conf="expandable_segments:True")
     searching._expandable = [expandable]
-    need = SimpleNamespace(bytes=lambda conf: n_bytes, peak_bytes=lambda conf: 1)
+    need = SimpleNamespace(bytes=lambda _, conf: n_bytes, peak_bytes=lambda _, conf: 1)
     seen = search._Seen(searching.ended("").found, need, 120)
     monkeypatch.setattr(searching, "_rehearse", lambda *_: seen)
     offload = Treatment("o", "o", Numerics.EXACT, specs=["o"])
