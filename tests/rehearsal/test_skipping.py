@@ -123,6 +123,123 @@ def test_what_comes_after_equal_rounds_is_seen(stage: Stage, body: str, steps: f
     assert found["n_skipped"] > 1000
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        """
+    class Trainer:
+        calls = 0
+        def train(self):
+            "A docstring stays the first statement."
+            step(torch.randn(4, 512, device="cuda"))
+            self.calls += 1
+            if self.calls == 700:
+                large()
+    trainer = Trainer()
+    for _ in range(30):
+        for _ in range(40):
+            trainer.train()
+    assert trainer.calls == 1200
+    """,
+        """
+    n_seen = 0
+    def train(x):
+        global n_seen
+        step(x.cuda())
+        n_seen += len(x)
+        if n_seen > 2500:
+            large()
+    for _ in range(1000):
+        train(torch.randn(4, 512))
+    assert n_seen == 4000
+    """,
+        """
+    def watch(i):
+        if i == 611:
+            large()
+    for i in range(1000):
+        step(torch.randn(4, 512, device="cuda"))
+        watch(i + 1)
+    """,
+        """
+    from collections import deque
+    memory = deque(maxlen=1000)
+    for _ in range(2000):
+        with torch.no_grad():
+            memory.append(net(torch.randn(4, 512, device="cuda")).cpu())
+        if len(memory) >= 800:
+            step(memory[-1].cuda())
+            large()
+    """,
+        """
+    class Buffer:
+        def __init__(self):
+            self.found = {}
+        def __len__(self):
+            return len(self.found)
+    buffer = Buffer()
+    for i in range(900):
+        step(torch.randn(4, 512, device="cuda"))
+        buffer.found[len(buffer)] = i
+        if len(buffer) == 300:  # no number of the program that could be set
+            large()
+    """,
+        """
+    n_left = 500
+    while n_left > 0:
+        step(torch.randn(4, 512, device="cuda"))
+        n_left -= 1
+        if n_left == 100:
+            large()
+    assert n_left == 0
+    """,
+        """
+    class Parts:
+        at = 0
+        def __iter__(self):
+            return self
+        def __next__(self):
+            self.at += 1
+            if self.at > 400:
+                raise StopIteration
+            return self.at
+    parts = Parts()
+    for at in parts:
+        step(torch.randn(4, 512, device="cuda"))
+        if at == 350:
+            large()
+    assert parts.at == 401
+    """,
+    ],
+)
+def test_what_waits_for_a_number_that_grows_elsewhere_is_seen(stage: Stage, body: str) -> None:
+    found = rehearsed(stage, body)
+
+    assert found["peak_allocated_bytes"] > 64 * MIB
+    assert (found["stopped"], found["partial_reason"]) == ("", "")
+    assert found["n_skipped"] >= 200 or "class Buffer" in body
+
+
+@pytest.mark.parametrize("n", [21, 22, 23])
+def test_what_comes_soon_after_equal_rounds_is_not_skipped(stage: Stage, n: int) -> None:
+    found = rehearsed(
+        stage,
+        f"""
+    i = 1
+    while i <= {n}:
+        step(torch.randn(4, 512, device="cuda"))
+        i += 1
+    for i in range(200):
+        step(torch.randn(4, 512, device="cuda"))
+        if i == {n}:
+            large()
+    """,
+    )
+
+    assert found["peak_allocated_bytes"] > 64 * MIB
+    assert not found["is_partial"]
+
+
 def test_layers_and_rounds_without_a_gpu_are_not_skipped(stage: Stage) -> None:
     rehearsed(
         stage,

@@ -22,13 +22,15 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final, Self
+from weakref import ref
 
 import torch
 
-from fragdoctor.rehearsal.engine import frames_from, put, seen_through
+from fragdoctor.rehearsal.engine import frames_from, nothing, put, seen_through
 from fragdoctor.rehearsal.engine.memory_history import ENGINE, is_users
 from fragdoctor.rehearsal.engine.skipping import (
     WAIT_S,
+    Calls,
     Loop,
     Passage,
     Skipping,
@@ -40,6 +42,7 @@ from fragdoctor.rehearsal.engine.skipping import (
 
 _FOR, _END, _BEGIN = "__fragdoctor_for__", "__fragdoctor_end__", "__fragdoctor_begin__"
 READ: Final = "__fragdoctor_read__"
+_CALLED: Final = "__fragdoctor_called__"
 _SKIPPED, _ADVANCED = "__fragdoctor_skipped__", "__fragdoctor_advanced__"
 _to_code: Any = SourceFileLoader.source_to_code  # also takes a tree
 _OWN: Final = (str(Path(torch.__file__).parent), ENGINE)
@@ -147,15 +150,34 @@ def _has_module(item: Any) -> bool:
 class _Following(ast.NodeTransformer):
     """Adds the calls that track the loops of a file."""
 
-    def __init__(self, first_number: int) -> None:
-        self._first_number = first_number
+    def __init__(self, first_number: int, first_function: int) -> None:
+        self._first_number, self._first_function = first_number, first_function
         self.loops: list[Loop] = []
+        self.functions: list[Loop] = []
 
     def visit_For(self, node: ast.For) -> ast.For:
         number = self._add(node)
         self.generic_visit(node)
         node.iter = _call(_FOR, node.iter, number, node.iter)
         self._advance(node, number)
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        """Note calls of a function that compares its arguments or adds to what outlives it."""
+        found, n_before = loop_of(node), len(self.loops)
+        self.generic_visit(node)
+        found.within = self.loops[n_before:]
+        found.arguments = [one.arg for one in (*node.args.posonlyargs, *node.args.args)]
+        shared = {n for one in node.body if isinstance(one, ast.Global) for n in one.names}
+        found.counters = [
+            one for one in found.counters if not isinstance(one, ast.Name) or one.id in shared
+        ]
+        if found.counters or (found.arguments and found.meetings):
+            given = [ast.Name(name, ast.Load()) for name in found.arguments]
+            noted = _call(_CALLED, node.body[0], self._first_function + len(self.functions), *given)
+            at = ast.get_docstring(node) is not None
+            node.body.insert(at, ast.copy_location(ast.Expr(noted), node.body[0]))
+            self.functions.append(found)
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
@@ -190,7 +212,7 @@ class _Following(ast.NodeTransformer):
         return self._first_number + len(self.loops) - 1
 
 
-def _call(name: str, like: ast.expr, number: int, *more: ast.expr) -> ast.Call:
+def _call(name: str, like: ast.expr | ast.stmt, number: int, *more: ast.expr) -> ast.Call:
     called = ast.Call(ast.Name(name, ast.Load()), [ast.Constant(number), *more], [])
     return ast.fix_missing_locations(ast.copy_location(called, like))
 
@@ -219,6 +241,7 @@ class Loops:
     skipping: Skipping = field(default_factory=Skipping)
     n_each: int = 1
     _loops: list[Loop] = field(default_factory=list)
+    _functions: list[Loop] = field(default_factory=list)
     _by_file: dict[str, list[Loop]] = field(default_factory=dict)
 
     def install(self) -> None:
@@ -226,6 +249,7 @@ class Loops:
         put(builtins, _FOR, unless_traced(self._items))
         put(builtins, _END, unless_traced(self._while_ends, True))
         put(builtins, _BEGIN, unless_traced(lambda n: self.begin(self._loops[n]), True))
+        put(builtins, _CALLED, unless_traced(self._called, True))
         put(builtins, _SKIPPED, unless_traced(self._has_skipped, False))
         put(builtins, _ADVANCED, self._advanced)
         cached, of_file = SourceFileLoader.get_code, runpy._get_code_from_file  # type: ignore[attr-defined]
@@ -255,10 +279,11 @@ class Loops:
         Raises:
             SyntaxError: the file is not valid Python.
         """
-        following = _Following(len(self._loops))
+        following = _Following(len(self._loops), len(self._functions))
         tree = following.visit(ast.parse(source, filename))
         self._by_file[filename] = following.loops
         self._loops += following.loops
+        self._functions += following.functions
         code: CodeType = _to_code(SourceFileLoader("__main__", filename), tree, filename)
         return code
 
@@ -268,6 +293,22 @@ class Loops:
         loop = self._loops[number]
         several = _Repeated(items, loop, self.n_each) if self.n_each > 1 else items
         return _Items(self, loop, several)
+
+    def _called(self, number: int, *arguments: Any) -> None:
+        skipping, source = self.skipping, self._functions[number]
+        if not skipping.is_on or threading.current_thread() is not threading.main_thread():
+            return
+        given = {
+            name: value
+            for name, value in zip(source.arguments, arguments, strict=True)
+            if isinstance(value, int | float)
+        }
+        first = arguments[0] if arguments else None
+        key, kept = (number, 0), nothing
+        if type(first).__weakrefoffset__ and not isinstance(first, torch.Tensor):
+            key = number, id(first)
+            kept = ref(first, lambda _: skipping.calls.pop(key, None))
+        skipping.calls[key] = Calls(source, given, kept, sys._getframe(2).f_globals)
 
     def guess(self, filename: str, line: int) -> None:
         """Note that a made-up value says how often the loop at a line runs."""

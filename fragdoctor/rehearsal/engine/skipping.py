@@ -15,11 +15,11 @@ import operator
 import sys
 import threading
 import time
-from collections import ChainMap, Counter
+from collections import ChainMap, Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from itertools import chain
+from dataclasses import dataclass, field, replace
+from itertools import chain, repeat
 from pathlib import Path
 from types import FrameType, GeneratorType
 from typing import Any, Final, NamedTuple
@@ -34,6 +34,8 @@ Round = tuple[tuple[int, ...], ...]
 """A digest of what a round requested, and bytes allocated and reserved at its end, by device."""
 Remaining = Callable[[], int | None]
 """Returns how many rounds of a loop are left; None = that is unknown."""
+Key = tuple[int, int, int]
+"""A number of the source: the loop or function, the object that it is called with, a position."""
 EQUAL_ROUNDS: Final = 3
 """Rounds in a row that show nothing new, after which further rounds may be skipped."""
 MANY_EQUAL_ROUNDS: Final = 20
@@ -64,38 +66,60 @@ class Meeting:
     Attributes:
         grows, other: their expressions; with a period the remainder of the first is compared.
         period: the divisor of the first number; None = it is compared itself.
+        is_sure: whether the first number is known to grow with skipped rounds.
     """
 
     grows: ast.expr
     other: ast.expr
     period: ast.expr | None = None
+    is_sure: bool = False
 
 
 class Numbers(NamedTuple):
-    """The numbers of a loop after a round, or how much they grow in a round.
+    """The numbers that a loop changes, after a round, or how much they grow in a round.
 
     Attributes:
         n_rounds: rounds so far, or rounds over which the growth was measured; with many, what
             happens every few rounds counts too.
-        values: the counters, then the growing numbers of meetings; None for what is not a number.
+        values: the counters and the growing numbers of meetings, by where they are in the source.
     """
 
-    n_rounds: int = 0
-    values: tuple[float | None, ...] = ()
+    n_rounds: int
+    values: dict[Key, Number]
 
     def rates_since(self, before: Numbers) -> Numbers:
         """Return how much the numbers have grown per round."""
         n_rounds = self.n_rounds - before.n_rounds
-        pairs = zip(before.values, self.values, strict=True)
-        return Numbers(
-            n_rounds,
-            tuple(None if a is None or b is None else (b - a) / n_rounds for a, b in pairs),
+        both = self.values.keys() & before.values.keys()
+        rates = {key: (self.values[key] - before.values[key]) / n_rounds for key in both}
+        return Numbers(n_rounds, rates)
+
+
+class Calls(NamedTuple):
+    """The last call of a function that compares numbers, or adds to some that outlive it.
+
+    Attributes:
+        source: its counters and meetings.
+        given: its arguments that are numbers.
+        first: a weak reference to its first argument, such as ``self``.
+        seen: the module's names.
+    """
+
+    source: Loop
+    given: dict[str, Any]
+    first: Callable[[], Any]
+    seen: dict[str, Any]
+
+    def names(self) -> Mapping[str, Any]:
+        """Return the names by which the function knows the numbers."""
+        return ChainMap(
+            self.given, dict.fromkeys(self.source.arguments[:1], self.first()), self.seen
         )
 
 
 @dataclass(slots=True, eq=False)
 class Loop:
-    """A loop in the program's source, and its progress.
+    """A loop in the program's source, and its progress; or a function, which has loops within.
 
     Attributes:
         first, last: its lines.
@@ -103,7 +127,9 @@ class Loop:
         counters: names and attributes that it adds to.
         yields: whether it yields items; then the loop that takes them decides.
         test: the condition of a ``while``.
+        within, arguments: loops in a function, and its arguments.
         rates: growth rates, measured over the most rounds.
+        follows: whether numbers grew with skipped rounds as they would have with the rounds.
         seen: rounds that were seen.
         has_skipped: whether rounds were skipped.
         is_between: whether the next round has not begun yet and its data is being made.
@@ -118,7 +144,10 @@ class Loop:
     counters: list[ast.expr] = field(default_factory=list)
     yields: bool = False
     test: ast.expr | None = None
-    rates: Numbers = field(default_factory=Numbers)
+    within: Sequence[Loop] = ()
+    arguments: Sequence[str] = ()
+    rates: Numbers = field(default_factory=lambda: Numbers(0, {}))
+    follows: dict[Key, bool] = field(default_factory=dict)
     seen: set[Round] = field(default_factory=set)
     has_skipped: bool = False
     is_between: bool = True
@@ -127,8 +156,8 @@ class Loop:
     passage: Passage | None = None
 
 
-def loop_of(node: ast.For | ast.While) -> Loop:
-    """Return a loop by its source, including inner loops but not functions defined in it."""
+def loop_of(node: ast.For | ast.While | ast.FunctionDef) -> Loop:
+    """Return a loop or function by its source, with inner loops but not functions defined in it."""
     found = Loop(node.lineno, node.end_lineno or node.lineno, test=getattr(node, "test", None))
     names: set[str] = set()
     todo: list[ast.AST] = [*node.body, *([node.test] if isinstance(node, ast.While) else [])]
@@ -143,26 +172,33 @@ def loop_of(node: ast.For | ast.While) -> Loop:
             found.counters.append(counter)
         found.meetings += _meetings(part)
         todo += ast.iter_child_nodes(part)
+    items = ast.walk(node.target) if isinstance(node, ast.For) else ()
+    sure = {*map(ast.unparse, found.counters), *map(ast.unparse, items)}
+    found.meetings = [replace(m, is_sure=ast.unparse(m.grows) in sure) for m in found.meetings]
     return found
 
 
 def _counter(node: ast.AST) -> ast.expr | None:
-    """Return what a statement adds to, as an expression that reads it."""
+    """Return what a statement adds to or takes from, as an expression that reads it."""
     match node:
-        case ast.AugAssign(target=target, op=ast.Add()):
+        case ast.AugAssign(target=target, op=ast.Add() | ast.Sub()):
             pass
-        case ast.Assign(targets=[target], value=ast.BinOp(left=left, op=ast.Add())):
+        case ast.Assign(targets=[target], value=ast.BinOp(left=left, op=ast.Add() | ast.Sub())):
             if ast.unparse(target) != ast.unparse(left):
                 return None
         case _:
             return None
-    base: ast.expr = target
-    while isinstance(base, ast.Attribute):
-        base = base.value
-    if not isinstance(base, ast.Name):
+    if not _root(target):
         return None
     read: ast.expr = ast.parse(ast.unparse(target), mode="eval").body
     return read
+
+
+def _root(node: ast.expr) -> str:
+    """Return the name that a chain of attributes begins with, "" if it is something else."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _meetings(node: ast.AST) -> Iterator[Meeting]:
@@ -267,11 +303,14 @@ class Passage:
             last.
         n_rounds: rounds so far, including skipped ones.
         n_run: rounds actually run since a number of the source last passed another.
+        n_unlike: rounds since some in a row showed nothing new.
         n_known: how many of the last rounds showed nothing new.
         to_skip: rounds that the counters still have to be advanced by.
         n_requests, n_skips, n_events: their values when the round began; the last by device.
         n_events_of_known: n_events when the first round began that showed nothing new.
         sample: the numbers of the loop after that round.
+        due: what they should be after the next round, as some were skipped.
+        grown: what to advance as it begins: expressions, names, values before and after.
         met: how often the loop jumped to each meeting.
         passed: meetings in which one number has grown past the other.
         is_of_layers: whether it runs over modules, each taking what the previous one made.
@@ -283,6 +322,7 @@ class Passage:
     stepped: list[tuple[int, int]] = field(default_factory=list)
     n_rounds: int = 0
     n_run: int = 0
+    n_unlike: int = 0
     n_known: int = 0
     to_skip: int = 0
     n_requests: int = 0
@@ -290,8 +330,10 @@ class Passage:
     n_events: tuple[int, ...] = ()
     n_events_of_known: int = 0
     sample: Numbers | None = None
-    met: Counter[int] = field(default_factory=Counter)
-    passed: set[int] = field(default_factory=set)
+    due: dict[Key, Number] = field(default_factory=dict)
+    grown: list[tuple[ast.expr, Mapping[str, Any], Number, Number]] = field(default_factory=list)
+    met: Counter[Key] = field(default_factory=Counter)
+    passed: set[Key] = field(default_factory=set)
     is_of_layers: bool = False
 
 
@@ -308,6 +350,7 @@ class Skipping:
         n_skips: how many times rounds were skipped.
         n_skipped: number of skipped rounds, by file and line of their loop.
         partial: why something that comes later was not seen, "" if nothing is known to be missing.
+        calls: functions that add to numbers, by number and first argument.
         sides: how often a made-up value chose between two sides of a branch, by file and line.
         n_steps: steps that the program would have taken in the skipped rounds.
         steps: returns how many steps the program has taken.
@@ -323,6 +366,7 @@ class Skipping:
     n_skips: int = 0
     n_skipped: dict[tuple[str, int], int] = field(default_factory=dict)
     partial: str = ""
+    calls: dict[tuple[int, int], Calls] = field(default_factory=dict)
     sides: dict[tuple[str, int], int] = field(default_factory=dict)
     n_steps: int = 0
     steps: Callable[[], int] = lambda: 0
@@ -367,6 +411,10 @@ class Skipping:
 
     def begin(self, passage: Passage) -> None:
         """Note that a round begins."""
+        for number, names, before, after in passage.grown:
+            if _number(number, names) == before:  # fetching items did not advance it
+                _advance(number, names, after)
+        passage.grown.clear()
         passage.n_requests = self.n_requests
         passage.n_skips = self.n_skips
         if self.n_requests or passage.n_events:
@@ -379,6 +427,7 @@ class Skipping:
         """
         passage.n_rounds += 1
         passage.n_run += 1
+        passage.n_unlike = 0 if passage.n_known >= EQUAL_ROUNDS else passage.n_unlike + 1
         n_steps = self.steps()
         if n_steps != (passage.n_steps or passage.begun):
             passage.n_steps = n_steps
@@ -394,9 +443,15 @@ class Skipping:
         passage.loop.seen.add(this)
         callers = frames_from(sys._getframe(2))
         frame = next(f for f in callers if f.f_code.co_filename != SEEN_THROUGH)
+        if passage.due:
+            values = self._sampled(passage, _names(frame)).values
+            for key, least in passage.due.items():
+                rate = passage.loop.rates.values[key]
+                passage.loop.follows[key] = (values.get(key, least) - least) * rate >= 0
+            passage.due.clear()
         if is_new:
             passage.n_known = 0
-            n = min(passage.n_run, n_steps - passage.begun)  # earlier rounds have no steps
+            n = min(passage.n_unlike, n_steps - passage.begun)  # earlier rounds have no steps
             is_over = passage.loop.is_of_steps and self.most is not None and n >= self.most
             return self._leave(passage, n, remaining, frame) if is_over else 0
         passage.n_known += 1
@@ -417,10 +472,22 @@ class Skipping:
         is_many = passage.n_known >= MANY_EQUAL_ROUNDS or n_events >= CHEAP_EVENTS
         return is_many and passage.n_known >= EQUAL_ROUNDS
 
+    def _sources(
+        self, loop: Loop, names: Mapping[str, Any]
+    ) -> Iterator[tuple[tuple[int, int], Loop, Mapping[str, Any]]]:
+        """Yield where numbers of a loop are: in its source, and in functions that it may call."""
+        yield (-1, 0), loop, names
+        for key, calls in self.calls.items():
+            if loop not in calls.source.within:
+                yield key, calls.source, calls.names()
+
     def _sampled(self, passage: Passage, names: Mapping[str, Any]) -> Numbers:
-        loop = passage.loop
-        watched = (*loop.counters, *(meeting.grows for meeting in loop.meetings))
-        return Numbers(passage.n_rounds, tuple(_number(one, names) for one in watched))
+        found = {
+            (*key, i): _number(one, seen)
+            for key, source, seen in self._sources(passage.loop, names)
+            for i, one in enumerate((*source.counters, *(m.grows for m in source.meetings)))
+        }
+        return Numbers(passage.n_rounds, {k: v for k, v in found.items() if v is not None})
 
     def _skip(
         self, passage: Passage, before: Numbers, remaining: Remaining, frame: FrameType
@@ -432,6 +499,10 @@ class Skipping:
         if rates.n_rounds >= passage.loop.rates.n_rounds:
             passage.loop.rates = rates
         ahead = dict(self._rounds_ahead(passage, now, names))
+        follows, rates = passage.loop.follows, passage.loop.rates
+        whole = [key for key in ahead if rates.values[key] % 1 == 0]
+        if not all(follows.get(key, True) for key in whole):
+            return 0  # only rounds that are run bring them together
         n_left = remaining()
         reached = min(ahead.values(), default=None)
         if n_left is None and reached is None:
@@ -449,7 +520,10 @@ class Skipping:
             return None if is_left or remaining is not no_length else 0
         ends = [] if reached is None else [reached - 1 - _AROUND]
         n = min([*ends, *([] if n_left is None else [n_left - _LAST])])
-        if ends == [n]:
+        if n > 0 and (new := [key for key in whole if key not in follows]):
+            n = 1  # to see whether they follow
+            passage.due = {key: now.values[key] + 1.5 * rates.values[key] for key in new}
+        elif n > 0 and ends == [n]:
             passage.met.update(i for i, at in ahead.items() if at == reached)
         return self._jumped(passage, n, frame)
 
@@ -491,42 +565,67 @@ class Skipping:
             passage.n_steps = self.steps()
         passage.to_skip += n
         passage.n_rounds += n
+        self._grow(passage, n, _names(frame))
         key = (frame.f_code.co_filename, frame.f_lineno)
         self.n_skipped[key] = self.n_skipped.get(key, 0) + n
         self.n_skips += 1
         if self._ends_at is None:
             self._ends_at = time.monotonic() + GO_ON_S
 
+    def _grow(self, passage: Passage, n: int, names: Mapping[str, Any]) -> None:
+        """Let the next round begin with the numbers and lists that the skipped ones would leave.
+
+        The counters of the loop's own function are set by code that was added to it.
+        """
+        for key, source, seen in self._sources(passage.loop, names):
+            numbers = [*source.counters, *(meeting.grows for meeting in source.meetings)]
+            for i, number in enumerate(numbers):
+                rate, value = passage.loop.rates.values.get((*key, i)), _number(number, seen)
+                is_list = isinstance(number, ast.Call)
+                is_counter = key[0] >= 0 and i < len(source.counters)
+                if rate and value is not None and (is_list or is_counter):
+                    root = _root(number.args[0] if isinstance(number, ast.Call) else number)
+                    kept = seen if is_counter else {root: seen.get(root)}
+                    grown = rate * n
+                    after = value + (round(grown) if isinstance(value, int) else grown)
+                    passage.grown.append((number, kept, value, after))
+
     def _rounds_ahead(
         self,
         passage: Passage,
         now: Numbers,
         names: Mapping[str, Any],
-    ) -> Iterator[tuple[int, int]]:
-        """Yield which numbers meet again, and in how many rounds from here, 1 = in the next one.
+    ) -> Iterator[tuple[Key, int]]:
+        """Yield which numbers meet, and in how many rounds from here, 1 = in the next one.
 
+        Those that have just met are among them, since what follows at once may be new, too.
         What happens every few rounds may depend on a number that has only now grown large enough
         (``if step > warmup: if step % 10 == 0``), so that earlier rounds did not show it.
         """
-        loop = passage.loop
-        compared = enumerate(loop.meetings, len(loop.counters))
-        for i, meeting in sorted(compared, key=lambda one: one[1].period is not None):
-            value, rate = now.values[i], loop.rates.values[i]
-            other = _number(meeting.other, names)
+        compared = [
+            ((*key, i), meeting, seen)
+            for key, source, seen in self._sources(passage.loop, names)
+            for i, meeting in enumerate(source.meetings, len(source.counters))
+        ]
+        for key, meeting, seen in sorted(compared, key=lambda one: one[1].period is not None):
+            value, rate = now.values.get(key), passage.loop.rates.values.get(key)
+            other = _number(meeting.other, seen)
             if value is None or not rate or other is None:
                 continue
             n = (other - value) / rate
             if meeting.period is not None:
-                period = (_number(meeting.period, names) or 0) / abs(rate)
-                if period <= passage.n_run or passage.met[i] >= _MEETINGS:
+                period = (_number(meeting.period, seen) or 0) / abs(rate)
+                if period <= passage.n_run or passage.met[key] >= _MEETINGS:
                     continue
                 n %= period
-            elif n <= 0 and i not in passage.passed:
-                passage.passed.add(i)
+            elif n <= 0 and key not in passage.passed:
+                passage.passed.add(key)
                 passage.n_run = min(passage.n_run, int(-n))
                 passage.met.clear()
-            if n > _AROUND + 1:
-                yield i, int(n)
+            if n >= -_AROUND:
+                if meeting.is_sure:
+                    passage.loop.follows[key] = True
+                yield key, int(n)
 
     def _leave(
         self, passage: Passage, n: int, remaining: Remaining, frame: FrameType
@@ -542,12 +641,25 @@ class Skipping:
 
     def advanced(self, passage: Passage, number: int, value: Any) -> Any:
         """Return the value that a counter of the program would have after the skipped rounds."""
-        rates = passage.loop.rates.values
-        rate = rates[number] if number < len(rates) else None
+        rate = passage.loop.rates.values.get((-1, 0, number))
         if not rate or isinstance(value, bool) or not isinstance(value, int | float):
             return value
         grown = rate * passage.to_skip
         return value + (round(grown) if isinstance(value, int) else grown)
+
+
+def _advance(number: ast.expr, names: Mapping[str, Any], value: Number) -> None:
+    """Set a number of the program, or make a list as long by repeating its last item."""
+    with suppress(Exception):  # the user's own attributes may raise anything
+        match number:
+            case ast.Name():  # of the module
+                names.maps[-1][number.id] = value  # type: ignore[attr-defined]
+            case ast.Attribute():
+                setattr(value_of(number.value, names), number.attr, value)
+            case ast.Call(args=[items]):
+                kept = value_of(items, names)
+                if isinstance(kept, list | deque) and not is_on_gpu(kept[-1]):
+                    kept.extend(repeat(kept[-1], int(value) - len(kept)))
 
 
 def is_on_gpu(item: Any) -> bool:
