@@ -147,7 +147,9 @@ class _Rounds:
     def end(self, code: CodeType, loop: Decision) -> bool:
         """Return whether the loop ends after one more round.
 
-        A loop that also ends otherwise goes on until then, unless it shows nothing new for long.
+        A loop that also ends otherwise goes on until then, unless it shows nothing new for long. If
+        it is PyTorch's own, a few rounds are enough: a search along a line may only take so many
+        evaluations, and its optimizer's history grows with each search.
         """
         now = session.current()
         figures = map(now.gpus.figures, range(now.n_devices))
@@ -158,9 +160,13 @@ class _Rounds:
         self.n += 1
         self.n_equal = self.n_equal + 1 if memory == self.memory else 0
         self.memory = memory
-        if self.n_equal < ENDLESS_ROUNDS if loop.is_bounded else self.n <= self.most:
+        few = (
+            min(self.most, EQUAL_ROUNDS) if code.co_filename.startswith(_TORCH) else ENDLESS_ROUNDS
+        )
+        if self.n_equal < few if loop.is_bounded else self.n <= self.most:
             return False
-        if n_bytes - self.before_bytes > LITTLE_BYTES and self.n_equal < EQUAL_ROUNDS:
+        is_bounded = loop.is_bounded or self.n_equal >= EQUAL_ROUNDS
+        if n_bytes - self.before_bytes > LITTLE_BYTES and not is_bounded:
             now.loops.skipping.is_guessed(code.co_filename, loop.line, self.most)
         self.n = self.n_equal = 0
         self.most = 1
