@@ -262,7 +262,8 @@ def _rehearsal(
 def _unmodelled(conditions: RehearsalConditions, used: Mapping[str, int]) -> Unmodelled:
     """Return what CUDA and the libraries that a program used take outside PyTorch.
 
-    Only an H200 was measured: it sets the figure of its generation, for others it is a comparison.
+    Only an H200 was measured: it sets the figure of its generation, for others it is a comparison,
+    and the figure is what the answer leaves free for the context.
     """
     gpu = conditions.gpu
     handles = {"the context": 1, "kernels": 1, **used}
@@ -271,7 +272,8 @@ def _unmodelled(conditions: RehearsalConditions, used: Mapping[str, int]) -> Unm
     parts = [name if n == 1 else f"{n} handles of {name}" for name, n in handles.items()]
     low, high = (sum(n * OUTSIDE[name][i] for name, n in handles.items()) for i in (0, 1))
     said = f"CUDA outside PyTorch: {', '.join(parts)}; {low} to {high} MiB on an H200"
-    if gpu.kernels.architecture == "hopper":
+    is_measured = gpu.kernels.architecture == "hopper"
+    if is_measured and gpu.context_bytes == gpu.kernels.context_bytes:  # not known by size only
         return Unmodelled(said, (low + high) // 2 * MIB)
     more = OUTSIDE["NCCL"][0] * MIB if "NCCL" in handles else 0
     return Unmodelled(f"{said}, not measured on others", gpu.context_bytes + more)
