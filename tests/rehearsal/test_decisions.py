@@ -82,6 +82,26 @@ def test_a_side_that_does_something_is_taken(stage: Stage) -> None:
     assert not found["is_partial"]
 
 
+@pytest.mark.parametrize("read", ["x.norm().cpu().item()", "float(y.cpu())", "max(x[:8].tolist())"])
+def test_a_value_copied_to_the_cpu_stays_made_up(stage: Stage, read: str) -> None:
+    found = stage.must_pass(
+        f"""
+        import torch
+        x = torch.randn(1 << 18, device="cuda")
+        y, taken = x.mean(), 0
+        assert torch.tensor([0.5, 4.0]).cuda().tolist() == [0.5, 4.0]
+        assert not max(torch.tensor([0.5, 4.0]).tolist()) > 5
+        for _ in range(4):
+            if {read} > 5:
+                taken += 1
+                large = [x.clone() for _ in range(16)]
+        assert taken == 2
+        """
+    )["rehearsal"]
+
+    assert found["peak_allocated_bytes"] >= 17 << 20
+
+
 def test_a_side_that_was_not_seen_is_named(stage: Stage) -> None:
     found = stage.must_pass(
         """

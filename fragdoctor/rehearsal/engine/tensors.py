@@ -137,6 +137,7 @@ def copy_(
     if found is None:
         values.fill(self, known.n_parts(src))
     else:
+        values.COPIES.pop(self.data_ptr(), None)
         self.copy_(found)
     return self
 

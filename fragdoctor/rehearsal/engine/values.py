@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import operator
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType, MappingProxyType
@@ -186,6 +187,7 @@ def fill(tensor: torch.Tensor, n_parts: int | None) -> None:
         tensor.fill_(1 / n_parts)
     elif tensor.is_floating_point() and tensor.numel() <= MOST_FILLED:
         tensor.fill_(_falling("copy", "all values are 1/2, then 1/3 and so on"))
+        COPIES[tensor.data_ptr()] = float(tensor.flatten()[0])
     else:
         assume("copy", "all values are 0")
         if not release(tensor):
@@ -233,6 +235,10 @@ _COMPARE: Final = ("lt", "le", "gt", "ge", "eq", "ne")
 _MADE_UP: Final[dict[type[Any], type[Any]]] = {plain: _number(plain) for plain in (int, float)}
 
 
+COPIES: Final[dict[int, float]] = {}
+"""Address on the CPU -> the value that was last copied there in place of those of a GPU."""
+
+
 def _tracked(found: Any) -> Any:
     """Return a number that was just read, as one that knows whether it is made up."""
     assumptions = session.current().assumptions
@@ -241,8 +247,24 @@ def _tracked(found: Any) -> Any:
     return _MADE_UP[type(found)](found) if is_made_up else found
 
 
+def _read(read: Any, tensor: torch.Tensor) -> Any:
+    """Read a number of a tensor, or a list; if on the CPU, it may have been copied there."""
+    found = read(tensor)
+    copied: float | None = None
+    if type(tensor) is torch.Tensor and not tensor.is_cuda:
+        with suppress(RuntimeError):  # under a transform there is no address
+            copied = COPIES.get(tensor.data_ptr())
+    if copied is not None and isinstance(found, list):
+        return [_MADE_UP[float](one) if one == copied else one for one in found]
+    if found == copied:
+        session.current().assumptions.read = found
+    return found
+
+
 def install() -> None:
-    """Track made-up numbers that the program reads by ``item``, ``int`` and ``float``."""
-    wrap(torch.Tensor, "item", lambda read, self: _tracked(read(self)))
+    """Track made-up numbers that the program reads by ``item``, ``int``, ``float``, ``tolist``."""
+    wrap(torch.Tensor, "item", lambda read, self: _tracked(_read(read, self)))
+    wrap(torch.Tensor, "__float__", _read)
+    wrap(torch.Tensor, "tolist", lambda read, self: _read(read, self.cpu()))
     put(builtins, READ, unless_traced(lambda _, found: _tracked(found)))
     torch.serialization.add_safe_globals([*_MADE_UP])  # what a checkpoint makes of them
