@@ -329,11 +329,16 @@ _EVALUATES: Final = (
 )
 """The ways in which people say that an evaluation or a test failed, and not the training."""
 
+_GOES_BACK: Final = r"(?: ?/ ?[\w.]{1,40})?(?:\.(?:mean|sum)\(\))?\)?\.backward\("
+"""How code goes on after the name of its loss: loss.backward(), scale(loss / 4).backward()."""
+
 _GROWS: Final = (
     rf"(?:{GROWS}|\bleak(?:s|ing|age)?\b|\bwithout .{{0,3}}item\("
-    # code that keeps the loss it went back through, or the whole graph
-    r"|(?<![\w.])(?P<lost>\w{1,20})\.backward\(\).{0,200}?"
+    # code that keeps the loss it goes back through, before or after it does, or the whole graph
+    rf"|(?<![\w.])(?P<lost>\w{{1,20}}){_GOES_BACK}.{{0,200}}?"
     r"(?:\+= ?(?P=lost)(?![\w.(\[])|\.append\((?P=lost)\))"
+    r"|(?:\+= ?|\.append\()(?P<kept>\w{1,20})(?![\w.(\[]).{0,200}?(?<![\w.])(?P=kept)"
+    rf"{_GOES_BACK}"
     r"|\bretain_graph(?: ?= ?|[^\w\n]?参数[^\n]{0,12})True"
     r"|\baccumulat(?:es?|ed|ing) (?:in|on|over)\b"
     r"|\b(?:training|validation|test)_epoch_end\(self, ?outputs)"  # Lightning before 2
@@ -346,8 +351,9 @@ _LONG: Final = (
 )
 _STEPS: Final = r"(?:iterations?|iters?|steps?|batch(?:es)?|samples)\b"
 _MANY: Final = (
-    r"(?:\d[\d,.]{0,7}k?|one|two|three|several|some|many|multiple|(?:tens|hundreds|thousands) of"
-    r"|an?(?: (?:few|couple of))?|(?:the )?(?:first|1st|second|previous))"
+    r"(?:\d[\d,.~\u2013-]{0,7}k?|one|two|three|several|some|many|multiple"
+    r"|(?:tens|hundreds|thousands) of|an?(?: (?:few|couple of))?"
+    r"|(?:the )?(?:first|1st|second|previous))"
 )
 _LATER: Final = r"(?:second|third|fourth|fifth|last|[2-9](?:nd|rd|th)|[1-9]\d{1,5}(?:st|nd|rd|th))"
 _MANY_STEPS: Final = r"(?:\d{3,7}|\d{1,3}[,.]\d{3}|\d{1,3}k|several|many|hundreds of|thousands of)"

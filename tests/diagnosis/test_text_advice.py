@@ -2412,6 +2412,9 @@ def test_what_works_without_graphs_lacks_memory_for_graphs():
         ("loss.backward()\n    losses.append(loss)\n", True),
         ("loss.backward()\n    total += loss.item()\n", False),
         ("total += loss\n    total.backward()\n", False),
+        ("losses.append(lo)\n    lo.mean().backward()\n", True),
+        ("total += loss\n    scaler.scale(loss / n).backward()\n", True),
+        ("losses.append(loss.item())\n    loss.backward()\n", False),
         ("loss.backward(retain_graph=True)\n", True),
     ],
 )
