@@ -57,6 +57,7 @@ _WINDOWS: Final = re.compile(
     r"(?:\b[A-Z]:|~)\\\w|File \"(?:[\w .-]{1,80}\\){1,30}[\w.-]{1,80}\.py\""
 )
 _SOURCE: Final = re.compile(r"(?:return\s|[A-Za-z_][\w.,\s\[\]*]{0,80}=\s?)[\w.(\[]")
+_TYPED: Final = re.compile(rf"[A-Za-z_][\w.]{{0,80}}\(.{{0,400}}\)|{_SOURCE.pattern}")
 _FRAME_BARS: Final = " \t│|┃"
 _CARETS: Final = re.compile(r"[\s~^]{0,400}(?:<--- HERE)?$")
 _LINK: Final = re.compile(r"\[([^\[\]\n]{1,400})\]\(https?://[^()\s]{1,200}\)")
@@ -159,7 +160,8 @@ def _blocks(
             written.setdefault(writer, []).append(line)
         above = written.pop(writer, [])[-_MAX_LINES:]
         block, is_in_handler = _last_block(above)
-        frames = list(_frames(block)) or list(_lone_source(above[:-1]))
+        typed = above[: len(above) - len(block)][-1:]
+        frames = list(_frames(block, *typed)) or list(_lone_source(above[:-1]))
         # What no rank wrote is told of all of them.
         by_none = written.get(None, [])[-_AROUND_LINES:] if writer is not None else []
         said = _folded([*by_none, *_told_before(above, len(block))])[-_MAX_AROUND:]
@@ -278,8 +280,11 @@ def _leading_block(lines: Sequence[str]) -> Sequence[str]:
     return lines
 
 
-def _frames(lines: Sequence[str]) -> Iterator[TracebackFrame]:
-    """Yield the frames in a block of lines, in order."""
+def _frames(lines: Sequence[str], typed: str = "") -> Iterator[TracebackFrame]:
+    """Yield the frames in a block of lines, in order.
+
+    Before 3.13, Python quotes nothing of what was ``typed`` at its prompt.
+    """
     frame: TracebackFrame | None = None
     above = ""
     for line in lines:
@@ -287,6 +292,8 @@ def _frames(lines: Sequence[str]) -> Iterator[TracebackFrame]:
         if found is not None:
             if frame is not None:
                 yield frame
+            if found.file == "<stdin>" and _TYPED.match(typed):
+                found = replace(found, code=_bare(typed)[:_MAX_TEXT])
             frame = found
             continue
         stripped = line.strip(_FRAME_BARS)

@@ -207,6 +207,10 @@ _FIRST_CALLS: Final = (
         functions="_lazy_init _lazy_call set_device manual_seed manual_seed_all seed_all",
     ),
     Place(code=r"\btorch\.(?:cuda\.)?(?:manual_seed(?:_all)?|set_device)\("),
+    # a tensor of a stated shape: with a context, the allocator's message would have figures
+    Place(
+        code=r"\btorch\.(?:cuda\.)?[A-Za-z]{4,11}\([\d\[(][\d\[\]()., ]{0,16}(?:\)\.|, ?device=)"
+    ),
 )
 _BACKWARD: Final = Place(code=r"\.backward\(")
 _TRAINS: Final = Place(named=r"(?i)train|^(?:fit|closure)$")

@@ -1907,6 +1907,9 @@ def test_step_that_a_traceback_shows_outweighs_words_about_loading():
     [
         ("/site-packages/torch/cuda/__init__.py", "torch._C._cuda_init()", Cause.OTHER_PROCESS),
         ("/job/gen.py", "torch.manual_seed(seed)", Cause.OTHER_PROCESS),
+        ("/job/gen.py", "torch.zeros(1).cuda()", Cause.OTHER_PROCESS),
+        ("/job/gen.py", 'x = torch.tensor([1., 2.], device="cuda")', Cause.OTHER_PROCESS),
+        ("/job/gen.py", "y = torch.stack(x).cuda()", Cause.UNKNOWN),
         ("/job/gen.py", "y = net(x)", Cause.UNKNOWN),
     ],
 )

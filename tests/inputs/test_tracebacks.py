@@ -278,3 +278,19 @@ def test_sentence_that_names_the_error_keeps_what_was_said_above_it():
     *_, message = find_messages(f"{said}\n{PLAIN}").messages
 
     assert "I train on speech. The validation fails" in message.said
+
+
+@pytest.mark.parametrize(
+    ("typed", "code"),
+    [
+        (">>> torch.zeros(1).cuda()", "torch.zeros(1).cuda()"),
+        (">>> x = net(y)", "x = net(y)"),
+        ("This is what I get:", ""),
+    ],
+)
+def test_line_typed_at_a_prompt_is_the_code_of_its_frame(typed, code):
+    calls = f'{typed}\nTraceback (most recent call last):\n  File "<stdin>", line 1, in <module>\n'
+
+    (message,) = find_messages(f"{calls}{OOM}\n").messages
+
+    assert [frame.code for frame in message.frames] == [code]
