@@ -298,7 +298,7 @@ _RAN: Final = rf"\b(?:python3?|ran|run|running) (?:\S*[/\\])?(?:\w*_)?{_INFERS}\
 
 _ONLY_RUNS: Final = (
     rf"^(?!.*{TRAINING}).*(?:{_RUNS_MODEL}|\bgenerat(?:e|es|ed|ing|ion)(?:\b|_)|\bprompts?\b|\bchat"
-    r"|请求|提问|对话|问答|部署|推論|추론|\b(?:each|every|per) (?:\w+ )?request"
+    r"|\.predict\(|请求|提问|对话|问答|部署|推論|추론|\b(?:each|every|per) (?:\w+ )?request"
     r"|\bgradio\b|\bfastapi\b|\brest api\b|\bsynthe[st]|\bvocod|\btranscrip|\bdiari[sz]"
     r"|\b(?:txt|img)2img|\btext2text|\bhi-?res|\bweb ?ui\b|\bdemo\b|\btranslator"
     r"|Mask\w{0,40}Generator\()"
@@ -365,7 +365,8 @@ _LATE_IN: Final = (
     rf"(?:\bafter (?:[a-z]{{2,9}} ){{0,3}}?~?(?:{_MANY} (?:\w+ ){{0,2}}?{_LONG}"
     rf"|{_MANY_STEPS}\+? (?:\w+ ){{0,2}}?{_STEPS})"
     rf"|\b(?:at|in|on|of|until|till|reach(?:es|ed)?|by|for) (?:the |my )?{_LATER} (?:\w+ )?{_LONG}"
-    rf"|\b(?:at|reach(?:es|ed)?|until) (?:\w+ )?(?:epoch ?\d{{1,5}}|(?:iteration|step) ?\d{{3,7}})"
+    r"|\b(?:at|around|near|reach(?:es|ed)?|until) (?:\w+ )?"
+    r"(?:epoch ?\d{1,5}|(?:iteration|step|image|frame|file) ?\d{3,7})"
     rf"|\breach(?:es|ed)? \d{{3,7}} {_STEPS}|\bin the middle of (?:the )?(?:train|epoch|run)"
     r"|\bafter 1/\d|\bhalfway\b"
     r"|\b(?:after|for) (?:a while|some time|a (?:long )?time)\b)"
@@ -393,17 +394,20 @@ _RAN_BEFORE: Final = (
 )
 """The ways in which people say that a notebook had run the same before."""
 
-_FIRST: Final = r"(?:\b(?:gpu|gup|cuda|device)[ :_-]{0,2}0\b(?!;| has a)|\b(?:0|first) gpu\b)"
+_FIRST: Final = r"(?:\b(?:gpu|gup|cuda|device|rank)[ :_-]{0,2}0\b(?!;| has a)|\b(?:0|first) gpu\b)"
 _ON_FIRST: Final = (
     rf"{_FIRST}(?: ?\([^)]{{1,9}}\))?[^.;\n(]{{0,40}}\b(?:more|much|most|first|unbalanced|alone)\b"
     r"|\b(?:more|most|all|every|each|only|other gpus|process(?:es)?)\b[^.;\n(]{0,60}"
     rf"\b(?:on|in|to|of|onto) ?(?:the |physical )?{_FIRST}"
     r"|\b(?:all|each|every|workers?|process(?:es)?|ranks?)\b[^.\n]{0,60}\b(?:on|in|to|onto) "
     r"(?:the )?(?:one|same|single) (?:gpu|device|card)\b"
+    # a process that nvidia-smi lists on two GPUs
+    r"|\b0 (?:\S+ ){0,2}(?P<pid>\d{2,9}) C .{0,1500}?\b[1-9]\d? (?:\S+ ){0,2}(?P=pid) C "
     r"|\b(?:un|im)balanced[^.\n]{0,40}\b(?:gpu|memory)|\bmemory[^.\n]{0,60}n(?:o|')t average\b"
 )
 """The ways in which people say that one of several GPUs, mostly the first, holds more."""
 
+FIRST_GPU: Final = "first-gpu"
 LOADING_WEIGHTS: Final = "loading-weights"
 VAE: Final = "vae-decode"
 SERVER_START: Final = "server-start"
@@ -809,14 +813,14 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     ),
     # ---- several GPUs ----
     TracebackSign(
-        name="first-gpu",
+        name=FIRST_GPU,
         doing="on a GPU where what several GPUs make or load comes together",
         is_of_batch=True,
         title="Run one process per GPU, and keep the others off the first GPU",
-        change="start it with torchrun --nproc_per_node=N and DistributedDataParallel, since "
-        "DataParallel gathers the outputs of all GPUs on the first (or compute the loss inside "
-        "forward(), so that a number is gathered); in each process torch.cuda.set_device("
-        "local_rank) before anything goes to 'cuda', and torch.load(..., map_location='cpu')",
+        change="in each process torch.cuda.set_device(local_rank) before anything goes to 'cuda', "
+        "and torch.load(..., map_location='cpu'); in place of DataParallel, which gathers all "
+        "outputs on the first GPU, torchrun --nproc_per_node=N and DistributedDataParallel (or "
+        "compute the loss inside forward(), so that a number is gathered)",
         why="The GPU that also holds what the others have made or loaded fills first.",
         # torch 1.0 to 2.15, torch/nn/parallel and torch/serialization.py
         places=(

@@ -1921,6 +1921,17 @@ def test_first_call_of_cuda_fails_for_what_others_hold(file, code, cause):
     assert verdict.cause is cause
 
 
+def test_ranks_on_the_first_gpu_are_told_to_leave_it_and_not_to_stop():
+    held = old_style("392.00 MiB", "15.90 GiB", "9.31 GiB", "201.75 MiB", "9.62 GiB")
+
+    verdict, first = first_of(
+        f"I train with DDP, and rank 0 uses more memory than others.\n{held}\n"
+    )
+
+    assert verdict.cause is Cause.OTHER_PROCESS
+    assert "torch.cuda.set_device(local_rank)" in first.change
+
+
 def test_gpu_that_a_table_shows_free_is_named():
     row = "| N/A   54C    P0   246W / 300W |  {:6}MiB / 16130MiB |      0%      Default |\n"
     table = "|   0  Tesla V100  On   | 00000000:00:08.0 Off |                    0 |\n"

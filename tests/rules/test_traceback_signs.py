@@ -42,6 +42,10 @@ SHAPES = {
     f"| 5/5\n{FULL}\n",
     "evaluation by its progress": f"Steps: 0/100 - INFO - Running validation...\n{FULL}\n",
     "first-gpu by its processes": f"DDP: processes of other GPUs appear on GPU0.\n{FULL}",
+    "first-gpu by a process on two": "|    0   N/A  N/A   91   C   python   9212MiB |\n"
+    "|    0   N/A  N/A   92   C   python   726MiB |\n"
+    f"|    1   N/A  N/A   92   C   python   9212MiB |\nTraining fails:\n{FULL}",
+    "inference by its method": f'r = model.predict(source="imgs/")\n{FULL}\n',
     "optimizer-state in words": f"It fits, but in the step function it runs out of memory.\n{FULL}",
     "sliding-window": failing(
         frame(f"{LIB}/monai/inferers/utils.py", "sliding_window_inference", "x = zeros(n)")
@@ -589,6 +593,8 @@ def test_bar_of_a_validation_shows_an_evaluation(bar):
         ("I train it, and GPU memory keeps adding up until the CUDA OOM.", "growth"),
         ("I train it: CUDA OOM. It keeps using more memory with each iteration.", "growth"),
         ("When training reached 22000 iterations, I got CUDA out of memory.", "later-step"),
+        ("I train with DDP: CUDA OOM. Why does rank 0 use more memory than others?", "first-gpu"),
+        ("CUDA out of memory around image 900 of training.", "later-step"),
         ("It goes OOM. GPU memory gets more and more filled by each trial.", "growth"),
     ],
 )

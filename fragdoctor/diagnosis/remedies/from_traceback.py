@@ -24,6 +24,7 @@ from fragdoctor.model.finding import Confidence
 from fragdoctor.model.frameworks import OWN_LOOPS, SERVERS, Change
 from fragdoctor.model.measures import NUMBERS, TILED
 from fragdoctor.rules.traceback_signs import (
+    FIRST_GPU,
     GROWTH,
     INFERENCE,
     KEPT_BY_REQUESTS,
@@ -106,11 +107,12 @@ def at_the_failing_call(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         return  # a limit refused the request; but a server can reserve less
     said = "It goes on more slowly" if message.is_warning else "It failed"
     title, change = _said(case, sign, message)
+    is_of_others = sign.name == FIRST_GPU and case.cause is Cause.OTHER_PROCESS
     yield remedy.proposal(
         title=title,
         # A call that can leave the GPU helps whatever fills the GPU.
         weight=Weight.CURES
-        if sign.can_leave_gpu and not case.has_only_begun
+        if is_of_others or (sign.can_leave_gpu and not case.has_only_begun)
         else Weight.HELPS
         if sign.name == INFERENCE and (case.cause is Cause.FRAGMENTATION or case.backend == "mps")
         else Weight.FITS,

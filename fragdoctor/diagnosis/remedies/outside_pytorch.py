@@ -29,7 +29,7 @@ from fragdoctor.model.finding import Confidence, line_text
 from fragdoctor.model.frameworks import OWN_LOOPS, SERVERS, Change, words_for
 from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, FailedRequest
-from fragdoctor.rules.traceback_signs import is_in_backward_pass
+from fragdoctor.rules.traceback_signs import FIRST_GPU, is_in_backward_pass
 from fragdoctor.units import format_count, format_size
 
 PEERS_LOOK_THE_SAME: Final = (
@@ -99,6 +99,8 @@ def free_other_process(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     if is_main and can_leave and is_more:
         weight = Weight.HELPS  # the call need not be on this device at all
     listed = () if r is None else r.other_processes
+    if case.sign is not None and case.sign.name == FIRST_GPU and not listed:
+        return  # the others are this program's own
     pids = ", ".join(str(p.pid) for p in listed)
     peers = are_peers(listed)
     may_be_own = r is not None and listed and r.process_bytes is None
