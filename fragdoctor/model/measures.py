@@ -38,8 +38,7 @@ MEASURES: Final = {
     HALF: Measure(
         r"\b(?:fp16|bf16|(?:mixed_)?b?float16)\b|mixed.?precision\W{1,4}(?:fp|bf)16|\b16-mixed",
         r"^16 bits$|^bf16 weights or autocast$|\bin 16 bits\b|dtype=torch\.bfloat16|\bbf16=True"
-        r"|mixed_float16"
-        r"|precision=\"bf16",
+        r"|mixed_float16|precision=\"bf16",
     ),
     BITS_8: Measure(
         r"\b(?:int|fp)8\b|load_in_8bit|(?<![\d.])8[ -]bits?\b(?! (?:adam|optim))|\bw8a8"

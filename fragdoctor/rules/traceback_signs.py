@@ -132,10 +132,10 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
         for signs in tables
         for s in signs
         if not (is_step and s.is_of_model and not s.is_surrounding)
-        and not (s.name == EVALUATION and _only_runs(message))
     ]
     by_words = (s for s in told if s.in_words and not is_of_engine)
-    in_words = next((s for s in by_words if _search(s.in_words, message.said)), None)
+    by_words = (s for s in by_words if _search(s.in_words, message.said))
+    in_words = next((s for s in by_words if not _is_of_serving(s, message)), None)
     for signs in tables:
         if signs is tables[-1] and in_words is not None and in_words.is_surrounding:
             break  # that a model runs says less than that memory grows, or that the same ran before
@@ -146,13 +146,15 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
         if found is not None:
             return found
     named = _named_functions(message)
-    return next((s for s in told if any(map(s.is_named_by, named))), in_words)
+    by_name = (s for s in told if any(map(s.is_named_by, named)))
+    return next((s for s in by_name if not _is_of_serving(s, message)), in_words)
 
 
-def _only_runs(message: OomMessage) -> bool:
-    """Return whether all frameworks around a failure only run models, to evaluate or to serve."""
-    files = (frame.file for frame in message.frames)
-    found = frameworks_in(files, message.said)
+def _is_of_serving(sign: TracebackSign, message: OomMessage) -> bool:
+    """Return whether a sign is of an evaluation, but all frameworks only run models."""
+    if sign.name != EVALUATION:
+        return False
+    found = frameworks_in((frame.file for frame in message.frames), message.said)
     return bool(found) and all(f.name in RUN_ONLY for f in found)
 
 

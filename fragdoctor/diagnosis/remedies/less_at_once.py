@@ -160,13 +160,11 @@ def less_to_run(case: JudgedCase) -> tuple[str, str]:
     less = " or ".join(f"{s}{PARTS.get(s, '')}" for s in case.told.smaller_samples) or ONE_INPUT
     weights = words_in(case, Change.WEIGHTS) or fewer_bytes(case)
     counted = less_of_counted(case)
-    told = case.told
-    is_batched = (told.batch_size or 1) > 1
-    fewer = (
-        f"lower {told.batch_option} from {told.batch_size}" if is_batched else "one input at a time"
-    )
     less = f"use {less}{counted and f': {counted}'}"
-    less = f"{fewer}; {less}" if is_batched else f"{less}; {fewer}"
+    if (case.told.batch_size or 1) > 1:
+        less = f"lower {case.told.batch_option} from {case.told.batch_size}; {less}"
+    else:
+        less = f"{less}; one input at a time"
     ways = (weights, less) if is_full else (graph, less, weights)
     return title, "; ".join(filter(None, ways))
 

@@ -307,6 +307,7 @@ class Needles:
 
 
 _MIN_NEEDLE: Final = 10
+"""Characters; fewer stand in many a line that holds no message."""
 
 
 def located(message: OomMessage, stream: LogStream, start: int, end: int) -> OomMessage:

@@ -112,10 +112,10 @@ class Training:
 
 def at_first_call(act: Callable[[Any], None], *, trains: bool = False) -> None:
     """Call ``act`` with each model before its first call, with ``trains`` its first in training."""
-    seen, training = ByIdentity(), Training()
+    seen, training = ByIdentity(), Training() if trains else None
 
     def around(model: Any, given: Any) -> None:
-        if not seen.get(model) and (not trains or training.includes(model, given)):
+        if not seen.get(model) and (training is None or training.includes(model, given)):
             seen[model] = True
             act(model)
 

@@ -155,6 +155,11 @@ class Loop:
     is_guessed: str = ""
     passage: Passage | None = None
 
+    @property
+    def numbers(self) -> list[ast.expr]:
+        """Its counters, then the growing numbers of its meetings."""
+        return [*self.counters, *(meeting.grows for meeting in self.meetings)]
+
 
 def loop_of(node: ast.For | ast.While | ast.FunctionDef) -> Loop:
     """Return a loop or function by its source, with inner loops but not functions defined in it."""
@@ -485,7 +490,7 @@ class Skipping:
         found = {
             (*key, i): _number(one, seen)
             for key, source, seen in self._sources(passage.loop, names)
-            for i, one in enumerate((*source.counters, *(m.grows for m in source.meetings)))
+            for i, one in enumerate(source.numbers)
         }
         return Numbers(passage.n_rounds, {k: v for k, v in found.items() if v is not None})
 
@@ -578,17 +583,14 @@ class Skipping:
         The counters of the loop's own function are set by code that was added to it.
         """
         for key, source, seen in self._sources(passage.loop, names):
-            numbers = [*source.counters, *(meeting.grows for meeting in source.meetings)]
-            for i, number in enumerate(numbers):
+            for i, number in enumerate(source.numbers):
                 rate, value = passage.loop.rates.values.get((*key, i)), _number(number, seen)
                 is_list = isinstance(number, ast.Call)
                 is_counter = key[0] >= 0 and i < len(source.counters)
                 if rate and value is not None and (is_list or is_counter):
                     root = _root(number.args[0] if isinstance(number, ast.Call) else number)
                     kept = seen if is_counter else {root: seen.get(root)}
-                    grown = rate * n
-                    after = value + (round(grown) if isinstance(value, int) else grown)
-                    passage.grown.append((number, kept, value, after))
+                    passage.grown.append((number, kept, value, _after(value, rate * n)))
 
     def _rounds_ahead(
         self,
@@ -644,8 +646,11 @@ class Skipping:
         rate = passage.loop.rates.values.get((-1, 0, number))
         if not rate or isinstance(value, bool) or not isinstance(value, int | float):
             return value
-        grown = rate * passage.to_skip
-        return value + (round(grown) if isinstance(value, int) else grown)
+        return _after(value, rate * passage.to_skip)
+
+
+def _after(value: Number, grown: float) -> Number:
+    return value + (round(grown) if isinstance(value, int) else grown)
 
 
 def _advance(number: ast.expr, names: Mapping[str, Any], value: Number) -> None:

@@ -99,7 +99,6 @@ class Traits:
         self._sizes: dict[str, int] = {}
         self._kept: dict[int, dict[int, int]] = {}
         self._trainable: dict[str, set[int]] = {}  # what needs gradients, by the model's name
-        self._updated_ids: set[int] = set()
         self._given: set[str] = set()
         self._is_given = False
         self._trained_on: set[str] = set()
@@ -130,7 +129,7 @@ class Traits:
         self._found["frozen"] = [
             name
             for name, trainable in self._trainable.items()
-            if trainable and self._updated_ids and self._updated_ids.isdisjoint(trainable)
+            if trainable and self._training.updated and self._training.updated.isdisjoint(trainable)
         ]
         rows = self._rows if self._found["trains"] else self._inferred
         self._found["rows"] = [sorted(sizes) for sizes in rows]
@@ -230,7 +229,7 @@ class Traits:
         on_gpu = (torch.is_tensor(v) and v.is_cuda and v.dim() > 0 for v in values)
         self._note("has_state", any(on_gpu))
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self._updated_ids |= parameters_of(optimizer)
+        self._training.updated |= parameters_of(optimizer)  # with groups that were added
         self._kept[id(optimizer)] = _sizes([*parameters, *values])
         gradients_bytes = sum(_sizes([p.grad for p in parameters]).values())
         kept: dict[int, int] = {}
