@@ -69,7 +69,7 @@ def capture_quality(trace: Trace) -> CaptureQuality:
     ]
     if initial_bytes and not why:
         notes.append(
-            f"Recording began late: {format_size(initial_bytes)} were live before the first event."
+            f"Recording began late: {format_size(initial_bytes)} was live before the first event."
         )
     if missing:
         notes.append(f"Events are missing from the trace: {', '.join(missing)}.")

@@ -146,7 +146,7 @@ def _forecast(trend: RunTrend) -> str:
     between = "" if f"{low:,.0f}" == at == until else f"between {low:,.0f} and {until}; "
     word = "If this continues" if trend.confidence is Confidence.LIKELY else "If that is a trend"
     return (
-        f" {word}, {capacity} are full at about {unit} {at} "
+        f" {word}, {capacity} is full at about {unit} {at} "
         f"({between}fragmentation and the memory outside PyTorch come on top)."
     )
 

@@ -160,8 +160,8 @@ def check_gap(context: Context, _verdict: Verdict) -> Answer:
         if totals.returned_bytes is None:
             return passed(value, "A gap alone is just cache, not a problem.", totals.source)
         detail = (
-            f"{format_size(totals.returned_bytes)} of it are returned on demand, "
-            f"{format_size(totals.stuck_bytes)} are not; without a failure a gap is no problem."
+            f"{format_size(totals.returned_bytes)} of it is returned on demand, "
+            f"{format_size(totals.stuck_bytes)} is not; without a failure a gap is no problem."
         )
         return passed(value, detail, totals.source)
     detail = "After the flush that precedes a failure this is what could not be returned"

@@ -58,7 +58,7 @@ def _last_straw(case: JudgedCase) -> str:
         return ""
     return (
         f"The line of the traceback is not the culprit: it asked for "
-        f"{format_size(r.block_bytes or r.requested_bytes)} when {format_size(r.live_bytes)} were "
+        f"{format_size(r.block_bytes or r.requested_bytes)} when {format_size(r.live_bytes)} was "
         "already live."
     )
 

@@ -61,7 +61,7 @@ def fragmentation(r: FailedRequest, *, is_limited: bool = False) -> Hypothesis:
     on_device = format_size(r.free_bytes)
     if is_limited:
         free = (
-            f"{format_size(r.cache_bytes)} of what is reserved were free, {holes}. {on_device} are "
+            f"{format_size(r.cache_bytes)} of what is reserved was free, {holes}. {on_device} is "
             "free on the device, but something keeps PyTorch from reserving more, usually a memory "
             "fraction"
         )
@@ -73,7 +73,7 @@ def fragmentation(r: FailedRequest, *, is_limited: bool = False) -> Hypothesis:
             outside = f", {format_size(beyond)} not reserved yet"
         elif r.free_bytes is not None:
             outside = f", {on_device} on the device"
-        free = f"{format_size((r.cache_bytes or 0) + beyond)} were free{under}: "
+        free = f"{format_size((r.cache_bytes or 0) + beyond)} was free{under}: "
         free += f"{format_size(r.unallocated_bytes)} of it {holes}{outside}"
     return Hypothesis(
         Cause.FRAGMENTATION,
@@ -130,7 +130,7 @@ def undecided(r: FailedRequest) -> Hypothesis:
     """
     used = ""
     if r.reserved_bytes is not None and r.total_bytes is not None:
-        used = f": {format_size(r.reserved_bytes)} of {format_size(r.total_bytes)} are reserved"
+        used = f": {format_size(r.reserved_bytes)} of {format_size(r.total_bytes)} is reserved"
     return Hypothesis(
         Cause.CAPACITY if r.doing else Cause.UNKNOWN,
         f"A {r.request_text} failed; the figures do not say why{used}.",
@@ -238,7 +238,7 @@ def _beyond_device(r: FailedRequest) -> Iterator[Hypothesis]:
         if live > r.total_bytes:
             yield Hypothesis(
                 Cause.CAPACITY,
-                f"{format_size(live)} are in use on a device of {format_size(r.total_bytes)}: the "
+                f"{format_size(live)} is in use on a device of {format_size(r.total_bytes)}: the "
                 "driver has moved the rest to the host's memory, as it does on Windows, and the "
                 f"{r.request_text} found no room there either.",
                 Confidence.PROVEN,
@@ -258,7 +258,7 @@ def _limit(r: FailedRequest) -> Iterator[Hypothesis]:
         return
     if r.total_bytes is not None and r.limit_bytes >= r.total_bytes:
         return
-    free = f", although {format_size(r.free_bytes)} are free on the device"
+    free = f", although {format_size(r.free_bytes)} is free on the device"
     although = free if r.is_covered_by_free else ""
     limit = Hypothesis(
         Cause.MEMORY_LIMIT,
@@ -314,7 +314,7 @@ def _free_enough(r: FailedRequest) -> Iterator[Hypothesis]:
     if not r.is_covered_by_free or r.fails_by_pages:
         return
     figures = (
-        f"The {r.request_text} failed although {format_size(r.free_bytes)} were free on the device"
+        f"The {r.request_text} failed although {format_size(r.free_bytes)} was free on the device"
     )
     yield from _others_first(r)
     if r.is_exact:
@@ -398,7 +398,7 @@ def _over_available(r: FailedRequest) -> Iterator[Hypothesis]:
         if r.beside_pool_bytes >= FAR_MORE * r.requested_bytes:
             yield Hypothesis(
                 Cause.FRAGMENTATION,
-                f"{format_size(r.live_bytes)} are in use and {format_size(r.free_bytes)} free: "
+                f"{format_size(r.live_bytes)} is in use and {format_size(r.free_bytes)} free: "
                 f"{format_size(r.beside_pool_bytes)} of the {format_size(r.total_bytes)} device "
                 "are neither, even after a CUDA context. The pool of cudaMallocAsync keeps them, "
                 f"and they did not serve a {r.request_text}; or another process has them.",
@@ -411,7 +411,7 @@ def _over_available(r: FailedRequest) -> Iterator[Hypothesis]:
         yield Hypothesis(
             Cause.CAPACITY,
             f"{format_size(r.live_bytes)} of the {format_size(r.total_bytes)} device are in use, "
-            f"and {format_size(r.free_bytes)} are free for a {r.request_text}. The rest is the "
+            f"and {format_size(r.free_bytes)} is free for a {r.request_text}. The rest is the "
             "context and the pool of cudaMallocAsync, whose size its message does not print, so "
             "there need not be another process.",
             Confidence.LIKELY,
@@ -421,7 +421,7 @@ def _over_available(r: FailedRequest) -> Iterator[Hypothesis]:
     if r.cache_is_unprinted:
         yield Hypothesis(
             Cause.CAPACITY,
-            f"{format_size(r.live_bytes)} are in use and {format_size(r.free_bytes)} free on the "
+            f"{format_size(r.live_bytes)} is in use and {format_size(r.free_bytes)} free on the "
             f"device, too little for a {r.request_text}; what PyTorch keeps in its cache is "
             "missing from the message.",
             Confidence.LIKELY,
@@ -432,7 +432,7 @@ def _over_available(r: FailedRequest) -> Iterator[Hypothesis]:
     if r.pending_bytes and r.margin_bytes + r.pending_bytes >= 0:
         yield Hypothesis(
             Cause.PENDING_FREES,
-            f"{format_size(r.pending_bytes)} are freed but still wait for other streams; without "
+            f"{format_size(r.pending_bytes)} is freed but still waiting for other streams; without "
             f"them the {r.request_text} would have fit.",
             Confidence.LIKELY,
         )
@@ -489,7 +489,7 @@ def _in_pools(r: FailedRequest) -> Hypothesis | None:
     return Hypothesis(
         Cause.PRIVATE_POOLS,
         f"The {r.request_text} failed while "
-        f"{format_size(r.pools_free_bytes)} were free inside private pools (CUDA graphs, "
+        f"{format_size(r.pools_free_bytes)} was free inside private pools (CUDA graphs, "
         "MemPool), where ordinary requests cannot use them.",
         Confidence.PROVEN if r.is_exact else Confidence.LIKELY,
     )
@@ -512,7 +512,7 @@ def _no_free_figure(r: FailedRequest) -> Iterator[Hypothesis]:
         if r.live_bytes is None and r.free_bytes < r.requested_bytes:
             yield Hypothesis(
                 Cause.CAPACITY,
-                f"Only {format_size(r.free_bytes)} were free for a request of "
+                f"Only {format_size(r.free_bytes)} was free for a request of "
                 f"{format_size(r.requested_bytes)}; the message says nothing about who holds the "
                 "rest.",
                 settled_by="The full message, nvidia-smi, or a snapshot shows who holds the "

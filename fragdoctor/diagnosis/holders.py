@@ -204,7 +204,7 @@ def cycle_note(owners: Sequence[OwnerReport], context: Context) -> str:
     if a is None or n_bytes < WORTH_SAYING * a.active_bytes or not cycles:
         return ""
     return (
-        f"{format_size(n_bytes)} are kept by reference cycles ({cycles[0].owner.name}) that only "
+        f"{format_size(n_bytes)} is kept by reference cycles ({cycles[0].owner.name}) that only "
         "Python's garbage collector frees: gc.collect() frees them, and a weakref.ref avoids the "
         "cycle."
     )

@@ -326,9 +326,9 @@ def _caught(e: CaseEvidence) -> Hypothesis | None:
         where = e.context.user_line(last.stack)
         summary += (
             f" {'The line that failed' if where is None else where} asked for "
-            f"{format_size(last.rounded_bytes)} in vain and was served "
+            f"{format_size(last.rounded_bytes)} without success and was served "
             f"{format_size(found.served_bytes)} from then on, {format_size(found.peak_bytes)} live "
-            "at the most."
+            "at most."
         )
     return Hypothesis(Cause.HEALTHY, summary, Confidence.LIKELY, row="failure-caught")
 
@@ -607,7 +607,9 @@ def _no_failure(e: CaseEvidence) -> Hypothesis:
         f"{format_size(analysis.reserved_bytes)} reserved are free cache"
     )
     if space.releasable_bytes:
-        cache += f", of which {format_size(space.releasable_bytes)} go back to the device on demand"
+        cache += (
+            f", and {format_size(space.releasable_bytes)} of that goes back to the device on demand"
+        )
     summary = (
         f"No request failed (peak allocated {format_size(peak)})."
         f"{f'{cache}.' if space.free_cached_bytes else ''}"

@@ -38,7 +38,7 @@ def by_its_figures(name: str, message: OomMessage) -> Hypothesis:
     figures = (
         "the message prints no figures"
         if message.free_bytes is None or message.total_bytes is None
-        else f"{format_size(message.free_bytes)} of {format_size(message.total_bytes)} were free "
+        else f"{format_size(message.free_bytes)} of {format_size(message.total_bytes)} was free "
         "when it began"
     )
     text = f"{name} ran out of device memory; {figures}."
@@ -110,8 +110,8 @@ def _beyond_free(name: str, m: OomMessage) -> Hypothesis | None:
         return None
     if used is not None and used > free:
         text = (
-            f"{name} has {format_size(used)} allocated, {format_size(free)} are free, and "
-            f"{format_size(wanted)} were asked for."
+            f"{name} has {format_size(used)} allocated, {format_size(free)} is free, and "
+            f"{format_size(wanted)} was asked for."
         )
         return _open(Cause.CAPACITY, text, m, Confidence.LIKELY)
     rest = (

@@ -225,7 +225,7 @@ def _read(message: OomMessage) -> Hypothesis:
             Cause.SIZE_BUG,
             "More than 1 EiB was requested: a size was negative or overflowed."
             if message.requested_bytes is None
-            else f"{format_size(message.requested_bytes)} were requested, far more than any "
+            else f"{format_size(message.requested_bytes)} was requested, far more than any "
             "device holds: a size was computed wrong.",
             Confidence.PROVEN,
         )
@@ -456,8 +456,8 @@ def _kv_cache(message: OomMessage) -> Hypothesis:
     if total is not None and free is not None and wanted is not None:
         return Hypothesis(
             Cause.OTHER_PROCESS,
-            f"{format_size(total - free)} of {format_size(total)} were in use at startup: "
-            f"{format_size(free)} are free, and the server wants {format_size(wanted)}.",
+            f"{format_size(total - free)} of {format_size(total)} was in use at startup: "
+            f"{format_size(free)} is free, and the server wants {format_size(wanted)}.",
             Confidence.LIKELY,
             "nvidia-smi names who holds it.",
             also=(Cause.CAPACITY,),

@@ -47,7 +47,7 @@ def _read(context: Context, last: MemoryStats) -> Hypothesis:
     return Hypothesis(
         Cause.HEALTHY,
         f"No request failed and none needed a retry; allocated memory peaked at "
-        f"{format_size(peak)}, {format_size(last.reserved_bytes)} are reserved.",
+        f"{format_size(peak)}, {format_size(last.reserved_bytes)} is reserved.",
         Confidence.LIKELY,
     )
 

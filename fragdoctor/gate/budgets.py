@@ -148,7 +148,7 @@ def _answer(simulation: Simulation, capacity_bytes: int, where: str) -> BudgetRe
         text = f"it fits on {size}: peak reserved {format_size(result.peak_reserved_bytes)}"
     elif simulation.lower_bound_bytes > capacity_bytes:
         bound = format_size(simulation.lower_bound_bytes)
-        text = f"it does not fit on {size}: {bound} are active at the peak"
+        text = f"it does not fit on {size}: {bound} is active at the peak"
     else:
         asked = "a request" if result.oom_bytes is None else f"{format_size(result.oom_bytes)}"
         row = "" if result.oom_event is None else f" at event {format_count(result.oom_event)}"

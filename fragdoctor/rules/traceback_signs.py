@@ -799,7 +799,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         name="all-pairs",
         doing="while something was computed for all pairs at once",
         title="Compute the pairs a part at a time, or only those that count",
-        change="a loop over a few thousand rows, of which only the result is kept (min, topk); "
+        change="a loop over a few thousand rows that keeps only the result (min, topk); "
         "torch.cdist for distances, which makes no differences of vectors; the edges of a graph "
         "(edge_index, a sparse matrix) or sampled neighbors in place of a dense matrix; fewer "
         "points or nodes",

@@ -1527,7 +1527,7 @@ def test_gaussian_splatting_is_advised_in_its_options():
 def test_figures_of_tensorrt_llms_executor_are_told():
     text, _ = OTHERS["cache of TensorRT-LLM"]
 
-    assert "108.86 GiB of 140.06 GiB were free" in diagnose(case_of(text)).verdict.summary
+    assert "108.86 GiB of 140.06 GiB was free" in diagnose(case_of(text)).verdict.summary
 
 
 def test_memory_that_was_seen_to_grow_is_the_only_evidence_beside_a_size():

@@ -170,7 +170,7 @@ def test_diagnose_much_harmless_cache_is_healthy():
     diagnosis = diagnose(Case(snapshot=calm()))
 
     assert Cause.HEALTHY is diagnosis.verdict.cause
-    assert "of which 200.00 MiB go back" in diagnosis.verdict.summary
+    assert "and 200.00 MiB of that goes back" in diagnosis.verdict.summary
     assert not diagnosis.recommendations
 
 
@@ -296,7 +296,7 @@ def test_diagnose_search_that_ended_well_is_healthy_and_says_where_it_stopped():
 
     assert (verdict.cause, verdict.state) == (Cause.HEALTHY, RunState.FITS)
     assert "requests of 800.00 MiB to 1.56 GiB" in verdict.summary
-    assert "finder.py:7 in forward asked for 800.00 MiB in vain" in verdict.summary
+    assert "finder.py:7 in forward asked for 800.00 MiB without success" in verdict.summary
     assert "served 400.00 MiB from then on" in verdict.summary
     assert verdict.outlook is None  # the replay serves what the search asked for in vain, or fails
 

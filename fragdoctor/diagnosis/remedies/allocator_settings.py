@@ -157,7 +157,7 @@ class ExpandableSegments(SettingRemedy):
             return
         r = case.failed_request
         holes = (
-            f"{format_size(r.unallocated_bytes)} are free in holes that are too small for the "
+            f"{format_size(r.unallocated_bytes)} is free in holes that are too small for the "
             f"{r.request_text}"
             if r is not None
             else "Live blocks keep free cache in segments that cannot be returned"

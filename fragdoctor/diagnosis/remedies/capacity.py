@@ -256,7 +256,7 @@ class SmallerBatch(SavingRemedy):
             )
         if r.requested_bytes * BATCH_SHARES[-1] > (r.available_bytes or r.requested_bytes):
             return  # even the smallest share to try would not fit: a shape is wrong
-        yield self._smaller(case, f"{missing} are missing{of_needed}.")
+        yield self._smaller(case, f"{missing} is missing{of_needed}.")
 
     def _smaller(self, case: JudgedCase, why: str) -> Proposal:
         title, change = less_of_batch(case)
@@ -498,7 +498,7 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     why = "Lower precision halves weights, gradients and activations alike."
     if is_building:
         why = (
-            f"Nothing was freed before the failure: {format_size(r.live_bytes)} are the model "
+            f"Nothing was freed before the failure: {format_size(r.live_bytes)} is the model "
             "itself."
         )
     elif held:
@@ -534,7 +534,7 @@ def compute_in_16_bits(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
             weight=Weight.MAY_HELP,
             change="torch.autocast('cuda', torch.bfloat16) around the forward pass and the loss, "
             "unless it is there already",
-            why=f"{format_size(r.missing_bytes)} are missing, more than the model takes ({parts}), "
+            why=f"{format_size(r.missing_bytes)} is missing, more than the model takes ({parts}), "
             "so the results of its layers must shrink.",
             cost="Lower precision may need care with the loss.",
         )

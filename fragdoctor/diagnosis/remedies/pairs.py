@@ -38,7 +38,7 @@ class AllPairs(SavingRemedy):
             title=f"Correct the shapes, or work in parts: this request is for {n} x {n} numbers",
             weight=Weight.FITS,
             confidence=Confidence.POSSIBLE,
-            why=f"{format_size(pairs.n_bytes)} are {n} x {n} numbers of "
+            why=f"{format_size(pairs.n_bytes)} is {n} x {n} numbers of "
             f"{plural(pairs.item_bytes, 'byte')}, and a tensor of {n} is live.",
             locations=case.asking_stack,
             attempts=self.attempts(case),

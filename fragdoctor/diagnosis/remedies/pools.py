@@ -152,7 +152,7 @@ def wait_for_streams(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         change="torch.cuda.synchronize() or stream.synchronize() before it, or catch the error "
         "and repeat the call once, when the waits are over; fewer record_stream calls; "
         "limit_all_gathers=True for FSDP",
-        why=f"{format_size(waiting)} were freed but waited for other streams.",
+        why=f"{format_size(waiting)} was freed but waited for other streams.",
         cost="Synchronizing costs some overlap of copies and compute.",
         saves_bytes=waiting,
     )
@@ -171,7 +171,7 @@ def share_graph_pools(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         "largest shape first, so that the others fit into its blocks; capture fewer shapes, "
         "delete graphs and MemPools that are done; "
         "torch.cuda.MemPool(use_on_oom=True) from 2.8 on",
-        why=f"{format_size(r.pools_free_bytes)} are free inside private pools, where ordinary "
+        why=f"{format_size(r.pools_free_bytes)} is free inside private pools, where ordinary "
         "requests cannot use them.",
         cost="Graphs that share a pool must run in the order of their capture.",
         caveats=("Memory of a live graph's pool stays until graph and pool are gone.",),

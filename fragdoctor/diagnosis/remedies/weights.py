@@ -54,7 +54,7 @@ class CopyOfWeights(SavingRemedy):
             title=title,
             weight=Weight.CURES if is_cause else Weight.FITS,
             change=change,
-            why=f"{format_size(copies.n_bytes)} are held beside the model.",
+            why=f"{format_size(copies.n_bytes)} is held beside the model.",
             locations=stack,
             attempts=self.attempts(case),
         )

@@ -538,7 +538,7 @@ class Skipping:
         if self.partial or once is None:
             return self.partial
         name, line = Path(once[0]).name, once[1]
-        return f"a value on the GPU decides the branch at {name}:{line}, of which one side was seen"
+        return f"a value on the GPU decides the branch at {name}:{line}, and only one side was seen"
 
     def is_guessed(self, filename: str, line: int, n: int) -> None:
         """Note that a made-up value ended a loop, after rounds that each kept more memory."""

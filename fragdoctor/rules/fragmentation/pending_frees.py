@@ -29,7 +29,7 @@ def pending_frees(context: Context) -> Iterator[Found]:
 
     What it can get wrong. A snapshot taken in the middle of overlapping work always shows some.
 
-    Example. 898 MiB wait for a side stream while 800 MiB are asked.
+    Example. 898 MiB is waiting for a side stream when 800 MiB is requested.
 
     References. torch.Tensor.record_stream; CUDA semantics: CUDA streams.
     """
@@ -49,7 +49,7 @@ def pending_frees(context: Context) -> Iterator[Found]:
     if not pending or pending < FULL_SLACK_SHARE * reserved:
         return
     yield Found(
-        f"{format_size(pending)} are freed but wait for other streams.",
+        f"{format_size(pending)} is freed but waiting for other streams.",
         severity=Severity.WARNING if r is not None and not r.is_caught else Severity.INFO,
         confidence=Confidence.PROVEN,
         n_bytes=pending,

@@ -45,7 +45,7 @@ def private_pool_cache(context: Context) -> Iterator[Found]:
     r = context.failed_request
     was_wanted = r is not None and free + (r.free_bytes or 0) >= r.requested_bytes
     yield Found(
-        f"{format_size(free)} ({format_share(free, reserved)} of reserved memory) are free "
+        f"{format_size(free)} ({format_share(free, reserved)} of reserved memory) is free "
         "inside private pools of graphs or MemPools, usable by them alone.",
         severity=Severity.WARNING if was_wanted else Severity.INFO,
         confidence=Confidence.PROVEN,

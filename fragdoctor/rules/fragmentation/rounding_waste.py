@@ -38,7 +38,7 @@ def rounding_waste(context: Context) -> Iterator[Found]:
     if not waste or waste < ROUNDING_SHARE * active:
         return
     yield Found(
-        f"{format_size(waste)} ({format_share(waste, active)} of active memory) are rounding: "
+        f"{format_size(waste)} ({format_share(waste, active)} of active memory) is rounding: "
         "blocks are larger than what was asked for.",
         confidence=Confidence.PROVEN,
         n_bytes=waste,

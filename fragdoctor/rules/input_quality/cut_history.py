@@ -36,7 +36,7 @@ def cut_history(context: Context) -> Iterator[Found]:
         return
     how = "was probably cut by a full buffer" if quality.is_truncated else "began late"
     yield Found(
-        f"The history {how}: {format_size(quality.initial_live_bytes)} were live before its "
+        f"The history {how}: {format_size(quality.initial_live_bytes)} was live before its "
         "first event.",
         confidence=Confidence.LIKELY if quality.is_truncated else Confidence.PROVEN,
         evidence=(

@@ -37,7 +37,7 @@ def memory_outside_pytorch(context: Context) -> Iterator[Found]:
     if outside <= CONTEXT_ALLOWANCE_BYTES:
         return
     yield Found(
-        f"{format_size(outside)} of this process's {format_size(r.process_bytes)} lie outside "
+        f"{format_size(outside)} of this process's {format_size(r.process_bytes)} lies outside "
         "PyTorch's cache.",
         confidence=Confidence.PROVEN,
         n_bytes=outside,
