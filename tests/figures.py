@@ -23,7 +23,7 @@ FIGURES = {
         rf"the {SIZE} that PyTorch could have",
         rf"{SIZE} *\|?  ?what PyTorch could have",
     ),
-    "outside": (rf"\boutside[ |]+{SIZE}", rf"{SIZE} of this process's memory are outside"),
+    "outside": (rf"\boutside[ |]+{SIZE}", rf"{SIZE} of this process's memory is outside"),
     "request": (rf"[Rr]equest of {SIZE}(?! at event| fails)",),
     "peak allocated": (
         rf"allocated \(peak {SIZE}",
@@ -35,12 +35,12 @@ FIGURES = {
         rf"peak reserved[ |]+{SIZE}(?= most taken)",
         rf"(?:NO|yes)[ |]+{SIZE}(?:[ |]|(?:[\d,.]+ [KMGT]?i?B)|[\d,-]+)*as recorded",
     ),
-    "holes": (rf"{SIZE} of it in holes", rf"{SIZE} are free in holes"),
+    "holes": (rf"{SIZE} of it in holes", rf"{SIZE} is free in holes"),
     "allocated": (
         rf"allocated[ |]+{SIZE}(?= held by)",
         rf"allocated[ |]+{SIZE}{OF_BAR}",
     ),
-    "reserved": (rf"reserved[ |]+{SIZE}(?= taken from|[ |]+snapshot)", rf"of {SIZE} reserved are"),
+    "reserved": (rf"reserved[ |]+{SIZE}(?= taken from|[ |]+snapshot)", rf"of {SIZE} reserved is"),
     "stranded": (
         rf"stranded[ |]+{SIZE}{OF_BAR}",
         rf"stranded free[ |]+{SIZE}(?= free,|[ |]+snapshot)",

@@ -376,7 +376,7 @@ def _outside_candidates(r: FailedRequest) -> Iterator[tuple[Hypothesis, int]]:
     )
     own_reading = Hypothesis(
         Cause.NON_PYTORCH_MEMORY,
-        f"{format_size(own)} of this process's memory are outside PyTorch's cache (context, "
+        f"{format_size(own)} of this process's memory is outside PyTorch's cache (context, "
         f"libraries, other frameworks), against {format_size(r.reserved_bytes)} reserved by it.",
         Confidence.LIKELY,
     )
@@ -410,7 +410,7 @@ def _over_available(r: FailedRequest) -> Iterator[Hypothesis]:
             return
         yield Hypothesis(
             Cause.CAPACITY,
-            f"{format_size(r.live_bytes)} of the {format_size(r.total_bytes)} device are in use, "
+            f"{format_size(r.live_bytes)} of the {format_size(r.total_bytes)} device is in use, "
             f"and {format_size(r.free_bytes)} is free for a {r.request_text}. The rest is the "
             "context and the pool of cudaMallocAsync, whose size its message does not print, so "
             "there need not be another process.",

@@ -572,7 +572,7 @@ def _no_failure(e: CaseEvidence) -> Hypothesis:
         if analysis.reserved_bytes:
             held = (
                 f"{format_size(analysis.allocated_bytes)} of "
-                f"{format_size(analysis.reserved_bytes)} reserved are allocated, and nothing "
+                f"{format_size(analysis.reserved_bytes)} reserved is allocated, and nothing "
                 "points to a problem"
             )
         is_full = 0 < analysis.reserved_bytes * FULL_SLACK_SHARE > space.free_cached_bytes
@@ -604,7 +604,7 @@ def _no_failure(e: CaseEvidence) -> Hypothesis:
         )
     cache = (
         f" At the end {format_size(space.free_cached_bytes)} of the "
-        f"{format_size(analysis.reserved_bytes)} reserved are free cache"
+        f"{format_size(analysis.reserved_bytes)} reserved is free cache"
     )
     if space.releasable_bytes:
         cache += (

@@ -64,7 +64,7 @@ def _after_ooms(last: MemoryStats, n_ooms: int, n_retries: int) -> Hypothesis:
     if reserved and split >= WORTH_SAYING * reserved:
         cause, other = other, cause
         text = (
-            f"{counts}, and {format_size(split)} of {format_size(reserved)} reserved are free but "
+            f"{counts}, and {format_size(split)} of {format_size(reserved)} reserved is free but "
             "stranded by live blocks."
         )
     decider = "The OOM message or a snapshot has the size of the failed request."

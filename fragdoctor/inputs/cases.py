@@ -125,8 +125,6 @@ def read_messages(words: Sequence[str], overrides: Overrides) -> Case:
     Raises:
         InputError: there is nothing to read, or the input is neither a message nor a log.
     """
-    from fragdoctor.inputs.messages import find_messages
-
     if not words or list(words) == [STDIN] or (len(words) == 1 and _exists(words[0])):
         with open_input(words[0] if words else STDIN) as found:
             name, kind = found.shown, found.kind
@@ -135,13 +133,21 @@ def read_messages(words: Sequence[str], overrides: Overrides) -> Case:
     else:
         name, data, damage = "command line", _spoken(words), ""
         kind = classify(data[:HEAD_BYTES])
-    text = printed_by_cells(decoded(data))
-    log = replace(find_messages(text), damage=damage) if data else OomLog(())
-    if not log.messages:
-        kind = kind_of_quiet(kind, text)
-        if kind not in (InputKind.TEXT, InputKind.STATS):
-            raise something_else(name, kind, Wanted.MESSAGE)
-    return Case(oom=log, overrides=overrides, sources=(name,))
+    if not data:
+        raise something_else(name, kind, Wanted.MESSAGE)
+    parts = _Parts()
+    try:
+        _read_text(name, kind, data, parts, damage)
+    except NothingFound as e:
+        if e.log is None:
+            raise something_else(name, e.kind, Wanted.MESSAGE) from e
+        parts.quiet.append(e.log)
+    return Case(
+        oom=joined_logs(parts.logs or parts.quiet),
+        stats=joined_stats(parts.stats),
+        overrides=overrides,
+        sources=(name,),
+    )
 
 
 _MAY_QUOTE: Final = (InputKind.STATS, InputKind.SNAPSHOT_JSON, InputKind.PAGE)
@@ -334,14 +340,12 @@ def _load(found: Input) -> Snapshot:
 
 def _read_text(name: str, kind: InputKind, data: bytes, parts: _Parts, damage: str) -> None:
     from fragdoctor.inputs.messages import find_messages
-    from fragdoctor.inputs.stats_reader import looks_like_summary, read_stats
+    from fragdoctor.inputs.stats_reader import has_printed_stats, read_stats
 
     text = printed_by_cells(decoded(data))
-    has_stats = kind is InputKind.STATS or looks_like_summary(text)
+    has_stats = kind is InputKind.STATS or has_printed_stats(text)
     if has_stats:
         parts.stats.append(read_stats(text))
-    if kind is InputKind.STATS:
-        return
     log = replace(find_messages(text), damage=damage)
     if has_stats and all(m.kind == "negative" for m in log.messages):
         return  # statistics contain words for failures even if no failure happened

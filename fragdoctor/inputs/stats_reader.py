@@ -1,4 +1,4 @@
-"""Read ``memory_stats()`` as JSON and ``memory_summary()`` as text, alone or within a log."""
+"""Read ``memory_stats()`` as JSON or printed, and ``memory_summary()``, alone or within a log."""
 
 from __future__ import annotations
 
@@ -43,6 +43,10 @@ _MARK: Final = regex(
     r"\"(?:(?:allocated|reserved|active)_bytes(?:\.|\"\s{0,20}:\s{0,20}\{)"
     r"|num_alloc_retries\"|num_ooms\")"
 )
+_PAIR: Final = regex(
+    rf"['\"]((?:(?:{'|'.join(sorted(_FAMILIES))})\.[a-z_.]{{1,40}})|{'|'.join(sorted(_SCALARS))})['\"]"
+    r"\s{0,9}[:,]\s{0,40}(-?\d{1,18})\b"
+)
 _DEVICE_NAME: Final = regex(
     r"(?:(?:cuda|gpu|xpu|hip|npu|device|rank)?[ :_-]?)(\d{1,6})", re.IGNORECASE
 )
@@ -63,8 +67,8 @@ def read_stats(data: bytes | str, label: str = "") -> StatsSeries:
 
     Accepted forms: ``memory_stats()`` flat or nested; for one device, or for several as a list or
     as an object keyed by device (``0``, ``"cuda:0"``); wrapped once in an object (``{"stats":
-    ...}``); JSON lines, one object per line, in time order; the text of ``memory_summary()``, one
-    or more tables, also inside a log.
+    ...}``); JSON lines, one object per line, in time order; what ``print(memory_stats())`` writes,
+    and the tables of ``memory_summary()``, once or more often, also inside a log.
 
     Bytes are decoded as UTF-8 with replacement. ``label`` becomes ``MemoryStats.label`` if the
     input has no better one.
@@ -77,7 +81,7 @@ def read_stats(data: bytes | str, label: str = "") -> StatsSeries:
     text = _decoded(data).lstrip("\ufeff")
     entries, is_series = _read_json(text, label)
     if not entries:
-        entries = list(read_summaries(text, label))
+        entries = [*_read_printed(text, label), *read_summaries(text, label)]
         is_series = _repeats(entries)
     if not entries:
         raise NotASnapshot(
@@ -239,8 +243,29 @@ _POWERS: Final = {"K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 _WITHOUT_POOLS: Final = frozenset({"oversize_allocations", "oversize_segments"})
 
 
-def looks_like_summary(text: str) -> bool:
-    """Return whether a text holds a table of ``memory_summary()``."""
+def has_printed_stats(text: str) -> bool:
+    """Return whether a text holds a table of ``memory_summary()`` or a printed dictionary."""
+    return _looks_like_summary(text) or next(_printed_pairs(text), None) is not None
+
+
+def _printed_pairs(text: str) -> Iterator[re.Match[str]]:
+    return _PAIR.finditer(text) if "allocated_bytes.all." in text else iter(())
+
+
+def _read_printed(text: str, label: str) -> Iterator[MemoryStats]:
+    """Yield what each ``print(memory_stats())`` shows, of any version of Python and with pprint."""
+    values: dict[str, int] = {}
+    n_lines = end = 0
+    for pair in _printed_pairs(text):
+        if pair[1] in values or not values:  # a name that comes again begins another dictionary
+            n_lines, end = n_lines + text.count("\n", end, pair.start()), pair.start()
+            at = f"{label}:{n_lines + 1}" if label else f"line {n_lines + 1}"
+            values = {}
+            yield MemoryStats(values=values, label=at)
+        values[pair[1]] = int(pair[2])
+
+
+def _looks_like_summary(text: str) -> bool:
     return ("Cur Usage" in text and "Peak Usage" in text) or (
         "memory summary" in text and "device ID" in text
     )
@@ -253,7 +278,7 @@ class _Table(Struct):
 
 def read_summaries(text: str, label: str = "") -> Iterator[MemoryStats]:
     """Yield one ``MemoryStats`` for each table, in the order of the text."""
-    if not looks_like_summary(text):
+    if not _looks_like_summary(text):
         return
     from fragdoctor.inputs.log_cleaning import plain_lines
 

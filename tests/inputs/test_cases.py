@@ -11,7 +11,7 @@ import pytest
 from command_line import FakePipeline, Run
 
 from fragdoctor.errors import ConfigError, FragdoctorError, InputError
-from fragdoctor.inputs.cases import NothingFound, decoded, read_case
+from fragdoctor.inputs.cases import NothingFound, decoded, read_case, read_messages
 from fragdoctor.model.case import Overrides
 
 MESSAGE = (
@@ -246,3 +246,14 @@ def test_document_that_is_cut_off_is_no_log(tmp_path: Path) -> None:
         case_of(tmp_path / "metrics.json")
 
     assert raised.value.log is None
+
+
+@pytest.mark.parametrize("name", ["fragmentation_oom.stats.json", "fragmentation_oom.summary.txt"])
+def test_message_reader_and_case_reader_agree_about_statistics(name):
+    path = str(Path(__file__).parents[2] / "sample_snapshots" / name)
+
+    said, read = read_messages([path], Overrides()), read_case([path], Overrides())
+
+    assert said.stats == read.stats
+    assert said.stats is not None
+    assert said.oom == read.oom

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import pprint
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fragdoctor.errors import InputError
-from fragdoctor.inputs.stats_reader import looks_like_stats, looks_like_summary, read_stats
+from fragdoctor.inputs.stats_reader import has_printed_stats, looks_like_stats, read_stats
 
 FLAT = {
     "allocated_bytes.all.current": 123,
@@ -96,7 +97,7 @@ def test_summary_is_read_in_its_unit(unit, factor):
 
     (entry,) = read_stats(text).entries
 
-    assert looks_like_summary(text)
+    assert has_printed_stats(text)
     assert entry.allocated_bytes == 2980 * factor
     assert entry.get("allocated_bytes.small_pool.freed") == 914 * factor
     assert entry.get("allocation.all.peak") == 750_000
@@ -120,6 +121,25 @@ def test_summaries_of_one_device_over_time_are_a_series():
 
     assert series.is_series
     assert [entry.n_alloc_retries for entry in series.entries] == [1, 4]
+
+
+@pytest.mark.parametrize(
+    "show",
+    [
+        lambda stats: f"OrderedDict({list(stats.items())})",  # before Python 3.12
+        lambda stats: f"OrderedDict({stats})",
+        pprint.pformat,
+        lambda stats: f"INFO:train:{json.dumps(stats)}",
+    ],
+)
+def test_printed_dictionaries_in_a_log_are_read(show):
+    log = f"step 0\n{show(FLAT)}\nloss 0.7\n{show({**FLAT, 'num_ooms': 2})}\n"
+
+    first, second = read_stats(log).entries
+
+    assert has_printed_stats(log)
+    assert dict(first.values) == FLAT
+    assert (second.n_ooms, first.label) == (2, "line 2")
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1, 2]", "hello", '{"segments": []}', "[" * 100_000])
