@@ -320,7 +320,16 @@ def _several(names: Sequence[str], what: str = "snapshots") -> ConfigError:
 def _read_one(found: Input, parts: _Parts) -> None:
     """Read one file or standard input into ``parts``."""
     if found.kind.may_be_snapshot:
-        parts.snapshots.append((found.name, _load(found)))
+        try:
+            parts.snapshots.append((found.name, _load(found)))
+        except NotASnapshot as e:
+            if found.kind is not InputKind.PAGE:
+                raise
+            data, damage = found.read_all()  # a saved page may quote the text of an exception
+            try:
+                _read_text(found.shown, found.kind, data, parts, damage)
+            except NothingFound:
+                raise e from None
     elif found.kind.is_text or found.kind is InputKind.STATS:
         data, damage = found.read_all()
         _read_text(found.shown, found.kind, data, parts, damage)
@@ -347,9 +356,10 @@ def _read_text(name: str, kind: InputKind, data: bytes, parts: _Parts, damage: s
     if has_stats:
         parts.stats.append(read_stats(text))
     log = replace(find_messages(text), damage=damage)
-    if has_stats and all(m.kind == "negative" for m in log.messages):
+    is_of_failure = any(m.kind != "negative" for m in log.messages)
+    if has_stats and not is_of_failure:
         return  # statistics contain words for failures even if no failure happened
-    if log.messages or log.markers:
+    if is_of_failure or (kind.is_text and (log.messages or log.markers)):
         parts.logs.append(log)
     else:
         raise NothingFound(name, kind_of_quiet(kind, text), log)

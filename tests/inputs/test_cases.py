@@ -257,3 +257,22 @@ def test_message_reader_and_case_reader_agree_about_statistics(name):
     assert said.stats == read.stats
     assert said.stats is not None
     assert said.oom == read.oom
+
+
+def test_saved_page_that_quotes_a_message_is_read_by_both_readers(tmp_path):
+    page = tmp_path / "thread.html"
+    page.write_text(f"<html><body><pre>{MESSAGE}</pre></body></html>")
+
+    said, read = read_messages([str(page)], Overrides()), read_case([str(page)], Overrides())
+
+    assert said.oom == read.oom
+    assert said.oom is not None
+    assert said.oom.messages[0].requested_bytes == 500 << 20
+
+
+def test_page_without_a_message_is_no_snapshot(tmp_path):
+    page = tmp_path / "thread.html"
+    page.write_text("<html><body>hello</body></html>")
+
+    with pytest.raises(InputError, match="holds no memory snapshot"):
+        read_case([str(page)], Overrides())
