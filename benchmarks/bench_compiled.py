@@ -59,8 +59,8 @@ def main() -> None:
     for i, name in enumerate(("allocated", "reserved")):
         close = [sum(abs(r[i] - 1) <= most for r in ratios) for most in (0.0005, 0.01, 0.02, 0.05)]
         print(
-            f"{name}: of {len(rows)} programs {close[0]} equal within 0.05 %, {close[1]} within "
-            f"1 %, {close[2]} within 2 %, {close[3]} within 5 %"
+            f"{name}: of {len(rows)} programs {close[0]} equal within 0.05%, {close[1]} within "
+            f"1%, {close[2]} within 2%, {close[3]} within 5%"
         )
 
 

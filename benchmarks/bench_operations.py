@@ -35,7 +35,7 @@ NEAR_SHARE, NEAR_BYTES = 0.01, 65536
 
 
 def compare_with_h200(python: str) -> None:
-    """Print the operations whose peaks differ by more than 1 % and 64 KiB, and how many do not."""
+    """Print the operations whose peaks differ by more than 1% and 64 KiB, and how many do not."""
     command = [
         sys.executable,
         "-m",
@@ -61,7 +61,7 @@ def compare_with_h200(python: str) -> None:
         ):
             far += 1
             print(f"{' | '.join(row[:3])}\n    real      {peaks}\n    rehearsed {said}")
-    print(f"{len(real) - far} of {len(real)} operations peak within 1 % or 64 KiB of the H200's")
+    print(f"{len(real) - far} of {len(real)} operations peak within 1% or 64 KiB of the H200's")
 
 
 def rows_of(command: Sequence[str]) -> dict[str, list[str]]:

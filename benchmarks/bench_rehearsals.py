@@ -4,7 +4,7 @@
 
 Each program of ``outlook_programs`` is rehearsed with all the memory that it wants, and its peaks
 are compared with those in ``tests/truth``, from runs on the allocator of PyTorch 2.12.1. With
-``--oracle``, the same folder as for ``record_outlooks.py``, 5 % more and 5 % less than the least
+``--oracle``, the same folder as for ``record_outlooks.py``, 5% more and 5% less than the least
 capacity that suffices in the rehearsal are tried on that allocator. PY is a Python with that
 PyTorch and, for some of the programs, transformers, accelerate, peft, trl, lightning and diffusers.
 
@@ -125,15 +125,15 @@ def lines(rows: Sequence[Row]) -> Iterator[str]:
 
     yield f"  run unchanged              {len(ran)} of {len(rows)}"
     yield f"  seen to the end            {sum(not row.is_partial for row in ran)} of {len(ran)}"
-    yield f"  allocated within 1 %       {close('allocated', 0.01)}"
-    yield f"  reserved within 3 %        {close('reserved', 0.03)}"
+    yield f"  allocated within 1%       {close('allocated', 0.01)}"
+    yield f"  reserved within 3%        {close('reserved', 0.03)}"
     tried = [row for row in ran if row.fits_above is not None]
     if tried:
         above, below = (
             sum(bool(getattr(row, edge)) for row in tried) for edge in ("fits_above", "fails_below")
         )
-        yield f"  fits with 5 % more         {above} of {len(tried)}"
-        yield f"  fails with 5 % less        {below} of {len(tried)}"
+        yield f"  fits with 5% more         {above} of {len(tried)}"
+        yield f"  fails with 5% less        {below} of {len(tried)}"
     yield f"  seconds, all together      {sum(row.seconds for row in rows):.0f}"
 
 
@@ -164,8 +164,8 @@ def main(argv: Sequence[str]) -> None:
             said = row.error.replace("\n", " ") or (
                 f"allocated {row.allocated:.4f}, reserved {row.reserved:.4f}"
                 + (", not to the end" if row.is_partial else "")
-                + ("" if row.fits_above is not False else ", fails with 5 % more")
-                + ("" if row.fails_below is not False else ", fits with 5 % less")
+                + ("" if row.fits_above is not False else ", fails with 5% more")
+                + ("" if row.fails_below is not False else ", fits with 5% less")
             )
             print(f"{row.name:<24} {said}", flush=True)
     for split in (LOOKED, HELD_OUT):

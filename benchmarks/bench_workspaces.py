@@ -77,7 +77,7 @@ def main() -> None:
         counts = [sum(abs(s) <= most for s in shares) for most in (0, 0.01, 0.05, 0.25)]
         print(
             f"{name:<16} {len(shares)} convolutions of 1 MiB or more; equal {counts[0]}, within "
-            f"1 % of their tensors {counts[1]}, 5 % {counts[2]}, 25 % {counts[3]}"
+            f"1% of their tensors {counts[1]}, 5% {counts[2]}, 25% {counts[3]}"
         )
 
 

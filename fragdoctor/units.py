@@ -75,8 +75,8 @@ class Amount:
         return round(self.share * whole_bytes)
 
     def __str__(self) -> str:
-        """Return the amount as people write it: ``5 %`` or ``70.00 GiB``."""
-        return format_size(self.n_bytes) if self.share is None else f"{100 * self.share:g} %"
+        """Return the amount as people write it: ``5%`` or ``70.00 GiB``."""
+        return format_size(self.n_bytes) if self.share is None else f"{100 * self.share:g}%"
 
 
 def parse_amount(text: str) -> Amount:
@@ -99,7 +99,7 @@ def parse_amount(text: str) -> Amount:
             ) from e
     share = float(match.group(1)) / 100
     if share > 1:
-        raise ConfigError(f"{text!r} is more than 100 %.", hint="Write for example 5%.")
+        raise ConfigError(f"{text!r} is more than 100%.", hint="Write for example 5%.")
     return Amount(share=share)
 
 
@@ -151,7 +151,7 @@ def format_share(part: float, whole: float) -> str:
     if whole <= 0:
         return "-"
     share = 100 * part / whole
-    return f"{share:.0f} %" if share >= 10 or share == 0 else f"{share:.1f} %"
+    return f"{share:.0f}%" if share >= 10 or share == 0 else f"{share:.1f}%"
 
 
 def parse_seconds(text: str) -> float:

@@ -8,12 +8,13 @@ from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.report.base import RenderOptions, Verbosity, render
 
 SIZE = r"(\d[\d,]*(?:\.\d+)? (?:bytes|B|KiB|MiB|GiB|TiB))"
-OF_BAR = r"(?=[ |]+>?[\d.]+ %)"
+OF_BAR = r"(?=[ |]+>?[\d.]+%)"
 """What follows a figure of the memory bar, which shows the moment of the failure or the peak."""
 
 FIGURES = {
     "missing": (
-        rf"{SIZE} (?:are|is|would be) missing",
+        rf"{SIZE} is missing",
+        rf"would be {SIZE} short",
         rf"PyTorch could have by {SIZE}",
         rf"\bby {SIZE}: no allocator",
         rf"{SIZE} more than PyTorch could",

@@ -319,7 +319,7 @@ class Progress:
     def _amount(self) -> str:
         done, total = self._done, self._total
         if total > _MAX_COUNTED:
-            return f" {min(100, 100 * done // total)} %"
+            return f" {min(100, 100 * done // total)}%"
         return f" {done} of {total}" if total else ""
 
     def clear(self) -> None:

@@ -96,7 +96,7 @@ def _how_much(figure: ComparedFigure, comparison: Comparison) -> str:
     last = comparison.runs[-1].letter
     verb = _VERBS[figure.id]
     if delta and abs(delta) < SAME_SHARE * first:
-        return f"{last} {verb} {format_size(figure.values[-1])}, as A does (within 0.1 %)"
+        return f"{last} {verb} {format_size(figure.values[-1])}, as A does (within 0.1%)"
     if not delta:
         return f"{last} {verb} {format_size(figure.values[-1])}, as A does"
     share = f" ({'+' if delta > 0 else '-'}{format_share(abs(delta), first)})" if first else ""

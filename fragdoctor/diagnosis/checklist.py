@@ -29,7 +29,7 @@ from fragdoctor.story.trends import STEPS, accumulation, growth_sentence, memory
 from fragdoctor.units import format_count, format_share, format_size, plural
 
 RULE_OF_THUMB_SHARE: Final = 0.30
-"""The popular 30 % rule: reserved but unallocated memory over reserved. PyTorch does not document
+"""The popular 30% rule: reserved but unallocated memory over reserved. PyTorch does not document
 it, and cache that is returned on demand is harmless, so the item never fails by itself."""
 
 
@@ -241,17 +241,17 @@ def check_fragmentation_ratio(context: Context, _verdict: Verdict) -> Answer:
     stuck = format_share(totals.stuck_bytes, totals.reserved_bytes)
     rule = "a rule of thumb that PyTorch does not document"
     if totals.gap_bytes < RULE_OF_THUMB_SHARE * totals.reserved_bytes:
-        return passed(value, f"Below 30 %, {rule}.", totals.source)
+        return passed(value, f"Below 30%, {rule}.", totals.source)
     if totals.returned_bytes is not None and (
         totals.stuck_bytes < RULE_OF_THUMB_SHARE * totals.reserved_bytes
     ):
         return passed(
             value,
-            f"Above 30 %, {rule}, but only {stuck} is stuck; the rest is cache that is returned "
+            f"Above 30%, {rule}, but only {stuck} is stuck; the rest is cache that is returned "
             "on demand.",
             totals.source,
         )
-    return warn(value, f"Above 30 %, {rule}; {stuck} is not returned on demand.", totals.source)
+    return warn(value, f"Above 30%, {rule}; {stuck} is not returned on demand.", totals.source)
 
 
 def check_outside_pytorch(context: Context, verdict: Verdict) -> Answer:
@@ -394,7 +394,7 @@ ITEMS: Final[tuple[tuple[str, str, Callable[[Context, Verdict], Answer]], ...]] 
     ("gap", "Gap between reserved and allocated", check_gap),
     ("retries", "Allocation retries", check_retries),
     ("largest_free_block", "Largest free block against the request", check_largest_free_block),
-    ("fragmentation_ratio", "Fragmentation ratio (30 % rule of thumb)", check_fragmentation_ratio),
+    ("fragmentation_ratio", "Fragmentation ratio (30% rule of thumb)", check_fragmentation_ratio),
     ("outside_pytorch", "Memory outside PyTorch", check_outside_pytorch),
     ("growth", "Memory that grows step by step", check_growth),
     ("size_diversity", "Variety of request sizes", check_size_diversity),

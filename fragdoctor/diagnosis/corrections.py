@@ -87,7 +87,7 @@ def _thirty_per_cent(case: JudgedCase) -> str:
     if totals.returned_bytes is None or not totals.stuck_bytes < rule <= totals.gap_bytes:
         return ""
     return (
-        f'"More than 30 % reserved but unallocated means trouble" is wrong here: of the '
+        f'"More than 30% reserved but unallocated means trouble" is wrong here: of the '
         f"{format_share(totals.gap_bytes, totals.reserved_bytes)} all but "
         f"{format_share(totals.stuck_bytes, totals.reserved_bytes)} is cache that is returned on "
         "demand."

@@ -182,7 +182,7 @@ def _points(a: DeviceAnalysis, line: Totals) -> tuple[TimelinePoint, ...]:
         ("Peak reserved", line.peak_reserved_state, ""),
     ]
     for oom in a.ooms[-MAX_POINTS:]:
-        note = f"{format_size(oom.rounded_bytes)} asked"
+        note = f"{format_size(oom.rounded_bytes)} requested"
         if oom.device_free_bytes is not None:
             note += f", {format_size(oom.device_free_bytes)} free at the driver"
         places.append(("Out of memory", oom.row + 1, note))

@@ -25,19 +25,19 @@ from fragdoctor.units import MIB
 # Parts counted from shapes (parameters, gradients, optimizer states) are off only by alignment.
 COUNTED_SHARE: Final = 0.005
 # Activations, logits and temporaries of 211 steps on PyTorch's own allocator
-# (``tests/estimation/trained_steps.json``) and of the recorded runs were at most 4.6 % smaller than
-# the formulas say, and up to 10.4 % larger in nearly all: code keeps tensors that nobody counted,
+# (``tests/estimation/trained_steps.json``) and of the recorded runs were at most 4.6% smaller than
+# the formulas say, and up to 10.4% larger in nearly all: code keeps tensors that nobody counted,
 # and hardly ever fewer.
 LESS_SHARE: Final = 0.05
 FORMULA_SHARE: Final = 0.11
-# Decoders without experts and windows, with a usual activation, were at most 5.8 % larger.
+# Decoders without experts and windows, with a usual activation, were at most 5.8% larger.
 DENSE_SHARE: Final = 0.06
 # Used if the shape itself is a guess.
 GUESS_SHARE: Final = 0.25
-# What the allocator takes beyond the peak: 6 % of the memory that comes and goes, the size of the
+# What the allocator takes beyond the peak: 6% of the memory that comes and goes, the size of the
 # largest tensor in it, and some pages for small tensors. This is the median of the recorded runs
 # when memory is plentiful; the upper bound covered everything reserved in 46 of the 56 runs, and
-# 92 % of it in all of them.
+# 92% of it in all of them.
 CHURN_SHARE: Final = 0.06
 CHURN_PAGES: Final = 128 * MIB
 # If batches differ in length, a free block is seldom large enough for the next longer batch, so
@@ -64,7 +64,7 @@ FIRST_TAGS: Final = frozenset({"parameters", "master_weights", "kv_cache", "work
 STEP_TAGS: Final = frozenset({"gradients", "optimizer_states", "optimizer_temporaries"})
 """Parts with a tensor for each parameter: the same sizes in every step, so the blocks of one step
 serve the next. What they lose are holes in segments that smaller activations leave to gradients. On
-PyTorch's own allocator, eight runs whose peak is the optimizer's step needed 0.5 to 8.2 % more than
+PyTorch's own allocator, eight runs whose peak is the optimizer's step needed 0.5 to 8.2% more than
 that peak, and at most 0.4 times what the passes leave in shared segments."""
 GROWING_TAGS: Final = frozenset({"activations", "temporaries", "logits"})
 PASSING_TAGS: Final = GROWING_TAGS | {"weight_copies"}
@@ -187,8 +187,8 @@ def needs_of(moments: Sequence[Instant], workload: Workload) -> Needs:
         doubts=(
             Doubt(
                 "formulas",
-                f"activations and temporaries from {100 * less:.3g} % less to {100 * more:.3g} % "
-                f"more, counted parts within {100 * COUNTED_SHARE:.3g} %",
+                f"activations and temporaries from {100 * less:.3g}% less to {100 * more:.3g}% "
+                f"more, counted parts within {100 * COUNTED_SHARE:.3g}%",
                 formula,
             ),
             Doubt(

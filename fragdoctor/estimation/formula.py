@@ -36,14 +36,14 @@ WORKSPACE_SOURCE: Final = (
     "thread have one each; CUBLAS_WORKSPACE_CONFIG changes it"
 )
 FORMULA_ERROR: Final = (
-    "How sure: on 64 recorded runs of GPT- and Llama-like models, the peak was within 7 % and "
-    "reserved memory within 15 %; on PyTorch's own allocator, with steps of 74 models of "
-    "Transformers, most in 3 precisions, the peak was within 5 % for 9 of 10 and within 10 % for "
+    "How sure: on 64 recorded runs of GPT- and Llama-like models, the peak was within 7% and "
+    "reserved memory within 15%; on PyTorch's own allocator, with steps of 74 models of "
+    "Transformers, most in 3 precisions, the peak was within 5% for 9 of 10 and within 10% for "
     "all. Code that keeps other tensors differs more. --rehearse runs the model's own class if its "
     "library is installed; --model runs your own code."
 )
 INFERENCE_ERROR: Final = (
-    "How sure: 3 recorded prefills of Llama-like models were within 5 %; a server such as vLLM "
+    "How sure: 3 recorded prefills of Llama-like models were within 5%; a server such as vLLM "
     "takes the rest of the GPU for its cache."
 )
 NCCL_BYTES: Final = 490 * MIB

@@ -49,7 +49,7 @@ def largest_batch(workload: Workload, usable_bytes: int) -> int | None:
         if high > MAX_BATCH:
             return None
     low = high // 2
-    while high - low > max(1, low // 64):  # to within 2 %: the estimate is no finer
+    while high - low > max(1, low // 64):  # to within 2%: the estimate is no finer
         middle = (low + high) // 2
         low, high = (middle, high) if needs(middle) <= usable_bytes else (low, middle)
     return low

@@ -29,7 +29,7 @@ FUSED: Final = "adamw-fused"
 # One extra forward pass, on top of a forward and a backward that costs two: Chen et al. 2016.
 RECOMPUTATION: Final = 4 / 3
 # Raschka 2023, "Finetuning LLMs with LoRA and QLoRA: insights from hundreds of experiments":
-# 39 % more time than LoRA on 16-bit weights.
+# 39% more time than LoRA on 16-bit weights.
 QLORA_SLOWDOWN: Final = 1.39
 
 
@@ -108,7 +108,7 @@ def _for_training(workload: Workload) -> list[Measure]:
     rows = (
         (workload.checkpointing == "none",
          Measure("checkpointing", "checkpoint each layer",
-                 {"checkpointing": "full"}, "about 33 % more compute: layers run forward twice",
+                 {"checkpointing": "full"}, "about 33% more compute: layers run forward twice",
                  RECOMPUTATION)),
         (not workload.expandable_segments,
          Measure("expandable_segments", "expandable segments", {"expandable_segments": True},
@@ -145,7 +145,7 @@ def _for_training(workload: Workload) -> list[Measure]:
          Measure("qlora",
                  f"QLoRA: 4-bit base, LoRA of rank {LORA_RANK}" if is_full else "4-bit base",
                  {**(base if is_full else {}), "dtype": "int4"},
-                 "about 39 % slower than LoRA on 16-bit weights; the base is quantized",
+                 "about 39% slower than LoRA on 16-bit weights; the base is quantized",
                  QLORA_SLOWDOWN, changes_training=True)),
     )  # fmt: skip
     return [measure for applies, measure in rows if applies]

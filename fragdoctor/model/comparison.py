@@ -225,7 +225,7 @@ class RunTrend(Struct, frozen=True):
         figure: which figure is fitted: ``peak_allocated`` or ``allocated``.
         x, unit: the axis: step counts (``step``) or plain numbers (``snapshot``).
         slope_bytes: median of all pairwise slopes (Theil-Sen), per unit of the axis.
-        slope_low_bytes, slope_high_bytes: 90 % confidence range of the slope if there are enough
+        slope_low_bytes, slope_high_bytes: 90% confidence range of the slope if there are enough
             runs, otherwise the smallest and largest pairwise slope.
         p_value: chance of such a steady rise without any growth (Mann-Kendall, one-sided).
         confidence: None if nothing grows.

@@ -85,7 +85,7 @@ class RunState(StrEnum):
     FAILED = "failed"
     """A request failed."""
     NEAR_LIMIT = "near_limit"
-    """No request failed, but one needed a flush of the cache, or less than 5 % were left."""
+    """No request failed, but one needed a flush of the cache, or less than 5% were left."""
     FITS = "fits"
     """No request failed, and nothing shows that one nearly did."""
     NO_HISTORY = "no_history"

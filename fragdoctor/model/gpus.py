@@ -1,6 +1,6 @@
 """GPUs by name, as people and drivers write them, or by size.
 
-The facts about each GPU are in :mod:`fragdoctor.model.gpu_table`. A MIG slice has at least 95 % of
+The facts about each GPU are in :mod:`fragdoctor.model.gpu_table`. A MIG slice has at least 95% of
 the memory in its name (NVIDIA, "MIG User Guide", supported profiles: 4.75 of 5, 9.75 of 10, 19.62
 of 20 GB). A Mac's GPU may use two thirds of the memory up to 36 GB, and three quarters of a larger
 memory (Apple, ``MTLDevice.recommendedMaxWorkingSetSize``).
@@ -27,10 +27,10 @@ SOURCE: Final = (
 )
 LIKE_SHARE: Final = 0.975
 """The lowest share of the memory in their names that known cards have without error correction."""
-LIKE_SOURCE: Final = "97.5 % of the memory in its name, as similar cards report; not measured"
+LIKE_SOURCE: Final = "97.5% of the memory in its name, as similar cards report; not measured"
 MIG_SHARE: Final = 0.95
 MIG_SOURCE: Final = (
-    "95 % of the memory in the profile's name, the lowest share in NVIDIA's MIG User Guide"
+    "95% of the memory in the profile's name, the lowest share in NVIDIA's MIG User Guide"
 )
 MAC_SOURCE: Final = (
     "Apple, MTLDevice.recommendedMaxWorkingSetSize: two thirds of up to 36 GB, three quarters of "

@@ -150,7 +150,7 @@ class TrialTrend(Struct, frozen=True):
         points: bytes, in order.
         lines: line of each point.
         slope_bytes: median of all pairwise slopes (Theil-Sen), bytes per step; None below 3 points.
-        low_bytes, high_bytes: bounds of the slope with 90 % confidence; None below 4 points.
+        low_bytes, high_bytes: bounds of the slope with 90% confidence; None below 4 points.
         direction: the direction that the slope and its bounds show.
         confidence: how sure the direction is; None for unclear and too few.
         label: the words that the program prints before the figure, or "".
@@ -177,7 +177,7 @@ class TrialTrend(Struct, frozen=True):
         if self.low_bytes is None or self.high_bytes is None:
             return ""
         low, high = format_size(self.low_bytes), format_size(self.high_bytes)
-        return f"90 %: {low} to {high}" if low != high else ""
+        return f"90%: {low} to {high}" if low != high else ""
 
 
 class LogStory(Struct, frozen=True):

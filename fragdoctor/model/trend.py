@@ -52,7 +52,7 @@ class Trend(Struct, frozen=True):
     Attributes:
         n: number of points.
         slope: median slope, per unit of x.
-        low, high: Sen's 90 % interval around the slope.
+        low, high: Sen's 90% interval around the slope.
         score: Kendall's score: the number of pairs that rise minus the number that fall.
         reaches_new: whether the points keep reaching new heights until the end.
     """
@@ -114,7 +114,7 @@ def pairwise_slopes(x: F64, y: F64) -> F64:
 
 
 def sen_bounds(slopes: F64, n: int) -> tuple[float, float]:
-    """Return Sen's 90 % interval around the median slope, from Kendall's standard deviation.
+    """Return Sen's 90% interval around the median slope, from Kendall's standard deviation.
 
     ``slopes`` has the slopes of all pairs of n points, ascending.
     """

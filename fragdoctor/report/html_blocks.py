@@ -202,7 +202,7 @@ def _request(n_bytes: int, total_bytes: int) -> list[Markup]:
     beyond = " (beyond the bar)" if n_bytes > total_bytes else ""
     return [
         tag("rect", class_="part request", x=0, y=40, width=f"{width:.3f}%", height=6),
-        tag("text", f"asked for: {format_size(n_bytes)}{beyond}", class_="request-text", x=0, y=60),
+        tag("text", f"requested: {format_size(n_bytes)}{beyond}", class_="request-text", x=0, y=60),
     ]
 
 

@@ -172,7 +172,7 @@ def failure_line(failure: Failure | None) -> str:
     # If the request itself would have fit, the reader must know what the driver was asked for.
     is_enough = asked is not None and free is not None and segment is not None and asked <= free
     for_segment = f" (a segment of {format_size(segment or 0)})" if is_enough else ""
-    figures = ((asked, f"asked{for_segment}"), (free, is_free))
+    figures = ((asked, f"requested{for_segment}"), (free, is_free))
     said = ", ".join(f"{format_size(n)} {what}" for n, what in figures if n is not None)
     return f"Out of memory{gpu}{at}{f': {said}' if said else ''}."
 
@@ -255,8 +255,8 @@ def outlook_text(outlook: Outlook) -> str:
 def share_text(share: float) -> str:
     """Return a share of 0..1 in percent; never rounds up to 100."""
     if share >= 1:
-        return "100 %"
-    return f"{int(share * 1000) / 10:.1f} %"
+        return "100%"
+    return f"{int(share * 1000) / 10:.1f}%"
 
 
 def fidelity_text(fidelity: FidelityReport) -> str:
@@ -307,4 +307,4 @@ def source_name(source: str) -> str:
 def share_of(part: int, whole: int) -> str:
     """Return a share in percent; nearly all is never shown as 100: the rest may be what matters."""
     shown = format_share(part, whole)
-    return ">99 %" if shown == "100 %" and part < whole else shown
+    return ">99%" if shown == "100%" and part < whole else shown

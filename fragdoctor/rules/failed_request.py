@@ -37,7 +37,7 @@ segments, remainders of 1 MiB that are not split): the device is simply full."""
 
 PRINTED_SLACK_SHARE: Final = 0.105
 """The same share for a message, which does not show how large the holes are. In public threads,
-full cards print up to 10.1 % of what is reserved, and fragmented cards print 14 % and more."""
+full cards print up to 10.1% of what is reserved, and fragmented cards print 14% and more."""
 
 FREE_NOISE_BYTES: Final = 32 * MIB
 FREE_CARD_SHARE: Final = 0.004

@@ -30,7 +30,7 @@ LEVEL_SHARE: Final = 0.1
 def with_slope(trend: TrialTrend, stride: float = 1.0) -> TrialTrend:
     """Return a trend with the Theil-Sen slope of its points and the direction that it shows.
 
-    Three points that all rise are "possible", five are "likely"; a total rise below 32 MiB or 3 %
+    Three points that all rise are "possible", five are "likely"; a total rise below 32 MiB or 3%
     is level.
 
     Args:

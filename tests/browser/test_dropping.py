@@ -63,7 +63,7 @@ def test_pasted_message_is_diagnosed(page):
     )
 
     arrives(page, "document.querySelector('h1')")
-    assert "500.00 MiB asked" in page.evaluate("document.querySelector('h1').textContent")
+    assert "500.00 MiB requested" in page.evaluate("document.querySelector('h1').textContent")
 
 
 def test_refusal_is_said_on_the_page_and_may_be_hostile(page):

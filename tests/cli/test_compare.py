@@ -26,7 +26,7 @@ def test_answer_comes_first(run: Run, before: str, after: str) -> None:
     outcome = run("compare", before, after)
 
     assert outcome.code == 0
-    assert outcome.out.startswith("B peaks 10.00 MiB (+10 %) higher: train.py:51 in step grew by")
+    assert outcome.out.startswith("B peaks 10.00 MiB (+10%) higher: train.py:51 in step grew by")
 
 
 def bundled(folder: Path, snapshot: str, rank: int = 0) -> Path:
@@ -46,7 +46,7 @@ def test_folder_of_a_run_stands_for_its_bundle(
     outcome = run("compare", str(one), str(other))
 
     assert outcome.code == 0, outcome.err
-    assert outcome.out.startswith("B peaks 10.00 MiB (+10 %) higher")
+    assert outcome.out.startswith("B peaks 10.00 MiB (+10%) higher")
 
 
 def test_folder_of_several_processes_is_a_sentence(

@@ -175,7 +175,7 @@ def test_progress_shows_what_the_work_tells(monkeypatch: pytest.MonkeyPatch) -> 
 
     lines = [line.removesuffix("\x1b[K") for line in terminal.getvalue().split("\r")[1:]]
     assert lines == [
-        "Reading 34 % (0 s)",
+        "Reading 34% (0 s)",
         "Analysing: growth (0 s)",
         "Replaying 3 of 13 (0 s)",
         "",

@@ -48,7 +48,7 @@ def test_edited_line_is_reported_with_both_numbers() -> None:
     assert top.sizes is not None
     assert top.sizes.factor == pytest.approx(1.5)
     assert comparison.summary == (
-        "B peaks 30.00 MiB (+20 %) higher: train.py:57 in step grew by 30.00 MiB; "
+        "B peaks 30.00 MiB (+20%) higher: train.py:57 in step grew by 30.00 MiB; "
         "settings are the same."
     )
 
@@ -112,7 +112,7 @@ def test_message_alone_is_compared_by_its_figures() -> None:
 
     assert comparison.basis is Basis.NONE
     assert comparison.lines == ()
-    assert comparison.summary.startswith("B holds 1.00 GiB (+5.0 %) more")
+    assert comparison.summary.startswith("B holds 1.00 GiB (+5.0%) more")
     assert any("no snapshot" in note for note in comparison.notes)
 
 

@@ -51,4 +51,4 @@ def test_corrections_own_process_in_a_container():
 
 
 def test_corrections_harmless_cache_against_the_rule_of_thumb():
-    assert "30 %" in corrections(Case(snapshot=calm()))
+    assert "30%" in corrections(Case(snapshot=calm()))

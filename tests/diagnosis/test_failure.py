@@ -77,7 +77,7 @@ def test_report_names_the_line_that_asked_and_quotes_it(text):
     assert told.failure.location == Location("/app/train.py", 5, "main")
     said = render("analyze", "text", told, RenderOptions(120)).splitlines()
     assert said[0] == (
-        "Out of memory on GPU 0 at train.py:5 in main: 498.00 MiB asked, 488.00 MiB free."
+        "Out of memory on GPU 0 at train.py:5 in main: 498.00 MiB requested, 488.00 MiB free."
     )
     assert said[1] == "  5 | loss = model(x)"
 
@@ -88,7 +88,7 @@ def test_failure_of_a_segment_says_so_where_the_request_itself_would_have_fitted
 
     assert (told.failure.requested_bytes, told.failure.segment_bytes) == (2 << 20, 20 << 20)
     said = render("analyze", "text", told, RenderOptions(120)).splitlines()[0]
-    assert said.endswith("2.00 MiB asked (a segment of 20.00 MiB), 10.00 MiB free.")
+    assert said.endswith("2.00 MiB requested (a segment of 20.00 MiB), 10.00 MiB free.")
     assert '<dt>missing</dt><dd>10.00 MiB</dd><dd class="from">of a segment of 20.00 MiB' in page
 
 

@@ -209,7 +209,9 @@ def test_failure_names_the_line_that_asked_and_its_figures():
     assert (f.location.line, f.source, f.is_caught) == (4, "trace", True)
     assert toy.events[f.event]["action"] == "oom"
     said = render("analyze", "text", told, RenderOptions(120)).splitlines()[0]
-    assert said == "Out of memory on GPU 0 at train.py:4 in step: 30.00 MiB asked, 16.00 MiB free."
+    assert (
+        said == "Out of memory on GPU 0 at train.py:4 in step: 30.00 MiB requested, 16.00 MiB free."
+    )
     page = render("analyze", "github", told, RenderOptions(120))
     assert "file=train.py,line=4" in page
 

@@ -35,7 +35,7 @@ MESSAGES = {
     "072": "capacity", "073": "capacity", "075": "unknown",
 }  # fmt: skip
 ALSO = {"015": {"other_process"}, "034": {"fragmentation", "non_pytorch_memory", "other_process"},
-        "048": {"fragmentation"}, "058": {"fragmentation"},  # holes of 4 % are no cause
+        "048": {"fragmentation"}, "058": {"fragmentation"},  # holes of 4% are no cause
         "049": {"fragmentation", "non_pytorch_memory"}}  # fmt: skip
 
 

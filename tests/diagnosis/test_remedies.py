@@ -109,7 +109,7 @@ def test_capacity_rejects_the_hint_with_the_missing_bytes():
     diagnosis = diagnose(case_of(FULL))
 
     assert codes(diagnosis)[0] == "smaller-batch"
-    assert "would be missing" in rejected(diagnosis)["expandable-segments"].why
+    assert "short: live memory" in rejected(diagnosis)["expandable-segments"].why
     assert not {"max-split-size", "roundup-divisions"} & set(codes(diagnosis))
 
 

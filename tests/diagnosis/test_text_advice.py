@@ -536,7 +536,7 @@ def test_process_that_holds_less_than_its_cache_is_not_believed():
 TABLES = {
     "nvidia-smi": "|   0  Tesla P100  Off  | 0000:05:00.0 Off |                    0 |\n"
     "| N/A   36C    P0    41W / 300W |  12799MiB / 16280MiB |      0%      Default |\n",
-    "gpustat": "[0] Tesla P100 | 36'C,  0 % | 12799 / 16280 MB | (null)\n",
+    "gpustat": "[0] Tesla P100 | 36'C,  0% | 12799 / 16280 MB | (null)\n",
     "processes": "|    0     31794    C   Unknown Error                            5371MiB |\n",
 }
 

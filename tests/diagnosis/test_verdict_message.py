@@ -166,5 +166,7 @@ def test_limit_with_room_on_the_device_is_nobody_elses_doing() -> None:
     assert "FD501" not in {f.code for f in diagnosis.findings}
     assert "free-other-process" not in {r.code for r in diagnosis.recommendations}
     report = render("analyze", "text", diagnosis, RenderOptions())
-    assert "384.00 MiB asked, 279.50 MiB left of the 3.20 GiB allowed." in " ".join(report.split())
+    assert "384.00 MiB requested, 279.50 MiB left of the 3.20 GiB allowed." in " ".join(
+        report.split()
+    )
     assert "Memory  GPU 0, 3.20 GiB allowed" in report

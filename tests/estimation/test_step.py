@@ -98,7 +98,7 @@ def test_norms_of_branches_are_counted() -> None:
 
 
 def test_norms_of_queries_and_keys_keep_their_fp32_inputs() -> None:
-    """Traced models with such norms held 10 to 14 % more than was counted without them."""
+    """Traced models with such norms held 10 to 14% more than was counted without them."""
     from fragdoctor.estimation.model_shapes import model_of
 
     plain = Workload(shape=model_of(["llama-3-8b"]).shape, dtype="bf16", seq=128)
@@ -179,7 +179,7 @@ def test_backward_of_a_softmax_multiplies_before_it_sums(dtype: str, bytes_per_s
 
 
 def test_held_tuple_of_keys_and_values_keeps_what_the_values_are_a_view_of() -> None:
-    """Transformers of early 2024: pythia-410m's loop at 1 x 2,048 took 3.88 GB, 15 % more."""
+    """Transformers of early 2024: pythia-410m's loop at 1 x 2,048 took 3.88 GB, 15% more."""
     held = workload_of_request(["pythia-410m"], dtype="fp16", seq=2048, keeps_logits=True)
     alone = formula_footprint(held).peak_allocated_bytes
     cached = formula_footprint(replace(held, cache="tuple")).peak_allocated_bytes

@@ -44,7 +44,7 @@ def only(
         ("70GiB", Amount(n_bytes=70 * GIB)),
         ("0", Amount(n_bytes=0)),
         ("5%", Amount(share=0.05)),
-        (" 12.5 % ", Amount(share=0.125)),
+        (" 12.5% ", Amount(share=0.125)),
         ("100%", Amount(share=1.0)),
     ],
 )

@@ -1,7 +1,7 @@
 """Steps of the user's own model against bytes computed by hand; ``test_recordings.py`` has others.
 
 The figures that are not arithmetic are those that the recorder of ``estimate --model`` found before
-the engine took its place, which was within 0.2 % of 63 recorded runs.
+the engine took its place, which was within 0.2% of 63 recorded runs.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def test_schema_lists_each_value(enum: Any, name: str, path: tuple[str, ...]) ->
 def test_text_says_the_answer_first_and_both_lines_of_a_moved_line() -> None:
     text = rendered("text", pair(), RenderOptions(width=120))
 
-    assert text.startswith("B peaks 15.00 MiB (+12 %) higher")
+    assert text.startswith("B peaks 15.00 MiB (+12%) higher")
     assert re.search(r"train\.py:50 -> :57 in step", text)
     assert "asks 1.5x: 30.00 MiB -> 45.00 MiB" in text
     assert "Peak allocated memory of GPU 0 grew by 15.00 MiB, more than" in text
@@ -188,7 +188,7 @@ def test_hostile_names_stay_text(text: str) -> None:
 def test_markdown_is_compact_with_the_rest_folded() -> None:
     text = rendered("markdown", pair())
 
-    assert text.startswith("## B peaks 15.00 MiB (+12 %) higher")
+    assert text.startswith("## B peaks 15.00 MiB (+12%) higher")
     assert "**Peak allocated memory of GPU 0 grew by 15.00 MiB, more than" in text
     assert text.count("<details>") == text.count("</details>") == 1
     folded = re.sub(r"<details>.*?</details>", "", text, flags=re.DOTALL)

@@ -135,12 +135,12 @@ def test_apportion_keeps_the_order_of_sizes(sizes: list[int]) -> None:
 def test_paragraph_keeps_numbers_with_their_units(width: int, n: int) -> None:
     one = page(width)
 
-    one.paragraph("x" * n + " peak 2.96 GiB of 24.00 GiB, 12 %, 0 B free, 3 Blocks")
+    one.paragraph("x" * n + " peak 2.96 GiB of 24.00 GiB, 12%, 0 B free, 3 Blocks")
 
     text = one.render()
     lines = text.splitlines()
     assert " ".join(text.split()) == " ".join(
-        f"{'x' * n} peak 2.96 GiB of 24.00 GiB, 12 %, 0 B free, 3 Blocks".split()
+        f"{'x' * n} peak 2.96 GiB of 24.00 GiB, 12%, 0 B free, 3 Blocks".split()
     )
     assert not [line for line in lines if line.split()[0].strip(",") in {"GiB", "B", "%"}]
 

@@ -41,7 +41,7 @@ def text_of(diagnosis, **options):
 def test_text_keeps_to_its_width_and_tells_the_story(diagnosis, width):
     text = text_of(diagnosis, width=width)
 
-    assert "\nStory  " in text
+    assert "\nWhat happened  " in text
     assert max(len(line) for line in text.splitlines() if "export" not in line) <= width
 
 
@@ -50,15 +50,15 @@ def test_story_has_few_rows_and_more_in_full():
 
     short, long = (text_of(found, verbosity=v) for v in (Verbosity.NORMAL, Verbosity.FULL))
 
-    story = short.split("\nStory")[1]
-    assert story.count("OOM: asked") <= 10
+    story = short.split("\nWhat happened")[1]
+    assert story.count("OOM: requested") <= 10
     assert "more failures in trials" in story
     assert "left out; --full has more" in story
-    assert long.split("\nStory")[1].count("OOM: asked") == 30
+    assert long.split("\nWhat happened")[1].count("OOM: requested") == 30
 
 
 def story_text(text):
-    return " ".join(text_of(diagnosis_of(text), width=100).split("\nStory")[1].split())
+    return " ".join(text_of(diagnosis_of(text), width=100).split("\nWhat happened")[1].split())
 
 
 OUT = story_logs.traceback(story_logs.message(20, 1))
@@ -109,8 +109,8 @@ def test_json_fits_its_schema(diagnosis, schema):
 def test_other_formats_hold_the_story(diagnosis, name):
     text = render("analyze", name, diagnosis, RenderOptions())
 
-    assert "Story" in text
-    assert "OOM: asked" in text
+    assert "What happened" in text
+    assert "OOM: requested" in text
 
 
 @pytest.mark.parametrize("name", ["text", "markdown", "html", "json"])
@@ -158,4 +158,4 @@ def test_single_message_has_no_story():
     found = diagnosis_of(story_logs.message(20, 1))
 
     assert found.story is None
-    assert "Story" not in text_of(found)
+    assert "What happened" not in text_of(found)

@@ -319,7 +319,7 @@ class SmallerBatch(SavingRemedy):
         return judged.saying(
             title=f"Use {part} of the present batch or {sample}",
             change=f"{part} of the present batch size times {sample} "
-            f"({100 * eighths / 8:g} %); {KEPT_BATCH}",
+            f"({100 * eighths / 8:g}%); {KEPT_BATCH}",
         )
 
 

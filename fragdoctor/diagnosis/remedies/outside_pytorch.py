@@ -183,7 +183,7 @@ def library_headroom(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         change="torch.cuda.set_per_process_memory_fraction(0.95), and create handles and "
         "communicators early, for example by one small matmul or all_reduce at start",
         why=f"{library} allocates for itself; a cache that fills the device leaves it no room.",
-        cost="PyTorch has 5 % less memory.",
+        cost="PyTorch has 5% less memory.",
         caveats=("An index out of range can look the same: rerun with CUDA_LAUNCH_BLOCKING=1.",)
         if case.kind in ("cublas", "cudnn")
         else (),

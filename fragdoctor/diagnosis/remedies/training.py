@@ -123,7 +123,7 @@ class GradientCheckpointing(SavingRemedy):
         "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False) around each repeated "
         "block"
     )
-    cost = "About 33 % more compute: the forward pass runs once more."
+    cost = "About 33% more compute: the forward pass runs once more."
     caveats = ("Training only: it does nothing for weights, optimizer state or inference.",)
     effort = 3
 

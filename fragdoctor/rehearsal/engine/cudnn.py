@@ -6,8 +6,8 @@ first plan of the heuristics that can be built (``aten/src/ATen/native/cudnn/Con
 this module, through cuDNN's C interface. Every CUDA build of PyTorch comes with the library.
 
 Compared with 9,000 convolutions of random shapes on an H200 (PyTorch 2.11, cuDNN 9.19), the
-workspaces of forward passes and of input gradients are equal in 75 % of cases, and in 87 % they
-differ by at most 1 % of the size of the three tensors; for weight gradients it is 62 % and 72 %.
+workspaces of forward passes and of input gradients are equal in 75% of cases, and in 87% they
+differ by at most 1% of the size of the three tensors; for weight gradients it is 62% and 72%.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ KEPT: Final = {0: 1, 1: 1, LSTM: 5, GRU: 6}
 BUFFER_BYTES, WIDE_BUFFERS, BATCH = 8 * MIB + 512, 3, 32
 PER_STEP, PER_STEP_OTHERS = {LSTM: 5.7, GRU: 5.1}, 4.1
 PER_STEP_PACKED, PER_STEP_PACKED_OTHERS = {LSTM: 4.2, GRU: 3.1}, 2.0
-"""Vectors that the workspace has, fitted: within 10 % of each of 17 workspaces on an H200."""
+"""Vectors that the workspace has, fitted: within 10% of each of 17 workspaces on an H200."""
 
 
 @dataclass(frozen=True, slots=True)

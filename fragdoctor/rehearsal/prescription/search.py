@@ -52,7 +52,7 @@ WORTH: Final = 0.98
 MAX_SETS: Final = 8
 """Sets of checkpointed modules that are rehearsed with the same other treatments."""
 SPARE: Final = 0.01
-"""Share of the capacity that a change should leave: what a program needs on a GPU is known to 1 %.
+"""Share of the capacity that a change should leave: what a program needs on a GPU is known to 1%.
 A run that just fits also flushes its cache again and again."""
 FINE: Final = 0.005
 """Share of the capacity that sets of modules may leave unused beyond that."""

@@ -24,7 +24,7 @@ from fragdoctor.report import escape
 from fragdoctor.trace.stacks import USER, Stacks
 
 LEVEL: Final = 1
-"""For a million events, half of the time of zlib's own level, 6, and 8 % more bytes."""
+"""For a million events, half of the time of zlib's own level, 6, and 8% more bytes."""
 
 # JavaScript's numbers are exact up to this; every figure of a device is far below.
 MAX_EXACT: Final = 2**53 - 1

@@ -190,14 +190,14 @@ def footer(diagnosis: Diagnosis) -> str:
     n_advice = len(diagnosis.recommendations)
     failed = f" ({n_failed} failed)" if n_failed else ""
     parts = [
-        f"checklist{failed}" if diagnosis.checklist else "",
+        f"the checklist{failed}" if diagnosis.checklist else "",
         "what strands memory" if diagnosis.stranders else "",
         "phases" if diagnosis.phases else "",
         plural(n_serious, "finding") if n_serious else "",
         plural(n_advice, "recommendation") if n_advice else "",
     ]
     listed = ", ".join(p for p in parts if p)
-    return f"--full: {listed}" if listed else ""
+    return f"Add --full for {listed}." if listed else ""
 
 
 def document(
@@ -376,7 +376,7 @@ def _of_failure(
 ) -> list[doc.Figure]:
     """Return the request, the largest piece that could have served it, and the shortfall."""
     free_bytes, segment_bytes = failure.free_bytes, failure.segment_bytes or 0
-    asked = [doc.Figure("asked", format_size(asked_bytes), "")]
+    asked = [doc.Figure("requested", format_size(asked_bytes), "")]
     hole = None
     if figures is not None and (figures.moment is None or figures.moment.is_end):
         hole = figures.largest_free_block_bytes

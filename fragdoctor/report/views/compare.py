@@ -175,7 +175,7 @@ def _value(figure: model.ComparedFigure, run: int) -> str:
 
 
 def _changed(delta: int | None, first: int | None = None, *, is_size: bool = True) -> str:
-    """Return a change and its share of what was there first, if known: ``+1.00 GiB (+12 %)``."""
+    """Return a change and its share of what was there first, if known: ``+1.00 GiB (+12%)``."""
     if not delta:
         return "" if delta is None else "="
     shown = signed_size(delta) if is_size else f"{delta:+,}"

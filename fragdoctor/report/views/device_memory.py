@@ -332,7 +332,7 @@ def _lines(rows: Sequence[HeldBytes], size: Callable[[int], str], blocks: doc.Co
 
 
 def _shares(categories: Sequence[HeldBytes | CategoryShare], total_bytes: int, least: float) -> str:
-    """Return what allocated memory is for, down to a least share: ``activations 71 %``."""
+    """Return what allocated memory is for, down to a least share: ``activations 71%``."""
     return ", ".join(
         f"{CATEGORY_NAMES[c.category]} {format_share(c.n_bytes, total_bytes)}"
         for c in categories

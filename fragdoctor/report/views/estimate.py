@@ -334,7 +334,7 @@ def _fits(estimate: Estimate) -> doc.Section:
     )
     legend = (
         "to spare: beyond the most that it may need; where it does not fit, short of the least. "
-        "largest batch: that surely fits, in sequences a pass on one GPU, to within 2 %."
+        "largest batch: that surely fits, in sequences a pass on one GPU, to within 2%."
     )
     return doc.Section("Will it fit", [table, doc.Paragraph(dim(legend))], id="fits")
 

@@ -35,13 +35,13 @@ def story_section(diagnosis: Diagnosis) -> doc.Section:
     """Return the story of a log and its trends, or nothing if the log tells none."""
     story = diagnosis.story
     if story is None:
-        return doc.Section("Story", ())
+        return doc.Section("What happened", ())
     blocks = [
         *_events(diagnosis, story, _SHORT_ROWS, Detail.SHORT),
         *_events(diagnosis, story, _FULL_ROWS, Detail.FULL),
         *_trends(story),
     ]
-    return doc.Section("Story", blocks, story_facts(story), "story")
+    return doc.Section("What happened", blocks, story_facts(story), "story")
 
 
 def _events(
@@ -142,7 +142,7 @@ def _messages(log: OomLog, detail: Detail) -> doc.Table:
         doc.Column("line", "line"),
         *([doc.Column("rank", "rank")] if has_ranks else []),
         doc.Column("GPU", "device_index"),
-        doc.Column("asked", "requested_bytes"),
+        doc.Column("requested", "requested_bytes"),
         doc.Column("free", "true_free_bytes"),
         doc.Column("kind", _kind, "wrap"),
         shown=3,
@@ -391,7 +391,7 @@ def _trials_what(events: Sequence[Scene]) -> str:
 
 def _figures(message: OomMessage) -> str:
     figures = {
-        "asked": message.requested_bytes,
+        "requested": message.requested_bytes,
         "live": message.live_bytes,
         "unused": message.reserved_unallocated_bytes,
     }

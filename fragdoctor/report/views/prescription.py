@@ -124,7 +124,7 @@ def needs_text(one: Tried) -> str:
 
 
 def compute_text(one: Tried) -> str:
-    """Return the compute cost of a change: ``+11 % compute``."""
+    """Return the compute cost of a change: ``+11% compute``."""
     if one.extra_compute is None:
         return "copies to the host"
     return f"+{format_share(one.extra_compute, 1)} compute" if one.extra_compute else "same compute"

@@ -87,7 +87,7 @@ def plans_section(estimate: Estimate) -> doc.Section:
         doc.Column("GPUs", lambda p: format_count(p.n_gpus), "right"),
         doc.Column("each", lambda p: format_size(p.needs_high_bytes), "right"),
         doc.Column("tokens/s", lambda p: format_count(round(1 / p.seconds_per_token)), "right"),
-        doc.Column("waits", lambda p: f"{p.communication_share:.0%}".replace("%", " %"), "right"),
+        doc.Column("waits", lambda p: f"{p.communication_share:.0%}", "right"),
         *([doc.Column("1M tokens", dollars, "right")] if any(map(dollars, plans)) else []),
         *([doc.Column("sequences", lambda p: format_count(p.sequences), "right")]
           if any(p.sequences for p in plans) else []),

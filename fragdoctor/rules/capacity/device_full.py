@@ -34,7 +34,7 @@ def device_full(context: Context) -> Iterator[Found]:
     if missing <= 0:
         return
     yield Found(
-        f"{format_size(r.live_bytes)} live and {format_size(r.requested_bytes)} asked exceed "
+        f"{format_size(r.live_bytes)} live and {format_size(r.requested_bytes)} requested exceed "
         f"{format_size(r.available_bytes)} by {format_size(missing)}.",
         severity=Severity.WARNING if r.is_caught else Severity.ERROR,
         confidence=Confidence.PROVEN if missing > r.tolerance_bytes else Confidence.LIKELY,

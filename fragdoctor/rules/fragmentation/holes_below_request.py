@@ -26,7 +26,7 @@ def holes_below_request(context: Context) -> Iterator[Found]:
     What it can get wrong. A message does not show the holes: the memory may be on another stream
     or in the other size class, or a block may have come free too late.
 
-    Example. 500 MiB asked, 673 MiB free in holes of at most 175 MiB.
+    Example. 500 MiB requested, 673 MiB free in holes of at most 175 MiB.
 
     References. CUDA semantics: Optimizing memory usage with PYTORCH_CUDA_ALLOC_CONF.
     """

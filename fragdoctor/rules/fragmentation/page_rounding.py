@@ -25,7 +25,7 @@ def page_rounding(context: Context) -> Iterator[Found]:
     What it can get wrong. A free tail of the segment counts towards the request; then the missing
     part is smaller than the request.
 
-    Example. 24 MiB asked, 38 MiB free: two pages are 40 MiB.
+    Example. 24 MiB requested, 38 MiB free: two pages are 40 MiB.
 
     References. CUDA semantics: expandable_segments.
     """

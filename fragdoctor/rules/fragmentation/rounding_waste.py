@@ -30,7 +30,7 @@ def rounding_waste(context: Context) -> Iterator[Found]:
     What it can get wrong. Nothing in the numbers; whether the waste matters depends on the room
     there is.
 
-    Example. 12 % of active memory is rounding under roundup_power2_divisions:4.
+    Example. 12% of active memory is rounding under roundup_power2_divisions:4.
 
     References. CUDA semantics: Optimizing memory usage with PYTORCH_CUDA_ALLOC_CONF.
     """

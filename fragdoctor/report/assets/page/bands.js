@@ -7,7 +7,7 @@
 const DETAIL = { groups: Infinity, coarse: 6, fine: 1.5, finest: 0.5 };
 /** @type {[string, number][]} */
 const SIZE_CLASSES = [["under 1 MiB", 1], ["1 to 16 MiB", 16], ["16 to 128 MiB", 128], ["128 MiB to 1 GiB", 1024], ["1 GiB and more", Infinity]];
-const LIFE_CLASSES = ["from before the recording", "never freed", "a tenth of the recording or more", "1 % to 10 %", "under 1 % of the recording"];
+const LIFE_CLASSES = ["from before the recording", "never freed", "a tenth of the recording or more", "1% to 10%", "under 1% of the recording"];
 const NAMED_LINES = 14;
 
 // The band color of each block, and the names of the colors.

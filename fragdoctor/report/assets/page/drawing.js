@@ -15,7 +15,7 @@ function formatCount(n) { return Math.round(n).toLocaleString("en-US"); }
 
 function formatShare(part, whole) {
   const share = whole > 0 ? (100 * part) / whole : 0;
-  return `${share >= 10 || share === 0 ? share.toFixed(0) : share.toFixed(1)} %`;
+  return `${share >= 10 || share === 0 ? share.toFixed(0) : share.toFixed(1)}%`;
 }
 
 function formatTime(us) {

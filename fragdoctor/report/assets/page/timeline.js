@@ -383,7 +383,7 @@ class Timeline {
     const parts = [], known = this.lives ? this.lives.eventAt(state) : null;
     if (known) parts.push(`${ACTIONS[known.kind]} ${formatSize(known.size)}${known.line >= 0 ? `  ${this.lives.lineFull(known.line)}` : ""}`);
     const oom = this.data.ooms.find((o) => o[0] === state);
-    if (oom) parts.push(`out of memory: ${formatSize(oom[1])} asked${oom[2] === null ? "" : `, ${formatSize(oom[2])} free at the driver`}`);
+    if (oom) parts.push(`out of memory: ${formatSize(oom[1])} requested${oom[2] === null ? "" : `, ${formatSize(oom[2])} free at the driver`}`);
     let inner = null;
     for (let i = 0; i < this.phases.first.length; i++) {
       if (this.phases.first[i] <= state && state < this.phases.last[i] && (inner === null || this.phases.depth[i] > this.phases.depth[inner])) inner = i;

@@ -284,7 +284,7 @@ const timelinePainting = {
     }
     const last = this.data.ooms[this.data.ooms.length - 1], lastX = last ? Math.round(this.xOf(last[0])) : -1;
     if (last && lastX >= LEFT && lastX <= this.width - RIGHT) {
-      const said = `OOM: ${formatSize(last[1])} asked`, width = c.measureText(said).width + 10;
+      const said = `OOM: ${formatSize(last[1])} requested`, width = c.measureText(said).width + 10;
       const left = lastX + width + 4 > this.width - RIGHT ? lastX - width - 3 : lastX + 3;
       c.fillStyle = bad;
       c.fillRect(left, area.top + 2, width, 17);

@@ -5,7 +5,7 @@
 const KNOBS = [
   ["expandable_segments", "Expandable segments", [["", "off"], ["True", "on"]]],
   ["max_split_size_mb", "Largest block to split", [["", "any"], ["512", "512 MiB"], ["256", "256 MiB"], ["128", "128 MiB"], ["64", "64 MiB"], ["32", "32 MiB"]]],
-  ["garbage_collection_threshold", "Collect from", [["", "never"], ["0.6", "60 %"], ["0.8", "80 %"], ["0.9", "90 %"]]],
+  ["garbage_collection_threshold", "Collect from", [["", "never"], ["0.6", "60%"], ["0.8", "80%"], ["0.9", "90%"]]],
   ["roundup_power2_divisions", "Round sizes up", [["", "no"], ["8", "1/8 of a power of two"], ["4", "1/4 of a power of two"], ["2", "1/2 of a power of two"]]],
 ];
 const SLIDER_STEPS = 400;
