@@ -35,14 +35,7 @@ def processes_on_gpu(question: PackRequest, case: Case | None = None) -> Sharing
         ConfigError: neither a number nor a snapshot says what one process takes, or nothing says
             how large the GPU is.
     """
-    snapshot = None if case is None else case.snapshot
-    if question.per_process_bytes is not None:
-        reserved: _Reserved = (question.per_process_bytes, "as given", ())
-    elif snapshot is not None:
-        reserved = _of_snapshot(snapshot)
-    else:
-        raise ConfigError("No snapshot says what one process takes.", hint=_HINT)
-    n_bytes, source, notes = reserved
+    n_bytes, source, notes = _reserved(question, None if case is None else case.snapshot)
     context_bytes, context_source = _context(question)
     name, total = _gpu(question, case)
     return share_gpu(
@@ -63,12 +56,15 @@ def _gpu(question: PackRequest, case: Case | None) -> tuple[str, int]:
     raise ConfigError("The size of the GPU is not known.", hint="Give it, as in: --gpu 24GiB")
 
 
-_Reserved = tuple[int, str, tuple[str, ...]]
-"""The bytes that PyTorch takes in one process, where that figure comes from, and notes on it."""
+def _reserved(question: PackRequest, snapshot: Snapshot | None) -> tuple[int, str, tuple[str, ...]]:
+    """Return the bytes that PyTorch takes in one process, where that figure comes from, and notes.
 
-
-def _of_snapshot(snapshot: Snapshot) -> _Reserved:
-    """Return the peak of the fullest device, or more if the run failed for want of it."""
+    Of a snapshot, it is the peak of the fullest device, or more if the run failed for want of it.
+    """
+    if question.per_process_bytes is not None:
+        return question.per_process_bytes, "as given", ()
+    if snapshot is None:
+        raise ConfigError("No snapshot says what one process takes.", hint=_HINT)
     analyses = [analyze_device(snapshot, device) for device in snapshot.devices]
     peaks = [a.timeline.peak_reserved_bytes if a.timeline else a.reserved_bytes for a in analyses]
     peak = max(peaks, default=0)

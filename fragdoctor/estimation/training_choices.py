@@ -98,18 +98,18 @@ MXFP4: Final = "OCP Microscaling Formats (MX) 1.0; experts only, as gpt-oss stor
 # LLM.int8(): one fp32 scale per row, which is negligible with thousands of elements in a row.
 _INT8: Final = 1.0
 
+_HALF: Final = ("bf16", "fp16")
 PRECISIONS: Final = MappingProxyType(
     {
         p.name: p
         for p in (
             Precision("fp32", 4, 4, 4, 4, 4),
-            Precision("bf16", 2, 2, 2, 2, 2),
-            Precision("fp16", 2, 2, 2, 2, 2),
-            Precision("amp-bf16", 4, 4, 2, 4, 2, 2, is_autocast=True, source=AUTOCAST_DOC),
-            Precision("amp-fp16", 4, 4, 2, 4, 2, 2, is_autocast=True, source=AUTOCAST_DOC),
+            *(Precision(kind, 2, 2, 2, 2, 2) for kind in _HALF),
+            *(Precision(f"amp-{kind}", 4, 4, 2, 4, 2, 2, is_autocast=True, source=AUTOCAST_DOC)
+              for kind in _HALF),
             # DeepSpeed: 16-bit weights and gradients, fp32 copies next to the optimizer's states.
-            Precision("deepspeed-bf16", 2, 2, 2, 2, 2, source=DEEPSPEED, has_master=True),
-            Precision("deepspeed-fp16", 2, 2, 2, 2, 2, source=DEEPSPEED, has_master=True),
+            *(Precision(f"deepspeed-{kind}", 2, 2, 2, 2, 2, source=DEEPSPEED, has_master=True)
+              for kind in _HALF),
             # FSDP's MixedPrecision: fp32 shards, gathered and computed with in 16 bits.
             Precision("fsdp-bf16", 4, 4, 2, 2, 2, source=FSDP, gathered=2, kept_gradient=4),
             # bf16 weights, the fp8 copy in both layouts, inputs kept in fp8.
@@ -231,11 +231,9 @@ OPTIMIZERS: Final = MappingProxyType(
         for o in (
             OptimizerSpec("sgd", "SGD", 0),
             OptimizerSpec("sgd-momentum", "SGD with momentum", 1),
-            OptimizerSpec("adam", "Adam", 2, step_copies=1),
-            OptimizerSpec("adamw", "AdamW", 2, step_copies=1),
+            *(OptimizerSpec(title.lower(), title, 2, step_copies=1)
+              for title in ("Adam", "AdamW", "Adamax", "NAdam", "RAdam")),
             OptimizerSpec("adamw-fused", "AdamW (fused)", 2),
-            OptimizerSpec("adamax", "Adamax", 2, step_copies=1),
-            OptimizerSpec("nadam", "NAdam", 2, step_copies=1),
             OptimizerSpec("rmsprop", "RMSprop", 1, step_copies=1),
             OptimizerSpec("adagrad", "Adagrad", 1, step_copies=2),
             OptimizerSpec("adafactor", "Adafactor", 0, factored=True, step_copies=2,
@@ -245,7 +243,6 @@ OPTIMIZERS: Final = MappingProxyType(
             OptimizerSpec("adamw-8bit", "AdamW 8-bit", 0, fixed=2 + 2 * _BLOCK_SCALE,
                           source=ADAM_8BIT),
             OptimizerSpec("lion-8bit", "Lion 8-bit", 0, fixed=1 + _BLOCK_SCALE, source=ADAM_8BIT),
-            OptimizerSpec("radam", "RAdam", 2, step_copies=1),
             OptimizerSpec("adadelta", "Adadelta", 2, step_copies=2),
             OptimizerSpec("sgd-8bit", "SGD 8-bit", 0, fixed=1 + _BLOCK_SCALE, source=ADAM_8BIT),
             OptimizerSpec("paged-adamw", "AdamW, paged", 2, source=PAGED, is_paged=True),
