@@ -28,11 +28,6 @@ from fragdoctor.units import GIB, MIB
 # of 2.21 GiB for Qwen2.5 7B with 1,024 sequences on an H100 (https://github.com/llm-d-incubation/
 # llm-d-planner/tree/main/accuracy). Up to version 0.16, it was 39.
 _SAMPLER_BYTES: Final = 15
-# Bytes per element of a result: before 0.3, vLLM's kernel for AWQ computed it in eight parts in
-# fp16 and summed them up (``split_k_iters`` of its ``csrc/quantization/awq/gemm_kernels.cu``). For
-# 16,384 tokens of CodeLlama 34B, they are the 10.75 GiB of
-# https://github.com/vllm-project/vllm/issues/2199.
-_AWQ_BYTES: Final = 8 * 2
 # What it reports outside PyTorch on one GPU there. The CUDA context exists before it measures.
 OUTSIDE_BYTES: Final = 256 * MIB
 # What vLLM 0.19 reports outside PyTorch on 2 or 4 H100s of one NVLink switch, 2.06 to 2.21 GiB,
@@ -104,9 +99,6 @@ def serving_of(
         whole = serving_of(
             workload, gpu, utilization=utilization, max_seqs=limit, max_batched_tokens=length
         ).sequences
-    elif each and workload.dtype == "awq" and max_batched_tokens >= length:
-        widest = (1 + local.shape.is_gated) * local.shape.ffn
-        whole = min(sequences, max(0, pool - _AWQ_BYTES * tokens * widest) // each)
     return Serving(
         gpu=gpu.name,
         utilization=utilization,

@@ -87,9 +87,8 @@ class Serving(Struct, frozen=True):
         cached_tokens: tokens in the complete sequences that fit into the pool.
         sequences: how many sequences it serves at once, at most ``max_sequences``.
         max_batched_tokens: the most tokens that one step reads.
-        sequences_read_whole: sequences if a step reads a whole prompt, as vLLM did before 0.8. If
-            the tokens of a step were given, the same as ``sequences``, or for AWQ those that the
-            kernel of vLLM before 0.3 leaves room for.
+        sequences_read_whole: sequences if a step reads a whole prompt, as vLLM did before 0.8; the
+            same as ``sequences`` if the tokens of a step were given.
     """
 
     gpu: str

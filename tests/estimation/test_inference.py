@@ -194,24 +194,6 @@ def test_server_that_reads_a_whole_prompt_in_a_step_may_have_no_room_for_it() ->
     assert of_prompt(2048) == (of_prompt(2048)[0],) * 2
 
 
-@pytest.mark.parametrize(("dtype", "expected"), [("awq", (2, 0)), ("gptq", (2, 2))])
-def test_first_kernel_for_awq_may_leave_no_room(dtype: str, expected: tuple[int, int]) -> None:
-    """vLLM 0.2.7 did not serve Mixtral's AWQ weights on two A10s (vllm-project/vllm#2382)."""
-    workload = of("mixtral-8x7b", dtype=dtype, seq=32_768, tensor_parallel=2)
-
-    found = serving_of(workload, gpu_of("a10"), utilization=0.9, max_batched_tokens=32_768)
-
-    assert (found.sequences, found.sequences_read_whole) == expected
-
-
-def test_first_kernel_for_awq_is_not_meant_by_servers_that_say_nothing() -> None:
-    workload = of("mistral-7b", dtype="awq", seq=32_768)
-
-    found = serving_of(workload, gpu_of("t4"), utilization=0.9)
-
-    assert found.sequences_read_whole > 0
-
-
 def test_server_serves_an_fp32_checkpoint_in_16_bits() -> None:
     assert of("gemma-2-9b", dtype="", seq=128).dtype == "fp32"
     assert of("gemma-2-9b", dtype="", seq=128, cache="paged").dtype == "bf16"

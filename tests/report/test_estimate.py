@@ -131,24 +131,14 @@ def test_first_lines_say_that_an_encoder_without_a_class_is_a_classifier() -> No
     assert "What decides" not in text
 
 
-@pytest.mark.parametrize(
-    ("model", "gpu", "asked", "tokens", "said"),
-    [
-        ("llama-3-8b", "l4", {}, 0, "but none if a step reads a whole prompt"),
-        ("mixtral-8x7b", "a10", {"dtype": "awq", "tensor_parallel": 2}, 32_768,
-         "but none with vLLM before 0.3"),
-    ],
-)  # fmt: skip
-def test_first_lines_say_with_which_servers_a_prompt_has_no_room(
-    model: str, gpu: str, asked: dict[str, Any], tokens: int, said: str
-) -> None:
-    workload = workload_of_request([model], inference=True, seq=32_768, cache="paged", **asked)
-    serving = serving_of(workload, gpu_of(gpu), utilization=0.9, max_batched_tokens=tokens)
-    found = replace(judged(workload, [gpu_of(gpu)]), serving=serving)
+def test_first_lines_say_if_a_server_has_room_only_for_a_prompt_read_in_parts() -> None:
+    workload = workload_of_request(["llama-3-8b"], inference=True, seq=32_768, cache="paged")
+    serving = serving_of(workload, gpu_of("l4"), utilization=0.9)
+    found = replace(judged(workload, [gpu_of("l4")]), serving=serving)
 
     text = " ".join(render("estimate", "text", found, RenderOptions()).split())
 
-    assert said in text.split("One batch alone")[0]
+    assert "but none if a step reads a whole prompt" in text.split("One batch alone")[0]
 
 
 @pytest.mark.parametrize(

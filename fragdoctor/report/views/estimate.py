@@ -135,7 +135,6 @@ def _planned(estimate: Estimate) -> str:
 _UNLESS_WHOLE: Final = (
     ", but none if a step reads a whole prompt, as before vLLM 0.8; --max-num-batched-tokens says"
 )
-_UNLESS_AWQ: Final = ", but none with vLLM before 0.3, whose kernel for AWQ needs more"
 
 
 def _served(estimate: Estimate) -> list[str]:
@@ -149,8 +148,7 @@ def _served(estimate: Estimate) -> list[str]:
         return [f"{server} has no room for one sequence of {length} tokens."]
     plural = "s" * (found.sequences > 1)
     held = f"{format_count(found.sequences)} sequence{plural} of {length} tokens at once"
-    unless = _UNLESS_AWQ if found.max_batched_tokens >= found.length else _UNLESS_WHOLE
-    whole = "" if found.sequences_read_whole else unless
+    whole = "" if found.sequences_read_whole else _UNLESS_WHOLE
     return [f"{server} holds {held}: {format_size(found.cache_bytes)} of cache{whole}."]
 
 
