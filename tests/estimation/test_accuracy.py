@@ -47,8 +47,8 @@ def test_parameters_of_recorded_run_are_counted_exactly(row: dict[str, Any]) -> 
 
 def test_promise_names_the_recordings_and_the_error() -> None:
     assert f"on {len(recorded_peaks())} recorded runs" in FORMULA_ERROR
-    assert f"peak was within {100 * PROMISED:.0f} %" in FORMULA_ERROR
-    assert f"reserved memory within {100 * RESERVED:.0f} %" in FORMULA_ERROR
+    assert f"peak was within {100 * PROMISED:.0f}%" in FORMULA_ERROR
+    assert f"reserved memory within {100 * RESERVED:.0f}%" in FORMULA_ERROR
 
 
 # Peak allocated of one forward pass under no_grad that keeps keys and values, logits of the last

@@ -136,8 +136,8 @@ def test_needs_grow_with_batch_and_length(row: dict[str, Any]) -> None:
 
 def test_promise_counts_the_measured_models() -> None:
     assert f"steps of {len(ROWS)} models" in FORMULA_ERROR
-    assert f"within {100 * PROMISED:.0f} % for 9 of 10" in FORMULA_ERROR
-    assert f"within {100 * MOST:.0f} % for all" in FORMULA_ERROR
+    assert f"within {100 * PROMISED:.0f}% for 9 of 10" in FORMULA_ERROR
+    assert f"within {100 * MOST:.0f}% for all" in FORMULA_ERROR
     assert all(
         len(r["peak_allocated_bytes"]) == len(PRECISIONS) for r in ROWS if not r["quantised"]
     )
