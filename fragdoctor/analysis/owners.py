@@ -216,6 +216,11 @@ def main_owner(named: NamedBlocks, rows: I64, sizes: I64) -> Owner | None:
     mine = [o for o, of in zip(named.owners, group.tolist(), strict=True) if of == most]
     if len(mine) == 1:
         return mine[0]
+    of_graph = np.array([o.kind is HoldingKind.GRAPH for o in named.owners])
+    by_owner = sum_by(place[known], sizes[known], len(named.owners))
+    in_graph = np.where(of_graph & (group == most), by_owner, 0)
+    if 2 * in_graph.sum() > sums[most]:  # the items are small beside the graph behind them
+        return named.owners[int(in_graph.argmax())]
     name = _root(mine[0].name)
     whole = next((o for o in mine if o.name == name), None)
     return whole or Owner(name, HoldingKind.CONTAINER, scope=mine[0].scope)

@@ -73,7 +73,7 @@ def test_name_stands_first_with_the_line_that_made_it(tmp_path: Path):
 
     assert holders(found) == [
         "10.00 MiB  agent.buffer (list of 4), made at rl.py:25",
-        "5.00 MiB  /work/rl.py:30 in step",
+        "5.00 MiB  rl.py:30 in step",
     ]
     first, second = found.owners
     assert (first.held_bytes, first.n_blocks, str(first.location)) == (

@@ -56,6 +56,9 @@ def no_grad(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         return
     if not (is_seen or (evaluates and kept.pattern in MAY_BE_GRAPHS)):
         return
+    owner = keeper(case.context, kept)
+    if owner is not None and owner.kind is HoldingKind.CONTAINER:
+        return  # the census looked: it keeps tensors, and no graph behind them
     maker, held = maker_text(case.context, kept), format_size(kept.survivor_bytes)
     reason = (
         "No backward pass ran while it grew, as in an evaluation"

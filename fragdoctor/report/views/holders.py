@@ -64,7 +64,9 @@ def short_holders(diagnosis: Diagnosis) -> doc.Section:
         doc.Column("", lambda h: doc.strong(format_size(h.held_bytes)), "right"),
         *([doc.Column("", strands, style=Style.DIM)] if shows_stranders else []),
         doc.Column("", _place, "path"),
-        notes=lambda h: _within(h) if isinstance(h, HolderReport) else [],
+        notes=lambda h: (
+            [*_held_by(diagnosis, h), *_within(h)] if isinstance(h, HolderReport) else []
+        ),
     )
     moment = rows[0].moment if rows else Moment.END
     more = "; strands: the free memory held back" if shows_stranders else ""
@@ -92,6 +94,17 @@ def _main_function(diagnosis: Diagnosis, holders: Sequence[HolderReport]) -> Fun
 def _place(row: HolderReport | FunctionHolder) -> doc.Content:
     """Return a line of the program, or a function and its lines."""
     return doc.code(row.short if isinstance(row, FunctionHolder) else location_text(row.location))
+
+
+def _held_by(diagnosis: Diagnosis, holder: HolderReport) -> list[doc.Content]:
+    """Return which name of the program holds most of what a line made, if one does."""
+    return [
+        [dim("held by "), *owner_text(o.owner)]
+        for o in diagnosis.owners
+        if o.owner.kind is not HoldingKind.UNNAMED
+        and (o.device, o.location) == (holder.device, holder.location)
+        and 2 * o.held_bytes > holder.held_bytes
+    ]
 
 
 def _within(holder: HolderReport) -> list[doc.Content]:
@@ -259,7 +272,7 @@ def short_owners(diagnosis: Diagnosis, function: FunctionHolder | None) -> doc.S
 
 def _owner_row(row: OwnerReport, function: FunctionHolder | None) -> doc.Content:
     if row.owner.kind is HoldingKind.UNNAMED:
-        return doc.code(location_text(row.location))
+        return doc.code(doc.NO_STACK if row.location is None else row.location.short)
     made = ""
     if row.owner.kind is HoldingKind.GRAPH and function is not None and function.has(row):
         made = f", made in {function.short}"
