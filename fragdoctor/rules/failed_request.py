@@ -132,10 +132,11 @@ class FailedRequest(Struct, frozen=True):
     @property
     def request_text(self) -> str:
         """The request as part of a sentence: its size, and its segment's size if larger."""
-        asked, segment = map(
-            format_size, (self.block_bytes or self.requested_bytes, self.requested_bytes)
+        asked, segment = format_size(self.block_bytes), format_size(self.requested_bytes)
+        is_larger = self.block_bytes is not None and asked != segment
+        return (
+            f"request of {asked} (a segment of {segment})" if is_larger else f"request of {segment}"
         )
-        return f"request of {asked}" + ("" if asked == segment else f" (a segment of {segment})")
 
     @property
     def tolerance_bytes(self) -> int:
