@@ -45,9 +45,9 @@ def short_holders(diagnosis: Diagnosis) -> doc.Section:
     )
     if has_names and diagnosis.verdict.cause is not Cause.FRAGMENTATION:
         return short_owners(diagnosis, one)
-    rest = mine if one is None else [h for h in mine if not one.has(h)]
-    top = sorted(rest, key=lambda h: h.held_bytes, reverse=True)[: _MAX_HOLDERS - (one is not None)]
-    rows: list[HolderReport | FunctionHolder] = [*top] if one is None else [one, *top]
+    rows: list[HolderReport | FunctionHolder] = [] if one is None else [one]
+    rest = [h for h in mine if one is None or not one.has(h)]
+    rows += sorted(rest, key=lambda h: -h.held_bytes)[: _MAX_HOLDERS - len(rows)]
     stranded = Counter[Location | None]()
     for strander in diagnosis.stranders:
         if device in (None, strander.device):
@@ -325,10 +325,9 @@ def _owner_notes(found: OwnerReport) -> list[doc.Content]:
 def owners_section(diagnosis: Diagnosis) -> doc.Section:
     """Return all names that hold memory, or nothing without a census."""
     shown = sorted(diagnosis.owners, key=by_device(diagnosis))
-    several = len({o.device for o in shown}) > 1
     table = doc.tabled(
         shown if any(o.owner.kind is not HoldingKind.UNNAMED for o in shown) else [],
-        *([doc.Column("GPU", "device")] if several else []),
+        *_gpu_column(diagnosis),
         doc.Column("held", "held_bytes", style=Style.STRONG),
         doc.Column("blocks", "n_blocks"),
         doc.Column("by", lambda o: owner_text(o.owner), "wrap"),
