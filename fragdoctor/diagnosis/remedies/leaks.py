@@ -63,8 +63,6 @@ def no_grad(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     )
     title = remedy.title
     change = f"wrap the loop that reaches {maker} in torch.no_grad() or torch.inference_mode()"
-    if owner is None:  # the outputs of all layers, kept in a list, look the same
-        change += "; if it already is, keep the outputs on the host (.cpu())"
     if is_seen and not evaluates and any(k.kind is KeptKind.LOSS for k in kept.kinds):
         title = "Run the backward pass for each batch, or evaluate without graphs"
         change = (
@@ -72,6 +70,8 @@ def no_grad(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
             f"one backward() of their sum; in an evaluation {change}"
         )
         reason = "Graph after graph was built at this line, and no backward pass ran"
+    elif owner is None:  # the outputs of all layers, kept in a list, look the same
+        change += "; if it already is, keep the outputs on the host (.cpu())"
     yield remedy.proposal(
         title=title,
         weight=Weight.CURES if case.cause is Cause.LEAK and is_told else Weight.HELPS,
