@@ -242,12 +242,15 @@ def find_stranded_segments(layout: Layout, device: int) -> tuple[tuple[SegmentRe
 def most_kept(trace: Trace, category: U8) -> tuple[int, I64] | None:
     """Return the frame that makes most of what is kept from before the last step, and its events.
 
-    None if nothing is kept that is no part of a model, or its line is not known.
+    None if nothing is kept that is no part of a model, or its line is not known. If the program
+    failed before it ran a model, all that is live counts, its weights too.
     """
-    if not len(category):
-        return None
     lives, steps = trace.lives, Steps.of(trace).rows
-    is_kept = (lives.free == NEVER) & (category == Category.KEPT) & (lives.start >= 0)
+    is_kept = (lives.free == NEVER) & (lives.start >= 0)
+    if len(category):
+        is_kept &= category == Category.KEPT
+    elif len(trace.module_rows) or not trace.ends_in_failure:
+        return None
     is_kept &= lives.start < (steps[-1] if len(steps) else trace.n_events)
     mine = np.flatnonzero(is_kept)
     line = trace.stacks.lines_of(lives.stack[mine])

@@ -29,7 +29,7 @@ from fragdoctor.analysis.result import (
     KeptPattern,
     PhaseAnalysis,
 )
-from fragdoctor.future.passes import RoleRuns, kept_of
+from fragdoctor.future.passes import KEPT_SHARE, RoleRuns, kept_of
 from fragdoctor.future.steps import StepKind, Steps
 from fragdoctor.model.arrays import MOST, distinct, is_among, largest_groups, sum_by
 from fragdoctor.model.snapshot import I32, I64, Action, StackTable
@@ -322,14 +322,18 @@ def _pattern(
 
 
 def _is_graph(trace: Trace, rows: I64) -> bool:
-    """Return whether results from many lines of a model are kept, not just its outputs.
+    """Return whether results from many lines of a model are kept, and as much as training keeps.
 
-    Features, hidden states, keys and values come from only a few of its lines.
+    Features, hidden states, keys and values come from only a few of its lines, or are little of
+    what it makes.
     """
-    lives, in_module = trace.lives, trace.stacks.roles.in_module
+    lives, in_module = trace.lives_of_program, trace.stacks.roles.in_module
     inside = (lives.start >= lives.start[rows].min()) & (lives.start <= lives.start[rows].max())
-    made = distinct(lives.stack[inside & in_module[lives.stack]])
-    return int(is_among(made, lives.stack[rows]).sum()) >= GRAPH_LINES * len(made)
+    made = np.flatnonzero(inside & in_module[lives.stack])
+    kept, lines = made[is_among(made, rows)], distinct(lives.stack[made])
+    share = lives.size_bytes[kept].sum() / max(lives.size_bytes[made].sum(), 1)
+    from_lines = int(is_among(lines, lives.stack[kept]).sum())
+    return bool(share > KEPT_SHARE and from_lines >= GRAPH_LINES * len(lines))
 
 
 def _trains_meanwhile(trace: Trace, phases: PhaseAnalysis | None, rows: I64) -> bool:

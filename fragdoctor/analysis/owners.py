@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
+from operator import itemgetter
 from typing import Final
 
 import numpy as np
@@ -200,25 +201,24 @@ def _held_in(owner: Owner, census: Census) -> tuple[int, int]:
 def main_owner(named: NamedBlocks, rows: I64, sizes: I64) -> Owner | None:
     """Return who holds most of some blocks, or None if no name holds half of their bytes.
 
-    What ``trials[*].model`` and ``trials[*].optimizer.state`` hold, ``trials`` holds.
+    What ``trials[*].model`` and ``trials[*].optimizer.state`` hold, ``trials`` holds. If its items
+    are small beside the graph behind them, it is the graph that holds.
     """
     place = named.of_row[rows]
-    known = place >= 0
-    if not known.any():
+    sums = sum_by(place[place >= 0], sizes[place >= 0], len(named.owners)).tolist()
+    by_root: dict[tuple[str, str], list[tuple[int, Owner]]] = {}
+    for n_bytes, owner in zip(sums, named.owners, strict=True):
+        by_root.setdefault((owner.scope, _root(owner.name)), []).append((n_bytes, owner))
+    (scope, name), mine = max(by_root.items(), key=lambda root: sum(n for n, _ in root[1]))
+    total, graphs = sum(n for n, _ in mine), [o for o in mine if o[1].kind is HoldingKind.GRAPH]
+    if not total or 2 * total < sizes.sum():
         return None
-    roots = [(o.scope, _root(o.name)) for o in named.owners]
-    numbers = {root: i for i, root in enumerate(dict.fromkeys(roots))}
-    group = np.array([numbers[root] for root in roots])
-    sums = sum_by(group[place[known]], sizes[known], len(numbers))
-    most = int(np.argmax(sums))
-    if 2 * sums[most] < sizes.sum():
-        return None
-    mine = [o for o, of in zip(named.owners, group.tolist(), strict=True) if of == most]
+    if 2 * sum(n for n, _ in graphs) > total:
+        mine = [max(graphs, key=itemgetter(0))]
     if len(mine) == 1:
-        return mine[0]
-    name = _root(mine[0].name)
-    whole = next((o for o in mine if o.name == name), None)
-    return whole or Owner(name, HoldingKind.CONTAINER, scope=mine[0].scope)
+        return mine[0][1]
+    whole = next((o for _, o in mine if o.name == name), None)
+    return whole or Owner(name, HoldingKind.CONTAINER, scope=scope)
 
 
 def _root(name: str) -> str:

@@ -210,8 +210,9 @@ class Outlooks:
             OutlookState.OPEN,
             OutlookBasis.LOWER_BOUND,
             likely=OutlookState.FAILS if fails else None,
-            reason=f"its first step was cut off at {format_size(least)}, and most first steps take "
-            f"at least {format_share(takes - 1, 1)} more to complete",
+            reason=f"{'with this change ' if self._is_edited else ''}its first step was cut off at "
+            f"{format_size(least)}, and most first steps take at least "
+            f"{format_share(takes - 1, 1)} more to complete",
         )
 
     @cached_property

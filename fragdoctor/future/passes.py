@@ -190,12 +190,19 @@ def find_optimizer_steps(trace: Trace) -> tuple[I64, I64] | None:
 
 
 def is_training_forward(trace: Trace, failed: int) -> bool:
-    """Return whether the failing request is in a forward pass that keeps what backward needs."""
-    roles = trace.stacks.roles
+    """Return whether the failing request is in a forward pass that keeps what backward needs.
+
+    A teacher may run first and keep nothing, so the last model that was called counts by itself.
+    """
+    roles, rows = trace.stacks.roles, trace.module_rows
     if roles.role[trace.events.stack[failed]] != stack_roles.FORWARD:
         return False
     made = trace.lives.stack[(trace.lives.start >= 0) & (trace.lives.start < failed)]
-    return bool(roles.checkpoints[made].any()) or kept_of(trace, 0, failed)[0] > KEPT_SHARE
+    called = rows[_changes(trace.stacks.places[trace.events.stack[rows]])[: len(rows)]]
+    since = {0, *called[called < failed][-1:].tolist()}
+    return bool(roles.checkpoints[made].any()) or any(
+        kept_of(trace, low, failed)[0] > KEPT_SHARE for low in since
+    )
 
 
 def kept_of(trace: Trace, low: int, high: int) -> tuple[float, I64]:

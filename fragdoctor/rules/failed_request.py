@@ -132,10 +132,11 @@ class FailedRequest(Struct, frozen=True):
     @property
     def request_text(self) -> str:
         """The request as part of a sentence: its size, and its segment's size if larger."""
-        if self.block_bytes is None or self.block_bytes == self.requested_bytes:
-            return f"request of {format_size(self.requested_bytes)}"
         asked, segment = format_size(self.block_bytes), format_size(self.requested_bytes)
-        return f"request of {asked} (a segment of {segment})"
+        is_larger = self.block_bytes is not None and asked != segment
+        return (
+            f"request of {asked} (a segment of {segment})" if is_larger else f"request of {segment}"
+        )
 
     @property
     def tolerance_bytes(self) -> int:

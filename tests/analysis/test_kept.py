@@ -26,6 +26,8 @@ from fragdoctor.analysis.device import analyze_device
 from fragdoctor.analysis.growing_buffers import find_growing_buffers
 from fragdoctor.analysis.result import KeptKind, KeptMemory, KeptPattern
 from fragdoctor.analysis.training_run import TrainingRequests
+from fragdoctor.future.passes import is_training_forward
+from fragdoctor.trace.trace import Trace
 
 TRAIN = (frame("train.py", 4, "main"), MAIN)
 LAYERS = [
@@ -311,6 +313,40 @@ def test_find_kept_results_of_requests_are_no_graph():
 
     assert kept is not None
     assert kept.pattern is KeptPattern.RESULTS  # nothing for no_grad
+
+
+def test_find_kept_states_that_a_fused_layer_returns_are_no_graph():
+    """One line stands for the whole layer, so the lines do not tell; most of what it makes goes."""
+    loop = trained()
+    for _ in range(12):
+        ids = loop.new(MIB, DECODE)
+        for i in range(40):
+            block = loop.new(ACTIVATION, CACHE)
+            if i % 10:
+                loop.free(block, CACHE)
+        loop.free(ids, DECODE)
+
+    kept = kept_of(loop)[0]
+
+    assert kept is not None
+    assert kept.pattern is KeptPattern.RESULTS
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_student_trains_though_its_teacher_keeps_nothing(keeps):
+    loop = TrainingLoop()
+    loop.build()
+    teacher, student = ((*LAYERS[0][:-2], frame("train.py", n, "main"), MAIN) for n in (3, 4))
+    for _ in range(60):
+        loop.free(loop.new(ACTIVATION, teacher), teacher)
+    for _ in range(20):
+        block = loop.new(ACTIVATION, student)
+        if not keeps:
+            loop.free(block, student)
+    loop.refuse(ACTIVATION, student)
+    trace = Trace.of(loop.snapshot(), 0)
+
+    assert is_training_forward(trace, int(trace.oom_rows[-1])) is keeps
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,22 @@ def test_container_holds_what_its_items_hold(first, second):
     assert (held.name, held.kind, held.n_items) == ("trials", HoldingKind.CONTAINER, 0)
 
 
+@pytest.mark.parametrize(
+    ("graph_bytes", "kind"), [(3, HoldingKind.GRAPH), (1, HoldingKind.CONTAINER)]
+)
+def test_graph_behind_a_container_holds_if_it_is_most_of_it(graph_bytes, kind):
+    trace = two_blocks()
+    items, graph = owner("log"), owner("log[0]", HoldingKind.GRAPH)
+    named = named_blocks(trace, [census((items, BASE, MIB), (graph, BASE + MIB, MIB))])
+    assert named is not None
+    rows = np.flatnonzero(named.of_row >= 0)
+
+    held = main_owner(named, rows, np.where(named.of_row[rows] == 0, 2, graph_bytes))
+
+    assert held is not None
+    assert held.kind is kind
+
+
 def test_graph_is_that_of_the_step_under_way_and_does_not_grow():
     graph = owner("loss", HoldingKind.GRAPH)
 

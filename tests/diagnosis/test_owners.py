@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from builders import BASE, MIB, alloc, block, frame, oom, segment, segment_alloc, snapshot
+from msgspec.structs import replace
 from toy_allocator import ToyAllocator
 
 from fragdoctor.diagnosis.pipeline import diagnose
@@ -73,13 +74,33 @@ def test_name_stands_first_with_the_line_that_made_it(tmp_path: Path):
 
     assert holders(found) == [
         "10.00 MiB  agent.buffer (list of 4), made at rl.py:25",
-        "5.00 MiB  /work/rl.py:30 in step",
+        "5.00 MiB  rl.py:30 in step",
     ]
     first, second = found.owners
     assert (first.held_bytes, first.n_blocks, str(first.location)) == (
         10 * MIB, 1, "/work/rl.py:25 in store",
     )  # fmt: skip
     assert second.owner.kind is HoldingKind.UNNAMED
+
+
+def test_lines_that_strand_memory_say_which_name_holds_theirs(tmp_path: Path):
+    found = told(tmp_path, owner("agent.buffer"))
+    torn = replace(found, verdict=replace(found.verdict, cause=Cause.FRAGMENTATION))
+
+    assert holders(torn) == [
+        "10.00 MiB  /work/rl.py:25 in store",
+        "held by agent.buffer (list of 4)",
+        "5.00 MiB  /work/rl.py:30 in step",
+    ]
+
+
+@pytest.mark.parametrize(("kind", "is_advised"), [("container", True), ("parameters", False)])
+def test_list_filled_before_a_model_runs_is_kept_on_the_host(
+    tmp_path: Path, kind: str, is_advised: bool
+):
+    advice = told(tmp_path, owner("queue", kind)).recommendations
+
+    assert ("keep-on-host" in [r.code for r in advice]) is is_advised
 
 
 @pytest.mark.parametrize(

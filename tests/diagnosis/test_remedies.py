@@ -8,6 +8,7 @@ import json
 import pickle
 from pathlib import Path
 
+import numpy as np
 import pytest
 from analysis.training_loop import CALL, MAIN, PARAMETERS, TORCH, UPDATE, USER, TrainingLoop
 from builders import MIB, alloc, block, columns, frame, oom, segment, segment_alloc, snapshot
@@ -30,9 +31,11 @@ from fragdoctor.errors import ConfigError
 from fragdoctor.future.whatif import WhatIf
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.case import Case, Overrides
+from fragdoctor.model.census import Census, HoldingKind, Owner
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Location
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState, ReplayResult
+from fragdoctor.trace.trace import Trace
 
 FRAGMENTED = new_style("500.00 MiB", "3.81 GiB", "488.00 MiB", "2.67 GiB", "673.42 MiB")
 FULL = new_style("48.00 MiB", "2.93 GiB", "12.00 MiB", "2.91 GiB", "7.31 MiB")
@@ -492,6 +495,27 @@ def test_leak_is_freed_at_its_line_and_arithmetic_says_that_it_fits():
 def test_leak_in_evaluation_asks_for_no_grad():
     assert "no-grad" in codes(diagnose(Case(snapshot=leaking(function="evaluate"))))
     assert "no-grad" not in codes(diagnose(Case(snapshot=leaking())))
+
+
+@pytest.mark.parametrize("kind", [HoldingKind.CONTAINER, HoldingKind.GRAPH])
+def test_evaluation_keeps_no_graph_if_a_census_names_a_container(kind):
+    data = leaking(function="evaluate")
+    trace = Trace.of(data, 0)
+    lives, rows = trace.lives, trace.lives.allocated_at(trace.n_events)
+    seen = Census(
+        time_us=10**9,
+        step=0,
+        is_complete=True,
+        owners=(Owner("states", kind, n_items=len(rows), class_name="list"),),
+        device=np.zeros(len(rows), np.int32),
+        address=lives.address[rows],
+        size_bytes=lives.size_bytes[rows],
+        holder=np.zeros(len(rows), np.int32),
+    )
+
+    found = codes(diagnose(Case(snapshot=data, censuses=(seen,))))
+
+    assert ("no-grad" in found) is (kind is HoldingKind.GRAPH)
 
 
 def test_frames_of_the_interpreter_do_not_evaluate():

@@ -198,9 +198,11 @@ def test_request_and_its_segment_are_told_apart():
     small = FailedRequest("trace", requested_bytes=20 * MIB, block_bytes=3 * MIB)
     whole = FailedRequest("trace", requested_bytes=20 * MIB, block_bytes=20 * MIB)
     printed = FailedRequest("oom message", requested_bytes=20 * MIB)
+    alike = FailedRequest("trace", requested_bytes=3 * GIB + MIB, block_bytes=3 * GIB)
 
     assert small.request_text == "request of 3.00 MiB (a segment of 20.00 MiB)"
     assert whole.request_text == printed.request_text == "request of 20.00 MiB"
+    assert alike.request_text == "request of 3.00 GiB"  # no figure twice
 
 
 @pytest.mark.parametrize(

@@ -48,13 +48,12 @@ def no_grad(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     if kept is None or analysis is None:
         return
     stack = kept_stack(case.context, kept)
-    is_seen = kept.pattern is KeptPattern.EVALUATION
-    evaluates = is_evaluation(stack)
+    is_seen, evaluates = kept.pattern is KeptPattern.EVALUATION, is_evaluation(stack)
     is_told = kept.pattern is KeptPattern.GRAPH or is_seen
-    has_modules = len(analysis.trace.module_rows) > 0
-    if has_modules and not is_told:
-        return
-    if not (is_seen or (evaluates and kept.pattern in MAY_BE_GRAPHS)):
+    may_be = is_told or (not len(analysis.trace.module_rows) and kept.pattern in MAY_BE_GRAPHS)
+    owner = keeper(case.context, kept)
+    is_tensors = owner is not None and owner.kind is HoldingKind.CONTAINER  # no graph behind them
+    if is_tensors or not (is_seen or (evaluates and may_be)):
         return
     maker, held = maker_text(case.context, kept), format_size(kept.survivor_bytes)
     reason = (
@@ -71,6 +70,8 @@ def no_grad(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
             f"one backward() of their sum; in an evaluation {change}"
         )
         reason = "Graph after graph was built at this line, and no backward pass ran"
+    elif owner is None:  # the outputs of all layers, kept in a list, look the same
+        change += "; if it already is, keep the outputs on the host (.cpu())"
     yield remedy.proposal(
         title=title,
         weight=Weight.CURES if case.cause is Cause.LEAK and is_told else Weight.HELPS,
@@ -86,8 +87,8 @@ def no_grad(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     )
 
 
-MAY_BE_GRAPHS: Final = (KeptPattern.GRAPH, KeptPattern.RESULTS, KeptPattern.TENSORS)
-"""Patterns that the outputs of an evaluation may have."""
+MAY_BE_GRAPHS: Final = (KeptPattern.RESULTS, KeptPattern.TENSORS)
+"""Patterns that graphs of an evaluation may have if modules were not recorded."""
 
 
 @proposes("Release what keeps growing")
@@ -125,10 +126,7 @@ def free_leak(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
 
 
 _KEEPERS: Final = (HoldingKind.CONTAINER, HoldingKind.GRAPH, HoldingKind.CYCLE)
-_SPECIAL: Final = (
-    KeptPattern.EVALUATION, KeptPattern.COPIES, KeptPattern.OPTIMIZER,
-    KeptPattern.GRADIENTS,
-)  # fmt: skip
+_SPECIAL: Final = (KeptPattern.COPIES, KeptPattern.OPTIMIZER, KeptPattern.GRADIENTS)
 """Patterns whose own advice says more than the holder that a census found."""
 
 
@@ -138,18 +136,18 @@ def _by_name(owner: Owner, what: str, change: str, pattern: KeptPattern) -> tupl
     if owner.kind is HoldingKind.CYCLE:
         way = "set a reference of the cycle to None when it is done, or make one a weakref.ref"
         return "Break the reference cycle", title, f"{way}; gc.collect() frees what it keeps"
+    verb = "Detach" if owner.kind is HoldingKind.GRAPH else "Bound"
+    way = f"clear {owner.name} or give it a limit, or keep .detach().cpu() of what it needs"
     if owner.kind is HoldingKind.GRAPH:
         way = f"store {owner.name} without its graph: .detach(), or .item() where it is one number"
-        return "Detach", title, f"{way}; {change}" if pattern in _SPECIAL else way
-    if pattern in (KeptPattern.OPTIMIZER, KeptPattern.MODELS) or not owner.n_items:
-        return "Bound", title, f"keep in {owner.name} only {OF_EACH}"
-    way = f"clear {owner.name} or give it a limit, or keep .detach().cpu() of what it needs"
-    if owner.max_items:
+    elif pattern in (KeptPattern.OPTIMIZER, KeptPattern.MODELS) or not owner.n_items:
+        return verb, title, f"keep in {owner.name} only {OF_EACH}"
+    elif owner.max_items:
         way = (
             f"give {owner.name} room for fewer than its {format_count(owner.max_items)} items, or "
             "keep them in host memory (.cpu())"
         )
-    return "Bound", title, f"{way}; {change}" if pattern in _SPECIAL else way
+    return verb, title, f"{way}; {change}" if pattern in _SPECIAL else way
 
 
 LOSS_KEPT: Final = (

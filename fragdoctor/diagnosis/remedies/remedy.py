@@ -8,6 +8,7 @@ from enum import IntEnum
 from functools import cached_property
 from typing import Any, Final, TypeAlias
 
+import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -19,8 +20,9 @@ from fragdoctor.analysis.training_run import TrainingRun, training_run
 from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.verdict_message import LIBRARIES
 from fragdoctor.future.search import rank_of
-from fragdoctor.model.arrays import distinct
+from fragdoctor.model.arrays import distinct, is_among
 from fragdoctor.model.case import NO_FAILURE, OomMessage, ToldSettings
+from fragdoctor.model.census import HoldingKind
 from fragdoctor.model.conf_keys import KEYS, key_is_known
 from fragdoctor.model.diagnosis import MAY_SAVE, Cause, Predicted, Recommendation, Verdict
 from fragdoctor.model.engines import is_of_other_program
@@ -33,6 +35,7 @@ from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.model.snapshot import I64, Action
 from fragdoctor.rules.capacity.optimizer_state import fails_in_optimizer
 from fragdoctor.rules.failed_request import FULL_SLACK_SHARE, FailedRequest
+from fragdoctor.rules.growth.growing_line import holder_of
 from fragdoctor.rules.request_sources import matching_oom
 from fragdoctor.rules.rule import MAX_STACK, Context, from_user
 from fragdoctor.rules.traceback_signs import (
@@ -111,7 +114,12 @@ class JudgedCase(Struct, frozen=True, dict=True):
     def most_kept(self) -> tuple[int, I64] | None:
         """The line that makes most of what the steps only read, as a frame, and its events."""
         a = self.context.analysis
-        return None if a is None else most_kept(a.trace, a.category)
+        found = None if a is None else most_kept(a.trace, a.category)
+        if a is None or found is None or len(a.category):
+            return found
+        # Before a model has run, only a census tells what it is made of from what is put in lists.
+        owner = holder_of(self.context, np.flatnonzero(is_among(a.trace.lives.start, found[1])))
+        return found if owner is not None and owner.kind is HoldingKind.CONTAINER else None
 
     @property
     def has_only_begun(self) -> bool:

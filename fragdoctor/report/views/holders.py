@@ -45,9 +45,9 @@ def short_holders(diagnosis: Diagnosis) -> doc.Section:
     )
     if has_names and diagnosis.verdict.cause is not Cause.FRAGMENTATION:
         return short_owners(diagnosis, one)
-    rest = mine if one is None else [h for h in mine if not one.has(h)]
-    top = sorted(rest, key=lambda h: h.held_bytes, reverse=True)[: _MAX_HOLDERS - (one is not None)]
-    rows: list[HolderReport | FunctionHolder] = [*top] if one is None else [one, *top]
+    rows: list[HolderReport | FunctionHolder] = [] if one is None else [one]
+    rest = [h for h in mine if one is None or not one.has(h)]
+    rows += sorted(rest, key=lambda h: -h.held_bytes)[: _MAX_HOLDERS - len(rows)]
     stranded = Counter[Location | None]()
     for strander in diagnosis.stranders:
         if device in (None, strander.device):
@@ -64,7 +64,9 @@ def short_holders(diagnosis: Diagnosis) -> doc.Section:
         doc.Column("", lambda h: doc.strong(format_size(h.held_bytes)), "right"),
         *([doc.Column("", strands, style=Style.DIM)] if shows_stranders else []),
         doc.Column("", _place, "path"),
-        notes=lambda h: _within(h) if isinstance(h, HolderReport) else [],
+        notes=lambda h: (
+            [*_held_by(diagnosis, h), *_within(h)] if isinstance(h, HolderReport) else []
+        ),
     )
     moment = rows[0].moment if rows else Moment.END
     more = "; strands: the free memory held back" if shows_stranders else ""
@@ -92,6 +94,17 @@ def _main_function(diagnosis: Diagnosis, holders: Sequence[HolderReport]) -> Fun
 def _place(row: HolderReport | FunctionHolder) -> doc.Content:
     """Return a line of the program, or a function and its lines."""
     return doc.code(row.short if isinstance(row, FunctionHolder) else location_text(row.location))
+
+
+def _held_by(diagnosis: Diagnosis, holder: HolderReport) -> list[doc.Content]:
+    """Return which name of the program holds most of what a line made, if one does."""
+    return [
+        [dim("held by "), *owner_text(o.owner)]
+        for o in diagnosis.owners
+        if o.owner.kind is not HoldingKind.UNNAMED
+        and (o.device, o.location) == (holder.device, holder.location)
+        and 2 * o.held_bytes > holder.held_bytes
+    ]
 
 
 def _within(holder: HolderReport) -> list[doc.Content]:
@@ -259,7 +272,7 @@ def short_owners(diagnosis: Diagnosis, function: FunctionHolder | None) -> doc.S
 
 def _owner_row(row: OwnerReport, function: FunctionHolder | None) -> doc.Content:
     if row.owner.kind is HoldingKind.UNNAMED:
-        return doc.code(location_text(row.location))
+        return doc.code(doc.NO_STACK if row.location is None else row.location.short)
     made = ""
     if row.owner.kind is HoldingKind.GRAPH and function is not None and function.has(row):
         made = f", made in {function.short}"
@@ -312,10 +325,9 @@ def _owner_notes(found: OwnerReport) -> list[doc.Content]:
 def owners_section(diagnosis: Diagnosis) -> doc.Section:
     """Return all names that hold memory, or nothing without a census."""
     shown = sorted(diagnosis.owners, key=by_device(diagnosis))
-    several = len({o.device for o in shown}) > 1
     table = doc.tabled(
         shown if any(o.owner.kind is not HoldingKind.UNNAMED for o in shown) else [],
-        *([doc.Column("GPU", "device")] if several else []),
+        *_gpu_column(diagnosis),
         doc.Column("held", "held_bytes", style=Style.STRONG),
         doc.Column("blocks", "n_blocks"),
         doc.Column("by", lambda o: owner_text(o.owner), "wrap"),
