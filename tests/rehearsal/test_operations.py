@@ -287,6 +287,51 @@ def test_operators_of_other_libraries_return_what_their_fakes_say(stage: Stage) 
     assert note.startswith("The kernel of mine::scaled needs a GPU: its fake tells")
 
 
+@pytest.mark.parametrize(
+    ("query", "key", "ends", "work"),
+    [
+        ((2, 300, 8, 64), (2, 300, 8, 64), "None", [2 * 384 * 8 * 64 * 4]),
+        (
+            (2, 300, 8, 40),
+            (2, 300, 2, 40),
+            "None",
+            [2 * 384 * 8 * 64 * 4, *[2 * 300 * 8 * 40 * 2] * 2],
+        ),
+        ((700, 4, 256), (700, 4, 256), "torch.tensor([0, 300, 700])", [956 * 4 * 256 * 4]),
+    ],
+)
+def test_the_backward_pass_of_flash_attn_works_in_more_than_its_results(
+    stage: Stage, query: tuple[int, ...], key: tuple[int, ...], ends: str, work: list[int]
+) -> None:
+    """``flash_api.cpp``: the query gradient in float, and each head's gradients of shared keys."""
+    name = "_flash_attn_backward" if ends == "None" else "_flash_attn_varlen_backward"
+    stage.must_pass(
+        f"""
+        import torch
+
+        Tensor = torch.Tensor
+        @torch.library.custom_op(
+            "flash_attn::{name}", mutates_args=("dq", "dk", "dv"), device_types="cuda"
+        )
+        def backward(
+            dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+            dq: Tensor, dk: Tensor, dv: Tensor, ends: Tensor | None,
+        ) -> Tensor:
+            raise RuntimeError("no CUDA-capable device is detected")
+
+        backward.register_fake(lambda dout, *_: dout.new_empty(256))
+        q = torch.empty({query}, dtype=torch.half, device="cuda")
+        k = torch.empty({key}, dtype=torch.half, device="cuda")
+        ends = {ends}
+        before = torch.cuda.memory_allocated()
+        sums = backward(q, q, k, k, q, q, q, k, k, ends)
+        used = torch.cuda.max_memory_allocated() - before
+        assert sum(-(-n // 512) * 512 for n in {work}) <= used <= sum({work}) + 2048, used
+        assert torch.cuda.memory_allocated() == before + 512
+        """
+    )
+
+
 def test_an_operator_that_nothing_is_known_of_is_named(stage: Stage) -> None:
     stage.script(OTHERS + "    torch.ops.mine.unknown(boxes)\n")
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import library as torch_library
 from torch._library.custom_ops import OPDEFS, CustomOpDef
 
 from fragdoctor.rehearsal.engine import dispatch, session, wrap
+from fragdoctor.rehearsal.engine.kernels.composites import flash_work
 
 _NOT_REPLACED = ("aten", "prims", "prim", "_c10d_functional", "c10d")
 
@@ -70,8 +71,19 @@ def _try(op: Any, kernel: Callable[..., Any], /, *args: Any, **kwargs: Any) -> A
     except Exception:
         if op._abstract_fn is None:
             raise
-    session.note(
-        f"The kernel of {op._qualname} needs a GPU: its fake tells what it returns, but not "
-        "what memory it uses while it runs."
-    )
+    if op._qualname in _BACKWARD_OF_FLASH:
+        query, key = args[1:3]
+        _, *sizes = flash_work(query, key, args[9] if query.dim() == 3 else None)
+        _work = [torch.empty(size, dtype=torch.uint8, device=query.device) for size in sizes]
+    else:
+        session.note(
+            f"The kernel of {op._qualname} needs a GPU: its fake tells what it returns, but not "
+            "what memory it uses while it runs."
+        )
     return op._abstract_fn(*args, **kwargs)
+
+
+_BACKWARD_OF_FLASH: Final = {
+    "flash_attn::_flash_attn_backward", "flash_attn::_flash_attn_varlen_backward"
+}  # fmt: skip
+"""They return the row sums, and work in more."""
