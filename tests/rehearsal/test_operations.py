@@ -332,6 +332,33 @@ def test_the_backward_pass_of_flash_attn_works_in_more_than_its_results(
     )
 
 
+def test_flash_attention_called_by_its_own_name_works_in_as_much_as_on_a_gpu(stage: Stage) -> None:
+    """The figures are from the allocator of PyTorch 2.12.1."""
+    stage.must_pass(
+        """
+        import torch
+
+        def extra_bytes(rows, shared_rows, ends, longest):
+            q, k = (torch.empty(s, dtype=torch.half, device="cuda") for s in (rows, shared_rows))
+            how = ends, ends, longest, longest, 0.0, True
+            out, sums, *state = torch.ops.aten._flash_attention_forward(q, k, k, *how, False)
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            made = torch.ops.aten._flash_attention_backward(
+                torch.empty_like(out), q, k, k, out, sums, *how, *state[:2]
+            )
+            return torch.cuda.max_memory_allocated() - before
+
+        ends = torch.tensor([0, 300, 1000], dtype=torch.int32, device="cuda")
+        packed, batch = (1000, 8, 64), (2, 500, 8, 64)
+        assert extra_bytes(packed, packed, ends, 700) == 6708736
+        assert extra_bytes(packed, (1000, 2, 64), ends, 700) == 7220736
+        assert extra_bytes(batch, batch, None, 500) == 6225920
+        assert extra_bytes(batch, (2, 500, 4, 64), None, 500) == 7249920
+        """
+    )
+
+
 def test_an_operator_that_nothing_is_known_of_is_named(stage: Stage) -> None:
     stage.script(OTHERS + "    torch.ops.mine.unknown(boxes)\n")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import library as torch_library
@@ -71,9 +71,10 @@ def _try(op: Any, kernel: Callable[..., Any], /, *args: Any, **kwargs: Any) -> A
     except Exception:
         if op._abstract_fn is None:
             raise
-    if op._qualname in _BACKWARD_OF_FLASH:
+    namespace, _, name = op._qualname.partition("::")
+    if namespace == "flash_attn" and name.endswith("backward"):
         query, key = args[1:3]
-        _, *sizes = flash_work(query, key, args[9] if query.dim() == 3 else None)
+        _sums, *sizes = flash_work(query, key, args[9] if query.dim() == 3 else None)
         _work = [torch.empty(size, dtype=torch.uint8, device=query.device) for size in sizes]
     else:
         session.note(
@@ -81,9 +82,3 @@ def _try(op: Any, kernel: Callable[..., Any], /, *args: Any, **kwargs: Any) -> A
             "what memory it uses while it runs."
         )
     return op._abstract_fn(*args, **kwargs)
-
-
-_BACKWARD_OF_FLASH: Final = {
-    "flash_attn::_flash_attn_backward", "flash_attn::_flash_attn_varlen_backward"
-}  # fmt: skip
-"""They return the row sums, and work in more."""
