@@ -248,6 +248,29 @@ def test_a_kernel_on_the_cpu_that_refuses_ones_gets_other_values(stage: Stage) -
     )
 
 
+def test_convolutions_without_cudnn_are_not_carried_out(stage: Stage) -> None:
+    stage.must_pass(
+        """
+        import torch
+        from torch.nn import functional
+
+        torch.backends.cudnn.enabled = False
+        with torch.no_grad():
+            large = torch.empty(1, 1, 20000, 20000, device="cuda")
+            weight = torch.empty(1, 1, 1, 1, device="cuda")
+            assert functional.conv2d(large, weight).shape == large.shape
+            x = torch.empty(2, 4, 33, 20, device="cuda").to(memory_format=torch.channels_last)
+            weight = torch.empty(6, 4, 5, 3, device="cuda")
+            y = functional.conv2d(x, weight, stride=(2, 1), padding=(2, 1))
+            assert y.shape == (2, 6, 17, 20) and y.is_contiguous()
+            assert functional.conv2d(x, weight, dilation=2).shape == (2, 6, 25, 16)
+            x, weight = x[:, :, None], weight[:, :, None]
+            assert functional.conv3d(x, weight).shape == (2, 6, 1, 29, 18)
+            assert functional.conv3d(x, weight, dilation=(1, 2, 1)).shape == (2, 6, 1, 25, 18)
+        """
+    )
+
+
 OTHERS = """
     import torch
     from torch import library
