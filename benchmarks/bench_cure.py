@@ -5,7 +5,8 @@
 Each program of ``outlook_programs`` that needs neither settings nor another process has to fit in
 three quarters of what it reserves. Every change that was rehearsed for it is then made on the
 allocator itself (``treated_program.py``), at that capacity: a change that is said to fit has to
-pass. DIR and PY are those of ``record_outlooks.py``. No held-out program is named.
+pass. The allocator's simulated GPU has a cuDNN that needs no workspaces, so rehearsals leave out
+theirs. DIR and PY are those of ``record_outlooks.py``. No held-out program is named.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from record_outlooks import MIB, PROGRAMS, read_program
 
 from fragdoctor.errors import FragdoctorError
 from fragdoctor.model.prescription import Prescription, Tried
+from fragdoctor.rehearsal import process
 from fragdoctor.rehearsal.prescription.search import CureSearch
 from fragdoctor.rehearsal.process import RehearsalConditions, rehearsed_gpu
 from fragdoctor.rehearsal.programs import Program
@@ -73,6 +75,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--python", required=True)
     parser.add_argument("--set", choices=(LOOKED, HELD_OUT, "all"), default="all")
     options = parser.parse_args(argv)
+    process.START = HERE / "start_without_workspaces.py"  # type: ignore[misc]
     counts: dict[str, Counter[str]] = {LOOKED: Counter(), HELD_OUT: Counter()}
     for path in sorted(TRUTH.glob("*.json")):
         truth = read_truth(path)

@@ -3,6 +3,7 @@
     run.sh PY treated_program.py PACKAGE SPEC+SPEC program.py
 
 PACKAGE is the folder that holds fragdoctor; the last line printed is ``passed`` or ``oom``.
+All numbers read as zero there, so Transformers is told that no sequences are packed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def main(package: str, specs: str, program: str) -> str:
     sys.argv[:] = [program]
     import torch
 
-    from fragdoctor.rehearsal.engine import calls
+    from fragdoctor.rehearsal.engine import always, calls, put, when_imported
     from fragdoctor.rehearsal.engine.treatments import accumulation, apply, operations
 
     core: Any = torch._C
@@ -28,6 +29,8 @@ def main(package: str, specs: str, program: str) -> str:
         module.in_backward = lambda: core._current_graph_task_id() != -1
     # Samplers are known by the lines that lead to them, and a rehearsal has none of this file.
     accumulation.OWN = (*accumulation.OWN, __file__)
+    is_packed = lambda masks: put(masks, "find_packed_sequence_indices", always(None))  # noqa: E731
+    when_imported({"transformers.masking_utils": is_packed})
     torch.set_num_threads(1)
     torch.manual_seed(0)
     random.seed(0)

@@ -144,6 +144,26 @@ def test_types_of_tensors_make_them_on_the_gpu(stage: Stage) -> None:
     )
 
 
+def test_storages_are_made_on_the_gpu(stage: Stage) -> None:
+    stage.must_pass(
+        """
+        import torch
+
+        raw = torch.UntypedStorage(3 << 20, device="cuda:0")
+        assert torch.cuda.memory_allocated() == 3 << 20 and raw.nbytes() == 3 << 20
+        part = torch.empty(0, device="cuda").set_(raw, 256, (1024, 512))
+        assert torch.cuda.memory_allocated() == 3 << 20
+        raw.resize_(6 << 20)
+        assert torch.cuda.memory_allocated() == 6 << 20
+        floats = torch.cuda.FloatStorage(1 << 20)
+        assert floats.size() == 1 << 20 and torch.cuda.memory_allocated() == 10 << 20
+        assert torch.cuda.LongStorage([1, 2]).size() == 2 and torch.cuda.HalfStorage().size() == 0
+        assert list(torch.UntypedStorage([7, 8], device="cuda").cpu()) == [7, 8]
+        assert torch.UntypedStorage(8).device.type == "cpu"
+        """
+    )
+
+
 def test_data_parallel_holds_copies_on_each_gpu(stage: Stage) -> None:
     stage.must_pass(
         """

@@ -248,6 +248,29 @@ def test_a_kernel_on_the_cpu_that_refuses_ones_gets_other_values(stage: Stage) -
     )
 
 
+def test_convolutions_without_cudnn_are_not_carried_out(stage: Stage) -> None:
+    stage.must_pass(
+        """
+        import torch
+        from torch.nn import functional
+
+        torch.backends.cudnn.enabled = False
+        with torch.no_grad():
+            large = torch.empty(1, 1, 20000, 20000, device="cuda")
+            weight = torch.empty(1, 1, 1, 1, device="cuda")
+            assert functional.conv2d(large, weight).shape == large.shape
+            x = torch.empty(2, 4, 33, 20, device="cuda").to(memory_format=torch.channels_last)
+            weight = torch.empty(6, 4, 5, 3, device="cuda")
+            y = functional.conv2d(x, weight, stride=(2, 1), padding=(2, 1))
+            assert y.shape == (2, 6, 17, 20) and y.is_contiguous()
+            assert functional.conv2d(x, weight, dilation=2).shape == (2, 6, 25, 16)
+            x, weight = x[:, :, None], weight[:, :, None]
+            assert functional.conv3d(x, weight).shape == (2, 6, 1, 29, 18)
+            assert functional.conv3d(x, weight, dilation=(1, 2, 1)).shape == (2, 6, 1, 25, 18)
+        """
+    )
+
+
 OTHERS = """
     import torch
     from torch import library
@@ -285,6 +308,78 @@ def test_operators_of_other_libraries_return_what_their_fakes_say(stage: Stage) 
 
     (note,) = found["rehearsal"]["notes"]
     assert note.startswith("The kernel of mine::scaled needs a GPU: its fake tells")
+
+
+@pytest.mark.parametrize(
+    ("query", "key", "ends", "work"),
+    [
+        ((2, 300, 8, 64), (2, 300, 8, 64), "None", [2 * 384 * 8 * 64 * 4]),
+        (
+            (2, 300, 8, 40),
+            (2, 300, 2, 40),
+            "None",
+            [2 * 384 * 8 * 64 * 4, *[2 * 300 * 8 * 40 * 2] * 2],
+        ),
+        ((700, 4, 256), (700, 4, 256), "torch.tensor([0, 300, 700])", [956 * 4 * 256 * 4]),
+    ],
+)
+def test_the_backward_pass_of_flash_attn_works_in_more_than_its_results(
+    stage: Stage, query: tuple[int, ...], key: tuple[int, ...], ends: str, work: list[int]
+) -> None:
+    """``flash_api.cpp``: the query gradient in float, and each head's gradients of shared keys."""
+    name = "_flash_attn_backward" if ends == "None" else "_flash_attn_varlen_backward"
+    stage.must_pass(
+        f"""
+        import torch
+
+        Tensor = torch.Tensor
+        @torch.library.custom_op(
+            "flash_attn::{name}", mutates_args=("dq", "dk", "dv"), device_types="cuda"
+        )
+        def backward(
+            dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+            dq: Tensor, dk: Tensor, dv: Tensor, ends: Tensor | None,
+        ) -> Tensor:
+            raise RuntimeError("no CUDA-capable device is detected")
+
+        backward.register_fake(lambda dout, *_: dout.new_empty(256))
+        q = torch.empty({query}, dtype=torch.half, device="cuda")
+        k = torch.empty({key}, dtype=torch.half, device="cuda")
+        ends = {ends}
+        before = torch.cuda.memory_allocated()
+        sums = backward(q, q, k, k, q, q, q, k, k, ends)
+        used = torch.cuda.max_memory_allocated() - before
+        assert sum(-(-n // 512) * 512 for n in {work}) <= used <= sum({work}) + 2048, used
+        assert torch.cuda.memory_allocated() == before + 512
+        """
+    )
+
+
+def test_flash_attention_called_by_its_own_name_works_in_as_much_as_on_a_gpu(stage: Stage) -> None:
+    """The figures are from the allocator of PyTorch 2.12.1."""
+    stage.must_pass(
+        """
+        import torch
+
+        def extra_bytes(rows, shared_rows, ends, longest):
+            q, k = (torch.empty(s, dtype=torch.half, device="cuda") for s in (rows, shared_rows))
+            how = ends, ends, longest, longest, 0.0, True
+            out, sums, *state = torch.ops.aten._flash_attention_forward(q, k, k, *how, False)
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            made = torch.ops.aten._flash_attention_backward(
+                torch.empty_like(out), q, k, k, out, sums, *how, *state[:2]
+            )
+            return torch.cuda.max_memory_allocated() - before
+
+        ends = torch.tensor([0, 300, 1000], dtype=torch.int32, device="cuda")
+        packed, batch = (1000, 8, 64), (2, 500, 8, 64)
+        assert extra_bytes(packed, packed, ends, 700) == 6708736
+        assert extra_bytes(packed, (1000, 2, 64), ends, 700) == 7220736
+        assert extra_bytes(batch, batch, None, 500) == 6225920
+        assert extra_bytes(batch, (2, 500, 4, 64), None, 500) == 7249920
+        """
+    )
 
 
 def test_an_operator_that_nothing_is_known_of_is_named(stage: Stage) -> None:

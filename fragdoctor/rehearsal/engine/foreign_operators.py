@@ -17,6 +17,7 @@ from torch import library as torch_library
 from torch._library.custom_ops import OPDEFS, CustomOpDef
 
 from fragdoctor.rehearsal.engine import dispatch, session, wrap
+from fragdoctor.rehearsal.engine.kernels.composites import flash_work
 
 _NOT_REPLACED = ("aten", "prims", "prim", "_c10d_functional", "c10d")
 
@@ -70,8 +71,14 @@ def _try(op: Any, kernel: Callable[..., Any], /, *args: Any, **kwargs: Any) -> A
     except Exception:
         if op._abstract_fn is None:
             raise
-    session.note(
-        f"The kernel of {op._qualname} needs a GPU: its fake tells what it returns, but not "
-        "what memory it uses while it runs."
-    )
+    namespace, _, name = op._qualname.partition("::")
+    if namespace == "flash_attn" and name.endswith("backward"):
+        query, key = args[1:3]
+        _sums, *sizes = flash_work(query, key, args[9] if query.dim() == 3 else None)
+        _work = [torch.empty(size, dtype=torch.uint8, device=query.device) for size in sizes]
+    else:
+        session.note(
+            f"The kernel of {op._qualname} needs a GPU: its fake tells what it returns, but not "
+            "what memory it uses while it runs."
+        )
     return op._abstract_fn(*args, **kwargs)

@@ -167,6 +167,14 @@ def _resize(resize: Any, self: torch.UntypedStorage, size: int) -> Any:
     return self
 
 
+def _make(make: Any, kind: Any, size: Any = 0, *, device: Any = None, **how: Any) -> Any:
+    """Make a storage of a number of bytes, or of values."""
+    if device is None or torch.device(device).type != "cuda":
+        return make(kind, size, device=device, **how)
+    values: Any = torch.empty if isinstance(size, int) else torch.tensor
+    return values(size, dtype=torch.uint8, device=device).untyped_storage()
+
+
 def _copy(copy: Any, self: torch.UntypedStorage, *device: Any, **how: Any) -> Any:
     """Return a storage's copy, as needed by deep copies and ``torch.load``."""
     place = torch.device(device[0]) if device else self.device
@@ -192,6 +200,7 @@ def install() -> None:
     put(torch.Tensor, "pin_memory", _pin_memory)
     put(torch.Tensor, "is_pinned", lambda self, *_, **__: hasattr(self, "_is_pinned_here"))
     wrap(torch.storage, "_to", _copy)
+    wrap(torch.UntypedStorage, "__new__", _make)
     wrap(torch.UntypedStorage, "clone", _copy)
     wrap(torch.UntypedStorage, "resize_", _resize)
     weights = Weights()

@@ -31,13 +31,14 @@ from fragdoctor.rehearsal.engine.memory_history import ENGINE, is_users
 from fragdoctor.rehearsal.engine.skipping import (
     WAIT_S,
     Calls,
+    Function,
     Loop,
     Passage,
     Skipping,
     is_on_gpu,
-    loop_of,
     n_remaining,
     no_length,
+    source_of,
 )
 
 _FOR, _END, _BEGIN = "__fragdoctor_for__", "__fragdoctor_end__", "__fragdoctor_begin__"
@@ -153,7 +154,7 @@ class _Following(ast.NodeTransformer):
     def __init__(self, first_number: int, first_function: int) -> None:
         self._first_number, self._first_function = first_number, first_function
         self.loops: list[Loop] = []
-        self.functions: list[Loop] = []
+        self.functions: list[Function] = []
 
     def visit_For(self, node: ast.For) -> ast.For:
         number = self._add(node)
@@ -164,19 +165,17 @@ class _Following(ast.NodeTransformer):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
         """Note calls of a function that compares its arguments or adds to what outlives it."""
-        found, n_before = loop_of(node), len(self.loops)
+        source, n_before = source_of(node), len(self.loops)
         self.generic_visit(node)
-        found.within = self.loops[n_before:]
-        found.arguments = [one.arg for one in (*node.args.posonlyargs, *node.args.args)]
+        arguments = [one.arg for one in (*node.args.posonlyargs, *node.args.args)]
         shared = {n for one in node.body if isinstance(one, ast.Global) for n in one.names}
-        found.counters = [
-            one for one in found.counters if not isinstance(one, ast.Name) or one.id in shared
-        ]
-        if found.counters or (found.arguments and found.meetings):
-            given = [ast.Name(name, ast.Load()) for name in found.arguments]
+        kept = [c for c in source.counters if not isinstance(c, ast.Name) or c.id in shared]
+        if kept or (arguments and source.meetings):
+            given = [ast.Name(name, ast.Load()) for name in arguments]
             noted = _call(_CALLED, node.body[0], self._first_function + len(self.functions), *given)
             at = ast.get_docstring(node) is not None
             node.body.insert(at, ast.copy_location(ast.Expr(noted), node.body[0]))
+            found = Function(source._replace(counters=kept), arguments, self.loops[n_before:])
             self.functions.append(found)
         return node
 
@@ -195,7 +194,7 @@ class _Following(ast.NodeTransformer):
 
     def _advance(self, node: ast.For | ast.While, number: int) -> None:
         """Let each round begin with counters set as if the skipped rounds had run."""
-        counters = [*map(ast.unparse, self.loops[number - self._first_number].counters)]
+        counters = [*map(ast.unparse, self.loops[number - self._first_number].source.counters)]
         if not counters:
             return
         changes = [f"{c} = {_ADVANCED}({number}, {i}, {c})" for i, c in enumerate(counters)]
@@ -208,7 +207,8 @@ class _Following(ast.NodeTransformer):
         node.body.insert(0, added)
 
     def _add(self, node: ast.For | ast.While) -> int:
-        self.loops.append(loop_of(node))
+        last, test = node.end_lineno or node.lineno, getattr(node, "test", None)
+        self.loops.append(Loop(node.lineno, last, source_of(node), test))
         return self._first_number + len(self.loops) - 1
 
 
@@ -241,7 +241,7 @@ class Loops:
     skipping: Skipping = field(default_factory=Skipping)
     n_each: int = 1
     _loops: list[Loop] = field(default_factory=list)
-    _functions: list[Loop] = field(default_factory=list)
+    _functions: list[Function] = field(default_factory=list)
     _by_file: dict[str, list[Loop]] = field(default_factory=dict)
 
     def install(self) -> None:
@@ -295,12 +295,12 @@ class Loops:
         return _Items(self, loop, several)
 
     def _called(self, number: int, *arguments: Any) -> None:
-        skipping, source = self.skipping, self._functions[number]
+        skipping, function = self.skipping, self._functions[number]
         if not skipping.is_on or threading.current_thread() is not threading.main_thread():
             return
         given = {
             name: value
-            for name, value in zip(source.arguments, arguments, strict=True)
+            for name, value in zip(function.arguments, arguments, strict=True)
             if isinstance(value, int | float)
         }
         first = arguments[0] if arguments else None
@@ -308,7 +308,7 @@ class Loops:
         if type(first).__weakrefoffset__ and not isinstance(first, torch.Tensor):
             key = number, id(first)
             kept = ref(first, lambda _: skipping.calls.pop(key, None))
-        skipping.calls[key] = Calls(source, given, kept, sys._getframe(2).f_globals)
+        skipping.calls[key] = Calls(function, given, kept, sys._getframe(2).f_globals)
 
     def guess(self, filename: str, line: int) -> None:
         """Note that a made-up value says how often the loop at a line runs."""
@@ -325,7 +325,7 @@ class Loops:
         passage = self._loops[number].passage
         if passage is None:
             return value
-        if counter < len(passage.loop.counters):
+        if counter < len(passage.loop.source.counters):
             return self.skipping.advanced(passage, counter, value)
         passage.to_skip = 0  # all of them are
         return None

@@ -312,6 +312,20 @@ def _grouped_mm(first: torch.Tensor, second: torch.Tensor, *args: Any, **kwargs:
     return first.new_empty_strided((groups, rows, columns), (rows * padded, padded, 1))
 
 
+def _slow_convolution(
+    tensor: torch.Tensor,
+    weight: torch.Tensor,
+    _kernel: Any,
+    bias: Any = None,
+    stride: Any = (1,),
+    padding: Any = (0,),
+    dilation: Any = (1,),
+) -> torch.Tensor:
+    geometry = stride, padding, dilation, False, (0,), 1
+    made: torch.Tensor = torch.ops.aten.convolution.default(tensor, weight, bias, *geometry)
+    return made.contiguous()
+
+
 def _sampled(tensor: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
     return tensor.new_empty((*tensor.shape[:2], *grid.shape[1:3]))
 
@@ -339,6 +353,10 @@ KNOWN: Final[dict[str, Callable[..., Any]]] = {
     "_thnn_fused_gru_cell_backward": _gru_cell_backward,
     "_ctc_loss": _ctc_loss,
     "_padded_dense_to_jagged_forward": _to_jagged,
+    "_slow_conv2d_forward": _slow_convolution,
+    "slow_conv3d_forward": _slow_convolution,
+    "slow_conv_dilated2d": _slow_convolution,
+    "slow_conv_dilated3d": _slow_convolution,
     "cudnn_grid_sampler": _sampled,
     "cudnn_grid_sampler_backward": lambda tensor, grid, _: (
         tensor.new_empty(tensor.shape),

@@ -99,13 +99,13 @@ class Calls(NamedTuple):
     """The last call of a function that compares numbers, or adds to some that outlive it.
 
     Attributes:
-        source: its counters and meetings.
+        function: the function.
         given: its arguments that are numbers.
         first: a weak reference to its first argument, such as ``self``.
         seen: the module's names.
     """
 
-    source: Loop
+    function: Function
     given: dict[str, Any]
     first: Callable[[], Any]
     seen: dict[str, Any]
@@ -113,21 +113,45 @@ class Calls(NamedTuple):
     def names(self) -> Mapping[str, Any]:
         """Return the names by which the function knows the numbers."""
         return ChainMap(
-            self.given, dict.fromkeys(self.source.arguments[:1], self.first()), self.seen
+            self.given, dict.fromkeys(self.function.arguments[:1], self.first()), self.seen
         )
+
+
+class Source(NamedTuple):
+    """The numbers in the source of a loop or a function.
+
+    Attributes:
+        counters: names and attributes that it adds to.
+        meetings: numbers that are compared in it.
+        yields: whether it yields items; then the loop that takes them decides.
+    """
+
+    counters: list[ast.expr]
+    meetings: list[Meeting]
+    yields: bool
+
+    @property
+    def numbers(self) -> list[ast.expr]:
+        """Its counters, then the growing numbers of its meetings."""
+        return [*self.counters, *(meeting.grows for meeting in self.meetings)]
+
+
+class Function(NamedTuple):
+    """A function of the program: its source, its arguments, and the loops within it."""
+
+    source: Source
+    arguments: Sequence[str]
+    within: Sequence[Loop]
 
 
 @dataclass(slots=True, eq=False)
 class Loop:
-    """A loop in the program's source, and its progress; or a function, which has loops within.
+    """A loop of the program, and its progress.
 
     Attributes:
         first, last: its lines.
-        meetings: numbers that are compared in it.
-        counters: names and attributes that it adds to.
-        yields: whether it yields items; then the loop that takes them decides.
+        source: the numbers in it.
         test: the condition of a ``while``.
-        within, arguments: loops in a function, and its arguments.
         rates: growth rates, measured over the most rounds.
         follows: whether numbers grew with skipped rounds as they would have with the rounds.
         seen: rounds that were seen.
@@ -140,12 +164,8 @@ class Loop:
 
     first: int
     last: int
-    meetings: list[Meeting] = field(default_factory=list)
-    counters: list[ast.expr] = field(default_factory=list)
-    yields: bool = False
+    source: Source
     test: ast.expr | None = None
-    within: Sequence[Loop] = ()
-    arguments: Sequence[str] = ()
     rates: Numbers = field(default_factory=lambda: Numbers(0, {}))
     follows: dict[Key, bool] = field(default_factory=dict)
     seen: set[Round] = field(default_factory=set)
@@ -155,32 +175,26 @@ class Loop:
     is_guessed: str = ""
     passage: Passage | None = None
 
-    @property
-    def numbers(self) -> list[ast.expr]:
-        """Its counters, then the growing numbers of its meetings."""
-        return [*self.counters, *(meeting.grows for meeting in self.meetings)]
 
-
-def loop_of(node: ast.For | ast.While | ast.FunctionDef) -> Loop:
-    """Return a loop or function by its source, with inner loops but not functions defined in it."""
-    found = Loop(node.lineno, node.end_lineno or node.lineno, test=getattr(node, "test", None))
-    names: set[str] = set()
+def source_of(node: ast.For | ast.While | ast.FunctionDef) -> Source:
+    """Return the numbers in a loop or function, and in inner loops but not inner functions."""
+    counters: dict[str, ast.expr] = {}
+    meetings: list[Meeting] = []
+    yields = False
     todo: list[ast.AST] = [*node.body, *([node.test] if isinstance(node, ast.While) else [])]
     while todo:
         part = todo.pop()
         if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
             continue
-        found.yields |= isinstance(part, ast.Yield | ast.YieldFrom)
-        counter = _counter(part)
-        if counter is not None and ast.dump(counter) not in names:
-            names.add(ast.dump(counter))
-            found.counters.append(counter)
-        found.meetings += _meetings(part)
+        yields |= isinstance(part, ast.Yield | ast.YieldFrom)
+        if (counter := _counter(part)) is not None:
+            counters.setdefault(ast.unparse(counter), counter)
+        meetings += _meetings(part)
         todo += ast.iter_child_nodes(part)
     items = ast.walk(node.target) if isinstance(node, ast.For) else ()
-    sure = {*map(ast.unparse, found.counters), *map(ast.unparse, items)}
-    found.meetings = [replace(m, is_sure=ast.unparse(m.grows) in sure) for m in found.meetings]
-    return found
+    sure = {*counters, *map(ast.unparse, items)}
+    meetings = [replace(m, is_sure=ast.unparse(m.grows) in sure) for m in meetings]
+    return Source([*counters.values()], meetings, yields)
 
 
 def _counter(node: ast.AST) -> ast.expr | None:
@@ -440,7 +454,7 @@ class Skipping:
         if self._ends_at is not None and time.monotonic() > self._ends_at:
             self.on_stuck(f"a loop had run for {GO_ON_S:.0f} s after its memory repeated")
         is_of_gpu = bool(passage.n_events) and self.n_requests != passage.n_requests
-        is_of_gpu = is_of_gpu and not (passage.loop.yields or passage.is_of_layers)
+        is_of_gpu = is_of_gpu and not (passage.loop.source.yields or passage.is_of_layers)
         if not is_of_gpu or threading.current_thread() is not threading.main_thread():
             return 0
         this = self._moment().round_since(self._gpus, passage.n_events)
@@ -479,12 +493,12 @@ class Skipping:
 
     def _sources(
         self, loop: Loop, names: Mapping[str, Any]
-    ) -> Iterator[tuple[tuple[int, int], Loop, Mapping[str, Any]]]:
+    ) -> Iterator[tuple[tuple[int, int], Source, Mapping[str, Any]]]:
         """Yield where numbers of a loop are: in its source, and in functions that it may call."""
-        yield (-1, 0), loop, names
+        yield (-1, 0), loop.source, names
         for key, calls in self.calls.items():
-            if loop not in calls.source.within:
-                yield key, calls.source, calls.names()
+            if loop not in calls.function.within:
+                yield key, calls.function.source, calls.names()
 
     def _sampled(self, passage: Passage, names: Mapping[str, Any]) -> Numbers:
         found = {

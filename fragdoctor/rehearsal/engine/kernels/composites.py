@@ -112,29 +112,34 @@ def _rounded_head(head: int) -> int:
     return _up(head, 32) if head <= 192 else 256
 
 
+def flash_work(query: torch.Tensor, key: torch.Tensor, ends: torch.Tensor | None) -> list[int]:
+    """Return what a backward pass needs besides its results, in bytes; the heads are next to last.
+
+    These are the row sums, the query gradient in float, and gradients of each head if heads share
+    keys (``mha_bwd``); with ``ends``, sequences are laid end to end (``mha_varlen_bwd``).
+    """
+    *rows, heads, head = query.shape
+    padded = FLASH_ROWS * (ends.shape[0] - 1) if ends is not None else 0
+    n_rows = rows[0] + padded if len(rows) == 1 else rows[0] * _up(rows[1], FLASH_ROWS)
+    sums_bytes = n_rows * heads * FLOAT
+    key_bytes = n_bytes(key) // key.shape[-2] * heads
+    of_heads = [key_bytes] * 2 if key.shape[-2] != heads else []
+    return [sums_bytes, sums_bytes * _rounded_head(head), *of_heads]
+
+
 @rule("_scaled_dot_product_flash_attention_backward")
 def _flash_backward(call: Call) -> None:
-    gradient, query, key, _, out = call.args[:5]
-    call.copy(gradient.transpose(1, 2), out.transpose(1, 2))
+    gradient, query, key, _, out = (one.transpose(1, 2) for one in call.args[:5])
+    call.copy(gradient, out)
     call.make_all()
-    batch, heads, length, head = query.shape
-    rows_bytes = batch * heads * _up(length, FLASH_ROWS) * FLOAT
-    call.take(rows_bytes, rows_bytes * _rounded_head(head))
-    if key.shape[1] != heads:
-        size = batch * key.shape[2] * heads * head * query.element_size()
-        call.take(size, size)
+    call.take(*flash_work(query, key, None))
 
 
 @rule("_flash_attention_backward")
 def _packed_backward(call: Call) -> None:
-    """The backward pass of sequences laid end to end, as in jagged tensors (``mha_varlen_bwd``)."""
-    query, ends = call.args[1], call.argument("cum_seq_q")
     call.copy(call.args[0])
     call.make_all()
-    if ends is not None:
-        n_rows = query.shape[0] + FLASH_ROWS * (ends.shape[0] - 1)
-        rows_bytes = n_rows * query.shape[1] * FLOAT
-        call.take(rows_bytes, rows_bytes * _rounded_head(query.shape[2]))
+    call.take(*flash_work(call.args[1], call.args[2], call.argument("cum_seq_q")))
 
 
 @rule("_efficient_attention_forward", "_scaled_dot_product_efficient_attention")
