@@ -300,12 +300,11 @@ def _single_allocation(r: FailedRequest) -> Iterator[Hypothesis]:
         return
     if r.free_bytes is not None and r.free_bytes < r.requested_bytes:
         return
-    # The message does not say whether this driver refuses it, and its free figure may be wrong.
     yield Hypothesis(
-        Cause.UNKNOWN,
+        Cause.MEMORY_LIMIT,
         f"The {r.request_text} is a single allocation of 4 GiB or more, which Intel's driver "
         f"refuses on many GPUs, however much of the {format_size(r.total_bytes)} is free.",
-        also=(Cause.MEMORY_LIMIT, Cause.CAPACITY),
+        Confidence.LIKELY,
     )
 
 
@@ -357,6 +356,8 @@ def _others_first(r: FailedRequest) -> Iterator[Hypothesis]:
     missing = r.uncovered_bytes
     for hypothesis, n_bytes in _outside_candidates(r):
         is_large = r.total_bytes is not None and n_bytes >= NORMAL_OUTSIDE_SHARE * r.total_bytes
+        if not r.other_processes and (r.outside_bytes or 0) <= CONTEXT_ALLOWANCE_BYTES:
+            is_large = False  # one process can have it all: a context, libraries and a desktop
         if is_large and n_bytes >= missing and n_bytes >= (r.cache_bytes or 0):
             yield hypothesis
 

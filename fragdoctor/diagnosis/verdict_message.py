@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from fragdoctor.diagnosis.decision import Hypothesis, decide, distinct, in_bytes, without_figures
 from fragdoctor.diagnosis.verdict_foreign import by_its_figures, watch
-from fragdoctor.model.case import GPU_TABLE, OomLog, OomMessage
+from fragdoctor.lazy import regex
+from fragdoctor.model.case import GPU_TABLE, IDLE_GPU, OomLog, OomMessage
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.engines import engine_of, is_of_other_program
 from fragdoctor.model.finding import Confidence, Evidence
@@ -323,10 +324,21 @@ def _mps(message: OomMessage) -> Hypothesis:
 _WATCHED: Final = "nvidia-smi during the run shows whether the device is full, and by whom"
 
 
+_IDLE: Final = Hypothesis(
+    Cause.UNKNOWN,
+    "The driver says that memory ran out, but a table in the text shows next to nothing in use on "
+    "the GPU: unless the table is of another moment, the GPU is not full. A driver or a GPU in a "
+    "bad state, or a limit on the process, looks the same.",
+    settled_by="nvidia-smi at the moment of the failure shows whether it is full.",
+    also=(Cause.CAPACITY,),
+)
+
+
 def _driver(message: OomMessage) -> Hypothesis:
-    if is_at_first_call(message):
-        return TOLD["no-context"]
-    sign, is_told = sign_of(message), message.variant == "told"
+    sign, is_told, is_first = sign_of(message), message.variant == "told", is_at_first_call(message)
+    is_idle = message.sub_kind == IDLE_GPU
+    if is_first or (is_idle and sign is None):
+        return _IDLE if is_idle else TOLD["no-context"]
     if message.sub_kind == GPU_TABLE and (sign is None or sign.name == LOADING_WEIGHTS):
         whole = "" if message.total_bytes is None else f" of {format_size(message.total_bytes)}"
         return Hypothesis(
@@ -379,8 +391,21 @@ def _driver(message: OomMessage) -> Hypothesis:
     return Hypothesis(Cause.UNKNOWN, summary, settled_by=settled, also=(Cause.CAPACITY,))
 
 
+_INDEX: Final = regex(r"(?i)\bout[ -]of[ -](?:index|range|bounds)\b|\bindex\w* out\b")
+
+
 def _library(message: OomMessage) -> Hypothesis:
     name = library_of(message)
+    is_open = message.kind in ("cublas", "cudnn") and message.requested_bytes is None
+    if is_open and _INDEX.search(message.said):
+        return Hypothesis(
+            Cause.NOT_MEMORY,
+            "The text speaks of an index that is out of range. After such an error on the GPU "
+            f"every later call of the process fails, and {name} reports it as a lack of memory.",
+            Confidence.LIKELY,
+            "Run with CUDA_LAUNCH_BLOCKING=1, or on the CPU: the traceback then names the line.",
+            also=(Cause.CAPACITY,),
+        )
     if not message.is_device_oom:
         return Hypothesis(
             Cause.UNKNOWN,

@@ -23,6 +23,9 @@ NO_FAILURE: Final = "no-failure"
 GPU_TABLE: Final = "gpu-table"
 """``sub_kind`` of the message that stands for a table of GPUs next to words about a failure."""
 
+IDLE_GPU: Final = "idle-gpu"
+"""``sub_kind`` of a driver's message beside a table that shows nothing on any GPU."""
+
 TRAINING: Final = (
     r"(?:(?<![a-z])(?<!pre[-_])(?<!without )(?<!not )train(?!ed (?:model|on|weights|network))"
     r"|pretrain(?!ed)|train(?:er|loop)\b|fine[- ]?tun|(?<![\w-])epoch|dreambooth|backward"

@@ -7,7 +7,7 @@ by its own files in stacks. Option names are those of the version in the comment
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -189,8 +189,8 @@ Trainer
   source: transformers 4.57, training_args.py, modeling_utils.py and integrations/deepspeed.py
   key: trainer
   files: /transformers/(?:trainer\w*|training_args)\.py$|/llamafactory/|/trl/trainer/
-  logs: \bTrainingArguments\(|per_device_train_batch_size|(?i:llama-?factory)|\b(?:SFT|DPO|GRPO|KTO
-    |ORPO)(?:Trainer|Config)\b
+  logs: \bTrainingArguments\(|per_device_train_batch_size|(?i:llama-?factory)
+    |\b(?:SFT|DPO|GRPO|KTO|ORPO|Seq2Seq)(?:Trainer|Config)\b
   batch: lower per_device_train_batch_size, and raise gradient_accumulation_steps by as much
   accumulate: TrainingArguments(per_device_train_batch_size={batch},
     gradient_accumulation_steps={n})
@@ -203,7 +203,8 @@ Trainer
   loss: TrainingArguments(use_liger_kernel=True)
   gather: TrainingArguments(eval_accumulation_steps=1); a preprocess_logits_for_metrics that returns
     logits.argmax(-1); or prediction_loss_only=True
-  attention: from_pretrained(..., attn_implementation="sdpa")
+  attention: from_pretrained(..., attn_implementation="sdpa"), or "flash_attention_2", which needs
+    no mask; shorter sequences and smaller images
   fsdp: TrainingArguments(fsdp="full_shard auto_wrap")
   zero: TrainingArguments(deepspeed={"zero_optimization": {"stage": 3},
     "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"})
@@ -368,7 +369,8 @@ Transformers
     |/accelerate/(?:utils/modeling|big_modeling)\.py$
   logs: \bdevice_map\b|\bAutoModel\w{0,40}\b
   checkpoint: model.gradient_checkpointing_enable()
-  attention: from_pretrained(..., attn_implementation="sdpa")
+  attention: from_pretrained(..., attn_implementation="sdpa"), or "flash_attention_2", which needs
+    no mask; shorter sequences and smaller images
   weights: load them in 16 bits (torch_dtype=torch.bfloat16 in from_pretrained(), dtype= since
     4.56); load the weights in 4 bits (quantization_config=BitsAndBytesConfig(load_in_4bit=True));
     device_map='auto' spreads them over several GPUs and the CPU; a lower max_memory for each GPU
@@ -417,18 +419,13 @@ RUN_ONLY: Final = (*SERVERS, *INTERFACES)
 """Frameworks that only run trained models: without another framework, nothing keeps activations."""
 
 
-_ENVIRONMENT: Final = re.compile(r"\S{0,200}/\.?v?env/lib\w{0,5}/python[\d.]{1,5}(?=/)")
-"""Where a virtual environment lies, which may be in the folder of a program that does not run."""
-
-
 def frameworks_in(paths: Iterable[str], said: str = "") -> tuple[Framework, ...]:
     """Return the frameworks seen in paths of frames or in a log, in the order of the table.
 
     If there are several servers, only the one that called the others counts. ``paths`` are
     outermost first.
     """
-    said = _ENVIRONMENT.sub("", said)
-    distinct = dict.fromkeys(_ENVIRONMENT.sub("", path[:1000].replace("\\", "/")) for path in paths)
+    distinct = dict.fromkeys(path[:1000].replace("\\", "/") for path in paths)
     found = [
         f
         for f in FRAMEWORKS
@@ -439,29 +436,7 @@ def frameworks_in(paths: Iterable[str], said: str = "") -> tuple[Framework, ...]
         runs = next((f for f in servers if re.search(f.files, path)), None)
         if runs is not None:  # SGLang calls vLLM's layers; its own frames come first
             return tuple(f for f in found if f is runs or f not in servers)
-    return tuple(_failing(found, said))
-
-
-_CLAUSES: Final = re.compile(r"[.!?;,]\s|\n|\b(?:but|while|whereas|although|however|since)\b")
-_WORKS: Final = (
-    r"(?i:\b(?:works?|worked|able to|runs?|can run|fine|no (?:issue|problem)s?"
-    r"|not (?:occur|happen|ap{1,2}ear)\w{0,3})\b|没问题|可以|正常)(?!.{0,80}(?i:fail|oom))"
-)
-
-
-def _failing(found: Sequence[Framework], said: str) -> list[Framework]:
-    """Return frameworks without the servers and interfaces that a text only compares with.
-
-    A clause that says that one works, or that another is unlike it, is not about the failing one.
-    """
-    rivals = [f for f in found if f.name in (*SERVERS, *INTERFACES)]
-    named = dict.fromkeys((f.name for f in rivals), 0)
-    for clause in _CLAUSES.split(said) if len(rivals) > 1 else ():
-        for f in (f for f in rivals if f.is_named(clause)):
-            is_other = re.search(rf"{_WORKS}|\b(?:as|than|like|unlike) (?:{f.logs})", clause)
-            named[f.name] += -1 if is_other else 1
-    most = max(named.values(), default=0)
-    return [f for f in found if named.get(f.name, most) == most]
+    return tuple(found)
 
 
 def words_for(frameworks: Iterable[Framework], *changes: str | None) -> tuple[str, str] | None:

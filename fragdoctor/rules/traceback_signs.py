@@ -159,19 +159,11 @@ def _is_of_serving(sign: TracebackSign, message: OomMessage) -> bool:
 
 
 def _named_functions(message: OomMessage) -> list[str]:
-    """Return functions that a text names (``_make_state()``), and what its last line does."""
-    loads = not message.frames and any(
-        _search(_LOADS_LAST, said) for said in (f"{message.around} {message.intro}", message.after)
-    )
-    return [*re.findall(_FUNCTION, message.said, re.ASCII), *(["load_model"] if loads else ())]
+    """Return functions that a text names (``_make_state()``)."""
+    return re.findall(_FUNCTION, message.said, re.ASCII)
 
 
 _FUNCTION: Final = r"(?<![\w/-])(?:\w{1,30}\.){0,3}(_{0,2}[a-z]{1,30}(?:_[a-z0-9]{1,30}){1,6})\(\)"
-_LOADS_LAST: Final = (
-    r"\bLoading (?:checkpoint shards: {0,9}\d{1,2}%[^%]{0,80}|(?!extension|data)\S{3,80}\.\.\.)"
-    r"\s{0,9}\Z"
-)
-"""What a program printed last before its weights did not fit."""
 
 
 def is_seen_to_grow(message: OomMessage) -> bool:
@@ -249,20 +241,13 @@ def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
     if sign.name == LOADING_WEIGHTS and share > 1 and not any(f.file for f in message.frames):
         return True  # weights come one tensor at a time
     is_of_history = sign.name in (GROWTH, LATE)
-    if is_of_history and (share > LARGE_SHARE or _search(_BATCH_HELPS, message.said)):
+    if is_of_history and share > LARGE_SHARE:
         return True
     is_beyond = share > 1
     return is_beyond and sign.is_surrounding and sign.is_of_batch
 
 
-_BATCH_HELPS: Final = (
-    r"(?i)\b(?:reduc|lower|decreas|small)\w{0,4} (?:the )?batch.{0,20}? (?:(?:does|do|did) )?"
-    r"(?:help(?:s|ed)?|works?|worked|solve[sd]?)\b"
-    r"|\bbatch[^.!?\n]{0,15}? (?:larg|bigg|great|more)(?:er)? than \d"
-)
-"""What people say if the batch is what fills the GPU, and not what earlier steps have left."""
-
-_INFERS: Final = "(?:infer|demo|predict|generate|sample|detect|upscale|transcribe|render)"
+_INFERS: Final = "(?:infer|predict|generate|sample|detect|upscale|transcribe|render)"
 """Names of programs that only run a model."""
 
 _RUNS_MODEL: Final = r"\bupscal|super.?resol|\btranscrib|\binference\b|推理"
@@ -294,7 +279,7 @@ _TESTS: Final = (
     r"|tests? (?:step|phase|stage|time|loop|epoch)"
     r"|(?:in|at|during|while|when|the|saving) predict(?:ing|ions?)|评估|验证|测试)"
     r"(?:\(\))?(?![\w/(=-]|\.\w| (?:(?:is|was|works?|runs|went|goes) (?:\w+ )?"
-    r"(?:ok|okay|fine|well|normal)|different|various|batch size|with\b))"
+    r"(?:ok|okay|fine|well|normal)|different|various|batch size))"
 )
 _RAN: Final = rf"\b(?:python3?|ran|run|running) (?:\S*[/\\])?(?:\w*_)?{_INFERS}\w*\.py\b"
 
@@ -405,6 +390,9 @@ SERVER_START: Final = "server-start"
 SERVER_STEP: Final = "server-step"
 ATTENTION_SCORES: Final = "attention-scores"
 INFERENCE: Final = "inference"
+CALLS_OF_LIBRARIES: Final = r"\.(?:infer|inference|predict|upscale|transcribe|enhance|generate)\("
+"""Methods by which libraries run their models, which keep no graph there."""
+
 GROWTH: Final = "growth"
 EVALUATION: Final = "evaluation"
 LATE: Final = "later-step"
@@ -671,7 +659,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         in_words=rf"(?is)\A(?=.*{_EVALUATES})"
         rf"(?=.*(?:{_GROWS}|\bafter (?:\w+ )?\d+ (?:images|samples|batches)\b"
         r"|\b(?:aggregat|concatenat|accumulat|gather|collect)\w{0,4} (?:\w+ ){0,3}?"
-        r"(?:predictions|logits|outputs|results)\b))",
+        r"(?:predictions|logits|outputs|results)\b|\bcompute_metrics\b))",
         # transformers 3.1 to 4.57, trainer.py and trainer_pt_utils.py
         places=(
             Place(
@@ -885,7 +873,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         # transformer/dot_product_attention.py
         places=(
             Place(
-                code=r"key_states\.transpose|softmax\(\s*(?:attn|attention)_(?:weights|scores)"
+                code=r"scaled_dot_product_attention\([^)]*mask|key_states\.transpose|softmax\(\s*(?:attn|attention)_(?:weights|scores)"
                 r"|(?:attn|attention)_(?:weights|scores|probs)\s?=|\bmatmul_result\s?=|(?:\bq\w*|\))\s?@\s?k\w*\.transpose|baddbmm\("
                 r"|einsum\(\s*f?['\"][^'\"]*i d\s?,[^'\"]*j d\s?->[^'\"]*i j['\"]"
                 r"|einsum\(\s*f?['\"](\w*)(\w)(\w)\s?,\s?\1(\w)\3\s?->\s?\1\2\4['\"]"
@@ -1042,7 +1030,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 functions="decorate_context",
             ),
             Place(file=rf"(?:^|/)(?:\w*_)?{_INFERS}(?!r|\w{{0,20}}util)\w*\.py$"),
-            Place(code=r"\.(?:infer|inference|predict|upscale|transcribe|enhance|generate)\("),
+            Place(code=CALLS_OF_LIBRARIES),
         ),
         in_words=rf"(?is){_RAN}|{_in_clause(f'(?:{_RUNS_MODEL})')}|{_ONLY_RUNS}",
     ),

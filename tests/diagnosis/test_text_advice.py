@@ -173,14 +173,6 @@ def test_growth_is_advised_without_what_the_author_does_already():
     assert "loss.item()" not in first.change
 
 
-def test_smaller_batch_that_helps_shows_that_nothing_is_kept():
-    grows = f"{FULL.replace('1.00 GiB', '0.50 GiB')}\nIt fails after 140 batches."
-
-    assert "that earlier steps did not" in first_of(grows)[1].title
-    better = first_of(f"{grows} Reducing the batch size does help.")[1].title
-    assert "that earlier steps did not" not in better
-
-
 @pytest.mark.parametrize(
     "said",
     [
@@ -986,15 +978,11 @@ def test_what_a_program_needs_in_all_says_whether_it_or_others_fill_the_gpu(
     assert (verdict.cause is Cause.UNKNOWN) == (code == "free-other-process")
 
 
-@pytest.mark.parametrize(
-    ("shape", "said"),
-    [("32,512,512,16", "lower batch_size"), ("1,512,512,16", "the batch is one already")],
-)
-def test_shape_of_a_tensor_says_whether_a_smaller_batch_is_there_to_be_had(shape, said):
-    verdict, first = first_of(SHAPE.format(shape))
+def test_shape_of_a_tensor_is_the_size_of_the_request():
+    verdict, first = first_of(SHAPE.format("32,512,512,16"))
 
-    assert said in f"{first.title} {first.change}"
-    assert ("512.00 MiB" in verdict.summary) == (shape[0] == "3")
+    assert "lower batch_size" in first.change
+    assert "512.00 MiB" in verdict.summary
 
 
 OTHERS = {
@@ -1033,14 +1021,6 @@ OTHERS = {
         "RuntimeError: [TM][ERROR] CUDA runtime error: out of memory /src/utils/allocator.h:231",
         "--cache-max-entry-count",
     ),
-    "weights of LMDeploy": (
-        (
-            'File "/a/lmdeploy/turbomind/turbomind.py", line 145, in _create_weight_func\n'
-            "    model_comm.create_shared_weights(device_id, rank)\n"
-            "RuntimeError: [TM][ERROR] CUDA runtime error: out of memory /src/memory_utils.cu:32"
-        ),
-        "over more GPUs (--tp)",
-    ),
     "cache of TensorRT-LLM": (
         (
             "[TRT-LLM] [E] Executor creation failed due to insufficient GPU memory.\n\n"
@@ -1049,14 +1029,6 @@ OTHERS = {
             "Free GPU memory before component creation attempt (GiB): 108.86\n"
         ),
         "free_gpu_memory_fraction",
-    ),
-    "variables of TensorFlow": (
-        (
-            "ResourceExhaustedError: OOM when allocating tensor with shape[25088,4096] and type "
-            "float on /job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc\n"
-            "\t [[Node: fc6/weights/Initializer/random_uniform = RandomUniform[T=DT_INT32]()]]"
-        ),
-        "before any batch",
     ),
     "Ollama by its build": (
         (
@@ -1182,7 +1154,7 @@ def test_xla_of_jax_is_told_by_its_files_though_they_lie_in_tensorflows_tree():
 @pytest.mark.parametrize(
     ("asked", "cause", "code"),
     [
-        ("4.00 GiB", Cause.UNKNOWN, "split-allocation"),
+        ("4.00 GiB", Cause.MEMORY_LIMIT, "split-allocation"),
         ("3.00 GiB", Cause.UNKNOWN, "find-the-limit"),
     ],
 )
@@ -1418,8 +1390,8 @@ def test_program_of_jax_is_held_against_the_largest_piece():
     assert verdict.cause is Cause.CAPACITY
 
 
-@pytest.mark.parametrize(("free", "cause"), [("9.00", "unknown"), ("1.00", "capacity")])
-def test_four_gib_of_xpu_are_in_doubt_only_where_they_would_have_fit(free, cause):
+@pytest.mark.parametrize(("free", "cause"), [("9.00", "memory_limit"), ("1.00", "capacity")])
+def test_four_gib_of_xpu_are_refused_only_where_they_would_have_fit(free, cause):
     verdict, _ = first_of(
         "torch.OutOfMemoryError: XPU out of memory. Tried to allocate 4.50 GiB. GPU 0 has a total "
         f"capacity of 15.91 GiB of which {free} GiB is free. Of the allocated memory "
@@ -1965,12 +1937,6 @@ def test_growth_is_read_in_several_languages(said):
     assert verdict.cause is Cause.LEAK
 
 
-def test_framework_that_works_is_not_the_one_that_failed():
-    said = "vLLM is able to serve the model but SGLang fails to start with a CUDA OOM on my GPU."
-
-    assert "With SGLang" in first_of(said)[1].change.capitalize().replace("sglang", "SGLang")
-
-
 def test_program_that_printed_an_error_is_judged_and_not_the_title():
     result = diagnose(
         case_of(
@@ -2267,7 +2233,7 @@ def test_adapter_is_not_advised_to_who_trains_one():
 @pytest.mark.parametrize(
     ("pids", "title"),
     [
-        ((4401, 4404, 4407), "Give each rank or worker its own GPU"),
+        ((4401, 4404, 4407), "Give each rank or worker its own GPU, or run fewer at once"),
         ((4401, 91377, 250113), "Stop the other processes on this GPU"),
     ],
 )
@@ -2376,3 +2342,61 @@ def test_request_beyond_the_device_is_no_loading_of_weights():
     huge = old_style("96.00 GiB", "15.90 GiB", "4.00 GiB", "9.00 GiB", "5.00 GiB")
 
     assert "Load the weights" not in first_of(f"{code}{huge}\n")[1].title
+
+
+def test_gpu_that_a_table_shows_empty_is_not_full():
+    row = "|   0  Tesla T4   | 00000000:00:1E.0 Off |\n| N/A  38C  P0 | {}MiB / 15360MiB | 0% |\n"
+    error = '  File "<stdin>", line 1, in <module>\nRuntimeError: CUDA error: out of memory\n'
+    call = ">>> torch.zeros(3).cuda()\nTraceback (most recent call last):\n"
+
+    verdict, first = first_of(f"{row.format(0)}{call}{error}")
+    full, _ = first_of(f"{row.format(15100)}{call}{error}")
+
+    assert verdict.cause is Cause.UNKNOWN
+    assert "it is not full" in first.title.replace("the GPU is", "it is")
+    assert full.cause is Cause.OTHER_PROCESS
+
+
+def test_trials_that_share_a_gpu_are_not_strangers():
+    full = old_style("64.00 MiB", "15.78 GiB", "2.90 GiB", "22.00 MiB", "3.02 GiB")
+
+    _, first = first_of(f'tune.run(f, resources_per_trial={{"gpu": 0.25}}) fails\n{full}\n')
+
+    assert first.title == "Give each rank or worker its own GPU, or run fewer at once"
+    assert "trial" in first.change
+
+
+@pytest.mark.parametrize("said", ["It is out of index in the embedding.", ""])
+def test_library_that_fails_after_a_bad_index_lacks_no_memory(said):
+    error = "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+
+    result = diagnose(case_of(f"{said}\nRuntimeError: {error}\n"))
+
+    assert (result.verdict.cause is Cause.NOT_MEMORY) is bool(said)
+    assert bool(result.recommendations) is not bool(said)
+
+
+def test_server_is_not_told_to_limit_other_libraries():
+    full = new_style(
+        "112.00 MiB", "44.35 GiB", "53.38 MiB", "37.38 GiB", "275.68 MiB",
+        processes=process(91, "44.28 GiB"),
+    )  # fmt: skip
+    said = "INFO 02-03 03:43:49 model_runner.py:625] Capturing the model for CUDA graphs."
+
+    _, first = first_of(f"Error initializing vLLM engine: {full}\n{said}\n")
+
+    assert first.title == "Leave more memory for CUDA graphs, or capture fewer"
+
+
+def test_message_that_was_typed_with_a_comma_keeps_its_figures():
+    text = "`cuda out of memory, tried to allocate 50MiB(GPU 0; 1.96GiB totalcapacity;1.33GiB "
+    text += "already allocated; 43.5MiB free;1.36 GiB reserved in total by Pytorch)`"
+
+    assert "1.33 GiB" in first_of(text)[0].summary
+
+
+def test_library_that_runs_its_own_model_keeps_no_graph():
+    own = 'I run inference.\nCUDA out of memory. Tried to allocate 91.71 GiB.\n{}("a.wav")\n'
+
+    assert "no_grad" not in first_of(own.format("m.transcribe"))[1].change
+    assert "no_grad" in first_of(own.format("y = my_model"))[1].change

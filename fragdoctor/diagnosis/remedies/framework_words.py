@@ -64,7 +64,8 @@ def _in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Iter
             continue
         text = f"with {found[0]}: {found[1]}"
         if change is Change.BATCH and found[0] in INTERFACES:
-            text = words_together(case, change, Change.WEIGHTS)
+            first = (Change.ATTENTION,) if case.asks_for_large_share else ()
+            text = words_together(case, change, *first, Change.WEIGHTS)
         if change is Change.BATCH and less_of_counted(case):
             text = f"{own}; {text}"
         elif change in ADDED and own and own != one.remedy.change:

@@ -20,6 +20,7 @@ from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.frameworks import Change
 from fragdoctor.model.measures import ADAPTER, BITS_4, BITS_8, HALF, OFFLOADING, STATE_8BIT
 from fragdoctor.rules.told_weights import told_weights
+from fragdoctor.rules.traceback_signs import CALLS_OF_LIBRARIES
 from fragdoctor.trace.stacks import PACKAGE, classify_file
 
 OF_IMAGES: Final = (
@@ -97,7 +98,8 @@ def _is_of_own_code(case: JudgedCase) -> bool:
 
 GRADIENTS_OFF: Final = "Run the model without gradients"
 _OFF: Final = regex(
-    r"no_grad|inference_mode|set_grad_enabled|enable_grad|\bgenerate\(|\bpipe(?:line)?\("
+    rf"no_grad|inference_mode|set_grad_enabled|enable_grad|\b(?:generate|pipe(?:line)?)\("
+    rf"|{CALLS_OF_LIBRARIES}"
 )
 
 
@@ -235,4 +237,6 @@ def _less_of_one(case: JudgedCase, since: str) -> tuple[str, str]:
     if IMAGES in case.told.smaller_samples and not words:  # a crop takes no change of the model
         title = f"Use smaller crops or images: {since}"
         return title, f"{HALF_SIDES}; then {CHECKPOINTED}; then {less}"
+    if case.asks_for_large_share:
+        return f"Use less for one sample: {since}", change
     return f"Checkpoint the layers: {since}", f"{words or CHECKPOINTED}; also {change}"

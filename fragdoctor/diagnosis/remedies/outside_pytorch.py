@@ -23,10 +23,11 @@ from fragdoctor.diagnosis.remedies.remedy import (
 )
 from fragdoctor.diagnosis.remedies.serving import LEAST_UTILIZATION
 from fragdoctor.diagnosis.verdict_message import library_of
-from fragdoctor.model.case import OtherProcess
+from fragdoctor.lazy import regex
+from fragdoctor.model.case import IDLE_GPU, OtherProcess
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, line_text
-from fragdoctor.model.frameworks import Change, words_for
+from fragdoctor.model.frameworks import SERVERS, Change, words_for
 from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, FailedRequest
 from fragdoctor.rules.traceback_signs import FIRST_GPU, is_in_backward_pass
@@ -39,6 +40,11 @@ OWN_DEVICE: Final = (
     "torch.cuda.set_device(local_rank) before anything else touches CUDA, or "
     "CUDA_VISIBLE_DEVICES=$LOCAL_RANK for each rank: these look like the workers of one program"
 )
+SHARED_BY_TRIALS: Final = regex(
+    r"(?i)\btune\.(?:run|tuner)\b|\bray tune\b|resources_per_trial|\bx-?dist\b"
+    r"|\bgpus?(?:_per_\w{1,20})?['\"]?\s?[:=]\s?0?\.\d"
+)
+"""Programs that start several workers on one GPU: Ray gives each a fraction of it."""
 
 MIN_PEERS: Final = 3
 """Two processes of equal size may be a coincidence; three are workers of one program."""
@@ -84,7 +90,9 @@ def free_other_process(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     if case.sign is not None and case.sign.name == FIRST_GPU and not listed:
         return  # the others are this program's own
     pids = ", ".join(str(p.pid) for p in listed)
-    peers = are_peers(listed)
+    noun = "process" if len(listed) == 1 else "processes"
+    shares = case.message is not None and SHARED_BY_TRIALS.search(case.message.said) is not None
+    peers = shares or are_peers(listed)
     may_be_own = r is not None and listed and r.process_bytes is None
     share, free = _share(case), case.told.free_gpu
     title, change = (
@@ -92,11 +100,14 @@ def free_other_process(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         "find the holders with nvidia-smi or fuser -v /dev/nvidia*, and end leftovers",
     )
     if peers:
-        title = "Give each rank or worker its own GPU"
-        change = f"{OWN_DEVICE}; otherwise end or move process {pids}, or run as many as fit "
-        change += "(fragdoctor pack)"
+        title = "Give each rank or worker its own GPU, or run fewer at once"
+        fewer = "run only as many as fit (fragdoctor pack)"
+        change = f"{OWN_DEVICE}; otherwise kill or move {noun} {pids}, or {fewer}"
+        if shares:
+            change = '{"gpu": 1} for each trial of Ray Tune, fewer workers of pytest (-n): '
+            change += f"these share the GPU by a setting of the program; {fewer}"
     elif pids:
-        change = f"end or move process {pids}"
+        change = f"kill or move {noun} {pids}"
     if share and not peers:
         change += f"; or share the GPU: {share} leaves them what they hold"
     if free is not None and is_main and not peers:
@@ -126,7 +137,9 @@ def free_other_process(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
 @proposes("Limit what other libraries take in this process")
 def cap_other_libraries(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose capping them if their memory is the cause, or is known to be a lot beside it."""
-    if case.is_library_failure or case.backend == "mps":
+    # What a server holds there are its own graphs and buffers, which its options limit.
+    is_served = any(f.name in SERVERS for f in case.frameworks)
+    if case.is_library_failure or is_served or case.backend == "mps":
         return
     r = case.failed_request
     held = r.non_pytorch_bytes if r is not None else None
@@ -153,6 +166,8 @@ def cap_other_libraries(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
 def library_headroom(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose headroom if a library failed that allocates its own memory."""
     if not case.is_library_failure or case.message is None or case.is_of_other_program:
+        return
+    if case.cause in CLOSED:
         return
     library = library_of(case.message).partition(",")[0]
     yield remedy.proposal(
@@ -317,6 +332,7 @@ def locate_driver_call(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         return
     if case.is_of_other_program:
         return
+    title = ""
     change = (
         "nvidia-smi for the GPU and free -h for the host during the run, then less on the "
         "one that fills up"
@@ -326,8 +342,14 @@ def locate_driver_call(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         "or model; with room left, pin_memory=False in the DataLoader for a test, and "
         "CUDA_LAUNCH_BLOCKING=1, with which the traceback names the call"
     )
-    title = ""
-    if is_in_backward_pass(message):  # activations that this program made are there by then
+    if message.sub_kind == IDLE_GPU:
+        title = "Reset the GPU or restart the machine: the GPU is not full"
+        change = (
+            "run nvidia-smi while the program starts; if the GPU stays empty, nvidia-smi "
+            "--gpu-reset or a restart clears a bad state of the driver or the GPU; also check "
+            "ulimit -v, the container's limits and the compute mode (nvidia-smi -q -d COMPUTE)"
+        )
+    elif is_in_backward_pass(message):  # activations that this program made are there by then
         title, less = less_of_batch(case)
         change = f"{less}; nvidia-smi during the run shows whether another process takes a part"
     yield remedy.proposal(
