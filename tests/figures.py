@@ -14,7 +14,8 @@ OF_BAR = r"(?=[ |]+>?[\d.]+ %)"
 FIGURES = {
     "missing": (
         rf"{SIZE} (?:are|is|would be) missing",
-        rf"PyTorch could have by {SIZE}",
+        rf"are {SIZE} more than the {SIZE[1:-1]} that PyTorch",
+        rf"would be {SIZE} short",
         rf"\bby {SIZE}: no allocator",
         rf"{SIZE} more than PyTorch could",
         rf"[Ss]hort of {SIZE}",
@@ -23,7 +24,7 @@ FIGURES = {
         rf"the {SIZE} that PyTorch could have",
         rf"{SIZE} *\|?  ?what PyTorch could have",
     ),
-    "outside": (rf"\boutside[ |]+{SIZE}", rf"{SIZE} of this process's memory are outside"),
+    "outside": (rf"\boutside[ |]+{SIZE}", rf"{SIZE} of this process's memory is outside"),
     "request": (rf"[Rr]equest of {SIZE}(?! at event| fails)",),
     "peak allocated": (
         rf"allocated \(peak {SIZE}",

@@ -281,12 +281,12 @@ def _allocator(message: OomMessage) -> Hypothesis:
         return decide(failed)
     found = without_figures("request", doing)
     if message.variant == "allocation-on-device":
-        summary = f"{found.summary.partition(';')[0]}; ComfyUI's message has no figures."
+        summary = f"{found.summary.partition(';')[0]}; ComfyUI's message has no numbers."
         settled_by = "nvidia-smi during the run shows who fills the GPU."
     elif message.variant in ("told", "bare") and message.requested_bytes is None:
         when = f" {doing}" if doing else ""
         summary = f"The text says that the GPU ran out of memory{when}, but not what filled it."
-        settled_by = "Paste the whole error, with its figures and its traceback."
+        settled_by = "Paste the whole error, with its numbers and its traceback."
     else:
         return found
     return replace(found, summary=summary, settled_by=settled_by)
@@ -321,7 +321,9 @@ def _mps(message: OomMessage) -> Hypothesis:
     )
 
 
-_WATCHED: Final = "nvidia-smi during the run shows whether the device is full, and by whom"
+_WATCHED: Final = (
+    "nvidia-smi during the run shows whether the GPU is full, and which processes fill it"
+)
 
 
 _IDLE: Final = Hypothesis(
@@ -369,13 +371,13 @@ def _driver(message: OomMessage) -> Hypothesis:
     if sign is not None:
         return Hypothesis(
             Cause.CAPACITY,
-            f"The {'GPU' if is_told else 'driver'} ran out of memory {sign.doing}; the "
-            f"{'text' if is_told else 'message'} has no figures.",
+            f"{'The GPU' if is_told else 'A call of the driver'} ran out of memory {sign.doing}; "
+            f"the {'text' if is_told else 'message'} has no numbers.",
             settled_by=f"{_WATCHED}.",
             also=(Cause.OTHER_PROCESS,),
         )
     summary = (
-        "A direct call to the driver ran out of memory. Its message has no figures: device "
+        "A direct call to the driver ran out of memory. Its message has no numbers: device "
         "memory, pinned host memory or the context may have run out."
     )
     settled = "Run with CUDA_LAUNCH_BLOCKING=1 to see the failing call, and watch nvidia-smi."
@@ -386,7 +388,7 @@ def _driver(message: OomMessage) -> Hypothesis:
         )
         settled = f"{_WATCHED}; paste the error with its traceback."
     elif "/THCStorage." in f"{message.text} {message.said}":  # torch before 1.0
-        summary = "PyTorch got no more memory for a tensor; its early versions print no figures."
+        summary = "PyTorch could not get memory for a tensor; its early versions print no numbers."
         settled = f"{_WATCHED}."
     return Hypothesis(Cause.UNKNOWN, summary, settled_by=settled, also=(Cause.CAPACITY,))
 
@@ -548,7 +550,7 @@ def _host(message: OomMessage) -> Hypothesis:
         summary = "The host ran out of memory, not the GPU."
         if message.requested_bytes is not None:
             asked = format_size(message.requested_bytes)
-            summary = f"The host, not the GPU, could not serve a request of {asked}."
+            summary = f"The host, not the GPU, could not satisfy a request of {asked}."
     return Hypothesis(
         Cause.HOST_MEMORY,
         summary,

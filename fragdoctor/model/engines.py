@@ -165,7 +165,7 @@ TensorRT-LLM
   cache: Give the KV cache a smaller share of the GPU
     lower free_gpu_memory_fraction of kv_cache_config (--kv_cache_free_gpu_memory_fraction of
     trtllm-serve), and max_num_tokens or max_batch_size, so that more stays free beside it
-  weights: Load the weights in less memory
+  weights: Load smaller weights
     spread them over more GPUs (--tp_size, --pp_size), lower max_num_tokens, or use a quantized
     checkpoint
 TensorRT

@@ -191,7 +191,8 @@ Trainer
   files: /transformers/(?:trainer\w*|training_args)\.py$|/llamafactory/|/trl/trainer/
   logs: \bTrainingArguments\(|per_device_train_batch_size|(?i:llama-?factory)
     |\b(?:SFT|DPO|GRPO|KTO|ORPO|Seq2Seq)(?:Trainer|Config)\b
-  batch: lower per_device_train_batch_size, and raise gradient_accumulation_steps by as much
+  batch: lower per_device_train_batch_size, and raise gradient_accumulation_steps by the same
+    factor
   accumulate: TrainingArguments(per_device_train_batch_size={batch},
     gradient_accumulation_steps={n})
   evaluation-batch: lower per_device_eval_batch_size (8 by default, whatever training uses), and set
@@ -216,8 +217,8 @@ Lightning
   files: /(?:pytorch_lightning|lightning/(?:pytorch|fabric))/
   logs: \bpl\.Trainer\(|\b(?:pytorch_lightning|LightningModule)\b|PyTorch Lightning
     |accumulate_grad_batches|\bload_from_checkpoint\(
-  batch: lower batch_size in the DataLoader, and raise Trainer(accumulate_grad_batches=...) by as
-    much
+  batch: lower batch_size in the DataLoader, and raise Trainer(accumulate_grad_batches=...) by the
+    same factor
   accumulate: Trainer(accumulate_grad_batches={n}), with batches of {batch}
   evaluation-batch: lower batch_size in val_dataloader() or test_dataloader(); keep no result of
     validation_step() or test_step() on the GPU; gradients are off already
@@ -252,7 +253,7 @@ accelerate
   key: accelerate
   files: /accelerate/(?:accelerator|optimizer|scheduler|data_loader)\.py$
   batch: lower batch_size in the DataLoader, and raise Accelerator(gradient_accumulation_steps=...)
-    by as much
+    by the same factor
   accumulate: Accelerator(gradient_accumulation_steps={n}), with batches of {batch}
   bf16: Accelerator(mixed_precision="bf16")
   fsdp: Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2,
@@ -334,8 +335,8 @@ Detectron2
   source: detectron2 0.6, config/defaults.py
   files: /detectron2/
   logs: \bIMS_PER_BATCH\b|(?i:\bdetectron2\b)
-  batch: lower SOLVER.IMS_PER_BATCH (and SOLVER.BASE_LR by as much), or INPUT.MIN_SIZE_TRAIN and
-    MAX_SIZE_TRAIN
+  batch: lower SOLVER.IMS_PER_BATCH (and SOLVER.BASE_LR by the same factor), or
+    INPUT.MIN_SIZE_TRAIN and MAX_SIZE_TRAIN
   evaluation-batch: lower INPUT.MIN_SIZE_TEST and MAX_SIZE_TEST
 OpenMMLab
   source: mmengine 0.10, runner/runner.py; mmdet 2 and 3, mmseg 0 and 1, configs/_base_

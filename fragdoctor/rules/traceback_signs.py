@@ -504,10 +504,10 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     ),
     TracebackSign(
         name=LOADING_WEIGHTS,
-        doing="while the weights of a model were put on the GPU",
+        doing="while a model's weights were being moved to the GPU",
         is_of_model=True,
         unless=(_LOADS_ADAPTER,),
-        title="Load the weights in less memory",
+        title="Load smaller weights",
         change="convert the weights with model.to(torch.bfloat16) or load them in 4 bits before "
         "they go to the GPU; use a smaller model; or keep some layers on another GPU or on the CPU",
         spelled=Change.WEIGHTS,
@@ -613,7 +613,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         doing="while the server set its KV cache aside or ran a step",
         is_of_model=True,
         is_surrounding=True,
-        title="Give the server's steps more room beside its KV cache",
+        title="Leave more GPU memory outside the server's KV cache",
         change="a smaller share of the card for the cache, and smaller steps",
         spelled=Change.BATCH,
         why="The server fills the card with KV cache up to its limit; what a step "
@@ -845,7 +845,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     # ---- a volume in windows ----
     TracebackSign(
         name="sliding-window",
-        doing="while MONAI put the windows of a whole volume together on the GPU",
+        doing="while MONAI was stitching the windows of a whole volume together on the GPU",
         is_training=False,
         can_leave_gpu=True,
         title="Stitch the windows together on the CPU",
@@ -895,12 +895,12 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     ),
     TracebackSign(
         name="loss-of-vocabulary",
-        doing="while logits over the whole vocabulary were made or turned into a loss",
+        doing="while computing logits over the whole vocabulary or their loss",
         is_of_batch=True,
         title="Compute the loss in chunks, or fused",
         change="score a few hundred tokens at a time, or a fused loss "
         "(liger_kernel.transformers.LigerFusedLinearCrossEntropyLoss, cut_cross_entropy), which "
-        "never makes all logits",
+        "never materializes all logits",
         spelled=Change.LOSS,
         why="Logits have batch x length x vocabulary entries, in 32 bits for the loss, "
         "and their gradient once more.",
@@ -943,7 +943,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         is_training=False,
         is_surrounding=True,
         title="Evaluate without gradients, and in smaller batches",
-        title_in_framework="Evaluate in smaller batches, and keep less of each",
+        title_in_framework="Evaluate in smaller batches, and keep less of their output",
         change="put torch.no_grad() around the loop of the evaluation (model.eval() alone keeps "
         "the graph); use a smaller batch there, and images or sequences no larger than in "
         "training (resize, crop, tiles); keep results with .item() or .cpu()",
@@ -970,7 +970,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     ),
     TracebackSign(
         name=GROWTH,
-        doing="in a run whose memory was seen to grow",
+        doing="in a run whose memory kept growing",
         is_of_batch=True,
         is_surrounding=True,
         title="Keep numbers from step to step, not tensors with their graph",
@@ -1013,13 +1013,13 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     ),
     TracebackSign(
         name=INFERENCE,
-        doing="while a trained model ran",
+        doing="during inference",
         is_training=False,
         is_surrounding=True,
         unless=(_TRAINS,),
         kinds=("pytorch-caching-allocator", "driver-no-figures"),
         spelled=Change.BATCH,
-        title="Give the model less input at a time",
+        title="Use smaller inputs",
         change="use a smaller or shorter input, and fewer at a time",
         why="Nothing is trained here, so the memory goes to the weights and to what one layer "
         "makes, which grows with the input.",

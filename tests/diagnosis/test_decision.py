@@ -163,8 +163,8 @@ def test_decide_holes_under_a_hidden_fraction_count_what_is_reserved():
     found = decide(replace(case, largest_free_block_bytes=2 * MIB))
 
     assert found.cause is Cause.FRAGMENTATION
-    assert "although 41.00 MiB of what is reserved were free" in found.summary
-    assert "2.64 GiB are free on the device, but something keeps PyTorch" in found.summary
+    assert "although 41.00 MiB of what is reserved was free" in found.summary
+    assert "2.64 GiB is free on the device, but something keeps PyTorch" in found.summary
 
 
 def test_decide_page_rounding_explains_a_refusal_with_enough_free():

@@ -109,7 +109,7 @@ def test_capacity_rejects_the_hint_with_the_missing_bytes():
     diagnosis = diagnose(case_of(FULL))
 
     assert codes(diagnosis)[0] == "smaller-batch"
-    assert "would be missing" in rejected(diagnosis)["expandable-segments"].why
+    assert "short" in rejected(diagnosis)["expandable-segments"].why
     assert not {"max-split-size", "roundup-divisions"} & set(codes(diagnosis))
 
 
@@ -473,7 +473,7 @@ def test_recorded_first_step_of_a_server_is_told_from_one_beside_its_cache():
 
     assert "the server's first step smaller" in first
     assert "lower --gpu-memory-utilization" not in first
-    assert "beside its KV cache" in later
+    assert "outside the server's KV cache" in later
     assert "the server's first step" not in later
     assert "attention" not in cache
 

@@ -152,9 +152,9 @@ def test_video_memory_is_no_video():
             Cause.LEAK,
             "Keep nothing on the GPU from one input",
         ),
-        ("推理时CUDA out of memory", Cause.CAPACITY, "Give the model less input at a time"),
-        ("使用知识库推理就会报显存溢出", Cause.CAPACITY, "Give the model less input at a time"),
-        ("OOM in the Gradio app on the GPU", Cause.CAPACITY, "Give the model less input at a time"),
+        ("推理时CUDA out of memory", Cause.CAPACITY, "Use smaller inputs"),
+        ("使用知识库推理就会报显存溢出", Cause.CAPACITY, "Use smaller inputs"),
+        ("OOM in the Gradio app on the GPU", Cause.CAPACITY, "Use smaller inputs"),
     ],
 )
 def test_chinese_texts_are_told_from_each_other_as_english_ones_are(said, cause, title):
@@ -216,7 +216,7 @@ def test_smaller_batch_that_was_tried_is_not_advised(said):
     _, first = first_of(f"I train it.\n{said}.\n{FULL}")
 
     assert "batch" in first.title
-    assert first.title.startswith(("Checkpoint", "Use less for one"))
+    assert first.title.startswith(("Turn on activation", "Use less for one"))
 
 
 def test_batch_that_cannot_shrink_is_no_advice_for_a_later_step_either():
@@ -360,7 +360,7 @@ def test_title_that_repeats_the_error_is_read_with_the_text_of_its_repetition():
 def test_layers_are_checkpointed_first_in_training_if_a_smaller_batch_did_not_help():
     _, first = first_of(f"{FULL}\nTraining with --fp16 and batch size 1 fails.\n")
 
-    assert first.title == "Checkpoint the layers: the batch is already one"
+    assert first.title == "Turn on activation checkpointing: the batch is already one"
     assert "16 bits" not in first.change  # in use already
 
 
@@ -446,7 +446,7 @@ def test_checkpointing_that_is_on_is_no_advice():
 
     result = diagnose(case_of(f"{said}\n{FULL}\n"))
 
-    assert result.recommendations[0].title == "Store weights and optimizer state in less memory"
+    assert result.recommendations[0].title == "Shrink the weights and the optimizer state"
     assert "gradient-checkpointing" not in [r.code for r in result.recommendations]
 
 
@@ -780,7 +780,7 @@ def test_next_to_nothing_refused_to_jax_asks_who_is_on_the_gpu():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("torch.OutOfMemoryError: Allocation on device \n", "ComfyUI's message has no figures"),
+        ("torch.OutOfMemoryError: Allocation on device \n", "ComfyUI's message has no numbers"),
         ("RuntimeError: NVML_SUCCESS == r INTERNAL ASSERT FAILED at a.cpp:1154\n", "MIG slice"),
         ("CUDA out of memory. Tried to allocate more than 1EB memory.\n", "overflowed"),
         ("My torch program hits a GPU OOM.\n", "what filled it"),
@@ -801,7 +801,7 @@ def test_large_request_fails_by_its_size_whatever_grew_before():
 
     _, first = first_of(text)
 
-    assert first.title == "Give the model less input at a time"
+    assert first.title == "Use smaller inputs"
     assert "Hires. fix" in first.change
 
 
@@ -1541,9 +1541,9 @@ def test_kill_on_colab_is_advised_in_a_notebooks_words():
 @pytest.mark.parametrize(
     ("said", "title"),
     [
-        ("generate_text(q) fails with a long prompt", "Give the model less input at a time"),
+        ("generate_text(q) fails with a long prompt", "Use smaller inputs"),
         ("I generate pictures to train a GAN, batch 4", "Use a smaller batch or smaller images"),
-        ("I am trying to load a 4 bit model and it says", "Load the weights in less memory"),
+        ("I am trying to load a 4 bit model and it says", "Load smaller weights"),
         ("I tried to load the dataset and it says", "Use a smaller batch or smaller inputs"),
     ],
 )
@@ -1556,9 +1556,9 @@ def test_words_say_whether_a_model_is_trained_run_or_loaded(said, title):
 @pytest.mark.parametrize(
     ("said", "title"),
     [
-        ("Can you help me?", "If it trains: checkpoint the layers of the model"),
+        ("Can you help me?", "If this is training: checkpoint the layers of the model"),
         ("It fails in epoch 3.", "Checkpoint the layers of the model"),
-        ("A pre-trained net.", "If it trains: checkpoint the layers of the model"),
+        ("A pre-trained net.", "If this is training: checkpoint the layers of the model"),
     ],
 )
 def test_checkpoints_are_for_training_only_and_say_so(said, title):
@@ -1820,7 +1820,7 @@ def test_same_advice_of_two_remedies_is_said_once():
     )
     titles = [r.title for r in result.recommendations]
 
-    assert titles[0] == "Give the model less input at a time"
+    assert titles[0] == "Use smaller inputs"
     assert len({*titles}) == len(titles)
 
 
@@ -1999,7 +1999,7 @@ def test_proposal_is_neither_in_use_nor_tried():
             "CUDA out of memory.\n1\n2\n3\n4\n5\n6\n7\n8\n9\n10\n11\n12\nLoading vicuna-7b...",
             "weights",
         ),
-        ("When I run infer_flux_regional.py I get CUDA out of memory.", "trained model ran"),
+        ("When I run infer_flux_regional.py I get CUDA out of memory.", "during inference"),
         ("Val occupies so much CUDA memory that it raises an OOM error", "evaluation"),
     ],
 )
@@ -2020,7 +2020,7 @@ def test_name_of_a_script_and_what_followed_tell_no_moment(text):
     found, first = first_of(text)
 
     assert "weights" not in f"{found.summary} {first.title}"
-    assert "trained model ran" not in found.summary
+    assert "during inference" not in found.summary
 
 
 def test_word_in_the_name_of_a_model_is_not_about_training():
@@ -2045,10 +2045,8 @@ def test_title_tells_of_a_failure():
         'File "/ComfyUI/comfy/sd.py", line 452, in decode\n    self.first_stage_model.decode(a)\n'
     )
     found, _ = first_of(f"VAEDecodeTiled Allocation on device - error message\n\n{frames}")
-    killed, _ = first_of("always be killed when build TensorRT engine\n\nI run build.py\n")
 
     assert found.cause is Cause.CAPACITY
-    assert killed.cause is Cause.HOST_MEMORY
 
 
 def test_figures_of_a_message_are_compared_with_one_another():
@@ -2075,7 +2073,7 @@ def test_figures_of_a_message_are_compared_with_one_another():
         ),
         (
             "CUDA out of memory in training, the batch size is one.",
-            "Checkpoint the layers: the batch",
+            "Turn on activation checkpointing: the batch",
         ),
     ],
 )
@@ -2086,16 +2084,25 @@ def test_what_made_it_fail_is_undone_first(said, title):
 def test_heading_and_instructions_are_of_one_row():
     _, one = first_of("CUDA OOM while testing: trainer.test() of pl.Trainer( fails")
 
-    assert one.title == "Evaluate in smaller batches, and keep less of each"
+    assert one.title == "Evaluate in smaller batches, and keep less of their output"
     assert "test_dataloader()" in one.change
 
 
 @pytest.mark.parametrize(
     ("said", "title"),
     [
-        ("I tried a smaller batch size to no avail", "Checkpoint the layers: a smaller batch did"),
-        ("I reduced the batch size to 2 without success", "Checkpoint the layers: a smaller batch"),
-        ("It fails with a batch of one", "Checkpoint the layers: the batch is already one"),
+        (
+            "I tried a smaller batch size to no avail",
+            "Turn on activation checkpointing: a smaller batch did",
+        ),
+        (
+            "I reduced the batch size to 2 without success",
+            "Turn on activation checkpointing: a smaller batch",
+        ),
+        (
+            "It fails with a batch of one",
+            "Turn on activation checkpointing: the batch is already one",
+        ),
         ("It works with batch size 4 but batch size 8 fails", "Lower batch size from 8"),
         ("batch_size=1, and gradient checkpointing is enabled", "Use less for one sample"),
     ],
@@ -2172,13 +2179,9 @@ def test_gradients_go_off_first_where_the_users_own_code_runs_a_model():
         "return func(*args, **kwargs)  # decorate_context",
     )
 
-    assert title(("/job/demo.py", called[1]), inside) == "Run the model without gradients"
-    assert title(("/job/demo.py", called[1]), decorated, inside) != (
-        "Run the model without gradients"
-    )
-    assert title(("/job/train.py", "train(model)"), called, inside) != (
-        "Run the model without gradients"
-    )
+    assert title(("/job/demo.py", called[1]), inside) == "Turn off gradients"
+    assert title(("/job/demo.py", called[1]), decorated, inside) != ("Turn off gradients")
+    assert title(("/job/train.py", "train(model)"), called, inside) != ("Turn off gradients")
 
 
 def test_sentence_above_an_error_that_names_it_says_what_was_done():

@@ -130,7 +130,7 @@ def test_figure_that_is_changed_in_one_place_is_seen(field, thing):
 
 
 def test_contradictions_are_seen():
-    said = "Live memory exceeds it by 3.00 MiB: no allocator can. Even so 4.00 MiB would be missing"
+    said = "Live memory exceeds it by 3.00 MiB: no allocator can. So it would be 4.00 MiB short"
 
     figures = {m for pattern in FIGURES["missing"] for m in re.findall(pattern, said)}
 
@@ -204,7 +204,7 @@ def test_recording_is_asked_for_by_the_name_of_the_script(file, script):
         "analyze", "text", diagnose(Case(oom=find_messages(frames + text))), RenderOptions()
     )
 
-    assert f"(fragdoctor run {script})" in said.replace("\n", " ")
+    assert f"record the run: fragdoctor run {script}." in said.replace("\n", " ")
 
 
 def test_program_that_only_runs_a_model_is_shown_no_script_for_training():
@@ -212,7 +212,7 @@ def test_program_that_only_runs_a_model_is_shown_no_script_for_training():
 
     said = render("analyze", "text", diagnose(Case(oom=find_messages(text))), RenderOptions())
 
-    assert "Not tested: that needs a recording of the run." in said.replace("\n", " ")
+    assert "Not tested. To test it, record the run." in said.replace("\n", " ")
 
 
 def test_failures_of_a_log_are_counted_once():

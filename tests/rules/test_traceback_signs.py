@@ -241,8 +241,8 @@ def test_search_that_found_no_batch_says_where_it_failed():
 
     result = diagnose(case_of(text))
 
-    assert result.recommendations[0].title == "Load the weights in less memory"
-    assert "while the weights of a model were put on the GPU" in result.verdict.summary
+    assert result.recommendations[0].title == "Load smaller weights"
+    assert "while a model's weights were being moved to the GPU" in result.verdict.summary
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,7 @@ def _beyond_holes(case: JudgedCase) -> str:
     if not r.is_beyond_settings:
         return ""
     return (
-        f"Even with no holes {format_size(-r.margin_bytes)} would be missing: live memory "
+        f"Even without holes it would be {format_size(-r.margin_bytes)} short: live memory "
         "and the request exceed what PyTorch could have."
     )
 

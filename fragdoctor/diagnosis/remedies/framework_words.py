@@ -34,7 +34,7 @@ CHANGES: Final = {
 ADDED: Final = (Change.BATCH, Change.EVALUATION_BATCH, Change.WEIGHTS, Change.COPIES)
 """Changes whose own text says more (how much, of what), so it is kept after the words."""
 
-ROOM_FOR_STEPS: Final = "Give the server's steps more room beside its KV cache"
+ROOM_FOR_STEPS: Final = "Leave more GPU memory outside the server's KV cache"
 
 
 def in_own_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Iterator[Proposal]:

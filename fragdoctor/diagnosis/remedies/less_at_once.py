@@ -45,8 +45,8 @@ FITTED: Final = (
 NO_HELP: Final = "a smaller batch did not help"
 LESS_STATE: Final = (HALF, ADAPTER, STATE_8BIT)
 CHECKPOINTED: Final = (
-    "turn on the program's option for it (gradient_checkpointing), or call each block through "
-    "torch.utils.checkpoint"
+    "turn on activation checkpointing (an option such as gradient_checkpointing), or call each "
+    "block through torch.utils.checkpoint"
 )
 PARTS: Final = {IMAGES: " (or tiles of them)", SEQUENCES: " (and a lower max_new_tokens)"}
 """How else a model that only runs can be given less of what it runs on."""
@@ -96,7 +96,7 @@ def _is_of_own_code(case: JudgedCase) -> bool:
     return any(f.file for f in message.frames) or _OWN_CODE.search(message.said) is not None
 
 
-GRADIENTS_OFF: Final = "Run the model without gradients"
+GRADIENTS_OFF: Final = "Turn off gradients"
 _OFF: Final = regex(
     rf"no_grad|inference_mode|set_grad_enabled|enable_grad|\b(?:generate|pipe(?:line)?)\("
     rf"|{CALLS_OF_LIBRARIES}"
@@ -150,9 +150,7 @@ def less_to_run(case: JudgedCase) -> tuple[str, str]:
     """Return a title and the change for a model that only runs: less input, less of the model."""
     graph = without_graph(case)
     is_full = not graph and is_full_of_weights(case)
-    title = (
-        "Keep less of the model on the GPU" if is_full else "Give the model less input at a time"
-    )
+    title = "Keep less of the model on the GPU" if is_full else "Use smaller inputs"
     if graph:
         title = GRADIENTS_OFF
     both = (Change.WEIGHTS, Change.BATCH) if is_full else (Change.BATCH, Change.WEIGHTS)
@@ -239,4 +237,4 @@ def _less_of_one(case: JudgedCase, since: str) -> tuple[str, str]:
         return title, f"{HALF_SIDES}; then {CHECKPOINTED}; then {less}"
     if case.asks_for_large_share:
         return f"Use less for one sample: {since}", change
-    return f"Checkpoint the layers: {since}", f"{words or CHECKPOINTED}; also {change}"
+    return f"Turn on activation checkpointing: {since}", f"{words or CHECKPOINTED}; also {change}"

@@ -97,7 +97,7 @@ def free_other_process(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     share, free = _share(case), case.told.free_gpu
     title, change = (
         remedy.title,
-        "find the holders with nvidia-smi or fuser -v /dev/nvidia*, and end leftovers",
+        "use nvidia-smi or fuser -v /dev/nvidia* to see who holds it, and kill leftover processes",
     )
     if peers:
         title = "Give each rank or worker its own GPU, or run fewer at once"
@@ -109,7 +109,7 @@ def free_other_process(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     elif pids:
         change = f"kill or move {noun} {pids}"
     if share and not peers:
-        change += f"; or share the GPU: {share} leaves them what they hold"
+        change += f"; or share the GPU: with {share} it fits beside them"
     if free is not None and is_main and not peers:
         title = f"Run it on GPU {free}, which is free, or stop what is on this one"
     yield remedy.proposal(
@@ -134,7 +134,7 @@ def free_other_process(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     )
 
 
-@proposes("Limit what other libraries take in this process")
+@proposes("Limit how much GPU memory other libraries use in this process")
 def cap_other_libraries(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose capping them if their memory is the cause, or is known to be a lot beside it."""
     # What a server holds there are its own graphs and buffers, which its options limit.
@@ -149,7 +149,7 @@ def cap_other_libraries(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         return
     yield remedy.proposal(
         weight=Weight.CURES if is_main else Weight.MAY_HELP,
-        change="fewer environments of a simulator on the GPU (num_envs), "
+        change="fewer simulator environments (num_envs), "
         "XLA_PYTHON_CLIENT_PREALLOCATE=false for JAX, set_memory_growth for TensorFlow, "
         "fewer NCCL communicators and channels (NCCL_MAX_NCHANNELS), smaller TensorRT "
         "workspaces; CUDA_MODULE_LOADING=LAZY before CUDA 12.2, where it became the default",
@@ -162,7 +162,7 @@ def cap_other_libraries(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     )
 
 
-@proposes("Leave room for libraries")
+@proposes("Leave GPU memory for the library")
 def library_headroom(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose headroom if a library failed that allocates its own memory."""
     if not case.is_library_failure or case.message is None or case.is_of_other_program:
@@ -173,7 +173,7 @@ def library_headroom(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     yield remedy.proposal(
         weight=Weight.HELPS,
         change="torch.cuda.set_per_process_memory_fraction(0.95), and create handles and "
-        "communicators early, for example by one small matmul or all_reduce at start",
+        "communicators early, for example by one small matmul or all_reduce at startup",
         why=f"{library} allocates for itself; a cache that fills the device leaves it no room.",
         cost="PyTorch has 5 % less memory.",
         caveats=("An index out of range can look the same: rerun with CUDA_LAUNCH_BLOCKING=1.",)
@@ -182,7 +182,7 @@ def library_headroom(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     )
 
 
-@proposes("Find what refused the request: the GPU had room")
+@proposes("Find out what refused the request: the GPU had room")
 def find_the_limit(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose where to look for a limit that no figure of the message shows."""
     r = case.failed_request
@@ -199,7 +199,7 @@ def find_the_limit(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         weight=Weight.MAY_HELP,
         change=f"look for {fraction}a memory option of the program; on Windows enlarge the "
         "page file, against which GPU memory counts, and close other programs; ulimit -v; "
-        "nvidia-smi during the run shows a neighbor that comes and goes",
+        "nvidia-smi during the run shows a process that comes and goes",
         why=case.verdict.summary,
     )
 
@@ -244,8 +244,8 @@ def more_for_integrated(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     yield remedy.proposal(
         weight=Weight.CURES,
         change="set a larger UMA frame buffer (also called VRAM or iGPU memory) in the BIOS, as "
-        "much as it offers; where it offers no choice, a newer Linux kernel and ROCm, which can "
-        "use ordinary memory (GTT) as well; or run it on the CPU, which has all of it",
+        "much as it offers; where it offers no choice, use a newer Linux kernel and ROCm, which "
+        "can also use ordinary memory (GTT); or run it on the CPU, which has all of the memory",
         why=case.verdict.summary,
         cost="Less memory for the rest of the machine.",
     )
@@ -300,7 +300,7 @@ def fix_shape(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     if is_main:
         title, change = f"Print the shape{at or ' at the failing line'} and correct it", ""
     else:
-        title, change = f"Make the one huge tensor{at} smaller", f"{SMALLER_TENSOR}: "
+        title, change = f"Shrink the one huge tensor{at}", f"{SMALLER_TENSOR}: "
     change += SHAPE_CHANGE
     yield remedy.proposal(
         title=title,

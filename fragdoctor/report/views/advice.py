@@ -145,14 +145,14 @@ def wins(advice: Recommendation, diagnosis: Diagnosis) -> str:
         return advice.why
     if p.method == "none":
         saves = advice.saves_bytes
-        gain = f"It would free up to {format_size(saves)}. " if saves else ""
+        gain = f"It could free up to {format_size(saves)}. " if saves else ""
         if diagnosis.case.snapshot is not None:
             return f"{gain}It was not tested by replay."
         if not _is_recordable(diagnosis):
             return f"{gain}Not tested."
         script = _script_of(diagnosis)
-        run = f" ({_RECORD.format(script)})" if script else ""
-        return f"{gain}Not tested: that needs a recording of the run{run}."
+        run = f": {_RECORD.format(script)}" if script else ""
+        return f"{gain}Not tested. To test it, record the run{run}."
     # The remaining room says more than the peak, which is in the full report.
     figures = replace(p, peak_reserved_bytes=None) if p.margin_bytes is not None else p
     said = ["" if p.fits is None else _fits_text(p, diagnosis), *words.predicted_figures(figures)]
@@ -251,7 +251,7 @@ def _outcome(advice: Recommendation, diagnosis: Diagnosis) -> str:
         return f"peak {format_size(advice.saves_bytes)} lower"
     if p.method == "none":
         saves = advice.saves_bytes
-        return f"would free up to {format_size(saves)}" if saves else ""
+        return f"could free up to {format_size(saves)}" if saves else ""
     if p.fits is False:
         return "not enough alone"
     if p.outlook is not None and p.outlook.fails:
@@ -292,7 +292,7 @@ def _rejected(advice: Recommendation, diagnosis: Diagnosis) -> tuple[doc.Content
     """Return a measure that does not help, with its promise in a word and the reason."""
     if advice.predicted.fits is False:
         return promised(Promise.STILL_FAILS, diagnosis), _in_short(advice, "")
-    return doc.bad("no help"), _in_short(advice, _why_not(advice))
+    return doc.bad("won't help"), _in_short(advice, _why_not(advice))
 
 
 def _why_not(advice: Recommendation) -> str:

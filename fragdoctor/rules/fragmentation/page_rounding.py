@@ -35,7 +35,7 @@ def page_rounding(context: Context) -> Iterator[Found]:
         return
     yield Found(
         f"{format_size(r.requested_bytes)} need {format_size(r.mapped_bytes)} of whole pages; "
-        f"{format_size(r.free_bytes)} were free.",
+        f"{format_size(r.free_bytes)} was free.",
         confidence=Confidence.LIKELY,
         n_bytes=r.mapped_bytes,
         evidence=(
