@@ -422,6 +422,8 @@ def _library(message: OomMessage) -> Hypothesis:
     full = "the device was full" if asked is not None else "most likely the device was full"
     sign = sign_of(message)
     failed = f" It failed {sign.doing}." if sign is not None and name not in sign.doing else ""
+    if message.sub_kind == "maybe-memory":
+        failed += " Versions of driver, CUDA and library that do not fit fail in the same way."
     cheap = {
         "nccl": "Print torch.cuda.mem_get_info() before the communicator is created.",
         "driver-no-figures": "nvidia-smi during the run shows whether the device is full.",

@@ -101,15 +101,6 @@ def test_batch_with_which_it_works_is_not_the_one_that_fails(said, title):
     assert first.title.startswith(title)
 
 
-def test_options_that_did_not_help_are_not_advised_again():
-    text = "vllm serve fails.\nLowering gpu-memory-utilization did not help.\nOOM on the GPU.\n"
-
-    _, first = first_of(text)
-
-    assert first.change.startswith("with vLLM: lower --max-num-batched-tokens")
-    assert "lower --gpu-memory-utilization" in first_of(text.replace("did not", "may"))[1].change
-
-
 def test_error_with_its_own_explanation_on_one_line_is_a_failure():
     error = "RuntimeError: CUDA error: out of memory CUDA kernel errors might be reported later"
 

@@ -17,7 +17,7 @@ from fragdoctor.diagnosis.remedies.remedy import JudgedCase
 from fragdoctor.lazy import regex
 from fragdoctor.model.case import IMAGES, SEQUENCES
 from fragdoctor.model.diagnosis import Cause
-from fragdoctor.model.frameworks import Change
+from fragdoctor.model.frameworks import INTERFACES, Change
 from fragdoctor.model.measures import ADAPTER, BITS_4, BITS_8, HALF, OFFLOADING, STATE_8BIT
 from fragdoctor.rules.told_weights import told_weights
 from fragdoctor.rules.traceback_signs import CALLS_OF_LIBRARIES
@@ -153,8 +153,11 @@ def less_to_run(case: JudgedCase) -> tuple[str, str]:
     title = "Keep less of the model on the GPU" if is_full else "Use smaller inputs"
     if graph:
         title = GRADIENTS_OFF
-    both = (Change.WEIGHTS, Change.BATCH) if is_full else (Change.BATCH, Change.WEIGHTS)
-    own = words_in(case, Change.EVALUATION_BATCH) or words_together(case, *both)
+    in_interface = any(f.name in INTERFACES for f in case.frameworks)
+    scores = (Change.ATTENTION,) if in_interface and case.asks_for_large_share else ()
+    all_ways = (Change.BATCH, *scores, Change.WEIGHTS)
+    ways = (Change.WEIGHTS, Change.BATCH) if is_full else all_ways
+    own = words_in(case, Change.EVALUATION_BATCH) or words_together(case, *ways)
     if own:
         return title, own
     less = " or ".join(f"{s}{PARTS.get(s, '')}" for s in case.told.smaller_samples) or ONE_INPUT

@@ -40,6 +40,9 @@ OWN_DEVICE: Final = (
     "torch.cuda.set_device(local_rank) before anything else touches CUDA, or "
     "CUDA_VISIBLE_DEVICES=$LOCAL_RANK for each rank: these look like the workers of one program"
 )
+FREE_GPU: Final = (
+    "with several GPUs take a free one (CUDA_VISIBLE_DEVICES, in whose order an error counts them)"
+)
 SHARED_BY_TRIALS: Final = regex(
     r"(?i)\btune\.(?:run|tuner)\b|\bray tune\b|resources_per_trial|\bx-?dist\b"
     r"|\bgpus?(?:_per_\w{1,20})?['\"]?\s?[:=]\s?0?\.\d"
@@ -108,6 +111,8 @@ def free_other_process(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
             change += f"these share the GPU by a setting of the program; {fewer}"
     elif pids:
         change = f"kill or move {noun} {pids}"
+    if is_main and not peers and case.backend == "cuda":
+        change += f"; {FREE_GPU}"
     if share and not peers:
         change += f"; or share the GPU: with {share} it fits beside them"
     if free is not None and is_main and not peers:
@@ -172,8 +177,9 @@ def library_headroom(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     library = library_of(case.message).partition(",")[0]
     yield remedy.proposal(
         weight=Weight.HELPS,
-        change="torch.cuda.set_per_process_memory_fraction(0.95), and create handles and "
-        "communicators early, for example by one small matmul or all_reduce at startup",
+        change="use a smaller batch or input; torch.cuda.set_per_process_memory_fraction(0.95), "
+        "and create handles and communicators early, for example by one small matmul or "
+        "all_reduce at startup",
         why=f"{library} allocates for itself; a cache that fills the device leaves it no room.",
         cost="PyTorch has 5 % less memory.",
         caveats=("An index out of range can look the same: rerun with CUDA_LAUNCH_BLOCKING=1.",)

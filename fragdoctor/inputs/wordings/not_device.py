@@ -262,6 +262,7 @@ _NOT_MEMORY: Final = {
         "cudaerror:initializationerror",
         "driverversionisinsufficient",
         "unsupporteddisplaydriver",
+        "cudaruntimeerror(999)",
     ),
     "cudnn-execution": (
         "cudnn_status_execution_failed",
