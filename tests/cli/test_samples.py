@@ -79,7 +79,7 @@ def test_limit_that_the_message_states_shows_that_a_setting_cures(run: Run, samp
     found = json.loads(run("analyze", *both, "--format", "json").out)
 
     assert found["verdict"]["cause"] == "fragmentation"
-    assert "549.43 MiB were free under the limit of 2.85 GiB" in found["verdict"]["summary"]
+    assert "549.43 MiB was free under the limit of 2.85 GiB" in found["verdict"]["summary"]
     limit_bytes = found["devices"][0]["limit_bytes"]
     assert [d.capacity_bytes for d in shown_devices(diagnose(*both))] == [limit_bytes]
     first = found["recommendations"][0]
