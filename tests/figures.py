@@ -14,8 +14,8 @@ OF_BAR = r"(?=[ |]+>?[\d.]+%)"
 FIGURES = {
     "missing": (
         rf"{SIZE} is missing",
+        rf"are {SIZE} more than the {SIZE[1:-1]} that PyTorch",
         rf"would be {SIZE} short",
-        rf"PyTorch could have by {SIZE}",
         rf"\bby {SIZE}: no allocator",
         rf"{SIZE} more than PyTorch could",
         rf"[Ss]hort of {SIZE}",

@@ -79,7 +79,9 @@ def fragmentation(r: FailedRequest, *, is_limited: bool = False) -> Hypothesis:
         Cause.FRAGMENTATION,
         f"The {r.request_text} failed although {free}.",
         Confidence.PROVEN if proven else Confidence.LIKELY,
-        "" if proven else "A snapshot taken at the OOM shows the holes and who strands them.",
+        ""
+        if proven
+        else "A snapshot taken at the OOM shows the holes and what keeps them from being released.",
     )
 
 
@@ -90,13 +92,13 @@ def simply_full(r: FailedRequest) -> Hypothesis:
         rest = "with little to spare" if is_slim else "but a second one would not"
         summary = (
             f"{live_and_request(r)} leave {format_size(r.margin_bytes)} of the "
-            f"{format_size(r.available_bytes)} that PyTorch could have. Packed perfectly, it would "
-            f"fit, {rest}: the device is practically full."
+            f"{format_size(r.available_bytes)} that PyTorch could have. Packed perfectly, all "
+            f"would fit, {rest}: the device is practically full."
         )
     else:
         live, available = r.live_bytes or 0, r.available_bytes or 0
         summary = (
-            f"{format_size(live)} of the {format_size(available)} that PyTorch can have are in use "
+            f"{format_size(live)} of the {format_size(available)} that PyTorch can have is in use "
             f"({format_share(live, available)})"
         )
         if r.requested_bytes < LAST_STRAW_SHARE * available:
@@ -117,8 +119,8 @@ def without_figures(request: str, doing: str) -> Hypothesis:
     when = f" {doing}" if doing else ", as it does when the GPU is full"
     return Hypothesis(
         Cause.CAPACITY,
-        f"The allocator refused a {request}{when}; the message's figures, which would say who "
-        "holds the GPU's memory, are missing.",
+        f"The allocator refused a {request}{when}; the part of the message that says who holds "
+        "the GPU's memory is missing.",
         settled_by="Give the whole message; nvidia-smi during the run shows who fills the GPU.",
     )
 
@@ -240,7 +242,7 @@ def _beyond_device(r: FailedRequest) -> Iterator[Hypothesis]:
                 Cause.CAPACITY,
                 f"{format_size(live)} is in use on a device of {format_size(r.total_bytes)}: the "
                 "driver has moved the rest to the host's memory, as it does on Windows, and the "
-                f"{r.request_text} found no room there either.",
+                f"{r.request_text} could not be placed there either.",
                 Confidence.PROVEN,
             )
             return
@@ -282,7 +284,7 @@ def _integrated(r: FailedRequest) -> Iterator[Hypothesis]:
         yield Hypothesis(
             Cause.CAPACITY,
             f"The whole device has {format_size(r.total_bytes)}: it is an integrated GPU, and that "
-            "is what the BIOS sets aside for it. The driver needs a part of it for itself.",
+            "is what the BIOS sets aside for it. The driver keeps part of it.",
             Confidence.LIKELY,
         )
 
@@ -300,12 +302,11 @@ def _single_allocation(r: FailedRequest) -> Iterator[Hypothesis]:
         return
     if r.free_bytes is not None and r.free_bytes < r.requested_bytes:
         return
-    # The message does not say whether this driver refuses it, and its free figure may be wrong.
     yield Hypothesis(
-        Cause.UNKNOWN,
+        Cause.MEMORY_LIMIT,
         f"The {r.request_text} is a single allocation of 4 GiB or more, which Intel's driver "
         f"refuses on many GPUs, however much of the {format_size(r.total_bytes)} is free.",
-        also=(Cause.MEMORY_LIMIT, Cause.CAPACITY),
+        Confidence.LIKELY,
     )
 
 
@@ -338,10 +339,10 @@ def _free_enough(r: FailedRequest) -> Iterator[Hypothesis]:
     fraction = ask = ""
     if r.may_hide_limit:
         fraction = "a memory fraction that this version's message does not print, "
-        ask = "Say whether a memory fraction is set; "
+        ask = "Check whether a memory fraction is set; "
     reasons = (
-        f"{fraction}a neighbor that has since freed its memory, "
-        "a limit of the driver or of virtual memory, or on Windows a page file that is too small"
+        f"{fraction}another process that has since freed its memory, a limit of the driver or of "
+        "virtual memory (ulimit -v), or on Windows a page file that is too small"
     )
     yield Hypothesis(
         Cause.UNKNOWN,
@@ -357,6 +358,8 @@ def _others_first(r: FailedRequest) -> Iterator[Hypothesis]:
     missing = r.uncovered_bytes
     for hypothesis, n_bytes in _outside_candidates(r):
         is_large = r.total_bytes is not None and n_bytes >= NORMAL_OUTSIDE_SHARE * r.total_bytes
+        if not r.other_processes and (r.outside_bytes or 0) <= CONTEXT_ALLOWANCE_BYTES:
+            is_large = False  # one process can have it all: a context, libraries and a desktop
         if is_large and n_bytes >= missing and n_bytes >= (r.cache_bytes or 0):
             yield hypothesis
 
@@ -365,12 +368,12 @@ def _outside_candidates(r: FailedRequest) -> Iterator[tuple[Hypothesis, int]]:
     other, own = r.other_bytes or 0, r.non_pytorch_bytes
     own_excess = max(0, (own or 0) - CONTEXT_ALLOWANCE_BYTES)
     listed = bool(r.other_processes)
+    nameless = "Something else, most likely another process, holds"
+    holders = "Other processes hold" if listed else nameless
     other_reading = Hypothesis(
         Cause.OTHER_PROCESS,
-        f"{'Other processes hold' if listed else 'About'} {format_size(other)} of the "
-        f"{format_size(r.total_bytes)} device"
-        f"{'' if listed else ' are held by somebody else, most likely another process'}; PyTorch "
-        f"in this process has reserved {format_size(r.reserved_bytes)}.",
+        f"{holders} {format_size(other)} of the {format_size(r.total_bytes)} device; PyTorch in "
+        f"this process has reserved {format_size(r.reserved_bytes)}.",
         Confidence.PROVEN if listed else Confidence.LIKELY,
         "" if listed else "nvidia-smi (or fuser -v /dev/nvidia*) names the processes.",
     )
@@ -400,8 +403,8 @@ def _over_available(r: FailedRequest) -> Iterator[Hypothesis]:
                 Cause.FRAGMENTATION,
                 f"{format_size(r.live_bytes)} is in use and {format_size(r.free_bytes)} free: "
                 f"{format_size(r.beside_pool_bytes)} of the {format_size(r.total_bytes)} device "
-                "are neither, even after a CUDA context. The pool of cudaMallocAsync keeps them, "
-                f"and they did not serve a {r.request_text}; or another process has them.",
+                "is neither, even after a CUDA context. The pool of cudaMallocAsync keeps it, "
+                f"and it did not serve a {r.request_text}; or another process has it.",
                 Confidence.LIKELY,
                 "nvidia-smi names other processes; PYTORCH_CUDA_ALLOC_CONF=backend:native prints "
                 "all figures.",
@@ -432,8 +435,8 @@ def _over_available(r: FailedRequest) -> Iterator[Hypothesis]:
     if r.pending_bytes and r.margin_bytes + r.pending_bytes >= 0:
         yield Hypothesis(
             Cause.PENDING_FREES,
-            f"{format_size(r.pending_bytes)} is freed but still waiting for other streams; without "
-            f"them the {r.request_text} would have fit.",
+            f"{format_size(r.pending_bytes)} is freed but still waits for other streams; without "
+            f"it the {r.request_text} would have fit.",
             Confidence.LIKELY,
         )
     missing = -r.margin_bytes - r.saved_by_layout_bytes
@@ -445,8 +448,8 @@ def _over_available(r: FailedRequest) -> Iterator[Hypothesis]:
     )
     yield Hypothesis(
         Cause.CAPACITY,
-        f"{live_and_request(r)} exceed the {format_size(r.available_bytes)} that PyTorch could "
-        f"have by {format_size(-r.margin_bytes)}{ending}",
+        f"{live_and_request(r)} are {format_size(-r.margin_bytes)} more than the "
+        f"{format_size(r.available_bytes)} that PyTorch could have{ending}",
         confidence,
     )
 
@@ -544,8 +547,8 @@ def _size_alone(r: FailedRequest) -> Iterator[Hypothesis]:
         return
     yield Hypothesis(
         Cause.CAPACITY,
-        f"A single {r.request_text} is larger than most devices; "
-        "the message prints no other figure.",
+        f"A single {r.request_text} is more than most GPUs have; "
+        "the message prints no other number.",
         settled_by="Print the shape and dtype of the tensor at the failing line.",
         also=(Cause.SIZE_BUG,),
     )

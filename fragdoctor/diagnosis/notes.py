@@ -47,7 +47,7 @@ def find_notes(
         notes.append(case.oom.damage)
     missing = [] if leader.message is None else _missing_figures(leader.message)
     if missing and leader.analysis is None:
-        notes.append(f"The message is cut: it lacks {', '.join(missing)}.")
+        notes.append(f"The message is cut off; missing: {', '.join(missing)}.")
     if len(contexts) > 1:
         notes.append(
             f"{len(contexts)} devices are in the snapshot; the verdict is about device "

@@ -130,7 +130,7 @@ def _with_room(name: str, m: OomMessage) -> Hypothesis | None:
     text = (
         f"{name} was refused {format_size(wanted)} with {format_size(free)} free on the device: a "
         "full device does not explain it; possible causes are a limit of the driver or of virtual "
-        "memory, free memory in pieces, or a neighbor that has since freed its own."
+        "memory, free memory in pieces, or another process that has since freed its own."
     )
     return _open(Cause.UNKNOWN, text, m)
 

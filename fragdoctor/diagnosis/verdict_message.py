@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from fragdoctor.diagnosis.decision import Hypothesis, decide, distinct, in_bytes, without_figures
 from fragdoctor.diagnosis.verdict_foreign import by_its_figures, watch
-from fragdoctor.model.case import GPU_TABLE, OomLog, OomMessage
+from fragdoctor.lazy import regex
+from fragdoctor.model.case import GPU_TABLE, IDLE_GPU, OomLog, OomMessage
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.engines import engine_of, is_of_other_program
 from fragdoctor.model.finding import Confidence, Evidence
@@ -57,8 +58,6 @@ TOLD_KILLS: Final = {
 WENT_ON: Final = {
     "detectron2-retry": "Detectron2 could not make a call on the GPU and goes on with its inputs "
     "on the CPU, which is slow",
-    "spilled": "The GPU's memory is full, and Windows' driver has moved part of it to the host's "
-    "memory (shared GPU memory), which makes the program slow",
     "vae-retry": "The VAE did not fit at once and goes on in tiles, which is slower",
 }
 """What a program says that caught the failure and went on another way, by variant."""
@@ -282,12 +281,12 @@ def _allocator(message: OomMessage) -> Hypothesis:
         return decide(failed)
     found = without_figures("request", doing)
     if message.variant == "allocation-on-device":
-        summary = f"{found.summary.partition(';')[0]}; ComfyUI's message has no figures."
+        summary = f"{found.summary.partition(';')[0]}; ComfyUI's message has no numbers."
         settled_by = "nvidia-smi during the run shows who fills the GPU."
     elif message.variant in ("told", "bare") and message.requested_bytes is None:
         when = f" {doing}" if doing else ""
         summary = f"The text says that the GPU ran out of memory{when}, but not what filled it."
-        settled_by = "Paste the whole error, with its figures and its traceback."
+        settled_by = "Paste the whole error, with its numbers and its traceback."
     else:
         return found
     return replace(found, summary=summary, settled_by=settled_by)
@@ -322,13 +321,26 @@ def _mps(message: OomMessage) -> Hypothesis:
     )
 
 
-_WATCHED: Final = "nvidia-smi during the run shows whether the device is full, and by whom"
+_WATCHED: Final = (
+    "nvidia-smi during the run shows whether the GPU is full, and which processes fill it"
+)
+
+
+_IDLE: Final = Hypothesis(
+    Cause.UNKNOWN,
+    "The driver says that memory ran out, but a table in the text shows next to nothing in use on "
+    "the GPU: unless the table is of another moment, the GPU is not full. A driver or a GPU in a "
+    "bad state, or a limit on the process, looks the same.",
+    settled_by="nvidia-smi at the moment of the failure shows whether it is full.",
+    also=(Cause.CAPACITY,),
+)
 
 
 def _driver(message: OomMessage) -> Hypothesis:
-    if is_at_first_call(message):
-        return TOLD["no-context"]
-    sign, is_told = sign_of(message), message.variant == "told"
+    sign, is_told, is_first = sign_of(message), message.variant == "told", is_at_first_call(message)
+    is_idle = message.sub_kind == IDLE_GPU
+    if is_first or (is_idle and sign is None):
+        return _IDLE if is_idle else TOLD["no-context"]
     if message.sub_kind == GPU_TABLE and (sign is None or sign.name == LOADING_WEIGHTS):
         whole = "" if message.total_bytes is None else f" of {format_size(message.total_bytes)}"
         return Hypothesis(
@@ -359,13 +371,13 @@ def _driver(message: OomMessage) -> Hypothesis:
     if sign is not None:
         return Hypothesis(
             Cause.CAPACITY,
-            f"The {'GPU' if is_told else 'driver'} ran out of memory {sign.doing}; the "
-            f"{'text' if is_told else 'message'} has no figures.",
+            f"{'The GPU' if is_told else 'A call of the driver'} ran out of memory {sign.doing}; "
+            f"the {'text' if is_told else 'message'} has no numbers.",
             settled_by=f"{_WATCHED}.",
             also=(Cause.OTHER_PROCESS,),
         )
     summary = (
-        "A direct call to the driver ran out of memory. Its message has no figures: device "
+        "A direct call to the driver ran out of memory. Its message has no numbers: device "
         "memory, pinned host memory or the context may have run out."
     )
     settled = "Run with CUDA_LAUNCH_BLOCKING=1 to see the failing call, and watch nvidia-smi."
@@ -376,13 +388,26 @@ def _driver(message: OomMessage) -> Hypothesis:
         )
         settled = f"{_WATCHED}; paste the error with its traceback."
     elif "/THCStorage." in f"{message.text} {message.said}":  # torch before 1.0
-        summary = "PyTorch got no more memory for a tensor; its early versions print no figures."
+        summary = "PyTorch could not get memory for a tensor; its early versions print no numbers."
         settled = f"{_WATCHED}."
     return Hypothesis(Cause.UNKNOWN, summary, settled_by=settled, also=(Cause.CAPACITY,))
 
 
+_INDEX: Final = regex(r"(?i)\bout[ -]of[ -](?:index|range|bounds)\b|\bindex\w* out\b")
+
+
 def _library(message: OomMessage) -> Hypothesis:
     name = library_of(message)
+    is_open = message.kind in ("cublas", "cudnn") and message.requested_bytes is None
+    if is_open and _INDEX.search(message.said):
+        return Hypothesis(
+            Cause.NOT_MEMORY,
+            "The text speaks of an index that is out of range. After such an error on the GPU "
+            f"every later call of the process fails, and {name} reports it as a lack of memory.",
+            Confidence.LIKELY,
+            "Run with CUDA_LAUNCH_BLOCKING=1, or on the CPU: the traceback then names the line.",
+            also=(Cause.CAPACITY,),
+        )
     if not message.is_device_oom:
         return Hypothesis(
             Cause.UNKNOWN,
@@ -397,6 +422,8 @@ def _library(message: OomMessage) -> Hypothesis:
     full = "the device was full" if asked is not None else "most likely the device was full"
     sign = sign_of(message)
     failed = f" It failed {sign.doing}." if sign is not None and name not in sign.doing else ""
+    if message.sub_kind == "maybe-memory":
+        failed += " Versions of driver, CUDA and library that do not fit fail in the same way."
     cheap = {
         "nccl": "Print torch.cuda.mem_get_info() before the communicator is created.",
         "driver-no-figures": "nvidia-smi during the run shows whether the device is full.",
@@ -525,7 +552,7 @@ def _host(message: OomMessage) -> Hypothesis:
         summary = "The host ran out of memory, not the GPU."
         if message.requested_bytes is not None:
             asked = format_size(message.requested_bytes)
-            summary = f"The host, not the GPU, could not serve a request of {asked}."
+            summary = f"The host, not the GPU, could not satisfy a request of {asked}."
     return Hypothesis(
         Cause.HOST_MEMORY,
         summary,

@@ -38,6 +38,7 @@ from fragdoctor.inputs.wordings.wording import (
 from fragdoctor.inputs.xla_program import xla_program
 from fragdoctor.model.case import (
     GPU_TABLE,
+    IDLE_GPU,
     NO_FAILURE,
     LogMarker,
     OomLog,
@@ -191,6 +192,8 @@ def _with_table(messages: list[OomMessage], text: str) -> list[OomMessage]:
     """Add a full GPU's figures, from a table in the text, to driver errors without figures."""
     is_bare = {m.kind == "driver-no-figures" and not m.sub_kind for m in messages}
     table = fullest_gpu(text) if is_bare == {True} else None
+    if table is None and is_bare == {True} and free_gpu(text) is not None:
+        return [replace(m, sub_kind=IDLE_GPU) for m in messages]
     if table is None or not table.total_bytes or not table.process_bytes:
         return messages
     if table.process_bytes < FULL_SHARE * table.total_bytes:

@@ -96,9 +96,6 @@ _KILLED: Final = re.compile(
     r"\b(?:is|was|be|been|gets?|got) killed\b(?P<system> by (?:the )?(?:system|kernel|os\b))?",
     re.IGNORECASE,
 )
-_TITLE_KILL: Final = re.compile(
-    r"(?i)(?<!not )(?<!n't be )(?<!not be )\bkilled\b(?! by (?:me|user|ctrl))|被[^\n]{0,6}kill|被杀"
-)
 _SENTENCES: Final = re.compile(
     r"(?:[^\n.!?]|(?:(?<=\be\.g)|(?<=\bi\.e)|(?<=\bvs)|(?<=\betc))\.|[.!?](?!\s)){1,2000}[.!?]?"
 )
@@ -139,18 +136,7 @@ def told_failure(text: str) -> OomMessage | None:
             else:
                 first_told = first_told or message
         at = max(found.end(), sentence.end())
-    return first_told or weak or _told_kill(head)
-
-
-def _told_kill(head: str) -> OomMessage | None:
-    """Return the title of a text whose subject is a program that was killed, or None."""
-    before, _, rest = head.lstrip().partition("\n")
-    if not rest or len(before) > _TITLE_CHARS or _TITLE_KILL.search(before) is None:
-        return None
-    line = head[: head.find(before)].count("\n") + 1
-    return OomMessage(
-        HOST, "cpu", is_device_oom=False, sub_kind="killed", variant="told", line=line, text=before
-    )
+    return first_told or weak
 
 
 def _is_of_torch(around: str) -> bool:

@@ -11,7 +11,7 @@ import re
 from typing import Final
 
 from fragdoctor.model.case import IMAGES, SEQUENCES, ToldSettings
-from fragdoctor.model.measures import measures_in, option_name, options_shown
+from fragdoctor.model.measures import measures_in, options_shown
 
 MAX_CHARS: Final = 256 * 1024
 
@@ -59,8 +59,6 @@ _FAILS_STILL: Final = (
     r"|не помог)"
 )
 _WORD: Final = r"\w{1,20}"
-_OPTIONS: Final = re.compile(r"(?<![\w/.-])(?:--)?[a-z]{2,20}(?:[-_][a-z]{2,20}){1,5}(?![\w/.])")
-_IN_VAIN: Final = re.compile(rf"(?i){_FAILS_STILL}")
 _PROPOSED: Final = re.compile(
     r"(?i)[^\n.!?#=]{0,300}\b(?:(?<!\bi )(?<!\bwe )(?:should|could|would|need to)|suffic\w{2,6}"
     r"|suggest(?:s|ions?)?|propos\w{1,4}|recommend(?:s|ed)?|prevents?|is it possible"
@@ -170,13 +168,6 @@ def told_settings(text: str) -> ToldSettings:
         batch_size=least,
         is_smaller_batch_tried=_TRIED.search(head) is not None,
         raised=raised["what"] if raised else "",
-        tried=tuple(
-            option_name(option)
-            for m in _IN_VAIN.finditer(head)
-            for option in _OPTIONS.findall(
-                re.split(r"[.!?\n]", head[max(0, m.start() - _NEAR) : m.start()])[-1]
-            )
-        ),
         in_use=tuple(sorted(measures_in(done))),
         options=options_shown(done),
         smaller_samples=(f"a lower {size[1]} than {size[2]}",)

@@ -59,7 +59,9 @@ _WINDOWS: Final = re.compile(
 _SOURCE: Final = re.compile(r"(?:return\s|[A-Za-z_][\w.,\s\[\]*]{0,80}=\s?)[\w.(\[]")
 _TYPED: Final = re.compile(rf"[A-Za-z_][\w.]{{0,80}}\(.{{0,400}}\)|{_SOURCE.pattern}")
 _FRAME_BARS: Final = " \t│|┃"
-_CARETS: Final = re.compile(r"[\s~^]{0,400}(?:<--- HERE)?$")
+_CARETS: Final = re.compile(r"[\s~^_]{0,400}(?:<--- HERE)?$")
+"""Marks below a source line, and the line that pytest draws between two frames."""
+
 _LINK: Final = re.compile(r"\[([^\[\]\n]{1,400})\]\(https?://[^()\s]{1,200}\)")
 """How text pasted from Colab links a frame's file."""
 _OF_DRIVER: Final = re.compile(r"/ray/_private/(?:worker|client_mode_hook|auto_init_hook)\.py$")

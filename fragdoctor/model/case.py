@@ -23,6 +23,9 @@ NO_FAILURE: Final = "no-failure"
 GPU_TABLE: Final = "gpu-table"
 """``sub_kind`` of the message that stands for a table of GPUs next to words about a failure."""
 
+IDLE_GPU: Final = "idle-gpu"
+"""``sub_kind`` of a driver's message beside a table that shows nothing on any GPU."""
+
 TRAINING: Final = (
     r"(?:(?<![a-z])(?<!pre[-_])(?<!without )(?<!not )train(?!ed (?:model|on|weights|network))"
     r"|pretrain(?!ed)|train(?:er|loop)\b|fine[- ]?tun|(?<![\w-])epoch|dreambooth|backward"
@@ -206,7 +209,6 @@ class ToldSettings(Struct, frozen=True):
         batch_size: the smallest batch that the text names, None if it names none.
         is_smaller_batch_tried: whether the text says that a smaller batch did not help.
         raised: what it says fails since it was raised, in its words; hostile text.
-        tried: other options that did not help, as ``max-model-len``; hostile text.
         in_use: measures against a lack of memory that the text says are in use.
         options: options that it shows with a value, as ``max-model-len``; hostile text.
         smaller_samples: what a smaller sample is: "shorter sequences"; empty if it is not clear.
@@ -218,7 +220,6 @@ class ToldSettings(Struct, frozen=True):
     batch_size: int | None = None
     is_smaller_batch_tried: bool = False
     raised: str = ""
-    tried: Sequence[str] = ()
     in_use: Sequence[str] = ()
     options: frozenset[str] = frozenset()
     smaller_samples: Sequence[str] = ()

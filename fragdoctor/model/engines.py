@@ -24,8 +24,6 @@ class Need(StrEnum):
 
     STEP = "step"
     """A step's tensors, which grow with the batch and the input; also if nothing else is known."""
-    ONE_INPUT = "one-input"
-    """A step's tensors when the batch size is already one."""
     WEIGHTS = "weights"
     CACHE = "cache"
     """A KV cache."""
@@ -124,16 +122,6 @@ TensorFlow
   step: Use a smaller batch or smaller inputs
     lower batch_size, or use smaller images or shorter sequences;
     tf.keras.mixed_precision.set_global_policy('mixed_float16') halves activations
-  one-input: Use smaller inputs: the batch is one already
-    use smaller images, crops or tiles, or shorter sequences; use fewer filters in the layer that
-    failed, or tf.recompute_grad; tf.keras.mixed_precision.set_global_policy('mixed_float16') halves
-    activations
-  weights: Use a smaller model, or a GPU with more memory
-    it failed while the variables were made, before any batch: use fewer or smaller layers; close
-    other programs on the GPU and notebooks that are still open (nvidia-smi lists them)
-  full: Use a smaller batch, and see who else is on the GPU
-    lower batch_size or use smaller inputs; close other programs on the GPU and notebooks that are
-    still open (nvidia-smi lists them)
   library: Let TensorFlow grow its memory on demand
     call tf.config.experimental.set_memory_growth(gpu, True) for each GPU before anything runs on
     it, or set TF_FORCE_GPU_ALLOW_GROWTH=true; close other programs on the GPU and notebooks that
@@ -155,9 +143,6 @@ ONNX Runtime
     provider's options (by default the arena doubles each time it grows); use a smaller batch or
     input; give each of several sessions on one GPU a gpu_mem_limit; and leave enable_cuda_graph off
     for a run that still allocates
-  weights: Make the model smaller, or give it the GPU alone
-    it failed while the session was made, before any input: use a model in fp16 or int8, one session
-    on the GPU (instance_group with count 1 in Triton), or spread it over more GPUs
   limit: Raise the limit that the arena was given
     raise gpu_mem_limit in the provider's options, or max_mem of OrtArenaCfg (0 lets ONNX Runtime
     choose)
@@ -168,9 +153,6 @@ LMDeploy's TurboMind
     set --cache-max-entry-count to 0.4 or less (cache_max_entry_count in TurbomindEngineConfig): by
     default the cache takes 0.8 of what the weights leave free; then lower --session-len and
     --max-batch-size, and set --quant-policy 8
-  weights: Load the weights in less memory
-    spread them over more GPUs (--tp), or use an AWQ or GPTQ checkpoint: these are the weights, and
-    no cache setting changes them
 TensorRT-LLM
   source: tensorrt_llm 0.9 to 1.2, commands/build.py, llmapi/llm_args.py and
     _torch/pyexecutor/py_executor_creator.py
@@ -183,7 +165,7 @@ TensorRT-LLM
   cache: Give the KV cache a smaller share of the GPU
     lower free_gpu_memory_fraction of kv_cache_config (--kv_cache_free_gpu_memory_fraction of
     trtllm-serve), and max_num_tokens or max_batch_size, so that more stays free beside it
-  weights: Load the weights in less memory
+  weights: Load smaller weights
     spread them over more GPUs (--tp_size, --pp_size), lower max_num_tokens, or use a quantized
     checkpoint
 TensorRT
@@ -297,19 +279,10 @@ _SHAPE: Final = regex(
 )
 _ELEMENT_BYTES: Final = {"half": 2, "bfloat16": 2, "double": 8, "int64": 8, "bool": 1, "uint8": 1}
 """Sizes of TensorFlow types that do not have 4 bytes (tensorflow/core/framework/types.cc)."""
-_VARIABLES: Final = regex(
-    r"variables_initializer|\.initializer\b|(?:load|create)_\w{0,20}weights?\(|\.restore\("
-)
-_OF_VARIABLE: Final = regex(r"/Initializer/|[Ee]xception during initialization")
-"""How TensorFlow calls what makes a variable's first values, and ONNX Runtime what makes a
-session (core/session/inference_session.cc)."""
 
 NEXT_TO_NOTHING_BYTES: Final = 64 << 20
 """A request up to this size fails because the GPU is full, not because the request is large: JAX
 and TensorFlow take most of a GPU at the start."""
-
-_BATCHED_DIMENSIONS: Final = 3
-"""With fewer dimensions, a tensor may be a weight, whose first dimension is not the batch."""
 
 
 def asked_bytes(message: OomMessage) -> int | None:
@@ -322,15 +295,11 @@ def asked_bytes(message: OomMessage) -> int | None:
 
 
 def need_of(message: OomMessage) -> Need:
-    """Return what the memory was for, judging by the message and its traceback."""
+    """Return what the memory was for, judging by the message."""
     if message.sub_kind in _NEEDS:
         return _NEEDS[message.sub_kind]
     if message.kind in ("cudnn", "cublas") or message.variant == "tf-device":
         return Need.LIBRARY
-    if _OF_VARIABLE.search(message.said) or any(
-        _VARIABLES.search(frame.code) for frame in message.frames
-    ):
-        return Need.WEIGHTS
     wanted = asked_bytes(message)
     if message.kind == "jax":
         needs, whole = message.program_bytes, message.total_bytes
@@ -340,10 +309,6 @@ def need_of(message: OomMessage) -> Need:
         if is_beyond or message.variant in ("jax-program", "jax-reserve"):
             return Need.GRAPH
         wanted = wanted if needs is None else needs
-    shape = _SHAPE.search(message.text)
-    is_batched = shape is not None and shape[2].count(",") + 1 >= _BATCHED_DIMENSIONS
-    if shape is not None and is_batched and shape[1] == "1":
-        return Need.ONE_INPUT
     return Need.FULL if wanted is not None and wanted <= NEXT_TO_NOTHING_BYTES else Need.STEP
 
 

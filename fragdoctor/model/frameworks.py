@@ -7,7 +7,7 @@ by its own files in stacks. Option names are those of the version in the comment
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -114,9 +114,6 @@ vLLM
   weights: use an AWQ, GPTQ or FP8 checkpoint; spread the weights over more GPUs
     (--tensor-parallel-size); move a part to the CPU (--cpu-offload-gb)
   share: --gpu-memory-utilization
-  several-models: give each server a share, all together below 0.9
-    (--gpu-memory-utilization); an engine that ran before in the same Python process keeps its
-    memory: start each in a process of its own, or call llm.sleep(level=2) first
   graph-capture: lower --gpu-memory-utilization or --max-num-seqs; --enforce-eager does without
     graphs
   server-start: lower --max-num-seqs, --max-num-batched-tokens and --max-model-len, and
@@ -163,7 +160,8 @@ Stable Diffusion web UI
   files: /stable-diffusion-webui[\w-]*/|/modules/(?:sd_\w+|processing|txt2img|img2img
     |call_queue)\.py$
   logs: use lower resolution|Torch active/reserved:|\bA: [\d.]+ GB, R: [\d.]+ GB|\bwebui-user\.
-    |(?i:\bhires\.? ?fix\b|stable.diffusion.web.?ui|\bsd.?web.?ui\b)|\bA1111\b|\bFooocus\b
+    |(?i:\bhi(?:gh)?[ -]?res\.? ?fix\b|stable.diffusion.web.?ui|\bsd.?web.?ui\b)|\bA1111\b
+    |\bFooocus\b
     |\[Memory Management\]|\[GPU Setting\]
   batch: use a smaller width and height, a batch size of 1, or a lower upscale in Hires. fix
   attention: start it with --opt-sdp-attention (PyTorch 2), --xformers or --opt-sub-quad-attention
@@ -178,25 +176,12 @@ text-generation-webui
     context (truncation length, --ctx-size, --max_seq_len) and max_new_tokens
   weights: --load-in-4bit, or a quantized model (GGUF, EXL2, GPTQ); a lower --gpu-memory or
     --pre_layer (GPTQ), which keeps the rest on the CPU, or fewer --n-gpu-layers (GGUF)
-verl
-  source: verl 0.4 to 0.6, trainer/config and docs/perf/perf_tuning.rst
-  files: /verl/(?:workers|trainer|utils|models|single_controller)/
-  logs: \bactor_rollout_|\bverl\b
-  batch: lower actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu and
-    rollout.log_prob_micro_batch_size_per_gpu, or set use_dynamic_bsz=True and lower
-    ppo_max_token_len_per_gpu; lower rollout.gpu_memory_utilization
-  loss: actor_rollout_ref.actor.entropy_from_logits_with_chunking=True,
-    actor_rollout_ref.model.use_fused_kernels=True, and a lower log_prob_micro_batch_size_per_gpu
-  checkpoint: actor_rollout_ref.model.enable_gradient_checkpointing=True
-  share: actor_rollout_ref.rollout.gpu_memory_utilization
-  weights: actor_rollout_ref.actor.fsdp_config.param_offload=True and optimizer_offload=True
 TRL
   source: trl 1.16, trainer/*_config.py
   files: /trl/(?:trainer|models|extras)/
   logs: \b(?i:(?:sft|dpo|grpo|kto|orpo)_?(?:trainer|config))(?:\b|_)|\b(?i:trl)\b
   batch: lower per_device_train_batch_size (and raise gradient_accumulation_steps), or lower
     max_length; in GRPO lower max_completion_length or num_generations
-  share: vllm_gpu_memory_utilization
   loss: SFTConfig(loss_type="chunked_nll"), or use_liger_kernel=True in DPOConfig, GRPOConfig and
     KTOConfig
   copies: a LoRA peft_config, whose base model is the reference, or precompute_ref_log_probs=True in
@@ -205,9 +190,10 @@ Trainer
   source: transformers 4.57, training_args.py, modeling_utils.py and integrations/deepspeed.py
   key: trainer
   files: /transformers/(?:trainer\w*|training_args)\.py$|/llamafactory/|/trl/trainer/
-  logs: \bTrainingArguments\(|per_device_train_batch_size|(?i:llama-?factory)|\b(?:SFT|DPO|GRPO|KTO
-    |ORPO)(?:Trainer|Config)\b
-  batch: lower per_device_train_batch_size, and raise gradient_accumulation_steps by as much
+  logs: \bTrainingArguments\(|per_device_train_batch_size|(?i:llama-?factory)
+    |\b(?:SFT|DPO|GRPO|KTO|ORPO|Seq2Seq)(?:Trainer|Config)\b
+  batch: lower per_device_train_batch_size, and raise gradient_accumulation_steps by the same
+    factor
   accumulate: TrainingArguments(per_device_train_batch_size={batch},
     gradient_accumulation_steps={n})
   evaluation-batch: lower per_device_eval_batch_size (8 by default, whatever training uses), and set
@@ -219,7 +205,8 @@ Trainer
   loss: TrainingArguments(use_liger_kernel=True)
   gather: TrainingArguments(eval_accumulation_steps=1); a preprocess_logits_for_metrics that returns
     logits.argmax(-1); or prediction_loss_only=True
-  attention: from_pretrained(..., attn_implementation="sdpa")
+  attention: from_pretrained(..., attn_implementation="sdpa"), or "flash_attention_2", which needs
+    no mask; shorter sequences and smaller images
   fsdp: TrainingArguments(fsdp="full_shard auto_wrap")
   zero: TrainingArguments(deepspeed={"zero_optimization": {"stage": 3},
     "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"})
@@ -231,8 +218,8 @@ Lightning
   files: /(?:pytorch_lightning|lightning/(?:pytorch|fabric))/
   logs: \bpl\.Trainer\(|\b(?:pytorch_lightning|LightningModule)\b|PyTorch Lightning
     |accumulate_grad_batches|\bload_from_checkpoint\(
-  batch: lower batch_size in the DataLoader, and raise Trainer(accumulate_grad_batches=...) by as
-    much
+  batch: lower batch_size in the DataLoader, and raise Trainer(accumulate_grad_batches=...) by the
+    same factor
   accumulate: Trainer(accumulate_grad_batches={n}), with batches of {batch}
   evaluation-batch: lower batch_size in val_dataloader() or test_dataloader(); keep no result of
     validation_step() or test_step() on the GPU; gradients are off already
@@ -244,13 +231,6 @@ Lightning
   zero: Trainer(strategy="deepspeed_stage_3"), or _2 or _1
   tensor-parallel: Trainer(strategy=ModelParallelStrategy(tensor_parallel_size={n})), and
     parallelize_module in configure_model()
-Megatron
-  source: megatron-lm core_r0.10 to 0.14, megatron/training/arguments.py
-  files: /megatron/(?:core|training|model|legacy|\w+\.py)
-  logs: \bpretrain_gpt\d?\.py|\bMegatron-LM\b
-  batch: lower --micro-batch-size or --seq-length
-  checkpoint: --recompute-granularity full --recompute-method uniform --recompute-num-layers 1
-  weights: raise --tensor-model-parallel-size or --pipeline-model-parallel-size
 DeepSpeed
   source: deepspeed 0.19.6, runtime/constants.py and runtime/zero/config.py
   files: /deepspeed/(?:runtime|ops|utils|inference|module_inject)/
@@ -274,7 +254,7 @@ accelerate
   key: accelerate
   files: /accelerate/(?:accelerator|optimizer|scheduler|data_loader)\.py$
   batch: lower batch_size in the DataLoader, and raise Accelerator(gradient_accumulation_steps=...)
-    by as much
+    by the same factor
   accumulate: Accelerator(gradient_accumulation_steps={n}), with batches of {batch}
   bf16: Accelerator(mixed_precision="bf16")
   fsdp: Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2,
@@ -308,11 +288,6 @@ Ultralytics
   box-assignment: lower batch=, since all images of a batch are padded to the one with the most
     objects; cut crowded images into tiles; since 8.3.30 it falls back to the CPU there, which is
     slow
-Real-ESRGAN
-  source: realesrgan 0.3, inference_realesrgan.py; SwinIR, main_test_swinir.py
-  files: /(?:realesrgan|gfpgan)/
-  logs: (?<!['\"])(?i:real.?esrgan|\bswinir\b|\bgfpgan\b|\bgpen\b)
-  batch: use --tile 256 or less (0, the default, takes the image as a whole), or a smaller image
 sd-scripts
   source: sd-scripts 0.9 to 0.10, library/train_util.py, sdxl_train_util.py and train_network.py
   files: /(?:sd-scripts|kohya_ss|ComfyUI-FluxTrainer)/
@@ -326,16 +301,6 @@ sd-scripts
   weights: --fp8_base and --network_train_unet_only; --blocks_to_swap for Flux and SD3; a LoRA
     (train_network.py) in place of the whole model
   evaluation-batch: leave --sample_every_n_epochs and --sample_prompts out
-AI Toolkit
-  source: ai-toolkit 0.12, toolkit/config_modules.py
-  files: /ai-toolkit/
-  logs: (?i:\bai-?toolkit\b)
-  batch: lower resolution in datasets, and keep batch_size at 1 and gradient_checkpointing on; set
-    quantize, quantize_te and low_vram in model
-  checkpoint: set gradient_checkpointing in train
-  weights: set quantize, quantize_te and low_vram in model, or layer_offloading, which keeps a share
-    of transformer and text encoder on the host
-  evaluation-batch: set disable_sampling in train, or use smaller or fewer sample prompts
 Diffusers
   source: diffusers 0.39, pipelines/pipeline_utils.py and models/modeling_utils.py
   files: /diffusers/(?:pipelines|models|schedulers|loaders)/
@@ -361,13 +326,6 @@ timm
   source: timm 1.0, models/vision_transformer.py and others
   files: /timm/(?:models|layers)/
   checkpoint: model.set_grad_checkpointing()
-Splatfacto
-  source: nerfstudio 1.1, models/splatfacto.py and data/datamanagers/full_images_datamanager.py
-  files: /nerfstudio/models/splatfacto
-  logs: (?i:\bsplatfacto)
-  batch: keep the images on the CPU (--pipeline.datamanager.cache-images cpu); make fewer Gaussians
-    (raise --pipeline.model.densify-grad-thresh, or lower --pipeline.model.max-gs-num of the mcmc
-    strategy); lower the resolution of the images
 Gaussian splatting
   source: gaussian-splatting of 2023 to 2025, arguments/__init__.py and scene/cameras.py
   files: /gaussian[-_](?:splatting|renderer)/
@@ -378,8 +336,8 @@ Detectron2
   source: detectron2 0.6, config/defaults.py
   files: /detectron2/
   logs: \bIMS_PER_BATCH\b|(?i:\bdetectron2\b)
-  batch: lower SOLVER.IMS_PER_BATCH (and SOLVER.BASE_LR by as much), or INPUT.MIN_SIZE_TRAIN and
-    MAX_SIZE_TRAIN
+  batch: lower SOLVER.IMS_PER_BATCH (and SOLVER.BASE_LR by the same factor), or
+    INPUT.MIN_SIZE_TRAIN and MAX_SIZE_TRAIN
   evaluation-batch: lower INPUT.MIN_SIZE_TEST and MAX_SIZE_TEST
 OpenMMLab
   source: mmengine 0.10, runner/runner.py; mmdet 2 and 3, mmseg 0 and 1, configs/_base_
@@ -402,21 +360,6 @@ nnU-Net
     and a new -overwrite_plans_name
   evaluation-batch: set perform_everything_on_device=False (--not_on_device of nnUNetv2_predict),
     which gathers the windows on the CPU; run nothing else on the GPU
-Segment Anything
-  source: segment-anything 1.0 and sam2 1.1, automatic_mask_generator.py and build_sam.py
-  files: /(?:segment_anything|sam2)/
-  logs: \bSam\w{0,40}Mask\w{0,40}Generator\b|(?i:segment.anything)
-  batch: use points_per_batch=16 (64 by default) in the mask generator, a smaller image, or vit_b
-    instead of vit_h
-LLM Compressor and AutoAWQ
-  source: llm-compressor 0.7, entrypoints/oneshot.py; autoawq 0.2, quantize/quantizer.py
-  files: /llmcompressor/|/awq/(?:models|quantize)/
-  logs: \b(?:AWQ|GPTQ|SmoothQuant|Quantization)Modifier\b|(?i:\bllm-?compressor\b|\bautoawq\b)
-  batch: calibrate with fewer and shorter samples (num_calibration_samples and max_seq_length, or
-    max_calib_samples and max_calib_seq_len of AutoAWQ)
-  weights: load the model on the CPU and let one layer at a time come to the GPU
-    (pipeline="sequential"); offload_device=torch.device("cpu") of AWQModifier keeps the calibrated
-    activations there
 PEFT
   source: peft 0.21, utils/other.py
   files: /peft/(?:tuners|utils|peft_model|mapping)
@@ -428,7 +371,8 @@ Transformers
     |/accelerate/(?:utils/modeling|big_modeling)\.py$
   logs: \bdevice_map\b|\bAutoModel\w{0,40}\b
   checkpoint: model.gradient_checkpointing_enable()
-  attention: from_pretrained(..., attn_implementation="sdpa")
+  attention: from_pretrained(..., attn_implementation="sdpa"), or "flash_attention_2", which needs
+    no mask; shorter sequences and smaller images
   weights: load them in 16 bits (torch_dtype=torch.bfloat16 in from_pretrained(), dtype= since
     4.56); load the weights in 4 bits (quantization_config=BitsAndBytesConfig(load_in_4bit=True));
     device_map='auto' spreads them over several GPUs and the CPU; a lower max_memory for each GPU
@@ -461,14 +405,10 @@ INTERFACES: Final = ("ComfyUI", "Stable Diffusion web UI", "text-generation-webu
 """Frameworks in which people run models, and some train them by extensions."""
 
 OWN_LOOPS: Final = (
-    "verl",
     "TRL",
     "Trainer",
-    "Megatron",
     "Ultralytics",
     "sd-scripts",
-    "AI Toolkit",
-    "Splatfacto",
     "Gaussian splatting",
     "Detectron2",
     "OpenMMLab",
@@ -477,17 +417,8 @@ OWN_LOOPS: Final = (
 )
 """Frameworks that run the training loop themselves, and keep no losses with their graph."""
 
-RUN_ONLY: Final = (
-    *SERVERS,
-    *INTERFACES,
-    "Segment Anything",
-    "Real-ESRGAN",
-)
+RUN_ONLY: Final = (*SERVERS, *INTERFACES)
 """Frameworks that only run trained models: without another framework, nothing keeps activations."""
-
-
-_ENVIRONMENT: Final = re.compile(r"\S{0,200}/\.?v?env/lib\w{0,5}/python[\d.]{1,5}(?=/)")
-"""Where a virtual environment lies, which may be in the folder of a program that does not run."""
 
 
 def frameworks_in(paths: Iterable[str], said: str = "") -> tuple[Framework, ...]:
@@ -496,8 +427,7 @@ def frameworks_in(paths: Iterable[str], said: str = "") -> tuple[Framework, ...]
     If there are several servers, only the one that called the others counts. ``paths`` are
     outermost first.
     """
-    said = _ENVIRONMENT.sub("", said)
-    distinct = dict.fromkeys(_ENVIRONMENT.sub("", path[:1000].replace("\\", "/")) for path in paths)
+    distinct = dict.fromkeys(path[:1000].replace("\\", "/") for path in paths)
     found = [
         f
         for f in FRAMEWORKS
@@ -508,29 +438,7 @@ def frameworks_in(paths: Iterable[str], said: str = "") -> tuple[Framework, ...]
         runs = next((f for f in servers if re.search(f.files, path)), None)
         if runs is not None:  # SGLang calls vLLM's layers; its own frames come first
             return tuple(f for f in found if f is runs or f not in servers)
-    return tuple(_failing(found, said))
-
-
-_CLAUSES: Final = re.compile(r"[.!?;,]\s|\n|\b(?:but|while|whereas|although|however|since)\b")
-_WORKS: Final = (
-    r"(?i:\b(?:works?|worked|able to|runs?|can run|fine|no (?:issue|problem)s?"
-    r"|not (?:occur|happen|ap{1,2}ear)\w{0,3})\b|没问题|可以|正常)(?!.{0,80}(?i:fail|oom))"
-)
-
-
-def _failing(found: Sequence[Framework], said: str) -> list[Framework]:
-    """Return frameworks without the servers and interfaces that a text only compares with.
-
-    A clause that says that one works, or that another is unlike it, is not about the failing one.
-    """
-    rivals = [f for f in found if f.name in (*SERVERS, *INTERFACES)]
-    named = dict.fromkeys((f.name for f in rivals), 0)
-    for clause in _CLAUSES.split(said) if len(rivals) > 1 else ():
-        for f in (f for f in rivals if f.is_named(clause)):
-            is_other = re.search(rf"{_WORKS}|\b(?:as|than|like|unlike) (?:{f.logs})", clause)
-            named[f.name] += -1 if is_other else 1
-    most = max(named.values(), default=0)
-    return [f for f in found if named.get(f.name, most) == most]
+    return tuple(found)
 
 
 def words_for(frameworks: Iterable[Framework], *changes: str | None) -> tuple[str, str] | None:

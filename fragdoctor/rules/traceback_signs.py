@@ -159,19 +159,11 @@ def _is_of_serving(sign: TracebackSign, message: OomMessage) -> bool:
 
 
 def _named_functions(message: OomMessage) -> list[str]:
-    """Return functions that a text names (``_make_state()``), and what its last line does."""
-    loads = not message.frames and any(
-        _search(_LOADS_LAST, said) for said in (f"{message.around} {message.intro}", message.after)
-    )
-    return [*re.findall(_FUNCTION, message.said, re.ASCII), *(["load_model"] if loads else ())]
+    """Return functions that a text names (``_make_state()``)."""
+    return re.findall(_FUNCTION, message.said, re.ASCII)
 
 
 _FUNCTION: Final = r"(?<![\w/-])(?:\w{1,30}\.){0,3}(_{0,2}[a-z]{1,30}(?:_[a-z0-9]{1,30}){1,6})\(\)"
-_LOADS_LAST: Final = (
-    r"\bLoading (?:checkpoint shards: {0,9}\d{1,2}%[^%]{0,80}|(?!extension|data)\S{3,80}\.\.\.)"
-    r"\s{0,9}\Z"
-)
-"""What a program printed last before its weights did not fit."""
 
 
 def is_seen_to_grow(message: OomMessage) -> bool:
@@ -249,20 +241,13 @@ def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
     if sign.name == LOADING_WEIGHTS and share > 1 and not any(f.file for f in message.frames):
         return True  # weights come one tensor at a time
     is_of_history = sign.name in (GROWTH, LATE)
-    if is_of_history and (share > LARGE_SHARE or _search(_BATCH_HELPS, message.said)):
+    if is_of_history and share > LARGE_SHARE:
         return True
     is_beyond = share > 1
     return is_beyond and sign.is_surrounding and sign.is_of_batch
 
 
-_BATCH_HELPS: Final = (
-    r"(?i)\b(?:reduc|lower|decreas|small)\w{0,4} (?:the )?batch.{0,20}? (?:(?:does|do|did) )?"
-    r"(?:help(?:s|ed)?|works?|worked|solve[sd]?)\b"
-    r"|\bbatch[^.!?\n]{0,15}? (?:larg|bigg|great|more)(?:er)? than \d"
-)
-"""What people say if the batch is what fills the GPU, and not what earlier steps have left."""
-
-_INFERS: Final = "(?:infer|demo|predict|generate|sample|detect|upscale|transcribe|render)"
+_INFERS: Final = "(?:infer|predict|generate|sample|detect|upscale|transcribe|render)"
 """Names of programs that only run a model."""
 
 _RUNS_MODEL: Final = r"\bupscal|super.?resol|\btranscrib|\binference\b|推理"
@@ -294,7 +279,7 @@ _TESTS: Final = (
     r"|tests? (?:step|phase|stage|time|loop|epoch)"
     r"|(?:in|at|during|while|when|the|saving) predict(?:ing|ions?)|评估|验证|测试)"
     r"(?:\(\))?(?![\w/(=-]|\.\w| (?:(?:is|was|works?|runs|went|goes) (?:\w+ )?"
-    r"(?:ok|okay|fine|well|normal)|different|various|batch size|with\b))"
+    r"(?:ok|okay|fine|well|normal)|different|various|batch size))"
 )
 _RAN: Final = rf"\b(?:python3?|ran|run|running) (?:\S*[/\\])?(?:\w*_)?{_INFERS}\w*\.py\b"
 
@@ -385,17 +370,6 @@ _LATE: Final = (
 )
 """The ways in which people say that the first steps fit, and a later one failed."""
 
-_TIMES: Final = r"(?:again|twice|a second time|(?:multiple|several|many) times|more than once)"
-_RAN_BEFORE: Final = (
-    r"(?is)\A(?=.*(?:\bjupyter|\bnotebooks?\b|\bcolab\b|\bkaggle\b|\bcells?\b|\bipy(?:thon|kernel)))"
-    r"(?!.*\bre(?:start|set)\w*\b[^.\n]{0,80}\b(?:still|same|no luck|(?:not|n't|no) (?:\w+ )?help))"
-    rf".*(?:\bre-?r[au]n(?:s|ning)?\b|\b(?:r[au]n|execut)\w* (?:\w+ ){{0,4}}?{_TIMES}\b"
-    r"|\b(?:second|2nd|next) (?:try|time|run|attempt)\b|\bonly (?:works|runs) once\b"
-    r"|\b(?:until|unless|without|have to|need to|must) (?:\w+ )?restart(?:ing)? (?:\w+ ){0,2}"
-    r"(?:kernel|runtime|notebook|session)\b)"
-)
-"""The ways in which people say that a notebook had run the same before."""
-
 _FIRST: Final = r"(?:\b(?:gpu|gup|cuda|device|rank)[ :_-]{0,2}0\b(?!;| has a)|\b(?:0|first) gpu\b)"
 _ON_FIRST: Final = (
     rf"{_FIRST}(?: ?\([^)]{{1,9}}\))?[^.;\n(]{{0,40}}\b(?:more|much|most|first|unbalanced|alone)\b"
@@ -416,6 +390,9 @@ SERVER_START: Final = "server-start"
 SERVER_STEP: Final = "server-step"
 ATTENTION_SCORES: Final = "attention-scores"
 INFERENCE: Final = "inference"
+CALLS_OF_LIBRARIES: Final = r"\.(?:infer|inference|predict|upscale|transcribe|enhance|generate)\("
+"""Methods by which libraries run their models, which keep no graph there."""
+
 GROWTH: Final = "growth"
 EVALUATION: Final = "evaluation"
 LATE: Final = "later-step"
@@ -449,22 +426,11 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 file=r"/torch/distributed/fsdp/(?:_state_dict_utils|_unshard_param_utils)\.py$"
                 r"|/torch/distributed/checkpoint/state_dict\.py$|/fsdp/_fsdp_state\.py$"
             ),
-            Place(
-                file=r"/torch/distributed/fsdp/",
-                functions="state_dict full_optim_state_dict optim_state_dict "
-                "_optim_state_dict_impl _full_pre_state_dict_hook "
-                "_full_post_state_dict_hook",
-            ),
-            Place(
-                file=r"/deepspeed/",
-                functions="_zero3_consolidated_16bit_state_dict save_16bit_model save_fp16_model",
-            ),
+            Place(file=r"/torch/distributed/fsdp/", named=r"state_dict"),
             # fairscale 0.4, optim/oss.py; torch 1.8 to 2.13, distributed/optim
             Place(functions="consolidate_state_dict"),
         ),
         in_words=rf"(?is)\A(?=.*(?:\bfsdp\b|\bzero[- ]?(?:stage[- ]?)?3)).*{_in_clause(_SAVES)}",
-        intro=r"/fsdp/(?:_state_dict_utils|fully_sharded_data_parallel)\.py"
-        r"|Failed to clone\(\) tensor with name",
     ),
     TracebackSign(
         name="saved-state",
@@ -537,28 +503,11 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
     ),
     TracebackSign(
-        name="several-models",
-        doing="with more than one model on the GPU",
-        is_of_model=True,
-        title="Free one model before the next is loaded",
-        change="del every name, list and pipeline that holds it, then gc.collect() and "
-        "torch.cuda.empty_cache(); or run each model in a process of its own, whose end frees all "
-        "of it; move a model that waits to the CPU (.to('cpu')), or store them in fewer bits",
-        why="A model stays on the GPU for as long as one name holds it, whether it runs or not.",
-        # torch 2.13, docs/source/notes/faq.rst; vllm 0.8, entrypoints/llm.py: sleep()
-        in_words=r"(?is)\A(?!.*\b(?:workers|ranks)\b).*"
-        r"(?:\b(?:another|second|next|new) (?:\w+ )?model\b[^.\n]{0,60}\bafter\b"
-        r"|\bafter (?:\w+ ){0,3}(?:exit|delet|unload|switch)\w*[^.\n]{0,40}\bmodels?\b"
-        r"|\b(?:both|two|2|three|3|multi\w*|several|all) (?:\w+ )?"
-        r"(?:models?|pipelines|llms?|tasks?)\b[^.\n]{0,60}"
-        r"\b(?:same|one|single) (?:gpu|server|card|device|time|process))",
-    ),
-    TracebackSign(
         name=LOADING_WEIGHTS,
-        doing="while the weights of a model were put on the GPU",
+        doing="while a model's weights were being moved to the GPU",
         is_of_model=True,
         unless=(_LOADS_ADAPTER,),
-        title="Load the weights in less memory",
+        title="Load smaller weights",
         change="convert the weights with model.to(torch.bfloat16) or load them in 4 bits before "
         "they go to the GPU; use a smaller model; or keep some layers on another GPU or on the CPU",
         spelled=Change.WEIGHTS,
@@ -569,8 +518,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         r"|(?i:(?:\b(?:try|trying|tried|fail\w{0,3}|unable|can(?:no|')t)(?: to)? load\b"
         rf"|{_in_clause('(?:when|while) loading')})"
         r"(?!.{0,40}(?:data|image|checkpoint|batch|sample|video|file)))",
-        intro=r"Node Type:\W{0,8}\w*Load(?:er|\b)|\bERROR lora\b|Patching LoRAs"
-        r"|modules are dispatched on the CPU",
         # torch 2.13, torch/nn/modules/module.py; transformers 4.30 to 5.0, modeling_utils.py;
         # accelerate 1.10, utils/modeling.py; ComfyUI 0.3, comfy/model_patcher.py and execution.py;
         # vllm 0.11, model_executor/model_loader; sglang 0.4, model_executor/model_runner.py
@@ -579,7 +526,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 file=r"/torch/nn/modules/module\.py$",
                 functions="_apply convert to cuda half float bfloat16 to_empty",
             ),
-            Place(file=r"/torch/nn/modules/\w+\.py$", functions="__init__ reset_parameters"),
             Place(
                 functions="__init__",
                 code=r"[Ww]eight|\bParameter\(|\bnn\.\w+\(|(?:Layer|Block|Attention|MLP|Encoder"
@@ -587,12 +533,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             ),
             Place(
                 named=r"^_?(?:fast_)?load_(?:\w{1,40}_)?(?:model|pipeline|transformer|weight)s?$"
-            ),
-            Place(code=r"\b(?:load_model|from_pretrained)\("),
-            Place(
-                file=r"/(?:vllm|sglang)/",
-                functions="load_model initialize_model _initialize_model load_weights "
-                "create_weights",
             ),
             # a traceback that was cut above torch's own frames
             Place(
@@ -656,7 +596,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 "_dummy_run warmup Warmup",
                 file=r"/(?:vllm|sglang|text_generation_server)/",
             ),
-            Place(file=r"/vllm/", code=r"\bEngineCore(?:Proc)?\("),
         ),
         # what takes the cache, or runs beside it
         unless=(
@@ -674,7 +613,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         doing="while the server set its KV cache aside or ran a step",
         is_of_model=True,
         is_surrounding=True,
-        title="Give the server's steps more room beside its KV cache",
+        title="Leave more GPU memory outside the server's KV cache",
         change="a smaller share of the card for the cache, and smaller steps",
         spelled=Change.BATCH,
         why="The server fills the card with KV cache up to its limit; what a step "
@@ -686,7 +625,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 file=r"/(?:vllm|sglang)/(?:.*/)?(?:worker|executor|model_executor|managers|layers|lora"
                 r"|v1)/"
             ),
-            Place(file=r"/text_generation_server/"),
         ),
         intro=r"text_generation(?:_|\.errors)|\bVllmWorker|\bEngineCore"
         r"|\bWorker(?:_TP\d| pid=)|\bRayWorkerWrapper"
@@ -721,7 +659,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         in_words=rf"(?is)\A(?=.*{_EVALUATES})"
         rf"(?=.*(?:{_GROWS}|\bafter (?:\w+ )?\d+ (?:images|samples|batches)\b"
         r"|\b(?:aggregat|concatenat|accumulat|gather|collect)\w{0,4} (?:\w+ ){0,3}?"
-        r"(?:predictions|logits|outputs|results)\b))",
+        r"(?:predictions|logits|outputs|results)\b|\bcompute_metrics\b))",
         # transformers 3.1 to 4.57, trainer.py and trainer_pt_utils.py
         places=(
             Place(
@@ -729,10 +667,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 r"|utils/operations)\.py$",
                 functions="nested_concat torch_pad_and_concatenate nested_gather "
                 "distributed_concat pad_across_processes gather_for_metrics gather",
-            ),
-            Place(
-                functions="evaluation_loop prediction_loop",
-                code=r"nested_concat|torch\.cat|preds_host|\.add\(",
             ),
         ),
     ),
@@ -751,7 +685,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         # have an all_gather() of their own
         places=(
             Place(functions="all_gather_object gather_object _tensor_to_object"),
-            Place(code=r"\ball_gather_object\("),
             _UNPACKS_RESULTS,
         ),
         unless=(Place(named=r"state_dict"),),
@@ -806,7 +739,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         why="A matrix of all pairs grows with the square of their number, whatever the batch.",
         # torch 2.13, torch/functional.py; torch_geometric 2.0 to 2.6, utils/_to_dense_adj.py
         places=(
-            Place(functions="cdist pdist pairwise_distance to_dense_adj"),
             Place(named=rf"(?i){_PAIRS}"),
             Place(code=rf"(?i)\b(?:cdist|pdist|to_dense_adj)\(|{_PAIRS}\w*\s?="),
         ),
@@ -851,8 +783,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         # 0.2 to 0.4, zero/low_level; apex, amp/_process_optimizer.py; bitsandbytes 0.39 to 0.48,
         # csrc/pythonInterface.cpp: cget_managed_ptr of paged state; apex, optimizers; transformers
         # 4.20 to 4.57, optimization.py: Adafactor; bitsandbytes, optim
-        intro=r"[Oo]ut of memory at line \d+ in file \S*pythonInterface",
-        in_words=rf"(?i){_in_clause(r'(?:optimi[sz]er[. ](?:step|states?)|step function)')}",
         # Lightning runs the whole step inside optimizer.step(closure)
         unless=(Place(code=r"\bclosure\("),),
         places=(
@@ -873,12 +803,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 is_last=True,
             ),
             Place(code=r"\boptim(?:izer)?\.step\(|\bexp_avg_sq\b", is_last=True),
-            # the optimizer's own copy of the weights in 32 bits
-            Place(
-                file=r"/(?:deepspeed|colossalai|apex|megatron)/",
-                code=r"\b(?:fp32|master|single_partition)\w*(?:\[[^\]]*\])?(?:\.append\(| ?= ?)"
-                r".{0,80}(?:\.float\(|float32)",
-            ),
         ),
     ),
     # ---- images ----
@@ -921,7 +845,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     # ---- a volume in windows ----
     TracebackSign(
         name="sliding-window",
-        doing="while MONAI put the windows of a whole volume together on the GPU",
+        doing="while MONAI was stitching the windows of a whole volume together on the GPU",
         is_training=False,
         can_leave_gpu=True,
         title="Stitch the windows together on the CPU",
@@ -932,8 +856,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         # monai 0.2 to 1.5, inferers/utils.py and inferer.py
         places=(Place(file=r"/monai/inferers/", is_last=True),),
         in_words=r"(?is)\bsliding_window_inference\b|\bsw_batch|\bmonai\b.*\bsliding.window",
-        intro=r"sliding_window_inference\s+(?:count_map|output_image)|(?:count_map|output_image\w*)"
-        r"(?:\.append\(| ?= ?)torch\.zeros\(",
     ),
     # ---- generating and attention ----
     TracebackSign(
@@ -951,7 +873,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         # transformer/dot_product_attention.py
         places=(
             Place(
-                code=r"key_states\.transpose|softmax\(\s*(?:attn|attention)_(?:weights|scores)"
+                code=r"scaled_dot_product_attention\([^)]*mask|key_states\.transpose|softmax\(\s*(?:attn|attention)_(?:weights|scores)"
                 r"|(?:attn|attention)_(?:weights|scores|probs)\s?=|\bmatmul_result\s?=|(?:\bq\w*|\))\s?@\s?k\w*\.transpose|baddbmm\("
                 r"|einsum\(\s*f?['\"][^'\"]*i d\s?,[^'\"]*j d\s?->[^'\"]*i j['\"]"
                 r"|einsum\(\s*f?['\"](\w*)(\w)(\w)\s?,\s?\1(\w)\3\s?->\s?\1\2\4['\"]"
@@ -973,12 +895,12 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     ),
     TracebackSign(
         name="loss-of-vocabulary",
-        doing="while logits over the whole vocabulary were made or turned into a loss",
+        doing="while computing logits over the whole vocabulary or their loss",
         is_of_batch=True,
         title="Compute the loss in chunks, or fused",
         change="score a few hundred tokens at a time, or a fused loss "
         "(liger_kernel.transformers.LigerFusedLinearCrossEntropyLoss, cut_cross_entropy), which "
-        "never makes all logits",
+        "never materializes all logits",
         spelled=Change.LOSS,
         why="Logits have batch x length x vocabulary entries, in 32 bits for the loss, "
         "and their gradient once more.",
@@ -996,7 +918,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 r"|cross_entropy\("
             ),
         ),
-        in_words=r"log_softmax|logprobs_from_logits|logits_to_logprobs|compute_log_probs\(",
         unless=(Place(file=r"/transformers/generation/"),),  # which asks for no loss
     ),
     TracebackSign(
@@ -1013,13 +934,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         why="The cache of keys and values grows with every token of prompt and answer, "
         "for each beam and sequence.",
         # transformers 4.20 to 4.57, generation/utils.py and cache_utils.py
-        places=(
-            Place(file=r"/transformers/(?:generation/|cache_utils\.py$)"),
-            # a cache that is made for the whole context at once
-            Place(
-                code=r"\bcache = \w*Cache\w*\(|\bkey_(?:states|cache)\w* = torch\.(?:zeros|empty)\("
-            ),
-        ),
+        places=(Place(file=r"/transformers/(?:generation/|cache_utils\.py$)"),),
     ),
     TracebackSign(
         name=EVALUATION,
@@ -1028,7 +943,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         is_training=False,
         is_surrounding=True,
         title="Evaluate without gradients, and in smaller batches",
-        title_in_framework="Evaluate in smaller batches, and keep less of each",
+        title_in_framework="Evaluate in smaller batches, and keep less of their output",
         change="put torch.no_grad() around the loop of the evaluation (model.eval() alone keeps "
         "the graph); use a smaller batch there, and images or sequences no larger than in "
         "training (resize, crop, tiles); keep results with .item() or .cpu()",
@@ -1037,16 +952,11 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "it returns.",
         # transformers 4.57, trainer.py; lightning 2.5, loops/evaluation_loop.py
         in_words=rf"(?i){_EVALUATES}",
-        # progress bars of catalyst and Lightning; code of PyTorch 0.3, which kept no graph there
-        intro=r"\b[Rr]unning (?:validation|evaluation)\b|Train\w{0,10}Validat"
-        r"|(?:\(valid(?:ation)?\)|\bValidat(?:ing|ion(?: DataLoader \d+)?)):\s{1,6}\d{1,3}%"
-        r"|volatile was removed and now has no effect",
         places=(
             Place(
                 functions="evaluation_loop prediction_loop prediction_step evaluate "
                 "_evaluation_step validation_step _run_sanity_check validate test test_epoch"
             ),
-            Place(file=r"(?:^|/)evaluation/"),
             Place(
                 code=r"(?:(?<![\w.])|\bself\.)(?:(?:val|eval)_\w+|(?:validat|evaluat)(?:e|ion)"
                 r"(?:_\w+)?)\("
@@ -1060,7 +970,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     ),
     TracebackSign(
         name=GROWTH,
-        doing="in a run whose memory was seen to grow",
+        doing="in a run whose memory kept growing",
         is_of_batch=True,
         is_surrounding=True,
         title="Keep numbers from step to step, not tensors with their graph",
@@ -1071,35 +981,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "graph of its step.",
         # torch 2.13, docs/source/notes/faq.rst
         in_words=rf"(?i){_GROWS}",
-    ),
-    TracebackSign(
-        name="spilled",
-        doing="with part of the GPU's memory on the host, where Windows' driver had moved it",
-        is_of_batch=True,
-        is_surrounding=True,
-        title="Stay within the GPU's own memory",
-        change="a smaller batch, input or model, until nvidia-smi stays a few hundred MiB below "
-        "the card's size; to get an error instead of a slow run: NVIDIA Control Panel, Manage 3D "
-        "settings, CUDA - Sysmem Fallback Policy: Prefer No Sysmem Fallback",
-        why="What does not fit goes to the host's memory, over the bus, at a fraction of the "
-        "speed.",
-        # NVIDIA's driver for Windows since 536.40; support answer 5490
-        in_words=r"[Ss]hared GPU memory|[Ss]ysmem [Ff]allback",
-    ),
-    TracebackSign(
-        name="ran-before",
-        doing="when a notebook ran it again",
-        is_of_model=True,
-        is_surrounding=True,
-        title="Free what the earlier run left, or restart the kernel",
-        change="restart the notebook's kernel, which frees everything; to go on without that: del "
-        "model, optimizer and every output, then gc.collect() and torch.cuda.empty_cache(); after "
-        "an error its traceback holds all variables of the cell that failed, until another cell "
-        "fails (1/0)",
-        why="The variables of the earlier run, or the traceback of its error, still hold its "
-        "tensors while the next run makes its own.",
-        # ipython 8, core/interactiveshell.py: showtraceback() sets sys.last_traceback
-        in_words=_RAN_BEFORE,
     ),
     TracebackSign(
         name=LATE,
@@ -1132,13 +1013,13 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     ),
     TracebackSign(
         name=INFERENCE,
-        doing="while a trained model ran",
+        doing="during inference",
         is_training=False,
         is_surrounding=True,
         unless=(_TRAINS,),
         kinds=("pytorch-caching-allocator", "driver-no-figures"),
         spelled=Change.BATCH,
-        title="Give the model less input at a time",
+        title="Use smaller inputs",
         change="use a smaller or shorter input, and fewer at a time",
         why="Nothing is trained here, so the memory goes to the weights and to what one layer "
         "makes, which grows with the input.",
@@ -1149,10 +1030,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 functions="decorate_context",
             ),
             Place(file=rf"(?:^|/)(?:\w*_)?{_INFERS}(?!r|\w{{0,20}}util)\w*\.py$"),
-            Place(functions="infer inference predict upscale transcribe enhance generate detect"),
-            Place(code=r"\.(?:infer|inference|predict|upscale|transcribe|enhance|generate)\("),
+            Place(code=CALLS_OF_LIBRARIES),
         ),
-        intro=r"\bvideo \d{1,6}/\d{1,6} \(frame \d",
         in_words=rf"(?is){_RAN}|{_in_clause(f'(?:{_RUNS_MODEL})')}|{_ONLY_RUNS}",
     ),
 )

@@ -72,4 +72,4 @@ def test_damaged_text_is_read_as_far_as_it_goes(run, tmp_path, command):
 def test_message_that_is_cut_says_what_it_lacks(run):
     result = run("oom", FULL[: FULL.index("Of the allocated")])
 
-    assert "The message is cut: it lacks allocated." in result.out
+    assert "The message is cut off; missing: allocated." in result.out

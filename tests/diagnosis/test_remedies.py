@@ -476,7 +476,7 @@ def test_recorded_first_step_of_a_server_is_told_from_one_beside_its_cache():
 
     assert "the server's first step smaller" in first
     assert "lower --gpu-memory-utilization" not in first
-    assert "beside its KV cache" in later
+    assert "outside the server's KV cache" in later
     assert "the server's first step" not in later
     assert "attention" not in cache
 

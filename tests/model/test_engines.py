@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from oom_messages import message
 
-from fragdoctor.model.engines import ANY_PROGRAM, ENGINES, Need, asked_bytes, engine_of, need_of
+from fragdoctor.model.engines import ANY_PROGRAM, ENGINES, Need, asked_bytes, engine_of
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
@@ -42,13 +42,3 @@ def test_pytorchs_allocator_is_no_engine_whatever_stands_around_it():
 )
 def test_shape_of_tensorflow_is_a_size(text, n_bytes):
     assert asked_bytes(message(kind="tf", backend="tf", text=text)) == n_bytes
-
-
-def test_matrix_with_one_row_is_no_batch_of_one():
-    matrix, batch = (
-        message(kind="tf", backend="tf", text=f"OOM when allocating tensor with shape[{shape}]")
-        for shape in ("1,99999999", "1,512,512,512")
-    )
-
-    assert need_of(matrix) is Need.STEP
-    assert need_of(batch) is Need.ONE_INPUT

@@ -24,7 +24,7 @@ class FusedAttention(SavingRemedy):
     """Attention scores grow with the square of the length; a fused kernel never stores them."""
 
     code = "fused-attention"
-    title = "If these are attention scores, never make them"
+    title = "If these are attention scores, use attention that never stores them"
     burden = Burden.NONE
     acts_on = "attention scores"
     doing = "fused attention"

@@ -468,7 +468,7 @@ FEWER_BITS: Final = (
 )
 
 
-@proposes("Store weights and optimizer state in less memory")
+@proposes("Shrink the weights and the optimizer state")
 def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose it for capacity, ranked first if there is only the model so far."""
     r, message = case.failed_request, case.message
@@ -509,7 +509,7 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     if is_copy:
         why = f"{OF_A_COPY}."
     yield remedy.proposal(
-        title="Store the weights in less memory" if runs else "",
+        title="Shrink the weights" if runs else "",
         weight=Weight.FITS
         if is_building or is_copy or (case.told.batch_size == 1 and case.is_checkpointed)
         else Weight.MAY_HELP,

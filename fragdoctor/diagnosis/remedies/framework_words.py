@@ -34,14 +34,11 @@ CHANGES: Final = {
 ADDED: Final = (Change.BATCH, Change.EVALUATION_BATCH, Change.WEIGHTS, Change.COPIES)
 """Changes whose own text says more (how much, of what), so it is kept after the words."""
 
-ROOM_FOR_STEPS: Final = "Give the server's steps more room beside its KV cache"
+ROOM_FOR_STEPS: Final = "Leave more GPU memory outside the server's KV cache"
 
 
 def in_own_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Iterator[Proposal]:
-    """Yield proposals in the words of the case's framework, asked against what is in use.
-
-    What is in use or was tried comes last.
-    """
+    """Yield proposals in the words of the case's framework, without what is in use."""
     for one in _in_framework_words(case, proposals):
         yield one.saying(change=without_used(one.recommendation.change, case.told))
 
@@ -64,7 +61,8 @@ def _in_framework_words(case: JudgedCase, proposals: Iterable[Proposal]) -> Iter
             continue
         text = f"with {found[0]}: {found[1]}"
         if change is Change.BATCH and found[0] in INTERFACES:
-            text = words_together(case, change, Change.WEIGHTS)
+            first = (Change.ATTENTION,) if case.asks_for_large_share else ()
+            text = words_together(case, change, *first, Change.WEIGHTS)
         if change is Change.BATCH and less_of_counted(case):
             text = f"{own}; {text}"
         elif change in ADDED and own and own != one.remedy.change:
@@ -114,7 +112,7 @@ def _words(
 def without_used(change: str, told: ToldSettings) -> str:
     """Return a change without what the text has in use, or all of it if nothing is left.
 
-    What did not help comes last. What can go further than a text goes is never in use.
+    What can go further than a text goes is never in use.
     """
 
     def is_on(part: str) -> bool:
@@ -125,16 +123,11 @@ def without_used(change: str, told: ToldSettings) -> str:
             or any(re.search(MEASURES[m].advised, part) for m in measures)
         )
 
-    def is_tried(part: str) -> bool:
-        return not set(options_named(part)[:1]).isdisjoint(told.tried)
-
     def left_of(clause: str) -> str:
         return ", or ".join(way for way in _WAYS.split(clause) if not is_on(way))
 
     intro, words = _INTRO.fullmatch(change).groups()  # type: ignore[union-attr]  # matches any
-    clauses = [left for clause in _PARTS.split(words) if (left := left_of(clause))]
-    untried = [c for c in clauses if not is_tried(c)]
-    kept = [*untried, *(c for c in clauses if c not in untried)]
+    kept = [left for clause in _PARTS.split(words) if (left := left_of(clause))]
     if kept == _PARTS.split(words):
         return change
     first = "; ".join(kept).removeprefix("or ").removeprefix("then ")

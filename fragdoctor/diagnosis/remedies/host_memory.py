@@ -24,9 +24,9 @@ LIMIT_CHANGE: Final = (
     "docker run; the job's accounting (sacct, kubectl top) shows how much it took"
 )
 _PAGE_FILE: Final = (
-    "use a larger page file (System, Advanced system settings, Performance, Advanced, Virtual "
-    "memory: system managed, on a drive with room), since Windows refuses what RAM and page file "
-    "together cannot back"
+    "use a larger page file (System > Advanced system settings > Performance > Advanced > Virtual "
+    "memory: system managed, on a drive with room), since Windows commits no more memory than RAM "
+    "and page file have together"
 )
 _FEWER_WORKERS: Final = (
     "use fewer DataLoader workers, each of which holds a copy of the dataset's Python objects; "
@@ -117,7 +117,7 @@ def _changes(case: JudgedCase, message: OomMessage) -> Iterator[str]:
         yield f"{LIMIT_CHANGE}; then {HOST_CHANGE}"
 
 
-@proposes("Use less host memory, or get more")
+@proposes("Use less RAM, or add more")
 def less_host_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose less host memory for every lack of it except in /dev/shm."""
     if case.cause is not Cause.HOST_MEMORY or _is_shared_memory(case):

@@ -17,9 +17,10 @@ from fragdoctor.diagnosis.remedies.remedy import JudgedCase
 from fragdoctor.lazy import regex
 from fragdoctor.model.case import IMAGES, SEQUENCES
 from fragdoctor.model.diagnosis import Cause
-from fragdoctor.model.frameworks import Change
+from fragdoctor.model.frameworks import INTERFACES, Change
 from fragdoctor.model.measures import ADAPTER, BITS_4, BITS_8, HALF, OFFLOADING, STATE_8BIT
 from fragdoctor.rules.told_weights import told_weights
+from fragdoctor.rules.traceback_signs import CALLS_OF_LIBRARIES
 from fragdoctor.trace.stacks import PACKAGE, classify_file
 
 OF_IMAGES: Final = (
@@ -44,8 +45,8 @@ FITTED: Final = (
 NO_HELP: Final = "a smaller batch did not help"
 LESS_STATE: Final = (HALF, ADAPTER, STATE_8BIT)
 CHECKPOINTED: Final = (
-    "turn on the program's option for it (gradient_checkpointing), or call each block through "
-    "torch.utils.checkpoint"
+    "turn on activation checkpointing (an option such as gradient_checkpointing), or call each "
+    "block through torch.utils.checkpoint"
 )
 PARTS: Final = {IMAGES: " (or tiles of them)", SEQUENCES: " (and a lower max_new_tokens)"}
 """How else a model that only runs can be given less of what it runs on."""
@@ -95,9 +96,10 @@ def _is_of_own_code(case: JudgedCase) -> bool:
     return any(f.file for f in message.frames) or _OWN_CODE.search(message.said) is not None
 
 
-GRADIENTS_OFF: Final = "Run the model without gradients"
+GRADIENTS_OFF: Final = "Turn off gradients"
 _OFF: Final = regex(
-    r"no_grad|inference_mode|set_grad_enabled|enable_grad|\bgenerate\(|\bpipe(?:line)?\("
+    rf"no_grad|inference_mode|set_grad_enabled|enable_grad|\b(?:generate|pipe(?:line)?)\("
+    rf"|{CALLS_OF_LIBRARIES}"
 )
 
 
@@ -148,13 +150,14 @@ def less_to_run(case: JudgedCase) -> tuple[str, str]:
     """Return a title and the change for a model that only runs: less input, less of the model."""
     graph = without_graph(case)
     is_full = not graph and is_full_of_weights(case)
-    title = (
-        "Keep less of the model on the GPU" if is_full else "Give the model less input at a time"
-    )
+    title = "Keep less of the model on the GPU" if is_full else "Use smaller inputs"
     if graph:
         title = GRADIENTS_OFF
-    both = (Change.WEIGHTS, Change.BATCH) if is_full else (Change.BATCH, Change.WEIGHTS)
-    own = words_in(case, Change.EVALUATION_BATCH) or words_together(case, *both)
+    in_interface = any(f.name in INTERFACES for f in case.frameworks)
+    scores = (Change.ATTENTION,) if in_interface and case.asks_for_large_share else ()
+    all_ways = (Change.BATCH, *scores, Change.WEIGHTS)
+    ways = (Change.WEIGHTS, Change.BATCH) if is_full else all_ways
+    own = words_in(case, Change.EVALUATION_BATCH) or words_together(case, *ways)
     if own:
         return title, own
     less = " or ".join(f"{s}{PARTS.get(s, '')}" for s in case.told.smaller_samples) or ONE_INPUT
@@ -235,4 +238,6 @@ def _less_of_one(case: JudgedCase, since: str) -> tuple[str, str]:
     if IMAGES in case.told.smaller_samples and not words:  # a crop takes no change of the model
         title = f"Use smaller crops or images: {since}"
         return title, f"{HALF_SIDES}; then {CHECKPOINTED}; then {less}"
-    return f"Checkpoint the layers: {since}", f"{words or CHECKPOINTED}; also {change}"
+    if case.asks_for_large_share:
+        return f"Use less for one sample: {since}", change
+    return f"Turn on activation checkpointing: {since}", f"{words or CHECKPOINTED}; also {change}"

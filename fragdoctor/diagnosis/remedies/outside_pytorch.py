@@ -23,10 +23,11 @@ from fragdoctor.diagnosis.remedies.remedy import (
 )
 from fragdoctor.diagnosis.remedies.serving import LEAST_UTILIZATION
 from fragdoctor.diagnosis.verdict_message import library_of
-from fragdoctor.model.case import OtherProcess
+from fragdoctor.lazy import regex
+from fragdoctor.model.case import IDLE_GPU, OtherProcess
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, line_text
-from fragdoctor.model.frameworks import OWN_LOOPS, SERVERS, Change, words_for
+from fragdoctor.model.frameworks import SERVERS, Change, words_for
 from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, FailedRequest
 from fragdoctor.rules.traceback_signs import FIRST_GPU, is_in_backward_pass
@@ -39,6 +40,14 @@ OWN_DEVICE: Final = (
     "torch.cuda.set_device(local_rank) before anything else touches CUDA, or "
     "CUDA_VISIBLE_DEVICES=$LOCAL_RANK for each rank: these look like the workers of one program"
 )
+FREE_GPU: Final = (
+    "with several GPUs take a free one (CUDA_VISIBLE_DEVICES, in whose order an error counts them)"
+)
+SHARED_BY_TRIALS: Final = regex(
+    r"(?i)\btune\.(?:run|tuner)\b|\bray tune\b|resources_per_trial|\bx-?dist\b"
+    r"|\bgpus?(?:_per_\w{1,20})?['\"]?\s?[:=]\s?0?\.\d"
+)
+"""Programs that start several workers on one GPU: Ray gives each a fraction of it."""
 
 MIN_PEERS: Final = 3
 """Two processes of equal size may be a coincidence; three are workers of one program."""
@@ -65,24 +74,6 @@ def _share(case: JudgedCase) -> str:
     return "" if left < LEAST_UTILIZATION else f"{option[1]} {left:.2f} or less"
 
 
-def _beside_training(case: JudgedCase) -> str:
-    """Return how to lower the share of a server that runs on the GPU of the training, or ""."""
-    trainers = [f for f in case.frameworks if f.name in OWN_LOOPS]
-    option = words_for((*trainers, *case.frameworks), Change.SHARE)
-    is_served = any(f.name in SERVERS or f.name == "verl" for f in case.frameworks)
-    if option is None or not trainers or not is_served:
-        return ""
-    return f"lower {option[1]}; {OFFLOADED_ROLLOUT}"
-
-
-BESIDE_TRAINING: Final = "Give the server beside the training a smaller share of the GPU"
-OFFLOADED_ROLLOUT: Final = (
-    "move what waits to the host: the server sleeps while the model is updated "
-    "(vllm_enable_sleep_mode, free_cache_engine), and the trained weights and states leave the GPU "
-    "while it generates (param_offload)"
-)
-
-
 @proposes("Stop the other processes on this GPU")
 def free_other_process(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose a look at the other processes on the device, and ending them."""
@@ -102,23 +93,28 @@ def free_other_process(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     if case.sign is not None and case.sign.name == FIRST_GPU and not listed:
         return  # the others are this program's own
     pids = ", ".join(str(p.pid) for p in listed)
-    peers = are_peers(listed)
+    noun = "process" if len(listed) == 1 else "processes"
+    shares = case.message is not None and SHARED_BY_TRIALS.search(case.message.said) is not None
+    peers = shares or are_peers(listed)
     may_be_own = r is not None and listed and r.process_bytes is None
     share, free = _share(case), case.told.free_gpu
     title, change = (
         remedy.title,
-        "find the holders with nvidia-smi or fuser -v /dev/nvidia*, and end leftovers",
+        "use nvidia-smi or fuser -v /dev/nvidia* to see who holds it, and kill leftover processes",
     )
     if peers:
-        title = "Give each rank or worker its own GPU"
-        change = f"{OWN_DEVICE}; otherwise end or move process {pids}, or run as many as fit "
-        change += "(fragdoctor pack)"
-    elif trained := _beside_training(case):
-        title, change = BESIDE_TRAINING, trained
+        title = "Give each rank or worker its own GPU, or run fewer at once"
+        fewer = "run only as many as fit (fragdoctor pack)"
+        change = f"{OWN_DEVICE}; otherwise kill or move {noun} {pids}, or {fewer}"
+        if shares:
+            change = '{"gpu": 1} for each trial of Ray Tune, fewer workers of pytest (-n): '
+            change += f"these share the GPU by a setting of the program; {fewer}"
     elif pids:
-        change = f"end or move process {pids}"
+        change = f"kill or move {noun} {pids}"
+    if is_main and not peers and case.backend == "cuda":
+        change += f"; {FREE_GPU}"
     if share and not peers:
-        change += f"; or share the GPU: {share} leaves them what they hold"
+        change += f"; or share the GPU: with {share} it fits beside them"
     if free is not None and is_main and not peers:
         title = f"Run it on GPU {free}, which is free, or stop what is on this one"
     yield remedy.proposal(
@@ -143,23 +139,22 @@ def free_other_process(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     )
 
 
-@proposes("Limit what other libraries take in this process")
+@proposes("Limit how much GPU memory other libraries use in this process")
 def cap_other_libraries(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose capping them if their memory is the cause, or is known to be a lot beside it."""
-    if case.is_library_failure or case.backend == "mps":
+    # What a server holds there are its own graphs and buffers, which its options limit.
+    is_served = any(f.name in SERVERS for f in case.frameworks)
+    if case.is_library_failure or is_served or case.backend == "mps":
         return
     r = case.failed_request
     held = r.non_pytorch_bytes if r is not None else None
     is_main = case.cause is Cause.NON_PYTORCH_MEMORY
     is_beside = case.supports(Cause.NON_PYTORCH_MEMORY)
-    trained = _beside_training(case)
     if not is_main and not (is_beside and held and held > CONTEXT_ALLOWANCE_BYTES):
         return
     yield remedy.proposal(
-        title=BESIDE_TRAINING if trained else "",
         weight=Weight.CURES if is_main else Weight.MAY_HELP,
-        change=trained
-        or "fewer environments of a simulator on the GPU (num_envs), "
+        change="fewer simulator environments (num_envs), "
         "XLA_PYTHON_CLIENT_PREALLOCATE=false for JAX, set_memory_growth for TensorFlow, "
         "fewer NCCL communicators and channels (NCCL_MAX_NCHANNELS), smaller TensorRT "
         "workspaces; CUDA_MODULE_LOADING=LAZY before CUDA 12.2, where it became the default",
@@ -172,16 +167,19 @@ def cap_other_libraries(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     )
 
 
-@proposes("Leave room for libraries")
+@proposes("Leave GPU memory for the library")
 def library_headroom(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose headroom if a library failed that allocates its own memory."""
     if not case.is_library_failure or case.message is None or case.is_of_other_program:
         return
+    if case.cause in CLOSED:
+        return
     library = library_of(case.message).partition(",")[0]
     yield remedy.proposal(
         weight=Weight.HELPS,
-        change="torch.cuda.set_per_process_memory_fraction(0.95), and create handles and "
-        "communicators early, for example by one small matmul or all_reduce at start",
+        change="use a smaller batch or input; torch.cuda.set_per_process_memory_fraction(0.95), "
+        "and create handles and communicators early, for example by one small matmul or "
+        "all_reduce at startup",
         why=f"{library} allocates for itself; a cache that fills the device leaves it no room.",
         cost="PyTorch has 5% less memory.",
         caveats=("An index out of range can look the same: rerun with CUDA_LAUNCH_BLOCKING=1.",)
@@ -190,7 +188,7 @@ def library_headroom(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     )
 
 
-@proposes("Find what refused the request: the GPU had room")
+@proposes("Find out what refused the request: the GPU had room")
 def find_the_limit(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose where to look for a limit that no figure of the message shows."""
     r = case.failed_request
@@ -207,7 +205,7 @@ def find_the_limit(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         weight=Weight.MAY_HELP,
         change=f"look for {fraction}a memory option of the program; on Windows enlarge the "
         "page file, against which GPU memory counts, and close other programs; ulimit -v; "
-        "nvidia-smi during the run shows a neighbor that comes and goes",
+        "nvidia-smi during the run shows a process that comes and goes",
         why=case.verdict.summary,
     )
 
@@ -252,8 +250,8 @@ def more_for_integrated(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     yield remedy.proposal(
         weight=Weight.CURES,
         change="set a larger UMA frame buffer (also called VRAM or iGPU memory) in the BIOS, as "
-        "much as it offers; where it offers no choice, a newer Linux kernel and ROCm, which can "
-        "use ordinary memory (GTT) as well; or run it on the CPU, which has all of it",
+        "much as it offers; where it offers no choice, use a newer Linux kernel and ROCm, which "
+        "can also use ordinary memory (GTT); or run it on the CPU, which has all of the memory",
         why=case.verdict.summary,
         cost="Less memory for the rest of the machine.",
     )
@@ -308,7 +306,7 @@ def fix_shape(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     if is_main:
         title, change = f"Print the shape{at or ' at the failing line'} and correct it", ""
     else:
-        title, change = f"Make the one huge tensor{at} smaller", f"{SMALLER_TENSOR}: "
+        title, change = f"Shrink the one huge tensor{at}", f"{SMALLER_TENSOR}: "
     change += SHAPE_CHANGE
     yield remedy.proposal(
         title=title,
@@ -340,6 +338,7 @@ def locate_driver_call(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         return
     if case.is_of_other_program:
         return
+    title = ""
     change = (
         "nvidia-smi for the GPU and free -h for the host during the run, then less on the "
         "one that fills up"
@@ -349,8 +348,14 @@ def locate_driver_call(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         "or model; with room left, pin_memory=False in the DataLoader for a test, and "
         "CUDA_LAUNCH_BLOCKING=1, with which the traceback names the call"
     )
-    title = ""
-    if is_in_backward_pass(message):  # activations that this program made are there by then
+    if message.sub_kind == IDLE_GPU:
+        title = "Reset the GPU or restart the machine: the GPU is not full"
+        change = (
+            "run nvidia-smi while the program starts; if the GPU stays empty, nvidia-smi "
+            "--gpu-reset or a restart clears a bad state of the driver or the GPU; also check "
+            "ulimit -v, the container's limits and the compute mode (nvidia-smi -q -d COMPUTE)"
+        )
+    elif is_in_backward_pass(message):  # activations that this program made are there by then
         title, less = less_of_batch(case)
         change = f"{less}; nvidia-smi during the run shows whether another process takes a part"
     yield remedy.proposal(

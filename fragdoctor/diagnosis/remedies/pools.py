@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
 from fragdoctor.diagnosis.remedies.remedy import (
+    CLOSED,
     Burden,
     JudgedCase,
     Proposal,
@@ -127,14 +128,15 @@ def split_allocation(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         return
     is_metal = case.backend == "mps"
     yield remedy.proposal(
-        title="" if is_metal else "Allow allocations of 4 GiB and more, or split them",
+        title="" if is_metal else "Allow allocations of 4 GiB or more, or split them",
         weight=Weight.CURES,
         change="a smaller batch, image or sequence, or the operation in chunks: Metal limits "
         "the size of one buffer"
         if is_metal
-        else "UR_L0_USE_RELAXED_ALLOCATION_LIMITS=1 in the environment (a newer driver and "
-        "PyTorch allow them by default on some GPUs); or a smaller batch, image or sequence, "
-        "or the operation in chunks",
+        # unified-runtime, source/adapters/level_zero/common.cpp reads the variable
+        else "set UR_L0_ENABLE_RELAXED_ALLOCATION_LIMITS=1 in the environment, or split the work: "
+        "a smaller batch, image or sequence, or the operation in chunks; newer drivers and PyTorch "
+        "allow such allocations by default on some GPUs",
         why=case.verdict.summary,
         cost="None, or a little speed.",
     )
@@ -182,7 +184,7 @@ def share_graph_pools(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
 @proposes("Call torch.cuda.empty_cache() before the failing line")
 def empty_cache(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose the call if memory is needed outside PyTorch's cache; otherwise reject it."""
-    if case.is_library_failure and not case.is_of_other_program:
+    if case.is_library_failure and not case.is_of_other_program and case.cause not in CLOSED:
         yield remedy.proposal(
             title="Call torch.cuda.empty_cache() before the library starts",
             weight=Weight.MAY_HELP,

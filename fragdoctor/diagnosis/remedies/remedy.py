@@ -39,6 +39,7 @@ from fragdoctor.rules.growth.growing_line import holder_of
 from fragdoctor.rules.request_sources import matching_oom
 from fragdoctor.rules.rule import MAX_STACK, Context, from_user
 from fragdoctor.rules.traceback_signs import (
+    LARGE_SHARE,
     Place,
     TracebackSign,
     is_in_backward_pass,
@@ -255,6 +256,12 @@ class JudgedCase(Struct, frozen=True, dict=True):
     def is_of_model(self) -> bool:
         """Whether the traceback shows that the model, not its batch, fills the device."""
         return self.sign is not None and self.sign.is_of_model
+
+    @property
+    def asks_for_large_share(self) -> bool:
+        """Whether the one tensor that failed is large, which no change around it makes smaller."""
+        r = self.failed_request
+        return r is not None and r.requested_bytes > LARGE_SHARE * (r.total_bytes or float("inf"))
 
     @property
     def has_old_holes(self) -> bool:

@@ -204,7 +204,7 @@ def _beside_weights(m: OomMessage, shares: Sequence[ServerShare], spread: str) -
 
 # ---- programs with allocators of their own -------------------------------------------------------
 
-TOLD: Final = (Need.WEIGHTS, Need.CACHE, Need.GRAPH, Need.LIMIT, Need.POOL, Need.ONE_INPUT)
+TOLD: Final = (Need.WEIGHTS, Need.CACHE, Need.GRAPH, Need.LIMIT, Need.POOL)
 """Needs that the text itself names, so that meeting them removes the cause."""
 
 

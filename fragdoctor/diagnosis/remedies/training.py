@@ -137,7 +137,9 @@ class GradientCheckpointing(SavingRemedy):
         if is_inference or case.is_checkpointed:
             return
         yield self.proposal(
-            title="" if a is not None or case.trains else f"If it trains: {self.title.lower()}",
+            title=""
+            if a is not None or case.trains
+            else f"If this is training: {self.title.lower()}",
             weight=Weight.MAY_HELP,
             why="In training, activations are often the largest part. Checkpointed layers keep "
             "their inputs only, and compute the rest again in the backward pass.",

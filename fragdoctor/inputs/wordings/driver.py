@@ -219,12 +219,12 @@ DRIVERS: Final = (
     ),
     _lost(
         "bare",
-        r"(?P<_word>cuda|hip|xpu|npu|musa)outofmemory(?!error)(?!\.?(?:triedto|allocationwas))(?!,(?:can|please))",
+        r"(?P<_word>cuda|hip|xpu|npu|musa)outofmemory(?!error)(?![.,:;]?(?:triedto|allocationwas))(?!,(?:can|please))",
         may_be_prose=True,
     ),
     _lost(
         "bare",
-        r"(?P<_word>cuda|hip|xpu|npu|musa)outofmemory\.?triedto(?P<_label>[a-z]{0,8})[\d.,]{0,12}"
+        r"(?P<_word>cuda|hip|xpu|npu|musa)outofmemory[.,:;]?triedto(?P<_label>[a-z]{0,8})[\d.,]{0,12}"
         r"(?:[kmg]i?|b[yte]{0,3})?",
         refine=_cut_request,
         may_be_prose=True,

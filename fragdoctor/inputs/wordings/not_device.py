@@ -98,9 +98,12 @@ HOST_MEMORY: Final[tuple[Wording, ...]] = (
     _shm(
         "nccl-shm",
         r"(?:calltoposix_fallocatefailed|error:failedtoextend/dev/shm/[\w.-]{1,80}to"
-        r"(?P<requested_bytes>COUNT)bytes"
-        r"|errorwhilecreatingsharedmemorysegment[/\w.-]{0,100}\(size(?P<_size>\d{1,15})\))"
-        r"[,:]{0,2}(?:error)?:?nospaceleftondevice",
+        r"(?P<requested_bytes>COUNT)bytes)[,:]{0,2}(?:error)?:?nospaceleftondevice",
+    ),
+    _shm(
+        "nccl-shm",
+        r"errorwhilecreatingsharedmemorysegment[/\w.-]{0,100}"
+        r"\(size(?P<requested_bytes>\d{1,15})\)",
     ),
     _shm("shared-memory-full", r"dataloader'?sworkersareoutofsharedmemory"),
     # aten/src/ATen/MapAllocator.cpp; on Windows the page file backs shared memory, and error 1455
@@ -259,6 +262,7 @@ _NOT_MEMORY: Final = {
         "cudaerror:initializationerror",
         "driverversionisinsufficient",
         "unsupporteddisplaydriver",
+        "cudaruntimeerror(999)",
     ),
     "cudnn-execution": (
         "cudnn_status_execution_failed",

@@ -229,7 +229,7 @@ def _memory(
         and message.total_bytes
         and bar.total_bytes > _PAGED * message.total_bytes
     ):
-        note = f"{note}, more than its {format_size(message.total_bytes)}"
+        note = f"{note} on a card of {format_size(message.total_bytes)}"
     return doc.Section("Memory", blocks, note, f"memory-{f.device}", f.device, detail=detail)
 
 
