@@ -589,9 +589,7 @@ def _besides(r: FailedRequest, first: Cause) -> Iterator[Cause]:
     if r.margin_bytes is None or r.cache_bytes is None:
         return
     is_mostly_own = first in OUTSIDE and (r.live_bytes or 0) >= (r.outside_bytes or 0)
-    if is_mostly_own or (
-        r.margin_bytes < 0 and first in (Cause.MEMORY_LIMIT, Cause.PENDING_FREES)
-    ):
+    if is_mostly_own or (r.margin_bytes < 0 and first in (Cause.MEMORY_LIMIT, Cause.PENDING_FREES)):
         yield Cause.CAPACITY
     if (r.unallocated_bytes or 0) >= missing and r.margin_bytes >= 0:
         yield Cause.FRAGMENTATION

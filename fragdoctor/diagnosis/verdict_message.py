@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from fragdoctor.diagnosis.decision import Hypothesis, decide, distinct, in_bytes, without_figures
 from fragdoctor.diagnosis.verdict_foreign import by_its_figures, watch
-from fragdoctor.model.case import GPU_TABLE, OomLog, OomMessage
+from fragdoctor.model.case import AFTER_ANY_FAILURE, GPU_TABLE, OomLog, OomMessage
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.engines import engine_of, is_of_other_program
 from fragdoctor.model.finding import Confidence, Evidence
@@ -90,6 +90,8 @@ NEGATIVES: Final = {
     "launch-failure": "a kernel could not be launched or crashed",
     "no-kernel-image": "this build has no kernels for this GPU",
     "driver-init": "no usable GPU or driver was found",
+    "driver-state": "the driver is in a bad state, as after sleep or an update without a reboot",
+    "forked": "CUDA cannot start again in a process that was forked from one that uses it",
     "cudnn-execution": "cuDNN failed while it ran",
     "cublas-execution": "cuBLAS failed while it ran",
     "collective-timeout": "a collective operation timed out",
@@ -102,6 +104,11 @@ NEGATIVES: Final = {
     "newer llama.cpp sizes it by itself, else use a shorter context or batch",
 }
 """The meaning of the reader's kinds of failures other than a lack of memory."""
+
+OF_KERNEL: Final = frozenset(
+    {"device-assert", "illegal-access", "launch-failure", "cublas-execution", "cudnn-execution"}
+)
+"""Failures of a kernel, which a later call reports."""
 
 
 SHOWS_KILL: Final = "dmesg (or the scheduler's log) shows 'Out of memory: Killed process'."
@@ -393,25 +400,51 @@ def _library(message: OomMessage) -> Hypothesis:
             also=(Cause.CAPACITY, Cause.NOT_MEMORY),
         )
     asked = message.requested_bytes
-    what = "memory for itself" if asked is None else f"{format_size(asked)} for itself"
-    full = "the device was full" if asked is not None else "most likely the device was full"
     sign = sign_of(message)
     failed = f" It failed {sign.doing}." if sign is not None and name not in sign.doing else ""
-    cheap = {
-        "nccl": "Print torch.cuda.mem_get_info() before the communicator is created.",
-        "driver-no-figures": "nvidia-smi during the run shows whether the device is full.",
-    }
+    if asked is None and message.variant in AFTER_ANY_FAILURE and message.backend != "tf":
+        said = message.said.lower()
+        is_full = message.process_bytes is not None or "out of memory" in said
+        is_index = _BAD_INDEX.search(said) is not None and not is_full
+        what = (
+            ": the text speaks of an index out of range, after which every call of a library "
+            "fails like this; a full GPU looks the same"
+            if is_index
+            else " and found no memory for itself: the GPU is seen to be full"
+            if is_full
+            else ", as it does when the GPU is full, but also after an index out of range (a token "
+            "id beyond the vocabulary, a label beyond the classes), or if the build of PyTorch, "
+            "its CUDA libraries and the driver do not match. The text does not say which"
+        )
+        causes = (Cause.NOT_MEMORY, Cause.CAPACITY) if is_index else (Cause.CAPACITY,)
+        return Hypothesis(
+            causes[0],
+            f"{name} could not start{what}.{failed}",
+            Confidence.LIKELY if is_full else Confidence.POSSIBLE,
+            settled_by="" if is_full else "CUDA_LAUNCH_BLOCKING=1, or the same step on the CPU.",
+            also=(*causes[1:], *(() if is_index or is_full else (Cause.NOT_MEMORY,))),
+        )
+    what = "memory for itself" if asked is None else f"{format_size(asked)} for itself"
+    full = "the device was full" if asked is not None else "most likely the device was full"
+    settled_by = (
+        "nvidia-smi during the run shows whether the device is full."
+        if message.kind == "driver-no-figures"
+        else "Print torch.cuda.mem_get_info() before the library's first call."
+    )
     return Hypothesis(
         Cause.CAPACITY,
         f"{name} could not get {what}. It asks the driver directly, and PyTorch's cache does not "
         f"make room for it: {full}.{failed}",
-        settled_by=cheap.get(
-            message.kind,
-            "Print torch.cuda.mem_get_info() before the call; rerun with CUDA_LAUNCH_BLOCKING=1, "
-            "since an index out of range can look the same.",
-        ),
+        settled_by=settled_by,
         also=(Cause.NON_PYTORCH_MEMORY,),
     )
+
+
+_BAD_INDEX: Final = re.compile(
+    r"\bout of (?:the )?(?:index|indices|range|bounds?)\b|\bindexerror\b"
+    r"|\b(?:index|indices|ids?|labels?)\b[^.\n]{0,30}\b(?:beyond|exceeds?|too (?:large|high|big))\b"
+)
+"""What people say of an index, in lower case."""
 
 
 _AT_START: Final = {
@@ -511,6 +544,7 @@ def _foreign(message: OomMessage) -> Hypothesis:
 
 def _host(message: OomMessage) -> Hypothesis:
     is_kill = message.sub_kind in KILLS and message.variant not in TOLD_KILLS
+    is_told = "space" in message.text  # otherwise NCCL does not say why
     if message.variant in TOLD_KILLS:
         summary = (
             f"{TOLD_KILLS[message.variant]} says that it killed a process because the host's "
@@ -518,7 +552,7 @@ def _host(message: OomMessage) -> Hypothesis:
         )
     elif message.sub_kind == "dev-shm":
         summary = "The shared memory of the host (/dev/shm) ran out, not the GPU's memory"
-        summary += ", and not the disk." if "space" in message.text else "."
+        summary += ", and not the disk." if is_told else "."
     elif is_kill:
         summary = "The process was killed, most often by the host's out-of-memory killer."
     else:
@@ -529,7 +563,9 @@ def _host(message: OomMessage) -> Hypothesis:
     return Hypothesis(
         Cause.HOST_MEMORY,
         summary,
-        Confidence.LIKELY if is_kill else Confidence.PROVEN,
+        Confidence.LIKELY
+        if is_kill or (message.variant == "nccl-shm" and not is_told)
+        else Confidence.PROVEN,
         SHOWS_KILL if is_kill else "",
     )
 
@@ -554,8 +590,8 @@ def _not_memory(message: OomMessage) -> Hypothesis:
         what = NEGATIVES.get(message.sub_kind)
         summary = "This error is not about memory running out" + (f": {what}." if what else ".")
     finds = "Run with CUDA_LAUNCH_BLOCKING=1, or on the CPU: the traceback then names the line."
-    is_kernel = message.sub_kind in ("device-assert", "illegal-access", "launch-failure")
-    return Hypothesis(Cause.NOT_MEMORY, summary, Confidence.LIKELY, finds if is_kernel else "")
+    settled_by = finds if message.sub_kind in OF_KERNEL else ""
+    return Hypothesis(Cause.NOT_MEMORY, summary, Confidence.LIKELY, settled_by)
 
 
 def _framework(message: OomMessage) -> str:

@@ -55,11 +55,14 @@ def free_gpu(text: str) -> int | None:
     return next((index for _, used, index, _, _ in gpus if used < _MIN_USED), None)
 
 
-def fullest_gpu(text: str) -> OomMessage | None:
-    """Return a table's fullest GPU, if the text says that memory ran out or was not released."""
+def fullest_gpu(text: str, *, has_failed: bool = False) -> OomMessage | None:
+    """Return a table's fullest GPU, if the text says that memory ran out or was not released.
+
+    ``has_failed`` says that an error which a full GPU causes is known already.
+    """
     head = text[:MAX_CHARS]
     outlives = _OUTLIVES.search(head)
-    if outlives is None and not SHORTAGE.search(head):
+    if outlives is None and not has_failed and not SHORTAGE.search(head):
         return None
     found = list(_gpus(head))
     if not found:

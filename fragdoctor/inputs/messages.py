@@ -37,6 +37,7 @@ from fragdoctor.inputs.wordings.wording import (
 )
 from fragdoctor.inputs.xla_program import xla_program
 from fragdoctor.model.case import (
+    AFTER_ANY_FAILURE,
     GPU_TABLE,
     NO_FAILURE,
     LogMarker,
@@ -188,9 +189,11 @@ def find_messages(text: str) -> OomLog:
 
 
 def _with_table(messages: list[OomMessage], text: str) -> list[OomMessage]:
-    """Add a full GPU's figures, from a table in the text, to driver errors without figures."""
-    is_bare = {m.kind == "driver-no-figures" and not m.sub_kind for m in messages}
-    table = fullest_gpu(text) if is_bare == {True} else None
+    """Add a full GPU's figures, from a table in the text, to errors without figures."""
+    is_bare = {
+        (m.kind == DRIVER and not m.sub_kind) or m.variant in AFTER_ANY_FAILURE for m in messages
+    }
+    table = fullest_gpu(text, has_failed=True) if is_bare == {True} else None
     if table is None or not table.total_bytes or not table.process_bytes:
         return messages
     if table.process_bytes < FULL_SHARE * table.total_bytes:
@@ -198,7 +201,7 @@ def _with_table(messages: list[OomMessage], text: str) -> list[OomMessage]:
     return [
         replace(
             m,
-            sub_kind=GPU_TABLE,
+            sub_kind=GPU_TABLE if m.kind == DRIVER else m.sub_kind,
             device_index=table.device_index,
             total_bytes=table.total_bytes,
             process_bytes=table.process_bytes,
@@ -219,7 +222,7 @@ class _Found(Struct):
     def add(self, hit: Hit, last: int) -> None:
         """Add one hit to the list where it belongs."""
         message = hit.message
-        if message.variant in _FAILS_AFTER_ASSERT and any(
+        if message.variant in AFTER_ANY_FAILURE and any(
             m.kind in ("device-assert", "index-error") for m in self.markers
         ):
             message = replace(message, kind=NEGATIVE, sub_kind="device-assert", is_device_oom=False)
@@ -265,13 +268,6 @@ def _without_echoes(messages: list[OomMessage]) -> list[OomMessage]:
 # Peers die after one rank fails; such a line on its own means the host's OOM killer.
 _CONSEQUENCES: Final = frozenset({"exit-code", "sigkill", "killed"})
 
-
-_FAILS_AFTER_ASSERT: Final = frozenset(
-    {"cublas", "cublas-init", "cudnn", "cudnn-init", "cudnn-no-engine", "cudnn-internal"}
-)
-"""Library errors without figures. A device-side assertion breaks the context, after which every
-library call fails, whatever its error says (CUDA's programming guide, Assertion). On the CPU the
-same bad index raises an IndexError, which people who have looked for the cause quote as well."""
 
 _GARBLE: Final = frozenset({"collective-timeout", "nccl-error", "illegal-access"})
 """Failures after which the sizes that a program continues with are garbage."""

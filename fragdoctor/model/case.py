@@ -65,6 +65,15 @@ class TracebackFrame(Struct, frozen=True):
         return Location(self.file, self.line or 0, self.function)
 
 
+AFTER_ANY_FAILURE: Final = frozenset(
+    {"cublas", "cublas-init", "cudnn", "cudnn-init", "cudnn-no-engine", "cudnn-internal"}
+)
+"""Variants of library errors without figures. A device-side assertion breaks the context, after
+which every library call fails, whatever its error says (CUDA's programming guide, Assertion). On
+the CPU the same bad index raises an IndexError, which people who have looked for the cause quote as
+well."""
+
+
 class OomMessage(Struct, frozen=True):
     """One message; None means "not printed and not computable".
 

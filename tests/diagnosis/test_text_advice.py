@@ -2443,3 +2443,48 @@ def test_request_beyond_the_device_is_no_loading_of_weights():
     huge = old_style("96.00 GiB", "15.90 GiB", "4.00 GiB", "9.00 GiB", "5.00 GiB")
 
     assert "Load the weights" not in first_of(f"{code}{huge}\n")[1].title
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "NCCL WARN Error while creating shared memory segment /dev/shm/nccl-q1 (size 9637888)",
+        "NCCL WARN Error: failed to extend /dev/shm/nccl-q1 to 9637892 bytes",
+    ],
+)
+def test_nccl_without_shared_memory_is_a_lack_of_the_hosts(said):
+    verdict, first = first_of(f"{said}\nncclSystemError: System call failed\n")
+
+    assert (verdict.cause, verdict.confidence) == (Cause.HOST_MEMORY, Confidence.LIKELY)
+    assert "--shm-size" in first.change
+
+
+@pytest.mark.parametrize(
+    ("said", "cure"),
+    [
+        ("RuntimeError: cuda runtime error (999) : unknown error at THCGeneral.cpp:1", "reboot"),
+        ("Unexpected error from cudaGetDeviceCount(). Error 999: unknown error", "nvidia_uvm"),
+        ("RuntimeError: CUDA error: initialization error", "spawn"),
+    ],
+)
+def test_cuda_that_cannot_start_is_no_lack_of_memory(said, cure):
+    verdict, first = first_of(said)
+
+    assert verdict.cause is Cause.NOT_MEMORY
+    assert cure in first.change
+
+
+def test_library_that_does_not_say_why_it_failed_may_have_met_a_wrong_index_or_a_full_gpu():
+    failure = "RuntimeError: cuDNN error: CUDNN_STATUS_NOT_INITIALIZED\n"
+    table = "|  0%   50C    P2   90W / 250W |  10901MiB / 11019MiB |     99%      Default |\n"
+
+    alone, first = first_of(failure)
+    of_index, _ = first_of(f"It is an index out of bounds on the GPU only:\n{failure}")
+    full, room = first_of(failure + table)
+
+    assert (alone.cause, alone.also) == (Cause.CAPACITY, (Cause.NOT_MEMORY,))
+    assert first.title == "Tell a full GPU from a wrong index"
+    assert all(word in first.change for word in ("CUDA_LAUNCH_BLOCKING", "batch", "nvidia-smi"))
+    assert (of_index.cause, of_index.also) == (Cause.NOT_MEMORY, (Cause.CAPACITY,))
+    assert (full.cause, full.confidence, full.also) == (Cause.CAPACITY, Confidence.LIKELY, ())
+    assert room.change.startswith("use a smaller batch")

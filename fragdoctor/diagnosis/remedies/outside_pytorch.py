@@ -178,15 +178,50 @@ def library_headroom(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     if not case.is_library_failure or case.message is None or case.is_of_other_program:
         return
     library = library_of(case.message).partition(",")[0]
+    is_open = case.supports(Cause.NOT_MEMORY) and case.message.is_device_oom
+    room = (
+        "torch.cuda.set_per_process_memory_fraction(0.95), and create handles and communicators "
+        "early, for example by one small matmul or all_reduce at start"
+    )
+    less = "use a smaller batch; " if case.kind in ("cublas", "cudnn") else ""
     yield remedy.proposal(
-        weight=Weight.HELPS,
-        change="torch.cuda.set_per_process_memory_fraction(0.95), and create handles and "
-        "communicators early, for example by one small matmul or all_reduce at start",
+        title="Tell a full GPU from a wrong index" if is_open else "",
+        weight=Weight.CURES if is_open else Weight.HELPS,
+        change="nvidia-smi during the run shows a full GPU, and a smaller batch then fits; "
+        "CUDA_LAUNCH_BLOCKING=1, or the same step on the CPU, names the line of a wrong index; if "
+        "it is neither, install a build of PyTorch that fits the GPU and its driver, without other "
+        f"CUDA libraries in LD_LIBRARY_PATH. Against a full GPU also {room}"
+        if is_open
+        else less + room,
         why=f"{library} allocates for itself; a cache that fills the device leaves it no room.",
-        cost="PyTorch has 5 % less memory.",
-        caveats=("An index out of range can look the same: rerun with CUDA_LAUNCH_BLOCKING=1.",)
-        if case.kind in ("cublas", "cudnn")
-        else (),
+        cost="" if is_open else "PyTorch has 5 % less memory.",
+    )
+
+
+_RESTARTS: Final = {
+    "driver-state": "with no program on the GPU, sudo rmmod nvidia_uvm && sudo modprobe "
+    "nvidia_uvm, or reboot; dmesg shows why (Xid, version mismatch). If it stays, reinstall the "
+    "driver, and set CUDA_VISIBLE_DEVICES only before the program starts",
+    "forked": "multiprocessing.set_start_method('spawn'), or multiprocessing_context='spawn' of a "
+    "DataLoader; better, let a Dataset return CPU tensors and call .cuda() in the training loop. "
+    "In a process that was not forked, reload nvidia_uvm or reboot",
+}
+"""What starts CUDA again, by the finer kind of the message."""
+
+
+@proposes("Reload the driver's module, or reboot")
+def restart_cuda(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose it where CUDA could not start, which no memory changes."""
+    failure = "" if case.message is None else case.message.sub_kind
+    if failure not in _RESTARTS or case.cause is not Cause.NOT_MEMORY:
+        return
+    yield remedy.proposal(
+        title="Start the workers with spawn, or keep CUDA out of them"
+        if failure == "forked"
+        else "",
+        weight=Weight.CURES,
+        change=_RESTARTS[failure],
+        why=case.verdict.summary,
     )
 
 

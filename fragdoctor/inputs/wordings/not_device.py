@@ -65,6 +65,8 @@ KILLS: Final = (
 )
 
 
+_NO_SPACE: Final = r"(?:[,:]{0,2}(?:error)?:?nospaceleftondevice)?"
+
 HOST_MEMORY: Final[tuple[Wording, ...]] = (
     # c10/core/impl/alloc_cpu.cpp, as built by Microsoft's compiler
     _host(
@@ -95,12 +97,13 @@ HOST_MEMORY: Final[tuple[Wording, ...]] = (
         r"(?:\.thismightbecausedbyinsufficientsharedmemory)?",
     ),
     # NCCL's src/include/shm.h (to 2.12) and src/misc/shmutils.cc (since 2.13)
-    _shm(
-        "nccl-shm",
-        r"(?:calltoposix_fallocatefailed|error:failedtoextend/dev/shm/[\w.-]{1,80}to"
-        r"(?P<requested_bytes>COUNT)bytes"
-        r"|errorwhilecreatingsharedmemorysegment[/\w.-]{0,100}\(size(?P<_size>\d{1,15})\))"
-        r"[,:]{0,2}(?:error)?:?nospaceleftondevice",
+    *(
+        _shm("nccl-shm", said)
+        for said in (
+            r"calltoposix_fallocatefailed[,:]{0,2}(?:error)?:?nospaceleftondevice",
+            r"failedtoextend/dev/shm/[\w.-]{1,80}to(?P<requested_bytes>COUNT)bytes" + _NO_SPACE,
+            r"errorwhilecreatingsharedmemorysegment[/\w.-]{0,100}\(size\d{1,15}\)" + _NO_SPACE,
+        )
     ),
     _shm("shared-memory-full", r"dataloader'?sworkersareoutofsharedmemory"),
     # aten/src/ATen/MapAllocator.cpp; on Windows the page file backs shared memory, and error 1455
@@ -256,9 +259,23 @@ _NOT_MEMORY: Final = {
         "nocuda-capabledevice",
         "nonvidiadriveronyoursystem",
         "cudaerror:invaliddeviceordinal",
-        "cudaerror:initializationerror",
         "driverversionisinsufficient",
+    ),
+    "forked": (
+        "cudaerror:initializationerror",
+        "error(3):initializationerror",
+        "re-initializecudainforkedsubprocess",
+    ),
+    # cudaErrorUnknown, as PyTorch, its THC and programs print it; CUDA_ERROR_UNKNOWN of cuInit
+    "driver-state": (
+        "error999:unknownerror",
+        "error(999):unknownerror",
+        "error=999:unknownerror",
+        "cudaerror:unknownerror",
+        "cudaunknownerror-thismaybe",
+        "cuinit:cuda_error_unknown",
         "unsupporteddisplaydriver",
+        "driver/libraryversionmismatch",
     ),
     "cudnn-execution": (
         "cudnn_status_execution_failed",
