@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from fragdoctor.diagnosis.decision import Hypothesis, decide, distinct, in_bytes, without_figures
 from fragdoctor.diagnosis.verdict_foreign import by_its_figures, watch
-from fragdoctor.model.case import AFTER_ANY_FAILURE, GPU_TABLE, OomLog, OomMessage
+from fragdoctor.model.case import AFTER_ANY_FAILURE, GPU_EMPTY, GPU_TABLE, OomLog, OomMessage
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.engines import engine_of, is_of_other_program
 from fragdoctor.model.finding import Confidence, Evidence
@@ -332,10 +332,20 @@ def _mps(message: OomMessage) -> Hypothesis:
 _WATCHED: Final = "nvidia-smi during the run shows whether the device is full, and by whom"
 
 
+_ON_EMPTY: Final = Hypothesis(
+    Cause.UNKNOWN,
+    "The driver said that memory ran out, while the text shows GPUs with nothing on them: "
+    "something other than the GPU's memory was short, or the program uses another GPU.",
+    settled_by="nvidia-smi while the program runs, not after it.",
+    also=(Cause.HOST_MEMORY, Cause.CAPACITY),
+)
+
+
 def _driver(message: OomMessage) -> Hypothesis:
-    if is_at_first_call(message):
-        return TOLD["no-context"]
     sign, is_told = sign_of(message), message.variant == "told"
+    is_empty, starts = message.sub_kind == GPU_EMPTY, is_at_first_call(message)
+    if starts or (is_empty and (sign is None or sign.name == LOADING_WEIGHTS)):
+        return _ON_EMPTY if is_empty else TOLD["no-context"]
     if message.sub_kind == GPU_TABLE and (sign is None or sign.name == LOADING_WEIGHTS):
         whole = "" if message.total_bytes is None else f" of {format_size(message.total_bytes)}"
         return Hypothesis(
@@ -369,7 +379,7 @@ def _driver(message: OomMessage) -> Hypothesis:
             f"The {'GPU' if is_told else 'driver'} ran out of memory {sign.doing}; the "
             f"{'text' if is_told else 'message'} has no figures.",
             settled_by=f"{_WATCHED}.",
-            also=(Cause.OTHER_PROCESS,),
+            also=() if is_empty else (Cause.OTHER_PROCESS,),
         )
     summary = (
         "A direct call to the driver ran out of memory. Its message has no figures: device "
@@ -404,25 +414,24 @@ def _library(message: OomMessage) -> Hypothesis:
     failed = f" It failed {sign.doing}." if sign is not None and name not in sign.doing else ""
     if asked is None and message.variant in AFTER_ANY_FAILURE and message.backend != "tf":
         said = message.said.lower()
-        is_full = message.process_bytes is not None or "out of memory" in said
-        is_index = _BAD_INDEX.search(said) is not None and not is_full
-        what = (
-            ": the text speaks of an index out of range, after which every call of a library "
-            "fails like this; a full GPU looks the same"
-            if is_index
-            else " and found no memory for itself: the GPU is seen to be full"
-            if is_full
-            else ", as it does when the GPU is full, but also after an index out of range (a token "
-            "id beyond the vocabulary, a label beyond the classes), or if the build of PyTorch, "
-            "its CUDA libraries and the driver do not match. The text does not say which"
+        if message.process_bytes is not None or _SEEN_FULL.search(said):
+            why = f"{name} found no memory for itself: the text shows that the GPU is full.{failed}"
+            return Hypothesis(Cause.CAPACITY, why, Confidence.LIKELY)
+        why = (
+            ", as it does when the GPU is full, but also after an index out of range (a token id "
+            "beyond the vocabulary, a label beyond the classes), or if the build of PyTorch, its "
+            "CUDA libraries and the driver do not match. The text does not say which"
         )
-        causes = (Cause.NOT_MEMORY, Cause.CAPACITY) if is_index else (Cause.CAPACITY,)
+        causes = Cause.CAPACITY, Cause.NOT_MEMORY
+        if _BAD_INDEX.search(said):
+            why = ": the text speaks of an index out of range, after which every call of a library "
+            why += "fails like this; a full GPU looks the same"
+            causes = Cause.NOT_MEMORY, Cause.CAPACITY
         return Hypothesis(
             causes[0],
-            f"{name} could not start{what}.{failed}",
-            Confidence.LIKELY if is_full else Confidence.POSSIBLE,
-            settled_by="" if is_full else "CUDA_LAUNCH_BLOCKING=1, or the same step on the CPU.",
-            also=(*causes[1:], *(() if is_index or is_full else (Cause.NOT_MEMORY,))),
+            f"{name} could not start{why}.{failed}",
+            settled_by="CUDA_LAUNCH_BLOCKING=1, or the same step on the CPU.",
+            also=causes[1:],
         )
     what = "memory for itself" if asked is None else f"{format_size(asked)} for itself"
     full = "the device was full" if asked is not None else "most likely the device was full"
@@ -444,7 +453,8 @@ _BAD_INDEX: Final = re.compile(
     r"\bout of (?:the )?(?:index|indices|range|bounds?)\b|\bindexerror\b"
     r"|\b(?:index|indices|ids?|labels?)\b[^.\n]{0,30}\b(?:beyond|exceeds?|too (?:large|high|big))\b"
 )
-"""What people say of an index, in lower case."""
+_SEEN_FULL: Final = re.compile(r"(?<!not )(?<!not an )out of memory")
+"""What people and programs say of an index, and of a full GPU, in lower case."""
 
 
 _AT_START: Final = {

@@ -49,6 +49,19 @@ def _gpus(head: str) -> Iterator[tuple[float, int, int, int | None, re.Match[str
                total, row)  # fmt: skip
 
 
+_SAID_EMPTY: Final = re.compile(
+    r"(?i)\bnvidia-smi\b[^.\n]{0,80}\b(?:0 ?MiB|nothing|no (?:running )?process(?:es)?|empty|idle"
+    r"|unused|not (?:in use|used))\b"
+)
+
+
+def is_empty(text: str) -> bool:
+    """Return whether a text, by its tables or else its words, shows GPUs with nothing on them."""
+    head = text[:MAX_CHARS]
+    used = [gpu[1] for gpu in _gpus(head)]
+    return max(used) < _MIN_USED if used else _SAID_EMPTY.search(head) is not None
+
+
 def free_gpu(text: str) -> int | None:
     """Return a GPU that a table shows with no program on it, or None."""
     gpus = (gpu for gpu in _gpus(text[:MAX_CHARS]) if gpu[3] is not None)

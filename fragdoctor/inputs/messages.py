@@ -12,7 +12,7 @@ from typing import Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from fragdoctor.inputs.gpu_tables import free_gpu, fullest_gpu
+from fragdoctor.inputs.gpu_tables import free_gpu, fullest_gpu, is_empty
 from fragdoctor.inputs.log_streams import LogStream, windows
 from fragdoctor.inputs.scenes import line_starts, scan
 from fragdoctor.inputs.server_budget import server_budget
@@ -38,6 +38,7 @@ from fragdoctor.inputs.wordings.wording import (
 from fragdoctor.inputs.xla_program import xla_program
 from fragdoctor.model.case import (
     AFTER_ANY_FAILURE,
+    GPU_EMPTY,
     GPU_TABLE,
     NO_FAILURE,
     LogMarker,
@@ -189,11 +190,15 @@ def find_messages(text: str) -> OomLog:
 
 
 def _with_table(messages: list[OomMessage], text: str) -> list[OomMessage]:
-    """Add a full GPU's figures, from a table in the text, to errors without figures."""
+    """Add to errors without figures what a table in the text shows: a full GPU, or an empty one."""
     is_bare = {
         (m.kind == DRIVER and not m.sub_kind) or m.variant in AFTER_ANY_FAILURE for m in messages
     }
-    table = fullest_gpu(text, has_failed=True) if is_bare == {True} else None
+    if is_bare != {True}:
+        return messages
+    table = fullest_gpu(text, has_failed=True)
+    if is_empty(text):
+        return [replace(m, sub_kind=GPU_EMPTY) if m.kind == DRIVER else m for m in messages]
     if table is None or not table.total_bytes or not table.process_bytes:
         return messages
     if table.process_bytes < FULL_SHARE * table.total_bytes:

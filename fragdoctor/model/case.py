@@ -22,6 +22,8 @@ NO_FAILURE: Final = "no-failure"
 
 GPU_TABLE: Final = "gpu-table"
 """``sub_kind`` of the message that stands for a table of GPUs next to words about a failure."""
+GPU_EMPTY: Final = "gpu-empty"
+"""``sub_kind`` of a driver's error where the text shows GPUs with nothing on them."""
 
 TRAINING: Final = (
     r"(?:(?<![a-z])(?<!pre[-_])(?<!without )(?<!not )train(?!ed (?:model|on|weights|network))"
@@ -221,6 +223,7 @@ class ToldSettings(Struct, frozen=True):
         smaller_samples: what a smaller sample is: "shorter sequences"; empty if it is not clear.
         n_gpus: the most GPUs that the text names.
         free_gpu: a GPU that a table in the text shows as not in use.
+        visible_gpus: what the text sets CUDA_VISIBLE_DEVICES to, as ``5`` or ``2,3``.
     """
 
     batch_option: str = ""
@@ -233,6 +236,7 @@ class ToldSettings(Struct, frozen=True):
     smaller_samples: Sequence[str] = ()
     n_gpus: int = 1
     free_gpu: int | None = None
+    visible_gpus: str = ""
 
     @property
     def batch_cannot_shrink(self) -> bool:

@@ -2488,3 +2488,84 @@ def test_library_that_does_not_say_why_it_failed_may_have_met_a_wrong_index_or_a
     assert (of_index.cause, of_index.also) == (Cause.NOT_MEMORY, (Cause.CAPACITY,))
     assert (full.cause, full.confidence, full.also) == (Cause.CAPACITY, Confidence.LIKELY, ())
     assert room.change.startswith("use a smaller batch")
+
+
+OTHERS_HOLD = old_style("40.00 MiB", "23.70 GiB", "3.11 GiB", "31.56 MiB", "3.20 GiB")
+
+
+@pytest.mark.parametrize(
+    ("said", "gpu", "title"),
+    [
+        ("export CUDA_VISIBLE_DEVICES=3", "GPU 3", "Run it on a GPU that is free"),
+        ("os.environ['CUDA_VISIBLE_DEVICES'] = '2'", "GPU 2", "Run it on a GPU that is free"),
+        ("I have 4 GPUs, and three are idle.", "", "Run it on a GPU that is free"),
+        ("torchrun --nproc_per_node=4 on 4 GPUs", "", "Stop the other processes"),
+        ("CUDA_VISIBLE_DEVICES=0 python train.py", "", "Run it on a GPU that is free"),
+        ("python train.py", "", "Stop the other processes"),
+    ],
+)
+def test_full_gpu_beside_others_is_left_to_those_who_hold_it(said, gpu, title):
+    told = diagnose(case_of(f"{said}\n{OTHERS_HOLD}\n"))
+
+    first, notes = told.recommendations[0], " ".join(told.notes)
+    assert first.title.startswith(title)
+    assert ("CUDA_VISIBLE_DEVICES=N" in first.change) == title.startswith("Run")
+    assert (f"the first visible GPU: {gpu} of" in notes) == bool(gpu)
+
+
+@pytest.mark.parametrize(
+    ("said", "option"),
+    [
+        ("[gw2] FAILED tests/test_a.py::test_b", "with pytest -n"),
+        ("gunicorn -w 3 app:app", "with gunicorn -w"),
+        ("tune.run(train_fn, resources_per_trial={'gpu': 0.3})", "each trial of Ray Tune"),
+    ],
+)
+def test_workers_that_share_a_gpu_are_to_be_fewer(said, option):
+    others = " ".join(f"Process {pid} has 4.20 GiB memory in use." for pid in (501, 502, 503))
+
+    _, first = first_of(
+        f"{said}\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 64.00 MiB. GPU 0 "
+        f"has a total capacity of 12.70 GiB of which 8.00 MiB is free. {others} Of the allocated "
+        "memory 3.80 GiB is allocated by PyTorch, and 30.00 MiB is reserved by PyTorch but "
+        "unallocated."
+    )
+
+    assert first.title == "Run fewer workers at a time on this GPU"
+    assert option in first.change
+
+
+def test_server_that_a_table_names_beside_a_program_gets_a_smaller_share():
+    table = "|    0   N/A  N/A     7001      C   VLLM::EngineCore       70120MiB |\n"
+
+    _, first = first_of(
+        f"{table}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB. GPU 0 "
+        "has a total capacity of 79.25 GiB of which 310.00 MiB is free. Process 7001 has 68.48 GiB "
+        "memory in use. Including non-PyTorch memory, this process has 8.20 GiB memory in use. Of "
+        "the allocated memory 7.61 GiB is allocated by PyTorch, and 90.00 MiB is reserved by "
+        "PyTorch but unallocated."
+    )
+
+    assert first.title == "Give the server on this GPU a smaller share of it"
+    assert "gpu-memory-utilization" in first.change
+    assert "7001" in first.change
+
+
+def test_driver_that_refuses_on_an_empty_gpu_is_not_about_other_programs():
+    failure = f"{traceback(('/job/a.py', 'x = torch.zeros(3).cuda()'))}RuntimeError: CUDA error: "
+    row = "| 30%   28C    P8     9W / 250W |      3MiB / 11178MiB |      0%      Default |\n"
+
+    for said in (row, "nvidia-smi shows no processes\n"):
+        verdict, first = first_of(f"{failure}out of memory\n{said}")
+
+        assert (verdict.cause, verdict.also[0]) == (Cause.UNKNOWN, Cause.HOST_MEMORY)
+        assert "ulimit -v" in first.change
+
+
+def test_batch_is_an_option_where_this_process_holds_more_than_the_others():
+    text = old_style("512.00 MiB", "7.79 GiB", "4.60 GiB", "30.00 MiB", "4.70 GiB")
+
+    told = diagnose(case_of(text))
+
+    assert (told.verdict.cause, Cause.CAPACITY in told.verdict.also) == (Cause.OTHER_PROCESS, True)
+    assert any("smaller batch" in r.title for r in told.recommendations[1:])

@@ -6,6 +6,7 @@ Some ask for one more check: a shape, a call, a recording.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -23,7 +24,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
 )
 from fragdoctor.diagnosis.remedies.serving import LEAST_UTILIZATION
 from fragdoctor.diagnosis.verdict_message import library_of
-from fragdoctor.model.case import OtherProcess
+from fragdoctor.model.case import GPU_EMPTY, OtherProcess
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, line_text
 from fragdoctor.model.frameworks import OWN_LOOPS, SERVERS, Change, words_for
@@ -56,6 +57,32 @@ def are_peers(listed: Sequence[OtherProcess]) -> bool:
     return is_row or max(sizes.values(), default=0) >= MIN_PEERS
 
 
+WORKERS: Final = {
+    r"\[gw\d{1,3}\]|\bxdist\b|\bpytest\b|\.py::\w": "pytest -n",
+    r"\bgunicorn\b|\buvicorn\b|\bcelery\b": "gunicorn -w, uvicorn --workers, celery -c",
+    r"\bray\.tune\b|\btune\.(?:run|Tuner)\b|resources_per_trial": "a larger share of a GPU for "
+    "each trial of Ray Tune",
+}
+"""How to run fewer of the workers that a text speaks of, by its words."""
+
+
+def _fewer(case: JudgedCase) -> str:
+    """Return how to run fewer workers where a program starts several on one GPU, or ""."""
+    said = "" if case.message is None else case.message.said
+    how = next((how for words, how in WORKERS.items() if re.search(words, said)), "")
+    return how and f"with {how}, as many as fit (fragdoctor pack); or a GPU of its own for each"
+
+
+def _beside_server(case: JudgedCase, listed: Sequence[OtherProcess]) -> str:
+    """Return how to lower the share of a server if the text names it as a listed process, or ""."""
+    said = "" if case.message is None else case.message.said
+    names = "|".join(f.name for f in case.frameworks if f.name in SERVERS)
+    ids = "|".join(str(p.pid) for p in listed)
+    named = names and ids and re.search(rf"(?i)\b({ids})\b[^|\n]{{0,60}}?\b(?:{names})\b", said)
+    option = words_for(case.frameworks, Change.SHARE)
+    return f"lower {option[1]} of the server (process {named[1]})" if named and option else ""
+
+
 def _share(case: JudgedCase) -> str:
     """Return the option with which a server that takes a share leaves room for the others."""
     r, option = case.failed_request, words_for(case.frameworks, Change.SHARE)
@@ -83,6 +110,47 @@ OFFLOADED_ROLLOUT: Final = (
 )
 
 
+def _way_out(case: JudgedCase, listed: Sequence[OtherProcess]) -> tuple[str, str]:
+    """Return title and change for memory that others hold; a title of "" is the usual one."""
+    pids = ", ".join(str(p.pid) for p in listed)
+    end = f"end or move process {pids}"
+    if are_peers(listed):
+        if fewer := _fewer(case):
+            return "Run fewer workers at a time on this GPU", fewer
+        as_fit = "or run as many as fit (fragdoctor pack)"
+        return "Give each rank or worker its own GPU", f"{OWN_DEVICE}; otherwise {end}, {as_fit}"
+    if served := _beside_server(case, listed):
+        return "Give the server on this GPU a smaller share of it", served
+    title = ""
+    change = "find the holders with nvidia-smi or fuser -v /dev/nvidia*, and end leftovers"
+    if trained := _beside_training(case):
+        title, change = BESIDE_TRAINING, trained
+    elif pids:
+        change = end
+    if share := _share(case):
+        change += f"; or share the GPU: {share} leaves them what they hold"
+    free = case.told.free_gpu
+    if case.cause is Cause.OTHER_PROCESS and (free is not None or _has_several(case)):
+        which = "a GPU that is free" if free is None else f"GPU {free}, which is free"
+        title = f"Run it on {which}, or stop what is on this one"
+        pick = "pick another in nvidia-smi, with " if free is None else ""
+        pick += f"CUDA_VISIBLE_DEVICES={'N' if free is None else free} on the command itself"
+        change = f"{pick}; otherwise {change}"
+    return title, change
+
+
+_LAUNCHED: Final = r"\btorchrun\b|\bnproc|\baccelerate launch\b|\bdeepspeed\b|torch\.distributed"
+
+
+def _has_several(case: JudgedCase) -> bool:
+    """Return whether the machine has several GPUs, of which the program uses one."""
+    m, told = case.message, case.told
+    if told.visible_gpus:
+        return "," not in told.visible_gpus
+    is_launched = m is None or m.rank is not None or re.search(_LAUNCHED, m.said) is not None
+    return told.n_gpus > 1 and not is_launched
+
+
 @proposes("Stop the other processes on this GPU")
 def free_other_process(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose a look at the other processes on the device, and ending them."""
@@ -101,28 +169,11 @@ def free_other_process(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     listed = () if r is None else r.other_processes
     if case.sign is not None and case.sign.name == FIRST_GPU and not listed:
         return  # the others are this program's own
-    pids = ", ".join(str(p.pid) for p in listed)
     peers = are_peers(listed)
     may_be_own = r is not None and listed and r.process_bytes is None
-    share, free = _share(case), case.told.free_gpu
-    title, change = (
-        remedy.title,
-        "find the holders with nvidia-smi or fuser -v /dev/nvidia*, and end leftovers",
-    )
-    if peers:
-        title = "Give each rank or worker its own GPU"
-        change = f"{OWN_DEVICE}; otherwise end or move process {pids}, or run as many as fit "
-        change += "(fragdoctor pack)"
-    elif trained := _beside_training(case):
-        title, change = BESIDE_TRAINING, trained
-    elif pids:
-        change = f"end or move process {pids}"
-    if share and not peers:
-        change += f"; or share the GPU: {share} leaves them what they hold"
-    if free is not None and is_main and not peers:
-        title = f"Run it on GPU {free}, which is free, or stop what is on this one"
+    title, change = _way_out(case, listed)
     yield remedy.proposal(
-        title=title,
+        title=title or remedy.title,
         weight=weight,
         confidence=Confidence.LIKELY if listed or is_main else Confidence.POSSIBLE,
         change=change,
@@ -229,7 +280,19 @@ def restart_cuda(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
 def find_the_limit(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose where to look for a limit that no figure of the message shows."""
     r = case.failed_request
-    if case.cause is not Cause.UNKNOWN or r is None:
+    if case.cause is not Cause.UNKNOWN:
+        return
+    if case.message is not None and case.message.sub_kind == GPU_EMPTY:
+        yield remedy.proposal(
+            title="Find what refused the request: the GPU looks empty",
+            weight=Weight.MAY_HELP,
+            change="look at ulimit -v and the memory limit of the job or container, since CUDA "
+            "reserves addresses for all of the host's and the GPUs' memory; at nvidia-smi -q -d "
+            "COMPUTE, for an exclusive mode; at CUDA_VISIBLE_DEVICES, for another GPU; on Windows "
+            "at the page file; then reboot",
+            why=case.verdict.summary,
+        )
+    if r is None:
         return
     # XPU's messages do not print free memory, but the device's size says as much. Other
     # messages without that figure were cut.
