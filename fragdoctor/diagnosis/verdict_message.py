@@ -554,14 +554,16 @@ def _foreign(message: OomMessage) -> Hypothesis:
 
 def _host(message: OomMessage) -> Hypothesis:
     is_kill = message.sub_kind in KILLS and message.variant not in TOLD_KILLS
-    is_told = "space" in message.text  # otherwise NCCL does not say why
+    is_told = "space" in message.text
+    is_likely = is_kill or (message.variant == "nccl-shm" and not is_told)  # it gives no reason
     if message.variant in TOLD_KILLS:
         summary = (
             f"{TOLD_KILLS[message.variant]} says that it killed a process because the host's "
             "memory ran out."
         )
     elif message.sub_kind == "dev-shm":
-        summary = "The shared memory of the host (/dev/shm) ran out, not the GPU's memory"
+        most = "most likely " if is_likely else ""
+        summary = f"The shared memory of the host (/dev/shm) {most}ran out, not the GPU's memory"
         summary += ", and not the disk." if is_told else "."
     elif is_kill:
         summary = "The process was killed, most often by the host's out-of-memory killer."
@@ -573,9 +575,7 @@ def _host(message: OomMessage) -> Hypothesis:
     return Hypothesis(
         Cause.HOST_MEMORY,
         summary,
-        Confidence.LIKELY
-        if is_kill or (message.variant == "nccl-shm" and not is_told)
-        else Confidence.PROVEN,
+        Confidence.LIKELY if is_likely else Confidence.PROVEN,
         SHOWS_KILL if is_kill else "",
     )
 

@@ -251,8 +251,8 @@ def library_headroom(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
 
 _RESTARTS: Final = {
     "driver-state": "with no program on the GPU, sudo rmmod nvidia_uvm && sudo modprobe "
-    "nvidia_uvm, or reboot; dmesg shows why (Xid, version mismatch). If it stays, reinstall the "
-    "driver, and set CUDA_VISIBLE_DEVICES only before the program starts",
+    "nvidia_uvm, or reboot; dmesg shows why (Xid, version mismatch). In a container, see "
+    "that /dev/nvidia-uvm is there; set CUDA_VISIBLE_DEVICES only before the program starts",
     "forked": "multiprocessing.set_start_method('spawn'), or multiprocessing_context='spawn' of a "
     "DataLoader; better, let a Dataset return CPU tensors and call .cuda() in the training loop. "
     "In a process that was not forked, reload nvidia_uvm or reboot",
