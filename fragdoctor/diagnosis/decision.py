@@ -18,6 +18,7 @@ from fragdoctor.rules.failed_request import (
     CONTEXT_ALLOWANCE_BYTES,
     FULL_SLACK_SHARE,
     SIZE_BUG_BYTES,
+    SMALL_CONTEXT_BYTES,
     FailedRequest,
     rounding_bytes,
 )
@@ -156,6 +157,8 @@ packing would leave less than this share, a real allocator cannot do it: of such
 NORMAL_OUTSIDE_SHARE: Final = 0.1
 """The context, libraries and driver account for up to this share of the device beside what PyTorch
 reserves. More than that is nobody's need: where it covers what is missing, it is the cause."""
+
+OUTSIDE: Final = (Cause.OTHER_PROCESS, Cause.NON_PYTORCH_MEMORY)
 
 FAR_MORE: Final = 4
 """What a pool keeps is not missing where it is this many times the request, unless in pieces."""
@@ -355,12 +358,12 @@ def _free_enough(r: FailedRequest) -> Iterator[Hypothesis]:
 
 def _others_first(r: FailedRequest) -> Iterator[Hypothesis]:
     """Memory of other processes, or of other libraries in this process, as the main culprit."""
-    missing = r.uncovered_bytes
+    if r.total_bytes is None:
+        return
+    # A program has a context of its own: what is smaller than that is a desktop, or libraries.
+    normal = max(SMALL_CONTEXT_BYTES, NORMAL_OUTSIDE_SHARE * r.total_bytes)
     for hypothesis, n_bytes in _outside_candidates(r):
-        is_large = r.total_bytes is not None and n_bytes >= NORMAL_OUTSIDE_SHARE * r.total_bytes
-        if not r.other_processes and (r.outside_bytes or 0) <= CONTEXT_ALLOWANCE_BYTES:
-            is_large = False  # one process can have it all: a context, libraries and a desktop
-        if is_large and n_bytes >= missing and n_bytes >= (r.cache_bytes or 0):
+        if n_bytes >= max(normal, r.uncovered_bytes, r.cache_bytes or 0):
             yield hypothesis
 
 
@@ -586,7 +589,8 @@ def _besides(r: FailedRequest, first: Cause) -> Iterator[Cause]:
             yield hypothesis.cause
     if r.margin_bytes is None or r.cache_bytes is None:
         return
-    if r.margin_bytes < 0 and first in (Cause.MEMORY_LIMIT, Cause.PENDING_FREES):
+    is_mostly_own = first in OUTSIDE and (r.live_bytes or 0) >= (r.outside_bytes or 0)
+    if is_mostly_own or (r.margin_bytes < 0 and first in (Cause.MEMORY_LIMIT, Cause.PENDING_FREES)):
         yield Cause.CAPACITY
     if (r.unallocated_bytes or 0) >= missing and r.margin_bytes >= 0:
         yield Cause.FRAGMENTATION

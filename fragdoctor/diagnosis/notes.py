@@ -48,6 +48,8 @@ def find_notes(
     missing = [] if leader.message is None else _missing_figures(leader.message)
     if missing and leader.analysis is None:
         notes.append(f"The message is cut off; missing: {', '.join(missing)}.")
+    if leader.message is not None and case.oom is not None:
+        notes.extend(_of_visible(leader.message.device_index, case.oom.settings.visible_gpus))
     if len(contexts) > 1:
         notes.append(
             f"{len(contexts)} devices are in the snapshot; the verdict is about device "
@@ -56,6 +58,19 @@ def find_notes(
     if host is not None:
         notes.extend(_of_host(host))
     return tuple(dict.fromkeys(notes))
+
+
+def _of_visible(device: int | None, visible: str) -> list[str]:
+    """Say which GPU a message means where the text makes only some of them visible."""
+    ids = visible.split(",") if visible else []
+    if device is None or device >= len(ids) or ids[device] == str(device):
+        return []
+    which = "the first visible GPU" if device == 0 else f"number {device + 1} of the visible GPUs"
+    note = (
+        f"GPU {device} is {which}: GPU {ids[device]} of nvidia-smi, if CUDA_VISIBLE_DEVICES="
+        f"{visible} is in force (a program that has used CUDA sets it too late)."
+    )
+    return [note]
 
 
 def _missing_figures(message: OomMessage) -> list[str]:

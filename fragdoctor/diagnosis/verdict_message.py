@@ -9,8 +9,7 @@ from msgspec.structs import replace
 
 from fragdoctor.diagnosis.decision import Hypothesis, decide, distinct, in_bytes, without_figures
 from fragdoctor.diagnosis.verdict_foreign import by_its_figures, watch
-from fragdoctor.lazy import regex
-from fragdoctor.model.case import GPU_TABLE, IDLE_GPU, OomLog, OomMessage
+from fragdoctor.model.case import AFTER_ANY_FAILURE, GPU_EMPTY, GPU_TABLE, OomLog, OomMessage
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.engines import engine_of, is_of_other_program
 from fragdoctor.model.finding import Confidence, Evidence
@@ -89,6 +88,8 @@ NEGATIVES: Final = {
     "launch-failure": "a kernel could not be launched or crashed",
     "no-kernel-image": "this build has no kernels for this GPU",
     "driver-init": "no usable GPU or driver was found",
+    "driver-state": "the driver is in a bad state, as after sleep or an update without a reboot",
+    "forked": "CUDA cannot start again in a process that was forked from one that uses it",
     "cudnn-execution": "cuDNN failed while it ran",
     "cublas-execution": "cuBLAS failed while it ran",
     "collective-timeout": "a collective operation timed out",
@@ -101,6 +102,11 @@ NEGATIVES: Final = {
     "newer llama.cpp sizes it by itself, else use a shorter context or batch",
 }
 """The meaning of the reader's kinds of failures other than a lack of memory."""
+
+OF_KERNEL: Final = frozenset(
+    {"device-assert", "illegal-access", "launch-failure", "cublas-execution", "cudnn-execution"}
+)
+"""Failures of a kernel, which a later call reports."""
 
 
 SHOWS_KILL: Final = "dmesg (or the scheduler's log) shows 'Out of memory: Killed process'."
@@ -326,21 +332,20 @@ _WATCHED: Final = (
 )
 
 
-_IDLE: Final = Hypothesis(
+_ON_EMPTY: Final = Hypothesis(
     Cause.UNKNOWN,
-    "The driver says that memory ran out, but a table in the text shows next to nothing in use on "
-    "the GPU: unless the table is of another moment, the GPU is not full. A driver or a GPU in a "
-    "bad state, or a limit on the process, looks the same.",
-    settled_by="nvidia-smi at the moment of the failure shows whether it is full.",
-    also=(Cause.CAPACITY,),
+    "The driver said that memory ran out, while the text shows GPUs with nothing on them: "
+    "something other than the GPU's memory was short, or the program uses another GPU.",
+    settled_by="nvidia-smi while the program runs, not after it.",
+    also=(Cause.HOST_MEMORY, Cause.CAPACITY),
 )
 
 
 def _driver(message: OomMessage) -> Hypothesis:
-    sign, is_told, is_first = sign_of(message), message.variant == "told", is_at_first_call(message)
-    is_idle = message.sub_kind == IDLE_GPU
-    if is_first or (is_idle and sign is None):
-        return _IDLE if is_idle else TOLD["no-context"]
+    sign, is_told = sign_of(message), message.variant == "told"
+    is_empty, starts = message.sub_kind == GPU_EMPTY, is_at_first_call(message)
+    if starts or (is_empty and (sign is None or sign.name == LOADING_WEIGHTS)):
+        return _ON_EMPTY if is_empty else TOLD["no-context"]
     if message.sub_kind == GPU_TABLE and (sign is None or sign.name == LOADING_WEIGHTS):
         whole = "" if message.total_bytes is None else f" of {format_size(message.total_bytes)}"
         return Hypothesis(
@@ -374,7 +379,7 @@ def _driver(message: OomMessage) -> Hypothesis:
             f"{'The GPU' if is_told else 'A call of the driver'} ran out of memory {sign.doing}; "
             f"the {'text' if is_told else 'message'} has no numbers.",
             settled_by=f"{_WATCHED}.",
-            also=(Cause.OTHER_PROCESS,),
+            also=() if is_empty else (Cause.OTHER_PROCESS,),
         )
     summary = (
         "A direct call to the driver ran out of memory. Its message has no numbers: device "
@@ -393,21 +398,8 @@ def _driver(message: OomMessage) -> Hypothesis:
     return Hypothesis(Cause.UNKNOWN, summary, settled_by=settled, also=(Cause.CAPACITY,))
 
 
-_INDEX: Final = regex(r"(?i)\bout[ -]of[ -](?:index|range|bounds)\b|\bindex\w* out\b")
-
-
 def _library(message: OomMessage) -> Hypothesis:
     name = library_of(message)
-    is_open = message.kind in ("cublas", "cudnn") and message.requested_bytes is None
-    if is_open and _INDEX.search(message.said):
-        return Hypothesis(
-            Cause.NOT_MEMORY,
-            "The text speaks of an index that is out of range. After such an error on the GPU "
-            f"every later call of the process fails, and {name} reports it as a lack of memory.",
-            Confidence.LIKELY,
-            "Run with CUDA_LAUNCH_BLOCKING=1, or on the CPU: the traceback then names the line.",
-            also=(Cause.CAPACITY,),
-        )
     if not message.is_device_oom:
         return Hypothesis(
             Cause.UNKNOWN,
@@ -418,27 +410,51 @@ def _library(message: OomMessage) -> Hypothesis:
             also=(Cause.CAPACITY, Cause.NOT_MEMORY),
         )
     asked = message.requested_bytes
-    what = "memory for itself" if asked is None else f"{format_size(asked)} for itself"
-    full = "the device was full" if asked is not None else "most likely the device was full"
     sign = sign_of(message)
     failed = f" It failed {sign.doing}." if sign is not None and name not in sign.doing else ""
-    if message.sub_kind == "maybe-memory":
-        failed += " Versions of driver, CUDA and library that do not fit fail in the same way."
-    cheap = {
-        "nccl": "Print torch.cuda.mem_get_info() before the communicator is created.",
-        "driver-no-figures": "nvidia-smi during the run shows whether the device is full.",
-    }
+    if asked is None and message.variant in AFTER_ANY_FAILURE and message.backend != "tf":
+        said = message.said.lower()
+        if message.process_bytes is not None or _SEEN_FULL.search(said):
+            why = f"{name} found no memory for itself: the text shows that the GPU is full.{failed}"
+            return Hypothesis(Cause.CAPACITY, why, Confidence.LIKELY)
+        why = (
+            ", as it does when the GPU is full, but also after an index out of range (a token id "
+            "beyond the vocabulary, a label beyond the classes), or if the build of PyTorch, its "
+            "CUDA libraries and the driver do not match. The text does not say which"
+        )
+        causes = Cause.CAPACITY, Cause.NOT_MEMORY
+        if _BAD_INDEX.search(said):
+            why = ": the text speaks of an index out of range, after which every call of a library "
+            why += "fails like this; a full GPU looks the same"
+            causes = Cause.NOT_MEMORY, Cause.CAPACITY
+        return Hypothesis(
+            causes[0],
+            f"{name} could not start{why}.{failed}",
+            settled_by="CUDA_LAUNCH_BLOCKING=1, or the same step on the CPU.",
+            also=causes[1:],
+        )
+    what = "memory for itself" if asked is None else f"{format_size(asked)} for itself"
+    full = "the device was full" if asked is not None else "most likely the device was full"
+    settled_by = (
+        "nvidia-smi during the run shows whether the device is full."
+        if message.kind == "driver-no-figures"
+        else "Print torch.cuda.mem_get_info() before the library's first call."
+    )
     return Hypothesis(
         Cause.CAPACITY,
         f"{name} could not get {what}. It asks the driver directly, and PyTorch's cache does not "
         f"make room for it: {full}.{failed}",
-        settled_by=cheap.get(
-            message.kind,
-            "Print torch.cuda.mem_get_info() before the call; rerun with CUDA_LAUNCH_BLOCKING=1, "
-            "since an index out of range can look the same.",
-        ),
+        settled_by=settled_by,
         also=(Cause.NON_PYTORCH_MEMORY,),
     )
+
+
+_BAD_INDEX: Final = re.compile(
+    r"\bout of (?:the )?(?:index|indices|range|bounds?)\b|\bindexerror\b"
+    r"|\b(?:index|indices|ids?|labels?)\b[^.\n]{0,30}\b(?:beyond|exceeds?|too (?:large|high|big))\b"
+)
+_SEEN_FULL: Final = re.compile(r"(?<!not )(?<!not an )out of memory")
+"""What people and programs say of an index, and of a full GPU, in lower case."""
 
 
 _AT_START: Final = {
@@ -538,14 +554,17 @@ def _foreign(message: OomMessage) -> Hypothesis:
 
 def _host(message: OomMessage) -> Hypothesis:
     is_kill = message.sub_kind in KILLS and message.variant not in TOLD_KILLS
+    is_told = "space" in message.text
+    is_likely = is_kill or (message.variant == "nccl-shm" and not is_told)  # it gives no reason
     if message.variant in TOLD_KILLS:
         summary = (
             f"{TOLD_KILLS[message.variant]} says that it killed a process because the host's "
             "memory ran out."
         )
     elif message.sub_kind == "dev-shm":
-        summary = "The shared memory of the host (/dev/shm) ran out, not the GPU's memory"
-        summary += ", and not the disk." if "space" in message.text else "."
+        most = "most likely " if is_likely else ""
+        summary = f"The shared memory of the host (/dev/shm) {most}ran out, not the GPU's memory"
+        summary += ", and not the disk." if is_told else "."
     elif is_kill:
         summary = "The process was killed, most often by the host's out-of-memory killer."
     else:
@@ -556,7 +575,7 @@ def _host(message: OomMessage) -> Hypothesis:
     return Hypothesis(
         Cause.HOST_MEMORY,
         summary,
-        Confidence.LIKELY if is_kill else Confidence.PROVEN,
+        Confidence.LIKELY if is_likely else Confidence.PROVEN,
         SHOWS_KILL if is_kill else "",
     )
 
@@ -581,8 +600,8 @@ def _not_memory(message: OomMessage) -> Hypothesis:
         what = NEGATIVES.get(message.sub_kind)
         summary = "This error is not about memory running out" + (f": {what}." if what else ".")
     finds = "Run with CUDA_LAUNCH_BLOCKING=1, or on the CPU: the traceback then names the line."
-    is_kernel = message.sub_kind in ("device-assert", "illegal-access", "launch-failure")
-    return Hypothesis(Cause.NOT_MEMORY, summary, Confidence.LIKELY, finds if is_kernel else "")
+    settled_by = finds if message.sub_kind in OF_KERNEL else ""
+    return Hypothesis(Cause.NOT_MEMORY, summary, Confidence.LIKELY, settled_by)
 
 
 def _framework(message: OomMessage) -> str:

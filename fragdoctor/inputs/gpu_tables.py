@@ -49,17 +49,33 @@ def _gpus(head: str) -> Iterator[tuple[float, int, int, int | None, re.Match[str
                total, row)  # fmt: skip
 
 
+_SAID_EMPTY: Final = re.compile(
+    r"(?i)\bnvidia-smi\b[^.\n]{0,80}\b(?:0 ?MiB|nothing|no (?:running )?process(?:es)?|empty|idle"
+    r"|unused|not (?:in use|used))\b"
+)
+
+
+def is_empty(text: str) -> bool:
+    """Return whether a text, by its tables or else its words, shows GPUs with nothing on them."""
+    head = text[:MAX_CHARS]
+    used = [gpu[1] for gpu in _gpus(head)]
+    return max(used) < _MIN_USED if used else _SAID_EMPTY.search(head) is not None
+
+
 def free_gpu(text: str) -> int | None:
     """Return a GPU that a table shows with no program on it, or None."""
     gpus = (gpu for gpu in _gpus(text[:MAX_CHARS]) if gpu[3] is not None)
     return next((index for _, used, index, _, _ in gpus if used < _MIN_USED), None)
 
 
-def fullest_gpu(text: str) -> OomMessage | None:
-    """Return a table's fullest GPU, if the text says that memory ran out or was not released."""
+def fullest_gpu(text: str, *, has_failed: bool = False) -> OomMessage | None:
+    """Return a table's fullest GPU, if the text says that memory ran out or was not released.
+
+    ``has_failed`` says that an error which a full GPU causes is known already.
+    """
     head = text[:MAX_CHARS]
     outlives = _OUTLIVES.search(head)
-    if outlives is None and not SHORTAGE.search(head):
+    if outlives is None and not has_failed and not SHORTAGE.search(head):
         return None
     found = list(_gpus(head))
     if not found:

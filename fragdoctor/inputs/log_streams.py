@@ -30,7 +30,10 @@ _AFTER: Final = 40
 _OVERLAP: Final = 80
 _WINDOW_LINES: Final = 2000
 _WINDOW_CHARS: Final = 1024 * 1024
-_LOWER: Final = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
+_LOWER: Final = str.maketrans(
+    f"{string.ascii_uppercase}\uff08\uff09\uff0c\uff1b\uff1a\u3002",  # full-width punctuation
+    f"{string.ascii_lowercase}(),;:.",
+)
 _SQUEEZED: Final = _LOWER | dict.fromkeys(map(ord, string.whitespace))
 
 

@@ -12,7 +12,7 @@ from typing import Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from fragdoctor.inputs.gpu_tables import free_gpu, fullest_gpu
+from fragdoctor.inputs.gpu_tables import free_gpu, fullest_gpu, is_empty
 from fragdoctor.inputs.log_streams import LogStream, windows
 from fragdoctor.inputs.scenes import line_starts, scan
 from fragdoctor.inputs.server_budget import server_budget
@@ -37,8 +37,9 @@ from fragdoctor.inputs.wordings.wording import (
 )
 from fragdoctor.inputs.xla_program import xla_program
 from fragdoctor.model.case import (
+    AFTER_ANY_FAILURE,
+    GPU_EMPTY,
     GPU_TABLE,
-    IDLE_GPU,
     NO_FAILURE,
     LogMarker,
     OomLog,
@@ -189,11 +190,15 @@ def find_messages(text: str) -> OomLog:
 
 
 def _with_table(messages: list[OomMessage], text: str) -> list[OomMessage]:
-    """Add a full GPU's figures, from a table in the text, to driver errors without figures."""
-    is_bare = {m.kind == "driver-no-figures" and not m.sub_kind for m in messages}
-    table = fullest_gpu(text) if is_bare == {True} else None
-    if table is None and is_bare == {True} and free_gpu(text) is not None:
-        return [replace(m, sub_kind=IDLE_GPU) for m in messages]
+    """Add to errors without figures what a table in the text shows: a full GPU, or an empty one."""
+    is_bare = {
+        (m.kind == DRIVER and not m.sub_kind) or m.variant in AFTER_ANY_FAILURE for m in messages
+    }
+    if is_bare != {True}:
+        return messages
+    table = fullest_gpu(text, has_failed=True)
+    if is_empty(text):
+        return [replace(m, sub_kind=GPU_EMPTY) if m.kind == DRIVER else m for m in messages]
     if table is None or not table.total_bytes or not table.process_bytes:
         return messages
     if table.process_bytes < FULL_SHARE * table.total_bytes:
@@ -201,7 +206,7 @@ def _with_table(messages: list[OomMessage], text: str) -> list[OomMessage]:
     return [
         replace(
             m,
-            sub_kind=GPU_TABLE,
+            sub_kind=GPU_TABLE if m.kind == DRIVER else m.sub_kind,
             device_index=table.device_index,
             total_bytes=table.total_bytes,
             process_bytes=table.process_bytes,
@@ -222,7 +227,7 @@ class _Found(Struct):
     def add(self, hit: Hit, last: int) -> None:
         """Add one hit to the list where it belongs."""
         message = hit.message
-        if message.variant in _FAILS_AFTER_ASSERT and any(
+        if message.variant in AFTER_ANY_FAILURE and any(
             m.kind in ("device-assert", "index-error") for m in self.markers
         ):
             message = replace(message, kind=NEGATIVE, sub_kind="device-assert", is_device_oom=False)
@@ -268,13 +273,6 @@ def _without_echoes(messages: list[OomMessage]) -> list[OomMessage]:
 # Peers die after one rank fails; such a line on its own means the host's OOM killer.
 _CONSEQUENCES: Final = frozenset({"exit-code", "sigkill", "killed"})
 
-
-_FAILS_AFTER_ASSERT: Final = frozenset(
-    {"cublas", "cublas-init", "cudnn", "cudnn-init", "cudnn-no-engine", "cudnn-internal"}
-)
-"""Library errors without figures. A device-side assertion breaks the context, after which every
-library call fails, whatever its error says (CUDA's programming guide, Assertion). On the CPU the
-same bad index raises an IndexError, which people who have looked for the cause quote as well."""
 
 _GARBLE: Final = frozenset({"collective-timeout", "nccl-error", "illegal-access"})
 """Failures after which the sizes that a program continues with are garbage."""

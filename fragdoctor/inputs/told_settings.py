@@ -89,6 +89,9 @@ _N_GPUS: Final = re.compile(
     r"(?P<of>[1-9]\d{0,2})\b"
     r"|(?:CUDA_VISIBLE_DEVICES=|localhost:)(?P<ids>\d(?:,\d){0,15})"
 )
+_VISIBLE: Final = re.compile(
+    r"\b(?:CUDA|HIP)_VISIBLE_DEVICES[\"'\])]{0,2} ?[=,:] ?[\"'\[]{0,2}(\d{1,2}(?:, ?\d{1,2}){0,15})"
+)
 _SAMPLES: Final = {
     "fewer frames": r"\bvideo(?:s|\d{1,4})?\b(?! (?:memory|ram|card|adapter))|\b(?:num_)?frames\b",
     "shorter audio": r"\baudio\b|\bspeech\b|\butterances?\b|wav2vec|\btts\b|\bvoice|transcri"
@@ -155,6 +158,7 @@ def told_settings(text: str) -> ToldSettings:
     options = [m["option"] for m in named if "_" in m["option"] or "-" in m["option"]]
     size = _SIZE.search(head)
     counted = _COUNTED.search(head)
+    visible = _VISIBLE.search(head)
     # If no sentence names a sample, names of files, functions and scripts may.
     for told in (head, head.replace("_", " ")):
         named_as = {less: len(re.findall(words, told, flags)) for less, words in _SAMPLES.items()}
@@ -178,6 +182,7 @@ def told_settings(text: str) -> ToldSettings:
         if len(kinds) <= _MOST_KINDS
         else (),
         n_gpus=max(gpus, default=1),
+        visible_gpus=visible[1].replace(" ", "") if visible else "",
     )
 
 

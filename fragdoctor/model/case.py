@@ -22,9 +22,8 @@ NO_FAILURE: Final = "no-failure"
 
 GPU_TABLE: Final = "gpu-table"
 """``sub_kind`` of the message that stands for a table of GPUs next to words about a failure."""
-
-IDLE_GPU: Final = "idle-gpu"
-"""``sub_kind`` of a driver's message beside a table that shows nothing on any GPU."""
+GPU_EMPTY: Final = "gpu-empty"
+"""``sub_kind`` of a driver's error where the text shows GPUs with nothing on them."""
 
 TRAINING: Final = (
     r"(?:(?<![a-z])(?<!pre[-_])(?<!without )(?<!not )train(?!ed (?:model|on|weights|network))"
@@ -66,6 +65,15 @@ class TracebackFrame(Struct, frozen=True):
     def location(self) -> Location:
         """The line of the call."""
         return Location(self.file, self.line or 0, self.function)
+
+
+AFTER_ANY_FAILURE: Final = frozenset(
+    {"cublas", "cublas-init", "cudnn", "cudnn-init", "cudnn-no-engine", "cudnn-internal"}
+)
+"""Variants of library errors without figures. A device-side assertion breaks the context, after
+which every library call fails, whatever its error says (CUDA's programming guide, Assertion). On
+the CPU the same bad index raises an IndexError, which people who have looked for the cause quote as
+well."""
 
 
 class OomMessage(Struct, frozen=True):
@@ -214,6 +222,7 @@ class ToldSettings(Struct, frozen=True):
         smaller_samples: what a smaller sample is: "shorter sequences"; empty if it is not clear.
         n_gpus: the most GPUs that the text names.
         free_gpu: a GPU that a table in the text shows as not in use.
+        visible_gpus: what the text sets CUDA_VISIBLE_DEVICES to, as ``5`` or ``2,3``.
     """
 
     batch_option: str = ""
@@ -225,6 +234,7 @@ class ToldSettings(Struct, frozen=True):
     smaller_samples: Sequence[str] = ()
     n_gpus: int = 1
     free_gpu: int | None = None
+    visible_gpus: str = ""
 
     @property
     def batch_cannot_shrink(self) -> bool:

@@ -2338,38 +2338,6 @@ def test_request_beyond_the_device_is_no_loading_of_weights():
     assert "Load the weights" not in first_of(f"{code}{huge}\n")[1].title
 
 
-def test_gpu_that_a_table_shows_empty_is_not_full():
-    row = "|   0  Tesla T4   | 00000000:00:1E.0 Off |\n| N/A  38C  P0 | {}MiB / 15360MiB | 0% |\n"
-    error = '  File "<stdin>", line 1, in <module>\nRuntimeError: CUDA error: out of memory\n'
-    call = ">>> torch.zeros(3).cuda()\nTraceback (most recent call last):\n"
-
-    verdict, first = first_of(f"{row.format(0)}{call}{error}")
-    full, _ = first_of(f"{row.format(15100)}{call}{error}")
-
-    assert verdict.cause is Cause.UNKNOWN
-    assert "it is not full" in first.title.replace("the GPU is", "it is")
-    assert full.cause is Cause.OTHER_PROCESS
-
-
-def test_trials_that_share_a_gpu_are_not_strangers():
-    full = old_style("64.00 MiB", "15.78 GiB", "2.90 GiB", "22.00 MiB", "3.02 GiB")
-
-    _, first = first_of(f'tune.run(f, resources_per_trial={{"gpu": 0.25}}) fails\n{full}\n')
-
-    assert first.title == "Give each rank or worker its own GPU, or run fewer at once"
-    assert "trial" in first.change
-
-
-@pytest.mark.parametrize("said", ["It is out of index in the embedding.", ""])
-def test_library_that_fails_after_a_bad_index_lacks_no_memory(said):
-    error = "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
-
-    result = diagnose(case_of(f"{said}\nRuntimeError: {error}\n"))
-
-    assert (result.verdict.cause is Cause.NOT_MEMORY) is bool(said)
-    assert bool(result.recommendations) is not bool(said)
-
-
 def test_server_is_not_told_to_limit_other_libraries():
     full = new_style(
         "112.00 MiB", "44.35 GiB", "53.38 MiB", "37.38 GiB", "275.68 MiB",
@@ -2382,15 +2350,134 @@ def test_server_is_not_told_to_limit_other_libraries():
     assert first.title == "Leave more memory for CUDA graphs, or capture fewer"
 
 
-def test_message_that_was_typed_with_a_comma_keeps_its_figures():
-    text = "`cuda out of memory, tried to allocate 50MiB(GPU 0; 1.96GiB totalcapacity;1.33GiB "
-    text += "already allocated; 43.5MiB free;1.36 GiB reserved in total by Pytorch)`"
-
-    assert "1.33 GiB" in first_of(text)[0].summary
-
-
 def test_library_that_runs_its_own_model_keeps_no_graph():
     own = 'I run inference.\nCUDA out of memory. Tried to allocate 91.71 GiB.\n{}("a.wav")\n'
 
     assert "no_grad" not in first_of(own.format("m.transcribe"))[1].change
     assert "no_grad" in first_of(own.format("y = my_model"))[1].change
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "NCCL WARN Error while creating shared memory segment /dev/shm/nccl-q1 (size 9637888)",
+        "NCCL WARN Error: failed to extend /dev/shm/nccl-q1 to 9637892 bytes",
+    ],
+)
+def test_nccl_without_shared_memory_is_a_lack_of_the_hosts(said):
+    verdict, first = first_of(f"{said}\nncclSystemError: System call failed\n")
+
+    assert (verdict.cause, verdict.confidence) == (Cause.HOST_MEMORY, Confidence.LIKELY)
+    assert "--shm-size" in first.change
+
+
+@pytest.mark.parametrize(
+    ("said", "cure"),
+    [
+        ("RuntimeError: cuda runtime error (999) : unknown error at THCGeneral.cpp:1", "reboot"),
+        ("Unexpected error from cudaGetDeviceCount(). Error 999: unknown error", "nvidia_uvm"),
+        ("RuntimeError: CUDA error: initialization error", "spawn"),
+    ],
+)
+def test_cuda_that_cannot_start_is_no_lack_of_memory(said, cure):
+    verdict, first = first_of(said)
+
+    assert verdict.cause is Cause.NOT_MEMORY
+    assert cure in first.change
+
+
+def test_library_that_does_not_say_why_it_failed_may_have_met_a_wrong_index_or_a_full_gpu():
+    failure = "RuntimeError: cuDNN error: CUDNN_STATUS_NOT_INITIALIZED\n"
+    table = "|  0%   50C    P2   90W / 250W |  10901MiB / 11019MiB |     99%      Default |\n"
+
+    alone, first = first_of(failure)
+    of_index, _ = first_of(f"It is an index out of bounds on the GPU only:\n{failure}")
+    full, room = first_of(failure + table)
+
+    assert (alone.cause, alone.also) == (Cause.CAPACITY, (Cause.NOT_MEMORY,))
+    assert first.title == "Tell a full GPU from a wrong index"
+    assert all(word in first.change for word in ("CUDA_LAUNCH_BLOCKING", "batch", "nvidia-smi"))
+    assert (of_index.cause, of_index.also) == (Cause.NOT_MEMORY, (Cause.CAPACITY,))
+    assert (full.cause, full.confidence, full.also) == (Cause.CAPACITY, Confidence.LIKELY, ())
+    assert room.change.startswith("use a smaller batch")
+
+
+OTHERS_HOLD = old_style("40.00 MiB", "23.70 GiB", "3.11 GiB", "31.56 MiB", "3.20 GiB")
+
+
+@pytest.mark.parametrize(
+    ("said", "gpu", "title"),
+    [
+        ("export CUDA_VISIBLE_DEVICES=3", "GPU 3", "Run it on a GPU that is free"),
+        ("os.environ['CUDA_VISIBLE_DEVICES'] = '2'", "GPU 2", "Run it on a GPU that is free"),
+        ("I have 4 GPUs, and three are idle.", "", "Run it on a GPU that is free"),
+        ("torchrun --nproc_per_node=4 on 4 GPUs", "", "Stop the other processes"),
+        ("CUDA_VISIBLE_DEVICES=0 python train.py", "", "Run it on a GPU that is free"),
+        ("python train.py", "", "Stop the other processes"),
+    ],
+)
+def test_full_gpu_beside_others_is_left_to_those_who_hold_it(said, gpu, title):
+    told = diagnose(case_of(f"{said}\n{OTHERS_HOLD}\n"))
+
+    first, notes = told.recommendations[0], " ".join(told.notes)
+    assert first.title.startswith(title)
+    assert ("CUDA_VISIBLE_DEVICES=N" in first.change) == title.startswith("Run")
+    assert (f"the first visible GPU: {gpu} of" in notes) == bool(gpu)
+
+
+@pytest.mark.parametrize(
+    ("said", "option"),
+    [
+        ("[gw2] FAILED tests/test_a.py::test_b", "with pytest -n"),
+        ("gunicorn -w 3 app:app", "with gunicorn -w"),
+        ("tune.run(train_fn, resources_per_trial={'gpu': 0.3})", "each trial of Ray Tune"),
+    ],
+)
+def test_workers_that_share_a_gpu_are_to_be_fewer(said, option):
+    others = " ".join(f"Process {pid} has 4.20 GiB memory in use." for pid in (501, 502, 503))
+
+    _, first = first_of(
+        f"{said}\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 64.00 MiB. GPU 0 "
+        f"has a total capacity of 12.70 GiB of which 8.00 MiB is free. {others} Of the allocated "
+        "memory 3.80 GiB is allocated by PyTorch, and 30.00 MiB is reserved by PyTorch but "
+        "unallocated."
+    )
+
+    assert first.title == "Run fewer workers at a time on this GPU"
+    assert option in first.change
+
+
+def test_server_that_a_table_names_beside_a_program_gets_a_smaller_share():
+    table = "|    0   N/A  N/A     7001      C   VLLM::EngineCore       70120MiB |\n"
+
+    _, first = first_of(
+        f"{table}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB. GPU 0 "
+        "has a total capacity of 79.25 GiB of which 310.00 MiB is free. Process 7001 has 68.48 GiB "
+        "memory in use. Including non-PyTorch memory, this process has 8.20 GiB memory in use. Of "
+        "the allocated memory 7.61 GiB is allocated by PyTorch, and 90.00 MiB is reserved by "
+        "PyTorch but unallocated."
+    )
+
+    assert first.title == "Give the server on this GPU a smaller share of it"
+    assert "gpu-memory-utilization" in first.change
+    assert "7001" in first.change
+
+
+def test_driver_that_refuses_on_an_empty_gpu_is_not_about_other_programs():
+    failure = f"{traceback(('/job/a.py', 'x = torch.zeros(3).cuda()'))}RuntimeError: CUDA error: "
+    row = "| 30%   28C    P8     9W / 250W |      3MiB / 11178MiB |      0%      Default |\n"
+
+    for said in (row, "nvidia-smi shows no processes\n"):
+        verdict, first = first_of(f"{failure}out of memory\n{said}")
+
+        assert (verdict.cause, verdict.also[0]) == (Cause.UNKNOWN, Cause.HOST_MEMORY)
+        assert "ulimit -v" in first.change
+
+
+def test_batch_is_an_option_where_this_process_holds_more_than_the_others():
+    text = old_style("512.00 MiB", "7.79 GiB", "4.60 GiB", "30.00 MiB", "4.70 GiB")
+
+    told = diagnose(case_of(text))
+
+    assert (told.verdict.cause, Cause.CAPACITY in told.verdict.also) == (Cause.OTHER_PROCESS, True)
+    assert any("smaller batch" in r.title for r in told.recommendations[1:])

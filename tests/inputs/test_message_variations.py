@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-from hypothesis import HealthCheck, given, note, settings
+import pytest
+from hypothesis import HealthCheck, assume, given, note, settings
 from hypothesis import strategies as st
 from oom_variations import HEADS, disguises, messages, npu, one_cached, one_reserved, two
 
@@ -67,3 +68,25 @@ def test_message_cut_anywhere_gives_no_wrong_figure_and_keeps_those_before_the_c
     n_figures = sum(text[:end].count(unit) for unit in ("KiB ", "MiB ", "GiB ", " bytes "))
     assert message.kind == longer.kind
     assert len(told) + len(message.other_processes) >= min(n_figures, 1)
+
+
+RETYPED = {
+    "commas": lambda text: text.replace(";", ",").replace(". Tried", ", tried"),
+    "full width": lambda text: text.translate(str.maketrans("();", "\uff08\uff09\uff1b")),
+    "no blanks": lambda text: text.replace(" ", "").lower(),
+    "a dash": lambda text: text.replace(". Tried", " - tried"),
+    "no brackets": lambda text: text.translate(str.maketrans("();", "   ")),
+}
+
+
+@settings(max_examples=EXAMPLES, derandomize=not IS_SEARCH, deadline=None)
+@given(data=st.data(), make=st.sampled_from([one_cached, one_reserved]))
+@pytest.mark.parametrize("spoil", RETYPED.values(), ids=RETYPED)
+def test_message_that_somebody_retypes_gives_its_figures(spoil, data, make):
+    text, truth = make(data.draw)
+    sums = {name: n for name, n in truth.items() if name.endswith("_bytes")}
+    assume(spoil is not RETYPED["no brackets"] or truth["device_index"] < 10)
+
+    (message,) = find_messages(spoil(text)).messages
+
+    assert_fields(message, sums)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from fragdoctor.analysis.step_scale import LARGER
 from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
-from fragdoctor.diagnosis.decision import SLIM_MARGIN_SHARE
+from fragdoctor.diagnosis.decision import OUTSIDE, SLIM_MARGIN_SHARE
 from fragdoctor.diagnosis.remedies.framework_words import words_in
 from fragdoctor.diagnosis.remedies.leaks import is_evaluation
 from fragdoctor.diagnosis.remedies.less_at_once import ANY_BATCH, fewer_bytes, less_of_batch
@@ -233,7 +233,8 @@ class SmallerBatch(SavingRemedy):
         r = case.failed_request
         if case.has_old_holes and case.sign is None:
             yield self._smaller(case, "Smaller requests fit into the holes, in any PyTorch.")
-        if not case.is_allocator_case or case.cause not in SHORT_OF_MEMORY:
+        is_beside = case.cause in OUTSIDE and case.supports(Cause.CAPACITY)
+        if not case.is_allocator_case or not (case.cause in SHORT_OF_MEMORY or is_beside):
             return
         if r is None or r.is_bare:
             source = "message prints no figures" if case.message else "statistics hold no request"

@@ -135,7 +135,8 @@ def without_used(change: str, told: ToldSettings) -> str:
 
 
 _BY_DEGREES: Final = re.compile(
-    r"\b(?:lower|raise|higher|smaller|fewer|shorter|less|more|further|no longer)\b|--\S{2,60} \d"
+    r"\b(?:lower|raise|higher|smaller|fewer|shorter|less|more|further|no longer|another)\b"
+    r"|--\S{2,60} \d"
 )
 """Words of changes that can go further than a text already goes."""
 _INTRO: Final = re.compile(r"(?s)(with [^:;]{1,40}: |)(.*)")

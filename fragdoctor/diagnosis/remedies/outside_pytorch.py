@@ -6,6 +6,7 @@ Some ask for one more check: a shape, a call, a recording.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -23,8 +24,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
 )
 from fragdoctor.diagnosis.remedies.serving import LEAST_UTILIZATION
 from fragdoctor.diagnosis.verdict_message import library_of
-from fragdoctor.lazy import regex
-from fragdoctor.model.case import IDLE_GPU, OtherProcess
+from fragdoctor.model.case import GPU_EMPTY, OtherProcess
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, line_text
 from fragdoctor.model.frameworks import SERVERS, Change, words_for
@@ -40,14 +40,6 @@ OWN_DEVICE: Final = (
     "torch.cuda.set_device(local_rank) before anything else touches CUDA, or "
     "CUDA_VISIBLE_DEVICES=$LOCAL_RANK for each rank: these look like the workers of one program"
 )
-FREE_GPU: Final = (
-    "with several GPUs take a free one (CUDA_VISIBLE_DEVICES, in whose order an error counts them)"
-)
-SHARED_BY_TRIALS: Final = regex(
-    r"(?i)\btune\.(?:run|tuner)\b|\bray tune\b|resources_per_trial|\bx-?dist\b"
-    r"|\bgpus?(?:_per_\w{1,20})?['\"]?\s?[:=]\s?0?\.\d"
-)
-"""Programs that start several workers on one GPU: Ray gives each a fraction of it."""
 
 MIN_PEERS: Final = 3
 """Two processes of equal size may be a coincidence; three are workers of one program."""
@@ -65,6 +57,32 @@ def are_peers(listed: Sequence[OtherProcess]) -> bool:
     return is_row or max(sizes.values(), default=0) >= MIN_PEERS
 
 
+WORKERS: Final = {
+    r"\[gw\d{1,3}\]|\bxdist\b|\bpytest\b|\.py::\w": "pytest -n",
+    r"\bgunicorn\b|\buvicorn\b|\bcelery\b": "gunicorn -w, uvicorn --workers, celery -c",
+    r"\bray\.tune\b|\btune\.(?:run|Tuner)\b|resources_per_trial": "a larger share of a GPU for "
+    "each trial of Ray Tune",
+}
+"""How to run fewer of the workers that a text speaks of, by its words."""
+
+
+def _fewer(case: JudgedCase) -> str:
+    """Return how to run fewer workers where a program starts several on one GPU, or ""."""
+    said = "" if case.message is None else case.message.said
+    how = next((how for words, how in WORKERS.items() if re.search(words, said)), "")
+    return how and f"with {how}, as many as fit (fragdoctor pack); or a GPU of its own for each"
+
+
+def _beside_server(case: JudgedCase, listed: Sequence[OtherProcess]) -> str:
+    """Return how to lower the share of a server if the text names it as a listed process, or ""."""
+    said = "" if case.message is None else case.message.said
+    names = "|".join(f.name for f in case.frameworks if f.name in SERVERS)
+    ids = "|".join(str(p.pid) for p in listed)
+    named = names and ids and re.search(rf"(?i)\b({ids})\b[^|\n]{{0,60}}?\b(?:{names})\b", said)
+    option = words_for(case.frameworks, Change.SHARE)
+    return f"lower {option[1]} of the server (process {named[1]})" if named and option else ""
+
+
 def _share(case: JudgedCase) -> str:
     """Return the option with which a server that takes a share leaves room for the others."""
     r, option = case.failed_request, words_for(case.frameworks, Change.SHARE)
@@ -72,6 +90,47 @@ def _share(case: JudgedCase) -> str:
         return ""
     left = math.floor(100 * (1 - (r.other_bytes + TYPICAL_CONTEXT_BYTES) / r.total_bytes)) / 100
     return "" if left < LEAST_UTILIZATION else f"{option[1]} {left:.2f} or less"
+
+
+def _way_out(case: JudgedCase, listed: Sequence[OtherProcess]) -> tuple[str, str]:
+    """Return title and change for memory that others hold; a title of "" is the usual one."""
+    pids = ", ".join(str(p.pid) for p in listed)
+    end = f"kill or move {'process' if len(listed) == 1 else 'processes'} {pids}"
+    if are_peers(listed):
+        if fewer := _fewer(case):
+            return "Run fewer workers at a time on this GPU", fewer
+        as_fit = "or run only as many as fit (fragdoctor pack)"
+        return "Give each rank or worker its own GPU", f"{OWN_DEVICE}; otherwise {end}, {as_fit}"
+    if served := _beside_server(case, listed):
+        return "Give the server on this GPU a smaller share of it", served
+    title = ""
+    change = (
+        "use nvidia-smi or fuser -v /dev/nvidia* to see who holds it, and kill leftover processes"
+    )
+    if pids:
+        change = end
+    if share := _share(case):
+        change += f"; or share the GPU: with {share} it fits beside them"
+    free = case.told.free_gpu
+    if case.cause is Cause.OTHER_PROCESS and (free is not None or _has_several(case)):
+        which = "a GPU that is free" if free is None else f"GPU {free}, which is free"
+        title = f"Run it on {which}, or stop what is on this one"
+        pick = "pick another in nvidia-smi, with " if free is None else ""
+        pick += f"CUDA_VISIBLE_DEVICES={'N' if free is None else free} on the command itself"
+        change = f"{pick}; otherwise {change}"
+    return title, change
+
+
+_LAUNCHED: Final = r"\btorchrun\b|\bnproc|\baccelerate launch\b|\bdeepspeed\b|torch\.distributed"
+
+
+def _has_several(case: JudgedCase) -> bool:
+    """Return whether the machine has several GPUs, of which the program uses one."""
+    m, told = case.message, case.told
+    if told.visible_gpus:
+        return "," not in told.visible_gpus
+    is_launched = m is None or m.rank is not None or re.search(_LAUNCHED, m.said) is not None
+    return told.n_gpus > 1 and not is_launched
 
 
 @proposes("Stop the other processes on this GPU")
@@ -92,33 +151,11 @@ def free_other_process(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     listed = () if r is None else r.other_processes
     if case.sign is not None and case.sign.name == FIRST_GPU and not listed:
         return  # the others are this program's own
-    pids = ", ".join(str(p.pid) for p in listed)
-    noun = "process" if len(listed) == 1 else "processes"
-    shares = case.message is not None and SHARED_BY_TRIALS.search(case.message.said) is not None
-    peers = shares or are_peers(listed)
+    peers = are_peers(listed)
     may_be_own = r is not None and listed and r.process_bytes is None
-    share, free = _share(case), case.told.free_gpu
-    title, change = (
-        remedy.title,
-        "use nvidia-smi or fuser -v /dev/nvidia* to see who holds it, and kill leftover processes",
-    )
-    if peers:
-        title = "Give each rank or worker its own GPU, or run fewer at once"
-        fewer = "run only as many as fit (fragdoctor pack)"
-        change = f"{OWN_DEVICE}; otherwise kill or move {noun} {pids}, or {fewer}"
-        if shares:
-            change = '{"gpu": 1} for each trial of Ray Tune, fewer workers of pytest (-n): '
-            change += f"these share the GPU by a setting of the program; {fewer}"
-    elif pids:
-        change = f"kill or move {noun} {pids}"
-    if is_main and not peers and case.backend == "cuda":
-        change += f"; {FREE_GPU}"
-    if share and not peers:
-        change += f"; or share the GPU: with {share} it fits beside them"
-    if free is not None and is_main and not peers:
-        title = f"Run it on GPU {free}, which is free, or stop what is on this one"
+    title, change = _way_out(case, listed)
     yield remedy.proposal(
-        title=title,
+        title=title or remedy.title,
         weight=weight,
         confidence=Confidence.LIKELY if listed or is_main else Confidence.POSSIBLE,
         change=change,
@@ -175,16 +212,50 @@ def library_headroom(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     if case.cause in CLOSED:
         return
     library = library_of(case.message).partition(",")[0]
+    is_open = case.supports(Cause.NOT_MEMORY) and case.message.is_device_oom
+    room = (
+        "torch.cuda.set_per_process_memory_fraction(0.95), and create handles and communicators "
+        "early, for example by one small matmul or all_reduce at startup"
+    )
+    less = "use a smaller batch; " if case.kind in ("cublas", "cudnn") else ""
     yield remedy.proposal(
-        weight=Weight.HELPS,
-        change="use a smaller batch or input; torch.cuda.set_per_process_memory_fraction(0.95), "
-        "and create handles and communicators early, for example by one small matmul or "
-        "all_reduce at startup",
+        title="Tell a full GPU from a wrong index" if is_open else "",
+        weight=Weight.CURES if is_open else Weight.HELPS,
+        change="nvidia-smi during the run shows a full GPU, and a smaller batch then fits; "
+        "CUDA_LAUNCH_BLOCKING=1, or the same step on the CPU, names the line of a wrong index; if "
+        "it is neither, install a build of PyTorch that fits the GPU and its driver, without other "
+        f"CUDA libraries in LD_LIBRARY_PATH. Against a full GPU also {room}"
+        if is_open
+        else less + room,
         why=f"{library} allocates for itself; a cache that fills the device leaves it no room.",
-        cost="PyTorch has 5% less memory.",
-        caveats=("An index out of range can look the same: rerun with CUDA_LAUNCH_BLOCKING=1.",)
-        if case.kind in ("cublas", "cudnn")
-        else (),
+        cost="" if is_open else "PyTorch has 5 % less memory.",
+    )
+
+
+_RESTARTS: Final = {
+    "driver-state": "with no program on the GPU, sudo rmmod nvidia_uvm && sudo modprobe "
+    "nvidia_uvm, or reboot; dmesg shows why (Xid, version mismatch). In a container, see "
+    "that /dev/nvidia-uvm is there; set CUDA_VISIBLE_DEVICES only before the program starts",
+    "forked": "multiprocessing.set_start_method('spawn'), or multiprocessing_context='spawn' of a "
+    "DataLoader; better, let a Dataset return CPU tensors and call .cuda() in the training loop. "
+    "In a process that was not forked, reload nvidia_uvm or reboot",
+}
+"""What starts CUDA again, by the finer kind of the message."""
+
+
+@proposes("Reload the driver's module, or reboot")
+def restart_cuda(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
+    """Propose it where CUDA could not start, which no memory changes."""
+    failure = "" if case.message is None else case.message.sub_kind
+    if failure not in _RESTARTS or case.cause is not Cause.NOT_MEMORY:
+        return
+    yield remedy.proposal(
+        title="Start the workers with spawn, or keep CUDA out of them"
+        if failure == "forked"
+        else "",
+        weight=Weight.CURES,
+        change=_RESTARTS[failure],
+        why=case.verdict.summary,
     )
 
 
@@ -192,7 +263,19 @@ def library_headroom(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
 def find_the_limit(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose where to look for a limit that no figure of the message shows."""
     r = case.failed_request
-    if case.cause is not Cause.UNKNOWN or r is None:
+    if case.cause is not Cause.UNKNOWN:
+        return
+    if case.message is not None and case.message.sub_kind == GPU_EMPTY:
+        yield remedy.proposal(
+            title="Find out what refused the request: the GPU looks empty",
+            weight=Weight.MAY_HELP,
+            change="look at ulimit -v and the memory limit of the job or container, since CUDA "
+            "reserves addresses for all of the host's and the GPUs' memory; at nvidia-smi -q -d "
+            "COMPUTE, for an exclusive mode; at CUDA_VISIBLE_DEVICES, for another GPU; on Windows "
+            "at the page file; then reboot",
+            why=case.verdict.summary,
+        )
+    if r is None:
         return
     # XPU's messages do not print free memory, but the device's size says as much. Other
     # messages without that figure were cut.
@@ -348,14 +431,7 @@ def locate_driver_call(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         "or model; with room left, pin_memory=False in the DataLoader for a test, and "
         "CUDA_LAUNCH_BLOCKING=1, with which the traceback names the call"
     )
-    if message.sub_kind == IDLE_GPU:
-        title = "Reset the GPU or restart the machine: the GPU is not full"
-        change = (
-            "run nvidia-smi while the program starts; if the GPU stays empty, nvidia-smi "
-            "--gpu-reset or a restart clears a bad state of the driver or the GPU; also check "
-            "ulimit -v, the container's limits and the compute mode (nvidia-smi -q -d COMPUTE)"
-        )
-    elif is_in_backward_pass(message):  # activations that this program made are there by then
+    if is_in_backward_pass(message):  # activations that this program made are there by then
         title, less = less_of_batch(case)
         change = f"{less}; nvidia-smi during the run shows whether another process takes a part"
     yield remedy.proposal(

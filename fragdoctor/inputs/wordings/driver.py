@@ -219,7 +219,7 @@ DRIVERS: Final = (
     ),
     _lost(
         "bare",
-        r"(?P<_word>cuda|hip|xpu|npu|musa)outofmemory(?!error)(?![.,:;]?(?:triedto|allocationwas))(?!,(?:can|please))",
+        r"(?P<_word>cuda|hip|xpu|npu|musa)outofmemory(?!error)(?!\W{0,3}(?:triedto|allocationwas))(?!,(?:can|please))",
         may_be_prose=True,
     ),
     _lost(

@@ -65,6 +65,8 @@ KILLS: Final = (
 )
 
 
+_NO_SPACE: Final = r"(?:[,:]{0,2}(?:error)?:?nospaceleftondevice)?"
+
 HOST_MEMORY: Final[tuple[Wording, ...]] = (
     # c10/core/impl/alloc_cpu.cpp, as built by Microsoft's compiler
     _host(
@@ -95,15 +97,13 @@ HOST_MEMORY: Final[tuple[Wording, ...]] = (
         r"(?:\.thismightbecausedbyinsufficientsharedmemory)?",
     ),
     # NCCL's src/include/shm.h (to 2.12) and src/misc/shmutils.cc (since 2.13)
-    _shm(
-        "nccl-shm",
-        r"(?:calltoposix_fallocatefailed|error:failedtoextend/dev/shm/[\w.-]{1,80}to"
-        r"(?P<requested_bytes>COUNT)bytes)[,:]{0,2}(?:error)?:?nospaceleftondevice",
-    ),
-    _shm(
-        "nccl-shm",
-        r"errorwhilecreatingsharedmemorysegment[/\w.-]{0,100}"
-        r"\(size(?P<requested_bytes>\d{1,15})\)",
+    *(
+        _shm("nccl-shm", said)
+        for said in (
+            r"calltoposix_fallocatefailed[,:]{0,2}(?:error)?:?nospaceleftondevice",
+            r"failedtoextend/dev/shm/[\w.-]{1,80}to(?P<requested_bytes>COUNT)bytes" + _NO_SPACE,
+            r"errorwhilecreatingsharedmemorysegment[/\w.-]{0,100}\(size\d{1,15}\)" + _NO_SPACE,
+        )
     ),
     _shm("shared-memory-full", r"dataloader'?sworkersareoutofsharedmemory"),
     # aten/src/ATen/MapAllocator.cpp; on Windows the page file backs shared memory, and error 1455
@@ -248,52 +248,35 @@ HOST_MEMORY: Final[tuple[Wording, ...]] = (
 
 
 _NOT_MEMORY: Final = {
-    "device-assert": ("device-sideasserttriggered", "cudaerrorassert"),
-    "illegal-access": ("illegalmemoryaccess", "cudaerrorillegaladdress", "misalignedaddress"),
-    "launch-resources": ("toomanyresourcesrequestedforlaunch",),
-    "launch-failure": ("unspecifiedlaunchfailure", "error:invalidconfigurationargument"),
-    "no-kernel-image": ("nokernelimageisavailable",),
-    "driver-init": (
-        "driverinitializationfailed",
-        "notcompiledwithcudaenabled",
-        "nocuda-capabledevice",
-        "nonvidiadriveronyoursystem",
-        "cudaerror:invaliddeviceordinal",
-        "cudaerror:initializationerror",
-        "driverversionisinsufficient",
-        "unsupporteddisplaydriver",
-        "cudaruntimeerror(999)",
-    ),
-    "cudnn-execution": (
-        "cudnn_status_execution_failed",
-        "cudnn_status_mapping_error",
-        "cudnn_status_bad_param",
-    ),
-    "cublas-execution": (
-        "cublas_status_execution_failed",
-        "cublas_status_invalid_value",
-        "cublas_status_internal_error",
-        "cublas_status_not_supported",
-    ),
-    "collective-timeout": ("collectiveoperationtimeout",),
-    "nccl-error": (
-        "ncclsystemerror",
-        "ncclinternalerror",
-        "ncclremoteerror",
-        "ncclinvalidusage",
-        "ncclunhandledcudaerror",
-    ),
-    "shape-mismatch": ("shapescannotbemultiplied", "mustmatchthesizeoftensor"),
+    "device-assert": "device-sideasserttriggered cudaerrorassert",
+    "illegal-access": "illegalmemoryaccess cudaerrorillegaladdress misalignedaddress",
+    "launch-resources": "toomanyresourcesrequestedforlaunch",
+    "launch-failure": "unspecifiedlaunchfailure error:invalidconfigurationargument",
+    "no-kernel-image": "nokernelimageisavailable",
+    "driver-init": "driverinitializationfailed notcompiledwithcudaenabled nocuda-capabledevice "
+    "nonvidiadriveronyoursystem cudaerror:invaliddeviceordinal driverversionisinsufficient",
+    "forked": "cudaerror:initializationerror error(3):initializationerror "
+    "re-initializecudainforkedsubprocess",
+    # cudaErrorUnknown, as PyTorch, its THC and programs print it; CUDA_ERROR_UNKNOWN of cuInit
+    "driver-state": "error999:unknownerror error(999):unknownerror error=999:unknownerror "
+    "cudaerror:unknownerror cudaunknownerror-thismaybe cuinit:cuda_error_unknown "
+    "unsupporteddisplaydriver driver/libraryversionmismatch",
+    "cudnn-execution": "cudnn_status_execution_failed cudnn_status_mapping_error "
+    "cudnn_status_bad_param",
+    "cublas-execution": "cublas_status_execution_failed cublas_status_invalid_value "
+    "cublas_status_internal_error cublas_status_not_supported",
+    "collective-timeout": "collectiveoperationtimeout",
+    "nccl-error": "ncclsystemerror ncclinternalerror ncclremoteerror ncclinvalidusage "
+    "ncclunhandledcudaerror",
+    "shape-mismatch": "shapescannotbemultiplied mustmatchthesizeoftensor",
 }
+"""What errors say that are no lack of memory, by what they are; squeezed text has no blanks."""
 _NOT_OF_GPU: Final = {
-    "disk-full": ("nospaceleftondevice",),
-    "file-limit": ("toomanyopenfiles",),
-    "segfault": ("signal11(sigsegv)", "killedbysignal:segmentationfault"),
+    "disk-full": "nospaceleftondevice",
+    "file-limit": "toomanyopenfiles",
+    "segfault": "signal11(sigsegv) killedbysignal:segmentationfault",
     # ggml/src/ggml.c of 2023: a fixed-size pool for a graph's tensors
-    "fixed-pool": (
-        "notenoughspaceinthecontext'smemorypool",
-        "notenoughspaceinthescratchmemorypool",
-    ),
+    "fixed-pool": "notenoughspaceinthecontext'smemorypool notenoughspaceinthescratchmemorypool",
 }
 NEGATIVES: Final = tuple(
     Wording(
@@ -307,7 +290,7 @@ NEGATIVES: Final = tuple(
     )
     for backend, table in (("cuda", _NOT_MEMORY), ("cpu", _NOT_OF_GPU))
     for sub_kind, all_said in table.items()
-    for said in all_said
+    for said in all_said.split()
 )
 
 _on_chip = partial(Wording, sub_kind="on-chip", kind=SHARED_MEMORY, is_device_oom=False)
