@@ -100,7 +100,8 @@ def _way_out(case: JudgedCase, listed: Sequence[OtherProcess]) -> tuple[str, str
         if fewer := _fewer(case):
             return "Run fewer workers at a time on this GPU", fewer
         as_fit = "or run only as many as fit (fragdoctor pack)"
-        return "Give each rank or worker its own GPU", f"{OWN_DEVICE}; otherwise {end}, {as_fit}"
+        title = "Give each rank or worker its own GPU, or run fewer at once"
+        return title, f"{OWN_DEVICE}; otherwise {end}, {as_fit}"
     if served := _beside_server(case, listed):
         return "Give the server on this GPU a smaller share of it", served
     title = ""
@@ -195,7 +196,7 @@ def cap_other_libraries(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         "XLA_PYTHON_CLIENT_PREALLOCATE=false for JAX, set_memory_growth for TensorFlow, "
         "fewer NCCL communicators and channels (NCCL_MAX_NCHANNELS), smaller TensorRT "
         "workspaces; CUDA_MODULE_LOADING=LAZY before CUDA 12.2, where it became the default",
-        why=f"{format_size(held)} of this process are outside PyTorch's cache."
+        why=f"{format_size(held)} of this process is outside PyTorch's cache."
         if held is not None
         else "Part of the device is held outside PyTorch's cache.",
         cost="Other libraries may run slower.",
@@ -209,10 +210,10 @@ def library_headroom(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose headroom if a library failed that allocates its own memory."""
     if not case.is_library_failure or case.message is None or case.is_of_other_program:
         return
-    if case.cause in CLOSED:
+    is_open = case.supports(Cause.NOT_MEMORY) and case.message.is_device_oom
+    if case.cause in CLOSED and not is_open:
         return
     library = library_of(case.message).partition(",")[0]
-    is_open = case.supports(Cause.NOT_MEMORY) and case.message.is_device_oom
     room = (
         "torch.cuda.set_per_process_memory_fraction(0.95), and create handles and communicators "
         "early, for example by one small matmul or all_reduce at startup"
@@ -228,7 +229,7 @@ def library_headroom(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         if is_open
         else less + room,
         why=f"{library} allocates for itself; a cache that fills the device leaves it no room.",
-        cost="" if is_open else "PyTorch has 5 % less memory.",
+        cost="" if is_open else "PyTorch has 5% less memory.",
     )
 
 
