@@ -115,7 +115,7 @@ def test_a_side_that_was_not_seen_is_named(stage: Stage) -> None:
     )["rehearsal"]
 
     assert found["partial_reason"] == (
-        "a value on the GPU decides the branch at train.py:4, of which one side was seen"
+        "a value on the GPU decides the branch at train.py:4, and only one side was seen"
     )
 
 
