@@ -21,7 +21,6 @@ from fragdoctor.future.edits import empty_cache_at
 from fragdoctor.future.whatif import WhatIf
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence
-from fragdoctor.rules.failed_request import FailedRequest
 from fragdoctor.units import format_size
 
 
@@ -40,11 +39,10 @@ def is_single(case: JudgedCase) -> bool:
     return told or case.verdict.decider == "single-allocation"
 
 
-def _with_fraction(
-    proposal: Proposal, r: FailedRequest | None, needed_bytes: int | None
-) -> Proposal:
+def _with_fraction(case: JudgedCase, proposal: Proposal, needed_bytes: int | None) -> Proposal:
     """Return the proposal with the smallest fraction that admits these bytes, if known."""
-    number, value = "", "..."
+    r, number, value = case.failed_request, "", "..."
+    is_seen = case.cause is not Cause.UNKNOWN
     if r is not None and r.total_bytes is not None and needed_bytes is not None:
         present = r.fraction or 0.0
         fraction = math.ceil(1000 * needed_bytes / r.total_bytes) / 1000
@@ -53,7 +51,8 @@ def _with_fraction(
             value = f"{fraction:g}"
             number = f"{f' from {present:.3g}' if present else ''} to at least {value}"
     return proposal.saying(
-        title=f"{RaiseMemoryLimit.title}{number}",
+        title=f"{RaiseMemoryLimit.title if is_seen else 'If a memory fraction is set, raise it'}"
+        f"{number}",
         change=f"torch.cuda.set_per_process_memory_fraction({value}), or remove the call; from "
         "2.10 on also per_process_memory_fraction in PYTORCH_CUDA_ALLOC_CONF",
     )
@@ -103,7 +102,7 @@ class RaiseMemoryLimit(Remedy):
             else None,
             attempts=[] if whole is None else [whole],
         )
-        yield _with_fraction(proposal, r, needed)
+        yield _with_fraction(case, proposal, needed)
 
     def judged(
         self, case: JudgedCase, bench: Bench, proposal: Proposal, outcomes: Sequence[Effect]
@@ -115,7 +114,7 @@ class RaiseMemoryLimit(Remedy):
             return judged
         coming = None if result.outlook is None else result.outlook.peak_reserved_bytes
         reserved = max(result.peak_reserved_bytes, coming or 0)
-        needed = _with_fraction(judged, case.failed_request, reserved)
+        needed = _with_fraction(case, judged, reserved)
         return needed.with_caveat(
             f"The prediction is without any limit, where the run reserves {format_size(reserved)}."
         )
