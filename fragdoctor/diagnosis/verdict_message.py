@@ -57,6 +57,8 @@ TOLD_KILLS: Final = {
 WENT_ON: Final = {
     "detectron2-retry": "Detectron2 could not make a call on the GPU and goes on with its inputs "
     "on the CPU, which is slow",
+    "spilled": "The GPU's memory is full, and Windows' driver has moved part of it to the host's "
+    "memory (shared GPU memory), which makes the program slow",
     "vae-retry": "The VAE did not fit at once and goes on in tiles, which is slower",
 }
 """What a program says that caught the failure and went on another way, by variant."""

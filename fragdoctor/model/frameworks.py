@@ -114,6 +114,9 @@ vLLM
   weights: use an AWQ, GPTQ or FP8 checkpoint; spread the weights over more GPUs
     (--tensor-parallel-size); move a part to the CPU (--cpu-offload-gb)
   share: --gpu-memory-utilization
+  several-models: give each server a share, all together below 0.9
+    (--gpu-memory-utilization); an engine that ran before in the same Python process keeps its
+    memory: start each in a process of its own, or call llm.sleep(level=2) first
   graph-capture: lower --gpu-memory-utilization or --max-num-seqs; --enforce-eager does without
     graphs
   server-start: lower --max-num-seqs, --max-num-batched-tokens and --max-model-len, and
@@ -176,12 +179,25 @@ text-generation-webui
     context (truncation length, --ctx-size, --max_seq_len) and max_new_tokens
   weights: --load-in-4bit, or a quantized model (GGUF, EXL2, GPTQ); a lower --gpu-memory or
     --pre_layer (GPTQ), which keeps the rest on the CPU, or fewer --n-gpu-layers (GGUF)
+verl
+  source: verl 0.4 to 0.6, trainer/config and docs/perf/perf_tuning.rst
+  files: /verl/(?:workers|trainer|utils|models|single_controller)/
+  logs: \bactor_rollout_|\bverl\b
+  batch: lower actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu and
+    rollout.log_prob_micro_batch_size_per_gpu, or set use_dynamic_bsz=True and lower
+    ppo_max_token_len_per_gpu; lower rollout.gpu_memory_utilization
+  loss: actor_rollout_ref.actor.entropy_from_logits_with_chunking=True,
+    actor_rollout_ref.model.use_fused_kernels=True, and a lower log_prob_micro_batch_size_per_gpu
+  checkpoint: actor_rollout_ref.model.enable_gradient_checkpointing=True
+  share: actor_rollout_ref.rollout.gpu_memory_utilization
+  weights: actor_rollout_ref.actor.fsdp_config.param_offload=True and optimizer_offload=True
 TRL
   source: trl 1.16, trainer/*_config.py
   files: /trl/(?:trainer|models|extras)/
   logs: \b(?i:(?:sft|dpo|grpo|kto|orpo)_?(?:trainer|config))(?:\b|_)|\b(?i:trl)\b
   batch: lower per_device_train_batch_size (and raise gradient_accumulation_steps), or lower
     max_length; in GRPO lower max_completion_length or num_generations
+  share: vllm_gpu_memory_utilization
   loss: SFTConfig(loss_type="chunked_nll"), or use_liger_kernel=True in DPOConfig, GRPOConfig and
     KTOConfig
   copies: a LoRA peft_config, whose base model is the reference, or precompute_ref_log_probs=True in
@@ -231,6 +247,13 @@ Lightning
   zero: Trainer(strategy="deepspeed_stage_3"), or _2 or _1
   tensor-parallel: Trainer(strategy=ModelParallelStrategy(tensor_parallel_size={n})), and
     parallelize_module in configure_model()
+Megatron
+  source: megatron-lm core_r0.10 to 0.14, megatron/training/arguments.py
+  files: /megatron/(?:core|training|model|legacy|\w+\.py)
+  logs: \bpretrain_gpt\d?\.py|\bMegatron-LM\b
+  batch: lower --micro-batch-size or --seq-length
+  checkpoint: --recompute-granularity full --recompute-method uniform --recompute-num-layers 1
+  weights: raise --tensor-model-parallel-size or --pipeline-model-parallel-size
 DeepSpeed
   source: deepspeed 0.19.6, runtime/constants.py and runtime/zero/config.py
   files: /deepspeed/(?:runtime|ops|utils|inference|module_inject)/
@@ -288,6 +311,11 @@ Ultralytics
   box-assignment: lower batch=, since all images of a batch are padded to the one with the most
     objects; cut crowded images into tiles; since 8.3.30 it falls back to the CPU there, which is
     slow
+Real-ESRGAN
+  source: realesrgan 0.3, inference_realesrgan.py; SwinIR, main_test_swinir.py
+  files: /(?:realesrgan|gfpgan)/
+  logs: (?<!['\"])(?i:real.?esrgan|\bswinir\b|\bgfpgan\b|\bgpen\b)
+  batch: use --tile 256 or less (0, the default, takes the image as a whole), or a smaller image
 sd-scripts
   source: sd-scripts 0.9 to 0.10, library/train_util.py, sdxl_train_util.py and train_network.py
   files: /(?:sd-scripts|kohya_ss|ComfyUI-FluxTrainer)/
@@ -301,6 +329,16 @@ sd-scripts
   weights: --fp8_base and --network_train_unet_only; --blocks_to_swap for Flux and SD3; a LoRA
     (train_network.py) in place of the whole model
   evaluation-batch: leave --sample_every_n_epochs and --sample_prompts out
+AI Toolkit
+  source: ai-toolkit 0.12, toolkit/config_modules.py
+  files: /ai-toolkit/
+  logs: (?i:\bai-?toolkit\b)
+  batch: lower resolution in datasets, and keep batch_size at 1 and gradient_checkpointing on; set
+    quantize, quantize_te and low_vram in model
+  checkpoint: set gradient_checkpointing in train
+  weights: set quantize, quantize_te and low_vram in model, or layer_offloading, which keeps a share
+    of transformer and text encoder on the host
+  evaluation-batch: set disable_sampling in train, or use smaller or fewer sample prompts
 Diffusers
   source: diffusers 0.39, pipelines/pipeline_utils.py and models/modeling_utils.py
   files: /diffusers/(?:pipelines|models|schedulers|loaders)/
@@ -326,6 +364,13 @@ timm
   source: timm 1.0, models/vision_transformer.py and others
   files: /timm/(?:models|layers)/
   checkpoint: model.set_grad_checkpointing()
+Splatfacto
+  source: nerfstudio 1.1, models/splatfacto.py and data/datamanagers/full_images_datamanager.py
+  files: /nerfstudio/models/splatfacto
+  logs: (?i:\bsplatfacto)
+  batch: keep the images on the CPU (--pipeline.datamanager.cache-images cpu); make fewer Gaussians
+    (raise --pipeline.model.densify-grad-thresh, or lower --pipeline.model.max-gs-num of the mcmc
+    strategy); lower the resolution of the images
 Gaussian splatting
   source: gaussian-splatting of 2023 to 2025, arguments/__init__.py and scene/cameras.py
   files: /gaussian[-_](?:splatting|renderer)/
@@ -360,6 +405,21 @@ nnU-Net
     and a new -overwrite_plans_name
   evaluation-batch: set perform_everything_on_device=False (--not_on_device of nnUNetv2_predict),
     which gathers the windows on the CPU; run nothing else on the GPU
+Segment Anything
+  source: segment-anything 1.0 and sam2 1.1, automatic_mask_generator.py and build_sam.py
+  files: /(?:segment_anything|sam2)/
+  logs: \bSam\w{0,40}Mask\w{0,40}Generator\b|(?i:segment.anything)
+  batch: use points_per_batch=16 (64 by default) in the mask generator, a smaller image, or vit_b
+    instead of vit_h
+LLM Compressor and AutoAWQ
+  source: llm-compressor 0.7, entrypoints/oneshot.py; autoawq 0.2, quantize/quantizer.py
+  files: /llmcompressor/|/awq/(?:models|quantize)/
+  logs: \b(?:AWQ|GPTQ|SmoothQuant|Quantization)Modifier\b|(?i:\bllm-?compressor\b|\bautoawq\b)
+  batch: calibrate with fewer and shorter samples (num_calibration_samples and max_seq_length, or
+    max_calib_samples and max_calib_seq_len of AutoAWQ)
+  weights: load the model on the CPU and let one layer at a time come to the GPU
+    (pipeline="sequential"); offload_device=torch.device("cpu") of AWQModifier keeps the calibrated
+    activations there
 PEFT
   source: peft 0.21, utils/other.py
   files: /peft/(?:tuners|utils|peft_model|mapping)
@@ -405,10 +465,14 @@ INTERFACES: Final = ("ComfyUI", "Stable Diffusion web UI", "text-generation-webu
 """Frameworks in which people run models, and some train them by extensions."""
 
 OWN_LOOPS: Final = (
+    "verl",
     "TRL",
     "Trainer",
+    "Megatron",
     "Ultralytics",
     "sd-scripts",
+    "AI Toolkit",
+    "Splatfacto",
     "Gaussian splatting",
     "Detectron2",
     "OpenMMLab",
@@ -417,7 +481,12 @@ OWN_LOOPS: Final = (
 )
 """Frameworks that run the training loop themselves, and keep no losses with their graph."""
 
-RUN_ONLY: Final = (*SERVERS, *INTERFACES)
+RUN_ONLY: Final = (
+    *SERVERS,
+    *INTERFACES,
+    "Segment Anything",
+    "Real-ESRGAN",
+)
 """Frameworks that only run trained models: without another framework, nothing keeps activations."""
 
 

@@ -370,6 +370,17 @@ _LATE: Final = (
 )
 """The ways in which people say that the first steps fit, and a later one failed."""
 
+_TIMES: Final = r"(?:again|twice|a second time|(?:multiple|several|many) times|more than once)"
+_RAN_BEFORE: Final = (
+    r"(?is)\A(?=.*(?:\bjupyter|\bnotebooks?\b|\bcolab\b|\bkaggle\b|\bcells?\b|\bipy(?:thon|kernel)))"
+    r"(?!.*\bre(?:start|set)\w*\b[^.\n]{0,80}\b(?:still|same|no luck|(?:not|n't|no) (?:\w+ )?help))"
+    rf".*(?:\bre-?r[au]n(?:s|ning)?\b|\b(?:r[au]n|execut)\w* (?:\w+ ){{0,4}}?{_TIMES}\b"
+    r"|\b(?:second|2nd|next) (?:try|time|run|attempt)\b|\bonly (?:works|runs) once\b"
+    r"|\b(?:until|unless|without|have to|need to|must) (?:\w+ )?restart(?:ing)? (?:\w+ ){0,2}"
+    r"(?:kernel|runtime|notebook|session)\b)"
+)
+"""The ways in which people say that a notebook had run the same before."""
+
 _FIRST: Final = r"(?:\b(?:gpu|gup|cuda|device|rank)[ :_-]{0,2}0\b(?!;| has a)|\b(?:0|first) gpu\b)"
 _ON_FIRST: Final = (
     rf"{_FIRST}(?: ?\([^)]{{1,9}}\))?[^.;\n(]{{0,40}}\b(?:more|much|most|first|unbalanced|alone)\b"
@@ -426,11 +437,22 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 file=r"/torch/distributed/fsdp/(?:_state_dict_utils|_unshard_param_utils)\.py$"
                 r"|/torch/distributed/checkpoint/state_dict\.py$|/fsdp/_fsdp_state\.py$"
             ),
-            Place(file=r"/torch/distributed/fsdp/", named=r"state_dict"),
+            Place(
+                file=r"/torch/distributed/fsdp/",
+                functions="state_dict full_optim_state_dict optim_state_dict "
+                "_optim_state_dict_impl _full_pre_state_dict_hook "
+                "_full_post_state_dict_hook",
+            ),
+            Place(
+                file=r"/deepspeed/",
+                functions="_zero3_consolidated_16bit_state_dict save_16bit_model save_fp16_model",
+            ),
             # fairscale 0.4, optim/oss.py; torch 1.8 to 2.13, distributed/optim
             Place(functions="consolidate_state_dict"),
         ),
         in_words=rf"(?is)\A(?=.*(?:\bfsdp\b|\bzero[- ]?(?:stage[- ]?)?3)).*{_in_clause(_SAVES)}",
+        intro=r"/fsdp/(?:_state_dict_utils|fully_sharded_data_parallel)\.py"
+        r"|Failed to clone\(\) tensor with name",
     ),
     TracebackSign(
         name="saved-state",
@@ -503,6 +525,23 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
     ),
     TracebackSign(
+        name="several-models",
+        doing="with more than one model on the GPU",
+        is_of_model=True,
+        title="Free one model before the next is loaded",
+        change="del every name, list and pipeline that holds it, then gc.collect() and "
+        "torch.cuda.empty_cache(); or run each model in a process of its own, whose end frees all "
+        "of it; move a model that waits to the CPU (.to('cpu')), or store them in fewer bits",
+        why="A model stays on the GPU for as long as one name holds it, whether it runs or not.",
+        # torch 2.13, docs/source/notes/faq.rst; vllm 0.8, entrypoints/llm.py: sleep()
+        in_words=r"(?is)\A(?!.*\b(?:workers|ranks)\b).*"
+        r"(?:\b(?:another|second|next|new) (?:\w+ )?model\b[^.\n]{0,60}\bafter\b"
+        r"|\bafter (?:\w+ ){0,3}(?:exit|delet|unload|switch)\w*[^.\n]{0,40}\bmodels?\b"
+        r"|\b(?:both|two|2|three|3|multi\w*|several|all) (?:\w+ )?"
+        r"(?:models?|pipelines|llms?|tasks?)\b[^.\n]{0,60}"
+        r"\b(?:same|one|single) (?:gpu|server|card|device|time|process))",
+    ),
+    TracebackSign(
         name=LOADING_WEIGHTS,
         doing="while a model's weights were being moved to the GPU",
         is_of_model=True,
@@ -518,6 +557,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         r"|(?i:(?:\b(?:try|trying|tried|fail\w{0,3}|unable|can(?:no|')t)(?: to)? load\b"
         rf"|{_in_clause('(?:when|while) loading')})"
         r"(?!.{0,40}(?:data|image|checkpoint|batch|sample|video|file)))",
+        intro=r"Node Type:\W{0,8}\w*Load(?:er|\b)|\bERROR lora\b|Patching LoRAs"
+        r"|modules are dispatched on the CPU",
         # torch 2.13, torch/nn/modules/module.py; transformers 4.30 to 5.0, modeling_utils.py;
         # accelerate 1.10, utils/modeling.py; ComfyUI 0.3, comfy/model_patcher.py and execution.py;
         # vllm 0.11, model_executor/model_loader; sglang 0.4, model_executor/model_runner.py
@@ -526,6 +567,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 file=r"/torch/nn/modules/module\.py$",
                 functions="_apply convert to cuda half float bfloat16 to_empty",
             ),
+            Place(file=r"/torch/nn/modules/\w+\.py$", functions="__init__ reset_parameters"),
             Place(
                 functions="__init__",
                 code=r"[Ww]eight|\bParameter\(|\bnn\.\w+\(|(?:Layer|Block|Attention|MLP|Encoder"
@@ -533,6 +575,12 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             ),
             Place(
                 named=r"^_?(?:fast_)?load_(?:\w{1,40}_)?(?:model|pipeline|transformer|weight)s?$"
+            ),
+            Place(code=r"\b(?:load_model|from_pretrained)\("),
+            Place(
+                file=r"/(?:vllm|sglang)/",
+                functions="load_model initialize_model _initialize_model load_weights "
+                "create_weights",
             ),
             # a traceback that was cut above torch's own frames
             Place(
@@ -596,6 +644,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 "_dummy_run warmup Warmup",
                 file=r"/(?:vllm|sglang|text_generation_server)/",
             ),
+            Place(file=r"/vllm/", code=r"\bEngineCore(?:Proc)?\("),
         ),
         # what takes the cache, or runs beside it
         unless=(
@@ -625,6 +674,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 file=r"/(?:vllm|sglang)/(?:.*/)?(?:worker|executor|model_executor|managers|layers|lora"
                 r"|v1)/"
             ),
+            Place(file=r"/text_generation_server/"),
         ),
         intro=r"text_generation(?:_|\.errors)|\bVllmWorker|\bEngineCore"
         r"|\bWorker(?:_TP\d| pid=)|\bRayWorkerWrapper"
@@ -668,6 +718,10 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 functions="nested_concat torch_pad_and_concatenate nested_gather "
                 "distributed_concat pad_across_processes gather_for_metrics gather",
             ),
+            Place(
+                functions="evaluation_loop prediction_loop",
+                code=r"nested_concat|torch\.cat|preds_host|\.add\(",
+            ),
         ),
     ),
     TracebackSign(
@@ -685,6 +739,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         # have an all_gather() of their own
         places=(
             Place(functions="all_gather_object gather_object _tensor_to_object"),
+            Place(code=r"\ball_gather_object\("),
             _UNPACKS_RESULTS,
         ),
         unless=(Place(named=r"state_dict"),),
@@ -739,6 +794,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         why="A matrix of all pairs grows with the square of their number, whatever the batch.",
         # torch 2.13, torch/functional.py; torch_geometric 2.0 to 2.6, utils/_to_dense_adj.py
         places=(
+            Place(functions="cdist pdist pairwise_distance to_dense_adj"),
             Place(named=rf"(?i){_PAIRS}"),
             Place(code=rf"(?i)\b(?:cdist|pdist|to_dense_adj)\(|{_PAIRS}\w*\s?="),
         ),
@@ -783,6 +839,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         # 0.2 to 0.4, zero/low_level; apex, amp/_process_optimizer.py; bitsandbytes 0.39 to 0.48,
         # csrc/pythonInterface.cpp: cget_managed_ptr of paged state; apex, optimizers; transformers
         # 4.20 to 4.57, optimization.py: Adafactor; bitsandbytes, optim
+        intro=r"[Oo]ut of memory at line \d+ in file \S*pythonInterface",
+        in_words=rf"(?i){_in_clause(r'(?:optimi[sz]er[. ](?:step|states?)|step function)')}",
         # Lightning runs the whole step inside optimizer.step(closure)
         unless=(Place(code=r"\bclosure\("),),
         places=(
@@ -803,6 +861,12 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 is_last=True,
             ),
             Place(code=r"\boptim(?:izer)?\.step\(|\bexp_avg_sq\b", is_last=True),
+            # the optimizer's own copy of the weights in 32 bits
+            Place(
+                file=r"/(?:deepspeed|colossalai|apex|megatron)/",
+                code=r"\b(?:fp32|master|single_partition)\w*(?:\[[^\]]*\])?(?:\.append\(| ?= ?)"
+                r".{0,80}(?:\.float\(|float32)",
+            ),
         ),
     ),
     # ---- images ----
@@ -856,6 +920,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         # monai 0.2 to 1.5, inferers/utils.py and inferer.py
         places=(Place(file=r"/monai/inferers/", is_last=True),),
         in_words=r"(?is)\bsliding_window_inference\b|\bsw_batch|\bmonai\b.*\bsliding.window",
+        intro=r"sliding_window_inference\s+(?:count_map|output_image)|(?:count_map|output_image\w*)"
+        r"(?:\.append\(| ?= ?)torch\.zeros\(",
     ),
     # ---- generating and attention ----
     TracebackSign(
@@ -918,6 +984,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 r"|cross_entropy\("
             ),
         ),
+        in_words=r"log_softmax|logprobs_from_logits|logits_to_logprobs|compute_log_probs\(",
         unless=(Place(file=r"/transformers/generation/"),),  # which asks for no loss
     ),
     TracebackSign(
@@ -934,7 +1001,13 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         why="The cache of keys and values grows with every token of prompt and answer, "
         "for each beam and sequence.",
         # transformers 4.20 to 4.57, generation/utils.py and cache_utils.py
-        places=(Place(file=r"/transformers/(?:generation/|cache_utils\.py$)"),),
+        places=(
+            Place(file=r"/transformers/(?:generation/|cache_utils\.py$)"),
+            # a cache that is made for the whole context at once
+            Place(
+                code=r"\bcache = \w*Cache\w*\(|\bkey_(?:states|cache)\w* = torch\.(?:zeros|empty)\("
+            ),
+        ),
     ),
     TracebackSign(
         name=EVALUATION,
@@ -952,11 +1025,16 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "it returns.",
         # transformers 4.57, trainer.py; lightning 2.5, loops/evaluation_loop.py
         in_words=rf"(?i){_EVALUATES}",
+        # progress bars of catalyst and Lightning; code of PyTorch 0.3, which kept no graph there
+        intro=r"\b[Rr]unning (?:validation|evaluation)\b|Train\w{0,10}Validat"
+        r"|(?:\(valid(?:ation)?\)|\bValidat(?:ing|ion(?: DataLoader \d+)?)):\s{1,6}\d{1,3}%"
+        r"|volatile was removed and now has no effect",
         places=(
             Place(
                 functions="evaluation_loop prediction_loop prediction_step evaluate "
                 "_evaluation_step validation_step _run_sanity_check validate test test_epoch"
             ),
+            Place(file=r"(?:^|/)evaluation/"),
             Place(
                 code=r"(?:(?<![\w.])|\bself\.)(?:(?:val|eval)_\w+|(?:validat|evaluat)(?:e|ion)"
                 r"(?:_\w+)?)\("
@@ -981,6 +1059,35 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "graph of its step.",
         # torch 2.13, docs/source/notes/faq.rst
         in_words=rf"(?i){_GROWS}",
+    ),
+    TracebackSign(
+        name="spilled",
+        doing="with part of the GPU's memory on the host, where Windows' driver had moved it",
+        is_of_batch=True,
+        is_surrounding=True,
+        title="Stay within the GPU's own memory",
+        change="a smaller batch, input or model, until nvidia-smi stays a few hundred MiB below "
+        "the card's size; to get an error instead of a slow run: NVIDIA Control Panel, Manage 3D "
+        "settings, CUDA - Sysmem Fallback Policy: Prefer No Sysmem Fallback",
+        why="What does not fit goes to the host's memory, over the bus, at a fraction of the "
+        "speed.",
+        # NVIDIA's driver for Windows since 536.40; support answer 5490
+        in_words=r"[Ss]hared GPU memory|[Ss]ysmem [Ff]allback",
+    ),
+    TracebackSign(
+        name="ran-before",
+        doing="when a notebook ran it again",
+        is_of_model=True,
+        is_surrounding=True,
+        title="Free what the earlier run left, or restart the kernel",
+        change="restart the notebook's kernel, which frees everything; to go on without that: del "
+        "model, optimizer and every output, then gc.collect() and torch.cuda.empty_cache(); after "
+        "an error its traceback holds all variables of the cell that failed, until another cell "
+        "fails (1/0)",
+        why="The variables of the earlier run, or the traceback of its error, still hold its "
+        "tensors while the next run makes its own.",
+        # ipython 8, core/interactiveshell.py: showtraceback() sets sys.last_traceback
+        in_words=_RAN_BEFORE,
     ),
     TracebackSign(
         name=LATE,
@@ -1030,8 +1137,10 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 functions="decorate_context",
             ),
             Place(file=rf"(?:^|/)(?:\w*_)?{_INFERS}(?!r|\w{{0,20}}util)\w*\.py$"),
+            Place(functions="infer inference predict upscale transcribe enhance generate detect"),
             Place(code=CALLS_OF_LIBRARIES),
         ),
+        intro=r"\bvideo \d{1,6}/\d{1,6} \(frame \d",
         in_words=rf"(?is){_RAN}|{_in_clause(f'(?:{_RUNS_MODEL})')}|{_ONLY_RUNS}",
     ),
 )

@@ -109,12 +109,12 @@ def test_error_with_its_own_explanation_on_one_line_is_a_failure():
 
 def test_error_that_ray_passes_on_is_pytorchs():
     text = "ray.exceptions.RayTaskError(OutOfMemoryError): ray::main_task() (pid=5)\n{}\n"
-    frames = traceback(("/job/trl/trainer/ppo_trainer.py", "output = forward(model, ids)"))
+    frames = traceback(("/job/verl/trainer/ppo/ray_trainer.py", "actor_output = self.actor_rol"))
 
     verdict, first = first_of(text.format(frames))
 
     assert verdict.cause is Cause.CAPACITY
-    assert first.change.startswith("with TRL: lower per_device_train_batch_size")
+    assert first.change.startswith("with verl: lower actor_rollout_ref.actor.ppo_micro_batch_size")
 
 
 @pytest.mark.parametrize(
@@ -312,6 +312,13 @@ def test_who_trains_inside_a_user_interface_gets_words_for_training():
     assert "with sd-scripts: lower --train" in first_of(text.format("FluxTrainLoop"))[1].change
 
 
+def test_name_of_a_model_among_arguments_is_not_the_program():
+    text = "CUDA error: out of memory in torch, txt2img(inputs=('dog', 'RealESRGAN_x4plus'))\n"
+
+    assert "--tile" not in first_of(text)[1].change
+    assert "--tile" in first_of(text.replace("'Real", "Real"))[1].change
+
+
 def test_request_as_large_as_all_that_is_live_is_a_copy_of_the_model():
     message = old_style("26.08 GiB", "31.75 GiB", "26.14 GiB", "4.77 GiB", "26.15 GiB")
 
@@ -391,6 +398,10 @@ SAID = {
     "ERROR 03-13 09:00:43 [core.py:330] the engine failed": "--gpu-memory-utilization",
     "ZeRO stage: 2, micro batch 2": "train_micro_batch_size_per_gpu",
     "pipe = FluxPipeline.from_pretrained(name)": "num_images_per_prompt",
+    "actor_rollout_ref.actor.strategy=fsdp": "ppo_micro_batch_size_per_gpu",
+    "torchrun pretrain_gpt.py --bf16": "--micro-batch-size",
+    "masks = SamAutomaticMaskGenerator(sam)": "points_per_batch",
+    "RealESRGAN_x4plus": "--tile",
     "ESPnet 202301": "batch_bins",
     "nnUNetv2_train 7 3d_fullres 0": "-gpu_memory_target",
     "I use YOLOv8 of ultralytics": "imgsz",
@@ -1224,6 +1235,17 @@ def test_worker_that_crashed_was_not_killed_for_memory():
     assert "crashed" in verdict.summary
 
 
+def test_slow_run_beside_shared_gpu_memory_has_spilled_and_its_mention_alone_has_not():
+    slow = "Training is very slow, and Shared GPU memory is at 6.1/16.0 GB.\n"
+    idle = "GPU memory 1.0/24.0 GB, Shared GPU memory 0.1/16.0 GB.\n"
+
+    spilled, quiet = (diagnose(case_of(text)) for text in (slow, idle))
+
+    assert spilled.verdict.cause is Cause.CAPACITY
+    assert "Sysmem Fallback" in spilled.recommendations[0].change
+    assert quiet.verdict.cause is Cause.NOT_MEMORY
+
+
 # ---- programs without PyTorch, and what nothing here knows ----
 
 PROGRAMS = {
@@ -1908,6 +1930,26 @@ def test_weights_take_fewer_bits_than_they_have():
     assert "16, 8 or 4" in first_of(said.format("as usual"))[1].change
 
 
+def test_server_beside_a_training_gets_a_smaller_share():
+    full = new_style(
+        "1.16 GiB",
+        "79.35 GiB",
+        "1.05 GiB",
+        "62.60 GiB",
+        "95.32 MiB",
+        processes=process(91, "14.90 GiB"),
+    )
+    calls = traceback(
+        ("/site-packages/trl/trainer/grpo_trainer.py", "self.llm = LLM("),
+        ("/site-packages/vllm/worker/cache_engine.py", "kv_cache = torch.zeros("),
+    )
+
+    _, first = first_of(f"{calls}{full}\n")
+
+    assert first.title == "Give the server beside the training a smaller share of the GPU"
+    assert "vllm_gpu_memory_utilization" in first.change
+
+
 @pytest.mark.parametrize(
     "said",
     [
@@ -2252,15 +2294,24 @@ def test_batch_of_the_validation_is_not_lowered_when_training_fails():
     assert "from 96" in first_of(f"{said}{FULL}\n")[1].title
 
 
+def test_backward_pass_outweighs_what_a_server_in_the_same_job_logged():
+    before = "(W pid=7) After sync in sharding manager: 20 GB.\n(W pid=7) Before vllm offload.\n"
+    named = "(W pid=7) Before state_dict() in sharding manager\n"
+    text = f"{named}{before}{traceback(('/a/verl/workers/actor/dp.py', 'loss.backward()'))}{FULL}\n"
+
+    assert "ppo_micro_batch_size_per_gpu" in first_of(text)[1].change
+
+
 def test_proteins_are_given_fewer_residues_and_comfyui_is_known_by_its_log():
     assert "Use fewer residues" in first_of(f"a protein of 1800 AA, bf16\n{FULL}\n")[1].title
     assert "latent node" in first_of(f"got prompt\nRequested to load Flux\n{FULL}\n")[1].change
 
 
 def test_failure_whose_first_word_is_the_device_is_told_like_any_other():
-    verdict, _ = first_of("recipe = [AWQModifier()]\ncuda oom while smoothing, in torch\n")
+    verdict, first = first_of("recipe = [AWQModifier()]\ncuda oom during the smoothing stage\n")
 
     assert verdict.cause is Cause.CAPACITY
+    assert "num_calibration_samples" in first.change
 
 
 def test_failure_in_the_middle_of_a_later_epoch_comes_after_steps_that_fit():
@@ -2281,8 +2332,24 @@ def test_batch_of_a_model_that_only_runs_is_lowered_by_name():
     assert "lower --batch_size from 32" in first_of(said)[1].change
 
 
-def test_gaussian_splatting_has_options_of_its_own():
+def test_splatfacto_has_options_of_its_own():
+    assert "cache-images cpu" in first_of(f"ns-train splatfacto\n{FULL}\n")[1].change
     assert "--data_device" in first_of(f"_C.rasterize_gaussians(*args)\n{FULL}\n")[1].change
+
+
+@pytest.mark.parametrize(
+    ("said", "is_rerun"),
+    [
+        ("My notebook trains once; when I run the cell again I get", True),
+        ("In Jupyter the next model fails, and I would like to go on without restarting the kernel",
+         True),
+        ("On Colab it fails. I run it again after I restarted the runtime, still the same", False),
+        ("I tried many times on Kaggle, it fails in epoch 1 with", False),
+        ("python train.py works, the second run with a larger model gives", False),
+    ],
+)  # fmt: skip
+def test_notebook_that_ran_before_still_holds_its_tensors(said, is_rerun):
+    assert ("earlier run left" in first_of(f"{said}\n{FULL}\n")[1].title) is is_rerun
 
 
 def test_first_gpu_is_known_by_another_number_and_nnunet_by_its_name():

@@ -35,18 +35,22 @@ SHAPES = {
         frame(f"{LIB}/detectron2/layers/mask_ops.py", "_do_paste_mask", "y = F.grid_sample(m, g)"),
         frame(f"{TORCH}/nn/functional.py", "grid_sample", "return torch.grid_sampler(x, g)"),
     ),
+    "ran-before": f"My notebook trains once; when I run the cell again I get\n{FULL}",
     "later-step": f"Training runs out of memory after the first epoch.\n{FULL}",
     "first-gpu": "Training is on four GPUs, and gpu 0 takes more memory than the others.\n" + FULL,
     "server-start after its weights": "vLLM: Loading safetensors checkpoint shards: 100% Completed "
     f"| 5/5\n{FULL}\n",
+    "evaluation by its progress": f"Steps: 0/100 - INFO - Running validation...\n{FULL}\n",
     "first-gpu by its processes": f"DDP: processes of other GPUs appear on GPU0.\n{FULL}",
     "first-gpu by a process on two": "|    0   N/A  N/A   91   C   python   9212MiB |\n"
     "|    0   N/A  N/A   92   C   python   726MiB |\n"
     f"|    1   N/A  N/A   92   C   python   9212MiB |\nTraining fails:\n{FULL}",
     "inference by its method": f'r = model.predict(source="imgs/")\n{FULL}\n',
+    "optimizer-state in words": f"It fits, but in the step function it runs out of memory.\n{FULL}",
     "sliding-window": failing(
         frame(f"{LIB}/monai/inferers/utils.py", "sliding_window_inference", "x = zeros(n)")
     ),
+    # vllm, csrc/cumem_allocator.cpp
     "graph-capture of a training run": failing(
         frame("/job/megatron/training.py", "train", "helper.create_cudagraphs()"),
         frame(
@@ -56,9 +60,19 @@ SHAPES = {
     "graph-capture": failing(
         frame(f"{LIB}/vllm/v1/worker/gpu_model_runner.py", "capture_model", "self.run(n)")
     ),
+    "spilled": "Since the update training is very slow: the task manager shows 4 GB of Shared GPU "
+    "memory in use.\n",
+    "optimizer-state in 32 bits": failing(
+        frame(f"{LIB}/colossalai/zero/low_level_optim.py", "__init__", "fp32_flat = half.float()")
+    ),
+    "evaluation of PyTorch 0.3": "UserWarning: volatile was removed and now has no effect.\n"
+    "RuntimeError: CUDA error: out of memory\n",
     "gathered-save": failing(
         frame("/job/save.py", "save", "sd = net.state_dict()"),
         frame(f"{TORCH}/distributed/fsdp/_state_dict_utils.py", "_common_unshard", "unshard()"),
+    ),
+    "gathered-save by DeepSpeed": failing(
+        frame(f"{LIB}/deepspeed/runtime/engine.py", "save_16bit_model", "sd = self.gather()")
     ),
     "gathered-save of a sharded optimizer": failing(
         frame(f"{LIB}/fairscale/optim/oss.py", "consolidate_state_dict", "send(objects, group)"),
@@ -134,6 +148,7 @@ SHAPES = {
         frame("/job/decorators.py", "wrapper", "ret = func(self, *args)"),
     ),
     "inference by the call": failing(frame("/job/pipeline.py", "run", "model.transcribe(path)")),
+    "inference of a video": f"video 1/1 (frame 252/4272) /a/b.mp4: 1024x1024 1 0, 66.7ms\n{FULL}\n",
     "server-step": failing(
         frame(f"{LIB}/vllm/v1/worker/gpu_worker.py", "execute_model", "out = self.run()")
     ),
@@ -162,6 +177,7 @@ SHAPES = {
         frame(f"{TORCH}/nn/functional.py", "grid_sample", "return torch.grid_sampler(x, g)")
     ),
     "loaded-checkpoint in words": f"When I resume training from a checkpoint:\n{FULL}\n",
+    "several-models": f"I run both models on the same GPU:\n{FULL}\n",
     "growth": f"The memory keeps growing from step to step until it fails:\n{FULL}\n",
     "loaded-checkpoint that is resumed": f"It only fails when resuming:\n{FULL}\n",
     "evaluation in other words": f"Training works, validation fails with this:\n{FULL}\n",
@@ -173,6 +189,11 @@ SHAPES = {
     "kept-predictions in words": f"{FULL}\nIt happens during evaluation: memory usage starts to "
     "creep up at some batch until it overflows.\n",
     "kept-predictions of many images": f"In testing, it fails after 1000 images:\n{FULL}",
+    "loading-weights in a loader's own functions": failing(
+        frame("/job/models.py", "loader", "return Quantized.from_pretrained(name)"),
+        frame(f"{LIB}/exl/moe_mlp.py", "load", "self.w3[e].load()"),
+    ),
+    "loading-weights of an adapter": f"ERROR lora blocks.18.txt_mod.lin.weight {FULL}\n",
     "growth told below the message": f"{FULL}\n\nThe GPU memory is slowly increasing.\n",
     "attention-scores": failing(
         frame("/job/net.py", "forward", "w = torch.matmul(q, key_states.transpose(2, 3))")
@@ -186,6 +207,12 @@ SHAPES = {
     "graph-capture of a log": "INFO [model_runner.py:1442] Capturing cudagraphs for decoding.\n"
     f"{FULL}\n",
     "server-start of a router": f"ERROR text_generation_launcher: Method Warmup failed\n{FULL}\n",
+    "server-start": failing(
+        frame(
+            "/x/vllm/v1/engine/core.py", "run_engine_core", "engine_core = EngineCoreProc(*args)"
+        ),
+        frame("/x/vllm/v1/engine/core.py", "__init__", "super().__init__(config, executor)"),
+    ),
     "server-step of a router": f"ERROR text_generation_client: router/lib.rs:33: {FULL}\n",
     "growing-concatenation": failing(
         frame("/job/fit.py", "collect", "seen = torch.cat([seen, new])")
@@ -196,14 +223,22 @@ SHAPES = {
     "optimizer-state of bitsandbytes": failing(
         frame(f"{LIB}/bitsandbytes/optim/optimizer.py", "step", "self.init_state(group, p)")
     ),
+    "optimizer-state in pages": "Error out of memory at line 7 in file /csrc/pythonInterface.cpp\n",
     "optimizer-state in the step of DeepSpeed": failing(
         frame(f"{LIB}/deepspeed/runtime/zero/stage3.py", "_optimizer_step", "self.opt.step()"),
         frame(f"{TORCH}/optim/adam.py", "_init_group", "state['exp_avg'] = zeros_like(p)"),
     ),
     "ctranslate2": "RuntimeError: CUDA failed with error out of memory\n",
+    "loading-weights at the end of what was pasted": failing(
+        frame("/job/workflow.py", "run_sft", "model = load_model(tokenizer, args)")
+    ),
     "ctranslate2 in small letters": "I get cuda failed with error out of memory after a while.\n",
     "generation": failing(
         frame(f"{LIB}/transformers/generation/utils.py", "_sample", "out = self(**inputs)")
+    ),
+    "generation in a cache made at once": failing(
+        frame("/job/infer.py", "<module>", "cache = ExLlamaV2Cache(model)"),
+        frame(f"{LIB}/ex/cache.py", "make", "key_states = torch.zeros(shape, device=device)"),
     ),
     "kept-predictions of a call": f"trainer.evaluate() aggregates logits on the GPU:\n{FULL}\n",
     "graph-capture in words": f"It fails during CUDA graph capture:\n{FULL}\n",
@@ -480,7 +515,7 @@ def test_advice_names_the_options_of_the_framework_at_hand_only():
 
     assert "zero.Init" in how(SHAPES["loading-weights under DeepSpeed"])
     assert "zero.Init" not in how(SHAPES["loading-weights"])
-    assert "zero_to_fp32.py" in how(f"Under ZeRO-3 it fails in save_checkpoint:\n{FULL}\n")
+    assert "zero_to_fp32.py" in how(SHAPES["gathered-save by DeepSpeed"])
     assert "--gpu-memory-utilization" in how(served)
     assert "--mem-fraction-static" not in how(served)
     assert "per_device_eval_batch_size" in how(evaluated)
@@ -528,6 +563,17 @@ def test_line_that_calls_a_validation_shows_it_where_its_frame_has_another_name(
 
     assert sign is not None
     assert sign.name == "evaluation"
+
+
+@pytest.mark.parametrize(
+    "bar",
+    # catalyst 20, callbacks/logging.py; lightning 1.5 to 2.5, callbacks/progress
+    ["0/9 * Epoch (valid):   3% 1/32 [00:01]", "Validation DataLoader 0:  12%", "Validating: 5%"],
+)
+def test_bar_of_a_validation_shows_an_evaluation(bar):
+    (message,) = find_messages(f"{bar}\nRuntimeError: CUDA error: out of memory\n").messages
+
+    assert getattr(sign_of(message), "name", "") == "evaluation"
 
 
 @pytest.mark.parametrize(

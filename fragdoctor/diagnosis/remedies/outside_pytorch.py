@@ -27,7 +27,7 @@ from fragdoctor.diagnosis.verdict_message import library_of
 from fragdoctor.model.case import GPU_EMPTY, OtherProcess
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, line_text
-from fragdoctor.model.frameworks import SERVERS, Change, words_for
+from fragdoctor.model.frameworks import OWN_LOOPS, SERVERS, Change, words_for
 from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, FailedRequest
 from fragdoctor.rules.traceback_signs import FIRST_GPU, is_in_backward_pass
@@ -92,6 +92,24 @@ def _share(case: JudgedCase) -> str:
     return "" if left < LEAST_UTILIZATION else f"{option[1]} {left:.2f} or less"
 
 
+def _beside_training(case: JudgedCase) -> str:
+    """Return how to lower the share of a server that runs on the GPU of the training, or ""."""
+    trainers = [f for f in case.frameworks if f.name in OWN_LOOPS]
+    option = words_for((*trainers, *case.frameworks), Change.SHARE)
+    is_served = any(f.name in SERVERS or f.name == "verl" for f in case.frameworks)
+    if option is None or not trainers or not is_served:
+        return ""
+    return f"lower {option[1]}; {OFFLOADED_ROLLOUT}"
+
+
+BESIDE_TRAINING: Final = "Give the server beside the training a smaller share of the GPU"
+OFFLOADED_ROLLOUT: Final = (
+    "move what waits to the host: the server sleeps while the model is updated "
+    "(vllm_enable_sleep_mode, free_cache_engine), and the trained weights and states leave the GPU "
+    "while it generates (param_offload)"
+)
+
+
 def _way_out(case: JudgedCase, listed: Sequence[OtherProcess]) -> tuple[str, str]:
     """Return title and change for memory that others hold; a title of "" is the usual one."""
     pids = ", ".join(str(p.pid) for p in listed)
@@ -108,7 +126,9 @@ def _way_out(case: JudgedCase, listed: Sequence[OtherProcess]) -> tuple[str, str
     change = (
         "use nvidia-smi or fuser -v /dev/nvidia* to see who holds it, and kill leftover processes"
     )
-    if pids:
+    if trained := _beside_training(case):
+        title, change = BESIDE_TRAINING, trained
+    elif pids:
         change = end
     if share := _share(case):
         change += f"; or share the GPU: with {share} it fits beside them"
@@ -188,11 +208,14 @@ def cap_other_libraries(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     held = r.non_pytorch_bytes if r is not None else None
     is_main = case.cause is Cause.NON_PYTORCH_MEMORY
     is_beside = case.supports(Cause.NON_PYTORCH_MEMORY)
+    trained = _beside_training(case)
     if not is_main and not (is_beside and held and held > CONTEXT_ALLOWANCE_BYTES):
         return
     yield remedy.proposal(
+        title=BESIDE_TRAINING if trained else "",
         weight=Weight.CURES if is_main else Weight.MAY_HELP,
-        change="fewer simulator environments (num_envs), "
+        change=trained
+        or "fewer simulator environments (num_envs), "
         "XLA_PYTHON_CLIENT_PREALLOCATE=false for JAX, set_memory_growth for TensorFlow, "
         "fewer NCCL communicators and channels (NCCL_MAX_NCHANNELS), smaller TensorRT "
         "workspaces; CUDA_MODULE_LOADING=LAZY before CUDA 12.2, where it became the default",

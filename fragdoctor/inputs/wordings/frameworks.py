@@ -14,6 +14,7 @@ from fragdoctor.inputs.wordings.wording import (
     OTHER,
     Fields,
     Wording,
+    only_where,
     printed_bytes,
     where,
 )
@@ -42,6 +43,9 @@ def _ggml_buffer(fields: Fields, match: re.Match[str], stream: LogStream) -> Fie
     below = text[match.start() : match.end() + 400]
     return fields | {"sub_kind": next((name for name, p in _PURPOSES if p.search(below)), "")}
 
+
+_SLOW: Final = only_where(r"slow(?!est)|snail|crawl|takesforever|speeddrop|bottleneck", 800, 800)
+"""Signs of a slow program: without them, the words occur in any discussion of GPUs."""
 
 _TENSORRT: Final = where(r"trt-llm\]|tensorrt[-_]llm|trtllm", 8000, 8000, sub_kind="trtllm")
 """Signs that TensorRT-LLM runs TensorRT's builder: its own lines around those of TensorRT."""
@@ -201,6 +205,11 @@ FRAMEWORKS: Final = (
         r"ranoutofmemorywhenregularvae(?:de|en)coding,retryingwithtiledvae",
         "went-on",
         is_warning=True,
+    ),
+    *(
+        Wording("spilled", literal, "went-on", refine=_SLOW, is_warning=True, is_marker=True)
+        # Written by people who watch Windows' task manager; no program prints this.
+        for literal in ("sharedgpumemory", "sysmemfallback")
     ),
     _other(
         "trtllm-executor",
