@@ -26,11 +26,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
 from outlook_table import HELD_OUT, LOOKED, ProgramTruth, read_truth
 from record_outlooks import PROGRAMS, UNLIMITED_MIB, Server, even_mib, read_program
 

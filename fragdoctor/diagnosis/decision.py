@@ -103,7 +103,7 @@ def simply_full(r: FailedRequest) -> Hypothesis:
             f"({format_share(live, available)})"
         )
         if r.requested_bytes < LAST_STRAW_SHARE * available:
-            summary += f": the device is full, and the {r.request_text} is only the last straw."
+            summary += f": the device is full, and the {r.request_text} is just the last straw."
         else:
             left = available - live
             how_much = "nearly all" if r.requested_bytes >= 0.8 * left else "most"

@@ -36,7 +36,7 @@ def by_its_figures(name: str, message: OomMessage) -> Hypothesis:
         if (found := row(name, message)) is not None:
             return found
     figures = (
-        "the message prints no figures"
+        "the message gives no numbers"
         if message.free_bytes is None or message.total_bytes is None
         else f"{format_size(message.free_bytes)} of {format_size(message.total_bytes)} was free "
         "when it began"

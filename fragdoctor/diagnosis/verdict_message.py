@@ -294,7 +294,7 @@ def _allocator(message: OomMessage) -> Hypothesis:
     elif message.variant in ("told", "bare") and message.requested_bytes is None:
         when = f" {doing}" if doing else ""
         summary = f"The text says that the GPU ran out of memory{when}, but not what filled it."
-        settled_by = "Paste the whole error, with its numbers and its traceback."
+        settled_by = "Paste the whole error, including its numbers and its traceback."
     else:
         return found
     return replace(found, summary=summary, settled_by=settled_by)
@@ -352,10 +352,10 @@ def _driver(message: OomMessage) -> Hypothesis:
         whole = "" if message.total_bytes is None else f" of {format_size(message.total_bytes)}"
         return Hypothesis(
             Cause.OTHER_PROCESS,
-            "The text gives no figures of the failure, but says that GPU memory outlived its "
+            "The text gives no numbers for the failure, but says that GPU memory outlived its "
             "program: what is left of an earlier run holds it."
             if message.process_bytes is None
-            else "The error has no figures, but a table in the text shows "
+            else "The error has no numbers, but a table in the text shows "
             f"{format_size(message.process_bytes)}{whole} in use on GPU "
             f"{message.device_index}: if this program was not running then, another program or "
             "what is left of an earlier run holds them.",
@@ -378,13 +378,14 @@ def _driver(message: OomMessage) -> Hypothesis:
     if sign is not None:
         return Hypothesis(
             Cause.CAPACITY,
-            f"{'The GPU' if is_told else 'A call of the driver'} ran out of memory {sign.doing}; "
+            f"{'The GPU ran out of memory' if is_told else 'A call to the driver found no memory'} "
+            f"{sign.doing}; "
             f"the {'text' if is_told else 'message'} has no numbers.",
             settled_by=f"{_WATCHED}.",
             also=() if is_empty else (Cause.OTHER_PROCESS,),
         )
     summary = (
-        "A direct call to the driver ran out of memory. Its message has no numbers: device "
+        "A direct call to the driver found no memory. Its message has no numbers: device "
         "memory, pinned host memory or the context may have run out."
     )
     settled = "Run with CUDA_LAUNCH_BLOCKING=1 to see the failing call, and watch nvidia-smi."

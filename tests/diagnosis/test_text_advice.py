@@ -2462,7 +2462,7 @@ def test_library_that_does_not_say_why_it_failed_may_have_met_a_wrong_index_or_a
     full, room = first_of(failure + table)
 
     assert (alone.cause, alone.also) == (Cause.CAPACITY, (Cause.NOT_MEMORY,))
-    assert first.title == "Tell a full GPU from a wrong index"
+    assert first.title == "Find out whether the GPU is full or an index is out of range"
     assert all(word in first.change for word in ("CUDA_LAUNCH_BLOCKING", "batch", "nvidia-smi"))
     assert (of_index.cause, of_index.also) == (Cause.NOT_MEMORY, (Cause.CAPACITY,))
     assert (full.cause, full.confidence, full.also) == (Cause.CAPACITY, Confidence.LIKELY, ())

@@ -202,8 +202,8 @@ def _beyond_holes(case: JudgedCase) -> str:
     if not r.is_beyond_settings:
         return ""
     return (
-        f"Even without holes it would be {format_size(-r.margin_bytes)} short: live memory "
-        "and the request exceed what PyTorch could have."
+        f"Even without holes the request would be {format_size(-r.margin_bytes)} short: live "
+        "memory and the request exceed what PyTorch could have."
     )
 
 

@@ -237,7 +237,7 @@ class SmallerBatch(SavingRemedy):
         if not case.is_allocator_case or not (case.cause in SHORT_OF_MEMORY or is_beside):
             return
         if r is None or r.is_bare:
-            source = "message prints no figures" if case.message else "statistics hold no request"
+            source = "message gives no numbers" if case.message else "statistics hold no request"
             if case.sign is None:
                 why = f"The {source}; the batch is what a program can shrink first."
                 yield self._smaller(case, why)

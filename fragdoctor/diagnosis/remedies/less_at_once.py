@@ -35,7 +35,8 @@ HALVES: Final = (
     "time, which keeps the effective batch"
 )
 ANY_BATCH: Final = (
-    "lower the batch size, or the size of one sample: sequence length, image size, frames"
+    "lower the batch size, or make each sample smaller: shorter sequences, smaller images, fewer "
+    "frames"
 )
 ONE_INPUT: Final = "a smaller image or tiles of it, fewer frames or points, a shorter text or audio"
 FITTED: Final = (
@@ -52,7 +53,7 @@ PARTS: Final = {IMAGES: " (or tiles of them)", SEQUENCES: " (and a lower max_new
 """How else a model that only runs can be given less of what it runs on."""
 OF_SMALL_MODELS: Final = regex(r"^fewer (?!frames)|patches")
 """Samples of models whose weights are small beside what they compute."""
-OFFLOADED: Final = "what is not running on the CPU (an option such as --offload or --lowvram)"
+OFFLOADED: Final = "idle parts on the CPU (an option such as --offload or --lowvram)"
 _OF_MODEL: Final = regex(r"(?i)\bmodels?\b|\binference\b|\bgenerat|\bpipeline|模型|推理")
 _COMMAND: Final = regex(r"\bpython3? \S{1,80}\.py\b[^\n]{0,80}? --[a-z]")
 _OWN_CODE: Final = regex(

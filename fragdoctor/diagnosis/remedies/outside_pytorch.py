@@ -70,7 +70,9 @@ def _fewer(case: JudgedCase) -> str:
     """Return how to run fewer workers where a program starts several on one GPU, or ""."""
     said = "" if case.message is None else case.message.said
     how = next((how for words, how in WORKERS.items() if re.search(words, said)), "")
-    return how and f"with {how}, as many as fit (fragdoctor pack); or a GPU of its own for each"
+    return (
+        how and f"with {how}, run only as many as fit (fragdoctor pack), or give each its own GPU"
+    )
 
 
 def _beside_server(case: JudgedCase, listed: Sequence[OtherProcess]) -> str:
@@ -131,12 +133,12 @@ def _way_out(case: JudgedCase, listed: Sequence[OtherProcess]) -> tuple[str, str
     elif pids:
         change = end
     if share := _share(case):
-        change += f"; or share the GPU: with {share} it fits beside them"
+        change += f"; or share the GPU: with {share} both fit"
     free = case.told.free_gpu
     if case.cause is Cause.OTHER_PROCESS and (free is not None or _has_several(case)):
         which = "a GPU that is free" if free is None else f"GPU {free}, which is free"
         title = f"Run it on {which}, or stop what is on this one"
-        pick = "pick another in nvidia-smi, with " if free is None else ""
+        pick = "find a free one with nvidia-smi, and put " if free is None else ""
         pick += f"CUDA_VISIBLE_DEVICES={'N' if free is None else free} on the command itself"
         change = f"{pick}; otherwise {change}"
     return title, change
@@ -243,10 +245,10 @@ def library_headroom(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     )
     less = "use a smaller batch; " if case.kind in ("cublas", "cudnn") else ""
     yield remedy.proposal(
-        title="Tell a full GPU from a wrong index" if is_open else "",
+        title="Find out whether the GPU is full or an index is out of range" if is_open else "",
         weight=Weight.CURES if is_open else Weight.HELPS,
         change="nvidia-smi during the run shows a full GPU, and a smaller batch then fits; "
-        "CUDA_LAUNCH_BLOCKING=1, or the same step on the CPU, names the line of a wrong index; if "
+        "CUDA_LAUNCH_BLOCKING=1, or the same step on the CPU, shows the line with a bad index; if "
         "it is neither, install a build of PyTorch that fits the GPU and its driver, without other "
         f"CUDA libraries in LD_LIBRARY_PATH. Against a full GPU also {room}"
         if is_open

@@ -201,7 +201,7 @@ def empty_cache(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     if case.cause in (Cause.SIZE_BUG, Cause.UNKNOWN, Cause.PENDING_FREES):
         return
     rejected = remedy.rejection(
-        "The allocator already did that before it raised the error; "
+        "The allocator already tried that before raising the error; "
         "live tensors and stranded holes stay as they are.",
         Confidence.PROVEN,
     )

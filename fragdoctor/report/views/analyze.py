@@ -196,8 +196,9 @@ def footer(diagnosis: Diagnosis) -> str:
         plural(n_serious, "finding") if n_serious else "",
         plural(n_advice, "recommendation") if n_advice else "",
     ]
-    listed = ", ".join(p for p in parts if p)
-    return f"Add --full for {listed}." if listed else ""
+    *most, last = [p for p in parts if p] or [""]
+    listed = f"{', '.join(most)} and {last}" if most else last
+    return f"Add --full to see {listed}." if listed else ""
 
 
 def document(
