@@ -67,8 +67,8 @@ def _of_visible(device: int | None, visible: str) -> list[str]:
         return []
     which = "the first visible GPU" if device == 0 else f"number {device + 1} of the visible GPUs"
     note = (
-        f"GPU {device} is {which}: GPU {ids[device]} of nvidia-smi, if CUDA_VISIBLE_DEVICES="
-        f"{visible} is in force (a program that has used CUDA sets it too late)."
+        f"GPU {device} means {which}: GPU {ids[device]} in nvidia-smi if CUDA_VISIBLE_DEVICES="
+        f"{visible} took effect (it must be set before the program uses CUDA)."
     )
     return [note]
 

@@ -2489,7 +2489,7 @@ def test_full_gpu_beside_others_is_left_to_those_who_hold_it(said, gpu, title):
     first, notes = told.recommendations[0], " ".join(told.notes)
     assert first.title.startswith(title)
     assert ("CUDA_VISIBLE_DEVICES=N" in first.change) == title.startswith("Run")
-    assert (f"the first visible GPU: {gpu} of" in notes) == bool(gpu)
+    assert (f"the first visible GPU: {gpu} in" in notes) == bool(gpu)
 
 
 @pytest.mark.parametrize(
