@@ -276,3 +276,14 @@ def test_page_without_a_message_is_no_snapshot(tmp_path):
 
     with pytest.raises(InputError, match="holds no memory snapshot"):
         read_case([str(page)], Overrides())
+
+
+def test_message_that_statistics_quote_is_read_by_both_readers(tmp_path):
+    path = tmp_path / "stats.json"
+    path.write_text(json.dumps({"allocated_bytes.all.current": 1 << 30, "error": MESSAGE}))
+
+    said, read = read_messages([str(path)], Overrides()), read_case([str(path)], Overrides())
+
+    assert said.oom == read.oom
+    assert said.oom is not None
+    assert said.oom.messages[0].requested_bytes == 500 << 20
