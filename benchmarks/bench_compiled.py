@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
-import subprocess
-import sys
-import tempfile
 import time
 from pathlib import Path
+
+from bench_rehearsals import rehearsed
 
 HERE = Path(__file__).resolve().parent
 
@@ -34,19 +32,12 @@ def main() -> None:
     ratios = []
     for row in rows:
         begun = time.perf_counter()
-        with tempfile.TemporaryDirectory() as folder:
-            done = subprocess.run(
-                [
-                    *(sys.executable, "-m", "fragdoctor", "rehearse", "--no-config", "--unlimited"),
-                    *("--gpu", "h200", "--python", options.python, "--format", "json"),
-                    str(HERE / "compiled_programs" / f"{row['name']}.py"),
-                ],
-                capture_output=True, text=True, check=False, cwd=folder,
-            )  # fmt: skip
-        if done.returncode or not done.stdout:
-            print(f"{row['name']:<20} {done.stderr.strip()[-200:]}", flush=True)
+        program = HERE / "compiled_programs" / f"{row['name']}.py"
+        try:
+            found = rehearsed(program, options.python, "h200")["rehearsal"]
+        except RuntimeError as e:
+            print(f"{row['name']:<20} {e}", flush=True)
             continue
-        found = json.loads(done.stdout)["rehearsal"]
         names = ("peak_allocated_bytes", "peak_reserved_bytes")
         ratios.append([found[name] / int(row[name]) for name in names])
         print(

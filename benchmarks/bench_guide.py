@@ -10,11 +10,9 @@ transformers, accelerate and datasets.
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
+
+from bench_rehearsals import rehearsed
 
 CONTEXT_MIB = 1_343
 STATED_MIB = {
@@ -27,23 +25,7 @@ STATED_MIB = {
     "1 4 1 1 adafactor": 4_847,
 }
 """Arguments of the program: what the guide states."""
-
-
-def rehearsed_mib(words: str, python: str) -> int:
-    """Return the peak of reserved memory."""
-    program = str(Path(__file__).with_name("guide_program.py").resolve())
-    with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "fragdoctor", "rehearse", program, "--gpu", "v100"),
-                *("--python", python, "--unlimited", "--format", "json", "--", *words.split()),
-            ],
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=folder,
-        )
-    return int(json.loads(done.stdout)["rehearsal"]["peak_reserved_bytes"]) >> 20
+PROGRAM = Path(__file__).with_name("guide_program.py")
 
 
 def main() -> None:
@@ -55,7 +37,8 @@ def main() -> None:
     options = parser.parse_args()
     print(f"{'batch accumulated checkpoints fp16 optimizer':<46} stated  rehearsed")
     for words, nvml_mib in STATED_MIB.items():
-        stated, found = nvml_mib - CONTEXT_MIB, rehearsed_mib(words, options.python)
+        run = rehearsed(PROGRAM, options.python, "v100", *words.split())["rehearsal"]
+        stated, found = nvml_mib - CONTEXT_MIB, int(run["peak_reserved_bytes"]) >> 20
         print(f"{words:<46} {stated:6,}  {found:9,}  {found / stated - 1:+.1%}", flush=True)
 
 

@@ -6,9 +6,9 @@ Each program of ``outlook_programs`` is rehearsed with all the memory that it wa
 are compared with those in ``tests/truth``, from runs on the allocator of PyTorch 2.12.1. With
 ``--oracle``, the same folder as for ``record_outlooks.py``, the peaks are measured anew on that
 allocator, with the libraries of the rehearsal, and 5% more and 5% less than the least capacity that
-suffices in the rehearsal are tried on it. PY is a Python with that
-PyTorch and, for some of the programs, transformers, accelerate, peft, trl, lightning and diffusers.
-The allocator's simulated GPU has a cuDNN that needs no workspaces, so rehearsals leave out theirs.
+suffices in the rehearsal are tried on it. PY is a Python with that PyTorch and, for some of the
+programs, transformers, accelerate, peft, trl, lightning and diffusers. The allocator's simulated
+GPU has a cuDNN that needs no workspaces, so rehearsals leave out theirs.
 
 With ``--gpu``, the peaks are compared with those in ``measured/programs_h200.csv``, from runs of
 ``gpu_program.py`` on a real H200 with PyTorch 2.11.0.
@@ -65,14 +65,20 @@ class Row:
     fails_below: bool | None = None
 
 
-def rehearsed(name: str, python: str, *words: str, on_gpu: bool) -> dict[str, Any]:
-    """Rehearse a program in an empty folder and return the JSON."""
-    start = ["-m", "fragdoctor"] if on_gpu else ["-c", WITHOUT_WORKSPACES]
+def rehearsed(
+    program: Path, python: str, gpu: str, *words: str, start: Sequence[str] = ("-m", "fragdoctor")
+) -> dict[str, Any]:
+    """Rehearse a program with these arguments in an empty folder and return the JSON.
+
+    Raises:
+        RuntimeError: it cannot be rehearsed; the text says why.
+    """
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
             [
-                *(sys.executable, *start, "rehearse", str(PROGRAMS / f"{name}.py")),
-                *("--gpu", "h100", "--python", python, "--format", "json", "--no-config", *words),
+                *(sys.executable, *start, "rehearse", str(program.resolve()), "--gpu", gpu),
+                *("--python", python, "--format", "json", "--no-config", "--unlimited"),
+                *("--", *words),
             ],
             capture_output=True,
             text=True,
@@ -102,13 +108,15 @@ def judge(truth: ProgramTruth, python: str, server: Server | None, *, on_gpu: bo
     row = Row(truth.name, truth.split)
     start = time.perf_counter()
     try:
-        found = rehearsed(truth.name, python, "--unlimited", on_gpu=on_gpu)
+        path = PROGRAMS / f"{truth.name}.py"
+        how = ("-m", "fragdoctor") if on_gpu else ("-c", WITHOUT_WORKSPACES)
+        found = rehearsed(path, python, "h100", start=how)
     except RuntimeError as e:
         row.error = str(e)
         return row
     finally:
         row.seconds = time.perf_counter() - start
-    program = read_program(PROGRAMS / f"{truth.name}.py")
+    program = read_program(path)
     if server is not None:  # the libraries are those of the rehearsal
         now = server.run(program, program.conf, UNLIMITED_MIB)
         truth = replace(
