@@ -22,12 +22,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.shared]
 # another process holds the rest. The verdict says so instead.
 NEEDS_MESSAGE = {"non_pytorch_memory": Cause.OTHER_PROCESS}
 
-# First cause of each note on the allocator's messages; what the note names besides.
+# First cause of each note on the allocator's messages; what the note names besides. The note on
+# 036 leaves open whether Intel's driver limits single allocations or states too much free memory.
 MESSAGES = {
     "004": "fragmentation", "007": "capacity", "009": "other_process", "012": "capacity",
     "015": "fragmentation", "016": "capacity", "020": "capacity", "028": "other_process",
     "029": "capacity", "030": "capacity", "033": "non_pytorch_memory", "034": "capacity",
-    "035": "unknown", "036": "unknown", "038": "capacity", "040": "fragmentation",
+    "035": "unknown", "036": "memory_limit", "038": "capacity", "040": "fragmentation",
     "042": "capacity", "044": "fragmentation", "045": "capacity", "046": "memory_limit",
     "047": "capacity", "048": "capacity", "049": "capacity", "050": "capacity",
     "052": "fragmentation", "054": "memory_limit", "055": "other_process", "058": "capacity",
