@@ -37,13 +37,13 @@ ROUNDED = (
 )
 
 MISSED = (
-    "not known: the model does not run out of memory where the recorded run did, so it cannot say "
-    "what is enough"
+    "the model does not run out of memory where the recorded run did, so it cannot say what is "
+    "enough"
 )
 
 LIMIT = (
-    "not known: the recording does not say what the memory fraction allows; the run fails with the "
-    "least that explains it, but may not with more"
+    "the recording does not say what the memory fraction allows; the run fails with the least that "
+    "explains it, but may not with more"
 )
 
 
@@ -293,15 +293,19 @@ class FairReplay:
         if operations is not None or not looks_on:
             return self._replayed(what_if, operations, looks_on=looks_on)
         if what_if not in self._done:
-            result = self._unless_limit(what_if, self._replayed(what_if, None, looks_on=True))
-            if result.fits and self._misses_failure:
-                result = replace(result, note=MISSED, is_conclusive=False)
-                if result.outlook is not None and not result.outlook.fails:
-                    result = replace(result, outlook=Outlook(OutlookState.OPEN, reason=MISSED))
-            elif result.fits and result.outlook is not None:
-                result = replace(result, outlook=self._known_better(what_if, result.outlook))
-            self._done[what_if] = result
+            self._done[what_if] = self._unless_limit(what_if, self._continued(what_if))
         return self._done[what_if]
+
+    def _continued(self, what_if: WhatIf) -> ReplayResult:
+        """Return the result of a what-if, continued by what knows best how the run goes on."""
+        result = self._replayed(what_if, None, looks_on=True)
+        if result.fits and self._misses_failure:
+            result = replace(result, note=f"not known: {MISSED}", is_conclusive=False)
+            if result.outlook is not None and not result.outlook.fails:
+                result = replace(result, outlook=Outlook(OutlookState.OPEN, reason=MISSED))
+        elif result.fits and result.outlook is not None:
+            result = replace(result, outlook=self._known_better(what_if, result.outlook))
+        return result
 
     def replay_all(self, what_ifs: Sequence[WhatIf]) -> list[ReplayResult]:
         """Return the result of :meth:`replay` for each what-if.
@@ -351,12 +355,12 @@ class FairReplay:
         if likeliest is None or used is None or used >= likeliest or not _fails(result):
             return result
         more = replace(what_if, allowed_bytes=likeliest)
-        later = self._replayed(more, None, looks_on=True)
+        later = self._continued(more)
         if _fails(later):
             return later if result.fits else result
         if not result.fits:
-            return replace(result, note=LIMIT, is_conclusive=False)
-        return replace(result, outlook=Outlook(OutlookState.OPEN, reason=LIMIT))
+            return replace(result, note=f"not known: {LIMIT}", is_conclusive=False)
+        return replace(later, outlook=Outlook(OutlookState.OPEN, reason=LIMIT))
 
     def _unless_rounded(
         self, made: ReplayResult, what_if: WhatIf, operations: _ext.NativeOps | None
