@@ -132,7 +132,7 @@ def judge(
 ) -> Judged:
     """Ask fragdoctor about one recording, and compare with the truth.
 
-    With a rehearsal of the whole program, what-ifs are continued by it.
+    With a rehearsal of the whole program, advice and what-ifs are continued by it.
     """
     judged = Judged(
         name=truth.name,
@@ -145,13 +145,13 @@ def judge(
         cures=cures_of(recording),
     )
     source = str(folder / recording.snapshot)
+    more = () if rehearsal is None else ("--continue-with", str(rehearsal))
     try:
-        analysis = ask("analyze", source)
+        analysis = ask("analyze", source, *more)
         judged.cause = analysis["verdict"]["cause"]
         judged.confidence = analysis["verdict"]["confidence"]
         judged.advice = advice_of(judged, recording, analysis)
         if judged.failed:
-            more = () if rehearsal is None else ("--continue-with", str(rehearsal))
             judged.what_ifs = what_ifs_of(truth, recording, source, *more)
     except Exception as e:  # noqa: BLE001 - one recording without an answer is a row of the table
         judged.error = f"{type(e).__name__}: {e}"

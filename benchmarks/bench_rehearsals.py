@@ -10,6 +10,9 @@ suffices in the rehearsal are tried on it. PY is a Python with that PyTorch and,
 programs, transformers, accelerate, peft, trl, lightning and diffusers. The allocator's simulated
 GPU has a cuDNN that needs no workspaces, so rehearsals leave out theirs.
 
+With ``--snapshots DIR``, the snapshot of each rehearsal is written to ``DIR/PROGRAM.pickle``, for
+``tools/truth_table.py --rehearsals DIR``.
+
 With ``--gpu``, the peaks are compared with those in ``measured/programs_h200.csv``, from runs of
 ``gpu_program.py`` on a real H200 with PyTorch 2.11.0.
 
@@ -66,9 +69,16 @@ class Row:
 
 
 def rehearsed(
-    program: Path, python: str, gpu: str, *words: str, start: Sequence[str] = ("-m", "fragdoctor")
+    program: Path,
+    python: str,
+    gpu: str,
+    *words: str,
+    start: Sequence[str] = ("-m", "fragdoctor"),
+    snapshot: Path | None = None,
 ) -> dict[str, Any]:
     """Rehearse a program with these arguments in an empty folder and return the JSON.
+
+    Its snapshot is written to ``snapshot``, if that is given.
 
     Raises:
         RuntimeError: it cannot be rehearsed; the text says why.
@@ -78,6 +88,7 @@ def rehearsed(
             [
                 *(sys.executable, *start, "rehearse", str(program.resolve()), "--gpu", gpu),
                 *("--python", python, "--format", "json", "--no-config", "--unlimited"),
+                *(("--snapshot", str(snapshot)) if snapshot else ()),
                 *("--", *words),
             ],
             capture_output=True,
@@ -103,14 +114,17 @@ def on_gpu(truths: Sequence[ProgramTruth]) -> Iterator[ProgramTruth]:
             )
 
 
-def judge(truth: ProgramTruth, python: str, server: Server | None, *, on_gpu: bool) -> Row:
-    """Rehearse one program and compare."""
+def judge(
+    truth: ProgramTruth, python: str, server: Server | None, folder: Path | None, *, on_gpu: bool
+) -> Row:
+    """Rehearse one program and compare; its snapshot goes into the folder, if there is one."""
     row = Row(truth.name, truth.split)
     start = time.perf_counter()
     try:
         path = PROGRAMS / f"{truth.name}.py"
         how = ("-m", "fragdoctor") if on_gpu else ("-c", WITHOUT_WORKSPACES)
-        found = rehearsed(path, python, "h100", start=how)
+        keep = (folder / f"{truth.name}.pickle").resolve() if folder else None
+        found = rehearsed(path, python, "h100", start=how, snapshot=keep)
     except RuntimeError as e:
         row.error = str(e)
         return row
@@ -170,6 +184,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--python", required=True)
     parser.add_argument("--oracle", type=Path)
+    parser.add_argument("--snapshots", type=Path, metavar="DIR")
     parser.add_argument("--gpu", action="store_true")
     parser.add_argument("--set", choices=(LOOKED, HELD_OUT, "all"), default="all")
     options = parser.parse_args(argv)
@@ -183,7 +198,7 @@ def main(argv: Sequence[str]) -> None:
     server = Server(options.oracle, options.python) if options.oracle else None
     rows = []
     for truth in chosen:
-        row = judge(truth, options.python, server, on_gpu=options.gpu)
+        row = judge(truth, options.python, server, options.snapshots, on_gpu=options.gpu)
         rows.append(row)
         if row.split == LOOKED:
             said = row.error.replace("\n", " ") or (

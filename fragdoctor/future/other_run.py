@@ -139,12 +139,22 @@ class OtherRun:
         return int(self._other.totals.envelope("allocated_bytes", states)[1][0])
 
     def outlook(self, conditions: Conditions) -> Outlook:
-        """Return how the run continues under some conditions, going by the other recording."""
+        """Return how the run continues under some conditions, going by the other recording.
+
+        That is likely, not certain, if sizes had to be scaled.
+        """
         found, asked = self._found(conditions), self._asked
-        if asked is None or max(found.fails_after_steps or 0, found.steps or 0) <= asked:
+        if asked is not None and max(found.fails_after_steps or 0, found.steps or 0) > asked:
+            found = replace(
+                found, state=OutlookState.HOLDS, steps=asked, fails_after_steps=None, reason=""
+            )
+        if self.is_same or found.state is OutlookState.OPEN:
             return found
         return replace(
-            found, state=OutlookState.HOLDS, steps=asked, fails_after_steps=None, reason=""
+            found,
+            state=OutlookState.OPEN,
+            likely=found.state,
+            reason="the other recording asks for other sizes",
         )
 
     def _found(self, conditions: Conditions) -> Outlook:

@@ -94,8 +94,10 @@ def test_another_batch_is_scaled_line_by_line() -> None:
 
     assert not run.is_same
     assert run.step_needs_bytes() is None
-    assert (enough.state, enough.basis) == (OutlookState.HOLDS, OutlookBasis.SCALED)
-    assert (short.state, short.fails_after_steps) == (OutlookState.FAILS, 0)
+    assert (enough.state, enough.likely) == (OutlookState.OPEN, OutlookState.HOLDS)
+    assert enough.basis is OutlookBasis.SCALED
+    assert (short.state, short.likely) == (OutlookState.OPEN, OutlookState.FAILS)
+    assert short.fails_after_steps == 0
     assert "with sizes scaled line by line" in run.note
 
 
