@@ -103,10 +103,12 @@ def _judge(work: tuple[ProgramTruth, int, Path | None, str]) -> Judged:
     truth, i, rehearsal, form = work
     recording = truth.recordings[i]
     path = TRUTH / recording.snapshot
+    half = truth.split
+    if rehearsal is not None and truth.name in READ_VALUES:
+        half += "-values"
     if not form:
         judged = judge(truth, recording, TRUTH, rehearsal)
-        if rehearsal is not None and truth.name in READ_VALUES:
-            judged.split += "-values"
+        judged.split = half
         return judged
     # The project's own files, so that it is safe to read them with the stock unpickler.
     data = pickle.loads(gzip.decompress(path.read_bytes()))
@@ -116,8 +118,8 @@ def _judge(work: tuple[ProgramTruth, int, Path | None, str]) -> Judged:
     data["device_traces"][trace.device] = events[first:]
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / recording.snapshot).write_bytes(gzip.compress(pickle.dumps(data), 1))
-        judged = judge(truth, recording, Path(folder))
-    judged.snapshot, judged.split = f"{form} {recording.snapshot}", f"{judged.split}-{form}"
+        judged = judge(truth, recording, Path(folder), rehearsal)
+    judged.snapshot, judged.split = f"{form} {recording.snapshot}", f"{half}-{form}"
     return judged
 
 
@@ -127,7 +129,7 @@ def judge_all(n_jobs: int, rehearsals: Path | None = None) -> list[Judged]:
         (truth, i, None if rehearsals is None else rehearsals / f"{truth.name}.pickle", form)
         for truth in read_truths()
         for i in range(len(truth.recordings))
-        for form in (("", LATE, CUT) if rehearsals is None else ("",))
+        for form in ("", LATE, CUT)
     ]
     if n_jobs == 1:
         return [_judge(one) for one in work]

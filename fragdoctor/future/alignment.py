@@ -50,6 +50,10 @@ class Requests(Struct, frozen=True):
     def __len__(self) -> int:
         return len(self.site)
 
+    def part(self, low: int, high: int) -> Requests:
+        """Return the requests from one position up to another."""
+        return Requests(self.site[low:high], self.size[low:high], self.tells[low:high])
+
 
 def align(own: Requests, other: Requests, *, is_cut: bool = False) -> tuple[I64, I64]:
     """Return the positions of matching requests, ascending in both sequences.
@@ -73,7 +77,7 @@ def align(own: Requests, other: Requests, *, is_cut: bool = False) -> tuple[I64,
         low, high = int(own_edges[gap]) + 1, int(own_edges[gap + 1])
         first, end = int(other_edges[gap]) + 1, int(other_edges[gap + 1])
         is_last = is_cut and gap == n_gaps - 1
-        a, b = _between(_part(own, low, high), _part(other, first, end), ratio, is_cut=is_last)
+        a, b = _between(own.part(low, high), other.part(first, end), ratio, is_cut=is_last)
         pairs.append((a + low, b + first))
     at = np.concatenate([at, *(a for a, _ in pairs)])
     mate = np.concatenate([mate, *(b for _, b in pairs)])
@@ -81,8 +85,31 @@ def align(own: Requests, other: Requests, *, is_cut: bool = False) -> tuple[I64,
     return at[order], mate[order]
 
 
-def _part(requests: Requests, low: int, high: int) -> Requests:
-    return Requests(requests.site[low:high], requests.size[low:high], requests.tells[low:high])
+def shifts_of(own: Requests, other: Requests) -> I64:
+    """Return by how many positions to shift a sequence so that most of its requests have mates.
+
+    There are several such shifts if the other sequence repeats itself. The rarest requests are
+    asked first, as many as ``MAX_COMPARED`` pairs allow.
+    """
+    sizes, of_size = np.unique(np.append(own.size, other.size), return_inverse=True)
+    both = (np.append(own.site, other.site) + 1) * len(sizes) + of_size.reshape(-1)
+    for keys in (both, np.append(own.site, other.site)):  # with another batch, sites must do
+        order = np.argsort(keys[len(own) :], kind="stable")
+        low, high = (
+            np.searchsorted(keys[len(own) :], keys[: len(own)], side, sorter=order)
+            for side in ("left", "right")
+        )
+        n_mates = high - low
+        rare = np.argsort(n_mates, kind="stable")[np.count_nonzero(n_mates == 0) :]
+        rare = rare[: max(int((np.cumsum(n_mates[rare]) <= MAX_COMPARED).sum()), 1)]
+        if len(rare):
+            each = np.repeat(rare, n_mates[rare])
+            within = np.arange(len(each)) - np.repeat(np.cumsum(n_mates[rare]), n_mates[rare])
+            mates = order[within + high[each]]
+            shifts, n_same = np.unique(mates - each, return_counts=True)
+            best: I64 = shifts[n_same == n_same.max()]
+            return best
+    return np.zeros(1, np.int64)
 
 
 def _anchors(own: Requests, other: Requests, *, is_cut: bool) -> tuple[I64, I64]:

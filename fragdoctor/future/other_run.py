@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import SimulationError
-from fragdoctor.future.alignment import ROUNDED_BYTES, Requests, align
+from fragdoctor.future.alignment import ROUNDED_BYTES, Requests, align, shifts_of
 from fragdoctor.future.outlook import Outlooks
 from fragdoctor.future.steps import Steps
 from fragdoctor.model.arrays import median
@@ -79,9 +79,17 @@ class OtherRun:
         self._is_whole = any(mark.name == PROGRAM for mark in other.snapshot.annotations)
         theirs = Operations.of(reproduction.operations)
         sites: dict[Site, int] = {}
-        _, own = _requests(trace, Operations.of(operations), sites, n_theirs)
         at_operation, found = _requests(other, theirs, sites)
-        at, mate = align(own, found, is_cut=True)
+        mine = Operations.of(operations)
+        _, own = _requests(trace, mine, sites, None if trace.is_cut else n_theirs)
+        first = 0
+        if trace.is_cut:
+            shift = self._shift(trace, mine, own, theirs.row[at_operation], found)
+            first, own = max(shift, 0), own.part(max(-shift, 0), len(own))
+            last = min(first + len(own), len(found)) - 1
+            self._n_before = max(int(Steps.of(other).at(theirs.row[at_operation[last]])), 0)
+        at, mate = align(own, found.part(first, len(found)), is_cut=True)
+        mate = mate + first
         n_own, n_shared = int(own.tells.sum()), int(own.tells[at].sum())
         if not n_own or n_shared < MIN_SHARED * n_own:
             raise SimulationError(
@@ -114,6 +122,27 @@ class OtherRun:
                 f"{format_count(len(at))} of {format_count(len(own))} requests were matched by "
                 f"line and order, {how}."
             )
+
+    def _shift(
+        self,
+        trace: Trace,
+        operations: Operations,
+        own: Requests,
+        rows: npt.NDArray[np.uint32],
+        found: Requests,
+    ) -> int:
+        """Return which request of the other recording is the first of one that lost its start.
+
+        Where its steps are alike, live memory tells at which of them the recording ends.
+        """
+        shifts = shifts_of(own, found)
+        is_made = (operations.kind == OpKind.MALLOC) | (operations.kind == OpKind.FAILED)
+        ends = rows[np.clip(shifts + len(own), 1, len(found)) - 1]
+        had, have = (
+            one.totals.at(at)[:, 0].astype(np.int64)
+            for one, at in ((trace, operations.row[is_made][-1:]), (self._other, ends))
+        )
+        return int(shifts[np.abs(have - had).argmin()])
 
     @property
     def goes_further(self) -> bool:

@@ -101,6 +101,42 @@ def test_another_batch_is_scaled_line_by_line() -> None:
     assert "with sizes scaled line by line" in run.note
 
 
+BATCHES = (2, 5, 3, 6, 4, 90, 2, 99, 3)
+
+
+def varying(batches: tuple[int, ...], toy: ToyAllocator) -> None:
+    """Train with a batch of another size in each step."""
+    for batch in batches:
+        kept = [toy.malloc(runs.ACTIVATION_BYTES * batch, line=runs.FORWARD) for _ in range(4)]
+        kept += [toy.malloc(runs.PARAMETER_BYTES, line=runs.BACKWARD) for _ in range(3)]
+        for block in reversed(kept):
+            toy.free(block)
+
+
+@pytest.mark.parametrize("n_lost", [20, 36, 47])
+def test_run_that_lost_its_start_is_found_in_the_other_one(n_lost: int) -> None:
+    whole, toy = model(), model()
+    varying(BATCHES, whole)
+    varying(BATCHES[:5], toy)
+    for _ in range(2):  # of the four layers of the sixth step
+        toy.malloc(runs.ACTIVATION_BYTES * BATCHES[5], line=runs.FORWARD)
+    data = toy.data()
+    events = data["device_traces"][0]
+    events.append(oom(runs.ACTIVATION_BYTES * BATCHES[5], 0, frames=events[-1]["frames"]))
+    data["device_traces"][0] = events[n_lost:]
+    other = columns(whole.data())
+    end = Annotation(0, int(other.events.time_us[-1]) + 1, PROGRAM, "END")
+    other = replace(other, annotations=(end,))
+    peak = max(allocated for allocated, _, _ in whole.states)
+
+    run, enough = looked_on(columns(data), other, peak + 60 * MIB)
+    _, short = looked_on(columns(data), other, peak - 4 * MIB)
+
+    assert run.is_same
+    assert (enough.state, enough.steps) == (OutlookState.HOLDS, 3)
+    assert (short.state, short.fails_after_steps) == (OutlookState.FAILS, 2)  # the batch of 99
+
+
 def test_recording_that_ends_earlier_leaves_the_run_to_its_own_steps() -> None:
     failed = runs.recorded(4, n_steps=7)
     peak = runs.true_peak(4, n_steps=5)
