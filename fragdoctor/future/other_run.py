@@ -22,10 +22,10 @@ from fragdoctor.future.outlook import Outlooks
 from fragdoctor.future.steps import Steps
 from fragdoctor.model.arrays import median
 from fragdoctor.model.marks import PROGRAM
-from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState
+from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState, ReplayResult
 from fragdoctor.model.snapshot import I64
 from fragdoctor.trace.operations import Operations, OpKind
-from fragdoctor.trace.replay import Conditions
+from fragdoctor.trace.replay import Conditions, result_of
 from fragdoctor.trace.reproduction import reproduce
 from fragdoctor.trace.trace import Trace
 from fragdoctor.units import format_count, format_share, format_size, plural
@@ -157,6 +157,17 @@ class OtherRun:
         """
         is_decided = own.state is not OutlookState.OPEN and self._n_before > 0
         return self.goes_further and (self.is_same or not is_decided)
+
+    def whole(self, conditions: Conditions) -> ReplayResult | None:
+        """Return the replay of the program from its start, or None if it does not hold.
+
+        That is what a run does whose recording lost its start, if this one has the same requests
+        and all of them.
+        """
+        if not (self._is_whole and self.is_same and self.goes_further):
+            return None
+        raw, _ = self._outlooks.replay(conditions, remakes_start=self._other.lives.n_initial > 0)
+        return result_of(raw, conditions) if raw["fits"] else None
 
     def step_needs_bytes(self) -> int | None:
         """Return the highest live memory of the cut-off step, or None if sizes were scaled."""
