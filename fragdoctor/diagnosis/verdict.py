@@ -20,6 +20,7 @@ from fragdoctor.analysis.result import DeviceAnalysis, KeptMemory, KeptPattern
 from fragdoctor.diagnosis.bench import Bench
 from fragdoctor.diagnosis.decision import Hypothesis, decide, distinct, in_bytes
 from fragdoctor.diagnosis.run_state import backed_off, run_state
+from fragdoctor.diagnosis.verdict_ledger import in_ledger
 from fragdoctor.diagnosis.verdict_message import (
     as_told,
     evidence_of_message,
@@ -33,6 +34,7 @@ from fragdoctor.model.census import HoldingKind, Owner
 from fragdoctor.model.diagnosis import Cause, Verdict
 from fragdoctor.model.finding import ACTIVE, LIVE_AT_FAILURE, Confidence, Evidence, line_text
 from fragdoctor.model.gpus import with_monitor_of
+from fragdoctor.model.ledger import Ledger
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState, ReplayResult
 from fragdoctor.model.snapshot import Action
 from fragdoctor.model.story import TrialTrend
@@ -111,17 +113,28 @@ class CaseEvidence(Struct, frozen=True, dict=True):
         """What the figures alone say."""
         context, message = self.context, self.context.message
         if self.failed is not None:
-            return as_told(decide(self.failed), message)
+            found = as_told(decide(self.failed), message)
+            return (
+                found
+                if self.is_of_snapshot
+                else in_ledger(found, message, self.ledger, self.failed)
+            )
         if self.is_of_snapshot:
             return _no_failure(self)
         if message is not None and message.sub_kind != NO_FAILURE:
-            return read_message(message)
+            return in_ledger(read_message(message), message, self.ledger, None)
         if context.stats:
             return read_stats(context)
         if context.case.oom is not None:
             return read_no_message(context.case.oom)
         nothing = "There is no input to judge."
         return Hypothesis(Cause.UNKNOWN, nothing, row="no-input")
+
+    @property
+    def ledger(self) -> Ledger:
+        """Where memory is, as far as a text says."""
+        log = self.context.case.oom
+        return Ledger() if log is None else log.ledger
 
     @property
     def _explaining(self) -> DeviceAnalysis | None:
@@ -444,7 +457,8 @@ def _growth_told(e: CaseEvidence) -> Hypothesis | None:
     if message is None or reading.confidence is not Confidence.POSSIBLE:
         return None
     is_late = reading.cause is Cause.CAPACITY and is_seen_to_fail_late(message)
-    if is_late or not is_seen_to_grow(message):
+    is_elsewhere = reading.cause in (Cause.OTHER_PROCESS, Cause.HOST_MEMORY)
+    if is_late or is_elsewhere or not is_seen_to_grow(message):
         return None
     return replace(reading, cause=Cause.LEAK, row="growth-told")
 

@@ -113,6 +113,10 @@ OF_KERNEL: Final = frozenset(
 
 SHOWS_KILL: Final = "dmesg (or the scheduler's log) shows 'Out of memory: Killed process'."
 
+_WATCHED: Final = (
+    "nvidia-smi during the run shows whether the GPU is full, and which processes fill it"
+)
+
 TOLD: Final = {
     "driver-api": Hypothesis(
         Cause.UNKNOWN,
@@ -142,6 +146,12 @@ TOLD: Final = {
         "was the GPU's or the host's.",
         settled_by="nvidia-smi and free -h during the run show which of them fills up.",
         also=(Cause.CAPACITY, Cause.HOST_MEMORY),
+    ),
+    "uneven": Hypothesis(
+        Cause.CAPACITY,
+        "By the text one of several GPUs holds more than the others, and is full first. With "
+        "DataParallel the first GPU also gathers all outputs.",
+        settled_by=f"{_WATCHED}.",
     ),
     "kernel-died": Hypothesis(
         Cause.HOST_MEMORY,
@@ -329,11 +339,6 @@ def _mps(message: OomMessage) -> Hypothesis:
     )
 
 
-_WATCHED: Final = (
-    "nvidia-smi during the run shows whether the GPU is full, and which processes fill it"
-)
-
-
 _ON_EMPTY: Final = Hypothesis(
     Cause.UNKNOWN,
     "The driver said that memory ran out, while the text shows GPUs with nothing on them: "
@@ -346,9 +351,11 @@ _ON_EMPTY: Final = Hypothesis(
 def _driver(message: OomMessage) -> Hypothesis:
     sign, is_told = sign_of(message), message.variant == "told"
     is_empty, starts = message.sub_kind == GPU_EMPTY, is_at_first_call(message)
-    if starts or (is_empty and (sign is None or sign.name == LOADING_WEIGHTS)):
+    # What a table shows says more than words for what the program was doing.
+    is_unseen = sign is None or sign.name == LOADING_WEIGHTS or not message.frames
+    if starts or (is_empty and is_unseen):
         return _ON_EMPTY if is_empty else TOLD["no-context"]
-    if message.sub_kind == GPU_TABLE and (sign is None or sign.name == LOADING_WEIGHTS):
+    if message.sub_kind == GPU_TABLE and is_unseen:
         whole = "" if message.total_bytes is None else f" of {format_size(message.total_bytes)}"
         return Hypothesis(
             Cause.OTHER_PROCESS,

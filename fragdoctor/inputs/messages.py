@@ -12,11 +12,11 @@ from typing import Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from fragdoctor.inputs.gpu_tables import free_gpu, fullest_gpu, is_empty
+from fragdoctor.inputs.ledger import fullest_gpu, ledger_of
 from fragdoctor.inputs.log_streams import LogStream, windows
 from fragdoctor.inputs.scenes import line_starts, scan
 from fragdoctor.inputs.server_budget import server_budget
-from fragdoctor.inputs.told_failures import told_failure
+from fragdoctor.inputs.told_failures import told_failure, told_kill_or_load
 from fragdoctor.inputs.told_settings import told_settings
 from fragdoctor.inputs.tracebacks import MAX_MESSAGES, with_tracebacks
 from fragdoctor.inputs.wordings.allocator_message import CLAUSES, hits
@@ -47,6 +47,7 @@ from fragdoctor.model.case import (
 )
 from fragdoctor.model.frameworks import frameworks_in
 from fragdoctor.model.gpus import FULL_SHARE
+from fragdoctor.model.ledger import Ledger
 
 # If two families match the same words, the earlier one wins.
 WORDINGS: Final[tuple[Wording, ...]] = (
@@ -166,10 +167,11 @@ def find_messages(text: str) -> OomLog:
         _without_echoes(found.messages)
         or found.warnings
         or found.negative[:1]
-        or list(filter(None, [fullest_gpu(text) or told_failure(text)]))
+        or list(filter(None, [fullest_gpu(text) or told_failure(text) or told_kill_or_load(text)]))
         or _look_alike(text)
     )
-    messages = _with_table(messages, text)
+    ledger = ledger_of(text)
+    messages = _with_table(messages, text, ledger)
     starts = line_starts(text, sorted({m.line for m in messages[:MAX_MESSAGES]}))
     messages = with_tracebacks(text, messages, starts)
     program, parts = xla_program(text)
@@ -184,21 +186,23 @@ def find_messages(text: str) -> OomLog:
         scenes=scan(text, messages, markers),
         server=server_budget(text),
         frameworks=tuple(f.name for f in frameworks_in((), text[:_LOOK_ALIKE_CHARS])),
-        settings=replace(told_settings(text), free_gpu=free_gpu(text)),
+        settings=told_settings(text),
+        ledger=ledger,
         program=parts,
     )
 
 
-def _with_table(messages: list[OomMessage], text: str) -> list[OomMessage]:
-    """Add to errors without figures what a table in the text shows: a full GPU, or an empty one."""
+def _with_table(messages: list[OomMessage], text: str, ledger: Ledger) -> list[OomMessage]:
+    """Add to errors without figures what the text shows: a full GPU, or one with room."""
     is_bare = {
         (m.kind == DRIVER and not m.sub_kind) or m.variant in AFTER_ANY_FAILURE for m in messages
     }
     if is_bare != {True}:
         return messages
     table = fullest_gpu(text, has_failed=True)
-    if is_empty(text):
-        return [replace(m, sub_kind=GPU_EMPTY) if m.kind == DRIVER else m for m in messages]
+    if ledger.is_wsl or ledger.has_room:
+        kind = "pinned-host" if ledger.is_wsl else GPU_EMPTY
+        return [replace(m, sub_kind=kind) if m.kind == DRIVER else m for m in messages]
     if table is None or not table.total_bytes or not table.process_bytes:
         return messages
     if table.process_bytes < FULL_SHARE * table.total_bytes:

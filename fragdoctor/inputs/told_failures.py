@@ -19,6 +19,7 @@ from fragdoctor.model.engines import ENGINES
 from fragdoctor.model.frameworks import frameworks_in
 from fragdoctor.model.gpus import CARDS
 from fragdoctor.model.growth_words import GROWS
+from fragdoctor.model.ledger import ON_FIRST
 
 MAX_CHARS: Final = 256 * 1024
 _MAX_TEXT: Final = 500
@@ -61,7 +62,7 @@ SHORTAGE: Final = re.compile(
 _ON_DEVICE: Final = re.compile(
     r"cuda|gpu|hip|rocm|vram|video ?ram|xpu|device|metal|opencl|vulkan|graphics|显存"
     rf"|\b(?:[rg]tx|geforce|quadro|tesla|radeon|{CARDS})\b"
-    r"|\d ?卡|[每单多]张?卡",
+    r"|\d ?卡|[每单多]张?卡|显卡",
     re.IGNORECASE | re.ASCII,
 )
 """Words for a GPU and its memory, and the names of common ones."""
@@ -93,11 +94,12 @@ _ON_METAL: Final = re.compile(r"(?<!bare.)\bmetal", re.IGNORECASE | re.ASCII)
 _ANY_MEMORY: Final = "内存"
 """Memory of the host or, beside words for a GPU, of the GPU."""
 _KILLED: Final = re.compile(
-    r"\b(?:is|was|be|been|gets?|got) killed\b(?P<system> by (?:the )?(?:system|kernel|os\b))?",
-    re.IGNORECASE,
+    r"(?:\b(?:(?:is|was|(?<!to )be|been|gets?|got|getting) |a )|[\"'`\u201c]|^)[\"'`]?killed\b"
+    r"(?! by (?!the system|the kernel|os))(?P<system> by (?:the )?(?:system|kernel|os\b))?",
+    re.IGNORECASE | re.MULTILINE,
 )
-_SENTENCES: Final = re.compile(
-    r"(?:[^\n.!?]|(?:(?<=\be\.g)|(?<=\bi\.e)|(?<=\bvs)|(?<=\betc))\.|[.!?](?!\s)){1,2000}[.!?]?"
+SENTENCES: Final = re.compile(
+    r"(?:[^\n.!?。]|(?:(?<=\be\.g)|(?<=\bi\.e)|(?<=\bvs)|(?<=\betc))\.|[.!?](?!\s)){1,2000}[.!?]?"
 )
 
 
@@ -114,7 +116,7 @@ def told_failure(text: str) -> OomMessage | None:
     while found := SHORTAGE.search(head, at):
         first = max(found.start() - _MAX_TEXT, 0)
         start = max(head.rfind("\n", first, found.start()) + 1, first)
-        sentences = _SENTENCES.finditer(head, start)
+        sentences = SENTENCES.finditer(head, start)
         sentence = next((s for s in sentences if s.end() > found.start()), found)
         told, before = sentence.group(), head[sentence.start() : found.start()]
         is_lone = not head[sentence.end() :].strip()
@@ -137,6 +139,36 @@ def told_failure(text: str) -> OomMessage | None:
                 first_told = first_told or message
         at = max(found.end(), sentence.end())
     return first_told or weak
+
+
+def told_kill_or_load(text: str) -> OomMessage | None:
+    """Return what a post tells that names no shortage: a kill, or a GPU that holds the most.
+
+    The kernel kills what is too large for the host; it does not look at the GPU.
+    """
+    head = text[:MAX_CHARS]
+    is_post = _POST.search(head) is not None
+    for killed in _KILLED.finditer(head):
+        line = head[head.rfind("\n", 0, killed.start()) + 1 : killed.end()]
+        around = head[max(0, killed.start() - _MAX_TEXT) : killed.end() + _MAX_TEXT]
+        if _NEEDS_MEMORY.search(around) and reports_failure(
+            line, line[: -len(killed.group())], line, is_post=is_post
+        ):
+            message = OomMessage(HOST, "cpu", is_device_oom=False, sub_kind="oom-killer")
+            return replace(message, variant="told", text=" ".join(line.split()))
+    folded = " ".join(head[: MAX_CHARS // 8].split())
+    first = re.search(ON_FIRST, folded, re.IGNORECASE) if is_post else None
+    if first is None or not (_IN_PARALLEL.search(head) and _HOLDS.search(head)):
+        return None
+    message = OomMessage(ALLOCATOR, "cuda", is_device_oom=True, sub_kind="uneven", variant="told")
+    return replace(message, text=first.group(), after=folded[:_MAX_TEXT])
+
+
+_NEEDS_MEMORY: Final = re.compile(
+    rf"(?ia){TRAINING}|\bv?ram\b|\bgpus?\b|\bload(?:s|ed|ing)?\b|\bmodel|\bdata ?sets?\b"
+)
+_IN_PARALLEL: Final = re.compile(r"(?i)parallel|torchrun|\bddp\b|\branks?\b|multi.?gpu|process")
+_HOLDS: Final = re.compile(r"(?i)\bmemory|\b\d{2,6} ?Mi?B\b|\bGi?B\b|\bload|\boom\b")
 
 
 def _is_of_torch(around: str) -> bool:

@@ -14,6 +14,7 @@ from msgspec import Struct, field
 from fragdoctor.lazy import regex
 from fragdoctor.model.census import Census
 from fragdoctor.model.finding import Location
+from fragdoctor.model.ledger import Ledger
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.model.story import Scene
 
@@ -221,7 +222,6 @@ class ToldSettings(Struct, frozen=True):
         options: options that it shows with a value, as ``max-model-len``; hostile text.
         smaller_samples: what a smaller sample is: "shorter sequences"; empty if it is not clear.
         n_gpus: the most GPUs that the text names.
-        free_gpu: a GPU that a table in the text shows as not in use.
         visible_gpus: what the text sets CUDA_VISIBLE_DEVICES to, as ``5`` or ``2,3``.
     """
 
@@ -233,7 +233,6 @@ class ToldSettings(Struct, frozen=True):
     options: frozenset[str] = frozenset()
     smaller_samples: Sequence[str] = ()
     n_gpus: int = 1
-    free_gpu: int | None = None
     visible_gpus: str = ""
 
     @property
@@ -250,8 +249,8 @@ class OomLog(Struct, frozen=True):
     failures. ``server`` is the budget that a server printed at start; ``program`` has the parts of
     a program that XLA printed.
     ``damage`` says why the text was not read to its end, or is "" if it was. ``frameworks`` names
-    the frameworks whose commands, imports or lines are anywhere in the text, and ``settings`` has
-    what it says of the run's settings.
+    the frameworks whose commands, imports or lines are anywhere in the text, ``settings`` has what
+    it says of the run's settings, and ``ledger`` where memory is.
     """
 
     messages: Sequence[OomMessage]
@@ -264,6 +263,7 @@ class OomLog(Struct, frozen=True):
     damage: str = ""
     frameworks: Sequence[str] = ()
     settings: ToldSettings = ToldSettings()
+    ledger: Ledger = Ledger()
 
 
 class BundleDevice(Struct, frozen=True):

@@ -18,6 +18,7 @@ from fragdoctor.model.case import TRAINING, OomMessage, TracebackFrame
 from fragdoctor.model.engines import engine_of, is_of_other_program, is_told_of_nobody
 from fragdoctor.model.frameworks import RUN_ONLY, VLLM_LOG, Change, frameworks_in
 from fragdoctor.model.growth_words import GROWS
+from fragdoctor.model.ledger import ON_FIRST
 
 
 class Place(Struct, frozen=True):
@@ -380,19 +381,6 @@ _RAN_BEFORE: Final = (
     r"(?:kernel|runtime|notebook|session)\b)"
 )
 """The ways in which people say that a notebook had run the same before."""
-
-_FIRST: Final = r"(?:\b(?:gpu|gup|cuda|device|rank)[ :_-]{0,2}0\b(?!;| has a)|\b(?:0|first) gpu\b)"
-_ON_FIRST: Final = (
-    rf"{_FIRST}(?: ?\([^)]{{1,9}}\))?[^.;\n(]{{0,40}}\b(?:more|much|most|first|unbalanced|alone)\b"
-    r"|\b(?:more|most|all|every|each|only|other gpus|process(?:es)?)\b[^.;\n(]{0,60}"
-    rf"\b(?:on|in|to|of|onto) ?(?:the |physical )?{_FIRST}"
-    r"|\b(?:all|each|every|workers?|process(?:es)?|ranks?)\b[^.\n]{0,60}\b(?:on|in|to|onto) "
-    r"(?:the )?(?:one|same|single) (?:gpu|device|card)\b"
-    # a process that nvidia-smi lists on two GPUs
-    r"|\b0 (?:\S+ ){0,2}(?P<pid>\d{2,9}) C .{0,1500}?\b[1-9]\d? (?:\S+ ){0,2}(?P=pid) C "
-    r"|\b(?:un|im)balanced[^.\n]{0,40}\b(?:gpu|memory)|\bmemory[^.\n]{0,60}n(?:o|')t average\b"
-)
-"""The ways in which people say that one of several GPUs, mostly the first, holds more."""
 
 FIRST_GPU: Final = "first-gpu"
 LOADING_WEIGHTS: Final = "loading-weights"
@@ -820,8 +808,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
                 code=r"gather",
             ),
         ),
-        in_words=r"(?is)\A(?=.*(?:train|parallel|torchrun|\bddp|\brank|\bworkers?\b|processes|训练))"
-        rf".*(?:{_ON_FIRST})",
+        in_words=r"(?is)\A(?=.*(?:train|parallel|torchrun|\bddp|\brank|\bworkers?\b|processes|训练|\bgpus\b))"
+        rf".*(?:{ON_FIRST})",
     ),
     # ---- optimizers ----
     TracebackSign(

@@ -2548,3 +2548,65 @@ def test_batch_is_an_option_where_this_process_holds_more_than_the_others():
 
     assert (told.verdict.cause, Cause.CAPACITY in told.verdict.also) == (Cause.OTHER_PROCESS, True)
     assert any("smaller batch" in r.title for r in told.recommendations[1:])
+
+
+# ---- where memory is ----
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "title"),
+    [
+        (
+            "CUDA out of memory with 8 workers of gunicorn, each with the model on the same GPU.",
+            Cause.OTHER_PROCESS,
+            "Run fewer processes at a time on this GPU",
+        ),
+        (
+            "os.environ['CUDA_VISIBLE_DEVICES'] = '2', since other cards are occupied: CUDA OOM.",
+            Cause.OTHER_PROCESS,
+            "Run it on a GPU that is free, or stop what is on this one",
+        ),
+        (
+            "I train with DDP, and each rank also takes 600 MiB on GPU 0: CUDA OOM there.",
+            Cause.OTHER_PROCESS,
+            "Run one process per GPU, and keep the others off the first GPU",
+        ),
+        (
+            "RuntimeError: CUDA error: out of memory\nIt is Ubuntu in WSL2, and the card is new.",
+            Cause.HOST_MEMORY,
+            "Use less RAM, or add more",
+        ),
+        (
+            "CUDA out of memory when I increase num_workers from 2 to 8.",
+            Cause.HOST_MEMORY,
+            "Use less RAM, or add more",
+        ),
+    ],
+    ids=["shared", "others", "ranks", "WSL", "loader"],
+)
+def test_words_say_where_memory_is(text, cause, title):
+    verdict, first = first_of(f"{text}\n")
+
+    assert verdict.cause is cause
+    assert first.title == title
+
+
+def test_gpu_that_the_shell_chose_is_the_one_in_use():
+    said = "GPU 0 is occupied, so I run it on another one: CUDA out of memory.\n"
+
+    chosen, _ = first_of(f"{said}CUDA_VISIBLE_DEVICES=1 python train.py\n")
+    other, _ = first_of(f"{said}python train.py\n")
+
+    assert chosen.cause is Cause.CAPACITY
+    assert other.cause is Cause.OTHER_PROCESS
+
+
+def test_figures_say_more_than_words_around_them():
+    full, _ = first_of(f"All GPUs but this one are occupied.\n{FULL}")
+    roomy, _ = first_of(
+        "It is out of GPU memory when I use more workers.\n"
+        + old_style("90.00 MiB", "24.00 GiB", "13.09 GiB", "5.75 GiB", "13.28 GiB")
+    )
+
+    assert full.cause is Cause.CAPACITY
+    assert roomy.cause is Cause.HOST_MEMORY

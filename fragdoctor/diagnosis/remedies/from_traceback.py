@@ -105,6 +105,8 @@ def at_the_failing_call(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     had_room = case.cause is Cause.UNKNOWN and r is not None and r.is_covered_by_free
     if had_room and sign.name != SERVER_STEP:
         return  # a limit refused the request; but a server can reserve less
+    if sign.name == FIRST_GPU and case.ledger.is_shared:
+        return  # there is no other
     said = "It goes on more slowly" if message.is_warning else "It failed"
     title, change = _said(case, sign, message)
     is_of_others = sign.name == FIRST_GPU and case.cause is Cause.OTHER_PROCESS

@@ -32,10 +32,25 @@ _FEWER_WORKERS: Final = (
     "use fewer DataLoader workers, each of which holds a copy of the dataset's Python objects; "
     "use a smaller prefetch_factor; read samples on demand"
 )
+_LESS_ON_HOST: Final = (
+    "fewer DataLoader workers, each of which loads CUDA's libraries on Windows; fewer blocks or "
+    "layers that wait on the host, and those not page-locked (pin_memory=False, no non_blocking); "
+    "a larger page file or swap, in WSL2 a larger memory= in .wslconfig"
+)
 _KEEP_LESS: Final = (
     "keep of each batch only what is needed in the end (a number, the arg max, the metric's state) "
     "instead of all outputs or features, or write them to disk as they come; then fewer or smaller "
     "samples"
+)
+_LESS_DATA: Final = (
+    "hold less of the data in memory: read samples on demand, or work on it in parts; fewer "
+    "DataLoader workers or processes of a Pool, each of which holds a copy; more RAM, or swap"
+)
+_DATA: Final = regex(
+    r"(?i)\bdata(?:sets?)?\b|pre-?process|\bpool\.\w*map|\bimages\b|\bvideos\b|\bscenes\b"
+)
+_WEIGHTS: Final = regex(
+    r"(?i)\bshards\b|from_pretrained|checkpoint|\bload\w* (?:\w+ )?(?:model|weights)\b"
 )
 _NOTEBOOK: Final = regex(r"(?i)\bcolab\b|\bkaggle\b|\bipykernel_\d")
 _FORKS: Final = regex(r"\bos\.fork\(|\bnum_workers\b")
@@ -94,6 +109,8 @@ def host_change(case: JudgedCase) -> str:
 
 def _changes(case: JudgedCase, message: OomMessage) -> Iterator[str]:
     """Yield what fits the message, its traceback and the text around it, in this order."""
+    if case.ledger.needs_host:
+        yield _LESS_ON_HOST
     words = words_in(case, Change.HOST_MEMORY)
     own = HOST_CHANGES.get(message.variant) or HOST_CHANGES.get(message.sub_kind, "")
     if words and message.sub_kind in _LIMITS:
@@ -113,6 +130,9 @@ def _changes(case: JudgedCase, message: OomMessage) -> Iterator[str]:
             f"{'NumPy array' if is_array else 'tensor on the CPU'}; print its shape at the failing "
             f"line{'; run fewer such processes at a time' if is_array else ''}"
         )
+    calls = " ".join(frame.code for frame in message.frames)
+    if _DATA.search(f"{message.said} {calls}") and not _WEIGHTS.search(message.said):
+        yield _LESS_DATA
     if message.variant == "slurm" or _OF_CONTAINER.search(message.text):
         yield f"{LIMIT_CHANGE}; then {HOST_CHANGE}"
 

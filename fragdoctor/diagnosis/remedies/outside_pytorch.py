@@ -59,7 +59,7 @@ def are_peers(listed: Sequence[OtherProcess]) -> bool:
 
 WORKERS: Final = {
     r"\[gw\d{1,3}\]|\bxdist\b|\bpytest\b|\.py::\w": "pytest -n",
-    r"\bgunicorn\b|\buvicorn\b|\bcelery\b": "gunicorn -w, uvicorn --workers, celery -c",
+    r"\bgunicorn\b|\buvicorn\b|\bcelery\b": "gunicorn -w, uvicorn -w, celery -c",
     r"\bray\.tune\b|\btune\.(?:run|Tuner)\b|resources_per_trial": "a larger share of a GPU for "
     "each trial of Ray Tune",
 }
@@ -116,6 +116,10 @@ def _way_out(case: JudgedCase, listed: Sequence[OtherProcess]) -> tuple[str, str
     """Return title and change for memory that others hold; a title of "" is the usual one."""
     pids = ", ".join(str(p.pid) for p in listed)
     end = f"kill or move {'process' if len(listed) == 1 else 'processes'} {pids}"
+    if case.ledger.n_sharing > 1 and not pids:
+        own = "give each a GPU of its own (CUDA_VISIBLE_DEVICES=N on its command)"
+        fewer = _fewer(case) or f"run only as many as fit (fragdoctor pack), or {own}"
+        return "Run fewer processes at a time on this GPU", fewer
     if are_peers(listed):
         if fewer := _fewer(case):
             return "Run fewer workers at a time on this GPU", fewer
@@ -134,14 +138,24 @@ def _way_out(case: JudgedCase, listed: Sequence[OtherProcess]) -> tuple[str, str
         change = end
     if share := _share(case):
         change += f"; or share the GPU: with {share} both fit"
-    free = case.told.free_gpu
-    if case.cause is Cause.OTHER_PROCESS and (free is not None or _has_several(case)):
-        which = "a GPU that is free" if free is None else f"GPU {free}, which is free"
-        title = f"Run it on {which}, or stop what is on this one"
-        pick = "find a free one with nvidia-smi, and put " if free is None else ""
-        pick += f"CUDA_VISIBLE_DEVICES={'N' if free is None else free} on the command itself"
-        change = f"{pick}; otherwise {change}"
-    return title, change
+    if case.cause is not Cause.OTHER_PROCESS:
+        return title, change
+    elsewhere, pick = _elsewhere(case)
+    return elsewhere or title, f"{pick}; otherwise {change}" if pick else change
+
+
+def _elsewhere(case: JudgedCase) -> tuple[str, str]:
+    """Return title and change for a run on other GPUs, or "" for both if none may be free."""
+    ledger = case.ledger
+    if ledger.free_gpu is not None:
+        title = f"Run it on GPU {ledger.free_gpu}, which is free, or stop what is on this one"
+        return title, f"CUDA_VISIBLE_DEVICES={ledger.free_gpu} on the command itself"
+    if ledger.has_others or _has_several(case):
+        pick = (
+            "find a free one with nvidia-smi, and put CUDA_VISIBLE_DEVICES=N on the command itself"
+        )
+        return "Run it on a GPU that is free, or stop what is on this one", pick
+    return "", ""
 
 
 _LAUNCHED: Final = r"\btorchrun\b|\bnproc|\baccelerate launch\b|\bdeepspeed\b|torch\.distributed"
@@ -172,7 +186,8 @@ def free_other_process(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     if is_main and can_leave and is_more:
         weight = Weight.HELPS  # the call need not be on this device at all
     listed = () if r is None else r.other_processes
-    if case.sign is not None and case.sign.name == FIRST_GPU and not listed:
+    is_of_ranks = case.sign is not None and case.sign.name == FIRST_GPU
+    if is_of_ranks and not listed and not case.ledger.is_shared:
         return  # the others are this program's own
     peers = are_peers(listed)
     may_be_own = r is not None and listed and r.process_bytes is None

@@ -29,6 +29,7 @@ from fragdoctor.model.engines import is_of_other_program
 from fragdoctor.model.finding import Confidence, Location
 from fragdoctor.model.frameworks import FRAMEWORKS, RUN_ONLY, Framework, frameworks_in
 from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES
+from fragdoctor.model.ledger import Ledger
 from fragdoctor.model.measures import CHECKPOINTING
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.simulation import ReplayResult
@@ -207,6 +208,12 @@ class JudgedCase(Struct, frozen=True, dict=True):
         """What the text says of the settings of its run."""
         log = self.context.case.oom
         return ToldSettings() if log is None else log.settings
+
+    @property
+    def ledger(self) -> Ledger:
+        """Where memory is, as far as the text says."""
+        log = self.context.case.oom
+        return Ledger() if log is None else log.ledger
 
     @property
     def is_checkpointed(self) -> bool:
