@@ -20,6 +20,7 @@ from fragdoctor.rules.traceback_signs import (
     LOADING_WEIGHTS,
     is_at_first_call,
     is_seen_to_fail_late,
+    n_steps_passed,
     sign_of,
 )
 from fragdoctor.units import format_count, format_size, plural
@@ -227,7 +228,8 @@ def read_message(message: OomMessage) -> Hypothesis:
 
 def as_told(found: Hypothesis, message: OomMessage | None) -> Hypothesis:
     """Return a hypothesis with what people wrote: what the weights take, and a leak if it fits."""
-    weights = told_weights(message) if found.cause is Cause.CAPACITY else None
+    do_fit = message is not None and n_steps_passed(message) > 1
+    weights = told_weights(message) if found.cause is Cause.CAPACITY and not do_fit else None
     if weights is not None:
         found = replace(found, summary=f"{found.summary} {weights.text}.")
     is_open = found.cause is Cause.CAPACITY and found.confidence is Confidence.POSSIBLE

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from fragdoctor.inputs.ledger import fullest_gpu, ledger_of
 from fragdoctor.inputs.log_streams import LogStream, windows
+from fragdoctor.inputs.quoted_code import quoted_code
 from fragdoctor.inputs.scenes import line_starts, scan
 from fragdoctor.inputs.server_budget import server_budget
 from fragdoctor.inputs.told_failures import told_failure, told_kill_or_load
@@ -44,6 +45,7 @@ from fragdoctor.model.case import (
     LogMarker,
     OomLog,
     OomMessage,
+    QuotedCode,
 )
 from fragdoctor.model.frameworks import frameworks_in
 from fragdoctor.model.gpus import FULL_SHARE
@@ -174,6 +176,9 @@ def find_messages(text: str) -> OomLog:
     messages = _with_table(messages, text, ledger)
     starts = line_starts(text, sorted({m.line for m in messages[:MAX_MESSAGES]}))
     messages = with_tracebacks(text, messages, starts)
+    code = quoted_code(text)
+    if code != QuotedCode():
+        messages = [replace(m, code=code) for m in messages]
     program, parts = xla_program(text)
     messages = [replace(m, **program) if m.kind == "jax" else m for m in messages]
     by_place = {(m.line, m.kind): m for m in reversed(found.markers)}

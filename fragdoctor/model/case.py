@@ -27,7 +27,8 @@ GPU_EMPTY: Final = "gpu-empty"
 """``sub_kind`` of a driver's error where the text shows GPUs with nothing on them."""
 
 TRAINING: Final = (
-    r"(?:(?<![a-z])(?<!pre[-_])(?<!without )(?<!not )train(?!ed (?:model|on|weights|network))"
+    r"(?:(?<![a-z])(?<!pre[-_])(?<!without )(?<!not )"
+    r"train(?!ed (?:model|on|weights|network)|\(False)"
     r"|pretrain(?!ed)|train(?:er|loop)\b|fine[- ]?tun|(?<![\w-])epoch|dreambooth|backward"
     r"|learning.rate|optimi[sz]er|\blosse?s?\b|训练|微调|学習|학습)"
 )
@@ -77,6 +78,20 @@ the CPU the same bad index raises an IndexError, which people who have looked fo
 well."""
 
 
+class QuotedCode(Struct, frozen=True):
+    """What Python code in a text keeps on the GPU, as it is written there (hostile), or "".
+
+    Attributes:
+        kept: what a loop adds results with their graph to.
+        unused_graph: a call of a model whose graph no backward pass uses, if nothing is trained.
+        evaluated_graph: the same beside code that trains.
+    """
+
+    kept: str = ""
+    unused_graph: str = ""
+    evaluated_graph: str = ""
+
+
 class OomMessage(Struct, frozen=True):
     """One message; None means "not printed and not computable".
 
@@ -113,6 +128,7 @@ class OomMessage(Struct, frozen=True):
         frames: the calls that led to it, outermost first, if a traceback is printed with it.
         is_in_handler: whether the traceback says that another exception was being handled.
         text: the message itself, with whitespace folded, at most 2,000 characters; hostile text.
+        code: what the Python code in the whole text keeps.
     """
 
     kind: str
@@ -152,6 +168,7 @@ class OomMessage(Struct, frozen=True):
     frames: Sequence[TracebackFrame] = ()
     is_in_handler: bool = False
     text: str = ""
+    code: QuotedCode = QuotedCode()
 
     @property
     def said(self) -> str:

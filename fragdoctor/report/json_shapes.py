@@ -177,7 +177,7 @@ _DIAGNOSES: Final[Mapping[type, Shape]] = {
     Owner: Shape(null=("name", "class_name", "scope", "through")),
     Predicted: Shape(properties=("promise",)),
     OomResult: Shape(inline=("diagnosis",)),
-    OomMessage: Shape(properties=("live_bytes",)),
+    OomMessage: Shape(properties=("live_bytes",), without=("code",)),
     rehearsal.RehearsalResult: Shape(inline=("diagnosis",)),
     rehearsal.Rehearsal: Shape(without=("traits",)),
     prescription.Prescription: Shape(properties=("fits", "cure"), computed=_VERSION),

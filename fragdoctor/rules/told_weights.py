@@ -14,7 +14,7 @@ from fragdoctor.lazy import regex
 from fragdoctor.model.case import OomMessage, ToldSettings
 from fragdoctor.model.gpus import CARDS, FULL_SHARE, known_gpu
 from fragdoctor.model.measures import ADAPTER, OFFLOADING, SHARDED_WEIGHTS, SHARDING, STATE_8BIT
-from fragdoctor.rules.traceback_signs import sign_of
+from fragdoctor.rules.traceback_signs import n_steps_passed, sign_of
 from fragdoctor.units import GIB, format_size
 
 _BILLIONS: Final = regex(r"(?<![A-Za-z0-9.])(\d{1,3}(?:\.\d{1,2})?)[bB](?![A-Za-z0-9])")
@@ -40,12 +40,6 @@ SMALL_STATE: Final = frozenset({ADAPTER, STATE_8BIT, OFFLOADING})
 """What trains with less: few parameters, or state that is small or not on the GPU."""
 LARGEST_BYTES: Final = 80 * GIB
 """A card that the text does not name is taken for one of the largest that most people have."""
-_PASSED: Final = regex(
-    r"(?i)(?<!\w)(?<!shards: )(?<!loading )(?!100)\d{1,3}%\|[^|%]{0,300}\| {0,4}"
-    r"(?!0)\d{1,9}/\d+ \[\d"
-    r"|\b(?:step|iter(?:ation)?)\b['\"]?[ :=\[(#]{1,4}(?![01]\b)\d{1,9}\b.{0,200}?\bloss"
-)
-"""How bars and lines of a log show steps that were taken: what all steps need does fit."""
 _CARD: Final = regex(
     rf"(?i)\b{CARDS}(?!\d)"
     r"(?:[\s(\uff08*x_-]{0,3}(?:sxm|pcie)?[\s(\uff08*x_-]{0,3}(?P<size>\d{1,3}) ?G)?"
@@ -105,7 +99,7 @@ class ToldWeights(Struct, frozen=True):
 
 def _has_trained(message: OomMessage) -> bool:
     """Return whether steps went well before the failure, so that the state does fit."""
-    if _PASSED.search(message.said):
+    if n_steps_passed(message) > 1:
         return True
     sign = sign_of(message)
     return sign is not None and (sign.is_surrounding or sign.can_leave_gpu or not sign.is_training)

@@ -14,6 +14,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from fragdoctor.lazy import regex
 from fragdoctor.model.case import TRAINING, OomMessage, TracebackFrame
 from fragdoctor.model.engines import engine_of, is_of_other_program, is_told_of_nobody
 from fragdoctor.model.frameworks import RUN_ONLY, VLLM_LOG, Change, frameworks_in
@@ -66,6 +67,7 @@ class TracebackSign(Struct, frozen=True):
         intro: pattern to search for in the message, its line and the lines right above if no
             frame is a sign.
         in_words: pattern to search for in the same lines if no call is a sign.
+        in_code: what code in the text keeps that shows it, as a name of ``QuotedCode``.
         is_training: whether it may be a training step, which keeps its activations.
         is_surrounding: whether it describes what the call was part of, which counts only if no
             place is a sign.
@@ -87,6 +89,7 @@ class TracebackSign(Struct, frozen=True):
     title_in_framework: str = ""
     intro: str = ""
     in_words: str = ""
+    in_code: str = ""
     is_training: bool = True
     is_surrounding: bool = False
     can_leave_gpu: bool = False
@@ -127,7 +130,8 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
     ]
     # No call is known, so look for the words that people use, which are about other programs, too,
     # and about loading and saving, though the calls show a step.
-    is_of_engine, is_step = engine_of(message) is not None, is_in_backward_pass(message)
+    is_of_engine = engine_of(message) is not None
+    is_step = is_in_backward_pass(message) or is_seen_to_grow(message)
     told = [
         s
         for signs in tables
@@ -135,7 +139,10 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
         if not (is_step and s.is_of_model and not s.is_surrounding)
     ]
     by_words = (s for s in told if s.in_words and not is_of_engine)
-    by_words = (s for s in by_words if _search(s.in_words, message.said))
+    is_late = n_steps_passed(message) >= _MANY_PASSED
+    by_words = (
+        s for s in by_words if _search(s.in_words, message.said) or (is_late and s.name == LATE)
+    )
     in_words = next((s for s in by_words if not _is_of_serving(s, message)), None)
     for signs in tables:
         if signs is tables[-1] and in_words is not None and in_words.is_surrounding:
@@ -143,7 +150,8 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
         inner = enumerate(reversed(message.frames))
         at = (s for n, frame in inner for s in signs if s.matches(frame, is_last=not n))
         above = (s for s in signs if s.intro and _search(s.intro, message.said))
-        found = next(at, None) or next(above, None)
+        coded = (s for s in signs if s.in_code and getattr(message.code, s.in_code))
+        found = next(at, None) or next(above, None) or next(coded, None)
         if found is not None:
             return found
     named = _named_functions(message)
@@ -168,13 +176,18 @@ _FUNCTION: Final = r"(?<![\w/-])(?:\w{1,30}\.){0,3}(_{0,2}[a-z]{1,30}(?:_[a-z0-9
 
 
 def is_seen_to_grow(message: OomMessage) -> bool:
-    """Return whether people said that memory grew from step to step."""
-    return _search(rf"(?i){_GROWS}", message.said)
+    """Return whether code, or what people said, shows that memory grew from step to step."""
+    return bool(message.code.kept) or _search(rf"(?i){_GROWS}", message.said)
 
 
 def is_in_backward_pass(message: OomMessage) -> bool:
     """Return whether the traceback of a message shows a backward pass."""
     return any(map(_BACKWARD.matches, message.frames))
+
+
+def is_in_training_step(message: OomMessage) -> bool:
+    """Return whether the traceback of a message shows a step of training."""
+    return any(_BACKWARD.matches(f) or _TRAINS.matches(f) for f in message.frames)
 
 
 def server_start_in(functions: Collection[str]) -> TracebackSign | None:
@@ -187,6 +200,20 @@ def server_start_in(functions: Collection[str]) -> TracebackSign | None:
 def is_at_first_call(message: OomMessage) -> bool:
     """Return whether the call that failed is the program's first of CUDA, which makes a context."""
     return bool(message.frames) and any(p.matches(message.frames[-1]) for p in _FIRST_CALLS)
+
+
+def n_steps_passed(message: OomMessage) -> int:
+    """Return the highest step that bars and lines of a log show around a failure."""
+    return max((int(n) for m in _PASSED.finditer(message.said) for n in m.groups() if n), default=0)
+
+
+_PASSED: Final = regex(
+    r"(?i)(?<!\w)(?<!shards: )(?<!loading )(?!100)\d{1,3}%\|[^|%]{0,300}\| {0,4}(\d{1,9})/\d+ \[\d"
+    r"|\b(?:step|iter(?:ation)?|(?<=\d, )it)\b['\"]?[ :=\[(#]{1,4}(\d{1,9})\b(?=/\d|.{0,200}?loss)"
+)
+"""How bars and lines of a log show steps that were taken: what all steps need does fit."""
+_MANY_PASSED: Final = 100
+"""Steps after which people say that a program failed late, and not at its start."""
 
 
 def is_seen_to_fail_late(message: OomMessage) -> bool:
@@ -230,7 +257,10 @@ def _is_contradicted(sign: TracebackSign, message: OomMessage) -> bool:
     surrounding code. Growth over many steps makes the last small request fail, not a large one.
     """
     is_step = not sign.is_training and is_in_backward_pass(message)
-    if is_step or any(p.matches(frame) for p in sign.unless for frame in message.frames):
+    # People who train may quote a part of their code.
+    is_part = sign.name == INFERENCE and message.code.unused_graph and message.is_of_training
+    is_excluded = any(p.matches(frame) for p in sign.unless for frame in message.frames)
+    if is_step or is_part or is_excluded:
         return True
     is_by_words = sign.name == INFERENCE or (sign.name == LOADING_WEIGHTS and not message.frames)
     if is_by_words and is_of_other_program(message) and not is_told_of_nobody(message):
@@ -321,16 +351,8 @@ _EVALUATES: Final = (
 )
 """The ways in which people say that an evaluation or a test failed, and not the training."""
 
-_GOES_BACK: Final = r"(?: ?/ ?[\w.]{1,40})?(?:\.(?:mean|sum)\(\))?\)?\.backward\("
-"""How code goes on after the name of its loss: loss.backward(), scale(loss / 4).backward()."""
-
 _GROWS: Final = (
     rf"(?:{GROWS}|\bleak(?:s|ing|age)?\b|\bwithout .{{0,3}}item\("
-    # code that keeps the loss it goes back through, before or after it does, or the whole graph
-    rf"|(?<![\w.])(?P<lost>\w{{1,20}}){_GOES_BACK}.{{0,200}}?"
-    r"(?:\+= ?(?P=lost)(?![\w.(\[])|\.append\((?P=lost)\))"
-    r"|(?:\+= ?|\.append\()(?P<kept>\w{1,20})(?![\w.(\[]).{0,200}?(?<![\w.])(?P=kept)"
-    rf"{_GOES_BACK}"
     r"|\bretain_graph(?: ?= ?|[^\w\n]?参数[^\n]{0,12})True"
     r"|\baccumulat(?:es?|ed|ing) (?:in|on|over)\b"
     r"|\b(?:training|validation|test)_epoch_end\(self, ?outputs)"  # Lightning before 2
@@ -373,14 +395,21 @@ _LATE: Final = (
 
 _TIMES: Final = r"(?:again|twice|a second time|(?:multiple|several|many) times|more than once)"
 _RAN_BEFORE: Final = (
-    r"(?is)\A(?=.*(?:\bjupyter|\bnotebooks?\b|\bcolab\b|\bkaggle\b|\bcells?\b|\bipy(?:thon|kernel)))"
+    r"(?is:\A(?=.*(?:\bjupyter|\bnotebooks?\b|\bcolab\b|\bkaggle\b|\bcells?\b|\bipy(?:thon|kernel)))"
     r"(?!.*\bre(?:start|set)\w*\b[^.\n]{0,80}\b(?:still|same|no luck|(?:not|n't|no) (?:\w+ )?help))"
     rf".*(?:\bre-?r[au]n(?:s|ning)?\b|\b(?:r[au]n|execut)\w* (?:\w+ ){{0,4}}?{_TIMES}\b"
     r"|\b(?:second|2nd|next) (?:try|time|run|attempt)\b|\bonly (?:works|runs) once\b"
     r"|\b(?:until|unless|without|have to|need to|must) (?:\w+ )?restart(?:ing)? (?:\w+ ){0,2}"
-    r"(?:kernel|runtime|notebook|session)\b)"
+    r"(?:kernel|runtime|notebook|session)\b))"
 )
 """The ways in which people say that a notebook had run the same before."""
+
+_TRIALS: Final = (
+    r"\b(?:(?:after|across|between|over) (?:\S+ ){0,4}?|(?:number of|many|several|n ?= ?\d+) )"
+    r"(?:trials|folds|hyper-?param\w{0,8} (?:search|tuning|optimi[sz]ation)|sweep)\b"
+)
+_OF_TRIALS: Final = rf"(?i:{_in_clause(_TRIALS)}|\baccumulat\w{{1,4}} {_TRIALS})"
+"""The ways in which people say that one trial of several failed."""
 
 FIRST_GPU: Final = "first-gpu"
 LOADING_WEIGHTS: Final = "loading-weights"
@@ -1011,6 +1040,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         spelled=Change.EVALUATION_BATCH,
         why="Training fits but the evaluation does not: its batch is different, and it keeps what "
         "it returns.",
+        in_code="evaluated_graph",
         # transformers 4.57, trainer.py; lightning 2.5, loops/evaluation_loop.py
         in_words=rf"(?i){_EVALUATES}",
         # progress bars of catalyst and Lightning; code of PyTorch 0.3, which kept no graph there
@@ -1035,6 +1065,21 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
     ),
     TracebackSign(
+        name="ran-before",
+        doing="after an earlier run in the same process",
+        is_of_model=True,
+        is_surrounding=True,
+        title="Free what the earlier run left before the next one starts",
+        change="at the end of each run or trial: del model, optimizer and every output, then "
+        "gc.collect() and torch.cuda.empty_cache(); or run each in a process of its own, in a "
+        "notebook by a restart of the kernel; after an error its traceback holds all variables of "
+        "the cell that failed, until another cell fails (1/0)",
+        why="The variables of the earlier run, or the traceback of its error, still hold its "
+        "tensors while the next run makes its own.",
+        # ipython 8, core/interactiveshell.py: showtraceback() sets sys.last_traceback
+        in_words=rf"{_RAN_BEFORE}|{_OF_TRIALS}",
+    ),
+    TracebackSign(
         name=GROWTH,
         doing="in a run whose memory kept growing",
         is_of_batch=True,
@@ -1047,6 +1092,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "graph of its step.",
         # torch 2.13, docs/source/notes/faq.rst
         in_words=rf"(?i){_GROWS}",
+        in_code="kept",
     ),
     TracebackSign(
         name="spilled",
@@ -1061,21 +1107,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "speed.",
         # NVIDIA's driver for Windows since 536.40; support answer 5490
         in_words=r"[Ss]hared GPU memory|[Ss]ysmem [Ff]allback",
-    ),
-    TracebackSign(
-        name="ran-before",
-        doing="when a notebook ran it again",
-        is_of_model=True,
-        is_surrounding=True,
-        title="Free what the earlier run left, or restart the kernel",
-        change="restart the notebook's kernel, which frees everything; to go on without that: del "
-        "model, optimizer and every output, then gc.collect() and torch.cuda.empty_cache(); after "
-        "an error its traceback holds all variables of the cell that failed, until another cell "
-        "fails (1/0)",
-        why="The variables of the earlier run, or the traceback of its error, still hold its "
-        "tensors while the next run makes its own.",
-        # ipython 8, core/interactiveshell.py: showtraceback() sets sys.last_traceback
-        in_words=_RAN_BEFORE,
     ),
     TracebackSign(
         name=LATE,
@@ -1128,6 +1159,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
             Place(functions="infer inference predict upscale transcribe enhance generate detect"),
             Place(code=CALLS_OF_LIBRARIES),
         ),
+        in_code="unused_graph",
         intro=r"\bvideo \d{1,6}/\d{1,6} \(frame \d",
         in_words=rf"(?is){_RAN}|{_in_clause(f'(?:{_RUNS_MODEL})')}|{_ONLY_RUNS}",
     ),

@@ -36,6 +36,16 @@ SHAPES = {
         frame(f"{TORCH}/nn/functional.py", "grid_sample", "return torch.grid_sampler(x, g)"),
     ),
     "ran-before": f"My notebook trains once; when I run the cell again I get\n{FULL}",
+    "ran-before in another trial": "The search fails with CUDA out of memory after a few trials.",
+    "ran-before in another fold": f"It crashes after two of the five folds.\n{FULL}",
+    "growth and no loading": "GPU memory usage keeps increasing until CUDA out of memory; when I "
+    "resume training, it does so again.",
+    "growth in code": f"kept = []\nfor x in data:\n    kept.append(model(x))\n{FULL}\n",
+    "evaluation in code": "for i, x in enumerate(data):\n    if i % 9 == 0:\n"
+    f"        y = net(tests)\n    else:\n        net(x).sum().backward()\n{FULL}\n",
+    "inference in code": f"emb = encoder(images.cuda())\n{FULL}\n",
+    "later-step by its number": f"step: 1200 loss: 0.31\n{FULL}\n",
+    "later-step by its bar": f" 41%|####      | 812/1980 [10:01<14:20, 1.36it/s]{FULL}\n",
     "later-step": f"Training runs out of memory after the first epoch.\n{FULL}",
     "first-gpu": "Training is on four GPUs, and gpu 0 takes more memory than the others.\n" + FULL,
     "server-start after its weights": "vLLM: Loading safetensors checkpoint shards: 100% Completed "

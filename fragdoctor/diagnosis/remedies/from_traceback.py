@@ -10,9 +10,14 @@ import numpy as np
 
 from fragdoctor.analysis.failed_attempts import LeftMemory, left_of_attempts
 from fragdoctor.diagnosis.bench import Attempt
-from fragdoctor.diagnosis.remedies.framework_words import ROOM_FOR_STEPS, words_in
+from fragdoctor.diagnosis.remedies.framework_words import (
+    ROOM_FOR_STEPS,
+    less_of_counted,
+    words_in,
+)
 from fragdoctor.diagnosis.remedies.less_at_once import (
     fewer_bytes,
+    less_of_batch,
     less_to_run,
 )
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal, Remedy, Weight, proposes
@@ -32,6 +37,7 @@ from fragdoctor.rules.traceback_signs import (
     SERVER_STEP,
     VAE,
     TracebackSign,
+    is_in_training_step,
     only_runs,
 )
 from fragdoctor.units import format_size
@@ -65,6 +71,10 @@ def _said(case: JudgedCase, sign: TracebackSign, message: OomMessage) -> tuple[s
 def _of_growth(case: JudgedCase, sign: TracebackSign, message: OomMessage) -> tuple[str, str]:
     """Return what keeps memory from step to step, by whose loop it is."""
     batch = words_in(case, Change.BATCH)
+    if message.code.kept:
+        numbers = "add .item() of a number or .detach().cpu() of a tensor"
+        loop = "put torch.no_grad() around the loop if nothing in it goes backward"
+        return f"Keep {message.code.kept} without the graph of each step", f"{numbers}; {loop}"
     if only_runs(message):
         if batch and any(f.name in SERVERS for f in case.frameworks):
             return ROOM_FOR_STEPS, batch  # its users cannot change what it keeps
@@ -89,10 +99,19 @@ def _of_later_step(case: JudgedCase, sign: TracebackSign, message: OomMessage) -
     if not (case.trains or re.search(STEPS, message.said)):
         title = "Keep nothing on the GPU from one input to the next, and limit its length"
         return title, f"{KEPT_BY_REQUESTS}; {fewer_bytes(case)}"
-    if case.told.batch_cannot_shrink:
-        return sign.title, sign.change
+    if is_in_training_step(message) and less_of_counted(case):
+        return less_of_batch(case)
     batch = words_in(case, Change.BATCH) or "a lower batch size makes room for all of these"
-    return sign.title, f"{sign.change}; {batch}"
+    tests, kept, larger = sign.change.split("; ")
+    if case.told.smaller_samples:
+        less = " or ".join(case.told.smaller_samples)
+        larger = f"the samples differ: cap the largest ones ({less})"
+    parts = [tests, kept, larger, "" if case.told.batch_cannot_shrink else batch]
+    title = sign.title
+    if is_in_training_step(message):
+        title = "Limit the largest samples, since earlier steps fit"
+        parts = [*parts[2:], kept]
+    return title, "; ".join(filter(None, parts))
 
 
 @proposes("Change the call that failed")
@@ -103,7 +122,7 @@ def at_the_failing_call(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         return
     r = case.failed_request
     had_room = case.cause is Cause.UNKNOWN and r is not None and r.is_covered_by_free
-    if had_room and sign.name != SERVER_STEP:
+    if had_room and sign.name != SERVER_STEP and not message.code.unused_graph:
         return  # a limit refused the request; but a server can reserve less
     if sign.name == FIRST_GPU and case.ledger.is_shared:
         return  # there is no other
