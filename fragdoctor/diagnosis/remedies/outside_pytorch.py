@@ -59,7 +59,7 @@ def are_peers(listed: Sequence[OtherProcess]) -> bool:
 
 WORKERS: Final = {
     r"\[gw\d{1,3}\]|\bxdist\b|\bpytest\b|\.py::\w": "pytest -n",
-    r"\bgunicorn\b|\buvicorn\b|\bcelery\b": "gunicorn -w, uvicorn -w, celery -c",
+    r"\bgunicorn\b|\buvicorn\b|\bcelery\b": "gunicorn -w, uvicorn --workers, celery -c",
     r"\bray\.tune\b|\btune\.(?:run|Tuner)\b|resources_per_trial": "a larger share of a GPU for "
     "each trial of Ray Tune",
 }
