@@ -33,6 +33,7 @@ from fragdoctor.rehearsal.programs import Program
 HERE = Path(__file__).resolve().parent
 TRUTH = HERE.parent / "tests" / "truth" / "programs"
 SHARE = 0.75
+NEAR = 0.01
 SEARCH_S = 120.0
 
 
@@ -43,8 +44,13 @@ def prescribed(truth: ProgramTruth, python: str, capacity_mib: int) -> Prescript
     return CureSearch(program, RehearsalConditions(gpu=gpu), None, SEARCH_S).run()
 
 
-def ended(tried: Tried, truth: ProgramTruth, capacity_mib: int, oracle: Path, python: str) -> str:
-    """Return how the treated program ends on the allocator: ``passed``, ``oom`` or ``error``."""
+def ended(
+    tried: Tried, truth: ProgramTruth, capacity_mib: int, oracle: Path, python: str
+) -> tuple[str, int]:
+    """Return how the treated program ends on the allocator, and the peak of its tensors.
+
+    It ends as ``passed``, ``oom`` or ``error``.
+    """
     specs = "+".join(spec for one in tried.treatments for spec in one.specs)
     conf = next((one.conf for one in tried.treatments if one.conf), "")
     done = subprocess.run(
@@ -62,8 +68,8 @@ def ended(tried: Tried, truth: ProgramTruth, capacity_mib: int, oracle: Path, py
         text=True,
         check=False,
     )
-    last = done.stdout.strip().rpartition("\n")[2]
-    return last if last in {"passed", "oom"} else "error"
+    end, _, peak = done.stdout.strip().rpartition("\n")[2].partition(" ")
+    return (end, int(peak)) if end in {"passed", "oom"} else ("error", 0)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -97,8 +103,11 @@ def main(argv: Sequence[str]) -> None:
         n["fit as they are"] += found.fits
         for tried in found.tried:
             how = "failed" if tried.error else "fits" if tried.fits else "does not fit"
-            real = ended(tried, truth, capacity_mib, options.oracle, options.python)
+            real, peak = ended(tried, truth, capacity_mib, options.oracle, options.python)
             n[f"said: {how}; {real}"] += 1
+            if tried.fits and real == "passed":
+                said = tried.peak_allocated_bytes or 0
+                n["fits; peak within 1%"] += abs(said - peak) <= NEAR * peak
             if truth.split == LOOKED and (how, real) in {
                 ("fits", "oom"),
                 ("does not fit", "passed"),

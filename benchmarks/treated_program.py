@@ -2,7 +2,8 @@
 
     run.sh PY treated_program.py PACKAGE SPEC+SPEC program.py
 
-PACKAGE is the folder that holds fragdoctor; the last line printed is ``passed`` or ``oom``.
+PACKAGE is the folder that holds fragdoctor; the last line printed is ``passed`` or ``oom``, and the
+peak of the program's tensors in bytes.
 All numbers read as zero there, so Transformers is told that no sequences are packed.
 """
 
@@ -15,8 +16,8 @@ import sys
 from typing import Any
 
 
-def main(package: str, specs: str, program: str) -> str:
-    """Run the program and return how it ended."""
+def main(package: str, specs: str, program: str) -> tuple[str, int]:
+    """Run the program; return how it ended, and the peak of its tensors on any GPU."""
     sys.path.append(package)
     sys.argv[:] = [program]
     import torch
@@ -25,6 +26,7 @@ def main(package: str, specs: str, program: str) -> str:
     from fragdoctor.rehearsal.engine.treatments import accumulation, apply, operations
 
     core: Any = torch._C
+    core._cuda_resetPeakMemoryStats = lambda *_: None  # that of the whole program is printed
     for module in (calls, operations):  # the real autograd engine runs here
         module.in_backward = lambda: core._current_graph_task_id() != -1
     # Samplers are known by the lines that lead to them, and a rehearsal has none of this file.
@@ -36,13 +38,14 @@ def main(package: str, specs: str, program: str) -> str:
     random.seed(0)
     # Loops run their own number of rounds here.
     apply([spec.removesuffix(":again") for spec in specs.split("+") if spec])
+    end = "passed"
     try:
         runpy.run_path(program, run_name="__main__")
     except torch.OutOfMemoryError:
-        return "oom"
-    return "passed"
+        end = "oom"
+    return end, max(map(torch.cuda.max_memory_allocated, range(torch.cuda.device_count())))
 
 
 if __name__ == "__main__":
-    print(main(*sys.argv[1:4]), flush=True)
+    print(*main(*sys.argv[1:4]), flush=True)
     os._exit(0)

@@ -21,6 +21,7 @@ class Change(StrEnum):
     EVALUATION_BATCH = "evaluation-batch"
     CHECKPOINT = "checkpoint"
     BF16 = "bf16"
+    BF16_PARAMETERS = "bf16-parameters"
     FUSED = "fused"
     STATE_8BIT = "state-8bit"
     OFFLOAD_STATE = "offload-state"
@@ -240,6 +241,7 @@ Lightning
   evaluation-batch: lower batch_size in val_dataloader() or test_dataloader(); keep no result of
     validation_step() or test_step() on the GPU; gradients are off already
   bf16: Trainer(precision="bf16-mixed")
+  bf16-parameters: Trainer(precision="bf16-true")
   offload-state: Trainer(strategy="deepspeed_stage_2_offload")
   loaded-checkpoint: load_from_checkpoint(path, map_location="cpu"), and ckpt_path= of trainer.fit()
     to resume, which puts each rank's weights on its own GPU

@@ -13,6 +13,7 @@ ARGUMENT: Final = "@"
 def divided(source: bytes, n: Fraction | int, places: list[str]) -> bytes:
     """Return a program with the numbers at some places (line and column, ``7.8``) divided by n.
 
+    None gets less than 1.
     A number that says into how many batches something is split is divided by ``1/n``.
     """
     lines = source.split(b"\n")
@@ -21,5 +22,6 @@ def divided(source: bytes, n: Fraction | int, places: list[str]) -> bytes:
         found = re.match(rb"\d[\d_]*", line[column:])
         if found:
             rest = line[column + found.end() :]
-            lines[row - 1] = line[:column] + str(int(int(found[0]) / Fraction(n))).encode() + rest
+            less = max(int(int(found[0]) / Fraction(n)), 1)
+            lines[row - 1] = line[:column] + str(less).encode() + rest
     return b"\n".join(lines)

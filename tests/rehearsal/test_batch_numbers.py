@@ -159,6 +159,37 @@ def test_equal_numbers_of_one_function_are_one(tmp_path: Path) -> None:
     assert found.lines(2) == ["é = 'ä', randn(16, 5), zeros((16,))  # line 3"]
 
 
+CHOSEN = """
+import torch
+from torch import nn
+model = nn.Linear(512, 4096).cuda().eval()
+shape = (16, 512)
+with torch.no_grad():
+    for turn in range(9):
+        n = [64, 1, 256][turn % 3]
+        model(torch.randn(n, 512, device="cuda"))
+"""
+
+
+def test_numbers_of_a_list_are_divided_together(tmp_path: Path) -> None:
+    path, by_hand = tmp_path / "serve.py", tmp_path / "by_hand.py"
+    path.write_text(CHOSEN)
+    by_hand.write_text(CHOSEN.replace("[64, 1, 256]", "[16, 1, 64]"))
+    traits = rehearsed(path, observes=True).traits
+
+    number = batch_numbers(program(path), traits["rows"])[0]
+    part = rehearsed(path, number.spec(4), observes=True)
+    found = of_rows(number, 4, traits, part.traits)
+
+    assert traits["rows"][0] == [1, 64, 256]
+    assert found is not None
+    assert (found.size, found.is_count, found.axis) == (256, False, 0)
+    assert found.lines(4) == ["n = [16, 1, 64][turn % 3]  # line 8"]
+    assert part.peak_allocated_bytes == rehearsed(by_hand).peak_allocated_bytes
+    # One of a shape is a number of rows by chance.
+    assert all(one.values != (16, 512) for one in batch_numbers(program(path), [[16]]))
+
+
 @pytest.mark.parametrize("text", [b"x = (", b"\xff\xfe", b"x = 32\0", b"(" * 5000])
 def test_what_is_no_program_has_no_numbers(text: bytes, tmp_path: Path) -> None:
     path = tmp_path / "train.py"
@@ -227,7 +258,7 @@ def test_rows_are_along_the_dimension_that_a_number_divides(
 ) -> None:
     whole, part = ({"n_parameters": 1, "rows": rows} for rows in (before, after))
 
-    one = of_rows(BatchNumber("n", 64, ("1.0",)), 4, whole, part)
+    one = of_rows(BatchNumber("n", (64,), ("1.0",)), 4, whole, part)
 
     assert (one and (one.size, one.is_count, one.axis)) == found
 

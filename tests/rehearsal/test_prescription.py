@@ -280,6 +280,8 @@ for step in range(4):
     loss.backward()
     optimizer.step()
 """
+MOVED = "model = Net().to('cuda')\n"
+IN_BFLOAT16 = "model.to(torch.bfloat16)\n" + LOOP.replace("model(x)", "model(x.bfloat16())")
 SLOW_S = 3.0
 CALL = "    loss = model(x).float().square().mean()\n"
 
@@ -324,6 +326,9 @@ def peak(home: Path, text: str, *treatments: str) -> int:
         ("step-in-backward", FROZEN + LOOP, FROZEN + IN_BACKWARD),
         ("state-on-host", LOOP, LOOP.replace(MADE, MADE + ON_HOST)),
         ("frozen", TAUGHT, TAUGHT.replace("Net()", "Net().requires_grad_(False)")),
+        ("bf16-parameters", LOOP, IN_BFLOAT16),
+        ("bf16-parameters", MOVED + EVALUATED, MOVED.replace("Net()", "Net().to(torch.bfloat16)")
+         + EVALUATED.replace("model(x)", "model(x.bfloat16()).float()")),
         ("checkpoint:0,1,2,3", AS_LOADED + LOOP, AS_LOADED + CHECKPOINTED + LOOP),
         ("save-on-cpu", IMAGE, IMAGE.replace(
             "    loss = model(image)", "    with torch.autograd.graph.save_on_cpu(pin_memory=True):"
@@ -338,6 +343,23 @@ def test_treatment_from_outside_equals_the_change_in_the_program(
     assert treated == peak(tmp_path, MODEL + after)
     if treatment not in {"fused", "no-foreach", "adafactor"}:  # the peak is in the backward pass
         assert treated < peak(tmp_path, MODEL + before)
+
+
+def test_mask_that_comes_back_from_the_host_has_to_be_aligned(tmp_path: Path) -> None:
+    """PyTorch pads masks, and its kernel refuses one that was saved on the host without gaps."""
+    masked = """
+import torch
+from torch import nn
+heads = nn.Linear(256, 256).cuda()
+mask = torch.zeros(4, 1, {n}, {n}, device="cuda")
+for step in range(3):
+    x = heads(torch.randn(4, 8, {n}, 256, device="cuda"))
+    nn.functional.scaled_dot_product_attention(x, x, x, mask).sum().backward()
+"""
+    assert peak(tmp_path, masked.format(n=99))
+    assert peak(tmp_path, masked.format(n=100), "save-on-cpu")
+    with pytest.raises(ConfigError, match="attn_bias is not correctly aligned"):
+        peak(tmp_path, masked.format(n=99), "save-on-cpu")
 
 
 def test_model_that_no_optimizer_updates_is_named(tmp_path: Path) -> None:

@@ -30,30 +30,42 @@ def is_traced() -> bool:
 def around_models(around: Around, after: Callable[[Any, Any], None] | None = None) -> None:
     """Enter a context around each outermost call of a module with parameters.
 
-    Losses and transforms have none and are not models. ``around`` is called before each call with
-    the module (the original of a compiled one) and its arguments; None leaves the call as it is.
-    ``after`` is called with the module and what it returned.
+    ``around`` is called before each call with the module (the original of a compiled one) and its
+    arguments; None leaves the call as it is. ``after`` is called with the module and what it
+    returned.
+    """
+
+    def called(call: Any, module: Any, /, *args: Any, **kwargs: Any) -> Any:
+        is_wrapper = "_orig_mod" in module._modules  # what torch.compile returns
+        model = module._orig_mod if is_wrapper else module
+        with around(model, (args, kwargs)) or nullcontext():
+            result = call(module, *args, **kwargs)
+        if after is not None:
+            after(model, result)
+        return result
+
+    put_model_call(called)
+
+
+def put_model_call(called: Callable[..., Any]) -> None:
+    """Wrap outermost calls of modules with parameters, like ``put_call``.
+
+    Losses and transforms have none and are not models.
     """
     calling = threading.local()  # whether a model is being called in this thread
 
-    def called(call: Any, module: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def outermost(call: Any, module: Any, /, *args: Any, **kwargs: Any) -> Any:
         # Modules called during a backward pass recompute an earlier call.
         is_inside = getattr(calling, "model", False) or in_backward()
         if is_inside or next(module.parameters(), None) is None:
             return call(module, *args, **kwargs)
         calling.model = True
         try:
-            is_wrapper = "_orig_mod" in module._modules  # what torch.compile returns
-            model = module._orig_mod if is_wrapper else module
-            with around(model, (args, kwargs)) or nullcontext():
-                result = call(module, *args, **kwargs)
-            if after is not None:
-                after(model, result)
-            return result
+            return called(call, module, *args, **kwargs)
         finally:
             calling.model = False
 
-    put_call(called)
+    put_call(outermost)
 
 
 def put_call(called: Callable[..., Any]) -> None:

@@ -4,7 +4,8 @@ It may be in the program, in its arguments, or in a file beside it that it impor
 
 Such a number is recognized not by its name but by its effect: with an n-th of it the models get an
 n-th of the rows, or n times as many if it is the number of batches that something is split into.
-They have as many parameters as before. Which number to try first is a guess.
+They have as many parameters as before. Which number to try first is a guess. The numbers of a list
+that the program chooses from are divided together.
 
 Rows are along the first dimension of what models are given. They may be along the second one, after
 the steps of a sequence, if each is computed independently: what is along a sequence is not.
@@ -40,11 +41,11 @@ _SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDe
 
 
 class BatchNumber(Struct, frozen=True):
-    """A number that may set the batch size.
+    """A number that may set the batch size, or a list of such numbers.
 
     Attributes:
         name: the name that it is given to, "" if it is used directly.
-        value: the number.
+        values: the number, or those of the list.
         places: its positions, in the form that ``engine/treatments/numbers.py`` takes.
         source: the text that it is in; "" if it is an argument.
         file: path of the file that it is in, "" if that is the program.
@@ -54,13 +55,23 @@ class BatchNumber(Struct, frozen=True):
     """
 
     name: str
-    value: int
+    values: tuple[int, ...]
     places: tuple[str, ...]
     source: str = ""
     file: str = ""
     size: int = 0
     is_count: bool = False
     axis: int = 0
+
+    @property
+    def value(self) -> int:
+        """The number, or the largest of the list."""
+        return max(self.values)
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it is more than one number."""
+        return len(self.values) > 1
 
     def _divisor(self, n: int) -> Fraction:
         return Fraction(1, n) if self.is_count else Fraction(n)
@@ -107,8 +118,12 @@ def batch_numbers(
         )
         return min((pair for pair in ratios if pair[1].is_integer()), default=NOT_NEAR)
 
-    near = [one for one in found if one.value > 1 and distance(one) != NOT_NEAR]
-    near.sort(key=lambda one: ("batch" not in one.name.lower(), distance(one)))
+    def is_seen(one: BatchNumber) -> bool:
+        """Whether it is not one number among others, such as those of a shape, by chance."""
+        return not one.is_list or any(len({*one.values} & {*sizes}) > 1 for sizes in rows)
+
+    near = [one for one in found if one.value > 1 and distance(one) != NOT_NEAR and is_seen(one)]
+    near.sort(key=lambda one: ("batch" not in one.name.lower(), not one.is_list, distance(one)))
     return near[:MAX_TRIED]
 
 
@@ -127,7 +142,8 @@ def of_rows(
             sizes = {int(one * factor) for one in new if one * factor in rows}
             if new and len(sizes) == len(new):
                 # Graphs have several rows each: parts have to divide the number, too.
-                size = max(sizes) if is_count else gcd(number.value, *sizes)
+                size = number.value if number.is_list else gcd(number.value, *sizes)
+                size = max(sizes) if is_count else size
                 return replace(number, size=size, is_count=is_count, axis=axis)
     return None
 
@@ -137,7 +153,7 @@ def _arguments(words: Sequence[str]) -> Iterator[BatchNumber]:
         option, _, value = word.rpartition("=")
         if value.isascii() and value.isdecimal():
             name = option or (words[number - 1] if number else "")
-            yield BatchNumber(name, int(value), (f"{ARGUMENT}{number}",))
+            yield BatchNumber(name, (int(value),), (f"{ARGUMENT}{number}",))
 
 
 def _in_file(path: Path, read: Callable[[str], Iterator[BatchNumber]]) -> list[BatchNumber]:
@@ -158,18 +174,28 @@ def _in_source(source: str) -> Iterator[BatchNumber]:
     for node, scope in inner:
         within = id(node) if isinstance(node, _SCOPES) else scope
         inner += [(child, within) for child in ast.iter_child_nodes(node)]
-        if not isinstance(node, ast.Constant) or type(node.value) is not int:
+        members: list[ast.AST] = [node]
+        if isinstance(node, ast.List | ast.Tuple) and len(node.elts) > 1:
+            members = [*node.elts]
+        written = [found for one in members if (found := _written(one, lines))]
+        if not written or len(written) < len(members):
             continue
-        written = lines[node.lineno - 1].encode()[node.col_offset : node.end_col_offset]
-        place = f"{node.lineno}.{node.col_offset}"
-        if written.replace(b"_", b"") != str(node.value).encode():
-            continue  # 0x20
-        if id(node) in names:
-            yield BatchNumber(names[id(node)], node.value, (place,), source)
+        places, values = zip(*written, strict=True)
+        if len(written) > 1 or id(node) in names:
+            yield BatchNumber(names.get(id(node), ""), values, places, source)
         else:
-            alike.setdefault((scope, node.value), []).append(place)
-    for (_, value), places in alike.items():
-        yield BatchNumber("", value, tuple(places), source)
+            alike.setdefault((scope, values[0]), []).extend(places)
+    for (_, value), where in alike.items():
+        yield BatchNumber("", (value,), tuple(where), source)
+
+
+def _written(node: ast.AST, lines: Sequence[str]) -> tuple[str, int] | None:
+    """Return the place and the value of a number that is written with digits (not ``0x20``)."""
+    if not isinstance(node, ast.Constant) or type(node.value) is not int:
+        return None
+    written = lines[node.lineno - 1].encode()[node.col_offset : node.end_col_offset]
+    is_decimal = written.replace(b"_", b"") == str(node.value).encode()
+    return (f"{node.lineno}.{node.col_offset}", node.value) if is_decimal else None
 
 
 def _in_settings(source: str) -> Iterator[BatchNumber]:
@@ -177,7 +203,7 @@ def _in_settings(source: str) -> Iterator[BatchNumber]:
     for row, line in enumerate(source.split("\n"), 1):
         if found := _SETTING.match(line):
             place = f"{row}.{len(line[: found.start(2)].encode())}"
-            yield BatchNumber(found[1], int(found[2]), (place,), source)
+            yield BatchNumber(found[1], (int(found[2]),), (place,), source)
 
 
 def _named(module: ast.Module) -> Iterator[tuple[str, ast.AST]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path, PurePath
 from typing import Any, Final
 from urllib.parse import quote
@@ -384,21 +384,19 @@ def _as_framework_has_it(traits: Traits, change: Change) -> str:
     return f"the framework starts the ranks: {words}; rehearse that with --world-size N"
 
 
-def simple(traits: Traits) -> Iterator[Treatment]:  # noqa: C901, PLR0912 - one case per treatment
+def simple(traits: Traits) -> Iterator[Treatment]:  # noqa: C901 - one case per treatment
     """Yield the treatments of this program that have no strength to choose, the cheapest first.
 
     Those that leave results and work unchanged come first, then those that change when something is
-    computed or kept, then lower precisions, then other optimizers.
+    computed or kept, then those that change results.
     """
     model, optimizer, exact = _model(traits), _optimizer(traits), Numerics.EXACT
+    words = partial(words_of, traits["framework"])
     conf = traits.get("conf", "")
     both = f"{conf},{_EXPANDABLE}" if conf else _EXPANDABLE
     is_one = traits["n_optimizers"] == 1  # of several, each has a place
     inside, after = (Place.OPTIMIZER, Place.AFTER_OPTIMIZER) if is_one else (Place.OPEN, Place.OPEN)
     unfused = set() if traits["is_fused"] else {*traits["optimizers"]}
-
-    def words(change: Change) -> str:
-        return words_of(traits["framework"], change)
 
     if traits["zeroes"]:
         title = "free gradients instead of zeroing them"
@@ -446,15 +444,28 @@ def simple(traits: Traits) -> Iterator[Treatment]:  # noqa: C901, PLR0912 - one 
         title = "keep what is saved for the backward pass on the host"
         line = "with torch.autograd.graph.save_on_cpu(pin_memory=True):  # forward and loss"
         yield _simple("save-on-cpu", title, exact, line, extra_compute=None)
+    yield from _inexact(traits)
+
+
+def _inexact(traits: Traits) -> Iterator[Treatment]:
+    """Yield those that change results: lower precisions, then other optimizers."""
+    model = _model(traits)
     if traits["trains"] and not traits["autocasts"]:
         yield _simple(
             "autocast", "autocast to bfloat16", Numerics.ROUNDING,
             'with torch.autocast("cuda", torch.bfloat16):  # forward and loss, and evaluations',
-            instead=words(Change.BF16),
+            instead=words_of(traits["framework"], Change.BF16),
+        )  # fmt: skip
+    if traits["has_float32"] and not traits["scales"]:  # scaled gradients have to be in float32
+        yield _simple(
+            "bf16-parameters", "parameters in bfloat16", Numerics.ROUNDING,
+            f"{model}.to(torch.bfloat16)  # before it is on the GPU",
+            f"{model}(x.bfloat16()).float()  # numbers that it is given, and what it returns",
+            instead=words_of(traits["framework"], Change.BF16_PARAMETERS),
         )  # fmt: skip
     for name in sorted({*traits["optimizers"]} & _ADAM):
         line = f"bitsandbytes.optim.{name}8bit(...)"
-        instead = words(Change.STATE_8BIT)
+        instead = words_of(traits["framework"], Change.STATE_8BIT)
         yield _simple("adamw-8bit", f"8-bit {name}", Numerics.DIFFERENT, line, instead=instead)
         title = f"Adafactor instead of {name}"
         yield _simple("adafactor", title, Numerics.DIFFERENT, "torch.optim.Adafactor(...)")

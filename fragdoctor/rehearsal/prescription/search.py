@@ -60,7 +60,9 @@ BESIDE: Final = ("chunked-loss", "step-in-backward")
 """Tried together with fewer checkpointed blocks, as they leave the results alone and cost less."""
 LATE: Final = ("fused", "no-foreach", "step-in-backward")
 """Tried after checkpointing, although they cost nothing: of 67 programs they let none fit."""
-KEEPING_LESS: Final = ("step-in-backward", "state-on-host", "adamw-8bit", "adafactor")
+KEEPING_LESS: Final = (
+    "step-in-backward", "state-on-host", "bf16-parameters", "adamw-8bit", "adafactor",
+)  # fmt: skip
 """Change how much parameters, gradients and the optimizer's state take while it runs."""
 ALONE: Final = ("accumulate", "checkpoint", "step-in-backward")
 """Not tried with everything else that lowers the need, if nothing is enough."""

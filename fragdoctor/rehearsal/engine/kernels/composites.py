@@ -26,6 +26,9 @@ TILE: Final = 64
 CUDNN_BYTES: Final = 256  # of each plan, besides its tensors; measured on an H200
 SPLIT_KEYS, MAX_CUDNN_SPLITS = 128, 32  # measured on an H200, too
 LOCK_BYTES: Final = 16  # size of the lock before each accumulated tile
+ALIGNED: Final = 4
+"""Elements that rows, heads and samples of a mask have to be apart by a multiple of
+(``kMinimumAlignment`` in ``mem_eff_attention/gemm_kernel_utils.h``)."""
 MAX_SPLITS: Final = 128
 
 
@@ -156,7 +159,11 @@ def _efficient(call: Call) -> None:
 @rule("_efficient_attention_backward", "_scaled_dot_product_efficient_attention_backward")
 def _efficient_backward(call: Call) -> None:
     """The first has the heads last, and may have sequences end to end, as in jagged tensors."""
-    gradient, query, key, value, _, out = call.args[:6]
+    gradient, query, key, value, mask, out = call.args[:6]
+    if mask is not None:  # PyTorch pads it, but ``save_on_cpu`` gives it back without gaps
+        for name, size, stride in zip("BHM", mask.shape, mask.stride(), strict=False):
+            if size > 1 and stride % ALIGNED:
+                raise RuntimeError(f"attn_bias is not correctly aligned (stride{name}).")
     is_by_head = call.op.overloadpacket.__name__.startswith("_scaled")
     batch, rows, heads, head = (query.transpose(1, 2) if is_by_head else query).shape
     n, length, n_keys = batch, rows, key.shape[2 if is_by_head else 1]

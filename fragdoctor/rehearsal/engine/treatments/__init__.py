@@ -33,6 +33,7 @@ TREATMENTS: Final[dict[str, Callable[[str], None]]] = {
     "adamw-8bit": optimizers.in_8_bits,
     "adafactor": optimizers.adafactor,
     "autocast": contexts.autocast,
+    "bf16-parameters": contexts.bfloat16_parameters,
     "save-on-cpu": contexts.save_on_cpu,
     "no-grad": contexts.no_grad,
     "set-to-none": optimizers.set_to_none,

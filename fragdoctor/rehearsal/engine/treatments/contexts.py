@@ -1,4 +1,4 @@
-"""How models are called: autocast, saved tensors on the host, no graph, and fused attention."""
+"""How models are called: precision, saved tensors on the host, no graph, and fused attention."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from typing import Any
 from urllib.parse import unquote
 
 import torch
+from torch.utils._pytree import tree_map_only
 
+from fragdoctor.rehearsal.engine import wrap
 from fragdoctor.rehearsal.engine.calls import (
     Training,
     around_models,
     at_first_call,
     before_backward,
+    put_model_call,
 )
 from fragdoctor.rehearsal.engine.memory_history import users_line
 
@@ -21,6 +24,28 @@ from fragdoctor.rehearsal.engine.memory_history import users_line
 def autocast(_: str) -> None:
     """Compute forward passes and losses in bfloat16 where that is safe."""
     _until_backward(lambda: torch.autocast("cuda", torch.bfloat16), evaluates=True)
+
+
+def bfloat16_parameters(_: str) -> None:
+    """Hold parameters in bfloat16; models still get and return what the program has in float32."""
+
+    def moved(move: Any, model: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return move(model.bfloat16(), *args, **kwargs)
+
+    for name in ("cuda", "to"):
+        wrap(torch.nn.Module, name, moved)
+    at_first_call(lambda model: model.bfloat16())  # it may have been made on the GPU
+
+    def called(call: Any, model: Any, /, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = _cast((args, kwargs), torch.float32, torch.bfloat16)
+        return _cast(call(model, *args, **kwargs), torch.bfloat16, torch.float32)
+
+    put_model_call(called)
+
+
+def _cast(tree: Any, before: torch.dtype, after: torch.dtype) -> Any:
+    """Return what models are given or return with its tensors of one type in another."""
+    return tree_map_only(torch.Tensor, lambda x: x.to(after) if x.dtype == before else x, tree)
 
 
 def save_on_cpu(_: str) -> None:

@@ -20,7 +20,7 @@ from torch.utils.data import BatchSampler
 
 from fragdoctor.recording.module_names import ByIdentity
 from fragdoctor.rehearsal.engine import frames_from, wrap
-from fragdoctor.rehearsal.engine.calls import Training, around_models, parameters_of
+from fragdoctor.rehearsal.engine.calls import Training, around_models, at_first_call, parameters_of
 from fragdoctor.rehearsal.engine.memory_history import is_users, users_frame, users_line
 from fragdoctor.rehearsal.engine.treatments.accumulation import OWN, lines_and_size
 from fragdoctor.rehearsal.engine.treatments.blocks import (
@@ -51,7 +51,7 @@ MAX_ITEMS: Final = 64
 
 _FLAGS: Final = (
     "autocasts", "checkpoints", "clips", "compiles",
-    "has_state", "is_distributed", "is_eager", "is_fused", "scales",
+    "has_float32", "has_state", "is_distributed", "is_eager", "is_fused", "scales",
     "schedules", "trains", "zeroes",
 )  # fmt: skip
 
@@ -81,6 +81,11 @@ class Traits:
         self._graphs: dict[str, bool] = {}  # whether a backward pass went through it, by line
         self._training = Training()
         around_models(self._see, self._follow)
+        at_first_call(
+            lambda model: self._note(
+                "has_float32", any(p.dtype is torch.float32 for p in model.parameters())
+            )
+        )
         self._watch(torch.nn.functional, "cross_entropy", self._lost)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             self._watch(torch.nn.utils, name, lambda *_, **__: self._note("clips"))
