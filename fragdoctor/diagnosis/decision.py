@@ -6,14 +6,14 @@ are causes that the evidence also supports. Every threshold has its name, value 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from fragdoctor.model.diagnosis import Cause
-from fragdoctor.model.finding import Confidence, Evidence
+from fragdoctor.model.finding import Confidence
 from fragdoctor.rules.failed_request import (
     CONTEXT_ALLOWANCE_BYTES,
     FULL_SLACK_SHARE,
@@ -38,11 +38,6 @@ class Hypothesis(Struct, frozen=True):
     settled_by: str = ""
     row: str = ""
     also: tuple[Cause, ...] = ()
-
-
-def in_bytes(figures: Mapping[str, int | None], source: str) -> list[Evidence]:
-    """Return the figures that are known as evidence from a source."""
-    return [Evidence(name, n, "bytes", source) for name, n in figures.items() if n is not None]
 
 
 def fragmentation(r: FailedRequest, *, is_limited: bool = False) -> Hypothesis:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from fragdoctor.analysis.result import DeviceAnalysis, KeptMemory, KeptPattern
 from fragdoctor.diagnosis.bench import Bench
-from fragdoctor.diagnosis.decision import Hypothesis, decide, distinct, in_bytes
+from fragdoctor.diagnosis.decision import Hypothesis, decide, distinct
 from fragdoctor.diagnosis.run_state import backed_off, run_state
 from fragdoctor.diagnosis.verdict_message import (
     as_told,
@@ -31,7 +31,14 @@ from fragdoctor.future.outlook import ENOUGH
 from fragdoctor.model.case import NO_FAILURE
 from fragdoctor.model.census import HoldingKind, Owner
 from fragdoctor.model.diagnosis import Cause, Verdict
-from fragdoctor.model.finding import ACTIVE, LIVE_AT_FAILURE, Confidence, Evidence, line_text
+from fragdoctor.model.finding import (
+    ACTIVE,
+    LIVE_AT_FAILURE,
+    Confidence,
+    Evidence,
+    in_bytes,
+    line_text,
+)
 from fragdoctor.model.gpus import with_monitor_of
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState, ReplayResult
 from fragdoctor.model.snapshot import Action

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from fragdoctor.diagnosis.decision import Hypothesis, in_bytes
+from fragdoctor.diagnosis.decision import Hypothesis
 from fragdoctor.model.case import MemoryStats
 from fragdoctor.model.diagnosis import Cause
-from fragdoctor.model.finding import WORTH_SAYING, Confidence, Evidence
+from fragdoctor.model.finding import WORTH_SAYING, Confidence, Evidence, in_bytes
 from fragdoctor.rules.growth.growing_statistics import count_rises, grown_bytes
 from fragdoctor.rules.rule import Context
 from fragdoctor.units import format_count, format_size, plural

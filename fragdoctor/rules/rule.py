@@ -294,7 +294,8 @@ class Found(Struct, frozen=True):
     key: str = ""
 
 
-Check: TypeAlias = Callable[[Context], Iterator[Found]]
+Findings: TypeAlias = Iterator[Found]
+Check: TypeAlias = Callable[[Context], Findings]
 
 
 class Rule(Struct, frozen=True):

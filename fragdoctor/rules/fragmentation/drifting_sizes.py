@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from fragdoctor.model.finding import Confidence, Evidence, Severity
-from fragdoctor.rules.rule import Context, Found, needed, rule
+from fragdoctor.rules.rule import Context, Findings, Found, needed, rule
 from fragdoctor.units import format_count
 
 
 @rule("FD103", Severity.INFO)
-def drifting_sizes(context: Context) -> Iterator[Found]:
+def drifting_sizes(context: Context) -> Findings:
     """The same lines keep asking for new sizes of large blocks.
 
     What it finds. Lines that ask for large blocks whose size was not seen from them before, again

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from fragdoctor.model.finding import Confidence, Evidence, Severity
 from fragdoctor.rules.failed_request import FULL_SLACK_SHARE
-from fragdoctor.rules.rule import Context, Found, Skip, rule
+from fragdoctor.rules.rule import Context, Findings, Found, Skip, rule
 from fragdoctor.units import format_size
 
 
 @rule("FD106", Severity.INFO)
-def pending_frees(context: Context) -> Iterator[Found]:
+def pending_frees(context: Context) -> Findings:
     """Freed blocks wait for work on other streams.
 
     What it finds. Memory that is active but no longer allocated, and blocks whose wait ended only

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 from fragdoctor.model.finding import Confidence, Evidence, Severity
-from fragdoctor.rules.rule import Context, Found, Skip, rule
+from fragdoctor.rules.rule import Context, Findings, Found, Skip, rule
 from fragdoctor.units import format_share, format_size
 
 ROUNDING_SHARE: Final = 0.05
@@ -14,7 +13,7 @@ ROUNDING_SHARE: Final = 0.05
 
 
 @rule("FD108", Severity.INFO)
-def rounding_waste(context: Context) -> Iterator[Found]:
+def rounding_waste(context: Context) -> Findings:
     """Blocks are much larger than what was asked for.
 
     What it finds. The difference between active blocks and the bytes requested for them.

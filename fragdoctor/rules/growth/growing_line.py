@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -12,9 +11,9 @@ from fragdoctor.analysis.result import Growth, IdleGraph, KeptKind, KeptMemory, 
 from fragdoctor.future.repetition import BoundedContainer
 from fragdoctor.model.arrays import distinct, is_among
 from fragdoctor.model.census import HoldingKind, Owner
-from fragdoctor.model.finding import Confidence, Evidence, Severity, line_text
+from fragdoctor.model.finding import Confidence, Severity, in_bytes, line_text
 from fragdoctor.model.snapshot import I64
-from fragdoctor.rules.rule import Context, Found, rule
+from fragdoctor.rules.rule import Context, Findings, Found, rule
 from fragdoctor.units import format_count, format_share, format_size, plural
 
 MAX_LINES: Final = 5
@@ -22,7 +21,7 @@ MAX_LINES: Final = 5
 
 
 @rule("FD401", Severity.ERROR)
-def growing_line(context: Context) -> Iterator[Found]:
+def growing_line(context: Context) -> Findings:
     """Memory from one line grows step by step and is not freed.
 
     What it finds. Lines whose blocks of many different steps are all still live at the end.
@@ -55,9 +54,8 @@ def growing_line(context: Context) -> Iterator[Found]:
             severity=Severity.ERROR if leads else Severity.INFO,
             confidence=Confidence.LIKELY if leads else Confidence.POSSIBLE,
             n_bytes=growth.survivor_bytes,
-            evidence=(
-                Evidence("growth per step", growth.slope_bytes, "bytes", "trace"),
-                Evidence("survivors", growth.survivor_bytes, "bytes", "trace"),
+            evidence=in_bytes(
+                {"growth per step": growth.slope_bytes, "survivors": growth.survivor_bytes}, "trace"
             ),
             locations=stack or (() if line is None else (line,)),
         )

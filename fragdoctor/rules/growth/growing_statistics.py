@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from fragdoctor.model.case import MemoryStats
 from fragdoctor.model.finding import Confidence, Evidence, Severity
 from fragdoctor.model.trend import trend_of
-from fragdoctor.rules.rule import Context, Found, Skip, needed, rule
+from fragdoctor.rules.rule import Context, Findings, Found, Skip, needed, rule
 from fragdoctor.units import format_count, format_size
 
 KEY = "allocated_bytes.all.current"
 
 
 @rule("FD402", Severity.WARNING)
-def growing_statistics(context: Context) -> Iterator[Found]:
+def growing_statistics(context: Context) -> Findings:
     """Allocated memory climbs over a series of statistics.
 
     What it finds. Current allocated bytes that rise over the series, and to its end.
