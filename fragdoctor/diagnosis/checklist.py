@@ -17,12 +17,13 @@ from fragdoctor.model.diagnosis import Cause, ChecklistItem, Status, Verdict
 from fragdoctor.model.gpus import FULL_SHARE
 from fragdoctor.model.story import Direction
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, FULL_SLACK_SHARE, FailedRequest
-from fragdoctor.rules.growth.growing_line import maker_text, rounds_text, slope_text
+from fragdoctor.rules.fragmentation.drifting_sizes import variety_text
+from fragdoctor.rules.growth.growing_line import maker_text, slope_text, survivors_text
 from fragdoctor.rules.growth.growing_statistics import (
     MIN_RECORDS,
-    count_rises,
+    climb_text,
     grown_bytes,
-    values_of,
+    rise_text,
 )
 from fragdoctor.rules.rule import Context
 from fragdoctor.story.trends import STEPS, accumulation, growth_sentence, memory_over_trials
@@ -184,11 +185,8 @@ def check_retries(context: Context, _verdict: Verdict) -> Answer:
         detail = "As many as failures: flushing the cache never helped."
     else:
         detail = f"{format_count(max(0, saved))} saved by flushing the cache, which is slow."
-    if context.is_series and count_rises(context.stats, "num_alloc_retries"):
-        values = values_of(context.stats, "num_alloc_retries")
-        detail += f" The counter climbs from {values[0]} to {values[-1]} over the series."
-        return fail(format_count(n), detail, source)
-    return warn(format_count(n), detail, source)
+    climb = climb_text(context)
+    return (fail if climb else warn)(format_count(n), f"{detail}{climb}", source)
 
 
 def check_largest_free_block(context: Context, _verdict: Verdict) -> Answer:
@@ -297,16 +295,13 @@ def check_growth(context: Context, _verdict: Verdict) -> Answer:  # noqa: PLR091
             return passed("none", "No line's memory grows steadily.", "trace")
         return fail(
             slope_text(kept),
-            f"What {maker_text(context, kept)} makes holds {format_size(kept.survivor_bytes)} in "
-            f"{plural(kept.n_survivors, 'block')} after {rounds_text(kept)}.",
+            f"Of what {maker_text(context, kept)} makes, {survivors_text(kept)}.",
             "trace",
         )
     if context.is_series and len(context.stats) >= MIN_RECORDS:
-        grown = grown_bytes(context.stats)
+        grown = grown_bytes(context)
         if grown is not None:
-            return fail(
-                format_size(grown), "Allocated memory climbs over the series.", "memory_stats"
-            )
+            return fail(format_size(grown), rise_text(context, grown), "memory_stats")
         return passed("none", "Allocated memory does not climb.", "memory_stats")
     by_log = _growth_by_log(context)
     if by_log is not None:
@@ -337,10 +332,7 @@ def check_size_diversity(context: Context, _verdict: Verdict) -> Answer:
     if context.analysis is None or context.analysis.sizes is None:
         return skip("Only a trace records the sizes of requests.")
     sizes = context.analysis.sizes
-    value = (
-        f"{plural(sizes.n_distinct_large, 'size')} in "
-        f"{plural(sizes.n_large_allocs, 'large request')}"
-    )
+    value = variety_text(sizes)
     if sizes.drifting:
         return warn(
             value, "The same lines keep asking for new sizes, which rarely fit old blocks.", "trace"

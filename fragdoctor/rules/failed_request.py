@@ -226,6 +226,19 @@ class FailedRequest(Struct, frozen=True):
         return self.uncovered_bytes
 
     @property
+    def in_use_text(self) -> str:
+        """Live memory and the request, as the subject of a sentence."""
+        return f"The {format_size(self.live_bytes)} in use and the {self.request_text}"
+
+    @property
+    def excess_text(self) -> str:
+        """How much live memory and the request exceed what PyTorch could have, as a sentence."""
+        return (
+            f"{self.in_use_text} are {format_size(-(self.margin_bytes or 0))} more than the "
+            f"{format_size(self.available_bytes)} that PyTorch could have"
+        )
+
+    @property
     def segment_rest_bytes(self) -> int:
         """The part of r outside the block: a small request asks for a segment of 2 or 20 MiB."""
         if self.block_bytes is None:

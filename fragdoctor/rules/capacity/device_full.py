@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fragdoctor.model.finding import Confidence, Severity, in_bytes
 from fragdoctor.rules.rule import Context, Findings, Found, needed, rule
-from fragdoctor.units import format_size
 
 
 @rule("FD201", Severity.ERROR)
@@ -32,8 +31,7 @@ def device_full(context: Context) -> Findings:
     if missing <= 0:
         return
     yield Found(
-        f"{format_size(r.live_bytes)} live and {format_size(r.requested_bytes)} requested exceed "
-        f"{format_size(r.available_bytes)} by {format_size(missing)}.",
+        f"{r.excess_text}.",
         severity=Severity.WARNING if r.is_caught else Severity.ERROR,
         confidence=Confidence.PROVEN if missing > r.tolerance_bytes else Confidence.LIKELY,
         n_bytes=missing,

@@ -41,8 +41,7 @@ def transient_peak(context: Context) -> Findings:
     if spike is None or analysis.kept is not None:
         return
     yield Found(
-        f"Live memory rises to {format_size(spike.peak_bytes)}, against "
-        f"{format_size(spike.usual_bytes)} at the peaks before.",
+        f"{spike.text}.",
         severity=Severity.WARNING if analysis.ooms else Severity.INFO,
         confidence=Confidence.LIKELY,
         n_bytes=spike.peak_bytes - spike.usual_bytes,
@@ -67,6 +66,12 @@ class Transient(Struct, frozen=True):
 
     peak_bytes: int
     usual_bytes: int
+
+    @property
+    def text(self) -> str:
+        """Both levels, as a sentence."""
+        peak, usual = format_size(self.peak_bytes), format_size(self.usual_bytes)
+        return f"Live memory rises to {peak}, against {usual} at the peaks before"
 
 
 def find_transient(trace: Trace) -> Transient | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from fragdoctor.analysis.result import SizeDiversity
 from fragdoctor.model.finding import Confidence, Evidence, Severity
 from fragdoctor.rules.rule import Context, Findings, Found, needed, rule
-from fragdoctor.units import format_count
+from fragdoctor.units import plural
 
 
 @rule("FD103", Severity.INFO)
@@ -36,8 +37,7 @@ def drifting_sizes(context: Context) -> Findings:
     retries = context.retries
     is_tight = bool(analysis.ooms) or (retries is not None and retries[0] > 0)
     yield Found(
-        f"{format_count(sizes.n_large_allocs)} large requests have "
-        f"{format_count(sizes.n_distinct_large)} different sizes, and new ones keep coming.",
+        f"{variety_text(sizes)}, and new ones keep coming.",
         severity=Severity.WARNING if is_tight else Severity.INFO,
         confidence=Confidence.LIKELY,
         evidence=(
@@ -45,3 +45,9 @@ def drifting_sizes(context: Context) -> Findings:
             Evidence("large requests", sizes.n_large_allocs, "count", "trace"),
         ),
     )
+
+
+def variety_text(sizes: SizeDiversity) -> str:
+    """Return how many sizes the large requests have."""
+    large = plural(sizes.n_large_allocs, "large request has", "large requests have")
+    return f"{large} {plural(sizes.n_distinct_large, 'size')}"

@@ -47,10 +47,7 @@ def growing_line(context: Context) -> Findings:
         line = context.frame(growth.frame) or (stack[0] if stack else None)
         leads = analysis.kept is not None and growth in analysis.kept.lines
         yield Found(
-            f"{line_text(line)} keeps {format_size(growth.slope_bytes)} more in each of "
-            f"{rounds_text(growth)}: {plural(growth.n_survivors, 'block')} "
-            f"of {format_size(growth.survivor_bytes)} "
-            f"{'is' if growth.n_survivors == 1 else 'are'} live.",
+            f"Of what {line_text(line)} makes, {survivors_text(growth)}.",
             severity=Severity.ERROR if leads else Severity.INFO,
             confidence=Confidence.LIKELY if leads else Confidence.POSSIBLE,
             n_bytes=growth.survivor_bytes,
@@ -154,6 +151,15 @@ def owner_name(owner: Owner) -> str:
 def slope_text(kept: KeptMemory) -> str:
     """Return how fast it grows."""
     return f"{format_size(kept.slope_bytes)} a {'batch' if kept.in_evaluation else 'step'}"
+
+
+def survivors_text(kept: Growth | KeptMemory) -> str:
+    """Return how much is left of it, and how fast that grows, as a clause."""
+    return (
+        f"{plural(kept.n_survivors, 'block is', 'blocks are')} live, "
+        f"{format_size(kept.survivor_bytes)} in all, {format_size(kept.slope_bytes)} more in each "
+        f"of {rounds_text(kept)}"
+    )
 
 
 def rounds_text(kept: Growth | KeptMemory) -> str:
