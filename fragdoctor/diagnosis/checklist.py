@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
+from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.diagnosis.decision import NORMAL_OUTSIDE_SHARE, SLIM_MARGIN_SHARE
 from fragdoctor.diagnosis.figures import peak_of
 from fragdoctor.model.diagnosis import Cause, ChecklistItem, Status, Verdict
@@ -55,23 +56,18 @@ class DeviceTotals(Struct, frozen=True):
 
 def totals_of(context: Context) -> DeviceTotals | None:
     """Return the totals at the failure, or at the end of the input if nothing failed."""
-    r, a = context.failed_request, context.analysis
-    if r is not None and r.live_bytes is not None:
+    r = context.failed_request
+    if r is not None and r.live_bytes is not None and r.reserved_bytes is not None:
         # The flush that precedes a failure leaves nothing that could be returned.
-        allocated = r.live_bytes - r.pending_bytes
-        if r.reserved_bytes is not None:
-            return DeviceTotals(r.reserved_bytes, allocated, 0, r.source)
-    if a is not None:
-        returned = a.free_space.releasable_bytes
-        return DeviceTotals(a.reserved_bytes, a.allocated_bytes, returned, "snapshot")
-    if context.stats:
-        s = context.stats[-1]
-        if s.reserved_bytes is not None and s.allocated_bytes is not None:
-            split = s.inactive_split_bytes
-            gap = s.reserved_bytes - s.allocated_bytes
-            back = None if split is None else max(0, gap - split)
-            return DeviceTotals(s.reserved_bytes, s.allocated_bytes, back, s.origin)
-    return None
+        return DeviceTotals(r.reserved_bytes, r.live_bytes - r.pending_bytes, 0, r.source)
+    at, source = context.totals or (None, "")
+    if at is None or at.reserved_bytes is None or at.allocated_bytes is None:
+        return None
+    if isinstance(at, DeviceAnalysis):
+        returned: int | None = at.free_space.releasable_bytes
+    elif (returned := at.inactive_split_bytes) is not None:
+        returned = max(0, at.reserved_bytes - at.allocated_bytes - returned)
+    return DeviceTotals(at.reserved_bytes, at.allocated_bytes, returned, source)
 
 
 class Answer(NamedTuple):

@@ -180,12 +180,14 @@ def matching_oom(analysis: DeviceAnalysis, message: OomMessage | None) -> OomEve
     """
     if not analysis.ooms:
         return None
-    if message is not None and message.requested_bytes is not None:
-        wanted, slack = message.requested_bytes, rounding_bytes(message.requested_bytes)
-        for event in reversed(analysis.ooms):
-            if abs(event.segment_bytes - wanted) <= slack:
-                return event
-    return analysis.ooms[-1]
+    told = (oom for oom in reversed(analysis.ooms) if message and is_about(oom, message))
+    return next(told, analysis.ooms[-1])
+
+
+def is_about(event: OomEvent, message: OomMessage) -> bool:
+    """Return whether a message prints the size of the segment that an event asked for."""
+    asked = message.requested_bytes
+    return asked is not None and abs(event.segment_bytes - asked) <= rounding_bytes(asked)
 
 
 def request_of_event(

@@ -197,6 +197,13 @@ class Context(Struct, frozen=True, dict=True):
         return analysis is not None and any(flush.cause == "gc" for flush in analysis.flushes)
 
     @property
+    def totals(self) -> tuple[DeviceAnalysis | MemoryStats, str] | None:
+        """What has the device's totals, and its name: the snapshot, else the last statistics."""
+        if self.analysis is not None:
+            return self.analysis, "snapshot"
+        return (self.stats[-1], self.stats[-1].origin) if self.stats else None
+
+    @property
     def retries(self) -> tuple[int, str] | None:
         """Number of allocation retries, and the input that records it."""
         for stats in reversed(self.stats):

@@ -55,10 +55,11 @@ CONFIDENCE_ORDER: Final = {Confidence.PROVEN: 0, Confidence.LIKELY: 1, Confidenc
 
 def proposals(case: JudgedCase) -> list[Proposal]:
     """Return everything that the remedies propose or reject, in no particular order."""
-    r = case.failed_request
+    r, why = case.failed_request, case.verdict.summary
     foreign = SETTINGS if r is not None and r.pool_is_unprinted else ()  # cudaMallocAsync has none
     remedies = (remedy for remedy in REMEDIES if remedy not in foreign)
-    return [proposal for remedy in remedies for proposal in remedy.propose(case)]
+    found = (proposal for remedy in remedies for proposal in remedy.propose(case))
+    return [p if p.recommendation.why or p.is_rejected else p.saying(why=why) for p in found]
 
 
 def rank(

@@ -91,7 +91,7 @@ class RaiseMemoryLimit(Remedy):
             else Weight.ASKS
             if case.cause is Cause.UNKNOWN
             else Weight.HELPS,
-            why=case.verdict.summary
+            why=""
             if is_main
             else "The device had more free than was requested; a limit of this process would "
             "explain it.",
@@ -136,7 +136,6 @@ def split_allocation(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         else "set UR_L0_ENABLE_RELAXED_ALLOCATION_LIMITS=1 in the environment, or split the work: "
         "a smaller batch, image or sequence, or the operation in chunks; newer drivers and PyTorch "
         "allow such allocations by default on some GPUs",
-        why=case.verdict.summary,
         cost="None, or a little speed.",
     )
 
@@ -219,7 +218,6 @@ def less_on_metal(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         change="a smaller batch, input or model, in 16 bits; torch.mps.empty_cache() after "
         "large steps; close other programs; fixed shapes keep the caches of graphs small; as a "
         "last resort PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0, which lifts the limit",
-        why=case.verdict.summary,
         cost="Less at a time.",
         caveats=("Without the limit the whole machine may run out of memory, swap or stop.",),
     )

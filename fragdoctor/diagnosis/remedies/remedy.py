@@ -506,7 +506,7 @@ class Remedy:
         self,
         *,
         weight: Weight,
-        why: str,
+        why: str = "",
         confidence: Confidence | None = None,
         title: str = "",
         setting: str = "",
@@ -520,7 +520,8 @@ class Remedy:
     ) -> Proposal:
         """Return a proposal of this remedy, in its own words where nothing else is said.
 
-        What removes the cause, or fits what the evidence shows, is likely; the rest is possible.
+        Without a reason of its own, its reason is the verdict. What removes the cause, or fits
+        what the evidence shows, is likely; the rest is possible.
         """
         usual = Confidence.LIKELY if weight >= Weight.FITS else Confidence.POSSIBLE
         recommendation = Recommendation(

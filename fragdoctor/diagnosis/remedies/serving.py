@@ -55,7 +55,6 @@ def fit_kv_cache(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         title=title,
         weight=Weight.CURES,
         change=change,
-        why=case.verdict.summary,
         cost="Fewer or shorter requests at a time, or slower serving.",
         caveats=("CUDA graphs and other processes need what is above the utilization.",),
     )
@@ -228,6 +227,5 @@ def less_on_the_device(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         if need is Need.FULL and case.cause is Cause.UNKNOWN
         else Weight.HELPS,
         change=change,
-        why=case.verdict.summary,
         cost="Less at a time, or slower." if need is not Need.LIMIT else "More memory in use.",
     )
