@@ -318,12 +318,9 @@ class FailedRequest(Struct, frozen=True):
         for that is deducted.
         """
         listed = sum(p.n_bytes for p in self.other_processes)
-        if self.pool_is_unprinted or self.cache_is_unprinted:
-            return listed or None
-        if self.total_bytes is None or self.free_bytes is None:
-            return listed or None
         ours = self.process_bytes if self.process_bytes is not None else self.reserved_bytes
-        if ours is None:
+        is_unprinted = self.pool_is_unprinted or self.cache_is_unprinted
+        if is_unprinted or self.total_bytes is None or self.free_bytes is None or ours is None:
             return listed or None
         context = max(SMALL_CONTEXT_BYTES, int(CONTEXT_SHARE * self.total_bytes))
         context = min(CONTEXT_ALLOWANCE_BYTES, context)

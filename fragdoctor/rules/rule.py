@@ -42,10 +42,6 @@ MAX_STACK = 12
 class Skip(Exception):  # noqa: N818 - it is a decision, not an error
     """Raised by a rule that cannot judge this input, with the reason."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
 
 T = TypeVar("T")
 
@@ -362,7 +358,7 @@ def run_rules(rules: Iterable[Rule], contexts: Sequence[Context]) -> RuleResults
             try:
                 findings.extend(_finding(rule, context, found) for found in rule.check(context))
             except Skip as skip:
-                reasons.append(skip.reason)
+                reasons.append(str(skip))
         if len(reasons) == len(contexts):
             reason = reasons[0] if reasons else "there is nothing to look at"
             skipped.append(SkippedRule(rule.code, rule.name, reason))
