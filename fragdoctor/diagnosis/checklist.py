@@ -19,7 +19,7 @@ from fragdoctor.model.gpus import FULL_SHARE
 from fragdoctor.model.story import Direction
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, FULL_SLACK_SHARE, FailedRequest
 from fragdoctor.rules.fragmentation.drifting_sizes import variety_text
-from fragdoctor.rules.growth.growing_line import maker_text, slope_text, survivors_text
+from fragdoctor.rules.growth.growing_line import growth_text, slope_text
 from fragdoctor.rules.growth.growing_statistics import (
     MIN_RECORDS,
     climb_text,
@@ -289,11 +289,7 @@ def check_growth(context: Context, _verdict: Verdict) -> Answer:  # noqa: PLR091
         kept = a.kept
         if kept is None:
             return passed("none", "No line's memory grows steadily.", "trace")
-        return fail(
-            slope_text(kept),
-            f"Of what {maker_text(context, kept)} makes, {survivors_text(kept)}.",
-            "trace",
-        )
+        return fail(slope_text(kept), f"{growth_text(context, kept)}.", "trace")
     if context.is_series and len(context.stats) >= MIN_RECORDS:
         grown = grown_bytes(context)
         if grown is not None:

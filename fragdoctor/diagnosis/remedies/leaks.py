@@ -13,10 +13,10 @@ from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Location, line_text
 from fragdoctor.rules.growth.growing_line import (
     gathered_text,
+    growth_text,
     keeper,
     made_text,
     maker_text,
-    survivors_text,
 )
 from fragdoctor.rules.rule import Context
 from fragdoctor.story.trends import accumulation, growth_sentence, has_process_each
@@ -231,7 +231,7 @@ MAX_SITES: Final = 3
 
 def _sites_text(context: Context, kept: KeptMemory) -> str:
     """Return what is kept, and which lines allocate it if other lines keep it."""
-    text = survivors_text(kept)
+    text = growth_text(context, kept)
     others = [g for g in kept.lines if g.frame not in (kept.frame, -1)][:MAX_SITES]
     if not others:
         return text

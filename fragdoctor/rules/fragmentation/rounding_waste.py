@@ -36,7 +36,7 @@ def rounding_waste(context: Context) -> Findings:
     none = "no input records requested sizes (PyTorch 2.0 and later do)"
     totals, source = needed(context.totals, none)
     active = totals.active_bytes or 0
-    waste = active - needed(totals.requested_bytes or None, none)
+    waste = active - needed(totals.requested_bytes or (None if active else 0), none)
     if waste <= 0 or waste < ROUNDING_SHARE * active:
         return
     yield Found(

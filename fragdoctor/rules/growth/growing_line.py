@@ -47,7 +47,7 @@ def growing_line(context: Context) -> Findings:
         line = context.frame(growth.frame) or (stack[0] if stack else None)
         leads = analysis.kept is not None and growth in analysis.kept.lines
         yield Found(
-            f"Of what {line_text(line)} makes, {survivors_text(growth)}.",
+            f"{growth_text(context, growth)}.",
             severity=Severity.ERROR if leads else Severity.INFO,
             confidence=Confidence.LIKELY if leads else Confidence.POSSIBLE,
             n_bytes=growth.survivor_bytes,
@@ -74,7 +74,7 @@ def made_text(context: Context, kept: KeptMemory) -> str:
     return f"{what} {maker_text(context, kept)} makes"
 
 
-def maker_text(context: Context, kept: KeptMemory) -> str:
+def maker_text(context: Context, kept: Growth | KeptMemory) -> str:
     """Return the line that makes what grows, as part of a sentence."""
     return line_text(context.frame(kept.frame) or context.user_line(kept.stack))
 
@@ -153,12 +153,13 @@ def slope_text(kept: KeptMemory) -> str:
     return f"{format_size(kept.slope_bytes)} a {'batch' if kept.in_evaluation else 'step'}"
 
 
-def survivors_text(kept: Growth | KeptMemory) -> str:
-    """Return how much is left of it, and how fast that grows, as a clause."""
+def growth_text(context: Context, kept: Growth | KeptMemory) -> str:
+    """Return which line makes it, how fast it grows and how much is left, as a sentence."""
+    blocks = plural(kept.n_survivors, "block")
     return (
-        f"{plural(kept.n_survivors, 'block is', 'blocks are')} live, "
-        f"{format_size(kept.survivor_bytes)} in all, {format_size(kept.slope_bytes)} more in each "
-        f"of {rounds_text(kept)}"
+        f"{maker_text(context, kept)} keeps {format_size(kept.slope_bytes)} more in each of "
+        f"{rounds_text(kept)}: {blocks} of {format_size(kept.survivor_bytes)} "
+        f"{'is' if kept.n_survivors == 1 else 'are'} live"
     )
 
 
