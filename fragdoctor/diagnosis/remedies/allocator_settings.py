@@ -157,25 +157,25 @@ class ExpandableSegments(SettingRemedy):
         ):
             return
         r = case.failed_request
-        holes = (
-            f"{format_size(r.unallocated_bytes)} is free in holes that are too small for the "
-            f"{r.request_text}"
-            if r is not None
-            else "Live blocks keep free cache in segments that cannot be returned"
-        )
+        holes = "Live blocks keep free cache in segments that cannot be returned"
+        if r is not None:
+            free = format_size(r.unallocated_bytes)
+            holes = f"{free} is free in holes that are too small for the {r.request_text}"
+        title, change = self.title, ""
+        if needs_upgrade:
+            title = "Upgrade to PyTorch 2.1 or later and use expandable segments"
+            setting, change = "", f"then set {setting}"
         # Without a trace the holes are unknown; the setting is still the cheapest thing to try,
         # unless it takes another PyTorch.
         weight = (Weight.HELPS if needs_upgrade else Weight.FITS) if is_main else Weight.MAY_HELP
         if case.has_old_holes:
             weight = Weight.MAY_HELP
         yield self.proposal(
-            title="Upgrade to PyTorch 2.1 or later and use expandable segments"
-            if needs_upgrade
-            else self.title,
+            title=title,
             weight=weight,
             confidence=Confidence.LIKELY if is_main else Confidence.POSSIBLE,
-            setting="" if needs_upgrade else setting,
-            change=f"then set {setting}" if needs_upgrade else "",
+            setting=setting,
+            change=change,
             why=f"{holes}; expandable segments grow page by page instead of making new segments.",
             cost="One environment variable; mapping pages makes the first use a little slower.",
             caveats=self._caveats(case),

@@ -145,16 +145,18 @@ def bucket_shapes(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     sizes = None if case.context.analysis is None else case.context.analysis.sizes
     if sizes is not None and not sizes.drifting:
         return
+    weight, sure = Weight.MAY_HELP, Confidence.POSSIBLE
+    why = "Shapes that vary from step to step are the usual source of fragmentation."
+    if sizes is not None:
+        weight, sure = Weight.HELPS, Confidence.LIKELY
+        why = f"{variety_text(sizes)}: a freed block rarely fits the next one."
     yield remedy.proposal(
-        weight=Weight.HELPS if sizes is not None else Weight.MAY_HELP,
-        confidence=Confidence.LIKELY if sizes is not None else Confidence.POSSIBLE,
+        weight=weight,
+        confidence=sure,
         change="pad sequence lengths to multiples of 64 or 128, or batch samples of similar "
         "length; or run one step of the largest shape first, so that the cache has blocks that "
         "fit everything that follows",
-        why=f"{variety_text(sizes)}: a freed block rarely fits the next one."
-        if sizes is not None
-        else "Shapes that vary from step to step are the usual source of fragmentation; the "
-        "message does not show whether they do.",
+        why=why,
         cost="Padding wastes compute; buckets change the order of samples.",
         attempts=[Attempt.of_edit(sizes_padded(bucket)) for bucket in BUCKETS],
     )

@@ -205,21 +205,12 @@ def _memory(
     at = _MOMENT_WORDS[Moment.FAILURE if is_told or is_of_failure else Moment.END]
     # A message gives the size of the whole device, and other processes may hold part of it.
     is_device = message is not None and message.total_bytes == f.capacity_bytes
-    facts: list[tuple[str, doc.Content]] = [
-        (
-            title,
-            [
-                f"{doc.plain(doc.written(value, name))}  ",
-                dim(
-                    "the whole device"
-                    if is_device and title == "capacity"
-                    else meaning.format(at=at)
-                ),
-            ],
-        )
-        for title, name, meaning in _FIGURES
-        if (value := getattr(f, name)) is not None
-    ]
+    facts: list[tuple[str, doc.Content]] = []
+    for title, name, meaning in _FIGURES:
+        if (value := getattr(f, name)) is not None:
+            is_whole = is_device and name == "capacity_bytes"
+            said = "the whole device" if is_whole else meaning.format(at=at)
+            facts.append((title, [f"{doc.plain(doc.written(value, name))}  ", dim(said)]))
     blocks.append(doc.Facts(facts, detail=Detail.FULL))
     is_limited = bar.total_bytes == f.limit_bytes
     allowed = " allowed" if is_limited else ""
