@@ -273,9 +273,9 @@ def _outside_detail(r: FailedRequest) -> str:
     if r.non_pytorch_bytes is not None:
         parts.append(f"{format_size(r.non_pytorch_bytes)} in this process (context, libraries)")
     if r.other_processes:
-        listed = sum(p.n_bytes for p in r.other_processes)
-        n = len(r.other_processes)
-        parts.append(f"{format_size(listed)} in {n} other {'process' if n == 1 else 'processes'}")
+        listed = format_size(sum(p.n_bytes for p in r.other_processes))
+        n = plural(len(r.other_processes), "other process", "other processes")
+        parts.append(f"{listed} in {n}")
     text = "; ".join(parts) if parts else "Context, libraries and other processes together"
     if r.own_pid is not None:
         text += f"; process {r.own_pid} is this one, seen from a container"
