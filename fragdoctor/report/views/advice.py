@@ -194,7 +194,9 @@ def _is_recordable(diagnosis: Diagnosis) -> bool:
     is_served = any(
         f.name in SERVERS
         for m in messages
-        for f in frameworks_in((frame.file for frame in m.frames), m.said)
+        for f in frameworks_in(
+            (frame.file for frame in m.frames), f"{m.around} {m.intro} {m.after}"
+        )
     )
     return is_own and not is_served and diagnosis.verdict.cause not in _OF_OTHERS
 
