@@ -206,7 +206,7 @@ def diagnose(
         phases=tuple(a.phases.report for c in ordered if (a := c.analysis) and a.phases),
         story=leader.story,
         moment=moment,
-        failure=find_failure(leader, verdict, own),
+        failure=find_failure(judged, own),
         host=host,
         analyses={c.analysis.device: c.analysis for c in contexts if c.analysis is not None},
     )

@@ -154,12 +154,10 @@ class JudgedCase(Struct, frozen=True, dict=True):
         It comes from the trace, or else from the message's traceback.
         """
         event, message = self.asking_event, self.message
-        if event is not None:
-            found = self.context.stack(event.stack)
-        else:
-            frames = () if message is None else message.frames
-            found = tuple(f.location for f in frames[::-1])
-        return tuple(f for f in found if classify_file(f.filename) != NATIVE)
+        recorded = () if event is None else self.context.stack(event.stack)
+        told = () if message is None else [f.location for f in message.frames[::-1]]
+        python = [f for f in recorded if classify_file(f.filename) != NATIVE]
+        return tuple(python or (f for f in told if classify_file(f.filename) != NATIVE))
 
     @cached_property
     def asking_stack(self) -> tuple[Location, ...]:
