@@ -42,18 +42,15 @@ def find_failed_request(
     A trace that recorded the failure takes precedence over the message. A bundle adds what the
     driver reported at that moment.
     """
-    user, bundle = case.overrides, case.bundle
-    device = None if analysis is None or bundle is None else bundle.device(analysis.device)
-    if device is not None and device.total_bytes is not None:
-        # A size from the user is that of another card, and only a question.
-        user = replace(user, capacity_bytes=device.total_bytes)
     event = None if analysis is None else matching_oom(analysis, message)
     found = None if message is None else request_of_message(message)
     if analysis is not None and event is not None:
         found = request_of_event(analysis, event, found)
     elif message is None or not message.is_of_caching_allocator:
         return None
-    return found and with_bundle(with_overrides(found, user), bundle, user)
+    # Where a bundle knows the size, one from the user is that of another card, and only a question.
+    user = case.overrides
+    return found and with_overrides(with_bundle(found, case.bundle, user), user)
 
 
 def request_of_message(message: OomMessage) -> FailedRequest | None:
