@@ -24,7 +24,6 @@ from fragdoctor.model.diagnosis import Cause, HostMemoryReport, Moment, Verdict
 from fragdoctor.model.phases import Category, HeldBytes, MomentReport
 from fragdoctor.model.snapshot import I64, Action, Snapshot
 from fragdoctor.rules.failed_request import FailedRequest, rounding_bytes
-from fragdoctor.rules.request_sources import matching_oom
 from fragdoctor.rules.rule import Context
 from fragdoctor.trace.lives import Layout, Totals
 from fragdoctor.trace.trace import Trace
@@ -86,9 +85,7 @@ def deciding_moment(context: Context, leader: Context, verdict: Verdict) -> Deci
         return end
     # A program that recovered from its failures is judged as a whole.
     has_failed = leader.failed_request is not None and verdict.cause is not Cause.HEALTHY
-    failed = None
-    if leader.analysis is not None and has_failed:
-        failed = matching_oom(leader.analysis, leader.message)
+    failed = leader.failed_event if has_failed else None
     if failed is not None:
         state = _state_of(failed, leader, context)
         if state is not None:

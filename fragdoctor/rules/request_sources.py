@@ -65,13 +65,9 @@ def request_of_message(message: OomMessage) -> FailedRequest | None:
     unallocated = message.reserved_unallocated_bytes
     if unallocated is None and reserved is not None and allocated is not None:
         unallocated = max(0, reserved - allocated)
-    own, others, own_pid = split_processes(
-        known(message.process_bytes),
-        message.other_processes,
-        reserved,
-        in_use_bytes(known(message.total_bytes), known(message.true_free_bytes)),
-    )
     total, free = known(message.total_bytes), known(message.true_free_bytes)
+    ours, in_use = known(message.process_bytes), in_use_bytes(total, free)
+    own, others, own_pid = split_processes(ours, message.other_processes, reserved, in_use)
     if (
         total is not None
         and message.free_bytes is not None
@@ -313,10 +309,7 @@ def with_bundle(
         failed = replace(failed, free_bytes=device.free_bytes)
     if failed.process_bytes is not None or failed.other_processes:
         return failed
-    own, others, own_pid = split_processes(
-        known(device.process_bytes),
-        device.other_processes,
-        failed.reserved_bytes,
-        in_use_bytes(failed.total_bytes, failed.free_bytes),
-    )
+    ours, in_use = known(device.process_bytes), in_use_bytes(failed.total_bytes, failed.free_bytes)
+    listed, reserved = device.other_processes, failed.reserved_bytes
+    own, others, own_pid = split_processes(ours, listed, reserved, in_use)
     return replace(failed, process_bytes=own, other_processes=others, own_pid=own_pid)

@@ -16,7 +16,7 @@ from typing import Final, TypeAlias, TypeVar
 from msgspec import Struct
 
 from fragdoctor.analysis.kept import LARGE_SHARE
-from fragdoctor.analysis.result import DeviceAnalysis
+from fragdoctor.analysis.result import DeviceAnalysis, OomEvent
 from fragdoctor.analysis.weight_copies import WeightCopies, find_weight_copies
 from fragdoctor.model.case import Case, MemoryStats, OomMessage
 from fragdoctor.model.finding import (
@@ -156,12 +156,17 @@ class Context(Struct, frozen=True, dict=True):
         return 0 if line is None else line.peak_reserved_bytes
 
     @cached_property
+    def failed_event(self) -> OomEvent | None:
+        """The recorded failure that the case is about, or None if the trace has none."""
+        return None if self.analysis is None else matching_oom(self.analysis, self.message)
+
+    @cached_property
     def weight_copies(self) -> WeightCopies | None:
         """The weights held twice when the request failed, or at the peak if none did."""
         a = self.analysis
         if a is None or a.timeline is None:
             return None
-        event = matching_oom(a, self.message)
+        event = self.failed_event
         state = a.timeline.peak_allocated_state if event is None else event.row
         found = find_weight_copies(a.trace, a.phases, state)
         least = LARGE_SHARE * int(a.timeline.allocated_bytes[state])
