@@ -81,16 +81,12 @@ class Context(Struct, frozen=True, dict=True):
 
     def need_trace(self) -> DeviceAnalysis:
         """Return the analysis of a snapshot with a trace, or skip the rule without a trace."""
-        analysis = self.analysis
-        has_trace = analysis is not None and analysis.capture.has_trace
-        return needed(
-            analysis if has_trace else None, "no snapshot with a trace of events was given"
-        )
+        a, why = self.analysis, "no snapshot with a trace of events was given"
+        return needed(a if a is not None and a.capture.has_trace else None, why)
 
     def need_request(self) -> FailedRequest:
         """Return the failed request, or skip the rule without one."""
-        why = "no failed request is known (no event, no message)"
-        return needed(self.failed_request, why)
+        return needed(self.failed_request, "no failed request is known (no event, no message)")
 
     @property
     def snapshot(self) -> Snapshot | None:
@@ -121,12 +117,8 @@ class Context(Struct, frozen=True, dict=True):
 
         The user's size is ignored if the recording knows better, since it is of another card.
         """
-        printed = known(self.message.total_bytes) if self.message is not None else None
-        if printed is not None:
-            return printed
-        if self._bundle_bytes is not None:
-            return self._bundle_bytes
-        return self.case.overrides.capacity_bytes if self.uses_given_capacity else None
+        given = self.case.overrides.capacity_bytes
+        return given if self.uses_given_capacity else self._recorded_bytes
 
     @property
     def limit_bytes(self) -> int | None:
@@ -139,10 +131,12 @@ class Context(Struct, frozen=True, dict=True):
         return None if is_whole else limit
 
     @property
-    def _bundle_bytes(self) -> int | None:
+    def _recorded_bytes(self) -> int | None:
+        """Size of the device from a message, else from a bundle."""
+        printed = None if self.message is None else known(self.message.total_bytes)
         bundle = self.case.bundle
         device = None if bundle is None else bundle.device(self.device)
-        return None if device is None else device.total_bytes
+        return device.total_bytes if printed is None and device is not None else printed
 
     @property
     def proven_capacity_bytes(self) -> int | None:
@@ -176,9 +170,7 @@ class Context(Struct, frozen=True, dict=True):
     def uses_given_capacity(self) -> bool:
         """Whether the user's size may be that of the device, as far as the inputs show."""
         given = self.case.overrides.capacity_bytes
-        if given is None or (self.message is not None and known(self.message.total_bytes)):
-            return False
-        if self._bundle_bytes is not None:
+        if given is None or self._recorded_bytes is not None:
             return False
         if self.case.overrides.memory_fraction is not None:
             return True  # a fraction refers to the whole device, whose size only the user knows
