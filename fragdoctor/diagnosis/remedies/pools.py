@@ -82,7 +82,7 @@ class RaiseMemoryLimit(Remedy):
         if not is_main:
             # A limit that was never printed but would explain the failure has to be found first.
             weight = Weight.ASKS if case.cause is Cause.UNKNOWN else Weight.HELPS
-            why = "The device had more free than was requested; a limit would explain it."
+            why = "The device had room for it; a limit of this process would explain the failure."
         needed, attempts = None, []
         if r is not None and r.reserved_bytes is not None:
             needed = r.reserved_bytes + r.requested_bytes + r.tolerance_bytes

@@ -50,4 +50,4 @@ def drifting_sizes(context: Context) -> Findings:
 def variety_text(sizes: SizeDiversity) -> str:
     """Return how many sizes the large requests have."""
     large = plural(sizes.n_large_allocs, "large request has", "large requests have")
-    return f"{large} {plural(sizes.n_distinct_large, 'size', 'different sizes')}"
+    return f"{large} {plural(sizes.n_distinct_large, 'size')}"
