@@ -11,18 +11,20 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
+from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.diagnosis.decision import NORMAL_OUTSIDE_SHARE, SLIM_MARGIN_SHARE
 from fragdoctor.diagnosis.figures import peak_of
 from fragdoctor.model.diagnosis import Cause, ChecklistItem, Status, Verdict
 from fragdoctor.model.gpus import FULL_SHARE
 from fragdoctor.model.story import Direction
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, FULL_SLACK_SHARE, FailedRequest
-from fragdoctor.rules.growth.growing_line import maker_text, rounds_text, slope_text
+from fragdoctor.rules.fragmentation.drifting_sizes import variety_text
+from fragdoctor.rules.growth.growing_line import growth_text, slope_text
 from fragdoctor.rules.growth.growing_statistics import (
     MIN_RECORDS,
-    count_rises,
+    climb_text,
     grown_bytes,
-    values_of,
+    rise_text,
 )
 from fragdoctor.rules.rule import Context
 from fragdoctor.story.trends import STEPS, accumulation, growth_sentence, memory_over_trials
@@ -54,23 +56,18 @@ class DeviceTotals(Struct, frozen=True):
 
 def totals_of(context: Context) -> DeviceTotals | None:
     """Return the totals at the failure, or at the end of the input if nothing failed."""
-    r, a = context.failed_request, context.analysis
-    if r is not None and r.live_bytes is not None:
+    r = context.failed_request
+    if r is not None and r.live_bytes is not None and r.reserved_bytes is not None:
         # The flush that precedes a failure leaves nothing that could be returned.
-        allocated = r.live_bytes - r.pending_bytes
-        if r.reserved_bytes is not None:
-            return DeviceTotals(r.reserved_bytes, allocated, 0, r.source)
-    if a is not None:
-        returned = a.free_space.releasable_bytes
-        return DeviceTotals(a.reserved_bytes, a.allocated_bytes, returned, "snapshot")
-    if context.stats:
-        s = context.stats[-1]
-        if s.reserved_bytes is not None and s.allocated_bytes is not None:
-            split = s.inactive_split_bytes
-            gap = s.reserved_bytes - s.allocated_bytes
-            back = None if split is None else max(0, gap - split)
-            return DeviceTotals(s.reserved_bytes, s.allocated_bytes, back, s.origin)
-    return None
+        return DeviceTotals(r.reserved_bytes, r.live_bytes - r.pending_bytes, 0, r.source)
+    at, source = context.totals or (None, "")
+    if at is None or at.reserved_bytes is None or at.allocated_bytes is None:
+        return None
+    if isinstance(at, DeviceAnalysis):
+        returned: int | None = at.free_space.releasable_bytes
+    elif (returned := at.inactive_split_bytes) is not None:
+        returned = max(0, at.reserved_bytes - at.allocated_bytes - returned)
+    return DeviceTotals(at.reserved_bytes, at.allocated_bytes, returned, source)
 
 
 class Answer(NamedTuple):
@@ -184,11 +181,8 @@ def check_retries(context: Context, _verdict: Verdict) -> Answer:
         detail = "As many as failures: flushing the cache never helped."
     else:
         detail = f"{format_count(max(0, saved))} saved by flushing the cache, which is slow."
-    if context.is_series and count_rises(context.stats, "num_alloc_retries"):
-        values = values_of(context.stats, "num_alloc_retries")
-        detail += f" The counter climbs from {values[0]} to {values[-1]} over the series."
-        return fail(format_count(n), detail, source)
-    return warn(format_count(n), detail, source)
+    climb = climb_text(context)
+    return (fail if climb else warn)(format_count(n), f"{detail}{climb}", source)
 
 
 def check_largest_free_block(context: Context, _verdict: Verdict) -> Answer:
@@ -279,9 +273,9 @@ def _outside_detail(r: FailedRequest) -> str:
     if r.non_pytorch_bytes is not None:
         parts.append(f"{format_size(r.non_pytorch_bytes)} in this process (context, libraries)")
     if r.other_processes:
-        listed = sum(p.n_bytes for p in r.other_processes)
-        n = len(r.other_processes)
-        parts.append(f"{format_size(listed)} in {n} other {'process' if n == 1 else 'processes'}")
+        listed = format_size(sum(p.n_bytes for p in r.other_processes))
+        n = plural(len(r.other_processes), "other process", "other processes")
+        parts.append(f"{listed} in {n}")
     text = "; ".join(parts) if parts else "Context, libraries and other processes together"
     if r.own_pid is not None:
         text += f"; process {r.own_pid} is this one, seen from a container"
@@ -295,18 +289,11 @@ def check_growth(context: Context, _verdict: Verdict) -> Answer:  # noqa: PLR091
         kept = a.kept
         if kept is None:
             return passed("none", "No line's memory grows steadily.", "trace")
-        return fail(
-            slope_text(kept),
-            f"What {maker_text(context, kept)} makes holds {format_size(kept.survivor_bytes)} in "
-            f"{plural(kept.n_survivors, 'block')} after {rounds_text(kept)}.",
-            "trace",
-        )
+        return fail(slope_text(kept), f"{growth_text(context, kept)}.", "trace")
     if context.is_series and len(context.stats) >= MIN_RECORDS:
-        grown = grown_bytes(context.stats)
+        grown = grown_bytes(context)
         if grown is not None:
-            return fail(
-                format_size(grown), "Allocated memory climbs over the series.", "memory_stats"
-            )
+            return fail(format_size(grown), rise_text(context, grown), "memory_stats")
         return passed("none", "Allocated memory does not climb.", "memory_stats")
     by_log = _growth_by_log(context)
     if by_log is not None:
@@ -337,10 +324,7 @@ def check_size_diversity(context: Context, _verdict: Verdict) -> Answer:
     if context.analysis is None or context.analysis.sizes is None:
         return skip("Only a trace records the sizes of requests.")
     sizes = context.analysis.sizes
-    value = (
-        f"{plural(sizes.n_distinct_large, 'size')} in "
-        f"{plural(sizes.n_large_allocs, 'large request')}"
-    )
+    value = variety_text(sizes)
     if sizes.drifting:
         return warn(
             value, "The same lines keep asking for new sizes, which rarely fit old blocks.", "trace"

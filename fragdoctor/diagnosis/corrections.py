@@ -7,6 +7,7 @@ from typing import Final
 
 from fragdoctor.diagnosis.checklist import RULE_OF_THUMB_SHARE, totals_of
 from fragdoctor.diagnosis.decision import LAST_STRAW_SHARE
+from fragdoctor.diagnosis.remedies.allocator_settings import beyond_holes
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.units import MIB, format_share, format_size
@@ -26,15 +27,8 @@ def _hint(case: JudgedCase) -> str:
             "The message suggests expandable_segments:True, but that is on already: the hint is "
             "printed unconditionally."
         )
-    if case.supports(Cause.FRAGMENTATION) or r.margin_bytes is None:
-        return ""
-    if not r.is_beyond_settings:
-        return ""
-    return (
-        f"The message's own hint ({r.hint}) is printed unconditionally. Here it cannot help: "
-        f"live memory and request are {format_size(-r.margin_bytes)} more than PyTorch could have, "
-        "even without any hole."
-    )
+    hint = f"The message's own hint ({r.hint}) is printed unconditionally and cannot help here."
+    return f"{hint} {why}" if (why := beyond_holes(case)) else ""
 
 
 def _empty_cache(case: JudgedCase) -> str:

@@ -6,14 +6,14 @@ are causes that the evidence also supports. Every threshold has its name, value 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from fragdoctor.model.diagnosis import Cause
-from fragdoctor.model.finding import Confidence, Evidence
+from fragdoctor.model.finding import Confidence
 from fragdoctor.rules.failed_request import (
     CONTEXT_ALLOWANCE_BYTES,
     FULL_SLACK_SHARE,
@@ -38,11 +38,6 @@ class Hypothesis(Struct, frozen=True):
     settled_by: str = ""
     row: str = ""
     also: tuple[Cause, ...] = ()
-
-
-def in_bytes(figures: Mapping[str, int | None], source: str) -> list[Evidence]:
-    """Return the figures that are known as evidence from a source."""
-    return [Evidence(name, n, "bytes", source) for name, n in figures.items() if n is not None]
 
 
 def fragmentation(r: FailedRequest, *, is_limited: bool = False) -> Hypothesis:
@@ -92,7 +87,7 @@ def simply_full(r: FailedRequest) -> Hypothesis:
         is_slim = _share(r.margin_bytes, r.available_bytes) < SLIM_MARGIN_SHARE
         rest = "with little to spare" if is_slim else "but a second one would not"
         summary = (
-            f"{live_and_request(r)} leave {format_size(r.margin_bytes)} of the "
+            f"{r.in_use_text} leave {format_size(r.margin_bytes)} of the "
             f"{format_size(r.available_bytes)} that PyTorch could have. Packed perfectly, all "
             f"would fit, {rest}: the device is practically full."
         )
@@ -141,11 +136,6 @@ def undecided(r: FailedRequest) -> Hypothesis:
     )
 
 
-def live_and_request(r: FailedRequest) -> str:
-    """Return the subject of a sentence about live memory and the request."""
-    return f"The {format_size(r.live_bytes)} in use and the {r.request_text}"
-
-
 LAST_STRAW_SHARE: Final = 0.05
 """A request below this share of the device is not what filled it."""
 
@@ -180,7 +170,7 @@ def decide(failed: FailedRequest) -> Hypothesis:
     found, name = [undecided(failed)], "undecided"
     for row in ROWS:
         if told := list(row(failed)):
-            found, name = told, row.__name__.strip("_").replace("_", "-")
+            found, name = told, name_of(row)
             break
     first, *others = found
     summary = first.summary
@@ -188,6 +178,11 @@ def decide(failed: FailedRequest) -> Hypothesis:
         summary += f" It failed {failed.doing}."
     also = (*first.also, *(h.cause for h in others), *_besides(failed, first.cause))
     return replace(first, summary=summary, row=name, also=distinct(also, first.cause))
+
+
+def name_of(row: Callable[..., object]) -> str:
+    """Return the name of a row of a table, which is the verdict's ``decider``."""
+    return row.__name__.strip("_").replace("_", "-")
 
 
 def distinct(causes: Iterable[Cause], first: Cause) -> tuple[Cause, ...]:
@@ -251,7 +246,7 @@ def _beyond_device(r: FailedRequest) -> Iterator[Hypothesis]:
             return
         yield Hypothesis(
             Cause.CAPACITY,
-            f"{live_and_request(r)} exceed the whole device of {format_size(r.total_bytes)}: "
+            f"{r.in_use_text} exceed the whole device of {format_size(r.total_bytes)}: "
             "no allocator setting can make that fit.",
             Confidence.PROVEN,
         )
@@ -451,8 +446,7 @@ def _over_available(r: FailedRequest) -> Iterator[Hypothesis]:
     )
     yield Hypothesis(
         Cause.CAPACITY,
-        f"{live_and_request(r)} are {format_size(-r.margin_bytes)} more than the "
-        f"{format_size(r.available_bytes)} that PyTorch could have{ending}",
+        f"{r.excess_text}{ending}",
         confidence,
     )
 

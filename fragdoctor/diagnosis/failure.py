@@ -6,45 +6,40 @@ Its stack comes from the event in the trace, or else from the traceback above th
 from __future__ import annotations
 
 import numpy as np
-from msgspec.structs import replace
 
 from fragdoctor.diagnosis.moments import DecidingMoment
-from fragdoctor.model.case import OomMessage
-from fragdoctor.model.diagnosis import SOUND, Cause, Failure, Verdict
+from fragdoctor.diagnosis.remedies.remedy import JudgedCase
+from fragdoctor.model.diagnosis import SOUND, Cause, Failure
 from fragdoctor.model.finding import Location
 from fragdoctor.rules.rule import MAX_STACK, Context, from_user
 from fragdoctor.trace import stacks
 
 
-def find_failure(
-    context: Context, verdict: Verdict, moment: DecidingMoment | None
-) -> Failure | None:
+def find_failure(case: JudgedCase, moment: DecidingMoment | None) -> Failure | None:
     """Return the failure of a device, or None if nothing failed for lack of memory.
 
     If the host's memory ran out, the failure has the line that asked but no figures of the GPU.
     """
-    request, message = context.failed_request, context.message
-    if verdict.cause is Cause.HOST_MEMORY:
+    context, request, message = case.context, case.failed_request, case.message
+    stack, near = case.asking_stack, None
+    code = {} if message is None else {f.location: f.code for f in message.frames}
+    if case.cause is Cause.HOST_MEMORY:
         if message is None or message.is_device_oom or not message.frames:
             return None
-        stack, source_text = _told_stack(message)
         at = stack[0] if stack else None
-        host = Failure(device=None, event=None, requested_bytes=None, free_bytes=None, location=at)
-        return replace(host, stack=stack, source_text=source_text, source="oom message")
-    if verdict.cause in SOUND or (message is not None and message.is_warning):
+        said = code.get(at, "") if at else ""
+        return Failure(location=at, stack=stack, source_text=said, source="oom message")
+    if case.cause in SOUND or (message is not None and message.is_warning):
         return None
     event = None if moment is None else moment.failed
     if event is None and (message is None or not message.is_device_oom):
         return None
-    stack = () if event is None else context.python_stack(event.stack)
-    source_text = ""
-    called, backward_of = ((), None) if stack or moment is None else _in_backward(context, moment)
-    if not stack and message is not None:
-        stack, source_text = _told_stack(message)
     bundle = context.case.bundle
-    if not stack and bundle is not None and bundle.oom_device == verdict.device:
+    if not stack and bundle is not None and bundle.oom_device == case.verdict.device:
         stack = from_user(tuple(bundle.traceback))[:MAX_STACK]
-    stack = stack or called
+    if moment is not None and not (event is not None and context.python_stack(event.stack)):
+        called, near = _in_backward(context, moment)
+        stack = stack or called
     asked = None if message is None else message.requested_bytes
     free = None if message is None else message.free_bytes
     segment = limit = left = None
@@ -56,17 +51,17 @@ def find_failure(
         if request.block_bytes is not None and request.block_bytes != asked:
             asked, segment = request.block_bytes, asked
     return Failure(
-        device=verdict.device,
+        device=case.verdict.device,
         event=None if event is None or moment is None else moment.state,
         requested_bytes=asked,
         segment_bytes=segment,
         free_bytes=free,
         location=stack[0] if stack else None,
         stack=stack,
-        source_text=source_text,
+        source_text=code.get(stack[0], "") if stack else "",
         source="oom message" if request is None else request.source,
         is_caught=request is not None and request.is_caught,
-        backward_of=backward_of,
+        backward_of=near,
         limit_bytes=limit,
         left_bytes=left,
     )
@@ -101,10 +96,3 @@ def _in_backward(
         rows, at = np.flatnonzero(is_result & (lives.start < begun)), lives.start
     near = context.user_line(int(lives.stack[rows[at[rows].argmax()]])) if len(rows) else None
     return context.python_stack(int(trace.events.stack[begun])), near
-
-
-def _told_stack(message: OomMessage) -> tuple[tuple[Location, ...], str]:
-    """Return the stack of a traceback from the user's line outward, and that line's source."""
-    code = {f.location: f.code for f in reversed(message.frames) if f.file}
-    stack = from_user(tuple(code))[:MAX_STACK]
-    return stack, code[stack[0]] if stack else ""

@@ -28,20 +28,28 @@ from fragdoctor.units import format_size
 
 def device_figures(context: Context, moment: DecidingMoment | None) -> DeviceFigures | None:
     """Return the figures of one device, or None if no input has any."""
+    r, retries = context.failed_request, context.retries
+    told = DeviceFigures(
+        device=0 if context.device is None else context.device,
+        alloc_retries=retries[0] if retries else None,
+        ooms=context.n_ooms,
+        peak_allocated_bytes=peak_of(context, "allocated")[0],
+        peak_reserved_bytes=peak_of(context, "reserved")[0],
+        peak_active_bytes=peak_of(context, "active")[0],
+        capacity_bytes=_capacity(context),
+        limit_bytes=context.limit_bytes,
+    )
     if moment is not None:
-        figures = _from_snapshot(context, moment.analysis)
-        return replace(figures, moment=_at(context, moment))
-    if context.failed_request is not None:
-        return _from_message(context, context.failed_request)
-    if context.stats:
-        return _from_stats(context, context.stats[-1])
-    return None
+        return _from_snapshot(replace(told, moment=_at(context, moment)), moment.analysis)
+    if r is not None:
+        return _from_message(told, r)
+    return _from_stats(told, context.stats[-1]) if context.stats else None
 
 
-def _from_snapshot(context: Context, a: DeviceAnalysis) -> DeviceFigures:
+def _from_snapshot(told: DeviceFigures, a: DeviceAnalysis) -> DeviceFigures:
     space = a.free_space
-    retries = context.retries
-    return DeviceFigures(
+    return replace(
+        told,
         device=a.device,
         reserved_bytes=a.reserved_bytes,
         allocated_bytes=a.allocated_bytes,
@@ -51,16 +59,34 @@ def _from_snapshot(context: Context, a: DeviceAnalysis) -> DeviceFigures:
         releasable_bytes=space.releasable_bytes,
         stranded_free_bytes=space.stranded_free_bytes,
         largest_free_block_bytes=space.largest_free_block_bytes,
-        peak_allocated_bytes=peak_of(context, "allocated")[0],
-        peak_reserved_bytes=peak_of(context, "reserved")[0],
-        alloc_retries=retries[0] if retries else None,
-        ooms=context.n_ooms,
-        capacity_bytes=_capacity(context),
         n_events=a.n_events,
-        peak_active_bytes=peak_of(context, "active")[0],
         private_pools_bytes=space.private_pools_reserved_bytes,
         pending_free_bytes=space.pending_free_bytes,
-        limit_bytes=context.limit_bytes,
+    )
+
+
+def _from_message(told: DeviceFigures, r: FailedRequest) -> DeviceFigures:
+    return replace(
+        told,
+        reserved_bytes=r.reserved_bytes,
+        allocated_bytes=None if r.live_bytes is None else r.live_bytes - r.pending_bytes,
+        active_bytes=r.live_bytes,
+        free_cached_bytes=r.cache_bytes,
+        capacity_bytes=r.total_bytes,
+        private_pools_bytes=r.pools_free_bytes or None,
+    )
+
+
+def _from_stats(told: DeviceFigures, s: MemoryStats) -> DeviceFigures:
+    reserved, active = s.reserved_bytes, s.active_bytes
+    return replace(
+        told,
+        reserved_bytes=reserved,
+        allocated_bytes=s.allocated_bytes,
+        active_bytes=active,
+        requested_bytes=s.requested_bytes,
+        free_cached_bytes=None if reserved is None or active is None else reserved - active,
+        stranded_free_bytes=s.inactive_split_bytes,
     )
 
 
@@ -102,41 +128,6 @@ def _capacity(context: Context) -> int | None:
     if context.total_bytes is not None:
         return context.total_bytes
     return context.analysis.capacity_estimate_bytes if context.analysis is not None else None
-
-
-def _from_message(context: Context, r: FailedRequest) -> DeviceFigures:
-    retries = context.retries
-    return DeviceFigures(
-        device=0 if context.device is None else context.device,
-        reserved_bytes=r.reserved_bytes,
-        allocated_bytes=None if r.live_bytes is None else r.live_bytes - r.pending_bytes,
-        active_bytes=r.live_bytes,
-        free_cached_bytes=r.cache_bytes,
-        capacity_bytes=r.total_bytes,
-        private_pools_bytes=r.pools_free_bytes or None,
-        limit_bytes=context.limit_bytes,
-        alloc_retries=retries[0] if retries else None,
-        ooms=context.n_ooms,
-    )
-
-
-def _from_stats(context: Context, s: MemoryStats) -> DeviceFigures:
-    reserved, active = s.reserved_bytes, s.active_bytes
-    return DeviceFigures(
-        device=0 if context.device is None else context.device,
-        reserved_bytes=reserved,
-        allocated_bytes=s.allocated_bytes,
-        active_bytes=active,
-        requested_bytes=s.requested_bytes,
-        free_cached_bytes=None if reserved is None or active is None else reserved - active,
-        stranded_free_bytes=s.inactive_split_bytes,
-        peak_allocated_bytes=s.get("allocated_bytes.all.peak"),
-        peak_reserved_bytes=s.get("reserved_bytes.all.peak"),
-        peak_active_bytes=s.get("active_bytes.all.peak"),
-        alloc_retries=s.n_alloc_retries,
-        ooms=s.n_ooms,
-        capacity_bytes=context.total_bytes,
-    )
 
 
 I64 = npt.NDArray[np.int64]

@@ -24,7 +24,6 @@ from fragdoctor.model.diagnosis import Cause, HostMemoryReport, Moment, Verdict
 from fragdoctor.model.phases import Category, HeldBytes, MomentReport
 from fragdoctor.model.snapshot import I64, Action, Snapshot
 from fragdoctor.rules.failed_request import FailedRequest, rounding_bytes
-from fragdoctor.rules.request_sources import matching_oom
 from fragdoctor.rules.rule import Context
 from fragdoctor.trace.lives import Layout, Totals
 from fragdoctor.trace.trace import Trace
@@ -86,9 +85,7 @@ def deciding_moment(context: Context, leader: Context, verdict: Verdict) -> Deci
         return end
     # A program that recovered from its failures is judged as a whole.
     has_failed = leader.failed_request is not None and verdict.cause is not Cause.HEALTHY
-    failed = None
-    if leader.analysis is not None and has_failed:
-        failed = matching_oom(leader.analysis, leader.message)
+    failed = leader.failed_event if has_failed else None
     if failed is not None:
         state = _state_of(failed, leader, context)
         if state is not None:
@@ -212,26 +209,20 @@ def _moment(a: DeviceAnalysis, totals: Totals, steps: I64, asked: str) -> tuple[
         return "the peak", totals.peak_allocated_state
     if kind == "end":
         return "the end of the trace", a.n_events
+    ooms = np.flatnonzero(a.trace.events.action == Action.OOM)
+    n_of = {"event": a.n_events, "oom": len(ooms), "step": len(steps)}[kind]
+    if kind == "oom" and not m[2]:
+        number = max(n_of, 1)
+    word = kind.replace("oom", "OOM")
+    if not (kind != "event") <= number <= n_of:
+        raise ConfigError(
+            f"There is no {word} {format_count(number)}.",
+            hint=f"The trace has {plural(n_of, word)}. {_AS_MOMENT}",
+        )
     if kind == "event":
-        if number > a.n_events:
-            raise ConfigError(
-                f"There is no event {format_count(number)}.",
-                hint=f"The trace has {plural(a.n_events, 'event')}.",
-            )
         return f"event {format_count(number)}", number
     if kind == "oom":
-        rows = np.flatnonzero(a.trace.events.action == Action.OOM)
-        at = number - 1 if m[2] else len(rows) - 1
-        if not 0 <= at < len(rows):
-            raise ConfigError(
-                "There is no such failure.", hint=f"The trace has {plural(len(rows), 'OOM')}."
-            )
-        return f"OOM {at + 1} of {len(rows)}", int(rows[at])
-    if not 1 <= number <= len(steps):
-        raise ConfigError(
-            f"There is no step {format_count(number)}.",
-            hint=f"The trace shows {plural(len(steps), 'step')}; event:N works without steps.",
-        )
+        return f"OOM {number} of {n_of}", int(ooms[number - 1])
     first = int(steps[number - 1])
     end = int(steps[number]) if number < len(steps) else a.n_events
     within = totals.allocated_bytes[first + 1 : end + 1]

@@ -17,6 +17,7 @@ from fragdoctor.model.diagnosis import IDLE_SHARE, DeviceFigures, HostMemoryRepo
 from fragdoctor.model.simulation import OutlookState
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, rounding_bytes
+from fragdoctor.rules.request_sources import is_about
 from fragdoctor.rules.rule import Context
 from fragdoctor.units import format_count, format_size
 
@@ -141,15 +142,12 @@ def _mismatch(leader: Context) -> list[str]:
     message, analysis = leader.message, leader.analysis
     if message is None or analysis is None or message.requested_bytes is None:
         return []
-    wanted = message.requested_bytes
     if not analysis.ooms:
         return [NO_EVENT]
-    slack = rounding_bytes(wanted)
-    if any(abs(event.segment_bytes - wanted) <= slack for event in analysis.ooms):
+    if any(is_about(event, message) for event in analysis.ooms):
         return []
-    text = (
-        f"No out-of-memory event of the snapshot is about the {format_size(wanted)} of the message"
-    )
+    asked = format_size(message.requested_bytes)
+    text = f"No out-of-memory event of the snapshot is about the {asked} of the message"
     return [f"{text}: they may be from different runs."]
 
 

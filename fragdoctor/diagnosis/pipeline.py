@@ -10,20 +10,12 @@ from msgspec.structs import replace
 from fragdoctor.analysis.device import analyze_device
 from fragdoctor.analysis.owners import module_memory
 from fragdoctor.analysis.result import DeviceAnalysis
+from fragdoctor.diagnosis import holders
 from fragdoctor.diagnosis.bench import set_up
 from fragdoctor.diagnosis.checklist import build_checklist
 from fragdoctor.diagnosis.corrections import find_corrections
 from fragdoctor.diagnosis.failure import find_failure
 from fragdoctor.diagnosis.figures import device_figures, timeline_strip
-from fragdoctor.diagnosis.holders import (
-    cycle_note,
-    function_holders,
-    holder_reports,
-    owner_reports,
-    segment_reports,
-    strander_reports,
-    twice_note,
-)
 from fragdoctor.diagnosis.moments import deciding_moment, host_report, moment_report
 from fragdoctor.diagnosis.notes import balance_note, capacity_note, find_notes
 from fragdoctor.diagnosis.remedies.catalogue import proposals, prove, rank
@@ -167,7 +159,7 @@ def diagnose(
     moment_of = {c.device: deciding_moment(c, leader, verdict) for c in ordered}
     moments = [(c, its) for c in ordered if (its := moment_of[c.device]) is not None]
     own = moment_of[leader.device]
-    segments, n_segments = segment_reports(own)
+    segments, n_segments = holders.segment_reports(own)
     worded = in_own_words(judged, tested)
     recommendations, rejected = rank(worded, verdict.cause)
     if verdict.cause is Cause.HEALTHY and leader.failed_request is not None:
@@ -176,23 +168,23 @@ def diagnose(
     devices = tuple(sorted(figures, key=lambda f: f.device))
     if verdict.state is RunState.FITS:
         recommendations = _worth_it(recommendations, verdict, devices)
-    holders = tuple(h for c, at in moments for h in holder_reports(c, at))
-    owners = tuple(o for c, at in moments for o in owner_reports(c, at))
+    held = tuple(h for c, at in moments for h in holders.holder_reports(c, at))
+    owners = tuple(o for c, at in moments for o in holders.owner_reports(c, at))
     host = host_report(case.snapshot, own)
     about = (
         capacity_note(leader, bench),
         balance_note(devices, verdict, case.snapshot),
-        twice_note(leader),
-        cycle_note(owners, leader),
+        holders.twice_note(leader),
+        holders.cycle_note(owners, leader),
     )
     return Diagnosis(
         case=case,
         verdict=verdict,
         checklist=build_checklist(leader, verdict),
         devices=devices,
-        stranders=tuple(p for c, at in moments for p in strander_reports(c, at)),
-        holders=holders,
-        functions=function_holders(holders, case.snapshot),
+        stranders=tuple(p for c, at in moments for p in holders.strander_reports(c, at)),
+        holders=held,
+        functions=holders.function_holders(held, case.snapshot),
         owners=owners,
         modules=tuple(
             m
@@ -214,7 +206,7 @@ def diagnose(
         phases=tuple(a.phases.report for c in ordered if (a := c.analysis) and a.phases),
         story=leader.story,
         moment=moment,
-        failure=find_failure(leader, verdict, own),
+        failure=find_failure(judged, own),
         host=host,
         analyses={c.analysis.device: c.analysis for c in contexts if c.analysis is not None},
     )

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from fragdoctor.analysis.result import DeviceAnalysis, KeptMemory, KeptPattern
 from fragdoctor.diagnosis.bench import Bench
-from fragdoctor.diagnosis.decision import Hypothesis, decide, distinct, in_bytes
+from fragdoctor.diagnosis.decision import Hypothesis, decide, distinct, name_of
 from fragdoctor.diagnosis.run_state import backed_off, run_state
 from fragdoctor.diagnosis.verdict_ledger import in_ledger
 from fragdoctor.diagnosis.verdict_message import (
@@ -27,12 +27,19 @@ from fragdoctor.diagnosis.verdict_message import (
     read_message,
     read_no_message,
 )
-from fragdoctor.diagnosis.verdict_stats import evidence_of_stats, read_stats
+from fragdoctor.diagnosis.verdict_stats import evidence_of_stats, near_the_limit, read_stats
 from fragdoctor.future.outlook import ENOUGH
 from fragdoctor.model.case import NO_FAILURE
 from fragdoctor.model.census import HoldingKind, Owner
 from fragdoctor.model.diagnosis import Cause, Verdict
-from fragdoctor.model.finding import ACTIVE, LIVE_AT_FAILURE, Confidence, Evidence, line_text
+from fragdoctor.model.finding import (
+    ACTIVE,
+    LIVE_AT_FAILURE,
+    Confidence,
+    Evidence,
+    in_bytes,
+    line_text,
+)
 from fragdoctor.model.gpus import with_monitor_of
 from fragdoctor.model.ledger import Ledger
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState, ReplayResult
@@ -216,7 +223,7 @@ class CaseEvidence(Struct, frozen=True, dict=True):
 
 def find_verdict(evidence: CaseEvidence) -> Verdict:
     """Return the verdict of the first row that applies, with other causes the evidence supports."""
-    decided = next(found for row in ROWS if (found := row(evidence)) is not None)
+    row, decided = next((row, found) for row in ROWS if (found := row(evidence)) is not None)
     beside = (*_beside(evidence), evidence.reading.cause, *evidence.reading.also)
     verdict = Verdict(
         decided.cause,
@@ -225,7 +232,7 @@ def find_verdict(evidence: CaseEvidence) -> Verdict:
         evidence.context.device,
         distinct(beside, decided.cause),
         _figures(evidence),
-        decided.row,
+        decided.row or name_of(row),
         with_monitor_of(evidence.context.backend, decided.settled_by),
     )
     outlook = evidence.outlook
@@ -248,7 +255,7 @@ def _growth_in_log(e: CaseEvidence) -> Hypothesis | None:
     if not is_all and not _explains_reading(e, rise_bytes(grown)):
         return None
     text = f"{growth_sentence(grown)} {reading.summary}"
-    return Hypothesis(Cause.LEAK, text, Confidence.LIKELY, reading.settled_by, "growth-in-log")
+    return Hypothesis(Cause.LEAK, text, Confidence.LIKELY, reading.settled_by)
 
 
 def _explains_reading(e: CaseEvidence, grown_bytes: int) -> bool:
@@ -289,11 +296,10 @@ def _growth(e: CaseEvidence) -> Hypothesis | None:
         f"{kept_text(e.context, kept)}{ending}.{alike}",
         Confidence.POSSIBLE if alike else Confidence.LIKELY,
         f"Check whether this memory is kept on purpose{check}.",
-        "growth",
     )
 
 
-def _filling(e: CaseEvidence) -> Hypothesis | None:
+def _container_fills(e: CaseEvidence) -> Hypothesis | None:
     """A container with a limit fills up, and what it still lacks does not fit."""
     kept, failed, owner = e.kept, e.failed, e.keeper
     if kept is None or failed is None or owner is None or not e.is_bounded:
@@ -306,10 +312,10 @@ def _filling(e: CaseEvidence) -> Hypothesis | None:
         f"{kept_text(e.context, kept)}. It may have {format_count(owner.max_items)} items, which "
         f"take about {format_size(lacks)} more; the {failed.request_text} no longer fit."
     )
-    return Hypothesis(Cause.CAPACITY, summary, Confidence.LIKELY, row="container-fills")
+    return Hypothesis(Cause.CAPACITY, summary, Confidence.LIKELY)
 
 
-def _caught(e: CaseEvidence) -> Hypothesis | None:
+def _failure_caught(e: CaseEvidence) -> Hypothesis | None:
     """The program caught its failures and resumed its work."""
     failed, analysis = e.failed, e.context.analysis
     if failed is None or not failed.is_caught or analysis is None:
@@ -343,7 +349,7 @@ def _caught(e: CaseEvidence) -> Hypothesis | None:
             f"{format_size(found.served_bytes)} from then on, {format_size(found.peak_bytes)} live "
             "at most."
         )
-    return Hypothesis(Cause.HEALTHY, summary, Confidence.LIKELY, row="failure-caught")
+    return Hypothesis(Cause.HEALTHY, summary, Confidence.LIKELY)
 
 
 def _evaluation(e: CaseEvidence) -> Hypothesis | None:
@@ -367,7 +373,7 @@ def _evaluation(e: CaseEvidence) -> Hypothesis | None:
     return Hypothesis(Cause.TRANSIENT_PEAK, summary, Confidence.LIKELY, settled_by, row)
 
 
-def _old_model(e: CaseEvidence) -> Hypothesis | None:
+def _old_model_held(e: CaseEvidence) -> Hypothesis | None:
     """The model that a line built before is still held while it builds the next."""
     failed, copies = e.failed, None
     if failed is not None and e.reading.cause in LEAKS_INTO:
@@ -385,7 +391,6 @@ def _old_model(e: CaseEvidence) -> Hypothesis | None:
         f"{failed.request_text} no longer fit. An ensemble that is in use looks the same.",
         settled_by="Check whether the earlier models are still needed: look for a list of results, "
         "a closure or the traceback of an exception that keeps them.",
-        row="old-model-held",
     )
 
 
@@ -396,13 +401,8 @@ def _setting_mends(e: CaseEvidence) -> Hypothesis | None:
     finishing = [r for r in e.survivors or () if _prospect(r) is OutlookState.HOLDS]
     if not finishing:
         return None
-    text = f"{e.reading.summary} But replayed under {finishing[0].conf} the run goes on"
-    return Hypothesis(
-        Cause.FRAGMENTATION,
-        f"{text}: what it lacks lies in holes.",
-        Confidence.LIKELY,
-        row="setting-mends",
-    )
+    text = f"{e.reading.summary} But replayed under {finishing[0].conf} the run goes on: what it "
+    return Hypothesis(Cause.FRAGMENTATION, f"{text}lacks lies in holes.", Confidence.LIKELY)
 
 
 def _no_setting_mends(e: CaseEvidence) -> Hypothesis | None:
@@ -423,7 +423,7 @@ def _no_setting_mends(e: CaseEvidence) -> Hypothesis | None:
         text, cause = f"{enough} no allocator setting {end}.{lacks}", _other_than_holes(e)
         is_sure = cause is not Cause.LEAK or (e.kept and e.kept.pattern in NEVER_KEPT)
         sure = Confidence.LIKELY if is_sure else Confidence.POSSIBLE
-        return Hypothesis(cause, text, sure, row="no-setting-mends")
+        return Hypothesis(cause, text, sure)
     is_first = all(r.outlook and r.outlook.basis is OutlookBasis.LOWER_BOUND for r in survivors)
     if OutlookState.HOLDS in e.prospects or not is_first:
         return None
@@ -436,19 +436,13 @@ def _no_setting_mends(e: CaseEvidence) -> Hypothesis | None:
     )
 
 
-def _transient(e: CaseEvidence) -> Hypothesis | None:
+def _transient_peak(e: CaseEvidence) -> Hypothesis | None:
     """One step needs far more than the steps before it."""
     spike, failed = e.spike, e.failed
     if spike is None or failed is None or e.reading.cause is not Cause.CAPACITY:
         return None
-    return Hypothesis(
-        Cause.TRANSIENT_PEAK,
-        f"Live memory rose to {format_size(spike.peak_bytes)} for the failing step, "
-        f"against {format_size(spike.usual_bytes)} at the peaks before; the "
-        f"{failed.request_text} no longer fit.",
-        Confidence.LIKELY,
-        row="transient-peak",
-    )
+    summary = f"{spike.text}; the {failed.request_text} no longer fit."
+    return Hypothesis(Cause.TRANSIENT_PEAK, summary, Confidence.LIKELY)
 
 
 def _growth_told(e: CaseEvidence) -> Hypothesis | None:
@@ -495,13 +489,13 @@ def _figures_say(e: CaseEvidence) -> Hypothesis | None:
 ROWS: Final[tuple[Callable[[CaseEvidence], Hypothesis | None], ...]] = (
     _growth_in_log,
     _growth,
-    _filling,
-    _caught,
+    _container_fills,
+    _failure_caught,
     _evaluation,
-    _old_model,
+    _old_model_held,
     _setting_mends,
     _no_setting_mends,
-    _transient,
+    _transient_peak,
     _growth_told,
     _figures_say,
 )
@@ -603,19 +597,9 @@ def _no_failure(e: CaseEvidence) -> Hypothesis:
         )
     peak = analysis.timeline.peak_allocated_bytes if analysis.timeline else None
     if e.context.retries and e.context.retries[0]:
-        n_retries, source = e.context.retries
-        about = "about " if source == "trace" else ""
-        allocations = (
-            "one allocation" if n_retries == 1 else f"{about}{format_count(n_retries)} allocations"
-        )
-        summary = (
-            f"No request failed, but {allocations} had to flush the cache and try again: the run "
-            f"is near its limit, with {format_size(space.stranded_free_bytes)} of free cache "
-            "stranded."
-        )
-        return Hypothesis(
-            Cause.HEALTHY, summary, Confidence.LIKELY, row="retries", also=(Cause.FRAGMENTATION,)
-        )
+        found = near_the_limit(e.context, space.stranded_free_bytes)
+        also = (Cause.FRAGMENTATION,)
+        return replace(found, confidence=Confidence.LIKELY, settled_by="", also=also)
     cache = (
         f" At the end {format_size(space.free_cached_bytes)} of the "
         f"{format_size(analysis.reserved_bytes)} reserved is free cache"

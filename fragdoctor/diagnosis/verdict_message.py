@@ -7,12 +7,12 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from fragdoctor.diagnosis.decision import Hypothesis, decide, distinct, in_bytes, without_figures
+from fragdoctor.diagnosis.decision import Hypothesis, decide, distinct, without_figures
 from fragdoctor.diagnosis.verdict_foreign import by_its_figures, watch
 from fragdoctor.model.case import AFTER_ANY_FAILURE, GPU_EMPTY, GPU_TABLE, OomLog, OomMessage
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.engines import engine_of, is_of_other_program
-from fragdoctor.model.finding import Confidence, Evidence
+from fragdoctor.model.finding import Confidence, Evidence, in_bytes
 from fragdoctor.rules.failed_request import known
 from fragdoctor.rules.request_sources import request_of_message
 from fragdoctor.rules.told_weights import told_weights

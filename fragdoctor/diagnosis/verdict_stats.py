@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from fragdoctor.diagnosis.decision import Hypothesis, in_bytes
+from fragdoctor.diagnosis.decision import Hypothesis
 from fragdoctor.model.case import MemoryStats
 from fragdoctor.model.diagnosis import Cause
-from fragdoctor.model.finding import WORTH_SAYING, Confidence, Evidence
-from fragdoctor.rules.growth.growing_statistics import count_rises, grown_bytes
+from fragdoctor.model.finding import WORTH_SAYING, Confidence, Evidence, in_bytes
+from fragdoctor.rules.growth.growing_statistics import climb_text, grown_bytes, rise_text
 from fragdoctor.rules.rule import Context
-from fragdoctor.units import format_count, format_size, plural
+from fragdoctor.units import format_size, plural
 
 
 def read_stats(context: Context) -> Hypothesis:
@@ -20,15 +20,11 @@ def read_stats(context: Context) -> Hypothesis:
 
 def _read(context: Context, last: MemoryStats) -> Hypothesis:
     n_ooms, n_retries = last.n_ooms or 0, last.n_alloc_retries or 0
-    grown = grown_bytes(context.stats) if context.is_series else None
+    grown = grown_bytes(context)
     if grown is not None:
-        text = (
-            f"Allocated memory rises from record to record, by {format_size(grown)} over "
-            f"{format_count(len(context.stats))} of them."
-        )
         return Hypothesis(
             Cause.LEAK,
-            text,
+            rise_text(context, grown),
             Confidence.LIKELY,
             "A snapshot names the line.",
             also=(Cause.CAPACITY if n_ooms else Cause.HEALTHY,),
@@ -36,7 +32,7 @@ def _read(context: Context, last: MemoryStats) -> Hypothesis:
     if n_ooms:
         return _after_ooms(last, n_ooms, n_retries)
     if n_retries:
-        return _near_the_limit(context, last, n_retries)
+        return near_the_limit(context, last.inactive_split_bytes)
     if last.n_ooms is None and last.n_alloc_retries is None:
         return Hypothesis(
             Cause.UNKNOWN,
@@ -71,17 +67,17 @@ def _after_ooms(last: MemoryStats, n_ooms: int, n_retries: int) -> Hypothesis:
     return Hypothesis(cause, text, settled_by=decider, also=(other,))
 
 
-def _near_the_limit(context: Context, last: MemoryStats, n_retries: int) -> Hypothesis:
-    climbing = context.is_series and count_rises(context.stats, "num_alloc_retries")
-    text = (
-        f"No request failed, but {plural(n_retries, 'retry', 'retries')} had to flush the cache"
-        f"{' and the counter climbs' if climbing else ''}: the run is near its limit, with "
-        f"{format_size(last.inactive_split_bytes)} of free cache stranded."
-    )
+def near_the_limit(context: Context, stranded_bytes: int | None) -> Hypothesis:
+    """Return the hypothesis on a run in which only flushes of the cache made room."""
+    n, source = context.retries or (0, "")
+    about = "about " if source == "trace" and n > 1 else ""
     return Hypothesis(
         Cause.HEALTHY,
-        text,
+        f"No request failed, but {about}{plural(n, 'allocation')} had to flush the cache and try "
+        f"again: the run is near its limit, with {format_size(stranded_bytes)} of free cache "
+        f"stranded.{climb_text(context)}",
         settled_by="A snapshot shows what is stranded.",
+        row="retries",
         also=(Cause.FRAGMENTATION, Cause.CAPACITY),
     )
 

@@ -217,11 +217,11 @@ class Failure(Struct, frozen=True):
             thread of the autograd engine, which has no Python stack.
     """
 
-    device: int | None
-    event: int | None
-    requested_bytes: int | None
-    free_bytes: int | None
-    location: Location | None
+    device: int | None = None
+    event: int | None = None
+    requested_bytes: int | None = None
+    free_bytes: int | None = None
+    location: Location | None = None
     segment_bytes: int | None = None
     stack: Sequence[Location] = ()
     source_text: str = ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum, StrEnum
 from itertools import takewhile
 from typing import Final
@@ -40,6 +40,11 @@ class Evidence(Struct, frozen=True):
     value: int
     unit: str
     source: str
+
+
+def in_bytes(figures: Mapping[str, int | None], source: str) -> list[Evidence]:
+    """Return the figures that are known as evidence from a source."""
+    return [Evidence(name, n, "bytes", source) for name, n in figures.items() if n is not None]
 
 
 ACTIVE: Final = "active"

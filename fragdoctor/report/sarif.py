@@ -83,7 +83,7 @@ def _rule(code: str) -> Json:
     document: Json = {"id": code, "shortDescription": {"text": title_of(code)}}
     if rule is not None:
         document["name"] = "".join(word.capitalize() for word in rule.name.split("-"))
-        facts = "\n\n".join(f"{heading}: {text}" for heading, text in explanation(rule))
+        facts = "\n\n".join(f"{heading}: {text}" for heading, text in explanation(rule.text))
         document["fullDescription"] = {"text": rule.summary}
         document["help"] = {"text": facts or rule.summary}
         document["defaultConfiguration"] = {"level": _LEVELS[rule.severity]}

@@ -29,7 +29,7 @@ from fragdoctor.units import format_count, format_share, format_size, plural
 LIVE_WHEN: Final = {
     Moment.FAILURE: "when it failed",
     Moment.PEAK: "at the peak",
-    Moment.END: "now",
+    Moment.END: "at the end",
 }
 
 CAUSE_TITLES: Final = {

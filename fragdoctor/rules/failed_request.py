@@ -226,6 +226,19 @@ class FailedRequest(Struct, frozen=True):
         return self.uncovered_bytes
 
     @property
+    def in_use_text(self) -> str:
+        """Live memory and the request, as the subject of a sentence."""
+        return f"The {format_size(self.live_bytes)} in use and the {self.request_text}"
+
+    @property
+    def excess_text(self) -> str:
+        """How much live memory and the request exceed what PyTorch could have, as a sentence."""
+        return (
+            f"{self.in_use_text} are {format_size(-(self.margin_bytes or 0))} more than the "
+            f"{format_size(self.available_bytes)} that PyTorch could have"
+        )
+
+    @property
     def segment_rest_bytes(self) -> int:
         """The part of r outside the block: a small request asks for a segment of 2 or 20 MiB."""
         if self.block_bytes is None:
@@ -305,12 +318,9 @@ class FailedRequest(Struct, frozen=True):
         for that is deducted.
         """
         listed = sum(p.n_bytes for p in self.other_processes)
-        if self.pool_is_unprinted or self.cache_is_unprinted:
-            return listed or None
-        if self.total_bytes is None or self.free_bytes is None:
-            return listed or None
         ours = self.process_bytes if self.process_bytes is not None else self.reserved_bytes
-        if ours is None:
+        is_unprinted = self.pool_is_unprinted or self.cache_is_unprinted
+        if is_unprinted or self.total_bytes is None or self.free_bytes is None or ours is None:
             return listed or None
         context = max(SMALL_CONTEXT_BYTES, int(CONTEXT_SHARE * self.total_bytes))
         context = min(CONTEXT_ALLOWANCE_BYTES, context)

@@ -29,14 +29,15 @@ def find_rule(code: str) -> Rule | None:
     return None
 
 
-def explanation(rule: Rule) -> tuple[tuple[str, str], ...]:
+def explanation(text: str) -> tuple[tuple[str, str], ...]:
     """Return the documentation of a rule as (heading, text) pairs in order.
 
     Each text is one paragraph of the docstring, joined to one line.
     """
-    parts = [" ".join(p.split()) for p in rule.text.split("\n\n")]
-    found = []
-    for heading in HEADINGS:
-        text = next((p for p in parts if p.startswith(heading)), "")
-        found.append((heading.removesuffix("."), text.removeprefix(heading).strip()))
-    return tuple(found)
+    parts = [" ".join(p.split()) for p in text.split("\n\n")]
+    return tuple(
+        (heading.removesuffix("."), part.removeprefix(heading).strip())
+        for heading in HEADINGS
+        for part in parts
+        if part.startswith(heading)
+    )

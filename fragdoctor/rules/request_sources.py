@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from fragdoctor.analysis.result import DeviceAnalysis, OomEvent
 from fragdoctor.future.steps import Steps
 from fragdoctor.model.case import (
-    BundleDevice,
     BundleFacts,
     Case,
     OomMessage,
@@ -43,20 +42,15 @@ def find_failed_request(
     A trace that recorded the failure takes precedence over the message. A bundle adds what the
     driver reported at that moment.
     """
-    found, user = None, case.overrides
-    device = (
-        None if analysis is None or case.bundle is None else case.bundle.device(analysis.device)
-    )
-    if device is not None and device.total_bytes is not None:
-        # A size from the user is that of another card, and only a question.
-        user = replace(user, capacity_bytes=device.total_bytes)
     event = None if analysis is None else matching_oom(analysis, message)
+    found = None if message is None else request_of_message(message)
     if analysis is not None and event is not None:
-        found = request_of_event(analysis, event, message, user)
-    elif message is not None and message.is_of_caching_allocator:
-        printed = request_of_message(message)
-        found = printed and with_overrides(printed, user)
-    return found and with_bundle(found, case.bundle, user)
+        found = request_of_event(analysis, event, found)
+    elif message is None or not message.is_of_caching_allocator:
+        return None
+    # Where a bundle knows the size, one from the user is that of another card, and only a question.
+    user = case.overrides
+    return found and with_overrides(with_bundle(found, case.bundle, user), user)
 
 
 def request_of_message(message: OomMessage) -> FailedRequest | None:
@@ -71,13 +65,9 @@ def request_of_message(message: OomMessage) -> FailedRequest | None:
     unallocated = message.reserved_unallocated_bytes
     if unallocated is None and reserved is not None and allocated is not None:
         unallocated = max(0, reserved - allocated)
-    own, others, own_pid = split_processes(
-        known(message.process_bytes),
-        message.other_processes,
-        reserved,
-        in_use_bytes(known(message.total_bytes), known(message.true_free_bytes)),
-    )
     total, free = known(message.total_bytes), known(message.true_free_bytes)
+    ours, in_use = known(message.process_bytes), in_use_bytes(total, free)
+    own, others, own_pid = split_processes(ours, message.other_processes, reserved, in_use)
     if (
         total is not None
         and message.free_bytes is not None
@@ -183,64 +173,48 @@ def matching_oom(analysis: DeviceAnalysis, message: OomMessage | None) -> OomEve
     """
     if not analysis.ooms:
         return None
-    if message is not None and message.requested_bytes is not None:
-        wanted, slack = message.requested_bytes, rounding_bytes(message.requested_bytes)
-        for event in reversed(analysis.ooms):
-            if abs(event.segment_bytes - wanted) <= slack:
-                return event
-    return analysis.ooms[-1]
+    told = (oom for oom in reversed(analysis.ooms) if message and is_about(oom, message))
+    return next(told, analysis.ooms[-1])
+
+
+def is_about(event: OomEvent, message: OomMessage) -> bool:
+    """Return whether a message prints the size of the segment that an event asked for."""
+    asked = message.requested_bytes
+    return asked is not None and abs(event.segment_bytes - asked) <= rounding_bytes(asked)
 
 
 def request_of_event(
-    analysis: DeviceAnalysis,
-    event: OomEvent,
-    message: OomMessage | None,
-    overrides: Overrides,
+    analysis: DeviceAnalysis, event: OomEvent, told: FailedRequest | None
 ) -> FailedRequest:
-    """Return the figures of an ``oom`` event, completed by the message and the user.
+    """Return the figures of an ``oom`` event, and from the message what no trace records.
 
     Live bytes are active bytes, since a block that waits for another stream is not usable either.
     """
-    told = request_of_message(message) if message is not None else None
     printed = told or FailedRequest("", 0, may_hide_limit=True)  # nothing was printed
-    pools_free = event.private_pools_free_bytes
-    total, limit = printed.total_bytes, printed.limit_bytes
-    fraction = overrides.memory_fraction
-    if total is None and (event.device_free_bytes is None or fraction is not None):
-        # If the event says what PyTorch could have, a size from elsewhere is that of another card.
-        total = overrides.capacity_bytes
-    if fraction is not None and total is not None:
-        limit = int(fraction * total)
+    pools_free, free = event.private_pools_free_bytes, event.device_free_bytes
     trace, settings = analysis.trace, analysis.trace.snapshot.settings
     is_small = event.rounded_bytes <= SMALL_BYTES
-    return FailedRequest(
+    return replace(
+        printed,
         source="trace" if told is None else "trace and oom message",
         requested_bytes=event.segment_bytes,
         block_bytes=event.rounded_bytes,
-        total_bytes=total,
-        free_bytes=printed.free_bytes
-        if event.device_free_bytes is None
-        else event.device_free_bytes,
+        free_bytes=printed.free_bytes if free is None else free,
         live_bytes=event.active_bytes,
         unallocated_bytes=max(0, event.reserved_bytes - event.active_bytes - pools_free),
         pools_free_bytes=pools_free,
         pending_bytes=max(0, event.active_bytes - event.allocated_bytes),
         unsplit_bytes=_unsplit_bytes(trace, event.row),
         reserved_bytes=event.reserved_bytes,
-        limit_bytes=limit,
-        process_bytes=printed.process_bytes,
-        other_processes=printed.other_processes,
-        own_pid=printed.own_pid,
         is_exact=True,
-        may_hide_limit=printed.may_hide_limit,
         expandable=settings.expandable_segments if settings.is_recorded else None,
         page_bytes=2 * MIB if is_small else settings.large_segment_bytes,
         largest_free_block_bytes=event.largest_free_block_bytes,
         late_free_bytes=late_frees(trace, event.row),
         device=analysis.device,
-        hint=printed.hint,
-        doing=printed.doing,
         is_caught=event.row < last_request(trace) or is_one_of_several(analysis),
+        pool_is_unprinted=False,
+        cache_is_unprinted=False,
     )
 
 
@@ -253,11 +227,17 @@ def _unsplit_bytes(trace: Trace, state: int) -> int:
 
 
 def with_overrides(failed: FailedRequest, overrides: Overrides) -> FailedRequest:
-    """Return a message's figures, with the user's if the message prints none."""
-    total = failed.total_bytes if failed.total_bytes is not None else overrides.capacity_bytes
-    limit = failed.limit_bytes
-    if limit is None and overrides.memory_fraction is not None and total is not None:
-        limit = int(overrides.memory_fraction * total)
+    """Return a request with the user's size and limit where no input has them.
+
+    If a trace says what PyTorch could have, a size from elsewhere is that of another card; but a
+    fraction refers to it.
+    """
+    total, limit, fraction = failed.total_bytes, failed.limit_bytes, overrides.memory_fraction
+    is_known = failed.is_exact and failed.free_bytes is not None
+    if total is None and (fraction is not None or not is_known):
+        total = overrides.capacity_bytes
+    if limit is None and fraction is not None and total is not None:
+        limit = int(fraction * total)
     return replace(failed, total_bytes=total, limit_bytes=limit)
 
 
@@ -313,31 +293,23 @@ def with_bundle(
     device = facts.device(failed.device) if facts is not None else None
     if facts is None or device is None:
         return failed
-    is_same_moment = facts.reason == "oom" and facts.oom_device == failed.device
-    total = failed.total_bytes or device.total_bytes
     limit = failed.limit_bytes
     if limit is None and overrides.memory_fraction is None:
         limit = device.limit_bytes
-    filled = replace(
+    # The recorder read the fraction from PyTorch, so the wording cannot hide one.
+    failed = replace(
         failed,
-        total_bytes=total,
-        free_bytes=device.free_bytes
-        if failed.free_bytes is None and is_same_moment
-        else failed.free_bytes,
+        total_bytes=failed.total_bytes or device.total_bytes,
         limit_bytes=limit,
-        # The recorder read the fraction from PyTorch, so the wording cannot hide one.
         may_hide_limit=False,
     )
-    return _with_processes(filled, device) if is_same_moment else filled
-
-
-def _with_processes(failed: FailedRequest, device: BundleDevice) -> FailedRequest:
+    if facts.reason != "oom" or facts.oom_device != failed.device:
+        return failed
+    if failed.free_bytes is None:
+        failed = replace(failed, free_bytes=device.free_bytes)
     if failed.process_bytes is not None or failed.other_processes:
         return failed
-    own, others, own_pid = split_processes(
-        known(device.process_bytes),
-        device.other_processes,
-        failed.reserved_bytes,
-        in_use_bytes(failed.total_bytes, failed.free_bytes),
-    )
+    ours, in_use = known(device.process_bytes), in_use_bytes(failed.total_bytes, failed.free_bytes)
+    listed, reserved = device.other_processes, failed.reserved_bytes
+    own, others, own_pid = split_processes(ours, listed, reserved, in_use)
     return replace(failed, process_bytes=own, other_processes=others, own_pid=own_pid)

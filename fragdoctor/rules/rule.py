@@ -16,7 +16,7 @@ from typing import Final, TypeAlias, TypeVar
 from msgspec import Struct
 
 from fragdoctor.analysis.kept import LARGE_SHARE
-from fragdoctor.analysis.result import DeviceAnalysis
+from fragdoctor.analysis.result import DeviceAnalysis, OomEvent
 from fragdoctor.analysis.weight_copies import WeightCopies, find_weight_copies
 from fragdoctor.model.case import Case, MemoryStats, OomMessage
 from fragdoctor.model.finding import (
@@ -41,10 +41,6 @@ MAX_STACK = 12
 
 class Skip(Exception):  # noqa: N818 - it is a decision, not an error
     """Raised by a rule that cannot judge this input, with the reason."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 T = TypeVar("T")
@@ -85,16 +81,12 @@ class Context(Struct, frozen=True, dict=True):
 
     def need_trace(self) -> DeviceAnalysis:
         """Return the analysis of a snapshot with a trace, or skip the rule without a trace."""
-        analysis = self.analysis
-        has_trace = analysis is not None and analysis.capture.has_trace
-        return needed(
-            analysis if has_trace else None, "no snapshot with a trace of events was given"
-        )
+        a, why = self.analysis, "no snapshot with a trace of events was given"
+        return needed(a if a is not None and a.capture.has_trace else None, why)
 
     def need_request(self) -> FailedRequest:
         """Return the failed request, or skip the rule without one."""
-        why = "no failed request is known (no event, no message)"
-        return needed(self.failed_request, why)
+        return needed(self.failed_request, "no failed request is known (no event, no message)")
 
     @property
     def snapshot(self) -> Snapshot | None:
@@ -125,12 +117,8 @@ class Context(Struct, frozen=True, dict=True):
 
         The user's size is ignored if the recording knows better, since it is of another card.
         """
-        printed = known(self.message.total_bytes) if self.message is not None else None
-        if printed is not None:
-            return printed
-        if self._bundle_bytes is not None:
-            return self._bundle_bytes
-        return self.case.overrides.capacity_bytes if self.uses_given_capacity else None
+        given = self.case.overrides.capacity_bytes
+        return given if self.uses_given_capacity else self._recorded_bytes
 
     @property
     def limit_bytes(self) -> int | None:
@@ -143,10 +131,12 @@ class Context(Struct, frozen=True, dict=True):
         return None if is_whole else limit
 
     @property
-    def _bundle_bytes(self) -> int | None:
+    def _recorded_bytes(self) -> int | None:
+        """Size of the device from a message, else from a bundle."""
+        printed = None if self.message is None else known(self.message.total_bytes)
         bundle = self.case.bundle
         device = None if bundle is None else bundle.device(self.device)
-        return None if device is None else device.total_bytes
+        return device.total_bytes if printed is None and device is not None else printed
 
     @property
     def proven_capacity_bytes(self) -> int | None:
@@ -160,12 +150,17 @@ class Context(Struct, frozen=True, dict=True):
         return 0 if line is None else line.peak_reserved_bytes
 
     @cached_property
+    def failed_event(self) -> OomEvent | None:
+        """The recorded failure that the case is about, or None if the trace has none."""
+        return None if self.analysis is None else matching_oom(self.analysis, self.message)
+
+    @cached_property
     def weight_copies(self) -> WeightCopies | None:
         """The weights held twice when the request failed, or at the peak if none did."""
         a = self.analysis
         if a is None or a.timeline is None:
             return None
-        event = matching_oom(a, self.message)
+        event = self.failed_event
         state = a.timeline.peak_allocated_state if event is None else event.row
         found = find_weight_copies(a.trace, a.phases, state)
         least = LARGE_SHARE * int(a.timeline.allocated_bytes[state])
@@ -175,9 +170,7 @@ class Context(Struct, frozen=True, dict=True):
     def uses_given_capacity(self) -> bool:
         """Whether the user's size may be that of the device, as far as the inputs show."""
         given = self.case.overrides.capacity_bytes
-        if given is None or (self.message is not None and known(self.message.total_bytes)):
-            return False
-        if self._bundle_bytes is not None:
+        if given is None or self._recorded_bytes is not None:
             return False
         if self.case.overrides.memory_fraction is not None:
             return True  # a fraction refers to the whole device, whose size only the user knows
@@ -195,6 +188,13 @@ class Context(Struct, frozen=True, dict=True):
             return True
         analysis = self.analysis
         return analysis is not None and any(flush.cause == "gc" for flush in analysis.flushes)
+
+    @property
+    def totals(self) -> tuple[DeviceAnalysis | MemoryStats, str] | None:
+        """What has the device's totals, and its name: the snapshot, else the last statistics."""
+        if self.analysis is not None:
+            return self.analysis, "snapshot"
+        return (self.stats[-1], self.stats[-1].origin) if self.stats else None
 
     @property
     def retries(self) -> tuple[int, str] | None:
@@ -294,7 +294,8 @@ class Found(Struct, frozen=True):
     key: str = ""
 
 
-Check: TypeAlias = Callable[[Context], Iterator[Found]]
+Findings: TypeAlias = Iterator[Found]
+Check: TypeAlias = Callable[[Context], Findings]
 
 
 class Rule(Struct, frozen=True):
@@ -354,7 +355,7 @@ def run_rules(rules: Iterable[Rule], contexts: Sequence[Context]) -> RuleResults
             try:
                 findings.extend(_finding(rule, context, found) for found in rule.check(context))
             except Skip as skip:
-                reasons.append(skip.reason)
+                reasons.append(str(skip))
         if len(reasons) == len(contexts):
             reason = reasons[0] if reasons else "there is nothing to look at"
             skipped.append(SkippedRule(rule.code, rule.name, reason))

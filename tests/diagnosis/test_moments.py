@@ -89,7 +89,7 @@ def test_changes_between_two_moments_lead_from_one_to_the_other(case: Case):
 @pytest.mark.parametrize(
     ("asked", "said"),
     [("step:0", "no step 0"), ("step:999", "no step 999"), ("event:99999999", "no event"),
-     ("oom:2", "no such failure"), ("", "not a moment"), ("step", "not a moment"),
+     ("oom:2", "no OOM 2"), ("", "not a moment"), ("step", "not a moment"),
      ("event:-1", "not a moment"), ("step:1..", "not a moment"), ("x..peak", "not a moment"),
      ("step:" + "9" * 40, "not a moment")],
 )  # fmt: skip

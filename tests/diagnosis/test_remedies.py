@@ -112,7 +112,7 @@ def test_capacity_rejects_the_hint_with_the_missing_bytes():
     diagnosis = diagnose(case_of(FULL))
 
     assert codes(diagnosis)[0] == "smaller-batch"
-    assert "short: live memory" in rejected(diagnosis)["expandable-segments"].why
+    assert "Even without holes" in rejected(diagnosis)["expandable-segments"].why
     assert not {"max-split-size", "roundup-divisions"} & set(codes(diagnosis))
 
 

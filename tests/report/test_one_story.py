@@ -174,7 +174,7 @@ def test_run_near_its_limit_is_offered_room_and_no_cure_that_gains_none():
 
 @pytest.mark.parametrize(
     ("name", "shown"),
-    [("caught_ooms", "600.00 MiB, at the failure"), ("capacity_oom", "2.93 GiB\n")],
+    [("caught_ooms", "600.00 MiB, when it failed"), ("capacity_oom", "2.93 GiB\n")],
 )
 def test_first_screen_is_about_the_failure_though_the_program_went_on(name, shown):
     diagnosis = diagnose(Case(snapshot=read_snapshot(SAMPLES / f"{name}.pickle")))

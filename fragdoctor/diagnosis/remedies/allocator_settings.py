@@ -22,6 +22,7 @@ from fragdoctor.future.whatif import WhatIf
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.settings import is_same_conf
+from fragdoctor.rules.fragmentation.drifting_sizes import variety_text
 from fragdoctor.units import MIB, format_size, plural
 
 SMALLEST_SPLIT_MB: Final = 32
@@ -144,7 +145,7 @@ class ExpandableSegments(SettingRemedy):
         elif case.expandable_is_on:
             against = "It is on already."
         else:
-            against = _beyond_holes(case) or (_NOT_ON_WINDOWS if case.runs_on_windows else "")
+            against = beyond_holes(case) or (_NOT_ON_WINDOWS if case.runs_on_windows else "")
         if against:
             # Windows is told by a path or by the driver's figures, which fit some Linux machines.
             sure = Confidence.LIKELY if against == _NOT_ON_WINDOWS else Confidence.PROVEN
@@ -156,25 +157,25 @@ class ExpandableSegments(SettingRemedy):
         ):
             return
         r = case.failed_request
-        holes = (
-            f"{format_size(r.unallocated_bytes)} is free in holes that are too small for the "
-            f"{r.request_text}"
-            if r is not None
-            else "Live blocks keep free cache in segments that cannot be returned"
-        )
+        holes = "Live blocks keep free cache in segments that cannot be returned"
+        if r is not None:
+            free = format_size(r.unallocated_bytes)
+            holes = f"{free} is free in holes that are too small for the {r.request_text}"
+        title, change = self.title, ""
+        if needs_upgrade:
+            title = "Upgrade to PyTorch 2.1 or later and use expandable segments"
+            setting, change = "", f"then set {setting}"
         # Without a trace the holes are unknown; the setting is still the cheapest thing to try,
         # unless it takes another PyTorch.
         weight = (Weight.HELPS if needs_upgrade else Weight.FITS) if is_main else Weight.MAY_HELP
         if case.has_old_holes:
             weight = Weight.MAY_HELP
         yield self.proposal(
-            title="Upgrade to PyTorch 2.1 or later and use expandable segments"
-            if needs_upgrade
-            else self.title,
+            title=title,
             weight=weight,
             confidence=Confidence.LIKELY if is_main else Confidence.POSSIBLE,
-            setting="" if needs_upgrade else setting,
-            change=f"then set {setting}" if needs_upgrade else "",
+            setting=setting,
+            change=change,
             why=f"{holes}; expandable segments grow page by page instead of making new segments.",
             cost="One environment variable; mapping pages makes the first use a little slower.",
             caveats=self._caveats(case),
@@ -195,16 +196,12 @@ class ExpandableSegments(SettingRemedy):
         return tuple(caveats)
 
 
-def _beyond_holes(case: JudgedCase) -> str:
+def beyond_holes(case: JudgedCase) -> str:
+    """Return why no layout of the cache is enough, or "" if one may be."""
     r = case.failed_request
-    if r is None or r.margin_bytes is None or case.supports(Cause.FRAGMENTATION):
+    if r is None or case.supports(Cause.FRAGMENTATION) or not r.is_beyond_settings:
         return ""
-    if not r.is_beyond_settings:
-        return ""
-    return (
-        f"Even without holes the request would be {format_size(-r.margin_bytes)} short: live "
-        "memory and the request exceed what PyTorch could have."
-    )
+    return f"Even without holes {format_size(-(r.margin_bytes or 0))} would be missing."
 
 
 class MaxSplitSize(SettingRemedy):
@@ -268,10 +265,7 @@ class RoundupDivisions(SettingRemedy):
             return
         why = "Sizes that differ a little become equal, so that a freed block fits the next one."
         if sizes is not None:
-            why = (
-                f"{sizes.n_large_allocs:,} large requests have {sizes.n_distinct_large:,} "
-                f"different sizes. {why}"
-            )
+            why = f"{variety_text(sizes)}. {why}"
         yield self.proposal(
             title="Round sizes up to a quarter of a power of two",
             weight=Weight.HELPS if sizes is not None else Weight.MAY_HELP,

@@ -7,27 +7,12 @@ ones.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from types import ModuleType
+from importlib import import_module
 from typing import Final
 
 from msgspec.structs import replace
 
 from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
-from fragdoctor.diagnosis.remedies import (
-    allocator_settings,
-    attention,
-    capacity,
-    fragmentation,
-    from_traceback,
-    host_memory,
-    leaks,
-    outside_pytorch,
-    pairs,
-    pools,
-    serving,
-    training,
-    weights,
-)
 from fragdoctor.diagnosis.remedies.allocator_settings import SettingRemedy
 from fragdoctor.diagnosis.remedies.capacity import SavingRemedy
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal, Remedy, Weight, helps
@@ -38,33 +23,21 @@ from fragdoctor.model.finding import Confidence
 from fragdoctor.model.simulation import Prospect
 from fragdoctor.units import format_size
 
-_FILES: Final = (
-    allocator_settings,
-    weights,
-    attention,
-    pairs,
-    training,
-    capacity,
-    leaks,
-    fragmentation,
-    pools,
-    from_traceback,
-    host_memory,
-    serving,
-    outside_pytorch,
-)
 
-
-def _remedies_of(file: ModuleType) -> Iterator[Remedy]:
+def _remedies_of(file: str) -> Iterator[Remedy]:
     """Yield the remedies of a file in the order of their definitions; a class is one of them."""
-    for one in vars(file).values():
+    for one in vars(import_module(f"{__package__}.{file}")).values():
         if isinstance(one, Remedy):
             yield one
         elif isinstance(one, type) and issubclass(one, Remedy) and "code" in vars(one):
             yield one()
 
 
-REMEDIES: Final = tuple(remedy for file in _FILES for remedy in _remedies_of(file))
+_FILES: Final = (
+    "allocator_settings weights attention pairs training capacity leaks fragmentation pools "
+    "from_traceback host_memory serving outside_pytorch"
+)
+REMEDIES: Final = tuple(remedy for file in _FILES.split() for remedy in _remedies_of(file))
 SETTINGS: Final = tuple(remedy for remedy in REMEDIES if isinstance(remedy, SettingRemedy))
 
 REMOVABLE: Final = (Cause.OTHER_PROCESS, Cause.MEMORY_LIMIT, Cause.PRIVATE_POOLS)
@@ -82,10 +55,11 @@ CONFIDENCE_ORDER: Final = {Confidence.PROVEN: 0, Confidence.LIKELY: 1, Confidenc
 
 def proposals(case: JudgedCase) -> list[Proposal]:
     """Return everything that the remedies propose or reject, in no particular order."""
-    r = case.failed_request
+    r, why = case.failed_request, case.verdict.summary
     foreign = SETTINGS if r is not None and r.pool_is_unprinted else ()  # cudaMallocAsync has none
     remedies = (remedy for remedy in REMEDIES if remedy not in foreign)
-    return [proposal for remedy in remedies for proposal in remedy.propose(case)]
+    found = (proposal for remedy in remedies for proposal in remedy.propose(case))
+    return [p if p.recommendation.why or p.is_rejected else p.saying(why=why) for p in found]
 
 
 def rank(

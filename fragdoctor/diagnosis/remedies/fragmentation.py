@@ -20,6 +20,7 @@ from fragdoctor.future.edits import blocks_freed, combined, sizes_padded
 from fragdoctor.future.training_edits import buffers_preallocated
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import WORTH_SAYING, Confidence, Location, line_text
+from fragdoctor.rules.fragmentation.drifting_sizes import variety_text
 from fragdoctor.trace.stacks import TORCH, classify_file
 from fragdoctor.units import MIB, format_size, plural
 
@@ -144,17 +145,18 @@ def bucket_shapes(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     sizes = None if case.context.analysis is None else case.context.analysis.sizes
     if sizes is not None and not sizes.drifting:
         return
+    weight, sure = Weight.MAY_HELP, Confidence.POSSIBLE
+    why = "Shapes that vary from step to step are the usual source of fragmentation."
+    if sizes is not None:
+        weight, sure = Weight.HELPS, Confidence.LIKELY
+        why = f"{variety_text(sizes)}: a freed block rarely fits the next one."
     yield remedy.proposal(
-        weight=Weight.HELPS if sizes is not None else Weight.MAY_HELP,
-        confidence=Confidence.LIKELY if sizes is not None else Confidence.POSSIBLE,
+        weight=weight,
+        confidence=sure,
         change="pad sequence lengths to multiples of 64 or 128, or batch samples of similar "
         "length; or run one step of the largest shape first, so that the cache has blocks that "
         "fit everything that follows",
-        why=f"{sizes.n_large_allocs:,} large requests have {sizes.n_distinct_large:,} "
-        "different sizes: a freed block rarely fits the next one."
-        if sizes is not None
-        else "Shapes that vary from step to step are the usual source of fragmentation; the "
-        "message does not show whether they do.",
+        why=why,
         cost="Padding wastes compute; buckets change the order of samples.",
         attempts=[Attempt.of_edit(sizes_padded(bucket)) for bucket in BUCKETS],
     )

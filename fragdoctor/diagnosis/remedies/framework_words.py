@@ -100,7 +100,7 @@ def _words(
     A program that only runs a model has another batch to change than training has.
     """
     runs_only = case.sign is not None and not case.sign.is_training
-    runs_only |= case.asking_event is not None and is_evaluation(case.asking_stack)
+    runs_only |= case.context.failed_event is not None and is_evaluation(case.asking_stack)
     batch = (Change.EVALUATION_BATCH,) if Change.BATCH in changes and runs_only else ()
     # Who trains inside a user interface has other options than who draws pictures there.
     is_trained = case.trains and not runs_only and Change.BATCH in changes

@@ -192,7 +192,7 @@ def _attempts(case: JudgedCase, found: LeftMemory | None) -> list[Attempt]:
 
 def _left(case: JudgedCase) -> LeftMemory | None:
     """Return what is left of the attempts before the last failed one, or None if little is."""
-    analysis, event = case.context.analysis, case.asking_event
+    analysis, event = case.context.analysis, case.context.failed_event
     if analysis is None or event is None or not analysis.capture.has_trace:
         return None
     return left_of_attempts(analysis.trace, analysis.ooms, event)

@@ -148,7 +148,6 @@ def less_host_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         weight=Weight.CURES,
         change=host_change(case),
         locations=case.asking_stack[:1],
-        why=case.verdict.summary,
         cost="Slower loading with fewer workers.",
         caveats=("No GPU setting changes this.",),
     )

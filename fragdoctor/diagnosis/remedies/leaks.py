@@ -13,15 +13,15 @@ from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Location, line_text
 from fragdoctor.rules.growth.growing_line import (
     gathered_text,
+    growth_text,
     keeper,
     made_text,
     maker_text,
-    rounds_text,
 )
 from fragdoctor.rules.rule import Context
 from fragdoctor.story.trends import accumulation, growth_sentence, has_process_each
 from fragdoctor.trace.stacks import EVALUATION, PACKAGE, USER, classify_file
-from fragdoctor.units import format_count, format_size, plural
+from fragdoctor.units import format_count, format_size
 
 FREEING: Final = (
     (
@@ -231,11 +231,7 @@ MAX_SITES: Final = 3
 
 def _sites_text(context: Context, kept: KeptMemory) -> str:
     """Return what is kept, and which lines allocate it if other lines keep it."""
-    text = (
-        f"{plural(kept.n_survivors, 'block')} of {format_size(kept.survivor_bytes)} "
-        f"{'survives' if kept.n_survivors == 1 else 'survive'}, "
-        f"{format_size(kept.slope_bytes)} more in each of {rounds_text(kept)}"
-    )
+    text = growth_text(context, kept)
     others = [g for g in kept.lines if g.frame not in (kept.frame, -1)][:MAX_SITES]
     if not others:
         return text

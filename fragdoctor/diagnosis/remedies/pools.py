@@ -78,29 +78,24 @@ class RaiseMemoryLimit(Remedy):
         is_room_known = r is not None and (r.free_bytes is None or r.is_covered_by_free)
         if not is_room_known and not is_main:
             return
-        needed = whole = None
+        weight, why, fits = Weight.CURES, "", r is not None and r.is_of_limit
+        if not is_main:
+            # A limit that was never printed but would explain the failure has to be found first.
+            weight = Weight.ASKS if case.cause is Cause.UNKNOWN else Weight.HELPS
+            why = "The device had room for it; a limit of this process would explain the failure."
+        needed, attempts = None, []
         if r is not None and r.reserved_bytes is not None:
             needed = r.reserved_bytes + r.requested_bytes + r.tolerance_bytes
             if r.free_bytes is not None and r.reserved_bytes:
-                bytes_ = r.reserved_bytes + r.free_bytes
-                whole = Attempt(WhatIf(capacity_bytes=bytes_, edit="without the limit"))
+                whole = r.reserved_bytes + r.free_bytes
+                attempts = [Attempt(WhatIf(capacity_bytes=whole, edit="without the limit"))]
         proposal = self.proposal(
-            # A limit that was never printed but would explain the failure has to be found first.
-            weight=Weight.CURES
-            if is_main
-            else Weight.ASKS
-            if case.cause is Cause.UNKNOWN
-            else Weight.HELPS,
-            why=case.verdict.summary
-            if is_main
-            else "The device had more free than was requested; a limit of this process would "
-            "explain it.",
+            weight=weight,
+            why=why,
             cost="Less room for others on this device.",
             caveats=("Someone may have set the limit to share the device.",),
-            predicted=Predicted(fits=True, method="arithmetic")
-            if r is not None and r.is_of_limit
-            else None,
-            attempts=[] if whole is None else [whole],
+            predicted=Predicted(fits=True, method="arithmetic") if fits else None,
+            attempts=attempts,
         )
         yield _with_fraction(case, proposal, needed)
 
@@ -136,7 +131,6 @@ def split_allocation(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         else "set UR_L0_ENABLE_RELAXED_ALLOCATION_LIMITS=1 in the environment, or split the work: "
         "a smaller batch, image or sequence, or the operation in chunks; newer drivers and PyTorch "
         "allow such allocations by default on some GPUs",
-        why=case.verdict.summary,
         cost="None, or a little speed.",
     )
 
@@ -219,7 +213,6 @@ def less_on_metal(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         change="a smaller batch, input or model, in 16 bits; torch.mps.empty_cache() after "
         "large steps; close other programs; fixed shapes keep the caches of graphs small; as a "
         "last resort PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0, which lifts the limit",
-        why=case.verdict.summary,
         cost="Less at a time.",
         caveats=("Without the limit the whole machine may run out of memory, swap or stop.",),
     )

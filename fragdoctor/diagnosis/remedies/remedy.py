@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from fragdoctor.analysis.attribution import most_kept
 from fragdoctor.analysis.pairs import Pairs, find_pairs
-from fragdoctor.analysis.result import OomEvent
 from fragdoctor.analysis.step_scale import StepScale, step_scale
 from fragdoctor.analysis.training_run import TrainingRun, training_run
 from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
@@ -37,7 +36,6 @@ from fragdoctor.model.snapshot import I64, Action
 from fragdoctor.rules.capacity.optimizer_state import fails_in_optimizer
 from fragdoctor.rules.failed_request import FULL_SLACK_SHARE, FailedRequest
 from fragdoctor.rules.growth.growing_line import holder_of
-from fragdoctor.rules.request_sources import matching_oom
 from fragdoctor.rules.rule import MAX_STACK, Context, from_user
 from fragdoctor.rules.traceback_signs import (
     LARGE_SHARE,
@@ -107,7 +105,7 @@ class JudgedCase(Struct, frozen=True, dict=True):
     @cached_property
     def pairs(self) -> Pairs | None:
         """The numbers that the failed request combines each with each, or None."""
-        event, a = self.asking_event, self.context.analysis
+        event, a = self.context.failed_event, self.context.analysis
         if event is None or a is None or a.timeline is None:
             return None
         return find_pairs(a.trace.lives, event.row, event.rounded_bytes, a.category)
@@ -134,12 +132,6 @@ class JudgedCase(Struct, frozen=True, dict=True):
         return reserved is not None and reserved < TYPICAL_CONTEXT_BYTES
 
     @cached_property
-    def asking_event(self) -> OomEvent | None:
-        """The recorded failure that the case is about, or None if the trace has none."""
-        analysis = self.context.analysis
-        return None if analysis is None else matching_oom(analysis, self.message)
-
-    @cached_property
     def files(self) -> tuple[str, ...]:
         """The files of all frames in the snapshot."""
         snapshot = self.context.snapshot
@@ -154,13 +146,11 @@ class JudgedCase(Struct, frozen=True, dict=True):
 
         It comes from the trace, or else from the message's traceback.
         """
-        event, message = self.asking_event, self.message
-        if event is not None:
-            found = self.context.stack(event.stack)
-        else:
-            frames = () if message is None else message.frames
-            found = tuple(f.location for f in frames[::-1])
-        return tuple(f for f in found if classify_file(f.filename) != NATIVE)
+        event, message = self.context.failed_event, self.message
+        recorded = () if event is None else self.context.stack(event.stack)
+        told = () if message is None else [f.location for f in message.frames[::-1]]
+        python = [f for f in recorded if classify_file(f.filename) != NATIVE]
+        return tuple(python or (f for f in told if classify_file(f.filename) != NATIVE))
 
     @cached_property
     def asking_stack(self) -> tuple[Location, ...]:
@@ -193,7 +183,7 @@ class JudgedCase(Struct, frozen=True, dict=True):
     @cached_property
     def step_scale(self) -> StepScale | None:
         """How much larger the failed step is than all before it, or None if unknown."""
-        analysis, event = self.context.analysis, self.asking_event
+        analysis, event = self.context.analysis, self.context.failed_event
         if analysis is None or event is None or analysis.timeline is None:
             return None
         return step_scale(analysis.trace, event.row)
@@ -513,7 +503,7 @@ class Remedy:
         self,
         *,
         weight: Weight,
-        why: str,
+        why: str = "",
         confidence: Confidence | None = None,
         title: str = "",
         setting: str = "",
@@ -527,7 +517,8 @@ class Remedy:
     ) -> Proposal:
         """Return a proposal of this remedy, in its own words where nothing else is said.
 
-        What removes the cause, or fits what the evidence shows, is likely; the rest is possible.
+        Without a reason of its own, its reason is the verdict. What removes the cause, or fits
+        what the evidence shows, is likely; the rest is possible.
         """
         usual = Confidence.LIKELY if weight >= Weight.FITS else Confidence.POSSIBLE
         recommendation = Recommendation(

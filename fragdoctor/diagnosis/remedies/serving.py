@@ -55,7 +55,6 @@ def fit_kv_cache(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         title=title,
         weight=Weight.CURES,
         change=change,
-        why=case.verdict.summary,
         cost="Fewer or shorter requests at a time, or slower serving.",
         caveats=("CUDA graphs and other processes need what is above the utilization.",),
     )
@@ -219,15 +218,12 @@ def less_on_the_device(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     if is_told_of_nobody(message) and speaks_of_model(case):
         title, less = less_to_run(case)
         change = f"{less}; nvidia-smi beside it shows who else is on the GPU"
+    weight = Weight.CURES if need in TOLD else Weight.HELPS
+    if need is Need.FULL and case.cause is Cause.UNKNOWN:
+        weight = Weight.ASKS  # so little was refused: the question is who else is on the device
     yield remedy.proposal(
         title=title,
-        # If so little was refused, the question is who else is on the device.
-        weight=Weight.CURES
-        if need in TOLD
-        else Weight.ASKS
-        if need is Need.FULL and case.cause is Cause.UNKNOWN
-        else Weight.HELPS,
+        weight=weight,
         change=change,
-        why=case.verdict.summary,
         cost="Less at a time, or slower." if need is not Need.LIMIT else "More memory in use.",
     )

@@ -27,15 +27,8 @@ from fragdoctor.diagnosis.remedies.remedy import (
     Weight,
     proposes,
 )
+from fragdoctor.future import training_edits
 from fragdoctor.future.edits import Edit, combined
-from fragdoctor.future.training_edits import (
-    checkpointed,
-    loss_in_chunks,
-    optimizer_one_by_one,
-    requests_removed,
-    states_quantized,
-    step_in_backward,
-)
 from fragdoctor.model.arrays import distinct
 from fragdoctor.model.diagnosis import SHORT_OF_MEMORY, Cause
 from fragdoctor.model.finding import Confidence, line_text
@@ -65,7 +58,7 @@ class FusedOptimizer(SavingRemedy):
         run = case.training
         if run is None or not len(run.temporary_row) or not can_be_fused(case):
             return ()
-        return (requests_removed(run.temporary_row, "fused optimizer"),)
+        return (training_edits.requests_removed(run.temporary_row, "fused optimizer"),)
 
 
 _OPTIMIZER: Final = re.compile(r"/torch/optim/(\w+)\.py$")
@@ -107,7 +100,7 @@ class ChunkedLoss(SavingRemedy):
             return ()
         first, end = run.loss_span
         spans = (first, run.forward[1])
-        return (loss_in_chunks(spans, end, run.loss_row, N_CHUNKS),)
+        return (training_edits.loss_in_chunks(spans, end, run.loss_row, N_CHUNKS),)
 
 
 class GradientCheckpointing(SavingRemedy):
@@ -156,7 +149,7 @@ def layers_checkpointed(case: JudgedCase) -> tuple[Edit, ...]:
     if run is None or run.layers is None or run.is_checkpointed:
         return ()
     calls = run.layers
-    return (checkpointed(calls.first_row, calls.end_row, calls.forward_end_row),)
+    return (training_edits.checkpointed(calls.first_row, calls.end_row, calls.forward_end_row),)
 
 
 class SmallerOptimizerState(SavingRemedy):
@@ -181,7 +174,7 @@ class SmallerOptimizerState(SavingRemedy):
         run = case.training
         if run is None or not len(run.state_row):
             return ()
-        return (states_quantized(run.state_row, run.temporary_row),)
+        return (training_edits.states_quantized(run.state_row, run.temporary_row),)
 
 
 class OffloadOptimizer(SavingRemedy):
@@ -201,7 +194,7 @@ class OffloadOptimizer(SavingRemedy):
         if run is None or not len(run.state_row):
             return ()
         rows = distinct(np.append(run.state_row, run.temporary_row))
-        return (requests_removed(rows, "optimizer states on the host"),)
+        return (training_edits.requests_removed(rows, "optimizer states on the host"),)
 
 
 class KeptOnHost(SavingRemedy):
@@ -235,7 +228,9 @@ class KeptOnHost(SavingRemedy):
     def edits(self, case: JudgedCase) -> Sequence[Edit]:
         """Return the edit that never makes it."""
         kept = case.most_kept
-        return [] if kept is None else [requests_removed(kept[1], "kept on the host")]
+        return (
+            [] if kept is None else [training_edits.requests_removed(kept[1], "kept on the host")]
+        )
 
 
 class StepInBackward(SavingRemedy):
@@ -259,7 +254,7 @@ class StepInBackward(SavingRemedy):
             return ()
         if not run.n_whole_steps:  # nothing shows a forward pass beside the optimizer's state
             return ()
-        return (step_in_backward(run.gradient_row, run.temporary_row),)
+        return (training_edits.step_in_backward(run.gradient_row, run.temporary_row),)
 
 
 class OptimizerWithoutForeach(SavingRemedy):
@@ -278,7 +273,7 @@ class OptimizerWithoutForeach(SavingRemedy):
         has_foreach = _is_one_of(HAVE_FOREACH, case) and not can_be_fused(case)
         if run is None or not len(run.temporary_row) or not has_foreach:
             return ()
-        return (optimizer_one_by_one(run.temporary_row, run.optimizer[0]),)
+        return (training_edits.optimizer_one_by_one(run.temporary_row, run.optimizer[0]),)
 
 
 @proposes("Evaluate without building graphs", is_modelled=True)

@@ -28,15 +28,6 @@ from fragdoctor.report.source_files import (
     source_text,
 )
 from fragdoctor.report.views import advice, device_memory, holders, log_story, modules
-from fragdoctor.report.words import (
-    CHECK_TITLES,
-    SEVERITY_STYLES,
-    STATUS_WORDS,
-    evidence_text,
-    evidence_value,
-    fidelity_text,
-    source_name,
-)
 from fragdoctor.units import format_share, format_size, plural
 
 _SOURCES: Final = {"memory_stats": "stats", "oom message": "message"}
@@ -58,12 +49,12 @@ def checklist_section(diagnosis: Diagnosis) -> doc.Section:
     """Return each item of the checklist with its outcome, its figure, and the input behind it."""
     table = doc.tabled(
         diagnosis.checklist,
-        doc.Column("", lambda i: Span(*STATUS_WORDS[i.status])),
-        doc.Column("", lambda i: CHECK_TITLES.get(i.id, i.title)),
+        doc.Column("", lambda i: Span(*words.STATUS_WORDS[i.status])),
+        doc.Column("", lambda i: words.CHECK_TITLES.get(i.id, i.title)),
         doc.Column("", _outcome, "wrap"),
         doc.Column("", _source, style=Style.DIM),
         notes=lambda i: [dim(i.detail)] if i.detail and i.status is not Status.SKIP else [],
-        style=lambda i: STATUS_WORDS[i.status][1],
+        style=lambda i: words.STATUS_WORDS[i.status][1],
     )
     return doc.Section("Checklist", [table], id="checklist", detail=Detail.FULL)
 
@@ -87,7 +78,7 @@ def evidence_section(diagnosis: Diagnosis) -> doc.Section:
     table = doc.tabled(
         diagnosis.verdict.evidence,
         doc.Column("", "name"),
-        doc.Column("", evidence_value, "right"),
+        doc.Column("", words.evidence_value, "right"),
         doc.Column("", "source", "wrap", style=Style.DIM),
     )
     decider = diagnosis.verdict.decider
@@ -99,7 +90,7 @@ def findings_section(diagnosis: Diagnosis) -> doc.Section:
     """Return the findings of the rules, with evidence and places."""
     table = doc.tabled(
         sorted(diagnosis.findings, key=lambda f: (-int(f.severity), -f.n_bytes, f.code)),
-        doc.Column("", lambda f: Span(f.code, SEVERITY_STYLES[f.severity])),
+        doc.Column("", lambda f: Span(f.code, words.SEVERITY_STYLES[f.severity])),
         doc.Column("", "message", "wrap"),
         notes=_finding_notes,
     )
@@ -110,14 +101,14 @@ def findings_section(diagnosis: Diagnosis) -> doc.Section:
 def _finding_notes(finding: Finding) -> list[doc.Content]:
     lines: list[doc.Content] = [dim(location_text(place)) for place in finding.locations[:1]]
     if finding.evidence:
-        lines.append(dim("; ".join(evidence_text(e) for e in finding.evidence)))
+        lines.append(dim("; ".join(words.evidence_text(e) for e in finding.evidence)))
     return lines
 
 
 def about_sections(diagnosis: Diagnosis) -> list[doc.Section]:
     """Return corrected claims, facts about the inputs, and the rules that could not run."""
     has_replay = diagnosis.fidelity.share is not None or diagnosis.case.snapshot is not None
-    fidelity = fidelity_text(diagnosis.fidelity) if has_replay else ""
+    fidelity = words.fidelity_text(diagnosis.fidelity) if has_replay else ""
     notes = [*diagnosis.notes, *diagnosis.replay_notes, *([fidelity] if fidelity else [])]
     about = (doc.Bullets(notes), doc.Facts(_facts(diagnosis)))
     skipped = doc.tabled(
@@ -140,7 +131,7 @@ def about_sections(diagnosis: Diagnosis) -> list[doc.Section]:
 def _facts(diagnosis: Diagnosis) -> list[tuple[str, doc.Content]]:
     """Return what the inputs are, what wrote them, and the settings that they record."""
     facts: list[tuple[str, doc.Content]] = [
-        ("Input", code(source_name(s))) for s in diagnosis.case.sources[:_MAX_OTHER]
+        ("Input", code(words.source_name(s))) for s in diagnosis.case.sources[:_MAX_OTHER]
     ]
     snapshot = diagnosis.case.snapshot
     if snapshot is None:

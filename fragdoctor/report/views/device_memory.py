@@ -26,7 +26,7 @@ from fragdoctor.model.phases import (
 )
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import NO_STACK, Detail, Style, dim, location_text, strong
-from fragdoctor.report.words import CATEGORY_NAMES, by_device, sureness
+from fragdoctor.report.words import CATEGORY_NAMES, LIVE_WHEN, by_device, sureness
 from fragdoctor.rules.request_sources import request_of_message
 from fragdoctor.units import format_count, format_share, format_size, plural, signed_size
 
@@ -149,13 +149,6 @@ def message_of(diagnosis: Diagnosis, device: int) -> OomMessage | None:
     return message if message is not None and message.device_index in (None, device) else None
 
 
-_MOMENT_WORDS: Final = {
-    Moment.FAILURE: "at the failure",
-    Moment.PEAK: "at the peak",
-    Moment.END: "at the end",
-}
-
-
 def moment_of(diagnosis: Diagnosis, device: int | None) -> MomentFigures | None:
     """Return the figures of the moment that a device's report is about; None without a snapshot."""
     figures = diagnosis.figures_of(device)
@@ -164,7 +157,7 @@ def moment_of(diagnosis: Diagnosis, device: int | None) -> MomentFigures | None:
 
 def when(moment: MomentFigures | None) -> str:
     """Return a note that names the moment of the figures, or "" if it is the end of the file."""
-    return "" if moment is None or moment.is_end else f", {_MOMENT_WORDS[moment.moment]}"
+    return "" if moment is None or moment.is_end else f", {LIVE_WHEN[moment.moment]}"
 
 
 _PAGED: Final = 1.02
@@ -202,24 +195,15 @@ def _memory(
         blocks.append(doc.Paragraph(also, detail=Detail.SHORT))
     is_of_failure = f.moment is not None and f.moment.is_end and f.moment.moment is Moment.FAILURE
     is_told = f.moment is None and message is not None
-    at = _MOMENT_WORDS[Moment.FAILURE if is_told or is_of_failure else Moment.END]
+    at = LIVE_WHEN[Moment.FAILURE if is_told or is_of_failure else Moment.END]
     # A message gives the size of the whole device, and other processes may hold part of it.
     is_device = message is not None and message.total_bytes == f.capacity_bytes
-    facts: list[tuple[str, doc.Content]] = [
-        (
-            title,
-            [
-                f"{doc.plain(doc.written(value, name))}  ",
-                dim(
-                    "the whole device"
-                    if is_device and title == "capacity"
-                    else meaning.format(at=at)
-                ),
-            ],
-        )
-        for title, name, meaning in _FIGURES
-        if (value := getattr(f, name)) is not None
-    ]
+    facts: list[tuple[str, doc.Content]] = []
+    for title, name, meaning in _FIGURES:
+        if (value := getattr(f, name)) is not None:
+            is_whole = is_device and name == "capacity_bytes"
+            said = "the whole device" if is_whole else meaning.format(at=at)
+            facts.append((title, [f"{doc.plain(doc.written(value, name))}  ", dim(said)]))
     blocks.append(doc.Facts(facts, detail=Detail.FULL))
     is_limited = bar.total_bytes == f.limit_bytes
     allowed = " allowed" if is_limited else ""

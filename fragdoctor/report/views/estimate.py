@@ -21,17 +21,8 @@ from fragdoctor.model.memory_estimate import (
 from fragdoctor.model.workload import Workload
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Detail, Span, Style, dim, strong
+from fragdoctor.report.views import what_fits
 from fragdoctor.report.views.recipes import recipe_lead, recipe_sections
-from fragdoctor.report.views.what_fits import (
-    STATES,
-    TONES,
-    bounds_text,
-    doubts_section,
-    measures_section,
-    plans_section,
-    reason_of,
-    server_section,
-)
 from fragdoctor.units import format_count, format_share, format_size
 
 PHASES: Final = {phase: phase.value.replace("_", " ") for phase in PhaseName}
@@ -44,7 +35,7 @@ _GPU_LEGEND: Final = (
 
 def document(estimate: Estimate, *, explain: bool = False) -> doc.ReportDocument:
     """Return the document of an estimate; ``explain`` adds the formulas to the short report."""
-    tone = TONES[estimate.fits[0].state] if estimate.fits else Style.STRONG
+    tone = what_fits.TONES[estimate.fits[0].state] if estimate.fits else Style.STRONG
     if estimate.serving is not None and not estimate.serving.sequences:
         tone = Style.BAD
     answer = summary(estimate)
@@ -55,8 +46,8 @@ def document(estimate: Estimate, *, explain: bool = False) -> doc.ReportDocument
         brief=[answer],
         lead=[doc.Paragraph(_workload_text(estimate)), *recipe_lead(estimate.recipe)],
         sections=[
-            plans_section(estimate),
-            server_section(estimate),
+            what_fits.plans_section(estimate),
+            what_fits.server_section(estimate),
             *_on_one_gpu(estimate),
             *recipe_sections(estimate.recipe),
             *_formulas(estimate, Detail.USUAL if explain else Detail.FULL),
@@ -113,7 +104,9 @@ def summary(estimate: Estimate) -> str:
     else:
         where = f"; the peak is in the {PHASES[footprint.peak.name]}"
         where = "" if estimate.workload.inference else where
-        said = [f"Needs {bounds_text(estimate)} on a GPU, CUDA context not counted{where}."]
+        said = [
+            f"Needs {what_fits.bounds_text(estimate)} on a GPU, CUDA context not counted{where}."
+        ]
     assumed = _assumed(estimate.workload, is_planned=estimate.plans is not None)
     if served := _served(estimate):
         said = [*served, "One batch alone:", said[0][0].lower() + said[0][1:], *said[1:]]
@@ -154,7 +147,7 @@ def _served(estimate: Estimate) -> list[str]:
 
 def _one(estimate: Estimate, fit: Fit) -> str:
     usable = f"{format_size(fit.gpu.usable_bytes)} usable"
-    needs = f"needs {bounds_text(estimate)} of {usable}"
+    needs = f"needs {what_fits.bounds_text(estimate)} of {usable}"
     if fit.state is FitState.FITS:
         return f"Fits on {fit.gpu.name} with {format_size(fit.margin_bytes)} to spare: {needs}."
     if fit.state is FitState.TOO_CLOSE:
@@ -170,7 +163,7 @@ def _decisive(estimate: Estimate, fit: Fit) -> str:
     """Return the doubts without which the run would fit, if an option settles them."""
     room = fit.gpu.usable_bytes - estimate.footprint.needs_high_bytes
     found = [d for d in estimate.footprint.doubts if d.option and room + d.n_bytes >= 0]
-    return "".join(f" What decides: {reason_of(doubt)}." for doubt in found)
+    return "".join(f" What decides: {what_fits.reason_of(doubt)}." for doubt in found)
 
 
 def _to_spare(estimate: Estimate, fit: Fit) -> int:
@@ -274,8 +267,8 @@ def _on_one_gpu(estimate: Estimate) -> list[doc.Section]:
         _at_the_peak(estimate),
         _phases(estimate),
         _fits(estimate),
-        doubts_section(estimate),
-        measures_section(estimate),
+        what_fits.doubts_section(estimate),
+        what_fits.measures_section(estimate),
     ]
     if estimate.plans:
         return [replace(one, detail=Detail.FULL, note="without a plan") for one in sections]
@@ -328,7 +321,7 @@ def _fits(estimate: Estimate) -> doc.Section:
         estimate.fits,
         doc.Column("gpu", lambda fit: fit.gpu.name),
         doc.Column("usable", lambda fit: format_size(fit.gpu.usable_bytes), "right"),
-        doc.Column("fits", lambda fit: STATES[fit.state]),
+        doc.Column("fits", lambda fit: what_fits.STATES[fit.state]),
         doc.Column("to spare", lambda fit: format_size(_to_spare(estimate, fit)), "right"),
         doc.Column("largest batch", lambda fit: _batch(fit.largest_batch), "right"),
     )

@@ -17,8 +17,8 @@ from fragdoctor.model.finding import Severity
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Span, Style, code, dim, strong
 from fragdoctor.report.words import SEVERITY_STYLES
-from fragdoctor.rules.registry import RULES
-from fragdoctor.rules.rule import HEADINGS, Rule
+from fragdoctor.rules.registry import RULES, explanation
+from fragdoctor.rules.rule import Rule
 
 THEMES: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -156,51 +156,26 @@ def _everything(explanation: Explanation) -> doc.ReportDocument:
 def _term(term: GlossaryTerm) -> doc.ReportDocument:
     also = f"  also {', '.join(term.also)}" if term.also else ""
     see = f"See also: {', '.join(term.see)}." if term.see else ""
-    blocks = (*_blocks(term.text), doc.Paragraph(dim(see)))
+    blocks = [doc.Paragraph(_inline(text)) for text in term.text.split("\n\n")]
     return doc.ReportDocument(
         title=term.name,
         headline=[strong(term.name), dim(also)],
         brief=[f"{term.name}: {term.short}"],
         lead=[doc.Paragraph(_inline(term.short))],
-        sections=[doc.Section("", blocks)],
+        sections=[doc.Section("", [*blocks, doc.Paragraph(dim(see))])],
     )
 
 
 def _rule(rule: RuleText) -> doc.ReportDocument:
     severity = doc.Paragraph(dim(f"severity {rule.severity.name.lower()}"))
-    lead: list[doc.DocumentBlock] = [severity]
-    sections: list[doc.Section] = []
-    for text in rule.text.strip().split("\n\n"):
-        heading = next((h for h in HEADINGS if text.startswith(h)), "")
-        blocks = _blocks(text[len(heading) :])
-        if heading:
-            sections.append(doc.Section(heading.rstrip("."), blocks))
-        elif sections:
-            sections[-1] = doc.Section(sections[-1].title, (*sections[-1].blocks, *blocks))
-        else:
-            lead += blocks
+    lead = [severity, doc.Paragraph(_inline(f"{rule.summary}."))]
+    sections = [
+        doc.Section(heading, [doc.Paragraph(_inline(text))])
+        for heading, text in explanation(rule.text)
+    ]
     title = f"{rule.code} {rule.name}"
     brief = [f"{title}: {rule.summary}"]
     return doc.ReportDocument(title, strong(title), brief, sections, lead)
-
-
-def _blocks(text: str) -> list[doc.DocumentBlock]:
-    """Return prose as blocks: lists as lists, indented lines unchanged."""
-    blocks: list[doc.DocumentBlock] = []
-    for part in text.strip("\n").split("\n\n"):
-        folded = ""
-        for line in (*part.splitlines(), ""):
-            starts = line.startswith("    ") or line.lstrip().startswith(("- ", "* ")) or not line
-            if starts and folded:
-                is_item = folded.startswith(("- ", "* "))
-                said = _inline(folded[2:] if is_item else folded)
-                blocks.append(doc.Bullets([said]) if is_item else doc.Paragraph(said))
-                folded = ""
-            if line.startswith("    "):
-                blocks.append(doc.Code([line.strip()]))
-            else:
-                folded = f"{folded} {line.strip()}".strip()
-    return blocks
 
 
 def _inline(text: str) -> doc.Content:

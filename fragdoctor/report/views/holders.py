@@ -281,29 +281,22 @@ def _owner_row(row: OwnerReport, function: FunctionHolder | None) -> doc.Content
     return [*owner_text(row.owner), made]
 
 
-def owner_text(owner: Owner) -> list[str | doc.Span]:  # noqa: PLR0911 - one a kind
+def owner_text(owner: Owner) -> list[str | doc.Span]:
     """Return an owner of memory in words: ``agent.buffer`` (list of 4,096)."""
-    name = doc.code(owner.name or f"a {owner.class_name}")
-    inside = f" in {owner.scope}" if owner.scope else ""
+    if owner.kind is HoldingKind.UNNAMED:
+        return [dim("no name found")]
     of_class = f" ({owner.class_name})" if owner.class_name and owner.name else ""
-    match owner.kind:
-        case HoldingKind.PARAMETERS:
-            return [name, f"{of_class}: parameters"]
-        case HoldingKind.GRADIENTS:
-            return [name, f"{of_class}: gradients"]
-        case HoldingKind.OPTIMIZER:
-            return [name, of_class]
-        case HoldingKind.CONTAINER:
-            return [name, f" ({owner.class_name} of {format_count(owner.n_items)})"]
-        case HoldingKind.GRAPH:
-            several = f" ({plural(owner.n_items, 'tensor')})" if owner.n_items > 1 else ""
-            return ["autograd graph kept by ", name, f"{several}{inside}"]
-        case HoldingKind.CYCLE:
-            return ["reference cycle ", name]
-        case HoldingKind.UNNAMED:
-            return [dim("no name found")]
-        case _:
-            return [name, inside]
+    inside = f" in {owner.scope}" if owner.scope else ""
+    several = f" ({plural(owner.n_items, 'tensor')})" if owner.n_items > 1 else ""
+    before, after = {
+        HoldingKind.PARAMETERS: ("", f"{of_class}: parameters"),
+        HoldingKind.GRADIENTS: ("", f"{of_class}: gradients"),
+        HoldingKind.OPTIMIZER: ("", of_class),
+        HoldingKind.CONTAINER: ("", f" ({owner.class_name} of {format_count(owner.n_items)})"),
+        HoldingKind.GRAPH: ("autograd graph kept by ", f"{several}{inside}"),
+        HoldingKind.CYCLE: ("reference cycle ", ""),
+    }.get(owner.kind, ("", inside))
+    return [before, doc.code(owner.name or f"a {owner.class_name}"), after]
 
 
 def _owner_notes(found: OwnerReport) -> list[doc.Content]:

@@ -273,11 +273,5 @@ def advice_of(report: FleetReport) -> list[tuple[Recommendation, list[str]]]:
 
 
 def _proof(advice: Recommendation) -> str:
-    predicted = advice.predicted
-    method = METHOD_TITLES.get(predicted.method, "")
-    if not method:
-        return "not tested"
-    outcome = (
-        "" if predicted.fits is None else "fits" if predicted.fits else "still runs out of memory"
-    )
-    return f"{outcome} ({method})" if outcome else method
+    method = METHOD_TITLES.get(advice.predicted.method)
+    return f"{advice.predicted.promise} ({method})" if method else "not tested"

@@ -246,7 +246,7 @@ def story_rows(diagnosis: Diagnosis, story: LogStory, limit: int) -> tuple[list[
     """Return the rows of a story, at most this many, and the number of events left out.
 
     Neighboring trials without a failure are one row. Rows that tell the least are left out, from
-    the middle: progress first, then trials and retries, then failures like those before them.
+    the middle.
     """
     log = diagnosis.case.oom
     groups = _grouped(story.events)
@@ -291,19 +291,11 @@ def _joins(last: Scene, event: Scene) -> bool:
 
 
 def _chosen(groups: Sequence[list[int]], events: Sequence[Scene], limit: int) -> list[int]:
-    """Return the indices of the rows to show.
-
-    The least telling kinds are dropped first, completely: progress, then trials and retries, then
-    consequences of a failure. If there are still too many failures, the middle is dropped.
-    """
-    kept = list(range(len(groups)))
-    ends = {0, len(groups) - 1}
-    for least in range(_MOST + 1):
-        kept = [g for g in kept if g in ends or _importance(groups[g], events) >= least]
-        if len(kept) <= limit:
-            return kept
-    n_first = limit * 3 // 5
-    return [*kept[:n_first], *kept[len(kept) - (limit - n_first - 1) :]]
+    """Return the indices of the rows to show: the ends, then the most telling, outermost first."""
+    last = len(groups) - 1
+    outer = {g: min(g, last - g) for g in range(len(groups))}
+    told = sorted(outer, key=lambda g: (outer[g] > 0, -_importance(groups[g], events), outer[g]))
+    return sorted(told[:limit])
 
 
 def _importance(group: Sequence[int], events: Sequence[Scene]) -> int:

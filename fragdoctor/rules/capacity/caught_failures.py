@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from fragdoctor.model.finding import Confidence, Evidence, Severity
 from fragdoctor.rules.request_sources import last_request
-from fragdoctor.rules.rule import Context, Found, rule
+from fragdoctor.rules.rule import Context, Findings, Found, rule
 from fragdoctor.units import format_size, plural
 
 
 @rule("FD206", Severity.INFO)
-def caught_failures(context: Context) -> Iterator[Found]:
+def caught_failures(context: Context) -> Findings:
     """The program caught out-of-memory errors and went on.
 
     What it finds. Out-of-memory events after which the same trace goes on allocating.

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from fragdoctor.model.finding import Confidence, Evidence, Severity
-from fragdoctor.rules.rule import Context, Found, needed, rule
-from fragdoctor.units import format_size
+from fragdoctor.model.finding import Confidence, Severity, in_bytes
+from fragdoctor.rules.rule import Context, Findings, Found, needed, rule
 
 
 @rule("FD201", Severity.ERROR)
-def device_full(context: Context) -> Iterator[Found]:
+def device_full(context: Context) -> Findings:
     """Live memory and the request exceed what PyTorch could have.
 
     What it finds. A refused request that would not fit even if the cache were packed perfectly.
@@ -34,13 +31,9 @@ def device_full(context: Context) -> Iterator[Found]:
     if missing <= 0:
         return
     yield Found(
-        f"{format_size(r.live_bytes)} live and {format_size(r.requested_bytes)} requested exceed "
-        f"{format_size(r.available_bytes)} by {format_size(missing)}.",
+        f"{r.excess_text}.",
         severity=Severity.WARNING if r.is_caught else Severity.ERROR,
         confidence=Confidence.PROVEN if missing > r.tolerance_bytes else Confidence.LIKELY,
         n_bytes=missing,
-        evidence=(
-            Evidence("live", r.live_bytes or 0, "bytes", r.source),
-            Evidence("available", r.available_bytes or 0, "bytes", r.source),
-        ),
+        evidence=in_bytes({"live": r.live_bytes, "available": r.available_bytes}, r.source),
     )

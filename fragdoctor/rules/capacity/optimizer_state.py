@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.model.finding import Confidence, Evidence, Severity
 from fragdoctor.model.phases import Category, TrainingPhase
-from fragdoctor.rules.rule import Context, Found, Skip, rule
+from fragdoctor.rules.rule import Context, Findings, Found, Skip, rule
 from fragdoctor.units import format_size
 
 
 @rule("FD204", Severity.WARNING)
-def optimizer_state(context: Context) -> Iterator[Found]:
+def optimizer_state(context: Context) -> Findings:
     """A request failed inside the optimizer's step.
 
     What it finds. A failing request whose stack runs through an optimizer, and the state that the

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from fragdoctor.model.finding import Confidence, Evidence, Severity
 from fragdoctor.rules.failed_request import SIZE_BUG_BYTES
-from fragdoctor.rules.rule import Context, Found, Skip, rule
+from fragdoctor.rules.rule import Context, Findings, Found, Skip, rule
 from fragdoctor.units import format_size
 
 
 @rule("FD202", Severity.ERROR)
-def request_beyond_device(context: Context) -> Iterator[Found]:
+def request_beyond_device(context: Context) -> Findings:
     """A single request is larger than all that PyTorch could have.
 
     What it finds. A refused request above the size of the device, or above what PyTorch could have

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from fragdoctor.model.finding import Confidence, Evidence, Severity
-from fragdoctor.rules.rule import Context, Found, needed, rule
+from fragdoctor.rules.rule import Context, Findings, Found, needed, rule
 from fragdoctor.units import plural
 
 
 @rule("FD205", Severity.WARNING)
-def rescued_requests(context: Context) -> Iterator[Found]:
+def rescued_requests(context: Context) -> Findings:
     """Requests succeeded only after the cache was flushed.
 
     What it finds. Allocation retries beyond the failures: the driver refused new memory, the

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -12,14 +11,14 @@ from msgspec import Struct
 from fragdoctor.analysis.step_scale import LARGER
 from fragdoctor.future.steps import Steps
 from fragdoctor.model.arrays import distinct, percentile
-from fragdoctor.model.finding import Confidence, Evidence, Severity
-from fragdoctor.rules.rule import Context, Found, rule
+from fragdoctor.model.finding import Confidence, Severity, in_bytes
+from fragdoctor.rules.rule import Context, Findings, Found, rule
 from fragdoctor.trace.trace import Trace
 from fragdoctor.units import format_size
 
 
 @rule("FD203", Severity.WARNING)
-def transient_peak(context: Context) -> Iterator[Found]:
+def transient_peak(context: Context) -> Findings:
     """One step needs far more memory than the steps before it.
 
     What it finds. A last ascent of live memory that is half as high again as any peak before it.
@@ -42,15 +41,11 @@ def transient_peak(context: Context) -> Iterator[Found]:
     if spike is None or analysis.kept is not None:
         return
     yield Found(
-        f"Live memory rises to {format_size(spike.peak_bytes)}, against "
-        f"{format_size(spike.usual_bytes)} at the peaks before.",
+        f"{spike.text}.",
         severity=Severity.WARNING if analysis.ooms else Severity.INFO,
         confidence=Confidence.LIKELY,
         n_bytes=spike.peak_bytes - spike.usual_bytes,
-        evidence=(
-            Evidence("peak", spike.peak_bytes, "bytes", "trace"),
-            Evidence("usual peak", spike.usual_bytes, "bytes", "trace"),
-        ),
+        evidence=in_bytes({"peak": spike.peak_bytes, "usual peak": spike.usual_bytes}, "trace"),
     )
 
 
@@ -71,6 +66,12 @@ class Transient(Struct, frozen=True):
 
     peak_bytes: int
     usual_bytes: int
+
+    @property
+    def text(self) -> str:
+        """Both levels, as a sentence."""
+        peak, usual = format_size(self.peak_bytes), format_size(self.usual_bytes)
+        return f"Live memory rises to {peak}, against {usual} at the peaks before"
 
 
 def find_transient(trace: Trace) -> Transient | None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
+from fragdoctor.analysis.result import SizeDiversity
 from fragdoctor.model.finding import Confidence, Evidence, Severity
-from fragdoctor.rules.rule import Context, Found, needed, rule
-from fragdoctor.units import format_count
+from fragdoctor.rules.rule import Context, Findings, Found, needed, rule
+from fragdoctor.units import plural
 
 
 @rule("FD103", Severity.INFO)
-def drifting_sizes(context: Context) -> Iterator[Found]:
+def drifting_sizes(context: Context) -> Findings:
     """The same lines keep asking for new sizes of large blocks.
 
     What it finds. Lines that ask for large blocks whose size was not seen from them before, again
@@ -38,8 +37,7 @@ def drifting_sizes(context: Context) -> Iterator[Found]:
     retries = context.retries
     is_tight = bool(analysis.ooms) or (retries is not None and retries[0] > 0)
     yield Found(
-        f"{format_count(sizes.n_large_allocs)} large requests have "
-        f"{format_count(sizes.n_distinct_large)} different sizes, and new ones keep coming.",
+        f"{variety_text(sizes)}, and new ones keep coming.",
         severity=Severity.WARNING if is_tight else Severity.INFO,
         confidence=Confidence.LIKELY,
         evidence=(
@@ -47,3 +45,9 @@ def drifting_sizes(context: Context) -> Iterator[Found]:
             Evidence("large requests", sizes.n_large_allocs, "count", "trace"),
         ),
     )
+
+
+def variety_text(sizes: SizeDiversity) -> str:
+    """Return how many sizes the large requests have."""
+    large = plural(sizes.n_large_allocs, "large request has", "large requests have")
+    return f"{large} {plural(sizes.n_distinct_large, 'size')}"

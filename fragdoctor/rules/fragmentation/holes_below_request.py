@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from fragdoctor.model.finding import Confidence, Evidence, Severity
-from fragdoctor.rules.rule import Context, Found, needed, rule
+from fragdoctor.model.finding import Confidence, Severity, in_bytes
+from fragdoctor.rules.rule import Context, Findings, Found, needed, rule
 from fragdoctor.units import format_size
 
 
 @rule("FD102", Severity.ERROR)
-def holes_below_request(context: Context) -> Iterator[Found]:
+def holes_below_request(context: Context) -> Findings:
     """A request failed although the cache had more than its size free.
 
     What it finds. A refused request for which the free cached memory together would do, while the
@@ -44,8 +42,5 @@ def holes_below_request(context: Context) -> Iterator[Found]:
         f"The {r.request_text} failed with {format_size(free)} free in the cache{holes}.",
         confidence=Confidence.LIKELY if largest is None else Confidence.PROVEN,
         n_bytes=free,
-        evidence=(
-            Evidence("free in the cache", free, "bytes", r.source),
-            Evidence("requested", wanted, "bytes", r.source),
-        ),
+        evidence=in_bytes({"free in the cache": free, "requested": wanted}, r.source),
     )

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from fragdoctor.model.finding import Confidence, Evidence, Severity
-from fragdoctor.rules.rule import Context, Found, needed, rule
+from fragdoctor.model.finding import Confidence, Severity, in_bytes
+from fragdoctor.rules.rule import Context, Findings, Found, needed, rule
 from fragdoctor.units import format_size
 
 
 @rule("FD104", Severity.ERROR)
-def page_rounding(context: Context) -> Iterator[Found]:
+def page_rounding(context: Context) -> Findings:
     """A request failed for lack of a last whole page.
 
     What it finds. A request that the driver's free memory covers, but not once it is rounded up to
@@ -38,8 +36,5 @@ def page_rounding(context: Context) -> Iterator[Found]:
         f"{format_size(r.free_bytes)} was free.",
         confidence=Confidence.LIKELY,
         n_bytes=r.mapped_bytes,
-        evidence=(
-            Evidence("whole pages", r.mapped_bytes, "bytes", r.source),
-            Evidence("device free", r.free_bytes or 0, "bytes", r.source),
-        ),
+        evidence=in_bytes({"whole pages": r.mapped_bytes, "device free": r.free_bytes}, r.source),
     )

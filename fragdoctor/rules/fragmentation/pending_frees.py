@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from fragdoctor.model.finding import Confidence, Evidence, Severity
 from fragdoctor.rules.failed_request import FULL_SLACK_SHARE
-from fragdoctor.rules.rule import Context, Found, Skip, rule
+from fragdoctor.rules.rule import Context, Findings, Found, needed, rule
 from fragdoctor.units import format_size
 
 
 @rule("FD106", Severity.INFO)
-def pending_frees(context: Context) -> Iterator[Found]:
+def pending_frees(context: Context) -> Findings:
     """Freed blocks wait for work on other streams.
 
     What it finds. Memory that is active but no longer allocated, and blocks whose wait ended only
@@ -33,7 +31,9 @@ def pending_frees(context: Context) -> Iterator[Found]:
 
     References. torch.Tensor.record_stream; CUDA semantics: CUDA streams.
     """
-    pending, reserved, source = _pending(context)
+    none = "neither a snapshot nor statistics with active bytes were given"
+    totals, source = needed(context.totals, none)
+    pending = needed(totals.active_bytes, none) - needed(totals.allocated_bytes, none)
     r = context.failed_request
     late = r.late_free_bytes if r is not None else 0
     if late and r is not None and late >= r.requested_bytes:
@@ -46,7 +46,7 @@ def pending_frees(context: Context) -> Iterator[Found]:
             evidence=(Evidence("late frees", late, "bytes", "trace"),),
             key="late",
         )
-    if not pending or pending < FULL_SLACK_SHARE * reserved:
+    if pending <= 0 or pending < FULL_SLACK_SHARE * (totals.reserved_bytes or 0):
         return
     yield Found(
         f"{format_size(pending)} is freed but waiting for other streams.",
@@ -55,13 +55,3 @@ def pending_frees(context: Context) -> Iterator[Found]:
         n_bytes=pending,
         evidence=(Evidence("pending", pending, "bytes", source),),
     )
-
-
-def _pending(context: Context) -> tuple[int, int, str]:
-    if context.analysis is not None:
-        space = context.analysis.free_space
-        return space.pending_free_bytes, context.analysis.reserved_bytes, "snapshot"
-    for s in context.stats[-1:]:
-        if s.active_bytes is not None and s.allocated_bytes is not None:
-            return max(0, s.active_bytes - s.allocated_bytes), s.reserved_bytes or 0, s.origin
-    raise Skip("neither a snapshot nor statistics with active bytes were given")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from fragdoctor.model.finding import WORTH_SAYING, Confidence, Evidence, Severity
-from fragdoctor.rules.rule import Context, Found, Skip, rule
+from fragdoctor.rules.rule import Context, Findings, Found, Skip, rule
 from fragdoctor.units import format_share, format_size
 
 
 @rule("FD105", Severity.INFO)
-def private_pool_cache(context: Context) -> Iterator[Found]:
+def private_pool_cache(context: Context) -> Findings:
     """Free memory lies in private pools.
 
     What it finds. Free cached memory in the pools of CUDA graphs and of torch.cuda.MemPool.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 from fragdoctor.model.finding import Confidence, Evidence, Severity
-from fragdoctor.rules.rule import Context, Found, Skip, rule
+from fragdoctor.rules.rule import Context, Findings, Found, needed, rule
 from fragdoctor.units import format_share, format_size
 
 ROUNDING_SHARE: Final = 0.05
@@ -14,7 +13,7 @@ ROUNDING_SHARE: Final = 0.05
 
 
 @rule("FD108", Severity.INFO)
-def rounding_waste(context: Context) -> Iterator[Found]:
+def rounding_waste(context: Context) -> Findings:
     """Blocks are much larger than what was asked for.
 
     What it finds. The difference between active blocks and the bytes requested for them.
@@ -34,8 +33,11 @@ def rounding_waste(context: Context) -> Iterator[Found]:
 
     References. CUDA semantics: Optimizing memory usage with PYTORCH_CUDA_ALLOC_CONF.
     """
-    waste, active, source = _waste(context)
-    if not waste or waste < ROUNDING_SHARE * active:
+    none = "no input records requested sizes (PyTorch 2.0 and later do)"
+    totals, source = needed(context.totals, none)
+    active = totals.active_bytes or 0
+    waste = active - needed(totals.requested_bytes or (None if active else 0), none)
+    if waste <= 0 or waste < ROUNDING_SHARE * active:
         return
     yield Found(
         f"{format_size(waste)} ({format_share(waste, active)} of active memory) is rounding: "
@@ -44,14 +46,3 @@ def rounding_waste(context: Context) -> Iterator[Found]:
         n_bytes=waste,
         evidence=(Evidence("rounding", waste, "bytes", source),),
     )
-
-
-def _waste(context: Context) -> tuple[int, int, str]:
-    analysis = context.analysis
-    if analysis is not None and analysis.requested_bytes:
-        active = analysis.active_bytes
-        return max(0, active - analysis.requested_bytes), active, "snapshot"
-    for s in context.stats[-1:]:
-        if s.requested_bytes is not None and s.active_bytes is not None:
-            return max(0, s.active_bytes - s.requested_bytes), s.active_bytes, s.origin
-    raise Skip("no input records requested sizes (PyTorch 2.0 and later do)")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
-from fragdoctor.model.finding import WORTH_SAYING, Confidence, Evidence, Severity, line_text
-from fragdoctor.rules.rule import Context, Found, rule
+from fragdoctor.model.finding import WORTH_SAYING, Confidence, Severity, in_bytes, line_text
+from fragdoctor.rules.rule import Context, Findings, Found, rule
 from fragdoctor.units import format_share, format_size, plural
 
 MAX_GROUPS: Final = 3
@@ -14,7 +13,7 @@ MAX_GROUPS: Final = 3
 
 
 @rule("FD101", Severity.INFO)
-def stranded_free_memory(context: Context) -> Iterator[Found]:
+def stranded_free_memory(context: Context) -> Findings:
     """Free cached memory is stranded by live blocks.
 
     What it finds. Segments (or pages of expandable segments) that hold free memory and at least one
@@ -53,9 +52,9 @@ def stranded_free_memory(context: Context) -> Iterator[Found]:
             severity=Severity.WARNING if has_failed else Severity.INFO,
             confidence=Confidence.PROVEN,
             n_bytes=strander.stranded_bytes,
-            evidence=(
-                Evidence("stranded by these", strander.stranded_bytes, "bytes", "snapshot"),
-                Evidence("stranded in all", stranded, "bytes", "snapshot"),
+            evidence=in_bytes(
+                {"stranded by these": strander.stranded_bytes, "stranded in all": stranded},
+                "snapshot",
             ),
             locations=context.python_stack(strander.stack),
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -12,9 +11,9 @@ from fragdoctor.analysis.result import Growth, IdleGraph, KeptKind, KeptMemory, 
 from fragdoctor.future.repetition import BoundedContainer
 from fragdoctor.model.arrays import distinct, is_among
 from fragdoctor.model.census import HoldingKind, Owner
-from fragdoctor.model.finding import Confidence, Evidence, Severity, line_text
+from fragdoctor.model.finding import Confidence, Severity, in_bytes, line_text
 from fragdoctor.model.snapshot import I64
-from fragdoctor.rules.rule import Context, Found, rule
+from fragdoctor.rules.rule import Context, Findings, Found, rule
 from fragdoctor.units import format_count, format_share, format_size, plural
 
 MAX_LINES: Final = 5
@@ -22,7 +21,7 @@ MAX_LINES: Final = 5
 
 
 @rule("FD401", Severity.ERROR)
-def growing_line(context: Context) -> Iterator[Found]:
+def growing_line(context: Context) -> Findings:
     """Memory from one line grows step by step and is not freed.
 
     What it finds. Lines whose blocks of many different steps are all still live at the end.
@@ -48,16 +47,12 @@ def growing_line(context: Context) -> Iterator[Found]:
         line = context.frame(growth.frame) or (stack[0] if stack else None)
         leads = analysis.kept is not None and growth in analysis.kept.lines
         yield Found(
-            f"{line_text(line)} keeps {format_size(growth.slope_bytes)} more in each of "
-            f"{rounds_text(growth)}: {plural(growth.n_survivors, 'block')} "
-            f"of {format_size(growth.survivor_bytes)} "
-            f"{'is' if growth.n_survivors == 1 else 'are'} live.",
+            f"{growth_text(context, growth)}.",
             severity=Severity.ERROR if leads else Severity.INFO,
             confidence=Confidence.LIKELY if leads else Confidence.POSSIBLE,
             n_bytes=growth.survivor_bytes,
-            evidence=(
-                Evidence("growth per step", growth.slope_bytes, "bytes", "trace"),
-                Evidence("survivors", growth.survivor_bytes, "bytes", "trace"),
+            evidence=in_bytes(
+                {"growth per step": growth.slope_bytes, "survivors": growth.survivor_bytes}, "trace"
             ),
             locations=stack or (() if line is None else (line,)),
         )
@@ -79,7 +74,7 @@ def made_text(context: Context, kept: KeptMemory) -> str:
     return f"{what} {maker_text(context, kept)} makes"
 
 
-def maker_text(context: Context, kept: KeptMemory) -> str:
+def maker_text(context: Context, kept: Growth | KeptMemory) -> str:
     """Return the line that makes what grows, as part of a sentence."""
     return line_text(context.frame(kept.frame) or context.user_line(kept.stack))
 
@@ -156,6 +151,16 @@ def owner_name(owner: Owner) -> str:
 def slope_text(kept: KeptMemory) -> str:
     """Return how fast it grows."""
     return f"{format_size(kept.slope_bytes)} a {'batch' if kept.in_evaluation else 'step'}"
+
+
+def growth_text(context: Context, kept: Growth | KeptMemory) -> str:
+    """Return which line makes it, how fast it grows and how much is left, as a sentence."""
+    blocks = plural(kept.n_survivors, "block")
+    return (
+        f"{maker_text(context, kept)} keeps {format_size(kept.slope_bytes)} more in each of "
+        f"{rounds_text(kept)}: {blocks} of {format_size(kept.survivor_bytes)} "
+        f"{'is' if kept.n_survivors == 1 else 'are'} live"
+    )
 
 
 def rounds_text(kept: Growth | KeptMemory) -> str:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from fragdoctor.model.finding import Confidence, Evidence, Severity
-from fragdoctor.rules.rule import Context, Found, rule
+from fragdoctor.rules.rule import Context, Findings, Found, rule
 from fragdoctor.units import format_size
 
 
 @rule("FD901", Severity.INFO)
-def cut_history(context: Context) -> Iterator[Found]:
+def cut_history(context: Context) -> Findings:
     """The recorded history is incomplete.
 
     What it finds. Blocks that were live before the first event: the ring buffer overflowed, or

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from fragdoctor.model.finding import Confidence, Evidence, Severity
-from fragdoctor.rules.rule import Context, Found, rule
+from fragdoctor.rules.rule import Context, Findings, Found, rule
 from fragdoctor.units import plural
 
 
 @rule("FD904", Severity.WARNING)
-def missing_events(context: Context) -> Iterator[Found]:
+def missing_events(context: Context) -> Findings:
     """Events are missing from the trace or contradict the state.
 
     What it finds. Kinds of events that the rest of the trace implies but that were not recorded

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from fragdoctor.model.finding import Confidence, Evidence, Severity
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES
-from fragdoctor.rules.rule import Context, Found, needed, rule
+from fragdoctor.rules.rule import Context, Findings, Found, needed, rule
 from fragdoctor.units import format_size
 
 
 @rule("FD502", Severity.WARNING)
-def memory_outside_pytorch(context: Context) -> Iterator[Found]:
+def memory_outside_pytorch(context: Context) -> Findings:
     """This process holds much memory outside PyTorch's cache.
 
     What it finds. More than about 1.5 GiB between what the driver counts for this process and what

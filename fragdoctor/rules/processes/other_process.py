@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from fragdoctor.model.finding import Confidence, Evidence, Severity
-from fragdoctor.rules.rule import Context, Found, needed, rule
+from fragdoctor.rules.rule import Context, Findings, Found, needed, rule
 from fragdoctor.units import format_share, format_size
 
 
 @rule("FD501", Severity.WARNING)
-def other_process(context: Context) -> Iterator[Found]:
+def other_process(context: Context) -> Findings:
     """Another process holds memory of the device.
 
     What it finds. Memory of other processes, listed in the message or left over when everything of

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from fragdoctor.model.finding import Confidence, Evidence, Severity
-from fragdoctor.rules.rule import Context, Found, rule
+from fragdoctor.rules.rule import Context, Findings, Found, rule
 from fragdoctor.units import format_size
 
 
 @rule("FD301", Severity.ERROR)
-def memory_limit(context: Context) -> Iterator[Found]:
+def memory_limit(context: Context) -> Findings:
     """The process's own memory limit refused the request.
 
     What it finds. A request that the limit forbids, or one refused although the device had enough

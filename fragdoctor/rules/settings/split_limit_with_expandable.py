@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from fragdoctor.model.finding import Confidence, Evidence, Severity
-from fragdoctor.rules.rule import Context, Found, needed, rule
+from fragdoctor.rules.rule import Context, Findings, Found, needed, rule
 from fragdoctor.units import format_size
 
 
 @rule("FD303", Severity.WARNING)
-def split_limit_with_expandable(context: Context) -> Iterator[Found]:
+def split_limit_with_expandable(context: Context) -> Findings:
     """max_split_size_mb and expandable_segments are both set.
 
     What it finds. The two settings together in a snapshot.
