@@ -67,8 +67,8 @@ class ModuleNames:
         found: str | None = self._models.get(model)
         if found is None:
             inner = model
-            while len(inner._modules) == 1 and next(iter(inner._modules)) in _WRAPPERS:
-                inner = next(iter(inner._modules.values()))
+            while len(parts := [*inner._modules.items()]) == 1 and parts[0][0] in _WRAPPERS:
+                inner = parts[0][1]  # a scripted module's parts are no dictionary
             name, number = str(type(inner).__name__)[:_LONGEST], 1
             taken = {self._models.get(other) for other in self._models}
             found = self._models.get(inner, name)

@@ -183,8 +183,9 @@ def test_torchscript_runs_more_than_twice(stage: Stage) -> None:
         def gate(x, y):
             return (x * y + x).sigmoid() * y.tanh()
         x = torch.ones(64, 64, device="cuda", requires_grad=True)
+        net = torch.jit.script(torch.nn.Sequential(torch.nn.Linear(64, 64)).cuda())
         for _ in range(5):
-            gate(x, x).sum().backward()
+            gate(net(x), x).sum().backward()
         """
     )
 

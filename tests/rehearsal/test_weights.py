@@ -34,7 +34,7 @@ def test_a_large_model_takes_no_memory_of_the_machine(stage: Stage) -> None:
     )
 
     assert found["rehearsal"]["notes"] == [
-        "Parameters created on the CPU after the first 256 MiB have no values.",
+        "Parameters created on the CPU after the first 128 MiB have no values.",
     ]
 
 

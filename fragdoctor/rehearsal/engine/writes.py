@@ -36,6 +36,7 @@ from fragdoctor.rehearsal.engine import (
     wrap,
     wrapped,
 )
+from fragdoctor.rehearsal.engine.host import LARGE_BYTES
 from fragdoctor.rehearsal.fence import FREE
 
 _ONE_READ: Final = ("stat", "access", "chdir", "statvfs", "getxattr", "listxattr")
@@ -128,8 +129,7 @@ class Overlay:
                 done = here
                 continue
             n_links += 1
-            if target.startswith(os.sep):
-                done = ""
+            done = "" if target.startswith(os.sep) else done
             rest += target.split("/")[::-1]
         return done or os.sep
 
@@ -209,13 +209,11 @@ class Overlay:
                     self._copy(entry.path, target)
 
     def _make_folders(self, path: str) -> None:
-        if self.is_there(self.top + path) or not (path == os.sep or self.is_there(path)):
+        if self.is_there(self.top + path) or not self.is_there(path):
             return
         if path != os.sep:
             self._make_folders(os.path.dirname(path))  # noqa: PTH120
         with suppress(FileExistsError):
-            if path == os.sep and not self.is_there(self.top):
-                self._mkdir(self.top)
             self._mkdir(self.top + path)
 
     def is_removed_only_here(self, name: Any, folder: int | None) -> bool:
@@ -223,11 +221,10 @@ class Overlay:
         path = self.resolved(name, itself=True, folder=folder)
         if path is None or self.is_free(path):
             return False
-        here = self.is_there(self.top + path, itself=True)
-        if self.is_there(path, itself=True) and not self.is_gone(path):
-            self.removed.add(path)
-            return not here
-        return False
+        if not self.is_there(path, itself=True) or self.is_gone(path):
+            return False
+        self.removed.add(path)
+        return not self.is_there(self.top + path, itself=True)
 
     def is_open_elsewhere(self, fd: int) -> bool:
         """Return whether an open file is one that must not be changed."""
@@ -268,8 +265,7 @@ class Overlay:
 
     def to_map(self, filename: Any, shared: bool | None = False, *_: Any, **__: Any) -> str:
         """Return the path of the file that backs a tensor's memory."""
-        mode = "r+" if shared else "r"
-        return os.fspath(self.to_open(filename, mode))  # type: ignore[no-any-return]
+        return os.fspath(self.to_open(filename, "r+" if shared else "r"))  # type: ignore[no-any-return]
 
     def to_connect(self, database: Any, *_: Any, uri: bool = False, **__: Any) -> Any:
         """Return the database for SQLite: unchanged if in memory, else a copy of the real one."""
@@ -341,6 +337,7 @@ class _Entries(chain[_Entry]):
 def install(home: Path) -> None:
     """Redirect writes to a scratch folder."""
     overlay = Overlay(home)
+    wrap(torch._C.PyTorchFileWriter, "write_record_metadata", _write_record)
     replaced: list[tuple[Any, str, Any]] = [
         *((*row[:2], _led(getattr(*row[:2]), *row[2:])) for row in _opening(overlay)),
         (io, "FileIO", _raw_file(overlay)),
@@ -367,12 +364,9 @@ def install(home: Path) -> None:
     # Modules loaded earlier have them already: ``bz2`` and ``tarfile``.
     swap_all(taken, but=_OF_PYTHON)
     _lead_imports(overlay)
-    changes: dict[str, Callable[[Any], None]] = {
-        name: partial(_lead_library, overlay, name) for name in _LIBRARIES
-    }
     save_file = partial(_save_safe, overlay)
-    changes["safetensors.torch"] = lambda module: wrap(module, "save_file", save_file)
-    when_imported(changes)
+    when_imported({name: partial(_lead_library, overlay, name) for name in _LIBRARIES})
+    when_imported({"safetensors.torch": lambda module: wrap(module, "save_file", save_file)})
     sys.addaudithook(partial(_guard, overlay))
 
 
@@ -489,8 +483,7 @@ def _change(
         os.fspath(overlay.to_read(path, itself=True, folder=folder)), itself=True
     ):
         raise FileExistsError(17, "File exists", str(path))
-    keeps = name not in _MAKES
-    found = overlay.to_change(path, keeps_content=keeps, itself=itself, folder=folder)
+    found = overlay.to_change(path, keeps_content=name not in _MAKES, itself=itself, folder=folder)
     return original(found, *args, **kwargs)
 
 
@@ -518,17 +511,26 @@ def _scan(overlay: Overlay, original: Any, path: Any = ".") -> Any:
 
 
 def _save(overlay: Overlay, original: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-    """``torch.save`` that writes everything but the values of tensors.
+    """``torch.save`` that writes the values of small tensors on the CPU only.
 
     A storage is pickled in memory, in the old format; what is loaded from there has its values.
     """
     if isinstance(f, io.BytesIO) and not kwargs.get("_use_new_zipfile_serialization", True):
         original(obj, f, *args, **kwargs)
         return
-    session.note("Checkpoints are written without the values of tensors.")
+    session.note("Checkpoints are written without values, except of small tensors on the CPU.")
     kwargs["_use_new_zipfile_serialization"] = True  # which torch.load recognizes
     with torch.serialization.skip_data():
         original(obj, overlay.to_change(f), *args, **kwargs)
+
+
+def _write_record(left_out: Any, self: Any, name: str, n_bytes: int) -> None:
+    """Write what ``skip_data`` leaves out if it has values, such as states of generators."""
+    storage = sys._getframe(2).f_locals["storage"]  # of ``torch.serialization._save``
+    if n_bytes < LARGE_BYTES and storage.device.type == "cpu":
+        self.write_record(name, storage, n_bytes)
+    else:
+        left_out(self, name, n_bytes)
 
 
 def _save_safe(overlay: Overlay, _: Any, tensors: Any, filename: Any, metadata: Any = None) -> None:
