@@ -298,7 +298,7 @@ def device_of(args: Any, kwargs: dict[str, Any]) -> int:
         if isinstance(value, torch.Tensor):
             if value.is_cuda:
                 return value.get_device()
-        elif isinstance(value, torch.device) and value.type == "cuda":
+        elif isinstance(value, torch.device) and value.type == "cuda" and value.index is not None:
             return value.index
     return int(session.current().gpus.device())
 
