@@ -202,6 +202,30 @@ def test_what_follows_a_replay_spares_what_lives(stage: Stage) -> None:
 
 @needs_triton
 @pytest.mark.slow
+def test_a_result_that_a_later_replay_overwrote_cannot_be_used(stage: Stage) -> None:
+    """PyTorch raises an error there; only the shape may be asked for, and a copy lives on."""
+    stage.must_pass(
+        LAYERS
+        + """
+    model = torch.compile(Layers().cuda(), mode="reduce-overhead")
+    x = torch.ones(64, 512, device="cuda")
+    with torch.no_grad():
+        first, copy = model(x), model(x).clone()
+        last = model(x)
+    assert torch.empty_like(first).shape == x.shape
+    (copy + last).sum()
+    try:
+        first.sum()
+    except RuntimeError as e:
+        assert "overwritten by a subsequent run" in str(e), e
+    else:
+        raise AssertionError("used after it was overwritten")
+    """
+    )
+
+
+@needs_triton
+@pytest.mark.slow
 def test_trials_of_max_autotune_take_their_buffers(stage: Stage) -> None:
     """A product's inputs and its result are made anew, beside what clears the cache."""
     stage.must_pass(

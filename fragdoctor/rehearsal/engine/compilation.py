@@ -173,12 +173,9 @@ def _prepare() -> None:
     planner = importlib.import_module("torch._inductor.compile_fx")
     wrap(planner, "compile_fx", _compile_fx)
     config = importlib.import_module("torch._inductor.config")
-    known = {name: value for name, value in _NOT_HERE.items() if name in config._config}
-    put_all(config, known)
-    dynamo = importlib.import_module("torch._dynamo.config")
-    put(dynamo, "suppress_errors", True)
-    logger = logging.getLogger("torch._dynamo.convert_frame")
-    logger.addFilter(_note_conversion)
+    put_all(config, {name: value for name, value in _NOT_HERE.items() if name in config._config})
+    put(importlib.import_module("torch._dynamo.config"), "suppress_errors", True)
+    logging.getLogger("torch._dynamo.convert_frame").addFilter(_note_conversion)
 
 
 def install() -> None:
@@ -191,9 +188,8 @@ def install() -> None:
             session.note(_LEFT_OUT)
             return _as_it_is(model)
         prepare()
-        if options.get("options"):
-            asked = options["options"].items()
-            options["options"] = {k: v for k, v in asked if k not in _NOT_HERE}
+        if asked := options.get("options"):
+            options["options"] = {k: v for k, v in asked.items() if k not in _NOT_HERE}
         return original(model, **options)
 
     put(torch, "compile", compile_)  # ``Module.compile`` calls it, too

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import torch
 from torch import library as torch_library
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_leaves
 
 from fragdoctor.model.conf_keys import parse_version
 from fragdoctor.rehearsal.engine import allocation, meta_functions, nothing, session
@@ -33,6 +33,7 @@ from fragdoctor.rehearsal.engine.kernels.scratch import (
     registered,
     steps_of,
 )
+from fragdoctor.rehearsal.engine.vtables import fields
 
 Handler = Callable[..., Any]
 # Kernels that CUDA shares with every device: they create a view and touch no memory.
@@ -52,6 +53,8 @@ FUSED: Final = frozenset(
         "native_layer_norm", "silu_backward", "split_with_sizes_copy.out",
     }
 )  # fmt: skip
+_FROM_SHAPES: Final = ("empty", "new_empty")
+"""How the names of operations begin that ask a tensor only for its shape."""
 MAX_PLANS: Final = 100_000
 _META_KEYS: Final = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
 SPECIAL: Final[dict[str, Handler]] = {}
@@ -102,6 +105,8 @@ class Plan:
         return self.results(made, args)
 
 
+REFUSED: Final[dict[int, str]] = {}
+"""Storages whose memory is somebody else's by now, and the error of operations on them."""
 _plans: dict[Any, Plan] = {}
 _handlers: dict[str, Handler] = {}
 _blas_handles: dict[tuple[int, int, bool, str], int] = {}
@@ -289,24 +294,13 @@ special(
 
 def device_of(args: Any, kwargs: dict[str, Any]) -> int:
     """Return the GPU on which an operation runs: that of its tensors, or of its arguments."""
-    found = _device_in(args)
-    if found is None:
-        found = _device_in(kwargs.values())
-    return session.current().gpus.device() if found is None else found
-
-
-def _device_in(values: Any) -> int | None:
-    for value in values:
+    for value in tree_leaves((args, kwargs)):
         if isinstance(value, torch.Tensor):
             if value.is_cuda:
                 return value.get_device()
-        elif isinstance(value, list | tuple):
-            found = _device_in(value)
-            if found is not None:
-                return found
-        elif isinstance(value, torch.device) and value.type == "cuda":
+        elif isinstance(value, torch.device) and value.type == "cuda" and value.index is not None:
             return value.index
-    return None
+    return int(session.current().gpus.device())
 
 
 def handler_of(op: Any) -> Handler:
@@ -335,6 +329,10 @@ def serve(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     handler = _handlers.get(op)
     if handler is None:
         handler = _handlers[op] = handler_of(op)
+    if REFUSED and handler is not view and not op.overloadpacket.__name__.startswith(_FROM_SHAPES):
+        for value in tree_leaves((args, kwargs)):
+            if isinstance(value, torch.Tensor) and (why := REFUSED.get(fields().of(value))):
+                raise RuntimeError(why)
     return session.current().known.serve(op, handler, args, kwargs)
 
 

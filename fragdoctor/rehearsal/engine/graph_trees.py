@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fragdoctor.rehearsal.engine import allocation, nothing, put_all, session
+from fragdoctor.rehearsal.engine import allocation, dispatch, nothing, put_all, session
 
 _StoragePointer = int
 
@@ -72,6 +72,11 @@ class _Owned:
         else:
             allocation.disown(_storage(pointer))
 
+    def refuse(self, pointer: _StoragePointer, why: str) -> None:
+        """``_set_storage_data_ptr_access_error_msg``: an operation on the storage is an error."""
+        dispatch.REFUSED[pointer] = why
+        weakref.finalize(_storage(pointer), dispatch.REFUSED.pop, pointer, None)
+
 
 def install() -> None:
     """Install the functions of the core."""
@@ -86,8 +91,8 @@ def install() -> None:
         "_cuda_cudaCachingAllocator_raw_delete": nothing,
         "_cuda_checkPoolLiveAllocations": lambda *_: True,
         "_has_Standard_Deleter": lambda _: True,
-        "_set_storage_access_error_msg": nothing,
-        "_set_storage_data_ptr_access_error_msg": nothing,
+        "_set_storage_access_error_msg": nothing,  # the same is said of its storage
+        "_set_storage_data_ptr_access_error_msg": owned.refuse,
         "_cuda_get_conv_benchmark_empty_cache": lambda: True,
         "_cudnn_set_conv_benchmark_empty_cache": nothing,
     }
