@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from fragdoctor.analysis.result import DeviceAnalysis, KeptMemory, KeptPattern
 from fragdoctor.diagnosis.bench import Bench
-from fragdoctor.diagnosis.decision import Hypothesis, decide, distinct, name_of
+from fragdoctor.diagnosis.decision import LAST_STRAW_SHARE, Hypothesis, decide, distinct, name_of
 from fragdoctor.diagnosis.run_state import backed_off, run_state
 from fragdoctor.diagnosis.verdict_ledger import in_ledger
 from fragdoctor.diagnosis.verdict_message import (
@@ -445,6 +445,28 @@ def _transient_peak(e: CaseEvidence) -> Hypothesis | None:
     return Hypothesis(Cause.TRANSIENT_PEAK, summary, Confidence.LIKELY)
 
 
+def _growth_in_code(e: CaseEvidence) -> Hypothesis | None:
+    """The code keeps the graph of each step, and a small request failed on a device so filled."""
+    message, r, reading = e.context.message, e.failed, e.reading
+    if message is None or not message.code.kept or reading.cause is not Cause.CAPACITY:
+        return None
+    if r is None or r.requested_bytes >= LAST_STRAW_SHARE * (r.available_bytes or 0):
+        return None
+    also = distinct((Cause.CAPACITY, *reading.also), Cause.LEAK)
+    summary = (
+        f"{reading.summary} The code adds a result to {message.code.kept} in each round, which "
+        "keeps the graph of that round."
+    )
+    return replace(
+        reading,
+        cause=Cause.LEAK,
+        summary=summary,
+        confidence=Confidence.LIKELY,
+        settled_by="a second recording of a longer run shows whether memory grows with each step.",
+        also=also,
+    )
+
+
 def _growth_told(e: CaseEvidence) -> Hypothesis | None:
     """People wrote that memory grows: a leak if nothing else is known."""
     message, reading = e.context.message, e.reading
@@ -496,6 +518,7 @@ ROWS: Final[tuple[Callable[[CaseEvidence], Hypothesis | None], ...]] = (
     _setting_mends,
     _no_setting_mends,
     _transient_peak,
+    _growth_in_code,
     _growth_told,
     _figures_say,
 )

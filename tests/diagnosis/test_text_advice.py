@@ -2389,6 +2389,19 @@ def test_a_container_that_keeps_graphs_is_named():
 
 
 @pytest.mark.parametrize(
+    ("asked", "cause"), [("98.00 MiB", Cause.LEAK), ("2.00 GiB", Cause.CAPACITY)]
+)
+def test_a_small_request_on_a_device_that_kept_graphs_fill_fails_of_a_leak(asked, cause):
+    code = "outputs = []\nfor x in loader:\n    outputs.append(model(x))\n"
+    failed = old_style(asked, "8.00 GiB", "7.20 GiB", "40.00 MiB", "7.32 GiB")
+
+    verdict = first_of(f"{code}{failed}\n")[0]
+
+    assert verdict.cause is cause
+    assert ("to outputs in each round" in verdict.summary) is (cause is Cause.LEAK)
+
+
+@pytest.mark.parametrize(
     ("call", "title"),
     [
         ("train.py", "Find what the step that failed has that earlier steps did not"),

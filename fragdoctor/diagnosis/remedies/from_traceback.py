@@ -72,7 +72,7 @@ def _of_growth(case: JudgedCase, sign: TracebackSign, message: OomMessage) -> tu
     """Return what keeps memory from step to step, by whose loop it is."""
     batch = words_in(case, Change.BATCH)
     if message.code.kept:
-        numbers = "add .item() of a number or .detach().cpu() of a tensor"
+        numbers = "keep x.item() of a number, x.detach().cpu() of a tensor"
         loop = "put torch.no_grad() around the loop if nothing in it goes backward"
         return f"Keep {message.code.kept} without the graph of each step", f"{numbers}; {loop}"
     if only_runs(message):
