@@ -24,13 +24,13 @@ _MAX_STATEMENT: Final = 400
 _MAX_NAME: Final = 60
 
 _MARKS: Final = regex(
-    r"(?:> ?(?!>>))*(?:(?:>>>|\.\.\.|In \[\d{0,5}\]:) ?|-{0,6}> ?\d{1,5} |[-+](?= )"
-    r"| {0,6}\d{1,5}[:|]? (?= *[A-Za-z_]))?`{0,3}"
+    r"(?:> ?(?!>>)){0,9}(?:(?:>>>|\.\.\.|In \[\d{0,5}\]:) ?|-{0,6}> ?\d{1,5} |[-+](?= )"
+    r"| {0,6}\d{1,5}[:|]? (?= {0,80}[A-Za-z_]))?`{0,3}"
 )
 """What stands before a quoted line: marks of quotes, prompts, line numbers, diffs."""
-_FRAME: Final = regex(r"\s*File .{1,400}, line \d|.{1,400}\.py:\d{1,6}")
+_FRAME: Final = regex(r"\s{0,80}File .{1,400}, line \d|.{1,400}\.py:\d{1,6}")
 """A line of a traceback; the line below it was not written beside the others."""
-_STRINGS: Final = regex(r"'[^']*'|\"[^\"]*\"|#.*")
+_STRINGS: Final = regex(r"'[^']{0,400}'|\"[^\"]{0,400}\"|#.{0,400}")
 _HEADER: Final = regex(r"(?:async )?(?:for|while|with|def|class|if|elif|else|try|except|finally)\b")
 _SAME_HEADERS: Final = (
     ("elif (.*)", r"if \1"),
@@ -44,7 +44,7 @@ _TRAINS: Final = regex(r"\.backward\(|\.fit\(|Trainer\(|training_step|optimi[sz]
 _EVALUATES: Final = regex(r"(?i)eval|valid|test|infer|predict")
 _MODEL: Final = regex(
     r"(?i)(?!_?(?:get|load|make|build|create|save|init|train|test|eval|set|enable|run)_)"
-    r"(?=(?-i:[a-z_]))\w*?(?:model|net(?:work)?|(?:en|de)coder|critic|actor|policy|backbone"
+    r"(?=(?-i:[a-z_]))\w{0,60}?(?:model|net(?:work)?|(?:en|de)coder|critic|actor|policy|backbone"
     r"|extractor|bert|generator|discriminator)_?\w{0,3}$"
 )
 """Names of models, which are no names of functions that make or use one."""
