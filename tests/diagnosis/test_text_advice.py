@@ -2617,12 +2617,12 @@ def test_batch_is_an_option_where_this_process_holds_more_than_the_others():
         (
             "RuntimeError: CUDA error: out of memory\nIt is Ubuntu in WSL2, and the card is new.",
             Cause.HOST_MEMORY,
-            "Use less RAM, or add more",
+            "Use less host memory, page-locked above all",
         ),
         (
             "CUDA out of memory when I increase num_workers from 2 to 8.",
             Cause.HOST_MEMORY,
-            "Use less RAM, or add more",
+            "Use less host memory, page-locked above all",
         ),
     ],
     ids=["shared", "others", "ranks", "WSL", "loader"],

@@ -409,7 +409,9 @@ class LimitRequest(SavingRemedy):
 _CONVOLVES: Final = re.compile("_conv_forward$")
 """The function of torch/nn/modules/conv.py that calls the kernel, in PyTorch 1.5 to 2.13."""
 
-KEPT_BATCH: Final = "in training, gradient accumulation keeps the effective batch"
+KEPT_BATCH: Final = (
+    "in training, gradient accumulation keeps the effective batch, and gradients from part to part"
+)
 
 BATCH_SHARES: Final = (7 / 8, 3 / 4, 5 / 8, 1 / 2, 3 / 8, 1 / 4, 1 / 8)
 """Shares of the present batch: eighths, since batches are powers of two or multiples of eight."""

@@ -137,14 +137,23 @@ def _changes(case: JudgedCase, message: OomMessage) -> Iterator[str]:
         yield f"{LIMIT_CHANGE}; then {HOST_CHANGE}"
 
 
+_TITLES: Final = {
+    "mappings": "Raise the kernel's limit of mappings",
+    "pinned-host": "Use less host memory, page-locked above all",
+}
+"""Titles by the finer kind of the message, where RAM as such is not short."""
+
+
 @proposes("Use less RAM, or add more")
 def less_host_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     """Propose less host memory for every lack of it except in /dev/shm."""
     if case.cause is not Cause.HOST_MEMORY or _is_shared_memory(case):
         return
-    is_limited = case.message is not None and case.message.sub_kind == "mappings"
+    kind = "" if case.message is None else case.message.sub_kind
+    if case.ledger.needs_host:
+        kind = "pinned-host"
     yield remedy.proposal(
-        title="Raise the kernel's limit of mappings" if is_limited else "",
+        title=_TITLES.get(kind, ""),
         weight=Weight.CURES,
         change=host_change(case),
         locations=case.asking_stack[:1],
