@@ -74,7 +74,7 @@ _OTHERS: Final = re.compile(
     # or a GPU that is free
     r"|(?<!\d )(?<!gb )(?<!ib )\b(?:free|empty|idle|unused|spare) (?:\w{1,20} )?(?:gpus?|cards?)\b"
     r"(?! (?:memory|ram))"
-    r"|(?:gpus?|cards?|[ahlv]\d{2,3})(?: \d)? (?:is|are|was|were) (?:\w{1,20} )?"
+    r"|(?<!other )(?:gpus?|cards?|[ahlv]\d{2,3})(?: \d)? (?:is|are|was|were) (?:\w{1,20} )?"
     r"(?:free|empty|idle|unused|not (?:being )?(?:used|occupied|in use))\b"
 )
 _NEGATED: Final = re.compile(r"(?i)\b(?:no|not|nothing|any|without|never|nor)\b|n't\b|\bif \Z")

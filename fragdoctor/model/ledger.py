@@ -19,7 +19,7 @@ ON_FIRST: Final = (
     r"(?:the )?(?:one|same|single) (?:gpu|device|card)\b"
     rf"|{ON_TWO_GPUS}"
     r"|\b(?:un|im)balanced[^.\n]{0,40}\b(?:gpu|memory)"
-    r"|\bgpu (?:\w+ )?(?:un|im)balance|\bmemory[^.\n]{0,60}n(?:o|')t average\b"
+    r"|\bmemory[^.\n]{0,60}n(?:o|')t average\b"
 )
 """The ways in which people say that one of several GPUs, mostly the first, holds more."""
 

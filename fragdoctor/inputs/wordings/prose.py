@@ -11,7 +11,7 @@ from typing import Final
 
 _HAPPENS: Final = re.compile(
     r"error|fail|exception|fatal|panic|abort|terminat|unable|crash|kill|blow|explo|complain|report"
-    r"|die[sd]|exceed|[爆炸了]|报错|溢出|一直|直到|导致|出现|\b(?:I|we|my|our|me|it)\b"
+    r"|die[sd]|exceed|[爆炸了]|报错|溢出|一直|直到|导致|出现|발생|오류|에러|発生|エラー|\b(?:I|we|my|our|me|it)\b"
     r"|\b(?:g[eo]t|went|goes|thr[eo]w|rais|trigger|caus|leads|led|r[au]n|hit|keep|kept|exhaust)"
     r"|\b(?:but|still|always|finally|meets?|met|same (?:here|issue)) ?"
     r"|\b(?:does|do|can|could|is)\s?n(?:o|')t\b(?! (?:enough|sufficient))",
