@@ -567,7 +567,9 @@ def _foreign(message: OomMessage) -> Hypothesis:
 def _host(message: OomMessage) -> Hypothesis:
     is_kill = message.sub_kind in KILLS and message.variant not in TOLD_KILLS
     is_told = "space" in message.text
-    is_likely = is_kill or (message.variant == "nccl-shm" and not is_told)  # it gives no reason
+    # These give no reason, or are what people think.
+    is_likely = is_kill or message.variant == "told"
+    is_likely |= message.variant == "nccl-shm" and not is_told
     if message.variant in TOLD_KILLS:
         summary = (
             f"{TOLD_KILLS[message.variant]} says that it killed a process because the host's "

@@ -54,10 +54,12 @@ _ROOM: Final = re.compile(
     r"(?i)\bnvidia-smi\b[^.\n]{0,80}\b(?:0 ?MiB|nothing|no (?:running )?process(?:es)?|empty|idle"
     r"|unused|not (?:in use|used))\b"
 )
-_GPU: Final = re.compile(r"(?i)(?:gpu|card|device)s?\b|\b[ahlv]\d{2,3}s?\b|\btitan|\d号|[显张]卡")
+_GPU: Final = re.compile(
+    r"(?i)(?:gpu|card|device)s?\d?\b|\b[ahlv]\d{2,3}s?\b|\btitan|\d号|[显张]卡"
+)
 _WORD: Final = r"\w{1,20} "
 _USES: Final = (
-    r"(?:us(?:es?|ing|ed)|occup\w{1,4}|tak(?:es?|ing|en)|hold(?:s|ing)?|runn?(?:ing|s)?"
+    r"(?:us(?:es?|ing|ed)|utili[sz](?:es?|ing|ed)|occup\w{1,4}|tak(?:es?|ing|en)|hold(?:s|ing)?|runn?(?:ing|s)?"
     r"|fill\w{0,3})"
 )
 _PROGRAM: Final = (

@@ -41,7 +41,8 @@ SHORTAGE: Final = re.compile(
     r"|\ballocation on device\b(?! \d? ?would)"  # ComfyUI
     rf"|\b(?:fail(?:ed|s|ure)? to|unable to|can(?:not|n't|'t)) allocate {_MEMORY}"
     rf"|(?:\bnot?|n't)(?: have| provide)? enough {_MEMORY}|\b(?:insufficient|no more) {_MEMORY}"
-    rf"|\b{_MEMORY} (?:(?:is|was) (?:full|exhausted)|over-?(?:load|flow)s?\b)"
+    rf"|\b{_MEMORY} (?:(?:is|was) (?:full|exhausted)|(?:(?:is|was|gets?|got) )?used up"
+    r"|over-?(?:load|flow)s?\b)"
     rf"|(?P<loose>{GROWS}|\b(?:cuda|gpu|vram) memory (?:error|problem)s?\b|\black of {_MEMORY}"
     rf"|\b(?:problems?|issues?|trouble|errors?) (?:with|of|about) {_MEMORY}"
     r"|\bmemory (?:error|problem|issue)s? (?:on|in|with|of) (?:the |my )?(?:cuda|gpu)\b"

@@ -13,6 +13,7 @@ ON_TWO_GPUS: Final = (  # a process that nvidia-smi lists on two GPUs
 )
 ON_FIRST: Final = (
     rf"{_FIRST}(?: ?\([^)]{{1,9}}\))?[^.;\n(]{{0,40}}\b(?:more|much|most|first|unbalanced|alone)\b"
+    rf"|{_FIRST}[^.;\n(]{{0,60}}\b(?:by|for|in|of|from) (?:each|every|all)\b"
     r"|\b(?:more|most|all|every|each|only|other gpus|process(?:es)?)\b[^.;\n(]{0,60}"
     rf"\b(?:on|in|to|of|onto|running|using) ?(?:the |physical )?{_FIRST}"
     r"|\b(?:all|each|every|workers?|process(?:es)?|ranks?)\b[^.\n]{0,60}\b(?:on|in|to|onto) "

@@ -2615,6 +2615,26 @@ def test_batch_is_an_option_where_this_process_holds_more_than_the_others():
             "Run one process per GPU, and keep the others off the first GPU",
         ),
         (
+            "4 GPUs, a process on each, but GPU 0 holds memory for each of them: CUDA OOM.",
+            Cause.OTHER_PROCESS,
+            "Run one process per GPU, and keep the others off the first GPU",
+        ),
+        (
+            "GPU0 is utilized by another process, and mine fails with CUDA out of memory.",
+            Cause.OTHER_PROCESS,
+            "Run it on a GPU that is free, or stop what is on this one",
+        ),
+        (
+            "New workers come with each epoch, and then my CPU memory used up and it crashed.",
+            Cause.HOST_MEMORY,
+            "Use less RAM, or add more",
+        ),
+        (
+            "GPU memory imbalance with many objects in an image, then CUDA out of memory.",
+            Cause.CAPACITY,
+            "Use fewer objects at a time",
+        ),
+        (
             "RuntimeError: CUDA error: out of memory\nIt is Ubuntu in WSL2, and the card is new.",
             Cause.HOST_MEMORY,
             "Use less host memory, page-locked above all",
@@ -2625,7 +2645,17 @@ def test_batch_is_an_option_where_this_process_holds_more_than_the_others():
             "Use less host memory, page-locked above all",
         ),
     ],
-    ids=["shared", "others", "ranks", "WSL", "loader"],
+    ids=[
+        "shared",
+        "others",
+        "ranks",
+        "scripts",
+        "utilized",
+        "used-up",
+        "imbalance",
+        "WSL",
+        "loader",
+    ],
 )
 def test_words_say_where_memory_is(text, cause, title):
     verdict, first = first_of(f"{text}\n")
