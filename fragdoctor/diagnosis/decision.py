@@ -97,7 +97,7 @@ def simply_full(r: FailedRequest) -> Hypothesis:
             f"{format_size(live)} of the {format_size(available)} that PyTorch can have is in use "
             f"({format_share(live, available)})"
         )
-        if r.requested_bytes < LAST_STRAW_SHARE * available:
+        if is_last_straw(r):
             summary += f": the device is full, and the {r.request_text} is just the last straw."
         else:
             left = available - live
@@ -138,6 +138,12 @@ def undecided(r: FailedRequest) -> Hypothesis:
 
 LAST_STRAW_SHARE: Final = 0.05
 """A request below this share of the device is not what filled it."""
+
+
+def is_last_straw(r: FailedRequest) -> bool:
+    """Return whether a request is a small part of what PyTorch could have."""
+    return r.requested_bytes < LAST_STRAW_SHARE * (r.available_bytes or 0)
+
 
 SLIM_MARGIN_SHARE: Final = 0.05
 """If no hole is as large as the request, cache and driver-free memory have to be joined. If perfect

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from fragdoctor.analysis.result import DeviceAnalysis, KeptMemory, KeptPattern
 from fragdoctor.diagnosis.bench import Bench
-from fragdoctor.diagnosis.decision import LAST_STRAW_SHARE, Hypothesis, decide, distinct, name_of
+from fragdoctor.diagnosis.decision import Hypothesis, decide, distinct, is_last_straw, name_of
 from fragdoctor.diagnosis.run_state import backed_off, run_state
 from fragdoctor.diagnosis.verdict_ledger import in_ledger
 from fragdoctor.diagnosis.verdict_message import (
@@ -41,7 +41,6 @@ from fragdoctor.model.finding import (
     line_text,
 )
 from fragdoctor.model.gpus import with_monitor_of
-from fragdoctor.model.ledger import Ledger
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState, ReplayResult
 from fragdoctor.model.snapshot import Action
 from fragdoctor.model.story import TrialTrend
@@ -124,24 +123,18 @@ class CaseEvidence(Struct, frozen=True, dict=True):
             return (
                 found
                 if self.is_of_snapshot
-                else in_ledger(found, message, self.ledger, self.failed)
+                else in_ledger(found, message, context.case.ledger, self.failed)
             )
         if self.is_of_snapshot:
             return _no_failure(self)
         if message is not None and message.sub_kind != NO_FAILURE:
-            return in_ledger(read_message(message), message, self.ledger, None)
+            return in_ledger(read_message(message), message, context.case.ledger, None)
         if context.stats:
             return read_stats(context)
         if context.case.oom is not None:
             return read_no_message(context.case.oom)
         nothing = "There is no input to judge."
         return Hypothesis(Cause.UNKNOWN, nothing, row="no-input")
-
-    @property
-    def ledger(self) -> Ledger:
-        """Where memory is, as far as a text says."""
-        log = self.context.case.oom
-        return Ledger() if log is None else log.ledger
 
     @property
     def _explaining(self) -> DeviceAnalysis | None:
@@ -450,7 +443,7 @@ def _growth_in_code(e: CaseEvidence) -> Hypothesis | None:
     message, r, reading = e.context.message, e.failed, e.reading
     if message is None or not message.code.kept or reading.cause is not Cause.CAPACITY:
         return None
-    if r is None or r.requested_bytes >= LAST_STRAW_SHARE * (r.available_bytes or 0):
+    if r is None or not is_last_straw(r):
         return None
     also = distinct((Cause.CAPACITY, *reading.also), Cause.LEAK)
     summary = (

@@ -91,13 +91,10 @@ def shifts_of(own: Requests, other: Requests) -> I64:
     There are several such shifts if the other sequence repeats itself. The rarest requests are
     asked first, as many as ``MAX_COMPARED`` pairs allow.
     """
-    sizes, of_size = np.unique(np.append(own.size, other.size), return_inverse=True)
-    both = (np.append(own.site, other.site) + 1) * len(sizes) + of_size.reshape(-1)
-    for keys in (both, np.append(own.site, other.site)):  # with another batch, sites must do
-        order = np.argsort(keys[len(own) :], kind="stable")
+    for mine, theirs in (_by_size(own, other), (own.site, other.site)):  # another batch: sites
+        order = np.argsort(theirs, kind="stable")
         low, high = (
-            np.searchsorted(keys[len(own) :], keys[: len(own)], side, sorter=order)
-            for side in ("left", "right")
+            np.searchsorted(theirs, mine, side, sorter=order) for side in ("left", "right")
         )
         n_mates = high - low
         rare = np.argsort(n_mates, kind="stable")[np.count_nonzero(n_mates == 0) :]
@@ -112,6 +109,13 @@ def shifts_of(own: Requests, other: Requests) -> I64:
     return np.zeros(1, np.int64)
 
 
+def _by_size(own: Requests, other: Requests) -> tuple[I64, I64]:
+    """Return keys of the requests of both that are equal for the same site and size."""
+    sizes, of_size = np.unique(np.append(own.size, other.size), return_inverse=True)
+    both = (np.append(own.site, other.site) + 1) * len(sizes) + of_size.reshape(-1)
+    return both[: len(own)], both[len(own) :]
+
+
 def _anchors(own: Requests, other: Requests, *, is_cut: bool) -> tuple[I64, I64]:
     """Return requests that occur equally often in both, as many as come in the same order.
 
@@ -119,9 +123,8 @@ def _anchors(own: Requests, other: Requests, *, is_cut: bool) -> tuple[I64, I64]
     same site is enough. Where a site makes more requests in one of the two (a workspace that is
     made once), occurrences may be shifted. If a sequence was cut off, its counts are incomplete.
     """
-    sizes, of_size = np.unique(np.append(own.size, other.size), return_inverse=True)
-    both = (np.append(own.site, other.site) + 1) * len(sizes) + of_size.reshape(-1)
-    alike = _in_order((both[: len(own)], own.tells), (both[len(own) :], other.tells), is_cut=is_cut)
+    mine, theirs = _by_size(own, other)
+    alike = _in_order((mine, own.tells), (theirs, other.tells), is_cut=is_cut)
     if 2 * len(alike[0]) >= np.count_nonzero(own.tells):
         return alike
     return _in_order((own.site, own.tells), (other.site, other.tells), is_cut=is_cut)

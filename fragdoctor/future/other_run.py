@@ -9,7 +9,7 @@ own lines; where sizes differ (another batch), they are scaled line by line.
 from __future__ import annotations
 
 import os
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,8 @@ MIN_SHARED: Final = 0.8
 SAME_SHARE: Final = 0.99
 """Share of the aligned requests that have the same size in a run with the same batch; workspaces of
 libraries differ between devices."""
+
+Rows = npt.NDArray[np.uint32]
 
 Site = tuple[str, int, str, str, str]
 """The user's own line (file without its folder, line, function) and the innermost function below it
@@ -81,13 +83,15 @@ class OtherRun:
         sites: dict[Site, int] = {}
         at_operation, found = _requests(other, theirs, sites)
         mine = Operations.of(operations)
-        _, own = _requests(trace, mine, sites, None if trace.is_cut else n_theirs)
+        at, own = _requests(trace, mine, sites, None if trace.is_cut else n_theirs)
         first = 0
         if trace.is_cut:
-            shift = self._shift(trace, mine, own, theirs.row[at_operation], found)
+            rows = theirs.row[at_operation]
+            shifts = shifts_of(own, found)
+            shift = int(shifts[self._nearest(trace, mine.row[at[-1:]], shifts + len(own), rows)])
             first, own = max(shift, 0), own.part(max(-shift, 0), len(own))
-            last = min(first + len(own), len(found)) - 1
-            self._n_before = max(int(Steps.of(other).at(theirs.row[at_operation[last]])), 0)
+            last = rows[min(first + len(own), len(found)) - 1]
+            self._n_before = max(int(Steps.of(other).at(last)), 0)
         at, mate = align(own, found.part(first, len(found)), is_cut=True)
         mate = mate + first
         n_own, n_shared = int(own.tells.sum()), int(own.tells[at].sum())
@@ -123,26 +127,17 @@ class OtherRun:
                 f"line and order, {how}."
             )
 
-    def _shift(
-        self,
-        trace: Trace,
-        operations: Operations,
-        own: Requests,
-        rows: npt.NDArray[np.uint32],
-        found: Requests,
-    ) -> int:
-        """Return which request of the other recording is the first of one that lost its start.
+    def _nearest(self, trace: Trace, end: Rows, n_made: I64, rows: Rows) -> int:
+        """Return after which of some numbers of requests live memory is nearest to a trace's end.
 
-        Where its steps are alike, live memory tells at which of them the recording ends.
+        Where steps are alike, that tells at which of them a recording without its start ends.
         """
-        shifts = shifts_of(own, found)
-        is_made = (operations.kind == OpKind.MALLOC) | (operations.kind == OpKind.FAILED)
-        ends = rows[np.clip(shifts + len(own), 1, len(found)) - 1]
+        ends = rows[np.clip(n_made, 1, len(rows)) - 1]
         had, have = (
             one.totals.at(at)[:, 0].astype(np.int64)
-            for one, at in ((trace, operations.row[is_made][-1:]), (self._other, ends))
+            for one, at in ((trace, end), (self._other, ends))
         )
-        return int(shifts[np.abs(have - had).argmin()])
+        return int(np.abs(have - had).argmin())
 
     @property
     def goes_further(self) -> bool:
@@ -166,8 +161,9 @@ class OtherRun:
         """
         if not (self._is_whole and self.is_same and self.goes_further):
             return None
-        raw, _ = self._outlooks.replay(conditions, remakes_start=self._other.lives.n_initial > 0)
-        return result_of(raw, conditions) if raw["fits"] else None
+        raw, ahead = self._replayed(conditions)
+        result = result_of(raw, conditions)
+        return replace(result, outlook=self._as_asked(raw, ahead)) if result.fits else None
 
     def step_needs_bytes(self) -> int | None:
         """Return the highest live memory of the cut-off step, or None if sizes were scaled."""
@@ -183,7 +179,15 @@ class OtherRun:
 
         That is likely, not certain, if sizes had to be scaled.
         """
-        found, asked = self._found(conditions), self._asked
+        return self._as_asked(*self._replayed(conditions))
+
+    def _replayed(self, conditions: Conditions) -> tuple[Any, Outlook]:
+        """Return what the other recording does under some conditions, and what comes after it."""
+        return self._outlooks.replay(conditions, remakes_start=self._other.lives.n_initial > 0)
+
+    def _as_asked(self, raw: Any, ahead: Outlook) -> Outlook:
+        """Return how the run continues over as many steps as were asked for."""
+        found, asked = self._found(raw, ahead), self._asked
         if asked is not None and max(found.fails_after_steps or 0, found.steps or 0) > asked:
             found = replace(
                 found, state=OutlookState.HOLDS, steps=asked, fails_after_steps=None, reason=""
@@ -197,9 +201,8 @@ class OtherRun:
             reason="the other recording asks for other sizes",
         )
 
-    def _found(self, conditions: Conditions) -> Outlook:
-        remakes = self._other.lives.n_initial > 0
-        raw, found = self._outlooks.replay(conditions, remakes_start=remakes)
+    def _found(self, raw: Any, found: Outlook) -> Outlook:
+        """Return how the run continues, counted from the step in which it was cut off."""
         basis = OutlookBasis.COMPLETE if self.is_same else OutlookBasis.SCALED
         grows = found.likely is OutlookState.FAILS and bool(found.growth_bytes_per_step)
         peak = int(raw["peak_reserved_bytes"])

@@ -300,10 +300,9 @@ class FairReplay:
         """Return the result of a what-if, continued by what knows best how the run goes on."""
         result = self._replayed(what_if, None, looks_on=True)
         if self._is_late and self.other is not None and not (result.fits and result.is_conclusive):
-            conditions = conditions_of(self.reproduction, what_if)
-            result = self.other.whole(conditions) or result
-            if result.fits and result.outlook is None:
-                return replace(result, outlook=self.other.outlook(conditions))
+            whole = self.other.whole(conditions_of(self.reproduction, what_if))
+            if whole is not None:
+                return whole
         if result.fits and self._misses_failure:
             result = replace(result, note=f"not known: {MISSED}", is_conclusive=False)
             if result.outlook is not None and not result.outlook.fails:

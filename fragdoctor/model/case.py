@@ -488,6 +488,11 @@ class Case(Struct, frozen=True):
         return self.snapshot is None and self.stats is None and is_quiet
 
     @property
+    def ledger(self) -> Ledger:
+        """Where memory is, as far as the text says."""
+        return Ledger() if self.oom is None else self.oom.ledger
+
+    @property
     def primary_message(self) -> OomMessage | None:
         """The message that the case is about: the first cause."""
         if self.oom is None or not self.oom.messages:

@@ -139,9 +139,11 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
         if not (is_step and s.is_of_model and not s.is_surrounding)
     ]
     by_words = (s for s in told if s.in_words and not is_of_engine)
-    is_late = n_steps_passed(message) >= _MANY_PASSED
     by_words = (
-        s for s in by_words if _search(s.in_words, message.said) or (is_late and s.name == LATE)
+        s
+        for s in by_words
+        if _search(s.in_words, message.said)
+        or (s.name == LATE and n_steps_passed(message) >= _MANY_PASSED)
     )
     in_words = next((s for s in by_words if not _is_of_serving(s, message)), None)
     for signs in tables:

@@ -7,12 +7,27 @@ ones.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from importlib import import_module
+from types import ModuleType
 from typing import Final
 
 from msgspec.structs import replace
 
 from fragdoctor.diagnosis.bench import Attempt, Bench, Effect
+from fragdoctor.diagnosis.remedies import (
+    allocator_settings,
+    attention,
+    capacity,
+    fragmentation,
+    from_traceback,
+    host_memory,
+    leaks,
+    outside_pytorch,
+    pairs,
+    pools,
+    serving,
+    training,
+    weights,
+)
 from fragdoctor.diagnosis.remedies.allocator_settings import SettingRemedy
 from fragdoctor.diagnosis.remedies.capacity import SavingRemedy
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal, Remedy, Weight, helps
@@ -23,21 +38,33 @@ from fragdoctor.model.finding import Confidence
 from fragdoctor.model.simulation import Prospect
 from fragdoctor.units import format_size
 
+_FILES: Final = (
+    allocator_settings,
+    weights,
+    attention,
+    pairs,
+    training,
+    capacity,
+    leaks,
+    fragmentation,
+    pools,
+    from_traceback,
+    host_memory,
+    serving,
+    outside_pytorch,
+)
 
-def _remedies_of(file: str) -> Iterator[Remedy]:
+
+def _remedies_of(file: ModuleType) -> Iterator[Remedy]:
     """Yield the remedies of a file in the order of their definitions; a class is one of them."""
-    for one in vars(import_module(f"{__package__}.{file}")).values():
+    for one in vars(file).values():
         if isinstance(one, Remedy):
             yield one
         elif isinstance(one, type) and issubclass(one, Remedy) and "code" in vars(one):
             yield one()
 
 
-_FILES: Final = (
-    "allocator_settings weights attention pairs training capacity leaks fragmentation pools "
-    "from_traceback host_memory serving outside_pytorch"
-)
-REMEDIES: Final = tuple(remedy for file in _FILES.split() for remedy in _remedies_of(file))
+REMEDIES: Final = tuple(remedy for file in _FILES for remedy in _remedies_of(file))
 SETTINGS: Final = tuple(remedy for remedy in REMEDIES if isinstance(remedy, SettingRemedy))
 
 REMOVABLE: Final = (Cause.OTHER_PROCESS, Cause.MEMORY_LIMIT, Cause.PRIVATE_POOLS)

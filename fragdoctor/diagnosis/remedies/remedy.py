@@ -202,8 +202,7 @@ class JudgedCase(Struct, frozen=True, dict=True):
     @property
     def ledger(self) -> Ledger:
         """Where memory is, as far as the text says."""
-        log = self.context.case.oom
-        return Ledger() if log is None else log.ledger
+        return self.context.case.ledger
 
     @property
     def is_checkpointed(self) -> bool:

@@ -20,8 +20,8 @@ from fragdoctor.rehearsal.engine import allocation, put, session, when_imported,
 from fragdoctor.units import KIB, MIB
 
 KEPT_BYTES: Final = 128 * MIB
-"""Total size of the parameters created on the CPU that keep their values. A model of 14 GB takes
-305 MiB without any (``bench_rehearse.py``), has an embedding of 250, and shall take 400 MB."""
+"""Total size of the parameters created on the CPU that keep their values. A rehearsal of a model of
+14 GB takes 305 MiB without any of them (``bench_rehearse.py``) and is to stay below 400 MB."""
 LARGE_BYTES: Final = 1 * MIB
 """Parameters of at least this size lose their values beyond that limit."""
 MOST_DRAWN: Final = 1024**3
