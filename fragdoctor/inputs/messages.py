@@ -176,8 +176,7 @@ def find_messages(text: str) -> OomLog:
     messages = _with_table(messages, text, ledger)
     starts = line_starts(text, sorted({m.line for m in messages[:MAX_MESSAGES]}))
     messages = with_tracebacks(text, messages, starts)
-    code = quoted_code(text)
-    if code != QuotedCode():
+    if messages and (code := quoted_code(text)) != QuotedCode():
         messages = [replace(m, code=code) for m in messages]
     program, parts = xla_program(text)
     messages = [replace(m, **program) if m.kind == "jax" else m for m in messages]
