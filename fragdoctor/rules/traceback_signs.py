@@ -142,8 +142,7 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
     by_words = (
         s
         for s in by_words
-        if _search(s.in_words, message.said)
-        or (s.name == LATE and n_steps_passed(message) >= _MANY_PASSED)
+        if _search(s.in_words, message.said) or (s.name == LATE and n_steps_passed(message) > 1)
     )
     in_words = next((s for s in by_words if not _is_of_serving(s, message)), None)
     for signs in tables:
@@ -214,8 +213,6 @@ _PASSED: Final = regex(
     r"|\b(?:step|iter(?:ation)?|(?<=\d, )it)\b['\"]?[ :=\[(#]{1,4}(\d{1,9})\b(?=/\d|.{0,200}?loss)"
 )
 """How bars and lines of a log show steps that were taken: what all steps need does fit."""
-_MANY_PASSED: Final = 100
-"""Steps after which people say that a program failed late, and not at its start."""
 
 
 def is_seen_to_fail_late(message: OomMessage) -> bool:
