@@ -440,11 +440,10 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         is_of_model=True,
         can_leave_gpu=True,
         title="Save the shards, or gather them on the CPU of rank 0",
-        change="FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, "
-        "FullStateDictConfig(offload_to_cpu=True, rank0_only=True)) around "
-        "state_dict(); get_model_state_dict(model, "
-        "options=StateDictOptions(full_state_dict=True, cpu_offload=True)) since "
-        "2.3; fsdp_state_dict_type: SHARDED_STATE_DICT in accelerate",
+        change="use FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, "
+        "FullStateDictConfig(offload_to_cpu=True, rank0_only=True)) around state_dict(); since "
+        "PyTorch 2.3, get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, "
+        "cpu_offload=True)); in accelerate, set fsdp_state_dict_type: SHARDED_STATE_DICT",
         why="The whole state holds every weight of the model on each GPU at once, "
         "where training holds a share of them.",
         # torch 1.12 to 2.15, torch/distributed/fsdp; deepspeed 0.9 to 0.19.6, runtime/engine.py
@@ -475,11 +474,11 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         doing="while a checkpoint was saved",
         is_of_model=True,
         title="Save less, or leave room for saving",
-        change="save only the adapter if one is trained (PEFT's model.save_pretrained()); free the "
-        "gradients first (optimizer.zero_grad(), torch.cuda.empty_cache()); a newer bitsandbytes, "
-        "which saves its 8-bit weights as they are",
-        why="Layers that convert their weights for a checkpoint make a copy on the GPU, beside all "
-        "that training holds.",
+        change="if you train an adapter, save only that (PEFT's model.save_pretrained()); free the "
+        "gradients first (optimizer.zero_grad(), torch.cuda.empty_cache()); upgrade bitsandbytes, "
+        "which now saves its 8-bit weights as they are",
+        why="Layers that convert their weights for a checkpoint copy them on the GPU, on top of "
+        "everything that training holds.",
         # torch 1.0 to 2.13, torch/nn/modules/module.py; bitsandbytes 0.37 to 0.48, nn/modules.py
         places=(
             Place(functions="_save_to_state_dict state_dict"),
@@ -500,7 +499,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "PeftModel.from_pretrained(..., torch_device='cpu'); merge_and_unload() and "
         "save_pretrained() need no GPU; a notebook that trained it still holds that model until "
         "its kernel restarts",
-        why="An adapter's file is read onto the GPU beside the weights, and merging needs them in "
+        why="An adapter's file is read onto the GPU next to the weights, and merging needs them in "
         "16 or 32 bits.",
         # peft 0.3 to 0.18, peft_model.py and tuners/lora/model.py
         places=(_LOADS_ADAPTER,),
@@ -512,13 +511,13 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         is_of_model=True,
         can_leave_gpu=True,
         title="Load the checkpoint on the CPU, and free it after loading",
-        change="state = torch.load(path, map_location='cpu'), with mmap=True since 2.1; "
+        change="use state = torch.load(path, map_location='cpu'), with mmap=True since 2.1; then "
         "model.load_state_dict(state), which copies it into the model that is already on the GPU; "
-        "del state",
+        "then del state",
         in_words=r"(?i)\b(?:resum|restor|load)(?:e|ed|es|ing|s)? (?:(?:training|the|an?|from"
         r"|my|saved|last|previous|existing|old|latest|model|fsdp) ){0,4}checkpoint(?! shards)"
         r"|\bresum(?:e|ed|ing)\b(?![_=])",
-        why="Without map_location each tensor goes to the device it was saved from: beside the "
+        why="Without map_location, each tensor goes to the device it was saved from: next to the "
         "weights that it is copied into, and for every rank to the same GPU.",
         # torch 1.0 to 2.15, torch/serialization.py, nn/modules/module.py and optim/optimizer.py
         unless=(
@@ -545,10 +544,11 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         doing="with more than one model on the GPU",
         is_of_model=True,
         title="Free one model before the next is loaded",
-        change="del every name, list and pipeline that holds it, then gc.collect() and "
-        "torch.cuda.empty_cache(); or run each model in a process of its own, whose end frees all "
-        "of it; move a model that waits to the CPU (.to('cpu')), or store them in fewer bits",
-        why="A model stays on the GPU for as long as one name holds it, whether it runs or not.",
+        change="del every name, list and pipeline that holds it, then call gc.collect() and "
+        "torch.cuda.empty_cache(); or run each model in its own process, which frees everything "
+        "when it ends; move a waiting model to the CPU (.to('cpu')), or load the models in fewer "
+        "bits",
+        why="A model stays on the GPU as long as any name refers to it, whether it runs or not.",
         # torch 2.13, docs/source/notes/faq.rst; vllm 0.8, entrypoints/llm.py: sleep()
         in_words=r"(?is)\A(?!.*\b(?:workers|ranks)\b).*"
         r"(?:\b(?:another|second|next|new) (?:\w+ )?model\b[^.\n]{0,60}\bafter\b"
@@ -566,8 +566,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         change="convert the weights with model.to(torch.bfloat16) or load them in 4 bits before "
         "they go to the GPU; use a smaller model; or keep some layers on another GPU or on the CPU",
         spelled=Change.WEIGHTS,
-        why="Nothing but weights was asked for: what is missing is room for the model "
-        "itself, which no batch size changes.",
+        why="Only weights were being requested: what is missing is room for the model itself, "
+        "which no batch size changes.",
         in_words=r"\bfrom_pretrained\([^()]{0,300}\)\.(?:to|cuda|half)\("
         r"(?!.{0,600}\b(?:generate|chat|train|fit|forward|backward|step)\()"
         r"|(?i:(?:\b(?:try|trying|tried|fail\w{0,3}|unable|can(?:no|')t)(?: to)? load\b"
@@ -623,10 +623,10 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         doing="while CUDA graphs were captured",
         is_of_model=True,
         title="Leave more memory for CUDA graphs, or capture fewer",
-        change="fewer or smaller graphs, or none; in a server a smaller share of the card for its "
-        "KV cache",
-        why="Each graph keeps the memory of its pool for as long as it exists, beside all that was "
-        "there before: weights, state, a server's KV cache.",
+        change="capture fewer or smaller graphs, or none; in a server, give its KV cache a smaller "
+        "share of the card",
+        why="Each graph keeps the memory of its pool as long as it exists, on top of everything "
+        "that was there before: weights, state, a server's KV cache.",
         # torch 2.13, torch/cuda/graphs.py; transformer_engine 2.8, pytorch/graph.py; megatron-core
         # 0.14, transformer/cuda_graphs.py; sglang 0.4, model_executor/cuda_graph_runner.py; vllm
         # 0.11, v1/worker/gpu_model_runner.py
@@ -648,10 +648,10 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         doing="at start-up, before the server had set its KV cache aside",
         is_of_model=True,
         title="Make the server's first step smaller, or store the weights in fewer bytes",
-        change="fewer and shorter requests at a time; weights that are quantized, or spread over "
-        "more GPUs",
-        why="Weights come first, then a step of the largest size that is allowed, and only what "
-        "both leave is set aside for the cache: a smaller share for the cache changes nothing yet.",
+        change="allow fewer and shorter requests at a time; use quantized weights, or spread them "
+        "over more GPUs",
+        why="Weights come first, then a step of the largest allowed size, and only what both leave "
+        "is set aside for the cache: a smaller share for the cache changes nothing yet.",
         # vllm 0.3 to 0.25, worker/worker.py and v1/worker/gpu_worker.py; text-generation-inference
         # 1.0 to 3.3, server.py: Warmup
         places=(
@@ -679,10 +679,10 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         is_of_model=True,
         is_surrounding=True,
         title="Leave more GPU memory outside the server's KV cache",
-        change="a smaller share of the card for the cache, and smaller steps",
+        change="give the cache a smaller share of the card, and run smaller steps",
         spelled=Change.BATCH,
-        why="The server fills the card with KV cache up to its limit; what a step "
-        "needs beyond what was measured at start has to come out of the rest.",
+        why="The server fills the card with KV cache up to its limit; whatever a step needs beyond "
+        "what was measured at start-up has to come out of the rest.",
         # vllm 0.6 to 0.25, config/cache.py, worker and v1/worker; sglang 0.4 to 0.5.20, srt and
         # docs/advanced_features/server_arguments.md
         places=(
@@ -699,12 +699,12 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     # ---- evaluation ----
     TracebackSign(
         name="metric-state",
-        doing="while a metric kept what it was given",
+        doing="while a metric stored its inputs",
         can_leave_gpu=True,
         title="Keep the metric's state small, or on the CPU",
         change="call metric.reset() after each epoch; give curves and areas under them "
-        "thresholds=200, with which their state has a fixed size; set compute_on_cpu=True, or move "
-        "the metric and its inputs to the CPU; for one batch use torchmetrics.functional",
+        "thresholds=200, which keeps their state at a fixed size; set compute_on_cpu=True, or move "
+        "the metric and its inputs to the CPU; for a single batch, use torchmetrics.functional",
         why="A metric that needs all predictions at once keeps them and their targets until it is "
         "reset.",
         # torchmetrics 0.8 to 1.8, metric.py
@@ -713,12 +713,12 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     ),
     TracebackSign(
         name="kept-predictions",
-        doing="in an evaluation whose results add up on the GPU",
+        doing="in an evaluation whose results pile up on the GPU",
         is_training=False,
         can_leave_gpu=True,
         title="Move the results of each evaluated batch off the GPU",
         change="put torch.no_grad() around the loop (model.eval() alone keeps the graph), and "
-        "store outputs and metrics with .item() or .cpu(), only what the metrics need",
+        "store only what the metrics need, with .item() or .cpu()",
         spelled=Change.GATHER,
         why="What each batch leaves behind adds up, whatever the batch size. Trainer keeps every "
         "batch's logits on the GPU until the evaluation ends, and joins them with a copy.",
@@ -742,7 +742,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     ),
     TracebackSign(
         name="gathered-results",
-        doing="while each process got the results of all others on its GPU",
+        doing="while each process gathered the results of all the others on its GPU",
         is_training=False,
         can_leave_gpu=True,
         title="Gather the results on the CPU",
@@ -803,11 +803,11 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         name="all-pairs",
         doing="while something was computed for all pairs at once",
         title="Compute the pairs a part at a time, or only those that count",
-        change="a loop over a few thousand rows that keeps only the result (min, topk); "
-        "torch.cdist for distances, which makes no differences of vectors; the edges of a graph "
-        "(edge_index, a sparse matrix) or sampled neighbors in place of a dense matrix; fewer "
-        "points or nodes",
-        why="A matrix of all pairs grows with the square of their number, whatever the batch.",
+        change="loop over a few thousand rows at a time and keep only the result (min, topk); for "
+        "distances use torch.cdist, which never stores the differences of vectors; for a graph use "
+        "its edges (edge_index, a sparse matrix) or sampled neighbors instead of a dense matrix; "
+        "use fewer points or nodes",
+        why="A matrix of all pairs grows with the square of their number, at any batch size.",
         # torch 2.13, torch/functional.py; torch_geometric 2.0 to 2.6, utils/_to_dense_adj.py
         places=(
             Place(functions="cdist pdist pairwise_distance to_dense_adj"),
@@ -820,14 +820,15 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     # ---- several GPUs ----
     TracebackSign(
         name=FIRST_GPU,
-        doing="on a GPU where what several GPUs make or load comes together",
+        doing="on the GPU that collects what several GPUs compute or load",
         is_of_batch=True,
         title="Run one process per GPU, and keep the others off the first GPU",
-        change="in each process torch.cuda.set_device(local_rank) before anything goes to 'cuda', "
-        "and torch.load(..., map_location='cpu'); in place of DataParallel, which gathers all "
-        "outputs on the first GPU, torchrun --nproc_per_node=N and DistributedDataParallel (or "
-        "compute the loss inside forward(), so that a number is gathered)",
-        why="The GPU that also holds what the others have made or loaded fills first.",
+        change="in each process, call torch.cuda.set_device(local_rank) before anything goes to "
+        "'cuda', and use torch.load(..., map_location='cpu'); replace DataParallel, which gathers "
+        "all outputs on the first GPU, with torchrun --nproc_per_node=N and "
+        "DistributedDataParallel (or compute the loss inside forward(), so that only a number is "
+        "gathered)",
+        why="The GPU that also holds what the others computed or loaded fills up first.",
         # torch 1.0 to 2.15, torch/nn/parallel and torch/serialization.py
         places=(
             Place(
@@ -842,15 +843,16 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     # ---- optimizers ----
     TracebackSign(
         name="optimizer-state",
-        doing="while the optimizer made its state or took a step",
+        doing="while the optimizer created its state or took a step",
         is_of_model=True,
         title="Keep less optimizer state on the GPU",
         change="use an 8-bit optimizer (bitsandbytes.optim.AdamW8bit, or optim='adamw_8bit' of "
         "Trainer) or Adafactor; shard it over more GPUs (ZeRO, FSDP) or offload it to the CPU; "
-        "train a LoRA in place of all weights; in PyTorch's own optimizers set fused=True, which "
-        "needs no temporaries",
-        why="Adam keeps two numbers for each weight from the first step on, mixed precision a copy "
-        "in 32 bits. The batch's activations are freed by then: a smaller batch changes nothing.",
+        "train a LoRA adapter instead of all the weights; with PyTorch's own optimizers, set "
+        "fused=True, which needs no temporaries",
+        why="Adam keeps two numbers for each weight from the first step on, and mixed precision "
+        "keeps a copy in 32 bits. The batch's activations are gone by then, so a smaller batch "
+        "changes nothing.",
         # torch 2.13, torch/optim; deepspeed 0.9 to 0.19.6, runtime/zero and engine.py; colossalai
         # 0.2 to 0.4, zero/low_level; apex, amp/_process_optimizer.py; bitsandbytes 0.39 to 0.48,
         # csrc/pythonInterface.cpp: cget_managed_ptr of paged state; apex, optimizers; transformers
@@ -890,9 +892,9 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         name=VAE,
         doing="while a VAE turned latents into pixels or pixels into latents",
         title="Run the VAE in tiles, or on fewer pixels at once",
-        change="turn tiling on, or halve the tiles if it is on; one image at a time "
-        "(vae_batch_size 1 where latents are cached before training), a lower resolution or fewer "
-        "frames; torch.no_grad() in a loop of your own",
+        change="turn tiling on, or halve the tiles if it is already on; process one image at a "
+        "time (vae_batch_size 1 where latents are cached before training), at a lower resolution "
+        "or with fewer frames; put torch.no_grad() around a loop of your own",
         why="The decoder works at full resolution: its peak grows with the pixels of "
         "the image or the frames of the video, after the denoiser has fit.",
         # diffusers 0.35, models/autoencoders; ComfyUI 0.3, comfy/sd.py and nodes.py
@@ -909,11 +911,11 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         name="sampled-grid",
         doing="while features were sampled at points of a grid",
         title="Sample in chunks of points",
-        change="split the grid along its points and join the results; fewer rays, views "
-        "or points a chunk (chunk_size, n_rays, num_points of the model); under "
-        "autocast it runs in 32 bits",
-        why="grid_sample makes channels x points values and keeps grid and input for "
-        "the backward pass: the number of points decides.",
+        change="split the grid along its points and join the results; process fewer rays, views or "
+        "points per chunk (chunk_size, n_rays or num_points of the model); under autocast, "
+        "grid_sample runs in 32 bits",
+        why="grid_sample returns channels x points values and keeps the grid and its input for the "
+        "backward pass: the number of points decides.",
         # torch 2.13, torch/nn/functional.py
         places=(
             Place(functions="grid_sample"),
@@ -929,10 +931,10 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         is_training=False,
         can_leave_gpu=True,
         title="Stitch the windows together on the CPU",
-        change="sliding_window_inference(..., sw_device='cuda', device='cpu'), and the volume "
-        "itself on the CPU; a lower sw_batch_size",
+        change="use sliding_window_inference(..., sw_device='cuda', device='cpu'), and keep the "
+        "volume itself on the CPU; lower sw_batch_size",
         why="The output has the size of the whole volume times the number of classes, in 32 bits, "
-        "with a map of counts beside it; the network only ever sees one window.",
+        "with a map of counts next to it; the network only ever sees one window.",
         # monai 0.2 to 1.5, inferers/utils.py and inferer.py
         places=(Place(file=r"/monai/inferers/", is_last=True),),
         in_words=r"(?is)\bsliding_window_inference\b|\bsw_batch|\bmonai\b.*\bsliding.window",
@@ -942,14 +944,14 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     # ---- generating and attention ----
     TracebackSign(
         name=ATTENTION_SCORES,
-        doing="while attention made the scores of all pairs of tokens",
+        doing="while attention computed the scores of all pairs of tokens",
         title="Use attention that never stores the scores",
-        change="torch.nn.functional.scaled_dot_product_attention in 16 bits and without a dense "
-        "mask, or flash-attn, xformers or SageAttention where this GPU has no fused kernel of "
-        "PyTorch; a shorter sequence",
+        change="use torch.nn.functional.scaled_dot_product_attention in 16 bits and without a "
+        "dense mask, or flash-attn, xformers or SageAttention if PyTorch has no fused kernel for "
+        "this GPU; shorten the sequence",
         spelled=Change.ATTENTION,
-        why="The matrix has batch x heads x length x length entries: half the length "
-        "is a quarter of it.",
+        why="The matrix has batch x heads x length x length entries: half the length takes a "
+        "quarter of the memory.",
         # transformers 4.20 to 4.57, models/*/modeling_*.py; diffusers 0.39,
         # models/attention_processor.py; megatron-core 0.5 to 0.14,
         # transformer/dot_product_attention.py
@@ -967,9 +969,10 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         name="growing-concatenation",
         doing="while a tensor was extended by torch.cat",
         title="Collect the pieces on the CPU, and concatenate once",
-        change="parts.append(x.detach().cpu()) in the loop, torch.cat(parts) once after it",
-        why="Extending a tensor copies all of it for each part: old and new are there "
-        "together, and what it holds stays on the GPU.",
+        change="call parts.append(x.detach().cpu()) in the loop, and torch.cat(parts) once after "
+        "it",
+        why="Extending a tensor copies all of it each time: the old and the new one exist "
+        "together, and everything it holds stays on the GPU.",
         # torch 2.13: cat returns a new tensor. What a layer joins in a variable of its own, such as
         # a skip connection of a U-Net, ends with its call.
         places=(Place(code=_extended(r"[A-Za-z_][\w.]*")),),
@@ -980,12 +983,12 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         doing="while computing logits over the whole vocabulary or their loss",
         is_of_batch=True,
         title="Compute the loss in chunks, or fused",
-        change="score a few hundred tokens at a time, or a fused loss "
+        change="score a few hundred tokens at a time, or use a fused loss "
         "(liger_kernel.transformers.LigerFusedLinearCrossEntropyLoss, cut_cross_entropy), which "
-        "never materializes all logits",
+        "never materializes all the logits",
         spelled=Change.LOSS,
-        why="Logits have batch x length x vocabulary entries, in 32 bits for the loss, "
-        "and their gradient once more.",
+        why="The logits have batch x length x vocabulary entries, in 32 bits for the loss, and "
+        "their gradient takes as much again.",
         # torch 2.13, torch/nn/functional.py; trl 0.21; transformers 4.57, loss; transformers 4.20
         # to 4.57, models/*/modeling_*.py
         places=(
@@ -1014,8 +1017,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "set cache_implementation='offloaded' or 'quantized'; drop contrastive search "
         "(penalty_alpha), which keeps the hidden states of top_k candidates; load the weights in "
         "8 or 4 bits",
-        why="The cache of keys and values grows with every token of prompt and answer, "
-        "for each beam and sequence.",
+        why="The cache of keys and values grows with every token of the prompt and the answer, for "
+        "each beam and sequence.",
         # transformers 4.20 to 4.57, generation/utils.py and cache_utils.py
         places=(
             Place(file=r"/transformers/(?:generation/|cache_utils\.py$)"),
@@ -1069,10 +1072,10 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         is_of_model=True,
         is_surrounding=True,
         title="Free what the earlier run left before the next one starts",
-        change="at the end of each run or trial: del model, optimizer and every output, then "
-        "gc.collect() and torch.cuda.empty_cache(); or run each in a process of its own, in a "
-        "notebook by a restart of the kernel; after an error its traceback holds all variables of "
-        "the cell that failed, until another cell fails (1/0)",
+        change="at the end of each run or trial, del model, optimizer and every output, then call "
+        "gc.collect() and torch.cuda.empty_cache(); or run each in its own process (in a notebook, "
+        "restart the kernel); after an error, its traceback keeps all variables of the failed cell "
+        "alive until another cell fails (1/0)",
         why="The variables of the earlier run, or the traceback of its error, still hold its "
         "tensors while the next run makes its own.",
         # ipython 8, core/interactiveshell.py: showtraceback() sets sys.last_traceback
@@ -1087,23 +1090,22 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         change="sum and store loss.item(), not loss; store outputs with .detach().cpu(); put "
         "torch.no_grad() around inference and metrics; detach states between sequences; then cap "
         "what differs from batch to batch: lengths, boxes, nodes",
-        why="What a step leaves behind adds up, whatever the batch: a loss that is kept holds the "
-        "graph of its step.",
+        why="Whatever a step leaves behind adds up, at any batch size: a stored loss holds the "
+        "whole graph of its step.",
         # torch 2.13, docs/source/notes/faq.rst
         in_words=rf"(?i){_GROWS}",
         in_code="kept",
     ),
     TracebackSign(
         name="spilled",
-        doing="with part of the GPU's memory on the host, where Windows' driver had moved it",
+        doing="after Windows' driver had moved part of the GPU's memory to the host",
         is_of_batch=True,
         is_surrounding=True,
         title="Stay within the GPU's own memory",
-        change="a smaller batch, input or model, until nvidia-smi stays a few hundred MiB below "
-        "the card's size; to get an error instead of a slow run: NVIDIA Control Panel, Manage 3D "
-        "settings, CUDA - Sysmem Fallback Policy: Prefer No Sysmem Fallback",
-        why="What does not fit goes to the host's memory, over the bus, at a fraction of the "
-        "speed.",
+        change="use a smaller batch, input or model, until nvidia-smi stays a few hundred MiB "
+        "below the card's size; to get an error instead of a slow run, open NVIDIA Control Panel, "
+        "Manage 3D settings, and set CUDA - Sysmem Fallback Policy to Prefer No Sysmem Fallback",
+        why="What does not fit goes to the host's memory over the bus, at a fraction of the speed.",
         # NVIDIA's driver for Windows since 536.40; support answer 5490
         in_words=r"[Ss]hared GPU memory|[Ss]ysmem [Ff]allback",
     ),
@@ -1112,12 +1114,13 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         doing="after steps that fit",
         is_of_batch=True,
         is_surrounding=True,
-        title="Find what the step that failed has that earlier steps did not",
-        change="a validation or a test runs in between: torch.no_grad() and a smaller batch there; "
-        "something is kept from step to step: loss.item() and .detach().cpu() in place of tensors; "
-        "the samples differ: sort or cap their lengths, sizes, boxes or nodes",
-        why="The first steps fit, so the usual batch does: the later one is larger, evaluates or "
-        "saves, or comes on top of what the earlier ones left.",
+        title="Find out what is different about the step that failed",
+        change="if a validation or a test runs in between, use torch.no_grad() and a smaller batch "
+        "there; if something is kept from step to step, keep loss.item() and .detach().cpu() "
+        "instead of tensors; if the samples differ, sort them or cap their lengths, sizes, boxes "
+        "or nodes",
+        why="The first steps fit, so the usual batch does, too: the later one is larger, evaluates "
+        "or saves, or adds to what the earlier ones left behind.",
         # torch 2.13, docs/source/notes/faq.rst
         in_words=_LATE,
     ),
@@ -1129,8 +1132,9 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         is_surrounding=True,
         title="Transcribe in smaller batches, or with smaller weights",
         change="lower batch_size and beam_size; set compute_type='int8_float16' or 'int8'; use a "
-        "smaller or distilled model; between the steps of a pipeline call del model, "
-        "gc.collect() and torch.cuda.empty_cache(), since it asks the driver and not PyTorch",
+        "smaller or distilled model; between the steps of a pipeline, del the model and call "
+        "gc.collect() and torch.cuda.empty_cache(), because CTranslate2 takes its memory from the "
+        "driver",
         why="It takes its memory from the driver: what PyTorch keeps in its cache for the other "
         "models of the pipeline is not available to it.",
         # ctranslate2 3 and 4, src/cuda; faster-whisper 1.1, transcribe.py; whisperx 3, README

@@ -179,7 +179,7 @@ def test_step_that_fails_after_steps_that_fit_is_compared_with_them(said):
 
     assert verdict.cause is Cause.CAPACITY
     assert Cause.LEAK in verdict.also
-    assert "that earlier steps did not" in first.title
+    assert "different about the step that failed" in first.title
     assert "loss.item()" in first.change
     assert "torch.no_grad()" in first.change
 
@@ -214,7 +214,7 @@ def test_batch_that_cannot_shrink_is_no_advice_for_a_later_step_either():
     said = "batch_size=1. After 5000 iterations of training: CUDA out of memory. Why?"
     _, first = first_of(f"{said}\n")
 
-    assert "earlier steps did not" in first.title
+    assert "different about the step that failed" in first.title
     assert "lower" not in first.change
 
 
@@ -337,7 +337,7 @@ def test_card_of_which_next_to_nothing_is_free_is_full():
 def test_cache_that_is_too_small_is_met_with_a_shorter_context():
     _, first = first_of("The vLLM engine stops: insufficient KV cache memory.\n")
 
-    assert first.change.startswith("a --max-model-len no longer than you need")
+    assert first.change.startswith("set --max-model-len no longer than you need")
 
 
 def test_server_is_known_by_its_options():
@@ -582,7 +582,7 @@ HOST = {
     ),
     "growth": (
         CPU + ASKED.format(33 << 30) + "The memory grows during the epoch without reducing back.\n",
-        "only what is needed in the end",
+        "only what you need from each batch",
     ),
     "nothing known": (CPU + ASKED.format(4096), "DataLoader workers"),
 }
@@ -753,7 +753,7 @@ def test_limit_of_metal_is_lifted_last():
 
     (advice,) = (r for r in diagnose(case_of(text)).recommendations if r.code == "less-on-metal")
 
-    assert "as a last resort PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0" in advice.change
+    assert "as a last resort set PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0" in advice.change
 
 
 def test_step_of_a_servers_engine_speaks_of_its_cache():
@@ -816,7 +816,7 @@ def test_server_that_was_refused_beside_free_memory_is_told_to_reserve_less():
     assert "--gpu-memory-utilization" in first.change
 
 
-@pytest.mark.parametrize(("given", "said"), [("0.95", "A quantized"), ("0.4", "higher --gpu")])
+@pytest.mark.parametrize(("given", "said"), [("0.95", "A quantized"), ("0.4", "raise --gpu")])
 def test_share_that_a_server_was_given_decides_whether_a_higher_one_is_advised(given, said):
     _, first = first_of(
         f"vllm serve m --gpu-memory-utilization {given}\nValueError: No available memory for the "
@@ -1333,7 +1333,9 @@ def test_driver_without_figures_is_met_with_who_fills_the_gpu():
     verdict, first = first_of("RuntimeError: CUDA error: out of memory\n")
 
     assert verdict.cause is Cause.UNKNOWN
-    assert first.change.startswith("nvidia-smi during the run: end another process")
+    assert first.change.startswith(
+        "run nvidia-smi while the program runs: if another process fills"
+    )
 
 
 def test_holders_are_found_with_the_tool_of_the_devices_maker():
@@ -1599,7 +1601,7 @@ def test_words_about_a_run_do_not_go_before_the_cure_of_holes():
         ("upscaling a picture", "use smaller images (or tiles of them)"),
         (
             "My chat bot runs a video: " + "prompt of tokens, LLM, chat. " * 3,
-            "use shorter sequences (and a lower max_new_tokens); one input at a time;",
+            "use shorter sequences (and a lower max_new_tokens); process one input at a time;",
         ),
         ("synthesizing speech", "use shorter audio"),
         ("inference fails", "use a smaller image or tiles of it, fewer frames"),
@@ -2262,7 +2264,7 @@ def test_adapter_is_not_advised_to_who_trains_one():
         text = f"{said}\n{traceback(('/env/torch/optim/adamw.py', 'state = zeros_like(p)'))}{FULL}"
         return first_of(f"{text}\n")[1].change
 
-    assert "a LoRA in place of all weights" in changes("Training of a diffusion model")
+    assert "a LoRA adapter instead of all the weights" in changes("Training of a diffusion model")
     assert "LoRA" not in changes("Training with --network_module networks.lora")
 
 
@@ -2317,7 +2319,7 @@ def test_failure_whose_first_word_is_the_device_is_told_like_any_other():
 def test_failure_in_the_middle_of_a_later_epoch_comes_after_steps_that_fit():
     said = "It went well for 11 epochs, and in the middle of the 12th epoch it had an OOM error."
 
-    assert "earlier steps did not" in first_of(f"{said}\n{FULL}\n")[1].title
+    assert "different about the step that failed" in first_of(f"{said}\n{FULL}\n")[1].title
 
 
 def test_evaluation_by_a_server_is_lowered_in_the_server():
@@ -2404,7 +2406,7 @@ def test_a_small_request_on_a_device_that_kept_graphs_fill_fails_of_a_leak(asked
 @pytest.mark.parametrize(
     ("call", "title"),
     [
-        ("train.py", "Find what the step that failed has that earlier steps did not"),
+        ("train.py", "Find out what is different about the step that failed"),
         ("loss.backward()", "Limit the largest samples, since earlier steps fit"),
     ],
 )

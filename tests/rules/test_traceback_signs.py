@@ -414,7 +414,7 @@ def test_evaluation_is_read_from_words_without_a_traceback(said):
 def test_verdict_says_what_was_going_on():
     verdict = diagnose(case_of(SHAPES["kept-predictions"])).verdict
 
-    assert "in an evaluation whose results add up on the GPU" in verdict.summary
+    assert "in an evaluation whose results pile up on the GPU" in verdict.summary
 
 
 def test_frames_of_plain_layers_are_no_sign():

@@ -29,8 +29,8 @@ class FusedAttention(SavingRemedy):
     acts_on = "attention scores"
     doing = "fused attention"
     change = (
-        "torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=...), with its flash "
-        "or memory-efficient kernel"
+        "call torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=...), which has "
+        "flash and memory-efficient kernels"
     )
     cost = "None; it is faster too."
     caveats = ("output_attentions=True, and some masks, bring the slow path back.",)

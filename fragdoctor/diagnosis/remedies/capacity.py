@@ -232,7 +232,9 @@ class SmallerBatch(SavingRemedy):
     def _proposed(self, case: JudgedCase) -> Iterator[Proposal]:
         r = case.failed_request
         if case.has_old_holes and case.sign is None:
-            yield self._smaller(case, "Smaller requests fit into the holes, in any PyTorch.")
+            yield self._smaller(
+                case, "Smaller requests fit into the holes, in any version of PyTorch."
+            )
         is_beside = case.cause in OUTSIDE and case.supports(Cause.CAPACITY)
         if not case.is_allocator_case or not (case.cause in SHORT_OF_MEMORY or is_beside):
             return
@@ -330,7 +332,7 @@ class LimitBatch(SmallerBatch):
     code = "limit-batch"
     title = "Limit the size of a batch"
     burden = Burden.CHANGE
-    cost = "None for the batches that passed."
+    cost = "None for the batches that fit."
     is_usual = False
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
@@ -340,7 +342,7 @@ class LimitBatch(SmallerBatch):
         if not found or scale is None or scale.step < LARGER:
             return
         title = f"{self.title}: this one is {scale.step:.1f} times the largest before it"
-        change = "sort samples by size, or cap the tokens, pixels, nodes or edges of a batch"
+        change = "sort samples by size, or cap the tokens, pixels, nodes or edges in a batch"
         if not _has_trained(case):
             change = "run it on one part of the batch after another, or cap the size of an input"
         elif is_evaluation(case.asking_stack):
@@ -348,7 +350,7 @@ class LimitBatch(SmallerBatch):
                 "Evaluate with smaller batches: this one is "
                 f"{scale.step:.1f} times the largest before"
             )
-            change = "a smaller batch, or smaller inputs, where the evaluation loads its data"
+            change = "use a smaller batch, or smaller inputs, where the evaluation loads its data"
         for proposal in found:
             yield proposal.saying(title=title, change=change)
 
@@ -378,11 +380,11 @@ class LimitRequest(SavingRemedy):
     title = "Make less at once"
     doing = "no request larger than those before at its line"
     change = (
-        "make it in parts, or on the CPU where it is this large; or cap what its size comes from "
-        "(boxes, candidates, points, nodes). The rest of the step is as large as before, so a "
-        "smaller batch is not what it needs"
+        "compute it in parts, or on the CPU where it is this large; or cap what its size comes "
+        "from (boxes, candidates, points, nodes). The rest of the step is as large as before, so "
+        "a smaller batch is not what it needs"
     )
-    cost = "None for the samples that passed."
+    cost = "None for the samples that fit."
     effort = 0
     combines = False
 
@@ -519,8 +521,9 @@ def less_model_memory(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         confidence=Confidence.LIKELY if is_building else Confidence.POSSIBLE,
         change=fewer_bytes(case)
         if runs
-        else "bf16 weights or autocast; an 8-bit optimizer; a LoRA in place of all weights; "
-        "quantized weights for inference; FSDP or ZeRO over several GPUs, offloading to the host",
+        else "use bf16 weights or autocast; an 8-bit optimizer; a LoRA adapter instead of all the "
+        "weights; quantized weights for inference; FSDP or ZeRO over several GPUs; or offload to "
+        "the host",
         why=why,
         cost="Lower precision may need care with the loss; sharding and offloading need bandwidth.",
     )
@@ -535,8 +538,8 @@ def compute_in_16_bits(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     if 0 < held < r.missing_bytes and not r.is_alone_too_large:
         yield remedy.proposal(
             weight=Weight.MAY_HELP,
-            change="torch.autocast('cuda', torch.bfloat16) around the forward pass and the loss, "
-            "unless it is there already",
+            change="put torch.autocast('cuda', torch.bfloat16) around the forward pass and the "
+            "loss, unless it is there already",
             why=f"{format_size(r.missing_bytes)} is missing, more than the model takes ({parts}), "
             "so the results of its layers must shrink.",
             cost="Lower precision may need care with the loss.",

@@ -63,8 +63,8 @@ class PreallocateBuffers(Remedy):
             title=f"Allocate the buffers of {line_text(line)} once, at their full length",
             weight=Weight.CURES if case.cause is Cause.FRAGMENTATION else Weight.HELPS,
             confidence=Confidence.LIKELY,
-            change="torch.empty(..., max_length, ...) before the loop, and copy each step's part "
-            "into a slice of it, in place of torch.cat; in Transformers "
+            change="call torch.empty(..., max_length, ...) before the loop, and copy each step's "
+            "part into a slice of it, in place of torch.cat; in Transformers, set "
             "cache_implementation='static' (StaticCache)",
             why=f"{plural(n, 'buffer')} grow by copies, {format_size(total)} in all: each time a "
             "larger one is made before the old one is freed, and the holes that the old ones leave "

@@ -150,8 +150,8 @@ FEWER: Final = {
     r"box|object|instance|anchor|proposal": "drop or split samples with hundreds of them; compare "
     "them on the CPU (gpu_assign_thr=100 of MMDetection's assigners) or in chunks",
     r"node|edge|neighbo|PyG$": "sample neighbors instead of using the whole graph (NeighborLoader "
-    "of PyG, or DGL's); multiply by a sparse matrix (torch.sparse, SparseTensor) instead of making "
-    "a message for each edge; fewer features or heads",
+    "of PyG, or DGL's); multiply by a sparse matrix (torch.sparse, SparseTensor) instead of "
+    "making a message for each edge; use fewer features or heads",
     r"experien|transition|trajector": "store them on the CPU (.cpu(), or NumPy arrays), and move "
     "only the sampled batch to the GPU",
     r"^fewer (?!frames)": "work on them in chunks (for part in x.split(n)) and join the results, "

@@ -72,7 +72,7 @@ def _of_growth(case: JudgedCase, sign: TracebackSign, message: OomMessage) -> tu
     """Return what keeps memory from step to step, by whose loop it is."""
     batch = words_in(case, Change.BATCH)
     if message.code.kept:
-        numbers = "keep x.item() of a number, x.detach().cpu() of a tensor"
+        numbers = "keep x.item() for a number, and x.detach().cpu() for a tensor"
         loop = "put torch.no_grad() around the loop if nothing in it goes backward"
         return f"Keep {message.code.kept} without the graph of each step", f"{numbers}; {loop}"
     if only_runs(message):
@@ -88,8 +88,8 @@ def _of_growth(case: JudgedCase, sign: TracebackSign, message: OomMessage) -> tu
 
 
 CAPPED: Final = (
-    "sort or cap what differs from batch to batch (lengths, boxes, nodes); .item() or "
-    ".detach().cpu() of what metrics, hooks and callbacks of your own keep"
+    "sort or cap what differs from batch to batch (lengths, boxes, nodes); store only .item() or "
+    ".detach().cpu() in your own metrics, hooks and callbacks"
 )
 """What grows in a loop that keeps no losses: the largest batch so far, whose memory PyTorch caches,
 or what the user's own code keeps."""
@@ -170,8 +170,8 @@ def retry_outside_except(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]
     yield remedy.proposal(
         weight=Weight.FITS if case.sign is None else Weight.HELPS,
         confidence=Confidence.LIKELY,
-        change="set a flag in the except block and try again after it; keep str(error), not "
-        "the exception; gc.collect() and torch.cuda.empty_cache() before the next attempt",
+        change="set a flag in the except block and try again after it; keep str(error), not the "
+        "exception; call gc.collect() and torch.cuda.empty_cache() before the next attempt",
         why=f"{why}: {format_size(left)} of a failed attempt were still held."
         if left
         else f"{why}: the second attempt starts with a full device.",

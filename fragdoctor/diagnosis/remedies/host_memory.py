@@ -26,25 +26,25 @@ LIMIT_CHANGE: Final = (
 _PAGE_FILE: Final = (
     "use a larger page file (System > Advanced system settings > Performance > Advanced > Virtual "
     "memory: system managed, on a drive with room), since Windows commits no more memory than RAM "
-    "and page file have together"
+    "and the page file have together"
 )
 _FEWER_WORKERS: Final = (
     "use fewer DataLoader workers, each of which holds a copy of the dataset's Python objects; "
     "use a smaller prefetch_factor; read samples on demand"
 )
 _LESS_ON_HOST: Final = (
-    "fewer DataLoader workers, each of which loads CUDA's libraries on Windows; fewer blocks or "
-    "layers that wait on the host, and those not page-locked (pin_memory=False, no non_blocking); "
-    "a larger page file or swap, in WSL2 a larger memory= in .wslconfig"
+    "use fewer DataLoader workers, each of which loads CUDA's libraries on Windows; keep fewer "
+    "blocks or layers on the host, and do not page-lock them (pin_memory=False, no non_blocking); "
+    "enlarge the page file or swap, or in WSL2 memory= in .wslconfig"
 )
 _KEEP_LESS: Final = (
-    "keep of each batch only what is needed in the end (a number, the arg max, the metric's state) "
-    "instead of all outputs or features, or write them to disk as they come; then fewer or smaller "
+    "keep only what you need from each batch (a number, the arg max, the metric's state) instead "
+    "of all outputs or features, or write them to disk as they come; then use fewer or smaller "
     "samples"
 )
 _LESS_DATA: Final = (
-    "hold less of the data in memory: read samples on demand, or work on it in parts; fewer "
-    "DataLoader workers or processes of a Pool, each of which holds a copy; more RAM, or swap"
+    "hold less of the data in memory: read samples on demand, or process the data in parts; use "
+    "fewer DataLoader workers or Pool processes, each of which holds a copy; add RAM or swap"
 )
 _DATA: Final = regex(
     r"(?i)\bdata(?:sets?)?\b|pre-?process|\bpool\.\w*map|\bimages\b|\bvideos\b|\bscenes\b"
@@ -57,35 +57,36 @@ _FORKS: Final = regex(r"\bos\.fork\(|\bnum_workers\b")
 HOST_CHANGES: Final = {
     "dataloader-killed": _FEWER_WORKERS,
     "cgroup-kill": f"{LIMIT_CHANGE}; then {HOST_CHANGE}",
-    "page-file": f"{_PAGE_FILE}; fewer DataLoader workers and processes, each of which loads "
+    "page-file": f"{_PAGE_FILE}; use fewer DataLoader workers and processes, each of which loads "
     "PyTorch's libraries again",
-    "windows-commit": f"{_PAGE_FILE}; close other programs; smaller or fewer models at a time",
+    "windows-commit": f"{_PAGE_FILE}; close other programs; load smaller or fewer models at a time",
     "ray-memory": "run fewer tasks or actors at a time (num_cpus= or memory= of @ray.remote), "
     "keep smaller objects in the store, or use a node with more memory. "
     "RAY_memory_usage_threshold only moves the kill",
-    "ray-worker": "look into that worker's own log first (ray logs worker-ID*), and into dmesg; if "
-    "it was memory: fewer tasks at a time (num_cpus= or memory= of @ray.remote), smaller blocks "
-    "and objects in the store, or more memory on the node",
+    "ray-worker": "look into that worker's own log first (ray logs worker-ID*), and into dmesg; "
+    "if it was memory, run fewer tasks at a time (num_cpus= or memory= of @ray.remote), keep "
+    "smaller blocks and objects in the store, or use a node with more memory",
     "notebook": "free what earlier cells left (del, or restart the session) and run only what is "
-    "needed; a runtime with more RAM; data read from disk on demand (memory maps, "
-    "streaming); weights loaded on the GPU at once (device_map, low_cpu_mem_usage)",
-    "evicted": "resources.requests.memory of the pod as high as what it takes (kubectl top pod), "
-    "so that it is put on a node with room and is not the first to go; a larger node, or fewer "
-    "pods on it; then fewer DataLoader workers and less loaded at once",
+    "needed; choose a runtime with more RAM; read data from disk on demand (memory maps, "
+    "streaming); load weights straight onto the GPU (device_map, low_cpu_mem_usage)",
+    "evicted": "set the pod's resources.requests.memory as high as what it takes (kubectl top "
+    "pod), so that it is put on a node with room and is not the first to go; use a larger node, "
+    "or fewer pods on it; then use fewer DataLoader workers and load less at once",
     "ggml-host": "lower --ctx-size (n_ctx in Python), since the default is the context that the "
     "model was trained with; set --cache-type-k q8_0 and --cache-type-v q8_0; use a smaller "
     "quantization, or put more layers on the GPU (--n-gpu-layers)",
-    "worker-gone": "fewer worker processes: -npp and -nps of nnUNetv2_predict, nnUNet_n_proc_DA "
-    "for nnU-Net's training, num_workers of a DataLoader; more memory for the machine or "
-    "container",
+    "worker-gone": "use fewer worker processes: -npp and -nps of nnUNetv2_predict, "
+    "nnUNet_n_proc_DA for nnU-Net's training, num_workers of a DataLoader; give the machine or "
+    "container more memory",
     "mappings": "raise it (sysctl -w vm.max_map_count=1048576); pass fewer and larger tensors (one "
     "padded tensor in a sample instead of a list), and keep what a dataset loads in its __init__ "
     "as one array",
-    "ggml-pinned": "GGML_CUDA_NO_PINNED=1 in the environment, with which llama.cpp takes ordinary "
-    "host memory; in WSL2 set a larger memory= in .wslconfig; then fewer layers on the GPU",
+    "ggml-pinned": "set GGML_CUDA_NO_PINNED=1 in the environment, which makes llama.cpp use "
+    "ordinary host memory; in WSL2 set a larger memory= in .wslconfig; then put fewer layers on "
+    "the GPU",
     "pinned-host": "use fewer or smaller page-locked buffers (pin_memory=False in PyTorch's "
     "DataLoader): WSL2 and some containers allow few of them however much memory is free; in WSL2 "
-    "a larger memory= in .wslconfig",
+    "set a larger memory= in .wslconfig",
 }
 """Changes that use less of the host's memory, by the finer kind of the message."""
 

@@ -267,7 +267,7 @@ def gather_on_host(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         return
     yield remedy.proposal(
         weight=Weight.CURES,
-        change="keep outputs.append(out.cpu()), or only the number that you need",
+        change="call outputs.append(out.cpu()), or keep only the number that you need",
         why=f"{gathered_text(case.context, kept)}.",
         locations=kept_stack(case.context, kept),
         cost="A copy to the host for each batch; as much host memory.",
@@ -297,8 +297,8 @@ def free_between_trials(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     yield remedy.proposal(
         weight=weight,
         confidence=Confidence.LIKELY if grown is not None else Confidence.POSSIBLE,
-        change="at the end of each trial: del model, optimizer, batch, loss; gc.collect(); "
-        "torch.cuda.empty_cache()",
+        change="at the end of each trial, del model, optimizer, batch and loss, then call "
+        "gc.collect() and torch.cuda.empty_cache()",
         why=why,
         cost="Milliseconds a trial.",
         caveats=FREEING,

@@ -24,11 +24,12 @@ from fragdoctor.rules.traceback_signs import CALLS_OF_LIBRARIES
 from fragdoctor.trace.stacks import PACKAGE, classify_file
 
 OF_IMAGES: Final = (
-    "a lower batch size, or smaller crops and images: half the side takes a quarter of the memory, "
-    "in 3D an eighth; to predict whole images, tiles or a sliding window with an overlap"
+    "lower the batch size, or use smaller crops or images: half the side takes a quarter of the "
+    "memory (an eighth in 3D); to predict whole images, use tiles or a sliding window with an "
+    "overlap"
 )
 HALF_SIDES: Final = (
-    "train on crops of half the side, which take a quarter of the memory, in 3D an eighth"
+    "train on crops of half the side, which take a quarter of the memory (an eighth in 3D)"
 )
 HALVES: Final = (
     "halve the batch until a step fits, and accumulate gradients over twice as many steps each "
@@ -40,7 +41,7 @@ ANY_BATCH: Final = (
 )
 ONE_INPUT: Final = "a smaller image or tiles of it, fewer frames or points, a shorter text or audio"
 FITTED: Final = (
-    "go back to the value that fitted; where each one holds a copy of the model, spread the copies "
+    "go back to the value that fit; where each one holds a copy of the model, spread the copies "
     "over more GPUs, or store the weights in fewer bits"
 )
 NO_HELP: Final = "a smaller batch did not help"
@@ -168,7 +169,7 @@ def less_to_run(case: JudgedCase) -> tuple[str, str]:
     if (case.told.batch_size or 1) > 1:
         less = f"lower {case.told.batch_option} from {case.told.batch_size}; {less}"
     else:
-        less = f"{less}; one input at a time"
+        less = f"{less}; process one input at a time"
     ways = (weights, less) if is_full else (graph, less, weights)
     return title, "; ".join(filter(None, ways))
 
@@ -230,8 +231,10 @@ def _less_of_one(case: JudgedCase, since: str) -> tuple[str, str]:
         for way in LESS_STATE
         if way not in case.told.in_use and (is_tuned or way is not ADAPTER)
     )
-    state = words_in(case, Change.OFFLOAD_STATE, Change.WEIGHTS) or left or "less of it on the GPU"
-    less = f"less memory for weights and state: {state}"
+    state = (
+        words_in(case, Change.OFFLOAD_STATE, Change.WEIGHTS) or left or "keep less of it on the GPU"
+    )
+    less = f"shrink weights and state: {state}"
     change = f"use {samples}; then {less}"
     if case.is_checkpointed:
         return f"Use less for one sample: {since}", change

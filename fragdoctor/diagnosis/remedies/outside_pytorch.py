@@ -232,10 +232,10 @@ def cap_other_libraries(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         title=BESIDE_TRAINING if trained else "",
         weight=Weight.CURES if is_main else Weight.MAY_HELP,
         change=trained
-        or "fewer simulator environments (num_envs), "
-        "XLA_PYTHON_CLIENT_PREALLOCATE=false for JAX, set_memory_growth for TensorFlow, "
-        "fewer NCCL communicators and channels (NCCL_MAX_NCHANNELS), smaller TensorRT "
-        "workspaces; CUDA_MODULE_LOADING=LAZY before CUDA 12.2, where it became the default",
+        or "run fewer simulator environments (num_envs); set XLA_PYTHON_CLIENT_PREALLOCATE=false "
+        "for JAX, or set_memory_growth for TensorFlow; use fewer NCCL communicators and channels "
+        "(NCCL_MAX_NCHANNELS), and smaller TensorRT workspaces; set CUDA_MODULE_LOADING=LAZY "
+        "before CUDA 12.2, where it became the default",
         why=f"{format_size(held)} of this process is outside PyTorch's cache."
         if held is not None
         else "Part of the device is held outside PyTorch's cache.",
@@ -255,17 +255,17 @@ def library_headroom(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         return
     library = library_of(case.message).partition(",")[0]
     room = (
-        "torch.cuda.set_per_process_memory_fraction(0.95), and create handles and communicators "
-        "early, for example by one small matmul or all_reduce at startup"
+        "call torch.cuda.set_per_process_memory_fraction(0.95), and create handles and "
+        "communicators early, for example with one small matmul or all_reduce at startup"
     )
     less = "use a smaller batch; " if case.kind in ("cublas", "cudnn") else ""
     yield remedy.proposal(
         title="Find out whether the GPU is full or an index is out of range" if is_open else "",
         weight=Weight.CURES if is_open else Weight.HELPS,
-        change="nvidia-smi during the run shows a full GPU, and a smaller batch then fits; "
-        "CUDA_LAUNCH_BLOCKING=1, or the same step on the CPU, shows the line with a bad index; if "
-        "it is neither, install a build of PyTorch that fits the GPU and its driver, without other "
-        f"CUDA libraries in LD_LIBRARY_PATH. Against a full GPU also {room}"
+        change="run nvidia-smi while the program runs: if the GPU is full, a smaller batch fits; "
+        "run with CUDA_LAUNCH_BLOCKING=1, or the same step on the CPU, to see the line with a bad "
+        "index; if it is neither, install a build of PyTorch that fits the GPU and its driver, "
+        f"without other CUDA libraries in LD_LIBRARY_PATH. Against a full GPU, also {room}"
         if is_open
         else less + room,
         why=f"{library} allocates for itself; a cache that fills the device leaves it no room.",
@@ -274,12 +274,12 @@ def library_headroom(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
 
 
 _RESTARTS: Final = {
-    "driver-state": "with no program on the GPU, sudo rmmod nvidia_uvm && sudo modprobe "
-    "nvidia_uvm, or reboot; dmesg shows why (Xid, version mismatch). In a container, see "
+    "driver-state": "with no program on the GPU, run sudo rmmod nvidia_uvm && sudo modprobe "
+    "nvidia_uvm, or reboot; dmesg shows why (Xid, version mismatch). In a container, make sure "
     "that /dev/nvidia-uvm is there; set CUDA_VISIBLE_DEVICES only before the program starts",
-    "forked": "multiprocessing.set_start_method('spawn'), or multiprocessing_context='spawn' of a "
-    "DataLoader; better, let a Dataset return CPU tensors and call .cuda() in the training loop. "
-    "In a process that was not forked, reload nvidia_uvm or reboot",
+    "forked": "call multiprocessing.set_start_method('spawn'), or give the DataLoader "
+    "multiprocessing_context='spawn'; better, let the Dataset return CPU tensors and call .cuda() "
+    "in the training loop. In a process that was not forked, reload nvidia_uvm or reboot",
 }
 """What starts CUDA again, by the finer kind of the message."""
 
@@ -310,10 +310,10 @@ def find_the_limit(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         yield remedy.proposal(
             title="Find out what refused the request: the GPU looks empty",
             weight=Weight.MAY_HELP,
-            change="look at ulimit -v and the memory limit of the job or container, since CUDA "
-            "reserves addresses for all of the host's and the GPUs' memory; at nvidia-smi -q -d "
-            "COMPUTE, for an exclusive mode; at CUDA_VISIBLE_DEVICES, for another GPU; on Windows "
-            "at the page file; then reboot",
+            change="check ulimit -v and the memory limit of the job or container, since CUDA "
+            "reserves addresses for all of the host's and the GPUs' memory; check nvidia-smi -q "
+            "-d COMPUTE for an exclusive mode, CUDA_VISIBLE_DEVICES for another GPU, and on "
+            "Windows the page file; then reboot",
             why=case.verdict.summary,
         )
     if r is None:
@@ -328,8 +328,8 @@ def find_the_limit(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     yield remedy.proposal(
         weight=Weight.MAY_HELP,
         change=f"look for {fraction}a memory option of the program; on Windows enlarge the "
-        "page file, against which GPU memory counts, and close other programs; ulimit -v; "
-        "nvidia-smi during the run shows a process that comes and goes",
+        "page file, against which GPU memory counts, and close other programs; check ulimit -v; "
+        "run nvidia-smi meanwhile to see a process that comes and goes",
         why=case.verdict.summary,
     )
 
@@ -391,8 +391,8 @@ def smaller_kernel_blocks(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal
         title="Change the operation, or the compiler" if is_tpu else "",
         weight=Weight.HELPS,
         confidence=Confidence.POSSIBLE if is_tpu else Confidence.LIKELY,
-        change="smaller or more even shapes (multiples of 8 and 128) in the named operation, "
-        "smaller blocks if it is a Pallas kernel; a newer jaxlib, libtpu or torch_xla: a "
+        change="use smaller or more even shapes (multiples of 8 and 128) in the named operation, "
+        "or smaller blocks if it is a Pallas kernel; upgrade jaxlib, libtpu or torch_xla: a "
         "kernel that XLA chose itself should fit, so this is worth a bug report"
         if is_tpu
         else "lower BLOCK sizes or num_stages of the Triton kernel, or use a build for this GPU",
@@ -407,13 +407,13 @@ HEADS: Final = 32
 
 
 SHAPE_CHANGE: Final = (
-    "print(x.shape, x.dtype) before the call; check negative or NaN-derived sizes, the largest "
-    "index (scatter, one_hot and bincount size their result by it), a broadcast of (N, 1) with (1, "
-    "N), and whether a checkpoint is damaged"
+    "print(x.shape, x.dtype) before the call; look for sizes that are negative or come from NaN, "
+    "a huge index (scatter, one_hot and bincount size their result by the largest), a broadcast "
+    "of (N, 1) with (1, N), or a damaged checkpoint"
 )
 SMALLER_TENSOR: Final = (
-    "a shorter sequence, a smaller image (tiles), graph or batch, or the work in parts; if it is "
-    "not meant to be that large"
+    "use a shorter sequence, a smaller image (tiles), graph or batch, or do the work in parts; if "
+    "it is not meant to be that large"
 )
 
 
@@ -464,17 +464,19 @@ def locate_driver_call(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         return
     title = ""
     change = (
-        "nvidia-smi for the GPU and free -h for the host during the run, then less on the "
-        "one that fills up"
+        "run nvidia-smi (for the GPU) and free -h (for the host) while the program runs, and put "
+        "less on whichever fills up"
         if message.sub_kind == "unread"
-        else "nvidia-smi during the run: end another process that fills it, or take a GPU "
-        "that is free (CUDA_VISIBLE_DEVICES); if this program fills it, a smaller batch, input "
-        "or model; with room left, pin_memory=False in the DataLoader for a test, and "
-        "CUDA_LAUNCH_BLOCKING=1, with which the traceback names the call"
+        else "run nvidia-smi while the program runs: if another process fills the GPU, end it, or "
+        "pick a free GPU (CUDA_VISIBLE_DEVICES); if this program does, use a smaller batch, input "
+        "or model; if there is room left, try pin_memory=False in the DataLoader, and "
+        "CUDA_LAUNCH_BLOCKING=1, which makes the traceback name the call"
     )
     if is_in_backward_pass(message):  # activations that this program made are there by then
         title, less = less_of_batch(case)
-        change = f"{less}; nvidia-smi during the run shows whether another process takes a part"
+        change = (
+            f"{less}; run nvidia-smi meanwhile to see whether another process takes part of the GPU"
+        )
     yield remedy.proposal(
         title=title,
         weight=Weight.MAY_HELP,
@@ -498,11 +500,11 @@ def record_snapshot(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         title="Find the line that keeps memory" if is_leak else "",
         weight=(Weight.CURES if case.sign is None else Weight.HELPS) if is_leak else Weight.ASKS,
         confidence=Confidence.POSSIBLE if is_leak else Confidence.LIKELY,
-        change="start the program with fragdoctor run, which diagnoses by itself; or, "
-        "where it cannot be installed, call "
+        change="start the program with fragdoctor run, which diagnoses the failure itself; or, "
+        "where that cannot be installed, call "
         "torch.cuda.memory._record_memory_history(max_entries=100000) at the start and "
-        "torch.cuda.memory._dump_snapshot('oom.pickle') on the error, and then fragdoctor "
-        "analyze oom.pickle",
+        "torch.cuda.memory._dump_snapshot('oom.pickle') on the error, then run fragdoctor analyze "
+        "oom.pickle",
         why=case.verdict.settled_by or "A snapshot shows which lines hold and strand the memory.",
         cost="A few microseconds per allocation.",
     )

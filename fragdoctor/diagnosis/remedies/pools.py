@@ -124,13 +124,13 @@ def split_allocation(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     yield remedy.proposal(
         title="" if is_metal else "Allow allocations of 4 GiB or more, or split them",
         weight=Weight.CURES,
-        change="a smaller batch, image or sequence, or the operation in chunks: Metal limits "
-        "the size of one buffer"
+        change="use a smaller batch, image or sequence, or run the operation in chunks: Metal "
+        "limits the size of one buffer"
         if is_metal
         # unified-runtime, source/adapters/level_zero/common.cpp reads the variable
         else "set UR_L0_ENABLE_RELAXED_ALLOCATION_LIMITS=1 in the environment, or split the work: "
-        "a smaller batch, image or sequence, or the operation in chunks; newer drivers and PyTorch "
-        "allow such allocations by default on some GPUs",
+        "use a smaller batch, image or sequence, or run the operation in chunks; newer drivers "
+        "and versions of PyTorch allow such allocations by default on some GPUs",
         cost="None, or a little speed.",
     )
 
@@ -144,8 +144,8 @@ def wait_for_streams(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     waiting = max(r.pending_bytes, r.late_free_bytes)
     yield remedy.proposal(
         weight=Weight.CURES,
-        change="torch.cuda.synchronize() or stream.synchronize() before it, or catch the error "
-        "and repeat the call once, when the waits are over; fewer record_stream calls; "
+        change="call torch.cuda.synchronize() or stream.synchronize() before it, or catch the "
+        "error and repeat the call once; use fewer record_stream calls; set "
         "limit_all_gathers=True for FSDP",
         why=f"{format_size(waiting)} was freed but waited for other streams.",
         cost="Synchronizing costs some overlap of copies and compute.",
@@ -163,9 +163,9 @@ def share_graph_pools(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     yield remedy.proposal(
         weight=Weight.CURES if is_main else Weight.MAY_HELP,
         change="pass pool=first_graph.pool() to every torch.cuda.graph(...) and capture the "
-        "largest shape first, so that the others fit into its blocks; capture fewer shapes, "
-        "delete graphs and MemPools that are done; "
-        "torch.cuda.MemPool(use_on_oom=True) from 2.8 on",
+        "largest shape first, so that the others fit into its blocks; capture fewer shapes, and "
+        "delete graphs and MemPools that are done; from 2.8 on, use "
+        "torch.cuda.MemPool(use_on_oom=True)",
         why=f"{format_size(r.pools_free_bytes)} is free inside private pools, where ordinary "
         "requests cannot use them.",
         cost="Graphs that share a pool must run in the order of their capture.",
@@ -181,8 +181,8 @@ def empty_cache(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
         yield remedy.proposal(
             title="Call torch.cuda.empty_cache() before the library starts",
             weight=Weight.MAY_HELP,
-            change="torch.cuda.empty_cache() before the first call of the library or the "
-            "creation of the communicator",
+            change="call torch.cuda.empty_cache() before the first call of the library or before "
+            "the communicator is created",
             why="The library allocates outside PyTorch's cache, and nothing flushes the cache "
             "for it.",
             cost="The cache must be filled again; keep it out of the training loop.",
@@ -210,9 +210,10 @@ def less_on_metal(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     yield remedy.proposal(
         weight=Weight.HELPS,
         confidence=Confidence.LIKELY,
-        change="a smaller batch, input or model, in 16 bits; torch.mps.empty_cache() after "
-        "large steps; close other programs; fixed shapes keep the caches of graphs small; as a "
-        "last resort PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0, which lifts the limit",
+        change="use a smaller batch, input or model, in 16 bits; call torch.mps.empty_cache() "
+        "after large steps; close other programs; keep shapes fixed, so that the caches of graphs "
+        "stay small; as a last resort set PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0, which lifts the "
+        "limit",
         cost="Less at a time.",
         caveats=("Without the limit the whole machine may run out of memory, swap or stop.",),
     )

@@ -36,9 +36,9 @@ CACHE_STEP_BYTES: Final = 256 * MIB
 """Cache sizes are rounded down to multiples of this, which frees a bit more than was missing."""
 
 SPREAD: Final = {
-    "vllm": "a quantized checkpoint, or --tensor-parallel-size over more GPUs",
-    "tgi": "a lower --max-total-tokens; --quantize, or --num-shard over more GPUs",
-    "sglang": "a quantized checkpoint, or --tp over more GPUs",
+    "vllm": "use a quantized checkpoint, or spread it over more GPUs (--tensor-parallel-size)",
+    "tgi": "lower --max-total-tokens; set --quantize, or spread it over more GPUs (--num-shard)",
+    "sglang": "use a quantized checkpoint, or spread it over more GPUs (--tp)",
 }
 
 
@@ -111,15 +111,15 @@ def _option(  # noqa: PLR0911 - one return a kind
     if m.sub_kind == "prefill" and tried and tried < FEW_TOKENS:
         return Advice(
             "Store the weights in fewer bytes, or free the GPU",
-            f"so few tokens need almost no memory: {spread}; nvidia-smi before the start shows who "
-            "else is on the GPU",
+            f"so few tokens need almost no memory: {spread}; run nvidia-smi before the start to "
+            "see who else is on the GPU",
         )
     if m.sub_kind in TRIED and tried:
         title, option, beside = TRIED[m.sub_kind]
         return Advice(
             f"{title.format(format_count(tried))}, or store the weights in fewer bytes",
-            f"{option} {max(1, tried // 4)}{beside}; if that fails too, the weights leave no room: "
-            f"{spread}",
+            f"set {option} {max(1, tried // 4)}{beside}; if that fails too, the weights leave no "
+            f"room: {spread}",
         )
     if m.sub_kind == "startup-check" and m.total_bytes and m.free_bytes is not None:
         # The server wants this share of the card less what others hold for it (0.33: weights).
@@ -129,38 +129,38 @@ def _option(  # noqa: PLR0911 - one return a kind
         if share < LEAST_UTILIZATION:
             return Advice(
                 "Free the device before the server starts",
-                "end what holds it (nvidia-smi; a server that crashed leaves workers behind), "
-                f"or another GPU: {format_size(m.free_bytes)} free is too little",
+                "end what holds it (nvidia-smi; a server that crashed leaves workers behind), or "
+                f"use another GPU: {format_size(m.free_bytes)} of free memory is too little",
             )
         return Advice(
             f"Start it with --gpu-memory-utilization {share:.2f}, or free the device",
-            f"--gpu-memory-utilization {share:.2f} fits beside what is already there; or end what "
-            f"holds {format_size(m.total_bytes - m.free_bytes)} (nvidia-smi)",
+            f"--gpu-memory-utilization {share:.2f} fits next to what is already there; or end "
+            f"what holds {format_size(m.total_bytes - m.free_bytes)} (nvidia-smi)",
         )
     if m.sub_kind == "pool-full":
-        pages = "--page-size 1; " if has_room_in_pool(m) else ""
+        pages = "set --page-size 1; " if has_room_in_pool(m) else ""
         return Advice(
             "Run fewer requests at a time, or give the pool more",
-            f"{pages}a lower --max-running-requests, --schedule-conservativeness above 1, a "
-            "smaller --chunked-prefill-size; a higher --mem-fraction-static; a newer SGLang: "
-            "several such failures were its scheduler's",
+            f"{pages}lower --max-running-requests and --chunked-prefill-size, set "
+            "--schedule-conservativeness above 1, or raise --mem-fraction-static; upgrade SGLang, "
+            "whose scheduler caused several such failures",
         )
     if m.kv_tokens_capacity and m.kv_tokens_capacity > 0:
         return Advice(
             f"Serve a context of {format_count(m.kv_tokens_capacity)} tokens",
-            f"--max-model-len {m.kv_tokens_capacity}, or a higher --gpu-memory-utilization if "
-            f"nothing else uses the GPU; --kv-cache-dtype fp8; {spread}",
+            f"set --max-model-len {m.kv_tokens_capacity}, or a higher --gpu-memory-utilization if "
+            f"nothing else uses the GPU; set --kv-cache-dtype fp8; {spread}",
         )
     if m.backend == "sglang":
         return Advice(
             "Give weights and KV cache a larger share of the card",
-            "a higher --mem-fraction-static (0.9), with smaller graphs to pay for it "
+            "raise --mem-fraction-static (0.9), with smaller graphs to pay for it "
             f"(--cuda-graph-max-bs; --cuda-graph-max-bs-decode since 0.5.20); {spread}",
         )
     return _beside_weights(m, shares, spread)
 
 
-CONTEXT: Final = "a --max-model-len no longer than you need, since one such request must fit; "
+CONTEXT: Final = "set --max-model-len no longer than you need, since one such request must fit; "
 _QUANTIZED: Final = regex(r"(?i)awq|gptq|\b(?:int|fp)[48]\b|w8a|w4a")
 _GIVEN: Final = regex(r"gpu[-_]memory[-_]utilization[\s=:'\"]{1,4}(0?\.\d{1,3})")
 
@@ -176,8 +176,8 @@ def _beside_weights(m: OomMessage, shares: Sequence[ServerShare], spread: str) -
     if least is not None and least > MOST_UTILIZATION:
         return Advice(
             "Make the weights or a step smaller",
-            f"{spread}; a lower --max-num-batched-tokens and --max-model-len; --enforce-eager: "
-            f"they take {format_size(first)}, which leaves no cache on this card",
+            f"{spread}; lower --max-num-batched-tokens and --max-model-len; set --enforce-eager: "
+            f"weights and one step take {format_size(first)}, which leaves no cache on this card",
         )
     if least is not None:
         return Advice(
@@ -185,15 +185,15 @@ def _beside_weights(m: OomMessage, shares: Sequence[ServerShare], spread: str) -
             f"weights and one step take {format_size(first)} before any cache, so "
             f"{least:.2f} is the least; nothing else may use that much of the GPU; {spread}",
         )
-    steps = "a lower --max-num-seqs and --max-num-batched-tokens"
+    steps = "lower --max-num-seqs and --max-num-batched-tokens"
     if "enforce-eager" not in m.said:
-        steps += "; --enforce-eager"
-    more = f"a higher --gpu-memory-utilization{f' than {given[1]}' if given else ''}"
+        steps += "; set --enforce-eager"
+    more = f"raise --gpu-memory-utilization{f' above {given[1]}' if given else ''}"
     if (cache := told.get("KV cache", 0)) < 0:
         more += f" (weights and one step exceed it by {format_size(-cache)})"
     is_high = given is not None and float(given[1]) >= USUAL_UTILIZATION
     return Advice(
-        "Make room for a KV cache beside the weights",
+        "Make room for a KV cache next to the weights",
         "; ".join((steps, spread) if _QUANTIZED.search(m.said) else (spread, steps))
         if is_high
         else f"{CONTEXT if m.variant == 'vllm-short-cache' else ''}{more} if nothing else uses the "
@@ -217,7 +217,7 @@ def less_on_the_device(remedy: Remedy, case: JudgedCase) -> Iterator[Proposal]:
     title, change = engine.advice(need)
     if is_told_of_nobody(message) and speaks_of_model(case):
         title, less = less_to_run(case)
-        change = f"{less}; nvidia-smi beside it shows who else is on the GPU"
+        change = f"{less}; run nvidia-smi meanwhile to see who else is on the GPU"
     weight = Weight.CURES if need in TOLD else Weight.HELPS
     if need is Need.FULL and case.cause is Cause.UNKNOWN:
         weight = Weight.ASKS  # so little was refused: the question is who else is on the device

@@ -46,7 +46,7 @@ class FusedOptimizer(SavingRemedy):
     title = "Update the parameters in one fused kernel"
     burden = Burden.NONE
     doing = "the optimizer fused"
-    change = "fused=True where the optimizer is made"
+    change = "set fused=True where the optimizer is made"
     cost = "None; it is usually faster."
     caveats = (
         "Adam, AdamW, SGD and Adagrad have it; another optimizer may only offer foreach=False.",
@@ -86,8 +86,9 @@ class ChunkedLoss(SavingRemedy):
     title = "Compute the loss in chunks"
     doing = f"the loss in {N_CHUNKS} chunks"
     change = (
-        "loss over parts of the tokens, each under torch.utils.checkpoint; or a fused linear "
-        "cross-entropy (Liger kernel, cut-cross-entropy), which never makes the logits"
+        "compute the loss over parts of the tokens, each under torch.utils.checkpoint; or use a "
+        "fused linear cross-entropy (Liger kernel, cut-cross-entropy), which never stores the "
+        "logits"
     )
     cost = "The output layer runs twice with checkpointed chunks."
     caveats = ("The sum over chunks must be divided by the number of all tokens.",)
@@ -113,8 +114,8 @@ class GradientCheckpointing(SavingRemedy):
     acts_on = "activations"
     doing = "the layers checkpointed"
     change = (
-        "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False) around each repeated "
-        "block"
+        "call each repeated block through torch.utils.checkpoint.checkpoint(block, x, "
+        "use_reentrant=False)"
     )
     cost = "About 33% more compute: the forward pass runs once more."
     caveats = ("Training only: it does nothing for weights, optimizer state or inference.",)
@@ -162,7 +163,7 @@ class SmallerOptimizerState(SavingRemedy):
     acts_on = "optimizer state"
     doing = "8-bit optimizer states"
     change = (
-        "an 8-bit optimizer of bitsandbytes.optim (AdamW8bit, SGD8bit) or torchao.optim; "
+        "use an 8-bit optimizer from bitsandbytes.optim (AdamW8bit, SGD8bit) or torchao.optim; "
         "Adafactor, or SGD without momentum, keeps even less"
     )
     cost = "Slightly noisier updates; another optimizer needs its own tuning."
@@ -184,7 +185,7 @@ class OffloadOptimizer(SavingRemedy):
     title = "Keep the optimizer's state on the host"
     burden = Burden.SLOWER
     doing = "the optimizer offloaded"
-    change = "CPUOffloadOptimizer of torchao, FSDP CPUOffload or DeepSpeed ZeRO-Offload"
+    change = "use torchao's CPUOffloadOptimizer, FSDP's CPUOffload or DeepSpeed ZeRO-Offload"
     cost = "Gradients and weights cross the bus in every step."
     effort = 6
 
@@ -240,8 +241,8 @@ class StepInBackward(SavingRemedy):
     title = "Update each parameter during the backward pass"
     doing = "the optimizer's step in the backward pass"
     change = (
-        "one fused optimizer per parameter, called from "
-        "parameter.register_post_accumulate_grad_hook(...), which sets the gradient to None"
+        "make one fused optimizer per parameter and call it from "
+        "parameter.register_post_accumulate_grad_hook(...), then set the gradient to None"
     )
     cost = "None in speed; no gradient is left to clip, scale or accumulate."
     caveats = ("It excludes gradient accumulation, clipping by the global norm and GradScaler.",)
@@ -263,7 +264,7 @@ class OptimizerWithoutForeach(SavingRemedy):
     code = "optimizer-without-foreach"
     title = "Let the optimizer update one parameter at a time"
     doing = "foreach=False in the optimizer"
-    change = "foreach=False where the optimizer is made"
+    change = "set foreach=False where the optimizer is made"
     cost = "The step becomes slower: one kernel launch per parameter."
     effort = 9
 

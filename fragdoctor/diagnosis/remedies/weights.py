@@ -30,8 +30,8 @@ class CopyOfWeights(SavingRemedy):
     title = "Keep the copy of the weights on the host"
     doing = "the copy of the weights on the host"
     change = (
-        "a moving average, a best state or a reference: .cpu() of it, updated every few steps, or "
-        "del it when it is not needed"
+        "if it is a moving average, a best state or a reference model, keep it on the CPU "
+        "(.cpu()) and update it every few steps, or del it when it is not needed"
     )
     cost = "A copy over the bus at each update."
     caveats: tuple[str, ...] = ("A target network or a teacher that every step runs has to stay.",)
@@ -113,6 +113,7 @@ def is_checkpoint(case: JudgedCase, copies: WeightCopies) -> bool:
     return any(LOADERS.search(f.filename.replace("\\", "/")) for f in frames)
 
 
-LOAD: Final = "torch.load(path, map_location='cpu'), and del it after load_state_dict()"
+LOAD: Final = "use torch.load(path, map_location='cpu'), and del the result after "
+"load_state_dict()"
 
 LOADERS: Final = re.compile(r"/torch/serialization\.py$|/safetensors/torch\.py$")
