@@ -85,11 +85,11 @@ def simply_full(r: FailedRequest) -> Hypothesis:
     """Return the hypothesis that live memory fills the device; holes at most contributed."""
     if r.has_real_holes:
         is_slim = _share(r.margin_bytes, r.available_bytes) < SLIM_MARGIN_SHARE
-        rest = "with little to spare" if is_slim else "but a second one would not"
+        rest = "with little to spare" if is_slim else "but not a second one like it"
         summary = (
             f"{r.in_use_text} leave {format_size(r.margin_bytes)} of the "
-            f"{format_size(r.available_bytes)} that PyTorch could have. Packed perfectly, all "
-            f"would fit, {rest}: the device is practically full."
+            f"{format_size(r.available_bytes)} that PyTorch could have. Without any holes "
+            f"the request would fit, {rest}: the device is practically full."
         )
     else:
         live, available = r.live_bytes or 0, r.available_bytes or 0

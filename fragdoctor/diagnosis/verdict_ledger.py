@@ -16,8 +16,8 @@ OPEN: Final = (Cause.CAPACITY, Cause.UNKNOWN, Cause.OTHER_PROCESS, Cause.LEAK)
 """Readings of a failure without figures that where memory is may settle."""
 
 ON_HOST: Final = (
-    "It fails only with what takes the host's memory (more DataLoader workers, weights that wait "
-    "on the host in page-locked memory): that is what the driver could not get. On Windows it "
+    "It fails only when more of the host's memory is used (more DataLoader workers, weights kept "
+    "there in page-locked memory), so host memory is what the driver could not get. On Windows it "
     "counts against the page file."
 )
 OF_RANKS: Final = (
@@ -25,12 +25,13 @@ OF_RANKS: Final = (
     "there (0.3 to 0.9 GiB), or loads a checkpoint onto it."
 )
 OF_SHARING: Final = (
-    "By the text {n} processes of this program share one GPU: each has a CUDA context, a model and "
-    "a cache of its own there."
+    "According to the text, {n} processes of this program share one GPU: each has its own CUDA "
+    "context, model and cache there."
 )
 OF_OTHERS: Final = (
-    "By the text other programs use a GPU of this machine. If a program chooses another GPU after "
-    "CUDA has started, or the name of the variable is misspelled, it still runs on the first."
+    "According to the text, other programs use a GPU of this machine. A program that chooses "
+    "another GPU after CUDA has started, or misspells the name of the variable, still runs on the "
+    "first."
 )
 _RANKS: Final = regex(r"(?i)process|\branks?\b|\bddp\b|\bworkers?\b|torchrun|DistributedDataPar")
 _DATA_PARALLEL: Final = regex(r"(?<!Distributed)\bDataParallel")

@@ -143,15 +143,15 @@ TOLD: Final = {
     ),
     "unread": Hypothesis(
         Cause.UNKNOWN,
-        "A line says that memory ran out, in the words of an unknown program, but not whether it "
-        "was the GPU's or the host's.",
+        "A line of a program that fragdoctor does not know says that memory ran out, but not "
+        "whether it was the GPU's or the host's.",
         settled_by="nvidia-smi and free -h during the run show which of them fills up.",
         also=(Cause.CAPACITY, Cause.HOST_MEMORY),
     ),
     "uneven": Hypothesis(
         Cause.CAPACITY,
-        "By the text one of several GPUs holds more than the others, and is full first. With "
-        "DataParallel the first GPU also gathers all outputs.",
+        "According to the text, one of several GPUs holds more than the others and fills up first. "
+        "With DataParallel, the first GPU also gathers all outputs.",
         settled_by=f"{_WATCHED}.",
     ),
     "kernel-died": Hypothesis(
@@ -345,7 +345,7 @@ _ON_EMPTY: Final = Hypothesis(
     Cause.UNKNOWN,
     "The driver said that memory ran out, while the text shows GPUs with nothing on them: "
     "something other than the GPU's memory was short, or the program uses another GPU.",
-    settled_by="nvidia-smi while the program runs, not after it.",
+    settled_by="Run nvidia-smi while the program runs, not after it.",
     also=(Cause.HOST_MEMORY, Cause.CAPACITY),
 )
 

@@ -75,17 +75,17 @@ def test_budget_of_ranks_is_that_of_the_fullest():
           "max_model_len: not enough GPU memory available to serve even a single token."),
          Cause.CAPACITY, "weights and one step exceed it by 1.50 GiB"),
         (("RuntimeError: SWA pool cap (900 tokens, 3.00 GiB) leaves no room for the full KV pool "
-          "within the available 2.00 GiB."), Cause.CAPACITY, "higher --mem-fraction-static"),
+          "within the available 2.00 GiB."), Cause.CAPACITY, "raise --mem-fraction-static"),
         (("RuntimeError: alloc_req_slots runs out of memory. Please set a smaller number for "
-          "`--max-running-requests`."), Cause.CAPACITY, "a lower --max-running-requests"),
+          "`--max-running-requests`."), Cause.CAPACITY, "lower --max-running-requests"),
         (("RuntimeError: Out of memory. Try to lower your batch size.\nTry to allocate 70 tokens."),
-         Cause.CAPACITY, "a lower --max-running-requests"),
+         Cause.CAPACITY, "lower --max-running-requests"),
         (("ValueError: The model's max seq len (9000) is larger than the maximum number of tokens "
          "that can be stored in KV cache (5000). Try increasing `gpu_memory_utilization` or "
          "decreasing `max_model_len` when initializing the engine."),
          Cause.CAPACITY, "--max-model-len 5000"),
         ("RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.",
-         Cause.CAPACITY, "higher --mem-fraction-static"),
+         Cause.CAPACITY, "raise --mem-fraction-static"),
     ],
 )  # fmt: skip
 def test_failure_at_start_gives_the_option_with_its_figure(text, cause, option):
