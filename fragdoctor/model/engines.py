@@ -226,8 +226,8 @@ DirectML
     start the UI with --lowvram or --medvram
 The program
   step: See who fills the GPU, and put less on it
-    run nvidia-smi beside the program: end other programs there; use a smaller model, input or batch
-    if the program has options for it
+    run nvidia-smi while the program runs, and end other programs on the GPU; use a smaller model,
+    input or batch if the program has options for that
 """
 """Advice for a need is its title and, below it, the instructions. The last entry is for programs
 that nothing in a text names."""

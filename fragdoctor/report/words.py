@@ -213,7 +213,7 @@ def predicted_figures(predicted: Predicted) -> list[str]:
     parts: list[str] = []
     if predicted.peak_reserved_bytes is not None:
         parts.append(f"peak reserved {format_size(predicted.peak_reserved_bytes)}")
-    if predicted.margin_bytes is not None:
+    if predicted.margin_bytes is not None and predicted.fits is not False:
         sign = "to spare" if predicted.margin_bytes >= 0 else "short"
         parts.append(f"{format_size(abs(predicted.margin_bytes))} {sign}")
     if predicted.retries:

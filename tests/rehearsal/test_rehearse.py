@@ -66,7 +66,7 @@ def test_a_first_layer_that_does_not_fit_is_told_to_try_a_smaller_batch(tmp_path
     found = stage.json("train.py", "--capacity", "700MiB", code=1)
 
     advice = {r["code"]: r for r in found["recommendations"]}
-    assert "three quarters of the present batch" in advice["smaller-batch"]["title"]
+    assert "three quarters of the current batch" in advice["smaller-batch"]["title"]
     assert advice["smaller-batch"]["predicted"]["fits"]
 
 

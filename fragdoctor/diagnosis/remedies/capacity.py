@@ -305,7 +305,7 @@ class SmallerBatch(SavingRemedy):
         stacks = bench.reproduction.trace.stacks
         sample = "input size" if stacks.calls(_CONVOLVES).any() else "sequence length"
         if not helps(bench.recorded, best.result):
-            least = f"an eighth of the present batch times {sample}"
+            least = f"an eighth of the current batch or {sample}"
             if n is not None:
                 least = f"a batch of {round(n * share)}"
             judged = judged.saying(change=f"even {least} is not enough alone")
@@ -313,16 +313,16 @@ class SmallerBatch(SavingRemedy):
         if n is not None:
             return judged.saying(
                 title=f"Use a batch of {round(n * share)} instead of {n}",
-                change=f"batch size {round(n * share)} instead of {n}; {KEPT_BATCH}",
+                change=f"set the batch size to {round(n * share)} instead of {n}; {KEPT_BATCH}",
             )
         eighths = round(share * 8)
         part = {1: "an eighth", 2: "a quarter", 4: "half", 6: "three quarters"}.get(
             eighths, f"{eighths}/8"
         )
         return judged.saying(
-            title=f"Use {part} of the present batch or {sample}",
-            change=f"{part} of the present batch size times {sample} "
-            f"({100 * eighths / 8:g}%); {KEPT_BATCH}",
+            title=f"Use {part} of the current batch or {sample}",
+            change=f"lower the batch size or the {sample} until their product is "
+            f"{100 * eighths / 8:g}% of what it is now; {KEPT_BATCH}",
         )
 
 
@@ -361,10 +361,8 @@ class LimitBatch(SmallerBatch):
         judged = super().judged(case, bench, proposal, outcomes)
         if judged is None or judged.is_rejected:
             return judged
-        said, r = proposal.recommendation, judged.recommendation
-        part = r.change.split(";")[0]
-        change = f"{said.change}; {part} fits" if r.predicted.fits else f"{said.change}; {part}"
-        return judged.saying(title=said.title, change=change)
+        said, part = proposal.recommendation, judged.recommendation.change.split(";")[0]
+        return judged.saying(title=said.title, change=f"{said.change}; {part}")
 
 
 def _has_trained(case: JudgedCase) -> bool:
@@ -411,9 +409,7 @@ class LimitRequest(SavingRemedy):
 _CONVOLVES: Final = re.compile("_conv_forward$")
 """The function of torch/nn/modules/conv.py that calls the kernel, in PyTorch 1.5 to 2.13."""
 
-KEPT_BATCH: Final = (
-    "in training, gradient accumulation keeps the effective batch, and gradients from part to part"
-)
+KEPT_BATCH: Final = "in training, accumulate gradients to keep the effective batch"
 
 BATCH_SHARES: Final = (7 / 8, 3 / 4, 5 / 8, 1 / 2, 3 / 8, 1 / 4, 1 / 8)
 """Shares of the present batch: eighths, since batches are powers of two or multiples of eight."""
