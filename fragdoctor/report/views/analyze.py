@@ -122,7 +122,7 @@ def about_sections(diagnosis: Diagnosis) -> list[doc.Section]:
     full = partial(doc.Section, detail=Detail.FULL)
     return [
         doc.Section("", [doc.Facts(short)], detail=Detail.SHORT),
-        full("Often said, but wrong here", [corrections], id="corrections"),
+        full("Common advice, corrected", [corrections], id="corrections"),
         full("About this input", about, id="about"),
         full("Rules that could not run", [skipped], id="skipped"),
     ]
