@@ -820,7 +820,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
     # ---- several GPUs ----
     TracebackSign(
         name=FIRST_GPU,
-        doing="on the GPU that collects what several GPUs compute or load",
+        doing="where the outputs or weights of several GPUs come together",
         is_of_batch=True,
         title="Run one process per GPU, and keep the others off the first GPU",
         change="in each process, call torch.cuda.set_device(local_rank) before anything goes to "
