@@ -76,7 +76,7 @@ def snapshot_card(snapshot: Snapshot) -> str:
         title=name,
         headline=[strong("Memory snapshot"), dim(f"  {name}")],
         brief=[],
-        lead=[doc.Facts(facts)],
+        lead=[doc.facts(*facts)],
         sections=[doc.Section("", blocks), doc.Section("", [advice])],
     )
     return _card(document)

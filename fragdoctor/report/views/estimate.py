@@ -87,7 +87,7 @@ def models_document(models: Sequence[KnownModel]) -> doc.ReportDocument:
     table = doc.tabled(
         models,
         doc.Column("name", "name"),
-        doc.Column("parameters", lambda m: format_count(m.n_parameters), "right"),
+        doc.Column("parameters", "n_parameters"),
         doc.Column("or by its repository", "hub", "wrap"),
     )
     note, example = "shapes only; nothing is downloaded", "fragdoctor estimate llama-3.1-8b"
@@ -308,7 +308,7 @@ def _phases(estimate: Estimate) -> doc.Section:
     table = doc.tabled(
         phases if len(phases) > 1 else (),
         doc.Column("", lambda phase: PHASES[phase.name]),
-        doc.Column("", lambda phase: format_size(phase.n_bytes), "right"),
+        doc.Column("", "n_bytes"),
         doc.Column("", lambda p: "" if p.moment == PHASES[p.name] else p.moment, "wrap"),
     )
     return doc.Section("Peak of each phase", [table], id="phases")
@@ -319,8 +319,8 @@ def _fits(estimate: Estimate) -> doc.Section:
         return doc.Section("Will it fit", ())
     table = doc.tabled(
         estimate.fits,
-        doc.Column("gpu", lambda fit: fit.gpu.name),
-        doc.Column("usable", lambda fit: format_size(fit.gpu.usable_bytes), "right"),
+        doc.Column("gpu", "gpu.name"),
+        doc.Column("usable", "gpu.usable_bytes"),
         doc.Column("fits", lambda fit: what_fits.STATES[fit.state]),
         doc.Column("to spare", lambda fit: format_size(_to_spare(estimate, fit)), "right"),
         doc.Column("largest batch", lambda fit: _batch(fit.largest_batch), "right"),
@@ -340,7 +340,7 @@ def _formulas(estimate: Estimate, detail: Detail) -> list[doc.Section]:
         doc.Column("operation", "operation", "wrap"),
         doc.Column("keeps", "what", "wrap"),
         doc.Column("formula", "formula"),
-        doc.Column("bytes", lambda kept: format_size(kept.n_bytes), "right"),
+        doc.Column("bytes", "n_bytes"),
     )
     total = f"One layer: {format_size(sum(kept.n_bytes for kept in layer))}." if layer else ""
     symbols = doc.Paragraph(dim(_symbols(estimate)))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import partial
 from itertools import groupby
 from typing import Final
 
@@ -162,10 +161,8 @@ def _odd(report: FleetReport) -> doc.Section:
     items = [_odd_rank(row, groups[row.group]) for row in report.odd[:_MAX_GROUPS]]
     n_more = len(report.odd) - len(items)
     more = f"{format_count(n_more)} more with --format json" if n_more else ""
-    blocks = (
-        doc.Listing(items, _SHORT_ODD, is_airy=True),
-        doc.Paragraph(more, detail=Detail.FULL),
-    )
+    listing = doc.Listing(items, _SHORT_ODD, is_airy=True)
+    blocks = (listing, doc.Paragraph(more, detail=Detail.FULL))
     return doc.Section("Odd ranks", blocks, "and what sets them apart, most important first", "odd")
 
 
@@ -188,14 +185,14 @@ def _table(report: FleetReport) -> doc.Section:
     is_short = len(rows) <= MAX_TABLE
     table = doc.tabled(
         rows[:MAX_ROWS],
-        doc.Column("", lambda row: row.label, "path", max_width=28),
+        doc.Column("", "label", "path", max_width=28),
         doc.Column("group", "group"),
         doc.Column("verdict", lambda row: rank_title(row.rank), max_width=24),
-        doc.Column("peak", lambda row: doc.size(row.rank.peak_bytes), "right"),
+        doc.Column("peak", "rank.peak_bytes"),
         doc.Column("", lambda r: doc.Gauge((r.rank.peak_bytes or 0) / highest), from_width=100),
-        doc.Column("reserved", partial(_figure, "peak_reserved_bytes"), "right", from_width=100),
-        doc.Column("stranded", partial(_figure, "stranded_free_bytes"), "right"),
-        doc.Column("retries", partial(_figure, "alloc_retries"), "right"),
+        doc.Column("reserved", "rank.figures.peak_reserved_bytes", from_width=100),
+        doc.Column("stranded", "rank.figures.stranded_free_bytes"),
+        doc.Column("retries", "rank.figures.alloc_retries", "right"),
         style=lambda row: Style.WARN if row.is_odd else None,
         n_left_out=max(0, len(rows) - MAX_ROWS),
         detail=Detail.USUAL if is_short else Detail.FULL,
@@ -204,16 +201,12 @@ def _table(report: FleetReport) -> doc.Section:
     return doc.Section("Ranks", [table, doc.Paragraph(dim(text), detail=Detail.SHORT)], id="ranks")
 
 
-def _figure(name: str, row: RankRow) -> doc.Content:
-    return doc.written(row.rank.figure(name), name)
-
-
 def _unread(report: FleetReport) -> doc.Section:
     unread = [row for row in report.rows if not row.rank.is_read]
     table = doc.tabled(
         unread,
-        doc.Column("", lambda row: row.label, "path", max_width=28),
-        doc.Column("", lambda row: row.rank.error, "wrap"),
+        doc.Column("", "label", "path", max_width=28),
+        doc.Column("", "rank.error", "wrap"),
         shown=_SHORT_UNREAD,
     )
     return doc.Section("Not read", [table], plural(len(unread), "rank"), "unread")

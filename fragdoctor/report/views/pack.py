@@ -92,15 +92,18 @@ def _rows(sharing: Sharing) -> doc.Section:
 
 
 def _notes(sharing: Sharing) -> doc.Section:
-    notes: list[doc.Content] = [*sharing.notes]
-    if sharing.n_fit_tight > sharing.n_fit:
-        notes.append(
-            f"Without headroom {sharing.n_fit_tight} would fit, but the first spike in any of them "
-            "would end one."
-        )
-    if sharing.demand.context_source.startswith("typical"):
-        notes.append(
-            "The context differs by GPU, driver and libraries: nvidia-smi's figure of one process "
-            "less its memory_reserved() is the true one (--context)."
-        )
-    return doc.Section("Notes", [doc.Bullets(notes)], id="notes")
+    tight = (
+        f"Without headroom {sharing.n_fit_tight} would fit, but the first spike in any of them "
+        "would end one."
+    )
+    typical = (
+        "The context differs by GPU, driver and libraries: nvidia-smi's figure of one process "
+        "less its memory_reserved() is the true one (--context)."
+    )
+    is_typical = sharing.demand.context_source.startswith("typical")
+    notes = doc.bullets(
+        *sharing.notes,
+        tight if sharing.n_fit_tight > sharing.n_fit else "",
+        typical if is_typical else "",
+    )
+    return doc.Section("Notes", [notes], id="notes")

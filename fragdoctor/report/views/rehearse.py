@@ -43,7 +43,7 @@ def document(
         headline=doc.Span(answer, _style(found)),
         brief=[answer, *diagnosed.brief],
         lead=[
-            doc.Facts(_facts(result)),
+            _facts(result),
             doc.Gap(),
             *([doc.Paragraph(diagnosed.headline)] if found.fits else []),  # else the answer says it
             *diagnosed.lead,
@@ -96,7 +96,7 @@ def _budget(found: Rehearsal) -> str:
     return f"the {size} that PyTorch has on {found.gpu}" if found.is_known_gpu else size
 
 
-def _facts(result: RehearsalResult) -> list[tuple[str, doc.Content]]:
+def _facts(result: RehearsalResult) -> doc.Facts:
     found = result.rehearsal
     steps = plural(found.steps, "step") if found.steps else "no whole step"
     if found.n_skipped:
@@ -108,20 +108,15 @@ def _facts(result: RehearsalResult) -> list[tuple[str, doc.Content]]:
         f"{format_size(found.peak_allocated_bytes)} allocated, "
         f"{format_size(found.peak_reserved_bytes)} reserved"
     )
-    facts: list[tuple[str, doc.Content]] = [
+    return doc.facts(
         ("Rehearsed", f"{steps}{end}, on PyTorch {found.torch_version}"),
         ("Peak", peak if found.fits else f"{peak} up to there"),
-    ]
-    if result.needs_bytes is not None:
-        facts.append(("Fits on", _gpus(result)))
-    if found.conf:
-        facts.append(("Settings", code(found.conf)))
-    if found.snapshot:
-        facts.append(("Snapshot", code(found.snapshot)))
-    facts += [("Note", note) for note in found.notes]
-    if not found.fits:
-        facts.append(("Next", _NEXT))
-    return facts
+        ("Fits on", "" if result.needs_bytes is None else _gpus(result)),
+        ("Settings", code(found.conf)),
+        ("Snapshot", code(found.snapshot)),
+        *(("Note", note) for note in found.notes),
+        ("Next", "" if found.fits else _NEXT),
+    )
 
 
 def _gpus(result: RehearsalResult) -> str:
@@ -152,7 +147,7 @@ def _assumed(found: Rehearsal) -> doc.Section:
 def _unmodelled(found: Rehearsal) -> doc.Section:
     table = doc.tabled(
         found.unmodelled,
-        doc.Column("", lambda u: doc.size(u.n_bytes), "right"),
+        doc.Column("", "n_bytes"),
         doc.Column("", "what", "wrap"),
     )
     said = doc.Paragraph(dim("The rehearsal sees what goes through PyTorch's caching allocator."))
@@ -209,7 +204,7 @@ def _cases(sweep: RehearsalSweep) -> doc.Table:
     every = sweep.rehearsals
     columns = [
         doc.Column("GPU", "gpu"),
-        doc.Column("batch", lambda r: doc.count(r.batch), "right"),
+        doc.Column("batch", "batch"),
         doc.Column("settings", lambda r: code(r.conf or "(default)"), "list"),
     ]
     told = [len({getattr(r, name) for r in every}) > 1 for name in ("gpu", "batch", "conf")]

@@ -61,7 +61,7 @@ def doubts_section(estimate: Estimate) -> doc.Section:
     footprint = estimate.footprint
     table = doc.tabled(
         [doubt for doubt in footprint.doubts if doubt.n_bytes],
-        doc.Column("", lambda doubt: format_size(doubt.n_bytes), "right"),
+        doc.Column("", "n_bytes"),
         doc.Column("", reason_of, "wrap"),
     )
     title = f"Between {bounds_text(estimate)}".replace(" to ", " and ")
@@ -84,13 +84,12 @@ def plans_section(estimate: Estimate) -> doc.Section:
 
     table = doc.tabled(
         plans,
-        doc.Column("GPUs", lambda p: format_count(p.n_gpus), "right"),
-        doc.Column("each", lambda p: format_size(p.needs_high_bytes), "right"),
+        doc.Column("GPUs", "n_gpus"),
+        doc.Column("each", "needs_high_bytes"),
         doc.Column("tokens/s", lambda p: format_count(round(1 / p.seconds_per_token)), "right"),
         doc.Column("waits", lambda p: f"{p.communication_share:.0%}", "right"),
         *([doc.Column("1M tokens", dollars, "right")] if any(map(dollars, plans)) else []),
-        *([doc.Column("sequences", lambda p: format_count(p.sequences), "right")]
-          if any(p.sequences for p in plans) else []),
+        *([doc.Column("sequences", "sequences")] if any(p.sequences for p in plans) else []),
         doc.Column("layout", "layout", "wrap"),
         notes=lambda p: [*([dim(text)] if (text := p.option + _ranks(p)) else []), *_rehearsed(p)],
     )  # fmt: skip
@@ -98,8 +97,7 @@ def plans_section(estimate: Estimate) -> doc.Section:
         "tokens/s: at the card's peak, an upper bound that compares layouts. waits: for other GPUs "
         "or the host. Up to 8 GPUs over the card's links, more over 400 Gbit/s a GPU."
     )
-    title = "Plans"
-    return doc.Section(title, [table, doc.Paragraph(dim(legend) if plans else "")], id="plans")
+    return doc.Section("Plans", [table, doc.Paragraph(dim(legend) if plans else "")], id="plans")
 
 
 def _ranks(plan: Plan) -> str:
@@ -135,10 +133,10 @@ def measures_section(estimate: Estimate) -> doc.Section:
 
     table = doc.tabled(
         estimate.combinations or estimate.savings,
-        doc.Column("needs", lambda c: format_size(c.needs_high_bytes), "right"),
+        doc.Column("needs", "needs_high_bytes"),
         *([doc.Column("fits", fits)] if gpu and not estimate.combinations else []),
         doc.Column("time", slowdown, "right"),
-        doc.Column("GPUs", lambda c: format_count(c.n_gpus), "right"),
+        doc.Column("GPUs", "n_gpus"),
         doc.Column("measures", "title", "wrap"),
         notes=lambda c: [dim(f"{c.option}: {c.cost}")],
     )
