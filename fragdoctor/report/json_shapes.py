@@ -39,6 +39,7 @@ from fragdoctor.model.diagnosis import (
 from fragdoctor.model.gpus import GpuModel
 from fragdoctor.report.views.estimate import summary
 from fragdoctor.report.views.explain import Explanation
+from fragdoctor.rules.rule import Rule
 
 Computed = tuple[Any, Callable[[Any], Any]]
 """The type of an additional field, and the function that computes it."""
@@ -275,6 +276,7 @@ _ESTIMATES: Final[Mapping[type, Shape]] = {
     gpu_sharing.ProcessDemand: Shape(properties=("total_bytes",)),
     gpu_sharing.SharingRow: Shape(properties=("fits",)),
     Explanation: Shape(computed=_VERSION),
+    Rule: Shape(only=("code", "severity"), properties=("name", "summary", "text")),
 }  # fmt: skip
 
 SHAPES: Final[Mapping[type, Shape]] = MappingProxyType(

@@ -16,9 +16,10 @@ from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.arrays import GroupSums, largest_groups
 from fragdoctor.model.census import Census
-from fragdoctor.model.comparison import RunSide
+from fragdoctor.model.comparison import Comparison, RunSide
 from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis, MomentFigures, Recommendation
 from fragdoctor.model.hooks import report_progress
+from fragdoctor.model.rehearsal import RehearsalResult
 from fragdoctor.report import escape, html
 from fragdoctor.report.document import Graphic, Paragraph, ReportDocument
 from fragdoctor.report.markup import ours, tag
@@ -251,6 +252,18 @@ COMPARED_GRAPHICS: Final = {
     **dict.fromkeys(("timeline", "map", "icicle"), "This run has nothing to draw here."),
     **{name: said for name, said in WITHOUT_TRACE.items() if name != "whatif"},
 }
+
+
+def page_of(result: Any, document: ReportDocument) -> str:
+    """Return the page of a command's result: the explorer if it has one, else tables that sort."""
+    match result:
+        case Diagnosis():
+            return render_page(result, document)
+        case RehearsalResult():
+            return render_page(result.diagnosis, document)
+        case Comparison():
+            return render_compared_page(result.runs, document)
+    return render_reading_page(document)
 
 
 def render_page(diagnosis: Diagnosis, document: ReportDocument, *, is_live: bool = False) -> str:

@@ -265,13 +265,6 @@ def _lines_named(diagnosis: Diagnosis) -> Iterator[Location]:
         yield from one.locations
 
 
-def page(diagnosis: Diagnosis, options: RenderOptions) -> str:
-    """Return the document as a page with interactive graphics."""
-    from fragdoctor.report.page.page import render_page  # noqa: PLC0415 - numpy
-
-    return render_page(diagnosis, document(diagnosis, options))
-
-
 def _line_that_asked(diagnosis: Diagnosis, options: RenderOptions) -> str:
     """Return the source of the line whose request failed, ``52 | x = f(y)``, or "" if unknown."""
     failure = diagnosis.failure

@@ -55,13 +55,6 @@ def document(report: FleetReport) -> doc.ReportDocument:
     )
 
 
-def page(report: FleetReport) -> str:
-    """Return the document as a page whose tables sort."""
-    from fragdoctor.report.page.page import render_reading_page  # noqa: PLC0415 - numpy
-
-    return render_reading_page(document(report))
-
-
 def title(report: FleetReport) -> str:
     """Return the verdict of the job in a few words."""
     verdict = report.verdict

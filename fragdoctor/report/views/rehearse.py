@@ -60,15 +60,6 @@ def _style(found: Rehearsal) -> Style:
     return Style.WARN if found.is_partial else Style.GOOD
 
 
-def page(result: RehearsalResult | RehearsalSweep, options: RenderOptions) -> str:
-    """Return the document as a page with interactive graphics."""
-    from fragdoctor.report.page.page import render_page, render_reading_page  # noqa: PLC0415 - numpy
-
-    if isinstance(result, RehearsalSweep):
-        return render_reading_page(_table_of(result))
-    return render_page(result.diagnosis, document(result, options))
-
-
 def _answer(found: Rehearsal, needs_bytes: int | None) -> str:
     """Return the answer in one sentence."""
     oom = found.out_of_memory
