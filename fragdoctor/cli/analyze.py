@@ -206,7 +206,7 @@ def _rehearsed(
     Raises:
         ConfigError: the command is not known or cannot be rehearsed.
     """
-    from fragdoctor.cli.rehearse_after import DEFAULT_TIME, follow
+    from fragdoctor.cli.rehearse import DEFAULT_TIME, follow
 
     if asked.output_format != "text" or asked.continue_with is not None:
         raise ConfigError(

@@ -10,8 +10,13 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from fragdoctor.cli.estimate_options import EstimateOptions
-from fragdoctor.cli.estimate_routes import flag_of, route_of, used, used_by_formulas
+from fragdoctor.cli.estimate_options import (
+    EstimateOptions,
+    flag_of,
+    route_of,
+    used,
+    used_by_formulas,
+)
 from fragdoctor.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
