@@ -7,6 +7,7 @@ import shutil
 import sys
 import threading
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
@@ -286,11 +287,7 @@ def diagnosed(asked: Sweep, kept: Path | None = None) -> RehearsalResult:
         batch = asked.batches.sizes[0]
         program = with_batch(program, batch)
     with _progress() as progress:
-
-        def on_step(number: int, n_bytes: int) -> None:
-            progress.show(f"Rehearsed step {number}, {format_size(n_bytes)} allocated", 0, 0)
-
-        return runner.diagnosed(program, asked.base, kept, on_step, batch)
+        return runner.diagnosed(program, asked.base, kept, _on_step(progress), batch)
 
 
 def _cured(chosen: RehearseOptions, asked: Sweep, look: RenderOptions) -> int:
@@ -339,15 +336,18 @@ def _folder_of(keep: Path | None) -> Path | None:
 def swept(asked: Sweep, keep: Path | None = None) -> RehearsalSweep:
     """Rehearse several times."""
     with console.Progress("Rehearsing") as progress:
-
-        def on_case(name: str) -> OnStep:
-            def on_step(number: int, n_bytes: int) -> None:
-                text = f"{name}: step {number}, {format_size(n_bytes)} allocated"
-                progress.show(f"Rehearsed {text}", 0, 0)
-
-            return on_step
-
+        on_case = partial(_on_step, progress)
         return replace(asked, keep=keep, on_case=on_case).run()
+
+
+def _on_step(progress: console.Progress, case: str = "") -> OnStep:
+    """Return what shows the steps of a rehearsal; ``case`` names one of several."""
+
+    def on_step(number: int, n_bytes: int) -> None:
+        step = f"{case}: step" if case else "step"
+        progress.show(f"Rehearsed {step} {number}, {format_size(n_bytes)} allocated", 0, 0)
+
+    return on_step
 
 
 @contextmanager

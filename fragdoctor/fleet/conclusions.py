@@ -30,8 +30,9 @@ from fragdoctor.model.fleet import (
     RankSummary,
     Skew,
     SourceLine,
+    ranks_text,
 )
-from fragdoctor.units import format_count, format_size, listed, plural
+from fragdoctor.units import format_count, format_size, plural
 
 
 def ordered(ranks: Sequence[RankSummary]) -> list[RankSummary]:
@@ -244,7 +245,6 @@ def _skews(ranks: Sequence[RankSummary], labels: Mapping[str, str]) -> Iterator[
 
 # Microseconds since 1970 are at least this large; smaller times are from a machine's own clock.
 _WALL_CLOCK_US: Final = 10**15
-_MAX_NAMED: Final = 4
 _MAX_GROUPS: Final = 3
 
 
@@ -311,7 +311,7 @@ def _odd_sentences(odd: Sequence[RankRow], groups: Sequence[RankGroup]) -> list[
     said = []
     for g in unusual[:_MAX_GROUPS]:
         verb = "is" if len(g.labels) == 1 else "are"
-        said.append(f"{_capital(names_of(g.labels))} {verb} odd: {_reasons(g)}.")
+        said.append(f"{_capital(ranks_text(g.labels))} {verb} odd: {_reasons(g)}.")
     n_more = len(odd) - sum(len(g.labels) for g in unusual[:_MAX_GROUPS])
     if n_more:
         said.append(f"{plural(n_more, 'rank')} more {'is' if n_more == 1 else 'are'} odd.")
@@ -350,7 +350,7 @@ def _failing(
     else:
         verb = "runs" if n == 1 else "run"
         of = "" if n == 1 else f", {format_count(n)} of {format_count(len(read))},"
-        said = [f"{_capital(names_of(labels))}{of} {verb} out of memory."]
+        said = [f"{_capital(ranks_text(labels))}{of} {verb} out of memory."]
     if first is not None and n > 1:
         said.append(f"The first is {first.label}: {first.rank.summary}")
     elif not odd:
@@ -393,7 +393,7 @@ def _differing(usual: Sequence[RankGroup]) -> list[str]:
     """Return how two groups of equal size differ: neither is known to be the odd one."""
     if len(usual) != 2 or len(usual[0].labels) != len(usual[1].labels):
         return []
-    first, second = (names_of(g.labels) for g in usual)
+    first, second = (ranks_text(g.labels) for g in usual)
     if len(usual[0].labels) == 1:
         lead = "They differ, and neither is odd"
     else:
@@ -413,16 +413,6 @@ def _peaks(groups: Sequence[RankGroup]) -> str:
 
 def _all(n: int) -> str:
     return "The rank" if n == 1 else "Both ranks" if n == 2 else f"All {format_count(n)} ranks"
-
-
-def names_of(labels: Sequence[str]) -> str:
-    """Return labels as a list in words: ``ranks 3, 5 and 7``, with at most a few of them."""
-    shown, lead = list(labels[:_MAX_NAMED]), ""
-    if len(labels) > 1 and all(label.startswith("rank ") for label in shown):
-        shown, lead = [label.removeprefix("rank ") for label in shown], "ranks "
-    if len(labels) > _MAX_NAMED:
-        return f"{lead}{', '.join(shown)} and {format_count(len(labels) - _MAX_NAMED)} more"
-    return lead + listed(shown)
 
 
 def _capital(text: str) -> str:

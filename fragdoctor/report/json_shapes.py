@@ -194,6 +194,7 @@ _DIAGNOSES: Final[Mapping[type, Shape]] = {
     CheckReport: Shape(properties=("exit_code",), computed=_VERSION),
     FileJudgement: Shape(
         without=("diagnosis",),
+        properties=("status", "exit_code"),
         computed={
             "verdict": (Verdict | None, lambda f: f.diagnosis and f.diagnosis.verdict),
             "error": (ErrorFacts | None, lambda f: f.error and ErrorFacts(

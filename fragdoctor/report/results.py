@@ -52,9 +52,7 @@ def place_of(location: Location, look: RenderOptions) -> ResultPlace:
     line = location.line if 0 < location.line < MAX_LINE else None
     path = relative(location.filename or "unknown", look)
     place = ResultPlace(path, line, location.function[:MAX_PATH])
-    if place.is_relative or not look.source_root:
-        return place
-    found = file_of(location, look.source_root)
+    found = None if place.is_relative else file_of(location, look)
     return place if found is None else replace(place, path=found)
 
 

@@ -20,13 +20,7 @@ from fragdoctor.report import document as doc
 from fragdoctor.report import words
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.document import Detail, Span, Style, code, dim, location_text
-from fragdoctor.report.source_files import (
-    MAX_QUOTED,
-    links_to,
-    relative,
-    source_line,
-    source_text,
-)
+from fragdoctor.report.source_files import MAX_QUOTED, links_to, relative, source_text
 from fragdoctor.report.views import advice, device_memory, holders, log_story, modules
 from fragdoctor.units import format_share, format_size, plural
 
@@ -271,24 +265,21 @@ def _line_that_asked(diagnosis: Diagnosis, options: RenderOptions) -> str:
     place = None if failure is None else failure.location or failure.backward_of
     if failure is None or place is None:
         return ""
-    here = replace(place, filename=relative(place.filename, options))
     recorded = failure.source_text or _recorded_line(diagnosis, place)
-    text = source_text(here, options.source_root)
+    text = source_text(place, options)
     if recorded not in text:  # the file has changed since, or is another program's
         text = recorded
     return f"{place.line} | {text}" if text else ""
 
 
 def _line_to_change(diagnosis: Diagnosis, options: RenderOptions) -> str:
+    """Return the source of the line to change, ``train.py:143: loss.backward()``, or ""."""
     first = next(iter(diagnosis.recommendations), None)
     if first is None or first.setting or not first.locations:
         return ""
-    location = first.locations[0]
-    here = replace(location, filename=relative(location.filename, options))
-    recorded = _recorded_line(diagnosis, location)
-    return source_line(here, options.source_root) or (
-        f"{location.at}: {recorded}" if recorded else ""
-    )
+    place = first.locations[0]
+    text = source_text(place, options) or _recorded_line(diagnosis, place)
+    return f"{place.at}: {text}" if text else ""
 
 
 def _recorded_line(diagnosis: Diagnosis, place: Location) -> str:

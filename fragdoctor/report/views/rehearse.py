@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.gate.budgets import BudgetResult, Outcome, Reason
-from fragdoctor.gate.judgement import CheckReport, FileJudgement, GateStatus
+from fragdoctor.gate.judgement import CheckReport, FileJudgement
 from fragdoctor.model.gpus import GPUS
 from fragdoctor.model.rehearsal import (
     FailedRehearsal,
@@ -270,7 +270,7 @@ def judged(result: RehearsalResult | RehearsalSweep, *, is_gate: bool) -> CheckR
     for case in result.failed:
         error = ConfigError(case.message)
         name = f"{result.program} ({case.gpu})"
-        files.append(FileJudgement(name, GateStatus.ERROR, 2, error=error))
+        files.append(FileJudgement(name, error=error))
     return CheckReport(files)
 
 
@@ -279,13 +279,11 @@ def _judgement(
 ) -> FileJudgement:
     said, oom = _answer(found, needs_bytes), found.out_of_memory
     if oom is None and is_gate and found.is_partial:
-        error = ConfigError(said)
-        return FileJudgement(name, GateStatus.ERROR, 2, error=error)
+        return FileJudgement(name, error=ConfigError(said))
     if oom is None:
-        kept = BudgetResult("fits-on", Outcome.KEPT, said)
-        return FileJudgement(name, GateStatus.OK, 0, budgets=[kept])
+        return FileJudgement(name, budgets=[BudgetResult("fits-on", Outcome.KEPT, said)])
     users = [] if oom.location is None else [oom.location]
     places = [*users, *(place for place in oom.stack if place not in users)]
     reason = Reason("fits-on", said, locations=places, fingerprint="rehearsed-out-of-memory")
     exceeded = BudgetResult("fits-on", Outcome.EXCEEDED, said, oom.device)
-    return FileJudgement(name, GateStatus.FAILED, 1, [reason], [exceeded])
+    return FileJudgement(name, [reason], [exceeded])
