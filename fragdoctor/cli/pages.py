@@ -8,6 +8,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from io import BufferedIOBase
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -76,7 +77,7 @@ class ViewReplays:
     def __init__(self, diagnosis: Diagnosis) -> None:
         self._diagnosis = diagnosis
         self._traces: dict[int, Trace] = {d: a.trace for d, a in diagnosis.analyses.items()}
-        self._ready: dict[int, tuple[Reproduction, FairReplay]] = {}
+        self._replay_of = cache(self._replayed)
         self._lock = threading.Lock()
 
     def __call__(self, question: object, is_wanted: IsWanted) -> dict[str, Any]:
@@ -138,14 +139,12 @@ class ViewReplays:
         finally:
             self._lock.release()
 
-    def _replay_of(self, device: int) -> tuple[Reproduction, FairReplay]:
+    def _replayed(self, device: int) -> tuple[Reproduction, FairReplay]:
         from fragdoctor.future.whatif import FairReplay
         from fragdoctor.trace.reproduction import reproduce
 
-        if device not in self._ready:
-            reproduction = reproduce(self._traces[device])
-            self._ready[device] = (reproduction, FairReplay(reproduction))
-        return self._ready[device]
+        reproduction = reproduce(self._traces[device])
+        return reproduction, FairReplay(reproduction)
 
 
 def go_on(is_wanted: IsWanted) -> None:

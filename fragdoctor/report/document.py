@@ -61,7 +61,7 @@ class Span(NamedTuple):
     style: Style
 
 
-Content = str | Span | Sequence[str | Span]
+Content = str | Span | Sequence["Content"]
 """The text of a line, a cell or a paragraph."""
 
 
@@ -81,7 +81,7 @@ def spans(content: Content) -> Iterator[tuple[str, Style | None]]:
         yield content.text, content.style
     else:
         for part in content:
-            yield (part, None) if isinstance(part, str) else (part.text, part.style)
+            yield from spans(part)
 
 
 def plain(content: Content) -> str:

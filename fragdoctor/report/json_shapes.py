@@ -273,7 +273,9 @@ _ESTIMATES: Final[Mapping[type, Shape]] = {
     ),
     ModelTable: Shape(computed={**_VERSION, "kind": (str, lambda _: "models")}),
     GpuTable: Shape(computed={**_VERSION, "kind": (str, lambda _: "gpus")}),
-    gpu_sharing.Sharing: Shape(computed=_VERSION),
+    gpu_sharing.Sharing: Shape(
+        properties=("headroom_bytes", "n_fit", "n_fit_tight", "rows"), computed=_VERSION
+    ),
     gpu_sharing.ProcessDemand: Shape(properties=("total_bytes",)),
     gpu_sharing.SharingRow: Shape(properties=("fits",)),
     Explanation: Shape(computed=_VERSION),

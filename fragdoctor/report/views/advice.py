@@ -229,10 +229,7 @@ def short_advice(diagnosis: Diagnosis) -> doc.Section:
 
 
 def _in_short(advice: Recommendation, outcome: str) -> doc.Content:
-    return [
-        *(doc.Span(text, style) if style else text for text, style in doc.spans(_label(advice))),
-        doc.dim(f" ({outcome})" if outcome else ""),
-    ]
+    return [_label(advice), doc.dim(f" ({outcome})" if outcome else "")]
 
 
 def _label(advice: Recommendation) -> doc.Content:

@@ -29,16 +29,15 @@ def document(sharing: Sharing) -> doc.ReportDocument:
 def sharing_sentence(sharing: Sharing) -> str:
     """Return in one sentence how many fit, and whether a number that was asked about does."""
     each = format_size(sharing.demand.total_bytes)
-    usable = sharing.total_bytes - sharing.headroom_bytes
     fits = "fits" if sharing.n_fit < 2 else "fit"
     count = plural(sharing.n_fit, "process", "processes") if sharing.n_fit else "No process"
-    basis = f"each takes {each} of the {format_size(max(0, usable))} to share"
+    basis = f"each takes {each} of the {format_size(sharing.usable_bytes)} to share"
     asked = sharing.n_asked
     if asked is None:
         return f"{count} {fits} on {sharing.gpu}: {basis}."
     if asked <= sharing.n_fit:
         return f"{plural(asked, 'process', 'processes')} fit on {sharing.gpu}: {basis}."
-    short = asked * sharing.demand.total_bytes - usable
+    short = asked * sharing.demand.total_bytes - sharing.usable_bytes
     return (
         f"{plural(asked, 'process does', 'processes do')} not fit on {sharing.gpu}, "
         f"{format_size(short)} short; {sharing.n_fit or 'none'} "
